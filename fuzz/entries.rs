@@ -2,7 +2,7 @@
 //! no hang, no memory beyond the input's size, and what is accepted reads the same after being written again. For
 //! whole journals: torn data is never accepted.
 //!
-//! The fuzz targets call these with what libFuzzer finds; `crates/crashlab/tests/parsers.rs` calls them with random
+//! The fuzz targets call these with what libFuzzer finds; `crates/lab/crashlab/tests/parsers.rs` calls them with random
 //! and damaged bytes under any compiler.
 //!
 //! The first byte of an input says whether checksums are made right before parsing: without that hardly any change
@@ -13,16 +13,16 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use untorn_crashlab::{Options as DiskOptions, SimDisk};
+use untorn_journal::commits::overlay::Source;
+use untorn_journal::commits::record::{Decoder, FileRef, Op, Record, SpillCache, check_path};
+use untorn_journal::directories::quarantine::PendingFiles;
+use untorn_journal::directories::store_dir::StoreDir;
 use untorn_journal::format::{
     ATTRIBUTE_BYTES, Attribute, AttributeFound, BLOCK_BYTES, HEADER_CRC_AT, Header, Key, RECORD_ALIGN_BYTES,
     RECORD_CRC_AT, RECORD_HEAD_BYTES, RECORD_HEAD_CRC_AT, RecordHead, VERSION, crc64,
 };
 use untorn_journal::journal::{Committed, Options};
-use untorn_journal::overlay::Source;
-use untorn_journal::quarantine::PendingFiles;
-use untorn_journal::record::{Decoder, FileRef, Op, Record, SpillCache, check_path};
 use untorn_journal::recovery::{OpenOptions, Opened, open};
-use untorn_journal::store_dir::StoreDir;
 use untorn_os::Storage;
 
 /// Splits off the byte that says whether to put checksums right.

@@ -11,7 +11,7 @@
  *
  * untorn.hpp is for C++; untorn_posix.h is for programs that use open, mmap and msync.
  *
- * Generated from the sources in crates/capi by cbindgen; do not edit.
+ * Generated from the sources in crates/bindings/c by cbindgen; do not edit.
  *
  * UNITS. Sizes, lengths and offsets are in bytes. The largest offset is INT64_MAX. A larger offset is
  * EINVAL; a range that begins before that offset and ends behind it is EFBIG. Paths are bytes that end in

@@ -18,7 +18,7 @@ $cargo clippy --workspace --profile test --locked --features untorn-crashlab/shu
 $cargo clippy --workspace --profile test --locked --features untorn-crashlab/mutants --test invariants -- -D warnings
 step "documentation"
 RUSTDOCFLAGS="-D warnings" $cargo doc --workspace --no-deps --profile test --locked --quiet
-# Imports, names and wording are held to their rules by the tests of `crates/house`.
+# Imports, names and wording are held to their rules by the tests of `crates/tools/house`.
 step "evidence"
 scripts/evidence.sh
 step "public API"

@@ -69,7 +69,7 @@ bench) profile_dir=release ;;
 esac
 out=${CARGO_TARGET_DIR:-target}/$profile_dir
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
-abi_version=$(sed -n 's/^const ABI_VERSION: u32 = \([0-9]*\);/\1/p' crates/capi/build.rs)
+abi_version=$(sed -n 's/^const ABI_VERSION: u32 = \([0-9]*\);/\1/p' crates/bindings/c/build.rs)
 [ -n "$version" ] && [ -n "$abi_version" ] || die "cannot tell the version"
 
 to=$DESTDIR$PREFIX
@@ -90,8 +90,8 @@ up() {
     echo "$1" | sed 's:[^/][^/]*:..:g'
 }
 
-# shellcheck source=crates/capi/package/live_flags.sh
-. crates/capi/package/live_flags.sh
+# shellcheck source=crates/bindings/c/package/live_flags.sh
+. crates/bindings/c/package/live_flags.sh
 link_flags=
 for name in $LIVE_WRAPS; do
     link_flags="$link_flags -Wl,--wrap=$name"
@@ -109,7 +109,7 @@ fill() {
         -e "s:@PREFIX_FROM_CMAKE@:$(up "$LIBDIR/cmake/Untorn"):g" -e "s:@PREFIX_FROM_BIN@:..:g" \
         -e "s#@GCC_FLAGS@#$LIVE_GCC_FLAGS $LIVE_COMMON_FLAGS#g" -e "s#@LINK_FLAGS@#${link_flags# }#g" \
         -e "s#@PTHREAD_FLAGS@#${pthread_flags# }#g" \
-        -e "s#@CLANG_FLAGS@#$LIVE_CLANG_FLAGS $LIVE_COMMON_FLAGS#g" "crates/capi/package/$1" >"$work/$1"
+        -e "s#@CLANG_FLAGS@#$LIVE_CLANG_FLAGS $LIVE_COMMON_FLAGS#g" "crates/bindings/c/package/$1" >"$work/$1"
     put "${3:-644}" "$work/$1" "$2"
 }
 
@@ -120,7 +120,7 @@ done
 # Cargo's own library has no symbol versions: the compiler gives the linker a version script without names, and a linker
 # takes no second one.
 "${CC:-cc}" -shared -o "$work/libuntorn.so" -Wl,--whole-archive "$out/libuntorn.a" -Wl,--no-whole-archive \
-    -Wl,--version-script=crates/capi/package/untorn.map -Wl,-soname,"libuntorn.so.$abi_version" -Wl,-z,nodelete \
+    -Wl,--version-script=crates/bindings/c/package/untorn.map -Wl,-soname,"libuntorn.so.$abi_version" -Wl,-z,nodelete \
     -Wl,-z,defs -Wl,-z,relro -Wl,-z,now -Wl,--gc-sections -Wl,--strip-debug -Wl,--as-needed -lgcc_s -lpthread -ldl -lm
 put 755 "$work/libuntorn.so" "$LIBDIR/libuntorn.so.$version"
 # A dependency brings C functions under names that a program may well want for itself; those of the C++ library are for
@@ -137,16 +137,16 @@ ln -sfn untorn-cc "$to/bin/untorn-c++"
 fill UntornConfigVersion.cmake.in "$LIBDIR/cmake/Untorn/UntornConfigVersion.cmake"
 
 # What untorn-cc links into programs: compiled once, for any program. What stands for functions of libstdc++ has hooks itself.
-"${CC:-cc}" -O2 -fPIC -fno-plt -Wall -Wextra -Iinclude -c crates/capi/live/hooks.c -o "$work/hooks.o"
+"${CC:-cc}" -O2 -fPIC -fno-plt -Wall -Wextra -Iinclude -c crates/bindings/c/live/hooks.c -o "$work/hooks.o"
 # shellcheck disable=SC2086  # Lists of words.
 if "${CXX:-c++}" -dM -E -x c++ /dev/null | grep -q __clang__; then live_flags=$LIVE_CLANG_FLAGS; else live_flags=$LIVE_GCC_FLAGS; fi
 # shellcheck disable=SC2086
-"${CXX:-c++}" -std=c++17 -O2 -fPIC -Wall -Wextra $live_flags -Iinclude -c crates/capi/live/libstdcxx.cpp -o "$work/libstdcxx.o"
+"${CXX:-c++}" -std=c++17 -O2 -fPIC -Wall -Wextra $live_flags -Iinclude -c crates/bindings/c/live/libstdcxx.cpp -o "$work/libstdcxx.o"
 ar rcs "$work/libuntorn-live.a" "$work/hooks.o" "$work/libstdcxx.o"
 put 644 "$work/libuntorn-live.a" "$LIBDIR/libuntorn-live.a"
 # For programs that ask for it.
 for part in pthread pthread_cxx; do
-    "${CC:-cc}" -O2 -fPIC -fno-plt -Wall -Wextra -Iinclude -c "crates/capi/live/$part.c" -o "$work/$part.o"
+    "${CC:-cc}" -O2 -fPIC -fno-plt -Wall -Wextra -Iinclude -c "crates/bindings/c/live/$part.c" -o "$work/$part.o"
 done
 ar rcs "$work/libuntorn-pthread.a" "$work/pthread.o" "$work/pthread_cxx.o"
 put 644 "$work/libuntorn-pthread.a" "$LIBDIR/libuntorn-pthread.a"

@@ -7,10 +7,10 @@
 use std::process::ExitCode;
 use untorn_terminal::user_namespace::is_root;
 use untorn_xsync::cares::Cares;
-use untorn_xsync::place_layers;
-use untorn_xsync::run_on;
-use untorn_xsync::run_session::Wanted;
-use untorn_xsync::syscall_filter::Maps;
+use untorn_xsync::commands::place_layers;
+use untorn_xsync::commands::run_on;
+use untorn_xsync::commands::run_session::Wanted;
+use untorn_xsync::filter::syscall_filter::Maps;
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args_os().skip(1);

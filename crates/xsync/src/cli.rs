@@ -7,14 +7,14 @@ use std::path::PathBuf;
 use untorn_terminal::pages::{Completions, Man};
 use untorn_terminal::user_namespace::is_root;
 use untorn_terminal::{Failure, Output};
-use untorn_xsync::place_layers;
-use untorn_xsync::print_fstab::Provided;
-use untorn_xsync::run_on;
-use untorn_xsync::run_session::{Wanted, discard, resume};
-use untorn_xsync::session_network::Net;
-use untorn_xsync::status_socket;
-use untorn_xsync::syscall_filter::Maps;
-use untorn_xsync::watcher;
+use untorn_xsync::commands::place_layers;
+use untorn_xsync::commands::print_fstab::Provided;
+use untorn_xsync::commands::run_on;
+use untorn_xsync::commands::run_session::{Wanted, discard, resume};
+use untorn_xsync::filter::syscall_filter::Maps;
+use untorn_xsync::network::session_network::Net;
+use untorn_xsync::report::status_socket;
+use untorn_xsync::session::watcher;
 
 /// The session could not begin, its volume failed, or something was lost; the program's own exit codes are passed on.
 const COULD_NOT: u8 = 125;

@@ -17,7 +17,7 @@ use std::time::Duration;
 use untorn_crashlab::device::watch::{self, Limits, say};
 use untorn_crashlab::device::{Again, FileSystem, Image, Recorder, Trouble, serve_if_asked};
 use untorn_crashlab::replay::Recording;
-use untorn_xsync::volume::Use;
+use untorn_xsync::volumes::volume::Use;
 
 /// Of a volume in these tests.
 const BYTES: u64 = 40 << 20;
@@ -234,7 +234,7 @@ fn a_write_error_is_the_programs_too() {
 
 fn fresh() -> Result<Image> {
     let path = watch::directory("fresh")?.join("volume.img");
-    drop(untorn_xsync::volume::Image::create(&path, BYTES, Use::Servers)?);
+    drop(untorn_xsync::volumes::volume::Image::create(&path, BYTES, Use::Servers)?);
     Ok(Image::load(&File::open(path)?)?)
 }
 

@@ -16,7 +16,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-use untorn_xsync::outside_readers::OutsideReaders;
+use untorn_xsync::host::outside_readers::OutsideReaders;
 
 /// None, said aloud, where sessions do not work.
 fn directory(options: &str) -> Option<Directory> {

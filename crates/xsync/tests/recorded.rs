@@ -20,7 +20,7 @@ use std::time::Duration;
 use untorn_crashlab::device::watch::{self, Limits, say};
 use untorn_crashlab::device::{Acks, Again, FileSystem, Image, Recorder, Trouble, serve_if_asked};
 use untorn_crashlab::replay::{Bench, Check, Program, Recorded, Recording, record};
-use untorn_xsync::volume::Use;
+use untorn_xsync::volumes::volume::Use;
 
 /// Of a volume in these tests.
 const BYTES: u64 = 40 << 20;
@@ -239,7 +239,7 @@ fn session(care: &str, volume: &Path, seed: u64, acks: &Path) -> Result<Command>
 
 fn fresh() -> Result<Image> {
     let path = watch::directory("fresh")?.join("volume.img");
-    drop(untorn_xsync::volume::Image::create(&path, BYTES, Use::Servers)?);
+    drop(untorn_xsync::volumes::volume::Image::create(&path, BYTES, Use::Servers)?);
     Ok(Image::load(&File::open(path)?)?)
 }
 
@@ -445,7 +445,7 @@ fn in_an_image(fs: &str, seed: u64, states: u64) -> Result<()> {
     struct Session(u64);
     impl Program for Session {
         fn prepare(&self, dir: &Path) -> Result<()> {
-            untorn_xsync::volume::Image::create(&dir.join("volume.img"), BYTES, Use::Servers).map(drop)
+            untorn_xsync::volumes::volume::Image::create(&dir.join("volume.img"), BYTES, Use::Servers).map(drop)
         }
         fn run(&self, dir: &Path, acks: &Path) -> Result<()> {
             let output = session("all", &dir.join("volume.img"), self.0, acks)?.output()?;

@@ -16,7 +16,7 @@ use std::time::Duration;
 use untorn_crashlab::device::watch::{self, Limits, say};
 use untorn_crashlab::device::{Acks, Again, FileSystem, Loop, Recorder, Trouble, serve_if_asked};
 use untorn_crashlab::replay::{Bench, Check, Recording};
-use untorn_xsync::on_directory::disk_of;
+use untorn_xsync::view::on_directory::disk_of;
 
 const BYTES: u64 = 64 << 20;
 const USER: u32 = 12345;

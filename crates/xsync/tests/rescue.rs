@@ -11,7 +11,7 @@ use std::time::Duration;
 use untorn_crashlab::device::watch::{self, Limits, say};
 use untorn_crashlab::device::{Again, FileSystem, Image, Recorder, Trouble, serve_if_asked};
 use untorn_crashlab::replay::Bench;
-use untorn_xsync::volume::Use;
+use untorn_xsync::volumes::volume::Use;
 
 /// The other processes of this test: devices and workers. By itself it does nothing.
 #[test]
@@ -49,7 +49,7 @@ fn files_of_a_failing_disk_are_saved_from_memory() {
 /// A session that writes to the volume and to a directory, until no write reaches the disk any more.
 fn rescued(wanted: bool) -> Result<()> {
     let path = watch::directory("fresh")?.join("volume.img");
-    drop(untorn_xsync::volume::Image::create(&path, 40 << 20, Use::Servers)?);
+    drop(untorn_xsync::volumes::volume::Image::create(&path, 40 << 20, Use::Servers)?);
     let mut recorder = Recorder::start(&Again::test("part")?, Image::load(&File::open(path)?)?)?;
     let device = recorder.attach()?;
     let (work, saved) = (watch::directory("work")?, watch::directory("saved")?.join("here"));

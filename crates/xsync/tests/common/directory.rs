@@ -78,7 +78,7 @@ impl Directory {
 
     /// How many transactions its journal has committed.
     pub fn transactions(&self) -> u64 {
-        let disk = untorn_xsync::on_directory::disk_of(&self.at()).unwrap();
+        let disk = untorn_xsync::view::on_directory::disk_of(&self.at()).unwrap();
         let mut entries = fs::read_dir("/proc/fs/jbd2").unwrap().flatten();
         let ours = entries.find(|entry| entry.file_name().to_string_lossy().starts_with(&format!("{disk}-"))).unwrap();
         let info = fs::read_to_string(ours.path().join("info")).unwrap();

@@ -43,7 +43,7 @@ impl Check for Told {
     fn check(&self, dir: &Path, said: &[String]) -> Result<(), String> {
         let Some(at) = &self.image else { return self.judge(&dir.join("data"), said) };
         // As a session opens it, a torn superblock and all.
-        let image = untorn_xsync::volume::Image::open(&dir.join("volume.img"));
+        let image = untorn_xsync::volumes::volume::Image::open(&dir.join("volume.img"));
         let volume = image.and_then(|image| image.mount(at, Cares::ALL)).map_err(|e| format!("{e:#}"))?;
         let judged = self.judge(&at.join("data"), said);
         volume.unmount().map_err(|e| format!("{e:#}"))?;

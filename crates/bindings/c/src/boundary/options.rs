@@ -1,0 +1,158 @@
+//! How to open a store: `untorn_options`, checked and turned into the Rust library's.
+
+use std::ffi::{c_int, c_void};
+use std::mem::size_of;
+
+use untorn::{FailureClass, Readers, StoreOptions};
+
+use crate::boundary::error::{Failure, Result, guard};
+use crate::boundary::log;
+use crate::boundary::versioned::{self, Versioned};
+
+/// Failure class: commits survive process, kernel and power failures. One flush for each commit. The
+/// default.
+pub const UNTORN_CLASS_POWER: u32 = 0;
+/// Failure class: commits survive a crash of the process, but not of the machine. No flushes. After a
+/// machine crash the store cannot be opened (UNTORN_E_UNKNOWN_STATE).
+pub const UNTORN_CLASS_PROCESS: u32 = 1;
+
+/// Options flag: the store must exist; otherwise fail with ENOENT.
+pub const UNTORN_MUST_EXIST: u32 = 1;
+/// Options flag: wait until another owner has closed the store, instead of failing with EBUSY.
+pub const UNTORN_WAIT: u32 = 2;
+/// Options flag: log the whole 4 KiB page at its first change after the begin of a checkpoint. For disks
+/// that, in a power failure, may damage more than the sectors being written. Costs journal space.
+pub const UNTORN_FULL_PAGE: u32 = 4;
+/// Options flag: accept the files of a store of UNTORN_CLASS_PROCESS as they are after a machine crash,
+/// instead of failing with ENOTRECOVERABLE. The files may be torn.
+pub const UNTORN_ACCEPT_UNKNOWN: u32 = 8;
+/// Options flag: if this call makes the store, the group of the store directory may read it, too
+/// (untorn_reader_open()). The journal holds bytes of all files, also of those that only the owner may read.
+/// `untorn readers` changes it later.
+pub const UNTORN_READERS_GROUP: u32 = 16;
+/// Options flag: as UNTORN_READERS_GROUP, and everybody may read it.
+pub const UNTORN_READERS_ALL: u32 = 32;
+/// Options flag: refused with EINVAL. untorn_reader_open() opens a store only to read it, beside its owner or
+/// without one; its handles are of another kind.
+pub const UNTORN_READ_ONLY: u32 = 64;
+
+/// Options flag: a commit that finds no room, or fails otherwise but for a flush, keeps its place before all later ones,
+/// which fail with it; whenever a commit is waited for, it is tried again. So files that are committed together in
+/// different groups never come apart. Without this flag, what such a commit had is uncommitted again.
+pub const UNTORN_IN_ORDER: u32 = 128;
+
+const ALL_FLAGS: u32 = UNTORN_MUST_EXIST
+    | UNTORN_WAIT
+    | UNTORN_FULL_PAGE
+    | UNTORN_ACCEPT_UNKNOWN
+    | UNTORN_READERS_GROUP
+    | UNTORN_READERS_ALL
+    | UNTORN_IN_ORDER;
+
+/// How to open a store. Zero is the default of every member but `size`. So both
+/// untorn_options_init(&options, sizeof options) and `untorn_options options = {.size = sizeof options};`
+/// set the defaults.
+#[repr(C)]
+#[derive(Clone, Copy)]
+#[allow(non_camel_case_types)]
+pub struct untorn_options {
+    /// sizeof(untorn_options) of the header that the program was compiled with.
+    pub size: usize,
+    /// UNTORN_CLASS_POWER or UNTORN_CLASS_PROCESS.
+    pub failure_class: u32,
+    /// UNTORN_MUST_EXIST, UNTORN_WAIT, UNTORN_FULL_PAGE, UNTORN_ACCEPT_UNKNOWN, UNTORN_READERS_GROUP,
+    /// UNTORN_READERS_ALL, UNTORN_IN_ORDER, or'ed.
+    pub flags: u32,
+    /// The journal's largest size, in bytes: at this size commits wait for a checkpoint. 0: the default,
+    /// 64 MiB. The minimum is 64 KiB; smaller numbers mean 64 KiB.
+    pub journal_bytes: u64,
+    /// Called from time to time during a long recovery, possibly in another thread. NULL: no calls. The
+    /// function must return (no longjmp, no C++ exception) and must not call untorn_ functions.
+    pub progress: Option<extern "C" fn(bytes_done: u64, bytes_all: u64, context: *mut c_void)>,
+    /// Passed to `progress`.
+    pub progress_context: *mut c_void,
+}
+
+const _: () = assert!(size_of::<untorn_options>() == 40, "members may be added at the end, never removed");
+
+// SAFETY: numbers, a pointer, and a callback that NULL is valid for.
+unsafe impl Versioned for untorn_options {
+    const NAME: &'static str = "untorn_options";
+    const SIZE_MIN: usize = 40;
+}
+
+/// Sets all members to their defaults. `size` is sizeof(untorn_options). Returns 0, or -1 with EFAULT or
+/// EINVAL.
+///
+/// # Safety
+/// `options` is NULL or points to `size` writable bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_options_init(options: *mut untorn_options, size: usize) -> c_int {
+    guard(-1, || {
+        // SAFETY: the caller's promise.
+        unsafe { versioned::init(options, size)? };
+        Ok(0)
+    })
+}
+
+/// Reads a caller's options, of any version; NULL means defaults.
+///
+/// # Safety
+/// `options` is NULL or points to as many bytes as its first member, `size`, says.
+pub(crate) unsafe fn read(options: *const untorn_options) -> Result<StoreOptions> {
+    log::start();
+    // SAFETY: the caller's promise.
+    unsafe { versioned::read(options)? }.map_or(Ok(StoreOptions::default()), convert)
+}
+
+fn convert(options: untorn_options) -> Result<StoreOptions> {
+    let class = match options.failure_class {
+        UNTORN_CLASS_POWER => FailureClass::Power,
+        UNTORN_CLASS_PROCESS => FailureClass::Process,
+        other => return Err(Failure::invalid(format!("there is no failure class {other}"))),
+    };
+    let flags = options.flags;
+    if flags & UNTORN_READ_ONLY != 0 {
+        let why = "UNTORN_READ_ONLY: whoever opens a store this way owns it, and writes to it; untorn_reader_open() opens \
+                   one only to read it, also while another process owns it";
+        return Err(Failure::invalid(why.to_owned()));
+    }
+    if flags & !ALL_FLAGS != 0 {
+        return Err(Failure::invalid(format!("unknown bits in the options' flags {flags:#x}")));
+    }
+    let mut result = StoreOptions::default()
+        .class(class)
+        .create(flags & UNTORN_MUST_EXIST == 0)
+        .wait(flags & UNTORN_WAIT != 0)
+        .full_page(flags & UNTORN_FULL_PAGE != 0)
+        .accept_unknown(flags & UNTORN_ACCEPT_UNKNOWN != 0)
+        .in_order(flags & UNTORN_IN_ORDER != 0);
+    match (flags & UNTORN_READERS_ALL != 0, flags & UNTORN_READERS_GROUP != 0) {
+        (true, _) => result = result.readers(Readers::All),
+        (false, true) => result = result.readers(Readers::Group),
+        (false, false) => {}
+    }
+    if options.journal_bytes != 0 {
+        result = result.journal_bytes(options.journal_bytes);
+    }
+    if let Some(progress) = options.progress {
+        let context = Context(options.progress_context);
+        result = result.progress(move |done, all| progress(done, all, context.get()));
+    }
+    Ok(result)
+}
+
+/// The caller's pointer, which is only passed back to the caller.
+struct Context(*mut c_void);
+
+// SAFETY: the pointer is never followed here, and the header tells the caller that the callback may
+// run in another thread.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Context {
+    fn get(&self) -> *mut c_void {
+        self.0
+    }
+}

@@ -1,0 +1,35 @@
+//! The end of the process: files that are still open become plain files, as of their last commit.
+
+use super::managed_files::{all, begin_managing};
+use super::mount_files;
+use crate::posix::state::call_section::enter;
+use crate::posix::state::file_owner::is_borrower;
+use crate::posix::state::report::reported;
+
+/// Runs after everything that the program registered by `atexit`, and after its destructors: these may still use files.
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static AT_EXIT: extern "C" fn() = close_all;
+
+/// Without a reference, a static link would leave out the object that has [`AT_EXIT`].
+pub(crate) fn register() {
+    std::hint::black_box(&raw const AT_EXIT);
+}
+
+/// Closes all files of this process, as the last `close` would. A child that shares its parent's files leaves them alone.
+extern "C" fn close_all() {
+    if is_borrower() {
+        return;
+    }
+    // A handler that ends the process in the middle of a call: what that call holds is never free again.
+    let Some(_section) = enter("exit") else { return };
+    mount_files::end_all();
+    let files = all();
+    if files.is_empty() {
+        return;
+    }
+    let _managing = begin_managing();
+    for file in files {
+        reported("exit", (), || file.end());
+    }
+}

@@ -1,0 +1,530 @@
+//! The managed files of this process, and their maps.
+
+use std::cell::RefCell;
+use std::collections::{BTreeSet, HashMap};
+use std::ffi::c_int;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, Once, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use untorn::relocate::has_uncommitted;
+use untorn::{File, Map, MapOptions};
+
+use super::mount_files::{self, MountFile, tell_discarded};
+use crate::boundary::error::{Failure, Result};
+use crate::boundary::log::told;
+use crate::posix::state::address_ranges::{overlap, subtract};
+use crate::posix::state::call_section::{self, Held, enter, lock};
+use crate::posix::state::descriptor_table::MANAGED;
+use crate::posix::state::file_owner::{become_owner, is_borrower};
+use crate::posix::state::posix_descriptor::{Key, failure, is_regular, key_of, path_of, stat};
+use crate::posix::state::record_locks::RecordLocks;
+use crate::posix::state::report::{about, reported};
+
+/// A managed file.
+pub(crate) struct Managed {
+    pub key: Key,
+    /// Which process manages it, as forks are counted.
+    process: u64,
+    /// None: no longer managed.
+    pub file: RwLock<Option<File>>,
+    /// Descriptors of the file.
+    descriptors: Mutex<BTreeSet<c_int>>,
+    /// The file's mapping, kept from the first map on: a program that maps the file again whenever it grows gets
+    /// the same address.
+    pub place: Mutex<Option<Place>>,
+    /// Held by calls that use a descriptor's offset.
+    pub position: Mutex<()>,
+    /// The program wants uncommitted changes to be committed when the file is closed.
+    pub commit_on_close: AtomicBool,
+    /// The program's locks by `fcntl`.
+    pub record_locks: RecordLocks,
+}
+
+/// The mapping of a file in memory.
+pub(crate) struct Place {
+    /// All addresses that the mapping may grow to.
+    pub reserved: Range<usize>,
+    /// Keeps the mapping alive.
+    pub map: Map,
+}
+
+/// A part of the address space that the program has mapped.
+pub(crate) struct Window {
+    pub addresses: Range<usize>,
+    pub file: Arc<Managed>,
+    /// The map that the window shows a part of. Windows that were split share one map.
+    pub map: Arc<Map>,
+}
+
+#[derive(Default)]
+pub(crate) struct Table {
+    files: HashMap<Key, Arc<Managed>>,
+    /// The newest last.
+    pub windows: Vec<Window>,
+    /// Addresses that the program has mapped once more than the kernel knows: maps of one range of a file had the same
+    /// addresses, and the file is not managed any more.
+    doubled: Vec<Range<usize>>,
+    /// Locks that the program has taken by `flock` on files that are not managed, by descriptor.
+    pub locks: HashMap<c_int, c_int>,
+}
+
+static TABLE: LazyLock<RwLock<Table>> = LazyLock::new(RwLock::default);
+/// The number of files in the table, including those of a parent process.
+static FILES: AtomicUsize = AtomicUsize::new(0);
+/// The number of ranges in the table that are doubled.
+static DOUBLED: AtomicUsize = AtomicUsize::new(0);
+/// Held while a file starts or stops being managed. Taken before the table's lock.
+static MANAGING: Mutex<()> = Mutex::new(());
+
+/// Held while a file starts or stops being managed, or changes its name.
+pub(crate) type Managing = Held<MutexGuard<'static, ()>>;
+
+pub(crate) fn begin_managing() -> Managing {
+    lock(&MANAGING)
+}
+
+pub(crate) fn read() -> Held<RwLockReadGuard<'static, Table>> {
+    Held::take(|| TABLE.read().unwrap_or_else(PoisonError::into_inner))
+}
+
+pub(crate) fn write() -> Held<RwLockWriteGuard<'static, Table>> {
+    Held::take(|| TABLE.write().unwrap_or_else(PoisonError::into_inner))
+}
+
+type ForkLocks = (Managing, Held<RwLockWriteGuard<'static, Table>>, mount_files::TableGuard);
+
+thread_local! {
+    static FORK_LOCKS: RefCell<Option<ForkLocks>> = const { RefCell::new(None) };
+}
+
+/// Takes all locks before a fork: in the child, no lock is held by a thread that the child does not have.
+extern "C" fn before_fork() {
+    let locks = (lock(&MANAGING), write(), mount_files::table());
+    let _ = FORK_LOCKS.try_with(|slot| *slot.borrow_mut() = Some(locks));
+}
+
+extern "C" fn after_fork() {
+    let _ = FORK_LOCKS.try_with(|slot| slot.borrow_mut().take());
+}
+
+extern "C" fn after_fork_in_child() {
+    become_owner();
+    after_fork();
+}
+
+pub(crate) fn watch_forks() {
+    static ONCE: Once = Once::new();
+    // SAFETY: no thread calls `fork` while it holds the locks that the handlers take and release.
+    ONCE.call_once(|| unsafe {
+        call_section::prepare();
+        become_owner();
+        libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork_in_child));
+    });
+}
+
+/// Whether the environment wants every file to be committed when it is closed: for programs that never sync, and whose
+/// sources nobody changes.
+pub(crate) fn commits_on_close() -> bool {
+    std::env::var_os("UNTORN_COMMIT_ON_CLOSE").is_some_and(|wanted| !wanted.is_empty() && wanted != "0")
+}
+
+impl Managed {
+    /// A file that this process manages from now on.
+    pub fn new(key: Key, file: File) -> Managed {
+        Managed {
+            key,
+            process: untorn_os::process_generation(),
+            file: RwLock::new(Some(file)),
+            descriptors: Mutex::default(),
+            place: Mutex::new(None),
+            position: Mutex::new(()),
+            commit_on_close: AtomicBool::new(commits_on_close()),
+            record_locks: RecordLocks::default(),
+        }
+    }
+
+    /// Makes one call on the file.
+    pub fn with<R>(&self, call: impl FnOnce(&File) -> Result<R>) -> Result<R> {
+        if self.is_parents() {
+            return Err(Failure::forked());
+        }
+        let file = self.file.read().unwrap_or_else(PoisonError::into_inner);
+        call(file.as_ref().ok_or_else(|| Failure::bad_handle("file"))?)
+    }
+
+    /// The file is managed by the parent process; the child cannot use the file.
+    pub fn is_parents(&self) -> bool {
+        self.process != untorn_os::process_generation() || is_borrower()
+    }
+
+    /// Maps a part of the file.
+    pub fn map(&self, options: &MapOptions) -> Result<Map> {
+        let unused = !read().windows.iter().any(|window| std::ptr::eq(&*window.file, self));
+        self.with(|file| {
+            let mut place = lock(&self.place);
+            let mut map = file.map_with(options);
+            if map.is_err() && unused && place.is_some() {
+                // The program has no map of the file, so the mapping may move or get a larger place.
+                *place = None;
+                map = file.map_with(options);
+                // The old mapping had a descriptor of its own, and with that the kernel dropped all locks.
+                self.retake_locks()?;
+            }
+            let map = map?;
+            if place.is_none() {
+                let (whole, bytes) = (file.map()?, map.address_space()?);
+                let start = whole.as_ptr().addr();
+                *place = Some(Place { reserved: start..start + bytes as usize, map: whole });
+            }
+            Ok(map)
+        })
+    }
+
+    /// Closes the file's store at the end of the process. Maps stay accessible, as other threads may run still.
+    pub fn end(&self) -> Result<()> {
+        let mut file = self.file.write().unwrap_or_else(PoisonError::into_inner);
+        let Some(file) = file.take() else { return Ok(()) };
+        let committed = if self.commit_on_close.load(Acquire) {
+            file.commit()
+        } else {
+            tell_if_discarded("exit", &file);
+            Ok(())
+        };
+        committed.and(told(|| file.store().close()))?;
+        Ok(())
+    }
+
+    /// Takes the program's record locks again, after a descriptor of the file was closed.
+    pub fn retake_locks(&self) -> Result<()> {
+        let fd = lock(&self.descriptors).iter().copied().find(|fd| self.is_of(*fd));
+        fd.map_or(Ok(()), |fd| self.record_locks.retake(fd))
+    }
+
+    pub fn reserved(&self) -> Range<usize> {
+        lock(&self.place).as_ref().map_or(0..0, |place| place.reserved.clone())
+    }
+
+    fn is_of(&self, fd: c_int) -> bool {
+        stat(fd).is_some_and(|stat| (stat.st_dev, stat.st_ino) == self.key)
+    }
+}
+
+/// Whether this process manages any file, or has one on a mount.
+pub(crate) fn is_any_managed() -> bool {
+    FILES.load(Acquire) > 0 || mount_files::is_any()
+}
+
+/// Whether a descriptor is one of Untorn's own, which the program never opened: without it, commits would go elsewhere.
+/// Takes no lock.
+pub(crate) fn is_own(fd: c_int) -> bool {
+    is_any_managed() && untorn_os::is_own_descriptor(fd) && !is_borrower()
+}
+
+/// The managed file of a descriptor that is known to be one.
+pub(crate) fn find(fd: c_int) -> Option<Arc<Managed>> {
+    if MANAGED.has(fd) { find_marked(fd) } else { None }
+}
+
+fn find_marked(fd: c_int) -> Option<Arc<Managed>> {
+    let file = stat(fd).and_then(|stat| find_by_key(&stat));
+    match &file {
+        Some(file) => drop(lock(&file.descriptors).insert(fd)),
+        // Closed by a call that is not renamed, and perhaps something else meanwhile.
+        None if !is_borrower() => MANAGED.clear(fd),
+        None => {}
+    }
+    file
+}
+
+/// The managed file of this identity.
+pub(crate) fn find_by_key(stat: &libc::stat) -> Option<Arc<Managed>> {
+    if FILES.load(Acquire) == 0 || !is_regular(stat) {
+        return None;
+    }
+    read().files.get(&key_of(stat)).cloned()
+}
+
+/// The managed file of a descriptor that may come from anywhere. The descriptor is known from now on.
+pub(crate) fn learn(fd: c_int) -> Option<Arc<Managed>> {
+    if FILES.load(Acquire) == 0 {
+        return None;
+    }
+    let file = stat(fd).and_then(|stat| find_by_key(&stat))?;
+    note_descriptor(&file, fd).ok()?;
+    Some(file)
+}
+
+/// Notes that a descriptor is of a managed file. The file stays managed until that descriptor is closed, too.
+pub(crate) fn note_descriptor(file: &Managed, fd: c_int) -> Result<()> {
+    if file.is_parents() {
+        return Ok(());
+    }
+    if !MANAGED.set(fd) {
+        return Err(failure(libc::EMFILE, format!("descriptor {fd}: managed files need smaller numbers")));
+    }
+    lock(&file.descriptors).insert(fd);
+    Ok(())
+}
+
+/// Makes a call on the managed file of a descriptor. None: the descriptor is not of a managed file.
+pub(crate) fn on_managed<T>(
+    call: &str,
+    fd: c_int,
+    failed: T,
+    body: impl FnOnce(&Arc<Managed>) -> Result<T>,
+) -> Option<T> {
+    if !MANAGED.has(fd) {
+        return None;
+    }
+    let Some(_section) = enter(call) else { return Some(failed) };
+    let file = find_marked(fd)?;
+    Some(reported(call, failed, || body(&file).map_err(|failure| about(failure, || path_of(fd).ok()))))
+}
+
+/// All managed files of this process.
+pub(crate) fn all() -> Vec<Arc<Managed>> {
+    read().files.values().filter(|file| !file.is_parents()).cloned().collect()
+}
+
+/// Records that the program took or released a lock on a file that is not managed.
+pub(crate) fn note_lock(fd: c_int, operation: c_int) {
+    match operation & !libc::LOCK_NB {
+        libc::LOCK_UN => drop(write().locks.remove(&fd)),
+        lock => drop(write().locks.insert(fd, lock)),
+    }
+}
+
+/// Stops managing a file if its last descriptor and map are gone. **Discards uncommitted changes**, unless the
+/// program asked for a commit on close.
+fn release_if_unused(managed: &Arc<Managed>) -> Result<()> {
+    let managing = begin_managing();
+    release_if_unused_locked(managed, &managing)
+}
+
+/// The file of a descriptor that is about to be closed: managed, on a mount, or neither.
+#[derive(Default)]
+pub(crate) struct Leaving {
+    managed: Option<Arc<Managed>>,
+    on_mount: Option<Arc<MountFile>>,
+}
+
+impl Leaving {
+    /// None of a parent process's.
+    pub fn of(fd: c_int) -> Leaving {
+        Leaving {
+            managed: find(fd).filter(|file| !file.is_parents()),
+            on_mount: mount_files::find(fd).filter(|file| !file.is_parents()),
+        }
+    }
+
+    /// The descriptor is of that file no more.
+    pub fn forget(&self, fd: c_int) {
+        if self.managed.is_some() {
+            MANAGED.clear(fd);
+        }
+        if let Some(file) = &self.on_mount {
+            file.forget(fd);
+        }
+    }
+
+    /// After the descriptor was closed.
+    pub fn release(self) -> Result<()> {
+        self.managed.map_or(Ok(()), |file| release_if_unused(&file))?;
+        self.on_mount.map_or(Ok(()), |file| mount_files::release_if_unused(&file))
+    }
+}
+
+fn release_if_unused_locked(managed: &Arc<Managed>, managing: &Managing) -> Result<()> {
+    {
+        let mut descriptors = lock(&managed.descriptors);
+        descriptors.retain(|fd| managed.is_of(*fd));
+        if !descriptors.is_empty() || is_mapped(managed) {
+            return Ok(());
+        }
+    }
+    close_file(managed, managing)
+}
+
+/// Says that closing a file discards changes, if there are any.
+fn tell_if_discarded(call: &str, file: &File) {
+    if has_uncommitted(file).unwrap_or(false) {
+        tell_discarded(call, &file.path());
+    }
+}
+
+/// Closes a file's store. Uncommitted changes are discarded, unless the program asked for a commit.
+pub(crate) fn close_file(managed: &Arc<Managed>, managing: &Managing) -> Result<()> {
+    forget(managed, managing);
+    *lock(&managed.place) = None;
+    let file = managed.file.write().unwrap_or_else(PoisonError::into_inner).take();
+    match file {
+        Some(file) if !managed.is_parents() => {
+            let commits = managed.commit_on_close.load(Acquire);
+            if !commits {
+                tell_if_discarded("close", &file);
+            }
+            file.set_commit_on_close(commits);
+            Ok(told(|| file.close())?)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Adds a file to the table.
+pub(crate) fn insert(file: Arc<Managed>, _managing: &Managing) {
+    let mut table = write();
+    table.files.insert(file.key, file);
+    FILES.store(table.files.len(), Release);
+}
+
+/// Whether the program has a map of a file.
+pub(crate) fn is_mapped(file: &Arc<Managed>) -> bool {
+    read().windows.iter().any(|window| Arc::ptr_eq(&window.file, file))
+}
+
+/// Takes a file out of the table: its descriptors are ordinary ones from now on.
+pub(crate) fn forget(managed: &Arc<Managed>, _managing: &Managing) {
+    let mut table = write();
+    if table.files.get(&managed.key).is_some_and(|known| Arc::ptr_eq(known, managed)) {
+        table.files.remove(&managed.key);
+        FILES.store(table.files.len(), Release);
+    }
+    lock(&managed.descriptors).iter().for_each(|fd| MANAGED.clear(*fd));
+}
+
+/// Ends the newest windows that show a range of addresses, and stops managing their files if these are unused.
+/// False: no window shows the range.
+pub(crate) fn unmap(addresses: Range<usize>) -> Result<bool> {
+    let managing = begin_managing();
+    let taken = take_windows(addresses);
+    let found = !taken.is_empty();
+    let mut result = Ok(found);
+    for Window { file, map, .. } in taken {
+        let unmapped = match Arc::into_inner(map) {
+            Some(map) if !file.is_parents() => map.unmap().map_err(Failure::from),
+            _ => Ok(()),
+        };
+        result =
+            result.and_then(|found| unmapped.and_then(|()| release_if_unused_locked(&file, &managing)).map(|()| found));
+    }
+    result
+}
+
+/// The managed files that are mapped in a range of addresses.
+pub(crate) fn mapped_in(addresses: &Range<usize>) -> Vec<Arc<Managed>> {
+    let mut files: Vec<Arc<Managed>> = Vec::new();
+    if FILES.load(Acquire) > 0 {
+        for window in read().windows.iter().filter(|window| overlap(&window.addresses, addresses).is_some()) {
+            if !files.iter().any(|file| Arc::ptr_eq(file, &window.file)) {
+                files.push(window.file.clone());
+            }
+        }
+    }
+    files
+}
+
+/// Whether a range of addresses overlaps the reserved addresses of a managed file.
+pub(crate) fn is_reserved(addresses: &Range<usize>) -> bool {
+    FILES.load(Acquire) > 0 && read().files.values().any(|file| overlap(&file.reserved(), addresses).is_some())
+}
+
+/// A map of a file, if there is one.
+pub(crate) fn map_of(file: &Arc<Managed>) -> Option<Arc<Map>> {
+    read().windows.iter().find(|window| Arc::ptr_eq(&window.file, file)).map(|window| window.map.clone())
+}
+
+/// Adds the window of a new map.
+pub(crate) fn add(window: Window) {
+    write().windows.push(window);
+}
+
+/// Takes all windows of a file out of the table.
+pub(crate) fn windows_of(file: &Arc<Managed>, _managing: &Managing) -> Vec<Window> {
+    write().windows.extract_if(.., |window| Arc::ptr_eq(&window.file, file)).collect()
+}
+
+/// Puts new maps in the place of old ones.
+pub(crate) fn renew_maps(
+    file: &Arc<Managed>,
+    _managing: &Managing,
+    renew: impl Fn(&Map, usize) -> Result<Map>,
+) -> Result<()> {
+    let mut table = write();
+    let mut renewed: Vec<(Arc<Map>, Arc<Map>)> = Vec::new();
+    for window in table.windows.iter_mut().filter(|window| Arc::ptr_eq(&window.file, file)) {
+        let known = renewed.iter().find(|(old, _)| Arc::ptr_eq(old, &window.map)).map(|(_, new)| new.clone());
+        let new = match known {
+            Some(new) => new,
+            None => {
+                let new = Arc::new(renew(&window.map, window.addresses.end)?);
+                renewed.push((window.map.clone(), new.clone()));
+                new
+            }
+        };
+        window.map = new;
+    }
+    drop(table);
+    Ok(())
+}
+
+/// Takes a range of addresses out of the windows: each address out of the newest window that shows it. Returns
+/// the parts taken out.
+fn take_windows(addresses: Range<usize>) -> Vec<Window> {
+    let mut table = write();
+    let (mut left, mut kept, mut taken) = (vec![addresses], Vec::new(), Vec::new());
+    for window in std::mem::take(&mut table.windows).into_iter().rev() {
+        let part = |addresses| Window { addresses, file: window.file.clone(), map: window.map.clone() };
+        let here: Vec<_> = left.iter().filter_map(|range| overlap(range, &window.addresses)).collect();
+        let stays = here.iter().fold(vec![window.addresses.clone()], subtract);
+        kept.extend(stays.into_iter().map(part));
+        taken.extend(here.into_iter().map(part));
+        left = subtract(left, &window.addresses);
+    }
+    kept.reverse();
+    table.windows = kept;
+    taken
+}
+
+/// Notes that the program has mapped these addresses once more than the kernel knows.
+pub(crate) fn double(addresses: Range<usize>) {
+    let mut table = write();
+    table.doubled.push(addresses);
+    DOUBLED.store(table.doubled.len(), Release);
+}
+
+/// Whether any addresses are mapped more often than the kernel knows.
+pub(crate) fn is_any_doubled() -> bool {
+    DOUBLED.load(Acquire) > 0
+}
+
+/// Whether some of these addresses are mapped more often than the kernel knows.
+pub(crate) fn is_doubled(addresses: &Range<usize>) -> bool {
+    is_any_doubled() && read().doubled.iter().any(|range| overlap(range, addresses).is_some())
+}
+
+/// Ends one map of a range of addresses of files that are not managed any more. Returns what no other map shows.
+pub(crate) fn halve(addresses: Range<usize>) -> Vec<Range<usize>> {
+    let mut table = write();
+    let (mut left, mut kept) = (vec![addresses], Vec::new());
+    for range in std::mem::take(&mut table.doubled) {
+        let here: Vec<_> = left.iter().filter_map(|left| overlap(left, &range)).collect();
+        left = subtract(left, &range);
+        kept.extend(here.iter().fold(vec![range], subtract));
+    }
+    table.doubled = kept;
+    DOUBLED.store(table.doubled.len(), Release);
+    left
+}
+
+/// Extends the window that shows exactly this range, within the reserved addresses of its file.
+pub(crate) fn extend(addresses: &Range<usize>, end: usize) -> Result<()> {
+    let mut table = write();
+    let window = table.windows.iter_mut().rev().find(|window| window.addresses == *addresses);
+    let window = window.ok_or_else(|| failure(libc::EFAULT, "no map of a managed file has exactly these addresses"))?;
+    if end > window.file.reserved().end {
+        return Err(failure(libc::ENOMEM, "the map would outgrow the address space that is reserved for its file"));
+    }
+    window.addresses.end = end;
+    Ok(())
+}

@@ -1,0 +1,93 @@
+//! Files begin to be managed.
+
+use std::ffi::c_int;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use untorn::File;
+
+use super::at_exit;
+use super::managed_files::{
+    Managed, Managing, begin_managing, close_file, commits_on_close, insert, is_mapped, learn, note_descriptor,
+    watch_forks, write,
+};
+use super::mount_files;
+use crate::boundary::error::Result;
+use crate::posix::state::posix_descriptor::{failure, key_of, open_descriptors, path_of, stat};
+
+/// Whether a file has a private store beside it.
+pub(crate) fn has_store(path: &Path) -> bool {
+    store_dir(path).is_dir()
+}
+
+pub(crate) fn store_dir(path: &Path) -> PathBuf {
+    let mut store = path.as_os_str().to_owned();
+    store.push(".untorn");
+    PathBuf::from(store)
+}
+
+/// The managed file of a descriptor of a regular file, which is managed from now on if it was not before.
+pub(crate) fn manage(fd: c_int) -> Result<Arc<Managed>> {
+    manage_locked(fd, &begin_managing())
+}
+
+/// Puts a file that is open for writing into a transaction, if it is on a mount of Untorn's. False: it is on none, or has a
+/// store, from elsewhere, with which it goes on.
+pub(crate) fn keep_on_mount(fd: c_int) -> Result<bool> {
+    keep_on_mount_locked(fd, &begin_managing())
+}
+
+pub(crate) fn keep_on_mount_locked(fd: c_int, _managing: &Managing) -> Result<bool> {
+    if path_of(fd).is_ok_and(|path| has_store(&path)) {
+        return Ok(false);
+    }
+    watch_forks();
+    at_exit::register();
+    mount_files::keep(fd, commits_on_close())
+}
+
+pub(crate) fn manage_locked(fd: c_int, managing: &Managing) -> Result<Arc<Managed>> {
+    watch_forks();
+    at_exit::register();
+    if let Some(file) = learn(fd).filter(|file| !file.is_parents()) {
+        return Ok(file);
+    }
+    let path = path_of(fd)?;
+    // The program's own lock would make Untorn's fail; from now on Untorn holds the lock.
+    let lock = write().locks.remove(&fd);
+    if lock.is_some() {
+        // SAFETY: takes numbers.
+        unsafe { libc::flock(fd, libc::LOCK_UN) };
+    }
+    let file = File::open(&path).inspect_err(|_| {
+        if let Some(lock) = lock {
+            // SAFETY: as above.
+            unsafe { libc::flock(fd, lock | libc::LOCK_NB) };
+            write().locks.insert(fd, lock);
+        }
+    })?;
+    // While recovery waited for another owner, that owner may have replaced the file.
+    if path_of(fd)? != path {
+        return Err(failure(libc::ESTALE, format!("{} was replaced meanwhile", path.display())));
+    }
+    let key = stat(fd).as_ref().map(key_of).ok_or_else(|| failure(libc::EBADF, "no descriptor"))?;
+    let managed = Arc::new(Managed::new(key, file));
+    insert(managed.clone(), managing);
+    // Also those that were opened for reading, or by calls that are not renamed. Untorn's own are never closed by the
+    // program, so they do not count.
+    for fd in open_descriptors(key, &untorn_os::is_own_descriptor) {
+        note_descriptor(&managed, fd)?;
+    }
+    note_descriptor(&managed, fd)?;
+    Ok(managed)
+}
+
+/// Stops managing a file that was managed only to be mapped, and could not be mapped.
+pub(crate) fn undo(managed: &Arc<Managed>) {
+    let managing = begin_managing();
+    if is_mapped(managed) {
+        return;
+    }
+    // The file has no changes, so closing it loses nothing.
+    let _ = close_file(managed, &managing);
+}

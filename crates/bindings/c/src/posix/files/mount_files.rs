@@ -1,0 +1,433 @@
+//! Named files on mounts of Untorn's. A mount has what this library does for other files: so the kernel reads, writes and
+//! maps them, and each is in a transaction of this process. A sync commits that, and it goes on; when the file is closed, it
+//! ends, and what was not synced is given up.
+
+use std::collections::{BTreeSet, HashMap};
+use std::ffi::{CString, c_int};
+use std::ops::Range;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use untorn::on_mount::Transaction;
+use untorn_os::Fd;
+use untorn_os::mount_calls::is_on_mount;
+
+use crate::boundary::error::untorn_error::UNTORN_E_BUSY;
+use crate::boundary::error::{Failure, Result};
+use crate::posix::state::address_ranges::{overlap, subtract};
+use crate::posix::state::call_section::{Held, enter, lock};
+use crate::posix::state::descriptor_table::{COMMITS_WRITES, ON_MOUNT};
+use crate::posix::state::file_owner::is_borrower;
+use crate::posix::state::posix_descriptor::{
+    Key, check_writable, failure, flags, is_regular, key_of, open_descriptors, path_of, refusal, stat, system,
+};
+use crate::posix::state::report::{about, reported, tell};
+
+/// A file of another process's transaction is tried again as long: that one may have been killed just now, and what it left
+/// is given up behind its end.
+const PATIENCE: Duration = Duration::from_secs(1);
+const MOMENT: Duration = Duration::from_millis(10);
+
+/// A file in a transaction.
+pub(crate) struct MountFile {
+    key: Key,
+    /// An opening of this process's own, by which the transaction began: it ends with the process, whoever has inherited the
+    /// program's. It is closed after all others, as that drops the program's record locks.
+    own: Fd,
+    /// Which process has the transaction, as forks are counted.
+    process: u64,
+    /// None: it has ended.
+    txn: Mutex<Option<Transaction>>,
+    /// Descriptors of the file; none once it has ended.
+    descriptors: Mutex<Option<BTreeSet<c_int>>>,
+    /// The program wants uncommitted changes to be committed when the file is closed.
+    pub commit_on_close: AtomicBool,
+}
+
+#[derive(Default)]
+pub(crate) struct Table {
+    files: HashMap<Key, Arc<MountFile>>,
+    /// Addresses of the program's maps.
+    windows: Vec<(Range<usize>, Arc<MountFile>)>,
+}
+
+static TABLE: LazyLock<Mutex<Table>> = LazyLock::new(Mutex::default);
+/// The number of files in the table, including those of a parent process.
+static FILES: AtomicUsize = AtomicUsize::new(0);
+
+pub(crate) type TableGuard = Held<MutexGuard<'static, Table>>;
+
+pub(crate) fn table() -> TableGuard {
+    lock(&TABLE)
+}
+
+/// Whether there is any such file.
+pub(crate) fn is_any() -> bool {
+    FILES.load(Acquire) > 0
+}
+
+fn is_of(key: Key, fd: c_int) -> bool {
+    stat(fd).is_some_and(|stat| key_of(&stat) == key)
+}
+
+impl MountFile {
+    /// The transaction is the parent process's.
+    pub fn is_parents(&self) -> bool {
+        self.process != untorn_os::process_generation() || is_borrower()
+    }
+
+    fn with<T>(&self, call: impl FnOnce(&mut Transaction) -> untorn::Result<T>) -> Result<T> {
+        if self.is_parents() {
+            return Err(Failure::forked());
+        }
+        let mut txn = lock(&self.txn);
+        Ok(call(txn.as_mut().ok_or_else(|| Failure::bad_handle("file"))?)?)
+    }
+
+    /// Commits all changes of the file, durable on return.
+    pub fn commit(&self) -> Result<()> {
+        self.with(Transaction::commit_and_chain)
+    }
+
+    /// Discards all changes since the last commit.
+    pub fn roll_back(&self) -> Result<()> {
+        self.with(Transaction::abort_and_chain).map(drop)
+    }
+
+    /// Notes that a descriptor is of this file, which stays in its transaction until that descriptor is closed, too.
+    fn note(&self, fd: c_int) -> Result<()> {
+        if self.is_parents() {
+            return Ok(());
+        }
+        let mut descriptors = lock(&self.descriptors);
+        let descriptors = descriptors.as_mut().ok_or_else(|| Failure::bad_handle("file"))?;
+        // A number whose mark is gone was closed by a call that is not renamed.
+        let is_new = !ON_MOUNT.has(fd);
+        if !ON_MOUNT.set(fd) {
+            return Err(failure(libc::EMFILE, format!("descriptor {fd}: managed files need smaller numbers")));
+        }
+        if descriptors.insert(fd) || is_new {
+            COMMITS_WRITES.clear(fd);
+        }
+        Ok(())
+    }
+
+    /// A descriptor is of this file no more.
+    pub fn forget(&self, fd: c_int) {
+        ON_MOUNT.clear(fd);
+        COMMITS_WRITES.clear(fd);
+        if let Some(descriptors) = lock(&self.descriptors).as_mut() {
+            descriptors.remove(&fd);
+        }
+    }
+
+    /// Gives up what was not synced, or commits it if the program wants that. The transaction goes on.
+    fn settle(&self, call: &str) -> Result<()> {
+        if self.commit_on_close.load(Acquire) {
+            return self.commit();
+        }
+        let path = self.own.get().ok().and_then(|own| path_of(own.as_raw_fd()).ok());
+        let given_up = self.with(Transaction::abort_and_chain)?;
+        // Nobody misses what a file without a name had.
+        if let Some(path) = path.filter(|_| given_up) {
+            tell_discarded(call, &path);
+        }
+        Ok(())
+    }
+}
+
+/// Says that the end of a file discards changes.
+pub(crate) fn tell_discarded(call: &str, path: &Path) {
+    let path = path.display();
+    tell(&format!(
+        "{call}: {path}: changes that were not synced are discarded. To keep them, call fsync or msync before, or \
+         untorn_fd_commit_on_close(), or set UNTORN_COMMIT_ON_CLOSE=1"
+    ));
+}
+
+/// Opens the file of a descriptor once more.
+fn reopen(fd: c_int, flags: c_int) -> Result<OwnedFd> {
+    let path = CString::new(format!("/proc/self/fd/{fd}")).unwrap_or_default();
+    // SAFETY: `path` ends in NUL.
+    match unsafe { libc::open(path.as_ptr(), flags | libc::O_CLOEXEC | libc::O_NONBLOCK) } {
+        -1 => Err(system("open the file once more")),
+        // SAFETY: opened here, and nobody else knows it.
+        own => Ok(unsafe { OwnedFd::from_raw_fd(own) }),
+    }
+}
+
+/// Refuses a file with a descriptor whose writes the kernel has the mount sync: what is in a transaction nothing else
+/// commits. A descriptor that another thread closes meanwhile is none.
+fn check_no_sync(key: Key, fds: &[c_int]) -> Result<()> {
+    // `O_SYNC` has this bit, too.
+    let syncs = |fd: &&c_int| flags(**fd).is_ok_and(|flags| flags & libc::O_DSYNC != 0) && is_of(key, **fd);
+    match fds.iter().find(syncs) {
+        None => Ok(()),
+        Some(fd) => Err(refusal(
+            libc::EINVAL,
+            format!(
+                "descriptor {fd} was opened with O_SYNC or O_DSYNC before the file was named: name it before it is opened"
+            ),
+        )),
+    }
+}
+
+/// An opening of this process's own; where the file's mode forbids that, a copy of the program's.
+fn own_opening(fd: c_int) -> Result<Fd> {
+    let copy = || {
+        // SAFETY: open during the call, or an error.
+        let copy = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned();
+        copy.map_err(|_| system("copy the descriptor"))
+    };
+    Fd::new(reopen(fd, libc::O_WRONLY).or_else(|_| copy())?).map_err(|_| system("keep a descriptor of the file"))
+}
+
+/// None: it is on no mount of Untorn's.
+fn begin(file: BorrowedFd<'_>) -> Result<Option<Transaction>> {
+    let started = Instant::now();
+    loop {
+        // What was written before, by whomever, is not to be given up with what is written from now on.
+        match Transaction::begin_committed(file) {
+            Err(untorn::Error::InTransaction { .. }) if started.elapsed() < PATIENCE => std::thread::sleep(MOMENT),
+            Err(untorn::Error::InTransaction { path }) => {
+                let message = format!(
+                    "{} is in a transaction of another process, or of another call of this one: one at a time opens a \
+                     named file for writing",
+                    path.display()
+                );
+                return Err(Failure { kind: UNTORN_E_BUSY, ..failure(libc::EBUSY, message) });
+            }
+            // Another file system may answer as a mount does.
+            Err(untorn::Error::Invalid { .. }) => return Ok(None),
+            begun => return Ok(Some(begun?)),
+        }
+    }
+}
+
+/// Puts a file that is open for writing into a transaction, if it is on a mount of Untorn's and in none of this process's
+/// yet. False: it is on no mount. `commits_on_close`: what is wanted at first.
+pub(crate) fn keep(fd: c_int, commits_on_close: bool) -> Result<bool> {
+    if learn(fd).is_some_and(|file| !file.is_parents()) {
+        return Ok(true);
+    }
+    let Some(stat) = stat(fd).filter(is_regular) else { return Ok(false) };
+    // SAFETY: open, as it has a status; during the call.
+    let is_on_mount = is_on_mount(unsafe { BorrowedFd::borrow_raw(fd) });
+    if !is_on_mount.map_err(|e| failure(e.raw_os_error(), format!("cannot ask what file system it is on: {e}")))? {
+        return Ok(false);
+    }
+    check_writable(fd)?;
+    let key = key_of(&stat);
+    // Those that were opened for reading, too, or by calls that are not renamed.
+    let mut all = open_descriptors(key, &untorn_os::is_own_descriptor);
+    all.retain(|other| *other != fd);
+    all.push(fd);
+    check_no_sync(key, &all)?;
+    let own = own_opening(fd)?;
+    let Some(txn) = begin(own.get().map_err(|_| Failure::forked())?)? else { return Ok(false) };
+    let file = Arc::new(MountFile {
+        key,
+        own,
+        process: untorn_os::process_generation(),
+        txn: Mutex::new(Some(txn)),
+        descriptors: Mutex::new(Some(BTreeSet::new())),
+        commit_on_close: AtomicBool::new(commits_on_close),
+    });
+    // Before anybody can find that it has no descriptors.
+    file.note(fd)?;
+    {
+        let mut table = table();
+        // A forked child has the maps of its parent's file.
+        let before = table.files.insert(key, Arc::clone(&file));
+        if let Some(before) = before {
+            let of_it = table.windows.iter_mut().filter(|(_, shown)| Arc::ptr_eq(shown, &before));
+            of_it.for_each(|(_, shown)| *shown = Arc::clone(&file));
+        }
+        FILES.store(table.files.len(), Release);
+    }
+    ON_MOUNT.set(fd);
+    for other in all.into_iter().filter(|fd| is_of(key, *fd)) {
+        // One whose number is too large to be marked is an error: its syncs would not commit.
+        file.note(other)?;
+    }
+    Ok(true)
+}
+
+/// The file of a descriptor that may come from anywhere. The descriptor is known from now on.
+pub(crate) fn learn(fd: c_int) -> Option<Arc<MountFile>> {
+    if !is_any() {
+        return None;
+    }
+    let file = find_by_key(&stat(fd)?)?;
+    file.note(fd).ok()?;
+    Some(file)
+}
+
+/// The file of this identity.
+pub(crate) fn find_by_key(stat: &libc::stat) -> Option<Arc<MountFile>> {
+    if !is_any() || !is_regular(stat) {
+        return None;
+    }
+    table().files.get(&key_of(stat)).cloned()
+}
+
+/// Whether the file of this identity is in a transaction of this process.
+pub(crate) fn knows(stat: &libc::stat) -> bool {
+    find_by_key(stat).is_some()
+}
+
+/// The file of a descriptor that is known to be of one.
+pub(crate) fn find(fd: c_int) -> Option<Arc<MountFile>> {
+    if !ON_MOUNT.has(fd) {
+        return None;
+    }
+    let found = stat(fd).and_then(|stat| find_by_key(&stat));
+    if found.is_none() && !is_borrower() {
+        // Closed by a call that is not renamed, and perhaps something else meanwhile.
+        ON_MOUNT.clear(fd);
+    }
+    found
+}
+
+/// Makes a call on the file of a descriptor. None: the descriptor is of no such file.
+pub(crate) fn on_mount<T>(
+    call: &str,
+    fd: c_int,
+    failed: T,
+    body: impl FnOnce(&Arc<MountFile>) -> Result<T>,
+) -> Option<T> {
+    if !ON_MOUNT.has(fd) {
+        return None;
+    }
+    let Some(_section) = enter(call) else { return Some(failed) };
+    let file = find(fd)?;
+    Some(reported(call, failed, || body(&file).map_err(|failure| about(failure, || path_of(fd).ok()))))
+}
+
+/// After the kernel wrote `n` bytes: with O_SYNC or O_DSYNC that is a commit. Returns `n`, or -1 if the commit fails.
+pub(crate) fn written(call: &str, fd: c_int, n: isize) -> isize {
+    match n > 0 && COMMITS_WRITES.has(fd) {
+        true => commit_written(call, fd, n),
+        false => n,
+    }
+}
+
+/// Commits what was written just now, and returns `n`; or -1.
+pub(crate) fn commit_written(call: &str, fd: c_int, n: isize) -> isize {
+    // A forked child's write is one of its parent's transaction.
+    let commit = |file: &Arc<MountFile>| if file.is_parents() { Ok(n) } else { file.commit().map(|()| n) };
+    on_mount(call, fd, -1, commit).unwrap_or(n)
+}
+
+/// A copy of a descriptor was made.
+pub(crate) fn copied(fd: c_int, copy: c_int) -> Result<()> {
+    let Some(file) = find(fd) else { return Ok(()) };
+    file.note(copy)?;
+    if COMMITS_WRITES.has(fd) {
+        COMMITS_WRITES.set(copy);
+    }
+    Ok(())
+}
+
+/// Ends the transaction of a file whose last descriptor and map are gone.
+pub(crate) fn release_if_unused(file: &Arc<MountFile>) -> Result<()> {
+    if file.is_parents() {
+        return Ok(());
+    }
+    {
+        let mut table = table();
+        let mut descriptors = lock(&file.descriptors);
+        let Some(left) = descriptors.as_mut() else { return Ok(()) };
+        left.retain(|fd| is_of(file.key, *fd));
+        if !left.is_empty() || table.windows.iter().any(|(_, of)| Arc::ptr_eq(of, file)) {
+            return Ok(());
+        }
+        *descriptors = None;
+        table.files.remove(&file.key);
+        FILES.store(table.files.len(), Release);
+    }
+    let settled = file.settle("close");
+    // What is left is given up, as at the end of a process.
+    drop(lock(&file.txn).take());
+    settled
+}
+
+/// What a call has done to the maps of this process.
+#[derive(Default)]
+pub(crate) struct Change {
+    /// What these addresses showed, they do not show any more.
+    pub gone: Vec<Range<usize>>,
+    /// What these addresses show now.
+    pub new: Option<(Range<usize>, Shown)>,
+}
+
+pub(crate) enum Shown {
+    File(Arc<MountFile>),
+    /// The file that this address showed.
+    AsAt(usize),
+}
+
+/// Makes a system call that changes maps, and notes what it did before another thread can map anything there. Files of
+/// which nothing is left are released; also returned is whether that succeeds.
+pub(crate) fn change_maps<T>(call: &str, change: impl FnOnce() -> (T, Change)) -> (T, bool) {
+    if !is_any() || is_borrower() {
+        return (change().0, true);
+    }
+    let mut touched = Vec::new();
+    let done = {
+        let mut table = table();
+        let (done, Change { gone, new }) = change();
+        let new = new.and_then(|(range, shown)| match shown {
+            Shown::File(file) => Some((range, file)),
+            Shown::AsAt(at) => {
+                let shown = table.windows.iter().rev().find(|(window, _)| window.contains(&at));
+                shown.map(|(_, file)| (range, Arc::clone(file)))
+            }
+        });
+        for (range, file) in std::mem::take(&mut table.windows) {
+            let left = gone.iter().fold(vec![range.clone()], subtract);
+            if left != [range] {
+                touched.push(Arc::clone(&file));
+            }
+            table.windows.extend(left.into_iter().map(|left| (left, Arc::clone(&file))));
+        }
+        table.windows.extend(new);
+        done
+    };
+    let release = |file: &Arc<MountFile>| reported(call, false, || release_if_unused(file).map(|()| true));
+    let failed = touched.iter().filter(|file| !release(file)).count();
+    (done, failed == 0)
+}
+
+/// The files that are mapped in a range of addresses.
+pub(crate) fn mapped_in(addresses: &Range<usize>) -> Vec<Arc<MountFile>> {
+    let mut files: Vec<Arc<MountFile>> = Vec::new();
+    if is_any() {
+        for (_, file) in table().windows.iter().filter(|(range, _)| overlap(range, addresses).is_some()) {
+            if !files.iter().any(|known| Arc::ptr_eq(known, file)) {
+                files.push(Arc::clone(file));
+            }
+        }
+    }
+    files
+}
+
+/// Whether this process has a file in a transaction.
+pub(crate) fn is_any_own() -> bool {
+    is_any() && table().files.values().any(|file| !file.is_parents())
+}
+
+/// The end of the process. The transactions go on as long as that: what other threads write until then, and the C library,
+/// which empties its streams, is given up, too.
+pub(crate) fn end_all() {
+    if !is_any() {
+        return;
+    }
+    let files: Vec<Arc<MountFile>> = table().files.values().filter(|file| !file.is_parents()).cloned().collect();
+    for file in files {
+        reported("exit", (), || file.settle("exit"));
+    }
+}

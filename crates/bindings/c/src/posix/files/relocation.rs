@@ -1,0 +1,458 @@
+//! Files that change or lose their names: `rename` and `unlink` of managed files.
+//!
+//! The stores of both names are closed first, so that plain, whole files change their names, and every crash leaves
+//! plain, whole files. A file that goes on is opened again under its new name, and keeps its maps. A file that lost its
+//! name becomes what it is in POSIX: an ordinary file without a name, until its last descriptor and map are gone.
+
+use std::ffi::{CString, c_int, c_void};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError};
+
+use untorn::relocate::{Uncommitted, flush_names, leave_mapping, put_back, take_mapping, uncommitted};
+use untorn::{File, MapOptions};
+
+use super::managed_files::{Managed, Managing, double, find_by_key, forget, renew_maps, windows_of};
+use super::managing::{has_store, keep_on_mount_locked, manage_locked, store_dir};
+use super::mount_files::{self, MountFile};
+use crate::boundary::error::{Failure, Result};
+use crate::boundary::log::told;
+use crate::posix::state::address_ranges::subtract;
+use crate::posix::state::call_section::lock;
+use crate::posix::state::patterns;
+use crate::posix::state::posix_descriptor::{
+    Key, failure, is_regular, key_of, lstat, open_descriptors, refusal, system,
+};
+use crate::posix::state::report::{errno, tell};
+
+/// A name, and what it is the name of.
+pub(crate) struct Name {
+    /// The whole path, without symbolic links on the way.
+    pub path: PathBuf,
+    stat: Option<libc::stat>,
+    /// The managed file of this name.
+    pub file: Option<Arc<Managed>>,
+    has_store: bool,
+}
+
+impl Name {
+    pub fn of(path: &Path) -> Result<Name> {
+        let missing = |e: std::io::Error| failure(e.raw_os_error().unwrap_or(libc::ENOENT), e.to_string());
+        let name = path.file_name().ok_or_else(|| failure(libc::EINVAL, "a path without a name"))?;
+        let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let path = std::fs::canonicalize(dir).map_err(missing)?.join(name);
+        let stat = lstat(&path);
+        let file = stat.as_ref().and_then(find_by_key);
+        let has_store = has_store(&path);
+        Ok(Name { path, stat, file, has_store })
+    }
+
+    /// Nothing of this name is Untorn's business.
+    pub fn is_ordinary(&self) -> bool {
+        self.file.is_none()
+            && !self.has_store
+            && kept(self).is_none()
+            && !(self.is_regular_or_missing() && patterns::match_path(&self.path))
+    }
+
+    pub fn is_missing(&self) -> bool {
+        self.stat.is_none()
+    }
+
+    fn is_regular_or_missing(&self) -> bool {
+        self.stat.as_ref().is_none_or(is_regular)
+    }
+
+    fn key(&self) -> Option<Key> {
+        self.stat.as_ref().filter(|stat| is_regular(stat)).map(key_of)
+    }
+
+    fn dir(&self) -> &Path {
+        self.path.parent().unwrap_or(Path::new("/"))
+    }
+
+    /// Refuses a file that a parent process manages.
+    pub fn check_own(&self) -> Result<()> {
+        match &self.file {
+            Some(file) if file.is_parents() => Err(Failure::forked()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes a file that this process has not open, and whose store was not closed, plain and whole.
+    fn recover(&self) -> Result<()> {
+        if self.file.is_none() && self.has_store {
+            match self.stat {
+                Some(_) => drop(untorn::offline::recover(&self.path, &Default::default(), &|_, _| ())?),
+                None => set_aside(&self.path)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Deals with the store of a file that is gone, before another file gets the name: a store in which commits wait gets
+/// another name, because the file may have been moved.
+pub(crate) fn set_aside(path: &Path) -> Result<()> {
+    if untorn::offline::remove_unneeded(path)? {
+        return Ok(());
+    }
+    // The journal may have the creation of the file itself.
+    untorn::offline::recover(path, &Default::default(), &|_, _| ())?;
+    if path.exists() || untorn::offline::remove_unneeded(path)? {
+        return Ok(());
+    }
+    let store = store_dir(path);
+    for n in 1.. {
+        let mut aside = path.as_os_str().to_owned();
+        aside.push(format!(".removed-{n}.untorn"));
+        let aside = PathBuf::from(aside);
+        if aside.exists() {
+            continue;
+        }
+        std::fs::rename(&store, &aside)
+            .map_err(|e| failure(e.raw_os_error().unwrap_or(libc::EIO), format!("{}: {e}", store.display())))?;
+        tell(&format!(
+            "{} was removed or moved while commits waited in its journal. The journal is now {}: if you moved the file, \
+             rename that directory to <new name>.untorn; if you removed the file, remove the directory",
+            path.display(),
+            aside.display()
+        ));
+        break;
+    }
+    Ok(())
+}
+
+/// A managed file between two names: its store is closed.
+struct Suspended<'m> {
+    file: Arc<Managed>,
+    closed: File,
+    changes: Option<Uncommitted>,
+    managing: &'m Managing,
+}
+
+impl<'m> Suspended<'m> {
+    /// Closes the store of a file. `commit`: uncommitted changes are committed before.
+    fn begin(file: &Arc<Managed>, commit: bool, managing: &'m Managing) -> Result<Suspended<'m>> {
+        let mut slot = file.file.write().unwrap_or_else(PoisonError::into_inner);
+        let open = slot.as_ref().ok_or_else(|| Failure::bad_handle("file"))?;
+        let changes = match commit {
+            true => open.commit().map(|()| None)?,
+            false => uncommitted(open)?,
+        };
+        // What would keep the store from closing shows here, while nothing has changed.
+        open.store().checkpoint()?;
+        let closed = slot.take().ok_or_else(|| Failure::bad_handle("file"))?;
+        drop(slot);
+        let suspended = Suspended { file: file.clone(), closed, changes, managing };
+        // Changes are put back when the file is opened again.
+        told(|| suspended.closed.store().close())?;
+        Ok(suspended)
+    }
+
+    /// Opens the file again, under this name.
+    fn resume(self, path: &Path) -> Result<()> {
+        let Suspended { file, closed, changes, managing } = self;
+        let open = File::open(path).inspect_err(|_| {
+            tell(&format!(
+                "{} cannot be opened again after it changed its name: its calls fail from now on, and it is whole",
+                path.display()
+            ));
+            // The program's maps stay accessible.
+            std::mem::forget(closed.try_clone());
+        })?;
+        take_mapping(&open, &closed)?;
+        {
+            let mut place = lock(&file.place);
+            if let Some(place) = place.as_mut() {
+                place.map = open.map()?;
+            }
+            renew_maps(&file, managing, |old, end| {
+                let base = place.as_ref().map_or(0, |place| place.reserved.start);
+                let (at, len) = (old.offset(), end as u64 - base as u64 - old.offset());
+                Ok(open.map_with(&MapOptions::new().offset(at).len(len).beyond_end(true))?)
+            })?;
+        }
+        if let Some(changes) = &changes {
+            put_back(&open, changes)?;
+        }
+        *file.file.write().unwrap_or_else(PoisonError::into_inner) = Some(open);
+        drop(closed);
+        file.retake_locks()
+    }
+
+    /// The file has lost its name: from now on its descriptors and maps are ordinary ones of `fd`'s file, which is open
+    /// for reading and writing.
+    fn become_nameless(self, fd: c_int) -> Result<()> {
+        let Suspended { file, closed, changes, managing } = self;
+        if let Some(changes) = &changes {
+            write_changes(fd, changes)?;
+        }
+        let windows = windows_of(&file, managing);
+        let place = lock(&file.place).take();
+        if let Some(place) = &place {
+            let mut unused = vec![place.reserved.clone()];
+            for window in &windows {
+                // The kernel knows one map of each address.
+                let mut again = vec![window.addresses.clone()];
+                for hole in &unused {
+                    again = subtract(again, hole);
+                }
+                again.into_iter().for_each(double);
+                let (start, len) = (window.addresses.start, window.addresses.len());
+                let both = libc::PROT_READ | libc::PROT_WRITE;
+                let at = (start - place.reserved.start) as libc::off_t;
+                // SAFETY: replaces a map of the program's by one of the same file, with the same bytes.
+                let mapped =
+                    unsafe { libc::mmap(start as *mut c_void, len, both, libc::MAP_SHARED | libc::MAP_FIXED, fd, at) };
+                if mapped == libc::MAP_FAILED {
+                    return Err(system("map the file that lost its name"));
+                }
+                unused = subtract(unused, &window.addresses);
+            }
+            leave_mapping(&closed);
+            for range in unused {
+                // SAFETY: reserved by the mapping that was left, and mapped by no window.
+                unsafe { libc::munmap(range.start as *mut c_void, range.len()) };
+            }
+        }
+        forget(&file, managing);
+        Ok(())
+    }
+}
+
+/// Writes uncommitted changes to a file without a name.
+fn write_changes(fd: c_int, changes: &Uncommitted) -> Result<()> {
+    let zeros = vec![0; 1 << 16];
+    let put = |mut bytes: &[u8], mut at: u64| {
+        while !bytes.is_empty() {
+            // SAFETY: `bytes` is valid during the call.
+            match unsafe { libc::pwrite(fd, bytes.as_ptr().cast(), bytes.len(), at as libc::off_t) } {
+                n if n > 0 => {
+                    bytes = &bytes[n as usize..];
+                    at += n as u64;
+                }
+                _ => return Err(system("write to the file that lost its name")),
+            }
+        }
+        Ok(())
+    };
+    // SAFETY: takes numbers.
+    if unsafe { libc::ftruncate(fd, changes.size as libc::off_t) } != 0 {
+        return Err(system("resize the file that lost its name"));
+    }
+    for range in &changes.zeros {
+        let mut at = range.start;
+        while at < range.end {
+            let n = zeros.len().min((range.end - at) as usize);
+            put(&zeros[..n], at)?;
+            at += n as u64;
+        }
+    }
+    changes.bytes.iter().try_for_each(|(at, bytes)| put(bytes, *at))
+}
+
+/// A descriptor that is closed with its owner.
+struct Descriptor(c_int);
+
+impl Descriptor {
+    fn open(path: &Path, flags: c_int) -> Result<Descriptor> {
+        let path = CString::new(path.as_os_str().as_bytes()).map_err(|_| failure(libc::EINVAL, "NUL in a path"))?;
+        // SAFETY: `path` ends in NUL.
+        match unsafe { libc::open(path.as_ptr(), flags | libc::O_CLOEXEC | libc::O_NOFOLLOW) } {
+            -1 => Err(system(&format!("open {}", path.to_string_lossy()))),
+            fd => Ok(Descriptor(fd)),
+        }
+    }
+
+    /// Flushes the file, whose path is for the message.
+    fn flush(&self, path: &Path) -> Result<()> {
+        // SAFETY: takes a number.
+        match unsafe { libc::fsync(self.0) } {
+            0 => Ok(()),
+            _ => Err(system(&format!("flush {}", path.display()))),
+        }
+    }
+}
+
+impl Drop for Descriptor {
+    fn drop(&mut self) {
+        // SAFETY: this value's own descriptor.
+        unsafe { libc::close(self.0) };
+    }
+}
+
+/// Whether this process has a plain, shared, writable map of a file.
+fn is_mapped_plainly(key: Key) -> bool {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    maps.lines().any(|line| {
+        let mut fields = line.split_whitespace();
+        let shared = fields.nth(1).is_some_and(|rights| rights.contains('w') && rights.ends_with('s'));
+        // The device is another one than that of `stat` on some file systems.
+        shared && fields.nth(2).and_then(|inode| inode.parse().ok()) == Some(key.1)
+    })
+}
+
+/// Descriptors through which the program may write to a file that is not managed.
+fn writers(key: Key) -> Vec<c_int> {
+    let mut found = open_descriptors(key, &untorn_os::is_own_descriptor);
+    // SAFETY: asks only.
+    found.retain(|fd| unsafe { libc::fcntl(*fd, libc::F_GETFL) } & libc::O_ACCMODE != libc::O_RDONLY);
+    found
+}
+
+/// Renames a file, where one of the two names is Untorn's business. `exchange`: the two files exchange their names.
+/// `rename` makes the system's call.
+pub(crate) fn rename(
+    from: &Name,
+    to: &Name,
+    exchange: bool,
+    rename: impl FnOnce() -> c_int,
+    managing: &Managing,
+) -> Result<()> {
+    from.check_own()?;
+    to.check_own()?;
+    if from.key().is_some() && from.key() == to.key() {
+        // Two names of one file, or one name: nothing happens.
+        return if rename() == 0 { Ok(()) } else { Err(system("rename")) };
+    }
+    let becomes_named = from.file.is_none() && patterns::match_path(&to.path);
+    if let Some(key) = from.key().filter(|key| becomes_named && is_mapped_plainly(*key)) {
+        return Err(refusal(
+            libc::EBUSY,
+            format!(
+                "{} (inode {}) gets a managed name, {}, and is mapped, but not managed: name it by untorn_manage() or \
+                 UNTORN_MANAGE, too, before it is mapped",
+                from.path.display(),
+                key.1,
+                to.path.display()
+            ),
+        ));
+    }
+    from.recover()?;
+    to.recover()?;
+    if from.file.is_none() && from.key().is_some() {
+        // The contents are to be durable before they replace others.
+        Descriptor::open(&from.path, libc::O_RDONLY)?.flush(&from.path)?;
+    }
+    let replaced = match &to.file {
+        Some(_) if !exchange => Some(Descriptor::open(&to.path, libc::O_RDWR)?),
+        _ => None,
+    };
+    let mover = from.file.as_ref().map(|file| Suspended::begin(file, true, managing)).transpose()?;
+    let target = match to.file.as_ref().map(|file| Suspended::begin(file, exchange, managing)).transpose() {
+        Ok(target) => target,
+        Err(e) => {
+            mover.map_or(Ok(()), |mover| mover.resume(&from.path))?;
+            return Err(e);
+        }
+    };
+    if rename() != 0 {
+        let failed = system(&format!("rename {} to {}", from.path.display(), to.path.display()));
+        mover.map_or(Ok(()), |mover| mover.resume(&from.path))?;
+        target.map_or(Ok(()), |target| target.resume(&to.path))?;
+        return Err(failed);
+    }
+    let mut dirs = vec![to.dir(), from.dir()];
+    dirs.dedup();
+    let flushed = flush_names(&dirs);
+    match (target, replaced) {
+        (Some(target), None) => target.resume(&from.path)?,
+        (Some(target), Some(replaced)) => target.become_nameless(replaced.0)?,
+        _ => {}
+    }
+    if !exchange {
+        untorn::offline::remove_unneeded(&from.path)?;
+    }
+    match mover {
+        Some(mover) => mover.resume(&to.path)?,
+        None => {
+            if let Some(fd) = from.key().filter(|_| becomes_named).and_then(|key| writers(key).pop()) {
+                manage_locked(fd, managing)?;
+            }
+        }
+    }
+    Ok(flushed?)
+}
+
+/// Whether both names are on a mount of Untorn's, and no store is beside them.
+pub(crate) fn is_on_mount(from: &Name, to: &Name) -> bool {
+    let plain = |name: &Name| name.file.is_none() && !name.has_store;
+    let is_on_mount = |name: &Name| kept(name).is_some() || is_dir_on_mount(name.dir());
+    // No rename goes from one file system to another.
+    plain(from) && plain(to) && (is_on_mount(from) || is_on_mount(to))
+}
+
+/// Whether a directory is on a mount of Untorn's.
+pub(crate) fn is_dir_on_mount(dir: &Path) -> bool {
+    let dir = std::fs::File::open(dir);
+    dir.is_ok_and(|dir| untorn_os::mount_calls::is_on_mount(&dir).is_ok_and(|is| is))
+}
+
+/// The file of a name, if it is in a transaction of this process.
+fn kept(name: &Name) -> Option<Arc<MountFile>> {
+    name.stat.as_ref().and_then(mount_files::find_by_key)
+}
+
+/// A file that other threads write to is committed so often, until it gets its name between two writes.
+const RENAME_TRIES: usize = 20;
+
+/// Renames a file on a mount of Untorn's, which commits it by that. What is in a transaction is committed before.
+pub(crate) fn rename_on_mount(
+    from: &Name,
+    to: &Name,
+    exchange: bool,
+    rename: impl Fn() -> c_int,
+    managing: &Managing,
+) -> Result<()> {
+    let (mover, target) = (kept(from), kept(to).filter(|_| exchange));
+    // The contents are to be durable before they replace others.
+    let plain = match (&mover, from.key()) {
+        (None, Some(_)) => Some(Descriptor::open(&from.path, libc::O_RDONLY)?),
+        _ => None,
+    };
+    plain.as_ref().map_or(Ok(()), |plain| plain.flush(&from.path))?;
+    let mut tries = 0..RENAME_TRIES;
+    loop {
+        for file in mover.iter().chain(&target) {
+            file.commit()?;
+        }
+        if rename() == 0 {
+            break;
+        }
+        // Another thread has written in between.
+        if errno() != libc::EBUSY || tries.next().is_none() {
+            return Err(system(&format!("rename {} to {}", from.path.display(), to.path.display())));
+        }
+    }
+    if let Some(fd) =
+        from.key().filter(|_| mover.is_none() && patterns::match_path(&to.path)).and_then(|key| writers(key).pop())
+    {
+        keep_on_mount_locked(fd, managing)?;
+    }
+    // A commit has all names.
+    match (mover.or_else(|| kept(from)), &plain) {
+        (Some(mover), _) => mover.commit(),
+        (None, Some(plain)) => plain.flush(&from.path),
+        (None, None) => Ok(()),
+    }
+}
+
+/// Unlinks a file that is Untorn's business, and its store with it. `unlink` makes the system's call.
+pub(crate) fn unlink(name: &Name, unlink: impl FnOnce() -> c_int, managing: &Managing) -> Result<()> {
+    name.check_own()?;
+    let unlinked = || match unlink() {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
+    };
+    let Some(file) = &name.file else {
+        return Ok(untorn::offline::unlink(&name.path, unlinked)?);
+    };
+    let nameless = Descriptor::open(&name.path, libc::O_RDWR)?;
+    let suspended = Suspended::begin(file, false, managing)?;
+    if let Err(e) = untorn::offline::unlink(&name.path, unlinked) {
+        suspended.resume(&name.path)?;
+        return Err(e.into());
+    }
+    suspended.become_nameless(nameless.0)
+}

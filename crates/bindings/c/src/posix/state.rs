@@ -1,0 +1,10 @@
+//! What the calls in the shape of POSIX know of descriptors and addresses. Stands on nothing else here.
+
+pub(super) mod address_ranges;
+pub(super) mod call_section;
+pub(super) mod descriptor_table;
+pub(super) mod file_owner;
+pub(super) mod patterns;
+pub(super) mod posix_descriptor;
+pub(super) mod record_locks;
+pub(super) mod report;

@@ -1,0 +1,111 @@
+//! Which files the program wants to be managed: patterns of their paths.
+
+use std::ffi::{CString, OsStr};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::ptr;
+use std::sync::Once;
+use std::sync::atomic::{AtomicPtr, Ordering::*};
+
+use super::posix_descriptor::failure;
+use crate::boundary::error::Result;
+
+/// A list of patterns, and the shorter one that it replaced, which another thread may be reading still.
+struct List {
+    patterns: Vec<CString>,
+    _before: *mut List,
+}
+
+/// The patterns. A list is replaced by a longer one, and never freed, so that it can be read without a lock.
+static PATTERNS: AtomicPtr<List> = AtomicPtr::new(ptr::null_mut());
+
+/// Patterns of the environment, separated by colons.
+const VARIABLE: &str = "UNTORN_MANAGE";
+
+fn read_environment() {
+    static ONCE: Once = Once::new();
+    if ONCE.is_completed() {
+        return;
+    }
+    ONCE.call_once(|| {
+        let given = std::env::var_os(VARIABLE).unwrap_or_default();
+        for pattern in given.as_bytes().split(|byte| *byte == b':').filter(|pattern| !pattern.is_empty()) {
+            let _ = insert(pattern);
+        }
+    });
+}
+
+/// Adds a pattern. A relative one that has directories in it is meant from the working directory of now.
+pub(crate) fn add(pattern: &[u8]) -> Result<()> {
+    read_environment();
+    insert(pattern)
+}
+
+fn insert(pattern: &[u8]) -> Result<()> {
+    let mut whole = pattern.to_vec();
+    if pattern.contains(&b'/') && !pattern.starts_with(b"/") {
+        let here = std::env::current_dir()
+            .map_err(|e| failure(libc::ENOENT, format!("the working directory of a relative pattern: {e}")))?;
+        let pattern = pattern.strip_prefix(b"./").unwrap_or(pattern);
+        whole = here.join(OsStr::from_bytes(pattern)).into_os_string().into_encoded_bytes();
+    }
+    let whole = CString::new(whole).map_err(|_| failure(libc::EINVAL, "a pattern with NUL in it"))?;
+    let mut old = PATTERNS.load(Acquire);
+    loop {
+        // SAFETY: null, or a list that is never freed.
+        let mut patterns = unsafe { old.as_ref() }.map_or_else(Vec::new, |list| list.patterns.clone());
+        if patterns.contains(&whole) {
+            return Ok(());
+        }
+        patterns.push(whole.clone());
+        let fresh = Box::into_raw(Box::new(List { patterns, _before: old }));
+        match PATTERNS.compare_exchange(old, fresh, AcqRel, Acquire) {
+            Ok(_) => return Ok(()),
+            Err(now) => {
+                // SAFETY: made above, and nobody else has seen it.
+                drop(unsafe { Box::from_raw(fresh) });
+                old = now;
+            }
+        }
+    }
+}
+
+fn all() -> &'static [CString] {
+    read_environment();
+    // SAFETY: null, or a list that is never freed.
+    unsafe { PATTERNS.load(Acquire).as_ref() }.map_or(&[], |list| &list.patterns)
+}
+
+/// Whether the program has given any pattern.
+pub(crate) fn is_any() -> bool {
+    !all().is_empty()
+}
+
+/// Whether an absolute path is one of a file that the program wants to be managed. A pattern without a slash is one of
+/// the file's name.
+pub(crate) fn match_path(path: &Path) -> bool {
+    all().iter().any(|pattern| {
+        let whole = pattern.as_bytes().contains(&b'/');
+        let text = if whole { Some(path.as_os_str()) } else { path.file_name() };
+        let Some(text) = text.and_then(|text| CString::new(text.as_bytes()).ok()) else { return false };
+        // SAFETY: both end in NUL.
+        unsafe { libc::fnmatch(pattern.as_ptr(), text.as_ptr(), if whole { libc::FNM_PATHNAME } else { 0 }) == 0 }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_match_names_or_whole_paths() {
+        assert!(!match_path(Path::new("/data/t1.pattern")));
+        add(b"*.pattern").unwrap();
+        add(b"/data/x?/f").unwrap();
+        assert!(is_any() && match_path(Path::new("/data/t1.pattern")) && match_path(Path::new("/data/x1/f")));
+        assert!(!match_path(Path::new("/data/x1/y/f")) && !match_path(Path::new("/data/f")));
+        add(b"./under/*").unwrap();
+        assert!(match_path(&std::env::current_dir().unwrap().join("under/f")));
+        assert!(add(b"a\0b").is_err());
+    }
+}

@@ -1,0 +1,276 @@
+//! Exported functions: commits as they become durable.
+
+use parking_lot::Mutex;
+use std::ffi::{c_char, c_int, c_void};
+use std::mem::{align_of, size_of};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::ptr::{null, null_mut};
+use std::time::Duration;
+
+use untorn::Reader;
+use untorn::reader::{Change, Commit, Follow, Followed, What};
+
+use crate::boundary::arguments;
+use crate::boundary::error::{Failure, Result, guard};
+use crate::boundary::handle::{self, Handle, Handles, Kind};
+use crate::boundary::text::Block;
+use crate::readers::reader::{untorn_reader, wait};
+
+/// The commits of a store, each once, in order, as they become durable.
+#[allow(non_camel_case_types)]
+pub struct untorn_follow {
+    _opaque: (),
+}
+
+/// What a commit does to a file or directory.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(non_camel_case_types)]
+pub enum untorn_change_kind {
+    /// Something that this version of the header has no name for.
+    UNTORN_CHANGE_OTHER = 0,
+    /// `len` bytes at `offset` were written.
+    UNTORN_CHANGE_WRITTEN = 1,
+    /// `len` bytes at `offset` became zeros.
+    UNTORN_CHANGE_ZEROED = 2,
+    /// The file has the length `len` now.
+    UNTORN_CHANGE_RESIZED = 3,
+    /// A new file.
+    UNTORN_CHANGE_CREATED = 4,
+    /// The file has the name `new_path` now.
+    UNTORN_CHANGE_RENAMED = 5,
+    /// The file is gone.
+    UNTORN_CHANGE_REMOVED = 6,
+    /// The permission bits are `mode` now.
+    UNTORN_CHANGE_MODE = 7,
+    /// A new directory.
+    UNTORN_CHANGE_DIRECTORY_MADE = 8,
+    /// The directory is gone.
+    UNTORN_CHANGE_DIRECTORY_REMOVED = 9,
+}
+
+use untorn_change_kind::*;
+
+/// A change of one file or directory.
+#[repr(C)]
+#[allow(non_camel_case_types)]
+pub struct untorn_change {
+    /// What happened.
+    pub what: untorn_change_kind,
+    /// Permission bits, for UNTORN_CHANGE_MODE.
+    pub mode: u32,
+    /// Where bytes were written or became zeros.
+    pub offset: u64,
+    /// How many bytes; for UNTORN_CHANGE_RESIZED, the new length of the file.
+    pub len: u64,
+    /// The name before this commit, relative to the store's directory.
+    pub path: *const c_char,
+    /// The new name, for UNTORN_CHANGE_RENAMED; otherwise NULL.
+    pub new_path: *const c_char,
+}
+
+/// A commit, or commits that were missed.
+#[repr(C)]
+#[allow(non_camel_case_types)]
+pub struct untorn_followed {
+    /// The number of the commit; of commits that were missed, the first one.
+    pub first_lsn: u64,
+    /// The number of the commit; of commits that were missed, the last one.
+    pub last_lsn: u64,
+    /// 0: a commit. 1: commits among these numbers may be missing, because a checkpoint applied them, and their place in
+    /// the journal was used again, before they were read. Their changes are in the files.
+    pub missed: u32,
+    /// How many changes the commit has.
+    pub changes_len: u32,
+    /// The changes; what happens to one file is in order.
+    pub changes: *const *const untorn_change,
+}
+
+const _: () = assert!(size_of::<untorn_followed>() == 32 && size_of::<untorn_change>() == 40, "no padding");
+const _: () =
+    assert!(align_of::<untorn_followed>() == 8 && align_of::<untorn_change>() == 8, "one block holds them all");
+
+/// What a handle stands for.
+struct OpenFollow {
+    state: Mutex<State>,
+    /// The commit that was handed over last; apart from the state, which is locked by whoever waits for the next one.
+    last: Mutex<Option<Commit>>,
+}
+
+struct State {
+    follow: Follow,
+    /// Was taken, and could not be handed over.
+    ready: Option<Followed>,
+}
+
+impl Handle for OpenFollow {
+    const KIND: Kind = Kind::Follow;
+    fn handles() -> &'static Handles<OpenFollow> {
+        static OPEN: Handles<OpenFollow> = Handles::new();
+        &OPEN
+    }
+}
+
+/// Follows the commits after the last durable one. Returns a handle, or NULL with an error as untorn_reader_open().
+#[must_use]
+#[unsafe(no_mangle)]
+pub extern "C" fn untorn_follow_open(reader: *const untorn_reader) -> *mut untorn_follow {
+    guard(null_mut(), || {
+        let follow = handle::get::<Reader, _>(reader)?.follow()?;
+        handle::insert(OpenFollow { state: Mutex::new(State { follow, ready: None }), last: Mutex::new(None) })
+    })
+}
+
+/// Waits for the next commit, at most `timeout_ms` milliseconds; -1: with no end. Returns 1, with the commit in
+/// `*followed`, to be freed with untorn_free(), which also frees everything that the commit points to; 0: there was none
+/// in this time; -1: EFAULT, EBADF (also when another thread closes the handle), or an error as untorn_reader_open().
+/// A failed call can be made again, and no commit is lost by the failure.
+///
+/// # Safety
+/// `followed` is NULL or can be written to.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_follow_next(
+    follow: *mut untorn_follow,
+    timeout_ms: c_int,
+    followed: *mut *mut untorn_followed,
+) -> c_int {
+    guard(-1, || {
+        // SAFETY: NULL, or the caller's promise.
+        let Some(to) = (unsafe { followed.as_mut() }) else {
+            handle::get::<OpenFollow, _>(follow)?;
+            return Err(Failure::null("the place for the commit"));
+        };
+        let within = |at_most| handle::get::<OpenFollow, _>(follow)?.next_within(at_most);
+        let Some(next) = wait(timeout_ms, within)? else { return Ok(0) };
+        *to = next;
+        Ok(1)
+    })
+}
+
+impl OpenFollow {
+    fn next_within(&self, at_most: Duration) -> Result<Option<*mut untorn_followed>> {
+        let State { follow, ready } = &mut *self.state.lock();
+        if ready.is_none() {
+            *ready = follow.next_within(at_most)?;
+        }
+        let Some(next) = ready else { return Ok(None) };
+        let for_caller = to_caller(next)?;
+        *self.last.lock() = match ready.take() {
+            Some(Followed::Commit(commit)) => Some(commit),
+            _ => None,
+        };
+        Ok(Some(for_caller))
+    }
+
+    /// A change of the commit that was handed over last, if that is the one that is meant.
+    fn change(&self, lsn: u64, change: usize) -> Result<Change> {
+        let last = self.last.lock();
+        let Some(commit) = &*last else {
+            return Err(Failure::invalid("no commit was given out last: its bytes are read before the next call"));
+        };
+        if commit.lsn != lsn {
+            let detail = format!("commit {} was given out last, not {lsn}: its bytes can be read no more", commit.lsn);
+            return Err(Failure::invalid(detail));
+        }
+        let found = commit.changes.get(change).cloned();
+        found.ok_or_else(|| Failure::invalid(format!("commit {lsn} has no change with index {change}")))
+    }
+}
+
+/// Reads up to `len` bytes at `offset` in the file of those that a commit wrote there, whatever later commits did. The
+/// commit is the one that untorn_follow_next() gave out last with this handle, `lsn` its number, `change` the index of
+/// one of its changes: UNTORN_CHANGE_WRITTEN, or UNTORN_CHANGE_ZEROED. untorn_free() of the commit takes nothing away.
+///
+/// Returns how many were read, fewer than `len` only at the end of the change, or -1: EINVAL (another commit was given
+/// out last, there is no such change, it wrote no bytes, or the offset is outside of it), EBADF, EFAULT, EUCLEAN (the
+/// bytes of a large commit are not what was committed), EIO … The bytes stay where they are until the next commit is
+/// given out or the handle is closed: in memory, those of a large commit in a file of the journal.
+///
+/// # Safety
+/// `buf` has room for `len` bytes.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_follow_pread(
+    follow: *const untorn_follow,
+    lsn: u64,
+    change: usize,
+    buf: *mut c_void,
+    len: usize,
+    offset: u64,
+) -> libc::ssize_t {
+    guard(-1, || {
+        let change = handle::get::<OpenFollow, _>(follow)?.change(lsn, change)?;
+        // SAFETY: the caller's promise.
+        let buf = unsafe { arguments::bytes_mut(buf, len)? };
+        Ok(change.read_at(buf, offset)? as libc::ssize_t)
+    })
+}
+
+/// Ends following. A call that waits in another thread ends with EBADF. Returns 0, or -1 with EBADF.
+#[unsafe(no_mangle)]
+pub extern "C" fn untorn_follow_close(follow: *mut untorn_follow) -> c_int {
+    guard(-1, || {
+        drop(handle::take::<OpenFollow, _>(follow)?);
+        Ok(0)
+    })
+}
+
+/// Copies into one block of the C library's memory: the struct, pointers to the changes, the changes, the names.
+fn to_caller(followed: &Followed) -> Result<*mut untorn_followed> {
+    let (first_lsn, last_lsn, missed, changes): (_, _, _, &[Change]) = match followed {
+        Followed::Commit(commit) => (commit.lsn, commit.lsn, 0, &commit.changes),
+        Followed::Missed { first_lsn, last_lsn } => (*first_lsn, *last_lsn, 1, &[]),
+        _ => return Err(Failure::invalid("this version of the library has no C form for what was followed")),
+    };
+    let pointers_at = size_of::<untorn_followed>();
+    let changes_at = pointers_at + changes.len() * size_of::<*const untorn_change>();
+    let mut block = Block::new(changes_at + changes.len() * size_of::<untorn_change>());
+    let path_at = |block: &mut Block, path: &Path| block.text(path.as_os_str().as_bytes());
+    let texts: Vec<(usize, Option<usize>)> = changes
+        .iter()
+        .map(|change| {
+            let new_path = if let What::Renamed(to) = &change.what { Some(path_at(&mut block, to)) } else { None };
+            (path_at(&mut block, &change.path), new_path)
+        })
+        .collect();
+    let all = block.to_caller()?;
+    let head = untorn_followed {
+        first_lsn,
+        last_lsn,
+        missed,
+        changes_len: u32::try_from(changes.len()).unwrap_or(u32::MAX),
+        // SAFETY: within the block.
+        changes: unsafe { all.add(pointers_at) }.cast::<*const untorn_change>(),
+    };
+    for (n, (change, (path, new_path))) in changes.iter().zip(texts).enumerate() {
+        // SAFETY: the block begins with room for all of these, aligned, and has the texts at their places.
+        unsafe {
+            let to = all.add(changes_at).cast::<untorn_change>().add(n);
+            let text = |at: usize| all.add(at).cast::<c_char>().cast_const();
+            to.write(filled(&change.what, text(path), new_path.map_or(null(), text)));
+            all.add(pointers_at).cast::<*const untorn_change>().add(n).write(to);
+        }
+    }
+    let to = all.cast::<untorn_followed>();
+    // SAFETY: the block begins with it.
+    unsafe { to.write(head) };
+    Ok(to)
+}
+
+fn filled(what: &What, path: *const c_char, new_path: *const c_char) -> untorn_change {
+    let (what, offset, len, mode) = match what {
+        What::Written(range) => (UNTORN_CHANGE_WRITTEN, range.start, range.end - range.start, 0),
+        What::Zeroed(range) => (UNTORN_CHANGE_ZEROED, range.start, range.end - range.start, 0),
+        What::Resized(len) => (UNTORN_CHANGE_RESIZED, 0, *len, 0),
+        What::Created => (UNTORN_CHANGE_CREATED, 0, 0, 0),
+        What::Renamed(_) => (UNTORN_CHANGE_RENAMED, 0, 0, 0),
+        What::Removed => (UNTORN_CHANGE_REMOVED, 0, 0, 0),
+        What::Mode(mode) => (UNTORN_CHANGE_MODE, 0, 0, *mode),
+        What::DirectoryMade => (UNTORN_CHANGE_DIRECTORY_MADE, 0, 0, 0),
+        What::DirectoryRemoved => (UNTORN_CHANGE_DIRECTORY_REMOVED, 0, 0, 0),
+        _ => (UNTORN_CHANGE_OTHER, 0, 0, 0),
+    };
+    untorn_change { what, mode, offset, len, path, new_path }
+}

@@ -1,0 +1,120 @@
+//! Exported functions: output that waits for tickets.
+
+use std::ffi::{c_int, c_void};
+use std::os::fd::BorrowedFd;
+
+use untorn::{Error, Gate, Output, Ticket};
+
+use crate::boundary::error::{Failure, guard};
+use crate::boundary::handle::{self, Handle, Handles, Kind};
+use crate::stores::ticket::untorn_ticket;
+
+/// Output that waits until the commits that it tells of are durable: a thread, and any number of outputs.
+#[allow(non_camel_case_types)]
+pub struct untorn_gate {
+    _opaque: (),
+}
+
+/// One descriptor behind a gate.
+#[allow(non_camel_case_types)]
+pub struct untorn_output {
+    _opaque: (),
+}
+
+impl Handle for Gate {
+    const KIND: Kind = Kind::Gate;
+    fn handles() -> &'static Handles<Gate> {
+        static OPEN: Handles<Gate> = Handles::new();
+        &OPEN
+    }
+}
+
+impl Handle for Output {
+    const KIND: Kind = Kind::Output;
+    fn handles() -> &'static Handles<Output> {
+        static OPEN: Handles<Output> = Handles::new();
+        &OPEN
+    }
+}
+
+/// Makes a gate, whose outputs hold up to bytes_max bytes each; 0: 1 MiB. NULL with an error.
+#[unsafe(no_mangle)]
+pub extern "C" fn untorn_gate_open(bytes_max: usize) -> *mut untorn_gate {
+    guard(std::ptr::null_mut(), || {
+        let gate = if bytes_max == 0 { Gate::new() } else { Gate::with_bytes_max(bytes_max) };
+        handle::insert(gate?)
+    })
+}
+
+/// Puts a descriptor behind the gate: a socket, a pipe, a terminal or a file. The gate works with a copy of the
+/// descriptor; nothing else may write to what it leads to. Bytes leave in the order in which they were written. A pipe
+/// whose reader has left sends SIGPIPE, as ever. NULL with an error.
+#[unsafe(no_mangle)]
+pub extern "C" fn untorn_gate_output(gate: *mut untorn_gate, fd: c_int) -> *mut untorn_output {
+    guard(std::ptr::null_mut(), || {
+        let gate = handle::get::<Gate, _>(gate)?;
+        if fd < 0 {
+            return Err(Failure::invalid(format!("{fd} is not a descriptor")));
+        }
+        // SAFETY: not -1, and only used for the call that copies it, which fails if the descriptor is not open.
+        let copied = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned();
+        handle::insert(gate.output(copied.map_err(|e| Error::io("copy", format!("descriptor {fd}"), e))?))
+    })
+}
+
+/// Hands over n bytes, which are copied. They leave when the ticket's commit is durable; with NULL for a ticket, when
+/// all that was written to the gate before may leave. Waits while the output holds as much as it may. The ticket can be
+/// freed at once. Returns 0, or -1 with an error: the one of the commit that failed (then nothing that the gate holds
+/// ever leaves), or of the descriptor.
+///
+/// # Safety
+/// There are n bytes at buf.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_output_write(
+    output: *mut untorn_output,
+    buf: *const c_void,
+    n: usize,
+    ticket: *const untorn_ticket,
+) -> c_int {
+    guard(-1, || {
+        let output = handle::get::<Output, _>(output)?;
+        let ticket = if ticket.is_null() { None } else { Some(handle::get::<Ticket, _>(ticket)?) };
+        if buf.is_null() && n > 0 {
+            return Err(Failure::null("buf"));
+        }
+        // SAFETY: the caller promises n bytes at buf.
+        let bytes = if n == 0 { &[] } else { unsafe { std::slice::from_raw_parts(buf.cast::<u8>(), n) } };
+        output.write(bytes, ticket.as_deref())?;
+        Ok(0)
+    })
+}
+
+/// Closes an output; the copy of its descriptor is closed when everything has left. Returns 0, or -1 with EBADF.
+#[unsafe(no_mangle)]
+pub extern "C" fn untorn_output_close(output: *mut untorn_output) -> c_int {
+    guard(-1, || {
+        drop(handle::take::<Output, _>(output)?);
+        Ok(0)
+    })
+}
+
+/// Waits until everything that was written to the gate has left. Returns 0, or -1 with the error of the commit that
+/// failed.
+#[must_use]
+#[unsafe(no_mangle)]
+pub extern "C" fn untorn_gate_drain(gate: *mut untorn_gate) -> c_int {
+    guard(-1, || {
+        handle::get::<Gate, _>(gate)?.drain()?;
+        Ok(0)
+    })
+}
+
+/// Frees the gate. What it still holds is discarded: untorn_gate_drain() first waits for it. Returns 0, or -1 with EBADF.
+#[unsafe(no_mangle)]
+pub extern "C" fn untorn_gate_free(gate: *mut untorn_gate) -> c_int {
+    guard(-1, || {
+        drop(handle::take::<Gate, _>(gate)?);
+        Ok(0)
+    })
+}

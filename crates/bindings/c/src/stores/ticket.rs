@@ -1,0 +1,55 @@
+//! Exported functions: tickets of asynchronous commits.
+
+use std::ffi::c_int;
+
+use untorn::Ticket;
+
+use crate::boundary::error::guard;
+use crate::boundary::handle::{self, Handle, Handles, Kind};
+
+/// A commit that was started and may not be durable yet. Freeing the ticket does not cancel the commit.
+#[allow(non_camel_case_types)]
+pub struct untorn_ticket {
+    _opaque: (),
+}
+
+impl Handle for Ticket {
+    const KIND: Kind = Kind::Ticket;
+    fn handles() -> &'static Handles<Ticket> {
+        static OPEN: Handles<Ticket> = Handles::new();
+        &OPEN
+    }
+}
+
+/// Waits until the commit is durable (in the store's failure class) or has failed. May be called
+/// several times, and from several threads. Returns 0, or -1 with an error as untorn_commit().
+#[must_use]
+#[unsafe(no_mangle)]
+pub extern "C" fn untorn_ticket_wait(ticket: *const untorn_ticket) -> c_int {
+    guard(-1, || {
+        handle::get::<Ticket, _>(ticket)?.wait()?;
+        Ok(0)
+    })
+}
+
+/// Tells whether the commit is durable, without waiting. Returns 1: durable; 0: not yet; -1: the commit
+/// failed, with an error as untorn_commit(), or EBADF.
+#[must_use]
+#[unsafe(no_mangle)]
+pub extern "C" fn untorn_ticket_poll(ticket: *const untorn_ticket) -> c_int {
+    guard(-1, || match handle::get::<Ticket, _>(ticket)?.poll() {
+        None => Ok(0),
+        Some(Ok(())) => Ok(1),
+        Some(Err(error)) => Err(error.into()),
+    })
+}
+
+/// Frees the ticket; the commit goes on. Threads that wait on the ticket are not disturbed. Returns 0,
+/// or -1 with EBADF.
+#[unsafe(no_mangle)]
+pub extern "C" fn untorn_ticket_free(ticket: *mut untorn_ticket) -> c_int {
+    guard(-1, || {
+        drop(handle::take::<Ticket, _>(ticket)?);
+        Ok(0)
+    })
+}

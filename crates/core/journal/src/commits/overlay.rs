@@ -1,0 +1,681 @@
+//! Changes of one file's contents, newest over older.
+//!
+//! An overlay holds ranges (bytes, zeros, or a range of a spill file) and perhaps a new size. Overlays
+//! are laid over each other and over the data file; one can be merged into the one below. The tail
+//! that a truncation cuts off is a range of zeros without end, so that a later extension reads zeros
+//! whatever the data file still holds.
+
+use crate::commits::log_reader::LogSegment;
+use crate::commits::spill::{Spill, SpillSpace};
+use crate::error::{Context, Error, Result};
+use crate::format::sized_memory;
+use crate::invariant;
+use bytes::Bytes;
+use rangemap::{RangeMap, RangeSet};
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+use untorn_os::{File, holds, read_full_at};
+
+/// No end: the tail of a truncated file.
+pub const NO_END: u64 = u64::MAX;
+
+/// A list of at most this many ranges in memory is not worth compacting.
+const IN_MEMORY_MIN: usize = 64;
+
+/// So much is rather read in vain than left out between two reads.
+const GAP_BYTES: u64 = 8 << 10;
+
+/// Where the bytes of a range come from. `origin` is the file offset of the source's first byte, so
+/// that cutting a range needs no arithmetic.
+#[derive(Clone, Debug)]
+pub enum Source {
+    /// Memory.
+    Bytes {
+        /// The bytes.
+        bytes: Bytes,
+        /// File offset of the first of them.
+        origin: u64,
+    },
+    /// Zeros.
+    Zero,
+    /// A range of a spill file.
+    Spill {
+        /// The file.
+        spill: Arc<Spill>,
+        /// Offset in it of the first byte.
+        at: u64,
+        /// File offset of that byte.
+        origin: u64,
+        /// Length of the range as it was written, in bytes.
+        len: u64,
+        /// Checksum of the range as it was written.
+        crc: u64,
+    },
+    /// A piece of a record that is not applied, in a segment of the journal.
+    Log {
+        /// The segment.
+        segment: Arc<LogSegment>,
+        /// Offset in it of the first byte.
+        at: u64,
+        /// File offset of that byte.
+        origin: u64,
+        /// Length of the piece, in bytes.
+        len: u64,
+        /// Checksum of the piece.
+        crc: u64,
+    },
+    /// Committed, and the disk cannot read it.
+    Unreadable(Arc<Error>),
+}
+
+impl PartialEq for Source {
+    fn eq(&self, other: &Source) -> bool {
+        match (self, other) {
+            (Source::Zero, Source::Zero) => true,
+            (Source::Bytes { bytes: a, origin: x }, Source::Bytes { bytes: b, origin: y }) => {
+                x == y && a.len() == b.len() && a.as_ptr() == b.as_ptr()
+            }
+            // Also the length: what is left of a range, and what went where the rest of it was, are two.
+            (
+                Source::Spill { spill: a, at: i, origin: x, len: m, .. },
+                Source::Spill { spill: b, at: j, origin: y, len: n, .. },
+            ) => Arc::ptr_eq(a, b) && (i, x, m) == (j, y, n),
+            (
+                Source::Log { segment: a, at: i, origin: x, len: m, .. },
+                Source::Log { segment: b, at: j, origin: y, len: n, .. },
+            ) => Arc::ptr_eq(a, b) && (i, x, m) == (j, y, n),
+            (Source::Unreadable(a), Source::Unreadable(b)) => Arc::ptr_eq(a, b),
+            _ => false,
+        }
+    }
+}
+
+impl Eq for Source {}
+
+impl Source {
+    /// The bytes of a range, if they are in memory.
+    pub fn slice(&self, range: &Range<u64>) -> Option<Bytes> {
+        match self {
+            Source::Bytes { bytes, origin } => {
+                Some(bytes.slice((range.start - origin) as usize..(range.end - origin) as usize))
+            }
+            _ => None,
+        }
+    }
+
+    /// Copies the bytes of the range that starts at file offset `from` into `buf`.
+    pub fn copy_to(&self, buf: &mut [u8], from: u64) -> Result<()> {
+        match self {
+            Source::Bytes { bytes, origin } => {
+                let at = (from - origin) as usize;
+                buf.copy_from_slice(&bytes[at..at + buf.len()]);
+                Ok(())
+            }
+            Source::Zero => {
+                buf.fill(0);
+                Ok(())
+            }
+            Source::Spill { spill, at, origin, .. } => spill.read(buf, at + (from - origin)),
+            Source::Log { segment, at, origin, len, crc } => {
+                let piece = segment.read(*at, *len, *crc)?;
+                buf.copy_from_slice(&piece[(from - origin) as usize..][..buf.len()]);
+                Ok(())
+            }
+            Source::Unreadable(e) => Err((**e).clone()),
+        }
+    }
+
+    /// The segment of the journal that the bytes are in, and the end of their piece there.
+    pub fn log_place(&self) -> Option<(&LogSegment, u64)> {
+        match self {
+            Source::Log { segment, at, len, .. } => Some((&**segment, at + len)),
+            _ => None,
+        }
+    }
+}
+
+/// Ranges of fewer bytes go to a spill file together, so many bytes at once.
+const SMALL_BYTES: u64 = 4096;
+const TOGETHER_BYTES: u64 = 60 << 10;
+
+/// Changes of one file that lie over its older contents.
+#[derive(Clone, Debug, Default)]
+pub struct Overlay {
+    /// Ranges that came all at once, in order, as long as no other one did: this is empty, or the map is.
+    run: Vec<(Range<u64>, Source)>,
+    ranges: RangeMap<u64, Source>,
+    /// The file's size, if this overlay changes it.
+    pub size: Option<u64>,
+    memory_bytes: u64,
+    /// All bytes in memory are in these ranges, which may overlap and hold others, too.
+    in_memory: Vec<Range<u64>>,
+}
+
+impl Overlay {
+    /// Sets the sources of ranges, which are in order and apart from each other: where nothing lies behind the first of
+    /// them, much faster than one by one.
+    pub fn insert_all(&mut self, ranges: Vec<(Range<u64>, Source)>) {
+        debug_assert!(ranges.iter().all(|(range, _)| !range.is_empty()));
+        debug_assert!(ranges.is_sorted_by(|(one, _), (next, _)| one.end <= next.start));
+        let is_behind = |(last, _): &(Range<u64>, _)| ranges.first().is_none_or(|(first, _)| last.end <= first.start);
+        if !self.ranges.is_empty() || !self.run.last().is_none_or(is_behind) {
+            ranges.into_iter().for_each(|(range, source)| self.insert(range, source));
+            return;
+        }
+        for (range, source) in &ranges {
+            self.note_memory(range, source);
+        }
+        if self.run.is_empty() {
+            self.run = ranges;
+        } else {
+            self.run.extend(ranges);
+        }
+    }
+
+    fn note_memory(&mut self, range: &Range<u64>, source: &Source) {
+        if let Source::Bytes { .. } = source {
+            self.memory_bytes += range.end - range.start;
+            self.in_memory.push(range.clone());
+        }
+    }
+
+    /// The ranges as a map, to be changed.
+    fn map(&mut self) -> &mut RangeMap<u64, Source> {
+        for (range, source) in std::mem::take(&mut self.run) {
+            self.ranges.insert(range, source);
+        }
+        &mut self.ranges
+    }
+
+    /// Nothing changed.
+    pub fn is_empty(&self) -> bool {
+        self.size.is_none() && self.has_no_ranges()
+    }
+
+    /// Bytes of memory that the overlay was given; what was overwritten since counts too.
+    pub fn memory_bytes(&self) -> u64 {
+        self.memory_bytes
+    }
+
+    /// The ranges in order.
+    pub fn ranges(&self) -> impl Iterator<Item = (&Range<u64>, &Source)> {
+        self.run.iter().map(|(range, source)| (range, source)).chain(self.ranges.iter())
+    }
+
+    /// How many ranges there are.
+    pub fn ranges_len(&self) -> usize {
+        self.run.len() + self.ranges.len()
+    }
+
+    /// The ranges that touch a range, in order.
+    pub fn overlapping(&self, range: &Range<u64>) -> impl Iterator<Item = (&Range<u64>, &Source)> + use<'_> {
+        let (first, end) = (self.run.partition_point(|(one, _)| one.end <= range.start), range.end);
+        let run = self.run[first..].iter().take_while(move |(one, _)| one.start < end);
+        run.map(|(range, source)| (range, source)).chain(self.ranges.overlapping(range.clone()))
+    }
+
+    /// Bytes that differ from what is below, without the endless tail.
+    pub fn changed_bytes(&self) -> u64 {
+        self.ranges().filter(|(r, _)| r.end != NO_END).map(|(r, _)| r.end - r.start).sum()
+    }
+
+    /// Sets the source of a range. Does not change the size.
+    pub fn insert(&mut self, range: Range<u64>, source: Source) {
+        if range.is_empty() {
+            return;
+        }
+        self.note_memory(&range, &source);
+        self.map().insert(range, source);
+    }
+
+    /// Sets the size and cuts what is beyond it, here and below.
+    pub fn truncate(&mut self, size: u64) {
+        self.map().insert(size..NO_END, Source::Zero);
+        self.size = Some(size);
+    }
+
+    /// Lays a newer overlay over this one.
+    pub fn merge(&mut self, newer: &Overlay) {
+        if self.is_empty() {
+            *self = newer.clone();
+            return;
+        }
+        let ranges = self.map();
+        for (range, source) in newer.ranges() {
+            ranges.insert(range.clone(), source.clone());
+        }
+        self.size = newer.size.or(self.size);
+        self.memory_bytes += newer.memory_bytes;
+        self.in_memory.extend_from_slice(&newer.in_memory);
+        if self.in_memory.len() > 2 * self.ranges.len() + IN_MEMORY_MIN {
+            let in_memory = self.ranges.iter().filter(|(_, source)| matches!(source, Source::Bytes { .. }));
+            self.in_memory = in_memory.map(|(range, _)| range.clone()).collect();
+        }
+    }
+
+    /// Moves bytes from memory to a spill file; small ranges stay. After an error some have moved. What was moved
+    /// before costs nothing.
+    pub fn spill(&mut self, space: &mut SpillSpace, least_bytes: u64) -> Result<()> {
+        self.map();
+        let candidates: RangeSet<u64> = self.in_memory.drain(..).collect();
+        self.in_memory.extend(candidates.iter().cloned());
+        let (mut stay, mut memory_bytes) = (Vec::new(), 0);
+        let (mut small, mut small_bytes) = (Vec::new(), 0);
+        for within in candidates {
+            let pieces = self.ranges.overlapping(&within);
+            let pieces: Vec<_> =
+                pieces.filter_map(|(range, source)| Some((range.clone(), source.slice(range)?))).collect();
+            for (range, bytes) in pieces {
+                let len = bytes.len() as u64;
+                if len < least_bytes {
+                    memory_bytes += len;
+                    stay.push(range);
+                } else if len < SMALL_BYTES {
+                    small_bytes += len;
+                    small.push((range, bytes));
+                    if small_bytes >= TOGETHER_BYTES {
+                        self.spill_together(space, &mut small)?;
+                        small_bytes = 0;
+                    }
+                } else {
+                    let (at, crc) = space.put(&bytes, range.start)?;
+                    self.insert_spilled(space, range, at, crc);
+                }
+            }
+        }
+        self.spill_together(space, &mut small)?;
+        self.in_memory = stay;
+        self.memory_bytes = memory_bytes;
+        Ok(())
+    }
+
+    /// Moves ranges side by side: a write for each of very many small ones would take long.
+    fn spill_together(&mut self, space: &mut SpillSpace, ranges: &mut Vec<(Range<u64>, Bytes)>) -> Result<()> {
+        if ranges.is_empty() {
+            return Ok(());
+        }
+        let pieces: Vec<&[u8]> = ranges.iter().map(|(_, bytes)| &bytes[..]).collect();
+        let places = space.put_together(&pieces)?;
+        for ((range, _), (at, crc)) in ranges.drain(..).zip(places) {
+            self.insert_spilled(space, range, at, crc);
+        }
+        Ok(())
+    }
+
+    fn insert_spilled(&mut self, space: &SpillSpace, range: Range<u64>, at: u64, crc: u64) {
+        let (spill, origin, len) = (space.spill().clone(), range.start, range.end - range.start);
+        self.ranges.insert(range, Source::Spill { spill, at, origin, len, crc });
+    }
+
+    /// Bytes of ranges that are in memory.
+    pub fn inline_bytes(&self) -> u64 {
+        let in_memory = self.ranges().filter(|(_, source)| matches!(source, Source::Bytes { .. }));
+        in_memory.map(|(range, _)| range.end - range.start).sum()
+    }
+
+    /// The spill files that the overlay's ranges lie in, each once.
+    pub fn spills(&self) -> Vec<Arc<Spill>> {
+        let mut found: Vec<Arc<Spill>> = Vec::new();
+        for (_, source) in self.ranges() {
+            if let Source::Spill { spill, .. } = source
+                && !found.iter().any(|e| Arc::ptr_eq(e, spill))
+            {
+                found.push(spill.clone());
+            }
+        }
+        found
+    }
+
+    /// Whether any range lies in a segment of the journal.
+    pub fn lies_in_log(&self) -> bool {
+        self.ranges().any(|(_, source)| matches!(source, Source::Log { .. }))
+    }
+
+    /// What has to be in the data file before the log is truncated behind this LSN, and what may follow later, as it lies
+    /// in segments that stay. What lies in none is newer, perhaps, than that LSN: written early it does no harm.
+    pub fn split_at(&self, lsn: u64) -> (Overlay, Overlay) {
+        let stays = |(_, source): &(&Range<u64>, &Source)| match source {
+            Source::Log { segment, .. } => segment.outlives(lsn),
+            _ => !holds(invariant::PORTION_OUT_OF_LOG),
+        };
+        let (rest, portion): (Vec<_>, Vec<_>) = self.ranges().partition(stays);
+        let overlay_of = |ranges: Vec<(&Range<u64>, &Source)>| {
+            let mut overlay = Overlay { size: self.size, ..Overlay::default() };
+            overlay.insert_all(ranges.into_iter().map(|(range, source)| (range.clone(), source.clone())).collect());
+            overlay
+        };
+        (overlay_of(portion), overlay_of(rest))
+    }
+
+    /// Whether nothing but the size is in it.
+    pub fn has_no_ranges(&self) -> bool {
+        self.run.is_empty() && self.ranges.is_empty()
+    }
+
+    /// The overlay with every range that lies in a segment of the journal in memory.
+    pub fn without_log(&self) -> Result<Overlay> {
+        let mut overlay = Overlay { size: self.size, ..Overlay::default() };
+        for (range, source) in self.ranges() {
+            let mut source = source.clone();
+            if let Source::Log { segment, .. } = &source {
+                let mut bytes = sized_memory::zeros(range.end - range.start, segment.path())?;
+                source.copy_to(&mut bytes, range.start)?;
+                source = Source::Bytes { bytes: bytes.into(), origin: range.start };
+            }
+            overlay.insert(range.clone(), source);
+        }
+        Ok(overlay)
+    }
+
+    /// The overlay with nothing in memory but what it shows: its bytes may be parts of much longer ones.
+    pub fn trimmed(&self) -> Overlay {
+        let of_its_own = |(range, source): (&Range<u64>, &Source)| match source.slice(range) {
+            Some(bytes) => {
+                // Without memory for a copy, that of the longer ones stays.
+                let own = sized_memory::copy(&bytes, Path::new("")).map_or(bytes, Bytes::from);
+                (range.clone(), Source::Bytes { bytes: own, origin: range.start })
+            }
+            None => (range.clone(), source.clone()),
+        };
+        let mut trimmed = Overlay { size: self.size, ..Overlay::default() };
+        trimmed.insert_all(self.ranges().map(of_its_own).collect());
+        trimmed
+    }
+
+    /// Why a part of it cannot be read, if the disk returned errors for it.
+    pub fn unreadable(&self) -> Option<&Error> {
+        self.ranges().find_map(|(_, source)| match source {
+            Source::Unreadable(e) => Some(&**e),
+            _ => None,
+        })
+    }
+
+    /// The overlay with what can be read of it.
+    pub fn without_unreadable(&self) -> Overlay {
+        let mut overlay = Overlay { size: self.size, ..Overlay::default() };
+        for (range, source) in self.ranges().filter(|(_, source)| !matches!(source, Source::Unreadable(_))) {
+            overlay.insert(range.clone(), source.clone());
+        }
+        overlay
+    }
+
+    /// The ranges of a spill file that the overlay refers to.
+    pub fn used_of(&self, file: &Spill) -> RangeSet<u64> {
+        let used = self.ranges().filter_map(|(range, source)| match source {
+            Source::Spill { spill, at, origin, .. } if std::ptr::eq(&**spill, file) => {
+                Some(at + (range.start - origin)..at + (range.end - origin))
+            }
+            _ => None,
+        });
+        used.filter(|_| holds(invariant::SPILLED_BYTES_STAY)).collect()
+    }
+
+    /// Whether the overlay alone has all bytes of a range.
+    pub fn covers(&self, range: &Range<u64>) -> bool {
+        let mut at = range.start;
+        for (found, _) in self.overlapping(range) {
+            if found.start > at {
+                return false;
+            }
+            at = found.end;
+        }
+        at >= range.end
+    }
+}
+
+/// Reads through overlays, the newest first, down to the data file; beyond its end there are zeros.
+/// The caller has clipped `buf` to the size of the view. Stack and time do not depend on how many overlays lie
+/// below the newest ones that have the bytes.
+pub fn read_through(overlays: &[&Overlay], base: Option<&dyn File>, buf: &mut [u8], offset: u64) -> Result<()> {
+    // What no overlay so far has, in order.
+    let all = offset..offset + buf.len() as u64;
+    let mut missing: Vec<Range<u64>> = Vec::from_iter((!all.is_empty()).then_some(all));
+    let within = |range: &Range<u64>| (range.start - offset) as usize..(range.end - offset) as usize;
+    let mut pieces = Vec::new();
+    for overlay in overlays.iter().filter(|overlay| !overlay.has_no_ranges()) {
+        if missing.is_empty() {
+            break;
+        }
+        let mut below = Vec::with_capacity(missing.len());
+        for range in &missing {
+            let mut at = range.start;
+            for (found, source) in overlay.overlapping(range) {
+                let part = found.start.max(range.start)..found.end.min(range.end);
+                if at < part.start {
+                    below.push(at..part.start);
+                }
+                at = part.end;
+                pieces.push((part, source));
+            }
+            if at < range.end {
+                below.push(at..range.end);
+            }
+        }
+        missing = below;
+    }
+    // One read costs less than several, though it also reads what the pieces then lie over; unless the disk cannot read
+    // just that.
+    let read = |ranges: &[Range<u64>], buf: &mut [u8]| {
+        ranges.iter().try_for_each(|range| read_base(base, &mut buf[within(range)], range.start))
+    };
+    match read(&joined(&missing, GAP_BYTES), buf) {
+        Err(_) if !pieces.is_empty() => read(&missing, buf)?,
+        done => done?,
+    }
+    pieces.into_iter().try_for_each(|(part, source)| source.copy_to(&mut buf[within(&part)], part.start))
+}
+
+/// Ranges, which are in the order of their starts, with gaps of at most so many bytes between them closed.
+pub(crate) fn joined(ranges: &[Range<u64>], gap_bytes: u64) -> Vec<Range<u64>> {
+    let mut joined: Vec<Range<u64>> = Vec::with_capacity(ranges.len());
+    for range in ranges {
+        match joined.last_mut() {
+            Some(last) if range.start <= last.end + gap_bytes => last.end = last.end.max(range.end),
+            _ => joined.push(range.clone()),
+        }
+    }
+    joined
+}
+
+/// Reads the data file; behind its end there are zeros.
+fn read_base(base: Option<&dyn File>, buf: &mut [u8], offset: u64) -> Result<()> {
+    let n = match base {
+        Some(file) => read_full_at(file, buf, offset).context("read", "the data file")?,
+        None => 0,
+    };
+    buf[n..].fill(0);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use untorn_os::BLOCK_BYTES;
+
+    fn bytes(text: &'static [u8], origin: u64) -> Source {
+        Source::Bytes { bytes: Bytes::from_static(text), origin }
+    }
+
+    fn text(overlays: &[&Overlay], len: usize) -> String {
+        let mut buf = vec![b'?'; len];
+        read_through(overlays, None, &mut buf, 0).unwrap();
+        String::from_utf8(buf).unwrap().replace('\0', ".")
+    }
+
+    #[test]
+    fn newer_lies_over_older() {
+        let mut old = Overlay::default();
+        old.insert(0..6, bytes(b"abcdef", 0));
+        let mut new = Overlay::default();
+        new.insert(2..4, bytes(b"XY", 2));
+        assert_eq!(text(&[&new, &old], 8), "abXYef..");
+        old.merge(&new);
+        assert_eq!(text(&[&old], 8), "abXYef..");
+        assert_eq!(old.changed_bytes(), 6);
+    }
+
+    #[test]
+    fn cut_tail_reads_zero_after_extension() {
+        let mut old = Overlay::default();
+        old.insert(0..6, bytes(b"abcdef", 0));
+        let mut new = Overlay::default();
+        new.truncate(3);
+        new.insert(5..6, bytes(b"Z", 5));
+        new.size = Some(6);
+        assert_eq!(text(&[&new, &old], 6), "abc..Z");
+        old.merge(&new);
+        assert_eq!(text(&[&old], 6), "abc..Z");
+        assert_eq!(old.size, Some(6));
+    }
+
+    #[test]
+    fn any_number_of_overlays_takes_no_stack() {
+        let work = std::thread::Builder::new().stack_size(128 << 10).spawn(|| {
+            let overlays: Vec<Overlay> = (0..30_000u64)
+                .map(|n| {
+                    let mut overlay = Overlay::default();
+                    overlay.insert(n % 50 * 2..n % 50 * 2 + 1, bytes(b"x", n % 50 * 2));
+                    overlay
+                })
+                .collect();
+            let newest_first: Vec<&Overlay> = overlays.iter().rev().collect();
+            assert_eq!(text(&newest_first, 101), "x.".repeat(50) + ".");
+        });
+        work.unwrap().join().unwrap();
+    }
+
+    #[test]
+    fn very_many_small_ranges_are_spilled_by_few_writes_and_gaps_are_used_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let storage: Arc<dyn untorn_os::Storage> = untorn_os::Linux::open(dir.path()).unwrap();
+        let mut space =
+            SpillSpace::new(Spill::create(&storage, std::path::Path::new("")).unwrap(), 64, BLOCK_BYTES as u64);
+        let mut overlay = Overlay::default();
+        let fill = |overlay: &mut Overlay, step: usize, byte: u8| {
+            for at in (0..160_000u64).step_by(step) {
+                let source = Source::Bytes { bytes: vec![byte; 8].into(), origin: at };
+                overlay.insert(at..at + 8, source);
+            }
+        };
+        fill(&mut overlay, 16, b'a');
+        let before = storage.counters().writes;
+        overlay.spill(&mut space, 1).unwrap();
+        let writes = storage.counters().writes - before;
+        assert!(writes <= 3, "{writes} writes of 10,000 ranges");
+        let again = |overlay: &mut Overlay, space: &mut SpillSpace| {
+            let used = overlay.used_of(space.spill());
+            space.set_used(&used);
+            overlay.spill(space, 1).unwrap();
+        };
+        // Some are changed again and again: what is free lies in small gaps everywhere.
+        let rng = &mut fastrand::Rng::with_seed(1);
+        for _ in 0..60 {
+            for at in (0..160_000u64).step_by(16).filter(|_| rng.u8(..10) == 0) {
+                overlay.insert(at..at + 8, Source::Bytes { bytes: vec![b'b'; 8].into(), origin: at });
+            }
+            again(&mut overlay, &mut space);
+        }
+        assert!(space.spill().len() <= 160_000, "{} bytes for 80,000", space.spill().len());
+        fill(&mut overlay, 16, b'a');
+        // Every second one.
+        for round in 0..6 {
+            fill(&mut overlay, 32, b'b' + round);
+            again(&mut overlay, &mut space);
+        }
+        assert!(space.spill().len() <= 160_000, "{} bytes for 80,000", space.spill().len());
+        assert_eq!(text(&[&overlay], 48), "gggggggg........aaaaaaaa........gggggggg........");
+    }
+
+    #[test]
+    fn what_goes_where_a_part_of_a_range_was_is_another_range() {
+        let dir = tempfile::tempdir().unwrap();
+        let storage: Arc<dyn untorn_os::Storage> = untorn_os::Linux::open(dir.path()).unwrap();
+        let mut space = SpillSpace::new(Spill::create(&storage, std::path::Path::new("")).unwrap(), 1, 1);
+        let mut overlay = Overlay::default();
+        overlay.insert(0..10, bytes(b"abcdefghij", 0));
+        overlay.spill(&mut space, 1).unwrap();
+        overlay.insert(0..6, bytes(b"ABCDEF", 0));
+        let used = overlay.used_of(space.spill());
+        space.set_used(&used);
+        overlay.spill(&mut space, 1).unwrap();
+        assert_eq!(space.spill().len(), 10, "the space of `abcdef` is used again");
+        assert_eq!(text(&[&overlay], 10), "ABCDEFghij");
+        let lens: Vec<u64> = overlay.ranges().map(|(range, _)| range.end - range.start).collect();
+        assert_eq!(lens, [6, 4], "each has a checksum of its own");
+    }
+
+    #[test]
+    fn what_is_spilled_reads_the_same_and_is_all_there_was() {
+        let dir = tempfile::tempdir().unwrap();
+        let storage: Arc<dyn untorn_os::Storage> = untorn_os::Linux::open(dir.path()).unwrap();
+        for seed in 0..200 {
+            let rng = &mut fastrand::Rng::with_seed(seed);
+            let mut space =
+                SpillSpace::new(Spill::create(&storage, std::path::Path::new("")).unwrap(), 64, BLOCK_BYTES as u64);
+            let (mut overlay, mut model) = (Overlay::default(), vec![0; 4096]);
+            for n in 1..60 {
+                let mut newer = Overlay::default();
+                if rng.u8(..3) == 0 {
+                    // Many at once, over nothing, over others, or behind them.
+                    let (mut ranges, mut at) = (Vec::new(), rng.usize(..model.len() - 400));
+                    for _ in 0..rng.usize(0..8) {
+                        let end = at + rng.usize(1..20);
+                        model[at..end].fill(n);
+                        let source = Source::Bytes { bytes: Bytes::from(vec![n; end - at]), origin: at as u64 };
+                        ranges.push((at as u64..end as u64, source));
+                        at = end + rng.usize(..20);
+                    }
+                    let mut halves = [ranges.split_off(ranges.len() / 2), ranges];
+                    if rng.bool() {
+                        halves.reverse();
+                    }
+                    halves.into_iter().for_each(|half| newer.insert_all(half));
+                    assert!(newer.covers(&(0..0)), "seed {seed}, step {n}");
+                    newer.ranges().for_each(|(range, _)| {
+                        assert!(newer.covers(range), "seed {seed}, step {n}");
+                        assert!(!newer.covers(&(range.start..range.end + 400)), "seed {seed}, step {n}");
+                    });
+                    overlay.merge(&std::mem::take(&mut newer));
+                }
+                for _ in 0..rng.usize(1..4) {
+                    let at = rng.usize(..model.len());
+                    let end = at + rng.usize(1..=(model.len() - at).min(300));
+                    let source = if rng.u8(..) < 40 {
+                        model[at..end].fill(0);
+                        Source::Zero
+                    } else {
+                        model[at..end].fill(n);
+                        Source::Bytes { bytes: Bytes::from(vec![n; end - at]), origin: at as u64 }
+                    };
+                    let to = if rng.bool() { &mut overlay } else { &mut newer };
+                    to.insert(at as u64..end as u64, source);
+                    // Older bytes must not cover it.
+                    overlay.merge(&std::mem::take(&mut newer));
+                }
+                if rng.u8(..4) == 0 {
+                    let used = overlay.used_of(space.spill());
+                    space.set_used(&used);
+                }
+                match rng.u8(..8) {
+                    0 => overlay.spill(&mut space, 1).unwrap(),
+                    1 => overlay.spill(&mut space, 100).unwrap(),
+                    _ => continue,
+                }
+                assert_eq!(overlay.memory_bytes(), overlay.inline_bytes(), "seed {seed}");
+                let mut read = vec![0; model.len()];
+                read_through(&[&overlay], None, &mut read, 0).unwrap();
+                assert!(read == model, "seed {seed}, step {n}");
+                for (range, source) in overlay.ranges() {
+                    let Source::Spill { spill, at, origin, len, crc } = source else { continue };
+                    // What a record says of a range that is still whole is not computed again.
+                    if range.end - range.start == *len {
+                        assert_eq!(spill.crc(*at, *len).unwrap(), *crc, "seed {seed}, step {n}, {range:?} {origin}");
+                    }
+                }
+            }
+            overlay.spill(&mut space, 1).unwrap();
+            assert_eq!(overlay.inline_bytes(), 0, "seed {seed}");
+        }
+    }
+}

@@ -1,0 +1,424 @@
+//! Applies a final state to the data files: in an open store, and in recovery (redo).
+//!
+//! Everything in this file may be interrupted anywhere and done again: each action first checks
+//! whether it has happened. A file is recognised by its attribute, never by its name alone.
+
+use crate::commits::final_state::{DirState, FileState, FinalState};
+use crate::commits::overlay::{NO_END, Overlay, Source};
+use crate::commits::spill::CHUNK_BYTES;
+use crate::data_files::create::{Attempt, OWNER_RIGHTS, Replacements, may_pass, occupied};
+use crate::data_files::create_ahead::Ahead;
+use crate::data_files::locate::{DataFiles, Location, Locations, open_for_writing};
+use crate::error::{Context, Error, Result};
+use crate::format::sized_memory;
+use crate::invariant;
+use std::io::ErrorKind;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use untorn_os::{BLOCK_BYTES, File, Kind, holds, value_if_holds, write_more_at};
+
+/// A directory that could not be brought to its final state.
+#[derive(Clone, Debug)]
+pub struct DirLeft {
+    /// The directory.
+    pub path: PathBuf,
+    /// Why.
+    pub reason: Error,
+    /// Nothing is to be done any more: somebody put something into a directory that was to be removed.
+    pub given_up: bool,
+}
+
+impl DataFiles<'_> {
+    /// Applies names, existence and modes. Files whose location is an error are left alone; so is a
+    /// file for which an action fails, with that error as its location. An action that waits for another one (a directory
+    /// for its files, a name for the file that has it now) is tried again as long as any succeeds. Modes of directories
+    /// come last, as they may forbid what is to be done in them. Returns the directories that are left.
+    pub fn apply_names(&self, state: &FinalState, locations: &mut Locations) -> Vec<DirLeft> {
+        let mut left = self.apply_entries(state, locations);
+        self.put_back(state, locations);
+        if self.newest_lsn.is_some() {
+            self.remove_creation_temporaries(state, locations);
+        }
+        for (path, dir) in state.dirs.iter().rev() {
+            if dir.exists
+                && !left.iter().any(|dir| dir.path == *path)
+                && let Err(reason) = self.set_final_mode(path, *dir)
+            {
+                left.push(DirLeft { path: path.clone(), reason, given_up: false });
+            }
+        }
+        for dir in left.iter_mut().filter(|dir| matches!(dir.reason, Error::Conflict { .. })) {
+            // What is left in it may be of these commits, too.
+            let inside = |file: &FileState| file.names.iter().any(|name| name.starts_with(&dir.path));
+            let waits = |file: &FileState| locations.get(&file.id).is_some_and(Result::is_err);
+            dir.given_up =
+                !state.dirs[&dir.path].exists && !state.files.values().any(|file| inside(file) && waits(file));
+        }
+        left
+    }
+
+    fn apply_entries(&self, state: &FinalState, locations: &mut Locations) -> Vec<DirLeft> {
+        let mut todo = self.actions(state, locations);
+        let replacements = Replacements::of(state, locations);
+        let at_once = self.contents.map_or(0, |contents| contents.made_at_once());
+        loop {
+            let before = todo.len();
+            let mut actions = std::mem::take(&mut todo).into_iter().peekable();
+            while actions.peek().is_some() {
+                let part: Vec<Action> = actions.by_ref().take(if at_once == 0 { before } else { at_once }).collect();
+                let new = part.iter().filter_map(|action| match &action.what {
+                    What::Create { at } => Some((&state.files[&action.file?], at.as_path())),
+                    _ => None,
+                });
+                let new = new.filter(|(file, _)| matches!(locations.get(&file.id), Some(Ok(Location::Absent))));
+                let ahead = if at_once == 0 { Ahead::default() } else { self.make_ahead(state, new) };
+                for mut action in part {
+                    match self.attempt(&mut action, state, &replacements, &ahead, locations) {
+                        Ok(Attempt::Done) => {}
+                        Ok(Attempt::Blocked(why)) => {
+                            action.why = Some(why);
+                            todo.push(action);
+                        }
+                        Err(e) => match action.file {
+                            Some(id) => _ = locations.insert(id, Err(e)),
+                            None => {
+                                action.why = Some(e);
+                                todo.push(action);
+                            }
+                        },
+                    }
+                }
+            }
+            if todo.is_empty() {
+                return Vec::new();
+            }
+            if todo.len() == before && !self.break_cycle(&todo, state, locations) {
+                break;
+            }
+        }
+        let mut left = Vec::new();
+        for action in todo {
+            let reason = action.why.expect("a blocked action says why");
+            match (action.file, action.what) {
+                (Some(id), _) => _ = locations.insert(id, Err(reason)),
+                (None, What::Directory { path, .. }) => left.push(DirLeft { path, reason, given_up: false }),
+                (None, _) => unreachable!("an action is on a file or on a directory"),
+            }
+        }
+        left
+    }
+
+    fn actions(&self, state: &FinalState, locations: &Locations) -> Vec<Action> {
+        let mut todo = Vec::new();
+        let action = |file: Option<u64>, what: What| Action { file, what, why: None, written: false };
+        for file in state.files.values() {
+            let Some(Ok(location)) = locations.get(&file.id) else { continue };
+            let what = match (location, &file.name) {
+                (Location::At(at), None) => What::Unlink { at: at.clone() },
+                (Location::Absent, None) => continue,
+                (Location::At(at), Some(to)) if at != to => What::Move { to: to.clone() },
+                (Location::At(_), Some(_)) if file.created.is_none() && file.mode.is_none() => continue,
+                (_, Some(to)) => What::Create { at: to.clone() },
+            };
+            todo.push(action(Some(file.id), what));
+        }
+        for (path, dir) in &state.dirs {
+            todo.push(action(None, What::Directory { path: path.clone(), dir: *dir }));
+        }
+        // What a file replaces goes in the same step, if that file comes first.
+        todo.sort_by_key(|action| matches!(action.what, What::Unlink { .. }));
+        todo
+    }
+
+    fn attempt(
+        &self,
+        action: &mut Action,
+        state: &FinalState,
+        replacements: &Replacements<'_>,
+        ahead: &Ahead,
+        locations: &mut Locations,
+    ) -> Result<Attempt> {
+        match &action.what {
+            What::Unlink { at } => {
+                let id = action.file.expect("a file");
+                if matches!(locations.get(&id), Some(Ok(Location::Absent))) {
+                    // Replaced by a rename in the meantime: the name is that of another file now.
+                    return Ok(Attempt::Done);
+                }
+                if let Some(reason) = replacements.waits(locations, at) {
+                    return Ok(Attempt::Blocked(reason));
+                }
+                self.park(id, at);
+                match self.with_rights(state, &[at], || self.storage.unlink(at)) {
+                    Err(e) if e.kind() != ErrorKind::NotFound => {
+                        self.unpark(id);
+                        return Err(Error::io("unlink", at, e));
+                    }
+                    _ => {}
+                }
+                locations.insert(id, Ok(Location::Absent));
+                Ok(Attempt::Done)
+            }
+            What::Move { to } => {
+                let id = action.file.expect("a file");
+                if !action.written {
+                    self.write_before_move(&state.files[&id], to, state, locations)?;
+                    action.written = true;
+                }
+                self.attempt_move(id, to, state, replacements, ahead, locations)
+            }
+            What::Create { at } => self.attempt_create(
+                state,
+                &state.files[&action.file.expect("a file")],
+                at,
+                replacements,
+                ahead,
+                locations,
+            ),
+            What::Directory { path, dir } => self.attempt_directory(state, path, *dir),
+        }
+    }
+
+    fn attempt_move(
+        &self,
+        id: u64,
+        to: &Path,
+        state: &FinalState,
+        replacements: &Replacements<'_>,
+        ahead: &Ahead,
+        locations: &mut Locations,
+    ) -> Result<Attempt> {
+        let Some(Ok(Location::At(from))) = locations.get(&id).cloned() else { return Ok(Attempt::Done) };
+        let replaced = replacements.replaced_by(locations, to);
+        if self.durable && state.files[&id].created.is_none() && from.parent() != to.parent() {
+            self.sync_parents(to)?;
+        }
+        replaced.into_iter().for_each(|victim| self.park(victim, to));
+        let renamed = self.with_rights(state, &[&from, to], || self.storage.rename(&from, to, replaced.is_some()));
+        if renamed.is_err() {
+            replaced.into_iter().for_each(|victim| self.unpark(victim));
+        }
+        match renamed {
+            Ok(()) => {
+                if let Some(victim) = replaced {
+                    locations.insert(victim, Ok(Location::Absent));
+                }
+                locations.insert(id, Ok(Location::At(to.to_owned())));
+                self.attempt_create(state, &state.files[&id], to, replacements, ahead, locations)
+            }
+            Err(e) if may_pass(&e) => Ok(Attempt::Blocked(occupied(to, &e))),
+            Err(e) => Err(Error::io("rename to", to, e)),
+        }
+    }
+
+    /// Writes what a file lacks where the file is now, before it moves.
+    fn write_before_move(&self, file: &FileState, to: &Path, state: &FinalState, locations: &Locations) -> Result<()> {
+        let Some(Ok(Location::At(from))) = locations.get(&file.id) else { return Ok(()) };
+        if !self.are_missing(file) {
+            return Ok(());
+        }
+        let handle = self.with_rights(state, &[from], || open_for_writing(self.storage, from)).context("open", from)?;
+        self.identify(file, &*handle, from, to)?;
+        self.write_contents(file, &handle, false)
+    }
+
+    fn attempt_directory(&self, state: &FinalState, path: &Path, dir: DirState) -> Result<Attempt> {
+        if !dir.exists {
+            return match self.with_rights(state, &[path], || self.storage.rmdir(path)) {
+                Ok(()) => Ok(Attempt::Done),
+                Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(Attempt::Done),
+                // XFS calls it EEXIST.
+                Err(e) if matches!(e.kind(), ErrorKind::DirectoryNotEmpty | ErrorKind::AlreadyExists) => {
+                    Ok(Attempt::Blocked(Error::Conflict {
+                        path: path.to_owned(),
+                        detail: "the directory is to be removed, but somebody put something in it".into(),
+                    }))
+                }
+                Err(e) => match self.storage.stat(path) {
+                    // Done before, and its place taken: without the right to change the directory above, the kernel does
+                    // not even say so.
+                    Ok(meta) if meta.kind != Kind::Directory => Ok(Attempt::Done),
+                    _ => Err(Error::io("remove the directory", path, e)),
+                },
+            };
+        }
+        match self.storage.stat(path) {
+            Ok(meta) if meta.kind == Kind::Directory => return Ok(Attempt::Done),
+            Ok(_) => return Ok(Attempt::Blocked(occupied(path, &ErrorKind::AlreadyExists.into()))),
+            Err(_) => {}
+        }
+        let mode = dir.mode.unwrap_or(0o700) | value_if_holds(invariant::MODES_LAST, OWNER_RIGHTS);
+        match self.with_rights(state, &[path], || self.storage.mkdir(path, mode)) {
+            Ok(()) => Ok(Attempt::Done),
+            Err(e) if may_pass(&e) => Ok(Attempt::Blocked(occupied(path, &e))),
+            Err(e) => Err(Error::io("make the directory", path, e)),
+        }
+    }
+
+    fn set_final_mode(&self, path: &Path, dir: DirState) -> Result<()> {
+        let Some(mode) = dir.mode else { return Ok(()) };
+        match self.storage.stat(path) {
+            Ok(meta) if meta.kind == Kind::Directory && meta.mode != mode => {
+                self.storage.set_dir_mode(path, mode).context("change the mode of", path)
+            }
+            Ok(_) => Ok(()),
+            Err(e) => Err(Error::io("change the mode of", path, e)),
+        }
+    }
+
+    /// Moves one of several files that wait for each other's names in a circle to a rename temporary. A file that
+    /// waits for one that is left alone keeps its place.
+    fn break_cycle(&self, todo: &[Action], state: &FinalState, locations: &mut Locations) -> bool {
+        let mut moves = Vec::new();
+        for action in todo {
+            if let (Some(id), What::Move { to }) = (action.file, &action.what)
+                && let Some(Ok(Location::At(from))) = locations.get(&id)
+            {
+                moves.push((id, from.clone(), to.clone()));
+            }
+        }
+        // A directory may be what becomes of a file's name, or what a file's name was.
+        let waits_for = |a: usize, b: usize| {
+            let (to, from): (&Path, &Path) = (&moves[a].2, &moves[b].1);
+            from.starts_with(to) || to.starts_with(from)
+        };
+        for start in 0..moves.len() {
+            let (id, from, _) = &moves[start];
+            let temporary = self.rename_temporary(*id);
+            if *from == temporary || (holds(invariant::ONLY_CYCLES) && !in_cycle(start, moves.len(), &waits_for)) {
+                continue;
+            }
+            if self.with_rights(state, &[from], || self.storage.rename(from, &temporary, false)).is_ok() {
+                locations.insert(*id, Ok(Location::At(temporary)));
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Takes files that cannot get their names out of the rename temporaries, where nobody would look for them.
+    fn put_back(&self, state: &FinalState, locations: &Locations) {
+        for file in state.files.values().filter(|file| matches!(locations.get(&file.id), Some(Err(_)))) {
+            let temporary = self.rename_temporary(file.id);
+            if self.storage.stat(&temporary).is_ok() {
+                let _ = file.names.iter().rev().find(|name| self.storage.rename(&temporary, name, false).is_ok());
+            }
+        }
+    }
+}
+
+/// Whether an item waits for itself, by way of others.
+fn in_cycle(start: usize, count: usize, waits_for: &dyn Fn(usize, usize) -> bool) -> bool {
+    let (mut seen, mut next) = (vec![false; count], vec![start]);
+    while let Some(at) = next.pop() {
+        for (other, seen) in seen.iter_mut().enumerate() {
+            if waits_for(at, other) && !std::mem::replace(seen, true) {
+                next.push(other);
+            }
+        }
+    }
+    seen[start]
+}
+
+struct Action {
+    file: Option<u64>,
+    what: What,
+    why: Option<Error>,
+    /// Of a move: the file has its contents.
+    written: bool,
+}
+
+enum What {
+    Unlink { at: PathBuf },
+    Move { to: PathBuf },
+    Create { at: PathBuf },
+    Directory { path: PathBuf, dir: DirState },
+}
+
+/// Applies an overlay to a data file. The file is never smaller than its final size on the way. Where at least
+/// `clone_bytes_least` bytes in whole blocks lie in a spill file, the data file shares them, if the file system can do
+/// that; `None`: all is copied.
+pub fn apply_overlay(file: &dyn File, overlay: &Overlay, path: &Path, clone_bytes_least: Option<u64>) -> Result<()> {
+    apply_overlay_in_steps(file, overlay, path, clone_bytes_least, &mut |_| Ok(()))
+}
+
+/// As [`apply_overlay`]; `step` is told how many bytes were written each time.
+pub fn apply_overlay_in_steps(
+    file: &dyn File,
+    overlay: &Overlay,
+    path: &Path,
+    clone_bytes_least: Option<u64>,
+    step: &mut dyn FnMut(u64) -> Result<()>,
+) -> Result<()> {
+    if let Some(e) = overlay.unreadable() {
+        return Err(e.clone());
+    }
+    // For all writes of this turn.
+    file.check_own().context("write", path)?;
+    let current = file.meta().context("stat", path)?.size;
+    let size = overlay.size.unwrap_or(current);
+    if size < current {
+        // Shrink first: that never needs space, and what lies beyond is not wanted in any case.
+        file.set_len(size).context("truncate", path)?;
+    }
+    // What lies in the log is written in the order in which it lies there, so that the log is read in sequence.
+    let (mut logged, rest): (Vec<_>, Vec<_>) = overlay.ranges().partition(|(_, source)| source.log_place().is_some());
+    logged.sort_by_key(|(_, source)| source.log_place().map(|(segment, end)| (std::ptr::from_ref(segment), end)));
+    let mut chunk = Vec::new();
+    for (range, source) in rest.into_iter().chain(logged) {
+        let end = range.end.min(size);
+        if range.start >= end {
+            continue;
+        }
+        match source {
+            Source::Unreadable(e) => return Err((**e).clone()),
+            Source::Zero => {
+                let end = end.min(current);
+                if range.start < end {
+                    file.zero(range.start, end - range.start).context("zero a range of", path)?;
+                }
+            }
+            Source::Bytes { .. } => {
+                let bytes = source.slice(&(range.start..end)).expect("bytes in memory");
+                write_more_at(file, &bytes, range.start).context("write", path)?;
+                step(end - range.start)?;
+            }
+            Source::Spill { .. } | Source::Log { .. } => {
+                if let Some((segment, end)) = source.log_place() {
+                    segment.read_ahead(end);
+                }
+                let range = range.start..end;
+                let cloned = clone_bytes_least.and_then(|least| clone_blocks(file, source, &range, least));
+                let cloned = cloned.unwrap_or(range.end..range.end);
+                for mut rest in [range.start..cloned.start, cloned.end..range.end] {
+                    sized_memory::resize(&mut chunk, CHUNK_BYTES.min((end - range.start) as usize), path)?;
+                    while rest.start < rest.end {
+                        let n = chunk.len().min((rest.end - rest.start) as usize);
+                        source.copy_to(&mut chunk[..n], rest.start)?;
+                        write_more_at(file, &chunk[..n], rest.start).context("write", path)?;
+                        rest.start += n as u64;
+                        step(n as u64)?;
+                    }
+                }
+            }
+        }
+    }
+    if file.meta().context("stat", path)?.size != size {
+        file.set_len(size).context("extend", path)?;
+    }
+    debug_assert!(overlay.ranges().all(|(r, s)| r.end != NO_END || *s == Source::Zero));
+    Ok(())
+}
+
+/// Lets the data file share the whole blocks of a range that lie in a spill file; returns which these are. `None`: there
+/// are too few of them, or it does not work here, and copying will either do or tell why not.
+fn clone_blocks(file: &dyn File, source: &Source, range: &Range<u64>, least: u64) -> Option<Range<u64>> {
+    let Source::Spill { spill, at, origin, .. } = source else { return None };
+    let block = BLOCK_BYTES as u64;
+    let (start, end) = (range.start.next_multiple_of(block), range.end - range.end % block);
+    if at % block != origin % block || end < start.saturating_add(least.max(block)) {
+        return None;
+    }
+    spill.clone_to(file, at + (start - origin), start, end - start).ok()?;
+    Some(start..end)
+}

@@ -1,0 +1,337 @@
+//! Finds the data files of a final state: by their attributes, under the names that they had.
+
+use crate::commits::final_state::{FileState, FinalState};
+use crate::error::{Context, Error, Result, is_loop};
+use crate::format::{Attribute, AttributeFound, StoreId, hex};
+use crate::invariant;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use untorn_os::{File, Kind, Open, Storage, holds};
+
+/// The data files of a store, as a final state is applied to them.
+pub struct DataFiles<'a> {
+    /// The store's directory.
+    pub storage: &'a dyn Storage,
+    /// The store.
+    pub store: StoreId,
+    /// The epoch that files created now belong to.
+    pub epoch: u64,
+    /// In recovery: LSN of the newest commit in the journal. No file can be ahead of it, and none may
+    /// lack a predecessor. An open store knows what it has not applied yet.
+    pub newest_lsn: Option<u64>,
+    /// A directory inside the store directory for rename temporaries: a file is there while two files
+    /// exchange names.
+    pub rename_dir: PathBuf,
+    /// Whether to wait for the disk (class `power`).
+    pub durable: bool,
+    /// Contents that go into files before these get names; none: names are only looked for.
+    pub contents: Option<&'a dyn Contents>,
+    /// Where files that go keep a name, for readers that hold an older commit; none: nobody does.
+    pub parking: Option<PathBuf>,
+}
+
+/// Committed contents that a data file lacks. They are written before the file gets a name, so that a name never shows
+/// another program a file without them.
+pub trait Contents {
+    /// Whether the data file lacks any.
+    fn are_missing(&self, file: &FileState) -> bool;
+    /// Writes them. The file has its attribute, which may not be durable yet.
+    fn write(&self, file: &FileState, handle: &Arc<dyn File>) -> Result<()>;
+    /// As [`Contents::write`], where the attribute is durable.
+    fn write_behind_attribute(&self, file: &FileState, handle: &Arc<dyn File>) -> Result<()> {
+        self.write(file, handle)
+    }
+    /// How many new files are made at a time, so that their attributes are flushed together before any has contents; none:
+    /// these need no flush, or each gets its own.
+    fn made_at_once(&self) -> usize {
+        0
+    }
+    /// Flushes the attributes of all new files.
+    fn flush_attributes(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// The present location of a file of the final state.
+#[derive(Clone, Debug)]
+pub enum Location {
+    /// The file was recognised under this name.
+    At(PathBuf),
+    /// The file is not there, and need not be: unlinked, or not yet created.
+    Absent,
+}
+
+/// The location of each file by its identity, or the reason why the file is left alone.
+pub type Locations = BTreeMap<u64, Result<Location>>;
+
+impl DataFiles<'_> {
+    /// Finds every file, and checks it against its predecessors, without writing a byte.
+    pub fn find(&self, state: &FinalState) -> Locations {
+        self.find_but(state, &BTreeSet::new())
+    }
+
+    /// As [`DataFiles::find`]. These files were never made, and nothing of them is anywhere.
+    pub fn find_but(&self, state: &FinalState, new: &BTreeSet<u64>) -> Locations {
+        let find = |file: &FileState| match new.contains(&file.id) {
+            true => Ok(Location::Absent),
+            false => self.find_one(file),
+        };
+        let mut locations: Locations = state.files.values().map(|file| (file.id, find(file))).collect();
+        if holds(invariant::HALF_CREATED) {
+            self.find_half_created(state, new, &mut locations);
+        }
+        locations
+    }
+
+    /// Finds files whose creation a crash interrupted: empty and without an attribute, under any name that
+    /// the file had. Such files are alike, and each may be assigned to any file that had its name, but none
+    /// may be left over: names are assigned by a bipartite matching.
+    pub(crate) fn find_half_created(&self, state: &FinalState, new: &BTreeSet<u64>, locations: &mut Locations) {
+        let mut claims = BTreeMap::<PathBuf, Vec<&FileState>>::new();
+        for file in state.files.values() {
+            let may_lie_there = file.created.is_some() && !new.contains(&file.id);
+            if may_lie_there && matches!(locations[&file.id], Ok(Location::Absent)) {
+                let temporaries = creation_temporaries(file).into_iter().chain([self.rename_temporary(file.id)]);
+                for name in file.names.iter().cloned().chain(temporaries) {
+                    claims.entry(name).or_default().push(file);
+                }
+            }
+        }
+        claims.retain(|name, files| matches!(self.inspect(files[0], name), Ok(Found::HalfCreated)));
+        for (name, files) in &mut claims {
+            // The file whose final name it is comes first.
+            files.sort_by_key(|file| file.name.as_ref() != Some(name));
+        }
+        let mut assigned = BTreeMap::new();
+        for name in claims.keys() {
+            assign_name(name, &claims, &mut assigned, &mut BTreeSet::new());
+        }
+        locations.extend(assigned.into_iter().map(|(id, name)| (id, Ok(Location::At(name.to_owned())))));
+    }
+
+    pub(crate) fn rename_temporary(&self, id: u64) -> PathBuf {
+        self.rename_dir.join(format!("rename.{id:016x}"))
+    }
+
+    pub(crate) fn find_one(&self, file: &FileState) -> Result<Location> {
+        let mut foreign = None;
+        let mut temporaries = creation_temporaries(file);
+        temporaries.insert(self.rename_temporary(file.id));
+        for name in file.names.iter().rev().chain(&temporaries) {
+            match self.inspect(file, name)? {
+                Found::Ours => return Ok(Location::At(name.clone())),
+                Found::Nothing => {}
+                Found::HalfCreated | Found::Foreign => foreign = Some(name.clone()),
+            }
+        }
+        if file.name.is_none() || file.created.is_some() {
+            // A foreign file under the name of a created file is met when that file is created.
+            return Ok(Location::Absent);
+        }
+        let path = file.display_name();
+        Err(match foreign {
+            Some(name) => Error::Conflict {
+                path: name,
+                detail: format!(
+                    "another file is in the place of one with committed changes (up to commit {}) still in the journal",
+                    file.last_lsn
+                ),
+            },
+            None => Error::NeedsJournal {
+                path: path.to_owned(),
+                detail: format!(
+                    "the file is gone from its place, with changes up to commit {} not yet in it",
+                    file.last_lsn
+                ),
+            },
+        })
+    }
+
+    /// Opens a name and compares its attribute.
+    pub(crate) fn inspect(&self, file: &FileState, name: &Path) -> Result<Found> {
+        let handle = match self.storage.open(name, Open::READ) {
+            Ok(handle) => handle,
+            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(Found::Nothing),
+            Err(e) if is_loop(&e) => return Ok(Found::Foreign),
+            Err(e) if e.kind() == ErrorKind::CrossesDevices => {
+                return Err(Error::Conflict {
+                    path: name.to_owned(),
+                    detail:
+                        "something is mounted there, and a store lies on one file system; unmount it, and open again"
+                            .into(),
+                });
+            }
+            Err(e) => return Err(Error::io("open", name, e)),
+        };
+        let meta = handle.meta().context("stat", name)?;
+        if meta.kind != Kind::File {
+            return Ok(Found::Foreign);
+        }
+        match Attribute::decode(handle.attribute().context("read the attribute of", name)?.as_deref()) {
+            AttributeFound::None if meta.size == 0 => Ok(Found::HalfCreated),
+            AttributeFound::Valid(a) if a.store == self.store && a.file == file.id => {
+                if meta.links != 1 {
+                    return Err(Error::Conflict {
+                        path: name.to_owned(),
+                        detail: format!("it has {} hard links; a managed file has one", meta.links),
+                    });
+                }
+                if self.newest_lsn.is_some() && a.checkpoint_lsn < file.previous_lsn {
+                    return Err(Error::Conflict {
+                        path: name.to_owned(),
+                        detail: format!(
+                            "it is an older copy (it holds commits up to {}; the journal continues after {})",
+                            a.checkpoint_lsn, file.previous_lsn
+                        ),
+                    });
+                }
+                if let Some(newest) = self.newest_lsn
+                    && a.checkpoint_lsn > newest
+                {
+                    return Err(Error::Conflict {
+                        path: name.to_owned(),
+                        detail: format!("it is newer (commit {}) than the journal (commit {newest})", a.checkpoint_lsn),
+                    });
+                }
+                Ok(Found::Ours)
+            }
+            _ => Ok(Found::Foreign),
+        }
+    }
+
+    /// Opens a recognised file for writing, checking once more that it is the one.
+    pub fn open(&self, file: &FileState, at: &Path) -> Result<Arc<dyn File>> {
+        let handle = open_for_writing(self.storage, at).context("open", at)?;
+        match Attribute::decode(handle.attribute().context("read the attribute of", at)?.as_deref()) {
+            AttributeFound::Valid(a) if a.store == self.store && a.file == file.id => Ok(handle),
+            _ => Err(Error::Conflict { path: at.to_owned(), detail: "it was replaced just now".into() }),
+        }
+    }
+}
+
+/// Files wait, names and all, of which the disk cannot read contents.
+pub fn leave_unreadable(state: &FinalState, locations: &mut Locations) {
+    locations.extend(state.files.values().filter_map(|file| Some((file.id, Err(file.overlay.unreadable()?.clone())))));
+}
+
+/// Refuses a file of a name whose commits are somewhere else, by its attribute. `quarantined` says so of a file with commits
+/// in a quarantined journal of this store; `is_known`: this store has the file that the attribute names, elsewhere;
+/// `is_newer`: the file waits for commits of an owner that came after the journal which is here.
+pub fn check_attribute(
+    found: AttributeFound,
+    path: &Path,
+    store: Option<StoreId>,
+    quarantined: impl FnOnce(u64) -> Result<()>,
+    is_known: impl FnOnce(&Attribute) -> bool,
+    is_newer: impl FnOnce(&Attribute) -> bool,
+) -> Result<()> {
+    let a = match found {
+        AttributeFound::None => return Ok(()),
+        AttributeFound::Unreadable => {
+            return Err(Error::Foreign {
+                path: path.to_owned(),
+                detail: "its attribute user.untorn is not one that this version understands".into(),
+            });
+        }
+        AttributeFound::Valid(a) => a,
+    };
+    let is_ours = Some(a.store) == store;
+    if is_ours {
+        quarantined(a.file)?;
+    }
+    if !a.pending {
+        return Ok(());
+    }
+    let needs = |detail: String| Err(Error::NeedsJournal { path: path.to_owned(), detail });
+    if !is_ours {
+        return needs(format!("it belongs to the store {}, which was not closed", hex(&a.store)));
+    }
+    if is_known(&a) {
+        return needs("it is a copy of a file that is in use in this store, or was moved here".into());
+    }
+    if a.path_crc != Attribute::path_crc_of(path) {
+        return needs("it was moved or copied from elsewhere in this store while changes were pending".into());
+    }
+    match is_newer(&a) {
+        true => Err(older_journal(path)),
+        false => Ok(()),
+    }
+}
+
+/// A file waits for commits, and the journal that is here ended before they were made.
+pub fn older_journal(path: &Path) -> Error {
+    Error::Conflict {
+        path: path.to_owned(),
+        detail:
+            "it waits for commits that the journal here does not know: an older `.untorn` was put back. Put the newer \
+                 one in its place, or, if it is lost, take the file as it is with `untorn recover --accept-lost`"
+                .into(),
+    }
+}
+
+/// The name of a file that is being made, in the directory of the name that it is to get.
+pub(crate) fn creation_temporary(id: u64, name: &Path) -> PathBuf {
+    name.with_file_name(format!(".{id:016x}.untorn"))
+}
+
+/// The file whose creation temporary has this name.
+pub(crate) fn creation_temporary_id(path: &Path) -> Option<u64> {
+    let digits = path.file_name()?.to_str()?.strip_prefix('.')?.strip_suffix(".untorn")?;
+    let id = u64::from_str_radix(digits, 16).ok()?;
+    (creation_temporary(id, path) == path).then_some(id)
+}
+
+/// Where the file may lie while it is being made.
+pub(crate) fn creation_temporaries(file: &FileState) -> BTreeSet<PathBuf> {
+    let names = file.names.iter().filter(|_| file.created.is_some());
+    names.map(|name| creation_temporary(file.id, name)).collect()
+}
+
+/// Assigns a name to one of the files that had it. A file that was assigned another name is used if that
+/// name can be assigned to a third file: an augmenting path. `visited` are the files tried already.
+pub(crate) fn assign_name<'f>(
+    name: &'f Path,
+    claims: &'f BTreeMap<PathBuf, Vec<&FileState>>,
+    assigned: &mut BTreeMap<u64, &'f Path>,
+    visited: &mut BTreeSet<u64>,
+) -> bool {
+    for file in &claims[name] {
+        if !visited.insert(file.id) {
+            continue;
+        }
+        let other = assigned.get(&file.id).copied();
+        if other.is_none_or(|other| assign_name(other, claims, assigned, visited)) {
+            assigned.insert(file.id, name);
+            return true;
+        }
+    }
+    false
+}
+
+/// Opens a file for writing. Where the mode forbids that to the owner of the file, and this process runs
+/// as the owner, the mode is changed for the moment of opening.
+pub fn open_for_writing(storage: &dyn Storage, path: &Path) -> std::io::Result<Arc<dyn File>> {
+    let refused = match storage.open(path, Open::WRITE) {
+        Err(e) if e.kind() == ErrorKind::PermissionDenied => e,
+        done => return done,
+    };
+    let Ok(reading) = storage.open(path, Open::READ) else { return Err(refused) };
+    let meta = reading.meta()?;
+    if meta.kind != Kind::File || meta.uid != storage.effective_user() || meta.mode & 0o200 != 0 {
+        return Err(refused);
+    }
+    reading.set_mode(meta.mode | 0o200)?;
+    let opened = storage.open(path, Open::WRITE);
+    reading.set_mode(meta.mode)?;
+    opened
+}
+
+pub(crate) enum Found {
+    Nothing,
+    Ours,
+    /// Empty and without an attribute: what a crash leaves of a creation.
+    HalfCreated,
+    Foreign,
+}

@@ -1,0 +1,570 @@
+//! The store directory, in which Untorn keeps the journal: who may use it, the lock, and how it is made.
+//!
+//! ```text
+//! .untorn/                beside the data (or `foo.db.untorn/` for a standalone file): 0700; 0750 or 0755, if others
+//!                         may read the store
+//!     owner               locked by the process that has the store open; nobody else may read it, ever; never removed
+//!     lock                shows others that it is: that process has a read lock of it, and writes its id in it
+//!     journal/            header, segment.N, spill.X
+//!     journal.new/        an unfinished new journal
+//!     journal.spare/      room for one when the disk is full
+//!     readers             what the owner tells readers, and the leases of readers
+//!     parked/             files that went while a reader held an older commit
+//!     quarantine.N/       a quarantined journal: some of its files could not be redone
+//! ```
+
+use crate::directories::quarantine::{NAME_SPARE, PendingFiles};
+use crate::directories::spare::{open_or_create, set_apart};
+use crate::error::{Context, Error, Result, is_loop, is_no_space};
+use crate::format::{BLOCK_BYTES, HEADER_SLOTS, Header, Key, StoreId, VERSION, crc64};
+use crate::sync_point;
+use std::ffi::OsString;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use untorn_os::{AlignedBuf, File, Kind, Open, Storage, SyncPoint, read_full_at, write_all_at};
+
+/// Name of the store directory.
+pub const STORE_DIR: &str = ".untorn";
+
+/// The store directory, relative to the storage's root.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoreDir {
+    /// `.untorn`, or `foo.db.untorn`.
+    pub dir: PathBuf,
+    /// The file of a standalone file's store; `None`: the store is a directory of files.
+    pub standalone: Option<PathBuf>,
+}
+
+impl StoreDir {
+    /// The store directory of a directory with many files.
+    pub fn of_directory() -> StoreDir {
+        StoreDir { dir: STORE_DIR.into(), standalone: None }
+    }
+
+    /// The store directory of a standalone file, by the file's name in its directory.
+    pub fn of_file(name: &Path) -> StoreDir {
+        let mut dir: OsString = name.as_os_str().to_owned();
+        dir.push(STORE_DIR);
+        StoreDir { dir: dir.into(), standalone: Some(name.to_owned()) }
+    }
+
+    /// The file with which owners keep each other out.
+    pub fn owner_file(&self) -> PathBuf {
+        self.dir.join("owner")
+    }
+
+    /// The lock file, which shows readers that there is an owner.
+    pub fn lock_file(&self) -> PathBuf {
+        self.dir.join("lock")
+    }
+
+    /// The journal.
+    pub fn journal(&self) -> PathBuf {
+        self.dir.join("journal")
+    }
+
+    /// An unfinished journal.
+    pub fn journal_new(&self) -> PathBuf {
+        self.dir.join("journal.new")
+    }
+
+    /// What the owner tells readers.
+    pub fn readers_page(&self) -> PathBuf {
+        self.dir.join("readers")
+    }
+
+    /// Where files that went keep a name, for readers that hold older commits.
+    pub fn parked(&self) -> PathBuf {
+        self.dir.join("parked")
+    }
+
+    /// Room for a new journal.
+    pub fn journal_spare(&self) -> PathBuf {
+        self.dir.join("journal.spare")
+    }
+
+    /// The directory of the quarantined journal of an epoch.
+    pub fn quarantined_journal(&self, epoch: u64) -> PathBuf {
+        self.dir.join(format!("quarantine.{epoch:016x}"))
+    }
+
+    /// The directories of all quarantined journals.
+    pub fn quarantined_journals(&self, storage: &dyn Storage) -> Result<Vec<PathBuf>> {
+        let names = storage.list(&self.dir).context("list", &self.dir)?;
+        let mut found: Vec<PathBuf> =
+            names.iter().filter(|n| n.to_string_lossy().starts_with("quarantine.")).map(|n| self.dir.join(n)).collect();
+        found.sort();
+        Ok(found)
+    }
+
+    /// Checks that the directory can be trusted: a real directory, of the effective user or root, that others may read at
+    /// most. Returns its permission bits; none: there is none.
+    pub fn check_trust(&self, storage: &dyn Storage) -> Result<Option<u32>> {
+        let meta = match storage.stat(&self.dir) {
+            Ok(meta) => meta,
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(Error::io("stat", &self.dir, e)),
+        };
+        let untrusted = |detail: String| Err(Error::Untrusted { path: self.dir.clone(), detail });
+        let user = storage.effective_user();
+        if meta.kind != Kind::Directory {
+            return untrusted("it is not a directory; somebody put something else in its place. Remove it".into());
+        }
+        if meta.uid != user && meta.uid != 0 {
+            return untrusted(format!(
+                "it belongs to user {}, and this process runs as user {user}; run as user {}, or remove it if it is not wanted",
+                meta.uid, meta.uid
+            ));
+        }
+        if !may_be_mode(meta.mode) {
+            return untrusted(format!(
+                "its mode {:04o} lets others in, and not just to read; if you know why, `chmod 700` it and open again, or \
+                 `untorn readers` says who may read",
+                meta.mode
+            ));
+        }
+        Ok(Some(meta.mode))
+    }
+
+    /// Checks that this user may read the store, as nothing is written: its owner and root may, and those whom its owner
+    /// lets in. It is of whoever has the data: in a directory that is not his, nobody shows others what he likes.
+    pub fn check_may_read(&self, storage: &dyn Storage) -> Result<()> {
+        let e = match self.check_trust(storage) {
+            Ok(Some(_)) => return Ok(()),
+            Ok(None) => return Err(Error::io("find a store at", &self.dir, ErrorKind::NotFound.into())),
+            Err(e @ Error::Untrusted { .. }) => e,
+            Err(e) => return Err(e),
+        };
+        let meta = storage.stat(&self.dir).context("stat", &self.dir)?;
+        if meta.kind != Kind::Directory || !may_be_mode(meta.mode) {
+            return Err(e);
+        }
+        let user = storage.effective_user();
+        let data = self.standalone.as_deref().unwrap_or(Path::new(""));
+        let is_of_data = || storage.stat(data).is_ok_and(|data| data.uid == meta.uid);
+        match (user == 0 || meta.mode & 0o055 != 0) && is_of_data() {
+            true => Ok(()),
+            false if user != 0 && meta.mode & 0o055 == 0 => Err(Error::Untrusted {
+                path: self.dir.clone(),
+                detail: format!(
+                    "it belongs to user {}, who lets nobody else read it, and this process runs as user {user}; \
+                     `untorn readers` lets others in",
+                    meta.uid
+                ),
+            }),
+            false => Err(e),
+        }
+    }
+
+    /// Only the owner of the data may make a store.
+    fn check_may_create(&self, storage: &dyn Storage) -> Result<()> {
+        let user = storage.effective_user();
+        let (data, owner) = match &self.standalone {
+            Some(file) => match storage.stat(file) {
+                Ok(meta) => (file.clone(), meta.uid),
+                Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
+                Err(e) => return Err(Error::io("stat", file, e)),
+            },
+            None => (PathBuf::from("."), storage.stat(Path::new("")).context("stat", ".")?.uid),
+        };
+        if owner != user {
+            return Err(Error::Untrusted {
+                path: data,
+                detail: format!(
+                    "it belongs to user {owner}, and this process runs as user {user}; only the owner makes a store (run as user {owner}, with `setpriv` or `sudo -u`)"
+                ),
+            });
+        }
+        Ok(())
+    }
+}
+
+/// Whether a store directory may have these permission bits: others may read it, or not even that.
+fn may_be_mode(mode: u32) -> bool {
+    [0, 0o050, 0o055].contains(&(mode & 0o077))
+}
+
+/// What the lock file holds while the store is closed. Anything else, or nothing, says that the owner was killed.
+const CLOSED: &str = "closed     \n";
+
+/// Whether a lock file that holds this says that the store is closed.
+pub(crate) fn is_closed_note(note: &[u8]) -> bool {
+    note == CLOSED.as_bytes()
+}
+
+/// What the lock file holds while a process has the store open: as long as [`CLOSED`], so that it goes in its place.
+fn opened_by(pid: u32) -> String {
+    format!("{pid:<11}\n")
+}
+
+/// The lock of an open store; dropping it unlocks the store.
+pub struct StoreLock {
+    file: Arc<dyn File>,
+    /// Locked for writing: whoever may read a file can lock it for reading, so readers have no part in this one.
+    _owner: Arc<dyn File>,
+    /// The process that had the store open before did not release it: it was killed, or its close failed.
+    pub unclean: bool,
+    /// Permission bits of the store directory, and of those in it.
+    pub dir_mode: u32,
+}
+
+impl StoreLock {
+    /// Unlocks the store after everything of it was flushed, and notes that in the lock file, so that the next
+    /// opening has nothing to flush. It does not matter whether the note survives a power cut: after one, cache
+    /// and disk are the same.
+    pub fn release(self) {
+        // A lock file that cannot be written costs the next opening some flushes.
+        let _ = write_all_at(&*self.file, CLOSED.as_bytes(), 0);
+    }
+}
+
+/// Locks the store. Makes the store directory if there is none, with these permission bits if `create` has some.
+pub fn lock_store(storage: &dyn Storage, store_dir: &StoreDir, create: Option<u32>, wait: bool) -> Result<StoreLock> {
+    let dir_mode = match (store_dir.check_trust(storage)?, create) {
+        (Some(mode), _) => mode,
+        (None, None) => return Err(Error::io("open the store in", &store_dir.dir, ErrorKind::NotFound.into())),
+        (None, Some(mode)) => {
+            store_dir.check_may_create(storage)?;
+            match storage.mkdir(&store_dir.dir, mode) {
+                Err(e) if e.kind() != ErrorKind::AlreadyExists => return Err(Error::io("make", &store_dir.dir, e)),
+                _ => {}
+            }
+            let made = store_dir.check_trust(storage)?;
+            made.ok_or_else(|| Error::io("make", &store_dir.dir, ErrorKind::NotFound.into()))?
+        }
+    };
+    let (path, owner_path) = (store_dir.lock_file(), store_dir.owner_file());
+    // Another process may be ejecting the store: the locked files must still be those that have the names.
+    for _ in 0..1000 {
+        let owner = open_lock_file(storage, &owner_path, Open::create(0o600))?;
+        if owner.meta().context("stat", &owner_path)?.mode & 0o077 != 0 {
+            // Somebody opened it to others, who could lock it.
+            owner.set_mode(0o600).context("change the mode of", &owner_path)?;
+        }
+        let lock = || storage.open(&path, Open::READ).ok();
+        let pid = || lock().and_then(|lock| read_pid(&*lock));
+        if !acquire(storage, &*owner, &pid, wait).context("lock", &owner_path)? {
+            return Err(busy(&store_dir.dir, lock().as_deref()));
+        }
+        // Not made before: whoever ejects the store has removed it, and then the directory.
+        let file = open_lock_file(storage, &path, Open::create(0o600).shown())?;
+        if !file.lease(0).context("lock", &path)? {
+            return Err(busy(&store_dir.dir, lock().as_deref()));
+        }
+        if is_named(storage, &*owner, &owner_path)? && is_named(storage, &*file, &path)? {
+            let mut note = [0; CLOSED.len() + 1];
+            let n = read_full_at(&*file, &mut note, 0).context("read", &path)?;
+            let unclean = &note[..n] != CLOSED.as_bytes();
+            note_owner(&*file, n).context("write", &path)?;
+            return Ok(StoreLock { file, _owner: owner, unclean, dir_mode });
+        }
+    }
+    Err(Error::busy(&store_dir.dir, None))
+}
+
+/// The error of a store that the process has open which the lock file names.
+fn busy(path: &Path, lock: Option<&dyn File>) -> Error {
+    let pid = lock.and_then(read_pid);
+    match (lock, pid) {
+        (Some(lock), Some(pid)) if is_of_another_namespace(lock, pid) => Error::busy_elsewhere(path, pid),
+        _ => Error::busy(path, pid),
+    }
+}
+
+/// Whether the process of this number has not got this lock file open, though it locked it: it counts processes otherwise.
+pub fn is_of_another_namespace(lock: &dyn File, pid: u32) -> bool {
+    // It may have closed the store just now.
+    let has_it = || lock.is_locked().unwrap_or(false) && read_pid(lock) == Some(pid);
+    lock.is_open_in(pid) == Some(false) && has_it()
+}
+
+/// Notes that this process has the store open, before it changes anything. On a full disk there may be no room for
+/// the process id, but there must be no note that the store is closed, and cutting a file off takes no room.
+fn note_owner(file: &dyn File, bytes: usize) -> io::Result<()> {
+    let note = opened_by(std::process::id());
+    match write_all_at(file, note.as_bytes(), 0) {
+        Ok(()) if bytes > note.len() => file.set_len(note.len() as u64),
+        Err(e) if is_no_space(&e) => file.set_len(0),
+        done => done,
+    }
+}
+
+/// Whether a process has a store open, which this lock file is of. Whoever may read the lock file can make it look so for
+/// all who may not open the other one.
+pub fn is_owned_by_somebody(storage: &dyn Storage, store_dir: &StoreDir, lock: &dyn File) -> io::Result<bool> {
+    match storage.open(&store_dir.owner_file(), Open::READ) {
+        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) => lock.is_locked(),
+        done => done?.is_locked(),
+    }
+}
+
+fn is_named(storage: &dyn Storage, file: &dyn File, path: &Path) -> Result<bool> {
+    let locked = file.meta().context("stat", path)?;
+    match storage.stat(path) {
+        Ok(named) => Ok(named.inode == locked.inode && locked.links > 0),
+        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(false),
+        // Such as a lack of descriptors, which says nothing about the file.
+        Err(e) => Err(Error::io("stat", path, e)),
+    }
+}
+
+/// Locks the owner file. A child that this process is just spawning holds copies of its locks until the
+/// child executes its program, also of a store that was closed: such a lock is tried again for a moment.
+fn acquire(storage: &dyn Storage, owner: &dyn File, pid: &dyn Fn() -> Option<u32>, wait: bool) -> io::Result<bool> {
+    for _ in 0..20 {
+        if owner.lock(wait)? {
+            return Ok(true);
+        }
+        if pid().is_some_and(|owner| owner != std::process::id()) {
+            break;
+        }
+        storage.pause();
+    }
+    Ok(false)
+}
+
+fn open_lock_file(storage: &dyn Storage, path: &Path, create: Open) -> Result<Arc<dyn File>> {
+    let mut last = io::Error::from(ErrorKind::NotFound);
+    for _ in 0..1000 {
+        for how in [Open::WRITE, create] {
+            match storage.open(path, how) {
+                Ok(file) if file.meta().context("stat", path)?.kind == Kind::File => return Ok(file),
+                Ok(_) => return Err(no_file(path)),
+                Err(e) if is_loop(&e) => return Err(no_file(path)),
+                Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::AlreadyExists) => last = e,
+                Err(e) => return Err(Error::io("open", path, e)),
+            }
+        }
+    }
+    Err(Error::io("open", path, last))
+}
+
+fn no_file(path: &Path) -> Error {
+    let detail = "it is not a file; somebody put something else in its place. Remove it";
+    Error::Foreign { path: path.to_owned(), detail: detail.into() }
+}
+
+/// The process id in a lock file.
+pub fn read_pid(lock: &dyn File) -> Option<u32> {
+    let mut text = [0; 16];
+    let n = read_full_at(lock, &mut text, 0).ok()?;
+    std::str::from_utf8(&text[..n]).ok()?.trim().parse().ok()
+}
+
+/// The values that a new journal starts from.
+pub struct NewJournal {
+    /// The store; drawn at random for a new one.
+    pub store: StoreId,
+    /// LSN of the last commit of the journal before it.
+    pub checkpoint_lsn: u64,
+    /// What the first record repeats as the checksum of its predecessor.
+    pub link: u64,
+    /// Generation of that journal's header.
+    pub generation: u64,
+    /// The epochs that were not closed.
+    pub unclosed: Vec<u64>,
+    /// The secret of its records' checksums.
+    pub key: Key,
+    /// Bytes of the first segment.
+    pub segment_bytes: u64,
+    /// No owner before may have left anything behind that closing looks for.
+    pub closed: bool,
+    /// All of that journal could be read.
+    pub read_whole: bool,
+    /// Whether to wait for the disk.
+    pub durable: bool,
+    /// Permission bits of its directory.
+    pub dir_mode: u32,
+}
+
+/// Sets room apart in which recovery can quarantine the journal and make another one when the disk is full: names,
+/// inodes and blocks.
+pub fn make_spare(storage: &dyn Storage, store_dir: &StoreDir, segment_bytes: u64, dir_mode: u32) -> io::Result<()> {
+    let spare = store_dir.journal_spare();
+    PendingFiles::set_apart(storage, &store_dir.journal())?;
+    match storage.mkdir(&spare, dir_mode) {
+        Err(e) if e.kind() != ErrorKind::AlreadyExists => return Err(e),
+        _ => {}
+    }
+    set_apart(storage, &spare.join("header"), BLOCK_BYTES as u64 * HEADER_SLOTS)?;
+    set_apart(storage, &spare.join(segment_name(0)), segment_bytes)?;
+    PendingFiles::set_apart(storage, &spare)
+}
+
+/// Takes the room that was set apart for a new journal, without what does not belong into one. False: there is none.
+fn take_spare(storage: &dyn Storage, store_dir: &StoreDir) -> Result<bool> {
+    let (spare, new) = (store_dir.journal_spare(), &store_dir.journal_new());
+    match storage.rename(&spare, new, false) {
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(false),
+        done => done.context("rename", &spare)?,
+    }
+    for name in storage.list(new).context("list", new)? {
+        if name == "header" || name == NAME_SPARE || name.to_str() == Some(&segment_name(0)) {
+            continue;
+        }
+        let path = new.join(name);
+        match storage.stat(&path).context("stat", &path)?.kind {
+            Kind::Directory => remove_tree(storage, &path)?,
+            _ => storage.unlink(&path).context("remove", &path)?,
+        }
+    }
+    Ok(true)
+}
+
+/// Makes an empty journal; on a full disk, in the room that was set apart for one. Whatever crash interrupts it, the
+/// next opening finds none or a whole one.
+pub fn create_journal(storage: &dyn Storage, store_dir: &StoreDir, from: &NewJournal) -> Result<()> {
+    let new = store_dir.journal_new();
+    // Not taken again: if a flush of these files failed, one more may succeed and leave them as they are on the disk.
+    remove_tree(storage, &new)?;
+    let made =
+        storage.mkdir(&new, from.dir_mode).context("make", &new).and_then(|()| fill_journal(storage, store_dir, from));
+    match made {
+        Err(e @ Error::NoSpace { .. }) => {
+            remove_tree(storage, &new)?;
+            if !take_spare(storage, store_dir)? {
+                return Err(e);
+            }
+            fill_journal(storage, store_dir, from)?;
+        }
+        done => done?,
+    }
+    let journal = store_dir.journal();
+    storage.rename(&new, &journal, false).context("rename to", &journal)?;
+    if from.durable {
+        storage.sync_dir(&store_dir.dir, sync_point::CREATE_NAME).context("flush", &store_dir.dir)?;
+        storage.sync_dir(Path::new(""), sync_point::CREATE_STORE_NAME).context("flush", ".")?;
+    }
+    Ok(())
+}
+
+/// Makes the files of a new journal, or uses those that are there, and flushes them.
+fn fill_journal(storage: &dyn Storage, store_dir: &StoreDir, from: &NewJournal) -> Result<()> {
+    let new = store_dir.journal_new();
+    let segment_bytes = first_segment(storage, &new, from.segment_bytes, from.durable)?;
+    let header = Header {
+        version: VERSION,
+        store: from.store,
+        generation: from.generation + 1,
+        checkpoint_lsn: from.checkpoint_lsn,
+        listed: Vec::new(),
+        open_lsn: from.checkpoint_lsn + 1,
+        link: from.link,
+        clean: from.closed,
+        start_segment: 0,
+        start_crc: crc64(&[0; BLOCK_BYTES]),
+        start_blocks: (segment_bytes / BLOCK_BYTES as u64) as u32,
+        boot: None,
+        epoch: 0,
+        lengths: vec![(segment_bytes / BLOCK_BYTES as u64) as u32],
+        unclosed: from.unclosed.clone(),
+        marks_left: !from.closed && from.read_whole,
+        key: from.key,
+        by_attribute: false,
+    };
+    let path = new.join("header");
+    let (file, _) = open_or_create(storage, &path, false).context("create", &path)?;
+    // What would refuse the first commit refuses the store. A full disk may be the reason to make this journal.
+    match file.set_attribute(&[0]).and_then(|()| file.remove_attribute()) {
+        Err(e) if !is_no_space(&e) => return Err(Error::attribute(&store_dir.dir, e)),
+        _ => {}
+    }
+    let mut slots = vec![0; BLOCK_BYTES * HEADER_SLOTS as usize];
+    let at = BLOCK_BYTES * (header.generation % HEADER_SLOTS) as usize;
+    slots[at..at + BLOCK_BYTES].copy_from_slice(&header.encode());
+    write_all_at(&*file, &slots, 0).context("write", &path)?;
+    if from.durable {
+        file.sync_all(sync_point::CREATE_CONTENTS).context("flush", &path)?;
+    }
+    if from.durable {
+        storage.sync_dir(&new, sync_point::CREATE_ENTRIES).context("flush", &new)?;
+    }
+    Ok(())
+}
+
+/// The name that a file gets where it is parked.
+pub fn parked_name(id: u64) -> String {
+    format!("{id:016x}")
+}
+
+/// The name of a segment.
+pub fn segment_name(index: u32) -> String {
+    format!("segment.{index}")
+}
+
+/// The index of a segment's name.
+pub fn segment_index(name: &str) -> Option<u32> {
+    let digits = name.strip_prefix("segment.")?;
+    let index = digits.parse().ok()?;
+    (segment_name(index) == name).then_some(index)
+}
+
+/// Makes a segment, written whole, so that a commit's flush finds no metadata to write. The caller
+/// syncs the directory.
+pub fn create_segment(
+    storage: &dyn Storage,
+    journal: &Path,
+    index: u32,
+    bytes: u64,
+    durable: bool,
+    point: SyncPoint,
+) -> Result<Arc<dyn File>> {
+    let path = journal.join(segment_name(index));
+    let how = Open::create(0o600).shown();
+    let file = storage.open(&path, if durable { how.direct() } else { how }).context("create", &path)?;
+    let made = file.allocate(0, bytes).and_then(|()| write_segment(&*file, bytes, durable, point));
+    if let Err(e) = made {
+        // A segment that is not whole has no use; its name may stay if even this fails.
+        let _ = storage.unlink(&path);
+        return Err(Error::io("write", &path, e));
+    }
+    Ok(file)
+}
+
+/// Makes the first segment of a new journal, or takes the room set apart for it, which may be less than is asked for.
+/// Returns its length.
+fn first_segment(storage: &dyn Storage, journal: &Path, bytes: u64, durable: bool) -> Result<u64> {
+    let path = journal.join(segment_name(0));
+    let (file, _) = open_or_create(storage, &path, durable).context("create", &path)?;
+    let there = file.meta().context("look at", &path)?.size;
+    let bytes = match file.allocate(0, bytes) {
+        Err(e) if is_no_space(&e) && there >= BLOCK_BYTES as u64 => {
+            // ext4 keeps what it got so far.
+            file.set_len(there).context("truncate", &path)?;
+            there - there % BLOCK_BYTES as u64
+        }
+        done => done.map(|()| bytes.max(there)).context("write", &path)?,
+    };
+    write_segment(&*file, bytes, durable, sync_point::CREATE_CONTENTS).context("write", &path)?;
+    Ok(bytes)
+}
+
+fn write_segment(file: &dyn File, bytes: u64, durable: bool, point: SyncPoint) -> io::Result<()> {
+    let zeros = AlignedBuf::zeroed_up_to((bytes as usize).min(1 << 20));
+    let mut at = 0;
+    while at < bytes {
+        let n = zeros.len().min((bytes - at) as usize);
+        write_all_at(file, &zeros[..n], at)?;
+        at += n as u64;
+    }
+    if durable { file.sync_data(point) } else { Ok(()) }
+}
+
+/// Removes a directory inside the store directory, and everything in it; nothing happens if there is none.
+pub fn remove_tree(storage: &dyn Storage, dir: &Path) -> Result<()> {
+    let names = match storage.list(dir) {
+        Ok(names) => names,
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(e) => return Err(Error::io("list", dir, e)),
+    };
+    for name in names {
+        let path = dir.join(name);
+        if storage.stat(&path).context("stat", &path)?.kind == Kind::Directory {
+            remove_tree(storage, &path)?;
+        } else {
+            storage.unlink(&path).context("remove", &path)?;
+        }
+    }
+    storage.rmdir(dir).context("remove", dir)
+}

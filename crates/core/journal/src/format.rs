@@ -1,0 +1,755 @@
+//! The bytes on disk: constants, header slots, record heads, file attributes.
+//!
+//! Writer, reader and checker share this file; `docs/FORMAT.md` describes it, and a test reads the
+//! document's tables against the constants. All numbers are little-endian.
+
+pub mod sized_memory;
+pub(crate) mod unreadable;
+
+use crate::error::{Error, Result};
+use crate::invariant;
+use crc_fast::{CrcAlgorithm, Digest};
+use std::path::Path;
+use untorn_os::holds;
+
+/// Version of everything below. Readers refuse a newer one.
+pub const VERSION: u32 = 3;
+/// The first version whose headers know which owners did not close.
+const UNCLOSED_KNOWN: u32 = 3;
+/// Unit of the journal: every commit group starts on a fresh block.
+pub const BLOCK_BYTES: usize = untorn_os::BLOCK_BYTES;
+
+/// First bytes of a header slot.
+pub const HEADER_MAGIC: &[u8; 8] = b"UNTORN-H";
+/// Slots in the header file. They share no block.
+pub const HEADER_SLOTS: u64 = 2;
+/// Where a header slot keeps its checksum, over everything before it.
+pub const HEADER_CRC_AT: usize = BLOCK_BYTES - 8;
+/// Where a header slot keeps its list of epochs.
+pub const EPOCHS_AT: usize = 112;
+/// First bytes of the attribute `user.untorn` of a header file: the header of a closed journal.
+pub const CLOSED_MAGIC: &[u8; 4] = b"UTCH";
+/// Its length: as an attribute of this length, it lies in the inode on ext4.
+pub const CLOSED_BYTES: usize = 64;
+/// Where it keeps its checksum, which is keyed, over everything before it.
+pub const CLOSED_CRC_AT: usize = CLOSED_BYTES - 8;
+/// Bytes of an entry of that list.
+pub const EPOCH_BYTES: usize = 32;
+/// Epochs that a header lists at most. An opening that would have to list more redoes all of them first. Each takes a
+/// segment, and segments grow: small stores stay small.
+pub const EPOCHS_MAX: usize = 4;
+
+/// First bytes of a record.
+pub const RECORD_MAGIC: &[u8; 4] = b"UTRC";
+/// Bytes before a record's body.
+pub const RECORD_HEAD_BYTES: usize = 80;
+/// Where a record keeps its checksum, which counts as zero while it is computed.
+pub const RECORD_CRC_AT: usize = 72;
+/// Where a record keeps the checksum of its head, over everything before it.
+pub const RECORD_HEAD_CRC_AT: usize = 68;
+/// Records within a group start on multiples of this.
+pub const RECORD_ALIGN_BYTES: usize = 8;
+
+/// First bytes of the attribute `user.untorn` of a segment: its length.
+pub const LENGTH_MAGIC: &[u8; 4] = b"UTSG";
+/// Its length.
+pub const LENGTH_BYTES: usize = 24;
+
+/// The attribute of the segment of an index, which has at least so many bytes.
+pub fn encode_length(index: u32, bytes: u64) -> [u8; LENGTH_BYTES] {
+    let mut b = [0; LENGTH_BYTES];
+    set_bytes(&mut b, 0, LENGTH_MAGIC);
+    set_bytes(&mut b, 4, &(VERSION as u16).to_le_bytes());
+    set_bytes(&mut b, 8, &index.to_le_bytes());
+    set_bytes(&mut b, 12, &((bytes / BLOCK_BYTES as u64) as u32).to_le_bytes());
+    let crc = crc64(&b[..LENGTH_BYTES - 8]);
+    set_bytes(&mut b, LENGTH_BYTES - 8, &crc.to_le_bytes());
+    b
+}
+
+/// The bytes that the segment of an index has at least, by its attribute; 0: it does not say.
+pub fn decode_length(index: u32, value: Option<&[u8]>) -> u64 {
+    match value {
+        Some(b)
+            if b.len() == LENGTH_BYTES
+                && &b[..4] == LENGTH_MAGIC
+                && u32_at(b, 8) == index
+                && u64_at(b, LENGTH_BYTES - 8) == crc64(&b[..LENGTH_BYTES - 8]) =>
+        {
+            u64::from(u32_at(b, 12)) * BLOCK_BYTES as u64
+        }
+        _ => 0,
+    }
+}
+
+/// First bytes of the attribute `user.untorn` of a data file.
+pub const ATTRIBUTE_MAGIC: &[u8; 4] = b"UTAT";
+/// Length of the attribute.
+pub const ATTRIBUTE_BYTES: usize = 64;
+
+/// CRC-64/NVME of the bytes.
+pub fn crc64(bytes: &[u8]) -> u64 {
+    crc_fast::checksum(CrcAlgorithm::Crc64Nvme, bytes)
+}
+
+/// [`crc64`] of bytes that come piece by piece.
+pub struct Crc64(Digest);
+
+impl Crc64 {
+    /// Of nothing yet.
+    pub fn new() -> Crc64 {
+        Crc64(Digest::new(CrcAlgorithm::Crc64Nvme))
+    }
+
+    /// Behind what came before.
+    pub fn add(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    /// Of all that came.
+    pub fn sum(&self) -> u64 {
+        self.0.finalize()
+    }
+}
+
+impl Default for Crc64 {
+    fn default() -> Crc64 {
+        Crc64::new()
+    }
+}
+
+/// The secret of a journal: its records' checksums begin with it. It is random, and only in the header, which nobody reads
+/// whom the owner does not let in.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Key(pub u64);
+
+impl std::fmt::Debug for Key {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Key(secret)")
+    }
+}
+
+impl Key {
+    /// CRC-64/NVME of the key and then of the parts.
+    pub fn crc64(self, parts: &[&[u8]]) -> u64 {
+        let mut sum = Crc64::new();
+        sum.add(&self.0.to_le_bytes());
+        parts.iter().for_each(|part| sum.add(part));
+        sum.sum()
+    }
+}
+
+/// Identifies a store, drawn at random when it is created.
+pub type StoreId = [u8; 16];
+
+/// Bytes as hexadecimal digits.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+pub(crate) fn u16_at(b: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes(b[at..at + 2].try_into().expect("two bytes"))
+}
+pub(crate) fn u32_at(b: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(b[at..at + 4].try_into().expect("four bytes"))
+}
+pub(crate) fn u64_at(b: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(b[at..at + 8].try_into().expect("eight bytes"))
+}
+fn set_bytes(b: &mut [u8], at: usize, bytes: &[u8]) {
+    b[at..at + bytes.len()].copy_from_slice(bytes);
+}
+
+/// An epoch whose records are in the journal and were not applied when the store was opened again. Exactly these of its
+/// records are accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ListedEpoch {
+    /// The epoch.
+    pub epoch: u64,
+    /// LSN of its first record that is accepted.
+    pub first_lsn: u64,
+    /// LSN of the last.
+    pub last_lsn: u64,
+    /// Checksum of the last, from which the others are found: each record repeats the checksum of the one before.
+    pub last_crc: u64,
+}
+
+/// The contents of a header slot. The valid slot with the higher generation counts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// Version of whoever wrote it. A header is always written in the present one.
+    pub version: u32,
+    /// The store.
+    pub store: StoreId,
+    /// Grows by one with every header written.
+    pub generation: u64,
+    /// Every commit up to this one is in the data files, flushed: redo starts after it.
+    pub checkpoint_lsn: u64,
+    /// Epochs before the open one that have records after `checkpoint_lsn`, oldest first.
+    pub listed: Vec<ListedEpoch>,
+    /// LSN of the first record of the open epoch that counts.
+    pub open_lsn: u64,
+    /// What that record repeats as the checksum of its predecessor: a random number, drawn anew for each opening, or
+    /// the checksum of record `checkpoint_lsn` if that is of the open epoch.
+    pub link: u64,
+    /// Nothing was pending when this header was written, and nothing is unless block 0 of segment
+    /// `start_segment`, or its length, has changed since.
+    pub clean: bool,
+    /// The segment that a clean journal continues in.
+    pub start_segment: u32,
+    /// Checksum of that segment's first block when this header was written.
+    pub start_crc: u64,
+    /// Length of that segment in blocks.
+    pub start_blocks: u32,
+    /// Id of the boot in which commits of class `process` were made, if some may not have been flushed.
+    pub boot: Option<[u8; 16]>,
+    /// The epoch in which this header was written.
+    pub epoch: u64,
+    /// Lengths in blocks that segments had at least when this header was written, by index; 0: there was none.
+    pub lengths: Vec<u32>,
+    /// The last epochs whose owners did not close the store, oldest first: files may wait for commits of theirs.
+    pub unclosed: Vec<u64>,
+    /// Nobody has looked yet for files that wait for commits of these epochs which never came.
+    pub marks_left: bool,
+    /// The secret of the checksums of this journal's records.
+    pub key: Key,
+    /// It was read from the attribute: the slot of its generation may not be durable. Not written.
+    pub by_attribute: bool,
+}
+
+/// Where a header slot keeps the length of the segment in which a clean journal continues.
+const START_BLOCKS_AT: usize = EPOCHS_AT + EPOCHS_MAX * EPOCH_BYTES;
+/// Where a header slot keeps the list of epochs that were not closed: their number in four bytes, then the epochs.
+pub const UNCLOSED_AT: usize = START_BLOCKS_AT + 4;
+/// Epochs that were not closed and that a header lists at most. An opening that finds so many looks for what they left.
+pub const UNCLOSED_MAX: usize = 240;
+/// Where a header slot keeps the lengths of segments: their number in four bytes, then the blocks of each, by index.
+pub const LENGTHS_AT: usize = UNCLOSED_AT + 4 + 8 * UNCLOSED_MAX;
+/// Lengths that a header lists at most.
+pub const LENGTHS_MAX: usize = (HEADER_CRC_AT - LENGTHS_AT - 4) / 4;
+const FLAG_CLEAN: u32 = 1;
+const FLAG_BOOT: u32 = 2;
+const FLAG_MARKS_LEFT: u32 = 4;
+
+impl Header {
+    /// Where the slot of this generation lies in the header file.
+    pub fn slot_of(generation: u64) -> u64 {
+        BLOCK_BYTES as u64 * (generation % HEADER_SLOTS)
+    }
+
+    /// Length of the segment in which a clean journal continues.
+    pub fn start_bytes(&self) -> u64 {
+        u64::from(self.start_blocks) * BLOCK_BYTES as u64
+    }
+
+    /// Nothing was pending when a writer of this version wrote the header. One of another version makes a header of its own
+    /// durable first.
+    pub fn is_closed(&self) -> bool {
+        self.clean && self.version == VERSION
+    }
+
+    /// Whether a file of this store waits, or waited, for commits of an owner that this header knows, whether it knows these
+    /// commits or not. An owner writes a header of its epoch before it marks a file, and leaves no mark when it closes. So a
+    /// file that waits for somebody else's has a journal that is not here: an older one was put in its place.
+    pub fn knows(&self, a: &Attribute) -> bool {
+        let is_open = || self.epoch == a.epoch && !self.clean;
+        a.version < UNCLOSED_KNOWN
+            || is_open()
+            || self.unclosed.contains(&a.epoch)
+            || self.listed.iter().any(|listed| listed.epoch == a.epoch)
+            || !holds(invariant::OTHER_JOURNAL)
+    }
+
+    /// Whether a file was marked when its journal had more commits than this one, which ends with that LSN.
+    pub fn is_behind(a: &Attribute, last_lsn: u64) -> bool {
+        // Before, a mark could be ahead of what was flushed.
+        a.version >= UNCLOSED_KNOWN && a.checkpoint_lsn > last_lsn && holds(invariant::OTHER_JOURNAL)
+    }
+
+    /// Adds an epoch to those that were not closed. The oldest goes if there are too many.
+    pub fn add_unclosed(&mut self, epoch: u64) {
+        if epoch == 0 || self.unclosed.contains(&epoch) {
+            return;
+        }
+        if self.unclosed.len() == UNCLOSED_MAX {
+            self.unclosed.remove(0);
+        }
+        self.unclosed.push(epoch);
+    }
+
+    /// The slot's block.
+    pub fn encode(&self) -> [u8; BLOCK_BYTES] {
+        let mut b = [0; BLOCK_BYTES];
+        let flag = |is_set: bool, flag: u32| if is_set { flag } else { 0 };
+        let flags = flag(self.clean, FLAG_CLEAN)
+            | flag(self.boot.is_some(), FLAG_BOOT)
+            | flag(self.marks_left, FLAG_MARKS_LEFT);
+        set_bytes(&mut b, 0, HEADER_MAGIC);
+        set_bytes(&mut b, 8, &VERSION.to_le_bytes());
+        set_bytes(&mut b, 12, &flags.to_le_bytes());
+        set_bytes(&mut b, 16, &self.generation.to_le_bytes());
+        set_bytes(&mut b, 24, &self.store);
+        set_bytes(&mut b, 40, &self.checkpoint_lsn.to_le_bytes());
+        set_bytes(&mut b, 48, &self.link.to_le_bytes());
+        set_bytes(&mut b, 56, &self.epoch.to_le_bytes());
+        set_bytes(&mut b, 64, &self.boot.unwrap_or_default());
+        set_bytes(&mut b, 80, &self.start_crc.to_le_bytes());
+        set_bytes(&mut b, 88, &self.start_segment.to_le_bytes());
+        set_bytes(&mut b, 92, &self.key.0.to_le_bytes());
+        set_bytes(&mut b, 100, &(self.listed.len() as u32).to_le_bytes());
+        set_bytes(&mut b, 104, &self.open_lsn.to_le_bytes());
+        for (n, listed) in self.listed.iter().enumerate() {
+            let at = EPOCHS_AT + n * EPOCH_BYTES;
+            set_bytes(&mut b, at, &listed.epoch.to_le_bytes());
+            set_bytes(&mut b, at + 8, &listed.first_lsn.to_le_bytes());
+            set_bytes(&mut b, at + 16, &listed.last_lsn.to_le_bytes());
+            set_bytes(&mut b, at + 24, &listed.last_crc.to_le_bytes());
+        }
+        set_bytes(&mut b, START_BLOCKS_AT, &self.start_blocks.to_le_bytes());
+        set_bytes(&mut b, UNCLOSED_AT, &(self.unclosed.len() as u32).to_le_bytes());
+        for (n, epoch) in self.unclosed.iter().enumerate() {
+            set_bytes(&mut b, UNCLOSED_AT + 4 + 8 * n, &epoch.to_le_bytes());
+        }
+        let lengths = &self.lengths[..self.lengths.len().min(LENGTHS_MAX)];
+        set_bytes(&mut b, LENGTHS_AT, &(lengths.len() as u32).to_le_bytes());
+        for (index, blocks) in lengths.iter().enumerate() {
+            set_bytes(&mut b, LENGTHS_AT + 4 + 4 * index, &blocks.to_le_bytes());
+        }
+        let crc = crc64(&b[..HEADER_CRC_AT]);
+        set_bytes(&mut b, HEADER_CRC_AT, &crc.to_le_bytes());
+        b
+    }
+
+    /// The header of a closed journal as an attribute of the header file, whose slots these are. It belongs to the newest
+    /// durable one, by that slot's checksum, which lists the same epochs that were not closed.
+    pub fn encode_closed(&self, slots: &[u8]) -> [u8; CLOSED_BYTES] {
+        debug_assert!(self.listed.is_empty() && self.boot.is_none() && self.open_lsn == self.checkpoint_lsn + 1);
+        let mut b = [0; CLOSED_BYTES];
+        set_bytes(&mut b, 0, CLOSED_MAGIC);
+        set_bytes(&mut b, 4, &(VERSION as u16).to_le_bytes());
+        let is_unclosed = self.unclosed.contains(&self.epoch);
+        let flags = u16::from(self.clean) | u16::from(self.marks_left) << 1 | u16::from(is_unclosed) << 2;
+        set_bytes(&mut b, 6, &flags.to_le_bytes());
+        set_bytes(&mut b, 8, &self.generation.to_le_bytes());
+        set_bytes(&mut b, 16, &self.checkpoint_lsn.to_le_bytes());
+        set_bytes(&mut b, 24, &self.link.to_le_bytes());
+        set_bytes(&mut b, 32, &self.epoch.to_le_bytes());
+        set_bytes(&mut b, 40, &self.start_crc.to_le_bytes());
+        set_bytes(&mut b, 48, &self.start_segment.to_le_bytes());
+        set_bytes(&mut b, 52, &self.start_blocks.to_le_bytes());
+        let crc = self.key.crc64(&[Header::durable_crc(slots, self.generation), &b[..CLOSED_CRC_AT]]);
+        set_bytes(&mut b, CLOSED_CRC_AT, &crc.to_le_bytes());
+        b
+    }
+
+    /// The checksum in the slot that a closed header of this generation does not use.
+    fn durable_crc(slots: &[u8], generation: u64) -> &[u8] {
+        let slot = Header::slot_of(generation.wrapping_add(1)) as usize;
+        &slots[slot + HEADER_CRC_AT..slot + BLOCK_BYTES]
+    }
+
+    /// The header of the same journal that an attribute of the header file holds; these are the slots. `Ok(None)`: it holds
+    /// none.
+    pub fn decode_closed(&self, b: &[u8], slots: &[u8], path: &Path) -> Result<Option<Header>> {
+        if b.len() != CLOSED_BYTES || &b[..4] != CLOSED_MAGIC {
+            return Ok(None);
+        }
+        let slot_crc = Header::durable_crc(slots, u64_at(b, 8));
+        if u64_at(b, CLOSED_CRC_AT) != self.key.crc64(&[slot_crc, &b[..CLOSED_CRC_AT]]) {
+            return Ok(None);
+        }
+        let version = u32::from(u16_at(b, 4));
+        if version > VERSION {
+            return Err(Error::NewerVersion { path: path.to_owned(), found: version, supported: VERSION });
+        }
+        let checkpoint_lsn = u64_at(b, 16);
+        let mut header = Header {
+            version,
+            store: self.store,
+            generation: u64_at(b, 8),
+            checkpoint_lsn,
+            listed: Vec::new(),
+            open_lsn: checkpoint_lsn.saturating_add(1),
+            link: u64_at(b, 24),
+            clean: u16_at(b, 6) & 1 != 0,
+            start_segment: u32_at(b, 48),
+            start_crc: u64_at(b, 40),
+            start_blocks: u32_at(b, 52),
+            boot: None,
+            epoch: u64_at(b, 32),
+            lengths: self.lengths.clone(),
+            unclosed: self.unclosed.clone(),
+            marks_left: u16_at(b, 6) & 2 != 0,
+            key: self.key,
+            by_attribute: true,
+        };
+        if u16_at(b, 6) & 4 != 0 {
+            header.add_unclosed(header.epoch);
+        }
+        Ok(Some(header))
+    }
+
+    /// Reads a slot. `Ok(None)`: not a valid slot (torn, never written).
+    pub fn decode(b: &[u8], path: &Path) -> Result<Option<Header>> {
+        if b.len() < BLOCK_BYTES || &b[..8] != HEADER_MAGIC || u64_at(b, HEADER_CRC_AT) != crc64(&b[..HEADER_CRC_AT]) {
+            return Ok(None);
+        }
+        let version = u32_at(b, 8);
+        if version > VERSION {
+            return Err(Error::NewerVersion { path: path.to_owned(), found: version, supported: VERSION });
+        }
+        let flags = u32_at(b, 12);
+        let count = if version == 1 { 0 } else { u32_at(b, 100) as usize };
+        if count > EPOCHS_MAX {
+            return Err(Error::corrupt(path, format!("its header lists {count} epochs; {EPOCHS_MAX} is the most")));
+        }
+        let unclosed = if version < UNCLOSED_KNOWN { 0 } else { u32_at(b, UNCLOSED_AT) as usize };
+        if unclosed > UNCLOSED_MAX {
+            let detail = format!("its header lists {unclosed} epochs that were not closed; {UNCLOSED_MAX} is the most");
+            return Err(Error::corrupt(path, detail));
+        }
+        let lengths = if version < UNCLOSED_KNOWN { 0 } else { u32_at(b, LENGTHS_AT) as usize };
+        if lengths > LENGTHS_MAX {
+            let detail = format!("its header lists {lengths} segments; {LENGTHS_MAX} is the most");
+            return Err(Error::corrupt(path, detail));
+        }
+        let listed = b[EPOCHS_AT..].chunks(EPOCH_BYTES).take(count).map(|entry| ListedEpoch {
+            epoch: u64_at(entry, 0),
+            first_lsn: u64_at(entry, 8),
+            last_lsn: u64_at(entry, 16),
+            last_crc: u64_at(entry, 24),
+        });
+        Ok(Some(Header {
+            version,
+            store: b[24..40].try_into().expect("sixteen bytes"),
+            generation: u64_at(b, 16),
+            checkpoint_lsn: u64_at(b, 40),
+            listed: listed.collect(),
+            open_lsn: if version == 1 { u64_at(b, 40).saturating_add(1) } else { u64_at(b, 104) },
+            link: u64_at(b, 48),
+            clean: flags & FLAG_CLEAN != 0,
+            start_segment: u32_at(b, 88),
+            start_crc: u64_at(b, 80),
+            start_blocks: u32_at(b, START_BLOCKS_AT),
+            boot: (flags & FLAG_BOOT != 0).then(|| b[64..80].try_into().expect("sixteen bytes")),
+            epoch: u64_at(b, 56),
+            lengths: b[LENGTHS_AT + 4..].chunks(4).take(lengths).map(|blocks| u32_at(blocks, 0)).collect(),
+            unclosed: b[UNCLOSED_AT + 4..].chunks(8).take(unclosed).map(|epoch| u64_at(epoch, 0)).collect(),
+            marks_left: flags & FLAG_MARKS_LEFT != 0,
+            key: Key(u64_at(b, 92)),
+            by_attribute: false,
+        }))
+    }
+}
+
+/// Kind of a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RecordKind {
+    /// A commit: its body lists files and operations.
+    Commit,
+    /// A durable mark: has no body; says in `durable_lsn` what was flushed before it.
+    DurableMark,
+}
+
+/// The head of a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordHead {
+    /// Commit or durable mark.
+    pub kind: RecordKind,
+    /// The body is not here but in a spill file, to which the record refers.
+    pub body_by_reference: bool,
+    /// Head and body in bytes, without padding.
+    pub len: u64,
+    /// Number of the record (log sequence number); one more than its predecessor's.
+    pub lsn: u64,
+    /// Epoch in which it was written, one for each opening of the store: a random number, and so the
+    /// record's salt.
+    pub epoch: u64,
+    /// Generation of the newest header that was durable when the record was written.
+    pub generation: u64,
+    /// Byte offset of the record in its segment.
+    pub position: u64,
+    /// Checksum of the predecessor.
+    pub previous_crc: u64,
+    /// Every record up to this one was flushed before this one was written.
+    pub durable_lsn: u64,
+}
+
+impl RecordHead {
+    /// Writes the head in front of a body that already stands behind it, and seals both with a
+    /// checksum, which it returns.
+    pub fn seal(&self, record: &mut [u8], key: Key) -> u64 {
+        debug_assert_eq!(record.len() as u64, self.len);
+        let kind: u16 = match self.kind {
+            RecordKind::Commit => 1,
+            RecordKind::DurableMark => 2,
+        };
+        set_bytes(record, 0, RECORD_MAGIC);
+        set_bytes(record, 4, &(VERSION as u16).to_le_bytes());
+        set_bytes(record, 6, &kind.to_le_bytes());
+        set_bytes(record, 8, &self.len.to_le_bytes());
+        set_bytes(record, 16, &self.lsn.to_le_bytes());
+        set_bytes(record, 24, &self.epoch.to_le_bytes());
+        set_bytes(record, 32, &self.generation.to_le_bytes());
+        set_bytes(record, 40, &self.position.to_le_bytes());
+        set_bytes(record, 48, &self.previous_crc.to_le_bytes());
+        set_bytes(record, 56, &self.durable_lsn.to_le_bytes());
+        set_bytes(record, 64, &u32::from(self.body_by_reference).to_le_bytes());
+        set_bytes(record, RECORD_HEAD_CRC_AT, &(key.crc64(&[&record[..RECORD_HEAD_CRC_AT]]) as u32).to_le_bytes());
+        set_bytes(record, RECORD_CRC_AT, &[0; 8]);
+        let crc = key.crc64(&[record]);
+        set_bytes(record, RECORD_CRC_AT, &crc.to_le_bytes());
+        crc
+    }
+
+    /// Reads the record that starts at `position` of a segment. `None`: there is no valid one.
+    /// Returns the head and its checksum.
+    pub fn decode(segment: &[u8], position: usize, key: Key) -> Option<(RecordHead, u64)> {
+        RecordHead::decode_at(segment.get(position..)?, position as u64, key)
+    }
+
+    /// The length that the record at the beginning of these bytes says it has. `None`: there is none.
+    pub fn len_of(b: &[u8]) -> Option<u64> {
+        (b.len() >= RECORD_HEAD_BYTES && &b[..4] == RECORD_MAGIC).then(|| u64_at(b, 8))
+    }
+
+    /// Reads the record at the beginning of bytes that stand at `position` of a segment.
+    pub fn decode_at(b: &[u8], position: u64, key: Key) -> Option<(RecordHead, u64)> {
+        let (head, stored) = RecordHead::decode_head(b, position, b.len() as u64, key)?;
+        let b = &b[..head.len as usize];
+        let crc = key.crc64(&[&b[..RECORD_CRC_AT], &[0; 8], &b[RECORD_CRC_AT + 8..]]);
+        (crc == stored || !holds(invariant::CHECKSUM)).then_some((head, crc))
+    }
+
+    /// Reads the head of a record of which more cannot be read, or was not read yet, by the head's own checksum; the record
+    /// has at most that many bytes. Returns it and the checksum that is written in it.
+    pub(crate) fn decode_head(b: &[u8], position: u64, len_max: u64, key: Key) -> Option<(RecordHead, u64)> {
+        let len = RecordHead::len_of(b)?;
+        if len < RECORD_HEAD_BYTES as u64 || len > len_max || u64_at(b, 40) != position {
+            return None;
+        }
+        // Nobody makes recovery sum up the whole segment for each of its blocks.
+        let head_crc = key.crc64(&[&b[..RECORD_HEAD_CRC_AT]]) as u32;
+        if holds(invariant::CHECKSUM) && head_crc != u32_at(b, RECORD_HEAD_CRC_AT) {
+            return None;
+        }
+        if u16_at(b, 4) as u32 > VERSION {
+            return None;
+        }
+        let kind = match u16_at(b, 6) {
+            1 => RecordKind::Commit,
+            2 => RecordKind::DurableMark,
+            _ => return None,
+        };
+        let head = RecordHead {
+            kind,
+            body_by_reference: u32_at(b, 64) & 1 != 0,
+            len,
+            lsn: u64_at(b, 16),
+            epoch: u64_at(b, 24),
+            generation: u64_at(b, 32),
+            position,
+            previous_crc: u64_at(b, 48),
+            durable_lsn: u64_at(b, 56),
+        };
+        Some((head, u64_at(b, RECORD_CRC_AT)))
+    }
+}
+
+/// The attribute that ties a file to its store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attribute {
+    /// Version of whoever marked the file.
+    pub version: u32,
+    /// The store.
+    pub store: StoreId,
+    /// The file's identity in this epoch: a random number.
+    pub file: u64,
+    /// The epoch in which the file last became pending.
+    pub epoch: u64,
+    /// The file holds every commit up to this one.
+    pub checkpoint_lsn: u64,
+    /// Checksum of the file's path in the store: a copy, or a file that was moved, has another path.
+    pub path_crc: u64,
+    /// There may be newer commits in the journal: the file must not be read without it.
+    pub pending: bool,
+}
+
+/// What an attribute's bytes turned out to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttributeFound {
+    /// No attribute.
+    None,
+    /// A valid one.
+    Valid(Attribute),
+    /// Not one that this version understands.
+    Unreadable,
+}
+
+impl Attribute {
+    /// The value of `path_crc` for a path.
+    pub fn path_crc_of(path: &Path) -> u64 {
+        crc64(path.as_os_str().as_encoded_bytes())
+    }
+
+    /// The attribute's value.
+    pub fn encode(&self) -> [u8; ATTRIBUTE_BYTES] {
+        let mut b = [0; ATTRIBUTE_BYTES];
+        set_bytes(&mut b, 0, ATTRIBUTE_MAGIC);
+        set_bytes(&mut b, 4, &(self.version as u16).to_le_bytes());
+        set_bytes(&mut b, 6, &u16::from(self.pending).to_le_bytes());
+        set_bytes(&mut b, 8, &self.store);
+        set_bytes(&mut b, 24, &self.file.to_le_bytes());
+        set_bytes(&mut b, 32, &self.epoch.to_le_bytes());
+        set_bytes(&mut b, 40, &self.checkpoint_lsn.to_le_bytes());
+        set_bytes(&mut b, 48, &self.path_crc.to_le_bytes());
+        let crc = crc64(&b[..56]);
+        set_bytes(&mut b, 56, &crc.to_le_bytes());
+        b
+    }
+
+    /// Reads an attribute's value.
+    pub fn decode(value: Option<&[u8]>) -> AttributeFound {
+        let Some(b) = value else { return AttributeFound::None };
+        if b.len() != ATTRIBUTE_BYTES
+            || &b[..4] != ATTRIBUTE_MAGIC
+            || u16_at(b, 4) as u32 > VERSION
+            || u64_at(b, 56) != crc64(&b[..56])
+        {
+            return AttributeFound::Unreadable;
+        }
+        AttributeFound::Valid(Attribute {
+            version: u32::from(u16_at(b, 4)),
+            store: b[8..24].try_into().expect("sixteen bytes"),
+            file: u64_at(b, 24),
+            epoch: u64_at(b, 32),
+            checkpoint_lsn: u64_at(b, 40),
+            path_crc: u64_at(b, 48),
+            pending: u16_at(b, 6) & 1 != 0,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn header() -> Header {
+        Header {
+            version: VERSION,
+            store: [7; 16],
+            generation: 9,
+            checkpoint_lsn: 41,
+            listed: vec![ListedEpoch { epoch: 1, first_lsn: 42, last_lsn: 43, last_crc: 2 }; 2],
+            open_lsn: 44,
+            link: 0xdead_beef,
+            clean: true,
+            start_segment: 3,
+            start_crc: 77,
+            start_blocks: 16,
+            boot: Some([5; 16]),
+            epoch: 11,
+            lengths: vec![16, 0, 48],
+            unclosed: vec![8, 9],
+            marks_left: true,
+            key: Key(12),
+            by_attribute: false,
+        }
+    }
+
+    #[test]
+    fn header_round_trip_and_every_flipped_bit_is_seen() {
+        let h = header();
+        let good = h.encode();
+        assert_eq!(Header::decode(&good, Path::new("h")).unwrap(), Some(h));
+        for at in (0..BLOCK_BYTES).step_by(7) {
+            let mut bad = good;
+            bad[at] ^= 1 << (at % 8);
+            assert_eq!(Header::decode(&bad, Path::new("h")).unwrap(), None, "byte {at}");
+        }
+    }
+
+    #[test]
+    fn closed_header_round_trip_and_every_flipped_bit_is_seen() {
+        let slot = header();
+        let mut slots = [slot.encode(), slot.encode()].concat();
+        let closed = Header {
+            generation: 10,
+            checkpoint_lsn: 50,
+            open_lsn: 51,
+            listed: Vec::new(),
+            boot: None,
+            by_attribute: true,
+            ..slot.clone()
+        };
+        let path = Path::new("h");
+        let good = closed.encode_closed(&slots);
+        assert_eq!(slot.decode_closed(&good, &slots, path).unwrap(), Some(closed));
+        for at in 0..CLOSED_BYTES {
+            let mut bad = good;
+            bad[at] ^= 1 << (at % 8);
+            assert_eq!(slot.decode_closed(&bad, &slots, path).unwrap(), None, "byte {at}");
+        }
+        let other = Header { key: Key(13), ..slot.clone() };
+        assert_eq!(other.decode_closed(&good, &slots, path).unwrap(), None, "it is of another journal");
+        slots[BLOCK_BYTES..].copy_from_slice(&Header { generation: 7, ..slot.clone() }.encode());
+        assert_eq!(slot.decode_closed(&good, &slots, path).unwrap(), None, "it is of another slot");
+    }
+
+    #[test]
+    fn newer_header_is_refused() {
+        let mut b = header().encode();
+        set_bytes(&mut b, 8, &(VERSION + 1).to_le_bytes());
+        let crc = crc64(&b[..HEADER_CRC_AT]);
+        set_bytes(&mut b, HEADER_CRC_AT, &crc.to_le_bytes());
+        assert!(
+            matches!(Header::decode(&b, Path::new("h")), Err(Error::NewerVersion { found, .. }) if found == VERSION + 1)
+        );
+    }
+
+    #[test]
+    fn record_round_trip_and_position_counts() {
+        let head = RecordHead {
+            kind: RecordKind::Commit,
+            body_by_reference: false,
+            len: RECORD_HEAD_BYTES as u64 + 5,
+            lsn: 3,
+            epoch: 4,
+            generation: 5,
+            position: 4096,
+            previous_crc: 7,
+            durable_lsn: 2,
+        };
+        let mut segment = vec![0; 3 * BLOCK_BYTES];
+        let end = 4096 + head.len as usize;
+        segment[end - 5..end].copy_from_slice(b"hello");
+        let key = Key(99);
+        let crc = head.seal(&mut segment[4096..end], key);
+        assert_eq!(RecordHead::decode(&segment, 4096, key), Some((head, crc)));
+        assert_eq!(RecordHead::decode(&segment, 4096, Key(98)), None, "without the key nobody makes a valid record");
+        for at in 4096..end {
+            segment[at] ^= 0x10;
+            assert_eq!(RecordHead::decode(&segment, 4096, key), None, "byte {at}");
+            segment[at] ^= 0x10;
+        }
+        segment.copy_within(4096..end, 8192);
+        assert_eq!(RecordHead::decode(&segment, 8192, key), None, "a record copied elsewhere is not valid there");
+    }
+
+    #[test]
+    fn attribute_round_trip() {
+        let a = Attribute {
+            version: VERSION,
+            store: [1; 16],
+            file: 2,
+            epoch: 3,
+            checkpoint_lsn: 4,
+            path_crc: 5,
+            pending: true,
+        };
+        let b = a.encode();
+        assert_eq!(Attribute::decode(Some(&b)), AttributeFound::Valid(a));
+        assert_eq!(Attribute::decode(Some(&b[..50])), AttributeFound::Unreadable);
+        assert_eq!(Attribute::decode(None), AttributeFound::None);
+    }
+}

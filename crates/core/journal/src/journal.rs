@@ -1,0 +1,616 @@
+//! The journal of an open store: commits are appended, and checkpoints truncate it at the other end.
+//!
+//! ```text
+//! segment:   free ──commit──▶ current ──no room left──▶ full ──truncate──▶ free
+//! ```
+//!
+//! A commit group is one run of records, starting on a fresh block: one write, one flush. No byte
+//! that was acknowledged is ever rewritten before the header that truncates the log behind it is durable.
+
+mod appended;
+mod headers;
+mod reserved;
+mod segments;
+
+use crate::commits::overlay::Source;
+use crate::commits::record::{Op, Record};
+use crate::commits::spill::{Spill, append_summed};
+use crate::directories::store_dir::segment_name;
+use crate::error::{Context, Error, Outcome, Result};
+use crate::format::sized_memory;
+use crate::format::{
+    BLOCK_BYTES, Header, RECORD_ALIGN_BYTES, RECORD_HEAD_BYTES, RECORD_MAGIC, RecordHead, RecordKind, StoreId, crc64,
+};
+use crate::invariant;
+use crate::readers::readers_page::{Cell, OwnersPage};
+use crate::scanning::segment_reader::ScannedSegment;
+use crate::sync_point;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use untorn_os::{
+    AlignedBuf, File, Open, Storage, SyncPoint, holds, is_closed_by_program, value_if_holds, write_all_at,
+};
+
+/// Sizes and promises of a journal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Flush commits (class `power`), or let the page cache be enough (class `process`).
+    pub durable: bool,
+    /// Most bytes of segments.
+    pub journal_bytes: u64,
+    /// Bytes of the first segment, so that small stores stay small.
+    pub segment_bytes_first: u64,
+    /// A commit with more bytes than this is spilled.
+    pub inline_bytes_max: u64,
+    /// Data files share the blocks of spill files where at least so many bytes in whole blocks follow each other.
+    pub clone_bytes_least: u64,
+    /// Ranges of records that are not applied are kept in memory if they have no more bytes than this.
+    pub in_memory_max: u64,
+    /// So much of a segment is read at once, in whole blocks, when the journal is opened.
+    pub window_bytes: usize,
+    /// Set room apart for quarantining the journal on a full disk.
+    pub spare: bool,
+    /// Keep a page for readers, in class `power`.
+    pub readers: bool,
+    /// How long leases of readers are honoured.
+    pub leases: Duration,
+    /// Permission bits of the directory of a new store: who may read it.
+    pub dir_mode: u32,
+}
+
+impl Options {
+    /// Largest segment, and so the largest record.
+    pub fn segment_bytes_max(&self) -> u64 {
+        let quarter = self.journal_bytes / 4;
+        (quarter - quarter % BLOCK_BYTES as u64).max(self.segment_bytes_first)
+    }
+}
+
+struct Segment {
+    index: u32,
+    bytes: u64,
+    /// Bytes behind these that were appended in this epoch, with whole groups.
+    appended: u64,
+    file: Arc<dyn File>,
+    /// LSN of the last record in it; 0: none that counts.
+    last_lsn: u64,
+    /// Checksum of its first block, if known.
+    first_block_crc: Option<u64>,
+    /// Its attribute says its length, and was not flushed yet.
+    length_due: bool,
+    /// The length that is on the disk for sure: what the cache shows may have been lost by a flush that failed.
+    durable_bytes: u64,
+}
+
+/// What is known of records after a write of them failed: the descriptor is looked at before anything is written.
+fn outcome_of_write(e: &io::Error) -> Outcome {
+    if is_closed_by_program(e) { Outcome::NotCommitted } else { Outcome::UnknownUntilReopened }
+}
+
+/// A spill file that records in the journal refer to.
+struct LiveSpill {
+    spill: Arc<Spill>,
+    /// LSN of the last record that refers to it.
+    last_lsn: u64,
+}
+
+/// Totals since the journal was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct JournalCounters {
+    /// Commits.
+    pub commits: u64,
+    /// Groups of commits that shared a flush.
+    pub groups: u64,
+    /// Bytes written to segments and spill files.
+    pub bytes_written: u64,
+}
+
+/// How far a checkpoint goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CheckpointTarget {
+    /// LSN of the last commit that it covers.
+    pub checkpoint_lsn: u64,
+    /// LSN for the attributes of data files, which must not run ahead of the disk: a durable mark behind
+    /// the last commit may still be lost.
+    pub durable_lsn: u64,
+    crc: u64,
+}
+
+/// A header that is about to be written, without holding up commits.
+pub struct HeaderWrite {
+    header: Header,
+    file: Arc<dyn File>,
+    path: PathBuf,
+    sync: Option<SyncPoint>,
+}
+
+/// How a group of commits went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Committed {
+    /// The first `n` records are committed, under consecutive LSNs.
+    Records {
+        /// LSN of the first.
+        first_lsn: u64,
+        /// How many.
+        n: usize,
+    },
+    /// There is no room for the first record until a checkpoint makes some.
+    Full,
+}
+
+/// The journal of an open store.
+pub struct Journal {
+    storage: Arc<dyn Storage>,
+    dir: PathBuf,
+    options: Options,
+    epoch: u64,
+    header: Header,
+    header_file: Arc<dyn File>,
+    segments: Vec<Segment>,
+    current: usize,
+    position: u64,
+    /// Where the buffer was written last.
+    group_at: u64,
+    next_lsn: u64,
+    previous_crc: u64,
+    durable_lsn: u64,
+    /// Generation of the newest header that was flushed.
+    durable_generation: u64,
+    /// The header on the disk may be another one than the one in memory.
+    header_uncertain: bool,
+    /// The header that lists the epochs which are not applied could not be written: the next one, whichever it is, comes
+    /// before the first record.
+    list_due: bool,
+    spills: Vec<LiveSpill>,
+    /// Spilled bodies of records that are sealed, but not written.
+    bodies: Vec<(Arc<Spill>, u64)>,
+    failed: Option<(Outcome, Arc<io::Error>)>,
+    buf: AlignedBuf,
+    /// Segments with records that were not flushed yet.
+    unflushed: Vec<usize>,
+    /// A durable mark is due: the last record is a commit that no later record calls durable.
+    mark_due: bool,
+    /// Bytes that commits leave in the segments for a record that restates what waits.
+    reserved: u64,
+    /// LSN of the last commit, and of the last record that restates.
+    last_commit: u64,
+    last_restated: u64,
+    counters: JournalCounters,
+    page: Option<Arc<OwnersPage>>,
+}
+
+impl Journal {
+    /// Continues behind a header: in the segment that a clean one names, or in any that is free.
+    pub fn new(
+        storage: Arc<dyn Storage>,
+        dir: PathBuf,
+        options: Options,
+        header: Header,
+        segments: Vec<ScannedSegment>,
+    ) -> Result<Journal> {
+        let path = dir.join("header");
+        let header_file = storage.open(&path, Open::WRITE).context("open", &path)?;
+        let mut epoch = [0; 8];
+        storage.random(&mut epoch).context("draw an epoch number for", &dir)?;
+        let start = header.start_segment;
+        let open_lsn = header.open_lsn;
+        let mut journal = Journal {
+            epoch: u64::from_le_bytes(epoch).max(1),
+            next_lsn: open_lsn,
+            previous_crc: header.link,
+            durable_lsn: open_lsn - 1,
+            durable_generation: header.generation - u64::from(header.by_attribute),
+            header_uncertain: false,
+            list_due: false,
+            header,
+            header_file,
+            segments: Vec::new(),
+            current: 0,
+            position: 0,
+            group_at: 0,
+            spills: Vec::new(),
+            bodies: Vec::new(),
+            failed: None,
+            buf: AlignedBuf::default(),
+            unflushed: Vec::new(),
+            mark_due: false,
+            reserved: 0,
+            last_commit: open_lsn - 1,
+            last_restated: 0,
+            counters: JournalCounters::default(),
+            page: None,
+            storage,
+            dir,
+            options,
+        };
+        for s in segments {
+            // How a segment is opened follows the failure class of this epoch, not of the scan.
+            let path = journal.dir.join(segment_name(s.index));
+            let how = if options.durable { Open::WRITE.direct() } else { Open::WRITE };
+            let file = journal.storage.open(&path, how).context("open", &path)?;
+            let first_block_crc = (s.first_block_crc != 0).then_some(s.first_block_crc);
+            let (index, bytes) = (s.index, s.bytes);
+            let last_lsn = value_if_holds(invariant::LISTED_SEGMENTS_STAY, s.last_lsn);
+            let listed = journal.header.lengths.get(index as usize).map_or(0, |blocks| u64::from(*blocks));
+            let durable_bytes = s.said_bytes.max(listed * BLOCK_BYTES as u64).min(bytes);
+            journal.segments.push(Segment {
+                index,
+                bytes,
+                appended: 0,
+                file,
+                last_lsn,
+                first_block_crc,
+                length_due: false,
+                durable_bytes,
+            });
+        }
+        let checkpoint_lsn = journal.header.checkpoint_lsn;
+        let is_free = |s: &Segment| s.bytes > 0 && s.last_lsn <= checkpoint_lsn;
+        if let Some(at) = journal.segments.iter().position(|s| s.index == start && is_free(s)) {
+            journal.current = at;
+        } else if journal.header.listed.is_empty() {
+            journal.current = journal.add_segment(options.segment_bytes_first)?;
+        } else if let Some(at) = journal.segments.iter().position(is_free) {
+            journal.current = at;
+        } else {
+            // Full: commits make a segment, or wait for a checkpoint. Reads need neither.
+            journal.position = journal.segments[0].bytes;
+        }
+        Ok(journal)
+    }
+
+    /// The store.
+    pub fn store(&self) -> StoreId {
+        self.header.store
+    }
+
+    /// The epoch: this opening of the store.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// The newest durable header.
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// LSN of the last record.
+    pub fn last_lsn(&self) -> u64 {
+        self.next_lsn - 1
+    }
+
+    /// LSN of the last record that was flushed, as far as this class flushes.
+    pub fn durable_lsn(&self) -> u64 {
+        self.durable_lsn
+    }
+
+    /// LSN of the last commit, which is durable as far as this class makes it so. Durable marks may follow.
+    pub fn last_commit_lsn(&self) -> u64 {
+        self.last_commit
+    }
+
+    /// The largest file of the file system, in bytes.
+    pub fn file_bytes_max(&self) -> Result<u64> {
+        self.header_file.size_max().context("look at", &self.dir)
+    }
+
+    /// Totals.
+    pub fn counters(&self) -> JournalCounters {
+        self.counters
+    }
+
+    /// Bytes of all segments.
+    pub fn allocated_bytes(&self) -> u64 {
+        self.segments.iter().map(|s| s.bytes + s.appended).sum()
+    }
+
+    /// Bytes of segments that a checkpoint would free.
+    pub fn pending_bytes(&self) -> u64 {
+        let pending = self.segments.iter().filter(|s| s.last_lsn > self.header.checkpoint_lsn);
+        let full: u64 = pending.map(|s| s.bytes + s.appended).sum();
+        let current = &self.segments[self.current];
+        if current.last_lsn > self.header.checkpoint_lsn { full - current.bytes + self.position } else { full }
+    }
+
+    /// spill files that a checkpoint would free.
+    pub fn pending_spills(&self) -> usize {
+        self.spills.len()
+    }
+
+    /// Whether commits bypass the page cache.
+    pub fn is_direct(&self) -> bool {
+        self.segments[self.current].file.is_direct()
+    }
+
+    /// From now on readers are told.
+    pub fn tell_readers(&mut self, page: Arc<OwnersPage>) {
+        self.page = Some(page);
+    }
+
+    /// What readers are told by.
+    pub fn readers_page(&self) -> Option<&Arc<OwnersPage>> {
+        self.page.as_ref()
+    }
+
+    /// Readers learn that commits are durable. One that they do not learn of is no less durable.
+    fn tell_durable(&self, lsn: u64) {
+        if let Some(page) = &self.page {
+            let _ = page.raise(Cell::Durable, lsn);
+        }
+    }
+
+    /// Directory of the journal, for new spill files.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The sticky failure.
+    pub fn failure(&self) -> Option<Error> {
+        self.failed.as_ref().map(|(outcome, source)| Error::SyncFailed { outcome: *outcome, source: source.clone() })
+    }
+
+    /// A failed sync is never believed to have been mended by a later one.
+    fn fail(&mut self, outcome: Outcome, e: io::Error) -> Error {
+        let source = Arc::new(e);
+        // Later commits did not happen, whatever became of this one.
+        self.failed = holds(invariant::STICKY_ERROR).then(|| (Outcome::NotCommitted, source.clone()));
+        Error::SyncFailed { outcome, source }
+    }
+
+    /// Commits records: flushes spill files, encodes, writes and flushes the records. All of them, or as many as there
+    /// is room for.
+    pub fn commit(&mut self, records: &[Record]) -> Result<Committed> {
+        if let Some(e) = self.failure() {
+            return Err(e);
+        }
+        if !self.note_open()? {
+            return Ok(Committed::Full);
+        }
+        self.flush_spills(records)?;
+        let first_lsn = self.next_lsn;
+        let mut done = 0;
+        while done < records.len() {
+            match self.write_some(&records[done..]) {
+                Ok(0) => break,
+                Ok(n) => done += n,
+                Err(e) if done == 0 => return Err(e),
+                // What is written already is committed; the next call meets this error again.
+                Err(_) if self.failed.is_none() => break,
+                // What is written already may be found again.
+                Err(Error::SyncFailed { source, .. }) => {
+                    return Err(Error::SyncFailed { outcome: Outcome::UnknownUntilReopened, source });
+                }
+                Err(e) => return Err(e),
+            }
+        }
+        if done == 0 {
+            return Ok(Committed::Full);
+        }
+        self.finish_commit(first_lsn, done)
+    }
+
+    /// Flushes so many records, which are written.
+    fn finish_commit(&mut self, first_lsn: u64, n: usize) -> Result<Committed> {
+        self.flush(sync_point::COMMIT)?;
+        self.mark_due = true;
+        self.last_commit = self.last_lsn();
+        self.counters.commits += n as u64;
+        self.counters.groups += 1;
+        Ok(Committed::Records { first_lsn, n })
+    }
+
+    /// Writes as many records as fit into one segment; 0: there is no room for the first.
+    fn write_some(&mut self, records: &[Record]) -> Result<usize> {
+        self.check_file_size_limit(self.room_for(&records[0]))?;
+        loop {
+            let (next_lsn, previous_crc) = (self.next_lsn, self.previous_crc);
+            let room = self.usable_bytes(self.current).saturating_sub(self.position);
+            match self.encode_group(records, room.saturating_sub(self.reserved_here(self.current))) {
+                Ok(0) => {}
+                Ok(n) => {
+                    self.keep_spills(&records[..n], next_lsn);
+                    return self.write_group().map(|()| n);
+                }
+                Err(e) => {
+                    // Sealed in memory only: the numbers are free again.
+                    (self.next_lsn, self.previous_crc) = (next_lsn, previous_crc);
+                    self.bodies.clear();
+                    return Err(e);
+                }
+            }
+            if !self.switch_segment(self.room_for(&records[0]))? {
+                return Ok(0);
+            }
+        }
+    }
+
+    /// Spill files are durable, names included, before a record refers to them.
+    fn flush_spills(&mut self, records: &[Record]) -> Result<()> {
+        let mut any = false;
+        for op in records.iter().flat_map(|r| &r.ops) {
+            let Op::Write { source: Source::Spill { spill, .. }, .. } = op else { continue };
+            if !self.options.durable {
+                continue;
+            }
+            match spill.sync() {
+                Ok(synced) => any |= synced,
+                // Whatever the reason, no space included: the result of a second flush proves nothing.
+                Err(e) => return Err(self.fail(Outcome::NotCommitted, e)),
+            }
+        }
+        if any && let Err(e) = self.storage.sync_dir(&self.dir, sync_point::SPILL_NAME) {
+            return Err(self.fail(Outcome::NotCommitted, e));
+        }
+        Ok(())
+    }
+
+    /// The most bytes that a record needs in a segment.
+    fn room_for(&self, record: &Record) -> u64 {
+        let body = record.body_bytes();
+        let inline = RECORD_HEAD_BYTES as u64 + body;
+        let most = self.options.segment_bytes_max();
+        // The operation list itself goes by reference if it fits nowhere.
+        if inline > most { RECORD_HEAD_BYTES as u64 + 24 } else { inline }
+    }
+
+    /// Puts as many records as fit into so many bytes at the current position into the buffer, linked and sealed.
+    fn encode_group(&mut self, records: &[Record], room: u64) -> Result<usize> {
+        self.buf.clear();
+        let mut sealed = 0;
+        for record in records {
+            let at = self.buf.len().next_multiple_of(RECORD_ALIGN_BYTES);
+            let needed = self.room_for(record);
+            if at as u64 + needed > room {
+                break;
+            }
+            let end = at + needed as usize;
+            self.buf.try_reserve(end).map_err(|_| sized_memory::none(end, &self.dir))?;
+            self.buf.resize(at + RECORD_HEAD_BYTES);
+            let mut by_reference = record.body_bytes() + RECORD_HEAD_BYTES as u64 > self.options.segment_bytes_max();
+            if !by_reference {
+                record.encode(&mut self.buf)?;
+                by_reference = self.looks_like_records(at) && holds(invariant::BODIES_UNLIKE_RECORDS);
+            }
+            if by_reference {
+                self.buf.resize(at + RECORD_HEAD_BYTES);
+                let reference = self.spill_body(record)?;
+                self.buf.extend(&reference);
+            }
+            self.seal_record(at, RecordKind::Commit, by_reference);
+            sealed += 1;
+        }
+        Ok(sealed)
+    }
+
+    /// Whether the body of the record that starts at `at` of the buffer has, at the beginning of a block, what a record
+    /// begins with. Who may read the store can read the key, and whatever a program lets others store may be made up.
+    fn looks_like_records(&self, at: usize) -> bool {
+        let blocks = (at + 1).next_multiple_of(BLOCK_BYTES)..self.buf.len();
+        blocks.step_by(BLOCK_BYTES).any(|block| self.buf[block..].starts_with(RECORD_MAGIC))
+    }
+
+    /// The record that starts at `at` of the buffer is complete: head, checksum, chain.
+    fn seal_record(&mut self, at: usize, kind: RecordKind, body_by_reference: bool) {
+        let head = RecordHead {
+            kind,
+            body_by_reference,
+            len: (self.buf.len() - at) as u64,
+            lsn: self.next_lsn,
+            epoch: self.epoch,
+            // Of one that is an attribute, or of class `process`, the disk may have nothing yet.
+            generation: self.durable_generation,
+            position: self.position + at as u64,
+            previous_crc: self.previous_crc,
+            durable_lsn: self.durable_lsn,
+        };
+        self.previous_crc = head.seal(&mut self.buf[at..], self.header.key);
+        self.next_lsn += 1;
+    }
+
+    fn spill_body(&mut self, record: &Record) -> Result<[u8; 24]> {
+        let spill = Spill::create(&self.storage, &self.dir)?;
+        let mut body = Vec::new();
+        sized_memory::reserve(&mut body, record.body_bytes() as usize, &self.dir)?;
+        record.encode(&mut body)?;
+        let (_, crc) = append_summed(&spill, &body, None)?;
+        self.counters.bytes_written += body.len() as u64;
+        if self.options.durable {
+            let named = spill.sync().and_then(|_| self.storage.sync_dir(&self.dir, sync_point::SPILL_NAME));
+            named.map_err(|e| self.fail(Outcome::NotCommitted, e))?;
+        }
+        let mut reference = [0; 24];
+        reference[..8].copy_from_slice(&spill.id.to_le_bytes());
+        reference[8..16].copy_from_slice(&(body.len() as u64).to_le_bytes());
+        reference[16..].copy_from_slice(&crc.to_le_bytes());
+        self.bodies.push((spill, self.next_lsn));
+        Ok(reference)
+    }
+
+    /// Keeps the spill files of records that are about to be written, until the log is truncated behind
+    /// those records.
+    fn keep_spills(&mut self, records: &[Record], first: u64) {
+        let mut referenced = std::mem::take(&mut self.bodies);
+        for (record, lsn) in records.iter().zip(first..) {
+            for op in &record.ops {
+                if let Op::Write { source: Source::Spill { spill, .. }, .. } = op {
+                    referenced.push((spill.clone(), lsn));
+                }
+            }
+        }
+        for (spill, lsn) in referenced {
+            spill.set_referenced();
+            match self.spills.iter_mut().find(|e| e.spill.id == spill.id) {
+                Some(known) => known.last_lsn = lsn,
+                None => self.spills.push(LiveSpill { spill, last_lsn: lsn }),
+            }
+        }
+    }
+
+    /// Writes the buffer at the current position and moves on to the next block.
+    fn write_group(&mut self) -> Result<()> {
+        self.buf.pad_to_block();
+        let segment = &mut self.segments[self.current];
+        if self.position == 0 {
+            segment.first_block_crc = Some(crc64(&self.buf[..BLOCK_BYTES]));
+        }
+        let written = write_all_at(&*segment.file, &self.buf, self.position);
+        self.group_at = self.position;
+        self.position += self.buf.len() as u64;
+        self.note_written();
+        written.map_err(|e| self.fail(outcome_of_write(&e), e))
+    }
+
+    /// The buffer was written to the current segment, or some of it.
+    fn note_written(&mut self) {
+        self.segments[self.current].last_lsn = self.next_lsn - 1;
+        self.counters.bytes_written += self.buf.len() as u64;
+        if !self.unflushed.contains(&self.current) {
+            self.unflushed.push(self.current);
+        }
+    }
+
+    /// Flushes a record: once; twice if the group, or a durable mark before it, began in another segment.
+    fn flush(&mut self, point: SyncPoint) -> Result<()> {
+        if !holds(invariant::TOLD_WHEN_DURABLE) {
+            self.tell_durable(self.next_lsn - 1);
+        }
+        for at in std::mem::take(&mut self.unflushed) {
+            let segment = &mut self.segments[at];
+            let flushed = match std::mem::take(&mut segment.length_due) {
+                _ if !self.options.durable => Ok(()),
+                true => segment.file.sync_all(point),
+                false => segment.file.sync_data(point),
+            };
+            if let Err(e) = flushed {
+                return Err(self.fail(Outcome::UnknownUntilReopened, e));
+            }
+        }
+        if let Some(page) = &self.page {
+            page.show_log(self.group_at, &self.buf);
+        }
+        self.durable_lsn = self.next_lsn - 1;
+        self.tell_durable(self.durable_lsn);
+        Ok(())
+    }
+
+    /// Writes a durable mark if the last commit still lacks one: a record which says that everything
+    /// before it was flushed, so that later damage to the last group is told from a torn end. The mark
+    /// itself is not flushed.
+    pub fn write_durable_mark(&mut self) -> Result<bool> {
+        if !self.mark_due || self.failed.is_some() || !self.options.durable {
+            return Ok(false);
+        }
+        let left = self.usable_bytes(self.current).saturating_sub(self.position);
+        if left < BLOCK_BYTES as u64 + self.reserved_here(self.current) {
+            return Ok(false);
+        }
+        self.buf.clear();
+        self.buf.resize(RECORD_HEAD_BYTES);
+        self.seal_record(0, RecordKind::DurableMark, false);
+        self.write_group()?;
+        self.mark_due = false;
+        Ok(true)
+    }
+}

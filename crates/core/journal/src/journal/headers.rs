@@ -1,0 +1,285 @@
+//! Headers of the journal: each truncates the log, lists epochs, names a boot, or says that all is closed.
+
+use super::{CheckpointTarget, HeaderWrite, Journal, LiveSpill};
+use crate::commits::spill::Spill;
+use crate::error::{Context, Error, Result};
+use crate::format::{BLOCK_BYTES, Header, LENGTHS_MAX, UNCLOSED_MAX, VERSION};
+use crate::invariant;
+use crate::scanning::scan::read_slots;
+use crate::sync_point;
+use std::sync::Arc;
+use untorn_os::{SyncPoint, holds, write_all_at};
+
+impl HeaderWrite {
+    /// Writes the slot that the last header does not use, and makes it durable.
+    pub fn write(&self) -> Result<()> {
+        write_all_at(&*self.file, &self.header.encode(), Header::slot_of(self.header.generation))
+            .context("write", &self.path)?;
+        match self.sync {
+            Some(point) => self.file.sync_data(point).context("flush", &self.path),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether an attribute says all that this header does: of epochs that were not closed it has its own alone, and the
+    /// others are those of the slot that it belongs to.
+    fn is_told_by_attribute(&self, slots: &[u8]) -> bool {
+        let at = Header::slot_of(self.header.generation + 1) as usize;
+        let Ok(Some(slot)) = Header::decode(&slots[at..at + BLOCK_BYTES], &self.path) else { return false };
+        let others = |header: &Header| -> Vec<u64> {
+            header.unclosed.iter().copied().filter(|epoch| *epoch != self.header.epoch).collect()
+        };
+        others(&slot) == others(&self.header)
+    }
+}
+
+impl Journal {
+    /// Continues behind records that are not applied: the header that lists their epochs is durable before the first
+    /// record behind them, and what they refer to stays until the log is truncated behind them. False: the disk has no
+    /// room for that header, and commits wait for a checkpoint.
+    pub fn go_on(&mut self, spills: Vec<(Arc<Spill>, u64)>) -> Result<bool> {
+        self.spills = spills.into_iter().map(|(spill, last_lsn)| LiveSpill { spill, last_lsn }).collect();
+        self.last_commit = self.last_lsn();
+        self.list_due = true;
+        self.list()
+    }
+
+    /// Writes the header that lists the epochs which are not applied, if it is due. False: there is no room for it.
+    pub(super) fn list(&mut self) -> Result<bool> {
+        if !self.list_due {
+            return Ok(true);
+        }
+        let write = self.header_write(self.next_header(), sync_point::HEADER_LISTED);
+        match write.write() {
+            // What was written and cannot be flushed may be in the cache only.
+            Err(e @ Error::NoSpace { .. }) if !e.is_failed_flush() => return Ok(false),
+            written => written?,
+        }
+        self.finish_truncate(write);
+        Ok(true)
+    }
+
+    /// The target of a checkpoint that begins now: everything committed so far.
+    pub fn begin_checkpoint(&self) -> CheckpointTarget {
+        CheckpointTarget { checkpoint_lsn: self.next_lsn - 1, durable_lsn: self.durable_lsn, crc: self.previous_crc }
+    }
+
+    /// The target of a checkpoint of commits before this opening, up to one of them that is not the last: the disk has them.
+    pub fn begin_portion(&self, lsn: u64) -> CheckpointTarget {
+        debug_assert!(lsn + 1 < self.header.open_lsn);
+        let lsn = if holds(invariant::PORTION_END) { lsn } else { self.header.open_lsn - 1 };
+        CheckpointTarget { checkpoint_lsn: lsn, durable_lsn: lsn, crc: self.header.link }
+    }
+
+    /// Begins to truncate the log behind the target's last record. The data files were flushed before.
+    /// The caller writes the header and then calls [`Journal::finish_truncate`].
+    pub fn begin_truncate(&self, target: CheckpointTarget) -> HeaderWrite {
+        self.header_write(self.truncated_header(target), sync_point::HEADER)
+    }
+
+    /// The next header, with the log truncated behind the target's last record.
+    fn truncated_header(&self, target: CheckpointTarget) -> Header {
+        let mut header = self.next_header();
+        header.checkpoint_lsn = target.checkpoint_lsn;
+        header.listed.retain(|listed| listed.last_lsn > target.checkpoint_lsn || !holds(invariant::LIST_CLIPPED));
+        if target.checkpoint_lsn + 1 >= header.open_lsn {
+            header.open_lsn = target.checkpoint_lsn + 1;
+            header.link = target.crc;
+        }
+        header
+    }
+
+    pub(super) fn next_header(&self) -> Header {
+        let mut header = self.header.clone();
+        header.generation += 1;
+        header.version = VERSION;
+        header.lengths = self.lengths();
+        header.epoch = self.epoch;
+        header.clean = false;
+        header.by_attribute = false;
+        header
+    }
+
+    /// Lengths of segments, without what was appended to them in this epoch: closing takes that away again.
+    fn lengths(&self) -> Vec<u32> {
+        let mut lengths = Vec::new();
+        for segment in &self.segments {
+            let index = segment.index as usize;
+            lengths.resize(lengths.len().max(index + 1).min(LENGTHS_MAX), 0);
+            if let Some(length) = lengths.get_mut(index) {
+                *length = (segment.durable_bytes.min(segment.bytes) / BLOCK_BYTES as u64) as u32;
+            }
+        }
+        lengths
+    }
+
+    pub(super) fn header_write(&self, header: Header, point: SyncPoint) -> HeaderWrite {
+        self.header_write_with(header, self.options.durable.then_some(point))
+    }
+
+    /// A header never goes over the newest durable one. If it is not flushed, a power cut must not bring back the one
+    /// before, which knows nothing of this boot; and the newest durable one holds the journal's key.
+    fn header_write_with(&self, mut header: Header, sync: Option<SyncPoint>) -> HeaderWrite {
+        let over_durable = Header::slot_of(header.generation) == Header::slot_of(self.durable_generation);
+        if over_durable && holds(invariant::DURABLE_HEADER) {
+            header.generation += 1;
+        }
+        HeaderWrite { header, file: self.header_file.clone(), path: self.dir.join("header"), sync }
+    }
+
+    /// Ends what [`Journal::begin_truncate`] began: the header is durable, and the segments and spill
+    /// files of the records before it are free.
+    pub fn finish_truncate(&mut self, written: HeaderWrite) {
+        if written.sync.is_some() {
+            self.durable_generation = written.header.generation;
+        }
+        self.header = written.header;
+        self.list_due = false;
+        let checkpoint_lsn = self.header.checkpoint_lsn;
+        // A durable mark at the end of what is truncated counts, too, now that everything before it is applied.
+        self.tell_durable(checkpoint_lsn);
+        let truncated =
+            self.spills.extract_if(.., |e| e.last_lsn <= checkpoint_lsn || !holds(invariant::SPILL_FILES_STAY));
+        truncated.for_each(|e| e.spill.clear_referenced());
+    }
+
+    /// Names the boot durably, before the first commit of class `process`.
+    pub fn record_boot(&mut self, boot: [u8; 16]) -> Result<()> {
+        if self.header.boot == Some(boot) {
+            return Ok(());
+        }
+        let mut header = self.next_header();
+        header.clean = self.header.clean;
+        header.boot = Some(boot);
+        let write = self.header_write_with(header, Some(sync_point::HEADER_BOOT));
+        // A failed write may be on the disk all the same: closing has to write a header without the boot.
+        self.header_uncertain = true;
+        write.write()?;
+        self.header_uncertain = false;
+        self.finish_truncate(write);
+        Ok(())
+    }
+
+    /// The header of a clean journal: it is empty, as everything is in the data files.
+    fn clean_header(&self) -> Header {
+        let mut header = self.truncated_header(self.begin_checkpoint());
+        let current = &self.segments[self.current];
+        header.start_segment = current.index;
+        header.start_crc = current.first_block_crc.unwrap_or(0);
+        header.start_blocks = (current.bytes / BLOCK_BYTES as u64) as u32;
+        header.clean = current.first_block_crc.is_some();
+        header
+    }
+
+    /// The header says that the store is open, and in which epoch, before the first file is marked and the first record
+    /// written: however the owner ends, the next one knows that it did not close, and looks for what it left. Where order is
+    /// kept, an attribute that was set before that of a file is not on the disk after it, and nothing is flushed. False:
+    /// a checkpoint has to write a header first.
+    pub fn note_open(&mut self) -> Result<bool> {
+        if self.list_due {
+            return Ok(!holds(invariant::LISTED_FIRST));
+        }
+        let is_noted = !self.header.clean && self.header.epoch == self.epoch;
+        if is_noted || !holds(invariant::OPEN_NOTED) {
+            return Ok(true);
+        }
+        // Unless the log is empty, the attribute has no room for what the header says.
+        let is_empty = self.header.listed.is_empty() && self.header.open_lsn == self.header.checkpoint_lsn + 1;
+        if is_empty && self.options.durable && self.header.boot.is_none() && self.storage.keeps_order() {
+            let mut noted = self.header_write_with(self.next_header(), None);
+            noted.header.by_attribute = true;
+            let slots = read_slots(&*noted.file, &noted.path)?;
+            if noted.is_told_by_attribute(&slots) {
+                self.header_uncertain = true;
+                // A full disk may have room in a slot.
+                if noted.file.set_attribute(&noted.header.encode_closed(&slots)).is_ok() {
+                    self.header_uncertain = false;
+                    self.finish_truncate(noted);
+                    return Ok(true);
+                }
+            }
+        }
+        let write = self.header_write(self.next_header(), sync_point::HEADER_OPEN);
+        self.header_uncertain = true;
+        write.write()?;
+        self.header_uncertain = false;
+        self.finish_truncate(write);
+        Ok(true)
+    }
+
+    /// What former owners left is cleared, durably as soon as the next header is: the last epochs are still known.
+    pub fn note_marks_cleared(&mut self) {
+        self.header.marks_left = false;
+        if self.header.unclosed.len() == UNCLOSED_MAX {
+            self.header.unclosed.drain(..UNCLOSED_MAX / 2);
+        }
+    }
+
+    /// A file keeps its mark of this epoch, though the store closes: the next owner knows the epoch, and clears the mark.
+    pub fn keep_epoch(&mut self) {
+        self.header.add_unclosed(self.epoch);
+        self.header.marks_left = true;
+    }
+
+    /// Some files may keep marks of former owners, as those that were away when a former owner looked for them.
+    pub fn note_marks_left(&mut self) {
+        self.header.marks_left |= !self.header.unclosed.is_empty();
+    }
+
+    /// Writes the header of an empty journal whose store stays open. If the data files were not flushed, it goes on naming
+    /// the boot.
+    pub fn write_emptied_header(&mut self, flushed: bool) -> Result<()> {
+        let header = Header { clean: false, ..self.clean_header() };
+        self.write_empty(header, flushed)
+    }
+
+    /// Writes the header of a closed store.
+    pub fn write_clean_header(&mut self) -> Result<()> {
+        self.write_empty(self.clean_header(), true)
+    }
+
+    fn write_empty(&mut self, mut header: Header, flushed: bool) -> Result<()> {
+        if flushed {
+            header.boot = None;
+        }
+        // Also in class `process`: a header without a boot says that all was flushed.
+        let write = self.header_write_with(header, flushed.then_some(sync_point::HEADER));
+        write.write()?;
+        self.finish_truncate(write);
+        if let Some(cut) = self.cut_segments() {
+            // Before the next epoch appends to it.
+            cut.sync_all(sync_point::HEADER).context("flush", &self.dir)?;
+        }
+        Ok(())
+    }
+
+    /// Closes a journal whose data files were written out and not flushed, where the storage keeps order: the clean header
+    /// is an attribute first. An entry of the file system's log is on the disk after the entries before it, and after a
+    /// flush of the device. If that flush fails, the log takes no more entries, and nobody ever sees this one.
+    ///
+    /// False: the attribute cannot be set, or does not say enough. What was written out has to be flushed before [`Journal::write_clean_header`].
+    pub fn write_closed_header(&mut self) -> Result<bool> {
+        let header = Header { boot: None, ..self.clean_header() };
+        let copy = self.header_write_with(header, None);
+        let slots = read_slots(&*copy.file, &copy.path)?;
+        if !copy.is_told_by_attribute(&slots) || copy.file.set_attribute(&copy.header.encode_closed(&slots)).is_err() {
+            return Ok(false);
+        }
+        // Behind the header in the log of the file system, so that one flush brings both: of a segment that stays longer,
+        // the next opening sees that it is.
+        let last = self.cut_segments().unwrap_or_else(|| copy.file.clone());
+        last.sync_all(sync_point::HEADER_CLOSED).context("flush", &copy.path)?;
+        // For copies of the store that lack attributes; not flushed.
+        let _ = copy.write();
+        self.finish_truncate(copy);
+        Ok(true)
+    }
+
+    /// Whether the header does not describe the journal as it is: closing has work to do.
+    pub fn is_dirty(&self) -> bool {
+        self.next_lsn - 1 > self.header.checkpoint_lsn
+            || self.header.boot.is_some()
+            || self.header_uncertain
+            || !self.header.is_closed()
+    }
+}

@@ -1,0 +1,103 @@
+//! Records that restate what waits to be applied, and the room in the segments that commits leave for them.
+
+use super::{Committed, Journal, Segment};
+use crate::commits::record::Record;
+use crate::error::{Error, Result};
+use crate::format::BLOCK_BYTES;
+use crate::invariant;
+use crate::sync_point;
+use untorn_os::holds;
+
+impl Journal {
+    /// Commits leave room for this record, which restates what waits to be applied; none: nothing waits.
+    pub fn reserve(&mut self, record: Option<&Record>) {
+        self.reserved = record.map_or(0, |record| self.room_for(record).next_multiple_of(BLOCK_BYTES as u64));
+    }
+
+    /// As [`Self::commit`], for small records: they may take the room that is left for what waits. On a disk that is full
+    /// of what waits they may be what makes room.
+    pub fn commit_in_reserved(&mut self, records: &[Record]) -> Result<Committed> {
+        if records.iter().any(|record| self.room_for(record) > BLOCK_BYTES as u64) {
+            return Ok(Committed::Full);
+        }
+        let reserved = std::mem::take(&mut self.reserved);
+        let done = self.commit(records);
+        self.reserved = reserved;
+        done
+    }
+
+    /// Whether every commit that is not truncated yet is only in the log because it was restated.
+    pub fn holds_only_restated(&self) -> bool {
+        self.last_restated > self.last_commit && self.header.checkpoint_lsn >= self.last_commit
+    }
+
+    /// Writes and flushes a record that restates what waits to be applied, in room that commits leave. Returns its
+    /// LSN; none: there is no room. The log may then be truncated behind the records that it restates.
+    pub fn restate(&mut self, record: &Record) -> Result<Option<u64>> {
+        if let Some(e) = self.failure() {
+            return Err(e);
+        }
+        // The checkpoint that restates has not begun to write its header.
+        if !self.list()? {
+            return Ok(None);
+        }
+        let reserved = std::mem::take(&mut self.reserved);
+        let written = self.write_restated(record);
+        self.reserved = reserved;
+        match written {
+            Ok(true) => {}
+            Ok(false) | Err(Error::NoSpace { .. }) => return Ok(None),
+            Err(e) => return Err(e),
+        }
+        self.flush(sync_point::RESTATED)?;
+        self.mark_due = true;
+        self.last_restated = self.last_lsn();
+        if let Some(page) = self.page.as_ref().filter(|_| holds(invariant::RESTATED_TOLD)) {
+            // A log that ends before this record no longer says what waits, once it is truncated.
+            page.raise_applying(self.last_restated)?;
+        }
+        self.reserve(Some(record));
+        Ok(Some(self.last_restated))
+    }
+
+    fn write_restated(&mut self, record: &Record) -> Result<bool> {
+        let records = std::slice::from_ref(record);
+        if self.write_some(records)? == 1 {
+            return Ok(true);
+        }
+        // The first time nothing was reserved: the journal may grow beyond its limit, if the disk has room.
+        self.current = self.add_segment(self.room_for(record).next_multiple_of(BLOCK_BYTES as u64))?;
+        self.position = 0;
+        Ok(self.write_some(records)? == 1)
+    }
+
+    /// Bytes of the current segment that commits leave: none if another segment has them.
+    pub(super) fn reserved_here(&self, current: usize) -> u64 {
+        let checkpoint_lsn = self.header.checkpoint_lsn;
+        let free = |(at, s): (usize, &Segment)| {
+            at != current && s.last_lsn <= checkpoint_lsn && self.usable_bytes(at) >= self.reserved
+        };
+        if self.segments.iter().enumerate().any(free) { 0 } else { self.reserved }
+    }
+
+    /// A journal at its limit may consist of segments that are all too small for this record: one that is large enough
+    /// is added as soon as nothing is in the others but what is restated.
+    pub(super) fn replace_small_segments(&mut self, bytes: u64) -> Result<bool> {
+        let checkpoint_lsn = self.header.checkpoint_lsn;
+        let is_free = |s: &Segment| s.last_lsn <= checkpoint_lsn;
+        let large_is_free = self.segments.iter().any(|s| s.bytes >= bytes && is_free(s));
+        if large_is_free || bytes > self.options.segment_bytes_max() {
+            return Ok(false);
+        }
+        // What is restated takes one large segment at most: with two, one of them is free.
+        let large = self.segments.iter().filter(|s| s.bytes >= bytes).count();
+        let restated = self.holds_only_restated() && large <= 1;
+        if !self.segments.iter().all(is_free) && !restated {
+            return Ok(false);
+        }
+        let at = self.add_segment(bytes.next_multiple_of(BLOCK_BYTES as u64))?;
+        self.current = at;
+        self.position = 0;
+        Ok(true)
+    }
+}

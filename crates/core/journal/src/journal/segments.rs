@@ -1,0 +1,127 @@
+//! Segments of the journal: which one commits go to next, and how one is made.
+
+use super::{Journal, Segment};
+use crate::directories::store_dir::{create_segment, segment_name};
+use crate::error::{Context, Error, Result};
+use crate::format::{BLOCK_BYTES, crc64, encode_length};
+use crate::sync_point;
+use std::io;
+use std::sync::Arc;
+use untorn_os::File;
+
+impl Journal {
+    /// Bytes of a segment that this process may write to now: its limit may be lower than when the segment was made.
+    pub(super) fn usable_bytes(&self, at: usize) -> u64 {
+        self.segments[at].bytes.min(self.segment_bytes_here())
+    }
+
+    /// The largest segment that this process may write to (`RLIMIT_FSIZE`).
+    fn segment_bytes_here(&self) -> u64 {
+        let limit = self.storage.file_size_limit();
+        limit - limit % BLOCK_BYTES as u64
+    }
+
+    /// Refuses a record that this process may write to no segment. Nothing is written: with another limit it can be.
+    pub(super) fn check_file_size_limit(&self, bytes: u64) -> Result<()> {
+        if bytes <= self.segment_bytes_here() {
+            return Ok(());
+        }
+        let limit = self.storage.file_size_limit();
+        let detail = format!(
+            "this process may write files of {limit} bytes at most (RLIMIT_FSIZE, `ulimit -f`), and the commit needs \
+             {bytes} in a segment of the journal in {}",
+            self.dir.display()
+        );
+        Err(Error::NoSpace { detail })
+    }
+
+    /// Switches to a free segment with that much room, making one if the journal may grow.
+    pub(super) fn switch_segment(&mut self, bytes: u64) -> Result<bool> {
+        let checkpoint_lsn = self.header.checkpoint_lsn;
+        let current = self.current;
+        if self.position > 0 && self.segments[current].last_lsn <= checkpoint_lsn && self.usable_bytes(current) >= bytes
+        {
+            self.position = 0;
+            return Ok(true);
+        }
+        let free = (0..self.segments.len())
+            .filter(|at| *at != current)
+            .filter(|at| self.segments[*at].last_lsn <= checkpoint_lsn)
+            .find(|at| self.usable_bytes(*at) >= bytes + self.reserved_here(*at));
+        if let Some(at) = free {
+            self.current = at;
+            self.position = 0;
+            return Ok(true);
+        }
+        let allocated = self.allocated_bytes();
+        // Growing fourfold keeps the flushes that growth costs few.
+        let wanted =
+            (3 * allocated).min(self.options.segment_bytes_max()).max(bytes.next_multiple_of(BLOCK_BYTES as u64));
+        let left = self.options.journal_bytes.saturating_sub(allocated);
+        let size = wanted.min(left - left % BLOCK_BYTES as u64).min(self.segment_bytes_here());
+        if size < bytes {
+            return self.replace_small_segments(bytes);
+        }
+        match self.add_segment(size) {
+            Ok(at) => {
+                self.current = at;
+                self.position = 0;
+                Ok(true)
+            }
+            // Something to checkpoint may free a segment; without it, this is the caller's answer.
+            Err(Error::NoSpace { .. }) if self.pending_bytes() > 0 => Ok(false),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Gives segments the lengths back that they had before commits were appended to them: the journal is empty. Returns
+    /// the last of them, by whose flush all of it is durable where order is kept. It has to be durable before anything is
+    /// appended again: a record must not be covered by a length that an earlier one had.
+    pub(super) fn cut_segments(&mut self) -> Option<Arc<dyn File>> {
+        let mut last = None;
+        for segment in self.segments.iter_mut().filter(|segment| segment.appended > 0) {
+            // First, so that the segment is never shorter than it says.
+            let said = segment.file.set_attribute(&encode_length(segment.index, segment.bytes));
+            if said.and_then(|()| segment.file.set_len(segment.bytes)).is_ok() {
+                segment.appended = 0;
+                last = Some(segment.file.clone());
+            }
+        }
+        last
+    }
+
+    pub(super) fn add_segment(&mut self, bytes: u64) -> Result<usize> {
+        let index = self.segments.iter().map(|s| s.index + 1).max().unwrap_or(0);
+        let durable = self.options.durable;
+        let create = || create_segment(&*self.storage, &self.dir, index, bytes, durable, sync_point::SEGMENT_CONTENTS);
+        let file = match create() {
+            // What is left of an attempt that failed, and could not even be removed.
+            Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::AlreadyExists => {
+                let path = self.dir.join(segment_name(index));
+                self.storage.unlink(&path).context("remove", &path)?;
+                create()?
+            }
+            created => created?,
+        };
+        if durable && let Err(e) = self.storage.sync_dir(&self.dir, sync_point::SEGMENT_NAME) {
+            // The next try makes it under the same name.
+            let _ = self.storage.unlink(&self.dir.join(segment_name(index)));
+            return Err(Error::io("flush", &self.dir, e));
+        }
+        let first_block_crc = Some(crc64(&[0; BLOCK_BYTES]));
+        // Behind the flush of the length itself, and flushed with the first commit: a crash leaves no segment that says it was
+        // longer than it ever was. Where there is no room for it, the next header has the length.
+        let length_due = file.set_attribute(&encode_length(index, bytes)).is_ok();
+        self.segments.push(Segment {
+            index,
+            bytes,
+            appended: 0,
+            file,
+            last_lsn: 0,
+            first_block_crc,
+            length_due,
+            durable_bytes: bytes,
+        });
+        Ok(self.segments.len() - 1)
+    }
+}

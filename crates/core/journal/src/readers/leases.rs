@@ -1,0 +1,112 @@
+//! Leases: what keeps a checkpoint from applying as long as somebody reads an older commit.
+//!
+//! A lease is an open-file-description read lock on one byte of the owner's page, which ends with whoever has it. Which
+//! byte, says the commit; so the owner asks the kernel for the oldest commit that is held, and writes to nothing of a
+//! reader's. A reader locks first and looks afterwards whether the commit is wanted already; an owner tells first what it
+//! wants, and looks afterwards for leases: one of the two sees the other.
+
+use crate::directories::store_dir::StoreDir;
+use crate::error::{Context, Result};
+use crate::format::crc64;
+use crate::invariant;
+use crate::scanning::scan::read_slots;
+use std::io::ErrorKind;
+use std::ops::Range;
+use std::time::Duration;
+use untorn_os::{File, Open, Storage, holds};
+
+/// Leases are honoured for so long, unless the owner says otherwise.
+pub const LEASES_HONOURED: Duration = Duration::from_secs(10);
+
+/// Bits of a commit's number in the place of its lease.
+const LSN_BITS: u32 = 48;
+/// Bits of the life. A lease of a life that has ended is broken: the next one must not wait for it.
+const LIFE_BITS: u32 = 14;
+
+/// The byte of the page that is locked by who reads this commit. None: no commit has such a number.
+pub fn lease_at(life: u64, lsn: u64) -> Option<u64> {
+    let of_life = (life & ((1 << LIFE_BITS) - 1)) << LSN_BITS;
+    (lsn < 1 << LSN_BITS).then_some(of_life | lsn)
+}
+
+/// The bytes of leases of commits from this one on, before that one.
+pub fn leases_of(life: u64, lsns: Range<u64>) -> Range<u64> {
+    let most = (1 << LSN_BITS) - 1;
+    let at = |lsn: u64| lease_at(life, lsn.min(most)).expect("a number that is small enough");
+    at(lsns.start)..at(lsns.end).max(at(lsns.start))
+}
+
+/// No more leases than this are told: a reader may lock as many bytes as it likes.
+const TOLD_MAX: usize = 1000;
+
+/// The commits that somebody holds, of these.
+pub fn held(page: &dyn File, life: u64, lsns: Range<u64>) -> Vec<u64> {
+    let (mut found, mut left) = (Vec::new(), vec![leases_of(life, lsns)]);
+    while let Some(range) = left.pop().filter(|_| found.len() < TOLD_MAX) {
+        if let Ok(Some(at)) = page.leased(range.clone()) {
+            found.push(at & ((1 << LSN_BITS) - 1));
+            left.extend([range.start..at, at + 1..range.end]);
+        }
+    }
+    found.sort_unstable();
+    found
+}
+
+/// The life that leases of a store belong to which nobody has open: another one each time somebody opens it, as the head
+/// of the page is then, if not the header.
+pub fn closed_life(header: &[u8], page_head: &[u8]) -> u64 {
+    // Without its checksum, behind which the checksum of the whole is the same whatever the head is.
+    let drawn = page_head.len().saturating_sub(size_of::<u64>());
+    let page_head = if holds(invariant::PAGE_HEAD_COMPARED) { &page_head[..drawn] } else { &[] };
+    crc64(&[header, page_head].concat())
+}
+
+/// What is in the header, with its attribute.
+pub fn header_bytes(storage: &dyn Storage, store_dir: &StoreDir) -> Result<Vec<u8>> {
+    let path = store_dir.journal().join("header");
+    let file = match storage.open(&path, Open::READ) {
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        done => done.context("open", &path)?,
+    };
+    let mut bytes = read_slots(&*file, &path)?;
+    bytes.extend(file.attribute().context("read the attribute of", &path)?.unwrap_or_default());
+    Ok(bytes)
+}
+
+/// Waits until none of these bytes is leased: for so long at most, and not beyond `end`.
+pub fn wait(
+    storage: &dyn Storage,
+    page: &dyn File,
+    ranges: &[Range<u64>],
+    honoured: Duration,
+    end: impl Fn() -> Duration,
+) {
+    // What cannot be asked cannot be waited for.
+    let leased = |range: &Range<u64>| page.leased(range.clone()).ok().flatten();
+    let (mut since, mut last) = (storage.uptime(), None);
+    while let Some(at) = ranges.iter().find_map(leased) {
+        // Not for each lease anew: readers that follow each other would hold the owner up for ever.
+        if !holds(invariant::ONE_TIMER) && last.replace(at) != Some(at) {
+            since = storage.uptime();
+        }
+        if storage.uptime() >= since.saturating_add(honoured).min(end()) {
+            return;
+        }
+        storage.pause();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lives_have_places_of_their_own() {
+        let most = (1 << LSN_BITS) - 1;
+        assert_eq!(lease_at(0, 7), Some(7));
+        assert_eq!(lease_at(u64::MAX, most), Some((1 << (LSN_BITS + LIFE_BITS)) - 1), "an offset of a file");
+        assert_eq!(lease_at(1, 1 << LSN_BITS), None);
+        assert_eq!(leases_of(3, 5..u64::MAX), (3 << LSN_BITS | 5)..(3 << LSN_BITS | most));
+        assert!(leases_of(3, Range { start: 9, end: 5 }).is_empty());
+    }
+}

@@ -1,0 +1,145 @@
+//! Reading on in the log of an owner that goes on writing it, behind a commit that was read before.
+//!
+//! The next record lies right behind the last one, on the next block, or at the beginning of another segment. It is the
+//! one that repeats the checksum of the last one; so nothing but the next commit is taken for it, whatever is written
+//! where it lies meanwhile. If there is none, the whole log is to be looked at.
+//!
+//! The owner also copies what it has flushed behind its page, where it takes no disk to read: what lies there is the next
+//! record, or the log itself is read. That is read past the page cache, as it is written: pages that a reader had left
+//! there would cost each write of the owner some time.
+
+use crate::commits::record::SpillCache;
+use crate::directories::store_dir::{segment_index, segment_name};
+use crate::format::{BLOCK_BYTES, Key, RECORD_ALIGN_BYTES, RECORD_HEAD_BYTES, RecordHead, RecordKind};
+use crate::invariant;
+use crate::readers::readers_page::{GROUP_SHOWN_MAX, ReadersPage};
+use crate::scanning::scan::{AcceptedRecord, Scan, decode_body};
+use bytes::Bytes;
+use std::path::Path;
+use std::sync::Arc;
+use untorn_os::{AlignedBuf, File, Open, Storage, holds, read_full_at};
+
+/// So much is read at once, if the record is not larger.
+const READ_BYTES: usize = GROUP_SHOWN_MAX;
+
+/// The end of a record, behind which the log goes on.
+#[derive(Clone)]
+pub struct LogTail {
+    key: Key,
+    /// No record of another one follows. None: the first record of the open one says which that is.
+    epoch: Option<u64>,
+    lsn: u64,
+    /// What the next record repeats.
+    crc: u64,
+    segment: Arc<dyn File>,
+    index: u32,
+    at: u64,
+}
+
+impl LogTail {
+    /// The end of the record with this number. None: it was not accepted.
+    pub fn behind(scan: &Scan, lsn: u64, storage: &dyn Storage, journal: &Path) -> Option<LogTail> {
+        let last = scan.accepted_heads.iter().rev().find(|v| v.head.lsn == lsn)?;
+        let index = scan.segments[last.segment].index;
+        // The first record of an epoch goes on behind the link of the header, and not behind what was accepted before.
+        let is_first = lsn + 1 == scan.header.open_lsn && holds(invariant::OPEN_LINK);
+        Some(LogTail {
+            key: scan.header.key,
+            epoch: (!is_first).then_some(last.head.epoch),
+            lsn,
+            crc: if is_first { scan.header.link } else { last.crc },
+            segment: storage.open(&journal.join(segment_name(index)), Open::READ.direct()).ok()?,
+            index,
+            at: last.head.position + last.head.len,
+        })
+    }
+
+    /// The commits up to the one with this number, which is durable; with `verify`, bytes in spill files are those that
+    /// were committed. None: not all of them are where they would follow.
+    pub fn read_to(
+        &mut self,
+        lsn: u64,
+        page: &ReadersPage,
+        storage: &Arc<dyn Storage>,
+        journal: &Path,
+        verify: bool,
+    ) -> Option<Vec<AcceptedRecord>> {
+        let mut spills = SpillCache::new(storage.clone(), journal.to_owned());
+        spills.verify = verify;
+        let mut accepted = Vec::new();
+        while self.lsn < lsn {
+            let (head, body) = self.next(page, &**storage, journal)?;
+            if head.kind == RecordKind::Commit {
+                accepted.push(AcceptedRecord { lsn: head.lsn, record: decode_body(&head, body, &mut spills).ok()? });
+            }
+        }
+        Some(accepted)
+    }
+
+    /// The next record, and its body; the tail is behind it then.
+    fn next(&mut self, page: &ReadersPage, storage: &dyn Storage, journal: &Path) -> Option<(RecordHead, Bytes)> {
+        let behind = self.at.next_multiple_of(RECORD_ALIGN_BYTES as u64);
+        let on_block = self.at.next_multiple_of(BLOCK_BYTES as u64);
+        let from = behind - behind % BLOCK_BYTES as u64;
+        let shown = page.shown_log(from, READ_BYTES).unwrap_or_default();
+        let in_copy = |at: u64| self.record_in(shown.get((at - from) as usize..)?, at);
+        let found = [behind, on_block].into_iter().find_map(in_copy).or_else(|| {
+            let blocks = read(&*self.segment, from, READ_BYTES)?;
+            [behind, on_block].into_iter().find_map(|at| self.record_at(&*self.segment, &blocks, from, at))
+        });
+        if let Some((head, crc, body)) = found {
+            self.pass(&head, crc);
+            return Some((head, body));
+        }
+        for name in storage.list(journal).ok()? {
+            let Some(index) = name.to_str().and_then(segment_index).filter(|index| *index != self.index) else {
+                continue;
+            };
+            let Ok(segment) = storage.open(&journal.join(&name), Open::READ.direct()) else { continue };
+            let Some(blocks) = read(&*segment, 0, READ_BYTES) else { continue };
+            if let Some((head, crc, body)) = self.record_at(&*segment, &blocks, 0, 0) {
+                (self.segment, self.index) = (segment, index);
+                self.pass(&head, crc);
+                return Some((head, body));
+            }
+        }
+        None
+    }
+
+    fn pass(&mut self, head: &RecordHead, crc: u64) {
+        (self.lsn, self.crc, self.at) = (head.lsn, crc, head.position + head.len);
+        self.epoch = Some(head.epoch);
+    }
+
+    /// The record at `at`, if it is the next one, of which the blocks from `from` on have the beginning.
+    fn record_at(&self, segment: &dyn File, blocks: &[u8], from: u64, at: u64) -> Option<(RecordHead, u64, Bytes)> {
+        let within = (at - from) as usize;
+        let mut found = blocks.get(within..)?;
+        let len = RecordHead::len_of(found)?;
+        let more;
+        if len > found.len() as u64 {
+            // As much as the segment has: a length that nobody has checked.
+            let left = segment.meta().ok()?.size.saturating_sub(at);
+            let wanted = within + usize::try_from(len).ok().filter(|_| len <= left)?;
+            more = read(segment, from, wanted.next_multiple_of(BLOCK_BYTES))?;
+            found = more.get(within..)?;
+        }
+        self.record_in(found, at)
+    }
+
+    /// The record that these bytes, which lie at `at` of a segment, begin with, if it is the next one.
+    fn record_in(&self, found: &[u8], at: u64) -> Option<(RecordHead, u64, Bytes)> {
+        let (head, crc) = RecordHead::decode_at(found, at, self.key)?;
+        let is_next = head.lsn == self.lsn + 1 && head.previous_crc == self.crc;
+        let is_next = is_next && self.epoch.is_none_or(|epoch| epoch == head.epoch);
+        is_next.then(|| (head, crc, Bytes::copy_from_slice(&found[RECORD_HEAD_BYTES..head.len as usize])))
+    }
+}
+
+/// Reads whole blocks, as far as there are some.
+fn read(segment: &dyn File, from: u64, bytes: usize) -> Option<AlignedBuf> {
+    let mut blocks = AlignedBuf::zeroed(bytes);
+    let n = read_full_at(segment, &mut blocks, from).ok()?;
+    blocks.resize(n);
+    Some(blocks)
+}

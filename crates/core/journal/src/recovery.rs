@@ -1,0 +1,488 @@
+//! Opens a store: locks it, recovers what a crash left, and begins a new epoch.
+//!
+//! Recovery reads the journal past the page cache, computes the final state, checks every file, and
+//! only then writes: names, and then the contents (redo), or no contents where they can be carried over.
+//! It may crash anywhere and be done again.
+
+pub mod carry;
+mod damaged_journal;
+mod next_epoch;
+mod quarantined;
+mod redo;
+pub mod salvage;
+
+use crate::commits::final_state::FinalState;
+use crate::data_files::locate::{Location, Locations, open_for_writing};
+use crate::directories::quarantine::{NAME_SPARE, PendingFiles};
+use crate::directories::store_dir::{
+    NewJournal, StoreDir, StoreLock, create_journal, lock_store, make_spare, remove_tree,
+};
+use crate::error::{Context, Error, Result};
+use crate::format::{Attribute, AttributeFound, EPOCHS_MAX, Header, Key, ListedEpoch, StoreId};
+use crate::invariant;
+use crate::journal::{Journal, Options};
+use crate::readers::readers_page::OwnersPage;
+use crate::recovery::carry::{Carried, carry};
+use crate::scanning::scan::{Keep, Scan, flush_header, note_lost_flush, read_header, read_readable_header, scan};
+use crate::scanning::segment_reader::ReadMode;
+use crate::sync_point;
+use std::collections::BTreeMap;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use untorn_os::{File, Open, Storage, holds};
+
+/// More files than this are flushed by one `syncfs` instead of one by one.
+const FLUSH_ONE_BY_ONE_MAX: usize = 16;
+
+/// Whether this number of files is flushed one by one.
+pub fn flush_one_by_one(storage: &dyn Storage, files: usize) -> bool {
+    files <= FLUSH_ONE_BY_ONE_MAX || !storage.sync_file_system_reports_errors()
+}
+
+/// How to open.
+pub struct OpenOptions<'a> {
+    /// Sizes and failure class of the new epoch.
+    pub journal: Options,
+    /// Make the store if there is none.
+    pub create: bool,
+    /// Wait while another process has the store open.
+    pub wait: bool,
+    /// Take the files of a class `process` store as they are after a machine crash.
+    pub accept_unknown: bool,
+    /// Redo the accepted commits of a damaged journal, and archive that journal.
+    pub salvage: bool,
+    /// Apply everything before the store is served.
+    pub redo: bool,
+    /// Bytes read and applied so far, of how many.
+    pub progress: &'a dyn Fn(u64, u64),
+}
+
+/// What recovery did.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Recovered {
+    /// Commits that were found in the journal.
+    pub commits: u64,
+    /// Files that show them.
+    pub files: u64,
+    /// Bytes that these files lacked.
+    pub bytes: u64,
+    /// An unfinished record at the end was dropped.
+    pub torn_tail: bool,
+    /// Where damaged journals were archived, if they were salvaged.
+    pub salvaged: Vec<PathBuf>,
+    /// Things that could not be done, and without which the store works.
+    pub notes: Vec<String>,
+}
+
+/// A file or directory that could not be redone.
+#[derive(Clone, Debug)]
+pub struct Quarantined {
+    /// Its newest name.
+    pub path: PathBuf,
+    /// Its identity; 0: a directory.
+    pub id: u64,
+    /// Why.
+    pub reason: Error,
+}
+
+/// An open store's journal.
+pub struct Opened {
+    /// Ready for commits.
+    pub journal: Journal,
+    /// Held until the store is closed.
+    pub store_lock: StoreLock,
+    /// What recovery did.
+    pub recovered: Recovered,
+    /// Files that could not be redone.
+    pub quarantined: Vec<Quarantined>,
+    /// What is committed and not applied.
+    pub carried: Carried,
+    /// Room is set apart for quarantining the journal on a full disk.
+    pub has_spare: bool,
+}
+
+/// Opens a store, recovering it.
+pub fn open(storage: &Arc<dyn Storage>, store_dir: &StoreDir, options: &OpenOptions<'_>) -> Result<Opened> {
+    let store_lock =
+        lock_store(&**storage, store_dir, options.create.then_some(options.journal.dir_mode), options.wait)?;
+    if options.journal.readers && holds(invariant::PAGE_WITHDRAWN) {
+        OwnersPage::withdraw(&**storage, store_dir, options.journal.leases)?;
+    }
+    if options.journal.readers && holds(invariant::PARKED_CLEARED) {
+        // A file that was being parked has two names, and nobody holds an older commit any more.
+        remove_tree(&**storage, &store_dir.parked())?;
+    }
+    let mut opening = Opening {
+        storage,
+        store_dir,
+        options,
+        recovered: Recovered::default(),
+        quarantined: Vec::new(),
+        carried: Carried::default(),
+        archived_header: None,
+        unclean: store_lock.unclean,
+        read_whole: true,
+        dir_mode: store_lock.dir_mode,
+    };
+    if store_lock.unclean {
+        opening.flush_after_kill().map_err(|e| opening.doubt(e))?;
+    }
+    opening.finish_creation()?;
+    opening.recover_quarantined()?;
+    let mut journal = match opening.recover_current() {
+        Err(e) if opening.can_salvage(&e) => {
+            opening.salvage_current(&e)?;
+            opening.recover_current()?
+        }
+        done => done?,
+    };
+    let Opening { mut recovered, quarantined, carried, .. } = opening;
+    // Without room, the store goes on without it; checkpoints try again.
+    let has_spare = !options.journal.spare
+        || make_spare(&**storage, store_dir, options.journal.segment_bytes_first, store_lock.dir_mode).is_ok();
+    if options.journal.readers && options.journal.durable {
+        // After the spare journal, which is needed more where there is little room.
+        match OwnersPage::publish(storage, store_dir, journal.store(), journal.last_lsn(), options.journal.leases) {
+            Ok(page) => journal.tell_readers(page),
+            Err(e) => recovered.notes.push(format!("no process can read this store until it is opened again: {e}")),
+        }
+    }
+    Ok(Opened { journal, store_lock, recovered, quarantined, carried, has_spare })
+}
+
+/// The list of epochs in a header that begins a new epoch behind these records.
+fn listed_after(scanned: &Scan) -> Vec<ListedEpoch> {
+    let mut listed = scanned.header.listed.clone();
+    listed.extend(scanned.epochs.iter().filter(|epoch| epoch.first_lsn >= scanned.header.open_lsn));
+    listed
+}
+
+/// The header of an opening behind one that was not closed, with the epochs that are known of its log.
+fn unclosed_before(header: &Header, epochs: &[u64]) -> Header {
+    let mut next = header.clone();
+    if !header.is_closed() {
+        let listed = header.listed.iter().map(|listed| listed.epoch);
+        listed.chain([header.epoch]).for_each(|epoch| next.add_unclosed(epoch));
+    }
+    // A closed header may be the last one on the disk, and its attribute, which said that the store is open, lost.
+    epochs.iter().for_each(|epoch| next.add_unclosed(*epoch));
+    next
+}
+
+struct Opening<'a> {
+    storage: &'a Arc<dyn Storage>,
+    store_dir: &'a StoreDir,
+    options: &'a OpenOptions<'a>,
+    recovered: Recovered,
+    quarantined: Vec<Quarantined>,
+    carried: Carried,
+    /// The header of an archived journal: the store keeps its identity.
+    archived_header: Option<Header>,
+    /// The last owner did not come to the end of its close.
+    unclean: bool,
+    /// All of the log could be read.
+    read_whole: bool,
+    /// Permission bits of the store directory.
+    dir_mode: u32,
+}
+
+/// The result of redoing one journal.
+struct Redone {
+    state: FinalState,
+    locations: Locations,
+    /// Directories that could not be redone, and why; or that a file needs which could not be redone.
+    dirs_left: BTreeMap<PathBuf, String>,
+    /// Names are applied, and contents are not.
+    names_only: bool,
+    /// A file was in the middle of an exchange of names.
+    from_temporary: bool,
+}
+
+impl Redone {
+    fn is_whole(&self) -> bool {
+        self.dirs_left.is_empty() && self.locations.values().all(Result::is_ok)
+    }
+
+    /// The files that could not be redone, and why.
+    fn not_redone(&self) -> BTreeMap<u64, String> {
+        self.locations.iter().filter_map(|(id, o)| Some((*id, o.as_ref().err()?.to_string()))).collect()
+    }
+}
+
+impl Opening<'_> {
+    fn storage(&self) -> &dyn Storage {
+        &**self.storage
+    }
+
+    /// Flushes the last header and the names of the journal, which a killed process may have left in the
+    /// page cache only. They must be on the disk before anything relies on them: the header that a power
+    /// cut would bring back still needs the journal space that the last header truncated.
+    fn flush_after_kill(&self) -> Result<()> {
+        let journal = self.store_dir.journal();
+        if !self.exists(&journal)? {
+            return Ok(());
+        }
+        flush_header(self.storage(), &journal, Open::WRITE, sync_point::RECOVER_JOURNAL)?;
+        for dir in [journal.as_path(), self.store_dir.dir.as_path(), Path::new("")] {
+            self.storage().sync_dir(dir, sync_point::RECOVER_JOURNAL).context("flush", dir)?;
+        }
+        Ok(())
+    }
+
+    /// Whether what is lost by this error may be given up: it was said, and it is lost.
+    fn can_salvage(&self, e: &Error) -> bool {
+        self.options.salvage && (e.is_unreadable() || matches!(e, Error::Corrupt { .. }))
+    }
+
+    fn exists(&self, path: &Path) -> Result<bool> {
+        match self.storage().stat(path) {
+            Ok(_) => Ok(true),
+            Err(e) if e.kind() == ErrorKind::NotFound => Ok(false),
+            Err(e) => Err(Error::io("stat", path, e)),
+        }
+    }
+
+    /// Makes a journal if there is none, whatever crash interrupted the making of one.
+    fn finish_creation(&self) -> Result<()> {
+        let journal = self.store_dir.journal();
+        if self.exists(&journal)? {
+            let Some(pending) = PendingFiles::read(self.storage(), &journal)? else { return Ok(()) };
+            // A crash came between the list and the new name.
+            self.quarantine_journal(&pending)?;
+        }
+        let mut key = [0; 8];
+        self.storage().random(&mut key).context("draw a key for", &journal)?;
+        let mut new = NewJournal {
+            key: Key(u64::from_le_bytes(key)),
+            store: [0; 16],
+            checkpoint_lsn: 0,
+            link: 0,
+            generation: 0,
+            unclosed: Vec::new(),
+            segment_bytes: self.options.journal.segment_bytes_first,
+            closed: false,
+            read_whole: self.read_whole,
+            durable: true,
+            dir_mode: self.dir_mode,
+        };
+        for dir in self.store_dir.quarantined_journals(self.storage())? {
+            let Some(pending) = PendingFiles::read(self.storage(), &dir)? else { continue };
+            let (header, _) = read_readable_header(self.storage(), &dir)?;
+            if header.generation >= new.generation {
+                new.store = header.store;
+                new.checkpoint_lsn = pending.last_lsn;
+                new.link = pending.last_crc;
+                new.generation = header.generation;
+                new.unclosed = unclosed_before(&header, &[pending.epoch]).unclosed;
+            }
+        }
+        if let Some(header) = &self.archived_header {
+            new.store = header.store;
+            new.checkpoint_lsn = header.checkpoint_lsn;
+            new.link = header.link;
+            new.generation = header.generation;
+            new.unclosed = unclosed_before(header, &[]).unclosed;
+        }
+        if new.generation == 0 {
+            new.closed = true;
+            // The making of this store was interrupted before its first commit.
+            self.storage().random(&mut new.store).context("draw an identity for", &journal)?;
+            let mut salt = [0; 8];
+            self.storage().random(&mut salt).context("draw a salt for", &journal)?;
+            new.link = u64::from_le_bytes(salt);
+        }
+        create_journal(self.storage(), self.store_dir, &new)
+    }
+
+    /// An error by which what class `process` had not flushed may be lost is remembered by the store.
+    fn doubt(&self, e: Error) -> Error {
+        let dir = self.store_dir.journal();
+        if e.is_failed_flush() && read_header(self.storage(), &dir).is_ok_and(|header| header.boot.is_some()) {
+            // On a disk that does not take this either, nobody knows.
+            let _ = note_lost_flush(self.storage(), &dir);
+        }
+        e
+    }
+
+    fn recover_current(&mut self) -> Result<Journal> {
+        self.recover_journal().map_err(|e| self.doubt(e))
+    }
+
+    fn recover_journal(&mut self) -> Result<Journal> {
+        let dir = self.store_dir.journal();
+        let header = read_header(self.storage(), &dir)?;
+        let boot = header.boot;
+        // Class `power` works also where nobody can tell one boot from another.
+        let now = match boot.is_some() || !self.options.journal.durable {
+            true if self.options.accept_unknown => self.storage().boot_id().ok(),
+            true => Some(boot_id(self.storage(), &self.store_dir.dir)?),
+            false => None,
+        };
+        if boot.is_some_and(|boot| Some(boot) != now) {
+            let unknown = Error::UnknownState { path: self.store_dir.dir.clone() };
+            if !self.options.accept_unknown {
+                return Err(unknown);
+            }
+            self.salvage_current(&unknown)?;
+            return self.recover_current();
+        }
+        // In class `process`, on the same boot, the page cache holds the truth and nothing need be flushed.
+        let flush = self.options.journal.durable || boot.is_none() || boot != now;
+        let mode = if flush { ReadMode::PastCache } else { ReadMode::Cached };
+        // What class `process` wrote is in the page cache: its segments are read even after a clean shutdown.
+        let Options { in_memory_max, window_bytes, .. } = self.options.journal;
+        let keep = Keep::Places { in_memory_max, window_bytes };
+        let mut scanned = scan(self.storage, &dir, mode, keep, boot.is_some(), self.options.progress)?;
+        if let Some(e) = scanned.corrupt.take() {
+            return Err(e);
+        }
+        if scanned.clean_shutdown {
+            if self.unclean {
+                // A closing owner cuts the lengths of its segments behind the header. What the next commit appends must not
+                // lie below a length that the disk still has: it could be there without what it makes durable.
+                for segment in &scanned.segments {
+                    segment.file.sync_data(sync_point::RECOVER_LENGTHS).context("flush", &dir)?;
+                }
+            }
+            self.remove_orphans(&dir, &scanned.orphans);
+            let Scan { header, segments, .. } = scanned;
+            let mut journal = Journal::new(self.storage.clone(), dir, self.options.journal, header, segments)?;
+            if self.options.journal.durable && !self.storage().keeps_order() {
+                // Not in the first commit, which has enough to flush.
+                match journal.note_open() {
+                    // What was written and cannot be flushed may be in the cache only.
+                    Err(e) if e.is_failed_flush() || !matches!(e, Error::NoSpace { .. }) => return Err(e),
+                    _ => {}
+                }
+            }
+            return Ok(journal);
+        }
+        let epochs: Vec<u64> = scanned.epochs.iter().map(|epoch| epoch.epoch).collect();
+        scanned.header = unclosed_before(&scanned.header, &epochs);
+        // Where a part of the log cannot be read, nobody knows which commits never came.
+        self.read_whole = scanned.segments.iter().all(|segment| segment.unreadable.is_empty());
+        scanned.header.marks_left = self.read_whole;
+        let listed = listed_after(&scanned);
+        // What the page cache holds of an epoch of class `process` is not in the journal's hands.
+        let may_carry = boot.is_none() && self.options.journal.durable && !self.options.redo && !listed.is_empty();
+        // What the disk cannot read of the log is in nobody's way once all else is applied.
+        let may_carry = may_carry && scanned.segments.iter().all(|segment| segment.log.is_some());
+        let fits = listed.len() <= EPOCHS_MAX || !holds(invariant::LIST_BOUNDED);
+        let before = self.recovered.clone();
+        let mut redone = self.redo(&dir, &scanned, None, flush, may_carry && fits)?;
+        if redone.names_only
+            && let Some(carried) =
+                carry(self.storage(), std::mem::take(&mut redone.state), &redone.locations, &scanned)?
+        {
+            self.carried = carried;
+            if redone.from_temporary {
+                self.carried.dirs.insert(dir.clone());
+            }
+            return self.list_epochs(dir, scanned, listed);
+        }
+        let redone = match redone.names_only {
+            true => {
+                self.recovered = before;
+                self.redo(&dir, &scanned, None, flush, false)?
+            }
+            false => redone,
+        };
+        if boot.is_some()
+            && let Some(e) = redone.locations.values().filter_map(|o| o.as_ref().err()).find(|e| e.is_failed_flush())
+        {
+            return Err(e.clone());
+        }
+        if boot.is_some() && flush {
+            self.storage().sync_file_system(sync_point::RECOVER_DATA).context("flush", &self.store_dir.dir)?;
+        }
+        if !redone.is_whole() {
+            if !flush {
+                // The header of the new journal will say that everything was flushed.
+                self.storage().sync_file_system(sync_point::RECOVER_DATA).context("flush", &self.store_dir.dir)?;
+            }
+            self.clear_pending_of(&redone, scanned.header.store, true)?;
+            let epoch = scanned.last_epoch();
+            let pending = PendingFiles {
+                last_lsn: scanned.last_lsn,
+                last_crc: scanned.last_crc,
+                epoch,
+                files: redone.not_redone(),
+                dirs: redone.dirs_left.clone(),
+            };
+            pending.write(self.storage(), &dir)?;
+            self.quarantine_journal(&pending)?;
+            self.finish_creation()?;
+            self.set_list_apart(&self.store_dir.quarantined_journal(epoch));
+            let scanned = scan(self.storage, &dir, ReadMode::PastCache, keep, false, self.options.progress)?;
+            return Journal::new(self.storage.clone(), dir, self.options.journal, scanned.header, scanned.segments);
+        }
+        self.begin_epoch(dir, scanned, &redone, flush)
+    }
+
+    /// Removes files that no record refers to. One that cannot be removed is tried again by the next opening.
+    fn remove_orphans(&self, dir: &Path, orphans: &[String]) {
+        for name in orphans.iter().filter(|name| *name != NAME_SPARE || !self.options.journal.spare) {
+            let _ = self.storage().unlink(&dir.join(name));
+        }
+    }
+
+    /// Clears the pending flag of these files, which are complete without the journal, before the journal is given
+    /// up: a flag that stayed set would keep a file from being used wherever it is moved to.
+    fn clear_pending_of(&self, redone: &Redone, store: StoreId, flush: bool) -> Result<()> {
+        let mut cleared = Vec::new();
+        for (id, outcome) in &redone.locations {
+            let Ok(Location::At(at)) = outcome else { continue };
+            let Ok(file) = open_for_writing(self.storage(), at) else { continue };
+            if clear_pending(&*file, store, *id) {
+                cleared.push(at);
+            }
+        }
+        if !flush || cleared.is_empty() {
+            return Ok(());
+        }
+        if !flush_one_by_one(self.storage(), cleared.len()) {
+            return self.storage().sync_file_system(sync_point::CLEARED).context("flush", &self.store_dir.dir);
+        }
+        for at in cleared {
+            if let Ok(file) = open_for_writing(self.storage(), at) {
+                file.sync_all(sync_point::CLEARED).context("flush the attribute of", at)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// This boot of the kernel, which tells class `process` whether the machine went down.
+pub fn boot_id(storage: &dyn Storage, store: &Path) -> Result<[u8; 16]> {
+    storage.boot_id().map_err(|e| Error::Unsupported {
+        path: store.to_owned(),
+        detail: format!(
+            "failure class `process` has to know whether the machine was started again, and \
+             /proc/sys/kernel/random/boot_id cannot be read ({e}). Mount `/proc` whole (not with `subset=pid`), or \
+             use class `power`; a store that was not closed in class `process` needs `/proc` once, or `untorn recover \
+             --accept-unknown`"
+        ),
+    })
+}
+
+/// Sets the checkpoint LSN in a file's attribute, and the checksum of its path.
+pub fn set_checkpoint_lsn(file: &dyn File, checkpoint_lsn: u64, path: &Path) -> std::io::Result<()> {
+    let AttributeFound::Valid(old) = Attribute::decode(file.attribute()?.as_deref()) else { return Ok(()) };
+    let new = Attribute { checkpoint_lsn, path_crc: Attribute::path_crc_of(path), ..old };
+    if new == old { Ok(()) } else { file.set_attribute(&new.encode()) }
+}
+
+/// Clears the pending flag, if the file is still the same one. Whether there was one, and it is cleared now.
+pub fn clear_pending(file: &dyn File, store: StoreId, id: u64) -> bool {
+    if let Ok(value) = file.attribute()
+        && let AttributeFound::Valid(a) = Attribute::decode(value.as_deref())
+        && a.store == store
+        && a.file == id
+        && a.pending
+    {
+        // A flag that stays is recognised as stale where the file stays, as its epoch has ended.
+        return file.set_attribute(&Attribute { pending: false, ..a }.encode()).is_ok();
+    }
+    false
+}

@@ -1,0 +1,91 @@
+//! Opening without replay: accepted records are carried over into the next epoch, not applied.
+//!
+//! ```text
+//! scan                  records are decoded as they are read; overlays refer to their contents where these lie in the log
+//! find, apply names     as when everything is redone: names are what other programs see
+//! list                  the header lists the epochs of the records, durably, with a fresh link for the next one
+//! ```
+//!
+//! What is carried over is what an open store has after its last commit: names are applied, contents wait in overlays for
+//! a checkpoint. Nothing of it was flushed, and nothing need be before the log is truncated.
+
+use crate::commits::final_state::{FileState, FinalState};
+use crate::data_files::locate::{Location, Locations, open_for_writing};
+use crate::error::{Context, Result};
+use crate::scanning::scan::Scan;
+use std::collections::{BTreeSet, VecDeque};
+use std::path::PathBuf;
+use untorn_os::{Meta, Open, Storage};
+
+/// In so many portions, at most, what is carried over is applied.
+const PORTIONS_MAX: u64 = 16;
+
+/// A data file that lacks commits which are in the journal, or whose attribute names them.
+pub struct CarriedFile {
+    /// What the commits amount to. The overlay lies over the data file.
+    pub state: FileState,
+    /// The data file's metadata, after its names were applied.
+    pub meta: Meta,
+    /// This user may write to it without changing its mode.
+    pub writable: bool,
+}
+
+/// What a store has in its journal when it is opened again, and does not apply.
+#[derive(Default)]
+pub struct Carried {
+    /// Files that have names.
+    pub files: Vec<CarriedFile>,
+    /// Directories whose entries changed, and may not have been flushed.
+    pub dirs: BTreeSet<PathBuf>,
+    /// LSNs behind which the log can be truncated before all of it is applied, in order: each frees a segment.
+    pub portions: VecDeque<u64>,
+}
+
+/// Takes the files of a final state, whose names are applied, as they are. None: one of them is not where it should be.
+pub fn carry(storage: &dyn Storage, state: FinalState, locations: &Locations, scan: &Scan) -> Result<Option<Carried>> {
+    let mut carried = Carried { files: Vec::new(), dirs: state.touched_dirs(), portions: portions(scan) };
+    let mut metas = Vec::new();
+    for file in state.files.values() {
+        match locations.get(&file.id) {
+            Some(Ok(Location::At(at))) if file.name.as_ref() == Some(at) => {
+                let opened = match storage.open(at, Open::WRITE) {
+                    Ok(handle) => Ok((handle, true)),
+                    Err(_) => open_for_writing(storage, at).map(|handle| (handle, false)),
+                };
+                // Recovery says what is the matter with it.
+                let Ok((handle, writable)) = opened else { return Ok(None) };
+                metas.push((handle.meta().context("look at", at)?, writable));
+            }
+            Some(Ok(Location::Absent)) if file.name.is_none() => {}
+            _ => return Ok(None),
+        }
+    }
+    for segment in &scan.segments {
+        segment.log.iter().for_each(|log| log.ends_with(segment.last_lsn));
+    }
+    let named = state.files.into_values().filter(|file| file.name.is_some());
+    for (mut state, (meta, writable)) in named.zip(metas) {
+        state.overlay = state.overlay.trimmed();
+        carried.files.push(CarriedFile { state, meta, writable });
+    }
+    Ok(Some(carried))
+}
+
+/// The LSNs behind which no accepted record is in a segment that has one before, but for the last of all. Not each of the
+/// segments with which a journal begins to grow is worth a flush.
+fn portions(scan: &Scan) -> VecDeque<u64> {
+    let freed_by = |lsn| -> u64 {
+        let free = scan.segments.iter().filter(|segment| (1..=lsn).contains(&segment.last_lsn));
+        free.map(|segment| segment.bytes).sum()
+    };
+    let least = freed_by(scan.last_lsn) / PORTIONS_MAX;
+    let (mut ends, mut newest, mut freed) = (VecDeque::new(), 0, 0);
+    for record in &scan.accepted_heads {
+        newest = newest.max(scan.segments[record.segment].last_lsn);
+        if newest == record.head.lsn && newest < scan.last_lsn && freed_by(newest) >= freed + least {
+            freed = freed_by(newest);
+            ends.push_back(newest);
+        }
+    }
+    ends
+}

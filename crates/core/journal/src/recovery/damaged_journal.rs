@@ -1,0 +1,106 @@
+//! Salvage: what is accepted of a damaged journal is redone, and that journal is archived.
+
+use super::{Opening, Redone};
+use crate::data_files::strip::{Kept, remove_temporaries, strip_attribute, strip_attributes};
+use crate::directories::quarantine::PendingFiles;
+use crate::error::{Context, Error, Result};
+use crate::format::{Attribute, Header, StoreId};
+use crate::recovery::salvage::{SALVAGED, write_contents};
+use crate::scanning::scan::{Keep, scan};
+use crate::scanning::segment_reader::ReadMode;
+use crate::sync_point;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+impl Opening<'_> {
+    /// `--salvage`: redoes what is accepted before the damage, then archives the journal.
+    pub(super) fn salvage_current(&mut self, why: &Error) -> Result<()> {
+        let dir = self.store_dir.journal();
+        let (mut epoch, mut kept) = (0, Vec::new());
+        match scan(self.storage, &dir, ReadMode::PastCache, Keep::Contents, true, self.options.progress) {
+            Ok(scanned) => {
+                self.archived_header =
+                    Some(Header { checkpoint_lsn: scanned.last_lsn, link: scanned.last_crc, ..scanned.header.clone() });
+                epoch = scanned.last_epoch();
+                let before = self.quarantined.len();
+                let redone = self.redo(&dir, &scanned, None, true, false)?;
+                self.quarantined.truncate(before);
+                kept = self.keep_contents(&redone, &dir)?;
+                if !matches!(why, Error::UnknownState { .. }) {
+                    self.strip_files(&redone);
+                }
+                // All files, as names may have reached the disk without their records, and a
+                // crash before the next journal is there lets that one begin another store.
+                self.strip(Some(scanned.header.store))?;
+            }
+            Err(e) if !self.can_salvage(&e) => return Err(e),
+            Err(e) => {
+                self.recovered.notes.push(format!("nothing of the journal could be used: {e}"));
+                // It is unknown which store the files belong to: all are taken as they are, whatever their attribute.
+                self.strip(None)?;
+            }
+        }
+        // A file with an attribute that a power cut brought back could not be opened.
+        self.storage().sync_file_system(sync_point::RECOVER_DATA).context("flush", &self.store_dir.dir)?;
+        self.archive(&dir, epoch, why, &kept)?;
+        self.finish_creation()
+    }
+
+    /// Writes what the commits of files that could not be redone make of these files beside the journal, which is
+    /// about to be archived. The caller flushes.
+    pub(super) fn keep_contents(&mut self, redone: &Redone, dir: &Path) -> Result<Vec<PathBuf>> {
+        for file in redone.state.files.values() {
+            if let (Some(name), Some(e)) = (&file.name, file.overlay.unreadable()) {
+                let why = format!("what is kept of {} is older in parts: {e}", name.display());
+                self.recovered.notes.push(why);
+            }
+        }
+        write_contents(self.storage(), &redone.state, &redone.locations, dir)
+    }
+
+    /// Archives a journal: moves it out of the store directory, where the user can look at it.
+    pub(super) fn archive(&mut self, dir: &Path, epoch: u64, why: &Error, kept: &[PathBuf]) -> Result<()> {
+        let mut unique = [0; 4];
+        self.storage().random(&mut unique).context("draw a name in", dir)?;
+        let to = PathBuf::from(format!("untorn-salvage.{epoch:016x}.{:08x}", u32::from_le_bytes(unique)));
+        self.storage().rename(dir, &to, false).context("rename to", &to)?;
+        for synced in [self.store_dir.dir.as_path(), Path::new("")] {
+            self.storage().sync_dir(synced, sync_point::QUARANTINE_NAME).context("flush", synced)?;
+        }
+        self.recovered.notes.push(format!("the journal was archived in {}: {why}", to.display()));
+        for name in kept {
+            let contents = to.join(SALVAGED).join(name);
+            self.recovered.notes.push(format!(
+                "{} was left as it is; what its commits make of it is in {}",
+                name.display(),
+                contents.display()
+            ));
+        }
+        self.recovered.salvaged.push(to);
+        Ok(())
+    }
+
+    /// Takes the files of a salvaged journal as they are: removes their attributes.
+    pub(super) fn strip_files(&self, redone: &Redone) {
+        for name in redone.state.files.values().flat_map(|file| &file.names) {
+            strip_attribute(self.storage(), name, &|_| true, &mut Kept::default());
+        }
+    }
+
+    /// Takes the files of this store, or of an unknown one, as they are: removes their attributes, except
+    /// those of files that wait for a quarantined journal.
+    fn strip(&self, store: Option<StoreId>) -> Result<()> {
+        let mut waiting = BTreeSet::new();
+        for dir in self.store_dir.quarantined_journals(self.storage())? {
+            waiting
+                .extend(PendingFiles::read(self.storage(), &dir)?.into_iter().flat_map(|pending| pending.file_ids()));
+        }
+        let ours = |a: &Attribute| store.is_none_or(|store| a.store == store) && !waiting.contains(&a.file);
+        // An attribute that stays names a state that nobody asks for any more.
+        drop(strip_attributes(self.storage(), self.store_dir, &|_, a| ours(a)));
+        match store {
+            Some(_) => remove_temporaries(self.storage(), Path::new(""), self.store_dir.standalone.is_none(), &ours),
+            None => Ok(()),
+        }
+    }
+}

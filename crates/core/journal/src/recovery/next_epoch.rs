@@ -1,0 +1,120 @@
+//! The epoch that begins behind what was recovered: behind records that are not applied, or with an empty journal.
+
+use super::{Opening, Redone};
+use crate::commits::spill::spill_name;
+use crate::directories::store_dir::segment_name;
+use crate::error::{Context, Result};
+use crate::format::{EPOCHS_MAX, Header, ListedEpoch, encode_length};
+use crate::invariant;
+use crate::journal::Journal;
+use crate::scanning::scan::Scan;
+use crate::sync_point;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use untorn_os::{BLOCK_BYTES, Open, holds, write_all_at};
+
+impl Opening<'_> {
+    /// Begins a new epoch behind records that are not applied.
+    pub(super) fn list_epochs(&mut self, dir: PathBuf, scanned: Scan, mut listed: Vec<ListedEpoch>) -> Result<Journal> {
+        listed.drain(..listed.len().saturating_sub(EPOCHS_MAX));
+        let open_lsn = scanned.last_lsn + 1;
+        let nothing_new = scanned.header.open_lsn == open_lsn;
+        let mut header = Header { listed, open_lsn, link: scanned.last_crc, clean: false, ..scanned.header };
+        if holds(invariant::FRESH_START) {
+            header.link = self.fresh_link(&dir)?;
+        }
+        let mut journal =
+            Journal::new(self.storage.clone(), dir.clone(), self.options.journal, header, scanned.segments)?;
+        if (holds(invariant::LISTED_ANEW) || !nothing_new) && !journal.go_on(scanned.live_spills.clone())? {
+            let note = "no room for the journal's header: files are read from the journal, and commits wait for a \
+                        checkpoint; make room on the disk";
+            self.recovered.notes.push(note.into());
+            // The header on the disk may need what is an orphan to the next one.
+            return Ok(journal);
+        }
+        let is_live = |name: &String| {
+            let live = scanned.live_spills.iter().any(|(spill, _)| spill_name(spill.id) == *name);
+            live && holds(invariant::LISTED_SPILLS_STAY)
+        };
+        let orphans: Vec<String> = scanned.orphans.iter().filter(|name| !is_live(name)).cloned().collect();
+        self.remove_orphans(&dir, &orphans);
+        Ok(journal)
+    }
+
+    /// Begins a new epoch after everything was redone: the journal is empty.
+    pub(super) fn begin_epoch(
+        &mut self,
+        dir: PathBuf,
+        scanned: Scan,
+        redone: &Redone,
+        flushed: bool,
+    ) -> Result<Journal> {
+        let dirty = scanned.last_lsn > scanned.header.checkpoint_lsn
+            || !scanned.header.is_closed()
+            || scanned.header.boot.is_some();
+        let dirty = dirty || scanned.start_changed || scanned.cut_short.is_some();
+        for segment in scanned.segments.iter().filter(|segment| segment.said_bytes > segment.bytes) {
+            // Of a journal that was closed: the next owner's commits do not miss what is gone.
+            let path = dir.join(segment_name(segment.index));
+            let file = self.storage.open(&path, Open::WRITE).context("open", &path)?;
+            let said = file.set_attribute(&encode_length(segment.index, segment.bytes));
+            said.and_then(|()| file.sync_all(sync_point::RECOVER_LENGTHS)).context("set the length of", &path)?;
+        }
+        let unreadable = scanned.segments.iter().filter(|s| !s.unreadable.is_empty());
+        let unreadable: Vec<(PathBuf, Vec<Range<u64>>)> =
+            unreadable.map(|s| (dir.join(segment_name(s.index)), s.unreadable.clone())).collect();
+        if !holds(invariant::UNREADABLE_STAYS) {
+            self.write_anew(&unreadable);
+        }
+        let (checkpoint_lsn, open_lsn) = (scanned.last_lsn, scanned.last_lsn + 1);
+        let mut header =
+            Header { checkpoint_lsn, open_lsn, link: scanned.last_crc, listed: Vec::new(), ..scanned.header };
+        if dirty && holds(invariant::FRESH_START) {
+            header.link = self.fresh_link(&dir)?;
+        }
+        let mut journal =
+            Journal::new(self.storage.clone(), dir.clone(), self.options.journal, header, scanned.segments)?;
+        self.clear_pending_of(redone, journal.store(), flushed)?;
+        if flushed && !unreadable.is_empty() {
+            // An opening behind a crash before the blocks are written does not read them.
+            journal.write_clean_header()?;
+        }
+        self.write_anew(&unreadable);
+        if dirty {
+            journal.write_emptied_header(flushed)?;
+        }
+        self.remove_orphans(&dir, &scanned.orphans);
+        Ok(journal)
+    }
+
+    /// What the first record of an epoch repeats, and no record before it does. A record that was dropped because a
+    /// part of it never reached the disk must not come back to life when a later commit happens to write that part.
+    fn fresh_link(&self, dir: &Path) -> Result<u64> {
+        let mut link = [0; 8];
+        self.storage().random(&mut link).context("draw a link for", dir)?;
+        Ok(u64::from_le_bytes(link))
+    }
+
+    /// Writes zeros to the blocks of an empty journal that cannot be read: a disk gives other sectors for them. As long as
+    /// records were needed that may be there, zeros would say that there are none.
+    fn write_anew(&mut self, segments: &[(PathBuf, Vec<Range<u64>>)]) {
+        for (path, unreadable) in segments {
+            let written = self.storage.open(path, Open::WRITE).and_then(|file| {
+                for range in unreadable {
+                    write_all_at(&*file, &vec![0; (range.end - range.start) as usize], range.start)?;
+                }
+                // After a power cut, the next opening would have to ask again what may have been there.
+                file.sync_data(sync_point::UNREADABLE_ANEW)
+            });
+            if let Err(e) = written {
+                let blocks: u64 = unreadable.iter().map(|range| (range.end - range.start) / BLOCK_BYTES as u64).sum();
+                let note = format!(
+                    "{blocks} blocks of {} cannot be read, and not be written anew either ({e}); if the disk cannot read \
+                     them at the opening after a crash, that opening refuses",
+                    path.display()
+                );
+                self.recovered.notes.push(note);
+            }
+        }
+    }
+}

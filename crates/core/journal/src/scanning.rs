@@ -1,0 +1,5 @@
+//! Reading the log after a crash, or of a running owner: which records there are, and which of them are accepted.
+//! Stands on `directories`.
+
+pub mod scan;
+pub mod segment_reader;

@@ -1,0 +1,633 @@
+//! Reads a journal: its header, every valid record, and which of them are accepted.
+//!
+//! A record is *valid* by itself: its checksum is right and it stands where it says. It is *accepted*
+//! if it belongs to an epoch that the header lists, exactly as far as the list says, or follows its
+//! predecessor in the open epoch, to the first gap. Whether that gap is the torn end of the journal or
+//! damage is decided by what lies beyond it.
+
+use crate::commits::record::{Decoder, Record, SpillCache, UnreadableBody, body_by_reference};
+use crate::commits::spill::Spill;
+use crate::directories::quarantine::{NAME_NEW, NAME_SPARE};
+use crate::error::{Context, Error, Result};
+use crate::format::unreadable::{
+    contents_of, first_unknown, header_stops, is_media_error, is_unreadable, read_around, stops,
+};
+use crate::format::{
+    BLOCK_BYTES, HEADER_SLOTS, Header, ListedEpoch, RECORD_HEAD_BYTES, RecordHead, RecordKind, VERSION,
+};
+use crate::invariant;
+use crate::scanning::segment_reader::{
+    FoundRecords, ReadMode, ScannedSegment, SegmentReader, ValidRecord, each_record, open_segments,
+    start_block_is_unchanged,
+};
+use crate::sync_point;
+use bytes::Bytes;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use untorn_os::{
+    AlignedBuf, File, Open, Storage, SyncPoint, holds, read_full_at, read_full_past_cache_at, write_all_at,
+};
+
+/// What stays in memory of what a scan reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keep {
+    /// Everything.
+    Contents,
+    /// Of the records all but contents of more bytes than this, which are left in the log. Where the disk returns errors:
+    /// everything.
+    Places {
+        /// Contents of at most so many bytes stay.
+        in_memory_max: u64,
+        /// So much is read at once, in whole blocks.
+        window_bytes: usize,
+    },
+}
+
+/// An accepted commit.
+#[derive(Clone, Debug)]
+pub struct AcceptedRecord {
+    /// Its LSN.
+    pub lsn: u64,
+    /// Its files and operations.
+    pub record: Record,
+}
+
+/// The contents of a journal.
+pub struct Scan {
+    /// The newest valid header.
+    pub header: Header,
+    /// Segments, by index.
+    pub segments: Vec<ScannedSegment>,
+    /// Every valid record after the header's `checkpoint_lsn`, by LSN.
+    pub valid: Vec<ValidRecord>,
+    /// Commits that were decoded where they were found, and not asked for yet.
+    found: FoundRecords,
+    /// Accepted commits in order (durable marks are accepted, too, but change nothing).
+    pub accepted: Vec<AcceptedRecord>,
+    /// The accepted records themselves, durable marks included.
+    pub accepted_heads: Vec<ValidRecord>,
+    /// LSN of the last accepted record, or the header's `checkpoint_lsn`.
+    pub last_lsn: u64,
+    /// Its checksum.
+    pub last_crc: u64,
+    /// Spill files that accepted records refer to, with the last LSN that does.
+    pub live_spills: Vec<(Arc<Spill>, u64)>,
+    /// The epochs with accepted records, oldest first.
+    pub epochs: Vec<ListedEpoch>,
+    /// There are remains of records that never became whole.
+    pub torn_tail: bool,
+    /// The block whose checksum is in a clean header has changed: something was written after that header.
+    pub start_changed: bool,
+    /// A segment that is missing, or shorter than it was once.
+    pub cut_short: Option<Error>,
+    /// Damage that no crash explains, or what the disk cannot read.
+    pub corrupt: Option<Error>,
+    /// spill files in the journal's directory.
+    pub spills: Vec<u64>,
+    /// Names in that directory that are orphans once every record is applied.
+    pub orphans: Vec<String>,
+    /// The journal was shut down clean and nothing was written since: segments were not read.
+    pub clean_shutdown: bool,
+}
+
+impl Scan {
+    /// How many commits are accepted.
+    pub fn commits(&self) -> u64 {
+        self.accepted.iter().filter(|accepted| !accepted.record.restates()).count() as u64
+    }
+
+    /// The epoch of the last accepted record, or that of the header if none was accepted.
+    pub fn last_epoch(&self) -> u64 {
+        self.epochs.last().map_or(self.header.epoch, |last| last.epoch)
+    }
+}
+
+/// Reads the slots of a header file; what is missing of them is zeros.
+pub(crate) fn read_slots(file: &dyn File, path: &Path) -> Result<Vec<u8>> {
+    let mut slots = vec![0; BLOCK_BYTES * HEADER_SLOTS as usize];
+    read_full_at(file, &mut slots, 0).context("read", path)?;
+    Ok(slots)
+}
+
+/// Reads those slots of a header file that the disk can read; the others are zeros. Whether it can read all.
+fn read_readable_slots(file: &dyn File, path: &Path) -> Result<(Vec<u8>, bool)> {
+    let mut slots = vec![0; BLOCK_BYTES * HEADER_SLOTS as usize];
+    let read = |slot: &mut [u8], at| read_full_at(file, slot, at).map(drop);
+    let unreadable = read_around(&mut slots, read).context("read", path)?;
+    Ok((slots, unreadable.is_empty()))
+}
+
+/// The header in the slot of a generation. One that stands in the wrong slot was not written there: a torn write left old
+/// contents of some other block, which may well be a header of a journal that was removed.
+fn header_in_slot(slots: &[u8], generation: u64, path: &Path) -> Result<Option<Header>> {
+    let at = Header::slot_of(generation);
+    let header = Header::decode(&slots[at as usize..][..BLOCK_BYTES], path)?;
+    Ok(header.filter(|header| Header::slot_of(header.generation) == at))
+}
+
+/// Reads the newest valid header of a journal: from a slot, or from the attribute.
+pub fn read_header(storage: &dyn Storage, journal: &Path) -> Result<Header> {
+    match read_readable_header(storage, journal)? {
+        (header, None) => Ok(header),
+        (_, Some(unreadable)) => Err(unreadable),
+    }
+}
+
+/// Reads the newest valid header that the disk can read. With an error, there may be a newer one that it cannot read.
+pub(crate) fn read_readable_header(storage: &dyn Storage, journal: &Path) -> Result<(Header, Option<Error>)> {
+    let path = journal.join("header");
+    let file = match storage.open(&path, Open::READ) {
+        // A journal is made with its header: somebody removed it.
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            return Err(Error::corrupt(path, "the header file is missing"));
+        }
+        done => done.context("open", &path)?,
+    };
+    let (slots, all_readable) = read_readable_slots(&*file, &path)?;
+    let unreadable = (!all_readable && holds(invariant::UNREADABLE_HEADER)).then(|| header_stops(&path));
+    let mut best: Option<Header> = None;
+    for generation in 0..HEADER_SLOTS {
+        let header = header_in_slot(&slots, generation, &path)?;
+        best = best.into_iter().chain(header).max_by_key(|header| header.generation);
+    }
+    if let Some(slot) = &best
+        && let Some(value) = file.attribute().context("read the attribute of", &path)?
+        && let Some(closed) = slot.decode_closed(&value, &slots, &path)?
+        && closed.generation >= slot.generation
+    {
+        return Ok((closed, unreadable));
+    }
+    match (best, unreadable) {
+        (Some(header), unreadable) => Ok((header, unreadable)),
+        (None, Some(unreadable)) => Err(unreadable),
+        (None, None)
+            if slots.iter().any(|b| *b != 0)
+                && !slots.windows(8).step_by(BLOCK_BYTES).any(|w| w == crate::format::HEADER_MAGIC) =>
+        {
+            Err(Error::Foreign { path, detail: "it is not a journal header of Untorn's".into() })
+        }
+        (None, None) => Err(Error::corrupt(path, "neither header slot is valid")),
+    }
+}
+
+/// Flushes the header, and reads it back from the disk: where a flush failed before, the page cache
+/// still shows what was lost.
+pub fn flush_header(storage: &dyn Storage, journal: &Path, how: Open, point: SyncPoint) -> Result<()> {
+    let path = journal.join("header");
+    let file = match storage.open(&path, how) {
+        // That it is missing is for whoever reads it.
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        done => done.context("open", &path)?,
+    };
+    // The attribute, too.
+    file.sync_all(point).context("flush", &path)?;
+    let mut slots = AlignedBuf::zeroed(BLOCK_BYTES * HEADER_SLOTS as usize);
+    match read_full_past_cache_at(&*file, &mut slots, 0) {
+        // That it cannot be read is for whoever reads it.
+        Err(e) if is_media_error(&e) => Ok(()),
+        done => done.context("read", &path).map(drop),
+    }
+}
+
+/// A boot that never was: whoever opens a journal with it does not know the state of the files.
+const NO_BOOT: [u8; 16] = [0xff; 16];
+
+/// Notes durably that a flush of what class `process` had not flushed has failed: the kernel calls the next one a success,
+/// and what the first one lost is lost.
+pub fn note_lost_flush(storage: &dyn Storage, journal: &Path) -> Result<()> {
+    if !holds(invariant::FAILED_FLUSH_NOTED) {
+        return Ok(());
+    }
+    let header = read_header(storage, journal)?;
+    let path = journal.join("header");
+    let file = storage.open(&path, Open::WRITE).context("open", &path)?;
+    // A power cut may tear the note. What is left then must name a boot, too: of two headers that do, the older one is
+    // durable, and the newer one perhaps not. Otherwise the newer one is.
+    let older = header_in_slot(&read_slots(&*file, &path)?, header.generation + 1, &path)?;
+    let older_names_boot = older.is_some_and(|older| older.boot.is_some() && older.generation < header.generation);
+    let over_newest = older_names_boot || header.by_attribute;
+    let generation = header.generation + if over_newest { HEADER_SLOTS } else { 1 };
+    let header =
+        Header { generation, clean: false, boot: Some(NO_BOOT), by_attribute: false, version: VERSION, ..header };
+    write_all_at(&*file, &header.encode(), Header::slot_of(header.generation)).context("write", &path)?;
+    file.sync_data(sync_point::HEADER_BOOT).context("flush", &path)
+}
+
+/// Reads a journal. With `read_all`, segments are read even if the journal was shut down clean.
+pub fn scan(
+    storage: &Arc<dyn Storage>,
+    journal: &Path,
+    mode: ReadMode,
+    keep: Keep,
+    read_all: bool,
+    progress: &dyn Fn(u64, u64),
+) -> Result<Scan> {
+    scan_to(storage, journal, mode, keep, read_all, None, progress)
+}
+
+/// Reads a quarantined journal, which ended with this commit when it was quarantined, all of it durable.
+pub fn scan_quarantined(
+    storage: &Arc<dyn Storage>,
+    journal: &Path,
+    last_lsn: u64,
+    progress: &dyn Fn(u64, u64),
+) -> Result<Scan> {
+    let mut scan = scan_to(storage, journal, ReadMode::PastCache, Keep::Contents, true, Some(last_lsn), progress)?;
+    if scan.corrupt.is_none() && scan.last_lsn < last_lsn {
+        let what = format!("it ends with commit {}, and {last_lsn} was in it before", scan.last_lsn);
+        scan.corrupt = Some(Error::corrupt(journal, what));
+    }
+    Ok(scan)
+}
+
+fn scan_to(
+    storage: &Arc<dyn Storage>,
+    journal: &Path,
+    mode: ReadMode,
+    keep: Keep,
+    read_all: bool,
+    end: Option<u64>,
+    progress: &dyn Fn(u64, u64),
+) -> Result<Scan> {
+    let (header, header_unreadable) = read_readable_header(&**storage, journal)?;
+    let mut scan = Scan {
+        last_lsn: header.checkpoint_lsn,
+        last_crc: header.link,
+        live_spills: Vec::new(),
+        header,
+        segments: Vec::new(),
+        valid: Vec::new(),
+        found: FoundRecords::new(),
+        accepted: Vec::new(),
+        accepted_heads: Vec::new(),
+        epochs: Vec::new(),
+        torn_tail: false,
+        start_changed: false,
+        cut_short: None,
+        corrupt: None,
+        spills: Vec::new(),
+        orphans: Vec::new(),
+        clean_shutdown: false,
+    };
+    let names = storage.list(journal).context("list", journal)?;
+    for name in names.iter().map(|name| name.to_string_lossy()) {
+        if let Some(id) = crate::commits::spill::spill_id(&name) {
+            scan.spills.push(id);
+            scan.orphans.push(name.to_string());
+        } else if [NAME_NEW, NAME_SPARE].contains(&&*name) {
+            scan.orphans.push(name.to_string());
+        }
+    }
+    scan.segments = open_segments(&**storage, journal, names.iter().map(|name| &**name), mode)?;
+    scan.cut_short = cut_short(&scan.header, &scan.segments, journal);
+    let may_be_clean = scan.header.is_closed() && scan.cut_short.is_none() && header_unreadable.is_none() && !read_all;
+    if may_be_clean && start_block_is_unchanged(&mut scan.segments, &scan.header, mode, journal)? {
+        scan.clean_shutdown = true;
+        return Ok(scan);
+    }
+    let mut spills = SpillCache::new(storage.clone(), journal.to_owned());
+    let Header { key, checkpoint_lsn: after, .. } = scan.header;
+    let reader = SegmentReader { storage: &**storage, journal, mode, key, after, progress };
+    reader.flush(&scan.segments)?;
+    let in_parts = match keep {
+        Keep::Contents => None,
+        Keep::Places { in_memory_max, window_bytes } => {
+            reader.read_in_parts(&mut scan.segments, window_bytes, in_memory_max, &mut spills)?
+        }
+    };
+    (scan.valid, scan.found) = match in_parts {
+        Some(found) => found,
+        None => (reader.read_all(&mut scan.segments)?, FoundRecords::new()),
+    };
+    let start = scan.segments.iter().find(|s| s.index == scan.header.start_segment);
+    scan.start_changed =
+        start.is_none_or(|s| s.first_block_crc != scan.header.start_crc || s.bytes != scan.header.start_bytes());
+    scan.valid.sort_by_key(|v| v.head.lsn);
+    accept(journal, end, &mut spills, &mut scan)?;
+    // What a closed journal has lost was needed by nobody, nor what lies behind the end of a quarantined one.
+    let is_closed = scan.header.is_closed() && !scan.start_changed && scan.valid.is_empty();
+    let is_whole = is_closed || end.is_some_and(|end| scan.last_lsn >= end);
+    let damage = if is_whole { None } else { scan.cut_short.clone() };
+    scan.corrupt = header_unreadable.or(scan.corrupt).or(damage);
+    Ok(scan)
+}
+
+/// The first segment that is missing, or shorter than it was. Its last records may have been the last of the log, and
+/// nothing else would tell that they were.
+fn cut_short(header: &Header, segments: &[ScannedSegment], journal: &Path) -> Option<Error> {
+    if !holds(invariant::SEGMENTS_KEEP_LENGTH) {
+        return None;
+    }
+    let known = header.lengths.iter().zip(0..).map(|(blocks, index)| (index, u64::from(*blocks) * BLOCK_BYTES as u64));
+    let said = segments.iter().map(|segment| (segment.index, segment.said_bytes));
+    known.chain(said).find_map(|(index, bytes)| {
+        let segment = segments.iter().find(|segment| segment.index == index);
+        let detail = match segment {
+            _ if bytes == 0 => return None,
+            Some(segment) if segment.bytes >= bytes => return None,
+            Some(segment) => format!("it has {} bytes, and had {bytes}: commits at its end are lost", segment.bytes),
+            None => format!("it is missing, and had {bytes} bytes: commits in it are lost"),
+        };
+        Some(Error::corrupt(journal.join(crate::directories::store_dir::segment_name(index)), detail))
+    })
+}
+
+/// The commits behind this one that the log was truncated behind, if all of them are still there: records lie in their
+/// segment until it is used again. None: some are not.
+pub fn given_up_after(
+    storage: &Arc<dyn Storage>,
+    journal: &Path,
+    scan: &Scan,
+    after: u64,
+) -> Option<Vec<AcceptedRecord>> {
+    let header = &scan.header;
+    let mut by_lsn: HashMap<u64, Vec<ValidRecord>> = HashMap::new();
+    for (segment, of_segment) in scan.segments.iter().enumerate() {
+        each_record(&of_segment.contents, header.key, |head, crc| {
+            if head.lsn > after && head.lsn <= header.checkpoint_lsn {
+                by_lsn.entry(head.lsn).or_default().push(ValidRecord { head, crc, segment, is_whole: true });
+            }
+        });
+    }
+    // Of a checkpoint in the open epoch the link is the checksum of its record.
+    let (mut run, mut crc) = (Vec::new(), header.link);
+    for lsn in (after + 1..=header.checkpoint_lsn).rev() {
+        let v = *by_lsn.get(&lsn)?.iter().find(|v| v.crc == crc)?;
+        crc = v.head.previous_crc;
+        run.push(v);
+    }
+    let mut spills = SpillCache::new(storage.clone(), journal.to_owned());
+    spills.verify = false;
+    let commits = run.iter().rev().filter(|v| v.head.kind == RecordKind::Commit);
+    let decoded = |v: &ValidRecord| {
+        let record = decode(v, &scan.segments[v.segment], &mut spills, None).ok()?;
+        Some(AcceptedRecord { lsn: v.head.lsn, record })
+    };
+    commits.map(decoded).collect()
+}
+
+/// Valid records in the order of their LSNs.
+#[derive(Clone, Copy)]
+struct ByLsn<'a>(&'a [ValidRecord]);
+
+impl<'a> ByLsn<'a> {
+    /// Those with this LSN.
+    fn get(self, lsn: u64) -> &'a [ValidRecord] {
+        let first = self.0.partition_point(|v| v.head.lsn < lsn);
+        let len = self.0[first..].iter().take_while(|v| v.head.lsn == lsn).count();
+        &self.0[first..first + len]
+    }
+}
+
+/// Accepts the records of the listed epochs and of the open one, then checks what lies beyond the last. `end`: the last
+/// one of a journal that nobody writes to any more.
+fn accept(journal: &Path, end: Option<u64>, spills: &mut SpillCache, scan: &mut Scan) -> Result<()> {
+    let valid = std::mem::take(&mut scan.valid);
+    let accepted = accept_listed(journal, ByLsn(&valid), spills, scan)
+        .and_then(|()| accept_open(journal, ByLsn(&valid), spills, scan));
+    (scan.valid, scan.found) = (valid, FoundRecords::new());
+    if let Err(e) = &accepted
+        && !e.is_unreadable()
+        && !matches!(e, Error::Corrupt { .. })
+    {
+        return accepted;
+    }
+    // Before anything else, as a commit that may be torn is not to be redone by whoever salvages, either.
+    let known = drop_what_may_be_torn(journal, end, scan);
+    let known = match accepted {
+        Err(e) if e.is_unreadable() => Err(e),
+        accepted => known.and_then(|()| check_unreadable(journal, end, scan)).and(accepted),
+    };
+    if let Err(e) = known {
+        scan.corrupt = Some(e);
+        return Ok(());
+    }
+    scan.torn_tail = scan.valid.iter().any(|v| v.head.lsn > scan.last_lsn);
+    check_for_damage(journal, scan);
+    Ok(())
+}
+
+/// Accepts exactly the records of the epochs that the header lists, each found by the checksum that the one after it
+/// repeats.
+fn accept_listed(journal: &Path, by_lsn: ByLsn<'_>, spills: &mut SpillCache, scan: &mut Scan) -> Result<()> {
+    let header = scan.header.clone();
+    for listed in &header.listed {
+        let wrong = |detail: String| Error::corrupt(journal.join("header"), detail);
+        if listed.last_lsn <= header.checkpoint_lsn && holds(invariant::LIST_CLIPPED) {
+            return Err(wrong(format!("it lists an epoch whose last commit, {}, is applied", listed.last_lsn)));
+        }
+        let first = listed.first_lsn.max(header.checkpoint_lsn + 1);
+        if first != scan.last_lsn + 1 || listed.last_lsn < first {
+            return Err(wrong(format!("its list of epochs does not go on behind commit {}", scan.last_lsn)));
+        }
+        let (mut run, mut crc) = (Vec::new(), listed.last_crc);
+        for lsn in (first..=listed.last_lsn).rev() {
+            let is_next = |v: &&ValidRecord| v.crc == crc && v.head.epoch == listed.epoch;
+            let Some(v) = by_lsn.get(lsn).iter().find(is_next) else {
+                accept_before_damage(journal, listed, first..lsn, by_lsn, spills, scan)?;
+                let detail = format!(
+                    "commit {lsn} is missing or damaged, though it was accepted when the store was opened before"
+                );
+                // It may be in what the disk cannot read.
+                let unreadable = scan.segments.iter().any(|segment| !segment.unreadable.is_empty());
+                return Err(match unreadable && holds(invariant::UNREADABLE_LISTED) {
+                    true => stops(journal, &format!("the disk cannot read all of the log, and {detail}")),
+                    false => Error::corrupt(journal, detail),
+                });
+            };
+            crc = v.head.previous_crc;
+            run.push(*v);
+        }
+        run.into_iter().rev().try_for_each(|v| accept_record(journal, v, spills, scan))?;
+    }
+    if scan.last_lsn + 1 != header.open_lsn {
+        let detail = format!("its open epoch begins with commit {}, and not behind {}", header.open_lsn, scan.last_lsn);
+        return Err(Error::corrupt(journal.join("header"), detail));
+    }
+    Ok(())
+}
+
+/// Accepts, for whoever salvages, the records of a listed epoch before one that is damaged.
+fn accept_before_damage(
+    journal: &Path,
+    listed: &ListedEpoch,
+    before: std::ops::Range<u64>,
+    by_lsn: ByLsn<'_>,
+    spills: &mut SpillCache,
+    scan: &mut Scan,
+) -> Result<()> {
+    let mut previous = None;
+    for lsn in before {
+        let is_next = |v: &&ValidRecord| {
+            v.head.epoch == listed.epoch && previous.is_none_or(|previous| v.head.previous_crc == previous)
+        };
+        let Some(v) = by_lsn.get(lsn).iter().find(is_next) else { break };
+        previous = Some(v.crc);
+        accept_record(journal, *v, spills, scan)?;
+    }
+    Ok(())
+}
+
+/// Accepts records of the open epoch along the chain of checksums from the header, to the first gap.
+fn accept_open(journal: &Path, by_lsn: ByLsn<'_>, spills: &mut SpillCache, scan: &mut Scan) -> Result<()> {
+    let mut epoch = None;
+    if !scan.header.listed.is_empty() && !holds(invariant::OPEN_EPOCH_ACCEPTED) {
+        return Ok(());
+    }
+    if holds(invariant::OPEN_LINK) {
+        scan.last_crc = scan.header.link;
+    }
+    loop {
+        let follows = |v: &&ValidRecord| {
+            (v.head.previous_crc == scan.last_crc || !holds(invariant::CHAIN))
+                && (epoch.is_none_or(|epoch| epoch == v.head.epoch) || !holds(invariant::EPOCH))
+        };
+        let next = by_lsn.get(scan.last_lsn + 1).iter().find(follows).copied();
+        let Some(v) = next else { return Ok(()) };
+        accept_record(journal, v, spills, scan)?;
+        epoch = Some(v.head.epoch);
+    }
+}
+
+/// Accepts the next record.
+fn accept_record(journal: &Path, v: ValidRecord, spills: &mut SpillCache, scan: &mut Scan) -> Result<()> {
+    let ValidRecord { head, crc, segment, .. } = v;
+    let lsn = head.lsn;
+    if head.kind == RecordKind::Commit {
+        let path = segment_path(journal, scan, &v);
+        let decoded = match scan.found.remove(&(segment, head.position)) {
+            Some(found) => found,
+            None => {
+                spills.take_used();
+                decode(&v, &scan.segments[segment], spills, Some(contents_of(lsn, &path)))
+                    .map(|record| (record, spills.take_used()))
+            }
+        };
+        let wrong = |e: Error| match &e {
+            _ if e.is_unreadable() || is_unreadable(&e) => stops(&path, &format!("the disk cannot read commit {lsn}")),
+            // Not of the log: too many open files, no memory.
+            Error::Io { source, .. } if source.kind() != std::io::ErrorKind::NotFound => e,
+            _ => Error::corrupt(&path, format!("commit {lsn}: {e}")),
+        };
+        let (record, used) = decoded.map_err(wrong)?;
+        scan.accepted.push(AcceptedRecord { lsn, record });
+        for spill in used {
+            match scan.live_spills.iter_mut().find(|(known, _)| known.id == spill.id) {
+                Some((_, last_lsn)) => *last_lsn = lsn,
+                None => scan.live_spills.push((spill, lsn)),
+            }
+        }
+    }
+    match scan.epochs.last_mut() {
+        Some(last) if last.epoch == head.epoch => (last.last_lsn, last.last_crc) = (lsn, crc),
+        _ => scan.epochs.push(ListedEpoch { epoch: head.epoch, first_lsn: lsn, last_lsn: lsn, last_crc: crc }),
+    }
+    scan.segments[segment].last_lsn = scan.segments[segment].last_lsn.max(lsn);
+    (scan.last_lsn, scan.last_crc) = (lsn, crc);
+    scan.accepted_heads.push(v);
+    Ok(())
+}
+
+/// Decodes a commit. With `contents`, the error for contents that cannot be read, all else of it may be known.
+fn decode(
+    v: &ValidRecord,
+    segment: &ScannedSegment,
+    spills: &mut SpillCache,
+    contents: Option<Arc<Error>>,
+) -> Result<Record> {
+    let from = v.head.position as usize + RECORD_HEAD_BYTES;
+    let body = segment.contents.slice(from..v.head.position as usize + v.head.len as usize);
+    if v.head.body_by_reference && !v.is_whole {
+        return Err(Error::unreadable("the body of a record", "its reference".into()));
+    }
+    let Some(contents) = contents else { return decode_body(&v.head, body, spills) };
+    let around = UnreadableBody { ranges: &segment.unreadable, start: from as u64 };
+    let body = whole_body(&v.head, body, spills)?;
+    Decoder::decode_around(&body, spills, (!v.is_whole).then_some(&around), contents)
+}
+
+/// Reads the body of a commit that can be read.
+pub fn decode_body(head: &RecordHead, body: Bytes, spills: &mut SpillCache) -> Result<Record> {
+    Decoder::decode(&whole_body(head, body, spills)?, spills)
+}
+
+fn whole_body(head: &RecordHead, body: Bytes, spills: &mut SpillCache) -> Result<Bytes> {
+    if head.body_by_reference { body_by_reference(&body, spills) } else { Ok(body) }
+}
+
+/// Drops the first commit of which the disk cannot read a part and that may be torn, and what was accepted behind it.
+fn drop_what_may_be_torn(journal: &Path, end: Option<u64>, scan: &mut Scan) -> Result<()> {
+    let durable_before = scan.header.open_lsn.max(end.map_or(0, |end| end + 1));
+    // In class `process` nothing was durable when it was said.
+    let heads = if scan.header.boot.is_none() { &scan.accepted_heads[..] } else { &[] };
+    let was_durable = |v: &ValidRecord| {
+        let says_so = |a: &ValidRecord| a.is_whole && a.head.epoch == v.head.epoch && a.head.durable_lsn >= v.head.lsn;
+        v.head.lsn < durable_before || heads.iter().any(says_so)
+    };
+    let Some(v) = scan.accepted_heads.iter().find(|v| !v.is_whole && !was_durable(v)).copied() else { return Ok(()) };
+    if !holds(invariant::UNREADABLE_DURABLE) {
+        return Ok(());
+    }
+    let lsn = v.head.lsn;
+    if holds(invariant::UNREADABLE_DROPPED) {
+        (scan.last_lsn, scan.last_crc) = (lsn - 1, v.head.previous_crc);
+        scan.accepted.retain(|accepted| accepted.lsn < lsn);
+        scan.accepted_heads.retain(|accepted| accepted.head.lsn < lsn);
+        scan.epochs.retain(|epoch| epoch.first_lsn < lsn);
+        if let Some(last) = scan.epochs.last_mut().filter(|last| last.last_lsn >= lsn) {
+            (last.last_lsn, last.last_crc) = (scan.last_lsn, scan.last_crc);
+        }
+        for (_, last_lsn) in &mut scan.live_spills {
+            *last_lsn = scan.last_lsn.min(*last_lsn);
+        }
+        for segment in &mut scan.segments {
+            segment.last_lsn = scan.last_lsn.min(segment.last_lsn);
+        }
+    }
+    let what = format!("the disk cannot read all of commit {lsn}, of which nothing says that it is not torn");
+    Err(stops(&segment_path(journal, scan, &v), &what))
+}
+
+/// Refuses a log of which something cannot be read that may be a commit.
+fn check_unreadable(journal: &Path, end: Option<u64>, scan: &Scan) -> Result<()> {
+    if end.is_some_and(|end| scan.last_lsn >= end) {
+        return Ok(());
+    }
+    for (at, segment) in scan.segments.iter().enumerate() {
+        let here = scan.accepted_heads.iter().filter(|v| v.segment == at);
+        let known: Vec<_> = here.map(|v| v.head.position..v.head.position + v.head.len).collect();
+        if let (Some(block), true) = (first_unknown(&segment.unreadable, &known), holds(invariant::UNREADABLE_STOPS)) {
+            let path = journal.join(crate::directories::store_dir::segment_name(segment.index));
+            return Err(stops(&path, &format!("the disk cannot read the log at {block}, where a commit may be")));
+        }
+    }
+    Ok(())
+}
+
+/// Tells damage from a torn end: a missing record that a later one calls durable was damaged, and so was
+/// the header if a record is newer than it.
+fn check_for_damage(journal: &Path, scan: &mut Scan) {
+    let evidence = scan.valid.iter().find(|v| v.head.durable_lsn > scan.last_lsn);
+    if let (Some(v), true) = (evidence, holds(invariant::DURABLE_LSN)) {
+        let detail = format!(
+            "commit {} is missing or damaged, though commit {} in {} was written when it was durable already",
+            scan.last_lsn + 1,
+            v.head.lsn,
+            segment_path(journal, scan, v).display()
+        );
+        scan.corrupt = Some(Error::corrupt(journal, detail));
+    } else if holds(invariant::NEWEST_HEADER)
+        && let Some(v) = scan.valid.iter().find(|v| v.head.generation > scan.header.generation)
+    {
+        let detail = format!(
+            "the newest header is lost: commit {} was written under header {}, and the newest valid one is {}",
+            v.head.lsn, v.head.generation, scan.header.generation
+        );
+        scan.corrupt = Some(Error::corrupt(journal.join("header"), detail));
+    }
+}
+
+fn segment_path(journal: &Path, scan: &Scan, v: &ValidRecord) -> PathBuf {
+    journal.join(crate::directories::store_dir::segment_name(scan.segments[v.segment].index))
+}

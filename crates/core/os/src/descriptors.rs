@@ -1,0 +1,8 @@
+//! Descriptors of files: opened above standard error, known again, closed in a forked child. Stands on nothing else
+//! here.
+
+pub(crate) mod descriptor;
+pub(crate) mod descriptor_identity;
+pub(crate) mod file_handle;
+pub(crate) mod fork;
+pub(crate) mod listener;

@@ -1,0 +1,171 @@
+//! Descriptors that the library keeps: 3 or higher, closed at `fork`, and known again.
+//!
+//! Whatever has the number 2 gets the error messages of the program. A daemon closes 0, 1 and 2; what is opened then has these
+//! numbers, and a message would be written into a data file. So every descriptor goes through [`above_standard`] or [`Fd`].
+//!
+//! A program may also close all descriptors that it does not know (`close_range`), and open files of its own, which then have
+//! the numbers of ours. [`Fd::own`] notices that.
+
+use crate::descriptors::descriptor_identity::Identity;
+use crate::descriptors::fork::{Slot, process_generation, register};
+use rustix::fs::{self, Mode, OFlags};
+use rustix::io::Errno;
+use std::io;
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+
+/// The first number that is none of the standard streams.
+const FIRST_KEPT: RawFd = 3;
+
+/// Opens something; its descriptor is 3 or higher.
+pub fn above_standard<E: From<Errno>>(open: impl FnOnce() -> Result<OwnedFd, E>) -> Result<OwnedFd, E> {
+    let _stand_ins = stand_ins();
+    Ok(moved(open()?)?)
+}
+
+/// The descriptor, or a copy of it that is 3 or higher.
+fn moved(fd: OwnedFd) -> rustix::io::Result<OwnedFd> {
+    if fd.as_raw_fd() >= FIRST_KEPT { Ok(fd) } else { rustix::io::fcntl_dupfd_cloexec(&fd, FIRST_KEPT) }
+}
+
+/// A descriptor that has the number of a standard stream which is closed, and that can be neither read nor written: another
+/// thread that prints meanwhile gets `EBADF`, as it would without.
+struct StandIn(Option<OwnedFd>);
+
+impl Drop for StandIn {
+    fn drop(&mut self) {
+        let Some(fd) = self.0.take() else { return };
+        if !fs::fcntl_getfl(&fd).is_ok_and(|flags| flags.contains(OFlags::PATH)) {
+            // Another thread has put something else there (`dup2`).
+            let _ = fd.into_raw_fd();
+        }
+    }
+}
+
+/// Takes the numbers of the standard streams that are closed.
+fn stand_ins() -> [StandIn; FIRST_KEPT as usize] {
+    [0, 1, 2].map(|number| {
+        // SAFETY: asks only, and takes a number.
+        let is_open = unsafe { libc::fcntl(number, libc::F_GETFD) } >= 0;
+        // A stand-in that cannot be made is not needed: the descriptor itself is moved.
+        let made = || fs::open(c"/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok();
+        StandIn(if is_open { None } else { made() })
+    })
+}
+
+/// The error of a descriptor that the program has closed.
+#[derive(Debug)]
+struct ClosedByProgram;
+
+impl std::fmt::Display for ClosedByProgram {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(
+            "this program has closed a descriptor that it did not open (close_range, closefrom, or a loop over all numbers); \
+             nothing was written to what has its number now. Close descriptors before the store is opened, or leave out those \
+             that are not the program's",
+        )
+    }
+}
+
+impl std::error::Error for ClosedByProgram {}
+
+/// Whether an error says that the program has closed a descriptor of ours: nothing was done.
+pub fn is_closed_by_program(e: &io::Error) -> bool {
+    e.get_ref().is_some_and(|e| e.is::<ClosedByProgram>())
+}
+
+/// A descriptor that is 3 or higher, close-on-exec, and closed in forked children.
+#[derive(Debug)]
+pub struct Fd {
+    fd: ManuallyDrop<OwnedFd>,
+    identity: Identity,
+    slot: &'static Slot,
+    generation: u64,
+}
+
+impl Fd {
+    /// Takes a descriptor, which the program never opened.
+    pub fn new(fd: OwnedFd) -> io::Result<Fd> {
+        let fd = moved(fd)?;
+        let identity = Identity::of(fd.as_raw_fd())?;
+        let slot = register(fd.as_raw_fd(), identity);
+        Ok(Fd { fd: ManuallyDrop::new(fd), identity, slot, generation: process_generation() })
+    }
+
+    /// Opens something.
+    pub fn open<E: From<Errno> + Into<io::Error>>(open: impl FnOnce() -> Result<OwnedFd, E>) -> io::Result<Fd> {
+        Fd::new(above_standard(open).map_err(Into::into)?)
+    }
+
+    /// The descriptor, for what does no harm to another file that may have its number; in a forked child, where it is closed,
+    /// `EBADF`.
+    pub fn get(&self) -> io::Result<BorrowedFd<'_>> {
+        if self.generation == process_generation() { Ok(self.fd.as_fd()) } else { Err(Errno::BADF.into()) }
+    }
+
+    /// As [`Fd::get`], and it is still of the file that it was made of ([`is_closed_by_program`]).
+    pub fn own(&self) -> io::Result<BorrowedFd<'_>> {
+        let fd = self.get()?;
+        if self.identity.is_of(fd.as_raw_fd()) { Ok(fd) } else { Err(io::Error::other(ClosedByProgram)) }
+    }
+}
+
+impl Drop for Fd {
+    fn drop(&mut self) {
+        if self.generation == process_generation() {
+            self.slot.free();
+            if self.own().is_ok() {
+                // SAFETY: dropped once, here; in a forked child it was closed already and its number reused, and a number that
+                // the program has closed may be of a file of its own.
+                unsafe { ManuallyDrop::drop(&mut self.fd) };
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+
+    fn number_of(fd: &Fd) -> RawFd {
+        fd.get().unwrap().as_raw_fd()
+    }
+
+    #[test]
+    fn another_file_under_its_number_is_noticed_and_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let fd = Fd::open(|| File::create(dir.path().join("ours")).map(OwnedFd::from)).unwrap();
+        assert!(fd.own().is_ok());
+        let (number, theirs) = (number_of(&fd), File::create(dir.path().join("theirs")).unwrap());
+        // SAFETY: as a program does that closes all descriptors and opens its own.
+        assert_eq!(unsafe { libc::dup2(theirs.as_raw_fd(), number) }, number);
+        assert!(is_closed_by_program(&fd.own().unwrap_err()));
+        drop(fd);
+        assert!(Identity::of(number).is_ok(), "the program's descriptor stays open");
+        // SAFETY: nobody else knows it.
+        unsafe { libc::close(number) };
+    }
+
+    #[test]
+    fn a_number_of_a_standard_stream_is_not_kept() {
+        // In a child, as other tests of this process need the standard streams.
+        // SAFETY: the child calls nothing that needs a lock of another thread, and ends by `_exit`.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let made = || fs::open(c"/dev/null", OFlags::RDWR, Mode::empty());
+            // SAFETY: closes the child's own standard streams, and ends it.
+            unsafe {
+                (0..FIRST_KEPT).for_each(|number| _ = libc::close(number));
+                let above = above_standard(made).is_ok_and(|fd| fd.as_raw_fd() >= FIRST_KEPT);
+                let moved = made().is_ok_and(|fd| moved(fd).is_ok_and(|fd| fd.as_raw_fd() >= FIRST_KEPT));
+                let closed = (0..3).all(|number| Identity::of(number).is_err());
+                libc::_exit(i32::from(!(above && moved && closed)));
+            }
+        }
+        let mut status = 0;
+        // SAFETY: `status` is writable.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0);
+    }
+}

@@ -1,0 +1,113 @@
+//! Invariants: what the code ensures, besides flushing, so that a crash or a mistake does no harm.
+//!
+//! The code asks for each invariant by name with [`holds`] where it ensures it. In a build for the
+//! mutation gate (feature `mutants`) one of them can be disabled, and a test must fail then. In
+//! every other build [`holds`] is `true`, known to the compiler.
+
+use std::fmt;
+
+/// Something that the code ensures: a mutation point of the mutation gate.
+///
+/// A crate declares its invariants with [`invariants!`](crate::invariants). Names are unique in the
+/// workspace.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Invariant {
+    name: &'static str,
+    about: &'static str,
+}
+
+impl Invariant {
+    /// For [`invariants!`](crate::invariants).
+    #[doc(hidden)]
+    pub const fn new(name: &'static str, about: &'static str) -> Invariant {
+        Invariant { name, about }
+    }
+
+    /// The name of the constant.
+    pub const fn name(self) -> &'static str {
+        self.name
+    }
+
+    /// What is ensured.
+    pub const fn about(self) -> &'static str {
+        self.about
+    }
+}
+
+impl fmt::Debug for Invariant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+/// Declares the invariants of a crate: a constant for each, and the list `INVARIANTS` of all.
+///
+/// ```
+/// crate::invariants! {
+///     /// A record counts only if its checksum is right.
+///     CHECKSUM,
+/// }
+/// assert!(crate::holds(CHECKSUM));
+/// assert_eq!(INVARIANTS, &[CHECKSUM]);
+/// ```
+#[macro_export]
+macro_rules! invariants {
+    ($($(#[doc = $doc:literal])+ $name:ident,)+) => {
+        $(
+            $(#[doc = $doc])+
+            pub const $name: $crate::Invariant =
+                $crate::Invariant::new(stringify!($name), concat!($($doc),+).trim_ascii_start());
+        )+
+        /// All invariants of this crate.
+        pub const INVARIANTS: &[$crate::Invariant] = &[$($name,)+];
+    };
+}
+
+#[cfg(not(feature = "mutants"))]
+mod gate {
+    use super::Invariant;
+
+    /// Whether the code ensures the invariant: always.
+    #[inline(always)]
+    pub const fn holds(_: Invariant) -> bool {
+        true
+    }
+}
+
+#[cfg(feature = "mutants")]
+mod gate {
+    use super::Invariant;
+    use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+
+    /// The number of the disabled invariant; 0: none.
+    static DISABLED: AtomicU64 = AtomicU64::new(0);
+
+    /// A number of the name (FNV-1a), never 0.
+    const fn number(name: &str) -> u64 {
+        let (mut hash, mut at) = (0xcbf2_9ce4_8422_2325, 0);
+        while at < name.len() {
+            hash = (hash ^ name.as_bytes()[at] as u64).wrapping_mul(0x0100_0000_01b3);
+            at += 1;
+        }
+        hash | 1
+    }
+
+    /// Whether the code ensures the invariant: unless it was disabled.
+    pub fn holds(invariant: Invariant) -> bool {
+        let disabled = DISABLED.load(SeqCst);
+        disabled == 0 || disabled != number(invariant.name())
+    }
+
+    /// Disables one invariant in this process, or none.
+    pub fn disable(invariant: Option<Invariant>) {
+        DISABLED.store(invariant.map_or(0, |invariant| number(invariant.name())), SeqCst);
+    }
+}
+
+pub use gate::*;
+
+/// The value where the invariant holds; the default of its type where it was disabled.
+#[inline(always)]
+pub fn value_if_holds<T: Default>(invariant: Invariant, value: T) -> T {
+    if holds(invariant) { value } else { T::default() }
+}

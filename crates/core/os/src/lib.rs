@@ -1,0 +1,54 @@
+//! The only room that talks to the operating system.
+//!
+//! Everything Untorn does to durable state goes through two traits, [`Storage`] (a directory tree
+//! on one file system) and [`File`] (one open file in it). [`Linux`] is the real one; the crash
+//! laboratory puts a simulated disk behind the same traits and cuts its power at every call.
+//!
+//! Paths are relative to the storage's root directory: names, joined by single slashes. They never
+//! leave it: `..`, absolute paths, symbolic links and mount points on the way are refused.
+//!
+//! `crates/lab/crashlab/tests/storage_contract` tries what both sides promise, call by call.
+//!
+//! Every call that makes something durable names its reason, a [`SyncPoint`]. The crash laboratory
+//! skips the sync points one at a time and shows that each is needed. Crates declare their sync
+//! points with [`sync_points!`], and their invariants with [`invariants!`].
+
+mod descriptors;
+mod invariant;
+mod live;
+mod mapping;
+mod memory;
+pub mod mount_calls;
+mod sanitizer;
+mod storage;
+mod sync_point;
+mod threads;
+
+pub use descriptors::descriptor::{Fd, above_standard, is_closed_by_program};
+pub use descriptors::file_handle::FileHandle;
+pub use descriptors::fork::{is_own_descriptor, process_generation};
+pub use descriptors::listener::{Listener, Pauses};
+#[cfg(feature = "mutants")]
+pub use invariant::disable;
+pub use invariant::{Invariant, holds, value_if_holds};
+pub use live::live_copy::LiveCopy;
+pub use live::live_memory::{FoundMemory, LIVE_OWN_BYTES, LiveMemory, live_memory_path, live_memory_top};
+pub use live::shared_mapping::LIVE_HEAD_BYTES;
+pub use mapping::read_mapping::ReadMapping;
+pub use mapping::still_copy::{Scratch, StillCopy};
+pub use mapping::{MapRequest, Mapping, MemoryLimit, Piece, Tracker};
+pub use memory::buffer::{AlignedBuf, BLOCK_BYTES};
+pub use memory::memory_limit::memory_limit;
+pub use memory::page_memory::PageMemory;
+pub use memory::process_memory::{process_memory, set_read_only};
+/// Names of the kernel's error numbers.
+pub use rustix::io::Errno;
+pub use sanitizer::sanitizer;
+pub use storage::linux::{FileSystemInfo, Linux, file_system_info, umask};
+pub use storage::read_write::{read_full_at, read_full_past_cache_at, write_all_at, write_more_at};
+pub use storage::{Access, Counters, File, Kind, Meta, Open, Space, Storage, shown_by};
+pub use sync_point::SyncPoint;
+pub use threads::asymmetric_barrier::{heavy_barrier, is_asymmetric, light_barrier};
+pub use threads::futex::{wait_shared, wake_shared};
+pub use threads::stop_threads::{NotStopped, OwnThread, own_thread, with_threads_stopped};
+pub use threads::thread_signals::without_signals;

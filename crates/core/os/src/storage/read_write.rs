@@ -1,0 +1,82 @@
+//! Reads and writes that go on after short calls and interruptions.
+
+use crate::memory::buffer::BLOCK_BYTES;
+use crate::storage::File;
+use std::io::{self, ErrorKind};
+
+/// Number of tries of a call that fails with `EINTR` or `EAGAIN`.
+const TRIES: u32 = 1000;
+
+fn try_again(e: &io::Error, left: &mut u32) -> bool {
+    let again = matches!(e.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock) && *left > 0;
+    *left = left.saturating_sub(1);
+    again
+}
+
+/// Writes all of `buf`, going on after short writes and interruptions, if the descriptor is still the file's
+/// ([`File::check_own`]).
+pub fn write_all_at(file: &dyn File, buf: &[u8], offset: u64) -> io::Result<()> {
+    file.check_own()?;
+    write_more_at(file, buf, offset)
+}
+
+/// As [`write_all_at`], where that was asked for the file shortly before.
+pub fn write_more_at(file: &dyn File, mut buf: &[u8], mut offset: u64) -> io::Result<()> {
+    let mut left = TRIES;
+    while !buf.is_empty() {
+        match file.write_at(buf, offset) {
+            Ok(0) => return Err(ErrorKind::WriteZero.into()),
+            Ok(n) => {
+                // A direct write may come back short at any byte; only whole blocks count as done.
+                let n = if file.is_direct() && n < buf.len() { n - n % BLOCK_BYTES } else { n };
+                if n == 0 && !try_again(&ErrorKind::Interrupted.into(), &mut left) {
+                    return Err(ErrorKind::WriteZero.into());
+                }
+                buf = &buf[n..];
+                offset += n as u64;
+            }
+            Err(e) if try_again(&e, &mut left) => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}
+
+fn read_loop(
+    buf: &mut [u8],
+    offset: u64,
+    whole_blocks: bool,
+    mut read: impl FnMut(&mut [u8], u64) -> io::Result<usize>,
+) -> io::Result<usize> {
+    let mut left = TRIES;
+    let mut done = 0;
+    let mut tail = None;
+    while done < buf.len() {
+        match read(&mut buf[done..], offset + done as u64) {
+            Ok(0) => break,
+            Ok(n) if whole_blocks && n % BLOCK_BYTES != 0 => {
+                // The end of the file inside a block, or a short read: a second read shows which.
+                done += n - n % BLOCK_BYTES;
+                let now = Some((done, n % BLOCK_BYTES));
+                if std::mem::replace(&mut tail, now) == now {
+                    done += n % BLOCK_BYTES;
+                    break;
+                }
+            }
+            Ok(n) => done += n,
+            Err(e) if try_again(&e, &mut left) => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(done)
+}
+
+/// Reads until `buf` is full or the file ends; returns the bytes read.
+pub fn read_full_at(file: &dyn File, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+    read_loop(buf, offset, file.is_direct(), |b, o| file.read_at(b, o))
+}
+
+/// Reads past the page cache until `buf` is full or the file ends; returns the bytes read.
+pub fn read_full_past_cache_at(file: &dyn File, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+    read_loop(buf, offset, true, |b, o| file.read_past_cache_at(b, o))
+}

@@ -1,0 +1,8 @@
+//! For the command, not for programs: inspection, work on closed stores, repair, replacement of files. Stands on
+//! everything else here.
+
+pub(crate) mod adopt;
+pub(crate) mod inspection;
+pub mod offline;
+pub(crate) mod put;
+pub(crate) mod turn;

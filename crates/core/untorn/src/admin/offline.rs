@@ -1,0 +1,587 @@
+//! Looks at and repairs of a store by its path, without handles of files.
+
+use crate::admin::inspection::{inspect_on, owner};
+use crate::engine::files::file_state::check_kind;
+use crate::engine::handles::store::Store;
+use crate::engine::lifecycle::open_store::OpenStore;
+use crate::engine::lifecycle::status::{Quarantined, Recovered};
+use crate::engine::options::{Readers, StoreOptions};
+use crate::engine::paths::error_paths::error_in_store;
+use crate::heap::handle::pointers;
+use crate::heap::image::check::{Checker, HeapImage};
+use crate::heap::live::outlook::{Named, outlook};
+use crate::heap::live::{self, LiveMemoryFound};
+use crate::heap::log::live_head::START_BYTES;
+use crate::heap::{Heap, HeapOptions, HeapReport, LiveOutlook};
+use crate::reader::locate_store::locate;
+use crate::sync_point;
+use std::cell::RefCell;
+use std::io::{ErrorKind, Read};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use untorn_journal::commits::overlay::{Overlay, read_through};
+use untorn_journal::data_files::locate::Location;
+use untorn_journal::data_files::strip::{remove_temporaries, strip_attributes};
+use untorn_journal::directories::store_dir::{StoreDir, lock_store, remove_tree};
+use untorn_journal::format::{Attribute, AttributeFound, hex};
+use untorn_journal::readers::leases::LEASES_HONOURED;
+use untorn_journal::readers::readers_page::OwnersPage;
+use untorn_journal::scanning::scan::read_header;
+use untorn_journal::{Context, Error, Result};
+use untorn_os::{Access, File, Kind, Linux, Meta, Open, Storage, memory_limit, shown_by};
+
+pub use crate::admin::adopt::{Adoption, adopt};
+pub use crate::admin::inspection::{Inspection, PendingFile, RecordInfo, inspect};
+pub use crate::admin::put::put;
+pub use crate::engine::lifecycle::left_marks::LeftMark;
+pub use crate::heap::handle::last_cut::{Candidate, Rescued};
+pub use crate::reader::lost::{LostFile, accept_lost, lost_files};
+
+/// The options that fit the store at a path.
+fn open_options(options: &RecoverOptions) -> StoreOptions {
+    StoreOptions::default()
+        .create(false)
+        .wait(options.wait)
+        .accept_unknown(options.accept_unknown)
+        .salvage(options.salvage)
+        .redo(true)
+        .background(false)
+}
+
+/// Opens the store at a path for maintenance, whether it is a directory or a standalone file, recovering it.
+pub fn open(path: &Path, options: &RecoverOptions, progress: &dyn Fn(u64, u64)) -> Result<Store> {
+    let (storage, store_dir) = locate(path)?;
+    Ok(Store { open: OpenStore::open(storage, store_dir, path.to_owned(), &open_options(options), progress)? })
+}
+
+/// Looks at a heap without changing a byte and without owning its store: at what recovery would make of it, if its
+/// program was killed. Everything of the heap is looked at, and what leaked is found out.
+///
+/// # Errors
+/// [`Error::Busy`] if a program has it open: it changes meanwhile. Damage of the heap is told in the report.
+pub fn check_heap(path: &Path, progress: &dyn Fn(u64, u64)) -> Result<HeapReport> {
+    inspect_heap(path, Depth::Leaks, progress)
+}
+
+/// Looks at a heap as [`check_heap`] does, and for what may be pointers out of the heap: numbers in what the roots
+/// reach, at multiples of eight, that are addresses where Linux puts programs, libraries and stacks. Some may be
+/// numbers or text.
+pub fn check_heap_pointers(path: &Path, progress: &dyn Fn(u64, u64)) -> Result<HeapReport> {
+    inspect_heap(path, Depth::Pointers, progress)
+}
+
+/// Looks at a heap as [`check_heap`] does, without what leaked, which only a look at everything in it can tell.
+pub fn dump_heap(path: &Path, progress: &dyn Fn(u64, u64)) -> Result<HeapReport> {
+    inspect_heap(path, Depth::Metadata, progress)
+}
+
+/// Frees what no root of a heap reaches, in one commit; the report tells what that was. As [`crate::heap::Heap::collect`],
+/// it does not know pointers in disguise.
+///
+/// # Errors
+/// [`Error::Busy`]; [`Error::Corrupt`] if the heap is damaged: nothing was freed.
+pub fn collect_heap(path: &Path, progress: &dyn Fn(u64, u64)) -> Result<HeapReport> {
+    let (_, store_dir, name) = locate_heap(path)?;
+    let whole = path.canonicalize().context("look at", path)?;
+    let dirty_max = memory_limit().map_or(COLLECT_DIRTY_MAX, |limit| COLLECT_DIRTY_MAX.min(limit.bytes / 2));
+    let options = HeapOptions::new().create(false).dirty_max(dirty_max);
+    let options = options.store(StoreOptions::default().background(false));
+    let heap = match store_dir {
+        Some(StoreDir { standalone: None, .. }) => {
+            let top = whole.ancestors().nth(name.components().count()).unwrap_or(Path::new("/"));
+            options.open_in(&open(top, &RecoverOptions::default(), progress)?, &name)?
+        }
+        _ => options.open(&whole)?,
+    };
+    let report = heap.free_leaks(progress)?;
+    let store = heap.file().store();
+    heap.commit()?;
+    heap.close()?;
+    store.close()?;
+    Ok(HeapReport { path: path.to_owned(), ..report })
+}
+
+/// Bytes of pages that a collection changes, after which they are dropped; the heap may be larger than memory.
+const COLLECT_DIRTY_MAX: u64 = 1 << 30;
+
+/// The storage that a heap's file is in, what its store is, and its name there.
+fn locate_heap(path: &Path) -> Result<(Arc<Linux>, Option<StoreDir>, PathBuf)> {
+    let whole = path.canonicalize().context("look at", path)?;
+    let (Some(parent), Some(name)) = (whole.parent(), whole.file_name()) else {
+        return Err(Error::invalid(format!("{} names no file", path.display())));
+    };
+    let standalone = StoreDir::of_file(Path::new(name));
+    if parent.join(&standalone.dir).exists() {
+        return Ok((Linux::open(parent).context("open", parent)?, Some(standalone), name.into()));
+    }
+    if let Some(top) =
+        parent.ancestors().find(|dir| dir.join(untorn_journal::directories::store_dir::STORE_DIR).exists())
+    {
+        let name = whole.strip_prefix(top).expect("an ancestor");
+        return Ok((Linux::open(top).context("open", top)?, Some(StoreDir::of_directory()), name.to_owned()));
+    }
+    Ok((Linux::open(parent).context("open", parent)?, None, name.into()))
+}
+
+/// A heap's file under the commits that wait in a journal.
+struct Recoverable {
+    path: PathBuf,
+    data: Option<Arc<dyn File>>,
+    meta: Option<Meta>,
+    overlay: Overlay,
+}
+
+impl HeapImage for Recoverable {
+    fn bytes(&self) -> Result<u64> {
+        Ok(self.overlay.size.unwrap_or(self.meta.map_or(0, |meta| meta.size)))
+    }
+
+    fn read(&self, buf: &mut [u8], offset: u64) -> Result<()> {
+        let overlays: &[&Overlay] = if self.overlay.is_empty() { &[] } else { &[&self.overlay] };
+        read_through(overlays, self.data.as_deref(), buf, offset).map_err(|e| match e {
+            Error::Io { action, source, .. } => Error::Io { action, path: self.path.clone(), source },
+            e => e,
+        })
+    }
+}
+
+/// How much of a heap is read.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Depth {
+    Metadata,
+    Leaks,
+    Pointers,
+}
+
+fn inspect_heap(path: &Path, depth: Depth, progress: &dyn Fn(u64, u64)) -> Result<HeapReport> {
+    let (linux, store_dir, name) = locate_heap(path)?;
+    let storage: Arc<dyn Storage> = linux;
+    let mut file = Recoverable { path: path.to_owned(), data: None, meta: None, overlay: Overlay::default() };
+    let mut place = Some(name.clone());
+    let mut problems = Vec::new();
+    let mut before = None;
+    if let Some(store_dir) = &store_dir {
+        let (found, mut pending) = inspect_on(path, &storage, store_dir)?;
+        if found.unknown_state {
+            return Err(Error::UnknownState { path: path.to_owned() });
+        }
+        free_of_owner(&*storage, store_dir, path)?;
+        problems.extend(found.problems.iter().map(|problem| format!("its store: {problem}")));
+        before = Some((store_dir, read_header(&*storage, &store_dir.journal())?));
+        if let Some(id) = pending.state.files.values().find(|f| f.name.as_deref() == Some(&name)).map(|f| f.id) {
+            place = match pending.locations.remove(&id).expect("an outcome for each file")? {
+                Location::At(at) => Some(at),
+                Location::Absent => None,
+            };
+            file.overlay = pending.state.files.remove(&id).expect("found just now").overlay;
+        }
+    }
+    if let Some(place) = place {
+        let data = storage.open(&place, Open::READ).context("open", path)?;
+        let meta = data.meta().context("look at", path)?;
+        check_kind(&meta, path)?;
+        if store_dir.is_none() {
+            refuse_pending(&*data, path)?;
+        }
+        (file.data, file.meta) = (Some(data), Some(meta));
+    }
+    let mut checker = Checker::new(&file, path, progress)?;
+    checker.report.problems.splice(0..0, problems);
+    if depth != Depth::Metadata {
+        checker.find_leaks(progress)?;
+    }
+    if depth == Depth::Pointers {
+        pointers::guess(&mut checker)?;
+    }
+    if let Some(meta) = file.meta.filter(|_| depth != Depth::Metadata) {
+        checker.report.live = look_at_live(&file, &meta, &*storage, path)?.map(Box::new);
+    }
+    // A program that opened the heap meanwhile may have changed it during the check.
+    if let Some((store_dir, header)) = before {
+        free_of_owner(&*storage, store_dir, path)?;
+        let now = file.data.as_ref().map(|data| data.meta()).transpose().context("look at", path)?;
+        if read_header(&*storage, &store_dir.journal())? != header || now != file.meta {
+            return Err(Error::busy(path, None));
+        }
+    }
+    Ok(checker.report)
+}
+
+/// What the next opening of a heap would make of the live memory that its file names.
+fn look_at_live(heap: &Recoverable, meta: &Meta, storage: &dyn Storage, path: &Path) -> Result<Option<LiveOutlook>> {
+    let mut start = [0; START_BYTES];
+    heap.read(&mut start, 0)?;
+    let boot = storage.boot_id().context("ask for the boot, for", path)?;
+    let named = Named { path, boot, device: meta.device, inode: meta.inode, start: &start };
+    Ok(outlook(&named).map(|(found, _)| found))
+}
+
+fn free_of_owner(storage: &dyn Storage, store_dir: &StoreDir, path: &Path) -> Result<()> {
+    match owner(storage, store_dir) {
+        Some(owner) => Err(owner.busy(path)),
+        None => Ok(()),
+    }
+}
+
+/// A file that was taken away from its journal is not whole.
+fn refuse_pending(data: &dyn File, path: &Path) -> Result<()> {
+    match Attribute::decode(data.attribute().context("read the attribute of", path)?.as_deref()) {
+        AttributeFound::Valid(a) if a.pending => Err(Error::NeedsJournal {
+            path: path.to_owned(),
+            detail: format!("it belongs to the store {}, which was not closed", hex(&a.store)),
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// Who may read a store beside its owner.
+///
+/// # Errors
+/// As of [`inspect`].
+pub fn readers(path: &Path) -> Result<Readers> {
+    let (storage, store_dir) = locate(path)?;
+    store_dir.check_may_read(&*storage).map_err(|e| error_in_store(e, path))?;
+    Ok(Readers::of(storage.stat(&store_dir.dir).context("look at", path)?.mode))
+}
+
+/// Changes who may read a store beside its owner, also while a program has it open. Whoever has opened something of it keeps
+/// that. See [`Readers`] for what this shows.
+///
+/// # Errors
+/// [`Error::Untrusted`]: it is another user's.
+pub fn set_readers(path: &Path, who: Readers) -> Result<()> {
+    let (storage, store_dir) = locate(path)?;
+    store_dir.check_trust(&*storage).map_err(|e| error_in_store(e, path))?;
+    let before = storage.stat(&store_dir.dir).context("look at", path)?.mode;
+    let mode = (before & !0o777) | who.dir_mode();
+    let set = |dir: &Path| storage.set_dir_mode(dir, mode).context("change the mode of", dir);
+    // Whoever is to be kept out is so first; whoever is let in finds everything open.
+    let is_narrower = mode & 0o077 & before != before & 0o077;
+    if is_narrower {
+        set(&store_dir.dir)?;
+    }
+    for name in storage.list(&store_dir.dir).context("list", &store_dir.dir)? {
+        let entry = store_dir.dir.join(name);
+        let meta = storage.stat(&entry).context("look at", &entry)?;
+        match meta.kind {
+            // With it owners keep each other out, and whoever can read it could keep them out, too.
+            Kind::File if entry == store_dir.owner_file() => {}
+            Kind::File => set_shown(&*storage, &entry, mode)?,
+            Kind::Directory => {
+                // Files that are parked are data files, whose modes are the program's; and whether directories keep those
+                // out who are let in now was not asked when they were parked.
+                if entry == store_dir.parked() {
+                    if is_narrower {
+                        set(&entry)?;
+                    }
+                    continue;
+                }
+                // What is made in it meanwhile is as open as it is.
+                set(&entry)?;
+                let names = storage.list(&entry).context("list", &entry)?;
+                names.iter().try_for_each(|name| set_shown(&*storage, &entry.join(name), mode))?;
+            }
+            _ => {}
+        }
+    }
+    set(&store_dir.dir)
+}
+
+fn set_shown(storage: &dyn Storage, path: &Path, dir_mode: u32) -> Result<()> {
+    let file = match storage.open(path, Open::READ) {
+        // The owner removed it just now.
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
+        done => done.context("open", path)?,
+    };
+    file.set_mode(0o600 | shown_by(dir_mode)).context("change the mode of", path)
+}
+
+/// How to recover.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RecoverOptions {
+    /// Keep what is acceptable of a damaged journal and put the rest into `untorn-salvage.*` in the
+    /// store's directory; files that cannot be redone are taken as they are.
+    pub salvage: bool,
+    /// Take the files of a class `process` store as they are after a machine crash.
+    pub accept_unknown: bool,
+    /// Wait for another owner.
+    pub wait: bool,
+}
+
+/// What [`recover`] did, and what it could not do.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Report {
+    /// What was recovered.
+    #[serde(flatten)]
+    pub recovered: Recovered,
+    /// Files that could not be redone.
+    pub quarantined: Vec<Quarantined>,
+    /// Files that wait for commits in journals which are not here.
+    pub lost_files: Vec<LostFile>,
+    /// Files that may keep marks of programs which did not close the store.
+    pub left_marks: Vec<LeftMark>,
+    /// Files that keep the attribute `user.untorn` behind [`eject`], and directories that it cannot look into. The attribute
+    /// is harmless.
+    #[serde(serialize_with = "crate::engine::paths::path_text::paths")]
+    pub kept: Vec<PathBuf>,
+}
+
+/// Recovers a store and closes it: data files are then plain and whole.
+pub fn recover(path: &Path, options: &RecoverOptions, progress: &dyn Fn(u64, u64)) -> Result<Report> {
+    let once = || -> Result<_> {
+        let store = open(path, options, progress)?;
+        let status = store.status();
+        let left_marks = store.open.clear_all_marks()?;
+        store.close()?;
+        Ok((status.recovered, status.quarantined, left_marks))
+    };
+    let (mut recovered, mut quarantined, mut left_marks) = once()?;
+    if options.salvage && !quarantined.is_empty() {
+        // One opening quarantines the journal of files that cannot be redone, the next one archives it.
+        let again = once()?;
+        (quarantined, left_marks) = (again.1, again.2);
+        recovered.salvaged.extend(again.0.salvaged);
+        recovered.notes.extend(again.0.notes);
+    }
+    let lost_files = lost_files(path).unwrap_or_default();
+    Ok(Report { recovered, quarantined, lost_files, left_marks, kept: Vec::new() })
+}
+
+/// The working memory of live heaps of all users, as far as this one can see it.
+pub fn live_memories() -> Vec<Candidate> {
+    crate::heap::handle::last_cut::candidates()
+}
+
+/// Makes the last cut of the live heap that has this memory: of a process that is gone, or by asking the process, which has
+/// so long to answer. The memory stays. Also where the heap's file is, if that is known.
+pub fn rescue(memory: &Path, wait: Duration) -> Result<(Option<PathBuf>, Rescued)> {
+    crate::heap::handle::last_cut::rescue(memory, wait)
+}
+
+/// Removes a live memory whose heap's file is not found: for those who know that it was removed, and not moved. None: the
+/// file is found, or exists elsewhere, or a program has the memory.
+pub fn remove_lost_live_memory(memory: &Path) -> Result<Option<Rescued>> {
+    crate::heap::handle::last_cut::remove_lost(memory)
+}
+
+/// Recovers a store, then removes all of Untorn's: plain files remain. Refused while a file waits for
+/// commits that could not be brought into it.
+pub fn eject(path: &Path, progress: &dyn Fn(u64, u64)) -> Result<Report> {
+    let (storage, store_dir) = locate(path)?;
+    if let Some(lost) = lost_files(path)?.first() {
+        let detail = format!("it waits for commits in the journal of store {}", lost.store_id);
+        return Err(Error::NeedsJournal { path: lost.path.clone(), detail });
+    }
+    prove_removal(&*storage, &store_dir, path)?;
+    bring_in_live_memory(path, &store_dir, progress)?;
+    let store = open(path, &RecoverOptions::default(), progress)?;
+    let status = store.status();
+    if let Some(q) = status.quarantined.first() {
+        return Err(Error::Conflict {
+            path: q.path.clone(),
+            detail: format!(
+                "it has commits that are only in the journal, so the journal must stay ({}). The other files are whole, and \
+                 nothing was removed; once the cause is gone, eject again. `untorn check` says what else can be done",
+                why(q)
+            ),
+        });
+    }
+    let refused = |path: &Path, reason: &str| Error::Conflict {
+        path: path.to_owned(),
+        detail: format!(
+            "it may wait for the journal that would be removed, and cannot be changed ({reason}). The journal was not \
+             removed; put that right, or move it away, and eject again"
+        ),
+    };
+    if let Some(left) = store.open.clear_all_marks()?.first() {
+        return Err(refused(&left.path, &left.reason));
+    }
+    let ours = |a: &Attribute| a.store == store.open.store_id;
+    let moved = RefCell::new(None);
+    let note_moved = |path: &Path, a: &Attribute| {
+        if a.pending && ours(a) {
+            moved.borrow_mut().get_or_insert_with(|| path.to_owned());
+        }
+        false
+    };
+    strip_attributes(&*storage, &store_dir, &note_moved);
+    if let Some(path) = moved.take() {
+        return Err(refused(
+            &path,
+            "it was moved or copied while it waited for commits; `untorn recover` says what to do",
+        ));
+    }
+    // Who holds a commit holds what is removed now.
+    store.open.leave_readers();
+    let kept = strip_attributes(&*storage, &store_dir, &|_, a| ours(a));
+    if let Some(marked) = kept.marked.iter().find(|marked| marked.pending) {
+        return Err(refused(&marked.path, &marked.error.to_string()));
+    }
+    remove_temporaries(&*storage, Path::new(""), store_dir.standalone.is_none(), &ours)?;
+    remove_store_dir(&*storage, &store_dir)?;
+    // Nothing is left to close: no journal, no lock file.
+    store.open.forget();
+    let paths = kept.marked.into_iter().map(|one| one.path).chain(kept.unreached.into_iter().map(|one| one.path));
+    Ok(Report {
+        recovered: status.recovered,
+        quarantined: Vec::new(),
+        lost_files: Vec::new(),
+        left_marks: Vec::new(),
+        kept: paths.collect(),
+    })
+}
+
+/// Replaces the contents of several files of one store, all or none: each file by everything that its reader yields.
+/// Returns the bytes written. Files are named by their paths in the store's directory. Missing files are created,
+/// 0666 less the umask; so is the store, which goes again where the replacement is refused.
+///
+/// An error of one reader leaves all files as they are. Replacements in one store wait for each other.
+pub fn put_files(store: &Path, files: &mut [(PathBuf, Box<dyn Read + '_>)]) -> Result<u64> {
+    let is_new = !store.exists();
+    crate::admin::put::put_files(store, files, &|| {
+        // What cannot be removed is an empty store.
+        let _ = eject(store, &|_, _| {});
+        if is_new {
+            let _ = std::fs::remove_dir(store);
+        }
+    })
+}
+
+/// Commits what the working memory of live heaps has, as their next opening would, and removes it.
+fn bring_in_live_memory(path: &Path, store_dir: &StoreDir, progress: &dyn Fn(u64, u64)) -> Result<()> {
+    let found = live::memories(path);
+    if found.is_empty() {
+        return Ok(());
+    }
+    let options = HeapOptions::new().create(false).store(StoreOptions::default().background(false));
+    let bring_in = |heap: Result<Heap>, one: &LiveMemoryFound| match heap {
+        Ok(heap) => heap.close(),
+        // What had the file's number before it was a heap.
+        Err(Error::Foreign { .. }) => live::forget(one),
+        Err(e) => Err(e),
+    };
+    if store_dir.standalone.is_some() {
+        return found.iter().try_for_each(|one| bring_in(options.open(path), one));
+    }
+    let store = open(path, &RecoverOptions::default(), progress)?;
+    found.iter().try_for_each(|one| bring_in(options.open_in(&store, &one.path), one))?;
+    store.close()
+}
+
+/// Proves that the store directory can be removed, before anything is changed.
+fn prove_removal(storage: &dyn Storage, store_dir: &StoreDir, path: &Path) -> Result<()> {
+    let Err(e) = storage.check_access(&store_dir.dir, Access::Remove) else { return Ok(()) };
+    let within = match store_dir.standalone {
+        Some(_) => path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new(".")),
+        None => path,
+    };
+    let is_owner = storage.stat(Path::new("")).is_ok_and(|meta| meta.uid == storage.effective_user());
+    let advice = match is_owner && e.kind() == ErrorKind::PermissionDenied {
+        true => format!("`chmod u+w {}`, and eject again", within.display()),
+        false => "put that right, and eject again".to_owned(),
+    };
+    let detail = format!("{} in it cannot be removed: {e}. Nothing was changed; {advice}", store_dir.dir.display());
+    Err(Error::Unsupported { path: within.to_owned(), detail })
+}
+
+/// Removes everything of Untorn's. The caller has the store's lock. A journal gets the name of an unfinished one first: a
+/// crash in between leaves no journal that lacks files.
+fn remove_store_dir(storage: &dyn Storage, store_dir: &StoreDir) -> Result<()> {
+    let unfinished = store_dir.journal_new();
+    let locked = [store_dir.lock_file(), store_dir.owner_file()];
+    // What is locked goes last, while it is: a program that waits for the lock sees that the file is gone.
+    for name in storage.list(&store_dir.dir).context("list", &store_dir.dir)? {
+        let entry = store_dir.dir.join(&name);
+        if locked.contains(&entry) || entry == unfinished {
+            continue;
+        }
+        if entry == store_dir.journal_spare() {
+            remove_tree(storage, &entry)?;
+            continue;
+        }
+        match storage.unlink(&entry) {
+            Err(e) if e.kind() == ErrorKind::IsADirectory => {
+                remove_tree(storage, &unfinished)?;
+                storage.rename(&entry, &unfinished, false).context("rename", &entry)?;
+                storage.sync_dir(&store_dir.dir, sync_point::EJECT_JOURNAL).context("flush", &store_dir.dir)?;
+            }
+            done => done.context("remove", &entry)?,
+        }
+    }
+    remove_tree(storage, &unfinished)?;
+    locked.iter().try_for_each(|path| storage.unlink(path).context("remove", path))?;
+    match storage.rmdir(&store_dir.dir) {
+        // Somebody makes a store anew just now.
+        Err(e) if e.kind() == ErrorKind::DirectoryNotEmpty => {}
+        done => done.context("remove", &store_dir.dir)?,
+    }
+    storage.sync_dir(Path::new(""), sync_point::EJECT).context("flush", ".")
+}
+
+/// The store of a standalone file by the file's path, whether the file is there or not. None: it has no store.
+fn standalone_store(path: &Path) -> Result<Option<(Arc<Linux>, StoreDir)>> {
+    let Some(name) = path.file_name() else { return Ok(None) };
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let storage = Linux::open(dir).context("open", dir)?;
+    let store_dir = StoreDir::of_file(Path::new(name));
+    Ok(store_dir.check_trust(&*storage)?.map(|_| (storage, store_dir)))
+}
+
+/// Removes the store of a standalone file that has no such name any more, if no commit waits in the store. False: there
+/// is none, or it must stay.
+#[doc(hidden)]
+pub fn remove_unneeded(path: &Path) -> Result<bool> {
+    match standalone_store(path)? {
+        Some((storage, store_dir)) => remove_unneeded_on(path, &(storage as Arc<dyn Storage>), &store_dir),
+        None => Ok(false),
+    }
+}
+
+/// [`remove_unneeded`] on any storage.
+#[doc(hidden)]
+pub fn remove_unneeded_on(path: &Path, storage: &Arc<dyn Storage>, store_dir: &StoreDir) -> Result<bool> {
+    let lock = lock_store(&**storage, store_dir, None, false).map_err(|e| error_in_store(e, path))?;
+    OwnersPage::withdraw(&**storage, store_dir, LEASES_HONOURED)?;
+    let has_file = store_dir.standalone.as_ref().is_some_and(|name| storage.stat(name).is_ok());
+    // A clean header alone says little: the first record leaves it as it is.
+    let found = inspect_on(path, storage, store_dir)?.0;
+    let clean = found.clean && found.quarantined_journals == 0 && found.problems.is_empty();
+    if !clean || has_file {
+        if clean {
+            lock.release();
+        }
+        return Ok(false);
+    }
+    remove_store_dir(&**storage, store_dir)?;
+    Ok(true)
+}
+
+/// Unlinks a standalone file that no process has open, and removes its store: commits that wait in it are of no use any
+/// more.
+#[doc(hidden)]
+pub fn unlink(path: &Path, unlink: impl FnOnce() -> std::io::Result<()>) -> Result<()> {
+    let store = standalone_store(path)?;
+    let lock = match &store {
+        Some((storage, dir)) => Some(lock_store(&**storage, dir, None, false).map_err(|e| error_in_store(e, path))?),
+        None => None,
+    };
+    if let Some((storage, store_dir)) = &store {
+        OwnersPage::withdraw(&**storage, store_dir, LEASES_HONOURED)?;
+    }
+    let live = live::memories(path);
+    unlink().context("unlink", path)?;
+    // Without its file it is nobody's.
+    live.iter().for_each(|one| _ = live::forget(one));
+    if let (Some((storage, store_dir)), Some(_)) = (&store, &lock) {
+        remove_store_dir(&**storage, store_dir)?;
+    }
+    Ok(())
+}
+
+/// Why a file is quarantined, without its name and without what the error around it says anyway.
+fn why(q: &Quarantined) -> &str {
+    let name = format!("{}: ", q.path.display());
+    let reason = q.reason.strip_prefix(&name).unwrap_or(&q.reason);
+    reason.strip_suffix(". Nothing was overwritten").unwrap_or(reason)
+}

@@ -1,0 +1,273 @@
+//! The shared state of an open store, and what every part of it needs.
+
+pub(crate) mod checkpoint;
+pub(crate) mod commit;
+pub(crate) mod content;
+pub(crate) mod files;
+pub(crate) mod handles;
+pub(crate) mod lifecycle;
+pub(crate) mod options;
+pub(crate) mod paths;
+pub(crate) mod region;
+pub(crate) mod table;
+pub(crate) mod waiting;
+
+use crate::engine::content::{Content, SpillSink};
+use crate::engine::files::file_state::{FileState, SharedFile};
+use crate::engine::files::open_files::FileTable;
+use crate::engine::files::queue::Queue;
+use crate::engine::options::{FailureClass, StoreOptions};
+use crate::engine::waiting::concurrency::{AtomicBool, AtomicU64, Condvar, Mutex, RwLock, RwLockReadGuard};
+use crate::engine::waiting::wakeup::Wakeup;
+use rustix::io::Errno;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use untorn_journal::commits::final_state::FinalState;
+use untorn_journal::commits::record::check_path;
+use untorn_journal::commits::spill::{Spill, SpillSpace};
+use untorn_journal::directories::store_dir::StoreDir;
+use untorn_journal::format::Header;
+use untorn_journal::journal::Journal;
+use untorn_journal::readers::readers_page::OwnersPage;
+use untorn_journal::recovery::{Quarantined, Recovered};
+use untorn_journal::{Context, Error, Result};
+use untorn_os::{Storage, SyncPoint, process_generation};
+
+/// The shared state of an open store.
+///
+/// Locks, in the order in which they may be taken: `closing`, `checkpoint_turn`, `journal`, `renaming`, `files`,
+/// a file's `writing` (without `files`), a file's state (of several files in the order of their ids), `queue`.
+pub(crate) struct Engine {
+    pub storage: Arc<dyn Storage>,
+    pub store_dir: StoreDir,
+    /// The path that the store was opened by.
+    pub path: PathBuf,
+    pub options: StoreOptions,
+    /// The largest file of the file system, in bytes.
+    pub file_bytes_max: u64,
+    pub epoch: u64,
+    pub store_id: [u8; 16],
+    pub generation: u64,
+    pub recovered: Recovered,
+    /// Files that recovery could not bring to their last commit.
+    pub quarantined: Vec<Quarantined>,
+    /// Identities of files that had commits in the journal when the store was opened.
+    pub carried: BTreeSet<u64>,
+    /// Held during a checkpoint: one at a time.
+    pub checkpoint_turn: Mutex<()>,
+    pub journal: Mutex<JournalState>,
+    /// What readers are told by.
+    pub page: Option<Arc<OwnersPage>>,
+    /// The newest commit for which files were parked; 0: none are.
+    pub parked_to: AtomicU64,
+    /// Held while the store closes, so that a second caller waits for the end.
+    pub closing: Mutex<()>,
+    /// The store takes no more calls.
+    pub closed: AtomicBool,
+    /// The store is closed, and the journal is the next owner's: set in turn with checkpoints.
+    pub shut_down: AtomicBool,
+    /// Held for writing while committed names and names on disk differ.
+    pub renaming: RwLock<()>,
+    pub queue: Mutex<Queue>,
+    pub queue_changed: Condvar,
+    pub files: Mutex<FileTable>,
+    pub wakeup: Arc<Wakeup>,
+    /// The journal failed for good; the journal itself tells how.
+    pub failed: AtomicBool,
+    pub next_txn: AtomicU64,
+    pub commits_waited: AtomicU64,
+    /// Batches of commits so far: a checkpoint sees whether there are any beside it.
+    pub batches: AtomicU64,
+    pub checkpoints: AtomicU64,
+    /// Held during a flush of the whole file system: they come one after the other.
+    pub flushing: Mutex<()>,
+    /// Such flushes that failed. Each is told once, to one caller.
+    pub flush_failures: AtomicU64,
+    /// A checkpoint is under way.
+    pub checkpointing: AtomicBool,
+    /// A commit waits for room in the journal.
+    pub room_wanted: AtomicBool,
+    /// The last checkpoint failed: another one is due, whatever the journal holds.
+    pub checkpoint_failed: AtomicBool,
+    /// Commits of some file lie over each other in many layers.
+    pub merge_wanted: AtomicBool,
+    /// Room is set apart for quarantining the journal on a full disk.
+    pub has_spare: AtomicBool,
+    /// The header as the store was opened by: which owners before did not close it.
+    pub found: Header,
+    /// The last LSN of the journal by then.
+    pub found_lsn: u64,
+}
+
+/// The journal, and what commits left to apply.
+pub(crate) struct JournalState {
+    pub journal: Journal,
+    /// Files with commits since the last checkpoint began.
+    pub dirty: BTreeMap<u64, Arc<SharedFile>>,
+    /// Directories whose entries changed since then.
+    pub dirs: BTreeSet<PathBuf>,
+    /// LSNs behind which the log can be truncated before all that was carried over is applied, in order.
+    pub portions: VecDeque<u64>,
+    /// Committed names that could not be applied.
+    pub unapplied: Vec<Unapplied>,
+    /// How often names that waited could be applied.
+    pub names_healed: u64,
+}
+
+/// Committed names that could not be applied.
+pub(crate) struct Unapplied {
+    pub names: FinalState,
+    /// The files that they are about.
+    pub files: Vec<Arc<SharedFile>>,
+    /// Why.
+    pub reason: Error,
+}
+
+impl JournalState {
+    pub(crate) fn new(journal: Journal) -> JournalState {
+        JournalState {
+            journal,
+            dirty: BTreeMap::new(),
+            dirs: BTreeSet::new(),
+            portions: VecDeque::new(),
+            unapplied: Vec::new(),
+            names_healed: 0,
+        }
+    }
+}
+
+/// Large commits take little room in the journal, but a descriptor each until they are applied.
+const SPILL_FILES_MAX: usize = 64;
+
+/// Files that nobody uses take memory until a checkpoint forgets them.
+const IDLE_FILES_MAX: usize = 4096;
+
+impl Engine {
+    /// Handles of the parent are of no use in a forked child.
+    pub(crate) fn check_fork(&self) -> Result<()> {
+        if self.generation == process_generation() { Ok(()) } else { Err(Error::Forked) }
+    }
+
+    pub(crate) fn check_usable(&self) -> Result<()> {
+        self.check_fork()?;
+        if self.closed.load(SeqCst) { Err(Error::Closed) } else { Ok(()) }
+    }
+
+    /// Refuses calls that come so late that they could open what is the next owner's.
+    pub(crate) fn check_not_shut_down(&self) -> Result<()> {
+        if self.shut_down.load(SeqCst) { Err(Error::Closed) } else { Ok(()) }
+    }
+
+    pub(crate) fn is_durable(&self) -> bool {
+        self.options.class == FailureClass::Power
+    }
+
+    /// From how many bytes on a file's blocks are shared with a spill file. Never while memory shows the file: the kernel
+    /// takes the pages away, and the tracker could not tell what is left from pages in swap. Nor where nothing is flushed:
+    /// the kernel writes out what it shares, and a copy would never reach the disk twice.
+    pub(crate) fn clone_bytes_least(&self, file: &FileState) -> Option<u64> {
+        let may_clone = file.region.is_none() && self.is_durable();
+        may_clone.then_some(self.options.journal.clone_bytes_least)
+    }
+
+    pub(crate) fn new_txn_id(&self) -> u64 {
+        self.next_txn.fetch_add(1, SeqCst)
+    }
+
+    pub(crate) fn new_file_id(&self) -> Result<u64> {
+        let mut id = [0; 8];
+        self.storage.random(&mut id).context("draw an identity in", &self.path)?;
+        Ok(u64::from_le_bytes(id).max(1))
+    }
+
+    /// Until the guard goes, every file is where its state says.
+    pub(crate) fn steady_names(&self) -> RwLockReadGuard<'_, ()> {
+        self.renaming.read()
+    }
+
+    /// A name that this store may hold.
+    pub(crate) fn check_name(&self, path: &Path) -> Result<()> {
+        check_path(path).map_err(|why| Error::invalid(format!("{}: {why}", path.display())))?;
+        if self.store_dir.standalone.as_deref().is_some_and(|file| file != path) {
+            return Err(Error::invalid(format!("{} is not the file of this store", path.display())));
+        }
+        Ok(())
+    }
+
+    /// Permission bits of the store directory, which somebody may change meanwhile.
+    pub(crate) fn dir_mode(&self) -> u32 {
+        self.storage.stat(&self.store_dir.dir).map_or(0o700, |meta| meta.mode)
+    }
+
+    /// Flushes all files of the store's file system.
+    pub(crate) fn sync_file_system(&self, point: SyncPoint) -> Result<()> {
+        let _one_at_a_time = self.flushing.lock();
+        let done = self.storage.sync_file_system(point).context("flush", &self.path);
+        self.flush_failures.fetch_add(u64::from(done.is_err()), SeqCst);
+        done
+    }
+
+    /// After a failed write or flush of the journal nothing is committed any more: calls learn it without the journal.
+    pub(crate) fn note_failure(&self, journal: &Journal) {
+        let failure = journal.failure();
+        if !self.failed.swap(failure.is_some(), SeqCst)
+            && let Some(e) = failure
+        {
+            tracing::error!(store = %self.path.display(), error = %e, "no more commits until the store is reopened");
+        }
+    }
+
+    /// Whether the journal is filling up, or the table of files: a checkpoint now spares commits the wait.
+    pub(crate) fn wants_checkpoint(&self, state: &JournalState) -> bool {
+        let journal = &state.journal;
+        let full = journal.pending_bytes() * 2 > self.options.journal.journal_bytes;
+        let many = || journal.pending_spills() >= SPILL_FILES_MAX || self.files.lock().idle() >= IDLE_FILES_MAX;
+        journal.failure().is_none() && (full || many())
+    }
+}
+
+impl SpillSink for Engine {
+    fn create_spill(&self) -> Result<Arc<Spill>> {
+        match Spill::create(&self.storage, &self.store_dir.journal()) {
+            Err(Error::Io { source, .. }) if out_of_descriptors(&source) => {
+                // The caller holds a file's state, which comes after the table: no waiting for the table.
+                if let Some(mut files) = self.files.try_lock() {
+                    files.close_descriptors(0);
+                }
+                Spill::create(&self.storage, &self.store_dir.journal())
+            }
+            done => done,
+        }
+    }
+
+    fn create_spill_space(&self) -> Result<SpillSpace> {
+        let options = &self.options.journal;
+        Ok(SpillSpace::new(self.create_spill()?, options.inline_bytes_max, options.clone_bytes_least))
+    }
+
+    fn inline_bytes_max(&self) -> u64 {
+        self.options.journal.inline_bytes_max
+    }
+
+    fn check_end(&self, content: &Content, end: u64, action: &'static str) -> Result<()> {
+        let (here, process) =
+            (content.size_possible(end).unwrap_or(self.file_bytes_max), self.storage.file_size_limit());
+        if end <= here.min(process) {
+            return Ok(());
+        }
+        let (most, whose) = match process < here {
+            true => (process, "the limit of this process (RLIMIT_FSIZE, `ulimit -f`)"),
+            false => (here, "the limit of the file system"),
+        };
+        let detail = format!("it would have {end} bytes, and {most} is {whose}. Nothing was committed");
+        Err(Error::too_large(action, &content.path, detail))
+    }
+}
+
+/// The process or the system has no descriptor left.
+pub(crate) fn out_of_descriptors(e: &io::Error) -> bool {
+    matches!(Errno::from_io_error(e), Some(Errno::MFILE | Errno::NFILE))
+}

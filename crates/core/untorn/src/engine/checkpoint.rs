@@ -1,0 +1,576 @@
+//! Checkpoints: committed changes go into the data files, then the log is truncated.
+//!
+//! ```text
+//! begin       everything committed so far is the checkpoint's part     (short, holds up commits)
+//! apply       written to the data files, flushed                       (long, holds up nobody)
+//! truncate    a new header gives the records up                        (one flush, holds up nobody)
+//! ```
+//!
+//! As long as the log has little room, what was carried over from before the opening goes in portions, oldest first: each is
+//! a checkpoint of the commits in some segments of the log, which come free. All that is left then is a part of the checkpoint
+//! of everything committed so far.
+//! A portion leaves out what later segments have anew: they stay until a later portion has applied it.
+
+pub(crate) mod pace;
+pub(crate) mod restate;
+
+use crate::engine::checkpoint::pace::Pace;
+use crate::engine::content::edited;
+use crate::engine::files::file_state::{FileState, Life, SharedFile};
+use crate::engine::waiting::concurrency::unlock_fair;
+use crate::engine::{Engine, JournalState};
+use crate::invariant;
+use crate::sync_point;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use untorn_journal::commits::overlay::Overlay;
+use untorn_journal::data_files::apply::apply_overlay_in_steps;
+use untorn_journal::data_files::create::sync_names;
+use untorn_journal::directories::store_dir::make_spare;
+use untorn_journal::format::{Attribute, AttributeFound};
+use untorn_journal::journal::CheckpointTarget;
+use untorn_journal::recovery::{flush_one_by_one, set_checkpoint_lsn};
+use untorn_journal::{Context, Error, Result};
+use untorn_os::{File, holds};
+
+const FLUSH_ATTRIBUTE: &str = "flush the attribute of";
+
+/// What comes after a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum After {
+    /// More commits: a file's attribute must tell up to which one it is whole.
+    More,
+    /// A clean journal, whatever attributes say: the contents alone need be flushed.
+    Clean,
+    /// The header of a closed journal, by whose flush everything becomes durable that was written out before.
+    Closed,
+}
+
+/// What one file has to do with a checkpoint.
+struct Part {
+    file: Arc<SharedFile>,
+    overlay: Arc<Overlay>,
+    /// What a portion leaves to the next one.
+    rest: Option<Arc<Overlay>>,
+    /// An earlier checkpoint has failed, perhaps in flushing this file.
+    again: bool,
+    /// The file's name or mode, or its creation, is a part of the checkpoint, too.
+    names_changed: bool,
+}
+
+impl Part {
+    /// What the data file lacks of the part. None: a commit that may have failed is among what would be written.
+    /// `failures`: the whole file system is flushed after this, and so many such flushes have failed so far.
+    fn to_write(&self, engine: &Engine, data: &Arc<dyn File>, failures: Option<u64>) -> Result<Option<ToWrite>> {
+        let mut state = self.file.write();
+        let Some(written) = state.written_first.take() else {
+            return Ok(Some(ToWrite { overlay: self.overlay.clone(), again: self.again, first: false }));
+        };
+        if self.rest.is_some() {
+            // The next portion must not go over it either.
+            state.written_first = Some(written.clone());
+        }
+        if state.outcome_unknown {
+            return Ok(None);
+        }
+        let is_told = failures == Some(written.failures);
+        let through = || written.through.upgrade().is_some_and(|through| Arc::ptr_eq(&through, data));
+        let (again, first) = (self.again || !is_told && !through(), !is_told);
+        if written.is_all && !again {
+            return Ok(Some(ToWrite { overlay: Arc::default(), again: false, first }));
+        }
+        engine.tell_applying(state.last_lsn)?;
+        // A commit wrote newer changes, too: older ones must not go over these.
+        let mut overlay = (*self.overlay).clone();
+        if holds(invariant::NEWEST_OVER_OLDER) {
+            state.content.committed.lay_over(&mut overlay);
+        }
+        Ok(Some(ToWrite { overlay: Arc::new(overlay), again, first }))
+    }
+}
+
+/// What a checkpoint writes to a data file.
+struct ToWrite {
+    overlay: Arc<Overlay>,
+    /// A flush of what the file has may have failed unseen.
+    again: bool,
+    /// A commit wrote to the file before, and only a flush of that descriptor is sure to tell that this failed: an error of
+    /// `syncfs` has been told to somebody else since, or there is no `syncfs` to come.
+    first: bool,
+}
+
+/// A checkpoint under way. Dropping it after an error leaves its part for the next one.
+pub struct Checkpoint<'a> {
+    engine: &'a Engine,
+    target: CheckpointTarget,
+    files: Vec<Part>,
+    dirs: BTreeSet<PathBuf>,
+    /// It is a portion of what was carried over.
+    is_portion: bool,
+    done: bool,
+    /// Why a part of it waits, which was restated.
+    waits: Option<Error>,
+}
+
+impl Engine {
+    /// Makes a whole checkpoint.
+    pub(crate) fn checkpoint(&self) -> Result<()> {
+        self.checkpoint_beyond(u64::MAX)
+    }
+
+    /// Makes a checkpoint, unless the log is truncated behind a later LSN than this before all is applied.
+    pub(crate) fn checkpoint_beyond(&self, lsn: u64) -> Result<()> {
+        while self.checkpoint_step(lsn)? {}
+        Ok(())
+    }
+
+    /// A step of a checkpoint, as [`Self::checkpoint_beyond`]: a portion of what was carried over if commits want for room, or
+    /// all the rest, with one flush. Whether there is another step. Others that wait for a checkpoint have
+    /// their turn in between.
+    pub(crate) fn checkpoint_step(&self, lsn: u64) -> Result<bool> {
+        let turn = self.checkpoint_turn.lock();
+        self.check_not_shut_down()?;
+        let room = {
+            let journal = &self.journal.lock().journal;
+            if journal.header().checkpoint_lsn > lsn {
+                return Ok(false);
+            }
+            self.options.journal.journal_bytes.saturating_sub(journal.pending_bytes())
+        };
+        let is_short = self.room_wanted.load(Relaxed) || room < self.options.journal.journal_bytes / 4;
+        let applied = if is_short { self.apply_portion() } else { Ok(false) };
+        if let Ok(true) = applied {
+            unlock_fair(turn);
+            return Ok(true);
+        }
+        let done = applied.and_then(|_| self.apply_rest());
+        self.checkpoint_failed.store(done.is_err(), Relaxed);
+        done.map(|()| false)
+    }
+
+    /// Applies the next portion of what was carried over, and truncates the log behind it. False: there is none, or something
+    /// in it waits, and all the rest goes at once. The caller has the turn.
+    fn apply_portion(&self) -> Result<bool> {
+        let Some(portion) = self.begin_portion()? else { return Ok(false) };
+        let Err(e) = portion.apply().and_then(Checkpoint::truncate_log) else { return Ok(true) };
+        tracing::warn!(error = %e, "what is in the journal is not applied in portions");
+        self.journal.lock().portions.clear();
+        if e.is_failed_flush() { Err(e) } else { Ok(false) }
+    }
+
+    /// Makes a checkpoint of everything committed so far. The caller has the turn.
+    fn apply_rest(&self) -> Result<()> {
+        // What is left for the moment in which it begins is little.
+        self.merge_layers();
+        let done = match self.begin_checkpoint()? {
+            Some(checkpoint) => checkpoint.apply().and_then(Checkpoint::truncate_log),
+            None => Ok(()),
+        };
+        // Also if something waits.
+        let failed = self.journal.lock().journal.failure().is_some();
+        let done = if failed { done } else { done.and(self.forget_unused()) };
+        if !failed && !self.has_spare.load(Relaxed) {
+            let made =
+                make_spare(&*self.storage, &self.store_dir, self.options.journal.segment_bytes_first, self.dir_mode());
+            self.has_spare.store(made.is_ok(), Relaxed);
+        }
+        done
+    }
+
+    /// Merges the commits of each file that lie over each other, while others go on.
+    pub(crate) fn merge_layers(&self) {
+        let files: Vec<_> = self.journal.lock().dirty.values().cloned().collect();
+        for file in files {
+            let layers = file.read().content.committed.to_merge();
+            if let Some(layers) = layers {
+                let merged = layers.merged();
+                file.write().content.committed.replace(&layers, merged);
+            }
+        }
+    }
+
+    /// Begins a checkpoint: everything committed so far is its part. The caller has the turn.
+    pub(crate) fn begin_checkpoint(&self) -> Result<Option<Checkpoint<'_>>> {
+        let mut state = self.journal.lock();
+        if let Some(e) = state.journal.failure() {
+            return Err(e);
+        }
+        let target = state.journal.begin_checkpoint();
+        if target.checkpoint_lsn == state.journal.header().checkpoint_lsn {
+            return Ok(None);
+        }
+        // Whoever makes a checkpoint step by step has no turn, as tests do.
+        if self.checkpointing.swap(true, Relaxed) {
+            return Ok(None);
+        }
+        let mut files = Vec::new();
+        state.portions.clear();
+        for file in std::mem::take(&mut state.dirty).into_values() {
+            let mut state = file.write();
+            state.whole_pages.clear();
+            let committed = std::mem::take(&mut state.content.committed).into_merged();
+            let earlier = state.content.applying.take();
+            let again = earlier.is_some();
+            let overlay = match earlier {
+                // What an earlier checkpoint could not apply comes first.
+                Some(earlier) => {
+                    let mut overlay = (*earlier).clone();
+                    overlay.merge(&committed);
+                    Arc::new(overlay)
+                }
+                None => Arc::new(committed),
+            };
+            state.content.applying = Some(overlay.clone());
+            let names_changed = std::mem::take(&mut state.names_changed);
+            drop(state);
+            files.push(Part { file, overlay, rest: None, again, names_changed });
+        }
+        let dirs = std::mem::take(&mut state.dirs);
+        Ok(Some(Checkpoint { engine: self, target, files, dirs, is_portion: false, done: false, waits: None }))
+    }
+
+    /// Begins a checkpoint of the next portion of what was carried over. None: there is none. The caller has the turn.
+    pub(crate) fn begin_portion(&self) -> Result<Option<Checkpoint<'_>>> {
+        let mut state = self.journal.lock();
+        let Some(end) = state.portions.front().copied() else { return Ok(None) };
+        if let Some(e) = state.journal.failure() {
+            return Err(e);
+        }
+        if self.checkpointing.swap(true, Relaxed) {
+            return Ok(None);
+        }
+        let target = state.journal.begin_portion(end);
+        let mut files = Vec::new();
+        for file in state.dirty.values() {
+            let of_file = file.read();
+            // Also a file that has none of the bytes: its attribute must tell of every commit that the log gives up.
+            if of_file.carried.as_ref().is_none_or(|carried| *carried.start() > end) {
+                continue;
+            }
+            let all = of_file.content.applying.as_deref();
+            let (overlay, rest) = all.map_or_else(Default::default, |all| all.split_at(end));
+            if overlay.has_no_ranges() && !holds(invariant::PORTION_REACHES_ALL) {
+                continue;
+            }
+            let rest = (!rest.has_no_ranges() && holds(invariant::PORTION_REST_STAYS)).then(|| Arc::new(rest));
+            let (overlay, names_changed) = (Arc::new(overlay), of_file.names_changed);
+            drop(of_file);
+            files.push(Part { file: file.clone(), overlay, rest, again: true, names_changed });
+        }
+        let dirs = std::mem::take(&mut state.dirs);
+        Ok(Some(Checkpoint { engine: self, target, files, dirs, is_portion: true, done: false, waits: None }))
+    }
+}
+
+impl<'a> Checkpoint<'a> {
+    /// Writes the data files and flushes them, each through a descriptor that was open before.
+    pub fn apply(self) -> Result<Checkpoint<'a>> {
+        self.apply_before(After::More)
+    }
+
+    pub(crate) fn apply_before(mut self, after: After) -> Result<Checkpoint<'a>> {
+        let engine = self.engine;
+        if holds(invariant::APPLYING_TOLD_FIRST) {
+            engine.tell_applying(self.target.durable_lsn)?;
+        }
+        // A commit that needs a name may apply it after the flush below, which then does not cover it.
+        let (names_wait, reasons, names_healed) = {
+            let mut journal = engine.journal.lock();
+            // Who held a commit that has them does so no more.
+            engine.remove_parked(self.target.durable_lsn);
+            engine.apply_waiting_names(&mut journal);
+            self.dirs.append(&mut journal.dirs);
+            let unapplied = journal.unapplied.iter();
+            let reasons: BTreeMap<_, _> = unapplied
+                .flat_map(|waiting| waiting.names.files.keys().map(|id| (*id, waiting.reason.clone())))
+                .collect();
+            (journal.unapplied.first().map(|waiting| waiting.reason.clone()), reasons, journal.names_healed)
+        };
+        let one_by_one = flush_one_by_one(&*engine.storage, self.files.len());
+        let failures = engine.flush_failures.load(SeqCst);
+        let attribute_unsynced = |part: &Part| !part.overlay.is_empty() && part.file.read().attribute_unsynced;
+        if !one_by_one && engine.is_durable() && self.files.iter().any(attribute_unsynced) {
+            // A file whose creation waits is not on the disk yet: it gets its attribute, unflushed, after this.
+            let exists = |part: &&Part| {
+                let state = part.file.read();
+                state.content.data.is_some() || state.life == Life::Named && !reasons.contains_key(&part.file.id)
+            };
+            let exist: Vec<_> = self.files.iter().filter(exists).collect();
+            engine.sync_file_system(sync_point::ATTRIBUTE_MANY)?;
+            exist.into_iter().for_each(|part| part.file.write().attribute_unsynced = false);
+        }
+        let (mut first_error, mut file_waits, mut waiting) = (None, None, BTreeMap::new());
+        let mut removed = BTreeSet::new();
+        for part in &self.files {
+            let applied = self.apply_file(part, (!one_by_one && engine.is_durable()).then_some(failures), after);
+            let mut state = part.file.write();
+            match applied {
+                Ok(Applied::Done) => state.quarantine = None,
+                // A later commit removed the file. Its removal is flushed first: a file that a power cut brought back
+                // would lack these changes.
+                Ok(Applied::Gone) => {
+                    state.quarantine = None;
+                    self.dirs.extend(state.path().parent().map(Path::to_owned));
+                    removed.insert(part.file.id);
+                }
+                Ok(Applied::Not(e)) => {
+                    // That a file is not there whose creation waits says nothing: why the creation waits does.
+                    let e = reasons.get(&part.file.id).cloned().unwrap_or(e);
+                    tracing::warn!(file = %state.path().display(), error = %e, "a committed change waits");
+                    state.quarantine = Some(e.clone());
+                    waiting.insert(part.file.id, part.file.clone());
+                    file_waits.get_or_insert(e);
+                }
+                Err(e) => {
+                    tracing::warn!(file = %state.path().display(), error = %e, "a committed change waits");
+                    state.quarantine = Some(e.clone());
+                    first_error.get_or_insert(e);
+                }
+            }
+        }
+        if engine.is_durable() && !one_by_one {
+            engine.sync_file_system(sync_point::CHECKPOINT_MANY)?;
+            if engine.flush_failures.load(SeqCst) != failures {
+                // It may have been a failure of what is written here, and was told to another flush.
+                return Err(Error::io("flush", &engine.path, rustix::io::Errno::IO.into()));
+            }
+        } else if engine.is_durable() && after != After::Closed {
+            self.flush_dirs()?;
+        }
+        // A disk that failed a write or a flush may have lost what it had taken of other files, too.
+        if let Some(e) = first_error {
+            return Err(e);
+        }
+        // A removal that waits itself is not on the disk.
+        let names_wait = names_wait.or_else(|| {
+            let journal = engine.journal.lock();
+            let gone = |id: &u64| removed.contains(id);
+            let waiting = journal.unapplied.iter().find(|unapplied| unapplied.names.files.keys().any(gone));
+            waiting.map(|unapplied| unapplied.reason.clone())
+        });
+        if let Some(reason) = file_waits.or(names_wait) {
+            if after != After::More || self.is_portion {
+                return Err(reason);
+            }
+            if !self.restate(&waiting, names_healed)? {
+                engine.reserve_for(&mut engine.journal.lock(), &waiting);
+                return Err(reason);
+            }
+            self.waits = Some(reason);
+        }
+        self.done = true;
+        self.engine.checkpointing.store(false, Relaxed);
+        for part in self.files.iter().filter(|part| !waiting.contains_key(&part.file.id)) {
+            let mut state = part.file.write();
+            state.content.applying = part.rest.clone();
+            state.applied_lsn = self.target.durable_lsn;
+            state.attribute_unsynced = false;
+        }
+        engine.checkpoints.fetch_add(1, Relaxed);
+        Ok(self)
+    }
+
+    /// Restates what could not be applied, so that the log before can be truncated. False: it stays where it is.
+    fn restate(&self, waiting: &BTreeMap<u64, Arc<SharedFile>>, names_healed: u64) -> Result<bool> {
+        let mut state = self.engine.journal.lock();
+        // What a commit removed meanwhile is on disk as before: its records stay until the removal is flushed.
+        if waiting.values().any(|file| file.read().life == Life::Gone) {
+            return Ok(false);
+        }
+        // Names that were applied after the flush are not restated, and not flushed either.
+        if state.names_healed != names_healed || !self.engine.restate(&mut state, waiting)? {
+            return Ok(false);
+        }
+        // A mode that waits is flushed with its file once it is set.
+        let named: Vec<_> = state.unapplied.iter().flat_map(|unapplied| unapplied.files.clone()).collect();
+        for file in named {
+            let mut of_file = file.write();
+            if of_file.life == Life::Named && of_file.content.data.is_some() {
+                of_file.names_changed = true;
+                drop(of_file);
+                state.dirty.insert(file.id, file);
+            }
+        }
+        for part in self.files.iter().filter(|part| waiting.contains_key(&part.file.id)) {
+            part.file.write().names_changed |= part.names_changed;
+            state.dirty.insert(part.file.id, part.file.clone());
+        }
+        Ok(true)
+    }
+
+    /// Writes and flushes one data file. With `failures` ([`Part::to_write`]) the flush comes after it.
+    fn apply_file(&self, part: &Part, failures: Option<u64>, after: After) -> Result<Applied> {
+        let Part { file, overlay, names_changed, .. } = part;
+        let engine = self.engine;
+        let (data, path) = match self.data_file(file) {
+            Ok(Some(found)) => found,
+            Ok(None) => return Ok(Applied::Gone),
+            Err(e @ Error::Io { action: FLUSH_ATTRIBUTE, .. }) => return Err(e),
+            Err(e) => return Ok(Applied::Not(e)),
+        };
+        if engine.is_durable() && !overlay.is_empty() && file.read().attribute_unsynced {
+            // A crash must not leave contents in a file that nothing tells from a stranger's.
+            data.sync_all(sync_point::ATTRIBUTE).context(FLUSH_ATTRIBUTE, &path)?;
+            file.write().attribute_unsynced = false;
+        }
+        let writing = file.writing.lock();
+        let Some(ToWrite { overlay: to_write, again, first }) = part.to_write(engine, &data, failures)? else {
+            drop(writing);
+            return Err(engine.journal.lock().journal.failure().unwrap_or(Error::Closed));
+        };
+        if again && engine.is_durable() {
+            data.forget_cached().context("drop the cache of", &path)?;
+        }
+        let least = engine.clone_bytes_least(&file.read());
+        let mut pace = Pace::new(engine, &*data, &path);
+        let applied = apply_overlay_in_steps(&*data, &to_write, &path, least, &mut |bytes| pace.wrote(bytes));
+        let restored = applied.is_ok().then(|| file.read().restore_mode(&*engine.storage, &*data));
+        // Also a write that failed half-way has changed the file: this process did, nobody else.
+        let meta = data.meta();
+        {
+            let content = &mut file.write().content;
+            content.last_stat = meta.as_ref().ok().copied();
+            content.base_size = meta.as_ref().map_or(content.base_size, |meta| meta.size);
+        }
+        drop(writing);
+        if let Some(Err(e)) = restored {
+            // As a mode that is refused when it is committed: the file waits, and keeps nobody else.
+            return Ok(Applied::Not(e));
+        }
+        let contents_only = after != After::More && !names_changed;
+        let applied = applied.and(meta.map(drop).context("look at", &path)).and_then(|()| match contents_only {
+            true => Ok(()),
+            false => set_checkpoint_lsn(&*data, self.target.durable_lsn, &path).map_err(|e| Error::attribute(&path, e)),
+        });
+        if let Err(e) = applied {
+            if e.is_failed_flush() {
+                return Err(e);
+            }
+            // Whatever of it was written: all of it is written again.
+            return Ok(Applied::Not(e));
+        }
+        if (failures.is_none() || first) && engine.is_durable() {
+            // After a failure the kernel may call the next flush a success: the overlay stays, and all
+            // of it is written again.
+            let flushed = match after {
+                After::Closed => data.write_out(sync_point::CONTENTS_OUT),
+                _ if contents_only => data.sync_data(sync_point::CHECKPOINT_DATA),
+                _ => data.sync_all(sync_point::CHECKPOINT_DATA),
+            };
+            flushed.context("flush", &path)?;
+        }
+        Ok(Applied::Done)
+    }
+
+    /// The data file, unchanged by others, and its name; none if the file is gone.
+    fn data_file(&self, file: &Arc<SharedFile>) -> Result<Option<(Arc<dyn File>, PathBuf)>> {
+        loop {
+            {
+                let _names = self.engine.steady_names();
+                let state = file.read();
+                if state.life == Life::Gone {
+                    return Ok(None);
+                }
+                if let Some(data) = &state.content.data {
+                    return match state.changed_outside(&*self.engine.storage)? {
+                        Some(changed) => {
+                            self.disown(file.id, &state)?;
+                            Err(changed)
+                        }
+                        None => Ok(Some((data.clone(), state.path().to_owned()))),
+                    };
+                }
+            }
+            // Also when the file was closed again just now, for the sake of other files.
+            self.engine.reopen(file)?;
+        }
+    }
+
+    /// Gives a file that somebody else edited in place an identity that no journal knows, which keeps recovery from
+    /// writing over that edit. If this cannot be noted, a conflict is still what this owner reports. A file that was
+    /// only moved, or given a second name, must be recognised when that is undone.
+    fn disown(&self, id: u64, state: &FileState) -> Result<()> {
+        let (Some(data), Some(last)) = (&state.content.data, state.content.last_stat) else { return Ok(()) };
+        if data.meta().is_ok_and(|now| edited(&now, &last))
+            && let Ok(value) = data.attribute()
+            && let AttributeFound::Valid(a) = Attribute::decode(value.as_deref())
+            && a.file == id
+            && data.set_attribute(&Attribute { file: !id, ..a }.encode()).is_ok()
+        {
+            data.sync_all(sync_point::ATTRIBUTE).context(FLUSH_ATTRIBUTE, state.path())?;
+        }
+        Ok(())
+    }
+
+    fn flush_dirs(&self) -> Result<()> {
+        self.dirs.iter().try_for_each(|dir| sync_names(&*self.engine.storage, dir, sync_point::CHECKPOINT_NAMES))
+    }
+
+    /// Truncates the log: the records up to the beginning of the checkpoint are given up.
+    pub fn truncate_log(self) -> Result<()> {
+        let write = {
+            let state = self.engine.journal.lock();
+            // A disk that failed a flush of the journal may have lost what it had taken of the data files, too,
+            // and told nobody else.
+            if let Some(e) = state.journal.failure() {
+                return Err(e);
+            }
+            state.journal.begin_truncate(self.target)
+        };
+        write.write()?;
+        let mut state = self.engine.journal.lock();
+        state.journal.finish_truncate(write);
+        if self.is_portion {
+            self.finish_portion(&mut state);
+        }
+        if self.waits.is_none() && state.unapplied.is_empty() {
+            state.journal.reserve(None);
+        }
+        drop(state);
+        let mut table = self.engine.files.lock();
+        self.files.iter().for_each(|part| table.note_idle(&part.file));
+        drop(table);
+        self.waits.clone().map_or(Ok(()), Err)
+    }
+}
+
+impl Checkpoint<'_> {
+    /// Files of which the log has nothing any more have no part in the next checkpoint.
+    fn finish_portion(&self, journal: &mut JournalState) {
+        let end = self.target.checkpoint_lsn;
+        journal.portions.pop_front();
+        for part in &self.files {
+            let mut state = part.file.write();
+            state.carried = state.carried.take().filter(|carried| *carried.end() > end);
+            if state.last_lsn <= end {
+                state.names_changed = false;
+                journal.dirty.remove(&part.file.id);
+            }
+        }
+    }
+}
+
+/// What became of a file's part in a checkpoint.
+enum Applied {
+    Done,
+    Gone,
+    /// The file waits: it is not there, or not as it was left, or the system does not let it be written or get its mode.
+    Not(Error),
+}
+
+impl Drop for Checkpoint<'_> {
+    fn drop(&mut self) {
+        self.engine.checkpointing.store(false, Relaxed);
+        if self.done || !holds(invariant::APPLY_AGAIN) {
+            return;
+        }
+        let mut state = self.engine.journal.lock();
+        for Part { file, names_changed, .. } in self.files.drain(..) {
+            file.write().names_changed |= names_changed;
+            state.dirty.insert(file.id, file);
+        }
+        state.dirs.append(&mut self.dirs);
+    }
+}

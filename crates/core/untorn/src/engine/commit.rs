@@ -1,0 +1,691 @@
+//! Group commit: the first thread that comes leads, and writes the commits of all that have come by then.
+//!
+//! ```text
+//! submit    each file's write set becomes a commit in the queue     (in the caller's thread; the commit is settled)
+//! write     the queue's commits become records: one write, one flush, then the files follow
+//! ```
+
+pub(crate) mod at_rest;
+pub(crate) mod committed_names;
+pub(crate) mod contents_first;
+pub(crate) mod names;
+pub(crate) mod ticket;
+pub(crate) mod told_readers;
+
+use crate::engine::commit::at_rest::Stop;
+use crate::engine::commit::names::Names;
+use crate::engine::content::SpillSink;
+use crate::engine::files::file_state::{FileState, Life, SharedFile};
+use crate::engine::files::name_op::NameOp;
+use crate::engine::files::queue::{Queue, Request};
+use crate::engine::waiting::completion::Completion;
+use crate::engine::waiting::concurrency::{Instant, MutexGuard, thread};
+use crate::engine::{Engine, JournalState};
+use crate::invariant;
+use crate::sync_point;
+use std::collections::{HashMap, VecDeque};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::time::Duration;
+use untorn_journal::commits::final_state::FinalState;
+use untorn_journal::commits::record::{FileRef, Record};
+use untorn_journal::format::{Attribute, VERSION};
+use untorn_journal::journal::Committed;
+use untorn_journal::recovery::{boot_id, flush_one_by_one};
+use untorn_journal::{Context, Error, Outcome, Result};
+use untorn_os::{File, holds};
+
+/// The longest wait for other threads to join a batch.
+const JOIN_WAIT_MAX: Duration = Duration::from_micros(200);
+
+/// Commits that may wait in the queue. More than this make `commit_async` write a batch itself, or wait for one:
+/// each commit on its way is an overlay that reads go through.
+const QUEUE_MAX: usize = 256;
+
+/// The program stands still: nobody stores to the files' mappings.
+pub(crate) struct Still<'a> {
+    /// A file of which the caller has asked, in this stillness, which pages were stored to.
+    pub looked: Option<u64>,
+    /// Ends it: what is stored was copied.
+    pub copied: &'a mut dyn FnMut(),
+    /// The program does not stand still yet, and this stops it.
+    pub stop: Option<&'a mut dyn Stop>,
+}
+
+/// What a transaction brings to its commit.
+pub(crate) struct TxnPart {
+    pub id: u64,
+    pub names: Vec<NameOp>,
+}
+
+// Submit.
+impl Engine {
+    /// Makes the write sets of these files one commit and queues it. With a transaction, the files are its own. If a
+    /// file is quarantined, tries a checkpoint first, which may lift that.
+    pub(crate) fn submit(&self, files: &[Arc<SharedFile>], txn: Option<TxnPart>) -> Result<Arc<Completion>> {
+        self.submit_still(files, txn, None)
+    }
+
+    /// As [`Self::submit`]. While the program stands still, what is stored is only copied; what takes longer comes
+    /// after it.
+    pub(crate) fn submit_still(
+        &self,
+        files: &[Arc<SharedFile>],
+        txn: Option<TxnPart>,
+        still: Option<Still<'_>>,
+    ) -> Result<Arc<Completion>> {
+        let (txn, names) = txn.map_or((None, Vec::new()), |txn| (Some(txn.id), txn.names));
+        self.check_not_failed(files)?;
+        // All of them are held until the commit is queued: what it takes is of one moment.
+        let mut in_order: Vec<&Arc<SharedFile>> = files.iter().collect();
+        in_order.sort_by_key(|file| file.id);
+        let lock_all = || in_order.iter().map(|file| file.write()).collect::<Vec<_>>();
+        let mut states = lock_all();
+        if states.iter().any(|state| state.quarantine.is_some()) {
+            // The cause may be gone, as a full disk that has space again. Otherwise the commit is refused below.
+            drop(states);
+            let _ = self.checkpoint();
+            states = lock_all();
+        }
+        states.iter_mut().try_for_each(|state| state.check_told())?;
+        let mut copies = Vec::new();
+        match still {
+            Some(Still { copied, stop: Some(stop), .. }) => {
+                self.copy_at_rest(&mut states, stop, copied)?;
+                copies.resize_with(states.len(), || None);
+            }
+            Some(Still { looked, copied, stop: None }) => {
+                for (state, file) in states.iter_mut().zip(&in_order) {
+                    state.check_commit(txn)?;
+                    copies.push(state.copy_stores(self, looked == Some(file.id))?);
+                }
+                copied();
+            }
+            None => {}
+        }
+        let (mut inline, mut copies) = (0, copies.into_iter());
+        for state in &mut states {
+            state.check_commit(txn)?;
+            match copies.next() {
+                Some(copies) => state.stage_copies(self, copies)?,
+                None => state.stage_stores(self)?,
+            }
+            // What cannot be applied later must not be acknowledged now. The limit may have changed since the write.
+            let content = &state.content;
+            if !content.write_set.is_empty() && content.size() > self.file_bytes_max.min(self.storage.file_size_limit())
+            {
+                self.check_end(content, content.write_set_end(), "commit")?;
+            }
+            inline += state.content.write_set.memory_bytes();
+        }
+        if inline > self.inline_bytes_max() {
+            inline = states.iter().map(|state| state.content.write_set.inline_bytes()).sum();
+        }
+        if inline > self.inline_bytes_max() {
+            // A large commit goes by reference.
+            let mut shared = self.create_spill_space()?;
+            let mut with_bytes = states.iter_mut().filter(|state| state.content.write_set.inline_bytes() > 0);
+            with_bytes.try_for_each(|state| state.content.spill_write_set(&mut shared))?;
+        }
+        let completion = Arc::new(Completion::default());
+        let mut queue = self.queue.lock();
+        self.check_usable()?;
+        let mut changed = Vec::with_capacity(files.len());
+        for (state, file) in states.iter_mut().zip(in_order) {
+            // An empty commit still waits for the commit before it: if that one fails, its changes become part of
+            // this one.
+            if state.content.write_set.is_empty() && state.content.committing.is_empty() && txn.is_none() {
+                continue;
+            }
+            state.content.take_write_set(txn.is_some());
+            state.txn = None;
+            changed.push(file.clone());
+        }
+        let is_txn = txn.is_some();
+        queue.push(Request { files: changed, names, is_txn, completion: completion.clone() });
+        Ok(completion)
+    }
+
+    /// Queues a commit that the background thread writes while the caller goes on. A full queue is shortened first.
+    pub(crate) fn submit_async(&self, files: &[Arc<SharedFile>], txn: Option<TxnPart>) -> Result<Arc<Completion>> {
+        self.shorten_queue()?;
+        let completion = self.submit(files, txn)?;
+        self.wakeup.wake();
+        Ok(completion)
+    }
+
+    /// After a failed flush of the journal nothing is committed any more.
+    fn check_not_failed(&self, files: &[Arc<SharedFile>]) -> Result<()> {
+        if !self.failed.load(SeqCst) {
+            return Ok(());
+        }
+        let Some(e) = self.journal.lock().journal.failure() else { return Ok(()) };
+        let is_unknown = |file: &Arc<SharedFile>| {
+            let state = file.read();
+            state.outcome_unknown && state.content.write_set.is_empty()
+        };
+        Err(if files.iter().any(is_unknown) { with_unknown_outcome(e) } else { e })
+    }
+}
+
+// Lead.
+impl Engine {
+    /// Waits for a commit; writes a batch itself if no other thread does.
+    pub(crate) fn finish(&self, completion: &Completion) -> Result<()> {
+        let mut queue = self.queue.lock();
+        queue.waiters += 1;
+        queue.waiters_max = queue.waiters_max.max(queue.waiters);
+        let mut led = false;
+        let result = loop {
+            if let Some(result) = completion.result() {
+                break result;
+            }
+            if queue.leading || queue.waiting.is_empty() {
+                self.queue_changed.wait(&mut queue);
+                continue;
+            }
+            match &queue.stuck {
+                Some(e) if led => break Err(e.clone()),
+                _ => queue = self.lead(queue),
+            }
+            led = true;
+        };
+        queue.waiters -= 1;
+        result
+    }
+
+    /// Writes one batch, unless another thread does or nothing waits.
+    pub(crate) fn write_one_batch(&self) -> bool {
+        let queue = self.queue.lock();
+        let leads = !queue.leading && !queue.waiting.is_empty() && queue.stuck.is_none();
+        if leads {
+            drop(self.lead(queue));
+        }
+        leads
+    }
+
+    /// Waits until nothing is on its way but what cannot be written now.
+    pub(crate) fn drain(&self) {
+        // The commits that cannot be written keep their places.
+        let _ = self.shorten_to(0);
+    }
+
+    /// Commits that could not be written, and kept their places, fail: the store is closing.
+    pub(crate) fn fail_stuck(&self) {
+        let mut queue = self.queue.lock();
+        // Somebody who waits for one of them may be writing them once more.
+        while queue.leading {
+            self.queue_changed.wait(&mut queue);
+        }
+        let Some(e) = queue.stuck.take() else { return };
+        let waiting = std::mem::take(&mut queue.waiting);
+        drop(queue);
+        self.fail(waiting.into(), &e);
+        // With the queue's lock, so that nobody who has just seen that nothing waits sleeps for ever.
+        let _queue = self.queue.lock();
+        self.queue_changed.notify_all();
+    }
+
+    /// Waits until the queue is not full.
+    pub(crate) fn shorten_queue(&self) -> Result<()> {
+        self.shorten_to(QUEUE_MAX - 1)
+    }
+
+    /// Waits until no commit that is on its way changes this name.
+    pub(crate) fn settle_name(&self, path: &Path) -> Result<()> {
+        self.write_while(|queue| queue.changes(path))
+    }
+
+    /// Waits until at most so many commits wait; with none, until none is being written.
+    fn shorten_to(&self, most: usize) -> Result<()> {
+        self.write_while(|queue| queue.waiting.len() > most || most == 0 && queue.leading)
+    }
+
+    /// Writes batches, or waits for who writes them, as long as it must.
+    fn write_while(&self, must: impl Fn(&Queue) -> bool) -> Result<()> {
+        let mut queue = self.queue.lock();
+        let mut led = false;
+        while must(&queue) {
+            if queue.leading {
+                self.queue_changed.wait(&mut queue);
+                continue;
+            }
+            match &queue.stuck {
+                Some(e) if led => return Err(e.clone()),
+                _ => queue = self.lead(queue),
+            }
+            led = true;
+        }
+        Ok(())
+    }
+
+    /// Whether commits wait that no thread is writing.
+    pub(crate) fn has_waiting(&self) -> bool {
+        let queue = self.queue.lock();
+        !queue.waiting.is_empty() && queue.stuck.is_none() && !queue.leading && !self.closed.load(SeqCst)
+    }
+
+    /// Takes everything that waits and writes it.
+    fn lead<'a>(&'a self, mut queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
+        queue.leading = true;
+        let mut queue = self.wait_for_others(queue);
+        let batch = std::mem::take(&mut queue.waiting);
+        queue.waiters_max = queue.waiters;
+        drop(queue);
+        let start = Instant::now();
+        let (wants_checkpoint, stuck) = self.write(batch);
+        let mut queue = self.queue.lock();
+        queue.leading = false;
+        queue.stuck = stuck.map(|(mut left, e)| {
+            left.append(&mut queue.waiting);
+            queue.waiting = left;
+            e
+        });
+        queue.batch_took = start.elapsed();
+        self.queue_changed.notify_all();
+        self.batches.fetch_add(1, Relaxed);
+        self.wakeup.note_commit();
+        if self.options.background && (wants_checkpoint || self.merge_wanted.load(Relaxed) || !queue.waiting.is_empty())
+        {
+            self.wakeup.wake();
+        }
+        queue
+    }
+
+    /// Threads that shared the last flush, or waited for it, are about to come again: a moment's wait for them,
+    /// at most a quarter of a flush, spares them a flush of their own. A thread that is alone never waits.
+    fn wait_for_others<'a>(&'a self, mut queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
+        let expected = queue.waiters_max;
+        if expected <= 1 || queue.waiting.len() >= expected {
+            return queue;
+        }
+        let (start, most) = (Instant::now(), (queue.batch_took / 4).min(JOIN_WAIT_MAX));
+        while queue.waiting.len() < expected && start.elapsed() < most {
+            drop(queue);
+            thread::yield_now();
+            queue = self.queue.lock();
+        }
+        queue
+    }
+}
+
+/// A commit as a record, and the files that it is about.
+#[derive(Default)]
+struct BuiltRecord {
+    record: Record,
+    files: Vec<RecordFile>,
+    /// Where a file is in `files`.
+    index: HashMap<u64, usize>,
+}
+
+struct RecordFile {
+    file: Arc<SharedFile>,
+    /// The request took the file's write set.
+    has_overlay: bool,
+    /// The file's place in the record, if the record names it.
+    index: Option<u32>,
+    /// With `full_page`, the pages that the record has whole.
+    whole_pages: Vec<u64>,
+}
+
+/// What the requests of a run that are built so far say of each file.
+#[derive(Default)]
+struct RunState {
+    /// The last LSN that touches the file.
+    last_lsn: HashMap<u64, u64>,
+    /// How many of the file's overlays they took.
+    overlays: HashMap<u64, usize>,
+    /// Files whose first commit in this epoch is in the run: their attribute comes before the record.
+    without_attribute: Vec<Arc<SharedFile>>,
+}
+
+impl RunState {
+    /// The index in the commit's record of one of its files.
+    fn index_in_record(&mut self, built: &mut BuiltRecord, at: usize, lsn: u64, state: &FileState) -> u32 {
+        let part = &mut built.files[at];
+        *part.index.get_or_insert_with(|| {
+            let id = part.file.id;
+            let earlier = self.last_lsn.insert(id, lsn);
+            let needs_attribute = !state.attribute_set || state.attribute_due;
+            if earlier.is_none() && needs_attribute && state.life == Life::Named {
+                self.without_attribute.push(part.file.clone());
+            }
+            let path = state.path().to_owned();
+            built.record.files.push(FileRef { id, previous_lsn: earlier.unwrap_or(state.last_lsn), path });
+            built.record.files.len() as u32 - 1
+        })
+    }
+}
+
+impl BuiltRecord {
+    /// Where a file is in `files`; adds it if it is new.
+    fn part(&mut self, file: &Arc<SharedFile>) -> usize {
+        *self.index.entry(file.id).or_insert_with(|| {
+            let file = file.clone();
+            self.files.push(RecordFile { file, has_overlay: false, index: None, whole_pages: Vec::new() });
+            self.files.len() - 1
+        })
+    }
+}
+
+// Write.
+impl Engine {
+    /// Writes commits: as many as share a flush at once, more flushes if the journal is full in between. A commit
+    /// with names goes alone, as it is checked against the names that the commit before it left. Returns whether
+    /// the journal is filling up; and with `in_order`, what is left of the batch behind a commit that cannot be written now.
+    fn write(&self, mut batch: VecDeque<Request>) -> (bool, Option<(VecDeque<Request>, Error)>) {
+        let (mut singles_left, mut waited) = (0, false);
+        // Why there is no room for the next commit but that which is left for what waits.
+        let mut no_room: Option<Error> = None;
+        let mut wants_checkpoint = false;
+        while !batch.is_empty() {
+            let plain = batch.iter().take_while(|request| request.names.is_empty()).count();
+            let run = if singles_left > 0 { 1 } else { plain.max(1) };
+            let requests = &batch.make_contiguous()[..run];
+            let mut journal = self.journal.lock();
+            let written = self.write_run(requests, &mut journal, no_room.is_some());
+            wants_checkpoint = self.wants_checkpoint(&journal);
+            let checkpoint_lsn = journal.journal.header().checkpoint_lsn;
+            let has_failed = journal.journal.failure().is_some();
+            drop(journal);
+            let failure = match written {
+                Ok(0) => {
+                    if !std::mem::replace(&mut waited, true) {
+                        self.commits_waited.fetch_add(run as u64, Relaxed);
+                    }
+                    let tried = no_room.take();
+                    let is_last = tried.is_some();
+                    match tried.map_or_else(|| self.make_room(checkpoint_lsn), Err) {
+                        Ok(()) => continue,
+                        // The first commit of the run has no room; the others may have.
+                        Err(_) if run > 1 => {
+                            singles_left = run;
+                            continue;
+                        }
+                        Err(e) if !is_last => {
+                            no_room = Some(e);
+                            continue;
+                        }
+                        Err(e) => e,
+                    }
+                }
+                Ok(n) => {
+                    no_room = None;
+                    (singles_left, waited) = (usize::saturating_sub(singles_left, n), false);
+                    batch.drain(..n).for_each(|request| {
+                        self.settle_names(&request);
+                        request.completion.complete(Ok(()));
+                    });
+                    continue;
+                }
+                // One commit of the run may be to blame: the others try alone.
+                Err(_) if run > 1 && !has_failed => {
+                    singles_left = run;
+                    continue;
+                }
+                Err(e) => e,
+            };
+            if self.options.in_order && !has_failed {
+                return (wants_checkpoint, Some((batch, failure)));
+            }
+            singles_left = singles_left.saturating_sub(run);
+            (waited, no_room) = (false, None);
+            self.fail(batch.drain(..run).collect(), &failure);
+        }
+        (wants_checkpoint, None)
+    }
+
+    /// Truncates the log by a checkpoint, which must get further than this.
+    fn make_room(&self, checkpoint_lsn: u64) -> Result<()> {
+        self.room_wanted.store(true, Relaxed);
+        let done = self.checkpoint_beyond(checkpoint_lsn);
+        self.room_wanted.store(false, Relaxed);
+        if self.journal.lock().journal.header().checkpoint_lsn > checkpoint_lsn {
+            // What could not be applied may still wait: it was restated, and is not in the way.
+            return Ok(());
+        }
+        done?;
+        // Those of a checkpoint that failed.
+        let quarantined = self.journal.lock().dirty.values().find_map(|file| {
+            let state = file.read();
+            state.quarantine.as_ref().map(|why| format!("{}: {}", state.path().display(), why.cause()))
+        });
+        Err(Error::NoSpace {
+            detail: match quarantined {
+                Some(why) => format!("the journal is full and cannot be given up, because of {why}"),
+                None => "the commit is larger than the journal".to_owned(),
+            },
+        })
+    }
+
+    /// Seals as many of these requests as there is room for, writes and flushes their records, and brings the files'
+    /// states up to them. Returns how many; 0: the journal has no room before a checkpoint. `in_reserved`: small ones may
+    /// take the room that is left for what waits.
+    fn write_run(&self, requests: &[Request], journal: &mut JournalState, in_reserved: bool) -> Result<usize> {
+        if let Some(e) = journal.journal.failure() {
+            return Err(e);
+        }
+        if !self.is_durable() && journal.journal.header().boot.is_none() {
+            let boot = boot_id(&*self.storage, &self.path)?;
+            journal.journal.record_boot(boot)?;
+        }
+        if !journal.journal.note_open()? {
+            return Ok(0);
+        }
+        self.check_names_applied(requests, journal)?;
+        let last_lsn = journal.journal.last_lsn();
+        let mut run = RunState::default();
+        let mut built: Vec<BuiltRecord> = Vec::with_capacity(requests.len());
+        for (request, lsn) in requests.iter().zip(last_lsn + 1..) {
+            built.push(self.build_record(request, lsn, &mut run)?);
+        }
+        // A durable mark behind the last commit is not flushed: no file may be ahead of it.
+        let unflushed = self.set_attributes(&run.without_attribute, journal.journal.durable_lsn())?;
+        let records: Vec<Record> = built.iter_mut().map(|s| std::mem::take(&mut s.record)).collect();
+        let (first, n) = if records.iter().all(|r| r.files.is_empty() && r.ops.is_empty()) {
+            // Nothing to write; the empty overlays end here, so that the next commit does not take them for its own.
+            (last_lsn, requests.len())
+        } else {
+            let committed = self.write_records(&records, unflushed, journal, in_reserved);
+            self.note_failure(&journal.journal);
+            match committed? {
+                Committed::Records { first_lsn: first, n } => (first, n),
+                Committed::Full => return Ok(0),
+            }
+        };
+        for (i, BuiltRecord { files, .. }) in built.into_iter().take(n).enumerate() {
+            let lsn = first + i as u64;
+            for part in &files {
+                let mut state = part.file.write();
+                if part.has_overlay {
+                    state.finish_commit();
+                    if state.content.committed.wants_merge() {
+                        self.merge_wanted.store(true, Relaxed);
+                    }
+                }
+                state.whole_pages.extend(&part.whole_pages);
+                if part.index.is_some() {
+                    state.last_lsn = lsn;
+                    drop(state);
+                    journal.dirty.insert(part.file.id, part.file.clone());
+                }
+            }
+            if !requests[i].names.is_empty() && !records[i].ops.is_empty() {
+                let mut names = FinalState::default();
+                names.add_record(&records[i], lsn).expect("a record that was built just now");
+                let parks = self.tell_names(lsn);
+                let named: Vec<_> =
+                    files.into_iter().filter(|part| part.index.is_some()).map(|part| part.file).collect();
+                self.follow_names(&named, names, parks, journal);
+            }
+        }
+        Ok(n)
+    }
+
+    /// Writes and flushes records, after the attributes that are not flushed, or with them.
+    fn write_records(
+        &self,
+        records: &[Record],
+        unflushed: Vec<Marked>,
+        journal: &mut JournalState,
+        in_reserved: bool,
+    ) -> Result<Committed> {
+        if !unflushed.is_empty()
+            && self.storage.keeps_order()
+            && let Some(committed) = journal.journal.commit_appended(records)?
+        {
+            unflushed.iter().for_each(|marked| marked.file.write().attribute_due = false);
+            return Ok(committed);
+        }
+        self.flush_attributes(unflushed)?;
+        match in_reserved {
+            true => journal.journal.commit_in_reserved(records),
+            false => journal.journal.commit(records),
+        }
+    }
+
+    /// A request as a record.
+    fn build_record(&self, request: &Request, lsn: u64, run: &mut RunState) -> Result<BuiltRecord> {
+        let mut names = Names::new(self);
+        for op in &request.names {
+            names.add(op)?;
+        }
+        let mut built = BuiltRecord::default();
+        for file in &request.files {
+            let taken = run.overlays.entry(file.id).or_insert(0);
+            let nth = std::mem::replace(taken, *taken + 1);
+            let full_page = self.options.full_page && holds(invariant::FULL_PAGE);
+            let state = if full_page { self.readable(file)? } else { file.read() };
+            // A commit before this one may have removed the file, or failed to make it.
+            state.check_alive()?;
+            let part = built.part(file);
+            built.files[part].has_overlay = true;
+            let overlay = if full_page {
+                let (overlay, pages) = state.content.with_whole_pages(nth, &state.whole_pages)?;
+                built.files[part].whole_pages = pages;
+                Arc::new(overlay)
+            } else {
+                state.content.committing[nth].overlay.clone()
+            };
+            if !overlay.is_empty() {
+                let index = run.index_in_record(&mut built, part, lsn, &state);
+                built.record.push_overlay(index, &overlay);
+            }
+        }
+        let operations = names.operations(|file| {
+            let part = built.part(file);
+            run.index_in_record(&mut built, part, lsn, &file.read())
+        });
+        built.record.ops.extend(operations);
+        Ok(built)
+    }
+
+    /// Gives files their attribute, before the record of their first commit in this epoch. Returns those of which it has to
+    /// be flushed before that record, or with it.
+    fn set_attributes(&self, files: &[Arc<SharedFile>], checkpoint_lsn: u64) -> Result<Vec<Marked>> {
+        let mut set = Vec::new();
+        for file in files {
+            let mut state = self.changeable(file)?;
+            let Some(data) = state.content.data.clone() else { continue };
+            let path = state.path().to_owned();
+            if let Some(changed) = state.changed_outside(&*self.storage)? {
+                return Err(changed);
+            }
+            let attribute = Attribute {
+                version: VERSION,
+                store: self.store_id,
+                file: file.id,
+                epoch: self.epoch,
+                checkpoint_lsn,
+                path_crc: Attribute::path_crc_of(&path),
+                pending: true,
+            };
+            data.set_attribute(&attribute.encode()).map_err(|e| Error::attribute(&path, e))?;
+            state.last_lsn = checkpoint_lsn;
+            state.applied_lsn = checkpoint_lsn;
+            (state.attribute_set, state.attribute_due) = (true, self.is_durable());
+            if self.is_durable() {
+                // A flush of many needs no descriptors.
+                let data = flush_one_by_one(&*self.storage, files.len()).then_some(data);
+                set.push(Marked { file: file.clone(), data, path });
+            }
+        }
+        Ok(set)
+    }
+
+    /// Flushes attributes, all of which are set: on most file systems the first flush brings the others along.
+    fn flush_attributes(&self, files: Vec<Marked>) -> Result<()> {
+        if files.iter().any(|marked| marked.data.is_none()) {
+            self.sync_file_system(sync_point::ATTRIBUTE_MANY)?;
+        }
+        for Marked { file, data, path } in files {
+            if let Some(data) = data {
+                data.sync_all(sync_point::ATTRIBUTE).context("flush the attribute of", &path)?;
+            }
+            file.write().attribute_due = false;
+        }
+        Ok(())
+    }
+}
+
+/// A file with its attribute, which is not flushed.
+struct Marked {
+    file: Arc<SharedFile>,
+    data: Option<Arc<dyn File>>,
+    path: PathBuf,
+}
+
+// Fail.
+impl Engine {
+    /// The commit has a result: what it made of its names is so.
+    fn settle_names(&self, request: &Request) {
+        if !request.names.is_empty() {
+            self.queue.lock().settle(&request.names);
+        }
+    }
+
+    /// None of these commits happened, or nobody knows. What did not happen is uncommitted again.
+    fn fail(&self, requests: Vec<Request>, e: &Error) {
+        if matches!(e, Error::SyncFailed { outcome: Outcome::UnknownUntilReopened, .. }) {
+            for request in requests {
+                self.settle_names(&request);
+                request.files.iter().for_each(|file| file.write().finish_commit_unknown());
+                request.completion.complete(Err(e.clone()));
+            }
+            return;
+        }
+        let mut overlays: HashMap<u64, usize> = HashMap::new();
+        for file in requests.iter().flat_map(|request| &request.files) {
+            *overlays.entry(file.id).or_insert(0) += 1;
+        }
+        for request in requests.into_iter().rev() {
+            let mut e = e.clone().of_commit();
+            for file in &request.files {
+                let nth = overlays.get_mut(&file.id).expect("counted above");
+                *nth -= 1;
+                let mut state = file.write();
+                if state.outcome_unknown && state.content.committing[*nth].overlay.is_empty() {
+                    e = with_unknown_outcome(e);
+                }
+                state.uncommit(self, *nth, request.is_txn);
+                drop(state);
+                // A file whose last handle closed meanwhile keeps nothing of what was refused.
+                self.forget_if_idle(file);
+            }
+            self.settle_names(&request);
+            let named: Vec<_> = request.names.iter().flat_map(NameOp::paths).map(Path::to_owned).collect();
+            drop(request.names);
+            self.forget_names(named.iter().map(PathBuf::as_path));
+            request.completion.complete(Err(e));
+        }
+    }
+}
+
+/// The changes of a commit that failed were all on their way in another's, of which nobody knows.
+fn with_unknown_outcome(e: Error) -> Error {
+    match e {
+        Error::SyncFailed { source, .. } => Error::SyncFailed { outcome: Outcome::UnknownUntilReopened, source },
+        other => other,
+    }
+}

@@ -1,0 +1,188 @@
+//! Committed changes of names, made so in the table of open files and on disk.
+
+use crate::engine::commit::contents_first::ContentsFirst;
+use crate::engine::files::file_state::{FileState, Life, SharedFile};
+use crate::engine::files::name_op::NameOp;
+use crate::engine::files::queue::Request;
+use crate::engine::{Engine, JournalState, Unapplied};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use untorn_journal::commits::final_state::FinalState;
+use untorn_journal::data_files::locate::{DataFiles, Location, open_for_writing};
+use untorn_journal::{Error, Result};
+use untorn_os::File;
+
+impl Engine {
+    /// Follows a commit of names: the table of open files first, then the disk. What cannot be done on disk now is
+    /// left to the next checkpoint; recovery would do all of it, so nothing depends on it here.
+    /// With `parks`, files that go are kept for readers.
+    pub(crate) fn follow_names(
+        &self,
+        files: &[Arc<SharedFile>],
+        names: FinalState,
+        parks: bool,
+        journal: &mut JournalState,
+    ) {
+        journal.dirs.extend(names.touched_dirs());
+        let renaming = self.renaming.write();
+        let new = files.iter().filter(|file| file.read().life == Life::Uncommitted).map(|file| file.id).collect();
+        self.update_table(files, &names);
+        let unapplied = self.apply_names(files.to_vec(), names, &new, parks);
+        drop(renaming);
+        let Some(mut unapplied) = unapplied else { return };
+        for file in files {
+            if let Some(waiting) = unapplied.names.files.get_mut(&file.id) {
+                // What was committed to a file before it was unlinked need not be in it.
+                waiting.previous_lsn = file.read().applied_lsn;
+            }
+        }
+        journal.unapplied.push(unapplied);
+        self.reserve_for_waiting(journal);
+    }
+
+    /// Applies committed names that could not be applied when they were committed.
+    pub(crate) fn apply_waiting_names(&self, journal: &mut JournalState) {
+        for waiting in std::mem::take(&mut journal.unapplied) {
+            let _renaming = self.renaming.write();
+            let before = (waiting.names.files.len(), waiting.names.dirs.len());
+            let touched = waiting.names.touched_dirs();
+            let still = self.apply_names(waiting.files, waiting.names, &BTreeSet::new(), self.parks_waiting());
+            let after = still.as_ref().map(|still| (still.names.files.len(), still.names.dirs.len()));
+            if after != Some(before) {
+                // The directories were flushed before these names were in them.
+                journal.dirs.extend(touched);
+                journal.names_healed += 1;
+            }
+            journal.unapplied.extend(still);
+        }
+    }
+
+    /// Names are checked against what is on the disk: committed ones that could not be applied must be out of
+    /// the way.
+    pub(crate) fn check_names_applied(&self, requests: &[Request], journal: &mut JournalState) -> Result<()> {
+        let paths = || requests.iter().flat_map(|r| &r.names).flat_map(NameOp::paths);
+        if journal.unapplied.is_empty() || paths().next().is_none() {
+            return Ok(());
+        }
+        self.apply_waiting_names(journal);
+        let waiting = |path: &&Path| journal.unapplied.iter().find(|waiting| waiting.names.depends_on(path));
+        match paths().find_map(|path| waiting(&path).map(|waiting| (path, &waiting.reason))) {
+            None => Ok(()),
+            Some((path, reason)) => Err(Error::Conflict {
+                path: path.to_owned(),
+                detail: format!("a change of this name is committed and could not be made yet: {reason}"),
+            }),
+        }
+    }
+
+    /// Brings the table and the states of files to their committed names.
+    fn update_table(&self, files: &[Arc<SharedFile>], names: &FinalState) {
+        let mut table = self.files.lock();
+        for file in files {
+            let mut state = file.write();
+            table.remove_name(state.path(), file);
+            let last = &names.files[&file.id];
+            state.names_changed |= last.names.len() > 1 || last.mode.is_some() || last.created.is_some();
+            state.mode_set = last.final_mode().or(state.mode_set);
+            match &last.name {
+                Some(name) => state.content.path = name.clone(),
+                None => {
+                    table.remove(state.path(), file);
+                    state.be_gone();
+                }
+            }
+            if state.life == Life::Uncommitted {
+                state.life = Life::Named;
+                state.attribute_set = true;
+                state.attribute_unsynced = true;
+            }
+        }
+        for file in files {
+            let state = file.read();
+            if state.life == Life::Named {
+                table.insert(state.path().to_owned(), file.clone());
+                if state.handles == 0 {
+                    table.note_idle(file);
+                }
+            }
+        }
+    }
+
+    /// Applies committed names of these files on disk, of which some were never there. Returns those that could not be
+    /// applied now, and why.
+    fn apply_names(
+        &self,
+        mut files: Vec<Arc<SharedFile>>,
+        mut names: FinalState,
+        new: &BTreeSet<u64>,
+        parks: bool,
+    ) -> Option<Unapplied> {
+        let named = files.iter().filter(|file| file.read().life == Life::Named);
+        let first = ContentsFirst::new(self, named.map(|file| (file.id, file.clone())).collect());
+        let data_files = DataFiles {
+            storage: &*self.storage,
+            store: self.store_id,
+            epoch: self.epoch,
+            newest_lsn: None,
+            rename_dir: self.store_dir.journal(),
+            durable: self.is_durable(),
+            contents: Some(&first),
+            parking: parks.then(|| self.store_dir.parked()),
+        };
+        let mut locations = data_files.find_but(&names, new);
+        let left = data_files.apply_names(&names, &mut locations);
+        for dir in &left {
+            tracing::warn!(error = %dir.reason, given_up = dir.given_up, "a committed change of names waits");
+        }
+        // Also of files that no table has any more: a committed unlink is not forgotten.
+        let of_files = locations.values().filter_map(|location| location.as_ref().err());
+        let dirs_left = || left.iter().filter(|dir| !dir.given_up);
+        let reason = of_files.chain(dirs_left().map(|dir| &dir.reason)).next().cloned();
+        let mut table = self.files.lock();
+        let most = self.storage.open_files_max();
+        for file in first.files() {
+            let mut state = file.write();
+            match &locations[&file.id] {
+                Ok(Location::At(at)) => {
+                    state.quarantine = None;
+                    let written = first.take_written(file.id);
+                    let room = table.descriptors() + first.held() < most;
+                    if state.content.data.is_none() && room && self.open_created(&mut state, at, written) {
+                        table.note_descriptor(file);
+                    }
+                }
+                Ok(Location::Absent) => {}
+                Err(e) => state.quarantine = Some(e.clone()),
+            }
+        }
+        drop(table);
+        if locations.values().any(|at| at.as_ref().is_err_and(Error::is_failed_flush)) {
+            // Perhaps of the whole file system, and of what other files have.
+            self.flush_failures.fetch_add(1, SeqCst);
+        }
+        let reason = reason?;
+        let waiting: BTreeSet<u64> = locations.iter().filter(|(_, at)| at.is_err()).map(|(id, _)| *id).collect();
+        let mut dirs: BTreeSet<PathBuf> = dirs_left().map(|dir| dir.path.clone()).collect();
+        dirs.extend(waiting.iter().flat_map(|id| names.dirs_of(&names.files[id])));
+        names.retain(&waiting, &dirs);
+        files.retain(|file| waiting.contains(&file.id));
+        Some(Unapplied { names, files, reason })
+    }
+
+    /// Opens the data file that a created file has now. One that is not opened here is opened when it is needed.
+    fn open_created(&self, state: &mut FileState, at: &Path, written: Option<Arc<dyn File>>) -> bool {
+        let Ok(file) = written.map_or_else(|| open_for_writing(&*self.storage, at), Ok) else { return false };
+        let claimed = file.try_claim().unwrap_or(false);
+        let meta = file.meta();
+        let (true, Ok(meta)) = (claimed, meta) else { return false };
+        // Of a file that was open before, an edit from outside must still show.
+        if state.content.last_stat.is_none() {
+            state.content.base_size = meta.size;
+            state.content.last_stat = Some(meta);
+        }
+        state.content.data = Some(file);
+        true
+    }
+}

@@ -1,0 +1,133 @@
+//! The table of a store's open files: by name, those with a descriptor, and those that may be forgotten.
+
+use crate::engine::files::file_state::SharedFile;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Weak};
+
+/// Descriptors that opening one file more looks at, to close one: those of mapped files cannot be closed.
+const LOOK_MAX: usize = 32;
+
+/// The files that a store has in memory.
+///
+/// The table and one caller are the only owners of a file that nobody uses: [`FileTable::is_unused`].
+#[derive(Default)]
+pub(crate) struct FileTable {
+    by_name: BTreeMap<PathBuf, Arc<SharedFile>>,
+    /// Files whose data file was opened, by identity; some may be closed again, or gone.
+    with_descriptor: BTreeMap<u64, Weak<SharedFile>>,
+    /// Where the search for a descriptor to be closed goes on.
+    hand: u64,
+    /// Files without handles that have nothing more to remember once they are checkpointed, by identity.
+    idle: BTreeMap<u64, Weak<SharedFile>>,
+    /// Files that were looked at by going through all of them.
+    walked: u64,
+}
+
+impl FileTable {
+    pub(crate) fn get(&self, path: &Path) -> Option<&Arc<SharedFile>> {
+        self.by_name.get(path)
+    }
+
+    pub(crate) fn insert(&mut self, path: PathBuf, file: Arc<SharedFile>) {
+        self.by_name.insert(path, file);
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.by_name.len()
+    }
+
+    /// Files that were looked at by going through all of them, ever: nothing that a commit needs may do that.
+    pub(crate) fn walked(&self) -> u64 {
+        self.walked
+    }
+
+    /// All files, for what costs as much as there are files.
+    pub(crate) fn all(&mut self) -> impl Iterator<Item = &Arc<SharedFile>> {
+        self.walked += self.by_name.len() as u64;
+        self.by_name.values()
+    }
+
+    /// Takes all files out of the table.
+    pub(crate) fn take_all(&mut self) -> Vec<Arc<SharedFile>> {
+        let files = std::mem::take(self);
+        files.by_name.into_values().collect()
+    }
+
+    /// Whether the name is that file's.
+    pub(crate) fn has(&self, path: &Path, file: &Arc<SharedFile>) -> bool {
+        self.by_name.get(path).is_some_and(|known| Arc::ptr_eq(known, file))
+    }
+
+    /// Takes a file's name out of the table, if it is that file's. The file may get another name.
+    pub(crate) fn remove_name(&mut self, path: &Path, file: &Arc<SharedFile>) {
+        if self.has(path, file) {
+            self.by_name.remove(path);
+        }
+    }
+
+    /// Takes a file out of the table that is gone, or that is to be forgotten.
+    pub(crate) fn remove(&mut self, path: &Path, file: &Arc<SharedFile>) {
+        self.remove_name(path, file);
+        self.with_descriptor.remove(&file.id);
+        self.idle.remove(&file.id);
+    }
+
+    /// Whether nobody has the file but the table, under this name, and the caller: no handle, transaction or commit,
+    /// and no checkpoint. Nobody else can get it as long as the table is locked.
+    pub(crate) fn is_unused(&self, path: &Path, file: &Arc<SharedFile>) -> bool {
+        self.has(path, file) && Arc::strong_count(file) == 2
+    }
+
+    /// Notes a file that may be forgotten after a checkpoint.
+    pub(crate) fn note_idle(&mut self, file: &Arc<SharedFile>) {
+        self.idle.insert(file.id, Arc::downgrade(file));
+    }
+
+    /// How many files may be forgotten.
+    pub(crate) fn idle(&self) -> usize {
+        self.idle.len()
+    }
+
+    /// The files that may be forgotten.
+    pub(crate) fn take_idle(&mut self) -> Vec<Weak<SharedFile>> {
+        std::mem::take(&mut self.idle).into_values().collect()
+    }
+
+    /// Notes that a data file was opened.
+    pub(crate) fn note_descriptor(&mut self, file: &Arc<SharedFile>) {
+        self.with_descriptor.insert(file.id, Arc::downgrade(file));
+    }
+
+    /// Data files that are open, at most.
+    pub(crate) fn descriptors(&self) -> usize {
+        self.with_descriptor.len()
+    }
+
+    /// Closes data files if more than this are open; they are opened again when they are needed. A file that is in use
+    /// this moment keeps its descriptor: nothing is waited for here.
+    pub(crate) fn close_descriptors(&mut self, most: usize) {
+        let mut looks = if most == 0 { self.descriptors() } else { LOOK_MAX };
+        while self.descriptors() > most && looks > 0 {
+            looks -= 1;
+            // Identities are random numbers: so is the choice.
+            let next = self.with_descriptor.range(self.hand..).next().or_else(|| self.with_descriptor.iter().next());
+            let Some((id, file)) = next.map(|(id, file)| (*id, file.upgrade())) else { return };
+            self.hand = id.wrapping_add(1);
+            if file.is_none_or(|file| close_unused(&file)) {
+                self.with_descriptor.remove(&id);
+            }
+        }
+    }
+}
+
+/// Closes a data file that nobody is using. Whether it is closed.
+fn close_unused(file: &SharedFile) -> bool {
+    let Some(mut state) = file.try_write() else { return false };
+    // A clone of the descriptor, as a checkpoint has it, keeps the claim on the file, and nobody could open the file anew.
+    if state.content.data.as_ref().is_some_and(|data| Arc::strong_count(data) > 1) {
+        return false;
+    }
+    state.content.data = None;
+    true
+}

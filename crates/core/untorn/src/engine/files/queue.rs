@@ -1,0 +1,64 @@
+//! Commits that wait to be written.
+
+use crate::engine::files::file_state::SharedFile;
+use crate::engine::files::name_op::NameOp;
+use crate::engine::waiting::completion::Completion;
+use std::collections::{HashMap, VecDeque};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use untorn_journal::Error;
+
+/// The queue of a store, and whether a thread writes from it.
+#[derive(Default)]
+pub(crate) struct Queue {
+    pub waiting: VecDeque<Request>,
+    /// Names that commits on their way change, waiting or being written, and how many of them do.
+    names: HashMap<PathBuf, usize>,
+    /// A thread is writing a batch.
+    pub leading: bool,
+    /// Threads that wait for a commit of theirs now, and the most that did during the last batch.
+    pub waiters: usize,
+    pub waiters_max: usize,
+    /// With `in_order`: why the first that waits could not be written. It keeps its place, and is tried when a commit is
+    /// waited for.
+    pub stuck: Option<Error>,
+    /// How long the last batch took.
+    pub batch_took: Duration,
+}
+
+impl Queue {
+    pub(crate) fn push(&mut self, request: Request) {
+        for path in request.names.iter().flat_map(NameOp::paths) {
+            *self.names.entry(path.to_owned()).or_insert(0) += 1;
+        }
+        self.waiting.push_back(request);
+    }
+
+    /// The commit that changes these names has a result.
+    pub(crate) fn settle(&mut self, names: &[NameOp]) {
+        for path in names.iter().flat_map(NameOp::paths) {
+            if let Some(n) = self.names.get_mut(path) {
+                *n -= 1;
+                if *n == 0 {
+                    self.names.remove(path);
+                }
+            }
+        }
+    }
+
+    /// Whether a commit on its way changes this name.
+    pub(crate) fn changes(&self, path: &Path) -> bool {
+        self.names.contains_key(path)
+    }
+}
+
+/// One commit.
+pub(crate) struct Request {
+    /// Files with changes: each has an overlay on its way for every request that names it, in order.
+    pub files: Vec<Arc<SharedFile>>,
+    pub names: Vec<NameOp>,
+    /// A transaction that fails is aborted; other changes become uncommitted ones again.
+    pub is_txn: bool,
+    pub completion: Arc<Completion>,
+}

@@ -1,0 +1,10 @@
+//! Handles of programs: stores, files, maps, transactions, gates. Stands on all of the engine.
+
+pub(crate) mod cursor;
+pub(crate) mod file;
+pub(crate) mod map;
+pub(crate) mod output_gate;
+#[doc(hidden)]
+pub mod relocate;
+pub(crate) mod store;
+pub(crate) mod txn;

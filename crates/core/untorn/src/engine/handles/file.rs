@@ -1,0 +1,269 @@
+//! Handles of files.
+
+use crate::engine::commit::ticket::Ticket;
+use crate::engine::content::changed_ranges;
+use crate::engine::files::file_state::{FileState, HeapMark, SharedFile, is_a_heap};
+use crate::engine::lifecycle::open_store::OpenStore;
+use crate::engine::waiting::concurrency::{AtomicBool, RwLockWriteGuard};
+use std::io::{self, ErrorKind};
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use untorn_journal::{Error, Result};
+
+/// One handle of a file.
+///
+/// All handles of one file in one store share one content, uncommitted changes included: what one
+/// writes the others read, and a commit through any of them commits it all.
+///
+/// **Closing the last handle without a commit discards the uncommitted changes**, unless
+/// [`File::set_commit_on_close`] was called. Dropping a handle closes it; errors of that go to the log.
+pub struct File {
+    pub(crate) store: Arc<OpenStore>,
+    pub(crate) shared: Arc<SharedFile>,
+    read_only: bool,
+    /// The handle of a heap itself, whose file nobody else changes.
+    is_heaps_own: bool,
+    commit_on_close: AtomicBool,
+    closed: bool,
+}
+
+impl File {
+    pub(crate) fn new(store: Arc<OpenStore>, shared: Arc<SharedFile>, read_only: bool) -> File {
+        shared.write().handles += 1;
+        File::counted(store, shared, read_only)
+    }
+
+    /// A handle of a shared file that counts the handle already.
+    pub(crate) fn counted(store: Arc<OpenStore>, shared: Arc<SharedFile>, read_only: bool) -> File {
+        File { store, shared, read_only, is_heaps_own: false, commit_on_close: AtomicBool::new(false), closed: false }
+    }
+
+    /// Another handle of the file.
+    pub fn try_clone(&self) -> Result<File> {
+        self.store.check_usable()?;
+        let mut other = File::new(self.store.clone(), self.shared.clone(), self.read_only);
+        other.is_heaps_own = self.is_heaps_own;
+        Ok(other)
+    }
+
+    /// Becomes the handle of a heap. From now on other handles only read the file, until the mark is gone.
+    pub(crate) fn into_heaps_own(mut self) -> Result<(File, HeapMark)> {
+        let mark = HeapMark::new(&self.shared)?;
+        self.is_heaps_own = true;
+        Ok((self, mark))
+    }
+
+    /// Another handle of a heap's file, for everybody.
+    pub(crate) fn view(&self) -> File {
+        File::new(self.store.clone(), self.shared.clone(), self.read_only)
+    }
+
+    pub(crate) fn check_not_heap(&self) -> Result<()> {
+        if self.may_change() { Ok(()) } else { Err(is_a_heap(&self.path())) }
+    }
+
+    /// The file is no heap, or this is the heap's own handle.
+    fn may_change(&self) -> bool {
+        self.is_heaps_own || !self.shared.is_heap()
+    }
+
+    /// Whether the handle may store to the file, as far as handles know. Takes no lock.
+    pub(crate) fn may_store(&self) -> bool {
+        !self.read_only && self.may_change()
+    }
+
+    /// The file's state, for changing it.
+    pub(crate) fn changing(&self) -> Result<RwLockWriteGuard<'_, FileState>> {
+        self.check_write()?;
+        let state = self.shared.write();
+        if self.may_change() { Ok(state) } else { Err(is_a_heap(state.path())) }
+    }
+
+    /// Reads committed and uncommitted bytes alike. Returns fewer than asked for only at the end of the file.
+    pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
+        self.store.check_usable()?;
+        self.store.readable(&self.shared)?.read_at(buf, offset)
+    }
+
+    /// Fills the buffer from an offset on.
+    ///
+    /// # Errors
+    /// [`Error::Io`] of kind `UnexpectedEof` if the file ends before the buffer is full.
+    pub fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<()> {
+        match self.read_at(buf, offset)? == buf.len() {
+            true => Ok(()),
+            false => Err(Error::io("read", self.path(), ErrorKind::UnexpectedEof.into())),
+        }
+    }
+
+    pub(crate) fn check_write(&self) -> Result<()> {
+        self.store.check_usable()?;
+        self.check_not_heap()?;
+        if self.read_only { Err(Error::invalid("the handle is for reading only")) } else { Ok(()) }
+    }
+
+    /// Changes bytes, extending the file if need be; returns how many, which is always all of them. Nothing reaches
+    /// the file before a commit.
+    pub fn write_at(&self, buf: &[u8], offset: u64) -> Result<usize> {
+        self.write_all_at(buf, offset)?;
+        Ok(buf.len())
+    }
+
+    /// Changes bytes, extending the file if need be. Nothing reaches the file before a commit.
+    pub fn write_all_at(&self, buf: &[u8], offset: u64) -> Result<()> {
+        self.changing()?.write_at(&**self.store, buf, Some(offset)).map(drop)
+    }
+
+    /// Writes behind the last byte; returns the offset where the bytes went.
+    pub fn append(&self, buf: &[u8]) -> Result<u64> {
+        self.changing()?.write_at(&**self.store, buf, None)
+    }
+
+    /// Sets the size, as an uncommitted change; new bytes are zero.
+    pub fn set_len(&self, size: u64) -> Result<()> {
+        self.changing()?.set_len(&**self.store, size)
+    }
+
+    /// Makes a range zero, as an uncommitted change; what is behind the end becomes part of the file.
+    pub fn zero(&self, offset: u64, len: u64) -> Result<()> {
+        self.changing()?.zero(&**self.store, offset, len)
+    }
+
+    /// Size in bytes, uncommitted changes included.
+    #[allow(clippy::len_without_is_empty, reason = "as std's metadata of a file")]
+    pub fn len(&self) -> Result<u64> {
+        self.store.check_usable()?;
+        let state = self.shared.read();
+        state.check_alive()?;
+        Ok(state.content.size())
+    }
+
+    /// Ranges of the file that its data file may not have yet: of bytes, and of zeros. What is in neither is as in the data
+    /// file, holes included.
+    #[allow(clippy::type_complexity)]
+    pub fn unapplied(&self) -> Result<(Vec<Range<u64>>, Vec<Range<u64>>)> {
+        self.store.check_usable()?;
+        let state = self.shared.read();
+        state.check_alive()?;
+        let (zeros, bytes) = changed_ranges(&state.content.overlays(), &(0..state.content.size()));
+        Ok((bytes.into_iter().collect(), zeros.into_iter().collect()))
+    }
+
+    /// Has the file system keep room for a range: what is written there later finds it. The file stays as it is, and nothing
+    /// of this is part of a commit. `None`: not yet, as the commit that makes the file is on its way. Else the parts of the
+    /// range whose room goes again, as a change that the data file is yet to get makes them zeros; bytes that are written
+    /// there keep it.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`].
+    pub fn keep_room(&self, offset: u64, len: u64) -> Result<Option<Vec<Range<u64>>>> {
+        self.check_write()?;
+        let mut state = self.store.changeable(&self.shared)?;
+        state.check_alive()?;
+        if !state.keep_room(offset, len)? {
+            return Ok(None);
+        }
+        let (zeros, _) = changed_ranges(&state.content.overlays(), &(offset..offset.saturating_add(len)));
+        Ok(Some(zeros.into_iter().collect()))
+    }
+
+    /// Commits all changes of the file. After any crash the file holds all of them; before, none.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`], [`Error::SyncFailed`], [`Error::InTransaction`], [`Error::Conflict`].
+    pub fn commit(&self) -> Result<()> {
+        self.check_write()?;
+        let completion = self.store.submit(std::slice::from_ref(&self.shared), None)?;
+        self.store.finish(&completion)
+    }
+
+    /// Commits all changes made so far, without waiting.
+    pub fn commit_async(&self) -> Result<Ticket> {
+        self.check_write()?;
+        let completion = self.store.submit_async(std::slice::from_ref(&self.shared), None)?;
+        Ok(self.store.ticket(completion))
+    }
+
+    /// Forgets all uncommitted changes.
+    pub fn rollback(&self) -> Result<()> {
+        self.changing()?.rollback()
+    }
+
+    /// Commit what is uncommitted when this handle is closed. Default: off.
+    pub fn set_commit_on_close(&self, on: bool) {
+        self.commit_on_close.store(on, Relaxed);
+    }
+
+    /// Random bytes, from where the file's storage has them.
+    pub(crate) fn random(&self, bytes: &mut [u8]) -> Result<()> {
+        self.store.storage.random(bytes).map_err(|e| Error::io("draw random bytes for", self.path(), e))
+    }
+
+    /// The file's name, relative to the store.
+    pub fn path(&self) -> PathBuf {
+        self.shared.read().path().to_owned()
+    }
+
+    /// Closes the handle. **Uncommitted changes are discarded when the last handle closes.** The last
+    /// handle of a standalone file closes its store, too.
+    pub fn close(mut self) -> Result<()> {
+        self.store.check_fork()?;
+        self.close_now()
+    }
+
+    fn close_now(&mut self) -> Result<()> {
+        if std::mem::replace(&mut self.closed, true) {
+            return Ok(());
+        }
+        let committed = match self.commit_on_close.load(Relaxed) && !self.read_only {
+            true => self.commit(),
+            false => Ok(()),
+        };
+        {
+            let mut state = self.shared.write();
+            state.handles -= 1;
+            if state.handles == 0 && state.txn.is_none() {
+                if !self.store.closed.load(SeqCst) {
+                    state.tell_what_is_discarded(&self.store.path);
+                }
+                // No handle, no map: nothing that could fail.
+                let _ = state.discard_changes();
+            }
+        }
+        self.store.forget_if_idle(&self.shared);
+        let is_last =
+            self.store.store_dir.standalone.is_some() && self.shared.read().handles == 0 && self.store.has_no_handles();
+        let closed = if is_last { self.store.close() } else { Ok(()) };
+        committed.and(closed)
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        if self.store.check_fork().is_ok()
+            && let Err(e) = self.close_now()
+        {
+            tracing::error!(file = %self.path().display(), error = %e, "closing failed");
+        }
+    }
+}
+
+impl std::fmt::Debug for File {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let path = self.shared.try_write().map(|state| state.path().to_owned());
+        f.debug_struct("File").field("path", &path).field("read_only", &self.read_only).finish_non_exhaustive()
+    }
+}
+
+/// Positional reads and writes as on the standard library's files.
+impl std::os::unix::fs::FileExt for File {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        Ok(File::read_at(self, buf, offset)?)
+    }
+
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
+        Ok(File::write_at(self, buf, offset)?)
+    }
+}

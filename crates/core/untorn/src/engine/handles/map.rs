@@ -1,0 +1,731 @@
+//! Mapped files: ordinary stores, then `msync`.
+
+use crate::engine::Engine;
+use crate::engine::commit::ticket::Ticket;
+use crate::engine::content::Content;
+use crate::engine::files::file_state::{FileState, Life, SharedFile};
+use crate::engine::handles::file::File;
+use crate::engine::region::{Region, Told, ToldCheck};
+use rustix::io::Errno;
+use std::path::Path;
+use std::sync::Arc;
+use untorn_journal::{Context, Error, Result};
+use untorn_os::{LiveMemory, MapRequest, Tracker, memory_limit};
+
+/// Address space for a mapped file to grow in, unless [`MapOptions::address_space`] says otherwise: this
+/// much, or four times the file's size.
+const ADDRESS_SPACE_MIN: u64 = 64 << 30;
+
+/// How to map a file.
+#[derive(Clone, Copy, Debug, Default)]
+#[must_use]
+pub struct MapOptions {
+    offset: u64,
+    len: Option<u64>,
+    address_space: Option<u64>,
+    address: Option<usize>,
+    tracker: Option<Tracker>,
+    dirty_max: Option<u64>,
+    quiet: bool,
+    debug_races: bool,
+    debug_told: bool,
+    populate: bool,
+    huge_pages: bool,
+    beyond_end: bool,
+    in_use: Option<u64>,
+}
+
+impl MapOptions {
+    /// The whole file, as it grows.
+    pub fn new() -> MapOptions {
+        MapOptions::default()
+    }
+
+    /// Where in the file the map begins. Default: 0.
+    pub fn offset(mut self, offset: u64) -> Self {
+        self.offset = offset;
+        self
+    }
+
+    /// Bytes that the map covers. Default: to the end of the file, as it grows.
+    pub fn len(mut self, len: u64) -> Self {
+        self.len = Some(len);
+        self
+    }
+
+    /// Let the map reach behind the end of the file, for programs that map a large window first and make
+    /// the file larger later: what is behind the end can be accessed when the file has grown over it.
+    /// Default: off.
+    pub fn beyond_end(mut self, on: bool) -> Self {
+        self.beyond_end = on;
+        self
+    }
+
+    /// Bytes of address space to reserve: the file cannot outgrow them while it is mapped. They cost no
+    /// memory. Default: 64 GiB or four times the file's size, whichever is more, or as much of it as is to
+    /// be had.
+    pub fn address_space(mut self, bytes: u64) -> Self {
+        self.address_space = Some(bytes);
+        self
+    }
+
+    /// Where in memory offset 0 of the file is to be, a multiple of the page size. Fails if that is taken.
+    pub fn address(mut self, address: usize) -> Self {
+        self.address = Some(address);
+        self
+    }
+
+    /// How stores are found. Default: the best that works here; [`Map::tracker`] tells.
+    pub fn tracker(mut self, tracker: Tracker) -> Self {
+        self.tracker = Some(tracker);
+        self
+    }
+
+    /// The most bytes of pages that the program will have stored to and not dropped. Needed for files that
+    /// are larger than memory: without, mapping them is refused. With [`MapOptions::quiet`] a commit that
+    /// finds more drops clean pages.
+    pub fn dirty_max(mut self, bytes: u64) -> Self {
+        self.dirty_max = Some(bytes);
+        self
+    }
+
+    /// A promise: no thread stores to the file's maps while one of them is being committed with
+    /// [`Map::msync`]. Then a commit may drop pages that the data file holds as well, and memory follows
+    /// what is in use. Default: off. The first map of a file decides.
+    pub fn quiet(mut self, on: bool) -> Self {
+        self.quiet = on;
+        self
+    }
+
+    /// For finding bugs: [`Map::msync`] looks for stores that came while it committed and reports the
+    /// first, [`Error::RacingStore`]. Default: off.
+    pub fn debug_races(mut self, on: bool) -> Self {
+        self.debug_races = on;
+        self
+    }
+
+    /// For finding bugs with [`Tracker::Told`]: a commit looks for bytes that were stored to and not told of, as the other
+    /// trackers would find them. If there are some, it is refused with [`Error::Invalid`] before anything is written; the
+    /// message names addresses. It costs what the other trackers cost. No thread may store while a commit runs, or a
+    /// store that is about to be told of is reported. Default: off, unless the environment has `UNTORN_TOLD_CHECK=1`; with
+    /// `UNTORN_TOLD_CHECK=warn` commits are made, and each place is printed once to stderr. The first map of a file
+    /// decides.
+    pub fn debug_told(mut self, on: bool) -> Self {
+        self.debug_told = on;
+        self
+    }
+
+    /// Read the file into memory now, so that first reads do not wait. Default: off.
+    pub fn populate(mut self, on: bool) -> Self {
+        self.populate = on;
+        self
+    }
+
+    /// Ask for huge pages, where the kernel and the file system have them: faster for large files that
+    /// are mostly read. Default: off.
+    pub fn huge_pages(mut self, on: bool) -> Self {
+        self.huge_pages = on;
+        self
+    }
+
+    /// Bytes of the file that the program can have any use for, if these are fewer than the file has.
+    pub(crate) fn in_use(mut self, bytes: u64) -> Self {
+        self.in_use = Some(bytes);
+        self
+    }
+
+    /// The most bytes that the program will store to and not drop, as it says.
+    pub(crate) fn dirty_max_given(&self) -> Option<u64> {
+        self.dirty_max
+    }
+
+    /// The program asked for the tracker `told`.
+    pub(crate) fn is_told(&self) -> bool {
+        self.tracker == Some(Tracker::Told)
+    }
+
+    /// How stores are looked for that were not told of, if they are.
+    fn told_check(&self) -> Option<ToldCheck> {
+        let wanted = std::env::var_os("UNTORN_TOLD_CHECK").filter(|wanted| !wanted.is_empty() && wanted != "0");
+        match wanted {
+            _ if self.debug_told => Some(ToldCheck::Refuse),
+            Some(wanted) if wanted == "warn" => Some(ToldCheck::Warn),
+            Some(_) => Some(ToldCheck::Refuse),
+            None => None,
+        }
+    }
+
+    /// Where in the file the range ends. None: where no file can end.
+    fn end(&self, size: u64) -> Option<u64> {
+        self.len.map_or(Some(size.max(self.offset)), |len| self.offset.checked_add(len))
+    }
+}
+
+/// A mapped file, or a part of it. All maps of a file are views of one mapping, and so is the file
+/// interface: what one stores the others see at once.
+///
+/// Store through [`Map::as_mut_ptr`] as you like; nothing reaches the file before a commit, and a commit
+/// is always of the whole file, all or nothing. **No thread should store while a commit runs**: a store
+/// that does is in it or in the next one, never torn between what was journaled and what was applied.
+///
+/// Dropping the last map of a file ends its mapping: what was stored and not committed stays an uncommitted
+/// change of the file, until its last handle is closed.
+pub struct Map {
+    file: File,
+    address: *mut u8,
+    offset: u64,
+    len: Option<u64>,
+    told: Arc<Told>,
+    unmapped: bool,
+}
+
+// SAFETY: the address is only handed out; what is done with it is the caller's `unsafe`.
+unsafe impl Send for Map {}
+// SAFETY: as above.
+unsafe impl Sync for Map {}
+
+impl File {
+    /// Maps the whole file.
+    pub fn map(&self) -> Result<Map> {
+        self.map_with(&MapOptions::default())
+    }
+
+    /// Maps the file.
+    ///
+    /// # Errors
+    /// [`Error::NoMemory`]: there is not enough memory or address space; the message names the limit.
+    /// [`Error::Unsupported`]: the tracker that was asked for does not work here. [`Error::Invalid`]: the
+    /// range is beyond the end of the file, or the file is mapped already in another way.
+    pub fn map_with(&self, options: &MapOptions) -> Result<Map> {
+        self.map_region(options, None)
+    }
+
+    /// Maps the file, which is not mapped yet, in memory that outlives the process.
+    pub(crate) fn map_live(&self, options: &MapOptions, memory: &LiveMemory, kept: Kept) -> Result<Map> {
+        self.map_region(options, Some((memory, kept)))
+    }
+
+    fn map_region(&self, options: &MapOptions, live: Option<(&LiveMemory, Kept)>) -> Result<Map> {
+        let file = self.try_clone()?;
+        let mut state = file.store.changeable(&file.shared)?;
+        state.check_alive()?;
+        let size = state.content.size();
+        let end = options.end(size);
+        if !options.beyond_end && (options.offset > size || end.is_none_or(|end| end > size)) {
+            return Err(Error::invalid(format!(
+                "{}: the range to be mapped is beyond the end of the file, which has {size} bytes; make the file \
+                 larger first",
+                state.path().display()
+            )));
+        }
+        let fresh = state.region.is_none();
+        if fresh {
+            let region = new_region(&state, options, live)?;
+            state.region = Some(region);
+            if let Some((_, Kept::Bytes(bytes))) = live {
+                state.content.set_size(bytes);
+            }
+        } else if live.is_some() {
+            return Err(Error::invalid(format!("{}: the file is mapped already", state.path().display())));
+        }
+        let (path, writable) = (state.path().to_owned(), state.writable && self.may_store());
+        let region = state.region.as_mut().expect("made above if there was none");
+        let fit = check_same(region, writable, options, end).and_then(|()| match options.populate {
+            true => region.populate().context("read ahead", &path),
+            false => Ok(()),
+        });
+        if let Err(e) = fit {
+            if fresh {
+                state.region = None;
+            }
+            return Err(e);
+        }
+        region.maps += 1;
+        region.debug_races |= options.debug_races;
+        if let Some(most) = options.dirty_max {
+            region.dirty_max = Some(region.dirty_max.map_or(most, |old| old.min(most)));
+        }
+        let address = region.address().wrapping_add(options.offset as usize);
+        let told = region.told();
+        drop(state);
+        Ok(Map { file, address, offset: options.offset, len: options.len, told, unmapped: false })
+    }
+}
+
+fn check_same(region: &Region, writable: bool, options: &MapOptions, end: Option<u64>) -> Result<()> {
+    let start = region.address() as usize;
+    let wrong = match options {
+        MapOptions { tracker: Some(t), .. } if *t != region.tracker() => {
+            format!("with the tracker {}", region.tracker())
+        }
+        MapOptions { address: Some(a), .. } if *a != start => format!("at address {start:#x}"),
+        MapOptions { address_space: Some(n), .. } if *n > region.address_space() => {
+            format!("with {} bytes of address space", region.address_space())
+        }
+        _ if end.is_none_or(|end| end > region.address_space()) => {
+            format!("with {} bytes of address space, which the range does not fit in", region.address_space())
+        }
+        _ if writable && !region.writable => "for reading only, from when it could not be written".to_owned(),
+        _ => return Ok(()),
+    };
+    Err(Error::invalid(format!("the file is mapped already {wrong}; unmap it first, or map it the same way")))
+}
+
+/// What live memory holds when it is mapped.
+#[derive(Clone, Copy)]
+pub(crate) enum Kept {
+    /// Nothing: it gets the content of the file.
+    Nothing,
+    /// So many bytes, which are what the file would be if they were committed.
+    Bytes(u64),
+}
+
+fn new_region(state: &FileState, options: &MapOptions, live: Option<(&LiveMemory, Kept)>) -> Result<Region> {
+    let content = &state.content;
+    let Some(data) = content.data.clone().filter(|_| state.life == Life::Named) else {
+        return Err(not_made_yet(state.path()));
+    };
+    check_memory(state, options)?;
+    let is_told = options.tracker == Some(Tracker::Told);
+    let check = if is_told { options.told_check() } else { None };
+    let size = content.size_max();
+    let least = options.end(size).unwrap_or(u64::MAX).max(size);
+    let wanted = options.address_space.unwrap_or(size.saturating_mul(4).max(ADDRESS_SPACE_MIN)).max(least);
+    let mut request = MapRequest {
+        address_space: wanted,
+        address: options.address,
+        read_only: !state.writable,
+        tracker: options.tracker.filter(|_| check.is_none()),
+        huge_pages: options.huge_pages,
+    };
+    if let Some((memory, kept)) = live {
+        return live_region(state, data, &request, memory, kept);
+    }
+    let mut mapping = data.map(&request);
+    // Valgrind says EINVAL.
+    let no_room = |e: &std::io::Error| matches!(Errno::from_io_error(e), Some(Errno::NOMEM | Errno::INVAL));
+    while options.address_space.is_none() && request.address_space > least && mapping.as_ref().is_err_and(no_room) {
+        request.address_space = (request.address_space / 2).max(least);
+        mapping = data.map(&request);
+    }
+    let mapping = mapping.map_err(|e| cannot_map(state, options.address, e))?;
+    let mut region = Region::new(mapping, data, content, state.writable, is_told).map_err(|e| match e {
+        // What strict overcommit says to a private mapping that can be written.
+        Error::Io { source, .. } if Errno::from_io_error(&source) == Some(Errno::NOMEM) => no_memory(
+            content,
+            format!(
+                "the system refuses a private mapping of {size} bytes (strict overcommit, vm.overcommit_memory=2, or a \
+                 limit, `ulimit -v`)"
+            ),
+        ),
+        e => e,
+    })?;
+    region.quiet = options.quiet;
+    if let Some(how) = check {
+        region.check_from_now_on(how);
+    }
+    Ok(region)
+}
+
+/// A file of a transaction that is not committed.
+pub(crate) fn not_made_yet(path: &Path) -> Error {
+    Error::invalid(format!("{} does not exist yet: commit the transaction that makes it, then map it", path.display()))
+}
+
+/// Why a file cannot be mapped.
+fn cannot_map(state: &FileState, address: Option<usize>, e: std::io::Error) -> Error {
+    let content = &state.content;
+    match Errno::from_io_error(&e) {
+        Some(Errno::NOMEM) => {
+            no_memory(content, "no room in the address space for its mapping (is there a limit, `ulimit -v`?)".into())
+        }
+        Some(Errno::OPNOTSUPP) => Error::Unsupported {
+            path: content.path.clone(),
+            detail: "the tracker `scan` needs Linux 6.7 or newer and a permitted userfaultfd; the tracker `pagemap` \
+                     works everywhere"
+                .into(),
+        },
+        Some(Errno::ACCESS) => Error::Unsupported {
+            path: content.path.clone(),
+            detail: "finding stores to a mapping needs /proc/self/pagemap, which the kernel keeps from a process that \
+                     changed its user: call prctl(PR_SET_DUMPABLE, 1) after that"
+                .into(),
+        },
+        Some(Errno::EXIST) => Error::invalid(format!(
+            "{}: something else is mapped at address {:#x}",
+            state.path().display(),
+            address.unwrap_or_default()
+        )),
+        _ => Error::io("map", &content.path, e),
+    }
+}
+
+/// The region of a file in memory that outlives the process.
+fn live_region(
+    state: &FileState,
+    data: Arc<dyn untorn_os::File>,
+    request: &MapRequest,
+    memory: &LiveMemory,
+    kept: Kept,
+) -> Result<Region> {
+    if !state.writable {
+        return Err(Error::invalid(format!(
+            "{}: a live heap is one that can be written; this file, or the file system, is read-only",
+            state.path().display()
+        )));
+    }
+    let bytes = match kept {
+        Kept::Nothing => 0,
+        Kept::Bytes(bytes) => bytes,
+    };
+    let mapping = memory.map(data.clone(), request, bytes).map_err(|e| cannot_map(state, request.address, e))?;
+    match kept {
+        Kept::Nothing => Region::new_live(mapping, data, &state.content),
+        Kept::Bytes(bytes) => Ok(Region::resumed(mapping, data, bytes)),
+    }
+}
+
+fn no_memory(content: &Content, detail: String) -> Error {
+    Error::NoMemory { path: content.path.clone(), detail }
+}
+
+/// Pages that are stored to take memory until they are dropped. A program that could store to more pages than fit in
+/// memory has to say how many it will be: running out of memory kills the program, and names no limit.
+fn check_memory(state: &FileState, options: &MapOptions) -> Result<()> {
+    if !state.writable {
+        return Ok(());
+    }
+    let Some(limit) = memory_limit() else { return Ok(()) };
+    let (most, what) = match options.dirty_max {
+        Some(most) => (most, "`dirty_max`".to_owned()),
+        None => match options.in_use {
+            Some(bytes) => (bytes, "what is in use in the file".to_owned()),
+            None => (state.content.size(), "the file".to_owned()),
+        },
+    };
+    if most <= limit.bytes {
+        return Ok(());
+    }
+    Err(no_memory(
+        &state.content,
+        format!(
+            "{what} has {most} bytes, and {} allows {} bytes of memory and swap; give a `dirty_max` below that, and \
+             commit before more than that is stored to",
+            limit.of, limit.bytes
+        ),
+    ))
+}
+
+impl Map {
+    /// Where the map begins in memory. Valid until the map is dropped.
+    pub fn as_ptr(&self) -> *const u8 {
+        self.address
+    }
+
+    /// Where the map begins in memory, for storing to it; the file must be writable. Valid until the map is dropped.
+    pub fn as_mut_ptr(&self) -> *mut u8 {
+        self.address
+    }
+
+    /// Bytes of the map: those asked for, or up to the end of the file as it is now. Never beyond the end.
+    pub fn len(&self) -> u64 {
+        self.len_in(&self.file.shared.read())
+    }
+
+    /// What can be accessed: of an unlinked file, changes that were not applied are gone, its size with them.
+    fn len_in(&self, state: &FileState) -> u64 {
+        let end = state.region.as_ref().map_or(0, |region| region.accessible().min(state.content.size()));
+        let rest = end.saturating_sub(self.offset);
+        self.len.map_or(rest, |len| len.min(rest))
+    }
+
+    /// Nothing can be accessed.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Where in the file the map begins.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// Bytes of address space that the file's mapping reserved, from offset 0 on: the file cannot outgrow
+    /// them while it is mapped.
+    pub fn address_space(&self) -> Result<u64> {
+        let (_, shared) = self.usable()?;
+        shared.read().region.as_ref().map(Region::address_space).ok_or(Error::Closed)
+    }
+
+    /// The map as a slice.
+    ///
+    /// # Safety
+    /// As long as the slice lives, nobody changes these bytes (also not through [`File`] or another
+    /// map), shrinks the file, or rolls it back.
+    pub unsafe fn as_slice(&self) -> &[u8] {
+        // SAFETY: `len` bytes are accessible; the rest is the caller's promise.
+        unsafe { std::slice::from_raw_parts(self.address, self.len() as usize) }
+    }
+
+    /// The map as a slice to store to.
+    ///
+    /// # Safety
+    /// As long as the slice lives, nobody else accesses these bytes, shrinks the file, or rolls it back.
+    #[allow(clippy::mut_from_ref, reason = "the caller promises to be alone")]
+    pub unsafe fn as_mut_slice(&self) -> &mut [u8] {
+        // SAFETY: `len` bytes are accessible; the rest is the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.address, self.len() as usize) }
+    }
+
+    fn usable(&self) -> Result<(&Engine, &Arc<SharedFile>)> {
+        self.file.store.check_usable()?;
+        Ok((&self.file.store, &self.file.shared))
+    }
+
+    fn within(&self, state: &FileState, offset: u64, len: u64) -> Result<u64> {
+        let most = self.len_in(state);
+        if offset.checked_add(len).is_none_or(|end| end > most) {
+            return Err(Error::invalid(format!("{len} bytes at offset {offset} reach beyond the map's {most}")));
+        }
+        Ok(self.offset + offset)
+    }
+
+    /// Copies bytes out of the map, checked.
+    pub fn load(&self, buf: &mut [u8], offset: u64) -> Result<()> {
+        let (_, shared) = self.usable()?;
+        let state = shared.read();
+        let at = self.within(&state, offset, buf.len() as u64)?;
+        state.region.as_ref().ok_or(Error::Closed)?.read(&state.content, buf, at)
+    }
+
+    /// Stores bytes to the map, checked.
+    pub fn store(&self, bytes: &[u8], offset: u64) -> Result<()> {
+        self.usable()?;
+        let mut state = self.file.changing()?;
+        let at = self.within(&state, offset, bytes.len() as u64)?;
+        state.store_mapped(at, bytes)
+    }
+
+    /// Commits all changes of the file, whichever way they were made, as [`File::commit`] does: durable on
+    /// return, all or nothing.
+    ///
+    /// # Errors
+    /// Those of [`File::commit`]; [`Error::Conflict`] if somebody else changed or truncated the file;
+    /// with [`MapOptions::debug_races`], [`Error::RacingStore`].
+    pub fn msync(&self) -> Result<()> {
+        self.file.commit()?;
+        self.after_commit()
+    }
+
+    /// Looks for stores that came while a commit gathered them, and drops clean pages, as far as that was asked for.
+    fn after_commit(&self) -> Result<()> {
+        let (engine, shared) = self.usable()?;
+        self.check_races()?;
+        let quiet = shared.read().region.as_ref().is_some_and(|r| r.quiet && r.wants_reclaim());
+        if quiet {
+            // The commit has happened: pages that cannot be dropped now are no failure of it.
+            let _ = self.reclaim_quiet(engine, shared).inspect_err(|e| self.note(e));
+        }
+        Ok(())
+    }
+
+    /// Which pages of the file were stored to, as far as no commit has taken them.
+    pub(crate) fn stored_pages(&self) -> Result<Vec<std::ops::Range<u64>>> {
+        let (_, shared) = self.usable()?;
+        let mut state = shared.write();
+        let FileState { region, content, .. } = &mut *state;
+        region.as_mut().ok_or(Error::Closed)?.stored(content)
+    }
+
+    /// Looks for stores that came while a commit gathered them, if that was asked for.
+    pub(crate) fn check_races(&self) -> Result<()> {
+        let (_, shared) = self.usable()?;
+        let debug = shared.read().region.as_ref().is_some_and(|region| region.debug_races);
+        match if debug { shared.write().race().inspect_err(|e| self.note(e)) } else { Ok(None) } {
+            Ok(Some(race)) => {
+                Err(Error::RacingStore { path: self.file.path(), address: race.address, offset: race.offset })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Of what failed after a commit, the log tells.
+    pub(crate) fn note(&self, e: &Error) {
+        tracing::warn!(file = %self.file.path().display(), error = %e, "after a commit");
+    }
+
+    /// So many pages were stored to that dropping some pays; and whether these are more than `dirty_max`.
+    pub(crate) fn wants_reclaim(&self) -> (bool, bool) {
+        let state = self.file.shared.read();
+        state.region.as_ref().map_or((false, false), |region| (region.wants_reclaim(), region.is_over()))
+    }
+
+    /// How many more pieces the file's mapping may have.
+    pub(crate) fn pieces_left(&self) -> usize {
+        self.file.shared.read().region.as_ref().map_or(0, Region::pieces_left)
+    }
+
+    /// Drops clean pages, while nobody stores.
+    pub(crate) fn drop_clean_pages(&self) -> Result<()> {
+        let (engine, shared) = self.usable()?;
+        shared.write().drop_clean_pages(engine)
+    }
+
+    /// Commits without waiting: what is stored by now is the commit, and the ticket tells when it is durable.
+    pub fn msync_async(&self) -> Result<Ticket> {
+        self.file.commit_async()
+    }
+
+    /// Back to the last commit: forgets what was changed since, in memory, too.
+    pub fn rollback(&self) -> Result<()> {
+        self.file.rollback()
+    }
+
+    /// Makes the file larger or smaller, an uncommitted change as any other. Memory behind a smaller end
+    /// cannot be accessed any more; behind the old end of a larger one there are zeros.
+    pub fn resize(&self, size: u64) -> Result<()> {
+        self.file.set_len(size)
+    }
+
+    /// Says that the program changes the bytes of an object in the map; see [`Map::touch`].
+    ///
+    /// # Errors
+    /// Those of [`Map::touch`].
+    pub fn touch_value<T: ?Sized>(&self, value: &T) -> Result<()> {
+        self.touch(std::ptr::from_ref(value).cast(), size_of_val(value))
+    }
+
+    /// Says that the program changes `len` bytes at `address`, which is in the map. With [`Tracker::Told`] a commit has
+    /// exactly the bytes that it was told of since the last one, and a rollback undoes these. With every other tracker
+    /// nothing need be told, and this does nothing.
+    ///
+    /// Any thread may tell, before it stores or after. **A store and the call are on the same side of a commit**: where
+    /// another thread may commit between them, call this after the store.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: some of the bytes are not in the map; nothing was noted. [`Error::Closed`], [`Error::Forked`].
+    #[inline]
+    pub fn touch(&self, address: *const u8, len: usize) -> Result<()> {
+        self.file.store.check_usable()?;
+        let at = (address as usize).wrapping_sub(self.address as usize) as u64;
+        let in_window = at.checked_add(len as u64).is_some_and(|end| end <= self.len.unwrap_or(u64::MAX));
+        let base = (self.address as usize).wrapping_sub(self.offset as usize);
+        match in_window && self.told.touch(base, address as usize, len) {
+            true => Ok(()),
+            false => Err(self.not_in_the_map(address, len)),
+        }
+    }
+
+    /// Where the program's threads tell what they change.
+    pub(crate) fn told(&self) -> Arc<Told> {
+        self.told.clone()
+    }
+
+    #[cold]
+    fn not_in_the_map(&self, address: *const u8, len: usize) -> Error {
+        Error::invalid(format!(
+            "{}: {len} bytes at address {address:p} are not in the map, which has {} bytes at {:p}; nothing was noted. Tell              of what lies in the map, as it is now",
+            self.file.path().display(),
+            self.len(),
+            self.address
+        ))
+    }
+
+    /// Says that bytes may have changed in a way that no tracker sees: by a device that writes to memory
+    /// itself, as with registered io_uring buffers and O_DIRECT reads that are on their way during a commit.
+    pub fn mark_dirty(&self, offset: u64, len: u64) -> Result<()> {
+        let (_, shared) = self.usable()?;
+        let mut state = shared.write();
+        let at = self.within(&state, offset, len)?;
+        state.region.as_mut().ok_or(Error::Closed)?.mark(at..at + len);
+        Ok(())
+    }
+
+    /// Gives memory back: brings the data file up to what is committed, then drops all pages that it holds
+    /// as well. **No thread may store to the file's maps during this call**: a store could be lost.
+    pub fn reclaim(&self) -> Result<()> {
+        let (engine, shared) = self.usable()?;
+        self.file.check_not_heap()?;
+        shared.read().check_alive()?;
+        shared.write().stage_stores(engine)?;
+        engine.checkpoint()?;
+        // The checkpoint took time: what was stored in it, against the rule, is at least not dropped.
+        let mut state = shared.write();
+        state.stage_stores(engine)?;
+        state.reclaim_pages()
+    }
+
+    /// Drops clean pages, after a checkpoint if there are too many still.
+    fn reclaim_quiet(&self, engine: &Engine, shared: &SharedFile) -> Result<()> {
+        shared.write().reclaim_pages()?;
+        if shared.read().region.as_ref().is_some_and(|r| r.is_over() || r.wants_reclaim()) {
+            engine.checkpoint()?;
+            shared.write().reclaim_pages()?;
+        }
+        Ok(())
+    }
+
+    /// How stores are found.
+    pub fn tracker(&self) -> Result<Tracker> {
+        let (_, shared) = self.usable()?;
+        shared.read().region.as_ref().map(Region::tracker).ok_or(Error::Closed)
+    }
+
+    /// The file that is mapped.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Ends the map. What was stored and not committed stays an uncommitted change of the file; if this was
+    /// its last handle, it is discarded. After an error the memory stays until a commit could read it, or
+    /// until the file is rolled back or closed.
+    pub fn unmap(mut self) -> Result<()> {
+        self.file.store.check_fork()?;
+        self.unmap_now()
+    }
+
+    /// Whether the program may store to it.
+    pub(crate) fn is_writable(&self) -> bool {
+        self.file.shared.read().region.as_ref().is_some_and(|region| region.writable) && self.file.may_store()
+    }
+
+    fn unmap_now(&mut self) -> Result<()> {
+        if std::mem::replace(&mut self.unmapped, true) {
+            return Ok(());
+        }
+        let mut state = self.file.shared.write();
+        let Some(region) = state.region.as_mut() else { return Ok(()) };
+        region.maps -= 1;
+        if region.maps > 0 {
+            return Ok(());
+        }
+        if region.is_live() {
+            // The memory has what was stored; the next opening of the heap goes on from it.
+            state.region = None;
+            return if state.txn.is_none() { state.discard_changes() } else { Ok(()) };
+        }
+        // Otherwise nobody but this handle would see what was stored.
+        let is_seen = state.handles > 1 || state.txn.is_some();
+        if is_seen && self.file.store.check_usable().is_ok() {
+            return state.stage_stores(&**self.file.store);
+        }
+        state.region = None;
+        Ok(())
+    }
+}
+
+impl Drop for Map {
+    fn drop(&mut self) {
+        // In a forked child a lock may be held by a thread that is not there.
+        if self.file.store.check_fork().is_ok()
+            && let Err(e) = self.unmap_now()
+        {
+            tracing::error!(file = %self.file.path().display(), error = %e, "what was stored to a mapping waits");
+        }
+    }
+}
+
+impl std::fmt::Debug for Map {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Map").field("address", &self.address).field("offset", &self.offset).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,331 @@
+//! The handle of an open store, and every way to open one.
+
+use crate::engine::checkpoint::Checkpoint;
+use crate::engine::commit::ticket::Ticket;
+use crate::engine::commit::{Still, TxnPart};
+use crate::engine::files::file_state::{SharedFile, check_kind};
+use crate::engine::handles::file::File;
+use crate::engine::handles::txn::Txn;
+use crate::engine::lifecycle::open_store::OpenStore;
+use crate::engine::lifecycle::status::Status;
+use crate::engine::options::{FileOptions, StoreOptions};
+use crate::engine::paths::error_paths::check_outside;
+use crate::engine::waiting::completion::Completion;
+use crate::sync_point;
+use std::collections::HashSet;
+use std::ffi::OsString;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use untorn_journal::directories::store_dir::{STORE_DIR, StoreDir};
+use untorn_journal::{Context, Error, Result};
+use untorn_os::{Linux, Storage};
+
+/// An open store: a directory whose files change all or nothing.
+///
+/// Cheap to clone. When the last clone and the last file handle are gone the store closes by itself, and
+/// errors of that go to the log: call [`Store::close`] to get them.
+#[derive(Clone)]
+pub struct Store {
+    pub(crate) open: Arc<OpenStore>,
+}
+
+impl Store {
+    /// Opens a directory as a store, with default options; makes the store if there is none.
+    pub fn open(path: impl AsRef<Path>) -> Result<Store> {
+        StoreOptions::default().open(path)
+    }
+
+    /// Opens an existing file, by its name relative to the store's directory.
+    pub fn open_file(&self, path: impl AsRef<Path>) -> Result<File> {
+        self.open_file_with(path, &FileOptions::new())
+    }
+
+    /// Opens a file; makes it, as a commit of its own, if there is none (mode 0666 less the umask). What is in an
+    /// existing file stays.
+    pub fn open_or_create(&self, path: impl AsRef<Path>) -> Result<File> {
+        self.open_file_with(path, &FileOptions::new().create(true))
+    }
+
+    /// Opens or creates a file as its options say.
+    pub fn open_file_with(&self, path: impl AsRef<Path>, options: &FileOptions) -> Result<File> {
+        let store = &self.open;
+        store.check_usable()?;
+        let path = path.as_ref();
+        let is_missing = |loaded: &Result<_>| matches!(loaded, Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound);
+        // Until a commit of names is written, its names lead to the files that they led to before.
+        store.settle_name(path)?;
+        let mut loaded = store.load(path, 1);
+        if is_missing(&loaded) {
+            // A commit that is on its way may make the file.
+            store.drain();
+            loaded = store.load(path, 1);
+        }
+        let shared = if is_missing(&loaded) && options.creates() {
+            match self.create_file(path, options.mode & !untorn_os::umask()) {
+                // Another thread was faster.
+                Err(Error::Io { source, .. }) if !options.create_new && source.kind() == ErrorKind::AlreadyExists => {
+                    store.load(path, 1)?
+                }
+                created => created?,
+            }
+        } else {
+            let shared = loaded?;
+            if options.create_new {
+                store.remove_handle(&shared);
+                return Err(Error::io("create", path, ErrorKind::AlreadyExists.into()));
+            }
+            shared
+        };
+        if !options.read_only && !store.is_writable(&shared) {
+            store.remove_handle(&shared);
+            return Err(Error::io("open for writing", path, ErrorKind::PermissionDenied.into()));
+        }
+        let file = File::counted(store.clone(), shared, options.read_only);
+        if options.truncate && !options.read_only {
+            file.set_len(0)?;
+        }
+        Ok(file)
+    }
+
+    /// Makes a file in a commit of its own. It counts one handle.
+    fn create_file(&self, path: &Path, mode: u32) -> Result<Arc<SharedFile>> {
+        let mut txn = self.begin();
+        let shared = txn.create_shared(path, mode)?;
+        shared.write().handles += 1;
+        txn.commit()?;
+        Ok(shared)
+    }
+
+    /// Names in a directory of the store, sorted, as of the last commit; the empty path is the store itself.
+    /// Untorn's own directories are left out.
+    pub fn list(&self, dir: impl AsRef<Path>) -> Result<Vec<OsString>> {
+        let store = &self.open;
+        store.check_usable()?;
+        store.drain();
+        let _names = store.steady_names();
+        let dir = dir.as_ref();
+        let mut names = store.storage.list(dir).context("list", dir)?;
+        names.retain(|name| !name.as_encoded_bytes().ends_with(STORE_DIR.as_bytes()));
+        names.sort();
+        Ok(names)
+    }
+
+    /// Gives a file another name, as a commit of its own; a file of that name is replaced.
+    pub fn rename(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()> {
+        let mut txn = self.begin();
+        txn.rename(from, to)?;
+        txn.commit()
+    }
+
+    /// Begins a transaction over files and names.
+    pub fn begin(&self) -> Txn {
+        Txn::new(self.open.clone())
+    }
+
+    /// Commits the changes of many files as one: after any crash, all or none.
+    pub fn syncv(&self, files: &[&File]) -> Result<()> {
+        let completion = self.submit(files)?;
+        self.open.finish(&completion)
+    }
+
+    /// Queues a commit of many files as one; what belongs to it is settled.
+    pub(crate) fn submit(&self, files: &[&File]) -> Result<Arc<Completion>> {
+        self.open.submit(&self.distinct(files)?, None)
+    }
+
+    /// As [`Self::submit`], for files that nobody stores to now.
+    pub(crate) fn submit_still(&self, files: &[&File], still: Still<'_>) -> Result<Arc<Completion>> {
+        self.open.submit_still(&self.distinct(files)?, None, Some(still))
+    }
+
+    /// Commits the changes of many files as one, without waiting.
+    pub fn syncv_async(&self, files: &[&File]) -> Result<Ticket> {
+        let completion = self.open.submit_async(&self.distinct(files)?, None::<TxnPart>)?;
+        Ok(self.open.ticket(completion))
+    }
+
+    /// As [`Self::syncv_async`], but nobody is woken to write it: whoever waits for the ticket, or for a later one, does.
+    #[doc(hidden)]
+    pub fn syncv_quietly(&self, files: &[&File]) -> Result<Ticket> {
+        self.open.shorten_queue()?;
+        let completion = self.submit(files)?;
+        Ok(self.open.ticket(completion))
+    }
+
+    fn distinct(&self, files: &[&File]) -> Result<Vec<Arc<SharedFile>>> {
+        self.open.check_usable()?;
+        if files.iter().any(|f| !Arc::ptr_eq(&f.store, &self.open)) {
+            return Err(Error::invalid(
+                "a file belongs to another store; files that commit together live in one store",
+            ));
+        }
+        files.iter().try_for_each(|file| file.check_not_heap())?;
+        let mut known = HashSet::new();
+        Ok(files.iter().filter(|f| known.insert(f.shared.id)).map(|f| f.shared.clone()).collect())
+    }
+
+    /// Brings the data files up to everything committed so far, and truncates the log.
+    /// With no commits in between, the data files are plain and whole afterwards.
+    pub fn checkpoint(&self) -> Result<()> {
+        self.open.check_usable()?;
+        self.open.checkpoint()
+    }
+
+    /// The first step of a checkpoint alone, for tests: everything committed so far is its part, or the next portion of what
+    /// was carried over is.
+    #[doc(hidden)]
+    pub fn begin_checkpoint(&self) -> Result<Option<Checkpoint<'_>>> {
+        self.open.check_usable()?;
+        match self.open.begin_portion()? {
+            Some(portion) => Ok(Some(portion)),
+            None => self.open.begin_checkpoint(),
+        }
+    }
+
+    /// Writes a durable mark, as the background thread does when nothing was committed for a while.
+    #[doc(hidden)]
+    pub fn write_durable_mark(&self) -> Result<bool> {
+        self.open.check_usable()?;
+        self.open.journal.lock().journal.write_durable_mark()
+    }
+
+    /// Files that were looked at by going through all files of the table, ever. For tests: no commit, change of names or
+    /// checkpoint does that.
+    #[doc(hidden)]
+    pub fn files_walked(&self) -> u64 {
+        self.open.files.lock().walked()
+    }
+
+    /// The store's condition.
+    pub fn status(&self) -> Status {
+        Status::of(&self.open)
+    }
+
+    /// The path that the store was opened by.
+    pub fn path(&self) -> PathBuf {
+        self.open.path.clone()
+    }
+
+    /// Closes the store: finishes commits that are on their way, brings the data files up to them and
+    /// leaves them plain and whole. **Uncommitted changes are discarded.** Handles that are still
+    /// open get [`Error::Closed`].
+    pub fn close(self) -> Result<()> {
+        self.open.close()
+    }
+}
+
+impl std::fmt::Debug for Store {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Store")
+            .field("path", &self.open.path)
+            .field("class", &self.open.options.class)
+            .finish_non_exhaustive()
+    }
+}
+
+impl File {
+    /// Opens an existing file that has a store of its own beside it, `<path>.untorn/`.
+    pub fn open(path: impl AsRef<Path>) -> Result<File> {
+        StoreOptions::default().open_standalone_with(path, &FileOptions::new())
+    }
+
+    /// Opens a file that has a store of its own beside it; makes the file if there is none, with mode 0666 less the
+    /// umask. What is in an existing file stays.
+    pub fn open_or_create(path: impl AsRef<Path>) -> Result<File> {
+        StoreOptions::default().open_standalone(path)
+    }
+
+    /// The store that the file lives in.
+    pub fn store(&self) -> Store {
+        Store { open: self.store.clone() }
+    }
+}
+
+impl StoreOptions {
+    /// Opens a directory as a store; with `create`, makes the directory (mode 0777 less the umask) if its
+    /// parent exists.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] if another process owns the store, [`Error::Untrusted`], [`Error::Corrupt`],
+    /// [`Error::UnknownState`], [`Error::NewerVersion`], [`Error::Foreign`], [`Error::Io`].
+    pub fn open(&self, path: impl AsRef<Path>) -> Result<Store> {
+        let path = path.as_ref();
+        if self.create {
+            make_directory(path)?;
+        }
+        check_outside(path)?;
+        let storage = Linux::open(path).context("open", path)?;
+        self.open_on(storage, StoreDir::of_directory(), path.to_owned())
+    }
+
+    /// Opens a standalone file: one that has a store of its own beside it, `<path>.untorn/`. With `create`, makes
+    /// the file (mode 0666 less the umask) if there is none. Closing the last handle closes the store.
+    pub fn open_standalone(&self, path: impl AsRef<Path>) -> Result<File> {
+        self.open_standalone_with(path, &FileOptions::new().create(self.create))
+    }
+
+    /// Opens a standalone file; the file's own options say whether and how it is made.
+    pub fn open_standalone_with(&self, path: impl AsRef<Path>, options: &FileOptions) -> Result<File> {
+        let path = path.as_ref();
+        let name = path.file_name().ok_or_else(|| Error::invalid(format!("{} names no file", path.display())))?;
+        let dir = path.parent().unwrap_or(Path::new(""));
+        check_outside(dir)?;
+        let storage = Linux::open(dir).context("open", dir)?;
+        self.open_standalone_on(storage, Path::new(name), path.to_owned(), options)
+    }
+
+    /// Opens a store on any storage.
+    #[doc(hidden)]
+    pub fn open_on(&self, storage: Arc<dyn Storage>, store_dir: StoreDir, path: PathBuf) -> Result<Store> {
+        let progress = |done, all| {
+            if let Some(f) = &self.progress {
+                f(done, all);
+            }
+        };
+        Ok(Store { open: OpenStore::open(storage, store_dir, path, self, &progress)? })
+    }
+
+    /// Opens a standalone file on any storage.
+    #[doc(hidden)]
+    pub fn open_standalone_on(
+        &self,
+        storage: Arc<dyn Storage>,
+        name: &Path,
+        path: PathBuf,
+        options: &FileOptions,
+    ) -> Result<File> {
+        let store_dir = StoreDir::of_file(name);
+        // What is wrong with the name shows before a store is made for it. If there is a store, a missing
+        // file may have been created by a commit that only its journal holds.
+        match storage.stat(name) {
+            Ok(_) if options.create_new => {
+                return Err(Error::io("create", &path, ErrorKind::AlreadyExists.into()));
+            }
+            Ok(meta) => check_kind(&meta, name)?,
+            Err(e)
+                if e.kind() == ErrorKind::NotFound && (options.creates() || storage.stat(&store_dir.dir).is_ok()) => {}
+            Err(e) => return Err(Error::io("open", &path, e)),
+        }
+        self.open_on(storage, store_dir, path)?.open_file_with(name, options)
+    }
+}
+
+/// Makes a store's directory, durably, if there is none. A directory without a journal may be what a killed
+/// process made and did not flush.
+fn make_directory(path: &Path) -> Result<()> {
+    let Some(name) = path.file_name().filter(|_| !path.join(STORE_DIR).join("journal").exists()) else { return Ok(()) };
+    let parent = path.parent().unwrap_or(Path::new(""));
+    let storage = match Linux::open(parent) {
+        // In a directory that this user may not even read, the store's directory is not of this user's making.
+        Err(e) if e.kind() == ErrorKind::PermissionDenied && path.exists() => return Ok(()),
+        done => done.context("open", parent)?,
+    };
+    if !path.exists() {
+        match storage.mkdir(Path::new(name), 0o777 & !untorn_os::umask()) {
+            Err(e) if e.kind() != ErrorKind::AlreadyExists => return Err(Error::io("make", path, e)),
+            _ => {}
+        }
+    }
+    storage.sync_dir(Path::new(""), sync_point::CREATE_STORE_NAME).context("flush", parent)
+}

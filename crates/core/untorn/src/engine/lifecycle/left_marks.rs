@@ -1,0 +1,148 @@
+//! Marks that an owner left which did not close its store: files that wait for commits which never came.
+//!
+//! A file is marked before the record of its first commit is written, and waits for its journal from then on, wherever it
+//! goes. If the owner dies in between, no record names the file, and nobody else does either. So closing a store that was
+//! not closed before goes through its directory. A mark may go if its commits can be nowhere: all of the log was read, none
+//! of it names the file, no quarantined journal waits for it, and it lies where it was marked (another one may be a copy).
+
+use crate::engine::Engine;
+use crate::invariant;
+use crate::sync_point;
+use std::collections::BTreeSet;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use untorn_journal::data_files::locate::open_for_writing;
+use untorn_journal::directories::data_tree::each_data_file;
+use untorn_journal::format::{Attribute, AttributeFound, Header};
+use untorn_journal::recovery::{clear_pending, flush_one_by_one};
+use untorn_journal::{Context, Result};
+use untorn_os::{File, Open, holds};
+
+/// A file that may keep the mark of an owner which did not close the store.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct LeftMark {
+    /// Its path in the store. Of a directory that cannot be looked into: the directory's.
+    #[serde(serialize_with = "crate::engine::paths::path_text::path")]
+    pub path: PathBuf,
+    /// Why the mark is not cleared.
+    pub reason: String,
+    /// The mark was seen. If not, nobody could look.
+    pub seen: bool,
+}
+
+impl LeftMark {
+    pub(crate) fn unseen(path: &Path, e: &io::Error) -> LeftMark {
+        LeftMark { path: path.to_owned(), reason: e.to_string(), seen: false }
+    }
+
+    /// The file, and what to do.
+    pub fn problem(&self) -> String {
+        let path = self.path.display();
+        match self.seen {
+            true => format!(
+                "{path} is whole, and keeps the mark of a program that did not close the store ({}): moved away or without \
+                 `.untorn`, it would be refused. Put that right, and run `untorn recover`",
+                self.reason
+            ),
+            false => format!(
+                "{path} cannot be looked at ({}): a file there may keep the mark of a program that did not close the store. \
+                 Run `untorn recover` when it can be looked at, before it is moved away or `.untorn` is removed",
+                self.reason
+            ),
+        }
+    }
+}
+
+impl Engine {
+    /// Clears the marks of former owners whose commits never came, before the header says that the store is closed. With
+    /// `flush`, they are flushed. Returns the marks that stay: the next close tries again.
+    pub(crate) fn clear_left_marks(&self, flush: bool) -> Result<Vec<LeftMark>> {
+        let is_due = self.journal.lock().journal.header().marks_left;
+        if !is_due || !holds(invariant::LEFT_MARKS_CLEARED) {
+            return Ok(Vec::new());
+        }
+        let waiting: BTreeSet<&Path> = self.quarantined.iter().map(|quarantined| quarantined.path.as_path()).collect();
+        let (mut cleared, mut left, mut count) = (Vec::<(Arc<dyn File>, PathBuf)>::new(), Vec::new(), 0);
+        let mut clear = |path: &Path| {
+            if waiting.contains(path) {
+                return;
+            }
+            let data = match self.is_left(path).map(|is_left| is_left.then(|| self.clear_mark(path))) {
+                Ok(Some(Ok(data))) => data,
+                Ok(None) => return,
+                Ok(Some(Err(reason))) => return left.push(LeftMark { path: path.to_owned(), reason, seen: true }),
+                Err(e) if e.kind() == ErrorKind::NotFound => return,
+                Err(e) => return left.push(LeftMark::unseen(path, &e)),
+            };
+            count += 1;
+            match flush_one_by_one(&*self.storage, count) {
+                true => cleared.push((data, path.to_owned())),
+                false => cleared.clear(),
+            }
+        };
+        let unreached = match &self.store_dir.standalone {
+            Some(file) => {
+                clear(file);
+                Vec::new()
+            }
+            None => each_data_file(&*self.storage, &mut clear),
+        };
+        left.extend(unreached.iter().map(|one| LeftMark::unseen(&one.path, &one.error)));
+        if flush && self.is_durable() && count > 0 {
+            if !flush_one_by_one(&*self.storage, count) {
+                self.storage.sync_file_system(sync_point::CLEARED).context("flush", &self.path)?;
+            }
+            for (data, path) in cleared {
+                data.sync_all(sync_point::CLEARED).context("flush the attribute of", path)?;
+            }
+        }
+        if left.is_empty() || !holds(invariant::LEFT_MARKS_KEPT) {
+            self.journal.lock().journal.note_marks_cleared();
+        }
+        Ok(left)
+    }
+
+    /// Clears the marks of former owners, also of those that a close has looked for: a file may have been away meanwhile.
+    pub(crate) fn clear_all_marks(&self) -> Result<Vec<LeftMark>> {
+        self.journal.lock().journal.note_marks_left();
+        self.clear_left_marks(true)
+    }
+
+    /// Whether a mark is of an owner that this journal does not know, or was made when the journal had more commits.
+    pub(crate) fn is_of_another_journal(&self, a: &Attribute) -> bool {
+        !self.found.knows(a) || Header::is_behind(a, self.found_lsn)
+    }
+
+    /// Whether the file of a name has a mark whose commits never came.
+    fn is_left(&self, path: &Path) -> io::Result<bool> {
+        let value = self.storage.open(path, Open::READ)?.attribute()?;
+        let AttributeFound::Valid(a) = Attribute::decode(value.as_deref()) else { return Ok(false) };
+        Ok(a.pending
+            && a.store == self.store_id
+            && a.epoch != self.epoch
+            && !self.is_of_another_journal(&a)
+            && a.path_crc == Attribute::path_crc_of(path)
+            && !self.carried.contains(&a.file)
+            && !self.quarantined.iter().any(|quarantined| quarantined.id == a.file))
+    }
+
+    /// Clears a mark. An error says why it stays.
+    fn clear_mark(&self, path: &Path) -> std::result::Result<Arc<dyn File>, String> {
+        let known = self.files.lock().get(path).cloned();
+        let data = match &known {
+            Some(file) => self.changeable(file).map_err(|e| e.to_string())?.content.data.clone(),
+            None => Some(open_for_writing(&*self.storage, path).map_err(|e| e.to_string())?),
+        };
+        let data = data.ok_or("it was replaced")?;
+        // With the claim nobody else marks it.
+        if known.is_none() && !data.try_claim().map_err(|e| e.to_string())? {
+            return Err("another program has locked it".into());
+        }
+        let value = data.attribute().map_err(|e| e.to_string())?;
+        match Attribute::decode(value.as_deref()) {
+            AttributeFound::Valid(a) if clear_pending(&*data, self.store_id, a.file) => Ok(data),
+            _ => Err("its attribute `user.untorn` cannot be changed".into()),
+        }
+    }
+}

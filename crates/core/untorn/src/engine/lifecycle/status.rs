@@ -1,0 +1,178 @@
+//! A store's condition as data.
+
+use crate::engine::Engine;
+use crate::engine::files::file_state::FileState;
+use crate::engine::options::FailureClass;
+use std::path::PathBuf;
+use std::sync::atomic::Ordering::Relaxed;
+pub use untorn_journal::recovery::Recovered;
+
+/// A store's condition.
+#[derive(Clone, Debug, serde::Serialize)]
+#[non_exhaustive]
+pub struct Status {
+    /// The path that the store was opened by.
+    #[serde(serialize_with = "crate::engine::paths::path_text::path")]
+    pub path: PathBuf,
+    /// Identity, in hexadecimal digits.
+    pub store_id: String,
+    /// What commits survive.
+    pub class: FailureClass,
+    /// Whole pages are logged at their first change after a checkpoint began.
+    pub full_page: bool,
+    /// Most bytes of journal.
+    pub journal_bytes_max: u64,
+    /// Bytes of journal on disk.
+    pub journal_bytes_allocated: u64,
+    /// Bytes of journal that a checkpoint would free.
+    pub journal_bytes_pending: u64,
+    /// The journal is written past the page cache.
+    pub journal_direct: bool,
+    /// Commits since the store was opened.
+    pub commits: u64,
+    /// Groups of commits that shared a flush.
+    pub commit_groups: u64,
+    /// Commits that had to wait for a checkpoint.
+    pub commits_waited: u64,
+    /// Checkpoints since the store was opened.
+    pub checkpoints: u64,
+    /// Number of the last durable commit.
+    pub lsn: u64,
+    /// Flushes of any kind since the store was opened.
+    pub syncs: u64,
+    /// Bytes written since the store was opened: journal, data files, everything.
+    pub bytes_written: u64,
+    /// Bytes written to the journal and its spill files alone.
+    pub journal_bytes_written: u64,
+    /// Files in the store's table.
+    pub open_files: u64,
+    /// Memory that changes not yet in the data files take, in bytes.
+    pub memory_bytes: u64,
+    /// The failure that keeps the store from taking commits, if there is one.
+    pub failed: Option<String>,
+    /// Quarantined files, and why.
+    pub quarantined: Vec<Quarantined>,
+    /// Commits that readers hold.
+    pub held: Vec<u64>,
+    /// Files that are mapped.
+    pub maps: Vec<MapStatus>,
+    /// What recovery did when the store was opened.
+    pub recovered: Recovered,
+}
+
+/// A file or directory to which committed changes could not be brought.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Quarantined {
+    /// Its name in the store.
+    #[serde(serialize_with = "crate::engine::paths::path_text::path")]
+    pub path: PathBuf,
+    /// Why, and what to do.
+    pub reason: String,
+}
+
+impl Quarantined {
+    /// What is wrong, with the name once, and what to do.
+    pub fn problem(&self) -> String {
+        let name = self.path.display().to_string();
+        let reason = match self.reason.contains(&name) {
+            true => self.reason.clone(),
+            false => format!("{name}: {}", self.reason),
+        };
+        format!(
+            "{reason}. Its commits are kept; once the cause is gone, `untorn recover` or the next opening redoes them"
+        )
+    }
+}
+
+impl Status {
+    pub(crate) fn of(engine: &Engine) -> Status {
+        let mut quarantined: Vec<Quarantined> = engine
+            .quarantined
+            .iter()
+            .map(|q| Quarantined { path: q.path.clone(), reason: q.reason.to_string() })
+            .collect();
+        let state = engine.journal.lock();
+        let mut files = engine.files.lock();
+        let (mut memory_bytes, mut maps) = (0, Vec::new());
+        for file in files.all() {
+            let state = file.read();
+            memory_bytes += state.content.memory_bytes();
+            maps.extend(MapStatus::of(&state));
+            if let Some(reason) = &state.quarantine {
+                quarantined.push(Quarantined { path: state.path().to_owned(), reason: reason.to_string() });
+            }
+        }
+        let (journal, totals) = (&state.journal, engine.storage.counters());
+        let counted = journal.counters();
+        Status {
+            path: engine.path.clone(),
+            store_id: untorn_journal::format::hex(&engine.store_id),
+            class: engine.options.class,
+            full_page: engine.options.full_page,
+            journal_bytes_max: engine.options.journal.journal_bytes,
+            journal_bytes_allocated: journal.allocated_bytes(),
+            journal_bytes_pending: journal.pending_bytes(),
+            journal_direct: journal.is_direct(),
+            commits: counted.commits,
+            commit_groups: counted.groups,
+            commits_waited: engine.commits_waited.load(Relaxed),
+            checkpoints: engine.checkpoints.load(Relaxed),
+            lsn: journal.last_commit_lsn(),
+            syncs: totals.syncs,
+            bytes_written: totals.bytes_written,
+            journal_bytes_written: counted.bytes_written,
+            open_files: files.len() as u64,
+            memory_bytes,
+            failed: journal.failure().map(|e| e.to_string()),
+            quarantined,
+            held: engine.page.as_ref().map(|page| page.held_before(u64::MAX)).unwrap_or_default(),
+            maps,
+            recovered: engine.recovered.clone(),
+        }
+    }
+}
+
+/// The mapping of a file, as [`crate::Status`] shows it.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
+pub struct MapStatus {
+    /// The file's name in the store.
+    #[serde(serialize_with = "crate::engine::paths::path_text::path")]
+    pub path: PathBuf,
+    /// How stores are found: `scan` or `pagemap`.
+    pub tracker: &'static str,
+    /// Bytes that can be accessed.
+    pub mapped_bytes: u64,
+    /// Bytes of address space reserved.
+    pub address_space_bytes: u64,
+    /// Bytes of pages that were stored to and not dropped: memory or swap.
+    pub private_bytes: u64,
+    /// Bytes of copies kept to compare with at the next commit.
+    pub copies_bytes: u64,
+    /// The cap on private bytes.
+    pub dirty_max_bytes: Option<u64>,
+    /// More is private than the cap allows.
+    pub over: bool,
+    /// Commits may drop clean pages.
+    pub quiet: bool,
+    /// Maps that the program holds.
+    pub maps: u64,
+}
+
+impl MapStatus {
+    fn of(state: &FileState) -> Option<MapStatus> {
+        let region = state.region.as_ref()?;
+        Some(MapStatus {
+            path: state.path().to_owned(),
+            tracker: region.tracker().name(),
+            mapped_bytes: region.accessible(),
+            address_space_bytes: region.address_space(),
+            private_bytes: region.private_bytes(),
+            copies_bytes: region.copies_bytes(),
+            dirty_max_bytes: region.dirty_max,
+            over: region.is_over(),
+            quiet: region.quiet,
+            maps: region.maps as u64,
+        })
+    }
+}

@@ -1,0 +1,326 @@
+//! How stores and files are opened, as plain data.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+use untorn_journal::journal::Options as JournalOptions;
+use untorn_journal::readers::leases::LEASES_HONOURED;
+use untorn_os::BLOCK_BYTES;
+
+/// Sharing fewer bytes of a spill file costs more than copying them: changes of metadata, and contents in many pieces.
+/// Stores with a small journal, whose large commits are smaller, share fewer.
+const CLONE_BYTES_LEAST: u64 = 64 << 10;
+
+/// What a commit survives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FailureClass {
+    /// The end of the process, however sudden; not the end of the kernel. Commits are not flushed.
+    Process,
+    /// Kernel crashes and power cuts, too. One flush a commit.
+    #[default]
+    Power,
+}
+
+/// Who may read a store beside its owner ([`crate::Store::open_read_only`]).
+///
+/// The journal holds bytes of all files: whoever may read it sees what was committed to a file, also to one that only its
+/// owner may read. What is in the data files already is as open as these are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Readers {
+    /// The user of the store, and root.
+    #[default]
+    Owner,
+    /// The group of the store directory, too.
+    Group,
+    /// Everybody.
+    All,
+}
+
+impl Readers {
+    /// Permission bits of the store directory.
+    pub(crate) fn dir_mode(self) -> u32 {
+        match self {
+            Readers::Owner => 0o700,
+            Readers::Group => 0o750,
+            Readers::All => 0o755,
+        }
+    }
+
+    /// Whom these permission bits of the store directory let in.
+    pub(crate) fn of(dir_mode: u32) -> Readers {
+        match (dir_mode & 0o050 == 0o050, dir_mode & 0o005 == 0o005) {
+            (_, true) => Readers::All,
+            (true, false) => Readers::Group,
+            (false, false) => Readers::Owner,
+        }
+    }
+}
+
+/// Least journal size in bytes.
+pub const JOURNAL_BYTES_MIN: u64 = 64 << 10;
+/// Largest journal size in bytes: recovery reads it whole.
+pub const JOURNAL_BYTES_MAX: u64 = 4 << 30;
+/// Journal size in bytes unless another is asked for.
+pub const JOURNAL_BYTES_DEFAULT: u64 = 64 << 20;
+
+type Progress = Arc<dyn Fn(u64, u64) + Send + Sync>;
+
+/// How to open a store.
+///
+/// ```no_run
+/// use untorn::{FailureClass, StoreOptions};
+/// let store = StoreOptions::default().class(FailureClass::Power).journal_bytes(16 << 20).open("data")?;
+/// # Ok::<(), crate::Error>(())
+/// ```
+#[derive(Clone)]
+#[must_use]
+pub struct StoreOptions {
+    pub(crate) class: FailureClass,
+    pub(crate) journal: JournalOptions,
+    pub(crate) full_page: bool,
+    pub(crate) create: bool,
+    pub(crate) wait: bool,
+    pub(crate) accept_unknown: bool,
+    pub(crate) salvage: bool,
+    pub(crate) redo: bool,
+    pub(crate) background: bool,
+    pub(crate) in_order: bool,
+    pub(crate) progress: Option<Progress>,
+}
+
+impl fmt::Debug for StoreOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StoreOptions")
+            .field("class", &self.class)
+            .field("journal", &self.journal)
+            .field("full_page", &self.full_page)
+            .field("create", &self.create)
+            .field("wait", &self.wait)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Default for StoreOptions {
+    fn default() -> Self {
+        let options = StoreOptions {
+            class: FailureClass::Power,
+            journal: JournalOptions {
+                durable: true,
+                journal_bytes: 0,
+                segment_bytes_first: 16 << 10,
+                inline_bytes_max: 0,
+                clone_bytes_least: CLONE_BYTES_LEAST,
+                in_memory_max: 64,
+                window_bytes: 4 << 20,
+                spare: true,
+                readers: true,
+                leases: LEASES_HONOURED,
+                dir_mode: 0o700,
+            },
+            full_page: false,
+            create: true,
+            wait: false,
+            accept_unknown: false,
+            salvage: false,
+            redo: false,
+            background: true,
+            in_order: false,
+            progress: None,
+        };
+        options.journal_bytes(JOURNAL_BYTES_DEFAULT)
+    }
+}
+
+impl StoreOptions {
+    /// The default options.
+    pub fn new() -> StoreOptions {
+        StoreOptions::default()
+    }
+
+    /// What commits survive. Default: [`FailureClass::Power`].
+    pub fn class(mut self, class: FailureClass) -> Self {
+        self.class = class;
+        self.journal.durable = class == FailureClass::Power;
+        self
+    }
+
+    /// Most bytes of journal before commits wait for a checkpoint; one segment more in rare cases.
+    /// Default 64 MiB, least 64 KiB, most 4 GiB. The journal starts at 16 KiB and grows as it is used.
+    pub fn journal_bytes(mut self, bytes: u64) -> Self {
+        let bytes = bytes.clamp(JOURNAL_BYTES_MIN, JOURNAL_BYTES_MAX);
+        self.journal.journal_bytes = bytes;
+        self.journal.inline_bytes_max = self.journal.segment_bytes_max() / 2;
+        self.journal.clone_bytes_least = self.journal.inline_bytes_max.min(CLONE_BYTES_LEAST);
+        self
+    }
+
+    /// Log the whole 4 KiB page at its first change after a checkpoint began, for disks that may
+    /// damage more than the sectors being written when the power fails. Default: off.
+    pub fn full_page(mut self, on: bool) -> Self {
+        self.full_page = on;
+        self
+    }
+
+    /// Make the store if there is none (default), or fail with `NotFound`.
+    pub fn create(mut self, on: bool) -> Self {
+        self.create = on;
+        self
+    }
+
+    /// Wait for another owner to close, instead of [`crate::Error::Busy`]. Default: off.
+    pub fn wait(mut self, on: bool) -> Self {
+        self.wait = on;
+        self
+    }
+
+    /// A commit that finds no room, or fails otherwise but for a flush, keeps its place before all later ones, which fail
+    /// with it. Whenever a commit is waited for, it is tried again. So files that are committed together in different
+    /// groups never come apart. A transaction that cannot be committed, and is not aborted, leaves the changes of its files
+    /// uncommitted. Default: off: what a commit that fails had is uncommitted again, and what a transaction had is gone.
+    pub fn in_order(mut self, on: bool) -> Self {
+        self.in_order = on;
+        self
+    }
+
+    /// Take the files of a class `process` store as they are after a machine crash. Default: off.
+    pub fn accept_unknown(mut self, on: bool) -> Self {
+        self.accept_unknown = on;
+        self
+    }
+
+    /// Who may read the store, if it is made by this opening: default [`Readers::Owner`]. A store that is there keeps what it
+    /// has; [`crate::admin::offline::set_readers`] changes that.
+    pub fn readers(mut self, who: Readers) -> Self {
+        self.journal.dir_mode = who.dir_mode();
+        self
+    }
+
+    /// How long the store waits for readers that hold an older commit ([`crate::reader::Snapshot::hold`]) before it applies
+    /// newer ones, closes, or recovers what was left to it: so long in all, however many there are. Default 10 seconds; zero:
+    /// it waits for nobody.
+    pub fn leases(mut self, at_most: Duration) -> Self {
+        self.journal.leases = at_most;
+        self
+    }
+
+    pub(crate) fn salvage(mut self, on: bool) -> Self {
+        self.salvage = on;
+        self
+    }
+
+    /// Apply everything that a crash left in the journal before the store is served.
+    pub(crate) fn redo(mut self, on: bool) -> Self {
+        self.redo = on;
+        self
+    }
+
+    /// Called during a long recovery with bytes done and bytes in all.
+    pub fn progress(mut self, f: impl Fn(u64, u64) + Send + Sync + 'static) -> Self {
+        self.progress = Some(Arc::new(f));
+        self
+    }
+
+    /// No thread of our own: asynchronous commits and checkpoints happen in calls only. For tests
+    /// that replay the same steps.
+    #[doc(hidden)]
+    pub fn background(mut self, on: bool) -> Self {
+        self.background = on;
+        self
+    }
+
+    /// Exact sizes, below what [`StoreOptions::journal_bytes`] allows, without a spare journal and without readers. For
+    /// tests of small journals.
+    #[doc(hidden)]
+    pub fn sizes(mut self, journal_bytes: u64, segment_bytes_first: u64, inline_bytes_max: u64) -> Self {
+        self.journal.spare = false;
+        self.journal.readers = false;
+        self.journal.journal_bytes = journal_bytes;
+        self.journal.segment_bytes_first = segment_bytes_first;
+        self.journal.inline_bytes_max = inline_bytes_max;
+        self.journal.clone_bytes_least = BLOCK_BYTES as u64;
+        self.journal.in_memory_max = 0;
+        self.journal.window_bytes = BLOCK_BYTES;
+        self
+    }
+
+    /// Keep a page for readers, for tests that ask for sizes.
+    #[doc(hidden)]
+    pub fn page(mut self, on: bool) -> Self {
+        self.journal.readers = on;
+        self
+    }
+
+    /// Set room apart for another journal, for tests that ask for sizes.
+    #[doc(hidden)]
+    pub fn spare(mut self, on: bool) -> Self {
+        self.journal.spare = on;
+        self
+    }
+}
+
+/// How to open a file of a store.
+///
+/// ```no_run
+/// use untorn::{FileOptions, Store};
+/// let store = Store::open("data")?;
+/// let file = store.open_file_with("log", &FileOptions::new().create(true).mode(0o600))?;
+/// # Ok::<(), crate::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub struct FileOptions {
+    pub(crate) read_only: bool,
+    pub(crate) create: bool,
+    pub(crate) create_new: bool,
+    pub(crate) mode: u32,
+    pub(crate) truncate: bool,
+}
+
+impl Default for FileOptions {
+    fn default() -> Self {
+        FileOptions { read_only: false, create: false, create_new: false, mode: 0o666, truncate: false }
+    }
+}
+
+impl FileOptions {
+    /// An existing file, for reading and writing.
+    pub fn new() -> FileOptions {
+        FileOptions::default()
+    }
+
+    /// A handle for reading only. Default: off.
+    pub fn read_only(mut self, on: bool) -> Self {
+        self.read_only = on;
+        self
+    }
+
+    /// Create the file, as a commit of its own, if there is none. Default: off.
+    pub fn create(mut self, on: bool) -> Self {
+        self.create = on;
+        self
+    }
+
+    /// Create the file, as a commit of its own, and fail if it exists. Default: off.
+    pub fn create_new(mut self, on: bool) -> Self {
+        self.create_new = on;
+        self
+    }
+
+    /// Permission bits of a file that is created, less the umask. Default: 0666.
+    pub fn mode(mut self, mode: u32) -> Self {
+        self.mode = mode;
+        self
+    }
+
+    /// Start at length 0, as an uncommitted change. Default: off.
+    pub fn truncate(mut self, on: bool) -> Self {
+        self.truncate = on;
+        self
+    }
+
+    pub(crate) fn creates(&self) -> bool {
+        self.create || self.create_new
+    }
+}

@@ -1,0 +1,576 @@
+//! The mapping of a file: while a file is mapped, memory holds its newest content.
+//!
+//! A page shows the data file until the program stores to it; from then on the page is a private copy, which the
+//! kernel never writes anywhere. So that pages of the file always show the truth, **a page with bytes in any
+//! overlay of the file is private**. Before each commit the pages that were stored to are copied once. The copies
+//! are compared with the content (the overlays over the data file, never the file alone: a store may undo what is
+//! committed and not applied yet), and the lines that differ go to the write set like any other change.
+//!
+//! ```text
+//! find_stores    which pages were stored to                      Mapping::changed, or what the program told
+//! stage_stores   copy them, compare, put the lines that differ into the write set
+//! commit         as without a mapping
+//! reclaim        drop copies that no overlay knows: the file shows through again (only while nobody stores)
+//! ```
+//!
+//! With the tracker `told` the program says what it changes, or its hooks do. Exactly these bytes are copied and staged, whatever the
+//! content is there, and no page is looked at. A range that was told of and not stored to is staged as the page shows it,
+//! which is the content: the page need not be private for that.
+
+mod ahead;
+mod changes;
+mod stopped;
+mod told;
+mod told_changes;
+mod told_check;
+mod told_hooks;
+mod undo;
+
+use crate::engine::content::{Content, changed_ranges};
+use crate::invariant;
+use ahead::Ahead;
+pub(crate) use changes::{Copies, Race};
+use rangemap::RangeSet;
+use rustix::io::Errno;
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+pub(crate) use told::{Told, ToldCheck};
+pub use told_hooks::{ToldTable, set_told_table};
+use untorn_journal::commits::begun_reads::{begin_file_reads, begin_log_reads};
+use untorn_journal::commits::overlay::read_through;
+use untorn_journal::format::sized_memory;
+use untorn_journal::{Error, Result};
+use untorn_os::{AlignedBuf, File, Mapping, Piece, StillCopy, Tracker, holds, value_if_holds};
+
+/// Pages that are stored at once.
+const PAGES_AT_ONCE: usize = 256;
+/// Bytes that are read at once; the system copies less than 2 GiB in one call.
+const READ_MOST: usize = 1 << 30;
+/// Most memory for copies of pages that spare reading them again at the next commit.
+const COPIES_BYTES_MAX: u64 = 64 << 20;
+
+/// Pieces of the mapping that show the file, with zeros in between: the kernel bounds the number of a process's
+/// mappings (`vm.max_map_count`, 65530).
+const PIECES_MOST: usize = 4096;
+
+/// Zeros over more than this, and bytes that a rollback brings back, are mapped, not stored.
+const STORED_MAX: u64 = 256 << 10;
+
+/// The one canonical mapping of a file.
+pub(crate) struct Region {
+    mapping: Box<dyn Mapping>,
+    /// Kept open as long as the store is.
+    data: Option<Arc<dyn File>>,
+    /// From 0 up to here, whole pages, memory can be accessed.
+    accessible: u64,
+    /// Where pages show the data file until they are stored to.
+    shown: RangeSet<u64>,
+    /// Private pages by offset, some with the content that they had when they were last compared.
+    pages: HashMap<u64, Option<Box<[u8]>>>,
+    copies_bytes: u64,
+    /// Pages found to be stored to whose stores are not staged yet.
+    found: RangeSet<u64>,
+    /// What the program told of and nobody has taken yet.
+    told: Arc<Told>,
+    /// What was taken of it and is not staged yet: bytes in order, and never pages.
+    taken: Vec<Range<u64>>,
+    /// Set: stores that were not told of are looked for.
+    checked: Option<told::Checked>,
+    /// Ranges that were undone in the overlays and not in memory, and why: no commit goes through before memory follows.
+    owed: Option<(RangeSet<u64>, Error)>,
+    /// Buffer for the next copies.
+    copies: Vec<u8>,
+    /// Buffer for the next copies of all pages at one moment.
+    copies_at_once: Vec<u8>,
+    /// For copies that are made while the program's threads stand still.
+    still_copy: Option<StillCopy>,
+    /// Of pages in `found`.
+    ahead: Ahead,
+    /// What such a commit has staged, or one that failed.
+    touched: Option<Vec<Range<u64>>>,
+    /// The program can store to it: the file could be written when it was mapped.
+    pub writable: bool,
+    /// Maps that the program holds.
+    pub maps: usize,
+    /// Nobody stores while a commit runs: the program's promise.
+    pub quiet: bool,
+    pub debug_races: bool,
+    pub dirty_max: Option<u64>,
+    /// Its pages are memory that outlives the process, and never show the data file.
+    live: bool,
+    /// With more than this private, quiet commits look for pages to drop.
+    reclaim_bytes: u64,
+}
+
+impl Region {
+    /// The region of a file that was mapped just now.
+    pub(crate) fn new(
+        mapping: Box<dyn Mapping>,
+        data: Arc<dyn File>,
+        content: &Content,
+        writable: bool,
+        is_told: bool,
+    ) -> Result<Region> {
+        let mut told = Told::new(is_told);
+        if is_told {
+            let hooked = told.hear_hooks(mapping.address() as usize, mapping.address_space());
+            hooked.map_err(|e| Error::io("have the hooks tell of", &content.path, e))?;
+        }
+        let mut region = Region::of(mapping, data, writable, told);
+        region.reach(content, content.size())?;
+        Ok(region)
+    }
+
+    /// As [`Region::new`], of live memory that has a copy of the file, made by the mapping.
+    pub(crate) fn new_live(mapping: Box<dyn Mapping>, data: Arc<dyn File>, content: &Content) -> Result<Region> {
+        let mut region = Region { live: true, ..Region::of(mapping, data, true, Told::new(false)) };
+        region.reach(content, content.size())?;
+        // What was copied is no store.
+        region.find_stores(content)?;
+        region.found.clear();
+        Ok(region)
+    }
+
+    /// The region of live memory as a process left it that is gone: any of its pages may have been stored to.
+    pub(crate) fn resumed(mapping: Box<dyn Mapping>, data: Arc<dyn File>, bytes: u64) -> Region {
+        let mut region = Region { live: true, ..Region::of(mapping, data, true, Told::new(false)) };
+        region.set_accessible(bytes);
+        if holds(invariant::LIVE_ALL_COMPARED) {
+            region.found.insert(0..bytes);
+        }
+        region
+    }
+
+    fn of(mapping: Box<dyn Mapping>, data: Arc<dyn File>, writable: bool, told: Told) -> Region {
+        let mut region = Region {
+            mapping,
+            data: Some(data),
+            accessible: 0,
+            shown: RangeSet::new(),
+            pages: HashMap::new(),
+            copies_bytes: 0,
+            found: RangeSet::new(),
+            told: Arc::new(told),
+            taken: Vec::new(),
+            checked: None,
+            owed: None,
+            copies: Vec::new(),
+            copies_at_once: Vec::new(),
+            still_copy: None,
+            ahead: Ahead::default(),
+            touched: None,
+            writable,
+            maps: 0,
+            quiet: true,
+            debug_races: false,
+            dirty_max: None,
+            live: false,
+            reclaim_bytes: 0,
+        };
+        region.reclaim_bytes = region.reclaim_bytes_min();
+        region
+    }
+
+    /// The store is closed: the file may be somebody else's now.
+    pub(crate) fn release(&mut self) {
+        self.data = None;
+    }
+
+    /// The file is open again, in another store: its data file is the one that was mapped, and holds what was committed.
+    /// Nobody has a map in the new store yet.
+    pub(crate) fn follow(&mut self, data: Arc<dyn File>) {
+        self.data = Some(data);
+        self.maps = 0;
+    }
+
+    /// Ends, and leaves its addresses to the program.
+    pub(crate) fn leave(mut self) {
+        self.mapping.leave();
+    }
+
+    pub(crate) fn address(&self) -> *mut u8 {
+        self.mapping.address()
+    }
+
+    pub(crate) fn address_space(&self) -> u64 {
+        self.mapping.address_space()
+    }
+
+    pub(crate) fn tracker(&self) -> Tracker {
+        if self.is_told() { Tracker::Told } else { self.mapping.tracker() }
+    }
+
+    /// What was stored outlives it.
+    pub(crate) fn is_live(&self) -> bool {
+        self.live
+    }
+
+    fn is_told(&self) -> bool {
+        self.told.is_on()
+    }
+
+    /// Looks for stores that were not told of, from now on.
+    pub(crate) fn check_from_now_on(&mut self, how: ToldCheck) {
+        self.checked = Some(told::Checked::new(how));
+    }
+
+    /// Where the program's threads tell what they change.
+    pub(crate) fn told(&self) -> Arc<Told> {
+        self.told.clone()
+    }
+
+    fn set_accessible(&mut self, end: u64) {
+        self.accessible = end;
+        self.told.set_end(end);
+    }
+
+    pub(crate) fn accessible(&self) -> u64 {
+        self.accessible
+    }
+
+    /// Bytes of pages that have left the file.
+    pub(crate) fn private_bytes(&self) -> u64 {
+        let mut ranges = Vec::new();
+        match self.mapping.private(0..self.accessible, &mut ranges) {
+            Ok(()) => ranges.iter().map(|r| r.end - r.start).sum(),
+            Err(_) => self.pages.len() as u64 * self.page(),
+        }
+    }
+
+    /// Bytes of copies that are kept to compare with.
+    pub(crate) fn copies_bytes(&self) -> u64 {
+        self.copies_bytes
+    }
+
+    /// More pages are private than the program allowed.
+    pub(crate) fn is_over(&self) -> bool {
+        self.dirty_max.is_some_and(|most| self.pages.len() as u64 * self.page() > most)
+    }
+
+    /// So much is private that a look for clean pages pays.
+    pub(crate) fn wants_reclaim(&self) -> bool {
+        !self.live && (self.is_over() || self.pages.len() as u64 * self.page() > self.reclaim_bytes)
+    }
+
+    /// Reads the file into memory.
+    pub(crate) fn populate(&mut self) -> std::io::Result<()> {
+        self.shown.iter().try_for_each(|range| self.mapping.populate(range.clone()))
+    }
+
+    fn page(&self) -> u64 {
+        self.mapping.page_bytes()
+    }
+
+    fn round_up(&self, size: u64) -> u64 {
+        size.next_multiple_of(self.page())
+    }
+
+    /// The whole pages that a range touches.
+    fn pages_of(&self, range: &Range<u64>) -> Range<u64> {
+        range.start - range.start % self.page()..self.round_up(range.end)
+    }
+
+    /// The data file, as long as it is ours.
+    fn data(&self) -> Result<&dyn File> {
+        self.data.as_deref().ok_or(Error::Closed)
+    }
+
+    /// The whole pages that a range fills.
+    fn pages_in(&self, range: &Range<u64>) -> Range<u64> {
+        let start = self.round_up(range.start);
+        start..start.max(range.end - range.end % self.page())
+    }
+
+    fn fail(&self, content: &Content, action: &'static str, e: std::io::Error) -> Error {
+        // What truncation of a mapped file by somebody else looks like from here.
+        if Errno::from_io_error(&e) == Some(Errno::FAULT) {
+            return Error::Conflict {
+                path: content.path.clone(),
+                detail: "a mapped page cannot be accessed: another program truncated the file, or this one changed \
+                         the protection of its mapping"
+                    .into(),
+            };
+        }
+        Error::io(action, &content.path, e)
+    }
+
+    /// The offset up to which pages may show the data file: not what a checkpoint is about to cut off.
+    fn file_end(&self, content: &Content) -> u64 {
+        let overlays = value_if_holds(invariant::TRUNCATED_PAGES_HIDDEN, content.overlays());
+        self.round_up(overlays.iter().filter_map(|o| o.size).fold(content.base_size, u64::min))
+    }
+
+    /// There is room in the reserved addresses for a file of this size.
+    pub(crate) fn check_room(&self, content: &Content, size: u64) -> Result<()> {
+        if size <= self.mapping.address_space() {
+            return Ok(());
+        }
+        Err(Error::NoMemory {
+            path: content.path.clone(),
+            detail: format!(
+                "{size} bytes do not fit in the {} bytes of address space that its mapping reserved; map it with a \
+                 larger `address_space`",
+                self.mapping.address_space()
+            ),
+        })
+    }
+
+    /// Memory reaches to the end of a file of this size; new pages show the content.
+    fn reach(&mut self, content: &Content, size: u64) -> Result<()> {
+        let (old, new) = (self.accessible, self.round_up(size));
+        if new < old {
+            self.mapping.hide(new..old).map_err(|e| self.fail(content, "unmap the end of", e))?;
+            self.forget(new..old);
+            self.set_accessible(new);
+            return Ok(());
+        }
+        self.load(content, old..new)
+    }
+
+    /// Nothing is known of these pages any more.
+    fn forget(&mut self, range: Range<u64>) {
+        self.shown.remove(range.clone());
+        self.found.remove(range.clone());
+        self.ahead.forget(&range, self.page());
+        told::remove(&mut self.taken, &range);
+        self.drop_pages(&range);
+    }
+
+    fn drop_pages(&mut self, range: &Range<u64>) {
+        let (page, copies) = (self.page(), &mut self.copies_bytes);
+        let mut gone = |copy: &Option<Box<[u8]>>| *copies -= copy.as_ref().map_or(0, |_| page);
+        if (range.end - range.start) / page < self.pages.len() as u64 {
+            for at in range.clone().step_by(page as usize) {
+                if let Some(copy) = self.pages.remove(&at) {
+                    gone(&copy);
+                }
+            }
+        } else {
+            self.pages.retain(|at, copy| {
+                let stays = !range.contains(at);
+                if !stays {
+                    gone(copy);
+                }
+                stays
+            });
+        }
+    }
+
+    /// Maps these pages anew, so that they show the content: the data file, zeros behind its end, and over
+    /// that the overlays.
+    fn load(&mut self, content: &Content, range: Range<u64>) -> Result<()> {
+        if range.is_empty() {
+            return Ok(());
+        }
+        let fail = |e| self.fail(content, "map", e);
+        let file = range.start..range.end.min(self.file_end(content)).max(range.start);
+        let file_end = file.end;
+        self.mapping.show(file.clone()).map_err(fail)?;
+        self.mapping.blank(file_end..range.end).map_err(fail)?;
+        self.forget(range.clone());
+        if !file.is_empty() && !self.live {
+            self.shown.insert(file);
+        }
+        self.set_accessible(self.accessible.max(range.end));
+        let overlays = value_if_holds(invariant::OVERLAYS_SHOW, content.overlays());
+        let (zeros, bytes) = changed_ranges(&overlays, &range);
+        // Each store reads the page below. After a crash these, and the log, are not in the page cache.
+        begin_log_reads(&overlays, bytes.iter());
+        begin_file_reads(self.data()?, file_end, bytes.iter());
+        for range in zeros.iter() {
+            self.store_zeros(content, range.clone())?;
+        }
+        for range in bytes.iter() {
+            self.store_content(content, range.clone())?;
+        }
+        Ok(())
+    }
+
+    /// Stores bytes as the program would.
+    fn store(&mut self, content: &Content, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.expect_private(content, bytes.len() / self.page() as usize + 2)?;
+        self.mapping.copy_in(offset, bytes).map_err(|e| self.fail(content, "store to the mapping of", e))?;
+        // Those pages are private now, and differ from their copies.
+        let range = offset..offset + bytes.len() as u64;
+        self.outdate(&range);
+        self.pages_of(&range).step_by(self.page() as usize).for_each(|at| _ = self.pages.entry(at).or_default());
+        Ok(())
+    }
+
+    /// So many more pages are about to be private.
+    fn expect_private(&mut self, content: &Content, pages: usize) -> Result<()> {
+        self.pages.try_reserve(pages).map_err(|_| sized_memory::none(pages * self.page() as usize, &content.path))
+    }
+
+    /// Drops the copies of these pages, as the content has changed there.
+    fn outdate(&mut self, range: &Range<u64>) {
+        let (page, range) = (self.page(), self.pages_of(range));
+        let mut gone = 0;
+        if (range.end - range.start) / page < self.pages.len() as u64 {
+            let copies = range.step_by(page as usize).filter_map(|at| self.pages.get_mut(&at).and_then(Option::take));
+            gone += copies.count() as u64;
+        } else {
+            let within = self.pages.iter_mut().filter(|(at, _)| range.contains(at));
+            gone += within.filter_map(|(_, copy)| copy.take()).count() as u64;
+        }
+        self.copies_bytes -= gone * page;
+    }
+
+    /// How many more pieces of the mapping there may be.
+    pub(crate) fn pieces_left(&self) -> usize {
+        PIECES_MOST.saturating_sub(self.shown.iter().count())
+    }
+
+    /// Stores zeros, by mapping where there are many.
+    pub(crate) fn store_zeros(&mut self, content: &Content, range: Range<u64>) -> Result<()> {
+        let zeros = vec![0; self.page() as usize];
+        let inner = self.pages_in(&range);
+        let mut mapped = inner.end - inner.start > STORED_MAX;
+        if mapped {
+            match self.mapping.blank(inner.clone()) {
+                Ok(()) => self.forget(inner.clone()),
+                // The process has as many mappings as it may have: the zeros take memory then.
+                Err(e) if Errno::from_io_error(&e) == Some(Errno::NOMEM) => mapped = false,
+                Err(e) => return Err(self.fail(content, "map", e)),
+            }
+        }
+        let mut at = range.start;
+        while at < range.end {
+            if mapped && at == inner.start {
+                at = inner.end;
+                continue;
+            }
+            let end = (at - at % self.page() + self.page()).min(range.end);
+            self.store(content, at, &zeros[..(end - at) as usize])?;
+            at = end;
+        }
+        Ok(())
+    }
+
+    /// Stores the content of a range.
+    fn store_content(&mut self, content: &Content, range: Range<u64>) -> Result<()> {
+        let most = PAGES_AT_ONCE as u64 * self.page();
+        let mut at = range.start;
+        while at < range.end {
+            let mut buf = AlignedBuf::zeroed_up_to((range.end - at).min(most) as usize);
+            let overlays = value_if_holds(invariant::COMMITTED_BYTES_BACK, content.overlays());
+            read_through(&overlays, Some(self.data()?), &mut buf, at)?;
+            self.store(content, at, &buf)?;
+            at += buf.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Copies memory out.
+    pub(crate) fn read(&self, content: &Content, buf: &mut [u8], offset: u64) -> Result<()> {
+        let mut offset = offset;
+        for into in buf.chunks_mut(READ_MOST) {
+            let next = offset + into.len() as u64;
+            let pieces = &mut [Piece { offset, into }];
+            self.mapping.copy_out(pieces).map_err(|e| self.fail(content, "read the mapping of", e))?;
+            offset = next;
+        }
+        Ok(())
+    }
+
+    /// A write through the file interface is a store.
+    pub(crate) fn write(&mut self, content: &Content, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.store(content, offset, bytes)?;
+        self.mark(offset..offset + bytes.len() as u64);
+        Ok(())
+    }
+
+    /// These bytes may have changed, whatever the tracker says.
+    pub(crate) fn mark(&mut self, range: Range<u64>) {
+        let end = self.accessible;
+        if self.is_told() {
+            self.told.note(range.start..range.end.min(end));
+            return;
+        }
+        let pages = self.pages_of(&range);
+        if pages.start < pages.end.min(end) {
+            self.is_stored_to(pages.start..pages.end.min(end));
+        }
+    }
+
+    /// The file is about to have another size, which the caller stages. Bytes stored behind its end are
+    /// never a part of it.
+    pub(crate) fn resize(&mut self, content: &Content, size: u64) -> Result<()> {
+        let (old, end) = (content.size(), self.accessible);
+        if size < old {
+            let tail = size..self.round_up(size);
+            // The page stays, its tail does not. Hidden first: if that fails, nothing has changed.
+            self.reach(content, size)?;
+            return self.clear(content, tail);
+        }
+        self.check_room(content, size)?;
+        self.clear(content, old..end)?;
+        let new = self.round_up(size);
+        if new > end {
+            let mapped = match holds(invariant::GROWS_BY_ZEROS) {
+                true => self.mapping.blank(end..new),
+                false => self.mapping.show(end..new),
+            };
+            mapped.map_err(|e| self.fail(content, "map the end of", e))?;
+            self.set_accessible(new);
+        }
+        Ok(())
+    }
+
+    /// Makes a part of the last page zero, if it is not.
+    fn clear(&mut self, content: &Content, tail: Range<u64>) -> Result<()> {
+        if tail.is_empty() || !holds(invariant::STORES_BEHIND_THE_END) {
+            return Ok(());
+        }
+        let mut bytes = vec![0; (tail.end - tail.start) as usize];
+        self.read(content, &mut bytes, tail.start)?;
+        if bytes.iter().all(|b| *b == 0) {
+            // The content is zero there from now on; the copies are outdated.
+            self.outdate(&tail);
+            return Ok(());
+        }
+        bytes.fill(0);
+        self.store(content, tail.start, &bytes)
+    }
+
+    /// Drops private pages that no overlay knows. The caller has just staged all stores, and nobody stores.
+    pub(crate) fn reclaim(&mut self, content: &Content) -> Result<()> {
+        let (page, end) = (self.page(), self.file_end(content).min(self.accessible));
+        // Live memory is all that there is of what was stored since the last commit.
+        if end == 0 || self.live {
+            return Ok(());
+        }
+        self.told.take(self.accessible, &mut self.taken);
+        let mut free = RangeSet::new();
+        let pages = self.pages.keys().filter(|at| **at < end);
+        pages.for_each(|at| free.insert(*at..at + page));
+        self.shown.gaps(&(0..end)).for_each(|gap| free.insert(gap));
+        let (zeros, bytes) =
+            changed_ranges(&value_if_holds(invariant::KNOWN_PAGES_STAY, content.overlays()), &(0..end));
+        for range in zeros.iter().chain(bytes.iter()).chain(self.found.iter()).chain(&self.taken) {
+            free.remove(self.pages_of(range));
+        }
+        let fail = |e| self.fail(content, "drop pages of", e);
+        // Mapped anew: dropping them by advice leaves marks of the tracker that look like pages in swap.
+        free.iter().try_for_each(|range| self.mapping.show(range.clone())).map_err(fail)?;
+        for range in free.iter() {
+            self.shown.insert(range.clone());
+            self.drop_pages(range);
+        }
+        // What is in use stays; looking for it again is worth while when it has doubled.
+        self.reclaim_bytes = (2 * self.pages.len() as u64 * page).max(self.reclaim_bytes_min());
+        Ok(())
+    }
+
+    /// With the tracker `pagemap`, every commit compares all private pages.
+    fn reclaim_bytes_min(&self) -> u64 {
+        match self.tracker() {
+            Tracker::Scan | Tracker::Told => COPIES_BYTES_MAX,
+            Tracker::PageMap => PAGES_AT_ONCE as u64 * self.page(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,178 @@
+//! From what the program told to staged changes: copy these bytes once, and stage them.
+
+use super::Region;
+use super::changes::Copies;
+use super::told::tidy;
+use crate::engine::content::{Content, SpillSink};
+use crate::invariant;
+use bytes::Bytes;
+use std::ops::Range;
+use untorn_journal::Result;
+use untorn_journal::commits::overlay::{Source, read_through};
+use untorn_journal::format::sized_memory;
+use untorn_os::{Piece, holds, value_if_holds};
+
+/// Bytes that are copied and staged at once, and ranges.
+const LOT_BYTES: u64 = 1 << 20;
+const LOT_RANGES: usize = 1 << 14;
+/// Bytes that are copied at one moment at most; of more the rest is staged before the program goes on.
+const COPIES_MOST: u64 = 64 << 20;
+
+pub(super) fn len_of(ranges: &[Range<u64>]) -> u64 {
+    ranges.iter().map(|range| range.end - range.start).sum()
+}
+
+/// The first of these ranges, no more than a lot; the last may be a part of one.
+fn first_lot(ranges: &[Range<u64>]) -> Vec<Range<u64>> {
+    let (mut lot, mut bytes) = (Vec::new(), 0);
+    for range in ranges.iter().take(LOT_RANGES) {
+        let range = range.start..range.end.min(range.start + LOT_BYTES - bytes);
+        bytes += range.end - range.start;
+        lot.push(range);
+        if bytes == LOT_BYTES {
+            break;
+        }
+    }
+    lot
+}
+
+impl Region {
+    /// Exactly what was told of is staged: whole lines, as they are compared with the other trackers, would have more.
+    fn add_lines(&mut self) {
+        if !holds(invariant::UNTOLD_STAYS_OUT) {
+            for range in &mut self.taken {
+                *range = range.start / 64 * 64..range.end.next_multiple_of(64).min(self.accessible);
+            }
+            tidy(&mut self.taken);
+        }
+    }
+
+    /// Stages what was told of, as it is in memory now.
+    pub(super) fn stage_told(&mut self, content: &mut Content, sink: &dyn SpillSink, unit: usize) -> Result<()> {
+        self.add_lines();
+        let mut taken = std::mem::take(&mut self.taken);
+        let (mut staged, mut done) = (0, Ok(()));
+        while staged < taken.len() && done.is_ok() {
+            let lot = first_lot(&taken[staged..]);
+            done =
+                self.copies_of(content, &lot).and_then(|bytes| self.stage_told_lot(content, sink, unit, &lot, bytes));
+            // What cannot be staged stays, for the next commit.
+            if done.is_ok() || !holds(invariant::TOLD_UNTIL_STAGED) {
+                staged += lot.len();
+                let (whole, last) = (&mut taken[staged - 1], &lot[lot.len() - 1]);
+                if last.end < whole.end {
+                    whole.start = last.end;
+                    staged -= 1;
+                }
+            }
+        }
+        taken.drain(..staged);
+        self.taken = taken;
+        done
+    }
+
+    /// Copies what was told of, all as it is at this moment.
+    pub(super) fn copy_told(&mut self, content: &mut Content, sink: &dyn SpillSink, unit: usize) -> Result<Copies> {
+        self.find_stores(content)?;
+        if len_of(&self.taken) > COPIES_MOST {
+            self.check_unchanged(content)?;
+            self.stage_told(content, sink, unit)?;
+        }
+        self.add_lines();
+        let ranges = self.taken.clone();
+        let bytes = self.copies_of(content, &ranges)?;
+        Ok(Copies { pages: Vec::new(), ranges, bytes })
+    }
+
+    /// Stages copies, which are of all that was taken.
+    pub(super) fn stage_told_copies(
+        &mut self,
+        content: &mut Content,
+        sink: &dyn SpillSink,
+        unit: usize,
+        copies: Copies,
+    ) -> Result<()> {
+        if copies.ranges.is_empty() {
+            return Ok(());
+        }
+        self.check_unchanged(content)?;
+        self.stage_told_lot(content, sink, unit, &copies.ranges, copies.bytes)?;
+        self.taken.clear();
+        Ok(())
+    }
+
+    /// Stages bytes of ranges that were told of. What follows on the same page or line is not theirs.
+    fn stage_told_lot(
+        &mut self,
+        content: &mut Content,
+        sink: &dyn SpillSink,
+        unit: usize,
+        ranges: &[Range<u64>],
+        bytes: Vec<u8>,
+    ) -> Result<()> {
+        let (page, size) = (self.page(), content.size());
+        let bytes = Bytes::from(bytes);
+        let mut staged: Vec<(Range<u64>, Source)> = Vec::with_capacity(ranges.len());
+        let mut from = 0;
+        for range in ranges {
+            let len = (range.end - range.start) as usize;
+            // Bytes behind the end of the file are never a part of it.
+            let inside = range.start..range.end.min(size);
+            if inside.start < inside.end {
+                let bytes = bytes.slice(from..from + (inside.end - inside.start) as usize);
+                match unit {
+                    1 => self.differing(content, inside, &bytes, &mut staged)?,
+                    _ => staged.push((inside.clone(), Source::Bytes { bytes, origin: inside.start })),
+                }
+            }
+            from += len;
+        }
+        content.write_set.insert_all(staged);
+        for range in ranges {
+            let pages = self.pages_of(range).step_by(page as usize);
+            pages.for_each(|at| _ = self.pages.entry(at).or_default());
+        }
+        content.bound_memory(sink)
+    }
+
+    /// The parts of a range that differ from the content, to the byte: what belongs to a transaction on its way that may
+    /// fail yet must not get into the next commit with what was told of beside it.
+    fn differing(
+        &self,
+        content: &Content,
+        range: Range<u64>,
+        bytes: &Bytes,
+        into: &mut Vec<(Range<u64>, Source)>,
+    ) -> Result<()> {
+        let mut base = sized_memory::zeros(bytes.len() as u64, &content.path)?;
+        let overlays = value_if_holds(invariant::COMPARE_WITH_VIEW, content.overlays());
+        read_through(&overlays, Some(self.data()?), &mut base, range.start)?;
+        let mut at = 0;
+        while let Some(skipped) = bytes[at..].iter().zip(&base[at..]).position(|(a, b)| a != b) {
+            let start = at + skipped;
+            let end = start + bytes[start..].iter().zip(&base[start..]).take_while(|(a, b)| a != b).count();
+            let origin = range.start + start as u64;
+            let source = Source::Bytes { bytes: bytes.slice(start..end), origin };
+            into.push((origin..range.start + end as u64, source));
+            at = end;
+        }
+        Ok(())
+    }
+
+    /// Copies of bytes, one after the other.
+    pub(super) fn copies_of(&self, content: &Content, ranges: &[Range<u64>]) -> Result<Vec<u8>> {
+        let mut bytes = sized_memory::zeros(len_of(ranges), &content.path)?;
+        self.copy_ranges_out(content, ranges, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    fn copy_ranges_out(&self, content: &Content, ranges: &[Range<u64>], mut into: &mut [u8]) -> Result<()> {
+        let mut pieces = Vec::with_capacity(ranges.len());
+        for range in ranges {
+            let (piece, rest) = into.split_at_mut((range.end - range.start) as usize);
+            pieces.push(Piece { offset: range.start, into: piece });
+            into = rest;
+        }
+        self.mapping.copy_out(&mut pieces).map_err(|e| self.fail(content, "read the mapping of", e))
+    }
+}

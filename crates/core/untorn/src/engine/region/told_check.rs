@@ -1,0 +1,105 @@
+//! For finding bugs with the tracker `told`: stores that the program did not tell of.
+//!
+//! The mapping is tracked all the same, and before a commit the pages that were stored to are compared with the content,
+//! as with the other trackers. What differs and was not told of is reported.
+
+use super::Region;
+use super::changes::LOT_PAGES;
+use super::told::{self, Checked, ToldCheck};
+use crate::engine::content::Content;
+use crate::invariant;
+use std::fmt::Write;
+use std::ops::Range;
+use untorn_journal::{Error, Result};
+
+/// Differing bytes with no more equal ones between them are one place: of a number that was stored some bytes may be as
+/// they were.
+const NEAR_BYTES: u64 = 8;
+/// Places that an error names.
+const NAMED_MOST: usize = 8;
+/// Places of one mapping that are printed.
+const PRINTED_MOST: usize = 100;
+
+impl Region {
+    /// Before a commit: everything that was stored to was told of.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] names places that were not; nothing is staged.
+    pub(crate) fn check_told(&mut self, content: &Content) -> Result<()> {
+        let Some(mut checked) = self.checked.take() else { return Ok(()) };
+        let found = self.find_untold(content, &mut checked);
+        checked.commits += 1;
+        let refused = found.and_then(|untold| match checked.how {
+            _ if untold.is_empty() => Ok(()),
+            ToldCheck::Refuse => Err(self.refuse_untold(content, &untold, checked.commits)),
+            ToldCheck::Warn => {
+                self.print_untold(content, &untold, &mut checked);
+                Ok(())
+            }
+        });
+        self.checked = Some(checked);
+        refused
+    }
+
+    fn find_untold(&mut self, content: &Content, checked: &mut Checked) -> Result<Vec<Range<u64>>> {
+        let mut pages = Vec::new();
+        let asked = self.mapping.changed(0..self.accessible, &mut pages);
+        pages.into_iter().for_each(|range| checked.pages.insert(range));
+        asked.map_err(|e| self.fail(content, "look for changed pages of", e))?;
+        checked.pages.remove(self.accessible..u64::MAX);
+        let page = self.page();
+        let pages: Vec<u64> = checked.pages.iter().flat_map(|range| range.clone().step_by(page as usize)).collect();
+        let mut untold: Vec<Range<u64>> = Vec::new();
+        for lot in pages.chunks(LOT_PAGES) {
+            let copies = self.copies(content, lot)?;
+            // Asked after the copies are made: a thread that stores and tells while they are is no culprit.
+            self.find_stores(content)?;
+            let size = content.size();
+            self.compare(invariant::COMPARE_WITH_VIEW, content, lot, &copies, |at, copy, base| {
+                for (offset, _) in (at..size).zip(copy.iter().zip(base)).filter(|(_, (a, b))| a != b) {
+                    match untold.last_mut() {
+                        _ if told::contains(&self.taken, offset) => {}
+                        Some(last) if offset - last.end <= NEAR_BYTES => last.end = offset + 1,
+                        _ => untold.push(offset..offset + 1),
+                    }
+                }
+            })?;
+            self.copies = copies;
+        }
+        checked.pages = untold.iter().map(|range| self.pages_of(range)).collect();
+        Ok(untold)
+    }
+
+    /// Bytes, their address, and their page, of one place.
+    fn place(&self, range: &Range<u64>) -> String {
+        let (len, page) = (range.end - range.start, range.start / self.page());
+        let address = self.address() as usize + range.start as usize;
+        format!("{len} bytes at address {address:#x} (offset {}, page {page})", range.start)
+    }
+
+    fn refuse_untold(&self, content: &Content, untold: &[Range<u64>], commit: u64) -> Error {
+        let mut places = String::new();
+        for (n, range) in untold.iter().take(NAMED_MOST).enumerate() {
+            let _ = write!(places, "{}{}", if n == 0 { "" } else { ", " }, self.place(range));
+        }
+        if untold.len() > NAMED_MOST {
+            let _ = write!(places, " and {} other places", untold.len() - NAMED_MOST);
+        }
+        Error::invalid(format!(
+            "{}: stored to and not told of before commit {commit} of this mapping: {places}. The commit was not made: call \
+             `touch` for these stores, and commit again",
+            content.path.display()
+        ))
+    }
+
+    fn print_untold(&self, content: &Content, untold: &[Range<u64>], checked: &mut Checked) {
+        for range in untold {
+            let printed = checked.printed.len();
+            if printed < PRINTED_MOST && checked.printed.insert(range.start) {
+                let (path, commit) = (content.path.display(), checked.commits);
+                let last = if printed + 1 == PRINTED_MOST { "; more places are not printed" } else { "" };
+                eprintln!("untorn: {path}: not told of before commit {commit}: {}{last}", self.place(range));
+            }
+        }
+    }
+}

@@ -1,0 +1,41 @@
+//! Files that have commits in the journal when a store is opened: they are in the table before anybody can open them.
+//!
+//! Each is as the store would have it after its last commit: known by the identity that its attribute carries, with its
+//! commits in an overlay, and without a descriptor until it is needed. Checkpoints apply it, in portions.
+
+use crate::engine::Engine;
+use crate::engine::files::file_state::{FileState, Life, SharedFile};
+use std::sync::Arc;
+use untorn_journal::recovery::carry::Carried;
+
+impl Engine {
+    /// Takes over what is committed and not applied. Nobody uses the store yet.
+    pub(crate) fn take_over(&self, carried: Carried) {
+        let mut journal = self.journal.lock();
+        let mut table = self.files.lock();
+        journal.dirs.extend(carried.dirs);
+        journal.portions = carried.portions;
+        for file in carried.files {
+            let (last, meta) = (file.state, file.meta);
+            let path = last.name.clone().expect("a carried file has a name");
+            let mut state = FileState::new(path.clone(), Life::Named);
+            state.names_changed = last.names.len() > 1 || last.mode.is_some() || last.created.is_some();
+            state.mode_set = last.final_mode();
+            state.attribute_set = true;
+            state.attribute_unsynced = last.created.is_some();
+            state.last_lsn = last.last_lsn;
+            state.applied_lsn = last.previous_lsn;
+            state.carried = Some(last.first_lsn..=last.last_lsn);
+            state.writable = file.writable;
+            // As after a checkpoint that failed: the owner before may have had one, and the page cache may show what the
+            // disk never got.
+            state.content.applying = (!last.overlay.is_empty()).then(|| Arc::new(last.overlay));
+            state.content.base_size = meta.size;
+            state.content.last_stat = Some(meta);
+            let shared = SharedFile::new(last.id, state);
+            table.insert(path, shared.clone());
+            table.note_idle(&shared);
+            journal.dirty.insert(last.id, shared);
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! Forgetting files: one that nobody uses and that is plain leaves the table, with its memory and its descriptor.
+//!
+//! ```text
+//! no handle, no transaction, no commit on its way; everything in the data file, durably; the log truncated behind it
+//!     clear_unused      the file is not pending any more, and nobody can begin to use it meanwhile
+//!     flush             that survives a power cut: the file may be moved anywhere
+//!     forget            out of the table, unless somebody opened it meanwhile
+//! ```
+//!
+//! Opened anew, it is a file like any other: it gets a new identity with its first commit.
+
+use crate::engine::Engine;
+use crate::engine::files::file_state::{FileState, Life, SharedFile};
+use crate::engine::files::open_files::FileTable;
+use crate::sync_point;
+use std::path::Path;
+use std::sync::Arc;
+use untorn_journal::format::{Attribute, AttributeFound};
+use untorn_journal::recovery::{clear_pending, flush_one_by_one};
+use untorn_journal::{Context, Result};
+use untorn_os::File;
+
+/// What became of a file that might be forgotten.
+enum Cleared {
+    /// Its attribute is not pending any more; the caller flushes it.
+    Now(Arc<dyn File>),
+    /// It never was.
+    Before,
+    /// It is in use, or not plain: another time.
+    No,
+}
+
+impl Engine {
+    /// Takes a file without handles out of the table that has nothing to remember. One that may have nothing to remember
+    /// after the next checkpoint is noted.
+    pub(crate) fn forget_if_idle(&self, shared: &Arc<SharedFile>) {
+        self.forget(shared, |_, _| true);
+    }
+
+    /// Takes those files of these names out of the table that nobody uses and that have nothing to remember.
+    pub(crate) fn forget_names<'p>(&self, names: impl IntoIterator<Item = &'p Path>) {
+        for name in names {
+            let known = self.files.lock().get(name).cloned();
+            if let Some(file) = known {
+                self.forget(&file, |files, state| files.is_unused(state.path(), &file));
+            }
+        }
+    }
+
+    fn forget(&self, shared: &Arc<SharedFile>, may: impl Fn(&FileTable, &FileState) -> bool) {
+        let mut files = self.files.lock();
+        let mut state = shared.write();
+        if state.handles > 0 || !files.has(state.path(), shared) {
+            return;
+        }
+        let content = &state.content;
+        let is_plain = !state.attribute_set && !content.is_pending() && content.write_set.is_empty();
+        // A clone of the descriptor keeps the claim on the file: whoever flushes through it is not done yet.
+        let is_cloned = content.data.as_ref().is_some_and(|data| Arc::strong_count(data) > 1);
+        if !is_plain || is_cloned || state.txn.is_some() || !may(&files, &state) {
+            files.note_idle(shared);
+            return;
+        }
+        files.remove(state.path(), shared);
+        // The claim on the file must not keep anybody from opening it anew.
+        state.content.data = None;
+    }
+
+    /// Forgets the files that nobody uses and that are plain: after a checkpoint, in turn with others.
+    pub(crate) fn forget_unused(&self) -> Result<()> {
+        let checkpoint_lsn = self.journal.lock().journal.header().checkpoint_lsn;
+        let idle = self.files.lock().take_idle();
+        let one_by_one = flush_one_by_one(&*self.storage, idle.len());
+        let (mut unused, mut flushed, mut cleared) = (Vec::new(), Ok(()), false);
+        for file in idle {
+            let Some(file) = file.upgrade() else { continue };
+            match self.clear_unused(&file, checkpoint_lsn) {
+                // Of many files none is kept open for the flush.
+                Cleared::Now(data) if one_by_one && self.is_durable() => {
+                    let done = data.sync_all(sync_point::FORGOTTEN);
+                    flushed = flushed.and(done.context("flush the attribute of", file.read().path()));
+                }
+                Cleared::Now(_) => cleared = true,
+                Cleared::Before => {}
+                Cleared::No => continue,
+            }
+            unused.push(file);
+        }
+        if cleared && self.is_durable() {
+            flushed = self.sync_file_system(sync_point::FORGOTTEN);
+        }
+        if let Err(e) = flushed {
+            // What a power cut may bring back as pending stays known, also to the next owner.
+            self.journal.lock().journal.keep_epoch();
+            return Err(e);
+        }
+        for file in &unused {
+            self.forget(file, |files, state| files.is_unused(state.path(), file));
+        }
+        Ok(())
+    }
+
+    /// Makes a file that nobody uses and that is plain one that is not pending.
+    fn clear_unused(&self, file: &Arc<SharedFile>, checkpoint_lsn: u64) -> Cleared {
+        loop {
+            let mut files = self.files.lock();
+            let Some(mut state) = file.try_write() else {
+                files.note_idle(file);
+                return Cleared::No;
+            };
+            if state.handles > 0 || state.life != Life::Named {
+                return Cleared::No;
+            }
+            let unused = files.is_unused(state.path(), file) && state.txn.is_none();
+            if !unused || !state.is_plain(checkpoint_lsn) {
+                files.note_idle(file);
+                return Cleared::No;
+            }
+            if !state.attribute_set {
+                return Cleared::Before;
+            }
+            // Whoever opens it from here on waits for its state, and finds a file that has no commit in this epoch.
+            drop(files);
+            if let Some(data) = state.content.data.clone() {
+                clear_pending(&*data, self.store_id, file.id);
+                if is_pending(&*data, file.id) {
+                    break;
+                }
+                (state.attribute_set, state.attribute_due) = (false, false);
+                return Cleared::Now(data);
+            }
+            drop(state);
+            if self.reopen(file).is_err() {
+                break;
+            }
+        }
+        // Moved away, or not to be changed: closing tries again.
+        self.files.lock().note_idle(file);
+        Cleared::No
+    }
+}
+
+/// Whether a data file's attribute says that it waits for commits of this identity.
+fn is_pending(data: &dyn File, id: u64) -> bool {
+    match data.attribute() {
+        Ok(value) => {
+            matches!(Attribute::decode(value.as_deref()), AttributeFound::Valid(a) if a.file == id && a.pending)
+        }
+        Err(_) => true,
+    }
+}

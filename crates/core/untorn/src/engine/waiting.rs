@@ -1,0 +1,5 @@
+//! Locks, and threads that wait for each other. Stands on nothing else here.
+
+pub(crate) mod completion;
+pub(crate) mod concurrency;
+pub(crate) mod wakeup;

@@ -1,0 +1,82 @@
+//! How commits call a store's background thread, and how closing ends it.
+
+use crate::engine::waiting::concurrency::thread::{self, JoinHandle};
+use crate::engine::waiting::concurrency::{AtomicBool, Condvar, Mutex};
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+
+/// Calls to the background thread.
+#[derive(Default)]
+pub(crate) struct Wakeup {
+    state: Mutex<State>,
+    changed: Condvar,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    /// Something was committed since the last durable mark.
+    busy: AtomicBool,
+    /// The thread waits without a time limit, as there is nothing to do.
+    asleep: AtomicBool,
+}
+
+#[derive(Default)]
+struct State {
+    stop: bool,
+    wake: bool,
+}
+
+impl Wakeup {
+    /// Calls the thread.
+    pub(crate) fn wake(&self) {
+        self.state.lock().wake = true;
+        self.changed.notify_one();
+    }
+
+    /// Notes that a batch was committed. Calls the thread only if it is not about to look by itself.
+    pub(crate) fn note_commit(&self) {
+        self.busy.store(true, SeqCst);
+        if self.asleep.swap(false, SeqCst) {
+            self.wake();
+        }
+    }
+
+    pub(crate) fn started(&self, thread: JoinHandle<()>) {
+        *self.thread.lock() = Some(thread);
+    }
+
+    /// Ends the thread, unless the thread itself calls.
+    pub(crate) fn stop(&self) {
+        self.state.lock().stop = true;
+        self.changed.notify_one();
+        if let Some(thread) = self.thread.lock().take()
+            && thread.thread().id() != thread::current().id()
+        {
+            let _ = thread.join();
+        }
+    }
+
+    /// Called by the thread after its work: whether anything was committed since the last call.
+    pub(crate) fn take_busy(&self) -> bool {
+        // In this order: a commit that comes in between sets `busy`, then looks whether the thread is asleep.
+        self.asleep.store(true, SeqCst);
+        self.busy.swap(false, SeqCst)
+    }
+
+    /// Waits for a call, no longer than this. False: the thread is to end.
+    pub(crate) fn wait(&self, most: Option<Duration>) -> bool {
+        if most.is_some() {
+            self.asleep.store(false, SeqCst);
+        }
+        let mut state = self.state.lock();
+        while !state.stop && !state.wake {
+            match most {
+                None => self.changed.wait(&mut state),
+                Some(most) => {
+                    if self.changed.wait_for(&mut state, most).timed_out() {
+                        break;
+                    }
+                }
+            }
+        }
+        state.wake = false;
+        !state.stop
+    }
+}

@@ -1,0 +1,127 @@
+//! A heap's memory and its file.
+
+use super::metadata::{Number, Refused};
+use super::space::Backing;
+use crate::engine::files::file_state::HeapMark;
+use crate::engine::handles::file::File;
+use crate::engine::handles::map::Map;
+use crate::heap::image::check::HeapImage;
+use crate::heap::image::layout::{CHUNK_BYTES, INSIDES, SEGMENT_BYTES};
+use crate::heap::live::Working;
+use crate::heap::live::cuts::Cuts;
+use crate::heap::live::own_pages::{self, header_page};
+use crate::invariant;
+use std::ops::Range;
+use untorn_journal::{Error, Result};
+use untorn_os::{holds, memory_limit};
+
+/// The heap's memory and its file.
+pub(crate) struct Body {
+    /// Of a live heap: its working memory.
+    pub working: Option<Working>,
+    /// How it is cut.
+    pub cuts: Cuts,
+    // Before the file: a map ends before its file is closed.
+    pub map: Map,
+    /// For everybody: it only reads.
+    pub view: File,
+    /// The heap's own handle.
+    pub file: File,
+    /// Other handles of the file only read it.
+    pub mark: HeapMark,
+    /// Nobody stores during a commit but under a guard: the program's promise.
+    pub quiet: bool,
+    /// For debugging: whoever allocates or frees holds a guard.
+    pub debug_guards: bool,
+    /// For debugging: commits look for stores that came while they gathered them.
+    pub debug_races: bool,
+    /// For debugging: commits look for pointers out of the heap.
+    pub debug_pointers: bool,
+    /// So many bytes may be in use; more, if the limit has changed.
+    pub memory_bytes: u64,
+}
+
+impl Backing for Body {
+    fn resize(&self, segments: usize) -> Result<()> {
+        let space = self.map.address_space()?;
+        if (segments * SEGMENT_BYTES) as u64 > space {
+            let detail = format!(
+                "the heap is full: it has grown to all of its address space ({} MiB). Free something, or close it and open it \
+                 once with a larger `address_space`, which it has from then on",
+                space >> 20
+            );
+            return Err(Error::NoMemory { path: self.file.path(), detail });
+        }
+        let groups = (self.map.len() as usize / SEGMENT_BYTES).div_ceil(INSIDES);
+        self.map.resize((segments * SEGMENT_BYTES) as u64)?;
+        (groups..segments.div_ceil(INSIDES)).for_each(|group| self.lock_header(group));
+        if holds(invariant::HEAP_GROWS_WHOLE) { Ok(()) } else { self.map.msync() }
+    }
+
+    fn release(&self, offset: usize, bytes: usize) -> Result<()> {
+        self.file.zero(offset as u64, bytes as u64)
+    }
+
+    fn unlock_header(&self, group: usize) -> Result<()> {
+        own_pages::unlock(&self.map, header_page(group))
+    }
+
+    fn lock_header(&self, group: usize) {
+        own_pages::lock(&self.map, header_page(group));
+    }
+
+    fn check_memory(&self, bytes: u64) -> Result<()> {
+        if bytes <= self.memory_bytes {
+            return Ok(());
+        }
+        match memory_limit().filter(|limit| bytes > limit.bytes) {
+            None => Ok(()),
+            Some(limit) => Err(Error::NoMemory {
+                path: self.file.path(),
+                detail: format!(
+                    "the heap would have {bytes} bytes in use, and {} allows {} bytes of memory and swap; open the heap \
+                     with a `dirty_max` below that, and commit before more than that is stored to",
+                    limit.of, limit.bytes
+                ),
+            }),
+        }
+    }
+}
+
+impl Body {
+    pub(crate) fn release_chunks(&self, chunks: Range<Number>) -> Result<()> {
+        self.release(chunks.start as usize * CHUNK_BYTES, chunks.len() * CHUNK_BYTES)
+    }
+
+    pub(crate) fn corrupt(&self, detail: String) -> Error {
+        Error::corrupt_heap(self.file.path(), detail)
+    }
+
+    pub(crate) fn refused(&self, why: Refused) -> Error {
+        match why {
+            Refused::Corrupt(detail) => self.corrupt(detail),
+            Refused::NotAllocated => {
+                Error::invalid("the pointer is not one that this heap gave out, or was freed already".to_owned())
+            }
+            Refused::Absurd => Error::invalid("no heap has so much memory, or memory of such an alignment".to_owned()),
+            Refused::Grow(e) => e,
+        }
+    }
+}
+
+impl HeapImage for File {
+    fn bytes(&self) -> Result<u64> {
+        self.len()
+    }
+
+    fn read(&self, buf: &mut [u8], offset: u64) -> Result<()> {
+        match self.read_at(buf, offset)? == buf.len() {
+            true => Ok(()),
+            false => Err(Error::corrupt_heap(self.path(), "it became shorter just now")),
+        }
+    }
+}
+
+pub(crate) fn segments_of(map: &Map) -> usize {
+    map.len() as usize / SEGMENT_BYTES
+}

@@ -1,0 +1,620 @@
+//! Where open heaps are found: by the address that an allocator in a heap has, and by weak handles.
+//!
+//! An entry is never freed. Its user locks it and sees whether the heap that is meant is still in it, so that
+//! finding a heap again costs a few loads, and a heap that another thread closes is an error.
+
+use super::arena::Arena;
+use super::body::Body;
+use super::chunk_table::{ChunkTable, NOBODY};
+use super::guard::Guard;
+use super::metadata::{Metadata, Refused};
+use super::space::{Space, size_of_use};
+use super::thread_local::{Found, LOCAL, slot_of_this_thread};
+use crate::engine::region::Told;
+use crate::engine::waiting::concurrency::{Mutex, MutexGuard};
+use crate::heap::image::layout::{SEGMENT_BYTES, class_of};
+use crate::heap::log::live_head::LiveHead;
+use crate::heap::log::section_log::SectionLogs;
+use crate::heap::log::section_mark::{MarkedLock, Mode};
+use crate::heap::log::section_thread::{SectionHeap, section_of};
+use crate::heap::log::sections::{Sections, is_same_opening};
+use crate::invariant;
+use parking_lot::RwLock;
+use std::alloc::Layout;
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use untorn_journal::{Error, Result};
+use untorn_os::{holds, process_generation};
+
+/// Threads that allocate without waiting for each other. More threads share slots.
+const SLOTS: usize = 16;
+
+/// The entry of one open heap.
+pub(crate) struct Entry {
+    /// Of the heap that is here: no two have the same. 0: none.
+    opening: AtomicU64,
+    pub(crate) guard: Guard,
+    pub(crate) sections: Sections,
+    /// The lock of sections that have no other.
+    pub(crate) section_lock: MarkedLock,
+    /// A thread that allocates takes the lock of its slot, and if it needs more that of `live`; a thread that frees
+    /// takes the lock of the slot that owns the chunk. A commit takes the guard first, then all slots in order, then
+    /// `live`.
+    slots: [Slot; SLOTS],
+    pub(crate) live: Mutex<Option<Live>>,
+    /// With `debug_guards`: a thread allocated or freed without a guard since the last commit.
+    pub(crate) unguarded: AtomicBool,
+    /// Its tracker is `told`.
+    is_told: AtomicBool,
+}
+
+/// On cache lines of its own.
+#[repr(align(128))]
+struct Slot(Mutex<Option<LiveSlot>>);
+
+/// What a slot's threads need of an open heap.
+pub(crate) struct LiveSlot {
+    opening: u64,
+    debug_guards: bool,
+    pub(crate) arena: Arena,
+    base: usize,
+    told: Arc<Told>,
+}
+
+/// What allocations need of an open heap beyond a slot.
+pub(crate) struct Live {
+    opening: u64,
+    pub(crate) space: Space,
+    body: Arc<Body>,
+}
+
+impl Live {
+    /// Ends an allocation, where the caller holds every lock.
+    pub(crate) fn free_still(
+        &mut self,
+        slots: &mut [LockedSlot<'_>],
+        address: *mut u8,
+        body: &Body,
+    ) -> std::result::Result<(), Refused> {
+        let mut arenas = slots.iter_mut().filter_map(|slot| slot.as_mut()).map(|slot| &mut slot.arena);
+        let owner = self.space.arena.owner_of(address);
+        let Some(arena) = arenas.find(|arena| arena.id == owner || owner == NOBODY) else {
+            return Err(Refused::NotAllocated);
+        };
+        if owner == NOBODY {
+            return self.space.free(arena, address, body);
+        }
+        if let Some((number, class)) = arena.free_at(address)? {
+            self.space.take_back(arena, number, class);
+        }
+        Ok(())
+    }
+}
+
+pub(crate) type LockedSlot<'a> = MutexGuard<'a, Option<LiveSlot>>;
+
+impl Entry {
+    fn new() -> Entry {
+        Entry {
+            opening: AtomicU64::new(0),
+            guard: Guard::new(),
+            sections: Sections::new(),
+            section_lock: MarkedLock::new(),
+            slots: std::array::from_fn(|_| Slot(Mutex::new(None))),
+            live: Mutex::new(None),
+            unguarded: AtomicBool::new(false),
+            is_told: AtomicBool::new(false),
+        }
+    }
+
+    /// All slots, in order.
+    pub(crate) fn lock_slots(&self) -> Vec<LockedSlot<'_>> {
+        self.slots.iter().map(|slot| slot.0.lock()).collect()
+    }
+}
+
+/// A heap that is open.
+struct Opened {
+    addresses: Range<usize>,
+    is_live: bool,
+    heap: WeakHeap,
+}
+
+/// All entries: those in use by the addresses of their heaps, and those to be used again.
+struct Registry {
+    open: Vec<Opened>,
+    empty: Vec<&'static Entry>,
+    openings: u64,
+}
+
+impl Registry {
+    /// A heap of this process: a forked child may have one at an address where its parent has one.
+    fn find(&self, base: usize) -> Option<WeakHeap> {
+        let found = self.open.iter().find(|one| one.addresses.start == base && one.heap.check_fork().is_ok());
+        found.map(|one| one.heap)
+    }
+
+    /// An entry whose guard a thread took and never released is left alone: no other heap shall wait for that thread.
+    /// A thread that takes the guard after this sees that its heap is closed.
+    fn empty_entry(&mut self) -> Option<&'static Entry> {
+        // The scheduler's locks end with the run that they were made in.
+        if cfg!(feature = "shuttle") {
+            return None;
+        }
+        let at = self.empty.iter().position(|entry| {
+            entry.guard.is_idle() && entry.sections.is_idle() && !entry.section_lock.is_locked(Mode::Exclusive)
+        })?;
+        Some(self.empty.swap_remove(at))
+    }
+}
+
+/// Held for moments only: no other lock is taken meanwhile.
+static REGISTRY: RwLock<Registry> = RwLock::new(Registry { open: Vec::new(), empty: Vec::new(), openings: 0 });
+
+/// Enters a heap that may have so many segments one day, until [`WeakHeap::remove`].
+pub(crate) fn insert(base: usize, segments: usize, segments_most: usize, body: Arc<Body>) -> WeakHeap {
+    let (opening, entry) = {
+        let mut registry = REGISTRY.write();
+        registry.openings += 1;
+        (registry.openings, registry.empty_entry())
+    };
+    let entry = entry.unwrap_or_else(|| Box::leak(Box::new(Entry::new())));
+    let told = body.map.told();
+    let live = body.working.as_ref().map(|working| working.head);
+    let (is_live, is_told) = (live.is_some(), told.is_on());
+    let metadata = Metadata::new(base as *mut u8, Some(told.clone()).filter(|_| is_told), live);
+    entry.guard.set_live(body.working.as_ref().map(|working| working.memory().head()));
+    entry.section_lock.reset();
+    entry.sections.set_heap(opening, body.working.as_ref().map(|working| working.memory().clone()));
+    let space = base..base + segments_most * SEGMENT_BYTES;
+    let table = Arc::new(ChunkTable::new(metadata, segments_most));
+    for (id, slot) in entry.slots.iter().enumerate() {
+        let arena = Arena::new(table.clone(), id as u8);
+        let told = told.clone();
+        *slot.0.lock() = Some(LiveSlot { opening, debug_guards: body.debug_guards, arena, base, told });
+    }
+    *entry.live.lock() = Some(Live { opening, space: Space::new(table, segments), body });
+    entry.unguarded.store(false, Relaxed);
+    entry.is_told.store(is_told, Relaxed);
+    entry.guard.forgive();
+    entry.opening.store(opening, Release);
+    let heap = WeakHeap { entry, opening, process: process_generation() };
+    REGISTRY.write().open.push(Opened { addresses: space, is_live, heap });
+    heap
+}
+
+/// Where heaps of this process are, or were.
+static PLACES: RwLock<Vec<Range<usize>>> = RwLock::new(Vec::new());
+
+/// A heap has these addresses.
+pub(crate) fn note_addresses(addresses: Range<usize>) {
+    let mut places = PLACES.write();
+    if !places.contains(&addresses) {
+        places.push(addresses);
+    }
+}
+
+/// A heap has or had some of these addresses.
+pub(crate) fn was_open(addresses: &Range<usize>) -> bool {
+    PLACES.read().iter().any(|place| place.start < addresses.end && addresses.start < place.end)
+}
+
+/// Whether a heap at this address is open.
+pub(crate) fn is_open(base: usize) -> bool {
+    REGISTRY.read().find(base).is_some()
+}
+
+#[cold]
+fn not_in_the_heap(address: *const u8, len: usize) -> Error {
+    Error::invalid(format!(
+        "{len} bytes at address {address:p} are not in the heap; nothing was noted. Tell of what lies in the heap, as it is \
+         now"
+    ))
+}
+
+/// A weak handle of a heap: the heap may be closed at any moment, and calls are refused from then on. For callers that
+/// can keep neither a [`crate::heap::Heap`] nor a guard of it.
+#[derive(Clone, Copy)]
+pub struct WeakHeap {
+    pub(crate) entry: &'static Entry,
+    opening: u64,
+    process: u64,
+}
+
+impl From<WeakHeap> for Found {
+    #[inline(always)]
+    fn from(heap: WeakHeap) -> Found {
+        Found { entry: std::ptr::from_ref(heap.entry).cast(), opening: heap.opening, process: heap.process }
+    }
+}
+
+impl From<Found> for WeakHeap {
+    #[inline(always)]
+    fn from(found: Found) -> WeakHeap {
+        // SAFETY: made from a reference to an entry by the conversion above, and entries are never freed.
+        let entry = unsafe { &*found.entry.cast::<Entry>() };
+        WeakHeap { entry, opening: found.opening, process: found.process }
+    }
+}
+
+impl WeakHeap {
+    /// The open heap at an address: what an allocator that lies in a heap knows of it.
+    #[inline(always)]
+    pub fn at(base: *const u8) -> Result<WeakHeap> {
+        #[cold]
+        fn look_up(base: usize) -> Result<WeakHeap> {
+            let registry = REGISTRY.read();
+            let is_parents = registry.open.iter().any(|one| one.addresses.start == base);
+            registry.find(base).ok_or(if is_parents { Error::Forked } else { Error::Closed })
+        }
+        WeakHeap::remembered(base as usize, look_up)
+    }
+
+    /// What this thread looked up last, if that was this number (a handle or an address) and is still open; or looks
+    /// it up.
+    #[inline(always)]
+    pub fn remembered<E>(
+        number: usize,
+        look_up: impl FnOnce(usize) -> std::result::Result<WeakHeap, E>,
+    ) -> std::result::Result<WeakHeap, E> {
+        match LOCAL.with(|local| local.found.get()).map(|(of, found)| (of, WeakHeap::from(found))) {
+            Some((of, heap)) if of == number && heap.is_open() => Ok(heap),
+            _ => {
+                let heap = look_up(number)?;
+                LOCAL.with(|local| local.found.set(Some((number, heap.into()))));
+                Ok(heap)
+            }
+        }
+    }
+
+    /// Whether it is; in a moment it may not be.
+    #[inline]
+    pub fn is_open(self) -> bool {
+        self.entry.opening.load(Acquire) == self.opening
+    }
+
+    /// Handles of the parent are of no use in a forked child, and its locks may be held for ever.
+    #[inline]
+    fn check_fork(self) -> Result<()> {
+        if self.process == process_generation() { Ok(()) } else { Err(Error::Forked) }
+    }
+
+    /// The live heap that has an address; if none does, the only one that is open.
+    pub(crate) fn of_lock(address: usize) -> Result<WeakHeap> {
+        let registry = REGISTRY.read();
+        let mut live = registry.open.iter().filter(|one| one.is_live && one.heap.check_fork().is_ok());
+        if let Some(around) = live.clone().find(|one| one.addresses.contains(&address)) {
+            return Ok(around.heap);
+        }
+        match (live.next(), live.next()) {
+            (Some(one), None) => Ok(one.heap),
+            (None, _) => Err(Error::invalid("no live heap is open, for whose sections this lock could be")),
+            _ => Err(Error::invalid("several live heaps are open: say of which one this lock is")),
+        }
+    }
+
+    /// The open heap that a lock of this era is of, also after a rollback since.
+    pub(crate) fn of_era(era: u64) -> Option<WeakHeap> {
+        let registry = REGISTRY.read();
+        let mut all = registry.open.iter().filter(|one| one.is_live && one.heap.check_fork().is_ok());
+        all.find(|one| is_same_opening(one.heap.entry.sections.era(), era)).map(|one| one.heap)
+    }
+
+    /// Where the heap is mapped, and how many bytes of it there are.
+    pub(crate) fn mapped(self) -> Option<(*const u8, usize)> {
+        let live = self.lock_live().ok()?;
+        live.as_ref().map(|live| (live.body.map.as_ptr(), live.body.map.len() as usize))
+    }
+
+    /// Which opening of a heap it is of.
+    #[inline]
+    pub(crate) fn opening(self) -> u64 {
+        self.opening
+    }
+
+    /// What sections of this heap need.
+    pub(crate) fn section_heap(self) -> Result<SectionHeap> {
+        self.check_fork()?;
+        let registry = REGISTRY.read();
+        let found = registry.open.iter().find(|one| one.heap.opening == self.opening).ok_or(Error::Closed)?;
+        let Some(head) = self.entry.guard.live_memory() else {
+            return Err(Error::invalid("sections are of live heaps: open the heap with `HeapOptions::live`"));
+        };
+        // SAFETY: the head of a live heap's memory, which is mapped for ever.
+        let (head, logs) = unsafe { (LiveHead::at(head), SectionLogs::at(head)) };
+        let (sections, addresses) = (&self.entry.sections, found.addresses.clone());
+        Ok(SectionHeap { sections, opening: self.opening, addresses, head, logs })
+    }
+
+    /// Locks what allocations need beyond a slot.
+    fn lock_live(self) -> Result<MutexGuard<'static, Option<Live>>> {
+        let live = self.entry.live.lock();
+        if live.as_ref().is_some_and(|live| live.opening == self.opening) { Ok(live) } else { Err(Error::Closed) }
+    }
+
+    /// Works with a slot, under its lock.
+    #[inline]
+    fn with_slot<R>(self, slot: usize, work: impl FnOnce(&mut LiveSlot) -> Result<R>) -> Result<R> {
+        match &mut *self.entry.slots[slot].0.lock() {
+            Some(live) if live.opening == self.opening => work(live),
+            _ => Err(Error::Closed),
+        }
+    }
+
+    /// Works with the space behind the slots, under its lock.
+    fn with_space<R>(self, work: impl FnOnce(&mut Space, &Body) -> std::result::Result<R, Refused>) -> Result<R> {
+        let mut live = self.lock_live()?;
+        let Some(Live { space, body, .. }) = &mut *live else { return Err(Error::Closed) };
+        work(space, body).map_err(|e| body.refused(e))
+    }
+
+    #[inline]
+    fn check_guarded(self, slot: &LiveSlot) -> Result<()> {
+        if !slot.debug_guards || self.entry.guard.is_held() {
+            return Ok(());
+        }
+        self.entry.unguarded.store(true, Release);
+        Err(Error::invalid("a thread allocated or freed without a mutation guard, which `debug_guards` forbids"))
+    }
+
+    /// As [`crate::heap::Heap::allocate`].
+    pub fn allocate(self, layout: Layout) -> Result<NonNull<u8>> {
+        self.check_fork()?;
+        let class = class_of(layout.size().max(1), layout.align());
+        let mine = slot_of_this_thread() % SLOTS;
+        let address = self.with_slot(mine, |slot| {
+            self.check_guarded(slot)?;
+            match class.filter(|_| layout.align() <= 4096) {
+                Some(class) => match slot.arena.take(class) {
+                    Some(block) => Ok(Some(block)),
+                    None => self.refill(mine, &mut slot.arena, class).map(Some),
+                },
+                None => Ok(None),
+            }
+        })?;
+        let address = match address {
+            Some(address) => address,
+            None => self.with_space(|space, ground| {
+                if layout.align() > 4096 {
+                    return Err(Refused::Absurd);
+                }
+                space.allocate_chunks(layout.size(), ground)
+            })?,
+        };
+        if let Some(section) = section_of(self.opening) {
+            section.allocated(address as usize);
+        }
+        Ok(NonNull::new(address).expect("inside the heap"))
+    }
+
+    /// As [`WeakHeap::allocate`], for a collection that fills the block at once: with the tracker `told`, the block is
+    /// told of, whole.
+    pub fn allocate_told(self, layout: Layout) -> Result<NonNull<u8>> {
+        let block = self.allocate(layout)?;
+        self.touch(block.as_ptr(), layout.size())?;
+        Ok(block)
+    }
+
+    /// A block for a slot whose arena has none.
+    #[cold]
+    fn refill(self, mine: usize, arena: &mut Arena, class: usize) -> Result<*mut u8> {
+        // Slots that are in use are left alone: waiting for them here might be for ever.
+        let mut steal = |arena: &mut Arena| {
+            let others = (1..SLOTS).map(|n| (mine + n) % SLOTS).filter_map(|n| self.entry.slots[n].0.try_lock());
+            for mut other in others {
+                if let Some(other) = &mut *other
+                    && other.opening == self.opening
+                    && let Some(number) = other.arena.roomy(class)
+                {
+                    arena.adopt(&mut other.arena, number, class);
+                    return true;
+                }
+            }
+            false
+        };
+        self.with_space(|space, ground| space.allocate_block(arena, class, &mut steal, ground))
+    }
+
+    /// As [`crate::heap::Heap::free`].
+    ///
+    /// # Safety
+    /// Nobody uses what was there any more.
+    pub unsafe fn free(self, address: NonNull<u8>) -> Result<()> {
+        self.check_fork()?;
+        if section_of(self.opening).is_some() && holds(invariant::SECTION_FREES_LAST) {
+            // What is no allocation is told now.
+            self.size_of(address)?;
+            let address = address.as_ptr().expose_provenance();
+            return match section_of(self.opening).is_some_and(|section| section.frees(address)) {
+                true => Ok(()),
+                false => self.with_space(|_, _| Err(Refused::NotAllocated)),
+            };
+        }
+        let address = address.as_ptr();
+        let mut slot = slot_of_this_thread() % SLOTS;
+        loop {
+            // The owner may change until its lock is held.
+            let next = self.with_slot(slot, |slot| {
+                self.check_guarded(slot)?;
+                let owner = slot.arena.owner_of(address);
+                if owner == slot.arena.id {
+                    let freed = slot.arena.free_at(address);
+                    let empty = freed.or_else(|e| self.with_space(|_, _| Err(e)))?;
+                    if let Some((number, class)) = empty {
+                        self.with_space(|space, _| {
+                            space.take_back(&mut slot.arena, number, class);
+                            Ok(())
+                        })?;
+                    }
+                    return Ok(None);
+                }
+                if owner != NOBODY {
+                    return Ok(Some(usize::from(owner)));
+                }
+                self.with_space(|space, ground| match slot.arena.owner_of(address) {
+                    NOBODY => space.free(&mut slot.arena, address, ground).map(|()| None),
+                    owner => Ok(Some(usize::from(owner))),
+                })
+            })?;
+            match next {
+                None => return Ok(()),
+                Some(owner) => slot = owner,
+            }
+        }
+    }
+
+    /// As [`crate::heap::Heap::touch`].
+    ///
+    /// A commit holds the locks of all slots while it copies: what a thread told before is in it.
+    #[inline]
+    pub fn touch(self, address: *const u8, len: usize) -> Result<()> {
+        self.check_fork()?;
+        self.with_slot(slot_of_this_thread() % SLOTS, |slot| match slot.told.touch(slot.base, address as usize, len) {
+            true => Ok(()),
+            false => Err(not_in_the_heap(address, len)),
+        })
+    }
+
+    /// Tells of bytes as [`WeakHeap::touch`], if the heap's tracker wants that and they are in the heap.
+    #[inline]
+    pub(crate) fn tell(self, address: *const u8, len: usize) {
+        if self.entry.is_told.load(Relaxed) {
+            _ = self.with_slot(slot_of_this_thread() % SLOTS, |slot| {
+                slot.told.touch(slot.base, address as usize, len);
+                Ok(())
+            });
+        }
+    }
+
+    /// As [`crate::heap::Heap::size_of`].
+    pub fn size_of(self, address: NonNull<u8>) -> Result<usize> {
+        self.check_fork()?;
+        let address = address.as_ptr();
+        let mut slot = slot_of_this_thread() % SLOTS;
+        loop {
+            let next = self.with_slot(slot, |slot| {
+                let owner = slot.arena.owner_of(address);
+                if owner == slot.arena.id {
+                    let found = slot.arena.find(address).map(|found| Ok(size_of_use(found.1)));
+                    return found.or_else(|e| self.with_space(|_, _| Err(e)));
+                }
+                if owner != NOBODY {
+                    return Ok(Err(usize::from(owner)));
+                }
+                self.with_space(|space, _| match slot.arena.owner_of(address) {
+                    NOBODY => space.size_of(address).map(Ok),
+                    owner => Ok(Err(usize::from(owner))),
+                })
+            })?;
+            match next {
+                Ok(bytes) => return Ok(bytes),
+                Err(owner) => slot = owner,
+            }
+        }
+    }
+
+    /// Gives free chunks back to the file system, and the heap's end: the next commit makes it so. The caller holds
+    /// the guard.
+    pub(crate) fn give_back(self, body: &Body) -> Result<()> {
+        self.check_fork()?;
+        loop {
+            let room = body.map.pieces_left();
+            let runs = self.with_space(|space, _| Ok(space.take_freed(room)))?;
+            if runs.is_empty() {
+                break;
+            }
+            let mut done = Ok(());
+            for run in runs {
+                if done.is_ok() {
+                    done = body.release_chunks(run.clone());
+                }
+                let given = done.is_ok();
+                self.with_space(|space, _| {
+                    space.given_back(run, given);
+                    Ok(())
+                })?;
+            }
+            done?;
+        }
+        self.with_space(|space, ground| space.trim(ground))
+    }
+
+    /// The heap may have so many bytes from now on, for which there are addresses.
+    pub(crate) fn set_address_space(self, bytes: u64) -> Result<()> {
+        self.with_space(|space, ground| space.set_address_space(bytes, ground))
+    }
+
+    /// Begins what [`crate::heap::Heap::mutate`] guards; ended by [`WeakHeap::end_mutation`] in the same thread.
+    #[inline(always)]
+    pub fn begin_mutation(self) -> Result<()> {
+        self.check_fork()?;
+        let mutating = self.entry.guard.mutate();
+        if !self.is_open() {
+            return Err(Error::Closed);
+        }
+        std::mem::forget(mutating);
+        Ok(())
+    }
+
+    /// Ends it. False: this thread has begun none.
+    #[inline(always)]
+    pub fn end_mutation(self) -> Result<bool> {
+        self.check_fork()?;
+        // Of a closed heap the slot may be another one's by now.
+        if self.is_open() { Ok(self.entry.guard.end()) } else { Err(Error::Closed) }
+    }
+
+    /// Begins what [`crate::heap::Heap::hold_cuts`] guards; ended by [`WeakHeap::end_hold`] in the same thread.
+    pub fn begin_hold(self) -> Result<()> {
+        self.check_fork()?;
+        let held = self.entry.guard.hold();
+        if !self.is_open() {
+            return Err(Error::Closed);
+        }
+        std::mem::forget(held);
+        Ok(())
+    }
+
+    /// Ends it. False: this thread has begun none.
+    pub fn end_hold(self) -> Result<bool> {
+        self.check_fork()?;
+        if self.is_open() { Ok(self.entry.guard.leave()) } else { Err(Error::Closed) }
+    }
+
+    /// Stores to the heap's own bytes, which `save` has kept of a live heap: a process that ends meanwhile has changed
+    /// none of them.
+    pub(crate) fn change_whole(self, at: *mut u8, len: usize, change: impl FnOnce()) -> Result<()> {
+        let live = self.lock_live()?;
+        let working = live.as_ref().and_then(|live| live.body.working.as_ref());
+        if let Some(working) = working {
+            let base = live.as_ref().map_or(0, |live| live.body.map.as_ptr() as usize);
+            // SAFETY: bytes of the heap, which the caller alone changes.
+            working.head.save(at as usize - base, unsafe { std::slice::from_raw_parts(at, len) });
+        }
+        change();
+        if let Some(working) = working {
+            working.head.settle();
+        }
+        Ok(())
+    }
+
+    /// Nobody finds the heap any more. Waits for allocations that other threads have begun.
+    pub(crate) fn remove(self) {
+        if self.check_fork().is_err() {
+            return;
+        }
+        REGISTRY.write().open.retain(|one| one.heap.opening != self.opening);
+        self.entry.opening.store(0, Release);
+        for slot in &self.entry.slots {
+            drop(slot.0.lock().take());
+        }
+        let live = self.entry.live.lock().take();
+        self.entry.guard.set_live(None);
+        self.entry.sections.set_heap(0, None);
+        REGISTRY.write().empty.push(self.entry);
+        drop(live);
+    }
+}

@@ -1,0 +1,548 @@
+//! Opening a heap, and making a new one.
+
+use super::open_heap::Heap;
+use crate::engine::handles::file::File;
+use crate::engine::handles::map::{Kept, Map, MapOptions};
+use crate::engine::handles::store::Store;
+use crate::engine::options::{FileOptions, StoreOptions};
+use crate::heap::alloc::body::{Body, segments_of};
+use crate::heap::alloc::registry;
+use crate::heap::image::layout::*;
+use crate::heap::live::cuts::Cuts;
+use crate::heap::live::own_pages;
+use crate::heap::live::{self, Found, LiveStart, Working};
+use crate::heap::log::live_head::START_BYTES;
+use crate::invariant;
+use std::ops::Range;
+use std::path::Path;
+use std::ptr::{NonNull, with_exposed_provenance_mut};
+use std::time::Duration;
+use untorn_journal::{Error, Result};
+use untorn_os::{holds, memory_limit, sanitizer};
+
+/// Address space of a heap, unless the program asks for more.
+const ADDRESS_SPACE: u64 = 64 << 30;
+/// Addresses tried before a new heap gives up.
+const TRIES: usize = 16;
+
+/// How to open a heap.
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct HeapOptions {
+    store: StoreOptions,
+    create: bool,
+    address_space: Option<u64>,
+    address: Option<usize>,
+    map: MapOptions,
+    quiet: bool,
+    debug_guards: bool,
+    debug_races: bool,
+    debug_pointers: bool,
+    live: bool,
+    cuts: Cuts,
+    cut_every: Option<Duration>,
+    cut_within: Option<Duration>,
+}
+
+impl Default for HeapOptions {
+    fn default() -> Self {
+        HeapOptions {
+            store: StoreOptions::default(),
+            create: true,
+            address_space: None,
+            address: None,
+            map: MapOptions::new(),
+            quiet: false,
+            debug_guards: false,
+            debug_races: false,
+            debug_pointers: false,
+            live: false,
+            cuts: Cuts::Stop,
+            cut_every: None,
+            cut_within: None,
+        }
+    }
+}
+
+impl HeapOptions {
+    /// A heap is made if there is none, with 64 GiB of address space to grow in.
+    pub fn new() -> HeapOptions {
+        HeapOptions::default()
+    }
+
+    /// How the store of a standalone heap file is opened: failure class, journal size, waiting.
+    pub fn store(mut self, options: StoreOptions) -> Self {
+        self.store = options;
+        self
+    }
+
+    /// Make the heap if there is none (default), or fail with `NotFound`.
+    pub fn create(mut self, on: bool) -> Self {
+        self.create = on;
+        self
+    }
+
+    /// Bytes of address space that the heap gets: as long as it is open it cannot outgrow them. They cost no memory and no
+    /// room. A heap that has less gets more, for ever, by a commit of this opening; it has less never again, and asking for
+    /// less is an error. Default: what the heap has, and of a new one 64 GiB.
+    pub fn address_space(mut self, bytes: u64) -> Self {
+        self.address_space = Some(bytes);
+        self
+    }
+
+    /// Where a new heap will lie, always: a multiple of 4 MiB between 17 and 31 TiB. For programs that have several
+    /// heaps open at once, whose address spaces must not overlap. Of a heap that there is, another address than it has is
+    /// an error. Default: a random one, at which two heaps meet once in 196 times.
+    ///
+    /// Programs built with ThreadSanitizer or MemorySanitizer cannot use these addresses. A new heap of such a program
+    /// has 16 GiB of address space between 0x5500_0000_0000 and 0x5555_0000_0000 (on aarch64 256 MiB between
+    /// 0xaaaa_0000_0000 and 0xaaaa_a000_0000). Give an address there to a heap that programs with and without these
+    /// sanitizers use.
+    pub fn address(mut self, address: usize) -> Self {
+        self.address = Some(address);
+        self
+    }
+
+    /// A promise: no thread stores to the heap while a commit runs, unless it holds a guard of [`Heap::mutate`]. Then
+    /// commits drop memory that the file holds as well, and memory follows what is in use. Default: off; nothing is
+    /// dropped, except by [`Heap::reclaim`].
+    ///
+    /// # Safety
+    /// What it promises. A store that comes without a guard could be undone in memory.
+    pub unsafe fn quiet(mut self, on: bool) -> Self {
+        self.quiet = on;
+        self
+    }
+
+    /// For finding bugs: to allocate or free without a guard of [`Heap::mutate`] is refused, and so is the next commit.
+    /// Default: off.
+    pub fn debug_guards(mut self, on: bool) -> Self {
+        self.debug_guards = on;
+        self
+    }
+
+    /// As [`MapOptions::dirty_max`]: for heaps that are larger than memory. With [`HeapOptions::quiet`] a commit that
+    /// finds more changed drops memory.
+    pub fn dirty_max(mut self, bytes: u64) -> Self {
+        self.map = self.map.dirty_max(bytes);
+        self
+    }
+
+    /// As [`MapOptions::debug_races`]: a store during a commit is reported with its address.
+    pub fn debug_races(mut self, on: bool) -> Self {
+        self.map = self.map.debug_races(on);
+        self.debug_races = on;
+        self
+    }
+
+    /// For finding bugs: a commit looks for pointers that lead out of the heap into this process's memory, as
+    /// [`Heap::find_pointers`] does, and is refused if there is one. It reads all of the heap. Default: off.
+    pub fn debug_pointers(mut self, on: bool) -> Self {
+        self.debug_pointers = on;
+        self
+    }
+
+    /// As [`MapOptions::debug_told`]: a commit is refused if the heap was stored to without [`Heap::touch`].
+    pub fn debug_told(mut self, on: bool) -> Self {
+        self.map = self.map.debug_told(on);
+        self
+    }
+
+    /// The heap's working memory outlives the process, however that ends, until the machine goes down; the next live
+    /// opening goes on from it. A commit is a *cut*: what the heap goes back to after a power cut, or where it cannot go
+    /// on. [`Heap::live`] tells how the heap began. The memory is in `/dev/shm`, or where `UNTORN_LIVE_DIR` says, and takes
+    /// as much room there as the heap is long. See `docs/LIVE_HEAPS.md`. Default: off.
+    pub fn live(mut self, on: bool) -> Self {
+        self.live = on;
+        self
+    }
+
+    /// Of a live heap: what a cut does while threads store. Default: [`Cuts::Stop`]. A commit together with other files
+    /// ([`Heap::commit_with`]) and the last one ([`Heap::close`]) wait for guards and sections in either case.
+    pub fn cuts(mut self, cuts: Cuts) -> Self {
+        self.cuts = cuts;
+        self
+    }
+
+    /// Of a live heap: a thread commits this often, if something was stored to. Default: only [`Heap::commit`] commits.
+    pub fn cut_every(mut self, every: Duration) -> Self {
+        self.cut_every = Some(every);
+        self
+    }
+
+    /// Of a live heap with [`HeapOptions::cut_every`]: a cut is made before what was stored to is so much that a cut would take
+    /// longer than this, by how fast cuts were before. So long is there between a power-fail notice and the end, for example.
+    /// A program that stores faster than the disk writes is not held up. Default: no limit.
+    pub fn cut_within(mut self, most: Duration) -> Self {
+        self.cut_within = Some(most);
+        self
+    }
+
+    /// As [`MapOptions::tracker`].
+    pub fn tracker(mut self, tracker: untorn_os::Tracker) -> Self {
+        self.map = self.map.tracker(tracker);
+        self
+    }
+
+    /// Opens a standalone heap file, with a store of its own beside it.
+    pub fn open(&self, path: impl AsRef<Path>) -> Result<Heap> {
+        let file = self.store.open_standalone_with(path, &FileOptions::new().create(self.create))?;
+        self.open_file(file)
+    }
+
+    /// Opens a heap file of a store, by its name: it can commit together with the store's other files.
+    pub fn open_in(&self, store: &Store, path: impl AsRef<Path>) -> Result<Heap> {
+        self.open_file(store.open_file_with(path, &FileOptions::new().create(self.create))?)
+    }
+
+    fn open_file(&self, file: File) -> Result<Heap> {
+        self.check_live()?;
+        let (file, mark) = file.into_heaps_own()?;
+        let Mapped { map, working, unfreed, address_space, grows } = match file.len()? {
+            0 => self.create_in(&file)?,
+            _ => self.map_existing(&file)?,
+        };
+        let (base, segments, space) = (map.as_ptr() as usize, segments_of(&map), address_space as usize);
+        registry::note_addresses(base..base + space);
+        let limit = memory_limit().filter(|_| self.map.dirty_max_given().is_none());
+        let body = Body {
+            working,
+            cuts: self.cuts,
+            map,
+            view: file.view(),
+            file,
+            mark,
+            quiet: self.quiet,
+            debug_guards: self.debug_guards,
+            debug_races: self.debug_races,
+            debug_pointers: self.debug_pointers,
+            memory_bytes: limit.map_or(u64::MAX, |limit| limit.bytes),
+        };
+        own_pages::lock_all(&body.map);
+        let heap = Heap::new(base, segments, space / SEGMENT_BYTES, body);
+        free_left(&heap, &unfreed)?;
+        if grows {
+            // Before the heap can have more than its file says, and before a rollback.
+            heap.downgrade().set_address_space(address_space)?;
+            heap.commit()?;
+        }
+        match self.cut_every {
+            Some(every) => heap.cut_every(every, self.cut_within),
+            None => Ok(heap),
+        }
+    }
+
+    fn check_live(&self) -> Result<()> {
+        if self.live && self.map.is_told() {
+            return Err(Error::invalid("a live heap finds stores by itself: it cannot have the tracker `told`"));
+        }
+        if self.cut_every.is_some_and(|every| !self.live || every.is_zero()) {
+            return Err(Error::invalid("cuts are of live heaps, and time passes between them"));
+        }
+        if self.cut_within.is_some_and(|most| self.cut_every.is_none() || most.is_zero()) {
+            return Err(Error::invalid(
+                "only cuts in the background (`cut_every`) are made within a time, which passes",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Maps a heap's file: as usual, or in working memory that is made for it.
+    fn map_with(&self, file: &File, options: &MapOptions, working: Option<&Working>) -> Result<Map> {
+        match working {
+            None => file.map_with(options),
+            Some(working) => file.map_live(options, working.memory(), Kept::Nothing),
+        }
+    }
+
+    /// A new heap: one segment, of which all but the header is zeros.
+    fn create_in(&self, file: &File) -> Result<Mapped> {
+        let (addresses, usual) = match sanitizer() {
+            Some(_) => (SANITIZED_MIN..SANITIZED_MAX, SANITIZED_SPACE),
+            None => (ADDRESS_MIN..ADDRESS_MAX, ADDRESS_SPACE),
+        };
+        let space = self.address_space_wanted()?.unwrap_or(usual);
+        if space > addresses.len() as u64 {
+            return Err(Error::invalid(format!(
+                "a heap of {space} bytes of address space is larger than its addresses"
+            )));
+        }
+        let working = if self.live { Some(Working::create(file, LiveStart::New)?) } else { None };
+        let made = self.make(file, working.as_ref(), space, addresses);
+        if let (Err(_), Some(working)) = (&made, &working) {
+            let _ = working.remove();
+        }
+        Ok(Mapped { map: made?, working, unfreed: Vec::new(), address_space: space, grows: false })
+    }
+
+    /// Bytes of address space that the program asks for, in whole segments.
+    fn address_space_wanted(&self) -> Result<Option<u64>> {
+        let whole = |bytes: u64| {
+            let bytes = bytes.max(SEGMENT_BYTES as u64).checked_next_multiple_of(SEGMENT_BYTES as u64);
+            bytes.ok_or_else(|| Error::invalid("no heap has so much address space"))
+        };
+        self.address_space.map(whole).transpose()
+    }
+
+    /// Bytes of address space that a heap gets which has so many.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: the options are not those of this heap.
+    fn address_space_of(&self, file: &File, address: u64, has: u64) -> Result<u64> {
+        let refused = |why: String| Err(Error::invalid(format!("{}: {why}", file.path().display())));
+        if let Some(wanted) = self.address.filter(|wanted| *wanted as u64 != address) {
+            return refused(format!(
+                "the heap is always at {address:#x}, and the option `address` says {wanted:#x}. It is for new heaps: leave it \
+                 out"
+            ));
+        }
+        let mib = |bytes: u64| format!("{} MiB", bytes >> 20);
+        match self.address_space_wanted()? {
+            Some(wanted) if wanted < has => refused(format!(
+                "the heap has {} of address space, and the option `address_space` says {}. Leave it out, or give at least as \
+                 much as the heap has",
+                mib(has),
+                mib(wanted)
+            )),
+            Some(wanted) if !may_lie(address, wanted) => refused(format!(
+                "the heap is always at {address:#x}, where it can have {} of address space at most, and the option \
+                 `address_space` says {}",
+                mib(space_at(address)),
+                mib(wanted)
+            )),
+            wanted => Ok(wanted.unwrap_or(has)),
+        }
+    }
+
+    fn make(&self, file: &File, working: Option<&Working>, space: u64, addresses: Range<usize>) -> Result<Map> {
+        let map = match self.address {
+            Some(address) => {
+                if !address.is_multiple_of(SEGMENT_BYTES) || !may_lie(address as u64, space) {
+                    return Err(Error::invalid(format!(
+                        "{address:#x}: a heap of {space} bytes of address space lies between {ADDRESS_MIN:#x} and \
+                         {ADDRESS_MAX:#x}, or between {SANITIZED_MIN:#x} and {SANITIZED_MAX:#x}, at a multiple of \
+                         {SEGMENT_BYTES:#x}"
+                    )));
+                }
+                check_sanitizer(file, address)?;
+                self.map_with(file, &self.map.address(address).address_space(space), working)?
+            }
+            None => self.map_anywhere(file, working, space, addresses)?,
+        };
+        map.resize(SEGMENT_BYTES as u64)?;
+        if !holds(invariant::HEAP_CREATED_WHOLE) {
+            map.msync()?;
+        }
+        let header = Header {
+            magic: MAGIC,
+            version: VERSION,
+            segment_bytes: SEGMENT_BYTES as u32,
+            address: map.as_ptr() as u64,
+            address_space: space,
+            segments: 1,
+            sum: 0,
+        };
+        // SAFETY: the first segment was mapped just now, and nobody else knows of it.
+        unsafe { map.as_mut_ptr().cast::<Header>().write(header.summed()) };
+        map.touch(map.as_ptr(), size_of::<Header>())?;
+        match working {
+            Some(working) => name(working, &map)?,
+            None => map.msync()?,
+        }
+        Ok(map)
+    }
+
+    /// At a random address that is free in this process, and that no heap has had which was open in it: that one
+    /// may come back.
+    fn map_anywhere(&self, file: &File, working: Option<&Working>, space: u64, addresses: Range<usize>) -> Result<Map> {
+        // The last eighth is for heaps that get more address space later.
+        let slots = addresses.len() as u64 / space;
+        let slots = slots - slots / 8;
+        let mut tries = 0;
+        loop {
+            let mut random = [0; 8];
+            file.random(&mut random)?;
+            let address = addresses.start + (u64::from_le_bytes(random) % slots * space) as usize;
+            let last = tries == TRIES;
+            tries += 1;
+            if !last && registry::was_open(&(address..address + space as usize)) {
+                continue;
+            }
+            match self.map_with(file, &self.map.address(address).address_space(space), working) {
+                Err(Error::Invalid { .. }) if !last => {}
+                done => return done,
+            }
+        }
+    }
+
+    fn map_existing(&self, file: &File) -> Result<Mapped> {
+        let mut start = [0; START_BYTES];
+        file.read_at(&mut start, 0)?;
+        let (bytes, _) = start.split_first_chunk().expect("more than a header");
+        let header = Header::read(bytes, &file.path())?;
+        if let Some(problem) = header.problem(file.len()?) {
+            return Err(Error::corrupt_heap(file.path(), problem));
+        }
+        let Header { address, address_space: has, .. } = header;
+        self.address_space_of(file, address, has)?;
+        if registry::is_open(address as usize) {
+            return Err(Error::invalid(format!(
+                "{}: this heap, or a copy of it, is open in this process already",
+                file.path().display()
+            )));
+        }
+        check_sanitizer(file, address as usize)?;
+        let found = live::find(file, &start)?;
+        let had = if let Found::Kept(kept) = &found { kept.address_space.max(has) } else { has };
+        let address_space = self.address_space_of(file, address, had)?;
+        let mut map = self.map.address(address as usize).address_space(address_space);
+        if memory_limit().is_some_and(|limit| header.segments * SEGMENT_BYTES as u64 > limit.bytes) {
+            // Of a long heap on a small machine counts what is in use.
+            map = map.in_use(bytes_in_use(file, header.segments as usize)?);
+        }
+        let (mapped, working, unfreed) = self.map_found(file, found, &map).map_err(|e| match e {
+            Error::Invalid { detail } if address_space > has => Error::invalid(format!(
+                "{detail}. The heap, which has {} MiB of address space, was to get {} MiB: open it where these addresses are \
+                 free, before other heaps",
+                has >> 20,
+                address_space >> 20
+            )),
+            e => e,
+        })?;
+        let grows = address_space > has;
+        if grows && !mapped.is_writable() {
+            return Err(Error::invalid(format!(
+                "{}: only who can write the file can give the heap more address space",
+                file.path().display()
+            )));
+        }
+        Ok(Mapped { map: mapped, working, unfreed, address_space, grows })
+    }
+
+    /// Maps a heap that there is: the map, its working memory, and blocks of sections that are to be freed.
+    fn map_found(&self, file: &File, found: Found, map: &MapOptions) -> Result<(Map, Option<Working>, Vec<usize>)> {
+        match found {
+            Found::Kept(live::Kept { mut working, bytes, .. }) if self.live => {
+                let unfreed = working.take_unfreed();
+                let map = file.map_live(map, working.memory(), Kept::Bytes(bytes))?;
+                working.go_on(&map)?;
+                Ok((map, Some(working), unfreed))
+            }
+            Found::Kept(live::Kept { mut working, bytes, .. }) => {
+                let unfreed = working.take_unfreed();
+                if holds(invariant::LIVE_BROUGHT_IN) {
+                    let map = file.map_live(map, working.memory(), Kept::Bytes(bytes))?;
+                    live::set_stamp(&map, Stamp::NONE)?;
+                    map.msync()?;
+                    map.unmap()?;
+                }
+                working.remove()?;
+                Ok((file.map_with(map)?, None, unfreed))
+            }
+            found => {
+                let start = match &found {
+                    Found::LastCut(why) => {
+                        tracing::warn!(file = %file.path().display(), why, "the heap is as of its last cut");
+                        LiveStart::LastCut(why.clone())
+                    }
+                    _ => LiveStart::New,
+                };
+                if !self.live {
+                    let map = file.map_with(map)?;
+                    if matches!(found, Found::LastCut(_)) && map.is_writable() {
+                        live::set_stamp(&map, Stamp::NONE)?;
+                        map.msync()?;
+                    }
+                    return Ok((map, None, Vec::new()));
+                }
+                let working = Working::create(file, start)?;
+                let mapped = file.map_live(map, working.memory(), Kept::Nothing);
+                let named = mapped.and_then(|map| name(&working, &map).map(|()| map));
+                if named.is_err() {
+                    let _ = working.remove();
+                }
+                Ok((named?, Some(working), Vec::new()))
+            }
+        }
+    }
+}
+
+/// A heap's memory, when it is opened.
+struct Mapped {
+    map: Map,
+    working: Option<Working>,
+    /// Blocks of sections, to be freed before anybody uses the heap.
+    unfreed: Vec<usize>,
+    address_space: u64,
+    /// The heap's file says that it has less.
+    grows: bool,
+}
+
+/// Frees the blocks that sections left which an opening has undone, or which had freed them. After a kill in between, an opening
+/// does it again: nobody has allocated anything before it is done.
+fn free_left(heap: &Heap, blocks: &[usize]) -> Result<()> {
+    let left = blocks.iter().filter_map(|at| NonNull::new(with_exposed_provenance_mut::<u8>(*at)));
+    for block in left.filter(|block| heap.size_of(*block).is_ok()) {
+        // SAFETY: nothing leads there, now that the sections are undone or have ended.
+        unsafe { heap.free(block)? };
+    }
+    match &heap.body().working {
+        Some(working) => working.settle_sections(),
+        None if !blocks.is_empty() => heap.commit()?,
+        None => {}
+    }
+    Ok(())
+}
+
+/// Commits a heap whose file names this memory from then on.
+fn name(working: &Working, map: &Map) -> Result<()> {
+    let cut = working.begin_cut(map)?;
+    map.msync()?;
+    working.is_named(cut);
+    Ok(())
+}
+
+fn check_sanitizer(file: &File, address: usize) -> Result<()> {
+    match sanitizer() {
+        Some(name) if !(SANITIZED_MIN..SANITIZED_MAX).contains(&address) => Err(Error::invalid(format!(
+            "{}: the heap is always at {address:#x}, and {name}, which this program was built with, keeps that address for \
+             itself. A heap that this program makes has another address; so has a heap that is made with the option \
+             `address` between {SANITIZED_MIN:#x} and {SANITIZED_MAX:#x}, for programs with and without {name}",
+            file.path().display()
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Bytes of a heap's chunks that are in use, read from its file.
+fn bytes_in_use(file: &File, segments: usize) -> Result<u64> {
+    let mut descriptors = [0; CHUNKS * size_of::<Descriptor>()];
+    let (mut chunks, mut segment) = (0, 0);
+    while segment < segments {
+        file.read_at(&mut descriptors, (segment * SEGMENT_BYTES + DESCRIPTORS_AT) as u64)?;
+        let what = |index: usize| Descriptor::read(&descriptors[index * size_of::<Descriptor>()..]).what(index);
+        match what(1) {
+            Some(Use::Huge(spans)) => {
+                chunks += spans.min(segments - segment) * CHUNKS;
+                segment += spans.min(segments - segment);
+            }
+            _ => {
+                chunks += 1 + (1..CHUNKS).filter(|index| what(*index) != Some(Use::Free)).count();
+                segment += 1;
+            }
+        }
+    }
+    Ok((chunks * CHUNK_BYTES) as u64)
+}
+
+impl Heap {
+    /// Opens an existing heap.
+    pub fn open(path: impl AsRef<Path>) -> Result<Heap> {
+        HeapOptions::new().create(false).open(path)
+    }
+
+    /// Opens a heap; makes it if there is none.
+    pub fn open_or_create(path: impl AsRef<Path>) -> Result<Heap> {
+        HeapOptions::new().open(path)
+    }
+}

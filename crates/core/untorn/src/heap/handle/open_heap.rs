@@ -1,0 +1,529 @@
+//! The handle of an open heap.
+
+use crate::engine::commit;
+use crate::engine::commit::ticket::Ticket;
+use crate::engine::handles::file::File;
+use crate::engine::waiting::completion::Completion;
+use crate::engine::waiting::concurrency::MutexGuard;
+use crate::heap::alloc::body::{Body, segments_of};
+use crate::heap::alloc::guard::{Mutating, Quiet};
+use crate::heap::alloc::registry::{self, Live, LockedSlot, WeakHeap};
+use crate::heap::collections::in_heap::InHeap;
+use crate::heap::image::check::Checker;
+use crate::heap::image::layout::Stamp;
+use crate::heap::image::report::HeapReport;
+use crate::heap::live::cuts::{Cutter, Within};
+use crate::heap::live::own_pages;
+use crate::heap::live::{self, LiveReport, Working};
+use crate::heap::log::section_thread::section_of;
+use crate::heap::log::sections::Closed;
+use crate::invariant;
+use parking_lot::{ReentrantMutex, ReentrantMutexGuard};
+use std::alloc::Layout;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Acquire;
+use std::time::{Duration, Instant};
+use untorn_journal::{Error, Result};
+use untorn_os::holds;
+
+/// What the handles of one heap share.
+struct Shared {
+    base: usize,
+    /// Before the body: once the address is free, it may be another opening's.
+    registration: Registration,
+    body: Arc<Body>,
+    /// Who reads or sets roots; a thread that has it may hold the guard, and waits for no guard.
+    roots: ReentrantMutex<()>,
+}
+
+/// A heap's entry in the registry, which goes with the heap.
+struct Registration(WeakHeap);
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        self.0.remove();
+    }
+}
+
+/// What a commit of a live heap is.
+#[derive(Clone, Copy)]
+enum Next {
+    /// A cut, after which the heap goes on.
+    Cut,
+    /// The last one of its working memory.
+    End,
+}
+
+/// Why there is no commit that waits for sections.
+pub(crate) const ABANDONED_SECTION: &str = "a thread ended within a section, and what it was changing is half done. This commit was not made; a rollback undoes \
+     what was changed since the last commit, and ends this condition, or end the process without `close`: the next opening \
+     undoes the section and keeps all else";
+
+/// A rollback waits so long for threads that may wait for one that ended.
+const ABANDONED_PATIENCE: Duration = Duration::from_secs(10);
+
+/// A commit that was queued.
+struct Submitted {
+    completion: Arc<Completion>,
+    /// Whether a store was found that came in between.
+    raced: Result<()>,
+    /// Of a live heap: the number of the cut.
+    cut: Option<u64>,
+}
+
+/// As long as it lives, no thread changes the heap or allocates in it.
+pub(crate) struct Still<'a> {
+    // In this order: who waits for the guard finds the locks free.
+    pub(crate) live: MutexGuard<'a, Option<Live>>,
+    pub(crate) slots: Vec<LockedSlot<'a>>,
+    _quiet: Quiet<'a>,
+    _closed: Option<Closed<'a>>,
+}
+
+/// An open heap. Cheap to clone; it closes when the last clone is gone, and discards what is not committed.
+#[derive(Clone)]
+pub struct Heap {
+    /// Before what its thread uses, too.
+    cutter: Option<Arc<Cutter>>,
+    shared: Arc<Shared>,
+}
+
+impl Heap {
+    pub(crate) fn new(base: usize, segments: usize, segments_most: usize, body: Body) -> Heap {
+        let body = Arc::new(body);
+        let registration = Registration(registry::insert(base, segments, segments_most, body.clone()));
+        Heap { cutter: None, shared: Arc::new(Shared { base, registration, body, roots: ReentrantMutex::new(()) }) }
+    }
+
+    /// From now on a thread commits every so often, and before a commit would take longer than `within`.
+    pub(crate) fn cut_every(mut self, every: Duration, within: Option<Duration>) -> Result<Heap> {
+        let path = self.file().path();
+        let heap = Heap { cutter: None, shared: self.shared.clone() };
+        let guard = &self.shared.registration.0.entry.guard;
+        let opening = self.shared.registration.0.opening();
+        let would_wait = move || guard.is_held() || section_of(opening).is_some();
+        let (body, cut) = (self.shared.body.clone(), heap.clone());
+        let failed = move |e: &Error| body.map.note(e);
+        let (stored, cut) = (move || heap.stored_bytes(), move || cut.commit());
+        let head = self.shared.body.working.as_ref().map(|working| working.head);
+        let head = head.ok_or_else(|| Error::invalid("cuts are of live heaps"))?;
+        let cutter = Cutter::start(every, within.map(Within::new), head, would_wait, stored, cut, failed);
+        let cutter = cutter.map_err(|e| Error::io("start a thread for", path, e))?;
+        self.cutter = Some(Arc::new(cutter));
+        Ok(self)
+    }
+
+    /// Bytes of pages that were stored to since the last commit.
+    fn stored_bytes(&self) -> Result<u64> {
+        Ok(self.shared.body.map.stored_pages()?.iter().map(|pages| pages.end - pages.start).sum())
+    }
+
+    /// The working memory of a live heap, and how the heap began. None: the heap was not opened live.
+    pub fn live(&self) -> Option<LiveReport> {
+        self.shared.body.working.as_ref().map(Working::report)
+    }
+
+    /// An allocator for collections in this heap, which end before this handle does. It may be a part of what it
+    /// allocates for.
+    pub fn allocator(&self) -> InHeap<'_> {
+        InHeap::new(self.shared.base)
+    }
+
+    /// Memory in the heap, of any contents. It is this heap's until [`Heap::free`], after a restart, too.
+    pub fn allocate(&self, layout: Layout) -> Result<NonNull<u8>> {
+        self.shared.registration.0.allocate(layout)
+    }
+
+    /// A weak handle, which does not keep the heap open.
+    #[doc(hidden)]
+    pub fn downgrade(&self) -> WeakHeap {
+        self.shared.registration.0
+    }
+
+    /// Ends an allocation.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: not an allocation of this heap, or freed already.
+    ///
+    /// # Safety
+    /// Nobody uses what was there any more.
+    pub unsafe fn free(&self, address: NonNull<u8>) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.shared.registration.0.free(address) }
+    }
+
+    /// Bytes that an allocation has, which may be more than were asked for.
+    pub fn size_of(&self, address: NonNull<u8>) -> Result<usize> {
+        self.shared.registration.0.size_of(address)
+    }
+
+    /// Says that the program changes `len` bytes at `address`, which is in the heap. With [`Tracker::Told`](crate::Tracker)
+    /// a commit has what it was told of since the last one, the heap's own changes, and nothing else; see
+    /// [`crate::Map::touch`]. With every other tracker this does nothing.
+    ///
+    /// Where several threads use the heap, the store and this call are made under one guard of [`Heap::mutate`].
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: some of the bytes are not in the heap; nothing was noted. [`Error::Closed`],
+    /// [`Error::Forked`].
+    #[inline]
+    pub fn touch(&self, address: *const u8, len: usize) -> Result<()> {
+        self.shared.registration.0.touch(address, len)
+    }
+
+    /// Says that the program changes an object in the heap; see [`Heap::touch`].
+    ///
+    /// # Errors
+    /// Those of [`Heap::touch`].
+    pub fn touch_value<T: ?Sized>(&self, value: &T) -> Result<()> {
+        self.touch(std::ptr::from_ref(value).cast(), size_of_val(value))
+    }
+
+    /// As long as the guard lives, no commit takes place: for changes that belong together, where several threads
+    /// change the heap. It may be taken again by the thread that has it.
+    pub fn mutate(&self) -> Mutating<'_> {
+        self.shared.registration.0.entry.guard.mutate()
+    }
+
+    /// As long as the guard lives, no commit takes place: for steps each of which leaves the heap whole, such as those of
+    /// lock-free structures. Of a live heap whose process ends meanwhile nothing is lost; within [`Heap::mutate`] the heap
+    /// goes back to its last cut. May be taken within the other, and the other within it.
+    pub fn hold_cuts(&self) -> Mutating<'_> {
+        self.shared.registration.0.entry.guard.hold()
+    }
+
+    /// Commits all changes of the heap: after any crash all of them are there, or none. Waits until no thread holds
+    /// a guard of [`Heap::mutate`], and copies what was changed; then threads may change the heap again, while the
+    /// commit is compared, written and flushed.
+    ///
+    /// # Errors
+    /// Those of [`crate::Map::msync`]; [`Error::Invalid`] if this thread holds such a guard itself, or a thread has ended
+    /// with one since the last rollback.
+    pub fn commit(&self) -> Result<()> {
+        self.commit_with(&[])
+    }
+
+    /// Commits the heap and ordinary files of the same store as one.
+    pub fn commit_with(&self, files: &[&File]) -> Result<()> {
+        let Submitted { completion, raced, cut } = self.submit(files, Next::Cut)?;
+        // The commit takes place, whatever was found in memory.
+        self.shared.body.file.store.finish(&completion)?;
+        if let (Some(working), Some(cut)) = (&self.shared.body.working, cut) {
+            working.head.note_durable(cut);
+        }
+        self.reclaim_quiet(&completion);
+        raced
+    }
+
+    /// Commits without waiting: what was changed by now is the commit. With [`crate::heap::HeapOptions::dirty_max`] and more
+    /// changed than that, waits for the commit.
+    pub fn commit_async(&self) -> Result<Ticket> {
+        let body = &self.shared.body;
+        body.file.store.shorten_queue()?;
+        let Submitted { completion, raced, .. } = self.submit(&[], Next::Cut)?;
+        body.file.store.wakeup.wake();
+        self.reclaim_quiet(&completion);
+        raced?;
+        Ok(body.file.store.ticket(completion))
+    }
+
+    fn submit(&self, files: &[&File], next: Next) -> Result<Submitted> {
+        let body = &self.shared.body;
+        self.check_no_guard()?;
+        if self.shared.registration.0.entry.unguarded.swap(false, Acquire) {
+            return Err(Error::invalid(
+                "a thread allocated or freed without a mutation guard since the last commit, which `debug_guards` \
+                 forbids; this commit was not made",
+            ));
+        }
+        {
+            // Whoever rolls the heap back waits for this.
+            let _held = self.hold_cuts();
+            self.shared.registration.0.give_back(body)?;
+        }
+        if let Some(working) = self.stops_threads().filter(|_| files.is_empty() && matches!(next, Next::Cut)) {
+            let (completion, cut) = self.submit_stopped(working)?;
+            return Ok(Submitted { completion, raced: Ok(()), cut: Some(cut) });
+        }
+        let mut all = vec![&body.file];
+        all.extend(files);
+        let still = self.still()?;
+        self.check_not_abandoned()?;
+        let cut = match (&body.working, next) {
+            (None, _) => None,
+            (Some(working), Next::Cut) => Some(working.begin_cut(&body.map)?),
+            (Some(_), Next::End) => {
+                live::set_stamp(&body.map, Stamp::NONE)?;
+                None
+            }
+        };
+        let looked = self.verify(&still)?;
+        let mut still = Some(still);
+        let mut copied = || {
+            if !body.debug_races {
+                still = None;
+            }
+        };
+        let looked = looked.then_some(body.file.shared.id);
+        let completion =
+            body.file.store().submit_still(&all, commit::Still { looked, copied: &mut copied, stop: None })?;
+        let raced = if body.debug_races { body.map.check_races() } else { Ok(()) };
+        Ok(Submitted { completion, raced, cut })
+    }
+
+    /// Drops memory that the file holds as well, if there is much and the program has promised to be quiet.
+    fn reclaim_quiet(&self, completion: &Completion) {
+        let body = &self.shared.body;
+        let (wanted, _) = body.map.wants_reclaim();
+        if !wanted || !body.quiet {
+            return;
+        }
+        let drop_clean = || {
+            let _still = self.still()?;
+            let dropped = body.map.drop_clean_pages();
+            own_pages::lock_all(&body.map);
+            dropped
+        };
+        let reclaimed = drop_clean().and_then(|()| match body.map.wants_reclaim() {
+            (true, _) => {
+                body.file.store.finish(completion)?;
+                body.file.store.checkpoint()?;
+                drop_clean()
+            }
+            _ => Ok(()),
+        });
+        // The commit has happened: pages that cannot be dropped now are no failure of it.
+        let _ = reclaimed.inspect_err(|e| body.map.note(e));
+    }
+
+    /// Back to the last commit.
+    ///
+    /// # Safety
+    /// What was allocated or changed since is not used any more: collections whose memory was allocated since then, and
+    /// references to what was changed since.
+    pub unsafe fn rollback(&self) -> Result<()> {
+        self.roll_back()
+    }
+
+    /// As [`Heap::rollback`], which says what the caller promises.
+    pub(crate) fn roll_back(&self) -> Result<()> {
+        let mut still = self.still_to_roll_back()?;
+        let body = &self.shared.body;
+        if let Some(working) = &body.working {
+            working.head.begin_change();
+        }
+        let done = own_pages::unlock_all(&body.map).and_then(|()| body.map.rollback());
+        own_pages::lock_all(&body.map);
+        let entry = self.shared.registration.0.entry;
+        if body.working.is_some() {
+            entry.sections.next_era();
+            entry.section_lock.reset();
+        }
+        let Still { live, slots, .. } = &mut still;
+        if let Some(live) = &mut **live
+            && holds(invariant::HEAP_FORGETS)
+        {
+            live.space.forget(segments_of(&body.map));
+            slots.iter_mut().flat_map(|slot| slot.as_mut()).for_each(|slot| slot.arena.forget());
+        }
+        if done.is_ok() {
+            entry.guard.forgive();
+            if let Some(working) = &body.working {
+                working.head.forgive();
+                entry.sections.forget();
+            }
+        }
+        done
+    }
+
+    /// Drops memory that the file holds as well.
+    ///
+    /// # Safety
+    /// No thread stores to the heap during the call, but under a guard of [`Heap::mutate`]: a store could be lost.
+    pub unsafe fn reclaim(&self) -> Result<()> {
+        let _still = self.still()?;
+        let reclaimed = self.shared.body.map.reclaim();
+        own_pages::lock_all(&self.shared.body.map);
+        reclaimed
+    }
+
+    /// Looks at every chunk, block and root, then at what the roots reach: what they do not has leaked. Sees what is
+    /// not committed, too. `progress` gets bytes done and bytes in all, first for the metadata and then for what is
+    /// in use. Nobody changes the heap meanwhile.
+    pub fn check(&self, progress: &dyn Fn(u64, u64)) -> Result<HeapReport> {
+        let _still = self.still()?;
+        Ok(self.check_all(progress)?.report)
+    }
+
+    /// Frees what no root reaches, which the next commit makes so; the report tells what that was. A pointer counts
+    /// if its eight bytes are in memory that is reached, at any place in it: pointers that the program alone has, or
+    /// that are stored in disguise (as a difference, with bits of something else in them), do not.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if the heap is damaged. Nothing was freed then.
+    ///
+    /// # Safety
+    /// What is not reached is not used any more.
+    pub unsafe fn collect(&self, progress: &dyn Fn(u64, u64)) -> Result<HeapReport> {
+        self.free_leaks(progress)
+    }
+
+    /// Frees what no root reaches; the caller knows that no pointer to it is left.
+    pub(crate) fn free_leaks(&self, progress: &dyn Fn(u64, u64)) -> Result<HeapReport> {
+        let mut still = self.still()?;
+        let checker = self.check_all(progress)?;
+        let body = &*self.shared.body;
+        if let Some(problem) = checker.report.problems.first() {
+            return Err(body.corrupt(problem.clone()));
+        }
+        let Still { live, slots, .. } = &mut still;
+        let live = live.as_mut().ok_or(Error::Closed)?;
+        for (offset, _) in checker.leaked() {
+            let address = (self.shared.base + offset as usize) as *mut u8;
+            live.free_still(slots, address, body).map_err(|e| body.refused(e))?;
+        }
+        Ok(checker.report)
+    }
+
+    pub(crate) fn check_all(&self, progress: &dyn Fn(u64, u64)) -> Result<Checker<'_>> {
+        let file = &self.shared.body.file;
+        let mut checker = Checker::new(file, &file.path(), progress)?;
+        checker.find_leaks(progress)?;
+        Ok(checker)
+    }
+
+    fn check_no_guard(&self) -> Result<()> {
+        // In a forked child the locks may be held for ever.
+        self.shared.body.file.store.check_fork()?;
+        if section_of(self.shared.registration.0.opening()).is_some() {
+            return Err(Error::invalid(
+                "this thread is in a section of the heap; a commit has nothing of sections that have not ended",
+            ));
+        }
+        if self.shared.registration.0.entry.guard.is_held() {
+            return Err(Error::invalid(
+                "this thread holds a mutation guard of the heap; a commit waits for all of them to go".to_owned(),
+            ));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn still(&self) -> Result<Still<'_>> {
+        let sections = &self.shared.registration.0.entry.sections;
+        self.still_while(|| !sections.is_abandoned(), ABANDONED_SECTION)
+    }
+
+    /// As [`Heap::still`], also if a thread ended within a section. Others may wait for its locks for ever.
+    fn still_to_roll_back(&self) -> Result<Still<'_>> {
+        let sections = &self.shared.registration.0.entry.sections;
+        let begun = Instant::now();
+        self.still_while(
+            || !sections.is_abandoned() || begun.elapsed() < ABANDONED_PATIENCE,
+            "a thread ended within a section, and others are in sections for more than 10 seconds now: they may wait for \
+             its locks. Nothing was rolled back; end the process without `close`, and the next opening undoes the section",
+        )
+    }
+
+    fn still_while(&self, waits: impl Fn() -> bool, otherwise: &str) -> Result<Still<'_>> {
+        self.check_no_guard()?;
+        let entry = self.shared.registration.0.entry;
+        let (quiet, closed) = loop {
+            // In this order: a thread in a section may take a guard, and one that has a guard may begin a section.
+            let Some(closed) = entry.sections.close(&waits) else { return Err(Error::invalid(otherwise)) };
+            let quiet = entry.guard.quiet();
+            if entry.sections.is_idle() {
+                break (quiet, Some(closed));
+            }
+        };
+        Ok(self.lock_allocator(quiet, closed))
+    }
+
+    fn lock_allocator<'h>(&'h self, quiet: Quiet<'h>, closed: Option<Closed<'h>>) -> Still<'h> {
+        let entry = self.shared.registration.0.entry;
+        let slots = entry.lock_slots();
+        Still { live: entry.live.lock(), slots, _quiet: quiet, _closed: closed }
+    }
+
+    /// As [`Heap::still`], but threads may be in sections. None: threads hold guards for longer than this.
+    pub(crate) fn still_for(&self, most: Duration) -> Result<Option<Still<'_>>> {
+        let quiet = self.shared.registration.0.entry.guard.quiet_for(most);
+        quiet.map(|quiet| self.check_not_abandoned().map(|()| self.lock_allocator(quiet, None))).transpose()
+    }
+
+    fn check_not_abandoned(&self) -> Result<()> {
+        match self.shared.registration.0.entry.guard.is_abandoned() {
+            true => Err(Error::invalid(
+                "a thread ended while it held a mutation guard: what it was changing may be half done. This commit was \
+                 not made; a rollback undoes what was changed since the last commit, and ends this condition",
+            )),
+            false => Ok(()),
+        }
+    }
+
+    /// Locks the roots. A thread that has them waits for no guard.
+    pub(crate) fn lock_roots(&self) -> ReentrantMutexGuard<'_, ()> {
+        self.shared.roots.lock()
+    }
+
+    pub(crate) fn body(&self) -> &Body {
+        &self.shared.body
+    }
+
+    /// The file that the heap is in, to read it, and to name it. As long as the heap is open, no handle of the file
+    /// changes, commits or rolls back: that would change the heap's memory behind the program's references.
+    #[expect(clippy::misnamed_getters, reason = "its own handle is nobody else's")]
+    pub fn file(&self) -> &File {
+        &self.shared.body.view
+    }
+
+    /// Where the heap is mapped, and how many bytes of it there are.
+    pub fn memory(&self) -> (NonNull<u8>, usize) {
+        let base = NonNull::new(self.shared.base as *mut u8).expect("an address");
+        (base, self.shared.body.map.len() as usize)
+    }
+
+    /// Closes the heap, if this is its last clone. **What is not committed is discarded.** Pointers into it are good
+    /// no more.
+    ///
+    /// **A live heap** makes its last cut, and its working memory is removed. After an error the memory stays, and the next
+    /// opening goes on from it.
+    pub fn close(mut self) -> Result<()> {
+        if self.shared.body.working.is_some() {
+            self.check_no_guard()?;
+        }
+        self.cutter = None;
+        let last = match Arc::strong_count(&self.shared) {
+            1 if self.shared.body.working.is_some() => self.cut_last(),
+            _ => Ok(()),
+        };
+        let Some(Shared { registration, body, .. }) = Arc::into_inner(self.shared) else { return Ok(()) };
+        drop(registration);
+        match Arc::into_inner(body) {
+            Some(Body { map, view, file, mark, .. }) => {
+                map.unmap()?;
+                drop(mark);
+                view.close()?;
+                last.and(file.close())
+            }
+            // In a forked child: the registry's entry is the parent's, and keeps the body.
+            None => Err(Error::Forked),
+        }
+    }
+}
+
+impl Heap {
+    /// Commits what there is; then the file names no live memory any more, and there is none.
+    fn cut_last(&self) -> Result<()> {
+        let Submitted { completion, raced, .. } = self.submit(&[], Next::End)?;
+        self.shared.body.file.store.finish(&completion)?;
+        raced?;
+        self.shared.body.working.as_ref().map_or(Ok(()), Working::remove)
+    }
+}
+
+impl std::fmt::Debug for Heap {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Heap").field("base", &format_args!("{:#x}", self.shared.base)).finish_non_exhaustive()
+    }
+}

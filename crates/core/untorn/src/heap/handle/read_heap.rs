@@ -1,0 +1,165 @@
+//! A heap of somebody else, for reading: a copy as of one commit, at the heap's own address.
+
+use super::root::{RootInfo, RootOptions, RootShape, found_of, info};
+use crate::heap::alloc::registry;
+use crate::heap::collections::storable::Storable;
+use crate::heap::image::layout::{Header, ROOTS, ROOTS_AT, RootEntry};
+use crate::reader::Reader;
+use crate::reader::read_map::ReadCopy;
+use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
+use untorn_journal::{Context, Error, Result};
+use untorn_os::{ReadMapping, read_full_at};
+
+/// A heap as of its last commit, for reading, while another process has it open, or nobody.
+///
+/// It is a copy, and stays as it is; [`ReadHeap::refresh`] brings it to a newer commit. Of a live heap that is its last cut.
+/// What is stored to it is this process's alone, and nothing can be allocated in it: a clone of a collection in it would be
+/// made there, and ends the program; copy into a collection of the program instead.
+///
+/// ```
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path().join("numbers");
+/// use crate::heap::{Heap, HeapVec};
+/// # {
+/// let heap = Heap::open_or_create(&path)?;
+/// let numbers = heap.root_or("numbers", |alloc| HeapVec::<u64>::new_in(alloc))?;
+/// // SAFETY: this thread alone uses the root.
+/// unsafe { &mut *numbers.as_ptr() }.push(7);
+/// heap.commit()?;
+/// heap.close()?;
+/// # }
+///
+/// let reader = crate::Store::open_read_only(&path)?;
+/// let mut heap = reader.heap("numbers")?;
+/// let numbers = heap.root::<HeapVec<u64>>("numbers")?.expect("a root");
+/// assert_eq!(numbers[0], 7);
+/// heap.refresh()?;
+/// # Ok::<(), crate::Error>(())
+/// ```
+pub struct ReadHeap {
+    reader: Reader,
+    path: PathBuf,
+    lsn: u64,
+    memory: ReadMapping,
+    /// Bytes of address space that the memory has.
+    space: u64,
+}
+
+impl Reader {
+    /// Opens a heap as of the last durable commit.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] and [`Error::Foreign`]: it is no heap. [`Error::Invalid`]: something else is at its address, such
+    /// as the heap itself, or another copy of it. Those of [`Reader::read`].
+    pub fn heap(&self, path: impl AsRef<Path>) -> Result<ReadHeap> {
+        let path = path.as_ref();
+        let copy = ReadCopy::take(self, path)?;
+        let (header, len) = header_of(&copy, path)?;
+        let address = header.address as usize;
+        let taken = |what: &str| {
+            Error::invalid(format!(
+                "{}: the heap is always at {address:#x}, and in this process {what} is there",
+                path.display()
+            ))
+        };
+        if registry::is_open(address) {
+            return Err(taken("the heap itself, or a copy of it,"));
+        }
+        let memory = ReadMapping::reserve(Some(address), header.address_space as usize);
+        let mut memory = memory.map_err(|e| match e.kind() {
+            std::io::ErrorKind::AlreadyExists => taken("something else, perhaps another copy for reading,"),
+            _ => Error::io("map", path, e),
+        })?;
+        copy.file.show_in(&mut memory, len).context("map", path)?;
+        Ok(ReadHeap { reader: self.clone(), path: path.to_owned(), lsn: copy.lsn, memory, space: header.address_space })
+    }
+}
+
+fn header_of(copy: &ReadCopy, path: &Path) -> Result<(Header, usize)> {
+    let mut bytes = [0; size_of::<Header>()];
+    read_full_at(&*copy.file, &mut bytes, 0).context("read", path)?;
+    let header = Header::read(&bytes, path)?;
+    match header.problem(copy.len) {
+        Some(problem) => Err(Error::corrupt_heap(path, problem)),
+        None => Ok((header, copy.bytes(path)?)),
+    }
+}
+
+impl ReadHeap {
+    /// The commit as of which it is.
+    pub fn lsn(&self) -> u64 {
+        self.lsn
+    }
+
+    /// Where it is, and how many bytes it has.
+    pub fn memory(&self) -> (NonNull<u8>, usize) {
+        (self.memory.address(), self.memory.bytes().len())
+    }
+
+    /// Goes on to the last durable commit, at the same address. False: it is the same. After an error the heap is as before.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`]: another heap has its name now. Those of [`Reader::heap`].
+    pub fn refresh(&mut self) -> Result<bool> {
+        if !self.reader.has_changed(self.lsn)? {
+            return Ok(false);
+        }
+        let copy = ReadCopy::take(&self.reader, &self.path)?;
+        let (header, len) = header_of(&copy, &self.path)?;
+        let conflict = |detail: &str| Err(Error::Conflict { path: self.path.clone(), detail: detail.to_owned() });
+        if header.address != self.header().address {
+            return conflict("another heap has its name now; open that one");
+        }
+        if len as u64 > self.space {
+            return conflict(
+                "the heap has more address space than it had when this was opened, and uses it; open it again",
+            );
+        }
+        copy.file.show_in(&mut self.memory, len).context("map", &self.path)?;
+        self.lsn = copy.lsn;
+        Ok(true)
+    }
+
+    fn header(&self) -> &Header {
+        // SAFETY: a heap has more bytes than a header, any bytes are one, and they are aligned to a page.
+        unsafe { self.memory.address().cast().as_ref() }
+    }
+
+    fn entries(&self) -> &[RootEntry] {
+        // SAFETY: the roots are in the first segment, and any bytes are an entry.
+        unsafe { std::slice::from_raw_parts(self.memory.address().as_ptr().add(ROOTS_AT).cast(), ROOTS) }
+    }
+
+    /// All roots.
+    pub fn roots(&self) -> Vec<RootInfo> {
+        self.entries().iter().filter(|entry| entry.name[0] != 0).filter_map(info).collect()
+    }
+
+    /// What a root points to. `None`: there is none of that name.
+    ///
+    /// # Errors
+    /// [`Error::LayoutChanged`] if it was set with another type, size, alignment or version.
+    pub fn root<T: Storable + Sync>(&self, name: &str) -> Result<Option<&T>> {
+        self.root_with(name, RootOptions::new())
+    }
+
+    /// What a root points to whose layout has a version.
+    pub fn root_with<T: Storable + Sync>(&self, name: &str, options: RootOptions) -> Result<Option<&T>> {
+        let found = self.find_root(name, &RootShape::of::<T>(options))?;
+        // SAFETY: a root of this type; nobody changes the copy as long as there are references.
+        Ok(found.map(|at| unsafe { at.cast().as_ref() }))
+    }
+
+    /// Finds a root of a type that is known by its shape alone.
+    pub fn find_root(&self, name: &str, wanted: &RootShape<'_>) -> Result<Option<NonNull<u8>>> {
+        let entry = self.entries().iter().find(|entry| entry.is_named(name));
+        entry.map_or(Ok(None), |entry| found_of(entry, name, wanted, self.memory(), || self.path.clone()))
+    }
+}
+
+impl std::fmt::Debug for ReadHeap {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ReadHeap").field("path", &self.path).field("lsn", &self.lsn).finish_non_exhaustive()
+    }
+}

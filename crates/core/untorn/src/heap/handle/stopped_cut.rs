@@ -1,0 +1,250 @@
+//! Cuts of live heaps at any instruction of the program: what a kill at that moment would have left, made whole as an opening
+//! would make it whole.
+//!
+//! ```text
+//! copy ahead    what was stored so far, while the threads run
+//! lock          the allocator, so that no thread is within it; guards are waited for
+//! stop          all threads, wherever they are
+//! copy          the logs of sections, and the pages that were stored to since
+//! go on         the threads run again
+//! recover       sections that have not ended are undone in what is staged, with those that have seen what they did
+//! commit        what is staged then, as any commit
+//! ```
+//!
+//! What is undone there is not undone in memory: the next cut looks at these pages again, whether they are stored to or not.
+
+use super::open_heap::Heap;
+use super::verify::verify_image;
+use crate::engine::commit;
+use crate::engine::commit::at_rest::{Staged, Stop};
+use crate::engine::waiting::completion::Completion;
+use crate::heap::image::check::{HeapImage, HeapImageMut};
+use crate::heap::image::free_in_image::free;
+use crate::heap::live::Working;
+use crate::heap::live::cuts::Cuts;
+use crate::heap::log::section_log::SectionLogs;
+use crate::heap::log::section_recovery;
+use crate::invariant;
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use untorn_journal::format::sized_memory;
+use untorn_journal::{Error, Result};
+use untorn_os::{LIVE_HEAD_BYTES, NotStopped, Scratch, holds, with_threads_stopped};
+
+/// A cut that waits for guards lets others take them after so long: they may be what those wait for.
+const QUIET_MOST: Duration = Duration::from_millis(20);
+/// Threads stand no longer than this at first, if one of them does not stop; then twice as long, and so on up to the most.
+const STOP_FIRST: Duration = Duration::from_millis(5);
+const STOP_MOST: Duration = Duration::from_millis(160);
+/// Pages that are copied at most while threads stand, if so few are left to be copied at all.
+const PAGES_FIRST: u64 = 256;
+/// So often what the threads have stored to meanwhile is copied, and they are stopped once more; then with twice as many pages,
+/// and so on.
+const SAME_PAGES: usize = 3;
+/// A thread that does not stop for so long is an error.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+const ABANDONED_UNLOGGED: &str = "a thread ended within a section that had changed more than its log holds: what it was changing is half done, and only a \
+     rollback to the last commit undoes it. This commit was not made";
+
+/// Why a cut has to be tried again.
+enum Again {
+    /// Something is being changed without a log.
+    Changing,
+    /// Threads store to more than is to be copied while they stand.
+    TooMany,
+    NotStopped(NotStopped),
+}
+
+/// What came of a moment in which the threads stood.
+enum Moment {
+    Copied,
+    Changing,
+    TooMany,
+}
+
+/// One attempt.
+struct Attempt<'h> {
+    working: &'h Working,
+    /// What the file's state would be asked for, whose lock is held.
+    path: PathBuf,
+    addresses: Range<usize>,
+    /// Copies of the logs, laid out as the head of the memory.
+    copy: Scratch,
+    most: Duration,
+    pages_most: u64,
+    again: Option<Again>,
+}
+
+impl HeapImage for Staged<'_> {
+    fn bytes(&self) -> Result<u64> {
+        Ok(self.size())
+    }
+
+    fn read(&self, buf: &mut [u8], offset: u64) -> Result<()> {
+        Staged::read(self, buf, offset)
+    }
+}
+
+impl HeapImageMut for Staged<'_> {
+    fn write(&mut self, bytes: &[u8], offset: u64) -> Result<()> {
+        Staged::write(self, bytes, offset)
+    }
+}
+
+impl Attempt<'_> {
+    fn logs(&self) -> SectionLogs {
+        // SAFETY: as many bytes as a head has, which live longer than the result.
+        unsafe { SectionLogs::at(self.copy.address()) }
+    }
+
+    fn later(&mut self, why: Again) -> Error {
+        self.again = Some(why);
+        Error::invalid("not at this moment")
+    }
+}
+
+impl Stop for Attempt<'_> {
+    fn pages_most(&self) -> u64 {
+        self.pages_most
+    }
+
+    fn too_many(&mut self) -> Error {
+        self.later(Again::TooMany)
+    }
+
+    fn at_rest(&mut self, copy: &mut dyn FnMut() -> std::io::Result<bool>) -> Result<()> {
+        let (head, logs) = (self.working.head, self.working.logs());
+        let copied = self.logs();
+        let mut work = || {
+            if head.is_changing() {
+                return Ok(Moment::Changing);
+            }
+            // SAFETY: the threads stand, and the memory is this attempt's.
+            unsafe { logs.copy_to(&copied) };
+            copy().map(|all| if all { Moment::Copied } else { Moment::TooMany })
+        };
+        let done = match holds(invariant::CUT_STOPS) {
+            true => with_threads_stopped(self.most, work),
+            false => Ok((work(), Duration::ZERO)),
+        };
+        let moment = match done {
+            Ok((moment, took)) => {
+                self.working.note_stop(took, matches!(moment, Ok(Moment::Copied)));
+                moment
+            }
+            Err(why) => return Err(self.later(Again::NotStopped(why))),
+        };
+        match moment {
+            Ok(Moment::Copied) => Ok(()),
+            Ok(Moment::Changing) => Err(self.later(Again::Changing)),
+            Ok(Moment::TooMany) => Err(self.too_many()),
+            Err(e) => Err(Error::io("copy the memory of", &self.path, e)),
+        }
+    }
+
+    fn mend(&mut self, mut staged: Staged<'_>) -> Result<()> {
+        let base = self.addresses.start;
+        if holds(invariant::CUT_RECOVERS) {
+            // SAFETY: the copy is this attempt's.
+            let recovery = unsafe { section_recovery::recover(&self.logs(), self.addresses.clone()) };
+            let senseless = || Error::corrupt_heap(self.path.clone(), "the logs of sections make no sense".to_owned());
+            let recovery = recovery.ok_or_else(senseless)?;
+            for old in &recovery.restore {
+                let offset = (old.address - base) as u64;
+                let mut now = vec![0; old.bytes.len()];
+                staged.read(&mut now, offset)?;
+                if now != old.bytes {
+                    staged.write(&old.bytes, offset)?;
+                }
+            }
+            for address in recovery.free {
+                free(&mut staged, address.wrapping_sub(base))?;
+            }
+        }
+        if holds(invariant::HEAP_VERIFIED) {
+            let touched = staged.touched();
+            verify_image(&staged, self.addresses.clone(), || self.path.clone(), touched)?;
+        }
+        staged.approve();
+        Ok(())
+    }
+}
+
+impl Heap {
+    fn has_abandoned_section(&self) -> bool {
+        self.downgrade().entry.sections.is_abandoned_unlogged()
+    }
+
+    /// The working memory, if a commit of this heap alone stops the threads.
+    pub(crate) fn stops_threads(&self) -> Option<&Working> {
+        let body = self.body();
+        // What these look for is in memory, not in a copy.
+        let debugs = body.debug_races || body.debug_pointers;
+        body.working.as_ref().filter(|_| body.cuts == Cuts::Stop && !debugs)
+    }
+
+    /// Queues a cut as of a moment at which all threads stand, wherever they are; its number.
+    pub(crate) fn submit_stopped(&self, working: &Working) -> Result<(Arc<Completion>, u64)> {
+        let body = self.body();
+        body.file.store.stage_ahead(&body.file.shared)?;
+        let (mut most, mut pause) = (STOP_FIRST, Duration::from_micros(100));
+        // Threads that stored to many pages the last time are likely to do so now.
+        let mut pages_most = working.copied_pages().max(PAGES_FIRST);
+        let mut tries = 0;
+        let mut stubborn_since = None;
+        loop {
+            let Some(still) = self.still_for(QUIET_MOST)? else {
+                std::thread::sleep(Duration::from_millis(1));
+                continue;
+            };
+            let cut = working.begin_cut(&body.map)?;
+            let copy = Scratch::new(LIVE_HEAD_BYTES);
+            let copy = copy.map_err(|_| sized_memory::none(LIVE_HEAD_BYTES, &body.file.path()))?;
+            let (base, bytes) = self.memory();
+            let (path, base) = (body.file.path(), base.as_ptr() as usize);
+            let addresses = base..base + bytes;
+            let mut attempt = Attempt { working, path, addresses, copy, most, pages_most, again: None };
+            let mut still = Some(still);
+            let mut copied = || still = None;
+            let moment = commit::Still { looked: None, copied: &mut copied, stop: Some(&mut attempt) };
+            let done = body.file.store().submit_still(&[&body.file], moment);
+            drop(still);
+            match (done, attempt.again) {
+                (Ok(completion), _) => {
+                    working.note_copied_pages(pages_most / 2);
+                    return Ok((completion, cut));
+                }
+                (Err(e), None) => return Err(e),
+                (Err(_), Some(Again::Changing)) if self.has_abandoned_section() => {
+                    return Err(Error::invalid(ABANDONED_UNLOGGED));
+                }
+                (Err(_), Some(Again::Changing)) => {}
+                (Err(_), Some(Again::TooMany)) => {
+                    tries += 1;
+                    stubborn_since = None;
+                    if tries >= SAME_PAGES {
+                        pages_most = pages_most.saturating_mul(2);
+                    }
+                    body.file.store.stage_ahead(&body.file.shared)?;
+                    continue;
+                }
+                (Err(_), Some(Again::NotStopped(why))) => {
+                    let may_stop = matches!(why, NotStopped::Thread { .. } | NotStopped::List(_));
+                    if !may_stop || stubborn_since.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
+                        let detail = format!(
+                            "a cut stops all threads of the program, and {why}. Nothing was committed. A heap that is opened \
+                             with cuts that wait for guards (Cuts::Wait, UNTORN_HEAP_CUTS_WAIT) stops none"
+                        );
+                        return Err(Error::Unsupported { path: body.file.path(), detail });
+                    }
+                    most = (most * 2).min(STOP_MOST);
+                }
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(20));
+        }
+    }
+}

@@ -1,0 +1,7 @@
+//! A heap as bytes: its layout, and what a check finds in it. Stands on nothing else here.
+
+pub(crate) mod check;
+pub(super) mod free_in_image;
+pub(super) mod layout;
+pub(super) mod pointer;
+pub(super) mod report;

@@ -1,0 +1,607 @@
+//! Looks at a heap's bytes, wherever they are, and believes nothing of them.
+//!
+//! First the metadata, a segment at a time. If it is sound, what the roots reach: any eight bytes in a row, aligned
+//! or not, that are an address inside of an allocation reach it, as containers keep pointers into the middle. The
+//! address right behind an allocation reaches it, too, if no other begins there. What is not reached has leaked.
+//!
+//! Memory: some bytes for a chunk, and three bits for a block.
+
+use super::layout::*;
+use crate::heap::image::report::{HeapChunk, HeapClass, HeapLeak, HeapLeaks, HeapReport, HeapRoot};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
+use std::path::Path;
+use untorn_journal::Result;
+use untorn_journal::format::sized_memory;
+
+/// Leaks that are told one by one.
+const LEAKS_MOST: usize = 20;
+/// Bytes of an allocation that are read at once.
+const PIECE_BYTES: usize = 1 << 20;
+/// A pointer.
+const WORD_BYTES: usize = 8;
+/// The bits of a chunk.
+const BITMAP_BYTES: usize = BITMAP_WORDS * 8;
+
+/// The bytes of a heap.
+pub(crate) trait HeapImage {
+    fn bytes(&self) -> Result<u64>;
+    /// Fills the buffer, which lies within the heap.
+    fn read(&self, buf: &mut [u8], offset: u64) -> Result<()>;
+}
+
+/// The bytes of a heap that nobody has open, or of a copy.
+pub(crate) trait HeapImageMut: HeapImage {
+    /// Changes bytes within the heap.
+    fn write(&mut self, bytes: &[u8], offset: u64) -> Result<()>;
+}
+
+/// Some of the chunks of a segment.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct ChunkSet(u64);
+
+impl ChunkSet {
+    pub(crate) const ALL: ChunkSet = ChunkSet(u64::MAX);
+
+    /// Adds the chunks whose bitmaps touch these bytes of a segment; all, if a descriptor is among them.
+    pub(crate) fn add_touched(&mut self, bytes: Range<usize>) {
+        let (start, end) = (bytes.start.max(DESCRIPTORS_AT), bytes.end.min(ROOTS_AT));
+        if start >= end {
+            return;
+        }
+        if start < BITMAPS_AT {
+            *self = ChunkSet::ALL;
+            return;
+        }
+        let chunks = (start - BITMAPS_AT) / BITMAP_BYTES..(end - BITMAPS_AT).div_ceil(BITMAP_BYTES);
+        chunks.for_each(|chunk| self.0 |= 1 << chunk);
+    }
+
+    pub(crate) fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    fn has(self, chunk: usize) -> bool {
+        self.0 >> chunk & 1 == 1
+    }
+
+    /// Behind the last of them.
+    fn end(self) -> usize {
+        (u64::BITS - self.0.leading_zeros()) as usize
+    }
+}
+
+const _: () = assert!(CHUNKS == u64::BITS as usize);
+
+/// What the walk remembers of a chunk.
+#[derive(Clone, Copy, Default)]
+struct Chunk {
+    /// Where its bits begin, in words.
+    bits: usize,
+    /// Chunks back to where its allocation begins.
+    back: u32,
+    kind: Kind,
+    /// Blocks of it wait to be scanned.
+    queued: bool,
+}
+
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Kind {
+    #[default]
+    Nothing,
+    Blocks(u8),
+    /// So many chunks of one allocation begin or go on here.
+    Whole(u32),
+}
+
+/// An allocation: its first chunk, and the block's number in it.
+type Allocation = (usize, usize);
+
+/// A look at one heap.
+pub(crate) struct Checker<'a> {
+    image: &'a dyn HeapImage,
+    pub report: HeapReport,
+    base: u64,
+    chunks: Vec<Chunk>,
+    used: Vec<u64>,
+    reached: Vec<u64>,
+    waiting: Vec<u64>,
+    /// Chunks with allocations that were reached and not scanned.
+    queue: VecDeque<usize>,
+    /// Bits of segments that lie inside of an allocation, as the heap has them.
+    insides: Vec<u8>,
+}
+
+fn bit(words: &[u64], at: usize, n: usize) -> bool {
+    words[at + n / 64] >> (n % 64) & 1 == 1
+}
+
+fn set(words: &mut [u64], at: usize, n: usize) {
+    words[at + n / 64] |= 1 << (n % 64);
+}
+
+/// The places of the ones in a word.
+fn ones(mut bits: u64) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let n = bits.trailing_zeros() as usize;
+        bits &= bits.checked_sub(1)?;
+        Some(n)
+    })
+}
+
+impl<'a> Checker<'a> {
+    /// Walks a heap's metadata; `progress` gets bytes done and bytes in all.
+    ///
+    /// # Errors
+    /// This is no heap, or it cannot be read. Damage is told in the report.
+    pub(crate) fn new(image: &'a dyn HeapImage, path: &Path, progress: &dyn Fn(u64, u64)) -> Result<Checker<'a>> {
+        let bytes = image.bytes()?;
+        let mut head = [0; size_of::<Header>()];
+        let n = bytes.min(head.len() as u64) as usize;
+        image.read(&mut head[..n], 0)?;
+        let header = Header::read(&head, path)?;
+        let mut checker = Checker::empty(image, &header, path, bytes);
+        header.problem(bytes).into_iter().for_each(|problem| checker.report.problem(problem));
+        let segments = (bytes / SEGMENT_BYTES as u64).min(header.segments) as usize;
+        checker.read_insides(segments, (0..segments.div_ceil(INSIDES)).collect())?;
+        let mut classes = BTreeMap::new();
+        while checker.chunks.len() < segments * CHUNKS {
+            let segment = checker.chunks.len() / CHUNKS;
+            progress((segment * CHUNK_BYTES) as u64, (segments * CHUNK_BYTES) as u64);
+            checker.walk(segment, segments, ChunkSet::ALL, &mut classes)?;
+        }
+        checker.report.classes = classes.into_values().collect();
+        if let Some(segment) = (segments..checker.insides.len() * 8).find(|segment| checker.is_inside(*segment)) {
+            checker
+                .report
+                .problem(format!("segment {segment}: marked as inside of an allocation, beyond the heap's end"));
+        }
+        let words = checker.used.len();
+        for bits in [&mut checker.reached, &mut checker.waiting] {
+            sized_memory::reserve(bits, words, path)?;
+            bits.resize(words, 0);
+        }
+        if segments > 0 {
+            checker.walk_roots(&Checker::root_problems)?;
+        }
+        Ok(checker)
+    }
+
+    fn empty(image: &'a dyn HeapImage, header: &Header, path: &Path, bytes: u64) -> Checker<'a> {
+        Checker {
+            image,
+            report: HeapReport {
+                path: path.to_owned(),
+                address: header.address,
+                address_space_bytes: header.address_space,
+                heap_bytes: bytes,
+                ..HeapReport::default()
+            },
+            base: header.address,
+            chunks: Vec::new(),
+            used: Vec::new(),
+            reached: Vec::new(),
+            waiting: Vec::new(),
+            queue: VecDeque::new(),
+            insides: Vec::new(),
+        }
+    }
+
+    /// Looks at the table of roots alone, and not at what is allocated; says what is wrong.
+    pub(crate) fn problems_of_roots(image: &dyn HeapImage, header: &Header) -> Result<Vec<String>> {
+        let mut checker = Checker::empty(image, header, Path::new(""), image.bytes()?);
+        checker.walk_roots(&Checker::root_form_problems)?;
+        Ok(checker.report.problems)
+    }
+
+    /// Looks at the metadata of some segments alone, but of none that is marked as inside of an allocation; says what
+    /// is wrong. Of each segment, the bitmaps of these chunks are looked at.
+    pub(crate) fn problems_of(
+        image: &dyn HeapImage,
+        header: &Header,
+        concerned: &BTreeMap<usize, ChunkSet>,
+    ) -> Result<Vec<String>> {
+        let mut checker = Checker::empty(image, header, Path::new(""), image.bytes()?);
+        let segments = header.segments as usize;
+        checker.read_insides(segments, concerned.keys().map(|segment| segment / INSIDES).collect())?;
+        for (segment, chunks) in concerned.iter().filter(|(segment, _)| **segment < segments) {
+            // What lies inside of a huge allocation is the program's own.
+            if !checker.is_inside(*segment) {
+                checker.walk(*segment, segments, *chunks, &mut BTreeMap::new())?;
+            }
+        }
+        Ok(checker.report.problems)
+    }
+
+    /// Reads which segments lie inside of an allocation, of some groups of segments; of others nobody asks.
+    fn read_insides(&mut self, segments: usize, groups: BTreeSet<usize>) -> Result<()> {
+        let all = segments.div_ceil(INSIDES);
+        self.insides = vec![0; all * INSIDES / 8];
+        for group in groups.into_iter().filter(|group| *group < all) {
+            let bits = &mut self.insides[group * INSIDES / 8..][..INSIDES / 8];
+            self.image.read(bits, (group * INSIDES * SEGMENT_BYTES + INSIDES_AT) as u64)?;
+        }
+        Ok(())
+    }
+
+    fn is_inside(&self, segment: usize) -> bool {
+        self.insides[segment / 8] >> (segment % 8) & 1 == 1
+    }
+
+    /// Segments behind the first one of an allocation are marked so.
+    fn check_insides(&mut self, segment: usize, spans: usize) {
+        if self.is_inside(segment) {
+            self.report.problem(format!("segment {segment}: marked as inside of an allocation that there is not"));
+        }
+        if let Some(inside) = (segment + 1..segment + spans).find(|segment| !self.is_inside(*segment)) {
+            self.report.problem(format!("segment {inside}: inside of an allocation, and not marked so"));
+        }
+        if segment / INSIDES != (segment + spans - 1) / INSIDES {
+            self.report.problem(format!("segment {segment}: an allocation of {spans} segments hides others' marks"));
+        }
+    }
+
+    /// Takes in a segment, or as many as a huge allocation has. Bitmaps of other chunks than these count as empty.
+    fn walk(
+        &mut self,
+        segment: usize,
+        segments: usize,
+        looked_at: ChunkSet,
+        classes: &mut BTreeMap<usize, HeapClass>,
+    ) -> Result<()> {
+        let mut bytes = vec![0; BITMAPS_AT - DESCRIPTORS_AT + looked_at.end() * BITMAP_BYTES];
+        self.image.read(&mut bytes, (segment * SEGMENT_BYTES + DESCRIPTORS_AT) as u64)?;
+        let (descriptors, bitmaps) = bytes.split_at(BITMAPS_AT - DESCRIPTORS_AT);
+        let descriptor = |index: usize| Descriptor::read(&descriptors[index * size_of::<Descriptor>()..]);
+        let bitmap = |index: usize| {
+            let range = if looked_at.has(index) { index * BITMAP_BYTES..(index + 1) * BITMAP_BYTES } else { 0..0 };
+            bitmaps[range].chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes")))
+        };
+        let spans = match descriptor(1).what(1) {
+            Some(Use::Huge(spans)) if segment + spans <= segments => spans,
+            _ => 1,
+        };
+        self.check_insides(segment, spans);
+        self.push(HeapChunk::Metadata, Chunk::default());
+        self.report.metadata_bytes += CHUNK_BYTES as u64;
+        let mut index = 1;
+        while index < CHUNKS {
+            let at = |index: usize| format!("segment {segment}, chunk {index}");
+            let found = descriptor(index);
+            let Some(what) = found.what(index).filter(|what| found.is_exactly(*what)) else {
+                self.report.problem(format!("{}: no allocator writes {found:?}", at(index)));
+                self.push(HeapChunk::Free, Chunk::default());
+                index += 1;
+                continue;
+            };
+            let blocks_of = |index: usize, blocks: usize| {
+                let stray = |(word, bits): (usize, u64)| bits & !word_mask(blocks, word) != 0;
+                bitmap(index).enumerate().any(stray).then(|| format!("{}: bits of blocks that it has not", at(index)))
+            };
+            match what {
+                Use::Free | Use::Rest => {
+                    if what == Use::Rest {
+                        self.report.problem(format!("{}: a part of nothing", at(index)));
+                    }
+                    self.report.free_bytes += CHUNK_BYTES as u64;
+                    blocks_of(index, 0).into_iter().for_each(|problem| self.report.problem(problem));
+                    self.push(HeapChunk::Free, Chunk::default());
+                }
+                Use::Blocks(_) if !looked_at.has(index) => self.push(HeapChunk::Free, Chunk::default()),
+                Use::Blocks(class) => {
+                    let of = blocks(class);
+                    blocks_of(index, of).into_iter().for_each(|problem| self.report.problem(problem));
+                    let chunk = Chunk { bits: self.used.len(), kind: Kind::Blocks(class as u8), ..Chunk::default() };
+                    let words = bitmap(index).take(of.div_ceil(64)).enumerate();
+                    self.used.extend(words.map(|(word, bits)| bits & word_mask(of, word)));
+                    let used: u32 = self.used[chunk.bits..].iter().map(|bits| bits.count_ones()).sum();
+                    self.push(HeapChunk::Blocks { used: used as u16, of: of as u16 }, chunk);
+                    let class = classes.entry(class).or_insert(HeapClass {
+                        block_bytes: u64::from(SIZES[class]),
+                        chunks: 0,
+                        blocks: 0,
+                        used: 0,
+                    });
+                    class.chunks += 1;
+                    class.blocks += of as u64;
+                    class.used += u64::from(used);
+                }
+                Use::Large(chunks) => {
+                    for index in index + 1..index + chunks {
+                        let other = descriptor(index);
+                        if other.what(index) != Some(Use::Rest) || !other.is_exactly(Use::Rest) {
+                            self.report.problem(format!(
+                                "{}: overlaps an allocation of {chunks} chunks before it: {other:?}",
+                                at(index)
+                            ));
+                        }
+                    }
+                    for index in index..index + chunks {
+                        blocks_of(index, 0).into_iter().for_each(|problem| self.report.problem(problem));
+                    }
+                    self.report.large.add(found.bytes, chunks);
+                    self.push_whole(HeapChunk::Large, chunks);
+                    index += chunks - 1;
+                }
+                Use::Huge(spans) if segment + spans <= segments => {
+                    for index in 1..CHUNKS {
+                        blocks_of(index, 0).into_iter().for_each(|problem| self.report.problem(problem));
+                        if index > 1 && !descriptor(index).is_exactly(Use::Free) {
+                            self.report.problem(format!(
+                                "{}: overlaps an allocation of {spans} segments before it: {:?}",
+                                at(index),
+                                descriptor(index)
+                            ));
+                        }
+                    }
+                    let chunks = spans * CHUNKS - 1;
+                    self.report.huge.add(found.bytes, chunks);
+                    self.push_whole(HeapChunk::Huge, chunks);
+                    break;
+                }
+                Use::Huge(spans) => {
+                    self.report.problem(format!("{}: {spans} segments reach beyond the heap's end", at(index)));
+                    self.push(HeapChunk::Free, Chunk::default());
+                }
+            }
+            index += 1;
+        }
+        Ok(())
+    }
+
+    fn push(&mut self, shown: HeapChunk, chunk: Chunk) {
+        self.report.chunks.push(shown);
+        self.chunks.push(chunk);
+    }
+
+    fn push_whole(&mut self, shown: HeapChunk, chunks: usize) {
+        let bits = self.used.len();
+        self.used.push(1);
+        for back in 0..chunks as u32 {
+            self.push(shown, Chunk { bits, back, kind: Kind::Whole(chunks as u32), queued: false });
+        }
+    }
+
+    fn walk_roots(&mut self, problems: &dyn Fn(&Checker<'a>, &RootEntry) -> Vec<String>) -> Result<()> {
+        let mut bytes = vec![0; ROOTS * size_of::<RootEntry>()];
+        self.image.read(&mut bytes, ROOTS_AT as u64)?;
+        let mut places = BTreeMap::new();
+        for (index, bytes) in bytes.chunks_exact(size_of::<RootEntry>()).enumerate() {
+            if bytes.iter().all(|byte| *byte == 0) {
+                continue;
+            }
+            let entry = RootEntry::read(bytes);
+            let name = text(&entry.name);
+            for problem in problems(self, &entry) {
+                self.report.problem(format!("root {index}, {name:?}: {problem}"));
+            }
+            if let Some(other) = places.insert(entry.name, index) {
+                self.report.problem(format!("root {index}, {name:?}: root {other} has the same name"));
+            }
+            self.reach(entry.pointer);
+            self.report.roots.push(HeapRoot {
+                name,
+                type_name: text(&entry.type_name),
+                version: entry.version,
+                size: entry.size,
+                align: entry.align,
+                address: entry.pointer,
+            });
+        }
+        Ok(())
+    }
+
+    /// What no library writes into an entry, whatever is allocated.
+    fn root_form_problems(&self, entry: &RootEntry) -> Vec<String> {
+        let mut problems = Vec::new();
+        let mut unless = |right: bool, what: &str| {
+            if !right {
+                problems.push(what.to_owned());
+            }
+        };
+        unless(is_text(&entry.name) && entry.name[0] != 0 && entry.name[47] == 0, "its name is none");
+        unless(is_text(&entry.type_name), "its type's name is none");
+        unless(entry.align.is_power_of_two(), "its alignment is no power of two");
+        unless(entry.align == 0 || entry.pointer.is_multiple_of(u64::from(entry.align)), "it is not aligned");
+        let type_name = entry.type_name.split(|byte| *byte == 0).next().unwrap_or_default();
+        // Of a name that was cut off nobody knows the rest, and a character has up to four bytes.
+        let whole = type_name.len() <= entry.type_name.len() - 4;
+        let same = entry.fingerprint == fingerprint(type_name, entry.size, entry.align, entry.version);
+        unless(!whole || same, "its fingerprint is not that of its type");
+        let offset = entry.pointer.wrapping_sub(self.base);
+        unless(offset < self.report.heap_bytes, "it points out of the heap");
+        problems
+    }
+
+    fn root_problems(&self, entry: &RootEntry) -> Vec<String> {
+        let mut problems = self.root_form_problems(entry);
+        let offset = entry.pointer.wrapping_sub(self.base);
+        match self.find(offset) {
+            Some(found) => {
+                let (start, bytes) = self.bounds(found);
+                if offset.checked_add(entry.size).is_none_or(|end| end > start + bytes) {
+                    problems.push("it reaches beyond its allocation".to_owned());
+                }
+            }
+            None if offset >= self.report.heap_bytes => {}
+            None => problems.push("it points to memory that is not allocated".to_owned()),
+        }
+        problems
+    }
+
+    /// Finds out what has leaked, if the heap is sound.
+    pub(crate) fn find_leaks(&mut self, progress: &dyn Fn(u64, u64)) -> Result<()> {
+        if !self.report.is_sound() {
+            return Ok(());
+        }
+        let blocks: u64 = self.report.classes.iter().map(|class| class.used * class.block_bytes).sum();
+        let all = blocks + self.report.large.bytes + self.report.huge.bytes;
+        let mut done = 0;
+        let mut buf = Vec::new();
+        while let Some(number) = self.queue.pop_front() {
+            self.chunks[number].queued = false;
+            done += self.scan_chunk(number, &mut buf)?;
+            progress(done, all);
+        }
+        let mut leaks = HeapLeaks::default();
+        let mut largest = Vec::new();
+        for (offset, bytes) in self.leaked() {
+            leaks.count += 1;
+            leaks.bytes += bytes;
+            largest.push(HeapLeak { address: self.base + offset, bytes });
+            if largest.len() == 2 * LEAKS_MOST {
+                keep_largest(&mut largest);
+            }
+        }
+        keep_largest(&mut largest);
+        leaks.largest = largest;
+        self.report.leaks = Some(leaks);
+        Ok(())
+    }
+
+    /// Fills the buffer with the heap's bytes.
+    pub(crate) fn read(&self, buf: &mut [u8], offset: u64) -> Result<()> {
+        self.image.read(buf, offset)
+    }
+
+    /// Offset and bytes of every allocation that was not reached.
+    pub(crate) fn leaked(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.allocations(false)
+    }
+
+    /// Offset and bytes of every allocation that was reached.
+    pub(crate) fn reached_allocations(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.allocations(true)
+    }
+
+    fn allocations(&self, reached: bool) -> impl Iterator<Item = (u64, u64)> {
+        let heads = self.chunks.iter().enumerate().filter(|(_, chunk)| chunk.back == 0);
+        heads.flat_map(move |(number, chunk)| {
+            let of = chunk.units();
+            let left = (0..of.div_ceil(64)).flat_map(move |word| {
+                let (used, seen) = (self.used[chunk.bits + word], self.reached[chunk.bits + word]);
+                ones(used & if reached { seen } else { !seen }).map(move |n| word * 64 + n)
+            });
+            left.map(move |block| self.bounds((number, block)))
+        })
+    }
+
+    /// The allocation in use that a byte of the heap belongs to.
+    fn find(&self, offset: u64) -> Option<Allocation> {
+        let number = usize::try_from(offset / CHUNK_BYTES as u64).ok()?;
+        let chunk = self.chunks.get(number)?;
+        let found = match chunk.kind {
+            Kind::Nothing => return None,
+            Kind::Blocks(class) => (number, offset as usize % CHUNK_BYTES / SIZES[class as usize] as usize),
+            Kind::Whole(_) => (number - chunk.back as usize, 0),
+        };
+        (found.1 < chunk.units() && bit(&self.used, chunk.bits, found.1)).then_some(found)
+    }
+
+    /// Where it begins, and its bytes.
+    fn bounds(&self, (number, block): Allocation) -> (u64, u64) {
+        let start = (number * CHUNK_BYTES) as u64;
+        match self.chunks[number].kind {
+            Kind::Nothing => (start, 0),
+            Kind::Blocks(class) => {
+                let bytes = u64::from(SIZES[class as usize]);
+                (start + block as u64 * bytes, bytes)
+            }
+            Kind::Whole(chunks) => (start, u64::from(chunks) * CHUNK_BYTES as u64),
+        }
+    }
+
+    /// What may be a pointer reaches what it points into, or else what ends there.
+    fn reach(&mut self, address: u64) {
+        let offset = address.wrapping_sub(self.base);
+        if offset > self.report.heap_bytes {
+            return;
+        }
+        let Some((number, block)) = self.find(offset).or_else(|| self.find(offset.checked_sub(1)?)) else { return };
+        let at = self.chunks[number].bits;
+        if bit(&self.reached, at, block) {
+            return;
+        }
+        set(&mut self.reached, at, block);
+        set(&mut self.waiting, at, block);
+        if !std::mem::replace(&mut self.chunks[number].queued, true) {
+            self.queue.push_back(number);
+        }
+    }
+
+    /// Scans what waits in a chunk; says how many bytes that were.
+    fn scan_chunk(&mut self, number: usize, buf: &mut Vec<u8>) -> Result<u64> {
+        let chunk = self.chunks[number];
+        let words = chunk.bits..chunk.bits + chunk.units().div_ceil(64);
+        let mut waiting = Vec::new();
+        for (word, bits) in self.waiting[words].iter_mut().enumerate() {
+            waiting.extend(ones(std::mem::take(bits)).map(|n| word * 64 + n));
+        }
+        let found: Vec<_> = waiting.into_iter().map(|block| self.bounds((number, block))).collect();
+        let bytes = found.iter().map(|(_, bytes)| bytes).sum();
+        let start = (number * CHUNK_BYTES) as u64;
+        if bytes < CHUNK_BYTES as u64 / 8 || bytes > CHUNK_BYTES as u64 {
+            // Few, or one that is large.
+            for (offset, bytes) in found {
+                self.scan(offset, bytes, buf)?;
+            }
+            return Ok(bytes);
+        }
+        let mut all = std::mem::take(buf);
+        sized_memory::resize(&mut all, CHUNK_BYTES, &self.report.path)?;
+        self.image.read(&mut all, start)?;
+        for (offset, bytes) in found {
+            let at = (offset - start) as usize;
+            self.scan_bytes(&all[at..at + bytes as usize]);
+        }
+        *buf = all;
+        Ok(bytes)
+    }
+
+    fn scan(&mut self, offset: u64, bytes: u64, buf: &mut Vec<u8>) -> Result<()> {
+        let mut piece = std::mem::take(buf);
+        let (mut at, end) = (offset, offset + bytes);
+        while at < end {
+            // A pointer may lie across the end of a piece.
+            let bytes = (end - at).min((PIECE_BYTES + WORD_BYTES - 1) as u64) as usize;
+            sized_memory::resize(&mut piece, bytes, &self.report.path)?;
+            self.image.read(&mut piece, at)?;
+            self.scan_bytes(&piece);
+            at += PIECE_BYTES as u64;
+        }
+        *buf = piece;
+        Ok(())
+    }
+
+    fn scan_bytes(&mut self, bytes: &[u8]) {
+        let (base, len) = (self.base, self.report.heap_bytes);
+        for word in bytes.windows(WORD_BYTES) {
+            let word = u64::from_le_bytes(word.try_into().expect("eight bytes"));
+            if word.wrapping_sub(base) <= len {
+                self.reach(word);
+            }
+        }
+    }
+}
+
+impl Chunk {
+    /// Allocations that may begin in it.
+    fn units(&self) -> usize {
+        match self.kind {
+            Kind::Nothing => 0,
+            Kind::Blocks(class) => blocks(class as usize),
+            Kind::Whole(_) => 1,
+        }
+    }
+}
+
+fn keep_largest(leaks: &mut Vec<HeapLeak>) {
+    leaks.sort_by_key(|leak| (std::cmp::Reverse(leak.bytes), leak.address));
+    leaks.truncate(LEAKS_MOST);
+}
+
+/// UTF-8, filled up with zeros.
+fn is_text(bytes: &[u8]) -> bool {
+    let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+    std::str::from_utf8(&bytes[..end]).is_ok() && bytes[end..].iter().all(|byte| *byte == 0)
+}

@@ -1,0 +1,489 @@
+//! Live heaps: working memory that outlives its process, and goes on in the next one.
+//!
+//! The heap's file names the memory that its last commit, a *cut*, came from, by a stamp. An opening goes on from that
+//! memory if it is of this boot, of this file and of this cut, and if nothing was half done in it. Otherwise the heap is
+//! at its last cut, as any heap is at its last commit.
+
+pub(super) mod cuts;
+pub(super) mod lost_memory;
+pub(crate) mod outlook;
+pub(super) mod own_pages;
+
+use crate::engine::handles::file::File;
+use crate::engine::handles::map::{Map, not_made_yet};
+use crate::heap::image::check::{Checker, ChunkSet, HeapImage, HeapImageMut};
+use crate::heap::image::layout::{Header, SEGMENT_BYTES, STAMP_AT, Stamp};
+use crate::heap::live::cuts::StopTimes;
+use crate::heap::log::live_head::{LiveHead, Owner, Place, START_BYTES};
+use crate::heap::log::section_log::SectionLogs;
+use crate::heap::log::section_recovery::{self, Recovery};
+use crate::invariant;
+use parking_lot::Mutex;
+use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+use untorn_journal::directories::store_dir::STORE_DIR;
+use untorn_journal::{Context, Error, Result};
+use untorn_os::{Errno, FileHandle, LiveMemory, holds, live_memory_path, live_memory_top};
+
+/// How a live heap began when it was opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LiveStart {
+    /// No process had left working memory: the heap is as of its last commit.
+    New,
+    /// With everything that the process before had stored.
+    WentOn,
+    /// As of the last cut; why it could not go on.
+    LastCut(String),
+}
+
+/// The working memory of a live heap.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LiveReport {
+    /// The file in memory.
+    pub memory: PathBuf,
+    /// How the heap began.
+    pub start: LiveStart,
+    /// Sections that had not ended when the process did, and were undone.
+    pub undone: usize,
+    /// Sections that had ended, and were undone since they had seen what one of those did.
+    pub cascaded: usize,
+    /// How long cuts of this opening stopped the program's threads.
+    pub stops: StopTimes,
+}
+
+/// The working memory of an open live heap.
+pub(crate) struct Working {
+    memory: Arc<LiveMemory>,
+    pub head: LiveHead,
+    uid: u32,
+    start: LiveStart,
+    /// Blocks that sections which were undone had allocated, and those that sections which have happened had freed.
+    unfreed: Vec<usize>,
+    /// Sections that were undone, and those with them.
+    undone: (usize, usize),
+    stops: Mutex<StopTimes>,
+    copied_pages: AtomicU64,
+}
+
+/// What there is of the working memory that a heap's file names.
+pub(crate) enum Found {
+    /// It names none.
+    Nothing,
+    /// Memory to go on from.
+    Kept(Kept),
+    /// The heap is as of its last cut, and why.
+    LastCut(String),
+}
+
+/// Memory to go on from.
+pub(crate) struct Kept {
+    pub working: Working,
+    /// Bytes of the heap.
+    pub bytes: u64,
+    /// Its address space, which an opening may have made larger that was not committed.
+    pub address_space: u64,
+}
+
+/// Device and number of a heap's file.
+fn place(file: &File) -> Result<(u64, u64)> {
+    // Of a file that a crash left in the journal alone the data file is not open yet.
+    let state = file.store.readable(&file.shared)?;
+    let data = state.content.data.as_ref().ok_or_else(|| not_made_yet(state.path()))?;
+    let meta = data.meta().context("look at", state.path())?;
+    Ok((meta.device, meta.inode))
+}
+
+/// Whose memory would be that of a heap's file now.
+fn owner(file: &File, incarnation: [u8; 16]) -> Result<Owner> {
+    let (device, inode) = place(file)?;
+    let boot = file.store.storage.boot_id().context("ask for the boot, for", file.path())?;
+    Ok(Owner { boot, incarnation, device, inode })
+}
+
+/// The memory says where its file is, for whoever rescues it.
+fn note_place(head: &LiveHead, file: &File) {
+    // Without a path nobody rescues it, and all else works.
+    let Ok(store) = std::fs::canonicalize(&file.store.path) else { return };
+    let name = file.store.store_dir.standalone.is_none().then(|| file.path());
+    let place = Place { store, name };
+    head.set_place(&place, FileHandle::of(&place.path()));
+}
+
+/// Live memory in which what was half done is undone: the memory itself, by an opening, or a copy.
+pub(crate) trait Mendable: HeapImageMut {
+    fn name(&self) -> &Path;
+
+    /// Where the head is, as long as this one is there, and nobody else changes it.
+    fn own(&self) -> NonNull<u8>;
+}
+
+impl HeapImage for LiveMemory {
+    fn bytes(&self) -> Result<u64> {
+        self.body_bytes().context("look at", self.path())
+    }
+
+    fn read(&self, buf: &mut [u8], offset: u64) -> Result<()> {
+        self.read_at(buf, offset).context("read", self.path())
+    }
+}
+
+impl HeapImageMut for LiveMemory {
+    fn write(&mut self, bytes: &[u8], offset: u64) -> Result<()> {
+        self.write_at(bytes, offset).context("write to", self.path())
+    }
+}
+
+impl Mendable for LiveMemory {
+    fn name(&self) -> &Path {
+        self.path()
+    }
+
+    fn own(&self) -> NonNull<u8> {
+        self.head()
+    }
+}
+
+/// The heap in live memory, which may be longer.
+struct Body<'a>(&'a dyn HeapImage, u64);
+
+impl HeapImage for Body<'_> {
+    fn bytes(&self) -> Result<u64> {
+        Ok(self.1)
+    }
+
+    fn read(&self, buf: &mut [u8], offset: u64) -> Result<()> {
+        self.0.read(buf, offset)
+    }
+}
+
+/// Why live memory that cannot be opened is none to go on from.
+///
+/// # Errors
+/// It may be there, and this user cannot have it.
+pub(crate) fn not_there(e: std::io::Error, memory: &Path, uid: u32, file: impl FnOnce() -> PathBuf) -> Result<String> {
+    match e.kind() {
+        ErrorKind::NotFound => {
+            Ok("there is no such memory any more: the machine was restarted, or the file was removed".to_owned())
+        }
+        _ if e.kind() == ErrorKind::InvalidData || Errno::from_io_error(&e) == Some(Errno::LOOP) => {
+            Ok("this is no live memory of the user who made it".to_owned())
+        }
+        ErrorKind::PermissionDenied => {
+            let detail = format!(
+                "its working memory, {}, is that of user {uid}. Open the heap as that user or as root; to go back to the \
+                 last cut instead, have that user remove this file",
+                memory.display()
+            );
+            Err(Error::Untrusted { path: file(), detail })
+        }
+        _ => Err(Error::io("open", memory, e)),
+    }
+}
+
+/// Looks for the memory that a heap's file names, and undoes in it what was half done and can be undone.
+///
+/// # Errors
+/// It may be there, and this user cannot have it.
+pub(crate) fn find(file: &File, start: &[u8; START_BYTES]) -> Result<Found> {
+    let Some(stamp) = Stamp::read(start) else {
+        // What a process left that was killed before the file named it, or after the file named it no more.
+        let (device, inode) = place(file)?;
+        let path = live_memory_path(file.store.storage.effective_user(), device, inode);
+        let _ = std::fs::remove_file(path);
+        return Ok(Found::Nothing);
+    };
+    let owner = owner(file, stamp.incarnation)?;
+    let path = live_memory_path(stamp.uid, owner.device, owner.inode);
+    let last_cut = |why: &str| Ok(Found::LastCut(format!("{}: {why}", path.display())));
+    let mut memory = match LiveMemory::open(&path, stamp.uid) {
+        Ok(memory) => memory,
+        Err(e) => return last_cut(&not_there(e, &path, stamp.uid, || file.path())?),
+    };
+    match mend(&mut memory, &owner, &stamp)? {
+        Ok(Mended { recovery, header, bytes }) => {
+            if recovery.incomplete + recovery.cascaded > 0 {
+                tracing::info!(
+                    memory = %path.display(),
+                    incomplete = recovery.incomplete,
+                    cascaded = recovery.cascaded,
+                    "sections were undone that had not ended, and those that had seen what they did"
+                );
+            }
+            // SAFETY: mapped by the memory, for ever.
+            let head = unsafe { LiveHead::at(memory.head()) };
+            note_place(&head, file);
+            let working = Working {
+                memory: Arc::new(memory),
+                head,
+                uid: stamp.uid,
+                start: LiveStart::WentOn,
+                unfreed: recovery.free,
+                undone: (recovery.incomplete, recovery.cascaded),
+                stops: Mutex::default(),
+                copied_pages: AtomicU64::new(0),
+            };
+            Ok(Found::Kept(Kept { working, bytes, address_space: header.address_space }))
+        }
+        Err(problem) => {
+            let _ = memory.remove();
+            last_cut(&problem)
+        }
+    }
+}
+
+/// A heap in live memory in which nothing is half done any more but that blocks are to be freed.
+pub(crate) struct Mended {
+    pub recovery: Recovery,
+    pub header: Header,
+    /// Bytes of the heap.
+    pub bytes: u64,
+}
+
+/// Undoes in live memory what was half done and can be undone, if it is the one that a heap's file with this stamp names. Done
+/// again, it does the same, until the logs of sections are settled. Otherwise why a heap cannot go on from it.
+pub(crate) fn mend(
+    memory: &mut dyn Mendable,
+    owner: &Owner,
+    stamp: &Stamp,
+) -> Result<std::result::Result<Mended, String>> {
+    // SAFETY: as long as the memory is there, which is longer than this is used.
+    let head = unsafe { LiveHead::at(memory.own()) };
+    if let Some(problem) = head.problem(owner, stamp, memory.bytes()?) {
+        return Ok(Err(problem.to_owned()));
+    }
+    head.undo(|bytes, offset| memory.write(bytes, offset))?;
+    let Some(recovery) = undo_sections(memory)? else {
+        return Ok(Err("the logs of sections in it make no sense".to_owned()));
+    };
+    Ok(heap_in(memory)?.map(|(header, bytes)| Mended { recovery, header, bytes }))
+}
+
+/// Brings back what sections had changed that are to be undone. What is left is to free blocks. None: their logs make no
+/// sense.
+fn undo_sections(memory: &mut dyn Mendable) -> Result<Option<Recovery>> {
+    let bytes = memory.bytes()?;
+    let mut header = [0; size_of::<Header>()];
+    if bytes < header.len() as u64 {
+        return Ok(Some(Recovery::default()));
+    }
+    memory.read(&mut header, 0)?;
+    // What is no heap is told later on.
+    let Ok(header) = Header::read(&header, memory.name()) else { return Ok(Some(Recovery::default())) };
+    let base = header.address as usize;
+    // SAFETY: there as long as the memory is; nobody else has it.
+    let recovered = unsafe {
+        let logs = SectionLogs::at(memory.own());
+        section_recovery::recover(&logs, base..base.saturating_add(bytes as usize))
+    };
+    let Some(recovery) = recovered else { return Ok(None) };
+    recovery.restore.iter().try_for_each(|old| memory.write(&old.bytes, (old.address - base) as u64))?;
+    Ok(Some(recovery))
+}
+
+/// The header and the bytes of the heap in live memory, or why it is none.
+fn heap_in(memory: &dyn Mendable) -> Result<std::result::Result<(Header, u64), String>> {
+    let body = memory.bytes()?;
+    let mut bytes = [0; size_of::<Header>()];
+    if body < SEGMENT_BYTES as u64 {
+        return Ok(Err("it is too short".to_owned()));
+    }
+    memory.read(&mut bytes, 0)?;
+    let Ok(header) = Header::read(&bytes, memory.name()) else { return Ok(Err("no heap is in it".to_owned())) };
+    let bytes = header.segments.saturating_mul(SEGMENT_BYTES as u64);
+    if let Some(problem) = header.problem(bytes) {
+        return Ok(Err(problem));
+    }
+    if body < bytes {
+        return Ok(Err(format!("it has {body} bytes of a heap of {bytes}")));
+    }
+    if !holds(invariant::LIVE_CHECKED) {
+        return Ok(Ok((header, bytes)));
+    }
+    let image = Body(memory, bytes);
+    let all = (0..header.segments as usize).map(|segment| (segment, ChunkSet::ALL)).collect();
+    let mut problems = Checker::problems_of(&image, &header, &all)?;
+    problems.extend(Checker::problems_of_roots(&image, &header)?);
+    Ok(problems.into_iter().next().map_or(Ok((header, bytes)), Err))
+}
+
+impl Working {
+    /// New memory for a heap's file, which the file does not name yet.
+    pub(crate) fn create(file: &File, start: LiveStart) -> Result<Working> {
+        let mut incarnation = [0; 16];
+        while incarnation == [0; 16] {
+            file.random(&mut incarnation)?;
+        }
+        let owner = owner(file, incarnation)?;
+        let uid = file.store.storage.effective_user();
+        let path = live_memory_path(uid, owner.device, owner.inode);
+        let memory = LiveMemory::create(&path).map_err(|e| match e.kind() {
+            ErrorKind::NotFound => Error::Unsupported {
+                path: file.path(),
+                detail: format!(
+                    "the directory of {} does not exist, where its working memory would be. Mount a tmpfs there, or set \
+                     UNTORN_LIVE_DIR to a directory in one",
+                    path.parent().unwrap_or(&path).display()
+                ),
+            },
+            _ => Error::io("make live memory,", &path, e),
+        })?;
+        // SAFETY: mapped by the memory, for ever.
+        let head = unsafe { LiveHead::at(memory.head()) };
+        head.init(owner);
+        note_place(&head, file);
+        let (memory, stops) = (Arc::new(memory), Mutex::default());
+        Ok(Working {
+            memory,
+            head,
+            uid,
+            start,
+            unfreed: Vec::new(),
+            undone: (0, 0),
+            stops,
+            copied_pages: AtomicU64::new(0),
+        })
+    }
+
+    pub(crate) fn memory(&self) -> &Arc<LiveMemory> {
+        &self.memory
+    }
+
+    /// Blocks to be freed before anybody uses the heap; then [`Working::settle_sections`].
+    pub(crate) fn take_unfreed(&mut self) -> Vec<usize> {
+        std::mem::take(&mut self.unfreed)
+    }
+
+    /// What the logs of sections told is done.
+    pub(crate) fn settle_sections(&self) {
+        self.logs().settle_all();
+    }
+
+    pub(crate) fn logs(&self) -> SectionLogs {
+        // SAFETY: mapped by the memory, for ever.
+        unsafe { SectionLogs::at(self.memory.head()) }
+    }
+
+    /// The threads stood for so long, for a cut, or for an attempt that is followed by another one.
+    pub(crate) fn note_stop(&self, took: Duration, is_cut: bool) {
+        let mut stops = self.stops.lock();
+        let (count, longest) = (stops.count + u64::from(is_cut), stops.longest.max(took));
+        let last = if is_cut { took } else { stops.last };
+        *stops = StopTimes { count, last, longest };
+    }
+
+    /// Pages that the last cut allowed to be copied while the threads stood, or fewer.
+    pub(crate) fn copied_pages(&self) -> u64 {
+        self.copied_pages.load(Relaxed)
+    }
+
+    pub(crate) fn note_copied_pages(&self, pages: u64) {
+        self.copied_pages.store(pages, Relaxed);
+    }
+
+    pub(crate) fn report(&self) -> LiveReport {
+        let (undone, cascaded) = self.undone;
+        let (memory, start) = (self.memory.path().to_owned(), self.start.clone());
+        LiveReport { memory, start, undone, cascaded, stops: *self.stops.lock() }
+    }
+
+    /// The next commit is a cut of this memory; its number.
+    pub(crate) fn begin_cut(&self, map: &Map) -> Result<u64> {
+        let stamp = self.head.next_stamp(self.uid);
+        set_stamp(map, stamp)?;
+        Ok(stamp.cut)
+    }
+
+    /// The memory says what the last cut would say.
+    pub(crate) fn go_on(&self, map: &Map) -> Result<()> {
+        set_stamp(map, self.head.last_stamp(self.uid))
+    }
+
+    /// The file names this memory, which is whole.
+    pub(crate) fn is_named(&self, cut: u64) {
+        self.head.note_durable(cut);
+        self.head.set_ready();
+    }
+
+    /// Removes the memory, which no file names any more.
+    pub(crate) fn remove(&self) -> Result<()> {
+        self.memory.remove().context("remove", self.memory.path())
+    }
+}
+
+/// The next commit names this memory, or none.
+pub(crate) fn set_stamp(map: &Map, stamp: Stamp) -> Result<()> {
+    let page = own_pages::header_page(0);
+    own_pages::unlock(map, page.clone())?;
+    let at = map.as_mut_ptr().wrapping_add(STAMP_AT);
+    // SAFETY: in the header of a heap, which is mapped; the caller has the heap to itself.
+    unsafe { at.cast::<Stamp>().write(stamp) };
+    own_pages::lock(map, page);
+    // With the tracker `told`.
+    map.touch(at, size_of::<Stamp>())
+}
+
+/// A file beside which there is live memory.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct LiveMemoryFound {
+    /// The file, as it was asked for, or its name in the store.
+    #[serde(serialize_with = "crate::engine::paths::path_text::path")]
+    pub path: PathBuf,
+    /// The memory.
+    #[serde(serialize_with = "crate::engine::paths::path_text::path")]
+    pub memory: PathBuf,
+    /// Bytes that the memory takes.
+    pub bytes: u64,
+}
+
+/// The live memory of a file, of its owner or of this user, whatever is in it.
+fn memory_of(path: &Path) -> Option<LiveMemoryFound> {
+    let meta = std::fs::symlink_metadata(path).ok().filter(std::fs::Metadata::is_file)?;
+    let users = [rustix::process::geteuid().as_raw(), meta.uid()];
+    let paths = users.map(|uid| live_memory_path(uid, meta.dev(), meta.ino()));
+    let found = paths.into_iter().find_map(|path| Some((std::fs::symlink_metadata(&path).ok()?.blocks() * 512, path)));
+    found.map(|(bytes, memory)| LiveMemoryFound { path: path.to_owned(), memory, bytes })
+}
+
+/// The live memory of a file, or of the files in a directory.
+pub(crate) fn memories(path: &Path) -> Vec<LiveMemoryFound> {
+    if !path.is_dir() {
+        return memory_of(path).into_iter().collect();
+    }
+    let has_some = |dir: &std::fs::DirEntry| {
+        let is_users = dir.file_name().as_encoded_bytes().starts_with(b"untorn-");
+        // What cannot be listed may have some.
+        is_users && std::fs::read_dir(dir.path()).map_or(true, |mut names| names.next().is_some())
+    };
+    let tops = std::fs::read_dir(live_memory_top()).ok();
+    // Most machines have none: nothing need be walked.
+    if !tops.is_some_and(|dirs| dirs.flatten().any(|dir| has_some(&dir))) {
+        return Vec::new();
+    }
+    let (mut found, mut dirs) = (Vec::new(), vec![path.to_owned()]);
+    while let Some(dir) = dirs.pop() {
+        for entry in std::fs::read_dir(&dir).into_iter().flatten().flatten() {
+            // Untorn's own files are no heaps, whatever had their numbers before.
+            let is_own = entry.file_name().as_encoded_bytes().ends_with(STORE_DIR.as_bytes());
+            match entry.file_type() {
+                _ if is_own => {}
+                Ok(kind) if kind.is_dir() => dirs.push(entry.path()),
+                Ok(kind) if kind.is_file() => found.extend(memory_of(&entry.path())),
+                _ => {}
+            }
+        }
+    }
+    found.iter_mut().for_each(|one| one.path = one.path.strip_prefix(path).unwrap_or(&one.path).to_owned());
+    found
+}
+
+/// Removes live memory that is no heap's.
+pub(crate) fn forget(found: &LiveMemoryFound) -> Result<()> {
+    std::fs::remove_file(&found.memory).context("remove", &found.memory)
+}

@@ -1,0 +1,128 @@
+//! What the next opening would make of live memory, in a copy of it: by the code of an opening.
+
+use crate::heap::image::check::{Checker, HeapImage, HeapImageMut};
+use crate::heap::image::free_in_image::free;
+use crate::heap::image::layout::Stamp;
+use crate::heap::image::report::{LiveOutlook, NextStart};
+use crate::heap::live::{Mendable, Mended, mend, not_there};
+use crate::heap::log::live_head::{Owner, START_BYTES};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::ptr::NonNull;
+use untorn_journal::{Context, Error, Result};
+use untorn_os::{Linux, LiveCopy, Storage, live_memory_path};
+
+impl HeapImage for LiveCopy {
+    fn bytes(&self) -> Result<u64> {
+        Ok(self.body_bytes())
+    }
+
+    fn read(&self, buf: &mut [u8], offset: u64) -> Result<()> {
+        self.read_at(buf, offset).context("read", self.path())
+    }
+}
+
+impl HeapImageMut for LiveCopy {
+    fn write(&mut self, bytes: &[u8], offset: u64) -> Result<()> {
+        self.write_at(bytes, offset).context("change a copy of", self.path())
+    }
+}
+
+impl Mendable for LiveCopy {
+    fn name(&self) -> &Path {
+        self.path()
+    }
+
+    fn own(&self) -> NonNull<u8> {
+        self.head()
+    }
+}
+
+/// The bytes of a heap as the next opening would begin with them, as long as nobody stores to its live memory.
+pub struct LiveImage {
+    copy: LiveCopy,
+    bytes: u64,
+}
+
+impl LiveImage {
+    /// Bytes of the heap.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Fills the buffer with bytes from an offset of the heap on.
+    pub fn read(&self, buf: &mut [u8], offset: u64) -> Result<()> {
+        self.copy.read(buf, offset)
+    }
+}
+
+impl HeapImage for LiveImage {
+    fn bytes(&self) -> Result<u64> {
+        Ok(self.bytes)
+    }
+
+    fn read(&self, buf: &mut [u8], offset: u64) -> Result<()> {
+        LiveImage::read(self, buf, offset)
+    }
+}
+
+/// A heap's file, as far as its live memory is concerned.
+pub(crate) struct Named<'a> {
+    pub path: &'a Path,
+    pub boot: [u8; 16],
+    pub device: u64,
+    pub inode: u64,
+    pub start: &'a [u8; START_BYTES],
+}
+
+/// What the next opening would make of the memory that a heap's file names, and the heap then. None: it names none. Nobody may
+/// store to the memory meanwhile.
+pub(crate) fn outlook(file: &Named<'_>) -> Option<(LiveOutlook, Option<LiveImage>)> {
+    let stamp = Stamp::read(file.start)?;
+    let memory = live_memory_path(stamp.uid, file.device, file.inode);
+    let mut found = LiveOutlook { memory, next: NextStart::GoesOn, undone: 0, cascaded: 0, heap: None };
+    let image = match look(file, &stamp, &mut found) {
+        Ok(Ok(image)) => Some(image),
+        Ok(Err(why)) => {
+            found.next = NextStart::LastCut(why);
+            None
+        }
+        Err(e) => {
+            found.next = NextStart::Unknown(e.to_string());
+            None
+        }
+    };
+    Some((found, image))
+}
+
+fn look(file: &Named<'_>, stamp: &Stamp, found: &mut LiveOutlook) -> Result<std::result::Result<LiveImage, String>> {
+    let Named { boot, device, inode, .. } = *file;
+    let mut copy = match LiveCopy::of(&found.memory, stamp.uid) {
+        Ok(copy) => copy,
+        Err(e) => return not_there(e, &found.memory, stamp.uid, || file.path.to_owned()).map(Err),
+    };
+    let owner = Owner { boot, incarnation: stamp.incarnation, device, inode };
+    let Mended { recovery, header, bytes } = match mend(&mut copy, &owner, stamp)? {
+        Ok(mended) => mended,
+        Err(why) => return Ok(Err(why)),
+    };
+    (found.undone, found.cascaded) = (recovery.incomplete, recovery.cascaded);
+    for address in recovery.free {
+        free(&mut copy, address.wrapping_sub(header.address as usize))?;
+    }
+    let image = LiveImage { copy, bytes };
+    let mut checker = Checker::new(&image, file.path, &|_, _| {})?;
+    checker.find_leaks(&|_, _| {})?;
+    found.heap = Some(checker.report);
+    Ok(Ok(image))
+}
+
+/// What the next opening would make of the memory of a heap's file, which may be another process's: with the first bytes of its
+/// last commit. For tests, whose process stands.
+pub fn live_outlook(path: &Path, last_commit: &[u8]) -> Result<Option<(LiveOutlook, Option<LiveImage>)>> {
+    let start = last_commit.first_chunk().ok_or_else(|| Error::invalid("no heap is so short"))?;
+    let meta = std::fs::metadata(path).context("look at", path)?;
+    let dir = path.parent().unwrap_or(Path::new("/"));
+    let boot = Linux::open(dir).and_then(|storage| storage.boot_id()).context("ask for the boot, for", path)?;
+    Ok(outlook(&Named { path, boot, device: meta.dev(), inode: meta.ino(), start }))
+}

@@ -1,0 +1,9 @@
+//! Logs of sections in a live heap's memory: what a thread changed, and how that is undone. Stands on `image`.
+
+pub(crate) mod live_head;
+pub(super) mod section_log;
+pub(super) mod section_mark;
+pub(super) mod section_recovery;
+pub(super) mod section_stability;
+pub(super) mod section_thread;
+pub(super) mod sections;

@@ -1,0 +1,759 @@
+//! A thread's section: its log, what it depends on, and what is done when it ends.
+//!
+//! A thread has a place in each live heap that it has had sections of, until it ends. It is in a section of one heap at a time.
+
+use super::live_head::LiveHead;
+use super::section_log::{
+    LOG_BYTES, LogWriter, Numbers, Place, RECORD_BYTES, Record, SectionId, SectionLogs, bytes_record, parse,
+};
+use super::section_mark::{Mark, MarkedLock, Mode};
+use super::section_stability::{Complete, Then};
+use super::sections::{Busy, Sections, Settled};
+use crate::invariant;
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
+use std::ptr::{NonNull, null, null_mut};
+use std::sync::atomic::Ordering::{Relaxed, Release};
+use untorn_journal::Error;
+use untorn_os::{holds, is_asymmetric, process_generation};
+
+/// What the section of a thread is of.
+#[derive(Clone)]
+pub(crate) struct SectionHeap {
+    /// They stay where they are for ever.
+    pub sections: &'static Sections,
+    pub opening: u64,
+    /// The heap's address space.
+    pub addresses: Range<usize>,
+    pub head: LiveHead,
+    pub logs: SectionLogs,
+}
+
+/// The log of a thread's sections in one heap.
+struct Log {
+    place: Place,
+    logs: SectionLogs,
+    numbers: &'static Numbers,
+    busy: &'static Busy,
+    /// Bytes that it has room for.
+    room: usize,
+    /// Sections may begin and end by [`ThreadSections::begin_at_once`] and [`ThreadSections::end_at_once`].
+    at_once: bool,
+    /// The section began behind none that left something to do.
+    usual: bool,
+    /// The record that begins the section is in it.
+    begun: bool,
+    /// Where the section begins in it.
+    begun_at: usize,
+    number: u64,
+    clock: u64,
+}
+
+/// A thread's sections in one heap.
+pub(crate) struct ThreadSections {
+    heap: SectionHeap,
+    process: u64,
+    /// None: there was none to be had. What its sections change is protected as a change under a guard is.
+    log: Option<Log>,
+    /// Locks, and explicit sections, that the thread holds.
+    depth: usize,
+    /// The lock by which the section began, if it may end by [`ThreadSections::end_at_once`]: it has no other lock, and when it
+    /// ends there is nothing to do but to empty its log.
+    first: *const MarkedLock,
+    /// The next section may begin by [`ThreadSections::begin_at_once`]: none is open, and what it begins with is in the log.
+    ready: bool,
+    /// Bytes of the heap's address space.
+    bytes: usize,
+    /// Of these, how often the lock of the heap.
+    own_lock: usize,
+    depends: Vec<SectionId>,
+    /// Blocks that it frees, and where in the log that stands.
+    frees: Vec<(usize, usize)>,
+    then: Vec<Then>,
+    /// Somebody may depend on it.
+    marked: bool,
+    /// It changed what its log had no room for.
+    unlogged: bool,
+    /// A section that had no log may still wait.
+    unplaced: bool,
+}
+
+/// What is left to do once a section has ended, outside of the lock that ended it.
+#[must_use]
+#[derive(Default)]
+pub(crate) struct Ended {
+    pub settled: Settled,
+    /// The section itself, if it is stable: blocks to free, and what to call.
+    pub frees: Vec<(usize, usize)>,
+    pub then: Vec<Then>,
+    /// Where the thread is in no section any more.
+    pub place: Option<Place>,
+    /// The log is to be emptied when the blocks are free.
+    pub empties: bool,
+}
+
+/// Where what a thread stores is logged: in memory of the program's own, if it has hooks.
+static WRITER_OF_HOOKS: std::sync::OnceLock<extern "C" fn() -> *mut LogWriter> = std::sync::OnceLock::new();
+
+/// The program has hooks, which write to the log that this call returns, of its thread.
+pub fn set_hooks(writer: extern "C" fn() -> *mut LogWriter) {
+    let _ = WRITER_OF_HOOKS.set(writer);
+}
+
+/// Whether the program has hooks.
+pub fn has_hooks() -> bool {
+    WRITER_OF_HOOKS.get().is_some()
+}
+
+thread_local! {
+    /// It knows what the thread has in the heap of its section, or of its last one. No destructor: it works while the thread ends.
+    static WRITER: Cell<*mut LogWriter> = const { Cell::new(null_mut()) };
+    static ALL: All = const { All(RefCell::new(Vec::new())) };
+}
+
+/// Dropped when the thread ends.
+struct All(RefCell<Vec<*mut ThreadSections>>);
+
+impl Drop for All {
+    fn drop(&mut self) {
+        set_current(null_mut());
+        for one in self.0.take() {
+            // SAFETY: made by `Box::into_raw`, and nobody else's any more.
+            let one = unsafe { Box::from_raw(one) };
+            one.thread_ends();
+        }
+    }
+}
+
+/// The writer of this thread.
+#[inline]
+pub(crate) fn writer() -> *mut LogWriter {
+    #[cold]
+    fn find() -> *mut LogWriter {
+        let found = match WRITER_OF_HOOKS.get() {
+            Some(writer) => writer(),
+            // As long as the process, since a thread may store while it ends.
+            None => Box::into_raw(Box::new(LogWriter::new())),
+        };
+        WRITER.set(found);
+        found
+    }
+    let known = WRITER.get();
+    if known.is_null() { find() } else { known }
+}
+
+/// What the thread of a writer has in the heap that it had a section of last.
+///
+/// # Safety
+/// The writer is this thread's. The caller lets go of the result before it asks for another one.
+#[inline]
+pub(crate) unsafe fn current_of<'t>(writer: *mut LogWriter) -> Option<&'t mut ThreadSections> {
+    // SAFETY: the caller's promise, and a box of this thread's, which it frees when it ends.
+    unsafe { (*writer).section.cast::<ThreadSections>().as_mut() }
+}
+
+#[inline]
+fn current<'t>() -> Option<&'t mut ThreadSections> {
+    // A thread without sections needs no writer, which would be left behind when it ends.
+    let known = NonNull::new(WRITER.get())?;
+    // SAFETY: this thread's; each caller lets go of it before it calls another one.
+    unsafe { current_of(known.as_ptr()) }
+}
+
+pub(crate) fn set_current(section: *mut ThreadSections) {
+    if section.is_null() && WRITER.get().is_null() {
+        return;
+    }
+    // SAFETY: this thread's own, for ever.
+    unsafe { (*writer()).section = section.cast() };
+}
+
+/// The section that this thread is in, of any heap.
+#[inline]
+pub(crate) fn open_section<'t>() -> Option<&'t mut ThreadSections> {
+    let section = current();
+    // In a forked child there is none: its memory is the parent's.
+    section.filter(|section| section.depth > 0 && section.process == process_generation())
+}
+
+/// Bytes are about to be changed. Those that are not in the heap of the thread's section are nothing to it.
+///
+/// # Safety
+/// They can be read, and no other thread changes them.
+pub unsafe fn log(address: usize, len: usize) {
+    if let Some(section) = open_section() {
+        let heap = section.heap().addresses.clone();
+        let (start, end) = (address.max(heap.start), address.saturating_add(len).min(heap.end));
+        if start < end {
+            // SAFETY: the caller's promise.
+            unsafe { section.log_bytes(start, end - start) };
+        }
+    }
+}
+
+/// The section that this thread is in, of this opening of a heap.
+#[inline]
+pub(crate) fn section_of<'t>(opening: u64) -> Option<&'t mut ThreadSections> {
+    open_section().filter(|section| section.heap.opening == opening)
+}
+
+/// What this thread has in the heap that it had a section of last, if that is this one.
+#[inline]
+pub(crate) fn last_sections<'t>(opening: u64) -> Option<&'t mut ThreadSections> {
+    current().filter(|last| last.heap.opening == opening && last.process == process_generation())
+}
+
+/// What this thread has in a heap, whatever it used since.
+pub(crate) fn known_sections<'t>(opening: u64) -> Option<&'t mut ThreadSections> {
+    let known = ALL.try_with(|all| {
+        // SAFETY: boxes of this thread's.
+        all.0.borrow().iter().copied().find(|one| unsafe { &**one }.is_of(opening))
+    });
+    // While the thread ends, there is no list any more.
+    match known {
+        // SAFETY: as in `current`.
+        Ok(known) => known.map(|known| unsafe { &mut *known }),
+        Err(_) => last_sections(opening),
+    }
+}
+
+/// What this thread has in a heap, made if it has nothing there.
+///
+/// # Errors
+/// It is in a section of another heap, or ends.
+pub(crate) fn sections_in<'t>(heap: &SectionHeap) -> Result<&'t mut ThreadSections, Error> {
+    if let Some(current) = current() {
+        if current.heap.opening == heap.opening && current.process == process_generation() {
+            return Ok(current);
+        }
+        if current.depth > 0 && current.heap.sections.are_of(current.heap.opening) {
+            return Err(Error::invalid("this thread is in a section of another heap; end that one first"));
+        }
+    }
+    let found = ALL.try_with(|all| {
+        let mut all = all.0.borrow_mut();
+        all.retain(|one| {
+            // SAFETY: a box of this thread's.
+            let gone = unsafe { &**one }.is_gone();
+            if gone {
+                // SAFETY: made by `Box::into_raw`, and nobody else has it.
+                drop(unsafe { Box::from_raw(*one) });
+            }
+            !gone
+        });
+        // SAFETY: a box of this thread's.
+        let known = all.iter().copied().find(|one| unsafe { &**one }.heap.opening == heap.opening);
+        known.unwrap_or_else(|| {
+            let made = Box::into_raw(Box::new(ThreadSections::new(heap.clone())));
+            all.push(made);
+            made
+        })
+    });
+    let Ok(found) = found else {
+        // Locks of pthread are taken all the same, and their callers do not look.
+        tracing::warn!("a thread that is ending can begin no section: what it does under a lock is not all or nothing");
+        return Err(Error::invalid("a thread that is ending can begin no section"));
+    };
+    set_current(found);
+    // SAFETY: as in `current`.
+    let found = unsafe { &mut *found };
+    // The writer had the log of another heap.
+    found.ready = false;
+    Ok(found)
+}
+
+impl ThreadSections {
+    fn new(heap: SectionHeap) -> ThreadSections {
+        ThreadSections {
+            bytes: heap.addresses.len(),
+            heap,
+            process: process_generation(),
+            log: None,
+            depth: 0,
+            first: null(),
+            ready: false,
+            own_lock: 0,
+            depends: Vec::new(),
+            frees: Vec::new(),
+            then: Vec::new(),
+            marked: false,
+            unlogged: false,
+            unplaced: false,
+        }
+    }
+
+    fn is_of(&self, opening: u64) -> bool {
+        self.heap.opening == opening && self.process == process_generation()
+    }
+
+    /// The heap was closed, or is the parent's.
+    fn is_gone(&self) -> bool {
+        self.process != process_generation() || !self.heap.sections.are_of(self.heap.opening)
+    }
+
+    fn thread_ends(mut self) {
+        if self.is_gone() {
+            return;
+        }
+        if self.depth > 0 {
+            tracing::error!(
+                "a thread ended within a section of a live heap: cuts undo the section in what they commit, commits that \
+                 wait for sections are refused, and when the process ends, the section is undone"
+            );
+            self.writer().end();
+            self.heap.sections.abandon(self.log.take().map(|log| log.place), self.unlogged, self.heap.opening);
+        } else if let Some(log) = self.log.take() {
+            self.heap.sections.give_place(log.place, self.heap.opening);
+        }
+    }
+
+    pub(crate) fn heap(&self) -> &SectionHeap {
+        &self.heap
+    }
+
+    pub(crate) fn depth(&self) -> usize {
+        self.depth
+    }
+
+    pub(crate) fn own_lock(&mut self) -> &mut usize {
+        &mut self.own_lock
+    }
+
+    pub(crate) fn has_log(&self) -> bool {
+        self.log.is_some()
+    }
+
+    pub(crate) fn is_marked(&self) -> bool {
+        self.marked
+    }
+
+    pub(crate) fn is_unlogged(&self) -> bool {
+        self.unlogged
+    }
+
+    #[inline]
+    fn writer(&self) -> &'static mut LogWriter {
+        // SAFETY: this thread's own, for ever; each use ends before the next one begins.
+        unsafe { &mut *writer() }
+    }
+
+    /// Whether the thread has a log, which it gets if it has none; otherwise the next section needs a guard. `at_once`: nothing
+    /// but the log needs to know of its sections.
+    ///
+    /// # Errors
+    /// There is no room for one.
+    pub(crate) fn find_log(&mut self, at_once: bool) -> std::io::Result<bool> {
+        if self.log.is_none()
+            && let Some((place, room)) = self.heap.sections.take_place()?
+        {
+            let logs = self.heap.logs;
+            self.log = Some(Log {
+                place,
+                logs,
+                // SAFETY: in the head of live memory, which is mapped for ever.
+                numbers: unsafe { &*std::ptr::from_ref(logs.numbers(place)) },
+                busy: self.heap.sections.busy(place),
+                room,
+                at_once: at_once && is_asymmetric(),
+                usual: false,
+                begun: false,
+                begun_at: 0,
+                number: logs.stable(place) + 1,
+                clock: 1,
+            });
+        }
+        Ok(self.log.is_some())
+    }
+
+    /// A lock, or a section within this one.
+    #[inline]
+    pub(crate) fn deepen(&mut self) {
+        self.first = null();
+        self.depth += 1;
+    }
+
+    /// Begins a section as most begin: the outermost, behind one that left nothing to do, and no commit waits. False: nothing
+    /// was done.
+    #[inline(always)]
+    pub(crate) fn begin_at_once(&mut self, writer: &mut LogWriter, lock: &MarkedLock) -> bool {
+        let opening = self.heap.opening;
+        if !self.ready || self.process != process_generation() {
+            return false;
+        }
+        let (sections, Some(log)) = (self.heap.sections, &self.log) else { return false };
+        if !sections.are_of(opening) || !sections.enter_at_once(log.busy) {
+            return false;
+        }
+        self.ready = false;
+        (self.depth, self.first) = (1, lock);
+        writer.go_on(self.bytes);
+        true
+    }
+
+    /// Takes back [`ThreadSections::begin_at_once`], behind which nothing was logged.
+    #[cold]
+    pub(crate) fn cancel(&mut self, writer: &mut LogWriter) {
+        (self.depth, self.first) = (0, null());
+        self.ready = true;
+        writer.end();
+        self.leave();
+    }
+
+    /// Ends a section as most end: nothing waits for it, nor it for anything. False: nothing was done. Otherwise the lock that
+    /// ends it is given back behind this, and then comes [`ThreadSections::leave`].
+    #[inline(always)]
+    pub(crate) fn end_at_once(&mut self, writer: &mut LogWriter, lock: &MarkedLock) -> bool {
+        if self.first != std::ptr::from_ref(lock) || self.process != process_generation() {
+            return false;
+        }
+        let (opening, Some(log)) = (self.heap.opening, &mut self.log) else { return false };
+        if !self.heap.sections.are_of(opening) {
+            return false;
+        }
+        if writer.has_logged() {
+            log.numbers.settle(log.number);
+            log.number += 1;
+            writer.prepare(&Record::Begin { number: log.number, clock: log.clock });
+        }
+        (self.depth, self.first) = (0, null());
+        self.ready = true;
+        writer.end();
+        true
+    }
+
+    /// The thread is in no section any more, behind [`ThreadSections::end_at_once`].
+    #[inline(always)]
+    pub(crate) fn leave(&self) {
+        if let Some(log) = &self.log {
+            log.busy.leave();
+        }
+    }
+
+    /// Begins the outermost section. The thread has a log, or a guard that says that something is being changed.
+    pub(crate) fn begin(&mut self, may_pass: impl Fn() -> bool) {
+        (self.depth, self.first, self.ready) = (1, null(), false);
+        let Some(log) = &mut self.log else { return };
+        let sections = self.heap.sections;
+        sections.enter(log.place, may_pass);
+        // SAFETY: as in `writer`.
+        let writer = unsafe { &mut *writer() };
+        let mut used = log.logs.tail(log.place).load(Relaxed) as usize;
+        if used != 0 && !sections.has_waiting(log.place) {
+            log.logs.tail(log.place).store(0, Release);
+            used = 0;
+        }
+        let addresses = &self.heap.addresses;
+        writer.begin((addresses.start, addresses.len()), &log.logs, log.place, log.room);
+        (log.begun_at, log.usual) = (used, false);
+        log.begun = has_room(sections, log.place, writer, RECORD_BYTES);
+        if log.begun {
+            writer.append_begin(&Record::Begin { number: log.number, clock: log.clock });
+            log.usual = log.at_once && used == 0 && !log.busy.has_waiting();
+        } else {
+            self.go_unlogged();
+        }
+    }
+
+    /// From now on the section is protected as a change under a guard is: killed, the heap goes back to its last cut.
+    fn go_unlogged(&mut self) {
+        if !self.unlogged {
+            self.unlogged = true;
+            self.first = null();
+            self.heap.head.begin_change();
+            self.writer().end();
+            tracing::warn!(
+                "a section has changed more than its log of {LOG_BYTES} bytes holds: until the section has ended, a kill takes \
+                 the heap back to its last cut"
+            );
+        }
+    }
+
+    /// Appends a record that a recovery sees from now on. Without room for it the section is unlogged.
+    fn log_record(&mut self, record: &Record<'_>) -> usize {
+        let Some(log) = self.log.as_ref().filter(|_| !self.unlogged) else { return 0 };
+        let bytes = match record {
+            Record::Bytes { old, .. } => bytes_record(old.len()),
+            _ => Some(RECORD_BYTES),
+        };
+        let writer = self.writer();
+        if bytes.is_some_and(|bytes| has_room(self.heap.sections, log.place, writer, bytes)) {
+            return writer.append(record);
+        }
+        self.go_unlogged();
+        0
+    }
+
+    /// Whether so many bytes more can be logged.
+    pub(crate) fn can_log(&self, len: usize) -> bool {
+        let Some(log) = self.log.as_ref().filter(|_| !self.unlogged) else { return true };
+        let writer = self.writer();
+        bytes_record(len).is_some_and(|bytes| has_room(self.heap.sections, log.place, writer, bytes))
+    }
+
+    /// Logs bytes in the heap that the thread is about to change.
+    ///
+    /// # Safety
+    /// They can be read, and no other thread changes them.
+    pub(crate) unsafe fn log_bytes(&mut self, address: usize, len: usize) {
+        if len == 0 || self.log.is_none() || self.unlogged {
+            return;
+        }
+        if self.writer().is_known(address, len) {
+            return;
+        }
+        // SAFETY: the caller's promise.
+        let old = unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance::<u8>(address), len) };
+        if len <= 8 {
+            let mut word = [0; 8];
+            word[..len].copy_from_slice(old);
+            self.log_record(&Record::Store { address, old: word, len });
+        } else {
+            self.log_record(&Record::Bytes { address, old });
+        }
+    }
+
+    /// The section has allocated a block.
+    pub(crate) fn allocated(&mut self, address: usize) {
+        self.log_record(&Record::Allocated { address });
+    }
+
+    /// The section frees a block when it has ended. False: it has said so before.
+    pub(crate) fn frees(&mut self, address: usize) -> bool {
+        if self.frees.iter().any(|(_, other)| *other == address) {
+            return false;
+        }
+        let at = self.log_record(&Record::Frees { address });
+        self.frees.push((at, address));
+        self.first = null();
+        true
+    }
+
+    /// The thread has taken a lock; maybe the section begins with it.
+    pub(crate) fn has_locked(&mut self, lock: &MarkedLock, mode: Mode) {
+        if self.depth == 1 && mode == Mode::Exclusive && self.log.as_ref().is_some_and(|log| log.usual) {
+            self.first = lock;
+        }
+        self.has_taken(&lock.mark);
+    }
+
+    /// The thread has taken a lock that has this mark: the section depends on who left it, unless that one is stable.
+    #[inline]
+    pub(crate) fn has_taken(&mut self, mark: &Mark) {
+        if let Some((on, clock)) = mark.read() {
+            self.has_seen(on, clock);
+        }
+    }
+
+    #[cold]
+    fn has_seen(&mut self, on: SectionId, clock: u64) {
+        let own = self.log.as_ref().map(|log| log.place);
+        let logs = self.heap.logs;
+        if own == Some(on.place) || logs.stable(on.place) >= on.number {
+            return;
+        }
+        if let Some(log) = &mut self.log {
+            log.clock = log.clock.max(clock) + 1;
+            let clock = log.clock;
+            self.log_record(&Record::Depends { on });
+            self.log_record(&Record::Clock { clock });
+        }
+        if !self.depends.contains(&on) {
+            self.depends.push(on);
+            self.first = null();
+        }
+    }
+
+    /// The thread is about to give a lock back, and goes on with its section: whoever takes the lock depends on it.
+    #[inline]
+    pub(crate) fn marks(&mut self, mark: &Mark) {
+        self.marked = true;
+        if let Some(log) = self.log.as_ref().filter(|_| holds(invariant::SECTION_MARKS)) {
+            mark.write(SectionId { place: log.place, number: log.number }, log.clock);
+        }
+    }
+
+    /// One lock less, and the section goes on.
+    #[inline]
+    pub(crate) fn rise(&mut self) {
+        self.depth -= 1;
+    }
+
+    /// The outermost section ends; the lock that ends it is given back behind this.
+    pub(crate) fn end(&mut self, mark: Option<&Mark>) -> Ended {
+        (self.depth, self.first) = (0, null());
+        let logs = self.heap.logs;
+        self.depends.retain(|on| logs.stable(on.place) < on.number);
+        let mut ended =
+            Ended { then: std::mem::take(&mut self.then), frees: std::mem::take(&mut self.frees), ..Ended::default() };
+        let unlogged = std::mem::take(&mut self.unlogged);
+        let marked = std::mem::take(&mut self.marked);
+        // SAFETY: as in `writer`.
+        let writer = unsafe { &mut *writer() };
+        let Some(log) = &mut self.log else {
+            // The guard ends with the section; what it depends on is waited for by a guard of its own.
+            if !self.depends.is_empty() {
+                self.heap.head.begin_change();
+                self.unplaced = true;
+                let depends = std::mem::take(&mut self.depends);
+                let section =
+                    Complete { depends, then: std::mem::take(&mut ended.then), unlogged: true, ..Complete::default() };
+                ended.settled = self.heap.sections.add(&logs, None, section);
+            }
+            return ended;
+        };
+        let (sections, place, number) = (self.heap.sections, log.place, log.number);
+        ended.place = Some(place);
+        log.room = writer.room();
+        let is_logged = writer.used() > log.begun_at + RECORD_BYTES || unlogged;
+        let waits = sections.has_waiting(place);
+        if self.depends.is_empty() && !waits {
+            if is_logged || marked {
+                log.logs.set_stable(place, number);
+                log.number += 1;
+            }
+            if unlogged {
+                self.heap.head.end_change();
+            }
+            if is_logged {
+                match ended.frees.is_empty() {
+                    true => log.logs.tail(place).store(0, Release),
+                    false => ended.empties = true,
+                }
+            }
+            writer.end();
+            if marked {
+                ended.settled = sections.is_stable_now(&log.logs);
+            }
+            return ended;
+        }
+        if !is_logged && !marked && self.depends.is_empty() {
+            // It changed nothing.
+            writer.end();
+            for then in std::mem::take(&mut ended.then) {
+                ended.then.extend(sections.add_then(Some(place), then));
+            }
+            return ended;
+        }
+        if log.begun {
+            writer.append(&Record::End { number });
+        }
+        writer.end();
+        if let Some(mark) = mark.filter(|_| holds(invariant::SECTION_MARKS)) {
+            mark.write(SectionId { place, number }, log.clock);
+        }
+        log.number += 1;
+        let section = Complete {
+            number,
+            depends: std::mem::take(&mut self.depends),
+            then: std::mem::take(&mut ended.then),
+            frees: std::mem::take(&mut ended.frees),
+            unlogged,
+        };
+        ended.settled = sections.add(&log.logs, Some(place), section);
+        ended
+    }
+
+    /// Called when everything so far can not be undone any more. Returned, if that is so now.
+    pub(crate) fn on_stable(&mut self, then: Then) -> Option<Then> {
+        let sections = self.heap.sections;
+        let then: Then = match self.unplaced {
+            // Whatever it waits for besides, it waits for what had no log.
+            true => Box::new(move || {
+                if let Some(then) = sections.add_then(None, then) {
+                    then();
+                }
+            }),
+            false => then,
+        };
+        if self.depth > 0 {
+            self.then.push(then);
+            self.first = null();
+            return None;
+        }
+        match &self.log {
+            Some(log) => sections.add_then(Some(log.place), then),
+            None => Some(then),
+        }
+    }
+
+    /// What the section has logged so far.
+    fn records(&self) -> Vec<Record<'_>> {
+        let Some(log) = self.log.as_ref().filter(|log| log.begun) else { return Vec::new() };
+        // SAFETY: this thread's log, up to where it has written.
+        let all = unsafe { std::slice::from_raw_parts(log.logs.records(log.place).as_ptr(), self.writer().used()) };
+        parse(&all[log.begun_at..]).flatten().map(|found| found.1).collect()
+    }
+
+    /// What the section has changed, newest first: where, and the old bytes; the blocks that it has allocated.
+    fn take_back(&self, mut put: impl FnMut(usize, &[u8])) -> Vec<usize> {
+        let mut allocated = Vec::new();
+        for record in self.records().iter().rev() {
+            match record {
+                Record::Store { address, old, len } => put(*address, &old[..*len]),
+                Record::Bytes { address, old } => put(*address, old),
+                Record::Allocated { address } => allocated.push(*address),
+                _ => {}
+            }
+        }
+        allocated
+    }
+
+    /// Takes back what the section has changed, in a copy of a heap that is at this address; the blocks that it has allocated.
+    pub(crate) fn undo_in(&self, base: usize, copy: &mut [u8]) -> Vec<usize> {
+        self.take_back(|address, old| {
+            if let Some(there) = copy.get_mut(address - base..).and_then(|rest| rest.get_mut(..old.len())) {
+                there.copy_from_slice(old);
+            }
+        })
+    }
+
+    /// Takes back what the section has changed so far; the blocks that it has allocated, to be freed.
+    ///
+    /// # Safety
+    /// No other thread has seen any of it.
+    pub(crate) unsafe fn undo(&mut self) -> Vec<usize> {
+        self.frees.clear();
+        self.then.clear();
+        let Some(begun_at) = self.log.as_ref().filter(|log| log.begun).map(|log| log.begun_at) else {
+            return Vec::new();
+        };
+        let allocated = self.take_back(|address, old| {
+            let at = std::ptr::with_exposed_provenance_mut::<u8>(address);
+            // SAFETY: bytes of the heap that this section has changed.
+            unsafe { at.copy_from_nonoverlapping(old.as_ptr(), old.len()) };
+        });
+        self.first = null();
+        // What it had allocated is a leak after a kill from here on.
+        self.writer().cut_back(begun_at + RECORD_BYTES);
+        // What the section has seen it has seen: it goes on.
+        for on in self.depends.clone() {
+            self.log_record(&Record::Depends { on });
+        }
+        if let Some(clock) = self.log.as_ref().map(|log| log.clock) {
+            self.log_record(&Record::Clock { clock });
+        }
+        allocated
+    }
+
+    /// What the section freed is free: its log says nothing any more.
+    pub(crate) fn empty_log(&self, place: Place) {
+        if let Some(log) = self.log.as_ref().filter(|log| log.place == place) {
+            log.logs.tail(place).store(0, Release);
+        }
+    }
+}
+
+/// Whether the log has room for so many bytes more, and for the record that ends the section; makes some. False: it is full, or
+/// the tmpfs is.
+#[inline]
+fn has_room(sections: &Sections, place: Place, writer: &mut LogWriter, bytes: usize) -> bool {
+    #[cold]
+    fn make_room(sections: &Sections, place: Place, writer: &mut LogWriter, bytes: usize) -> bool {
+        if let Ok(room) = sections.grow(place, writer.used(), bytes) {
+            writer.set_room(room);
+        }
+        writer.has_room(bytes)
+    }
+    let bytes = bytes + RECORD_BYTES;
+    writer.has_room(bytes) || make_room(sections, place, writer, bytes)
+}

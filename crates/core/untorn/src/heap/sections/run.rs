@@ -1,0 +1,250 @@
+//! Sections as a heap runs them: how they begin, and what is done when they have ended.
+
+use crate::heap::alloc::registry::WeakHeap;
+use crate::heap::log::section_log::LogWriter;
+use crate::heap::log::section_mark::{MarkedLock, Mode};
+use crate::heap::log::section_stability::{Complete, Then};
+use crate::heap::log::section_thread::{
+    Ended, ThreadSections, current_of, known_sections, last_sections, section_of, sections_in, set_current,
+};
+use crate::heap::log::sections::Sections;
+use crate::heap::sections::audit;
+use std::ptr::{NonNull, null_mut, with_exposed_provenance_mut};
+use untorn_journal::{Error, Result};
+
+/// Begins a section, or one more within the thread's own; ended by [`release`].
+#[inline]
+pub(crate) fn begin(heap: WeakHeap) -> Result<()> {
+    match section_of(heap.opening()) {
+        Some(section) => {
+            section.deepen();
+            Ok(())
+        }
+        None => begin_outermost(heap),
+    }
+}
+
+fn begin_outermost(heap: WeakHeap) -> Result<()> {
+    let sections = match last_sections(heap.opening()) {
+        Some(sections) => sections,
+        None => sections_in(&heap.section_heap()?)?,
+    };
+    if !heap.is_open() {
+        set_current(null_mut());
+        return Err(Error::Closed);
+    }
+    let has_log = sections.find_log(!audit::is_on()).unwrap_or_else(|e| {
+        tracing::warn!(error = %e, "no room for the log of a section: a kill within it takes the heap back to its last cut");
+        false
+    });
+    if !has_log {
+        heap.begin_mutation()?;
+    }
+    audit::before(heap);
+    sections.begin(|| heap.entry.guard.is_held());
+    Ok(())
+}
+
+/// This thread's section of a heap.
+pub(crate) fn current<'t>(heap: WeakHeap) -> Result<&'t mut ThreadSections> {
+    section_of(heap.opening()).ok_or_else(|| Error::invalid("this thread is in no section of the heap"))
+}
+
+/// Takes a lock, and begins a section, as most sections begin: without a look at the registry, and without finding what the
+/// thread has a second time. `is_of`: whether the lock is one of these sections, asked while the heap cannot be rolled back.
+/// False: nothing was done, and [`lock`] does it.
+///
+/// # Safety
+/// The writer is this thread's.
+#[inline(always)]
+pub(crate) unsafe fn lock_at_once(
+    writer: *mut LogWriter,
+    is_of: impl Fn(&Sections) -> bool,
+    lock: &MarkedLock,
+) -> bool {
+    // What happens seldom, behind a call that ends the function: nothing need be kept for it.
+    #[cold]
+    #[inline(never)]
+    fn wait(section: &mut ThreadSections, lock: &MarkedLock) {
+        lock.lock(Mode::Exclusive);
+        section.has_taken(&lock.mark);
+    }
+    #[cold]
+    #[inline(never)]
+    fn look(section: &mut ThreadSections, lock: &MarkedLock) {
+        section.has_taken(&lock.mark);
+    }
+    // SAFETY: the caller's promise; nobody else uses what the thread has before this returns.
+    let Some(section) = (unsafe { current_of(writer) }) else { return false };
+    // SAFETY: the caller's promise.
+    let writer = unsafe { &mut *writer };
+    if !section.begin_at_once(writer, lock) {
+        return false;
+    }
+    if !is_of(section.heap().sections) {
+        section.cancel(writer);
+        return false;
+    }
+    if !lock.try_lock(Mode::Exclusive) {
+        wait(section, lock);
+    } else if !lock.mark.is_clear() {
+        look(section, lock);
+    }
+    true
+}
+
+/// Ends a section that [`lock_at_once`] began with this lock, if it ends as most end, and gives the lock back. False: nothing
+/// was done, and [`release`] does it.
+///
+/// # Safety
+/// The writer is this thread's.
+#[inline(always)]
+pub(crate) unsafe fn release_at_once(writer: *mut LogWriter, lock: &MarkedLock) -> bool {
+    // SAFETY: as in `lock_at_once`.
+    let Some(section) = (unsafe { current_of(writer) }) else { return false };
+    // SAFETY: the caller's promise.
+    let writer = unsafe { &mut *writer };
+    if !section.end_at_once(writer, lock) {
+        return false;
+    }
+    // SAFETY: the section began with it, and the thread has not given it back since.
+    unsafe { lock.unlock(Mode::Exclusive) };
+    section.leave();
+    true
+}
+
+/// Takes a lock, as a section or a part of one.
+pub(crate) fn lock(heap: WeakHeap, lock: &MarkedLock, mode: Mode) -> Result<()> {
+    begin(heap)?;
+    take(heap, lock, mode)
+}
+
+/// Takes a lock in a section that was begun, or deepened, for it.
+#[inline]
+pub(crate) fn take(heap: WeakHeap, lock: &MarkedLock, mode: Mode) -> Result<()> {
+    audit::uses(lock);
+    lock.lock(mode);
+    current(heap)?.has_locked(lock, mode);
+    Ok(())
+}
+
+/// As [`take`], if nobody has it; otherwise ends what was begun for it.
+pub(crate) fn try_take(heap: WeakHeap, lock: &MarkedLock, mode: Mode) -> Result<bool> {
+    audit::uses(lock);
+    let taken = lock.try_lock(mode);
+    match taken {
+        true => current(heap)?.has_locked(lock, mode),
+        false => release(heap, None)?,
+    }
+    Ok(taken)
+}
+
+/// Ends a section, or a part of one, and gives a lock back that the thread has.
+pub(crate) fn release(heap: WeakHeap, lock: Option<(&MarkedLock, Mode)>) -> Result<()> {
+    let section = current(heap)?;
+    // Who only reads leaves nothing behind that others could see.
+    let mark = lock.filter(|(_, mode)| *mode == Mode::Exclusive).map(|(lock, _)| &lock.mark);
+    let unlock = || {
+        if let Some((lock, mode)) = lock {
+            // SAFETY: the caller has seen that this thread has it.
+            unsafe { lock.unlock(mode) };
+        }
+    };
+    if section.depth() > 1 {
+        if let Some(mark) = mark {
+            section.marks(mark);
+        }
+        section.rise();
+        unlock();
+        return Ok(());
+    }
+    audit::after(heap, section);
+    let ended = section.end(mark);
+    unlock();
+    finish(heap, ended);
+    Ok(())
+}
+
+/// Frees what sections have freed that are stable now, and calls what waited for that.
+fn finish(heap: WeakHeap, ended: Ended) {
+    let Ended { settled, frees, mut then, place, empties } = ended;
+    if let Some(place) = place {
+        free_all(heap, Some(place), &frees);
+        if empties && let Some(sections) = last_sections(heap.opening()) {
+            sections.empty_log(place);
+        }
+    } else {
+        free_all(heap, None, &frees);
+    }
+    for (place, Complete { then: more, frees, unlogged, .. }) in settled.sections {
+        free_all(heap, place, &frees);
+        if unlogged && let Some(sections) = last_sections(heap.opening()) {
+            sections.heap().head.end_change();
+        }
+        if let Some(place) = place {
+            heap.entry.sections.is_done(place);
+        }
+        then.extend(more);
+    }
+    match place {
+        Some(place) => heap.entry.sections.leave(place),
+        None => _ = heap.end_mutation(),
+    }
+    then.into_iter().for_each(|then| then());
+}
+
+fn free_all(heap: WeakHeap, place: Option<u8>, frees: &[(usize, usize)]) {
+    let logs = last_sections(heap.opening()).map(|sections| sections.heap().logs);
+    for (at, address) in frees {
+        // Before it: a block must not be freed again that somebody else has by then.
+        if let (Some(place), Some(logs)) = (place.filter(|_| *at != 0), logs) {
+            logs.set_freed(place, *at);
+        }
+        let Some(block) = NonNull::new(with_exposed_provenance_mut(*address)) else { continue };
+        // SAFETY: whoever freed it promised that nobody uses it.
+        if let Err(e) = unsafe { heap.free(block) } {
+            tracing::warn!(error = %e, "freeing what a section freed");
+        }
+    }
+}
+
+/// Calls something once nothing that this thread has done so far in sections of the heap can be rolled back any more by a kill.
+pub(crate) fn on_stable(heap: WeakHeap, then: Then) -> Result<()> {
+    let now = match known_sections(heap.opening()) {
+        Some(sections) => sections.on_stable(then),
+        None => {
+            heap.section_heap()?;
+            Some(then)
+        }
+    };
+    if let Some(then) = now {
+        then();
+    }
+    Ok(())
+}
+
+/// Takes back what this thread's section has changed so far.
+///
+/// # Safety
+/// Nobody uses what is taken back: references to it, and collections whose memory the section allocated.
+pub(crate) unsafe fn abort(heap: WeakHeap) -> Result<()> {
+    let section = current(heap)?;
+    if section.is_marked() {
+        return Err(Error::invalid(
+            "the section has given a lock back already: others may have seen what it did, and it can not be taken back",
+        ));
+    }
+    if section.is_unlogged() || !section.has_log() {
+        return Err(Error::invalid("the section has no log of all that it has changed, and can not be taken back"));
+    }
+    // SAFETY: the caller's promise, and no other thread has seen it, as all locks are held.
+    let allocated = unsafe { section.undo() };
+    for address in allocated {
+        let Some(block) = NonNull::new(with_exposed_provenance_mut(address)) else { continue };
+        // SAFETY: the caller's promise.
+        if let Err(e) = unsafe { heap.free(block) } {
+            tracing::warn!(error = %e, "freeing what an aborted section had allocated");
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,70 @@
+//! **Untorn**: all-or-nothing updates of application data in files, on unmodified Linux.
+//!
+//! A [`Store`] is a directory whose files change all or nothing; a standalone [`File`] has a store of its
+//! own beside it. Change files freely, then commit. After a crash of the program, the kernel or the
+//! power, a file, or a set of files, holds exactly what it held at its last successful commit.
+//!
+//! ```
+//! # let dir = tempfile::tempdir().unwrap();
+//! # let path = dir.path();
+//! use Store;
+//!
+//! let store = Store::open(path)?;
+//! let (accounts, log) = (store.open_or_create("accounts")?, store.open_or_create("log")?);
+//! accounts.write_at(b"alice 90, bob 110", 0)?;
+//! log.append(b"alice pays bob 10\n")?;
+//! store.syncv(&[&accounts, &log])?; // both, or neither
+//! store.close()?;
+//! # Ok::<(), Error>(())
+//! ```
+//!
+//! What survives which crash is in `docs/GUARANTEES.md`. The ideas are those of failure-atomic
+//! `msync` (Park, Kelly, Shen 2013), AdvFS's `O_ATOMIC` and `syncv` (Verma et al. 2015) and FCFS.
+
+mod admin;
+mod engine;
+pub mod heap;
+#[doc(hidden)]
+pub mod invariant;
+pub mod on_mount;
+pub mod reader;
+#[doc(hidden)]
+pub mod sync_point;
+
+pub use admin::offline;
+#[doc(hidden)]
+pub use engine::checkpoint::Checkpoint;
+pub use engine::commit::ticket::Ticket;
+pub use engine::handles::cursor::Cursor;
+pub use engine::handles::file::File;
+pub use engine::handles::map::{Map, MapOptions};
+#[doc(hidden)]
+pub use engine::handles::output_gate::Sink;
+pub use engine::handles::output_gate::{GATE_BYTES_DEFAULT, Gate, Output};
+#[doc(hidden)]
+pub use engine::handles::relocate;
+pub use engine::handles::store::Store;
+pub use engine::handles::txn::Txn;
+pub use engine::lifecycle::status::{MapStatus, Quarantined, Recovered, Status};
+pub use engine::options::{
+    FailureClass, FileOptions, JOURNAL_BYTES_DEFAULT, JOURNAL_BYTES_MAX, JOURNAL_BYTES_MIN, Readers, StoreOptions,
+};
+pub use reader::Reader;
+pub use reader::read_map::ReadMap;
+pub use untorn_journal::{Error, Outcome, Result};
+pub use untorn_os::Tracker;
+
+/// Handles go from thread to thread, and threads share them.
+const _: () = {
+    const fn shared_among_threads<T: Send + Sync>() {}
+    shared_among_threads::<Store>();
+    shared_among_threads::<File>();
+    shared_among_threads::<Cursor<'_>>();
+    shared_among_threads::<Map>();
+    shared_among_threads::<Txn>();
+    shared_among_threads::<Ticket>();
+    shared_among_threads::<heap::Heap>();
+    shared_among_threads::<Reader>();
+    shared_among_threads::<reader::Snapshot>();
+    shared_among_threads::<Error>();
+};

@@ -1,0 +1,455 @@
+//! Reading a store that another process may have open: as of one commit, and without a write.
+
+pub(crate) mod followed;
+pub(crate) mod locate_store;
+pub(crate) mod lost;
+pub(crate) mod read_map;
+
+use crate::engine::handles::store::Store;
+use crate::engine::paths::error_paths::{check_outside, error_in_store};
+pub use crate::reader::followed::{Change, Commit, Followed, What};
+use crate::reader::locate_store::locate;
+use parking_lot::Mutex;
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+use untorn_journal::directories::store_dir::{STORE_DIR, StoreDir};
+use untorn_journal::readers::look::Look;
+use untorn_journal::readers::snapshot::{Entry, Snapshot as Files, SnapshotFile as FileOfSnapshot};
+use untorn_journal::{Context, Error, Result};
+use untorn_os::{Linux, Listener, Storage};
+
+/// A read that a checkpoint disturbs is begun anew so often.
+const READS_MAX: usize = 100;
+
+/// The longest wait for a commit until the next look whether its owner lives.
+const WAIT_MAX: Duration = Duration::from_millis(20);
+
+/// A store that is only read. Any number of processes read while one writes; none of them waits for another.
+///
+/// Nothing is made or changed, no owner waits for it but for leases, and no right to write is needed; the store may lie on
+/// a file system that is mounted read-only. What is shown is durable, and of one moment. `docs/READERS.md` has the whole of it.
+///
+/// ```
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path();
+/// use crate::Store;
+///
+/// let store = Store::open(path)?;
+/// let file = store.open_or_create("settings")?;
+/// file.write_at(b"dark", 0)?;
+/// file.commit()?;
+///
+/// let reader = Store::open_read_only(path)?; // here, or in another process
+/// assert_eq!(reader.read("settings")?, b"dark");
+/// # store.close()?;
+/// # Ok::<(), crate::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Reader {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    storage: Arc<dyn Storage>,
+    store_dir: StoreDir,
+    path: PathBuf,
+    /// The newest commit that was shown: nothing older is shown after it.
+    last_lsn: AtomicU64,
+    /// The newest snapshot, as long as somebody has it: the next one goes on from it.
+    newest: Mutex<Weak<Files>>,
+}
+
+impl Shared {
+    fn error(&self, e: Error) -> Error {
+        match e {
+            Error::Unsupported { path, detail } if path == self.store_dir.dir => {
+                Error::Unsupported { path: self.path.clone(), detail }
+            }
+            Error::Busy { path, pid, detail } if path == self.store_dir.dir => {
+                Error::Busy { path: self.path.clone(), pid, detail }
+            }
+            Error::SnapshotExpired { path, lsn } if path == self.store_dir.dir => {
+                Error::SnapshotExpired { path: self.path.clone(), lsn }
+            }
+            e => error_in_store(e, &self.path),
+        }
+    }
+
+    fn look(&self, at_least: u64) -> Result<Look> {
+        Look::take(&self.storage, &self.store_dir, at_least).map_err(|e| self.error(e))
+    }
+}
+
+impl Store {
+    /// Opens a store for reading: a directory, or a file that has a store of its own beside it.
+    ///
+    /// # Errors
+    /// [`Error::Io`] with `NotFound` if there is no store; [`Error::Untrusted`] if it is another user's;
+    /// [`Error::Unsupported`] if its owner works in class `process`; [`Error::Busy`] if it tells readers nothing yet.
+    pub fn open_read_only(path: impl AsRef<Path>) -> Result<Reader> {
+        let path = path.as_ref();
+        if path.is_dir() {
+            check_outside(path)?;
+        }
+        let (storage, store_dir) = locate(path)?;
+        Reader::open_on(storage, store_dir, path.to_owned())
+    }
+}
+
+impl Reader {
+    /// Opens a store on any storage.
+    #[doc(hidden)]
+    pub fn open_on(storage: Arc<dyn Storage>, store_dir: StoreDir, path: PathBuf) -> Result<Reader> {
+        let (last_lsn, newest) = (AtomicU64::new(0), Mutex::default());
+        let shared = Arc::new(Shared { storage, store_dir, path, last_lsn, newest });
+        let reader = Reader { shared };
+        reader.snapshot()?;
+        Ok(reader)
+    }
+
+    /// Opens the store that a file or directory is in, for reading; with the path's name in it.
+    ///
+    /// # Errors
+    /// Those of [`Store::open_read_only`].
+    pub fn of(path: impl AsRef<Path>) -> Result<(Reader, PathBuf)> {
+        let path = path.as_ref();
+        let whole = whole_path(path)?;
+        if let (Some(parent), Some(name)) = (whole.parent(), whole.file_name()) {
+            let alone = StoreDir::of_file(Path::new(name)).dir;
+            if parent.join(alone).symlink_metadata().is_ok() {
+                return Ok((Store::open_read_only(&whole)?, name.into()));
+            }
+        }
+        match whole.ancestors().find(|dir| dir.join(STORE_DIR).symlink_metadata().is_ok()) {
+            Some(top) => {
+                let name = whole.strip_prefix(top).expect("an ancestor").to_owned();
+                Ok((Store::open_read_only(top)?, name))
+            }
+            None => Err(Error::io("find a store above", path, ErrorKind::NotFound.into())),
+        }
+    }
+
+    /// A file without a name in the store's directory, if this user may make one there.
+    pub(crate) fn unnamed_file(&self) -> Option<Arc<dyn untorn_os::File>> {
+        self.shared.storage.create_unnamed(Path::new("")).ok()
+    }
+
+    /// The path that the store was opened by.
+    pub fn path(&self) -> &Path {
+        &self.shared.path
+    }
+
+    /// The name of the file, if it is a standalone file that has this store beside it.
+    pub fn standalone(&self) -> Option<&Path> {
+        self.shared.store_dir.standalone.as_deref()
+    }
+
+    /// A snapshot of the files as of the last durable commit; never an older one than was seen before.
+    pub fn snapshot(&self) -> Result<Snapshot> {
+        let Shared { storage, store_dir, last_lsn, newest, .. } = &*self.shared;
+        let at_least = last_lsn.load(SeqCst);
+        let before = newest.lock().upgrade();
+        let files = match before.and_then(|before| before.go_on(at_least)) {
+            Some(files) => files,
+            None => Files::take(storage, store_dir, at_least).map_err(|e| self.shared.error(e))?,
+        };
+        *newest.lock() = Arc::downgrade(&files);
+        last_lsn.fetch_max(files.lsn(), SeqCst);
+        Ok(Snapshot { reader: self.clone(), files })
+    }
+
+    /// A snapshot that is held ([`Snapshot::hold`]).
+    ///
+    /// # Errors
+    /// Those of [`Reader::snapshot`] and [`Snapshot::hold`].
+    pub fn held_snapshot(&self) -> Result<Snapshot> {
+        self.with_snapshot_of(|snapshot| snapshot.hold().map(|()| snapshot))
+    }
+
+    /// Does something with a snapshot; with a newer one, if a checkpoint has overtaken it.
+    ///
+    /// # Errors
+    /// Those of `act`; [`Error::SnapshotExpired`] if checkpoints were faster each time.
+    pub fn with_snapshot<T>(&self, act: impl Fn(&Snapshot) -> Result<T>) -> Result<T> {
+        self.with_snapshot_of(|snapshot| act(&snapshot))
+    }
+
+    fn with_snapshot_of<T>(&self, act: impl Fn(Snapshot) -> Result<T>) -> Result<T> {
+        let mut snapshot = self.snapshot()?;
+        for _ in 1..READS_MAX {
+            // The next one goes on from it, without what was read of the log already.
+            let before = snapshot.files.clone();
+            match act(snapshot) {
+                Err(Error::SnapshotExpired { .. }) => snapshot = self.snapshot()?,
+                done => return done,
+            }
+            drop(before);
+        }
+        act(snapshot)
+    }
+
+    /// Everything in a file, as of the last durable commit.
+    pub fn read(&self, path: impl AsRef<Path>) -> Result<Vec<u8>> {
+        let path = path.as_ref();
+        self.with_snapshot(|snapshot| {
+            let file = snapshot.open(path)?;
+            let len = file.len()?;
+            let mut bytes = Vec::new();
+            bytes.try_reserve_exact(usize::try_from(len).unwrap_or(usize::MAX)).map_err(|_| Error::NoMemory {
+                path: path.to_owned(),
+                detail: format!("it has {len} bytes, which memory cannot hold; read it in pieces with a snapshot"),
+            })?;
+            bytes.resize(len as usize, 0);
+            let n = file.read_at(&mut bytes, 0)?;
+            bytes.truncate(n);
+            Ok(bytes)
+        })
+    }
+
+    /// Waits until a commit is durable, at most for so long. False: it is not yet.
+    pub fn wait_for(&self, lsn: u64, at_most: Duration) -> Result<bool> {
+        let start = Instant::now();
+        let mut at = self.follow()?;
+        while at.lsn() < lsn {
+            if !at.wait(at_most.saturating_sub(start.elapsed()))? {
+                return Ok(false);
+            }
+            at.go_on()?;
+        }
+        self.shared.last_lsn.fetch_max(at.lsn(), SeqCst);
+        Ok(true)
+    }
+
+    /// Follows the commits after the last durable one.
+    pub fn follow(&self) -> Result<Follow> {
+        let look = self.shared.look(self.shared.last_lsn.load(SeqCst))?;
+        Ok(Follow { reader: self.clone(), look, listener: None, ready: VecDeque::new() })
+    }
+}
+
+/// The files of a store as of one commit.
+///
+/// A snapshot holds nothing: it lasts as long as no checkpoint has applied a newer commit, and its owner neither closes
+/// the store nor opens it anew. After that its calls say [`Error::SnapshotExpired`], and never show anything else.
+pub struct Snapshot {
+    reader: Reader,
+    files: Arc<Files>,
+}
+
+/// A file of a [`Snapshot`].
+pub struct SnapshotFile {
+    reader: Reader,
+    file: FileOfSnapshot,
+}
+
+/// What is under a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Metadata {
+    /// A directory.
+    pub is_directory: bool,
+    /// Length in bytes; 0 for a directory.
+    pub len: u64,
+    /// Permission bits.
+    pub mode: u32,
+}
+
+impl Snapshot {
+    fn map<T>(&self, done: Result<T>) -> Result<T> {
+        done.map_err(|e| self.reader.shared.error(e))
+    }
+
+    /// The number of the commit as of which it is.
+    pub fn lsn(&self) -> u64 {
+        self.files.lsn()
+    }
+
+    /// Holds the snapshot by a lease: the owner waits with what would make it expire, and keeps files that it removes. Until
+    /// [`Snapshot::release`], the end of the last handle of the snapshot and its files, or the end of this process; and for
+    /// as long as the owner honours leases at most ([`crate::StoreOptions::leases`]): then calls say
+    /// [`Error::SnapshotExpired`], as without a lease. No right to write is needed.
+    ///
+    /// # Errors
+    /// [`Error::SnapshotExpired`]: something newer is being applied already, or names have changed; a newer snapshot can be
+    /// held ([`Reader::held_snapshot`]). [`Error::Unsupported`]: nobody has opened the store since there are readers.
+    pub fn hold(&self) -> Result<()> {
+        self.map(self.files.hold())
+    }
+
+    /// Ends the lease. The snapshot goes on as long as nothing makes it expire.
+    pub fn release(&self) {
+        self.files.release();
+    }
+
+    /// Whether it has a lease.
+    pub fn is_held(&self) -> bool {
+        self.files.is_held()
+    }
+
+    /// Goes on to the last durable commit; the new snapshot is not held.
+    pub fn refresh(&mut self) -> Result<()> {
+        *self = self.reader.snapshot()?;
+        Ok(())
+    }
+
+    /// Opens a file, by its name relative to the store's directory.
+    pub fn open(&self, path: impl AsRef<Path>) -> Result<SnapshotFile> {
+        let file = self.map(self.files.open(path.as_ref()))?;
+        Ok(SnapshotFile { reader: self.reader.clone(), file })
+    }
+
+    /// Names in a directory, sorted; the empty path is the store itself. Untorn's own directories are left out.
+    pub fn list(&self, dir: impl AsRef<Path>) -> Result<Vec<OsString>> {
+        self.map(self.files.list(dir.as_ref()))
+    }
+
+    /// What is under a name.
+    pub fn metadata(&self, path: impl AsRef<Path>) -> Result<Metadata> {
+        let Entry { is_directory, len, mode } = self.map(self.files.entry(path.as_ref()))?;
+        Ok(Metadata { is_directory, len, mode })
+    }
+
+    /// Whether everything that was read so far is of this one commit, and more can be read.
+    pub fn check(&self) -> Result<()> {
+        self.map(self.files.check())
+    }
+}
+
+impl SnapshotFile {
+    fn map<T>(&self, done: Result<T>) -> Result<T> {
+        done.map_err(|e| self.reader.shared.error(e))
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> Result<u64> {
+        self.map(self.file.len())
+    }
+
+    /// Whether there is nothing in it.
+    pub fn is_empty(&self) -> Result<bool> {
+        self.map(self.file.is_empty())
+    }
+
+    /// Permission bits.
+    pub fn mode(&self) -> Result<u32> {
+        self.map(self.file.mode())
+    }
+
+    /// Makes a new, empty file hold the same, and returns the length. Blocks are shared where the file system can do that
+    /// (`FICLONERANGE`); zeros become holes. `progress` gets bytes done. After an error the file may hold anything.
+    ///
+    /// # Errors
+    /// [`Error::SnapshotExpired`]
+    pub fn copy_to(&self, to: &std::fs::File, progress: &mut dyn FnMut(u64)) -> Result<u64> {
+        let to = to.try_clone().and_then(|to| Linux::file_of(to.into()));
+        self.copy_into(&*to.context("copy into a file", self.file.path())?, progress)
+    }
+
+    /// The data file, opened anew for reading: for what is no content of it, such as times and owner. None: it is not made
+    /// yet. What is in it is not as of this commit.
+    pub fn data_file(&self) -> Result<Option<std::fs::File>> {
+        let data = self.file.data().and_then(|data| data.duplicate().ok());
+        Ok(data.map(std::fs::File::from))
+    }
+
+    pub(crate) fn copy_into(&self, to: &dyn untorn_os::File, progress: &mut dyn FnMut(u64)) -> Result<u64> {
+        self.map(self.file.copy_to(to, progress))
+    }
+
+    /// Reads as many bytes as there are, up to the length of `buf`.
+    ///
+    /// # Errors
+    /// [`Error::SnapshotExpired`]: `buf` may hold anything then.
+    pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
+        self.map(self.file.read_at(buf, offset))
+    }
+}
+
+/// Commits as they become durable, each once, in order. [`Iterator::next`] waits for the next one.
+pub struct Follow {
+    reader: Reader,
+    /// Everything up to its LSN was given out, or is ready.
+    look: Look,
+    /// Hears of commits behind the look; none as long as nobody has waited for one.
+    listener: Option<Box<dyn Listener>>,
+    ready: VecDeque<Followed>,
+}
+
+impl Follow {
+    /// The number of the last commit before the next one.
+    pub fn lsn(&self) -> u64 {
+        self.look.lsn
+    }
+
+    /// The next commit, if there is one within so much time.
+    pub fn next_within(&mut self, at_most: Duration) -> Result<Option<Followed>> {
+        let start = Instant::now();
+        loop {
+            if let Some(next) = self.ready.pop_front() {
+                return Ok(Some(next));
+            }
+            if !self.wait(at_most.saturating_sub(start.elapsed()))? {
+                return Ok(None);
+            }
+            let before = self.look.lsn;
+            self.go_on()?;
+            if self.look.is_missing_some {
+                self.ready.push_back(Followed::Missed { first_lsn: before + 1, last_lsn: self.look.checkpoint_lsn });
+            }
+            let store: Arc<Path> = self.reader.path().into();
+            let commits = self.look.accepted.iter().filter(|a| a.lsn > before && !a.record.restates());
+            self.ready.extend(commits.map(|a| Followed::Commit(Commit::of(a.lsn, &a.record, &store))));
+        }
+    }
+
+    /// Waits until the look is stale. False: it is not yet.
+    fn wait(&mut self, at_most: Duration) -> Result<bool> {
+        let Shared { storage, store_dir, .. } = &*self.reader.shared;
+        let start = Instant::now();
+        loop {
+            if self.look.is_stale(storage, store_dir).map_err(|e| self.reader.shared.error(e))? {
+                return Ok(true);
+            }
+            let left = at_most.saturating_sub(start.elapsed());
+            match &self.listener {
+                _ if left.is_zero() => return Ok(false),
+                Some(listener) => listener.wait(left.min(WAIT_MAX)),
+                // What came before it is not heard: another look.
+                None => self.listener = Some(self.look.listen()),
+            }
+        }
+    }
+
+    /// Looks at the commits behind the look.
+    fn go_on(&mut self) -> Result<()> {
+        let Shared { storage, store_dir, .. } = &*self.reader.shared;
+        let error = |e| self.reader.shared.error(e);
+        if !self.look.go_on(storage, store_dir).map_err(error)? {
+            self.look = Look::take_after(storage, store_dir, self.look.lsn).map_err(error)?;
+            self.listener = None;
+        }
+        Ok(())
+    }
+}
+
+impl Iterator for Follow {
+    type Item = Result<Followed>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.next_within(Duration::MAX).transpose()
+    }
+}
+
+/// The path from the root, of something that may be in the log only.
+fn whole_path(path: &Path) -> Result<PathBuf> {
+    if let Ok(whole) = path.canonicalize() {
+        return Ok(whole);
+    }
+    let whole = std::path::absolute(path).context("look at", path)?;
+    let there = whole.ancestors().find_map(|dir| Some((dir, dir.canonicalize().ok()?)));
+    Ok(there.map_or(whole.clone(), |(dir, real)| real.join(whole.strip_prefix(dir).expect("an ancestor"))))
+}

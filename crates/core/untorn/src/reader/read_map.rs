@@ -1,0 +1,141 @@
+//! Files of a snapshot as memory: copies, finished while the snapshot is held, which nothing changes any more.
+
+use crate::reader::{Reader, Snapshot};
+use std::ops::Deref;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use untorn_journal::{Context, Error, Result};
+use untorn_os::{File, Linux, ReadMapping};
+
+/// A file's bytes in memory, all of one commit. They stay as they are, whatever becomes of the store.
+///
+/// ```
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path();
+/// # let store = crate::Store::open(path)?;
+/// # let file = store.open_or_create("settings")?;
+/// # file.write_at(b"dark", 0)?;
+/// # file.commit()?;
+/// let reader = crate::Store::open_read_only(path)?;
+/// let mut settings = reader.map("settings")?;
+/// assert_eq!(&settings[..], b"dark");
+/// file.write_at(b"dull", 0)?;
+/// file.commit()?;
+/// assert_eq!(&settings[..], b"dark");
+/// assert!(settings.refresh()?);
+/// assert_eq!(&settings[..], b"dull");
+/// # Ok::<(), crate::Error>(())
+/// ```
+pub struct ReadMap {
+    reader: Reader,
+    path: PathBuf,
+    lsn: u64,
+    memory: ReadMapping,
+}
+
+/// A copy of a file as of one commit.
+pub(crate) struct ReadCopy {
+    pub file: Arc<dyn File>,
+    pub len: u64,
+    pub lsn: u64,
+}
+
+impl ReadCopy {
+    /// Copies a file as of the last durable commit, held if that is possible.
+    pub(crate) fn take(reader: &Reader, path: &Path) -> Result<ReadCopy> {
+        reader.with_held_snapshot(|snapshot| ReadCopy::of(reader, snapshot, path))
+    }
+
+    fn of(reader: &Reader, snapshot: &Snapshot, path: &Path) -> Result<ReadCopy> {
+        let from = snapshot.open(path)?;
+        let copy = |file: Arc<dyn File>| {
+            from.copy_into(&*file, &mut |_| {}).map(|len| ReadCopy { file, len, lsn: snapshot.lsn() })
+        };
+        // Where this user may write, as blocks can be shared there; in memory if not, or if the disk is full.
+        match reader.unnamed_file().map(copy) {
+            None | Some(Err(Error::NoSpace { .. })) => {}
+            Some(done) => return done,
+        }
+        copy(Linux::memory_file().context("make memory for", path)?).map_err(|e| match e {
+            Error::NoSpace { .. } => Error::NoMemory {
+                path: path.to_owned(),
+                detail: "there is no room for a copy; read it in pieces with a snapshot".into(),
+            },
+            e => e,
+        })
+    }
+
+    /// The length, as bytes of memory.
+    pub(crate) fn bytes(&self, path: &Path) -> Result<usize> {
+        usize::try_from(self.len).map_err(|_| Error::NoMemory {
+            path: path.to_owned(),
+            detail: format!("it has {} bytes, which memory cannot hold", self.len),
+        })
+    }
+}
+
+impl Reader {
+    /// Maps a file as of the last durable commit.
+    ///
+    /// # Errors
+    /// Those of [`Reader::read`].
+    pub fn map(&self, path: impl AsRef<Path>) -> Result<ReadMap> {
+        let path = path.as_ref();
+        let (lsn, memory) = self.mapped(path)?;
+        Ok(ReadMap { reader: self.clone(), path: path.to_owned(), lsn, memory })
+    }
+
+    fn mapped(&self, path: &Path) -> Result<(u64, ReadMapping)> {
+        let copy = ReadCopy::take(self, path)?;
+        let len = copy.bytes(path)?;
+        let mut memory = ReadMapping::reserve(None, len).context("map", path)?;
+        copy.file.show_in(&mut memory, len).context("map", path)?;
+        Ok((copy.lsn, memory))
+    }
+
+    /// Whether a file may be otherwise than as of this commit.
+    pub(crate) fn has_changed(&self, lsn: u64) -> Result<bool> {
+        Ok(self.snapshot()?.lsn() != lsn)
+    }
+
+    /// Does something with a snapshot, which is held where that is possible.
+    pub(crate) fn with_held_snapshot<T>(&self, act: impl Fn(&Snapshot) -> Result<T>) -> Result<T> {
+        self.with_snapshot(|snapshot| {
+            match snapshot.hold() {
+                // It is as right without, and may have to begin anew.
+                Err(Error::SnapshotExpired { .. } | Error::Unsupported { .. }) | Ok(()) => {}
+                Err(e) => return Err(e),
+            }
+            act(snapshot)
+        })
+    }
+}
+
+impl ReadMap {
+    /// The commit as of which it is.
+    pub fn lsn(&self) -> u64 {
+        self.lsn
+    }
+
+    /// Goes on to the last durable commit. False: it is the same. After an error the map is as before.
+    pub fn refresh(&mut self) -> Result<bool> {
+        if !self.reader.has_changed(self.lsn)? {
+            return Ok(false);
+        }
+        (self.lsn, self.memory) = self.reader.mapped(&self.path)?;
+        Ok(true)
+    }
+}
+
+impl Deref for ReadMap {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        self.memory.bytes()
+    }
+}
+
+impl std::fmt::Debug for ReadMap {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ReadMap").field("path", &self.path).field("lsn", &self.lsn).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,528 @@
+//! What may happen to a reader, and to the files that it reads: absurd values in the page, pipes and links in the place of
+//! files, stores that are removed or replaced, forks, many readers. A reader tells what is wrong, or shows one commit.
+
+mod common;
+
+use common::child_process::{ChildProcess, again, path_text};
+use common::shown_files::*;
+use common::*;
+use std::os::unix::fs::{FileExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::time::Duration;
+use untorn::{Error, Store, StoreOptions};
+use untorn_journal::readers::readers_page::{
+    Cell, PAGE_CELL_BYTES, PAGE_CELLS_AT, PAGE_HEAD_BYTES, PageHead, encode_cell,
+};
+
+/// Longer than any test takes: only a broken program waits so long.
+const LONG: Duration = Duration::from_secs(120);
+const CELLS: [Cell; 4] = [Cell::Durable, Cell::NamesTo, Cell::WantedTo, Cell::ApplyingTo];
+
+fn open(path: &Path) -> Store {
+    StoreOptions::default().background(false).leases(LONG).open(path).expect("open")
+}
+
+/// Opens a reader and reads a file, whatever lies there.
+fn read(path: &Path) -> untorn::Result<Vec<u8>> {
+    let path = path.to_owned();
+    within(LONG, "reading", move || Store::open_read_only(path)?.read("a"))
+}
+
+/// Puts something in the place of a file, which was moved away.
+type Plant = fn(&Path, &Path);
+
+fn pipe(path: &Path) {
+    let mode = rustix::fs::Mode::from_raw_mode(0o600);
+    rustix::fs::mknodat(rustix::fs::CWD, path, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+}
+
+/// A page may hold anything, also with checksums that are right: nothing but the last commit is shown, or it is said that
+/// there is none.
+#[test]
+fn absurd_pages_show_nothing_else() {
+    let dir = directory();
+    let mut owner = ChildProcess::start();
+    owner.ok(&["open", path_text(dir.path())]);
+    owner.ok(&["create", "a"]);
+    owner.commit("a", "one");
+    let (page, wanted) = (dir.path().join(".untorn/readers"), text("one", "a"));
+    let good = std::fs::read(&page).unwrap();
+    let (head, _) = PageHead::decode(good[..PAGE_HEAD_BYTES].try_into().unwrap()).unwrap();
+    let with_cell = |cell: Cell, lsn: u64| {
+        let mut bytes = good.clone();
+        let at = PAGE_CELLS_AT + cell as usize * PAGE_CELL_BYTES;
+        bytes[at..at + PAGE_CELL_BYTES].copy_from_slice(&encode_cell(cell, lsn));
+        bytes
+    };
+    let with_head = |head: PageHead| [&head.encode(), &good[PAGE_HEAD_BYTES..]].concat();
+    let mut absurd: Vec<Vec<u8>> = vec![
+        Vec::new(),
+        vec![0xff; 200],
+        good[..PAGE_HEAD_BYTES].to_vec(),
+        with_head(PageHead { pid: 1, ..head }),
+        with_head(PageHead { store: [7; 16], ..head }),
+        with_head(PageHead { boot: [7; 16], ..head }),
+        with_head(PageHead { place: (0, 0), ..head }),
+        with_head(PageHead { life: 0, ..head }),
+    ];
+    absurd.extend([0, 1, 1 << 48].map(|lsn| with_cell(Cell::Durable, lsn)));
+    absurd.extend(CELLS.map(|cell| with_cell(cell, u64::MAX)));
+    // An owner that tells of less than there is cannot be told from one that has made no more durable.
+    let less = [0, 1].map(|lsn| with_cell(Cell::Durable, lsn));
+    for bytes in absurd {
+        std::fs::write(&page, &bytes).unwrap();
+        let reader = match Store::open_read_only(dir.path()) {
+            Ok(reader) => reader,
+            Err(Error::Busy { .. } | Error::SnapshotExpired { .. } | Error::Conflict { .. }) => continue,
+            Err(e) => panic!("{e:?}"),
+        };
+        match reader.read("a") {
+            Ok(found) if less.contains(&bytes) => assert!(found.is_empty()),
+            Err(Error::Io { .. }) if less.contains(&bytes) => {}
+            Ok(found) => assert_same(&found, &wanted, "beside an absurd page"),
+            Err(Error::SnapshotExpired { .. }) => {}
+            Err(e) => panic!("{e:?}"),
+        }
+        let _ = reader.held_snapshot();
+        let _ = reader.wait_for(u64::MAX, Duration::from_millis(1));
+        let _ = reader.follow().and_then(|mut follow| follow.next_within(Duration::from_millis(1)));
+    }
+    std::fs::write(&page, &good).unwrap();
+    assert_same(&read(dir.path()).unwrap(), &wanted, "once the page is as it was");
+    owner.ok(&["close"]);
+    assert_same(&read(dir.path()).unwrap(), &wanted, "after a close");
+}
+
+/// Somebody puts a directory, a link, a pipe or nothing in the place of Untorn's files, or of the data.
+#[test]
+fn what_is_no_file_is_told_and_nobody_waits() {
+    for owned in [true, false] {
+        let dir = directory();
+        let mut owner = ChildProcess::start();
+        owner.ok(&["open", path_text(dir.path())]);
+        owner.ok(&["create", "a"]);
+        owner.commit("a", "one");
+        if !owned {
+            owner.kill();
+        }
+        let wanted = text("one", "a");
+        let away = dir.path().join("away");
+        for name in ["readers", "lock", "owner", "journal/header", "journal/segment.0", "journal", "../a"] {
+            let path = dir.path().join(".untorn").join(name);
+            std::fs::rename(&path, &away).unwrap();
+            let planted: [(&str, Plant); 4] = [
+                ("a directory", |path, _| std::fs::create_dir(path).unwrap()),
+                ("a link", |path, away| symlink(away, path).unwrap()),
+                ("a pipe", |path, _| pipe(path)),
+                ("nothing", |_, _| {}),
+            ];
+            for (what, plant) in planted {
+                plant(&path, &away);
+                match read(dir.path()) {
+                    // A journal that somebody removed is none: the file is as the next opening would leave it.
+                    Ok(found) if !owned && what == "nothing" && name.starts_with("journal") => {
+                        assert!(found.is_empty())
+                    }
+                    Ok(found) => assert_same(&found, &wanted, &format!("{what} for {name}, owned: {owned}")),
+                    Err(e) => assert!(!e.to_string().is_empty() && !matches!(e, Error::NoMemory { .. }), "{e}"),
+                }
+                match what {
+                    "a directory" => std::fs::remove_dir(&path).unwrap(),
+                    "nothing" => {}
+                    _ => std::fs::remove_file(&path).unwrap(),
+                }
+            }
+            std::fs::rename(&away, &path).unwrap();
+        }
+        assert_same(&read(dir.path()).unwrap(), &wanted, "once everything is back");
+    }
+}
+
+/// A file with more than memory holds is refused, and can be read in pieces.
+#[test]
+fn a_file_that_is_too_large_is_read_in_pieces() {
+    let dir = directory();
+    let store = open(dir.path());
+    let file = store.open_or_create("a").unwrap();
+    let end = 1 << 40;
+    file.set_len(end).and_then(|()| file.write_all_at(b"end", end - 3)).and_then(|()| file.commit()).unwrap();
+    let reader = Store::open_read_only(dir.path()).unwrap();
+    let snapshot = reader.snapshot().unwrap();
+    let a = snapshot.open("a").unwrap();
+    let mut bytes = [9; 8];
+    assert_eq!(a.read_at(&mut bytes, end - 5).unwrap(), 5);
+    assert_eq!(&bytes[..5], b"\0\0end");
+    for offset in [end, end + 1, u64::MAX / 2, u64::MAX] {
+        assert_eq!(a.read_at(&mut bytes, offset).unwrap(), 0, "{offset}");
+    }
+    assert_eq!(a.read_at(&mut [], 0).unwrap(), 0);
+    store.close().unwrap();
+}
+
+/// Another store in the place of the one that was read is not shown as if it were the same.
+#[test]
+fn a_store_that_is_removed_or_replaced_is_not_mixed_with_another() {
+    let top = directory();
+    let dir = top.path().join("store");
+    std::fs::create_dir(&dir).unwrap();
+    let mut owner = ChildProcess::start();
+    owner.ok(&["open", path_text(&dir)]);
+    for name in ["a", "b"] {
+        owner.ok(&["create", name]);
+        owner.commit(name, "one");
+    }
+    let reader = Store::open_read_only(&dir).unwrap();
+    let snapshot = reader.snapshot().unwrap();
+    let held = reader.held_snapshot().unwrap();
+    let a = snapshot.open("a").unwrap();
+    // Everything in it is removed below the feet of its owner, and another store made there.
+    for entry in std::fs::read_dir(&dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() { std::fs::remove_dir_all(path).unwrap() } else { std::fs::remove_file(path).unwrap() }
+    }
+    let old = |found: untorn::Result<Vec<u8>>, what: &str| match found {
+        Ok(found) => assert_same(&found, &text("one", "b"), what),
+        Err(Error::Io { .. } | Error::SnapshotExpired { .. } | Error::Conflict { .. } | Error::Busy { .. }) => {}
+        Err(e) => panic!("{what}: {e:?}"),
+    };
+    old(shown(&snapshot, "b"), "removed");
+    old(shown(&held, "b"), "removed, and held");
+    owner.kill();
+    let store = open(&dir);
+    commit(&store, "a", b"of another store");
+    commit(&store, "b", b"of another store");
+    store.checkpoint().unwrap();
+    for round in 0..3 {
+        old(shown(&snapshot, "b"), &format!("replaced, {round}"));
+        old(shown(&held, "b"), &format!("replaced, and held, {round}"));
+        let mut bytes = vec![0; TEXT_BYTES];
+        if let Ok(n) = a.read_at(&mut bytes, 0) {
+            assert_same(&bytes[..n], &text("one", "a"), "a file that is open");
+        }
+    }
+    // What is newest for this reader is that of the other store, or an error: nothing older than it has seen.
+    match reader.read("b") {
+        Ok(found) => assert_eq!(found, b"of another store"),
+        Err(e) => assert!(matches!(e, Error::Conflict { .. }), "{e:?}"),
+    }
+    assert_eq!(Store::open_read_only(&dir).unwrap().read("b").unwrap(), b"of another store");
+    store.close().unwrap();
+    // The directory itself is removed, and another one has its name.
+    let reader = Store::open_read_only(&dir).unwrap();
+    std::fs::remove_dir_all(&dir).unwrap();
+    std::fs::create_dir(&dir).unwrap();
+    let store = open(&dir);
+    commit(&store, "b", b"of a third one");
+    assert!(
+        matches!(reader.read("b"), Err(Error::Io { .. } | Error::Conflict { .. })),
+        "of the directory that is gone"
+    );
+    assert_eq!(Store::open_read_only(&dir).unwrap().read("b").unwrap(), b"of a third one");
+    store.close().unwrap();
+}
+
+/// A lease is its reader's: neither a forked child nor a program that it begins has a part in it.
+#[test]
+fn a_lease_ends_with_its_reader_whatever_it_has_begun() {
+    let dir = directory();
+    let store = open(dir.path());
+    commit(&store, "a", b"one");
+    let mut reader = ChildProcess::start();
+    reader.ok(&["hold", path_text(dir.path())]);
+    let sleeper: i32 = reader.ok(&["fork"]).parse().unwrap();
+    assert_eq!(store.status().held.len(), 1);
+    reader.kill();
+    eventually(LONG, "a forked child holds nothing", || store.status().held.is_empty());
+    // SAFETY: a process that the test made.
+    unsafe { libc::kill(sleeper, libc::SIGKILL) };
+    let held = Store::open_read_only(dir.path()).unwrap().held_snapshot().unwrap();
+    let mut program = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+    assert_eq!(store.status().held.len(), 1);
+    held.release();
+    assert!(store.status().held.is_empty(), "a program that was begun meanwhile holds nothing");
+    program.kill().and_then(|()| program.wait()).unwrap();
+    store.close().unwrap();
+}
+
+/// In a process without standard streams: descriptors 0, 1 and 2 become those of the reader.
+#[test]
+fn reader_without_standard_streams() {
+    let Some(path) = std::env::var_os("UNTORN_TEST_STREAMLESS") else { return };
+    // SAFETY: nothing in this process uses them from now on.
+    (0..3).for_each(|fd| _ = unsafe { libc::close(fd) });
+    let read = || {
+        let snapshot = Store::open_read_only(&path)?.held_snapshot()?;
+        let found = shown(&snapshot, "a")?;
+        drop(snapshot);
+        Ok::<bool, Error>(found == b"one")
+    };
+    // SAFETY: ends this process at once.
+    unsafe { libc::_exit(if matches!(read(), Ok(true)) { 17 } else { 18 }) };
+}
+
+#[test]
+fn a_reader_needs_no_standard_streams() {
+    let dir = directory();
+    let store = open(dir.path());
+    commit(&store, "a", b"one");
+    for owned in [true, false] {
+        let mut command = again("reader_without_standard_streams");
+        command.env("UNTORN_TEST_STREAMLESS", dir.path()).stdout(Stdio::null()).stderr(Stdio::null());
+        assert_eq!(command.status().unwrap().code(), Some(17), "owned: {owned}");
+        if owned {
+            store.clone().close().unwrap();
+        }
+    }
+}
+
+/// Readers of one process, which is also the owner's, have leases of their own.
+#[test]
+fn very_many_readers_hold_what_each_has_read() {
+    const READERS: usize = 200;
+    let dir = directory();
+    let store = open(dir.path());
+    let mut held = Vec::new();
+    for n in 0..READERS {
+        commit(&store, "a", &[n as u8; 100]);
+        // Two of the same commit: the end of one lease is not the end of the other.
+        for _ in 0..=usize::from(n % 10 == 0) {
+            held.push((n, Store::open_read_only(dir.path()).unwrap().held_snapshot().unwrap()));
+        }
+    }
+    assert_eq!(store.status().held.len(), READERS);
+    for step in [3, 2] {
+        for (n, snapshot) in held.iter().step_by(step) {
+            assert_eq!(shown(snapshot, "a").unwrap(), [*n as u8; 100], "commit {n}");
+        }
+    }
+    commit(&store, "a", b"newer");
+    let (owner, done) = (store.clone(), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let checkpoint = scope.spawn(|| {
+            owner.checkpoint().unwrap();
+            done.store(true, SeqCst);
+        });
+        while let Some((n, snapshot)) = held.pop() {
+            assert_eq!(shown(&snapshot, "a").unwrap(), [n as u8; 100], "commit {n}, while the checkpoint waits");
+            assert!(!done.load(SeqCst), "{n} is held");
+        }
+        checkpoint.join().unwrap();
+    });
+    assert!(store.status().held.is_empty());
+    store.close().unwrap();
+}
+
+/// Threads that share a reader, a snapshot and its files, which others hold, let go and refresh.
+#[test]
+fn threads_share_a_reader() {
+    let dir = directory();
+    let store =
+        StoreOptions::default().journal_bytes(128 << 10).leases(Duration::from_millis(5)).open(dir.path()).unwrap();
+    commit(&store, "a", &[0; 8192]);
+    let reader = Store::open_read_only(dir.path()).unwrap();
+    let (stop, whole, expired) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
+    let shared = std::sync::Mutex::new(std::sync::Arc::new(reader.snapshot().unwrap()));
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let (reader, shared, stop, whole, expired) = (&reader, &shared, &stop, &whole, &expired);
+            scope.spawn(move || {
+                let mut last = 0;
+                while !stop.load(SeqCst) {
+                    let snapshot = shared.lock().unwrap().clone();
+                    let found = shown(&snapshot, "a");
+                    match &found {
+                        Ok(bytes) => {
+                            assert!(bytes.len() == 8192 && bytes.iter().all(|byte| *byte == bytes[0]), "a mixture");
+                            whole.fetch_add(1, SeqCst);
+                        }
+                        Err(Error::SnapshotExpired { .. }) => _ = expired.fetch_add(1, SeqCst),
+                        Err(e) => panic!("{e}"),
+                    }
+                    match thread {
+                        0 => _ = snapshot.hold(),
+                        1 => snapshot.release(),
+                        2 => {
+                            let newer = reader.snapshot().unwrap();
+                            assert!(newer.lsn() >= last);
+                            last = newer.lsn();
+                            *shared.lock().unwrap() = std::sync::Arc::new(newer);
+                        }
+                        _ => _ = snapshot.check(),
+                    }
+                }
+            });
+        }
+        let file = store.open_file("a").unwrap();
+        for n in 1..400u32 {
+            file.write_all_at(&[n as u8; 8192], 0).and_then(|()| file.commit()).unwrap();
+        }
+        stop.store(true, SeqCst);
+    });
+    assert!(whole.load(SeqCst) > 0);
+    store.close().unwrap();
+}
+
+/// Small reads, most of which ask nobody, beside checkpoints that come one after the other: each that is shown is of the
+/// commit of its snapshot.
+#[test]
+fn small_reads_beside_checkpoints_are_of_one_commit() {
+    const PAGES: u64 = 64;
+    let dir = directory();
+    let store = StoreOptions::default().background(false).leases(Duration::ZERO).open(dir.path()).unwrap();
+    let write = |n: u32| commit(&store, "a", &n.to_le_bytes().repeat(PAGES as usize * 1024));
+    write(0);
+    let (stop, shown) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for thread in 0..2 {
+            let (dir, stop, shown) = (dir.path(), &stop, &shown);
+            scope.spawn(move || {
+                let mut random = fastrand::Rng::with_seed(thread);
+                let reader = Store::open_read_only(dir).unwrap();
+                while !stop.load(SeqCst) {
+                    let mut first = None;
+                    let mut read = |file: &untorn::reader::SnapshotFile| {
+                        let mut page = [0; 4096];
+                        file.read_at(&mut page, random.u64(..PAGES) * 4096)?;
+                        Ok::<_, Error>(page)
+                    };
+                    let mut all = || {
+                        let file = reader.snapshot()?.open("a")?;
+                        for _ in 0..100_000 {
+                            let page = read(&file)?;
+                            let number = &*first.get_or_insert_with(|| page[..4].to_vec());
+                            assert!(page.chunks(4).all(|four| four == number), "a mixture");
+                            shown.fetch_add(1, SeqCst);
+                        }
+                        Ok::<_, Error>(())
+                    };
+                    match all() {
+                        Ok(()) | Err(Error::SnapshotExpired { .. }) => {}
+                        // Names are looked for while the owner goes on.
+                        Err(e) => panic!("{e}"),
+                    }
+                }
+            });
+        }
+        for n in 1..300 {
+            write(n);
+            store.checkpoint().unwrap();
+        }
+        stop.store(true, SeqCst);
+    });
+    assert!(shown.load(SeqCst) > 0);
+    store.close().unwrap();
+}
+
+/// On a file system that is mounted read-only, what a killed owner left is shown, and nothing is written.
+#[test]
+fn a_read_only_mount_shows_what_a_killed_owner_left() {
+    let dir = directory();
+    let place = dir.path().join("disk");
+    std::fs::create_dir(&place).unwrap();
+    let Some(disk) = Mount::ext4(24 << 20, &place) else { return };
+    let mut owner = ChildProcess::owning(disk.path());
+    owner.ok(&["create", "a"]);
+    owner.commit("a", "one");
+    owner.ok(&["checkpoint"]);
+    owner.commit("a", "two");
+    owner.kill();
+    disk.remount("ro");
+    assert_same(&read(disk.path()).unwrap(), &text("two", "a"), "read-only");
+    let held = Store::open_read_only(disk.path()).unwrap().held_snapshot().unwrap();
+    assert_same(&shown(&held, "a").unwrap(), &text("two", "a"), "read-only, and held");
+    assert_eq!(&Store::open_read_only(disk.path()).unwrap().map("a").unwrap()[..], &text("two", "a")[..]);
+}
+
+/// Files and directories of other users and groups, in a store that its group may read: a member sees what its rights let it
+/// see, and is told of the rest; nobody is shown more by way of the store than the owner has let in.
+#[test]
+fn a_member_of_the_group_meets_files_of_others() {
+    const OWNER: u32 = 65533;
+    const MEMBER: u32 = 65534;
+    const STRANGER: u32 = 65532;
+    const GROUP: u32 = 4242;
+    if !is_root() {
+        return skipped("needs root (to act as two users)");
+    }
+    let dir = directory();
+    let own = |path: PathBuf, user: u32, group: u32, bits: u32| {
+        std::os::unix::fs::chown(&path, Some(user), Some(group)).unwrap();
+        set_mode(path, bits);
+    };
+    own(dir.path().to_owned(), OWNER, GROUP, 0o2750);
+    let mut owner = ChildProcess::start();
+    owner.ok(&["become", &OWNER.to_string(), &GROUP.to_string()]);
+    owner.ok(&["open", path_text(dir.path()), "readers=group"]);
+    for (name, bits) in [("shared", "640"), ("private", "600"), ("foreign", "644")] {
+        owner.ok(&["create", name, bits]);
+        owner.commit(name, "one");
+    }
+    owner.ok(&["txn", "mkdir:closed:700"]);
+    owner.ok(&["create", "closed/file", "644"]);
+    owner.commit("closed/file", "one");
+    owner.ok(&["checkpoint"]);
+    own(dir.path().join("foreign"), OWNER, STRANGER, 0o640);
+    let mut member = ChildProcess::start();
+    member.ok(&["become", &MEMBER.to_string(), &GROUP.to_string()]);
+    member.ok(&["reader", path_text(dir.path())]);
+    assert_eq!(member.ok(&["show", "shared"]).as_bytes(), &text("one", "shared")[..20]);
+    for name in ["private", "foreign", "closed/file"] {
+        let why = member.refused(&["show", name], &["io"]).message;
+        assert!(why.contains("Permission denied"), "{name}: {why}");
+    }
+    // What is in the log is in the log, whoever may open the file; what is not, is not.
+    owner.commit("shared", "two");
+    assert_eq!(member.ok(&["show", "shared"]).as_bytes(), &text("two", "shared")[..20]);
+    let mut stranger = ChildProcess::start();
+    stranger.ok(&["become", &STRANGER.to_string()]);
+    stranger.refused(&["reader", path_text(dir.path())], &["io", "untrusted"]);
+    // The group of the store directory is no longer the member's.
+    own(dir.path().join(".untorn"), OWNER, STRANGER, 0o750);
+    member.refused(&["show", "shared"], &["io", "untrusted"]);
+    own(dir.path().join(".untorn"), OWNER, GROUP, 0o750);
+    assert_eq!(member.ok(&["show", "shared"]).as_bytes(), &text("two", "shared")[..20]);
+    // Others may write: nobody trusts it.
+    own(dir.path().join(".untorn"), OWNER, GROUP, 0o770);
+    member.refused(&["show", "shared"], &["untrusted"]);
+    own(dir.path().join(".untorn"), OWNER, GROUP, 0o750);
+    owner.ok(&["close"]);
+    assert_eq!(member.ok(&["show", "shared"]).as_bytes(), &text("two", "shared")[..20]);
+}
+
+/// Salvage and recovery beside readers: what they showed before stays right, and they show what is there after.
+#[test]
+fn readers_outlive_a_salvage() {
+    let dir = directory();
+    let mut owner = ChildProcess::owning(dir.path());
+    owner.ok(&["create", "a"]);
+    owner.commit("a", "one");
+    owner.ok(&["checkpoint"]);
+    owner.commit("a", "two");
+    owner.commit("a", "three");
+    owner.kill();
+    let reader = Store::open_read_only(dir.path()).unwrap();
+    let snapshot = reader.snapshot().unwrap();
+    let a = snapshot.open("a").unwrap();
+    // The last record but one is damaged: it was durable, as a later one says.
+    // An owner that has nothing to do for a while writes marks, too: the record may be in the second segment.
+    let place = |path: &Path| {
+        let bytes = std::fs::read(path).unwrap();
+        bytes.windows(20).rposition(|found| found == &text("two", "a")[..20])
+    };
+    let segments = ["segment.0", "segment.1"].map(|name| dir.path().join(".untorn/journal").join(name));
+    let found = segments.iter().filter(|path| path.exists()).find_map(|path| Some((path, place(path)?)));
+    let (path, at) = found.expect("the record");
+    let segment = std::fs::OpenOptions::new().write(true).open(path).unwrap();
+    segment.write_all_at(b"damage", at as u64).unwrap();
+    let damaged = reader.read("a");
+    assert!(!matches!(&damaged, Ok(found) if *found == text("one", "a")), "what is damaged is not passed over");
+    let options = untorn::offline::RecoverOptions { salvage: true, ..Default::default() };
+    untorn::offline::recover(dir.path(), &options, &|_, _| {}).unwrap();
+    let mut found = vec![0; TEXT_BYTES];
+    refused(a.read_at(&mut found, 0), &["snapshot-expired"]);
+    let now = reader.read("a");
+    assert!(now.is_ok() || matches!(now, Err(Error::Conflict { .. })), "{now:?}");
+    Store::open_read_only(dir.path()).unwrap().read("a").unwrap();
+}

@@ -1,0 +1,73 @@
+//! Scenarios that no program of the enumeration contains: damage, permission bits, and a second thread. Each says what is wrong.
+
+mod epoch;
+mod heap;
+mod live;
+mod name;
+mod opening;
+mod portion;
+mod reader;
+mod store;
+mod unreadable;
+
+pub use portion::{PortionTotals, crash_in_portions};
+
+/// A scenario, and its name.
+pub type Scenario = (&'static str, fn() -> Result<(), String>);
+
+/// All scenarios.
+pub const SCENARIOS: &[Scenario] = &[
+    ("damage_before_durable_commits_is_no_torn_end", store::damage_before_durable_commits_is_no_torn_end),
+    ("a_lost_header_is_missed", store::a_lost_header_is_missed),
+    ("a_copy_without_attributes_is_not_taken_for_closed", store::a_copy_without_attributes_is_not_taken_for_closed),
+    ("a_mark_that_stays_is_looked_for_again", store::a_mark_that_stays_is_looked_for_again),
+    ("contents_that_look_like_records_are_none", store::contents_that_look_like_records_are_none),
+    ("a_directory_that_is_closed_is_filled", name::a_directory_that_is_closed_is_filled),
+    ("a_file_that_waits_keeps_its_place", name::a_file_that_waits_keeps_its_place),
+    ("a_racing_store_is_in_this_commit_or_the_next", store::a_racing_store_is_in_this_commit_or_the_next),
+    ("what_was_not_told_is_in_no_commit", store::what_was_not_told_is_in_no_commit),
+    ("large_commits_lie_over_each_other", store::large_commits_lie_over_each_other),
+    ("what_is_spilled_is_overwritten_by_nothing_else", store::what_is_spilled_is_overwritten_by_nothing_else),
+    ("what_is_half_made_has_no_second_name", store::what_is_half_made_has_no_second_name),
+    ("a_name_shows_what_is_committed", store::a_name_shows_what_is_committed),
+    ("a_checkpoint_leaves_newer_contents", store::a_checkpoint_leaves_newer_contents),
+    ("epochs_upon_epochs_are_kept", epoch::epochs_upon_epochs_are_kept),
+    ("portions_survive_every_crash", portion::portions_survive_every_crash),
+    ("commits_wait_for_the_list_of_epochs", epoch::commits_wait_for_the_list_of_epochs),
+    ("damage_in_the_journal_is_not_shown", epoch::damage_in_the_journal_is_not_shown),
+    ("what_waits_outlives_its_segment", epoch::what_waits_outlives_its_segment),
+    ("what_cannot_be_read_is_not_the_end", unreadable::what_cannot_be_read_is_not_the_end),
+    ("what_is_torn_is_not_what_cannot_be_read", unreadable::what_is_torn_is_not_what_cannot_be_read),
+    ("what_may_be_torn_is_not_salvaged", unreadable::what_may_be_torn_is_not_salvaged),
+    ("what_is_listed_and_cannot_be_read_is_not_damaged", unreadable::what_is_listed_and_cannot_be_read_is_not_damaged),
+    ("a_header_that_cannot_be_read_may_be_the_newest", unreadable::a_header_that_cannot_be_read_may_be_the_newest),
+    ("contents_that_cannot_be_read_wait", unreadable::contents_that_cannot_be_read_wait),
+    ("what_cannot_be_read_stays_until_it_is_given_up", unreadable::what_cannot_be_read_stays_until_it_is_given_up),
+    ("readers_see_one_moment", reader::readers_see_one_moment),
+    ("readers_see_what_waits", reader::readers_see_what_waits),
+    ("a_lease_comes_at_any_moment", reader::a_lease_comes_at_any_moment),
+    ("what_was_seen_counts_for_a_moment", reader::what_was_seen_counts_for_a_moment),
+    ("leases_bound_the_wait", reader::leases_bound_the_wait),
+    ("two_owners_of_one_process_id_are_told_apart", reader::two_owners_of_one_process_id_are_told_apart),
+    (
+        "what_a_checkpoint_leaves_out_is_kept_for_who_holds_it",
+        reader::what_a_checkpoint_leaves_out_is_kept_for_who_holds_it,
+    ),
+    ("a_heap_is_made_whole_or_not_at_all", heap::a_heap_is_made_whole_or_not_at_all),
+    ("a_told_heap_tells_of_itself", heap::a_told_heap_tells_of_itself),
+    ("a_heap_grows_whole_or_not_at_all", heap::a_heap_grows_whole_or_not_at_all),
+    ("a_commit_of_a_heap_waits_for_a_change", heap::a_commit_of_a_heap_waits_for_a_change),
+    ("what_was_rolled_back_is_given_out_once", heap::what_was_rolled_back_is_given_out_once),
+    ("what_was_overwritten_is_not_committed", heap::what_was_overwritten_is_not_committed),
+    ("a_free_chunk_has_one_use", heap::a_free_chunk_has_one_use),
+    ("a_huge_allocation_hides_no_metadata", heap::a_huge_allocation_hides_no_metadata),
+    ("a_huge_allocation_leaves_no_metadata", heap::a_huge_allocation_leaves_no_metadata),
+    ("a_live_heap_goes_on_from_its_own_memory", live::a_live_heap_goes_on_from_its_own_memory),
+    ("a_live_heap_goes_back_behind_a_change", live::a_live_heap_goes_back_behind_a_change),
+    ("a_section_is_all_or_nothing", live::a_section_is_all_or_nothing),
+    ("what_saw_a_section_is_undone_with_it", live::what_saw_a_section_is_undone_with_it),
+    ("a_cut_undoes_what_has_not_ended", live::a_cut_undoes_what_has_not_ended),
+    ("a_cut_is_of_one_moment", live::a_cut_is_of_one_moment),
+    ("what_a_live_heap_had_is_committed", live::what_a_live_heap_had_is_committed),
+    ("a_race_is_told_and_the_commit_takes_place", heap::a_race_is_told_and_the_commit_takes_place),
+];

@@ -1,0 +1,16 @@
+//! How scenarios open their stores.
+
+use crate::simulation::SimDisk;
+use std::path::PathBuf;
+use untorn::{Error, FailureClass, Store, StoreOptions};
+use untorn_journal::directories::store_dir::StoreDir;
+
+pub(crate) fn open(disk: &SimDisk, class: FailureClass) -> Result<Store, Error> {
+    let options = StoreOptions::default().background(false).sizes(64 << 10, 16 << 10, 32 << 10).class(class);
+    options.open_on(disk.process(), StoreDir::of_directory(), PathBuf::new())
+}
+
+/// Text for what was not to go wrong.
+pub(crate) fn failed(e: Error) -> String {
+    format!("an error that nothing explains: {e}")
+}

@@ -1,0 +1,280 @@
+//! The simulated machine: one disk, one cache, any number of processes, and a power switch.
+//!
+//! A program that runs on it must survive these faults, and the tests of this crate show each of
+//! them happen:
+//! - the process is killed before any call: cache kept, locks and claims gone;
+//! - the power goes before any call: of what was not flushed anything may be lost, whole writes or
+//!   single 512-byte sectors, new names and renames, sizes, attributes, modes; times prove nothing;
+//! - a new size becomes durable without its data, which then is zeros, random bytes, or what some
+//!   removed file held ([`Profile::AnyPosix`](crate::Profile::AnyPosix));
+//! - with [`Model::PageGarbage`](crate::Model::PageGarbage), a page that was being overwritten holds anything;
+//! - any call fails, is interrupted, or does less than asked; the disk is full, also for overwriting;
+//! - the kernel refuses changes of names, modes or contents in a directory, for good, with any error;
+//! - a writeback fails: one sync reports it, the next returns OK, and the old data comes back later;
+//! - what one process wrote into the cache is not on the device, though every reader sees it;
+//! - a truncation takes pages out of a private mapping, those that were stored to included;
+//! - inode numbers are reused at once; other programs write, move, copy and remove files.
+//!
+//! Not modelled: old data of other files in the holes of a file; a device that loses what it reported as
+//! flushed, or returns other bytes than it stored; sectors that tear; blocks reused while the removal of their old file is not yet durable;
+//! writes of two threads mixing within one call; `fsync` making more durable than it must;
+//! other owners; quotas (but their errors are); room taken by names and attributes.
+
+use crate::mutation::sync_point_index;
+use crate::simulation::processes::machine::{Machine, Others, Shared};
+use crate::simulation::processes::process::SimProcess;
+use crate::simulation::state::disk_options::{Failed, Fault, Options};
+use crate::simulation::state::disk_state::State;
+use crate::simulation::state::power_cut::{Cut, Snapshot};
+use parking_lot::MutexGuard;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use untorn_os::{Counters, Storage, SyncPoint};
+
+/// A disk in memory, the cache before it, and the processes that use it.
+pub struct SimDisk {
+    pub(crate) shared: Arc<Shared>,
+}
+
+impl SimDisk {
+    /// An empty disk.
+    pub fn new(options: Options) -> SimDisk {
+        SimDisk::boot(State::new(options))
+    }
+
+    pub(crate) fn boot(state: State) -> SimDisk {
+        let machine = Machine::new(state);
+        SimDisk { shared: Arc::new(Shared::new(machine)) }
+    }
+
+    pub(crate) fn machine(&self) -> MutexGuard<'_, Machine> {
+        self.shared.machine()
+    }
+
+    // --- processes
+
+    /// A new process, as a storage.
+    pub fn process(&self) -> Arc<dyn Storage> {
+        self.spawn()
+    }
+
+    /// A new process that can be killed by itself.
+    pub fn spawn(&self) -> Arc<SimProcess> {
+        let user = self.machine().state.options.user;
+        self.spawn_as(user)
+    }
+
+    /// A new process of this effective user.
+    pub fn spawn_as(&self, user: u32) -> Arc<SimProcess> {
+        let mut machine = self.machine();
+        let life = machine.begin_life();
+        SimProcess::new(&self.shared, &machine, life, user)
+    }
+
+    /// Kills all processes. The cache survives; nothing stays open or locked.
+    pub fn kill(&self) {
+        self.machine().kill_all();
+        self.shared.unlocked.notify_all();
+    }
+
+    // --- crashes
+
+    /// Cuts the power of this machine and boots it again, in place.
+    pub fn power_cut(&self, cut: Cut) -> Outcome {
+        let outcome = self.snapshot().power_cut(cut);
+        let mut machine = self.machine();
+        machine.kill_all();
+        machine.state = outcome.disk.machine().state.clone();
+        machine.crash_at = u64::MAX;
+        machine.failures.clear();
+        drop(machine);
+        self.shared.unlocked.notify_all();
+        outcome
+    }
+
+    /// The machine as it is now.
+    pub fn snapshot(&self) -> Snapshot {
+        let machine = self.machine();
+        machine.snapshot(machine.calls)
+    }
+
+    /// A second machine in the same state, without its processes.
+    pub fn fork(&self) -> SimDisk {
+        self.snapshot().killed()
+    }
+
+    /// From now on keeps a snapshot of the moment before every call that changes something.
+    pub fn record(&self) {
+        self.machine().snapshots = Some(Vec::new());
+    }
+
+    /// Ends recording and returns the snapshots, with one of this moment at the end: together every
+    /// state in which a crash could find the machine.
+    pub fn recorded(&self) -> Vec<Snapshot> {
+        let now = self.snapshot();
+        let mut snapshots = self.machine().snapshots.take().unwrap_or_default();
+        snapshots.push(now);
+        snapshots
+    }
+
+    /// The machine dies right before call number `call` (of [`SimDisk::calls`]): from there on every
+    /// call fails and nothing changes, until [`SimDisk::power_cut`].
+    pub fn crash_at(&self, call: u64) {
+        self.machine().crash_at = call;
+    }
+
+    /// The machine dies right after call number `call`.
+    pub fn crash_after(&self, call: u64) {
+        self.crash_at(call.saturating_add(1));
+    }
+
+    /// Storage and file calls so far; the number of the next one.
+    pub fn calls(&self) -> u64 {
+        self.machine().calls
+    }
+
+    /// A number of the driver's that snapshots carry, such as how many commits were acknowledged.
+    pub fn set_mark(&self, mark: u64) {
+        self.machine().state.mark = mark;
+    }
+
+    /// A hash of all names, contents, sizes, modes, owners and attributes as programs see them;
+    /// right after a power cut that is what is on the disk.
+    pub fn image_hash(&self) -> u64 {
+        self.machine().state.live.hash()
+    }
+
+    // --- faults
+
+    /// Plans a fault.
+    pub fn fail(&self, fault: Fault) {
+        self.machine().faults.push(fault);
+    }
+
+    /// From now on others do something before each call, and while processes pause.
+    pub(crate) fn let_others(&self, others: Others) {
+        self.machine().others = Some(others);
+    }
+
+    /// Plans a store by another thread, right before this call.
+    pub fn store_at(&self, call: u64, address: *const u8, bytes: &[u8]) {
+        self.machine().races.push((call, address as usize, bytes.to_vec()));
+    }
+
+    /// Whether a planned fault has not come to its end.
+    pub fn faults_left(&self) -> bool {
+        self.machine().faults.iter().any(|fault| fault.times > 0)
+    }
+
+    /// Forgets planned faults.
+    pub fn clear_faults(&self) {
+        self.machine().faults.clear();
+    }
+
+    /// The kernel writes a file back by itself, and fails.
+    pub fn fail_writeback(&self, path: &Path, how: Failed) -> io::Result<()> {
+        let mut machine = self.machine();
+        let slot = machine.state.resolve(path)?;
+        machine.fail_writeback(Some(slot), how);
+        Ok(())
+    }
+
+    /// The kernel needs memory: cached pages that are not waiting to be written are forgotten.
+    pub fn drop_caches(&self) {
+        let mut machine = self.machine();
+        for slot in 0..machine.state.live.slots() {
+            machine.state.drop_cache(slot, 0, u32::MAX);
+        }
+    }
+
+    /// What kind of disk this is.
+    pub fn options(&self) -> Options {
+        self.machine().state.options
+    }
+
+    /// Changes the disk's properties from now on: room, skipped sync points, read-only and so on.
+    pub fn set_options(&self, change: impl FnOnce(&mut Options)) {
+        change(&mut self.machine().state.options);
+    }
+
+    /// Skips a sync point: its syncs return OK and do nothing, here and in every machine made from this.
+    pub fn skip(&self, step: SyncPoint) {
+        self.set_options(|options| *options = options.skip(step));
+    }
+
+    /// Limits the room for contents.
+    pub fn set_capacity(&self, bytes: Option<u64>) {
+        self.set_options(|options| options.capacity_bytes = bytes);
+    }
+
+    /// The disk is full: no room for contents beyond what is allocated, for new files beyond those that are there, or
+    /// for either.
+    pub fn fill_up(&self, contents: bool, files: bool) {
+        let mut machine = self.machine();
+        let (bytes, inodes) = machine.state.used();
+        machine.state.options.capacity_bytes = contents.then_some(bytes);
+        machine.state.options.inodes_max = files.then_some(inodes);
+    }
+
+    // --- counts
+
+    /// Syncs of this sync point so far, skipped ones included.
+    pub fn syncs(&self, step: SyncPoint) -> u64 {
+        self.machine().syncs[sync_point_index(step)]
+    }
+
+    /// Totals of all processes.
+    pub fn counters(&self) -> Counters {
+        self.machine().counters
+    }
+
+    /// From now on keeps one line per call.
+    pub fn trace(&self) {
+        self.machine().trace = Some(Vec::new());
+    }
+
+    /// Ends tracing and returns the lines.
+    pub fn traced(&self) -> Vec<String> {
+        self.machine().trace.take().unwrap_or_default()
+    }
+}
+
+/// The machine after a power cut.
+pub struct Outcome {
+    /// The machine, booted again.
+    pub disk: SimDisk,
+    /// [`SimDisk::image_hash`] of it.
+    pub image_hash: u64,
+    /// Whether anything that the programs had done is missing, torn or damaged.
+    pub something_lost: bool,
+}
+
+impl Snapshot {
+    /// The machine after its processes were killed: nothing is lost, nothing is open or locked, but by leases.
+    pub fn killed(&self) -> SimDisk {
+        let disk = SimDisk::boot(self.state_after_kill());
+        // Those that others have outlive the processes.
+        disk.machine().leases = self.leases.iter().map(|(slot, at)| (*slot, *at, None)).collect();
+        disk.machine().uptime = self.uptime();
+        disk
+    }
+
+    /// Cuts the power and boots again.
+    pub fn power_cut(&self, cut: Cut) -> Outcome {
+        let (state, something_lost) = self.state_after(cut);
+        Outcome { image_hash: state.live.hash(), disk: SimDisk::boot(state), something_lost }
+    }
+}
+
+impl SimDisk {
+    /// A program loads bytes from memory. `EFAULT`: it would have got a signal.
+    pub fn load(&self, address: *const u8, into: &mut [u8]) -> io::Result<()> {
+        self.machine().access(address as usize, |mapped, inode, offset| mapped.load(inode, offset, into))
+    }
+
+    /// A program stores bytes to memory, without a system call. `EFAULT`: it would have got a signal.
+    pub fn store(&self, address: *const u8, bytes: &[u8]) -> io::Result<()> {
+        self.machine().access(address as usize, |mapped, inode, offset| mapped.store(inode, offset, bytes))
+    }
+}

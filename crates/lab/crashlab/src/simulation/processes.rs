@@ -1,0 +1,7 @@
+//! Processes on the simulated machine: their files and mappings. Stands on `state`.
+
+pub(super) mod machine;
+pub(super) mod mapped_pages;
+pub(super) mod process;
+pub(super) mod real_memory;
+pub(super) mod simulated_mapping;

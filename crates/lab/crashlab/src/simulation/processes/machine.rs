@@ -1,0 +1,298 @@
+//! The machine: disk and cache, processes and what they have open, and what the laboratory plans and records.
+
+use super::mapped_pages::Mapped;
+use crate::mutation::{sync_point_index, sync_points};
+use crate::simulation::state::disk_options::{Call, Failed, Fault, What};
+use crate::simulation::state::disk_state::{State, errno};
+use crate::simulation::state::inodes::{Inode, PAGE_BYTES, Slot};
+use crate::simulation::state::power_cut::Snapshot;
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::time::Duration;
+use untorn_os::Counters;
+
+/// Two kinds of lock that know nothing of each other, as in Linux.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Lock {
+    Claim,
+    WholeFile,
+}
+
+/// The life of one process, and what it did.
+pub(crate) struct Life {
+    pub alive: AtomicBool,
+    counters: Mutex<Counters>,
+}
+
+impl Life {
+    pub fn counters(&self) -> MutexGuard<'_, Counters> {
+        self.counters.lock()
+    }
+}
+
+/// What others do: before a call, or (true) while a process pauses.
+pub(crate) type Others = Box<dyn FnMut(&mut Machine, bool) + Send>;
+
+/// Disk and cache, everything that ends with the processes, and the laboratory's plans and counts.
+pub(crate) struct Machine {
+    pub state: State,
+    /// Open files: by handle, the inode and the life of the process.
+    pub open: BTreeMap<u64, (Slot, Arc<Life>)>,
+    pub locks: BTreeMap<(Slot, Lock), u64>,
+    /// Bytes of which somebody has a lease, and by which handle; those of others than processes by none.
+    pub leases: Vec<(Slot, u64, Option<u64>)>,
+    /// What others do between the calls of processes.
+    pub others: Option<Others>,
+    /// Passes with pauses.
+    pub uptime: Duration,
+    /// Mappings, by the handle that each has of its file.
+    pub maps: BTreeMap<u64, Mapped>,
+    pub next_handle: u64,
+    /// Failed writebacks, per file and in all.
+    pub failures: BTreeMap<Slot, u64>,
+    pub all_failures: u64,
+    pub processes: Vec<Arc<Life>>,
+    pub calls: u64,
+    pub crash_at: u64,
+    pub faults: Vec<Fault>,
+    /// Stores of another thread: before which call, where, what.
+    pub races: Vec<(u64, usize, Vec<u8>)>,
+    pub syncs: Vec<u64>,
+    pub counters: Counters,
+    pub snapshots: Option<Vec<Snapshot>>,
+    pub trace: Option<Vec<String>>,
+}
+
+pub(crate) struct Shared {
+    machine: Mutex<Machine>,
+    pub unlocked: Condvar,
+}
+
+impl Shared {
+    pub fn new(machine: Machine) -> Shared {
+        Shared { machine: Mutex::new(machine), unlocked: Condvar::new() }
+    }
+
+    pub fn machine(&self) -> MutexGuard<'_, Machine> {
+        self.machine.lock()
+    }
+
+    /// Runs one call of a process: counts it, stops it if the machine is off, lets planned faults
+    /// happen, and keeps a snapshot of the moment before it.
+    pub fn call<T>(
+        &self,
+        life: &Life,
+        call: Call,
+        describe: impl FnOnce() -> String,
+        act: impl FnOnce(&mut Machine, Option<What>) -> io::Result<T>,
+    ) -> io::Result<T> {
+        let mut machine = self.machine();
+        if !life.alive.load(SeqCst) {
+            return Err(errno(libc::EBADF));
+        }
+        let number = machine.calls;
+        if number >= machine.crash_at {
+            return Err(io::Error::other("the machine is off"));
+        }
+        machine.calls += 1;
+        machine.race(number);
+        machine.let_others(false);
+        if call.changes() && machine.snapshots.is_some() {
+            let snapshot = machine.snapshot(number);
+            machine.snapshots.iter_mut().for_each(|kept| kept.push(snapshot.clone()));
+        }
+        let result = match machine.fault(call) {
+            Some(What::Errno(code)) => Err(errno(code)),
+            Some(What::Writeback(_)) if !matches!(call, Call::Sync(_)) => Err(errno(libc::EIO)),
+            fault => {
+                if let Call::Sync(step) = call {
+                    machine.syncs[sync_point_index(step)] += 1;
+                    machine.counters.syncs += 1;
+                    life.counters().syncs += 1;
+                }
+                let writes = matches!(call, Call::Write | Call::Size);
+                if writes {
+                    machine.learn_stores().expect("memory of this machine");
+                }
+                let done = act(&mut machine, fault);
+                if writes {
+                    machine.follow_files().expect("memory of this machine");
+                }
+                done
+            }
+        };
+        if let Some(trace) = &mut machine.trace {
+            let outcome = result.as_ref().err().map_or_else(|| "ok".to_owned(), ToString::to_string);
+            trace.push(format!("{number:5} {} -> {outcome}", describe()));
+        }
+        result
+    }
+}
+
+impl Machine {
+    pub fn new(state: State) -> Machine {
+        Machine {
+            state,
+            open: BTreeMap::new(),
+            locks: BTreeMap::new(),
+            leases: Vec::new(),
+            others: None,
+            uptime: Duration::ZERO,
+            maps: BTreeMap::new(),
+            next_handle: 0,
+            failures: BTreeMap::new(),
+            all_failures: 0,
+            processes: Vec::new(),
+            calls: 0,
+            crash_at: u64::MAX,
+            faults: Vec::new(),
+            races: Vec::new(),
+            syncs: vec![0; sync_points().len()],
+            counters: Counters::default(),
+            snapshots: None,
+            trace: None,
+        }
+    }
+
+    /// The machine before this call.
+    pub fn snapshot(&self, call: u64) -> Snapshot {
+        Snapshot::new(self.state.clone(), call, self.locked(), self.leased(), self.uptime)
+    }
+
+    /// Inodes whose whole-file lock somebody holds.
+    pub fn locked(&self) -> Vec<Slot> {
+        self.locks.keys().filter(|(_, lock)| *lock == Lock::WholeFile).map(|(slot, _)| *slot).collect()
+    }
+
+    /// The leases of readers that are no processes of the simulation: they outlive its owner.
+    pub fn leased(&self) -> Vec<(Slot, u64)> {
+        self.leases.iter().filter(|(_, _, holder)| holder.is_none()).map(|(slot, at, _)| (*slot, *at)).collect()
+    }
+
+    /// Others do something: before a call, or while a process pauses.
+    pub fn let_others(&mut self, pauses: bool) {
+        if let Some(mut others) = self.others.take() {
+            others(self, pauses);
+            self.others = Some(others);
+        }
+    }
+
+    /// A new process.
+    pub fn begin_life(&mut self) -> Arc<Life> {
+        let life = Arc::new(Life { alive: AtomicBool::new(true), counters: Mutex::default() });
+        self.processes.push(life.clone());
+        life
+    }
+
+    fn fault(&mut self, call: Call) -> Option<What> {
+        let mut found = None;
+        for fault in self.faults.iter_mut().filter(|f| f.on.matches(call)) {
+            if fault.after > 0 {
+                fault.after -= 1;
+            } else if fault.times > 0 && found.is_none() {
+                fault.times -= 1;
+                found = Some(fault.what);
+            }
+        }
+        found
+    }
+
+    fn race(&mut self, call: u64) {
+        for (_, address, bytes) in self.races.extract_if(.., |(at, ..)| *at == call).collect::<Vec<_>>() {
+            // Where the page is gone by then, the thread got a signal.
+            let _ = self.access(address, |mapped, inode, offset| mapped.store(inode, offset, &bytes));
+        }
+    }
+
+    /// A writeback fails; every opening of the file gets the error at its next sync.
+    pub fn fail_writeback(&mut self, slot: Option<Slot>, how: Failed) {
+        match slot {
+            Some(slot) => *self.failures.entry(slot).or_default() += 1,
+            None => {
+                let mut hit: Vec<Slot> = self.open.values().map(|(slot, _)| *slot).collect();
+                hit.sort_unstable();
+                hit.dedup();
+                for slot in hit.into_iter().filter(|slot| self.state.waits(*slot)) {
+                    *self.failures.entry(slot).or_default() += 1;
+                }
+            }
+        }
+        self.all_failures += 1;
+        self.state.fail_writeback(slot, how);
+    }
+
+    pub fn opened(&mut self, slot: Slot, life: &Arc<Life>) -> u64 {
+        self.next_handle += 1;
+        self.open.insert(self.next_handle, (slot, life.clone()));
+        self.next_handle
+    }
+
+    pub fn close(&mut self, handle: u64) {
+        if let Some((slot, _)) = self.open.remove(&handle) {
+            self.locks.retain(|_, holder| *holder != handle);
+            self.leases.retain(|(_, _, holder)| *holder != Some(handle));
+            self.maps.remove(&handle);
+            self.unnamed(slot);
+        }
+    }
+
+    /// Removes an inode that lost its last name, unless it is open.
+    pub fn unnamed(&mut self, slot: Slot) {
+        if !self.open.values().any(|(open, _)| *open == slot) {
+            self.state.reap(slot);
+        }
+    }
+
+    /// `ftruncate`, which reaches into mappings.
+    pub fn set_len(&mut self, slot: Slot, to: u64) -> io::Result<()> {
+        self.state.set_len(slot, to)?;
+        self.maps.values_mut().for_each(|mapped| mapped.cut(slot, to));
+        Ok(())
+    }
+
+    /// Ends one process: its files close now, not when their handles are dropped.
+    pub fn kill(&mut self, process: &Arc<Life>) {
+        process.alive.store(false, SeqCst);
+        let own = self.open.iter().filter(|(_, (_, life))| Arc::ptr_eq(life, process));
+        for handle in own.map(|(handle, _)| *handle).collect::<Vec<_>>() {
+            self.close(handle);
+        }
+        self.processes.retain(|other| !Arc::ptr_eq(other, process));
+    }
+
+    pub fn kill_all(&mut self) {
+        for process in std::mem::take(&mut self.processes) {
+            self.kill(&process);
+        }
+    }
+}
+
+impl Machine {
+    /// Takes over what programs have stored to memory so far, before the next operation.
+    pub fn learn_stores(&mut self) -> io::Result<()> {
+        self.maps.values_mut().try_for_each(Mapped::learn)
+    }
+
+    /// Files were written: memory of mappings shows it.
+    pub fn follow_files(&mut self) -> io::Result<()> {
+        let Machine { state, maps, .. } = self;
+        maps.values_mut()
+            .try_for_each(|mapped| state.live.get(mapped.slot).map_or(Ok(()), |inode| mapped.follow(inode)))
+    }
+
+    pub fn access(
+        &mut self,
+        address: usize,
+        act: impl FnOnce(&mut Mapped, &Inode, u64) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let mapped = self.maps.values_mut().find(|mapped| mapped.addresses.contains(&address));
+        let mapped = mapped.ok_or_else(|| errno(libc::EFAULT))?;
+        let inode = self.state.inode(mapped.slot)?;
+        mapped.learn()?;
+        act(mapped, inode, (address - mapped.addresses.start) as u64)?;
+        mapped.refresh(inode, 0..mapped.addresses.len() as u64 / PAGE_BYTES as u64)
+    }
+}

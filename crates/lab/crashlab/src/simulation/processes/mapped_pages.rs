@@ -1,0 +1,164 @@
+//! Pages of private mappings: what a program stored, over the file's cache.
+//!
+//! As on Linux, a page that was stored to keeps its bytes whatever becomes of the file, except that a
+//! truncation takes away every page wholly behind the new end. Addresses are numbers: what a program does
+//! to memory without a system call, [`SimDisk::load`](crate::SimDisk::load) and
+//! [`SimDisk::store`](crate::SimDisk::store) do. With [`Options::memory`](crate::Options::memory) there is memory at
+//! them ([`Memory`]), and programs do it themselves.
+
+use super::real_memory::Memory;
+use crate::simulation::state::disk_state::errno;
+use crate::simulation::state::inodes::{Inode, PAGE_BYTES, Page, Slot};
+use rangemap::RangeMap;
+use std::collections::BTreeMap;
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+
+const PAGE: u64 = PAGE_BYTES as u64;
+
+/// What an accessible page shows where nothing was stored.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Shows {
+    File,
+    Zeros,
+}
+
+/// A page that was stored to.
+pub(crate) struct Stored {
+    pub bytes: Arc<Page>,
+    /// Since it was asked for last.
+    pub changed: bool,
+}
+
+/// A mapping as the kernel keeps it. It ends with its process.
+pub(crate) struct Mapped {
+    pub slot: Slot,
+    /// Of the process, a number that nothing else has.
+    pub process: usize,
+    pub addresses: Range<usize>,
+    /// Accessible pages, by number.
+    pub shown: RangeMap<u64, Shows>,
+    pub stored: BTreeMap<u64, Stored>,
+    pub memory: Option<Memory>,
+}
+
+impl Mapped {
+    /// The file was truncated.
+    pub fn cut(&mut self, slot: Slot, to: u64) {
+        if slot == self.slot {
+            let (shown, end) = (&self.shown, to.div_ceil(PAGE));
+            self.stored.retain(|page, _| *page < end || shown.get(page) == Some(&Shows::Zeros));
+        }
+    }
+
+    pub fn drop_stores(&mut self, pages: &Range<u64>) {
+        self.stored.retain(|page, _| !pages.contains(page));
+    }
+
+    /// What a page holds: `None` is all zeros.
+    pub fn page<'p>(&'p self, inode: &'p Inode, page: u64) -> io::Result<Option<&'p Arc<Page>>> {
+        if let Some(stored) = self.stored.get(&page) {
+            return Ok(Some(&stored.bytes));
+        }
+        match self.shown.get(&page) {
+            Some(Shows::Zeros) => Ok(None),
+            Some(Shows::File) if page * PAGE < inode.size() => Ok(inode.page(page as u32)),
+            _ => Err(errno(libc::EFAULT)),
+        }
+    }
+
+    /// What the program stored to memory.
+    pub fn learn(&mut self) -> io::Result<()> {
+        for (page, bytes) in self.memory.as_mut().map_or(Ok(Vec::new()), Memory::stored)? {
+            match bytes {
+                Some(bytes) => drop(self.stored.insert(page, Stored { bytes, changed: true })),
+                None => self.look(page),
+            }
+        }
+        Ok(())
+    }
+
+    /// Memory shows these pages as they are now.
+    pub fn refresh(&mut self, inode: &Inode, pages: Range<u64>) -> io::Result<()> {
+        let Some(mut memory) = self.memory.take() else { return Ok(()) };
+        let shown = if pages.is_empty() { Vec::new() } else { self.shown.overlapping(&pages).collect() };
+        let done = shown
+            .into_iter()
+            .flat_map(|(range, _)| range.start.max(pages.start)..range.end.min(pages.end))
+            .try_for_each(|page| match self.page(inode, page) {
+                Ok(what) => memory.show(page, what),
+                Err(_) => memory.hide(page),
+            });
+        self.memory = Some(memory);
+        done
+    }
+
+    /// The file may have changed: memory follows.
+    pub fn follow(&mut self, inode: &Arc<Inode>) -> io::Result<()> {
+        let same = |memory: &Memory| memory.file.as_ref().is_some_and(|file| Arc::ptr_eq(file, inode));
+        if self.memory.as_ref().is_none_or(same) {
+            return Ok(());
+        }
+        self.refresh(inode, 0..self.addresses.len() as u64 / PAGE)?;
+        self.memory.iter_mut().for_each(|memory| memory.file = Some(inode.clone()));
+        Ok(())
+    }
+
+    /// A page of zeros counts as private as soon as it is looked at, as on Linux.
+    pub fn look(&mut self, page: u64) {
+        if self.shown.get(&page) == Some(&Shows::Zeros) {
+            self.stored.entry(page).or_insert_with(|| Stored { bytes: Page::zeroed(), changed: false });
+        }
+    }
+
+    fn store_page(&mut self, inode: &Inode, page: u64, within: usize, bytes: &[u8]) -> io::Result<()> {
+        let mut whole = Page::zeroed();
+        if let Some(old) = self.page(inode, page)? {
+            *Page::bytes_mut(&mut whole) = *old.bytes();
+        }
+        Page::bytes_mut(&mut whole)[within..within + bytes.len()].copy_from_slice(bytes);
+        self.stored.insert(page, Stored { bytes: whole, changed: true });
+        Ok(())
+    }
+}
+
+impl Mapped {
+    pub fn load(&mut self, inode: &Inode, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        for (page, within, part) in pieces(offset, into.len()) {
+            self.look(page);
+            let into = &mut into[part];
+            match self.page(inode, page)? {
+                Some(bytes) => into.copy_from_slice(&bytes.bytes()[within..within + into.len()]),
+                None => into.fill(0),
+            }
+        }
+        Ok(())
+    }
+
+    /// Page by page, up to the first that is gone.
+    pub fn store(&mut self, inode: &Inode, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let mut parts = pieces(offset, bytes.len());
+        parts.try_for_each(|(page, within, part)| self.store_page(inode, page, within, &bytes[part]))
+    }
+}
+
+/// Pieces of a range, each within one page: page, place in the page, place in the range.
+fn pieces(offset: u64, len: usize) -> impl Iterator<Item = (u64, usize, Range<usize>)> {
+    let mut done = 0;
+    std::iter::from_fn(move || {
+        let at = offset + done as u64;
+        let within = (at % PAGE) as usize;
+        let n = (PAGE_BYTES - within).min(len - done);
+        done += n;
+        (n > 0).then_some((at / PAGE, within, done - n..done))
+    })
+}
+
+/// Appends a page to ranges of bytes, joining it to the last.
+pub(crate) fn append_page(into: &mut Vec<Range<u64>>, page: u64) {
+    match into.last_mut() {
+        Some(last) if last.end == page * PAGE => last.end += PAGE,
+        _ => into.push(page * PAGE..(page + 1) * PAGE),
+    }
+}

@@ -1,0 +1,701 @@
+//! One process on the simulated machine: the traits that Untorn is written against.
+
+use super::machine::{Life, Lock, Machine, Shared};
+use super::simulated_mapping::SimMapping;
+use crate::simulation::state::disk_options::{Call, Failed, Profile, What};
+use crate::simulation::state::disk_state::{SIZE_MAX, State, errno};
+use crate::simulation::state::inodes::{Body, Inode, Slot};
+use crate::simulation::state::permissions::allows;
+use crate::simulation::state::refusal::Act;
+use std::any::Any;
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::time::Duration;
+use untorn_os::{
+    Access, BLOCK_BYTES, Counters, File, MapRequest, Mapping, Meta, Open, Space, Storage, SyncPoint, shown_by,
+};
+
+/// The longest name, as on every file system that Untorn is made for.
+const NAME_BYTES_MAX: u64 = 255;
+
+/// How long a pause takes.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// A process, and the storage it sees.
+pub struct SimProcess {
+    shared: Arc<Shared>,
+    life: Arc<Life>,
+    user: u32,
+    /// Failed writebacks that `syncfs` has already reported, or that are older than the process.
+    failures_seen: AtomicU64,
+}
+
+struct SimFile {
+    shared: Arc<Shared>,
+    life: Arc<Life>,
+    path: Box<Path>,
+    slot: Slot,
+    /// Of a file that was made without a name: where it gets one.
+    directory: Option<Slot>,
+    handle: u64,
+    write: bool,
+    direct: bool,
+    /// Failed writebacks that this descriptor has reported, or that are older than it.
+    failures_seen: AtomicU64,
+}
+
+impl SimProcess {
+    pub(crate) fn new(shared: &Arc<Shared>, machine: &Machine, life: Arc<Life>, user: u32) -> Arc<SimProcess> {
+        Arc::new(SimProcess { shared: shared.clone(), life, user, failures_seen: AtomicU64::new(machine.all_failures) })
+    }
+
+    /// Kills the process: its files say `EBADF`, and its locks and claims are free.
+    pub fn kill(&self) {
+        self.shared.machine().kill(&self.life);
+        self.shared.unlocked.notify_all();
+    }
+
+    fn call<T>(
+        &self,
+        call: Call,
+        describe: impl FnOnce() -> String,
+        act: impl FnOnce(&mut Machine) -> io::Result<T>,
+    ) -> io::Result<T> {
+        self.shared.call(&self.life, call, describe, |machine, _| act(machine))
+    }
+
+    /// Time passes, in which others may have a pause to act in. A process that was killed waits for nothing.
+    fn wait(&self, time: Duration, is_pause: bool) {
+        let mut machine = self.shared.machine();
+        if self.life.alive.load(SeqCst) {
+            machine.uptime += time;
+            machine.let_others(is_pause);
+        }
+    }
+
+    /// Opens an inode, whatever its name, for reading.
+    pub(crate) fn open_slot(&self, slot: Slot, how: Open) -> io::Result<Arc<dyn File>> {
+        let (handle, direct) = self.call(
+            Call::Look,
+            || format!("open inode {slot}"),
+            |machine| {
+                machine.state.inode(slot)?;
+                Ok((machine.opened(slot, &self.life), how.direct && machine.state.options.direct))
+            },
+        )?;
+        Ok(Arc::new(SimFile {
+            shared: self.shared.clone(),
+            life: self.life.clone(),
+            path: Path::new("an inode").into(),
+            slot,
+            directory: None,
+            handle,
+            write: false,
+            direct,
+            failures_seen: AtomicU64::new(0),
+        }))
+    }
+}
+
+impl Storage for SimProcess {
+    fn open(&self, path: &Path, how: Open) -> io::Result<Arc<dyn File>> {
+        let call = if how.create.is_some() { Call::Name } else { Call::Look };
+        let (slot, handle, failures, direct) = self.call(
+            call,
+            || format!("open {} {how:?}", path.display()),
+            |machine| {
+                let state = &mut machine.state;
+                let act = match (how.create, how.write) {
+                    (Some(_), _) => Act::Make,
+                    (None, true) => Act::OpenForWriting,
+                    (None, false) => Act::OpenForReading,
+                };
+                allows(state, self.user, path, act)?;
+                state.openable(path)?;
+                let slot = match how.create {
+                    Some(mode) => {
+                        let parent = state.directory(path.parent().unwrap_or(Path::new("")))?;
+                        let shown = if how.shown { shown_by(state.meta(parent)?.mode) } else { 0 };
+                        state.create(path, Inode::empty_file(), mode | shown, self.user)?
+                    }
+                    None => state.resolve(path)?,
+                };
+                match state.inode(slot)?.body {
+                    Body::Symlink => return Err(errno(libc::ELOOP)),
+                    Body::Directory(_) if how.write => return Err(errno(libc::EISDIR)),
+                    _ if how.write && state.options.read_only => return Err(errno(libc::EROFS)),
+                    _ => {}
+                }
+                let direct = how.direct && state.options.direct;
+                let handle = machine.opened(slot, &self.life);
+                Ok((slot, handle, machine.failures.get(&slot).copied().unwrap_or(0), direct))
+            },
+        )?;
+        Ok(Arc::new(SimFile {
+            shared: self.shared.clone(),
+            life: self.life.clone(),
+            path: path.into(),
+            slot,
+            directory: None,
+            handle,
+            write: how.write,
+            direct,
+            failures_seen: AtomicU64::new(failures),
+        }))
+    }
+
+    fn create_unnamed(&self, directory: &Path) -> io::Result<Arc<dyn File>> {
+        let describe = || format!("create_unnamed in {:?}", directory.display());
+        let path = directory.join("an unnamed file");
+        let (slot, directory, handle) = self.call(Call::Name, describe, |machine| {
+            allows(&machine.state, self.user, &path, Act::Make)?;
+            let slot = machine.state.create_unnamed(directory, self.user)?;
+            Ok((slot, machine.state.directory(directory)?, machine.opened(slot, &self.life)))
+        })?;
+        Ok(Arc::new(SimFile {
+            shared: self.shared.clone(),
+            life: self.life.clone(),
+            path: path.as_path().into(),
+            slot,
+            directory: Some(directory),
+            handle,
+            write: true,
+            direct: false,
+            failures_seen: AtomicU64::new(0),
+        }))
+    }
+
+    fn stat(&self, path: &Path) -> io::Result<Meta> {
+        let describe = || format!("stat {}", path.display());
+        self.call(Call::Look, describe, |machine| {
+            allows(&machine.state, self.user, path, Act::Look)?;
+            machine.state.meta(machine.state.named(path)?)
+        })
+    }
+
+    fn list(&self, path: &Path) -> io::Result<Vec<OsString>> {
+        let describe = || format!("list {}", path.display());
+        self.call(Call::Look, describe, |machine| {
+            allows(&machine.state, self.user, path, Act::List)?;
+            machine.state.list(path)
+        })
+    }
+
+    fn rename(&self, from: &Path, to: &Path, replace: bool) -> io::Result<()> {
+        let describe = || format!("rename {} to {}, replace: {replace}", from.display(), to.display());
+        self.call(Call::Name, describe, |machine| {
+            // That the name is taken, Linux tells before it asks for rights to the directories.
+            let taken = !replace && machine.state.named(from).is_ok() && machine.state.named(to).is_ok();
+            let acts = if taken { [Act::Look; 2] } else { [Act::MoveAway, Act::MoveHere] };
+            allows(&machine.state, self.user, from, acts[0])?;
+            allows(&machine.state, self.user, to, acts[1])?;
+            if let Some(replaced) = machine.state.rename(from, to, replace)? {
+                machine.unnamed(replaced);
+            }
+            Ok(())
+        })
+    }
+
+    fn link(&self, from: &Path, to: &Path) -> io::Result<()> {
+        let describe = || format!("link {} to {}", from.display(), to.display());
+        self.call(Call::Name, describe, |machine| {
+            allows(&machine.state, self.user, from, Act::Look)?;
+            allows(&machine.state, self.user, to, Act::Make)?;
+            machine.state.hard_link(from, to)
+        })
+    }
+
+    fn unlink(&self, path: &Path) -> io::Result<()> {
+        let describe = || format!("unlink {}", path.display());
+        self.call(Call::Name, describe, |machine| {
+            allows(&machine.state, self.user, path, Act::Remove)?;
+            let slot = machine.state.unlink(path)?;
+            machine.unnamed(slot);
+            Ok(())
+        })
+    }
+
+    fn mkdir(&self, path: &Path, mode: u32) -> io::Result<()> {
+        let describe = || format!("mkdir {}", path.display());
+        self.call(Call::Name, describe, |machine| {
+            allows(&machine.state, self.user, path, Act::Make)?;
+            machine.state.create(path, Body::Directory(Vec::new()), mode, self.user)?;
+            Ok(())
+        })
+    }
+
+    fn set_dir_mode(&self, path: &Path, mode: u32) -> io::Result<()> {
+        let describe = || format!("set_dir_mode {} {mode:o}", path.display());
+        self.call(Call::Attribute, describe, |machine| {
+            allows(&machine.state, self.user, path, Act::SetMode)?;
+            let slot = machine.state.directory(path)?;
+            machine.state.set_mode(slot, mode)
+        })
+    }
+
+    fn rmdir(&self, path: &Path) -> io::Result<()> {
+        let describe = || format!("rmdir {}", path.display());
+        self.call(Call::Name, describe, |machine| {
+            allows(&machine.state, self.user, path, Act::Remove)?;
+            let slot = machine.state.rmdir(path)?;
+            machine.unnamed(slot);
+            Ok(())
+        })
+    }
+
+    fn check_access(&self, path: &Path, access: Access) -> io::Result<()> {
+        let describe = || format!("check_access {} {access:?}", path.display());
+        self.call(Call::Look, describe, |machine| {
+            let options = &machine.state.options;
+            if options.permissions || options.refusal.is_some_and(|refusal| refusal.told) {
+                match access {
+                    Access::Add => allows(&machine.state, self.user, &path.join("new"), Act::Make)?,
+                    Access::Remove => allows(&machine.state, self.user, path, Act::Remove)?,
+                    Access::Mode(_) => allows(&machine.state, self.user, path, Act::SetMode)?,
+                    // Groups are not simulated.
+                    Access::NewMode(_) => {}
+                }
+            }
+            match access {
+                Access::Add | Access::NewMode(_) => machine.state.directory(path)?,
+                Access::Remove | Access::Mode(_) => machine.state.named(path)?,
+            };
+            if machine.state.options.read_only { Err(errno(libc::EROFS)) } else { Ok(()) }
+        })
+    }
+
+    fn sync_dir(&self, path: &Path, step: SyncPoint) -> io::Result<()> {
+        let describe = || format!("sync_dir {} ({step:?})", path.display());
+        self.shared.call(&self.life, Call::Sync(step), describe, |machine, fault| {
+            allows(&machine.state, self.user, path, Act::List)?;
+            let slot = machine.state.directory(path)?;
+            if let Some(What::Writeback(how)) = fault {
+                if how == Failed::Landed {
+                    machine.state.sync_directory(slot);
+                }
+                return Err(errno(libc::EIO));
+            }
+            if !machine.state.options.skips(step) {
+                machine.state.sync_directory(slot);
+            }
+            Ok(())
+        })
+    }
+
+    fn sync_file_system(&self, step: SyncPoint) -> io::Result<()> {
+        let describe = || format!("sync_file_system ({step:?})");
+        self.shared.call(&self.life, Call::Sync(step), describe, |machine, fault| {
+            if machine.state.options.skips(step) {
+                return Ok(());
+            }
+            if let Some(What::Writeback(how)) = fault {
+                machine.fail_writeback(None, how);
+            } else {
+                machine.state.sync_file_system();
+            }
+            told(&self.failures_seen, machine.all_failures)
+        })
+    }
+
+    fn sync_file_system_reports_errors(&self) -> bool {
+        true
+    }
+
+    fn keeps_order(&self) -> bool {
+        matches!(self.shared.machine().state.options.profile, Profile::Ext4 | Profile::Xfs)
+    }
+
+    fn space(&self) -> io::Result<Space> {
+        self.call(
+            Call::Look,
+            || "space".to_owned(),
+            |machine| {
+                let (available_bytes, total_bytes) = machine.state.space();
+                let read_only = machine.state.options.read_only;
+                let (available_inodes, name_bytes_max) = (machine.state.free_inodes(), NAME_BYTES_MAX);
+                Ok(Space { available_bytes, total_bytes, available_inodes, name_bytes_max, read_only })
+            },
+        )
+    }
+
+    fn open_files_max(&self) -> usize {
+        self.shared.machine().state.options.open_files_max
+    }
+
+    fn file_size_limit(&self) -> u64 {
+        u64::MAX
+    }
+
+    fn effective_user(&self) -> u32 {
+        self.user
+    }
+
+    fn boot_id(&self) -> io::Result<[u8; 16]> {
+        self.call(Call::Look, || "boot_id".to_owned(), |machine| Ok(machine.state.boot_id()))
+    }
+
+    fn random(&self, bytes: &mut [u8]) -> io::Result<()> {
+        let len = bytes.len();
+        self.call(
+            Call::Look,
+            || format!("random {len}"),
+            |machine| {
+                for chunk in bytes.chunks_mut(8) {
+                    chunk.copy_from_slice(&machine.state.next_random().to_le_bytes()[..chunk.len()]);
+                }
+                Ok(())
+            },
+        )
+    }
+
+    fn pause(&self) {
+        self.wait(PAUSE, true);
+    }
+
+    fn pause_for(&self, time: Duration) {
+        self.wait(time, false);
+    }
+
+    fn uptime(&self) -> Duration {
+        self.shared.machine().uptime
+    }
+
+    fn counters(&self) -> Counters {
+        *self.life.counters()
+    }
+}
+
+/// Reports a failed writeback once.
+fn told(seen: &AtomicU64, failures: u64) -> io::Result<()> {
+    if seen.swap(failures, SeqCst) == failures { Ok(()) } else { Err(errno(libc::EIO)) }
+}
+
+impl SimFile {
+    fn call<T>(
+        &self,
+        call: Call,
+        describe: impl FnOnce() -> String,
+        act: impl FnOnce(&mut Machine, Option<What>) -> io::Result<T>,
+    ) -> io::Result<T> {
+        self.shared.call(&self.life, call, || format!("{} {}", self.path.display(), describe()), act)
+    }
+
+    /// A call on a file that must be open for writing.
+    fn change<T>(
+        &self,
+        call: Call,
+        describe: impl FnOnce() -> String,
+        act: impl FnOnce(&mut Machine) -> io::Result<T>,
+    ) -> io::Result<T> {
+        self.call(call, describe, |machine, _| {
+            if !self.write {
+                return Err(errno(libc::EBADF));
+            }
+            act(machine)
+        })
+    }
+
+    fn sync(&self, all: bool, step: SyncPoint) -> io::Result<()> {
+        let describe = || format!("{} ({step:?})", if all { "sync_all" } else { "sync_data" });
+        self.call(Call::Sync(step), describe, |machine, fault| {
+            if machine.state.options.skips(step) {
+                return Ok(());
+            }
+            if let Some(What::Writeback(how)) = fault {
+                machine.fail_writeback(Some(self.slot), how);
+            } else {
+                machine.state.sync_file(self.slot, all);
+            }
+            told(&self.failures_seen, machine.failures.get(&self.slot).copied().unwrap_or(0))
+        })
+    }
+
+    /// The inode of something that has contents.
+    fn readable<'m>(&self, machine: &'m Machine, offset: u64) -> io::Result<&'m Inode> {
+        State::offset(offset)?;
+        let inode = machine.state.inode(self.slot)?;
+        if inode.is_directory() { Err(errno(libc::EISDIR)) } else { Ok(inode) }
+    }
+
+    /// An error where the kernel refuses it. Permission bits were asked when the file was opened.
+    fn refused(&self, machine: &Machine, act: Act) -> io::Result<()> {
+        machine.state.options.refusal.map_or(Ok(()), |refusal| refusal.check(&self.path, act))
+    }
+
+    fn try_lock(&self, machine: &mut Machine, lock: Lock) -> bool {
+        if lock == Lock::WholeFile && self.is_leased_by_another(machine) {
+            return false;
+        }
+        *machine.locks.entry((self.slot, lock)).or_insert(self.handle) == self.handle
+    }
+}
+
+impl SimFile {
+    fn is_leased_by_another(&self, machine: &Machine) -> bool {
+        machine.leases.iter().any(|(slot, _, holder)| *slot == self.slot && *holder != Some(self.handle))
+    }
+
+    /// Linux copies what lies in one page of the page cache in one piece, and looks for signals and room before. (So a
+    /// process cannot be killed in the middle of a header that is written over another one.)
+    fn is_copied_at_once(&self, machine: &Machine, len: usize, offset: u64) -> io::Result<bool> {
+        let end = offset + len as u64;
+        let in_one_page = end <= (offset + 1).next_multiple_of(BLOCK_BYTES as u64);
+        Ok(!self.direct && in_one_page && end <= machine.state.meta(self.slot)?.size)
+    }
+
+    fn is_locked_by_another(&self, machine: &Machine) -> bool {
+        machine.locks.get(&(self.slot, Lock::WholeFile)).is_some_and(|holder| *holder != self.handle)
+    }
+}
+
+/// A longer attribute is none of Untorn's: its value is not read.
+const ATTRIBUTE_BYTES_READ_MAX: usize = 256;
+
+/// At most as many bytes as a planned short read or write lets through.
+fn shortened(len: usize, fault: Option<What>) -> usize {
+    match fault {
+        Some(What::Short(most)) => len.min(most),
+        _ => len,
+    }
+}
+
+impl File for SimFile {
+    fn give_name(&self, name: &OsStr) -> io::Result<()> {
+        let directory = self.directory.ok_or_else(|| errno(libc::EINVAL))?;
+        let describe = || format!("give_name {}", name.display());
+        self.call(Call::Name, describe, |machine, _| {
+            self.refused(machine, Act::Make)?;
+            machine.state.give_name(self.slot, directory, name)
+        })
+    }
+
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        let len = buf.len();
+        let describe = || format!("read {offset}+{len}");
+        self.call(Call::Read, describe, |machine, fault| {
+            if self.direct {
+                State::aligned(buf, offset)?;
+            }
+            let len = shortened(buf.len(), fault);
+            machine.state.check_readable(self.slot, len, offset)?;
+            Ok(self.readable(machine, offset)?.read(&mut buf[..len], offset))
+        })
+    }
+
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
+        let how = if self.direct { "direct write" } else { "write" };
+        self.call(
+            Call::Write,
+            || format!("{how} {}+{}", offset, buf.len()),
+            |machine, fault| {
+                if !self.write {
+                    return Err(errno(libc::EBADF));
+                }
+                if self.direct {
+                    State::aligned(buf, offset)?;
+                }
+                self.refused(machine, Act::Write)?;
+                let len = match self.is_copied_at_once(machine, buf.len(), offset)? {
+                    true => buf.len(),
+                    false => shortened(buf.len(), fault),
+                };
+                let n = machine.state.write(self.slot, &buf[..len], offset, self.direct)?;
+                for counters in [&mut machine.counters, &mut *self.life.counters()] {
+                    counters.writes += 1;
+                    counters.bytes_written += n as u64;
+                }
+                Ok(n)
+            },
+        )
+    }
+
+    fn read_past_cache_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        let len = buf.len();
+        let describe = || format!("read past cache {offset}+{len}");
+        self.call(Call::Read, describe, |machine, fault| {
+            State::aligned(buf, offset)?;
+            self.readable(machine, offset)?;
+            let len = shortened(buf.len(), fault);
+            machine.state.check_readable(self.slot, len, offset)?;
+            machine.state.read_device(self.slot, &mut buf[..len], offset)
+        })
+    }
+
+    fn clone_range(&self, from: &dyn File, from_offset: u64, offset: u64, len: u64) -> io::Result<()> {
+        let describe = || format!("clone {offset}+{len} from {from_offset}");
+        let from = (from as &dyn Any).downcast_ref::<SimFile>().ok_or_else(|| errno(libc::EXDEV))?.slot;
+        self.change(Call::Write, describe, |machine| {
+            if !matches!(machine.state.options.profile, Profile::Xfs | Profile::Btrfs) {
+                return Err(errno(libc::EOPNOTSUPP));
+            }
+            self.refused(machine, Act::Write)?;
+            machine.state.clone_range(from, from_offset, self.slot, offset, len)
+        })
+    }
+
+    fn set_len(&self, size: u64) -> io::Result<()> {
+        let describe = || format!("set_len {size}");
+        self.call(Call::Size, describe, |machine, _| {
+            // Linux returns `EINVAL` here, and `EBADF` in the other calls.
+            if !self.write {
+                return Err(errno(libc::EINVAL));
+            }
+            if size > machine.state.meta(self.slot)?.size {
+                self.refused(machine, Act::Write)?;
+            }
+            machine.set_len(self.slot, size)
+        })
+    }
+
+    fn size_max(&self) -> io::Result<u64> {
+        self.call(Call::Look, || "size_max".to_owned(), |_, _| Ok(SIZE_MAX))
+    }
+
+    fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
+        let describe = || format!("allocate {offset}+{len}");
+        self.change(Call::Size, describe, |machine| {
+            self.refused(machine, Act::Write)?;
+            machine.state.allocate(self.slot, offset, len)
+        })
+    }
+
+    fn zero(&self, offset: u64, len: u64) -> io::Result<()> {
+        let describe = || format!("zero {offset}+{len}");
+        self.change(Call::Size, describe, |machine| {
+            self.refused(machine, Act::Write)?;
+            machine.state.zero(self.slot, offset, len)
+        })
+    }
+
+    fn sync_data(&self, step: SyncPoint) -> io::Result<()> {
+        self.sync(false, step)
+    }
+
+    fn sync_all(&self, step: SyncPoint) -> io::Result<()> {
+        self.sync(true, step)
+    }
+
+    fn write_out(&self, step: SyncPoint) -> io::Result<()> {
+        self.call(
+            Call::Sync(step),
+            || format!("write_out ({step:?})"),
+            |machine, fault| {
+                if machine.state.options.skips(step) {
+                    return Ok(());
+                }
+                if let Some(What::Writeback(how)) = fault {
+                    machine.fail_writeback(Some(self.slot), how);
+                } else {
+                    machine.state.write_out(self.slot);
+                }
+                told(&self.failures_seen, machine.failures.get(&self.slot).copied().unwrap_or(0))
+            },
+        )
+    }
+
+    fn meta(&self) -> io::Result<Meta> {
+        self.call(Call::Look, || "meta".to_owned(), |machine, _| machine.state.meta(self.slot))
+    }
+
+    fn set_mode(&self, mode: u32) -> io::Result<()> {
+        let describe = || format!("set_mode {mode:o}");
+        self.call(Call::Attribute, describe, |machine, _| {
+            self.refused(machine, Act::SetMode)?;
+            machine.state.set_mode(self.slot, mode)
+        })
+    }
+
+    fn attribute(&self) -> io::Result<Option<Vec<u8>>> {
+        self.call(
+            Call::Look,
+            || "attribute".to_owned(),
+            |machine, _| {
+                let value = machine.state.inode(self.slot)?.attribute.as_deref();
+                Ok(value.map(|value| if value.len() > ATTRIBUTE_BYTES_READ_MAX { Vec::new() } else { value.to_vec() }))
+            },
+        )
+    }
+
+    fn set_attribute(&self, value: &[u8]) -> io::Result<()> {
+        let describe = || format!("set_attribute {} bytes", value.len());
+        self.call(Call::Attribute, describe, |machine, _| machine.state.set_attribute(self.slot, Some(value)))
+    }
+
+    fn remove_attribute(&self) -> io::Result<()> {
+        let describe = || "remove_attribute".to_owned();
+        self.call(Call::Attribute, describe, |machine, _| machine.state.set_attribute(self.slot, None))
+    }
+
+    fn try_claim(&self) -> io::Result<bool> {
+        self.call(Call::Look, || "try_claim".to_owned(), |machine, _| Ok(self.try_lock(machine, Lock::Claim)))
+    }
+
+    fn lock(&self, wait: bool) -> io::Result<bool> {
+        let describe = || format!("lock, wait: {wait}");
+        let got = self.change(Call::Look, describe, |machine| Ok(self.try_lock(machine, Lock::WholeFile)))?;
+        if got || !wait {
+            return Ok(got);
+        }
+        // Waiting is one call, however long it takes.
+        let mut machine = self.shared.machine();
+        loop {
+            if !self.life.alive.load(SeqCst) {
+                return Err(errno(libc::EBADF));
+            }
+            if self.try_lock(&mut machine, Lock::WholeFile) {
+                return Ok(true);
+            }
+            self.shared.unlocked.wait(&mut machine);
+        }
+    }
+
+    fn is_locked(&self) -> io::Result<bool> {
+        self.call(
+            Call::Look,
+            || "is locked".to_owned(),
+            |machine, _| Ok(self.is_locked_by_another(machine) || self.is_leased_by_another(machine)),
+        )
+    }
+
+    fn lease(&self, at: u64) -> io::Result<bool> {
+        self.call(
+            Call::Look,
+            || format!("lease {at}"),
+            |machine, _| {
+                if self.is_locked_by_another(machine) {
+                    return Ok(false);
+                }
+                machine.leases.push((self.slot, at, Some(self.handle)));
+                Ok(true)
+            },
+        )
+    }
+
+    fn leased(&self, range: Range<u64>) -> io::Result<Option<u64>> {
+        let describe = || format!("leased {range:?}");
+        self.call(Call::Look, describe, |machine, _| {
+            let mut others = machine.leases.iter().filter(|(_, _, holder)| *holder != Some(self.handle));
+            Ok(others.find(|(slot, at, _)| *slot == self.slot && range.contains(at)).map(|(_, at, _)| *at))
+        })
+    }
+
+    fn is_direct(&self) -> bool {
+        self.direct
+    }
+
+    fn map(&self, request: &MapRequest) -> io::Result<Box<dyn Mapping>> {
+        SimMapping::open(&self.shared, &self.life, &self.path, self.slot, request)
+    }
+}
+
+impl Drop for SimFile {
+    fn drop(&mut self) {
+        // Nothing happens if the process was killed: its files closed then.
+        self.shared.machine().close(self.handle);
+        self.shared.unlocked.notify_all();
+    }
+}

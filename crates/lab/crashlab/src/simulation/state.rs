@@ -1,0 +1,11 @@
+//! The state of the simulated disk: inodes, calls that change them, what a power cut leaves. Stands on nothing else
+//! here.
+
+pub(super) mod disk_options;
+pub(super) mod disk_state;
+pub(super) mod effect;
+pub(super) mod flushing;
+pub(crate) mod inodes;
+pub(super) mod permissions;
+pub(super) mod power_cut;
+pub(super) mod refusal;

@@ -1,0 +1,647 @@
+//! The disk and its cache: every file system operation, and what it leaves pending.
+
+use super::disk_options::{Options, Profile};
+use super::effect::{Effect, Patch, sector_mask};
+use super::inodes::{Body, Image, Inode, Name, PAGE_BYTES, Page, RESERVED, ROOT, Slot, mix, read_pages};
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::ops::Range;
+use std::path::{Component, Path};
+use std::sync::Arc;
+use untorn_os::{BLOCK_BYTES, Kind, Meta};
+
+pub(crate) fn errno(code: i32) -> io::Error {
+    io::Error::from_raw_os_error(code)
+}
+
+/// The largest size of a file.
+pub const SIZE_MAX: u64 = 1 << 44;
+/// End of what can be written or reserved. Sizes may be larger: a hole costs nothing.
+const FILE_BYTES_MAX: u64 = 1 << 32;
+/// How many dropped pages are remembered, to reappear as garbage.
+const STALE_PAGES_MAX: usize = 32;
+
+/// Everything that a machine's cache and disk hold. Cloning it is what a snapshot costs.
+#[derive(Clone)]
+pub(crate) struct State {
+    pub options: Options,
+    /// The disk as programs see it, cache included.
+    pub live: Image,
+    /// The disk that a power cut leaves if it loses all it can.
+    pub durable: Image,
+    /// The difference, in the order of the program.
+    pub pending: Arc<Vec<Arc<Effect>>>,
+    /// A writeback failed: `live` holds data that is neither durable nor pending.
+    pub diverged: bool,
+    /// Contents of removed files: what a newly allocated block may hold.
+    pub stale: Arc<Vec<Arc<Page>>>,
+    pub boots: u64,
+    pub random: u64,
+    pub now_ns: i128,
+    pub mark: u64,
+    /// Where reads fail, over crashes, too.
+    pub unreadable: Vec<Unreadable>,
+}
+
+/// A part of a file that the disk cannot read.
+#[derive(Clone, Debug)]
+pub(crate) struct Unreadable {
+    pub slot: Slot,
+    pub range: Range<u64>,
+    /// It was written anew, and not flushed: a power cut brings it back.
+    pub is_written: bool,
+}
+
+impl State {
+    pub fn new(options: Options) -> State {
+        let now_ns = 1_700_000_000_000_000_000;
+        let image = Image::new(options.user, now_ns);
+        State {
+            options,
+            live: image.clone(),
+            durable: image,
+            pending: Arc::default(),
+            diverged: false,
+            stale: Arc::default(),
+            boots: 0,
+            random: mix(options.seed),
+            now_ns,
+            mark: 0,
+            unreadable: Vec::new(),
+        }
+    }
+
+    /// The error of a read that touches what the disk cannot read.
+    pub fn check_readable(&self, slot: Slot, len: usize, offset: u64) -> io::Result<()> {
+        let end = offset + len as u64;
+        let fails =
+            |bad: &Unreadable| bad.slot == slot && !bad.is_written && bad.range.start < end && offset < bad.range.end;
+        match self.unreadable.iter().any(fails) {
+            true => Err(errno(libc::EIO)),
+            false => Ok(()),
+        }
+    }
+
+    pub(crate) fn push(&mut self, effect: Effect) {
+        Arc::make_mut(&mut self.pending).push(Arc::new(effect));
+    }
+
+    fn tick(&mut self) -> i128 {
+        self.now_ns += self.options.clock_step_ns as i128;
+        self.now_ns
+    }
+
+    pub fn inode(&self, slot: Slot) -> io::Result<&Arc<Inode>> {
+        self.live.get(slot).ok_or_else(|| errno(libc::ESTALE))
+    }
+
+    fn inode_mut(&mut self, slot: Slot) -> io::Result<&mut Inode> {
+        let now = self.tick();
+        let inode = self.live.get_mut(slot).ok_or_else(|| errno(libc::ESTALE))?;
+        inode.mtime_ns = now;
+        Ok(inode)
+    }
+
+    // --- names
+
+    /// Refuses paths that would lead outside, and names that Linux does not take.
+    pub fn inside(path: &Path) -> io::Result<()> {
+        if path.components().any(|part| !matches!(part, Component::Normal(_) | Component::CurDir)) {
+            return Err(errno(libc::EXDEV));
+        }
+        if path.as_os_str().as_encoded_bytes().contains(&0) { Err(errno(libc::EINVAL)) } else { Ok(()) }
+    }
+
+    pub fn resolve(&self, path: &Path) -> io::Result<Slot> {
+        State::inside(path)?;
+        let mut at = ROOT;
+        for part in path.components() {
+            if let Component::Normal(name) = part {
+                at = self.child(at, name)?.ok_or_else(|| errno(libc::ENOENT))?;
+            }
+        }
+        Ok(at)
+    }
+
+    /// The inode that a path names, found as `lstat` finds it; the empty path is the root.
+    pub fn named(&self, path: &Path) -> io::Result<Slot> {
+        if path.as_os_str().is_empty() {
+            return Ok(ROOT);
+        }
+        self.place(path)?.2.ok_or_else(|| errno(libc::ENOENT))
+    }
+
+    /// Checks the directories of a path that is to be opened: unlike other calls, `open` says `ELOOP` of a link in the
+    /// place of the last one.
+    pub fn openable(&self, path: &Path) -> io::Result<()> {
+        let directory = self.resolve(path.parent().unwrap_or(Path::new("")))?;
+        State::inside(path)?;
+        if matches!(self.inode(directory)?.body, Body::Symlink) { Err(errno(libc::ELOOP)) } else { Ok(()) }
+    }
+
+    pub fn directory(&self, path: &Path) -> io::Result<Slot> {
+        let slot = self.resolve(path)?;
+        if self.inode(slot)?.is_directory() { Ok(slot) } else { Err(errno(libc::ENOTDIR)) }
+    }
+
+    fn child(&self, directory: Slot, name: &OsStr) -> io::Result<Option<Slot>> {
+        let inode = self.inode(directory)?;
+        match &inode.body {
+            Body::Directory(_) if name.len() > 255 => Err(errno(libc::ENAMETOOLONG)),
+            Body::Directory(_) => Ok(inode.entry(name)),
+            Body::Symlink => Err(errno(libc::ELOOP)),
+            Body::File { .. } => Err(errno(libc::ENOTDIR)),
+        }
+    }
+
+    /// The directory that holds a name, the name, and what has it.
+    fn place(&self, path: &Path) -> io::Result<(Slot, Name, Option<Slot>)> {
+        let name = path.file_name().ok_or_else(|| errno(libc::EINVAL))?;
+        State::inside(path)?;
+        let directory = self.resolve(path.parent().unwrap_or(Path::new("")))?;
+        // Where a directory is asked for, a link itself is none.
+        if matches!(self.inode(directory)?.body, Body::Symlink) {
+            return Err(errno(libc::ENOTDIR));
+        }
+        let taken = self.child(directory, name)?;
+        Ok((directory, Arc::from(name), taken))
+    }
+
+    pub fn list(&self, path: &Path) -> io::Result<Vec<OsString>> {
+        let entries = self.inode(self.directory(path)?)?.entries();
+        Ok(entries.iter().map(|(name, _)| name.to_os_string()).collect())
+    }
+
+    fn writable(&self) -> io::Result<()> {
+        if self.options.read_only { Err(errno(libc::EROFS)) } else { Ok(()) }
+    }
+
+    fn room_for_inode(&self) -> io::Result<()> {
+        match self.free_inodes() {
+            Some(0) => Err(errno(libc::ENOSPC)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Bytes and files that are allocated.
+    pub fn used(&self) -> (u64, u64) {
+        (self.live.allocated_pages() * PAGE_BYTES as u64, self.live.inodes().count() as u64)
+    }
+
+    /// Files and directories that may still be made.
+    pub fn free_inodes(&self) -> Option<u64> {
+        self.options.inodes_max.map(|most| most.saturating_sub(self.live.inodes().count() as u64))
+    }
+
+    /// Makes an inode and its name; it exists on the disk without a name until the name is durable.
+    pub fn create(&mut self, path: &Path, body: Body, mode: u32, user: u32) -> io::Result<Slot> {
+        let (directory, name, taken) = self.place(path)?;
+        if taken.is_some() {
+            return Err(errno(libc::EEXIST));
+        }
+        self.writable()?;
+        self.room_for_inode()?;
+        // As the real thing does it: closed at first, then exactly the mode that was asked for.
+        let first_mode = if matches!(body, Body::Directory(_)) { 0o700 } else { 0o600 };
+        let slot = self.new_inode(body, first_mode, user);
+        self.push_applied(Effect::Link { directory, name, slot, created: true });
+        if mode != first_mode {
+            self.set_mode(slot, mode)?;
+        }
+        Ok(slot)
+    }
+
+    /// Makes a file without a name: a crash takes it away.
+    pub fn create_unnamed(&mut self, directory: &Path, user: u32) -> io::Result<Slot> {
+        self.directory(directory)?;
+        if !self.options.unnamed {
+            return Err(errno(libc::EOPNOTSUPP));
+        }
+        self.writable()?;
+        self.room_for_inode()?;
+        let slot = self.new_inode(Inode::empty_file(), 0o600, user);
+        if let Some(inode) = self.live.get_mut(slot) {
+            inode.links = 0;
+        }
+        Ok(slot)
+    }
+
+    /// Gives a file without a name one in this directory.
+    pub fn give_name(&mut self, slot: Slot, directory: Slot, name: &OsStr) -> io::Result<()> {
+        if self.inode(slot)?.links > 0 {
+            return Err(errno(libc::EINVAL));
+        }
+        // A directory that was removed takes no names.
+        let place = self.live.get(directory).filter(|inode| inode.links > 0).ok_or_else(|| errno(libc::ENOENT))?;
+        if place.entry(name).is_some() {
+            return Err(errno(libc::EEXIST));
+        }
+        self.child(directory, name)?;
+        self.writable()?;
+        self.push_applied(Effect::Link { directory, name: Arc::from(name), slot, created: true });
+        if let Some(inode) = self.live.get_mut(slot) {
+            inode.links = 1;
+        }
+        Ok(())
+    }
+
+    /// A new inode, on the disk, too, where nothing leads to it yet.
+    fn new_inode(&mut self, body: Body, mode: u32, user: u32) -> Slot {
+        // The lowest free number, as ext4 gives it out: a number is no identity.
+        let mut used: Vec<u64> = self.live.inodes().map(|(_, inode)| inode.number).collect();
+        used.sort_unstable();
+        let number = used.iter().fold(2, |free, &n| if n == free { free + 1 } else { free });
+        let mut slot = self.live.slots().max(self.durable.slots());
+        if self.pending.is_empty() {
+            let free = |s: &Slot| self.live.get(*s).is_none() && self.durable.get(*s).is_none();
+            slot = (0..slot).find(free).unwrap_or(slot);
+        }
+        let now = self.tick();
+        let inode = Inode::new(body, number, mode, user, now);
+        self.live.insert(slot, inode.clone());
+        self.durable.insert(slot, inode);
+        slot
+    }
+
+    /// Records an effect and makes it visible.
+    fn push_applied(&mut self, effect: Effect) {
+        let now = self.tick();
+        effect.apply_whole(&mut self.live);
+        for (directory, _) in effect.entries().into_iter().flatten() {
+            if let Some(directory) = self.live.get_mut(directory) {
+                directory.mtime_ns = now;
+            }
+        }
+        self.push(effect);
+    }
+
+    pub fn hard_link(&mut self, from: &Path, to: &Path) -> io::Result<()> {
+        let slot = self.resolve(from)?;
+        let (directory, name, taken) = self.place(to)?;
+        if taken.is_some() {
+            return Err(errno(libc::EEXIST));
+        }
+        self.writable()?;
+        if self.inode(slot)?.is_directory() {
+            return Err(errno(libc::EPERM));
+        }
+        self.push_applied(Effect::Link { directory, name, slot, created: false });
+        if let Some(inode) = self.live.get_mut(slot) {
+            inode.links += 1;
+        }
+        Ok(())
+    }
+
+    /// Renames; returns the inode that lost its name to it.
+    pub fn rename(&mut self, from: &Path, to: &Path, replace: bool) -> io::Result<Option<Slot>> {
+        self.writable()?;
+        let (from_directory, from_name, slot) = self.place(from)?;
+        let slot = slot.ok_or_else(|| errno(libc::ENOENT))?;
+        let (directory, name, taken) = self.place(to)?;
+        if taken.is_some() && !replace {
+            return Err(errno(libc::EEXIST));
+        }
+        if to != from && to.starts_with(from) {
+            return Err(errno(libc::EINVAL));
+        }
+        if to != from && from.starts_with(to) {
+            return Err(errno(libc::ENOTEMPTY));
+        }
+        if let Some(taken) = taken {
+            if taken == slot {
+                return Ok(None);
+            }
+            let (old, new) = (self.inode(taken)?, self.inode(slot)?);
+            match (old.is_directory(), new.is_directory()) {
+                (true, false) => return Err(errno(libc::EISDIR)),
+                (false, true) => return Err(errno(libc::ENOTDIR)),
+                (true, true) if !old.entries().is_empty() => return Err(errno(libc::ENOTEMPTY)),
+                _ => {}
+            }
+        }
+        self.push_applied(Effect::Rename { from_directory, from: from_name, directory, name, slot });
+        if let Some(taken) = taken {
+            self.unlinked(taken);
+        }
+        Ok(taken)
+    }
+
+    /// Removes a file's name; returns the inode that had it.
+    pub fn unlink(&mut self, path: &Path) -> io::Result<Slot> {
+        self.writable()?;
+        let (directory, name, slot) = self.place(path)?;
+        let slot = slot.ok_or_else(|| errno(libc::ENOENT))?;
+        if self.inode(slot)?.is_directory() {
+            return Err(errno(libc::EISDIR));
+        }
+        self.push_applied(Effect::Unlink { directory, name, slot });
+        self.unlinked(slot);
+        Ok(slot)
+    }
+
+    pub fn rmdir(&mut self, path: &Path) -> io::Result<Slot> {
+        self.writable()?;
+        let (directory, name, slot) = self.place(path)?;
+        let slot = slot.ok_or_else(|| errno(libc::ENOENT))?;
+        let inode = self.inode(slot)?;
+        if !inode.is_directory() {
+            return Err(errno(libc::ENOTDIR));
+        }
+        if !inode.entries().is_empty() {
+            return Err(errno(libc::ENOTEMPTY));
+        }
+        self.push_applied(Effect::Unlink { directory, name, slot });
+        self.unlinked(slot);
+        Ok(slot)
+    }
+
+    fn unlinked(&mut self, slot: Slot) {
+        if let Some(inode) = self.live.get_mut(slot) {
+            inode.links = inode.links.saturating_sub(1);
+        }
+    }
+
+    /// Removes an inode once no name and no open file leads to it.
+    pub fn reap(&mut self, slot: Slot) {
+        if let Some(inode) = self.live.get(slot)
+            && inode.links == 0
+        {
+            let pages: Vec<_> = inode.pages().iter().flatten().cloned().collect();
+            self.live.remove(slot);
+            self.bury(pages);
+        }
+    }
+
+    fn bury(&mut self, pages: impl IntoIterator<Item = Arc<Page>>) {
+        let mut pages = pages.into_iter().filter(|page| !Arc::ptr_eq(page, &RESERVED)).peekable();
+        if pages.peek().is_some() {
+            let stale = Arc::make_mut(&mut self.stale);
+            stale.extend(pages);
+            let excess = stale.len().saturating_sub(STALE_PAGES_MAX);
+            stale.drain(..excess);
+        }
+    }
+
+    // --- contents
+
+    fn free_pages(&self) -> u64 {
+        match self.options.capacity_bytes {
+            Some(bytes) => (bytes / PAGE_BYTES as u64).saturating_sub(self.live.allocated_pages()),
+            None => u64::MAX,
+        }
+    }
+
+    /// How many bytes of a write find room.
+    fn room_for(&self, inode: &Inode, offset: u64, len: usize) -> usize {
+        if self.options.capacity_bytes.is_none() {
+            return len;
+        }
+        let mut free = self.free_pages();
+        let end = offset + len as u64;
+        for index in (offset / PAGE_BYTES as u64) as u32..end.div_ceil(PAGE_BYTES as u64) as u32 {
+            let is_new = inode.page(index).is_none();
+            if free == 0 && (is_new || self.options.copy_on_write) {
+                return (index as u64 * PAGE_BYTES as u64).saturating_sub(offset) as usize;
+            }
+            free -= is_new as u64;
+        }
+        len
+    }
+
+    pub fn write(&mut self, slot: Slot, buf: &[u8], offset: u64, direct: bool) -> io::Result<usize> {
+        self.writable()?;
+        let inode = self.inode(slot)?;
+        if !matches!(inode.body, Body::File { .. }) {
+            return Err(errno(libc::EINVAL));
+        }
+        State::offset(offset)?;
+        if offset.saturating_add(buf.len() as u64) > FILE_BYTES_MAX {
+            return Err(errno(libc::EFBIG));
+        }
+        if buf.is_empty() {
+            return Ok(0);
+        }
+        let buf = &buf[..self.room_for(inode, offset, buf.len())];
+        if buf.is_empty() {
+            return Err(errno(libc::ENOSPC));
+        }
+        let (from, to) = (offset, offset + buf.len() as u64);
+        // The disk gives other sectors for what is written anew.
+        for bad in self.unreadable.iter_mut().filter(|bad| bad.slot == slot) {
+            bad.is_written |= from <= bad.range.start && bad.range.end <= to;
+        }
+        let inode = self.inode_mut(slot)?;
+        let mut patches = Vec::new();
+        let mut done = 0;
+        while done < buf.len() {
+            let at = offset + done as u64;
+            let (index, within) = ((at / PAGE_BYTES as u64) as u32, (at % PAGE_BYTES as u64) as usize);
+            let n = (PAGE_BYTES - within).min(buf.len() - done);
+            inode.page_bytes_mut(index)[within..within + n].copy_from_slice(&buf[done..done + n]);
+            let bytes = inode.page(index).cloned();
+            patches.push(Patch { page: index, mask: sector_mask(index, from, to), bytes });
+            done += n;
+        }
+        // After a failed writeback the size on the disk lags behind; a new write moves it again.
+        let mut grows = to > inode.size();
+        if grows {
+            inode.set_size(to);
+        }
+        grows |= self.diverged && self.durable.get(slot).is_some_and(|durable| to > durable.size());
+        self.push(Effect::Write { slot, patches, from, to, grows, direct });
+        Ok(buf.len())
+    }
+
+    /// What a crash leaves of a range that is shared is what it leaves of a write, and never less.
+    pub fn clone_range(&mut self, from: Slot, from_offset: u64, slot: Slot, offset: u64, len: u64) -> io::Result<()> {
+        let source = self.inode(from)?;
+        let inside = from_offset.checked_add(len).is_some_and(|end| end <= source.size());
+        if !(from_offset | offset | len).is_multiple_of(PAGE_BYTES as u64) || !inside || from == slot {
+            return Err(errno(libc::EINVAL));
+        }
+        let mut bytes = vec![0; len as usize];
+        source.read(&mut bytes, from_offset);
+        if self.room_for(self.inode(slot)?, offset, bytes.len()) < bytes.len() {
+            return Err(errno(libc::ENOSPC));
+        }
+        self.write(slot, &bytes, offset, false).map(drop)
+    }
+
+    pub fn set_len(&mut self, slot: Slot, to: u64) -> io::Result<()> {
+        self.writable()?;
+        State::offset(to)?;
+        if to > SIZE_MAX {
+            return Err(errno(libc::EFBIG));
+        }
+        let cut: Vec<_> = {
+            let pages = self.inode(slot)?.pages();
+            let keep = to.div_ceil(PAGE_BYTES as u64).min(pages.len() as u64) as usize;
+            pages[keep..].iter().flatten().cloned().collect()
+        };
+        let inode = self.inode_mut(slot)?;
+        if inode.size() == to {
+            return Ok(());
+        }
+        inode.set_size(to);
+        self.bury(cut);
+        self.push(Effect::Size { slot, to: Some(to), reserve: 0..0 });
+        Ok(())
+    }
+
+    pub fn allocate(&mut self, slot: Slot, offset: u64, len: u64) -> io::Result<()> {
+        self.writable()?;
+        State::offset(offset)?;
+        let end = offset.checked_add(len).filter(|_| len > 0).ok_or_else(|| errno(libc::EINVAL))?;
+        if end > FILE_BYTES_MAX {
+            return Err(errno(libc::EFBIG));
+        }
+        let range = (offset / PAGE_BYTES as u64) as u32..end.div_ceil(PAGE_BYTES as u64) as u32;
+        let inode = self.inode(slot)?;
+        let new = range.clone().filter(|&index| inode.page(index).is_none()).count() as u64;
+        let free = self.free_pages();
+        if new > free {
+            // ext4 keeps what it got so far.
+            if self.options.profile == Profile::Ext4 && free > 0 {
+                let missing = range.clone().filter(|&index| inode.page(index).is_none());
+                let last = missing.take(free as usize).last().expect("some are missing");
+                let size = inode.size().max(((last as u64 + 1) * PAGE_BYTES as u64).min(end));
+                let to = (size > inode.size()).then_some(size);
+                self.tick();
+                self.push_applied(Effect::Size { slot, to, reserve: range.start..last + 1 });
+            }
+            return Err(errno(libc::ENOSPC));
+        }
+        let to = (end > inode.size()).then_some(end);
+        if new > 0 || to.is_some() {
+            self.tick();
+            self.push_applied(Effect::Size { slot, to, reserve: range });
+        }
+        Ok(())
+    }
+
+    pub fn zero(&mut self, slot: Slot, offset: u64, len: u64) -> io::Result<()> {
+        self.writable()?;
+        let inode = self.inode_mut(slot)?;
+        let (from, to) = (offset, offset.saturating_add(len).min(inode.size()));
+        if from >= to {
+            return Ok(());
+        }
+        let mut patches = Vec::new();
+        // Beyond the last page ever written there is only hole.
+        let end = to.div_ceil(PAGE_BYTES as u64).min(inode.pages().len() as u64) as u32;
+        for index in (from / PAGE_BYTES as u64) as u32..end {
+            let start = index as u64 * PAGE_BYTES as u64;
+            let within = from.saturating_sub(start) as usize..(to - start).min(PAGE_BYTES as u64) as usize;
+            // What lies beyond the end of the file is zero already, so the last page may become a hole, too.
+            let whole = within.start == 0 && (within.end == PAGE_BYTES || start + within.end as u64 == inode.size());
+            let mask = if whole { 0xff } else { sector_mask(index, from, to) };
+            if whole {
+                inode.set_page(index, None);
+            } else if inode.page(index).is_some() {
+                inode.page_bytes_mut(index)[within].fill(0);
+            }
+            patches.push(Patch { page: index, mask, bytes: inode.page(index).cloned() });
+        }
+        self.push(Effect::Write { slot, patches, from, to, grows: false, direct: false });
+        Ok(())
+    }
+
+    /// Reads what the device holds: durable contents and direct writes. Where nothing is waiting to
+    /// be written, the cache is dropped, which is when a failed writeback comes to light.
+    pub fn read_device(&mut self, slot: Slot, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        let size = self.inode(slot)?.size();
+        let mut device = self.durable.get(slot).unwrap_or(self.inode(slot)?).clone();
+        for effect in self.pending.iter().filter(|e| e.slot() == slot) {
+            if let Effect::Write { patches, direct: true, .. } = &**effect {
+                let device = Arc::make_mut(&mut device);
+                patches.iter().for_each(|patch| patch.apply(device, patch.mask));
+            }
+        }
+        if self.diverged {
+            let end = offset + buf.len() as u64;
+            self.drop_cache(slot, (offset / PAGE_BYTES as u64) as u32, end.div_ceil(PAGE_BYTES as u64) as u32);
+        }
+        Ok(read_pages(buf, offset, size, |index| device.page(index).map(|p| p.bytes().as_slice())))
+    }
+
+    /// Forgets cached pages that need no writing.
+    pub fn drop_cache(&mut self, slot: Slot, first: u32, end: u32) {
+        let Some(durable) = self.durable.get(slot).cloned() else { return };
+        let Some(live) = self.live.get(slot) else { return };
+        let end = end.min(live.size().div_ceil(PAGE_BYTES as u64) as u32);
+        for index in first..end {
+            let waiting = self.pending.iter().any(|e| match &**e {
+                Effect::Write { slot: s, patches, .. } => *s == slot && patches.iter().any(|p| p.page == index),
+                Effect::Size { slot: s, .. } => *s == slot,
+                _ => false,
+            });
+            if !waiting && let Some(live) = self.live.get_mut(slot) {
+                live.set_page(index, durable.page(index).cloned());
+            }
+        }
+    }
+
+    // --- metadata
+
+    pub fn meta(&self, slot: Slot) -> io::Result<Meta> {
+        let inode = self.inode(slot)?;
+        let kind = match inode.body {
+            Body::File { .. } => Kind::File,
+            Body::Directory(_) => Kind::Directory,
+            Body::Symlink => Kind::Symlink,
+        };
+        let links = inode.links as u64 + (kind == Kind::Directory) as u64;
+        let Inode { number, mode, uid, gid, mtime_ns, .. } = **inode;
+        Ok(Meta { kind, device: 1, inode: number, size: inode.size(), mtime_ns, links, mode, uid, gid })
+    }
+
+    pub fn set_mode(&mut self, slot: Slot, mode: u32) -> io::Result<()> {
+        self.writable()?;
+        self.push_applied(Effect::Mode { slot, mode: mode & 0o7777 });
+        Ok(())
+    }
+
+    pub fn set_attribute(&mut self, slot: Slot, value: Option<&[u8]>) -> io::Result<()> {
+        self.writable()?;
+        if value.is_some() || self.inode(slot)?.attribute.is_some() {
+            self.push_applied(Effect::Attribute { slot, value: value.map(Arc::from) });
+        }
+        Ok(())
+    }
+
+    /// Changes a file's owner, at once and durably: only tests do that.
+    pub fn set_owner(&mut self, slot: Slot, uid: u32, gid: u32) {
+        for image in [&mut self.live, &mut self.durable] {
+            if let Some(inode) = image.get_mut(slot) {
+                (inode.uid, inode.gid) = (uid, gid);
+            }
+        }
+    }
+
+    // --- the rest
+
+    pub fn next_random(&mut self) -> u64 {
+        self.random = self.random.wrapping_add(1);
+        mix(self.random ^ self.boots.rotate_left(32))
+    }
+
+    pub fn boot_id(&self) -> [u8; 16] {
+        let (high, low) = (mix(self.options.seed ^ mix(self.boots)), mix(self.boots ^ mix(self.options.seed)));
+        (((high as u128) << 64) | low as u128).to_be_bytes()
+    }
+
+    pub fn space(&self) -> (u64, u64) {
+        let total = self.options.capacity_bytes.unwrap_or(1 << 40);
+        (self.free_pages().min(total / PAGE_BYTES as u64) * PAGE_BYTES as u64, total)
+    }
+
+    /// An offset is a signed number for Linux.
+    pub fn offset(offset: u64) -> io::Result<()> {
+        if i64::try_from(offset).is_ok() { Ok(()) } else { Err(errno(libc::EINVAL)) }
+    }
+
+    pub fn aligned(buf: &[u8], offset: u64) -> io::Result<()> {
+        let bits = buf.len() | offset as usize | buf.as_ptr() as usize;
+        if bits.is_multiple_of(BLOCK_BYTES) { Ok(()) } else { Err(errno(libc::EINVAL)) }
+    }
+}

@@ -1,0 +1,121 @@
+//! Every program of one to three operations, crashed at every moment; see `untorn_crashlab::programs::program`
+//! for the alphabet and `untorn_crashlab::enumeration::enumerate` for the order.
+//!
+//! Beside them, programs of four and five operations on names, drawn from the seed.
+//!
+//! `UNTORN_ENUM_FULL=1` tries every program on every setup with more power cuts (hours);
+//! `UNTORN_ENUM_SECONDS` bounds the time of the usual slice; `UNTORN_CASE` repeats one case.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+use untorn_crashlab::enumeration::enumerate::{Bounds, Effort, Enumeration, again, within};
+use untorn_crashlab::programs::program::{Case, Op, STARTS, Setup, Start, alphabet, names_alphabet};
+
+fn variable<T: std::str::FromStr>(name: &str) -> Option<T> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+const LONGER_PROGRAMS: u64 = 500;
+
+#[test]
+fn every_program_survives_every_crash() {
+    let full = variable::<u32>("UNTORN_ENUM_FULL").is_some();
+    let seconds = variable("UNTORN_ENUM_SECONDS").unwrap_or(240);
+    let started = Instant::now();
+    let enumeration = Enumeration::new(Bounds {
+        violations_max: variable("UNTORN_ENUM_VIOLATIONS").unwrap_or(1),
+        deadline: if full { None } else { within(Duration::from_secs(seconds)) },
+        seed: variable("UNTORN_TEST_SEED").unwrap_or(1),
+        ..Bounds::default()
+    });
+    let ops: Vec<Op> = alphabet().collect();
+    let cuts_max = if full { 64 } else { 8 };
+    let one_op = Effort { cuts_max, second_max: 4, after_failed_sync_max: 4, failed_sync_ways: 3 };
+    let two_ops = Effort { second_max: 1, after_failed_sync_max: 1, failed_sync_ways: 1, ..one_op };
+    let three_ops = Effort { cuts_max: if full { 16 } else { 3 }, after_failed_sync_max: full as usize, ..two_ops };
+    let tell = |start: Start, len: usize, programs: &[Vec<Op>]| {
+        let totals = enumeration.totals();
+        println!(
+            "{start:?}, {} programs of {len} that do something; in all {} runs, {} crash states with something lost, {} distinct disk images, {} recoveries checked, {} failed syncs; {} s{}",
+            programs.len(),
+            totals.programs,
+            totals.states,
+            totals.images,
+            totals.checked,
+            totals.failed_syncs,
+            started.elapsed().as_secs(),
+            if enumeration.is_over() { "; STOPPED before it was complete" } else { "" }
+        );
+    };
+    let mut pairs = Vec::new();
+    for start in STARTS {
+        let everywhere = |at: usize| Setup::all(start, at).collect::<Vec<_>>();
+        let opened = enumeration.level(&[], &ops, &everywhere, &one_op);
+        let one = enumeration.level(&opened, &ops, &everywhere, &one_op);
+        tell(start, 1, &one);
+        let two = enumeration.level(&one, &ops, &everywhere, &two_ops);
+        tell(start, 2, &two);
+        pairs.push((start, two));
+    }
+    for (start, two) in pairs {
+        // One setup for each program, in turn, unless there is time for all of them.
+        let setups = |at: usize| match full {
+            true => Setup::all(start, at).collect::<Vec<_>>(),
+            false => Setup::all(start, at / 8).skip(at % 8).take(1).collect(),
+        };
+        let three = enumeration.level(&two, &ops, &setups, &three_ops);
+        tell(start, 3, &three);
+    }
+    let violations = enumeration.violations();
+    for violation in &violations {
+        println!("VIOLATION {violation}\n");
+    }
+    assert!(violations.is_empty(), "{} violations", violations.len());
+}
+
+/// Programs of four and five operations on names, and steps of checkpoints between them: `UNTORN_NAMES_PROGRAMS` says
+/// how many.
+#[test]
+fn longer_programs_of_names_survive_every_crash() {
+    let seed: u64 = variable("UNTORN_TEST_SEED").unwrap_or(1);
+    let programs = variable("UNTORN_NAMES_PROGRAMS").unwrap_or(LONGER_PROGRAMS);
+    println!("UNTORN_TEST_SEED={seed}");
+    let enumeration = Enumeration::new(Bounds { seed, ..Bounds::default() });
+    let effort = Effort { cuts_max: 3, second_max: 1, after_failed_sync_max: 1, failed_sync_ways: 1 };
+    let ops: Vec<Op> = names_alphabet().collect();
+    let next = AtomicU64::new(0);
+    let worker = || {
+        loop {
+            let nth = next.fetch_add(1, Relaxed);
+            if nth >= programs || enumeration.is_over() {
+                return;
+            }
+            let rng = &mut fastrand::Rng::with_seed(seed << 32 | nth);
+            let program: Vec<Op> = (0..rng.usize(4..=5)).map(|_| ops[rng.usize(..ops.len())]).collect();
+            let setups: Vec<Setup> = Setup::all(STARTS[rng.usize(..STARTS.len())], rng.usize(..6)).collect();
+            enumeration.program(&setups[rng.usize(..setups.len())], &program, &effort);
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(2, usize::from) {
+            scope.spawn(worker);
+        }
+    });
+    let (totals, violations) = (enumeration.totals(), enumeration.violations());
+    println!(
+        "{} programs of four and five operations on names, {} crash states with something lost, {} distinct disk images, {} recoveries checked, {} failed syncs",
+        totals.programs, totals.states, totals.images, totals.checked, totals.failed_syncs
+    );
+    violations.iter().for_each(|violation| println!("VIOLATION {violation}\n"));
+    assert!(violations.is_empty(), "{} violations", violations.len());
+}
+
+/// Repeats one case, as a violation prints it, call by call.
+#[test]
+fn again_one_case() {
+    let Some(case) = variable::<String>("UNTORN_CASE") else { return };
+    let case: Case = case.parse().unwrap();
+    if let Err(what) = again(&case, &|line| println!("{line}")) {
+        panic!("{case}\n  {what}");
+    }
+}

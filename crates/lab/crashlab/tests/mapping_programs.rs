@@ -1,0 +1,78 @@
+//! Programs over a mapped file, crashed at every moment: memory is what the model says after every
+//! operation, and what a crash leaves is the last acknowledged commit, or the one on its way, whole.
+//!
+//! `UNTORN_TEST_SEED` chooses the longer programs; with `UNTORN_ENUM_SECONDS`, all programs of three
+//! operations follow as far as that time reaches. A violation prints the line that repeats it.
+
+use std::time::{Duration, Instant};
+use untorn_crashlab::enumeration::enumerate::{Bounds, Effort, Enumeration, within};
+use untorn_crashlab::programs::program::{Op, STARTS, Setup, mapped_alphabet};
+
+fn variable<T: std::str::FromStr>(name: &str) -> Option<T> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+#[test]
+fn every_mapped_program_survives_every_crash() {
+    let more_seconds = variable("UNTORN_ENUM_SECONDS");
+    let seed = variable("UNTORN_TEST_SEED").unwrap_or(1);
+    println!("UNTORN_TEST_SEED={seed}");
+    let started = Instant::now();
+    let bounds = Bounds {
+        deadline: within(Duration::from_secs(more_seconds.unwrap_or(60))),
+        violations_max: variable("UNTORN_ENUM_VIOLATIONS").unwrap_or(1),
+        seed,
+        ..Bounds::default()
+    };
+    let enumeration = Enumeration::new(bounds);
+    let tell = |what: &str, programs: usize| {
+        let totals = enumeration.totals();
+        println!(
+            "{what}: {programs} programs that do something; in all {} runs, {} crash states with something lost, {} distinct disk images, {} recoveries checked, {} failed syncs; {} s{}",
+            totals.programs,
+            totals.states,
+            totals.images,
+            totals.checked,
+            totals.failed_syncs,
+            started.elapsed().as_secs(),
+            if enumeration.is_over() { "; STOPPED before it was complete" } else { "" }
+        );
+    };
+    let ops: Vec<Op> = mapped_alphabet().collect();
+    let one_op = Effort { cuts_max: 8, second_max: 2, after_failed_sync_max: 2, failed_sync_ways: 1 };
+    let more = Effort { cuts_max: 3, second_max: 1, after_failed_sync_max: 0, failed_sync_ways: 0 };
+    let map = [vec![Op::Map], vec![Op::Told]];
+    let in_turn = |start, at: usize| Setup::all(start, at / 8).skip(at % 8).take(1).collect::<Vec<_>>();
+    let mut pairs = Vec::new();
+    for start in STARTS {
+        let one = enumeration.level(&map, &ops, &|at| Setup::all(start, at).collect(), &one_op);
+        tell(&format!("{start:?}, one operation"), one.len());
+        let two = enumeration.level(&one, &ops, &|at| in_turn(start, at), &more);
+        tell(&format!("{start:?}, two operations"), two.len());
+        pairs.push((start, two));
+    }
+    // Longer ones by chance, each continued by every operation.
+    let mut rng = fastrand::Rng::with_seed(seed);
+    for (start, two) in pairs.iter().filter(|_| !enumeration.is_over()) {
+        for len in [4, 7, 10] {
+            let prefixes: Vec<Vec<Op>> = (0..12)
+                .map(|_| {
+                    let mut program = two[rng.usize(..two.len())].clone();
+                    program.extend((2..len).map(|_| ops[rng.usize(..ops.len())]));
+                    program
+                })
+                .collect();
+            let programs = enumeration.level(&prefixes, &ops, &|at| in_turn(*start, at), &more);
+            tell(&format!("{start:?}, {} operations by chance", len + 1), programs.len());
+        }
+    }
+    for (start, two) in pairs.iter().filter(|_| more_seconds.is_some()) {
+        let three = enumeration.level(two, &ops, &|at| in_turn(*start, at), &more);
+        tell(&format!("{start:?}, three operations"), three.len());
+    }
+    let violations = enumeration.violations();
+    for violation in &violations {
+        println!("VIOLATION {violation}\n");
+    }
+    assert!(violations.is_empty(), "{} violations", violations.len());
+}

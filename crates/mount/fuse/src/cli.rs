@@ -1,0 +1,655 @@
+//! The command line: help, completions and manual pages all come from here.
+
+use crate::daemon::{self, start, supervisor};
+use crate::error_line::in_one_line;
+use crate::fuse::puller;
+use crate::import_export::held_back::Skips;
+use crate::import_export::{export, import, made_plain};
+use crate::mounts::mount_point::{self, Allowed, Behind, Mounted};
+use crate::mounts::mounted_store;
+use crate::mounts::sync_paths;
+use crate::mounts::{mount_check, mount_status};
+use crate::processes::kept_log::KeptLog;
+use crate::processes::passed_descriptors;
+use crate::processes::passed_signals::Signals;
+use crate::processes::supervised::{DEVICE, Supervised, WithEnds};
+use crate::session::run_on_plain::{self, Left};
+use crate::session::session_mount::Session;
+use anyhow::{Context, Result, bail, ensure};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum, ValueHint};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use std::cell::Cell;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use untorn_terminal::pages::{Completions, Man};
+use untorn_terminal::{Failure, Output, tell};
+use untorn_tree::{CommitMode, FileTree, Kept, Limits};
+
+/// Opens what is to be mounted; makes it where nothing is.
+pub type Open = fn(&Path, CommitMode, Option<Arc<dyn Kept>>, Option<Arc<dyn Limits>>) -> Result<Arc<dyn FileTree>>;
+
+/// How long `umount` waits before it says what for.
+const TELL_AFTER: Duration = Duration::from_secs(2);
+
+/// What commits a file, besides a sync of it and a rename over another file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum Commit {
+    /// Nothing at once; after some seconds files that no program has open for writing
+    #[default]
+    Fsync,
+    /// The end of its last writer, soon after; close() does not wait
+    Close,
+    /// Each write() of up to 1020 KiB, as one, and each change of a name or attribute, before the call returns; nothing
+    /// is cached
+    Write,
+    /// Nothing but syncs, and each commits all that was done to all files so far, as one
+    Store,
+}
+
+impl From<Commit> for CommitMode {
+    fn from(commit: Commit) -> CommitMode {
+        match commit {
+            Commit::Fsync => CommitMode::Sync,
+            Commit::Close => CommitMode::Close,
+            Commit::Write => CommitMode::Write,
+            Commit::Store => CommitMode::Store,
+        }
+    }
+}
+
+#[derive(Parser)]
+#[command(
+    name = "untorn-mount",
+    version,
+    max_term_width = 100,
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true,
+    disable_help_subcommand = true
+)]
+struct Cli {
+    #[command(flatten)]
+    mount: Option<Mount>,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Umount(Umount),
+    Sync(Sync),
+    Import(Import),
+    Export(Export),
+    Run(Run),
+    Recover(Recover),
+    Status(Status),
+    Check(Check),
+    Eject(Eject),
+    Session(SessionOf),
+    #[command(name = puller::PULLER, hide = true)]
+    Puller,
+    Completions(Completions),
+    Man(Man),
+}
+
+/// Mount a store as a file system: each fsync and msync of any program is all-or-nothing.
+///
+/// STORE is made if it is missing or empty. The command returns when the mount answers; its daemon goes on in the
+/// background until the mount is unmounted (untorn umount), or ended by SIGTERM. An ordinary user needs fusermount3
+/// (package fuse3).
+#[derive(Args)]
+struct Mount {
+    /// The store: a directory.
+    #[arg(value_hint = ValueHint::DirPath)]
+    store: PathBuf,
+    /// An empty directory.
+    #[arg(value_hint = ValueHint::DirPath)]
+    mount_point: PathBuf,
+    /// Stay in the foreground, and say there what goes wrong (for systemd).
+    #[arg(long, short)]
+    foreground: bool,
+    /// What commits a file, besides fsync and its kin, and a rename over another file.
+    #[arg(long, value_enum, default_value_t)]
+    commit: Commit,
+    /// Options as in /etc/fstab: nosuid, nodev, noexec, allow_other, sync_commits.
+    ///
+    /// With sync_commits, `sync` and `syncfs` of everybody commit all that is on the mount, as `untorn sync MOUNTPOINT`
+    /// does. It is for root alone, and takes a loop device. Every `sync` on the machine then waits for this daemon; if the
+    /// daemon hangs, so does `sync`, until somebody kills the daemon.
+    #[arg(short, value_delimiter = ',', value_name = "OPTION")]
+    options: Vec<String>,
+    /// After so many seconds the kernel hands over what programs stored to mapped files, and did not sync; 0: when it likes.
+    ///
+    /// That commits nothing. It is what a killed program leaves, and what is counted as uncommitted by untorn status.
+    #[arg(long, value_name = "SECONDS", default_value_t = daemon::WRITEBACK_AFTER.as_secs())]
+    writeback_after: u64,
+    /// Without a process that starts another daemon when the daemon is killed: the mount is dead then.
+    #[arg(long)]
+    no_supervisor: bool,
+    /// This is the daemon of a supervisor, to which its standard input leads.
+    #[arg(long, hide = true, requires = "foreground")]
+    supervised: bool,
+    /// This is the process that a command in the foreground waits for.
+    #[arg(long, hide = true, requires = "foreground")]
+    announce: bool,
+}
+
+/// Commit everything on a mount, unmount it, and wait for the end of its daemon.
+#[derive(Args)]
+struct Umount {
+    /// Where the store is mounted.
+    #[arg(value_hint = ValueHint::DirPath)]
+    mount_point: PathBuf,
+}
+
+/// Commit files: several of one mount as one, all or none.
+///
+/// A directory stands for everything on its mount, as of `syncfs`.
+#[derive(Args)]
+struct Sync {
+    /// Files, or one directory.
+    #[arg(required = true, value_hint = ValueHint::AnyPath)]
+    paths: Vec<PathBuf>,
+}
+
+/// Make a store that can be mounted of a plain tree: all of it or nothing.
+///
+/// The tree stays as it is. Files of all kinds, hard links, holes, times, modes, owners, access lists (ACL) and extended
+/// attributes are kept; blocks are shared where the file system can.
+#[derive(Args)]
+struct Import {
+    /// The tree: a directory in which nobody writes meanwhile.
+    #[arg(value_hint = ValueHint::DirPath)]
+    directory: PathBuf,
+    /// The store to be made: a new or an empty directory.
+    #[arg(value_hint = ValueHint::DirPath)]
+    store: PathBuf,
+    /// For a session: what was copied.
+    #[arg(long, hide = true)]
+    manifest: Option<PathBuf>,
+}
+
+/// Make a plain tree of a store that can be mounted: all of it or nothing.
+///
+/// The store stays as it is, and may not be mounted meanwhile. What the user or the file system cannot keep (owners and
+/// attributes of the system, unless this is root) is left out, and the command says how often. Devices need root.
+#[derive(Args)]
+struct Export {
+    /// The store.
+    #[arg(value_hint = ValueHint::DirPath)]
+    store: PathBuf,
+    /// The tree to be made: a new or an empty directory.
+    #[arg(value_hint = ValueHint::DirPath)]
+    to: PathBuf,
+    /// Leave out what has this name (from the store's root on), and all below it; can be given several times.
+    #[arg(long, value_name = "NAME")]
+    skip: Vec<PathBuf>,
+}
+
+/// Run a program in a plain directory where its files are all-or-nothing, as on a mount; it is plain again after.
+///
+/// What is in the directory is copied to a store beside it, which is mounted over the directory for the program alone, in
+/// namespaces of its own (needs no root where users may make namespaces and open /dev/fuse). When the program has ended,
+/// what it left running is ended, and what changed goes back to the directory. If the session is killed, `untorn recover`
+/// puts back what it had committed. What somebody else changed meanwhile is a conflict, and not overwritten.
+///
+/// Signals go to the program, but for those that stop it and let it go on. One that ends programs (SIGHUP, SIGINT, SIGQUIT,
+/// SIGTERM) and comes before the program has begun ends the session; the directory is as it was.
+///
+/// The exit code is the program's; 124: not all was put back, because of a conflict, or as the directory refused a name; 125:
+/// the session could not begin, was killed, or could not commit everything at its end; 128 and the number of the signal: a
+/// signal ended it before the program began.
+#[derive(Args)]
+struct Run {
+    /// The directory.
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    on: PathBuf,
+    /// What commits a file, besides fsync and its kin, and a rename over another file.
+    #[arg(long, value_enum, default_value_t)]
+    commit: Commit,
+    /// The program and its arguments.
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_hint = ValueHint::CommandWithArguments)]
+    command: Vec<OsString>,
+}
+
+/// Put back what a session (untorn-mount run) did that was killed or met a conflict, up to its last commits.
+///
+/// Can be killed and repeated. Exit code 124: not all is put back, because of a conflict, or as the directory refused a name;
+/// this names each. Repeated, it tries them again.
+#[derive(Args)]
+struct Recover {
+    /// The directory of the session.
+    #[arg(value_hint = ValueHint::DirPath)]
+    directory: PathBuf,
+    /// Also where somebody else changed the same meanwhile: what they did there is lost.
+    #[arg(long)]
+    overwrite: bool,
+    /// Throw away what the session did, or, if that is put back in part, what is in conflict.
+    #[arg(long, conflicts_with_all = ["overwrite", "skip"])]
+    discard: bool,
+    /// Throw away what the session did to this name (from the directory on), and to all below it; can be given several
+    /// times.
+    #[arg(long, value_name = "NAME")]
+    skip: Vec<PathBuf>,
+}
+
+/// Say how a mount is: who serves it, what is uncommitted, which files are poisoned; or whether a session works on a
+/// directory.
+///
+/// Of a mount point, or a directory on a mount: asks its daemon; the exit code is 1 if a file is poisoned, nothing can be
+/// committed any more, or the daemon has ended. Of another directory: whether a session (untorn-mount run) works on it, or
+/// was left there; then the exit code is 1.
+#[derive(Args)]
+struct Status {
+    /// A directory.
+    #[arg(value_hint = ValueHint::DirPath)]
+    directory: PathBuf,
+    /// For programs. Of a session, `session` is `none`, `running` or `left`.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Verify the store of a mount as of its last commit, without changing a byte; programs and the daemon go on.
+///
+/// Every checksum of its log; that names, inodes, links and attributes fit together; and that the contents are there.
+/// Exit code: 0 sound, 1 problems, 2 could not look.
+#[derive(Args)]
+struct Check {
+    /// A mount point, a directory on a mount, or a store that can be mounted.
+    #[arg(value_hint = ValueHint::DirPath)]
+    path: PathBuf,
+    /// For programs.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Make a store that is not mounted a plain directory, in its place: all of it or nothing.
+///
+/// The files are copied (blocks are shared where the file system can), flushed, and take the store's place; then the store
+/// is removed. If something cannot be kept, as owners by an ordinary user, nothing is changed. Can be killed and repeated.
+#[derive(Args)]
+struct Eject {
+    /// The store.
+    #[arg(value_hint = ValueHint::DirPath)]
+    store: PathBuf,
+    /// Don't ask.
+    #[arg(short, long)]
+    yes: bool,
+    /// Lose what has this name (from the store's root on), and all below it; can be given several times.
+    #[arg(long, value_name = "NAME")]
+    skip: Vec<PathBuf>,
+}
+
+/// The process that serves a session.
+#[derive(Args)]
+#[command(hide = true)]
+struct SessionOf {
+    #[arg(long, value_enum)]
+    commit: Commit,
+    #[arg(long)]
+    parent: i32,
+    #[arg(long)]
+    blocked: u64,
+    #[arg(long)]
+    tells: i32,
+    store: PathBuf,
+    at: PathBuf,
+    cwd: PathBuf,
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    command: Vec<OsString>,
+}
+
+/// Runs the command that this process was started with.
+pub fn run(open: Open) -> Result<Output, Failure> {
+    let cli = untorn_terminal::parse::<Cli>();
+    let done = match (cli.command, cli.mount) {
+        (Some(Command::Completions(completions)), _) => return completions.run(Cli::command()),
+        (Some(Command::Man(man)), _) => return man.run(Cli::command()),
+        (Some(Command::Umount(umount)), _) => umount.run(),
+        (Some(Command::Sync(sync)), _) => sync_paths::sync(&sync.paths).map(|()| Output::default()),
+        (Some(Command::Import(import)), _) => import.run(),
+        (Some(Command::Export(export)), _) => export::export(&export.store, &export.to, &Skips::new(&export.skip)).map(Output::text),
+        (Some(Command::Run(run)), _) => return run.run(),
+        (Some(Command::Recover(recover)), _) => recover.run(),
+        (Some(Command::Status(status)), _) => status.run(),
+        (Some(Command::Check(check)), _) => return mount_check::check(&check.path, check.json),
+        (Some(Command::Eject(of)), _) => made_plain::eject(&of.store, of.yes, &Skips::new(&of.skip)).map(Output::text),
+        (Some(Command::Session(session)), _) => return session.run(open),
+        (Some(Command::Puller), _) => puller::run().map(|()| Output::default()),
+        (None, Some(mount)) => mount.run(open),
+        (None, None) => return Err(Failure::new(
+            "nothing to do: give STORE and MOUNTPOINT, or a command (umount, sync, status, check, import, export, eject, run, \
+             recover); see --help",
+        )
+        .code(2)),
+    };
+    done.map_err(|e| Failure::new(in_one_line(&e)))
+}
+
+impl Mount {
+    fn run(&self, open: Open) -> Result<Output> {
+        if self.supervised {
+            return self.serve_supervised(open);
+        }
+        let store = mount_point::store_of(&self.store);
+        let store = std::path::absolute(&store).with_context(|| store.display().to_string())?;
+        let at = mount_point::absolute(&self.mount_point)?;
+        if self.options.iter().any(|option| option == "remount") {
+            return self.remount(&at);
+        }
+        let allowed = allowed(&self.options)?;
+        ensure!(
+            mount_point::is_root() || !allowed.sync_commits,
+            "the option `sync_commits` is for root, as every `sync` on the machine then waits for this mount; leave it out: \
+             `untorn sync {}` commits the same",
+            at.display()
+        );
+        mount_point::prepare(&store, &at)?;
+        if !self.foreground {
+            let arguments = self.arguments("--announce", &store, &at);
+            let code = start::start(&arguments)?;
+            // No result: the mount is there, whether anybody hears this or not.
+            if let Some(said) = self.about_sync(&at).filter(|_| code == 0)
+                && untorn_terminal::write(said.as_bytes()).is_err()
+            {
+                tell!("untorn-mount: {said}");
+            }
+            return Ok(Output::default().code(code));
+        }
+        if self.announce {
+            start::leave_starter()?;
+        }
+        let ready = || {
+            if self.announce {
+                return start::ready();
+            }
+            if let Some(said) = self.about_sync(&at) {
+                tell!("untorn-mount: {said}");
+            }
+            Ok(())
+        };
+        if !self.no_supervisor {
+            let arguments = self.arguments("--supervised", &store, &at);
+            return supervisor::supervise(&arguments, ready).map(|code| Output::default().code(code));
+        }
+        self.serve(open, (&store, &at), allowed, (None, None), ready)?;
+        Ok(Output::default())
+    }
+
+    /// Opens the store and serves it. If that fails before the mount answers, no new store is left.
+    fn serve(
+        &self,
+        open: Open,
+        (store, at): (&Path, &Path),
+        allowed: Allowed,
+        (kept, supervised): (Option<Arc<dyn Kept>>, Option<WithEnds<'_>>),
+        ready: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let new = mounted_store::NewStore::look(store);
+        let is_ready = Cell::new(false);
+        let ready = || {
+            is_ready.set(true);
+            ready()
+        };
+        let mut tree = None;
+        let served = open(store, self.commit.into(), kept, None).and_then(|opened| {
+            let tree = tree.insert(opened);
+            daemon::serve((&*tree, self.commit.into()), store, at, allowed, supervised, self.writeback_after(), ready)
+        });
+        if let (Err(e), Some(new), false) = (&served, new, is_ready.get()) {
+            new.remove(tree.as_ref(), e);
+        }
+        served
+    }
+
+    /// For `mount -o remount`, which says all options that the mount has.
+    fn remount(&self, at: &Path) -> Result<Output> {
+        let of_kernel = ["user_id=", "group_id=", "default_permissions", "blksize=", "max_read="];
+        let (of_mount, others): (Vec<&String>, Vec<&String>) = self
+            .options
+            .iter()
+            .filter(|option| !of_kernel.iter().any(|start| option.starts_with(start)))
+            .partition(|option| matches!(option.as_str(), "remount" | "ro"));
+        let allowed = allowed(&others.into_iter().cloned().collect::<Vec<_>>())?;
+        mount_point::remount(at, allowed, of_mount.into_iter().any(|option| option == "ro"))?;
+        Ok(Output::default())
+    }
+
+    /// Programs that rely on `sync` and `syncfs` (package managers, containers) are not told that these commit nothing.
+    fn about_sync(&self, at: &Path) -> Option<String> {
+        let commits = self.commit == Commit::Write || self.options.iter().any(|option| option == "sync_commits");
+        (!commits).then(|| {
+            format!(
+                "`sync` and `syncfs` commit nothing on {0}; `untorn sync {0}` does, and root can mount with \
+                 `-o sync_commits`\n",
+                at.display()
+            )
+        })
+    }
+
+    fn writeback_after(&self) -> Option<Duration> {
+        (self.writeback_after > 0).then(|| Duration::from_secs(self.writeback_after))
+    }
+
+    /// As what is this process to be started anew.
+    fn arguments(&self, role: &str, store: &Path, at: &Path) -> Vec<OsString> {
+        let mut arguments: Vec<OsString> = vec!["--foreground".into(), role.into()];
+        if self.announce && role != "--announce" {
+            arguments.push("--announce".into());
+        }
+        if self.no_supervisor {
+            arguments.push("--no-supervisor".into());
+        }
+        arguments.push(format!("--commit={}", self.commit.name()).into());
+        arguments.push(format!("--writeback-after={}", self.writeback_after).into());
+        for option in &self.options {
+            arguments.extend(["-o".into(), option.into()]);
+        }
+        arguments.extend(["--".into(), store.into(), at.into()]);
+        arguments
+    }
+
+    fn serve_supervised(&self, open: Open) -> Result<Output> {
+        // The supervisor passes signals on.
+        Signals::that_end().block()?;
+        let supervised = Arc::new(Supervised::begin()?);
+        let ends = supervised.ends()?;
+        let served = (|| {
+            let near = self.store.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("/"));
+            let kept = KeptLog::of(&supervised, near)?;
+            // Without its log nobody knows what the kernel has written that no commit has.
+            ensure!(kept.len()? > 0 || supervised.kept_bytes(DEVICE).is_none(), "what was uncommitted is lost");
+            let ready = || if self.announce { start::ready() } else { Ok(()) };
+            let places = (self.store.as_path(), self.mount_point.as_path());
+            self.serve(open, places, allowed(&self.options)?, (Some(kept), Some((&supervised, ends))), ready)
+        })();
+        supervised.ending();
+        served.map(|()| Output::default())
+    }
+}
+
+impl Commit {
+    fn name(self) -> String {
+        self.to_possible_value().expect("no mode is hidden").get_name().to_owned()
+    }
+}
+
+impl Import {
+    fn run(&self) -> Result<Output> {
+        import::import(&self.directory, &self.store, self.manifest.as_deref()).map(Output::text)
+    }
+}
+
+/// Exit codes of programs must not be taken for those of a session.
+fn could_not(e: &anyhow::Error) -> Failure {
+    Failure::new(in_one_line(e)).code(run_on_plain::COULD_NOT)
+}
+
+impl Run {
+    fn run(&self) -> Result<Output, Failure> {
+        let code = run_on_plain::run(&self.on, &self.commit.name(), &self.command).map_err(|e| could_not(&e))?;
+        Ok(Output::default().code(code))
+    }
+}
+
+impl Recover {
+    fn run(&self) -> Result<Output> {
+        let what = match (self.overwrite, self.discard) {
+            (true, _) => Left::Overwrite,
+            (_, true) => Left::Discard,
+            _ => Left::PutBack,
+        };
+        run_on_plain::recover(&self.directory, what, &Skips::new(&self.skip))
+    }
+}
+
+impl Status {
+    fn run(&self) -> Result<Output> {
+        match mount_status::find(&self.directory)? {
+            Some(found) => Ok(mount_status::status(&found, self.json)),
+            None => run_on_plain::status(&self.directory, self.json),
+        }
+    }
+}
+
+impl SessionOf {
+    fn run(self, open: Open) -> Result<Output, Failure> {
+        let SessionOf { commit, parent, blocked, tells, store, at, cwd, command } = self;
+        let (commit, blocked) = (commit.into(), Signals(blocked));
+        let tells = passed_descriptors::inherited(tells).map_err(|e| could_not(&e))?;
+        let session = Session { store, at, cwd, tells, parent, commit, blocked, command };
+        session.run(open).map_err(|e| could_not(&e))?;
+        Ok(Output::default())
+    }
+}
+
+/// Options as `mount` passes them on; those that say what is so anyhow have no effect.
+fn allowed(options: &[String]) -> Result<Allowed> {
+    let mut allowed = Allowed::default();
+    for option in options {
+        match option.as_str() {
+            "nosuid" => allowed.no_setuid = true,
+            "nodev" => allowed.no_devices = true,
+            "noexec" => allowed.no_execute = true,
+            "allow_other" => allowed.others = true,
+            "sync_commits" => allowed.sync_commits = true,
+            "rw" | "defaults" | "suid" | "dev" | "exec" | "auto" | "noauto" | "nofail" | "_netdev" | "noatime"
+            | "relatime" => {}
+            other if other.starts_with("x-") || other.starts_with("comment=") => {}
+            other => bail!(
+                "the option `{other}` is not known; there are nosuid, nodev, noexec, allow_other and sync_commits"
+            ),
+        }
+    }
+    Ok(allowed)
+}
+
+impl Umount {
+    fn run(&self) -> Result<Output> {
+        let at = mount_point::absolute(&self.mount_point)?;
+        let shown = at.display();
+        let Some(mounted) = mount_point::mounted_at(&at)? else { bail!("nothing is mounted at {shown}") };
+        ensure!(mounted.is_ours(), "{shown} is a mount of type {}, and none of Untorn; use umount", mounted.kind);
+        match mount_point::behind(&at) {
+            Behind::Answers => {}
+            Behind::Dead => {
+                mount_point::detach(&at)?;
+                return Ok(had_ended(&at, &mounted.source));
+            }
+            Behind::Hangs => bail!("{shown} stays mounted: {}", mount_point::no_answer(&at)),
+        }
+        if mount_point::is_root() && mount_point::is_closed(&at) {
+            mount_point::unmount_soon(&at)?;
+            return Ok(Output::text(format!(
+                "{shown}, the mount of another user, is unmounted; its daemon commits everything before it ends, if it had not \
+                 ended before: `untorn status {}` says how the store is\n",
+                mounted.source.display()
+            )));
+        }
+        let prepared = crate::mounts::mount_control::prepare_unmount(&at);
+        let lost = crate::mounts::mount_status::poisoned(&at).filter(|(_, count)| *count > 0);
+        let daemon = match prepared {
+            Err(_) if mount_point::is_dead(&at) => {
+                mount_point::detach(&at)?;
+                return Ok(had_ended(&at, &mounted.source));
+            }
+            Err(e) => {
+                return Err(match lost {
+                    Some(files) => e.context(crate::mounts::mount_status::not_committed(&files)),
+                    None => e,
+                });
+            }
+            Ok(daemon) => daemon,
+        };
+        let has_failed = crate::mounts::mount_status::has_failed(&at);
+        let daemon = i32::try_from(daemon).ok().and_then(Pid::from_raw);
+        // In another namespace of processes the daemon cannot be seen, and is not waited for.
+        let daemon = daemon.and_then(|daemon| pidfd_open(daemon, PidfdFlags::empty()).ok());
+        mount_point::unmount_soon(&at)?;
+        if let Some(daemon) = daemon {
+            let wait = |most: Option<&Timespec>| poll(&mut [PollFd::new(&daemon, PollFlags::IN)], most);
+            let soon = Timespec { tv_sec: TELL_AFTER.as_secs().cast_signed(), tv_nsec: 0 };
+            if wait(Some(&soon)).context("cannot wait for the daemon")? == 0 {
+                if !has_failed {
+                    tell!("untorn-mount: {}", Umount::why_it_goes_on(&mounted, &shown.to_string()));
+                }
+                wait(None).context("cannot wait for the daemon")?;
+            }
+        }
+        ensure!(
+            !has_failed,
+            "{shown} is unmounted, but a write or flush of its log had failed: what was not acknowledged is lost; {} has \
+             everything else",
+            mounted.source.display()
+        );
+        if let Some(files) = lost {
+            bail!("{shown} is unmounted; {}", crate::mounts::mount_status::not_committed(&files));
+        }
+        Ok(Output::default())
+    }
+
+    /// Why a daemon has not ended whose mount is gone here.
+    fn why_it_goes_on(mounted: &Mounted, shown: &str) -> String {
+        match mount_point::elsewhere(mounted.device) {
+            Some((process, name)) => format!(
+                "everything is committed, and {shown} is unmounted here; but process {process} ({name}) has the mount in \
+                 another namespace of mounts, and its daemon goes on as long as that has it; waiting"
+            ),
+            None => format!("{shown} is unmounted; waiting for its daemon, which closes the store"),
+        }
+    }
+}
+
+/// A mount whose daemon was killed is taken away.
+fn had_ended(at: &Path, store: &Path) -> Output {
+    let (shown, store_shown) = (at.display(), store.display());
+    Output::text(match mounted_store::is_there(store) {
+        true => format!("the daemon of {shown} had ended before; {store_shown} has the last commits\n"),
+        false => format!(
+            "the daemon of {shown} had ended before; {store_shown} is no store any more: the last commits are where it \
+             is now\n"
+        ),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn options_of_fstab_are_understood() {
+        let of = |text: &str| allowed(&text.split(',').map(str::to_owned).collect::<Vec<_>>());
+        assert_eq!(of("rw,defaults,x-systemd.automount").unwrap(), Allowed::default());
+        let some = Allowed { no_setuid: true, no_execute: true, ..Allowed::default() };
+        assert_eq!(of("nosuid,noexec").unwrap(), some);
+        assert!(of("sync_commits").unwrap().sync_commits);
+        assert!(of("ro").unwrap_err().to_string().contains("`ro`"));
+    }
+}

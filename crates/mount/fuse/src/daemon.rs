@@ -1,0 +1,240 @@
+//! The life of a mount: from mounting to the last commit.
+
+pub(crate) mod start;
+pub(crate) mod supervisor;
+
+use crate::fuse::device::End;
+use crate::fuse::kernel_pull::KernelPull;
+use crate::fuse::server::Server;
+use crate::mounts::mount_point::{self, Allowed};
+use crate::mounts::mount_status;
+use crate::processes::passed_signals::Signals;
+use crate::processes::supervised::{DEVICE, HIDDEN_DIRECTORY, Supervised, WithEnds};
+use anyhow::{Context, Result, bail, ensure};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+use untorn_terminal::tell;
+use untorn_tree::{CommitMode, Errno, FileTree};
+
+/// When the kernel is made to send what it has of files that are open for writing, if nobody says otherwise.
+pub const WRITEBACK_AFTER: Duration = Duration::from_secs(30);
+/// Between two looks at what is due.
+const TICK: Duration = Duration::from_secs(1);
+
+/// `linux/prctl.h`; the crate `libc` has it not.
+const PR_SET_IO_FLUSHER: libc::c_int = 57;
+
+enum Event {
+    /// Ctrl-C, SIGTERM or SIGHUP.
+    Signal,
+    /// The mount is in no directory any more.
+    Detached,
+    /// No request comes any more.
+    Ended(End),
+}
+
+/// Mounts a tree that was opened with a mode, serves it until it is unmounted, and closes it. `ready` is called when the
+/// mount answers. With a supervisor, whose log the tree has, goes on serving what a killed daemon had mounted. After
+/// `writeback_after` the kernel is made to send what it has of a file that is open for writing.
+///
+/// A signal unmounts. If programs use the mount, it is detached, and the daemon waits for them; a second signal commits
+/// everything and ends at once.
+pub fn serve(
+    (tree, commit): (&Arc<dyn FileTree>, CommitMode),
+    source: &Path,
+    at: &Path,
+    allowed: Allowed,
+    ends: Option<WithEnds<'_>>,
+    writeback_after: Option<Duration>,
+    ready: impl FnOnce() -> Result<()>,
+) -> Result<()> {
+    flush_first();
+    let (supervised, ends) = ends.unzip();
+    let id = supervised
+        .and_then(|kept| kept.kept_bytes(DEVICE))
+        .and_then(|id| Some(u64::from_ne_bytes(id.try_into().ok()?)));
+    let left = supervised.and_then(|kept| kept.kept(DEVICE));
+    let (server, id) = match (left, id) {
+        (Some(device), Some(id)) => (Server::go_on(device, Arc::clone(tree), commit)?, id),
+        _ => mounted(tree, commit, source, at, allowed, supervised)?,
+    };
+    let pull = server.pull();
+    let hidden = supervised.and_then(|kept| kept.kept(HIDDEN_DIRECTORY));
+    // Without it, pulls drop what is cached.
+    if pull.start(Path::new("/proc/self/exe"), at, hidden).is_ok()
+        && let (Some(supervised), Some(hidden)) = (supervised, pull.hidden_directory())
+    {
+        supervised.keep(HIDDEN_DIRECTORY, &[], (*hidden).as_fd())?;
+        let supervised = Arc::clone(supervised);
+        pull.when_closed(move || supervised.let_go(HIDDEN_DIRECTORY));
+    }
+    server.leave_left();
+    let mut life = Life { tree, pull, at, id, writeback_after, stopping: false };
+    let (sender, events) = channel();
+    let signals = sender.clone();
+    ctrlc::set_handler(move || drop(signals.send(Event::Signal))).context("cannot receive signals")?;
+    if let Some(ends) = ends {
+        let signals = sender.clone();
+        spawn(move || {
+            for () in ends {
+                let _ = signals.send(Event::Signal);
+            }
+            // Nobody passes signals on any more.
+            Signals::that_end().unblock();
+            loop {
+                thread::park();
+            }
+        })?;
+    }
+    let detached = sender.clone();
+    spawn(move || {
+        if wait_until_unmounted(id).is_ok() {
+            let _ = detached.send(Event::Detached);
+        }
+    })?;
+    let waiting = Arc::clone(&server);
+    spawn(move || drop(sender.send(Event::Ended(waiting.wait()))))?;
+    if let Some(supervised) = supervised {
+        supervised.ready();
+    }
+    ready()?;
+    let mut next_tick = Instant::now() + TICK;
+    loop {
+        match events.recv_timeout(next_tick.saturating_duration_since(Instant::now())) {
+            Ok(Event::Ended(end)) => return life.end(end),
+            Ok(Event::Signal) => life.stop()?,
+            // The file system is there as long as somebody has a descriptor on it.
+            Ok(Event::Detached) => pull.close_when_unused(),
+            Err(RecvTimeoutError::Timeout) => {
+                life.tick();
+                next_tick = Instant::now() + TICK;
+            }
+            Err(RecvTimeoutError::Disconnected) => bail!("the threads of the mount have ended"),
+        }
+    }
+}
+
+fn mounted(
+    tree: &Arc<dyn FileTree>,
+    commit: CommitMode,
+    source: &Path,
+    at: &Path,
+    allowed: Allowed,
+    supervised: Option<&Arc<Supervised>>,
+) -> Result<(Arc<Server>, u64)> {
+    if let Some(supervised) = supervised {
+        supervised.mounts();
+    }
+    let device = mount_point::mount(source, at, allowed)?;
+    let kept = rustix::io::fcntl_dupfd_cloexec(&device, 3).context("the descriptor of the mount")?;
+    let started = Server::start(device, Arc::clone(tree), commit).and_then(|server| {
+        let id = mount_point::mounted_at(at)?.context("the mount was gone at once")?.id;
+        if let Some(supervised) = supervised {
+            supervised.keep(DEVICE, &id.to_ne_bytes(), kept.as_fd())?;
+        }
+        Ok((server, id))
+    });
+    started.inspect_err(|_| {
+        let _ = mount_point::detach(at);
+    })
+}
+
+/// Writing to disk for others must not wait for memory that their writes would free.
+fn flush_first() {
+    // SAFETY: a system call about this process that takes no memory. Ordinary users may not do it.
+    unsafe { libc::prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) };
+}
+
+/// Waits until a mount is in no directory any more.
+fn wait_until_unmounted(id: u64) -> Result<()> {
+    let changes = std::fs::File::open("/proc/self/mountinfo").context("mountinfo")?;
+    while mount_point::mounts()?.iter().any(|mounted| mounted.id == id) {
+        poll(&mut [PollFd::new(&changes, PollFlags::PRI)], None).context("mountinfo")?;
+    }
+    Ok(())
+}
+
+struct Life<'a> {
+    tree: &'a Arc<dyn FileTree>,
+    pull: &'a Arc<KernelPull>,
+    at: &'a Path,
+    id: u64,
+    writeback_after: Option<Duration>,
+    stopping: bool,
+}
+
+impl Life<'_> {
+    fn tick(&self) {
+        self.tree.tick(&**self.pull);
+        if let Some(after) = self.writeback_after {
+            self.tree.write_back_after(after, &**self.pull);
+        }
+    }
+
+    fn stop(&mut self) -> Result<()> {
+        let committed = self.tree.prepare_end(&**self.pull).map_err(|e| error("cannot commit everything", e));
+        if std::mem::replace(&mut self.stopping, true) {
+            committed?;
+            bail!(
+                "ended by a second signal while programs use files of {}; what is committed stays",
+                self.at.display()
+            );
+        }
+        if let Err(e) = committed {
+            tell!("untorn-mount: {e:#}; unmounting tries it again");
+        }
+        // Another mount may have come over this one: that is not to be unmounted.
+        if mount_point::mounted_at(self.at)?.is_none_or(|mounted| mounted.id != self.id) {
+            return Ok(());
+        }
+        if mount_point::unmount(self.at).is_err() {
+            mount_point::detach(self.at)?;
+            tell!(
+                "untorn-mount: programs use files of {}: it is detached, and ends with the last of them; \
+                 a second signal ends it at once",
+                self.at.display()
+            );
+        }
+        Ok(())
+    }
+
+    fn end(&self, end: End) -> Result<()> {
+        let lost = close(self.tree, self.pull, end, self.at)?;
+        let count = lost.len() as u64;
+        let lost: Vec<PathBuf> = lost.iter().map(|path| self.at.join(path)).collect();
+        ensure!(lost.is_empty(), "{}", mount_status::not_committed(&(lost, count)));
+        Ok(())
+    }
+}
+
+/// Commits everything when the mount is gone, and closes the tree. Returns the names of files that are as of their last
+/// commits, as a write of them had failed.
+pub fn close(tree: &Arc<dyn FileTree>, pull: &KernelPull, end: End, at: &Path) -> Result<Vec<PathBuf>> {
+    ensure!(
+        end == End::Unmounted,
+        "the connection of {} was cut (umount -f?): the store has the last commits; mount it again",
+        at.display()
+    );
+    for (ino, writers) in pull.end() {
+        (0..writers).for_each(|_| {
+            tree.release(ino, true);
+        });
+    }
+    let lost = tree.status().map(|status| status.poisoned).unwrap_or_default();
+    tree.close(pull).map_err(|e| error("cannot commit everything at the end; the last commits stand", e))?;
+    Ok(lost)
+}
+
+fn error(what: &'static str, Errno(error): Errno) -> anyhow::Error {
+    anyhow::Error::new(std::io::Error::from_raw_os_error(error)).context(what)
+}
+
+fn spawn(run: impl FnOnce() + Send + 'static) -> Result<()> {
+    thread::Builder::new().name("untorn mount".to_owned()).spawn(run).context("cannot start a thread")?;
+    Ok(())
+}

@@ -1,0 +1,698 @@
+//! What each request asks of the tree.
+
+use crate::fuse::kernel_pull::{HIDDEN, KernelPull, rand_u128};
+use crate::fuse::privileges::Privileges;
+use crate::fuse::protocol::{
+    Answer, ENTRY_LEN, Fields, Header, MAX_READ, OPEN_KILL_SUIDGID, SETXATTR_KILL_SGID, WRITE_CACHE,
+    WRITE_KILL_SUIDGID, dirent_len, kind_of, meant, opcode,
+};
+use crate::fuse::waiting_call::{AllSent, WaitingCalls};
+use crate::mounts::mount_control;
+use crate::mounts::mount_status;
+use crate::processes::supervised;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use untorn_os::mount_calls;
+use untorn_tree::{
+    Attributes, Change, CommitMode, Entry, Errno, FileTree, Ino, Kind, Pull, ROOT, RenameFlags, Request, Result,
+    SetTime, Time, Transaction,
+};
+
+/// Where a directory goes on after `.` and after `..`. Behind them lie the places that the tree says, so that all fit in 31
+/// bits if those do, and each is behind the one before it.
+const AFTER_DOT: u64 = 1;
+const AFTER_DOT_DOT: u64 = 2;
+/// Names that the tree is asked for at a time.
+const NAMES: usize = 128;
+
+/// Answers requests from a tree.
+pub struct Handlers {
+    tree: Arc<dyn FileTree>,
+    pull: Arc<KernelPull>,
+    privileges: Privileges,
+    calls: WaitingCalls,
+    commit: CommitMode,
+    /// The next opening's number, but for its lowest bits.
+    openings: AtomicU64,
+}
+
+/// Whether a handler waits for other requests to be answered, or for the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waits {
+    No,
+    /// Where what is dirty of a file has to be pulled: the pull tells.
+    InPulls,
+    /// Most of the time it takes.
+    Always,
+}
+
+fn waits(opcode: u32, commit: CommitMode) -> Waits {
+    match opcode {
+        opcode::READ
+        | opcode::FSYNC
+        | opcode::FSYNCDIR
+        | opcode::SYNCFS
+        | opcode::FALLOCATE
+        | opcode::LSEEK
+        | opcode::IOCTL => Waits::Always,
+        opcode::FORGET
+        | opcode::BATCH_FORGET
+        | opcode::GETATTR
+        | opcode::GETXATTR
+        | opcode::LISTXATTR
+        | opcode::LOOKUP
+        | opcode::RELEASE
+        | opcode::OPENDIR
+        | opcode::RELEASEDIR
+        | opcode::READDIR
+        | opcode::READDIRPLUS
+        | opcode::READLINK
+        | opcode::STATFS => Waits::No,
+        // All changes.
+        _ if commit == CommitMode::Write => Waits::Always,
+        opcode::RENAME | opcode::RENAME2 | opcode::LINK | opcode::OPEN => Waits::InPulls,
+        _ => Waits::No,
+    }
+}
+
+fn errno<T>(error: i32) -> Result<T> {
+    Err(Errno(error))
+}
+
+fn writable(flags: u32) -> bool {
+    // The fourth mode is for neither reading nor writing: that of the process that pulls.
+    matches!(flags.cast_signed() & libc::O_ACCMODE, libc::O_WRONLY | libc::O_RDWR)
+}
+
+impl Handlers {
+    /// Handlers for a tree.
+    pub fn new(tree: Arc<dyn FileTree>, pull: Arc<KernelPull>, commit: CommitMode) -> Handlers {
+        // Another process may have named openings that go on: a number is not given twice.
+        let openings = AtomicU64::new(rand_u128() as u64);
+        Handlers {
+            privileges: Privileges::new(Arc::clone(&tree)),
+            tree,
+            pull,
+            calls: WaitingCalls::new(),
+            commit,
+            openings,
+        }
+    }
+
+    /// Whether the handler of a request waits.
+    pub fn waits(&self, opcode: u32) -> Waits {
+        waits(opcode, self.commit)
+    }
+
+    /// A number for an opening, which says whether it can write, and whether what it does is to be durable.
+    fn handle(&self, flags: u32) -> u64 {
+        let durable = flags.cast_signed() & libc::O_DSYNC != 0;
+        self.openings.fetch_add(4, Relaxed) & !3 | u64::from(writable(flags)) | u64::from(durable) << 1
+    }
+
+    /// Whether each `read` and `write` of a program is a message: what is to be committed as one then comes as one.
+    fn direct(&self) -> bool {
+        self.commit == CommitMode::Write
+    }
+
+    /// The answer to a request; none if it wants none.
+    pub fn answer(&self, header: &Header, fields: Fields<'_>) -> Option<Result<Answer>> {
+        match header.opcode {
+            opcode::FORGET | opcode::BATCH_FORGET => {
+                let _ = self.forget(header, fields);
+                None
+            }
+            opcode::INTERRUPT => None,
+            _ if header.ino == HIDDEN => Some(self.hidden(header, fields)),
+            _ => Some(self.ask_tree(header, fields)),
+        }
+    }
+
+    fn ask_tree(&self, header: &Header, mut fields: Fields<'_>) -> Result<Answer> {
+        let ino = header.ino;
+        let done = |result: Result<()>| result.map(|()| Answer::default());
+        let entry = |attributes: Attributes| Answer::default().entry(&attributes);
+        match header.opcode {
+            opcode::LOOKUP => self.lookup(ino, fields.name()?),
+            opcode::GETATTR => Ok(Answer::default().stat(&self.tree.attributes(ino)?)),
+            opcode::SETATTR => self.set_attributes(header, fields),
+            opcode::READLINK => Ok(Answer::default().raw(self.tree.read_link(ino)?.as_bytes())),
+            opcode::SYMLINK => {
+                let (name, target) = (fields.name()?, fields.name()?);
+                self.tree.symlink(by(header, 0), ino, name, target).map(entry)
+            }
+            opcode::MKNOD => {
+                let (mode, rdev) = (fields.u32()?, fields.u32()?);
+                let by = by(header, fields.u32()?);
+                fields.skip(4)?;
+                self.tree.make(by, ino, fields.name()?, kind_of(mode)?, mode & 0o7777, rdev).map(entry)
+            }
+            opcode::MKDIR => {
+                let (mode, by) = (fields.u32()?, by(header, fields.u32()?));
+                self.tree.make(by, ino, fields.name()?, Kind::Directory, mode & 0o7777, 0).map(entry)
+            }
+            opcode::UNLINK => {
+                self.tree.unlink(ino, fields.name()?)?;
+                self.close_unlinked();
+                Ok(Answer::default())
+            }
+            opcode::RMDIR => done(self.tree.remove_dir(ino, fields.name()?)),
+            opcode::RENAME => {
+                let to = fields.u64()?;
+                self.rename(ino, to, 0, fields)
+            }
+            opcode::RENAME2 => {
+                let (to, flags) = (fields.u64()?, fields.u32()?);
+                fields.skip(4)?;
+                self.rename(ino, to, flags, fields)
+            }
+            opcode::LINK => {
+                let linked = fields.u64()?;
+                self.tree.link(linked, ino, fields.name()?, &*self.pull).map(entry)
+            }
+            opcode::OPEN => self.open(header, fields.u32()?, fields.u32()?),
+            opcode::READ => {
+                fields.skip(8)?;
+                let (offset, len) = (fields.u64()?, fields.u32()? as usize);
+                Answer::filled(len.min(MAX_READ), |buf| self.tree.read(ino, offset, buf))
+            }
+            opcode::WRITE => self.write(header, fields),
+            opcode::STATFS => Ok(Answer::default().space(&self.tree.space()?)),
+            opcode::RELEASE => {
+                let (handle, writable) = (fields.u64()?, writable(fields.u32()?));
+                self.leave_transactions(handle);
+                let unlinked = self.tree.has_no_name(ino);
+                if self.tree.release(ino, writable) && writable {
+                    self.pull.released(ino);
+                    // It lost its last name while it was open: nothing else closes what pulled it.
+                    if unlinked {
+                        self.close_unlinked();
+                    }
+                }
+                Ok(Answer::default())
+            }
+            opcode::FSYNC => done(self.sync(header)),
+            opcode::FSYNCDIR => done(self.tree.sync_names(&*self.pull)),
+            opcode::SYNCFS => done(self.tree.sync_all(&*self.pull)),
+            opcode::DESTROY => Ok(Answer::default()),
+            opcode::SETXATTR => {
+                let (len, flags) = (fields.u32()? as usize, fields.u32()?.cast_signed());
+                let kills_setgid = fields.u32()? & SETXATTR_KILL_SGID != 0;
+                fields.skip(4)?;
+                let name = fields.name()?;
+                self.tree.set_xattr(ino, name, fields.bytes(len)?, flags)?;
+                if kills_setgid {
+                    let mode = self.tree.attributes(ino)?.mode & !libc::S_ISGID;
+                    self.tree.set_attributes(ino, &Change { mode: Some(mode), ..Change::default() })?;
+                }
+                self.privileges.attribute_set(ino, name);
+                Ok(Answer::default())
+            }
+            opcode::GETXATTR => {
+                let room = fields.u32()? as usize;
+                fields.skip(4)?;
+                sized(&self.tree.xattr(ino, fields.name()?)?, room)
+            }
+            opcode::LISTXATTR => {
+                let names = self.tree.xattrs(ino)?;
+                let list: Vec<u8> = names.iter().flat_map(|name| name.as_bytes().iter().copied().chain([0])).collect();
+                sized(&list, fields.u32()? as usize)
+            }
+            opcode::REMOVEXATTR => done(self.tree.remove_xattr(ino, fields.name()?)),
+            opcode::OPENDIR => Ok(Answer::default().opened_directory()),
+            opcode::RELEASEDIR => Ok(Answer::default()),
+            opcode::READDIR => self.read_dir(ino, fields, false),
+            opcode::READDIRPLUS => self.read_dir(ino, fields, true),
+            opcode::CREATE => self.create(header, fields, true),
+            opcode::TMPFILE => self.create(header, fields, false),
+            opcode::FALLOCATE => {
+                let handle = fields.u64()?;
+                let (offset, len, mode) = (fields.u64()?, fields.u64()?, fields.u32()?);
+                if self.privileges.before_allocation(header, ino)? {
+                    self.pull.forget_attributes(ino)?;
+                }
+                self.tree.allocate(ino, offset, len, mode.cast_signed())?;
+                // After a write the kernel asks for that itself.
+                match handle & 2 != 0 {
+                    true => done(self.tree.sync(ino, &*self.pull)),
+                    false => Ok(Answer::default()),
+                }
+            }
+            opcode::LSEEK => {
+                fields.skip(8)?;
+                let (offset, whence) = (fields.u64()?, fields.u32()?.cast_signed());
+                Ok(Answer::default().u64(self.tree.seek(ino, offset, whence, &*self.pull)?))
+            }
+            opcode::IOCTL => self.control(header, fields),
+            _ => errno(libc::ENOSYS),
+        }
+    }
+
+    fn sync(&self, header: &Header) -> Result<()> {
+        // With `--commit=store` calls share a commit, in which others want what came after this one's.
+        match self.commit != CommitMode::Store && self.calls.have_sent_all(header.thread) {
+            true => self.tree.sync(header.ino, &AllSent { ino: header.ino, pull: &*self.pull }),
+            false => self.tree.sync(header.ino, &*self.pull),
+        }
+    }
+
+    fn lookup(&self, dir: Ino, name: &OsStr) -> Result<Answer> {
+        if dir == ROOT && self.pull.is_hidden(name) {
+            return Ok(Answer::default().unbelieved_entry(&hidden_attributes(&self.tree.attributes(ROOT)?)));
+        }
+        match self.tree.lookup(dir, name) {
+            // The name is that of a file handle, and not one to be believed.
+            Ok(found) if name == "." || name == ".." => Ok(Answer::default().unbelieved_entry(&found)),
+            Ok(found) => Ok(Answer::default().entry(&found)),
+            Err(Errno(libc::ENOENT)) => Ok(Answer::default().no_entry()),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// In the hidden directory nothing is done but opening files by their numbers.
+    fn hidden(&self, header: &Header, mut fields: Fields<'_>) -> Result<Answer> {
+        match header.opcode {
+            opcode::LOOKUP => {
+                let ino = fields.name()?.to_str().and_then(|name| name.parse().ok()).ok_or(Errno(libc::ENOENT))?;
+                let found = self.tree.attributes(ino)?;
+                if found.kind != Kind::File || !self.pull.gives(ino) {
+                    return errno(libc::ENOENT);
+                }
+                Ok(Answer::default().unbelieved_entry(&found))
+            }
+            opcode::GETATTR => Ok(Answer::default().stat(&hidden_attributes(&self.tree.attributes(ROOT)?))),
+            opcode::STATFS => Ok(Answer::default().space(&self.tree.space()?)),
+            opcode::OPENDIR => Ok(Answer::default().opened_directory()),
+            opcode::RELEASEDIR => Ok(Answer::default()),
+            _ => errno(libc::EACCES),
+        }
+    }
+
+    fn forget(&self, header: &Header, mut fields: Fields<'_>) -> Result<()> {
+        if header.opcode == opcode::FORGET {
+            self.forget_one(header.ino, fields.u64()?);
+            return Ok(());
+        }
+        let count = fields.u32()?;
+        fields.skip(4)?;
+        for _ in 0..count {
+            self.forget_one(fields.u64()?, fields.u64()?);
+        }
+        Ok(())
+    }
+
+    fn forget_one(&self, ino: Ino, count: u64) {
+        if ino == HIDDEN || ino == ROOT {
+            return;
+        }
+        match self.pull.forgotten(ino, count) {
+            0 => {}
+            count => self.tree.forget(ino, count),
+        }
+    }
+
+    fn set_attributes(&self, header: &Header, mut fields: Fields<'_>) -> Result<Answer> {
+        let ino = header.ino;
+        let given = fields.u32()?;
+        fields.skip(12)?;
+        let size = fields.u64()?;
+        fields.skip(8)?;
+        let seconds = [fields.u64()?, fields.u64()?, fields.u64()?];
+        let nanoseconds = [fields.u32()?, fields.u32()?, fields.u32()?];
+        let mode = fields.u32()?;
+        fields.skip(4)?;
+        let (uid, gid) = (fields.u32()?, fields.u32()?);
+        let is = |bit: u32| given & bit != 0;
+        let time = |n: usize| Time { seconds: seconds[n].cast_signed(), nanoseconds: nanoseconds[n] };
+        let set = |bit, now, n| match (is(bit), is(now)) {
+            (false, _) => None,
+            (true, true) => Some(SetTime::Now),
+            (true, false) => Some(SetTime::At(time(n))),
+        };
+        let change = Change {
+            mode: is(meant::MODE).then_some(mode & 0o7777),
+            uid: is(meant::UID).then_some(uid),
+            gid: is(meant::GID).then_some(gid),
+            size: is(meant::SIZE).then_some(size),
+            atime: set(meant::ATIME, meant::ATIME_NOW, 0),
+            mtime: set(meant::MTIME, meant::MTIME_NOW, 1),
+            ctime: is(meant::CTIME).then(|| time(2)),
+        };
+        // What was stored to mappings before a time was set does not count after it. With its cache of writes, the kernel sees
+        // to that itself; without it, it sends them when it likes. (Of one that sets a size it keeps them back meanwhile.)
+        if self.direct() && change.size.is_none() && (change.atime.is_some() || change.mtime.is_some()) {
+            // A write that fails is known to the tree.
+            let _ = self.pull.pull(ino);
+        }
+        let change = self.privileges.with_change(header, ino, change, is(meant::KILL_SUIDGID))?;
+        Ok(Answer::default().stat(&self.tree.set_attributes(ino, &change)?))
+    }
+
+    fn rename(&self, from: Ino, to: Ino, flags: u32, mut fields: Fields<'_>) -> Result<Answer> {
+        let (old, new) = (fields.name()?, fields.name()?);
+        let flags = match flags {
+            0 => RenameFlags::Replace,
+            libc::RENAME_NOREPLACE => RenameFlags::NoReplace,
+            libc::RENAME_EXCHANGE => RenameFlags::Exchange,
+            _ => return errno(libc::EINVAL),
+        };
+        self.tree.rename((from, old), (to, new), flags, &*self.pull)?;
+        self.close_unlinked();
+        Ok(Answer::default())
+    }
+
+    /// A name is gone: what has none any more is kept by no descriptor of pulls.
+    fn close_unlinked(&self) {
+        self.pull.unlinked(|ino| self.tree.has_no_name(ino));
+    }
+
+    /// A question was answered: the kernel does not ask it again.
+    pub fn answered(&self, unique: u64) {
+        self.tree.answered(unique);
+    }
+
+    /// What programs had open when the process ended that served the mount before.
+    pub fn take_over(&self) {
+        for (ino, times) in self.tree.opened_for_writing() {
+            self.pull.opened(ino, times);
+            self.privileges.opened(ino);
+        }
+    }
+
+    fn open(&self, header: &Header, flags: u32, open_flags: u32) -> Result<Answer> {
+        let ino = header.ino;
+        let truncates = flags.cast_signed() & libc::O_TRUNC != 0;
+        if writable(flags) && !truncates {
+            self.tree.restore(ino, &*self.pull)?;
+        }
+        self.begin(ino, flags)?;
+        if truncates {
+            let kill = open_flags & OPEN_KILL_SUIDGID != 0;
+            let truncated = self
+                .privileges
+                .with_change(header, ino, Change { size: Some(0), ..Change::default() }, kill)
+                .and_then(|change| self.tree.set_attributes(ino, &change).map(|_| change.mode.is_some()))
+                .and_then(|lost_bits| if lost_bits { self.pull.forget_attributes(ino) } else { Ok(()) });
+            if let Err(e) = truncated {
+                self.end(ino, flags);
+                return Err(e);
+            }
+        }
+        Ok(Answer::default().opened(self.handle(flags), self.direct()))
+    }
+
+    /// An opening begins: before the kernel is told, so that no write comes before it.
+    fn begin(&self, ino: Ino, flags: u32) -> Result<()> {
+        self.tree.open(ino, writable(flags))?;
+        if writable(flags) {
+            // One that had happened when the last process was killed is among those that were taken over.
+            if !untorn_tree::is_repeated() {
+                self.pull.opened(ino, 1);
+            }
+            self.privileges.opened(ino);
+        }
+        Ok(())
+    }
+
+    fn end(&self, ino: Ino, flags: u32) {
+        if writable(flags) {
+            self.pull.released(ino);
+        }
+        self.tree.release(ino, writable(flags));
+    }
+
+    fn create(&self, header: &Header, mut fields: Fields<'_>, named: bool) -> Result<Answer> {
+        let (flags, mode) = (fields.u32()?, fields.u32()? & 0o7777);
+        let by = by(header, fields.u32()?);
+        fields.skip(4)?;
+        let made = match named {
+            true => self.tree.make(by, header.ino, fields.name()?, Kind::File, mode, 0)?,
+            false => self.tree.make_unnamed(by, header.ino, mode)?,
+        };
+        if let Err(e) = self.begin(made.ino, flags) {
+            self.tree.forget(made.ino, 1);
+            return Err(e);
+        }
+        Ok(Answer::default().entry(&made).opened(self.handle(flags), self.direct()))
+    }
+
+    fn write(&self, header: &Header, mut fields: Fields<'_>) -> Result<Answer> {
+        let ino = header.ino;
+        fields.skip(8)?;
+        let (offset, len, flags) = (fields.u64()?, fields.u32()?, fields.u32()?);
+        fields.skip(16)?;
+        let data = fields.bytes(len as usize)?;
+        if self.privileges.before_write(header, ino, flags & WRITE_KILL_SUIDGID != 0)? {
+            self.pull.forget_attributes(ino)?;
+        }
+        match flags & WRITE_CACHE != 0 {
+            true => self.tree.write(ino, offset, data)?,
+            false => self.tree.write_now(ino, offset, data)?,
+        }
+        Ok(Answer::default().u32(len).u32(0))
+    }
+
+    fn read_dir(&self, dir: Ino, mut fields: Fields<'_>, plus: bool) -> Result<Answer> {
+        fields.skip(8)?;
+        let (start, room) = (fields.u64()?, fields.u32()? as usize);
+        let mut answer = Answer::default();
+        let own = |next, name: &str, ino| Entry { next, name: OsString::from(name), ino, kind: Kind::Directory };
+        let parent = self.tree.parent(dir)?;
+        let mut entries = match start {
+            0 => vec![own(AFTER_DOT, ".", dir), own(AFTER_DOT_DOT, "..", parent)],
+            AFTER_DOT => vec![own(AFTER_DOT_DOT, "..", parent)],
+            _ => Vec::new(),
+        };
+        let of_tree = self.tree.read_dir(dir, start.saturating_sub(AFTER_DOT_DOT), NAMES)?;
+        entries.extend(of_tree.into_iter().map(|entry| Entry { next: entry.next + AFTER_DOT_DOT, ..entry }));
+        for entry in entries {
+            let len = dirent_len(&entry.name) + if plus { ENTRY_LEN } else { 0 };
+            if answer.len() + len > room {
+                break;
+            }
+            if plus {
+                let of_tree = entry.next > AFTER_DOT_DOT;
+                let found = of_tree.then(|| self.tree.lookup(dir, &entry.name).ok()).flatten();
+                answer = match found {
+                    Some(found) => answer.entry(&found),
+                    // Gone meanwhile: the name alone.
+                    None => answer.raw(&[0; ENTRY_LEN]),
+                };
+            }
+            answer = answer.dirent(&entry);
+        }
+        Ok(answer)
+    }
+
+    /// An opening has ended, and its transactions with it. Nobody waits for that.
+    fn leave_transactions(&self, handle: u64) {
+        if handle & 1 == 0 {
+            return;
+        }
+        self.leave(self.tree.end_opening(handle));
+    }
+
+    /// Goes on with what a process was to leave that was killed.
+    pub fn leave_left(&self) {
+        self.leave(self.tree.left());
+    }
+
+    fn leave(&self, transactions: Vec<Transaction>) {
+        for txn in transactions {
+            let (tree, pull) = (Arc::clone(&self.tree), Arc::clone(&self.pull));
+            // Without the thread nothing of it is committed until the mount ends, and it is given up then.
+            let _ = std::thread::Builder::new().spawn(move || tree.leave(txn, &*pull));
+        }
+    }
+
+    /// What a program asks of a transaction.
+    fn transaction(&self, ino: Ino, handle: u64, command: u32, given: u64) -> Result<Answer> {
+        let writes = handle & 1 != 0;
+        match command {
+            mount_calls::BEGIN | mount_calls::ADD if !writes => return errno(libc::EBADF),
+            mount_calls::BEGIN => {
+                let txn = self.tree.begin(handle, given != 0)?;
+                if let Err(e) = self.tree.add(txn, ino) {
+                    self.tree.dissolve(txn);
+                    return Err(e);
+                }
+                return Ok(Answer::default().u32(0).u32(0).u32(0).u32(0).u64(txn));
+            }
+            mount_calls::ADD => self.tree.add(given, ino)?,
+            mount_calls::COMMIT | mount_calls::COMMIT_AND_CHAIN => {
+                self.tree.commit(given, command == mount_calls::COMMIT_AND_CHAIN, &*self.pull)?;
+            }
+            mount_calls::ABORT | mount_calls::ABORT_AND_CHAIN => {
+                let had_changes = self.tree.abort(given, command == mount_calls::ABORT_AND_CHAIN, &*self.pull)?;
+                return Ok(Answer::default().u32(had_changes.into()).u32(0).u32(0).u32(0));
+            }
+            _ => self.tree.dissolve(given),
+        }
+        Ok(Answer::default().u32(0).u32(0).u32(0).u32(0))
+    }
+
+    fn control(&self, header: &Header, mut fields: Fields<'_>) -> Result<Answer> {
+        let handle = fields.u64()?;
+        fields.skip(4)?;
+        let command = fields.u32()?;
+        fields.skip(16)?;
+        let done = Answer::default().u32(0).u32(0).u32(0).u32(0);
+        let of_daemon = header.uid == 0 || header.uid == rustix::process::geteuid().as_raw();
+        match command {
+            mount_control::PREPARE_UNMOUNT if !of_daemon => errno(libc::EPERM),
+            mount_control::PREPARE_UNMOUNT => {
+                if let Err(e) = self.tree.prepare_end(&*self.pull) {
+                    let status = self.tree.status()?;
+                    // What is lost for good is not waited for. With `--commit=store` it keeps back all else.
+                    let is_lost =
+                        e == Errno(libc::EIO) && !status.poisoned.is_empty() && self.commit != CommitMode::Store;
+                    // After a failed flush of the log only a new mount commits again.
+                    if !status.failed && !is_lost {
+                        return Err(e);
+                    }
+                }
+                Ok(done.u32(supervised::last_to_end()))
+            }
+            mount_calls::STATUS if !of_daemon => errno(libc::EPERM),
+            mount_calls::STATUS => Ok(done.raw(&mount_status::answer(&self.tree.status()?, self.commit))),
+            mount_control::SYNC_ALL => {
+                self.tree.sync_all(&*self.pull)?;
+                Ok(done)
+            }
+            mount_control::SYNC_FILES => {
+                let count = usize::try_from(fields.u64()?).ok().filter(|count| *count <= mount_control::MOST_FILES);
+                let files = (0..count.ok_or(Errno(libc::EINVAL))?).map(|_| fields.u64()).collect::<Result<Vec<_>>>()?;
+                for file in &files {
+                    let owner = self.tree.attributes(*file)?.uid;
+                    if !of_daemon && header.uid != owner {
+                        return errno(libc::EPERM);
+                    }
+                }
+                self.tree.sync_files(&files, &*self.pull)?;
+                Ok(done)
+            }
+            mount_calls::BEGIN
+            | mount_calls::ADD
+            | mount_calls::COMMIT
+            | mount_calls::ABORT
+            | mount_calls::COMMIT_AND_CHAIN
+            | mount_calls::ABORT_AND_CHAIN
+            | mount_calls::DISSOLVE => self.transaction(header.ino, handle, command, fields.u64()?),
+            _ => errno(libc::ENOTTY),
+        }
+    }
+}
+
+fn by(header: &Header, umask: u32) -> Request {
+    Request { uid: header.uid, gid: header.gid, umask: umask & 0o777 }
+}
+
+/// A value, or only its length if there is no room to be filled.
+fn sized(value: &[u8], room: usize) -> Result<Answer> {
+    match room {
+        0 => Ok(Answer::default().u32(u32::try_from(value.len()).map_err(|_| Errno(libc::E2BIG))?).u32(0)),
+        _ if value.len() > room => errno(libc::ERANGE),
+        _ => Ok(Answer::default().raw(value)),
+    }
+}
+
+fn hidden_attributes(root: &Attributes) -> Attributes {
+    Attributes {
+        ino: HIDDEN,
+        kind: Kind::Directory,
+        mode: 0o700,
+        uid: rustix::process::geteuid().as_raw(),
+        gid: rustix::process::getegid().as_raw(),
+        nlink: 2,
+        ..*root
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fuse::device::Device;
+    use std::io;
+    use std::sync::Mutex;
+    use untorn_tree::{Kept, StoreTree, TreeOptions};
+
+    /// A log that is being written, and the one before it.
+    #[derive(Default)]
+    struct Log(Mutex<(Vec<u8>, Vec<u8>)>);
+
+    impl Kept for Log {
+        fn len(&self) -> io::Result<u64> {
+            Ok(self.0.lock().unwrap().0.len() as u64)
+        }
+
+        fn read_at(&self, bytes: &mut [u8], at: u64) -> io::Result<()> {
+            bytes.copy_from_slice(&self.0.lock().unwrap().0[at as usize..][..bytes.len()]);
+            Ok(())
+        }
+
+        fn append(&self, parts: &[&[u8]]) -> io::Result<()> {
+            self.0.lock().unwrap().1.extend(parts.concat());
+            Ok(())
+        }
+
+        fn cut(&self, len: u64) -> io::Result<()> {
+            self.0.lock().unwrap().0.truncate(len as usize);
+            Ok(())
+        }
+
+        fn begin(&self, _: u64) -> io::Result<()> {
+            self.0.lock().unwrap().1.clear();
+            Ok(())
+        }
+
+        fn finish(&self) -> io::Result<()> {
+            self.kill();
+            Ok(())
+        }
+
+        fn give_up(&self) {
+            panic!("the log is given up");
+        }
+    }
+
+    impl Log {
+        /// What is written by now is what the next process finds.
+        fn kill(&self) {
+            let mut logs = self.0.lock().unwrap();
+            logs.0 = logs.1.clone();
+        }
+    }
+
+    /// The process is killed before it answers: the next one has taken the opening over when the kernel asks again.
+    #[test]
+    fn an_opening_that_is_asked_for_again_is_counted_once() {
+        let (dir, log) = (tempfile::tempdir().unwrap(), Arc::new(Log::default()));
+        let start = || {
+            let store = StoreTree::store_options().open(dir.path()).unwrap();
+            let options = TreeOptions { kept: Some(log.clone()), ..TreeOptions::default() };
+            let pull =
+                Arc::new(KernelPull::new(Arc::new(Device::new(std::fs::File::open("/dev/null").unwrap().into()))));
+            let tree = Arc::new(StoreTree::open(store, options).unwrap());
+            let handlers = Handlers::new(tree, Arc::clone(&pull), CommitMode::Sync);
+            handlers.take_over();
+            (handlers, pull)
+        };
+        let create = [0, opcode::CREATE, 7, 0, 1, 0, 0, 0, 0, 0, libc::O_WRONLY.cast_unsigned(), 0o644, 0, 0];
+        let message: Vec<u8> = create.into_iter().flat_map(u32::to_ne_bytes).chain(*b"f\0").collect();
+        let ask = |handlers: &Handlers| {
+            untorn_tree::answering(7);
+            let (header, fields) = Fields::of(&message).unwrap();
+            assert!(handlers.answer(&header, fields).unwrap().is_ok());
+        };
+        let (killed, pull) = start();
+        ask(&killed);
+        assert_eq!(pull.end().iter().map(|(_, writers)| *writers).collect::<Vec<_>>(), [1]);
+        drop(killed);
+        log.kill();
+        let (handlers, pull) = start();
+        ask(&handlers);
+        assert_eq!(pull.end().iter().map(|(_, writers)| *writers).collect::<Vec<_>>(), [1]);
+    }
+}

@@ -1,0 +1,213 @@
+//! The process that makes the kernel send what is dirty of a file, for the daemon.
+//!
+//! A thread that asks the kernel for that (`sync_file_range` on a descriptor of the mount) waits, in the kernel, for the
+//! daemon. If it were one of the daemon, and the daemon were killed, the thread would never end, nor what it holds,
+//! `/dev/fuse`: whoever uses the mount would wait for ever, and could not be killed. So another process does it, which has
+//! nothing of the daemon but a connection: whichever of them is killed, or both, everything ends.
+//!
+//! It opens files of the mount through the *hidden directory*: its name is a random number, is looked up once, and is not
+//! there after that. In it, the name of an inode is the number of the inode. No path of the mount is followed, so no lock
+//! is waited for that a handler's program holds.
+
+use crate::processes::passed_descriptors::{receive, send};
+use anyhow::{Context, Result, bail};
+use rustix::fd::{AsFd, AsRawFd, OwnedFd};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use rustix::mount::{MountPropagationFlags, OpenTreeFlags, mount_change};
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use untorn_terminal::user_namespace;
+
+/// The subcommand of this process.
+pub const PULLER: &str = "puller";
+
+/// What is answered when a file could not be opened: nothing was pulled.
+pub const NOT_OPENED: i32 = -1;
+/// What is answered when this user may not open a file as pulls do: asked once more, [for reading](FOR_READING).
+pub const NOT_ALLOWED: i32 = -2;
+/// Behind the number of a file that is to be opened for reading, and pulled. No file has this size.
+pub const FOR_READING: Number = [0xff; 8];
+/// How a file is opened: neither for reading nor for writing, so that a program can still have a lease of it, for which
+/// nobody else may have it open.
+const NEITHER: OFlags = OFlags::from_bits_retain(libc::O_ACCMODE.cast_unsigned());
+
+/// The most that one message asks to be read.
+const READ_MAX: usize = 64 << 10;
+
+/// A file of the mount by its inode number, as it is asked for.
+pub type Number = [u8; 8];
+
+/// Opens the hidden directory, beneath a mount point that answers: so that the mount point is not kept busy.
+fn open_hidden(path: &Path) -> Result<OwnedFd> {
+    // For root, in a mount of its own that no namespace has.
+    let clone = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    if let Ok(tree) = rustix::mount::open_tree(CWD, path, clone) {
+        return Ok(tree);
+    }
+    // For others, in a namespace that only this process has.
+    if user_namespace::is_root() {
+        bail!("this process is root without the right to have mounts of its own");
+    }
+    user_namespace::enter().map_err(anyhow::Error::msg)?;
+    mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).context("private mounts")?;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    Ok(rustix::fs::open(path, flags, Mode::empty())?)
+}
+
+/// Files of the mount that are open here.
+struct Files {
+    hidden: OwnedFd,
+    /// Held while one is opened, so that none is opened twice.
+    open: Mutex<HashMap<Number, Arc<OwnedFd>>>,
+}
+
+impl Files {
+    /// A descriptor of the file, and whether it is new.
+    fn descriptor(&self, number: Number, mode: OFlags) -> rustix::io::Result<(Arc<OwnedFd>, bool)> {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(own) = open.get(&number) {
+            return Ok((Arc::clone(own), false));
+        }
+        let flags = OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        let own = Arc::new(rustix::fs::openat(&self.hidden, name(number), flags | mode, Mode::empty())?);
+        open.insert(number, Arc::clone(&own));
+        Ok((own, true))
+    }
+
+    fn close(&self, number: Number) {
+        let closed = self.open.lock().unwrap_or_else(PoisonError::into_inner).remove(&number);
+        // Closing waits for the kernel to send what is dirty, and for the file's lock: nobody waits for this.
+        if let Some(closed) = closed {
+            let _ = thread::Builder::new().spawn(move || drop(closed));
+        }
+    }
+
+    /// Gives the kernel a file's size: without opening the file, as the opening would be one for writing, for which the
+    /// daemon may be waiting.
+    fn set_size(&self, number: Number, size: Number) -> rustix::io::Result<()> {
+        let path = format!("/proc/self/fd/{}/{}", self.hidden.as_raw_fd(), name(number));
+        let path = std::ffi::CString::new(path).map_err(|_| rustix::io::Errno::INVAL)?;
+        let size = i64::try_from(u64::from_ne_bytes(size)).map_err(|_| rustix::io::Errno::FBIG)?;
+        // SAFETY: a path that ends at a zero and outlives the call.
+        match unsafe { libc::truncate(path.as_ptr(), size) } {
+            0 => Ok(()),
+            _ => {
+                Err(rustix::io::Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(rustix::io::Errno::IO))
+            }
+        }
+    }
+
+    /// Reads what the kernel has in its cache of a file: what the daemon refuses to tell is an error if it is not there.
+    fn read(&self, number: Number, offset: u64, bytes: &mut [u8]) -> rustix::io::Result<()> {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        let own = rustix::fs::openat(&self.hidden, name(number), flags, Mode::empty())?;
+        let mut done = 0;
+        while done < bytes.len() {
+            match rustix::io::pread(&own, &mut bytes[done..], offset + done as u64) {
+                Ok(0) => return Err(rustix::io::Errno::IO),
+                Ok(n) => done += n,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
+    }
+
+    /// Serves one line. The number of a file comes, and the file is pulled; with one number more it gets that size, but for
+    /// [`FOR_READING`]; with an
+    /// offset and a length, these bytes are read. An error number or 0 goes back, and the bytes.
+    fn serve(&self, line: &OwnedFd) {
+        let mut asked = [Number::default(); 3];
+        while let Ok((len @ (8 | 16 | 24), _)) = receive(line, asked.as_flattened_mut()) {
+            let number = asked[0];
+            let mut bytes = Vec::new();
+            let (answer, is_new) = match len {
+                8 => match self.descriptor(number, NEITHER) {
+                    Ok((own, is_new)) => (pull(&own), is_new),
+                    Err(rustix::io::Errno::ACCESS) => (NOT_ALLOWED, false),
+                    Err(_) => (NOT_OPENED, false),
+                },
+                16 if asked[1] == FOR_READING => match self.descriptor(number, OFlags::RDONLY) {
+                    Ok((own, is_new)) => (pull(&own), is_new),
+                    Err(_) => (NOT_OPENED, false),
+                },
+                16 => match self.set_size(number, asked[1]) {
+                    Ok(()) => (0, true),
+                    Err(e) => (e.raw_os_error(), true),
+                },
+                _ => {
+                    bytes.resize(usize::from_ne_bytes(asked[2]).min(READ_MAX), 0);
+                    match self.read(number, u64::from_ne_bytes(asked[1]), &mut bytes) {
+                        Ok(()) => (0, true),
+                        Err(e) => (e.raw_os_error(), true),
+                    }
+                }
+            };
+            if is_new {
+                // The daemon gives a file once. Else the name would keep the inode when all its other names and openings are
+                // gone. Before the answer, after which the daemon may give the file for something else.
+                let _ = rustix::fs::statat(&self.hidden, name(number), AtFlags::SYMLINK_NOFOLLOW);
+            }
+            if answer != 0 {
+                bytes.clear();
+            }
+            let answer = [&answer.to_ne_bytes(), &bytes[..]].concat();
+            if send(line, &answer, None).is_err() {
+                return;
+            }
+        }
+    }
+}
+
+fn name(number: Number) -> String {
+    u64::from_ne_bytes(number).to_string()
+}
+
+fn pull(own: &OwnedFd) -> i32 {
+    let all = libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    // SAFETY: a system call on a descriptor that is open as long as `own` is there; it takes no memory.
+    match unsafe { libc::sync_file_range(own.as_raw_fd(), 0, 0, all) } {
+        0 => 0,
+        _ => std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO),
+    }
+}
+
+/// What the process does: its standard input is a connection to the daemon. The first message has the hidden directory, or
+/// its path, and then it is sent back. After that a message is a line, or the number of a file to be closed.
+pub fn run() -> Result<()> {
+    // Whoever ends the daemon ends this by it: a signal to both at once must not take it away before.
+    // SAFETY: a set of signals is numbers, and `sigfillset` makes it a valid one, which outlives the calls.
+    unsafe {
+        let mut all = std::mem::zeroed();
+        libc::sigfillset(&mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &all, std::ptr::null_mut());
+    }
+    let control = rustix::io::dup(rustix::stdio::stdin()).context("the connection")?;
+    let mut path = [0; libc::PATH_MAX as usize];
+    let (len, given) = receive(&control, &mut path).context("the connection")?;
+    let hidden = match given {
+        Some(hidden) => hidden,
+        None => {
+            use std::os::unix::ffi::OsStrExt;
+            let opened = open_hidden(Path::new(std::ffi::OsStr::from_bytes(&path[..len])));
+            let sent = opened.as_ref().ok().map(AsFd::as_fd);
+            send(&control, b"h", sent).context("the connection")?;
+            opened?
+        }
+    };
+    let files = Arc::new(Files { hidden, open: Mutex::default() });
+    let mut number = Number::default();
+    loop {
+        match receive(&control, &mut number) {
+            Ok((0, _)) | Err(_) => return Ok(()),
+            Ok((_, Some(line))) => {
+                let files = Arc::clone(&files);
+                // Without the thread the line ends, and the daemon has another way.
+                let _ = thread::Builder::new().spawn(move || files.serve(&line));
+            }
+            Ok(_) => files.close(number),
+        }
+    }
+}

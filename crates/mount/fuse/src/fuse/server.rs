@@ -1,0 +1,361 @@
+//! Threads that answer the kernel's requests.
+//!
+//! One thread receives, and answers what it receives. A second one would only be in its way: the kernel wakes the one that
+//! waits the longest, so that each request would find a thread that sleeps, on another processor. A thread whose handler
+//! waits, for what is dirty of a file or for a commit, calls another one to receive before it does: what it waits for is
+//! answered by that one.
+
+use crate::fuse::device::{Device, End, Look};
+use crate::fuse::handlers::{Handlers, Waits};
+use crate::fuse::kernel_pull::KernelPull;
+use crate::fuse::protocol::{
+    ASKED_AGAIN, Answer, BUFFER, Fields, Header, MAJOR, MAX_WRITE, MINOR, REQUEST_HEADER, agreed, opcode,
+};
+use anyhow::{Context, Result, bail, ensure};
+use rustix::fd::OwnedFd;
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use untorn_tree::{CommitMode, Errno, FileTree};
+
+/// Threads that receive at a time, at most.
+const RECEIVING_MOST: usize = 3;
+/// Threads that are kept to be called; those beyond end.
+const RESERVE_MOST: usize = 4;
+
+thread_local! {
+    static PART: Cell<Part> = const { Cell::new(Part::Other) };
+}
+
+/// What a thread does for a server.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Part {
+    /// Nothing.
+    Other,
+    /// It receives, and answers without waiting.
+    Receives,
+    /// Its handler waits.
+    Waits,
+}
+
+#[derive(Default)]
+struct Threads {
+    all: usize,
+    /// Those that receive. There is always one, until the end.
+    receiving: usize,
+    /// Those whose handlers wait.
+    waiting: usize,
+    /// Those that sleep until they are called.
+    reserve: usize,
+    /// Calls that none of them has heard yet.
+    calls: usize,
+    end: Option<End>,
+}
+
+/// A thread that is one of all until it ends, however it does.
+struct Counted(Arc<Server>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.threads().all -= 1;
+        self.0.ended.notify_all();
+    }
+}
+
+/// A mount that is served.
+pub struct Server {
+    device: Arc<Device>,
+    handlers: Handlers,
+    pull: Arc<KernelPull>,
+    threads: Mutex<Threads>,
+    called: Condvar,
+    ended: Condvar,
+}
+
+impl Server {
+    /// Agrees with the kernel at a mount's descriptor, and serves the tree from then on. `commit` is how the tree was
+    /// opened.
+    pub fn start(descriptor: OwnedFd, tree: Arc<dyn FileTree>, commit: CommitMode) -> Result<Arc<Server>> {
+        let device = Arc::new(Device::new(descriptor));
+        agree(&device, commit)?;
+        Server::with(device, tree, commit)
+    }
+
+    /// Serves what another process has served, which agreed with the kernel, and was killed. What the kernel asked and was
+    /// not answered, it asks again.
+    pub fn go_on(descriptor: OwnedFd, tree: Arc<dyn FileTree>, commit: CommitMode) -> Result<Arc<Server>> {
+        let device = Arc::new(Device::new(descriptor));
+        // Before anything is received: what is being answered would be asked again, too.
+        let again = device.ask_again();
+        again.map_err(|Errno(e)| std::io::Error::from_raw_os_error(e)).context("the kernel does not ask again")?;
+        Server::with(device, tree, commit)
+    }
+
+    fn with(device: Arc<Device>, tree: Arc<dyn FileTree>, commit: CommitMode) -> Result<Arc<Server>> {
+        let pull = Arc::new(KernelPull::new(Arc::clone(&device)));
+        let handlers = Handlers::new(tree, Arc::clone(&pull), commit);
+        handlers.take_over();
+        let (threads, called, ended) = Default::default();
+        let server = Arc::new(Server { device, handlers, pull, threads, called, ended });
+        let of_pulls = Arc::downgrade(&server);
+        server.pull.before_waiting(move || {
+            if let Some(server) = of_pulls.upgrade() {
+                server.begin_waiting();
+            }
+        });
+        let mut threads = server.threads();
+        server.add_reserve(&mut threads)?;
+        server.add_reserve(&mut threads)?;
+        server.call(threads);
+        Ok(server)
+    }
+
+    /// What brings the kernel's cache to the tree.
+    pub fn pull(&self) -> &Arc<KernelPull> {
+        &self.pull
+    }
+
+    /// Goes on with transactions that a killed process was to give up. After pulls were started.
+    pub fn leave_left(&self) {
+        self.handlers.leave_left();
+    }
+
+    /// Waits until the mount is gone and every handler has ended.
+    pub fn wait(&self) -> End {
+        let mut threads = self.threads();
+        loop {
+            match threads.end {
+                Some(end) if threads.all == 0 => return end,
+                _ => threads = self.ended.wait(threads).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
+    }
+
+    fn threads(&self) -> MutexGuard<'_, Threads> {
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add_reserve(self: &Arc<Server>, threads: &mut Threads) -> Result<()> {
+        let server = Arc::clone(self);
+        spawn(move || server.serve())?;
+        threads.all += 1;
+        threads.reserve += 1;
+        Ok(())
+    }
+
+    /// One of the reserve receives from now on.
+    fn call(&self, mut threads: MutexGuard<'_, Threads>) {
+        threads.reserve -= 1;
+        threads.receiving += 1;
+        threads.calls += 1;
+        // It is to find the lock free.
+        drop(threads);
+        self.called.notify_one();
+    }
+
+    /// Sleeps until this thread is called; false at the end.
+    fn wait_for_call(&self, mut threads: MutexGuard<'_, Threads>) -> bool {
+        while threads.calls == 0 && threads.end.is_none() {
+            threads = self.called.wait(threads).unwrap_or_else(PoisonError::into_inner);
+        }
+        if threads.end.is_some() {
+            return false;
+        }
+        threads.calls -= 1;
+        PART.set(Part::Receives);
+        true
+    }
+
+    fn serve(self: Arc<Server>) {
+        let counted = Counted(self);
+        let mut buffer = resident();
+        if counted.0.wait_for_call(counted.0.threads()) {
+            counted.0.receive_all(&mut buffer);
+        }
+    }
+
+    fn receive_all(self: &Arc<Server>, buffer: &mut [u8]) {
+        let mut look = Look::default();
+        loop {
+            let is_alone = self.threads().receiving == 1;
+            let len = match self.device.receive(buffer, is_alone.then_some(&mut look)) {
+                Ok(len) => len,
+                Err(end) => {
+                    self.threads().end.get_or_insert(end);
+                    self.called.notify_all();
+                    return;
+                }
+            };
+            let Ok((header, fields)) = Fields::of(&buffer[..len]) else { continue };
+            let waits = self.handlers.waits(header.opcode);
+            if waits != Waits::No
+                && let Err(e) = self.prepare_waiting()
+            {
+                self.device.answer(header.unique, Err(e));
+                continue;
+            }
+            if waits == Waits::Always {
+                self.begin_waiting();
+            }
+            self.answer(&header, fields);
+            if !self.goes_on(header.opcode == opcode::READ) {
+                return;
+            }
+        }
+    }
+
+    fn answer(&self, header: &Header, fields: Fields<'_>) {
+        let unique = header.unique & !ASKED_AGAIN;
+        untorn_tree::answering(unique);
+        // A program would wait for ever for what a panic leaves unanswered.
+        let answer = catch_unwind(AssertUnwindSafe(|| self.handlers.answer(header, fields)));
+        if let Some(answer) = answer.unwrap_or(Some(Err(Errno(libc::EIO)))) {
+            self.device.answer(header.unique, answer);
+        }
+        if untorn_tree::has_happened() {
+            self.handlers.answered(unique);
+        }
+    }
+
+    /// Before a handler that may wait: there is a thread that can be called. `ENOMEM` if none can be had.
+    ///
+    /// It is there until this thread calls it: only the last that receives calls one, and this thread receives.
+    fn prepare_waiting(self: &Arc<Server>) -> Result<(), Errno> {
+        let mut threads = self.threads();
+        match threads.reserve {
+            0 => self.add_reserve(&mut threads).map_err(|_| Errno(libc::ENOMEM)),
+            _ => Ok(()),
+        }
+    }
+
+    /// In a handler, before it waits; other threads than those that receive are none of it.
+    fn begin_waiting(&self) {
+        if PART.get() != Part::Receives {
+            return;
+        }
+        PART.set(Part::Waits);
+        let mut threads = self.threads();
+        threads.receiving -= 1;
+        threads.waiting += 1;
+        if threads.receiving == 0 {
+            self.call(threads);
+        }
+    }
+
+    /// After a handler: whether this thread receives again, perhaps when it has been called.
+    ///
+    /// Several receive while several programs wait for their syncs, and while a file is read, as the kernel asks for several
+    /// parts of it at a time: to call a thread each time would cost as much as what one alone saves.
+    fn goes_on(&self, reads: bool) -> bool {
+        let has_waited = PART.replace(Part::Receives) == Part::Waits;
+        let mut threads = self.threads();
+        threads.waiting -= usize::from(has_waited);
+        let several = reads || threads.waiting > 0;
+        if has_waited && several && threads.receiving < RECEIVING_MOST {
+            threads.receiving += 1;
+            return true;
+        }
+        if !has_waited {
+            if several || threads.receiving == 1 {
+                return true;
+            }
+            threads.receiving -= 1;
+        }
+        PART.set(Part::Other);
+        if threads.reserve >= RESERVE_MOST {
+            return false;
+        }
+        threads.reserve += 1;
+        self.wait_for_call(threads)
+    }
+}
+
+fn spawn(run: impl FnOnce() + Send + 'static) -> Result<()> {
+    thread::Builder::new().name("untorn mount".to_owned()).spawn(run).context("cannot start a thread")?;
+    Ok(())
+}
+
+/// Memory for a request. All of it is there, as the kernel drops a request, and what it was to write, if it has to find
+/// memory for it while the process is being killed.
+fn resident() -> Vec<u8> {
+    let mut buffer = Vec::with_capacity(BUFFER);
+    buffer.resize(BUFFER, 1);
+    buffer
+}
+
+/// The first request, `INIT`.
+fn agree(device: &Device, commit: CommitMode) -> Result<()> {
+    let mut buffer = vec![0; BUFFER];
+    loop {
+        let Ok(len) = device.receive(&mut buffer, None) else { bail!("the mount was gone before it was served") };
+        let (header, mut fields) =
+            Fields::of(&buffer[..len]).map_err(|_| anyhow::anyhow!("the kernel sent nothing"))?;
+        ensure!(header.opcode == opcode::INIT && len > REQUEST_HEADER, "the descriptor is no fresh mount");
+        let fields = (|| {
+            let (major, minor, read_ahead, flags) = (fields.u32()?, fields.u32()?, fields.u32()?, fields.u32()?);
+            let more = if flags & agreed::INIT_EXT as u32 != 0 { fields.u32()? } else { 0 };
+            Ok((major, minor, read_ahead, u64::from(flags) | u64::from(more) << 32))
+        })();
+        let (major, minor, read_ahead, offered) =
+            fields.map_err(|_: Errno| anyhow::anyhow!("the kernel's INIT is short"))?;
+        if major > MAJOR {
+            // It asks again, with this version.
+            device.answer(header.unique, Ok(Answer::default().u32(MAJOR).u32(MINOR).raw(&[0; 56])));
+            continue;
+        }
+        ensure!(
+            major == MAJOR && minor >= MINOR,
+            "the kernel's FUSE is version {major}.{minor}, and {MAJOR}.{MINOR} is needed; use Linux 6.16 or newer"
+        );
+        let writes = match commit {
+            CommitMode::Write => agreed::DIRECT_IO_ALLOW_MMAP,
+            _ => agreed::WRITEBACK_CACHE,
+        };
+        // Without ASYNC_DIO: after an asynchronous direct write the kernel neither asks for the sync of `O_DSYNC` and its kin,
+        // nor drops what it has cached of the range. It does both after one for which the submitting thread waits.
+        let wanted = agreed::ASYNC_READ
+            | agreed::ATOMIC_O_TRUNC
+            | agreed::EXPORT_SUPPORT
+            | agreed::BIG_WRITES
+            | writes
+            | agreed::DO_READDIRPLUS
+            | agreed::READDIRPLUS_AUTO
+            | agreed::PARALLEL_DIROPS
+            | agreed::ABORT_ERROR
+            | agreed::MAX_PAGES
+            | agreed::CACHE_SYMLINKS
+            | agreed::HANDLE_KILLPRIV_V2
+            | agreed::DONT_MASK
+            | agreed::POSIX_ACL
+            | agreed::SETXATTR_EXT
+            | agreed::HAS_RESEND
+            | agreed::INIT_EXT;
+        let flags = wanted & offered;
+        let needed = writes
+            | agreed::MAX_PAGES
+            | agreed::ATOMIC_O_TRUNC
+            | agreed::HANDLE_KILLPRIV_V2
+            | agreed::DONT_MASK
+            | agreed::POSIX_ACL
+            | agreed::SETXATTR_EXT;
+        ensure!(flags & needed == needed, "the kernel's FUSE has no cache of writes; use a newer kernel");
+        // One more than that, as a program's buffer need not begin with a page. (The kernel has a limit of its own.)
+        let pages = u16::try_from(MAX_WRITE / rustix::param::page_size() + 1).unwrap_or(u16::MAX);
+        let answer = Answer::default()
+            .u32(MAJOR)
+            .u32(MINOR)
+            .u32(read_ahead)
+            .u32(flags as u32)
+            .u16(64)
+            .u16(48)
+            .u32(MAX_WRITE as u32)
+            .u32(1)
+            .u16(pages)
+            .u16(0)
+            .u32((flags >> 32) as u32)
+            .raw(&[0; 28]);
+        device.answer(header.unique, Ok(answer));
+        return Ok(());
+    }
+}

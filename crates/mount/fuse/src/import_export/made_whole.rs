@@ -1,0 +1,304 @@
+//! A directory that is made whole or not at all: beside its place, under another name, and renamed when all of it is
+//! durable.
+
+use crate::mounts::{mount_point, store_files};
+use crate::plain_trees::copying::path_of;
+use crate::plain_trees::deep_paths::remove_all;
+use anyhow::{Context, Result, bail, ensure};
+use rustix::fd::AsFd;
+use rustix::fs::{CWD, FlockOperation, Mode, OFlags, RenameFlags, renameat_with};
+use rustix::io::Errno;
+use std::ffi::OsString;
+use std::fs::{self, DirBuilder, File, Permissions};
+use std::io::ErrorKind;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use untorn_terminal::{signals, tell};
+
+/// What an interruption finds.
+enum State {
+    /// Nothing was made yet.
+    Nothing,
+    /// An unfinished directory.
+    Unfinished(PathBuf),
+    /// It has its place, or is removed.
+    Done,
+}
+
+/// A directory on the way. Dropped before [`finish`](MadeWhole::finish), or by Ctrl-C, SIGTERM or SIGHUP, which end the
+/// process, it is removed.
+pub struct MadeWhole {
+    place: PathBuf,
+    path: PathBuf,
+    /// Locked, so that nobody else takes it for what a killed process left.
+    directory: File,
+    state: Arc<Mutex<State>>,
+}
+
+impl MadeWhole {
+    /// Begins a directory that is to have its place at `place`: where nothing is, or an empty directory.
+    pub fn begin(place: &Path) -> Result<MadeWhole> {
+        let place = mount_point::absolute(place)?;
+        let shown = place.display();
+        match fs::symlink_metadata(&place) {
+            Err(e) if e.kind() == ErrorKind::NotFound => {}
+            Err(e) => return Err(e).with_context(|| format!("cannot look at {shown}")),
+            Ok(about) => {
+                ensure!(about.is_dir(), "{shown} is there, and no directory; give another name");
+                let mut entries = fs::read_dir(&place).with_context(|| format!("cannot read {shown}"))?;
+                ensure!(entries.next().is_none(), "{shown} is not empty; give a new or an empty directory");
+            }
+        }
+        MadeWhole::beside(&place)
+    }
+
+    /// Begins a directory beside another one, with which it is to [exchange](MadeWhole::exchange) its place.
+    pub fn beside(place: &Path) -> Result<MadeWhole> {
+        let (place, path) = (place.to_owned(), unfinished(place)?);
+        let state = Arc::new(Mutex::new(State::Nothing));
+        remove_on_interrupt(&state)?;
+        let directory = {
+            let mut state = held(&state);
+            let directory = locked(&path, &place)?;
+            *state = State::Unfinished(path.clone());
+            directory
+        };
+        let made = MadeWhole { place, path, directory, state };
+        let path = &made.path;
+        for list in ["system.posix_acl_access", "system.posix_acl_default"] {
+            // What the directory above passes on is not part of the copy.
+            let _ = rustix::fs::removexattr(path, list);
+        }
+        Ok(made)
+    }
+
+    /// Where it will be.
+    pub fn place(&self) -> &Path {
+        &self.place
+    }
+
+    /// Where it is made.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Makes all of it durable, and gives it its place.
+    pub fn finish(self) -> Result<()> {
+        let shown = self.place.display();
+        rustix::fs::syncfs(&self.directory)
+            .with_context(|| format!("cannot make {shown} durable; nothing was made"))?;
+        // An interruption waits.
+        let mut state = held(&self.state);
+        match rustix::fs::rename(&self.path, &self.place) {
+            Err(Errno::NOTEMPTY | Errno::EXIST | Errno::NOTDIR) => {
+                bail!("somebody else has made {shown} meanwhile; nothing was made")
+            }
+            renamed => renamed.with_context(|| format!("cannot give {shown} its name; nothing was made"))?,
+        }
+        *state = State::Done;
+        self.name_is_durable().with_context(|| format!("{shown} is made, and its name is perhaps not durable"))
+    }
+
+    /// Makes all of it durable, and exchanges it with the directory at its place. Both names are durable then.
+    pub fn exchange(self) -> Result<Replaced> {
+        let shown = self.place.display();
+        rustix::fs::syncfs(&self.directory)
+            .with_context(|| format!("cannot make the new {shown} durable; nothing was changed"))?;
+        let mut state = held(&self.state);
+        match renameat_with(CWD, &self.path, CWD, &self.place, RenameFlags::EXCHANGE) {
+            Err(Errno::BUSY | Errno::XDEV) => bail!("{shown} is a mount point, or in use; nothing was changed"),
+            Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => bail!(
+                "the file system of {shown} cannot exchange two names; nothing was changed. `untorn export` makes a plain \
+                 tree elsewhere"
+            ),
+            exchanged => exchanged.with_context(|| format!("cannot give {shown} its name; nothing was changed"))?,
+        }
+        *state = State::Done;
+        self.name_is_durable().with_context(|| {
+            format!("{shown} is plain now, but that is perhaps not durable: {} is kept", self.path.display())
+        })?;
+        Ok(Replaced(self.path.clone()))
+    }
+
+    fn name_is_durable(&self) -> Result<()> {
+        let parent = self.place.parent().context("it has a parent")?;
+        Ok(File::open(parent).and_then(|parent| parent.sync_all())?)
+    }
+}
+
+/// The store that was in the place of a directory before.
+pub struct Replaced(PathBuf);
+
+impl Replaced {
+    /// Removes it, and nothing that somebody else has put there.
+    pub fn remove(self) -> Result<()> {
+        store_files::remove(&self.0)
+    }
+}
+
+/// Removes the store that is left beside a place, replaced by what is there. False: nothing is.
+pub fn remove_left(place: &Path) -> Result<bool> {
+    let path = unfinished(place)?;
+    if !path.is_dir() {
+        return Ok(false);
+    }
+    let Some(_lock) = lock_there(&path, place)? else { return Ok(false) };
+    Replaced(path).remove().with_context(|| format!("cannot remove what was left beside {}", place.display()))?;
+    Ok(true)
+}
+
+/// Where a directory is made that is to have its place at `place`.
+fn unfinished(place: &Path) -> Result<PathBuf> {
+    let (Some(parent), Some(name)) = (place.parent(), place.file_name()) else {
+        bail!("{} has no name", place.display())
+    };
+    let mut hidden = OsString::from(".");
+    hidden.push(name);
+    hidden.push(".untorn-unfinished");
+    Ok(parent.join(hidden))
+}
+
+impl Drop for MadeWhole {
+    fn drop(&mut self) {
+        if let State::Unfinished(path) = std::mem::replace(&mut *held(&self.state), State::Done)
+            && let Err(e) = remove_all(&path)
+        {
+            tell!("untorn-mount: cannot remove {}, which is unfinished: {e}", path.display());
+        }
+    }
+}
+
+fn held(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn remove_on_interrupt(state: &Arc<Mutex<State>>) -> Result<()> {
+    let state = Arc::clone(state);
+    let clean_up = move || {
+        if !clean_up(&state) {
+            // The process ends by itself, and says how.
+            loop {
+                std::thread::park();
+            }
+        }
+    };
+    signals::on_interrupt("untorn-mount", "interrupted; nothing was made", clean_up).context("cannot watch for Ctrl-C")
+}
+
+/// Whether the process is to end, as nothing was made.
+fn clean_up(state: &Mutex<State>) -> bool {
+    let held = held(state);
+    match &*held {
+        State::Nothing => {}
+        State::Unfinished(path) => {
+            signals::remove_meanwhile_by(|| remove_all(path));
+        }
+        State::Done => return false,
+    }
+    // So that it gets no place while the process ends.
+    std::mem::forget(held);
+    true
+}
+
+/// A new directory at `path`, of this user alone, and locked. What is there is removed.
+fn locked(path: &Path, place: &Path) -> Result<File> {
+    let shown = path.display();
+    loop {
+        let is_new = match DirBuilder::new().mode(0o700).create(path) {
+            Err(e) if e.kind() != ErrorKind::AlreadyExists => {
+                return Err(e).with_context(|| format!("cannot make a directory beside {}", place.display()));
+            }
+            made => made.is_ok(),
+        };
+        let Some(directory) = lock_there(path, place)? else { continue };
+        let is_ours = is_mine(&directory)?;
+        if is_new {
+            ensure!(
+                is_ours,
+                "{shown} is another user's as soon as it is made, and could be changed; use another directory"
+            );
+            return Ok(directory);
+        }
+        // Somebody else may have made it, and could change what is made in it.
+        // An ejection leaves a store in which there is something else.
+        if store_files::is_tree(path) {
+            store_files::remove(path)?;
+            continue;
+        }
+        remove_all(path).with_context(|| format!("cannot remove what was left in {shown}"))?;
+    }
+}
+
+fn is_mine(directory: impl AsFd) -> Result<bool> {
+    Ok(rustix::fs::fstat(directory).context("stat")?.st_uid == rustix::process::geteuid().as_raw())
+}
+
+/// The directory at `path`, locked; none if it was removed or renamed meanwhile.
+fn lock_there(path: &Path, place: &Path) -> Result<Option<File>> {
+    let shown = path.display();
+    let open = |path: &Path, flags| rustix::fs::open(path, flags | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+    let found = match open(path, OFlags::PATH | OFlags::NOFOLLOW) {
+        Err(Errno::NOENT) => return Ok(None),
+        Err(Errno::NOTDIR | Errno::LOOP) => bail!("{shown} is in the way, and no directory; remove it"),
+        opened => opened.with_context(|| format!("cannot open {shown}"))?,
+    };
+    let is_ours = is_mine(&found)?;
+    ensure!(is_ours || mount_point::is_root(), "{shown} is another user's, and in the way; have it removed");
+    let itself = path_of(&found).join(".");
+    if is_ours {
+        // A killed process may have left one that is closed, as a model was.
+        let _ = fs::set_permissions(path_of(&found), Permissions::from_mode(0o700));
+    }
+    let directory = File::from(open(&itself, OFlags::RDONLY).with_context(|| format!("cannot open {shown}"))?);
+    match rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::WOULDBLOCK) => bail!("another process is making {}; wait for it", place.display()),
+        result => result.with_context(|| format!("cannot lock {shown}"))?,
+    }
+    // The process that had it may have removed it, or given it its place, meanwhile.
+    let ours = directory.metadata().context("stat")?;
+    let is_there = fs::symlink_metadata(path).is_ok_and(|there| (there.dev(), there.ino()) == (ours.dev(), ours.ino()));
+    Ok(is_there.then_some(directory))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interruption_after_all_is_made_takes_nothing_back_and_holds_nobody_up() {
+        let state = Mutex::new(State::Done);
+        assert!(!clean_up(&state), "the process ends by itself");
+        assert!(state.try_lock().is_ok(), "which needs the lock");
+        let dir = tempfile::tempdir().unwrap();
+        let unfinished = dir.path().join("unfinished");
+        fs::create_dir(&unfinished).unwrap();
+        let state = Mutex::new(State::Unfinished(unfinished.clone()));
+        assert!(clean_up(&state) && !unfinished.exists());
+        assert!(state.try_lock().is_err(), "it gets no place any more");
+    }
+
+    #[test]
+    fn what_was_left_is_not_taken_over_and_links_are_not_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (place, left) = (dir.path().join("store"), dir.path().join(".store.untorn-unfinished"));
+        fs::create_dir(&left).unwrap();
+        fs::set_permissions(&left, Permissions::from_mode(0o777)).unwrap();
+        fs::write(left.join("old"), "").unwrap();
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(&left, Some(65534), Some(65534)).unwrap();
+        }
+        let made = locked(&left, &place).unwrap();
+        let about = made.metadata().unwrap();
+        assert_eq!((about.uid(), about.mode() & 0o777), (rustix::process::geteuid().as_raw(), 0o700));
+        assert!(fs::read_dir(&left).unwrap().next().is_none());
+        drop(made);
+        fs::remove_dir(&left).unwrap();
+        let victim = dir.path().join("victim");
+        fs::create_dir(&victim).unwrap();
+        fs::set_permissions(&victim, Permissions::from_mode(0o755)).unwrap();
+        std::os::unix::fs::symlink(&victim, &left).unwrap();
+        assert!(locked(&left, &place).unwrap_err().to_string().contains("is in the way"));
+        assert_eq!(victim.metadata().unwrap().mode() & 0o777, 0o755);
+    }
+}

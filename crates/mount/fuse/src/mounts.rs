@@ -1,0 +1,12 @@
+//! Mount points: making and finding them, the store behind one, its status, and what programs ask of it. Stands on
+//! `processes` and `plain_trees`.
+
+pub(crate) mod mount_check;
+pub mod mount_control;
+pub(crate) mod mount_device;
+pub mod mount_point;
+pub mod mount_status;
+pub mod mounted_store;
+pub(crate) mod status_question;
+pub(crate) mod store_files;
+pub(crate) mod sync_paths;

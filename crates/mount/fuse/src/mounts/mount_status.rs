@@ -1,0 +1,224 @@
+//! `untorn status` of a live mount: asked of its daemon, and told.
+
+use crate::mounts::mount_point::{self, Mounted};
+use crate::mounts::mounted_store;
+use crate::mounts::status_question;
+use crate::processes::supervised;
+use anyhow::{Context, Result, bail};
+use rustix::io::Errno;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use untorn_os::mount_calls::STATUS_BYTES;
+use untorn_terminal::Output;
+use untorn_terminal::table::{count, pairs};
+use untorn_tree::{CommitMode, TreeStatus};
+
+/// Exit code: something is wrong.
+const PROBLEMS: u8 = 1;
+
+/// The daemon's answer.
+pub fn answer(status: &TreeStatus, mode: CommitMode) -> Vec<u8> {
+    let mode = match mode {
+        CommitMode::Sync => "fsync",
+        CommitMode::Close => "close",
+        CommitMode::Write => "write",
+        CommitMode::Store => "store",
+    };
+    let supervisor = supervised::last_to_end();
+    let daemon = std::process::id();
+    let mut names: Vec<String> = status.poisoned.iter().map(|path| path.to_string_lossy().into_owned()).collect();
+    loop {
+        let value = json!({
+            "daemon": daemon,
+            "supervisor": (supervisor != daemon).then_some(supervisor),
+            "user": rustix::process::geteuid().as_raw(),
+            "mode": mode,
+            "inodes": status.inodes,
+            "open_for_writing": status.open_for_writing,
+            "uncommitted": status.uncommitted,
+            "uncommitted_seconds": status.oldest.map(|age| age.as_secs()),
+            "names_uncommitted": status.names_uncommitted,
+            "on_their_way": status.on_their_way,
+            "owed": status.owed,
+            "transactions": status.transactions,
+            "poisoned": status.poisoned.len(),
+            "poisoned_names": names,
+            "failed": status.failed,
+        });
+        let mut text = value.to_string().into_bytes();
+        if text.len() <= STATUS_BYTES {
+            text.resize(STATUS_BYTES, 0);
+            return text;
+        }
+        // Not all names have room.
+        names.truncate(names.len() / 2);
+    }
+}
+
+/// A mount that a path is on.
+pub struct Found {
+    /// Where, and of what.
+    pub mounted: Mounted,
+    /// What its daemon says; none if it has ended, or does not answer.
+    pub said: Option<Value>,
+    /// Its daemon has not ended, and does not answer: it is stopped, or waits for something.
+    pub hangs: bool,
+}
+
+/// The mount that a directory is the mount point of, or is on; none if it is on none of Untorn's.
+pub fn find(path: &Path) -> Result<Option<Found>> {
+    let Some(asked) = status_question::ask(path)? else {
+        let mounted = mount_point::by_name(path)?;
+        let mounted = mounted.with_context(|| format!("what {} is on does not answer", path.display()))?;
+        return Ok(Some(Found { mounted, said: None, hangs: true }));
+    };
+    let (said, device) = match asked {
+        Ok(said) => said,
+        Err(Errno::NOTCONN | Errno::CONNABORTED) => {
+            let at = mount_point::absolute(path)?;
+            let mounted = mount_point::mounted_at(&at)?.filter(Mounted::is_ours);
+            return Ok(mounted.map(|mounted| Found { mounted, said: None, hangs: false }));
+        }
+        Err(Errno::PERM) => {
+            bail!("{} is on a mount of another user, who alone is told of it (and root)", path.display())
+        }
+        // Whoever is asked next says what is wrong with the path.
+        Err(_) => return Ok(None),
+    };
+    let said = serde_json::from_slice(&said).context("the daemon is of another version of Untorn")?;
+    let is = |mounted: &Mounted| mounted.is_ours() && mounted.device == device;
+    let mounted = mount_point::mounts()?.into_iter().find(is);
+    let mounted = mounted.with_context(|| format!("the mount of {} is in no directory any more", path.display()))?;
+    Ok(Some(Found { mounted, said: Some(said), hangs: false }))
+}
+
+/// What the daemon of the mount that a directory is on says of files of which a write failed: their paths, as many as it tells,
+/// and how many there are. None if it does not say anything to this user.
+pub fn poisoned(on: &Path) -> Option<(Vec<PathBuf>, u64)> {
+    let Found { mounted, said, .. } = find(on).ok()??;
+    let said = said?;
+    let names = said["poisoned_names"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    let paths: Vec<PathBuf> = names.map(|name| mounted.at.join(name)).collect();
+    Some((paths, said["poisoned"].as_u64()?))
+}
+
+/// Names files that are not committed, in one line.
+pub fn not_committed((paths, count): &(Vec<PathBuf>, u64)) -> String {
+    let mut names: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
+    if *count > names.len() as u64 {
+        names.push(format!("and {} more", count - names.len() as u64));
+    }
+    format!("not committed, as a write of it failed, so that its last commit stands: {}", names.join(", "))
+}
+
+/// Whether a write or a flush of the log of the mount at a directory has failed.
+pub fn has_failed(at: &Path) -> bool {
+    let said = find(at).ok().flatten().and_then(|found| found.said);
+    said.is_some_and(|said| said["failed"] == true)
+}
+
+/// Says how a mount is. The exit code is 1 if something is wrong.
+pub fn status(found: &Found, json: bool) -> Output {
+    let Found { mounted, said, hangs } = found;
+    let (at, store) = (&mounted.at, &mounted.source);
+    let number = |name: &str| said.as_ref().and_then(|said| said[name].as_u64()).unwrap_or(0);
+    let is = |name: &str| said.as_ref().is_some_and(|said| said[name] == true);
+    let code = if said.is_none() || is("failed") || number("poisoned") > 0 { PROBLEMS } else { 0 };
+    if json {
+        let mut value = said.clone().unwrap_or_else(|| json!({}));
+        value["mount"] = at.to_string_lossy().into();
+        value["store"] = store.to_string_lossy().into();
+        value["serving"] = said.is_some().into();
+        value["hangs"] = (*hangs).into();
+        value["sync_commits"] = mounted.sync_commits().into();
+        return Output::text(format!("{value:#}\n")).code(code);
+    }
+    let mut lines = vec![("mount", at.display().to_string()), ("store", store.display().to_string())];
+    let Some(said) = said else {
+        let again = format!("untorn mount {} {}", store.display(), at.display());
+        lines.push((
+            "state",
+            match mounted_store::is_there(store) {
+                _ if *hangs => mount_point::no_answer(at),
+                true => format!("dead: its daemon has ended; `{again}` goes on from the last commits"),
+                false => format!(
+                    "dead: its daemon has ended, and {} is no store any more; its last commits are where it is now",
+                    store.display()
+                ),
+            },
+        ));
+        return Output::text(pairs(&lines)).code(code);
+    };
+    let mut served = format!("process {}, user {}", number("daemon"), number("user"));
+    if let Some(supervisor) = said["supervisor"].as_u64() {
+        served += &format!("; supervisor: process {supervisor}");
+    }
+    lines.push(("served by", served));
+    let mut commits = mode_in_words(said["mode"].as_str().unwrap_or("?"));
+    if mounted.sync_commits() {
+        commits += "; everything by `sync` and `syncfs` (-o sync_commits)";
+    } else if said["mode"] != "write" {
+        commits += &format!("; nothing by `sync` and `syncfs`, but by `untorn sync {}`", at.display());
+    }
+    lines.push(("commits", commits));
+    let writing = count(number("open_for_writing"), "file is open for writing", "files are open for writing");
+    let transactions = match number("transactions") {
+        0 => String::new(),
+        n => format!(", {}", count(n, "transaction", "transactions")),
+    };
+    lines.push(("in use", format!("{writing}{transactions}; {} in all", count(number("inodes"), "inode", "inodes"))));
+    let mut uncommitted = count(number("uncommitted"), "file", "files");
+    if is("names_uncommitted") {
+        uncommitted += ", names or attributes";
+    }
+    if number("owed") > 0 {
+        uncommitted += &format!(", {} renamed on a full disk", count(number("owed"), "file", "files"));
+    }
+    let age = match said["uncommitted_seconds"].as_u64() {
+        Some(seconds) => format!(", the oldest for {}", count(seconds, "second", "seconds")),
+        None => String::new(),
+    };
+    lines.push(("uncommitted", format!("{uncommitted}{age}, and what the kernel has not sent yet")));
+    lines.push(("on their way", count(number("on_their_way"), "commit", "commits")));
+    let state = match (is("failed"), number("poisoned")) {
+        (true, _) => {
+            "a write or flush of the log failed: every change and every sync says EIO. Unmount, and mount again"
+                .to_owned()
+        }
+        (_, 0) => "in order".to_owned(),
+        (_, n) => format!("a write of {} failed", count(n, "file", "files")),
+    };
+    lines.push(("state", state));
+    let mut text = pairs(&lines);
+    let names: Vec<&str> = said["poisoned_names"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    for name in &names {
+        text += &format!("POISONED  {}\n", at.join(name).display());
+    }
+    if number("poisoned") > names.len() as u64 {
+        text += &format!("POISONED  and {} more\n", number("poisoned") - names.len() as u64);
+    }
+    if number("poisoned") > 0 {
+        text += "A poisoned file is committed by nothing, and its last commit stands, until what failed is written anew, or cut off, \
+             or the file is truncated to 0 or removed; a program that opens it for writing, when no other has it open so, \
+             finds its last commit. Where the kernel has all that failed still, the next sync writes it again.\n";
+    }
+    Output::text(text).code(code)
+}
+
+fn mode_in_words(mode: &str) -> String {
+    match mode {
+        "fsync" => "by fsync and its kin; after some seconds what nobody has open for writing".to_owned(),
+        "close" => "by fsync and its kin, and soon after the last writer has closed a file (--commit=close)".to_owned(),
+        "write" => "each write, before it returns (--commit=write)".to_owned(),
+        "store" => "everything by each sync, and by nothing else (--commit=store)".to_owned(),
+        other => other.to_owned(),
+    }
+}
+
+/// The store behind a path: of the mount that it is on, or the path itself.
+pub fn store_of(path: &Path) -> Result<PathBuf> {
+    match find(path)? {
+        Some(found) => Ok(found.mounted.source),
+        None => path.canonicalize().with_context(|| format!("cannot open {}", path.display())),
+    }
+}

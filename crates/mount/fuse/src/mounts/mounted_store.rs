@@ -1,0 +1,198 @@
+//! The store behind a mount.
+
+use crate::error_line::in_one_line;
+use crate::mounts::mount_point::{self, Mounted};
+use crate::mounts::store_files::{self, JOURNAL, OBJECTS};
+use crate::plain_trees::trial_below::SizeTrial;
+use anyhow::{Context, Error, Result, bail, ensure};
+use std::fs::{self, DirBuilder};
+use std::io::ErrorKind;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use untorn::Store;
+use untorn_terminal::tell;
+use untorn_tree::{CommitMode, FileTree, Kept, Limits, PACK, ROOT, StoreTree, TABLE, TreeOptions, missing_table};
+
+/// A daemon may take so long to close a store that nobody uses any more.
+const CLOSING_MAX: Duration = Duration::from_secs(60);
+const TELL_AFTER: Duration = Duration::from_secs(2);
+
+/// Opens the tree in a store, or makes a new one in a directory that is empty or missing, and says so. Without limits, those
+/// of the store itself are kept.
+pub fn open(
+    path: &Path,
+    commit: CommitMode,
+    kept: Option<Arc<dyn Kept>>,
+    limits: Option<Arc<dyn Limits>>,
+) -> Result<Arc<dyn FileTree>> {
+    let goes_on = kept.as_ref().is_some_and(|kept| kept.len().is_ok_and(|len| len > 0));
+    ensure!(
+        !goes_on || is_there(path),
+        "the store {} is there no more: it was renamed or removed while it was mounted",
+        path.display()
+    );
+    if is_new(path)? {
+        tell!("untorn-mount: a new store is made in {}", path.display());
+    }
+    let limits = limits.unwrap_or_else(|| Arc::new(SizeTrial::of(path)));
+    let options = TreeOptions { commit, kept, limits, ..TreeOptions::default() };
+    Ok(Arc::new(open_tree(path, options)?))
+}
+
+/// A place where nothing is yet, or an empty directory: if the mount fails, no new store is left there.
+pub struct NewStore<'a> {
+    path: &'a Path,
+    has_directory: bool,
+}
+
+impl NewStore<'_> {
+    /// None if something is there.
+    pub fn look(path: &Path) -> Option<NewStore<'_>> {
+        let entries = fs::read_dir(path);
+        match &entries {
+            Err(e) if e.kind() != ErrorKind::NotFound => return None,
+            _ => {}
+        }
+        let has_directory = entries.is_ok();
+        let is_empty = entries.into_iter().flatten().next().is_none();
+        is_empty.then_some(NewStore { path, has_directory })
+    }
+
+    /// Removes the store that was made there, and was not mounted because of an error. Another process may have made it
+    /// meanwhile: what has files stays, and what is in use. The tree, if it was opened, is open still, so that nobody else
+    /// has it.
+    pub fn remove(&self, tree: Option<&Arc<dyn FileTree>>, why: &Error) {
+        let is_empty = match tree {
+            Some(tree) => tree.read_dir(ROOT, 0, 1).is_ok_and(|names| names.is_empty()),
+            // Half of it was made.
+            None => why.chain().any(|cause| cause.is::<untorn::Error>()) && !self.path.join(TABLE).exists(),
+        };
+        if !is_empty || !self.path.exists() {
+            return;
+        }
+        let removed =
+            if self.has_directory { store_files::remove_from(self.path) } else { store_files::remove(self.path) };
+        if let Err(e) = removed {
+            tell!("untorn-mount: the new store in {} is not removed: {}", self.path.display(), in_one_line(&e));
+        }
+    }
+}
+
+/// Whether a store is at a path.
+pub fn is_there(path: &Path) -> bool {
+    path.join(JOURNAL).exists()
+}
+
+/// Opens the tree in a store that is there and that nobody uses, to copy what was committed.
+pub fn open_to_export(path: &Path) -> Result<StoreTree> {
+    let shown = path.display();
+    let is_store = match fs::metadata(path.join(JOURNAL)) {
+        Ok(journal) => journal.is_dir() && !is_new(path)?,
+        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => false,
+        Err(e) => return Err(e).with_context(|| format!("cannot read the store {shown}")),
+    };
+    ensure!(
+        is_store,
+        "there is no store in {shown}; give the directory that `untorn mount` or `untorn import` made one in"
+    );
+    if mounted(path).is_some() {
+        bail!("{shown} is mounted; unmount it first (untorn umount), or copy from the mount (cp -a)");
+    }
+    open_tree(path, TreeOptions::default())
+}
+
+fn open_tree(path: &Path, options: TreeOptions) -> Result<StoreTree> {
+    let shown = path.display();
+    let (opened, mounted) = open_when_closed(path);
+    let opened = opened.and_then(|store| {
+        // A tree has both from its first commit on.
+        match path.join(PACK).exists() && !path.join(TABLE).exists() {
+            true => Err(missing_table()),
+            false => StoreTree::open(store, options),
+        }
+    });
+    match opened {
+        Err(untorn::Error::Busy { pid, .. }) => bail!("{}", busy(path, pid, mounted)),
+        Err(untorn::Error::Io { source, .. }) if source.kind() == ErrorKind::ReadOnlyFilesystem => bail!(
+            "{shown} is on a file system that is read-only, and a store is brought up to date when it is opened; remount that \
+             file system for writing, or copy the store elsewhere (cp -a)"
+        ),
+        done => done.with_context(|| format!("cannot open {shown}")),
+    }
+}
+
+/// Opens the store. A daemon whose mount is gone, by `umount` or `fusermount3 -u`, which wait for no daemon, is still
+/// closing it; one that is being killed still holds it. A second one that mounts it is told soon, with where it is mounted.
+fn open_when_closed(path: &Path) -> (untorn::Result<Store>, Option<Mounted>) {
+    let (started, mut told) = (Instant::now(), false);
+    loop {
+        let opened = StoreTree::store_options().open(path);
+        let is_busy = matches!(opened, Err(untorn::Error::Busy { .. }));
+        let elapsed = started.elapsed();
+        // The mount may be asked for some seconds.
+        let mounted = if is_busy && elapsed >= mount_point::DYING_MAX { mounted(path) } else { None };
+        if !is_busy || mounted.is_some() || elapsed >= CLOSING_MAX {
+            return (opened, mounted);
+        }
+        if !told && started.elapsed() > TELL_AFTER {
+            told = true;
+            tell!("untorn-mount: waiting for the daemon that had {} mounted, and closes it", path.display());
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Who has the store, and what can be done.
+fn busy(path: &Path, process: Option<u32>, mounted: Option<Mounted>) -> String {
+    let of = process.map_or_else(String::new, |process| format!(" by process {process}"));
+    let shown = path.display();
+    match mounted {
+        Some(Mounted { at, .. }) => format!(
+            "{shown} is in use{of}: it is mounted at {0}; use it there, or unmount it first (untorn umount {0})",
+            at.display()
+        ),
+        None => format!(
+            "{shown} is in use{of}, and not mounted where this process sees it: another program has opened it, or it is \
+             mounted in another namespace of mounts (untorn run, a container); end that first"
+        ),
+    }
+}
+
+/// A mount that shows the store. One whose daemon was killed does not.
+fn mounted(path: &Path) -> Option<Mounted> {
+    let shows = |m: &Mounted| m.is_ours() && m.source == path && !mount_point::is_dead(&m.at);
+    mount_point::mounts().ok()?.into_iter().find(shows)
+}
+
+fn is_new(path: &Path) -> Result<bool> {
+    let shown = path.display();
+    let entries = match fs::read_dir(path) {
+        Ok(entries) => entries,
+        Err(e) if e.kind() == ErrorKind::NotFound => {
+            store_files::check_place(path)?;
+            DirBuilder::new().mode(0o700).create(path).with_context(|| format!("cannot make the directory {shown}"))?;
+            return Ok(true);
+        }
+        Err(e) if e.kind() == ErrorKind::NotADirectory => {
+            bail!("{shown} is no directory; a store that can be mounted is one")
+        }
+        Err(e) => return Err(e).with_context(|| format!("cannot read the store {shown}")),
+    };
+    let names = entries.map(|entry| entry.map(|entry| entry.file_name())).collect::<std::io::Result<Vec<_>>>();
+    let names = names.with_context(|| format!("cannot read the store {shown}"))?;
+    let (journal, table) = (names.iter().any(|name| name == JOURNAL), names.iter().any(|name| name == TABLE));
+    match (journal, table) {
+        (true, true) => Ok(false),
+        // A crash may have left an empty journal, or the names that recovery makes.
+        (true, false) if names.iter().all(|name| [JOURNAL, OBJECTS, PACK].iter().any(|known| name == known)) => {
+            Ok(false)
+        }
+        (true, false) => {
+            bail!("{shown} is a store with files of programs, and none that can be mounted; use another directory")
+        }
+        (false, _) if names.is_empty() => store_files::check_place(path).map(|()| true),
+        (false, _) => bail!("{shown} is not empty and no store; use a new or an empty directory"),
+    }
+}

@@ -1,0 +1,152 @@
+//! What the store of a tree consists of, name by name: nothing else in its directory goes with it.
+
+use crate::mounts::mount_point;
+use anyhow::{Context, Result, bail, ensure};
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use untorn_tree::{PACK, TABLE};
+
+/// Where a store has its journal.
+pub const JOURNAL: &str = ".untorn";
+/// Where a tree has its objects.
+pub const OBJECTS: &str = "obj";
+
+/// So many names are told.
+const TOLD: usize = 5;
+
+/// The names in a store's directory, from there: a directory's after those of what is in it.
+#[derive(Default)]
+struct Names {
+    /// And whether it is a directory.
+    of_store: Vec<(PathBuf, bool)>,
+    others: Vec<PathBuf>,
+}
+
+impl Names {
+    fn of(store: &Path) -> Result<Names> {
+        let mut names = Names::default();
+        let found = names.add(store, Path::new(""));
+        found.with_context(|| format!("cannot read {}", store.display()))?;
+        names.others.sort();
+        Ok(names)
+    }
+
+    fn add(&mut self, store: &Path, below: &Path) -> std::io::Result<()> {
+        for entry in fs::read_dir(store.join(below))? {
+            let entry = entry?;
+            let (path, is_dir) = (below.join(entry.file_name()), entry.file_type()?.is_dir());
+            if !is_of_store(&path, is_dir) {
+                self.others.push(path);
+                continue;
+            }
+            if is_dir {
+                self.add(store, &path)?;
+            }
+            self.of_store.push((path, is_dir));
+        }
+        Ok(())
+    }
+
+    /// Refuses names that are not of a store.
+    fn check(&self, store: &Path) -> Result<()> {
+        let shown: Vec<_> = self.others.iter().take(TOLD).map(|path| path.display().to_string()).collect();
+        let more = match self.others.len().saturating_sub(TOLD) {
+            0 => String::new(),
+            n => format!(" and {n} more"),
+        };
+        ensure!(
+            self.others.is_empty(),
+            "{} has what is not of a store: {}{more}; move that out of it first",
+            store.display(),
+            shown.join(", ")
+        );
+        Ok(())
+    }
+}
+
+fn is_of_store(path: &Path, is_dir: bool) -> bool {
+    let parts: Vec<&[u8]> = path.iter().map(OsStrExt::as_bytes).collect();
+    let [first, rest @ ..] = &parts[..] else { return false };
+    let is = |name: &str| *first == name.as_bytes();
+    let is_number = |name: &[u8]| name.iter().all(u8::is_ascii_hexdigit);
+    match (rest, is_dir) {
+        ([], true) => is(JOURNAL) || is(OBJECTS),
+        ([], false) => is(TABLE) || is(PACK) || is_temporary(first),
+        ([name, ..], _) if is(JOURNAL) => is_of_journal(name),
+        ([name], true) => is(OBJECTS) && is_number(name),
+        ([name] | [_, name], false) if is_temporary(name) => is(OBJECTS),
+        ([_, name], false) => is(OBJECTS) && is_number(name),
+        _ => false,
+    }
+}
+
+fn is_of_journal(name: &[u8]) -> bool {
+    let names = ["owner", "lock", "journal", "journal.new", "journal.spare", "readers", "parked"];
+    names.iter().any(|known| known.as_bytes() == name) || name.starts_with(b"quarantine.")
+}
+
+/// Whether it is what a file is called while the store makes it.
+fn is_temporary(name: &[u8]) -> bool {
+    let id = name.strip_prefix(b".").and_then(|name| name.strip_suffix(b".untorn"));
+    id.is_some_and(|id| id.len() == 16 && id.iter().all(u8::is_ascii_hexdigit))
+}
+
+/// Whether the store of a tree is at a path, whatever else is there.
+pub fn is_tree(path: &Path) -> bool {
+    path.join(JOURNAL).is_dir() && path.join(TABLE).is_file()
+}
+
+/// Refuses a store in whose directory something else is, too.
+pub fn check(store: &Path) -> Result<()> {
+    Names::of(store)?.check(store)
+}
+
+/// Removes a store; nothing of it if something else is in its directory.
+pub fn remove(store: &Path) -> Result<()> {
+    remove_from(store)?;
+    fs::remove_dir(store).with_context(|| format!("cannot remove {}", store.display()))
+}
+
+/// As [`remove`] does, but the directory stays.
+pub fn remove_from(store: &Path) -> Result<()> {
+    let names = Names::of(store)?;
+    names.check(store)?;
+    // What somebody puts there meanwhile stays: a directory goes only when it is empty.
+    for (path, is_dir) in names.of_store.iter().map(|(path, is_dir)| (store.join(path), *is_dir)) {
+        let removed = if is_dir { fs::remove_dir(&path) } else { fs::remove_file(&path) };
+        removed.with_context(|| format!("cannot remove {}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// Refuses a place for a new store that lies in a store.
+pub fn check_place(place: &Path) -> Result<()> {
+    let at = place.canonicalize().or_else(|_| mount_point::absolute(place))?;
+    if let Some(store) = at.ancestors().skip(1).find(|above| above.join(JOURNAL).is_dir()) {
+        bail!(
+            "{} lies in the store {}, and no store is made in another; give a directory outside of it",
+            place.display(),
+            store.display()
+        );
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_a_store_are_told_from_others() {
+        let dir = [".untorn", "obj", "obj/1f", ".untorn/journal", ".untorn/quarantine.7"];
+        let file = ["table", "pack", "obj/0/17", ".untorn/lock", ".untorn/journal/0", ".0123456789abcdef.untorn"];
+        assert!(dir.iter().all(|name| is_of_store(Path::new(name), true)));
+        assert!(file.iter().all(|name| is_of_store(Path::new(name), false)));
+        let others = ["README", "obj/in", "obj/0/in", "obj/0/1/2", ".untorn/in", "in/table", "table.old", ".a.untorn"];
+        for name in others {
+            assert!(!is_of_store(Path::new(name), false) && !is_of_store(Path::new(name), true), "{name}");
+        }
+        assert!(!is_of_store(Path::new("table"), true) && !is_of_store(Path::new("obj"), false));
+    }
+}

@@ -1,0 +1,7 @@
+//! Plain trees of files, as they lie in a directory: copying them, names at any depth, what the directory would
+//! refuse. Stands on nothing else here.
+
+pub(crate) mod copying;
+pub(crate) mod deep_paths;
+pub(crate) mod manifest;
+pub(crate) mod trial_below;

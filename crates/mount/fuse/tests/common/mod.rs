@@ -1,0 +1,187 @@
+//! A mount of a tree in memory, under a watchdog.
+
+#![allow(dead_code, reason = "not every test program needs all of it")]
+
+pub mod memory_tree;
+pub mod place;
+pub mod store_mount;
+
+use memory_tree::{Asked, MemoryTree};
+use rustix::fs::{CWD, FileType, Mode};
+use rustix::mount::MountPropagationFlags;
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread;
+use std::time::Duration;
+use tempfile::TempDir;
+use untorn_mount::End;
+use untorn_mount::fuse::kernel_pull::KernelPull;
+use untorn_mount::fuse::server::Server;
+use untorn_mount::mounts::mount_point::{self, Allowed};
+use untorn_tree::{CommitMode, FileTree};
+
+/// No test takes as long, unless a handler waits for ever.
+const WATCHDOG: Duration = Duration::from_secs(300);
+
+/// What this run's random choices follow from.
+pub fn seed() -> u64 {
+    let seed = match std::env::var("UNTORN_TEST_SEED") {
+        Ok(text) => text.parse().expect("UNTORN_TEST_SEED must be a number"),
+        Err(_) => 20_260_101,
+    };
+    println!("seed {seed} (UNTORN_TEST_SEED={seed} repeats this run)");
+    seed
+}
+
+/// A program of the tests, built with the profile of this test.
+pub fn example(name: &str) -> PathBuf {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    let dir = BUILT.get_or_init(|| {
+        let test = std::env::current_exe().expect("this test's own path");
+        let profile_dir = test.ancestors().nth(2).expect("target/PROFILE/deps/TEST");
+        let profile = if cfg!(debug_assertions) { "test" } else { "release" };
+        // `make test` has built everything.
+        if std::env::var_os("UNTORN_PREBUILT").is_none() {
+            let mut cargo = Command::new(env!("CARGO"));
+            cargo.args(["build", "--quiet", "--package", "untorn-mount", "--examples", "--profile", profile]);
+            cargo.arg("--target-dir").arg(profile_dir.parent().expect("target/PROFILE"));
+            let built = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).status();
+            assert!(built.expect("cargo").success());
+        }
+        profile_dir.join("examples")
+    });
+    dir.join(name)
+}
+
+/// A mount that this process serves. If the test does not end in time, the connection is cut, so that nothing waits for
+/// ever, and the process fails.
+pub struct Mount {
+    dir: TempDir,
+    pub tree: Arc<MemoryTree>,
+    server: Arc<Server>,
+    _watchdog: Sender<()>,
+}
+
+/// Whether this process can mount; says so if not.
+pub fn can_mount() -> bool {
+    let device = File::options().read(true).write(true).open("/dev/fuse").is_ok();
+    let can = device && may_mount() && kernel() >= (6, 16);
+    if !can {
+        eprintln!("skipped: needs /dev/fuse, root with CAP_SYS_ADMIN, and Linux 6.16");
+    }
+    can
+}
+
+fn may_mount() -> bool {
+    const CAP_SYS_ADMIN: u64 = 1 << 21;
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    effective.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).is_some_and(|set| set & CAP_SYS_ADMIN != 0)
+}
+
+/// The first two numbers of the kernel's version.
+fn kernel() -> (u32, u32) {
+    let name = rustix::system::uname();
+    let release = name.release().to_string_lossy().into_owned();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|number| number.parse().ok());
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+}
+
+impl Mount {
+    pub fn new() -> Option<Mount> {
+        Mount::with(CommitMode::Sync)
+    }
+
+    pub fn with(commit: CommitMode) -> Option<Mount> {
+        can_mount().then(|| Mount::mounted(commit, Allowed::default()))
+    }
+
+    /// With `sync_commits`, if this process can have loop devices.
+    pub fn of_device() -> Option<Mount> {
+        let can = can_mount() && Path::new("/dev/loop-control").exists();
+        if !can {
+            eprintln!("skipped: needs loop devices");
+        }
+        can.then(|| Mount::mounted(CommitMode::Sync, Allowed { sync_commits: true, ..Allowed::default() }))
+    }
+
+    fn mounted(commit: CommitMode, allowed: Allowed) -> Mount {
+        let dir = tempfile::tempdir().unwrap();
+        let at = dir.path().canonicalize().unwrap();
+        let tree = Arc::new(MemoryTree::new());
+        let descriptor = mount_point::mount("memory".as_ref(), &at, allowed).unwrap();
+        let (watchdog, stopped) = channel();
+        let cut = at.clone();
+        thread::spawn(move || {
+            if stopped.recv_timeout(WATCHDOG) == Err(RecvTimeoutError::Timeout) {
+                eprintln!("the watchdog cuts the connection of {}", cut.display());
+                let _ = rustix::mount::unmount(&cut, rustix::mount::UnmountFlags::FORCE);
+                let _ = rustix::mount::unmount(&cut, rustix::mount::UnmountFlags::DETACH);
+                std::process::abort();
+            }
+        });
+        let server = Server::start(descriptor, Arc::clone(&tree) as Arc<dyn FileTree>, commit).unwrap();
+        server.pull().start(Path::new(env!("CARGO_BIN_EXE_untorn-mount")), &at, None).unwrap();
+        Mount { dir, tree, server, _watchdog: watchdog }
+    }
+
+    pub fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    pub fn at(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub fn pull(&self) -> &Arc<KernelPull> {
+        self.server.pull()
+    }
+
+    /// Unmounts, and waits for the end.
+    pub fn unmount(self) -> End {
+        mount_point::unmount(self.path()).unwrap();
+        self.server.pull().close_all();
+        self.server.wait()
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let _ = mount_point::detach(self.dir.path());
+        self.server.pull().close_all();
+    }
+}
+
+/// Gives this thread and what it starts mounts of their own, where everybody may open `/dev/fuse`, as is usual.
+pub fn device_for_everybody() {
+    // SAFETY: only this thread's view of files changes, and no other thread relies on it.
+    unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNS) }.unwrap();
+    rustix::mount::mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let device = dir.path().join("fuse");
+    let number = fs::metadata("/dev/fuse").unwrap().rdev();
+    rustix::fs::mknodat(CWD, &device, FileType::CharacterDevice, Mode::empty(), number).unwrap();
+    fs::set_permissions(&device, fs::Permissions::from_mode(0o666)).unwrap();
+    rustix::mount::mount_bind(&device, "/dev/fuse").unwrap();
+}
+
+/// What another test starts has copies of descriptors for a moment, and flushes their files when it closes them; and `sync`
+/// is of all mounts. Where it matters what the kernel sends, one test runs at a time.
+pub fn one_at_a_time() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+pub fn new_file(mount: &Mount, name: &str) -> File {
+    OpenOptions::new().read(true).write(true).create_new(true).open(mount.at(name)).unwrap()
+}
+
+/// Where the first request of a sort is, and where the last write.
+pub fn places(asked: &[Asked], is: impl Fn(&Asked) -> bool) -> (usize, Option<usize>) {
+    let place = asked.iter().position(is).unwrap_or_else(|| panic!("not asked: {asked:?}"));
+    (place, asked.iter().rposition(|asked| matches!(asked, Asked::Write(..))))
+}

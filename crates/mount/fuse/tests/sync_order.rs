@@ -1,0 +1,63 @@
+//! What the kernel sends for `sync` and `syncfs`.
+//!
+//! `sync` is of all mounts of the machine: in a program of its own, and one test at a time.
+
+mod common;
+
+use common::memory_tree::Asked;
+use common::{Mount, new_file, one_at_a_time, places};
+use std::io::{Seek, SeekFrom, Write};
+use std::process::Command;
+use untorn_mount::End;
+
+const PAGE: usize = 4096;
+
+#[test]
+fn sync_and_syncfs_are_not_passed_on_and_the_command_is() {
+    let _turn = one_at_a_time();
+    let Some(mount) = Mount::new() else { return };
+    let mut file = new_file(&mount, "f");
+    file.write_all(&[1; PAGE]).unwrap();
+    rustix::fs::syncfs(&file).unwrap();
+    sync();
+    assert!(!mount.tree.asked().contains(&Asked::SyncAll));
+    file.seek(SeekFrom::Start(0)).unwrap();
+    file.write_all(&[2; PAGE]).unwrap();
+    assert!(untorn_mount::mounts::mount_control::sync_all(mount.path()).unwrap());
+    let asked = mount.tree.asked();
+    let (place, last_write) = places(&asked, |asked| *asked == Asked::SyncAll);
+    assert!(last_write.unwrap() < place, "{asked:?}");
+    assert!(!untorn_mount::mounts::mount_control::sync_all("/tmp".as_ref()).unwrap(), "elsewhere nobody is asked");
+}
+
+/// `sync` of everything, in another process: it waits for this one.
+fn sync() {
+    assert!(Command::new("sync").status().unwrap().success());
+}
+
+#[test]
+fn a_mount_of_a_device_is_sent_sync_and_syncfs_after_the_writes() {
+    let _turn = one_at_a_time();
+    let Some(mount) = Mount::of_device() else { return };
+    mount.tree.be_lazy();
+    let mut file = new_file(&mount, "f");
+    for syncfs in [true, false] {
+        file.write_all(&[1; 3 * PAGE]).unwrap();
+        assert!(mount.tree.asked().is_empty(), "write() itself sends nothing");
+        match syncfs {
+            true => rustix::fs::syncfs(&file).unwrap(),
+            false => sync(),
+        }
+        let asked = mount.tree.asked();
+        let (sync, last_write) = places(&asked, |asked| *asked == Asked::SyncAll);
+        assert!(last_write.unwrap() < sync, "{asked:?}");
+    }
+    // The kernel tells of a sync that failed, but not whoever syncs everything.
+    mount.tree.fail_writes(true);
+    assert_eq!(rustix::fs::syncfs(&file), Err(rustix::io::Errno::IO));
+    sync();
+    mount.tree.fail_writes(false);
+    rustix::fs::syncfs(&file).unwrap();
+    drop(file);
+    assert_eq!(mount.unmount(), End::Unmounted);
+}

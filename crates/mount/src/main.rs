@@ -1,8 +1,0 @@
-//! `untorn-mount`: a store as a file system, for programs that nobody changes.
-
-use std::process::ExitCode;
-use untorn_mount::{cli, mounted_store};
-
-fn main() -> ExitCode {
-    untorn_terminal::print(env!("CARGO_BIN_NAME"), cli::run(mounted_store::open))
-}

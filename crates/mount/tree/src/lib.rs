@@ -1,0 +1,27 @@
+//! A tree of files in a store, by inode number: names, attributes, contents, and what a sync commits.
+//!
+//! Nothing here knows FUSE: `crates/mount/fuse` serves a [`FileTree`] to the kernel, and the tests run one on the simulated
+//! disk.
+
+mod contents;
+mod handover;
+mod interface;
+mod operations;
+mod resume;
+mod small_files;
+mod table;
+mod tree;
+
+pub use contents::plain_contents::Contents;
+pub use handover::kept::Kept;
+pub use interface::clock::{Clock, SystemClock};
+pub use interface::file_tree::{
+    Attributes, Change, Entry, Errno, FileTree, Ino, Kind, Pull, ROOT, RenameFlags, Request, Result, SetTime, SpaceUse,
+    Time, Transaction, TreeStatus,
+};
+pub use interface::limits::{Limits, Xattrs};
+pub use resume::continuation::{answering, has_happened, is_repeated};
+pub use small_files::pack::PACK;
+pub use table::inode_table::{TABLE, missing_table};
+pub use tree::store_tree::{Below, CommitMode, StoreTree, TreeOptions};
+pub use tree::verification::{Verified, verify};

@@ -1,0 +1,200 @@
+//! Transactions: some files whose uncommitted contents are committed as one, or given up.
+
+use crate::interface::file_tree::{Errno, FileTree, Ino, Pull, Result, Transaction};
+use crate::resume::continuation::happened;
+use crate::tree::core::{Core, Txn};
+use crate::tree::store_tree::{CommitMode, StoreTree};
+use std::collections::BTreeSet;
+
+/// The files of a transaction that goes on.
+fn files(core: &Core, txn: Transaction) -> Result<Vec<Ino>> {
+    let txn = core.txns.get(&txn).ok_or(Errno(libc::ENOENT))?;
+    Ok(txn.files.iter().copied().collect())
+}
+
+/// No write of these files has failed.
+fn check_whole(core: &Core, inos: &[Ino]) -> Result<()> {
+    for ino in inos {
+        if core.inode(*ino)?.is_poisoned() {
+            return Err(Errno(libc::EIO));
+        }
+    }
+    Ok(())
+}
+
+/// The transaction is over: its files are as any other.
+fn set_free(core: &mut Core, txn: Transaction) {
+    let Some(ended) = core.txns.remove(&txn) else { return };
+    for ino in &ended.files {
+        if let Ok(inode) = core.inode_mut(*ino) {
+            inode.txn = None;
+        }
+    }
+    core.note_ended(txn);
+}
+
+impl Core {
+    /// The end of its opening gives the transaction up from now on.
+    fn end_keeping(&mut self, number: Transaction) {
+        let Some(txn) = self.txns.get_mut(&number).filter(|txn| txn.keeps) else { return };
+        txn.keeps = false;
+        let txn = txn.clone();
+        self.note_begun(number, &txn);
+    }
+}
+
+impl StoreTree {
+    pub(crate) fn begin_transaction(&self, owner: u64, keeps: bool) -> Result<Transaction> {
+        let mut core = self.changing()?;
+        if let Some(begun) = happened(&core) {
+            return Ok(begun);
+        }
+        // Whoever knows the number may end it: nobody guesses it.
+        let mut number = [0; 8];
+        rustix::rand::getrandom(&mut number, rustix::rand::GetRandomFlags::empty())
+            .map_err(|e| Errno(e.raw_os_error()))?;
+        let txn = u64::from_ne_bytes(number);
+        let begun = Txn { owner, keeps, left: false, resumed: false, files: BTreeSet::new() };
+        core.note_begun(txn, &begun);
+        core.txns.insert(txn, begun);
+        core.note_happened(txn);
+        Ok(txn)
+    }
+
+    pub(crate) fn add_to(&self, txn: Transaction, ino: Ino) -> Result<()> {
+        let mut core = self.changing()?;
+        files(&core, txn)?;
+        if core.owes(ino) {
+            // What a rename has made visible is not to be given up with the rest.
+            core.commit(&[])?;
+        }
+        let inode = core.inode_mut(ino)?;
+        if !inode.is_file() {
+            return Err(Errno(libc::EINVAL));
+        }
+        if inode.txn.is_some_and(|other| other != txn) {
+            return Err(Errno(libc::EBUSY));
+        }
+        inode.txn = Some(txn);
+        if let Some(txn) = core.txns.get_mut(&txn) {
+            txn.files.insert(ino);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn commit_transaction(&self, txn: Transaction, chains: bool, pull: &dyn Pull) -> Result<()> {
+        let inos = {
+            let core = self.changing()?;
+            // One that goes on could not be asked for, or had not ended, or chains: it is committed, perhaps once more.
+            if happened(&core).is_some() && !core.txns.contains_key(&txn) {
+                return self.wait(core);
+            }
+            files(&core, txn)?
+        };
+        for ino in &inos {
+            self.pull_whole(*ino, pull)?;
+        }
+        let mut core = self.changing()?;
+        if self.mode == CommitMode::Store {
+            check_whole(&core, &inos)?;
+            drop(core);
+            return self.commit_round_with(txn, chains, pull);
+        }
+        Self::submit_transaction(&mut core, txn, chains, &[])?;
+        self.wait(core)
+    }
+
+    /// Asks for a commit of a transaction's files, and of others. If that fails, or if it `chains`, it goes on.
+    pub(crate) fn submit_transaction(core: &mut Core, txn: Transaction, chains: bool, others: &[Ino]) -> Result<()> {
+        let inos = files(core, txn)?;
+        check_whole(core, &inos)?;
+        check_whole(core, others)?;
+        Self::mark_synced(core, &inos)?;
+        let all: Vec<Ino> = inos.iter().chain(others).copied().collect();
+        core.note_happened(txn);
+        core.committing = Some(txn);
+        let asked = core.commit(&all);
+        core.committing = None;
+        asked?;
+        match chains {
+            true => core.end_keeping(txn),
+            false => set_free(core, txn),
+        }
+        Ok(())
+    }
+
+    pub(crate) fn abort_transaction(&self, txn: Transaction, chains: bool, pull: &dyn Pull) -> Result<bool> {
+        let inos = {
+            let core = self.core()?;
+            if happened(&core).is_some() {
+                return Ok(false);
+            }
+            files(&core, txn)?
+        };
+        // What the kernel has of it goes, too; a write that fails is none the worse.
+        let failed: Vec<Ino> = inos.iter().copied().filter(|ino| self.pull(*ino, pull).is_err()).collect();
+        let (mut done, mut had_changes, mut stale) = (Ok(()), false, Vec::new());
+        {
+            let mut core = self.core()?;
+            // The process that was killed may have rolled back what the kernel has in its cache still.
+            let is_resumed = core.txns.get(&txn).is_some_and(|txn| txn.resumed);
+            for ino in inos {
+                let is_changed = core.inode(ino).is_ok_and(|inode| inode.uncommitted.is_some() || inode.is_poisoned());
+                had_changes |= is_changed;
+                if is_changed || is_resumed || failed.contains(&ino) {
+                    done = done.and(core.roll_back(ino));
+                    stale.push(ino);
+                }
+            }
+        }
+        for ino in &stale {
+            if let Ok(of) = self.attributes(*ino) {
+                pull.rolled_back(*ino, of.size);
+            }
+        }
+        // Not before the kernel has nothing of it any more: asked again by the next process, it has not happened.
+        let mut core = self.core()?;
+        match core.txns.get_mut(&txn) {
+            Some(going_on) if chains => going_on.resumed = false,
+            _ => set_free(&mut core, txn),
+        }
+        core.note_happened(txn);
+        done.map(|()| had_changes)
+    }
+
+    pub(crate) fn dissolve_transaction(&self, txn: Transaction) {
+        if let Ok(mut core) = self.core() {
+            set_free(&mut core, txn);
+        }
+    }
+
+    pub(crate) fn transactions_begun(&self, owner: u64) -> Vec<Transaction> {
+        let Ok(core) = self.core() else { return Vec::new() };
+        core.txns.iter().filter(|(_, txn)| txn.owner == owner).map(|(number, _)| *number).collect()
+    }
+
+    pub(crate) fn end_opening_of(&self, owner: u64) -> Vec<Transaction> {
+        let Ok(mut core) = self.core() else { return Vec::new() };
+        let mut ended = Vec::new();
+        for (number, txn) in core.txns.iter_mut().filter(|(_, txn)| txn.owner == owner && !txn.left) {
+            txn.left = true;
+            ended.push((*number, txn.clone()));
+        }
+        ended.iter().for_each(|(number, txn)| core.note_begun(*number, txn));
+        ended.into_iter().map(|(number, _)| number).collect()
+    }
+
+    pub(crate) fn transactions_left(&self) -> Vec<Transaction> {
+        let Ok(core) = self.core() else { return Vec::new() };
+        core.txns.iter().filter(|(_, txn)| txn.left).map(|(number, _)| *number).collect()
+    }
+
+    pub(crate) fn leave_transaction(&self, txn: Transaction, pull: &dyn Pull) {
+        let keeps = self.core().is_ok_and(|core| core.txns.get(&txn).is_none_or(|txn| txn.keeps));
+        if keeps {
+            self.dissolve_transaction(txn);
+        } else if let Err(e) = self.abort_transaction(txn, false, pull) {
+            tracing::error!(errno = e.0, "a transaction could not be given up");
+        }
+    }
+}

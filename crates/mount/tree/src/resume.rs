@@ -1,0 +1,367 @@
+//! Goes on where another process was killed: what the store has, and over it what that process's log has.
+//!
+//! The table says which commit it is as of. Rows that the log has from before that commit are in the table, and contents
+//! that such a commit had are where they belong; what comes later is done again, commits included, in its order.
+
+pub(crate) mod continuation;
+
+use crate::handover::Continuation;
+use crate::handover::kept::{Item, Items, Kept, State};
+use crate::interface::clock::Clock;
+use crate::interface::file_tree::{Errno, Ino, Kind, ROOT, Request};
+use crate::table::inode::{Inode, Uncommitted};
+use crate::table::row::{Key, Row};
+use crate::tree::core::{Core, Txn, is_final};
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use untorn::{Error, Store};
+
+/// The largest frame: a write and what it changes.
+const FRAME_MAX: u64 = 1 << 30;
+
+fn lost(detail: &str) -> Error {
+    Error::Corrupt {
+        path: PathBuf::from("the log of the process that was killed"),
+        detail: detail.to_owned(),
+        advice: "The store has the last commits: unmount what is left, and mount it again.",
+    }
+}
+
+fn unreadable(e: io::Error) -> Error {
+    lost(&format!("it cannot be read ({e})"))
+}
+
+fn failed(Errno(e): Errno) -> Error {
+    lost(&format!("it cannot be followed: {}", io::Error::from_raw_os_error(e)))
+}
+
+/// Frames of a log, one after the other.
+struct Frames<'a> {
+    kept: &'a dyn Kept,
+    at: u64,
+    end: u64,
+    bytes: Vec<u8>,
+}
+
+impl<'a> Frames<'a> {
+    fn of(kept: &'a dyn Kept) -> untorn::Result<Frames<'a>> {
+        Ok(Frames { kept, at: 0, end: kept.len().map_err(unreadable)?, bytes: Vec::new() })
+    }
+
+    /// The next one. The process may have been killed while it wrote the last one, which then has not happened.
+    fn next(&mut self) -> untorn::Result<Option<&[u8]>> {
+        let mut len = [0; 8];
+        if self.at + 8 > self.end {
+            return Ok(None);
+        }
+        self.kept.read_at(&mut len, self.at).map_err(unreadable)?;
+        let len = u64::from_le_bytes(len);
+        if len > FRAME_MAX {
+            return Err(lost("it has no frame where one should be"));
+        }
+        if self.at + 8 + len > self.end {
+            return Ok(None);
+        }
+        self.bytes.resize(len as usize, 0);
+        self.kept.read_at(&mut self.bytes, self.at + 8).map_err(unreadable)?;
+        self.at += 8 + len;
+        Ok(Some(&self.bytes))
+    }
+}
+
+/// What is known of questions that may not have been answered.
+#[derive(Default)]
+struct Unanswered {
+    happened: HashMap<u64, Vec<Ino>>,
+    given: HashMap<u64, Vec<Ino>>,
+}
+
+/// Which commits of the log the store has.
+#[derive(Default)]
+struct Included {
+    /// Rows of frames before this one are in the table.
+    rows: usize,
+    /// Contents of frames before these are where they belong.
+    contents: HashMap<Ino, usize>,
+    void: HashSet<u64>,
+    /// Where the last whole frame ends.
+    end: u64,
+}
+
+impl Included {
+    fn of(kept: &dyn Kept, core: &Core) -> untorn::Result<(Included, u64)> {
+        let (commit, owner) = (core.numbers.commit, core.numbers.owner);
+        let mut included = Included::default();
+        let (mut own, mut commits) = (None, Vec::new());
+        let (mut frames, mut n) = (Frames::of(kept)?, 0);
+        while let Some(frame) = frames.next()? {
+            n += 1;
+            let mut items = Items(frame);
+            while let Some(item) = items.next() {
+                match item {
+                    Item::Begin { commit: base, owner: base_owner, own: of_log } => {
+                        if owner != of_log && (owner, commit) != (base_owner, base) {
+                            return Err(lost("somebody else has used the store since it was written"));
+                        }
+                        own = Some(of_log);
+                    }
+                    Item::Commit { number, inos } if number <= commit => commits.push((n, number, inos)),
+                    Item::Void { number } => {
+                        included.void.insert(number);
+                    }
+                    _ => {}
+                }
+            }
+            if !items.0.is_empty() {
+                return Err(lost("it has a frame that is none"));
+            }
+        }
+        included.end = frames.at;
+        for (n, number, inos) in commits {
+            if !included.void.contains(&number) {
+                included.rows = n;
+                included.contents.extend(inos.into_iter().map(|ino| (ino, n)));
+            }
+        }
+        Ok((included, own.ok_or_else(|| lost("it has no beginning"))?))
+    }
+}
+
+impl Core {
+    /// As [`Core::open`]. What is uncommitted is logged from now on; if there is a log, the tree is as the process left it
+    /// that wrote it.
+    pub fn open_kept(
+        store: Store,
+        clock: Arc<dyn Clock>,
+        owner: Request,
+        small_max: usize,
+        kept: Option<Arc<dyn Kept>>,
+    ) -> untorn::Result<Core> {
+        let Some(kept) = kept else { return Core::open(store, clock, owner, small_max, false) };
+        let resumes = kept.len().map_err(unreadable)? > 0;
+        let mut core = Core::open(store, clock, owner, small_max, resumes)?;
+        let continuation = if resumes {
+            let (included, own) = Included::of(&*kept, &core)?;
+            let Unanswered { happened, given } = core.follow(&*kept, &included)?;
+            // The log may go on as it is: nothing comes behind a part of a frame.
+            kept.cut(included.end).map_err(unreadable)?;
+            Continuation { happened_before: happened, given_before: given, ..Continuation::new(kept, own) }
+        } else {
+            let mut own = [0; 8];
+            let _ = rustix::rand::getrandom(&mut own, rustix::rand::GetRandomFlags::empty());
+            Continuation::new(kept, u64::from_le_bytes(own))
+        };
+        core.numbers.owner = continuation.own();
+        core.continuation = Some(continuation);
+        core.begin_log();
+        Ok(core)
+    }
+
+    fn follow(&mut self, kept: &dyn Kept, included: &Included) -> untorn::Result<Unanswered> {
+        let mut unanswered = Unanswered::default();
+        let mut last = self.numbers.commit;
+        // Objects of inodes that no commit knew of were removed by the opening.
+        let known = self.numbers.next;
+        let (mut frames, mut n) = (Frames::of(kept)?, 0);
+        while let Some(frame) = frames.next()? {
+            n += 1;
+            let mut items = Items(frame);
+            while let Some(item) = items.next() {
+                let rows = n > included.rows;
+                let contents = |ino: &Ino| included.contents.get(ino).is_none_or(|of| n > *of);
+                match item {
+                    Item::Begin { own, .. } => self.numbers.owner = own,
+                    Item::Numbers { next, .. } => self.make_room_for(next.saturating_sub(1)).map_err(failed)?,
+                    Item::Row(row) if rows => self.follow_row(row).map_err(failed)?,
+                    Item::Gone(key) if rows => self.follow_removal(key),
+                    Item::Doomed(ino) if rows && ino < known => {
+                        self.doomed.insert(ino);
+                    }
+                    Item::State(state) => {
+                        let contents = contents(&state.ino);
+                        self.follow_state(state, contents);
+                    }
+                    Item::Data { ino, offset, bytes } if contents(&ino) && self.inodes.contains_key(&ino) => {
+                        self.write_bytes(ino, offset, bytes).map_err(failed)?;
+                        if let Some(inode) = self.inodes.get_mut(&ino) {
+                            inode.staged.insert(offset..offset + bytes.len() as u64, true);
+                        }
+                    }
+                    Item::Zeros { ino, offset, len } if contents(&ino) && self.inodes.contains_key(&ino) => {
+                        self.zero_bytes(ino, offset, len).map_err(failed)?;
+                        if let Some(inode) = self.inodes.get_mut(&ino) {
+                            inode.staged.insert(offset..offset + len, false);
+                        }
+                    }
+                    Item::Length { ino, len } if contents(&ino) && self.inodes.contains_key(&ino) => {
+                        self.cut_bytes(ino, len).map_err(failed)?;
+                        if let Some(inode) = self.inodes.get_mut(&ino) {
+                            inode.cut = Some(inode.cut.map_or(len, |cut| cut.min(len)));
+                            inode.staged.remove(len..u64::MAX);
+                        }
+                    }
+                    Item::Commit { number, inos } => {
+                        if !included.void.contains(&number) {
+                            self.follow_commit(number, &inos, last)?;
+                        }
+                        last = last.max(number);
+                    }
+                    Item::Owed(ino) => self.owe(&[ino]),
+                    Item::RolledBack(ino) if contents(&ino) => self.give_up_bytes(ino)?,
+                    Item::Begun { number, owner, keeps, left } => {
+                        let txn = self.txns.entry(number);
+                        let txn = txn.or_insert(Txn { owner, keeps, left, resumed: true, files: BTreeSet::new() });
+                        (txn.keeps, txn.left) = (keeps, left);
+                    }
+                    Item::Ended(number) => drop(self.txns.remove(&number)),
+                    Item::Happened { unique, ino } => unanswered.happened.entry(unique).or_default().push(ino),
+                    Item::Given { unique, ino } => unanswered.given.entry(unique).or_default().push(ino),
+                    Item::TakenBack { unique } => drop(unanswered.given.remove(&unique)),
+                    _ => {}
+                }
+            }
+        }
+        self.numbers.commit = last;
+        Ok(unanswered)
+    }
+
+    /// A commit that was asked for, and of which the store has those up to `last`.
+    fn follow_commit(&mut self, number: u64, inos: &[Ino], last: u64) -> untorn::Result<()> {
+        if number <= last {
+            self.settle_owed();
+            return Ok(());
+        }
+        self.numbers.commit = number.wrapping_sub(1);
+        // The files of a transaction are in it still.
+        self.committing = inos.iter().find_map(|ino| self.inodes.get(ino)?.txn);
+        // An earlier one that found no room comes with this one: its names do.
+        let submitted = self.submit(&self.with_owed(inos));
+        self.committing = None;
+        match submitted {
+            // On a full disk the next commit has it. Nobody was told that it is durable.
+            Err(e) if !is_final(&e) => {
+                self.owe(inos);
+                Ok(())
+            }
+            done => done,
+        }
+    }
+
+    /// Numbers up to this one were given.
+    fn make_room_for(&mut self, ino: Ino) -> crate::interface::file_tree::Result<()> {
+        while self.numbers.limit <= ino {
+            self.reserve()?;
+        }
+        self.numbers.next = self.numbers.next.max(ino + 1);
+        Ok(())
+    }
+
+    fn follow_row(&mut self, row: Row) -> crate::interface::file_tree::Result<()> {
+        let key = row.key();
+        match row {
+            Row::Inode(ino, mut row) => {
+                self.make_room_for(ino)?;
+                if row.kind == Kind::Directory {
+                    self.dirs.entry(ino).or_default();
+                }
+                // An object is made when there are bytes for it, and an extent given when a commit has them.
+                let before = self.inodes.get(&ino).map(|inode| &inode.row);
+                (row.object, row.extent) = before.map_or((false, None), |row| (row.object, row.extent));
+                match self.inodes.get_mut(&ino) {
+                    Some(inode) => inode.row = row,
+                    None => drop(self.inodes.insert(ino, Inode::new(row))),
+                }
+            }
+            Row::Name { dir, name, cookie, ino } => {
+                if let Some(names) = self.dirs.get_mut(&dir) {
+                    names.remove(&name);
+                    names.restore(name, ino, cookie);
+                }
+                if let Some(inode) = self.inodes.get_mut(&ino)
+                    && inode.is_dir()
+                    && ino != ROOT
+                {
+                    inode.parent = dir;
+                }
+            }
+            Row::Xattr { ino, name, value } => {
+                if let Some(inode) = self.inodes.get_mut(&ino) {
+                    inode.xattrs.insert(name, value);
+                }
+            }
+        }
+        self.mark(key);
+        Ok(())
+    }
+
+    fn follow_removal(&mut self, key: Key) {
+        match &key {
+            Key::Inode(ino) => {
+                if let Some(inode) = self.inodes.remove(ino) {
+                    if let Some(object) = &inode.object {
+                        let _ = object.rollback();
+                    }
+                    self.doom_bytes(*ino, &inode);
+                    if let Some(txn) = inode.txn.and_then(|txn| self.txns.get_mut(&txn)) {
+                        txn.files.remove(ino);
+                    }
+                }
+                self.dirs.remove(ino);
+                self.changed.remove(ino);
+                self.open_for_writing.remove(ino);
+            }
+            Key::Name(dir, name) => {
+                if let Some(names) = self.dirs.get_mut(dir) {
+                    names.remove(name);
+                }
+            }
+            Key::Xattr(ino, name) => {
+                if let Some(inode) = self.inodes.get_mut(ino) {
+                    inode.xattrs.remove(name);
+                }
+            }
+        }
+        self.mark(key);
+    }
+
+    fn follow_state(&mut self, state: State, contents: bool) {
+        let since = self.clock.elapsed();
+        let Some(inode) = self.inodes.get_mut(&state.ino) else { return };
+        (inode.known, inode.openings, inode.writers) = (state.known, state.openings, state.writers);
+        inode.poisoned = state.poisoned;
+        inode.lost = state.lost.iter().filter(|(start, end)| start < end).map(|(start, end)| *start..*end).collect();
+        // Which writes the kernel has told of is not known: of those that this process refuses, a pull tells again.
+        inode.is_untold = !inode.lost.is_empty();
+        let before = std::mem::replace(&mut inode.txn, state.txn);
+        if contents {
+            inode.uncommitted = state.uncommitted.map(|(size, kept, [atime, mtime, ctime])| Uncommitted {
+                size,
+                atime,
+                mtime,
+                ctime,
+                kept,
+                since,
+                first: since,
+            });
+        }
+        let (is_changed, is_open) = (inode.uncommitted.is_some() || inode.is_poisoned(), inode.writers > 0);
+        match is_changed {
+            true => self.changed.insert(state.ino),
+            false => self.changed.remove(&state.ino),
+        };
+        if before != state.txn {
+            if let Some(txn) = before.and_then(|txn| self.txns.get_mut(&txn)) {
+                txn.files.remove(&state.ino);
+            }
+            if let Some(txn) = state.txn.and_then(|txn| self.txns.get_mut(&txn)) {
+                txn.files.insert(state.ino);
+            }
+        }
+        match is_open {
+            true => self.open_for_writing.insert(state.ino),
+            false => self.open_for_writing.remove(&state.ino),
+        };
+    }
+}

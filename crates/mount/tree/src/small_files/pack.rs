@@ -1,0 +1,146 @@
+//! The pack: a file of the store with the contents of small files, each in an extent of it.
+//!
+//! The pack has staged changes only while a commit is put together, so that no commit has those of another: what is
+//! uncommitted of a small file lies in memory (`draft.rs`). A commit that cannot be asked for is taken back as a whole.
+
+use crate::small_files::pack_room::{BLOCK, Extent, Extents};
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::Arc;
+use untorn::{Error, File, Result};
+
+/// The pack's name in the store.
+pub const PACK: &str = "pack";
+
+/// The pack.
+pub(crate) struct Pack {
+    file: Arc<File>,
+    extents: Extents,
+    /// What the commit that is put together has given, and has taken back from files that stay.
+    given: Vec<Extent>,
+    taken_back: Vec<Extent>,
+    /// Blocks that were left without extents, and are yet to be made holes.
+    emptied: BTreeSet<u64>,
+    is_staged: bool,
+    /// How often extents were given or taken back: whoever reads without the tree's lock looks whether it was meanwhile.
+    moves: u64,
+}
+
+impl Pack {
+    /// The pack, with the extents that rows have.
+    pub fn load(file: File, used: Vec<Extent>) -> Result<Pack> {
+        let damaged = |detail: &str| Error::Corrupt {
+            path: PathBuf::from(PACK),
+            detail: detail.to_owned(),
+            advice: "Restore the store from a copy.",
+        };
+        let end = used.iter().map(|extent| extent.end()).max().unwrap_or(0);
+        if file.len()? < end {
+            return Err(damaged("it ends before the contents of files that should be in it"));
+        }
+        let extents = Extents::around(used).ok_or_else(|| damaged("contents of two files overlap"))?;
+        let (given, taken_back, emptied) = Default::default();
+        let (is_staged, moves) = (false, 0);
+        Ok(Pack { file: Arc::new(file), extents, given, taken_back, emptied, is_staged, moves })
+    }
+
+    /// The file, to read it without the tree's lock; see [`moves`](Pack::moves).
+    pub fn file(&self) -> &Arc<File> {
+        &self.file
+    }
+
+    /// As long as this number is what it was, each extent is where it was.
+    pub fn moves(&self) -> u64 {
+        self.moves
+    }
+
+    /// All bytes of an extent.
+    pub fn read(&self, extent: Extent) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; extent.len()];
+        self.file.read_exact_at(&mut bytes, extent.offset)?;
+        Ok(bytes)
+    }
+
+    /// Contents are in the pack from the commit on that is put together, in the place of those before. Bytes outside of
+    /// `changed` are as they were.
+    pub fn put(&mut self, before: Option<Extent>, bytes: &[u8], changed: Range<usize>) -> Result<Option<Extent>> {
+        if let Some(extent) = before.and_then(|extent| extent.with_len(bytes.len())) {
+            if !changed.is_empty() {
+                self.is_staged = true;
+                self.file.write_all_at(&bytes[changed.clone()], extent.offset + changed.start as u64)?;
+            }
+            return Ok(Some(extent));
+        }
+        if let Some(extent) = before {
+            self.take_back(extent);
+        }
+        let Some(extent) = self.extents.give(bytes.len()) else { return Ok(None) };
+        self.given.push(extent);
+        self.moves += 1;
+        self.is_staged = true;
+        self.file.write_all_at(bytes, extent.offset)?;
+        Ok(Some(extent))
+    }
+
+    /// An extent is free from the commit on that is put together. Also that commit may give it again, as all of it is there
+    /// or nothing.
+    pub fn take_back(&mut self, extent: Extent) {
+        self.taken_back.push(extent);
+        self.free(extent);
+    }
+
+    /// The extent of an inode that is gone is free: every commit from here on removes its row.
+    pub fn free(&mut self, extent: Extent) {
+        self.moves += 1;
+        self.emptied.extend(self.extents.take_back(extent));
+    }
+
+    /// Blocks without extents take no room below.
+    pub fn stage_holes(&mut self) -> Result<()> {
+        let end = self.file.len()?;
+        for block in &self.emptied {
+            if self.extents.is_free(*block) && *block < end {
+                self.is_staged = true;
+                self.file.zero(*block, BLOCK.min(end - block))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the room is given that rows have, and no other; for tests.
+    pub fn is_as(&self, rows: Vec<Extent>) -> bool {
+        self.extents.are_around(rows)
+    }
+
+    /// The file, if the commit that is put together has changes of it.
+    pub fn staged(&self) -> Option<&File> {
+        self.is_staged.then_some(&*self.file)
+    }
+
+    /// The commit is on its way.
+    pub fn submitted(&mut self) {
+        self.emptied.clear();
+        self.begin();
+    }
+
+    /// The commit could not be asked for: all is as before it.
+    pub fn undo(&mut self) -> Result<()> {
+        for extent in std::mem::take(&mut self.given) {
+            self.extents.take_back(extent);
+        }
+        for extent in std::mem::take(&mut self.taken_back) {
+            self.extents.give_again(extent);
+        }
+        self.moves += 1;
+        let done = if self.is_staged { self.file.rollback() } else { Ok(()) };
+        self.begin();
+        done
+    }
+
+    fn begin(&mut self) {
+        self.given.clear();
+        self.taken_back.clear();
+        self.is_staged = false;
+    }
+}

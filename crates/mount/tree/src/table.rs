@@ -1,0 +1,5 @@
+//! Inodes: their rows, the table's file, and an inode in memory. Stands on `interface` and `small_files`.
+
+pub(crate) mod inode;
+pub(crate) mod inode_table;
+pub(crate) mod row;

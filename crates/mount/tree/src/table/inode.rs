@@ -1,0 +1,387 @@
+//! An inode in memory: its row, what is uncommitted of it, and who uses it.
+
+use crate::interface::file_tree::{Attributes, Ino, Kind, Time, Transaction};
+use crate::small_files::draft::Draft;
+use crate::small_files::pack_room::Extent;
+use crate::table::row::InodeRow;
+use rangemap::{RangeMap, RangeSet};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+use untorn::File;
+
+/// Size and times of uncommitted contents; the bytes are in a draft, or staged in the object.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Uncommitted {
+    pub size: u64,
+    pub atime: Time,
+    pub mtime: Time,
+    pub ctime: Time,
+    /// Bytes before this one are as committed.
+    pub kept: u64,
+    /// When the clock of the timer started.
+    pub since: Duration,
+    /// When there was the first of it, as far as this process knows.
+    pub first: Duration,
+}
+
+/// Where the bytes of a file are, uncommitted ones included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// All of it is a hole.
+    Nowhere,
+    Draft,
+    Pack(Extent),
+    Object,
+}
+
+/// What a commit has of a file, and what its row was before.
+pub(crate) struct Folded {
+    size: u64,
+    times: [Time; 3],
+    /// Where the committed bytes were in the pack.
+    pub extent: Option<Extent>,
+    pub draft: Option<Box<Draft>>,
+    /// The bytes are staged in the object.
+    pub in_object: bool,
+    is_grown: bool,
+    uncommitted: Uncommitted,
+    cut: Option<u64>,
+    staged: RangeMap<u64, bool>,
+}
+
+pub(crate) struct Inode {
+    /// What a commit of the names has.
+    pub row: InodeRow,
+    pub xattrs: BTreeMap<Box<[u8]>, Box<[u8]>>,
+    /// Of a directory: the one it lies in.
+    pub parent: Ino,
+    /// Times that the kernel was given it.
+    pub known: u64,
+    pub openings: u32,
+    pub writers: u32,
+    /// Of a file that is open for writing: when the kernel was last made to send all of it, or when it was opened so.
+    pub pulled: Duration,
+    /// The transaction that alone commits the uncommitted contents.
+    pub txn: Option<Transaction>,
+    /// A write failed, and nobody knows which: the uncommitted contents have a hole that nobody can fill.
+    pub poisoned: bool,
+    /// What writes were to have that failed, and nothing since: uncommitted contents without it are committed by nothing.
+    pub lost: RangeSet<u64>,
+    /// How many writes failed.
+    pub failures: u64,
+    /// The kernel has not told of the last of them; a pull may do so.
+    pub is_untold: bool,
+    /// The kernel has not all of what was lost any more.
+    pub is_gone: bool,
+    pub object: Option<Arc<File>>,
+    pub uncommitted: Option<Uncommitted>,
+    /// The uncommitted bytes of a small file.
+    pub draft: Option<Box<Draft>>,
+    /// The uncommitted bytes are in the object, all of them; those that are committed are in the pack.
+    pub is_grown: bool,
+    /// Where the bytes were cut since the last commit of the contents, and what was written: data, or zeros. For another
+    /// process that goes on.
+    pub cut: Option<u64>,
+    pub staged: RangeMap<u64, bool>,
+}
+
+impl Inode {
+    pub fn new(row: InodeRow) -> Inode {
+        Inode {
+            row,
+            xattrs: BTreeMap::new(),
+            parent: 0,
+            known: 0,
+            openings: 0,
+            writers: 0,
+            pulled: Duration::ZERO,
+            txn: None,
+            poisoned: false,
+            lost: RangeSet::new(),
+            failures: 0,
+            is_untold: false,
+            is_gone: false,
+            object: None,
+            uncommitted: None,
+            draft: None,
+            is_grown: false,
+            cut: None,
+            staged: RangeMap::new(),
+        }
+    }
+
+    pub fn is_file(&self) -> bool {
+        self.row.kind == Kind::File
+    }
+
+    pub fn is_dir(&self) -> bool {
+        self.row.kind == Kind::Directory
+    }
+
+    /// Whether a commit that no transaction asks for can have what is uncommitted.
+    pub fn is_committable(&self) -> bool {
+        self.is_committable_by(None)
+    }
+
+    /// Whether a commit can have what is uncommitted, which a transaction asks for or none.
+    pub fn is_committable_by(&self, txn: Option<Transaction>) -> bool {
+        !self.is_poisoned() && (self.txn.is_none() || self.txn == txn)
+    }
+
+    /// Whether the uncommitted contents lack what a failed write was to have.
+    pub fn is_poisoned(&self) -> bool {
+        self.poisoned || !self.lost.is_empty()
+    }
+
+    /// A write of a range has failed.
+    pub fn lose(&mut self, range: Range<u64>) {
+        self.lost.insert(range);
+        self.failures += 1;
+        (self.is_untold, self.is_gone) = (true, false);
+    }
+
+    /// A range has the contents that programs meant.
+    pub fn regain(&mut self, range: Range<u64>) {
+        if !range.is_empty() && !self.lost.is_empty() {
+            self.lost.remove(range);
+        }
+    }
+
+    /// Nothing lacks any more.
+    pub fn cure(&mut self) {
+        self.poisoned = false;
+        self.lost.clear();
+    }
+
+    /// Where the bytes are.
+    pub fn place(&self) -> Place {
+        match self.row.extent {
+            _ if self.draft.is_some() => Place::Draft,
+            Some(extent) if !self.is_grown => Place::Pack(extent),
+            _ if self.row.object => Place::Object,
+            _ => Place::Nowhere,
+        }
+    }
+
+    /// Size with uncommitted changes.
+    pub fn size(&self) -> u64 {
+        self.uncommitted.map_or(self.row.size, |u| u.size)
+    }
+
+    /// How many bytes it has, if there are no holes but behind those of a small file.
+    pub fn bytes_at_most(&self) -> u64 {
+        let bytes = match self.place() {
+            Place::Nowhere => 0,
+            Place::Draft => self.draft.as_ref().map_or(0, |draft| draft.bytes().len() as u64),
+            Place::Pack(extent) => extent.len() as u64,
+            Place::Object => u64::MAX,
+        };
+        bytes.min(self.size())
+    }
+
+    /// The uncommitted contents; from here on there are some.
+    pub fn change(&mut self, since: Duration) -> &mut Uncommitted {
+        let row = &self.row;
+        self.uncommitted.get_or_insert(Uncommitted {
+            size: row.size,
+            atime: row.atime,
+            mtime: row.mtime,
+            ctime: row.ctime,
+            kept: u64::MAX,
+            since,
+            first: since,
+        })
+    }
+
+    /// The uncommitted size and times become the row's. Returns what undoes it, if there are some.
+    pub fn fold(&mut self) -> Option<Folded> {
+        let in_object = self.place() == Place::Object;
+        let u = self.uncommitted.take()?;
+        let (cut, staged) = (self.cut.take(), std::mem::take(&mut self.staged));
+        let (draft, is_grown) = (self.draft.take(), std::mem::take(&mut self.is_grown));
+        let row = &mut self.row;
+        let (size, times, extent) = (row.size, [row.atime, row.mtime, row.ctime], row.extent);
+        let folded = Folded { size, times, extent, draft, in_object, is_grown, uncommitted: u, cut, staged };
+        (row.size, row.atime, row.mtime, row.ctime) = (u.size, u.atime, u.mtime, u.ctime);
+        if in_object {
+            row.extent = None;
+        }
+        Some(folded)
+    }
+
+    /// The commit could not be asked for: what it was to have is uncommitted again.
+    pub fn unfold(&mut self, folded: Folded) {
+        let row = &mut self.row;
+        row.size = folded.size;
+        [row.atime, row.mtime, row.ctime] = folded.times;
+        row.extent = folded.extent;
+        (self.draft, self.is_grown) = (folded.draft, folded.is_grown);
+        self.uncommitted = Some(folded.uncommitted);
+        (self.cut, self.staged) = (folded.cut, folded.staged);
+    }
+
+    /// Times: access, contents, anything; those of the uncommitted contents if there are some.
+    pub fn times(&mut self) -> [&mut Time; 3] {
+        match &mut self.uncommitted {
+            Some(u) => [&mut u.atime, &mut u.mtime, &mut u.ctime],
+            None => [&mut self.row.atime, &mut self.row.mtime, &mut self.row.ctime],
+        }
+    }
+
+    pub fn attributes(&self, ino: Ino) -> Attributes {
+        let row = &self.row;
+        let (atime, mtime, ctime) = match &self.uncommitted {
+            Some(u) => (u.atime, u.mtime, u.ctime),
+            None => (row.atime, row.mtime, row.ctime),
+        };
+        let size = self.size();
+        Attributes {
+            ino,
+            kind: row.kind,
+            mode: row.mode,
+            nlink: row.nlink,
+            uid: row.uid,
+            gid: row.gid,
+            rdev: row.rdev,
+            size,
+            blocks: self.bytes_at_most().div_ceil(512),
+            atime,
+            mtime,
+            ctime,
+        }
+    }
+}
+
+/// The largest place of a name: with those of `.` and `..`, which a server puts before all others, it fits in 31 bits, for
+/// 32-bit programs without large files.
+const PLACE_MAX: u64 = i32::MAX as u64 - 2;
+
+/// The names in a directory, each at its place.
+///
+/// A new name gets a place before those of earlier names. Whoever is reading the directory has passed it, so that reading
+/// ends, whatever is made and renamed meanwhile.
+#[derive(Default)]
+pub(crate) struct Dir {
+    pub names: BTreeMap<Arc<[u8]>, (Ino, u64)>,
+    pub order: BTreeMap<u64, Arc<[u8]>>,
+    /// Places for new names, the last one first. Names that were restored may have some of them.
+    free: Range<u64>,
+}
+
+impl Dir {
+    /// Whether a name can be restored at a place. Trees of earlier versions counted on without a limit.
+    pub fn is_place(place: u64) -> bool {
+        (1..=PLACE_MAX).contains(&place)
+    }
+
+    /// Adds a name, at a place if one is given, or gives a name that is there another inode. That name keeps its place.
+    pub fn set(&mut self, name: Arc<[u8]>, ino: Ino, at: Option<u64>) {
+        let there = self.names.get(&name).map(|(_, place)| *place);
+        let place = there.or(at).unwrap_or_else(|| self.new_place());
+        self.restore(name, ino, place);
+    }
+
+    /// Adds a name at the place that it has; at another one if that is none.
+    pub fn restore(&mut self, name: Arc<[u8]>, ino: Ino, place: u64) {
+        let place = if Self::is_place(place) { place } else { self.new_place() };
+        self.order.insert(place, name.clone());
+        self.names.insert(name, (ino, place));
+    }
+
+    /// Removes a name; its place.
+    pub fn remove(&mut self, name: &[u8]) -> Option<u64> {
+        let (_, place) = self.names.remove(name)?;
+        // A log may restore another name at the place before it removes this one.
+        if self.order.get(&place).is_some_and(|there| **there == *name) {
+            self.order.remove(&place);
+        }
+        Some(place)
+    }
+
+    fn new_place(&mut self) -> u64 {
+        loop {
+            let Some(place) = self.free.next_back() else {
+                self.free = self.largest_gap();
+                match self.free.is_empty() {
+                    // More names than 31 bits count: the others are for 64-bit programs.
+                    true => return self.order.last_key_value().map_or(1, |(last, _)| last + 1),
+                    false => continue,
+                }
+            };
+            if !self.order.contains_key(&place) {
+                return place;
+            }
+        }
+    }
+
+    /// The largest range of places that no name has.
+    fn largest_gap(&self) -> Range<u64> {
+        let first = self.order.first_key_value().map_or(PLACE_MAX + 1, |(first, _)| *first);
+        if first > PLACE_MAX / 2 {
+            return 1..first;
+        }
+        let after = self.order.keys().map(|place| place + 1);
+        let before = self.order.keys().copied().skip(1).chain([PLACE_MAX + 1]);
+        let gaps = std::iter::once(1..first).chain(after.zip(before).map(|(after, before)| after..before));
+        gaps.max_by_key(|gap| gap.end.saturating_sub(gap.start)).unwrap_or(0..0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(n: u64) -> Arc<[u8]> {
+        n.to_string().into_bytes().into()
+    }
+
+    fn agrees(dir: &Dir) {
+        assert_eq!(dir.names.len(), dir.order.len());
+        for (place, name) in &dir.order {
+            assert_eq!(dir.names[name].1, *place);
+            assert!(Dir::is_place(*place) && i32::try_from(place + 2).is_ok());
+        }
+    }
+
+    #[test]
+    fn places_fit_in_31_bits_when_all_have_been_used() {
+        let mut dir = Dir::default();
+        for n in 0..3 {
+            dir.set(name(n), n, None);
+        }
+        assert_eq!(dir.order.values().cloned().collect::<Vec<_>>(), [name(2), name(1), name(0)]);
+        // As if very many names had come and gone.
+        dir.free = 1..3;
+        for n in 3..9 {
+            dir.set(name(n), n, None);
+        }
+        agrees(&dir);
+        let next: Vec<Arc<[u8]>> = dir.order.values().skip(2).take(2).cloned().collect();
+        assert_eq!(next, [name(8), name(7)], "after the two at the end come those in the largest gap");
+    }
+
+    #[test]
+    fn places_that_were_counted_upwards_stay_and_those_beyond_the_limit_are_new_ones() {
+        let mut dir = Dir::default();
+        for (n, place) in [1, 2, 3, PLACE_MAX, PLACE_MAX + 1, u64::MAX].into_iter().enumerate() {
+            dir.restore(name(n as u64), n as u64, place);
+        }
+        agrees(&dir);
+        assert_eq!([0, 1, 2, 3].map(|n| dir.names[&name(n)].1), [1, 2, 3, PLACE_MAX]);
+        dir.set(name(9), 9, None);
+        agrees(&dir);
+    }
+
+    #[test]
+    fn a_log_that_restores_before_it_removes_keeps_the_place() {
+        let mut dir = Dir::default();
+        dir.set(name(1), 7, None);
+        let place = dir.names[&name(1)].1;
+        dir.restore(name(2), 7, place);
+        dir.remove(&name(1));
+        agrees(&dir);
+        assert_eq!(dir.names[&name(2)].1, place);
+    }
+}

@@ -1,0 +1,283 @@
+//! The table: rows in slots of a file of the store, changed in place.
+//!
+//! A slot has 64, 128, 256 … bytes: a head of 8 (exponent, sort of row, 0, 0, length) and the row. Exponents of slots never
+//! change, so that an opening finds all slots one after the other. The first 64 bytes are the table's own.
+
+use crate::interface::file_tree::Ino;
+use crate::table::row::{InodeRow, Key, Row};
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+use untorn::{Error, File, Result};
+
+/// The table's name in the store.
+pub const TABLE: &str = "table";
+
+const MAGIC: &[u8; 16] = b"untorn tree   2\n";
+/// How tables of all versions begin; the number follows.
+const ANY_VERSION: &[u8] = b"untorn tree";
+const VERSION: u32 = 2;
+const HEAD: usize = 64;
+const SLOT_HEAD: usize = 8;
+/// 64 << 12: room for the largest value of an extended attribute.
+const EXPONENTS: usize = 13;
+
+/// Which inode numbers were given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Numbers {
+    /// Rows of the table have smaller ones.
+    pub next: Ino,
+    /// Objects have smaller ones.
+    pub limit: Ino,
+    /// The last commit.
+    pub commit: u64,
+    /// Whose it is: a number that nobody else has.
+    pub owner: u64,
+}
+
+#[derive(Clone, Copy)]
+struct Slot {
+    offset: u64,
+    exponent: u8,
+}
+
+/// Rows that commits have.
+pub(crate) struct Table {
+    file: File,
+    slots: HashMap<Key, Slot>,
+    free: [Vec<u64>; EXPONENTS],
+    end: u64,
+    numbers: Numbers,
+    /// What the commit that is put together changes: bytes by their places in the file.
+    staged: BTreeMap<u64, Vec<u8>>,
+    /// What takes it back.
+    undo: Vec<Step>,
+}
+
+/// A step towards a commit.
+enum Step {
+    /// A row had this slot.
+    Row(Key, Option<Slot>),
+    /// A slot was free.
+    Given(Slot),
+    /// A slot was added.
+    Added(Slot),
+    /// A slot had a row.
+    TakenBack(Slot),
+    Numbers(Numbers),
+}
+
+impl Table {
+    fn new(file: File, numbers: Numbers) -> Table {
+        let (slots, free, staged, undo) = Default::default();
+        Table { file, slots, free, end: HEAD as u64, numbers, staged, undo }
+    }
+
+    /// A table without rows, in an empty file.
+    pub fn format(file: File, numbers: Numbers) -> Table {
+        let mut table = Table::new(file, numbers);
+        table.staged.insert(0, MAGIC.to_vec());
+        table.write_numbers(numbers);
+        table
+    }
+
+    /// Reads all rows.
+    pub fn load(file: File, each: &mut dyn FnMut(Row)) -> Result<Table> {
+        let mut bytes = vec![0; file.len()? as usize];
+        file.read_exact_at(&mut bytes, 0)?;
+        let (mut slots, mut twice) = (HashMap::new(), None);
+        let mut free: [Vec<u64>; EXPONENTS] = Default::default();
+        let numbers = read_slots(&bytes, &mut |offset, exponent, row| match row {
+            None => free[usize::from(exponent)].push(offset),
+            Some(row) => {
+                if slots.insert(row.key(), Slot { offset, exponent }).is_some() {
+                    twice = Some(offset);
+                }
+                each(row);
+            }
+        })?;
+        match twice {
+            Some(at) => Err(damaged(at as usize)),
+            None => Ok(Table { slots, free, end: bytes.len() as u64, ..Table::new(file, numbers) }),
+        }
+    }
+
+    /// The file: part of every commit.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// The numbers as the last commit has them.
+    pub fn numbers(&self) -> Numbers {
+        self.numbers
+    }
+
+    /// Sets the numbers.
+    pub fn write_numbers(&mut self, numbers: Numbers) {
+        let mut bytes = vec![0; HEAD - 16];
+        bytes[..8].copy_from_slice(&numbers.next.to_le_bytes());
+        bytes[8..16].copy_from_slice(&numbers.limit.to_le_bytes());
+        bytes[16..24].copy_from_slice(&numbers.commit.to_le_bytes());
+        bytes[24..32].copy_from_slice(&numbers.owner.to_le_bytes());
+        self.staged.insert(16, bytes);
+        self.undo.push(Step::Numbers(std::mem::replace(&mut self.numbers, numbers)));
+    }
+
+    /// Sets a row in the place of the one with this key.
+    pub fn put(&mut self, row: &Row) {
+        let (sort, bytes) = row.encode();
+        let key = row.key();
+        let exponent = exponent_for(bytes.len() + SLOT_HEAD);
+        let slot = match self.slots.get(&key) {
+            Some(slot) if slot.exponent == exponent => *slot,
+            there => {
+                if there.is_some() {
+                    self.remove(&key);
+                }
+                self.take_slot(exponent)
+            }
+        };
+        let mut out = Vec::with_capacity(SLOT_HEAD + bytes.len());
+        out.extend([exponent, sort, 0, 0]);
+        out.extend((bytes.len() as u32).to_le_bytes());
+        out.extend(bytes);
+        self.stage_slot(slot, out);
+        let before = self.slots.insert(key.clone(), slot);
+        if before.is_none_or(|before| before.offset != slot.offset) {
+            self.undo.push(Step::Row(key, before));
+        }
+    }
+
+    /// Removes a row, if there is one.
+    pub fn remove(&mut self, key: &Key) {
+        let Some(slot) = self.slots.remove(key) else { return };
+        self.stage_slot(slot, vec![slot.exponent, 0, 0, 0, 0, 0, 0, 0]);
+        self.free[usize::from(slot.exponent)].push(slot.offset);
+        self.undo.extend([Step::Row(key.clone(), Some(slot)), Step::TakenBack(slot)]);
+    }
+
+    /// Says in the row of an inode, if there is one, that the inode has an object. All else of the row stays.
+    pub fn set_object(&mut self, ino: Ino) -> Result<bool> {
+        let Some(slot) = self.slots.get(&Key::Inode(ino)) else { return Ok(false) };
+        let at = slot.offset + (SLOT_HEAD + InodeRow::FLAGS_AT) as u64;
+        let mut flags = [0];
+        self.file.read_exact_at(&mut flags, at)?;
+        self.staged.insert(at, vec![flags[0] | InodeRow::HAS_OBJECT]);
+        Ok(true)
+    }
+
+    /// Whether there is something that a commit lacks.
+    pub fn is_staged(&self) -> bool {
+        !self.staged.is_empty()
+    }
+
+    /// Brings everything to the file, before a commit of it is asked for.
+    pub fn stage(&self) -> Result<()> {
+        if self.file.len()? < self.end {
+            self.file.set_len(self.end)?;
+        }
+        self.staged.iter().try_for_each(|(at, bytes)| self.file.write_all_at(bytes, *at))
+    }
+
+    /// The commit is on its way.
+    pub fn submitted(&mut self) {
+        self.staged.clear();
+        self.undo.clear();
+    }
+
+    /// The commit could not be asked for: all is as before it.
+    pub fn undo(&mut self) -> Result<()> {
+        while let Some(step) = self.undo.pop() {
+            match step {
+                Step::Row(key, None) => drop(self.slots.remove(&key)),
+                Step::Row(key, Some(slot)) => drop(self.slots.insert(key, slot)),
+                Step::Given(slot) => self.free[usize::from(slot.exponent)].push(slot.offset),
+                Step::Added(slot) => self.end = slot.offset,
+                Step::TakenBack(slot) => drop(self.free[usize::from(slot.exponent)].pop()),
+                Step::Numbers(numbers) => self.numbers = numbers,
+            }
+        }
+        self.staged.clear();
+        self.file.rollback()
+    }
+
+    fn stage_slot(&mut self, slot: Slot, bytes: Vec<u8>) {
+        let within = slot.offset..slot.offset + size_of_slot(slot.exponent) as u64;
+        let older: Vec<u64> = self.staged.range(within).map(|(at, _)| *at).collect();
+        older.iter().for_each(|at| drop(self.staged.remove(at)));
+        self.staged.insert(slot.offset, bytes);
+    }
+
+    fn take_slot(&mut self, exponent: u8) -> Slot {
+        if let Some(offset) = self.free[usize::from(exponent)].pop() {
+            let slot = Slot { offset, exponent };
+            self.undo.push(Step::Given(slot));
+            return slot;
+        }
+        let slot = Slot { offset: self.end, exponent };
+        self.end += size_of_slot(exponent) as u64;
+        self.undo.push(Step::Added(slot));
+        slot
+    }
+}
+
+fn damaged(at: usize) -> Error {
+    Error::Corrupt {
+        path: PathBuf::from(TABLE),
+        detail: format!("no row of a tree at byte {at}"),
+        advice: "Restore the store from a copy.",
+    }
+}
+
+/// The error of a tree without its table.
+pub fn missing_table() -> Error {
+    Error::Corrupt {
+        path: PathBuf::from(TABLE),
+        detail: "the file is missing".to_owned(),
+        advice: "Restore the store from a copy.",
+    }
+}
+
+/// The version that a table's first bytes say.
+fn version(bytes: &[u8]) -> Option<u32> {
+    let number = bytes.get(..MAGIC.len())?.strip_prefix(ANY_VERSION)?.strip_suffix(b"\n")?;
+    std::str::from_utf8(number).ok()?.trim_start().parse().ok()
+}
+
+/// Goes through all slots of a table: where each is, its exponent, and its row; none if it is free.
+pub(crate) fn read_slots(bytes: &[u8], each: &mut dyn FnMut(u64, u8, Option<Row>)) -> Result<Numbers> {
+    if let Some(found) = version(bytes).filter(|found| *found > VERSION) {
+        return Err(Error::NewerVersion { path: PathBuf::from(TABLE), found, supported: VERSION });
+    }
+    if bytes.len() < HEAD || !bytes.starts_with(MAGIC) {
+        return Err(damaged(0));
+    }
+    let number = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
+    let numbers = Numbers { next: number(16), limit: number(24), commit: number(32), owner: number(40) };
+    let mut at = HEAD;
+    while at < bytes.len() {
+        let head = bytes.get(at..at + SLOT_HEAD).ok_or_else(|| damaged(at))?;
+        let (exponent, sort) = (head[0], head[1]);
+        let len = u32::from_le_bytes(head[4..8].try_into().expect("4 bytes")) as usize;
+        if usize::from(exponent) >= EXPONENTS || len > size_of_slot(exponent) - SLOT_HEAD {
+            return Err(damaged(at));
+        }
+        let row = match sort {
+            0 => None,
+            _ => {
+                let row = bytes.get(at + SLOT_HEAD..at + SLOT_HEAD + len).and_then(|row| Row::decode(sort, row));
+                Some(row.ok_or_else(|| damaged(at))?)
+            }
+        };
+        each(at as u64, exponent, row);
+        at += size_of_slot(exponent);
+    }
+    if at == bytes.len() { Ok(numbers) } else { Err(damaged(bytes.len())) }
+}
+
+fn size_of_slot(exponent: u8) -> usize {
+    64 << exponent
+}
+
+fn exponent_for(bytes: usize) -> u8 {
+    (bytes.div_ceil(64).next_power_of_two().trailing_zeros()) as u8
+}

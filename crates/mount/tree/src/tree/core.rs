@@ -1,0 +1,507 @@
+//! The state of a tree: names and inodes as of the last reply, and what commits of them write.
+
+use crate::handover::Continuation;
+use crate::interface::clock::Clock;
+use crate::interface::file_tree::{Attributes, Errno, Ino, Kind, ROOT, Request, Result, Time, Transaction};
+use crate::small_files::draft::Drafts;
+use crate::small_files::pack::{PACK, Pack};
+use crate::small_files::pack_room::EXTENT_MAX;
+use crate::table::inode::{Dir, Inode};
+use crate::table::inode_table::{Numbers, Table};
+use crate::table::row::{InodeRow, Key, Row};
+use std::collections::{BTreeSet, HashMap};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use untorn::{File, Store, Ticket};
+
+/// Objects of a directory; numbers are given out by so many.
+pub(crate) const OBJECTS: u64 = 4096;
+
+/// A transaction that goes on.
+#[derive(Clone, Debug)]
+pub(crate) struct Txn {
+    /// The opening whose end ends it.
+    pub owner: u64,
+    /// Then nothing is given up.
+    pub keeps: bool,
+    /// That opening has ended: it is given up, by this process or by the next.
+    pub left: bool,
+    /// Begun before the process that had it was killed.
+    pub resumed: bool,
+    pub files: BTreeSet<Ino>,
+}
+
+/// What is committed before the timer does it.
+#[derive(Default)]
+pub(crate) struct Early {
+    /// How many files with uncommitted contents there have to be, until those without a writer are looked for again.
+    pub changed: usize,
+    /// How many objects have to be doomed until their removal is tried again.
+    pub doomed: usize,
+    /// Files that were looked at, ever.
+    pub looked_at: u64,
+}
+
+pub(crate) struct Core {
+    pub store: Store,
+    pub clock: Arc<dyn Clock>,
+    pub table: Table,
+    pub pack: Pack,
+    /// The most bytes of a file that has no object.
+    pub small_max: usize,
+    /// Uncommitted contents of small files.
+    pub drafts: Drafts,
+    pub inodes: HashMap<Ino, Inode>,
+    pub dirs: HashMap<Ino, Dir>,
+    /// Rows that differ from the table.
+    pub dirty: BTreeSet<Key>,
+    /// Since when there are some.
+    pub dirty_since: Option<Duration>,
+    /// Files with uncommitted contents, and those that are poisoned.
+    pub changed: BTreeSet<Ino>,
+    pub open_for_writing: BTreeSet<Ino>,
+    pub numbers: Numbers,
+    pub early: Early,
+    /// Objects of inodes that are gone.
+    pub doomed: BTreeSet<Ino>,
+    /// Commits on their way, in the order of the log.
+    pub pending: Vec<Ticket>,
+    /// Files whose seal could not be asked for: every commit has them until one can be.
+    pub owed: BTreeSet<Ino>,
+    /// Files of the transactions that go on.
+    pub txns: HashMap<Transaction, Txn>,
+    /// A flush failed: nothing later is acknowledged.
+    pub failed: bool,
+    /// Whoever commits waits for it at once.
+    pub waits: bool,
+    /// The transaction that is being committed: its files are in it until the commit is asked for.
+    pub committing: Option<Transaction>,
+    /// What another process goes on from, if this one is killed.
+    pub continuation: Option<Continuation>,
+}
+
+pub(crate) fn object_dir(ino: Ino) -> PathBuf {
+    PathBuf::from(format!("obj/{:x}", ino / OBJECTS))
+}
+
+pub(crate) fn object_path(ino: Ino) -> PathBuf {
+    object_dir(ino).join(ino.to_string())
+}
+
+/// The error number of an error of the store.
+pub(crate) fn errno(e: untorn::Error) -> Errno {
+    use untorn::Error as E;
+    let number = match &e {
+        E::Io { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
+        E::NoSpace { .. } if e.is_of_quota() => libc::EDQUOT,
+        E::NoSpace { .. } => libc::ENOSPC,
+        E::NoMemory { .. } => libc::ENOMEM,
+        _ => libc::EIO,
+    };
+    tracing::warn!(error = %e, "the store refused");
+    Errno(number)
+}
+
+/// Whether nothing can be committed until the store is opened again. After any other error the next try may succeed.
+pub(crate) fn is_final(e: &untorn::Error) -> bool {
+    use untorn::Error as E;
+    matches!(e, E::SyncFailed { .. } | E::Corrupt { .. } | E::Closed | E::Forked)
+}
+
+/// What the store said, with an error number.
+pub(crate) fn refused<T>(done: untorn::Result<T>) -> Result<T> {
+    done.map_err(errno)
+}
+
+// Opening.
+impl Core {
+    /// The tree in a store; a new one if the store has none.
+    pub fn open(
+        store: Store,
+        clock: Arc<dyn Clock>,
+        owner: Request,
+        small_max: usize,
+        resumes: bool,
+    ) -> untorn::Result<Core> {
+        // A store that was never a tree has no table: no transaction but the first makes one.
+        let mut core = match store.open_file(crate::table::inode_table::TABLE) {
+            Ok(file) => Core::load(store, clock, file, resumes)?,
+            Err(untorn::Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
+                Core::format(store, clock, owner)?
+            }
+            Err(e) => return Err(e),
+        };
+        core.small_max = small_max.min(EXTENT_MAX);
+        Ok(core)
+    }
+
+    fn with(store: Store, clock: Arc<dyn Clock>, table: Table, pack: Pack) -> Core {
+        let numbers = table.numbers();
+        Core {
+            store,
+            clock,
+            table,
+            pack,
+            small_max: EXTENT_MAX,
+            drafts: Drafts::default(),
+            inodes: HashMap::new(),
+            dirs: HashMap::new(),
+            dirty: BTreeSet::new(),
+            dirty_since: None,
+            changed: BTreeSet::new(),
+            open_for_writing: BTreeSet::new(),
+            numbers,
+            early: Early::default(),
+            doomed: BTreeSet::new(),
+            pending: Vec::new(),
+            owed: BTreeSet::new(),
+            txns: HashMap::new(),
+            failed: false,
+            waits: false,
+            committing: None,
+            continuation: None,
+        }
+    }
+
+    fn format(store: Store, clock: Arc<dyn Clock>, owner: Request) -> untorn::Result<Core> {
+        let mut txn = store.begin();
+        txn.mkdir("obj", 0o700)?;
+        txn.mkdir(object_dir(0), 0o700)?;
+        let file = txn.create(crate::table::inode_table::TABLE, 0o600)?;
+        let pack = Pack::load(txn.create(PACK, 0o600)?, Vec::new())?;
+        let mut table = Table::format(file, Numbers { next: ROOT + 1, limit: OBJECTS, commit: 0, owner: 0 });
+        let mut root = new_row(Kind::Directory, 0o755, owner.uid, owner.gid, clock.now());
+        root.nlink = 2;
+        table.put(&Row::Inode(ROOT, root.clone()));
+        table.stage()?;
+        txn.commit()?;
+        table.submitted();
+        let mut core = Core::with(store, clock, table, pack);
+        core.inodes.insert(ROOT, Inode::new(root));
+        core.dirs.insert(ROOT, Dir::default());
+        core.settle_root();
+        Ok(core)
+    }
+
+    fn load(store: Store, clock: Arc<dyn Clock>, file: File, resumes: bool) -> untorn::Result<Core> {
+        let (mut inodes, mut dirs) = (HashMap::new(), HashMap::<Ino, Dir>::new());
+        let (mut names, mut xattrs) = (Vec::new(), Vec::new());
+        let table = Table::load(file, &mut |row| match row {
+            Row::Inode(ino, row) => {
+                if row.kind == Kind::Directory {
+                    dirs.entry(ino).or_default();
+                }
+                inodes.insert(ino, Inode::new(row));
+            }
+            Row::Name { dir, name, cookie, ino } => names.push((dir, name, cookie, ino)),
+            Row::Xattr { ino, name, value } => xattrs.push((ino, name, value)),
+        })?;
+        let damaged = |what: String| untorn::Error::Corrupt {
+            path: PathBuf::from(crate::table::inode_table::TABLE),
+            detail: what,
+            advice: "Restore the store from a copy.",
+        };
+        // Those that get other places than they had come last, when it is known which are free.
+        names.sort_by_key(|(_, _, cookie, _)| !Dir::is_place(*cookie));
+        for (dir, name, cookie, ino) in names {
+            let wrong = |what: &str| damaged(format!("{} {what}", String::from_utf8_lossy(&name)));
+            let inode = inodes.get_mut(&ino).ok_or_else(|| wrong("names no inode"))?;
+            if inode.is_dir() {
+                inode.parent = dir;
+            }
+            let dir = dirs.get_mut(&dir).ok_or_else(|| wrong("lies in no directory"))?;
+            dir.restore(name, ino, cookie);
+        }
+        for (ino, name, value) in xattrs {
+            let inode = inodes.get_mut(&ino).ok_or_else(|| damaged("an attribute of no inode".into()))?;
+            inode.xattrs.insert(name, value);
+        }
+        let used = inodes.values().filter_map(|inode| inode.row.extent).collect();
+        let pack = Pack::load(store.open_file(PACK)?, used)?;
+        let mut core = Core::with(store, clock, table, pack);
+        (core.inodes, core.dirs) = (inodes, dirs);
+        if !core.dirs.contains_key(&ROOT) {
+            return Err(damaged("there is no root".into()));
+        }
+        core.settle_root();
+        if !resumes {
+            // What this process commits is not what the last one's log goes on from.
+            core.numbers.owner = 0;
+        }
+        core.drop_leftovers(resumes)?;
+        Ok(core)
+    }
+
+    fn settle_root(&mut self) {
+        let root = self.inodes.get_mut(&ROOT).expect("a tree has a root");
+        root.parent = ROOT;
+        root.known = 1;
+    }
+
+    /// Removes what the last owner left: inodes without names, and objects whose inodes no commit has. If this process
+    /// resumes its work, those without names are still used, and the commit is none of those that the log counts.
+    fn drop_leftovers(&mut self, resumes: bool) -> untorn::Result<()> {
+        let Numbers { next, limit, .. } = self.numbers;
+        for dir in (next..limit).step_by(OBJECTS as usize).chain([limit - 1]).map(object_dir) {
+            for name in self.store.list(&dir)? {
+                if let Some(ino) = name.to_str().and_then(|name| name.parse::<Ino>().ok())
+                    && ino >= next
+                {
+                    self.doomed.insert(ino);
+                }
+            }
+        }
+        if !resumes {
+            // What of them the kernel has seen is not given again.
+            self.numbers.next = limit;
+        }
+        if resumes {
+            self.numbers.commit = self.numbers.commit.wrapping_sub(1);
+        }
+        let orphans: Vec<Ino> =
+            self.inodes.iter().filter(|(_, i)| i.row.nlink == 0 && !resumes).map(|(ino, _)| *ino).collect();
+        orphans.into_iter().for_each(|ino| self.reap(ino));
+        let before = self.numbers.commit;
+        let done = self.submit(&[]).and_then(|()| self.pending.iter().try_for_each(Ticket::wait));
+        self.sweep();
+        if resumes && self.numbers.commit == before {
+            self.numbers.commit = before.wrapping_add(1);
+        }
+        match done {
+            // On a full disk they stay for a while.
+            Err(e) if !is_final(&e) => Ok(()),
+            done => done,
+        }
+    }
+}
+
+pub(crate) fn new_row(kind: Kind, mode: u32, uid: u32, gid: u32, now: Time) -> InodeRow {
+    InodeRow {
+        kind,
+        mode: mode & 0o7777,
+        nlink: 1,
+        uid,
+        gid,
+        rdev: 0,
+        size: 0,
+        atime: now,
+        mtime: now,
+        ctime: now,
+        synced: false,
+        object: false,
+        extent: None,
+        target: Box::default(),
+    }
+}
+
+// Names and inodes.
+impl Core {
+    pub fn inode(&self, ino: Ino) -> Result<&Inode> {
+        self.inodes.get(&ino).ok_or(Errno(libc::ESTALE))
+    }
+
+    pub fn inode_mut(&mut self, ino: Ino) -> Result<&mut Inode> {
+        self.note_state(ino);
+        self.inodes.get_mut(&ino).ok_or(Errno(libc::ESTALE))
+    }
+
+    pub fn attributes(&self, ino: Ino) -> Result<Attributes> {
+        Ok(self.inode(ino)?.attributes(ino))
+    }
+
+    /// Attributes for the kernel, which knows the inode once more.
+    pub fn give(&mut self, ino: Ino) -> Result<Attributes> {
+        let inode = self.inode_mut(ino)?;
+        inode.known += 1;
+        Ok(inode.attributes(ino))
+    }
+
+    pub fn dir(&self, dir: Ino) -> Result<&Dir> {
+        self.dirs.get(&dir).ok_or(Errno(if self.inodes.contains_key(&dir) { libc::ENOTDIR } else { libc::ESTALE }))
+    }
+
+    pub fn find(&self, dir: Ino, name: &[u8]) -> Result<Ino> {
+        let found = self.dir(dir)?.names.get(name);
+        found.map(|(ino, _)| *ino).ok_or(Errno(libc::ENOENT))
+    }
+
+    /// A directory in which names can be made.
+    pub fn living_dir(&self, dir: Ino) -> Result<&Dir> {
+        let names = self.dir(dir)?;
+        if self.inode(dir)?.row.nlink == 0 { Err(Errno(libc::ENOENT)) } else { Ok(names) }
+    }
+
+    /// What a transaction alone may commit is committed by nothing else.
+    pub fn check_free(&self, inos: &[Ino]) -> Result<()> {
+        let taken = |ino: &Ino| self.inodes.get(ino).is_some_and(|inode| inode.txn.is_some());
+        if inos.iter().any(taken) { Err(Errno(libc::EBUSY)) } else { Ok(()) }
+    }
+
+    /// As [`check_free`](Self::check_free), for what seals these files: where nothing is uncommitted, nothing is sealed.
+    pub fn check_sealable(&self, inos: &[Ino]) -> Result<()> {
+        let has_changes = |ino: &Ino| self.inodes.get(ino).is_some_and(|inode| inode.uncommitted.is_some());
+        self.check_free(&inos.iter().copied().filter(has_changes).collect::<Vec<_>>())
+    }
+
+    /// After a flush that failed, nothing changes any more.
+    pub fn check(&self) -> Result<()> {
+        if self.failed { Err(Errno(libc::EIO)) } else { Ok(()) }
+    }
+
+    pub fn mark(&mut self, key: Key) {
+        self.note_key(&key);
+        self.dirty.insert(key);
+        let now = self.clock.elapsed();
+        self.dirty_since.get_or_insert(now);
+    }
+
+    /// The directory has other names than before.
+    pub fn touch_dir(&mut self, dir: Ino) {
+        let now = self.clock.now();
+        if let Some(inode) = self.inodes.get_mut(&dir) {
+            (inode.row.mtime, inode.row.ctime) = (now, now);
+        }
+        self.mark(Key::Inode(dir));
+    }
+
+    /// The inode's attributes or number of names are others than before.
+    pub fn touch(&mut self, ino: Ino) {
+        // The times may be those of uncommitted contents.
+        self.note_state(ino);
+        let now = self.clock.now();
+        if let Some(inode) = self.inodes.get_mut(&ino) {
+            *inode.times()[2] = now;
+        }
+        self.mark(Key::Inode(ino));
+    }
+
+    pub fn set_name(&mut self, dir: Ino, name: &[u8], ino: Ino) {
+        self.set_name_at(dir, name, ino, None);
+    }
+
+    /// As [`set_name`](Self::set_name); a new name gets this place in the directory.
+    pub fn set_name_at(&mut self, dir: Ino, name: &[u8], ino: Ino, at: Option<u64>) {
+        let name: Arc<[u8]> = name.into();
+        if let Some(names) = self.dirs.get_mut(&dir) {
+            names.set(name.clone(), ino, at);
+        }
+        if let Some(inode) = self.inodes.get_mut(&ino)
+            && inode.is_dir()
+        {
+            inode.parent = dir;
+        }
+        self.mark(Key::Name(dir, name));
+    }
+
+    /// Removes a name; the place that it had in the directory.
+    pub fn remove_name(&mut self, dir: Ino, name: &[u8]) -> Option<u64> {
+        let place = self.dirs.get_mut(&dir).and_then(|names| names.remove(name));
+        self.mark(Key::Name(dir, name.into()));
+        place
+    }
+
+    /// The inode loses a name; a directory its only one.
+    pub fn lose_name(&mut self, ino: Ino) {
+        self.note_state(ino);
+        if let Some(inode) = self.inodes.get_mut(&ino) {
+            inode.row.nlink = if inode.is_dir() { 0 } else { inode.row.nlink.saturating_sub(1) };
+            if inode.row.nlink == 0 {
+                inode.cure();
+            }
+        }
+        self.touch(ino);
+        self.reap(ino);
+    }
+
+    pub fn add_links(&mut self, dir: Ino, by: i32) {
+        if let Some(inode) = self.inodes.get_mut(&dir) {
+            inode.row.nlink = inode.row.nlink.saturating_add_signed(by);
+        }
+        self.mark(Key::Inode(dir));
+    }
+
+    /// A write of the file failed.
+    pub fn poison(&mut self, ino: Ino) {
+        self.note_state(ino);
+        if let Some(inode) = self.inodes.get_mut(&ino) {
+            inode.poisoned = true;
+            self.changed.insert(ino);
+        }
+    }
+
+    /// The inode goes if nothing names, knows or has opened it.
+    pub fn reap(&mut self, ino: Ino) {
+        let Some(inode) = self.inodes.get(&ino) else { return };
+        if inode.row.nlink > 0 || inode.known > 0 || inode.openings > 0 {
+            return;
+        }
+        let Some(inode) = self.inodes.remove(&ino) else { return };
+        if let Some(object) = &inode.object
+            && let Err(e) = object.rollback()
+        {
+            tracing::error!(error = %e, ino, "the contents of a removed file stay");
+        }
+        self.changed.remove(&ino);
+        if let Some(txn) = inode.txn.and_then(|txn| self.txns.get_mut(&txn)) {
+            txn.files.remove(&ino);
+        }
+        self.dirs.remove(&ino);
+        self.mark(Key::Inode(ino));
+        for name in inode.xattrs.keys() {
+            self.mark(Key::Xattr(ino, name.clone()));
+        }
+        self.doom_bytes(ino, &inode);
+    }
+
+    /// What is uncommitted of a file is gone.
+    pub fn roll_back(&mut self, ino: Ino) -> Result<()> {
+        self.give_up_bytes(ino).map_err(errno)?;
+        let inode = self.inode_mut(ino)?;
+        inode.uncommitted = None;
+        inode.cure();
+        self.changed.remove(&ino);
+        self.close_object(ino);
+        self.note_rolled_back(ino);
+        Ok(())
+    }
+
+    /// Adds an inode.
+    pub fn add_inode(&mut self, inode: Inode) -> Result<Ino> {
+        if self.numbers.next == self.numbers.limit {
+            self.reserve()?;
+        }
+        let ino = self.numbers.next;
+        self.numbers.next += 1;
+        if inode.is_dir() {
+            self.dirs.insert(ino, Dir::default());
+        }
+        self.inodes.insert(ino, inode);
+        self.mark(Key::Inode(ino));
+        Ok(ino)
+    }
+
+    /// Objects of inodes that are gone, which no commit has removed.
+    pub fn doomed(&self) -> Vec<Ino> {
+        self.doomed.iter().copied().collect()
+    }
+
+    /// What differs from the table.
+    pub fn dirty_keys(&self) -> Vec<Key> {
+        self.dirty.iter().cloned().collect()
+    }
+
+    pub fn row(&self, key: &Key) -> Option<Row> {
+        match key {
+            Key::Inode(ino) => self.inodes.get(ino).map(|inode| Row::Inode(*ino, inode.row.clone())),
+            Key::Name(dir, name) => {
+                let (ino, cookie) = *self.dirs.get(dir)?.names.get(name)?;
+                Some(Row::Name { dir: *dir, name: name.clone(), cookie, ino })
+            }
+            Key::Xattr(ino, name) => {
+                let value = self.inodes.get(ino)?.xattrs.get(name)?;
+                Some(Row::Xattr { ino: *ino, name: name.clone(), value: value.clone() })
+            }
+        }
+    }
+}

@@ -1,0 +1,524 @@
+//! A tree in a store: how it is opened, what commits its files, and the timer.
+//!
+//! One lock, `core`, is over names, inodes and the order in which commits are submitted. Nobody holds it while a flush or a
+//! pull is waited for. Under it come the locks of the store's engine, which never call back.
+
+use crate::handover::kept::Kept;
+use crate::interface::clock::{Clock, SystemClock};
+use crate::interface::file_tree::{Errno, Ino, Pull, Request, Result, SpaceUse, Transaction};
+use crate::interface::limits::{Limits, Unlimited};
+use crate::small_files::pack_room::EXTENT_MAX;
+use crate::tree::core::{Core, errno, is_final};
+use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
+use rustix::fd::OwnedFd;
+use rustix::fs::{Mode, OFlags};
+use std::ops::{Deref, DerefMut};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+use untorn::Store;
+
+/// When the timer commits what nobody has synced.
+const TIMER: Duration = Duration::from_secs(5);
+/// When the timer commits what was appended to a file that is held open.
+const APPENDED: Duration = Duration::from_secs(30);
+/// Files with uncommitted contents, before those without a writer are committed early.
+const CHANGED_MAX: usize = 512;
+/// Objects that are to be removed, before a commit does it early: it holds up whoever comes meanwhile.
+const DOOMED_MAX: usize = 512;
+
+/// What commits a file but a sync of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CommitMode {
+    /// The timer.
+    #[default]
+    Sync,
+    /// The end of its last writer; nobody waits.
+    Close,
+    /// Every write and every change of a name, before it returns.
+    Write,
+    /// Nothing but syncs: each commits everything that all programs did so far, as one.
+    Store,
+}
+
+/// Asks for the room on a file system.
+pub type Below = dyn Fn() -> Result<SpaceUse> + Send + Sync;
+
+/// How a tree is opened.
+pub struct TreeOptions {
+    /// What commits a file but a sync of it.
+    pub commit: CommitMode,
+    /// Owner of the root of a new tree.
+    pub owner: Request,
+    /// The clock.
+    pub clock: Arc<dyn Clock>,
+    /// The room on the file system below; without it, that of the store's path.
+    pub below: Option<Arc<Below>>,
+    /// The most bytes of a file that lies in the pack, with other small ones; at most 64 KiB, the default. A larger one has
+    /// an object of its own.
+    pub small_max: usize,
+    /// What outlives this process. If it has a log, the tree goes on where the process was killed that wrote it.
+    pub kept: Option<Arc<dyn Kept>>,
+    /// What is refused as something below would refuse it.
+    pub limits: Arc<dyn Limits>,
+}
+
+impl Default for TreeOptions {
+    fn default() -> TreeOptions {
+        let owner =
+            Request { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw(), umask: 0 };
+        TreeOptions {
+            commit: CommitMode::default(),
+            owner,
+            clock: Arc::new(SystemClock::new()),
+            below: None,
+            small_max: EXTENT_MAX,
+            kept: None,
+            limits: Arc::new(Unlimited),
+        }
+    }
+}
+
+/// Commits of everything: one at a time, as each needs all files pulled, and none pulled by halves.
+#[derive(Default)]
+struct Rounds {
+    begun: AtomicU64,
+    /// How the last one ended; held while there is one.
+    last: Mutex<Option<Errno>>,
+}
+
+/// The lock is held: an operation is under way.
+pub(crate) struct Held<'a>(MappedMutexGuard<'a, Core>);
+
+impl Deref for Held<'_> {
+    type Target = Core;
+
+    fn deref(&self) -> &Core {
+        &self.0
+    }
+}
+
+impl DerefMut for Held<'_> {
+    fn deref_mut(&mut self) -> &mut Core {
+        &mut self.0
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.0.end_operation();
+    }
+}
+
+/// A tree of files in a store.
+pub struct StoreTree {
+    core: Mutex<Option<Core>>,
+    rounds: Rounds,
+    /// Some file was poisoned, ever.
+    pub(crate) any_poisoned: AtomicBool,
+    /// Held while a poisoned file is made as of its last commit.
+    pub(crate) restoring: Mutex<()>,
+    pub(crate) mode: CommitMode,
+    pub(crate) path: PathBuf,
+    below: Option<Arc<Below>>,
+    pub(crate) limits: Arc<dyn Limits>,
+    /// The store's, wherever it is moved.
+    directory: Option<OwnedFd>,
+}
+
+impl StoreTree {
+    /// How the store of a tree is opened: names and contents that are committed as one must not come apart.
+    pub fn store_options() -> untorn::StoreOptions {
+        untorn::StoreOptions::default().in_order(true)
+    }
+
+    /// The tree in a store; a new one if the store has none.
+    ///
+    /// # Errors
+    /// Those of the store, and [`untorn::Error::Corrupt`] if its table is none.
+    pub fn open(store: Store, options: TreeOptions) -> untorn::Result<StoreTree> {
+        let path = store.path();
+        let core = Core::open_kept(store, options.clock, options.owner, options.small_max, options.kept)?;
+        let any_poisoned = AtomicBool::new(core.inodes.values().any(crate::table::inode::Inode::is_poisoned));
+        let (core, rounds, restoring) = (Mutex::new(Some(core)), Rounds::default(), Mutex::default());
+        let below = options.below;
+        // What stands in for the room below has no directory either.
+        let how = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let directory = match below {
+            Some(_) => None,
+            None => Some(
+                rustix::fs::open(&path, how, Mode::empty()).map_err(|e| untorn::Error::io("open", &path, e.into()))?,
+            ),
+        };
+        let limits = options.limits;
+        Ok(StoreTree { core, rounds, any_poisoned, restoring, mode: options.commit, path, below, limits, directory })
+    }
+
+    /// The room on the file system below.
+    pub(crate) fn below(&self) -> Result<SpaceUse> {
+        if let Some(below) = &self.below {
+            return below();
+        }
+        let of = self.directory.as_ref().ok_or(Errno(libc::EIO))?;
+        let below = rustix::fs::fstatvfs(of).map_err(|e| Errno(e.raw_os_error()))?;
+        Ok(SpaceUse {
+            block_size: below.f_frsize.max(1) as u32,
+            blocks: below.f_blocks,
+            free: below.f_bfree,
+            available: below.f_bavail,
+            files: below.f_files,
+            files_free: below.f_ffree,
+        })
+    }
+
+    pub(crate) fn core(&self) -> Result<Held<'_>> {
+        MutexGuard::try_map(self.core.lock(), Option::as_mut).map(Held).map_err(|_| Errno(libc::EIO))
+    }
+
+    /// The state, to be changed.
+    pub(crate) fn changing(&self) -> Result<Held<'_>> {
+        let core = self.core()?;
+        core.check()?;
+        Ok(core)
+    }
+
+    /// Pulls a file; a failure poisons it. Called without the lock.
+    pub(crate) fn pull(&self, ino: Ino, pull: &dyn Pull) -> Result<()> {
+        let Err(e) = pull.pull(ino) else { return Ok(()) };
+        let mut core = self.core()?;
+        // What a write was to have that was refused here is known.
+        if core.inode_mut(ino).is_ok_and(|inode| std::mem::take(&mut inode.is_untold)) {
+            return Ok(());
+        }
+        tracing::warn!(ino, errno = e.0, "a write failed: the file cannot be committed until it is truncated to 0");
+        self.any_poisoned.store(true, Ordering::Relaxed);
+        core.poison(ino);
+        Err(Errno(libc::EIO))
+    }
+
+    /// Pulls a file that is to be committed, and brings back what was lost of it. An error is one of either.
+    pub(crate) fn pull_whole(&self, ino: Ino, pull: &dyn Pull) -> Result<()> {
+        self.pull(ino, pull)?;
+        match self.any_poisoned.load(Ordering::Relaxed) {
+            true => self.bring_back(ino, pull),
+            false => Ok(()),
+        }
+    }
+
+    /// Brings back what was lost of all files, as far as that can be. Why some of it cannot, if they have names: for want of
+    /// room, or for good.
+    fn bring_all_back(&self, pull: &dyn Pull) -> Result<Option<Errno>> {
+        if !self.any_poisoned.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        let poisoned: Vec<Ino> = {
+            let core = self.changing()?;
+            let is =
+                |inode: &crate::table::inode::Inode| inode.is_poisoned() && inode.row.nlink > 0 && inode.txn.is_none();
+            core.changed.iter().copied().filter(|ino| core.inodes.get(ino).is_some_and(is)).collect()
+        };
+        let mut why = None;
+        for ino in poisoned {
+            let done = self.bring_back(ino, pull);
+            let is_poisoned = self.core()?.inodes.get(&ino).is_some_and(crate::table::inode::Inode::is_poisoned);
+            let e = done.err().unwrap_or(Errno(libc::EIO));
+            if is_poisoned && why.is_none_or(|before| before == Errno(libc::EIO)) {
+                why = Some(e);
+            }
+        }
+        Ok(why)
+    }
+
+    /// Waits for all commits so far. An error of one is an error of all that are acknowledged later.
+    pub(crate) fn wait(&self, core: Held<'_>) -> Result<()> {
+        let tickets = core.pending.clone();
+        drop(core);
+        // One that fails, as on a full disk, keeps those behind it waiting, too, until it can be written.
+        let done = tickets.iter().try_for_each(untorn::Ticket::wait);
+        let mut core = self.core()?;
+        core.failed |= done.as_ref().is_err_and(is_final);
+        core.sweep();
+        done.map_err(errno).and(core.check())
+    }
+
+    /// After a change of names: `--commit=write` commits it before the reply.
+    pub(crate) fn named<T>(&self, mut core: Held<'_>, answer: T) -> Result<T> {
+        if self.mode == CommitMode::Write {
+            core.commit_waited(&[])?;
+            self.wait(core)?;
+        }
+        Ok(answer)
+    }
+
+    /// Commits everything that all programs did before the call, as one, and waits. Calls share a round.
+    pub(crate) fn commit_round(&self, pull: &dyn Pull) -> Result<()> {
+        // One that is under way may have passed by what is to be committed.
+        let wanted = self.rounds.begun.load(Ordering::SeqCst) + 1;
+        let mut last = self.rounds.last.lock();
+        if self.rounds.begun.load(Ordering::SeqCst) < wanted {
+            self.rounds.begun.fetch_add(1, Ordering::SeqCst);
+            *last = self.submit_round(None, pull).err();
+        }
+        let failed = *last;
+        drop(last);
+        match failed {
+            Some(e) => Err(e),
+            None => self.wait(self.core()?),
+        }
+    }
+
+    /// As [`commit_round`](Self::commit_round), with a transaction, which goes on if that fails, or if it `chains`.
+    pub(crate) fn commit_round_with(&self, txn: Transaction, chains: bool, pull: &dyn Pull) -> Result<()> {
+        // Nobody shares it: whoever waits meanwhile may have written behind its pulls.
+        let last = self.rounds.last.lock();
+        self.submit_round(Some((txn, chains)), pull)?;
+        drop(last);
+        self.wait(self.core()?)
+    }
+
+    fn submit_round(&self, txn: Option<(Transaction, bool)>, pull: &dyn Pull) -> Result<()> {
+        let open = self.changing()?.open_for_writing.clone();
+        for ino in open {
+            // One that fails is poisoned.
+            let _ = self.pull(ino, pull);
+        }
+        let lost = self.bring_all_back(pull)?;
+        let mut core = self.changing()?;
+        let free = |ino: &Ino| core.inodes.get(ino).is_some_and(|inode| inode.txn.is_none());
+        let changed: Vec<Ino> = core.changed.iter().copied().filter(free).collect();
+        if let Some((txn, chains)) = txn {
+            return Self::submit_transaction(&mut core, txn, chains, &changed);
+        }
+        if changed.iter().any(|ino| core.inodes.get(ino).is_some_and(crate::table::inode::Inode::is_poisoned)) {
+            return Err(lost.unwrap_or(Errno(libc::EIO)));
+        }
+        core.commit(&changed)
+    }
+
+    /// Commits files, as one, with all names and attributes.
+    pub(crate) fn commit_files(&self, inos: &[Ino], pull: &dyn Pull) -> Result<()> {
+        self.changing()?.check_free(inos)?;
+        if self.mode == CommitMode::Store {
+            Self::mark_synced(&mut *self.changing()?, inos)?;
+            return self.commit_round(pull);
+        }
+        for ino in inos {
+            self.pull_whole(*ino, pull)?;
+        }
+        let mut core = self.changing()?;
+        for ino in inos {
+            let inode = core.inode(*ino)?;
+            if inode.is_poisoned() {
+                return Err(Errno(libc::EIO));
+            }
+        }
+        core.check_free(inos)?;
+        Self::mark_synced(&mut core, inos)?;
+        core.commit_waited(inos)?;
+        self.wait(core)
+    }
+
+    pub(crate) fn mark_synced(core: &mut Core, inos: &[Ino]) -> Result<()> {
+        for ino in inos {
+            let inode = core.inode_mut(*ino)?;
+            // A commit leaves a file out that has no name: when it gets one, its contents come with that.
+            if inode.is_file() && !inode.row.synced && inode.row.nlink > 0 {
+                inode.row.synced = true;
+                core.mark(crate::table::row::Key::Inode(*ino));
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn commit_names(&self, pull: &dyn Pull) -> Result<()> {
+        if self.mode == CommitMode::Store {
+            return self.commit_round(pull);
+        }
+        let mut core = self.changing()?;
+        core.commit_waited(&[])?;
+        self.wait(core)
+    }
+
+    /// Commits everything but what a program syncs itself and has open for writing. What is poisoned is an error.
+    pub(crate) fn commit_all(&self, pull: &dyn Pull) -> Result<()> {
+        self.commit_all_but_lost(pull)?.map_or(Ok(()), Err)
+    }
+
+    /// As [`commit_all`](Self::commit_all); returns why what is poisoned is not committed.
+    fn commit_all_but_lost(&self, pull: &dyn Pull) -> Result<Option<Errno>> {
+        if self.mode == CommitMode::Store {
+            return self.commit_round(pull).map(|()| None);
+        }
+        let open: Vec<Ino> = {
+            let core = self.core()?;
+            let synced = |ino: &Ino| core.inodes.get(ino).is_some_and(|inode| inode.row.synced);
+            core.open_for_writing.iter().copied().filter(|ino| !synced(ino)).collect()
+        };
+        for ino in open {
+            // Those that fail are poisoned, and skipped below.
+            let _ = self.pull(ino, pull);
+        }
+        let lost = self.bring_all_back(pull)?;
+        let mut core = self.changing()?;
+        let mut due = Vec::new();
+        for ino in core.changed.clone() {
+            let inode = core.inode(ino)?;
+            if inode.is_committable() && (inode.writers == 0 || !inode.row.synced) {
+                due.push(ino);
+            }
+        }
+        core.commit_waited(&due)?;
+        self.wait(core)?;
+        Ok(lost)
+    }
+
+    /// Before the end: as [`commit_all`](Self::commit_all), but nothing that a program may be in the middle of.
+    pub(crate) fn commit_finished(&self, pull: &dyn Pull) -> Result<()> {
+        self.commit_finished_but_lost(pull)?.map_or(Ok(()), Err)
+    }
+
+    fn commit_finished_but_lost(&self, pull: &dyn Pull) -> Result<Option<Errno>> {
+        if self.mode == CommitMode::Store && !self.core()?.open_for_writing.is_empty() {
+            return Ok(None);
+        }
+        self.commit_all_but_lost(pull)
+    }
+
+    /// What the timer commits.
+    pub(crate) fn commit_due(&self, pull: &dyn Pull) -> Result<()> {
+        if self.mode == CommitMode::Store {
+            return Ok(());
+        }
+        let mut core = self.changing()?;
+        let now = core.clock.elapsed();
+        let (mut due, mut appended) = (Vec::new(), Vec::new());
+        for ino in &core.changed {
+            let Some(inode) = core.inodes.get(ino) else { continue };
+            let Some(u) = inode.uncommitted else { continue };
+            let age = now.saturating_sub(u.since);
+            if inode.writers == 0 && inode.is_committable() && age >= TIMER {
+                due.push(*ino);
+            } else if is_appended(inode) && age >= APPENDED {
+                appended.push(*ino);
+            }
+        }
+        let names_are_due = core.dirty_since.is_some_and(|since| now.saturating_sub(since) >= TIMER);
+        if names_are_due || !due.is_empty() {
+            core.commit(&due)?;
+        }
+        if !appended.is_empty() {
+            drop(core);
+            appended.retain(|ino| self.pull_whole(*ino, pull).is_ok());
+            core = self.changing()?;
+            // A write that came meanwhile may have made it another case.
+            appended.retain(|ino| core.inodes.get(ino).is_some_and(is_appended));
+            core.commit(&appended)?;
+        }
+        self.wait(core)
+    }
+
+    /// Pulls what programs have had open for writing for so long since it was last pulled so.
+    pub(crate) fn write_back_due(&self, after: Duration, pull: &dyn Pull) {
+        let mut due = Vec::new();
+        {
+            let Ok(mut core) = self.changing() else { return };
+            let core = &mut *core;
+            let now = core.clock.elapsed();
+            for ino in &core.open_for_writing {
+                let Some(inode) = core.inodes.get_mut(ino) else { continue };
+                if now.saturating_sub(inode.pulled) >= after {
+                    inode.pulled = now;
+                    due.push(*ino);
+                }
+            }
+        }
+        for ino in due {
+            // One that fails is poisoned.
+            let _ = self.pull(ino, pull);
+        }
+    }
+
+    /// Commits files without a writer, and removals, before the timer does, when there are many.
+    pub(crate) fn relieve(&self, core: &mut Core) -> Result<()> {
+        if self.mode == CommitMode::Store {
+            return Ok(());
+        }
+        let due = Self::due_early(core);
+        if core.doomed.len() < DOOMED_MAX {
+            core.early.doomed = 0;
+        }
+        if due.is_empty() && core.doomed.len() < DOOMED_MAX.max(core.early.doomed) {
+            return Ok(());
+        }
+        let done = core.commit(&due);
+        if done.is_err() {
+            // On a full disk not everybody who comes tries it again.
+            (core.early.changed, core.early.doomed) = (2 * core.changed.len(), 2 * core.doomed.len());
+        }
+        done
+    }
+
+    /// Of many files with uncommitted contents, those without a writer, if they are many.
+    ///
+    /// Where they are few, all are looked at again only when there are twice as many files.
+    fn due_early(core: &mut Core) -> Vec<Ino> {
+        if core.changed.len() < CHANGED_MAX {
+            core.early.changed = 0;
+        }
+        if core.changed.len() < CHANGED_MAX.max(core.early.changed) {
+            return Vec::new();
+        }
+        let idle =
+            |ino: &&Ino| core.inodes.get(ino).is_some_and(|i| i.writers == 0 && i.is_committable() && i.row.nlink > 0);
+        let due: Vec<Ino> = core.changed.iter().filter(idle).copied().collect();
+        core.early.looked_at += core.changed.len() as u64;
+        let are_many = due.len() >= CHANGED_MAX / 2;
+        core.early.changed = if are_many { 0 } else { 2 * core.changed.len() };
+        if are_many { due } else { Vec::new() }
+    }
+
+    /// Files that were looked at by going through all with uncommitted contents, ever: for tests.
+    #[doc(hidden)]
+    pub fn files_looked_at(&self) -> Result<u64> {
+        Ok(self.core()?.early.looked_at)
+    }
+
+    /// Whether the room in the pack is given that the rows have, and no other: for tests.
+    #[doc(hidden)]
+    pub fn pack_is_as_rows_say(&self) -> Result<bool> {
+        let core = self.core()?;
+        Ok(core.pack.is_as(core.inodes.values().filter_map(|inode| inode.row.extent).collect()))
+    }
+
+    /// Nothing commits what is poisoned, and it takes room that the last commit may need.
+    fn give_up_poisoned(&self) {
+        let Ok(mut core) = self.core() else { return };
+        if self.mode == CommitMode::Store {
+            // That would be another state than any that a sync has asked for.
+            return;
+        }
+        let is = |ino: &Ino| core.inodes.get(ino).is_some_and(crate::table::inode::Inode::is_poisoned);
+        for ino in core.changed.iter().copied().filter(is).collect::<Vec<_>>() {
+            if let Err(e) = core.roll_back(ino) {
+                tracing::error!(ino, errno = e.0, "what is uncommitted of a file cannot be given up");
+            }
+        }
+    }
+
+    pub(crate) fn close_store(&self, pull: &dyn Pull) -> Result<()> {
+        self.give_up_poisoned();
+        let done = self.commit_finished_but_lost(pull).map(drop);
+        let Some(core) = self.core.lock().take() else { return Err(Errno(libc::EIO)) };
+        let store = core.store.clone();
+        // Its handles are closed, and what is uncommitted goes with them.
+        drop(core);
+        done.and(store.close().map_err(errno))
+    }
+}
+
+/// Whether the uncommitted part of a file that is never synced, and held open, changes no committed byte.
+fn is_appended(inode: &crate::table::inode::Inode) -> bool {
+    let appends = inode.uncommitted.is_some_and(|u| u.kept >= inode.row.size && u.size >= inode.row.size);
+    inode.writers > 0 && !inode.row.synced && inode.is_committable() && appends
+}

@@ -1,0 +1,295 @@
+//! Commits: what of the tree is asked of the store as one, and what is made in it on the way.
+
+use crate::interface::file_tree::{Errno, Ino, Result};
+use crate::table::inode::Folded;
+use crate::table::inode_table::Numbers;
+use crate::table::row::Key;
+use crate::tree::core::{Core, OBJECTS, errno, is_final, object_dir, object_path};
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+use untorn::{File, Ticket};
+
+/// Commits that nobody has waited for, before those that are done are looked for.
+const PENDING: usize = 64;
+
+/// What is made in the store.
+enum New {
+    /// The object of an inode.
+    Object(Ino),
+    /// A directory for objects, with numbers up to a limit.
+    Directory { path: PathBuf, limit: Ino },
+}
+
+// Objects.
+impl Core {
+    /// Opens the object of a file.
+    pub fn open_object(&mut self, ino: Ino) -> Result<Arc<File>> {
+        let file = Arc::new(self.store.open_file(object_path(ino)).map_err(errno)?);
+        self.inode_mut(ino)?.object = Some(file.clone());
+        Ok(file)
+    }
+
+    /// Makes an object of a file.
+    pub fn make_object(&mut self, ino: Ino) -> Result<Arc<File>> {
+        let file = Arc::new(self.make(&New::Object(ino))?.ok_or(Errno(libc::EIO))?);
+        let inode = self.inode_mut(ino)?;
+        inode.row.object = true;
+        inode.object = Some(file.clone());
+        self.mark(Key::Inode(ino));
+        Ok(file)
+    }
+
+    /// Numbers for more inodes, and a directory for their objects.
+    pub fn reserve(&mut self) -> Result<()> {
+        let limit = self.numbers.limit + OBJECTS;
+        self.make(&New::Directory { path: object_dir(self.numbers.limit), limit })?;
+        self.numbers.limit = limit;
+        Ok(())
+    }
+
+    /// Makes something in the store, in a commit of its own that has no name, no attribute and no contents: what no commit
+    /// of those follows, the next opening finds by its number. Nobody waits.
+    fn make_in_store(&mut self, new: &New) -> untorn::Result<Option<File>> {
+        let mut txn = self.store.begin();
+        let made = match new {
+            New::Object(ino) => {
+                let made = txn.create(object_path(*ino), 0o600)?;
+                // If a commit has the row, it gets its object in the same moment.
+                if self.table.set_object(*ino)? {
+                    txn.add(self.table.file())?;
+                }
+                Some(made)
+            }
+            New::Directory { path, limit } => {
+                txn.mkdir(path, 0o700)?;
+                let numbers = Numbers { limit: *limit, ..self.table.numbers() };
+                self.table.write_numbers(numbers);
+                txn.add(self.table.file())?;
+                None
+            }
+        };
+        self.table.stage()?;
+        // The next commit that is waited for flushes the log for both; at the latest the timer's.
+        let ticket = txn.commit_quietly()?;
+        self.table.submitted();
+        self.keep(ticket);
+        Ok(made)
+    }
+
+    fn make(&mut self, new: &New) -> Result<Option<File>> {
+        let made = self.make_in_store(new);
+        if made.is_err() {
+            // What the table had of it must be in no other commit.
+            self.undo();
+        }
+        self.outcome(made)
+    }
+
+    /// Takes back what the table and the pack had of a commit that could not be asked for.
+    fn undo(&mut self) {
+        let (table, pack) = (self.table.undo(), self.pack.undo());
+        if let Some(e) = table.and(pack).err() {
+            tracing::error!(error = %e, "nothing is committed until the tree is opened again");
+            self.failed = true;
+        }
+    }
+}
+
+// Commits.
+impl Core {
+    /// Commits all names and attributes, and the uncommitted contents of these files, as one. Nobody waits: the ticket is
+    /// among the pending ones.
+    pub fn commit(&mut self, contents: &[Ino]) -> Result<()> {
+        self.check()?;
+        let number = self.numbers.commit;
+        let done = match self.owed.is_empty() {
+            true => self.submit(contents),
+            false => self.submit(&self.with_owed(contents)),
+        };
+        if done.is_err() && self.numbers.commit != number {
+            self.note_void();
+        }
+        self.outcome(done)
+    }
+
+    /// As [`commit`](Self::commit), for a caller that waits for it next.
+    pub fn commit_waited(&mut self, contents: &[Ino]) -> Result<()> {
+        self.waits = true;
+        let done = self.commit(contents);
+        self.waits = false;
+        done
+    }
+
+    /// Commits all names and attributes, and what there is of these files, which they must not be without. If that cannot
+    /// be asked for, on a full disk, the next commit has it.
+    pub fn seal(&mut self, contents: &[Ino]) {
+        if self.commit(contents).is_err() {
+            self.owe(contents);
+        }
+    }
+
+    /// Every commit has these files from now on, until one could be asked for.
+    pub fn owe(&mut self, contents: &[Ino]) {
+        self.owed.extend(contents);
+        contents.iter().for_each(|ino| self.note_owed(*ino));
+    }
+
+    /// These files, and those of which seals are owed.
+    pub fn with_owed(&self, contents: &[Ino]) -> Vec<Ino> {
+        let all: BTreeSet<Ino> = self.owed.iter().chain(contents).copied().collect();
+        all.into_iter().collect()
+    }
+
+    /// Files whose seals are yet to be asked for.
+    pub fn owed(&self) -> Vec<Ino> {
+        self.owed.iter().copied().collect()
+    }
+
+    /// A commit that was asked for has what is owed.
+    pub fn settle_owed(&mut self) {
+        self.owed.clear();
+    }
+
+    /// Whether a seal of the file is yet to be asked for.
+    pub fn owes(&self, ino: Ino) -> bool {
+        self.owed.contains(&ino)
+    }
+
+    fn outcome<T>(&mut self, done: untorn::Result<T>) -> Result<T> {
+        done.map_err(|e| {
+            if is_final(&e) {
+                self.failed = true;
+                tracing::error!(error = %e, "a commit of the tree failed: nothing is committed until it is opened again");
+            }
+            errno(e)
+        })
+    }
+
+    pub fn submit(&mut self, contents: &[Ino]) -> untorn::Result<()> {
+        self.note_rows();
+        let mut folded = Vec::new();
+        for ino in contents {
+            let Some(inode) = self.inodes.get_mut(ino) else { continue };
+            if inode.row.nlink == 0 || !inode.is_committable_by(self.committing) {
+                continue;
+            }
+            if let Some(before) = inode.fold() {
+                folded.push((*ino, before));
+                self.changed.remove(ino);
+                self.dirty.insert(Key::Inode(*ino));
+            }
+        }
+        let dirty = std::mem::take(&mut self.dirty);
+        match self.ask_for(&folded, &dirty) {
+            Ok(None) => Ok(()),
+            Ok(Some(ticket)) => {
+                self.table.submitted();
+                self.pack.submitted();
+                self.keep(ticket);
+                self.doomed.clear();
+                self.settle_owed();
+                self.dirty_since = None;
+                folded.iter().for_each(|(ino, _)| self.close_object(*ino));
+                Ok(())
+            }
+            Err(e) => {
+                for (ino, before) in folded {
+                    self.note_state(ino);
+                    if let Some(inode) = self.inodes.get_mut(&ino) {
+                        inode.unfold(before);
+                    }
+                    self.changed.insert(ino);
+                }
+                self.dirty.extend(dirty);
+                self.undo();
+                Err(e)
+            }
+        }
+    }
+
+    /// Stages what a commit has, and asks for it; `None` if that is nothing.
+    fn ask_for(&mut self, folded: &[(Ino, Folded)], dirty: &BTreeSet<Key>) -> untorn::Result<Option<Ticket>> {
+        for (ino, of) in folded {
+            let extent = match (&of.draft, of.in_object) {
+                (Some(draft), _) => self.pack.put(of.extent, draft.bytes(), draft.changed())?,
+                // What has grown is in the pack no more.
+                (None, true) => {
+                    of.extent.into_iter().for_each(|extent| self.pack.take_back(extent));
+                    None
+                }
+                (None, false) => of.extent,
+            };
+            if let Some(inode) = self.inodes.get_mut(ino) {
+                inode.row.extent = extent;
+            }
+        }
+        self.pack.stage_holes()?;
+        for key in dirty {
+            match self.row(key) {
+                Some(row) => self.table.put(&row),
+                None => self.table.remove(key),
+            }
+        }
+        if !self.table.is_staged() && self.doomed.is_empty() {
+            return Ok(None);
+        }
+        self.numbers.commit = self.numbers.commit.wrapping_add(1);
+        let inos: Vec<Ino> = folded.iter().map(|(ino, _)| *ino).collect();
+        self.note_commit(&inos);
+        if self.table.numbers() != self.numbers {
+            self.table.write_numbers(self.numbers);
+        }
+        let in_objects = folded.iter().filter(|(_, of)| of.in_object);
+        let objects: Vec<Arc<File>> = in_objects.filter_map(|(ino, _)| self.inodes.get(ino)?.object.clone()).collect();
+        self.submit_files(&objects).map(Some)
+    }
+
+    fn submit_files(&self, objects: &[Arc<File>]) -> untorn::Result<Ticket> {
+        self.table.stage()?;
+        let shared = std::iter::once(self.table.file()).chain(self.pack.staged());
+        let files: Vec<&File> = shared.chain(objects.iter().map(|o| &**o)).collect();
+        if self.doomed.is_empty() {
+            return if self.waits { self.store.syncv_quietly(&files) } else { self.store.syncv_async(&files) };
+        }
+        let mut txn = self.store.begin();
+        for ino in &self.doomed {
+            txn.unlink(object_path(*ino))?;
+        }
+        for file in files {
+            txn.add(file)?;
+        }
+        if self.waits { txn.commit_quietly() } else { txn.commit_async() }
+    }
+
+    fn keep(&mut self, ticket: Ticket) {
+        if self.pending.len() >= PENDING {
+            self.sweep();
+        }
+        self.pending.push(ticket);
+    }
+
+    /// Forgets the commits that are done.
+    pub fn sweep(&mut self) {
+        let mut failed = false;
+        self.pending.retain(|ticket| match ticket.poll() {
+            Some(Ok(())) => false,
+            Some(Err(_)) => {
+                failed = true;
+                true
+            }
+            None => true,
+        });
+        self.failed |= failed;
+    }
+
+    /// Takes the file's handle back that nobody needs.
+    pub fn close_object(&mut self, ino: Ino) {
+        if let Some(inode) = self.inodes.get_mut(&ino)
+            && inode.openings == 0
+            && inode.uncommitted.is_none()
+        {
+            inode.object = None;
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! `hashbrown`'s map on Untorn's heap, in Rust.
+
+use super::kv_store::{Entry, Key, Scan, Store, taste};
+use crate::measuring::harness::Activity;
+use anyhow::Result;
+use std::path::Path;
+use std::ptr::NonNull;
+use untorn::heap::{Heap, HeapMap, HeapOptions, HeapVec};
+
+/// In the heap that is beside it.
+type Table = HeapMap<'static, Key, HeapVec<'static, u8>>;
+
+pub struct HashbrownStore {
+    store: untorn::Store,
+    heap: Heap,
+    table: NonNull<Table>,
+}
+
+impl HashbrownStore {
+    pub fn open(dir: &Path) -> Result<HashbrownStore> {
+        let store = untorn::Store::open(dir)?;
+        let heap = HeapOptions::new().open_in(&store, "heap")?;
+        let table = heap.root_or("all", HeapMap::<Key, HeapVec<'_, u8>>::new_in)?.cast();
+        Ok(HashbrownStore { store, heap, table })
+    }
+
+    fn table(&mut self) -> &mut Table {
+        // SAFETY: a root of this type, in a heap that is open and that nothing else uses.
+        unsafe { self.table.as_mut() }
+    }
+}
+
+impl Store for HashbrownStore {
+    fn put(&mut self, entries: &[Entry<'_>]) -> Result<()> {
+        // SAFETY: what is allocated is in the table, which is used as long as the heap is open.
+        let memory = unsafe { self.heap.allocator().unbound() };
+        let table = self.table();
+        for entry in entries {
+            let value = table.get_or_insert_with(*entry.key, || HeapVec::new_in(memory));
+            value.clear();
+            value.extend_from_slice(entry.value);
+        }
+        Ok(self.heap.commit()?)
+    }
+
+    fn delete(&mut self, key: &Key) -> Result<()> {
+        self.table().remove(key);
+        Ok(self.heap.commit()?)
+    }
+
+    fn read(&mut self, keys: &[Key]) -> Result<u64> {
+        let table = self.table();
+        Ok(keys.iter().filter_map(|key| table.get(key)).map(|value| taste(value)).sum())
+    }
+
+    fn scan(&mut self) -> Result<Scan> {
+        let mut scan = Scan::default();
+        self.table().values().for_each(|value| scan.add(value));
+        Ok(scan)
+    }
+
+    fn activity(&self) -> Result<Option<Activity>> {
+        Ok(Some(Activity::total(&self.store.status())))
+    }
+}

@@ -1,0 +1,25 @@
+//! `untorn-bench`: benchmarks of Untorn, each figure side by side with a peer that a careful program would
+//! write with plain system calls, in the same run, in turns; and the demonstration.
+
+mod benchmarks;
+mod child_work;
+mod cli;
+mod kv;
+mod live;
+mod maps;
+mod measuring;
+mod mounts;
+mod plot;
+mod report;
+mod stores;
+mod xsync;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let result = match child_work::run_if_child() {
+        Some(done) => done.map_err(cli::failure).map(|()| untorn_terminal::Output::default()),
+        None => untorn_demo::run_if_child().unwrap_or_else(cli::run),
+    };
+    untorn_terminal::print(env!("CARGO_BIN_NAME"), result)
+}

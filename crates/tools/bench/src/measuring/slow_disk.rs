@@ -1,0 +1,180 @@
+//! A disk whose flushes take a given time: an image behind FUSE, for file systems on a loop device. Writes take what
+//! they take, and go on while a flush waits.
+
+use crate::measuring::child::{JOB_VARIABLE, Job};
+use crate::measuring::scratch::Scratch;
+use anyhow::{Context, Result, bail};
+use fuser::{
+    Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, KernelConfig,
+    LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite, Request,
+    Session, WriteFlags,
+};
+use std::ffi::OsStr;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant, UNIX_EPOCH};
+
+const DISK: &str = "disk";
+const ROOT_NODE: u64 = 1;
+const DISK_NODE: u64 = 2;
+const FOREVER: Duration = Duration::from_secs(3600);
+/// How long the disk may take until it is there.
+const START_TIME_MAX: Duration = Duration::from_secs(10);
+/// Requests at the same time: a flush must not hold up what does not wait for it.
+const THREADS: usize = 4;
+
+/// The disk, and the process that serves it. Both end when this is dropped.
+pub struct SlowDisk {
+    child: Child,
+    mount: Scratch,
+}
+
+impl SlowDisk {
+    /// Serves an image; each flush of it takes so long.
+    pub fn start(image: &Path, flush: Duration) -> Result<SlowDisk> {
+        let mount = Scratch::new_in(&std::env::temp_dir())?;
+        let at = mount.path().to_owned();
+        let job = Job::SlowDisk { image: image.to_owned(), at, flush_us: flush.as_micros() as u64 };
+        let mut command = Command::new(std::env::current_exe()?);
+        command.env(JOB_VARIABLE, serde_json::to_string(&job)?).stdin(Stdio::null());
+        let mut disk = SlowDisk { child: command.spawn()?, mount };
+        let start = Instant::now();
+        while !disk.path().exists() {
+            if disk.child.try_wait()?.is_some() || start.elapsed() > START_TIME_MAX {
+                bail!("a disk behind FUSE cannot be had: is there /dev/fuse?");
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(disk)
+    }
+
+    /// The disk as a file.
+    pub fn path(&self) -> PathBuf {
+        self.mount.path().join(DISK)
+    }
+}
+
+impl Drop for SlowDisk {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(self.mount.path(), rustix::mount::UnmountFlags::DETACH);
+        // It ends by itself when nobody uses the disk any more.
+        let _ = self.child.wait();
+    }
+}
+
+/// What the child does.
+pub fn serve(image: &Path, at: &Path, flush: Duration) -> Result<()> {
+    let image = OpenOptions::new().read(true).write(true).open(image)?;
+    let bytes = image.metadata()?.len();
+    let mut config = Config::default();
+    config.mount_options = vec![MountOption::FSName("untorn-bench".into())];
+    config.n_threads = Some(THREADS);
+    Session::new(Server { image, bytes, flush }, at, &config).and_then(|session| session.run()).context("FUSE")
+}
+
+struct Server {
+    image: File,
+    bytes: u64,
+    flush: Duration,
+}
+
+impl Server {
+    fn attributes(&self, node: u64) -> Option<FileAttr> {
+        let (kind, perm, size) = match node {
+            ROOT_NODE => (FileType::Directory, 0o700, 0),
+            DISK_NODE => (FileType::RegularFile, 0o600, self.bytes),
+            _ => return None,
+        };
+        let (ino, blocks, never) = (INodeNo(node), size / 512, UNIX_EPOCH);
+        let [atime, mtime, ctime, crtime] = [never; 4];
+        let (nlink, uid, gid, rdev, blksize, flags) = (1, 0, 0, 0, 4096, 0);
+        Some(FileAttr {
+            ino,
+            size,
+            blocks,
+            atime,
+            mtime,
+            ctime,
+            crtime,
+            kind,
+            perm,
+            nlink,
+            uid,
+            gid,
+            rdev,
+            blksize,
+            flags,
+        })
+    }
+}
+
+impl Filesystem for Server {
+    fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        config.set_max_write(1 << 20).map(|_| ()).map_err(|_| io::Error::other("max_write"))
+    }
+
+    fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        match self.attributes(DISK_NODE) {
+            Some(attributes) if parent.0 == ROOT_NODE && name == DISK => {
+                reply.entry(&FOREVER, &attributes, Generation(0))
+            }
+            _ => reply.error(Errno::ENOENT),
+        }
+    }
+
+    fn getattr(&self, _: &Request, node: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        match self.attributes(node.0) {
+            Some(attributes) => reply.attr(&FOREVER, &attributes),
+            None => reply.error(Errno::ENOENT),
+        }
+    }
+
+    fn open(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        reply.opened(FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE);
+    }
+
+    fn read(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        size: u32,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        let mut bytes = vec![0; u64::from(size).min(self.bytes.saturating_sub(offset)) as usize];
+        match self.image.read_exact_at(&mut bytes, offset) {
+            Ok(()) => reply.data(&bytes),
+            Err(e) => reply.error(Errno::from(e)),
+        }
+    }
+
+    fn write(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        data: &[u8],
+        _: WriteFlags,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        match self.image.write_all_at(data, offset) {
+            Ok(()) => reply.written(data.len() as u32),
+            Err(e) => reply.error(Errno::from(e)),
+        }
+    }
+
+    /// The image is not flushed: only the time counts.
+    fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+        std::thread::sleep(self.flush);
+        reply.ok();
+    }
+}

@@ -1,0 +1,4 @@
+//! Benchmarks of mounts. Stands on `kv` and `xsync`.
+
+pub(crate) mod mounted;
+pub(crate) mod mounted_programs;

@@ -1,0 +1,10 @@
+//! Benchmarks of stores: commits, threads, readers, recovery. Stands on `measuring`.
+
+pub(crate) mod append;
+pub(crate) mod commits;
+pub(crate) mod flush_times;
+pub(crate) mod oneshot;
+pub(crate) mod reader_costs;
+pub(crate) mod recovery_time;
+pub(crate) mod syncv;
+pub(crate) mod threads;

@@ -1,0 +1,146 @@
+//! Opening a store with a full journal of one-page records: the first read, against reading the journal once; and all
+//! of it applied, against writing as many pages of such a file in order.
+
+use crate::measuring::bench_run::Run;
+use crate::measuring::child::{Job, leave_full_journal};
+use crate::measuring::fs::{Place, drop_caches};
+use crate::measuring::harness::{ROUNDS_MIN, timed};
+use crate::measuring::peers::{fill, write_pages};
+use crate::report::section::{Chart, Extras, Row, Section, Target, TimeUnit, Waited, bytes_text};
+use crate::report::statistics::{Measured, Ratio};
+use anyhow::{Result, bail};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use untorn::StoreOptions;
+
+const PAGE: u64 = 4096;
+
+/// The `recovery` section of one place.
+pub fn run(run: &Run, place: &Place) -> Result<Section> {
+    let dir = place.directory("recovery")?;
+    let (file_bytes, wanted_bytes): (u64, u64) = if run.quick { (64 << 20, 8 << 20) } else { (1 << 30, 256 << 20) };
+    let root = dir.join("store");
+    let [data, target] = ["store/data", "target"].map(|name| dir.join(name));
+    run.progress.cell(format!("{}: recovery, writing the files", place.name));
+    std::fs::create_dir(&root)?;
+    fill(&data, file_bytes)?;
+    fill(&target, file_bytes)?;
+
+    // A checkpoint starts before the journal is full; twice the size lets the wanted part fill up.
+    let journal_bytes = 2 * wanted_bytes;
+    let options = StoreOptions::default().journal_bytes(journal_bytes);
+    let rounds = if run.quick { 1 } else { ROUNDS_MIN };
+    let [mut first, mut reading] = ["Untorn, open + first read", "read the journal"].map(Measured::new);
+    let [mut ours, mut peer] = ["Untorn, checkpoint", "pwrites + fdatasync"].map(Measured::new);
+    let (mut delays, mut throughputs) = (Vec::new(), Vec::new());
+    let (mut pending_bytes, mut recovered) = (0, Default::default());
+    for round in 0..rounds {
+        run.progress.cell(format!("{}: recovery, round {} of {rounds}", place.name, round + 1));
+        let job = Job::FillJournal { root: root.clone(), file: "data".to_owned(), journal_bytes, wanted_bytes };
+        pending_bytes = leave_full_journal(&job)?;
+
+        let segments = segments(&root)?;
+        drop_caches(&[&segments[..], std::slice::from_ref(&data)].concat())?;
+        reading.begin_round();
+        let read_time = timed(|| segments.iter().try_for_each(|segment| read_whole(segment)))?;
+        reading.push(read_time);
+
+        drop_caches(&[&segments[..], std::slice::from_ref(&data)].concat())?;
+        let mut store = None;
+        first.begin_round();
+        let time = timed(|| -> Result<()> {
+            let opened = options.open(&root)?;
+            opened.open_file("data")?.read_exact_at(&mut [0; PAGE as usize], 0)?;
+            store = Some(opened);
+            Ok(())
+        })?;
+        first.push(time);
+        delays.push(time.as_secs_f64() / read_time.as_secs_f64());
+        let store = store.expect("opened");
+        recovered = store.status().recovered;
+        ours.begin_round();
+        let time = timed(|| store.checkpoint())?;
+        ours.push(time);
+        store.close()?;
+        let payload_bytes = recovered.commits * PAGE;
+        if payload_bytes == 0 {
+            bail!("nothing was recovered, although {pending_bytes} bytes of journal were pending");
+        }
+
+        // Each page once, as the child wrote them.
+        let mut pages: Vec<u64> = (0..file_bytes / PAGE).collect();
+        fastrand::shuffle(&mut pages);
+        pages.truncate(recovered.commits as usize);
+        pages.sort_unstable();
+        drop_caches(std::slice::from_ref(&target))?;
+        peer.begin_round();
+        let write_time = timed(|| write_pages(&target, &pages, PAGE))?;
+        peer.push(write_time);
+        throughputs.push(write_time.as_secs_f64() / time.as_secs_f64());
+    }
+    std::fs::remove_dir_all(&dir)?;
+
+    let payload_mib = (recovered.commits * PAGE) as f64 / f64::from(1 << 20);
+    let mut extras = Extras::default();
+    extras.add("records", recovered.commits as f64, 0);
+    extras.add("payload MiB", payload_mib, 1);
+    extras.add("journal pending MiB", pending_bytes as f64 / f64::from(1 << 20), 1);
+    extras.add("recovery MiB/s", payload_mib / (ours.summary().median_us / 1e6), 0);
+    extras.add("peer MiB/s", payload_mib / (peer.summary().median_us / 1e6), 0);
+    let first_row = Row {
+        cell: format!("{} of journal, first read", bytes_text(wanted_bytes)),
+        load: "cold".to_owned(),
+        contenders: vec![first.summary(), reading.summary()],
+        ratio: Some(Ratio::of_rounds(&reading.name, delays)),
+        ..Row::default()
+    };
+    let row = Row {
+        cell: format!("{} of journal, applied", bytes_text(wanted_bytes)),
+        load: "after the first read".to_owned(),
+        contenders: vec![ours.summary(), peer.summary()],
+        ratio: Some(Ratio::of_rounds(&peer.name, throughputs)),
+        extras,
+        ..Row::default()
+    };
+    Ok(Section {
+        title: "recovery of a full journal of 4 KiB records, class power".to_owned(),
+        chart: Chart::Bars,
+        place: place.name.clone(),
+        place_details: place.details.clone(),
+        unit: TimeUnit::Milliseconds,
+        ratio_means: "first read: time ÷ time of reading; applied: throughput ÷ throughput of the peer",
+        rows: vec![
+            first_row.against_target(Some(Target::AtMost(1.2)), Waited::Allowed, run.quick),
+            row.against_target(Some(Target::AtLeast(0.9)), Waited::Allowed, run.quick),
+        ],
+        notes: vec![
+            format!(
+                "A child process commits pages of a file of {}, each page once, in random order, and is killed. Timed \
+                 are opening the store and reading a page, and the checkpoint that applies the journal. Bytes are those \
+                 of the pages, not of the records around them.",
+                bytes_text(file_bytes)
+            ),
+            "The peer writes as many pages of a file as large, random ones in order, each by a `pwrite` from memory, and flushes \
+             once. Caches are dropped before both."
+                .to_owned(),
+        ],
+    })
+}
+
+/// The segments of a store's journal.
+fn segments(root: &Path) -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(root.join(".untorn/journal"))? {
+        let entry = entry?;
+        if entry.file_name().to_string_lossy().starts_with("segment.") {
+            found.push(entry.path());
+        }
+    }
+    Ok(found)
+}
+
+fn read_whole(path: &Path) -> Result<()> {
+    let (mut file, mut buf) = (std::fs::File::open(path)?, vec![0; 1 << 20]);
+    while file.read(&mut buf)? > 0 {}
+    Ok(())
+}

@@ -1,0 +1,136 @@
+//! Many files as one commit, against replacing each of them by write, flush and rename.
+
+use crate::measuring::bench_run::Run;
+use crate::measuring::fs::Place;
+use crate::measuring::harness::{Activity, COMMITS_MIN, Contender, Plan, ROUNDS_MIN, interleave, timed};
+use crate::measuring::peers::replace_file;
+use crate::report::section::{Chart, Extras, Row, Section, Target, TimeUnit, Waited};
+use crate::report::statistics::Ratio;
+use anyhow::Result;
+use std::path::Path;
+use std::time::{Duration, Instant};
+use untorn::{File, Store, StoreOptions};
+
+const COUNTS: [usize; 7] = [1, 4, 16, 64, 256, 1024, 10_000];
+const FILE_BYTES: usize = 4096;
+
+/// Of more files than this the peer replaces only so many, and its time is scaled.
+const SAMPLE: usize = 1000;
+
+/// The `syncv` section of one place.
+pub fn run(run: &Run, place: &Place) -> Result<Section> {
+    let mut rows = Vec::new();
+    for count in COUNTS {
+        if run.quick && count > 64 {
+            continue;
+        }
+        run.progress.cell(format!("{}: syncv, {}", place.name, count_text(count)));
+        let dir = place.directory("syncv")?;
+        rows.push(cell(run, &dir, count)?);
+        std::fs::remove_dir_all(&dir)?;
+    }
+    Ok(Section {
+        title: "syncv: 4 KiB in each of many files, one commit, class power".to_owned(),
+            chart: Chart::Bars,
+        place: place.name.clone(),
+        place_details: place.details.clone(),
+        unit: TimeUnit::Microseconds,
+        ratio_means: "median of replacing each file ÷ median of writing all and syncv: times faster",
+        rows,
+        notes: vec![
+            "The peer, for each file: write a new file, fsync it, rename it over the old, fsync the directory."
+                .to_owned(),
+            format!("Of 10,000 files the peer replaces {SAMPLE}, and its time is scaled."),
+            "First ever: the first syncv of files that the store has never seen; first after opening: the store was closed \
+             and opened again in between; both include marking every file. They are not in the other figures."
+                .to_owned(),
+        ],
+    })
+}
+
+fn cell(run: &Run, dir: &Path, count: usize) -> Result<Row> {
+    let [root, plain] = ["store", "plain"].map(|name| dir.join(name));
+    for place in [&root, &plain] {
+        std::fs::create_dir(place)?;
+        for n in 0..count {
+            std::fs::write(place.join(n.to_string()), [0; FILE_BYTES])?;
+        }
+    }
+    rustix::fs::syncfs(std::fs::File::open(dir)?)?;
+    // Three commits and more fit, whatever a record adds to each file.
+    let journal_bytes = (4 * (count * (FILE_BYTES + 512)) as u64).clamp(4 << 20, 192 << 20);
+    let options = StoreOptions::default().journal_bytes(journal_bytes);
+    let (store, mut files) = open(&options, &root, count)?;
+    let mut extras = Extras::default();
+    extras.add("first ever µs", write_all(&store, &files)?.as_secs_f64() * 1e6, 0);
+    close(store, files)?;
+    let store;
+    (store, files) = open(&options, &root, count)?;
+    extras.add("first after opening µs", write_all(&store, &files)?.as_secs_f64() * 1e6, 0);
+
+    let rounds = if run.quick { 2 } else { ROUNDS_MIN };
+    let commits_per_round = if run.quick { 2 } else { COMMITS_MIN / ROUNDS_MIN };
+    let batches = (400 / count).clamp(1, commits_per_round);
+    let sample = count.min(SAMPLE);
+    let before = store.status();
+    let mut contenders = [
+        Contender::new("Untorn", commits_per_round.div_ceil(batches), || write_all(&store, &files)),
+        Contender::new("write, fsync, rename, fsync each", 1, || {
+            let start = Instant::now();
+            for n in 0..sample {
+                replace_file(&plain, &n.to_string(), &content())?;
+            }
+            Ok(start.elapsed() * u32::try_from(count / sample).expect("few files"))
+        }),
+    ];
+    let plan = Plan { rounds, batches, think: Duration::ZERO };
+    let enough = || {
+        run.quick || Activity::between(&before, &store.status()).turned_over(journal_bytes, (count * FILE_BYTES) as u64)
+    };
+    let measured = interleave(&mut contenders, &plan, &run.progress, enough)?;
+    drop(contenders);
+    Activity::between(&before, &store.status()).describe(journal_bytes, &mut extras);
+    close(store, files)?;
+    let row = Row {
+        cell: count_text(count),
+        load: "saturated".to_owned(),
+        contenders: measured.iter().map(|m| m.summary()).collect(),
+        ratio: Some(Ratio::speedup(&measured[0], &[&measured[1]])),
+        extras,
+        ..Row::default()
+    };
+    Ok(row.against_target((count >= 16).then_some(Target::AtLeast(10.0)), Waited::Allowed, run.quick))
+}
+
+fn count_text(count: usize) -> String {
+    if count == 1 { "1 file".to_owned() } else { format!("{count} files") }
+}
+
+fn open(options: &StoreOptions, root: &Path, count: usize) -> Result<(Store, Vec<File>)> {
+    let store = options.open(root)?;
+    let files = (0..count).map(|n| store.open_file(n.to_string())).collect::<untorn::Result<Vec<File>>>()?;
+    Ok((store, files))
+}
+
+fn close(store: Store, files: Vec<File>) -> Result<()> {
+    files.into_iter().try_for_each(File::close)?;
+    Ok(store.close()?)
+}
+
+/// New content for every file, and one commit.
+fn write_all(store: &Store, files: &[File]) -> Result<Duration> {
+    let handles: Vec<&File> = files.iter().collect();
+    timed(|| {
+        for file in files {
+            file.write_all_at(&content(), 0)?;
+        }
+        store.syncv(&handles)
+    })
+}
+
+/// A page that differs each time.
+fn content() -> [u8; FILE_BYTES] {
+    let mut content = [7; FILE_BYTES];
+    content[..8].copy_from_slice(&fastrand::u64(..).to_le_bytes());
+    content
+}

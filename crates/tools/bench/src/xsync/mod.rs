@@ -1,0 +1,59 @@
+//! Sessions of `untorn xsync`: what they cost, and what programs in them gain.
+
+pub mod clients;
+mod costs;
+pub mod guest;
+mod latencies;
+mod mail;
+mod postgres;
+pub mod postmark;
+mod programs;
+mod runs;
+mod servers;
+pub mod session;
+
+use crate::measuring::bench_run::Run;
+use crate::measuring::fs::Place;
+use crate::report::section::{Chart, Section};
+use anyhow::{Result, ensure};
+use runs::section;
+
+/// The sections of one place.
+pub fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
+    ensure!(rustix::process::geteuid().is_root(), "sessions need root: run this by sudo");
+    let dir = place.directory("xsync")?;
+    let host = session::Host::new(&dir);
+    let wanted = |name: &str| !run.without.iter().any(|without| name.starts_with(without.as_str()));
+    let mut sections = Vec::new();
+    if wanted("session") {
+        let rows = costs::rows(run, &host)?;
+        sections.push(section(place, "xsync: a session", Chart::Bars, rows, costs::NOTES));
+    }
+    if wanted("server") {
+        let rows = servers::over_clients(run, &host, &dir)?;
+        sections.push(section(place, "xsync: a server that logs, over clients", Chart::Curves, rows, servers::NOTES));
+        let rows = servers::over_sizes(run, &host, &dir)?;
+        sections.push(section(place, "xsync: one client, over the answer's size", Chart::Curves, rows, servers::NOTES));
+        let rows = servers::unchanged(run, &host, &dir)?;
+        sections.push(section(place, "xsync: a server that changes nothing", Chart::Bars, rows, servers::NOTES));
+    }
+    if wanted("postmark") {
+        let rows = mail::rows(run, &host, &dir)?;
+        sections.push(section(place, "xsync: PostMark, over files", Chart::Curves, rows, mail::NOTES));
+    }
+    if wanted("postgresql") {
+        let rows = postgres::rows(run, &host, &dir)?;
+        if !rows.is_empty() {
+            sections.push(section(place, "xsync: PostgreSQL, over clients", Chart::Curves, rows, postgres::NOTES));
+        }
+    }
+    if wanted("programs") {
+        let rows = programs::rows(run, &host, &dir)?;
+        sections.push(section(place, "xsync: programs", Chart::Bars, rows, programs::NOTES));
+    }
+    if wanted("flush") {
+        sections.extend(latencies::sections(run)?);
+    }
+    std::fs::remove_dir_all(&dir)?;
+    Ok(sections)
+}

@@ -1,0 +1,157 @@
+//! Programs that somebody waits for: a database, a build.
+
+use super::runs::{NAMES, finished, in_turns, row, syncfs};
+use super::session::{Host, command, wait};
+use crate::measuring::bench_run::Run;
+use crate::measuring::harness::timed;
+use crate::report::section::{Row, Target};
+use crate::report::statistics::Measured;
+use anyhow::{Context, Result};
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+pub const NOTES: &[&str] = &[
+    "SQLite: single inserts in WAL mode; its shell, of the package sqlite3. Durable: synchronous=FULL; asynchronous: \
+     synchronous=OFF. In a session it flushes, and the session answers at once. Until the output: from the session's \
+     start to the line that the script prints last, which comes when all is durable.",
+    "Build: by make -j2, of the source tree that UNTORN_XSYNC_SOURCE names (Lua 5.4 if `make xsync-programs` fetched it), \
+     else of C files made up. In a session over the directory: its start, and applying the changes in the end, count; \
+     without one, make and then syncfs.",
+];
+
+pub fn rows(run: &Run, host: &Host, dir: &Path) -> Result<Vec<Row>> {
+    let mut rows = Vec::from_iter(database(run, host, dir, if run.quick { 20 } else { 10_000 })?);
+    rows.extend(build(run, host, dir)?);
+    Ok(rows)
+}
+
+fn is_here(program: &str) -> bool {
+    let mut command = Command::new(program);
+    command.arg("--version").stdout(Stdio::null()).stderr(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
+}
+
+/// SQLite with so many commits.
+pub fn database(run: &Run, host: &Host, dir: &Path, commits: u64) -> Result<Option<Row>> {
+    if !is_here("sqlite3") {
+        run.progress.print("SQLite is not measured: install the package sqlite3.");
+        return Ok(None);
+    }
+    run.progress.cell("xsync: SQLite");
+    let script = |database: &str, synchronous: &str| {
+        let mut text = format!(
+            ".open {database}\nPRAGMA journal_mode=WAL;\nPRAGMA synchronous={synchronous};\nCREATE TABLE t(n, s);\n"
+        );
+        (0..commits).for_each(|n| text += &format!("INSERT INTO t VALUES ({n}, 'some text of a row');\n"));
+        text + "SELECT count(*) FROM t;\n"
+    };
+    let names = [NAMES[0], "durable, without a session", "asynchronous", "in a session, until the output"];
+    let mut shown = Vec::new();
+    let mut times = in_turns(run, &names[..3], |who| {
+        let work = dir.join("database");
+        fs::create_dir_all(&work)?;
+        let database = if who == 0 { "/data/t.db".to_owned() } else { work.join("t.db").display().to_string() };
+        let synchronous = if who == 2 { "OFF" } else { "FULL" };
+        let path = work.join("script");
+        fs::write(&path, script(&database, synchronous))?;
+        if who == 0 {
+            let clean = ["sh", "-c", "rm -f /data/t.db*"].map(str::to_owned).to_vec();
+            finished(&mut command(&host.on_volume(true, None, clean))?)?;
+        }
+        rustix::fs::sync();
+        let (start, mut until_shown) = (Instant::now(), Duration::ZERO);
+        let mut sqlite = match who {
+            0 => command(&host.on_volume(true, None, vec!["sqlite3".to_owned()]))?,
+            _ => Command::new("sqlite3"),
+        };
+        let mut child = sqlite.stdin(File::open(&path)?).stdout(Stdio::piped()).spawn()?;
+        for line in BufReader::new(child.stdout.take().expect("piped")).lines() {
+            if line? == commits.to_string() {
+                until_shown = start.elapsed();
+            }
+        }
+        wait(child)?;
+        let whole = start.elapsed();
+        anyhow::ensure!(!until_shown.is_zero(), "SQLite did not say how many rows there are");
+        if who == 0 {
+            shown.push(until_shown);
+        }
+        fs::remove_dir_all(&work)?;
+        Ok(whole)
+    })?;
+    let mut until_shown = Measured::new(names[3]);
+    for time in shown {
+        until_shown.begin_round();
+        until_shown.push(time);
+    }
+    times.push(until_shown);
+    let others = [(2, Target::AtMost(1.25))];
+    Ok(Some(row(run, format!("SQLite, {commits} commits"), &times, (1, Target::AtLeast(50.0)), &others)))
+}
+
+fn build(run: &Run, host: &Host, dir: &Path) -> Result<Option<Row>> {
+    if !is_here("make") || !is_here("cc") {
+        run.progress.print("No build is measured: install make and a C compiler.");
+        return Ok(None);
+    }
+    run.progress.cell("xsync: build");
+    let source = std::env::var_os("UNTORN_XSYNC_SOURCE").map(PathBuf::from);
+    let files = if run.quick { 2 } else { 60 };
+    let times = in_turns(run, &NAMES, |who| {
+        let work = dir.join("source");
+        match &source {
+            Some(source) => copy_tree(source, &work)?,
+            None => write_source(&work, files)?,
+        }
+        rustix::fs::sync();
+        let make = ["make", "-s", "-j2"];
+        let time = if who == 0 {
+            let session = host.over_a_directory(make.map(str::to_owned).to_vec());
+            timed(|| finished(command(&session)?.current_dir(&work)))
+        } else {
+            timed(|| {
+                finished(Command::new(make[0]).args(&make[1..]).current_dir(&work))?;
+                syncfs(&work)
+            })
+        };
+        anyhow::ensure!(source.is_some() || work.join("all").exists(), "the build has built nothing");
+        fs::remove_dir_all(&work)?;
+        time
+    })?;
+    let cell = match &source {
+        Some(source) => format!("build of {}", source.file_name().unwrap_or_default().display()),
+        None => format!("build of {files} files"),
+    };
+    Ok(Some(row(run, cell, &times, (1, Target::AtMost(1.03)), &[])))
+}
+
+fn copy_tree(from: &Path, to: &Path) -> Result<()> {
+    let status = Command::new("cp").arg("-r").arg(from).arg(to).status()?;
+    anyhow::ensure!(status.success(), "cannot copy {}", from.display());
+    Ok(())
+}
+
+/// A tree of C files that take a while to compile.
+fn write_source(dir: &Path, files: usize) -> Result<()> {
+    fs::create_dir_all(dir).context("the source tree")?;
+    for n in 0..files {
+        let mut text = "#include <stdio.h>\n#include <stdlib.h>\n#include <string.h>\n#include <math.h>\n".to_owned();
+        for k in 0..60 {
+            text += &format!(
+                "static int f{k}(char *s, int n) {{ int i, r = {k}; for (i = 0; i < n; i++) r += s[i] * {n} + \
+                 (int)strlen(s) % 7; return r; }}\n"
+            );
+        }
+        let sum: String = (0..60).map(|k| format!(" + f{k}(s, {k})")).collect();
+        text += &format!("int part{n}(char *s) {{ return 0{sum}; }}\n");
+        fs::write(dir.join(format!("part{n}.c")), text)?;
+    }
+    let sum: String = (0..files).map(|n| format!(" + part{n}(\"text\")")).collect();
+    let declared: String = (0..files).map(|n| format!("int part{n}(char *);\n")).collect();
+    fs::write(dir.join("main.c"), format!("{declared}int main(void) {{ return (0{sum}) & 1; }}\n"))?;
+    let makefile = "CFLAGS := -O2\nOBJ := $(patsubst %.c,%.o,$(wildcard *.c))\nall: $(OBJ)\n\tcc -o $@ $^\n";
+    fs::write(dir.join("Makefile"), makefile).context("the source tree")
+}

@@ -1,0 +1,80 @@
+//! Whole runs of programs, in sessions and outside of these, and the sections that tell of them.
+
+use super::session::{guest, wait};
+use crate::measuring::bench_run::Run;
+use crate::measuring::child::Job;
+use crate::measuring::fs::Place;
+use crate::report::section::{Chart, Other, Row, Section, Target, TimeUnit, Waited};
+use crate::report::statistics::{Measured, Ratio};
+use anyhow::Result;
+use std::fs::File;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+/// Of rows whose times are those of whole programs.
+pub const WHOLE_RUNS: &str = "whole runs";
+
+pub const NAMES: [&str; 2] = ["in a session", "asynchronous, syncfs at the end"];
+
+pub fn outside(job: &Job) -> Result<Command> {
+    let words = guest(job)?;
+    let mut command = Command::new(&words[0]);
+    command.args(&words[1..]);
+    Ok(command)
+}
+
+pub fn finished(command: &mut Command) -> Result<()> {
+    wait(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn()?)
+}
+
+pub fn syncfs(dir: &Path) -> Result<()> {
+    Ok(rustix::fs::syncfs(File::open(dir)?)?)
+}
+
+/// A row of whole runs: the times of a session first.
+pub fn row(run: &Run, cell: String, times: &[Measured], against: (usize, Target), others: &[(usize, Target)]) -> Row {
+    let ratio = |who: usize, target: &Target| match target {
+        Target::AtMost(_) => Ratio::cost(&times[0], &[&times[who]]),
+        Target::AtLeast(_) => Ratio::speedup(&times[0], &[&times[who]]),
+    };
+    let others =
+        others.iter().map(|(who, target)| Other::new(&times[*who].name, ratio(*who, target), Some(*target), run.quick));
+    let row = Row {
+        cell,
+        load: WHOLE_RUNS.to_owned(),
+        contenders: times.iter().map(Measured::summary).collect(),
+        ratio: Some(ratio(against.0, &against.1)),
+        others: others.collect(),
+        ..Row::default()
+    };
+    row.against_target(Some(against.1), Waited::Allowed, run.quick)
+}
+
+/// One run of each in turn, so many times.
+pub fn in_turns(run: &Run, names: &[&str], mut once: impl FnMut(usize) -> Result<Duration>) -> Result<Vec<Measured>> {
+    let mut times: Vec<_> = names.iter().map(|name| Measured::new(*name)).collect();
+    for _ in 0..if run.quick { 1 } else { 5 } {
+        for (who, measured) in times.iter_mut().enumerate() {
+            measured.begin_round();
+            measured.push(once(who)?);
+        }
+    }
+    Ok(times)
+}
+
+/// A section of one place.
+pub fn section(place: &Place, title: &str, chart: Chart, rows: Vec<Row>, notes: &[&str]) -> Section {
+    let whole_runs = rows.iter().any(|row| row.load == WHOLE_RUNS);
+
+    Section {
+        title: title.to_owned(),
+        place: place.name.clone(),
+        place_details: place.details.clone(),
+        unit: if whole_runs { TimeUnit::Milliseconds } else { TimeUnit::Microseconds },
+        chart,
+        ratio_means: "how many times as fast as the row says; for a limit, the share of it that is used",
+        rows,
+        notes: notes.iter().map(|note| (*note).to_owned()).collect(),
+    }
+}

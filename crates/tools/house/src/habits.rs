@@ -1,0 +1,131 @@
+//! Habits of the source: first lines of doc comments, numbers of errors, standard streams.
+
+use anyhow::{Context, Result};
+use proc_macro2::{TokenStream, TokenTree};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Macros that panic where standard output or standard error takes nothing.
+const PRINTING: [&str; 5] = ["print", "println", "eprint", "eprintln", "dbg"];
+
+/// Every Rust file beneath a directory, in order; builds and hidden directories are left out.
+pub fn rust_files(dir: &Path) -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    let mut left = vec![dir.to_owned()];
+    while let Some(dir) = left.pop() {
+        for entry in fs::read_dir(&dir).with_context(|| dir.display().to_string())? {
+            let path = entry?.path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            if path.is_dir() {
+                if name != "target" && !name.starts_with('.') {
+                    left.push(path);
+                }
+            } else if name.ends_with(".rs") {
+                found.push(path);
+            }
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Doc comments whose first line begins with "The same": alone in an index it says nothing.
+pub fn first_lines_that_lean(text: &str) -> Vec<usize> {
+    let doc = |line: &str| {
+        let line = line.trim_start();
+        line.strip_prefix("///").or_else(|| line.strip_prefix("//!")).map(|text| text.trim_start().to_owned())
+    };
+    let mut inside = false;
+    let mut found = Vec::new();
+    for (number, line) in text.lines().enumerate() {
+        let text = doc(line);
+        if !inside && text.as_deref().is_some_and(|text| text.starts_with("The same")) {
+            found.push(number + 1);
+        }
+        inside = text.is_some();
+    }
+    found
+}
+
+/// Lines that compare the number of an error of the system with a bare number.
+pub fn bare_errors(text: &str) -> Result<Vec<usize>> {
+    let tokens = text.parse::<TokenStream>().map_err(|e| anyhow::anyhow!("{e}"))?;
+    let mut found = Vec::new();
+    look_for_errors(tokens, &mut found);
+    found.sort_unstable();
+    found.dedup();
+    Ok(found)
+}
+
+/// Looks at each statement or argument that asks for the number of an error.
+fn look_for_errors(tokens: TokenStream, found: &mut Vec<usize>) {
+    let tokens: Vec<TokenTree> = tokens.into_iter().collect();
+    for token in &tokens {
+        if let TokenTree::Group(group) = token {
+            look_for_errors(group.stream(), found);
+        }
+    }
+    // `matches!(e.raw_os_error(), Some(5))` has a comma between the two.
+    let end = |token: &TokenTree| matches!(token, TokenTree::Punct(p) if p.as_char() == ';');
+    for statement in tokens.split(end) {
+        for (at, token) in statement.iter().enumerate() {
+            let asks = matches!(token, TokenTree::Ident(name) if name == "raw_os_error" || name == "os_error");
+            // A definition of that name asks for nothing.
+            let defines = at > 0 && matches!(&statement[at - 1], TokenTree::Ident(name) if name == "fn");
+            if asks && !defines && has_bare_number(&statement[at.saturating_sub(8)..statement.len().min(at + 10)]) {
+                found.push(token.span().start().line);
+            }
+        }
+    }
+}
+
+/// Whether a number stands after a comparison, or in a `Some(…)`.
+fn has_bare_number(tokens: &[TokenTree]) -> bool {
+    let number = |token: Option<&TokenTree>| matches!(token, Some(TokenTree::Literal(literal)) if literal.to_string().starts_with(|c: char| c.is_ascii_digit()));
+    let equals = |token: &TokenTree| matches!(token, TokenTree::Punct(p) if p.as_char() == '=');
+    tokens.iter().enumerate().any(|(at, token)| match token {
+        TokenTree::Punct(_) if equals(token) => number(tokens.get(at + 1)),
+        TokenTree::Ident(some) if some == "Some" => match tokens.get(at + 1) {
+            Some(TokenTree::Group(group)) => number(group.stream().into_iter().next().as_ref()),
+            _ => false,
+        },
+        TokenTree::Group(group) if group.delimiter() == proc_macro2::Delimiter::Brace => {
+            has_bare_number(&group.stream().into_iter().collect::<Vec<_>>())
+        }
+        _ => false,
+    })
+}
+
+/// Lines that print by a macro of the standard library, which panics where the stream takes nothing; tests may.
+pub fn printing(text: &str) -> Result<Vec<usize>> {
+    let tokens = text.parse::<TokenStream>().map_err(|e| anyhow::anyhow!("{e}"))?;
+    let mut found = Vec::new();
+    look_for_printing(tokens, &mut found);
+    Ok(found)
+}
+
+fn look_for_printing(tokens: TokenStream, found: &mut Vec<usize>) {
+    let tokens: Vec<TokenTree> = tokens.into_iter().collect();
+    let is = |at: usize, text: &str| tokens.get(at).is_some_and(|token| token.to_string() == text);
+    let mut at = 0;
+    while at < tokens.len() {
+        // The item that an attribute makes a test ends with a body or a semicolon.
+        let is_for_tests = |token: &TokenTree| token.to_string().replace(' ', "") == "[cfg(test)]";
+        if is(at, "#") && tokens.get(at + 1).is_some_and(is_for_tests) {
+            let ends = |token: &TokenTree| match token {
+                TokenTree::Group(group) => group.delimiter() == proc_macro2::Delimiter::Brace,
+                token => token.to_string() == ";",
+            };
+            at += 1 + tokens[at..].iter().position(ends).unwrap_or(tokens.len());
+            continue;
+        }
+        match &tokens[at] {
+            TokenTree::Group(group) => look_for_printing(group.stream(), found),
+            TokenTree::Ident(name) if PRINTING.iter().any(|of| name == of) && is(at + 1, "!") => {
+                found.push(name.span().start().line);
+            }
+            _ => {}
+        }
+        at += 1;
+    }
+}

@@ -1,0 +1,38 @@
+//! Rules of Untorn's source that no compiler checks.
+//!
+//! - Imports run down only: modules of a crate form no circle ([`imports`]), and neither do its folders, which
+//!   have an order ([`folders`]); crates depend on those below them, and the drawing in `docs/ARCHITECTURE.md` names
+//!   every crate ([`arrows`]).
+//! - First lines of doc comments stand alone, errors of the system are compared by name ([`habits`]).
+//! - The public API changes on purpose only ([`listing`]).
+//!
+//! The tests of this crate hold the workspace to the rules; `cargo run -p untorn-house -- graph` prints who imports
+//! what.
+//!
+//! # Why not `cargo modules dependencies --acyclic`
+//!
+//! `cargo-modules` would be the tool at hand. Its manifest and source (0.27) speak against it here:
+//!
+//! - It is rust-analyzer as a library (fourteen `ra_ap_*` crates directly, 280 packages in its lock file), asks for
+//!   Rust 1.95, and would keep a bare machine with two cores busy for many minutes; `syn` takes seconds.
+//! - It looks for a circle in the unfiltered graph, in which every name in a module's scope is an import: a re-export
+//!   in `lib.rs` closes a circle with each module that uses anything that `lib.rs` defines.
+//! - It stops at the first circle, names modules without the items, and checks one target for each call.
+//!
+//! `cargo-cycles` (0.2) builds in seconds, but sees `use` alone: a path such as `crate::store::Store` in an expression
+//! or a type is no import to it.
+//!
+//! # What is not seen
+//!
+//! Methods are not paths: `self.flush()` does not tell which file has the `impl` block. A circle of modules that
+//! consists of such calls alone is no violation; `graph --calls` shows those that can be guessed. What macros of other crates expand to is not seen either.
+
+pub mod arrows;
+pub mod attributes;
+pub mod folders;
+pub mod habits;
+pub mod imports;
+pub mod listing;
+pub mod modules;
+pub mod paths;
+pub mod violations;

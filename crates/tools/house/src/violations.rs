@@ -1,0 +1,99 @@
+//! All rules applied to the workspace: what `untorn-house check` prints.
+
+use crate::{arrows, folders, habits, imports, modules};
+use anyhow::Result;
+use std::fs;
+use std::path::Path;
+
+/// Everything that is against a rule.
+pub fn all(workspace: &Path) -> Result<Vec<String>> {
+    Ok([
+        circles(workspace)?,
+        between_folders(workspace)?,
+        crates(workspace)?,
+        wording(workspace)?,
+        errors(workspace)?,
+        printing(workspace)?,
+    ]
+    .concat())
+}
+
+/// Circles of imports between the files of a crate.
+pub fn circles(workspace: &Path) -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    for package in arrows::packages(workspace)? {
+        for root in &package.roots {
+            let circles = imports::imports_of(root)?.circles();
+            found.extend(circles.into_iter().map(|circle| format!("{}: {circle}", package.name)));
+        }
+    }
+    Ok(found)
+}
+
+/// Circles of imports between the folders of a crate, and imports that point up.
+pub fn between_folders(workspace: &Path) -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    for package in arrows::packages(workspace)? {
+        for root in &package.roots {
+            let source = modules::Crate::read(root)?;
+            let imports = imports::Imports::of(&source);
+            let src = root.parent().unwrap_or(root);
+            let dir = src.strip_prefix(workspace).unwrap_or(src).display().to_string();
+            let wrong = folders::wrong(&source, &imports, &dir, folders::FLOORS);
+            found.extend(wrong.into_iter().map(|wrong| format!("{}: {wrong}", package.name)));
+        }
+    }
+    Ok(found)
+}
+
+/// Arrows between crates that point up, and crates that the drawing leaves out.
+pub fn crates(workspace: &Path) -> Result<Vec<String>> {
+    let packages = arrows::packages(workspace)?;
+    let document = fs::read_to_string(workspace.join("docs/ARCHITECTURE.md"))?;
+    let not_drawn = arrows::not_drawn(&document, workspace, &packages).into_iter();
+    let not_drawn = not_drawn.map(|name| format!("the drawing in docs/ARCHITECTURE.md does not name {name}"));
+    Ok(arrows::wrong_arrows(&packages).into_iter().chain(not_drawn).collect())
+}
+
+/// Doc comments whose first line does not stand alone.
+pub fn wording(workspace: &Path) -> Result<Vec<String>> {
+    in_each_file(workspace, "a doc comment begins with \"The same\"", |text| Ok(habits::first_lines_that_lean(text)))
+}
+
+/// Errors of the system that are compared with bare numbers.
+pub fn errors(workspace: &Path) -> Result<Vec<String>> {
+    in_each_file(workspace, "an error is compared with a bare number", habits::bare_errors)
+}
+
+/// Programs that print by other ways than `untorn_terminal::standard_streams`.
+pub fn printing(workspace: &Path) -> Result<Vec<String>> {
+    const STREAMS: &str = "untorn-terminal";
+    let what = "programs print by `tell!` and `say!` of untorn-terminal, which do not panic";
+    let mut found = Vec::new();
+    for package in arrows::packages(workspace)? {
+        if package.name == STREAMS || package.dependencies.iter().any(|of| of == STREAMS) {
+            found.extend(in_files(&package.dir.join("src"), workspace, what, habits::printing)?);
+        }
+    }
+    Ok(found)
+}
+
+fn in_each_file(workspace: &Path, what: &str, look: impl Fn(&str) -> Result<Vec<usize>>) -> Result<Vec<String>> {
+    in_files(workspace, workspace, what, look)
+}
+
+/// Looks at each file beneath a directory.
+fn in_files(
+    dir: &Path,
+    workspace: &Path,
+    what: &str,
+    look: impl Fn(&str) -> Result<Vec<usize>>,
+) -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    for path in habits::rust_files(dir)? {
+        let lines = look(&fs::read_to_string(&path)?)?.into_iter();
+        let shown = path.strip_prefix(workspace).unwrap_or(&path).display();
+        found.extend(lines.map(|line| format!("{shown}:{line}: {what}")));
+    }
+    Ok(found)
+}

@@ -1,0 +1,7 @@
+//! Changes of a session, and how they come to the host's directories. Stands on `session` and `view`.
+
+pub(crate) mod access_lists;
+pub mod apply_changes;
+pub(crate) mod kept_changes;
+pub mod rescue;
+pub(crate) mod work_dirs;

@@ -1,0 +1,149 @@
+//! Changes that the directory of the host did not take: kept in the layer, without those that were applied.
+
+use crate::host::deep_path::DeepPath;
+use crate::host::host_view::Written;
+use crate::view::overlays::overlay_attributes;
+use anyhow::{Context, Result};
+use rustix::fs::{CWD, FileType, Mode, XattrFlags, lremovexattr, lsetxattr, mknodat};
+use rustix::io::Errno;
+use std::collections::BTreeMap;
+use std::fmt::{self, Display};
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// As many are named.
+const NAMED_MAX: usize = 20;
+
+/// Why a change was refused, and what of it.
+#[derive(Clone, Debug)]
+pub struct Refused {
+    /// For people.
+    pub why: String,
+    /// Which part of the layer says what is to be there.
+    pub what: What,
+}
+
+/// Which part of a layer a change is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum What {
+    /// A file, or a directory with all that is in it; the directory has nothing in it but that.
+    Whole {
+        /// It is in a directory that has nothing in it but what is in the layer.
+        is_opaque: bool,
+    },
+    /// The attributes of a directory.
+    Attributes,
+    /// A name that is to be gone, because the directory has nothing in it but what is in the layer.
+    Removal,
+    /// Another name of a file with several: the overlay's index has it.
+    OtherName,
+}
+
+/// Refused changes of a layer, by paths in it.
+pub type RefusedChanges = BTreeMap<PathBuf, Refused>;
+
+/// The refused changes of all layers.
+#[derive(Debug, Default)]
+pub struct Kept(Vec<(Written, RefusedChanges)>);
+
+impl Kept {
+    /// Those of one layer more.
+    pub fn add(&mut self, layer: &Written, refused: RefusedChanges) {
+        if !refused.is_empty() {
+            self.0.push((layer.clone(), refused));
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Removes everything else from the layers. Done again from the beginning after a crash, as the layers then say the
+    /// same of what is left.
+    pub fn leave_alone(&self) -> Result<()> {
+        for (layer, refused) in &self.0 {
+            mark(&layer.upper, refused)?;
+            prune(&DeepPath::new(&layer.upper), Path::new(""), refused)
+                .with_context(|| layer.upper.display().to_string())?;
+            File::open(&layer.upper)?.sync_all().context("the volume cannot be flushed")?;
+        }
+        Ok(())
+    }
+}
+
+/// Of a copy to a new directory.
+pub fn of_copy(to: &Path, refused: RefusedChanges) -> Kept {
+    Kept(vec![(Written { dir: to.to_owned(), upper: PathBuf::new(), work: PathBuf::new() }, refused)])
+}
+
+impl Display for Kept {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let all =
+            || self.0.iter().flat_map(|(layer, refused)| refused.iter().map(move |(path, one)| (layer, path, one)));
+        write!(f, "changes that were refused: {}", all().count())?;
+        for (layer, path, refused) in all().take(NAMED_MAX) {
+            write!(f, "\n  {}: {}", layer.dir.join(path).display(), refused.why)?;
+        }
+        match all().count().saturating_sub(NAMED_MAX) {
+            0 => Ok(()),
+            more => write!(f, "\n  and {more} more"),
+        }
+    }
+}
+
+impl std::error::Error for Kept {}
+
+fn attribute(name: &str) -> String {
+    format!("{}{name}", overlay_attributes())
+}
+
+/// What opaque directories say without words is said of each refused change, before they say nothing any more.
+fn mark(upper: &Path, refused: &RefusedChanges) -> Result<()> {
+    for (path, one) in refused {
+        let entry = entry(upper, path)?;
+        match one.what {
+            What::Removal => match mknodat(CWD, &*entry, FileType::CharacterDevice, Mode::empty(), 0) {
+                Err(Errno::EXIST) => {}
+                made => made.context("a mark of a name that is to be gone")?,
+            },
+            What::Whole { is_opaque: true } if fs::symlink_metadata(&entry)?.is_dir() => {
+                lsetxattr(&*entry, attribute("opaque"), b"y", XattrFlags::empty())
+                    .context("an attribute of a layer")?;
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn entry(upper: &Path, path: &Path) -> io::Result<DeepPath> {
+    path.iter().try_fold(DeepPath::new(upper), |dir, name| Ok(dir.directory()?.join(name)))
+}
+
+/// Leaves in a directory of a layer only what leads to refused changes.
+fn prune(upper: &DeepPath, at: &Path, refused: &RefusedChanges) -> Result<()> {
+    for name in ["opaque", "redirect"] {
+        match lremovexattr(&**upper, attribute(name)) {
+            Err(Errno::NODATA | Errno::NOTSUP) => {}
+            removed => removed.context("an attribute of a layer")?,
+        }
+    }
+    let inner = upper.directory()?;
+    let names = fs::read_dir(&inner)?.map(|entry| entry.map(|entry| entry.file_name()));
+    for name in names.collect::<io::Result<Vec<_>>>()? {
+        let (entry, path) = (inner.join(&name), at.join(&name));
+        if refused.get(&path).is_some_and(|one| one.what != What::Attributes) {
+            continue;
+        }
+        let is_dir = fs::symlink_metadata(&entry)?.is_dir();
+        let leads_on = refused.range(path.clone()..).next().is_some_and(|(next, _)| next.starts_with(&path));
+        match is_dir {
+            true if leads_on => prune(&entry, &path, refused)?,
+            true => fs::remove_dir_all(&entry)?,
+            false => fs::remove_file(&entry)?,
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,200 @@
+//! What a volume says about the directories whose changes it holds.
+
+use crate::changes::access_lists::{AccessLists, NAMES};
+use crate::host::host_view::Written;
+use crate::view::overlays::overlay_attributes;
+use anyhow::{Context, Result, bail};
+use rustix::fs::{Access, XattrFlags, access, lgetxattr, llistxattr, lsetxattr};
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File};
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, lchown};
+use std::path::{Path, PathBuf};
+
+/// The file with this list, in a volume.
+const LIST: &str = "session.json";
+/// The list as it will be when changes are being applied.
+const NEXT: &str = "session.next.json";
+/// The directory with the overlays' layers.
+const LAYERS: &str = "overlays";
+/// What the session sees of a volume.
+pub const DATA: &str = "data";
+
+/// How far a session has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Phase {
+    /// The program runs, or was running when everything ended.
+    Running,
+    /// Changes are being applied to the directories.
+    Applying,
+    /// All are applied but some, each for itself, which the directories did not take.
+    Kept,
+}
+
+/// Directories whose changes a volume holds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkDirs {
+    /// The directories of the host; the place in the list is the number of the layers.
+    pub dirs: Vec<PathBuf>,
+    /// How far it is.
+    pub phase: Phase,
+    /// The volume has nothing else in it, and is removed afterwards.
+    pub throw_away: bool,
+}
+
+impl WorkDirs {
+    /// What the volume says; none if it holds no changes.
+    pub fn read(volume: &Path) -> Result<Option<WorkDirs>> {
+        match fs::read(volume.join(LIST)) {
+            Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
+            read => {
+                let bytes = read.context("the volume's list of directories")?;
+                Ok(Some(serde_json::from_slice(&bytes).context("the volume's list of directories is damaged")?))
+            }
+        }
+    }
+
+    /// Writes it to the volume, durably, with the list that is to follow: a volume that is full then takes no more.
+    pub fn write(&self, volume: &Path) -> Result<()> {
+        self.write_as(&volume.join(NEXT), Phase::Applying)?;
+        self.replace(volume, self.phase)
+    }
+
+    /// Notes in the volume, durably, that only changes are left which were refused. What was applied is gone from it, and
+    /// leaves room.
+    pub fn note_kept(&self, volume: &Path) -> Result<()> {
+        self.replace(volume, Phase::Kept)
+    }
+
+    fn replace(&self, volume: &Path, phase: Phase) -> Result<()> {
+        let new = volume.join("session.json.new");
+        self.write_as(&new, phase)?;
+        fs::rename(&new, volume.join(LIST)).context("the volume's list of directories")?;
+        File::open(volume)?.sync_all().context("the volume cannot be flushed")
+    }
+
+    fn write_as(&self, path: &Path, phase: Phase) -> Result<()> {
+        let mut file = File::create(path).context("the volume's list of directories")?;
+        file.write_all(&serde_json::to_vec(&WorkDirs { phase, ..self.clone() })?)?;
+        Ok(file.sync_all()?)
+    }
+
+    /// Notes in the volume, durably, that changes are being applied from now on. Needs no room.
+    pub fn begin_to_apply(&self, volume: &Path) -> Result<()> {
+        if self.phase != Phase::Running {
+            return Ok(());
+        }
+        fs::rename(volume.join(NEXT), volume.join(LIST)).context("the volume's list of directories")?;
+        File::open(volume)?.sync_all().context("the volume cannot be flushed")
+    }
+
+    /// The volume holds no changes any more.
+    pub fn forget(volume: &Path) -> Result<()> {
+        fs::remove_file(volume.join(LIST)).context("the volume's list of directories")?;
+        File::open(volume)?.sync_all().context("the volume cannot be flushed")
+    }
+
+    /// Removes what is left of the layers of a volume that is kept.
+    pub fn remove_layers(volume: &Path) -> Result<()> {
+        match fs::remove_dir_all(volume.join(LAYERS)) {
+            Err(e) if e.kind() != ErrorKind::NotFound => Err(e).context("the volume's layers"),
+            _ => Ok(()),
+        }
+    }
+
+    /// The directories with their layers.
+    pub fn layers(&self, volume: &Path) -> Vec<Written> {
+        let layer = |(number, dir): (usize, &PathBuf)| {
+            let home = volume.join(LAYERS).join(number.to_string());
+            Written { dir: dir.clone(), upper: home.join("upper"), work: home.join("work") }
+        };
+        self.dirs.iter().enumerate().map(layer).collect()
+    }
+
+    /// Makes empty layers. The upper directory is what the session sees of the directory itself.
+    pub fn make_layers(&self, volume: &Path, lists: &AccessLists) -> Result<()> {
+        match fs::remove_dir_all(volume.join(LAYERS)) {
+            Err(e) if e.kind() != ErrorKind::NotFound => return Err(e).context("the volume's layers"),
+            _ => {}
+        }
+        for layer in self.layers(volume) {
+            fs::create_dir_all(&layer.upper)?;
+            fs::create_dir_all(&layer.work)?;
+            copy_attributes_by(&layer.dir, &layer.upper, lists)
+                .with_context(|| format!("the attributes of {}", layer.dir.display()))?;
+        }
+        Ok(())
+    }
+}
+
+/// Directories one of which is in another one cannot both be overlays.
+pub fn check_dirs(dirs: &[PathBuf]) -> Result<()> {
+    for (n, dir) in dirs.iter().enumerate() {
+        if !dir.is_dir() {
+            bail!("{} is not a directory", dir.display());
+        }
+        if dir == Path::new("/") {
+            bail!("the root directory cannot be an overlay; name a directory in it by --overlay");
+        }
+        if access(dir, Access::WRITE_OK) == Err(Errno::ROFS) {
+            bail!(
+                "{} is on a read-only file system, so that no changes could be applied; begin the session in another \
+                 directory",
+                dir.display()
+            );
+        }
+        if let Some(other) = dirs.iter().enumerate().find(|(m, other)| *m != n && dir.starts_with(other)) {
+            bail!("{} lies in {}: one overlay is enough", dir.display(), other.1.display());
+        }
+    }
+    Ok(())
+}
+
+/// Owner, mode, times, extended attributes and access lists, from one file to another of its kind.
+pub fn copy_attributes(from: &Path, to: &Path) -> Result<()> {
+    copy_attributes_by(from, to, &AccessLists::Own)
+}
+
+/// As [`copy_attributes`]; somebody copies access lists.
+pub fn copy_attributes_by(from: &Path, to: &Path, lists: &AccessLists) -> Result<()> {
+    let meta = fs::symlink_metadata(from)?;
+    lchown(to, Some(meta.uid()), Some(meta.gid()))?;
+    let mut names = vec![0; 64 << 10];
+    let names = match llistxattr(from, &mut names[..]) {
+        Ok(bytes) => names[..bytes].to_vec(),
+        Err(rustix::io::Errno::NOTSUP) => Vec::new(),
+        Err(e) => return Err(e.into()),
+    };
+    for name in names.split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
+        if name.starts_with(overlay_attributes().as_bytes()) {
+            continue;
+        }
+        if NAMES.iter().any(|list| name == list.as_bytes()) && lists.copy(from, to)? {
+            continue;
+        }
+        let mut value = vec![0; 64 << 10];
+        let bytes = lgetxattr(from, name, &mut value[..])?;
+        match lsetxattr(to, name, &value[..bytes], XattrFlags::empty()) {
+            // The other file system has no such attributes; labels are given by its own policy.
+            Err(rustix::io::Errno::NOTSUP) => {}
+            Err(_) if name.starts_with(b"security.selinux") => {}
+            done => done.with_context(|| format!("the attribute {}", String::from_utf8_lossy(name)))?,
+        }
+    }
+    if !meta.is_symlink() {
+        fs::set_permissions(to, fs::Permissions::from_mode(meta.mode() & 0o7777))?;
+    }
+    copy_times(&meta, to)
+}
+
+/// Times of access and change.
+pub fn copy_times(meta: &fs::Metadata, to: &Path) -> Result<()> {
+    let at = |seconds: i64, nanoseconds: i64| rustix::fs::Timespec { tv_sec: seconds, tv_nsec: nanoseconds as _ };
+    let times = rustix::fs::Timestamps {
+        last_access: at(meta.atime(), meta.atime_nsec()),
+        last_modification: at(meta.mtime(), meta.mtime_nsec()),
+    };
+    Ok(rustix::fs::utimensat(rustix::fs::CWD, to, &times, rustix::fs::AtFlags::SYMLINK_NOFOLLOW)?)
+}

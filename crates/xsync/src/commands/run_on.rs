@@ -1,0 +1,83 @@
+//! One session on a directory that is there already (`--on DIR`): its file system has data in its journal.
+
+use crate::commands::run_session::{Wanted, resolver_dir};
+use crate::host::host_mounts::HostMounts;
+use crate::host::host_view::{OWN, View, mounts_of_the_host};
+use crate::host::outer_streams::{tell, tell_text};
+use crate::host::private_mounts::private_mounts;
+use crate::network::session_network::explain_net;
+use crate::relays::listen::Port;
+use crate::report::session_report::Report;
+use crate::report::status_socket::StatusSocket;
+use crate::session::supervisor::{self, Ended, Job};
+use crate::session::watcher::Watcher;
+use crate::view::on_directory::OnDirectory;
+use crate::volumes::committer::Committer;
+use anyhow::{Context, Result, ensure};
+use std::path::Path;
+use std::sync::Arc;
+
+/// Runs the session. The result is the exit code.
+pub fn run(wanted: &Wanted, dir: &Path) -> Result<u8> {
+    let cwd = std::env::current_dir().context("the working directory")?;
+    ensure!(
+        !wanted.exact,
+        "--exact needs an overlay over what the session writes, and with --on others see {0}, and change it, at the same \
+         time, which an overlay forbids: leave out --exact, or use a volume (--volume FILE)",
+        dir.display()
+    );
+    let on = OnDirectory::open(dir, wanted.cares)?;
+    let ports = Arc::new(wanted.listen.iter().copied().map(Port::take).collect::<Result<Vec<_>>>()?);
+    let host_mounts = HostMounts::look(vec![on.dir().to_owned(), cwd.clone()])?;
+    let scratch = private_mounts()?;
+    let mount = Arc::new(on.mount()?);
+    let hidden = OWN.iter().any(|own| cwd.starts_with(own)) && !cwd.starts_with(on.dir());
+    let view = View {
+        scratch: scratch.clone(),
+        shown: mounts_of_the_host(&scratch)?,
+        written: Vec::new(),
+        data: None,
+        exact: None,
+        on: Some((mount.clone(), on.dir().to_owned())),
+        also: hidden.then(|| cwd.clone()).into_iter().chain(resolver_dir()).collect(),
+        cwd,
+    };
+    if wanted.explain {
+        tell_text(&(view.explain() + &explain_net(wanted.net)));
+    }
+    let committer = Committer::on(on.ground(), &scratch, wanted.cares)?;
+    committer.commit()?;
+    let watcher = wanted.cares.outside_readers_wait.then(|| Watcher::hold(on.dir(), &mount)).transpose()?;
+    drop(mount);
+    let words: Vec<_> = wanted.command.iter().map(|word| word.to_string_lossy()).collect();
+    let report = Report {
+        pid: std::process::id(),
+        command: words.join(" "),
+        volume: on.dir().display().to_string(),
+        ..Report::default()
+    };
+    let (command, maps, cares) = (wanted.command.clone(), wanted.maps, wanted.cares);
+    let job = Job { command, view, maps, exact: false, cares, net: wanted.net, ports, report, watcher, host_mounts };
+    let (ended, committer) = supervisor::run(job, committer, StatusSocket::bind()?)?;
+    committer.close()?;
+    if wanted.summary {
+        tell(&ended.report);
+    }
+    if !ended.durable {
+        tell_what_is_lost(&ended, &on);
+    }
+    Ok(ended.code)
+}
+
+fn tell_what_is_lost(ended: &Ended, on: &OnDirectory) {
+    let held = match ended.lost_bytes {
+        0 => "No output was held back.".to_owned(),
+        bytes => format!("{bytes} bytes of output were held back, and nobody has seen them."),
+    };
+    tell(format_args!(
+        "the session was ended, because the file system of {} failed. {held} Everything that was shown is \
+         there, once the disk works and the file system was checked (`e2fsck`). What is newer is in memory until the \
+         file system is unmounted: copy it away before.",
+        on.dir().display()
+    ));
+}

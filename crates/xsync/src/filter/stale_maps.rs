@@ -1,0 +1,95 @@
+//! Shared maps for reading, of files of the host that the session has not written yet: an overlay copies a file when it is
+//! first opened for writing, and maps that were made before go on showing the file of the host.
+//!
+//! Somebody who locks a file expects others to write it: the map is refused, and such programs read instead (SQLite does).
+//! All other maps work; if the session wrote the file afterwards, that is told.
+
+use crate::host::host_view::Written;
+use crate::host::outer_streams::tell;
+use crate::view::overlays::overlay_attributes;
+use rustix::fs::{lgetxattr, major, minor};
+use std::collections::HashMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// Files that are kept in mind; what a session maps beyond them is not told of.
+const NOTED_MAX: usize = 65_536;
+
+/// Maps of one session.
+#[derive(Debug, Default)]
+pub struct StaleMaps {
+    written: Vec<Written>,
+    /// Files of the host, and where the session's copy would be; whether a map was refused.
+    noted: HashMap<PathBuf, (PathBuf, bool)>,
+}
+
+impl StaleMaps {
+    /// In directories whose changes are kept apart.
+    pub fn new(written: Vec<Written>) -> StaleMaps {
+        StaleMaps { written, noted: HashMap::new() }
+    }
+
+    /// These directories.
+    pub fn written(&self) -> &[Written] {
+        &self.written
+    }
+
+    /// Whether a shared map of a descriptor that is open for reading is refused.
+    pub fn refuses(&mut self, pid: u32, descriptor: i32) -> bool {
+        let Ok(path) = fs::read_link(format!("/proc/{pid}/fd/{descriptor}")) else { return false };
+        let Some(written) = self.written.iter().find(|written| path.starts_with(&written.dir)) else { return false };
+        let upper = written.upper.join(path.strip_prefix(&written.dir).expect("it starts so"));
+        if fs::symlink_metadata(&upper).is_ok() || !fs::metadata(&path).is_ok_and(|meta| meta.is_file()) {
+            return false;
+        }
+        let refused = is_locked(pid, descriptor, &written.dir);
+        if refused && !self.noted.get(&path).is_some_and(|(_, told)| *told) {
+            tell(format_args!(
+                "{0}: a shared map was refused (ENODEV), as it would not show what the session writes to this file from now \
+                 on; programs that cannot do without find it mapped if it is written first (`touch {0}` in the session)",
+                path.display()
+            ));
+        }
+        if self.noted.len() < NOTED_MAX {
+            self.noted.entry(path).or_insert((upper, false)).1 |= refused;
+        }
+        refused
+    }
+
+    /// Names files that were mapped, and then written.
+    pub fn tell_of_those_that_were(&self) {
+        let mut stale: Vec<&PathBuf> = self.noted.iter().filter(is_stale).map(|(path, _)| path).collect();
+        stale.sort();
+        let Some(first) = stale.first() else { return };
+        let more = match stale.len() {
+            1 => String::new(),
+            n => format!(" (and {} other files)", n - 1),
+        };
+        tell(format_args!(
+            "{0}{more} was mapped by a program before the session wrote to it: a map that was there longer did not show \
+             what was written; `touch {0}` in the session, before it is mapped, mends that",
+            first.display()
+        ));
+    }
+}
+
+/// Whether the session wrote to what it had mapped: a copy that an overlay made says of which file.
+fn is_stale((path, (upper, refused)): &(&PathBuf, &(PathBuf, bool))) -> bool {
+    let copied = lgetxattr(upper, format!("{}origin", overlay_attributes()), &mut [0; 256][..]).is_ok();
+    let (Ok(before), Ok(after)) = (fs::symlink_metadata(path), fs::symlink_metadata(upper)) else { return false };
+    let state = |meta: &fs::Metadata| (meta.len(), meta.mtime(), meta.mtime_nsec());
+    !refused && copied && state(&before) != state(&after)
+}
+
+/// Whether somebody has a lock on the file.
+fn is_locked(pid: u32, descriptor: i32, dir: &Path) -> bool {
+    let info = fs::read_to_string(format!("/proc/{pid}/fdinfo/{descriptor}")).unwrap_or_default();
+    let number = info.lines().find_map(|line| line.strip_prefix("ino:")).map(str::trim);
+    let in_session = dir.strip_prefix("/").unwrap_or(dir);
+    let device = fs::metadata(Path::new(&format!("/proc/{pid}/root")).join(in_session)).map(|meta| meta.dev());
+    let (Some(number), Ok(device)) = (number, device) else { return false };
+    let file = format!("{:02x}:{:02x}:{number}", major(device), minor(device));
+    let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
+    locks.lines().any(|line| line.split_whitespace().any(|word| word == file))
+}

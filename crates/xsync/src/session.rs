@@ -1,0 +1,8 @@
+//! The processes of a session: its first process, the supervisor, the watcher. Stands on `relays`, `filter` and
+//! `view`.
+
+pub(crate) mod outer_terminal;
+pub(crate) mod session_init;
+pub(crate) mod signal_thread;
+pub(crate) mod supervisor;
+pub mod watcher;

@@ -1,0 +1,436 @@
+//! The supervisor: makes the session, relays between it and the outside, and waits for its end.
+
+use crate::cares::Cares;
+use crate::control::{Control, News, Order, Takes};
+use crate::filter::renames::Renames;
+use crate::filter::shared_maps::Answering;
+use crate::filter::stale_maps::StaleMaps;
+use crate::filter::syscall_filter::Maps;
+use crate::host::host_mounts::{Following, HostMounts};
+use crate::host::host_view::{View, Written};
+use crate::host::outer_streams::{are_one_target, is_null, tell};
+use crate::host::private_mounts::NOT_ALLOWED;
+use crate::network::session_network::{HostNetwork, Net};
+use crate::relays::datagrams::Datagrams;
+use crate::relays::listen::{Port, Served, Threads};
+use crate::relays::outgoing::Outgoing;
+use crate::relays::relay::{self, End, Outlet, Reader};
+use crate::report::session_report::{Counters, Report};
+use crate::report::status_socket::StatusSocket;
+use crate::session::outer_terminal::OuterTerminal;
+use crate::session::session_init::{self, COULD_NOT, Session, Stream};
+use crate::session::signal_thread::{self, Heard};
+use crate::session::watcher::Watcher;
+use crate::volumes::committer::Committer;
+use anyhow::{Context, Result, bail};
+use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
+use rustix::process::{Pid, Resource, Rlimit, Signal, WaitOptions, getrlimit, setrlimit, waitpid};
+use std::collections::HashSet;
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Arc, OnceLock};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+use untorn_terminal::user_namespace::is_root;
+
+/// Of the pipes between program and supervisor.
+const PIPE_BYTES: usize = 1 << 20;
+/// Of `struct clone_args`, as it was first.
+const CLONE_ARGS_BYTES: usize = 64;
+
+/// What is to be run, and how.
+#[derive(Debug)]
+pub struct Job {
+    /// The program and its arguments.
+    pub command: Vec<OsString>,
+    /// What of the host the session sees.
+    pub view: View,
+    /// What is done about shared maps.
+    pub maps: Maps,
+    /// Flushes have the results that they have elsewhere.
+    pub exact: bool,
+    /// Cares.
+    pub cares: Cares,
+    /// Whether there is a way out.
+    pub net: Net,
+    /// Ports that the outside may connect to, when the session listens.
+    pub ports: Arc<Vec<Port>>,
+    /// The report, without what is counted.
+    pub report: Report,
+    /// Holds outside readers of the session's directory.
+    pub watcher: Option<Watcher>,
+    /// The host's mounts, to let go of those that it unmounts.
+    pub host_mounts: HostMounts,
+}
+
+/// How a session ended.
+#[derive(Debug)]
+pub struct Ended {
+    /// The exit code: the program's, or 128 and the number of a signal.
+    pub code: u8,
+    /// What was done.
+    pub report: Report,
+    /// Output that has not left because a commit failed.
+    pub lost_bytes: u64,
+    /// Whether all that the program did is durable.
+    pub durable: bool,
+}
+
+/// The program's three streams: what the session gets, and what stays here.
+struct Streams {
+    theirs: [Stream; 3],
+    input: Option<OwnedFd>,
+    outputs: [Option<OwnedFd>; 2],
+}
+
+/// Runs a session to its end. This process must have one thread.
+pub fn run(job: Job, committer: Committer, mut status: StatusSocket) -> Result<(Ended, Committer)> {
+    let [input, output, error] = [rustix::stdio::stdin(), rustix::stdio::stdout(), rustix::stdio::stderr()];
+    let outer = OuterTerminal::of(input, [output, error])?;
+    let streams = streams([input, output, error])?;
+    let (control, theirs) = Control::pair()?;
+    let signals = signal_thread::block()?;
+    let written = job.view.written.clone();
+    let session = Session {
+        view: job.view,
+        maps: job.maps,
+        exact: job.exact,
+        cares: job.cares,
+        command: job.command,
+        streams: streams.theirs,
+        terminal: outer.as_ref().map(|outer| outer.like()).transpose()?,
+        network: (job.net == Net::Gated).then(HostNetwork::look),
+        signals,
+    };
+    let init = begin(session, theirs)?;
+    raise_descriptors();
+    let mut watcher = job.watcher;
+    watcher.iter_mut().try_for_each(|watcher| watcher.until_the_end_of(init))?;
+    let running = Running {
+        control: Arc::new(control),
+        committer: Arc::new(committer),
+        counters: Arc::new(Counters::default()),
+        outer: outer.map(Arc::new),
+        calls: (job.maps, job.exact),
+        written,
+        cares: job.cares,
+        report: job.report,
+        ports: job.ports,
+        relays: Vec::new(),
+        network: None,
+        ways_out: Vec::new(),
+        takes_datagrams: Vec::new(),
+        outgoing: None,
+        datagrams: None,
+        served: None,
+        answers: None,
+        master: Arc::new(OnceLock::new()),
+        input_failed: Arc::default(),
+        host_mounts: Some(job.host_mounts),
+        following: None,
+    };
+    let (committer, counters, report) =
+        (Arc::downgrade(&running.committer), running.counters.clone(), running.report.clone());
+    status.answer(move || {
+        let commits = committer.upgrade().map_or(0, |committer| committer.commits());
+        report.clone().counted(&counters, commits)
+    });
+    let ended = running.until_its_end(init, streams.input, streams.outputs);
+    // After the last commit.
+    drop(watcher);
+    ended
+}
+
+/// Terminals become the session's terminal, all else pipes; nothing of the host's goes in itself.
+fn streams(outside: [BorrowedFd<'_>; 3]) -> Result<Streams> {
+    let mut made = Streams { theirs: [Stream::Null, Stream::Null, Stream::Null], input: None, outputs: [None, None] };
+    for (n, outside) in outside.into_iter().enumerate() {
+        if rustix::termios::isatty(outside) {
+            made.theirs[n] = Stream::Terminal;
+            continue;
+        }
+        if is_null(outside) {
+            continue;
+        }
+        if n == 2
+            && let Stream::Pipe(output) = &made.theirs[1]
+            && are_one_target(rustix::stdio::stdout(), outside)
+        {
+            // Two pipes would lose the order.
+            made.theirs[2] = Stream::Pipe(output.try_clone().context("a pipe to the session")?);
+            continue;
+        }
+        let (read, write) = pipe_with(PipeFlags::CLOEXEC).context("a pipe to the session")?;
+        // Without the larger size it is slower.
+        let _ = fcntl_setpipe_size(&write, PIPE_BYTES);
+        if n == 0 {
+            (made.theirs[n], made.input) = (Stream::Pipe(read), Some(write));
+        } else {
+            (made.theirs[n], made.outputs[n - 1]) = (Stream::Pipe(write), Some(read));
+        }
+    }
+    Ok(made)
+}
+
+/// Starts the session's first process in namespaces of its own.
+fn begin(session: Session, control: Control) -> Result<Pid> {
+    // SAFETY: a structure of numbers, for which zero is a value.
+    let mut arguments: libc::clone_args = unsafe { std::mem::zeroed() };
+    let namespaces = libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWIPC | libc::CLONE_NEWNET;
+    arguments.flags = (namespaces | libc::CLONE_NEWCGROUP) as u64;
+    arguments.exit_signal = libc::SIGCHLD as u64;
+    // SAFETY: without CLONE_VM this is a fork; this process has one thread, so that no lock is held by another one.
+    match unsafe { libc::syscall(libc::SYS_clone3, &arguments, CLONE_ARGS_BYTES) } {
+        0 => session_init::run(session, control),
+        pid if pid > 0 => Ok(Pid::from_raw(pid as i32).expect("a process has a number")),
+        _ => {
+            let why = if is_root() { NOT_ALLOWED } else { "cannot make namespaces for the session" };
+            Err(io::Error::last_os_error()).context(why)
+        }
+    }
+}
+
+/// Each connection needs two descriptors; the program, which has begun already, keeps the limit that the user set.
+fn raise_descriptors() {
+    let limit = getrlimit(Resource::Nofile);
+    // Without it clients wait for each other.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+}
+
+/// Somebody may just be looking at it.
+fn last_of(mut committer: Arc<Committer>) -> Committer {
+    loop {
+        match Arc::try_unwrap(committer) {
+            Ok(committer) => return committer,
+            Err(shared) => committer = shared,
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+struct Running {
+    control: Arc<Control>,
+    committer: Arc<Committer>,
+    counters: Arc<Counters>,
+    outer: Option<Arc<OuterTerminal>>,
+    calls: (Maps, bool),
+    /// Directories whose changes are kept apart.
+    written: Vec<Written>,
+    cares: Cares,
+    report: Report,
+    ports: Arc<Vec<Port>>,
+    relays: Vec<JoinHandle<End>>,
+    network: Option<OwnedFd>,
+    ways_out: Vec<OwnedFd>,
+    takes_datagrams: Vec<OwnedFd>,
+    outgoing: Option<Outgoing>,
+    datagrams: Option<Datagrams>,
+    served: Option<Threads>,
+    answers: Option<JoinHandle<()>>,
+    master: Arc<OnceLock<OwnedFd>>,
+    host_mounts: Option<HostMounts>,
+    following: Option<Following>,
+    /// Why the program has not got all of its input.
+    input_failed: Arc<OnceLock<anyhow::Error>>,
+}
+
+impl Running {
+    fn until_its_end(
+        mut self,
+        init: Pid,
+        input: Option<OwnedFd>,
+        outputs: [Option<OwnedFd>; 2],
+    ) -> Result<(Ended, Committer)> {
+        let outside = [(rustix::stdio::stdout(), "standard output"), (rustix::stdio::stderr(), "standard error")];
+        for (n, (output, (to, name))) in outputs.into_iter().zip(outside).enumerate() {
+            if let Some(output) = output {
+                let outlet = Outlet { to: to.try_clone_to_owned()?, name, reader: Reader::Patient, goes_on: n == 1 };
+                self.bring_out(output, outlet, init);
+            }
+        }
+        if let Some(input) = input {
+            self.bring_in(input);
+        }
+        self.hear_signals(init)?;
+        let (mut code, mut failed, mut mounts) = (None, None, None);
+        while let Some((news, descriptor)) = self.control.receive::<News>()? {
+            match (news, descriptor) {
+                (News::Filter, Some(listener)) => self.answer(listener),
+                (News::Terminal, Some(master)) => self.take_terminal(master, init)?,
+                (News::Network, network) => self.network = network,
+                (News::Mounts, Some(namespace)) => mounts = Some(namespace),
+                (News::MountTable, Some(table)) => {
+                    if let (Some(host), Some(namespace)) = (self.host_mounts.take(), mounts.take()) {
+                        self.following = Some(host.follow(namespace, table)?);
+                    }
+                }
+                (News::WayOut(Takes::Connections), Some(socket)) => self.ways_out.push(socket),
+                (News::WayOut(Takes::Datagrams), Some(socket)) => self.takes_datagrams.push(socket),
+                (News::Running(missing), _) => {
+                    missing.iter().for_each(|line| tell(format_args!("{line}")));
+                    self.open_ports(init)?;
+                }
+                (News::Stopped, _) => self.stop_with_the_program(),
+                (News::Ended(ended), _) => code = Some(ended),
+                (News::Failed(why, ended), _) => (failed, code) = (Some(why), Some(ended)),
+                (news, None) => bail!("the session sent {news:?} without a descriptor"),
+            }
+        }
+        waitpid(Some(init), WaitOptions::empty()).context("waiting for the session's end")?;
+        self.finish(code, failed)
+    }
+
+    fn bring_out(&mut self, from: OwnedFd, outlet: Outlet, init: Pid) {
+        let (committer, counters) = (self.committer.clone(), self.counters.clone());
+        let relay = thread::spawn(move || {
+            let end = relay::bring_out(&from, &outlet, &committer, &counters);
+            if matches!(end, End::Held) {
+                // Nothing that the program does from now on can be promised.
+                let _ = rustix::process::kill_process(init, Signal::KILL);
+            }
+            end
+        });
+        self.relays.push(relay);
+    }
+
+    fn open_ports(&mut self, init: Pid) -> Result<()> {
+        if self.ports.is_empty() && self.ways_out.is_empty() {
+            return Ok(());
+        }
+        let network = self.network.take().context("the session's network")?;
+        if !self.takes_datagrams.is_empty() {
+            let (sockets, network) = (std::mem::take(&mut self.takes_datagrams), network.try_clone()?);
+            self.datagrams = Some(Datagrams::begin(sockets, network, &self.committer, &self.counters)?);
+        }
+        let threads =
+            Served::begin(init, network, !self.ways_out.is_empty(), self.cares, &self.committer, &self.counters)?;
+        self.ports.iter().try_for_each(|port| port.open(threads.served().clone()))?;
+        let sockets = std::mem::take(&mut self.ways_out);
+        self.outgoing = Some(Outgoing::begin(sockets, threads.served(), &self.committer, &self.counters)?);
+        self.served = Some(threads);
+        Ok(())
+    }
+
+    /// Not waited for: it may wait for somebody who never says anything again.
+    fn bring_in(&self, to: OwnedFd) {
+        let (counters, input_failed) = (self.counters.clone(), self.input_failed.clone());
+        thread::spawn(move || {
+            if let Err(e) = relay::bring_in(rustix::stdio::stdin(), &to, &counters) {
+                // Before the program sees an end that is none.
+                let _ = input_failed.set(e);
+            }
+        });
+    }
+
+    fn answer(&mut self, listener: OwnedFd) {
+        let answering = Answering {
+            calls: self.calls,
+            cares: self.cares,
+            committer: self.committer.clone(),
+            counters: self.counters.clone(),
+            stale: StaleMaps::new(std::mem::take(&mut self.written)),
+            renames: Renames::default(),
+            ended: HashSet::new(),
+        };
+        self.answers = Some(thread::spawn(move || answering.answer(&listener)));
+    }
+
+    fn take_terminal(&mut self, master: OwnedFd, init: Pid) -> Result<()> {
+        let Some(outer) = self.outer.clone() else { bail!("a terminal that nobody asked for") };
+        outer.pass_on()?;
+        outer.pass_size(&master);
+        let to = outer.output().try_clone()?;
+        let outlet = Outlet { to, name: "the terminal", reader: Reader::Waiting, goes_on: false };
+        self.bring_out(master.try_clone()?, outlet, init);
+        if rustix::termios::isatty(rustix::stdio::stdin()) {
+            self.bring_in(master.try_clone()?);
+        }
+        let _ = self.master.set(master);
+        Ok(())
+    }
+
+    /// Passes on signals, and answers SIGUSR1, in a thread of its own.
+    fn hear_signals(&self, init: Pid) -> Result<()> {
+        let (control, counters, report) = (Arc::downgrade(&self.control), self.counters.clone(), self.report.clone());
+        let (committer, outer, master) = (Arc::downgrade(&self.committer), self.outer.clone(), self.master.clone());
+        signal_thread::hear(move |heard| match heard {
+            Heard::Report => {
+                let commits = committer.upgrade().map_or(0, |committer| committer.commits());
+                tell(report.clone().counted(&counters, commits));
+            }
+            Heard::Size => {
+                // The program hears of it by its own terminal.
+                if let (Some(outer), Some(master)) = (&outer, master.get()) {
+                    outer.pass_size(master);
+                }
+            }
+            Heard::End(signal) => {
+                let Some(control) = control.upgrade() else { return };
+                let _ = control.send(&Order::Signal(signal), None);
+            }
+            Heard::Impatience => {
+                if committer.upgrade().is_none() || rustix::process::kill_process(init, Signal::KILL).is_err() {
+                    // The session is over: its changes are being applied, or somebody outside does not read.
+                    outer.iter().for_each(|outer| outer.restore());
+                    let volume = &report.volume;
+                    tell(format_args!(
+                        "interrupted; changes of directories that are not applied yet are in {volume}: \
+                         `untorn xsync --resume {volume}` applies them"
+                    ));
+                    std::process::exit(128 + libc::SIGINT);
+                }
+            }
+        })
+    }
+
+    /// Ctrl-Z: this process stops as the program did, and both go on together.
+    fn stop_with_the_program(&self) {
+        if let Some(outer) = &self.outer {
+            outer.restore();
+        }
+        signal_thread::stop_this_process();
+        if let Some(outer) = &self.outer {
+            let _ = outer.pass_on();
+            self.master.get().into_iter().for_each(|master| outer.pass_size(master));
+        }
+        let _ = self.control.send(&Order::Signal(libc::SIGCONT), None);
+    }
+
+    fn finish(mut self, code: Option<u8>, failed: Option<String>) -> Result<(Ended, Committer)> {
+        drop(self.following.take());
+        self.ports.iter().for_each(Port::close);
+        let mut trouble: Vec<String> = self.input_failed.get().map(|e| format!("{e:#}")).into_iter().collect();
+        let mut note = |ended: Result<()>| trouble.extend(ended.err().map(|e| format!("{e:#}")));
+        self.outgoing.take().into_iter().for_each(|outgoing| note(outgoing.end()));
+        self.datagrams.take().into_iter().for_each(|datagrams| note(datagrams.end()));
+        self.served.take().into_iter().for_each(|threads| note(threads.end()));
+        for relay in self.relays.drain(..) {
+            match relay.join().expect("a relay does not panic") {
+                End::Closed | End::Unread | End::Held => {}
+                End::Failed(e) => note(Err(e)),
+            }
+        }
+        if let Some(answers) = self.answers.take() {
+            answers.join().expect("answers do not panic");
+        }
+        if let Some(outer) = self.outer.take() {
+            outer.restore();
+        }
+        let durable = self.committer.commit();
+        let report = self.report.counted(&self.counters, self.committer.commits());
+        let lost_bytes = self.counters.dropped.load(SeqCst);
+        let committer = last_of(self.committer);
+        failed.iter().for_each(tell);
+        if let Err(e) = &durable {
+            tell(format_args!("{e:#}"));
+        }
+        trouble.iter().for_each(tell);
+        // Without a word of its own the session was killed: as a shell would have it.
+        let code = code.unwrap_or(128 + libc::SIGKILL as u8);
+        // A program that does not know that something was lost says that all is well.
+        let code = if durable.is_err() || (code == 0 && !trouble.is_empty()) { COULD_NOT } else { code };
+        Ok((Ended { code, report, lost_bytes, durable: durable.is_ok() }, committer))
+    }
+}

@@ -1,0 +1,240 @@
+//! A watcher: a process of root that holds outside readers of a session's directory until a commit.
+//!
+//! Root's sessions start one of their own. Sessions of ordinary users ask one that an administrator runs for the file
+//! system (`untorn xsync --watch DIR`). It outlives a killed supervisor until the session has ended and what it did is
+//! durable. If the watcher ends first, the session is ended.
+
+use crate::control::Control;
+use crate::host::outer_streams::tell;
+use crate::host::outside_readers::OutsideReaders;
+use crate::session::session_init::close_all_but;
+use crate::view::on_directory::disk_of;
+use anyhow::{Context, Result, bail, ensure};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{FileType, Mode, OFlags, fstat, fsync, openat};
+use rustix::io::Errno;
+use rustix::net::{Shutdown, shutdown};
+use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, setsid, waitpid};
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+use std::fs;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use untorn_terminal::user_namespace::is_root;
+
+/// Where watchers listen.
+const HOME: &str = "/run/untorn-xsync";
+/// Sessions of one user on one file system.
+const SESSIONS_MAX: usize = 64;
+
+/// From a supervisor.
+#[derive(Debug, Serialize, Deserialize)]
+enum Asked {
+    /// Comes with the session's own mount of the directory.
+    Hold,
+    /// Comes with a descriptor of the session's first process.
+    Until,
+}
+
+/// From a watcher.
+#[derive(Debug, Serialize, Deserialize)]
+enum Answer {
+    /// Outside readers wait from now on.
+    Holding,
+    /// Why not.
+    Refused(String),
+}
+
+/// A watcher, as the supervisor sees it.
+#[derive(Debug)]
+pub struct Watcher {
+    connection: Arc<Control>,
+    own: Option<Pid>,
+    ended: Arc<AtomicBool>,
+    hears: Option<JoinHandle<()>>,
+}
+
+impl Watcher {
+    /// Lets outside readers of a directory wait from now on, if they do not go through this mount. Root's processes
+    /// must have one thread.
+    pub fn hold(dir: &Path, mount: &OwnedFd) -> Result<Watcher> {
+        let (connection, own) = if is_root() { of_its_own(mount)? } else { (connect(dir)?, None) };
+        let watcher = Watcher { connection: Arc::new(connection), own, ended: Arc::default(), hears: None };
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let directory = openat(mount, ".", flags, Mode::empty()).context("the session's mount")?;
+        watcher.connection.send(&Asked::Hold, Some(directory.as_fd()))?;
+        match watcher.connection.receive::<Answer>()? {
+            Some((Answer::Holding, _)) => Ok(watcher),
+            Some((Answer::Refused(why), _)) => bail!("outside readers of {} cannot be held: {why}", dir.display()),
+            None => bail!("outside readers of {} cannot be held: the watcher has ended", dir.display()),
+        }
+    }
+
+    /// The session has begun: outside readers wait until it has ended. If the watcher ends, the session does.
+    pub fn until_the_end_of(&mut self, init: Pid) -> Result<()> {
+        let session = pidfd_open(init, PidfdFlags::empty()).context("the session's first process")?;
+        self.connection.send(&Asked::Until, Some(session.as_fd()))?;
+        let (connection, ended) = (self.connection.clone(), self.ended.clone());
+        self.hears = Some(thread::spawn(move || {
+            let _ = connection.receive::<Answer>();
+            if !ended.load(SeqCst) {
+                tell("the watcher has ended, and outside readers do not wait any more: so does the session");
+                let _ = rustix::process::pidfd_send_signal(&session, Signal::KILL);
+            }
+        }));
+        Ok(())
+    }
+}
+
+impl Drop for Watcher {
+    /// Everything is durable, or never will be.
+    fn drop(&mut self) {
+        self.ended.store(true, SeqCst);
+        let _ = shutdown(self.connection.as_fd(), Shutdown::Write);
+        if let Some(hears) = self.hears.take() {
+            let _ = hears.join();
+        }
+        if let Some(own) = self.own {
+            let _ = waitpid(Some(own), WaitOptions::empty());
+        }
+    }
+}
+
+/// A watcher for one session, in a process of its own, which nothing that ends the supervisor ends.
+fn of_its_own(mount: &OwnedFd) -> Result<(Control, Option<Pid>)> {
+    let (ours, theirs) = Control::pair()?;
+    let device = fstat(mount)?.st_dev;
+    // SAFETY: this process has one thread, so that no lock is held by another one.
+    match unsafe { libc::fork() } {
+        0 => {
+            let _ = setsid();
+            close_all_but(&[theirs.as_fd().as_raw_fd()]);
+            let _ = serve(&theirs, device, 0);
+            // SAFETY: ends the process at once; nothing of the supervisor's, which this is a copy of, is cleaned up.
+            unsafe { libc::_exit(0) }
+        }
+        pid if pid > 0 => Ok((ours, Pid::from_raw(pid))),
+        _ => Err(std::io::Error::last_os_error()).context("a process for the watcher"),
+    }
+}
+
+fn socket_of(dir: &Path) -> Result<PathBuf> {
+    Ok(Path::new(HOME).join(format!("watch-{}", disk_of(dir)?)))
+}
+
+/// To the watcher that an administrator runs.
+fn connect(dir: &Path) -> Result<Control> {
+    let stream = UnixStream::connect(socket_of(dir)?).with_context(|| {
+        format!(
+            "nobody holds outside readers of {0}, so a session without root cannot be on it; an administrator runs \
+             `untorn xsync --watch {0}` (`untorn xsync --print-fstab {0}` prints a unit for it)",
+            dir.display()
+        )
+    })?;
+    // Nobody but root makes files there.
+    Ok(Control::of(stream.into()))
+}
+
+/// Holds outside readers for sessions of ordinary users on the file system of a directory, until this process is ended.
+pub fn watch(dir: &Path) -> Result<()> {
+    ensure!(is_root(), "a watcher holds outside readers by fanotify, which needs root; run it by sudo, or as a unit");
+    let dir = fs::canonicalize(dir).with_context(|| format!("--watch {}", dir.display()))?;
+    let (device, path) = (fs::metadata(&dir)?.dev(), socket_of(&dir)?);
+    fs::create_dir_all(HOME).with_context(|| format!("cannot make {HOME}"))?;
+    if UnixStream::connect(&path).is_ok() {
+        bail!("a watcher for the file system of {} runs already", dir.display());
+    }
+    let _ = fs::remove_file(&path);
+    let listener = UnixListener::bind(&path).with_context(|| format!("cannot make {}", path.display()))?;
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o666))?;
+    tell(format_args!("watching the file system of {}", dir.display()));
+    let sessions: Arc<Mutex<HashMap<u32, usize>>> = Arc::default();
+    for stream in listener.incoming() {
+        let stream = stream.context("the watcher's socket")?;
+        let user = rustix::net::sockopt::socket_peercred(&stream).context("the watcher's socket")?.uid.as_raw();
+        let sessions = sessions.clone();
+        *locked(&sessions).entry(user).or_default() += 1;
+        thread::spawn(move || {
+            let connection = Control::of(stream.into());
+            let served = if locked(&sessions)[&user] > SESSIONS_MAX {
+                connection.send(&Answer::Refused(format!("more than {SESSIONS_MAX} sessions of one user")), None)
+            } else {
+                serve(&connection, device, user)
+            };
+            if let Err(e) = served {
+                tell(format_args!("a session of user {user}: {e:#}"));
+            }
+            *locked(&sessions).get_mut(&user).expect("counted") -= 1;
+        });
+    }
+    Ok(())
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+/// Serves one session: until its supervisor and the session itself have ended, and what it did is durable.
+fn serve(connection: &Control, device: u64, user: u32) -> Result<()> {
+    let Some((Asked::Hold, Some(mount))) = connection.receive::<Asked>()? else { return Ok(()) };
+    let held = check(&mount, device, user).and_then(|()| OutsideReaders::hold(mount.as_fd()));
+    let readers = match held {
+        Ok(readers) => readers,
+        Err(e) => return connection.send(&Answer::Refused(format!("{e:#}")), None),
+    };
+    connection.send(&Answer::Holding, None)?;
+    let commit = || fsync(&mount).context("the journal cannot be committed");
+    let (mut session, mut supervisor_ended) = (None, false);
+    loop {
+        let mut ready = vec![PollFd::new(&readers, PollFlags::IN)];
+        match &session {
+            Some(session) if supervisor_ended => ready.push(PollFd::new(session, PollFlags::IN)),
+            None if supervisor_ended => break,
+            _ => ready.push(PollFd::new(connection, PollFlags::IN)),
+        }
+        match poll(&mut ready, None) {
+            Err(Errno::INTR) => continue,
+            done => done.context("waiting for outside readers")?,
+        };
+        let (somebody_reads, news) = (!ready[0].revents().is_empty(), !ready[1].revents().is_empty());
+        drop(ready);
+        if somebody_reads {
+            readers.answer(commit)?;
+        }
+        if news && supervisor_ended {
+            break;
+        }
+        if news {
+            match connection.receive::<Asked>() {
+                Ok(Some((Asked::Until, Some(process)))) => session = Some(process),
+                _ => supervisor_ended = true,
+            }
+        }
+    }
+    // What a killed supervisor left is durable before anybody reads it.
+    let durable = commit();
+    while readers.somebody_waits() {
+        readers.answer(commit)?;
+    }
+    durable
+}
+
+/// Nobody can let a watcher look after what is not theirs.
+fn check(mount: &OwnedFd, device: u64, user: u32) -> Result<()> {
+    let stat = fstat(mount).context("the session's directory")?;
+    ensure!(
+        FileType::from_raw_mode(stat.st_mode) == FileType::Directory && stat.st_dev == device,
+        "the directory lies on another file system"
+    );
+    ensure!(
+        user == 0 || stat.st_uid == user,
+        "the directory belongs to user {}, not to user {user}; an administrator gives it away by chown",
+        stat.st_uid
+    );
+    Ok(())
+}

@@ -1,0 +1,196 @@
+//! Commits: everything that the session has done so far becomes durable.
+
+use crate::cares::Cares;
+use crate::volumes::volume::Volume;
+use anyhow::{Context, Result, bail};
+use rustix::fs::{fsync, syncfs};
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use std::ffi::CString;
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+
+/// How a commit is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// `fsync` of the volume's directory: jbd2 commits its running transaction, and nothing else is flushed.
+    Journal,
+    /// `syncfs`: where that does not commit.
+    All,
+}
+
+/// Makes commits of one volume.
+#[derive(Debug)]
+pub struct Committer {
+    root: File,
+    way: Way,
+    /// A file on an overlay of the kind `volatile`, which knows of every write error since it was mounted.
+    canary: Option<Canary>,
+    commits: AtomicU64,
+    /// Why the first commit that failed did.
+    failed: OnceLock<String>,
+    gate: bool,
+}
+
+#[derive(Debug)]
+struct Canary {
+    file: File,
+    at: PathBuf,
+}
+
+/// Directories of the canary in a volume.
+const CANARY: &str = "canary";
+
+/// What commits are made of.
+#[derive(Clone, Copy, Debug)]
+pub struct Ground<'a> {
+    /// A directory of the file system, open.
+    pub root: &'a File,
+    /// A directory for what commits need, not seen by the session.
+    pub at: &'a Path,
+    /// The name of its disk.
+    pub disk: &'a str,
+}
+
+impl Committer {
+    /// For a mounted volume; `scratch` is a place for directories that are mount points.
+    pub fn new(volume: &Volume, scratch: &Path, cares: Cares) -> Result<Committer> {
+        let disk = volume.disk().path().file_name().unwrap_or_default().to_string_lossy();
+        Committer::on(Ground { root: volume.root(), at: volume.at(), disk: &disk }, scratch, cares)
+    }
+
+    /// For a file system with data in its journal.
+    pub fn on(ground: Ground<'_>, scratch: &Path, cares: Cares) -> Result<Committer> {
+        let canary = if cares.write_errors { Some(Canary::new(ground.at, scratch)?) } else { None };
+        let root = ground.root.try_clone()?;
+        let way = if cares.commit_of_the_journal && journal_is_enough(ground)? { Way::Journal } else { Way::All };
+        let (commits, failed) = (AtomicU64::new(0), OnceLock::new());
+        Ok(Committer { root, way, canary, commits, failed, gate: cares.gate })
+    }
+
+    /// What the session has written before the call is durable when this returns. After an error, every later call
+    /// fails, too: nothing says what is durable then.
+    pub fn commit(&self) -> Result<()> {
+        if !self.gate {
+            return Ok(());
+        }
+        if let Some(why) = self.failed.get() {
+            bail!("{why}");
+        }
+        let done = self.flush();
+        self.commits.fetch_add(1, SeqCst);
+        if let Err(e) = &done {
+            let _ = self.failed.set(format!("{e:#}"));
+        }
+        done
+    }
+
+    fn flush(&self) -> Result<()> {
+        match self.way {
+            Way::Journal => fsync(&self.root).context("the volume's journal cannot be committed")?,
+            Way::All => syncfs(&self.root).context("the volume cannot be flushed")?,
+        }
+        match &self.canary {
+            Some(canary) => fsync(&canary.file).context("the volume's disk has failed to write"),
+            None => Ok(()),
+        }
+    }
+
+    /// How many commits were asked for.
+    pub fn commits(&self) -> u64 {
+        self.commits.load(SeqCst)
+    }
+
+    /// Whether a commit failed.
+    pub fn has_failed(&self) -> bool {
+        self.failed.get().is_some()
+    }
+
+    /// For people: which call commits.
+    pub fn way(&self) -> &'static str {
+        match self.way {
+            Way::Journal => "fsync of the volume's directory",
+            Way::All => "syncfs of the volume",
+        }
+    }
+
+    /// Lets go of the volume.
+    pub fn close(self) -> Result<()> {
+        drop(self.root);
+        match self.canary {
+            Some(canary) => canary.close(),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Canary {
+    fn new(volume: &Path, scratch: &Path) -> Result<Canary> {
+        let (home, at) = (volume.join(CANARY), scratch.join(CANARY));
+        // An overlay of this kind is never mounted twice: it cannot say what an earlier crash took.
+        match fs::remove_dir_all(&home) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e).context("the volume's canary"),
+            _ => {}
+        }
+        let part = |name: &str| -> Result<PathBuf> {
+            let dir = home.join(name);
+            fs::create_dir_all(&dir).context("the volume's canary")?;
+            Ok(dir)
+        };
+        let [lower, upper, work] = [part("lower")?, part("upper")?, part("work")?];
+        fs::create_dir_all(&at)?;
+        let options =
+            format!("lowerdir={},upperdir={},workdir={},volatile", lower.display(), upper.display(), work.display());
+        mount("untorn-xsync", &at, "overlay", MountFlags::empty(), &*CString::new(options)?)
+            .context("cannot mount an overlay with the option volatile; Linux 5.10 or newer has it")?;
+        let file = OpenOptions::new().create(true).truncate(false).write(true).open(at.join("file"))?;
+        Ok(Canary { file, at })
+    }
+
+    fn close(self) -> Result<()> {
+        drop(self.file);
+        unmount(&self.at, UnmountFlags::DETACH).context("the volume's canary")
+    }
+}
+
+/// Whether `fsync` of the directory commits what was written to another file. That is ext4's inside: it is tried.
+fn journal_is_enough(ground: Ground<'_>) -> Result<bool> {
+    let path = ground.at.join("probe");
+    let mut probe = File::create(&path).context("cannot write to the volume")?;
+    let Some(before) = transactions(ground.disk) else { return Ok(false) };
+    for _ in 0..2 {
+        probe.write_all(b"untorn-xsync").context("cannot write to the volume")?;
+        fsync(ground.root.as_fd()).context("cannot flush the volume")?;
+    }
+    let after = transactions(ground.disk);
+    drop(probe);
+    fs::remove_file(path).context("cannot write to the volume")?;
+    Ok(after.is_some_and(|after| after >= before + 2))
+}
+
+/// How many transactions the journal of a volume has committed since it was mounted.
+fn transactions(disk: &str) -> Option<u64> {
+    let entries = fs::read_dir("/proc/fs/jbd2").ok()?.flatten();
+    let mut ours = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(&format!("{disk}-")));
+    let info = fs::read_to_string(ours.next()?.path().join("info")).ok()?;
+    info.split_whitespace().next()?.parse().ok()
+}
+
+/// Refuses a mount that does not order what is written, or does not flush.
+pub fn check_mount(at: &Path, cares: Cares) -> Result<()> {
+    let mounts = fs::read_to_string("/proc/self/mounts").context("/proc/self/mounts")?;
+    let line = mounts.lines().rfind(|line| line.split(' ').nth(1) == at.to_str()).unwrap_or_default();
+    let options: Vec<&str> = line.split(' ').nth(3).unwrap_or_default().split(',').collect();
+    for wrong in ["nobarrier", "barrier=0", "dax", "dax=always", "inlinecrypt", "test_dummy_encryption"] {
+        if options.contains(&wrong) {
+            bail!("the volume is mounted with {wrong}: what a commit promises would not be so");
+        }
+    }
+    if cares.data_in_the_journal && !options.contains(&"data=journal") {
+        bail!("the volume is not mounted with data=journal ({line}): a crash would mix old and new");
+    }
+    Ok(())
+}
