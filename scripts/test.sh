@@ -71,14 +71,20 @@ if [ "$status" != 0 ]; then
     grep '^error' "$log" | sort -u | head -n 20
     echo "FAILED: a test program failed, was ended or could not be built (cargo exited with $status; see above)"
 fi
-awk -v seconds=$((SECONDS - started)) '
+times=$(mktemp)
+awk -v seconds=$((SECONDS - started)) -v times="$times" '
     /^---- .* stdout ----$/ { test = $2 " " }
     /^(test |running )/ { test = "" }
     match($0, /[^ ]* ?skipped: .*/) {
         what = "  " test substr($0, RSTART, RLENGTH)
         if (!said[what]++) left_out[++parts] = what
     }
-    /^test result:/ { passed += $4; failed += $6; ignored += $8 }
+    /^ *(Running|Doc-tests) / { program = $0; sub(/^ *(Running )?/, "", program) }
+    /^test result:/ {
+        passed += $4; failed += $6; ignored += $8
+        lasted = $NF; sub(/s$/, "", lasted)
+        print lasted, program > times
+    }
     END {
         if (parts) print "Not tested here:"
         for (i = 1; i <= parts; i++) print left_out[i]
@@ -86,4 +92,7 @@ awk -v seconds=$((SECONDS - started)) '
         printf "%d passed, %d failed, %d skipped\n", passed, failed, ignored
         exit failed > 0 || passed == 0
     }' "$log" || status=1
+echo "The ten slowest, in seconds:"
+sort -rn "$times" | sed -n '1,10s/^/  /p'
+rm -f "$times"
 exit "$status"
