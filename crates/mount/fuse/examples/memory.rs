@@ -1,4 +1,4 @@
-//! The whole command on a tree in memory: to try what is between programs and a tree. Nothing is kept.
+//! The whole command on a tree in memory, to try the layers between programs and a tree. No data is kept.
 
 #[path = "../tests/common/memory_tree.rs"]
 mod memory_tree;

@@ -28,13 +28,13 @@ use untorn_terminal::pages::{Completions, Man};
 use untorn_terminal::{Failure, Output, tell};
 use untorn_tree::{CommitMode, FileTree, Kept, Limits};
 
-/// Opens what is to be mounted; makes it where nothing is.
+/// Opens the store that is to be mounted, and creates it if it does not exist.
 pub type Open = fn(&Path, CommitMode, Option<Arc<dyn Kept>>, Option<Arc<dyn Limits>>) -> Result<Arc<dyn FileTree>>;
 
-/// How long `umount` waits before it says what for.
+/// How long `umount` waits in silence before it says why it still waits.
 const TELL_AFTER: Duration = Duration::from_secs(2);
 
-/// What commits a file, besides a sync of it and a rename over another file.
+/// The trigger that commits a file, besides a sync of it and a rename over another file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 enum Commit {
     /// Nothing at once; after some seconds files that no program has open for writing
@@ -116,11 +116,12 @@ struct Mount {
     /// Options as in /etc/fstab: nosuid, nodev, noexec, allow_other, sync_commits.
     ///
     /// With sync_commits, `sync` and `syncfs` of everybody commit all that is on the mount, as `untorn sync MOUNTPOINT`
-    /// does. It is for root alone, and takes a loop device. Every `sync` on the machine then waits for this daemon; if the
-    /// daemon hangs, so does `sync`, until somebody kills the daemon.
+    /// does. It is for root alone, and takes a loop device. Every `sync` on the machine then waits for this daemon; if
+    /// the daemon hangs, so does `sync`, until somebody kills the daemon.
     #[arg(short, value_delimiter = ',', value_name = "OPTION")]
     options: Vec<String>,
-    /// After so many seconds the kernel hands over what programs stored to mapped files, and did not sync; 0: when it likes.
+    /// After so many seconds the kernel hands over what programs stored to mapped files, and did not sync; 0: when it
+    /// likes.
     ///
     /// That commits nothing. It is what a killed program leaves, and what is counted as uncommitted by untorn status.
     #[arg(long, value_name = "SECONDS", default_value_t = daemon::WRITEBACK_AFTER.as_secs())]
@@ -156,8 +157,8 @@ struct Sync {
 
 /// Make a store that can be mounted of a plain tree: all of it or nothing.
 ///
-/// The tree stays as it is. Files of all kinds, hard links, holes, times, modes, owners, access lists (ACL) and extended
-/// attributes are kept; blocks are shared where the file system can.
+/// The tree stays as it is. Files of all kinds, hard links, holes, times, modes, owners, access lists (ACL) and
+/// extended attributes are kept; blocks are shared where the file system can.
 #[derive(Args)]
 struct Import {
     /// The tree: a directory in which nobody writes meanwhile.
@@ -190,17 +191,17 @@ struct Export {
 
 /// Run a program in a plain directory where its files are all-or-nothing, as on a mount; it is plain again after.
 ///
-/// What is in the directory is copied to a store beside it, which is mounted over the directory for the program alone, in
-/// namespaces of its own (needs no root where users may make namespaces and open /dev/fuse). When the program has ended,
-/// what it left running is ended, and what changed goes back to the directory. If the session is killed, `untorn recover`
-/// puts back what it had committed. What somebody else changed meanwhile is a conflict, and not overwritten.
+/// What is in the directory is copied to a store beside it, which is mounted over the directory for the program alone,
+/// in namespaces of its own (needs no root where users may make namespaces and open /dev/fuse). When the program has
+/// ended, what it left running is ended, and what changed goes back to the directory. If the session is killed, `untorn
+/// recover` puts back what it had committed. What somebody else changed meanwhile is a conflict, and not overwritten.
 ///
-/// Signals go to the program, but for those that stop it and let it go on. One that ends programs (SIGHUP, SIGINT, SIGQUIT,
-/// SIGTERM) and comes before the program has begun ends the session; the directory is as it was.
+/// Signals go to the program, but for those that stop it and let it go on. One that ends programs (SIGHUP, SIGINT,
+/// SIGQUIT, SIGTERM) and comes before the program has begun ends the session; the directory is as it was.
 ///
-/// The exit code is the program's; 124: not all was put back, because of a conflict, or as the directory refused a name; 125:
-/// the session could not begin, was killed, or could not commit everything at its end; 128 and the number of the signal: a
-/// signal ended it before the program began.
+/// The exit code is the program's; 124: not all was put back, because of a conflict, or as the directory refused a
+/// name; 125: the session could not begin, was killed, or could not commit everything at its end; 128 and the number of
+/// the signal: a signal ended it before the program began.
 #[derive(Args)]
 struct Run {
     /// The directory.
@@ -216,8 +217,8 @@ struct Run {
 
 /// Put back what a session (untorn-mount run) did that was killed or met a conflict, up to its last commits.
 ///
-/// Can be killed and repeated. Exit code 124: not all is put back, because of a conflict, or as the directory refused a name;
-/// this names each. Repeated, it tries them again.
+/// Can be killed and repeated. Exit code 124: not all is put back, because of a conflict, or as the directory refused a
+/// name; this names each. Repeated, it tries them again.
 #[derive(Args)]
 struct Recover {
     /// The directory of the session.
@@ -238,9 +239,9 @@ struct Recover {
 /// Say how a mount is: who serves it, what is uncommitted, which files are poisoned; or whether a session works on a
 /// directory.
 ///
-/// Of a mount point, or a directory on a mount: asks its daemon; the exit code is 1 if a file is poisoned, nothing can be
-/// committed any more, or the daemon has ended. Of another directory: whether a session (untorn-mount run) works on it, or
-/// was left there; then the exit code is 1.
+/// Of a mount point, or a directory on a mount: asks its daemon; the exit code is 1 if a file is poisoned, nothing can
+/// be committed any more, or the daemon has ended. Of another directory: whether a session (untorn-mount run) works on
+/// it, or was left there; then the exit code is 1.
 #[derive(Args)]
 struct Status {
     /// A directory.
@@ -267,8 +268,9 @@ struct Check {
 
 /// Make a store that is not mounted a plain directory, in its place: all of it or nothing.
 ///
-/// The files are copied (blocks are shared where the file system can), flushed, and take the store's place; then the store
-/// is removed. If something cannot be kept, as owners by an ordinary user, nothing is changed. Can be killed and repeated.
+/// The files are copied (blocks are shared where the file system can), flushed, and take the store's place; then the
+/// store is removed. If something cannot be kept, as owners by an ordinary user, nothing is changed. Can be killed and
+/// repeated.
 #[derive(Args)]
 struct Eject {
     /// The store.
@@ -350,7 +352,8 @@ impl Mount {
         if !self.foreground {
             let arguments = self.arguments("--announce", &store, &at);
             let code = start::start(&arguments)?;
-            // No result: the mount is there, whether anybody hears this or not.
+            // Not a result of the command: the mount is there, whether or not anybody reads this hint, so a failed
+            // write is no error.
             if let Some(said) = self.about_sync(&at).filter(|_| code == 0)
                 && untorn_terminal::write(said.as_bytes()).is_err()
             {
@@ -404,7 +407,7 @@ impl Mount {
         served
     }
 
-    /// For `mount -o remount`, which says all options that the mount has.
+    /// Handles `mount -o remount`, which passes all options that the mount has.
     fn remount(&self, at: &Path) -> Result<Output> {
         let of_kernel = ["user_id=", "group_id=", "default_permissions", "blksize=", "max_read="];
         let (of_mount, others): (Vec<&String>, Vec<&String>) = self
@@ -417,7 +420,8 @@ impl Mount {
         Ok(Output::default())
     }
 
-    /// Programs that rely on `sync` and `syncfs` (package managers, containers) are not told that these commit nothing.
+    /// Tells users that `sync` and `syncfs` commit nothing here: programs that rely on them (package managers,
+    /// containers) are not told by the calls themselves.
     fn about_sync(&self, at: &Path) -> Option<String> {
         let commits = self.commit == Commit::Write || self.options.iter().any(|option| option == "sync_commits");
         (!commits).then(|| {
@@ -433,7 +437,7 @@ impl Mount {
         (self.writeback_after > 0).then(|| Duration::from_secs(self.writeback_after))
     }
 
-    /// As what is this process to be started anew.
+    /// Builds the command line with which this program starts itself again in another role.
     fn arguments(&self, role: &str, store: &Path, at: &Path) -> Vec<OsString> {
         let mut arguments: Vec<OsString> = vec!["--foreground".into(), role.into()];
         if self.announce && role != "--announce" {
@@ -452,14 +456,15 @@ impl Mount {
     }
 
     fn serve_supervised(&self, open: Open) -> Result<Output> {
-        // The supervisor passes signals on.
+        // The supervisor passes signals on to the daemon.
         Signals::that_end().block()?;
         let supervised = Arc::new(Supervised::begin()?);
         let ends = supervised.ends()?;
         let served = (|| {
             let near = self.store.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("/"));
             let kept = KeptLog::of(&supervised, near)?;
-            // Without its log nobody knows what the kernel has written that no commit has.
+            // The handover log lists the kernel's writes that no commit has. A mount without that log cannot be
+            // continued.
             ensure!(kept.len()? > 0 || supervised.kept_bytes(DEVICE).is_none(), "what was uncommitted is lost");
             let ready = || if self.announce { start::ready() } else { Ok(()) };
             let places = (self.store.as_path(), self.mount_point.as_path());
@@ -482,7 +487,7 @@ impl Import {
     }
 }
 
-/// Exit codes of programs must not be taken for those of a session.
+/// Gives this program's own failures an exit code that differs from the session's, so that callers can tell them apart.
 fn could_not(e: &anyhow::Error) -> Failure {
     Failure::new(in_one_line(e)).code(run_on_plain::COULD_NOT)
 }
@@ -525,7 +530,7 @@ impl SessionOf {
     }
 }
 
-/// Options as `mount` passes them on; those that say what is so anyhow have no effect.
+/// Parses options as `mount` passes them on; options that describe the default behaviour have no effect.
 fn allowed(options: &[String]) -> Result<Allowed> {
     let mut allowed = Allowed::default();
     for option in options {
@@ -585,7 +590,7 @@ impl Umount {
         };
         let has_failed = crate::mounts::mount_status::has_failed(&at);
         let daemon = i32::try_from(daemon).ok().and_then(Pid::from_raw);
-        // In another namespace of processes the daemon cannot be seen, and is not waited for.
+        // A daemon in another PID namespace cannot be seen, so it is not waited for.
         let daemon = daemon.and_then(|daemon| pidfd_open(daemon, PidfdFlags::empty()).ok());
         mount_point::unmount_soon(&at)?;
         if let Some(daemon) = daemon {
@@ -610,7 +615,7 @@ impl Umount {
         Ok(Output::default())
     }
 
-    /// Why a daemon has not ended whose mount is gone here.
+    /// Explains why the daemon still runs although the mount is gone here.
     fn why_it_goes_on(mounted: &Mounted, shown: &str) -> String {
         match mount_point::elsewhere(mounted.device) {
             Some((process, name)) => format!(
@@ -622,7 +627,7 @@ impl Umount {
     }
 }
 
-/// A mount whose daemon was killed is taken away.
+/// Reports that a mount was removed whose daemon had been killed before.
 fn had_ended(at: &Path, store: &Path) -> Output {
     let (shown, store_shown) = (at.display(), store.display());
     Output::text(match mounted_store::is_there(store) {

@@ -1,4 +1,4 @@
-//! The life of a mount: from mounting to the last commit.
+//! The life of a mount, from mounting to the last commit.
 
 pub(crate) mod start;
 pub(crate) mod supervisor;
@@ -21,26 +21,28 @@ use std::time::{Duration, Instant};
 use untorn_terminal::tell;
 use untorn_tree::{CommitMode, Errno, FileTree};
 
-/// When the kernel is made to send what it has of files that are open for writing, if nobody says otherwise.
+/// Default age at which the kernel is made to send the dirty pages of files that are open for writing.
 pub const WRITEBACK_AFTER: Duration = Duration::from_secs(30);
-/// Between two looks at what is due.
+/// Interval between two checks for work that is due.
 const TICK: Duration = Duration::from_secs(1);
 
-/// `linux/prctl.h`; the crate `libc` has it not.
+/// From `linux/prctl.h`; the crate `libc` does not define it.
 const PR_SET_IO_FLUSHER: libc::c_int = 57;
 
 enum Event {
     /// Ctrl-C, SIGTERM or SIGHUP.
     Signal,
-    /// The mount is in no directory any more.
+    /// The mount is no longer attached to any directory.
     Detached,
-    /// No request comes any more.
+    /// No request will come any more.
     Ended(End),
 }
 
-/// Mounts a tree that was opened with a mode, serves it until it is unmounted, and closes it. `ready` is called when the
-/// mount answers. With a supervisor, whose log the tree has, goes on serving what a killed daemon had mounted. After
-/// `writeback_after` the kernel is made to send what it has of a file that is open for writing.
+/// Mounts a tree that was opened with a commit mode, serves it until it is unmounted, and closes it.
+///
+/// `ready` is called when the mount answers. With a supervisor, whose log the tree has, the daemon continues to serve
+/// the mount of a killed daemon. After `writeback_after` the kernel is made to send the dirty pages of files that are
+/// open for writing.
 ///
 /// A signal unmounts. If programs use the mount, it is detached, and the daemon waits for them; a second signal commits
 /// everything and ends at once.
@@ -65,7 +67,7 @@ pub fn serve(
     };
     let pull = server.pull();
     let hidden = supervised.and_then(|kept| kept.kept(HIDDEN_DIRECTORY));
-    // Without it, pulls drop what is cached.
+    // If the helper cannot be started, pulls fall back to dropping the kernel's cache of the file.
     if pull.start(Path::new("/proc/self/exe"), at, hidden).is_ok()
         && let (Some(supervised), Some(hidden)) = (supervised, pull.hidden_directory())
     {
@@ -84,7 +86,7 @@ pub fn serve(
             for () in ends {
                 let _ = signals.send(Event::Signal);
             }
-            // Nobody passes signals on any more.
+            // The supervisor is gone and passes no more signals on, so this process receives them itself.
             Signals::that_end().unblock();
             loop {
                 thread::park();
@@ -108,7 +110,8 @@ pub fn serve(
         match events.recv_timeout(next_tick.saturating_duration_since(Instant::now())) {
             Ok(Event::Ended(end)) => return life.end(end),
             Ok(Event::Signal) => life.stop()?,
-            // The file system is there as long as somebody has a descriptor on it.
+            // The file system exists as long as any process has a descriptor on it, so the helper's descriptors must be
+            // closed.
             Ok(Event::Detached) => pull.close_when_unused(),
             Err(RecvTimeoutError::Timeout) => {
                 life.tick();
@@ -144,13 +147,14 @@ fn mounted(
     })
 }
 
-/// Writing to disk for others must not wait for memory that their writes would free.
+/// Marks this process as an I/O flusher: its writes to disk for other processes must not wait for memory that those
+/// processes' writes would free.
 fn flush_first() {
     // SAFETY: a system call about this process that takes no memory. Ordinary users may not do it.
     unsafe { libc::prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) };
 }
 
-/// Waits until a mount is in no directory any more.
+/// Waits until a mount is no longer attached to any directory.
 fn wait_until_unmounted(id: u64) -> Result<()> {
     let changes = std::fs::File::open("/proc/self/mountinfo").context("mountinfo")?;
     while mount_point::mounts()?.iter().any(|mounted| mounted.id == id) {
@@ -188,7 +192,7 @@ impl Life<'_> {
         if let Err(e) = committed {
             tell!("untorn-mount: {e:#}; unmounting tries it again");
         }
-        // Another mount may have come over this one: that is not to be unmounted.
+        // Another mount may have been stacked over this one; that one must not be unmounted.
         if mount_point::mounted_at(self.at)?.is_none_or(|mounted| mounted.id != self.id) {
             return Ok(());
         }
@@ -212,8 +216,9 @@ impl Life<'_> {
     }
 }
 
-/// Commits everything when the mount is gone, and closes the tree. Returns the names of files that are as of their last
-/// commits, as a write of them had failed.
+/// Commits everything when the mount is gone, and closes the tree.
+///
+/// Returns the names of the files that stay as of their last commits because a write of them had failed.
 pub fn close(tree: &Arc<dyn FileTree>, pull: &KernelPull, end: End, at: &Path) -> Result<Vec<PathBuf>> {
     ensure!(
         end == End::Unmounted,

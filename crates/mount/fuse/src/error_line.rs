@@ -1,6 +1,7 @@
-//! Errors as they are told.
+//! Formats errors for messages.
 
-/// An error and its causes, in one line. What the library says has its cause in it already.
+/// Formats an error and its causes in one line. Errors of the library already contain their causes, so a part that the
+/// line already ends with is left out.
 pub fn in_one_line(e: &anyhow::Error) -> String {
     let mut line = String::new();
     for part in e.chain().map(ToString::to_string) {

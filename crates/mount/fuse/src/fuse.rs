@@ -1,5 +1,5 @@
-//! The file system: messages of the kernel, the threads that answer them, and pages that the kernel is made to
-//! send. Stands on `mounts`.
+//! The file system: messages of the kernel, the threads that answer them, and requests to the kernel to send dirty
+//! pages. Stands on `mounts`.
 
 pub(crate) mod device;
 pub(crate) mod handlers;

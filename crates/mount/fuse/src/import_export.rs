@@ -1,4 +1,4 @@
-//! Plain trees in and out of a store, whole or not at all. Stands on `mounts` and `plain_trees`.
+//! Imports and exports plain trees, each as a whole or not at all. Stands on `mounts` and `plain_trees`.
 
 pub(crate) mod export;
 pub(crate) mod held_back;

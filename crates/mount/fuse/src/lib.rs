@@ -1,7 +1,7 @@
-//! A file system over a tree of untorn files, for programs that nobody changes.
+//! A file system over a tree of Untorn files, for unmodified programs.
 //!
-//! The kernel asks through `/dev/fuse` (`fuse`), the tree answers, and a commit is what programs know as `fsync`,
-//! `msync` and a rename over a file. What the kernel still has in its cache when that is asked, it is made to send
+//! The kernel sends requests through `/dev/fuse` (`fuse`), and the tree answers them. Programs commit by `fsync`,
+//! `msync`, or a rename over a file. If the kernel has dirty pages in its cache then, it is made to send them
 //! (`kernel_pull`).
 
 pub mod cli;

@@ -1,4 +1,4 @@
-//! `untorn-mount`: a store as a file system, for programs that nobody changes.
+//! `untorn-mount`: serves a store as a file system, for unmodified programs.
 
 use std::process::ExitCode;
 use untorn_mount::cli;

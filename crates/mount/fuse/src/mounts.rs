@@ -1,5 +1,5 @@
-//! Mount points: making and finding them, the store behind one, its status, and what programs ask of it. Stands on
-//! `processes` and `plain_trees`.
+//! Mount points: making and finding them, the store behind a mount, its status, and the requests of commands to it.
+//! Stands on `processes` and `plain_trees`.
 
 pub(crate) mod mount_check;
 pub mod mount_control;

@@ -1,5 +1,5 @@
-//! Plain trees of files, as they lie in a directory: copying them, names at any depth, what the directory would
-//! refuse. Stands on nothing else here.
+//! Plain trees of files in a directory: copying them, names at any depth, and changes that the directory would refuse.
+//! Stands on nothing else here.
 
 pub(crate) mod copying;
 pub(crate) mod deep_paths;

@@ -1,5 +1,5 @@
-//! Processes of a mount: descriptors and signals passed between them, and the log that outlives the daemon. Stands
-//! on nothing else here.
+//! Processes of a mount: descriptors and signals passed between them, and the log that outlives the daemon. Stands on
+//! nothing else here.
 
 pub(crate) mod kept_log;
 pub(crate) mod passed_descriptors;

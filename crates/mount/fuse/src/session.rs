@@ -1,5 +1,5 @@
-//! A program that runs over a plain directory: its mount, and the changes that are brought back. Stands on `daemon`
-//! and `import_export`.
+//! Runs a program over a plain directory: its mount, and putting its changes back. Stands on `daemon` and
+//! `import_export`.
 
 pub(crate) mod put_back;
 pub(crate) mod run_on_plain;

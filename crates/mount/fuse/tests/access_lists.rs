@@ -1,4 +1,4 @@
-//! Access lists (ACL) on a mount: they say and do what they do on a plain file system.
+//! Access lists (ACL) on a mount: they look and work as on a plain file system.
 
 mod common;
 
@@ -15,7 +15,7 @@ const DEFAULT: &str = "system.posix_acl_default";
 /// A user that owns nothing else.
 const NOBODY: u32 = 65534;
 
-/// Tag, rights, number.
+/// Encodes a list; each entry has tag, rights, user or group number.
 fn list(entries: &[(u16, u16, u32)]) -> Vec<u8> {
     let entry = |e: &(u16, u16, u32)| [&e.0.to_le_bytes()[..], &e.1.to_le_bytes(), &e.2.to_le_bytes()].concat();
     2u32.to_le_bytes().into_iter().chain(entries.iter().flat_map(entry)).collect()
@@ -26,10 +26,10 @@ fn sh(at: &Path, script: &str) {
     assert!(done.success(), "{script}");
 }
 
-/// Name, mode, the list and the one to be passed on.
+/// Name, mode, access list, and default list.
 type Shown = (String, u32, Option<Vec<u8>>, Option<Vec<u8>>);
 
-/// Mode and lists of all that is in a directory.
+/// Mode and lists of all files in a directory.
 fn shown(at: &Path) -> Vec<Shown> {
     let of = |path: &Path, name: &str| {
         let mut value = [0; 256];
@@ -42,17 +42,17 @@ fn shown(at: &Path) -> Vec<Shown> {
     all.iter().map(|p| (name(p), p.symlink_metadata().unwrap().mode(), of(p, ACCESS), of(p, DEFAULT))).collect()
 }
 
-/// Makes files of all sorts with lists, in a new directory.
+/// Makes files of all kinds with lists, in a new directory.
 fn play(at: &Path, set: &dyn Fn(&Path, &str, &[u8])) {
     fs::create_dir(at).unwrap();
     fs::set_permissions(at, Permissions::from_mode(0o2755)).unwrap();
     sh(at, "umask 027; echo x > before; mkdir before.d");
     set(at, DEFAULT, &list(&[(1, 7, NONE), (2, 6, NOBODY), (4, 5, NONE), (8, 3, 7), (16, 7, NONE), (32, 1, NONE)]));
-    // Where a list is passed on, the umask has no say.
+    // Where a default list is passed on, the umask has no effect.
     sh(at, "umask 077; echo x > file; mkdir dir; mkfifo fifo; ln -s file link; echo x > dir/deep; mkdir dir/dir");
     sh(at, "echo x > changed; chmod 0617 changed; echo x > narrow; chmod 0700 narrow");
     set(&at.join("before"), ACCESS, &list(&[(1, 6, NONE), (2, 4, NOBODY), (4, 0, NONE), (16, 4, NONE), (32, 0, NONE)]));
-    // A list that a mode can say is none.
+    // A list that the mode can express is not stored.
     set(&at.join("changed"), ACCESS, &list(&[(1, 7, NONE), (4, 4, NONE), (32, 2, NONE)]));
     lremovexattr(at.join("narrow"), ACCESS).unwrap();
     lremovexattr(at.join("narrow"), ACCESS).unwrap();
@@ -96,7 +96,7 @@ fn lists_are_as_on_a_plain_file_system() {
     for below in ["", "dir", "plain.d"] {
         assert_eq!(shown(&mounted.join(below)), shown(&plain.join(below)), "{below}");
     }
-    // The kernel enforces them.
+    // The kernel enforces the lists.
     fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
     fs::set_permissions(&at, Permissions::from_mode(0o755)).unwrap();
     let as_nobody = |script: &str| {
@@ -107,13 +107,13 @@ fn lists_are_as_on_a_plain_file_system() {
     assert!(!as_nobody("echo more >> before").success());
     assert!(as_nobody("echo more >> file").success());
     assert!(!as_nobody("cat narrow").success());
-    // They are there after the daemon was killed and after an end.
+    // The lists are there after a kill of the daemon, and after an unmount.
     let before = shown(&mounted);
     for kill in [true, false] {
         match kill {
             true => {
                 fs::File::open(mounted.join("file")).unwrap().sync_all().unwrap();
-                // The daemon and its supervisor, whichever is left.
+                // Kills the daemon and its supervisor, until neither is left.
                 while let Some(process) = serving(&store) {
                     let _ = rustix::process::kill_process(process, rustix::process::Signal::KILL);
                     std::thread::yield_now();

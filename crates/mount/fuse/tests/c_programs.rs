@@ -1,4 +1,4 @@
-//! C programs with files on a mount: under the porting header the mount commits them, and by the library they have
+//! C programs with files on a mount: with the porting header the mount commits them, and the library gives them
 //! transactions.
 
 mod common;
@@ -24,7 +24,7 @@ fn library_dir() -> PathBuf {
 /// Compiles a C program with the library.
 fn compile(source: &Path, to: &Path) {
     static BUILT: Once = Once::new();
-    // `make test` has built everything.
+    // `make test` has built everything already.
     BUILT.call_once(|| {
         if std::env::var_os("UNTORN_PREBUILT").is_none() {
             let profile = if cfg!(debug_assertions) { "test" } else { "release" };
@@ -46,7 +46,7 @@ fn run(command: &mut Command) -> String {
     out.into_owned() + &err
 }
 
-/// A store, and a directory that it is mounted at.
+/// A store, and a directory at which it is mounted.
 struct Place(TempDir);
 
 impl Place {
@@ -120,7 +120,7 @@ fn transactions_by_the_c_interface() {
     place.umount();
 }
 
-/// The second program of the tutorial never loses a coin, however often it is killed, with the daemon and without.
+/// The tutorial's second program never loses a coin, however often it is killed, with the daemon and without.
 #[test]
 fn the_program_of_the_tutorial_loses_nothing() {
     if !can_mount() {

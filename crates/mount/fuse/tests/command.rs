@@ -1,4 +1,5 @@
-//! The command on a tree in memory: mounting in the background, its errors, its end; as root and as an ordinary user.
+//! The command on a tree in memory: mounting in the background, errors, and unmounting; as root and as an ordinary
+//! user.
 
 mod common;
 
@@ -13,7 +14,7 @@ use tempfile::TempDir;
 
 const NOBODY: u32 = 65534;
 
-/// A directory with a mount point, and who works in it.
+/// A directory with a mount point, and the user who works in it.
 struct Place {
     dir: TempDir,
     uid: u32,
@@ -29,7 +30,7 @@ impl Place {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir(dir.path().join("mnt")).unwrap();
         let built = example("memory");
-        // The user need not reach the directory of the build.
+        // The user may not have access to the build directory.
         let program = dir.path().join("untorn-mount");
         assert!(Command::new("install").args(["-m", "755"]).arg(built).arg(&program).status().unwrap().success());
         for path in [dir.path().to_owned(), dir.path().join("mnt")] {
@@ -56,7 +57,7 @@ impl Place {
         self.dir.path().canonicalize().unwrap().join("mnt")
     }
 
-    /// A program as the place's user.
+    /// Runs a program as the place's user.
     fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new("setpriv");
         let uid = self.uid.to_string();
@@ -76,7 +77,7 @@ impl Place {
         text(&output.stdout)
     }
 
-    /// A program that has a file open which a shell opens so, in the mount, until it is killed.
+    /// A program in the mount that has a file open, opened by a shell's redirection, until it is killed.
     fn has_open(&self, opens: &str) -> Child {
         let script = format!("cd {}; {opens}; cd /; echo open; exec sleep 60", self.at().display());
         let mut user = self.command("sh").args(["-ec", &script]).stdout(Stdio::piped()).spawn().unwrap();
@@ -86,7 +87,7 @@ impl Place {
         user
     }
 
-    /// With the store's path: inside the directory of the test.
+    /// Mounts; the given path of a store has no meaning for a tree in memory.
     fn mount(&self) {
         self.mount_with(&[]);
     }
@@ -184,20 +185,21 @@ fn a_busy_mount_stays_and_a_signal_detaches_it() {
     }
 }
 
-/// Who has a descriptor for a moment, as a process that is being started has copies of others', does not keep the mount.
+/// A process that has a descriptor only for a short time, such as a copy in a process that is being started, does not
+/// prevent the unmount.
 #[test]
 fn a_mount_that_is_busy_is_tried_again() {
     for place in Place::all() {
         place.mount();
         place.sh("echo x > f");
-        // Until the pause between two tries was seen in time.
+        // Repeated until `umount` was seen in the pause between two tries.
         let done = (0..50).any(|_| {
             let at = place.at();
             let mut user = place.has_open("exec 3< f");
             let umount = place.command(&place.program).arg("umount").arg(&at).stderr(Stdio::piped()).spawn().unwrap();
             let call = || fs::read_to_string(format!("/proc/{}/syscall", umount.id())).unwrap_or_default();
             let sleeps = |call: &str| call.starts_with(&format!("{} ", libc::SYS_clock_nanosleep));
-            // A process that has ended is in no call.
+            // A process that has ended shows no system call.
             while !sleeps(&call()) && !call().starts_with("0 0x0 0x0 0x0 0x0") && !call().is_empty() {
                 std::thread::yield_now();
             }
@@ -209,7 +211,7 @@ fn a_mount_that_is_busy_is_tried_again() {
     }
 }
 
-/// The kernel lets root ask nothing of an ordinary user's mount.
+/// The kernel does not let root send requests to an ordinary user's mount.
 #[test]
 fn root_unmounts_what_an_ordinary_user_has_mounted() {
     let Some(place) = Place::all().into_iter().find(|place| place.uid == NOBODY) else { return };
@@ -221,7 +223,7 @@ fn root_unmounts_what_an_ordinary_user_has_mounted() {
     place.wait("ended", |place| !place.mounted() && place.daemon().is_none());
 }
 
-/// Root unmounts as any file system.
+/// Root can unmount like any other file system.
 #[test]
 fn an_unmount_by_root_ends_the_daemon() {
     if !can_mount() {

@@ -1,4 +1,4 @@
-//! Direct writes that are to be durable, also asynchronous ones: what the kernel asks for, and what is read after them.
+//! Durable direct writes, asynchronous ones included: the kernel's requests for them, and reads after them.
 
 mod common;
 
@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use untorn_tree::CommitMode;
 
 const LEN: usize = 4 << 20;
-/// What the program ends with where such a call is not there.
+/// Exit code of the program where the system lacks the call.
 const NOT_HERE: i32 = 77;
 
 fn compiled() -> (TempDir, PathBuf) {
@@ -25,7 +25,8 @@ fn compiled() -> (TempDir, PathBuf) {
     (dir, program)
 }
 
-/// The program, when its write was acknowledged; it goes on waiting. None: the system has no such call.
+/// Starts the program, and returns it when its write was acknowledged; it then waits. `None` if the system has no such
+/// call.
 fn acknowledged(program: &Path, how: &str, file: &Path) -> Option<Child> {
     let mut command = Command::new(program);
     let mut child = command.arg(how).arg(file).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
@@ -54,7 +55,7 @@ fn one_that_is_to_be_durable_is_followed_by_a_sync_before_it_is_acknowledged() {
             for flag in ["o_dsync", "o_sync", "rwf_dsync", "rwf_sync"] {
                 let how = format!("{by}-{flag}");
                 drop(new_file(&mount, &how));
-                // One behind the end is another path in the kernel than one in the file.
+                // A write beyond the end takes another path in the kernel than one within the file.
                 for _ in 0..2 {
                     mount.tree.asked();
                     let Some(child) = acknowledged(&program, &how, &mount.at(&how)) else { continue };
@@ -85,7 +86,7 @@ fn what_is_cached_is_not_read_after_an_asynchronous_one() {
     }
 }
 
-/// As on ext4 and XFS; the kernel does not ask for it.
+/// On ext4 and XFS such a call is durable, too; the kernel itself does not request a sync.
 #[test]
 fn fallocate_of_a_descriptor_that_is_to_be_durable_is() {
     use rustix::fs::{FallocateFlags, Mode, OFlags, fallocate};

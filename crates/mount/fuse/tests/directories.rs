@@ -1,4 +1,4 @@
-//! Directories of a mounted store that are read while they change, and places in them that programs go back to; and file
+//! Directories of a mounted store that are read while they change, positions in them to which programs return, and file
 //! handles.
 
 mod common;
@@ -14,9 +14,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// The next names in a directory, at most so many, and where each ends.
+/// The next names in a directory, at most `most`, and the position after each.
 fn next_names(dir: &OwnedFd, most: usize) -> Vec<(String, u64)> {
-    // Two names at most, or some hundred.
+    // At most two names, or some hundred.
     let mut buffer = vec![MaybeUninit::uninit(); most.min(1000) * 48];
     let mut names = RawDir::new(dir.as_fd(), &mut buffer);
     let mut found = Vec::new();
@@ -67,12 +67,12 @@ fn places_in_a_directory_fit_in_31_bits_and_lead_to_what_comes_after_them() {
     for (n, (_, place)) in names.iter().enumerate().rev() {
         assert_eq!(after(*place).as_ref(), names.get(n + 1).map(|(name, _)| name));
     }
-    // Of a place that is between two, as that of a name which has gone.
+    // A position between two names, such as that of a removed name.
     let ends = names.len() - 1;
     for (_, place) in names.iter().take(ends).filter(|(_, place)| *place > 2) {
         assert!(after(place - 1).is_some());
     }
-    // Also if another program has read the directory since.
+    // Also after another program has read the directory.
     fs::remove_file(path.join(&names[7].0)).unwrap();
     assert_eq!(all_names(&directory(&path)).len(), 301);
     assert_eq!(after(names[7].1).as_ref(), Some(&names[8].0));
@@ -131,7 +131,7 @@ fn a_file_that_another_program_renames_is_read_once() {
     }
     let dir = directory(&mounted.at(""));
     let mut names = next_names(&dir, 2);
-    // Those that are yet to be read, and some that were.
+    // Names that are yet to be read, and some that were read.
     for n in 0..1000 {
         fs::rename(mounted.at(&n.to_string()), mounted.at(&format!("new {n}"))).unwrap();
     }

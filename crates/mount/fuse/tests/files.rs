@@ -1,4 +1,4 @@
-//! What programs do with files goes through a mount and comes back.
+//! Operations of programs on files go through a mount, and their results come back.
 
 mod common;
 
@@ -64,7 +64,7 @@ fn kinds_links_and_attributes() {
     rustix::fs::removexattr(mount.at("b"), "user.x").unwrap();
     assert_eq!(rustix::fs::listxattr(mount.at("b"), &mut [0u8; 0]), Ok(0));
 
-    // Privileges end with the owner, and with contents from others.
+    // Privileges end with a new owner, and with a write of another user.
     fs::set_permissions(mount.at("b"), fs::Permissions::from_mode(0o6777)).unwrap();
     std::os::unix::fs::chown(mount.at("b"), Some(7), Some(7)).unwrap();
     assert_eq!(fs::metadata(mount.at("b")).unwrap().mode() & 0o7777, 0o777);
@@ -89,7 +89,7 @@ fn openings_of_every_sort() {
     let options = options.read(true).write(true);
     let inodes = mount.tree.inodes();
 
-    // Without a name, then with one.
+    // A file without a name, which then gets one.
     let dir = rustix::fs::open(mount.path(), OFlags::RDWR | OFlags::TMPFILE, Mode::RUSR | Mode::WUSR).unwrap();
     let mut unnamed = File::from(dir);
     unnamed.write_all(b"unnamed").unwrap();
@@ -98,7 +98,7 @@ fn openings_of_every_sort() {
     assert_eq!(fs::read(mount.at("named")).unwrap(), b"unnamed");
     drop(unnamed);
 
-    // Unlinked, and still open; pulled in between.
+    // An unlinked file that is still open, and is pulled meanwhile.
     let mut open = options.open(mount.at("named")).unwrap();
     open.write_all(b"UN").unwrap();
     open.sync_all().unwrap();
@@ -116,7 +116,7 @@ fn openings_of_every_sort() {
     }
     assert_eq!(mount.tree.inodes(), inodes, "the kernel forgets a file that is gone");
 
-    // Truncated, sparse, allocated, punched.
+    // A file that is truncated, sparse, allocated and punched.
     fs::write(mount.at("f"), [7; 10_000]).unwrap();
     let file = options.clone().truncate(true).open(mount.at("f")).unwrap();
     assert_eq!(file.metadata().unwrap().len(), 0);
@@ -129,7 +129,7 @@ fn openings_of_every_sort() {
     file.set_len(3).unwrap();
     assert_eq!(fs::read(mount.at("f")).unwrap(), [0; 3]);
 
-    // Past the cache.
+    // A write past the cache.
     let direct = options.clone().custom_flags(libc::O_DIRECT).open(mount.at("f")).unwrap();
     direct.write_all_at(&[5; 4096], 0).unwrap();
     assert_eq!(fs::read(mount.at("f")).unwrap(), [5; 4096]);

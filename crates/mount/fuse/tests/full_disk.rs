@@ -1,5 +1,7 @@
-//! A disk that fills under a mount: what the kernel sends late, and finds no room, is told of by whoever commits, ends the
-//! mount or asks how it is, and is committed when there is room as long as all of it is there. Never a part of it.
+//! A disk that fills under a mount, so that writes that the kernel sends late find no room.
+//!
+//! Syncs, unmounts and status requests report such a file, and it is committed when there is room, as long as all of it
+//! is there; a part of it is never committed.
 
 mod common;
 #[path = "common/mapping.rs"]
@@ -16,13 +18,13 @@ use std::process::{Command, Output, Stdio};
 use tempfile::TempDir;
 
 const MIB: usize = 1 << 20;
-/// What there is, what something else leaves of it, and what a program writes: that fits without the other, twice.
+/// Size of the disk, room that another file leaves, and size of a program's file: without the other file it fits twice.
 const DISK: &str = "size=160m";
 const LEFT: usize = 24 * MIB;
 const LARGE: usize = 40 * MIB;
 const OLD: [u8; 3000] = [1; 3000];
 
-/// A store on a file system of its own, which something else fills.
+/// A store on a file system of its own, which another file fills.
 struct Full(TempDir);
 
 impl Full {
@@ -40,7 +42,7 @@ impl Full {
         Some(full)
     }
 
-    /// Mounted, with a file that has a commit, and the disk nearly full.
+    /// A mount with a file that has a commit, and a nearly full disk.
     fn mounted() -> Option<Full> {
         let full = Full::new()?;
         full.mount();
@@ -88,7 +90,7 @@ impl Full {
         assert!(output.status.success(), "{arguments:?}: {}", said(&output));
     }
 
-    /// The command fails, and names a file.
+    /// Checks that the command fails, and names a file.
     fn refused(&self, arguments: &[&str], words: &[&str]) {
         let output = self.untorn(arguments);
         assert_eq!(output.status.code(), Some(1), "{arguments:?}: {}", said(&output));
@@ -101,7 +103,7 @@ impl Full {
         untorn_mount::mounts::mount_point::mounted_at(&self.path("mnt")).unwrap().is_some()
     }
 
-    /// A program writes what does not fit, which it is told by its sync.
+    /// Writes more than fits; the sync reports that.
     fn write_too_much(&self) -> File {
         let file = self.open("large");
         file.write_all_at(&vec![2; LARGE], 0).unwrap();
@@ -121,7 +123,7 @@ fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout)
 }
 
-/// The kernel forgets what it has of a file and need not send.
+/// Makes the kernel drop the pages of a file that it need not send.
 fn forget(file: &File) {
     rustix::fs::fadvise(file, 0, None, Advice::DontNeed).unwrap();
 }
@@ -184,7 +186,7 @@ fn one_that_is_opened_anew_has_its_last_commit_and_goes_on() {
     full.done(&["umount", "mnt"]);
 }
 
-/// As the log of a database: what failed is written anew by the next transaction, in the same place.
+/// Works as for the log of a database: the next transaction writes the same place anew.
 #[test]
 fn one_that_is_written_anew_goes_on_without_being_opened_anew() {
     for forgets in [false, true] {
@@ -224,7 +226,7 @@ fn stores_to_a_mapped_file_that_do_not_fit_are_told() {
     full.done(&["umount", "mnt"]);
 }
 
-/// With `--commit=write` the program is told by the call, and the file is as it was.
+/// With `--commit=write` the call itself fails, and the file is unchanged.
 #[test]
 fn a_write_that_is_refused_at_once_changes_nothing() {
     let Some(full) = Full::new() else { return };

@@ -1,4 +1,4 @@
-//! Holes of files on a mount: where they are, and what they take.
+//! Holes of files on a mount: their positions, and the room that the files take.
 
 mod common;
 
@@ -12,7 +12,7 @@ use std::process::Command;
 
 const MIB: u64 = 1 << 20;
 
-/// Data and holes, one after the other.
+/// Ranges of data, with holes between them.
 fn shown(file: &File) -> Vec<(u64, u64)> {
     let (mut at, mut found) = (0, Vec::new());
     while let Ok(start) = seek(file, SeekFrom::Data(at)) {
@@ -58,7 +58,7 @@ fn holes_are_where_they_are_on_a_plain_file_system() {
     let same = |when: &str, file: &File| {
         assert_eq!(shown(file), shown(&plain), "{when}");
         let blocks = at.join("file").metadata().unwrap().blocks();
-        // The kernel learns it after the file was closed.
+        // The kernel learns the number after the file was closed.
         assert!(blocks < 8192 && (blocks > 0 || when != "mounted again"), "{when}: {blocks} blocks");
     };
     same("uncommitted", &file);
@@ -108,7 +108,7 @@ fn what_is_allocated_has_its_room_before_it_is_written() {
     let blocks = |name: &str| fs::metadata(mounted.at(name)).unwrap().blocks();
     let kept = FallocateFlags::empty();
     const LEN: u64 = 30 * MIB;
-    // Of a new file, of one that was small, of one whose contents were just cut off, and of one with a hole.
+    // A new file, a file that was small, one whose contents were just cut off, and one with a hole.
     let new = file("new").unwrap();
     let small = file("small").unwrap();
     small.write_all_at(b"small", 0).unwrap();
@@ -142,7 +142,7 @@ fn what_is_allocated_has_its_room_before_it_is_written() {
     expected[..5].fill(0);
     expected[MIB as usize..2 * MIB as usize].fill(7);
     assert!(fs::read(mounted.at("holed")).unwrap() == expected);
-    // What is kept is the file's alone, and more than there is is refused.
+    // Reserved room belongs to the file alone, and a request for more than there is fails.
     let free = || rustix::fs::statvfs(mounted.at("")).unwrap();
     let too_much = free().f_bavail * free().f_frsize + MIB;
     let refused = fallocate(file("more").unwrap(), kept, 0, too_much);

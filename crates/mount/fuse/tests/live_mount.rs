@@ -1,4 +1,4 @@
-//! `status` and `check` of a mount while programs use it, of a dead one, and of a store that is damaged.
+//! `status` and `check` of a mount that programs use, of a dead mount, and of a damaged store.
 
 mod common;
 
@@ -26,7 +26,7 @@ impl Mount {
         Some(Mount(place))
     }
 
-    /// What it says, and its exit code.
+    /// Output and exit code of a command.
     fn says(&self, arguments: &[&str]) -> (i32, String) {
         let output = self.0.run(arguments);
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -66,7 +66,7 @@ fn a_live_mount_says_how_it_is_and_is_checked_while_programs_go_on() {
         assert_eq!(code, 0, "{text}");
         has(&text, &["\"serving\": true", "\"mode\": \"close\"", "\"transactions\": 1", "\"poisoned\": 0"]);
     }
-    // The log and the names as of the last commit, on a mount that commits all the time.
+    // Checks log and names as of the last commit, on a mount that commits all the time.
     let other = File::create(place.at("mnt/other")).unwrap();
     other.sync_all().unwrap();
     let stop = AtomicBool::new(false);
@@ -88,7 +88,7 @@ fn a_live_mount_says_how_it_is_and_is_checked_while_programs_go_on() {
         has(&text, &["2 files", "2 directories", "sound"]);
     }
     txn.abort().unwrap();
-    // Other directories are asked for sessions.
+    // For another directory, `status` looks for sessions.
     let (code, text) = mount.says(&["status", "store"]);
     assert_eq!(code, 0, "{text}");
     has(&text, &["no session"]);
@@ -112,7 +112,7 @@ fn a_dead_mount_says_so_and_its_store_is_checked() {
     assert_eq!(code, 1, "{text}");
     has(&text, &["dead", "untorn mount "]);
     for path in ["mnt", "store"] {
-        // Nobody has it open, and nobody closed it.
+        // No process has the store open, and none has closed it.
         let (code, text) = mount.says(&["check", path]);
         assert_eq!(code, 1, "{text}");
         has(&text, &["1 file", "sound, but not closed"]);
@@ -123,7 +123,7 @@ fn a_dead_mount_says_so_and_its_store_is_checked() {
 fn a_damaged_tree_is_not_sound() {
     let place = Place::of(rustix::process::geteuid().as_raw());
     fs::create_dir_all(place.at("tree/d")).unwrap();
-    // Two small ones, and one that has an object.
+    // Two small files, and one that has an object.
     for (called, len) in [("f", 4), ("g", 70_000), ("h", 100)] {
         fs::write(place.at("tree/d").join(called), vec![b'x'; len]).unwrap();
     }
@@ -150,7 +150,7 @@ fn a_damaged_tree_is_not_sound() {
     anew();
     OpenOptions::new().write(true).open(place.at("store/pack")).unwrap().set_len(3).unwrap();
     found("the contents of d/f (inode 3) are missing: pack, byte 0");
-    // Rows: where a number of an inode stands, another one.
+    // Replaces inode numbers in rows by others.
     let rows = || {
         let (mut bytes, mut at, mut rows) = (fs::read(place.at("store/table")).unwrap(), 64, Vec::new());
         while at < bytes.len() {
@@ -228,7 +228,7 @@ fn a_daemon_that_is_stopped_is_told_of_as_such() {
     assert_eq!(code, 0, "{text}");
 }
 
-/// Who is killed, or ended by a signal, while a mount waits for its store gets no mount later.
+/// If the command is killed, or ended by a signal, while it waits for the store, nothing is mounted later.
 #[test]
 fn a_mount_that_still_waits_ends_with_its_command() {
     if !can_mount() {
@@ -246,7 +246,7 @@ fn a_mount_that_still_waits_ends_with_its_command() {
         let place = &mount.0;
         place.done(&["store", "mnt"]);
         place.done(&["umount", "mnt"]);
-        // Nothing is mounted: whoever has the store is taken for a daemon that closes it.
+        // Nothing is mounted, so the command takes the owner of the store for a daemon that is closing it.
         let store = untorn_tree::StoreTree::store_options().open(place.at("store")).unwrap();
         let mut command = place.command(&[options, &["store", "mnt"]].concat());
         let mut child = command.stdout(Stdio::null()).spawn().unwrap();
@@ -288,7 +288,7 @@ fn it_is_said_where_sync_commits_nothing() {
     }
 }
 
-/// What nobody syncs, as stores to a mapping, is handed to the daemon in time, and committed by nothing.
+/// Stores to a mapping that nobody syncs are handed to the daemon in time, and committed by nothing.
 #[test]
 fn what_is_written_back_in_time_is_not_committed() {
     let Some(mount) = Mount::new(&["--writeback-after=1", "--commit=fsync"]) else { return };

@@ -1,6 +1,6 @@
-//! What the kernel sends before what, on which the rules of commits are built; and that pulling makes up for the rest.
+//! The order of the kernel's requests on which the rules of commits rely, and pulls, which make up for the rest.
 //!
-//! A kernel that behaves otherwise is noticed here.
+//! A kernel with another order fails these tests.
 
 mod common;
 #[path = "common/mapping.rs"]
@@ -56,7 +56,7 @@ fn msync_sends_its_range_alone_and_a_pull_the_rest() {
     }
 }
 
-/// Writes that are to be durable are synced like files, by the same question, and send their range alone.
+/// Durable writes send only their range, followed by the same sync request as for a file.
 #[test]
 fn durable_writes_send_their_range_alone_and_a_pull_the_rest() {
     let _turn = one_at_a_time();
@@ -72,8 +72,8 @@ fn durable_writes_send_their_range_alone_and_a_pull_the_rest() {
     }
 }
 
-/// What has sent the whole file is seen by the call that the program waits in. Without the process that pulls, a pull drops
-/// what is cached.
+/// If the program's call has sent the whole file, that is recognised by its system call, and nothing is pulled. Without
+/// the helper process, a pull drops the cache.
 #[test]
 fn what_has_sent_the_whole_file_is_not_pulled() {
     let _turn = one_at_a_time();
@@ -94,7 +94,7 @@ fn what_has_sent_the_whole_file_is_not_pulled() {
     }
 }
 
-/// Each of them is done while a file is open and dirty.
+/// Each operation is done while a file is open and dirty.
 #[test]
 fn renames_links_and_seeks_come_before_the_data_unless_it_is_pulled() {
     let _turn = one_at_a_time();
@@ -139,7 +139,7 @@ fn truncation_comes_before_the_data() {
     assert!(last_write.is_none_or(|write| write > truncate), "{asked:?}");
 }
 
-/// Punching sends the range that it is about; allocating sends nothing.
+/// Punching a hole sends the affected range; allocating sends nothing.
 #[test]
 fn holes_and_the_end_of_an_opening_come_after_the_data() {
     let _turn = one_at_a_time();
@@ -159,7 +159,7 @@ fn holes_and_the_end_of_an_opening_come_after_the_data() {
     assert!(mount.tree.asked().iter().any(|asked| matches!(asked, Asked::Write(..))), "close() waits for the write");
 }
 
-/// A mapping outlives the descriptor, and what is stored to it is sent before it ends.
+/// A mapping outlives the descriptor, and stores to it are sent before the release.
 #[test]
 fn the_release_is_after_the_last_mapping() {
     let _turn = one_at_a_time();
@@ -197,7 +197,7 @@ fn a_failed_write_is_told_once_and_then_forgotten() {
     assert!(!asked.iter().any(|asked| matches!(asked, Asked::Write(..))), "the data is gone: {asked:?}");
 }
 
-/// A write that fails while it is pulled fails the rename.
+/// A write that fails while it is pulled makes the rename fail.
 #[test]
 fn a_pull_tells_of_a_failed_write() {
     let _turn = one_at_a_time();
@@ -222,7 +222,7 @@ fn several_files_are_synced_as_one() {
     assert_eq!(asked.last(), Some(&Asked::SyncFiles(inos.to_vec())));
 }
 
-/// Where the hidden directory is closed, the kernel is made to send by dropping what it has.
+/// If the hidden directory is closed, the kernel is made to send by dropping its cache.
 #[test]
 fn a_pull_works_without_the_hidden_directory() {
     let _turn = one_at_a_time();
@@ -237,7 +237,7 @@ fn a_pull_works_without_the_hidden_directory() {
     assert_eq!(fs::read(mount.at("g")).unwrap(), [1; PAGE]);
 }
 
-/// Nothing of the server's own is seen in the root.
+/// The root shows nothing of the server's own.
 #[test]
 fn the_hidden_directory_is_not_found() {
     let _turn = one_at_a_time();
@@ -272,7 +272,7 @@ fn handlers_never_wait_for_each_other() {
 const WORKS_ON: &str = "UNTORN_WORKS_ON";
 const WORKER: &str = "UNTORN_WORKER";
 
-/// Two that work, in a process of their own, if the variables say so: see [`mapping`].
+/// Two threads that work in a process of their own, if the variables are set: see [`mapping`].
 #[test]
 fn workers() {
     let (Ok(at), Ok(process)) = (std::env::var(WORKS_ON), std::env::var(WORKER)) else { return };
@@ -281,7 +281,7 @@ fn workers() {
         for round in 0..60 {
             let name = format!("t{}", n % 3);
             let options = OpenOptions::new().read(true).write(true).create(true).truncate(round % 7 == 0).clone();
-            // Renamed by another one.
+            // Another worker has renamed it.
             let Ok(file) = options.open(at.join(&name)) else { continue };
             file.set_len(16 * PAGE as u64).unwrap();
             // SAFETY: nobody reads it.
@@ -301,8 +301,8 @@ fn workers() {
     thread::scope(|scope| (0..2).for_each(|n| _ = scope.spawn(move || work(2 * process + n))));
 }
 
-/// Wherever it is in the file and in memory: with the cache, even without writeback, a write that begins within a page
-/// would come as two.
+/// At any position in the file and in memory. With a cache, even one without writeback, a write that begins within a
+/// page would arrive as two.
 #[test]
 fn without_cache_each_write_is_one_message() {
     let _turn = one_at_a_time();
@@ -326,7 +326,7 @@ fn without_cache_each_write_is_one_message() {
     assert_eq!(file.write_vectored(&[IoSlice::new(&bytes[3..9000]), IoSlice::new(&bytes[10..500])]).unwrap(), 9487);
     expected.push(Asked::Write(ino, 100, 9487));
     assert_eq!(mount.tree.asked(), expected);
-    // Up to the end of the file.
+    // A read up to the end of the file.
     let mut found = vec![0; MOST + 5 * PAGE];
     assert_eq!(file.read_at(&mut found, (1 << 20) + 1).unwrap(), MOST - 1);
     assert_eq!(found[..MOST - 1], bytes[4096..MOST + 4095]);
@@ -355,7 +355,7 @@ fn without_cache_mappings_and_writes_see_each_other() {
     assert_eq!(found, [2, 3, 4]);
 }
 
-/// A program may have a lease of a file that it alone has open, also when the file was pulled.
+/// A program may get a lease of a file that it alone has open, even after the file was pulled.
 #[test]
 fn a_write_lease_is_had_after_a_rename_and_an_msync() {
     let _turn = one_at_a_time();
@@ -374,7 +374,7 @@ fn a_write_lease_is_had_after_a_rename_and_an_msync() {
     assert_eq!(lease(libc::F_UNLCK), 0);
 }
 
-/// A time that is set after a store is the later one, whenever the kernel sends the store.
+/// A time that is set after a store stays, whenever the kernel sends the store.
 #[test]
 fn a_time_set_after_a_store_to_a_mapping_stays() {
     let _turn = one_at_a_time();

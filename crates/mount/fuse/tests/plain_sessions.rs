@@ -1,5 +1,7 @@
-//! Sessions on a plain directory: it is plain again after, with what the program did; whoever is killed, nothing is torn, and
-//! what somebody else did is not overwritten. As root and as an ordinary user.
+//! Sessions on a plain directory, as root and as an ordinary user.
+//!
+//! Afterwards the directory is plain again, with the program's changes. After a kill of any process nothing is torn,
+//! and changes of others are not overwritten.
 
 mod common;
 
@@ -23,7 +25,7 @@ fn places() -> Vec<Place> {
     Place::all()
 }
 
-/// A tree that scripts work on.
+/// A tree for the scripts.
 fn make_tree(place: &Place, name: &str) -> PathBuf {
     let root = place.at(name);
     let at = |name: &str| root.join(name);
@@ -38,14 +40,14 @@ fn make_tree(place: &Place, name: &str) -> PathBuf {
     root
 }
 
-/// Every sort of change.
+/// Every kind of change.
 const SCRIPT: &str = "set -e
     echo more >> one; rm two; chmod 604 stays/three; mv old/below stays/moved; rm old/four; rmdir old
     mkdir -p new/deep; echo text > new/deep/file; ln new/deep/file new/linked; ln -s nowhere new/symbolic; mkfifo -m 640 new/fifo
     rm -r stays/below; echo a file now > stays/below; rm stays/link; mkdir stays/link; echo x > stays/link/within
     echo replaced > temporary; mv temporary replaced; cp -p one copy; truncate -s 1M sparse; chmod 500 new/deep";
 
-/// Without times, as two runs have different ones.
+/// A listing without times, which differ between two runs.
 fn without_times(root: &Path) -> BTreeMap<PathBuf, String> {
     let plain = |line: String| {
         line.split(' ').enumerate().filter(|(at, _)| *at != 6).map(|(_, w)| w).collect::<Vec<_>>().join(" ")
@@ -87,7 +89,7 @@ fn what_a_script_does_is_there_and_the_rest_is_as_it_was() {
         same(&without_times(&place.at("model")), &without_times(&tree), &format!("as {}", place.uid));
         assert_eq!(fs::metadata(tree.join("stays")).unwrap().ino(), untouched);
         assert_eq!(place.left(&["model", "tree"]), [""; 0]);
-        // What no session changed keeps its times, too.
+        // Files that no session changed keep even their times.
         let before = listing(&tree);
         done(&place, "tree", "cat one > /dev/null; find . > /dev/null");
         same(&before, &listing(&tree), "nothing changed");
@@ -118,7 +120,7 @@ fn a_session_ends_as_its_program_does() {
             said(&output)
         );
         assert_eq!(fs::read_to_string(at.join("here")).unwrap(), "x\n");
-        // Nobody is left who could still write, not even from another namespace.
+        // No process is left that could still write, not even in another namespace.
         let flags = if place.uid == 0 { "-m" } else { "-Um" };
         let output = sh(&place, "tree", &format!("unshare {flags} sleep 600 > /dev/null 2>&1 & sleep 0.2; exit 4"));
         assert_eq!(output.status.code(), Some(4), "{}", said(&output));
@@ -137,7 +139,7 @@ fn a_session_ends_as_its_program_does() {
     }
 }
 
-/// A program that says, in a file outside, that it has begun.
+/// Starts a program, and waits until it shows by a file outside the directory that it has begun.
 fn begun(place: &Place, script: &str) -> Child {
     let _ = fs::remove_file(place.at("begun"));
     let script = format!("cd tree; {script}");
@@ -173,7 +175,7 @@ fn signals_are_passed_on_and_a_second_session_is_refused() {
     }
 }
 
-/// Whoever runs the tests may ignore some signals (`nohup`).
+/// Resets signals that the tests' caller may ignore (`nohup`).
 fn ignoring_nothing(mut command: Command) -> Command {
     let prepare = || {
         for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM] {
@@ -187,7 +189,8 @@ fn ignoring_nothing(mut command: Command) -> Command {
     command
 }
 
-/// Those of job control stay with whoever gets them; the program is not stopped by what does not reach it.
+/// Signals of job control stay with the receiving process: the program must not be stopped without the signal that
+/// continues it.
 #[test]
 fn what_programs_are_told_is_passed_on() {
     for place in places() {
@@ -220,7 +223,7 @@ fn what_programs_are_told_is_passed_on() {
     }
 }
 
-/// Whenever it comes: it ends the command itself, which has done nothing yet, the import, or the program.
+/// A signal at any moment ends the command itself, before it has done anything, the import, or the program.
 #[test]
 fn a_signal_at_the_start_is_not_lost() {
     let mut random = fastrand::Rng::with_seed(seed());
@@ -230,7 +233,7 @@ fn a_signal_at_the_start_is_not_lost() {
         for round in 0..10 {
             let signal = if round % 2 == 0 { Signal::TERM } else { Signal::HUP };
             let child = ignoring_nothing(place.command(&["run", "--on", "tree", "--", "sleep", "60"])).spawn().unwrap();
-            // Its first child is the import. A moment may be that of any step.
+            // The first child is the import. The random pause may end in any step.
             let children = format!("/proc/{0}/task/{0}/children", child.id());
             until(|| !fs::read_to_string(&children).unwrap().is_empty());
             std::thread::sleep(Duration::from_micros(random.u64(0..80_000)));
@@ -250,7 +253,8 @@ fn daemon(of: &Child) -> Pid {
     Pid::from_raw(fs::read_to_string(path).unwrap().split_whitespace().next().unwrap().parse().unwrap()).unwrap()
 }
 
-/// A program counts in two files, that it syncs and that it replaces; whoever is killed, recovery has all that was synced.
+/// A program counts in two files, one of which it syncs, and one it replaces. After any kill, recovery has everything
+/// that was synced.
 #[test]
 fn a_killed_session_is_recovered_to_its_last_commits() {
     let mut random = fastrand::Rng::with_seed(seed());
@@ -269,7 +273,7 @@ fn a_killed_session_is_recovered_to_its_last_commits() {
             let output = child.wait().unwrap();
             assert!(round % 2 == 1 || output.code() == Some(125), "{output:?}");
             let status = place.run(&["status", "tree"]);
-            // The session's own process may take a moment to end, when the one that began it was killed.
+            // If the process that began the session was killed, the session's own process may take a while to end.
             assert!(status.status.code() == Some(1), "{}", String::from_utf8_lossy(&status.stdout));
             let status = place.run(&["status", "--json", "tree"]);
             assert!(String::from_utf8_lossy(&status.stdout).contains("\"left\"") && status.status.code() == Some(1));
@@ -292,7 +296,7 @@ fn a_killed_session_is_recovered_to_its_last_commits() {
     }
 }
 
-/// Recovery is killed again and again, a little later each time: in the end all is as the program left it.
+/// Recovery is killed again and again, a little later each time. In the end everything is as the program left it.
 #[test]
 fn putting_back_goes_on_where_it_was_killed() {
     let mut random = fastrand::Rng::with_seed(seed());
@@ -301,7 +305,7 @@ fn putting_back_goes_on_where_it_was_killed() {
         for round in 0..2 {
             make_tree(&place, "model");
             make_tree(&place, "tree");
-            // In some directories that are closed before and after.
+            // Some of the directories have closed modes, before and after.
             for directory in ["model/closed", "model/still", "tree/closed", "tree/still"] {
                 fs::create_dir(place.at(directory)).unwrap();
                 fs::write(place.at(directory).join("file"), "old\n").unwrap();
@@ -312,13 +316,13 @@ fn putting_back_goes_on_where_it_was_killed() {
                 for n in $(seq 50); do echo $n > closed/many$n; done; rm closed/file; chmod u-w closed";
             done(&place, "model", &format!("{SCRIPT}\n{many}"));
             let script = format!("{SCRIPT}\n{many}\nsync .; > ../begun; sleep 60");
-            // The whole of it is committed when the mount is synced.
+            // The sync of the mount commits everything.
             let program = script.replace("sync .;", "../program sync . || exit 9;");
             let mut child = begun(&place, &program);
             kill_process(daemon(&child), Signal::KILL).unwrap();
             child.wait().unwrap();
             let session = |name: &str| place.at(".tree.untorn-run").join(name);
-            // New files that have their place are no more among these.
+            // Files that have got their place are no longer in this directory.
             let waiting = || fs::read_dir(session("new")).map_or(0, Iterator::count);
             let (mut patience, mut enough) = (Duration::from_millis(3), 290);
             loop {
@@ -340,7 +344,7 @@ fn putting_back_goes_on_where_it_was_killed() {
                 kills += 1;
                 half += usize::from(session("staged").exists() && !session("done").exists());
                 assert_eq!(status.code(), None, "it was killed, and refused nothing");
-                // Killed after all was put back: what is left is removed, and there is nothing to recover.
+                // If the kill came after everything was put back, the rest is removed, and there is nothing to recover.
                 if String::from_utf8_lossy(&place.run(&["status", "tree"]).stdout).contains("none was left") {
                     place.run(&["recover", "tree"]);
                     break;
@@ -410,7 +414,7 @@ fn what_somebody_else_changed_is_not_overwritten() {
                 }
             }
         }
-        // What nobody else touched is put back, whatever they did beside it.
+        // Changes to names that nobody else touched are put back, even if others make changes beside them.
         let tree = make_tree(&place, "tree");
         let mut child = begun(&place, "echo inside > one; > ../begun; sleep 0.2");
         fs::write(tree.join("two"), "outside").unwrap();
@@ -421,7 +425,7 @@ fn what_somebody_else_changed_is_not_overwritten() {
     }
 }
 
-/// Whether all threads of a process stand still, or it has ended.
+/// Whether all threads of a process are stopped, or it has ended.
 fn has_stopped(process: &mut std::process::Child) -> bool {
     if process.try_wait().unwrap().is_some() {
         return true;
@@ -433,7 +437,7 @@ fn has_stopped(process: &mut std::process::Child) -> bool {
     })
 }
 
-/// Somebody makes a file while the last step is under way, which is stopped for that.
+/// Somebody makes a file during the last step, which is stopped meanwhile.
 #[test]
 fn what_comes_up_late_is_left_and_the_rest_is_put_back() {
     for place in places() {
@@ -458,7 +462,7 @@ fn what_comes_up_late_is_left_and_the_rest_is_put_back() {
             if in_the_middle {
                 fs::write(tree.join("zlast"), "outside").unwrap();
             }
-            // It may have ended before.
+            // The process may have ended before.
             let _ = kill_process(Pid::from_child(&recover), Signal::CONT);
             let code = recover.wait().unwrap().code();
             if in_the_middle {
@@ -527,7 +531,7 @@ fn sqlite_without_a_journal_survives_the_kill_of_the_daemon() {
     }
 }
 
-/// Somebody else puts a link, or another directory, in the place of one in which the session has made something.
+/// Somebody puts a link, or another directory, in the place of a directory in which the session has made files.
 #[test]
 fn nothing_is_put_where_a_link_leads_that_somebody_else_made() {
     for place in places() {
@@ -559,7 +563,8 @@ fn nothing_is_put_where_a_link_leads_that_somebody_else_made() {
     }
 }
 
-/// A directory of that name which another user has made, or which others may write to, is no place for a session's files.
+/// A directory of the session's name that another user has made, or to which others may write, is not used for a
+/// session's files.
 #[test]
 fn a_directory_of_somebody_else_is_not_worked_in() {
     for place in places() {

@@ -1,5 +1,5 @@
-//! Import and export: what comes out is what went in, and nothing has the name before all of it is there; as root and as an
-//! ordinary user.
+//! Import and export, as root and as an ordinary user: the exported tree equals the imported one, and the target name
+//! does not exist before everything is there.
 
 mod common;
 
@@ -84,7 +84,7 @@ fn what_comes_out_is_what_went_in() {
         assert_eq!((fifo("copy").atime(), fifo("copy").atime_nsec()), (fifo("tree").atime(), 123_456_789));
         let blocks = place.at("copy/sparse").metadata().unwrap().blocks();
         assert!(blocks < 2048, "holes stay: {blocks}");
-        // A copy of a copy; into a directory that is there and empty.
+        // A copy of a copy, into an existing empty directory.
         fs::create_dir(place.at("second")).unwrap();
         place.give("second");
         place.done(&["import", "copy", "second"]);
@@ -148,7 +148,7 @@ fn what_will_not_do_is_refused_and_nothing_is_made() {
     }
 }
 
-/// Rights that only root can give are not given, and that is said.
+/// Rights that only root can give are left out, and the output says so.
 #[test]
 fn a_user_exports_what_is_of_others_as_his_own() {
     let places = Place::all();
@@ -174,7 +174,7 @@ fn a_user_exports_what_is_of_others_as_his_own() {
     assert_eq!(place.left(&["tree", "store", "copy", "other"]), [""; 0]);
 }
 
-/// All names that a directory does not take are told at once, and each can be left out; of an ejection, lost.
+/// All names that a directory refuses are reported together, and each can be left out; on an ejection it is lost.
 #[test]
 fn what_is_not_taken_is_told_and_may_be_left_out() {
     let places = Place::all();
@@ -241,7 +241,7 @@ fn child_pid(child: &Child) -> Pid {
     Pid::from_child(child)
 }
 
-/// Starts a command, and stops it as soon as it has begun; none if it was done by then.
+/// Starts a command, and stops it as soon as it has begun; `None` if it was done by then.
 fn stopped(place: &Place, arguments: &[&str], unfinished: &str, then: usize) -> Option<Child> {
     let mut child = place.command(arguments).spawn().unwrap();
     let begun = |path: &Path| fs::read_dir(path).is_ok_and(|entries| entries.count() >= then);
@@ -255,7 +255,7 @@ fn stopped(place: &Place, arguments: &[&str], unfinished: &str, then: usize) -> 
     status.stopped().then_some(child)
 }
 
-/// Stops an import and an export when something was made, and kills or interrupts them then.
+/// Stops an import and an export when a part was made, and then kills or interrupts them.
 #[test]
 fn killed_or_interrupted_there_is_nothing_under_the_name() {
     for place in Place::all() {
@@ -278,7 +278,7 @@ fn killed_or_interrupted_there_is_nothing_under_the_name() {
                     match stopped(&place, &words, ".new.untorn-unfinished", 1) {
                         Some(child) if !place.at("new").exists() => break child,
                         done => {
-                            // It was faster than this test.
+                            // The command was faster than this test.
                             if let Some(child) = done {
                                 kill_process(child_pid(&child), Signal::CONT).unwrap();
                                 child.wait_with_output().unwrap();
@@ -305,7 +305,7 @@ fn killed_or_interrupted_there_is_nothing_under_the_name() {
                 }
                 assert_eq!(place.left(known), [""; 0], "as {}: {command} {signal:?}", place.uid);
             }
-            // What the killed one left is removed.
+            // The rest that the killed command left is removed.
             place.done(&words);
             assert_eq!(place.left(&["tree", "whole", "new"]), [""; 0]);
             if command == "export" {
@@ -345,7 +345,7 @@ fn a_full_disk_is_told_and_nothing_is_left() {
         fs::remove_file(place.at("tree").join(n.to_string())).unwrap();
     }
     place.done(&["import", "tree", "disk/store"]);
-    // Something else takes the room.
+    // Another file takes the room.
     fs::write(place.at("disk/other"), vec![1; 6 << 20]).unwrap();
     place.refused(&["eject", "-y", "disk/store"], "No space left on device");
     let after_eject = left();
@@ -369,7 +369,7 @@ fn an_ejected_store_is_a_plain_tree_in_its_place() {
     }
 }
 
-/// What somebody has put into a store's directory, a store perhaps, is not removed with the store.
+/// Files that somebody has put into a store's directory, perhaps another store, are not removed with the store.
 #[test]
 fn a_store_with_something_else_in_it_is_not_ejected() {
     for place in Place::all() {
@@ -392,7 +392,7 @@ fn a_store_with_something_else_in_it_is_not_ejected() {
             place.done(&["check", "store"]);
             fs::rename(place.at(to), place.at(from)).unwrap();
         }
-        // A killed `eject` has left the store beside, and somebody has put something there.
+        // A killed `eject` has left the store beside the tree, and somebody has put a file into it.
         fs::rename(place.at("store"), place.at(".plain.untorn-unfinished")).unwrap();
         fs::create_dir(place.at("plain")).unwrap();
         fs::rename(place.at("in"), place.at(".plain.untorn-unfinished/in")).unwrap();
@@ -428,7 +428,7 @@ fn a_store_that_cannot_be_written_to_is_told() {
     outputs.iter().for_each(|output| assert!(said(output).contains("copy the store elsewhere"), "{}", said(output)));
 }
 
-/// What a copy of a user's would leave out is not removed with the store.
+/// Files that a user's copy would leave out are not removed with the store.
 #[test]
 fn a_user_cannot_eject_what_is_of_others() {
     if !rustix::process::geteuid().is_root() {
@@ -448,7 +448,8 @@ fn a_user_cannot_eject_what_is_of_others() {
     user.done(&["check", "store"]);
 }
 
-/// Killed at any moment: there is the store, or the tree, whole; and doing it again ends it.
+/// After a kill at any moment there is the store or the complete tree, and running the command again completes the
+/// work.
 #[test]
 fn a_killed_ejection_leaves_the_store_or_the_tree() {
     let mut random = Rng::with_seed(seed());

@@ -1,4 +1,4 @@
-//! Setuid and setgid bits end when another user changes what a file has, by whichever call.
+//! Setuid and setgid bits end when another user changes a file's contents, by any call.
 
 mod common;
 
@@ -13,7 +13,7 @@ use std::path::Path;
 use std::thread;
 use untorn_tree::CommitMode;
 
-/// In a thread that is another user's, in these groups besides.
+/// Runs a function in a thread of another user, who is in these groups, too.
 fn as_nobody(groups: &[u32], run: impl FnOnce() + Send) {
     let groups: Vec<Gid> = groups.iter().map(|gid| Gid::from_raw(*gid)).collect();
     let work = move || {
@@ -26,7 +26,7 @@ fn as_nobody(groups: &[u32], run: impl FnOnce() + Send) {
     thread::scope(|scope| scope.spawn(work).join().unwrap());
 }
 
-/// The mode as whoever runs the file finds it: what the kernel has of it, if it has that.
+/// The mode as a program that runs the file finds it, from the kernel's cache if it is there.
 fn mode(path: &Path) -> u32 {
     let found = statx(CWD, path, AtFlags::empty(), StatxFlags::MODE).unwrap();
     u32::from(found.stx_mode) & 0o7777

@@ -6,7 +6,7 @@ use common::Mount;
 use std::fs;
 use std::process::{Command, Stdio};
 
-/// Whether a program is there; says so if not.
+/// Whether a program is installed; prints a message if not.
 fn there(program: &str) -> bool {
     let there = Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
     let there = there.is_ok_and(|status| status.success());

@@ -1,5 +1,5 @@
-//! A store in a quota of the file system below: where it ends, programs are told, nothing comes apart, and all goes on when
-//! there is room again.
+//! A store in a quota of the file system below: at its limit programs get errors, nothing comes apart, and everything
+//! continues when there is room again.
 
 mod common;
 
@@ -13,10 +13,10 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 const MIB: usize = 1 << 20;
-/// What the quota allows, and how much of it is taken by something else.
+/// The quota, and the part of it that another file takes.
 const QUOTA: &str = "128M";
 const OTHER: usize = 48 * MIB;
-/// Tries until a sync finds the room that was made: the file system frees it in the background.
+/// Number of tries until a sync finds the room that was made: the file system frees it in the background.
 const TRIES: usize = 600;
 
 fn tool(program: &str, arguments: &[&str]) -> io::Result<Output> {
@@ -29,7 +29,7 @@ struct WithQuota {
 }
 
 impl WithQuota {
-    /// None: it cannot be had here.
+    /// `None` if such a file system cannot be had here.
     fn new() -> Option<WithQuota> {
         if !can_mount() {
             return None;
@@ -93,7 +93,7 @@ fn open(path: &Path) -> File {
     OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).unwrap()
 }
 
-/// What was acknowledged of the large file is there, unless its removal was committed.
+/// Checks that the acknowledged part of the large file is there, unless its removal was committed.
 fn check_large(large: &Path, acknowledged: usize) {
     let Ok(whole) = fs::read(large) else { return };
     assert!(whole.len() >= acknowledged * MIB, "{} bytes of {acknowledged} MiB", whole.len());
@@ -102,15 +102,15 @@ fn check_large(large: &Path, acknowledged: usize) {
     }
 }
 
-/// A new version of a file, synced.
+/// Writes and syncs a new version of a file.
 fn update(path: &Path, version: u8) -> io::Result<()> {
     let file = open(path);
     file.write_all_at(&[version; 8192], 0)?;
     file.sync_all()
 }
 
-/// A sync was told where the quota ends. Of bytes that the kernel had handed to the daemon before the sync, and that were refused,
-/// it may say no more than that they failed.
+/// Whether an error reports the end of the quota. If the kernel had handed bytes to the daemon before the sync, and
+/// they were refused, the sync may only report that they failed.
 fn is_told(e: &io::Error) -> bool {
     matches!(e.raw_os_error(), Some(libc::EDQUOT | libc::EIO))
 }
@@ -124,7 +124,7 @@ fn where_a_quota_ends_programs_are_told_and_all_goes_on_when_there_is_room() {
     on.untorn(&["--no-supervisor"]);
     update(&database, 1).unwrap();
 
-    // Until the quota ends: each MiB is synced.
+    // Syncs each MiB until the quota ends.
     let (file, mut acknowledged) = (open(&large), 0);
     let ended = (0..1000).find_map(|n: usize| {
         let bytes: Vec<u8> = (0..MIB).map(|k| ((k * (n + 3)) >> 7) as u8).collect();
@@ -138,16 +138,17 @@ fn where_a_quota_ends_programs_are_told_and_all_goes_on_when_there_is_room() {
     let ended = update(&database, 2).expect_err("it is full for all");
     assert!(is_told(&ended), "{ended}");
     assert!(acknowledged > 4, "{acknowledged} MiB");
-    // What is removed needs room for its commit, too.
+    // A removal needs room for its commit, too.
     let removed = fs::remove_file(&large);
     assert!(removed.is_ok() || on.has_log_failed(), "{removed:?}");
 
-    // Somebody makes room.
+    // Makes room.
     fs::remove_file(&other).unwrap();
     rustix::fs::syncfs(File::open(on.path("fs/v")).unwrap()).unwrap();
     let mut tries = 0;
     while let Err(e) = update(&database, 3) {
-        // btrfs writes to new blocks, so that the log itself may find no room: that is for good until it is mounted again.
+        // btrfs writes to new blocks, so that the log itself may find no room; the failure then lasts until the store
+        // is mounted again.
         if on.has_log_failed() {
             let said = String::from_utf8(on.umount().stderr).unwrap();
             assert!(said.contains("is unmounted, but a write or flush of its log had failed"), "{said}");

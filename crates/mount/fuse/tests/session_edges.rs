@@ -1,5 +1,5 @@
-//! Sessions on a plain directory that meet the edges of what is below: a full disk, what the directory cannot hold, trees that
-//! are deeper than a path can say. As root and as an ordinary user.
+//! Sessions on a plain directory at the limits of the file system below, as root and as an ordinary user: a full disk,
+//! files that the directory refuses, trees deeper than the longest path.
 
 mod common;
 
@@ -37,7 +37,7 @@ impl Disk {
 }
 
 impl Disk {
-    /// On a loop device; none if it cannot be had here.
+    /// A file system on a loop device; `None` if it cannot be had here.
     fn of(place: &Place, kind: &str, size: u64) -> Option<Disk> {
         if !rustix::process::geteuid().is_root() {
             eprintln!("skipped: {kind} needs root");
@@ -65,7 +65,7 @@ impl Drop for Disk {
     }
 }
 
-/// What the program had synced is kept, whatever fails after its end.
+/// Everything that the program had synced is kept, even if something fails after its end.
 #[test]
 fn a_disk_that_is_full_at_the_last_commit_loses_nothing_that_was_synced() {
     for place in places() {
@@ -98,7 +98,8 @@ fn a_disk_that_is_full_at_the_last_commit_loses_nothing_that_was_synced() {
     }
 }
 
-/// A program that says, in a file outside, that it has begun, and ends when somebody makes another one.
+/// Starts a program that shows by a file outside the directory that it has begun, and ends when another such file is
+/// made.
 fn begun(place: &Place, script: &str) -> Child {
     let script = format!("cd tree; {script}; > ../begun; while ! [ -e ../go ]; do sleep 0.01; done");
     let child = place.command(&["run", "--on", "tree", "--", "sh", "-c", &script]).spawn().unwrap();
@@ -110,13 +111,14 @@ fn begun(place: &Place, script: &str) -> Child {
     child
 }
 
-/// Nobody can make or remove names in a directory any more; false: that cannot be done here.
+/// Makes a directory refuse to add or remove names, or allows it again; false if that cannot be done here.
 fn close(place: &Place, directory: &str, is_closed: bool) -> bool {
     let flag = if is_closed { "+i" } else { "-i" };
     Command::new("chattr").arg(flag).arg(place.at(directory)).status().is_ok_and(|done| done.success())
 }
 
-/// What a directory refuses in the end keeps nothing else from it, is told, and can be tried again, or left out.
+/// A name that the directory refuses in the end keeps no other back; it is reported, and can be tried again or left
+/// out.
 #[test]
 fn one_name_that_is_refused_keeps_no_other_back() {
     for place in places() {
@@ -213,7 +215,7 @@ fn a_session_refuses_what_the_directory_cannot_hold() {
                 let done = Command::new("chattr").arg(flag).arg(place.at("disk/tree").join(name)).status();
                 assert!(done.unwrap().success());
             }
-            // Each is done natively, and in a session; what is told must be alike.
+            // Each change is made natively and in a session; the results must be equal.
             let script = "
 import os, errno
 def tried(name, what):
@@ -279,7 +281,8 @@ os.unlink('new')
     }
 }
 
-/// A user may remove what is of others in his own directory, and write where the modes say so; no more than that.
+/// A user may remove files of others in his own directory, and write to them if their modes allow it, but no more than
+/// that.
 #[test]
 fn files_of_others_are_as_their_modes_say() {
     for place in places().iter().filter(|place| place.uid != 0) {
@@ -323,7 +326,8 @@ fn files_of_others_are_as_their_modes_say() {
     }
 }
 
-/// What a user does below a directory that he has closed to himself is put back, and the directory is as closed after it.
+/// Changes below a directory that its user has closed to himself are put back, and the directory is closed again
+/// afterwards.
 #[test]
 fn below_a_closed_directory_all_is_put_back() {
     for place in places() {
@@ -396,7 +400,7 @@ os.chmod('tree/closed', 0o555)
 
 const LEVELS: usize = 2000;
 
-/// Names of a tree that is deeper than any path, with a file in each hundredth directory.
+/// Makes a tree that is deeper than any path, with a file in each hundredth directory.
 fn make_deep(at: &Path) {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let mut directory = rustix::fs::open(at, flags, Mode::empty()).unwrap();
@@ -410,7 +414,7 @@ fn make_deep(at: &Path) {
     }
 }
 
-/// How many levels there are, and files with what they ought to have.
+/// Number of levels, and number of files with the expected contents.
 fn depth(at: &Path, name: &str) -> (usize, usize) {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let mut directory = rustix::fs::open(at, flags, Mode::empty()).unwrap();
@@ -427,7 +431,7 @@ fn depth(at: &Path, name: &str) -> (usize, usize) {
     }
 }
 
-/// Runs a command that has less stack and fewer descriptors than there are levels.
+/// Runs a command with less stack and fewer descriptors than there are levels.
 fn done_with_little(place: &Place, arguments: &[&str]) {
     let mut command = Command::new("prlimit");
     command.args(["--stack=1048576:", "--nofile=256:", "--"]);
@@ -454,7 +458,7 @@ fn a_tree_may_be_deeper_than_a_path() {
         assert_eq!(depth(&place.at("copy"), "deep"), whole);
         done_with_little(&place, &["eject", "--yes", "store"]);
         assert_eq!(depth(&place.at("store"), "deep"), whole);
-        // What a killed command left is removed, however deep.
+        // The rest that a killed command left is removed, however deep.
         fs::rename(place.at("copy"), place.at(".other.untorn-unfinished")).unwrap();
         fs::create_dir(place.at("small")).unwrap();
         place.give("small");

@@ -1,4 +1,4 @@
-//! What `mount`, `umount` and `findmnt` make of the source of a mount.
+//! The source of a mount as `mount`, `umount` and `findmnt` use it.
 
 mod common;
 
@@ -32,7 +32,7 @@ fn programs_find_a_mount_by_its_source() {
     fs::create_dir(&at).unwrap();
     let untorn = Path::new(env!("CARGO_BIN_EXE_untorn-mount"));
     let source = format!("untorn:{}", store.display());
-    // As a helper of `mount` calls it, and as everybody does.
+    // With the source as a helper of `mount` gets it, and as users write it.
     for given in [source.as_str(), store.to_str().unwrap()] {
         run(Command::new(untorn).args([given, at.to_str().unwrap(), "-o", "rw,nodev"]));
         let found = run(Command::new("findmnt").args(["-n", "-o", "TARGET", "-S", &source]));
@@ -43,7 +43,8 @@ fn programs_find_a_mount_by_its_source() {
             let found = run(Command::new("findmnt").args(["-n", "-o", "OPTIONS"]).arg(&at));
             String::from_utf8(found.stdout).unwrap().trim().split(',').map(str::to_owned).collect::<Vec<_>>()
         };
-        // As `mount` calls the helper, with all options that the mount has; but for the program, which may not be installed.
+        // As `mount` calls the helper, with all options that the mount has, but through `mount.fuse3`, because the
+        // program may not be installed.
         let remount = |how: &str| {
             let others: Vec<String> = options().into_iter().filter(|set| set != "ro" && set != "rw").collect();
             let how = format!("{how},{}", others.join(","));

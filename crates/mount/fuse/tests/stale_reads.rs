@@ -1,4 +1,4 @@
-//! Writes past the kernel's cache that a program does not wait for.
+//! Writes past the kernel's cache for which the program does not wait.
 
 mod common;
 
@@ -62,7 +62,7 @@ fn write_asynchronously(file: &File, buffer: &[u8]) {
     assert_eq!(event.result, buffer.len() as i64);
 }
 
-/// Between the two moments at which the kernel drops what it has cached, before the write and after it, a program reads.
+/// The kernel drops its cache before the write and after it; a program reads between these two moments.
 #[test]
 fn what_is_written_past_the_cache_is_read_even_if_it_was_cached_meanwhile() {
     let Some(mount) = Mount::new() else { return };
@@ -75,7 +75,7 @@ fn what_is_written_past_the_cache_is_read_even_if_it_was_cached_meanwhile() {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let (pull, read, seen_by_reader) = (Arc::clone(mount.pull()), path.clone(), Arc::clone(&seen));
     mount.tree.before_next_write(move |ino| {
-        // Another thread answers what is asked from here on.
+        // Another thread answers requests from now on.
         untorn_tree::Pull::pull(&*pull, ino).unwrap();
         *seen_by_reader.lock().unwrap() = thread::spawn(move || fs::read(read).unwrap()).join().unwrap();
     });

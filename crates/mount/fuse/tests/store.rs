@@ -1,4 +1,4 @@
-//! The program on a store: what is committed is there after the daemon was killed, and all is after an unmount.
+//! The program on a store: after a kill of the daemon committed changes are there, and after an unmount all changes.
 
 mod common;
 
@@ -65,7 +65,7 @@ impl Place {
     fn kill(&self) {
         while let Some(daemon) = self.daemon() {
             let daemon = rustix::process::Pid::from_raw(daemon).unwrap();
-            // It may have ended just now.
+            // The process may have ended just now.
             let _ = rustix::process::kill_process(daemon, rustix::process::Signal::KILL);
             std::thread::yield_now();
         }
@@ -101,7 +101,7 @@ fn unmount(at: &Path) {
     assert!(tries.count() < 200, "{} stays busy", at.display());
 }
 
-/// `umount` waits for no daemon: whoever mounts the store again waits until it is closed.
+/// `umount` does not wait for the daemon: the next mount of the store waits until it is closed.
 #[test]
 fn a_store_is_mounted_again_right_after_umount() {
     let Some(place) = Place::new() else { return };
@@ -117,7 +117,7 @@ fn a_store_is_mounted_again_right_after_umount() {
     place.umount();
 }
 
-/// What was open when it was mounted, as the lock of a script, is not kept.
+/// Descriptors that were open at the start of the mount, such as the lock of a script, are not kept.
 #[test]
 fn a_daemon_keeps_no_lock_of_its_starter() {
     let Some(place) = Place::new() else { return };
@@ -129,7 +129,8 @@ fn a_daemon_keeps_no_lock_of_its_starter() {
     place.umount();
 }
 
-/// Standard streams that were closed stay numbers of nothing that is kept: not of the store, and not of the device.
+/// The numbers of closed standard streams are not reused for lasting descriptors, neither of the store nor of the
+/// device.
 #[test]
 fn a_daemon_that_begins_without_standard_streams_keeps_nothing_in_their_place() {
     let Some(place) = Place::new() else { return };
@@ -149,7 +150,7 @@ fn a_daemon_that_begins_without_standard_streams_keeps_nothing_in_their_place() 
     place.umount();
 }
 
-/// The mount is there, whether its note on `sync` is taken by anybody or not.
+/// The mount succeeds even if its note on `sync` cannot be written.
 #[test]
 fn a_mount_that_cannot_say_its_note_is_a_mount() {
     let Some(place) = Place::new() else { return };
@@ -203,7 +204,8 @@ fn everything_is_there_after_an_unmount() {
     place.umount();
 }
 
-/// Each round updates two pages of a file that is mapped or written, and syncs; then begins an update that is not synced.
+/// Each round updates two pages of a file that is mapped or written, and syncs; then begins an update that is not
+/// synced.
 #[test]
 fn a_killed_daemon_leaves_the_last_commit() {
     let Some(place) = Place::new() else { return };
@@ -239,8 +241,8 @@ fn a_killed_daemon_leaves_the_last_commit() {
     place.umount();
 }
 
-/// Nobody waits for the end of a killed daemon: the store is mounted again at once, at the dead mount's place or at another
-/// one.
+/// Nobody waits for the end of a killed daemon: the store is mounted again at once, at the mount point of the dead
+/// mount or at another one.
 #[test]
 fn a_store_is_mounted_again_right_after_a_kill() {
     let Some(place) = Place::new() else { return };
@@ -251,7 +253,7 @@ fn a_store_is_mounted_again_right_after_a_kill() {
         let file = fs::File::create(place.at("f")).unwrap();
         file.write_all_at(round.to_string().as_bytes(), 0).unwrap();
         file.sync_all().unwrap();
-        // Much for the daemon to lose and the kernel to free.
+        // Much memory for the kernel to free when the daemon is killed.
         file.write_all_at(&vec![7; 8 << 20], 4096).unwrap();
         let daemon = rustix::process::Pid::from_raw(place.daemon().unwrap()).unwrap();
         rustix::process::kill_process(daemon, rustix::process::Signal::KILL).unwrap();
@@ -331,11 +333,11 @@ fn git_and_sqlite_work_on_a_store_and_after_a_kill() {
     place.umount();
 }
 
-/// Bytes around what is written, so that no write begins or ends with a page.
+/// Bytes around each write, so that no write begins or ends at a page.
 const MARGIN: usize = 777;
 
-/// A program writes, makes, renames and removes without ever syncing, until the daemon is killed: what returned is there,
-/// and what was on its way is whole or not there.
+/// A program writes, makes, renames and removes without ever syncing, until the daemon is killed. The effect of every
+/// call that returned is there, and a call that was under way has its whole effect or none.
 #[test]
 fn with_commit_write_nothing_that_returned_is_lost() {
     let Some(place) = Place::new() else { return };
@@ -349,7 +351,7 @@ fn with_commit_write_nothing_that_returned_is_lost() {
         let update = |n: u64| -> std::io::Result<()> {
             let file = OpenOptions::new().write(true).open(place.at("f"))?;
             let bytes: Vec<u8> = n.to_le_bytes().into_iter().cycle().take(len).collect();
-            // One call of write, as write_all_at would repeat it.
+            // One call of write; `write_all_at` would repeat it after a short write.
             assert_eq!(file.write_at(&bytes, MARGIN as u64)?, len);
             written.store(n, SeqCst);
             let (before, new) = (place.at(&format!("name {}", n - 1)), place.at(&format!("name {n}")));
@@ -384,7 +386,7 @@ fn with_commit_write_nothing_that_returned_is_lost() {
             there.iter().any(Option::is_some) && there.iter().flatten().all(|text| !text.is_empty()),
             "round {round}: {returned} returned, {there:?} are there"
         );
-        // Names and writes go on from what is there.
+        // Names and writes continue from the state that was found.
         let last = if there[1].is_some() { returned + 1 } else { returned };
         for entry in fs::read_dir(place.at("")).unwrap() {
             let path = entry.unwrap().path();
@@ -428,7 +430,7 @@ fn with_commit_store_one_sync_commits_all_files_and_nothing_else_does() {
         written.sync_data().unwrap();
         drop((written, map));
         drop(change(99));
-        // Closed files, and some time: no reason for a commit.
+        // Closed files and elapsed time are no reason for a commit.
         thread::sleep(std::time::Duration::from_millis(1200));
         place.kill();
         place.mount_with(&options);
@@ -443,7 +445,7 @@ fn with_commit_store_one_sync_commits_all_files_and_nothing_else_does() {
     place.umount();
 }
 
-/// A process that has copied the namespace of mounts keeps the mount there: `umount` says so, and waits for it.
+/// A process in a copy of the mount namespace keeps the mount there: `umount` says so, and waits for it.
 #[test]
 fn umount_says_who_has_the_mount_elsewhere() {
     let Some(place) = Place::new() else { return };
@@ -474,7 +476,7 @@ fn umount_says_who_has_the_mount_elsewhere() {
     place.umount();
 }
 
-/// A mount that cannot be leaves nothing, and a directory that was there stays as it was.
+/// A mount that fails leaves no new store, and an existing directory stays as it was.
 #[test]
 fn a_mount_that_fails_leaves_no_new_store() {
     use std::os::unix::fs::PermissionsExt;
@@ -485,7 +487,7 @@ fn a_mount_that_fails_leaves_no_new_store() {
                 fs::create_dir(place.store()).unwrap();
                 fs::set_permissions(place.store(), fs::Permissions::from_mode(0o751)).unwrap();
             }
-            // What is no FUSE device makes no mount.
+            // A device that is not FUSE's cannot be mounted.
             let mut command = Command::new("unshare");
             command.args(["-m", "sh", "-c", "mount --bind /dev/null /dev/fuse && exec \"$0\" \"$@\""]);
             command.arg(env!("CARGO_BIN_EXE_untorn-mount")).args(how).arg(place.store()).arg(place.at(""));
@@ -500,7 +502,7 @@ fn a_mount_that_fails_leaves_no_new_store() {
             }
         }
     }
-    // One that was there before stays.
+    // A store that was there before stays.
     place.mount();
     fs::write(place.at("file"), "text").unwrap();
     place.umount();

@@ -1,4 +1,5 @@
-//! A daemon that is killed is replaced, and programs notice a pause; whoever else is killed, nothing waits for ever.
+//! A killed daemon is replaced, and programs only notice a pause; whichever other process is killed, nothing waits for
+//! ever.
 
 mod common;
 
@@ -16,7 +17,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 const PAGE: usize = 4096;
-/// What must end, ends in this time.
+/// Everything that must end ends within this time.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 struct Place {
@@ -57,7 +58,7 @@ impl Place {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// Processes with the store among their arguments.
+    /// Processes with the store among their arguments, and whether each is the daemon.
     fn processes(&self) -> Vec<(Pid, bool)> {
         let store = self.path("store");
         let of = |entry: fs::DirEntry| {
@@ -70,7 +71,7 @@ impl Place {
         fs::read_dir("/proc").unwrap().filter_map(|entry| of(entry.ok()?)).collect()
     }
 
-    /// The daemon: a moment after the last one was killed there is another one.
+    /// The daemon. Shortly after a kill there is another one.
     fn daemon(&self) -> Option<Pid> {
         self.processes().into_iter().find_map(|(pid, serves)| serves.then_some(pid))
     }
@@ -100,7 +101,7 @@ impl Drop for Place {
     }
 }
 
-/// A call, and how long the longest one took so far.
+/// Runs a call, and records the longest time of one so far.
 fn timed<T>(longest: &AtomicU64, call: impl FnOnce() -> T) -> T {
     let start = Instant::now();
     let done = call();
@@ -135,7 +136,7 @@ fn names(dir: &Path, mut random: Rng, stop: &AtomicBool, longest: &AtomicU64) ->
     round
 }
 
-/// A file that is held open, and never synced as a whole; and one that has no name any more.
+/// A file that stays open, and is never synced as a whole; and a file without a name.
 fn contents(dir: &Path, mut random: Rng, stop: &AtomicBool, longest: &AtomicU64) -> usize {
     let open = |name: &str| OpenOptions::new().read(true).write(true).create_new(true).open(dir.join(name)).unwrap();
     let (file, nameless) = (open("held"), open("nameless"));
@@ -151,7 +152,7 @@ fn contents(dir: &Path, mut random: Rng, stop: &AtomicBool, longest: &AtomicU64)
         let bytes = &model[at..at + len];
         timed(longest, || file.write_all_at(bytes, at as u64).unwrap());
         timed(longest, || nameless.write_all_at(bytes, at as u64).unwrap());
-        // The kernel sends what it has, and reads again.
+        // Makes the kernel send its pages, and read them again.
         if round % 16 == 0 {
             rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
             timed(longest, || file.read_exact_at(&mut found, 0).unwrap());
@@ -188,7 +189,7 @@ fn a_killed_daemon_is_replaced_unnoticed() {
         thread::sleep(Duration::from_millis(300));
         println!("without kills the longest call took {} ms", longest.swap(0, SeqCst) / 1000);
         for kill in 0..KILLS {
-            // Not eight short lives one after the other: that is taken for a daemon that cannot live.
+            // Avoids eight short lives in a row, after which the supervisor gives up.
             let life = if kill % 5 == 4 { 3000 } else { random.u64(20..250) };
             rustix::fs::statfs(place.path("mnt")).unwrap();
             thread::sleep(Duration::from_millis(life));
@@ -227,7 +228,7 @@ fn a_killed_daemon_is_replaced_unnoticed() {
     assert_eq!(objects, 2, "files without names leave nothing: {}", String::from_utf8_lossy(&leftover.stdout));
 }
 
-/// A daemon that dies of what it does is not started for ever.
+/// A daemon that dies of its requests is not started for ever.
 #[test]
 fn a_daemon_that_always_dies_is_given_up() {
     let Some(place) = Place::new() else { return };
@@ -246,7 +247,7 @@ fn a_daemon_that_always_dies_is_given_up() {
     place.umount();
 }
 
-/// Without its supervisor the daemon goes on, and hears signals itself.
+/// Without its supervisor the daemon continues, and receives signals itself.
 #[test]
 fn a_daemon_outlives_its_supervisor() {
     let Some(place) = Place::new() else { return };
@@ -264,7 +265,7 @@ fn a_daemon_outlives_its_supervisor() {
     place.umount();
 }
 
-/// What a program does all the time in the next test.
+/// A program that works all the time during the next test.
 const BUSY: &str = r#"
 import mmap, os, random, sys
 os.chdir(sys.argv[1])
@@ -288,7 +289,7 @@ while True:
         pass
 "#;
 
-/// Ends a child, which must be able to end.
+/// Kills a child, which must be able to end.
 fn end(mut child: Child, what: &str) {
     child.kill().unwrap();
     let end = Instant::now() + PATIENCE;
@@ -340,8 +341,8 @@ fn whoever_is_killed_nothing_waits_for_ever() {
     }
 }
 
-/// The store is renamed while it is mounted, and the daemon is killed: no new store is made at the old name, and nothing says
-/// that one is there.
+/// The store is renamed while it is mounted, and the daemon is killed: no new store is made at the old name, and no
+/// message claims that one is there.
 #[test]
 fn a_store_that_was_renamed_is_not_made_anew() {
     let Some(place) = Place::new() else { return };

@@ -1,4 +1,4 @@
-//! `sync` and `syncfs` of any program commit, where root has said so (`-o sync_commits`), and nowhere else.
+//! `sync` and `syncfs` of any program commit if root has chosen that (`-o sync_commits`), and else do not.
 
 mod common;
 
@@ -14,9 +14,9 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// What must end, ends in this time. A `sync` writes what the whole machine has.
+/// Everything that must end ends within this time. A `sync` writes the dirty pages of the whole machine.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// What waits is seen to do so for this time.
+/// A process that still waits after this time counts as waiting.
 const MOMENT: Duration = Duration::from_millis(300);
 
 /// A store and a mount point of root's.
@@ -63,7 +63,7 @@ impl Mounted {
 
     fn signal(&self, signal: Signal) {
         for pid in self.processes(None) {
-            // It may have ended just now.
+            // The process may have ended just now.
             let _ = kill_process(pid, signal);
         }
     }
@@ -76,7 +76,7 @@ impl Mounted {
         }
     }
 
-    /// Loop devices that are there for the store.
+    /// Number of loop devices for the store.
     fn devices(&self) -> usize {
         let store = self.place.at("store");
         let names = fs::read_dir("/sys/block").unwrap().map(|entry| entry.unwrap().path().join("loop/backing_file"));
@@ -91,7 +91,7 @@ impl Mounted {
         }
     }
 
-    /// A file with a first content that is committed, and a second one that is not; it is open for writing, so that the
+    /// A file whose first contents are committed and whose second contents are not. It is open for writing, so that the
     /// timer does not commit it.
     fn changed_file(&self) -> File {
         let file = OpenOptions::new().create(true).truncate(false).write(true).open(self.at("f")).unwrap();
@@ -101,7 +101,7 @@ impl Mounted {
         file
     }
 
-    /// What a crash of all processes leaves of the file.
+    /// The file's contents after a kill of all processes of the mount.
     fn after_a_kill(&self, file: File) -> String {
         self.kill();
         drop(file);
@@ -182,13 +182,13 @@ fn the_mount_is_told_of_like_another() {
     assert_eq!(fs::read_to_string(mounted.at("f")).unwrap(), "x");
     mounted.kill();
     assert!(mounted.place.run(&["status", "mnt"]).stdout.starts_with(b"mount"), "a dead mount is found");
-    // The next one takes the dead one away, device and all.
+    // The next mount removes the dead one, with its device.
     mounted.mount(&["-o", "sync_commits"]);
     let end = Instant::now() + PATIENCE;
     while mounted.devices() > 1 {
         assert!(Instant::now() < end, "the loop device stays");
     }
-    // By a signal, as a service.
+    // Ended by a signal, as a service is.
     mounted.signal(Signal::TERM);
     mounted.wait_until_no_device();
     while !mounted.processes(None).is_empty() {
@@ -216,7 +216,7 @@ fn a_replaced_daemon_answers_a_sync_that_waits() {
             unreachable!()
         });
         for kill in 0..10 {
-            // Not short lives one after the other: that is taken for a daemon that cannot live.
+            // Avoids short lives in a row, after which the supervisor gives up.
             rustix::fs::statfs(mounted.place.at("mnt")).unwrap();
             thread::sleep(if kill % 5 == 4 { Duration::from_secs(3) } else { MOMENT });
             mounted.processes(Some(true)).into_iter().for_each(|pid| kill_process(pid, Signal::KILL).unwrap_or(()));
@@ -227,7 +227,7 @@ fn a_replaced_daemon_answers_a_sync_that_waits() {
     });
 }
 
-/// Whoever waits for a daemon that hangs waits until it is killed, or the connection is cut.
+/// A process that waits for a hanging daemon waits until the daemon is killed, or the connection is cut.
 #[test]
 fn a_hanging_daemon_holds_sync_up_until_it_is_killed() {
     if Command::new("python3").arg("-V").output().is_err() {
@@ -246,7 +246,7 @@ fn a_hanging_daemon_holds_sync_up_until_it_is_killed() {
         assert!(waiting[1].try_wait().unwrap().is_none(), "it waits for {}", at.display());
         match cut {
             true => {
-                // It says that the mount is busy.
+                // It returns that the mount is busy.
                 let _ = rustix::mount::unmount(mounted.place.at("mnt"), rustix::mount::UnmountFlags::FORCE);
             }
             false => mounted.kill(),
@@ -259,7 +259,7 @@ fn a_hanging_daemon_holds_sync_up_until_it_is_killed() {
     }
 }
 
-/// `syncfs` on a descriptor that is open: the command would first ask the mount for a file.
+/// `syncfs` on an open descriptor: the command would first ask the mount for a file.
 fn sync_of(open: &File) -> Child {
     let mut command = Command::new("python3");
     command.args(["-c", "import ctypes, sys; sys.exit(-ctypes.CDLL(None).syncfs(0))"]);
@@ -275,7 +275,7 @@ fn it_is_refused_where_it_cannot_be() {
     user.refused(&["-o", "sync_commits", "store", "mnt"], "is for root");
     user.refused(&["-o", "sync_commits", "store", "mnt"], "untorn sync");
     assert!(!user.at("store").exists());
-    // As in a container: there is /dev/fuse, and no loop device.
+    // As in a container with /dev/fuse, but without a loop device.
     let devices = mounted.place.at("dev");
     fs::create_dir(&devices).unwrap();
     let script = "cp -a /dev/null /dev/fuse dev && mount --bind dev /dev && exec ./program -o sync_commits store mnt";

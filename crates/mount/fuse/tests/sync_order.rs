@@ -1,6 +1,6 @@
-//! What the kernel sends for `sync` and `syncfs`.
+//! The kernel's requests for `sync` and `syncfs`.
 //!
-//! `sync` is of all mounts of the machine: in a program of its own, and one test at a time.
+//! `sync` concerns all mounts of the machine, so these tests are a program of their own, and run one at a time.
 
 mod common;
 
@@ -30,7 +30,7 @@ fn sync_and_syncfs_are_not_passed_on_and_the_command_is() {
     assert!(!untorn_mount::mounts::mount_control::sync_all("/tmp".as_ref()).unwrap(), "elsewhere nobody is asked");
 }
 
-/// `sync` of everything, in another process: it waits for this one.
+/// `sync` of everything, in another process: this one has to answer it.
 fn sync() {
     assert!(Command::new("sync").status().unwrap().success());
 }
@@ -52,7 +52,7 @@ fn a_mount_of_a_device_is_sent_sync_and_syncfs_after_the_writes() {
         let (sync, last_write) = places(&asked, |asked| *asked == Asked::SyncAll);
         assert!(last_write.unwrap() < sync, "{asked:?}");
     }
-    // The kernel tells of a sync that failed, but not whoever syncs everything.
+    // The kernel reports a failed sync to `syncfs`, but not to `sync`.
     mount.tree.fail_writes(true);
     assert_eq!(rustix::fs::syncfs(&file), Err(rustix::io::Errno::IO));
     sync();

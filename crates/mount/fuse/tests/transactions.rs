@@ -1,4 +1,4 @@
-//! Transactions of programs on a mount, by the library: committed, given up, and left by programs that die.
+//! Transactions of programs on a mount, by the library: committed, aborted, and left by programs that die.
 
 mod common;
 
@@ -42,7 +42,7 @@ impl Mount {
         assert!(done.success(), "{arguments:?}");
     }
 
-    /// A file of programs that they have synced.
+    /// A file that programs have synced.
     fn synced(&self, name: &str, contents: &[u8]) -> File {
         fs::write(self.at(name), contents).unwrap();
         let file = self.open(name);
@@ -54,7 +54,7 @@ impl Mount {
         OpenOptions::new().read(true).write(true).open(self.at(name)).unwrap()
     }
 
-    /// Whether the processes of the mount live, and the supervisor's or daemon's.
+    /// The supervisor's process, or the daemon's if there is no supervisor; `None` if neither lives.
     fn process(&self) -> Option<Pid> {
         let store = self.dir.path().join(self.store);
         let of = |entry: fs::DirEntry| {
@@ -67,7 +67,7 @@ impl Mount {
         fs::read_dir("/proc").unwrap().find_map(|entry| of(entry.ok()?))
     }
 
-    /// What a crash now would leave: unmounted, the store has its last commits.
+    /// The state of a file after an unmount, which leaves the last commits.
     fn after_umount(&self, name: &str) -> Vec<u8> {
         self.untorn(&["umount".as_ref(), &self.at("")]);
         self.untorn(&[&self.dir.path().join(self.store), &self.at("")]);
@@ -111,7 +111,7 @@ fn a_transaction_is_committed_or_given_up_for_every_program() {
     assert_eq!(seen(), (b"old".to_vec(), b"long contents".to_vec()));
     assert_eq!((a.metadata().unwrap().len(), b.metadata().unwrap().len()), (3, 13));
 
-    // Appending goes on where the file ends now.
+    // Appending continues where the file ends now.
     let mut txn = Transaction::begin(&a).unwrap();
     txn.add(&b).unwrap();
     a.write_all_at(b"new", 0).unwrap();
@@ -119,7 +119,7 @@ fn a_transaction_is_committed_or_given_up_for_every_program() {
     let mut mapped = unsafe { memmap2::MmapMut::map_mut(&b).unwrap() };
     mapped[..4].copy_from_slice(b"LONG");
     txn.commit().unwrap();
-    // What is given up by a drop.
+    // A drop aborts the transaction.
     let dropped = Transaction::begin(&a).unwrap();
     a.write_all_at(b"half", 0).unwrap();
     drop(dropped);
@@ -147,7 +147,7 @@ fn several_files_are_committed_as_one_and_others_are_refused() {
     assert_eq!(fs::read(mount.at("b")).unwrap(), b"more");
 }
 
-/// The store of a mount is on a small file system, which is full in the end.
+/// A small file system for the store of a mount, which is full in the end.
 struct Small(PathBuf);
 
 impl Small {
@@ -165,8 +165,8 @@ impl Drop for Small {
     }
 }
 
-/// Overwrites two files on a full disk by transactions until one finds no room; false if none does, as the log got its
-/// room before the disk was full.
+/// Overwrites two files on a full disk by transactions until one finds no room; false if none does, because the log got
+/// its room before the disk was full.
 fn is_refused_on_a_full_disk(len: usize) -> bool {
     let dir = tempfile::tempdir().unwrap();
     let (small, flags) = (Small(dir.path().join("store")), rustix::mount::MountFlags::empty());
@@ -184,7 +184,7 @@ fn is_refused_on_a_full_disk(len: usize) -> bool {
             assert!(matches!(done, Err(untorn::Error::NoSpace { .. })), "{done:?}");
             assert!(matches!(txn.commit(), Err(untorn::Error::NoSpace { .. })), "still");
             fs::remove_file(small.0.join("filler")).unwrap();
-            // A try that began before there was room may be told of first.
+            // The error of a try that began before there was room may be reported first.
             let started = Instant::now();
             while let Err(e) = txn.commit() {
                 assert!(matches!(e, untorn::Error::NoSpace { .. }), "{e}");
@@ -205,7 +205,7 @@ fn is_refused_on_a_full_disk(len: usize) -> bool {
     is_refused
 }
 
-/// Large ones cannot be asked for, small ones wait in the log.
+/// The store refuses large commits, and small ones wait in the log.
 #[test]
 fn one_that_finds_no_room_goes_on() {
     if !rustix::process::geteuid().is_root() || !can_mount() {
@@ -216,7 +216,7 @@ fn one_that_finds_no_room_goes_on() {
     }
 }
 
-/// Takes the room away again that the log has got ahead.
+/// Takes away the room that the log has reserved.
 fn punch_the_log(store: &Path) {
     for entry in fs::read_dir(store.join(".untorn/journal")).unwrap() {
         let path = entry.unwrap().path();
@@ -230,7 +230,7 @@ fn punch_the_log(store: &Path) {
     }
 }
 
-/// Where nothing can be committed any more, an unmount does not insist on it.
+/// If nothing can be committed any more, an unmount succeeds all the same.
 #[test]
 fn a_mount_whose_log_failed_ends_and_says_so() {
     if !rustix::process::geteuid().is_root() || !can_mount() {
@@ -275,7 +275,7 @@ fn a_mount_whose_log_failed_ends_and_says_so() {
 
 const DIES: &str = "UNTORN_TRANSACTION_DIES";
 
-/// The program that dies, if the variable says so.
+/// The program that dies, if the variable is set.
 #[test]
 fn program_that_dies() {
     let Ok(at) = std::env::var(DIES) else { return };
@@ -305,7 +305,7 @@ fn what_a_program_leaves_that_dies_is_given_up() {
     }
     child.kill().unwrap();
     child.wait().unwrap();
-    // Nobody waits for it: soon.
+    // Nobody waits for the abort, so it happens a little later.
     let started = Instant::now();
     let seen = || (fs::read(mount.at("a")).unwrap(), fs::read(mount.at("b")).unwrap());
     while seen() != (b"old".to_vec(), b"old".to_vec()) {
@@ -319,7 +319,7 @@ fn what_a_program_leaves_that_dies_is_given_up() {
     assert_eq!(fs::read(mount.at("b")).unwrap(), b"old");
 }
 
-/// Programs go on after an unmount that was refused, and after a signal, which detaches the mount.
+/// Programs continue after a refused unmount, and after a signal, which detaches the mount.
 #[test]
 fn what_is_given_up_has_its_old_size_also_when_the_mount_is_about_to_end() {
     let Some(mount) = Mount::new() else { return };
@@ -345,7 +345,7 @@ fn what_is_given_up_has_its_old_size_also_when_the_mount_is_about_to_end() {
         }
     };
     wait("it is detached", &|| !mount.at("a").exists());
-    // What is done when it is detached may have to be done yet.
+    // The steps after the detaching may not be done yet.
     std::thread::sleep(Duration::from_millis(100));
     give_up("after a signal");
     a.write_all_at(b"new", 0).unwrap();

@@ -1,4 +1,4 @@
-//! Contents of files: what programs read and write.
+//! Contents of files: reads and writes of programs.
 
 pub(crate) mod holes;
 pub(crate) mod places;
@@ -13,13 +13,13 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// The largest size of a file.
 const SIZE_MAX: u64 = i64::MAX as u64;
-/// Bytes that are brought back at a time.
+/// Bytes that are recovered from the kernel's cache at a time.
 const PIECE: usize = 64 << 10;
 
-/// So many zeros are written at a time.
+/// Zeros that are written at a time.
 const ZEROS: u64 = 1 << 20;
 
-/// The size that is to be set.
+/// The size that a change sets, if it sets one.
 pub(crate) fn size_of_change(change: &Change) -> Result<Option<u64>> {
     match change.size {
         Some(size) if size > SIZE_MAX => Err(Errno(libc::EFBIG)),
@@ -39,7 +39,7 @@ impl StoreTree {
             if !inode.is_file() {
                 return Err(Errno(libc::EISDIR));
             }
-            // What a program wrote last is not what there is: the kernel must not take the one for the other.
+            // The tree lacks the bytes that a program wrote last. The kernel must not take the older bytes for those.
             if inode.lost.overlaps(&(offset..offset.saturating_add(buf.len() as u64))) {
                 return Err(Errno(libc::EIO));
             }
@@ -53,7 +53,7 @@ impl StoreTree {
             Source::Pack { file, extent, moves } => {
                 let done = read_extent(&file, extent, buf, offset)?;
                 let mut core = self.core()?;
-                // Another file's bytes may be there by now.
+                // Another file's bytes may be in the extent by now.
                 if core.pack.moves() == moves { done } else { core.read_bytes(ino, offset, buf)? }
             }
         };
@@ -62,7 +62,7 @@ impl StoreTree {
         Ok(len)
     }
 
-    /// From here on the file has uncommitted contents; `first` is the first byte that changes.
+    /// Notes that the file has uncommitted contents from now on; `first` is the first byte that changes.
     fn begin_change(core: &mut Core, ino: Ino, first: u64) -> Result<&mut crate::table::inode::Uncommitted> {
         let (now, elapsed) = (core.clock.now(), core.clock.elapsed());
         core.changed.insert(ino);
@@ -77,7 +77,7 @@ impl StoreTree {
         Ok(u)
     }
 
-    /// After a change of contents: `--commit=write` commits it before the reply.
+    /// Ends a change of contents: `--commit=write` commits it before the reply.
     fn changed(&self, mut core: Held<'_>, ino: Ino) -> Result<()> {
         if self.mode == CommitMode::Write {
             let inode = core.inode(ino)?;
@@ -93,7 +93,8 @@ impl StoreTree {
         self.relieve(&mut core)
     }
 
-    /// If it fails and `is_late`, no program knows which write it was, and what it was to have is lost.
+    /// Writes to a file. If the write fails and `is_late`, no program learns which write failed, so its range is noted
+    /// as lost.
     pub(crate) fn write_contents(&self, ino: Ino, offset: u64, data: &[u8], is_late: bool) -> Result<()> {
         let mut core = self.core()?;
         if !core.inode(ino)?.is_file() {
@@ -118,13 +119,14 @@ impl StoreTree {
         self.changed(core, ino)
     }
 
-    /// Before a program opens a file for writing that no other one has open so: if it is poisoned, it is from then on as of
-    /// its last commit, as nobody can tell what else it was to have.
+    /// Prepares a poisoned file for a program that opens it for writing while no other program has it open so.
+    ///
+    /// The file goes back to its last commit, because nobody knows which contents it should have.
     pub(crate) fn restore(&self, ino: Ino, pull: &dyn Pull) -> Result<()> {
         if !self.any_poisoned.load(Relaxed) {
             return Ok(());
         }
-        // Whoever comes second must not find in the kernel's cache what is being given up.
+        // A second caller must wait, so that it does not find the discarded contents in the kernel's cache.
         let _turn = self.restoring.try_lock().unwrap_or_else(|| {
             pull.begin_waiting();
             self.restoring.lock()
@@ -140,7 +142,7 @@ impl StoreTree {
         if let Err(e) = self.bring_back(ino, pull)
             && e != Errno(libc::EIO)
         {
-            // All of it is there, but there is no room.
+            // The kernel has all of the lost data, and there is only no room for it now: the file stays as it is.
             return Ok(());
         }
         let size = {
@@ -156,10 +158,11 @@ impl StoreTree {
         Ok(())
     }
 
-    /// Brings back what failed writes of a file were to have, where the kernel has all of it still.
+    /// Recovers the data of a file's failed writes, if the kernel has all of it still.
     ///
     /// # Errors
-    /// `EIO` if it has not, or what failed is not known; else why it cannot be written now, either.
+    /// `EIO` if the kernel has not, or the failed writes are not known; else the reason why the data cannot be written
+    /// now, either.
     pub(crate) fn bring_back(&self, ino: Ino, pull: &dyn Pull) -> Result<()> {
         let mut piece = vec![0; PIECE];
         loop {
@@ -184,7 +187,7 @@ impl StoreTree {
                 tracing::warn!(ino, errno = e.0, "the kernel does not give what a failed write was to have");
                 return Err(Errno(libc::EIO));
             }
-            // A program may have written a part of it meanwhile, which is newer.
+            // A program may have written a part of the range meanwhile; its bytes are newer.
             let lost: Vec<_> =
                 inode.lost.overlapping(&range).map(|r| r.start.max(range.start)..r.end.min(range.end)).collect();
             for part in lost {
@@ -279,8 +282,10 @@ impl StoreTree {
         self.changed(core, ino)
     }
 
-    /// Keeps room for a range of a file. That of a larger file is the object's, below, from here on; a small one gets its
-    /// bytes, of which a commit finds room in what is kept for commits.
+    /// Reserves room for a range of a file.
+    ///
+    /// A larger file's object gets the room in the file system below now. A small file gets zero bytes, unless its size
+    /// must stay; its commit uses the room that is kept free for commits.
     fn keep_room(&self, ino: Ino, offset: u64, len: u64, keeps_size: bool) -> Result<()> {
         let end = offset + len;
         let mut core = self.changing()?;
@@ -302,7 +307,8 @@ impl StoreTree {
             kept = refused(object.keep_room(offset, len))?;
         }
         let lost = kept.ok_or(Errno(libc::EIO))?;
-        // What is cut off, or made a hole, gives room back when the data file is cut, too. Bytes keep it.
+        // In these ranges a truncation or hole that is not applied yet will give the room back when it reaches the data
+        // file. Written zeros keep the room.
         for range in lost {
             if keeps_size && range.end > old {
                 return Err(Errno(libc::EOPNOTSUPP));

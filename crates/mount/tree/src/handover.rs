@@ -1,4 +1,5 @@
-//! The log of a tree from which another process goes on: what is gathered for it, and how it is written.
+//! The handover log, from which another process continues a tree: collects the changes of an operation, and writes
+//! them.
 
 pub(crate) mod kept;
 
@@ -9,24 +10,24 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 
-/// The log of a tree.
+/// The handover log of a tree.
 pub(crate) struct Continuation {
     pub kept: Arc<dyn Kept>,
-    /// Whose log it is.
+    /// Random number that identifies the log through all processes that continue it.
     pub own: u64,
-    /// Items of the operation under way.
+    /// Items of the present operation.
     pub items: Vec<u8>,
     pub keys: Vec<Key>,
     pub inos: Vec<Ino>,
     pub len: u64,
     pub first_len: u64,
-    /// What happened of questions that may not be answered yet.
+    /// Completed steps of requests that may not be answered yet, by request number.
     pub happened: HashMap<u64, Vec<Ino>>,
-    /// What happened of those that the last process left unanswered.
+    /// Completed steps of requests that the last process left unanswered.
     pub happened_before: HashMap<u64, Vec<Ino>>,
-    /// Inodes that the answers to such questions give the kernel.
+    /// Inodes that the answers to such requests give the kernel.
     pub given: HashMap<u64, Vec<Ino>>,
-    /// Those that the last process left unanswered were to give.
+    /// Inodes that the answers of requests that the last process left unanswered should have given.
     pub given_before: HashMap<u64, Vec<Ino>>,
 }
 
@@ -42,7 +43,7 @@ impl Continuation {
         self.own
     }
 
-    /// Adds the items of the operation to the log, with more bytes.
+    /// Appends the items of the operation to the log, followed by more bytes.
     pub fn append(&mut self, more: &[u8]) -> io::Result<()> {
         let len = (self.items.len() + more.len()) as u64;
         self.kept.append(&[&len.to_le_bytes(), &self.items, more])?;

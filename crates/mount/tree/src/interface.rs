@@ -1,5 +1,4 @@
-//! What a tree of files is to those who serve it: the trait, the clock, limits, access lists. Stands on nothing
-//! else here.
+//! The interface of a tree of files: the trait, the clock, limits, access lists. Stands on nothing else here.
 
 pub(crate) mod access_list;
 pub(crate) mod clock;

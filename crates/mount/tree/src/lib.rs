@@ -1,7 +1,7 @@
-//! A tree of files in a store, by inode number: names, attributes, contents, and what a sync commits.
+//! A tree of files in a store, by inode number: names, attributes, contents, and their commits.
 //!
-//! Nothing here knows FUSE: `crates/mount/fuse` serves a [`FileTree`] to the kernel, and the tests run one on the simulated
-//! disk.
+//! The crate knows nothing of FUSE: `crates/mount/fuse` serves a [`FileTree`] to the kernel, and the tests run one on
+//! the simulated disk.
 
 mod contents;
 mod handover;

@@ -1,4 +1,4 @@
-//! The operations of a tree, as the kernel asks for them.
+//! The operations of a tree, as the kernel requests them.
 
 pub(crate) mod transactions;
 
@@ -37,7 +37,7 @@ impl StoreTree {
         let (dir, name) = (at.0, at.1.map(bytes).transpose()?);
         let room = self.check_room().and_then(|()| name.map_or(Ok(()), |name| self.check_name(dir, name)));
         let mut core = self.changing()?;
-        // What has happened needs no room.
+        // A request that is repeated was done already, and needs no room.
         if let Some(made) = happened(&core) {
             let answer = self.limits.shown(core.attributes(made)?);
             return self.named(core, answer);
@@ -76,9 +76,9 @@ impl StoreTree {
         self.named(core, answer)
     }
 
-    /// Seals a file: its contents so far are part of the names as of now.
+    /// Seals a file: commits its contents so far together with the present names.
     ///
-    /// The commit is submitted in the same step as the change of the names, so that the log has the two as one.
+    /// The commit is submitted in the same step as the change of the names, so that the log has both in one record.
     fn seal(core: &mut Core, inos: &[Ino]) {
         let changed = |ino: &Ino| core.inodes.get(ino).is_some_and(|i| i.uncommitted.is_some() && i.row.nlink > 0);
         if inos.iter().any(changed) {
@@ -101,7 +101,7 @@ impl StoreTree {
         self.mode != CommitMode::Store
     }
 
-    /// Which files a renaming has to pull, and to seal.
+    /// The files that a rename has to pull and to seal.
     fn to_seal(&self, core: &Core, from: Ino, to: Option<Ino>, flags: RenameFlags) -> Result<Vec<Ino>> {
         let mut inos = Vec::new();
         if !self.seals() {
@@ -162,9 +162,9 @@ impl StoreTree {
             }
             _ => core.remove_name(from.0, from.1),
         };
-        // Who reads the directory finds the file once, by its old name or its new one.
+        // A program that reads the directory finds the file once, by its old name or its new one.
         core.set_name_at(to.0, to.1, from.2, place.filter(|_| from.0 == to.0));
-        // Links of the two directories: one for each directory in them.
+        // A directory has one link for each directory in it.
         let moved = i32::from(is_dir);
         let other = i32::from(target_is_dir);
         core.add_links(from.0, if exchanges { other - moved } else { -moved });
@@ -181,7 +181,7 @@ impl StoreTree {
     }
 }
 
-/// Rights of what is made in a directory with these attributes.
+/// Gives a new inode the rights that its directory, with these attributes, passes on.
 fn pass_on(of_dir: &BTreeMap<Box<[u8]>, Box<[u8]>>, umask: u32, made: &mut Inode) -> Result<()> {
     if made.row.kind == Kind::Symlink {
         return Ok(());
@@ -435,7 +435,7 @@ impl FileTree for StoreTree {
                     self.pull_whole(ino, pull)?;
                     pulled.push(ino);
                 }
-                // The names may be others by now.
+                // The names may have changed meanwhile.
                 continue;
             }
             let exchanged = target.filter(|_| flags == RenameFlags::Exchange);
@@ -732,12 +732,13 @@ impl StoreTree {
         self.limits.removal(&core.attributes(dir)?, &core.attributes(ino)?)
     }
 
-    /// Refuses what takes room while the file system below has little left: what programs wrote already must fit.
+    /// Refuses changes that take room while the file system below has little left: earlier writes of programs must
+    /// still fit.
     pub(crate) fn check_room(&self) -> Result<()> {
         self.check_room_for(0)
     }
 
-    /// As [`check_room`](Self::check_room), for what takes so many bytes at once.
+    /// Checks the room like [`check_room`](Self::check_room), for a change that takes `bytes` at once.
     pub(crate) fn check_room_for(&self, bytes: u64) -> Result<()> {
         let below = self.below()?;
         let block = u64::from(below.block_size);

@@ -1,7 +1,7 @@
-//! Goes on where another process was killed: what the store has, and over it what that process's log has.
+//! Resumes a tree after the process that served it was killed: loads the store, and redoes that process's handover log.
 //!
-//! The table says which commit it is as of. Rows that the log has from before that commit are in the table, and contents
-//! that such a commit had are where they belong; what comes later is done again, commits included, in its order.
+//! The table names the commit that it is as of. Rows that the log has from before that commit are in the table, and
+//! contents that such a commit included are in place; everything later is redone in its order, commits included.
 
 pub(crate) mod continuation;
 
@@ -18,7 +18,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use untorn::{Error, Store};
 
-/// The largest frame: a write and what it changes.
+/// The largest frame: a write and the rows that it changes.
 const FRAME_MAX: u64 = 1 << 30;
 
 fn lost(detail: &str) -> Error {
@@ -37,7 +37,7 @@ fn failed(Errno(e): Errno) -> Error {
     lost(&format!("it cannot be followed: {}", io::Error::from_raw_os_error(e)))
 }
 
-/// Frames of a log, one after the other.
+/// Reads the frames of a log, one after the other.
 struct Frames<'a> {
     kept: &'a dyn Kept,
     at: u64,
@@ -50,7 +50,8 @@ impl<'a> Frames<'a> {
         Ok(Frames { kept, at: 0, end: kept.len().map_err(unreadable)?, bytes: Vec::new() })
     }
 
-    /// The next one. The process may have been killed while it wrote the last one, which then has not happened.
+    /// The next frame. An incomplete frame at the end, which the process was writing when it was killed, counts as not
+    /// written.
     fn next(&mut self) -> untorn::Result<Option<&[u8]>> {
         let mut len = [0; 8];
         if self.at + 8 > self.end {
@@ -71,22 +72,22 @@ impl<'a> Frames<'a> {
     }
 }
 
-/// What is known of questions that may not have been answered.
+/// Completed steps and given inodes of requests that may not have been answered.
 #[derive(Default)]
 struct Unanswered {
     happened: HashMap<u64, Vec<Ino>>,
     given: HashMap<u64, Vec<Ino>>,
 }
 
-/// Which commits of the log the store has.
+/// The part of the log that the store's commits include.
 #[derive(Default)]
 struct Included {
-    /// Rows of frames before this one are in the table.
+    /// The table has the rows of the frames up to and including this one.
     rows: usize,
-    /// Contents of frames before these are where they belong.
+    /// For each file, the contents of the frames up to and including this one are in place.
     contents: HashMap<Ino, usize>,
     void: HashSet<u64>,
-    /// Where the last whole frame ends.
+    /// End of the last complete frame.
     end: u64,
 }
 
@@ -130,8 +131,9 @@ impl Included {
 }
 
 impl Core {
-    /// As [`Core::open`]. What is uncommitted is logged from now on; if there is a log, the tree is as the process left it
-    /// that wrote it.
+    /// Opens a tree as [`Core::open`] does, and logs uncommitted changes from now on.
+    ///
+    /// If there is a log, the tree continues in the state in which the process that wrote the log left it.
     pub fn open_kept(
         store: Store,
         clock: Arc<dyn Clock>,
@@ -145,7 +147,7 @@ impl Core {
         let continuation = if resumes {
             let (included, own) = Included::of(&*kept, &core)?;
             let Unanswered { happened, given } = core.follow(&*kept, &included)?;
-            // The log may go on as it is: nothing comes behind a part of a frame.
+            // An incomplete frame is removed, so that new frames can be appended.
             kept.cut(included.end).map_err(unreadable)?;
             Continuation { happened_before: happened, given_before: given, ..Continuation::new(kept, own) }
         } else {
@@ -162,7 +164,7 @@ impl Core {
     fn follow(&mut self, kept: &dyn Kept, included: &Included) -> untorn::Result<Unanswered> {
         let mut unanswered = Unanswered::default();
         let mut last = self.numbers.commit;
-        // Objects of inodes that no commit knew of were removed by the opening.
+        // The opening has removed the objects of inodes that no commit includes.
         let known = self.numbers.next;
         let (mut frames, mut n) = (Frames::of(kept)?, 0);
         while let Some(frame) = frames.next()? {
@@ -227,20 +229,20 @@ impl Core {
         Ok(unanswered)
     }
 
-    /// A commit that was asked for, and of which the store has those up to `last`.
+    /// Redoes a commit, unless the store has it: it has those up to `last`.
     fn follow_commit(&mut self, number: u64, inos: &[Ino], last: u64) -> untorn::Result<()> {
         if number <= last {
             self.settle_owed();
             return Ok(());
         }
         self.numbers.commit = number.wrapping_sub(1);
-        // The files of a transaction are in it still.
+        // The files of a transaction are still in it.
         self.committing = inos.iter().find_map(|ino| self.inodes.get(ino)?.txn);
-        // An earlier one that found no room comes with this one: its names do.
+        // An earlier commit that found no room is part of this one, whose rows include its names.
         let submitted = self.submit(&self.with_owed(inos));
         self.committing = None;
         match submitted {
-            // On a full disk the next commit has it. Nobody was told that it is durable.
+            // On a full disk the next commit includes it. Nobody was told that it is durable.
             Err(e) if !is_final(&e) => {
                 self.owe(inos);
                 Ok(())
@@ -249,7 +251,7 @@ impl Core {
         }
     }
 
-    /// Numbers up to this one were given.
+    /// Reserves numbers, because those up to this one were given.
     fn make_room_for(&mut self, ino: Ino) -> crate::interface::file_tree::Result<()> {
         while self.numbers.limit <= ino {
             self.reserve()?;
@@ -266,7 +268,7 @@ impl Core {
                 if row.kind == Kind::Directory {
                     self.dirs.entry(ino).or_default();
                 }
-                // An object is made when there are bytes for it, and an extent given when a commit has them.
+                // The object is made when bytes for it follow, and an extent is given when a commit includes bytes.
                 let before = self.inodes.get(&ino).map(|inode| &inode.row);
                 (row.object, row.extent) = before.map_or((false, None), |row| (row.object, row.extent));
                 match self.inodes.get_mut(&ino) {
@@ -332,7 +334,7 @@ impl Core {
         (inode.known, inode.openings, inode.writers) = (state.known, state.openings, state.writers);
         inode.poisoned = state.poisoned;
         inode.lost = state.lost.iter().filter(|(start, end)| start < end).map(|(start, end)| *start..*end).collect();
-        // Which writes the kernel has told of is not known: of those that this process refuses, a pull tells again.
+        // It is unknown whether the kernel has reported these failed writes. If it has not, the next pull does.
         inode.is_untold = !inode.lost.is_empty();
         let before = std::mem::replace(&mut inode.txn, state.txn);
         if contents {

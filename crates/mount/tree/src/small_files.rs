@@ -1,4 +1,4 @@
-//! Contents of small files: their room in the pack, and drafts of them in memory. Stands on nothing else here.
+//! Contents of small files: their room in the pack, and their drafts in memory. Stands on nothing else here.
 
 pub(crate) mod draft;
 pub(crate) mod pack;

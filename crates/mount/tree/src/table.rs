@@ -1,4 +1,4 @@
-//! Inodes: their rows, the table's file, and an inode in memory. Stands on `interface` and `small_files`.
+//! Inodes: their rows, the table's file, and inodes in memory. Stands on `interface` and `small_files`.
 
 pub(crate) mod inode;
 pub(crate) mod inode_table;

@@ -1,9 +1,10 @@
-//! Programs over a tree on the simulated disk, and every crash of them: what is found is a state that the rules allow.
+//! Programs over a tree on the simulated disk, with every possible crash: the tree found afterwards is in a state that
+//! the rules allow.
 //!
-//! The model below knows the rules, and nothing of tables and objects. A state is what a commit of all names after some
-//! operation shows: the names, and of each file the contents that were committed by then. After a crash the tree shows one
-//! of these states, no older than the last that was acknowledged. A third of the programs commit in rounds, where each state
-//! is what all programs had done when a sync was asked for.
+//! The model below knows the rules, and nothing of tables and objects. A state is the result of a commit of all names
+//! after some operation: the names, and for each file the contents that were committed by then. After a crash the tree
+//! shows one of these states, no older than the last that was acknowledged. A third of the programs commit in rounds,
+//! where each state has all changes that programs had made when a sync was called.
 
 mod common;
 mod crashes {
@@ -41,7 +42,7 @@ fn pack(first: usize, last: usize) -> u64 {
     (first as u64) << 32 | last as u64
 }
 
-/// What the tree shows is one of the states that the mark allows.
+/// Checks that the tree shows one of the states that the mark allows.
 fn check(tree: &StoreTree, mark: u64, states: &[State]) -> std::result::Result<State, String> {
     let found = shown(tree);
     let (first, last) = ((mark >> 32) as usize, (mark & 0xffff_ffff) as usize);
@@ -59,9 +60,9 @@ fn check(tree: &StoreTree, mark: u64, states: &[State]) -> std::result::Result<S
     Err(format!("found {:?}\nallowed\n{}", brief(&found), allowed.join("\n")))
 }
 
-/// What readers see as of the last commit fits together.
+/// Checks that the tree is sound as readers see it at the last commit.
 fn is_sound(disk: &SimDisk, is_closed: bool) -> std::result::Result<(), String> {
-    // The owner on this disk tells readers nothing: they look when it was killed.
+    // The owner on this disk shows nothing to readers, so they open the store after a kill.
     let disk = disk.fork();
     disk.kill();
     let reader = Reader::open_on(disk.process(), StoreDir::of_directory(), "".into()).map_err(|e| e.to_string())?;
@@ -72,7 +73,7 @@ fn is_sound(disk: &SimDisk, is_closed: bool) -> std::result::Result<(), String> 
     Ok(())
 }
 
-/// Opens, crashes the opening up to `deep` times, and looks.
+/// Opens the tree, crashes the opening up to `deep` times, and checks the result.
 fn recover(disk: SimDisk, mark: u64, states: &[State], rng: &mut Rng, deep: u32) -> std::result::Result<(), String> {
     let clock = Arc::new(TestClock::default());
     disk.record();
@@ -86,7 +87,7 @@ fn recover(disk: SimDisk, mark: u64, states: &[State], rng: &mut Rng, deep: u32)
         recover(again, mark, states, rng, deep - 1)?;
         return Ok(());
     }
-    // It goes on: no number is given twice, and nothing is left over.
+    // The tree continues: no number is used twice, and nothing is left over.
     let fresh = file(&tree, "fresh");
     tree.write(fresh, 0, b"fresh").unwrap();
     tree.sync(fresh, &Clean).unwrap();
@@ -123,7 +124,7 @@ fn recover(disk: SimDisk, mark: u64, states: &[State], rng: &mut Rng, deep: u32)
     Ok(())
 }
 
-/// Runs a program of a seed, and crashes it.
+/// Runs the program of a seed, and crashes it.
 fn run(seed: u64, steps: usize) -> std::result::Result<usize, String> {
     let mut rng = Rng::with_seed(seed);
     let disk = SimDisk::new(Options { seed, profile: PROFILES[rng.usize(..PROFILES.len())], ..Options::default() });
@@ -142,7 +143,7 @@ fn run(seed: u64, steps: usize) -> std::result::Result<usize, String> {
     for _ in 0..steps {
         let op = model.draw(&mut rng);
         done.push(op.clone());
-        // What the operation will have done, by the rules.
+        // The expected result of the operation, by the rules.
         let expected = model.apply(&op);
         states.push(model.state());
         let n = states.len() - 1;

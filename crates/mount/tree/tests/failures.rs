@@ -1,6 +1,8 @@
-//! Calls that fail below a tree, for no room (ENOSPC, EDQUOT) or else (EIO): at each call in turn, once or until it is
-//! mended. What could not be committed is committed later, in order; nothing comes apart meanwhile, and nothing stops until
-//! the tree is opened again, but after a flush that failed.
+//! Calls below a tree that fail, for lack of room (ENOSPC, EDQUOT) or otherwise (EIO): each call in turn, once or until
+//! the fault is cleared.
+//!
+//! Changes that could not be committed are committed later, in order; nothing comes apart meanwhile, and only after a
+//! failed flush does the tree refuse all work until it is opened again.
 
 mod common;
 use common::*;
@@ -10,7 +12,7 @@ use untorn_tree::*;
 
 const CONFIG: [&str; 2] = ["config", "config.new"];
 
-/// What a tree on a copy of the disk shows after a power cut that loses what was not flushed.
+/// The tree on a copy of the disk after a kill.
 fn after_crash(disk: &SimDisk, clock: &Arc<TestClock>) -> std::result::Result<StoreTree, String> {
     let copy = disk.fork();
     copy.clear_faults();
@@ -22,9 +24,9 @@ struct Program {
     disk: SimDisk,
     clock: Arc<TestClock>,
     tree: StoreTree,
-    /// The last version of the configuration, and of the pair of files, that a sync acknowledged.
+    /// The last versions of the configuration, and of the pair of files, that a sync acknowledged.
     acknowledged: [u8; 2],
-    /// The newest that was begun.
+    /// The newest versions that were begun.
     newest: [u8; 2],
 }
 
@@ -44,7 +46,7 @@ impl Program {
         }
     }
 
-    /// All of a file anew, as a program does that finds an error.
+    /// Writes all of a file anew, as a program does after an error.
     fn fill(&self, called: &str, bytes: &[u8]) -> Result<Ino> {
         let ino = self.there(called)?;
         self.tree.set_attributes(ino, &Change { size: Some(0), ..Change::default() })?;
@@ -52,7 +54,7 @@ impl Program {
         Ok(ino)
     }
 
-    /// A new configuration, renamed over the old one without a sync of it.
+    /// Renames a new configuration over the old one without a sync of it.
     fn replace(&mut self, version: u8) -> Result<()> {
         if self.newest[0] < version {
             self.fill(CONFIG[1], &config(version))?;
@@ -71,7 +73,7 @@ impl Program {
         Ok(())
     }
 
-    /// Two files as one.
+    /// Commits two files in one commit.
     fn pair(&mut self, version: u8) -> Result<()> {
         self.newest[1] = version;
         let one = self.fill("one", &[version; 700])?;
@@ -123,12 +125,12 @@ impl Program {
     fn reopen(&mut self) {
         self.disk.kill();
         self.tree = open(&self.disk, &self.clock);
-        // What no sync acknowledged may be gone.
+        // Changes that no sync acknowledged may be gone.
         let found = self.ino(CONFIG[0]).map(|ino| contents(&self.tree, ino));
         self.newest[0] = found.and_then(|bytes| bytes.first().copied()).unwrap_or(0);
     }
 
-    /// What a crash now leaves.
+    /// Checks the state that a crash now leaves.
     fn check_crash(&self) -> std::result::Result<(), String> {
         let tree = after_crash(&self.disk, &self.clock)?;
         let of = |called| tree.lookup(ROOT, name(called)).ok().map(|found| contents(&tree, found.ino));
@@ -155,7 +157,7 @@ impl Program {
     }
 }
 
-/// A flush that fails is for good; everything else is not.
+/// Runs the program with a fault. A failed flush is final; all other failures are not.
 fn with_failure(seed: u64, on: On, after: u64, times: u64, error: i32) -> std::result::Result<bool, String> {
     let options =
         untorn_crashlab::Options { seed, profile: PROFILES[seed as usize % PROFILES.len()], ..Default::default() };
@@ -176,7 +178,7 @@ fn with_failure(seed: u64, on: On, after: u64, times: u64, error: i32) -> std::r
                 program.disk.clear_faults();
             }
             if tries == 4 && on == On::Write {
-                // A write of the log itself that failed is as a flush that failed.
+                // A failed write of the log itself counts as a failed flush.
                 program.reopen();
             }
             if tries == 6 {
@@ -221,7 +223,7 @@ fn a_tree_goes_on_after_every_failure_but_of_a_flush() {
     assert!(failures > 200, "hardly anything failed");
 }
 
-/// A checkpoint finds no room for the table. When there is room again, a commit that removes objects goes on, too.
+/// A checkpoint finds no room for the table. When there is room again, a commit that removes objects continues, too.
 #[test]
 fn removals_go_on_when_the_table_could_not_be_written_for_a_while() {
     for error in [libc::ENOSPC, libc::EDQUOT] {

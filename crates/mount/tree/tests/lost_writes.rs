@@ -1,5 +1,7 @@
-//! Writes that the kernel sends late, and that find no room: what they were to have is known, is brought back where the
-//! kernel has all of it, and is otherwise missed until programs write it anew. No commit has a part of it.
+//! Writes that the kernel sends late, and that find no room.
+//!
+//! The tree knows their ranges, recovers the data if the kernel still has all of it, and otherwise lacks it until
+//! programs write it anew. No commit has a part of it.
 
 mod common;
 
@@ -11,7 +13,7 @@ use untorn_tree::*;
 const EIO: std::result::Result<(), Errno> = Err(Errno(libc::EIO));
 const ENOSPC: std::result::Result<(), Errno> = Err(Errno(libc::ENOSPC));
 const LEN: usize = 100_000;
-/// What is written where there is no room, and where.
+/// Length and position of the write that finds no room.
 const LOST: usize = 4 << 20;
 const AT: u64 = 200_000;
 
@@ -19,7 +21,7 @@ fn fill(disk: &SimDisk) {
     disk.fail(Fault { on: On::Change, after: 0, times: 10_000, what: What::Errno(libc::ENOSPC) });
 }
 
-/// A file with a commit and something uncommitted, of which a write has failed.
+/// A file with a commit and uncommitted changes, of which a write has failed.
 fn with_lost() -> (SimDisk, Arc<TestClock>, StoreTree, Ino) {
     let (disk, clock, tree) = new_tree();
     let a = synced(&tree, "a", &[1; LEN]);
@@ -30,7 +32,7 @@ fn with_lost() -> (SimDisk, Arc<TestClock>, StoreTree, Ino) {
     (disk, clock, tree, a)
 }
 
-/// All of the file, with what was lost.
+/// All of the file, with the lost data.
 fn whole() -> Vec<u8> {
     let mut bytes = vec![0; AT as usize + LOST];
     bytes[..LEN].fill(1);
@@ -43,12 +45,12 @@ fn committed(disk: &SimDisk, clock: &Arc<TestClock>) -> Vec<u8> {
     contents_of(&open(&disk.fork(), clock), "a")
 }
 
-/// A kernel that has all of the file up to a place in its cache.
+/// A kernel that has all of the file up to a position in its cache.
 struct Cached<'a> {
     up_to: u64,
-    /// Before it gives a part, a program writes to this tree.
+    /// A write of a program, before the kernel gives a part.
     written: Option<&'a (dyn Fn() + Sync)>,
-    /// Sizes that it was told of files that were rolled back.
+    /// Sizes of files that were rolled back, as reported to the kernel.
     rolled_back: Mutex<Vec<u64>>,
 }
 
@@ -152,7 +154,7 @@ fn it_stays_lost_where_the_kernel_has_not_all_of_it() {
     assert_eq!(tree.sync(a, &Cached::up_to(AT + LOST as u64 - 1)), EIO);
     assert_eq!(tree.sync_all(&Cached::up_to(AT + LOST as u64 - 1)), EIO);
     assert_eq!(committed(&disk, &clock), [1; LEN], "no mixture of kept and lost pages");
-    // The bytes that were brought back are those that programs wrote: writing the rest is enough.
+    // The recovered bytes are those that programs wrote: writing the rest is enough.
     tree.write(a, AT, &vec![3; LOST]).unwrap();
     tree.sync(a, &Clean).unwrap();
     assert!(contents_of(&reopen(&disk, &clock, tree), "a") == whole());
@@ -166,7 +168,7 @@ fn without_room_it_is_told_so_and_brought_back_later() {
     assert_eq!(tree.sync(a, &kernel), ENOSPC);
     assert_eq!(tree.prepare_end(&kernel), ENOSPC);
     disk.clear_faults();
-    // The program that has it open, and syncs it, commits it.
+    // Only a sync of the program that has the file open may commit it.
     tree.prepare_end(&kernel).unwrap();
     assert_eq!(committed(&disk, &clock), [1; LEN]);
     tree.release(a, true);
@@ -174,7 +176,7 @@ fn without_room_it_is_told_so_and_brought_back_later() {
     assert!(contents_of(&reopen(&disk, &clock, tree), "a") == whole());
 }
 
-/// A program writes a part of it anew in the moment in which it is brought back.
+/// A program writes a part anew while the data is being recovered.
 #[test]
 fn what_is_newer_stays() {
     let (disk, clock, tree, a) = with_lost();
@@ -187,7 +189,7 @@ fn what_is_newer_stays() {
     assert!(found == expected);
 }
 
-/// One whose write failed that is opened anew for writing is as of its last commit, and all goes on.
+/// A file with a failed write that is opened anew for writing goes back to its last commit, and work continues.
 #[test]
 fn a_file_that_is_opened_anew_is_as_of_its_last_commit() {
     let (disk, clock, tree, a) = with_lost();
@@ -202,13 +204,13 @@ fn a_file_that_is_opened_anew_is_as_of_its_last_commit() {
     tree.write(a, 0, &[7; 10]).unwrap();
     tree.sync(a, &Clean).unwrap();
     assert_eq!(contents_of(&reopen(&disk, &clock, tree), "a")[..20], [[7; 10], [1; 10]].concat());
-    // Where the kernel has all of it, nothing is given up.
+    // If the kernel has all of the data, nothing is discarded.
     let (_disk, _clock, tree, a) = with_lost();
     tree.release(a, true);
     let kernel = Cached::up_to(u64::MAX);
     tree.restore(a, &kernel).unwrap();
     assert!(kernel.rolled_back.lock().unwrap().is_empty() && contents(&tree, a) == whole());
-    // Nor where it finds no room now.
+    // Nor is anything discarded if there is no room now.
     let (disk, _clock, tree, a) = with_lost();
     tree.release(a, true);
     fill(&disk);
@@ -232,7 +234,8 @@ fn a_write_that_a_program_waits_for_changes_nothing_if_it_fails() {
     assert!(found == whole()[..LEN], "{}", found.len());
 }
 
-/// The kernel tells of the write by the next pull: that is not another one, of which nothing would be known.
+/// The kernel reports the failed write at the next pull. That report must not be taken for another, unknown failed
+/// write.
 #[test]
 fn a_failed_write_is_told_of_once() {
     let (disk, clock, tree, a) = with_lost();

@@ -1,4 +1,4 @@
-//! What programs see of a tree.
+//! A tree as programs see it.
 
 mod common;
 use common::*;
@@ -31,7 +31,7 @@ fn a_synced_tree_is_there_after_a_kill() {
     assert_eq!(tree.lookup(below, name("b")).unwrap().ino, a.ino);
     let link = tree.lookup(below, name("link")).unwrap();
     assert_eq!((tree.read_link(link.ino).unwrap(), link.size), (OsStr::new("../a").into(), 4));
-    // A number that the kernel may have seen is not given again.
+    // A number that the kernel may have seen is not used again.
     assert!(file(&tree, "new") > a.ino + 10);
     tree.close(&Clean).unwrap();
     assert_eq!(errno(tree.attributes(ROOT)), libc::EIO);
@@ -65,7 +65,7 @@ fn directories_count_their_links() {
     assert_eq!(errno(tree.rename((ROOT, name("b")), (c, name("x")), RenameFlags::Replace, &Clean)), libc::EINVAL);
     assert_eq!(errno(tree.remove_dir(ROOT, name("b"))), libc::ENOTEMPTY);
     assert_eq!(errno(tree.rename((ROOT, name("a")), (ROOT, name("b")), RenameFlags::Replace, &Clean)), libc::ENOTEMPTY);
-    // Over an empty one.
+    // A rename over an empty directory.
     tree.rename((b, name("d")), (ROOT, name("a")), RenameFlags::Replace, &Clean).unwrap();
     assert_eq!((links(ROOT), links(b), links(c), links(a)), (4, 2, 2, 0));
     assert_eq!(errno(tree.make(ME, a, name("x"), Kind::File, 0o600, 0)), libc::ENOENT);
@@ -115,7 +115,7 @@ fn a_removed_file_stays_while_it_is_open_or_known() {
     assert_eq!(errno(tree.attributes(a)), libc::ESTALE);
     tree.close(&Clean).unwrap();
     assert!(disk.get(format!("obj/0/{a}")).is_err(), "its object goes");
-    // A kill while it is open: the next opening drops it.
+    // After a kill while the file is open, the next opening drops it.
     let tree = open(&disk, &clock);
     let b = file(&tree, "b");
     tree.write(b, 0, b"there").unwrap();
@@ -137,7 +137,7 @@ fn an_object_whose_inode_no_commit_has_goes_with_the_next_opening() {
     tree.write(a, 0, b"a").unwrap();
     let c = file(&tree, "c");
     tree.write(c, 0, b"c").unwrap();
-    // A commit of a file that waits makes all commits before it durable, without the names after.
+    // A commit that is waited for makes all commits before it durable, without the names after it.
     tree.close(&Failing).unwrap();
     drop(tree);
     let tree = open(&disk, &clock);
@@ -183,7 +183,7 @@ fn sizes_and_holes() {
     assert_eq!(contents(&tree, a), b"0\0\x003\0\0x\0\0\0");
     tree.allocate(a, 0, 100, libc::FALLOC_FL_KEEP_SIZE).unwrap();
     assert_eq!(tree.attributes(a).unwrap().size, 10);
-    // What was made zero may be a hole, and what is behind the object is one.
+    // A range that was zeroed may be a hole, and everything beyond the object is one.
     let hole = tree.seek(a, 0, libc::SEEK_HOLE, &Clean).unwrap() as usize;
     assert!(hole > 0 && contents(&tree, a)[hole] == 0, "a hole at {hole}");
     assert_eq!(errno(tree.seek(a, 8, libc::SEEK_DATA, &Clean)), libc::ENXIO);
@@ -227,14 +227,14 @@ fn names_that_stay_are_read_once() {
         let entries = tree.read_dir(ROOT, at, 7).unwrap();
         let Some(last) = entries.last() else { break };
         at = last.next;
-        // A name that is read goes, one that is to come is replaced, and a new one comes.
+        // A name that was read is removed, one that is yet to be read is replaced, and a new one is made.
         let _ = tree.unlink(ROOT, &entries[0].name);
         let fresh = format!("new {at}");
         file(&tree, &fresh);
         tree.rename((ROOT, name(&fresh)), (ROOT, name("000")), RenameFlags::Replace, &Clean).unwrap();
         seen.extend(entries.into_iter().map(|entry| entry.name.into_string().unwrap()));
     }
-    // The newest come first, so that none comes that was made since.
+    // The newest names come first, so that reading does not meet names that were made since.
     assert_eq!(seen, (0..100).rev().map(|n| format!("{n:03}")).collect::<Vec<_>>());
 }
 
@@ -257,7 +257,7 @@ fn a_name_keeps_its_place_when_it_is_another_one_in_its_directory() {
     tree.sync_names(&Clean).unwrap();
     let tree = reopen(&disk, &clock, tree);
     assert_eq!(places(&tree), after);
-    // Over another name, that one's place counts.
+    // A rename over another name takes that name's position.
     tree.rename((ROOT, name("c")), (ROOT, name("a")), RenameFlags::Replace, &Clean).unwrap();
     assert_eq!(places(&tree), after[1..]);
 }
@@ -274,7 +274,7 @@ fn the_names_of_file_handles_lead_to_inodes_and_their_directories() {
     assert_eq!(tree.lookup(dir, name("..")).unwrap().ino, ROOT);
     assert_eq!(tree.lookup(ROOT, name("..")).unwrap().ino, ROOT);
     assert_eq!(errno(tree.lookup(at, name(".."))), libc::ENOTDIR);
-    // Known twice by now: as a handle, and by its name.
+    // The kernel knows the inode twice by now: by the handle, and by its name.
     tree.unlink(ROOT, name("file")).unwrap();
     tree.forget(at, 1);
     assert_eq!(tree.lookup(at, name(".")).unwrap().nlink, 0);
@@ -311,7 +311,7 @@ fn what_is_allocated_is_there_before_it_is_written() {
         let before = tree.attributes(at).unwrap();
         assert_eq!(before.size, start + 2);
         tree.write(at, start, b"xy").unwrap();
-        // The simulated disk tells no blocks of objects.
+        // The simulated disk reports no blocks of objects.
         assert!(n == 1 || tree.attributes(at).unwrap().blocks <= before.blocks, "it does not grow");
         tree.allocate(at, 0, 100_000, libc::FALLOC_FL_KEEP_SIZE).unwrap();
         assert_eq!(tree.attributes(at).unwrap().size, start + 2);

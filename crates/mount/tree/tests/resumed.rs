@@ -1,9 +1,9 @@
-//! Programs over a tree whose process is killed: the next one goes on where it was, and nobody notices.
+//! Programs over a tree whose process is killed: the next process continues in the same state, and nobody notices.
 //!
-//! A program runs on the simulated disk. At any call of the disk, and at any piece of the log that outlives the process, it
-//! may have been killed: then another process opens the store with that log. What programs see is what they saw, the
-//! question that was not answered is asked again and has the same answer, the rest of the program goes as without the kill,
-//! and a power cut after it leaves a state that the rules allow.
+//! A program runs on the simulated disk. At any call of the disk, and after any piece of the handover log, the process
+//! may be killed: then another process opens the store with that log. Programs see the same state as before, the
+//! unanswered request is repeated and gets the same answer, the rest of the program runs as without the kill, and a
+//! power cut after it leaves a state that the rules allow.
 
 mod common;
 mod crashes {
@@ -20,7 +20,7 @@ use untorn_crashlab::{Cut, Fault, On, Options, PROFILES, SimDisk, Snapshot, What
 use untorn_journal::directories::store_dir::StoreDir;
 use untorn_tree::*;
 
-/// A step, the log as it was, and what the kernel had yet to send.
+/// A step, the log at that time, and the writes that the kernel had yet to send.
 type Moment = (usize, Vec<u8>, Dirty);
 
 /// The moments of a program.
@@ -38,7 +38,7 @@ impl Moments {
     }
 }
 
-/// A log in memory, each state of which is a moment of the disk.
+/// A log in memory that marks each of its states as a moment of the disk.
 struct Memory {
     disk: Arc<SimDisk>,
     log: Mutex<(Vec<u8>, Option<Vec<u8>>)>,
@@ -125,7 +125,7 @@ fn open_kept(
     StoreTree::open(store, TreeOptions { kept: Some(kept), small_max, ..tree_options(clock, mode) })
 }
 
-/// Before a step: the model, the time; and what the step is.
+/// A step, with the model and the time before it.
 struct Step {
     model: Model,
     op: Op,
@@ -136,12 +136,12 @@ struct Step {
 struct Program {
     mode: CommitMode,
     steps: Vec<Step>,
-    /// What is seen, and what a commit of all names shows, before each step.
+    /// The live state, and the state that a commit of all names shows, before each step.
     lives: Vec<Shown>,
     states: Vec<Shown>,
 }
 
-/// Does a step and says what is wrong.
+/// Does a step; returns an error if the result is wrong.
 fn act(
     n: usize,
     cache: &Cache<'_>,
@@ -158,7 +158,7 @@ fn act(
     Ok(expected)
 }
 
-/// The process was killed at a moment; another one goes on, and may be killed, too.
+/// Resumes after a kill at a moment; the next process may be killed, too.
 fn resume(program: &Program, disk: SimDisk, moment: Moment, rng: &mut Rng, deep: u32) -> Outcome {
     let (n, log, dirty) = moment;
     let (step, disk) = (&program.steps[n], Arc::new(disk));
@@ -179,7 +179,7 @@ fn resume(program: &Program, disk: SimDisk, moment: Moment, rng: &mut Rng, deep:
     if !step.op.sends() && found != program.lives[n] && found != program.lives[n + 1] {
         return Err(format!("programs see {found:?}, and saw {:?}", program.lives[n]));
     }
-    // The question is asked again, and then what else the program asks.
+    // The request is repeated, followed by the program's further requests.
     let mut model = step.model.clone();
     let cache = Cache::with(&tree, dirty);
     let until = (n + rng.usize(1..6)).min(program.steps.len());
@@ -233,7 +233,7 @@ fn begin_step(moments: &Mutex<Moments>, disk: &SimDisk, n: usize) {
     disk.set_mark(moments.of.len() as u64 - 1);
 }
 
-/// Between a call of the disk and the next one the log may have grown.
+/// Picks a moment between one call of the disk and the next, because the log may have grown in between.
 fn moment_of(snapshots: &[Snapshot], at: usize, of: &[Moment], rng: &mut Rng) -> Moment {
     let first = snapshots[at].mark() as usize;
     let last = snapshots.get(at + 1).map_or(first, |next| next.mark() as usize).max(first);
@@ -304,7 +304,7 @@ fn a_process_that_is_killed_is_replaced_unnoticed() {
     assert!(kills as u64 > seeds * 3, "hardly anything was killed");
 }
 
-/// Somebody else's commit is not gone over.
+/// A commit of another owner is not overwritten.
 #[test]
 fn a_store_that_somebody_else_used_meanwhile_is_not_resumed() {
     let (disk, clock, tree) = new_tree();
@@ -351,7 +351,7 @@ impl Killed {
         self.tree.as_ref().unwrap()
     }
 
-    /// Kills the process, and has another one go on, below which there is so much room.
+    /// Kills the process, and starts another one, with `free` free blocks below it.
     fn kill(&mut self, free: u64) {
         self.disk.kill();
         self.tree = None;
@@ -364,7 +364,7 @@ impl Killed {
         self.tree = Some(StoreTree::open(store, options).unwrap());
     }
 
-    /// What the disk has after a power cut that loses what was not flushed.
+    /// The tree after a power cut that loses everything that was not flushed.
     fn cut(&self) -> StoreTree {
         let copy = self.disk.fork();
         copy.kill();
@@ -382,8 +382,8 @@ impl Killed {
 
 const MUCH: u64 = 1 << 20;
 
-/// A process is killed in the middle of a frame, and on a full disk the next one cannot begin the log anew: what it logs does
-/// not come behind the part, where the one after it would not find it.
+/// A process is killed in the middle of a frame, and on a full disk the next one cannot begin a new log. It must not
+/// append its frames after the incomplete frame, where the process after it would not find them.
 #[test]
 fn what_is_logged_after_a_part_of_a_frame_is_followed() {
     for len in [100_u64, 10_000, 1 << 20] {
@@ -413,7 +413,7 @@ fn what_is_logged_after_a_part_of_a_frame_is_followed() {
     }
 }
 
-/// The program has ended, and its transaction is being given up.
+/// The program has ended, and its transaction is being aborted.
 #[test]
 fn a_transaction_that_was_to_be_given_up_is_given_up_by_the_next_process() {
     let mut at = Killed::new();
@@ -429,7 +429,7 @@ fn a_transaction_that_was_to_be_given_up_is_given_up_by_the_next_process() {
     at.kill(MUCH);
     assert_eq!(at.tree().left(), [txn], "the other one goes on");
     assert_eq!(at.tree().end_opening(7), [], "it is left once");
-    // Killed once more, after the log was begun anew.
+    // Killed once more, after a new log was begun.
     at.kill(MUCH);
     for left in at.tree().left() {
         at.tree().leave(left, &Clean);
@@ -442,8 +442,8 @@ fn a_transaction_that_was_to_be_given_up_is_given_up_by_the_next_process() {
     }
 }
 
-/// Two files exchange their names on a full disk: the names are as they should be, and the commit that has the contents,
-/// too, and is written beside the log as it is large, could not be asked for.
+/// Two files exchange their names on a full disk: the names are right, and so is the commit with the contents, which is
+/// large, goes to a spill file, and was refused at first.
 #[test]
 fn a_seal_that_is_owed_outlives_the_process() {
     let mut failures = 0;
@@ -457,7 +457,7 @@ fn a_seal_that_is_owed_outlives_the_process() {
             at.tree().rename((ROOT, name("a")), (ROOT, name("b")), RenameFlags::Exchange, &Clean).unwrap();
             failures += usize::from(!at.disk.faults_left());
             at.disk.clear_faults();
-            // The second time the log was begun anew.
+            // The second time a new log was begun.
             (0..kills).for_each(|_| at.kill(MUCH));
             at.tree().sync_names(&Clean).unwrap();
             let found = at.cut();
@@ -469,7 +469,7 @@ fn a_seal_that_is_owed_outlives_the_process() {
     assert!(failures > 0, "nothing failed");
 }
 
-/// A question that was answered by what it did, and not to the kernel: asked again, it needs no room.
+/// A request was done but not answered to the kernel: repeated, it needs no room.
 #[test]
 fn what_was_made_before_the_disk_was_full_is_made() {
     let mut at = Killed::new();
@@ -483,7 +483,7 @@ fn what_was_made_before_the_disk_was_full_is_made() {
     assert_eq!(other.map(drop), Err(Errno(libc::ENOSPC)));
 }
 
-/// Removed files whose removal no commit has: their room is free once, and not given to two.
+/// Files were removed, and no commit has the removal: their room is freed once, and not allocated twice.
 #[test]
 fn room_of_removed_files_is_free_once() {
     let mut at = Killed::new();
@@ -512,7 +512,7 @@ fn room_of_removed_files_is_free_once() {
         .for_each(|called| assert_eq!(contents_of(&found, called), called.repeat(5000).as_bytes()));
 }
 
-/// An object that no commit knew of is removed by the opening, and not once more by what the log says.
+/// The opening removes an object that no commit includes; the log must not remove it a second time.
 #[test]
 fn an_object_that_goes_before_any_commit_goes_once() {
     for kills in 1..4 {
@@ -528,16 +528,17 @@ fn an_object_that_goes_before_any_commit_goes_once() {
     }
 }
 
-/// The kernel knows an inode as often as it has had an answer.
+/// The kernel knows an inode as often as it got an answer with it.
 #[test]
 fn what_was_given_in_no_answer_is_not_counted() {
-    // Each has an object, whose end shows.
+    // Each file has an object, whose removal shows the end of the inode.
     let mut at = Killed::on(Options { seed: 8, ..Options::default() });
     let (a, b) = (synced(at.tree(), "a", b"a"), synced(at.tree(), "b", b"b"));
     assert_eq!(at.objects(), 2);
     for (ino, called) in [(a, "a"), (b, "b")] {
         at.tree().release(ino, true);
-        // The kernel knows it since it was made. Killed twice before it is answered, and once after.
+        // The kernel knows the inode since it was made. The process is killed twice before the answer, and once after
+        // it.
         let (asked, next) = (2 * ino, 2 * ino + 1);
         answering(asked);
         at.tree().lookup(ROOT, name(called)).unwrap();
@@ -563,7 +564,7 @@ fn what_was_given_in_no_answer_is_not_counted() {
     assert_eq!(at.objects(), 0);
 }
 
-/// Whose process is killed before the kernel drops what it has of a file.
+/// A kernel whose tree's process is killed before the kernel drops its cache of a file.
 struct Killing;
 
 impl Pull for Killing {
@@ -576,7 +577,7 @@ impl Pull for Killing {
     }
 }
 
-/// A kernel that drops what it has.
+/// A kernel that drops its cache.
 #[derive(Default)]
 struct Dropping(Mutex<Vec<(Ino, u64)>>);
 
@@ -590,7 +591,7 @@ impl Pull for Dropping {
     }
 }
 
-/// The tree has nothing uncommitted of the file any more, and the kernel has it still.
+/// The tree has no uncommitted changes of the file any more, while the kernel's cache still has them.
 #[test]
 fn the_kernel_drops_what_a_killed_process_rolled_back() {
     for (chains, kills) in [(true, 1), (false, 1), (true, 2)] {
@@ -612,8 +613,8 @@ fn the_kernel_drops_what_a_killed_process_rolled_back() {
     }
 }
 
-/// What a file had before its transaction's first commit is given up by the end of its opening only behind that commit, also
-/// where another process goes on.
+/// If a file had changes before its transaction's first commit, the end of the opening discards only changes after that
+/// commit, also if another process continues.
 #[test]
 fn one_that_keeps_gives_up_only_what_comes_behind_its_first_commit() {
     for commits in [false, true] {
@@ -636,8 +637,8 @@ fn one_that_keeps_gives_up_only_what_comes_behind_its_first_commit() {
     }
 }
 
-/// One of two commits that the killed process had asked for finds no room at first: the other one does not take its names
-/// without its contents.
+/// Of two commits that the killed process had submitted, one finds no room at first: the other one must not include its
+/// names without its contents.
 #[test]
 fn what_finds_no_room_when_it_is_followed_comes_with_the_next_commit() {
     let mut owed = 0;
@@ -662,7 +663,7 @@ fn what_finds_no_room_when_it_is_followed_comes_with_the_next_commit() {
         }
         owed += usize::from(going_on && has_failed);
         if at.tree().sync_names(&Clean).is_err() {
-            // It was the log: that is for good until another process goes on.
+            // The log itself failed: that is final until another process continues.
             at.kill(MUCH);
             at.tree().sync_names(&Clean).unwrap();
         }
@@ -674,7 +675,7 @@ fn what_finds_no_room_when_it_is_followed_comes_with_the_next_commit() {
     assert!(owed > 0, "nothing failed");
 }
 
-/// What a failed write was to have is missed by the next process, too, until it is written anew.
+/// The data of a failed write is missing in the next process, too, until it is written anew.
 #[test]
 fn what_is_lost_is_missed_by_the_next_process() {
     const EIO: std::result::Result<(), Errno> = Err(Errno(libc::EIO));
@@ -684,7 +685,7 @@ fn what_is_lost_is_missed_by_the_next_process() {
     at.disk.fail(Fault { on: On::Change, after: 0, times: 10_000, what: What::Errno(libc::ENOSPC) });
     assert!(at.tree().write(a, 100_000, &lost).is_err());
     at.disk.clear_faults();
-    // The second time the log was begun anew.
+    // The second time a new log was begun.
     for _ in 0..2 {
         at.kill(MUCH);
         assert_eq!(at.tree().sync(a, &Clean), EIO);

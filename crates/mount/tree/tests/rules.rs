@@ -1,4 +1,4 @@
-//! Rules of commits, one by one. All programs and all crashes: see `crashes.rs`.
+//! Rules of commits, one by one. For all programs and all crashes see `crashes.rs`.
 
 mod common;
 use common::*;
@@ -13,7 +13,7 @@ const EIO: Result<()> = Err(Errno(libc::EIO));
 fn a_link_of_a_synced_file_never_commits_half_a_transaction() {
     let (disk, clock, tree) = new_tree();
     synced(&tree, "db", b"whole");
-    // The column is in the table: the next owner knows it.
+    // The table stores that the file was synced, so the next owner knows it.
     let tree = reopen(&disk, &clock, tree);
     let db = tree.lookup(ROOT, name("db")).unwrap().ino;
     tree.open(db, true).unwrap();
@@ -24,7 +24,7 @@ fn a_link_of_a_synced_file_never_commits_half_a_transaction() {
     assert_eq!(contents_of(&tree, "db.bak"), b"whole");
 }
 
-/// A commit leaves out what has no name, also if a program asks for it.
+/// A commit leaves out a file without a name, even if a program syncs it.
 #[test]
 fn a_file_that_was_synced_without_a_name_comes_whole_with_its_name() {
     let (disk, clock, tree) = new_tree();
@@ -62,7 +62,7 @@ fn the_timer_commits_after_its_time_and_waits() {
     tree.tick(&Clean);
     let before = open(&disk.fork(), &clock);
     assert!(before.lookup(ROOT, name("a")).map_or(true, |a| a.size == 0), "too early");
-    // The end of an opening starts the clock again.
+    // The end of an opening restarts the timer's period.
     tree.open(a, true).unwrap();
     tree.release(a, true);
     clock.pass(4);
@@ -142,7 +142,7 @@ fn write_mode_commits_every_write_and_name() {
     assert_eq!(now().lookup(ROOT, name("a")).unwrap().mode, 0o600);
     tree.rename((ROOT, name("a")), (ROOT, name("b")), RenameFlags::Replace, &Clean).unwrap();
     assert_eq!(contents_of(&now(), "b"), b"on");
-    // Contents with a hole that nobody can fill stay out, though what comes later could be written.
+    // Contents that lack unknown bytes are not committed, even if later writes succeed.
     assert_eq!(tree.sync(a, &Failing), EIO);
     assert_eq!(tree.write(a, 0, b"torn"), EIO);
     tree.sync_names(&Clean).unwrap();
@@ -163,7 +163,7 @@ fn store_mode_commits_everything_at_a_sync_and_nothing_before() {
     tree.write(b, 0, b"one").unwrap();
     tree.sync(b, &Clean).unwrap();
     assert_eq!((contents_of(&now(), "a"), contents_of(&now(), "b")), (b"one".to_vec(), b"one".to_vec()));
-    // Neither a rename, nor the end of a writer, nor time, nor a new object, nor many files.
+    // A rename, the close of a writer, time, a new object, and many files cause no commit.
     tree.write(a, 0, b"two").unwrap();
     tree.rename((ROOT, name("a")), (ROOT, name("b")), RenameFlags::Replace, &Clean).unwrap();
     tree.release(a, true);
@@ -179,7 +179,7 @@ fn store_mode_commits_everything_at_a_sync_and_nothing_before() {
     assert_eq!((contents_of(&before, "a"), contents_of(&before, "b")), (b"one".to_vec(), b"one".to_vec()));
     assert!(before.lookup(ROOT, name("many0")).is_err());
     drop(before);
-    // A name that a commit has gets its first contents.
+    // A name in a commit gets its first contents.
     let c = file(&tree, "c");
     tree.sync_names(&Clean).unwrap();
     tree.write(c, 0, b"three").unwrap();
@@ -190,7 +190,7 @@ fn store_mode_commits_everything_at_a_sync_and_nothing_before() {
     tree.prepare_end(&Clean).unwrap();
     assert_eq!(contents_of(&now(), "c"), b"three");
     assert!(now().lookup(ROOT, name("b")).is_err());
-    // A hole that nobody can fill keeps everything back.
+    // Contents that lack unknown bytes block every commit.
     tree.open(c, true).unwrap();
     assert_eq!(tree.sync_names(&Failing), EIO);
     let d = file(&tree, "d");
@@ -200,7 +200,7 @@ fn store_mode_commits_everything_at_a_sync_and_nothing_before() {
     assert_eq!(contents_of(&now(), "c"), b"");
 }
 
-/// Numbers of two directories of objects are given out, and no commit has an inode of either.
+/// Numbers of two directories of objects are in use, and no commit has an inode of either.
 #[test]
 fn after_a_crash_no_object_is_left_of_what_no_sync_committed() {
     let (disk, clock, _) = new_tree_of_objects();

@@ -1,5 +1,5 @@
-//! Many files: what each operation looks at does not grow with them. And how long a tree of many takes, on a real file
-//! system: `UNTORN_TREE_FILES=1000000 cargo test --profile test -p untorn-tree --test scale -- --nocapture`.
+//! Many files: the cost of an operation does not grow with their number. Also measures a tree of many files on a real
+//! file system: `UNTORN_TREE_FILES=1000000 cargo test --profile test -p untorn-tree --test scale -- --nocapture`.
 
 mod common;
 use common::*;
@@ -27,7 +27,7 @@ fn writes_to_many_open_files_do_not_look_at_all_of_them_each_time() {
     }
     let looked_at = tree.files_looked_at().unwrap();
     assert!(looked_at < 2 * FILES as u64, "{looked_at} looks at files for {} writes", 2 * FILES);
-    // Those that are closed are committed early all the same.
+    // Closed files are still committed early.
     assert!(inos.iter().all(|ino| tree.release(*ino, true)));
     for n in FILES..2 * FILES {
         let ino = tree.make(ME, ROOT, &numbered(n), Kind::File, 0o644, 0).unwrap().ino;
@@ -54,7 +54,7 @@ fn many_removals_are_committed_in_portions() {
         tree.forget(ino, 1);
     }
     let left = || disk.process().list("obj/0".as_ref()).unwrap().len();
-    // Who asks has what is on its way written, and commits nothing.
+    // Asking for the status has pending commits written, and commits nothing.
     tree.status().unwrap();
     assert_eq!(left(), FILES - 2 * 512, "two commits of 512 removals each, before anybody asks for one");
     tree.sync_names(&Clean).unwrap();
@@ -69,7 +69,7 @@ fn resident() -> u64 {
     line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok()).unwrap_or(0) >> 10
 }
 
-/// Seconds of this process's processor time: on a busy machine they say more than the clock.
+/// Processor time of this process in seconds: on a busy machine it says more than the clock.
 fn worked() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let fields: Vec<u64> =

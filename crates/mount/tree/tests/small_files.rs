@@ -1,4 +1,4 @@
-//! Small files lie in the pack, without an object each: what is given and taken back of it, and when they grow.
+//! Small files lie in the pack, without an object each: allocating and freeing room, and files that grow.
 
 mod common;
 use common::*;
@@ -16,7 +16,7 @@ fn sized(size: usize) -> Change {
     Change { size: Some(size as u64), ..Change::default() }
 }
 
-/// Objects in the store as of the last commit.
+/// Number of objects in the store as of the last commit.
 fn objects(disk: &SimDisk) -> usize {
     let copy = disk.fork();
     copy.kill();
@@ -24,7 +24,7 @@ fn objects(disk: &SimDisk) -> usize {
     store.list("obj/0").unwrap().len()
 }
 
-/// What a kill now leaves.
+/// The tree after a kill now.
 fn killed(disk: &SimDisk, clock: &Arc<TestClock>) -> StoreTree {
     let copy = disk.fork();
     copy.kill();
@@ -61,7 +61,7 @@ fn small_files_have_no_objects() {
     assert!(tree.read_dir(ROOT, 0, 9).unwrap().is_empty() && tree.pack_is_as_rows_say().unwrap());
 }
 
-/// What is uncommitted of a file is in no commit of another one, in the middle of the same pack.
+/// Uncommitted changes of a file are in no commit of another one, in the middle of the same pack.
 #[test]
 fn a_commit_has_nothing_uncommitted_of_other_files() {
     let (disk, clock, tree) = new_tree();
@@ -72,7 +72,7 @@ fn a_commit_has_nothing_uncommitted_of_other_files() {
     let found = killed(&disk, &clock);
     assert_eq!(contents_of(&found, "a"), [1; 5000]);
     assert_eq!(contents_of(&found, "b"), [&[1; 4999][..], &[3; 2000]].concat());
-    // Nor is what was sealed before, and written to since.
+    // Neither are changes to a file since its seal.
     let c = file(&tree, "c");
     tree.write(c, 0, b"whole").unwrap();
     tree.rename((ROOT, name("c")), (ROOT, name("d")), RenameFlags::Replace, &Clean).unwrap();
@@ -82,7 +82,7 @@ fn a_commit_has_nothing_uncommitted_of_other_files() {
     assert_eq!(contents_of(&tree, "d"), b"other");
 }
 
-/// A part that changes is written to its place; what does not fit there any more moves.
+/// A changed part is written in place; contents that no longer fit move.
 #[test]
 fn contents_change_in_their_place_and_move() {
     let (disk, clock, tree) = new_tree();
@@ -109,7 +109,7 @@ fn contents_change_in_their_place_and_move() {
         assert_eq!(contents_of(&killed(&disk, &clock), "a"), expected, "{size} bytes");
         assert!(tree.pack_is_as_rows_say().unwrap());
     }
-    // Shorter, longer and shorter again within one commit: what was between is zeros.
+    // Shorter, longer and shorter again within one commit: the bytes in between are zeros.
     tree.write(a, 0, &[7; 70]).unwrap();
     tree.sync(a, &Clean).unwrap();
     for size in [10, 60, 50] {
@@ -119,7 +119,7 @@ fn contents_change_in_their_place_and_move() {
     tree.sync(a, &Clean).unwrap();
     let expected = [&[7; 10][..], &[0; 30], &[8; 2], &[0; 8]].concat();
     assert_eq!(contents_of(&killed(&disk, &clock), "a"), expected);
-    // What was cut off lies in the extent yet, and is zeros when the file is longer again.
+    // Bytes that were cut off are still in the extent, and become zeros when the file is longer again.
     let b = synced(&tree, "b", &[1; 3000]);
     tree.set_attributes(b, &sized(2500)).unwrap();
     tree.sync(b, &Clean).unwrap();
@@ -130,7 +130,7 @@ fn contents_change_in_their_place_and_move() {
     assert_eq!(objects(&disk), 0);
 }
 
-/// Beyond the limit a file gets an object, which has all of it from that commit on; before, nothing of it.
+/// Beyond the limit a file gets an object, which has all bytes from that commit on, and none before.
 #[test]
 fn a_file_that_grows_gets_an_object_with_its_commit() {
     for len in [LIMIT, 700] {
@@ -139,19 +139,19 @@ fn a_file_that_grows_gets_an_object_with_its_commit() {
         let was = vec![1; len];
         let grow = || tree.write(a, LIMIT as u64, &[2; 1000]).unwrap();
         let grown = [&was[..], &vec![0; LIMIT - len], &[2; 1000]].concat();
-        // Its object is made, and no commit has its contents.
+        // Its object exists, and no commit has its contents.
         grow();
         let b = synced(&tree, "b", b"b");
         assert_eq!(objects(&disk), 1);
         assert_eq!((contents(&tree, a), contents_of(&killed(&disk, &clock), "a")), (grown.clone(), was.clone()));
-        // A transaction that is given up takes it back.
+        // Aborting a transaction takes the object back.
         let txn = tree.begin(1, false).unwrap();
         tree.add(txn, a).unwrap();
         tree.abort(txn, false, &Clean).unwrap();
         assert_eq!(contents(&tree, a), was);
         tree.write(a, 0, &[1; 9]).unwrap();
         tree.sync(a, &Clean).unwrap();
-        // A kill, too.
+        // So does a kill.
         grow();
         tree.sync(b, &Clean).unwrap();
         let tree = reopen(&disk, &clock, tree);
@@ -161,7 +161,7 @@ fn a_file_that_grows_gets_an_object_with_its_commit() {
         tree.sync(a, &Clean).unwrap();
         assert_eq!((contents(&tree, a), contents_of(&killed(&disk, &clock), "a")), (grown.clone(), grown.clone()));
         assert!(tree.pack_is_as_rows_say().unwrap(), "its room in the pack is free");
-        // It keeps the object when it shrinks.
+        // The file keeps the object when it shrinks.
         tree.set_attributes(a, &sized(10)).unwrap();
         tree.sync(a, &Clean).unwrap();
         let found = killed(&disk, &clock);
@@ -172,7 +172,7 @@ fn a_file_that_grows_gets_an_object_with_its_commit() {
     }
 }
 
-/// There is no room for the bytes that make it large: the file is poisoned, and all else of it is as it was.
+/// There is no room for the bytes that would make the file large: it is poisoned, and otherwise unchanged.
 #[test]
 fn a_file_that_cannot_grow_keeps_what_it_has() {
     let mut failures = 0;
@@ -200,11 +200,11 @@ fn a_file_that_cannot_grow_keeps_what_it_has() {
     assert!(failures > 0, "it could grow each time");
 }
 
-/// Room is given again in the commit that takes it back: a crash finds the one file or the other, whole.
+/// Room is allocated again in the commit that frees it: a crash finds one of the two files, complete.
 #[test]
 fn room_is_given_again_in_the_same_commit() {
     let (disk, clock, tree) = new_tree();
-    // Each has its length: bytes in the place of another file's would show.
+    // Each version has its own length, so that bytes of another version would show.
     let version = |n: u8| vec![n; 5000 + 10 * usize::from(n)];
     let first = synced(&tree, "a", &version(1));
     tree.release(first, true);
@@ -215,7 +215,7 @@ fn room_is_given_again_in_the_same_commit() {
         tree.write(new, 0, &version(n)).unwrap();
         tree.rename((ROOT, name("new")), (ROOT, name("a")), RenameFlags::Replace, &Clean).unwrap();
         tree.forget(new, 1);
-        // Some are on their way one behind the other.
+        // Several commits are on their way at a time.
         if n % 3 == 0 {
             tree.sync_names(&Clean).unwrap();
         }
@@ -231,7 +231,7 @@ fn room_is_given_again_in_the_same_commit() {
     assert!(disk.get("pack").unwrap().len() <= 8192, "one extent was enough");
 }
 
-/// What is uncommitted of small files is in memory, up to a bound; beyond it files get objects, and are none the worse.
+/// Uncommitted contents of small files are in memory, up to a limit; beyond it files get objects, and lose nothing.
 #[test]
 fn uncommitted_small_files_take_a_bounded_memory() {
     let disk = SimDisk::new(untorn_crashlab::Options::default());
@@ -254,7 +254,7 @@ fn uncommitted_small_files_take_a_bounded_memory() {
     assert_eq!(contents_of(&found, "more"), [9; LIMIT]);
 }
 
-/// Removed files leave no room taken below, but for less than a block between those that stay.
+/// Removed files leave no room occupied below, except less than a block between files that stay.
 #[test]
 fn room_without_files_is_given_back_to_the_file_system() {
     let temp = tempfile::tempdir().unwrap();
@@ -277,21 +277,21 @@ fn room_without_files_is_given_back_to_the_file_system() {
     assert_eq!(contents_of(&open(), "0"), [1; 40_000]);
 }
 
-/// Faults of which some have a commit of 20 KB refused: it is written beside the log.
+/// Faults, some of which make the store refuse a commit of 20 KB, which goes to a spill file.
 fn faults() -> impl Iterator<Item = Fault> {
     let calls = [On::Write, On::Size, On::Name, On::Attribute].into_iter();
     let of = |on| (0..4).map(move |after| Fault { on, after, times: 1, what: What::Errno(libc::ENOSPC) });
     calls.flat_map(of)
 }
 
-/// A seal could not be asked for. What is made in the store next, in a commit of its own, brings neither half of it.
+/// The store refuses a seal. A later commit that only makes something in the store must not include either half of it.
 #[test]
 fn what_is_made_in_the_store_brings_nothing_of_a_commit_that_was_refused() {
     let mut refused = 0;
     for (n, fault) in faults().enumerate() {
         let (disk, clock, tree) = new_tree();
         let z = synced(&tree, "z", b"z");
-        // Both move.
+        // Both files move.
         let [a, b] = ["a", "b"].map(|called| synced(&tree, called, b"old"));
         tree.write(a, 0, &[7; 10_000]).unwrap();
         tree.write(b, 0, &[8; 10_000]).unwrap();
@@ -300,7 +300,7 @@ fn what_is_made_in_the_store_brings_nothing_of_a_commit_that_was_refused() {
         disk.clear_faults();
         refused += tree.status().unwrap().owed;
         assert!(tree.pack_is_as_rows_say().unwrap());
-        // An object, and a directory for objects.
+        // Makes an object, and a directory for objects.
         tree.write(z, LIMIT as u64, b"z").unwrap();
         for k in 0..if n == 0 { 4200 } else { 0 } {
             file(&tree, &format!("{k}"));
@@ -317,7 +317,7 @@ fn what_is_made_in_the_store_brings_nothing_of_a_commit_that_was_refused() {
     assert!(refused > 0, "no seal was refused");
 }
 
-/// A sync was refused: what it was to have is uncommitted, and in no commit of another file.
+/// The store refuses a sync: its changes stay uncommitted, and are in no commit of another file.
 #[test]
 fn nothing_of_a_refused_sync_is_in_another_commit() {
     let mut refused = 0;
@@ -330,7 +330,7 @@ fn nothing_of_a_refused_sync_is_in_another_commit() {
         let was_asked_for = tree.status().unwrap().uncommitted == 0;
         disk.clear_faults();
         if tree.status().unwrap().failed {
-            // A write of the log itself that failed is for good.
+            // A failed write of the log itself is final.
             continue;
         }
         synced(&tree, "c", b"c");
@@ -345,7 +345,7 @@ fn nothing_of_a_refused_sync_is_in_another_commit() {
     assert!(refused > 0, "no sync was refused");
 }
 
-/// Readers that are not under the lock, while extents are given to others.
+/// Readers without the lock, while extents are allocated to other files.
 #[test]
 fn readers_never_see_another_files_bytes() {
     let temp = tempfile::tempdir().unwrap();
@@ -357,7 +357,7 @@ fn readers_never_see_another_files_bytes() {
         scope.spawn(|| {
             for n in 0..400 {
                 for (ino, of) in [(a, b'a'), (b, b'b')] {
-                    // From one size of an extent to another.
+                    // Alternates between two sizes of extents.
                     let len = if n % 2 == 0 { 9000 } else { 3000 };
                     tree.set_attributes(ino, &sized(len)).unwrap();
                     tree.write(ino, 0, &vec![of; len]).unwrap();

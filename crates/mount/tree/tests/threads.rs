@@ -18,7 +18,7 @@ fn open_with_small(dir: &std::path::Path, commit: CommitMode, small_max: usize) 
 
 #[test]
 fn threads_that_sync_their_own_files() {
-    // Each file has an object; those that grow get one on the way; or all are in the pack.
+    // Each file has an object; or those that grow get one on the way; or all are in the pack.
     for (small_max, objects) in [(0, 9), (4096, 8), (64 << 10, 0)] {
         sync_own_files(small_max, objects);
     }
@@ -77,7 +77,8 @@ fn sync_own_files(small_max: usize, objects: usize) {
     assert_eq!(found.count(), objects, "replaced files left nothing");
 }
 
-/// A kernel that looks whether two rounds pull at a time: a commit of one would have half of what the other brings.
+/// A kernel that checks that no two rounds pull at a time: the commit of one would have half of the changes that the
+/// other pulls.
 #[derive(Default)]
 struct OneAtATime {
     pulls: AtomicBool,

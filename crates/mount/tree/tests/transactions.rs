@@ -1,4 +1,4 @@
-//! Transactions over some files of a tree, one rule after the other. All programs and all crashes: see `crashes.rs`.
+//! Transactions over some files of a tree, one rule after the other. For all programs and all crashes see `crashes.rs`.
 
 mod common;
 use common::*;
@@ -74,7 +74,7 @@ fn an_aborted_one_leaves_the_files_as_of_their_last_commits() {
     tree.write(a, 0, b"newer and longer").unwrap();
     tree.set_attributes(b, &Change { size: Some(2), ..Change::default() }).unwrap();
     tree.write(c, 5000, b"first").unwrap();
-    // A hole that nobody can fill goes with the rest.
+    // The gap of an unknown failed write goes with the rest.
     assert_eq!(tree.commit(txn, false, &Failing), Err(Errno(libc::EIO)));
     tree.abort(txn, false, &Clean).unwrap();
     let all = |tree: &StoreTree| ["a", "b", "c"].map(|called| contents_of(tree, called));
@@ -116,7 +116,7 @@ fn a_removed_file_leaves_its_transaction() {
     assert_eq!(contents_of(&tree, "b"), b"new");
 }
 
-/// With `--commit=store` one poisoned file keeps every commit back, and takes no transaction away.
+/// With `--commit=store` one poisoned file blocks every commit, and ends no transaction.
 #[test]
 fn one_that_another_file_keeps_back_goes_on() {
     let disk = SimDisk::new(Options::default());
@@ -139,7 +139,7 @@ fn one_that_another_file_keeps_back_goes_on() {
     tree.set_attributes(bad, &Change { size: Some(0), ..Change::default() }).unwrap();
     tree.commit(txn, false, &Clean).unwrap();
     tree.sync(a, &Clean).unwrap();
-    // A file of the transaction that is poisoned keeps back nobody else.
+    // A poisoned file of a transaction blocks no other commit.
     let txn = tree.begin(7, false).unwrap();
     tree.add(txn, a).unwrap();
     tree.write(a, 0, b"torn").unwrap();
@@ -152,7 +152,8 @@ fn one_that_another_file_keeps_back_goes_on() {
     assert_eq!(contents_of(&tree, "bad"), b"");
 }
 
-/// It keeps its files: nobody else gets one in between, and what follows is given up as what came before would have been.
+/// The transaction keeps its files: no other transaction gets one in between, and later changes are discarded like
+/// earlier ones.
 #[test]
 fn one_that_chains_goes_on_with_its_files() {
     for mode in [CommitMode::Sync, CommitMode::Store] {
@@ -181,7 +182,8 @@ fn one_that_chains_goes_on_with_its_files() {
     }
 }
 
-/// What a rename or a link would have to commit is refused; where there is nothing, the file gets its name.
+/// A rename or link that would have to commit changes of the transaction is refused; if there are none, the file gets
+/// its name.
 #[test]
 fn a_file_gets_names_between_the_commits_of_its_transaction() {
     let (disk, clock, tree) = new_tree();

@@ -1,4 +1,4 @@
-//! A daemon in the background: its starter waits until it is ready, and shows what it says until then.
+//! Starts a daemon in the background; the starter waits until the daemon is ready, and shows its messages until then.
 
 use anyhow::{Context, Result};
 use rustix::process::{Pid, Signal, set_parent_process_death_signal};
@@ -10,8 +10,10 @@ use std::process::{Command, Stdio};
 
 const READY: &str = "ready\n";
 
-/// Starts this program anew with other arguments. Returns 0 when the daemon is ready, else its exit code; the daemon has
-/// said why, to standard error.
+/// Starts this program again with other arguments, as the daemon.
+///
+/// Returns 0 when the daemon is ready, else the daemon's exit code; the daemon has printed the reason to standard
+/// error.
 pub fn start(arguments: &[OsString]) -> Result<u8> {
     let program = std::env::current_exe().context("cannot tell which program this is")?;
     let mut command = Command::new(&program);
@@ -29,28 +31,31 @@ pub fn start(arguments: &[OsString]) -> Result<u8> {
     Ok(status.code().and_then(|code| u8::try_from(code).ok()).filter(|code| *code > 0).unwrap_or(1))
 }
 
-/// Whoever starts a mount, and is killed while it waits, wants no mount any more.
+/// Makes the daemon end with its starter: if the starter is killed while it waits, the mount is not wanted any more.
 fn ends_with(starter: Pid) -> io::Result<()> {
     set_parent_process_death_signal(Some(Signal::TERM))?;
-    // It may have been killed before.
+    // The starter may have been killed before the call above.
     if rustix::process::getppid() == Some(starter) { Ok(()) } else { Err(io::ErrorKind::BrokenPipe.into()) }
 }
 
-/// In the daemon, before anything else: the starter's terminal has no signals for it, and it keeps nothing that the starter
-/// has open: a lock, a pipe whose end somebody waits for, a file on another mount.
+/// Detaches the daemon from its starter, before it does anything else.
+///
+/// The starter's terminal can then send no signals to the daemon, and the daemon keeps no descriptor of the starter
+/// open: no lock, no pipe whose end another process waits for, no file on another mount.
 pub fn leave_starter() -> Result<()> {
-    // SAFETY: this process has opened nothing yet that is still open. Where the kernel cannot, they stay.
+    // SAFETY: this process has opened nothing yet that is still open. If the kernel lacks the call, inherited
+    // descriptors stay open.
     unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) };
-    // A leader of a group of processes has a session of its own already.
+    // Fails for the leader of a process group, which already has a session of its own.
     let _ = rustix::process::setsid();
     std::env::set_current_dir("/").context("/")
 }
 
-/// In the daemon: the starter need not wait any more, and nobody reads what is said from now on.
+/// Tells the starter that it need not wait any more. Nobody reads this daemon's messages from now on.
 pub fn ready() -> Result<()> {
     let null = OpenOptions::new().read(true).write(true).open("/dev/null").context("/dev/null")?;
     set_parent_process_death_signal(None).context("the end of the starter")?;
-    // The starter may have been killed.
+    // The starter may have been killed, so a failed write is no error.
     let _ = std::io::stdout().write_all(READY.as_bytes());
     let _ = std::io::stdout().flush();
     rustix::stdio::dup2_stdin(&null)?;

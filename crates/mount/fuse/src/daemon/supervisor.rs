@@ -1,7 +1,7 @@
-//! The process that outlives the daemon of a mount: it keeps `/dev/fuse` and the log of what no commit has, and when the
-//! daemon is killed, it starts another one, which goes on with both.
+//! Supervises the daemon of a mount: outlives it, and starts another one when it is killed.
 //!
-//! It does nothing else: it holds no lock, opens no file of the mount, and answers no request.
+//! The supervisor keeps `/dev/fuse` and the log of changes that no commit has; the next daemon continues with both. It
+//! does nothing else: it holds no lock, opens no file of the mount, and answers no request.
 
 use crate::processes::passed_descriptors::{connection, receive, send};
 use crate::processes::supervised::{BEGIN, END, ENDING, KEEP, KEPT, MESSAGE_MAX, READY};
@@ -17,16 +17,17 @@ use std::time::{Duration, Instant};
 
 /// Signals that end the mount.
 const ENDS: [libc::c_int; 3] = [libc::SIGHUP, libc::SIGINT, libc::SIGTERM];
-/// A daemon that lives shorter than this after it was ready has not done much.
+/// A daemon that is killed sooner than this after it was ready counts as short-lived.
 const SHORT: Duration = Duration::from_secs(1);
-/// After so many such daemons, one after the other, no other one is started: what kills them is in what they do.
+/// After this many short-lived daemons in a row no other one is started: the cause is then probably in the requests.
 const SHORT_MOST: usize = 8;
 
-/// Ending a mount.
+/// A descriptor that receives the signals that end the mount.
 struct Signals(OwnedFd);
 
 impl Signals {
-    /// From now on signals that end the mount come here, and not to this process or those that it starts.
+    /// Directs these signals to the descriptor from now on, instead of to this process and the processes that it
+    /// starts.
     fn new() -> Result<Signals> {
         // SAFETY: a set of signals is numbers, `sigemptyset` makes it a valid one, and it outlives the calls.
         let descriptor = unsafe {
@@ -50,17 +51,17 @@ impl Signals {
     }
 }
 
-/// A daemon.
+/// A running daemon.
 struct Daemon {
     process: Child,
     connection: OwnedFd,
     started: Instant,
     ready: Option<Instant>,
-    /// It said that it ends by itself.
+    /// The daemon has said that it ends by itself.
     ending: bool,
 }
 
-/// What is kept for the next daemon, by letters.
+/// Descriptors and bytes that are kept for the next daemon, by letter.
 type Kept = BTreeMap<u8, (Vec<u8>, OwnedFd)>;
 
 fn start(arguments: &[std::ffi::OsString], kept: &Kept) -> Result<Daemon> {
@@ -69,7 +70,7 @@ fn start(arguments: &[std::ffi::OsString], kept: &Kept) -> Result<Daemon> {
     command.arg0("untorn-mount").args(arguments).stdin(Stdio::from(theirs)).stdout(Stdio::null());
     let process = command.spawn().context("cannot start the daemon")?;
     for (letter, (bytes, descriptor)) in kept {
-        // If it has ended, the next look at it tells.
+        // A failed send means that the daemon has ended; the next `hear` notices that.
         let _ = send(&ours, &[&[KEPT, *letter], &bytes[..]].concat(), Some(descriptor.as_fd()));
     }
     let _ = send(&ours, &[BEGIN], None);
@@ -77,14 +78,15 @@ fn start(arguments: &[std::ffi::OsString], kept: &Kept) -> Result<Daemon> {
 }
 
 impl Daemon {
-    /// Takes a message; false at the end of the daemon.
+    /// Takes a message from the daemon; false at the daemon's end.
     fn hear(&mut self, kept: &mut Kept) -> bool {
         let mut message = [0; MESSAGE_MAX];
         match receive(&self.connection, &mut message) {
             Ok((len, Some(descriptor))) if len >= 2 && message[0] == KEEP => {
                 kept.insert(message[1], (message[2..len].to_vec(), descriptor));
             }
-            // Not here: the last descriptor on a mount may wait for the daemon, and that for its being replaced.
+            // Dropped in a thread of its own: closing the last descriptor on a mount may wait for the daemon, and a new
+            // daemon can only be started by this thread.
             Ok((2, None)) if message[0] == KEEP => {
                 let let_go = kept.remove(&message[1]);
                 let _ = thread::Builder::new().spawn(move || drop(let_go));
@@ -98,8 +100,9 @@ impl Daemon {
     }
 }
 
-/// Runs a daemon with these arguments, and others after it when it is killed, until one ends by itself: its exit code.
-/// `ready` is called when the first one is.
+/// Runs a daemon with these arguments, and starts another one each time it is killed, until one ends by itself.
+///
+/// Returns the exit code of that last one. `ready` is called when the first daemon is ready.
 pub fn supervise(arguments: &[std::ffi::OsString], ready: impl FnOnce() -> Result<()>) -> Result<u8> {
     let signals = Signals::new()?;
     let (mut kept, mut ready, mut dead) = (Kept::new(), Some(ready), Vec::<Child>::new());
@@ -126,8 +129,8 @@ pub fn supervise(arguments: &[std::ffi::OsString], ready: impl FnOnce() -> Resul
                 ready()?;
             }
         }
-        // The connection ends when the last thread that has it does: nothing of that process changes anything any more. A
-        // thread of it may still be in the kernel, and be waiting for the next daemon.
+        // The connection closes when the last thread of the daemon that has it ends: nothing of that process changes
+        // anything any more. A thread of the daemon may still be in the kernel, waiting for the next daemon.
         if daemon.ending {
             return Ok(code(daemon.process.wait().context("cannot wait for the daemon")?));
         }

@@ -7,37 +7,38 @@ use rustix::io::Errno as SystemErrno;
 use std::time::{Duration, Instant};
 use untorn_tree::{Errno, Ino};
 
-/// Why no request comes any more.
+/// The reason why no more requests come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// The file system is unmounted, and all that programs wrote was sent before.
+    /// The file system is unmounted, and the kernel had sent all writes of programs before.
     Unmounted,
-    /// The connection was cut (`umount -f`, an administrator): what the kernel had not sent is lost.
+    /// The connection was cut (`umount -f`, an administrator): data that the kernel had not sent is lost.
     Aborted,
 }
 
-/// A thread that has answered looks for the next request for so long before it sleeps: to be woken takes about as long.
+/// A thread that has answered polls for the next request for this long before it sleeps: waking a thread takes about as
+/// long.
 const LOOK: Duration = Duration::from_micros(30);
-/// A thread that lets others run, and is away for longer, takes a processor from programs that have something to do.
+/// If a yield takes longer than this, other programs need the processor, and polling would take it from them.
 const AWAY: Duration = Duration::from_micros(500);
-/// It does not look again for so long.
+/// After such a yield a thread does not poll for this long.
 const REST: Duration = Duration::from_millis(100);
 
-/// Whether a thread looks for the next request.
+/// Decides whether a thread polls for the next request before it sleeps.
 #[derive(Default)]
 pub struct Look {
-    /// The last one came so soon that looking is worth it.
+    /// The last request came so soon that polling is worth it.
     soon: bool,
     rest_until: Option<Instant>,
 }
 
 impl Look {
     fn found(&mut self, after: Duration) {
-        // Of this a part is the time that waking took.
+        // Waking the thread is a part of this time.
         self.soon = after < 3 * LOOK;
     }
 
-    /// Whether to look once more; `since` is when it was first looked.
+    /// Whether to poll once more; `since` is the time of the first poll.
     fn again(&self, since: Instant) -> bool {
         let now = Instant::now();
         let rests = self.rest_until.is_some_and(|until| now < until);
@@ -52,24 +53,25 @@ impl Look {
     }
 }
 
-/// One connection with the kernel. Any number of threads use it at a time.
+/// One connection with the kernel, which any number of threads use at a time.
 pub struct Device {
     descriptor: OwnedFd,
 }
 
 impl Device {
-    /// The connection that a mounted descriptor is.
+    /// Wraps the descriptor of a mount.
     pub fn new(descriptor: OwnedFd) -> Device {
         Device { descriptor }
     }
 
-    /// The next request, in `buffer`: its length. A thread that looks is the only one that receives: the kernel wakes those
-    /// that sleep, whoever looks.
+    /// Receives the next request into `buffer` and returns its length.
+    ///
+    /// Only a thread that receives alone may poll: the kernel wakes sleeping threads even if another thread polls.
     pub fn receive(&self, buffer: &mut [u8], mut look: Option<&mut Look>) -> Result<usize, End> {
         let start = Instant::now();
         if let Some(look) = &mut look {
             while look.again(start) && !self.is_asked() {
-                // The program that is to ask may have no other processor.
+                // The program that sends the next request may have no other processor.
                 look.let_others_run();
             }
         }
@@ -89,13 +91,13 @@ impl Device {
         }
     }
 
-    /// Whether there is a request. Another thread may receive it.
+    /// Whether a request waits to be received. Another thread may receive it first.
     fn is_asked(&self) -> bool {
         let now = Timespec::default();
         poll(&mut [PollFd::new(&self.descriptor, PollFlags::IN)], Some(&now)) != Ok(0)
     }
 
-    /// Answers a request. If the program or the mount is gone, nobody waits for it.
+    /// Answers a request. An error is ignored: if the program or the mount is gone, nobody waits for the answer.
     pub fn answer(&self, unique: u64, answer: Result<Answer, Errno>) {
         let message = match answer {
             Ok(answer) => answer.message(unique, 0),
@@ -106,23 +108,24 @@ impl Device {
 
     fn notify(&self, code: i32, answer: Answer) -> Result<(), Errno> {
         match rustix::io::write(&self.descriptor, &answer.message(0, code)) {
-            // The kernel does not have it in its cache.
+            // NOENT: the kernel has no such inode in its cache.
             Ok(_) | Err(SystemErrno::NOENT) => Ok(()),
             Err(e) => Err(Errno(e.raw_os_error())),
         }
     }
 
-    /// Makes the kernel send what is dirty of a file, and drop what it has of the contents.
+    /// Makes the kernel send the dirty pages of a file, and drop its cached contents.
     pub fn drop_cache(&self, ino: Ino) -> Result<(), Errno> {
         self.notify(notification::INVAL_INODE, Answer::default().u64(ino).u64(0).u64(0))
     }
 
-    /// Makes the kernel forget the attributes of a file, and keep its contents, which the program may have locked that asks.
+    /// Makes the kernel forget the attributes of a file, but keep its contents: the program whose request is being
+    /// answered may have them locked.
     pub fn forget_attributes(&self, ino: Ino) -> Result<(), Errno> {
         self.notify(notification::INVAL_INODE, Answer::default().u64(ino).u64(u64::MAX).u64(0))
     }
 
-    /// Makes the kernel ask once more what it asked and was not answered, as the process that was asked has ended.
+    /// Makes the kernel repeat all requests that were not answered, because the process that received them has ended.
     pub fn ask_again(&self) -> Result<(), Errno> {
         self.notify(notification::RESEND, Answer::default())
     }

@@ -1,4 +1,4 @@
-//! What each request asks of the tree.
+//! Translates each request of the kernel into calls of the tree.
 
 use crate::fuse::kernel_pull::{HIDDEN, KernelPull, rand_u128};
 use crate::fuse::privileges::Privileges;
@@ -20,11 +20,13 @@ use untorn_tree::{
     SetTime, Time, Transaction,
 };
 
-/// Where a directory goes on after `.` and after `..`. Behind them lie the places that the tree says, so that all fit in 31
-/// bits if those do, and each is behind the one before it.
+/// Directory offset after `.`; the next constant is the offset after `..`.
+///
+/// The offsets of the tree follow, shifted by these two, so that all offsets increase, and fit in 31 bits if those of
+/// the tree do.
 const AFTER_DOT: u64 = 1;
 const AFTER_DOT_DOT: u64 = 2;
-/// Names that the tree is asked for at a time.
+/// Number of names requested from the tree at a time.
 const NAMES: usize = 128;
 
 /// Answers requests from a tree.
@@ -34,7 +36,7 @@ pub struct Handlers {
     privileges: Privileges,
     calls: WaitingCalls,
     commit: CommitMode,
-    /// The next opening's number, but for its lowest bits.
+    /// The next opening's number, without its lowest two bits.
     openings: AtomicU64,
 }
 
@@ -42,9 +44,9 @@ pub struct Handlers {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waits {
     No,
-    /// Where what is dirty of a file has to be pulled: the pull tells.
+    /// Only if dirty pages of a file have to be pulled; the pull itself announces the wait.
     InPulls,
-    /// Most of the time it takes.
+    /// For most of the handler's time.
     Always,
 }
 
@@ -70,7 +72,7 @@ fn waits(opcode: u32, commit: CommitMode) -> Waits {
         | opcode::READDIRPLUS
         | opcode::READLINK
         | opcode::STATFS => Waits::No,
-        // All changes.
+        // All requests that change something.
         _ if commit == CommitMode::Write => Waits::Always,
         opcode::RENAME | opcode::RENAME2 | opcode::LINK | opcode::OPEN => Waits::InPulls,
         _ => Waits::No,
@@ -82,14 +84,14 @@ fn errno<T>(error: i32) -> Result<T> {
 }
 
 fn writable(flags: u32) -> bool {
-    // The fourth mode is for neither reading nor writing: that of the process that pulls.
+    // The fourth access mode, neither for reading nor for writing, is the one with which the puller opens files.
     matches!(flags.cast_signed() & libc::O_ACCMODE, libc::O_WRONLY | libc::O_RDWR)
 }
 
 impl Handlers {
-    /// Handlers for a tree.
+    /// Creates handlers for a tree.
     pub fn new(tree: Arc<dyn FileTree>, pull: Arc<KernelPull>, commit: CommitMode) -> Handlers {
-        // Another process may have named openings that go on: a number is not given twice.
+        // Openings that another process numbered may continue, so counting starts at random: no number is used twice.
         let openings = AtomicU64::new(rand_u128() as u64);
         Handlers {
             privileges: Privileges::new(Arc::clone(&tree)),
@@ -106,18 +108,20 @@ impl Handlers {
         waits(opcode, self.commit)
     }
 
-    /// A number for an opening, which says whether it can write, and whether what it does is to be durable.
+    /// Returns a number for an opening. Its lowest bits say whether the opening can write, and whether its writes must
+    /// be durable.
     fn handle(&self, flags: u32) -> u64 {
         let durable = flags.cast_signed() & libc::O_DSYNC != 0;
         self.openings.fetch_add(4, Relaxed) & !3 | u64::from(writable(flags)) | u64::from(durable) << 1
     }
 
-    /// Whether each `read` and `write` of a program is a message: what is to be committed as one then comes as one.
+    /// Whether each `read` and `write` of a program is one message, so that a write that must be committed as one
+    /// arrives as one.
     fn direct(&self) -> bool {
         self.commit == CommitMode::Write
     }
 
-    /// The answer to a request; none if it wants none.
+    /// Answers a request; `None` if the request expects no answer.
     pub fn answer(&self, header: &Header, fields: Fields<'_>) -> Option<Result<Answer>> {
         match header.opcode {
             opcode::FORGET | opcode::BATCH_FORGET => {
@@ -186,7 +190,8 @@ impl Handlers {
                 let unlinked = self.tree.has_no_name(ino);
                 if self.tree.release(ino, writable) && writable {
                     self.pull.released(ino);
-                    // It lost its last name while it was open: nothing else closes what pulled it.
+                    // The file lost its last name while it was open, and nothing else closes the puller's descriptor of
+                    // it.
                     if unlinked {
                         self.close_unlinked();
                     }
@@ -234,7 +239,7 @@ impl Handlers {
                     self.pull.forget_attributes(ino)?;
                 }
                 self.tree.allocate(ino, offset, len, mode.cast_signed())?;
-                // After a write the kernel asks for that itself.
+                // The kernel itself requests a sync after a durable write, but not after `fallocate`.
                 match handle & 2 != 0 {
                     true => done(self.tree.sync(ino, &*self.pull)),
                     false => Ok(Answer::default()),
@@ -251,7 +256,8 @@ impl Handlers {
     }
 
     fn sync(&self, header: &Header) -> Result<()> {
-        // With `--commit=store` calls share a commit, in which others want what came after this one's.
+        // With `--commit=store`, concurrent syncs share a commit, and the other callers want changes that came later
+        // than this one's.
         match self.commit != CommitMode::Store && self.calls.have_sent_all(header.thread) {
             true => self.tree.sync(header.ino, &AllSent { ino: header.ino, pull: &*self.pull }),
             false => self.tree.sync(header.ino, &*self.pull),
@@ -263,7 +269,7 @@ impl Handlers {
             return Ok(Answer::default().unbelieved_entry(&hidden_attributes(&self.tree.attributes(ROOT)?)));
         }
         match self.tree.lookup(dir, name) {
-            // The name is that of a file handle, and not one to be believed.
+            // The lookup resolves a file handle. The kernel must not cache this name.
             Ok(found) if name == "." || name == ".." => Ok(Answer::default().unbelieved_entry(&found)),
             Ok(found) => Ok(Answer::default().entry(&found)),
             Err(Errno(libc::ENOENT)) => Ok(Answer::default().no_entry()),
@@ -271,7 +277,8 @@ impl Handlers {
         }
     }
 
-    /// In the hidden directory nothing is done but opening files by their numbers.
+    /// Answers a request in the hidden directory, where files can be opened by their numbers, and nothing else can be
+    /// done.
     fn hidden(&self, header: &Header, mut fields: Fields<'_>) -> Result<Answer> {
         match header.opcode {
             opcode::LOOKUP => {
@@ -340,10 +347,11 @@ impl Handlers {
             mtime: set(meant::MTIME, meant::MTIME_NOW, 1),
             ctime: is(meant::CTIME).then(|| time(2)),
         };
-        // What was stored to mappings before a time was set does not count after it. With its cache of writes, the kernel sees
-        // to that itself; without it, it sends them when it likes. (Of one that sets a size it keeps them back meanwhile.)
+        // Stores to mappings before the time was set must not change it afterwards. A kernel with a write cache ensures
+        // that itself. Without one, it sends the stores at any time, so they are pulled here. (While a size is being
+        // set, the kernel holds them back.)
         if self.direct() && change.size.is_none() && (change.atime.is_some() || change.mtime.is_some()) {
-            // A write that fails is known to the tree.
+            // The tree already knows of a failed write.
             let _ = self.pull.pull(ino);
         }
         let change = self.privileges.with_change(header, ino, change, is(meant::KILL_SUIDGID))?;
@@ -363,17 +371,17 @@ impl Handlers {
         Ok(Answer::default())
     }
 
-    /// A name is gone: what has none any more is kept by no descriptor of pulls.
+    /// Closes the puller's descriptors of files that have just lost their last name.
     fn close_unlinked(&self) {
         self.pull.unlinked(|ino| self.tree.has_no_name(ino));
     }
 
-    /// A question was answered: the kernel does not ask it again.
+    /// Tells the tree that the kernel has received an answer, and does not repeat that request.
     pub fn answered(&self, unique: u64) {
         self.tree.answered(unique);
     }
 
-    /// What programs had open when the process ended that served the mount before.
+    /// Takes over the openings of programs from the process that served the mount before.
     pub fn take_over(&self) {
         for (ino, times) in self.tree.opened_for_writing() {
             self.pull.opened(ino, times);
@@ -403,11 +411,11 @@ impl Handlers {
         Ok(Answer::default().opened(self.handle(flags), self.direct()))
     }
 
-    /// An opening begins: before the kernel is told, so that no write comes before it.
+    /// Registers an opening before the kernel is told of it, so that no write arrives before it.
     fn begin(&self, ino: Ino, flags: u32) -> Result<()> {
         self.tree.open(ino, writable(flags))?;
         if writable(flags) {
-            // One that had happened when the last process was killed is among those that were taken over.
+            // If the last process had registered this opening before it was killed, `take_over` has already counted it.
             if !untorn_tree::is_repeated() {
                 self.pull.opened(ino, 1);
             }
@@ -477,7 +485,7 @@ impl Handlers {
                 let found = of_tree.then(|| self.tree.lookup(dir, &entry.name).ok()).flatten();
                 answer = match found {
                     Some(found) => answer.entry(&found),
-                    // Gone meanwhile: the name alone.
+                    // The file was removed meanwhile: the answer has the name alone.
                     None => answer.raw(&[0; ENTRY_LEN]),
                 };
             }
@@ -486,7 +494,7 @@ impl Handlers {
         Ok(answer)
     }
 
-    /// An opening has ended, and its transactions with it. Nobody waits for that.
+    /// Ends the transactions of an opening that has ended. Nobody waits for that.
     fn leave_transactions(&self, handle: u64) {
         if handle & 1 == 0 {
             return;
@@ -494,7 +502,7 @@ impl Handlers {
         self.leave(self.tree.end_opening(handle));
     }
 
-    /// Goes on with what a process was to leave that was killed.
+    /// Ends the transactions that a killed process was ending, because their openings had ended.
     pub fn leave_left(&self) {
         self.leave(self.tree.left());
     }
@@ -502,12 +510,12 @@ impl Handlers {
     fn leave(&self, transactions: Vec<Transaction>) {
         for txn in transactions {
             let (tree, pull) = (Arc::clone(&self.tree), Arc::clone(&self.pull));
-            // Without the thread nothing of it is committed until the mount ends, and it is given up then.
+            // If no thread can be had, nothing of the transaction is committed, and it is given up when the mount ends.
             let _ = std::thread::Builder::new().spawn(move || tree.leave(txn, &*pull));
         }
     }
 
-    /// What a program asks of a transaction.
+    /// Handles a program's calls about transactions.
     fn transaction(&self, ino: Ino, handle: u64, command: u32, given: u64) -> Result<Answer> {
         let writes = handle & 1 != 0;
         match command {
@@ -545,10 +553,11 @@ impl Handlers {
             mount_control::PREPARE_UNMOUNT => {
                 if let Err(e) = self.tree.prepare_end(&*self.pull) {
                     let status = self.tree.status()?;
-                    // What is lost for good is not waited for. With `--commit=store` it keeps back all else.
+                    // Writes that are lost for good do not delay the unmount. With `--commit=store` a lost write keeps
+                    // everything else uncommitted, so the unmount is refused.
                     let is_lost =
                         e == Errno(libc::EIO) && !status.poisoned.is_empty() && self.commit != CommitMode::Store;
-                    // After a failed flush of the log only a new mount commits again.
+                    // After a failed flush of the log only a new mount can commit again.
                     if !status.failed && !is_lost {
                         return Err(e);
                     }
@@ -589,7 +598,7 @@ fn by(header: &Header, umask: u32) -> Request {
     Request { uid: header.uid, gid: header.gid, umask: umask & 0o777 }
 }
 
-/// A value, or only its length if there is no room to be filled.
+/// Answers with a value, or with only its length if the caller gave no room.
 fn sized(value: &[u8], room: usize) -> Result<Answer> {
     match room {
         0 => Ok(Answer::default().u32(u32::try_from(value.len()).map_err(|_| Errno(libc::E2BIG))?).u32(0)),
@@ -658,14 +667,15 @@ mod tests {
     }
 
     impl Log {
-        /// What is written by now is what the next process finds.
+        /// Ends the process: the next one finds the log as written so far.
         fn kill(&self) {
             let mut logs = self.0.lock().unwrap();
             logs.0 = logs.1.clone();
         }
     }
 
-    /// The process is killed before it answers: the next one has taken the opening over when the kernel asks again.
+    /// The process is killed before it answers: when the kernel repeats the request, the next process has already taken
+    /// the opening over.
     #[test]
     fn an_opening_that_is_asked_for_again_is_counted_once() {
         let (dir, log) = (tempfile::tempdir().unwrap(), Arc::new(Log::default()));

@@ -1,8 +1,8 @@
-//! Brings what the kernel has in its cache of a file to the tree: by a process of its own (`puller`), which has
+//! Makes the kernel send the cached dirty pages of a file to the tree, through a helper process (`puller`) that has
 //! descriptors on the mount.
 //!
-//! A descriptor is kept there as long as a program has the file open for writing, and of a few files some time longer.
-//! Where that process cannot be had, the kernel is made to send by dropping what it has cached of the file.
+//! The helper keeps a descriptor of each file as long as a program has the file open for writing, and of a few files
+//! some time longer. Where the helper cannot be had, the kernel is made to send by dropping its cache of the file.
 
 use crate::fuse::device::Device;
 use crate::fuse::puller::{FOR_READING, NOT_ALLOWED, NOT_OPENED, PULLER};
@@ -20,51 +20,51 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use untorn_tree::{Errno, Ino, Pull, Result};
 
-/// Number of the hidden directory.
+/// Inode number of the hidden directory.
 pub const HIDDEN: Ino = u64::MAX - 1;
 
-/// How long the process may take to end.
+/// How long the helper may take to end.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Between two looks.
+/// Pause between two checks whether it has ended.
 const MOMENT: Duration = Duration::from_millis(1);
-/// Files that nobody has open for writing any more, whose descriptors are kept: many programs open a file, write, sync and
-/// close it, over and over.
+/// How many files without writers keep their descriptors: many programs open a file, write, sync and close it, over and
+/// over.
 const KEPT: usize = 16;
-/// After so many ends of the process no other one is started.
+/// After the helper was started this many times, it is not started again.
 const STARTS_MAX: usize = 100;
 
-/// The hidden directory.
+/// State of the hidden directory.
 #[derive(Default)]
 struct Hidden {
-    /// What is answered to a lookup in the root, while the directory is opened.
+    /// The name under which a lookup in the root finds the directory, while the helper opens it.
     name: Option<OsString>,
     directory: Option<Arc<OwnedFd>>,
-    /// Files whose names are looked up in it now.
+    /// Files that the helper looks up in the directory now.
     expected: HashSet<Ino>,
 }
 
-/// The process that pulls.
+/// The helper process, which pulls.
 struct Puller {
     control: OwnedFd,
-    /// Those that nobody waits at.
+    /// Connections that no request is using.
     lines: Mutex<Vec<OwnedFd>>,
     child: Mutex<Child>,
 }
 
-/// What is known of files.
+/// Bookkeeping about files.
 #[derive(Default)]
 struct Files {
-    /// How often programs have them open for writing.
+    /// How often programs have each file open for writing.
     writers: HashMap<Ino, u64>,
-    /// Those that the process has open.
+    /// Files that the helper has open.
     pulled: HashSet<Ino>,
-    /// Of these, those without writers, the longest first.
+    /// Those of `pulled` that have no writers, the longest idle first.
     idle: VecDeque<Ino>,
-    /// The mount is in no directory any more.
+    /// The mount is no longer attached to any directory.
     detached: bool,
 }
 
-/// Pulls.
+/// Makes the kernel send dirty pages, by the helper process or, without it, by dropping the cache.
 pub struct KernelPull {
     device: Arc<Device>,
     hidden: Mutex<Hidden>,
@@ -72,7 +72,8 @@ pub struct KernelPull {
     program: Mutex<Option<PathBuf>>,
     starts: Mutex<usize>,
     files: Mutex<Files>,
-    /// How often the kernel was given an inode by the hidden directory, of which the tree knows nothing.
+    /// How often the kernel got each inode from a lookup in the hidden directory. The tree does not count those
+    /// lookups.
     given: Mutex<HashMap<Ino, u64>>,
     when_closed: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     ended: AtomicBool,
@@ -88,14 +89,16 @@ impl Puller {
         let (ours, theirs) = connection()?;
         let mut command = Command::new(program);
         command.arg0("untorn-mount").arg(PULLER).stdin(Stdio::from(theirs)).stdout(Stdio::null()).stderr(Stdio::null());
-        // Not by a copy of this process: after one, the kernel has to find memory for what it was about to hand over to a
-        // thread, and if the daemon is killed then, a write is lost.
+        // `spawn` does not copy this process. After a copy, the kernel has to find memory for pages that it was about
+        // to hand over to a thread, and if the daemon is killed at that time, a write is lost.
         let child = command.spawn()?;
         Ok(Puller { control: ours, lines: Mutex::default(), child: Mutex::new(child) })
     }
 
-    /// Asks for what [`puller`](crate::fuse::puller) says that such numbers mean: an error number, and bytes if there are some. An
-    /// error of the connection means that the process has ended.
+    /// Sends a request of numbers, as [`puller`](crate::fuse::puller) defines them. Returns an error number, and fills
+    /// `bytes` if there are some.
+    ///
+    /// An error of the connection means that the helper has ended.
     fn ask(&self, asked: &[u64], bytes: &mut [u8]) -> rustix::io::Result<i32> {
         let idle = locked(&self.lines).pop();
         let line = match idle {
@@ -121,14 +124,14 @@ impl Puller {
     }
 
     fn close(&self, ino: Ino) {
-        // If the process has ended, so have its descriptors.
+        // If the helper has ended, its descriptors are closed.
         let _ = send(&self.control, &ino.to_ne_bytes(), None);
     }
 }
 
 impl Drop for Puller {
     fn drop(&mut self) {
-        // It ends with the connection, when the kernel has sent what is dirty of its files.
+        // The helper ends when the connection is closed and the kernel has sent the dirty pages of its files.
         let _ = rustix::net::shutdown(&self.control, rustix::net::Shutdown::Both);
         let started = Instant::now();
         let mut child = locked(&self.child);
@@ -139,7 +142,7 @@ impl Drop for Puller {
 }
 
 impl KernelPull {
-    /// Without a process at first.
+    /// Creates it without a helper process.
     pub fn new(device: Arc<Device>) -> KernelPull {
         KernelPull {
             device,
@@ -155,13 +158,14 @@ impl KernelPull {
         }
     }
 
-    /// What a thread is to do before it waits for a pull.
+    /// Sets a function that a thread calls before it waits for a pull.
     pub fn before_waiting(&self, first: impl Fn() + Send + Sync + 'static) {
         let _ = self.before_waiting.set(Box::new(first));
     }
 
-    /// Starts the process: `program` is the one that this room is of. The hidden directory is `given`, or is beneath a
-    /// mount point that answers.
+    /// Starts the helper from `program`, which must be this program.
+    ///
+    /// The hidden directory is `given`, or is opened beneath a mount point that answers.
     pub fn start(&self, program: &Path, at: &Path, given: Option<OwnedFd>) -> io::Result<()> {
         *locked(&self.program) = Some(program.to_owned());
         if let Some(given) = given {
@@ -183,17 +187,17 @@ impl KernelPull {
         Ok(())
     }
 
-    /// The hidden directory, for whoever serves the mount after this process.
+    /// Returns the hidden directory, for the process that serves the mount after this one.
     pub fn hidden_directory(&self) -> Option<Arc<OwnedFd>> {
         locked(&self.hidden).directory.clone()
     }
 
-    /// What is to be done when the hidden directory is closed here.
+    /// Sets a function that is called when the hidden directory is closed here.
     pub fn when_closed(&self, then: impl FnOnce() + Send + 'static) {
         *locked(&self.when_closed) = Some(Box::new(then));
     }
 
-    /// The process: one that no program has started.
+    /// Returns the number of the helper process, which no program has started.
     pub fn process(&self) -> Option<u32> {
         locked(&self.puller).as_ref().map(|puller| locked(&puller.child).id())
     }
@@ -217,7 +221,7 @@ impl KernelPull {
         Ok(puller)
     }
 
-    /// The process has ended: it was killed.
+    /// Forgets a helper that was killed.
     fn lost(&self, puller: &Arc<Puller>) {
         let mut current = locked(&self.puller);
         if current.as_ref().is_some_and(|current| Arc::ptr_eq(current, puller)) {
@@ -228,16 +232,18 @@ impl KernelPull {
         }
     }
 
-    /// The mount is gone, and the kernel has sent everything: nothing is pulled any more. Returns each file that was open
-    /// for writing, and how often; the kernel need not have told that those openings ended.
+    /// Stops all pulls, when the mount is gone and the kernel has sent everything.
+    ///
+    /// Returns each file that was open for writing, and how often; the kernel need not have sent a release for these
+    /// openings.
     pub fn end(&self) -> Vec<(Ino, u64)> {
         self.ended.store(true, Ordering::Release);
         self.close_all();
         locked(&self.files).writers.drain().collect()
     }
 
-    /// The mount is in no directory any more: closes all descriptors on it as soon as no program has a file open for
-    /// writing, so that the kernel can end it.
+    /// Closes all descriptors on the mount as soon as no program has a file open for writing, so that the kernel can
+    /// end the mount. Called when the mount is no longer attached to any directory.
     pub fn close_when_unused(self: &Arc<KernelPull>) {
         let unused = {
             let mut files = locked(&self.files);
@@ -249,7 +255,7 @@ impl KernelPull {
         }
     }
 
-    /// Closes all descriptors on the mount. Pulls go on, and drop what is cached.
+    /// Closes all descriptors on the mount. Pulls still work, and drop the kernel's cache.
     pub fn close_all(&self) {
         locked(&self.hidden).directory = None;
         if let Some(then) = locked(&self.when_closed).take() {
@@ -261,7 +267,7 @@ impl KernelPull {
             files.pulled.clear();
             files.idle.clear();
         }
-        // Its end is waited for. A handler that is using it has a reference until it has its answer.
+        // Waits for the helper's end. A handler that uses the helper holds a reference until it has its answer.
         let Some(puller) = puller else { return };
         let started = Instant::now();
         while Arc::strong_count(&puller) > 1 && started.elapsed() < PATIENCE {
@@ -269,12 +275,13 @@ impl KernelPull {
         }
     }
 
-    /// Whether the hidden directory is looked up by this name in the root.
+    /// Whether a name in the root is that of the hidden directory.
     pub fn is_hidden(&self, name: &OsStr) -> bool {
         locked(&self.hidden).name.as_deref() == Some(name)
     }
 
-    /// Whether a file is looked up in the hidden directory for a pull; then the kernel is given it once.
+    /// Whether a file is being looked up in the hidden directory for a pull; if so, counts that the kernel gets the
+    /// inode once more.
     pub fn gives(&self, ino: Ino) -> bool {
         let expected = locked(&self.hidden).expected.remove(&ino);
         if expected {
@@ -283,7 +290,7 @@ impl KernelPull {
         expected
     }
 
-    /// How many of `count` times that the kernel forgets were given by the tree.
+    /// Returns how many of the `count` lookups that the kernel forgets were lookups in the tree.
     pub fn forgotten(&self, ino: Ino, count: u64) -> u64 {
         let mut given = locked(&self.given);
         let Some(own) = given.get_mut(&ino) else { return count };
@@ -295,19 +302,20 @@ impl KernelPull {
         count - taken
     }
 
-    /// The tree has other attributes of a file than the kernel: a file that the program which asks has open.
+    /// Makes the kernel forget its attributes of a file that the requesting program has open, because those in the tree
+    /// have changed.
     pub fn forget_attributes(&self, ino: Ino) -> Result<()> {
         self.device.forget_attributes(ino)
     }
 
-    /// A program has opened a file for writing, so many times.
+    /// Notes that programs have opened a file for writing `times` times.
     pub fn opened(&self, ino: Ino, times: u64) {
         let mut files = locked(&self.files);
         *files.writers.entry(ino).or_default() += times;
         files.idle.retain(|idle| *idle != ino);
     }
 
-    /// One of those openings has ended.
+    /// Notes that one of those openings has ended.
     pub fn released(self: &Arc<KernelPull>, ino: Ino) {
         let mut files = locked(&self.files);
         let Some(writers) = files.writers.get_mut(&ino) else { return };
@@ -317,7 +325,7 @@ impl KernelPull {
         }
         files.writers.remove(&ino);
         if files.detached && files.writers.is_empty() {
-            // Not here: the end of the process waits for answers.
+            // Not in this thread, which may have to answer requests that the end of the helper waits for.
             let pull = Arc::clone(self);
             let _ = std::thread::Builder::new().spawn(move || pull.close_all());
         }
@@ -332,7 +340,7 @@ impl KernelPull {
         }
     }
 
-    /// Something lost a name: descriptors of files that have none any more are closed.
+    /// Closes the descriptors of idle files that have lost their last name.
     pub fn unlinked(&self, is_gone: impl Fn(Ino) -> bool) {
         let idle: Vec<Ino> = locked(&self.files).idle.iter().copied().collect();
         for ino in idle.into_iter().filter(|ino| is_gone(*ino)) {
@@ -352,7 +360,7 @@ impl KernelPull {
         }
     }
 
-    /// Asks the process for something of a file for which it opens, or names, the file once; none if that cannot be.
+    /// Sends a request for which the helper looks the file up once. `None` if the helper cannot be had.
     fn ask_once(&self, ino: Ino, asked: &[u64], bytes: &mut [u8]) -> Option<i32> {
         let puller = self.start_again().ok()?;
         locked(&self.hidden).expected.insert(ino);
@@ -361,13 +369,13 @@ impl KernelPull {
         answer.inspect_err(|_| self.lost(&puller)).ok()
     }
 
-    /// Pulls by the process; none if that cannot be.
+    /// Pulls a file by the helper; `None` if that cannot be done.
     fn by_puller(&self, ino: Ino) -> Option<Result<()>> {
         for _ in 0..2 {
             let puller = self.start_again().ok()?;
             let is_first = {
                 let mut files = locked(&self.files);
-                // The last writer may have gone meanwhile, and closing has sent everything.
+                // The last writer may have gone meanwhile; its close has sent everything.
                 if !files.writers.contains_key(&ino) {
                     return Some(Ok(()));
                 }
@@ -392,7 +400,7 @@ impl KernelPull {
                     return None;
                 }
                 Ok(error) => return Some(Err(Errno(error))),
-                // What it was about to send is sent by the next one, or was sent.
+                // The pages that the lost helper was about to send were sent, or will be sent by the next one.
                 Err(_) => self.lost(&puller),
             }
         }
@@ -430,12 +438,12 @@ impl Pull for KernelPull {
     fn rolled_back(&self, ino: Ino, size: u64) {
         self.begin_waiting();
         let _ = self.device.drop_cache(ino);
-        // The kernel goes by its own size of a file, unless a program sets it.
+        // The kernel relies on its own size of a file, unless a program sets it; so the helper sets it.
         let _ = self.ask_once(ino, &[ino, size], &mut []);
     }
 }
 
-/// A number that nobody can guess.
+/// Returns a random number that nobody can guess.
 pub fn rand_u128() -> u128 {
     let mut bytes = [0; 16];
     let got = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());

@@ -1,7 +1,9 @@
-//! Setuid and setgid bits and capabilities end when a file is written, truncated or given away, or `fallocate` changes it.
+//! Clears setuid and setgid bits and capabilities when a file is written, truncated, given away, or changed by
+//! `fallocate`.
 //!
-//! The kernel says when the bits go (`HANDLE_KILLPRIV_V2`), but for `fallocate`; else the first write to each file would ask
-//! for `security.capability`. It does not look whether they have gone: it has to be told to forget the mode that it has.
+//! The kernel says when the bits must go (`HANDLE_KILLPRIV_V2`), except for `fallocate`; without that, the first write
+//! to each file would ask for `security.capability`. The kernel does not check whether the bits have gone: it has to be
+//! told to forget its cached mode.
 
 use crate::fuse::protocol::Header;
 use std::collections::HashSet;
@@ -11,31 +13,31 @@ use std::sync::{Arc, Mutex, PoisonError};
 use untorn_tree::{Change, FileTree, Ino, Kind, Result};
 
 const CAPABILITY: &str = "security.capability";
-/// `linux/capability.h`.
+/// From `linux/capability.h`.
 const CAP_FSETID: u64 = 1 << 4;
 
-/// Which files have capabilities, and what takes privileges away.
+/// Knows which files have capabilities, and takes privileges away.
 pub struct Privileges {
     tree: Arc<dyn FileTree>,
-    /// Files that have capabilities, among those that were opened for writing or given some since.
+    /// Files that have capabilities, among those that were opened for writing or got capabilities since the start.
     capable: Mutex<HashSet<Ino>>,
     any_capable: AtomicBool,
 }
 
 impl Privileges {
-    /// Nothing is known of any file yet.
+    /// Creates the state, in which no file is known yet.
     pub fn new(tree: Arc<dyn FileTree>) -> Privileges {
         Privileges { tree, capable: Mutex::default(), any_capable: AtomicBool::new(false) }
     }
 
-    /// A file is opened for writing.
+    /// Called when a file is opened for writing.
     pub fn opened(&self, ino: Ino) {
         if self.tree.xattr(ino, CAPABILITY.as_ref()).is_ok() {
             self.add(ino);
         }
     }
 
-    /// An extended attribute is set.
+    /// Called when an extended attribute is set.
     pub fn attribute_set(&self, ino: Ino, name: &OsStr) {
         if name == CAPABILITY {
             self.add(ino);
@@ -52,13 +54,14 @@ impl Privileges {
             return Ok(());
         }
         match self.capable.lock().unwrap_or_else(PoisonError::into_inner).remove(&ino) {
-            // Removed meanwhile: that is well.
+            // An error is ignored: the attribute was removed meanwhile.
             true => self.tree.remove_xattr(ino, CAPABILITY.as_ref()).or(Ok(())),
             false => Ok(()),
         }
     }
 
-    /// A file is about to be written by a program; `kill` says whether its bits go. Returns whether it had some that went.
+    /// Called before a program's write; `kill` says that the setuid and setgid bits must go. Returns whether some were
+    /// cleared.
     pub fn before_write(&self, by: &Header, ino: Ino, kill: bool) -> Result<bool> {
         self.drop_capabilities(ino)?;
         if kill {
@@ -71,15 +74,16 @@ impl Privileges {
         Ok(false)
     }
 
-    /// As [`before_write`](Self::before_write), for `fallocate`, of which the kernel says nothing.
+    /// Does the work of [`before_write`](Self::before_write) for `fallocate`, for which the kernel sends no flag.
     pub fn before_allocation(&self, by: &Header, ino: Ino) -> Result<bool> {
         let has_bits = self.tree.attributes(ino)?.mode & (libc::S_ISUID | libc::S_ISGID) != 0;
         self.before_write(by, ino, has_bits && !Rights::of(by).keep_bits)
     }
 
-    /// A change of attributes, with what it does to privileges; `kill` says that the bits go.
+    /// Extends a change of attributes by its effect on privileges; `kill` says that the setuid and setgid bits must go.
     ///
-    /// A file that is given to another user or group loses its capabilities; of its bits the kernel says so itself.
+    /// A file that is given to another user or group loses its capabilities here; about its bits the kernel decides, by
+    /// `kill`.
     pub fn with_change(&self, by: &Header, ino: Ino, mut change: Change, kill: bool) -> Result<Change> {
         let given_away = change.uid.is_some() || change.gid.is_some();
         if change.size.is_some() || given_away {
@@ -100,22 +104,23 @@ impl Privileges {
     }
 }
 
-/// A mode without setuid and setgid; setgid is but a mark of mandatory locks where the group cannot execute, and may stay.
+/// Returns a mode without setuid and setgid. Where the group cannot execute, setgid only marks mandatory locks, and may
+/// stay.
 fn without_bits(mode: u32, keeps_mark: bool) -> u32 {
     let setgid = if keeps_mark && mode & libc::S_IXGRP == 0 { 0 } else { libc::S_ISGID };
     mode & !(libc::S_ISUID | setgid)
 }
 
-/// What a program may keep: nothing, where that cannot be seen.
+/// Rights of a program that decide which bits stay. If its status cannot be read, it has none.
 struct Rights {
-    /// It is root, and has the capability `CAP_FSETID`.
+    /// The program is root and has the capability `CAP_FSETID`.
     keep_bits: bool,
     groups: Vec<u32>,
 }
 
 impl Rights {
     fn of(program: &Header) -> Rights {
-        // A thread that the daemon cannot see has the number 0.
+        // The kernel sends the number 0 for a thread that the daemon cannot see.
         let status = std::fs::read_to_string(format!("/proc/{}/status", program.thread)).unwrap_or_default();
         let mut rights = Rights { keep_bits: false, groups: vec![program.gid] };
         for (key, value) in status.lines().filter_map(|line| line.split_once(':')) {

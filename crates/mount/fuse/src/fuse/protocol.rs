@@ -1,24 +1,24 @@
-//! Messages of FUSE (`linux/fuse.h`): which there are, and their fields in bytes.
+//! Messages of FUSE (`linux/fuse.h`): their numbers, and their fields in bytes.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use untorn_tree::{Attributes, Entry, Errno, Kind, Result, SpaceUse, Time};
 
-/// Bytes of the header of what the kernel asks.
+/// Length of the header of a request.
 pub const REQUEST_HEADER: usize = 40;
-/// Bytes of the header of an answer.
+/// Length of the header of an answer.
 pub const ANSWER_HEADER: usize = 16;
-/// The most that one `WRITE` carries.
+/// The most data that one `WRITE` carries.
 pub const MAX_WRITE: usize = 1 << 20;
-/// What a buffer holds: the largest `WRITE`, and a page for what is before its data.
+/// Length of a receive buffer: the largest `WRITE`, and a page for the fields before its data.
 pub const BUFFER: usize = MAX_WRITE + 4096;
-/// The most that one `READ` asks for: programs' buffers of [`MAX_WRITE`] bytes and a page.
+/// The most that one `READ` asks for: [`MAX_WRITE`] bytes of a program's buffer, and a page.
 pub const MAX_READ: usize = MAX_WRITE + 4096;
 
-/// The protocol's version that this crate speaks.
+/// Major version of the protocol.
 pub const MAJOR: u32 = 7;
-/// Second part of the version: that of Linux 6.16, where waiting for the kernel's writeback means that the server has the
-/// data. Later kernels fall back to it; earlier ones will not do.
+/// Minor version: that of Linux 6.16, since which the end of the kernel's writeback means that the server has the data.
+/// Later kernels fall back to it; earlier ones are refused.
 pub const MINOR: u32 = 44;
 
 /// Numbers of the requests.
@@ -63,13 +63,13 @@ pub mod opcode {
     pub const TMPFILE: u32 = 51;
 }
 
-/// Numbers of what the server tells the kernel unasked.
+/// Numbers of the notifications that the server sends to the kernel.
 pub mod notification {
     pub const INVAL_INODE: i32 = 2;
     pub const RESEND: i32 = 7;
 }
 
-/// What is agreed at `INIT`: bits of `flags`, and from 32 on of `flags2`.
+/// Features that are agreed at `INIT`: bits of `flags`, and from bit 32 on those of `flags2`.
 pub mod agreed {
     pub const ASYNC_READ: u64 = 1 << 0;
     pub const ATOMIC_O_TRUNC: u64 = 1 << 3;
@@ -91,10 +91,10 @@ pub mod agreed {
     pub const HAS_RESEND: u64 = 1 << 39;
 }
 
-/// Bit of the number of a question that is asked once more.
+/// Bit that marks the number of a request that the kernel sends again.
 pub const ASKED_AGAIN: u64 = 1 << 63;
 
-/// Which fields of `SETATTR` are meant.
+/// Bits that say which fields of `SETATTR` are valid.
 pub mod meant {
     pub const MODE: u32 = 1 << 0;
     pub const UID: u32 = 1 << 1;
@@ -108,47 +108,47 @@ pub mod meant {
     pub const KILL_SUIDGID: u32 = 1 << 11;
 }
 
-/// `OPEN`: the setuid and setgid bits go, with the contents.
+/// `OPEN`: the setuid and setgid bits must go, because the contents do.
 pub const OPEN_KILL_SUIDGID: u32 = 1 << 0;
-/// `SETXATTR` of an access list: the setgid bit goes.
+/// `SETXATTR` of an access list: the setgid bit must go.
 pub const SETXATTR_KILL_SGID: u32 = 1 << 0;
-/// `WRITE`: it comes from the kernel's cache, and no program waits for it.
+/// `WRITE`: the data comes from the kernel's cache, and no program waits for the answer.
 pub const WRITE_CACHE: u32 = 1 << 0;
-/// `WRITE`: the setuid and setgid bits go.
+/// `WRITE`: the setuid and setgid bits must go.
 pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
-/// Answer of `OPEN`: what is cached of the file stays.
+/// Answer of `OPEN`: the kernel keeps its cache of the file.
 pub const KEEP_CACHE: u32 = 1 << 1;
 
-/// Answer of `OPEN`: nothing is cached of what programs read and write; a call is a message.
+/// Answer of `OPEN`: the kernel caches no reads and writes of programs; each call is one message.
 const DIRECT_IO: u32 = 1 << 0;
 
-/// How long the kernel may believe names and attributes: nobody but the kernel changes them.
+/// How long the kernel may cache names and attributes. They stay valid, because all changes go through the kernel.
 const BELIEVE_SECONDS: u64 = 86_400;
 
-/// What stands before every request.
+/// The header of a request.
 #[derive(Clone, Copy, Debug)]
 pub struct Header {
-    /// What is asked.
+    /// Number of the operation.
     pub opcode: u32,
-    /// Which question it is.
+    /// Number of this request.
     pub unique: u64,
-    /// The inode that is meant.
+    /// The inode that the request is about.
     pub ino: u64,
     /// User of the program.
     pub uid: u32,
-    /// Its group.
+    /// Group of the program.
     pub gid: u32,
-    /// The thread that asks; 0 if it has no number here.
+    /// The requesting thread; 0 if it has no number in the daemon's PID namespace.
     pub thread: u32,
 }
 
-/// Fields of a request, one after the other. What is missing is `EINVAL`.
+/// Fields of a request, one after the other. A missing field is `EINVAL`.
 pub struct Fields<'a> {
     left: &'a [u8],
 }
 
 impl<'a> Fields<'a> {
-    /// Header and fields of a message.
+    /// Splits a message into its header and its fields.
     pub fn of(message: &'a [u8]) -> Result<(Header, Fields<'a>)> {
         let mut fields = Fields { left: message };
         let _len = fields.u32()?;
@@ -164,29 +164,29 @@ impl<'a> Fields<'a> {
         Ok((header, fields))
     }
 
-    /// Some bytes.
+    /// Takes `len` bytes.
     pub fn bytes(&mut self, len: usize) -> Result<&'a [u8]> {
         let (bytes, left) = self.left.split_at_checked(len).ok_or(Errno(libc::EINVAL))?;
         self.left = left;
         Ok(bytes)
     }
 
-    /// Bytes that say nothing.
+    /// Skips bytes without a meaning.
     pub fn skip(&mut self, len: usize) -> Result<()> {
         self.bytes(len).map(drop)
     }
 
-    /// A number of 32 bits.
+    /// Takes a number of 32 bits.
     pub fn u32(&mut self) -> Result<u32> {
         Ok(u32::from_ne_bytes(self.bytes(4)?.try_into().expect("4 bytes")))
     }
 
-    /// A number of 64 bits.
+    /// Takes a number of 64 bits.
     pub fn u64(&mut self) -> Result<u64> {
         Ok(u64::from_ne_bytes(self.bytes(8)?.try_into().expect("8 bytes")))
     }
 
-    /// A name, which ends at a zero.
+    /// Takes a name, which ends at a zero byte.
     pub fn name(&mut self) -> Result<&'a OsStr> {
         let end = self.left.iter().position(|byte| *byte == 0).ok_or(Errno(libc::EINVAL))?;
         let name = self.bytes(end)?;
@@ -195,7 +195,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// An answer as it grows: room for the header, and the fields after it.
+/// An answer under construction: room for the header, and the fields so far.
 pub struct Answer {
     bytes: Vec<u8>,
 }
@@ -207,7 +207,7 @@ impl Default for Answer {
 }
 
 impl Answer {
-    /// An answer with room for `len` bytes, which `fill` fills; it says how many there are.
+    /// An answer with room for `len` bytes. `fill` fills it, and returns how many bytes it has filled.
     pub fn filled(len: usize, fill: impl FnOnce(&mut [u8]) -> Result<usize>) -> Result<Answer> {
         let mut bytes = vec![0; ANSWER_HEADER + len];
         let filled = fill(&mut bytes[ANSWER_HEADER..])?.min(len);
@@ -215,36 +215,36 @@ impl Answer {
         Ok(Answer { bytes })
     }
 
-    /// One number more.
+    /// Appends a number.
     pub fn u16(mut self, number: u16) -> Answer {
         self.bytes.extend(number.to_ne_bytes());
         self
     }
 
-    /// One number more.
+    /// Appends a number.
     pub fn u32(mut self, number: u32) -> Answer {
         self.bytes.extend(number.to_ne_bytes());
         self
     }
 
-    /// One number more.
+    /// Appends a number.
     pub fn u64(mut self, number: u64) -> Answer {
         self.bytes.extend(number.to_ne_bytes());
         self
     }
 
-    /// Bytes as they are.
+    /// Appends bytes unchanged.
     pub fn raw(mut self, bytes: &[u8]) -> Answer {
         self.bytes.extend(bytes);
         self
     }
 
-    /// Bytes of the answer so far, without its header.
+    /// Length of the answer so far, without its header.
     pub fn len(&self) -> usize {
         self.bytes.len() - ANSWER_HEADER
     }
 
-    /// The whole message, with its header.
+    /// Returns the whole message, with its header.
     pub fn message(mut self, unique: u64, error: i32) -> Vec<u8> {
         let len = u32::try_from(self.bytes.len()).expect("answers are short");
         self.bytes[..4].copy_from_slice(&len.to_ne_bytes());
@@ -276,17 +276,17 @@ impl Answer {
             .u32(0)
     }
 
-    /// What `GETATTR` and `SETATTR` are answered.
+    /// Appends the answer to `GETATTR` and `SETATTR`.
     pub fn stat(self, of: &Attributes) -> Answer {
         self.u64(BELIEVE_SECONDS).u64(0).attributes(of)
     }
 
-    /// An inode under a name.
+    /// Appends an inode whose name the kernel may cache.
     pub fn entry(self, of: &Attributes) -> Answer {
         self.entry_for(of, BELIEVE_SECONDS)
     }
 
-    /// An inode under a name that is not to be believed.
+    /// Appends an inode whose name the kernel must not cache.
     pub fn unbelieved_entry(self, of: &Attributes) -> Answer {
         self.entry_for(of, 0)
     }
@@ -295,23 +295,24 @@ impl Answer {
         self.u64(of.ino).u64(0).u64(seconds).u64(BELIEVE_SECONDS).u64(0).attributes(of)
     }
 
-    /// A name that nothing has, to be believed until it is made.
+    /// Appends the answer that a name does not exist, which the kernel may cache until the name is made.
     pub fn no_entry(self) -> Answer {
         self.u64(0).u64(0).u64(BELIEVE_SECONDS).u64(0).u64(0).raw(&[0; 88])
     }
 
-    /// What `OPEN` is answered: how the kernel names the opening, and whether each read and write is to be a message.
+    /// Appends the answer to `OPEN`: the number of the opening, and whether each read and write must be one message.
     pub fn opened(self, handle: u64, direct: bool) -> Answer {
         self.u64(handle).u32(if direct { DIRECT_IO } else { KEEP_CACHE }).u32(0)
     }
 
-    /// What `OPENDIR` is answered. The kernel caches no names: it would find those at places alone that names had when it
-    /// read them, and take all others, as that of a name which was removed since, for the end.
+    /// Appends the answer to `OPENDIR`. The kernel must cache no names: its cache finds a directory offset only if a
+    /// name had it when the cache was filled, and takes any other, as that of a name that was removed since, for the
+    /// end of the directory.
     pub fn opened_directory(self) -> Answer {
         self.u64(0).u64(0)
     }
 
-    /// What `statfs` tells.
+    /// Appends the answer to `STATFS`.
     pub fn space(self, space: &SpaceUse) -> Answer {
         self.u64(space.blocks)
             .u64(space.free)
@@ -324,7 +325,7 @@ impl Answer {
             .raw(&[0; 28])
     }
 
-    /// A name of a directory.
+    /// Appends a name of a directory.
     pub fn dirent(self, entry: &Entry) -> Answer {
         let name = entry.name.as_bytes();
         let len = u32::try_from(name.len()).expect("names are short");
@@ -333,15 +334,15 @@ impl Answer {
     }
 }
 
-/// Bytes of a name in the answer of `READDIR`.
+/// Length of a name in the answer to `READDIR`.
 pub fn dirent_len(name: &OsStr) -> usize {
     24 + name.len().next_multiple_of(8)
 }
 
-/// Bytes of the inode that `READDIRPLUS` puts before each name.
+/// Length of the inode that `READDIRPLUS` puts before each name.
 pub const ENTRY_LEN: usize = 128;
 
-/// The type in `st_mode`.
+/// The type bits of `st_mode`.
 pub fn type_bits(kind: Kind) -> u32 {
     match kind {
         Kind::File => libc::S_IFREG,
@@ -354,7 +355,7 @@ pub fn type_bits(kind: Kind) -> u32 {
     }
 }
 
-/// What `mknod` makes.
+/// The kind of inode that `mknod` makes for a mode.
 pub fn kind_of(mode: u32) -> Result<Kind> {
     match mode & libc::S_IFMT {
         libc::S_IFREG | 0 => Ok(Kind::File),

@@ -1,13 +1,13 @@
-//! The process that makes the kernel send what is dirty of a file, for the daemon.
+//! The helper process that makes the kernel send the dirty pages of a file to the daemon.
 //!
-//! A thread that asks the kernel for that (`sync_file_range` on a descriptor of the mount) waits, in the kernel, for the
-//! daemon. If it were one of the daemon, and the daemon were killed, the thread would never end, nor what it holds,
-//! `/dev/fuse`: whoever uses the mount would wait for ever, and could not be killed. So another process does it, which has
-//! nothing of the daemon but a connection: whichever of them is killed, or both, everything ends.
+//! A thread that requests this (`sync_file_range` on a descriptor of the mount) waits in the kernel for the daemon. If
+//! the thread belonged to the daemon, and the daemon were killed, the thread would never end, and would keep
+//! `/dev/fuse` open: all users of the mount would wait for ever, and could not be killed. So another process does it,
+//! which shares nothing with the daemon but a connection: if either is killed, or both are, everything ends.
 //!
-//! It opens files of the mount through the *hidden directory*: its name is a random number, is looked up once, and is not
-//! there after that. In it, the name of an inode is the number of the inode. No path of the mount is followed, so no lock
-//! is waited for that a handler's program holds.
+//! The helper opens files of the mount through the *hidden directory*: its name is a random number, is looked up once,
+//! and does not exist after that. In it, each inode has its number as its name. Since the helper follows no path of the
+//! mount, it waits for no lock that the program of a waiting handler holds.
 
 use crate::processes::passed_descriptors::{receive, send};
 use anyhow::{Context, Result, bail};
@@ -23,30 +23,30 @@ use untorn_terminal::user_namespace;
 /// The subcommand of this process.
 pub const PULLER: &str = "puller";
 
-/// What is answered when a file could not be opened: nothing was pulled.
+/// Answer: the file could not be opened, so nothing was pulled.
 pub const NOT_OPENED: i32 = -1;
-/// What is answered when this user may not open a file as pulls do: asked once more, [for reading](FOR_READING).
+/// Answer: this user may not open the file as pulls do; the daemon asks again, [for reading](FOR_READING).
 pub const NOT_ALLOWED: i32 = -2;
-/// Behind the number of a file that is to be opened for reading, and pulled. No file has this size.
+/// Second number of a request: open the file for reading, and pull it. No file has this size.
 pub const FOR_READING: Number = [0xff; 8];
-/// How a file is opened: neither for reading nor for writing, so that a program can still have a lease of it, for which
-/// nobody else may have it open.
+/// Access mode neither for reading nor for writing, so that a program can still get a lease, which requires that nobody
+/// else has the file open.
 const NEITHER: OFlags = OFlags::from_bits_retain(libc::O_ACCMODE.cast_unsigned());
 
-/// The most that one message asks to be read.
+/// The most bytes that one message asks to read.
 const READ_MAX: usize = 64 << 10;
 
-/// A file of the mount by its inode number, as it is asked for.
+/// Inode number of a file, as bytes of a message.
 pub type Number = [u8; 8];
 
-/// Opens the hidden directory, beneath a mount point that answers: so that the mount point is not kept busy.
+/// Opens the hidden directory, in a mount of the helper's own, so that the mount point of the users is not busy.
 fn open_hidden(path: &Path) -> Result<OwnedFd> {
-    // For root, in a mount of its own that no namespace has.
+    // As root: in a detached mount that belongs to no namespace.
     let clone = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     if let Ok(tree) = rustix::mount::open_tree(CWD, path, clone) {
         return Ok(tree);
     }
-    // For others, in a namespace that only this process has.
+    // As another user: in a mount namespace of this process.
     if user_namespace::is_root() {
         bail!("this process is root without the right to have mounts of its own");
     }
@@ -56,15 +56,15 @@ fn open_hidden(path: &Path) -> Result<OwnedFd> {
     Ok(rustix::fs::open(path, flags, Mode::empty())?)
 }
 
-/// Files of the mount that are open here.
+/// Files of the mount that this process has open.
 struct Files {
     hidden: OwnedFd,
-    /// Held while one is opened, so that none is opened twice.
+    /// Locked while a file is opened, so that no file is opened twice.
     open: Mutex<HashMap<Number, Arc<OwnedFd>>>,
 }
 
 impl Files {
-    /// A descriptor of the file, and whether it is new.
+    /// Returns a descriptor of the file, and whether it was opened just now.
     fn descriptor(&self, number: Number, mode: OFlags) -> rustix::io::Result<(Arc<OwnedFd>, bool)> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(own) = open.get(&number) {
@@ -78,13 +78,13 @@ impl Files {
 
     fn close(&self, number: Number) {
         let closed = self.open.lock().unwrap_or_else(PoisonError::into_inner).remove(&number);
-        // Closing waits for the kernel to send what is dirty, and for the file's lock: nobody waits for this.
+        // Closing waits until the kernel has sent the dirty pages, and for the file's lock, so another thread does it.
         if let Some(closed) = closed {
             let _ = thread::Builder::new().spawn(move || drop(closed));
         }
     }
 
-    /// Gives the kernel a file's size: without opening the file, as the opening would be one for writing, for which the
+    /// Sets the kernel's size of a file. Does not open the file: it would be an opening for writing, for which the
     /// daemon may be waiting.
     fn set_size(&self, number: Number, size: Number) -> rustix::io::Result<()> {
         let path = format!("/proc/self/fd/{}/{}", self.hidden.as_raw_fd(), name(number));
@@ -99,7 +99,8 @@ impl Files {
         }
     }
 
-    /// Reads what the kernel has in its cache of a file: what the daemon refuses to tell is an error if it is not there.
+    /// Reads a file's bytes from the kernel's cache. Bytes that are not there are an error, because the daemon refuses
+    /// to read them.
     fn read(&self, number: Number, offset: u64, bytes: &mut [u8]) -> rustix::io::Result<()> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
         let own = rustix::fs::openat(&self.hidden, name(number), flags, Mode::empty())?;
@@ -115,9 +116,11 @@ impl Files {
         Ok(())
     }
 
-    /// Serves one line. The number of a file comes, and the file is pulled; with one number more it gets that size, but for
-    /// [`FOR_READING`]; with an
-    /// offset and a length, these bytes are read. An error number or 0 goes back, and the bytes.
+    /// Serves the requests of one connection.
+    ///
+    /// One number: pull that file. Two numbers: set the size of the file to the second, or, if that is [`FOR_READING`],
+    /// open the file for reading and pull it. Three numbers: read bytes at an offset, with a length. The answer is an
+    /// error number or 0, and the bytes.
     fn serve(&self, line: &OwnedFd) {
         let mut asked = [Number::default(); 3];
         while let Ok((len @ (8 | 16 | 24), _)) = receive(line, asked.as_flattened_mut()) {
@@ -146,8 +149,9 @@ impl Files {
                 }
             };
             if is_new {
-                // The daemon gives a file once. Else the name would keep the inode when all its other names and openings are
-                // gone. Before the answer, after which the daemon may give the file for something else.
+                // The daemon allows one lookup of a file. This second lookup fails, and makes the kernel drop the name,
+                // which would otherwise keep the inode when all its other names and openings are gone. Must come before
+                // the answer, after which the daemon may allow a lookup for another request.
                 let _ = rustix::fs::statat(&self.hidden, name(number), AtFlags::SYMLINK_NOFOLLOW);
             }
             if answer != 0 {
@@ -174,10 +178,12 @@ fn pull(own: &OwnedFd) -> i32 {
     }
 }
 
-/// What the process does: its standard input is a connection to the daemon. The first message has the hidden directory, or
-/// its path, and then it is sent back. After that a message is a line, or the number of a file to be closed.
+/// Runs the process, whose standard input is a connection to the daemon.
+///
+/// The first message has the hidden directory, or its path; for a path, the opened directory is sent back. After that
+/// each message is a new connection to serve, or the number of a file to close.
 pub fn run() -> Result<()> {
-    // Whoever ends the daemon ends this by it: a signal to both at once must not take it away before.
+    // The helper ends when the daemon ends: a signal that is sent to both at once must not end the helper first.
     // SAFETY: a set of signals is numbers, and `sigfillset` makes it a valid one, which outlives the calls.
     unsafe {
         let mut all = std::mem::zeroed();
@@ -204,7 +210,7 @@ pub fn run() -> Result<()> {
             Ok((0, _)) | Err(_) => return Ok(()),
             Ok((_, Some(line))) => {
                 let files = Arc::clone(&files);
-                // Without the thread the line ends, and the daemon has another way.
+                // Without the thread the connection is closed, and the daemon falls back to dropping the cache.
                 let _ = thread::Builder::new().spawn(move || files.serve(&line));
             }
             Ok(_) => files.close(number),

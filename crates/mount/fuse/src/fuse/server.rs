@@ -1,9 +1,9 @@
 //! Threads that answer the kernel's requests.
 //!
-//! One thread receives, and answers what it receives. A second one would only be in its way: the kernel wakes the one that
-//! waits the longest, so that each request would find a thread that sleeps, on another processor. A thread whose handler
-//! waits, for what is dirty of a file or for a commit, calls another one to receive before it does: what it waits for is
-//! answered by that one.
+//! One thread receives requests, and answers them. A second receiver would be in its way: the kernel wakes the thread
+//! that has waited the longest, so that each request would go to a sleeping thread, on another processor. A thread
+//! whose handler is about to wait, for dirty pages or for a commit, first calls another thread to receive. That thread
+//! answers the requests that the first one waits for.
 
 use crate::fuse::device::{Device, End, Look};
 use crate::fuse::handlers::{Handlers, Waits};
@@ -19,41 +19,41 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use untorn_tree::{CommitMode, Errno, FileTree};
 
-/// Threads that receive at a time, at most.
+/// The most threads that receive at a time.
 const RECEIVING_MOST: usize = 3;
-/// Threads that are kept to be called; those beyond end.
+/// The most threads that sleep in reserve; others end.
 const RESERVE_MOST: usize = 4;
 
 thread_local! {
     static PART: Cell<Part> = const { Cell::new(Part::Other) };
 }
 
-/// What a thread does for a server.
+/// The present role of a thread.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Part {
-    /// Nothing.
+    /// None.
     Other,
-    /// It receives, and answers without waiting.
+    /// Receives requests, and answers them without waiting.
     Receives,
-    /// Its handler waits.
+    /// Runs a handler that waits.
     Waits,
 }
 
 #[derive(Default)]
 struct Threads {
     all: usize,
-    /// Those that receive. There is always one, until the end.
+    /// Threads that receive. There is always at least one, until the end.
     receiving: usize,
-    /// Those whose handlers wait.
+    /// Threads whose handlers wait.
     waiting: usize,
-    /// Those that sleep until they are called.
+    /// Threads that sleep until they are called.
     reserve: usize,
-    /// Calls that none of them has heard yet.
+    /// Calls that no thread has taken yet.
     calls: usize,
     end: Option<End>,
 }
 
-/// A thread that is one of all until it ends, however it does.
+/// Counts a thread in `all` until the thread ends, even by a panic.
 struct Counted(Arc<Server>);
 
 impl Drop for Counted {
@@ -74,19 +74,21 @@ pub struct Server {
 }
 
 impl Server {
-    /// Agrees with the kernel at a mount's descriptor, and serves the tree from then on. `commit` is how the tree was
-    /// opened.
+    /// Negotiates with the kernel on a mount's descriptor, and serves the tree from then on.
+    ///
+    /// `commit` is the mode in which the tree was opened.
     pub fn start(descriptor: OwnedFd, tree: Arc<dyn FileTree>, commit: CommitMode) -> Result<Arc<Server>> {
         let device = Arc::new(Device::new(descriptor));
         agree(&device, commit)?;
         Server::with(device, tree, commit)
     }
 
-    /// Serves what another process has served, which agreed with the kernel, and was killed. What the kernel asked and was
-    /// not answered, it asks again.
+    /// Continues to serve a mount after another process, which negotiated with the kernel, was killed.
+    ///
+    /// The kernel repeats the requests that were not answered.
     pub fn go_on(descriptor: OwnedFd, tree: Arc<dyn FileTree>, commit: CommitMode) -> Result<Arc<Server>> {
         let device = Arc::new(Device::new(descriptor));
-        // Before anything is received: what is being answered would be asked again, too.
+        // Before anything is received: otherwise the kernel would also repeat requests that this process is answering.
         let again = device.ask_again();
         again.map_err(|Errno(e)| std::io::Error::from_raw_os_error(e)).context("the kernel does not ask again")?;
         Server::with(device, tree, commit)
@@ -111,12 +113,12 @@ impl Server {
         Ok(server)
     }
 
-    /// What brings the kernel's cache to the tree.
+    /// Returns the object that makes the kernel send dirty pages to the tree.
     pub fn pull(&self) -> &Arc<KernelPull> {
         &self.pull
     }
 
-    /// Goes on with transactions that a killed process was to give up. After pulls were started.
+    /// Ends the transactions that a killed process was ending. Call it after pulls were started.
     pub fn leave_left(&self) {
         self.handlers.leave_left();
     }
@@ -144,12 +146,12 @@ impl Server {
         Ok(())
     }
 
-    /// One of the reserve receives from now on.
+    /// Makes one thread of the reserve receive from now on.
     fn call(&self, mut threads: MutexGuard<'_, Threads>) {
         threads.reserve -= 1;
         threads.receiving += 1;
         threads.calls += 1;
-        // It is to find the lock free.
+        // Unlocked first, so that the called thread finds the lock free.
         drop(threads);
         self.called.notify_one();
     }
@@ -208,7 +210,7 @@ impl Server {
     fn answer(&self, header: &Header, fields: Fields<'_>) {
         let unique = header.unique & !ASKED_AGAIN;
         untorn_tree::answering(unique);
-        // A program would wait for ever for what a panic leaves unanswered.
+        // After a panic the request gets an error: otherwise the program would wait for ever.
         let answer = catch_unwind(AssertUnwindSafe(|| self.handlers.answer(header, fields)));
         if let Some(answer) = answer.unwrap_or(Some(Err(Errno(libc::EIO)))) {
             self.device.answer(header.unique, answer);
@@ -218,9 +220,10 @@ impl Server {
         }
     }
 
-    /// Before a handler that may wait: there is a thread that can be called. `ENOMEM` if none can be had.
+    /// Ensures, before a handler that may wait, that there is a thread to call. `ENOMEM` if none can be had.
     ///
-    /// It is there until this thread calls it: only the last that receives calls one, and this thread receives.
+    /// The thread stays in reserve until this one calls it: only the last receiving thread calls one, and this thread
+    /// receives.
     fn prepare_waiting(self: &Arc<Server>) -> Result<(), Errno> {
         let mut threads = self.threads();
         match threads.reserve {
@@ -229,7 +232,7 @@ impl Server {
         }
     }
 
-    /// In a handler, before it waits; other threads than those that receive are none of it.
+    /// Called in a handler before it waits. Does nothing in threads that do not receive.
     fn begin_waiting(&self) {
         if PART.get() != Part::Receives {
             return;
@@ -243,10 +246,11 @@ impl Server {
         }
     }
 
-    /// After a handler: whether this thread receives again, perhaps when it has been called.
+    /// Called after a handler: whether this thread receives again, perhaps after it has slept in the reserve.
     ///
-    /// Several receive while several programs wait for their syncs, and while a file is read, as the kernel asks for several
-    /// parts of it at a time: to call a thread each time would cost as much as what one alone saves.
+    /// Several threads receive while several programs wait for their syncs, and while a file is read, because the
+    /// kernel then requests several parts of it at a time. With a single receiver, waking a thread for each would cost
+    /// as much as the single receiver saves.
     fn goes_on(&self, reads: bool) -> bool {
         let has_waited = PART.replace(Part::Receives) == Part::Waits;
         let mut threads = self.threads();
@@ -276,15 +280,15 @@ fn spawn(run: impl FnOnce() + Send + 'static) -> Result<()> {
     Ok(())
 }
 
-/// Memory for a request. All of it is there, as the kernel drops a request, and what it was to write, if it has to find
-/// memory for it while the process is being killed.
+/// Allocates a request buffer, and touches all its pages. If the kernel had to find memory for it while the process is
+/// being killed, it would drop the request, and with it the data of a write.
 fn resident() -> Vec<u8> {
     let mut buffer = Vec::with_capacity(BUFFER);
     buffer.resize(BUFFER, 1);
     buffer
 }
 
-/// The first request, `INIT`.
+/// Answers the first request, `INIT`.
 fn agree(device: &Device, commit: CommitMode) -> Result<()> {
     let mut buffer = vec![0; BUFFER];
     loop {
@@ -300,7 +304,7 @@ fn agree(device: &Device, commit: CommitMode) -> Result<()> {
         let (major, minor, read_ahead, offered) =
             fields.map_err(|_: Errno| anyhow::anyhow!("the kernel's INIT is short"))?;
         if major > MAJOR {
-            // It asks again, with this version.
+            // The kernel sends `INIT` again, with this version.
             device.answer(header.unique, Ok(Answer::default().u32(MAJOR).u32(MINOR).raw(&[0; 56])));
             continue;
         }
@@ -312,8 +316,8 @@ fn agree(device: &Device, commit: CommitMode) -> Result<()> {
             CommitMode::Write => agreed::DIRECT_IO_ALLOW_MMAP,
             _ => agreed::WRITEBACK_CACHE,
         };
-        // Without ASYNC_DIO: after an asynchronous direct write the kernel neither asks for the sync of `O_DSYNC` and its kin,
-        // nor drops what it has cached of the range. It does both after one for which the submitting thread waits.
+        // Without ASYNC_DIO: after an asynchronous direct write the kernel neither requests the sync of `O_DSYNC` and
+        // its kin, nor drops its cache of the range. It does both after a write for which the submitting thread waits.
         let wanted = agreed::ASYNC_READ
             | agreed::ATOMIC_O_TRUNC
             | agreed::EXPORT_SUPPORT
@@ -340,7 +344,8 @@ fn agree(device: &Device, commit: CommitMode) -> Result<()> {
             | agreed::POSIX_ACL
             | agreed::SETXATTR_EXT;
         ensure!(flags & needed == needed, "the kernel's FUSE has no cache of writes; use a newer kernel");
-        // One more than that, as a program's buffer need not begin with a page. (The kernel has a limit of its own.)
+        // One page more than the data, because a program's buffer need not begin at a page. (The kernel has a limit of
+        // its own.)
         let pages = u16::try_from(MAX_WRITE / rustix::param::page_size() + 1).unwrap_or(u16::MAX);
         let answer = Answer::default()
             .u32(MAJOR)

@@ -1,8 +1,9 @@
-//! Which system call a program waits in that asked for a sync: whether the kernel has sent all that is dirty of the file.
+//! Finds out in which system call a program waits for a sync, and thereby whether the kernel has already sent all dirty
+//! pages of the file.
 //!
-//! `fsync` and `fdatasync` have the kernel send the whole file, and hold the file's lock until they are answered. `msync`, a
-//! write that is to be durable, and `fsync` of `io_uring` send a range; and the kernel's question is the same. So the thread
-//! is looked at that waits for the answer: it cannot do anything else meanwhile.
+//! `fsync` and `fdatasync` make the kernel send the whole file, and hold the file's lock until they are answered.
+//! `msync`, a write that must be durable, and `fsync` of `io_uring` send a range only; yet the kernel's request is the
+//! same for all. So the daemon inspects the thread that waits for the answer, which cannot do anything else meanwhile.
 
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
@@ -10,14 +11,14 @@ use std::ffi::c_long;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use untorn_tree::{Ino, Pull, Result};
 
-/// Syncs that are not looked at after one that this process may not look at.
+/// After a thread that this process may not inspect, this many syncs are not inspected.
 const PASSED_BY: u32 = 64;
-/// Looks at a thread that has asked, and does not wait yet.
+/// How often a thread is inspected that has sent the request, and does not wait yet.
 const LOOKS: usize = 16;
 
-/// Looks at waiting programs.
+/// Inspects waiting programs.
 pub struct WaitingCalls {
-    /// `/proc`; none if its numbers are not those that the kernel gives this process.
+    /// `/proc`; `None` if its thread numbers are not those that the kernel sends to this process.
     proc: Option<OwnedFd>,
     pass_by: AtomicU32,
 }
@@ -27,7 +28,7 @@ impl WaitingCalls {
         WaitingCalls { proc: own_proc(), pass_by: AtomicU32::new(0) }
     }
 
-    /// Whether a thread waits in a call that has sent all of a file. No, where this cannot be told.
+    /// Whether a thread waits in a call that has sent all of a file. False where this cannot be told.
     pub fn have_sent_all(&self, thread: u32) -> bool {
         let Some(proc) = &self.proc else { return false };
         let passes_by = self.pass_by.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_ok();
@@ -41,7 +42,7 @@ impl WaitingCalls {
         let mut text = [0; 256];
         for _ in 0..LOOKS {
             let Ok(len) = rustix::io::pread(&file, &mut text, 0) else {
-                // Another user's, or a system that does not allow it.
+                // The thread is another user's, or the system does not allow the inspection.
                 self.pass_by.store(PASSED_BY, Relaxed);
                 return false;
             };
@@ -54,27 +55,28 @@ impl WaitingCalls {
     }
 }
 
-/// `/proc`, if it has this process's own numbers.
+/// Opens `/proc`, if it shows this process's own PID namespace.
 fn own_proc() -> Option<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let proc = rustix::fs::open("/proc", flags, Mode::empty()).ok()?;
     let is_proc = rustix::fs::fstatfs(&proc).ok()?.f_type == libc::PROC_SUPER_MAGIC;
-    // One number for each namespace from that of `/proc` to this process's.
+    // The line has one number for each PID namespace, from that of `/proc` to that of this process.
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
     (is_proc && numbers.split_whitespace().count() == 1).then_some(proc)
 }
 
-/// A line of `/proc/N/syscall`: the number of the call, six arguments, and where the program's stack and code are.
+/// Parses a line of `/proc/N/syscall`: the number of the call, six arguments, the stack pointer and the program
+/// counter.
 fn sends_all(line: &[u8]) -> bool {
     let words: Vec<&str> = std::str::from_utf8(line).unwrap_or_default().split_whitespace().collect();
     let [number, .., stack, code] = words[..] else { return false };
     let is_sync = number.parse().is_ok_and(|number: c_long| [libc::SYS_fsync, libc::SYS_fdatasync].contains(&number));
-    // A thread of the kernel's own that works for a program has the number of another call, but no code.
+    // A kernel thread that works for a program shows the number of another call, but no program counter.
     words.len() == 9 && is_sync && stack != "0x0" && code != "0x0"
 }
 
-/// Pulls, but a file that the kernel has sent.
+/// Pulls all files except one that the kernel has already sent.
 pub struct AllSent<'a> {
     pub ino: Ino,
     pub pull: &'a dyn Pull,

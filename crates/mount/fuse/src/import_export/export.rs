@@ -1,4 +1,4 @@
-//! `untorn export`: a plain tree is made of a store that can be mounted.
+//! `untorn export`: makes a plain tree of a store that can be mounted.
 
 use crate::import_export::held_back::{HeldBack, Skips};
 use crate::import_export::made_whole::MadeWhole;
@@ -17,10 +17,10 @@ use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use untorn_tree::{Attributes, Contents, Entry, Errno, FileTree, Ino, Kind, ROOT, StoreTree, Time};
 
-/// Names that are asked for at a time.
+/// Number of names requested at a time.
 const NAMES: usize = 1024;
 
-/// Makes a plain tree of all that was committed in a store, but what is to be skipped; returns what is to be said.
+/// Makes a plain tree of all that was committed in a store, except skipped names; returns a message for the user.
 pub fn export(store: &Path, to: &Path, skips: &Skips) -> Result<String> {
     let source = store.canonicalize().with_context(|| format!("cannot open the store {}", store.display()))?;
     let made = MadeWhole::begin(to)?;
@@ -41,15 +41,15 @@ pub fn export(store: &Path, to: &Path, skips: &Skips) -> Result<String> {
 /// Copies out of a tree.
 pub struct Export<'a> {
     tree: &'a StoreTree,
-    /// What was copied.
+    /// Counts of the copied entries, and a list of the parts that were left out.
     pub report: Report,
 }
 
-/// A directory of which not all is copied yet.
+/// A directory that is not completely copied yet.
 struct Level {
     about: Attributes,
     entries: std::vec::IntoIter<Entry>,
-    /// Where the names go on after these.
+    /// Directory offset after these names.
     next: u64,
 }
 
@@ -58,17 +58,18 @@ fn error(Errno(number): Errno) -> std::io::Error {
 }
 
 impl<'a> Export<'a> {
-    /// Of a tree.
+    /// Creates an exporter for a tree.
     pub fn new(tree: &'a StoreTree, doing: &'static str) -> Export<'a> {
         Export { tree, report: Report::new(doing) }
     }
 
-    /// All of it but what is to be skipped, to an empty directory. All names that cannot be copied are told at once.
+    /// Copies the whole tree, except skipped names, to an empty directory. One error reports all names that could not
+    /// be copied.
     pub fn root(&mut self, to: &Path, skips: &Skips) -> Result<()> {
         let mut below = Below::at(to).with_context(|| format!("cannot open {}", to.display()))?;
         let (mut at, mut directory) = (PathBuf::new(), below.directory(Path::new(""))?);
         let mut levels = vec![self.level(ROOT)?];
-        // First names of files with several.
+        // First copied names of files with several names.
         let mut linked: HashMap<Ino, PathBuf> = HashMap::new();
         let mut held = HeldBack::default();
         while let Some(level) = levels.last_mut() {
@@ -129,7 +130,7 @@ impl<'a> Export<'a> {
         Ok(level.entries.next())
     }
 
-    /// Copies what an inode is, but a directory, to a name that is free. If it cannot, nothing has that name.
+    /// Copies an inode that is not a directory to a free name. If that fails, nothing has that name.
     pub fn entry(&mut self, ino: Ino, to: &Path, shown: &Path) -> Result<Attributes> {
         let about = self.tree.attributes(ino).map_err(error)?;
         let made = self.make(&about, to).and_then(|()| self.attributes(to, &about, shown));
@@ -173,20 +174,21 @@ impl<'a> Export<'a> {
         Ok(to.set_len(about.size)?)
     }
 
-    /// Last, as what is done before changes times, and a new owner takes attributes and bits away.
+    /// Sets owner, attributes, times and mode. Called last, because earlier steps change times, and a new owner removes
+    /// attributes and bits.
     fn attributes(&mut self, to: &Path, about: &Attributes, shown: &Path) -> Result<()> {
-        // Else they would be of somebody else's power.
+        // Without the owner, setuid and setgid would give away the rights of another user.
         let mode = if self.owner(to, about, shown)? { about.mode } else { about.mode & !0o6000 };
         self.attributes_that_differ(to, about, shown)?;
         set_times(to, about).context("cannot set its times")?;
         if about.kind != Kind::Symlink {
-            // After this even the name "." in a directory may lead nowhere.
+            // Set last: after this even the name "." in the directory may be inaccessible.
             fs::set_permissions(to, Permissions::from_mode(mode)).context("cannot set its mode")?;
         }
         Ok(())
     }
 
-    /// Gives it its owner and group; whether that was possible.
+    /// Sets owner and group; returns whether that was possible.
     pub fn owner(&mut self, to: &Path, about: &Attributes, shown: &Path) -> Result<bool> {
         let owner = (Uid::from_raw(about.uid), Gid::from_raw(about.gid));
         match chownat(CWD, to, Some(owner.0), Some(owner.1), AtFlags::SYMLINK_NOFOLLOW) {
@@ -199,7 +201,7 @@ impl<'a> Export<'a> {
         }
     }
 
-    /// Gives it its extended attributes, and takes others away, but those of the file system.
+    /// Sets the extended attributes, and removes others, except those of the file system.
     pub fn attributes_that_differ(&mut self, to: &Path, about: &Attributes, shown: &Path) -> Result<()> {
         let mut there: HashMap<_, _> =
             copying::own_attributes(to).context("cannot read its attributes")?.into_iter().collect();
@@ -211,14 +213,14 @@ impl<'a> Export<'a> {
             match rustix::fs::lsetxattr(to, &name, &value, XattrFlags::empty()) {
                 Ok(()) => {}
                 Err(SystemErrno::OPNOTSUPP) => self.report.leave_out(why_not_kept(&name), shown),
-                // Those that programs give to their files are refused for a reason that can be mended.
+                // If an attribute in `user.` is refused, the user can remove the cause, so that is an error.
                 Err(SystemErrno::PERM | SystemErrno::ACCESS) if !is_of_programs(&name) => {
                     self.report.leave_out(why_not_kept(&name), shown);
                 }
                 Err(e) => return Err(e).with_context(|| format!("cannot set its attribute {}", name.display())),
             }
         }
-        // Labels and the like come by themselves: only what a program gave is taken away.
+        // The system adds labels and the like itself: only attributes that a program may have set are removed.
         let given = |name: &[u8]| name.starts_with(b"user.") || name.starts_with(copying::ACCESS_LISTS);
         for name in there.into_keys().filter(|name| given(name.as_bytes())) {
             rustix::fs::lremovexattr(to, &name)
@@ -228,7 +230,7 @@ impl<'a> Export<'a> {
     }
 }
 
-/// Sets the times of what a path names, also if it is a link.
+/// Sets the times of a path, also if it is a symbolic link.
 pub fn set_times(at: &Path, about: &Attributes) -> rustix::io::Result<()> {
     let time = |time: Time| rustix::fs::Timespec { tv_sec: time.seconds, tv_nsec: time.nanoseconds.into() };
     let times = Timestamps { last_access: time(about.atime), last_modification: time(about.mtime) };
@@ -249,7 +251,7 @@ fn why_not_kept(name: &OsStr) -> &'static str {
     }
 }
 
-/// From how the kernel asks for it by FUSE.
+/// Converts a device number from the form that FUSE uses.
 fn device_number(number: u32) -> u64 {
     libc::makedev((number & 0xfff00) >> 8, number & 0xff | number >> 12 & 0xfff00)
 }

@@ -1,4 +1,4 @@
-//! What a plain directory does not take: one name that it refuses must not keep all others from it.
+//! Collects names that a plain directory refuses, so that one refused name does not keep all others from the directory.
 
 use crate::error_line::in_one_line;
 use anyhow::{Error, Result, bail, ensure};
@@ -10,17 +10,18 @@ use std::io;
 use std::path::{Component, Path, PathBuf};
 use untorn_terminal::table::count;
 
-/// A file system with so many free bytes is not full.
+/// A file system with this many free bytes is not full.
 const ROOM: u64 = 1 << 20;
-/// So many names are told.
+/// The most names that a message lists.
 const TOLD: usize = 50;
 
-/// Names that could not be made, and why.
+/// Names that could not be made, and the reasons.
 #[derive(Default)]
 pub struct HeldBack(BTreeMap<PathBuf, String>);
 
 impl HeldBack {
-    /// Takes note of a name that the directory refused. What is wrong with all of it, such as a full disk, stays an error.
+    /// Notes a name that the directory refused. An error that affects the whole directory, such as a full disk, stays
+    /// an error.
     pub fn or_hold(&mut self, path: &Path, done: Result<()>, on: impl AsFd) -> Result<()> {
         match done {
             Err(e) if !is_of_all(&e, on) => {
@@ -31,7 +32,7 @@ impl HeldBack {
         }
     }
 
-    /// Whether a name, or a directory that it lies in, was refused.
+    /// Whether a name, or a directory that contains it, was refused.
     pub fn has(&self, path: &Path) -> bool {
         !self.0.is_empty() && path.ancestors().any(|above| self.0.contains_key(above))
     }
@@ -42,12 +43,12 @@ impl HeldBack {
         next.is_some_and(|(path, _)| path.starts_with(directory))
     }
 
-    /// How many there are.
+    /// Number of refused names.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// A line for each.
+    /// One line for each refused name.
     pub fn lines(&self) -> String {
         let mut lines: Vec<String> = self.0.values().take(TOLD).map(|why| format!("  {why}")).collect();
         if self.0.len() > TOLD {
@@ -56,7 +57,7 @@ impl HeldBack {
         lines.join("\n")
     }
 
-    /// An error if there are any.
+    /// An error if any name was refused.
     pub fn refuse(&self) -> Result<()> {
         match self.0.len() {
             0 => Ok(()),
@@ -68,14 +69,14 @@ impl HeldBack {
     }
 }
 
-/// Whether an error says nothing of the one name that was to be made.
+/// Whether an error concerns the whole file system or process rather than the one name.
 fn is_of_all(e: &Error, on: impl AsFd) -> bool {
     let number = e.chain().find_map(|cause| {
         let io = cause.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error);
         io.or_else(|| cause.downcast_ref::<rustix::io::Errno>().map(|errno| errno.raw_os_error()))
     });
     match number {
-        // Also said of attributes for which an inode has no room.
+        // The kernel also returns ENOSPC for attributes for which an inode has no room.
         Some(libc::ENOSPC) => fstatvfs(on).map_or(true, |room| {
             room.f_bavail.saturating_mul(room.f_frsize) < ROOM || room.f_files > 0 && room.f_favail == 0
         }),
@@ -85,7 +86,7 @@ fn is_of_all(e: &Error, on: impl AsFd) -> bool {
     }
 }
 
-/// Names that are to be left out, with all that is below them.
+/// Names to leave out, with everything below them.
 #[derive(Default)]
 pub struct Skips {
     names: BTreeSet<PathBuf>,
@@ -93,13 +94,13 @@ pub struct Skips {
 }
 
 impl Skips {
-    /// These names, as they are told: from the directory on.
+    /// Takes the names as users write them, relative to the directory.
     pub fn new(names: &[PathBuf]) -> Skips {
         let plain = |name: &PathBuf| name.components().filter(|part| *part != Component::CurDir).collect::<PathBuf>();
         Skips { names: names.iter().map(plain).collect(), found: RefCell::default() }
     }
 
-    /// Whether this one is.
+    /// Whether this name is to be left out.
     pub fn has(&self, path: &Path) -> bool {
         let found = self.names.iter().find(|name| path.starts_with(name));
         if let Some(name) = found {
@@ -108,7 +109,7 @@ impl Skips {
         found.is_some()
     }
 
-    /// Refuses names that there are not.
+    /// Refuses names that do not exist.
     pub fn check(&self) -> Result<()> {
         let missing = self.names.difference(&self.found.borrow()).next().cloned();
         ensure!(

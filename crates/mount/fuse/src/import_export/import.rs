@@ -1,4 +1,4 @@
-//! `untorn import`: a store to be mounted is made of a plain tree.
+//! `untorn import`: makes a store that can be mounted of a plain tree.
 
 use crate::import_export::made_whole::MadeWhole;
 use crate::mounts::store_files::{self, JOURNAL};
@@ -16,9 +16,9 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use untorn_tree::{Change, Errno, FileTree, Ino, Kind, ROOT, Request, SetTime, StoreTree, Time, TreeOptions};
 
-/// Makes a store with all that is in a directory; returns what is to be said.
+/// Makes a store of the contents of a directory; returns a message for the user.
 ///
-/// With a manifest it is for a session: what was copied is written there, and nothing may be left out.
+/// A session passes a manifest: the list of copied names is written there, and nothing may be left out.
 pub fn import(directory: &Path, store: &Path, manifest: Option<&Path>) -> Result<String> {
     let shown = directory.display();
     let source = directory.canonicalize().with_context(|| format!("cannot open {shown}"))?;
@@ -53,7 +53,7 @@ pub fn import(directory: &Path, store: &Path, manifest: Option<&Path>) -> Result
     if manifest.is_some() {
         report.refuse_what_was_left_out()?;
     }
-    // Attributes of files with several names are settled by the last of them.
+    // Read only now: each further link to a file changes the file's attributes.
     let stored = |(path, plain, ino): (PathBuf, Plain, Ino)| {
         Ok((path, (plain, Stored::of(&tree.attributes(ino).map_err(error)?))))
     };
@@ -73,18 +73,18 @@ pub fn import(directory: &Path, store: &Path, manifest: Option<&Path>) -> Result
 
 struct Import<'a> {
     tree: &'a StoreTree,
-    /// Files with several names, by device and number.
+    /// Files with several names, by device and inode number.
     linked: HashMap<(u64, u64), Ino>,
-    /// Each name below the directory.
+    /// All names below the directory.
     copied: Vec<(PathBuf, Plain, Ino)>,
-    /// Of a session: what nobody may change.
+    /// In a session: inodes that nobody may change.
     fixed: Option<Fixed>,
-    /// As the user named it.
+    /// The directory as the user named it.
     root: PathBuf,
     report: Report,
 }
 
-/// A directory of which not all is copied yet.
+/// A directory that is not completely copied yet.
 struct Level {
     ino: Ino,
     before: Stat,
@@ -143,7 +143,7 @@ impl Import<'_> {
         Ok(Level { ino, before, names })
     }
 
-    /// Copies what has a name. If that is a directory, what is in it comes next.
+    /// Copies the entry with a name. Returns a directory, so that its contents are copied next.
     fn entry(&mut self, directory: &OwnedFd, name: &OsStr, to: Ino, at: &Path) -> Result<Option<(OwnedFd, Level)>> {
         let shown = self.shown(at);
         let what = || format!("cannot import {}", shown.display());
@@ -208,8 +208,11 @@ impl Import<'_> {
         self.tree.adopt_contents(ino, size).map_err(error).with_context(what)
     }
 
-    /// What nobody may change keeps its flags (`chattr`) where a session leaves it alone. No new version can be given a name
-    /// in a directory of that sort either.
+    /// Notes the flags (`chattr +i`, `+a`) of an inode.
+    ///
+    /// An ordinary import leaves flags out, and reports that. In a session nobody may change an inode with flags, so
+    /// the plain one stays as it is, with its flags. Nor may anybody change a file in such a directory, into which no
+    /// new version could be renamed.
     fn flags(&mut self, entry: &OwnedFd, of: (Ino, Kind), lies_in: Option<Ino>, shown: &Path) -> Result<()> {
         let about = statx(entry, "", AtFlags::EMPTY_PATH, StatxFlags::empty()).context("cannot read its flags")?;
         let is = |flag| about.stx_attributes.contains(flag);
@@ -228,7 +231,7 @@ impl Import<'_> {
         Ok(())
     }
 
-    /// Last, as what is done before changes times.
+    /// Sets extended attributes, mode, owner and times. Called last, because earlier steps change times.
     fn attributes(&mut self, entry: &OwnedFd, ino: Ino, kind: Kind, about: &Stat, shown: &Path) -> Result<()> {
         let mode = about.st_mode & 0o7777;
         for (name, value) in copying::attributes(&path_of(entry)).context("cannot read its extended attributes")? {
@@ -259,7 +262,7 @@ fn stat(entry: &OwnedFd, shown: &Path) -> Result<Stat> {
     rustix::fs::fstat(entry).with_context(|| format!("cannot look at {}", shown.display()))
 }
 
-/// A copy of what changes is a copy of no moment.
+/// Refuses a file that has changed since `before`: its copy would mix several states.
 fn unchanged(entry: &OwnedFd, before: &Stat, shown: &Path) -> Result<()> {
     let state = |about: &Stat| (about.st_dev, about.st_ino, about.st_size, about.st_mtime, about.st_mtime_nsec);
     ensure!(
@@ -283,7 +286,7 @@ fn kind(about: &Stat) -> Result<Kind> {
     })
 }
 
-/// As the kernel asks for it by FUSE.
+/// Converts a device number into the form that FUSE uses.
 fn device_number(about: &Stat) -> u32 {
     let (major, minor) = (libc::major(about.st_rdev), libc::minor(about.st_rdev));
     minor & 0xff | major << 8 | (minor & !0xff) << 12

@@ -1,9 +1,9 @@
-//! `untorn eject` of the store of a mount: a plain tree comes in its place, whole or not at all, and the store is removed
-//! last.
+//! `untorn eject`: replaces a store by a plain tree, as a whole or not at all, and then removes the store.
 //!
-//! The tree is made beside the store and flushed; then the two exchange their names, which is durable before anything of
-//! the store is removed. The store stays locked until then, so that nobody commits to what is about to go. Killed at any
-//! point, there is the store, or the tree and what is left of the store beside it; doing it again ends it.
+//! The tree is made beside the store and flushed; then the two exchange their names, which is durable before any part
+//! of the store is removed. The store stays locked until then, so that nobody commits to a store that is about to be
+//! removed. After a kill at any point there is either the store, or the tree with a rest of the store beside it;
+//! running the command again completes the work.
 
 use crate::import_export::export::Export;
 use crate::import_export::held_back::Skips;
@@ -18,14 +18,14 @@ use std::path::Path;
 use untorn_terminal::standard_streams;
 use untorn_tree::{Errno, FileTree};
 
-/// Makes a plain tree of a store, in its place, but for what is to be skipped, which is lost; returns what is to be said.
+/// Replaces a store by a plain tree. Skipped names are lost. Returns a message for the user.
 pub fn eject(store: &Path, yes: bool, skips: &Skips) -> Result<String> {
     let place = mount_point::absolute(store)?;
     let shown = place.display();
     ensure!(!place.is_symlink(), "{shown} is a symbolic link; give the directory that it leads to");
     ensure!(place.is_dir(), "there is no store in {shown}");
     if !place.join(JOURNAL).exists() {
-        // It was killed after the exchange.
+        // An earlier run was killed after the exchange.
         ensure!(remove_left(&place)?, "there is no store in {shown}; nothing was changed");
         return Ok(format!("{shown} had its plain tree already; what was left of its store is removed\n"));
     }
@@ -47,7 +47,7 @@ pub fn eject(store: &Path, yes: bool, skips: &Skips) -> Result<String> {
          out",
     )?;
     let removed = made.exchange()?;
-    // It has no name any more that anybody opens it by.
+    // The store has no longer a name by which anybody opens it, so a failure does no harm.
     let _ = tree.close(&NoKernel);
     removed.remove().with_context(|| format!("{shown} is plain now, but not all of its store is removed"))?;
     Ok(format!("{shown} is a plain directory now: {}; nothing of Untorn's is left\n", report.counts()))

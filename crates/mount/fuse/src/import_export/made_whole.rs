@@ -1,5 +1,4 @@
-//! A directory that is made whole or not at all: beside its place, under another name, and renamed when all of it is
-//! durable.
+//! Makes a directory as a whole or not at all: under another name beside its place, renamed when all of it is durable.
 
 use crate::mounts::{mount_point, store_files};
 use crate::plain_trees::copying::path_of;
@@ -16,28 +15,28 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use untorn_terminal::{signals, tell};
 
-/// What an interruption finds.
+/// Progress, as an interruption finds it.
 enum State {
     /// Nothing was made yet.
     Nothing,
-    /// An unfinished directory.
+    /// An unfinished directory, which an interruption removes.
     Unfinished(PathBuf),
-    /// It has its place, or is removed.
+    /// The directory has its place, or is removed.
     Done,
 }
 
-/// A directory on the way. Dropped before [`finish`](MadeWhole::finish), or by Ctrl-C, SIGTERM or SIGHUP, which end the
-/// process, it is removed.
+/// A directory that is being made. It is removed if it is dropped before [`finish`](MadeWhole::finish), or if Ctrl-C,
+/// SIGTERM or SIGHUP ends the process.
 pub struct MadeWhole {
     place: PathBuf,
     path: PathBuf,
-    /// Locked, so that nobody else takes it for what a killed process left.
+    /// Locked, so that no other process takes it for the rest of a killed process.
     directory: File,
     state: Arc<Mutex<State>>,
 }
 
 impl MadeWhole {
-    /// Begins a directory that is to have its place at `place`: where nothing is, or an empty directory.
+    /// Begins a directory for a place where nothing is, or an empty directory.
     pub fn begin(place: &Path) -> Result<MadeWhole> {
         let place = mount_point::absolute(place)?;
         let shown = place.display();
@@ -53,7 +52,7 @@ impl MadeWhole {
         MadeWhole::beside(&place)
     }
 
-    /// Begins a directory beside another one, with which it is to [exchange](MadeWhole::exchange) its place.
+    /// Begins a directory that will [exchange](MadeWhole::exchange) its place with an existing one.
     pub fn beside(place: &Path) -> Result<MadeWhole> {
         let (place, path) = (place.to_owned(), unfinished(place)?);
         let state = Arc::new(Mutex::new(State::Nothing));
@@ -67,28 +66,28 @@ impl MadeWhole {
         let made = MadeWhole { place, path, directory, state };
         let path = &made.path;
         for list in ["system.posix_acl_access", "system.posix_acl_default"] {
-            // What the directory above passes on is not part of the copy.
+            // Access lists inherited from the directory above are not part of the copy.
             let _ = rustix::fs::removexattr(path, list);
         }
         Ok(made)
     }
 
-    /// Where it will be.
+    /// The final path of the directory.
     pub fn place(&self) -> &Path {
         &self.place
     }
 
-    /// Where it is made.
+    /// The present path of the directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Makes all of it durable, and gives it its place.
+    /// Makes the directory durable with all its contents, and gives it its place.
     pub fn finish(self) -> Result<()> {
         let shown = self.place.display();
         rustix::fs::syncfs(&self.directory)
             .with_context(|| format!("cannot make {shown} durable; nothing was made"))?;
-        // An interruption waits.
+        // An interruption waits for this lock.
         let mut state = held(&self.state);
         match rustix::fs::rename(&self.path, &self.place) {
             Err(Errno::NOTEMPTY | Errno::EXIST | Errno::NOTDIR) => {
@@ -100,7 +99,8 @@ impl MadeWhole {
         self.name_is_durable().with_context(|| format!("{shown} is made, and its name is perhaps not durable"))
     }
 
-    /// Makes all of it durable, and exchanges it with the directory at its place. Both names are durable then.
+    /// Makes the directory durable, and exchanges it with the directory at its place. Returns when both names are
+    /// durable.
     pub fn exchange(self) -> Result<Replaced> {
         let shown = self.place.display();
         rustix::fs::syncfs(&self.directory)
@@ -127,17 +127,17 @@ impl MadeWhole {
     }
 }
 
-/// The store that was in the place of a directory before.
+/// The store that was at a directory's place before the exchange.
 pub struct Replaced(PathBuf);
 
 impl Replaced {
-    /// Removes it, and nothing that somebody else has put there.
+    /// Removes the store, and nothing that anybody else has put there.
     pub fn remove(self) -> Result<()> {
         store_files::remove(&self.0)
     }
 }
 
-/// Removes the store that is left beside a place, replaced by what is there. False: nothing is.
+/// Removes the rest of a store that was replaced by the directory at `place`. False if there is none.
 pub fn remove_left(place: &Path) -> Result<bool> {
     let path = unfinished(place)?;
     if !path.is_dir() {
@@ -148,7 +148,7 @@ pub fn remove_left(place: &Path) -> Result<bool> {
     Ok(true)
 }
 
-/// Where a directory is made that is to have its place at `place`.
+/// The path under which the directory for `place` is made.
 fn unfinished(place: &Path) -> Result<PathBuf> {
     let (Some(parent), Some(name)) = (place.parent(), place.file_name()) else {
         bail!("{} has no name", place.display())
@@ -177,7 +177,7 @@ fn remove_on_interrupt(state: &Arc<Mutex<State>>) -> Result<()> {
     let state = Arc::clone(state);
     let clean_up = move || {
         if !clean_up(&state) {
-            // The process ends by itself, and says how.
+            // The directory is made: the process ends in the normal way, and prints the result.
             loop {
                 std::thread::park();
             }
@@ -186,7 +186,7 @@ fn remove_on_interrupt(state: &Arc<Mutex<State>>) -> Result<()> {
     signals::on_interrupt("untorn-mount", "interrupted; nothing was made", clean_up).context("cannot watch for Ctrl-C")
 }
 
-/// Whether the process is to end, as nothing was made.
+/// Cleans up after an interruption; returns whether the process must end, because nothing was made.
 fn clean_up(state: &Mutex<State>) -> bool {
     let held = held(state);
     match &*held {
@@ -196,12 +196,13 @@ fn clean_up(state: &Mutex<State>) -> bool {
         }
         State::Done => return false,
     }
-    // So that it gets no place while the process ends.
+    // Keeps the lock, so that the directory gets no place while the process ends.
     std::mem::forget(held);
     true
 }
 
-/// A new directory at `path`, of this user alone, and locked. What is there is removed.
+/// Makes a new directory at `path`, accessible to this user alone, and locks it. A directory that is already there is
+/// removed first.
 fn locked(path: &Path, place: &Path) -> Result<File> {
     let shown = path.display();
     loop {
@@ -220,8 +221,8 @@ fn locked(path: &Path, place: &Path) -> Result<File> {
             );
             return Ok(directory);
         }
-        // Somebody else may have made it, and could change what is made in it.
-        // An ejection leaves a store in which there is something else.
+        // Not reused: another user may have made it, and could change the contents. The rest of an ejected store may
+        // contain files of other programs, so only the store's own files are removed.
         if store_files::is_tree(path) {
             store_files::remove(path)?;
             continue;
@@ -234,7 +235,7 @@ fn is_mine(directory: impl AsFd) -> Result<bool> {
     Ok(rustix::fs::fstat(directory).context("stat")?.st_uid == rustix::process::geteuid().as_raw())
 }
 
-/// The directory at `path`, locked; none if it was removed or renamed meanwhile.
+/// Opens and locks the directory at `path`; `None` if it was removed or renamed meanwhile.
 fn lock_there(path: &Path, place: &Path) -> Result<Option<File>> {
     let shown = path.display();
     let open = |path: &Path, flags| rustix::fs::open(path, flags | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
@@ -247,7 +248,7 @@ fn lock_there(path: &Path, place: &Path) -> Result<Option<File>> {
     ensure!(is_ours || mount_point::is_root(), "{shown} is another user's, and in the way; have it removed");
     let itself = path_of(&found).join(".");
     if is_ours {
-        // A killed process may have left one that is closed, as a model was.
+        // A killed process may have left a directory with a closed mode, copied from the original.
         let _ = fs::set_permissions(path_of(&found), Permissions::from_mode(0o700));
     }
     let directory = File::from(open(&itself, OFlags::RDONLY).with_context(|| format!("cannot open {shown}"))?);
@@ -255,7 +256,7 @@ fn lock_there(path: &Path, place: &Path) -> Result<Option<File>> {
         Err(Errno::WOULDBLOCK) => bail!("another process is making {}; wait for it", place.display()),
         result => result.with_context(|| format!("cannot lock {shown}"))?,
     }
-    // The process that had it may have removed it, or given it its place, meanwhile.
+    // The process that had the lock may meanwhile have removed the directory, or renamed it to its place.
     let ours = directory.metadata().context("stat")?;
     let is_there = fs::symlink_metadata(path).is_ok_and(|there| (there.dev(), there.ino()) == (ours.dev(), ours.ino()));
     Ok(is_there.then_some(directory))

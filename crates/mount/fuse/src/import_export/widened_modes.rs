@@ -1,5 +1,5 @@
-//! Directories that their owner has closed to himself (mode 0555), and below which something is to be changed: open for the
-//! moment, as a program has them that says `chmod u+w` before and `chmod u-w` after.
+//! Temporarily opens directories that their owner has closed to himself (mode 0555) and below which something must be
+//! changed, as `chmod u+w` before the change and `chmod u-w` after it would.
 
 use crate::plain_trees::copying::path_of;
 use crate::plain_trees::deep_paths::Below;
@@ -15,19 +15,21 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// All that the owner may do.
+/// The mode bits of the owner.
 const OPEN: u32 = 0o700;
 
-/// Directories that are open for the moment, and the modes that they had.
+/// Directories that are temporarily open, and their former modes.
 pub struct WidenedModes {
-    /// Where the modes are written down, for whoever goes on after a kill.
+    /// File with the former modes, for recovery after a kill.
     record: PathBuf,
     modes: BTreeMap<PathBuf, u32>,
 }
 
 impl WidenedModes {
-    /// Opens those of these directories that are this user's. Their modes are durable before the first is changed. Those that
-    /// a killed process had opened come to it.
+    /// Opens those of the directories that belong to this user.
+    ///
+    /// Their modes are durable in the record before the first is changed. Directories that a killed process had opened
+    /// are included.
     pub fn open(record: PathBuf, below: &mut Below, directories: &BTreeSet<&Path>) -> Result<WidenedModes> {
         let modes = match fs::read(&record) {
             Err(e) if e.kind() == ErrorKind::NotFound => BTreeMap::new(),
@@ -35,7 +37,7 @@ impl WidenedModes {
                 .with_context(|| format!("{} is damaged", record.display()))?,
         };
         let mut widened = WidenedModes { record, modes };
-        // Those that cannot be searched hide others.
+        // Repeated, because a directory that cannot be searched hides others below it.
         loop {
             let closed: Vec<(&Path, u32)> = directories
                 .iter()
@@ -53,7 +55,7 @@ impl WidenedModes {
                 let opened = below.directory(path).map_err(std::io::Error::from);
                 let opened =
                     opened.and_then(|at| fs::set_permissions(path_of(&at), Permissions::from_mode(mode | OPEN)));
-                // What is to be done there says why it cannot be.
+                // Not an error here: the later change in that directory fails, and says why.
                 is_opened |= opened.is_ok();
             }
             if !is_opened {
@@ -73,17 +75,17 @@ impl WidenedModes {
         write_whole(&self.record, &bytes)
     }
 
-    /// Which directories are open.
+    /// The directories that are open.
     pub fn paths(&self) -> impl Iterator<Item = &Path> {
         self.modes.keys().map(PathBuf::as_path)
     }
 
-    /// A directory has got the mode that it is to have.
+    /// Notes that a directory has got its final mode.
     pub fn settled(&mut self, path: &Path) {
         self.modes.remove(path);
     }
 
-    /// Gives a directory its mode back, if it is there and nobody else has given it another one.
+    /// Restores the mode of a directory that still exists, unless another process has changed the mode.
     pub fn set_back(&mut self, path: &Path, below: &mut Below) -> Result<()> {
         let Some(mode) = self.modes.remove(path) else { return Ok(()) };
         let at = match below.directory(path) {
@@ -97,12 +99,12 @@ impl WidenedModes {
         done.with_context(|| format!("cannot set the mode of {} back to {mode:o}", path.display()))
     }
 
-    /// Gives all that are still open their modes back, the deepest first.
+    /// Restores the modes of all directories that are still open, the deepest first.
     pub fn set_all_back(mut self, below: &mut Below) -> Result<()> {
         let paths: Vec<PathBuf> = self.modes.keys().rev().cloned().collect();
         let done = paths.iter().map(|path| self.set_back(path, below)).fold(Ok(()), Result::and);
         if done.is_ok() {
-            // Later somebody may mean another mode.
+            // Removed, because the modes may be changed on purpose later.
             match fs::remove_file(&self.record) {
                 Err(e) if e.kind() != ErrorKind::NotFound => {
                     return Err(e).with_context(|| format!("cannot remove {}", self.record.display()));
@@ -114,11 +116,11 @@ impl WidenedModes {
     }
 }
 
-/// The mode of a directory that is this user's and closed to him, if he can set it back.
+/// The mode of a directory that belongs to this user and is closed to him, if he can restore it.
 fn closed(about: &Stat) -> Option<u32> {
     let mode = about.st_mode & 0o7777;
     let is_own = about.st_uid == rustix::process::geteuid().as_raw();
-    // Whoever is not in the group loses this bit with every change of the mode.
+    // A user who is not in the group loses the setgid bit with every change of the mode.
     let keeps_group = mode & libc::S_ISGID == 0 || is_in_group(about.st_gid);
     (is_own && mode & OPEN != OPEN && keeps_group).then_some(mode)
 }

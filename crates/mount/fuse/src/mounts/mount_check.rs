@@ -1,4 +1,5 @@
-//! `untorn check` of a mount or of its store: the log, and the tree as of the last commit. The daemon goes on meanwhile.
+//! `untorn check` of a mount or of its store: checks the log, and the tree as of the last commit, while the daemon goes
+//! on.
 
 use crate::error_line::in_one_line;
 use crate::mounts::mount_status;
@@ -12,10 +13,10 @@ use untorn_terminal::table::{bytes, count};
 use untorn_terminal::{Failure, Output};
 use untorn_tree::{Verified, verify};
 
-/// Exit codes, as `untorn check` has them.
+/// Exit codes, the same as those of `untorn check`.
 const PROBLEMS: u8 = 1;
 const COULD_NOT_LOOK: u8 = 2;
-/// While the owner changes the log all the time, there is no still picture of it: so many looks, with a rest between two.
+/// How often the log is read, with a pause in between: while the owner changes it, a read may find no consistent state.
 const LOOKS: usize = 50;
 const REST: Duration = Duration::from_millis(20);
 
@@ -25,7 +26,8 @@ pub fn check(path: &Path, json: bool) -> Result<Output, Failure> {
     let store = mount_status::store_of(path).map_err(could_not)?;
     let shown = store.display();
     let mut problems = Vec::new();
-    // A crash or a kill leaves what the next opening brings into the files: readers see it.
+    // After a crash or kill, commits may be in the log alone until the next opening applies them. Readers see them, so
+    // that is no problem.
     let log = match look(&store) {
         Ok(log) => Some(log),
         Err(Error::Busy { .. }) => None,
@@ -109,7 +111,7 @@ fn look(store: &Path) -> untorn::Result<Inspection> {
     offline::inspect(store)
 }
 
-/// With a lease, so that a large tree is read to its end; the owner need not grant it.
+/// Verifies the tree under a lease, so that a large tree can be read to its end; without one if the owner grants none.
 fn look_at_tree(store: &Path) -> untorn::Result<(u64, Verified)> {
     let reader = Store::open_read_only(store)?;
     match reader.held_snapshot() {

@@ -1,4 +1,4 @@
-//! What `untorn` commands ask the daemon of a mount: `ioctl` on any directory of the mount.
+//! Requests of `untorn` commands to the daemon of a mount: `ioctl` on any directory of the mount.
 
 use anyhow::{Context, Result, bail};
 use rustix::fd::OwnedFd;
@@ -8,18 +8,18 @@ use rustix::ioctl::{Getter, NoArg, Setter, ioctl, opcode};
 use std::path::Path;
 use untorn_tree::Ino;
 
-/// The most files that are committed as one.
+/// The most files that one request commits together.
 pub const MOST_FILES: usize = 511;
 
-/// Commits everything; the answer is the process that ends last.
+/// Commits everything; the answer is the number of the process that ends last.
 pub const PREPARE_UNMOUNT: u32 = opcode::read::<u32>(b'U', 1);
-/// Commits several files as one.
+/// Commits several files in one commit.
 pub const SYNC_FILES: u32 = opcode::write::<FileList>(b'U', 2);
 
-/// Commits everything, as `syncfs` would: the kernel passes that on to few mounts.
+/// Commits everything. A request of its own, because the kernel passes `syncfs` on to few mounts.
 pub const SYNC_ALL: u32 = opcode::none(b'U', 3);
 
-/// Inodes, and how many of them count.
+/// Inodes, and how many entries of the array are used.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct FileList {
@@ -32,7 +32,7 @@ fn directory(path: &Path) -> Result<OwnedFd> {
     rustix::fs::open(path, flags, Mode::empty()).with_context(|| path.display().to_string())
 }
 
-/// Has everything on a mount committed before its end. Returns the process that ends last.
+/// Makes the daemon commit everything before an unmount. Returns the number of the process that ends last.
 pub fn prepare_unmount(mount_point: &Path) -> Result<u32> {
     let directory = directory(mount_point)?;
     // SAFETY: the number says that 32 bits are read, and the kernel copies as many from the daemon.
@@ -46,7 +46,7 @@ pub fn prepare_unmount(mount_point: &Path) -> Result<u32> {
     }
 }
 
-/// Has files of a mount committed as one. There are at most [`MOST_FILES`].
+/// Makes the daemon commit files of a mount in one commit; at most [`MOST_FILES`].
 pub fn sync_files(mount_point: &Path, files: &[Ino]) -> Result<()> {
     let directory = directory(mount_point)?;
     let mut list = FileList { count: files.len() as u64, inos: [0; MOST_FILES] };
@@ -56,7 +56,7 @@ pub fn sync_files(mount_point: &Path, files: &[Ino]) -> Result<()> {
     result.with_context(|| format!("cannot commit the files on {}; their last commits stand", mount_point.display()))
 }
 
-/// Has everything on a mount committed. False if the directory is on no mount of Untorn.
+/// Makes the daemon commit everything on a mount. False if the directory is on no mount of Untorn.
 pub fn sync_all(directory_on_it: &Path) -> Result<bool> {
     let directory = directory(directory_on_it)?;
     // SAFETY: the number says that no memory is read or written.

@@ -1,4 +1,5 @@
-//! A block device that belongs to one mount. There is nothing on it: Linux passes `sync` on only to what is mounted of one.
+//! A block device that belongs to one mount and stores nothing: Linux passes `sync` on only to file systems with a
+//! device.
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::fd::{AsRawFd, OwnedFd};
@@ -9,12 +10,12 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 const CONTROL: &str = "/dev/loop-control";
-/// What the name of a file in memory may have (`memfd_create`).
+/// The longest name of a file in memory (`memfd_create`).
 const NAME_MAX: usize = 249;
-/// How often another process may be faster.
+/// How often another process may take the free device first.
 const TRIES: usize = 64;
 
-/// `linux/loop.h`; the crate `libc` has it not.
+/// From `linux/loop.h`; the crate `libc` does not define them.
 const LOOP_CTL_GET_FREE: libc::Ioctl = 0x4c82;
 const LOOP_CONFIGURE: libc::Ioctl = 0x4c0a;
 const LO_FLAGS_AUTOCLEAR: u32 = 4;
@@ -29,14 +30,14 @@ struct Config {
     rest: [u64; 30],
 }
 
-/// A device, until it is dropped and no mount has it any more. The kernel takes it away then, whoever was killed.
+/// A device that exists until this is dropped and no mount uses it. The kernel then removes it, even after a kill.
 pub struct MountDevice {
     pub path: PathBuf,
     _open: OwnedFd,
 }
 
 impl MountDevice {
-    /// A device for a store, which [`store`] tells of it.
+    /// Makes a device for a store; [`store`] finds the store of the device.
     pub fn new(store: &Path) -> Result<MountDevice> {
         ensure!(
             store.as_os_str().len() <= NAME_MAX,
@@ -86,7 +87,7 @@ fn open(path: &Path) -> Result<OwnedFd> {
     }
 }
 
-/// The store for which a device was made; none if this cannot be told.
+/// Returns the store for which a device was made; `None` if that cannot be told.
 pub fn store(device: &Path) -> Option<PathBuf> {
     let of = Path::new("/sys/block").join(device.file_name()?).join("loop/backing_file");
     named(&std::fs::read(of).ok()?)

@@ -1,4 +1,4 @@
-//! Mounting and unmounting: as root by `mount(2)`, else by `fusermount3`; and what is mounted where.
+//! Mounts and unmounts, as root by `mount(2)`, else by `fusermount3`; lists mounts.
 
 use crate::mounts::mount_device::{self, MountDevice};
 use crate::processes::passed_descriptors::receive;
@@ -20,29 +20,30 @@ use untorn_terminal::time_limit;
 
 const SUBTYPE: &str = "untorn-mount";
 const HELPER: &str = "fusermount3";
-/// What stands before the store's path in the source of a mount: `umount`, given a directory, takes it for a mount point.
+/// Prefix of the store's path in the source of a mount: without it, `umount` takes the path of a directory for a mount
+/// point.
 const SOURCE: &str = "untorn:";
 
-/// A mount that is busy is tried again for so long,
+/// How long unmounting is retried while the mount is busy.
 const BUSY_MAX: Duration = Duration::from_secs(1);
-/// after such pauses.
+/// Pause between two tries to unmount.
 const BETWEEN_TRIES: Duration = Duration::from_millis(20);
 
-/// A daemon that is killed may take so long until the kernel says so.
+/// How long a killed daemon may answer until the kernel reports its end.
 pub const DYING_MAX: Duration = Duration::from_millis(500);
 
 /// A line of `mountinfo`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mounted {
-    /// Its number, as long as it is mounted.
+    /// Number of the mount, valid as long as it is mounted.
     pub id: u64,
-    /// The number of its device, which no other file system has.
+    /// Number of the device, which no other file system has.
     pub device: u64,
-    /// Where.
+    /// The mount point.
     pub at: PathBuf,
     /// The type of the file system.
     pub kind: String,
-    /// What is mounted: the store, if it is a mount of Untorn's.
+    /// The source of the mount; for a mount of Untorn the path of the store.
     pub source: PathBuf,
 }
 
@@ -58,7 +59,7 @@ impl Mounted {
     }
 }
 
-/// What a mount allows.
+/// Options of a mount.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Allowed {
     /// Setuid bits have no effect.
@@ -69,7 +70,7 @@ pub struct Allowed {
     pub no_execute: bool,
     /// Other users reach the mount, too. Root's mounts always allow that.
     pub others: bool,
-    /// `sync` and `syncfs` of everybody commit, and wait for the daemon. For root alone.
+    /// `sync` and `syncfs` of all processes commit, and wait for the daemon. For root alone.
     pub sync_commits: bool,
 }
 
@@ -80,7 +81,7 @@ fn source_of(store: &Path) -> OsString {
     source
 }
 
-/// The store that a source means: also one without the prefix, as on a command line.
+/// The store that a source names; the prefix may be missing, as on a command line.
 pub fn store_of(source: &Path) -> PathBuf {
     let bytes = source.as_os_str().as_bytes();
     OsStr::from_bytes(bytes.strip_prefix(SOURCE.as_bytes()).unwrap_or(bytes)).into()
@@ -98,7 +99,7 @@ pub fn mounts() -> Result<Vec<Mounted>> {
     Ok(lines.split(|byte| *byte == b'\n').filter_map(line_of_mountinfo).collect())
 }
 
-/// A process in another namespace of mounts that has the mount of this device there, and its name.
+/// Finds a process in another mount namespace that has the mount of this device there; returns its number and name.
 pub fn elsewhere(device: u64) -> Option<(u32, String)> {
     let processes = fs::read_dir("/proc").ok()?.filter_map(|entry| {
         let entry = entry.ok()?;
@@ -136,7 +137,7 @@ fn line_of_mountinfo(line: &[u8]) -> Option<Mounted> {
     Some(mounted)
 }
 
-/// Spaces and their like are written as `\040`.
+/// Decodes spaces and the like, which `mountinfo` writes as `\040`.
 fn unescaped(word: &[u8]) -> PathBuf {
     let mut plain = Vec::new();
     let mut left = word;
@@ -156,7 +157,7 @@ fn unescaped(word: &[u8]) -> PathBuf {
     OsString::from_vec(plain).into()
 }
 
-/// The absolute path of a mount point, without asking what is mounted there.
+/// The absolute path of a mount point, found without any request to the file system that is mounted there.
 pub fn absolute(path: &Path) -> Result<PathBuf> {
     let absolute = std::path::absolute(path).with_context(|| path.display().to_string())?;
     let (Some(parent), Some(name)) = (absolute.parent(), absolute.file_name()) else { return Ok(absolute) };
@@ -166,26 +167,26 @@ pub fn absolute(path: &Path) -> Result<PathBuf> {
     }
 }
 
-/// What is mounted at a path: the last of several.
+/// The mount at a path; the topmost if there are several.
 pub fn mounted_at(at: &Path) -> Result<Option<Mounted>> {
     Ok(mounts()?.into_iter().rfind(|mounted| mounted.at == at))
 }
 
-/// How the daemon is behind what a path is on.
+/// Condition of the daemon behind a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Behind {
-    /// It answers; or nothing of the sort is there.
+    /// The daemon answers, or the path is on no such mount.
     Answers,
-    /// It has ended without unmounting.
+    /// The daemon has ended without unmounting.
     Dead,
-    /// It has not ended, and does not answer in time.
+    /// The daemon has not ended, and does not answer in time.
     Hangs,
 }
 
-/// Asks the daemon behind what a path is on.
+/// Tests whether the daemon behind a path answers.
 pub fn behind(path: &Path) -> Behind {
     match time_limit::file_system(path) {
-        // The second is what a question is answered that was asked before.
+        // The second error is the answer to a request that was sent before the daemon's end.
         Ok(Some(Err(Errno::NOTCONN | Errno::CONNABORTED))) => Behind::Dead,
         Ok(None) => Behind::Hangs,
         _ => Behind::Answers,
@@ -197,7 +198,7 @@ pub fn is_dead(at: &Path) -> bool {
     behind(at) == Behind::Dead
 }
 
-/// What is the matter with a daemon that does not answer, and what can be done.
+/// Explains why a daemon may not answer, and how to help.
 pub fn no_answer(at: &Path) -> String {
     format!(
         "its daemon does not answer: it is stopped, or waits for the disk; `pgrep -af untorn-mount` finds it; SIGCONT makes a \
@@ -206,14 +207,15 @@ pub fn no_answer(at: &Path) -> String {
     )
 }
 
-/// The mount that a path lies on by its name alone: nobody is asked.
+/// The mount that contains a path by its name alone; no file system is asked.
 pub fn by_name(path: &Path) -> Result<Option<Mounted>> {
     let path = std::path::absolute(path).with_context(|| path.display().to_string())?;
     let is = |mounted: &Mounted| mounted.is_ours() && path.starts_with(&mounted.at);
     Ok(mounts()?.into_iter().filter(is).max_by_key(|mounted| mounted.at.as_os_str().len()))
 }
 
-/// Whether the daemon has ended so, or does so in a moment: one that is being killed may still answer.
+/// Whether the daemon has ended without unmounting, or does so within a short time: a daemon that is being killed may
+/// still answer.
 fn is_dying(at: &Path) -> bool {
     let started = Instant::now();
     loop {
@@ -224,9 +226,9 @@ fn is_dying(at: &Path) -> bool {
     }
 }
 
-/// Sees to it that a store can be mounted at a path: a directory, empty, at which nothing is mounted.
+/// Ensures that a store can be mounted at a path: an empty directory at which nothing is mounted.
 ///
-/// What a daemon left that was killed is unmounted.
+/// A mount that a killed daemon left is unmounted.
 pub fn prepare(store: &Path, at: &Path) -> Result<()> {
     let shown = at.display();
     if let Some(mounted) = mounted_at(at)? {
@@ -264,7 +266,7 @@ pub fn prepare(store: &Path, at: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Mounts, and returns the descriptor by which the kernel asks. Nothing is answered yet.
+/// Mounts, and returns the descriptor on which the kernel sends requests. No request is answered yet.
 pub fn mount(source: &Path, at: &Path, allowed: Allowed) -> Result<OwnedFd> {
     let device = "/dev/fuse";
     if !is_root() && Path::new(device).exists() {
@@ -273,7 +275,7 @@ pub fn mount(source: &Path, at: &Path, allowed: Allowed) -> Result<OwnedFd> {
     mount_directly(source, at, allowed)
 }
 
-/// Mounts without helper: for root, also of a user namespace.
+/// Mounts without the helper: for root, also of a user namespace.
 pub fn mount_directly(source: &Path, at: &Path, allowed: Allowed) -> Result<OwnedFd> {
     let device = "/dev/fuse";
     match rustix::fs::open(device, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
@@ -294,12 +296,12 @@ fn mount_as_root(descriptor: OwnedFd, source: &Path, at: &Path, allowed: Allowed
         rustix::process::getuid().as_raw(),
         rustix::process::getgid().as_raw()
     );
-    // The device is the mount's when it is mounted, and nobody's before.
+    // The device belongs to the mount once that exists; until then it is removed when it is dropped.
     let block_device = allowed.sync_commits.then(|| MountDevice::new(source)).transpose()?;
     let named = source_of(source);
     let (kind, source, data) = match &block_device {
         None => (TYPE, Path::new(&named), data),
-        // Blocks are pages, as on a mount without a device: the kernel's cache is to work in the same way.
+        // Blocks are pages, as on a mount without a device, so that the kernel's cache works in the same way.
         Some(of) => (TYPE_OF_DEVICE, &*of.path, format!("{data},blksize={}", rustix::param::page_size())),
     };
     let data = CString::new(data).expect("there is no zero in it");
@@ -308,7 +310,7 @@ fn mount_as_root(descriptor: OwnedFd, source: &Path, at: &Path, allowed: Allowed
     Ok(descriptor)
 }
 
-/// Changes what a mount allows, as `mount -o remount` asks for.
+/// Changes the options of a mount, for `mount -o remount`.
 pub fn remount(at: &Path, allowed: Allowed, read_only: bool) -> Result<()> {
     let shown = at.display();
     let mounted = mounted_at(at)?.with_context(|| format!("nothing is mounted at {shown}"))?;
@@ -334,7 +336,7 @@ fn flags_of(allowed: Allowed) -> MountFlags {
     flags.into_iter().filter_map(|(set, flag)| set.then_some(flag)).collect()
 }
 
-/// What stands between commas in the options of the helper.
+/// Escapes a value for the comma-separated options of the helper.
 fn escaped(word: &OsStr) -> OsString {
     let escape = |byte: &u8| if matches!(byte, b',' | b'\\') { vec![b'\\', *byte] } else { vec![*byte] };
     OsString::from_vec(word.as_bytes().iter().flat_map(escape).collect())
@@ -379,7 +381,7 @@ fn said(stderr: &[u8]) -> String {
     String::from_utf8_lossy(stderr).trim().trim_start_matches("fusermount3: ").to_owned()
 }
 
-/// Whether the mount answers nobody but the user who mounted it, root neither.
+/// Whether the mount refuses all users but the one who mounted it, even root.
 pub fn is_closed(at: &Path) -> bool {
     let opened = rustix::fs::open(at, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
     opened.is_err_and(|e| e == Errno::ACCESS)
@@ -392,11 +394,11 @@ pub fn unmount(at: &Path) -> Result<()> {
     })
 }
 
-/// As [`unmount`], and tries for some time while the mount is busy: a program that is just being started has copies of its
-/// parent's descriptors for a moment.
+/// Unmounts, and retries for some time while the mount is busy: a program that is just being started holds copies of
+/// its parent's descriptors for a short time.
 pub fn unmount_soon(at: &Path) -> Result<()> {
     let started = Instant::now();
-    // The helper says so in words.
+    // The helper reports a busy mount in words only.
     let is_busy = |e: &anyhow::Error| {
         let cause = e.root_cause();
         cause.downcast_ref() == Some(&Errno::BUSY) || cause.to_string().contains("busy")
@@ -409,7 +411,7 @@ pub fn unmount_soon(at: &Path) -> Result<()> {
     }
 }
 
-/// Takes a mount out of the tree of directories; it ends when no program uses it any more.
+/// Detaches a mount from its directory; it ends when no program uses it any more.
 pub fn detach(at: &Path) -> Result<()> {
     unmount_with(at, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH, &["-u", "-z"])
 }
@@ -429,7 +431,7 @@ mod tests {
 
     #[test]
     fn lines_of_mountinfo_are_understood() {
-        // An earlier version had the path alone.
+        // An earlier version wrote the path without the prefix.
         for source in ["/s\\134t", "untorn:/s\\134t"] {
             let line =
                 format!("36 35 0:98 / /mnt/a\\040b rw,noatime shared:1 - fuse.untorn-mount {source} rw,user_id=0");

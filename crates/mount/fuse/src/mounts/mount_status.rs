@@ -1,4 +1,4 @@
-//! `untorn status` of a live mount: asked of its daemon, and told.
+//! `untorn status` of a live mount: asks the daemon, and prints the answer.
 
 use crate::mounts::mount_point::{self, Mounted};
 use crate::mounts::mounted_store;
@@ -16,7 +16,7 @@ use untorn_tree::{CommitMode, TreeStatus};
 /// Exit code: something is wrong.
 const PROBLEMS: u8 = 1;
 
-/// The daemon's answer.
+/// Builds the daemon's answer to a status request.
 pub fn answer(status: &TreeStatus, mode: CommitMode) -> Vec<u8> {
     let mode = match mode {
         CommitMode::Sync => "fsync",
@@ -50,22 +50,22 @@ pub fn answer(status: &TreeStatus, mode: CommitMode) -> Vec<u8> {
             text.resize(STATUS_BYTES, 0);
             return text;
         }
-        // Not all names have room.
+        // The answer has no room for all names.
         names.truncate(names.len() / 2);
     }
 }
 
-/// A mount that a path is on.
+/// The mount that a path is on.
 pub struct Found {
-    /// Where, and of what.
+    /// The mount's entry in `mountinfo`.
     pub mounted: Mounted,
-    /// What its daemon says; none if it has ended, or does not answer.
+    /// The daemon's answer; `None` if it has ended, or does not answer.
     pub said: Option<Value>,
-    /// Its daemon has not ended, and does not answer: it is stopped, or waits for something.
+    /// The daemon has not ended, and does not answer: it is stopped, or waits for something.
     pub hangs: bool,
 }
 
-/// The mount that a directory is the mount point of, or is on; none if it is on none of Untorn's.
+/// Finds the mount of Untorn that a directory is on or is the mount point of; `None` if there is none.
 pub fn find(path: &Path) -> Result<Option<Found>> {
     let Some(asked) = status_question::ask(path)? else {
         let mounted = mount_point::by_name(path)?;
@@ -82,7 +82,7 @@ pub fn find(path: &Path) -> Result<Option<Found>> {
         Err(Errno::PERM) => {
             bail!("{} is on a mount of another user, who alone is told of it (and root)", path.display())
         }
-        // Whoever is asked next says what is wrong with the path.
+        // The caller's next check reports the error of the path.
         Err(_) => return Ok(None),
     };
     let said = serde_json::from_slice(&said).context("the daemon is of another version of Untorn")?;
@@ -92,8 +92,8 @@ pub fn find(path: &Path) -> Result<Option<Found>> {
     Ok(Some(Found { mounted, said: Some(said), hangs: false }))
 }
 
-/// What the daemon of the mount that a directory is on says of files of which a write failed: their paths, as many as it tells,
-/// and how many there are. None if it does not say anything to this user.
+/// Asks the daemon of a mount for the files of which a write failed: the paths that the answer has room for, and the
+/// number of all. `None` if the daemon does not answer this user.
 pub fn poisoned(on: &Path) -> Option<(Vec<PathBuf>, u64)> {
     let Found { mounted, said, .. } = find(on).ok()??;
     let said = said?;
@@ -102,7 +102,7 @@ pub fn poisoned(on: &Path) -> Option<(Vec<PathBuf>, u64)> {
     Some((paths, said["poisoned"].as_u64()?))
 }
 
-/// Names files that are not committed, in one line.
+/// Lists files that are not committed, in one line.
 pub fn not_committed((paths, count): &(Vec<PathBuf>, u64)) -> String {
     let mut names: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
     if *count > names.len() as u64 {
@@ -111,13 +111,13 @@ pub fn not_committed((paths, count): &(Vec<PathBuf>, u64)) -> String {
     format!("not committed, as a write of it failed, so that its last commit stands: {}", names.join(", "))
 }
 
-/// Whether a write or a flush of the log of the mount at a directory has failed.
+/// Whether a write or a flush of the log has failed on the mount at a directory.
 pub fn has_failed(at: &Path) -> bool {
     let said = find(at).ok().flatten().and_then(|found| found.said);
     said.is_some_and(|said| said["failed"] == true)
 }
 
-/// Says how a mount is. The exit code is 1 if something is wrong.
+/// Prints the condition of a mount. The exit code is 1 if something is wrong.
 pub fn status(found: &Found, json: bool) -> Output {
     let Found { mounted, said, hangs } = found;
     let (at, store) = (&mounted.at, &mounted.source);
@@ -215,7 +215,7 @@ fn mode_in_words(mode: &str) -> String {
     }
 }
 
-/// The store behind a path: of the mount that it is on, or the path itself.
+/// The store of the mount that a path is on, or else the path itself.
 pub fn store_of(path: &Path) -> Result<PathBuf> {
     match find(path)? {
         Some(found) => Ok(found.mounted.source),

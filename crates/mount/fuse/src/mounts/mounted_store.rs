@@ -1,4 +1,4 @@
-//! The store behind a mount.
+//! The store behind a mount: opens it, or makes a new one.
 
 use crate::error_line::in_one_line;
 use crate::mounts::mount_point::{self, Mounted};
@@ -15,12 +15,13 @@ use untorn::Store;
 use untorn_terminal::tell;
 use untorn_tree::{CommitMode, FileTree, Kept, Limits, PACK, ROOT, StoreTree, TABLE, TreeOptions, missing_table};
 
-/// A daemon may take so long to close a store that nobody uses any more.
+/// How long a daemon may take to close a store that nobody uses any more.
 const CLOSING_MAX: Duration = Duration::from_secs(60);
 const TELL_AFTER: Duration = Duration::from_secs(2);
 
-/// Opens the tree in a store, or makes a new one in a directory that is empty or missing, and says so. Without limits, those
-/// of the store itself are kept.
+/// Opens the tree in a store, or makes a new one in a directory that is empty or missing, and says so.
+///
+/// Without `limits`, those of the store's own file system apply.
 pub fn open(
     path: &Path,
     commit: CommitMode,
@@ -41,14 +42,14 @@ pub fn open(
     Ok(Arc::new(open_tree(path, options)?))
 }
 
-/// A place where nothing is yet, or an empty directory: if the mount fails, no new store is left there.
+/// A path that is missing or an empty directory: if the mount fails, no new store is left there.
 pub struct NewStore<'a> {
     path: &'a Path,
     has_directory: bool,
 }
 
 impl NewStore<'_> {
-    /// None if something is there.
+    /// Takes a path, if nothing or an empty directory is there; else `None`.
     pub fn look(path: &Path) -> Option<NewStore<'_>> {
         let entries = fs::read_dir(path);
         match &entries {
@@ -60,13 +61,14 @@ impl NewStore<'_> {
         is_empty.then_some(NewStore { path, has_directory })
     }
 
-    /// Removes the store that was made there, and was not mounted because of an error. Another process may have made it
-    /// meanwhile: what has files stays, and what is in use. The tree, if it was opened, is open still, so that nobody else
-    /// has it.
+    /// Removes the new store after an error prevented the mount.
+    ///
+    /// Another process may have made the store meanwhile: a store with files, or in use, stays. A tree that was opened
+    /// is still open, so that no other process has it.
     pub fn remove(&self, tree: Option<&Arc<dyn FileTree>>, why: &Error) {
         let is_empty = match tree {
             Some(tree) => tree.read_dir(ROOT, 0, 1).is_ok_and(|names| names.is_empty()),
-            // Half of it was made.
+            // The error left a half-made store.
             None => why.chain().any(|cause| cause.is::<untorn::Error>()) && !self.path.join(TABLE).exists(),
         };
         if !is_empty || !self.path.exists() {
@@ -85,7 +87,7 @@ pub fn is_there(path: &Path) -> bool {
     path.join(JOURNAL).exists()
 }
 
-/// Opens the tree in a store that is there and that nobody uses, to copy what was committed.
+/// Opens the tree of an existing store that nobody uses, to copy its committed files.
 pub fn open_to_export(path: &Path) -> Result<StoreTree> {
     let shown = path.display();
     let is_store = match fs::metadata(path.join(JOURNAL)) {
@@ -107,7 +109,7 @@ fn open_tree(path: &Path, options: TreeOptions) -> Result<StoreTree> {
     let shown = path.display();
     let (opened, mounted) = open_when_closed(path);
     let opened = opened.and_then(|store| {
-        // A tree has both from its first commit on.
+        // From its first commit on, a tree has both files.
         match path.join(PACK).exists() && !path.join(TABLE).exists() {
             true => Err(missing_table()),
             false => StoreTree::open(store, options),
@@ -123,15 +125,17 @@ fn open_tree(path: &Path, options: TreeOptions) -> Result<StoreTree> {
     }
 }
 
-/// Opens the store. A daemon whose mount is gone, by `umount` or `fusermount3 -u`, which wait for no daemon, is still
-/// closing it; one that is being killed still holds it. A second one that mounts it is told soon, with where it is mounted.
+/// Opens a store, and waits for a daemon that is closing it.
+///
+/// `umount` and `fusermount3 -u` do not wait for the daemon, which then still closes the store; a daemon that is being
+/// killed still holds it. If the store is still mounted, the wait ends soon, and the mount is returned.
 fn open_when_closed(path: &Path) -> (untorn::Result<Store>, Option<Mounted>) {
     let (started, mut told) = (Instant::now(), false);
     loop {
         let opened = StoreTree::store_options().open(path);
         let is_busy = matches!(opened, Err(untorn::Error::Busy { .. }));
         let elapsed = started.elapsed();
-        // The mount may be asked for some seconds.
+        // Checked late, because the check of a mount may take some seconds.
         let mounted = if is_busy && elapsed >= mount_point::DYING_MAX { mounted(path) } else { None };
         if !is_busy || mounted.is_some() || elapsed >= CLOSING_MAX {
             return (opened, mounted);
@@ -144,7 +148,7 @@ fn open_when_closed(path: &Path) -> (untorn::Result<Store>, Option<Mounted>) {
     }
 }
 
-/// Who has the store, and what can be done.
+/// Says which process has the store, and how to free it.
 fn busy(path: &Path, process: Option<u32>, mounted: Option<Mounted>) -> String {
     let of = process.map_or_else(String::new, |process| format!(" by process {process}"));
     let shown = path.display();
@@ -160,7 +164,7 @@ fn busy(path: &Path, process: Option<u32>, mounted: Option<Mounted>) -> String {
     }
 }
 
-/// A mount that shows the store. One whose daemon was killed does not.
+/// A mount of the store with a daemon that has not ended.
 fn mounted(path: &Path) -> Option<Mounted> {
     let shows = |m: &Mounted| m.is_ours() && m.source == path && !mount_point::is_dead(&m.at);
     mount_point::mounts().ok()?.into_iter().find(shows)

@@ -1,4 +1,4 @@
-//! The question how a mount is, with a time limit.
+//! The status request to the daemon of a mount, with a time limit.
 
 use anyhow::{Context, Result};
 use rustix::fd::BorrowedFd;
@@ -10,13 +10,13 @@ use std::path::Path;
 use untorn_os::mount_calls::{self, STATUS_BYTES};
 use untorn_terminal::time_limit;
 
-/// Bytes before the text: an error number and a device.
+/// Length of the head before the text: an error number and a device number.
 const ANSWER_HEAD: usize = 12;
 
-/// What a daemon has answered, and the device of its mount.
+/// A daemon's answer, and the device of its mount.
 pub type Answer = rustix::io::Result<(Vec<u8>, u64)>;
 
-/// Asks the daemon of a mount. None: no answer in time.
+/// Asks the daemon of a mount. `None` if it does not answer in time.
 pub fn ask(path: &Path) -> Result<Option<Answer>> {
     let path = CString::new(path.as_os_str().as_bytes()).context("a path has no zero in it")?;
     let Some(bytes) = time_limit::ask(|to| answer_in_child(&path, to)).context("cannot ask")? else { return Ok(None) };
@@ -26,7 +26,7 @@ pub fn ask(path: &Path) -> Result<Option<Answer>> {
     Ok(Some(if error == 0 { Ok((text.to_vec(), device)) } else { Err(Errno::from_raw_os_error(error)) }))
 }
 
-/// In a process that has been forked off.
+/// Runs in a forked process, which may hang.
 fn answer_in_child(path: &CStr, to: BorrowedFd<'_>) {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let mut said = [0; STATUS_BYTES];
@@ -39,7 +39,7 @@ fn answer_in_child(path: &CStr, to: BorrowedFd<'_>) {
         Err(e) => (e.raw_os_error(), 0, 0),
     };
     for part in [&error.to_ne_bytes()[..], &device.to_ne_bytes(), &said[..len]] {
-        // All of it has room in a pipe.
+        // A pipe has room for all of it.
         let _ = rustix::io::write(to, part);
     }
 }

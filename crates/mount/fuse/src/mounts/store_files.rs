@@ -1,4 +1,4 @@
-//! What the store of a tree consists of, name by name: nothing else in its directory goes with it.
+//! Names of all files that belong to the store of a tree: nothing else in its directory is removed with it.
 
 use crate::mounts::mount_point;
 use anyhow::{Context, Result, bail, ensure};
@@ -7,18 +7,18 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use untorn_tree::{PACK, TABLE};
 
-/// Where a store has its journal.
+/// The journal's directory in a store.
 pub const JOURNAL: &str = ".untorn";
-/// Where a tree has its objects.
+/// The directory of a tree's objects.
 pub const OBJECTS: &str = "obj";
 
-/// So many names are told.
+/// The most names that a message lists.
 const TOLD: usize = 5;
 
-/// The names in a store's directory, from there: a directory's after those of what is in it.
+/// Names in a store's directory, relative to it; a directory comes after its contents.
 #[derive(Default)]
 struct Names {
-    /// And whether it is a directory.
+    /// Each name of the store, and whether it is a directory.
     of_store: Vec<(PathBuf, bool)>,
     others: Vec<PathBuf>,
 }
@@ -48,7 +48,7 @@ impl Names {
         Ok(())
     }
 
-    /// Refuses names that are not of a store.
+    /// Refuses names that do not belong to a store.
     fn check(&self, store: &Path) -> Result<()> {
         let shown: Vec<_> = self.others.iter().take(TOLD).map(|path| path.display().to_string()).collect();
         let more = match self.others.len().saturating_sub(TOLD) {
@@ -86,33 +86,33 @@ fn is_of_journal(name: &[u8]) -> bool {
     names.iter().any(|known| known.as_bytes() == name) || name.starts_with(b"quarantine.")
 }
 
-/// Whether it is what a file is called while the store makes it.
+/// Whether a name is that of a creation temporary, a file that the store is making.
 fn is_temporary(name: &[u8]) -> bool {
     let id = name.strip_prefix(b".").and_then(|name| name.strip_suffix(b".untorn"));
     id.is_some_and(|id| id.len() == 16 && id.iter().all(u8::is_ascii_hexdigit))
 }
 
-/// Whether the store of a tree is at a path, whatever else is there.
+/// Whether the store of a tree is at a path, perhaps with other files.
 pub fn is_tree(path: &Path) -> bool {
     path.join(JOURNAL).is_dir() && path.join(TABLE).is_file()
 }
 
-/// Refuses a store in whose directory something else is, too.
+/// Refuses a store whose directory has other files, too.
 pub fn check(store: &Path) -> Result<()> {
     Names::of(store)?.check(store)
 }
 
-/// Removes a store; nothing of it if something else is in its directory.
+/// Removes a store; removes nothing if its directory has other files.
 pub fn remove(store: &Path) -> Result<()> {
     remove_from(store)?;
     fs::remove_dir(store).with_context(|| format!("cannot remove {}", store.display()))
 }
 
-/// As [`remove`] does, but the directory stays.
+/// Removes a store like [`remove`], but keeps the directory.
 pub fn remove_from(store: &Path) -> Result<()> {
     let names = Names::of(store)?;
     names.check(store)?;
-    // What somebody puts there meanwhile stays: a directory goes only when it is empty.
+    // Files that appear meanwhile stay, as a directory is removed only when it is empty.
     for (path, is_dir) in names.of_store.iter().map(|(path, is_dir)| (store.join(path), *is_dir)) {
         let removed = if is_dir { fs::remove_dir(&path) } else { fs::remove_file(&path) };
         removed.with_context(|| format!("cannot remove {}", path.display()))?;
@@ -120,7 +120,7 @@ pub fn remove_from(store: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a place for a new store that lies in a store.
+/// Refuses a place for a new store inside another store.
 pub fn check_place(place: &Path) -> Result<()> {
     let at = place.canonicalize().or_else(|_| mount_point::absolute(place))?;
     if let Some(store) = at.ancestors().skip(1).find(|above| above.join(JOURNAL).is_dir()) {

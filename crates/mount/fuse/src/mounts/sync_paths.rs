@@ -1,4 +1,4 @@
-//! `untorn sync`: files are committed by name.
+//! `untorn sync`: commits files by name.
 
 use crate::mounts::mount_control;
 use crate::mounts::mount_point::{self, Behind, Mounted};
@@ -9,7 +9,7 @@ use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Commits one file, several files of a mount as one, or all that is on a directory's mount.
+/// Commits one file, several files of a mount in one commit, or everything on a directory's mount.
 pub fn sync(paths: &[PathBuf]) -> Result<()> {
     let mounts: Vec<Mounted> = mount_point::mounts()?.into_iter().filter(Mounted::is_ours).collect();
     for path in paths {
@@ -68,13 +68,14 @@ fn sync_one(path: &Path) -> Result<()> {
             Ok(_) => Ok(()),
         };
     }
-    // The kernel tells once of a write that failed before, and asks nobody then: the daemon knows whether all is there.
+    // The kernel reports an earlier failed write once, without asking the daemon. The second call asks the daemon,
+    // which knows whether all data has arrived.
     file.sync_all()
         .or_else(|_| file.sync_all())
         .with_context(|| format!("cannot commit {}; its last commit stands", path.display()))
 }
 
-/// Elsewhere a sync would commit nothing.
+/// Refuses a path on another file system, where a sync would commit nothing.
 fn check_is_on(mounts: &[Mounted], path: &Path) -> Result<()> {
     let shown = path.display();
     let device = path.metadata().with_context(|| format!("cannot open {shown}"))?.dev();
@@ -83,7 +84,7 @@ fn check_is_on(mounts: &[Mounted], path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Whoever may read or write a file may commit it.
+/// Opens a file for the sync: permission to read or to write it suffices.
 fn opened(path: &Path) -> Result<File> {
     let flags = OFlags::CLOEXEC | OFlags::NONBLOCK;
     let opened = rustix::fs::open(path, OFlags::RDONLY | flags, Mode::empty());

@@ -1,4 +1,4 @@
-//! What import and export share: contents with their holes, what is told, and what cannot be kept.
+//! Parts that import and export share: copying contents with their holes, and reporting progress and omissions.
 
 use anyhow::{Context, Result, bail};
 use rustix::fd::{AsFd, AsRawFd};
@@ -15,15 +15,15 @@ use untorn_terminal::table::{bytes, count};
 use untorn_terminal::tell;
 use untorn_tree::{Ino, Kind, Pull};
 
-/// Copied at a time: the user is told in between.
+/// Bytes that are copied between two reports of progress.
 const PART: u64 = 16 << 20;
 const TELL_AFTER: Duration = Duration::from_secs(2);
 const TELL_AGAIN: Duration = Duration::from_secs(10);
 
-/// Attributes that are access lists begin so.
+/// Prefix of the attributes that hold access lists.
 pub const ACCESS_LISTS: &[u8] = b"system.posix_acl_";
 
-/// No kernel has anything of the tree.
+/// A tree that is not mounted: no kernel caches any of it.
 pub struct NoKernel;
 
 impl Pull for NoKernel {
@@ -32,7 +32,7 @@ impl Pull for NoKernel {
     }
 }
 
-/// What was copied, and what was left out.
+/// Counts of copied entries, and the omissions.
 pub struct Report {
     doing: &'static str,
     tell: Instant,
@@ -40,18 +40,18 @@ pub struct Report {
     directories: u64,
     others: u64,
     bytes: u64,
-    /// How often, and of what first.
+    /// Number of omissions of each kind, and the first path.
     left_out: BTreeMap<&'static str, (u64, PathBuf)>,
 }
 
 impl Report {
-    /// Nothing yet.
+    /// Creates an empty report.
     pub fn new(doing: &'static str) -> Report {
         let tell = Instant::now() + TELL_AFTER;
         Report { doing, tell, files: 0, directories: 0, others: 0, bytes: 0, left_out: BTreeMap::new() }
     }
 
-    /// One more.
+    /// Counts one more entry.
     pub fn add(&mut self, kind: Kind) {
         match kind {
             Kind::File => self.files += 1,
@@ -61,7 +61,7 @@ impl Report {
         self.progress(0);
     }
 
-    /// So many more bytes.
+    /// Counts further bytes, and reports progress now and then.
     pub fn progress(&mut self, bytes: u64) {
         self.bytes += bytes;
         if Instant::now() >= self.tell {
@@ -70,12 +70,12 @@ impl Report {
         }
     }
 
-    /// Something of this file could not be kept.
+    /// Notes that a part of this file could not be kept.
     pub fn leave_out(&mut self, what: &'static str, path: &Path) {
         self.left_out.entry(what).or_insert_with(|| (0, path.to_owned())).0 += 1;
     }
 
-    /// Numbers.
+    /// The counts in words.
     pub fn counts(&self) -> String {
         let others = match self.others {
             0 => String::new(),
@@ -86,7 +86,7 @@ impl Report {
         format!("{files}, {directories}{others}, {}", bytes(self.bytes))
     }
 
-    /// An error if anything was.
+    /// An error if anything was left out.
     pub fn refuse_what_was_left_out(&self) -> Result<()> {
         match self.left_out.iter().next() {
             None => Ok(()),
@@ -94,7 +94,7 @@ impl Report {
         }
     }
 
-    /// Says what was left out, a line for each sort.
+    /// Prints the omissions, one line for each kind.
     pub fn say_what_was_left_out(&self) {
         for (what, (times, first)) in &self.left_out {
             tell!("untorn-mount: {what}: {}, the first at {}", count(*times, "time", "times"), first.display());
@@ -102,14 +102,14 @@ impl Report {
     }
 }
 
-/// A path that leads to what a descriptor is of, and, if that is a directory, into it.
+/// A path that leads to the file or into the directory of a descriptor.
 pub fn path_of(descriptor: impl AsFd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", descriptor.as_fd().as_raw_fd()))
 }
 
-/// Copies `size` bytes of a file into an empty one: shares the blocks if the file system can, and keeps holes.
+/// Copies `size` bytes of a file into an empty one; shares the blocks if the file system can, and keeps holes.
 pub fn contents(from: &File, to: &File, size: u64, report: &mut Report) -> Result<()> {
-    // The whole file, as the kernel asks for whole blocks.
+    // The whole file, because the kernel shares only whole blocks.
     let shared = rustix::fs::ioctl_ficlone(to, from).is_ok();
     if shared {
         report.progress(size);
@@ -123,14 +123,14 @@ pub fn contents(from: &File, to: &File, size: u64, report: &mut Report) -> Resul
     to.set_len(size).context("cannot set the size")
 }
 
-/// The next range at or after `at` that is no hole.
+/// The next range with data at or after `at`.
 fn next_data(from: &File, at: u64, size: u64) -> Result<Option<(u64, u64)>> {
     if at >= size {
         return Ok(None);
     }
     let start = match rustix::fs::seek(from, SeekFrom::Data(at)) {
         Err(Errno::NXIO) => return Ok(None),
-        // A file system that knows nothing of holes.
+        // The file system does not support holes.
         Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok(Some((at, size))),
         found => found.context("cannot look for holes")?,
     };
@@ -143,7 +143,7 @@ fn data(from: &File, to: &File, (mut at, end): (u64, u64), report: &mut Report) 
         let most = (end - at).min(PART);
         let (mut read, mut write) = (at, at);
         let copied = match rustix::fs::copy_file_range(from, Some(&mut read), to, Some(&mut write), most as usize) {
-            // Not between these two, or not of this file: by memory.
+            // The kernel cannot copy between these two files, or not from this one, so the bytes go through memory.
             Ok(0) | Err(Errno::XDEV | Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS | Errno::PERM) => {
                 by_memory(from, to, at, most)?
             }
@@ -158,7 +158,7 @@ fn data(from: &File, to: &File, (mut at, end): (u64, u64), report: &mut Report) 
     Ok(())
 }
 
-/// The number of bytes; 0 at the end of the file.
+/// Copies through memory; returns the number of bytes, 0 at the end of the file.
 fn by_memory(from: &File, to: &File, at: u64, most: u64) -> Result<u64> {
     let mut buffer = vec![0; most.min(1 << 20) as usize];
     let len = from.read_at(&mut buffer, at).context("cannot read")?;
@@ -166,12 +166,12 @@ fn by_memory(from: &File, to: &File, at: u64, most: u64) -> Result<u64> {
     Ok(len as u64)
 }
 
-/// Names and values of the extended attributes of what a path of [`path_of`] leads to.
+/// Names and values of the extended attributes of a file, by a path from [`path_of`].
 pub fn attributes(path: &Path) -> rustix::io::Result<Vec<(OsString, Vec<u8>)>> {
     all_attributes(|list| rustix::fs::listxattr(path, list), |name, value| rustix::fs::getxattr(path, name, value))
 }
 
-/// Those of what a path names; a symbolic link has its own.
+/// Names and values of the extended attributes at a path, those of a symbolic link itself included.
 pub fn own_attributes(path: &Path) -> rustix::io::Result<Vec<(OsString, Vec<u8>)>> {
     all_attributes(|list| rustix::fs::llistxattr(path, list), |name, value| rustix::fs::lgetxattr(path, name, value))
 }
@@ -191,7 +191,7 @@ fn all_attributes(
         let mut value = vec![0; 64 << 10];
         match value_of(name, &mut value[..]) {
             Ok(len) => value.truncate(len),
-            // Gone meanwhile, or listed and not shown.
+            // The attribute was removed meanwhile, or is listed but cannot be read.
             Err(Errno::NODATA | Errno::OPNOTSUPP) => continue,
             Err(e) => return Err(e),
         }

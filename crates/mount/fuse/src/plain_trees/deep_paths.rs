@@ -1,5 +1,5 @@
-//! Trees of any depth: the kernel takes paths of at most 4095 bytes, a process has some thousand descriptors, and a thread's
-//! stack has room for some thousand calls.
+//! Handles trees of any depth, within the limits of the system: paths of at most 4095 bytes, some thousand descriptors
+//! of a process, and a stack with room for some thousand calls.
 
 use crate::plain_trees::copying::path_of;
 use rustix::fd::OwnedFd;
@@ -11,17 +11,17 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// Bytes of a path after which a directory on the way is kept open. Below shorter paths nothing is.
+/// Length of path after which an intermediate directory is kept open. For shorter paths none is.
 const STEP: usize = 1024;
 
 const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// A directory from which all names below it are reached, by directories alone: no link is followed.
+/// Opens names at any depth below a directory through directories only: no symbolic link is followed.
 pub struct Below {
     root: OwnedFd,
-    /// Directories on the way to the one that was reached last, and how long their paths are.
+    /// Directories on the way to the last opened one, and the lengths of their paths.
     way: Vec<(usize, OwnedFd)>,
-    /// The path of the last of them.
+    /// The path of the last directory in `way`.
     path: Vec<u8>,
 }
 
@@ -33,22 +33,22 @@ pub struct Reached {
 }
 
 impl Below {
-    /// Below this directory.
+    /// Starts at an open directory.
     pub fn new(root: OwnedFd) -> Below {
         Below { root, way: Vec::new(), path: Vec::new() }
     }
 
-    /// Below the directory at a path.
+    /// Starts at the directory at a path.
     pub fn at(path: &Path) -> rustix::io::Result<Below> {
         Ok(Below::new(rustix::fs::open(path, DIRECTORY, Mode::empty())?))
     }
 
-    /// The directory itself.
+    /// The directory at which this starts.
     pub fn root(&self) -> &OwnedFd {
         &self.root
     }
 
-    /// Opens a directory, as a place (`O_PATH`); the empty path leads to the first one.
+    /// Opens a directory with `O_PATH`; the empty path is the root directory.
     pub fn directory(&mut self, path: &Path) -> rustix::io::Result<OwnedFd> {
         let bytes = path.as_os_str().as_bytes();
         while let Some((len, _)) = self.way.last() {
@@ -88,7 +88,7 @@ impl Below {
         }
     }
 
-    /// Leads to a name, which may be that of anything, or of nothing.
+    /// Returns a path to a name, which need not exist.
     pub fn name(&mut self, path: &Path) -> rustix::io::Result<Reached> {
         let name = path.file_name().unwrap_or(OsStr::new("."));
         let parent = self.directory(path.parent().unwrap_or(Path::new("")))?;
@@ -96,7 +96,7 @@ impl Below {
     }
 }
 
-/// The names in a directory that was opened as a place, in their order.
+/// The sorted names in a directory that was opened with `O_PATH`.
 pub fn names(directory: &OwnedFd) -> io::Result<Vec<OsString>> {
     let entries = fs::read_dir(path_of(directory))?;
     let mut names = entries.map(|entry| Ok(entry?.file_name())).collect::<io::Result<Vec<_>>>()?;
@@ -104,10 +104,10 @@ pub fn names(directory: &OwnedFd) -> io::Result<Vec<OsString>> {
     Ok(names)
 }
 
-/// Removes a directory with all that is in it, also where its owner may not do so without changing modes.
+/// Removes a directory with its contents, even if the modes in it forbid that to their owner.
 pub fn remove_all(path: &Path) -> io::Result<()> {
     let mut below = Below::at(path)?;
-    // Directories that are not empty yet, from the outermost on: what is left in each.
+    // For each directory on the way from the outermost one: its subdirectories that are still to be removed.
     let mut at = PathBuf::new();
     let mut levels = vec![remove_files(below.root())?];
     while let Some(directories) = levels.last_mut() {
@@ -130,9 +130,9 @@ pub fn remove_all(path: &Path) -> io::Result<()> {
     Ok(unlinkat(CWD, path, AtFlags::REMOVEDIR)?)
 }
 
-/// Removes what is in a directory but its directories, whose names it returns.
+/// Removes all entries of a directory but its subdirectories, whose names it returns.
 fn remove_files(directory: &OwnedFd) -> io::Result<Vec<OsString>> {
-    // A copy is closed as its model was.
+    // A copy may have a closed mode, as its original had.
     let _ = fs::set_permissions(path_of(directory), Permissions::from_mode(0o700));
     let mut directories = Vec::new();
     for name in names(directory)? {

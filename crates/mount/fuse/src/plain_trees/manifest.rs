@@ -1,4 +1,4 @@
-//! What a session was made of: each name of the plain tree as it was, and what it is in the session's store.
+//! The manifest of a session: each name of the plain tree as it was at the start, and its inode in the session's store.
 
 use anyhow::{Context, Result};
 use rustix::fs::{FileType, Stat};
@@ -9,23 +9,23 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use untorn_tree::{Attributes, Ino, Kind};
 
-/// A plain file or directory, as far as that tells whether it is changed.
+/// The properties of a plain file or directory that show whether it has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plain {
     /// Whether it is a directory.
     pub is_dir: bool,
-    /// Number of its inode.
+    /// Number of the inode.
     pub ino: u64,
-    /// Bytes.
+    /// Size in bytes.
     pub size: i64,
     /// Last change of the contents: seconds, nanoseconds.
     pub mtime: (i64, i64),
-    /// Last change of anything.
+    /// Last change of the inode: seconds, nanoseconds.
     pub ctime: (i64, i64),
 }
 
 impl Plain {
-    /// From what the system says.
+    /// Takes the properties from a `stat`.
     pub fn of(about: &Stat) -> Plain {
         Plain {
             is_dir: FileType::from_raw_mode(about.st_mode).is_dir(),
@@ -36,13 +36,13 @@ impl Plain {
         }
     }
 
-    /// The contents are those: links, which change `ctime`, may be others.
+    /// Whether the contents are the same. Ignores `ctime`, which new links change.
     pub fn has_contents_of(&self, other: &Plain) -> bool {
         Plain { ctime: other.ctime, ..*self } == *other
     }
 }
 
-/// An inode of the store, as far as that tells whether the session has changed it.
+/// The properties of an inode in the store that show whether the session has changed it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stored {
     /// Number of the inode.
@@ -53,17 +53,17 @@ pub struct Stored {
 }
 
 impl Stored {
-    /// From what the tree says.
+    /// Takes the properties from the tree's attributes.
     pub fn of(about: &Attributes) -> Stored {
         let ctime = (about.ctime.seconds, about.ctime.nanoseconds.into());
         Stored { ino: about.ino, is_dir: about.kind == Kind::Directory, size: about.size, ctime }
     }
 }
 
-/// Names below the directory, and what they were; the directory itself has the empty one.
+/// Names below the directory, with their state at the start; the directory itself has the empty name.
 pub type Manifest = BTreeMap<PathBuf, (Plain, Stored)>;
 
-/// Writes it whole, and durably: it is there or not.
+/// Writes a manifest atomically and durably.
 pub fn write(manifest: &Manifest, to: &Path) -> Result<()> {
     let mut bytes = Vec::new();
     for (path, (plain, stored)) in manifest {
@@ -87,7 +87,7 @@ pub fn write(manifest: &Manifest, to: &Path) -> Result<()> {
     write_whole(to, &bytes)
 }
 
-/// Writes a file whole, and durably.
+/// Replaces a file atomically and durably.
 pub fn write_whole(to: &Path, bytes: &[u8]) -> Result<()> {
     let shown = to.display();
     let new = to.with_extension("new");
@@ -100,21 +100,21 @@ pub fn write_whole(to: &Path, bytes: &[u8]) -> Result<()> {
     File::open(directory).and_then(|open| open.sync_all()).with_context(|| format!("cannot make {shown} durable"))
 }
 
-/// Inodes of the store that stand for what nobody may change (`chattr +i`, `+a`), and whether names may be added to them.
+/// Inodes of the store whose plain files nobody may change (`chattr +i`, `+a`), and whether names may be added to them.
 pub type Fixed = BTreeMap<Ino, bool>;
 
-/// Beside the store.
+/// Path of the file with these inodes, beside the store.
 fn fixed(store: &Path) -> PathBuf {
     store.with_file_name("fixed")
 }
 
-/// Writes them beside the store.
+/// Writes the fixed inodes beside the store.
 pub fn write_fixed(inodes: &Fixed, store: &Path) -> Result<()> {
     let lines = inodes.iter().map(|(ino, takes_names)| format!("{ino} {}\n", u8::from(*takes_names)));
     write_whole(&fixed(store), lines.collect::<String>().as_bytes())
 }
 
-/// Reads them.
+/// Reads the fixed inodes.
 pub fn read_fixed(store: &Path) -> Result<Fixed> {
     let from = fixed(store);
     let text = fs::read_to_string(&from).with_context(|| format!("cannot read {}", from.display()))?;
@@ -126,7 +126,7 @@ pub fn read_fixed(store: &Path) -> Result<Fixed> {
     read.with_context(|| format!("{} is damaged", from.display()))
 }
 
-/// Reads it.
+/// Reads a manifest.
 pub fn read(from: &Path) -> Result<Manifest> {
     let bytes = fs::read(from).with_context(|| format!("cannot read {}", from.display()))?;
     let lines = bytes.split(|byte| *byte == 0).filter(|line| !line.is_empty());

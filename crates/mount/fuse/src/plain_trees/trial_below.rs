@@ -1,4 +1,4 @@
-//! What the file system below refuses, a mount refuses, too: found out by trying it there, in files of no other use.
+//! Limits of a mount: changes that its underlying file system refuses, found out by trying them on files made for that.
 
 use crate::plain_trees::copying::{self, path_of};
 use crate::plain_trees::manifest::Fixed;
@@ -14,19 +14,19 @@ use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use untorn_tree::{Attributes, Change, Errno, Ino, Kind, Limits, Result, SetTime, Xattrs};
 
-/// So many names has a file everywhere.
+/// Number of names that every file system allows for a file.
 const LINKS: u32 = 100;
-/// Some file systems take no such name.
+/// A name that some file systems refuse.
 const STRANGE: &[u8] = b"\xff:\\?*\"<>| .";
 const FILE: &str = "file";
 const DIRECTORY: &str = "directory";
 const OTHER: &str = "other";
 
-/// The longest file that the file system of a directory takes.
+/// The longest file that the file system of a directory allows.
 pub struct SizeTrial(u64);
 
 impl SizeTrial {
-    /// Finds it out by a file without a name, or one that loses it at once; where none can be made, nothing is refused.
+    /// Finds the limit with an unnamed file, or one that is unlinked at once; if none can be made, there is no limit.
     pub fn of(directory: &Path) -> SizeTrial {
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         let file = rustix::fs::open(directory, flags, Mode::RUSR | Mode::WUSR);
@@ -42,7 +42,7 @@ impl Limits for SizeTrial {
 
 fn longest(file: &File) -> u64 {
     let takes = |size: u64| file.set_len(size).is_ok();
-    // Beyond the limit of the process a signal would end it.
+    // Not beyond the process's own limit, where a signal would end the process.
     let (mut least, mut most) = (0, i64::MAX as u64);
     most = getrlimit(Resource::Fsize).current.map_or(most, |limit| limit.min(most));
     if takes(most) || !takes(1) {
@@ -56,8 +56,10 @@ fn longest(file: &File) -> u64 {
     least
 }
 
-/// Who works in a user namespace that knows nobody else. The kernel refuses changes of what belongs to others there
-/// (`EOVERFLOW`), so all is shown as this user's: with the rights that the user has.
+/// The user of a session in a user namespace that knows no other users.
+///
+/// The kernel refuses to change files of unknown users there (`EOVERFLOW`), so all files are shown as this user's, with
+/// the rights that the user has.
 pub struct User {
     uid: u32,
     gid: u32,
@@ -75,7 +77,7 @@ impl User {
         of.uid == self.uid
     }
 
-    /// Read, write, execute.
+    /// The user's rights to a file of another user: read, write, execute bits.
     fn rights(&self, of: &Attributes) -> u32 {
         let is_in_group = of.gid == self.gid || self.groups.contains(&of.gid);
         let class = if is_in_group { of.mode >> 3 } else { of.mode };
@@ -83,29 +85,29 @@ impl User {
     }
 }
 
-/// What the plain directory of a session refuses.
+/// Limits of a session: the changes that its plain directory refuses.
 pub struct Trial {
     size: SizeTrial,
-    /// Has the files that things are tried with.
+    /// Directory with the files for the trials.
     directory: OwnedFd,
     name_max: usize,
-    /// It takes names of all bytes.
+    /// Whether the file system allows names of any bytes.
     takes_strange_names: bool,
-    /// Inodes that nobody may change, but that names may be added to those of which it says so.
+    /// Inodes that nobody may change, and for each whether names may be added to it.
     fixed: Fixed,
-    /// In whose user namespace the session is.
+    /// The user in whose user namespace the session is.
     user: Option<User>,
     tried: Mutex<Tried>,
 }
 
-/// What it takes, as far as was tried.
+/// Limits found by trials so far.
 struct Tried {
     links: u32,
     target: usize,
 }
 
 impl Trial {
-    /// Makes a directory for the trial. Programs do not see it.
+    /// Makes a directory for the trials. Programs do not see it.
     pub fn begin(at: &Path, fixed: Fixed, user: Option<User>) -> io::Result<Trial> {
         fs::create_dir(at)?;
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -133,7 +135,7 @@ impl Trial {
         unlinkat(&self.directory, name, AtFlags::empty()).map_err(error)
     }
 
-    /// Gives a file these attributes, and no others.
+    /// Gives a file exactly these attributes.
     fn try_xattrs(&self, at: &Path, xattrs: &Xattrs) -> rustix::io::Result<()> {
         let there = copying::own_attributes(at)?;
         let is_wanted = |name: &OsStr| xattrs.contains_key(name.as_bytes());
@@ -154,7 +156,8 @@ fn error(e: SystemErrno) -> Errno {
     Errno(e.raw_os_error())
 }
 
-/// What the system itself looks at is not tried: the kernel has refused it already, or it comes by itself.
+/// Whether an attribute is tried. Those that the system itself uses are not: the kernel has refused them already, or
+/// sets them itself.
 fn is_tried(name: &[u8]) -> bool {
     name.starts_with(b"user.") || name.starts_with(b"trusted.")
 }
@@ -181,7 +184,7 @@ impl Limits for Trial {
             false if self.takes_strange_names || is_plain && name.last() != Some(&b'.') => Ok(()),
             false => {
                 let _one = self.tried();
-                // Names of the trial's own are plain.
+                // The trials' own names are plain, so they do not collide with this one.
                 self.try_name(name)
             }
         }
@@ -201,7 +204,7 @@ impl Limits for Trial {
         let _one = self.tried();
         let at = path_of(&self.directory).join(if kind == Kind::Directory { DIRECTORY } else { FILE });
         self.try_xattrs(&at, xattrs).map_err(|e| {
-            // The next one begins anew, as this may leave some of them.
+            // A failed trial may leave some of the attributes; the next trial must begin without them.
             let _ = self.try_xattrs(&at, &Xattrs::new());
             error(e)
         })
@@ -225,11 +228,12 @@ impl Limits for Trial {
         }
     }
 
-    /// The kernel takes the user for the owner: what the owner alone may do is refused here.
+    /// Refuses changes that only the owner may make, because the kernel takes the user for the owner.
     fn attributes(&self, of: &Attributes, change: &Change) -> Result<Change> {
         let Some(user) = self.user.as_ref().filter(|user| !user.owns(of)) else { return Ok(*change) };
         let change = Change { mode: change.mode.map(|mode| mode & 0o6000 | of.mode & !0o6000), ..*change };
-        // Whoever writes takes these bits away. The kernel tells the time of a write, which it kept, with that of the change.
+        // Any writer may clear these bits. The kernel sends the time of a write that it had cached together with the
+        // time of the change.
         let loses_bits = change.mode.is_some_and(|mode| mode != of.mode && mode & !of.mode == 0);
         let sets = |time: Option<SetTime>| matches!(time, Some(SetTime::At(_)));
         if change.mode.is_some() && !loses_bits
@@ -240,7 +244,8 @@ impl Limits for Trial {
         {
             return Err(Errno(libc::EPERM));
         }
-        // The kernel also tells the time of a change that it has made itself, as of a name, with the other one as it was.
+        // The kernel also sends the time of a change that it has made itself, such as a rename, with the other time
+        // unchanged.
         let is_known = change.ctime.is_some() && change.mtime == Some(SetTime::At(of.mtime));
         let touches = change.atime.is_some() || change.mtime.is_some() && !is_known;
         if touches && user.rights(of) & 2 == 0 {

@@ -1,5 +1,5 @@
-//! The log of what no commit has yet, where it outlives the daemon: in memory, and if it is long, in a file of the store's
-//! file system that has no name.
+//! The log of uncommitted changes that outlives the daemon: in memory, or, if it is long, in an unnamed file on the
+//! store's file system.
 
 use crate::processes::supervised::Supervised;
 use anyhow::{Context, Result};
@@ -12,32 +12,32 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use untorn_tree::Kept;
 
-/// A log that begins longer than this goes to the file system.
+/// A log that is longer than this at its start goes to the file system.
 const IN_MEMORY: u64 = 32 << 20;
 /// Bytes that are read at a time.
 const PIECE: usize = 256 << 10;
-/// Before a log: which of the logs it is, counted from 1; 0 as long as it is not whole.
+/// Length of the head of a log: its number, counted from 1, or 0 while it is incomplete.
 const HEAD: u64 = 8;
-/// Under which names the supervisor keeps the files: two in memory, two on the disk.
+/// Letters under which the supervisor keeps the files: two in memory, two on disk.
 const NAMES: [u8; 4] = *b"abcd";
 
 struct State {
-    /// The one that has the log, and which it is.
+    /// Index of the file with the valid log, and the number of that log.
     current: usize,
     number: u64,
-    /// Where the next frame goes; in `next`, as long as one is begun.
+    /// Position of the next frame, in the file `next` while a new log is being written.
     end: u64,
     next: Option<usize>,
 }
 
-/// What was read last.
+/// The part of the log that was read last.
 #[derive(Default)]
 struct Piece {
     bytes: Vec<u8>,
     at: u64,
 }
 
-/// The log.
+/// The log, in alternating files.
 pub struct KeptLog {
     files: Vec<File>,
     state: Mutex<State>,
@@ -45,7 +45,7 @@ pub struct KeptLog {
 }
 
 impl KeptLog {
-    /// The log that the supervisor keeps; a new one, if it keeps none.
+    /// Takes the log that the supervisor keeps, or creates a new one.
     pub fn of(supervised: &Supervised, store: &Path) -> Result<Arc<KeptLog>> {
         let mut files = Vec::new();
         for name in NAMES {
@@ -94,7 +94,7 @@ fn in_memory() -> rustix::io::Result<OwnedFd> {
     memfd_create("untorn-mount", MemfdFlags::CLOEXEC)
 }
 
-/// A file without a name. File systems that have none such give one whose name is taken away.
+/// Makes an unnamed file. On a file system that has none, makes a file and unlinks it.
 fn on_disk(store: &Path) -> rustix::io::Result<OwnedFd> {
     let (flags, mode) = (OFlags::RDWR | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR);
     rustix::fs::open(store, flags | OFlags::TMPFILE, mode).or_else(|_| {
@@ -117,7 +117,7 @@ impl Kept for KeptLog {
             (&self.files[state.current], state.end)
         };
         let at = HEAD + at;
-        // Frames are short, and are read one after the other while programs wait.
+        // Read ahead: frames are short, and are read one after the other while programs wait.
         let mut piece = self.piece();
         let covers = |piece: &Piece| piece.at <= at && at + bytes.len() as u64 <= piece.at + piece.bytes.len() as u64;
         if !covers(&piece) {
@@ -139,7 +139,8 @@ impl Kept for KeptLog {
         let file = &self.files[state.next.unwrap_or(state.current)];
         let len: usize = parts.iter().map(|part| part.len()).sum();
         let slices: Vec<io::IoSlice<'_>> = parts.iter().map(|part| io::IoSlice::new(part)).collect();
-        // In one call, from the front to the back: what the file's length does not cover has not happened.
+        // One call, which writes from the front to the back: after a kill, bytes beyond the file's length were not
+        // written.
         let mut done = rustix::io::pwritev(file, &slices, state.end)?;
         if done < len {
             let whole = parts.concat();

@@ -1,4 +1,4 @@
-//! Descriptors that processes of a mount pass to each other: in messages, and at their start.
+//! Passes descriptors between processes of a mount: in messages, and at their start.
 
 use anyhow::{Result, ensure};
 use rustix::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -10,7 +10,8 @@ use rustix::net::{
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 
-/// Two ends of a connection. A message arrives whole, and the end of one process is the end of what the other receives.
+/// Makes the two ends of a connection. A message arrives whole; when one process ends, the other receives the end of
+/// the connection.
 pub fn connection() -> rustix::io::Result<(OwnedFd, OwnedFd)> {
     rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
 }
@@ -31,7 +32,7 @@ pub fn send(to: impl AsFd, bytes: &[u8], descriptor: Option<BorrowedFd<'_>>) -> 
     }
 }
 
-/// The next message: how long it is, 0 at the end of the connection, and a descriptor.
+/// Receives the next message: its length, 0 at the end of the connection, and perhaps a descriptor.
 pub fn receive(from: impl AsFd, bytes: &mut [u8]) -> rustix::io::Result<(usize, Option<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
@@ -48,7 +49,7 @@ pub fn receive(from: impl AsFd, bytes: &mut [u8]) -> rustix::io::Result<(usize, 
     Ok((received.bytes, descriptor))
 }
 
-/// A descriptor that the process was started with, of which it was told the number. Nothing that it starts has it.
+/// Takes a descriptor that this process inherited, by its number. Child processes do not inherit it.
 pub fn inherited(number: i32) -> Result<OwnedFd> {
     ensure!(number > 2, "{number} is no descriptor that was passed");
     // SAFETY: a system call about a number, which may be that of no descriptor.

@@ -1,4 +1,4 @@
-//! Signals that somebody sends to a session and means its program.
+//! Passes signals that are sent to a session on to its program.
 
 use anyhow::{Context, Result, ensure};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -10,10 +10,10 @@ use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-/// What ends a program that somebody does not want any more.
+/// Signals by which a user ends a program.
 const ENDS: [libc::c_int; 4] = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM];
-/// What programs are told besides, with the real-time signals. Not among them: faults of a process itself, and what stops it
-/// and lets it go on.
+/// Further signals that are passed on, besides the real-time signals. Left out are faults of a process itself, and
+/// signals that stop and continue a process.
 const TELLS: [libc::c_int; 8] = [
     libc::SIGUSR1,
     libc::SIGUSR2,
@@ -24,7 +24,7 @@ const TELLS: [libc::c_int; 8] = [
     libc::SIGIO,
     libc::SIGPWR,
 ];
-/// What a terminal sends, and to the whole group.
+/// Signals that a terminal sends to the whole process group.
 const OF_TERMINALS: [libc::c_int; 4] = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGWINCH];
 const LAST: libc::c_int = 64;
 
@@ -33,17 +33,18 @@ const LAST: libc::c_int = 64;
 pub struct Signals(pub u64);
 
 impl Signals {
-    /// Those that end a mount.
+    /// The signals that end a mount.
     pub fn that_end() -> Signals {
         ENDS.into_iter().collect()
     }
 
-    /// Those that a session passes on.
+    /// The signals that a session passes on.
     pub fn that_are_passed_on() -> Signals {
         ENDS.into_iter().chain(TELLS).chain(libc::SIGRTMIN()..=libc::SIGRTMAX()).collect()
     }
 
-    /// From now on they end neither this process nor its threads. Must come before threads. Returns what was blocked before.
+    /// Blocks these signals in this thread and in those that it starts later, so it must be called before threads are
+    /// started. Returns the signals that were blocked before.
     pub fn block(self) -> Result<Signals> {
         // SAFETY: both sets are valid, and outlive the calls.
         unsafe {
@@ -54,13 +55,13 @@ impl Signals {
         }
     }
 
-    /// This thread takes them again.
+    /// Unblocks these signals in this thread.
     pub fn unblock(self) {
         // SAFETY: the set is valid, and outlives the call.
         unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, &self.set(), std::ptr::null_mut()) };
     }
 
-    /// The command begins with these blocked and no others, and ends with the thread that starts it.
+    /// Makes a command begin with exactly these signals blocked, and end with the thread that starts it.
     pub fn for_command(self, command: &mut Command) -> &mut Command {
         let set = self.set();
         let prepare = move || {
@@ -95,7 +96,7 @@ fn bit(signal: libc::c_int) -> u64 {
     1 << (signal - 1)
 }
 
-/// The command ends with the thread that starts it. What is blocked here is blocked there.
+/// Makes a command end with the thread that starts it. The command inherits the blocked signals.
 pub fn ends_with_us(command: &mut Command) -> &mut Command {
     // SAFETY: the closure makes a system call only, which may be made after fork.
     unsafe { command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::KILL))?)) }
@@ -105,18 +106,18 @@ pub fn ends_with_us(command: &mut Command) -> &mut Command {
 #[derive(Clone, Copy)]
 struct Heard {
     signal: libc::c_int,
-    /// Who has sent it.
+    /// Origin of the signal: the kernel, `kill`, or a queue.
     code: libc::c_int,
-    /// Goes with a signal that was queued.
+    /// Value of a queued signal.
     value: usize,
 }
 
 impl Heard {
-    /// Takes a signal that has come.
+    /// Takes a pending signal.
     fn next() -> Option<Heard> {
         let at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: a structure of numbers, for which zero is a value; all outlive the call. A signal that was not queued has
-        // other numbers in the place of the value.
+        // SAFETY: a structure of numbers, for which zero is a value; all outlive the call. A signal that was not queued
+        // has other numbers in the place of the value.
         unsafe {
             let mut info: libc::siginfo_t = std::mem::zeroed();
             let signal = libc::sigtimedwait(&Signals::that_are_passed_on().set(), &mut info, &at_once);
@@ -127,7 +128,7 @@ impl Heard {
 
     fn send(self, to: Pid) {
         let (pid, value) = (to.as_raw_pid(), libc::sigval { sival_ptr: self.value as *mut libc::c_void });
-        // It may have ended just now.
+        // An error is ignored: the process may have ended just now.
         // SAFETY: system calls about another process, to which the value is a number.
         unsafe {
             match self.code {
@@ -141,7 +142,7 @@ impl Heard {
         self.code > 0 && OF_TERMINALS.contains(&self.signal)
     }
 
-    /// Whether it ends what is under way; not if this process was started to ignore it (`nohup`).
+    /// Whether the signal ends the work in progress; not if this process was started to ignore it (`nohup`).
     fn ends(self) -> bool {
         // SAFETY: a structure of numbers, for which zero is a value; it outlives the call.
         let is_ignored = unsafe {
@@ -157,17 +158,18 @@ impl Heard {
 enum Whom {
     #[default]
     Nobody,
-    /// A process that comes before the program, and that signals end.
+    /// A process that runs before the program, and that signals end.
     Preparing(Pid),
     Program(Pid),
 }
 
-/// The process that is meant, and what was heard before the program was there.
+/// The process that signals are meant for, and the signals that came before the program was there.
 #[derive(Clone, Default)]
 pub struct Meant(Arc<Mutex<(Whom, Vec<Heard>)>>);
 
 impl Meant {
-    /// The program; it gets what came before, also what the terminal sent to the group just before it was in that.
+    /// Names the program, and passes on the earlier signals, even if the terminal sent them to the group: the program
+    /// was not in it yet.
     pub fn is(&self, pid: Pid) {
         let mut meant = self.lock();
         meant.1.extend(std::iter::from_fn(Heard::next));
@@ -175,31 +177,31 @@ impl Meant {
         meant.1.drain(..).for_each(|signal| signal.send(pid));
     }
 
-    /// A process that comes before the program, and that is ended by what ends the session.
+    /// Names a process that runs before the program. Signals that end the session end this process.
     pub fn is_preparing(&self, pid: Pid) {
         let mut meant = self.lock();
         meant.0 = Whom::Preparing(pid);
         meant.1.iter().filter(|signal| signal.ends()).for_each(|signal| signal.send(pid));
     }
 
-    /// Nobody: that process has ended.
+    /// Notes that the named process has ended.
     pub fn is_nobody(&self) {
         self.lock().0 = Whom::Nobody;
     }
 
-    /// The signal that has ended all before the program was there.
+    /// The signal that ended the work before the program was there.
     pub fn ended_by(&self) -> Option<libc::c_int> {
         let mut meant = self.lock();
         meant.1.extend(std::iter::from_fn(Heard::next));
         meant.1.iter().find(|signal| signal.ends()).map(|signal| signal.signal)
     }
 
-    /// Takes all that have come.
+    /// Takes all pending signals, and passes them on.
     fn hear(&self) {
         let mut meant = self.lock();
         while let Some(signal) = Heard::next() {
             match meant.0 {
-                // The terminal has sent it there, too.
+                // The terminal has sent it to the program, too.
                 Whom::Program(_) if signal.is_of_terminal() => {}
                 Whom::Program(pid) => signal.send(pid),
                 Whom::Preparing(pid) => {
@@ -218,7 +220,7 @@ impl Meant {
     }
 }
 
-/// Starts a thread that passes them on.
+/// Starts a thread that passes signals on.
 pub fn pass_on() -> Result<Meant> {
     // SAFETY: the set is valid, and outlives the call.
     let come = unsafe { libc::signalfd(-1, &Signals::that_are_passed_on().set(), libc::SFD_CLOEXEC) };
@@ -231,7 +233,7 @@ pub fn pass_on() -> Result<Meant> {
     let to = meant.clone();
     let listen = move || {
         loop {
-            // Takes none: that comes with the lock, so that none is on its way when the program begins.
+            // Only waits. `hear` takes signals under the lock, so that no signal is in transit when the program begins.
             let _ = poll(&mut [PollFd::new(&come, PollFlags::IN)], None);
             to.hear();
         }

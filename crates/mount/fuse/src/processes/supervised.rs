@@ -1,4 +1,4 @@
-//! What a daemon says to its supervisor, and the supervisor to it: messages of a letter, with bytes and a descriptor.
+//! Messages between a daemon and its supervisor: a letter, with bytes and a descriptor.
 
 use crate::processes::passed_descriptors::{receive, send};
 use anyhow::{Context, Result};
@@ -10,38 +10,39 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use untorn_terminal::tell;
 
-/// To the supervisor: keep this under a letter, for the daemon after this one; without a descriptor, let it go.
+/// To the supervisor: keep this descriptor under a letter for the next daemon; without a descriptor, close the kept
+/// one.
 pub const KEEP: u8 = b'k';
 /// To the supervisor: the mount answers.
 pub const READY: u8 = b'r';
-/// To the supervisor: this daemon ends by itself, and is not to be replaced.
+/// To the supervisor: this daemon ends by itself, and must not be replaced.
 pub const ENDING: u8 = b'e';
-/// To the daemon: something that was kept.
+/// To the daemon: a descriptor that was kept.
 pub const KEPT: u8 = b'K';
-/// To the daemon: that was all.
+/// To the daemon: no more kept descriptors follow.
 pub const BEGIN: u8 = b'B';
-/// To the daemon: a signal came that ends the mount.
+/// To the daemon: a signal that ends the mount has come.
 pub const END: u8 = b'E';
 
-/// The most bytes of a message.
+/// The longest message, in bytes.
 pub const MESSAGE_MAX: usize = 64;
-/// Under which letters descriptors are kept besides the log's: `/dev/fuse`, with the number of the mount; the hidden
-/// directory.
+/// Letter under which the supervisor keeps `/dev/fuse`, with the number of the mount. The log's files have letters of
+/// their own.
 pub const DEVICE: u8 = b'D';
-/// The hidden directory.
+/// Letter under which the supervisor keeps the hidden directory.
 pub const HIDDEN_DIRECTORY: u8 = b'H';
 
-/// The exit code of a daemon that was to end before it mounted anything: as shells have it of SIGTERM.
+/// Exit code of a daemon that was ended before it mounted anything: the one that shells use for SIGTERM.
 const ENDED: i32 = 128 + libc::SIGTERM;
 
-/// The supervisor's process; 0 if there is none.
+/// Process number of the supervisor; 0 if there is none.
 static SUPERVISOR: AtomicI32 = AtomicI32::new(0);
 
-/// The process that ends last when a mount ends that this process serves.
+/// The process that ends last when the mount of this process ends.
 pub fn last_to_end() -> u32 {
     let parent = rustix::process::getppid().map_or(0, |parent| parent.as_raw_pid());
     match SUPERVISOR.load(Ordering::Relaxed) {
-        // If it has ended, the parent is another process.
+        // If the supervisor has ended, the parent is another process.
         supervisor if supervisor != 0 && supervisor == parent => parent.cast_unsigned(),
         _ => std::process::id(),
     }
@@ -51,15 +52,15 @@ pub fn last_to_end() -> u32 {
 pub struct Supervised {
     connection: OwnedFd,
     kept: Mutex<HashMap<u8, (Vec<u8>, OwnedFd)>>,
-    /// Whether there is a mount, or will be one in a moment.
+    /// Whether there is a mount, or there will be one soon.
     mounts: Mutex<bool>,
 }
 
-/// The supervisor, and what is heard of the end of the mount.
+/// The supervisor's connection, and a receiver of the signals that end the mount.
 pub type WithEnds<'a> = (&'a Arc<Supervised>, Receiver<()>);
 
 impl Supervised {
-    /// The connection is this process's standard input. Receives what the last daemon left.
+    /// Takes the connection from standard input, and receives the descriptors that the last daemon left.
     pub fn begin() -> Result<Supervised> {
         let connection = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3).context("the supervisor")?;
         let parent = rustix::process::getppid().map_or(0, |parent| parent.as_raw_pid());
@@ -85,14 +86,15 @@ impl Supervised {
         held(&self.kept)
     }
 
-    /// Something is mounted from now on.
+    /// Notes that something is mounted from now on.
     pub fn mounts(&self) {
         *held(&self.mounts) = true;
     }
 
-    /// Begins to hear of the end: each of the signals that end the mount is a message to the receiver, and nothing comes any
-    /// more when the supervisor has ended. If it comes before anything is mounted, this process ends at once: it may wait for
-    /// the store.
+    /// Starts to receive the signals that end the mount, as messages to the receiver.
+    ///
+    /// When the supervisor has ended, no more messages come. If a signal comes before anything is mounted, this process
+    /// ends at once: it might otherwise wait for the store.
     pub fn ends(self: &Arc<Supervised>) -> Result<Receiver<()>> {
         let (sender, receiver) = channel();
         let supervised = Arc::clone(self);
@@ -115,38 +117,38 @@ impl Supervised {
         Ok(receiver)
     }
 
-    /// What the last daemon left under a letter.
+    /// Takes the descriptor that the last daemon left under a letter.
     pub fn kept(&self, letter: u8) -> Option<OwnedFd> {
         self.lock().remove(&letter).map(|(_, descriptor)| descriptor)
     }
 
-    /// The bytes beside it.
+    /// The bytes that the last daemon left under a letter.
     pub fn kept_bytes(&self, letter: u8) -> Option<Vec<u8>> {
         self.lock().get(&letter).map(|(bytes, _)| bytes.clone())
     }
 
-    /// Has a descriptor kept under a letter, with some bytes.
+    /// Makes the supervisor keep a descriptor under a letter, with some bytes.
     pub fn keep(&self, letter: u8, bytes: &[u8], descriptor: BorrowedFd<'_>) -> Result<()> {
         let message = [&[KEEP, letter], bytes].concat();
         send(&self.connection, &message, Some(descriptor)).context("the supervisor has ended")
     }
 
-    /// Has a descriptor kept no longer. If the supervisor has ended, it does not.
+    /// Makes the supervisor close a kept descriptor. An error is ignored: the supervisor has ended then.
     pub fn let_go(&self, letter: u8) {
         let _ = send(&self.connection, &[KEEP, letter], None);
     }
 
-    /// The mount answers.
+    /// Tells the supervisor that the mount answers.
     pub fn ready(&self) {
         let _ = send(&self.connection, &[READY], None);
     }
 
-    /// This daemon ends by itself.
+    /// Tells the supervisor that this daemon ends by itself.
     pub fn ending(&self) {
         let _ = send(&self.connection, &[ENDING], None);
     }
 
-    /// Waits until the mount is to be ended; false if the supervisor has ended.
+    /// Waits until the mount must end; false if the supervisor has ended.
     fn wait_for_end(&self) -> bool {
         let mut message = [0; MESSAGE_MAX];
         matches!(receive(self.connection.as_fd(), &mut message), Ok((1, _)) if message[0] == END)

@@ -1,7 +1,7 @@
-//! A session's changes go back to the plain directory: to what the session changed, and to nothing that somebody else did.
+//! Puts a session's changes back to the plain directory, without overwriting changes that anybody else made there.
 //!
-//! New versions are made beside, all of them, and are durable before the first is renamed into its place. From then on every
-//! step can be repeated: what has its place already is left alone.
+//! All new versions of files are made beside the directory, and are durable, before the first is renamed into its
+//! place. From then on every step can be repeated: files that have their place already are left alone.
 
 use crate::import_export::export::{self, Export};
 use crate::import_export::held_back::{HeldBack, Skips};
@@ -23,16 +23,16 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use untorn_tree::{Attributes, Ino};
 
-/// What became of the changes.
+/// Result of putting changes back.
 pub enum PutBack {
-    /// All of them are where they belong: so many names were made or changed, so many removed.
+    /// All changes are in place: the number of names that were made or changed, and of names that were removed.
     All(usize, usize),
-    /// Somebody else changed these names, and the directory refused those: the rest is put back, and the session's directory
-    /// stays. If there are conflicts before anything was put back, nothing is.
+    /// Somebody else changed these names, or the directory refused them. The rest is put back, and the session's
+    /// directory stays. If conflicts were found before the first change, nothing is put back.
     NotAll { conflicts: Vec<PathBuf>, held: HeldBack },
 }
 
-/// Puts back the changes of a session, without those to be skipped. With `overwrite`, also over changes of others.
+/// Puts back the changes of a session, except skipped names; with `overwrite`, also over changes of others.
 pub fn put_back(session: &SessionDir, overwrite: bool, skips: &Skips) -> Result<PutBack> {
     let manifest = manifest::read(&session.manifest())?;
     let tree = mounted_store::open_to_export(&session.store())?;
@@ -91,21 +91,22 @@ struct Putting<'a> {
     manifest: &'a Manifest,
     now: &'a Names,
     changes: &'a Changes<'a>,
-    /// The inode of the new version of a file, by its number in the store.
+    /// The inode of the new version of each file, by the file's number in the store.
     staged: BTreeMap<Ino, u64>,
     overwrite: bool,
     conflicts: BTreeSet<PathBuf>,
-    /// What the directory refused.
+    /// Names that the directory refused.
     held: HeldBack,
-    /// Inodes of the store that have not got a name that they are to have: they keep the names that they had.
+    /// Inodes of the store that lack one of their new names: they keep the old ones.
     unplaced: BTreeSet<Ino>,
-    /// Those names.
+    /// Old names that stay for the inodes in `unplaced`.
     stays: BTreeSet<PathBuf>,
     export: Export<'a>,
 }
 
 impl Putting<'_> {
-    /// Leads to a name by directories alone, as somebody else may have put a link in the way; none if one of them is none.
+    /// Reaches a name through directories only, because a symbolic link may have been put in the way. `None` if a
+    /// directory is missing or is none.
     fn reach(&mut self, path: &Path) -> Result<Option<Reached>> {
         match self.below.name(path) {
             Ok(reached) => Ok(Some(reached)),
@@ -114,12 +115,12 @@ impl Putting<'_> {
         }
     }
 
-    /// Takes note of a change that the directory refused.
+    /// Notes a change that the directory refused.
     fn or_hold(&mut self, path: &Path, done: Result<()>) -> Result<()> {
         self.held.or_hold(path, done, self.below.root())
     }
 
-    /// What is at a name now; none if nothing is.
+    /// The present state of a name; `None` if nothing is there.
     fn at(&mut self, path: &Path) -> Result<Option<Plain>> {
         let Some(reached) = self.reach(path)? else { return Ok(None) };
         match lstat(&reached.full) {
@@ -133,13 +134,13 @@ impl Putting<'_> {
         self.manifest.get(path).map(|(plain, _)| plain)
     }
 
-    /// Nothing was put back yet: all that is to be touched must be as it was.
+    /// Looks for conflicts before anything is put back: every name that will be touched must be as it was.
     fn look_for_conflicts(&mut self) -> Result<()> {
         if self.overwrite {
             return Ok(());
         }
         let removed: HashSet<&Path> = self.changes.remove.iter().copied().collect();
-        // Of directories: whether each that was there, and that they lie in, is there.
+        // For each directory: whether it and the directories above it are still there.
         let mut places: HashMap<&Path, bool> = HashMap::from([(Path::new(""), self.has_place(Path::new(""))?)]);
         let touched = self.changes.install.iter().map(|(path, _)| *path);
         for path in touched.chain(self.changes.make.iter().copied()).chain(self.changes.remove.iter().copied()) {
@@ -168,13 +169,13 @@ impl Putting<'_> {
         Ok(())
     }
 
-    /// Whether a directory, if it was there, is there.
+    /// Whether a directory that was there is still there.
     fn has_place(&mut self, directory: &Path) -> Result<bool> {
         let Some(before) = self.before(directory).copied().filter(|before| before.is_dir) else { return Ok(true) };
         Ok(self.at(directory)?.is_some_and(|now| now.is_dir && now.ino == before.ino))
     }
 
-    /// A directory that the session removed is not to be removed with what somebody else made in it.
+    /// Notes names that somebody else has made in a directory that the session removed.
     fn look_for_new_names(&mut self, directory: &Path) -> Result<()> {
         if !self.at(directory)?.is_some_and(|now| now.is_dir) {
             return Ok(());
@@ -193,8 +194,9 @@ impl Putting<'_> {
         Ok(())
     }
 
-    /// Makes the new versions; from then on it is settled what is put back. Those that the directory refused are made by a
-    /// later call, if they can be made then.
+    /// Makes the new versions of files; from then on the set of changes to put back is fixed.
+    ///
+    /// A later call makes those that the directory refused, if that is possible then.
     fn stage(&mut self, is_first: bool) -> Result<()> {
         let new = self.session.new_files();
         if is_first {
@@ -210,7 +212,7 @@ impl Putting<'_> {
                 continue;
             }
             let to = new.join(about.ino.to_string());
-            // It may have been killed in the middle of making it.
+            // An earlier run may have been killed while it made this file.
             match fs::remove_file(&to) {
                 Err(e) if e.kind() != ErrorKind::NotFound => return Err(e).context("cannot remove an old try"),
                 _ => {}
@@ -249,7 +251,7 @@ impl Putting<'_> {
 
     /// Puts everything in its place. Directories that their owner has closed to himself are open meanwhile.
     fn put(&mut self) -> Result<()> {
-        // Nothing is closed to root.
+        // Root needs no change of modes.
         let touched = if mount_point::is_root() { BTreeSet::new() } else { self.changes.touched() };
         let mut widened = WidenedModes::open(self.session.widened(), &mut self.below, &touched)?;
         drop(touched);
@@ -266,7 +268,7 @@ impl Putting<'_> {
         }
         for path in &self.changes.make {
             let ino = self.now.get(*path).map(|about| about.ino);
-            // With a directory, all that is in it is held back.
+            // If a directory is held back, its contents are, too.
             if !self.held.has(path) {
                 let done = self.make(path);
                 self.or_hold(path, done)?;
@@ -292,7 +294,7 @@ impl Putting<'_> {
         let settle = self.changes.settle.iter().map(|(path, about)| (*path, Some(*about)));
         let mut last: Vec<(&Path, Option<&Attributes>)> =
             settle.chain(open.iter().map(|path| (path.as_path(), None))).collect();
-        // The deepest first: what is above may be closed for good.
+        // The deepest first, because a directory above may become inaccessible.
         last.sort_by(|one, other| other.0.cmp(one.0).then(one.1.is_none().cmp(&other.1.is_none())));
         for (path, about) in last {
             if let Some(about) = about
@@ -313,7 +315,7 @@ impl Putting<'_> {
 
     fn remove(&mut self, path: &Path) -> Result<()> {
         let Some((before, stored)) = self.manifest.get(path).copied() else { return Ok(()) };
-        // What has not got its new name keeps the old one, and its directories stay.
+        // An inode that lacks its new name keeps the old one, and the directories of that name stay.
         if self.unplaced.contains(&stored.ino) {
             self.stays.insert(path.to_owned());
             return Ok(());
@@ -321,7 +323,7 @@ impl Putting<'_> {
         let (Some(reached), Some(now)) = (self.reach(path)?, self.at(path)?) else { return Ok(()) };
         let full = &reached.full;
         let removed = match (before.is_dir, now.is_dir) {
-            // Done before.
+            // An earlier run has removed it.
             (was_dir, is_dir) if was_dir != is_dir && self.changes.in_the_way.contains(path) => Ok(()),
             (true, true) => fs::remove_dir(full),
             (false, false) if self.overwrite || now.has_contents_of(&before) => fs::remove_file(full),
@@ -333,7 +335,7 @@ impl Putting<'_> {
                 if self.held.has_below(path) || below.is_some_and(|below| below.starts_with(path)) {
                     self.stays.insert(path.to_owned());
                 } else if !self.overwrite {
-                    // What somebody else made in a directory stays, and the directory with it.
+                    // The directory has files that somebody else made, so both stay.
                     self.conflicts.insert(path.to_owned());
                 }
                 Ok(())
@@ -384,7 +386,7 @@ impl Putting<'_> {
         let full = &reached.full;
         let mut new = self.session.new_files().join(about.ino.to_string());
         if about.nlink > 1 {
-            // Each of its names is a link to the one new version.
+            // Each of the file's names becomes a link to the one new version.
             let link = self.session.new_files().join("link");
             match fs::remove_file(&link) {
                 Err(e) if e.kind() != ErrorKind::NotFound => return Err(e.into()),
@@ -394,7 +396,7 @@ impl Putting<'_> {
             new = link;
         }
         let renamed = match now {
-            // Where nothing is, something may come in between.
+            // Must not replace a file that appears meanwhile.
             None if !self.overwrite => match renameat_with(CWD, &new, CWD, full, RenameFlags::NOREPLACE) {
                 Err(SystemErrno::INVAL) => fs::rename(&new, full),
                 renamed => renamed.map_err(Into::into),
@@ -410,7 +412,7 @@ impl Putting<'_> {
         }
     }
 
-    /// Somebody else may have removed the directories that it lies in.
+    /// Makes the directories above a name, which somebody else may have removed.
     fn make_place(&mut self, path: &Path) -> Result<()> {
         if !self.overwrite || self.reach(path)?.is_some() {
             return Ok(());
@@ -428,10 +430,11 @@ impl Putting<'_> {
         Ok(())
     }
 
-    /// Attributes of a directory, when nothing in it changes any more: those that differ, as it may be somebody else's.
+    /// Sets the attributes of a directory when its contents are final. Only those that differ, because the directory
+    /// may belong to another user.
     fn settle(&mut self, path: &Path, about: &Attributes) -> Result<()> {
         let Some(reached) = self.reach(path)? else { return Ok(()) };
-        // Nobody puts another one there from here on.
+        // Opened, so that the steps below apply to this directory even if its name changes.
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let opened = match rustix::fs::open(&reached.full, flags, Mode::empty()) {
             Err(SystemErrno::NOENT | SystemErrno::NOTDIR | SystemErrno::LOOP) => return Ok(()),
@@ -444,11 +447,12 @@ impl Putting<'_> {
         }
         self.export.attributes_that_differ(&full, about, path)?;
         match export::set_times(&full, about) {
-            // Those of what is somebody else's only that user sets.
+            // Only its owner can set the times of a directory.
             Err(SystemErrno::PERM) if now.st_uid != rustix::process::geteuid().as_raw() && !mount_point::is_root() => {}
             done => done.context("cannot set its times")?,
         }
-        // Last, and not by a name in it: it may be closed by this. Access lists have changed it, too.
+        // Set last, and not by a name in the directory, which this may make inaccessible. Access lists have changed the
+        // mode, too.
         if fstat(&opened)?.st_mode & 0o7777 != about.mode {
             fs::set_permissions(path_of(&opened), Permissions::from_mode(about.mode)).context("cannot set its mode")?;
         }
@@ -456,7 +460,7 @@ impl Putting<'_> {
     }
 }
 
-/// The directory that it should lie in is gone.
+/// Whether an error means that the parent directory is gone.
 fn is_gone(e: &std::io::Error) -> bool {
     matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
 }

@@ -1,4 +1,4 @@
-//! `untorn run`: a program has all-or-nothing files in a plain directory, which is plain again after.
+//! `untorn run`: gives a program all-or-nothing files in a plain directory, which is plain again afterwards.
 
 use crate::import_export::held_back::Skips;
 use crate::processes::passed_signals::{self, Meant, Signals};
@@ -20,12 +20,13 @@ use std::process::{Command, ExitStatus, Stdio};
 use untorn_terminal::table::count;
 use untorn_terminal::{Output, tell};
 
-/// The session could not begin, was killed, or could not commit everything; as `timeout`, `chroot` and others have it.
+/// The session could not begin, was killed, or could not commit everything; `timeout`, `chroot` and others use the same
+/// code.
 pub const COULD_NOT: u8 = 125;
-/// Somebody else changed what the session changed, or the directory refused something: not all is put back.
+/// Not all is put back: somebody else changed the same names, or the directory refused some.
 pub const CONFLICT: u8 = 124;
 
-/// Runs a program on a directory; the result is its exit code.
+/// Runs a program on a directory; returns its exit code.
 pub fn run(on: &Path, commit: &str, command: &[OsString]) -> Result<u8> {
     let cwd = std::env::current_dir().context("the working directory")?;
     let program = std::env::current_exe().context("cannot tell which program this is")?;
@@ -42,7 +43,7 @@ pub fn run(on: &Path, commit: &str, command: &[OsString]) -> Result<u8> {
     let mut import = Command::new(&program);
     import.arg("import").arg("--manifest").arg(session.manifest()).arg("--").arg(session.of()).arg(session.store());
     let status = run(before.for_command(&mut import).stdin(Stdio::null()).stdout(Stdio::null()), Meant::is_preparing);
-    // It may have come when all was imported.
+    // The signal may have come after the import.
     if let Some(signal) = meant.ended_by() {
         tell!(
             "untorn-mount: ended by signal {signal} before the program began; {} is as it was",
@@ -61,7 +62,7 @@ pub fn run(on: &Path, commit: &str, command: &[OsString]) -> Result<u8> {
             });
         }
     }
-    // Not a file, for which a full disk has no room.
+    // A pipe, not a file, because a full disk has no room for a file.
     let (hears, tells) = pipe_with(PipeFlags::CLOEXEC).context("a pipe")?;
     let mut serve = Command::new(&program);
     serve.arg("session").arg(format!("--commit={commit}")).arg(format!("--parent={}", std::process::id()));
@@ -75,12 +76,12 @@ pub fn run(on: &Path, commit: &str, command: &[OsString]) -> Result<u8> {
     let by_signal = status.signal().map_or(String::new(), |number| format!(" (by signal {number})"));
     let code = match progress {
         Progress::Nothing => {
-            // Nobody had the files but this command.
+            // Only this command had the files, so nothing is lost.
             session.remove()?;
             if status.code() != Some(COULD_NOT.into()) {
                 bail!("the session on {shown} was ended{by_signal} before the program began; {shown} is as it was");
             }
-            // It has said why.
+            // The session has printed the reason.
             return Ok(COULD_NOT);
         }
         Progress::Begun => bail!(
@@ -104,7 +105,7 @@ pub fn run(on: &Path, commit: &str, command: &[OsString]) -> Result<u8> {
     }
 }
 
-/// How far the process came that serves the session: it has ended.
+/// Reads how far the process that served the session came, when it has ended.
 fn heard(hears: OwnedFd) -> Result<Progress> {
     let mut text = String::new();
     File::from(hears).read_to_string(&mut text).context("cannot tell how the session ended; it is kept")?;
@@ -157,14 +158,14 @@ fn finish(session: SessionDir, overwrite: bool, skips: &Skips) -> Result<Finishe
     }
 }
 
-/// What to do with a session that was left.
+/// How to end a session that was left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Left {
-    /// Put back what it did.
+    /// Put its changes back.
     PutBack,
-    /// Put it back, also in place of what others did.
+    /// Put its changes back, also over changes of others.
     Overwrite,
-    /// Nothing of it.
+    /// Throw its changes away.
     Discard,
 }
 
@@ -172,7 +173,7 @@ pub enum Left {
 pub fn recover(of: &Path, what: Left, skips: &Skips) -> Result<Output> {
     let session = SessionDir::left(of)?;
     if what == Left::Discard {
-        // Put back in part is worse than all; what others changed meanwhile stays.
+        // A half-finished put-back is worse than a complete one, so it is completed first; changes of others stay.
         if session.staged().exists() {
             put_back(&session, false, skips)?;
         }
@@ -191,7 +192,7 @@ pub fn recover(of: &Path, what: Left, skips: &Skips) -> Result<Output> {
     }
 }
 
-/// Says how the session of a directory is. The exit code is 1 if there is something to do.
+/// Prints the state of a directory's session. The exit code is 1 if there is something to do.
 pub fn status(of: &Path, json: bool) -> Result<Output> {
     let (condition, at) = condition(of)?;
     let output = if json {

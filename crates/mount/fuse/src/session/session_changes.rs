@@ -1,4 +1,4 @@
-//! What a session has changed, as its store and the manifest of the plain directory say.
+//! The changes of a session: the differences between its store and the manifest of the plain directory.
 
 use crate::import_export::held_back::Skips;
 use crate::plain_trees::manifest::{Manifest, Stored};
@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use untorn_tree::{Attributes, FileTree, Ino, Kind, ROOT, StoreTree};
 
-/// Names below the directory, and what they are now.
+/// Names below the directory, and their present attributes.
 pub type Names = BTreeMap<PathBuf, Attributes>;
 
 /// All names in a tree.
@@ -28,24 +28,24 @@ pub fn names(tree: &StoreTree) -> Result<Names> {
     Ok(found)
 }
 
-/// What the session has changed, in the order of paths.
+/// The changes of a session, in the order of paths.
 pub struct Changes<'a> {
     /// New directories.
     pub make: Vec<&'a Path>,
     /// New or changed files.
     pub install: Vec<(&'a Path, &'a Attributes)>,
-    /// Names that are gone, or that are of the other kind now: files and directories, the deepest first.
+    /// Names that are gone or have changed between file and directory, the deepest first.
     pub remove: Vec<&'a Path>,
     /// New or changed directories, the deepest first.
     pub settle: Vec<(&'a Path, &'a Attributes)>,
-    /// Names of removed ones at which, or above which, something of the other kind is to be.
+    /// Those of `remove` where a file takes the place of a directory or the reverse, and all names below them.
     pub in_the_way: BTreeSet<&'a Path>,
-    /// Inodes of the store that are to have no new name, as that is skipped.
+    /// Inodes of the store that get no new name, because the name is skipped.
     pub skipped: BTreeSet<Ino>,
 }
 
 impl<'a> Changes<'a> {
-    /// Between the plain directory and the store, but for what is to be skipped.
+    /// Compares the plain directory with the store, except skipped names.
     pub fn between(manifest: &'a Manifest, now: &'a Names, skips: &Skips) -> Changes<'a> {
         let is_dir = |about: &Attributes| about.kind == Kind::Directory;
         let mut changes = Changes {
@@ -94,7 +94,8 @@ impl<'a> Changes<'a> {
         changes
     }
 
-    /// Directories in which names are made, changed or removed, those that get other attributes, and all that lead to them.
+    /// Directories in which names are made, changed or removed, directories with new attributes, and all directories
+    /// above them.
     pub fn touched(&self) -> BTreeSet<&'a Path> {
         let installed = self.install.iter().map(|(path, _)| *path);
         let names = installed.chain(self.make.iter().copied()).chain(self.remove.iter().copied());

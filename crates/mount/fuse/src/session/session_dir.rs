@@ -1,7 +1,7 @@
-//! The directory that a session has beside the plain one: its store, and how far it is.
+//! The directory of a session, beside the plain one: holds its store, and records its progress.
 //!
-//! `manifest` is there when the store has all of the plain tree; `staged` when what is put back is settled; `done` when it
-//! is put back, and all of this can go.
+//! `manifest` exists when the store has all of the plain tree; `staged` when the set of changes to put back is fixed;
+//! `done` when they are put back, and the directory can be removed.
 
 use crate::mounts::mount_point;
 use crate::plain_trees::deep_paths::remove_all;
@@ -14,14 +14,14 @@ use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// What a session's directory says.
+/// State of a session, by its directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Condition {
     /// No session, or one that never began.
     None,
-    /// One that runs, or is being put back.
+    /// A session that runs, or is being put back.
     Running,
-    /// One that was killed, or met a conflict: what it did is here alone, or put back in part.
+    /// A session that was killed, or met a conflict: some or all of its changes exist only here.
     Left,
 }
 
@@ -32,7 +32,7 @@ pub struct SessionDir {
     _lock: File,
 }
 
-/// Where the session of a directory, without links in its path, would be.
+/// Path of the session's directory for a plain directory, whose path must have no symbolic links.
 fn place(of: &Path) -> Result<PathBuf> {
     let (Some(parent), Some(name)) = (of.parent(), of.file_name()) else {
         bail!("a session on the root directory cannot be; name another")
@@ -49,7 +49,7 @@ fn canonical(of: &Path) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// None if somebody else has it.
+/// Locks a session's directory; `None` if another process has it locked.
 fn locked(at: &Path) -> Result<Option<File>> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let open = rustix::fs::open(at, flags, Mode::empty()).with_context(|| format!("cannot open {}", at.display()))?;
@@ -60,7 +60,7 @@ fn locked(at: &Path) -> Result<Option<File>> {
     }
 }
 
-/// How the session of a directory is.
+/// Finds the state of a directory's session.
 pub fn condition(of: &Path) -> Result<(Condition, PathBuf)> {
     let at = place(&canonical(of)?)?;
     if !at.exists() {
@@ -75,7 +75,7 @@ pub fn condition(of: &Path) -> Result<(Condition, PathBuf)> {
 }
 
 impl SessionDir {
-    /// A new session of a directory.
+    /// Begins a new session of a directory.
     pub fn begin(of: &Path) -> Result<SessionDir> {
         let of = canonical(of)?;
         let at = place(&of)?;
@@ -96,14 +96,14 @@ impl SessionDir {
             );
         }
         session.clear()?;
-        // What the program commits must not be lost with the name of this directory.
+        // Makes the directory's own name durable, so that the program's commits are not lost with it.
         let parent = session.at.parent().context("it has a parent")?;
         let durable = File::open(parent).and_then(|parent| parent.sync_all());
         durable.with_context(|| format!("cannot make {} durable", session.at.display()))?;
         Ok(session)
     }
 
-    /// One that was left.
+    /// Opens the session that was left on a directory.
     pub fn left(of: &Path) -> Result<SessionDir> {
         let of = canonical(of)?;
         let at = place(&of)?;
@@ -120,7 +120,7 @@ impl SessionDir {
     fn lock(of: PathBuf, at: PathBuf) -> Result<SessionDir> {
         let Some(lock) = locked(&at)? else { bail!("another session works on {}; wait for its end", of.display()) };
         let ours = lock.metadata().context("stat")?;
-        // Whoever else may change what is in it would choose what is put back.
+        // A user who can change the contents of this directory could choose the files that are put back.
         ensure!(
             ours.uid() == rustix::process::geteuid().as_raw() && ours.mode() & 0o077 == 0,
             "{} is another user's, or open to others, so no session keeps its files there; see whose it is (user {}), and \
@@ -144,7 +144,7 @@ impl SessionDir {
         self.at.join("store")
     }
 
-    /// What the session was made of.
+    /// The list of the plain tree's files at the start.
     pub fn manifest(&self) -> PathBuf {
         self.at.join("manifest")
     }
@@ -154,17 +154,17 @@ impl SessionDir {
         self.at.join("new")
     }
 
-    /// Which of them there are.
+    /// The list of the new versions.
     pub fn staged(&self) -> PathBuf {
         self.at.join("staged")
     }
 
-    /// Which directories are open for the moment, and their modes.
+    /// The list of the directories that are temporarily open, with their modes.
     pub fn widened(&self) -> PathBuf {
         self.at.join("widened")
     }
 
-    /// Everything is put back.
+    /// Exists when everything is put back.
     pub fn done(&self) -> PathBuf {
         self.at.join("done")
     }
@@ -173,7 +173,7 @@ impl SessionDir {
         let entries = fs::read_dir(&self.at).and_then(Iterator::collect::<std::io::Result<Vec<_>>>);
         let mut paths: Vec<_> =
             entries.context("cannot read the session's directory")?.into_iter().map(|e| e.path()).collect();
-        // As long as there is a manifest, this says that it does not count.
+        // Removed last: as long as there is a manifest, `done` says that it does not count.
         paths.sort_by_key(|path| *path == self.done());
         for path in paths {
             let removed = if path.is_dir() { remove_all(&path) } else { fs::remove_file(&path) };
@@ -182,14 +182,14 @@ impl SessionDir {
         Ok(())
     }
 
-    /// Removes it.
+    /// Removes the session's directory.
     pub fn remove(self) -> Result<()> {
         self.clear()?;
         fs::remove_dir(&self.at).with_context(|| format!("cannot remove {}", self.at.display()))
     }
 }
 
-/// What is put back comes by renames: all of it is on one file system.
+/// Refuses a directory that spans file systems, because changes are put back by renames.
 fn check(of: &Path) -> Result<()> {
     let shown = of.display();
     if let Some(mounted) = mount_point::mounts()?.into_iter().find(|mounted| mounted.at.starts_with(of)) {

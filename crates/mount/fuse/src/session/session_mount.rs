@@ -26,48 +26,50 @@ use std::time::{Duration, Instant};
 use untorn_terminal::{tell, user_namespace};
 use untorn_tree::{CommitMode, FileTree, Kept, Limits};
 
-/// Beside the store.
+/// Name of the directory for trials, beside the store.
 const TRIAL: &str = "trial";
 const NOT_EXECUTABLE: u8 = 126;
 const NOT_FOUND: u8 = 127;
-/// Added to the number of a signal by shells.
+/// Shells add this to the number of a signal.
 pub const BY_SIGNAL: i32 = 128;
-/// What the program left behind has so long to end.
+/// How long processes that the program left behind have to end by themselves.
 const LEFT_BEHIND_MAX: Duration = Duration::from_secs(2);
-/// And what cannot be ended by then is left alone.
+/// After this time processes that do not end are left alone.
 const GIVEN_UP_AFTER: Duration = Duration::from_secs(10);
 const TICK: Duration = Duration::from_secs(1);
 
-/// What is to be run, and where.
+/// A session: the program to run, and where.
 pub struct Session {
     /// The store.
     pub store: PathBuf,
     /// The directory over which it is mounted.
     pub at: PathBuf,
-    /// Where the program begins.
+    /// The program's working directory.
     pub cwd: PathBuf,
-    /// Where the process that began the session hears of its [`Progress`].
+    /// Pipe to the process that began the session, which reads the [`Progress`] from it.
     pub tells: OwnedFd,
     /// The process that began the session.
     pub parent: i32,
-    /// What commits a file.
+    /// The commit mode.
     pub commit: CommitMode,
-    /// The signals that the program begins with blocked. What is passed on to it is blocked here from the beginning.
+    /// The signals that are blocked when the program begins. Signals that are passed on to it are blocked in this
+    /// process from the start.
     pub blocked: Signals,
     /// The program and its arguments.
     pub command: Vec<OsString>,
 }
 
-/// How far a session came. Only of one that [began](Progress::Nothing) nothing can it be said that nothing is lost with it.
+/// How far a session came. Only if it [never started](Progress::Nothing) the program is it certain that nothing is lost
+/// with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
     /// The program was never started.
     Nothing,
-    /// It may have committed something.
+    /// The program was started, and may have committed something.
     Begun,
-    /// It has ended with this exit code.
+    /// The program has ended with this exit code.
     Exited(u8),
-    /// And all that it did is committed.
+    /// The program has ended with this exit code, and all its changes are committed.
     Committed(u8),
 }
 
@@ -81,7 +83,7 @@ impl Progress {
         }
     }
 
-    /// The last one of which there is a whole line.
+    /// Parses the last complete line.
     pub fn read(text: &str) -> Progress {
         let of = |line: &str| {
             let mut words = line.strip_suffix('\n')?.split(' ');
@@ -100,19 +102,19 @@ impl Progress {
 
 impl Session {
     fn tell(&self, progress: Progress) -> Result<()> {
-        // A line is shorter than what a pipe takes at once.
+        // A line is short enough for a pipe to take it at once.
         let told = rustix::io::write(&self.tells, progress.line().as_bytes());
         told.map(drop).context("whoever began the session has ended")
     }
 
-    /// Runs it. This process must have one thread, and end with the one that started it.
+    /// Runs the session. This process must have one thread, and end with the process that started it.
     pub fn run(
         self,
         open: impl FnOnce(&Path, CommitMode, Option<Arc<dyn Kept>>, Option<Arc<dyn Limits>>) -> Result<Arc<dyn FileTree>>,
     ) -> Result<()> {
         let user = User::present().context("the user's groups")?;
         private_mounts()?;
-        // A new user namespace may have taken it away.
+        // Entering a new user namespace may have cleared this setting.
         set_parent_process_death_signal(Some(Signal::KILL)).context("the end of the session")?;
         ensure!(rustix::process::getppid() == Pid::from_raw(self.parent), "whoever began the session has ended");
         set_child_subreaper(Some(rustix::process::getpid())).context("cannot look after processes")?;
@@ -123,7 +125,7 @@ impl Session {
         let tree = open(&self.store, self.commit, None, Some(Arc::new(trial)))?;
         let descriptor = mount_point::mount_directly(&self.store, &self.at, Allowed::default())?;
         let server = Server::start(descriptor, Arc::clone(&tree), self.commit)?;
-        // Without it, pulls drop what is cached.
+        // If the helper cannot be started, pulls drop the kernel's cache.
         let _ = server.pull().start(Path::new("/proc/self/exe"), &self.at, None);
         let puller = server.pull().process().and_then(|id| Pid::from_raw(id.cast_signed()));
         let (ticking, pull) = (Arc::clone(&tree), Arc::clone(server.pull()));
@@ -140,7 +142,8 @@ impl Session {
         let code = self.program();
         self.tell(Progress::Exited(code))?;
         end_the_rest(puller);
-        // As long as the kernel has what failed on a full disk. What cannot be committed is told below.
+        // Retries writes that failed on a full disk, while the kernel still has the pages. Files that cannot be
+        // committed are reported below.
         let _ = tree.prepare_end(&**server.pull());
         server.pull().close_all();
         if rustix::mount::unmount(&self.at, UnmountFlags::NOFOLLOW).is_err() {
@@ -155,7 +158,7 @@ impl Session {
         self.tell(Progress::Committed(if lost.is_empty() { code } else { code.max(1) }))
     }
 
-    /// Runs the program; its exit code.
+    /// Runs the program; returns its exit code.
     fn program(&self) -> u8 {
         let shown = Path::new(&self.command[0]).display();
         let mut command = Command::new(&self.command[0]);
@@ -173,7 +176,7 @@ impl Session {
                 (meant, child)
             }
         };
-        // What others left behind is this process's to bury.
+        // This process is the subreaper, so it also reaps processes that others left behind.
         loop {
             match waitpid(None, WaitOptions::empty()) {
                 Ok(Some((pid, status))) if pid == child => {
@@ -192,7 +195,7 @@ impl Session {
     }
 }
 
-/// A mount namespace, and for an ordinary user a user namespace, of this process's own.
+/// Enters a mount namespace of this process's own, and for an ordinary user a user namespace.
 fn private_mounts() -> Result<()> {
     if user_namespace::is_root() {
         // SAFETY: changes the namespace of this process, which has one thread.
@@ -209,14 +212,14 @@ fn private_mounts() -> Result<()> {
         .context("cannot have private mounts")
 }
 
-/// Ends whatever the program left behind.
+/// Ends the processes that the program left behind.
 fn end_the_rest(puller: Option<Pid>) {
     let started = Instant::now();
     let mut told = false;
     loop {
         while let Ok(Some(_)) = waitpid(None, WaitOptions::NOHANG) {}
         let others = others(puller);
-        // What cannot be ended keeps the mount until it ends.
+        // A process that cannot be ended keeps the mount until it ends.
         if others.is_empty() || started.elapsed() > GIVEN_UP_AFTER {
             return;
         }
@@ -232,7 +235,7 @@ fn end_the_rest(puller: Option<Pid>) {
     }
 }
 
-/// Whoever is in this process's mount namespace, or comes from this process, wherever it has gone; but for the process that pulls.
+/// All processes in this process's mount namespace, and its descendants in any namespace, except the puller.
 fn others(puller: Option<Pid>) -> Vec<Pid> {
     let namespace = |pid: i32| fs::read_link(format!("/proc/{pid}/ns/mnt")).ok();
     let own = rustix::process::getpid().as_raw_pid();
@@ -250,7 +253,7 @@ fn others(puller: Option<Pid>) -> Vec<Pid> {
 
 fn parent(pid: i32) -> Option<i32> {
     let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
-    // The name before it may have anything in it; a zombie has ended.
+    // The process name before it may contain any characters. A zombie has ended.
     let rest = String::from_utf8_lossy(&stat).rsplit_once(") ")?.1.to_owned();
     let mut words = rest.split(' ');
     (words.next()? != "Z").then_some(())?;

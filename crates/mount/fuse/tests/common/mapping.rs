@@ -1,7 +1,7 @@
 //! A shared mapping of a file, in a process of its own.
 //!
-//! The process that serves a mount must not map its files: whoever unmaps one waits for what is dirty to be taken, and
-//! nobody in that process can get or give back memory meanwhile.
+//! The process that serves a mount must not map files of it: unmapping waits until the dirty pages are received, and
+//! meanwhile no thread of that process can allocate or free memory.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
@@ -14,7 +14,7 @@ pub const PAGE: usize = 4096;
 
 const LEN: &str = "UNTORN_MAPPING_LEN";
 
-/// The mapping, as the process that asks for it sees it.
+/// The mapping, as seen by the process that requests it.
 pub struct Mapping {
     process: Child,
     line: UnixStream,
@@ -70,7 +70,8 @@ impl Drop for Mapping {
     }
 }
 
-/// The process that has the mapping, if the variable says so. It ends with the line to whoever asked for it.
+/// The process with the mapping, if the variable is set. It ends when the connection to the requesting process is
+/// closed.
 #[test]
 fn child() {
     let Ok(len) = std::env::var(LEN) else { return };
@@ -80,7 +81,8 @@ fn child() {
     // SAFETY: a new mapping, wherever there is room.
     let mapped = unsafe { libc::mmap(ptr::null_mut(), len, protection, libc::MAP_SHARED, 0, 0) };
     let nowhere = File::open("/dev/null").unwrap();
-    // SAFETY: what was given for the mapping is not held open by a descriptor.
+    // SAFETY: a system call on descriptors; the file that was given for the mapping is then not held open by a
+    // descriptor.
     unsafe { libc::dup2(nowhere.as_raw_fd(), 0) };
     line.write_all(&i32::from(mapped == libc::MAP_FAILED).to_ne_bytes()).unwrap();
     loop {
@@ -91,7 +93,7 @@ fn child() {
         }
         let number = |n: usize| usize::from_ne_bytes(asked[8 * n..8 * n + 8].try_into().unwrap());
         let (at, number, what) = (number(1), number(2), number(0) as u8);
-        // SAFETY: whoever asks has seen that it is in the mapping, which nobody else has.
+        // SAFETY: the requesting process has checked that the range is in the mapping, which nobody else has.
         let answer = unsafe {
             let at = mapped.cast::<u8>().add(at);
             match what {

@@ -1,4 +1,4 @@
-//! A tree in memory, which commits nothing: for tests of what is between it and programs.
+//! A tree in memory, which commits nothing: for tests of the layers between the tree and programs.
 
 #![allow(dead_code, reason = "not every program that is tested needs all of it")]
 
@@ -11,7 +11,7 @@ use untorn_tree::{
     Time, Transaction, TreeStatus,
 };
 
-/// What the kernel asked, in the order of the answers.
+/// Requests of the kernel, in the order of the answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Asked {
     Write(Ino, u64, usize),
@@ -47,7 +47,7 @@ struct State {
     lazy: bool,
 }
 
-/// What a handler does before a write.
+/// A function that a handler calls before a write.
 type Before = Box<dyn FnOnce(Ino) + Send>;
 
 /// The tree.
@@ -178,7 +178,7 @@ impl Inode {
 }
 
 impl MemoryTree {
-    /// A tree with a root that belongs to this user.
+    /// A tree whose root belongs to this user.
     pub fn new() -> MemoryTree {
         let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         let (kind, mode, time) = (Kind::Directory, 0o755, now());
@@ -194,22 +194,22 @@ impl MemoryTree {
         self.state.lock().unwrap()
     }
 
-    /// What the kernel asked since the last call.
+    /// The kernel's requests since the last call.
     pub fn asked(&self) -> Vec<Asked> {
         std::mem::take(&mut self.state().asked)
     }
 
-    /// What the handler of the next write does first.
+    /// Sets a function that the handler of the next write calls first.
     pub fn before_next_write(&self, run: impl FnOnce(Ino) + Send + 'static) {
         *self.before_write.lock().unwrap() = Some(Box::new(run));
     }
 
-    /// From now on writes and syncs of everything fail, or go well again.
+    /// Makes writes and syncs of everything fail from now on, or succeed again.
     pub fn fail_writes(&self, failing: bool) {
         self.state().failing = failing;
     }
 
-    /// From now on nothing is pulled: what comes late by itself is seen.
+    /// Pulls nothing from now on, so that tests see writes that the kernel sends late by itself.
     pub fn be_lazy(&self) {
         self.state().lazy = true;
     }
@@ -219,7 +219,7 @@ impl MemoryTree {
         if lazy { Ok(()) } else { pull.pull(ino) }
     }
 
-    /// How many inodes there are.
+    /// Number of inodes.
     pub fn inodes(&self) -> usize {
         self.state().inodes.len()
     }

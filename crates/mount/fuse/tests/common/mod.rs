@@ -24,10 +24,10 @@ use untorn_mount::fuse::server::Server;
 use untorn_mount::mounts::mount_point::{self, Allowed};
 use untorn_tree::{CommitMode, FileTree};
 
-/// No test takes as long, unless a handler waits for ever.
+/// Longer than any test takes, unless a handler waits for ever.
 const WATCHDOG: Duration = Duration::from_secs(300);
 
-/// What this run's random choices follow from.
+/// The seed of this run's random choices.
 pub fn seed() -> u64 {
     let seed = match std::env::var("UNTORN_TEST_SEED") {
         Ok(text) => text.parse().expect("UNTORN_TEST_SEED must be a number"),
@@ -44,7 +44,7 @@ pub fn example(name: &str) -> PathBuf {
         let test = std::env::current_exe().expect("this test's own path");
         let profile_dir = test.ancestors().nth(2).expect("target/PROFILE/deps/TEST");
         let profile = if cfg!(debug_assertions) { "test" } else { "release" };
-        // `make test` has built everything.
+        // `make test` has built everything already.
         if std::env::var_os("UNTORN_PREBUILT").is_none() {
             let mut cargo = Command::new(env!("CARGO"));
             cargo.args(["build", "--quiet", "--package", "untorn-mount", "--examples", "--profile", profile]);
@@ -66,7 +66,7 @@ pub struct Mount {
     _watchdog: Sender<()>,
 }
 
-/// Whether this process can mount; says so if not.
+/// Whether this process can mount; prints a message if not.
 pub fn can_mount() -> bool {
     let device = File::options().read(true).write(true).open("/dev/fuse").is_ok();
     let can = device && may_mount() && kernel() >= (6, 16);
@@ -100,7 +100,7 @@ impl Mount {
         can_mount().then(|| Mount::mounted(commit, Allowed::default()))
     }
 
-    /// With `sync_commits`, if this process can have loop devices.
+    /// Mounts with `sync_commits`, if this process can have loop devices.
     pub fn of_device() -> Option<Mount> {
         let can = can_mount() && Path::new("/dev/loop-control").exists();
         if !can {
@@ -156,7 +156,7 @@ impl Drop for Mount {
     }
 }
 
-/// Gives this thread and what it starts mounts of their own, where everybody may open `/dev/fuse`, as is usual.
+/// Gives this thread and its child processes mounts of their own, where all users may open `/dev/fuse`, as is usual.
 pub fn device_for_everybody() {
     // SAFETY: only this thread's view of files changes, and no other thread relies on it.
     unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNS) }.unwrap();
@@ -169,8 +169,10 @@ pub fn device_for_everybody() {
     rustix::mount::mount_bind(&device, "/dev/fuse").unwrap();
 }
 
-/// What another test starts has copies of descriptors for a moment, and flushes their files when it closes them; and `sync`
-/// is of all mounts. Where it matters what the kernel sends, one test runs at a time.
+/// Lets one test run at a time, where it matters which requests the kernel sends.
+///
+/// A process that another test starts has copies of descriptors for a short time, and flushes their files when it
+/// closes them; and `sync` concerns all mounts.
 pub fn one_at_a_time() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -180,7 +182,7 @@ pub fn new_file(mount: &Mount, name: &str) -> File {
     OpenOptions::new().read(true).write(true).create_new(true).open(mount.at(name)).unwrap()
 }
 
-/// Where the first request of a sort is, and where the last write.
+/// Position of the first request of a kind, and of the last write.
 pub fn places(asked: &[Asked], is: impl Fn(&Asked) -> bool) -> (usize, Option<usize>) {
     let place = asked.iter().position(is).unwrap_or_else(|| panic!("not asked: {asked:?}"));
     (place, asked.iter().rposition(|asked| matches!(asked, Asked::Write(..))))

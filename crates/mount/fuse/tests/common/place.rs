@@ -1,4 +1,4 @@
-//! A directory in which a user runs the program; and what a tree of files is.
+//! A directory in which a user runs the program, and listings of trees of files.
 
 #![allow(dead_code, reason = "not every test program needs all of it")]
 
@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 pub const NOBODY: u32 = 65534;
 
-/// A directory, and who works in it.
+/// A directory, and the user who works in it.
 pub struct Place {
     pub dir: TempDir,
     pub uid: u32,
@@ -21,7 +21,7 @@ pub struct Place {
 impl Place {
     pub fn of(uid: u32) -> Place {
         let place = Place { dir: tempfile::tempdir().unwrap(), uid };
-        // The user need not reach the directory of the build.
+        // The user may not have access to the build directory.
         let built = env!("CARGO_BIN_EXE_untorn-mount");
         let installed = Command::new("install").args(["-m", "755", built]).arg(place.at("program")).status();
         assert!(installed.unwrap().success());
@@ -29,7 +29,7 @@ impl Place {
         place
     }
 
-    /// Whoever runs the tests; and an ordinary user, if that is root.
+    /// The user who runs the tests, and an ordinary user if that is root.
     pub fn all() -> Vec<Place> {
         let me = rustix::process::geteuid().as_raw();
         if me != 0 {
@@ -46,7 +46,7 @@ impl Place {
         }
     }
 
-    /// What was made is the user's.
+    /// Gives files that the test made to the user.
     pub fn give(&self, name: &str) {
         if rustix::process::geteuid().is_root() {
             let owner = format!("{0}:{0}", self.uid);
@@ -62,7 +62,7 @@ impl Place {
             command.args(["--reuid", &uid, "--regid", &uid, "--clear-groups"]).arg(self.at("program"));
         }
         command.args(arguments).current_dir(self.at("")).stdin(Stdio::null());
-        // Not one with directories that the user may not read.
+        // Without directories that the user may not read.
         command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         command
@@ -78,7 +78,7 @@ impl Place {
         output
     }
 
-    /// A store is sound, whether it was closed or not.
+    /// Checks that a store is sound, whether it was closed or not.
     #[allow(dead_code, reason = "not every test file looks")]
     pub fn sound(&self, store: &str) {
         let output = self.run(&["check", store]);
@@ -96,7 +96,7 @@ impl Place {
         assert!(said(&output).contains(words), "as {}: {arguments:?}: {}", self.uid, said(&output));
     }
 
-    /// Names that were left, but those of `known`.
+    /// Names in the directory, except those of `known`.
     pub fn left(&self, known: &[&str]) -> Vec<String> {
         let names = fs::read_dir(self.at("")).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
         names.filter(|name| name != "program" && !known.contains(&name.as_str())).collect()
@@ -107,7 +107,8 @@ pub fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// All that a copy keeps of each name, but the time of reading, which this changes. Numbers of inodes are replaced by the first name.
+/// Lists all properties of each name that a copy keeps, except the access time, which this changes. Inode numbers are
+/// replaced by the inode's first name.
 pub fn listing(root: &Path) -> BTreeMap<PathBuf, String> {
     fn walk(at: &Path, root: &Path, found: &mut BTreeMap<PathBuf, String>, first: &mut BTreeMap<u64, PathBuf>) {
         let about = fs::symlink_metadata(at).unwrap();

@@ -1,4 +1,4 @@
-//! Where contents have holes: what lies in the object's data file, under what the log and uncommitted changes have.
+//! Finds the holes of a file: those of the object's data file, overlaid by changes in the log and uncommitted changes.
 
 use crate::interface::file_tree::{Errno, Ino, Result};
 use crate::table::inode::Place;
@@ -8,42 +8,42 @@ use rustix::io::Errno as SystemErrno;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 
-/// Smaller files count as having no holes: to ask costs more than it tells.
+/// Smaller files count as having no holes: finding them costs more than it saves.
 const SMALL: u64 = 1 << 20;
 
-/// Blocks of zeros of a small file are holes.
+/// Blocks of this size that have only zeros are holes of a small file.
 const BLOCK: usize = 4096;
 
 /// The data file of an object.
 enum Below {
     File(OwnedFd),
-    /// The commit that makes it is on its way.
+    /// There is no data file yet: the commit that makes it is on its way.
     Nothing,
-    /// All of it counts as data.
+    /// The data file cannot be opened: all of it counts as data.
     Unknown,
 }
 
-/// Contents of a file, as far as holes go.
+/// The data and the holes of a file.
 pub(crate) struct Holes {
     data: Below,
     bytes: Vec<Range<u64>>,
     zeros: Vec<Range<u64>>,
-    /// Where the object ends; the rest of the file is a hole.
+    /// The end of the object; the rest of the file is a hole.
     end: u64,
 }
 
-/// The range with a place, or else the first one after it.
+/// The range that contains a position, or else the first one after it.
 fn at_or_after(ranges: &[Range<u64>], at: u64) -> Option<&Range<u64>> {
     ranges.get(ranges.partition_point(|range| range.end <= at))
 }
 
 impl Holes {
-    /// Of a file; `None` if all of it is a hole.
+    /// Finds the holes of a file; `None` if all of it is a hole.
     pub fn of(core: &mut Core, ino: Ino) -> Result<Option<Holes>> {
         let Some(object) = core.object(ino)? else {
             let mut contents = vec![0; core.bytes_len(ino)? as usize];
             core.read_bytes(ino, 0, &mut contents)?;
-            // What was allocated, and what is cut off and longer again, may be zeros behind the last byte.
+            // Zeros at the end may come from an allocation, or from truncating the file and extending it again.
             contents.truncate(contents.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1));
             let blocks = contents.chunks(BLOCK).zip((0..).step_by(BLOCK));
             let data = blocks.filter(|(block, _)| block.iter().any(|byte| *byte != 0));
@@ -51,7 +51,7 @@ impl Holes {
             let end = bytes.last().map_or(0, |last| last.end);
             return Ok((end > 0).then_some(Holes { data: Below::Nothing, bytes, zeros: Vec::new(), end }));
         };
-        // In this order: what a checkpoint moves meanwhile is seen in one of the two.
+        // Read before the data file: bytes that a checkpoint moves meanwhile are then seen in one of the two.
         let (bytes, zeros) = refused(object.unapplied())?;
         let end = refused(object.len())?;
         let store = core.store.path();
@@ -65,7 +65,7 @@ impl Holes {
         Ok(Some(Holes { data, bytes, zeros, end }))
     }
 
-    /// The first place in the data file, from `at` on, that is data there.
+    /// The first position from `at` on that is data in the data file.
     fn data_below(&self, at: u64) -> Option<u64> {
         let file = match &self.data {
             Below::File(file) => file,
@@ -74,7 +74,7 @@ impl Holes {
         };
         match rustix::fs::seek(file, SeekFrom::Data(at)) {
             Err(SystemErrno::NXIO) => None,
-            // A file system that knows nothing of holes.
+            // The file system does not support holes.
             found => Some(found.unwrap_or(at)),
         }
     }
@@ -87,7 +87,7 @@ impl Holes {
         }
     }
 
-    /// The first byte from `at` on that may be something but a hole.
+    /// The first byte from `at` on that may be data.
     pub fn next_data(&self, at: u64) -> Option<u64> {
         let changed = at_or_after(&self.bytes, at).map(|range| range.start.max(at));
         let mut below = self.data_below(at);
@@ -100,7 +100,7 @@ impl Holes {
         changed.into_iter().chain(below).min().filter(|found| *found < self.end)
     }
 
-    /// The first place from `at` on that is a hole; the end of the object is one.
+    /// The first position from `at` on that is a hole; the end of the object is one.
     pub fn next_hole(&self, mut at: u64) -> u64 {
         while at < self.end {
             if let Some(bytes) = at_or_after(&self.bytes, at).filter(|bytes| bytes.start <= at) {
@@ -117,7 +117,7 @@ impl Holes {
         at.min(self.end)
     }
 
-    /// Blocks of 512 bytes that are taken, about.
+    /// The approximate number of blocks of 512 bytes that are in use.
     pub fn blocks(&self, size: u64) -> u64 {
         let below = match &self.data {
             Below::File(file) => rustix::fs::fstat(file).ok().and_then(|about| u64::try_from(about.st_blocks).ok()),
@@ -131,7 +131,7 @@ impl Holes {
 }
 
 impl Core {
-    /// Blocks that a file takes, if it is one of those that may have holes.
+    /// Blocks that a file uses, if the file may have holes.
     pub fn blocks_of(&mut self, ino: Ino) -> Option<u64> {
         let inode = self.inodes.get(&ino)?;
         let size = inode.size();

@@ -1,5 +1,6 @@
-//! Where the bytes of files are: of small ones in the pack, of others each in an object of its own. What is uncommitted of
-//! a small file is in memory, that of others is staged in the object.
+//! Finds the place of each file's bytes: the pack for small files, an object of its own for any other.
+//!
+//! Uncommitted bytes of a small file are in memory, those of another file are staged in its object.
 
 use crate::interface::file_tree::{Ino, Result};
 use crate::small_files::draft::Draft;
@@ -9,13 +10,13 @@ use crate::tree::core::{Core, errno, refused};
 use std::sync::Arc;
 use untorn::File;
 
-/// Bytes of a file that are to be read.
+/// Source of a read.
 pub(crate) enum Source {
-    /// So many were.
+    /// The bytes were read already; their number.
     Read(usize),
-    /// They are to be read from the object, without the lock.
+    /// The bytes must be read from the object, without the lock.
     Object(Arc<File>),
-    /// From the pack, without the lock; and if extents were moved meanwhile, once more with it.
+    /// The bytes must be read from the pack, without the lock, and, if extents were moved meanwhile, again with it.
     Pack { file: Arc<File>, extent: Extent, moves: u64 },
 }
 
@@ -31,7 +32,7 @@ pub(crate) fn read_all(file: &File, buf: &mut [u8], offset: u64) -> Result<usize
     Ok(done)
 }
 
-/// Reads bytes of an extent, and none behind it.
+/// Reads bytes of an extent, and none beyond its end.
 pub(crate) fn read_extent(file: &File, extent: Extent, buf: &mut [u8], offset: u64) -> Result<usize> {
     let len = (extent.len() as u64).saturating_sub(offset).min(buf.len() as u64) as usize;
     if len == 0 { Ok(0) } else { read_all(file, &mut buf[..len], extent.offset + offset) }
@@ -43,7 +44,7 @@ impl Core {
         Ok(self.inode(ino)?.place())
     }
 
-    /// Where bytes are to be read from; those in memory are read at once.
+    /// Finds the source of bytes; bytes in memory are read at once.
     pub fn source(&mut self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<Source> {
         Ok(match self.place(ino)? {
             Place::Nowhere => Source::Read(0),
@@ -68,7 +69,7 @@ impl Core {
         }
     }
 
-    /// How many bytes there are; the file may be longer.
+    /// Number of bytes that are stored; the file may be longer.
     pub fn bytes_len(&mut self, ino: Ino) -> Result<u64> {
         Ok(match self.place(ino)? {
             Place::Nowhere => 0,
@@ -84,7 +85,7 @@ impl Core {
 
 // Uncommitted changes.
 impl Core {
-    /// Bytes of a file are others, until a commit has them uncommitted.
+    /// Writes bytes of a file, uncommitted.
     pub fn write_bytes(&mut self, ino: Ino, offset: u64, data: &[u8]) -> Result<()> {
         if let Some(at) = self.stays_small(ino, offset, data.len())? {
             let covers_the_rest = offset + data.len() as u64 >= self.bytes_len(ino)?;
@@ -94,7 +95,7 @@ impl Core {
         refused(self.object_for_writing(ino)?.write_all_at(data, offset))
     }
 
-    /// A range is zeros, as far as there are bytes; how long it is.
+    /// Sets a range to zeros, as far as bytes are stored; returns the length of that part.
     pub fn zero_bytes(&mut self, ino: Ino, offset: u64, len: u64) -> Result<u64> {
         let len = self.bytes_len(ino)?.saturating_sub(offset).min(len);
         if len == 0 {
@@ -107,7 +108,7 @@ impl Core {
         Ok(len)
     }
 
-    /// There are no bytes from here on; whether there were.
+    /// Removes the bytes from `len` on; returns whether there were any.
     pub fn cut_bytes(&mut self, ino: Ino, len: u64) -> Result<bool> {
         if self.bytes_len(ino)? <= len {
             return Ok(false);
@@ -119,7 +120,7 @@ impl Core {
         Ok(true)
     }
 
-    /// Where in the draft bytes are written, if the file does not need an object with them.
+    /// Position of a write in the draft, if the file stays small; `None` if the write needs an object.
     pub fn stays_small(&self, ino: Ino, offset: u64, len: usize) -> Result<Option<usize>> {
         let Some(end) = usize::try_from(offset).ok().and_then(|at| at.checked_add(len)) else { return Ok(None) };
         let more = match self.place(ino)? {
@@ -131,13 +132,13 @@ impl Core {
         Ok((end <= self.small_max && self.drafts.have_room(more)).then_some(offset as usize))
     }
 
-    /// The draft of a small file, made of its first bytes if there is none.
+    /// The draft of a small file; a new one is made of the first `of` bytes.
     fn draft(&mut self, ino: Ino, of: u64) -> Result<&mut Draft> {
         let Place::Pack(extent) = self.place(ino)? else {
             let all = self.drafts.clone();
             return Ok(self.inode_mut(ino)?.draft.get_or_insert_with(|| Box::new(Draft::new(&all, Vec::new()))));
         };
-        // What is cut off, or written over, need not be read.
+        // Bytes that will be cut off or overwritten need not be read.
         let bytes = match extent.with_first(of) {
             Some(extent) => refused(self.pack.read(extent))?,
             None => Vec::new(),
@@ -158,7 +159,7 @@ impl Core {
         self.open_object(ino).map(Some)
     }
 
-    /// The object of a file, which has all its bytes from here on; made if need be.
+    /// The object of a file, with all its bytes from now on; made if need be.
     pub fn object_for_writing(&mut self, ino: Ino) -> Result<Arc<File>> {
         if let Some(object) = self.object(ino)? {
             return Ok(object);
@@ -168,12 +169,12 @@ impl Core {
         let inode = self.inode(ino)?;
         let object = match (&inode.object, inode.row.object) {
             (Some(object), _) => object.clone(),
-            // It was made for contents that were given up.
+            // The object was made for contents that were given up later.
             (None, true) => self.open_object(ino)?,
             (None, false) => self.make_object(ino)?,
         };
         if let Err(e) = object.write_all_at(&bytes, 0) {
-            // What is uncommitted stays in memory.
+            // The uncommitted bytes stay in memory.
             object.rollback().map_err(errno)?;
             return Err(errno(e));
         }
@@ -182,7 +183,7 @@ impl Core {
         Ok(object)
     }
 
-    /// The bytes of an inode that is gone go, too.
+    /// Frees the bytes of an inode that is gone.
     pub fn doom_bytes(&mut self, ino: Ino, of: &Inode) {
         if let Some(extent) = of.row.extent {
             self.pack.free(extent);
@@ -192,7 +193,7 @@ impl Core {
         }
     }
 
-    /// What is uncommitted of the bytes is given up.
+    /// Gives up the uncommitted bytes of a file.
     pub fn give_up_bytes(&mut self, ino: Ino) -> untorn::Result<()> {
         let Some(inode) = self.inodes.get_mut(&ino) else { return Ok(()) };
         (inode.cut, inode.staged) = Default::default();

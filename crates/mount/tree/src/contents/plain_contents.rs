@@ -1,7 +1,8 @@
-//! Contents of files as plain files below the store: how a plain tree is brought in and taken out, large files without the
-//! log.
+//! Contents of files as plain files below the store, so that a plain tree can be imported and exported without writing
+//! large files to the log.
 //!
-//! For a store that nobody has mounted, and, to bring contents in, that does not count yet: see `crates/mount/fuse/src/import_export/import.rs`.
+//! Export requires a store that nobody has mounted; import requires a new store that is not in its place yet: see
+//! `crates/mount/fuse/src/import_export/import.rs`.
 
 use crate::interface::file_tree::{Errno, FileTree, Ino, Result};
 use crate::table::inode::Place;
@@ -10,19 +11,20 @@ use crate::tree::core::{errno, object_path, refused};
 use crate::tree::store_tree::StoreTree;
 use std::path::PathBuf;
 
-/// What a file has. The file may be longer: the rest is a hole.
+/// Committed contents of a file. The file may be longer: the rest is a hole.
 pub enum Contents {
-    /// Nothing: all of it is a hole.
+    /// No bytes: all of the file is a hole.
     Hole,
-    /// Bytes.
+    /// The bytes themselves.
     Small(Vec<u8>),
-    /// What is in a plain file. [`write_back`](StoreTree::write_back) brings that up to date.
+    /// Path of a plain file with the bytes. [`write_back`](StoreTree::write_back) brings it up to date.
     Object(PathBuf),
 }
 
 impl StoreTree {
-    /// Where the object of a file that was never written to is to be made, by copying or by sharing blocks; `None` if it is
-    /// small: then [`adopt_bytes`](StoreTree::adopt_bytes) brings its contents in.
+    /// Path at which the caller makes the object of a file that was never written to, by copying or by sharing blocks.
+    ///
+    /// `None` if the file is small: then [`adopt_bytes`](StoreTree::adopt_bytes) sets its contents.
     ///
     /// # Errors
     /// `EEXIST` if the file has contents.
@@ -41,12 +43,12 @@ impl StoreTree {
         Ok(Some(place))
     }
 
-    /// The file has the object that was made at its place, and this size; without one it is a hole.
+    /// Gives a file the object that was made at its place, and a size; without an object the file is a hole.
     ///
-    /// It counts as synced by a program: what it is a copy of may be in the middle of nothing.
+    /// The file counts as synced by a program: a copy is complete, not in the middle of a program's changes.
     ///
     /// # Errors
-    /// Those of the tree; after them the store is not to be used.
+    /// Those of the tree; after them the store must not be used.
     pub fn adopt_contents(&self, ino: Ino, size: u64) -> Result<()> {
         let has_object = self.path.join(object_path(ino)).exists();
         let mut core = self.changing()?;
@@ -56,16 +58,16 @@ impl StoreTree {
         Ok(())
     }
 
-    /// A small file has these bytes, and counts as synced by a program.
+    /// Gives a small file its bytes; the file counts as synced by a program.
     ///
     /// # Errors
-    /// Those of the tree; after them the store is not to be used.
+    /// Those of the tree; after them the store must not be used.
     pub fn adopt_bytes(&self, ino: Ino, bytes: &[u8]) -> Result<()> {
         Self::mark_synced(&mut *self.changing()?, &[ino])?;
         self.write(ino, 0, bytes)
     }
 
-    /// What was committed of a file.
+    /// The committed contents of a file.
     ///
     /// # Errors
     /// `ESTALE` if there is no such inode, and those of the store.

@@ -1,32 +1,33 @@
-//! What outlives the process that serves a tree: a log in memory of what no commit has yet, and its items.
+//! The handover log, which outlives the process that serves a tree: uncommitted changes, in memory, as frames of items.
 //!
-//! A frame has what one operation did, and is there whole or not at all. Rows and states are those after the operation, so
-//! that the last one counts, whatever a commit has of it.
+//! A frame has the changes of one operation, and is valid as a whole or not at all. Rows and states are those after the
+//! operation, so that the last one counts, even if a commit has earlier ones.
 
 use crate::interface::file_tree::{Ino, Time, Transaction};
 use crate::table::row::{Key, Row};
 use std::io;
 
-/// Where the log is kept: something that is there as long as the machine runs.
+/// Storage of the log, which lasts as long as the machine runs.
 #[allow(clippy::len_without_is_empty)]
 pub trait Kept: Send + Sync {
-    /// Bytes of the log; 0 if there is none.
+    /// Length of the log in bytes; 0 if there is none.
     fn len(&self) -> io::Result<u64>;
     /// Reads bytes of the log.
     fn read_at(&self, bytes: &mut [u8], at: u64) -> io::Result<()>;
-    /// Adds to the log: all of it, or, if the process is killed, a part that [`len`](Kept::len) tells from all.
+    /// Appends all parts to the log; if the process is killed meanwhile, perhaps only a first part of them, and
+    /// [`len`](Kept::len) then ends with that part.
     fn append(&self, parts: &[&[u8]]) -> io::Result<()>;
-    /// Ends the log after so many bytes: what is behind them is a part of a frame.
+    /// Truncates the log to `len` bytes, to remove an incomplete frame at the end.
     fn cut(&self, len: u64) -> io::Result<()>;
-    /// Begins another log of about so many bytes. Until [`finish`](Kept::finish), the last one stands.
+    /// Begins another log of about `bytes` bytes. Until [`finish`](Kept::finish), the last one stays valid.
     fn begin(&self, bytes: u64) -> io::Result<()>;
-    /// What was appended since [`begin`](Kept::begin) is the log now.
+    /// Replaces the log by everything that was appended since [`begin`](Kept::begin).
     fn finish(&self) -> io::Result<()>;
-    /// There is no log any more.
+    /// Discards the log.
     fn give_up(&self);
 }
 
-/// What an inode is besides its rows, as long as it is used.
+/// The state of an inode in use that its rows do not have.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct State {
     pub ino: Ino,
@@ -34,7 +35,7 @@ pub(crate) struct State {
     pub openings: u32,
     pub writers: u32,
     pub poisoned: bool,
-    /// Ranges that failed writes were to have.
+    /// Ranges of failed writes.
     pub lost: Vec<(u64, u64)>,
     pub txn: Option<Transaction>,
     /// Size, first changed byte, and times of uncommitted contents.
@@ -44,13 +45,13 @@ pub(crate) struct State {
 /// A piece of a frame.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Item<'a> {
-    /// The first of a log: which commit the table has, whose it is, and who goes on.
+    /// First item of a log: the number and the owner of the table's last commit, and the number of this log.
     Begin {
         commit: u64,
         owner: u64,
         own: u64,
     },
-    /// Numbers of inodes: the next one, and where the room for objects ends.
+    /// The next inode number, and the limit of the numbers for whose objects there is a directory.
     Numbers {
         next: Ino,
         limit: Ino,
@@ -73,18 +74,18 @@ pub(crate) enum Item<'a> {
         ino: Ino,
         len: u64,
     },
-    /// A commit of all rows so far, and of these contents.
+    /// A commit of all rows so far, and of the contents of these files.
     Commit {
         number: u64,
         inos: Vec<Ino>,
     },
-    /// The commit could not be asked for.
+    /// The store refused the commit.
     Void {
         number: u64,
     },
-    /// The object of an inode that is gone is to be removed.
+    /// The object of an inode that is gone must be removed.
     Doomed(Ino),
-    /// What was uncommitted of a file is gone.
+    /// The uncommitted contents of a file are discarded.
     RolledBack(Ino),
     /// A transaction, and the opening that has begun it.
     Begun {
@@ -94,19 +95,19 @@ pub(crate) enum Item<'a> {
         left: bool,
     },
     Ended(Transaction),
-    /// A seal of the file could not be asked for: the next commit has it.
+    /// The store refused a seal of the file, so the next commit includes it.
     Owed(Ino),
-    /// A question was answered, or is about to be: what it asked has happened.
+    /// A step of a request is complete; the request is answered, or is about to be.
     Happened {
         unique: u64,
         ino: Ino,
     },
-    /// The answer to a question gives the kernel an inode.
+    /// The answer to a request gives the kernel an inode.
     Given {
         unique: u64,
         ino: Ino,
     },
-    /// What the answer to a question was to give is counted no more.
+    /// The inodes that the answer to a request was to give are not counted any more.
     TakenBack {
         unique: u64,
     },
@@ -135,7 +136,7 @@ impl Out<'_> {
 }
 
 impl Item<'_> {
-    /// Adds the item's bytes. Those of `Data` are to be added behind.
+    /// Appends the item's bytes. The caller appends the data of `Data` after them.
     pub fn write(&self, to: &mut Vec<u8>) {
         let tag = match self {
             Item::Begin { .. } => b'B',
@@ -212,7 +213,7 @@ impl Item<'_> {
     }
 }
 
-/// Items of a frame, one after the other.
+/// Parses the items of a frame, one after the other.
 pub(crate) struct Items<'a>(pub &'a [u8]);
 
 impl<'a> Items<'a> {
@@ -243,7 +244,7 @@ impl<'a> Items<'a> {
         Some(Time { seconds: self.u64()?.cast_signed(), nanoseconds: self.u32()? })
     }
 
-    /// The next item; `None` at the end, and if the bytes are none.
+    /// The next item; `None` at the end, and if the bytes are invalid.
     pub fn next(&mut self) -> Option<Item<'a>> {
         Some(match self.u8()? {
             b'B' => Item::Begin { commit: self.u64()?, owner: self.u64()?, own: self.u64()? },

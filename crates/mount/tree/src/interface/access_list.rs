@@ -1,12 +1,12 @@
-//! POSIX access lists (ACL) as extended attributes have them: what `chmod`, `umask` and new names in a directory do to them.
+//! POSIX access lists (ACL) as extended attributes, and their changes by `chmod`, `umask` and new names in a directory.
 //!
 //! The kernel enforces the lists. The file system keeps the mode and the list in step, and passes lists on.
 
 use crate::interface::file_tree::{Errno, Result};
 
-/// The list that says who may what.
+/// Name of the list that controls access to an inode.
 pub(crate) const ACCESS: &[u8] = b"system.posix_acl_access";
-/// The list that is passed on, of a directory.
+/// Name of a directory's list for new inodes in it.
 pub(crate) const DEFAULT: &[u8] = b"system.posix_acl_default";
 
 const VERSION: [u8; 4] = 2u32.to_le_bytes();
@@ -14,10 +14,10 @@ const OWNER: u16 = 1;
 const GROUP: u16 = 4;
 const MASK: u16 = 16;
 const OTHERS: u16 = 32;
-/// Users and groups by their numbers.
+/// Tags of named users and groups.
 const NAMED: [u16; 2] = [2, 8];
 
-/// Whether the attribute is a list.
+/// Whether an attribute is an access list.
 pub(crate) fn is_list(name: &[u8]) -> bool {
     name == ACCESS || name == DEFAULT
 }
@@ -34,7 +34,7 @@ struct Entry {
 pub(crate) struct AccessList(Vec<Entry>);
 
 impl AccessList {
-    /// The list that an attribute's value is; `EINVAL` if it is none. An empty one is `None`.
+    /// Decodes the value of an attribute; `EINVAL` if it is not a valid list. An empty list is `None`.
     pub fn decode(value: &[u8]) -> Result<Option<AccessList>> {
         let invalid = Errno(libc::EINVAL);
         let entries = value.strip_prefix(&VERSION).ok_or(invalid)?.chunks_exact(8);
@@ -63,12 +63,13 @@ impl AccessList {
         VERSION.into_iter().chain(self.0.iter().flat_map(entry)).collect()
     }
 
-    /// Whether a mode says the same.
+    /// Whether the mode alone can express the list.
     pub fn is_mode(&self) -> bool {
         self.0.len() == 3
     }
 
-    /// What the group's bits of the mode are: the most that anybody named has.
+    /// Tag of the entry that the group bits of the mode show: the mask, which limits the rights of all named users and
+    /// groups, if the list has one.
     fn group_class(&self) -> u16 {
         if self.0.iter().any(|entry| entry.tag == MASK) { MASK } else { GROUP }
     }
@@ -88,12 +89,12 @@ impl AccessList {
         self.clone().classes().fold(mode & !0o777, |mode, (rights, shift)| mode | u32::from(*rights) << shift)
     }
 
-    /// After `chmod`.
+    /// Applies a `chmod`.
     pub fn set_mode(&mut self, mode: u32) {
         self.classes().for_each(|(rights, shift)| *rights = (mode >> shift & 7) as u16);
     }
 
-    /// The directory's list for what is made in it with a mode; its rights are no more than those of the mode.
+    /// The list that a directory passes on to a new inode with a mode, limited to the rights of the mode.
     pub fn passed_on(&self, mode: u32) -> AccessList {
         let mut list = self.clone();
         list.classes().for_each(|(rights, shift)| *rights &= (mode >> shift & 7) as u16);

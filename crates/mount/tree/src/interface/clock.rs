@@ -1,4 +1,4 @@
-//! The time of day, and what the timer goes by.
+//! The time of day, and the clock of the timer.
 
 use crate::interface::file_tree::Time;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 pub trait Clock: Send + Sync {
     /// The time of day, for the times of inodes.
     fn now(&self) -> Time;
-    /// How long the clock has run. It never goes back.
+    /// Time since the clock started. It never goes back.
     fn elapsed(&self) -> Duration;
 }
 

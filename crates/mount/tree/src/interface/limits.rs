@@ -1,4 +1,4 @@
-//! What a tree refuses as something below it would: it is asked before the change is made.
+//! Limits of a tree: changes that it refuses because something below it would, checked before each change.
 
 use crate::interface::file_tree::{Attributes, Change, Ino, Kind, Result};
 use std::collections::BTreeMap;
@@ -6,60 +6,61 @@ use std::collections::BTreeMap;
 /// Extended attributes of one inode, by name.
 pub type Xattrs = BTreeMap<Box<[u8]>, Box<[u8]>>;
 
-/// What is below, such as the plain directory to which a tree goes back. It takes everything, but for what is said here.
+/// Limits of something below, such as the plain directory to which a tree is put back. By default everything is
+/// allowed.
 pub trait Limits: Send + Sync {
-    /// A file is to have so many bytes.
+    /// Checks the size of a file, in bytes.
     fn size(&self, _bytes: u64) -> Result<()> {
         Ok(())
     }
 
-    /// A file is to have so many names.
+    /// Checks the number of a file's names.
     fn links(&self, _links: u32) -> Result<()> {
         Ok(())
     }
 
-    /// Something is to have this name.
+    /// Checks a new name.
     fn name(&self, _name: &[u8]) -> Result<()> {
         Ok(())
     }
 
-    /// A symbolic link is to lead there.
+    /// Checks the target of a symbolic link.
     fn target(&self, _target: &[u8]) -> Result<()> {
         Ok(())
     }
 
-    /// An inode is to have these attributes, and no others.
+    /// Checks the extended attributes that an inode is to have, all of them.
     fn xattrs(&self, _kind: Kind, _xattrs: &Xattrs) -> Result<()> {
         Ok(())
     }
 
-    /// An inode is to be changed in another way than that a directory gets a name more; or its name is to go.
+    /// Checks whether an inode may be changed, or lose a name; not called for a new name in a directory.
     fn change(&self, _ino: Ino) -> Result<()> {
         Ok(())
     }
 
-    /// A directory is to get a name more.
+    /// Checks whether a directory may get a new name.
     fn add_name(&self, _dir: Ino) -> Result<()> {
         Ok(())
     }
 
-    /// How an inode is shown to programs.
+    /// The attributes as programs see them.
     fn shown(&self, of: Attributes) -> Attributes {
         of
     }
 
-    /// Attributes of an inode are to be changed so; what is allowed of that.
+    /// Checks a change of an inode's attributes; returns the part that is allowed.
     fn attributes(&self, _of: &Attributes, change: &Change) -> Result<Change> {
         Ok(*change)
     }
 
-    /// An inode is to lose a name in a directory.
+    /// Checks whether an inode may lose a name in a directory.
     fn removal(&self, _dir: &Attributes, _of: &Attributes) -> Result<()> {
         Ok(())
     }
 }
 
-/// Nothing is refused.
+/// Refuses nothing.
 pub(crate) struct Unlimited;
 
 impl Limits for Unlimited {}

@@ -1,4 +1,4 @@
-//! Transactions: some files whose uncommitted contents are committed as one, or given up.
+//! Transactions: groups of files whose uncommitted contents are committed together, or given up.
 
 use crate::interface::file_tree::{Errno, FileTree, Ino, Pull, Result, Transaction};
 use crate::resume::continuation::happened;
@@ -6,13 +6,13 @@ use crate::tree::core::{Core, Txn};
 use crate::tree::store_tree::{CommitMode, StoreTree};
 use std::collections::BTreeSet;
 
-/// The files of a transaction that goes on.
+/// The files of a transaction that continues.
 fn files(core: &Core, txn: Transaction) -> Result<Vec<Ino>> {
     let txn = core.txns.get(&txn).ok_or(Errno(libc::ENOENT))?;
     Ok(txn.files.iter().copied().collect())
 }
 
-/// No write of these files has failed.
+/// Checks that no write of these files has failed.
 fn check_whole(core: &Core, inos: &[Ino]) -> Result<()> {
     for ino in inos {
         if core.inode(*ino)?.is_poisoned() {
@@ -22,7 +22,7 @@ fn check_whole(core: &Core, inos: &[Ino]) -> Result<()> {
     Ok(())
 }
 
-/// The transaction is over: its files are as any other.
+/// Ends a transaction: its files are in none any more.
 fn set_free(core: &mut Core, txn: Transaction) {
     let Some(ended) = core.txns.remove(&txn) else { return };
     for ino in &ended.files {
@@ -34,7 +34,7 @@ fn set_free(core: &mut Core, txn: Transaction) {
 }
 
 impl Core {
-    /// The end of its opening gives the transaction up from now on.
+    /// Makes the end of the opening abort the transaction from now on.
     fn end_keeping(&mut self, number: Transaction) {
         let Some(txn) = self.txns.get_mut(&number).filter(|txn| txn.keeps) else { return };
         txn.keeps = false;
@@ -49,7 +49,7 @@ impl StoreTree {
         if let Some(begun) = happened(&core) {
             return Ok(begun);
         }
-        // Whoever knows the number may end it: nobody guesses it.
+        // A program that knows the number may end the transaction, so the number is random.
         let mut number = [0; 8];
         rustix::rand::getrandom(&mut number, rustix::rand::GetRandomFlags::empty())
             .map_err(|e| Errno(e.raw_os_error()))?;
@@ -65,7 +65,7 @@ impl StoreTree {
         let mut core = self.changing()?;
         files(&core, txn)?;
         if core.owes(ino) {
-            // What a rename has made visible is not to be given up with the rest.
+            // A rename has made these contents visible; aborting the transaction must not discard them.
             core.commit(&[])?;
         }
         let inode = core.inode_mut(ino)?;
@@ -85,7 +85,8 @@ impl StoreTree {
     pub(crate) fn commit_transaction(&self, txn: Transaction, chains: bool, pull: &dyn Pull) -> Result<()> {
         let inos = {
             let core = self.changing()?;
-            // One that goes on could not be asked for, or had not ended, or chains: it is committed, perhaps once more.
+            // If the transaction still exists, the commit was refused, or its end was not logged, or it chains: it is
+            // committed, perhaps a second time.
             if happened(&core).is_some() && !core.txns.contains_key(&txn) {
                 return self.wait(core);
             }
@@ -104,7 +105,8 @@ impl StoreTree {
         self.wait(core)
     }
 
-    /// Asks for a commit of a transaction's files, and of others. If that fails, or if it `chains`, it goes on.
+    /// Submits a commit of a transaction's files, and of others. If that fails, or with `chains`, the transaction
+    /// continues.
     pub(crate) fn submit_transaction(core: &mut Core, txn: Transaction, chains: bool, others: &[Ino]) -> Result<()> {
         let inos = files(core, txn)?;
         check_whole(core, &inos)?;
@@ -131,12 +133,12 @@ impl StoreTree {
             }
             files(&core, txn)?
         };
-        // What the kernel has of it goes, too; a write that fails is none the worse.
+        // Pulled, so that the kernel's dirty pages are discarded, too. A write that fails does no harm.
         let failed: Vec<Ino> = inos.iter().copied().filter(|ino| self.pull(*ino, pull).is_err()).collect();
         let (mut done, mut had_changes, mut stale) = (Ok(()), false, Vec::new());
         {
             let mut core = self.core()?;
-            // The process that was killed may have rolled back what the kernel has in its cache still.
+            // The killed process may have rolled back files whose discarded contents the kernel still has in its cache.
             let is_resumed = core.txns.get(&txn).is_some_and(|txn| txn.resumed);
             for ino in inos {
                 let is_changed = core.inode(ino).is_ok_and(|inode| inode.uncommitted.is_some() || inode.is_poisoned());
@@ -152,7 +154,8 @@ impl StoreTree {
                 pull.rolled_back(*ino, of.size);
             }
         }
-        // Not before the kernel has nothing of it any more: asked again by the next process, it has not happened.
+        // Noted only when the kernel has dropped its cache: if this process is killed before, the next one does the
+        // abort again.
         let mut core = self.core()?;
         match core.txns.get_mut(&txn) {
             Some(going_on) if chains => going_on.resumed = false,

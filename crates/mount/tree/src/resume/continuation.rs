@@ -1,7 +1,7 @@
-//! Writes the log from which another process goes on, when the one that serves the tree is killed.
+//! Writes the handover log, from which another process continues when the process that serves the tree is killed.
 //!
-//! Nothing of it is durable, and nothing that is durable depends on it: after a crash of the machine it is gone. It is
-//! written before the commit that an operation asks for is on its way, so that no commit is ahead of it.
+//! The log is not durable, and durable data does not depend on it: after a crash of the machine it is gone. It is
+//! written before the operation's commit is submitted, so that no commit is ahead of it.
 
 use crate::handover::kept::{Item, State};
 use crate::interface::file_tree::{Errno, Ino, Result, Transaction};
@@ -11,45 +11,45 @@ use crate::tree::core::{Core, Txn};
 use std::cell::Cell;
 use std::io;
 
-/// A log that is longer than this, and than twice what it was at first, is written anew.
+/// A log that is longer than this, and than twice its first length, is rewritten.
 const LONG: u64 = 16 << 20;
 /// Bytes that are copied at a time.
 const PIECE: usize = 1 << 20;
 
 thread_local! {
-    /// The question that this thread answers.
+    /// The request that this thread answers.
     static ASKED: Cell<Asked> = const { Cell::new(Asked { unique: 0, steps: 0, is_noted: false, is_repeated: false }) };
 }
 
 #[derive(Clone, Copy)]
 struct Asked {
     unique: u64,
-    /// How many steps of it have happened.
+    /// Number of its completed steps.
     steps: usize,
-    /// Whether something is kept in memory about it until it is answered.
+    /// Whether something is kept in memory about the request until it is answered.
     is_noted: bool,
-    /// Whether the last step had happened when the last process was killed.
+    /// Whether the killed process had completed the last step.
     is_repeated: bool,
 }
 
-/// From here on this thread answers a question, which the kernel may ask again if the process is killed.
+/// Begins to answer a request, which the kernel may repeat if the process is killed.
 pub fn answering(unique: u64) {
     ASKED.set(Asked { unique, steps: 0, is_noted: false, is_repeated: false });
 }
 
-/// Whether the last step of the question that this thread answers had happened before, in another process that was killed.
+/// Whether a killed process had completed the last step of the request that this thread answers.
 pub fn is_repeated() -> bool {
     ASKED.get().is_repeated
 }
 
-/// Whether the tree has to be told when the question is answered that this thread answers: something that must not happen
-/// twice has happened for it.
+/// Whether the tree must be told when this thread's request is answered, because a step that must not be done twice is
+/// complete.
 pub fn has_happened() -> bool {
     ASKED.get().is_noted
 }
 
-/// What happened of the question that this thread answers, if a step of it did when the last process was killed: the inode
-/// that it was about. The step is not to be done again.
+/// The inode of the present step of this thread's request, if the killed process had completed that step. The step must
+/// not be repeated.
 pub(crate) fn happened(core: &Core) -> Option<Ino> {
     let before = &core.continuation.as_ref()?.happened_before;
     let Asked { unique, steps, .. } = ASKED.get();
@@ -58,16 +58,16 @@ pub(crate) fn happened(core: &Core) -> Option<Ino> {
     Some(ino)
 }
 
-// What operations note.
+// Notes of operations.
 impl Core {
-    /// A row differs from the table.
+    /// Notes that a row differs from the table.
     pub fn note_key(&mut self, key: &Key) {
         if let Some(continuation) = &mut self.continuation {
             continuation.keys.push(key.clone());
         }
     }
 
-    /// An inode may have another state.
+    /// Notes that the state of an inode may have changed.
     pub fn note_state(&mut self, ino: Ino) {
         if let Some(continuation) = &mut self.continuation
             && continuation.inos.last() != Some(&ino)
@@ -76,7 +76,7 @@ impl Core {
         }
     }
 
-    /// What this thread's question asked has happened, and must not happen once more if it is asked again.
+    /// Notes that a step of this thread's request is complete, and must not be repeated with the request.
     pub fn note_happened(&mut self, ino: Ino) {
         let Asked { unique, steps, .. } = ASKED.get();
         if let Some(continuation) = &mut self.continuation
@@ -88,7 +88,7 @@ impl Core {
         }
     }
 
-    /// The answer to this thread's question gives the kernel an inode.
+    /// Notes that the answer to this thread's request gives the kernel an inode.
     pub fn note_given(&mut self, ino: Ino) {
         let Asked { unique, steps, .. } = ASKED.get();
         if let Some(continuation) = &mut self.continuation
@@ -100,8 +100,8 @@ impl Core {
         }
     }
 
-    /// Before this thread's question is answered with inodes: if the last process was killed before it could answer it, the
-    /// kernel does not know those that it was to be given.
+    /// Called before a request is answered with inodes. Takes back the counts of the inodes that the killed process was
+    /// to give in its answer to the same request, because the kernel never got them.
     pub fn take_back_given(&mut self) {
         let Asked { unique, .. } = ASKED.get();
         let Some(continuation) = &mut self.continuation else { return };
@@ -115,7 +115,7 @@ impl Core {
         }
     }
 
-    /// A question was answered.
+    /// Forgets a request that was answered.
     pub fn forget_question(&mut self, unique: u64) {
         if let Some(continuation) = &mut self.continuation {
             continuation.happened.remove(&unique);
@@ -130,7 +130,7 @@ impl Core {
         }
     }
 
-    /// The bytes of a file are fewer than before.
+    /// Notes that a file has fewer bytes than before.
     pub fn note_length(&mut self, ino: Ino, len: u64) {
         if self.continuation.is_none() {
             return;
@@ -142,7 +142,7 @@ impl Core {
         }
     }
 
-    /// A range of the bytes is zeros.
+    /// Notes that a range of a file's bytes is zeros.
     pub fn note_zeros(&mut self, ino: Ino, offset: u64, len: u64) {
         if self.continuation.is_none() || len == 0 {
             return;
@@ -153,7 +153,7 @@ impl Core {
         }
     }
 
-    /// A range of the bytes was written, and the inode's state says so.
+    /// Notes that a range of a file's bytes was written, with the inode's new state.
     pub fn note_data(&mut self, ino: Ino, offset: u64, bytes: &[u8]) {
         if self.continuation.is_none() || bytes.is_empty() {
             return;
@@ -166,11 +166,11 @@ impl Core {
         self.append(bytes);
     }
 
-    /// Rows and states that the operation has changed so far.
+    /// Adds the rows and states that the operation has changed so far.
     pub fn note_rows(&mut self) {
         let Some(continuation) = &mut self.continuation else { return };
         let (mut keys, mut inos) = (std::mem::take(&mut continuation.keys), std::mem::take(&mut continuation.inos));
-        // An operation names a key several times; rows of inodes come first, as others are about them.
+        // An operation may name a key several times. Rows of inodes come first, because other rows refer to them.
         keys.sort_unstable();
         keys.dedup();
         inos.sort_unstable();
@@ -201,7 +201,7 @@ impl Core {
         }
     }
 
-    /// Before a commit: all rows so far, and the contents of these files.
+    /// Notes a commit that is about to be submitted: of all rows so far, and of the contents of these files.
     pub fn note_commit(&mut self, inos: &[Ino]) {
         if self.continuation.is_some() {
             self.note_rows();
@@ -210,32 +210,32 @@ impl Core {
         }
     }
 
-    /// What was uncommitted of a file is gone.
+    /// Notes that the uncommitted contents of a file were discarded.
     pub fn note_rolled_back(&mut self, ino: Ino) {
         self.note(&Item::RolledBack(ino));
     }
 
-    /// A transaction has begun; its files say so themselves.
+    /// Notes that a transaction has begun; the states of its files name it.
     pub fn note_begun(&mut self, number: Transaction, txn: &Txn) {
         self.note(&Item::Begun { number, owner: txn.owner, keeps: txn.keeps, left: txn.left });
     }
 
-    /// A seal of the file is owed.
+    /// Notes that a seal of the file is deferred to the next commit.
     pub fn note_owed(&mut self, ino: Ino) {
         self.note(&Item::Owed(ino));
     }
 
-    /// A transaction has ended.
+    /// Notes that a transaction has ended.
     pub fn note_ended(&mut self, number: Transaction) {
         self.note(&Item::Ended(number));
     }
 
-    /// The commit could not be asked for.
+    /// Notes that the store refused the commit.
     pub fn note_void(&mut self) {
         self.note(&Item::Void { number: self.numbers.commit });
     }
 
-    /// The operation has ended: what it did is logged, as one.
+    /// Ends the operation: appends its changes to the log, in one frame.
     pub fn end_operation(&mut self) {
         let Some(continuation) = &self.continuation else { return };
         if continuation.keys.is_empty() && continuation.inos.is_empty() && continuation.items.is_empty() {
@@ -263,7 +263,7 @@ fn state(ino: Ino, inode: &Inode) -> State {
     }
 }
 
-// A log from what there is now.
+// A new log from the present state.
 impl Core {
     /// Begins a new log in place of the last one.
     pub fn begin_log(&mut self) {
@@ -278,7 +278,8 @@ impl Core {
     fn try_begin_log(&mut self) -> Result<()> {
         // A commit on its way would be neither in the table nor in the new log.
         if self.pending.iter().any(|ticket| ticket.wait().is_err()) {
-            // Until it can be written, or nothing can any more.
+            // The old log continues until that commit can be written, or nothing can be written any more; the next try
+            // comes when the log has doubled.
             if let Some(continuation) = &mut self.continuation {
                 continuation.first_len = continuation.len;
             }
@@ -334,7 +335,7 @@ impl Core {
         continuation.kept.finish().map_err(lost)
     }
 
-    /// What is uncommitted of a file, as it is now.
+    /// Logs the uncommitted contents of a file as they are now.
     fn log_contents(&mut self, ino: Ino) -> Result<()> {
         let Some(inode) = self.inodes.get(&ino) else { return Ok(()) };
         let (cut, staged) = (inode.cut, inode.staged.clone());

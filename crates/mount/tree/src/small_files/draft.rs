@@ -4,41 +4,42 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// Bytes of all drafts. What is beyond it goes to objects, whose uncommitted bytes need not be in memory.
+/// The most bytes of all drafts together. Beyond that, files get objects, whose uncommitted bytes need not be in
+/// memory.
 pub(crate) const DRAFTS_MAX: usize = 32 << 20;
 
-/// How many bytes all drafts have.
+/// Number of bytes of all drafts.
 #[derive(Clone, Default)]
 pub(crate) struct Drafts(Arc<AtomicUsize>);
 
 impl Drafts {
-    /// Whether there is room for more.
+    /// Whether there is room for `more` bytes.
     pub fn have_room(&self, more: usize) -> bool {
         self.0.load(Relaxed) + more <= DRAFTS_MAX
     }
 }
 
-/// The bytes of a file with all that is uncommitted; the file may be longer, the rest is a hole.
+/// The bytes of a file with all uncommitted changes; the file may be longer, the rest is a hole.
 pub(crate) struct Draft {
     bytes: Vec<u8>,
-    /// Bytes outside of this range are as committed.
+    /// Bytes outside this range are as committed.
     changed: Range<usize>,
     all: Drafts,
 }
 
 impl Draft {
-    /// Of a file with these bytes.
+    /// Makes the draft of a file with these bytes.
     pub fn new(all: &Drafts, bytes: Vec<u8>) -> Draft {
         all.0.fetch_add(bytes.len(), Relaxed);
         Draft { bytes, changed: 0..0, all: all.clone() }
     }
 
-    /// What the file has.
+    /// The bytes of the file.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// Where it differs from what is committed, if at all.
+    /// The range that differs from the committed bytes; empty if none does.
     pub fn changed(&self) -> Range<usize> {
         self.changed.clone()
     }
@@ -59,7 +60,7 @@ impl Draft {
         };
     }
 
-    /// Bytes are written; what lies between them and the end before is zeros.
+    /// Writes bytes; a gap between the old end and them becomes zeros.
     pub fn write(&mut self, offset: usize, data: &[u8]) {
         let (end, len) = (offset + data.len(), self.bytes.len());
         if end > len {
@@ -69,7 +70,7 @@ impl Draft {
         self.change(offset.min(len)..end);
     }
 
-    /// A range is zeros, as far as there are bytes.
+    /// Sets a range to zeros, as far as there are bytes.
     pub fn zero(&mut self, range: Range<usize>) {
         let end = range.end.min(self.bytes.len());
         if range.start < end {
@@ -78,7 +79,7 @@ impl Draft {
         }
     }
 
-    /// There are no bytes from here on.
+    /// Removes the bytes from `len` on.
     pub fn cut(&mut self, len: usize) {
         if len < self.bytes.len() {
             self.resize(len);

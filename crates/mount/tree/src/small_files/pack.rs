@@ -1,7 +1,8 @@
 //! The pack: a file of the store with the contents of small files, each in an extent of it.
 //!
-//! The pack has staged changes only while a commit is put together, so that no commit has those of another: what is
-//! uncommitted of a small file lies in memory (`draft.rs`). A commit that cannot be asked for is taken back as a whole.
+//! The pack has staged changes only while a commit is being built, so that no commit includes those of another.
+//! Uncommitted contents of a small file are in memory (`draft.rs`). If the store refuses a commit, all its changes of
+//! the pack are undone.
 
 use crate::small_files::pack_room::{BLOCK, Extent, Extents};
 use std::collections::BTreeSet;
@@ -17,18 +18,18 @@ pub const PACK: &str = "pack";
 pub(crate) struct Pack {
     file: Arc<File>,
     extents: Extents,
-    /// What the commit that is put together has given, and has taken back from files that stay.
+    /// Extents that the commit under construction has allocated, and has freed of files that stay.
     given: Vec<Extent>,
     taken_back: Vec<Extent>,
-    /// Blocks that were left without extents, and are yet to be made holes.
+    /// Blocks that have lost their last extent, and must be made holes.
     emptied: BTreeSet<u64>,
     is_staged: bool,
-    /// How often extents were given or taken back: whoever reads without the tree's lock looks whether it was meanwhile.
+    /// Number of allocations and frees: a reader without the tree's lock checks that it has not changed meanwhile.
     moves: u64,
 }
 
 impl Pack {
-    /// The pack, with the extents that rows have.
+    /// Loads the pack, with the extents of all rows.
     pub fn load(file: File, used: Vec<Extent>) -> Result<Pack> {
         let damaged = |detail: &str| Error::Corrupt {
             path: PathBuf::from(PACK),
@@ -45,12 +46,12 @@ impl Pack {
         Ok(Pack { file: Arc::new(file), extents, given, taken_back, emptied, is_staged, moves })
     }
 
-    /// The file, to read it without the tree's lock; see [`moves`](Pack::moves).
+    /// The file, for reading without the tree's lock; see [`moves`](Pack::moves).
     pub fn file(&self) -> &Arc<File> {
         &self.file
     }
 
-    /// As long as this number is what it was, each extent is where it was.
+    /// Changes whenever an extent may have moved.
     pub fn moves(&self) -> u64 {
         self.moves
     }
@@ -62,8 +63,8 @@ impl Pack {
         Ok(bytes)
     }
 
-    /// Contents are in the pack from the commit on that is put together, in the place of those before. Bytes outside of
-    /// `changed` are as they were.
+    /// Stages contents for the commit under construction, in place of earlier ones. Bytes outside `changed` are the
+    /// same as before.
     pub fn put(&mut self, before: Option<Extent>, bytes: &[u8], changed: Range<usize>) -> Result<Option<Extent>> {
         if let Some(extent) = before.and_then(|extent| extent.with_len(bytes.len())) {
             if !changed.is_empty() {
@@ -83,20 +84,20 @@ impl Pack {
         Ok(Some(extent))
     }
 
-    /// An extent is free from the commit on that is put together. Also that commit may give it again, as all of it is there
-    /// or nothing.
+    /// Frees an extent with the commit under construction. The same commit may allocate it again, because a commit is
+    /// atomic.
     pub fn take_back(&mut self, extent: Extent) {
         self.taken_back.push(extent);
         self.free(extent);
     }
 
-    /// The extent of an inode that is gone is free: every commit from here on removes its row.
+    /// Frees the extent of an inode that is gone: every later commit removes the inode's row.
     pub fn free(&mut self, extent: Extent) {
         self.moves += 1;
         self.emptied.extend(self.extents.take_back(extent));
     }
 
-    /// Blocks without extents take no room below.
+    /// Stages blocks without extents as holes, which take no room in the file system below.
     pub fn stage_holes(&mut self) -> Result<()> {
         let end = self.file.len()?;
         for block in &self.emptied {
@@ -108,23 +109,23 @@ impl Pack {
         Ok(())
     }
 
-    /// Whether the room is given that rows have, and no other; for tests.
+    /// Whether exactly the extents of these rows are allocated; for tests.
     pub fn is_as(&self, rows: Vec<Extent>) -> bool {
         self.extents.are_around(rows)
     }
 
-    /// The file, if the commit that is put together has changes of it.
+    /// The file, if the commit under construction changes it.
     pub fn staged(&self) -> Option<&File> {
         self.is_staged.then_some(&*self.file)
     }
 
-    /// The commit is on its way.
+    /// Notes that the commit was submitted.
     pub fn submitted(&mut self) {
         self.emptied.clear();
         self.begin();
     }
 
-    /// The commit could not be asked for: all is as before it.
+    /// Undoes the commit under construction, which the store refused.
     pub fn undo(&mut self) -> Result<()> {
         for extent in std::mem::take(&mut self.given) {
             self.extents.take_back(extent);

@@ -1,19 +1,19 @@
-//! Room of the pack: extents of powers of two, each at a multiple of its size, as a buddy system.
+//! Room of the pack: extents whose sizes are powers of two, each at a multiple of its size, as a buddy system.
 //!
-//! Which room is free is nowhere written down: it is what no row has.
+//! Free room is not recorded: all room that no row has is free.
 
 use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 
 /// The smallest extent.
 const UNIT: u64 = 64;
-/// The most bytes that an extent has.
+/// The most bytes of an extent.
 pub(crate) const EXTENT_MAX: usize = 64 << 10;
-/// Room is added, and given back, in blocks of so many bytes: 64 << 14.
+/// Room is added, and given back, in blocks of this size: 64 << 14.
 pub(crate) const BLOCK: u64 = 1 << 20;
 const BLOCK_EXPONENT: usize = 14;
 
-/// Where bytes lie in the pack, and how many. What they take is the next power of two.
+/// Position and length of bytes in the pack. They occupy the next power of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Extent {
     pub offset: u64,
@@ -21,12 +21,12 @@ pub(crate) struct Extent {
 }
 
 impl Extent {
-    /// Bytes that are its own.
+    /// Number of its bytes.
     pub fn len(self) -> usize {
         self.len.get() as usize
     }
 
-    /// Where the bytes end.
+    /// End of its bytes.
     pub fn end(self) -> u64 {
         self.offset.saturating_add(u64::from(self.len.get()))
     }
@@ -35,25 +35,25 @@ impl Extent {
         exponent_for(self.len())
     }
 
-    /// Where its room ends, which may be larger.
+    /// End of the room that it occupies.
     pub fn room_end(self) -> u64 {
         self.offset.saturating_add(UNIT << self.exponent())
     }
 
-    /// Whether it can be one.
+    /// Whether an extent can have this position and length.
     pub fn is_possible(self) -> bool {
         self.len() <= EXTENT_MAX
             && self.offset.is_multiple_of(UNIT << self.exponent())
             && self.offset <= i64::MAX as u64 - BLOCK
     }
 
-    /// Where other bytes can lie in its place: as many as these, or so few or many more that they take the same room.
+    /// The extent for other bytes in its place, if `len` bytes occupy the same room.
     pub fn with_len(self, len: usize) -> Option<Extent> {
         let len = NonZeroU32::new(u32::try_from(len).ok()?)?;
         (exponent_for(len.get() as usize) == self.exponent()).then_some(Extent { len, ..self })
     }
 
-    /// Its first bytes, at most so many; `None` if that is none.
+    /// Its first bytes, at most `most`; `None` if there are none.
     pub fn with_first(self, most: u64) -> Option<Extent> {
         let len = NonZeroU32::new(u64::from(self.len.get()).min(most) as u32)?;
         Some(Extent { len, ..self })
@@ -64,14 +64,14 @@ fn exponent_for(len: usize) -> usize {
     (len as u64).div_ceil(UNIT).next_power_of_two().trailing_zeros() as usize
 }
 
-/// What is free, by exponents.
+/// Free room, by exponent of the size.
 pub(crate) struct Extents {
     free: [BTreeSet<u64>; BLOCK_EXPONENT + 1],
     end: u64,
 }
 
 impl Extents {
-    /// All but these are free; `None` if two of them overlap, or one cannot be.
+    /// Finds the free room around used extents; `None` if two of them overlap, or one is impossible.
     pub fn around(mut used: Vec<Extent>) -> Option<Extents> {
         used.sort_unstable();
         let mut extents = Extents { free: Default::default(), end: 0 };
@@ -88,7 +88,7 @@ impl Extents {
         Some(extents)
     }
 
-    /// The largest pieces that lie at multiples of their sizes, one after the other.
+    /// Frees a range, as the largest pieces that lie at multiples of their sizes.
     fn fill(&mut self, mut at: u64, end: u64) {
         while at < end {
             let aligned = (at / UNIT).trailing_zeros() as usize;
@@ -99,8 +99,8 @@ impl Extents {
         }
     }
 
-    /// Room for bytes, at most [`EXTENT_MAX`] and at least one: the first of the smallest that there is, so that what is
-    /// used lies together.
+    /// Allocates room for 1 to [`EXTENT_MAX`] bytes: the first of the smallest free pieces, so that used extents lie
+    /// together.
     pub fn give(&mut self, len: usize) -> Option<Extent> {
         let len = NonZeroU32::new(u32::try_from(len).ok().filter(|len| *len as usize <= EXTENT_MAX)?)?;
         let exponent = exponent_for(len.get() as usize);
@@ -119,7 +119,7 @@ impl Extents {
         Some(Extent { offset, len })
     }
 
-    /// An extent is free; the block that it lies in, if all of that is.
+    /// Frees an extent; returns its block if all of the block is free now.
     pub fn take_back(&mut self, extent: Extent) -> Option<u64> {
         let (mut offset, mut exponent) = (extent.offset, extent.exponent());
         while exponent < BLOCK_EXPONENT && self.free[exponent].remove(&(offset ^ UNIT << exponent)) {
@@ -130,7 +130,7 @@ impl Extents {
         (exponent == BLOCK_EXPONENT).then_some(offset)
     }
 
-    /// An extent that was just taken back is used all the same.
+    /// Allocates an extent again that was just freed.
     pub fn give_again(&mut self, extent: Extent) {
         let lowest = extent.exponent();
         let start = |exponent: usize| extent.offset & !((UNIT << exponent) - 1);
@@ -141,7 +141,7 @@ impl Extents {
         }
     }
 
-    /// Whether the same is free as when these alone are used; for tests.
+    /// Whether exactly these extents are in use; for tests.
     pub fn are_around(&self, used: Vec<Extent>) -> bool {
         let Some(mut other) = Extents::around(used) else { return false };
         while other.end < self.end {
@@ -184,7 +184,7 @@ mod tests {
                     extents.take_back(used.swap_remove(rng.usize(..used.len())));
                 }
                 3 if used.len() > 3 => {
-                    // A commit that could not be asked for: what it gave and took is as before.
+                    // A commit that the store refused: its allocations and frees are undone.
                     let before = bytes_free(&extents);
                     let (a, b) = (used[0], used[1]);
                     let (end, new) = (extents.end, extents.give(len.max(1)).unwrap());

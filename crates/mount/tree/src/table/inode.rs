@@ -1,4 +1,4 @@
-//! An inode in memory: its row, what is uncommitted of it, and who uses it.
+//! An inode in memory: its row, its uncommitted changes, and its users.
 
 use crate::interface::file_tree::{Attributes, Ino, Kind, Time, Transaction};
 use crate::small_files::draft::Draft;
@@ -20,27 +20,27 @@ pub(crate) struct Uncommitted {
     pub ctime: Time,
     /// Bytes before this one are as committed.
     pub kept: u64,
-    /// When the clock of the timer started.
+    /// Start of the timer's period for this file.
     pub since: Duration,
-    /// When there was the first of it, as far as this process knows.
+    /// Time of the oldest uncommitted change, as far as this process knows.
     pub first: Duration,
 }
 
-/// Where the bytes of a file are, uncommitted ones included.
+/// Place of a file's bytes, uncommitted ones included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// All of it is a hole.
+    /// All of the file is a hole.
     Nowhere,
     Draft,
     Pack(Extent),
     Object,
 }
 
-/// What a commit has of a file, and what its row was before.
+/// A file's part of a commit, and its former row, to undo the commit.
 pub(crate) struct Folded {
     size: u64,
     times: [Time; 3],
-    /// Where the committed bytes were in the pack.
+    /// The extent of the committed bytes in the pack.
     pub extent: Option<Extent>,
     pub draft: Option<Box<Draft>>,
     /// The bytes are staged in the object.
@@ -52,37 +52,38 @@ pub(crate) struct Folded {
 }
 
 pub(crate) struct Inode {
-    /// What a commit of the names has.
+    /// The row for a commit of names and attributes.
     pub row: InodeRow,
     pub xattrs: BTreeMap<Box<[u8]>, Box<[u8]>>,
-    /// Of a directory: the one it lies in.
+    /// The parent directory, of a directory.
     pub parent: Ino,
-    /// Times that the kernel was given it.
+    /// How often the kernel got this inode.
     pub known: u64,
     pub openings: u32,
     pub writers: u32,
-    /// Of a file that is open for writing: when the kernel was last made to send all of it, or when it was opened so.
+    /// For a file that is open for writing: when the kernel was last made to send all dirty pages, or when the file was
+    /// opened.
     pub pulled: Duration,
     /// The transaction that alone commits the uncommitted contents.
     pub txn: Option<Transaction>,
-    /// A write failed, and nobody knows which: the uncommitted contents have a hole that nobody can fill.
+    /// An unknown write failed: the uncommitted contents lack bytes that nobody can restore.
     pub poisoned: bool,
-    /// What writes were to have that failed, and nothing since: uncommitted contents without it are committed by nothing.
+    /// Ranges of failed writes that nothing has written since. The uncommitted contents are not committed without them.
     pub lost: RangeSet<u64>,
-    /// How many writes failed.
+    /// Number of failed writes.
     pub failures: u64,
-    /// The kernel has not told of the last of them; a pull may do so.
+    /// The kernel has not reported the last failed write yet; a pull may do so.
     pub is_untold: bool,
-    /// The kernel has not all of what was lost any more.
+    /// The kernel no longer has all of the lost data.
     pub is_gone: bool,
     pub object: Option<Arc<File>>,
     pub uncommitted: Option<Uncommitted>,
     /// The uncommitted bytes of a small file.
     pub draft: Option<Box<Draft>>,
-    /// The uncommitted bytes are in the object, all of them; those that are committed are in the pack.
+    /// All bytes, with the uncommitted ones, are in the object; the committed bytes are in the pack.
     pub is_grown: bool,
-    /// Where the bytes were cut since the last commit of the contents, and what was written: data, or zeros. For another
-    /// process that goes on.
+    /// Smallest truncation since the last commit of the contents, and the ranges that were written since, with data or
+    /// zeros. For the handover log.
     pub cut: Option<u64>,
     pub staged: RangeMap<u64, bool>,
 }
@@ -120,42 +121,42 @@ impl Inode {
         self.row.kind == Kind::Directory
     }
 
-    /// Whether a commit that no transaction asks for can have what is uncommitted.
+    /// Whether a commit of no transaction may include the uncommitted contents.
     pub fn is_committable(&self) -> bool {
         self.is_committable_by(None)
     }
 
-    /// Whether a commit can have what is uncommitted, which a transaction asks for or none.
+    /// Whether a commit of this transaction, or of none, may include the uncommitted contents.
     pub fn is_committable_by(&self, txn: Option<Transaction>) -> bool {
         !self.is_poisoned() && (self.txn.is_none() || self.txn == txn)
     }
 
-    /// Whether the uncommitted contents lack what a failed write was to have.
+    /// Whether the uncommitted contents lack data of a failed write.
     pub fn is_poisoned(&self) -> bool {
         self.poisoned || !self.lost.is_empty()
     }
 
-    /// A write of a range has failed.
+    /// Notes that a write of a range has failed.
     pub fn lose(&mut self, range: Range<u64>) {
         self.lost.insert(range);
         self.failures += 1;
         (self.is_untold, self.is_gone) = (true, false);
     }
 
-    /// A range has the contents that programs meant.
+    /// Notes that a range has the contents that programs wrote.
     pub fn regain(&mut self, range: Range<u64>) {
         if !range.is_empty() && !self.lost.is_empty() {
             self.lost.remove(range);
         }
     }
 
-    /// Nothing lacks any more.
+    /// Notes that no data is lost any more.
     pub fn cure(&mut self) {
         self.poisoned = false;
         self.lost.clear();
     }
 
-    /// Where the bytes are.
+    /// Place of the bytes.
     pub fn place(&self) -> Place {
         match self.row.extent {
             _ if self.draft.is_some() => Place::Draft,
@@ -170,7 +171,7 @@ impl Inode {
         self.uncommitted.map_or(self.row.size, |u| u.size)
     }
 
-    /// How many bytes it has, if there are no holes but behind those of a small file.
+    /// The most bytes that are stored: ignores holes, except behind the bytes of a small file.
     pub fn bytes_at_most(&self) -> u64 {
         let bytes = match self.place() {
             Place::Nowhere => 0,
@@ -181,7 +182,7 @@ impl Inode {
         bytes.min(self.size())
     }
 
-    /// The uncommitted contents; from here on there are some.
+    /// The uncommitted contents, which are created if there are none.
     pub fn change(&mut self, since: Duration) -> &mut Uncommitted {
         let row = &self.row;
         self.uncommitted.get_or_insert(Uncommitted {
@@ -195,7 +196,8 @@ impl Inode {
         })
     }
 
-    /// The uncommitted size and times become the row's. Returns what undoes it, if there are some.
+    /// Moves the uncommitted size and times to the row. Returns the former state for [`unfold`](Self::unfold), if there
+    /// were uncommitted contents.
     pub fn fold(&mut self) -> Option<Folded> {
         let in_object = self.place() == Place::Object;
         let u = self.uncommitted.take()?;
@@ -211,7 +213,7 @@ impl Inode {
         Some(folded)
     }
 
-    /// The commit could not be asked for: what it was to have is uncommitted again.
+    /// Undoes [`fold`](Self::fold) after the store refused the commit.
     pub fn unfold(&mut self, folded: Folded) {
         let row = &mut self.row;
         row.size = folded.size;
@@ -222,7 +224,7 @@ impl Inode {
         (self.cut, self.staged) = (folded.cut, folded.staged);
     }
 
-    /// Times: access, contents, anything; those of the uncommitted contents if there are some.
+    /// Times of access, contents and inode; those of the uncommitted contents if there are some.
     pub fn times(&mut self) -> [&mut Time; 3] {
         match &mut self.uncommitted {
             Some(u) => [&mut u.atime, &mut u.mtime, &mut u.ctime],
@@ -254,46 +256,47 @@ impl Inode {
     }
 }
 
-/// The largest place of a name: with those of `.` and `..`, which a server puts before all others, it fits in 31 bits, for
-/// 32-bit programs without large files.
+/// The largest position of a name: with those of `.` and `..`, which a server puts before all others, it fits in 31
+/// bits, for 32-bit programs without large files.
 const PLACE_MAX: u64 = i32::MAX as u64 - 2;
 
-/// The names in a directory, each at its place.
+/// The names in a directory, each at a position.
 ///
-/// A new name gets a place before those of earlier names. Whoever is reading the directory has passed it, so that reading
-/// ends, whatever is made and renamed meanwhile.
+/// A new name gets a position before those of earlier names. A program that is reading the directory has passed it, so
+/// that reading ends even if names are made and renamed meanwhile.
 #[derive(Default)]
 pub(crate) struct Dir {
     pub names: BTreeMap<Arc<[u8]>, (Ino, u64)>,
     pub order: BTreeMap<u64, Arc<[u8]>>,
-    /// Places for new names, the last one first. Names that were restored may have some of them.
+    /// Positions for new names, the last one first. Restored names may have some of them.
     free: Range<u64>,
 }
 
 impl Dir {
-    /// Whether a name can be restored at a place. Trees of earlier versions counted on without a limit.
+    /// Whether a position is valid. Trees of earlier versions used positions without a limit.
     pub fn is_place(place: u64) -> bool {
         (1..=PLACE_MAX).contains(&place)
     }
 
-    /// Adds a name, at a place if one is given, or gives a name that is there another inode. That name keeps its place.
+    /// Adds a name, at a position if one is given, or gives an existing name another inode. An existing name keeps its
+    /// position.
     pub fn set(&mut self, name: Arc<[u8]>, ino: Ino, at: Option<u64>) {
         let there = self.names.get(&name).map(|(_, place)| *place);
         let place = there.or(at).unwrap_or_else(|| self.new_place());
         self.restore(name, ino, place);
     }
 
-    /// Adds a name at the place that it has; at another one if that is none.
+    /// Adds a name at its former position, or at a new one if that is not valid.
     pub fn restore(&mut self, name: Arc<[u8]>, ino: Ino, place: u64) {
         let place = if Self::is_place(place) { place } else { self.new_place() };
         self.order.insert(place, name.clone());
         self.names.insert(name, (ino, place));
     }
 
-    /// Removes a name; its place.
+    /// Removes a name; returns its position.
     pub fn remove(&mut self, name: &[u8]) -> Option<u64> {
         let (_, place) = self.names.remove(name)?;
-        // A log may restore another name at the place before it removes this one.
+        // A log may restore another name at the position before it removes this one.
         if self.order.get(&place).is_some_and(|there| **there == *name) {
             self.order.remove(&place);
         }
@@ -305,7 +308,7 @@ impl Dir {
             let Some(place) = self.free.next_back() else {
                 self.free = self.largest_gap();
                 match self.free.is_empty() {
-                    // More names than 31 bits count: the others are for 64-bit programs.
+                    // More names than 31 bits can count: the rest is for 64-bit programs.
                     true => return self.order.last_key_value().map_or(1, |(last, _)| last + 1),
                     false => continue,
                 }
@@ -316,7 +319,7 @@ impl Dir {
         }
     }
 
-    /// The largest range of places that no name has.
+    /// The largest range of positions without names.
     fn largest_gap(&self) -> Range<u64> {
         let first = self.order.first_key_value().map_or(PLACE_MAX + 1, |(first, _)| *first);
         if first > PLACE_MAX / 2 {

@@ -1,7 +1,7 @@
 //! The table: rows in slots of a file of the store, changed in place.
 //!
-//! A slot has 64, 128, 256 … bytes: a head of 8 (exponent, sort of row, 0, 0, length) and the row. Exponents of slots never
-//! change, so that an opening finds all slots one after the other. The first 64 bytes are the table's own.
+//! A slot has 64, 128, 256 … bytes: a head of 8 (exponent, sort of row, 0, 0, length) and the row. Exponents of slots
+//! never change, so that an opening finds all slots one after the other. The first 64 bytes are the table's head.
 
 use crate::interface::file_tree::Ino;
 use crate::table::row::{InodeRow, Key, Row};
@@ -13,7 +13,7 @@ use untorn::{Error, File, Result};
 pub const TABLE: &str = "table";
 
 const MAGIC: &[u8; 16] = b"untorn tree   2\n";
-/// How tables of all versions begin; the number follows.
+/// Beginning of the tables of all versions; the number follows.
 const ANY_VERSION: &[u8] = b"untorn tree";
 const VERSION: u32 = 2;
 const HEAD: usize = 64;
@@ -21,16 +21,16 @@ const SLOT_HEAD: usize = 8;
 /// 64 << 12: room for the largest value of an extended attribute.
 const EXPONENTS: usize = 13;
 
-/// Which inode numbers were given.
+/// Numbers in the table's head: inode numbers in use, and the last commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Numbers {
-    /// Rows of the table have smaller ones.
+    /// All inode numbers in the table's rows are smaller.
     pub next: Ino,
-    /// Objects have smaller ones.
+    /// All objects have smaller numbers.
     pub limit: Ino,
     /// The last commit.
     pub commit: u64,
-    /// Whose it is: a number that nobody else has.
+    /// Random number of the handover log of the process that made that commit; 0 without such a log.
     pub owner: u64,
 }
 
@@ -40,28 +40,28 @@ struct Slot {
     exponent: u8,
 }
 
-/// Rows that commits have.
+/// The committed rows.
 pub(crate) struct Table {
     file: File,
     slots: HashMap<Key, Slot>,
     free: [Vec<u64>; EXPONENTS],
     end: u64,
     numbers: Numbers,
-    /// What the commit that is put together changes: bytes by their places in the file.
+    /// Changes of the commit under construction: bytes by their positions in the file.
     staged: BTreeMap<u64, Vec<u8>>,
-    /// What takes it back.
+    /// Steps that undo the commit under construction.
     undo: Vec<Step>,
 }
 
-/// A step towards a commit.
+/// A step of the commit under construction, for the undo.
 enum Step {
     /// A row had this slot.
     Row(Key, Option<Slot>),
-    /// A slot was free.
+    /// A free slot was taken.
     Given(Slot),
     /// A slot was added.
     Added(Slot),
-    /// A slot had a row.
+    /// The slot of a row was freed.
     TakenBack(Slot),
     Numbers(Numbers),
 }
@@ -72,7 +72,7 @@ impl Table {
         Table { file, slots, free, end: HEAD as u64, numbers, staged, undo }
     }
 
-    /// A table without rows, in an empty file.
+    /// Makes a table without rows, in an empty file.
     pub fn format(file: File, numbers: Numbers) -> Table {
         let mut table = Table::new(file, numbers);
         table.staged.insert(0, MAGIC.to_vec());
@@ -101,12 +101,12 @@ impl Table {
         }
     }
 
-    /// The file: part of every commit.
+    /// The file, which is part of every commit.
     pub fn file(&self) -> &File {
         &self.file
     }
 
-    /// The numbers as the last commit has them.
+    /// The numbers as of the last commit, or as staged for the next.
     pub fn numbers(&self) -> Numbers {
         self.numbers
     }
@@ -122,7 +122,7 @@ impl Table {
         self.undo.push(Step::Numbers(std::mem::replace(&mut self.numbers, numbers)));
     }
 
-    /// Sets a row in the place of the one with this key.
+    /// Sets a row, in place of the one with the same key.
     pub fn put(&mut self, row: &Row) {
         let (sort, bytes) = row.encode();
         let key = row.key();
@@ -155,7 +155,7 @@ impl Table {
         self.undo.extend([Step::Row(key.clone(), Some(slot)), Step::TakenBack(slot)]);
     }
 
-    /// Says in the row of an inode, if there is one, that the inode has an object. All else of the row stays.
+    /// Sets the flag in an inode's row, if there is one, that the inode has an object. Nothing else in the row changes.
     pub fn set_object(&mut self, ino: Ino) -> Result<bool> {
         let Some(slot) = self.slots.get(&Key::Inode(ino)) else { return Ok(false) };
         let at = slot.offset + (SLOT_HEAD + InodeRow::FLAGS_AT) as u64;
@@ -165,12 +165,12 @@ impl Table {
         Ok(true)
     }
 
-    /// Whether there is something that a commit lacks.
+    /// Whether there are changes that no commit has.
     pub fn is_staged(&self) -> bool {
         !self.staged.is_empty()
     }
 
-    /// Brings everything to the file, before a commit of it is asked for.
+    /// Writes all changes to the file, before a commit of it is submitted.
     pub fn stage(&self) -> Result<()> {
         if self.file.len()? < self.end {
             self.file.set_len(self.end)?;
@@ -178,13 +178,13 @@ impl Table {
         self.staged.iter().try_for_each(|(at, bytes)| self.file.write_all_at(bytes, *at))
     }
 
-    /// The commit is on its way.
+    /// Notes that the commit was submitted.
     pub fn submitted(&mut self) {
         self.staged.clear();
         self.undo.clear();
     }
 
-    /// The commit could not be asked for: all is as before it.
+    /// Undoes the commit under construction, which the store refused.
     pub fn undo(&mut self) -> Result<()> {
         while let Some(step) = self.undo.pop() {
             match step {
@@ -228,7 +228,7 @@ fn damaged(at: usize) -> Error {
     }
 }
 
-/// The error of a tree without its table.
+/// The error for a tree without its table.
 pub fn missing_table() -> Error {
     Error::Corrupt {
         path: PathBuf::from(TABLE),
@@ -237,13 +237,13 @@ pub fn missing_table() -> Error {
     }
 }
 
-/// The version that a table's first bytes say.
+/// The version in a table's first bytes.
 fn version(bytes: &[u8]) -> Option<u32> {
     let number = bytes.get(..MAGIC.len())?.strip_prefix(ANY_VERSION)?.strip_suffix(b"\n")?;
     std::str::from_utf8(number).ok()?.trim_start().parse().ok()
 }
 
-/// Goes through all slots of a table: where each is, its exponent, and its row; none if it is free.
+/// Calls `each` for all slots of a table, with position, exponent and row; the row is `None` if the slot is free.
 pub(crate) fn read_slots(bytes: &[u8], each: &mut dyn FnMut(u64, u8, Option<Row>)) -> Result<Numbers> {
     if let Some(found) = version(bytes).filter(|found| *found > VERSION) {
         return Err(Error::NewerVersion { path: PathBuf::from(TABLE), found, supported: VERSION });

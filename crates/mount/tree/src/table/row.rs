@@ -5,7 +5,7 @@ use crate::small_files::pack_room::Extent;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-/// What a row is about.
+/// The key of a row: the object that it describes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Key {
     /// An inode.
@@ -16,7 +16,7 @@ pub(crate) enum Key {
     Xattr(Ino, Box<[u8]>),
 }
 
-/// An inode as commits have it: size and times are those of its committed contents.
+/// A committed inode: size and times are those of its committed contents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct InodeRow {
     pub kind: Kind,
@@ -29,18 +29,18 @@ pub(crate) struct InodeRow {
     pub atime: Time,
     pub mtime: Time,
     pub ctime: Time,
-    /// A program has synced it.
+    /// A program has synced the file.
     pub synced: bool,
-    /// There is an object: with its contents, if they are not in the pack.
+    /// The inode has an object, which holds the contents if they are not in the pack.
     pub object: bool,
-    /// Where in the pack its contents are.
+    /// The extent of the contents in the pack.
     pub extent: Option<Extent>,
-    /// Where a symbolic link leads; empty for all else.
+    /// The target of a symbolic link; empty for all other inodes.
     pub target: Box<[u8]>,
 }
 
 impl InodeRow {
-    /// Where in the row's bytes the flags are.
+    /// Position of the flags in the row's bytes.
     pub const FLAGS_AT: usize = 9;
     /// The flag that there is an object.
     pub const HAS_OBJECT: u8 = 2;
@@ -52,7 +52,7 @@ impl InodeRow {
     }
 }
 
-/// A row with its key, as the table's file has it.
+/// A row with its key, as in the table's file.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Row {
     Inode(Ino, InodeRow),
@@ -102,7 +102,7 @@ impl Row {
         (sort, out)
     }
 
-    /// The row; `None` if the bytes are none.
+    /// Decodes a row; `None` if the bytes are invalid.
     pub fn decode(sort: u8, bytes: &[u8]) -> Option<Row> {
         let mut rest = Bytes(bytes);
         Some(match sort {
@@ -152,7 +152,7 @@ impl Row {
         })
     }
 
-    /// What the row is about.
+    /// The key of the row.
     pub fn key(&self) -> Key {
         match self {
             Row::Inode(ino, _) => Key::Inode(*ino),

@@ -1,4 +1,4 @@
-//! The state of a tree: names and inodes as of the last reply, and what commits of them write.
+//! The state of a tree: names and inodes as of the last reply, and the changes that the next commit writes.
 
 use crate::handover::Continuation;
 use crate::interface::clock::Clock;
@@ -15,31 +15,31 @@ use std::sync::Arc;
 use std::time::Duration;
 use untorn::{File, Store, Ticket};
 
-/// Objects of a directory; numbers are given out by so many.
+/// Objects in one directory of the store; inode numbers are reserved in groups of this size.
 pub(crate) const OBJECTS: u64 = 4096;
 
-/// A transaction that goes on.
+/// A transaction that continues.
 #[derive(Clone, Debug)]
 pub(crate) struct Txn {
-    /// The opening whose end ends it.
+    /// The opening whose end ends the transaction.
     pub owner: u64,
-    /// Then nothing is given up.
+    /// The end of the opening dissolves the transaction instead of aborting it.
     pub keeps: bool,
-    /// That opening has ended: it is given up, by this process or by the next.
+    /// The opening has ended: this process, or the next one, ends the transaction.
     pub left: bool,
-    /// Begun before the process that had it was killed.
+    /// The transaction was begun by a process that was killed.
     pub resumed: bool,
     pub files: BTreeSet<Ino>,
 }
 
-/// What is committed before the timer does it.
+/// Thresholds for commits before the timer's.
 #[derive(Default)]
 pub(crate) struct Early {
-    /// How many files with uncommitted contents there have to be, until those without a writer are looked for again.
+    /// Number of files with uncommitted contents at which those without a writer are searched for again.
     pub changed: usize,
-    /// How many objects have to be doomed until their removal is tried again.
+    /// Number of doomed objects at which their removal is tried again.
     pub doomed: usize,
-    /// Files that were looked at, ever.
+    /// Number of files that were inspected so far.
     pub looked_at: u64,
 }
 
@@ -56,9 +56,9 @@ pub(crate) struct Core {
     pub dirs: HashMap<Ino, Dir>,
     /// Rows that differ from the table.
     pub dirty: BTreeSet<Key>,
-    /// Since when there are some.
+    /// Time of the first change in `dirty`.
     pub dirty_since: Option<Duration>,
-    /// Files with uncommitted contents, and those that are poisoned.
+    /// Files with uncommitted contents, and poisoned files.
     pub changed: BTreeSet<Ino>,
     pub open_for_writing: BTreeSet<Ino>,
     pub numbers: Numbers,
@@ -67,17 +67,17 @@ pub(crate) struct Core {
     pub doomed: BTreeSet<Ino>,
     /// Commits on their way, in the order of the log.
     pub pending: Vec<Ticket>,
-    /// Files whose seal could not be asked for: every commit has them until one can be.
+    /// Files whose seals the store refused: every commit includes them until one is accepted.
     pub owed: BTreeSet<Ino>,
-    /// Files of the transactions that go on.
+    /// Transactions that continue, with their files.
     pub txns: HashMap<Transaction, Txn>,
-    /// A flush failed: nothing later is acknowledged.
+    /// A flush failed: no later commit is acknowledged.
     pub failed: bool,
-    /// Whoever commits waits for it at once.
+    /// The caller waits for its commit at once.
     pub waits: bool,
-    /// The transaction that is being committed: its files are in it until the commit is asked for.
+    /// The transaction that is being committed: its files stay in it until the commit is submitted.
     pub committing: Option<Transaction>,
-    /// What another process goes on from, if this one is killed.
+    /// The handover log, from which another process continues if this one is killed.
     pub continuation: Option<Continuation>,
 }
 
@@ -109,14 +109,14 @@ pub(crate) fn is_final(e: &untorn::Error) -> bool {
     matches!(e, E::SyncFailed { .. } | E::Corrupt { .. } | E::Closed | E::Forked)
 }
 
-/// What the store said, with an error number.
+/// Converts an error of the store to an error number.
 pub(crate) fn refused<T>(done: untorn::Result<T>) -> Result<T> {
     done.map_err(errno)
 }
 
 // Opening.
 impl Core {
-    /// The tree in a store; a new one if the store has none.
+    /// Opens the tree in a store, or makes a new one if the store has none.
     pub fn open(
         store: Store,
         clock: Arc<dyn Clock>,
@@ -124,7 +124,7 @@ impl Core {
         small_max: usize,
         resumes: bool,
     ) -> untorn::Result<Core> {
-        // A store that was never a tree has no table: no transaction but the first makes one.
+        // A missing table means that the store was never a tree: the first transaction of a tree makes it.
         let mut core = match store.open_file(crate::table::inode_table::TABLE) {
             Ok(file) => Core::load(store, clock, file, resumes)?,
             Err(untorn::Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
@@ -202,7 +202,7 @@ impl Core {
             detail: what,
             advice: "Restore the store from a copy.",
         };
-        // Those that get other places than they had come last, when it is known which are free.
+        // Names with invalid positions get new ones, so they come last, when the free positions are known.
         names.sort_by_key(|(_, _, cookie, _)| !Dir::is_place(*cookie));
         for (dir, name, cookie, ino) in names {
             let wrong = |what: &str| damaged(format!("{} {what}", String::from_utf8_lossy(&name)));
@@ -226,7 +226,8 @@ impl Core {
         }
         core.settle_root();
         if !resumes {
-            // What this process commits is not what the last one's log goes on from.
+            // Commits of this process must not look like those of a handover log, which would then be continued from a
+            // wrong state.
             core.numbers.owner = 0;
         }
         core.drop_leftovers(resumes)?;
@@ -239,8 +240,10 @@ impl Core {
         root.known = 1;
     }
 
-    /// Removes what the last owner left: inodes without names, and objects whose inodes no commit has. If this process
-    /// resumes its work, those without names are still used, and the commit is none of those that the log counts.
+    /// Removes the rest that the last owner left: inodes without names, and objects whose inodes no commit includes.
+    ///
+    /// If this process resumes the last one's work, inodes without names are still in use, and the commit gets no
+    /// number of its own, because the log counts the others.
     fn drop_leftovers(&mut self, resumes: bool) -> untorn::Result<()> {
         let Numbers { next, limit, .. } = self.numbers;
         for dir in (next..limit).step_by(OBJECTS as usize).chain([limit - 1]).map(object_dir) {
@@ -253,7 +256,7 @@ impl Core {
             }
         }
         if !resumes {
-            // What of them the kernel has seen is not given again.
+            // The kernel may have seen some of these numbers, so they are not used again.
             self.numbers.next = limit;
         }
         if resumes {
@@ -310,7 +313,7 @@ impl Core {
         Ok(self.inode(ino)?.attributes(ino))
     }
 
-    /// Attributes for the kernel, which knows the inode once more.
+    /// Attributes for the kernel, which then knows the inode once more.
     pub fn give(&mut self, ino: Ino) -> Result<Attributes> {
         let inode = self.inode_mut(ino)?;
         inode.known += 1;
@@ -326,25 +329,26 @@ impl Core {
         found.map(|(ino, _)| *ino).ok_or(Errno(libc::ENOENT))
     }
 
-    /// A directory in which names can be made.
+    /// The names of a directory in which names can be made: one that is not removed.
     pub fn living_dir(&self, dir: Ino) -> Result<&Dir> {
         let names = self.dir(dir)?;
         if self.inode(dir)?.row.nlink == 0 { Err(Errno(libc::ENOENT)) } else { Ok(names) }
     }
 
-    /// What a transaction alone may commit is committed by nothing else.
+    /// Refuses files of a transaction, which nothing else may commit.
     pub fn check_free(&self, inos: &[Ino]) -> Result<()> {
         let taken = |ino: &Ino| self.inodes.get(ino).is_some_and(|inode| inode.txn.is_some());
         if inos.iter().any(taken) { Err(Errno(libc::EBUSY)) } else { Ok(()) }
     }
 
-    /// As [`check_free`](Self::check_free), for what seals these files: where nothing is uncommitted, nothing is sealed.
+    /// Checks like [`check_free`](Self::check_free) before a seal of these files: a file without uncommitted contents
+    /// is not sealed.
     pub fn check_sealable(&self, inos: &[Ino]) -> Result<()> {
         let has_changes = |ino: &Ino| self.inodes.get(ino).is_some_and(|inode| inode.uncommitted.is_some());
         self.check_free(&inos.iter().copied().filter(has_changes).collect::<Vec<_>>())
     }
 
-    /// After a flush that failed, nothing changes any more.
+    /// Refuses changes after a failed flush.
     pub fn check(&self) -> Result<()> {
         if self.failed { Err(Errno(libc::EIO)) } else { Ok(()) }
     }
@@ -356,7 +360,7 @@ impl Core {
         self.dirty_since.get_or_insert(now);
     }
 
-    /// The directory has other names than before.
+    /// Sets the times of a directory whose names have changed.
     pub fn touch_dir(&mut self, dir: Ino) {
         let now = self.clock.now();
         if let Some(inode) = self.inodes.get_mut(&dir) {
@@ -365,7 +369,7 @@ impl Core {
         self.mark(Key::Inode(dir));
     }
 
-    /// The inode's attributes or number of names are others than before.
+    /// Sets the time of an inode whose attributes or number of names have changed.
     pub fn touch(&mut self, ino: Ino) {
         // The times may be those of uncommitted contents.
         self.note_state(ino);
@@ -380,7 +384,7 @@ impl Core {
         self.set_name_at(dir, name, ino, None);
     }
 
-    /// As [`set_name`](Self::set_name); a new name gets this place in the directory.
+    /// Sets a name like [`set_name`](Self::set_name); a new name gets this position in the directory.
     pub fn set_name_at(&mut self, dir: Ino, name: &[u8], ino: Ino, at: Option<u64>) {
         let name: Arc<[u8]> = name.into();
         if let Some(names) = self.dirs.get_mut(&dir) {
@@ -394,14 +398,14 @@ impl Core {
         self.mark(Key::Name(dir, name));
     }
 
-    /// Removes a name; the place that it had in the directory.
+    /// Removes a name; returns its position in the directory.
     pub fn remove_name(&mut self, dir: Ino, name: &[u8]) -> Option<u64> {
         let place = self.dirs.get_mut(&dir).and_then(|names| names.remove(name));
         self.mark(Key::Name(dir, name.into()));
         place
     }
 
-    /// The inode loses a name; a directory its only one.
+    /// Removes a name of an inode; a directory has only one.
     pub fn lose_name(&mut self, ino: Ino) {
         self.note_state(ino);
         if let Some(inode) = self.inodes.get_mut(&ino) {
@@ -421,7 +425,7 @@ impl Core {
         self.mark(Key::Inode(dir));
     }
 
-    /// A write of the file failed.
+    /// Notes that an unknown write of the file failed.
     pub fn poison(&mut self, ino: Ino) {
         self.note_state(ino);
         if let Some(inode) = self.inodes.get_mut(&ino) {
@@ -430,7 +434,7 @@ impl Core {
         }
     }
 
-    /// The inode goes if nothing names, knows or has opened it.
+    /// Removes an inode that has no name, is not open, and is not known to the kernel.
     pub fn reap(&mut self, ino: Ino) {
         let Some(inode) = self.inodes.get(&ino) else { return };
         if inode.row.nlink > 0 || inode.known > 0 || inode.openings > 0 {
@@ -454,7 +458,7 @@ impl Core {
         self.doom_bytes(ino, &inode);
     }
 
-    /// What is uncommitted of a file is gone.
+    /// Discards the uncommitted contents of a file.
     pub fn roll_back(&mut self, ino: Ino) -> Result<()> {
         self.give_up_bytes(ino).map_err(errno)?;
         let inode = self.inode_mut(ino)?;
@@ -486,7 +490,7 @@ impl Core {
         self.doomed.iter().copied().collect()
     }
 
-    /// What differs from the table.
+    /// The keys of rows that differ from the table.
     pub fn dirty_keys(&self) -> Vec<Key> {
         self.dirty.iter().cloned().collect()
     }

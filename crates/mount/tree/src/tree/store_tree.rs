@@ -1,7 +1,8 @@
-//! A tree in a store: how it is opened, what commits its files, and the timer.
+//! A tree in a store: opening it, the syncs and other triggers that commit its files, and the timer.
 //!
-//! One lock, `core`, is over names, inodes and the order in which commits are submitted. Nobody holds it while a flush or a
-//! pull is waited for. Under it come the locks of the store's engine, which never call back.
+//! One lock, `core`, protects names, inodes and the order in which commits are submitted. A thread that waits for a
+//! flush or a pull does not hold it, except for the flush before a new handover log. Below it in the order come the
+//! locks of the store's engine, which never calls back.
 
 use crate::handover::kept::Kept;
 use crate::interface::clock::{Clock, SystemClock};
@@ -19,35 +20,36 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use untorn::Store;
 
-/// When the timer commits what nobody has synced.
+/// Age at which the timer commits changes that nobody has synced.
 const TIMER: Duration = Duration::from_secs(5);
-/// When the timer commits what was appended to a file that is held open.
+/// Age at which the timer commits data that was appended to a file that stays open.
 const APPENDED: Duration = Duration::from_secs(30);
-/// Files with uncommitted contents, before those without a writer are committed early.
+/// Number of files with uncommitted contents at which those without a writer are committed early.
 const CHANGED_MAX: usize = 512;
-/// Objects that are to be removed, before a commit does it early: it holds up whoever comes meanwhile.
+/// Number of objects to be removed at which a commit does it early: a larger removal would delay other requests for
+/// longer.
 const DOOMED_MAX: usize = 512;
 
-/// What commits a file but a sync of it.
+/// The trigger that commits a file, besides a sync of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CommitMode {
     /// The timer.
     #[default]
     Sync,
-    /// The end of its last writer; nobody waits.
+    /// The close of its last writer; nobody waits.
     Close,
     /// Every write and every change of a name, before it returns.
     Write,
-    /// Nothing but syncs: each commits everything that all programs did so far, as one.
+    /// Only syncs: each commits the changes of all programs so far, in one commit.
     Store,
 }
 
-/// Asks for the room on a file system.
+/// Queries the room on a file system.
 pub type Below = dyn Fn() -> Result<SpaceUse> + Send + Sync;
 
-/// How a tree is opened.
+/// Options for opening a tree.
 pub struct TreeOptions {
-    /// What commits a file but a sync of it.
+    /// The trigger that commits a file, besides a sync of it.
     pub commit: CommitMode,
     /// Owner of the root of a new tree.
     pub owner: Request,
@@ -55,12 +57,13 @@ pub struct TreeOptions {
     pub clock: Arc<dyn Clock>,
     /// The room on the file system below; without it, that of the store's path.
     pub below: Option<Arc<Below>>,
-    /// The most bytes of a file that lies in the pack, with other small ones; at most 64 KiB, the default. A larger one has
-    /// an object of its own.
+    /// The most bytes of a file that lies in the pack, with other small ones; at most 64 KiB, the default. A larger
+    /// file has an object of its own.
     pub small_max: usize,
-    /// What outlives this process. If it has a log, the tree goes on where the process was killed that wrote it.
+    /// Handover log, which outlives this process. If it is not empty, the tree continues where the process that wrote
+    /// it was killed.
     pub kept: Option<Arc<dyn Kept>>,
-    /// What is refused as something below would refuse it.
+    /// Limits: changes that are refused because something below would refuse them.
     pub limits: Arc<dyn Limits>,
 }
 
@@ -80,15 +83,15 @@ impl Default for TreeOptions {
     }
 }
 
-/// Commits of everything: one at a time, as each needs all files pulled, and none pulled by halves.
+/// Commits of the whole tree. They run one at a time, because each needs all files completely pulled.
 #[derive(Default)]
 struct Rounds {
     begun: AtomicU64,
-    /// How the last one ended; held while there is one.
+    /// Error of the last round; locked during a round.
     last: Mutex<Option<Errno>>,
 }
 
-/// The lock is held: an operation is under way.
+/// The lock of a tree, held for one operation; its release ends the operation.
 pub(crate) struct Held<'a>(MappedMutexGuard<'a, Core>);
 
 impl Deref for Held<'_> {
@@ -115,35 +118,35 @@ impl Drop for Held<'_> {
 pub struct StoreTree {
     core: Mutex<Option<Core>>,
     rounds: Rounds,
-    /// Some file was poisoned, ever.
+    /// Whether any file was ever poisoned.
     pub(crate) any_poisoned: AtomicBool,
-    /// Held while a poisoned file is made as of its last commit.
+    /// Locked while a poisoned file goes back to its last commit.
     pub(crate) restoring: Mutex<()>,
     pub(crate) mode: CommitMode,
     pub(crate) path: PathBuf,
     below: Option<Arc<Below>>,
     pub(crate) limits: Arc<dyn Limits>,
-    /// The store's, wherever it is moved.
+    /// The store's directory, also if it is renamed.
     directory: Option<OwnedFd>,
 }
 
 impl StoreTree {
-    /// How the store of a tree is opened: names and contents that are committed as one must not come apart.
+    /// Options of a tree's store: commits stay in order, because names and contents of one commit must not come apart.
     pub fn store_options() -> untorn::StoreOptions {
         untorn::StoreOptions::default().in_order(true)
     }
 
-    /// The tree in a store; a new one if the store has none.
+    /// Opens the tree in a store, or makes a new one if the store has none.
     ///
     /// # Errors
-    /// Those of the store, and [`untorn::Error::Corrupt`] if its table is none.
+    /// Those of the store, and [`untorn::Error::Corrupt`] if its table is damaged.
     pub fn open(store: Store, options: TreeOptions) -> untorn::Result<StoreTree> {
         let path = store.path();
         let core = Core::open_kept(store, options.clock, options.owner, options.small_max, options.kept)?;
         let any_poisoned = AtomicBool::new(core.inodes.values().any(crate::table::inode::Inode::is_poisoned));
         let (core, rounds, restoring) = (Mutex::new(Some(core)), Rounds::default(), Mutex::default());
         let below = options.below;
-        // What stands in for the room below has no directory either.
+        // A store with a substitute for the room below, as in tests, has no directory, either.
         let how = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let directory = match below {
             Some(_) => None,
@@ -176,7 +179,7 @@ impl StoreTree {
         MutexGuard::try_map(self.core.lock(), Option::as_mut).map(Held).map_err(|_| Errno(libc::EIO))
     }
 
-    /// The state, to be changed.
+    /// Locks the state for a change.
     pub(crate) fn changing(&self) -> Result<Held<'_>> {
         let core = self.core()?;
         core.check()?;
@@ -187,7 +190,7 @@ impl StoreTree {
     pub(crate) fn pull(&self, ino: Ino, pull: &dyn Pull) -> Result<()> {
         let Err(e) = pull.pull(ino) else { return Ok(()) };
         let mut core = self.core()?;
-        // What a write was to have that was refused here is known.
+        // The kernel reports a write that this tree refused; the lost range of that write is known.
         if core.inode_mut(ino).is_ok_and(|inode| std::mem::take(&mut inode.is_untold)) {
             return Ok(());
         }
@@ -197,7 +200,7 @@ impl StoreTree {
         Err(Errno(libc::EIO))
     }
 
-    /// Pulls a file that is to be committed, and brings back what was lost of it. An error is one of either.
+    /// Pulls a file for a commit, and recovers its lost data. An error is that of either.
     pub(crate) fn pull_whole(&self, ino: Ino, pull: &dyn Pull) -> Result<()> {
         self.pull(ino, pull)?;
         match self.any_poisoned.load(Ordering::Relaxed) {
@@ -206,8 +209,9 @@ impl StoreTree {
         }
     }
 
-    /// Brings back what was lost of all files, as far as that can be. Why some of it cannot, if they have names: for want of
-    /// room, or for good.
+    /// Recovers the lost data of all files, as far as possible.
+    ///
+    /// Returns the reason why data of a file with a name cannot be recovered: no room for now, or lost for good.
     fn bring_all_back(&self, pull: &dyn Pull) -> Result<Option<Errno>> {
         if !self.any_poisoned.load(Ordering::Relaxed) {
             return Ok(None);
@@ -234,7 +238,7 @@ impl StoreTree {
     pub(crate) fn wait(&self, core: Held<'_>) -> Result<()> {
         let tickets = core.pending.clone();
         drop(core);
-        // One that fails, as on a full disk, keeps those behind it waiting, too, until it can be written.
+        // A commit that fails, as on a full disk, also blocks those after it, until it can be written.
         let done = tickets.iter().try_for_each(untorn::Ticket::wait);
         let mut core = self.core()?;
         core.failed |= done.as_ref().is_err_and(is_final);
@@ -242,7 +246,7 @@ impl StoreTree {
         done.map_err(errno).and(core.check())
     }
 
-    /// After a change of names: `--commit=write` commits it before the reply.
+    /// Ends a change of names: `--commit=write` commits it before the reply.
     pub(crate) fn named<T>(&self, mut core: Held<'_>, answer: T) -> Result<T> {
         if self.mode == CommitMode::Write {
             core.commit_waited(&[])?;
@@ -251,9 +255,10 @@ impl StoreTree {
         Ok(answer)
     }
 
-    /// Commits everything that all programs did before the call, as one, and waits. Calls share a round.
+    /// Commits all changes that programs made before the call, in one commit, and waits. Callers share a round.
     pub(crate) fn commit_round(&self, pull: &dyn Pull) -> Result<()> {
-        // One that is under way may have passed by what is to be committed.
+        // A round that is under way may have pulled files before the caller's last changes, so the caller needs the
+        // next one.
         let wanted = self.rounds.begun.load(Ordering::SeqCst) + 1;
         let mut last = self.rounds.last.lock();
         if self.rounds.begun.load(Ordering::SeqCst) < wanted {
@@ -268,9 +273,10 @@ impl StoreTree {
         }
     }
 
-    /// As [`commit_round`](Self::commit_round), with a transaction, which goes on if that fails, or if it `chains`.
+    /// Commits a round like [`commit_round`](Self::commit_round), with a transaction, which continues if that fails, or
+    /// if it `chains`.
     pub(crate) fn commit_round_with(&self, txn: Transaction, chains: bool, pull: &dyn Pull) -> Result<()> {
-        // Nobody shares it: whoever waits meanwhile may have written behind its pulls.
+        // This round is not shared: a caller that waits meanwhile may have made changes after the pulls.
         let last = self.rounds.last.lock();
         self.submit_round(Some((txn, chains)), pull)?;
         drop(last);
@@ -280,7 +286,7 @@ impl StoreTree {
     fn submit_round(&self, txn: Option<(Transaction, bool)>, pull: &dyn Pull) -> Result<()> {
         let open = self.changing()?.open_for_writing.clone();
         for ino in open {
-            // One that fails is poisoned.
+            // A failed pull poisons the file.
             let _ = self.pull(ino, pull);
         }
         let lost = self.bring_all_back(pull)?;
@@ -296,7 +302,7 @@ impl StoreTree {
         core.commit(&changed)
     }
 
-    /// Commits files, as one, with all names and attributes.
+    /// Commits files, with all names and attributes, in one commit.
     pub(crate) fn commit_files(&self, inos: &[Ino], pull: &dyn Pull) -> Result<()> {
         self.changing()?.check_free(inos)?;
         if self.mode == CommitMode::Store {
@@ -322,7 +328,8 @@ impl StoreTree {
     pub(crate) fn mark_synced(core: &mut Core, inos: &[Ino]) -> Result<()> {
         for ino in inos {
             let inode = core.inode_mut(*ino)?;
-            // A commit leaves a file out that has no name: when it gets one, its contents come with that.
+            // A commit leaves out a file without a name. When the file gets a name, its contents are committed with
+            // that.
             if inode.is_file() && !inode.row.synced && inode.row.nlink > 0 {
                 inode.row.synced = true;
                 core.mark(crate::table::row::Key::Inode(*ino));
@@ -340,12 +347,13 @@ impl StoreTree {
         self.wait(core)
     }
 
-    /// Commits everything but what a program syncs itself and has open for writing. What is poisoned is an error.
+    /// Commits everything except files that a program syncs itself and has open for writing. Poisoned files are an
+    /// error.
     pub(crate) fn commit_all(&self, pull: &dyn Pull) -> Result<()> {
         self.commit_all_but_lost(pull)?.map_or(Ok(()), Err)
     }
 
-    /// As [`commit_all`](Self::commit_all); returns why what is poisoned is not committed.
+    /// Commits like [`commit_all`](Self::commit_all); returns the reason why poisoned files are not committed.
     fn commit_all_but_lost(&self, pull: &dyn Pull) -> Result<Option<Errno>> {
         if self.mode == CommitMode::Store {
             return self.commit_round(pull).map(|()| None);
@@ -356,7 +364,7 @@ impl StoreTree {
             core.open_for_writing.iter().copied().filter(|ino| !synced(ino)).collect()
         };
         for ino in open {
-            // Those that fail are poisoned, and skipped below.
+            // A failed pull poisons the file, which is skipped below.
             let _ = self.pull(ino, pull);
         }
         let lost = self.bring_all_back(pull)?;
@@ -373,7 +381,8 @@ impl StoreTree {
         Ok(lost)
     }
 
-    /// Before the end: as [`commit_all`](Self::commit_all), but nothing that a program may be in the middle of.
+    /// Commits before the end like [`commit_all`](Self::commit_all), but no changes that a program may be in the middle
+    /// of.
     pub(crate) fn commit_finished(&self, pull: &dyn Pull) -> Result<()> {
         self.commit_finished_but_lost(pull)?.map_or(Ok(()), Err)
     }
@@ -385,7 +394,7 @@ impl StoreTree {
         self.commit_all_but_lost(pull)
     }
 
-    /// What the timer commits.
+    /// Commits the changes that are due by time.
     pub(crate) fn commit_due(&self, pull: &dyn Pull) -> Result<()> {
         if self.mode == CommitMode::Store {
             return Ok(());
@@ -411,14 +420,14 @@ impl StoreTree {
             drop(core);
             appended.retain(|ino| self.pull_whole(*ino, pull).is_ok());
             core = self.changing()?;
-            // A write that came meanwhile may have made it another case.
+            // A write that came meanwhile may have changed committed bytes.
             appended.retain(|ino| core.inodes.get(ino).is_some_and(is_appended));
             core.commit(&appended)?;
         }
         self.wait(core)
     }
 
-    /// Pulls what programs have had open for writing for so long since it was last pulled so.
+    /// Pulls files that programs have had open for writing for `after` since their last pull of this kind.
     pub(crate) fn write_back_due(&self, after: Duration, pull: &dyn Pull) {
         let mut due = Vec::new();
         {
@@ -434,7 +443,7 @@ impl StoreTree {
             }
         }
         for ino in due {
-            // One that fails is poisoned.
+            // A failed pull poisons the file.
             let _ = self.pull(ino, pull);
         }
     }
@@ -453,15 +462,15 @@ impl StoreTree {
         }
         let done = core.commit(&due);
         if done.is_err() {
-            // On a full disk not everybody who comes tries it again.
+            // On a full disk, not every request tries it again.
             (core.early.changed, core.early.doomed) = (2 * core.changed.len(), 2 * core.doomed.len());
         }
         done
     }
 
-    /// Of many files with uncommitted contents, those without a writer, if they are many.
+    /// The files with uncommitted contents and without a writer, if there are many of them.
     ///
-    /// Where they are few, all are looked at again only when there are twice as many files.
+    /// If they are few, all files are inspected again only when their number has doubled.
     fn due_early(core: &mut Core) -> Vec<Ino> {
         if core.changed.len() < CHANGED_MAX {
             core.early.changed = 0;
@@ -478,24 +487,24 @@ impl StoreTree {
         if are_many { due } else { Vec::new() }
     }
 
-    /// Files that were looked at by going through all with uncommitted contents, ever: for tests.
+    /// Number of files that searches through all files with uncommitted contents have inspected so far: for tests.
     #[doc(hidden)]
     pub fn files_looked_at(&self) -> Result<u64> {
         Ok(self.core()?.early.looked_at)
     }
 
-    /// Whether the room in the pack is given that the rows have, and no other: for tests.
+    /// Whether exactly the rows' extents are allocated in the pack: for tests.
     #[doc(hidden)]
     pub fn pack_is_as_rows_say(&self) -> Result<bool> {
         let core = self.core()?;
         Ok(core.pack.is_as(core.inodes.values().filter_map(|inode| inode.row.extent).collect()))
     }
 
-    /// Nothing commits what is poisoned, and it takes room that the last commit may need.
+    /// Rolls poisoned files back: nothing commits them, and they take room that the last commit may need.
     fn give_up_poisoned(&self) {
         let Ok(mut core) = self.core() else { return };
         if self.mode == CommitMode::Store {
-            // That would be another state than any that a sync has asked for.
+            // Without the poisoned files, the commit would be a state that no sync has asked for.
             return;
         }
         let is = |ino: &Ino| core.inodes.get(ino).is_some_and(crate::table::inode::Inode::is_poisoned);
@@ -511,13 +520,13 @@ impl StoreTree {
         let done = self.commit_finished_but_lost(pull).map(drop);
         let Some(core) = self.core.lock().take() else { return Err(Errno(libc::EIO)) };
         let store = core.store.clone();
-        // Its handles are closed, and what is uncommitted goes with them.
+        // Closes its handles, and thereby discards uncommitted changes.
         drop(core);
         done.and(store.close().map_err(errno))
     }
 }
 
-/// Whether the uncommitted part of a file that is never synced, and held open, changes no committed byte.
+/// Whether the uncommitted part of a file that is never synced, and stays open, changes no committed byte.
 fn is_appended(inode: &crate::table::inode::Inode) -> bool {
     let appends = inode.uncommitted.is_some_and(|u| u.kept >= inode.row.size && u.size >= inode.row.size);
     inode.writers > 0 && !inode.row.synced && inode.is_committable() && appends

@@ -1,4 +1,4 @@
-//! Commits: what of the tree is asked of the store as one, and what is made in it on the way.
+//! Commits: collects the changes of the tree for a commit of the store, and makes objects in the store.
 
 use crate::interface::file_tree::{Errno, Ino, Result};
 use crate::table::inode::Folded;
@@ -10,10 +10,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use untorn::{File, Ticket};
 
-/// Commits that nobody has waited for, before those that are done are looked for.
+/// Number of commits that nobody has waited for at which those that are done are swept.
 const PENDING: usize = 64;
 
-/// What is made in the store.
+/// Something to make in the store.
 enum New {
     /// The object of an inode.
     Object(Ino),
@@ -40,7 +40,7 @@ impl Core {
         Ok(file)
     }
 
-    /// Numbers for more inodes, and a directory for their objects.
+    /// Reserves numbers for more inodes, with a directory for their objects.
     pub fn reserve(&mut self) -> Result<()> {
         let limit = self.numbers.limit + OBJECTS;
         self.make(&New::Directory { path: object_dir(self.numbers.limit), limit })?;
@@ -48,14 +48,16 @@ impl Core {
         Ok(())
     }
 
-    /// Makes something in the store, in a commit of its own that has no name, no attribute and no contents: what no commit
-    /// of those follows, the next opening finds by its number. Nobody waits.
+    /// Makes something in the store, in a commit of its own without names, attributes and contents. Nobody waits for
+    /// it.
+    ///
+    /// If no commit of those follows, the next opening recognises the rest by its number, and removes it.
     fn make_in_store(&mut self, new: &New) -> untorn::Result<Option<File>> {
         let mut txn = self.store.begin();
         let made = match new {
             New::Object(ino) => {
                 let made = txn.create(object_path(*ino), 0o600)?;
-                // If a commit has the row, it gets its object in the same moment.
+                // If the table has the row already, the row gets its object in the same commit.
                 if self.table.set_object(*ino)? {
                     txn.add(self.table.file())?;
                 }
@@ -70,7 +72,7 @@ impl Core {
             }
         };
         self.table.stage()?;
-        // The next commit that is waited for flushes the log for both; at the latest the timer's.
+        // The next commit that is waited for flushes the log for both, at the latest the timer's.
         let ticket = txn.commit_quietly()?;
         self.table.submitted();
         self.keep(ticket);
@@ -80,13 +82,13 @@ impl Core {
     fn make(&mut self, new: &New) -> Result<Option<File>> {
         let made = self.make_in_store(new);
         if made.is_err() {
-            // What the table had of it must be in no other commit.
+            // The table's changes for it must not be in another commit.
             self.undo();
         }
         self.outcome(made)
     }
 
-    /// Takes back what the table and the pack had of a commit that could not be asked for.
+    /// Undoes the changes of the table and the pack for a commit that the store refused.
     fn undo(&mut self) {
         let (table, pack) = (self.table.undo(), self.pack.undo());
         if let Some(e) = table.and(pack).err() {
@@ -98,8 +100,8 @@ impl Core {
 
 // Commits.
 impl Core {
-    /// Commits all names and attributes, and the uncommitted contents of these files, as one. Nobody waits: the ticket is
-    /// among the pending ones.
+    /// Commits all names and attributes, and the uncommitted contents of these files, in one commit. Nobody waits: the
+    /// ticket is among the pending ones.
     pub fn commit(&mut self, contents: &[Ino]) -> Result<()> {
         self.check()?;
         let number = self.numbers.commit;
@@ -113,7 +115,7 @@ impl Core {
         self.outcome(done)
     }
 
-    /// As [`commit`](Self::commit), for a caller that waits for it next.
+    /// Commits like [`commit`](Self::commit), for a caller that waits for it next.
     pub fn commit_waited(&mut self, contents: &[Ino]) -> Result<()> {
         self.waits = true;
         let done = self.commit(contents);
@@ -121,37 +123,39 @@ impl Core {
         done
     }
 
-    /// Commits all names and attributes, and what there is of these files, which they must not be without. If that cannot
-    /// be asked for, on a full disk, the next commit has it.
+    /// Commits all names and attributes together with the contents of these files, because the names must not be
+    /// durable without the contents.
+    ///
+    /// If the store refuses that, as on a full disk, the next commit includes them.
     pub fn seal(&mut self, contents: &[Ino]) {
         if self.commit(contents).is_err() {
             self.owe(contents);
         }
     }
 
-    /// Every commit has these files from now on, until one could be asked for.
+    /// Makes every commit include these files, until the store accepts one.
     pub fn owe(&mut self, contents: &[Ino]) {
         self.owed.extend(contents);
         contents.iter().for_each(|ino| self.note_owed(*ino));
     }
 
-    /// These files, and those of which seals are owed.
+    /// These files, and those with deferred seals.
     pub fn with_owed(&self, contents: &[Ino]) -> Vec<Ino> {
         let all: BTreeSet<Ino> = self.owed.iter().chain(contents).copied().collect();
         all.into_iter().collect()
     }
 
-    /// Files whose seals are yet to be asked for.
+    /// Files with deferred seals.
     pub fn owed(&self) -> Vec<Ino> {
         self.owed.iter().copied().collect()
     }
 
-    /// A commit that was asked for has what is owed.
+    /// Forgets the deferred seals, because the store has accepted a commit that includes them.
     pub fn settle_owed(&mut self) {
         self.owed.clear();
     }
 
-    /// Whether a seal of the file is yet to be asked for.
+    /// Whether a seal of the file is deferred.
     pub fn owes(&self, ino: Ino) -> bool {
         self.owed.contains(&ino)
     }
@@ -208,12 +212,12 @@ impl Core {
         }
     }
 
-    /// Stages what a commit has, and asks for it; `None` if that is nothing.
+    /// Stages the changes of a commit, and submits it; `None` if there are none.
     fn ask_for(&mut self, folded: &[(Ino, Folded)], dirty: &BTreeSet<Key>) -> untorn::Result<Option<Ticket>> {
         for (ino, of) in folded {
             let extent = match (&of.draft, of.in_object) {
                 (Some(draft), _) => self.pack.put(of.extent, draft.bytes(), draft.changed())?,
-                // What has grown is in the pack no more.
+                // The contents of a file that has grown leave the pack.
                 (None, true) => {
                     of.extent.into_iter().for_each(|extent| self.pack.take_back(extent));
                     None
@@ -283,7 +287,7 @@ impl Core {
         self.failed |= failed;
     }
 
-    /// Takes the file's handle back that nobody needs.
+    /// Closes a file's handle that is not needed any more.
     pub fn close_object(&mut self, ino: Ino) {
         if let Some(inode) = self.inodes.get_mut(&ino)
             && inode.openings == 0

@@ -1,4 +1,4 @@
-//! How a tree is that is being served.
+//! The status of a tree that is being served.
 
 use crate::interface::file_tree::{Ino, ROOT, TreeStatus};
 use crate::tree::core::Core;
@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 impl Core {
-    /// The condition.
+    /// The present condition of the tree.
     pub fn status(&mut self) -> TreeStatus {
         self.sweep();
         let has = |of: &dyn Fn(&crate::table::inode::Inode) -> bool| {

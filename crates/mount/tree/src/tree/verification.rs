@@ -1,5 +1,6 @@
-//! Looks at a tree as a reader of its store sees it, as of one commit: whether its rows fit together, and its objects are
-//! there. Nothing is changed, and whoever owns the store goes on.
+//! Verifies a tree as of one commit, as a reader of its store: whether its rows fit together, and its objects exist.
+//!
+//! Nothing is changed, and the owner of the store continues meanwhile.
 
 use crate::interface::access_list::{self, AccessList};
 use crate::interface::file_tree::{Ino, Kind, ROOT};
@@ -14,27 +15,27 @@ use std::path::PathBuf;
 use untorn::reader::Snapshot;
 use untorn::{Error, Result};
 
-/// The most problems that are told one by one.
+/// The most problems that are listed.
 const TOLD: usize = 100;
 
-/// What a look at a tree found.
+/// The result of verifying a tree.
 #[derive(Clone, Debug, Default)]
 pub struct Verified {
-    /// Files.
+    /// Number of files.
     pub files: u64,
-    /// Directories, with the root.
+    /// Number of directories, with the root.
     pub directories: u64,
-    /// Links, devices and the like.
+    /// Number of links, devices and the like.
     pub others: u64,
     /// Bytes of all files.
     pub bytes: u64,
     /// Inodes without names: removed, and in use when the commit was made.
     pub removed: u64,
-    /// Objects that no row knows: of files that the commit does not have yet.
+    /// Objects that no row has: of files that the commit does not include yet.
     pub unknown_objects: u64,
-    /// What is wrong, at most a hundred.
+    /// The problems, at most a hundred.
     pub problems: Vec<String>,
-    /// How much is wrong.
+    /// The number of problems.
     pub problem_count: u64,
 }
 
@@ -43,7 +44,7 @@ type Bytes = Box<[u8]>;
 #[derive(Default)]
 struct Found {
     inodes: HashMap<Ino, InodeRow>,
-    /// Directory and name of each inode's names; of an inode with several, all of them.
+    /// Directory and name of each of an inode's names.
     names: HashMap<Ino, Vec<(Ino, Bytes)>>,
     xattrs: Vec<(Ino, Bytes, Bytes)>,
     places: BTreeSet<(Ino, u64)>,
@@ -58,10 +59,10 @@ impl Found {
         }
     }
 
-    /// Where an inode is, for people.
+    /// A path of an inode, for messages.
     fn path(&self, ino: Ino) -> PathBuf {
         let (mut parts, mut at) = (Vec::new(), ino);
-        // Rows that lead in a circle are a problem, and no reason to go round in it.
+        // Bounded, because damaged rows may form a circle.
         while at != ROOT && parts.len() < 200 {
             let Some((dir, name)) = self.names.get(&at).and_then(|names| names.first()) else { break };
             parts.push(String::from_utf8_lossy(name).into_owned());
@@ -90,7 +91,7 @@ impl Found {
         }
     }
 
-    /// Names and inodes fit together.
+    /// Checks that names and inodes fit together.
     fn names(&mut self) {
         let mut below = BTreeMap::<Ino, Vec<Ino>>::new();
         let mut problems = Vec::new();
@@ -125,7 +126,7 @@ impl Found {
                 problems.push(format!("{} counts {} links, and has {expected}", self.shown(*ino), row.nlink));
             }
         }
-        // What is in the root, and in what is in it.
+        // Finds all inodes that can be reached from the root.
         let (mut reached, mut ahead) = (BTreeSet::from([ROOT]), vec![ROOT]);
         while let Some(dir) = ahead.pop() {
             let inos = below.get(&dir).into_iter().flatten();
@@ -153,7 +154,7 @@ impl Found {
         }
     }
 
-    /// Contents that are in the pack are in it, no longer than their files, and none over another's.
+    /// Checks that contents in the pack lie within it, are no longer than their files, and do not overlap.
     fn packed(&mut self, snapshot: &Snapshot) -> Result<()> {
         let end = match snapshot.metadata(PACK) {
             Ok(found) => found.len,
@@ -184,13 +185,13 @@ impl Found {
         Ok(())
     }
 
-    /// Objects are there, and no longer than their files.
+    /// Checks that objects exist, and are no longer than their files.
     fn objects(&mut self, snapshot: &Snapshot) -> Result<()> {
         let inos: BTreeSet<Ino> = self.inodes.keys().copied().collect();
         for ino in inos {
             let row = &self.inodes[&ino];
             let (kind, nlink, object, extent) = (row.kind, row.nlink, row.object, row.extent);
-            // Contents in the pack are instead of those of an object, which has none then.
+            // A file with contents in the pack has an empty object, if any.
             let (size, in_object) = (row.size, if extent.is_some() { 0 } else { row.size });
             let counts = &mut self.verified;
             match kind {
@@ -237,10 +238,10 @@ fn is_missing(e: &Error) -> bool {
     matches!(e, Error::Io { source, .. } if source.kind() == ErrorKind::NotFound)
 }
 
-/// Looks at all of a tree.
+/// Verifies a whole tree.
 ///
 /// # Errors
-/// Those of the snapshot, and [`Error::Corrupt`] if its table is none, [`Error::NewerVersion`] if it is a newer one.
+/// Those of the snapshot; [`Error::Corrupt`] if its table is damaged, [`Error::NewerVersion`] if the table is newer.
 pub fn verify(snapshot: &Snapshot) -> Result<Verified> {
     let file = match snapshot.open(TABLE) {
         Err(e) if is_missing(&e) && snapshot.metadata(PACK).is_ok() => return Err(missing_table()),

@@ -20,7 +20,7 @@ impl Pull for Clean {
     }
 }
 
-/// A kernel whose write fails.
+/// A kernel whose writes fail.
 pub struct Failing;
 
 impl Pull for Failing {
@@ -59,7 +59,8 @@ impl Clock for TestClock {
 
 pub const ME: Request = Request { uid: 1000, gid: 1000, umask: 0 };
 
-/// Half of the seeds have a small journal: commits that wait together are written one by one, or through spill files.
+/// Options with a small journal for half of the seeds: commits that wait together are then written one by one, or
+/// through spill files.
 pub fn store_options(disk: &SimDisk) -> StoreOptions {
     let (journal, first, inline) = match disk.options().seed % 2 {
         0 => (1 << 20, 64 << 10, 16 << 10),
@@ -74,18 +75,18 @@ pub fn open_with(disk: &SimDisk, clock: &Arc<TestClock>, commit: CommitMode) -> 
     StoreTree::open(store, TreeOptions { small_max: small_max(disk), ..tree_options(clock, commit) })
 }
 
-/// The simulated disk does not tell its room: there is much.
+/// With plenty of room, because the simulated disk does not report its own.
 pub fn tree_options(clock: &Arc<TestClock>, commit: CommitMode) -> TreeOptions {
     let below = Some(room(1 << 30));
     TreeOptions { commit, owner: ME, clock: clock.clone(), below, ..TreeOptions::default() }
 }
 
-/// Most seeds have all files in the pack, or a border that files often cross; some have each in an object.
+/// For most seeds all files are in the pack, or the limit is one that files often cross; for some each has an object.
 pub fn small_max(disk: &SimDisk) -> usize {
     [64 << 10, 2048, 4096, 600, 0][(disk.options().seed / 2 % 5) as usize]
 }
 
-/// A file system with so many free blocks.
+/// A file system with `free` free blocks.
 pub fn room(free: u64) -> Arc<Below> {
     let (blocks, files) = (1 << 30, 1 << 20);
     let of = SpaceUse { block_size: 4096, blocks, free, available: free, files, files_free: files };
@@ -103,7 +104,7 @@ pub fn new_tree() -> (SimDisk, Arc<TestClock>, StoreTree) {
     (disk, clock, tree)
 }
 
-/// A tree in which every file that has contents has an object.
+/// A tree in which every file with contents has an object.
 pub fn new_tree_of_objects() -> (SimDisk, Arc<TestClock>, StoreTree) {
     let disk = SimDisk::new(untorn_crashlab::Options { seed: 8, ..Default::default() });
     let clock = Arc::new(TestClock::default());
@@ -134,7 +135,7 @@ pub fn contents_of(tree: &StoreTree, called: &str) -> Vec<u8> {
     contents(tree, tree.lookup(ROOT, name(called)).expect("the name").ino)
 }
 
-/// The owner is killed; the next one opens.
+/// Kills the owner, and opens the tree again.
 pub fn reopen(disk: &SimDisk, clock: &Arc<TestClock>, tree: StoreTree) -> StoreTree {
     disk.kill();
     drop(tree);

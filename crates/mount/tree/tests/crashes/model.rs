@@ -1,4 +1,4 @@
-//! The rules as a model, and a kernel's cache of writes.
+//! A model of the rules, and of a kernel's write cache.
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
@@ -10,12 +10,12 @@ use std::sync::{Arc, Mutex};
 use untorn_tree::*;
 
 type File = usize;
-/// Where, which byte, how often.
+/// Position, value and number of bytes.
 pub type Write = (usize, u8, usize);
-/// The opening whose transaction it is.
+/// The opening of the transaction.
 const OWNER: u64 = 7;
 
-/// A name: in the directory or in the root.
+/// A name, and whether it is in the directory rather than in the root.
 type Name = (bool, &'static str);
 
 const NAMES: [Name; 4] = [(false, "a"), (false, "b"), (true, "a"), (true, "c")];
@@ -25,7 +25,7 @@ pub enum Op {
     Create(Name, File),
     Open(File),
     Write(File, usize, u8, usize),
-    /// The kernel sends what it has of a file.
+    /// The kernel sends its dirty pages of a file.
     Send(File),
     Release(File),
     Truncate(File, usize),
@@ -33,7 +33,7 @@ pub enum Op {
     /// The kernel's write fails in the sync.
     SyncFails(File),
     SyncNames,
-    /// Seconds pass; then the timer.
+    /// Seconds pass; then the timer runs.
     Tick(u64),
     Rename(Name, Name),
     Exchange(Name, Name),
@@ -43,14 +43,14 @@ pub enum Op {
     SyncAll,
     /// A file joins the transaction, which begins if there is none.
     Join(File),
-    /// It goes on with its files, or ends.
+    /// The transaction continues with its files if true, else it ends.
     CommitTxn(bool),
     AbortTxn(bool),
     DissolveTxn,
 }
 
 impl Op {
-    /// Whether the kernel sends writes in the middle of it.
+    /// Whether the kernel sends writes in the middle of the operation.
     pub fn sends(&self) -> bool {
         !matches!(self, Op::Create(..) | Op::Open(_) | Op::Write(..) | Op::Unlink(_) | Op::RenameDir)
     }
@@ -63,11 +63,11 @@ impl Op {
 #[derive(Clone, Default)]
 struct Inode {
     ino: Ino,
-    /// What commits show.
+    /// Contents that commits show.
     committed: Vec<u8>,
-    /// What the tree was sent.
+    /// Contents that the tree was sent.
     sent: Vec<u8>,
-    /// What the kernel has yet to send.
+    /// Writes that the kernel has yet to send.
     cached: Vec<Write>,
     changed: bool,
     kept: usize,
@@ -86,7 +86,7 @@ pub struct Model {
     files: Vec<Inode>,
     now: u64,
     stamp: u8,
-    /// With `CommitMode::Store`: what the last sync committed.
+    /// With `CommitMode::Store`: the state that the last sync committed.
     round: Option<Shown>,
     txn: bool,
 }
@@ -133,7 +133,7 @@ impl Model {
         model
     }
 
-    /// Inodes of files, from a model that has made them.
+    /// Takes the inodes of files from a model that has made them.
     pub fn learn(&mut self, from: &Model) {
         self.files.iter_mut().zip(&from.files).for_each(|(file, known)| file.ino = known.ino);
     }
@@ -147,12 +147,12 @@ impl Model {
         files.chain([(format!("/{}", self.dir_name), None)]).collect()
     }
 
-    /// What a commit of all names shows; in rounds, the last one.
+    /// The state that a commit of all names shows; in rounds, the last round's.
     pub fn state(&self) -> Shown {
         self.round.clone().unwrap_or_else(|| self.state_of(|file| file.committed.clone()))
     }
 
-    /// What the tree shows now: what it was sent.
+    /// The state that the tree shows now: everything that it was sent.
     pub fn live(&self) -> Shown {
         self.state_of(|file| file.sent.clone())
     }
@@ -161,7 +161,7 @@ impl Model {
         self.names.values().filter(|other| **other == file).count()
     }
 
-    /// An operation that can be.
+    /// Draws an operation that is possible now.
     pub fn draw(&mut self, rng: &mut Rng) -> Op {
         loop {
             let (one, other) = (NAMES[rng.usize(..4)], NAMES[rng.usize(..4)]);
@@ -175,7 +175,7 @@ impl Model {
                 0..=2 if !there(one) => Op::Create(one, self.files.len()),
                 3 | 4 if is_usable && !is_writer => Op::Open(file),
                 5..=8 if is_writer => {
-                    // Many append.
+                    // Many writes append.
                     let end = self.files[file].sent.len();
                     let at = if rng.bool() { end } else { rng.usize(..=end) };
                     Op::Write(file, at, self.stamp, rng.usize(1..3000))
@@ -207,7 +207,7 @@ impl Model {
         }
     }
 
-    /// A commit of everything, if each write of it succeeds.
+    /// Commits everything; returns whether each write of the round succeeds.
     fn commit_round(&mut self, writes_succeed: bool) -> bool {
         let mut succeeds = true;
         for n in 0..self.files.len() {
@@ -227,7 +227,7 @@ impl Model {
         succeeds
     }
 
-    /// Does it, by the rules; says whether it succeeds.
+    /// Applies an operation by the rules; returns whether it succeeds.
     pub fn apply(&mut self, op: &Op) -> bool {
         let now = self.now;
         match *op {
@@ -315,7 +315,7 @@ impl Model {
                     return true;
                 }
                 let sealed: Vec<File> = if self.round.is_none() { vec![a, b] } else { Vec::new() };
-                // Both are pulled before either is looked at.
+                // Both files are pulled before either is checked.
                 sealed.iter().for_each(|n| self.files[*n].send(now));
                 if self.files[a].poisoned || self.files[b].poisoned {
                     return false;
@@ -348,7 +348,7 @@ impl Model {
                 }
                 self.end_txn();
                 let is_done = self.round.is_none() || self.commit_round(true);
-                // It goes on, too, if another file keeps it back.
+                // The transaction also continues if another file blocks the commit.
                 self.txn = chains || !is_done;
                 for n in joined {
                     self.files[n].in_txn = self.txn;
@@ -390,7 +390,7 @@ impl Model {
         true
     }
 
-    /// Files of the transaction that are still there.
+    /// Files of the transaction that still exist.
     fn joined(&self) -> Vec<File> {
         let is_there = |n: &File| self.files[*n].in_txn && (self.files[*n].writer || self.names_of(*n) > 0);
         (0..self.files.len()).filter(is_there).collect()
@@ -425,10 +425,10 @@ impl Model {
     }
 }
 
-/// What the kernel has yet to send.
+/// Writes that the kernel has yet to send.
 pub type Dirty = BTreeMap<Ino, Vec<Write>>;
 
-/// A kernel's cache of writes.
+/// A kernel's write cache.
 pub struct Cache<'a> {
     tree: &'a StoreTree,
     dirty: Arc<Mutex<Dirty>>,
@@ -442,7 +442,7 @@ impl Pull for Cache<'_> {
             let failed = self.fails.load(SeqCst);
             let written =
                 if failed { Err(Errno(libc::EIO)) } else { self.tree.write(ino, at as u64, &vec![stamp; len]) };
-            // It has the write until that is answered.
+            // The cache keeps the write until it is answered.
             let mut dirty = self.dirty.lock().unwrap();
             if let Err(e) = written {
                 dirty.remove(&ino);
@@ -460,12 +460,12 @@ impl<'a> Cache<'a> {
         Cache::with(tree, Arc::default())
     }
 
-    /// A cache that another process's tree left.
+    /// Continues with the cache that the last process's tree left.
     pub fn with(tree: &'a StoreTree, dirty: Arc<Mutex<Dirty>>) -> Cache<'a> {
         Cache { tree, dirty, fails: AtomicBool::new(false) }
     }
 
-    /// Does it in the tree. The model has done it, and learns the inode of a new file.
+    /// Does the operation in the tree. The model has done it before, and learns the inode of a new file.
     pub fn act(&self, op: &Op, clock: &TestClock, model: &mut Model) -> Result<()> {
         let tree = self.tree;
         let at = |model: &Model, (below, called): Name| (if below { model.dir } else { ROOT }, name(called));
@@ -527,7 +527,7 @@ impl<'a> Cache<'a> {
                 };
                 tree.add(txn, ino(model, file))?;
             }
-            // One that has ended is asked for again if the process was killed before it said so.
+            // If the process was killed before it answered, the commit of an ended transaction is requested again.
             Op::CommitTxn(chains) => tree.commit(tree.transactions_of(OWNER).pop().unwrap_or(0), chains, self)?,
             Op::AbortTxn(chains) => {
                 tree.abort(tree.transactions_of(OWNER).pop().unwrap_or(0), chains, self)?;
