@@ -1,8 +1,8 @@
-//! A session without one of its cares, for the tests: `careless CARE VOLUME MAPS PROGRAM…`.
+//! Runs a session without one of its invariants, for the tests: `careless INVARIANT VOLUME MAPS PROGRAM…`.
 //!
-//! CARE is the name of a field of `Cares`, or `all`. VOLUME is a volume, or a directory for one that is thrown away
-//! ending in a slash, or `on:` and a directory. `UNTORN_XSYNC_LISTEN` is a port, `UNTORN_XSYNC_EXACT` stands for
-//! `--exact`.
+//! INVARIANT is the name of a field of `Cares`, or `all`. VOLUME is a volume; or a directory with a slash at its end,
+//! for a volume that is thrown away; or `on:` and a directory. `UNTORN_XSYNC_LISTEN` is a port, and
+//! `UNTORN_XSYNC_EXACT` stands for `--exact`.
 
 use std::process::ExitCode;
 use untorn_terminal::user_namespace::is_root;

@@ -1,4 +1,4 @@
-//! What a program may do about flushes in a session with `--exact`, for the tests: `exact WHAT [ARGUMENT…]`.
+//! Flushes of many kinds, for tests of sessions with `--exact`: `exact WHAT [ARGUMENT…]`.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -24,7 +24,7 @@ fn checked(result: libc::c_long) -> io::Result<libc::c_long> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// What flushes say of descriptors of each kind: the name of the error, or `0`.
+/// Prints the results of flushes of each kind of descriptor: the number of the error, or `0`.
 fn results(dir: &str) -> io::Result<()> {
     let file = File::create(format!("{dir}/file"))?;
     let read_only = File::open(format!("{dir}/file"))?;
@@ -57,7 +57,7 @@ fn error(e: io::Error) -> i64 {
     e.raw_os_error().unwrap_or_default().into()
 }
 
-/// When somebody says so, writes and flushes a file in one way again and again.
+/// Waits for a line, then writes and flushes a file in one way, `count` times.
 fn write(kind: &str, path: &str, count: u32) -> io::Result<()> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false);
@@ -99,7 +99,7 @@ fn map_and_flush(file: &File) -> io::Result<()> {
     }
 }
 
-/// Writes files; when somebody says so, flushes one of them, and notes in another place what came of it.
+/// Writes files, waits for a line, flushes one of the files, and writes the result to a note elsewhere.
 fn told(path: &str, note: &str) -> io::Result<()> {
     (0..9).try_for_each(|n| std::fs::write(format!("{path}{n}"), "text"))?;
     println!("ready");
@@ -111,17 +111,17 @@ fn told(path: &str, note: &str) -> io::Result<()> {
     io::stdin().read_line(&mut go).map(drop)
 }
 
-/// A write that flushes by itself.
+/// Writes with a flag that makes the write flush by itself.
 fn flushed(file: &File, text: &[u8], at: u64, flag: i32) -> io::Result<()> {
     let part = libc::iovec { iov_base: text.as_ptr().cast_mut().cast(), iov_len: text.len() };
-    // SAFETY: the part is what the call reads, and outlives the call.
+    // SAFETY: the call reads the part, which outlives the call.
     let written = checked(unsafe { libc::pwritev2(file.as_raw_fd(), &part, 1, at as i64, flag) } as i64)?;
     assert_eq!(written as usize, text.len());
     Ok(())
 }
 
-/// Files made and overwritten by writes that flush by themselves, in three ways, and in a ring; each is told to the
-/// outside when it is so, as `probe mixed` tells it.
+/// Makes and overwrites files by writes that flush by themselves, in three ways, and by a ring. Prints a line after
+/// each change, like `probe mixed`.
 fn mixed(dir: &str, count: u64, seed: u64) -> io::Result<()> {
     let (mut chance, mut ring) = (seed, Ring::new()?);
     for n in 1..=count {
@@ -160,7 +160,7 @@ fn mixed(dir: &str, count: u64, seed: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// What a ring does, and what it does not.
+/// Tries requests of a ring that must work, and requests that must fail.
 fn ring(path: &str) -> io::Result<()> {
     let mut ring = Ring::new()?;
     ring.write_and_flush(&File::create(path)?, b"by a ring\n", 0)?;
@@ -176,7 +176,7 @@ fn ring(path: &str) -> io::Result<()> {
             Err(e) => println!("no ring with {flags:#x}: {}", error(e)),
         }
     }
-    // SAFETY: an address that is not there is refused.
+    // SAFETY: an invalid address is refused.
     let bad = checked(unsafe { libc::syscall(libc::SYS_io_uring_setup, 1, 8) });
     println!("without parameters: {}", bad.map_or_else(error, i64::from));
     Ok(())
@@ -207,7 +207,8 @@ impl Ring {
     fn with(flags: u32) -> io::Result<Ring> {
         let mut parameters = [0_u32; 30];
         parameters[2] = flags;
-        // SAFETY: the parameters are as large as the kernel has them; what it makes is mapped at the places that it says.
+        // SAFETY: the parameters are as large as the kernel has them. The kernel returns the places of the structures
+        // that it makes, and they are mapped there.
         unsafe {
             let ring = checked(libc::syscall(libc::SYS_io_uring_setup, ENTRIES, parameters.as_mut_ptr()))?;
             let ring = OwnedFd::from_raw_fd(ring as i32);
@@ -221,10 +222,11 @@ impl Ring {
         }
     }
 
-    /// The result of a request: a number, or an error's, negative.
+    /// The result of a request: a number, or the negative number of an error.
     fn ask(&mut self, operation: u8, descriptor: i32, at: u64, bytes: u32, offset: u64) -> i32 {
         let [sq_tail, sq_array, cq_head, cq_entries] = [11, 16, 20, 25].map(|n| self.parameters[n] as usize);
-        // SAFETY: the kernel has said where all of this is, within what is mapped; it looks at it during the call only.
+        // SAFETY: the kernel returned these offsets, which lie within the mappings. It uses the entry during the call
+        // only.
         unsafe {
             let entry = self.entries.cast::<u64>();
             entry.write_bytes(0, 8);

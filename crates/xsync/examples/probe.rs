@@ -1,4 +1,4 @@
-//! What a program may try in a session, for the tests: `probe WHAT [ARGUMENT…]`. Prints `done`, or the error.
+//! Tries system calls in a session, for the tests: `probe WHAT [ARGUMENT…]`. Prints `done`, or the error.
 
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::io::Errno;
@@ -80,7 +80,7 @@ fn map_of(file: &File, protection: ProtFlags, more: bool) -> io::Result<()> {
     Ok(())
 }
 
-/// Who locks a file expects others to write it.
+/// A program that locks a file expects others to write it.
 fn map_locked(path: &str) -> io::Result<()> {
     let file = File::open(path)?;
     rustix::fs::fcntl_lock(&file, rustix::fs::FlockOperation::LockShared)?;
@@ -124,7 +124,7 @@ fn checked(result: i64) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Numbered lines, each told to the outside when it is written.
+/// Writes numbered lines, and prints each number after its line is written.
 fn append(path: &str, count: u64) -> io::Result<()> {
     let mut file = OpenOptions::new().append(true).create(true).open(path)?;
     for n in 0..count {
@@ -134,8 +134,8 @@ fn append(path: &str, count: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Files made, overwritten, renamed and mapped in turn; each is told to the outside when it is so. What is told of a
-/// file: its name and the number that fills it.
+/// Makes, overwrites, renames and maps files in turn, and prints a line after each change: the name of the file, and
+/// the number that fills it.
 fn mixed(dir: &str, count: u64, seed: u64) -> io::Result<()> {
     let mut chance = seed;
     for n in 1..=count {
@@ -165,8 +165,8 @@ fn mixed(dir: &str, count: u64, seed: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// A number is written to the file `log`, then stored to pages of the file `map`; many times. So `map` never has a number
-/// that `log` lacks, in memory.
+/// Many times, writes a number to the file `log`, then stores it to pages of the file `map`. So in memory, `map` never
+/// has a number that `log` lacks.
 fn stores(dir: &str, count: u64) -> io::Result<()> {
     const PAGES: usize = 256;
     let new = |name: &str| {
@@ -205,14 +205,12 @@ fn shout(mib: u64) -> io::Result<()> {
     out.write_all(b"\n")
 }
 
-/// A server that has a line in its log when it answers it. `who` asks for the client's address, `get` changes nothing, `touch` makes a file without a word,
-/// `large` is answered by so many bytes. `bye` ends the connection without a word, after a line, and
-/// `stop` ends the server. When it listens, it says so.
+/// A port number.
 fn number(port: &str) -> u16 {
     port.parse().expect("a port")
 }
 
-/// At IPv6 alone.
+/// Listens at IPv6 alone.
 fn only6(port: u16) -> io::Result<TcpListener> {
     let socket = net::socket(net::AddressFamily::INET6, net::SocketType::STREAM, None)?;
     net::sockopt::set_ipv6_v6only(&socket, true)?;
@@ -221,6 +219,9 @@ fn only6(port: u16) -> io::Result<TcpListener> {
     Ok(socket.into())
 }
 
+/// A server that answers a line after it has written the line to its log. It prints a line when it listens. `who`
+/// returns the client's address. `get` changes nothing. `touch` makes a file, without a log line. `large` is answered
+/// by the given number of bytes. `bye` is logged, and ends the connection without an answer. `stop` ends the server.
 fn serve(listener: io::Result<TcpListener>, log: &str) -> io::Result<()> {
     let listener = listener?;
     println!("listening");
@@ -262,7 +263,7 @@ fn serve(listener: io::Result<TcpListener>, log: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Numbered lines, each told to somebody outside, who answers, when it is in the log.
+/// Writes numbered lines to the log, sends each of them outside after that, and waits for an answer.
 fn tell(kind: &str, address: &str, log: &str, count: u64) -> io::Result<()> {
     let mut log = OpenOptions::new().append(true).create(true).open(log)?;
     let mut line = |n| -> io::Result<String> {
@@ -283,7 +284,7 @@ fn tell(kind: &str, address: &str, log: &str, count: u64) -> io::Result<()> {
         return Ok(());
     }
     if kind == "connect" {
-        // That somebody connects is all that is said.
+        // The connection itself is the message.
         for n in 0..count {
             line(n)?;
             TcpStream::connect(address)?.read_exact(&mut answer[..1])?;
@@ -295,12 +296,12 @@ fn tell(kind: &str, address: &str, log: &str, count: u64) -> io::Result<()> {
         stream.write_all(line(n)?.as_bytes())?;
         stream.read_exact(&mut answer[..1])?;
     }
-    // Both ends close in turn: what comes after this end is closed is read, too.
+    // The ends close in turn: bytes that come after this end was closed are read, too.
     stream.shutdown(Shutdown::Write)?;
     io::copy(&mut stream, &mut io::stdout()).map(drop)
 }
 
-/// Many connections at the same time; each says its number, and hears it again.
+/// Opens many connections at the same time. Each sends its number, and must get it back.
 fn crowd(address: &str, count: usize) -> io::Result<()> {
     let mut all = (0..count).map(|_| TcpStream::connect(address)).collect::<io::Result<Vec<_>>>()?;
     for (n, stream) in all.iter_mut().enumerate() {
@@ -314,7 +315,7 @@ fn crowd(address: &str, count: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// Datagrams of so many sockets, each answered.
+/// Sends datagrams from `count` sockets, and waits for an answer to each.
 fn flows(address: &str, count: usize) -> io::Result<()> {
     for _ in 0..count {
         let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
@@ -324,16 +325,16 @@ fn flows(address: &str, count: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// Three bytes, the one in the middle urgent.
+/// Sends three bytes, the second of them urgent.
 fn urgent(address: &str) -> io::Result<()> {
     let mut stream = TcpStream::connect(address)?;
     stream.write_all(b"a")?;
-    // SAFETY: the byte is what the call reads, and outlives the call.
+    // SAFETY: the call reads the byte, which outlives the call.
     checked(unsafe { libc::send(stream.as_raw_fd(), b"b".as_ptr().cast(), 1, libc::MSG_OOB) } as i64)?;
     stream.write_all(b"c")
 }
 
-/// An echo request.
+/// Sends an ICMP echo request.
 fn ping(to: Ipv4Addr) -> io::Result<()> {
     // SAFETY: numbers, and a structure of them that outlives the call.
     unsafe {
@@ -348,7 +349,7 @@ fn ping(to: Ipv4Addr) -> io::Result<()> {
     }
 }
 
-/// A process of its own session, which writes for its parent.
+/// Starts a process in a session of its own, which writes to this process's output.
 fn daemon(text: &str) -> io::Result<()> {
     std::process::Command::new("setsid").args(["sh", "-c", "echo $0", text]).spawn()?.wait().map(drop)
 }

@@ -1,6 +1,6 @@
-//! What a session takes care of, by name, so that tests can take one care away and see what happens.
+//! The invariants of a session, each with a name, so that a test can disable one and see the harm.
 
-/// Cares of a session. A program has all of them; tests leave one out, and must then find what it is for.
+/// Invariants of a session. A program keeps all of them; a test disables one, and must then see the harm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cares {
     /// Output waits for a commit.
@@ -17,22 +17,22 @@ pub struct Cares {
     pub write_errors: bool,
     /// The terminal comes from the session's own devpts.
     pub own_terminals: bool,
-    /// Shared maps are judged by how the file was opened, not by their first protection.
+    /// A shared map counts as writable if the file was opened for writing, even if its first protection forbids stores.
     pub maps_by_descriptor: bool,
-    /// The program's end is heard at once, by a signal; nobody looks for it again and again.
+    /// A signal announces the end of the program at once; the supervisor does not poll for it.
     pub end_heard: bool,
-    /// What clients ask reaches the session while a commit is on its way.
+    /// Requests of clients reach the session while a commit is on its way.
     pub requests_at_once: bool,
     /// Ports are open to the outside only when the session listens there.
     pub listen_late: bool,
     /// Outside readers of a directory that a session is on wait for a commit.
     pub outside_readers_wait: bool,
-    /// Nobody in a session makes sockets and FIFOs in such a directory.
+    /// Processes in a session cannot make sockets and FIFOs in such a directory.
     pub directory_sealed: bool,
 }
 
 impl Cares {
-    /// All of them.
+    /// Keeps all invariants.
     pub const ALL: Cares = Cares {
         gate: true,
         commit_of_the_journal: true,
@@ -49,7 +49,7 @@ impl Cares {
         directory_sealed: true,
     };
 
-    /// All but the one of this name.
+    /// Keeps all invariants but the one of this name. None if there is no such invariant.
     pub fn without(name: &str) -> Option<Cares> {
         let mut cares = Cares::ALL;
         let care = match name {

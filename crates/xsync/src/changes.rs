@@ -1,4 +1,4 @@
-//! Changes of a session, and how they come to the host's directories. Stands on `session` and `view`.
+//! Applies the changes of a session to the host's directories. Stands on `session` and `view`.
 
 pub(crate) mod access_lists;
 pub mod apply_changes;

@@ -16,7 +16,8 @@ use untorn_xsync::network::session_network::Net;
 use untorn_xsync::report::status_socket;
 use untorn_xsync::session::watcher;
 
-/// The session could not begin, its volume failed, or something was lost; the program's own exit codes are passed on.
+/// The exit code if the session could not begin, its volume failed, or something was lost. Otherwise the exit code is
+/// the program's.
 const COULD_NOT: u8 = 125;
 
 #[derive(Parser)]
@@ -48,8 +49,8 @@ enum Command {
 /// has seen. Without --volume the program works in the current directory: its changes are applied when it has ended.
 ///
 /// Needs root, loop devices and mkfs.ext4; with --on, or with --place in a directory that an administrator provides,
-/// none of them. Exit code: the program's; 125 the session could not begin, its volume failed, or input or output of the
-/// program was lost, 126 the program cannot be executed, 127 it was not found, 128 and a signal's number.
+/// none of them. Exit code: the program's; 125 the session could not begin, its volume failed, or input or output of
+/// the program was lost, 126 the program cannot be executed, 127 it was not found, 128 and a signal's number.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -204,14 +205,14 @@ fn status(json: bool) -> Output {
     })
 }
 
-/// `PORT`, at all addresses of this machine, or `ADDRESS:PORT`.
+/// Parses `PORT`, which means all addresses of this machine, or `ADDRESS:PORT`.
 fn address(text: &str) -> Result<SocketAddr, String> {
     let port = text.parse::<u16>().ok().map(|port| SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port));
     let address = port.or_else(|| text.parse().ok()).filter(|address| address.port() > 0);
     address.ok_or_else(|| format!("`{text}` is neither a port nor an address of this machine with a port"))
 }
 
-/// `FILE` or `FILE:SIZE`.
+/// Parses `FILE` or `FILE:SIZE`.
 fn volume_and_size(text: OsString) -> anyhow::Result<(PathBuf, Option<u64>)> {
     let Some((path, size)) = text.to_str().and_then(|text| text.rsplit_once(':')) else {
         return Ok((text.into(), None));
@@ -219,7 +220,7 @@ fn volume_and_size(text: OsString) -> anyhow::Result<(PathBuf, Option<u64>)> {
     Ok((path.into(), Some(bytes(size).map_err(anyhow::Error::msg)?)))
 }
 
-/// A number of bytes, with K, M, G or T for binary multiples.
+/// Parses a number of bytes, with K, M, G or T for binary multiples.
 fn bytes(text: &str) -> Result<u64, String> {
     let (number, shift) = match text.chars().last() {
         Some('K' | 'k') => (&text[..text.len() - 1], 10),

@@ -1,4 +1,4 @@
-//! Whole runs, as the command line asks for them. Stands on everything else here.
+//! Complete runs for the command line. Stands on all other modules of this crate.
 
 pub mod place_layers;
 pub mod print_fstab;

@@ -1,4 +1,4 @@
-//! What the supervisor and the session's first process say to each other, each message in one packet.
+//! Messages between the supervisor and the session's first process, each in one packet.
 
 use anyhow::{Context, Result};
 use rustix::io::Errno;
@@ -14,7 +14,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 const PACKET_BYTES_MAX: usize = 32 << 10;
 
-/// What a socket of the supervisor in the session's network takes.
+/// The traffic that a socket of the supervisor in the session's network takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Takes {
     /// Connections to addresses outside.
@@ -23,10 +23,10 @@ pub enum Takes {
     Datagrams,
 }
 
-/// From the session's first process.
+/// Messages from the session's first process.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum News {
-    /// Comes with the descriptor that hears what the filter asks about.
+    /// Comes with the descriptor on which the filter's questions arrive.
     Filter,
     /// Comes with the master of the session's terminal.
     Terminal,
@@ -34,38 +34,38 @@ pub enum News {
     Network,
     /// Comes with the session's mount namespace.
     Mounts,
-    /// Comes with what shows the mounts in it.
+    /// Comes with the mount table of that namespace.
     MountTable,
-    /// Comes with a socket that takes what goes to addresses outside.
+    /// Comes with a socket that takes the traffic to addresses outside.
     WayOut(Takes),
-    /// The program runs. What could not be shown of the host.
+    /// The program runs. The list names the parts of the host that could not be shown.
     Running(Vec<String>),
     /// The program was stopped, by Ctrl-Z or otherwise.
     Stopped,
-    /// The program ended, with this exit code as a shell would have it.
+    /// The program ended, with this exit code in a shell's notation.
     Ended(u8),
-    /// The session could not begin: why, and the exit code.
+    /// The session could not begin: the reason, and the exit code.
     Failed(String, u8),
 }
 
-/// From the supervisor.
+/// Messages from the supervisor.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Order {
-    /// A signal for the program and what runs in its process group.
+    /// A signal for the program's process group.
     Signal(i32),
 }
 
-/// One end.
+/// One end of the connection between the supervisor and the first process.
 #[derive(Debug)]
 pub struct Control(OwnedFd);
 
 impl Control {
-    /// A connection that is there already.
+    /// Wraps a connected socket.
     pub fn of(socket: OwnedFd) -> Control {
         Control(socket)
     }
 
-    /// Both ends.
+    /// Makes a connection, and returns both ends.
     pub fn pair() -> Result<(Control, Control)> {
         let (a, b) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
             .context("a socket between supervisor and session")?;
@@ -87,7 +87,7 @@ impl Control {
             .context("the other side of the session is gone")
     }
 
-    /// The next message; none when the other side is gone.
+    /// Receives the next message. None if the other side is gone.
     pub fn receive<T: DeserializeOwned>(&self) -> Result<Option<(T, Option<OwnedFd>)>> {
         let mut bytes = vec![0; PACKET_BYTES_MAX];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];

@@ -1,5 +1,4 @@
-//! System calls that a session does not make itself: flushes, renames, shared mappings. Stands on `view` and
-//! `volumes`.
+//! System calls that the supervisor answers: flushes, renames, shared mappings. Stands on `view` and `volumes`.
 
 pub(crate) mod renames;
 pub(crate) mod rings;

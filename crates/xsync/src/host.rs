@@ -1,4 +1,4 @@
-//! What is there outside of the session: mounts, capabilities, streams, readers of files. Stands on `report`.
+//! The host around a session: mounts, capabilities, streams, outside readers. Stands on `report`.
 
 pub(crate) mod capabilities;
 pub(crate) mod deep_path;

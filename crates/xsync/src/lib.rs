@@ -1,10 +1,11 @@
-//! External synchrony for unmodified programs on an unmodified kernel: nothing waits for the disk, and nothing that a
-//! crash could take back reaches the outside.
+//! External synchrony for unmodified programs on an unmodified kernel.
 //!
-//! A session runs on one private ext4 volume with data in its journal ([`volume`](volumes::volume)); nothing else in it is writable
-//! ([`host_view`](host::host_view), [`session_root`](view::session_root)). Calls that flush answer at once ([`syscall_filter`](filter::syscall_filter)). What the session says to
-//! the outside is relayed by the supervisor, after a commit of the volume ([`committer`](volumes::committer), [`relay`](relays::relay)). See
-//! `docs/XSYNC.md`.
+//! The program never waits for the disk, and the outside never sees anything that a crash could take back.
+//!
+//! A session runs on one private ext4 volume with data in its journal ([`volume`](volumes::volume)), and can write
+//! nothing else ([`host_view`](host::host_view), [`session_root`](view::session_root)). Flushes return at once
+//! ([`syscall_filter`](filter::syscall_filter)). The supervisor relays the session's output to the outside, after a
+//! commit of the volume ([`committer`](volumes::committer), [`relay`](relays::relay)). See `docs/XSYNC.md`.
 
 pub mod cares;
 pub mod changes;

@@ -1,4 +1,4 @@
-//! `untorn-xsync`: synchronous durability at asynchronous speed, for programs that nobody changes.
+//! `untorn-xsync`: synchronous durability at asynchronous speed, for unmodified programs.
 
 mod cli;
 

@@ -1,4 +1,4 @@
-//! The network of a session: its own loopback, and which connections may go out. Stands on nothing else here.
+//! The network of a session: its own loopback, and rules for connections that leave. Stands on no other module here.
 
 pub(crate) mod inner_sockets;
 pub(crate) mod netlink;

@@ -1,4 +1,4 @@
-//! Relays between the session and the outside, which wait for commits. Stands on `network` and `volumes`.
+//! Relays between the session and the outside, with commits in between. Stands on `network` and `volumes`.
 
 pub(crate) mod answers;
 pub(crate) mod connection;

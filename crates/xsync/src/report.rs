@@ -1,4 +1,4 @@
-//! What a session tells those who look: its report, its home, its status socket. Stands on nothing else here.
+//! Information about a session for users: its report, its home, its status socket. Stands on no other module here.
 
 pub(crate) mod session_home;
 pub mod session_report;

@@ -1,5 +1,4 @@
-//! The processes of a session: its first process, the supervisor, the watcher. Stands on `relays`, `filter` and
-//! `view`.
+//! The processes of a session: first process, supervisor, watcher. Stands on `relays`, `filter` and `view`.
 
 pub(crate) mod outer_terminal;
 pub(crate) mod session_init;

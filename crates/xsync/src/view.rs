@@ -1,5 +1,4 @@
-//! The file system that a session sees: overlays, its root, the directory that it runs on. Stands on `host` and
-//! `volumes`.
+//! The file system of a session: overlays, its root, the directory of `--on`. Stands on `host` and `volumes`.
 
 pub(crate) mod exact;
 pub mod on_directory;

@@ -1,5 +1,4 @@
-//! A session over the working directory: what it leaves there is what the program would have left by itself, also if
-//! everything is killed on the way.
+//! A session over the working directory leaves the same files as the program alone, even if all is killed midway.
 
 mod common;
 
@@ -12,13 +11,13 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// What is there before the program begins.
+/// Prepares the directory for the program.
 const BEFORE: &str = "mkdir -p d/sub e keep; echo a > a; echo b > b; echo in > d/in; echo sub > d/sub/x; echo e > e/e; \
     echo old > keep/old; ln a a-too; mkdir p q; echo p > p/f; echo q > q/f; mkdir -p outer/inner/in; echo o > outer/o; \
     echo in > outer/inner/in/f; mkdir goes empty; echo g > goes/g; echo l > l1; ln l1 l2; ln l1 outer/l3; \
     echo n > n1; ln n1 n2; ln n1 n3; echo s > s1; ln s1 s2; chmod 640 b; echo gone > gone; mkdir gone.d; echo x > gone.d/x; ln -s a link; \
     mkdir becomes-file; echo x > becomes-file/x; echo x > becomes-dir; touch -d @1000000000 a b keep/old";
-/// What the program does; what it leaves does not depend on when.
+/// The program. Its result does not depend on time.
 const PROGRAM: &str = "echo more >> b; rm gone; rm -r gone.d; mkdir -p new/deep; echo deep > new/deep/file; \
     ln new/deep/file new/second; rm -r d; mkdir d; echo fresh > d/fresh; mkdir d/sub; echo other > d/sub/y; \
     mv keep/old keep/renamed; ln -sf b link; mkfifo pipe; chmod 4711 keep/renamed; chown 1234:4321 keep/renamed; \
@@ -29,7 +28,7 @@ const PROGRAM: &str = "echo more >> b; rm gone; rm -r gone.d; mkdir -p new/deep;
     setfattr -n user.test -v value b; touch -d @1100000000 b keep d new; chmod 700 e2; \
     echo 'a strange name' > \"$(printf 'x\\ny')\"";
 
-/// Everything about a tree that a program could see, but inode numbers and times of now.
+/// Everything about a tree that a program can see, except inode numbers and times after the preparation.
 fn tree(root: &Path) -> BTreeMap<String, String> {
     let (mut found, mut left, mut links) = (BTreeMap::new(), vec![root.to_owned()], BTreeMap::new());
     while let Some(dir) = left.pop() {
@@ -70,7 +69,7 @@ fn shell(script: &str, at: &Path) {
     assert!(Command::new("sh").args(["-c", script]).current_dir(at).status().unwrap().success());
 }
 
-/// What the program leaves without a session.
+/// The files that the program leaves without a session.
 fn expected(before: &str, program: &str) -> BTreeMap<String, String> {
     let dir = tempfile::tempdir().unwrap();
     shell(before, dir.path());
@@ -96,7 +95,7 @@ fn what_the_program_changed_is_applied() {
     assert!(place.left().is_empty(), "{:?}", place.left());
 }
 
-/// In the session and after it: all names of a file are names of one, and directories are renamed, not copied.
+/// In the session and after it, names of one file stay together, and directories are renamed, not copied.
 #[test]
 fn hard_links_and_directories_of_the_host_stay_what_they_are() {
     let Some(place) = Place::new() else { return };
@@ -133,14 +132,15 @@ fn other_directories_are_named_by_overlay() {
     assert!(run.code == Some(125) && run.err.contains("one overlay is enough"), "{run:?}");
 }
 
-/// All have looked for others, or wait to look, before the first has its volume; all have written, or were refused,
-/// before the first applies.
+/// Every session has searched for others, or waits for its turn, before the first one has its volume. Every session has
+/// written, or was refused, before the first one applies its changes.
 #[test]
 fn of_sessions_that_begin_together_in_one_directory_one_works() {
     let Some(place) = Place::new() else { return };
     let (dir, making) = (place.dir.path(), |pid: u32| place.dir.path().join(format!("making-{pid}")));
     let (bin, go) = (dir.join("bin"), dir.join("go"));
-    // Written by another process: a script that a test has open cannot be executed where another test has just forked.
+    // Another process writes the script: a file that a test has open for writing cannot be executed, not even after
+    // another test has just forked with it.
     let mkfs = ": > making-$PPID\nwhile [ ! -e go ]; do sleep 0.01; done\nPATH=${PATH#*:}\nexec mkfs.ext4 \"$@\"";
     let mkfs = format!("#!/bin/sh\ncd {}\n{mkfs}", dir.display());
     shell(&format!("mkdir bin && cat > bin/mkfs.ext4 <<'END'\n{mkfs}\nEND\nchmod 755 bin/mkfs.ext4"), dir);
@@ -159,7 +159,7 @@ fn of_sessions_that_begin_together_in_one_directory_one_works() {
         }
     }
     fs::write(&go, "").unwrap();
-    // A session that is refused shows nothing.
+    // A refused session prints nothing.
     let mut works: Vec<bool> = Vec::new();
     for session in &mut sessions {
         works.push(session.stdout.as_mut().unwrap().read_exact(&mut [0; 6]).is_ok());
@@ -172,7 +172,7 @@ fn of_sessions_that_begin_together_in_one_directory_one_works() {
         let code = session.wait().unwrap().code();
         if *works {
             shown += &format!("{number}\n");
-            // As `read` fails at the end of the input.
+            // The exit code of `read` at the end of the input.
             assert_eq!(code, Some(1), "{said}");
         } else {
             assert!(code == Some(125) && said.contains("another session works on"), "{said}");
@@ -211,7 +211,7 @@ fn changes_deeper_than_a_path_are_applied() {
     assert!(fs::read_dir(place.work()).unwrap().next().is_none());
 }
 
-/// Runs `chattr`; false, said aloud, where that is not possible.
+/// Runs `chattr`. False, with a message, if that is not possible.
 fn chattr(change: &str, path: &Path) -> bool {
     let done = Command::new("chattr").arg(change).arg(path).stderr(Stdio::null()).status();
     let ok = done.is_ok_and(|status| status.success());
@@ -221,7 +221,7 @@ fn chattr(change: &str, path: &Path) -> bool {
     ok
 }
 
-/// What is refused waits for a decision; what is applied is not applied again over what somebody does there.
+/// Refused changes wait for a decision. Applied changes are not applied again over later changes by others.
 #[test]
 fn a_change_that_is_refused_keeps_no_other() {
     for is_discarded in [false, true] {
@@ -264,7 +264,7 @@ fn a_change_that_is_refused_keeps_no_other() {
         assert_eq!(["log", "sealed", "old/kept"].map(read), ["old\n", "old\n", "x\n"]);
         assert_eq!(["old/new", "sub/z", "a", "zz"].map(read), ["new\n", "z\n", "a\n", "zz\n"]);
         assert!(!work.join("gone").exists() && !work.join("old/in").exists());
-        // Somebody goes on, and tries again too early.
+        // Another process changes applied files, and `--resume` is tried too early.
         shell("echo theirs > a; echo theirs > old/theirs; rm zz", &work);
         let volume = place.left().remove(0);
         let volume = volume.to_str().unwrap();
@@ -299,7 +299,7 @@ fn flags_of_files_are_applied() {
     assert!(flags("n").contains('d') && flags("n").contains('S'), "{}", flags("n"));
 }
 
-/// Wherever they keep their changes.
+/// This holds wherever the sessions keep their changes.
 #[test]
 fn one_session_at_a_time_is_over_a_directory_and_those_above_and_below() {
     let Some(place) = Place::new() else { return };
@@ -327,7 +327,7 @@ fn one_session_at_a_time_is_over_a_directory_and_those_above_and_below() {
     [&work, &inner].into_iter().for_each(|dir| drop(run(dir).ok()));
 }
 
-/// A session that shows a line and then waits; it is killed there.
+/// Runs a session that prints a line and waits, and kills it there.
 fn killed(place: &Place) {
     let script = format!("{PROGRAM}; echo shown; read nothing; sleep 1000");
     let mut child =
@@ -345,7 +345,7 @@ fn a_killed_session_leaves_what_it_showed() {
     let left = place.left();
     assert_eq!(left.len(), 1, "{left:?}");
     let volume = left[0].to_str().unwrap();
-    // Nothing was applied, and a new session would hide that.
+    // Nothing was applied. A new session in this directory would hide that, so it is refused.
     assert!(place.work().join("gone").exists());
     let refused = place.script("true");
     assert!(refused.code == Some(125) && refused.err.contains("--resume"), "{refused:?}");
@@ -368,7 +368,7 @@ fn what_a_killed_session_left_can_be_thrown_away() {
     place.script("true").ok();
 }
 
-/// The list in the volume goes when all is applied, and the volume after it.
+/// After the apply, the list in the volume is removed first, then the volume.
 #[test]
 fn a_session_killed_before_its_applied_volume_was_gone_holds_up_nobody() {
     for command in ["--resume", "--discard"] {
@@ -443,7 +443,7 @@ fn a_kept_volume_is_a_record_that_holds_up_nobody() {
     assert!(place.left().is_empty(), "{:?}", place.left());
 }
 
-/// Nothing of a killed session goes on: its processes end, its mounts and its loop device go.
+/// A killed session leaves no process, no mount and no loop device.
 #[test]
 fn a_killed_supervisor_takes_the_session_with_it() {
     let Some(place) = Place::new() else { return };
@@ -459,11 +459,11 @@ fn a_killed_supervisor_takes_the_session_with_it() {
     }
 }
 
-/// Once is for the program, which is over; three times is for the apply.
+/// The first signal is for the program, which has ended. Three signals end the apply.
 #[test]
 fn an_impatient_person_is_told_where_the_changes_are() {
     let Some(place) = Place::new() else { return };
-    // Nobody reads, so that the session cannot end.
+    // Nobody reads the output, so the session cannot end.
     let mut child = place
         .xsync(&["--", "sh", "-c", "echo changed > file; head -c 3000000 /dev/zero; echo end >&2"])
         .stdout(Stdio::piped())
@@ -498,14 +498,14 @@ fn attached(volume: &str) -> bool {
         .any(|entry| fs::read_to_string(entry.path().join("loop/backing_file")).is_ok_and(|file| file.contains(volume)))
 }
 
-/// Killed at many moments, most of them while it applies; then resumed. The result is always the same.
+/// Sessions are killed at many moments, mostly during the apply, and then resumed. The result is always the same.
 #[test]
 fn a_session_killed_while_it_applies_is_resumed() {
     const FILES: u64 = 400;
     if Place::new().is_none() {
         return;
     }
-    // Names are applied in order: each file says how far it is.
+    // Names are applied in order, so the files show the progress.
     let files = format!("for i in $(seq 1000 {}); do echo old > t$i; done", 1000 + FILES);
     let change = format!(
         "for i in $(seq 1000 {}); do echo new > t$i; done; mkdir sub; ln t1200 sub/link; rm t1301; mv t1302 moved; \
@@ -521,7 +521,7 @@ fn a_session_killed_while_it_applies_is_resumed() {
     let mut applying = 0;
     let rounds: u64 = variable("UNTORN_XSYNC_KILLS", 5);
     for round in 0..10 * rounds {
-        // On a busy machine kills come late.
+        // On a busy machine a kill may come too late.
         if round >= rounds && applying > 0 {
             break;
         }
@@ -540,7 +540,7 @@ fn a_session_killed_while_it_applies_is_resumed() {
             applying += u32::from(tree(&place.work()) != expected);
             let mut again = place.xsync(&["--resume", volume.to_str().unwrap()]);
             if tries < 2 && round % 2 == 1 {
-                // And once more, on the way.
+                // Kills the resumed session, too.
                 killed(again.stderr(Stdio::null()).spawn().unwrap());
             } else {
                 let run: common::Run = again.output().unwrap().into();
@@ -555,11 +555,11 @@ fn a_session_killed_while_it_applies_is_resumed() {
     assert!(applying > 0, "no kill came while changes were being applied");
 }
 
-/// What the program wrote was committed to the volume's journal, and applied. Nobody needs it in its place in the
-/// volume, which is removed.
+/// The program's writes were committed to the volume's journal and applied. The volume is removed, so they need not be
+/// written to their places in it.
 #[test]
 fn a_volume_that_is_thrown_away_is_not_written_first() {
-    // Of the file system in a small volume.
+    // The block size of the file system in a small volume.
     const BLOCK_BYTES: usize = 1024;
     const BLOCKS: usize = 2048;
     let Some(place) = Place::new() else { return };

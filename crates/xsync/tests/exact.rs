@@ -1,4 +1,4 @@
-//! `--exact`: flushes have the results that they have without a session, are fast, and hold what was shown.
+//! With `--exact`, flushes return the same results as without a session, are fast, and keep the promise of the gate.
 //!
 //! `UNTORN_XSYNC_STATES` is the number of crash states, `UNTORN_TEST_SEED` chooses programs and states.
 
@@ -19,10 +19,10 @@ use untorn_crashlab::device::{Again, FileSystem, Image, Recorder, Trouble, serve
 use untorn_crashlab::replay::Recording;
 use untorn_xsync::volumes::volume::Use;
 
-/// Of a volume in these tests.
+/// The size of a volume in these tests.
 const BYTES: u64 = 40 << 20;
 
-/// A place, with the program of these tests.
+/// A place with the program `exact`.
 fn place() -> Option<Place> {
     let place = Place::new()?;
     fs::copy(example("exact"), place.work().join("exact")).unwrap();
@@ -31,7 +31,7 @@ fn place() -> Option<Place> {
 
 const OK: &str = "[0, 0, 0, 0]";
 
-/// As on the host; over the working directory, on a volume, and with strict maps.
+/// The results are those on the host: over the working directory, on a volume, and with strict maps.
 #[test]
 fn each_descriptor_has_its_own_result() {
     let Some(place) = place() else { return };
@@ -46,12 +46,12 @@ fn each_descriptor_has_its_own_result() {
         let run = place.run(&["--exact", maps, "--volume", &volume, "--", "./exact", "results", "/data"]);
         assert_eq!(run.ok(), expected, "{maps}");
     }
-    // Without, the filter says what it can.
+    // Without `--exact`, the filter answers as well as it can.
     let filtered = place.run(&["--volume", &volume, "--", "./exact", "results", "/data"]).ok();
     assert!(filtered.contains(&format!("pipe {OK}\n")), "{filtered}");
 }
 
-/// How many transactions of the volume's journal writes of a kind make.
+/// The number of transactions in the volume's journal that writes of a kind cause.
 fn transactions_of(place: &Place, exact: bool, kind: &str, count: u64) -> u64 {
     let volume = place.dir.path().join("counted.img");
     let named = format!("{}:40M", volume.display());
@@ -84,7 +84,7 @@ impl<T: Read> ReadLine for T {
     }
 }
 
-/// Of the journal in a file that is a loop device's.
+/// The number of transactions in the journal of a volume on a loop device.
 fn transactions(volume: &Path) -> u64 {
     let mut disks = fs::read_dir("/sys/block").unwrap().flatten();
     let is_it = |text: String| Path::new(text.trim()) == volume;
@@ -96,7 +96,7 @@ fn transactions(volume: &Path) -> u64 {
     info.split_whitespace().next().unwrap().parse().unwrap()
 }
 
-/// One transaction is what the last line that is shown needs.
+/// The last line of output needs one transaction.
 #[test]
 fn flushes_write_nothing_by_themselves() {
     const COUNT: u64 = 20;
@@ -105,7 +105,7 @@ fn flushes_write_nothing_by_themselves() {
         let made = transactions_of(&place, true, kind, COUNT);
         assert!(made <= 3, "{kind}: {made} transactions");
     }
-    // Files opened like that, and stores to maps, go past the overlay.
+    // Files opened with O_SYNC, and msync, are not answered by the overlay.
     for kind in ["o-sync", "msync"] {
         let made = transactions_of(&place, true, kind, COUNT);
         assert!(made >= COUNT, "{kind}: {made} transactions");
@@ -114,23 +114,23 @@ fn flushes_write_nothing_by_themselves() {
     assert!(filtered >= COUNT, "{filtered} transactions without --exact");
 }
 
-/// A ring does what the filter allows, and nothing else.
+/// A ring does only operations that the filter allows.
 #[test]
 fn rings_work_and_lead_nowhere() {
     let Some(place) = place() else { return };
     let expected = "written: by a ring\nflush of a pipe: -22\nsocket of family 40: -13\nsocket of family 2: -13\n\
                     no ring with 0x2: 1\na ring with 0x1000\nno ring with 0x4000: 22\nwithout parameters: 14\n";
     assert_eq!(place.run(&["--exact", "--maps=refuse", "--", "./exact", "ring", "file"]).ok(), expected);
-    // A program of another user: the ring is made by the supervisor, the files are not.
+    // The supervisor makes the ring of another user's program, too, but files are made by the program's user.
     let script = "chmod 777 .; exec setpriv --reuid=1234 --clear-groups ./exact ring theirs";
     assert_eq!(place.run(&["--exact", "--", "sh", "-c", script]).ok(), expected);
     assert_eq!(std::os::unix::fs::MetadataExt::uid(&fs::metadata(place.work().join("theirs")).unwrap()), 1234);
-    // As flushes in a ring cannot wait.
+    // With strict maps there are no rings, because flushes in a ring cannot wait for a commit.
     let strict = place.run(&["--exact", "--maps=strict", "--", "./exact", "ring", "file"]);
     assert!(strict.err.contains("os error 38") || strict.err.contains("code: 38"), "{strict:?}");
 }
 
-/// A volume can be used with and without.
+/// A volume can be used with and without `--exact`.
 #[test]
 fn a_volume_stays_as_it_is() {
     let Some(place) = place() else { return };
@@ -150,7 +150,7 @@ fn a_volume_stays_as_it_is() {
         }
         before = now;
     }
-    // What a killed session leaves is in nobody's way.
+    // The rest of a killed session does not hinder the next one.
     let words = ["--exact", "--volume", &volume, "--", "sh", "-c", "echo ready; read x"];
     let mut session = Session::start(place.xsync(&words).stdin(Stdio::piped()).stdout(Stdio::piped()));
     session.stdout.as_mut().unwrap().read_exact(&mut [0; 6]).unwrap();
@@ -169,7 +169,7 @@ fn directories_that_others_see_are_refused() {
     assert!(run.code == Some(125) && run.err.contains("leave out --exact"), "{run:?}");
 }
 
-/// The other processes of these tests: devices and workers. By itself it does nothing.
+/// Runs devices and workers, which are other processes of these tests. It does nothing in a normal run.
 #[test]
 fn part() {
     serve_if_asked();
@@ -184,7 +184,7 @@ fn part() {
     });
 }
 
-/// What a worker says; none where that cannot be done, which is said.
+/// The lines that a worker prints. None, with a message, if the test cannot run here.
 fn watched(job: &str) -> Option<Vec<String>> {
     let again = Again::test("part").expect("this program");
     let why = watch::missing(&[FileSystem::Ext4.mkfs()]).or_else(|| watch::probe(&again));
@@ -210,7 +210,7 @@ fn variable(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
-/// Writes that flush by themselves, and in a ring, are as the gate promises; without it they are not.
+/// Writes that flush by themselves, and writes in a ring, keep the promise of the gate. Without the gate they do not.
 #[test]
 fn nothing_that_was_shown_is_lost() {
     let seed = variable("UNTORN_TEST_SEED", 20_260_101);
@@ -223,14 +223,14 @@ fn nothing_that_was_shown_is_lost() {
     assert!(found(&format!("told gate {seed} 300")).is_none_or(|found| found > 0), "no gate was not found");
 }
 
-/// The program itself is told when the disk has failed.
+/// The program gets an error when the disk has failed.
 #[test]
 fn a_write_error_is_the_programs_too() {
     let Some(said) = watched("failing") else { return };
     assert!(said.iter().any(|line| line == "the program was told"), "{said:?}");
 }
 
-// What follows happens in workers.
+// The following functions run in workers.
 
 fn fresh() -> Result<Image> {
     let path = watch::directory("fresh")?.join("volume.img");
@@ -265,7 +265,7 @@ fn told(care: &str, seed: u64, states: u64) -> Result<()> {
     explore(&recording, &Told { seed, image: None }, seed, states)
 }
 
-/// Writes fail while the kernel brings data from the journal to their places, and at no other time.
+/// Makes writes fail only while the kernel writes data from the journal to their places.
 fn failing() -> Result<()> {
     let mut recorder = Recorder::start(&Again::test("part")?, fresh()?)?;
     let device = recorder.attach()?;

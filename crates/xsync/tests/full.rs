@@ -1,4 +1,4 @@
-//! Sessions that have no room for more changes: what they did is applied like that of others.
+//! The changes of a session whose volume is full are applied like those of others.
 
 mod common;
 
@@ -10,7 +10,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// A large file as far as it goes, and small ones until there is no room for any, and no inode.
+/// Writes one large file until the volume is full, then small ones until there is no room and no inode left.
 const FILL: &str = "head -c 60000000 /dev/zero > large; i=0; while echo x > small$i; do i=$((i+1)); done; mkdir more; \
     echo filled";
 
@@ -30,7 +30,7 @@ fn a_full_volume_is_applied() {
     assert!(place.left().is_empty(), "{:?}", place.left());
 }
 
-/// A session that was killed before it was applied, too.
+/// The same holds for a session that was killed before its changes were applied.
 #[test]
 fn what_is_left_of_a_full_session_is_applied() {
     const USER: u32 = 12345;
@@ -50,7 +50,7 @@ fn what_is_left_of_a_full_session_is_applied() {
     check(xsync(&["--", "sh", "-c", FILL]).output().unwrap().into(), work.path());
     assert_eq!(fs::read_dir(place.at()).unwrap().count(), 0);
     fs::remove_file(work.path().join("large")).unwrap();
-    // Killed when it has shown that it is full.
+    // Killed after it has printed that it is full.
     let mut command = xsync(&["--", "sh", "-c", &format!("{FILL}; read nothing")]);
     let mut session = Session::start(command.stdin(Stdio::piped()).stdout(Stdio::piped()));
     session.stdout.as_mut().unwrap().read_exact(&mut [0; 7]).unwrap();
@@ -61,7 +61,7 @@ fn what_is_left_of_a_full_session_is_applied() {
     assert!(work.path().join("large").exists());
 }
 
-/// What was begun of a file would keep the disk full.
+/// A partial file would keep the disk full.
 #[test]
 fn an_apply_to_a_full_disk_leaves_no_part_of_a_file() {
     let Some(place) = Place::new() else { return };
@@ -100,7 +100,7 @@ fn an_export_to_a_full_disk_leaves_nothing_and_can_be_repeated() {
     let full = export(&sized, "echo first > /data/a; head -c 20000000 /dev/zero > /data/b; echo changed > changed");
     assert!(full.code == Some(125) && full.err.contains("nothing was exported"), "{full:?}");
     assert!(!to.exists());
-    // What else the session did was applied.
+    // The session's other changes were applied.
     assert_eq!(fs::read_to_string(place.work().join("changed")).unwrap(), "changed\n");
     fs::remove_file(&ballast).unwrap();
     export(volume.to_str().unwrap(), "true").ok();

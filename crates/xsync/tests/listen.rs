@@ -14,7 +14,7 @@ fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// A session that begins to listen when it is told to.
+/// A session that starts its server when it gets a line.
 fn server(place: &Place, port: u16) -> Command {
     let probe = place.probe();
     let script = format!("read go; exec {} serve {port} log", probe.display());
@@ -30,7 +30,7 @@ fn go(child: &mut Child) {
     assert_eq!(&said, b"listening\n");
 }
 
-/// Connects as soon as that is possible.
+/// Connects as soon as the port is open.
 fn connect(port: u16) -> TcpStream {
     loop {
         match TcpStream::connect(("127.0.0.1", port)) {
@@ -52,7 +52,7 @@ fn stop(mut child: Session, port: u16) {
     assert!(child.wait().unwrap().success());
 }
 
-/// A client that comes too early is refused, and not reset: it can tell that it must come again.
+/// A client that comes too early is refused, not reset, so that it knows to try again.
 #[test]
 fn clients_find_a_server_that_listens_or_none() {
     let Some(place) = Place::new() else { return };
@@ -62,13 +62,13 @@ fn clients_find_a_server_that_listens_or_none() {
     go(&mut child);
     let mut stream = BufReader::new(connect(port));
     assert_eq!(ask(&mut stream, "one").unwrap(), "ok one\n");
-    // The end of a connection is passed on, both ways.
+    // The end of a connection is passed on in both directions.
     stream.get_mut().write_all(b"bye\n").unwrap();
     assert_eq!(stream.read(&mut [0; 10]).unwrap(), 0);
     stop(child, port);
     assert_eq!(fs::read_to_string(place.work().join("log")).unwrap(), "one\nbye\n");
 
-    // Without the care somebody answers who has nothing to say.
+    // Without the invariant, the port is open before there is a server.
     let place = Place::anywhere();
     let (port, probe) = (free_port(), place.probe());
     let script = format!("echo ready; read go; exec {} serve {port} log", probe.display());
@@ -90,7 +90,7 @@ fn five_hundred_clients_are_answered() {
     go(&mut child);
     let mut clients: Vec<_> = (0..500).map(|_| BufReader::new(connect(port))).collect();
     for round in 0..2 {
-        // All of them ask before the first answer is read.
+        // All of them send before the first answer is read.
         for (n, client) in clients.iter_mut().enumerate() {
             client.get_mut().write_all(format!("{round}-{n}\n").as_bytes()).unwrap();
         }
@@ -100,12 +100,12 @@ fn five_hundred_clients_are_answered() {
             assert_eq!(answer, format!("ok {round}-{n}\n"));
         }
     }
-    // Clients that stay do not keep the session.
+    // Connected clients do not keep the session from ending.
     stop(child, port);
     assert_eq!(fs::read_to_string(place.work().join("log")).unwrap().lines().count(), 1000);
 }
 
-/// What it does not take waits for it alone.
+/// Unread answers hold up only their own client.
 #[test]
 fn a_client_that_does_not_read_holds_up_nobody() {
     const BYTES: usize = 32 << 20;
@@ -126,7 +126,7 @@ fn a_client_that_does_not_read_holds_up_nobody() {
     stop(child, port);
 }
 
-/// The other way round: a server that does not read, here because nobody reads its answers.
+/// The opposite case: a server does not read, here because its answers are not read.
 #[test]
 fn a_server_that_does_not_read_gets_all_of_it_later() {
     let Some(place) = Place::new() else { return };
@@ -144,7 +144,7 @@ fn a_server_that_does_not_read_gets_all_of_it_later() {
     let mut answers = BufReader::new(stream).lines();
     for n in 0..LINES {
         if n == 0 {
-            // Until everything between here and the server is full.
+            // Waits until every buffer between here and the server is full.
             std::thread::sleep(Duration::from_millis(100));
         }
         assert_eq!(answers.next().unwrap().unwrap(), format!("ok {n} {line}"));
@@ -153,7 +153,7 @@ fn a_server_that_does_not_read_gets_all_of_it_later() {
     stop(child, port);
 }
 
-/// A client that leaves in the middle of its answer, and servers that end: the connection ends on both sides.
+/// When a client leaves in the middle of its answer, or a server ends, the connection ends on both sides.
 #[test]
 fn connections_that_break_are_let_go() {
     let Some(place) = Place::new() else { return };
@@ -169,7 +169,7 @@ fn connections_that_break_are_let_go() {
         client.write_all(b"large 1000000\n").unwrap();
         client.read_exact(&mut [0; 100]).unwrap();
     }
-    // They are closed when both sides have heard of it.
+    // The sockets are closed when both sides have seen the end.
     while descriptors() > before {
         assert_eq!(ask(&mut first, "still here").unwrap(), "ok still here\n");
     }
@@ -196,7 +196,7 @@ fn a_session_that_ends_without_listening_ends() {
 #[test]
 fn servers_see_their_clients_addresses() {
     let Some(place) = Place::new().filter(|place| place.probe().exists() && network_of_its_own()) else { return };
-    // A server that listens at IPv6 alone has clients of IPv4, too: these have no address there.
+    // A server that listens at IPv6 alone also has IPv4 clients, whose addresses cannot be shown there.
     let of_clients = [("gated", OUTSIDE4, "serve"), ("gated", OUTSIDE6, "serve6")];
     let of_loopback = [
         ("gated", OUTSIDE4, "serve6", "[::1]:"),
@@ -232,7 +232,7 @@ fn servers_see_their_clients_addresses() {
     }
 }
 
-/// The supervisor may use what the user's hard limit allows; the program has the limits that it was started with.
+/// The supervisor may use descriptors up to the user's hard limit. The program has the limits that it was started with.
 #[test]
 fn few_descriptors_let_clients_wait() {
     let Some(place) = Place::new() else { return };
@@ -254,13 +254,13 @@ fn few_descriptors_let_clients_wait() {
             client.get_mut().write_all(format!("{n}\n").as_bytes()).unwrap();
         }
         if hard > soft {
-            // Nobody waits for anybody to leave.
+            // No client has to wait for another one to leave.
             let mut answer = String::new();
             clients[39].read_line(&mut answer).unwrap();
             assert_eq!(answer, "ok 39\n");
             clients.truncate(39);
         }
-        // Those who have their answers leave, in the order in which they came; the others then get theirs.
+        // Clients that have their answers leave, in the order in which they came. The others then get theirs.
         for (n, mut client) in clients.into_iter().enumerate() {
             let mut answer = String::new();
             client.read_line(&mut answer).unwrap();

@@ -18,7 +18,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use untorn_xsync::host::outside_readers::OutsideReaders;
 
-/// None, said aloud, where sessions do not work.
+/// None, with a message, if sessions do not work on this machine.
 fn directory(options: &str) -> Option<Directory> {
     Place::new().map(|_| Directory::mounted(options))
 }
@@ -27,7 +27,7 @@ fn run(command: &mut Command) -> Run {
     command.output().unwrap().into()
 }
 
-/// Waits until somebody in the session has done something; a look from outside at a name waits for no commit.
+/// Waits until the session has done something. Checks of names from outside do not wait for a commit.
 #[track_caller]
 fn until(mut is_so: impl FnMut() -> bool) {
     let started = Instant::now();
@@ -60,7 +60,7 @@ fn all_of_the_directory_can_be_written_and_nothing_else() {
     }
 }
 
-/// The session has these of its own, and shows the host's where the program works.
+/// A session has /tmp and other directories of its own, and still shows the host's working directory in them.
 #[test]
 fn a_session_begins_in_directories_that_it_has_of_its_own() {
     let Some(directory) = directory("data=journal") else { return };
@@ -90,7 +90,7 @@ fn an_ordinary_user_needs_a_watcher() {
     assert!(not_root.code == Some(125) && not_root.err.contains("needs root"), "{not_root:?}");
 }
 
-/// The filter, shared maps and a session's end work without root, too.
+/// The filter, shared maps and the end of a session work without root, too.
 #[test]
 fn a_session_of_an_ordinary_user_is_confined() {
     let Some(directory) = directory("data=journal") else { return };
@@ -109,7 +109,7 @@ fn a_session_of_an_ordinary_user_is_confined() {
         let session = run(&mut command);
         assert_eq!(session.code, Some(code), "{session:?}");
     }
-    // Its own user namespace leads nowhere either.
+    // A user namespace within the session does not lead out of it either.
     let script =
         "unshare -r sh -c 'mount -o remount,rw / 2>/dev/null; echo x > /etc/untorn-xsync-test' 2>/dev/null || echo no";
     assert_eq!(run(&mut directory.session(NOBODY, &["sh", "-c", script])).ok(), "no\n");
@@ -137,7 +137,7 @@ fn directories_that_lead_out_or_are_not_the_users_are_refused() {
     let _watcher = directory.watcher();
     let not_theirs = run(&mut directory.session(NOBODY, &["true"]));
     assert!(not_theirs.code == Some(125) && not_theirs.err.contains("cannot be written"), "{not_theirs:?}");
-    // Everybody may write there, and nobody else's session may hold the readers of what is root's.
+    // Every user may write there. But a session of an ordinary user may not hold the readers of root's directory.
     use std::os::unix::fs::PermissionsExt;
     fs::set_permissions(directory.at(), fs::Permissions::from_mode(0o777)).unwrap();
     let not_owned = run(&mut directory.session(NOBODY, &["true"]));
@@ -169,8 +169,7 @@ fn one_session_at_a_time() {
     assert_eq!(run(&mut directory.session(0, &["true"])).code, Some(0));
 }
 
-/// What would lead past the gate is not made in the directory; without the care it is.
-/// What a session of another user left when it was killed.
+/// A session of another user was killed and left its directory behind.
 #[test]
 fn what_another_user_left_is_named() {
     let Some(directory) = directory("data=journal") else { return };
@@ -182,11 +181,13 @@ fn what_another_user_left_is_named() {
     let refused = run(&mut directory.session(NOBODY, &["touch", "begun"]));
     let says = "a session of another user left it: let them, or root, remove it";
     assert!(refused.code == Some(125) && refused.err.contains(says), "{refused:?}");
-    // Root minds no more than the user does what the own sessions leave.
+    // A session of root uses the leftover directory and removes it, so the next session of the user works, too.
     assert_eq!(run(&mut directory.session(0, &["touch", "by-root"])).code, Some(0));
     assert_eq!(run(&mut directory.session(NOBODY, &["touch", "begun"])).code, Some(0));
 }
 
+/// A session cannot make sockets and FIFOs in the directory, because they would lead past the gate. Without the
+/// invariant it can.
 #[test]
 fn no_sockets_and_fifos_are_made_in_the_directory() {
     let Some(directory) = directory("data=journal") else { return };
@@ -204,7 +205,7 @@ fn careless(directory: &Directory, care: &str, program: &[&str]) -> Command {
     command
 }
 
-/// Who reads a file from outside, or looks into a directory, sees what is durable; without the care nothing waits.
+/// An outside reader of a file or directory sees durable contents. Without the invariant no reader waits.
 #[test]
 fn outside_readers_wait_for_a_commit_and_the_session_does_not() {
     let Some(directory) = directory("data=journal") else { return };
@@ -216,7 +217,7 @@ fn outside_readers_wait_for_a_commit_and_the_session_does_not() {
         let mut session = Session::start(directory.session(user, &["sh", "-c", script]).stdin(Stdio::piped()));
         until(|| has_bytes(&directory.at().join("file")));
         let before = directory.transactions();
-        // Neither this nor a look at a name opens anything.
+        // This call and checks of names open nothing.
         fs::create_dir(directory.at().join("go")).unwrap();
         until(|| has_bytes(&directory.at().join("ready")));
         assert_eq!(directory.transactions(), before, "user {user}: what the session itself reads commits nothing");
@@ -245,13 +246,13 @@ fn outside_readers_wait_for_a_commit_and_the_session_does_not() {
     session.wait().unwrap();
 }
 
-/// Who reads what can never be durable gets an error.
+/// A reader of changes that can never be durable gets an error.
 #[test]
 fn outside_readers_fail_if_the_commit_does() {
     let Some(directory) = directory("data=journal") else { return };
     let file = directory.at().join("file");
     fs::write(&file, "text").unwrap();
-    // A mount that is not the one by which the file is read.
+    // A mount other than the one through which the file is read.
     let tree = open_tree(CWD, directory.at(), OpenTreeFlags::OPEN_TREE_CLONE).unwrap();
     let own = openat(tree, ".", OFlags::RDONLY, Mode::empty()).unwrap();
     let readers = OutsideReaders::hold(own.as_fd()).unwrap();
@@ -264,7 +265,7 @@ fn outside_readers_fail_if_the_commit_does() {
             asked += readers.answer(commit).unwrap();
         }
         let read = reader.join().unwrap().map_err(|e| match e.raw_os_error() {
-            // Kernels before 6.13 know of no other error than the second.
+            // Kernels before 6.13 can only return EPERM.
             Some(libc::EIO | libc::EPERM) => ErrorKind::PermissionDenied,
             _ => e.kind(),
         });
@@ -273,7 +274,7 @@ fn outside_readers_fail_if_the_commit_does() {
     }
 }
 
-/// What a killed supervisor leaves is durable before anybody reads it, and the next session works.
+/// Changes that a killed supervisor leaves are durable before anybody reads them, and the next session works.
 #[test]
 fn a_killed_supervisor_leaves_nothing_that_a_crash_could_take() {
     let Some(directory) = directory("data=journal") else { return };
@@ -295,7 +296,7 @@ fn a_killed_supervisor_leaves_nothing_that_a_crash_could_take() {
     }
 }
 
-/// Without a watcher outside readers would not wait: the session is ended, and the readers are let go.
+/// Without a watcher outside readers would not wait. So the session is ended, and the readers go on.
 #[test]
 fn a_killed_watcher_ends_the_session() {
     let Some(directory) = directory("data=journal") else { return };
@@ -314,7 +315,7 @@ fn a_killed_watcher_ends_the_session() {
     assert_eq!(run(&mut directory.session(NOBODY, &["true"])).code, Some(0));
 }
 
-/// A machine that forbids user namespaces says by which setting.
+/// If a machine forbids user namespaces, the message names the setting.
 #[test]
 fn forbidden_user_namespaces_are_explained() {
     let Some(directory) = directory("data=journal") else { return };
@@ -327,7 +328,7 @@ fn forbidden_user_namespaces_are_explained() {
         if unsafe { libc::unshare(libc::CLONE_NEWUSER) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        // Settings are those of the namespace.
+        // The setting belongs to the new user namespace.
         fs::write("/proc/self/uid_map", format!("{NOBODY} 0 1"))?;
         fs::write("/proc/sys/user/max_user_namespaces", "0")
     };
@@ -337,7 +338,7 @@ fn forbidden_user_namespaces_are_explained() {
     assert!(refused.code == Some(125) && refused.err.contains("user.max_user_namespaces` is 0"), "{refused:?}");
 }
 
-/// The commands do what they say: run by root's shell, in a mount namespace with files of /etc of its own.
+/// The printed commands work: they are run by root's shell, in a mount namespace with its own files of /etc.
 #[test]
 fn what_is_printed_for_an_administrator_works() {
     let Some(directory) = directory("data=ordered") else { return };
@@ -362,13 +363,13 @@ fn what_is_printed_for_an_administrator_works() {
     );
     let done = run(Command::new("unshare").args(["-m", "sh", "-c", &script]).current_dir("/").stdin(Stdio::null()));
     assert!(done.code == Some(0) && done.out.contains("it works\n65534\n"), "{done:?}");
-    // An image that is there already is not made anew.
+    // An existing image is not made anew.
     let script = format!("set -e\nmount --bind {} /etc\n{commands}", etc.display());
     let again = run(Command::new("unshare").args(["-m", "sh", "-c", &script]).current_dir("/"));
     assert_eq!((again.code, fs::read_to_string(etc.join("fstab")).unwrap().lines().count()), (Some(1), 1), "{again:?}");
 }
 
-/// Connections both ways, of root and of an ordinary user.
+/// Connections in both directions, of root and of an ordinary user.
 #[test]
 fn connections_cross_the_border() {
     let Some(directory) = directory("data=journal") else { return };

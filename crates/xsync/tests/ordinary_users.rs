@@ -1,4 +1,4 @@
-//! Sessions of ordinary users: what they reach outside.
+//! Network access of ordinary users' sessions.
 
 mod common;
 
@@ -9,13 +9,14 @@ use std::net::UdpSocket;
 use std::process::{Command, Stdio};
 use std::thread;
 
-/// A server of names outside, which knows one name. Returns the kinds of questions.
+/// A DNS server outside, which answers every question with one address. Returns the types of the questions.
 fn answer_names(socket: &UdpSocket, questions: usize) -> Vec<u8> {
     let mut kinds = Vec::new();
     while kinds.len() < questions {
         let mut question = [0; 512];
         let (bytes, from) = socket.recv_from(&mut question).unwrap();
-        // The number of the question, "an answer", one question, one answer; the question; its name, an address.
+        // The id of the question, the flags of an answer, one question, one answer; then the question; then a pointer
+        // to its name, and an address.
         let mut answer = question[..2].to_vec();
         answer.extend([0x81, 0x80, 0, 1, 0, 1, 0, 0, 0, 0]);
         let end = 12 + question[12..bytes].iter().position(|byte| *byte == 0).unwrap() + 5;
@@ -27,7 +28,7 @@ fn answer_names(socket: &UdpSocket, questions: usize) -> Vec<u8> {
     kinds
 }
 
-/// As everybody does, by UDP: the resolver of the C library asks a server outside.
+/// The resolver of the C library asks a server outside, by UDP.
 #[test]
 fn names_are_found() {
     if Place::new().is_none() || !network_of_its_own() {
@@ -62,7 +63,7 @@ fn names_are_found() {
     assert_eq!(server.join().unwrap(), [1, 1]);
 }
 
-/// More flows than are kept, by both protocols.
+/// More flows than the supervisor keeps, over both protocols.
 #[test]
 fn datagrams_of_many_flows_are_answered() {
     if Place::new().is_none() || !network_of_its_own() {

@@ -1,5 +1,6 @@
-//! Programs of other ABIs of the machine: 32-bit ones run as others do, behind a filter of their own numbers; those that a
-//! session does not know are ended by name.
+//! Programs of the machine's other ABIs: 32-bit ones run behind a filter of their own numbers, unknown ones are ended.
+//!
+//! A message names a program that is ended.
 
 #![cfg(target_arch = "x86_64")]
 
@@ -9,7 +10,7 @@ use common::{Place, Run};
 use std::path::PathBuf;
 use std::process::Command;
 
-/// Calls the kernel by numbers, prints what came of it, one digit for each call: + as it should be.
+/// Makes system calls by number, and prints one character for each: + if the result is as expected, else -.
 const CALLS: &str = r#"
 static long call(long n, long a, long b, long c, long d, long e, long f) {
     long r;
@@ -47,14 +48,14 @@ void _start(void) {
 }
 "#;
 
-/// In the part of memory that such a program may only reach by a jump: a call of x32.
+/// Makes an x32 call, by a jump to a 64-bit code segment, which a 32-bit program has no other way to reach.
 const X32: &str = r#"
 void _start(void) {
     __asm__ volatile(".byte 0xea; .long 1f; .word 0x33\n1: mov $0x40000027, %eax; .byte 0x0f, 0x05; hlt");
 }
 "#;
 
-/// A 32-bit program in the working directory; none, said aloud, where it cannot be made or run.
+/// Builds a 32-bit program in the working directory. None, with a message, if it cannot be built or run.
 fn built(place: &Place, name: &str, source: &str, words: &str) -> Option<PathBuf> {
     let (file, program) = (place.dir.path().join("source.c"), place.work().join(name));
     std::fs::write(&file, source).unwrap();
@@ -91,7 +92,7 @@ fn a_program_of_an_unknown_abi_is_ended_by_name() {
     let run = place.run(&["--", "./unknown"]);
     assert_eq!(run.code, Some(128 + libc::SIGSYS), "{run:?}");
     assert!(run.err.contains(&format!("{} is ended: it is a 32-bit program of a kind", program.display())), "{run:?}");
-    // A program of this machine's own may ask.
+    // A program of the machine's own ABI may probe for x32.
     let asked: Run = place.run(&["--", place.probe().to_str().unwrap(), "x32"]);
     assert!(asked.code == Some(1) && asked.out.contains("38"), "{asked:?}");
 }

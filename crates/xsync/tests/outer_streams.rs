@@ -1,5 +1,6 @@
-//! Standard streams that are full, that do not want to wait, or that lead to one target: nothing is lost in silence, and
-//! what the program did is applied.
+//! Standard streams that are full, non-blocking, or lead to one target.
+//!
+//! Nothing is lost silently, and the program's changes are applied.
 
 mod common;
 
@@ -12,7 +13,7 @@ use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::process::{Command, Stdio};
 
-/// Nothing can be written to it.
+/// A stream to which nothing can be written.
 fn full() -> File {
     File::options().write(true).open("/dev/full").unwrap()
 }
@@ -24,7 +25,7 @@ fn run(command: &mut Command) -> Run {
 #[test]
 fn a_full_standard_error_does_not_keep_changes_from_being_applied() {
     let Some(place) = Place::new() else { return };
-    // The session's own messages, and then the program's, which natively goes on, too.
+    // The session's own messages first, then the program's. Without a session, too, the program would go on.
     let own = run(place.xsync(&["--summary", "--explain", "--", "touch", "own"]).stderr(full()));
     assert_eq!((own.code, place.work().join("own").exists()), (Some(0), true), "{own:?}");
     let script = "for i in 1 2 3; do echo error >&2; sleep 0.05; done; echo end; touch program; exit $0";
@@ -35,7 +36,7 @@ fn a_full_standard_error_does_not_keep_changes_from_being_applied() {
         fs::remove_file(place.work().join("program")).unwrap();
     }
     assert!(place.left().is_empty(), "{:?}", place.left());
-    // Kept volumes, refusals and those who ask have messages, too.
+    // Messages about kept volumes, refusals and status reports cannot be written either.
     let kept = run(place.xsync(&["--keep", "--", "touch", "kept"]).stderr(full()));
     assert_eq!((kept.code, place.work().join("kept").exists()), (Some(0), true), "{kept:?}");
 }
@@ -51,7 +52,7 @@ fn a_full_standard_output_is_an_error_and_the_changes_are_applied() {
         assert!(lost.err.contains(says), "{lost:?}");
         fs::remove_file(place.work().join("file")).unwrap();
     }
-    // A program that goes on writing hears of it.
+    // A program that keeps writing gets SIGPIPE.
     let endless = run(place.xsync(&["--", "yes"]).stdout(full()));
     assert_eq!(endless.code, Some(128 + libc::SIGPIPE), "{endless:?}");
     assert!(endless.err.contains("cannot write to standard output"), "{endless:?}");
@@ -82,7 +83,7 @@ fn input_that_does_not_want_to_wait_comes_whole() {
     assert_eq!((session.wait().unwrap().code(), said.as_str()), (Some(0), ""));
 }
 
-/// The master of a new terminal, and the terminal, which does not want to wait.
+/// Opens a new terminal: the master, and the terminal itself, non-blocking.
 fn terminal() -> (File, OwnedFd) {
     let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
     grantpt(&master).unwrap();
@@ -116,7 +117,7 @@ fn a_terminal_that_does_not_want_to_wait_works() {
     assert_eq!(session.wait().unwrap().code(), Some(0));
 }
 
-/// A program that believes that its input has ended says that all is well.
+/// A program that takes the error for the end of its input may exit with 0.
 #[test]
 fn input_that_cannot_be_read_to_its_end_is_an_error() {
     let Some(place) = Place::new() else { return };
@@ -132,14 +133,14 @@ fn output_and_errors_that_go_to_one_target_keep_their_order() {
     let expected: String = (0..300).map(|i| format!("out {i}\nerror {i}\n")).collect();
     let command = || place.xsync(&["--", "sh", "-c", script]);
     let path = place.dir.path().join("log");
-    // `> log 2>&1`, and `>> log 2>> log`.
+    // The shell's `> log 2>&1`, then `>> log 2>> log`.
     let shared = File::create(&path).unwrap();
     assert!(command().stdout(shared.try_clone().unwrap()).stderr(shared).status().unwrap().success());
     assert_eq!(fs::read_to_string(&path).unwrap(), expected);
     let appended = || File::options().append(true).open(&path).unwrap();
     assert!(command().stdout(appended()).stderr(appended()).status().unwrap().success());
     assert_eq!(fs::read_to_string(&path).unwrap(), format!("{expected}{expected}"));
-    // `2>&1 |`.
+    // The shell's `2>&1 |`.
     let (from, to) = pipe_with(PipeFlags::CLOEXEC).unwrap();
     let mut session = command();
     let mut session = Session::start(session.stdout(to.try_clone().unwrap()).stderr(to));

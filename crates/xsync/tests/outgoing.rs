@@ -1,4 +1,4 @@
-//! Programs in a session, and servers outside.
+//! Programs in a session that connect to servers outside.
 
 mod common;
 
@@ -10,21 +10,21 @@ use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::process::Stdio;
 use std::thread::{self, JoinHandle};
 
-/// A place, and a network that sessions reach through their supervisor alone.
+/// A place in a network of its own, which sessions reach only through their supervisor.
 fn place() -> Option<Place> {
     let place = Place::new()?;
     place.probe();
     network_of_its_own().then_some(place)
 }
 
-/// A server for one client, and its address.
+/// Starts a server for one client. Returns its address.
 fn server<T: Send + 'static>(ip: &str, serve: impl FnOnce(TcpStream) -> T + Send + 'static) -> (String, JoinHandle<T>) {
     let listener = TcpListener::bind((ip, 0)).unwrap();
     let address = listener.local_addr().unwrap().to_string();
     (address, thread::spawn(move || serve(listener.accept().unwrap().0)))
 }
 
-/// Both ends say something after the other one has said everything.
+/// Each end sends after the other one has finished sending.
 #[test]
 fn servers_outside_are_reached() {
     let Some(place) = place() else { return };
@@ -45,7 +45,7 @@ fn servers_outside_are_reached() {
     }
 }
 
-/// Datagrams of many flows; each is answered by whom it was for.
+/// Datagrams of many flows. Each answer comes from the address that the datagram was sent to.
 #[test]
 fn datagrams_are_answered() {
     let Some(place) = place() else { return };
@@ -70,7 +70,7 @@ fn datagrams_are_answered() {
     }
 }
 
-/// More flows than are kept: the oldest make room.
+/// More flows than are kept: the least recently used ones make room.
 #[test]
 fn datagrams_of_a_thousand_flows_leave() {
     let Some(place) = place() else { return };
@@ -86,7 +86,7 @@ fn datagrams_of_a_thousand_flows_leave() {
         seen.len()
     });
     assert_eq!(place.run(&["--", "./probe", "flows", &address, "1000"]).ok(), "done\n");
-    // A port that is used again is the same flow.
+    // A socket that gets an earlier port belongs to the same flow.
     assert!(server.join().unwrap() > 512);
 }
 
@@ -94,11 +94,11 @@ fn datagrams_of_a_thousand_flows_leave() {
 fn what_is_not_reached_is_said() {
     let Some(place) = place() else { return };
     let probe = |net: &str, address: &str| place.run(&[net, "--", "./probe", "tell", "tcp", address, "log", "1"]).out;
-    // A connection that nobody takes is there, and then reset.
+    // A connection to a closed port is accepted, then reset.
     assert_eq!(probe("--net=gated", &format!("{OUTSIDE4}:9")), "Connection reset by peer (os error 104)\n");
     assert_eq!(probe("--net=gated", "[2001:db8:9::1]:9"), "Network is unreachable (os error 101)\n");
     assert_eq!(probe("--net=none", &format!("{OUTSIDE4}:9")), "Network is unreachable (os error 101)\n");
-    // The loopback is the session's, also where the supervisor's socket is.
+    // The loopback addresses are the session's own, even at the port of the supervisor's socket.
     assert_eq!(probe("--net=gated", "127.0.0.1:9"), "Connection refused (os error 111)\n");
     assert_eq!(probe("--net=gated", "127.0.0.1:1"), "Connection reset by peer (os error 104)\n");
     assert_eq!(place.run(&["--", "./probe", "ping", OUTSIDE4]).out, "Operation not permitted (os error 1)\n");
@@ -124,7 +124,7 @@ fn five_hundred_connections_are_relayed() {
     assert_eq!(place.run(&["--", "./probe", "crowd", &address, "500"]).ok(), "done\n");
 }
 
-/// What the session has said leaves, even if the session is over and the reader slow; meanwhile little is held in memory.
+/// Output leaves even if the session has ended and the reader is slow. Little of it is held in memory.
 #[test]
 fn more_than_memory_leaves_when_it_is_read() {
     const BYTES: usize = 64 << 20;
@@ -149,14 +149,14 @@ fn more_than_memory_leaves_when_it_is_read() {
 #[test]
 fn ends_that_are_rude_are_passed_on() {
     let Some(place) = place() else { return };
-    // A server that closes without having read resets the connection.
+    // A server that closes without reading resets the connection.
     let (address, server) = server(OUTSIDE4, |stream| stream.peek(&mut [0]).map(|_| drop(stream)).unwrap());
     let run: Run = place.run(&["--", "./probe", "tell", "tcp", &address, "log", "1"]);
     assert_eq!(run.out, "Connection reset by peer (os error 104)\n");
     server.join().unwrap();
 }
 
-/// An urgent byte stays where it was among the others.
+/// An urgent byte stays in its place among the others.
 #[test]
 fn urgent_bytes_are_bytes() {
     let Some(place) = place() else { return };

@@ -1,4 +1,4 @@
-//! What an overlay cannot do as a file system does: told by cause and way out, or refused.
+//! Limits of overlays: a message names the cause and a way out, or the call is refused.
 
 mod common;
 
@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// SQLite reads what another process writes, also where it would map the file.
+/// SQLite sees the writes of another process, even with memory-mapped reads enabled.
 #[test]
 fn a_reader_that_locks_does_not_see_an_old_map() {
     let Some(place) = Place::new() else { return };
@@ -29,7 +29,7 @@ fn a_reader_that_locks_does_not_see_an_old_map() {
     let run = place.script(&reads(2));
     assert!(run.err.contains("db: a shared map was refused (ENODEV)"), "{run:?}");
     assert_eq!(run.ok(), "1000000\n1\n2\n");
-    // What the session has written is mapped.
+    // A file that the session has written can be mapped.
     let written = place.script(&format!("touch db; {}", reads(3)));
     assert_eq!((written.out.as_str(), written.err.as_str()), ("1000000\n2\n3\n", ""));
 }
@@ -46,7 +46,7 @@ fn maps_of_files_that_are_written_later_are_told_of() {
         "{locked:?}"
     );
     assert_eq!(place.script(&format!("touch file; {probe} map-locked file")).ok(), "done\n");
-    // Others work, and are told of if they may have shown what is not so.
+    // Other maps work, and are reported if they may have shown old contents.
     assert_eq!(place.run(&["--", probe, "map-read-only", "file"]).err, "");
     let script = format!(
         "mkfifo /tmp/in /tmp/out; {probe} map-and-wait file < /tmp/in > /tmp/out & exec 4> /tmp/in 3< /tmp/out; \
@@ -74,7 +74,7 @@ fn a_file_that_is_larger_than_the_volume_is_named() {
     assert_eq!(place.script("false").code, Some(1));
 }
 
-/// They rename no directories of the host, and split files with several names.
+/// Overlays of ordinary users do not rename directories of the host, and split files with several names.
 #[test]
 fn what_an_overlay_of_an_ordinary_user_cannot_do_is_named() {
     const USER: u32 = 12345;
@@ -115,7 +115,7 @@ fn until(mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// A file system in an image, mounted where the test says.
+/// Makes a file system in an image, and mounts it.
 fn mounted(image: &Path, at: &Path) {
     fs::File::create(image).unwrap().set_len(4 << 20).unwrap();
     fs::create_dir_all(at).unwrap();
@@ -129,7 +129,7 @@ fn is_attached(image: &Path) -> bool {
     !found.stdout.is_empty()
 }
 
-/// Whoever unmounts something elsewhere gets its device back: where the session shows it, and where it does not.
+/// After an unmount on the host, the device is free, whether the session shows the mount or not.
 #[test]
 fn what_the_host_unmounts_is_let_go_of() {
     let Some(place) = Place::new() else { return };
@@ -157,7 +157,7 @@ fn what_the_host_unmounts_is_let_go_of() {
     }
 }
 
-/// What the session needs stays, whatever the host unmounts.
+/// Mounts that the session works in stay, even if the host unmounts them.
 #[test]
 fn what_the_session_works_in_is_not_let_go_of() {
     let Some(place) = Place::new() else { return };
@@ -175,7 +175,7 @@ fn what_the_session_works_in_is_not_let_go_of() {
     assert!(Command::new("umount").arg(&at).status().unwrap().success());
 }
 
-/// A directory on a mount that the session does not show, beneath what it shows.
+/// The directory is on a mount that the session does not show, below a directory that it shows.
 #[test]
 fn a_directory_on_a_mount_below_the_working_directory_is_found() {
     if Place::new().is_none() {
@@ -197,7 +197,7 @@ fn a_directory_on_a_mount_below_the_working_directory_is_found() {
     }
 }
 
-/// An overlay, and a volume that the session sees on a mount of the host.
+/// An overlay and a volume whose places in the session are on a mount of the host.
 #[test]
 fn places_on_other_mounts_are_found() {
     let Some(place) = Place::new() else { return };

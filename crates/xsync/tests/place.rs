@@ -1,6 +1,7 @@
-//! Sessions of ordinary users over the working directory, with their changes in a directory that an administrator
-//! provides (`--place DIR`): what they leave is what the program would have left by itself, also if everything is killed
-//! on the way.
+//! Sessions of ordinary users over the working directory, with their changes in `--place DIR`.
+//!
+//! They leave the same files as the program alone, even if everything is killed on the way. An administrator provides
+//! DIR.
 
 mod common;
 
@@ -15,15 +16,15 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// A user, and a second group of theirs.
+/// A user, and a second group of that user.
 const USER: u32 = 12345;
 const GROUP: u32 = 777;
 
-/// What is there before the program begins.
+/// Prepares the directory for the program.
 const BEFORE: &str = "mkdir -p d/sub e keep gone.d becomes-file; echo a > a; echo b > b; echo in > d/in; echo sub > d/sub/x; \
     echo e > e/e; echo old > keep/old; ln a a-too; chmod 640 b; echo gone > gone; echo x > gone.d/x; ln -s a link; \
     echo x > becomes-file/x; echo x > becomes-dir; touch -d @1000000000 a b keep/old; mkdir shared; echo ours > shared/file; chgrp 777 shared shared/file; chmod 2775 shared; echo l > list; setfacl -m u:4321:r list 2>/dev/null || true; echo s > secret; chmod 0 secret";
-/// What the program does; what it leaves does not depend on when.
+/// The program. Its result does not depend on time.
 const PROGRAM: &str = "echo more >> b; rm gone; rm -r gone.d; mkdir -p new/deep; echo deep > new/deep/file; \
     ln new/deep/file new/second; rm -r d; mkdir d; echo fresh > d/fresh; mkdir d/sub; echo other > d/sub/y; \
     mv keep/old keep/renamed; ln -sf b link; mkfifo pipe; chmod 4711 keep/renamed; rm -r becomes-file; \
@@ -33,7 +34,7 @@ const PROGRAM: &str = "echo more >> b; rm gone; rm -r gone.d; mkdir -p new/deep;
     chmod 600 secret; echo t > secret; chmod 0 secret; mkdir sealed; echo in > sealed/in; chmod 0 sealed; \
     setfattr -n user.test -v value b; touch -d @1100000000 b keep d new; chmod 700 e2";
 
-/// A place with a user's directory, which is beside it.
+/// A place, and a user's directory outside of it.
 struct Work {
     place: Directory,
     dir: tempfile::TempDir,
@@ -42,14 +43,14 @@ struct Work {
 impl Work {
     fn new() -> Option<Work> {
         Place::new()?;
-        // Not beneath /tmp: the host's directories are seen as ever.
+        // Not below /tmp, so that the session shows the host's directories.
         let work = Work { place: Directory::mounted("data=journal"), dir: tempfile::tempdir_in("/opt").unwrap() };
         work.place.give_to(USER);
         std::os::unix::fs::chown(work.dir.path(), Some(USER), Some(USER)).unwrap();
         Some(work)
     }
 
-    /// As the user, in their directory.
+    /// A command as the user, in the user's directory.
     fn command<S: AsRef<OsStr>>(&self, program: &Path, words: &[S]) -> Command {
         let mut command = Command::new("setpriv");
         command.args([format!("--reuid={USER}"), format!("--regid={USER}"), format!("--groups={GROUP}")]);
@@ -75,12 +76,12 @@ impl Work {
         self.xsync(words).output().unwrap().into()
     }
 
-    /// What sessions have left in the place.
+    /// Directories that sessions have left in the place.
     fn left(&self) -> Vec<PathBuf> {
         fs::read_dir(self.place.at()).unwrap().map(|entry| entry.unwrap().path()).collect()
     }
 
-    /// Everything about the directory that a program could see, but inode numbers and times of now.
+    /// Everything about the directory that a program can see, except inode numbers and times after the preparation.
     fn tree(&self) -> String {
         let script = "find . -printf '%P %y %m %U %G %n %l\\n' | sort; find . -type f -exec md5sum {} + | sort -k 2; \
             find . -newermt 2015-01-01 -printf '%P is new\\n' | sort; find . ! -name 't1*' | sort | while read f; do \
@@ -89,7 +90,7 @@ impl Work {
         run.ok()
     }
 
-    /// A session that has shown a line, and was killed then.
+    /// Runs a session that prints a line, and kills it then.
     fn killed(&self) {
         let script = format!("{PROGRAM}; echo shown; read nothing");
         let mut command = self.xsync(&["--", "sh", "-c", &script]);
@@ -98,7 +99,7 @@ impl Work {
     }
 }
 
-/// What the program leaves without a session.
+/// The files that the program leaves without a session.
 fn expected(before: &str, program: &str) -> Option<String> {
     let work = Work::new()?;
     work.shell(before);
@@ -124,7 +125,7 @@ fn what_the_program_changed_is_applied() {
     assert_eq!(run.ok(), format!("{USER}\n"));
     same(&work.tree(), &expected(BEFORE, PROGRAM).unwrap());
     assert!(work.left().is_empty(), "{:?}", work.left());
-    // Beneath /tmp, too, and in two directories.
+    // A session below /tmp, and over two directories.
     let (here, more) = (tempfile::tempdir().unwrap(), tempfile::tempdir_in("/opt").unwrap());
     for dir in [&here, &more] {
         std::os::unix::fs::chown(dir.path(), Some(USER), Some(USER)).unwrap();
@@ -137,7 +138,7 @@ fn what_the_program_changed_is_applied() {
     assert_eq!(fs::read_to_string(more.path().join("there")).unwrap(), "two\n");
 }
 
-/// In a user namespace the kernel knows one group: files of others can be read and removed, and not changed.
+/// A user namespace has only one group. Files of other groups can be read and removed, but not changed.
 #[test]
 fn files_of_other_groups_are_not_changed() {
     let Some(work) = Work::new() else { return };
@@ -158,7 +159,7 @@ fn files_of_other_groups_are_not_changed() {
     assert_eq!(fs::read_to_string(work.dir.path().join("file")).unwrap(), "ours\nmore\n");
 }
 
-/// Nothing of a session is seen meanwhile, but by whoever changes permissions on purpose.
+/// The changes of a running session can be seen only by a user who changes permissions on purpose.
 #[test]
 fn nobody_looks_at_changes_by_mistake() {
     let Some(work) = Work::new() else { return };
@@ -173,7 +174,7 @@ fn nobody_looks_at_changes_by_mistake() {
     );
     let seen: Run = work.command("sh".as_ref(), &["-c", &look]).output().unwrap().into();
     assert_eq!(seen.ok().lines().count(), 1);
-    // One session at a time.
+    // Only one session at a time may be over a directory.
     let second = work.run(&["--", "true"]);
     assert!(second.code == Some(125) && second.err.contains("another session works on"), "{second:?}");
     let resumed = work.run(&["--resume", work.left()[0].to_str().unwrap()]);
@@ -207,7 +208,7 @@ fn what_a_killed_session_left_is_applied_or_thrown_away() {
     work.run(&["--", "true"]).ok();
 }
 
-/// Clients outside of a server in such a session.
+/// Clients outside connect to a server in such a session.
 #[test]
 fn a_server_answers_its_clients() {
     let Some(work) = Work::new() else { return };
@@ -232,7 +233,7 @@ fn a_server_answers_its_clients() {
     assert_eq!(fs::read_to_string(work.dir.path().join("log")).unwrap(), "one\n");
 }
 
-/// What a crash leaves of layers that are being removed is in nobody's way.
+/// A crash during the removal of layers leaves them incomplete. They do not hinder later sessions.
 #[test]
 fn half_removed_changes_are_removed() {
     let Some(work) = Work::new() else { return };
@@ -253,7 +254,7 @@ fn half_removed_changes_are_removed() {
     same(&work.tree(), &before);
 }
 
-/// An overlay that is still there, as what a killed supervisor leaves may be: its writers are waited for.
+/// While another overlay of the layers is mounted, as by processes of a killed session, `--resume` does not apply them.
 #[test]
 fn changes_that_somebody_still_writes_are_not_applied() {
     let Some(work) = Work::new() else { return };
@@ -266,7 +267,7 @@ fn changes_that_somebody_still_writes_are_not_applied() {
         work.dir.path().display(),
         layers.display()
     );
-    // The session that was killed may not be quite over, and the overlay is refused as long.
+    // While processes of the killed session exist, the kernel refuses this mount.
     let mount = format!("until mount -t overlay x -o {options} m; do sleep 0.01; done");
     let script = format!("mkdir {}/more; mkdir m; {mount}; echo ready; read x", layers.display());
     let mut command = work.command("unshare".as_ref(), &["-Urm", "sh", "-c", &script]);
@@ -280,14 +281,14 @@ fn changes_that_somebody_still_writes_are_not_applied() {
     assert!(work.left().is_empty());
 }
 
-/// Killed at many moments, most of them while it applies; then resumed. The result is always the same.
+/// Sessions are killed at many moments, mostly during the apply, and then resumed. The result is always the same.
 #[test]
 fn a_session_killed_while_it_applies_is_resumed() {
     const FILES: u64 = 300;
     if Place::new().is_none() {
         return;
     }
-    // Names are applied in order: each file says how far it is.
+    // Names are applied in order, so the files show the progress.
     let before = format!("{BEFORE}; for i in $(seq 1000 {}); do echo old > t$i; done", 1000 + FILES);
     let change = format!("for i in $(seq 1000 {}); do echo new > t$i; done; rm t1201; {PROGRAM}", 1000 + FILES);
     let expected = expected(&before, &change).unwrap();
@@ -297,7 +298,7 @@ fn a_session_killed_while_it_applies_is_resumed() {
     let (mut random, mut applying) = (seed | 1, 0);
     let rounds: u64 = variable("UNTORN_XSYNC_KILLS", 4);
     for round in 0..10 * rounds {
-        // On a busy machine kills come late.
+        // On a busy machine a kill may come too late.
         if round >= rounds && applying > 0 {
             break;
         }
@@ -316,7 +317,7 @@ fn a_session_killed_while_it_applies_is_resumed() {
             applying += u32::from(work.tree() != expected);
             let mut again = work.xsync(&["--resume", left.to_str().unwrap()]);
             if tries < 2 && round % 2 == 1 {
-                // And once more, on the way.
+                // Kills the resumed session, too.
                 killed(again.stderr(Stdio::null()).spawn().unwrap());
             } else {
                 let run: Run = again.output().unwrap().into();
@@ -326,7 +327,7 @@ fn a_session_killed_while_it_applies_is_resumed() {
             assert!(tries < 10);
         }
         same(&work.tree(), &expected);
-        // What is left of it the next session removes.
+        // The next session removes the rest.
         work.run(&["--", "true"]).ok();
         assert!(work.left().is_empty(), "{:?}", work.left());
     }
@@ -334,13 +335,13 @@ fn a_session_killed_while_it_applies_is_resumed() {
     assert!(applying > 0, "no kill came while changes were being applied");
 }
 
-/// Flushes have the results that they have on the host, and rings work.
+/// With `--exact`, flushes return the same results as on the host, and rings work.
 #[test]
 fn flushes_are_exact_on_request() {
     let Some(work) = Work::new() else { return };
     let exact = work.place.program(&example("exact"));
     let exact = exact.to_str().unwrap();
-    // Where the session sees it.
+    // A copy in a place that the session sees.
     fs::copy(exact, work.dir.path().join("exact")).unwrap();
     let host: Run =
         work.command("sh".as_ref(), &["-c", "mkdir r; ./exact results r; rm -r r"]).output().unwrap().into();
@@ -379,8 +380,8 @@ fn what_cannot_be_is_refused() {
     assert!(nothing.code == Some(125) && nothing.err.contains("holds no changes of a session"), "{nothing:?}");
 }
 
-/// Root's session and the user's are over one directory, one after the other; what root keeps from being changed waits
-/// for the user.
+/// Sessions of root and of the user are over one directory, one after the other. A change to a file that root has
+/// sealed waits for the user.
 #[test]
 fn a_session_of_root_waits_and_a_refused_change_is_the_users() {
     let Some(work) = Work::new() else { return };

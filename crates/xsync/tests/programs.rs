@@ -1,4 +1,4 @@
-//! Programs that know nothing of all this do their work in a session as they do outside.
+//! Unmodified programs work in a session as they do outside.
 
 mod common;
 
@@ -9,7 +9,7 @@ use std::net::{TcpListener, TcpStream};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// Whether a program is installed; says so if it is not.
+/// Whether a program is installed. Prints a message if it is not.
 fn is_here(program: &str) -> bool {
     let here = Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok();
     if !here {
@@ -18,7 +18,7 @@ fn is_here(program: &str) -> bool {
     here
 }
 
-/// In the session's directory, without what the person's own settings say.
+/// Runs a script outside of a session, in the session's directory.
 fn outside(place: &Place, script: &str) -> String {
     let mut shell = Command::new("sh");
     let run: Run = shell.args(["-ec", script]).current_dir(place.work()).output().unwrap().into();
@@ -91,7 +91,7 @@ fn a_program_is_built_from_its_source() {
     fs::write(place.work().join("Makefile"), makefile).unwrap();
     place.run(&["--", "make", "-j2"]).ok();
     assert_eq!(outside(&place, "./sum"), "66\n");
-    // Times are kept: there is nothing left to do.
+    // The session keeps modification times, so make has nothing to do.
     assert!(outside(&place, "make").contains("Nothing to be done"));
     place.run(&["--", "su", "nobody", "-s", "/bin/sh", "-c", "id -un"]).ok();
 }
@@ -126,12 +126,12 @@ fn redis_answers_and_has_what_it_answered() {
         client.read_line(&mut answer).unwrap();
         assert_eq!(answer, format!(":{n}\r\n"));
     }
-    // The supervisor, and all with it.
+    // Kills the supervisor, and with it the session.
     child.kill().unwrap();
     child.wait().unwrap();
     let mut child = start();
     let mut client = connect();
-    // It reads its log first, and says so to whoever asks meanwhile.
+    // Redis first loads its log, and answers with an error meanwhile.
     answer = "-LOADING".into();
     while answer.starts_with("-LOADING") {
         client.get_mut().write_all(b"GET counter\r\n").unwrap();

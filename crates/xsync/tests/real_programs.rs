@@ -1,6 +1,7 @@
-//! Databases under load from outside, whose volume loses what it had not committed in the middle of it: what they
-//! acknowledged is there afterwards. And what
-//! `make xsync-programs` fetches: a package and a source tree.
+//! Databases under load from outside lose all uncommitted changes of their volume in a power cut.
+//!
+//! Every acknowledged transaction must be there afterwards. There are also tests with a package and a source tree that
+//! `make xsync-programs` fetches.
 
 mod common;
 
@@ -14,14 +15,14 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-/// How long a server may take until it answers.
+/// The time limit for the start of a server.
 const START_TIME_MAX: Duration = Duration::from_secs(60);
 
 fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// The directory of the newest PostgreSQL's programs, as Debian installs them; says so if there is none.
+/// The programs of the newest PostgreSQL, in Debian's directory. Prints a message if there is none.
 fn postgres() -> Option<PathBuf> {
     let versions = fs::read_dir("/usr/lib/postgresql").ok().into_iter().flatten().flatten();
     let mut found: Vec<_> = versions
@@ -37,7 +38,7 @@ fn postgres() -> Option<PathBuf> {
     found.pop()
 }
 
-/// A database server in a session, its clients outside.
+/// A database server in a session, with its clients outside.
 struct Postgres<'a> {
     place: &'a Place,
     bin: PathBuf,
@@ -46,7 +47,7 @@ struct Postgres<'a> {
 }
 
 impl Postgres<'_> {
-    /// A session in which the words of a command run as the user postgres, as the documentation has it.
+    /// A session in which a command runs as the user postgres, as the documentation describes.
     fn session(&self, more: &[&str], before: &str, words: &str) -> Command {
         let user = "exec setpriv --reuid=postgres --regid=postgres --init-groups --reset-env";
         let script = format!("cd /; {before} {user} {}/{words}", self.bin.display());
@@ -56,7 +57,7 @@ impl Postgres<'_> {
 
     fn start(&self) -> Session {
         let listen = format!("127.0.0.1:{}", self.port);
-        // Small logs, so that checkpoints are among what is interrupted.
+        // A small log, so that the power cut also interrupts checkpoints.
         let server = format!("postgres -D /data/pg -k /tmp -p {} -c max_wal_size=4MB", self.port);
         let mut command = self.session(&["--listen", &listen], "", &server);
         let session = Session::start(command.stdout(Stdio::null()).stderr(Stdio::null()));
@@ -68,7 +69,7 @@ impl Postgres<'_> {
         session
     }
 
-    /// A program of a client.
+    /// A client program.
     fn outside(&self, program: &str) -> Command {
         let mut command = Command::new(self.bin.join(program));
         command.args(["-h", "127.0.0.1", "-U", "postgres", "-p", &self.port]).stdin(Stdio::null());
@@ -82,7 +83,8 @@ impl Postgres<'_> {
     }
 }
 
-/// Each client inserts its numbers in order, and is told each of them; pgbench keeps everything busy meanwhile.
+/// Each client inserts its numbers in order, and gets an acknowledgement for each. pgbench keeps the server busy
+/// meanwhile.
 #[test]
 fn postgres_has_every_transaction_that_it_acknowledged() {
     const CLIENTS: usize = 3;
@@ -128,7 +130,7 @@ fn postgres_has_every_transaction_that_it_acknowledged() {
             })
             .collect();
         reached.recv_timeout(START_TIME_MAX).expect("the clients were told too little");
-        // While everybody writes.
+        // The power is cut while all clients write.
         common::power_cut(&mut session, "data");
         clients.into_iter().map(|client| client.join().unwrap()).collect()
     });
@@ -159,7 +161,7 @@ fn postgres_has_every_transaction_that_it_acknowledged() {
     assert!(sums.ok().contains("Bad checksums:  0"));
 }
 
-/// Clients count up, each its own number; the power goes while they do.
+/// Each of many clients counts up its own number. The power is cut meanwhile.
 #[test]
 fn redis_has_every_answer_of_many_clients() {
     const CLIENTS: usize = 8;
@@ -217,7 +219,7 @@ fn redis_has_every_answer_of_many_clients() {
     let (mut stream, mut line) = (connect(), String::new());
     for (client, told) in acknowledged.into_iter().enumerate() {
         line.clear();
-        // It reads its log first, and says so to whoever asks meanwhile.
+        // Redis first loads its log, and answers with an error meanwhile.
         while line.is_empty() || line.starts_with("-LOADING") {
             line.clear();
             stream.get_mut().write_all(format!("GET client{client}\r\n").as_bytes()).unwrap();
@@ -227,14 +229,14 @@ fn redis_has_every_answer_of_many_clients() {
         line.clear();
         stream.read_line(&mut line).unwrap();
         let kept: u64 = line.trim().parse().unwrap();
-        // One more may have been on its way.
+        // One more increment may have been committed without an answer.
         assert!(kept == told || kept == told + 1, "client {client} was told {told}, and {kept} is there");
     }
     stream.get_mut().write_all(b"SHUTDOWN\r\n").unwrap();
     assert_eq!(session.wait().unwrap().code(), Some(0));
 }
 
-/// What `make xsync-programs` has fetched; without it the test cannot run.
+/// A file that `make xsync-programs` has fetched. Panics without it.
 fn fetched(variable: &str) -> PathBuf {
     std::env::var_os(variable)
         .unwrap_or_else(|| panic!("run this by `make xsync-programs`, which sets {variable}"))
@@ -257,7 +259,7 @@ fn a_source_tree_of_others_is_built() {
     let outside: Run =
         outside.args(["-j2", "generic"]).current_dir(place.dir.path().join("outside")).output().unwrap().into();
     outside.ok();
-    // Compilers give the same for the same.
+    // Compilers produce the same output from the same input.
     for program in ["src/lua", "src/luac", "src/liblua.a"] {
         let read = |dir: PathBuf| fs::read(dir.join(program)).unwrap();
         let same = read(place.work().join("tree")) == read(place.dir.path().join("outside"));
@@ -278,7 +280,7 @@ fn a_package_of_others_is_installed() {
         dpkg --root=root --force-depends --force-script-chrootless --log=/dev/null -i p.deb > /tmp/said 2>&1 || cat /tmp/said; \
         dpkg --root=root -s hello | grep Status";
     assert_eq!(place.script(script).ok().trim(), "Status: install ok installed");
-    // What was applied is what the package says of its files.
+    // The applied files must match the package's checksums.
     let mut verify = Command::new("dpkg");
     let run: Run = verify
         .arg(format!("--root={}", place.work().join("root").display()))

@@ -1,8 +1,9 @@
-//! The test of the paper: a program writes and tells an outside observer, on a disk whose power is cut at many moments.
-//! What the observer had seen is there, and what is there is a state that the program was in.
+//! The test of the paper: power cuts at many moments while a program writes and tells an outside observer.
 //!
-//! Sessions without a care must be found. `UNTORN_XSYNC_STATES` is the number of crash states, `UNTORN_TEST_SEED`
-//! chooses programs and states.
+//! Everything that the observer has seen must be there afterwards, in a state that the program was in.
+//!
+//! For sessions without an invariant, the tests must find violations. `UNTORN_XSYNC_STATES` is the number of crash
+//! states, and `UNTORN_TEST_SEED` chooses programs and states.
 
 mod common;
 
@@ -22,7 +23,7 @@ use untorn_crashlab::device::{Acks, Again, FileSystem, Image, Recorder, Trouble,
 use untorn_crashlab::replay::{Bench, Check, Program, Recorded, Recording, record};
 use untorn_xsync::volumes::volume::Use;
 
-/// Of a volume in these tests.
+/// The size of a volume in these tests.
 const BYTES: u64 = 40 << 20;
 
 fn variable(name: &str, default: u64) -> u64 {
@@ -33,7 +34,7 @@ fn again() -> Result<Again> {
     Ok(Again::test("part")?)
 }
 
-/// The other processes of these tests: devices and workers. By itself it does nothing.
+/// Runs devices and workers, which are other processes of these tests. It does nothing in a normal run.
 #[test]
 fn part() {
     serve_if_asked();
@@ -54,7 +55,7 @@ fn part() {
     });
 }
 
-/// Whether this can be done here; says why not.
+/// Whether the tests can run here. Prints a message if they cannot.
 fn possible(fs: FileSystem) -> bool {
     static PROBED: OnceLock<Option<String>> = OnceLock::new();
     let programs = [fs.mkfs(), FileSystem::Ext4.mkfs()];
@@ -63,11 +64,11 @@ fn possible(fs: FileSystem) -> bool {
     if let Some(why) = &why {
         println!("skipped: {why}");
     }
-    // Built before the workers need them.
+    // Builds the example before the workers need it.
     why.is_none() && common::Place::new().is_some() && example("probe").exists()
 }
 
-/// Lets a worker do a job; what it says, line by line.
+/// Runs a job in a worker. Returns the lines that it prints.
 fn watched(job: &str) -> Vec<String> {
     let limits = Limits { whole: Duration::from_secs(150), silence: Duration::from_secs(60) };
     let mut said = Vec::new();
@@ -92,10 +93,11 @@ fn violations(said: &[String]) -> usize {
     said.iter().filter(|line| line.starts_with("VIOLATION")).count()
 }
 
-/// Recordings of a control that are tried: what the kernel writes when is chance, and one in thirty shows nothing.
+/// The most recordings of a control that are tried. The times at which the kernel writes are random, and one in thirty
+/// recordings shows no violation.
 const RECORDINGS_MAX: u64 = 8;
 
-/// Whether a control is found, with one seed or another.
+/// Whether a violation of a control is found with one of several seeds.
 fn is_found(job: impl Fn(u64) -> String) -> bool {
     (0..RECORDINGS_MAX).any(|n| violations(&watched(&job(seed() + n))) > 0)
 }
@@ -135,8 +137,8 @@ fn sessions_without_a_care_are_found() {
     }
 }
 
-/// A control: stores to a shared map pass writes that came before them, as the documents say of `--maps=allow`, whichever
-/// call commits. Nothing that was written and shown is lost with them.
+/// A control: a store to a shared map can pass an earlier write, as the documents say of `--maps=allow`, with either
+/// call that commits. Written and shown data are not lost.
 #[test]
 #[ignore = "what the kernel writes when is chance: it takes up to a minute"]
 fn stores_to_maps_under_load_are_found() {
@@ -153,7 +155,7 @@ fn stores_to_maps_under_load_are_found() {
     }
 }
 
-/// What a client outside was told by a server in a session is there; without the gate it is not.
+/// Lines that a server in a session has acknowledged to a client outside are there. Without the gate they may be lost.
 #[test]
 fn nothing_that_a_client_was_told_is_lost() {
     if !possible(FileSystem::Ext4) {
@@ -164,7 +166,7 @@ fn nothing_that_a_client_was_told_is_lost() {
     assert!(is_found(|seed| format!("server gate {seed} {states}")), "without the gate nothing is lost");
 }
 
-/// What a program in a session has told a server outside is there; without the gate it is not.
+/// Lines that a program in a session has sent to a server outside are there. Without the gate they may be lost.
 #[test]
 fn nothing_that_a_server_outside_was_told_is_lost() {
     if !possible(FileSystem::Ext4) {
@@ -180,7 +182,7 @@ fn nothing_that_a_server_outside_was_told_is_lost() {
     }
 }
 
-/// A disk that fails at the n-th write or flush from some moment on.
+/// A disk that fails from its n-th write or flush after some moment on.
 #[test]
 fn a_failing_disk_ends_the_session_and_shows_nothing_more() {
     if !possible(FileSystem::Ext4) {
@@ -194,7 +196,7 @@ fn a_failing_disk_ends_the_session_and_shows_nothing_more() {
     }
 }
 
-/// The journal is fine, and what it holds cannot be brought to its place: no commit says so.
+/// The journal can be written, but writes from the journal to their places fail. No commit reports that.
 #[test]
 fn writes_that_fail_later_end_the_session_too() {
     if !possible(FileSystem::Ext4) {
@@ -206,7 +208,7 @@ fn writes_that_fail_later_end_the_session_too() {
     assert!(said.iter().any(|line| line.starts_with("ended by code 0") && line.contains("second")), "{said:?}");
 }
 
-/// While a commit waits for the disk, what clients ask reaches the server; without the care it does not.
+/// While a commit waits for the disk, requests of clients reach the server. Without the invariant they do not.
 #[test]
 fn a_commit_does_not_hold_up_requests() {
     if !possible(FileSystem::Ext4) {
@@ -218,16 +220,16 @@ fn a_commit_does_not_hold_up_requests() {
     assert!(said.iter().any(|line| line == "asked after the answer"), "{said:?}");
 }
 
-// What follows happens in workers.
+// The following functions run in workers.
 
-/// A directory that a session sees, with the program in it.
+/// A directory that the session sees, with the program `probe` in it.
 fn work() -> Result<PathBuf> {
     let dir = watch::directory("work")?;
     fs::copy(example("probe"), dir.join("probe")).context("the program probe, built with the tests")?;
     Ok(dir)
 }
 
-/// A session that makes changes and tells `acks` of each.
+/// A session that makes changes, and appends a line to `acks` for each.
 fn session(care: &str, volume: &Path, seed: u64, acks: &Path) -> Result<Command> {
     let dir = work()?;
     let mut command = Command::new(example("careless"));
@@ -259,7 +261,7 @@ fn on_the_device(care: &str, seed: u64, states: u64) -> Result<()> {
     explore(&recording, &Told { seed, image: None }, seed, states)
 }
 
-/// `log` has what was shown, and no page of `map` has a number that `log` lacks.
+/// A check: `log` has the numbers that were shown, and no page of `map` has a number that `log` lacks.
 struct InOrder;
 
 impl Check for InOrder {
@@ -297,7 +299,7 @@ fn stores(care: &str, seed: u64, states: u64) -> Result<()> {
     explore(&recording, &InOrder, seed, states)
 }
 
-/// A session with a server that has its log on the volume, and the server's port.
+/// Starts a session with a server whose log is on the volume. Returns the server's port, too.
 fn start_server(care: &str, volume: &Path) -> Result<(Child, u16)> {
     let dir = work()?;
     let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
@@ -316,13 +318,13 @@ fn connect(port: u16) -> std::io::Result<TcpStream> {
     }
 }
 
-/// The first process of a session: what it sees is seen from outside by the way that is open to root.
+/// The first process of a session. Root can see the session's files through its /proc/PID/root.
 fn first_process(supervisor: &Child) -> Result<String> {
     let pid = supervisor.id();
     Ok(fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?.trim().to_owned())
 }
 
-/// One client waits for its answer, whose commit takes seconds; what another one asks for happens meanwhile.
+/// One client waits for its answer, whose commit takes seconds. Meanwhile the server handles another client's request.
 fn requests_during_a_commit(care: &str) -> Result<()> {
     let mut recorder = Recorder::start(&again()?, fresh()?)?;
     let device = recorder.attach()?;
@@ -334,7 +336,7 @@ fn requests_during_a_commit(care: &str) -> Result<()> {
     while fs::read_to_string(root.join("data/log")).unwrap_or_default() != "first\n" {
         std::thread::sleep(Duration::from_millis(1));
     }
-    // The answer is on its way to the relay, which then commits.
+    // Waits until the relay has read the answer and commits.
     std::thread::sleep(Duration::from_millis(100));
     asking.write_all(b"touch /dev/shm/asked\n")?;
     while !root.join("dev/shm/asked").exists() {
@@ -373,10 +375,10 @@ fn a_server(care: &str, seed: u64, states: u64) -> Result<()> {
     explore(&recording, &Answered, seed, states)
 }
 
-/// How programs tell somebody outside.
+/// The ways in which programs tell the outside.
 const KINDS: [&str; 3] = ["tcp", "connect", "udp"];
 
-/// A program in a session tells somebody outside of each line in its log.
+/// A program in a session sends each line of its log to the outside.
 fn told_outside(kind: &str, care: &str, seed: u64, states: u64) -> Result<()> {
     anyhow::ensure!(common::network_of_its_own(), "no network of its own");
     let mut recorder = Recorder::start(&again()?, fresh()?)?;
@@ -424,7 +426,7 @@ fn told_outside(kind: &str, care: &str, seed: u64, states: u64) -> Result<()> {
     explore(&recording, &Answered, seed, states)
 }
 
-/// The log of the server has every line that was answered, and no other text.
+/// A check: the server's log has every acknowledged line, and no other text.
 struct Answered;
 
 impl Check for Answered {
@@ -460,7 +462,7 @@ fn in_an_image(fs: &str, seed: u64, states: u64) -> Result<()> {
     explore(&recording, &Told { seed, image: Some(watch::directory("image")?) }, seed, states)
 }
 
-/// The session ends, and the disk has what was shown.
+/// The session must end, and the disk must have all data that were shown.
 fn failing(what: &str, n: u64) -> Result<()> {
     let trouble = match what {
         "writes" => Trouble::Writes,
@@ -475,7 +477,7 @@ fn failing(what: &str, n: u64) -> Result<()> {
     command.args(["append", "/data/log", "1000000"]).current_dir(&dir).stdin(Stdio::null());
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
     let (mut from, mut shown) = (child.stdout.take().expect("piped"), Vec::new());
-    // The disk fails when some lines have been shown.
+    // The disk fails after some lines have been shown.
     let mut piece = [0; 4096];
     while shown.len() < 2000 {
         let read = std::io::Read::read(&mut from, &mut piece)?;
@@ -503,7 +505,7 @@ fn failing(what: &str, n: u64) -> Result<()> {
     Ok(())
 }
 
-/// Writes fail while the kernel brings data from the journal to their places, and at no other time.
+/// Makes writes fail only while the kernel writes data from the journal to their places.
 fn in_place(care: &str) -> Result<()> {
     let mut recorder = Recorder::start(&again()?, fresh()?)?;
     let device = recorder.attach()?;

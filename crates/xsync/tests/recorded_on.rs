@@ -1,5 +1,7 @@
-//! The test of the paper for sessions on a directory: what an outside observer was told, or has read from a file in the
-//! directory, is there after the power was cut. Sessions without a care must be found.
+//! The test of the paper for sessions on a directory (`--on`).
+//!
+//! After a power cut, everything must be there that an outside observer was told, or has read from a file in the
+//! directory. For sessions without an invariant, the tests must find violations.
 
 mod common;
 
@@ -19,14 +21,14 @@ use untorn_crashlab::device::{Acks, Again, FileSystem, Recorder, serve_if_asked}
 use untorn_crashlab::replay::{Check, Recording};
 
 const BYTES: u64 = 64 << 20;
-/// What the observer may see of the log.
+/// The number of lines that the program appends to its log.
 const LINES: u64 = 20_000;
 
 fn variable(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
-/// The other processes of these tests: devices and workers. By itself it does nothing.
+/// Runs devices and workers, which are other processes of these tests. It does nothing in a normal run.
 #[test]
 fn part() {
     serve_if_asked();
@@ -42,7 +44,7 @@ fn part() {
     });
 }
 
-/// How many violations a worker finds; none where that cannot be done, which is said.
+/// The number of violations that a worker finds. None, with a message, if the test cannot run here.
 fn violations(job: &str, states: u64) -> Option<usize> {
     let again = Again::test("part").expect("this program");
     let why = watch::missing(&[FileSystem::Ext4.mkfs()]).or_else(|| watch::probe(&again));
@@ -84,7 +86,7 @@ fn nothing_that_an_outsider_has_read_is_lost() {
     }
 }
 
-/// Datagrams of root and of an ordinary user.
+/// Datagrams from sessions of root and of an ordinary user.
 #[test]
 fn nothing_that_was_sent_is_lost() {
     for user in [0, NOBODY] {
@@ -95,15 +97,15 @@ fn nothing_that_was_sent_is_lost() {
 #[test]
 fn sessions_without_a_care_are_found() {
     for job in ["told gate 0", "told data_in_the_journal 0", "read outside_readers_wait 0", "sent gate 65534"] {
-        // Now and then commits fall so that a whole recording has nothing to be found.
+        // The commits of one recording may happen to fall so that it shows no violation.
         let found = (0..3).any(|_| violations(job, 150).is_none_or(|found| found > 0));
         assert!(found, "{job} was not found");
     }
 }
 
-// What follows happens in workers.
+// The following functions run in workers.
 
-/// A recorded disk, with a directory for a user, and a session on it.
+/// A recorded disk with a directory for a user, on which a session runs.
 struct Stage {
     recorder: Recorder,
     at: PathBuf,
@@ -133,9 +135,9 @@ impl Stage {
         Ok((Stage { recorder, at, watcher }, device))
     }
 
-    /// A session with the program of these tests, as a user.
+    /// A session with the program `probe`, as a user.
     fn session(&self, care: &str, user: u32, words: &[&str]) -> Result<Command> {
-        // Beside the disk, where the session sees it: as the working directory.
+        // The working directory is outside of the disk, and the session sees it.
         let dir = watch::directory("work")?;
         fs::copy(example("probe"), dir.join("probe"))?;
         let mut command = Command::new(example("careless"));
@@ -171,7 +173,7 @@ fn told(care: &str, user: u32, seed: u64, states: u64) -> Result<()> {
     explore(&recording, &Told { seed, image: None }, seed, states)
 }
 
-/// The session says nothing; somebody outside reads its log again and again.
+/// The session prints nothing. An outside process reads its log again and again.
 fn read(care: &str, user: u32, seed: u64, states: u64) -> Result<()> {
     let (stage, device) = Stage::begin(care, user)?;
     let log = stage.at.join("data/log");
@@ -194,7 +196,7 @@ fn read(care: &str, user: u32, seed: u64, states: u64) -> Result<()> {
     explore(&stage.end(device)?, &Read, seed, states)
 }
 
-/// The session sends each line of its log to somebody outside, who answers.
+/// The session sends each line of its log to an outside process, which answers.
 fn sent(care: &str, user: u32, seed: u64, states: u64) -> Result<()> {
     anyhow::ensure!(common::network_of_its_own(), "no network of its own");
     let (stage, device) = Stage::begin(care, user)?;
@@ -215,7 +217,7 @@ fn sent(care: &str, user: u32, seed: u64, states: u64) -> Result<()> {
     explore(&stage.end(device)?, &Read, seed, states)
 }
 
-/// The log has at least the lines that somebody has read.
+/// A check: the log has at least the lines that were read.
 struct Read;
 
 impl Check for Read {

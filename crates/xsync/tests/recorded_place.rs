@@ -1,5 +1,7 @@
-//! The test of the paper for sessions of ordinary users over the working directory, with their changes on a recorded
-//! disk: what was shown is in the changes that `--resume` would apply. Sessions without a care must be found.
+//! The test of the paper for sessions of ordinary users with `--place`, on a recorded disk.
+//!
+//! Everything that was shown must be in the changes that `--resume` would apply. For sessions without an invariant, the
+//! tests must find violations.
 
 mod common;
 
@@ -25,7 +27,7 @@ fn variable(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
-/// The other processes of these tests: devices and workers. By itself it does nothing.
+/// Runs devices and workers, which are other processes of these tests. It does nothing in a normal run.
 #[test]
 fn part() {
     serve_if_asked();
@@ -40,7 +42,7 @@ fn part() {
     });
 }
 
-/// How many violations a worker finds; none where that cannot be done, which is said.
+/// The number of violations that a worker finds. None, with a message, if the test cannot run here.
 fn violations(care: &str, states: u64) -> Option<usize> {
     if !possible() {
         return None;
@@ -51,7 +53,7 @@ fn violations(care: &str, states: u64) -> Option<usize> {
     Some(said.iter().filter(|line| line.starts_with("VIOLATION")).count())
 }
 
-/// Lets a worker do a job; what it says, line by line.
+/// Runs a job in a worker. Returns the lines that it prints.
 fn watched(job: &str) -> Vec<String> {
     let (again, mut said) = (Again::test("part").expect("this program"), Vec::new());
     let limits = Limits { whole: Duration::from_secs(150), silence: Duration::from_secs(60) };
@@ -65,7 +67,7 @@ fn watched(job: &str) -> Vec<String> {
     said
 }
 
-/// Whether that can be done here; says why not.
+/// Whether the tests can run here. Prints a message if they cannot.
 fn possible() -> bool {
     let again = Again::test("part").expect("this program");
     let why = watch::missing(&[FileSystem::Ext4.mkfs()]).or_else(|| watch::probe(&again));
@@ -84,13 +86,13 @@ fn nothing_that_was_shown_is_lost() {
 #[test]
 fn sessions_without_a_care_are_found() {
     for care in ["gate", "data_in_the_journal"] {
-        // Now and then commits fall so that a whole recording has nothing to be found.
+        // The commits of one recording may happen to fall so that it shows no violation.
         let found = (0..3).any(|_| violations(care, 150).is_none_or(|found| found > 0));
         assert!(found, "a session without {care} was not found");
     }
 }
 
-/// Nothing more is shown, and what is in memory is saved.
+/// Nothing more is shown, and the contents of the kernel's memory are saved.
 #[test]
 fn a_failing_disk_ends_the_session() {
     if possible() {
@@ -99,9 +101,9 @@ fn a_failing_disk_ends_the_session() {
     }
 }
 
-// What follows happens in workers.
+// The following functions run in workers.
 
-/// A recorded disk with a place for a user, and a directory of theirs with the program of the tests.
+/// A recorded disk with a place for a user, and a directory of the user's with the program `probe`.
 struct Stage {
     recorder: Recorder,
     device: Loop,
@@ -126,7 +128,7 @@ impl Stage {
         Ok(Stage { recorder, device, at, work })
     }
 
-    /// As the user, in their directory.
+    /// A command as the user, in the user's directory.
     fn command(&self, program: &Path) -> Command {
         let mut command = Command::new(program);
         command.uid(USER).gid(USER).env_remove("XDG_RUNTIME_DIR").current_dir(&self.work);
@@ -134,11 +136,11 @@ impl Stage {
         command
     }
 
-    /// When nothing of the session is left.
+    /// Waits until no process of the session is left, and ends the recording.
     fn end(self) -> Result<Recorder> {
         let mounted = Path::new("/proc/fs/ext4").join(disk_of(&self.at)?);
         unmount(&self.at, UnmountFlags::DETACH)?;
-        // What is left of a killed session has mounts of its own.
+        // Processes of a killed session hold mounts of their own.
         while mounted.exists() {
             std::thread::sleep(Duration::from_millis(2));
         }
@@ -167,14 +169,14 @@ fn told(care: &str, seed: u64, states: u64) -> Result<()> {
     if lines <= CHANGES {
         bail!("{lines} lines were shown, of {CHANGES} changes and the end");
     }
-    // Nothing is applied: the changes stay where they are.
+    // Nothing is applied, so the changes stay in the layers.
     drop(session);
     let (base, events) = stage.end()?.stop()?;
     let recording = Recording { fs: FileSystem::Ext4Journal, base, events, said_before: Vec::new() };
     explore(&recording, &Changes(Told { seed, image: None }), seed, states)
 }
 
-/// No write reaches the disk any more from some moment on.
+/// From some moment on, no write reaches the disk.
 fn failing() -> Result<()> {
     let mut stage = Stage::begin("all")?;
     let saved = watch::directory("saved")?;
@@ -212,7 +214,7 @@ fn failing() -> Result<()> {
     Ok(())
 }
 
-/// What is in the layers of a session.
+/// A check of the files in a session's layers.
 struct Changes(Told);
 
 impl Check for Changes {
@@ -221,7 +223,7 @@ impl Check for Changes {
     }
 }
 
-/// The changes of the one session that the disk has.
+/// The upper layer of the only session on the disk.
 fn upper(disk: &Path) -> PathBuf {
     let entries = fs::read_dir(disk.join("place")).into_iter().flatten().flatten();
     let mut homes = entries.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|e| e == "layers"));

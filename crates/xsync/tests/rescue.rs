@@ -1,4 +1,4 @@
-//! A volume whose disk fails: what is in memory is saved, if that was asked for.
+//! When the disk of a volume fails, `--rescue` saves the contents of the kernel's memory.
 
 mod common;
 
@@ -13,7 +13,7 @@ use untorn_crashlab::device::{Again, FileSystem, Image, Recorder, Trouble, serve
 use untorn_crashlab::replay::Bench;
 use untorn_xsync::volumes::volume::Use;
 
-/// The other processes of this test: devices and workers. By itself it does nothing.
+/// Runs devices and workers, which are other processes of this test. It does nothing in a normal run.
 #[test]
 fn part() {
     serve_if_asked();
@@ -46,7 +46,7 @@ fn files_of_a_failing_disk_are_saved_from_memory() {
     }
 }
 
-/// A session that writes to the volume and to a directory, until no write reaches the disk any more.
+/// A session writes to the volume and to a directory until no write reaches the disk any more.
 fn rescued(wanted: bool) -> Result<()> {
     let path = watch::directory("fresh")?.join("volume.img");
     drop(untorn_xsync::volumes::volume::Image::create(&path, 40 << 20, Use::Servers)?);

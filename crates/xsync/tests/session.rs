@@ -1,4 +1,4 @@
-//! Sessions: what a program sees, what the outside sees of it, and how all of it ends.
+//! The view of a program in a session, its output outside, and its end.
 
 mod common;
 
@@ -25,7 +25,7 @@ fn exit_codes_are_those_of_the_program() {
 #[test]
 fn a_session_in_a_session_is_refused_and_told_why() {
     let Some(place) = Place::new() else { return };
-    // The session has a /tmp of its own, and the program may have been built there.
+    // A copy in the working directory: the session has its own /tmp, where the program may have been built.
     fs::copy(env!("CARGO_BIN_EXE_untorn-xsync"), place.work().join("untorn-xsync")).unwrap();
     let run = place.run(&["--", "./untorn-xsync", "--", "touch", "begun"]);
     assert!(run.code == Some(125) && run.err.contains("a session in a session cannot be"), "{run:?}");
@@ -47,7 +47,7 @@ fn input_output_and_errors_are_relayed_in_order() {
     assert_eq!((run.out.as_str(), run.err.as_str()), ("got one\ngot two\nend\n", "error\n"));
 }
 
-/// A dialogue: each answer leaves before the next question comes.
+/// A dialogue: each answer must arrive before the next question is sent.
 #[test]
 fn a_dialogue_over_pipes_goes_on() {
     let Some(place) = Place::new() else { return };
@@ -77,7 +77,7 @@ fn processes_of_all_kinds_are_heard() {
     assert_eq!(run.ok(), "from-a-daemon\ndone\n");
     let tree = place.script("for i in 1 2 3; do (for j in 1 2; do (echo $i$j) & done; wait) & done; wait");
     assert_eq!(tree.ok().lines().count(), 6);
-    // What still runs when the program has ended ends with the session.
+    // Processes that still run when the program has ended are ended with the session.
     let left = place.script("sleep 1000 & echo $!");
     assert!(left.ok().trim().parse::<u32>().is_ok());
 }
@@ -93,13 +93,13 @@ fn nothing_but_the_directory_can_be_written() {
     assert_eq!(fs::read_to_string(place.work().join("here")).unwrap(), "here\n");
 }
 
-/// A read-only bind mount would lead to them.
+/// A read-only bind mount would lead to the host's sockets and FIFOs.
 #[test]
 fn sockets_and_fifos_of_the_host_are_out_of_reach() {
     let Some(place) = Place::new() else { return };
     let probe = place.probe();
     let probe = probe.to_str().unwrap();
-    // Not beneath /tmp, which the session does not see.
+    // Not below /tmp, where the session has a directory of its own.
     let home = tempfile::tempdir_in("/opt").unwrap();
     let (socket, fifo) = (home.path().join("socket"), home.path().join("fifo"));
     let _listener = UnixListener::bind(&socket).unwrap();
@@ -129,7 +129,7 @@ fn root_in_the_session_cannot_leave_it() {
             place.careless("capabilities_dropped", None, "allow", &[probe, what]).output().unwrap().into();
         assert_eq!(careless.code, Some(i32::from(what == "loop")), "{what}: {careless:?}");
     }
-    // vsock (40) leads to the machine around this one, packets (17) past the relay.
+    // vsock (40) leads to the host of a virtual machine, packet sockets (17) past the relay.
     for family in ["40", "17", "38"] {
         let run = place.run(&["--", probe, "socket", family]);
         assert!(run.out.contains("97"), "{family}: {run:?}");
@@ -191,7 +191,7 @@ fn a_full_volume_is_an_error_of_the_program_alone() {
     assert_eq!(again.ok(), "room\n");
 }
 
-/// The supervisor holds a little; the rest waits in the kernel, and the program with it.
+/// The supervisor holds little. The rest waits in the kernel, which holds up the program.
 #[test]
 fn output_larger_than_what_is_held_waits_for_its_reader() {
     let Some(place) = Place::new() else { return };
@@ -242,7 +242,7 @@ fn signals_reach_the_program() {
     assert_eq!((child.wait().unwrap().code(), rest.as_str()), (Some(9), "got it\n"));
 }
 
-/// Who waits for the program's end does not look for it again and again.
+/// Waiting for the program's end does not poll.
 #[test]
 fn a_session_that_waits_sleeps() {
     let Some(place) = Place::new() else { return };
@@ -264,7 +264,7 @@ fn a_session_that_waits_sleeps() {
     }
 }
 
-/// How often the threads of these processes have slept so far.
+/// The number of times that the threads of these processes have slept.
 fn wakeups(pids: &[String]) -> u64 {
     let tasks = pids.iter().flat_map(|pid| fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten());
     let status = tasks.map(|task| fs::read_to_string(task.path().join("status")).unwrap_or_default());
@@ -320,9 +320,9 @@ fn data_stay_in_a_volume_that_is_kept() {
     assert_eq!(run.ok(), "kept\n");
     assert_eq!(fs::read_to_string(export.join("file")).unwrap(), "kept\n");
     assert_eq!(fs::metadata(volume).unwrap().len(), 64 << 20);
-    // The working directory is read-only then.
+    // With a volume, the working directory is read-only.
     assert_ne!(place.run(&["--volume", volume, "--", "touch", "here"]).code, Some(0));
-    // One session at a time.
+    // Only one session at a time may use a volume.
     let mut first = place
         .xsync(&["--volume", volume, "--", "sh", "-c", "echo ready; read x; true"])
         .stdin(Stdio::piped())
@@ -336,7 +336,7 @@ fn data_stay_in_a_volume_that_is_kept() {
     assert!(first.wait().unwrap().success());
 }
 
-/// ext4 writes its superblock in place: a power cut may leave half of it.
+/// ext4 writes its superblock in place, so a power cut may tear it.
 #[test]
 fn a_torn_superblock_is_repaired() {
     let Some(place) = Place::new() else { return };
@@ -383,9 +383,10 @@ fn without_root_it_says_so() {
         return;
     }
     let mut command = place.xsync(&["--", "true"]);
-    // Where nobody can execute it.
+    // The program is copied because users cannot execute it where it was built.
     let program = place.dir.path().join("untorn-xsync");
-    // By another process: a copy of a descriptor that writes to it, in what another test starts, would keep it from running.
+    // Another process makes the copy. Otherwise, a child of another test could inherit a descriptor open for writing,
+    // and the copy could not be executed.
     let installed = Command::new("install").args(["-m", "755"]).arg(command.get_program()).arg(&program).status();
     assert!(installed.unwrap().success());
     use std::os::unix::fs::PermissionsExt;

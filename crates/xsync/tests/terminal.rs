@@ -1,4 +1,4 @@
-//! Sessions at a terminal: `script` plays the person.
+//! Sessions at a terminal, with the program `script` in place of a user.
 
 mod common;
 
@@ -8,7 +8,7 @@ use std::io::{Read, Write};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
-/// Runs a shell command at a terminal; none if there is no program for that.
+/// Runs a shell command at a terminal. None if the program `script` is missing.
 fn at_a_terminal(place: &Place, command: &str) -> Option<Child> {
     let mut script = Command::new("script");
     script.args(["-q", "-e", "-E", "never", "-c", command, "/dev/null"]).current_dir(place.work()).env("TERM", "xterm");
@@ -44,7 +44,7 @@ fn the_program_has_a_terminal_of_the_session() {
     let run: Run = child.wait_with_output().unwrap().into();
     let lines: Vec<&str> = run.out.lines().map(str::trim_end).collect();
     assert_eq!(lines, ["/dev/pts/0", "33 77", "input"], "{run:?}");
-    // A terminal of the host has no name in the session.
+    // In the session, a terminal of the host has no name.
     let careless =
         format!("{} own_terminals {}/ allow tty", common::example("careless").display(), place.volumes().display());
     let run: Run = at_a_terminal(&place, &careless).unwrap().wait_with_output().unwrap().into();
@@ -57,7 +57,7 @@ fn control_c_ends_the_program_and_control_z_stops_it() {
     let program = xsync(&place, "sh -c 'echo ready; sleep 1000'");
     let Some(mut child) = at_a_terminal(&place, &program) else { return };
     until(child.stdout.as_mut().unwrap(), "ready");
-    // On a busy machine, what is typed in the very first moment may be lost: a person types it again.
+    // On a busy machine, early input may be lost, so the key is typed again.
     let mut typed = 0;
     let ended = loop {
         if typed % 20 == 0 {
@@ -71,7 +71,7 @@ fn control_c_ends_the_program_and_control_z_stops_it() {
     };
     assert_eq!(ended.code(), Some(130));
 
-    // A shell with job control, as a person has it.
+    // An interactive shell, with job control.
     let mut child = at_a_terminal(&place, "PS1='$ ' sh -i").unwrap();
     let (mut to, mut from) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
     let program = xsync(&place, "sh -c 'echo rea\"\"dy; read line; echo \"got $line\"'");
@@ -79,7 +79,7 @@ fn control_c_ends_the_program_and_control_z_stops_it() {
     until(&mut from, "ready");
     let stopped = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        // As above: again and again. The shell ignores it.
+        // The key is typed again and again, as above. The shell ignores it.
         scope.spawn(|| {
             for typed in 0.. {
                 if stopped.load(SeqCst) {
@@ -100,7 +100,7 @@ fn control_c_ends_the_program_and_control_z_stops_it() {
     until(&mut from, "xsync");
     to.write_all(b"words\n").unwrap();
     until(&mut from, "got words");
-    // What is typed before the session has ended is the session's.
+    // Input that is typed before the session has ended goes to the session.
     until(&mut from, "$ ");
     to.write_all(b"exit\n").unwrap();
     drop(to);

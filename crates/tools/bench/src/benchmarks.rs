@@ -1,4 +1,4 @@
-//! The benchmarks by name: which are run, where, and what is printed and written of them.
+//! Chooses the benchmarks and places of a run, and prints and writes their figures.
 
 use crate::maps::{heap_large, msync, msync_large};
 use crate::measuring::bench_run::Run;
@@ -96,7 +96,8 @@ enum Benchmark {
     KvOpen,
     /// Sessions of untorn xsync: their costs, a server with clients, programs (root only)
     Xsync,
-    /// Commits over the time that a disk takes to flush: files, mappings, threads (root; ext4 of its own: add --fs here)
+    /// Commits over the time that a disk takes to flush: files, mappings, threads (root; ext4 of its own: add --fs
+    /// here)
     FlushTimes,
     /// Files on a mounted store (untorn-mount must be beside this program)
     Mount,
@@ -109,8 +110,8 @@ fn flush_ms(text: &str) -> Result<f64, String> {
     if (0.0..=1000.0).contains(&ms) { Ok(ms) } else { Err("from 0 to 1000".to_owned()) }
 }
 
-/// A commit wakes up several times; on a busy processor each of them waits for a turn, the floor's
-/// and the peers' too, and all ratios come near 1.
+/// A commit wakes up several times. On a busy processor each wake-up waits for its turn, also in the floor and the
+/// peers, and all ratios come near 1.
 fn warn_of_company(processors: usize) -> Result<()> {
     let load = std::fs::read_to_string("/proc/loadavg")?;
     let running = load.split(' ').next().and_then(|minute| minute.parse().ok()).unwrap_or(0.0);

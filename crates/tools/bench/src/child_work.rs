@@ -1,4 +1,4 @@
-//! What a child process does, told by the job in its environment.
+//! The work of child processes, as the job in their environment describes it.
 
 use crate::kv;
 use crate::live;
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use untorn::{File, StoreOptions, offline};
 use untorn_terminal::say;
 
-/// If this process is such a child: does its job and says so.
+/// If this process is such a child, does its job and prints the result.
 pub fn run_if_child() -> Option<Result<()>> {
     let job = std::env::var(JOB_VARIABLE).ok()?;
     Some(serde_json::from_str(&job).context("bad job").and_then(run))
@@ -70,8 +70,9 @@ fn run(job: Job) -> Result<()> {
     Ok(())
 }
 
-/// Fills the journal with records of one page each, says how much is pending, and kills itself:
-/// nothing is closed, nothing checkpointed.
+/// Fills the journal with records of one page each, prints how many bytes are pending, and kills itself.
+///
+/// Nothing is closed, and nothing is checkpointed at the end.
 fn fill_journal(root: &std::path::Path, file: &str, journal_bytes: u64, wanted_bytes: u64) -> Result<()> {
     let store = StoreOptions::default().journal_bytes(journal_bytes).open(root)?;
     let file = store.open_file(file)?;
@@ -86,8 +87,8 @@ fn fill_journal(root: &std::path::Path, file: &str, journal_bytes: u64, wanted_b
         content[..8].copy_from_slice(&random.u64(..).to_le_bytes());
         file.write_all_at(&content, page * 4096)?;
         file.commit()?;
-        // A checkpoint may take what is pending away before there is as much as we want; then the
-        // second time that it is as full as it gets has to do.
+        // A checkpoint may empty the journal before it holds `wanted_bytes`. Then the second time that it is nearly as
+        // full as before is enough.
         let pending_bytes = store.status().journal_bytes_pending;
         falls += u64::from(pending_bytes < last_bytes);
         last_bytes = pending_bytes;
@@ -99,7 +100,7 @@ fn fill_journal(root: &std::path::Path, file: &str, journal_bytes: u64, wanted_b
     say_and_die(last_bytes)
 }
 
-/// Says a number and kills itself.
+/// Prints a number, and kills this process.
 fn say_and_die(number: u64) -> Result<()> {
     say!("{number}");
     rustix::process::kill_process(rustix::process::getpid(), Signal::KILL)?;

@@ -36,7 +36,7 @@ pub fn run() -> Result<Output, Failure> {
         (Some(Command::Demo(demo)), _) => demo.run(env!("CARGO_BIN_NAME")),
         (Some(Command::Completions(completions)), _) => completions.run(Cli::command()),
         (Some(Command::Man(man)), _) => man.run(Cli::command()),
-        // Prints its tables as they come.
+        // The tables are printed as they are finished.
         (None, Some(bench)) => bench.run().map(|()| Output::default()).map_err(failure),
         (None, None) => Err(Failure::new("nothing to measure; see --help").code(2)),
     }

@@ -1,5 +1,7 @@
-//! `untorn-bench`: benchmarks of Untorn, each figure side by side with a peer that a careful program would
-//! write with plain system calls, in the same run, in turns; and the demonstration.
+//! `untorn-bench`: benchmarks of Untorn, and the demonstration.
+//!
+//! Each figure is measured side by side with a peer, in turns in the same run: the code that a careful program would
+//! write with plain system calls.
 
 mod benchmarks;
 mod child_work;

@@ -1,4 +1,4 @@
-//! How everything is measured: file systems, child processes, runs in turns. Stands on `report`.
+//! The means of measuring: file systems, child processes, runs in turns. Stands on `report`.
 
 pub(crate) mod bench_run;
 pub(crate) mod child;

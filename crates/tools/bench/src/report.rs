@@ -1,5 +1,6 @@
-//! Figures and how they are shown: statistics, sections of the report, the line on the terminal. Stands on nothing
-//! else here.
+//! Figures and their presentation: statistics, sections of the report, the terminal's status line.
+//!
+//! Stands on no other module here.
 
 pub(crate) mod section;
 pub(crate) mod section_text;

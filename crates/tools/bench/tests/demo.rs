@@ -1,4 +1,4 @@
-//! `untorn-bench demo`, in small.
+//! A short run of `untorn-bench demo`.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -24,7 +24,7 @@ fn untorn_is_never_torn_and_nothing_is_left() {
     assert_eq!(cells("times killed"), [30; 4]);
     assert_eq!([1, 3].map(|untorn| cells("torn states found")[untorn]), [0, 0]);
     assert_eq!(cells("acknowledged updates lost"), [0; 4]);
-    // The first child of each is left to make so many; what the others manage depends on the disk.
+    // The first child of each keeper makes so many updates. The number of the others depends on the disk.
     assert!(cells("updates made").iter().all(|&n| n >= 12), "{out}");
     let times = out.lines().filter(|l| l.contains("(median)") && (l.contains(" µs") || l.contains(" ms")));
     assert_eq!(times.count(), 2, "{out}");

@@ -1,10 +1,10 @@
-//! A quick run of everything on the file system under the temporary directory.
+//! A quick run of all benchmarks on the file system of the temporary directory.
 
 use serde_json::Value;
 use std::path::Path;
 use std::process::Command;
 
-/// The figures, table and picture of a quick run, which leaves nothing else.
+/// The figures, table and picture of a quick run. The run must leave nothing else.
 fn quick_run(words: &[&str]) -> (Value, String, String) {
     let [scratch, figures] = [(); 2].map(|()| tempfile::tempdir().unwrap());
     let [json, svg] = ["figures.json", "figures.svg"].map(|name| figures.path().join(name));
@@ -43,7 +43,7 @@ fn every_benchmark_runs_and_leaves_only_its_figures() {
     assert!(titles.iter().all(|title| table.contains(title) && picture.contains(title)));
 }
 
-/// Builds `libuntorn.so` beside the benchmark: cargo by itself does not for a test.
+/// Builds `libuntorn.so` beside the benchmark, because cargo does not build it for a test.
 fn build_library() {
     // `make test` has built everything.
     if std::env::var_os("UNTORN_PREBUILT").is_some() {
@@ -84,7 +84,7 @@ fn key_value_stores_race_and_hold_what_they_should() {
             }
             assert_eq!(names[0], "std::map on Untorn", "{}", section["notes"]);
             assert!(!names.iter().any(|name| name.starts_with("Kyoto Cabinet tree")), "{names:?}");
-            // A store that is not installed is named, with the package to install.
+            // The notes name a store that is not installed, with its package.
             for (name, package) in [("LevelDB", "libleveldb"), ("LMDB", "liblmdb"), ("gdbm", "libgdbm")] {
                 let left_out = section["notes"].as_array().unwrap().iter().any(|note| {
                     let note = note.as_str().unwrap();
@@ -99,7 +99,7 @@ fn key_value_stores_race_and_hold_what_they_should() {
             assert!(figure("syncs") >= 1.0 && figure("journal B") >= 24.0 && figure("pages") >= 1.0, "{ours}");
         }
     }
-    // The large ones compare what they read by themselves.
+    // The large benchmarks verify their reads themselves.
     let cells = |n: usize| sections[n]["rows"].as_array().unwrap().len();
     assert_eq!((cells(2), cells(3)), (5, 2));
     assert!(table.contains("kv: 10 keys, think 1 ms") && picture.contains("1 std::map on Untorn"));
@@ -135,7 +135,7 @@ fn sessions_are_measured_and_leave_nothing() {
     for title in ["xsync: PostMark", "xsync: programs", "xsync: a server, 50 clients, over the flush"] {
         assert!(!rows(title).is_empty(), "{title}");
     }
-    // The server answered in all three ways, and those who asked got their own answers.
+    // The server answered in all three ways, and each client got its own answers.
     let served = [rows("xsync: a server"), rows("xsync: one client")].concat();
     assert!(served.len() >= 4, "{served:?}");
     for row in served {

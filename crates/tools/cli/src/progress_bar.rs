@@ -1,4 +1,4 @@
-//! Progress of long work: nothing in the first second, then a bar on a terminal or a line now and then.
+//! The progress of long work: nothing in the first second, then a bar on a terminal, else a line now and then.
 
 use indicatif::{ProgressBar, ProgressStyle};
 use std::cell::RefCell;
@@ -9,7 +9,7 @@ use untorn_terminal::tell;
 const QUIET: Duration = Duration::from_secs(1);
 const BETWEEN_LINES: Duration = Duration::from_secs(5);
 
-/// Shows bytes done of bytes in all on standard error.
+/// Shows the number of finished bytes and of all bytes on standard error.
 pub struct Progress {
     what: &'static str,
     started: Instant,
@@ -29,14 +29,14 @@ impl Progress {
         Progress { what, started: Instant::now(), terminal, state: RefCell::default() }
     }
 
-    /// To be called as often as one likes.
+    /// Shows the progress. It may be called at any rate.
     pub fn show(&self, done_bytes: u64, all_bytes: u64) {
         if let Some(line) = self.step(done_bytes, all_bytes, Instant::now()) {
             tell!("{line}");
         }
     }
 
-    /// Moves the bar; without a terminal, returns the line that is due now, if one is.
+    /// Moves the bar. Without a terminal, returns the line that is due now, if there is one.
     fn step(&self, done_bytes: u64, all_bytes: u64, now: Instant) -> Option<String> {
         let mut state = self.state.borrow_mut();
         if now.duration_since(self.started) < QUIET {

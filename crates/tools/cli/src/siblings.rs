@@ -1,4 +1,4 @@
-//! Subcommands that are programs of their own: looked for beside this program, then in PATH.
+//! Subcommands that are programs of their own, which are searched beside this program and in PATH.
 
 use clap::Args;
 use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};
@@ -13,12 +13,12 @@ use std::process::Command;
 use untorn_os::mount_calls;
 use untorn_terminal::{Failure, standard_streams};
 
-/// How a table of files begins; see `docs/MOUNT.md`.
+/// The first bytes of a tree's table; see `docs/MOUNT.md`.
 const TREE: &[u8; 11] = b"untorn tree";
 
-/// Exit code of a shell that cannot find a command.
+/// The exit code of a shell that cannot find a command.
 const NOT_FOUND: u8 = 127;
-/// Exit code of a shell that cannot execute what it found.
+/// The exit code of a shell that cannot execute a command.
 const NOT_EXECUTABLE: u8 = 126;
 
 /// What follows is that program's, `--help` included.
@@ -29,7 +29,7 @@ pub struct Arguments {
     _arguments: Vec<OsString>,
 }
 
-/// A subcommand that another program does.
+/// A subcommand that another program carries out.
 #[derive(Clone, Copy)]
 pub enum Other {
     Crashtest,
@@ -40,13 +40,13 @@ pub enum Other {
     Import,
     Export,
     Run,
-    /// Of a mount, or of a directory with a session, and not of a store.
+    /// For a mount, or a directory with a session, not for a store.
     Status,
-    /// As `Status`.
+    /// For a directory with a session, not for a store.
     Recover,
-    /// Of a mount, or of its store.
+    /// For a mount, or its store.
     Check,
-    /// Of the store of a mount.
+    /// For the store of a mount.
     Eject,
     Bench,
     Demo,
@@ -92,9 +92,9 @@ impl Other {
         }
     }
 
-    /// Becomes the other program, whose exit code is then this one's; returns only if that fails.
+    /// Replaces this process by the other program. Returns only if that fails.
     ///
-    /// It gets all arguments behind the subcommand as they were given: `clap` would take a first `--` away. No option can
+    /// The program gets all arguments after the subcommand unchanged; `clap` would remove a first `--`. No option can
     /// stand before the subcommand.
     pub fn execute(self) -> Failure {
         let (name, first) = self.program();
@@ -112,12 +112,13 @@ impl Other {
     }
 }
 
-/// Whether a session of `untorn run` works on a directory, or was left there: then it has a directory beside.
+/// Whether a session of `untorn run` works on a directory, or was left there. It has a directory beside the directory.
 pub fn has_session(path: &Path) -> bool {
     has_beside(path, ".untorn-run")
 }
 
-/// Whether a killed `untorn eject` of a mount's store has left what is to be removed beside a directory that is plain already.
+/// Whether a killed `untorn eject` of a mount's store left files to be removed, beside a directory that is already
+/// plain.
 pub fn has_ejected_store(path: &Path) -> bool {
     !path.join(".untorn").exists() && has_beside(path, ".untorn-unfinished")
 }
@@ -132,9 +133,9 @@ fn has_beside(path: &Path, end: &str) -> bool {
     path.canonicalize().ok().and_then(beside).unwrap_or(false)
 }
 
-/// Whether a directory is on a mount of Untorn's; also if its daemon has ended.
+/// Whether a directory is on a mount of Untorn's, even if its daemon has ended.
 pub fn is_on_mount(path: &Path) -> bool {
-    // Its daemon, which may be stopped, is asked by whoever has a time limit.
+    // This does not ask the daemon, which may be stopped. Callers that ask it have a time limit.
     let mount = match statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::MNT_ID | StatxFlags::TYPE) {
         Ok(about) if FileType::from_raw_mode(about.stx_mode.into()) != FileType::Directory => return false,
         Ok(about) => about.stx_mnt_id.to_string(),
@@ -147,12 +148,12 @@ pub fn is_on_mount(path: &Path) -> bool {
     kind.is_some_and(|kind| [mount_calls::TYPE, mount_calls::TYPE_OF_DEVICE].contains(&kind))
 }
 
-/// Whether `untorn mount` has made a store. One whose table is damaged or lost has the other names.
+/// Whether `untorn mount` made this store. If the table is damaged or lost, the other names tell.
 pub fn holds_a_tree(store: &Path) -> bool {
     begins_a_tree(store) || has_names_of_tree(store)
 }
 
-/// What is said of the store of a mount that a path is in, if it is in one: names there are none of the files'.
+/// A message if a path is in the store of a mount. The names there are not those of the mount's files.
 pub fn of_a_mount(path: &Path) -> Option<String> {
     let whole = std::path::absolute(path).ok()?;
     let store = whole.ancestors().find(|dir| holds_a_tree(dir))?.display();

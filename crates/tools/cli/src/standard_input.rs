@@ -1,5 +1,6 @@
-//! Standard input as new contents of a file: one that was closed, or cannot be read, is no empty file, and neither is an
-//! empty pipe.
+//! Standard input as the new contents of a file.
+//!
+//! A closed or unreadable standard input is an error, not an empty file, and so is an empty pipe.
 
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat};
 use std::fs::File;
@@ -8,7 +9,8 @@ use std::os::fd::AsFd;
 use untorn_terminal::standard_streams::Waiting;
 use untorn_terminal::{Failure, standard_streams};
 
-/// New contents. A pipe that ends without a byte is an error, unless that is allowed: the program before it may have failed.
+/// New contents. A pipe that ends without a byte is an error unless that is allowed, because the program before it may
+/// have failed.
 pub struct Contents {
     file: Waiting,
     name: String,
@@ -16,7 +18,7 @@ pub struct Contents {
 }
 
 impl Contents {
-    /// Of a file that is open for reading.
+    /// The contents of a file that is open for reading.
     pub fn of(file: File, name: String, allow_empty: bool) -> Contents {
         let kind = fstat(&file).map(|stat| FileType::from_raw_mode(stat.st_mode));
         let is_pipe = matches!(kind, Ok(FileType::Fifo | FileType::Socket));
@@ -39,7 +41,7 @@ impl Read for Contents {
     }
 }
 
-/// Standard input, if it was not closed.
+/// Opens standard input. Fails if it was closed.
 pub fn open(allow_empty: bool) -> Result<Contents, Failure> {
     let stdin = io::stdin();
     let refused = |why: &str| {
@@ -56,7 +58,7 @@ pub fn open(allow_empty: bool) -> Result<Contents, Failure> {
     if standard_streams::input_was_closed() && !allow_empty {
         return Err(refused("was closed"));
     }
-    // Unlike that of the standard library, this one takes no error for the end.
+    // Unlike the standard library's standard input, this file does not take an error for the end.
     let file = fd.try_clone_to_owned().map_err(|e| refused(&format!("cannot be used ({e})")))?;
     Ok(Contents::of(file.into(), "standard input".to_owned(), allow_empty))
 }

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 const COMMANDS: [&str; 9] =
     ["status", "check", "dump", "recover", "checkpoint", "eject", "doctor", "put", "completions"];
-/// Which are programs of their own.
+/// Subcommands that are programs of their own.
 const OTHERS: [&str; 10] =
     ["crashtest", "xsync", "mount", "umount", "sync", "import", "export", "run", "bench", "demo"];
 const HIDDEN: [&str; 1] = ["man"];
@@ -74,7 +74,7 @@ fn completions_know_the_commands() {
     assert!(bash.wait().unwrap().success(), "bash parses its script");
 }
 
-/// `untorn` in a directory of its own, with a program of this name and text beside it.
+/// Installs `untorn` in a directory of its own, beside a script with this name and text.
 fn installed(name: &str, text: &str) -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let command = dir.path().join("untorn");
@@ -89,8 +89,10 @@ fn executable(path: &Path, text: &str) {
     install(source.path(), path);
 }
 
-/// Not written by this process: a child of another test could hold the file open for writing, which cannot be
-/// executed then.
+/// Copies a program, in another process.
+///
+/// If this process wrote it, a child of another test could hold the file open for writing, and the file could not be
+/// executed.
 fn install(from: &Path, to: &Path) {
     assert!(Command::new("install").args(["-m", "755"]).args([from, to]).status().unwrap().success());
 }
@@ -124,7 +126,7 @@ fn other_programs_get_all_arguments_and_their_exit_code_is_passed_on() {
     }
 }
 
-/// Streams that were closed are so for the other program, too: what it cannot tell is a failure of it.
+/// Streams that were closed are closed for the other program, too, which then fails if it needs them.
 #[test]
 fn other_programs_know_of_streams_that_were_closed() {
     let script =
@@ -154,7 +156,7 @@ fn a_session_beside_a_directory_is_asked_about() {
         let run = run(subcommand);
         assert_eq!((run.code, run.out), (Some(7), format!("{subcommand} tree/\n")));
     }
-    // What only sessions have is never done to a store.
+    // Options for sessions are never applied to a store.
     for (option, on) in [("--overwrite", "tree"), ("--discard", "tree"), ("--discard", ".")] {
         let run: Run =
             Command::new(&command).args(["recover", option, on]).current_dir(dir.path()).output().unwrap().into();
@@ -162,8 +164,9 @@ fn a_session_beside_a_directory_is_asked_about() {
     }
 }
 
-/// Names of files on a mount are in its table alone (docs/MOUNT.md has the bytes): what the command would do to files of a
-/// store is another program's there.
+/// For the store of a mount, another program carries out the subcommand.
+///
+/// The names of files on a mount are only in its table (docs/MOUNT.md has the bytes).
 #[test]
 fn the_store_of_a_mount_is_asked_about() {
     let (dir, command) = installed("untorn-mount", "#!/bin/sh\necho \"$@\"\nexit 7\n");
@@ -186,7 +189,7 @@ fn the_store_of_a_mount_is_asked_about() {
         assert_eq!((run.code, run.out), (Some(7), format!("{} store\n", arguments.join(" "))));
     }
     run(&["status"]).ok();
-    // Names in it are none of the files'.
+    // Names in the store are not those of the mount's files.
     for arguments in [&["ls"][..], &["ls", "-l"]] {
         let e = run(arguments).fails(1);
         assert!(e.contains("store is the store of a mount") && e.contains("`untorn export "), "{e}");
@@ -196,7 +199,7 @@ fn the_store_of_a_mount_is_asked_about() {
         let e = Run::from(run).fails(1);
         assert!(e.contains("store is the store of a mount"), "{e}");
     }
-    // The table is damaged, or lost: the other names tell.
+    // If the table is damaged or lost, the other names tell.
     std::fs::create_dir(path.join("obj")).unwrap();
     std::fs::write(path.join("pack"), "").unwrap();
     std::fs::write(path.join("table"), "").unwrap();
@@ -205,7 +208,7 @@ fn the_store_of_a_mount_is_asked_about() {
     assert_eq!(run(&["check"]).code, Some(7));
     std::fs::write(path.join("other"), "").unwrap();
     assert_ne!(run(&["check"]).code, Some(7), "a store of the library, perhaps");
-    // A killed `eject` has left what is to be removed.
+    // A killed `eject` has left files to be removed.
     let _ = (std::fs::remove_dir_all(&path), std::fs::create_dir(&path));
     assert_ne!(run(&["eject", "--yes"]).code, Some(7));
     std::fs::create_dir(dir.path().join(".store.untorn-unfinished")).unwrap();
@@ -220,7 +223,7 @@ fn other_programs_are_looked_for_beside_the_command_then_in_path_then_named() {
     let path = std::env::join_paths([elsewhere.path(), Path::new("/usr/bin"), Path::new("/bin")]).unwrap();
     let run = || -> Run { Command::new(&command).arg("crashtest").env("PATH", &path).output().unwrap().into() };
     assert_eq!(run().ok(), "beside\n");
-    // What cannot be executed is not it.
+    // A file that cannot be executed does not count.
     let beside = dir.path().join("untorn-crashtest");
     std::fs::set_permissions(&beside, std::fs::Permissions::from_mode(0o644)).unwrap();
     assert_eq!(run().ok(), "in PATH\n");

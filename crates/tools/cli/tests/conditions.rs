@@ -1,4 +1,4 @@
-//! Looking at stores: busy ones, those of others, incomplete ones; what each says, and its exit code.
+//! Commands on stores that are busy, of other users, or incomplete: their output, and their exit codes.
 
 mod common;
 
@@ -20,8 +20,9 @@ fn copy(how: &str, from: &Path, to: &Path) {
     assert!(Command::new("cp").arg(how).arg(from).arg(to).status().unwrap().success());
 }
 
-/// A directory with a store `store`, as a kill after two commits leaves it: `file` holds `first commit` on the disk,
-/// and the second commit is in the journal.
+/// A directory with the store `store`, in the state after a kill that followed two commits.
+///
+/// `file` holds `first commit` on the disk, and the second commit is in the journal.
 fn killed() -> (TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let store = open(&dir.path().join("live"));
@@ -43,7 +44,7 @@ fn read(path: impl AsRef<Path>) -> String {
     fs::read_to_string(path).unwrap()
 }
 
-/// A run as an ordinary user.
+/// Runs a command as an ordinary user.
 fn as_nobody(arguments: &[&str], path: &Path) -> Run {
     let mut command = untorn();
     command.args(arguments).arg(path).stdin(Stdio::null()).uid(NOBODY).gid(NOBODY);
@@ -86,7 +87,7 @@ fn a_healthy_busy_store_is_never_damaged() {
     assert!(run(&["check"], dir.path()).ok().contains("a moment ago"));
 }
 
-/// Everything in a directory: names, contents, modes, owners, times.
+/// All files of a directory with modes, owners, sizes and times.
 fn everything(dir: &Path) -> Vec<String> {
     let out = Command::new("find").arg(dir).args(["-printf", "%p %m %U %s %T@ %C@\n"]).output().unwrap();
     let mut lines: Vec<String> = String::from_utf8(out.stdout).unwrap().lines().map(str::to_owned).collect();
@@ -111,7 +112,7 @@ fn root_looks_at_anybodys_store_and_changes_nothing() {
     }
     run(&["recover", "--dry-run"], &store).unclean();
     assert_eq!(everything(&store), before);
-    // To change it is another matter.
+    // Changes are refused.
     let e = run(&["recover"], &store).fails(1);
     assert!(e.contains("run as user 65534"), "{e}");
     fs::set_permissions(store.join(".untorn"), Permissions::from_mode(0o775)).unwrap();
@@ -129,13 +130,13 @@ fn a_removed_store_directory_is_told_and_there_is_a_way_out() {
             true => file.clone(),
         };
         fs::remove_dir_all(store.join(".untorn")).unwrap();
-        // Nothing is here that could be looked at: the file says what it lacks.
+        // There is no store to examine, so the message says that the file waits for a journal.
         for command in ["status", "check", "dump", "recover"] {
             let e = run(&[command], &path).fails(1);
             assert!(e.contains("file waits for commits in the journal of store "), "{command}: {e}");
             assert!(e.contains("`untorn recover --accept-lost`"), "{command}: {e}");
         }
-        // A program makes another store.
+        // A program makes a new store.
         let e = match standalone {
             false => {
                 let store = open(&store);
@@ -149,7 +150,7 @@ fn a_removed_store_directory_is_told_and_there_is_a_way_out() {
         assert!(e.to_string().contains("`untorn recover --accept-lost`"), "{e}");
         for command in [&["status"][..], &["check"], &["recover", "--dry-run"]] {
             let look = run(command, &path);
-            // A standalone file that could not be opened may have no store.
+            // There may be no store for a standalone file that could not be opened.
             let said = format!("{}{}", look.out, look.err);
             assert!(look.code == Some(1) && said.contains("waits for commits in the journal of store "), "{said}");
         }
@@ -211,7 +212,7 @@ fn exit_codes_tell_order_problems_and_no_look() {
     }
     let status = run(&["status"], dir.path());
     assert!(status.code == Some(2) && status.out.contains("is no store"));
-    // Another file is in the place of the one with pending commits.
+    // Another file has the name of the one with pending commits.
     fs::remove_file(store.join("file")).unwrap();
     fs::write(store.join("file"), "foreign").unwrap();
     for command in ["status", "check", "dump"] {
@@ -236,7 +237,7 @@ fn a_journal_that_is_not_made_yet_is_no_missing_store() {
     let (_dir, store) = killed();
     fs::rename(store.join("file"), store.join("aside")).unwrap();
     run(&["recover"], &store).fails(1);
-    // As a full disk leaves it: the old journal is quarantined, and the new one could not be made.
+    // The state after a full disk: the old journal is quarantined, and there was no room for a new one.
     fs::remove_dir_all(store.join(".untorn/journal")).unwrap();
     let status = run(&["status"], &store);
     assert_eq!(status.code, Some(1), "{}{}", status.out, status.err);
@@ -254,7 +255,7 @@ fn a_journal_that_is_not_made_yet_is_no_missing_store() {
     }
     run(&["recover"], &store).ok();
     assert_eq!(read(store.join("file")), "second commit");
-    // Before its first journal was made.
+    // The state before the first journal was made.
     fs::remove_dir_all(store.join(".untorn/journal")).unwrap();
     assert!(run(&["status"], &store).unclean().contains("not made yet; the next opening makes its journal"));
 }
@@ -342,8 +343,9 @@ fn no_right_to_look_is_not_a_missing_store() {
     assert_eq!(fs::metadata(store.join(".untorn")).unwrap().mode() & 0o777, 0o700);
 }
 
-/// A killed store with a file that the pending commits change, one that they create, and one that they leave alone;
-/// copied without attributes.
+/// A killed store, copied without attributes.
+///
+/// The pending commits change one file, create another, and leave a third one alone.
 fn copied() -> (TempDir, PathBuf) {
     let (dir, killed) = killed();
     let at = dir.path().join("copy");
@@ -373,7 +375,7 @@ fn a_store_copied_without_attributes_is_adopted() {
     assert_eq!(everything(&store), before);
     let check = run(&["check"], &store);
     assert!(check.code == Some(1) && check.out.contains("not sound. If this store was copied"), "{}", check.out);
-    // The usual way round: recovered first, which quarantines the journal, with the right advice.
+    // The usual order: recovery first, which quarantines the journal and gives the right advice.
     let e = run(&["recover"], &store).fails(1);
     assert!(e.contains("another file is in the place") && e.contains("`untorn recover --adopt`"), "{e}");
     assert_eq!(read(store.join("file")), "first commit");
@@ -410,7 +412,7 @@ fn salvage_leaves_the_contents_of_acknowledged_commits_beside() {
     let said = run(&["recover", "--salvage", "--dry-run"], &store).ok();
     assert!(said.contains("file would be left as it is") && said.contains("untorn-salvage.*/salvaged"), "{said}");
     assert_eq!(everything(&store), before);
-    // The first one does it.
+    // The first salvage does it.
     let done = run(&["recover", "--salvage"], &store).ok();
     let note = done.lines().find(|line| line.contains("file was left as it is")).unwrap_or_else(|| panic!("{done}"));
     let contents = store.join(note.rsplit(' ').next().unwrap());
@@ -419,7 +421,7 @@ fn salvage_leaves_the_contents_of_acknowledged_commits_beside() {
     run(&["check"], &store).ok();
 }
 
-/// Files and directories that wait on a full disk: `recover`, `status` and `check` say the same of them.
+/// Files and directories are quarantined on a full disk. `recover`, `status` and `check` report the same about them.
 #[test]
 fn what_is_quarantined_is_told_with_its_reason_and_what_to_do() {
     if !root() {
@@ -438,7 +440,7 @@ fn what_is_quarantined_is_told_with_its_reason_and_what_to_do() {
     txn.mkdir("d", 0o700).unwrap();
     txn.create("d/x", 0o600).unwrap().write_all_at(b"contents", 0).unwrap();
     txn.commit().unwrap();
-    // Room that was set apart is room in the copy, too.
+    // The copy must have the reserved room, too.
     let copied = Command::new("cp").args(["-a", "--sparse=never"]).arg(&live).arg(&store).status().unwrap();
     assert!(copied.success());
     a.close().unwrap();

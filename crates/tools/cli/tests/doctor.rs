@@ -107,7 +107,7 @@ fn a_store_that_is_here_is_told_of() {
     assert_eq!((&report["usable"], &report["store"]["clean"]), (&Value::Bool(true), &Value::Bool(true)));
 }
 
-/// A mount whose daemon never answers holds nobody who asks what is promised there.
+/// The daemon of this mount never answers. `doctor` must not hang.
 #[test]
 fn a_place_that_does_not_answer_is_told_of() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! `untorn find-unclean`: every store below some directories, and what it needs.
+//! `untorn find-unclean`: finds every store below some directories, with its condition.
 
 mod common;
 
@@ -16,7 +16,7 @@ fn open(dir: &Path) -> Store {
     StoreOptions::default().background(false).open(dir).unwrap()
 }
 
-/// A store whose owner was killed: a copy of one that is open.
+/// A store whose owner was killed: a copy of an open store.
 fn crashed(dir: &Path) -> PathBuf {
     let alive = tempfile::tempdir_in(dir).unwrap();
     let store = open(alive.path());
@@ -75,7 +75,7 @@ fn root_recovers_the_stores_of_others_as_these() {
     let done = Command::new("chown").args(["-R", "65534:65534"]).arg(&crashed).status().unwrap();
     assert!(done.success());
     assert!(Command::new("chmod").args(["-R", "a+X"]).arg(dir.path()).status().unwrap().success());
-    // `chmod` has opened Untorn's directories to others, which nobody trusts.
+    // `chmod` has opened Untorn's directories to others, so they are not trusted.
     let problem = find(&["--recover"], dir.path());
     assert_eq!(problem.code, Some(1), "{}{}", problem.out, problem.err);
     assert!(problem.out.contains("problem") && problem.out.contains("chmod 700"), "{}", problem.out);

@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use untorn::heap::{Heap, HeapOptions, SectionLock};
 
-/// A heap with a root to one block of three, the others lost, and one large and one huge allocation, lost, too.
+/// A heap with a root to one of three blocks. The other blocks are leaks, and so are one large and one huge allocation.
 fn make(path: &Path) -> Heap {
     let heap = Heap::open_or_create(path).unwrap();
     let blocks = [1000, 1000, 1000, 100_000, 5_000_000].map(|bytes| {
@@ -25,7 +25,7 @@ fn make(path: &Path) -> Heap {
 #[test]
 fn a_heap_is_checked_dumped_and_collected() {
     let dir = tempfile::tempdir().unwrap();
-    // The name that is also the word.
+    // The heap's name is the same as the word on the command line.
     let path = dir.path().join("heap");
     let heap = make(&path);
     let e = run(&["check", "heap"], &path).fails(2);
@@ -46,7 +46,7 @@ fn a_heap_is_checked_dumped_and_collected() {
     }
     assert_eq!(json(&run(&["dump", "heap", "--json"], &path).ok())["huge"]["asked_bytes"], 5_000_000);
 
-    // Looked at from its directory, by its name: the store of a file `heap`, and the heap in it.
+    // In the heap's directory, by its name: first the store of the file `heap`, then the heap in it.
     let here = |arguments: &[&str]| {
         let mut command = common::untorn();
         common::Run::from(command.args(arguments).current_dir(dir.path()).output().unwrap())
@@ -111,7 +111,7 @@ fn pointers_out_of_a_heap_are_looked_for_on_request() {
     assert_eq!(run(&["check", "--pointers"], dir.path()).code, Some(2));
 }
 
-/// Whoever looks at a heap for a program is told of it, whatever its name.
+/// The report for programs names the heap's memory even if its name is not UTF-8.
 #[test]
 fn a_live_heap_whose_name_is_no_text_is_named_to_programs() {
     use std::os::unix::ffi::OsStrExt;
@@ -132,7 +132,7 @@ fn what_a_killed_live_heap_has_in_memory_is_named() {
     let path = dir.path().join("heap");
     let heap = HeapOptions::new().live(true).open(&path).unwrap();
     let memory = heap.live().unwrap().memory;
-    // As if its process had been killed.
+    // Drops the heap without closing it, which is like a kill of its process.
     drop(heap);
     let text = run(&["check", "heap"], &path).ok();
     assert!(text.contains("this is the last cut") && text.contains(memory.to_str().unwrap()), "{text}");
@@ -146,7 +146,7 @@ fn what_a_killed_live_heap_has_in_memory_is_named() {
     assert!(found["live"].is_null(), "{found}");
 }
 
-/// Of the memory that a killed process has left is told what the next opening would make of it, and nothing is changed.
+/// The commands report how the next opening would use the memory of a killed process, and change nothing.
 #[test]
 fn what_becomes_of_live_memory_is_told() {
     let dir = tempfile::tempdir().unwrap();
@@ -159,7 +159,7 @@ fn what_becomes_of_live_memory_is_told() {
         assert_eq!(found["sound"], text.code == Some(0), "{found}");
         (text, found)
     };
-    // A section that never ends, and one that saw it.
+    // A section that never ends, and another one that has read its changes.
     {
         let heap = &live().open(&path).unwrap();
         let number = heap.root_or("number", |_| 0_u64).unwrap();
@@ -190,12 +190,12 @@ fn what_becomes_of_live_memory_is_told() {
     let told = serde_json::json!([live_found["next"], live_found["undone"], live_found["cascaded"], problems]);
     assert_eq!(told, wanted, "{found}");
 
-    // A root to what was freed, which an opening does not look for.
+    // A root to a freed block, for which an opening does not look.
     let heap = live().open(&path).unwrap();
     assert_eq!((heap.live().unwrap().undone, heap.live().unwrap().cascaded), (1, 1));
     let block = heap.allocate(Layout::new::<u64>()).unwrap();
     heap.set_root("lost", Some(block)).unwrap();
-    // SAFETY: nobody uses it.
+    // SAFETY: the block is not used.
     unsafe { heap.free(block) }.unwrap();
     drop(heap);
     let (text, found) = look();
@@ -203,7 +203,7 @@ fn what_becomes_of_live_memory_is_told() {
     assert!(text.out.contains("PROBLEM  in memory: root 1, \"lost\""), "{}", text.out);
     assert!(text.out.ends_with("sound as of the last cut, and not in memory\n"), "{}", text.out);
 
-    // A change that is half done, and memory that is gone.
+    // A change that is half done; then memory that is gone.
     let heap = live().open(&path).unwrap();
     heap.set_root::<u8>("lost", None).unwrap();
     std::mem::forget(heap.mutate());
@@ -219,7 +219,7 @@ fn what_becomes_of_live_memory_is_told() {
     assert!(look().1["live"].is_null());
 }
 
-/// Where the live memory of a heap is.
+/// The file of a heap's live memory.
 fn live_memory(path: &Path) -> PathBuf {
     let meta = std::fs::metadata(path).unwrap();
     let top = std::env::var_os("UNTORN_LIVE_DIR").unwrap_or("/dev/shm".into());

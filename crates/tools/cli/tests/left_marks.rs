@@ -1,5 +1,6 @@
-//! A program died between marking a file and committing to it, and the mark cannot be cleared at once: the commands say so,
-//! and clear it as soon as they can. Without its store, the file would be refused.
+//! A program died after it had marked a file and before it committed to it, and the mark cannot be cleared yet.
+//!
+//! The commands report that, and clear the mark as soon as they can. Without its store, the file would be refused.
 
 mod common;
 
@@ -16,7 +17,7 @@ use untorn::StoreOptions;
 
 const OWNER_DIR: &str = "UNTORN_TEST_MARK_DIR";
 
-/// Leaves a mark on `d/g`, whose commit is in the file, and a commit of `f` in the journal; waits to be killed.
+/// Leaves a mark on `d/g`, whose commit is in the file, and a commit of `f` in the journal. Then waits to be killed.
 #[test]
 #[ignore = "run by other tests, as a process of its own"]
 fn owner() {
@@ -38,7 +39,7 @@ fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// As an ordinary user, if this is root.
+/// The command as an ordinary user, if this process is root.
 fn ordinary(mut command: Command) -> Command {
     if is_root() {
         command.uid(NOBODY).gid(NOBODY);
@@ -82,7 +83,7 @@ impl Place {
         ordinary(command).output().unwrap().into()
     }
 
-    /// The file is nobody's, and whole.
+    /// The file belongs to no store, and is complete.
     fn is_free(&self) {
         let mut command = untorn();
         command.arg("put").arg(self.at("d/g")).stdin(File::open("/proc/self/comm").unwrap());
@@ -91,7 +92,7 @@ impl Place {
     }
 }
 
-/// What keeps a mark from being cleared, for as long as this lives.
+/// An obstacle that keeps a mark from being cleared, as long as this value lives.
 enum Hindrance {
     Locked(#[allow(dead_code, reason = "its lock counts")] File),
     Mode(PathBuf, u32),
@@ -130,7 +131,7 @@ impl Drop for Hindrance {
 
 type Hinder = fn(&Place) -> Option<Hindrance>;
 
-/// Each with whether the mark can be seen meanwhile, and the path that is named then.
+/// Each with whether the mark can be seen meanwhile, and the path in the message.
 const HINDRANCES: &[(&str, Hinder, Option<bool>, &str)] = &[
     (
         "locked",
@@ -182,7 +183,7 @@ fn a_mark_that_cannot_be_cleared_is_named_and_cleared_later() {
         }
         assert_eq!(fs::read(place.at("f")).unwrap(), b"behind");
         drop(hindrance);
-        // Also of a file that was away, now that it is back.
+        // This also holds for a file that was away and is back now.
         assert_eq!(place.run(&["status"]).code, Some(1));
         let again = place.run(&["recover"]).ok();
         assert!(!again.contains("mark"), "{again}");
@@ -208,7 +209,7 @@ fn a_store_with_such_a_mark_is_not_ejected() {
     });
 }
 
-/// The copy has the mark of the file, and the file was marked under another name: it may be of any age.
+/// The copy has the file's mark, and the file was marked under another name, so it may be older than its commit.
 #[test]
 fn a_marked_file_that_got_another_name_is_lost_until_it_is_accepted() {
     let place = Place::new();

@@ -25,7 +25,7 @@ fn calls_are_listed_with_their_lines() {
     let found = json(&run(&["port-check", "--json"], &source).ok());
     assert_eq!((found[0]["call"].as_str(), found[0]["line"].as_u64()), (Some("msync"), Some(3)));
 
-    // What goes past the header is the exit code.
+    // The exit code tells of calls that bypass the header.
     fs::write(dir.path().join("copy.cc"), "void f() {\n  std::ofstream out(\"x\");\n  ::sendfile(a, b, 0, 9);\n}\n")
         .unwrap();
     let past = run(&["port-check"], dir.path());

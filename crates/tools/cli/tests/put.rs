@@ -1,4 +1,4 @@
-//! `untorn put`, as users meet it: rights, full disks, sudden ends, managed files.
+//! `untorn put` for users: rights, full disks, sudden ends, managed files.
 
 mod common;
 
@@ -75,7 +75,7 @@ fn a_full_disk_changes_nothing() {
     assert_eq!(fs::metadata(&file).unwrap().len(), 500 << 10);
 }
 
-/// Waits until the new file beside the old one holds so many bytes.
+/// Waits until the new file beside the old one has so many bytes.
 fn wait_for_aside(dir: &Path, bytes: u64) -> PathBuf {
     for _ in 0..2000 {
         let aside = names(dir).into_iter().find(|n| n.starts_with(".untorn-put-")).map(|n| dir.join(n));
@@ -130,7 +130,7 @@ fn a_managed_file_is_replaced_by_a_commit_and_keeps_its_inode() {
     assert_eq!(fs::read_to_string(&file).unwrap(), "second");
     assert_eq!((fs::metadata(&file).unwrap().ino(), mode(&file)), (inode, 0o640));
 
-    // A new file in a store's directory, and one further down.
+    // A new file in a subdirectory of a store's directory.
     fs::create_dir(dir.path().join("sub")).unwrap();
     put(&dir.path().join("sub/new"), b"third", "027", None).ok();
     assert_eq!(fs::read_to_string(dir.path().join("sub/new")).unwrap(), "third");
@@ -169,7 +169,7 @@ fn a_strangers_journal_does_not_keep_an_owner_from_a_plain_file() {
     assert_eq!(fs::read_to_string(&file).unwrap(), "new");
 }
 
-/// Runs a line of shell, in which `$0` is the command and `$1` a path; perhaps as another user.
+/// Runs a shell command in which `$0` is `untorn` and `$1` is a path, perhaps as another user.
 fn shell(line: &str, path: &Path, user: Option<u32>) -> Run {
     let mut command = Command::new("sh");
     command.args(["-c", line, env!("CARGO_BIN_EXE_untorn")]).arg(path).stdin(Stdio::null());
@@ -200,7 +200,7 @@ fn a_closed_standard_input_is_no_empty_file() {
     assert_eq!(names(dir.path()), ["file"]);
 }
 
-/// A plain file, a standalone file and a file of a store, all with the contents `old`.
+/// A plain file, a standalone file and a file of a store, each with the contents `old`.
 fn three_kinds(dir: &Path) -> [PathBuf; 3] {
     let plain = file_in(dir, "old", 0o644);
     let alone = dir.join("alone");
@@ -230,7 +230,7 @@ fn a_command_that_fails_changes_nothing() {
         assert_eq!(fs::read_to_string(&file).unwrap(), "old", "{}", file.display());
         shell("exec \"$0\" put \"$1\" -- echo whole", &file, None).ok();
         assert_eq!(fs::read_to_string(&file).unwrap(), "whole\n", "{}", file.display());
-        // Larger than the journal of a store and than any pipe, and without standard input.
+        // Contents that are larger than a store's journal and any pipe, without standard input.
         shell("exec \"$0\" put \"$1\" -- head -c 50000000 /dev/zero <&-", &file, None).ok();
         assert_eq!(fs::metadata(&file).unwrap().len(), 50_000_000, "{}", file.display());
     }
@@ -254,7 +254,8 @@ fn several_files_of_a_store_are_replaced_together() {
     let e = set("--set a a.new --set b missing").fails(1);
     assert!(e.contains("cannot open missing"), "{e}");
     assert!(!dir.path().join("store").exists(), "not even the store is there");
-    // Refused when the store is there, which was made for it: a name, its directory, a source.
+    // A wrong name, a wrong directory and a wrong source are refused. The call leaves no store behind, neither a new
+    // directory nor a store in an existing directory.
     for sources in
         ["--set ../c a.new", "--set a a.new --set q/a a.new", "--set a a.new --set b .", "--set a.untorn a.new"]
     {
@@ -271,7 +272,7 @@ fn several_files_of_a_store_are_replaced_together() {
     }
     set("--set a a.new --set b b.new").ok();
     assert_eq!((read("a").as_deref(), read("b").as_deref()), (Some("new a"), Some("new b")));
-    // The second one cannot be read to its end.
+    // The second source cannot be read to its end.
     let e = set("--set a b.new --set b .").fails(1);
     assert!(e.contains("read the new contents of b"), "{e}");
     let e = set("--set a b.new --set ../c b.new").fails(1);
@@ -299,7 +300,7 @@ fn concurrent_replacements_wait_for_each_other() {
         let last = fs::read_to_string(&file).unwrap();
         assert!(["0\n", "1\n", "2\n", "3\n", "4\n"].contains(&last.as_str()), "{last:?}");
     }
-    // A new file, too.
+    // The same with a new file.
     let new = dir.path().join("new");
     let children: Vec<_> =
         (0..5).map(|_| untorn().arg("put").arg(&new).args(["--", "echo", "new"]).spawn().unwrap()).collect();
@@ -350,7 +351,7 @@ fn an_empty_pipe_is_no_empty_file() {
         assert_eq!(fs::read_to_string(&file).unwrap(), "old", "{}", file.display());
         shell("false | \"$0\" put --allow-empty \"$1\"", &file, None).ok();
         assert_eq!(fs::read_to_string(&file).unwrap(), "", "{}", file.display());
-        // An empty file, and a command that succeeds, say that nothing is meant.
+        // An empty file, or a command that succeeds without output, is meant to be empty.
         for line in ["\"$0\" put \"$1\" < \"$1.empty\"", "\"$0\" put \"$1\" -- true"] {
             fs::write(format!("{}.empty", file.display()), "").unwrap();
             shell("printf old | \"$0\" put \"$1\"", &file, None).ok();
@@ -375,7 +376,7 @@ fn an_open_file_without_a_name_is_no_target() {
     let e = shell("exec 3<\"$1\"; rm \"$1\"; printf new | \"$0\" put /dev/fd/3", &file, None).fails(1);
     assert!(e.contains("/3 is an open file without a name") && e.contains("Nothing was changed"), "{e}");
     assert_eq!(names(dir.path()), Vec::<String>::new(), "nothing of the name `file (deleted)`");
-    // Of somebody else's name, of a pipe, and of one that has a name, wherever that is by now.
+    // A file that has the name `file (deleted)`, a pipe, and a file that was moved meanwhile.
     let file = file_in(dir.path(), "old", 0o644);
     let e = shell("exec 3<\"$1\"; rm \"$1\"; touch \"$1 (deleted)\"; printf new | \"$0\" put /dev/fd/3", &file, None);
     assert!(e.fails(1).contains("without a name"));
@@ -387,7 +388,7 @@ fn an_open_file_without_a_name_is_no_target() {
     assert_eq!(fs::read_to_string(dir.path().join("file.moved")).unwrap(), "new");
 }
 
-/// Flags of a file, as `lsattr` says them.
+/// The flags of a file, from `lsattr`.
 fn flags(path: &Path) -> Option<String> {
     let listed = Command::new("lsattr").arg(path).output().ok().filter(|out| out.status.success());
     let text = listed.map(|out| String::from_utf8(out.stdout).unwrap());
@@ -398,7 +399,7 @@ fn flags(path: &Path) -> Option<String> {
     flags
 }
 
-/// Runs `chattr`; false, said aloud, where that is not possible.
+/// Runs `chattr`. False, with a message, if that is not possible.
 fn chattr(change: &str, path: &Path) -> bool {
     let done = Command::new("chattr").arg(change).arg(path).stderr(Stdio::null()).status();
     let ok = done.is_ok_and(|status| status.success());
@@ -437,7 +438,7 @@ fn a_refused_target_is_told_before_anything_is_read_or_run() {
         let e = run(Stdio::null(), &["--", "touch", ran.to_str().unwrap()]).fails(1);
         assert!(e.contains(says), "{e}");
         assert!(!ran.exists(), "the command ran: {e}");
-        // As far as the file was read is where the next reader of it goes on.
+        // If the command had read from the source, the source's position would have changed.
         (&source).write_all(b"new").unwrap();
         std::io::Seek::rewind(&mut &source).unwrap();
         run(source.try_clone().unwrap().into(), &[]).fails(1);
@@ -480,7 +481,7 @@ fn a_refused_target_is_told_before_anything_is_read_or_run() {
         eprintln!("skipped: cannot bind a file");
     }
     assert_eq!(fs::read_to_string(&file).unwrap(), "old");
-    // Of several files, each is looked at before the first one is read.
+    // With several files, each is checked before the first source is read.
     fs::create_dir(dir.path().join("store")).unwrap();
     fs::create_dir(dir.path().join("store/is-a-directory")).unwrap();
     let (mut from, mut to) = std::io::pipe().unwrap();
@@ -495,7 +496,7 @@ fn a_refused_target_is_told_before_anything_is_read_or_run() {
     assert_eq!((unread.as_str(), dir.path().join("store/a").exists()), ("new", false));
 }
 
-/// Runs `untorn put FILE` where the nth flush fails.
+/// Runs `untorn put FILE` with a failure of the nth flush.
 fn with_failing_flush(file: &Path, nth: u32) -> Option<Run> {
     let mut command = Command::new("strace");
     command.args(["-f", "-qq", "-o", "/dev/null", "-e", "trace=fsync", "-e"]);

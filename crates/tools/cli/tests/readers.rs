@@ -83,7 +83,7 @@ fn an_ordinary_user_reads_its_own_and_nobody_elses() {
     assert_eq!(as_nobody(&dir.path().join("a")).ok(), "one");
 }
 
-/// The lines of `untorn tail` with these arguments, over what somebody commits while it follows.
+/// The output lines of `untorn tail` with these arguments, for the commits that are made while it follows.
 fn lines_of_tail(arguments: &[&str], dir: &Path, commits: impl FnOnce()) -> Vec<String> {
     let mut child = untorn()
         .arg("tail")
@@ -103,7 +103,7 @@ fn lines_of_tail(arguments: &[&str], dir: &Path, commits: impl FnOnce()) -> Vec<
     lines
 }
 
-/// What lines say, without the number of the commit.
+/// The lines without the number of the commit.
 fn said(lines: &[String]) -> Vec<&str> {
     lines.iter().map(|line| line.split_once("  ").unwrap().1).collect()
 }
@@ -158,7 +158,7 @@ fn tail_prints_the_bytes_of_each_commit() {
         json(fourth)["changes"][0],
         serde_json::json!({ "path": "a", "what": "zeroed", "offset": 4, "bytes": 3 })
     );
-    // Without being asked for they are not printed; several changes of a commit are one line.
+    // Without `--bytes`, the bytes are not printed. Several changes of a commit are one line of JSON.
     let lines = lines_of_tail(&["-n", "2", "--json"], dir.path(), || commit(&store, "b", b"made"));
     let changes = json(&lines[1])["changes"].clone();
     let whats: Vec<&str> = changes.as_array().unwrap().iter().map(|change| change["what"].as_str().unwrap()).collect();
@@ -167,7 +167,7 @@ fn tail_prints_the_bytes_of_each_commit() {
     store.close().unwrap();
 }
 
-/// Names, modes and contents below a directory.
+/// The names, modes and contents below a directory.
 fn tree(dir: &Path) -> Vec<(String, u32, Vec<u8>)> {
     let mut found = Vec::new();
     let mut left = vec![dir.to_owned()];
@@ -312,7 +312,7 @@ fn who_may_read_is_shown_and_changed_and_so_is_who_holds() {
     store.close().unwrap();
 }
 
-/// What a name has in it forges no line, and keeps nobody from the others.
+/// Special characters in a name cannot forge a line, and do not hide other names.
 #[test]
 fn strange_names_and_links_are_listed_and_left_out() {
     use std::os::unix::ffi::OsStrExt;
@@ -328,7 +328,7 @@ fn strange_names_and_links_are_listed_and_left_out() {
     assert_eq!(listed.lines().collect::<Vec<_>>(), ["a", r"x\n#9  y\u{1b}[2K", r"\xff\\"]);
     let listed = json(&run(&["ls", "--json"], dir.path()).ok());
     assert_eq!(listed["entries"][2]["path"], "\u{fffd}\\");
-    // A look at a store in use may be disturbed.
+    // Reading a store in use may be disturbed, so it is repeated.
     let mut said = String::new();
     let mut is_json = || {
         let status = run(&["status", "--json"], dir.path());
@@ -341,7 +341,7 @@ fn strange_names_and_links_are_listed_and_left_out() {
     std::fs::remove_dir_all(dir.path().with_extension("copy")).unwrap();
     store.close().unwrap();
     assert!(run(&["ls"], dir.path()).ok().starts_with("a\n"), "closed");
-    // A store whose own name is none.
+    // A store whose own name is not UTF-8.
     let blind = dir.path().join(bytes);
     std::fs::remove_file(&blind).unwrap();
     std::fs::create_dir(&blind).unwrap();
@@ -368,7 +368,7 @@ fn nothing_to_follow_and_nowhere_to_print() {
         };
         let why = shell(">&-").fails(1);
         assert!(why.contains("standard output is closed"), "{why}");
-        // For reading and writing, as some programs open it for their children.
+        // Output opened for reading and writing, as some programs do for their children.
         assert_eq!(shell("<>/dev/null >&0").ok(), "");
         shell("> /dev/null").ok();
         assert!(shell("> /dev/full").fails(1).contains("No space left"), "{command}");
@@ -376,7 +376,8 @@ fn nothing_to_follow_and_nowhere_to_print() {
     store.close().unwrap();
 }
 
-/// A copy with other owners does not get the rights of its owner to whoever wrote the contents.
+/// A copy gets its owner's rights only if the original has the same owner, because another user may have written the
+/// contents.
 #[test]
 fn cp_makes_no_program_that_runs_with_the_rights_of_who_copies() {
     if !common::root() {

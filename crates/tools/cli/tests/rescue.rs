@@ -1,4 +1,4 @@
-//! `untorn rescue`: what live heaps had in memory is in their files before the machine goes down.
+//! `untorn rescue`: commits the memory of live heaps to their files before the machine goes down.
 
 mod common;
 
@@ -24,7 +24,7 @@ fn number(heap: &Heap) -> &AtomicU64 {
     unsafe { root.as_ref() }
 }
 
-/// In a second process: has a heap with 1 at its last cut and 2 in memory, until it is killed.
+/// Runs in a second process, until it is killed: a heap with 1 at its last cut and 2 in memory.
 #[test]
 fn rescue_child() {
     let Ok(mode) = std::env::var(MODE) else { return };
@@ -51,7 +51,7 @@ fn rescue_child() {
     std::thread::sleep(Duration::from_secs(60));
 }
 
-/// Where heaps are, and their memory.
+/// The directories of heaps and of their memory.
 struct Machine {
     dir: tempfile::TempDir,
 }
@@ -64,14 +64,14 @@ impl Machine {
         machine
     }
 
-    /// A directory for everybody.
+    /// A directory that every user may write.
     fn make(&self, name: &str) {
         let path = self.dir.path().join(name);
         let _ = fs::create_dir(&path);
         fs::set_permissions(path, fs::Permissions::from_mode(0o777)).unwrap();
     }
 
-    /// All that is left of live heaps in memory.
+    /// All live memory that is left.
     fn memories(&self) -> Vec<PathBuf> {
         let users = fs::read_dir(self.memory()).unwrap().flatten();
         users.flat_map(|user| fs::read_dir(user.path()).unwrap().flatten()).map(|one| one.path()).collect()
@@ -104,7 +104,7 @@ impl Machine {
         command.output().unwrap().into()
     }
 
-    /// What a power cut leaves of a heap.
+    /// The number in a heap after a power cut.
     fn number_after_a_power_cut(&self, heap: &Path) -> u64 {
         let _ = fs::remove_dir_all(self.memory());
         let heap = HeapOptions::new().create(false).open(heap).unwrap();
@@ -131,11 +131,11 @@ fn heaps_of_programs_that_are_gone_are_committed() {
     for heap in [&alone, &in_store] {
         assert!(run.out.contains(&format!("{}: committed (", heap.display())), "{}", run.out);
     }
-    // It needs its journal, which was not moved with it.
+    // The heap needs its journal, which was not moved with it.
     assert!(run.out.contains("NOT committed: ") && run.code == Some(1), "{}", run.out);
     fs::rename(machine.heap("elsewhere"), &moved).unwrap();
     assert!(machine.rescue(&[]).ok().contains(&format!("{}: committed (", moved.display())));
-    // The memory stays; another time nothing is lost by it.
+    // The memory stays, and a second rescue loses nothing.
     assert!(machine.memory().read_dir().unwrap().count() > 0);
     let again = json(&machine.rescue(&["--json"]).out);
     assert_eq!(again.as_array().unwrap().len(), 3, "{again}");
@@ -144,7 +144,7 @@ fn heaps_of_programs_that_are_gone_are_committed() {
     assert_eq!(number(&HeapOptions::new().open_in(&store, "heap").unwrap()).load(Relaxed), 2);
 }
 
-/// The memory of heaps whose files are not found goes when it is asked for, and not if the kernel knows the file.
+/// The memory of heaps whose files are not found is removed on request, but not if the kernel still has the file.
 #[test]
 fn memory_of_removed_heaps_is_removed() {
     const USER: u32 = 65534;
@@ -176,7 +176,7 @@ fn memory_of_removed_heaps_is_removed() {
             assert_eq!(said.code, Some(1), "{}", said.out);
             assert_eq!(machine.memories().len(), 1, "that of the heap that is somewhere else");
         }
-        // Moved back, it is found.
+        // After the heap was moved back, it is found.
         fs::rename(&away, &dir).unwrap();
         let said = rescue(&["--remove-lost"]);
         assert!(
@@ -191,8 +191,8 @@ fn memory_of_removed_heaps_is_removed() {
     }
 }
 
-/// Memory that a program was killed at while it made it has no data. It goes when it is asked for, and is left to a program
-/// that is making it.
+/// Memory has no data if its program was killed while making it. It is removed on request, unless a program is still
+/// making it.
 #[test]
 fn memory_that_was_not_finished_is_removed() {
     let machine = Machine::new();
@@ -231,7 +231,7 @@ fn memory_that_was_not_finished_is_removed() {
     assert_eq!(fs::read_dir(machine.memory()).unwrap().count(), 0, "nothing is left, not even a directory");
 }
 
-/// A file that has the number of a heap's that was removed is not taken for it.
+/// A new file with the inode number of a removed heap is not taken for the heap.
 #[test]
 fn a_file_with_the_number_of_a_removed_one_is_another() {
     let machine = Machine::new();
@@ -254,7 +254,8 @@ fn a_file_with_the_number_of_a_removed_one_is_another() {
     assert_eq!(fs::read(&heap).unwrap(), b"plain");
 }
 
-/// Links that others make beside the directories of users lead nowhere; nor does who locks a memory hold anybody up.
+/// Links that other users make beside the users' directories are not followed, and locks on memory by others do not
+/// hold up a rescue.
 #[test]
 fn others_do_not_disturb_a_rescue() {
     let machine = Machine::new();
@@ -269,7 +270,7 @@ fn others_do_not_disturb_a_rescue() {
     assert!(said.contains(&format!("{}: committed (", heap.display())), "{said}");
 }
 
-/// A heap that is renamed within its store is found there.
+/// A heap that was renamed within its store is found.
 #[test]
 fn a_heap_that_was_renamed_is_found_in_its_store() {
     let machine = Machine::new();
@@ -286,7 +287,7 @@ fn a_heap_that_was_renamed_is_found_in_its_store() {
     assert_eq!(number(&HeapOptions::new().open_in(&store, "after").unwrap()).load(Relaxed), 2);
 }
 
-/// A program goes on, whose heap's file was removed.
+/// The memory of a running program stays, even if its heap's file was removed.
 #[test]
 fn memory_that_a_program_has_is_left_to_it() {
     let machine = Machine::new();
@@ -332,7 +333,7 @@ fn root_rescues_the_heaps_of_all_users_as_each_of_them() {
     assert!(said.contains(&format!("user {USER}: {}: ", theirs.display())), "{said}");
     assert!(said.contains(&format!("{}: committed (", own.display())), "{said}");
     assert_eq!(machine.number_after_a_power_cut(&own), 2);
-    // To root the store is another user's.
+    // For root, the store belongs to another user.
     let mut show = Command::new(std::env::current_exe().unwrap());
     show.args(["--exact", "rescue_child", "--nocapture"]).env(MODE, "show").env(PLACE, &theirs).uid(USER).gid(USER);
     let shown = show.output().unwrap();

@@ -1,4 +1,4 @@
-//! Commands that look at stores and repair them: clean, owned, killed, damaged.
+//! Commands that examine and repair stores: clean, owned, killed and damaged ones.
 
 mod common;
 
@@ -15,7 +15,7 @@ const COMMITS: u64 = 3;
 const OWNER_DIR: &str = "UNTORN_TEST_OWNER_DIR";
 const OWNER_CLASS: &str = "UNTORN_TEST_OWNER_CLASS";
 
-/// The owner of a store, as a process of its own that can be killed.
+/// The owner of a store, in a process of its own that can be killed.
 struct Owner {
     child: Child,
 }
@@ -132,9 +132,9 @@ fn an_owner_in_another_pid_namespace_is_called_one() {
     let status = json(&run(&["status", "--json"], dir.path()).ok());
     assert_eq!((&status["owner"], &status["owner_elsewhere"]), (&1.into(), &true.into()));
     owner.kill();
-    // The process in the namespace is killed because its parent was: when, the kernel knows.
+    // The kernel kills the process in the namespace because its parent was killed, but that takes a moment.
     while !json(&run(&["status", "--json"], dir.path()).out)["owner"].is_null() {}
-    // In the namespace of this process.
+    // An owner in the namespace of this process.
     let owner = Owner::start(dir.path());
     assert!(!run(&["checkpoint"], dir.path()).fails(1).contains("namespace"));
     let status = run(&["status"], dir.path()).ok();
@@ -174,8 +174,7 @@ fn recover_waits_for_the_owner_if_asked() {
     assert_eq!(read(&dir), last_commit());
 }
 
-/// `untorn`, as it would run after the machine was started again: with another boot id, in a mount
-/// namespace of its own.
+/// Runs `untorn` as after a restart of the machine: with another boot id, in a mount namespace of its own.
 fn after_reboot(arguments: &[&str], dir: &Path) -> Option<Run> {
     let boot_id = tempfile::NamedTempFile::new().unwrap();
     fs::write(boot_id.path(), "01234567-89ab-4cde-8f01-23456789abcd\n").unwrap();
@@ -184,7 +183,7 @@ fn after_reboot(arguments: &[&str], dir: &Path) -> Option<Run> {
     command.args(["--map-root-user", "--mount", "sh", "-c", script]).arg(boot_id.path());
     command.arg(env!("CARGO_BIN_EXE_untorn")).args(arguments).arg(dir).stdin(Stdio::null());
     let run = command.output().ok().map(Run::from)?;
-    // 1 with unshare's own words: no namespaces for us here.
+    // Exit code 1 with a message of unshare: this process may not make namespaces.
     (run.code != Some(99) && !run.err.starts_with("unshare: ")).then_some(run)
 }
 
@@ -201,7 +200,7 @@ fn a_store_of_class_process_is_unknown_after_a_reboot_until_accepted() {
     assert!(e.contains("--accept-unknown"), "{e}");
     let done = after_reboot(&["recover", "--accept-unknown"], dir.path()).unwrap().ok();
     assert!(done.contains("plain and whole"), "{done}");
-    // From here on it is a sound store for everybody, the next boot included.
+    // From now on the store is sound for every command, also after the next restart.
     assert!(after_reboot(&["check"], dir.path()).unwrap().ok().ends_with("sound\n"));
     assert!(run(&["check"], dir.path()).ok().ends_with("sound\n"));
 }
@@ -243,7 +242,7 @@ fn a_standalone_file_is_named_by_its_path() {
     assert_eq!(fs::read(&path).unwrap(), b"contents");
 }
 
-/// The file of this name, somewhere below a directory.
+/// Finds a file of this name below a directory.
 fn find(dir: &Path, name: &str) -> Option<PathBuf> {
     fs::read_dir(dir).unwrap().map(|e| e.unwrap().path()).find_map(|path| match path.is_dir() {
         true => find(&path, name),
@@ -255,7 +254,7 @@ fn find(dir: &Path, name: &str) -> Option<PathBuf> {
 fn damage_in_the_middle_is_a_problem_and_salvage_keeps_what_comes_before() {
     let dir = killed();
     let dump = json(&run(&["dump", "--json"], dir.path()).unclean());
-    // The second record is broken; a valid one after it says that it was durable.
+    // The second record is damaged. A valid record after it shows that the second one was durable.
     let record = &dump["records"][1];
     let segment = record["segment"].as_str().unwrap();
     let segment = find(&dir.path().join(".untorn"), segment).expect("the dump names files");
@@ -317,7 +316,7 @@ fn check_of_garbage_says_so() {
     }
 }
 
-/// A file of Untorn's own may get the number of a file that was a live heap once.
+/// A file of Untorn's own may get the inode number of an earlier live heap.
 #[test]
 fn live_memory_that_nobody_removed_is_not_untorns_own() {
     use std::os::unix::fs::MetadataExt;

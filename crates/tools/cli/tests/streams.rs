@@ -1,4 +1,4 @@
-//! Standard streams that take nothing, or nothing at the moment: no command does anything else because of it.
+//! Standard streams that fail, or are full at the moment. No command changes its work because of that.
 
 mod common;
 
@@ -13,7 +13,7 @@ fn full() -> Stdio {
     File::options().write(true).open("/dev/full").unwrap().into()
 }
 
-/// A store that was not closed, with one commit, in a directory.
+/// Makes a store with one commit in a directory, and leaves it without a close.
 fn unclean(dir: &Path) {
     let store = dir.join("store");
     fs::create_dir_all(&store).unwrap();
@@ -29,7 +29,7 @@ fn unclean(dir: &Path) {
     fs::rename(dir.join("copy/store"), &store).unwrap();
 }
 
-/// Every name and all contents below a directory, but for the journal, whose bytes have times and random numbers in them.
+/// All names and contents below a directory, except for the journal, which has times and random numbers.
 fn tree(dir: &Path) -> Vec<(String, Vec<u8>)> {
     let listed =
         Command::new("find").arg(".").arg("-not").args(["-path", "*/.untorn/*"]).current_dir(dir).output().unwrap();
@@ -112,14 +112,14 @@ fn a_result_that_cannot_be_written_is_a_failure() {
         };
         let told = format!("cannot write {what}: No space left");
         assert!(run.err.contains(&told), "{command:?}: {}", run.err);
-        // Neither can be written: the exit code says it.
+        // Neither stream can be written, so only the exit code tells of the failure.
         let both =
             untorn().args(command).current_dir(dir.path()).stdin(Stdio::null()).stdout(full()).stderr(full()).status();
         assert_eq!(both.unwrap().code(), Some(1), "{command:?}");
     }
 }
 
-/// Until a process sleeps, or has ended.
+/// Waits until a process sleeps, or has ended.
 fn until_it_waits(child: &Child) {
     loop {
         let stat = fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap();
@@ -136,7 +136,7 @@ fn a_pipe_that_does_not_block_gets_all_of_it() {
     let wanted = untorn().args(["completions", "bash"]).output().unwrap().stdout;
     let (mut from, mut to) = pipe().unwrap();
     rustix::fs::fcntl_setfl(to.as_fd(), rustix::fs::OFlags::NONBLOCK).unwrap();
-    // It is full already.
+    // Fills the pipe.
     let mut before = 0;
     while let Ok(n) = to.write(&[b'.'; 4096]) {
         before += n;

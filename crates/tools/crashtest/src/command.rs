@@ -1,4 +1,4 @@
-//! The command itself: watches a worker for each file system, and reports.
+//! The command itself: starts and watches a worker for each file system, and reports the results.
 
 use crate::job::{Done, Job, News};
 use crate::results;
@@ -16,7 +16,7 @@ use untorn_terminal::{Failure, Output, signals, tell};
 
 const VIOLATED: u8 = 1;
 const COULD_NOT: u8 = 2;
-/// Without a terminal, progress is a line now and then.
+/// The interval of progress lines, without a terminal.
 const BETWEEN_LINES: Duration = Duration::from_secs(5);
 
 /// Run a program on a recording disk, cut the power at many moments, and check what is left.
@@ -78,7 +78,7 @@ pub struct Crashtest {
 }
 
 impl Crashtest {
-    /// Exit code 0: nothing found; 1: a violation; 2: could not be done.
+    /// Runs the command. The exit code is 0 if nothing was found, 1 after a violation, 2 if the test could not run.
     pub fn run(self) -> Result<Output, Failure> {
         let failed = |e: std::io::Error| Failure::new(format!("cannot find this program: {e}")).code(COULD_NOT);
         let again = Again::with(&[]).map_err(failed)?;
@@ -103,7 +103,7 @@ impl Crashtest {
             let started = Instant::now();
             let done = self.one(&again, fs, seed, &keep.dir);
             while interrupted.load(SeqCst) {
-                // Whatever went wrong is of no interest: the handler ends the process.
+                // The handler ends the process, so errors do not matter any more.
                 std::thread::park();
             }
             let done = done.map_err(could_not)?;
@@ -123,7 +123,7 @@ impl Crashtest {
         watch::missing(&programs).or_else(|| watch::probe(again))
     }
 
-    /// How a state is seen again, up to the seed.
+    /// The command that shows a state again, up to the seed.
     fn again_with(&self) -> String {
         let quoted = self.check.replace('\'', r"'\''");
         format!("{} --check '{quoted}'", env!("CARGO_BIN_NAME"))
@@ -147,10 +147,11 @@ impl Crashtest {
         }
     }
 
-    /// One file system.
+    /// Tests one file system.
     fn one(&self, again: &Again, fs: FileSystem, seed: u64, keep: &Path) -> Result<Done, Failure> {
         let job = serde_json::to_string(&self.job(fs, seed, keep)).expect("a job is plain data");
-        // A state takes a moment, a check up to its limit; the program as long as it may.
+        // The limit for silence: a state takes a moment, a check may take up to its limit, and the program may take its
+        // whole time.
         let silence = Duration::from_secs(self.run_seconds + 120);
         let limits = Limits { whole: silence + Duration::from_secs(self.states * 60), silence };
         let (bar, mut done, mut trouble, mut last) = (bar(fs, self.states), None, None, Instant::now());
@@ -177,10 +178,10 @@ impl Crashtest {
     }
 }
 
-/// Where recordings and failing disks are kept.
+/// The directory for recordings and failing disks.
 struct Keep {
     dir: PathBuf,
-    /// Removed at the end, unless something is found.
+    /// The temporary directory, which is removed at the end unless a violation is found.
     temporary: Option<TempDir>,
 }
 
@@ -196,7 +197,7 @@ impl Keep {
         Ok(Keep { dir: made.path().to_owned(), temporary: Some(made) })
     }
 
-    /// Something was found: it stays.
+    /// Keeps the directory, because a violation was found.
     fn for_good(self) -> PathBuf {
         self.temporary.map_or(self.dir, TempDir::keep)
     }

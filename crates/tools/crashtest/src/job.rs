@@ -1,9 +1,9 @@
-//! What the command asks of a worker, and what it hears.
+//! The messages between the command and a worker.
 
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-/// One program on one file system.
+/// The job of a worker: one program on one file system.
 #[derive(Serialize, Deserialize)]
 pub struct Job {
     pub fs: String,
@@ -17,15 +17,15 @@ pub struct Job {
     pub flush_us: u64,
     pub size_bytes: u64,
     pub keep: PathBuf,
-    /// Also recordings in which nothing was found.
+    /// Keep recordings without violations, too.
     pub keep_all: bool,
     pub replay: Option<u64>,
 }
 
-/// What a worker says.
+/// A message of a worker.
 #[derive(Serialize, Deserialize)]
 pub enum News {
-    /// Something to tell the user at once.
+    /// A text for the user, to be printed at once.
     Says(String),
     Progress {
         states: u64,
@@ -34,7 +34,7 @@ pub enum News {
     Done(Box<Done>),
 }
 
-/// What was found on one file system.
+/// The result on one file system.
 #[derive(Default, Serialize, Deserialize)]
 pub struct Done {
     pub states: u64,
@@ -52,10 +52,10 @@ pub struct Done {
 /// The first violation.
 #[derive(Serialize, Deserialize)]
 pub struct Found {
-    /// For `--replay`.
+    /// The seed of the state, for `--replay`.
     pub seed: u64,
-    /// Which writes, which files, what the check said.
+    /// The lost writes, the files, and the output of the check.
     pub text: String,
-    /// The disk, to be mounted.
+    /// The image of the disk, which can be mounted.
     pub image: PathBuf,
 }

@@ -1,7 +1,7 @@
-//! `untorn-crashtest`: any program on a recording disk, and what power cuts may leave of its work.
+//! `untorn-crashtest`: runs any program on a recording disk, and examines possible results of power cuts.
 //!
-//! The command itself ([`command`]) only watches and reports. All that could hang is done by a worker
-//! ([`worker`]), which is this program again; so is the device that the worker records on.
+//! The command itself ([`command`]) only watches and reports. Everything that could hang is done by a worker
+//! ([`worker`]), another process of this program. The device that the worker records on is a third process.
 
 mod cli;
 mod command;

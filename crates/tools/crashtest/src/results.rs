@@ -1,4 +1,4 @@
-//! What was found, for people and for CI.
+//! The results of a test, for people and for CI.
 
 use crate::job::Done;
 use quick_junit::{NonSuccessKind, Report, TestCase, TestCaseStatus, TestSuite};
@@ -9,14 +9,14 @@ use untorn_crashlab::device::FileSystem;
 use untorn_terminal::Failure;
 use untorn_terminal::table::table;
 
-/// One file system.
+/// The result on one file system.
 pub struct Result {
     pub fs: FileSystem,
     pub done: Done,
     pub took: Duration,
 }
 
-/// The verdict; `again` is the command that shows a state again.
+/// The verdict as text. `again` is the command that shows a state again.
 pub fn text(results: &[Result], again: &str, kept: &Path, seed: u64) -> String {
     let mut text = String::new();
     for Result { fs, done, .. } in results {

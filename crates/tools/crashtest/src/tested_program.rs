@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 use untorn_crashlab::replay::{Check, Program};
 
 const CHECK_TIME_MAX: Duration = Duration::from_secs(30);
-/// Of what a check or a program says, the end.
+/// The number of bytes that are kept of the end of a check's or program's output.
 const OUTPUT_BYTES_MAX: usize = 2000;
-/// Exit codes of a shell that cannot run a command.
+/// The exit codes of a shell that cannot run a command.
 const CANNOT_RUN: [i32; 2] = [126, 127];
 
-/// A program that knows nothing of all this.
+/// The user's program, which does not know of the test.
 pub struct Theirs<'a> {
     pub program: &'a [String],
     pub setup: Option<&'a str>,
@@ -52,7 +52,7 @@ impl Program for Theirs<'_> {
     }
 }
 
-/// A shell command that says whether what a crash left is right.
+/// A shell command that checks the files after a crash.
 pub struct ShellCheck<'a> {
     pub command: &'a str,
     pub acked: &'a Path,
@@ -65,7 +65,7 @@ impl Check for ShellCheck<'_> {
 }
 
 impl ShellCheck<'_> {
-    /// What the check says; an error if it cannot be run.
+    /// Runs the check, and returns its verdict. The outer error means that the check could not run.
     pub fn run(&self, dir: &Path, said: &[String]) -> Result<Result<(), String>> {
         let lines: String = said.iter().map(|line| format!("{line}\n")).collect();
         std::fs::write(self.acked, lines)?;
@@ -95,13 +95,14 @@ fn shell(command: &str, dir: &Path) -> Command {
     shell
 }
 
-/// What this process was told in its environment is not for others. A program has a process group of its own, so
-/// that it can be ended with what it started.
+/// Hides this process's own environment variables from a command, and gives it a process group of its own.
+///
+/// So the command can be ended together with its children.
 fn ours_is_not_theirs(command: &mut Command) -> &mut Command {
     command.env_remove("UNTORN_CRASHLAB_WORKER").env_remove("UNTORN_CRASHLAB_PLACE").process_group(0)
 }
 
-/// Waits so long; then it is ended.
+/// Waits for the process. After the limit, ends it, and returns none.
 fn wait(child: &mut Child, limit: Duration) -> Result<Option<ExitStatus>> {
     let started = Instant::now();
     loop {

@@ -1,4 +1,4 @@
-//! The worker: records the program, explores crash states, makes the first violation small.
+//! The worker: records the program, explores crash states, and makes the first violation small.
 
 use crate::job::{Done, Found, Job, News};
 use crate::tested_program::{ShellCheck, Theirs};
@@ -11,7 +11,7 @@ use untorn_crashlab::replay::{
     Bench, Exploration, Recorded, Recording, State, Verdict, Violation, explain, minimise, record,
 };
 
-/// States looked at to make a violation small.
+/// The most states that are tried to make a violation small.
 const TRIES: usize = 120;
 
 /// Does a job; see [`watch::work_if_asked`].
@@ -80,7 +80,7 @@ fn first_time(job: &Job, again: &Again, fs: FileSystem, check: &ShellCheck) -> R
     })
 }
 
-/// A check that refuses what the program left when nothing happened to it says nothing about crashes.
+/// Runs the check without a crash. A check that fails then says nothing about crashes.
 fn without_a_crash(bench: &mut Bench, recording: &Recording, check: &ShellCheck) -> Result<()> {
     let end = recording.events.len();
     let said = recording.said(end);
@@ -97,7 +97,7 @@ fn found(job: &Job, bench: &mut Bench, recording: &Recording, check: &ShellCheck
     tell(&News::Says(format!("a violation after state {}; making it small", v.state.seed)));
     let (small, verdict) = minimise(bench, recording, &v.state, check, TRIES)?;
     let (state, verdict) = match verdict {
-        // A check that does not always say the same.
+        // The check does not always give the same verdict.
         Verdict::Sound => (&v.state, &v.verdict),
         _ => (&small, &verdict),
     };
@@ -115,7 +115,7 @@ fn kept(keep: &Path, fs: FileSystem) -> PathBuf {
     keep.join(format!("{fs}.recording"))
 }
 
-/// One state of a kept recording.
+/// Replays one state of a kept recording.
 fn again_one(job: &Job, fs: FileSystem, check: &ShellCheck, seed: u64) -> Result<Done> {
     let path = kept(&job.keep, fs);
     if !path.exists() {

@@ -1,5 +1,6 @@
-//! `untorn-crashtest`: it finds what is wrong, passes what is right, shows a violation again, and says why when
-//! it cannot work.
+//! Tests of `untorn-crashtest`: it finds wrong programs, passes right ones, and shows a violation again.
+//!
+//! It also says why it cannot work on a machine.
 
 use std::fs;
 use std::os::unix::process::CommandExt;
@@ -7,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
 
-/// Replaces a file forty times, perhaps with the flushes that it takes.
+/// Replaces a file forty times, with or without the needed flushes.
 const REPLACE: &str = r#"
 n=0
 while [ $n -lt 40 ]; do
@@ -20,7 +21,7 @@ while [ $n -lt 40 ]; do
 done
 "#;
 
-/// The counter is whole, and the last acknowledged one, or the one after it.
+/// The counter must be complete, and be the last acknowledged one or the next one.
 const CHECK: &str = r#"
 last=$(tail -n 1 "$UNTORN_ACKED"); last=${last:-0}
 [ "$last" = 0 ] && [ ! -s "$UNTORN_DIR/counter" ] && exit 0
@@ -36,7 +37,7 @@ exit 1
 /// A user and group that own nothing.
 const NOBODY: u32 = 65534;
 
-/// What came of a run.
+/// The result of a run.
 struct Run {
     code: Option<i32>,
     out: String,
@@ -57,7 +58,7 @@ impl Run {
         self.out
     }
 
-    /// Standard error, of a run that ended with this code and said nothing else.
+    /// Standard error of a run that ended with this code.
     #[track_caller]
     fn fails(self, code: i32) -> String {
         assert_eq!(self.code, Some(code), "{}{}", self.out, self.err);
@@ -71,7 +72,7 @@ struct Place {
 }
 
 impl Place {
-    /// Where the command can work; none, said aloud, elsewhere.
+    /// A place for the command. None, with a message, if it cannot work on this machine.
     fn new() -> Option<Place> {
         static WHY_NOT: OnceLock<Option<String>> = OnceLock::new();
         let place = Place { dir: tempfile::tempdir().unwrap() };

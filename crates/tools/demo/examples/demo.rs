@@ -1,4 +1,4 @@
-//! The demonstration by itself, for `make demo`: it needs a fraction of what `untorn-bench demo` is built from.
+//! The demonstration as a program, for `make demo`: it has far fewer dependencies than `untorn-bench demo`.
 
 use clap::Parser;
 use std::process::ExitCode;

@@ -1,8 +1,9 @@
-//! The demonstration: kills a program a few hundred times while it updates two files, and counts the torn
-//! states that it leaves; with plain system calls and with Untorn, written by calls and mapped.
+//! The demonstration: kills a program a few hundred times while it updates two files, and counts torn states.
 //!
-//! A program embeds it: [`run_if_child`] first of all, as the demonstration starts the running program again
-//! as the one that is killed; then [`Demo`] among its arguments.
+//! It compares plain system calls with Untorn, each with calls that write and with mapped files.
+//!
+//! A program that embeds the demonstration calls [`run_if_child`] first, because the demonstration starts the running
+//! program again as the victim. It has [`Demo`] among its arguments.
 
 mod mapped_files;
 mod medium;
@@ -23,12 +24,12 @@ use untorn_terminal::{Failure, Output, tell};
 use updater::{Ack, Keeper};
 use workplace::Workplace;
 
-/// Updates that the first child makes before it is killed: they tell how long a child should live.
+/// The updates of the first child before it is killed. Their time decides how long the other children live.
 const CALIBRATION_UPDATES: u64 = 12;
-/// No child lives longer: the demonstration must end.
+/// The limit for the life of a child, so that the demonstration ends.
 const LIFE_MAX: Duration = Duration::from_millis(200);
 
-/// Without a terminal, progress is a line now and then.
+/// The kills for each progress line, without a terminal.
 const KILLS_PER_LINE: u64 = 50;
 
 /// Show what Untorn is for: kill a program at random moments while it updates two files.
@@ -48,7 +49,7 @@ pub struct Demo {
     dir: Option<PathBuf>,
 }
 
-/// What happened to the files of one keeper.
+/// The results for the files of one keeper.
 #[derive(Default)]
 struct Tally {
     kills: u64,
@@ -61,7 +62,7 @@ struct Tally {
 }
 
 impl Demo {
-    /// Runs the demonstration as this program; exit code 1 if Untorn tore or lost something.
+    /// Runs the demonstration in this program. The exit code is 1 if Untorn tore or lost an update.
     pub fn run(self, program: &'static str) -> Result<Output, Failure> {
         let seed = self.seed.unwrap_or_else(|| fastrand::u64(..1_000_000));
         let (source, texts) = texts::find(self.path.as_deref())?;
@@ -88,7 +89,7 @@ impl Demo {
         Ok(Output::text(report(&tallies, seed)).code(u8::from(failed)))
     }
 
-    /// Kills, reopens, verifies, again and again.
+    /// Kills, reopens and verifies, again and again.
     fn torture(&self, keeper: Keeper, work: &Workplace, texts: &[Vec<u8>], seed: u64) -> Result<Tally, Failure> {
         let dir = work.make(keeper)?;
         build(keeper, &dir, texts)?;
@@ -103,7 +104,7 @@ impl Demo {
                 work.wait_for_acks(CALIBRATION_UPDATES)?;
                 life = LIFE_MAX.min(spawned.elapsed() * 3 / 2);
             } else {
-                // From the very start: opening and recovering are killed as well.
+                // Kills may come right after the start, so opening and recovery are killed, too.
                 std::thread::sleep(life.mul_f64(random.f64()).saturating_sub(spawned.elapsed()));
             }
             let acks = work.kill()?;
@@ -121,7 +122,7 @@ impl Demo {
 }
 
 impl Tally {
-    /// Recovers, by opening, and verifies; a torn database is built anew.
+    /// Recovers the files by opening them, and verifies them. A torn database is built anew.
     fn verify(&mut self, keeper: Keeper, dir: &Path, texts: &[Vec<u8>], acks: &[Ack]) -> Result<(), Failure> {
         self.updates += acks.len() as u64;
         self.update_ns.extend(acks.iter().map(|ack| ack.took_ns));
@@ -155,7 +156,7 @@ fn bar(keeper: Keeper, kills: u64) -> ProgressBar {
     ProgressBar::new(kills).with_style(style).with_prefix(keeper.describe()).with_message("0 torn")
 }
 
-/// The median of durations, in the unit that people would choose.
+/// The median of durations, in a suitable unit.
 fn median(mut ns: Vec<u64>) -> String {
     if ns.is_empty() {
         return "-".to_owned();

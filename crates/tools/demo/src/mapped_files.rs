@@ -1,4 +1,4 @@
-//! The two files in memory: mapped by Untorn, or by `mmap`.
+//! The two files as mapped files, by Untorn or by `mmap`.
 
 use crate::medium::{Medium, NAMES, Which, open_plain};
 use memmap2::{MmapMut, MmapOptions};
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use untorn::{FileOptions, Map, Store};
 use untorn_terminal::Failure;
 
-/// Addresses for a file to grow in; what lies behind its end is not touched.
+/// The reserved address space in which a file may grow. Memory beyond its end is not accessed.
 const ROOM_BYTES: usize = 1 << 30;
 
 /// `mmap` and `msync`.
@@ -59,7 +59,7 @@ impl Medium for PlainMapped {
     }
 }
 
-/// Ordinary stores, and one commit over both files.
+/// The two files mapped by Untorn: ordinary stores, and one commit of both files.
 pub struct Mapped {
     store: Store,
     maps: [Map; 2],

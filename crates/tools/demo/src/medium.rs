@@ -1,4 +1,4 @@
-//! The two files, written by calls: to Untorn, or plain system calls.
+//! The two files, written with calls of Untorn or plain system calls.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
@@ -13,14 +13,14 @@ pub enum Which {
     Index,
 }
 
-/// All that the demonstration asks of its files.
+/// The operations on files that the demonstration needs.
 pub trait Medium {
-    /// Fewer bytes only at the end of the file.
+    /// Reads bytes. Returns fewer than `len` only at the end of the file.
     fn read(&self, which: Which, offset: u64, len: usize) -> Result<Vec<u8>, Failure>;
     fn write(&mut self, which: Which, bytes: &[u8], offset: u64) -> Result<(), Failure>;
     /// Makes everything written so far durable.
     fn commit(&mut self) -> Result<(), Failure>;
-    /// Leaves plain files.
+    /// Closes the files, and leaves plain files.
     fn close(self: Box<Self>) -> Result<(), Failure> {
         Ok(())
     }
@@ -40,7 +40,7 @@ impl Plain {
     }
 }
 
-/// A file to read and write, made if it is missing.
+/// Opens a file for reading and writing, and creates it if it is missing.
 pub fn open_plain(dir: &Path, name: &str) -> Result<std::fs::File, Failure> {
     let path = dir.join(name);
     let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
@@ -50,7 +50,7 @@ pub fn open_plain(dir: &Path, name: &str) -> Result<std::fs::File, Failure> {
 impl Medium for Plain {
     fn read(&self, which: Which, offset: u64, len: usize) -> Result<Vec<u8>, Failure> {
         let file = &self.files[which as usize];
-        // A torn length must not make us ask for more than there is.
+        // A torn length must not lead to a request for more bytes than there are.
         let size = file.metadata().map_err(|e| Failure::io("look at", &self.dir, e))?.len();
         let mut bytes = vec![0; len.min(size.saturating_sub(offset) as usize)];
         file.read_exact_at(&mut bytes, offset).map_err(|e| Failure::io("read", &self.dir, e))?;
@@ -66,7 +66,7 @@ impl Medium for Plain {
     }
 }
 
-/// One commit over both files.
+/// The two files in a store, with one commit of both files.
 pub struct Managed {
     store: Store,
     files: [File; 2],
@@ -104,7 +104,7 @@ impl Medium for Managed {
     }
 }
 
-/// In memory, with a log of all writes, so that tests can cut them short.
+/// Files in memory, with a log of all writes, so that tests can cut them short.
 #[cfg(test)]
 #[derive(Clone, Default)]
 pub struct Memory {

@@ -1,10 +1,10 @@
-//! The demonstration's data: a file of records and an index of them, as a small database would keep.
+//! The data of the demonstration: a file of records and an index of them, as in a small database.
 //!
-//! The data file is a header and then records: id, length, generation, text. The index is a header
-//! and one entry for each record: place, room, length, generation and checksum of the record. Every
-//! update rewrites some dozens of records, some in place and some moved to the end, and their
-//! entries, and counts the generation up in both headers. The index header holds a sum over all
-//! entries, so that no update can go missing in part without being noticed.
+//! The data file is a header and then records: id, length, generation, text. The index is a header and one entry for
+//! each record: place, room, length, generation and checksum of the record. Every update rewrites some dozens of
+//! records and their entries, and counts the generation up in both headers. Some records are rewritten in place, and
+//! some are moved to the end. The index header holds a sum over all entries, so that a missing part of an update is
+//! noticed.
 
 use crate::medium::{Medium, Which};
 use std::fmt;
@@ -15,10 +15,10 @@ const MAGIC: u64 = u64::from_le_bytes(*b"untorndm");
 const HEADER_BYTES: u64 = 4096;
 const ENTRY_BYTES: usize = 40;
 const RECORD_HEAD_BYTES: usize = 24;
-/// Longest line that an update puts before a record's text.
+/// The longest line that an update puts before a record's text.
 const STAMP_BYTES_MAX: usize = 40;
 pub const RECORDS_PER_UPDATE: usize = 64;
-/// One rewritten record in so many moves to the end of the file.
+/// One of so many rewritten records moves to the end of the file.
 const MOVES_ONE_IN: u32 = 8;
 
 fn checksum(bytes: &[u8]) -> u64 {
@@ -33,7 +33,7 @@ fn word(bytes: &[u8], n: usize) -> u64 {
     u64::from_le_bytes(bytes[n * 8..n * 8 + 8].try_into().expect("eight bytes"))
 }
 
-/// Where a record is, and what it must be.
+/// The place of a record, and its expected state.
 #[derive(Clone, Copy)]
 struct Entry {
     offset: u64,
@@ -58,7 +58,7 @@ impl Entry {
     }
 }
 
-/// A found state that no sequence of whole updates leads to.
+/// A state of the files that no sequence of complete updates leads to.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Torn(pub String);
 
@@ -68,7 +68,7 @@ impl fmt::Display for Torn {
     }
 }
 
-/// The database, as the program that updates it has it in memory.
+/// The database in the memory of the program that updates it.
 pub struct Records {
     generation: u64,
     end: u64,
@@ -103,7 +103,7 @@ impl Records {
         })
     }
 
-    /// One update of many pages in both files, not yet committed; returns the new generation.
+    /// Makes one update of many pages in both files, without committing it. Returns the new generation.
     pub fn update(
         &mut self,
         medium: &mut dyn Medium,
@@ -150,7 +150,7 @@ impl Records {
     }
 }
 
-/// Looks at everything, trusting nothing; the generation found, or what is torn.
+/// Checks all of both files, without trusting any part. Returns the generation, or the reason why they are torn.
 pub fn verify(medium: &dyn Medium) -> Result<Result<u64, Torn>, Failure> {
     let torn = |text: String| Ok(Err(Torn(text)));
     let data = medium.read(Which::Data, 0, HEADER_BYTES as usize)?;
@@ -209,7 +209,7 @@ mod tests {
         }
     }
 
-    /// The demonstration proves something only if its check sees every kind of tear.
+    /// The demonstration proves something only if its check notices every kind of tear.
     #[test]
     fn an_update_cut_short_anywhere_or_with_a_hole_is_noticed() {
         let (mut medium, texts, mut random) = (Memory::default(), texts(), fastrand::Rng::with_seed(2));

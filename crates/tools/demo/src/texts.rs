@@ -1,11 +1,11 @@
-//! Real input: the texts that become records.
+//! The texts that become records, from real files.
 
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use untorn_terminal::Failure;
 
-/// Package databases of common systems, then anything with text in it.
+/// The package databases of common systems, then other places with text.
 const CANDIDATES: [&str; 6] = [
     "/var/lib/dpkg/status",
     "/lib/apk/db/installed",
@@ -21,7 +21,7 @@ const ALL_BYTES_MAX: u64 = 8 << 20;
 /// Files without paragraphs are cut into pieces of this size.
 const PIECE_BYTES: usize = 700;
 
-/// What the texts were taken from, and the texts.
+/// Finds the texts. Returns their source, too.
 pub fn find(named: Option<&Path>) -> Result<(PathBuf, Vec<Vec<u8>>), Failure> {
     let candidates: Vec<&Path> = match named {
         Some(path) => vec![path],
@@ -61,7 +61,7 @@ fn paragraphs(all: &[u8]) -> Vec<Vec<u8>> {
     blocks.filter(|block| !block.is_empty()).collect()
 }
 
-/// Each regular file below a directory is a text; what cannot be read is passed over.
+/// Adds each regular file below a directory as a text. Files that cannot be read are skipped.
 fn collect(dir: &Path, texts: &mut Vec<Vec<u8>>, left_bytes: &mut u64) -> std::io::Result<()> {
     let mut entries: Vec<_> = fs::read_dir(dir)?.flatten().collect();
     entries.sort_by_key(fs::DirEntry::file_name);
@@ -85,7 +85,7 @@ fn collect(dir: &Path, texts: &mut Vec<Vec<u8>>, left_bytes: &mut u64) -> std::i
     Ok(())
 }
 
-/// Few texts are used several times: an update must have many records to choose from.
+/// Repeats texts if there are few, because an update must have many records to choose from.
 fn enough(mut texts: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
     for n in 0..TEXTS_MIN.saturating_sub(texts.len()) {
         texts.push(texts[n].clone());
@@ -99,7 +99,7 @@ pub fn save(path: &Path, texts: &[Vec<u8>]) -> Result<(), Failure> {
     fs::write(path, bytes.collect::<Vec<u8>>()).map_err(|e| Failure::io("write", path, e))
 }
 
-/// Reads what [`save`] stored.
+/// Reads the texts that [`save`] stored.
 pub fn load(path: &Path) -> Result<Vec<Vec<u8>>, Failure> {
     let all = fs::read(path).map_err(|e| Failure::io("read", path, e))?;
     let (mut rest, mut texts) = (&all[..], Vec::new());

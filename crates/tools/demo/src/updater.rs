@@ -1,4 +1,4 @@
-//! The program that is killed: updates both files for ever, and says after each update that it is durable.
+//! The program that is killed: it updates both files forever, and reports each update once the update is durable.
 
 use crate::mapped_files::{Mapped, PlainMapped};
 use crate::medium::{Managed, Medium, Plain};
@@ -11,7 +11,7 @@ use std::process::Command;
 use std::time::Instant;
 use untorn_terminal::{Failure, Output};
 
-/// Who keeps the files.
+/// The way in which the files are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Keeper {
     Plain,
@@ -23,7 +23,7 @@ pub enum Keeper {
 impl Keeper {
     pub const ALL: [Keeper; 4] = [Keeper::Plain, Keeper::Untorn, Keeper::PlainMapped, Keeper::UntornMapped];
 
-    /// For people.
+    /// The name for people.
     pub fn describe(self) -> &'static str {
         match self {
             Keeper::Plain => "pwrite + fdatasync",
@@ -33,18 +33,18 @@ impl Keeper {
         }
     }
 
-    /// As an argument, and as a directory.
+    /// The name as an argument, and of the directory.
     pub fn name(self) -> String {
         let value = self.to_possible_value().expect("no variant is skipped");
         value.get_name().to_owned()
     }
 
-    /// Promises whole updates.
+    /// Whether the keeper promises complete updates.
     pub fn is_atomic(self) -> bool {
         matches!(self, Keeper::Untorn | Keeper::UntornMapped)
     }
 
-    /// Opens the two files; after a crash, Untorn recovers them.
+    /// Opens the two files. After a crash, Untorn recovers them.
     pub fn open(self, dir: &Path) -> Result<Box<dyn Medium>, Failure> {
         Ok(match self {
             Keeper::Plain => Box::new(Plain::open(dir)?),
@@ -55,7 +55,7 @@ impl Keeper {
     }
 }
 
-/// First argument of the program that is killed.
+/// The first argument of the program that is killed.
 const CHILD: &str = "demo-child";
 
 /// Arguments of the program that is killed.
@@ -70,13 +70,14 @@ struct Child {
     dir: PathBuf,
 }
 
-/// Does the work of the program that is killed, if this process was started as that; ends only with its parent.
+/// Does the work of the program that is killed, if this process was started as that program. It ends only with its
+/// parent.
 pub fn run_if_child() -> Option<Result<Output, Failure>> {
     let mut arguments = std::env::args_os().skip(1);
     (arguments.next()? == CHILD).then(|| Child::parse_from(std::env::args_os().skip(1)).run())
 }
 
-/// The program that is killed, to be started.
+/// The command that starts the program that is killed.
 pub fn command(keeper: Keeper, seed: u64, texts: &Path, dir: &Path) -> Result<Command, Failure> {
     let program = std::env::current_exe().map_err(|e| Failure::new(format!("cannot find this program: {e}")))?;
     let mut command = Command::new(program);
@@ -97,18 +98,18 @@ impl Child {
             medium.commit()?;
             let ack = Ack { generation, took_ns: started.elapsed().as_nanos() as u64 };
             if std::io::stdout().write_all(&ack.encode()).and_then(|()| std::io::stdout().flush()).is_err() {
-                // The parent is gone, and with it the reason to go on.
+                // The parent is gone, so there is no reason to go on.
                 return Ok(Output::default());
             }
         }
     }
 }
 
-/// The child's word that an update is durable.
+/// The child's report that an update is durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ack {
     pub generation: u64,
-    /// From the first write of the update until it was durable.
+    /// The time from the first write of the update until it was durable.
     pub took_ns: u64,
 }
 
@@ -120,7 +121,7 @@ impl Ack {
         bytes
     }
 
-    /// The next one from the pipe; none at its end.
+    /// Reads the next report from the pipe. None at its end.
     pub fn read(from: &mut impl Read) -> Option<Ack> {
         let mut bytes = [[0; 8]; 2];
         from.read_exact(bytes.as_flattened_mut()).ok()?;

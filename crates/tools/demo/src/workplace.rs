@@ -1,4 +1,4 @@
-//! The working directory and the running child, both of which must be gone in the end.
+//! The working directory and the running child, both of which must be gone at the end.
 
 use crate::updater::{self, Ack, Keeper};
 use parking_lot::{Mutex, MutexGuard};
@@ -11,10 +11,10 @@ use std::sync::Arc;
 use tempfile::TempDir;
 use untorn_terminal::{Failure, signals};
 
-/// Nothing written there would ever reach a disk.
+/// File systems on which writes never reach a disk.
 const IN_MEMORY: [&str; 2] = ["tmpfs", "ramfs"];
 
-/// What has to be cleaned up.
+/// The things to clean up.
 struct State {
     dir: Option<TempDir>,
     child: Option<Child>,
@@ -33,7 +33,7 @@ impl State {
     }
 }
 
-/// Shared with the handler of Ctrl-C.
+/// The working directory and the child, shared with the handler of Ctrl-C.
 pub struct Workplace {
     state: Arc<Mutex<State>>,
     dir: PathBuf,
@@ -59,7 +59,7 @@ impl Workplace {
         Ok(Workplace { state, dir: path })
     }
 
-    /// Where this is, for people.
+    /// A description of the place, for people.
     pub fn describe(&self) -> String {
         let kind = untorn_os::file_system_info(&self.dir).map_or("?".to_owned(), |info| info.kind);
         format!("{} ({kind})", self.dir.display())
@@ -75,7 +75,7 @@ impl Workplace {
         Ok(dir)
     }
 
-    /// Starts a child in a process group of its own: Ctrl-C is for the parent to handle.
+    /// Starts a child in a process group of its own, because the parent handles Ctrl-C.
     pub fn spawn(&self, keeper: Keeper, dir: &Path, seed: u64) -> Result<(), Failure> {
         let mut command = updater::command(keeper, seed, &self.texts(), dir)?;
         command.stdin(Stdio::null()).stdout(Stdio::piped()).process_group(0);
@@ -85,7 +85,7 @@ impl Workplace {
         Ok(())
     }
 
-    /// Waits until the child has made so many updates.
+    /// Waits until the child has made `count` updates.
     pub fn wait_for_acks(&self, count: u64) -> Result<(), Failure> {
         let mut pipe = take_pipe(&mut *self.living()?);
         let acks: Vec<Ack> = (0..count).map_while(|_| Ack::read(&mut pipe)).collect();
@@ -101,7 +101,7 @@ impl Workplace {
         if state.interrupted { Err(Failure::new("interrupted")) } else { Ok(state) }
     }
 
-    /// Kills the child; returns every update that it said was durable.
+    /// Kills the child, and returns every update that it reported as durable.
     pub fn kill(&self) -> Result<Vec<Ack>, Failure> {
         let mut state = self.living()?;
         let mut pipe = take_pipe(&mut state);
@@ -118,7 +118,7 @@ impl Workplace {
         Ok(acks)
     }
 
-    /// After Ctrl-C whatever went wrong here is of no interest: the handler ends the process.
+    /// After Ctrl-C, waits for the handler to end the process. Errors do not matter then.
     pub fn wait_if_interrupted(&self) {
         if self.living().is_err() {
             loop {
@@ -129,7 +129,7 @@ impl Workplace {
 }
 
 impl Drop for Workplace {
-    /// The handler keeps its share of the state for ever, so nothing is cleaned up by itself.
+    /// Cleans up explicitly, because the handler keeps its reference to the state forever.
     fn drop(&mut self) {
         self.state.lock().clean_up();
     }
@@ -145,7 +145,7 @@ fn temp_dir_in(parent: &Path) -> Result<TempDir, Failure> {
     made.map_err(|e| Failure::io("make a directory in", parent, e))
 }
 
-/// The first usual place that is writable and lies on a disk, or else the first that is writable.
+/// Makes a directory in the first usual place that is writable and on a disk, or else in the first that is writable.
 fn on_a_disk() -> Result<TempDir, Failure> {
     let places = [PathBuf::from("/var/tmp"), std::env::temp_dir(), PathBuf::from(".")];
     let in_memory =

@@ -1,11 +1,11 @@
-//! Crates of the workspace, and which of them may depend on which.
+//! The crates of the workspace, and their allowed dependencies.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What each crate may depend on, from the bottom up.
+/// The allowed dependencies of each crate, from the bottom up.
 pub const ALLOWED: &[(&str, &[&str])] = &[
     ("untorn-derive", &[]),
     ("untorn-os", &[]),
@@ -24,7 +24,7 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
     ("untorn-house", &[]),
 ];
 
-/// The crash laboratory: only programs import it, so that it cannot come into anybody's library.
+/// The crash laboratory. Only programs may depend on it, so that it does not get into a library.
 const CRASHLAB: &str = "untorn-crashlab";
 
 /// One crate of the workspace.
@@ -34,7 +34,7 @@ pub struct Package {
     pub name: String,
     /// Its directory.
     pub dir: PathBuf,
-    /// Crates of the workspace that it depends on, for whatever purpose (tests and build scripts included).
+    /// The crates of the workspace that it depends on, for any purpose, including tests and build scripts.
     pub dependencies: Vec<String>,
     /// Root files of its library and its programs.
     pub roots: Vec<PathBuf>,
@@ -44,7 +44,7 @@ pub struct Package {
     pub published: bool,
 }
 
-/// Crates of the workspace, as cargo sees them.
+/// The crates of the workspace, from cargo's metadata.
 pub fn packages(workspace: &Path) -> Result<Vec<Package>> {
     let cargo = std::env::var_os("CARGO").unwrap_or("cargo".into());
     let mut command = Command::new(cargo);
@@ -63,7 +63,8 @@ pub fn packages(workspace: &Path) -> Result<Vec<Package>> {
             |target: &Value, kinds: &[&str]| list(&target["kind"]).iter().any(|k| kinds.contains(&text(k).as_str()));
         let of_source = |target: &&Value| is(target, &["lib", "rlib", "cdylib", "staticlib", "bin"]);
         let dependencies = list(&described["dependencies"]);
-        // Tests of a crate that nobody publishes may use the crash laboratory: nothing that is built from it has it.
+        // Tests of an unpublished crate may use the crash laboratory, because it does not get into anything that is
+        // built from the crate.
         let in_tests = |d: &Value| described["publish"].is_array() && text(&d["kind"]) == "dev";
         let comes_in = |d: &&Value| names.contains(&text(&d["name"])) && !(text(&d["name"]) == CRASHLAB && in_tests(d));
         Package {
@@ -78,7 +79,7 @@ pub fn packages(workspace: &Path) -> Result<Vec<Package>> {
     Ok(described.iter().map(package).collect())
 }
 
-/// Dependencies that point up or sideways; empty if there are none.
+/// Dependencies that are not allowed, because they point up or sideways. Empty if there are none.
 pub fn wrong_arrows(packages: &[Package]) -> Vec<String> {
     let mut wrong = Vec::new();
     for package in packages {
@@ -103,7 +104,7 @@ pub fn wrong_arrows(packages: &[Package]) -> Vec<String> {
     wrong
 }
 
-/// Crates whose directory the drawing (the first block of code of the document) does not name.
+/// Crates whose directory is missing in the drawing, which is the first code block of the document.
 pub fn not_drawn(document: &str, workspace: &Path, packages: &[Package]) -> Vec<String> {
     let drawing = document.split("```").nth(1).unwrap_or_default();
     let words: Vec<&str> = drawing.split(|c: char| c.is_whitespace() || ",:;".contains(c)).collect();
@@ -114,7 +115,7 @@ pub fn not_drawn(document: &str, workspace: &Path, packages: &[Package]) -> Vec<
     missing.collect()
 }
 
-/// All crates and what they depend on.
+/// All crates with their dependencies.
 pub fn listing(packages: &[Package]) -> String {
     let lines = packages.iter().map(|package| {
         let below =

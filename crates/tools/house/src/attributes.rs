@@ -1,14 +1,14 @@
-//! Attributes and names of syntax.
+//! Attributes and names of items.
 
 use syn::{Attribute, Ident, Item};
 
-/// An identifier without the mark of a raw one.
+/// An identifier without the `r#` of a raw one.
 pub fn plain(ident: &Ident) -> String {
     let name = ident.to_string();
     name.strip_prefix("r#").map(str::to_owned).unwrap_or(name)
 }
 
-/// Whether something is there for tests alone: `#[test]`, `#[cfg(test)]`, `#[cfg(all(test, …))]`.
+/// Whether an item exists only for tests: `#[test]`, `#[cfg(test)]`, `#[cfg(all(test, …))]`.
 pub fn is_test(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| {
         if attribute.path().is_ident("test") {

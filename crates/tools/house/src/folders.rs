@@ -1,7 +1,7 @@
-//! Imports between the folders of a crate: no circles, and down only.
+//! Checks that imports between the folders of a crate form no circle, and run down only.
 //!
-//! A folder is a module with files of its own in it. In each folder its parts are looked at: the folders in it, the
-//! files in it, and its head (`lib.rs`, `heap.rs` beside `heap/`). A part imports another one if any file of it does.
+//! A folder is a module that has files of its own. The parts of a folder are the folders in it, the files in it, and
+//! its head (`lib.rs`, `heap.rs` beside `heap/`). A part imports another one if any file of it does.
 
 use crate::imports::Imports;
 use crate::modules::Crate;
@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::path::PathBuf;
 
-/// Folders with an order: the directory, and the folders in it from the bottom up. A folder imports those before it.
+/// The folders with an order: the directory, and its folders from the bottom up. A folder may import those before it.
 pub const FLOORS: &[(&str, &[&str])] = &[
     ("crates/core/os/src", &["descriptors", "mapping", "memory", "threads", "storage", "live"]),
     (
@@ -52,7 +52,7 @@ pub const FLOORS: &[(&str, &[&str])] = &[
     ("crates/tools/bench/src", &["report", "measuring", "plot", "stores", "maps", "kv", "live", "xsync", "mounts"]),
 ];
 
-/// The parts of each folder, by the folder's path of modules, and who imports what among them.
+/// The parts of each folder, by the folder's module path, and the imports between them.
 fn parts(source: &Crate, found: &Imports) -> BTreeMap<Vec<String>, Imports> {
     let paths: Vec<Vec<String>> = (0..found.files.len()).map(|file| path(source, file)).collect();
     let mut folders: BTreeMap<Vec<String>, Imports> = BTreeMap::new();
@@ -73,10 +73,10 @@ fn parts(source: &Crate, found: &Imports) -> BTreeMap<Vec<String>, Imports> {
     folders
 }
 
-/// The head of a folder, as a part of it.
+/// The name of a folder's head, as a part of the folder.
 const HEAD: &str = "its head";
 
-/// The path of modules that a file is.
+/// The module path of a file.
 fn path(source: &Crate, file: usize) -> Vec<String> {
     let mut at = source.modules.iter().position(|module| module.file == file).unwrap_or_default();
     let mut path = Vec::new();
@@ -89,8 +89,9 @@ fn path(source: &Crate, file: usize) -> Vec<String> {
     path
 }
 
-/// Folders that import each other, imports that point up, and folders that an order leaves out; `dir` is where the
-/// crate's root file is.
+/// The violations: folders that import each other, imports that point up, and folders without a place in an order.
+///
+/// `dir` is the directory of the crate's root file.
 pub fn wrong(source: &Crate, found: &Imports, dir: &str, floors: &[(&str, &[&str])]) -> Vec<String> {
     let mut wrong = Vec::new();
     for (folder, parts) in parts(source, found) {
@@ -111,7 +112,7 @@ pub fn wrong(source: &Crate, found: &Imports, dir: &str, floors: &[(&str, &[&str
     wrong
 }
 
-/// Folders in a directory that has an order, and that have no place in it.
+/// Folders without a place in the order of their directory.
 fn without_floor(source: &Crate, dir: &str, floors: &[(&str, &[&str])]) -> Vec<String> {
     let folders: BTreeSet<Vec<String>> =
         (1..source.files.len()).map(|file| path(source, file)).filter(|path| path.len() > 1).map(parent).collect();
@@ -132,7 +133,7 @@ fn place(dir: &str, folder: &[String]) -> String {
     folder.iter().fold(dir.to_owned(), |place, name| place + "/" + name)
 }
 
-/// What the parts of each folder import of each other.
+/// The imports between the parts of each folder.
 pub fn listing(source: &Crate, found: &Imports) -> String {
     let mut text = String::new();
     for (folder, parts) in parts(source, found).into_iter().filter(|(folder, _)| !folder.is_empty()) {

@@ -1,14 +1,14 @@
-//! Habits of the source: first lines of doc comments, numbers of errors, standard streams.
+//! Habits of the source: first lines of doc comments, error numbers, standard streams.
 
 use anyhow::{Context, Result};
 use proc_macro2::{TokenStream, TokenTree};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Macros that panic where standard output or standard error takes nothing.
+/// Macros that panic if they cannot write to standard output or standard error.
 const PRINTING: [&str; 5] = ["print", "println", "eprint", "eprintln", "dbg"];
 
-/// Every Rust file beneath a directory, in order; builds and hidden directories are left out.
+/// All Rust files below a directory, sorted, without build and hidden directories.
 pub fn rust_files(dir: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     let mut left = vec![dir.to_owned()];
@@ -29,7 +29,7 @@ pub fn rust_files(dir: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Doc comments whose first line begins with "The same": alone in an index it says nothing.
+/// Finds doc comments whose first line begins with "The same", which says nothing in an index.
 pub fn first_lines_that_lean(text: &str) -> Vec<usize> {
     let doc = |line: &str| {
         let line = line.trim_start();
@@ -47,7 +47,7 @@ pub fn first_lines_that_lean(text: &str) -> Vec<usize> {
     found
 }
 
-/// Lines that compare the number of an error of the system with a bare number.
+/// Finds lines that compare the number of a system error with a bare number.
 pub fn bare_errors(text: &str) -> Result<Vec<usize>> {
     let tokens = text.parse::<TokenStream>().map_err(|e| anyhow::anyhow!("{e}"))?;
     let mut found = Vec::new();
@@ -57,7 +57,7 @@ pub fn bare_errors(text: &str) -> Result<Vec<usize>> {
     Ok(found)
 }
 
-/// Looks at each statement or argument that asks for the number of an error.
+/// Examines each statement or argument that uses the number of an error.
 fn look_for_errors(tokens: TokenStream, found: &mut Vec<usize>) {
     let tokens: Vec<TokenTree> = tokens.into_iter().collect();
     for token in &tokens {
@@ -65,12 +65,12 @@ fn look_for_errors(tokens: TokenStream, found: &mut Vec<usize>) {
             look_for_errors(group.stream(), found);
         }
     }
-    // `matches!(e.raw_os_error(), Some(5))` has a comma between the two.
+    // `matches!(e.raw_os_error(), Some(5))` has a comma between the call and the number, so commas do not split.
     let end = |token: &TokenTree| matches!(token, TokenTree::Punct(p) if p.as_char() == ';');
     for statement in tokens.split(end) {
         for (at, token) in statement.iter().enumerate() {
             let asks = matches!(token, TokenTree::Ident(name) if name == "raw_os_error" || name == "os_error");
-            // A definition of that name asks for nothing.
+            // The definition of a function with that name does not count.
             let defines = at > 0 && matches!(&statement[at - 1], TokenTree::Ident(name) if name == "fn");
             if asks && !defines && has_bare_number(&statement[at.saturating_sub(8)..statement.len().min(at + 10)]) {
                 found.push(token.span().start().line);
@@ -79,7 +79,7 @@ fn look_for_errors(tokens: TokenStream, found: &mut Vec<usize>) {
     }
 }
 
-/// Whether a number stands after a comparison, or in a `Some(…)`.
+/// Whether a number follows a comparison, or is in a `Some(…)`.
 fn has_bare_number(tokens: &[TokenTree]) -> bool {
     let number = |token: Option<&TokenTree>| matches!(token, Some(TokenTree::Literal(literal)) if literal.to_string().starts_with(|c: char| c.is_ascii_digit()));
     let equals = |token: &TokenTree| matches!(token, TokenTree::Punct(p) if p.as_char() == '=');
@@ -96,7 +96,7 @@ fn has_bare_number(tokens: &[TokenTree]) -> bool {
     })
 }
 
-/// Lines that print by a macro of the standard library, which panics where the stream takes nothing; tests may.
+/// Finds lines that print with a macro of the standard library, which panics if the stream fails. Tests may do that.
 pub fn printing(text: &str) -> Result<Vec<usize>> {
     let tokens = text.parse::<TokenStream>().map_err(|e| anyhow::anyhow!("{e}"))?;
     let mut found = Vec::new();
@@ -109,7 +109,7 @@ fn look_for_printing(tokens: TokenStream, found: &mut Vec<usize>) {
     let is = |at: usize, text: &str| tokens.get(at).is_some_and(|token| token.to_string() == text);
     let mut at = 0;
     while at < tokens.len() {
-        // The item that an attribute makes a test ends with a body or a semicolon.
+        // Skips an item that is only for tests, up to its body or semicolon.
         let is_for_tests = |token: &TokenTree| token.to_string().replace(' ', "") == "[cfg(test)]";
         if is(at, "#") && tokens.get(at + 1).is_some_and(is_for_tests) {
             let ends = |token: &TokenTree| match token {

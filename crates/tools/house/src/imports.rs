@@ -1,8 +1,8 @@
-//! Imports between the files of a crate, and the circles among them.
+//! Finds the imports between the files of a crate, and the circles among them.
 //!
-//! A file imports another one if its code names an item that the other one *defines*, by whatever path: re-exports
-//! and imports of modules on the way are followed. A `mod` declaration is no import, and neither is a re-export in a
-//! file that declares modules (`lib.rs`, `mod.rs`, `heap.rs` beside `heap/`).
+//! A file imports another one if its code names an item that the other one *defines*, on any path: re-exports and
+//! imports of modules on the way are followed. A `mod` declaration is no import. Neither is a re-export in a file that
+//! declares modules (`lib.rs`, `mod.rs`, `heap.rs` beside `heap/`).
 
 use crate::modules::Crate;
 use crate::paths::Named;
@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-/// Who imports what: for each file the files that it imports, and the names of the items.
+/// The imports: for each file the files that it imports, and the names of the items.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Imports {
     /// All files of the crate.
@@ -21,14 +21,14 @@ pub struct Imports {
     pub edges: BTreeMap<(usize, usize), BTreeSet<String>>,
 }
 
-/// What a path leads to.
+/// The target of a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Target {
     Item { module: usize, name: String },
     Module(usize),
 }
 
-/// Where a search has been, so that imports of each other's globs come to an end.
+/// The names that a search has visited, so that globs that import each other do not loop.
 type Visited = BTreeSet<(usize, String)>;
 
 impl Imports {
@@ -55,10 +55,10 @@ impl Imports {
         found
     }
 
-    /// Adds calls of methods whose `impl` block stands in another file than their type: calls that no path tells.
+    /// Adds calls of methods whose `impl` block is in another file than their type, which no path shows.
     ///
-    /// Only names that one function of the crate has are known, and a method of another crate may have that name, too:
-    /// good for looking, not for a rule.
+    /// Only method names that are unique in the crate are considered, and a method of another crate may have the same
+    /// name. So the result is good for a human search, not for a rule.
     pub fn add_calls(&mut self, source: &Crate) {
         let mut homes: BTreeMap<&str, Vec<Option<usize>>> = BTreeMap::new();
         for (at, module) in source.modules.iter().enumerate() {
@@ -100,7 +100,7 @@ impl Imports {
         graph
     }
 
-    /// Groups of files that import each other, one description for each; empty if there is no circle.
+    /// The groups of files that import each other, with a description of each. Empty if there is no circle.
     pub fn circles(&self) -> Vec<String> {
         let graph = self.graph();
         let mut groups: Vec<BTreeSet<usize>> = tarjan_scc(&graph)
@@ -112,7 +112,7 @@ impl Imports {
         groups.iter().map(|group| self.describe(group)).collect()
     }
 
-    /// Every import inside a group, under its shortest circle.
+    /// Every import inside a group, below its shortest circle.
     fn describe(&self, group: &BTreeSet<usize>) -> String {
         let shortest = group.iter().filter_map(|file| self.way_back(*file)).min_by_key(Vec::len).unwrap_or_default();
         let names: Vec<String> = shortest.iter().map(|file| self.files[*file].display().to_string()).collect();
@@ -125,7 +125,7 @@ impl Imports {
         text
     }
 
-    /// The shortest way from a file back to itself.
+    /// The shortest path from a file back to itself.
     fn way_back(&self, start: usize) -> Option<Vec<usize>> {
         let mut before: BTreeMap<usize, usize> = BTreeMap::new();
         let mut queue = VecDeque::from([start]);
@@ -153,7 +153,7 @@ impl Imports {
         format!("{} imports {}: {}", self.files[from].display(), self.files[to].display(), items.join(", "))
     }
 
-    /// Every file with what it imports; from the top down where there is no circle.
+    /// Every file with its imports, from the top down if there is no circle.
     pub fn listing(&self) -> String {
         let graph = self.graph();
         let order: Vec<usize> = match toposort(&graph, None) {
@@ -191,7 +191,7 @@ impl Crate {
         };
         for (index, step) in rest.iter().enumerate() {
             match at {
-                // A variant, an associated item: what counts is the type.
+                // A variant or an associated item: the import is of its type.
                 Target::Item { .. } => break,
                 Target::Module(module) => at = self.look_up(module, step, index + 1 < rest.len(), visited)?,
             }
@@ -199,7 +199,7 @@ impl Crate {
         Some(at)
     }
 
-    /// What a name means inside a module; `module_first` where more of a path follows.
+    /// The meaning of a name inside a module. `module_first` is set where more of a path follows.
     fn look_up(&self, at: usize, name: &str, module_first: bool, visited: &mut Visited) -> Option<Target> {
         let module = &self.modules[at];
         let item = || module.items.contains(name).then(|| Target::Item { module: at, name: name.to_owned() });
@@ -225,7 +225,7 @@ impl Crate {
     }
 }
 
-/// The imports of the crate whose root file this is.
+/// The imports of the crate with this root file.
 pub fn imports_of(root: &Path) -> anyhow::Result<Imports> {
     Ok(Imports::of(&Crate::read(root)?))
 }

@@ -1,4 +1,4 @@
-//! Rules of Untorn's source that no compiler checks.
+//! Rules for Untorn's source that the compiler does not check.
 //!
 //! - Imports run down only: modules of a crate form no circle ([`imports`]), and neither do its folders, which
 //!   have an order ([`folders`]); crates depend on those below them, and the drawing in `docs/ARCHITECTURE.md` names
@@ -6,12 +6,11 @@
 //! - First lines of doc comments stand alone, errors of the system are compared by name ([`habits`]).
 //! - The public API changes on purpose only ([`listing`]).
 //!
-//! The tests of this crate hold the workspace to the rules; `cargo run -p untorn-house -- graph` prints who imports
-//! what.
+//! The tests of this crate check the rules in the workspace. `cargo run -p untorn-house -- graph` prints all imports.
 //!
 //! # Why not `cargo modules dependencies --acyclic`
 //!
-//! `cargo-modules` would be the tool at hand. Its manifest and source (0.27) speak against it here:
+//! `cargo-modules` would be an existing tool. Its manifest and source (0.27) speak against it here:
 //!
 //! - It is rust-analyzer as a library (fourteen `ra_ap_*` crates directly, 280 packages in its lock file), asks for
 //!   Rust 1.95, and would keep a bare machine with two cores busy for many minutes; `syn` takes seconds.
@@ -22,10 +21,11 @@
 //! `cargo-cycles` (0.2) builds in seconds, but sees `use` alone: a path such as `crate::store::Store` in an expression
 //! or a type is no import to it.
 //!
-//! # What is not seen
+//! # Limits
 //!
-//! Methods are not paths: `self.flush()` does not tell which file has the `impl` block. A circle of modules that
-//! consists of such calls alone is no violation; `graph --calls` shows those that can be guessed. What macros of other crates expand to is not seen either.
+//! Methods are not paths: `self.flush()` does not show which file has the `impl` block. A circle of modules that
+//! consists of such calls alone is not found; `graph --calls` shows those that can be guessed. The expansion of macros
+//! of other crates is not seen either.
 
 pub mod arrows;
 pub mod attributes;

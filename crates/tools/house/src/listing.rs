@@ -1,8 +1,8 @@
-//! The public Rust API of a library as a list, to be compared with the one that is checked in.
+//! The public Rust API of a library as a list, for comparison with the list in the repository.
 //!
-//! Rustdoc writes the API as JSON, the crate `public-api` makes a list of it. The JSON's format is unstable: rustdoc
-//! of the stable toolchain writes it only if asked with `RUSTC_BOOTSTRAP=1` (`scripts/rustdoc-json.sh` sets it for
-//! rustdoc alone, so that nothing else is built anew), and each release of `public-api` reads one version of it.
+//! Rustdoc writes the API as JSON, and the crate `public-api` makes a list of it. The JSON's format is unstable.
+//! Rustdoc of the stable toolchain writes it only with `RUSTC_BOOTSTRAP=1`, and `scripts/rustdoc-json.sh` sets that for
+//! rustdoc alone, so that nothing else is rebuilt. Each release of `public-api` reads one version of the format.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -10,17 +10,17 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// The list as it is checked in.
+/// The list in the repository.
 pub const PLACE: &str = "docs/api/untorn.txt";
-/// What writes it anew.
+/// The command that writes the list.
 pub const COMMAND: &str = "cargo run -p untorn-house -- api --write";
 
-/// A list, or why there is none with this toolchain.
+/// A list, or the reason why this toolchain cannot make one.
 #[derive(Debug)]
 pub enum Listing {
-    /// The whole file, head included.
+    /// The complete file, with its head.
     Made(String),
-    /// The toolchain cannot.
+    /// The reason why the toolchain cannot make the list.
     Skipped(String),
 }
 
@@ -41,7 +41,7 @@ pub fn make(workspace: &Path) -> Result<Listing> {
     read(&json)
 }
 
-/// Makes the list from what rustdoc wrote.
+/// Makes the list from rustdoc's JSON.
 pub fn read(json: &Path) -> Result<Listing> {
     let text = fs::read_to_string(json).with_context(|| json.display().to_string())?;
     let list = public_api::Builder::from_rustdoc_json(json)
@@ -71,7 +71,7 @@ fn target_directory(workspace: &Path) -> Result<std::path::PathBuf> {
     Ok(metadata["target_directory"].as_str().context("a target directory")?.into())
 }
 
-/// Lines that are in one list only: `-` what is gone, `+` what is new.
+/// The lines that are in one list only: `-` for removed ones, `+` for new ones.
 pub fn differences(before: &str, after: &str) -> Vec<String> {
     let only = |mark: char, of: &str, other: &str| {
         let other: std::collections::BTreeSet<&str> = other.lines().collect();

@@ -1,4 +1,4 @@
-//! `cargo run -p untorn-house -- graph [--calls] | check | published | api [--write]`
+//! The program: `cargo run -p untorn-house -- graph [--calls] | check | published | api [--write]`.
 
 use anyhow::{Result, bail};
 use std::fs;
@@ -24,7 +24,7 @@ fn workspace() -> Result<PathBuf> {
     Ok(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..").canonicalize()?)
 }
 
-/// Prints who imports what; with calls of methods that stand in another file than their type, if asked.
+/// Prints the imports. With `calls`, also calls of methods in another file than their type.
 fn graph(workspace: &Path, calls: bool) -> Result<()> {
     let packages = arrows::packages(workspace)?;
     print!("crates\n{}", arrows::listing(&packages));
@@ -44,7 +44,7 @@ fn graph(workspace: &Path, calls: bool) -> Result<()> {
     Ok(())
 }
 
-/// Prints everything that is against the rules.
+/// Prints all violations of the rules.
 fn check(workspace: &Path) -> Result<()> {
     let found = violations::all(workspace)?;
     found.iter().for_each(|violation| println!("{violation}"));
@@ -61,7 +61,7 @@ fn published(workspace: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Compares the public API with the list that is checked in, or writes the list.
+/// Compares the public API with the list in the repository, or writes the list.
 fn api(workspace: &Path, write: bool) -> Result<()> {
     let place = workspace.join(listing::PLACE);
     let now = match listing::make(workspace)? {

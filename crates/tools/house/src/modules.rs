@@ -1,6 +1,6 @@
-//! Source of one crate as a tree of modules: what each module defines, imports and names.
+//! The source of one crate as a tree of modules: the items of each module, and the names in its code.
 //!
-//! Modules behind `#[cfg(test)]` are left out. An inline module belongs to the file that it stands in.
+//! Modules behind `#[cfg(test)]` are left out. An inline module belongs to the file that contains it.
 
 use crate::attributes::{attributes, is_test, plain};
 use crate::paths::Code;
@@ -10,14 +10,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use syn::{Attribute, Ident, Item, ItemMod};
 
-/// One crate of the workspace, or rather one of its targets: a library or a program.
+/// One target of a crate of the workspace: a library or a program.
 #[derive(Debug)]
 pub struct Crate {
-    /// All modules; the first is the root.
+    /// All modules. The first is the root.
     pub modules: Vec<Module>,
-    /// All files, relative to the directory of the root file; the first is the root file.
+    /// All files, relative to the directory of the root file. The first is the root file.
     pub files: Vec<PathBuf>,
-    /// Every `macro_rules!` and the module that defines it.
+    /// Every `macro_rules!`, and the module that defines it.
     pub macros: BTreeMap<String, usize>,
 }
 
@@ -26,13 +26,13 @@ pub struct Crate {
 pub struct Module {
     /// Index into [`Crate::files`].
     pub file: usize,
-    /// The enclosing module; none for the root.
+    /// The enclosing module. None for the root.
     pub parent: Option<usize>,
     /// Modules declared here.
     pub children: BTreeMap<String, usize>,
-    /// Names of what is defined here.
+    /// The names of the items that are defined here.
     pub items: BTreeSet<String>,
-    /// What its code names and imports.
+    /// The names and imports in its code.
     pub code: Code,
 }
 
@@ -45,12 +45,12 @@ impl Crate {
         Ok(found)
     }
 
-    /// Whether the file declares modules that are files of their own.
+    /// Whether the file declares modules in files of their own.
     pub fn has_child_files(&self, file: usize) -> bool {
         self.modules.iter().any(|m| m.file != file && m.parent.is_some_and(|p| self.modules[p].file == file))
     }
 
-    /// Reads one file into a module; files of its child modules are in `children`.
+    /// Reads one file into a module. `children` is the directory of its child modules' files.
     fn read_file(&mut self, base: &Path, path: &Path, children: &Path, module: usize) -> Result<()> {
         let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
         let syntax = syn::parse_file(&text).with_context(|| path.display().to_string())?;

@@ -1,4 +1,4 @@
-//! Paths that code names: in expressions, types, patterns, and in the arguments of macros.
+//! The paths in code: in expressions, types, patterns, and in the arguments of macros.
 
 use crate::attributes::{attributes, is_test, plain};
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
@@ -6,21 +6,21 @@ use std::collections::BTreeSet;
 use syn::visit::{self, Visit};
 use syn::{Expr, Item, Pat, UseTree, Visibility};
 
-/// A path as it is written, without generic arguments.
+/// A path as in the source, without generic arguments.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Named {
     /// `a::b::C`, or a single name.
     Path(Vec<String>),
-    /// A single name that may be a local variable as well.
+    /// A single name that may also be a local variable.
     Value(String),
     /// `name!`
     Macro(String),
 }
 
-/// What the code of one module names.
+/// The names in the code of one module.
 #[derive(Debug, Default)]
 pub struct Code {
-    /// Every `use`, those inside functions included.
+    /// Every `use`, including those inside functions.
     pub uses: Vec<Use>,
     /// Every other path.
     pub named: Vec<Named>,
@@ -37,16 +37,16 @@ pub struct Code {
 /// One leaf of a `use` tree.
 #[derive(Debug, Clone)]
 pub struct Use {
-    /// The name that the module gets; `None` for a glob.
+    /// The name in this module. `None` for a glob.
     pub local: Option<String>,
     /// The full path, globs without their star.
     pub path: Vec<String>,
-    /// A re-export (`pub use`, `pub(crate) use`).
+    /// Whether it is a re-export (`pub use`, `pub(crate) use`).
     pub public: bool,
 }
 
 impl Code {
-    /// Adds what an item names, imports and binds.
+    /// Adds the names, imports and bindings of an item.
     pub fn read(&mut self, item: &Item) {
         self.visit_item(item);
     }
@@ -135,16 +135,16 @@ impl<'ast> Visit<'ast> for Code {
         }
     }
 
-    // `pub(in crate::x)` and `pub(super)` import nothing.
+    // `pub(in crate::x)` and `pub(super)` are no imports.
     fn visit_vis_restricted(&mut self, _: &'ast syn::VisRestricted) {}
 
-    // `#[serde(…)]`, `#[doc = …]`: nothing of this crate.
+    // Attributes such as `#[serde(…)]` and `#[doc = …]` name nothing of this crate.
     fn visit_attribute(&mut self, _: &'ast syn::Attribute) {}
 
     fn visit_pat(&mut self, pat: &'ast Pat) {
         if let Pat::Ident(pat) = pat {
             let name = plain(&pat.ident);
-            // A capital one is a constant or a variant that the pattern compares with.
+            // A capitalized name is a constant or a variant that the pattern compares with.
             if name.starts_with(char::is_uppercase) {
                 self.named.push(Named::Value(name));
             } else {
@@ -206,7 +206,7 @@ fn leaves(tree: &UseTree, path: &mut Vec<String>, public: bool, found: &mut Vec<
     }
 }
 
-/// Whether the `use` names something anew for others.
+/// Whether the `use` is a re-export.
 fn is_public(visibility: &Visibility) -> bool {
     !matches!(visibility, Visibility::Inherited)
 }

@@ -1,11 +1,11 @@
-//! All rules applied to the workspace: what `untorn-house check` prints.
+//! Applies all rules to the workspace, for `untorn-house check`.
 
 use crate::{arrows, folders, habits, imports, modules};
 use anyhow::Result;
 use std::fs;
 use std::path::Path;
 
-/// Everything that is against a rule.
+/// All violations of the rules.
 pub fn all(workspace: &Path) -> Result<Vec<String>> {
     Ok([
         circles(workspace)?,
@@ -18,7 +18,7 @@ pub fn all(workspace: &Path) -> Result<Vec<String>> {
     .concat())
 }
 
-/// Circles of imports between the files of a crate.
+/// The circles of imports between the files of a crate.
 pub fn circles(workspace: &Path) -> Result<Vec<String>> {
     let mut found = Vec::new();
     for package in arrows::packages(workspace)? {
@@ -30,7 +30,7 @@ pub fn circles(workspace: &Path) -> Result<Vec<String>> {
     Ok(found)
 }
 
-/// Circles of imports between the folders of a crate, and imports that point up.
+/// The circles of imports between the folders of a crate, and imports that point up.
 pub fn between_folders(workspace: &Path) -> Result<Vec<String>> {
     let mut found = Vec::new();
     for package in arrows::packages(workspace)? {
@@ -46,7 +46,7 @@ pub fn between_folders(workspace: &Path) -> Result<Vec<String>> {
     Ok(found)
 }
 
-/// Arrows between crates that point up, and crates that the drawing leaves out.
+/// Dependencies between crates that point up, and crates that the drawing leaves out.
 pub fn crates(workspace: &Path) -> Result<Vec<String>> {
     let packages = arrows::packages(workspace)?;
     let document = fs::read_to_string(workspace.join("docs/ARCHITECTURE.md"))?;
@@ -65,7 +65,7 @@ pub fn errors(workspace: &Path) -> Result<Vec<String>> {
     in_each_file(workspace, "an error is compared with a bare number", habits::bare_errors)
 }
 
-/// Programs that print by other ways than `untorn_terminal::standard_streams`.
+/// Programs that print without `untorn_terminal::standard_streams`.
 pub fn printing(workspace: &Path) -> Result<Vec<String>> {
     const STREAMS: &str = "untorn-terminal";
     let what = "programs print by `tell!` and `say!` of untorn-terminal, which do not panic";
@@ -82,7 +82,7 @@ fn in_each_file(workspace: &Path, what: &str, look: impl Fn(&str) -> Result<Vec<
     in_files(workspace, workspace, what, look)
 }
 
-/// Looks at each file beneath a directory.
+/// Examines each file below a directory.
 fn in_files(
     dir: &Path,
     workspace: &Path,

@@ -9,7 +9,7 @@ use untorn_house::imports::{Imports, imports_of};
 use untorn_house::listing::{self, Listing};
 use untorn_house::modules::Crate;
 
-/// Imports of a crate with these files; the first is its root.
+/// The imports of a crate with these files. The first file is its root.
 fn crate_of(files: &[(&str, &str)]) -> Imports {
     let dir = tempfile::tempdir().expect("a directory");
     for (name, text) in files {
@@ -20,7 +20,7 @@ fn crate_of(files: &[(&str, &str)]) -> Imports {
     imports_of(&dir.path().join(files[0].0)).expect("imports")
 }
 
-/// `from imports to: items`, one for each import.
+/// The imports as lines: `from → to: items`.
 fn lines(found: &Imports) -> Vec<String> {
     let name = |file: usize| found.files[file].display().to_string();
     let line = |((from, to), items): (&(usize, usize), &std::collections::BTreeSet<String>)| {
@@ -36,7 +36,7 @@ fn clean(files: &[(&str, &str)], imports: &[&str]) {
     assert_eq!(found.circles(), Vec::<String>::new());
 }
 
-/// One group of files that import each other, with these lines (the first is its head).
+/// Checks for one group of files that import each other, with these lines. The first line is its head.
 #[track_caller]
 fn circle(files: &[(&str, &str)], expected: &[&str]) {
     let found = crate_of(files).circles();
@@ -122,12 +122,12 @@ fn reexports_are_followed_to_the_defining_module() {
 #[test]
 fn a_child_and_what_its_parent_defines() {
     let child = "use super::Parent; pub fn child(_: &Parent) {}";
-    // The parent declares the child, and hands it on.
+    // The parent declares the child, and re-exports it.
     clean(
         &[("lib.rs", "mod p;"), ("p.rs", "mod child; pub use child::child; pub struct Parent;"), ("p/child.rs", child)],
         &["p/child.rs → p.rs: Parent"],
     );
-    // The parent uses it.
+    // The parent uses the child.
     circle(
         &[
             ("lib.rs", "mod p;"),
@@ -140,7 +140,7 @@ fn a_child_and_what_its_parent_defines() {
             "  p/child.rs imports p.rs: Parent",
         ],
     );
-    // By a glob, by names of its parent's own imports, by the name of a re-export.
+    // By a glob, by names that the parent imports, and by the name of a re-export.
     clean(
         &[
             ("lib.rs", "mod p; mod q;"),
@@ -251,7 +251,7 @@ fn crates_that_the_drawing_leaves_out() {
     assert_eq!(not_drawn(document, Path::new("/w"), &packages), ["crates/osmosis (untorn-osmosis)"]);
 }
 
-/// What is wrong between the folders of a crate with these files.
+/// The violations between the folders of a crate with these files.
 fn wrong_folders(files: &[(&str, &str)], floors: &[(&str, &[&str])]) -> Vec<String> {
     let dir = tempfile::tempdir().expect("a directory");
     for (name, text) in files {

@@ -43,7 +43,7 @@ fn programs_print_where_nothing_panics() {
     none(violations::printing(&workspace()));
 }
 
-/// A checker that sees nothing finds nothing: it must know the workspace's imports.
+/// A checker that sees nothing finds nothing, so it must find the workspace's imports.
 #[test]
 fn the_checker_sees_the_sources() {
     let packages = arrows::packages(&workspace()).expect("packages");

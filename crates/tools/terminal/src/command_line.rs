@@ -1,12 +1,13 @@
-//! The command line of a program.
+//! Parses the command line of a program.
 
 use crate::{output, standard_streams};
 use anstream::{AutoStream, ColorChoice};
 use clap::Parser;
 use clap::error::{Error, ErrorKind};
 
-/// The command line that this process was started with. Help that was asked for, and wrong usage, end the process as `clap`
-/// ends it, but for help that cannot be written, which is a failure.
+/// Parses the command line of this process.
+///
+/// A request for help and wrong usage end the process as `clap` does. If help cannot be written, the exit code says so.
 pub fn parse<C: Parser>() -> C {
     C::try_parse().unwrap_or_else(|e| std::process::exit(answer(&e)))
 }

@@ -1,6 +1,8 @@
-//! What Untorn's programs share: output, errors and exit codes ([`Output`], [`Failure`]), tables ([`mod@table`]),
-//! interruption ([`signals`]), standard streams ([`standard_streams`]), user namespaces ([`user_namespace`]), questions with
-//! a time limit ([`time_limit`]), and, with the feature `pages`, command lines, completion scripts and manual pages.
+//! The parts that Untorn's programs share.
+//!
+//! They are output, errors and exit codes ([`Output`], [`Failure`]), tables ([`mod@table`]), interruption
+//! ([`signals`]), standard streams ([`standard_streams`]), user namespaces ([`user_namespace`]), questions with a time
+//! limit ([`time_limit`]), and, with the feature `pages`, command lines, completion scripts and manual pages.
 
 #[cfg(feature = "pages")]
 mod command_line;

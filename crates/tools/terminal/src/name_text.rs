@@ -1,11 +1,12 @@
-//! Names of files, as people are shown them.
+//! Names of files as text for people.
 
 use std::fmt::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// A name on one line, which forges none and moves no cursor: control characters, backslashes and what is no UTF-8 are
-/// escaped.
+/// A name as one line, in which control characters, backslashes and bytes that are not UTF-8 are escaped.
+///
+/// So a name cannot forge a line or move the cursor.
 pub fn shown(path: &Path) -> String {
     let mut text = String::new();
     for chunk in path.as_os_str().as_bytes().utf8_chunks() {

@@ -1,5 +1,7 @@
-//! Results go to standard output, errors to standard error after the program's name, and the exit code
-//! is one that scripts can rely on.
+//! The results, errors and exit codes of programs.
+//!
+//! Results go to standard output, and errors to standard error after the program's name. Scripts can rely on the exit
+//! code.
 
 use crate::standard_streams;
 use std::io::ErrorKind;
@@ -9,28 +11,28 @@ use std::process::ExitCode;
 /// A command's result.
 #[derive(Debug, Default)]
 pub struct Output {
-    /// For standard output.
+    /// The text for standard output.
     pub text: String,
     /// The process's exit code.
     pub code: u8,
 }
 
 impl Output {
-    /// A text, and success.
+    /// A text, with exit code 0.
     pub fn text(text: impl Into<String>) -> Output {
         Output { text: text.into(), code: 0 }
     }
 
-    /// With another exit code.
+    /// Sets another exit code.
     pub fn code(self, code: u8) -> Output {
         Output { code, ..self }
     }
 }
 
-/// Why a command could not do its work.
+/// The reason why a command could not do its work.
 #[derive(Debug)]
 pub struct Failure {
-    /// For standard error.
+    /// The text for standard error.
     pub message: String,
     /// The process's exit code.
     pub code: u8,
@@ -42,12 +44,12 @@ impl Failure {
         Failure { message: message.into(), code: 1 }
     }
 
-    /// An operating-system error outside the library.
+    /// An error of the operating system outside of the library.
     pub fn io(action: &'static str, path: &Path, e: std::io::Error) -> Failure {
         Failure::new(untorn::Error::io(action, path, e).to_string())
     }
 
-    /// With another exit code.
+    /// Sets another exit code.
     pub fn code(self, code: u8) -> Failure {
         Failure { code, ..self }
     }
@@ -62,7 +64,7 @@ impl From<untorn::Error> for Failure {
     }
 }
 
-/// The library's errors say what to do, except where only the system's error number is known.
+/// Advice for errors of which only the system's error number is known. The library's other errors have their own.
 fn advice(e: &untorn::Error) -> Option<&'static str> {
     let untorn::Error::Io { source, .. } = e else { return None };
     match source.kind() {
@@ -83,10 +85,10 @@ fn advice(e: &untorn::Error) -> Option<&'static str> {
     }
 }
 
-/// Writes to standard output. False: whoever reads it has seen enough (`| head`).
+/// Writes to standard output. False if the reader has closed the pipe (`| head`).
 ///
 /// # Errors
-/// Standard output was closed, or takes nothing.
+/// Standard output was closed, or cannot be written.
 pub fn write(bytes: &[u8]) -> Result<bool, Failure> {
     standard_streams::write_output(bytes).map_err(|e| unwritten("the result", e.into()))
 }
@@ -98,8 +100,10 @@ pub(crate) fn unwritten(what: &str, e: std::io::Error) -> Failure {
     }
 }
 
-/// Prints the result of a program, and turns it into the process's exit code: the result's own, but never 0 if a part of it
-/// was lost. A message that standard error does not take changes no exit code.
+/// Prints the result of a program, and returns the process's exit code.
+///
+/// It is the result's exit code, but never 0 if a part of the result was lost. A message that cannot be written to
+/// standard error does not change the exit code.
 pub fn print(program: &str, result: Result<Output, Failure>) -> ExitCode {
     let printed = |output: Output| match write(output.text.as_bytes()) {
         Ok(_) => Ok(output.code),

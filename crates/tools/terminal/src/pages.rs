@@ -1,4 +1,4 @@
-//! Subcommands that print what an installation puts beside a program: completion scripts, manual pages.
+//! Subcommands that print files for an installation: completion scripts and manual pages.
 
 use crate::output::{Failure, Output};
 use clap::{Args, ValueHint};

@@ -1,9 +1,9 @@
-//! Interruption: clean up, say what it means, exit as shells expect.
+//! Interruption by signals: cleans up, prints a message, and exits as shells expect.
 
 use std::path::Path;
 use std::time::Duration;
 
-/// What a shell calls "ended by Ctrl-C".
+/// The exit code of shells for "ended by Ctrl-C".
 const INTERRUPTED: i32 = 130;
 
 /// On Ctrl-C, SIGTERM or SIGHUP: cleans up, prints `message`, and ends the process.
@@ -19,13 +19,14 @@ pub fn on_interrupt(
     })
 }
 
-/// Removes a directory while another thread may still be making a file in it: that thread's next step fails, as the
-/// directory goes, and then all of it can be removed.
+/// Removes a directory while another thread may still create a file in it.
+///
+/// The other thread's next step fails, because its directory is gone, and then the rest can be removed.
 pub fn remove_meanwhile(dir: &Path) {
     remove_meanwhile_by(|| std::fs::remove_dir_all(dir));
 }
 
-/// As [`remove_meanwhile`] does, by another way to remove a directory.
+/// Works like [`remove_meanwhile`], with another function that removes the directory.
 pub fn remove_meanwhile_by(remove: impl Fn() -> std::io::Result<()>) {
     for _ in 0..100 {
         match remove() {

@@ -1,8 +1,9 @@
-//! Standard streams: which were closed, and the one place where programs write to them.
+//! The standard streams: which of them were closed at the start, and all writes of programs to them.
 //!
-//! Nothing here panics: a message that cannot be told changes nothing that a program does. What is written is not
-//! buffered, so that standard output and standard error that go to one file keep their order there. A stream that takes
-//! nothing at the moment is waited for, blocking or not. `untorn-house` refuses `println!` and its kin in programs.
+//! Nothing here panics: a message that cannot be written does not change the actions of a program. Output is not
+//! buffered, so that standard output and standard error keep their order when they go to one file. If a stream cannot
+//! take data at the moment, this module waits, even if the stream is non-blocking. `untorn-house` refuses `println!`
+//! and its kin in programs.
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
@@ -13,19 +14,21 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 
-/// A bit for each of the three descriptors that was closed. The runtime opens `/dev/null` in their place before `main`, so
-/// that later nobody can tell them from those that were meant to go there.
+/// A bit for each standard descriptor that was closed at the start.
+///
+/// The runtime opens `/dev/null` in place of closed ones before `main`, and after that they look like descriptors that
+/// were meant to be `/dev/null`.
 static CLOSED: AtomicU8 = AtomicU8::new(0);
 
-/// The loader calls it before the runtime begins.
+/// The loader calls this function before the runtime starts.
 #[used]
-// SAFETY: functions of this kind are what the section is a list of.
+// SAFETY: the section is a list of functions of this type.
 #[unsafe(link_section = ".init_array")]
 static LOOK: extern "C" fn() = look;
 
 extern "C" fn look() {
     for descriptor in 0..3 {
-        // SAFETY: asks only.
+        // SAFETY: only reads flags.
         if unsafe { libc::fcntl(descriptor, libc::F_GETFD) } == -1 {
             CLOSED.fetch_or(1 << descriptor, Relaxed);
         }
@@ -42,31 +45,35 @@ pub fn output_was_closed() -> bool {
     CLOSED.load(Relaxed) & 2 != 0
 }
 
-/// The program that this process becomes begins without the streams that this one began without: it is to know of it, too.
+/// Closes the streams that were closed at the start, for the program that this process becomes, so that it sees them as
+/// closed, too.
 pub fn leave_closed() {
     let streams = [rustix::stdio::stdin(), rustix::stdio::stdout(), rustix::stdio::stderr()];
     for (descriptor, stream) in streams.into_iter().enumerate() {
         if CLOSED.load(Relaxed) & 1 << descriptor != 0 {
-            // What is in its place is of this process, and nobody else's.
+            // The descriptor in its place belongs to this process alone.
             let _ = fcntl_setfd(stream, FdFlags::CLOEXEC);
         }
     }
 }
 
-/// Tells people something, on standard error: takes what `format!` takes, and ends the line if the text does not.
+/// Prints a message for people on standard error. Takes the arguments of `format!`, and ends the line if the text does
+/// not.
 #[macro_export]
 macro_rules! tell {
     ($($arguments:tt)*) => { $crate::standard_streams::tell(::std::format_args!($($arguments)*)) };
 }
 
-/// Says a part of a program's result, on standard output: takes what `format!` takes, and ends the line if the text does
-/// not. What cannot be said is a failure of the program at its end ([`print`](crate::print)).
+/// Prints a part of a program's result on standard output. Takes the arguments of `format!`, and ends the line if the
+/// text does not.
+///
+/// If it cannot be written, the program fails at its end ([`print`](crate::print)).
 #[macro_export]
 macro_rules! say {
     ($($arguments:tt)*) => { $crate::standard_streams::say(::std::format_args!($($arguments)*)) };
 }
 
-/// Messages in a row that standard error did not take.
+/// Consecutive messages that could not be written to standard error.
 struct Untold {
     messages: usize,
     why: Errno,
@@ -74,10 +81,10 @@ struct Untold {
 
 static UNTOLD: Mutex<Untold> = Mutex::new(Untold { messages: 0, why: Errno::NOSPC });
 
-/// Why a part of the result was lost.
+/// The error that lost a part of the result.
 static UNSAID: Mutex<Option<Errno>> = Mutex::new(None);
 
-/// The function of [`tell!`](crate::tell). The first message after some that were lost is told with their number.
+/// Writes the message of [`tell!`](crate::tell). The first message after lost ones also tells their number.
 pub fn tell(message: Arguments<'_>) {
     let mut text = lines(message);
     let mut untold = UNTOLD.lock().unwrap_or_else(PoisonError::into_inner);
@@ -91,24 +98,24 @@ pub fn tell(message: Arguments<'_>) {
     }
 }
 
-/// The function of [`say!`](crate::say).
+/// Writes the text of [`say!`](crate::say).
 pub fn say(text: Arguments<'_>) {
     let mut unsaid = UNSAID.lock().unwrap_or_else(PoisonError::into_inner);
-    // What comes after a gap would be taken for all of it.
+    // Stops after a gap, because a reader would take the rest for a complete result.
     if unsaid.is_none() {
         *unsaid = write_output(lines(text).as_bytes()).err();
     }
 }
 
-/// Why a part of the result was lost, if one was.
+/// The error that lost a part of the result, if there was one.
 pub fn lost_output() -> Option<io::Error> {
     UNSAID.lock().unwrap_or_else(PoisonError::into_inner).map(io::Error::from)
 }
 
-/// Writes to standard output. False: whoever reads it has seen enough (`| head`).
+/// Writes to standard output. False if the reader has closed the pipe (`| head`).
 ///
 /// # Errors
-/// Standard output was closed (`EBADF`), or does not take all of it.
+/// Standard output was closed (`EBADF`), or not all bytes could be written.
 pub fn write_output(bytes: &[u8]) -> rustix::io::Result<bool> {
     if bytes.is_empty() {
         return Ok(true);
@@ -122,8 +129,9 @@ pub fn write_output(bytes: &[u8]) -> rustix::io::Result<bool> {
     }
 }
 
-/// Writes everything, and waits as often as nothing is taken at the moment, also if the stream does not block: it may be
-/// another program's, too, which has made it so.
+/// Writes everything, and waits whenever the stream cannot take data.
+///
+/// It waits even if the stream is non-blocking: another program may share the stream, and may have set that.
 ///
 /// # Errors
 /// Those of `write`, other than `EINTR` and `EAGAIN`.
@@ -131,10 +139,10 @@ pub fn write_whole(to: BorrowedFd<'_>, mut bytes: &[u8]) -> rustix::io::Result<(
     write_rest(to, &mut bytes)
 }
 
-/// As [`write_whole`]. After an error, `rest` are the bytes that were not written.
+/// Works like [`write_whole`]. After an error, `rest` are the bytes that were not written.
 ///
 /// # Errors
-/// As [`write_whole`].
+/// Those of [`write_whole`].
 pub fn write_rest(to: BorrowedFd<'_>, rest: &mut &[u8]) -> rustix::io::Result<()> {
     while !rest.is_empty() {
         match rustix::io::write(to, rest) {
@@ -148,7 +156,8 @@ pub fn write_rest(to: BorrowedFd<'_>, rest: &mut &[u8]) -> rustix::io::Result<()
     Ok(())
 }
 
-/// Reads what is there, and waits where nothing has come yet, also if the stream does not block. Zero at the end.
+/// Reads the bytes that are there. Waits if there are none, even if the stream is non-blocking. Returns zero at the
+/// end.
 ///
 /// # Errors
 /// Those of `read`, other than `EINTR` and `EAGAIN`.
@@ -162,7 +171,7 @@ pub fn read_some(from: BorrowedFd<'_>, buffer: &mut [u8]) -> rustix::io::Result<
     }
 }
 
-/// What is read from a stream, blocking or not: where nothing has come yet, this waits.
+/// A reader that waits for bytes, even if the stream is non-blocking.
 #[derive(Debug)]
 pub struct Waiting(pub File);
 
@@ -172,7 +181,7 @@ impl Read for Waiting {
     }
 }
 
-/// Until the stream takes or gives something, or fails.
+/// Waits until the stream can be written or read, or fails.
 fn wait(stream: BorrowedFd<'_>, until: PollFlags) -> rustix::io::Result<()> {
     match poll(&mut [PollFd::new(&stream, until)], None) {
         Ok(_) | Err(Errno::INTR) => Ok(()),
@@ -180,10 +189,10 @@ fn wait(stream: BorrowedFd<'_>, until: PollFlags) -> rustix::io::Result<()> {
     }
 }
 
-/// Asks a question on standard error, and reads the answer from standard input: whether it is yes.
+/// Asks a question on standard error, and reads the answer from standard input. True if the answer is yes.
 ///
 /// # Errors
-/// It cannot be asked; the message says how to do without.
+/// The question cannot be asked. The message says how to do without.
 pub fn confirmed(question: &str) -> Result<bool, String> {
     let mut line = String::new();
     write_whole(rustix::stdio::stderr(), format!("{question} [y/N] ").as_bytes())
@@ -241,8 +250,8 @@ mod tests {
 
     const CHILD: &str = "UNTORN_TEST_STREAMS";
 
-    /// Run in a process of its own, which has the streams that are wanted here alone: the harness of the tests prints, too,
-    /// and ends where it cannot.
+    /// Runs in a process of its own, because its streams must be used by nothing else. The test harness prints, too,
+    /// and ends if it cannot.
     #[test]
     fn says_and_tells() {
         let Some(streams) = std::env::var_os(CHILD) else { return };

@@ -3,7 +3,7 @@
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
 
-/// Where the cells of a column stand.
+/// The alignment of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Align {
     /// Words.
@@ -12,7 +12,7 @@ pub enum Align {
     Right,
 }
 
-/// A head and rows of cells, in columns as wide as they need to be, with a rule under the head.
+/// A table with a head and rows of cells. Columns are as wide as needed, with a rule under the head.
 pub fn aligned(head: &[String], rows: &[Vec<String>], align: impl Fn(usize) -> Align) -> String {
     let mut table = Table::new();
     table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
@@ -32,7 +32,7 @@ pub fn aligned(head: &[String], rows: &[Vec<String>], align: impl Fn(usize) -> A
     lines.iter().map(|line| format!("{line}\n")).collect()
 }
 
-/// A table that is set in from the left; columns in which every cell is a number stand to the right.
+/// An indented table. Columns in which every cell is a number are aligned to the right.
 pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     let head: Vec<String> = head.iter().map(|&cell| cell.to_owned()).collect();
     let number = |cell: &String| cell.starts_with(|c: char| c.is_ascii_digit());
@@ -43,18 +43,18 @@ pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     aligned(&head, rows, align).lines().map(|line| format!("  {line}\n")).collect()
 }
 
-/// Names and values, one pair a line.
+/// Names and values, one pair in each line.
 pub fn pairs(pairs: &[(&str, String)]) -> String {
     let width = pairs.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
     pairs.iter().map(|(name, value)| format!("{name:<width$}  {value}\n")).collect()
 }
 
-/// A number of bytes as people read it.
+/// A number of bytes with a suitable unit.
 pub fn bytes(n: u64) -> String {
     indicatif::BinaryBytes(n).to_string()
 }
 
-/// `1 file`, `2 files`.
+/// A number with the right form of the noun: `1 file`, `2 files`.
 pub fn count(n: u64, one: &str, many: &str) -> String {
     format!("{n} {}", if n == 1 { one } else { many })
 }

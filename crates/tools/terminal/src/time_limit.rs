@@ -1,4 +1,6 @@
-//! Questions to a file system, with a time limit: what answers behind it may be stopped, or wait for something itself.
+//! Calls to a file system with a time limit.
+//!
+//! The daemon or server behind the file system may be stopped, or wait for something itself.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -10,26 +12,28 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How long an answer may take. What works answers at once, but for a lock that is held while something is asked for.
+/// The time limit for an answer. A working file system answers at once, unless a lock is held meanwhile.
 pub const ANSWER_MAX: Duration = Duration::from_secs(5);
-/// An answer has room in a pipe.
+/// The largest size of an answer, which fits into a pipe.
 const ROOM: usize = 64 << 10;
 
-/// Asks in a process of its own: a call that the other side has taken and does not answer cannot be ended, and holds the
-/// process that made it. What is written to the descriptor, at most 64 KiB, is the answer. None: there is none in time.
+/// Runs a question in a process of its own. Returns its answer, or none if there is none in time.
 ///
-/// The question makes system calls alone, as other threads may hold any lock.
+/// A call that the other side has accepted and does not answer cannot be ended, and holds the process that made it. The
+/// answer is the bytes that the question writes to the descriptor, at most 64 KiB.
+///
+/// The question may only make system calls, because other threads may hold any lock.
 ///
 /// # Errors
-/// No process can be started.
+/// The process cannot be started.
 pub fn ask(question: impl FnOnce(BorrowedFd<'_>)) -> io::Result<Option<Vec<u8>>> {
     let (answer, theirs) = pipe_with(PipeFlags::CLOEXEC)?;
-    // SAFETY: the child makes system calls alone, on what is there, and ends.
+    // SAFETY: the child only makes system calls, on existing data, and ends.
     let child = match unsafe { libc::fork() } {
         -1 => return Err(io::Error::last_os_error()),
         0 => {
             question(theirs.as_fd());
-            // SAFETY: ends this process, and nothing of its parent's is run.
+            // SAFETY: ends this process; no code of its parent runs.
             unsafe { libc::_exit(0) }
         }
         child => child,
@@ -51,7 +55,7 @@ pub fn ask(question: impl FnOnce(BorrowedFd<'_>)) -> io::Result<Option<Vec<u8>>>
             more => len += more,
         }
     };
-    // SAFETY: the child of this process, which nobody else waits for; it may not end.
+    // SAFETY: a child of this process, for which nothing else waits; it may be unable to end.
     unsafe {
         if !ended {
             libc::kill(child, libc::SIGKILL);
@@ -62,10 +66,10 @@ pub fn ask(question: impl FnOnce(BorrowedFd<'_>)) -> io::Result<Option<Vec<u8>>>
     Ok(ended.then_some(bytes))
 }
 
-/// What the file system that a path is on says when it is asked how it is. None: it does not answer in time.
+/// Asks the file system of a path for its state (`statfs`). None if it does not answer in time.
 ///
 /// # Errors
-/// It cannot be asked.
+/// The question cannot be asked.
 pub fn file_system(path: &Path) -> io::Result<Option<rustix::io::Result<()>>> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     let answer = ask(|to| {
@@ -90,7 +94,7 @@ mod tests {
         assert_eq!(said.as_deref(), Some(&b"so it is"[..]));
         let never = ask(|_| {
             loop {
-                // SAFETY: waits.
+                // SAFETY: only waits.
                 unsafe { libc::pause() };
             }
         });

@@ -1,15 +1,16 @@
-//! A user namespace: what a session of an ordinary user needs to make mounts and namespaces of its own.
+//! The user namespace in which an ordinary user's session can make mounts and namespaces.
 
 use std::fs;
 use std::io;
 
-/// Whether this process is one of root.
+/// Whether this process runs as root.
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Makes a user namespace and a mount namespace for this process, which must have one thread. User and group stay what
-/// they are. An error says why, and what to do.
+/// Makes a user namespace and a mount namespace for this process, which must have one thread.
+///
+/// User and group stay the same. The error says the reason, and how to go on.
 pub fn enter() -> Result<(), String> {
     let (user, group) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     // SAFETY: changes the namespaces of this process, which has one thread.
@@ -24,7 +25,7 @@ pub fn enter() -> Result<(), String> {
     maps.iter().try_for_each(|(name, line)| fs::write(format!("/proc/self/{name}"), line)).map_err(|e| refused(&e))
 }
 
-/// Why a namespace was refused, as far as the kernel's settings tell, and what to do.
+/// A message about a refused namespace: the kernel's setting, if one is the reason, and how to go on.
 pub fn refused(e: &io::Error) -> String {
     let setting = |path: &str| fs::read_to_string(path).ok().map(|text| text.trim().to_owned());
     let is = |path: &str, value: &str| setting(path).as_deref() == Some(value);

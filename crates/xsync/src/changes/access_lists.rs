@@ -1,5 +1,6 @@
-//! Access lists of files that a process in a user namespace copies: other users are unknown there. A process that stays
-//! outside copies them.
+//! Copies access lists (ACLs) for sessions in a user namespace.
+//!
+//! A user namespace does not know other users, so a process that stays outside of it copies lists that name them.
 
 use crate::control::Control;
 use crate::session::session_init::close_all_but;
@@ -15,32 +16,32 @@ use std::path::Path;
 /// The attributes that hold access lists.
 pub const NAMES: [&str; 2] = ["system.posix_acl_access", "system.posix_acl_default"];
 
-/// Who copies access lists.
+/// The process that copies access lists.
 #[derive(Debug)]
 pub enum AccessLists {
-    /// This process, as other attributes.
+    /// This process copies them, like other attributes.
     Own,
     /// A process outside of the user namespace that this process is about to enter.
     Outside(Outside),
 }
 
-/// A process that ends when this is dropped.
+/// The process outside of the user namespace. It ends when this value is dropped.
 #[derive(Debug)]
 pub struct Outside {
     connection: Option<Control>,
     pid: Pid,
 }
 
-/// What comes with a descriptor.
+/// The role of the file whose descriptor comes with the message.
 #[derive(Debug, Serialize, Deserialize)]
 enum File {
-    /// Whose list it is.
+    /// The file that has the list.
     Model,
-    /// Which shall have it.
+    /// The file that is to get the list.
     Target,
 }
 
-/// Why the list could not be copied.
+/// The error number if the list could not be copied.
 #[derive(Debug, Serialize, Deserialize)]
 struct Answer(Option<i32>);
 
@@ -64,7 +65,7 @@ impl AccessLists {
         }
     }
 
-    /// Copies the lists of a file or directory. False if this process is to do so itself.
+    /// Copies the access lists of a file or directory. False if this process has to copy them itself.
     pub fn copy(&self, from: &Path, to: &Path) -> Result<bool> {
         let AccessLists::Outside(Outside { connection: Some(connection), .. }) = self else { return Ok(false) };
         for (path, file) in [(from, File::Model), (to, File::Target)] {

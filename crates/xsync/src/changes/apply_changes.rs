@@ -1,7 +1,8 @@
-//! Applies what a session changed to the directory of the host: from the upper layer of an overlay.
+//! Applies the changes of a session, the upper layer of an overlay, to the directory of the host.
 //!
-//! Every step says what is to be there, not what to do: after a crash all of it is done again, from the beginning, with
-//! the same result. Files are replaced whole, by a rename. What a directory does not take keeps nothing else.
+//! The layer describes the result of each step, not the action. So after a crash the apply starts from the beginning
+//! and ends in the same state. A file is replaced whole, by a rename. A change that the directory refuses does not stop
+//! the other changes.
 
 use crate::changes::access_lists::AccessLists;
 use crate::changes::kept_changes;
@@ -25,11 +26,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 
-/// What is being written, before it gets its name.
+/// The name of a file that is being written, until a rename gives it its real name.
 const NEW: &str = ".untorn-xsync.new";
 const PIECE_BYTES: usize = 1 << 20;
 
-/// What was done.
+/// Counts of the changes that were applied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Applied {
     /// Files, symbolic links and the like that were made or replaced.
@@ -40,7 +41,7 @@ pub struct Applied {
     pub bytes: u64,
 }
 
-/// How much there is to do, in files and bytes.
+/// Counts the files and bytes that are to be applied.
 pub fn measure(upper: &Path) -> Result<(u64, u64)> {
     measure_deep(&DeepPath::new(upper))
 }
@@ -62,16 +63,16 @@ fn measure_deep(upper: &DeepPath) -> Result<(u64, u64)> {
     Ok((files, bytes))
 }
 
-/// What of a layer was applied, and what was refused.
+/// The result for one layer: the applied and the refused changes.
 #[derive(Debug)]
 pub struct Outcome {
-    /// What was done.
+    /// Counts of the applied changes.
     pub done: Applied,
-    /// Each for itself: all else is applied.
+    /// The changes that were refused; all others are applied.
     pub refused: RefusedChanges,
 }
 
-/// Applies a layer to its directory, and makes that durable. `tell` hears of what was done so far.
+/// Applies a layer to its directory, and flushes the file system. `tell` is called with the counts so far.
 pub fn apply(layer: &Written, lists: &AccessLists, tell: &mut dyn FnMut(&Applied)) -> Result<Outcome> {
     let mut applying = Applying::new(&layer.dir, lists, tell);
     for (path, origin) in origins::indexed(layer)? {
@@ -100,7 +101,7 @@ pub fn copy_out(from: &Path, to: &Path, tell: &mut dyn FnMut(&Applied)) -> Resul
             false => Err(kept_changes::of_copy(to, std::mem::take(&mut applying.refused)).into()),
         }
     });
-    // Part of a copy looks like a whole one, and would keep a full disk full.
+    // A partial copy looks like a complete one, and would keep a full disk full.
     copied.inspect_err(|_| drop(fs::remove_dir_all(to)))?;
     crate::volumes::volume::sync_parent(to)?;
     Ok(applying.done)
@@ -113,11 +114,11 @@ fn sync(dir: &Path) -> Result<()> {
 
 struct Applying<'a> {
     done: Applied,
-    /// Where the first name of a file with several names is.
+    /// The first name, already applied, of each file of the layer with several names.
     links: HashMap<(u64, u64), DeepPath>,
-    /// Files that had several names, by the numbers of their copies.
+    /// Files that had several names on the host, by the inode numbers of their copies in the layer.
     indexed: HashMap<u64, Indexed>,
-    /// Files that had several names, where the overlay does not keep these together.
+    /// Files that had several names on the host, where the overlay cannot keep these names together.
     split: Vec<PathBuf>,
     refused: RefusedChanges,
     keeps_names: bool,
@@ -129,10 +130,10 @@ struct Applying<'a> {
 
 /// A file of the host that had several names when the session wrote it.
 struct Indexed {
-    /// A name of the copy that is always there.
+    /// The name of the copy in the index of the overlay, which is always there.
     path: PathBuf,
     origin: Origin,
-    /// What is replaced, and one of its names, for people.
+    /// The file that is being replaced, and one of its names, for messages.
     old: Option<(OwnedFd, PathBuf)>,
 }
 
@@ -144,8 +145,8 @@ impl<'a> Applying<'a> {
         Applying { done, links, indexed, split, refused, keeps_names, root, lists, tell }
     }
 
-    /// Makes a directory what the layer says. An opaque one has nothing in it but what is in the layer; so have all
-    /// that are in it.
+    /// Makes a directory of the host equal to the layer's. An opaque directory, like all directories in it, ends up
+    /// with exactly the entries of the layer.
     fn directory(&mut self, upper: &DeepPath, real: &DeepPath, opaque: bool) -> Result<()> {
         let upper = upper.directory().with_context(|| upper.shown().display().to_string())?;
         let real = real.directory().with_context(|| real.shown().display().to_string())?;
@@ -169,7 +170,8 @@ impl<'a> Applying<'a> {
         Ok(())
     }
 
-    /// One change that a directory does not take keeps nothing else; where nothing can be written, all of it ends.
+    /// Records a change that the directory refuses, and lets the others go on. An error that would meet every change
+    /// ends the apply.
     fn unless_refused(&mut self, applied: Result<()>, to: &DeepPath, what: What) -> Result<()> {
         let Err(e) = applied else { return Ok(()) };
         if !is_of_one(&e) {
@@ -180,7 +182,7 @@ impl<'a> Applying<'a> {
         Ok(())
     }
 
-    /// Owner, mode, times and all else that is not contents.
+    /// Copies owner, mode, times, extended attributes and flags.
     fn attributes(&mut self, from: &DeepPath, to: &DeepPath) -> Result<()> {
         copy_attributes_by(from, to, self.lists)?;
         file_flags::copy(from, to);
@@ -218,7 +220,7 @@ impl<'a> Applying<'a> {
         }
         let new = to.with_file_name(NEW);
         absent(fs::remove_file(&new))?;
-        // Part of a file would keep a full disk full.
+        // A partial file would keep a full disk full.
         self.replace(from, &new, to, &meta).inspect_err(|_| drop(fs::remove_file(&new)))
     }
 
@@ -226,7 +228,8 @@ impl<'a> Applying<'a> {
         let link = (meta.dev(), meta.ino());
         match self.links.get(&link) {
             Some(first) => {
-                // Two names of one file are already what they shall be; a rename between them would do nothing.
+                // If both names are the same file already, a rename between them would do nothing and leave the new
+                // name behind.
                 if same_file(first, to) {
                     return Ok(());
                 }
@@ -234,7 +237,7 @@ impl<'a> Applying<'a> {
             }
             None => {
                 if let Some(indexed) = self.indexed.get_mut(&meta.ino()) {
-                    // It was applied before, and other names may be this file's already.
+                    // An interrupted apply has made this file already, and other names may link to it.
                     if is_equal(from, to)? {
                         self.links.insert(link, to.clone());
                         return self.attributes(from, to);
@@ -257,8 +260,8 @@ impl<'a> Applying<'a> {
         Ok(())
     }
 
-    /// Names of files that had several and were written, as far as the layer does not have them: all are names of the new
-    /// file. Nothing that is replaced is named any more in the end, so that it can be done again from the beginning.
+    /// Links the other names of each rewritten file that had several, where the layer does not have them. The replaced
+    /// file loses all its names only at the end, so an interrupted apply can be done again from the beginning.
     fn link_other_names(&mut self) -> Result<()> {
         if self.indexed.is_empty() {
             return Ok(());
@@ -281,7 +284,7 @@ impl<'a> Applying<'a> {
             let first = match &applied {
                 Some(first) => first,
                 None => {
-                    // The session has removed the name by which it wrote.
+                    // The session removed the name by which it wrote the file.
                     if fs::symlink_metadata(&keeper).is_err() {
                         let new = DeepPath::new(self.root).join(NEW);
                         absent(fs::remove_file(&new))?;
@@ -352,7 +355,7 @@ impl<'a> Applying<'a> {
         }
     }
 
-    /// Copies the bytes, and leaves holes where holes are.
+    /// Copies the bytes, and keeps holes.
     fn copy(&mut self, from: &Path, new: &Path, length: u64) -> Result<()> {
         let (source, target) = (File::open(from)?, File::create_new(new)?);
         target.set_len(length)?;
@@ -392,7 +395,7 @@ impl<'a> Applying<'a> {
 }
 
 impl Indexed {
-    /// Keeps in mind what is about to be replaced.
+    /// Remembers the file that is about to be replaced, if it is the original.
     fn look_at(&mut self, name: &DeepPath) {
         if self.old.is_none() && Origin::of(name).as_ref() == Some(&self.origin) {
             let open = open(&**name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty());
@@ -408,7 +411,7 @@ fn names_in(dir: &DeepPath) -> Result<Vec<OsString>> {
     Ok(names)
 }
 
-/// Whether an error is about one change. Others would meet all that follow, too: a full or broken disk.
+/// Whether an error concerns one change only. A full or broken disk, for example, would fail all later changes, too.
 fn is_of_one(e: &anyhow::Error) -> bool {
     let number = |e: &(dyn std::error::Error + 'static)| {
         let of_system = e.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error);
@@ -430,7 +433,7 @@ fn is_of_one(e: &anyhow::Error) -> bool {
     e.chain().find_map(number).is_some_and(|number| everywhere.iter().all(|e| e.raw_os_error() != number))
 }
 
-/// For people, with what to look at where the error says no more than that it is forbidden.
+/// The reason for people; where the error says only that the change is forbidden, with a hint where to look.
 fn why(e: &anyhow::Error) -> String {
     let is_forbidden = |e: &(dyn std::error::Error + 'static)| {
         let of_system = e.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error);
@@ -444,7 +447,7 @@ fn why(e: &anyhow::Error) -> String {
     }
 }
 
-/// All files of a directory, and what they are.
+/// Calls `found` for every file in a directory tree, with its origin.
 fn find_origins(dir: &DeepPath, found: &mut dyn FnMut(DeepPath, Origin)) -> Result<()> {
     let dir = dir.directory().with_context(|| dir.shown().display().to_string())?;
     for entry in fs::read_dir(&dir).with_context(|| dir.shown().display().to_string())? {
@@ -461,7 +464,7 @@ fn find_origins(dir: &DeepPath, found: &mut dyn FnMut(DeepPath, Origin)) -> Resu
     Ok(())
 }
 
-/// Whether two files hold the same bytes; a name that is not there holds none.
+/// Whether two files hold the same bytes. False if one of them does not exist.
 fn is_equal(a: &Path, b: &Path) -> Result<bool> {
     let length = |path| fs::symlink_metadata(path).ok().filter(Metadata::is_file).map(|meta| meta.len());
     if length(a).is_none() || length(a) != length(b) {
@@ -481,7 +484,7 @@ fn is_equal(a: &Path, b: &Path) -> Result<bool> {
     }
 }
 
-/// What was removed before is as good.
+/// A removal succeeds if the file is already gone.
 fn absent(removed: io::Result<()>) -> io::Result<()> {
     match removed {
         Err(e) if e.kind() != ErrorKind::NotFound => Err(e),
@@ -494,12 +497,12 @@ fn same_file(a: &Path, b: &Path) -> bool {
     (a.dev(), a.ino()) == (b.dev(), b.ino())
 }
 
-/// How an overlay writes that a name of the lower layer is gone.
+/// Whether an entry is the overlay's mark (whiteout) for a removed name of the lower layer.
 fn is_whiteout(meta: &Metadata) -> bool {
     meta.file_type().is_char_device() && meta.rdev() == 0
 }
 
-/// How an overlay writes that nothing of the lower directory is to be seen.
+/// Whether a directory is opaque: the overlay then hides everything in the lower directory.
 fn is_opaque(dir: &Path) -> Result<bool> {
     let mut value = [0; 4];
     match lgetxattr(dir, format!("{}opaque", overlay_attributes()), &mut value[..]) {

@@ -1,4 +1,4 @@
-//! Changes that the directory of the host did not take: kept in the layer, without those that were applied.
+//! Changes that a directory of the host refused: the layer keeps them, and loses the applied ones.
 
 use crate::host::deep_path::DeepPath;
 use crate::host::host_view::Written;
@@ -12,31 +12,31 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// As many are named.
+/// The most refused changes that a message names.
 const NAMED_MAX: usize = 20;
 
-/// Why a change was refused, and what of it.
+/// A refused change: the reason, and the part of the layer that it is.
 #[derive(Clone, Debug)]
 pub struct Refused {
-    /// For people.
+    /// The reason, for people.
     pub why: String,
-    /// Which part of the layer says what is to be there.
+    /// The part of the layer that holds the change.
     pub what: What,
 }
 
-/// Which part of a layer a change is.
+/// The parts of a layer that a change can be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
-    /// A file, or a directory with all that is in it; the directory has nothing in it but that.
+    /// A file, or a whole directory that is to hold only the entries of the layer.
     Whole {
-        /// It is in a directory that has nothing in it but what is in the layer.
+        /// The entry lies in an opaque directory.
         is_opaque: bool,
     },
     /// The attributes of a directory.
     Attributes,
-    /// A name that is to be gone, because the directory has nothing in it but what is in the layer.
+    /// A name that is to be removed, because its directory is opaque and the layer does not have the name.
     Removal,
-    /// Another name of a file with several: the overlay's index has it.
+    /// Another name of a file with several names, which only the overlay's index knows.
     OtherName,
 }
 
@@ -48,20 +48,20 @@ pub type RefusedChanges = BTreeMap<PathBuf, Refused>;
 pub struct Kept(Vec<(Written, RefusedChanges)>);
 
 impl Kept {
-    /// Those of one layer more.
+    /// Adds the refused changes of a layer.
     pub fn add(&mut self, layer: &Written, refused: RefusedChanges) {
         if !refused.is_empty() {
             self.0.push((layer.clone(), refused));
         }
     }
 
-    /// Whether there are none.
+    /// Whether no change was refused.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Removes everything else from the layers. Done again from the beginning after a crash, as the layers then say the
-    /// same of what is left.
+    /// Removes the applied changes from the layers. After a crash this can start from the beginning: the layers
+    /// describe the refused changes in the same way throughout.
     pub fn leave_alone(&self) -> Result<()> {
         for (layer, refused) in &self.0 {
             mark(&layer.upper, refused)?;
@@ -73,7 +73,7 @@ impl Kept {
     }
 }
 
-/// Of a copy to a new directory.
+/// The refused changes of a copy to a new directory.
 pub fn of_copy(to: &Path, refused: RefusedChanges) -> Kept {
     Kept(vec![(Written { dir: to.to_owned(), upper: PathBuf::new(), work: PathBuf::new() }, refused)])
 }
@@ -99,7 +99,8 @@ fn attribute(name: &str) -> String {
     format!("{}{name}", overlay_attributes())
 }
 
-/// What opaque directories say without words is said of each refused change, before they say nothing any more.
+/// Marks each refused change that so far follows only from an opaque directory, because `prune` removes the opaque
+/// marks.
 fn mark(upper: &Path, refused: &RefusedChanges) -> Result<()> {
     for (path, one) in refused {
         let entry = entry(upper, path)?;
@@ -122,7 +123,7 @@ fn entry(upper: &Path, path: &Path) -> io::Result<DeepPath> {
     path.iter().try_fold(DeepPath::new(upper), |dir, name| Ok(dir.directory()?.join(name)))
 }
 
-/// Leaves in a directory of a layer only what leads to refused changes.
+/// Removes from a directory of a layer all entries that do not lead to refused changes.
 fn prune(upper: &DeepPath, at: &Path, refused: &RefusedChanges) -> Result<()> {
     for name in ["opaque", "redirect"] {
         match lremovexattr(&**upper, attribute(name)) {

@@ -1,7 +1,7 @@
 //! `--rescue DIR`: files of a volume whose disk has failed, saved from the kernel's memory before they are gone.
 //!
-//! What is in memory is newer than what the disk has, and no moment of the disk: it is for people to look at, and never
-//! put back by this program.
+//! The memory is newer than the disk, and matches no state that the disk had. People may look at the copy; this program
+//! never puts it back.
 
 use crate::changes::work_dirs::copy_attributes;
 use crate::host::host_view::Written;
@@ -12,19 +12,20 @@ use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-/// Paths that are named in the end, of those that could not be saved.
+/// The most paths that a message names, of those that could not be saved.
 const NAMED_MAX: usize = 10;
 
-/// What was saved.
+/// The result of a rescue.
 #[derive(Debug, Default)]
 pub struct Rescued {
     files: u64,
     bytes: u64,
-    /// What was not, and why.
+    /// The files that could not be saved, and why.
     missed: Vec<(PathBuf, io::Error)>,
 }
 
-/// A new directory for files, as an absolute path; made when it is needed.
+/// Checks that a new directory can be made there, and returns its absolute path. The directory itself is made when
+/// needed.
 pub fn check_place(dir: &Path) -> Result<PathBuf> {
     let dir = std::path::absolute(dir).context("the directory of --rescue")?;
     if dir.exists() {
@@ -36,7 +37,7 @@ pub fn check_place(dir: &Path) -> Result<PathBuf> {
     Ok(dir)
 }
 
-/// Copies the volume's data, and the layers with changes of directories, as far as they can be read.
+/// Copies the volume's data and the layers of its directories, as far as they can be read.
 pub fn rescue(data: Option<&Path>, layers: &[Written], to: &Path) -> Result<Rescued> {
     fs::create_dir(to).with_context(|| format!("cannot make {}", to.display()))?;
     let mut rescued = Rescued::default();
@@ -70,17 +71,17 @@ impl Rescued {
         } else if meta.is_symlink() {
             symlink(fs::read_link(from)?, to)?;
         } else if meta.is_file() {
-            // Half a file would look like a whole one.
+            // A partial file would look like a complete one.
             self.bytes += fs::copy(from, to).inspect_err(|_| drop(fs::remove_file(to)))?;
         } else {
-            // Marks of what was removed, sockets and the like have nothing to save.
+            // Whiteouts, sockets and the like have no contents to save.
             return Ok(());
         }
         self.files += u64::from(!meta.is_dir());
         copy_attributes(from, to).map_err(io::Error::other)
     }
 
-    /// For people: what it is that was saved.
+    /// A message for people about the saved files and their state.
     pub fn tell(&self, to: &Path) -> String {
         let Rescued { files, bytes, missed } = self;
         let mut text = format!(

@@ -1,4 +1,4 @@
-//! What a volume says about the directories whose changes it holds.
+//! The list in a volume of the directories whose changes it holds, and how far the session has come.
 
 use crate::changes::access_lists::{AccessLists, NAMES};
 use crate::host::host_view::Written;
@@ -12,40 +12,40 @@ use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, lchown};
 use std::path::{Path, PathBuf};
 
-/// The file with this list, in a volume.
+/// The file in a volume with the list.
 const LIST: &str = "session.json";
-/// The list as it will be when changes are being applied.
+/// The list for the phase `Applying`, written in advance.
 const NEXT: &str = "session.next.json";
 /// The directory with the overlays' layers.
 const LAYERS: &str = "overlays";
-/// What the session sees of a volume.
+/// The part of a volume that the session sees.
 pub const DATA: &str = "data";
 
-/// How far a session has come.
+/// The progress of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Phase {
-    /// The program runs, or was running when everything ended.
+    /// The program runs, or ran when the session broke off.
     Running,
     /// Changes are being applied to the directories.
     Applying,
-    /// All are applied but some, each for itself, which the directories did not take.
+    /// All changes are applied but those that the directories refused.
     Kept,
 }
 
-/// Directories whose changes a volume holds.
+/// The directories whose changes a volume holds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkDirs {
-    /// The directories of the host; the place in the list is the number of the layers.
+    /// The directories of the host. The index of a directory is the number of its layer.
     pub dirs: Vec<PathBuf>,
-    /// How far it is.
+    /// The progress of the session.
     pub phase: Phase,
-    /// The volume has nothing else in it, and is removed afterwards.
+    /// The volume has no other data, and is removed at the end.
     pub throw_away: bool,
 }
 
 impl WorkDirs {
-    /// What the volume says; none if it holds no changes.
+    /// Reads the list of a volume. None if the volume holds no changes.
     pub fn read(volume: &Path) -> Result<Option<WorkDirs>> {
         match fs::read(volume.join(LIST)) {
             Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
@@ -56,14 +56,14 @@ impl WorkDirs {
         }
     }
 
-    /// Writes it to the volume, durably, with the list that is to follow: a volume that is full then takes no more.
+    /// Writes the list durably, and the list for the next phase with it, because the volume may be full by then.
     pub fn write(&self, volume: &Path) -> Result<()> {
         self.write_as(&volume.join(NEXT), Phase::Applying)?;
         self.replace(volume, self.phase)
     }
 
-    /// Notes in the volume, durably, that only changes are left which were refused. What was applied is gone from it, and
-    /// leaves room.
+    /// Notes durably that the volume holds refused changes only. This has room to write, because the applied changes
+    /// are gone from the volume.
     pub fn note_kept(&self, volume: &Path) -> Result<()> {
         self.replace(volume, Phase::Kept)
     }
@@ -81,7 +81,7 @@ impl WorkDirs {
         Ok(file.sync_all()?)
     }
 
-    /// Notes in the volume, durably, that changes are being applied from now on. Needs no room.
+    /// Notes durably that changes are being applied from now on. It is a rename only, and needs no room.
     pub fn begin_to_apply(&self, volume: &Path) -> Result<()> {
         if self.phase != Phase::Running {
             return Ok(());
@@ -90,13 +90,13 @@ impl WorkDirs {
         File::open(volume)?.sync_all().context("the volume cannot be flushed")
     }
 
-    /// The volume holds no changes any more.
+    /// Removes the list: the volume holds no changes any more.
     pub fn forget(volume: &Path) -> Result<()> {
         fs::remove_file(volume.join(LIST)).context("the volume's list of directories")?;
         File::open(volume)?.sync_all().context("the volume cannot be flushed")
     }
 
-    /// Removes what is left of the layers of a volume that is kept.
+    /// Removes the remaining layers from a volume that is kept.
     pub fn remove_layers(volume: &Path) -> Result<()> {
         match fs::remove_dir_all(volume.join(LAYERS)) {
             Err(e) if e.kind() != ErrorKind::NotFound => Err(e).context("the volume's layers"),
@@ -113,7 +113,8 @@ impl WorkDirs {
         self.dirs.iter().enumerate().map(layer).collect()
     }
 
-    /// Makes empty layers. The upper directory is what the session sees of the directory itself.
+    /// Makes empty layers. An upper directory gets the attributes of its host directory, because the session sees them
+    /// as that directory's own.
     pub fn make_layers(&self, volume: &Path, lists: &AccessLists) -> Result<()> {
         match fs::remove_dir_all(volume.join(LAYERS)) {
             Err(e) if e.kind() != ErrorKind::NotFound => return Err(e).context("the volume's layers"),
@@ -129,7 +130,7 @@ impl WorkDirs {
     }
 }
 
-/// Directories one of which is in another one cannot both be overlays.
+/// Refuses a directory within another one, because both cannot be overlays, and directories that cannot be applied to.
 pub fn check_dirs(dirs: &[PathBuf]) -> Result<()> {
     for (n, dir) in dirs.iter().enumerate() {
         if !dir.is_dir() {
@@ -157,7 +158,7 @@ pub fn copy_attributes(from: &Path, to: &Path) -> Result<()> {
     copy_attributes_by(from, to, &AccessLists::Own)
 }
 
-/// As [`copy_attributes`]; somebody copies access lists.
+/// Works like [`copy_attributes`], with access lists copied by `lists`.
 pub fn copy_attributes_by(from: &Path, to: &Path, lists: &AccessLists) -> Result<()> {
     let meta = fs::symlink_metadata(from)?;
     lchown(to, Some(meta.uid()), Some(meta.gid()))?;
@@ -177,7 +178,7 @@ pub fn copy_attributes_by(from: &Path, to: &Path, lists: &AccessLists) -> Result
         let mut value = vec![0; 64 << 10];
         let bytes = lgetxattr(from, name, &mut value[..])?;
         match lsetxattr(to, name, &value[..bytes], XattrFlags::empty()) {
-            // The other file system has no such attributes; labels are given by its own policy.
+            // The target's file system may lack such attributes, and the target's own policy sets SELinux labels.
             Err(rustix::io::Errno::NOTSUP) => {}
             Err(_) if name.starts_with(b"security.selinux") => {}
             done => done.with_context(|| format!("the attribute {}", String::from_utf8_lossy(name)))?,
@@ -189,7 +190,7 @@ pub fn copy_attributes_by(from: &Path, to: &Path, lists: &AccessLists) -> Result
     copy_times(&meta, to)
 }
 
-/// Times of access and change.
+/// Copies the times of access and modification.
 pub fn copy_times(meta: &fs::Metadata, to: &Path) -> Result<()> {
     let at = |seconds: i64, nanoseconds: i64| rustix::fs::Timespec { tv_sec: seconds, tv_nsec: nanoseconds as _ };
     let times = rustix::fs::Timestamps {

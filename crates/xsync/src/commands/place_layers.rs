@@ -1,8 +1,10 @@
-//! Sessions of ordinary users over the working directory: what changes is kept in a directory of an ext4 file system
-//! with data in its journal (`--place DIR`), not in a volume, which only root can mount.
+//! Sessions of ordinary users over the working directory (`--place DIR`).
 //!
-//! Nobody looks into that directory by mistake: it has no permissions at all. In the user namespace of a session they
-//! are not needed.
+//! Their changes are kept in a directory of an ext4 file system with data in its journal, not in a volume, which only
+//! root can mount.
+//!
+//! That directory has no permissions at all, so that nobody looks into it by mistake. In the user namespace of a
+//! session they are not needed.
 
 use crate::changes::access_lists::AccessLists;
 use crate::changes::rescue;
@@ -37,12 +39,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use untorn_terminal::user_namespace::is_root;
 
-/// Ends the names of such directories; those that are made or removed have another end.
+/// The extension of such a directory's name. Directories that are being made or removed have another extension.
 const LAYERS: &str = "layers";
-/// The kernel ends what a killed supervisor leaves behind; that takes a moment.
+/// After the supervisor was killed, the kernel needs a moment to end the processes of the session.
 const LEFT_BEHIND_TIME_MAX: Duration = Duration::from_secs(2);
 
-/// Runs the session. The result is the exit code.
+/// Runs the session and returns the exit code.
 pub fn run(wanted: &Wanted) -> Result<u8> {
     let cwd = std::env::current_dir().context("the working directory")?;
     ensure!(wanted.volume.is_none(), root_is_needed());
@@ -107,7 +109,7 @@ pub fn run(wanted: &Wanted) -> Result<u8> {
     Ok(ended.code)
 }
 
-/// Applies what such a directory holds: after a crash, or after an error.
+/// Applies the changes in such a directory, after a crash or an error.
 pub fn resume(path: &Path) -> Result<()> {
     let lists = AccessLists::outside()?;
     let (home, work) = Home::left_over(path)?;
@@ -119,7 +121,7 @@ pub fn resume(path: &Path) -> Result<()> {
     home.finish(&work, &lists)
 }
 
-/// Throws it away.
+/// Throws away the changes in such a directory.
 pub fn discard(path: &Path) -> Result<()> {
     let (home, work) = Home::left_over(path)?;
     if work.is_some_and(|work| work.phase == Phase::Applying) {
@@ -158,8 +160,8 @@ impl Home {
         })
     }
 
-    /// Opens what a session left, which must be over, in a user namespace; none of it is to be applied if its list is
-    /// gone.
+    /// Opens the directory of a session that has ended, in a user namespace. None instead of the list if the list is
+    /// gone: then nothing is to be applied.
     fn left_over(path: &Path) -> Result<(Home, Option<WorkDirs>)> {
         let path = fs::canonicalize(path).with_context(|| path.display().to_string())?;
         ensure!(
@@ -182,7 +184,8 @@ impl Home {
         Ok((home, work))
     }
 
-    /// What a killed supervisor leaves may still be writing: an overlay of these layers cannot be mounted as long.
+    /// Waits until the processes of a killed supervisor's session are gone: they may still write, and as long as they
+    /// do, the layers cannot be mounted as an overlay.
     fn wait_until_over(&self, work: &WorkDirs, scratch: &Path) -> Result<()> {
         let (started, at) = (Instant::now(), scratch.join("tried"));
         fs::create_dir_all(&at)?;
@@ -220,7 +223,7 @@ impl Home {
         applied.and_then(|()| self.remove()).map_err(|e| not_applied(e, &path))
     }
 
-    /// Removes it. What a crash leaves of it the next session removes.
+    /// Removes the directory. If a crash interrupts this, the next session removes the rest.
     fn remove(self) -> Result<()> {
         let unfinished = self.path.with_extension(volume_name::unfinished(LAYERS));
         let renamed = fs::rename(&self.path, &unfinished).and_then(|()| fs::remove_dir_all(&unfinished));
@@ -229,7 +232,7 @@ impl Home {
     }
 }
 
-/// What an ordinary user's overlay cannot be over.
+/// Refuses a directory over which an ordinary user cannot have an overlay.
 fn check_dir(dir: &Path, place: &Path) -> Result<()> {
     ensure!(
         !place.starts_with(dir),
@@ -272,7 +275,7 @@ fn check_kernel() -> Result<()> {
     Ok(())
 }
 
-/// Since Linux 5.11. What cannot be read is taken for new.
+/// Whether the kernel is Linux 5.11 or newer. An unreadable release is taken for a new one.
 fn has_overlays_of_users(release: &str) -> bool {
     let mut numbers =
         release.split(|c: char| !c.is_ascii_digit()).map(|digits| digits.parse::<u32>().unwrap_or(u32::MAX));

@@ -1,29 +1,29 @@
-//! `--print-fstab`: what an administrator does once, so that ordinary users can have sessions on a directory.
+//! Prints, for `--print-fstab`, the commands by which an administrator prepares a directory for ordinary users.
 
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
 
-/// Of an image whose size nobody gave.
+/// The size of the image by default.
 const SIZE_DEFAULT: &str = "4G";
 const IMAGES: &str = "/var/lib/untorn-xsync";
 
-/// What is to be there.
+/// The parts that the commands set up.
 #[derive(Debug)]
 pub struct Provided {
-    /// Where the file system is mounted.
+    /// The mount point of the file system.
     pub dir: PathBuf,
     /// The image, and its size as `fallocate` takes it.
     pub image: PathBuf,
-    /// Of the image.
+    /// The size of the image.
     pub size: String,
-    /// Who may write there; none if nobody knows.
+    /// The user who may write there. None if unknown.
     pub owner: Option<u32>,
-    /// This program.
+    /// The path of this program.
     pub program: PathBuf,
 }
 
 impl Provided {
-    /// From the words of the command line: a directory, and an image as `FILE:SIZE`, each at most once.
+    /// Parses the words of the command line: a directory, and an image as `FILE:SIZE`, each at most once.
     pub fn of(words: &[String]) -> Result<Provided> {
         let (images, dirs): (Vec<&String>, Vec<&String>) = words.iter().partition(|word| word.contains(':'));
         anyhow::ensure!(
@@ -52,7 +52,7 @@ impl Provided {
         Ok(Provided { dir, image, size, owner, program })
     }
 
-    /// Commands for root's shell.
+    /// The commands, for root's shell.
     pub fn commands(&self) -> String {
         let Provided { dir, image, size, owner, program } = self;
         let (dir, image, program) = (dir.display().to_string(), image.display().to_string(), program.display());
@@ -105,7 +105,7 @@ fi
     }
 }
 
-/// A path as fstab has it.
+/// Escapes a path for fstab.
 fn in_fstab(path: &str) -> String {
     path.replace(' ', "\\040").replace('\t', "\\011")
 }

@@ -1,4 +1,4 @@
-//! One session on a directory that is there already (`--on DIR`): its file system has data in its journal.
+//! A session on an existing directory (`--on DIR`), whose file system has data in its journal.
 
 use crate::commands::run_session::{Wanted, resolver_dir};
 use crate::host::host_mounts::HostMounts;
@@ -17,7 +17,7 @@ use anyhow::{Context, Result, ensure};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Runs the session. The result is the exit code.
+/// Runs the session and returns the exit code.
 pub fn run(wanted: &Wanted, dir: &Path) -> Result<u8> {
     let cwd = std::env::current_dir().context("the working directory")?;
     ensure!(

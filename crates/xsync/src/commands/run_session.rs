@@ -1,4 +1,4 @@
-//! One session from the volume to the exit code.
+//! A session with a volume, from the volume to the exit code.
 
 use crate::cares::Cares;
 use crate::changes::access_lists::AccessLists;
@@ -30,45 +30,46 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// What the user asks for.
+/// The options of a session.
 #[derive(Clone, Debug)]
 pub struct Wanted {
-    /// A volume that is kept: file or device, and its size.
+    /// A volume that is kept (`--volume`): file or device, and its size.
     pub volume: Option<(PathBuf, Option<u64>)>,
-    /// Where the session sees a volume that is kept.
+    /// The path in the session of a volume that is kept.
     pub at: PathBuf,
-    /// Directories whose changes are applied at the end; the working directory, if there is no volume that is kept.
+    /// Directories whose changes are applied at the end. The working directory is one, too, if there is no volume that
+    /// is kept.
     pub overlays: Vec<PathBuf>,
-    /// Where volumes are that are thrown away, and their size.
+    /// The directory of the volumes that are thrown away at the end.
     pub place: PathBuf,
-    /// Of a volume that is thrown away.
+    /// The size of a volume that is thrown away.
     pub bytes: u64,
-    /// The volume is not thrown away.
+    /// Keep the volume that would be thrown away.
     pub keep: bool,
     /// Copy the volume's data to this directory in the end.
     pub export: Option<PathBuf>,
-    /// If the volume's disk fails, save what is in memory to this directory.
+    /// If the volume's disk fails, save the kernel's memory of it to this directory.
     pub rescue: Option<PathBuf>,
     /// Addresses of this machine where the session's ports can be reached.
     pub listen: Vec<SocketAddr>,
     /// Whether the program reaches addresses outside.
     pub net: Net,
-    /// What is done about shared maps.
+    /// The treatment of shared maps.
     pub maps: Maps,
-    /// Flushes have the results that they have elsewhere, and io_uring works.
+    /// Flushes return the results that they have outside of a session, and io_uring works.
     pub exact: bool,
-    /// Say what the session sees.
+    /// List at the start which parts of the host the session sees.
     pub explain: bool,
-    /// Say in the end what was done.
+    /// Print a summary at the end.
     pub summary: bool,
     /// The program and its arguments.
     pub command: Vec<OsString>,
-    /// Cares.
+    /// The invariants that the session keeps.
     pub cares: Cares,
 }
 
 impl Wanted {
-    /// The defaults, for a program.
+    /// The default options for a program.
     pub fn new(command: Vec<OsString>) -> Wanted {
         Wanted {
             volume: None,
@@ -90,7 +91,7 @@ impl Wanted {
         }
     }
 
-    /// Runs the session. The result is the exit code.
+    /// Runs the session and returns the exit code.
     pub fn run(self) -> Result<u8> {
         check_root()?;
         let cwd = std::env::current_dir().context("the working directory")?;
@@ -157,7 +158,7 @@ impl Wanted {
         Ok(ended.code)
     }
 
-    /// Directories whose changes the volume takes, as absolute paths without links.
+    /// The directories whose changes the volume holds, as absolute paths without links.
     pub(crate) fn dirs(&self, cwd: &Path) -> Result<Vec<PathBuf>> {
         let mut dirs = Vec::new();
         if self.volume.is_none() {
@@ -173,7 +174,8 @@ impl Wanted {
         Ok(dirs)
     }
 
-    /// Before the volume is unmounted, and what the kernel has in memory is gone.
+    /// Saves the kernel's memory of a failed volume. Runs before the volume is unmounted, because that drops the
+    /// memory.
     fn rescue(&self, volume: &Volume, work: &WorkDirs, to: Option<&Path>) {
         let Some(to) = to else {
             tell("what is in memory and not on the disk is gone now; --rescue DIR saves it next time");
@@ -246,7 +248,7 @@ impl Wanted {
     }
 }
 
-/// Where the resolver's settings are, if that is a directory that the session has another of.
+/// The directory of the resolver's settings, if the session has a directory of its own in that place.
 pub(crate) fn resolver_dir() -> Option<PathBuf> {
     let dir = fs::canonicalize("/etc/resolv.conf").ok()?.parent()?.to_owned();
     OWN.iter().any(|own| dir.starts_with(own)).then_some(dir)
@@ -267,7 +269,7 @@ fn export_data(volume: &Volume, dir: &Path) -> Result<()> {
     })
 }
 
-/// The directory that the session sees of a volume.
+/// Makes the directory of a volume that the session sees.
 fn make_data(volume: &Path) -> Result<()> {
     fs::create_dir_all(volume.join(DATA)).context("the volume's data")
 }
@@ -283,7 +285,7 @@ fn kept_image(path: &Path, bytes: Option<u64>) -> Result<Image> {
     Ok(image)
 }
 
-/// Applies what the session changed, and throws the volume away, or keeps it.
+/// Applies the session's changes, then throws the volume away, or keeps it.
 fn finish(volume: Volume, work: WorkDirs, keep: bool) -> Result<()> {
     apply_all(volume.at(), &work, &AccessLists::Own)?;
     if work.throw_away {
@@ -294,7 +296,7 @@ fn finish(volume: Volume, work: WorkDirs, keep: bool) -> Result<()> {
     volume.unmount().map(drop)
 }
 
-/// Keeps a volume whose changes were applied, as a record of them, under a name that holds up no later session.
+/// Keeps a volume whose changes were applied, as a record of them. Its new name does not hold up later sessions.
 fn keep_applied(mut volume: Volume) -> Result<()> {
     let kept = volume.path().with_extension(volume_name::KEPT);
     volume.rename(&kept)?;
@@ -312,7 +314,8 @@ pub(crate) fn apply_all(volume: &Path, work: &WorkDirs, lists: &AccessLists) -> 
         return Ok(());
     }
     let layers = work.layers(volume);
-    // What cannot be read to its end is not applied in part: it can still be thrown away.
+    // Reads all layers to their ends first: if one cannot be read, nothing is applied, and the volume can still be
+    // thrown away.
     let sizes = layers.iter().map(|layer| apply_changes::measure(&layer.upper)).collect::<Result<Vec<_>>>()?;
     work.begin_to_apply(volume)?;
     let mut kept = Kept::default();
@@ -325,7 +328,7 @@ pub(crate) fn apply_all(volume: &Path, work: &WorkDirs, lists: &AccessLists) -> 
     if kept.is_empty() {
         return WorkDirs::forget(volume);
     }
-    // What is applied is not applied again over what somebody does there from now on.
+    // The applied changes leave the volume, so that `--resume` does not apply them over later changes by others.
     kept.leave_alone()?;
     work.note_kept(volume)?;
     Err(kept.into())
@@ -336,7 +339,7 @@ fn progress(bytes: u64, what: &str) -> ProgressBar {
     ProgressBar::new(bytes).with_style(style).with_message(what.to_owned())
 }
 
-/// Why changes were not applied, all or some, and what to do.
+/// Adds to an error that some or all changes were not applied, and how to go on.
 pub(crate) fn not_applied(e: anyhow::Error, path: &Path) -> anyhow::Error {
     let path = path.display();
     if e.is::<Kept>() {
@@ -367,7 +370,7 @@ pub(crate) fn tell_what_is_lost(ended: &Ended, path: &Path, work: &WorkDirs) {
     ));
 }
 
-/// Applies what a volume holds of directories: after a crash, or after an error.
+/// Applies the changes of directories in a volume, after a crash or an error.
 pub fn resume(path: &Path) -> Result<()> {
     check_root()?;
     let scratch = private_mounts()?;
@@ -381,7 +384,7 @@ pub fn resume(path: &Path) -> Result<()> {
             volume.unmount()?;
             bail!("{} holds what was applied already; `untorn xsync --discard {0}` removes it", path.display());
         }
-        // Its session was killed in between.
+        // The session was killed between the end of the apply and the removal of the volume.
         tell("everything was applied already");
         return volume.throw_away();
     };
@@ -392,11 +395,11 @@ pub fn resume(path: &Path) -> Result<()> {
     finish(volume, work, false).map_err(|e| not_applied(e, path))
 }
 
-/// The session was killed, or the apply failed before its first step.
+/// A message for a session that was killed, or whose apply failed before its first step.
 pub(crate) const NOTHING_APPLIED_YET: &str =
     "the program had not ended, or its changes could not be applied; what it did until its last commit is applied now";
 
-/// Throws away what a volume holds of directories.
+/// Throws away the changes of directories in a volume.
 pub fn discard(path: &Path) -> Result<()> {
     check_root()?;
     let scratch = private_mounts()?;
@@ -427,7 +430,7 @@ pub fn discard(path: &Path) -> Result<()> {
     volume.throw_away()
 }
 
-/// It is one of `--volume`, which only its owner throws away.
+/// Whether the volume is one of `--volume`. Only its owner throws that away.
 fn is_for_data(volume: &Volume) -> bool {
     volume.at().join(DATA).exists()
 }

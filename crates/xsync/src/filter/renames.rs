@@ -1,5 +1,7 @@
-//! Renames that an overlay refuses (EXDEV): of a directory that came from the host, where the overlay cannot note where it
-//! was. Programs like `mv` copy then; others print an error that names no cause.
+//! Explains renames that an overlay refuses (EXDEV).
+//!
+//! The overlay refuses to rename a directory of the host where it cannot note the old place. Programs like `mv` copy
+//! the directory then; others print an error that names no cause.
 
 use crate::host::host_view::Written;
 use crate::host::outer_streams::tell;
@@ -10,14 +12,15 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// Renames of one session.
+/// The renames of one session, until one message explains a refusal.
 #[derive(Debug, Default)]
 pub struct Renames {
     told: bool,
 }
 
 impl Renames {
-    /// Looks at one that is about to be done: the path is in the memory of a process, and relative to a directory of it.
+    /// Examines a rename before the kernel does it. The path is in the memory of a process, relative to one of its
+    /// directories.
     pub fn look_at(&mut self, pid: u32, from: Option<i32>, at: u64, written: &[Written]) {
         if self.told {
             return;
@@ -28,7 +31,7 @@ impl Renames {
         };
         let upper = written.upper.join(path.strip_prefix(&written.dir).expect("it starts so"));
         let is_dir = |path: &Path| fs::symlink_metadata(path).is_ok_and(|meta| meta.is_dir());
-        // The layer has what is new; what it hides of the host is as new.
+        // New entries are only in the layer. A directory in the layer that hides one of the host is new as well.
         let is_new = |upper: &Path| {
             let opaque = ["trusted.overlay.opaque", "user.overlay.opaque"];
             opaque.iter().any(|name| lgetxattr(upper, *name, &mut [0; 8][..]).is_ok())
@@ -45,7 +48,7 @@ impl Renames {
     }
 }
 
-/// A path of a process, as all of the session see it.
+/// Reads a path from a process, as all processes of the session see it.
 fn path_of(pid: u32, from: Option<i32>, at: u64) -> Option<PathBuf> {
     let mut bytes = vec![0; libc::PATH_MAX as usize];
     let got = File::open(format!("/proc/{pid}/mem")).ok()?.read_at(&mut bytes, at).ok()?;
@@ -55,6 +58,6 @@ fn path_of(pid: u32, from: Option<i32>, at: u64) -> Option<PathBuf> {
         _ => format!("/proc/{pid}/cwd"),
     };
     let path = if path.is_absolute() { path.to_owned() } else { fs::read_link(base).ok()?.join(path) };
-    // Dots and slashes in it say nothing more.
+    // Drops the dots and doubled slashes of the path.
     Some(path.components().collect())
 }

@@ -1,5 +1,7 @@
-//! Rings of io_uring for a session with `--exact`. What is asked for in a ring passes the filter of system calls, so the
-//! supervisor makes each ring, and takes away what the filter would refuse: sockets of families that lead out.
+//! Rings of io_uring for a session with `--exact`.
+//!
+//! Operations in a ring bypass the filter of system calls. So the supervisor makes each ring, and forbids in it the
+//! operations that the filter would refuse: sockets of families that lead out.
 
 use rustix::fs::{Mode, OFlags, open};
 use std::fs::File;
@@ -13,27 +15,29 @@ const ADD_DESCRIPTOR: libc::Ioctl = 0x4018_2103;
 /// SECCOMP_ADDFD_FLAG_SEND: the descriptor's number is the answer.
 const AS_ANSWER: u32 = 2;
 
-/// Of `struct io_uring_params`, and where its flags are.
+/// The size of `struct io_uring_params`, and the offset of its flags.
 const PARAMETER_BYTES: usize = 120;
 const FLAGS_AT: usize = 8;
 
-/// IORING_SETUP_*: of <linux/io_uring.h>. The number of completions, its limit, what happens after a bad request, when
-/// completions are looked at, and sizes of entries.
+/// Allowed flags IORING_SETUP_*, of <linux/io_uring.h>: the size of the completion queue, its clamping, going on after
+/// a bad request, when completions are processed, and sizes of entries.
 const ALLOWED: u32 = 1 << 3 | 1 << 4 | 1 << 7 | 1 << 8 | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 16;
-/// Promises of a program that make it faster, and are not needed: who submits would be the supervisor.
+/// Flags that are dropped: they promise which task submits, for speed only, and the supervisor would count as that
+/// task.
 const LEFT_OUT: u32 = 1 << 12 | 1 << 13;
-/// IORING_SETUP_SQPOLL: a thread of the kernel, with the supervisor's rights.
+/// IORING_SETUP_SQPOLL, which is refused: the kernel's thread would have the supervisor's rights.
 const THREAD: u32 = 1 << 1;
 /// IORING_SETUP_R_DISABLED.
 const DISABLED: u32 = 1 << 6;
 
-/// IORING_REGISTER_*.
+/// Calls of IORING_REGISTER_*.
 const PROBE: u32 = 8;
 const RESTRICTIONS: u32 = 11;
 const ENABLE: u32 = 12;
-/// What a program may register: buffers, files, events, users, limits of workers, rings of buffers; what Linux 6.0 knows.
+/// Calls of IORING_REGISTER_* that a program may make: buffers, files, events, users, limits of workers, rings of
+/// buffers; all known to Linux 6.0.
 const REGISTERED: [u8; 24] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25];
-/// The last operation that was looked at (IORING_OP_PIPE of Linux 6.16). Newer ones are refused.
+/// The last operation that was examined for this list (IORING_OP_PIPE of Linux 6.16). Newer operations are refused.
 const OPERATION_MAX: u8 = 62;
 /// IORING_OP_SOCKET, IORING_OP_URING_CMD (for drivers), IORING_OP_RECV_ZC (for network cards).
 const REFUSED: [u8; 3] = [45, 46, 58];
@@ -48,7 +52,7 @@ struct Restriction {
     zero: [u8; 13],
 }
 
-/// Answers `io_uring_setup`. The error is what the program gets instead.
+/// Answers `io_uring_setup`. The program gets the error, if there is one, as its result.
 pub fn answer(listener: &OwnedFd, asked: &libc::seccomp_notif) -> Result<(), i32> {
     make(listener, asked).map_err(|e| e.raw_os_error().unwrap_or(libc::ENOSYS))
 }
@@ -58,7 +62,7 @@ fn make(listener: &OwnedFd, asked: &libc::seccomp_notif) -> io::Result<()> {
     let memory = open(format!("/proc/{}/mem", asked.pid), OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
     let memory = File::from(memory);
     let mut id = asked.id;
-    // SAFETY: `id` is what the request reads, and outlives the call. As the process still asks, the memory is its own.
+    // SAFETY: the request reads `id`, which outlives the call. As the process still asks, the memory is its own.
     checked(unsafe { libc::ioctl(listener.as_raw_fd(), STILL_ASKS, &mut id) }.into())?;
     let mut parameters = [0_u8; PARAMETER_BYTES];
     memory.read_exact_at(&mut parameters, at).map_err(|_| io::Error::from_raw_os_error(libc::EFAULT))?;
@@ -67,11 +71,11 @@ fn make(listener: &OwnedFd, asked: &libc::seccomp_notif) -> io::Result<()> {
     memory.write_all_at(&parameters, at).map_err(|_| io::Error::from_raw_os_error(libc::EFAULT))?;
     let (srcfd, newfd_flags) = (ring.as_raw_fd() as u32, libc::O_CLOEXEC as u32);
     let mut added = libc::seccomp_notif_addfd { id: asked.id, flags: AS_ANSWER, srcfd, newfd: 0, newfd_flags };
-    // SAFETY: `added` is what the request reads, and outlives the call.
+    // SAFETY: the request reads `added`, which outlives the call.
     checked(unsafe { libc::ioctl(listener.as_raw_fd(), ADD_DESCRIPTOR, &mut added) }.into()).map(drop)
 }
 
-/// A ring in which nothing is possible that the filter refuses.
+/// Makes a ring that allows no operation that the filter refuses.
 fn restricted(entries: u32, flags: u32, parameters: &mut [u8; PARAMETER_BYTES]) -> io::Result<OwnedFd> {
     if flags & THREAD != 0 {
         return Err(io::Error::from_raw_os_error(libc::EPERM));
@@ -89,7 +93,7 @@ fn restricted(entries: u32, flags: u32, parameters: &mut [u8; PARAMETER_BYTES]) 
     REGISTERED.iter().for_each(|call| allow(0, *call));
     let operations = 0..=last_operation(&ring)?.min(OPERATION_MAX);
     operations.filter(|operation| !REFUSED.contains(operation)).for_each(|operation| allow(1, operation));
-    // All flags of an entry.
+    // Kind 2: every flag of an entry is allowed.
     allow(2, u8::MAX);
     register(&ring, RESTRICTIONS, restrictions.as_mut_ptr().cast(), restrictions.len())
         .map_err(|_| io::Error::from_raw_os_error(libc::ENOSYS))?;
@@ -99,7 +103,7 @@ fn restricted(entries: u32, flags: u32, parameters: &mut [u8; PARAMETER_BYTES]) 
     Ok(ring)
 }
 
-/// The last operation that the kernel knows: it refuses restrictions that name others.
+/// The last operation that the kernel knows. The kernel refuses restrictions that name operations beyond it.
 fn last_operation(ring: &OwnedFd) -> io::Result<u8> {
     // `struct io_uring_probe`: the last operation comes first; 16 bytes, and 8 for each operation.
     let mut probe = [0_u64; 2 + OPERATIONS_KNOWN_MAX];

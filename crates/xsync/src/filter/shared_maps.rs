@@ -1,5 +1,7 @@
-//! The supervisor's answers to system calls that the filter asks about: maps that are shared with files, and with
-//! `--maps=strict` the flushes of a session that has such a map; with `--exact`, rings of io_uring.
+//! The supervisor's answers to system calls that the filter forwards.
+//!
+//! These are maps that are shared with files; with `--maps=strict` the flushes of a session that has such a map; with
+//! `--exact` the rings of io_uring.
 
 use crate::cares::Cares;
 use crate::filter::renames::Renames;
@@ -26,26 +28,26 @@ use std::sync::atomic::Ordering::SeqCst;
 const RECEIVE: libc::Ioctl = 0xC050_2100;
 const SEND: libc::Ioctl = 0xC018_2101;
 const CONTINUE: u32 = 1;
-/// `f_type` of tmpfs: what is there is not on the volume.
+/// The `f_type` of tmpfs. Files there are not on the volume.
 const TMPFS: rustix::fs::FsWord = 0x0102_1994;
-/// Of an ELF file: its magic number, and its class, which is that of 32-bit programs.
+/// The beginning of a 32-bit ELF file: magic number and class.
 const ELF32: [u8; 5] = *b"\x7fELF\x01";
 
-/// Answers the calls of one session.
+/// Answers the system calls of one session.
 pub struct Answering {
-    /// What is done about shared maps, and whether flushes have the results that they have elsewhere.
+    /// The treatment of shared maps, and whether flushes return exact results (`--exact`).
     pub calls: (Maps, bool),
-    /// Cares.
+    /// The invariants that the session keeps.
     pub cares: Cares,
     /// Makes commits.
     pub committer: Arc<Committer>,
-    /// What is counted.
+    /// Counters for the status.
     pub counters: Arc<Counters>,
-    /// Maps that may not show what the session writes.
+    /// Maps that may miss the session's later writes.
     pub stale: StaleMaps,
     /// Renames that an overlay refuses.
     pub renames: Renames,
-    /// Programs that were ended, because sessions do not run their like.
+    /// Programs that were ended because a session does not support their ABI.
     pub ended: HashSet<PathBuf>,
 }
 
@@ -54,7 +56,7 @@ enum Decided {
     Continue,
     /// Zero, or an error.
     Answer(i32),
-    /// It is answered already.
+    /// The call has been answered already.
     Done,
 }
 
@@ -65,14 +67,14 @@ impl Answering {
             let mut ready = [PollFd::new(listener, PollFlags::IN)];
             match poll(&mut ready, None) {
                 Err(Errno::INTR) => continue,
-                // Nobody is left who could ask.
+                // No process is left that could ask.
                 Ok(_) if !ready[0].revents().contains(PollFlags::IN) => break,
                 Err(_) => break,
                 Ok(_) => {}
             }
             // SAFETY: a structure of numbers, for which zero is a value; the kernel asks for zeros.
             let mut asked: libc::seccomp_notif = unsafe { std::mem::zeroed() };
-            // SAFETY: `asked` is what the request fills, and outlives the call.
+            // SAFETY: the request fills `asked`, which outlives the call.
             if unsafe { libc::ioctl(listener.as_raw_fd(), RECEIVE, &mut asked) } != 0 {
                 match io::Error::last_os_error().raw_os_error() {
                     // The process that asked has been killed meanwhile, or this one got a signal.
@@ -86,7 +88,8 @@ impl Answering {
                 Decided::Done => continue,
             };
             let mut answer = libc::seccomp_notif_resp { id: asked.id, val: 0, error, flags };
-            // SAFETY: `answer` is what the request reads, and outlives the call. If the process is gone, so be it.
+            // SAFETY: the request reads `answer`, which outlives the call. An error means that the process is gone, and
+            // is ignored.
             unsafe { libc::ioctl(listener.as_raw_fd(), SEND, &mut answer) };
         }
         self.stale.tell_of_those_that_were();
@@ -102,7 +105,7 @@ impl Answering {
             },
             Call::Flush | Call::Sync => {
                 let descriptor = (call == Call::Flush).then_some(arguments[0] as i32);
-                // The overlay knows the result.
+                // With `--exact` the overlay returns the result.
                 match flush(pid, descriptor, &self.committer, &self.counters) {
                     Decided::Answer(0) if self.calls.1 && call == Call::Flush => Decided::Continue,
                     flushed => flushed,
@@ -121,7 +124,7 @@ impl Answering {
         }
     }
 
-    /// A shared map.
+    /// Decides about a map that is shared with a file.
     fn map(&mut self, pid: u32, protection: u64, descriptor: i32) -> Decided {
         let Some(flags) = open_flags(pid, descriptor) else { return Decided::Continue };
         if flags & libc::O_ACCMODE == libc::O_RDONLY {
@@ -130,7 +133,7 @@ impl Answering {
                 false => Decided::Continue,
             };
         }
-        // mprotect may allow later what the first protection does not.
+        // A later mprotect may allow stores that the first protection forbids.
         let may_store = self.cares.maps_by_descriptor || protection & libc::PROT_WRITE as u64 != 0;
         if flags & libc::O_ACCMODE != libc::O_RDWR || !may_store || !is_kept(pid, descriptor) {
             return Decided::Continue;
@@ -142,8 +145,8 @@ impl Answering {
         }
     }
 
-    /// Ends a program of an ABI whose calls the filter does not know: left alone, it would crash without a word. Others
-    /// may ask whether there is such an ABI.
+    /// Ends a program of an ABI whose calls the filter does not know, with a message, because it would crash without
+    /// one. Other programs may probe whether the kernel has such an ABI, and are left alone.
     fn end(&mut self, pid: u32) {
         let (exe, mut head) = (format!("/proc/{pid}/exe"), [0; ELF32.len()]);
         let Ok(()) = File::open(&exe).and_then(|mut file| file.read_exact(&mut head)) else { return };
@@ -162,7 +165,7 @@ impl Answering {
     }
 }
 
-/// Protection and descriptor of a shared map of a file, if these arguments say that it is one.
+/// Reads the arguments of the old 32-bit mmap: protection and descriptor, if the map is shared and of a file.
 fn old_map(pid: u32, at: u64) -> Option<(u64, i32)> {
     let mut bytes = [0; 24];
     File::open(format!("/proc/{pid}/mem")).ok()?.read_exact_at(&mut bytes, at).ok()?;
@@ -172,7 +175,7 @@ fn old_map(pid: u32, at: u64) -> Option<(u64, i32)> {
     shared.then(|| (argument(2) as u64, argument(4)))
 }
 
-/// A flush in `--maps=strict`: 0 at once as long as no map is shared with a file, else after a commit.
+/// Answers a flush in `--maps=strict`: with 0 at once while no map is shared with a file, else after a commit.
 fn flush(pid: u32, descriptor: Option<i32>, committer: &Committer, counters: &Counters) -> Decided {
     let exists = |descriptor| fs::symlink_metadata(format!("/proc/{pid}/fd/{descriptor}")).is_ok();
     if !descriptor.is_none_or(exists) {
@@ -184,18 +187,18 @@ fn flush(pid: u32, descriptor: Option<i32>, committer: &Committer, counters: &Co
     Decided::Answer(0)
 }
 
-/// How a file was opened.
+/// The flags with which a file was opened.
 fn open_flags(pid: u32, descriptor: i32) -> Option<i32> {
     let info = fs::read_to_string(format!("/proc/{pid}/fdinfo/{descriptor}")).ok()?;
     let flags = info.lines().find_map(|line| line.strip_prefix("flags:"))?;
     i32::from_str_radix(flags.trim(), 8).ok()
 }
 
-/// Whether a descriptor is one of a file on the volume.
+/// Whether a descriptor is of a regular file on the volume.
 fn is_kept(pid: u32, descriptor: i32) -> bool {
     let path = format!("/proc/{pid}/fd/{descriptor}");
     let Ok(file) = open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) else { return false };
     let regular = fstat(&file).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile);
-    // A file system that cannot be asked is not one in memory.
+    // A file system that cannot be asked is not in memory.
     regular && fstatfs(&file).map_or(true, |fs| fs.f_type != TMPFS)
 }

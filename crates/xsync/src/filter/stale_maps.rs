@@ -1,8 +1,10 @@
-//! Shared maps for reading, of files of the host that the session has not written yet: an overlay copies a file when it is
-//! first opened for writing, and maps that were made before go on showing the file of the host.
+//! Shared read-only maps of files of the host that the session has not written yet.
 //!
-//! Somebody who locks a file expects others to write it: the map is refused, and such programs read instead (SQLite does).
-//! All other maps work; if the session wrote the file afterwards, that is told.
+//! An overlay copies a file when it is first opened for writing. Maps that were made before go on showing the file of
+//! the host.
+//!
+//! A program that locks a file expects others to write it. So its map is refused, and such programs read the file
+//! instead (SQLite does). All other maps work. If the session wrote such a file later, a message names the file.
 
 use crate::host::host_view::Written;
 use crate::host::outer_streams::tell;
@@ -13,24 +15,24 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Files that are kept in mind; what a session maps beyond them is not told of.
+/// The most maps that are noted. Later ones are not reported.
 const NOTED_MAX: usize = 65_536;
 
 /// Maps of one session.
 #[derive(Debug, Default)]
 pub struct StaleMaps {
     written: Vec<Written>,
-    /// Files of the host, and where the session's copy would be; whether a map was refused.
+    /// By files of the host: the path of the session's copy, if there will be one, and whether a map was refused.
     noted: HashMap<PathBuf, (PathBuf, bool)>,
 }
 
 impl StaleMaps {
-    /// In directories whose changes are kept apart.
+    /// Watches maps in these directories, whose changes are kept in layers.
     pub fn new(written: Vec<Written>) -> StaleMaps {
         StaleMaps { written, noted: HashMap::new() }
     }
 
-    /// These directories.
+    /// The directories whose changes are kept in layers.
     pub fn written(&self) -> &[Written] {
         &self.written
     }
@@ -57,7 +59,7 @@ impl StaleMaps {
         refused
     }
 
-    /// Names files that were mapped, and then written.
+    /// Names in a message the files that were mapped first and written later.
     pub fn tell_of_those_that_were(&self) {
         let mut stale: Vec<&PathBuf> = self.noted.iter().filter(is_stale).map(|(path, _)| path).collect();
         stale.sort();
@@ -74,7 +76,7 @@ impl StaleMaps {
     }
 }
 
-/// Whether the session wrote to what it had mapped: a copy that an overlay made says of which file.
+/// Whether the session wrote a file after it was mapped. Only a copy that the overlay made has the attribute `origin`.
 fn is_stale((path, (upper, refused)): &(&PathBuf, &(PathBuf, bool))) -> bool {
     let copied = lgetxattr(upper, format!("{}origin", overlay_attributes()), &mut [0; 256][..]).is_ok();
     let (Ok(before), Ok(after)) = (fs::symlink_metadata(path), fs::symlink_metadata(upper)) else { return false };
@@ -82,7 +84,7 @@ fn is_stale((path, (upper, refused)): &(&PathBuf, &(PathBuf, bool))) -> bool {
     !refused && copied && state(&before) != state(&after)
 }
 
-/// Whether somebody has a lock on the file.
+/// Whether any process has a lock on the file.
 fn is_locked(pid: u32, descriptor: i32, dir: &Path) -> bool {
     let info = fs::read_to_string(format!("/proc/{pid}/fdinfo/{descriptor}")).unwrap_or_default();
     let number = info.lines().find_map(|line| line.strip_prefix("ino:")).map(str::trim);

@@ -1,4 +1,4 @@
-//! The system calls of a session: those that wait for the disk answer at once, those that lead out are refused.
+//! The system-call filter of a session: flushes return at once, and calls that would lead out are refused.
 //!
 //! The filter is classic BPF over the number of a call and its arguments. It is installed with CAP_SYS_ADMIN
 //! instead of `no_new_privs`, so that programs like `su` still work in the session.
@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
 
-/// What is done about maps that a session shares with files.
+/// The treatment of maps that a session shares with files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Maps {
@@ -20,30 +20,33 @@ pub enum Maps {
     Strict,
 }
 
-/// The system calls of an ABI that sessions care about, by their numbers.
+/// The system calls of an ABI that the filter treats, by their numbers.
 #[derive(Debug)]
 struct Abi {
     /// AUDIT_ARCH_* of `<linux/audit.h>`.
     architecture: u32,
-    /// From here on, numbers are those of another ABI.
+    /// Numbers from here on belong to another ABI.
     numbers_end: u32,
-    /// Answered with 0 without any flush, as the session's output waits for the disk instead.
+    /// Flushes of a descriptor. They return 0 without a flush, because the session's output waits for the disk instead.
     flush: &'static [libc::c_long],
-    /// A flush without a descriptor.
+    /// `sync`, a flush without a descriptor.
     sync: libc::c_long,
     mmap: libc::c_long,
-    /// `mmap` of long ago, with its arguments in memory.
+    /// The old `mmap`, whose arguments are in memory.
     old_mmap: Option<libc::c_long>,
     sockets: [libc::c_long; 2],
-    /// Calls of sockets, with their arguments in memory.
+    /// `socketcall`, which makes sockets, and has its arguments in memory.
     socketcall: Option<libc::c_long>,
-    /// Calls that rename: which argument is the old path, the one before it being its directory, if there is one.
+    /// Calls that rename, each with the index of the argument that is the old path. If the index is not 0, the argument
+    /// before it is the directory.
     renames: &'static [(libc::c_long, usize)],
-    /// Leads past the session's walls: keys and programs of the kernel, files by their handle on any mount.
+    /// Refused calls, which would lead out of the session: the kernel's keys and BPF programs, and files by handle on
+    /// any mount.
     refused: [libc::c_long; 6],
-    /// As on a kernel without it: io_uring opens sockets, and flushes, behind the filter's back.
+    /// Calls that return ENOSYS, as on a kernel without them: io_uring opens sockets and flushes without passing the
+    /// filter.
     missing: [libc::c_long; 3],
-    /// The supervisor can make rings.
+    /// Whether the supervisor can make rings of io_uring.
     has_rings: bool,
 }
 
@@ -52,7 +55,7 @@ const NATIVE: Abi = Abi {
     architecture: 0xC000_003E,
     #[cfg(target_arch = "aarch64")]
     architecture: 0xC000_00B7,
-    // System calls of x32 have this bit.
+    // Numbers of x32 have this bit.
     numbers_end: 0x4000_0000,
     flush: &[libc::SYS_fsync, libc::SYS_fdatasync, libc::SYS_syncfs, libc::SYS_sync_file_range],
     sync: libc::SYS_sync,
@@ -95,17 +98,17 @@ const I386: Abi = Abi {
     has_rings: false,
 };
 
-/// Programs of all others are ended, with a message.
+/// The ABIs that a session supports. Programs of all others are ended, with a message.
 #[cfg(target_arch = "x86_64")]
 const ABIS: [&Abi; 2] = [&NATIVE, &I386];
 #[cfg(not(target_arch = "x86_64"))]
 const ABIS: [&Abi; 1] = [&NATIVE];
 
-/// Those of the calls of `socketcall` that make sockets: SYS_SOCKET, SYS_SOCKETPAIR of `<linux/net.h>`.
+/// The calls of `socketcall` that make sockets: SYS_SOCKET, SYS_SOCKETPAIR of `<linux/net.h>`.
 const MAKE_SOCKETS: [u32; 2] = [1, 8];
-/// As a number, -1 is no call of any ABI.
+/// The number -1, and all numbers from here on, are no calls in any ABI.
 const NO_CALL: u32 = 1 << 31;
-/// Sockets that stay in the session's network namespace.
+/// The families of sockets that stay in the session's network namespace.
 const FAMILIES: [libc::c_int; 4] = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK];
 
 const ALLOW: u32 = libc::SECCOMP_RET_ALLOW;
@@ -139,7 +142,7 @@ const fn answer(value: u32) -> Instruction {
     statement(libc::BPF_RET | libc::BPF_K, value)
 }
 
-/// What a supervisor is asked about.
+/// A system call that the supervisor answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
     /// A flush of a descriptor.
@@ -148,9 +151,9 @@ pub enum Call {
     Sync,
     /// A shared map of a file.
     Map,
-    /// Perhaps one: the arguments are in memory, six numbers of 32 bits.
+    /// Perhaps a shared map of a file: the arguments are in memory, as six numbers of 32 bits.
     OldMap,
-    /// A rename; this argument is the old path.
+    /// A rename, with the index of the argument that is the old path.
     Rename(usize),
     /// A ring of io_uring.
     Ring,
@@ -158,7 +161,7 @@ pub enum Call {
     Unknown,
 }
 
-/// Which call a supervisor is asked about.
+/// The call that the filter forwarded.
 pub fn call_of(asked: &libc::seccomp_data) -> Call {
     let abi = ABIS.into_iter().find(|abi| abi.architecture == asked.arch && (asked.nr as u32) < abi.numbers_end);
     let (Some(abi), number) = (abi, libc::c_long::from(asked.nr)) else { return Call::Unknown };
@@ -174,8 +177,8 @@ pub fn call_of(asked: &libc::seccomp_data) -> Call {
     }
 }
 
-/// The filter: a part for each ABI. With `exact`, flushes of a descriptor are the overlay's, and rings of io_uring are made
-/// by the supervisor; with `renames`, it looks at renames.
+/// The filter, with a part for each ABI. With `exact`, the overlay answers flushes of a descriptor, and the supervisor
+/// makes rings of io_uring. With `renames`, the supervisor examines renames.
 pub fn program(maps: Maps, exact: bool, renames: bool) -> Vec<Instruction> {
     let mut filter = vec![load(ARCHITECTURE_AT)];
     for abi in ABIS {
@@ -217,7 +220,8 @@ fn part(abi: &Abi, maps: Maps, exact: bool, renames: bool) -> Vec<Instruction> {
     }
     families.push(answer(errno(libc::EAFNOSUPPORT)));
     abi.sockets.iter().for_each(|call| on(*call, &families));
-    // The family is in memory, which the program could change behind a look at it. Programs take the calls above first.
+    // The arguments of `socketcall` are in memory, which the program could change after a check. Programs try the calls
+    // above first, so the calls of `socketcall` that make sockets are refused.
     let mut makes_sockets = vec![load(argument_at(0))];
     for call in MAKE_SOCKETS {
         makes_sockets.extend([jump(libc::BPF_JEQ, call, 0, 1), answer(errno(libc::ENOSYS))]);
@@ -226,7 +230,7 @@ fn part(abi: &Abi, maps: Maps, exact: bool, renames: bool) -> Vec<Instruction> {
     abi.socketcall.iter().for_each(|call| on(*call, &makes_sockets));
     abi.renames.iter().filter(|_| renames).for_each(|(call, _)| on(*call, &[answer(NOTIFY)]));
     abi.refused.iter().for_each(|call| on(*call, &[answer(errno(libc::EPERM))]));
-    // Flushes in a ring could not be held until a commit, as strict maps ask for.
+    // With `--maps=strict` a flush waits for a commit, and the supervisor could not hold a flush in a ring.
     if abi.has_rings && exact && maps != Maps::Strict {
         on(abi.missing[0], &[answer(NOTIFY)]);
     } else {
@@ -236,16 +240,17 @@ fn part(abi: &Abi, maps: Maps, exact: bool, renames: bool) -> Vec<Instruction> {
     filter
 }
 
-/// Installs the filter for this process and all that it starts. Returns the descriptor that hears what the filter
-/// asks a supervisor about. Needs CAP_SYS_ADMIN.
+/// Installs the filter for this process and all its later children. Needs CAP_SYS_ADMIN.
+///
+/// Returns the descriptor on which a supervisor receives the forwarded calls.
 pub fn install(maps: Maps, exact: bool, renames: bool) -> Result<OwnedFd> {
     let mut filter = program(maps, exact, renames);
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
     let attempt = |flags: libc::c_ulong| {
-        // SAFETY: `program` is what the call reads, and outlives the call.
+        // SAFETY: the call reads `program`, which outlives the call.
         unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &program) }
     };
-    // A signal does not interrupt a call that the supervisor is looking at; older kernels do not know that.
+    // With this flag a signal does not interrupt a call that the supervisor is answering. Older kernels do not have it.
     let mut listener = attempt(libc::SECCOMP_FILTER_FLAG_NEW_LISTENER | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV);
     if listener < 0 {
         listener = attempt(libc::SECCOMP_FILTER_FLAG_NEW_LISTENER);

@@ -3,8 +3,8 @@
 use anyhow::{Context, Result};
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 
-/// Mounts, devices, the kernel, the host's clock and network, other processes: not the session's. What file owners,
-/// permissions, users and ports need stays, so that `dpkg` and `su` work.
+/// Capabilities over mounts, devices, the kernel, the host's clock and network, and other processes. Those for file
+/// owners, permissions, users and ports stay, so that `dpkg` and `su` work.
 const DROPPED: CapabilitySet = CapabilitySet::SYS_ADMIN
     .union(CapabilitySet::MKNOD)
     .union(CapabilitySet::SYS_RAWIO)
@@ -28,22 +28,23 @@ const DROPPED: CapabilitySet = CapabilitySet::SYS_ADMIN
     .union(CapabilitySet::BLOCK_SUSPEND)
     .union(CapabilitySet::CHECKPOINT_RESTORE);
 
-/// Drops all: those of an ordinary user's namespace, which made the session, and are not the program's.
+/// Drops all capabilities. In an ordinary user's session they come from the user namespace, which the session needed to
+/// mount; the program must not have them.
 pub fn drop_all() -> Result<()> {
     let none = CapabilitySet::empty();
     for capability in CapabilitySet::all().iter() {
-        // What the kernel does not know is not there.
+        // Fails for a capability that the kernel does not know, which nobody has.
         let _ = rustix::thread::remove_capability_from_bounding_set(capability);
     }
     set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })
         .context("cannot drop capabilities")
 }
 
-/// Drops them in this process, and for whatever it starts, programs with the setuid bit included.
+/// Drops these capabilities in this process and in all its later children, programs with the setuid bit included.
 pub fn drop_what_leads_out() -> Result<()> {
     for capability in DROPPED.iter() {
         match rustix::thread::remove_capability_from_bounding_set(capability) {
-            // A kernel that does not know it yet.
+            // The kernel does not know this capability yet.
             Err(rustix::io::Errno::INVAL) => {}
             done => done.context("cannot drop a capability")?,
         }

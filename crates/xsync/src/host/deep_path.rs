@@ -1,4 +1,6 @@
-//! Paths that the kernel takes, however deep they are (PATH_MAX): beyond some bytes they begin at an open directory.
+//! Paths of any depth, in a form that the kernel accepts (PATH_MAX).
+//!
+//! A path that is longer than some bytes is made to begin at an open directory.
 
 use rustix::fs::{Mode, OFlags, open};
 use std::ffi::OsStr;
@@ -9,10 +11,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-/// With a name behind it, far below PATH_MAX.
+/// From this length on, a path is made to begin at an open directory. It is far enough below PATH_MAX for one more
+/// name.
 const BYTES_MAX: usize = 2 << 10;
 
-/// A path for calls of the kernel, which holds the directory that it begins at.
+/// A path for system calls. It holds the directory at which it begins.
 #[derive(Clone, Debug)]
 pub struct DeepPath {
     path: PathBuf,
@@ -21,30 +24,32 @@ pub struct DeepPath {
 }
 
 impl DeepPath {
-    /// A path as it is.
+    /// Makes a path that begins where `path` does.
     pub fn new(path: &Path) -> DeepPath {
         DeepPath { path: path.to_owned(), shown: path.to_owned(), held: None }
     }
 
-    /// For people, and to compare.
+    /// The full path, for messages and comparisons.
     pub fn shown(&self) -> &Path {
         &self.shown
     }
 
-    /// A name in this directory.
+    /// The path of a name in this directory.
     pub fn join(&self, name: impl AsRef<Path>) -> DeepPath {
         let (path, shown) = (self.path.join(&name), self.shown.join(&name));
         DeepPath { path, shown, held: self.held.clone() }
     }
 
-    /// Another name in the directory of this one.
+    /// The path of another name in the same directory.
     pub fn with_file_name(&self, name: impl AsRef<OsStr>) -> DeepPath {
         let (path, shown) = (self.path.with_file_name(&name), self.shown.with_file_name(&name));
         DeepPath { path, shown, held: self.held.clone() }
     }
 
-    /// This directory, to list it and for names in it. Where the path begins anew, it is a link for calls that do not
-    /// follow links: ask those about the path itself.
+    /// This directory, in a form for listing it and for names in it.
+    ///
+    /// A long path becomes a link to an open directory. Calls that do not follow links would act on the link: use them
+    /// with the path itself.
     pub fn directory(&self) -> io::Result<DeepPath> {
         if self.path.as_os_str().as_bytes().len() < BYTES_MAX {
             return Ok(self.clone());

@@ -1,10 +1,10 @@
-//! Flags of files and directories (`chattr`).
+//! The flags of files and directories that `chattr` shows.
 
 use rustix::fs::{IFlags, Mode, OFlags, ioctl_getflags, ioctl_setflags, open};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-/// What `chattr` says of how a file is kept. An overlay keeps what it says of who may change a file (`+i`, `+a`) for itself.
+/// The flags that say how a file is stored. Those that say who may change it (`+i`, `+a`) stay in the overlay.
 const KEPT: [IFlags; 11] = [
     IFlags::SECURE_REMOVAL,
     IFlags::UNRM,
@@ -19,7 +19,7 @@ const KEPT: [IFlags; 11] = [
     IFlags::PROJECT_INHERIT,
 ];
 
-/// Gives a file or directory the flags of another one, as far as its file system takes them.
+/// Copies the flags of a file or directory to another one, as far as the other file system accepts them.
 pub fn copy(from: &Path, to: &Path) {
     let of = |path: &Path| -> Option<(OwnedFd, IFlags)> {
         let how = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;

@@ -1,8 +1,11 @@
-//! Directories that a session is over: no other session is over them, one above or one below, whoever began it and
-//! wherever it keeps its changes.
+//! Locks on the directories that sessions work over.
 //!
-//! The kernel has the locks, and takes them away with the session: record locks for reading, which every user may have
-//! who may read the directory. Nobody has one for writing; to ask who is in the way of one is allowed.
+//! No other session may be over the same directory, one above or one below, whichever user began it and wherever it
+//! keeps its changes.
+//!
+//! The locks are record locks, which the kernel drops when the session ends. They are read locks, which every user may
+//! take who may read the directory. No process takes a write lock: a session only asks which lock would conflict with
+//! one.
 
 use anyhow::{Context, Result, bail};
 use std::fs::File;
@@ -10,17 +13,18 @@ use std::io::{self, ErrorKind};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
-/// What the bytes of a directory say, as far as somebody has locked them: a session is over it, or over one in it.
+/// The bytes of a directory that sessions lock. A lock on the first means that a session is over this directory, a lock
+/// on the second that a session is over a directory in it.
 const IS_HERE: i64 = 0;
 const IS_BELOW: i64 = 1;
 
-/// Locks, as long as it lives.
+/// The locks of a session, held until this value is dropped.
 #[derive(Debug)]
 pub struct HeldDirectories {
     _files: Vec<File>,
 }
 
-/// Takes the directories, unless another session has one of them, or one above or below.
+/// Locks the directories. Fails if another session has locked one of them, or one above or below.
 pub fn hold(dirs: &[PathBuf]) -> Result<HeldDirectories> {
     let mut files = Vec::new();
     for dir in dirs {
@@ -28,8 +32,8 @@ pub fn hold(dirs: &[PathBuf]) -> Result<HeldDirectories> {
         let failed = || format!("cannot lock {}", dir.display());
         let above = dir.ancestors().skip(1).filter_map(|above| open_above(above).transpose());
         let above = above.collect::<io::Result<Vec<_>>>().with_context(failed)?;
-        // First locked, then looked at: two sessions that begin at one moment in different places may both be refused, and
-        // never both work.
+        // Locks first, and checks then. Two sessions that begin at the same time in overlapping directories may both be
+        // refused, but they never both work.
         let found = (|| {
             lock(&own, IS_HERE)?;
             above.iter().try_for_each(|file| lock(file, IS_BELOW))?;
@@ -52,7 +56,7 @@ pub fn hold(dirs: &[PathBuf]) -> Result<HeldDirectories> {
     Ok(HeldDirectories { _files: files })
 }
 
-/// None: this user may not read it.
+/// Opens a directory above. None if this user may not read it.
 fn open_above(dir: &Path) -> io::Result<Option<File>> {
     match File::open(dir) {
         Err(e) if e.kind() == ErrorKind::PermissionDenied => Ok(None),
@@ -64,7 +68,7 @@ fn lock(file: &File, byte: i64) -> io::Result<()> {
     ask(file, libc::F_OFD_SETLK, libc::F_RDLCK, byte).map(drop)
 }
 
-/// By somebody else.
+/// Whether another session has locked this byte.
 fn is_locked(file: &File, byte: i64) -> io::Result<bool> {
     ask(file, libc::F_OFD_GETLK, libc::F_WRLCK, byte).map(|found| found != libc::F_UNLCK)
 }
@@ -102,7 +106,7 @@ mod tests {
         }
         hold(&[beside]).unwrap();
         drop(held);
-        // A session that is refused holds nothing.
+        // A session that was refused holds no locks.
         [a, b, c].into_iter().for_each(|dir| drop(hold(&[dir]).unwrap()));
     }
 }

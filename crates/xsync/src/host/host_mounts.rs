@@ -1,5 +1,7 @@
-//! Mounts that the host unmounts while a session runs: the session has copies of them, which would keep device and daemon
-//! alive behind the back of whoever unmounted. It lets go of them, too.
+//! Lets go of mounts that the host unmounts while a session runs.
+//!
+//! The session has copies of the host's mounts. Without this, the copies would keep device and daemon alive after the
+//! unmount.
 
 use crate::host::host_view::{KERNEL, Mounted, OWN, mounts_of};
 use anyhow::{Context, Result};
@@ -14,17 +16,17 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::thread::{self, JoinHandle};
 
-/// The host's mounts, as they were before this process had a mount namespace of its own.
+/// The host's mounts before this process had a mount namespace of its own.
 #[derive(Debug)]
 pub struct HostMounts {
-    /// Shows the host's mounts, and says when they change, wherever this process is now.
+    /// The host's mount table. It reports changes, whichever mount namespace this process is in.
     table: File,
     known: Vec<Mounted>,
-    /// What the session goes on using, whatever the host does.
+    /// Paths whose mounts the session keeps using after the host unmounts them.
     needed: Vec<PathBuf>,
 }
 
-/// A thread that lets go of mounts; ended when this is dropped.
+/// The thread that lets go of mounts. It ends when this value is dropped.
 #[derive(Debug)]
 pub struct Following {
     end: Option<OwnedFd>,
@@ -32,19 +34,20 @@ pub struct Following {
 }
 
 impl HostMounts {
-    /// Looks at them; mounts that hold one of these paths are kept.
+    /// Reads the host's mounts. Mounts that hold one of the paths in `needed` are kept.
     pub fn look(needed: Vec<PathBuf>) -> Result<HostMounts> {
         let mut table = File::open("/proc/self/mountinfo").context("/proc/self/mountinfo")?;
         let known = read(&mut table).context("/proc/self/mountinfo")?;
         Ok(HostMounts { table, known, needed })
     }
 
-    /// From now on, what the host unmounts is let go of here, and in the session: its mount namespace, and what shows what
-    /// is in it.
+    /// Starts the thread, which unmounts here and in the session all that the host unmounts from now on.
+    ///
+    /// `session` is the session's mount namespace, `shown` its mount table.
     pub fn follow(self, session: OwnedFd, shown: OwnedFd) -> Result<Following> {
         let (ended, end) = pipe_with(PipeFlags::CLOEXEC).context("a pipe")?;
         let thread = thread::Builder::new().spawn(move || {
-            // Without it mounts stay as long as the session, which does no harm to the session.
+            // If the thread fails, mounts stay until the session ends, which does not harm the session.
             let _ = self.let_go(&session, &mut File::from(shown), &ended);
         });
         Ok(Following { end: Some(end), thread: Some(thread.context("a thread for mounts")?) })
@@ -79,7 +82,7 @@ impl HostMounts {
     }
 }
 
-/// This process's own copy, if it has not followed by itself.
+/// Unmounts this process's own copy, if the kernel has not done so already.
 fn let_go_here(gone: &Mounted) {
     let here = File::open("/proc/self/mountinfo").and_then(|mut table| read(&mut table)).unwrap_or_default();
     if here.iter().rfind(|mounted| mounted.at == gone.at).is_some_and(|mounted| mounted.device == gone.device) {
@@ -87,7 +90,7 @@ fn let_go_here(gone: &Mounted) {
     }
 }
 
-/// What the session shows of it. Files that it has open stay as long as they are.
+/// Unmounts all mounts of the session at or below this path. Files that the session has open stay usable.
 fn let_go_in_the_session(at: &Path, shown: &[Mounted]) {
     if OWN.iter().chain(&KERNEL).map(Path::new).any(|own| at.starts_with(own) || own.starts_with(at)) {
         return;

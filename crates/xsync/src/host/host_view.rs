@@ -1,4 +1,4 @@
-//! What of the host a session sees, planned before anything is mounted.
+//! Plans the part of the host that a session sees, before anything is mounted.
 
 use anyhow::{Context, Result};
 use std::ffi::OsString;
@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Kernel interfaces, and mounts that have no files of the host: a session has its own, or none.
+/// Kernel interfaces, and file systems without files of the host. A session has its own, or none.
 const NOT_SHOWN: [&str; 24] = [
     "proc",
     "sysfs",
@@ -35,17 +35,17 @@ const NOT_SHOWN: [&str; 24] = [
     "nfsd",
     "smackfs",
 ];
-/// Directories that a session has of its own, in memory, gone with it.
+/// Directories of which each session has its own, in memory, until it ends.
 pub const OWN: [&str; 4] = ["/tmp", "/var/tmp", "/run", "/dev/shm"];
-/// Directories that the kernel fills, for each session anew.
+/// Directories whose contents the kernel provides, for each session anew.
 pub const KERNEL: [&str; 3] = ["/proc", "/sys", "/dev"];
 
 /// A mount of the host that the session sees, read-only.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shown {
-    /// Where.
+    /// The mount point.
     pub at: PathBuf,
-    /// A single file, not a directory.
+    /// Whether a file is mounted, not a directory.
     pub is_file: bool,
 }
 
@@ -54,34 +54,34 @@ pub struct Shown {
 pub struct Written {
     /// The host's directory, at the same place in the session.
     pub dir: PathBuf,
-    /// Where the volume keeps what changes.
+    /// The upper directory of the overlay, in the volume, which holds the changes.
     pub upper: PathBuf,
-    /// Where the overlay works.
+    /// The work directory of the overlay.
     pub work: PathBuf,
 }
 
 /// Everything that is mounted for a session.
 #[derive(Clone, Debug)]
 pub struct View {
-    /// A directory of this mount namespace for what is mounted.
+    /// A directory of this mount namespace for temporary mounts.
     pub scratch: PathBuf,
-    /// The host's mounts, each before those in it.
+    /// The host's mounts, outer ones before inner ones.
     pub shown: Vec<Shown>,
-    /// Directories that changes are kept of.
+    /// Directories whose changes are kept in layers.
     pub written: Vec<Written>,
-    /// The part of the volume that the session sees, and where.
+    /// The part of the volume that the session sees, and its path there.
     pub data: Option<(PathBuf, PathBuf)>,
-    /// With `--exact`, where the overlay of that part works.
+    /// With `--exact`, the work directory of the overlay over that part.
     pub exact: Option<PathBuf>,
-    /// A directory of the host that the session writes itself: the session's mount of it, and where.
+    /// A directory of the host that the session writes directly: the session's mount of it, and its path.
     pub on: Option<(Arc<OwnedFd>, PathBuf)>,
-    /// Directories that stay visible, although the session has its own directory around them.
+    /// Directories of the host that stay visible within a directory that is the session's own.
     pub also: Vec<PathBuf>,
     /// The working directory.
     pub cwd: PathBuf,
 }
 
-/// Mounts of the host that a session may see.
+/// The mounts of the host that a session may see.
 pub fn mounts_of_the_host(scratch: &Path) -> Result<Vec<Shown>> {
     let text = std::fs::read("/proc/self/mountinfo").context("/proc/self/mountinfo")?;
     let mut shown: Vec<Shown> = Vec::new();
@@ -106,15 +106,15 @@ pub fn mounts_of_the_host(scratch: &Path) -> Result<Vec<Shown>> {
 /// A mount, in a mount namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mounted {
-    /// Its number in that namespace.
+    /// The id of the mount in that namespace.
     pub id: u64,
     /// The device of its file system, as the kernel writes it.
     pub device: String,
-    /// Where it is.
+    /// The mount point.
     pub at: PathBuf,
 }
 
-/// The mounts that a text like `/proc/self/mountinfo` lists.
+/// Parses the mounts in the format of `/proc/self/mountinfo`.
 pub fn mounts_of(text: &[u8]) -> Vec<Mounted> {
     let mounted = |line: &[u8]| {
         let fields: Vec<&[u8]> = line.split(|byte| *byte == b' ').collect();
@@ -124,13 +124,13 @@ pub fn mounts_of(text: &[u8]) -> Vec<Mounted> {
     text.split(|byte| *byte == b'\n').filter_map(mounted).collect()
 }
 
-/// Where all that this process sees is mounted.
+/// The mount points of all mounts that this process sees.
 pub fn mount_points() -> Result<Vec<PathBuf>> {
     let text = std::fs::read("/proc/self/mountinfo").context("/proc/self/mountinfo")?;
     Ok(mounts_of(&text).into_iter().map(|mounted| mounted.at).collect())
 }
 
-/// A path as `/proc/self/mountinfo` writes it: three octal digits for what would disturb.
+/// Decodes a path of `/proc/self/mountinfo`, which writes special characters as three octal digits.
 fn unescaped(field: &[u8]) -> PathBuf {
     let (mut bytes, mut at) = (Vec::with_capacity(field.len()), 0);
     while at < field.len() {
@@ -143,7 +143,7 @@ fn unescaped(field: &[u8]) -> PathBuf {
 }
 
 impl View {
-    /// For people: what the session sees, and how.
+    /// A text for people: the parts of the host that the session sees, and how.
     pub fn explain(&self) -> String {
         let mut text = String::from("In the session:\n");
         let mut line = |what: &str, how: &str| writeln!(text, "  {what:<40} {how}").expect("a string takes all");

@@ -1,4 +1,4 @@
-//! Attributes of a mount, added to those that it has: in a user namespace, those that it has cannot be taken away.
+//! Adds attributes to a mount. In a user namespace, attributes cannot be taken away.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -18,10 +18,11 @@ struct Attributes {
     user_namespace: u64,
 }
 
-/// Adds attributes to a mount, of which the descriptor is the root; nothing spreads to or from it afterwards.
+/// Adds attributes to the mount whose root the descriptor is, and makes it private: mounts do not propagate to or from
+/// it.
 pub fn restrict(mount: impl AsFd, set: u64) -> io::Result<()> {
     let attributes = Attributes { set, clear: 0, propagation: PRIVATE, user_namespace: 0 };
-    // SAFETY: both the empty path and the attributes are what the call reads, and outlive the call.
+    // SAFETY: the call reads the empty path and the attributes, and both outlive the call.
     let done = unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,

@@ -1,36 +1,36 @@
-//! Standard streams of the supervisor, as somebody outside made them: full, unread, or not wanting to wait.
+//! The supervisor's standard streams, which belong to the outside and may be full, unread or non-blocking.
 
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat, major, minor, readlink};
 use rustix::io::Errno;
 use std::fmt::Display;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Says something to people, after the program's name. What cannot be said ends nobody: the session goes on.
+/// Prints a message for people, after the program's name. If that fails, the session goes on.
 pub fn tell(message: impl Display) {
     untorn_terminal::tell!("untorn-xsync: {message}");
 }
 
-/// As [`tell`], lines as they are.
+/// Prints lines without the program's name.
 pub fn tell_text(text: &str) {
     untorn_terminal::tell!("{text}");
 }
 
-/// Whether nothing comes from it, and nothing is kept: `/dev/null`, or a descriptor that is closed.
+/// Whether a stream discards everything: it is `/dev/null`, or closed.
 pub fn is_null(descriptor: BorrowedFd<'_>) -> bool {
     let stat = match fstat(descriptor) {
         Ok(stat) => stat,
-        // Others may not be asked about, and yet written to: files of somebody else's FUSE.
+        // Another error is no proof: a file in another user's FUSE mount cannot be examined, but can be written to.
         Err(e) => return e == Errno::BADF,
     };
     let device = FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice;
     device && (major(stat.st_rdev), minor(stat.st_rdev)) == (1, 3)
 }
 
-/// Whether what is written to both goes to one pipe or file, where the order is to be seen.
+/// Whether two descriptors write to the same pipe or file, where the order of the output can be seen.
 pub fn are_one_target(a: BorrowedFd<'_>, b: BorrowedFd<'_>) -> bool {
     let what = |descriptor: BorrowedFd<'_>| {
         let stat = fstat(descriptor).ok()?;
-        // Some file systems give one number to several files.
+        // The name is compared, too, because some file systems give one inode number to several files.
         let name = readlink(format!("/proc/self/fd/{}", descriptor.as_raw_fd()), Vec::new()).ok()?;
         let written = fcntl_getfl(descriptor).is_ok_and(|flags| flags & OFlags::ACCMODE != OFlags::RDONLY);
         written.then_some((stat.st_dev, stat.st_ino, name))

@@ -1,7 +1,7 @@
-//! Outside readers of a session's directory wait for a commit: permission events of fanotify, answered by root.
+//! Holds outside readers of a session's directory until a commit, by permission events of fanotify, which root answers.
 //!
-//! The kernel asks whenever somebody opens or reads a file or directory of the file system, by whichever mount; the
-//! session's own mount is left out. When the group is closed, however that happens, the kernel lets everybody go on.
+//! The kernel asks whenever a process opens or reads a file or directory of the file system, on any mount but the
+//! session's own. When the group is closed, for any reason, the kernel lets all waiting processes go on.
 
 use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -10,20 +10,20 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 const ASKED: u64 = libc::FAN_OPEN_PERM | libc::FAN_ACCESS_PERM | libc::FAN_ONDIR;
-/// FAN_MARK_IGNORE of Linux 6.0, which knows of directories.
+/// FAN_MARK_IGNORE of Linux 6.0, which also works for directories.
 const MARK_IGNORE: libc::c_uint = 0x400;
 /// FAN_DENY with an error of its own (Linux 6.13), in the upper eight bits.
 const DENY_AS_FAILED: u32 = libc::FAN_DENY | (libc::EIO as u32) << 24;
 const EVENTS_BYTES: usize = 256 * size_of::<libc::fanotify_event_metadata>();
 
-/// Everybody outside of one session who opens or reads something of a file system.
+/// The processes outside of one session that open or read files of a file system.
 #[derive(Debug)]
 pub struct OutsideReaders {
     group: OwnedFd,
 }
 
 impl OutsideReaders {
-    /// From now on they are held until they are answered. `mount` is the session's own mount.
+    /// Starts to hold outside readers until they are answered. `mount` is the session's own mount.
     pub fn hold(mount: BorrowedFd<'_>) -> Result<OutsideReaders> {
         let kind = libc::FAN_CLASS_CONTENT | libc::FAN_CLOEXEC | libc::FAN_NONBLOCK;
         let flags = kind | libc::FAN_UNLIMITED_QUEUE | libc::FAN_UNLIMITED_MARKS;
@@ -37,7 +37,7 @@ impl OutsideReaders {
         }
         // SAFETY: the call has just returned this descriptor, and nobody else has it.
         let readers = OutsideReaders { group: unsafe { OwnedFd::from_raw_fd(group) } };
-        // First who is left out: nobody in the session is held.
+        // The exception comes first, so that no process in the session is held.
         let ours = libc::FAN_MARK_ADD | libc::FAN_MARK_MOUNT | libc::FAN_MARK_IGNORED_SURV_MODIFY;
         readers
             .mark(ours | MARK_IGNORE, mount)
@@ -56,9 +56,9 @@ impl OutsideReaders {
         if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
-    /// Answers all that wait, after one commit; if it fails, they get an error. How many they were.
+    /// Answers all waiting readers after one commit, and returns their number. If the commit fails, they get an error.
     ///
-    /// `commit` must not open or read anything of the file system: nobody would answer.
+    /// `commit` must not open or read anything of the file system, because nobody would answer.
     pub fn answer(&self, commit: impl FnOnce() -> Result<()>) -> Result<u64> {
         let mut events = vec![0_u8; EVENTS_BYTES];
         let bytes = match rustix::io::read(&self.group, &mut events) {
@@ -75,7 +75,7 @@ impl OutsideReaders {
                 rustix::io::write(&self.group, bytes)
             };
             if durable {
-                // Whoever was killed meanwhile needs no answer.
+                // Fails if the reader has been killed meanwhile, which needs no answer.
                 let _ = answer(libc::FAN_ALLOW);
             } else if answer(DENY_AS_FAILED) == Err(Errno::INVAL) {
                 let _ = answer(libc::FAN_DENY);
@@ -84,7 +84,7 @@ impl OutsideReaders {
         Ok(waiting.len() as u64)
     }
 
-    /// Whether somebody waits.
+    /// Whether a reader waits.
     pub fn somebody_waits(&self) -> bool {
         let mut ready = [PollFd::new(&self.group, PollFlags::IN)];
         let at_once = rustix::event::Timespec::default();
@@ -98,14 +98,14 @@ impl AsFd for OutsideReaders {
     }
 }
 
-/// What those who wait have open, or are about to.
+/// The files that the waiting readers have open, or are about to open.
 fn descriptors(mut events: &[u8]) -> Vec<OwnedFd> {
     let mut found = Vec::new();
     while events.len() >= size_of::<libc::fanotify_event_metadata>() {
         // SAFETY: the kernel wrote a whole structure here, of numbers only.
         let event = unsafe { events.as_ptr().cast::<libc::fanotify_event_metadata>().read_unaligned() };
         if event.fd >= 0 {
-            // SAFETY: the kernel has made this descriptor for whoever reads the event.
+            // SAFETY: the kernel has made this descriptor for the process that reads the event.
             found.push(unsafe { OwnedFd::from_raw_fd(event.fd) });
         }
         events = events.get(event.event_len.max(1) as usize..).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! A mount namespace for the supervisor: what it mounts is seen by nobody else, and goes with it.
+//! A private mount namespace for the supervisor: no other process sees its mounts, and they go with it.
 
 use crate::report::session_home;
 use anyhow::{Context, Result, ensure};
@@ -8,23 +8,23 @@ use std::io;
 use std::path::PathBuf;
 use untorn_terminal::user_namespace::{self, is_root};
 
-/// A session with a volume cannot be made by anybody else.
+/// Fails unless this process is root, which a session with a volume needs.
 pub fn check_root() -> Result<()> {
     ensure!(is_root(), root_is_needed());
     Ok(())
 }
 
-/// What to do without root.
+/// A message: a session with a volume needs root, and how to do without.
 pub fn root_is_needed() -> &'static str {
     "a session with a volume needs root: it mounts a volume; run it by sudo, or with --place DIR or --on DIR in a \
      directory that an administrator provides (`untorn xsync --print-fstab` prints how)"
 }
 
-/// Of root, to whom the kernel refuses namespaces.
+/// The message for a root process to which the kernel refuses namespaces.
 pub const NOT_ALLOWED: &str = "this process is root without the right to make namespaces (CAP_SYS_ADMIN), as in a session or \
     in a container: a session in a session cannot be; in a container, give it this capability";
 
-/// Makes this process's mount namespace, with an empty directory for mounts. This process must have one thread.
+/// Enters a new mount namespace, and returns an empty directory for mounts. This process must have one thread.
 pub fn private_mounts() -> Result<PathBuf> {
     let scratch = session_home::home()?.join("scratch");
     fs::create_dir_all(&scratch).with_context(|| format!("cannot make {}", scratch.display()))?;

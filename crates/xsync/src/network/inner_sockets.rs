@@ -1,5 +1,6 @@
-//! Sockets of the session's network, made by a thread that has entered it and stays: that of an ordinary user may never
-//! come back to the host's.
+//! Sockets of the session's network, made by a thread that stays in that network.
+//!
+//! A thread of an ordinary user may enter the network, but may never return to the host's.
 
 use anyhow::{Context, Result};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
@@ -9,7 +10,7 @@ use std::thread::{self, JoinHandle};
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// The thread; it ends when this is dropped.
+/// The thread in the session's network. It ends when this value is dropped.
 #[derive(Debug)]
 pub struct InnerSockets {
     work: Option<Sender<Work>>,
@@ -17,7 +18,7 @@ pub struct InnerSockets {
 }
 
 impl InnerSockets {
-    /// Enters the network.
+    /// Starts the thread, which enters the network.
     pub fn begin(network: OwnedFd) -> Result<InnerSockets> {
         let (work, todo): (_, Receiver<Work>) = channel();
         let (entered, has_entered) = channel();
@@ -33,11 +34,11 @@ impl InnerSockets {
         Ok(sockets)
     }
 
-    /// Makes a socket there.
+    /// Makes a socket in that network.
     pub fn make<F: FnOnce() -> Result<OwnedFd> + Send + 'static>(&self, make: F) -> Result<OwnedFd> {
         let (made, is_made) = channel();
         let work = self.work.as_ref().expect("taken when this is dropped");
-        // Neither fails: the thread works until this is dropped.
+        // Neither call fails: the thread works until this value is dropped.
         let _ = work.send(Box::new(move || drop(made.send(make()))));
         is_made.recv().context("a thread for sockets")?
     }

@@ -1,4 +1,4 @@
-//! Messages to the kernel's network, as netlink has them.
+//! Netlink messages, which configure the network in the kernel.
 
 use anyhow::{Context, Result, bail};
 use rustix::net::{AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socket_with};
@@ -7,12 +7,12 @@ use std::io;
 const HEADER_BYTES: usize = 16;
 const NESTED: u16 = 0x8000;
 
-/// Attributes of a message, or of an attribute.
+/// The attributes of a message, or nested in an attribute.
 #[derive(Clone, Debug, Default)]
 pub struct Attributes(Vec<u8>);
 
 impl Attributes {
-    /// Another attribute with these bytes.
+    /// Adds an attribute with these bytes.
     pub fn with(mut self, kind: u16, bytes: &[u8]) -> Attributes {
         self.0.extend_from_slice(&(4 + bytes.len() as u16).to_ne_bytes());
         self.0.extend_from_slice(&kind.to_ne_bytes());
@@ -21,23 +21,23 @@ impl Attributes {
         self
     }
 
-    /// Another attribute: a number as the wire has it.
+    /// Adds a number, in network byte order.
     pub fn with_number(self, kind: u16, number: u32) -> Attributes {
         self.with(kind, &number.to_be_bytes())
     }
 
-    /// Another attribute: text that a zero ends.
+    /// Adds a text that ends with a zero byte.
     pub fn with_text(self, kind: u16, text: &str) -> Attributes {
         self.with(kind, &[text.as_bytes(), &[0]].concat())
     }
 
-    /// Another attribute that holds these.
+    /// Adds an attribute that holds these attributes.
     pub fn with_nested(self, kind: u16, inner: Attributes) -> Attributes {
         self.with(kind | NESTED, &inner.0)
     }
 }
 
-/// Messages that are sent together, and the answers that the kernel owes to them.
+/// Messages that are sent together, and the number of answers that the kernel will send.
 #[derive(Debug, Default)]
 pub struct Messages {
     bytes: Vec<u8>,
@@ -45,7 +45,7 @@ pub struct Messages {
 }
 
 impl Messages {
-    /// Another message: its kind, its flags besides "request", its fixed part and its attributes.
+    /// Adds a message: its kind, its flags besides "request", its fixed part and its attributes.
     pub fn push(&mut self, kind: u16, flags: i32, fixed: &[u8], attributes: Attributes) {
         let flags = flags | libc::NLM_F_REQUEST;
         self.answers += usize::from(flags & libc::NLM_F_ACK != 0);
@@ -58,7 +58,7 @@ impl Messages {
         self.bytes.extend_from_slice(&attributes.0);
     }
 
-    /// Sends them, and waits until the kernel has done, or refused, what they say.
+    /// Sends the messages, and waits until the kernel has carried out or refused all of them.
     pub fn send(self, protocol: Option<Protocol>) -> Result<()> {
         let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, protocol)
             .context("a socket to the kernel")?;

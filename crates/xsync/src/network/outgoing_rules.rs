@@ -1,25 +1,27 @@
-//! Rules of the session's network: whatever goes to another address than the session's own reaches sockets of the
-//! supervisor instead, under the address that it was meant for.
+//! Rules of the session's network that lead all outgoing traffic to sockets of the supervisor.
 //!
-//! Every address is one of the session's loopback (a route of the kind `local`), and nf_tables passes what arrives
-//! there for others to the supervisor's sockets (`tproxy`). Addresses are not changed, and no connection is tracked.
+//! Each packet keeps the address that it was sent to.
+//!
+//! A route of the kind `local` makes every address one of the session's loopback, and nf_tables passes packets that
+//! arrive there for other addresses to the supervisor's sockets (`tproxy`). Addresses are not changed, and no
+//! connection is tracked.
 
 use crate::network::netlink::{Attributes, Messages};
 use anyhow::{Context, Result};
 use rustix::net::netlink::NETFILTER;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// The session's own addresses, besides its loopback: of documents, so that nobody outside has them.
+/// The session's own IPv4 address, besides its loopback. It is reserved for documentation, so no host outside has it.
 pub const OWN4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
-/// As [`OWN4`].
+/// The session's own IPv6 address, reserved in the same way.
 pub const OWN6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
 
-/// The loopback of a new network.
+/// The interface index of the loopback in a new network.
 const LOOPBACK_INDEX: u32 = 1;
 const DNS: u16 = 53;
 const NEW: i32 = libc::NLM_F_ACK | libc::NLM_F_CREATE;
 
-/// Routes: all addresses of IPv4, and these of IPv6, are the session's.
+/// Adds routes that make all IPv4 addresses, and these IPv6 prefixes, local to the session.
 pub fn add_routes(prefixes6: &[(Ipv6Addr, u8)]) -> Result<()> {
     let mut messages = Messages::default();
     address(&mut messages, OWN4.into());
@@ -68,8 +70,10 @@ fn route(messages: &mut Messages, to: IpAddr, bits: u8, source: IpAddr) {
     messages.push(libc::RTM_NEWROUTE, NEW, &fixed, attributes);
 }
 
-/// What goes to others reaches the sockets at this port, of TCP and UDP, at any address; all else that is not for the
-/// session itself is refused to the sender. Resolvers at a loopback of the host are others, too, for DNS.
+/// Passes TCP and UDP traffic to other addresses to the supervisor's sockets at this port.
+///
+/// All other traffic that is not for the session itself is refused to the sender. Traffic to port 53 of a resolver at a
+/// loopback address of the host is passed on, too.
 pub fn redirect(port: u16, resolvers: &[IpAddr]) -> Result<()> {
     let mut messages = Messages::default();
     let batch = [0, 0, 0, libc::NFNL_SUBSYS_NFTABLES as u8];
@@ -134,7 +138,7 @@ impl Rules<'_> {
     }
 }
 
-/// Name and attributes.
+/// An expression of nf_tables: its name and its attributes.
 type Expression = (&'static str, Attributes);
 
 const NETWORK_HEADER: u32 = 1;

@@ -1,4 +1,4 @@
-//! The session's network, made by its first process before the program starts.
+//! Sets up the session's network, in the session's first process, before the program starts.
 
 use crate::control::{Control, News, Takes};
 use crate::network::outgoing_rules;
@@ -10,7 +10,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-/// What a session may say to addresses outside.
+/// The traffic that a session may send to addresses outside.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Net {
     /// Connections and datagrams leave after a commit
@@ -20,7 +20,7 @@ pub enum Net {
     None,
 }
 
-/// For people: what becomes of what the program says to others.
+/// A line for people about traffic to addresses outside.
 pub fn explain_net(net: Net) -> String {
     let how = match net {
         Net::Gated => "TCP and UDP leave after a commit, answers pass at once; all else is refused",
@@ -29,21 +29,23 @@ pub fn explain_net(net: Net) -> String {
     format!("  {:<40} {how}\n", "addresses outside")
 }
 
-/// What the session's network has to know of the host's.
+/// Facts about the host's network that the session's network depends on.
 #[derive(Clone, Debug, Default)]
 pub struct HostNetwork {
     prefixes6: Vec<(Ipv6Addr, u8)>,
     resolvers: Vec<IpAddr>,
 }
 
-/// Of the supervisor's sockets in a session's network. Nobody else has a port there yet.
+/// The port of the supervisor's sockets in a session's network, where no port is in use yet.
 const PORT: u16 = 1;
-/// Connections that may wait to be accepted.
+/// The most connections that may wait to be accepted.
 const BACKLOG: i32 = 1024;
 
 impl HostNetwork {
-    /// Looks at the network of this process: IPv6 leads where the host has routes, so that a program finds out at once
-    /// what cannot be reached.
+    /// Reads the facts from the network of this process.
+    ///
+    /// Only IPv6 prefixes to which the host has routes lead out, so that a program learns at once that an address is
+    /// unreachable.
     pub fn look() -> HostNetwork {
         let routes = fs::read_to_string("/proc/net/ipv6_route").unwrap_or_default();
         let resolvers = fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
@@ -51,7 +53,7 @@ impl HostNetwork {
     }
 }
 
-/// Prefixes of a table as `/proc/net/ipv6_route` writes it, without what stays on a link and what is refused.
+/// The prefixes in a table in the format of `/proc/net/ipv6_route`, without those that stay on a link or are refused.
 fn prefixes(table: &str) -> Vec<(Ipv6Addr, u8)> {
     const REFUSED: u32 = 0x200;
     let mut found: Vec<(Ipv6Addr, u8)> = table
@@ -70,20 +72,20 @@ fn prefixes(table: &str) -> Vec<(Ipv6Addr, u8)> {
     found
 }
 
-/// Resolvers that only the host itself can reach, of a text as `/etc/resolv.conf` has it.
+/// The resolvers in a text like `/etc/resolv.conf` that only the host itself can reach.
 fn loopback_resolvers(text: &str) -> Vec<IpAddr> {
     let lines = text.lines().filter_map(|line| line.trim().strip_prefix("nameserver"));
     let mut found: Vec<IpAddr> = lines.filter_map(|line| line.trim().parse().ok()).collect();
     if found.is_empty() {
-        // As the C library has it.
+        // The default of the C library.
         found.push(Ipv4Addr::LOCALHOST.into());
     }
     found.retain(IpAddr::is_loopback);
     found
 }
 
-/// Opens the way out, in the session's network, which this process is in: sockets that take what goes out, for the
-/// supervisor.
+/// Sets the rules, sends the supervisor the sockets that take outgoing traffic, and adds the routes. This process must
+/// be in the session's network.
 pub fn open(host: &HostNetwork, control: &Control) -> Result<()> {
     outgoing_rules::redirect(PORT, &host.resolvers)?;
     for (ip, takes) in [
@@ -111,14 +113,14 @@ fn taking(address: SocketAddr, takes: Takes) -> Result<OwnedFd> {
     bind(&socket, &address)?;
     match (takes, address.ip()) {
         (Takes::Connections, _) => listen(&socket, BACKLOG)?,
-        // Whom a datagram is for is asked for.
+        // Makes the kernel add to each datagram the address that it was sent to.
         (_, IpAddr::V4(_)) => set_option(&socket, libc::SOL_IP, libc::IP_RECVORIGDSTADDR, 1)?,
         (_, IpAddr::V6(_)) => set_option(&socket, libc::SOL_IPV6, libc::IPV6_RECVORIGDSTADDR, 1)?,
     }
     Ok(socket)
 }
 
-/// Lets a socket have addresses that are not this network's.
+/// Allows a socket to use addresses that are not this network's.
 pub fn be_transparent(socket: &OwnedFd, like: IpAddr) -> io::Result<()> {
     match like {
         IpAddr::V4(_) => set_option(socket, libc::SOL_IP, libc::IP_TRANSPARENT, 1),
@@ -126,10 +128,10 @@ pub fn be_transparent(socket: &OwnedFd, like: IpAddr) -> io::Result<()> {
     }
 }
 
-/// Sets an option of a socket that is a number.
+/// Sets a numeric option of a socket.
 pub fn set_option(socket: &OwnedFd, level: i32, option: i32, value: i32) -> io::Result<()> {
     let (value, size) = ((&raw const value).cast(), size_of::<i32>() as u32);
-    // SAFETY: `value` is what the call reads, and outlives the call.
+    // SAFETY: the call reads `value`, which outlives the call.
     match unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, value, size) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),

@@ -1,4 +1,5 @@
-//! The relay of what servers in the session answer: one thread reads what is there, commits, and passes all of it on.
+//! Relays the answers of servers in the session: one thread reads all pending answers, commits, and passes them on.
+//!
 //! So all answers that were there when a commit began share it.
 
 use crate::relays::connection::{Connection, Source, send_some};
@@ -15,14 +16,14 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
-/// Events that are looked at together.
+/// The most events that are handled together.
 const EVENTS_MAX: usize = 512;
-/// What is held for all connections at most; all else stays in the kernel, where it holds up the servers.
+/// The most bytes that are held for all connections. Further bytes stay in the kernel, where they hold up the servers.
 const GROUP_BYTES_MAX: usize = 4 << 20;
-/// What is read of one connection at least, if it is there.
+/// The least room for a read from one connection.
 const READ_BYTES_MIN: usize = 8 << 10;
 
-/// The way into the relay for other threads.
+/// The interface of the relay for other threads.
 #[derive(Debug)]
 pub struct Answers {
     epoll: OwnedFd,
@@ -31,24 +32,24 @@ pub struct Answers {
     arrived: Mutex<Vec<Arc<Connection>>>,
 }
 
-/// How the relay ended.
+/// The end of the relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// All answers have left.
+    /// All answers have been sent.
     Empty,
-    /// A commit failed, and what was held never leaves.
+    /// A commit failed, and the held answers are never sent.
     Held,
 }
 
 struct Outbound {
     connection: Arc<Connection>,
-    /// What may leave and has not, because the client is slow; the server is not read meanwhile.
+    /// Bytes that may be sent but were not, because the client is slow. The server is not read meanwhile.
     rest: Vec<u8>,
-    /// How the connection ends when that has left.
+    /// The end of the connection, after these bytes.
     end: Option<End>,
 }
 
-/// What becomes of a client when its server has said everything.
+/// The end of a client's connection, when its server has finished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     /// The server has closed the connection.
@@ -57,7 +58,7 @@ enum End {
     Reset,
 }
 
-/// Something that waits for the commit.
+/// Answers of one connection that wait for the commit.
 struct Held {
     number: u64,
     bytes: Range<usize>,
@@ -65,34 +66,34 @@ struct Held {
 }
 
 impl Answers {
-    /// Without a connection yet.
+    /// Makes a relay without connections.
     pub fn new() -> Result<Answers> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).context("a relay")?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).context("a relay")?;
-        // Once is enough.
+        // Edge-triggered: one event for each wake-up is enough.
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
         epoll::add(&epoll, &wake, epoll::EventData::new_u64(Source::Wake.to_number()), flags)?;
         Ok(Answers { epoll, wake, session_ended: AtomicBool::new(false), arrived: Mutex::default() })
     }
 
-    /// Relays what the server of this connection answers.
+    /// Relays the answers on this connection.
     pub fn add(&self, connection: &Arc<Connection>) {
         self.arrived.lock().unwrap_or_else(|e| e.into_inner()).push(connection.clone());
         self.listen_to(Source::Inner(connection.number), &connection.inner, FROM_THE_SERVER);
     }
 
-    /// Nothing more comes from the session: the relay ends when everything has left.
+    /// The session has ended, and sends nothing more. The relay ends when everything has been sent.
     pub fn end(&self) {
         self.session_ended.store(true, SeqCst);
         let _ = write(&self.wake, &1_u64.to_ne_bytes());
     }
 
     fn listen_to(&self, source: Source, socket: &OwnedFd, to: epoll::EventFlags) {
-        // Fails without memory only; the connection then stands still until its client leaves.
+        // Fails only for lack of memory. The connection then stalls until its client leaves.
         let _ = epoll::add(&self.epoll, socket, epoll::EventData::new_u64(source.to_number()), to);
     }
 
-    /// Relays until [`Answers::end`] and everything has left, or until a commit fails.
+    /// Relays until [`Answers::end`] was called and everything has been sent, or until a commit fails.
     pub fn relay(&self, committer: &Committer, counters: &Counters) -> Result<Ended> {
         let mut relay = Relay { answers: self, connections: HashMap::new(), counters };
         let (mut events, mut buffer) = (Vec::with_capacity(EVENTS_MAX), vec![0; GROUP_BYTES_MAX]);
@@ -162,7 +163,8 @@ impl Relay<'_> {
         }
     }
 
-    /// What the server has said, and whether that was all. `ends` says that the end is near: it then shares the commit.
+    /// Reads from the server: the number of bytes, and how the connection ends if that was all. With `ends`, the end is
+    /// near, and shares the commit.
     fn read_server(&mut self, number: u64, place: &mut [u8], ends: bool) -> Option<(usize, Option<End>)> {
         if !self.connections.contains_key(&number) {
             self.take_arrived();
@@ -184,7 +186,7 @@ impl Relay<'_> {
         }
     }
 
-    /// Passes on bytes that may leave, after those that wait already.
+    /// Sends bytes that were committed to the client, after those that wait already.
     fn write_client(&mut self, number: u64, bytes: &[u8], end: Option<End>) {
         let Some(outbound) = self.connections.get_mut(&number) else { return };
         outbound.end = outbound.end.or(end);
@@ -202,7 +204,7 @@ impl Relay<'_> {
         };
         match sent {
             Ok(sent) => self.counters.went_out.fetch_add(sent as u64, SeqCst),
-            // The client is gone.
+            // The client has closed the connection.
             Err(_) => {
                 outbound.connection.reset();
                 return self.forget(number);

@@ -1,24 +1,24 @@
-//! A connection of a client outside to a server in the session: two sockets, and what both relays do with them.
+//! A connection of a client outside to a server in the session: two sockets, and the operations that both relays need.
 
 use rustix::io::Errno;
 use rustix::net::{SendFlags, connect_unspec, send};
 use std::os::fd::OwnedFd;
 
-/// What the events of a connection's sockets are known by, in both relays.
+/// The socket that an event belongs to, in both relays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// The client's socket of the connection of this number.
+    /// The socket to the client, of the connection of this number.
     Client(u64),
     /// The socket that leads into the session.
     Inner(u64),
     /// A port, by its number among the ports.
     Port(u64),
-    /// Somebody wants the relay to look up.
+    /// Another thread wakes the relay up.
     Wake,
 }
 
 impl Source {
-    /// As a number that goes through the kernel.
+    /// Encodes it as a number for epoll.
     pub fn to_number(self) -> u64 {
         match self {
             Source::Client(n) => n << 2,
@@ -28,7 +28,7 @@ impl Source {
         }
     }
 
-    /// Back from such a number.
+    /// Decodes such a number.
     pub fn from_number(number: u64) -> Source {
         match number & 3 {
             0 => Source::Client(number >> 2),
@@ -39,26 +39,26 @@ impl Source {
     }
 }
 
-/// One connection; closed when both relays have let go of it. Neither socket ever waits.
+/// One connection, closed when both relays have dropped it. Both sockets are non-blocking.
 #[derive(Debug)]
 pub struct Connection {
-    /// Among all connections of the session.
+    /// The number of the connection in the session.
     pub number: u64,
-    /// To the client.
+    /// The socket to the client.
     pub client: OwnedFd,
-    /// To the server, in the session.
+    /// The socket to the server, in the session.
     pub inner: OwnedFd,
 }
 
 impl Connection {
-    /// Resets both sides at once, so that both know that it failed; the other relay finds it closed.
+    /// Resets both sides at once, so that both see a failure. The other relay then finds the connection closed.
     pub fn reset(&self) {
         let _ = connect_unspec(&self.client);
         let _ = connect_unspec(&self.inner);
     }
 }
 
-/// Sends as much as the other side takes now; how much that was.
+/// Sends as many bytes as the other side accepts now, and returns the number.
 pub fn send_some(to: &OwnedFd, bytes: &[u8]) -> rustix::io::Result<usize> {
     let mut sent = 0;
     while sent < bytes.len() {

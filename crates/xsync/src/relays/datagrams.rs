@@ -1,7 +1,7 @@
-//! Datagrams between the session and addresses outside: what leaves does so after a commit, what comes passes at once.
+//! Relays datagrams between the session and addresses outside: outgoing ones after a commit, incoming ones at once.
 //!
-//! Each pair of a socket in the session and an address outside is a flow, with two sockets of its own: one outside, and
-//! one in the session's network that has the outside address, so that answers come from there.
+//! Each pair of a socket in the session and an address outside is a flow with two sockets of its own. One is outside;
+//! the other is in the session's network and has the outside address, so that answers come from there.
 
 use crate::network::inner_sockets::InnerSockets;
 use crate::network::session_network::be_transparent;
@@ -21,17 +21,18 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
-/// Of one datagram.
+/// The size of the largest datagram.
 const BYTES_MAX: usize = 1 << 16;
-/// What is held at most; all else stays in the kernel.
+/// The most bytes that are held. Further datagrams stay in the kernel.
 const GROUP_BYTES_MAX: usize = 1 << 20;
-/// What is read of one socket before others are looked at.
+/// The most datagrams that are read from one socket before the next socket is read.
 const READ_MAX: usize = 32;
-/// The flow that was not used for the longest time makes room for a new one.
+/// The most flows that are kept. The least recently used one makes room for a new one.
 const FLOWS_MAX: usize = 512;
 const EVENTS_MAX: usize = 128;
 const DNS: u16 = 53;
-/// Events of the supervisor's end; those of the sockets that take first datagrams are their numbers, then come flows.
+/// The event of the session's end. Smaller numbers are first the sockets that take datagrams without a flow, then
+/// flows.
 const WAKE: u64 = u64::MAX;
 const FIRST_FLOW: u64 = 16;
 
@@ -45,9 +46,9 @@ pub struct Datagrams {
 
 #[derive(Debug)]
 struct Shared {
-    /// What the session says.
+    /// The epoll of the session's side.
     leaving: OwnedFd,
-    /// What the outside says.
+    /// The epoll of the outside.
     coming: OwnedFd,
     wake: OwnedFd,
     ended: AtomicBool,
@@ -61,7 +62,7 @@ struct Flow {
     inner: OwnedFd,
 }
 
-/// Who talks in a flow: the session's socket, and the address outside.
+/// The ends of a flow: the socket in the session, and the address outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Ends {
     session: SocketAddr,
@@ -69,7 +70,7 @@ struct Ends {
 }
 
 impl Datagrams {
-    /// Relays what these sockets of the session's network take.
+    /// Relays the datagrams that arrive at these sockets of the session's network.
     pub fn begin(
         sockets: Vec<OwnedFd>,
         network: OwnedFd,
@@ -98,7 +99,7 @@ impl Datagrams {
         Ok(Datagrams { shared, leaving, coming })
     }
 
-    /// When the session has ended: what it has sent by then leaves.
+    /// Ends the relay after the session's end: datagrams that the session has sent by then are still relayed.
     pub fn end(self) -> Result<()> {
         self.shared.ended.store(true, SeqCst);
         let _ = write(&self.shared.wake, &1_u64.to_ne_bytes());
@@ -116,7 +117,7 @@ impl Shared {
         self.flows.lock().unwrap_or_else(|e| e.into_inner()).get(&number).cloned()
     }
 
-    /// Passes on what the outside says, until the session's end.
+    /// Passes on datagrams from outside, until the session's end.
     fn bring_in(&self, counters: &Counters) -> Result<()> {
         let (mut events, mut buffer) = (Vec::with_capacity(EVENTS_MAX), vec![0; BYTES_MAX]);
         while !self.ended.load(SeqCst) {
@@ -126,7 +127,8 @@ impl Shared {
                 done => done.context("a relay")?,
             };
             for flow in events.iter().filter_map(|event| self.flow(event.data.u64())) {
-                // What a socket in the session has no room for is lost, as ever. An error was somebody's who is not there.
+                // A datagram for which the session's socket has no room is lost, as on any network. An error reports
+                // that nobody received an earlier datagram, and is ignored.
                 if let Ok((_, bytes)) = recv(&flow.outer, &mut buffer[..], RecvFlags::DONTWAIT) {
                     counters.came_in.fetch_add(bytes as u64, SeqCst);
                     let _ = send(&flow.inner, &buffer[..bytes], SendFlags::DONTWAIT);
@@ -149,7 +151,7 @@ struct Leaving {
     sockets: Vec<OwnedFd>,
     inner: InnerSockets,
     next: u64,
-    /// The flows, and when each was used last, in groups.
+    /// The number of each flow, and the group that used it last.
     recent: HashMap<Ends, (u64, u64)>,
     group: Group,
     counts: Arc<Counters>,
@@ -159,7 +161,7 @@ impl Leaving {
     fn relay(&mut self, committer: &Committer) -> Result<()> {
         let (mut events, mut buffer) = (Vec::with_capacity(EVENTS_MAX), vec![0; BYTES_MAX]);
         for now in 0.. {
-            // Looked at before the sockets: what the session sent before its end is found.
+            // Read before the sockets, so that datagrams from before the session's end are found.
             let over = self.shared.ended.load(SeqCst);
             events.clear();
             match epoll::wait(&self.shared.leaving, rustix::buffer::spare_capacity(&mut events), None) {
@@ -187,7 +189,7 @@ impl Leaving {
         Ok(())
     }
 
-    /// Reads what is there of a flow, or of those that begin.
+    /// Reads the pending datagrams of a flow, or those that begin flows.
     fn read(&mut self, number: u64, now: u64, buffer: &mut [u8]) {
         if number == WAKE {
             return;
@@ -204,7 +206,7 @@ impl Leaving {
             } else {
                 let Some(socket) = self.sockets.get(number as usize) else { return };
                 let Some((bytes, ends)) = receive(socket, buffer) else { return };
-                // As on a network that loses it.
+                // The datagram is dropped, as a network may do.
                 let Ok(flow) = self.flow_of(ends, now) else { continue };
                 (bytes, flow)
             };
@@ -219,7 +221,7 @@ impl Leaving {
             let (datagram, others) = rest.split_at(bytes);
             rest = others;
             let leave = || send(&flow.outer, datagram, SendFlags::DONTWAIT);
-            // The first attempt may say what became of an earlier datagram.
+            // The first attempt may return the error of an earlier datagram.
             if leave().or_else(|_| leave()).is_ok() {
                 self.counts.datagrams.fetch_add(1, SeqCst);
                 self.counts.went_out.fetch_add(bytes as u64, SeqCst);
@@ -265,7 +267,7 @@ impl Leaving {
     }
 }
 
-/// One address, and not the host's own loopback but for its resolver.
+/// Whether the address is a single host, and not on the host's own loopback, except for its resolver.
 fn may_be_sent_to(outside: SocketAddr) -> bool {
     let many = outside.ip().is_multicast() || outside.ip() == IpAddr::V4(Ipv4Addr::BROADCAST);
     !many && (!outside.ip().is_loopback() || outside.port() == DNS)
@@ -276,7 +278,7 @@ fn socket_for(address: SocketAddr) -> Result<OwnedFd> {
     Ok(socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)?)
 }
 
-/// A socket of the session's network, which the thread is in, that has the outside address.
+/// Makes a socket that has the outside address, in the session's network, which this thread is in.
 fn inner(ends: Ends) -> Result<OwnedFd> {
     let socket = socket_for(ends.outside)?;
     be_transparent(&socket, ends.outside.ip())?;
@@ -286,7 +288,7 @@ fn inner(ends: Ends) -> Result<OwnedFd> {
     Ok(socket)
 }
 
-/// The next datagram that has no flow yet: its bytes, who sent it, and for whom it is.
+/// Receives the next datagram without a flow: its size, its sender and its destination.
 fn receive(socket: &OwnedFd, buffer: &mut [u8]) -> Option<(usize, Ends)> {
     // SAFETY: structures of numbers and pointers, for which zero is a value; all of them outlive the calls, and the
     // kernel says how much of each it has filled.
@@ -319,9 +321,9 @@ fn receive(socket: &OwnedFd, buffer: &mut [u8]) -> Option<(usize, Ends)> {
 }
 
 /// # Safety
-/// An address of its family is there.
+/// `at` must point to a complete address of its family.
 unsafe fn address(at: *const libc::sockaddr) -> Option<SocketAddr> {
-    // SAFETY: as the caller says; the address may be at any place.
+    // SAFETY: as the caller ensures; the address need not be aligned.
     unsafe {
         match i32::from((&raw const (*at).sa_family).read_unaligned()) {
             libc::AF_INET => {

@@ -1,4 +1,4 @@
-//! Ports of the session that the outside may connect to: each connection is relayed, its answers after a commit.
+//! Ports of the session that clients outside may connect to. Each connection is relayed, its answers after a commit.
 
 use crate::cares::Cares;
 use crate::host::outer_streams::tell;
@@ -17,14 +17,14 @@ use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// How often it is looked whether the session listens yet.
+/// The interval at which the supervisor checks whether the session listens yet.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
-/// Connections that may wait to be accepted.
+/// The most connections that may wait to be accepted.
 const BACKLOG: i32 = 1024;
 /// `TCP_LISTEN` as `/proc/net/tcp` writes it.
 const LISTENS: &str = "0A";
 
-/// A port that is taken, and not open yet.
+/// A port that is bound, but not open yet.
 #[derive(Debug)]
 pub struct Port {
     socket: Arc<OwnedFd>,
@@ -32,7 +32,7 @@ pub struct Port {
 }
 
 impl Port {
-    /// Takes the port, so that nobody else has it; clients are refused until [`Port::open`].
+    /// Binds the port, so that no other process gets it. Clients are refused until [`Port::open`].
     pub fn take(address: SocketAddr) -> Result<Port> {
         let any = address.ip().is_unspecified() && address.is_ipv4();
         let both = any.then(|| SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), address.port()));
@@ -57,7 +57,7 @@ impl Port {
         thread::Builder::new().spawn(work).map(drop).context("a thread for a port")
     }
 
-    /// No connection is accepted any more.
+    /// Accepts no more connections.
     pub fn close(&self) {
         let _ = shutdown(&self.socket, Shutdown::Both);
     }
@@ -74,7 +74,7 @@ fn bound(address: SocketAddr) -> rustix::io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// The relays of all connections of a session: one thread for what clients ask, one for what servers answer.
+/// The relays of all connections of a session: one thread for requests of clients, one for answers of servers.
 #[derive(Debug)]
 pub struct Served {
     init: Pid,
@@ -113,7 +113,7 @@ impl Served {
         let answers = move || {
             let end = serves.answers.relay(&committer, &counters);
             if !matches!(end, Ok(Ended::Empty)) {
-                // Nothing that the program does from now on can be promised.
+                // The program's further actions can never become durable.
                 let _ = kill_process(serves.init, Signal::KILL);
             }
             end
@@ -126,7 +126,7 @@ impl Served {
 }
 
 impl Served {
-    /// Relays between an outside and a socket in the session's network.
+    /// Relays between a client outside and a socket in the session's network.
     pub fn relay(&self, client: OwnedFd, inner: OwnedFd) {
         let connection = self.requests.connection(client, inner);
         self.answers.add(&connection);
@@ -135,12 +135,12 @@ impl Served {
 }
 
 impl Threads {
-    /// What ports need.
+    /// The relays, for opening ports.
     pub fn served(&self) -> &Arc<Served> {
         &self.served
     }
 
-    /// When the session has ended: waits until all that it has answered has left.
+    /// Ends the relays after the session's end, when all its answers have been sent.
     pub fn end(self) -> Result<()> {
         self.served.requests.end();
         let requests = self.requests.join().expect("a relay does not panic");
@@ -150,7 +150,8 @@ impl Threads {
     }
 }
 
-/// A client who connects before the server listens would be reset. False if the session ended before.
+/// Waits until the session listens at the port, because a client who connects before would be reset. False if the
+/// session ended first.
 fn wait_until_it_listens(served: &Served, port: u16) -> bool {
     let pid = served.init.as_raw_pid();
     while served.committer.strong_count() > 0 {

@@ -1,4 +1,4 @@
-//! Connections of the session to addresses outside: each is made anew by the supervisor, after a commit, and relayed.
+//! Relays connections of the session to addresses outside: the supervisor makes each of them anew, after a commit.
 
 use crate::relays::listen::Served;
 use crate::report::session_report::Counters;
@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// Connections that share a commit at most.
+/// The most connections that may share a commit.
 const GROUP_MAX: usize = 256;
 const DNS: u16 = 53;
 
@@ -27,7 +27,7 @@ pub struct Outgoing {
 }
 
 impl Outgoing {
-    /// Relays what these sockets of the session's network take.
+    /// Relays the connections that arrive at these sockets of the session's network.
     pub fn begin(
         sockets: Vec<OwnedFd>,
         served: &Arc<Served>,
@@ -42,7 +42,7 @@ impl Outgoing {
         Ok(Outgoing { ended, thread })
     }
 
-    /// When the session has ended: the connections that it made by then are made outside, too.
+    /// Ends the thread after the session's end. Connections that the session has made by then are still made outside.
     pub fn end(self) -> Result<()> {
         let _ = write(&self.ended, &1_u64.to_ne_bytes());
         self.thread.join().expect("a relay does not panic")
@@ -63,7 +63,7 @@ fn take(
             Err(Errno::INTR) => continue,
             done => done.context("a relay")?,
         };
-        // Looked at before the sockets: what the session did before its end is found.
+        // Read before the sockets, so that connections from before the session's end are found.
         let over = ready.last().is_some_and(|ended| !ended.revents().is_empty());
         let mut group = Vec::new();
         sockets.iter().for_each(|socket| accept(socket, &mut group));
@@ -73,7 +73,7 @@ fn take(
             }
             continue;
         }
-        // That somebody connects tells the outside something, too.
+        // A connection by itself tells the outside something, so it waits for a commit, too.
         let durable = committer.commit().is_ok();
         for inner in group {
             match durable.then(|| outside(&inner)).flatten() {
@@ -81,7 +81,7 @@ fn take(
                     counters.connections.fetch_add(1, SeqCst);
                     served.relay(client, inner);
                 }
-                // Whoever connects to where nobody is is reset.
+                // Resets the session's connection if there is no connection outside.
                 None => set_socket_linger(&inner, Some(Duration::ZERO)).unwrap_or_default(),
             }
         }
@@ -94,7 +94,7 @@ fn accept(socket: &OwnedFd, group: &mut Vec<OwnedFd>) {
             Ok(inner) => group.push(inner),
             Err(Errno::INTR | Errno::CONNABORTED) => {}
             Err(Errno::MFILE | Errno::NFILE) => {
-                // Whoever waits is served when somebody else has gone.
+                // Waits for another connection to end, which frees descriptors.
                 thread::sleep(Duration::from_millis(20));
                 return;
             }
@@ -103,7 +103,7 @@ fn accept(socket: &OwnedFd, group: &mut Vec<OwnedFd>) {
     }
 }
 
-/// A connection to the address that this one was meant for, perhaps on its way.
+/// Connects to the address that the session's connection was meant for. The connection may still be in progress.
 fn outside(inner: &OwnedFd) -> Option<OwnedFd> {
     let to = SocketAddr::try_from(getsockname(inner).ok()?).ok()?;
     if to.ip().is_loopback() && to.port() != DNS {

@@ -1,4 +1,4 @@
-//! Relays between the session and the outside: what goes out waits for a commit, what comes in does not.
+//! Relays between the session and the outside: output waits for a commit, input does not.
 
 use crate::report::session_report::Counters;
 use crate::volumes::committer::Committer;
@@ -10,50 +10,50 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 use untorn_terminal::standard_streams::{read_some, write_rest, write_whole};
 
-/// What a relay holds at most; all else stays in the kernel, where it holds up the program.
+/// The most bytes that a relay holds. Further bytes stay in the kernel, where they hold up the program.
 pub const HELD_BYTES_MAX: usize = 256 << 10;
-/// Readers of pipes and files do not mind so short a wait, and many small outputs then share one commit.
+/// The time by which output to a pipe or file may be delayed, so that many small outputs share one commit.
 const PATIENCE: Duration = Duration::from_millis(20);
-/// How often a patient relay looks whether enough has come.
+/// The interval at which a relay that waits for more output checks whether there is enough.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
-/// Who reads what goes out.
+/// The kind of reader of an output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reader {
-    /// Somebody who looks at a terminal, or who answers: never waits for more.
+    /// A person at a terminal, or a program that answers: output is never delayed.
     Waiting,
-    /// A pipe or a file: may wait a moment.
+    /// A pipe or a file: output may be delayed a little.
     Patient,
 }
 
-/// Where output goes.
+/// The target of an output.
 #[derive(Debug)]
 pub struct Outlet {
-    /// What is written to.
+    /// The descriptor that is written to.
     pub to: OwnedFd,
-    /// For people.
+    /// The name for messages.
     pub name: &'static str,
-    /// Who reads it.
+    /// The kind of its reader.
     pub reader: Reader,
-    /// Programs go on when their messages cannot be written: so does the relay, without those. Of all else the program
-    /// hears, by the end of the pipe.
+    /// Whether the relay goes on, and drops output, when it cannot write. This holds for standard error, because
+    /// programs ignore that their messages are lost. For standard output the relay ends, and the program gets SIGPIPE.
     pub goes_on: bool,
 }
 
-/// How a relay to the outside ended.
+/// The end of a relay to the outside.
 #[derive(Debug)]
 pub enum End {
-    /// The session's side was closed, and everything has left.
+    /// The session closed its side, and everything has been written.
     Closed,
-    /// Nobody outside reads any more.
+    /// The outside has closed the output.
     Unread,
-    /// What was held has not left, and never will: a commit failed.
+    /// A commit failed, so the held output is dropped.
     Held,
-    /// The session could not be read, or not everything could be written to the outside.
+    /// The session's output could not be read, or not all of it could be written to the outside.
     Failed(anyhow::Error),
 }
 
-/// Brings outputs of the session to the outside, each after a commit that began when the output was there.
+/// Relays output of the session to the outside. Each piece waits for a commit that begins after the piece was read.
 pub fn bring_out(from: &OwnedFd, outlet: &Outlet, committer: &Committer, counters: &Counters) -> End {
     let mut buffer = vec![0; HELD_BYTES_MAX];
     let (mut last, mut came_in, mut lost) = (None, 0, None::<Lost>);
@@ -62,7 +62,7 @@ pub fn bring_out(from: &OwnedFd, outlet: &Outlet, committer: &Committer, counter
             wait_for_more(from, last, came_in, counters);
         }
         let bytes = match read(from, &mut buffer) {
-            // A terminal says EIO when nobody in the session has it open any more.
+            // A terminal returns EIO when no process in the session has it open any more.
             Ok(0) | Err(Errno::IO) => return lost.map_or(End::Closed, |lost| lost.end(outlet)),
             Ok(bytes) => bytes,
             Err(Errno::INTR) => continue,
@@ -84,7 +84,7 @@ pub fn bring_out(from: &OwnedFd, outlet: &Outlet, committer: &Committer, counter
                 let so_far = lost.get_or_insert(Lost { bytes: 0, why });
                 so_far.bytes += rest.len() as u64;
                 if !outlet.goes_on {
-                    // What the program has written already, and nobody will read.
+                    // Output that the program has written already, and that stays unread.
                     so_far.bytes += ioctl_fionread(from).unwrap_or(0);
                     return lost.expect("just now").end(outlet);
                 }
@@ -93,7 +93,7 @@ pub fn bring_out(from: &OwnedFd, outlet: &Outlet, committer: &Committer, counter
     }
 }
 
-/// Output that could not be written, and why the first of it could not.
+/// The number of bytes that could not be written, and the error of the first failure.
 #[derive(Clone, Copy, Debug)]
 struct Lost {
     bytes: u64,
@@ -106,11 +106,12 @@ impl Lost {
     }
 }
 
-/// Waits until much has come, or until the last output was a while ago. Whoever answers gets an answer at once: if
-/// something came in since the last output, there is no wait.
+/// Waits until there is much output, or until the last output is a while ago.
+///
+/// If input came since the last output, the output may be an answer, and does not wait.
 fn wait_for_more(from: &OwnedFd, last: Option<Instant>, came_in: u64, counters: &Counters) {
     let Some(last) = last else { return };
-    // Nothing is there yet: the wait for the first byte is the read itself.
+    // This wait for the first byte takes the place of the wait in `read`.
     let mut ready = [PollFd::new(from, PollFlags::IN)];
     let _ = poll(&mut ready, None);
     while last.elapsed() < PATIENCE && counters.came_in.load(SeqCst) == came_in {
@@ -125,7 +126,7 @@ fn wait_for_more(from: &OwnedFd, last: Option<Instant>, came_in: u64, counters: 
     }
 }
 
-/// Brings what comes from outside into the session, until its end; it waits for no commit.
+/// Relays input from outside into the session until its end, without commits.
 pub fn bring_in(from: BorrowedFd<'_>, to: &OwnedFd, counters: &Counters) -> Result<()> {
     let mut buffer = vec![0; HELD_BYTES_MAX];
     loop {
@@ -135,7 +136,7 @@ pub fn bring_in(from: BorrowedFd<'_>, to: &OwnedFd, counters: &Counters) -> Resu
         }
         counters.came_in.fetch_add(bytes as u64, SeqCst);
         match write_whole(to.as_fd(), &buffer[..bytes]) {
-            // The session does not read any more.
+            // The session does not read its input any more.
             Err(Errno::PIPE | Errno::IO) => return Ok(()),
             done => done.context("cannot write to the session")?,
         }

@@ -1,4 +1,4 @@
-//! The relay of what clients send to servers in the session: it waits for no commit.
+//! Relays requests of clients to servers in the session, without commits.
 
 use crate::cares::Cares;
 use crate::network::session_network::be_transparent;
@@ -22,16 +22,16 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-/// What is read of one client at a time.
+/// The most bytes that are read from one client at a time.
 const READ_BYTES_MAX: usize = 256 << 10;
-/// Events that are looked at together.
+/// The most events that are handled together.
 const EVENTS_MAX: usize = 512;
-/// When there was no descriptor for a client, how soon it is tried again.
+/// The interval before another attempt when no descriptor was free for a client.
 const LOOK_EVERY: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
-/// Connections of one port that are accepted before requests are looked at again.
+/// The most connections of one port that are accepted before requests are handled again.
 const ACCEPTED_MAX: usize = 64;
 
-/// The way into the relay for other threads.
+/// The interface of the relay for other threads.
 #[derive(Debug)]
 pub struct Requests {
     epoll: OwnedFd,
@@ -42,28 +42,28 @@ pub struct Requests {
     next: AtomicU64,
 }
 
-/// What the relay needs of the session.
+/// The parts of the session that the relay needs.
 pub struct Session {
     /// The session's network.
     pub network: OwnedFd,
-    /// All addresses of IPv4 lead to the session's loopback.
+    /// All IPv4 addresses lead to the session's loopback.
     pub all_addresses: bool,
-    /// Cares.
+    /// The invariants that the session keeps.
     pub cares: Cares,
-    /// Gone when the session is over.
+    /// The committer, which is gone when the session is over.
     pub committer: Weak<Committer>,
-    /// What is counted.
+    /// Counters for the status.
     pub counters: Arc<Counters>,
 }
 
 struct Inbound {
     connection: Arc<Connection>,
-    /// What the server has not taken yet; the client is not read meanwhile.
+    /// Bytes that the server has not accepted yet. The client is not read meanwhile.
     waiting: Vec<u8>,
 }
 
 impl Requests {
-    /// Without a port yet.
+    /// Makes a relay without ports.
     pub fn new() -> Result<Requests> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).context("a relay")?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).context("a relay")?;
@@ -78,7 +78,7 @@ impl Requests {
         })
     }
 
-    /// Connections to this socket, which listens, go to the port of this number in the session.
+    /// Relays connections to this listening socket to the port of this number in the session.
     pub fn serve(&self, socket: Arc<OwnedFd>, number: u16) -> Result<()> {
         let mut ports = self.ports.lock().unwrap_or_else(|e| e.into_inner());
         let source = Source::Port(ports.len() as u64);
@@ -87,30 +87,31 @@ impl Requests {
             .context("a relay")
     }
 
-    /// A new connection, between these.
+    /// Makes a new connection of these two sockets.
     pub fn connection(&self, client: OwnedFd, inner: OwnedFd) -> Arc<Connection> {
         let _ = set_tcp_nodelay(&client, true);
         let _ = set_tcp_nodelay(&inner, true);
-        // Urgent bytes are bytes like others here.
+        // Urgent bytes are treated like all others.
         let _ = set_socket_oobinline(&client, true);
         let _ = set_socket_oobinline(&inner, true);
         Arc::new(Connection { number: self.next.fetch_add(1, SeqCst), client, inner })
     }
 
-    /// Relays what the outside says in this connection.
+    /// Relays the client's bytes in this connection.
     pub fn add(&self, connection: Arc<Connection>) {
         self.arrived.lock().unwrap_or_else(|e| e.into_inner()).push(connection);
         let _ = write(&self.wake, &1_u64.to_ne_bytes());
     }
 
-    /// Lets the relay end.
+    /// Ends the relay.
     pub fn end(&self) {
         self.ended.store(true, SeqCst);
         let _ = write(&self.wake, &1_u64.to_ne_bytes());
     }
 
-    /// Relays until [`Requests::end`]; each new connection is passed to `answers`, too. The thread then belongs to the
-    /// session's network.
+    /// Relays until [`Requests::end`], and passes each new connection to `answers`.
+    ///
+    /// The calling thread enters the session's network for good.
     pub fn relay(&self, session: &Session, answers: impl Fn(&Arc<Connection>)) -> Result<()> {
         move_into_link_name_space(session.network.as_fd(), Some(LinkNameSpaceType::Network))
             .context("the session's network")?;
@@ -143,9 +144,9 @@ struct Relay<'a> {
     requests: &'a Requests,
     session: &'a Session,
     connections: HashMap<u64, Inbound>,
-    /// There was no descriptor for a client; ports are not looked at until a moment later.
+    /// When no descriptor was free for a client. Ports are not handled again for a moment.
     full: Option<Instant>,
-    /// A client who was accepted then.
+    /// The client that had been accepted then.
     parked: Option<(OwnedFd, u16)>,
 }
 
@@ -161,7 +162,7 @@ impl Relay<'_> {
                 Ok(client) => client,
                 Err(Errno::INTR | Errno::CONNABORTED) => continue,
                 Err(Errno::MFILE | Errno::NFILE) => {
-                    // Whoever waits is served when somebody else has gone.
+                    // Waiting clients are served when another connection has ended.
                     self.full = Some(Instant::now());
                     let _ = epoll::delete(&self.requests.epoll, &socket);
                     return;
@@ -174,7 +175,7 @@ impl Relay<'_> {
         }
     }
 
-    /// Whether there were descriptors for it; otherwise this client is the first of those who wait.
+    /// Connects a client to the server. False if no descriptor was free: then this client is the next to be served.
     fn serve(&mut self, client: OwnedFd, number: u16, answers: &impl Fn(&Arc<Connection>)) -> bool {
         match self.connected(number, &client) {
             Ok(inner) => self.begin(client, inner, answers),
@@ -183,7 +184,7 @@ impl Relay<'_> {
                 self.parked = Some((client, number));
                 return false;
             }
-            // Whoever connects when nobody listens is reset.
+            // No server listens, so the client is reset.
             Err(_) => set_socket_linger(&client, Some(Duration::ZERO)).unwrap_or_default(),
         }
         true
@@ -204,13 +205,14 @@ impl Relay<'_> {
         }
         let ports = self.requests.ports.lock().unwrap_or_else(|e| e.into_inner());
         for (n, (socket, _)) in ports.iter().enumerate() {
-            // Those that are looked at already are refused.
+            // A port that is in the epoll already is refused, which does no harm.
             self.listen_to(Source::Port(n as u64), socket, epoll::EventFlags::IN);
         }
     }
 
-    /// A connection to a port of this thread's network, perhaps on its way; from the client's address, if replies to it
-    /// find the way back.
+    /// Connects to a port of this thread's network. The connection may still be in progress.
+    ///
+    /// It comes from the client's address if the server's replies to that address stay in this network.
     fn connected(&self, port: u16, client: &OwnedFd) -> rustix::io::Result<OwnedFd> {
         let from = getpeername(client).ok().flatten().and_then(|address| SocketAddr::try_from(address).ok());
         let from = from.filter(|_| self.session.all_addresses);
@@ -235,7 +237,7 @@ impl Relay<'_> {
     }
 
     fn listen_to(&self, source: Source, socket: &OwnedFd, to: epoll::EventFlags) {
-        // Fails without memory only; the connection then stands still until its client leaves.
+        // Fails only for lack of memory. The connection then stalls until its client leaves.
         let _ = epoll::add(&self.requests.epoll, socket, epoll::EventData::new_u64(source.to_number()), to);
     }
 
@@ -270,7 +272,7 @@ impl Relay<'_> {
         }
     }
 
-    /// The server takes more now.
+    /// Passes on waiting bytes when the server accepts more.
     fn write_inner(&mut self, number: u64) {
         if self.pass_on(number)
             && let Some(inbound) = self.connections.get(&number)
@@ -280,7 +282,7 @@ impl Relay<'_> {
         }
     }
 
-    /// Passes on what waits; whether nothing waits any more.
+    /// Passes on waiting bytes. True if none are left.
     fn pass_on(&mut self, number: u64) -> bool {
         let Some(inbound) = self.connections.get_mut(&number) else { return true };
         match send_some(&inbound.connection.inner, &inbound.waiting) {
@@ -288,7 +290,7 @@ impl Relay<'_> {
                 inbound.waiting.drain(..sent);
                 inbound.waiting.is_empty()
             }
-            // The server does not read any more; what it has said so far is on its way.
+            // The server does not read any more. The other relay still sends its answers.
             Err(_) => {
                 let connection = inbound.connection.clone();
                 self.forget(&connection);
@@ -304,8 +306,9 @@ impl Relay<'_> {
     }
 }
 
-/// Whether what this thread's network says to the address of somebody outside stays in it: IPv6 has routes for what the
-/// host has routes for, and none for a link of the host.
+/// Whether traffic from this thread's network to an outside address stays in it.
+///
+/// IPv6 has the same routes as the host, but none for link-local addresses.
 fn leads_back(ip: IpAddr) -> bool {
     let has_route = |ip: Ipv6Addr| {
         let socket = socket_with(AddressFamily::INET6, SocketType::DGRAM, SocketFlags::CLOEXEC, None);
@@ -317,7 +320,7 @@ fn leads_back(ip: IpAddr) -> bool {
     }
 }
 
-/// As [`connected`], from an address of somebody outside.
+/// Works like [`connected`], from an outside address.
 fn connected_from(from: SocketAddr, port: u16) -> rustix::io::Result<OwnedFd> {
     let (family, to) = match from {
         SocketAddr::V4(_) => (AddressFamily::INET, IpAddr::from(Ipv4Addr::LOCALHOST)),
@@ -330,7 +333,7 @@ fn connected_from(from: SocketAddr, port: u16) -> rustix::io::Result<OwnedFd> {
     begin_to_connect(socket, SocketAddr::new(to, port))
 }
 
-/// On its way, unless nobody listens there: in a loopback, that is known at once.
+/// Starts a connection. In a loopback it fails at once if no server listens.
 fn begin_to_connect(socket: OwnedFd, to: SocketAddr) -> rustix::io::Result<OwnedFd> {
     match connect(&socket, &to) {
         Ok(()) => Ok(socket),
@@ -339,7 +342,7 @@ fn begin_to_connect(socket: OwnedFd, to: SocketAddr) -> rustix::io::Result<Owned
     }
 }
 
-/// A connection to a port of this thread's network, perhaps on its way.
+/// Connects to a port of this thread's network. The connection may still be in progress.
 fn connected(port: u16) -> rustix::io::Result<OwnedFd> {
     let to = |ip: IpAddr| {
         let family = if ip.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };

@@ -1,4 +1,4 @@
-//! Where the sockets and mount points of a user's sessions are.
+//! The directory of the sockets and mount points of a user's sessions.
 
 use anyhow::{Context, Result};
 use std::fs;
@@ -6,7 +6,7 @@ use std::io;
 use std::path::PathBuf;
 use untorn_terminal::user_namespace::is_root;
 
-/// Where the sockets and mount points of this user's sessions are.
+/// The directory of the sockets and mount points of this user's sessions.
 pub fn home() -> Result<PathBuf> {
     if is_root() {
         return Ok(PathBuf::from("/run/untorn-xsync"));

@@ -1,4 +1,4 @@
-//! What a session has done so far, for people who ask.
+//! Counts and reports the progress of a session, for users who ask.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-/// Counted by the threads of a supervisor.
+/// Counters that the threads of a supervisor keep.
 #[derive(Debug, Default)]
 pub struct Counters {
     /// Writable shared maps of files.
@@ -15,16 +15,16 @@ pub struct Counters {
     pub connections: AtomicU64,
     /// Datagrams of the session that went to addresses outside.
     pub datagrams: AtomicU64,
-    /// Bytes that came in.
+    /// Bytes that came in from outside.
     pub came_in: AtomicU64,
     /// Bytes that went out.
     pub went_out: AtomicU64,
-    /// Bytes that have not left, and never will, because a commit failed.
+    /// Bytes that were dropped because a commit failed.
     pub dropped: AtomicU64,
     held: Mutex<Held>,
 }
 
-/// What waits for a commit, or for somebody outside to read it.
+/// Output that waits for a commit, or for its reader outside.
 #[derive(Debug, Default)]
 struct Held {
     bytes: u64,
@@ -32,7 +32,7 @@ struct Held {
     next: u64,
 }
 
-/// Something that is held; it has left when this is dropped.
+/// Held output. It counts as sent when this value is dropped.
 #[derive(Debug)]
 pub struct Holding<'a> {
     counters: &'a Counters,
@@ -41,7 +41,7 @@ pub struct Holding<'a> {
 }
 
 impl Counters {
-    /// Notes that bytes are held from now on.
+    /// Counts bytes as held from now on.
     pub fn hold(&self, bytes: usize) -> Holding<'_> {
         let mut held = self.held.lock().unwrap_or_else(|e| e.into_inner());
         let number = held.next;
@@ -51,7 +51,7 @@ impl Counters {
         Holding { counters: self, number, bytes: bytes as u64 }
     }
 
-    /// How many bytes are held, and for how long the oldest of them.
+    /// The number of held bytes, and the time for which the oldest of them have been held.
     pub fn held(&self) -> (u64, Duration) {
         let held = self.held.lock().unwrap_or_else(|e| e.into_inner());
         (held.bytes, held.since.first().map_or(Duration::ZERO, |(_, since)| since.elapsed()))
@@ -69,13 +69,13 @@ impl Drop for Holding<'_> {
 /// The state of a session.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
-    /// The supervisor.
+    /// The process id of the supervisor.
     pub pid: u32,
-    /// The program.
+    /// The program and its arguments.
     pub command: String,
     /// The file or device with the volume.
     pub volume: String,
-    /// Commits that were asked for, those without changes included.
+    /// Requested commits, including those that found no changes.
     pub commits: u64,
     /// Bytes that went out.
     pub bytes_out: u64,
@@ -89,14 +89,14 @@ pub struct Report {
     pub datagrams_out: u64,
     /// Bytes that are held.
     pub bytes_held: u64,
-    /// Milliseconds since the oldest of them came.
+    /// Milliseconds for which the oldest of them have been held.
     pub oldest_held_ms: u64,
     /// Writable shared maps of files that the session made, or tried to.
     pub shared_maps: u64,
 }
 
 impl Report {
-    /// Fills in what is counted.
+    /// Fills in the counts.
     pub fn counted(mut self, counters: &Counters, commits: u64) -> Report {
         let (held, oldest) = counters.held();
         self.commits = commits;

@@ -1,4 +1,4 @@
-//! `--status`: what the sessions of this machine are doing, each asked by its socket.
+//! The output of `--status`: the state of each session of this user, asked through its socket.
 
 use crate::report::session_home::home;
 use crate::report::session_report::Report;
@@ -9,10 +9,10 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// A session that answers in a second is one that works.
+/// The time limit for an answer. A working session answers within it.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(1);
 
-/// Where a supervisor answers; gone when this is dropped.
+/// The socket on which a supervisor answers. It is removed when this value is dropped.
 #[derive(Debug)]
 pub struct StatusSocket {
     listener: Option<UnixListener>,
@@ -20,7 +20,7 @@ pub struct StatusSocket {
 }
 
 impl StatusSocket {
-    /// Binds the socket of this process; answered later.
+    /// Binds the socket of this process. [`StatusSocket::answer`] answers on it.
     pub fn bind() -> Result<StatusSocket> {
         let path = home()?.join(format!("{}.socket", std::process::id()));
         let _ = fs::remove_file(&path);
@@ -28,13 +28,13 @@ impl StatusSocket {
         Ok(StatusSocket { listener: Some(listener), path })
     }
 
-    /// Answers everybody, in a thread of its own.
+    /// Answers every request, in a thread of its own.
     pub fn answer(&mut self, report: impl Fn() -> Report + Send + 'static) {
         let Some(listener) = self.listener.take() else { return };
         std::thread::spawn(move || {
             for stream in listener.incoming() {
                 let text = serde_json::to_string(&report()).expect("a report is plain data");
-                // Whoever asked and does not listen gets nothing.
+                // If the asking process has closed the connection, the answer is lost.
                 let _ = stream.and_then(|mut stream| stream.write_all(text.as_bytes()));
             }
         });
@@ -47,7 +47,7 @@ impl Drop for StatusSocket {
     }
 }
 
-/// What every session of this machine says. Sockets of killed supervisors are removed.
+/// Collects the reports of this user's sessions. Sockets of killed supervisors are removed.
 pub fn ask_all() -> Vec<Report> {
     let entries = home().and_then(|home| Ok(fs::read_dir(home)?)).into_iter().flatten().flatten();
     let sockets = entries.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|e| e == "socket"));

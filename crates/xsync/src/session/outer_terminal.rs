@@ -1,4 +1,4 @@
-//! The terminal of the person who started the session.
+//! The terminal in which the user started the session.
 
 use crate::session::session_init::TerminalLike;
 use anyhow::{Context, Result};
@@ -8,19 +8,19 @@ use rustix::termios::{
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Mutex;
 
-/// Which of the standard descriptors are terminals, and what the terminal was like.
+/// The standard streams that are a terminal, and the terminal's settings at the start.
 #[derive(Debug)]
 pub struct OuterTerminal {
-    /// Typed input comes from here, if it comes from a terminal at all.
+    /// The terminal for input, if standard input is one.
     input: Option<OwnedFd>,
-    /// Output goes there.
+    /// The terminal for output.
     output: OwnedFd,
     before: Termios,
     is_raw: Mutex<bool>,
 }
 
 impl OuterTerminal {
-    /// None if neither input nor output is a terminal.
+    /// Finds the terminal. None if neither input nor output is one.
     pub fn of(input: BorrowedFd<'_>, outputs: [BorrowedFd<'_>; 2]) -> Result<Option<OuterTerminal>> {
         let input = isatty(input).then(|| input.try_clone_to_owned()).transpose()?;
         let output = outputs.into_iter().find(|output| isatty(output)).or(input.as_ref().map(|input| input.as_fd()));
@@ -30,22 +30,23 @@ impl OuterTerminal {
         Ok(Some(OuterTerminal { input, output, before, is_raw: Mutex::new(false) }))
     }
 
-    /// Where output goes.
+    /// The terminal for output.
     pub fn output(&self) -> &OwnedFd {
         &self.output
     }
 
-    /// What the session's terminal is to be like.
+    /// The settings and size for the session's terminal.
     pub fn like(&self) -> Result<TerminalLike> {
         let mut settings = self.before.clone();
         if self.input.is_none() {
-            // This terminal stays as it is, and does the same once more.
+            // The outer terminal keeps its settings, so it processes the output. The session's terminal must not do
+            // that, too.
             settings.output_modes -= OutputModes::OPOST;
         }
         Ok(TerminalLike { settings, size: tcgetwinsize(&self.output).context("the terminal's size")? })
     }
 
-    /// From now on the session's terminal treats what is typed; this one passes it on.
+    /// Sets the terminal to raw mode: it passes on typed input, and the session's terminal processes it.
     pub fn pass_on(&self) -> Result<()> {
         let Some(input) = &self.input else { return Ok(()) };
         let mut raw = self.before.clone();
@@ -56,7 +57,7 @@ impl OuterTerminal {
         Ok(())
     }
 
-    /// The terminal is as it was before.
+    /// Restores the terminal's settings.
     pub fn restore(&self) {
         let mut is_raw = self.is_raw.lock().unwrap_or_else(|e| e.into_inner());
         if let (true, Some(input)) = (*is_raw, &self.input) {
@@ -65,7 +66,7 @@ impl OuterTerminal {
         *is_raw = false;
     }
 
-    /// Gives the session's terminal the size of this one; the kernel tells the program.
+    /// Gives the session's terminal the size of this one. The kernel then informs the program.
     pub fn pass_size(&self, inner: &OwnedFd) {
         if let Ok(size) = tcgetwinsize(&self.output) {
             let _ = tcsetwinsize(inner, size);

@@ -1,7 +1,7 @@
-//! The session's first process: mounts the session's root, starts the program, and reports how it ends.
+//! The session's first process: it mounts the session's root, starts the program, and reports how the program ends.
 //!
-//! It is made by `clone3` in the supervisor, which has one thread then, and never returns. When it ends, the kernel
-//! ends everything in the session.
+//! The supervisor makes it with `clone3` while it has one thread. The process never returns from here. When it ends,
+//! the kernel ends everything in the session.
 
 use crate::cares::Cares;
 use crate::control::{Control, News, Order};
@@ -28,25 +28,25 @@ use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use untorn_terminal::user_namespace::is_root;
 
-/// The session could not begin; as `timeout`, `chroot` and others have it.
+/// The exit code if the session could not begin, as with `timeout`, `chroot` and others.
 pub const COULD_NOT: u8 = 125;
 const NOT_EXECUTABLE: u8 = 126;
 const NOT_FOUND: u8 = 127;
-/// Added to the number of a signal by shells.
+/// Shells add this to the number of a signal for the exit code.
 const BY_SIGNAL: i32 = 128;
 
-/// What the program gets for one of its first three descriptors.
+/// A standard stream of the program.
 #[derive(Debug)]
 pub enum Stream {
     /// The session's terminal.
     Terminal,
     /// A pipe to the supervisor.
     Pipe(OwnedFd),
-    /// Nothing.
+    /// `/dev/null`.
     Null,
 }
 
-/// How the session's terminal is to be.
+/// The settings and the size of the session's terminal.
 #[derive(Clone, Debug)]
 pub struct TerminalLike {
     /// Its settings.
@@ -55,29 +55,29 @@ pub struct TerminalLike {
     pub size: Winsize,
 }
 
-/// What is to be started, and how.
+/// The session that is to be started.
 pub struct Session {
-    /// What of the host it sees.
+    /// The part of the host that the session sees.
     pub view: View,
-    /// What is done about shared maps.
+    /// The treatment of shared maps.
     pub maps: Maps,
-    /// Flushes have the results that they have elsewhere.
+    /// Flushes return the results that they have outside of a session.
     pub exact: bool,
-    /// Cares.
+    /// The invariants that the session keeps.
     pub cares: Cares,
     /// The program and its arguments.
     pub command: Vec<OsString>,
     /// Standard input, output, error.
     pub streams: [Stream; 3],
-    /// The session has a terminal like this.
+    /// The session's terminal, if it has one.
     pub terminal: Option<TerminalLike>,
-    /// There is a way out.
+    /// The host's network. None if the session has no way out.
     pub network: Option<HostNetwork>,
-    /// Signals that the program shall not find blocked.
+    /// The set of blocked signals for the program.
     pub signals: libc::sigset_t,
 }
 
-/// Runs the session in this process, which is new and has one thread. Never returns.
+/// Runs the session in this process, which is new and has one thread.
 pub fn run(session: Session, control: Control) -> ! {
     let code = match supervised(session, &control) {
         Ok(()) => 0,
@@ -122,13 +122,14 @@ fn supervised(session: Session, control: &Control) -> Result<(), (anyhow::Error,
     watch(child, control, &children, cares).map_err(could_not)
 }
 
-/// Lets the kernel end this process, and with it the session, when the supervisor ends. If it ended before, the socket
-/// to it is closed, which this process finds soon.
+/// Makes the kernel end this process, and with it the session, when the supervisor ends.
+///
+/// If the supervisor has ended before, its end of the socket is closed, and this process notices that soon.
 fn end_with_the_supervisor() -> Result<()> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).context("the supervisor's end")
 }
 
-/// A terminal of the session's own: the descriptor of one of the host's would lead out.
+/// Opens a terminal of the session's own devpts. A descriptor of a host's terminal would lead out of the session.
 fn open_terminal(like: &TerminalLike, control: &Control) -> Result<OwnedFd> {
     let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
     let master = rustix::pty::openpt(flags).context("a terminal (/dev/ptmx)")?;
@@ -151,7 +152,7 @@ fn begin_session(slave: Option<&OwnedFd>) -> Result<()> {
     }
 }
 
-/// The session's network: programs in it can talk to each other.
+/// Brings up the loopback of the session's network, so that programs in it can talk to each other.
 fn raise_loopback() -> Result<()> {
     let family = rustix::net::AddressFamily::INET;
     let socket = rustix::net::socket(family, rustix::net::SocketType::DGRAM, None).context("the session's network")?;
@@ -159,20 +160,20 @@ fn raise_loopback() -> Result<()> {
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     request.ifr_name[..2].copy_from_slice(&[b'l' as libc::c_char, b'o' as libc::c_char]);
     request.ifr_ifru.ifru_flags = libc::IFF_UP as libc::c_short;
-    // SAFETY: `request` is what the call reads, and outlives the call.
+    // SAFETY: the call reads `request`, which outlives the call.
     if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS as libc::Ioctl, &request) } != 0 {
         return Err(io::Error::last_os_error()).context("the session's loopback");
     }
     Ok(())
 }
 
-/// The supervisor needs it even if this process has ended when it does.
+/// Sends the supervisor the network namespace, which it needs even after this process has ended.
 fn show_network(control: &Control) -> Result<()> {
     let network = File::open("/proc/self/ns/net").context("the session's network")?;
     control.send(&News::Network, Some(network.as_fd()))
 }
 
-/// Nobody who is not root of the host may look at them later.
+/// Sends the supervisor the mount namespace and its mount table. Later, only root of the host could open them.
 fn show_mounts(control: &Control) -> Result<()> {
     let namespace = File::open("/proc/self/ns/mnt").context("the session's mounts")?;
     control.send(&News::Mounts, Some(namespace.as_fd()))?;
@@ -189,12 +190,12 @@ fn confine((maps, exact, renames): (Maps, bool, bool), cares: Cares, control: &C
     } else if cares.capabilities_dropped {
         capabilities::drop_what_leads_out()?;
     }
-    // The session cannot look into this process, which was the supervisor before.
+    // Keeps the session's processes from reading this process's memory, which is a copy of the supervisor's.
     rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)?;
     Ok(())
 }
 
-/// A descriptor that is readable when a child has changed; the signal itself stays blocked.
+/// A descriptor that is readable when a child has changed. SIGCHLD itself stays blocked.
 fn children() -> Result<OwnedFd> {
     // SAFETY: `set` is a set of signals as soon as `sigemptyset` has filled it, and outlives the calls.
     let descriptor = unsafe {
@@ -230,7 +231,7 @@ fn start(
     let open = |e: io::Error| (anyhow::Error::new(e).context("the program's descriptors"), COULD_NOT);
     program.stdin(input.map_err(open)?).stdout(output.map_err(open)?).stderr(error.map_err(open)?);
     let terminal = slave.map(|slave| slave.as_raw_fd());
-    // Descriptors that the supervisor was given by others are not the program's.
+    // The program must not inherit descriptors that the supervisor got from its parent.
     // SAFETY: marks descriptors, and closes none.
     unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) };
     // SAFETY: the closure makes system calls only, which all may be made after fork.
@@ -257,8 +258,8 @@ fn start(
     }
 }
 
-/// Closes what this process has from the supervisor: the program's pipes are among it, whose ends the
-/// supervisor waits for.
+/// Closes all other descriptors that this process inherited from the supervisor. Among them are the program's pipes,
+/// whose ends the supervisor waits for.
 pub fn close_all_but(kept: &[i32]) {
     let mut kept = kept.to_vec();
     kept.sort_unstable();
@@ -272,7 +273,7 @@ pub fn close_all_but(kept: &[i32]) {
     }
 }
 
-/// Passes on signals, reaps whatever ends, and reports what becomes of the program.
+/// Passes on signals, reaps every ended process, and reports how the program ends.
 fn watch(program: Pid, control: &Control, children: &OwnedFd, cares: Cares) -> Result<()> {
     const LOOK_EVERY: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
     let time = if cares.end_heard { None } else { Some(&LOOK_EVERY) };
@@ -300,17 +301,17 @@ fn watch(program: Pid, control: &Control, children: &OwnedFd, cares: Cares) -> R
 
 fn signal(program: Pid, number: i32) {
     let Some(signal) = Signal::from_named_raw(number) else { return };
-    // The program may have left the group that it was started in.
+    // The program may have left its original process group.
     if kill_process_group(program, signal).is_err() {
         let _ = kill_process(program, signal);
     }
 }
 
-/// Whether the program has ended.
+/// Reaps ended processes. True if the program has ended.
 fn reap(program: Pid, control: &Control) -> Result<bool> {
     loop {
         let mut status = 0;
-        // SAFETY: `status` is where the call writes, and outlives the call.
+        // SAFETY: the call writes `status`, which outlives the call.
         let pid = unsafe { libc::waitpid(-1, &mut status, libc::WNOHANG | libc::WUNTRACED) };
         if pid <= 0 {
             return Ok(false);

@@ -1,26 +1,26 @@
-//! Signals of the supervisor: passed on to the program, or answered.
+//! Signals to the supervisor: they are passed on to the program, or answered.
 
 use anyhow::{Context, Result, ensure};
 use std::io;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Signals that somebody sends to the supervisor and means the program.
+/// Signals to the supervisor that are meant for the program.
 const PASSED_ON: [libc::c_int; 4] = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM];
-/// So many of these in so short a time, and the session is ended whatever the program wants.
+/// The number of signals that end the session, even if the program goes on, when they come within this time.
 const IMPATIENT: usize = 3;
 const IN_SO_SHORT_A_TIME: Duration = Duration::from_secs(2);
 
-/// What a signal means.
+/// The meaning of a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Heard {
-    /// For the program.
+    /// A signal for the program.
     End(i32),
-    /// The program does not end.
+    /// Repeated signals: the session is to be ended.
     Impatience,
     /// The terminal has another size.
     Size,
-    /// Somebody wants to know how far it is.
+    /// A request for a report.
     Report,
 }
 
@@ -36,7 +36,7 @@ fn set() -> libc::sigset_t {
     }
 }
 
-/// Blocks what the thread is to hear, in this thread and all that it starts. Returns what was blocked before.
+/// Blocks the thread's signals in this thread and all threads that it starts. Returns the set that was blocked before.
 pub fn block() -> Result<libc::sigset_t> {
     // SAFETY: both sets are valid, and outlive the call.
     unsafe {
@@ -53,7 +53,7 @@ pub fn hear(mut on: impl FnMut(Heard) + Send + 'static) -> Result<()> {
         let (set, mut ends) = (set(), Vec::new());
         loop {
             let mut signal = 0;
-            // SAFETY: the set is valid, `signal` is where the call writes, and both outlive the call.
+            // SAFETY: the set is valid, the call writes `signal`, and both outlive the call.
             if unsafe { libc::sigwait(&set, &mut signal) } != 0 {
                 continue;
             }
@@ -71,7 +71,7 @@ pub fn hear(mut on: impl FnMut(Heard) + Send + 'static) -> Result<()> {
     thread::Builder::new().spawn(listen).map(drop).context("a thread for signals")
 }
 
-/// Stops this process as Ctrl-Z would: not at all where no shell would notice.
+/// Stops this process as Ctrl-Z does. The kernel ignores the signal if no shell could notice the stop.
 pub fn stop_this_process() {
     // SAFETY: SIGTSTP has its default action in this process, which any thread may ask for.
     unsafe { libc::kill(libc::getpid(), libc::SIGTSTP) };

@@ -1,4 +1,4 @@
-//! The supervisor: makes the session, relays between it and the outside, and waits for its end.
+//! The supervisor: it makes the session, relays between it and the outside, and waits for its end.
 
 use crate::cares::Cares;
 use crate::control::{Control, News, Order, Takes};
@@ -35,50 +35,50 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 use untorn_terminal::user_namespace::is_root;
 
-/// Of the pipes between program and supervisor.
+/// The size of the pipes between program and supervisor.
 const PIPE_BYTES: usize = 1 << 20;
-/// Of `struct clone_args`, as it was first.
+/// The size of the first version of `struct clone_args`.
 const CLONE_ARGS_BYTES: usize = 64;
 
-/// What is to be run, and how.
+/// A session that is to be run.
 #[derive(Debug)]
 pub struct Job {
     /// The program and its arguments.
     pub command: Vec<OsString>,
-    /// What of the host the session sees.
+    /// The part of the host that the session sees.
     pub view: View,
-    /// What is done about shared maps.
+    /// The treatment of shared maps.
     pub maps: Maps,
-    /// Flushes have the results that they have elsewhere.
+    /// Flushes return the results that they have outside of a session.
     pub exact: bool,
-    /// Cares.
+    /// The invariants that the session keeps.
     pub cares: Cares,
-    /// Whether there is a way out.
+    /// The traffic that may leave the session.
     pub net: Net,
-    /// Ports that the outside may connect to, when the session listens.
+    /// The ports that clients outside may connect to when the session listens.
     pub ports: Arc<Vec<Port>>,
-    /// The report, without what is counted.
+    /// The report, still without counts.
     pub report: Report,
-    /// Holds outside readers of the session's directory.
+    /// The watcher that holds outside readers of the session's directory.
     pub watcher: Option<Watcher>,
-    /// The host's mounts, to let go of those that it unmounts.
+    /// The host's mounts, so that the session lets go of those that the host unmounts.
     pub host_mounts: HostMounts,
 }
 
-/// How a session ended.
+/// The result of a session.
 #[derive(Debug)]
 pub struct Ended {
     /// The exit code: the program's, or 128 and the number of a signal.
     pub code: u8,
-    /// What was done.
+    /// The final report.
     pub report: Report,
-    /// Output that has not left because a commit failed.
+    /// Bytes of output that were dropped because a commit failed.
     pub lost_bytes: u64,
-    /// Whether all that the program did is durable.
+    /// Whether all changes of the program are durable.
     pub durable: bool,
 }
 
-/// The program's three streams: what the session gets, and what stays here.
+/// The program's standard streams: the session's ends, and the supervisor's ends.
 struct Streams {
     theirs: [Stream; 3],
     input: Option<OwnedFd>,
@@ -138,12 +138,13 @@ pub fn run(job: Job, committer: Committer, mut status: StatusSocket) -> Result<(
         report.clone().counted(&counters, commits)
     });
     let ended = running.until_its_end(init, streams.input, streams.outputs);
-    // After the last commit.
+    // The watcher ends after the last commit.
     drop(watcher);
     ended
 }
 
-/// Terminals become the session's terminal, all else pipes; nothing of the host's goes in itself.
+/// Makes the session's streams: its own terminal in place of terminals, pipes in place of all else. No descriptor of
+/// the host's streams gets into the session.
 fn streams(outside: [BorrowedFd<'_>; 3]) -> Result<Streams> {
     let mut made = Streams { theirs: [Stream::Null, Stream::Null, Stream::Null], input: None, outputs: [None, None] };
     for (n, outside) in outside.into_iter().enumerate() {
@@ -158,12 +159,12 @@ fn streams(outside: [BorrowedFd<'_>; 3]) -> Result<Streams> {
             && let Stream::Pipe(output) = &made.theirs[1]
             && are_one_target(rustix::stdio::stdout(), outside)
         {
-            // Two pipes would lose the order.
+            // With two pipes, the order of the outputs would be lost.
             made.theirs[2] = Stream::Pipe(output.try_clone().context("a pipe to the session")?);
             continue;
         }
         let (read, write) = pipe_with(PipeFlags::CLOEXEC).context("a pipe to the session")?;
-        // Without the larger size it is slower.
+        // If this fails, the relay is slower.
         let _ = fcntl_setpipe_size(&write, PIPE_BYTES);
         if n == 0 {
             (made.theirs[n], made.input) = (Stream::Pipe(read), Some(write));
@@ -192,14 +193,15 @@ fn begin(session: Session, control: Control) -> Result<Pid> {
     }
 }
 
-/// Each connection needs two descriptors; the program, which has begun already, keeps the limit that the user set.
+/// Raises the limit of open files, because each connection needs two descriptors. The program has started already, and
+/// keeps the user's limit.
 fn raise_descriptors() {
     let limit = getrlimit(Resource::Nofile);
-    // Without it clients wait for each other.
+    // If this fails, clients may have to wait for each other.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
-/// Somebody may just be looking at it.
+/// Takes the committer out of its `Arc`. Waits while another thread still uses it, for example for a report.
 fn last_of(mut committer: Arc<Committer>) -> Committer {
     loop {
         match Arc::try_unwrap(committer) {
@@ -216,7 +218,7 @@ struct Running {
     counters: Arc<Counters>,
     outer: Option<Arc<OuterTerminal>>,
     calls: (Maps, bool),
-    /// Directories whose changes are kept apart.
+    /// The directories whose changes are kept in layers.
     written: Vec<Written>,
     cares: Cares,
     report: Report,
@@ -232,7 +234,7 @@ struct Running {
     master: Arc<OnceLock<OwnedFd>>,
     host_mounts: Option<HostMounts>,
     following: Option<Following>,
-    /// Why the program has not got all of its input.
+    /// The error that kept part of the input from the program.
     input_failed: Arc<OnceLock<anyhow::Error>>,
 }
 
@@ -287,7 +289,7 @@ impl Running {
         let relay = thread::spawn(move || {
             let end = relay::bring_out(&from, &outlet, &committer, &counters);
             if matches!(end, End::Held) {
-                // Nothing that the program does from now on can be promised.
+                // The program's further actions can never become durable.
                 let _ = rustix::process::kill_process(init, Signal::KILL);
             }
             end
@@ -313,12 +315,12 @@ impl Running {
         Ok(())
     }
 
-    /// Not waited for: it may wait for somebody who never says anything again.
+    /// Relays the input in a thread that is not joined, because it may wait for input that never comes.
     fn bring_in(&self, to: OwnedFd) {
         let (counters, input_failed) = (self.counters.clone(), self.input_failed.clone());
         thread::spawn(move || {
             if let Err(e) = relay::bring_in(rustix::stdio::stdin(), &to, &counters) {
-                // Before the program sees an end that is none.
+                // Set before the pipe is closed, because the program takes that for the end of the input.
                 let _ = input_failed.set(e);
             }
         });
@@ -361,7 +363,7 @@ impl Running {
                 tell(report.clone().counted(&counters, commits));
             }
             Heard::Size => {
-                // The program hears of it by its own terminal.
+                // The program's own terminal sends it a SIGWINCH.
                 if let (Some(outer), Some(master)) = (&outer, master.get()) {
                     outer.pass_size(master);
                 }
@@ -372,7 +374,7 @@ impl Running {
             }
             Heard::Impatience => {
                 if committer.upgrade().is_none() || rustix::process::kill_process(init, Signal::KILL).is_err() {
-                    // The session is over: its changes are being applied, or somebody outside does not read.
+                    // The session is over. Its changes are being applied, or its output is not read outside.
                     outer.iter().for_each(|outer| outer.restore());
                     let volume = &report.volume;
                     tell(format_args!(
@@ -385,7 +387,7 @@ impl Running {
         })
     }
 
-    /// Ctrl-Z: this process stops as the program did, and both go on together.
+    /// Handles Ctrl-Z: stops this process after the program has stopped, and continues both together.
     fn stop_with_the_program(&self) {
         if let Some(outer) = &self.outer {
             outer.restore();
@@ -427,9 +429,9 @@ impl Running {
             tell(format_args!("{e:#}"));
         }
         trouble.iter().for_each(tell);
-        // Without a word of its own the session was killed: as a shell would have it.
+        // A session without an exit code was killed, so the code is that of SIGKILL.
         let code = code.unwrap_or(128 + libc::SIGKILL as u8);
-        // A program that does not know that something was lost says that all is well.
+        // The program may exit with 0, because it does not know of a loss.
         let code = if durable.is_err() || (code == 0 && !trouble.is_empty()) { COULD_NOT } else { code };
         Ok((Ended { code, report, lost_bytes, durable: durable.is_ok() }, committer))
     }

@@ -1,8 +1,8 @@
-//! A watcher: a process of root that holds outside readers of a session's directory until a commit.
+//! A process of root, the watcher, that holds outside readers of a session's directory until a commit.
 //!
-//! Root's sessions start one of their own. Sessions of ordinary users ask one that an administrator runs for the file
-//! system (`untorn xsync --watch DIR`). It outlives a killed supervisor until the session has ended and what it did is
-//! durable. If the watcher ends first, the session is ended.
+//! A session of root starts a watcher of its own. A session of an ordinary user connects to the one that an
+//! administrator runs for the file system (`untorn xsync --watch DIR`). If the supervisor is killed, the watcher goes
+//! on until the session has ended and its changes are durable. If the watcher ends first, the session is ended.
 
 use crate::control::Control;
 use crate::host::outer_streams::tell;
@@ -27,30 +27,30 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use untorn_terminal::user_namespace::is_root;
 
-/// Where watchers listen.
+/// The directory of the watchers' sockets.
 const HOME: &str = "/run/untorn-xsync";
-/// Sessions of one user on one file system.
+/// The most sessions that one user may have on one file system.
 const SESSIONS_MAX: usize = 64;
 
-/// From a supervisor.
+/// Requests of a supervisor.
 #[derive(Debug, Serialize, Deserialize)]
 enum Asked {
-    /// Comes with the session's own mount of the directory.
+    /// Hold outside readers. Comes with the session's own mount of the directory.
     Hold,
-    /// Comes with a descriptor of the session's first process.
+    /// Hold them until this process ends. Comes with a descriptor of the session's first process.
     Until,
 }
 
-/// From a watcher.
+/// Answers of a watcher.
 #[derive(Debug, Serialize, Deserialize)]
 enum Answer {
     /// Outside readers wait from now on.
     Holding,
-    /// Why not.
+    /// They do not wait, for this reason.
     Refused(String),
 }
 
-/// A watcher, as the supervisor sees it.
+/// The supervisor's connection to a watcher.
 #[derive(Debug)]
 pub struct Watcher {
     connection: Arc<Control>,
@@ -60,7 +60,7 @@ pub struct Watcher {
 }
 
 impl Watcher {
-    /// Lets outside readers of a directory wait from now on, if they do not go through this mount. Root's processes
+    /// Makes outside readers of a directory wait from now on, except through this mount. If this process is root's, it
     /// must have one thread.
     pub fn hold(dir: &Path, mount: &OwnedFd) -> Result<Watcher> {
         let (connection, own) = if is_root() { of_its_own(mount)? } else { (connect(dir)?, None) };
@@ -75,7 +75,8 @@ impl Watcher {
         }
     }
 
-    /// The session has begun: outside readers wait until it has ended. If the watcher ends, the session does.
+    /// Holds outside readers until the session, which has begun, has ended. If the watcher ends first, the session is
+    /// ended.
     pub fn until_the_end_of(&mut self, init: Pid) -> Result<()> {
         let session = pidfd_open(init, PidfdFlags::empty()).context("the session's first process")?;
         self.connection.send(&Asked::Until, Some(session.as_fd()))?;
@@ -92,7 +93,7 @@ impl Watcher {
 }
 
 impl Drop for Watcher {
-    /// Everything is durable, or never will be.
+    /// Ends the hold. By now all changes are durable, or can never be.
     fn drop(&mut self) {
         self.ended.store(true, SeqCst);
         let _ = shutdown(self.connection.as_fd(), Shutdown::Write);
@@ -105,7 +106,7 @@ impl Drop for Watcher {
     }
 }
 
-/// A watcher for one session, in a process of its own, which nothing that ends the supervisor ends.
+/// Starts a watcher for one session, in a process that survives the end of the supervisor.
 fn of_its_own(mount: &OwnedFd) -> Result<(Control, Option<Pid>)> {
     let (ours, theirs) = Control::pair()?;
     let device = fstat(mount)?.st_dev;
@@ -127,7 +128,7 @@ fn socket_of(dir: &Path) -> Result<PathBuf> {
     Ok(Path::new(HOME).join(format!("watch-{}", disk_of(dir)?)))
 }
 
-/// To the watcher that an administrator runs.
+/// Connects to the watcher that an administrator runs.
 fn connect(dir: &Path) -> Result<Control> {
     let stream = UnixStream::connect(socket_of(dir)?).with_context(|| {
         format!(
@@ -136,7 +137,7 @@ fn connect(dir: &Path) -> Result<Control> {
             dir.display()
         )
     })?;
-    // Nobody but root makes files there.
+    // Only root can make files in that directory, so the socket is a watcher's.
     Ok(Control::of(stream.into()))
 }
 
@@ -179,7 +180,7 @@ fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-/// Serves one session: until its supervisor and the session itself have ended, and what it did is durable.
+/// Serves one session until its supervisor and its processes have ended and its changes are durable.
 fn serve(connection: &Control, device: u64, user: u32) -> Result<()> {
     let Some((Asked::Hold, Some(mount))) = connection.receive::<Asked>()? else { return Ok(()) };
     let held = check(&mount, device, user).and_then(|()| OutsideReaders::hold(mount.as_fd()));
@@ -216,7 +217,7 @@ fn serve(connection: &Control, device: u64, user: u32) -> Result<()> {
             }
         }
     }
-    // What a killed supervisor left is durable before anybody reads it.
+    // Changes that a killed supervisor left become durable before the readers go on.
     let durable = commit();
     while readers.somebody_waits() {
         readers.answer(commit)?;
@@ -224,7 +225,7 @@ fn serve(connection: &Control, device: u64, user: u32) -> Result<()> {
     durable
 }
 
-/// Nobody can let a watcher look after what is not theirs.
+/// Refuses a directory that is not the user's, or not on the watched file system.
 fn check(mount: &OwnedFd, device: u64, user: u32) -> Result<()> {
     let stat = fstat(mount).context("the session's directory")?;
     ensure!(

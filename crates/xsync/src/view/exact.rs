@@ -1,8 +1,10 @@
-//! `--exact`: what the session sees of a volume is an overlay of the kind `volatile`, which answers flushes itself, and
-//! writes nothing. So each call has the result that it has elsewhere, a write error of the disk included.
+//! The overlay of `--exact` over a volume's data.
 //!
-//! The lower layer is empty, and the upper one is the data: nothing is ever copied up, and the volume can be used with
-//! and without.
+//! It is an overlay of the kind `volatile`, which answers flushes itself and writes nothing. So each call returns the
+//! result that it has outside of a session, including write errors of the disk.
+//!
+//! The lower layer is empty, and the upper layer is the data. So nothing is ever copied up, and the volume can be used
+//! with and without `--exact`.
 
 use crate::view::overlays::{overlay, path_of};
 use anyhow::{Context, Result};
@@ -11,10 +13,11 @@ use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-/// In a volume; the session does not see it.
+/// A directory of the volume that the session does not see.
 const HOME: &str = "exact";
 
-/// Makes what the overlay works with. What an earlier session left is removed: the kernel mounts such an overlay once.
+/// Makes the directories of the overlay. Those of an earlier session are removed, because the kernel mounts a volatile
+/// overlay only once.
 pub fn make(volume: &Path) -> Result<PathBuf> {
     remove(volume)?;
     let home = volume.join(HOME);
@@ -24,7 +27,7 @@ pub fn make(volume: &Path) -> Result<PathBuf> {
     Ok(home)
 }
 
-/// Removes it.
+/// Removes the directories of the overlay.
 pub fn remove(volume: &Path) -> Result<()> {
     match fs::remove_dir_all(volume.join(HOME)) {
         Err(e) if e.kind() != ErrorKind::NotFound => Err(e).context("the volume's overlay"),
@@ -32,7 +35,7 @@ pub fn remove(volume: &Path) -> Result<()> {
     }
 }
 
-/// Mounts the overlay of the data, with what [`make`] made.
+/// Mounts the overlay over the data, with the directories that [`make`] made.
 pub fn mount(data: &Path, home: &Path, place: &Path) -> Result<()> {
     let [lower, upper, work] = [home.join("lower"), data.to_owned(), home.join("work")].map(File::open);
     let (lower, upper, work) = (lower?, upper?, work?);

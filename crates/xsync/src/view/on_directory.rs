@@ -1,4 +1,4 @@
-//! `--on DIR`: a directory of an ext4 file system that is there already, and has data in its journal.
+//! The directory of `--on DIR`: an existing directory of an ext4 file system with data in its journal.
 
 use crate::cares::Cares;
 use crate::host::mount_flags;
@@ -12,19 +12,19 @@ use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// In the directory, for what commits need; the session does not see what is in it.
+/// The subdirectory for files that commits need. The session sees it empty.
 pub const HIDDEN: &str = ".untorn-xsync";
 /// `f_type` of ext4.
 const EXT4: rustix::fs::FsWord = 0xEF53;
-/// FS_IOC_GETFLAGS of `<linux/fs.h>`, and flags of directories whose files a journal does not order, or that cannot
-/// hold an overlay.
+/// FS_IOC_GETFLAGS of `<linux/fs.h>`, and the flags of refused directories: the journal does not order their files, or
+/// they cannot be part of an overlay.
 const GETFLAGS: libc::Ioctl = 0x8008_6601;
 const TROUBLE: [(libc::c_long, &str); 3] =
     [(0x800, "is encrypted"), (0x0200_0000, "has DAX"), (0x4000_0000, "ignores the case of names")];
-/// The kernel ends what a killed supervisor leaves behind; that takes a moment.
+/// After the supervisor was killed, the kernel needs a moment to end the processes of the session.
 const LEFT_BEHIND_TIME_MAX: Duration = Duration::from_secs(1);
 
-/// A directory that a session may write, locked: no other session uses it.
+/// A directory that a session may write. It is locked against other sessions.
 #[derive(Debug)]
 pub struct OnDirectory {
     dir: PathBuf,
@@ -35,7 +35,7 @@ pub struct OnDirectory {
 }
 
 impl OnDirectory {
-    /// Checks the directory, which must order what is written to it, and locks it.
+    /// Checks that the directory's file system keeps the order of writes, and locks the directory.
     pub fn open(dir: &Path, cares: Cares) -> Result<OnDirectory> {
         let named = dir;
         let dir = fs::canonicalize(dir).with_context(|| format!("--on {}", dir.display()))?;
@@ -57,12 +57,12 @@ impl OnDirectory {
         &self.dir
     }
 
-    /// What commits are made of.
+    /// The files that commits of this directory need.
     pub fn ground(&self) -> Ground<'_> {
         Ground { root: &self.root, at: &self.hidden, disk: &self.disk }
     }
 
-    /// A mount of the directory that only the session has. Needs a mount namespace of this process's own.
+    /// Makes a mount of the directory for the session alone. This process must have its own mount namespace.
     pub fn mount(&self) -> Result<OwnedFd> {
         let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
         let tree = open_tree(CWD, &self.dir, flags)
@@ -74,22 +74,22 @@ impl OnDirectory {
 }
 
 impl Drop for OnDirectory {
-    /// Removes what commits needed. The next session does not mind if it is still there.
+    /// Removes the files for commits. If they stay, the next session still works.
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.hidden);
     }
 }
 
-/// A directory that orders what is written to it.
+/// A directory whose file system keeps the order of writes.
 #[derive(Debug)]
 pub struct Checked {
-    /// Without links in its path.
+    /// The path of the directory, without links.
     pub dir: PathBuf,
     /// The name of its disk.
     pub disk: String,
 }
 
-/// Checks that a directory orders what is written to it, and that this user may write there.
+/// Checks that a directory's file system keeps the order of writes, and that this user may write there.
 pub fn check(dir: &Path, cares: Cares) -> Result<Checked> {
     let dir = fs::canonicalize(dir).with_context(|| dir.display().to_string())?;
     let disk = disk_of(&dir)?;
@@ -102,7 +102,7 @@ pub fn check(dir: &Path, cares: Cares) -> Result<Checked> {
     Ok(Checked { dir, disk })
 }
 
-/// The name of the disk of a directory's file system, if that is ext4.
+/// The name of the disk of a directory's file system. An error if that is not ext4.
 pub fn disk_of(dir: &Path) -> Result<String> {
     let kind = statfs(dir).with_context(|| format!("cannot ask about {}", dir.display()))?.f_type;
     let meta = fs::metadata(dir).with_context(|| format!("cannot ask about {}", dir.display()))?;
@@ -114,7 +114,7 @@ pub fn disk_of(dir: &Path) -> Result<String> {
     }
 }
 
-/// What to do where a session cannot be.
+/// A message: how to get a directory on which a session can be.
 fn the_way(dir: &Path) -> String {
     format!(
         "An administrator provides a directory that orders what is written: `untorn xsync --print-fstab {}` prints how. \
@@ -123,7 +123,7 @@ fn the_way(dir: &Path) -> String {
     )
 }
 
-/// As the kernel has them, options that are defaults of the file system included.
+/// Checks the mount options, from the kernel's list, which includes the defaults of the file system.
 fn check_options(dir: &Path, disk: &str, cares: Cares) -> Result<()> {
     let path = format!("/proc/fs/ext4/{disk}/options");
     let text = fs::read_to_string(&path).with_context(|| format!("{path}: what {} is mounted with", dir.display()))?;
@@ -149,7 +149,7 @@ fn check_options(dir: &Path, disk: &str, cares: Cares) -> Result<()> {
 
 fn check_flags(dir: &Path) -> Result<()> {
     let (open, mut flags) = (File::open(dir).with_context(|| format!("cannot open {}", dir.display()))?, 0);
-    // SAFETY: `flags` is what the request fills, and outlives the call.
+    // SAFETY: the request fills `flags`, which outlives the call.
     if unsafe { libc::ioctl(open.as_raw_fd(), GETFLAGS, &mut flags) } != 0 {
         return Err(std::io::Error::last_os_error()).with_context(|| format!("cannot ask about {}", dir.display()));
     }
@@ -159,8 +159,8 @@ fn check_flags(dir: &Path) -> Result<()> {
     }
 }
 
-/// What lies in the directory and leads out of it: other file systems, and sockets and FIFOs, at whose other end
-/// somebody outside may be.
+/// Refuses a directory with ways out of it: other file systems mounted in it, and sockets and FIFOs, whose other ends
+/// may be outside.
 fn check_beneath(dir: &Path) -> Result<()> {
     let mounts = crate::host::host_view::mount_points()?;
     if let Some(mount) = mounts.iter().find(|at| *at != dir && at.starts_with(dir)) {
@@ -181,7 +181,7 @@ fn check_beneath(dir: &Path) -> Result<()> {
     }
 }
 
-/// What cannot be looked into cannot be reached by the session either.
+/// Finds a socket or FIFO. Directories that cannot be read are skipped, because the session cannot read them either.
 fn find_way_out(dir: &Path) -> Option<PathBuf> {
     let mut inner = Vec::new();
     for entry in fs::read_dir(dir).ok()?.flatten() {
@@ -206,7 +206,7 @@ fn lock(dir: &Path, hidden: &Path) -> Result<File> {
             _ => {}
         }
         let open = match File::open(hidden) {
-            // The session before has just removed it.
+            // An earlier session has just removed it.
             Err(e) if e.kind() == std::io::ErrorKind::NotFound && started.elapsed() < LEFT_BEHIND_TIME_MAX => continue,
             open => open.with_context(|| {
                 format!(
@@ -216,7 +216,7 @@ fn lock(dir: &Path, hidden: &Path) -> Result<File> {
             })?,
         };
         let locked = flock(&open, FlockOperation::NonBlockingLockExclusive);
-        // The session before may have removed it meanwhile.
+        // An earlier session may have removed it since.
         let is_there = fs::metadata(hidden).is_ok_and(|meta| open.metadata().is_ok_and(|our| our.ino() == meta.ino()));
         match locked {
             Ok(()) if is_there => return Ok(open),

@@ -1,4 +1,6 @@
-//! Which file or directory of the host a layer of an overlay stands for: by its file handle, which a rename does not change.
+//! Identifies the file or directory of the host behind an entry of an overlay's layer.
+//!
+//! The identity is the file handle, which a rename does not change.
 
 use crate::host::deep_path::DeepPath;
 use crate::host::host_view::Written;
@@ -13,24 +15,24 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use untorn_terminal::user_namespace::is_root;
 
-/// Names in the host's directory, while changes are being applied, of what is on its way.
+/// The prefix of names in the host's directory for directories that are being moved by an apply.
 pub const ASIDE: &str = ".untorn-xsync.aside.";
-/// In the directory that an overlay works in: files that had several names.
+/// The subdirectory of an overlay's work directory with files that had several names.
 const INDEX: &str = "index";
-/// Of the attribute in which an overlay keeps a file handle: where the handle's kind is, and where the handle begins.
+/// Offsets in the attribute with a file handle that an overlay sets: of the handle's kind, and of the handle.
 const KIND_AT: usize = 4;
 const HANDLE_AT: usize = 21;
 /// MAX_HANDLE_SZ of `<linux/exportfs.h>`.
 const HANDLE_BYTES_MAX: usize = 128;
 
-/// A file of the host, whatever its name is.
+/// The identity of a file of the host, whatever its name is.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Origin {
     kind: i32,
     handle: Vec<u8>,
 }
 
-/// `struct file_handle`, with room.
+/// `struct file_handle`, with room for the largest handle.
 #[repr(C)]
 struct Handle {
     bytes: u32,
@@ -39,19 +41,19 @@ struct Handle {
 }
 
 impl Origin {
-    /// What a file of the host is; none on file systems that have no handles.
+    /// The identity of a file of the host. None if its file system has no handles.
     pub fn of(real: &Path) -> Option<Origin> {
         let path = CString::new(real.as_os_str().as_bytes()).ok()?;
         let mut found = Handle { bytes: HANDLE_BYTES_MAX as u32, kind: 0, handle: [0; HANDLE_BYTES_MAX] };
         let mut mount: libc::c_int = 0;
-        // SAFETY: the path is what the call reads, both others are what it fills, and all outlive it.
+        // SAFETY: the call reads the path and fills both others, and all outlive it.
         let done = unsafe {
             libc::syscall(libc::SYS_name_to_handle_at, libc::AT_FDCWD, path.as_ptr(), &mut found, &mut mount, 0)
         };
         (done == 0).then(|| Origin { kind: found.kind, handle: found.handle[..found.bytes as usize].to_vec() })
     }
 
-    /// Of which file of the host an overlay made a copy; none if it is a new one.
+    /// The identity of the host's file that an overlay copied. None if the file is new.
     pub fn copied(upper: &Path) -> Result<Option<Origin>> {
         let value = attribute(upper, "origin")?;
         let handle = |value: Vec<u8>| {
@@ -62,8 +64,9 @@ impl Origin {
     }
 }
 
-/// Whether an overlay over a directory keeps all names of a file names of one, and renames directories: by the handles of
-/// its files, which the kernel lets root alone use.
+/// Whether an overlay over a directory keeps the names of one file together, and renames directories.
+///
+/// It needs file handles for that, which the kernel lets only root use.
 pub fn names_are_kept(dir: &Path) -> bool {
     is_root() && Origin::of(dir).is_some()
 }
@@ -77,7 +80,7 @@ fn attribute(upper: &Path, name: &str) -> Result<Option<Vec<u8>>> {
     }
 }
 
-/// Files of the host that had several names, and were written: each by the number of its copy.
+/// The copies of files of the host that had several names, in the overlay's index, with their origins.
 pub fn indexed(layer: &Written) -> Result<Vec<(PathBuf, Origin)>> {
     let mut found = Vec::new();
     let entries = match fs::read_dir(layer.work.join(INDEX)) {
@@ -98,19 +101,19 @@ pub fn indexed(layer: &Written) -> Result<Vec<(PathBuf, Origin)>> {
 /// A directory of the host that the session renamed.
 #[derive(Debug)]
 struct Moved {
-    /// The number of the layer's directory that stands for it.
+    /// The inode number of the directory in the layer.
     number: u64,
     source: PathBuf,
     target: PathBuf,
     origin: Origin,
 }
 
-/// Sets all directories aside that the session renamed, so that nothing that is applied stands in another's way. Whatever
-/// of it was done before is not done again.
+/// Moves all directories aside that the session renamed, so that they do not block each other during the apply. An
+/// interrupted apply can repeat this: finished moves are skipped.
 pub fn set_renamed_aside(layer: &Written) -> Result<()> {
     let mut moved = Vec::new();
     find_renamed(layer, &DeepPath::new(&layer.upper), &layer.dir, Some(&layer.dir), &mut moved)?;
-    // Those in others go first.
+    // Inner directories are moved first.
     moved.sort_by_key(|moved| std::cmp::Reverse(moved.source.components().count()));
     for Moved { number, source, target, origin } in &moved {
         let aside = aside(&layer.dir, *number);
@@ -128,12 +131,12 @@ pub fn set_renamed_aside(layer: &Written) -> Result<()> {
     Ok(())
 }
 
-/// Where a directory waits whose copy has this number.
+/// The temporary path of a directory whose copy in the layer has this inode number.
 pub fn aside(dir: &Path, number: u64) -> PathBuf {
     dir.join(format!("{ASIDE}{number}"))
 }
 
-/// Whether a directory of a layer stands for one of the host that had another name.
+/// Whether a directory of a layer stands for a directory of the host with another name.
 pub fn is_renamed(upper: &Path) -> Result<bool> {
     Ok(attribute(upper, "redirect")?.is_some())
 }
@@ -162,7 +165,7 @@ fn find_renamed(
         let target = target.join(&name);
         if redirect.is_some() {
             let (Some(source), Some(origin)) = (source.clone(), Origin::copied(&path)?) else {
-                // Without it most of the directory would be lost.
+                // Without an origin, most of the directory's contents would be lost.
                 bail!("{} does not say which directory of {} it is", path.shown().display(), layer.dir.display());
             };
             moved.push(Moved { number: meta.ino(), source, target: target.clone(), origin });

@@ -1,4 +1,4 @@
-//! Overlays of the host's directories.
+//! Mounts overlays of the host's directories.
 
 use crate::cares::Cares;
 use crate::host::host_view::Shown;
@@ -14,8 +14,10 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use untorn_terminal::user_namespace::is_root;
 
-/// Shows a directory or file of the host, read-only. An overlay has sockets and FIFOs of its own: a bind would lead to
-/// the processes of the host that listen there.
+/// Shows a directory or file of the host, read-only.
+///
+/// Sockets and FIFOs on an overlay are separate from those of the host. A bind mount would lead to the processes of the
+/// host that have them open.
 pub fn show(shown: &Shown, place: &Path, lowest: &Path, cares: Cares) -> Result<()> {
     if shown.is_file || !cares.overlays_of_the_host {
         if shown.is_file && !fs::metadata(&shown.at)?.is_file() {
@@ -30,12 +32,12 @@ pub fn show(shown: &Shown, place: &Path, lowest: &Path, cares: Cares) -> Result<
     overlay(&[("lowerdir", &layers)], MountAttrFlags::MOUNT_ATTR_RDONLY, place)
 }
 
-/// Prefix of the attributes in which an overlay keeps what it needs: root's, or an ordinary user's.
+/// The prefix of an overlay's own attributes: root's, or an ordinary user's.
 pub fn overlay_attributes() -> &'static str {
     if is_root() { "trusted.overlay." } else { "user.overlay." }
 }
 
-/// The path of an open directory: short, and without characters that an option would need to escape.
+/// The path of an open directory. It is short, and has no characters that would need escapes in mount options.
 pub fn path_of(file: &File) -> String {
     format!("/proc/self/fd/{}", file.as_raw_fd())
 }
@@ -55,7 +57,7 @@ pub fn overlay(options: &[(&str, &str)], more: MountAttrFlags, at: &Path) -> Res
     Ok(move_mount(&mounted, "", CWD, at, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
 }
 
-/// What the kernel says about a mount that it refused.
+/// The kernel's message about a mount that it refused.
 fn said(context: &OwnedFd) -> String {
     let mut text = [0; 512];
     match rustix::io::read(context, &mut text[..]) {

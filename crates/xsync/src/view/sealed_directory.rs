@@ -1,4 +1,6 @@
-//! No sockets and no FIFOs in a directory that others see, too: they would lead past the gate. By Landlock.
+//! Keeps a session from making sockets and FIFOs in a directory that others see, by Landlock.
+//!
+//! They would lead past the gate.
 
 use anyhow::{Context, Result, bail};
 use std::fs::File;
@@ -12,7 +14,7 @@ const MAKE_FIFO: u64 = 1 << 10;
 const REFER: u64 = 1 << 13;
 const RULE_PATH_BENEATH: libc::c_int = 1;
 const CREATE_RULESET_VERSION: libc::c_ulong = 1;
-/// The first that lets files be moved between directories.
+/// The first version that lets files be moved between directories.
 const VERSION_MIN: libc::c_long = 2;
 
 /// `struct landlock_path_beneath_attr`.
@@ -22,10 +24,10 @@ struct Beneath {
     directory: i32,
 }
 
-/// From now on this process and all that it starts make sockets and FIFOs in these directories only. Needs
+/// Restricts this process and all its later children to make sockets and FIFOs only in these directories. Needs
 /// CAP_SYS_ADMIN.
 pub fn allow_only_in<'a>(directories: impl Iterator<Item = &'a Path>) -> Result<()> {
-    // SAFETY: asks for a number.
+    // SAFETY: only returns a number.
     let version = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, 0, 0, CREATE_RULESET_VERSION) };
     if version < VERSION_MIN {
         bail!(
@@ -34,7 +36,7 @@ pub fn allow_only_in<'a>(directories: impl Iterator<Item = &'a Path>) -> Result<
         );
     }
     let handled: u64 = MAKE_SOCKET | MAKE_FIFO | REFER;
-    // SAFETY: the number is what the call reads, and outlives the call.
+    // SAFETY: the call reads the number, which outlives the call.
     let made = checked(unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, &handled, size_of::<u64>(), 0) })?;
     // SAFETY: the call has just returned this descriptor, and nobody else has it.
     let rules = unsafe { OwnedFd::from_raw_fd(made as libc::c_int) };
@@ -49,7 +51,7 @@ pub fn allow_only_in<'a>(directories: impl Iterator<Item = &'a Path>) -> Result<
 fn rule(rules: &OwnedFd, directory: &Path, allowed: u64) -> Result<()> {
     let open = File::open(directory).with_context(|| directory.display().to_string())?;
     let beneath = Beneath { allowed, directory: open.as_raw_fd() };
-    // SAFETY: `beneath` is what the call reads, and outlives the call.
+    // SAFETY: the call reads `beneath`, which outlives the call.
     checked(unsafe { libc::syscall(libc::SYS_landlock_add_rule, rules.as_raw_fd(), RULE_PATH_BENEATH, &beneath, 0) })
         .map(drop)
 }

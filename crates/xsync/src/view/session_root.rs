@@ -1,4 +1,4 @@
-//! Mounts the session's root directory; runs in the session's first process, in a mount namespace of its own.
+//! Mounts the session's root directory, in the mount namespace of the session's first process.
 
 use crate::cares::Cares;
 use crate::host::host_view::{OWN, Shown, View, Written};
@@ -19,7 +19,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use untorn_terminal::user_namespace::is_root;
 
-/// Devices that a program may expect: name, major, minor.
+/// The devices of a session: name, major, minor.
 const DEVICES: [(&str, u32, u32); 6] =
     [("null", 1, 3), ("zero", 1, 5), ("full", 1, 7), ("random", 1, 8), ("urandom", 1, 9), ("tty", 5, 0)];
 const LINKS: [(&str, &str); 5] = [
@@ -29,10 +29,11 @@ const LINKS: [(&str, &str); 5] = [
     ("stdout", "/proc/self/fd/1"),
     ("stderr", "/proc/self/fd/2"),
 ];
-/// Parts of /proc that change the kernel, not the session.
+/// Parts of /proc with settings of the kernel, which the session must not change.
 const PROC_READ_ONLY: [&str; 5] = ["sys", "sysrq-trigger", "irq", "bus", "fs"];
 
-/// Mounts everything and makes it this process's root. What could not be shown of the host is returned.
+/// Mounts everything, and makes it this process's root. Returns messages about parts of the host that could not be
+/// shown.
 pub fn enter(view: &View, cares: Cares) -> Result<Vec<String>> {
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).context("private mounts")?;
     let root = view.scratch.join("root");
@@ -84,7 +85,7 @@ pub fn enter(view: &View, cares: Cares) -> Result<Vec<String>> {
     Ok(missing)
 }
 
-/// Root's view: an overlay of each mount of the host.
+/// Mounts root's view: an overlay of each mount of the host.
 fn show_all(view: &View, root: &Path, skeleton: &Path, cares: Cares, missing: &mut Vec<String>) -> Result<()> {
     show(&Shown { at: "/".into(), is_file: false }, root, skeleton, cares).context("the session's root directory")?;
     for shown in view.shown.iter().filter(|shown| shown.at != Path::new("/")) {
@@ -95,14 +96,15 @@ fn show_all(view: &View, root: &Path, skeleton: &Path, cares: Cares, missing: &m
     Ok(())
 }
 
-/// What lies beneath all else that is shown at a place.
+/// The lowest layer of the overlay that is shown at a path.
 fn lowest(view: &View, skeleton: &Path, at: &Path) -> PathBuf {
     let lowest = inside(skeleton, at);
     if lowest.is_dir() { lowest } else { view.scratch.join("empty") }
 }
 
-/// Directories for mount points that the host may not have, or that lie on a mount that is not shown; the lowest layer of
-/// each directory that is shown.
+/// Makes the lowest layers of the overlays.
+///
+/// They have directories for mount points that the host may lack, or that lie on a mount that is not shown.
 fn skeleton(view: &View) -> Result<PathBuf> {
     let dir = view.scratch.join("skeleton");
     let fixed = ["/proc", "/sys", "/dev"].into_iter().chain(OWN).map(Path::new);
@@ -121,15 +123,16 @@ fn inside(root: &Path, path: &Path) -> PathBuf {
     root.join(path.strip_prefix("/").unwrap_or(path))
 }
 
-/// A directory of the host whose changes go to the volume. The kind `volatile` flushes nothing by itself.
+/// Mounts an overlay that keeps the changes of a host's directory in the volume. As it is `volatile`, it flushes
+/// nothing.
 fn keep_changes(written: &Written, root: &Path) -> Result<()> {
     let place = inside(root, &written.dir);
     fs::create_dir_all(&place)?;
     let (lower, upper, work) = (File::open(&written.dir)?, File::open(&written.upper)?, File::open(&written.work)?);
     let [lower, upper, work] = [&lower, &upper, &work].map(path_of);
     let mut options = vec![("lowerdir", lower.as_str()), ("upperdir", &upper), ("workdir", &work), ("volatile", "")];
-    // The apply knows what was renamed, and which names are those of one file, by file handles, as the overlay does.
-    // Attributes of the kind `trusted` are root's; with others the kernel renames no directories by itself.
+    // The apply identifies renamed directories, and the names of one file, by file handles, as the overlay does. Only
+    // root can use the `trusted` attributes; with the `user` ones, the kernel does not rename directories of the host.
     let by_handles = if origins::names_are_kept(&written.dir) { "on" } else { "off" };
     options.push(("index", by_handles));
     match is_root() {
@@ -139,7 +142,7 @@ fn keep_changes(written: &Written, root: &Path) -> Result<()> {
     overlay(&options, MountAttrFlags::empty(), &place)
 }
 
-/// A directory of the host that the session writes itself, by a mount that nobody else has.
+/// Mounts a host's directory that the session writes directly, through a mount that no other process has.
 fn write_itself(tree: &OwnedFd, at: &Path, place: &Path) -> Result<()> {
     if !place.is_dir() {
         fs::create_dir_all(place).with_context(|| format!("a place for {}", at.display()))?;
@@ -149,12 +152,12 @@ fn write_itself(tree: &OwnedFd, at: &Path, place: &Path) -> Result<()> {
 }
 
 fn devices(dev: &Path) -> Result<()> {
-    // Devices work here, and nowhere else in the session.
+    // Devices work on this mount, and nowhere else in the session.
     mount("untorn-xsync", dev, "tmpfs", MountFlags::NOSUID | MountFlags::NOEXEC, c"mode=755").context("/dev")?;
     for (name, major, minor) in DEVICES {
         let path = dev.join(name);
         if !is_root() {
-            // Nobody makes devices in a user namespace.
+            // Device files cannot be made in a user namespace.
             File::create(&path)?;
             mount_bind(Path::new("/dev").join(name), &path).with_context(|| format!("/dev/{name}"))?;
             continue;
@@ -169,7 +172,7 @@ fn devices(dev: &Path) -> Result<()> {
     fs::create_dir(dev.join("shm"))?;
     fs::create_dir(dev.join("pts"))?;
     memory(&dev.join("shm"), "mode=1777")?;
-    // The group `tty` is not one of a user namespace.
+    // A user namespace does not have the group `tty`.
     let root = c"newinstance,ptmxmode=0666,mode=620,gid=5";
     let options = if is_root() { root } else { c"newinstance,ptmxmode=0666,mode=620" };
     mount("devpts", dev.join("pts"), "devpts", MountFlags::NOSUID | MountFlags::NOEXEC, options)
@@ -192,7 +195,7 @@ fn kernel(root: &Path) -> Result<()> {
     mount("sysfs", root.join("sys"), "sysfs", flags | MountFlags::RDONLY, None).context("/sys")
 }
 
-/// The new root instead of the old one, which is gone from this namespace.
+/// Replaces the old root by the new one, and unmounts the old one in this namespace.
 fn change_root(root: &Path) -> Result<()> {
     std::env::set_current_dir(root)?;
     rustix::process::pivot_root(".", ".").context("the session's root directory")?;

@@ -1,5 +1,7 @@
-//! What of the host a session of an ordinary user sees: in a user namespace, an overlay cannot have a directory below
-//! that has mounts in it. Such a directory is made anew, in memory, with an overlay of each directory that is in it.
+//! The read-only view of the host for an ordinary user's session.
+//!
+//! In a user namespace, the lower directory of an overlay must have no mounts in it. A directory with mounts is made
+//! anew, in memory, with an overlay for each directory in it.
 
 use crate::cares::Cares;
 use crate::host::host_view::{KERNEL, OWN, Shown, mount_points};
@@ -11,7 +13,8 @@ use std::fs::{self, File};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-/// Shows a directory of the host, read-only; overlays have `empty` beneath. What cannot be shown of it is noted.
+/// Shows a directory of the host, read-only, with `empty` as the lowest layer of overlays. Adds messages about parts
+/// that cannot be shown to `missing`.
 pub fn show(dir: &Path, place: &Path, empty: &Path, missing: &mut Vec<String>) -> Result<()> {
     let mut splitting = Splitting { mounts: mount_points()?, empty, missing };
     if !splitting.has_mounts_in_it(dir) {
@@ -19,7 +22,7 @@ pub fn show(dir: &Path, place: &Path, empty: &Path, missing: &mut Vec<String>) -
     }
     memory(place, "mode=755")?;
     splitting.fill(dir, place)?;
-    // Whatever the session has of its own is mounted there.
+    // Mount points for the session's own directories.
     for own in
         OWN.iter().chain(&KERNEL).map(Path::new).filter(|own| dir == Path::new("/") && own.components().count() == 2)
     {
@@ -76,7 +79,7 @@ impl Splitting<'_> {
             self.fill(from, to)?;
             return Ok(fs::set_permissions(to, fs::Permissions::from_mode(meta.permissions().mode() & 0o7777))?);
         }
-        // What the user may not read is as empty as it was.
+        // A directory that the user may not read stays unreadable, as an empty one.
         match open(from, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()) {
             Err(rustix::io::Errno::ACCESS | rustix::io::Errno::PERM) => {
                 Ok(fs::set_permissions(to, fs::Permissions::from_mode(0o000))?)

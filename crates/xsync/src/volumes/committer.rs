@@ -1,4 +1,4 @@
-//! Commits: everything that the session has done so far becomes durable.
+//! Makes everything durable that the session has done so far: commits.
 
 use crate::cares::Cares;
 use crate::volumes::volume::Volume;
@@ -13,12 +13,12 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
-/// How a commit is made.
+/// The call that makes a commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
-    /// `fsync` of the volume's directory: jbd2 commits its running transaction, and nothing else is flushed.
+    /// `fsync` of the volume's directory: jbd2 commits the running transaction, and nothing else is flushed.
     Journal,
-    /// `syncfs`: where that does not commit.
+    /// `syncfs`, where `fsync` of the directory does not commit.
     All,
 }
 
@@ -27,10 +27,10 @@ enum Way {
 pub struct Committer {
     root: File,
     way: Way,
-    /// A file on an overlay of the kind `volatile`, which knows of every write error since it was mounted.
+    /// A file on a volatile overlay, which reports every write error since it was mounted.
     canary: Option<Canary>,
     commits: AtomicU64,
-    /// Why the first commit that failed did.
+    /// The error of the first commit that failed.
     failed: OnceLock<String>,
     gate: bool,
 }
@@ -41,28 +41,28 @@ struct Canary {
     at: PathBuf,
 }
 
-/// Directories of the canary in a volume.
+/// The directory of the canary's overlay in a volume.
 const CANARY: &str = "canary";
 
-/// What commits are made of.
+/// The parts of a file system that commits need.
 #[derive(Clone, Copy, Debug)]
 pub struct Ground<'a> {
     /// A directory of the file system, open.
     pub root: &'a File,
-    /// A directory for what commits need, not seen by the session.
+    /// A directory for the files that commits need. The session does not see them.
     pub at: &'a Path,
-    /// The name of its disk.
+    /// The name of the file system's disk.
     pub disk: &'a str,
 }
 
 impl Committer {
-    /// For a mounted volume; `scratch` is a place for directories that are mount points.
+    /// A committer for a mounted volume. `scratch` is a directory for mount points.
     pub fn new(volume: &Volume, scratch: &Path, cares: Cares) -> Result<Committer> {
         let disk = volume.disk().path().file_name().unwrap_or_default().to_string_lossy();
         Committer::on(Ground { root: volume.root(), at: volume.at(), disk: &disk }, scratch, cares)
     }
 
-    /// For a file system with data in its journal.
+    /// A committer for a file system with data in its journal.
     pub fn on(ground: Ground<'_>, scratch: &Path, cares: Cares) -> Result<Committer> {
         let canary = if cares.write_errors { Some(Canary::new(ground.at, scratch)?) } else { None };
         let root = ground.root.try_clone()?;
@@ -71,8 +71,9 @@ impl Committer {
         Ok(Committer { root, way, canary, commits, failed, gate: cares.gate })
     }
 
-    /// What the session has written before the call is durable when this returns. After an error, every later call
-    /// fails, too: nothing says what is durable then.
+    /// Makes everything durable that the session has written before the call.
+    ///
+    /// After an error, every later call fails, too, because it is not known which changes are durable.
     pub fn commit(&self) -> Result<()> {
         if !self.gate {
             return Ok(());
@@ -99,7 +100,7 @@ impl Committer {
         }
     }
 
-    /// How many commits were asked for.
+    /// The number of requested commits.
     pub fn commits(&self) -> u64 {
         self.commits.load(SeqCst)
     }
@@ -109,7 +110,7 @@ impl Committer {
         self.failed.get().is_some()
     }
 
-    /// For people: which call commits.
+    /// The call that commits, for messages.
     pub fn way(&self) -> &'static str {
         match self.way {
             Way::Journal => "fsync of the volume's directory",
@@ -117,7 +118,7 @@ impl Committer {
         }
     }
 
-    /// Lets go of the volume.
+    /// Closes the volume's files.
     pub fn close(self) -> Result<()> {
         drop(self.root);
         match self.canary {
@@ -130,7 +131,7 @@ impl Committer {
 impl Canary {
     fn new(volume: &Path, scratch: &Path) -> Result<Canary> {
         let (home, at) = (volume.join(CANARY), scratch.join(CANARY));
-        // An overlay of this kind is never mounted twice: it cannot say what an earlier crash took.
+        // The kernel refuses to mount a volatile overlay twice, because a crash may have lost part of its contents.
         match fs::remove_dir_all(&home) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e).context("the volume's canary"),
             _ => {}
@@ -156,7 +157,8 @@ impl Canary {
     }
 }
 
-/// Whether `fsync` of the directory commits what was written to another file. That is ext4's inside: it is tried.
+/// Whether `fsync` of the directory also commits writes to another file. It tries that out, because ext4 does not
+/// promise it.
 fn journal_is_enough(ground: Ground<'_>) -> Result<bool> {
     let path = ground.at.join("probe");
     let mut probe = File::create(&path).context("cannot write to the volume")?;
@@ -171,7 +173,7 @@ fn journal_is_enough(ground: Ground<'_>) -> Result<bool> {
     Ok(after.is_some_and(|after| after >= before + 2))
 }
 
-/// How many transactions the journal of a volume has committed since it was mounted.
+/// The number of transactions that the volume's journal has committed since the mount.
 fn transactions(disk: &str) -> Option<u64> {
     let entries = fs::read_dir("/proc/fs/jbd2").ok()?.flatten();
     let mut ours = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(&format!("{disk}-")));
@@ -179,7 +181,7 @@ fn transactions(disk: &str) -> Option<u64> {
     info.split_whitespace().next()?.parse().ok()
 }
 
-/// Refuses a mount that does not order what is written, or does not flush.
+/// Refuses a mount that does not keep the order of writes, or does not flush.
 pub fn check_mount(at: &Path, cares: Cares) -> Result<()> {
     let mounts = fs::read_to_string("/proc/self/mounts").context("/proc/self/mounts")?;
     let line = mounts.lines().rfind(|line| line.split(' ').nth(1) == at.to_str()).unwrap_or_default();

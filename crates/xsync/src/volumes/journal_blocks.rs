@@ -1,18 +1,18 @@
-//! The blocks of a volume's journal, written once before they are used.
+//! Writes the blocks of a volume's journal once, before they are used.
 //!
-//! Room that was allocated and never written is a special state: a file system that holds an image changes its own
-//! metadata at the first write to it, and each flush after that waits for its journal, too. A commit of a volume whose
-//! journal was written costs a tenth of that.
+//! Allocated blocks that were never written have a special state in the file system that holds the image. The first
+//! write to such a block changes that file system's metadata, and the next flush waits for its journal, too. Once the
+//! blocks of the volume's journal are written, a commit costs a tenth of that.
 
 use anyhow::{Context, Result, ensure};
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
-/// What is copied at a time.
+/// The number of bytes that are copied at a time.
 const PIECE_BYTES: u64 = 1 << 20;
 
-/// Reads and writes back the bytes of the blocks in `list`, as debugfs lists them, until so many bytes are written.
+/// Reads the blocks in `list`, the output of debugfs, and writes them back, up to `bytes_max` bytes.
 pub fn write_back(image: &File, list: &str, block_bytes: u64, bytes_max: u64) -> Result<()> {
     let mut left = bytes_max;
     let mut buffer = vec![0; PIECE_BYTES as usize];
@@ -29,7 +29,7 @@ pub fn write_back(image: &File, list: &str, block_bytes: u64, bytes_max: u64) ->
     Ok(())
 }
 
-/// Blocks that follow each other, as one.
+/// Joins consecutive blocks.
 fn runs(list: &str) -> Result<Vec<Range<u64>>> {
     let mut runs: Vec<Range<u64>> = Vec::new();
     for number in list.split_whitespace() {

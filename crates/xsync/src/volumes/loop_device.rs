@@ -1,4 +1,4 @@
-//! Loop devices: a file as a disk.
+//! Loop devices, which make a disk of a file.
 
 use anyhow::{Context, Result, bail};
 use std::fs::{File, OpenOptions};
@@ -13,9 +13,9 @@ const LOOP_CONFIGURE: libc::Ioctl = 0x4C0A;
 const LOOP_GET_STATUS64: libc::Ioctl = 0x4C05;
 const AUTOCLEAR: u32 = 4;
 const DIRECT_IO: u32 = 16;
-/// Processes that take the free device first, before this one gives up.
+/// The number of attempts to get a free device while other processes are faster.
 const TRIES: usize = 200;
-/// The kernel unmounts what a killed session leaves behind; that takes a moment.
+/// After a session was killed, the kernel needs a moment to unmount its volume.
 const LEFT_BEHIND_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// `struct loop_info64` of `<linux/loop.h>`.
@@ -48,7 +48,7 @@ struct Config {
     reserved: [u64; 8],
 }
 
-/// A disk to mount. A loop device detaches itself when this is dropped and nothing is mounted from it.
+/// A disk that can be mounted. A loop device detaches itself when this value is dropped and nothing is mounted from it.
 #[derive(Debug)]
 pub struct Disk {
     device: File,
@@ -56,13 +56,13 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// A block device as it is, or a file behind a loop device.
+    /// The disk of a volume: a block device itself, or a loop device for a file.
     pub fn of(file: &File, path: &Path) -> Result<Disk> {
         if file.metadata()?.file_type().is_block_device() {
-            // The kernel names journals after the device itself, not after a link to it.
+            // The kernel names a journal after the device, not after a link to it.
             return Ok(Disk { device: file.try_clone()?, path: std::fs::canonicalize(path)? });
         }
-        // Not every file system can do direct I/O; a flush reaches the disk either way.
+        // Some file systems have no direct I/O. A flush reaches the disk with and without it.
         attach(file, AUTOCLEAR | DIRECT_IO)
             .or_else(|_| attach(file, AUTOCLEAR))
             .context("no loop device; run as root on a machine with /dev/loop-control")
@@ -73,7 +73,7 @@ impl Disk {
         &self.path
     }
 
-    /// Waits until nothing is mounted from it.
+    /// Waits until the disk is not mounted any more.
     pub fn wait_until_unmounted(&self) -> Result<()> {
         let started = Instant::now();
         loop {
@@ -87,7 +87,7 @@ impl Disk {
         }
     }
 
-    /// How many bytes it has.
+    /// The size in bytes.
     pub fn bytes(&self) -> Result<u64> {
         Ok(rustix::fs::seek(&self.device, rustix::fs::SeekFrom::End(0))?)
     }
@@ -109,7 +109,7 @@ fn attach(file: &File, flags: u32) -> io::Result<Disk> {
 fn configure(path: PathBuf, file: &File, flags: u32) -> io::Result<Disk> {
     let device = OpenOptions::new().read(true).write(true).open(&path)?;
     let config = Config { fd: file.as_raw_fd() as u32, block_size: 0, info: Info::new(flags), reserved: [0; 8] };
-    // SAFETY: `config` is what the request reads, and outlives the call.
+    // SAFETY: the request reads `config`, which outlives the call.
     checked(unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CONFIGURE, &config) })?;
     Ok(Disk { device, path })
 }
@@ -118,7 +118,7 @@ fn checked(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// Waits until no loop device has this file: two mounts of one image would destroy it.
+/// Waits until no loop device uses this file, because two mounts of one image would destroy it.
 pub fn wait_until_detached(file: &File, path: &Path) -> Result<()> {
     let meta = file.metadata()?;
     let started = Instant::now();
@@ -142,7 +142,7 @@ fn loop_of(device: u64, inode: u64) -> Option<PathBuf> {
         let attached = Path::new("/sys/block").join(path.file_name().unwrap_or_default()).join("loop").exists();
         let Some(open) = attached.then(|| File::open(path).ok()).flatten() else { return false };
         let mut info = Info::new(0);
-        // SAFETY: `info` is what the request fills, and outlives the call.
+        // SAFETY: the request fills `info`, which outlives the call.
         let known = unsafe { libc::ioctl(open.as_raw_fd(), LOOP_GET_STATUS64, &mut info) } == 0;
         known && info.device == device && info.inode == inode
     })

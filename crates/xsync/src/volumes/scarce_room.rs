@@ -1,5 +1,7 @@
-//! What programs of a session cannot know when they hear that there is no room (ENOSPC): all that they write goes to a
-//! volume, and an overlay copies a file there, whole, before it is written.
+//! Explains to users why a session ran out of room (ENOSPC).
+//!
+//! Programs cannot know the cause: all that they write goes to a volume, and an overlay copies a whole file there
+//! before the first write to it.
 
 use crate::host::outer_streams::tell;
 use rustix::fs::statvfs;
@@ -7,11 +9,11 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Names that are looked at; the session is over, and somebody waits for its exit code.
+/// The most names that are examined. The user waits for the exit code meanwhile.
 const NAMES_MAX: usize = 100_000;
 const MIB: u64 = 1 << 20;
 
-/// Names the cause, if there is one, after a session whose program ended with this code. `way` makes more room.
+/// Prints the cause, if one is found, for a session that ended with this exit code. `way` says how to get more room.
 pub fn tell_the_cause(volume: &Path, dirs: &[PathBuf], code: u8, way: &str) {
     let Ok(stat) = statvfs(volume) else { return };
     let (room, all) = (stat.f_bavail * stat.f_frsize, stat.f_blocks * stat.f_frsize);
@@ -31,7 +33,7 @@ pub fn tell_the_cause(volume: &Path, dirs: &[PathBuf], code: u8, way: &str) {
     ));
 }
 
-/// A file with more bytes than there is room.
+/// Finds a file that is larger than the room.
 fn larger_than(room: u64, dirs: &[PathBuf]) -> Option<(PathBuf, u64)> {
     let (mut left, mut looked_at) = (dirs.to_vec(), 0);
     while let Some(dir) = left.pop() {

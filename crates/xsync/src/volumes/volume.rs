@@ -17,44 +17,45 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 const MIB: u64 = 1 << 20;
-/// Of a volume whose size nobody gave.
+/// The size of a volume by default.
 pub const BYTES_DEFAULT: u64 = 2048 * MIB;
-/// Room for file system, journal and a little data.
+/// The smallest size, for file system, journal and a little data.
 pub const BYTES_MIN: u64 = 32 * MIB;
-/// The journal holds what was written since the last commits reached their places.
+/// The limits of the journal's size. The journal holds writes until they have reached their places in the file system.
 const JOURNAL_MIB_MAX: u64 = 256;
 const JOURNAL_MIB_MIN: u64 = 8;
-/// Of a journal, written at least before it is used: enough for sessions that commit little.
+/// The least part of a journal that is written before its first use. It is enough for sessions with few commits.
 const JOURNAL_WRITTEN_MIB_MIN: u64 = 16;
-/// Says that a file system was made for sessions.
+/// The label that marks a file system as made for sessions.
 const LABEL: &[u8] = b"untorn-xsync";
 const SUPERBLOCK_AT: u64 = 1024;
 const MAGIC: (usize, [u8; 2]) = (0x38, [0x53, 0xEF]);
-/// `s_state`: the bit says that the kernel found errors.
+/// `s_state`, and its bit for errors that the kernel found.
 const STATE_AT: usize = 0x3A;
 const HAS_ERRORS: u8 = 2;
 const LABEL_AT: usize = 0x78;
-/// `s_log_block_size`: of 1 KiB, as a power of two.
+/// `s_log_block_size`: the block size is 1 KiB shifted left by this.
 const BLOCK_SIZE_AT: usize = 0x18;
-/// `f_type` of file systems in memory.
+/// The `f_type` of file systems in memory: tmpfs and ramfs.
 const IN_MEMORY: [i64; 2] = [0x0102_1994, 0x8584_58F6];
-/// FS_IOC_SETFLAGS of `<linux/fs.h>`, and the flag: overwritten in place, where a file system would copy.
+/// FS_IOC_SETFLAGS of `<linux/fs.h>`, and the flag that makes a file system overwrite in place instead of copying on
+/// write.
 const SETFLAGS: libc::Ioctl = 0x4008_6602;
 const NO_COPY_ON_WRITE: libc::c_long = 0x0080_0000;
-/// FS_IOC_SHUTDOWN, and the flag: nothing more is written, the journal included.
+/// FS_IOC_SHUTDOWN, and the flag that keeps the file system from writing anything more, including the journal.
 const SHUTDOWN: libc::Ioctl = 0x8004_587D;
 const WITHOUT_THE_JOURNAL: u32 = 2;
 
-/// What a new volume is for.
+/// The use that a new volume is made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
-    /// One session, and thrown away: ready soon.
+    /// One session, then the volume is thrown away. It has to be ready soon.
     OneSession,
-    /// Many commits that somebody waits for.
+    /// Many commits for which clients wait.
     Servers,
 }
 
-/// An image of a volume, locked: no other session uses it.
+/// The image of a volume, locked against other sessions.
 #[derive(Debug)]
 pub struct Image {
     file: File,
@@ -62,7 +63,7 @@ pub struct Image {
 }
 
 impl Image {
-    /// Makes a volume that does not exist yet, its room allocated.
+    /// Makes a new volume, and allocates its room.
     pub fn create(path: &Path, bytes: u64, use_for: Use) -> Result<Image> {
         if bytes < BYTES_MIN {
             bail!("a volume of {} MiB is too small: at least {} MiB", bytes / MIB, BYTES_MIN / MIB);
@@ -84,7 +85,7 @@ impl Image {
         if IN_MEMORY.contains(&(kind as i64)) {
             bail!("{} would be in memory, and lost with it: put the volume on a disk", self.path.display());
         }
-        // Fails on file systems that never copy on write, which is as well.
+        // Fails on file systems that never copy on write, which does no harm.
         // SAFETY: the request reads one number, which outlives the call.
         unsafe { libc::ioctl(self.file.as_raw_fd(), SETFLAGS, &NO_COPY_ON_WRITE) };
         self.allocate(bytes)?;
@@ -94,12 +95,12 @@ impl Image {
         sync_parent(&self.path)
     }
 
-    /// Commits to a journal that was never written wait for the file system that holds the image.
+    /// Writes the journal once. Otherwise commits would also wait for the file system that holds the image.
     fn write_journal(&self, use_for: Use) -> Result<()> {
         let superblock = self.superblock()?;
         let shift = u32::from_le_bytes(superblock[BLOCK_SIZE_AT..BLOCK_SIZE_AT + 4].try_into().expect("four bytes"));
         let (code, said) = run("debugfs", &["-R".as_ref(), "blocks <8>".as_ref(), self.path.as_os_str()])?;
-        // What debugfs says of itself is on its standard error.
+        // The output begins with standard error, on which debugfs prints its version. The list is on standard output.
         let list = said.lines().rfind(|line| line.starts_with(|c: char| c.is_ascii_digit())).unwrap_or_default();
         ensure!(code == 0, "debugfs could not look at {}: {said}", self.path.display());
         let bytes_max = match use_for {
@@ -119,7 +120,7 @@ impl Image {
         })
     }
 
-    /// Opens a volume that exists; repairs it if the kernel has found errors in it.
+    /// Opens an existing volume. Repairs it if the kernel has found errors in it.
     pub fn open(path: &Path) -> Result<Image> {
         let file = OpenOptions::new().read(true).write(true).open(path);
         let file = file.with_context(|| format!("cannot open the volume {}", path.display()))?;
@@ -147,16 +148,16 @@ impl Image {
     fn superblock(&self) -> Result<[u8; 1024]> {
         let mut superblock = [0; 1024];
         match self.file.read_exact_at(&mut superblock, SUPERBLOCK_AT) {
-            // Too short for one: zeros are none.
+            // The file is too short. Zeros do not have the magic number.
             Err(e) if e.kind() == ErrorKind::UnexpectedEof => Ok([0; 1024]),
             Err(e) => Err(e).with_context(|| format!("cannot read {}", self.path.display())),
             Ok(()) => Ok(superblock),
         }
     }
 
-    /// Lets e2fsck repair what it can without asking.
+    /// Runs e2fsck with the repairs that it makes without asking.
     fn check(&self) -> Result<()> {
-        // 0: nothing was wrong; 1: repaired.
+        // e2fsck returns 0 if nothing was wrong, 1 after a repair.
         let (code, said) = run("e2fsck", &["-f".as_ref(), "-p".as_ref(), self.path.as_os_str()])?;
         if code > 1 {
             bail!("{} cannot be repaired without asking; run `e2fsck {0}`: {said}", self.path.display());
@@ -164,7 +165,7 @@ impl Image {
         Ok(())
     }
 
-    /// Makes a smaller volume this large; a larger one stays as it is.
+    /// Enlarges a volume to this size. A larger volume stays as it is.
     pub fn grow(&self, bytes: u64) -> Result<()> {
         let now = self.file.metadata()?.len();
         if self.is_device() || now >= bytes {
@@ -188,20 +189,21 @@ impl Image {
         self.file.metadata().is_ok_and(|meta| meta.file_type().is_block_device())
     }
 
-    /// Removes it, durably.
+    /// Removes the image durably.
     pub fn remove(self) -> Result<()> {
         match std::fs::remove_file(&self.path) {
             Err(e) if e.kind() != ErrorKind::NotFound => {
                 Err(e).with_context(|| format!("cannot remove {}", self.path.display()))
             }
-            // Somebody else may have removed it already.
+            // Another process may have removed it already.
             _ => sync_parent(&self.path),
         }
     }
 
-    /// Mounts it at an existing directory of this mount namespace.
+    /// Mounts the volume at an existing directory of this mount namespace.
     pub fn mount(self, at: &Path, cares: Cares) -> Result<Volume> {
-        // The loop device keeps the file open until the kernel has unmounted it. The lock is this process's alone.
+        // Opens the file again: the loop device keeps its file open until the unmount, and the lock must be this
+        // process's alone.
         let file = OpenOptions::new().read(true).write(true).open(&self.path);
         let disk = Disk::of(&file.with_context(|| format!("cannot open {}", self.path.display()))?, &self.path)?;
         let data = if cares.data_in_the_journal { "journal" } else { "ordered" };
@@ -209,7 +211,8 @@ impl Image {
         let flags = MountFlags::NOATIME | MountFlags::NODEV;
         let mut mounted = mount(disk.path(), at, "ext4", flags, &*options);
         if mounted == Err(Errno::BADMSG) {
-            // The superblock is the one block that ext4 writes in place. If a power cut tore it, a copy is as good.
+            // The superblock is the only block that ext4 writes in place. If a power cut tore it, a backup copy
+            // replaces it.
             tell(format_args!("the superblock of {} is torn; repairing it by e2fsck", self.path.display()));
             repair_superblock(disk.path())?;
             mounted = mount(disk.path(), at, "ext4", flags, &*options);
@@ -230,22 +233,22 @@ pub struct Volume {
 }
 
 impl Volume {
-    /// Its directory, open.
+    /// The open root directory of the volume.
     pub fn root(&self) -> &File {
         &self.root
     }
 
-    /// Its directory.
+    /// The mount point.
     pub fn at(&self) -> &Path {
         &self.at
     }
 
-    /// The file or device that it is in.
+    /// The file or device of the volume.
     pub fn path(&self) -> &Path {
         &self.image.path
     }
 
-    /// Gives the image its name, durably, in the directory where it is.
+    /// Renames the image durably, within its directory.
     pub fn rename(&mut self, to: &Path) -> Result<()> {
         let from = &self.image.path;
         std::fs::rename(from, to).with_context(|| format!("cannot rename {} to {}", from.display(), to.display()))?;
@@ -258,25 +261,25 @@ impl Volume {
         &self.disk
     }
 
-    /// Unmounts it, and removes it. What is not committed is not written first: nobody will read it.
+    /// Unmounts and removes the volume. Uncommitted changes are dropped, because they are not needed.
     pub fn throw_away(self) -> Result<()> {
-        // Where the kernel does not know the request, all of it is written, and removed as well.
+        // If the kernel does not know the request, the unmount writes the changes first, which does no harm.
         // SAFETY: the request reads one number, which outlives the call.
         unsafe { libc::ioctl(self.root.as_raw_fd(), SHUTDOWN, &WITHOUT_THE_JOURNAL) };
         self.unmount()?.remove()
     }
 
-    /// Unmounts it, so that everything is in the image.
+    /// Unmounts the volume, which writes everything to the image.
     pub fn unmount(self) -> Result<Image> {
         drop(self.root);
-        // Somebody may be looking at it (`df`); it then goes when they are done.
+        // Another process may be using the mount (`df`). The kernel then unmounts it when that process is done.
         unmount(&self.at, UnmountFlags::DETACH).with_context(|| format!("cannot unmount {}", self.at.display()))?;
         self.disk.wait_until_unmounted()?;
         Ok(self.image)
     }
 }
 
-/// Lets e2fsck take a copy of the superblock, and replay the journal.
+/// Runs e2fsck, which restores the superblock from a copy and replays the journal.
 fn repair_superblock(disk: &Path) -> Result<()> {
     let (code, said) = run("e2fsck", &["-f".as_ref(), "-y".as_ref(), disk.as_os_str()])?;
     ensure!(code <= 1, "e2fsck could not repair the superblock: {said}");
@@ -285,7 +288,8 @@ fn repair_superblock(disk: &Path) -> Result<()> {
 
 fn make_file_system(path: &Path, bytes: u64) -> Result<()> {
     let journal = (bytes / MIB / 4).clamp(JOURNAL_MIB_MIN, JOURNAL_MIB_MAX);
-    // Nothing is left for later, and the allocated room stays allocated. Sessions rely on one journal for all.
+    // Initializes all tables now, and keeps the room allocated. Sessions need one journal for everything, so fast
+    // commits are off.
     let options = format!("size={journal}");
     let (code, said) = run(
         "mkfs.ext4",
@@ -320,7 +324,7 @@ fn run(program: &str, arguments: &[&OsStr]) -> Result<(i32, String)> {
     Ok((output.status.code().unwrap_or(i32::MAX), String::from_utf8_lossy(&said).trim().to_owned()))
 }
 
-/// Makes the names in a file's directory durable.
+/// Flushes the directory of a file, which makes the names in it durable.
 pub fn sync_parent(path: &Path) -> Result<()> {
     let parent = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,

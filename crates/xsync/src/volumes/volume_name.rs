@@ -1,4 +1,4 @@
-//! Names of volumes that are thrown away: they tell which directories' changes they hold.
+//! Names of temporary volumes. They tell which directories' changes a volume holds.
 
 use crate::host::held_directories::{self, HeldDirectories};
 use anyhow::{Context, Result, bail};
@@ -7,22 +7,23 @@ use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 
-/// Where they are, if nobody says otherwise.
+/// The default directory of temporary volumes.
 pub const PLACE_DEFAULT: &str = "/var/lib/untorn-xsync";
-/// Ends the names of images.
+/// The extension of images.
 pub const IMAGE: &str = "img";
-/// Ends the names of images whose changes were applied, and that somebody wanted to keep.
+/// The extension of images that are kept after their changes were applied.
 pub const KEPT: &str = "kept";
 
-/// The end of a name while what it names is made or removed; it is of no use without the list of directories in it.
+/// The extension of a volume that is being made or removed. Without its list of directories it is useless.
 pub fn unfinished(end: &str) -> String {
     format!("{end}-new")
 }
 
-/// Makes a volume for these directories, or what holds their changes otherwise. `make` gets its names: while it is made,
-/// and afterwards; `end` ends the name. Sessions in a place do this one at a time: of those that begin together in one
-/// directory each sees the volumes of those before it, and nobody removes as unfinished what is being made.
-/// The directories are held from then on.
+/// Makes a volume, or another home for changes, for these directories, and locks the directories.
+///
+/// `make` gets two names: the one while the volume is being made, and the final one, which ends in `end`. Sessions in a
+/// place do this one at a time. So a session sees the volumes of sessions that began earlier in the same directory, and
+/// no session removes a volume as unfinished that another one is making.
 pub fn make<T>(
     place: &Path,
     dirs: &[PathBuf],
@@ -59,7 +60,7 @@ fn names(place: &Path, dirs: &[PathBuf], end: &str) -> Result<(PathBuf, PathBuf)
     Ok((place.join(&name).with_extension(unfinished(end)), place.join(name).with_extension(end)))
 }
 
-/// A volume with changes of a directory.
+/// Finds a volume with changes of a directory.
 fn of_dir(place: &Path, dir: &Path, end: &str) -> Result<Option<PathBuf>> {
     let sum = sum(dir);
     let entries = fs::read_dir(place).with_context(|| place.display().to_string())?.flatten();
@@ -67,7 +68,7 @@ fn of_dir(place: &Path, dir: &Path, end: &str) -> Result<Option<PathBuf>> {
     Ok(volumes.find(|path| path.file_stem().unwrap_or_default().to_string_lossy().split('-').skip(2).any(|s| s == sum)))
 }
 
-/// Removes what a session was making when it was killed.
+/// Removes volumes whose making was interrupted by a kill.
 fn remove_unfinished(place: &Path, end: &str) -> Result<()> {
     for entry in fs::read_dir(place).with_context(|| place.display().to_string())?.flatten() {
         let path = entry.path();
@@ -82,9 +83,9 @@ fn is_locked(path: &Path) -> bool {
     File::open(path).is_ok_and(|file| flock(&file, FlockOperation::NonBlockingLockExclusive).is_err())
 }
 
-/// Tells directories apart in names of files.
+/// A hash that tells directories apart in file names.
 fn sum(dir: &Path) -> String {
-    // The algorithm may change with the compiler: a volume of then is not found, and `--resume` still applies it.
+    // A new compiler may change the algorithm. An older volume is then not found here, but `--resume` still applies it.
     let mut hasher = DefaultHasher::new();
     dir.hash(&mut hasher);
     format!("{:016x}", hasher.finish())

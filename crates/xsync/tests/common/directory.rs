@@ -1,4 +1,4 @@
-//! Directories on a file system of their own, and users who may write there.
+//! Directories on a file system of their own, for users who may write there.
 
 use super::Session;
 use std::ffi::OsStr;
@@ -8,16 +8,16 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// An ordinary user, whom every machine has.
+/// An ordinary user that every machine has.
 pub const NOBODY: u32 = 65534;
 
-/// A mounted ext4 file system, as an administrator provides it; unmounted when this is dropped.
+/// A mounted ext4 file system, as an administrator provides it. It is unmounted when this value is dropped.
 pub struct Directory {
     dir: tempfile::TempDir,
 }
 
 impl Directory {
-    /// Only what is asked for is committed: the kernel does it by itself after ten minutes.
+    /// The kernel commits by itself only after ten minutes, so that tests see requested commits only.
     pub fn mounted(options: &str) -> Directory {
         let directory = Directory { dir: tempfile::tempdir().unwrap() };
         fs::set_permissions(directory.dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
@@ -38,7 +38,7 @@ impl Directory {
         self.dir.path().join("mounted")
     }
 
-    /// A program where an ordinary user can execute it.
+    /// A link to a program, in a place where an ordinary user can execute it.
     pub fn program(&self, from: &Path) -> PathBuf {
         let to = self.dir.path().join(from.file_name().unwrap());
         if !to.exists() {
@@ -52,21 +52,21 @@ impl Directory {
         std::os::unix::fs::chown(self.at(), Some(user), Some(user)).unwrap();
     }
 
-    /// The command as this user, with these arguments.
+    /// The command `untorn-xsync` with these arguments, as this user.
     pub fn xsync<S: AsRef<OsStr>>(&self, user: u32, arguments: &[S]) -> Command {
         let mut command = Command::new(self.program(Path::new(env!("CARGO_BIN_EXE_untorn-xsync"))));
         command.args(arguments).uid(user).gid(user).env_remove("XDG_RUNTIME_DIR").current_dir("/").stdin(Stdio::null());
         command
     }
 
-    /// A session on it, as this user.
+    /// A session on the directory, as this user.
     pub fn session(&self, user: u32, program: &[&str]) -> Command {
         let mut command = self.xsync(user, &["--on"]);
         command.arg(self.at()).arg("--").args(program).current_dir(self.at());
         command
     }
 
-    /// The administrator's watcher, which listens.
+    /// Starts the administrator's watcher, and waits until it listens.
     pub fn watcher(&self) -> Session {
         let mut command = self.xsync(0, &["--watch"]);
         let mut watcher = Session::start(command.arg(self.at()).stderr(Stdio::piped()));
@@ -76,7 +76,7 @@ impl Directory {
         watcher
     }
 
-    /// How many transactions its journal has committed.
+    /// The number of transactions that the file system's journal has committed.
     pub fn transactions(&self) -> u64 {
         let disk = untorn_xsync::view::on_directory::disk_of(&self.at()).unwrap();
         let mut entries = fs::read_dir("/proc/fs/jbd2").unwrap().flatten();

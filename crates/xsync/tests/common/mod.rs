@@ -1,4 +1,4 @@
-//! A place to work in, sessions, and what came of them.
+//! Helpers of the tests: a place to work in, sessions, and their results.
 
 #![allow(dead_code)]
 
@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
 
-/// What came of a run.
+/// The result of a run.
 #[derive(Debug)]
 pub struct Run {
     pub code: Option<i32>,
@@ -43,14 +43,14 @@ pub struct Place {
     pub dir: tempfile::TempDir,
 }
 
-/// A program of the tests, built with the profile of this test, which has everything that it needs.
+/// The path of an example program. It is built with the profile of this test.
 pub fn example(name: &str) -> PathBuf {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     let dir = BUILT.get_or_init(|| {
         let test = std::env::current_exe().expect("this test's own path");
         let profile_dir = test.ancestors().nth(2).expect("target/PROFILE/deps/TEST");
         let profile = if cfg!(debug_assertions) { "test" } else { "release" };
-        // `make test` has built everything, and a worker's parent has.
+        // In these cases everything is built: by `make test`, or by the process that started this worker.
         if std::env::var_os("UNTORN_PREBUILT").is_none() && std::env::var_os("UNTORN_CRASHLAB_WORKER").is_none() {
             let mut cargo = Command::new(env!("CARGO"));
             cargo.args(["build", "--quiet", "--package", "untorn-xsync", "--examples", "--profile", profile]);
@@ -64,7 +64,7 @@ pub fn example(name: &str) -> PathBuf {
 }
 
 impl Place {
-    /// Where sessions work; none, said aloud, elsewhere.
+    /// A place for sessions. None, with a message, if sessions do not work on this machine.
     pub fn new() -> Option<Place> {
         static WHY_NOT: OnceLock<Option<String>> = OnceLock::new();
         let place = Place::anywhere();
@@ -82,7 +82,7 @@ impl Place {
         Some(place)
     }
 
-    /// Without a look at what is possible.
+    /// A place, without a check that sessions work.
     pub fn anywhere() -> Place {
         let place = Place { dir: tempfile::tempdir().unwrap() };
         fs::create_dir(place.work()).unwrap();
@@ -95,17 +95,17 @@ impl Place {
         self.dir.path().join("work")
     }
 
-    /// Volumes that are thrown away are here meanwhile.
+    /// The directory of temporary volumes.
     pub fn volumes(&self) -> PathBuf {
         self.dir.path().join("volumes")
     }
 
-    /// Volumes that are left.
+    /// Volumes that sessions have left behind.
     pub fn left(&self) -> Vec<PathBuf> {
         fs::read_dir(self.volumes()).unwrap().map(|entry| entry.unwrap().path()).collect()
     }
 
-    /// The program of the tests, where the session sees it.
+    /// The program `probe`, copied to a place that the session sees.
     pub fn probe(&self) -> PathBuf {
         let path = self.work().join("probe");
         if !path.exists() {
@@ -114,7 +114,7 @@ impl Place {
         path
     }
 
-    /// The command in the working directory, with these arguments after those for small volumes.
+    /// The command in the working directory, with options for small volumes before these arguments.
     pub fn xsync<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_untorn-xsync"));
         command.arg("--place").arg(self.volumes());
@@ -128,7 +128,7 @@ impl Place {
         command
     }
 
-    /// A session without a care.
+    /// A session without one invariant.
     pub fn careless(&self, care: &str, volume: Option<&Path>, maps: &str, program: &[&str]) -> Command {
         let mut command = Command::new(example("careless"));
         let place = format!("{}/", self.volumes().display());
@@ -137,23 +137,23 @@ impl Place {
         command
     }
 
-    /// Runs it.
+    /// Runs the command to its end.
     pub fn run<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Run {
         self.xsync(arguments).output().unwrap().into()
     }
 
-    /// A shell script in a session.
+    /// Runs a shell script in a session.
     pub fn script(&self, script: &str) -> Run {
         self.run(&["--", "sh", "-c", script])
     }
 }
 
-/// Addresses outside, of documents, so that nobody else has them.
+/// Addresses outside. They are reserved for documentation, so no other host has them.
 pub const OUTSIDE4: &str = "198.51.100.5";
-/// As [`OUTSIDE4`].
+/// An IPv6 address outside.
 pub const OUTSIDE6: &str = "2001:db8:7::5";
 
-/// Gives this thread, and what it starts, a network of its own with these addresses. Whether that is possible.
+/// Gives this thread and its children a network of their own with these addresses. False if that is not possible.
 pub fn network_of_its_own() -> bool {
     // SAFETY: no descriptor of this thread is concerned.
     unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNET).unwrap() };
@@ -165,7 +165,7 @@ pub fn network_of_its_own() -> bool {
     done
 }
 
-/// A session that goes on; ended when this is dropped, so that a test that fails leaves nothing.
+/// A running session. It is killed when this value is dropped, so that a failed test leaves no process behind.
 pub struct Session(pub Child);
 
 impl Session {
@@ -194,11 +194,11 @@ impl Drop for Session {
     }
 }
 
-/// `FS_IOC_SHUTDOWN` of `<linux/fs.h>`, and its flag: nothing more reaches the disk, the journal included.
+/// `FS_IOC_SHUTDOWN` of `<linux/fs.h>`, and its flag: nothing more reaches the disk, not even the journal.
 const SHUTDOWN: libc::Ioctl = 0x8004_587D;
 const WITHOUT_A_COMMIT: u32 = 2;
 
-/// The session's volume keeps what was committed, and forgets all else, as if the power had gone; then everything ends.
+/// Cuts the power of the session's volume: it keeps committed changes and forgets all others. Then kills the session.
 pub fn power_cut(session: &mut Session, dir: &str) {
     let tasks = fs::read_dir(format!("/proc/{}/task", session.id())).unwrap().flatten();
     let children = tasks.map(|task| fs::read_to_string(task.path().join("children")).unwrap_or_default());

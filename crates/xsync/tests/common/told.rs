@@ -1,4 +1,4 @@
-//! What the crash states of a recorded session must hold.
+//! The check that crash states of a recorded session must pass.
 
 use anyhow::{Result, bail};
 use std::collections::BTreeMap;
@@ -8,10 +8,10 @@ use untorn_crashlab::device::watch::say;
 use untorn_crashlab::replay::{Bench, Check, Exploration, Recording, explain};
 use untorn_xsync::cares::Cares;
 
-/// Of the program `probe mixed`.
+/// The number of changes that the program `probe mixed` makes.
 pub const CHANGES: u64 = 120;
 
-/// Looks at crash states; says what is wrong in them.
+/// Explores crash states. An error if the check finds a violation.
 pub fn explore(recording: &Recording, told: &dyn Check, seed: u64, states: u64) -> Result<()> {
     let mut bench = Bench::new()?;
     let said = recording.said(recording.events.len());
@@ -29,20 +29,20 @@ pub fn explore(recording: &Recording, told: &dyn Check, seed: u64, states: u64) 
     Ok(())
 }
 
-/// The oracle: knows what the program does, and finds out after which change the files are as they are.
+/// The oracle: it knows the program's changes, and finds the change after which the files are as they are.
 pub struct Told {
     pub seed: u64,
-    /// Where the volume is mounted, if it is a file on the disk.
+    /// The mount point for the volume, if the volume is a file on the disk.
     pub image: Option<PathBuf>,
 }
 
-/// What a file holds: the number that fills it, and its length; none if it is not whole.
+/// The contents of a file: the number that fills it, and its length. None if the file is incomplete.
 type Held = Option<(u64, usize)>;
 
 impl Check for Told {
     fn check(&self, dir: &Path, said: &[String]) -> Result<(), String> {
         let Some(at) = &self.image else { return self.judge(&dir.join("data"), said) };
-        // As a session opens it, a torn superblock and all.
+        // Opens the image as a session does, which repairs a torn superblock.
         let image = untorn_xsync::volumes::volume::Image::open(&dir.join("volume.img"));
         let volume = image.and_then(|image| image.mount(at, Cares::ALL)).map_err(|e| format!("{e:#}"))?;
         let judged = self.judge(&at.join("data"), said);
@@ -52,18 +52,18 @@ impl Check for Told {
 }
 
 impl Told {
-    /// Looks at the files themselves.
+    /// Checks the files in a directory.
     pub fn judge(&self, data: &Path, said: &[String]) -> Result<(), String> {
         let shown = said.iter().filter(|line| line.starts_with("file")).count() as u64;
         let found = match files(data) {
             Ok(found) => found,
-            // The session had not begun.
+            // The crash came before the session began.
             Err(_) if shown == 0 => return Ok(()),
             Err(e) => return Err(format!("{shown} changes were shown: {e}")),
         };
         let mut state: BTreeMap<String, Held> = BTreeMap::new();
         for (n, slot, length) in changes(self.seed) {
-            // Before change n: all others are as they were, and its own file is on the way.
+            // In the state before change n, only the file of change n may differ, because it is being changed.
             if n > shown && same_but(&found, &state, &slot) {
                 return Ok(());
             }
@@ -98,7 +98,7 @@ fn files(data: &Path) -> std::io::Result<BTreeMap<String, Held>> {
     for entry in fs::read_dir(data)? {
         let entry = entry?;
         let name = entry.file_name().to_string_lossy().into_owned();
-        // What is on its way to its name is nobody's yet.
+        // A file that has not got its name yet does not count.
         if entry.file_type()?.is_file() && !name.ends_with(".new") {
             let text = fs::read(entry.path())?;
             let number = text.get(..8).and_then(|digits| std::str::from_utf8(digits).ok()?.parse::<u64>().ok());

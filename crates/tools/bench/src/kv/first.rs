@@ -14,7 +14,7 @@ use std::path::Path;
 use std::time::Instant;
 
 const VALUE_BYTES: usize = 1 << 10;
-/// About what an entry takes, with its node and the rounding of blocks.
+/// About the size of an entry, with its node and the rounding of blocks.
 const ENTRY_BYTES: u64 = 1400;
 /// Entries in one commit while loading.
 const LOT: usize = 10_000;
@@ -22,7 +22,7 @@ const LOT: usize = 10_000;
 const CRASH_COMMITS: u64 = 1000;
 const CRASH_COMMITS_QUICK: u64 = 20;
 const ROUNDS: usize = 5;
-/// The container with which Untorn comes first, and the peer last.
+/// The contenders: Untorn's container for the comparison first, the peer last.
 static ENTRANTS: [&str; 3] = ["hashbrown on Untorn (Rust)", "std::map on Untorn", "LMDB"];
 
 /// The `kv-open` section of one place.
@@ -127,7 +127,7 @@ fn put(store: &mut dyn Store, numbers: &[u64]) -> Result<()> {
     store.put(&entries)
 }
 
-/// In a process that is going to be killed: commits new keys from a number on.
+/// Commits new keys from a number on, in a process that is going to be killed.
 pub fn leave_unapplied(dir: &Path, name: &str, bytes: u64, from: u64, commits: u64) -> Result<u64> {
     let probe = tempfile::tempdir()?;
     let only = ENTRANTS.chunks(1).find(|only| only[0] == name).context("no store of that name")?;

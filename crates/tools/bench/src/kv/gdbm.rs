@@ -1,5 +1,7 @@
-//! gdbm with `gdbm_sync` after each operation: `GDBM_SYNC` flushes only those that change the file's directory or
-//! header. Durable, though a crash in the middle of an operation may damage the file.
+//! gdbm with `gdbm_sync` after each operation.
+//!
+//! `GDBM_SYNC` alone flushes only operations that change the file's directory or header. With `gdbm_sync` all are
+//! durable, but a crash in the middle of an operation may damage the file.
 
 use super::kv_store::{Entry, Key, Scan, Store, taste};
 use super::library::{c_path, c_text, functions, load};
@@ -81,9 +83,9 @@ impl GdbmStore {
         self.check(unsafe { (self.gdbm.f.gdbm_sync)(self.db) })
     }
 
-    /// The taste of what a key has.
+    /// The taste of a key's value.
     fn fetch(&self, key: Datum) -> Option<u64> {
-        // SAFETY: an open database; what it gives is ours to free.
+        // SAFETY: an open database; the returned value is ours to free.
         unsafe {
             let value = (self.gdbm.f.gdbm_fetch)(self.db, key);
             if value.bytes.is_null() {

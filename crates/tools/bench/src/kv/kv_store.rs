@@ -1,4 +1,4 @@
-//! What every store that takes part can do.
+//! The operations of every store that takes part.
 
 use crate::measuring::harness::Activity;
 use anyhow::{Result, ensure};
@@ -15,29 +15,30 @@ pub struct Entry<'a> {
     pub value: &'a [u8],
 }
 
-/// An open key-value store. What `put` and `delete` did is durable when they return, each call's as one.
+/// An open key-value store. The changes of each `put` or `delete` are one commit, which is durable when the call
+/// returns.
 pub trait Store {
     fn put(&mut self, entries: &[Entry<'_>]) -> Result<()>;
     fn delete(&mut self, key: &Key) -> Result<()>;
-    /// Reads one after the other; the sum of all [`taste`]s.
+    /// Reads the keys one after the other, and returns the sum of all [`taste`]s.
     fn read(&mut self, keys: &[Key]) -> Result<u64>;
     /// Reads everything in the store's own order.
     fn scan(&mut self) -> Result<Scan>;
-    /// What Untorn's store did so far.
+    /// The activity of Untorn's store so far.
     fn activity(&self) -> Result<Option<Activity>> {
         Ok(None)
     }
-    /// Whether it keeps what it gets, as the floor does not.
+    /// Whether the store keeps its entries; the floor does not.
     fn keeps(&self) -> bool {
         true
     }
 }
 
-/// What a scan saw.
+/// The result of a scan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Scan {
     pub count: u64,
-    /// Of all tastes.
+    /// The sum of all tastes.
     pub sum: u64,
 }
 
@@ -48,7 +49,7 @@ impl Scan {
     }
 }
 
-/// Work on a value that was read, equal for all stores.
+/// A little work on a value that was read, the same for all stores.
 pub fn taste(value: &[u8]) -> u64 {
     match value {
         [] => 0,
@@ -63,7 +64,7 @@ pub fn key(n: u64) -> Key {
     text.as_bytes().try_into().expect("24 digits")
 }
 
-/// What a store must hold, in the order of the keys' numbers; compared with what it does hold.
+/// The expected contents of a store, in the order of the keys' numbers.
 pub struct Expected {
     tastes: Vec<Option<u64>>,
 }
@@ -90,7 +91,7 @@ impl Expected {
         Scan { count: there.clone().count() as u64, sum: there.sum() }
     }
 
-    /// Looks at a store in both ways.
+    /// Compares a store with the expected contents, by a scan and by reads.
     pub fn compare(&self, store: &mut dyn Store, keys: &[Key]) -> Result<()> {
         if store.keeps() {
             let (wanted, found, read) = (self.scan(), store.scan()?, store.read(keys)?);
@@ -119,7 +120,7 @@ mod tests {
         assert!(!keys.is_sorted() && !keys.iter().rev().is_sorted());
     }
 
-    /// One that loses a value, or has another one.
+    /// A store that loses a value, or has a wrong one.
     struct Liar(Scan);
 
     impl Store for Liar {

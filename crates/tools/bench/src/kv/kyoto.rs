@@ -31,14 +31,14 @@ functions!(Functions {
 const WRITE: u32 = 2 | 4;
 const AUTO_SYNC: u32 = 32;
 
-/// The file's suffix says which kind of database it is.
+/// The kind of database, which the file's suffix selects.
 #[derive(Clone, Copy, Debug)]
 pub enum Kind {
     Tree,
     Hash,
 }
 
-/// What makes an operation durable.
+/// The way in which an operation becomes durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durable {
     Transactions,

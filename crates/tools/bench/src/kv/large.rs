@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 const VALUE_BYTES: usize = 150;
 const RUNS: usize = 3;
 
-/// How much a run does.
+/// The amount of work in a run.
 #[derive(Clone, Copy)]
 struct Amount {
     keys: usize,
@@ -105,7 +105,7 @@ pub fn run(run: &Run, place: &Place) -> Result<Section> {
     })
 }
 
-/// Everything once, on a new store; what was read is what was stored.
+/// Runs everything once on a new store, and checks that reads return the stored values.
 fn run_once(entrant: &Entrant, dir: &Path, amount: Amount, seed: u64, means: &mut [Measured; 5]) -> Result<()> {
     let mut store = entrant.open(dir)?;
     let mut random = Rng::with_seed(seed);

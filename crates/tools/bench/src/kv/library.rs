@@ -1,9 +1,9 @@
-//! C libraries, looked for when the benchmark runs: building it needs none of them.
+//! Loads C libraries when the benchmark runs, so that its build needs none of them.
 
 use anyhow::{Result, anyhow};
 use libloading::Library;
 
-/// The first of `files` that is there; it stays loaded.
+/// Loads the first of `files` that exists. It stays loaded.
 pub fn load(files: &[&str], package: &str) -> Result<&'static Library> {
     for file in files {
         // SAFETY: a library of the distribution, whose initialisers have no demands.
@@ -14,7 +14,7 @@ pub fn load(files: &[&str], package: &str) -> Result<&'static Library> {
     Err(anyhow!("there is no {} (Debian's package {package}; `scripts/setup.sh bench` installs all)", files[0]))
 }
 
-/// Declares a struct of a library's functions, whose names there begin with a prefix.
+/// Declares a struct of a library's functions. Their names in the library begin with a prefix.
 macro_rules! functions {
     ($name:ident { $(fn $function:ident($($argument:ty),* $(,)?) $(-> $result:ty)?;)* }) => {
         pub struct $name {
@@ -36,16 +36,16 @@ macro_rules! functions {
 }
 pub(crate) use functions;
 
-/// A path for C.
+/// A path as a C string.
 pub fn c_path(path: &std::path::Path) -> Result<std::ffi::CString> {
     use std::os::unix::ffi::OsStrExt;
     Ok(std::ffi::CString::new(path.as_os_str().as_bytes())?)
 }
 
-/// A C string that may be missing.
+/// A C string that may be missing, as text.
 ///
 /// # Safety
-/// `text` is NULL or a string.
+/// `text` is NULL or a C string.
 pub unsafe fn c_text(text: *const std::ffi::c_char) -> String {
     if text.is_null() {
         return "no reason was given".to_owned();

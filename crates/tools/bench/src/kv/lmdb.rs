@@ -1,4 +1,4 @@
-//! LMDB as it comes: every transaction is flushed.
+//! LMDB with its defaults: every transaction is flushed.
 
 use super::kv_store::{Entry, Key, Scan, Store, taste};
 use super::library::{c_path, c_text, functions, load};
@@ -25,7 +25,7 @@ impl Value {
     const NONE: Value = Value { len: 0, bytes: std::ptr::null() };
 
     /// # Safety
-    /// It was filled by LMDB, in a transaction that still runs.
+    /// LMDB filled it, in a transaction that still runs.
     unsafe fn bytes(&self) -> &[u8] {
         // SAFETY: the caller's promise.
         unsafe { std::slice::from_raw_parts(self.bytes, self.len) }

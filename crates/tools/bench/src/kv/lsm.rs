@@ -1,4 +1,4 @@
-//! LevelDB and RocksDB: their C interfaces are the same but for the prefix. `sync = true`, else as they come.
+//! LevelDB and RocksDB, with `sync = true`, else with their defaults. Their C interfaces differ only in the prefix.
 
 use super::kv_store::{Entry, Key, Scan, Store, taste};
 use super::library::{c_path, c_text, functions, load};
@@ -53,7 +53,7 @@ impl Lsm {
         Ok(Lsm { f: Functions::of(load(&files, "librocksdb7.8")?, "rocksdb_")? })
     }
 
-    /// A call that may fail.
+    /// Makes a call that may fail.
     fn checked<T>(&self, call: impl FnOnce(Failure) -> T) -> Result<T> {
         let mut failure = null_mut();
         let result = call(&mut failure);

@@ -1,5 +1,6 @@
-//! Key-value stores on the workload of "Failure-atomic msync()" (Park, Kelly, Shen 2013), Table 2: the
-//! standard containers on Untorn's heap, and the stores that people would use instead.
+//! Key-value stores on the workload of "Failure-atomic msync()" (Park, Kelly, Shen 2013), Table 2.
+//!
+//! They are the standard containers on Untorn's heap, and the stores that people would use instead.
 
 mod crates;
 pub mod first;
@@ -34,10 +35,10 @@ pub use stl::library_of_untorn;
 
 const KEYS: usize = 1000;
 const VALUE_BYTES: usize = 1 << 10;
-/// What a run with think time sleeps before each operation.
+/// The sleep before each operation in a run with think time.
 const THINK_MS: u64 = 10;
 const RUNS: usize = 7;
-/// A run with think time takes every contender half a minute.
+/// A run with think time takes half a minute for each contender.
 const RUNS_THINKING: usize = 3;
 
 /// The passes of a run, each over all keys in a new random order.
@@ -60,11 +61,11 @@ pub fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
     thinks.iter().map(|ms| section(run, place, &roster, Duration::from_millis(*ms))).collect()
 }
 
-/// What was measured of one entrant in one of the passes.
+/// The measurements of one entrant in one of the passes.
 struct Taken {
-    /// The mean of an operation, of each run.
+    /// The mean time of an operation in each run.
     means: Measured,
-    /// Every single operation.
+    /// The time of every single operation.
     singly: Measured,
     activity: Option<Activity>,
     faults: u64,
@@ -90,7 +91,7 @@ fn section(run: &Run, place: &Place, roster: &Roster, think: Duration) -> Result
     for round in 0..runs {
         run.progress.cell(format!("{}: kv, {load}, run {} of {runs}", place.name, round + 1));
         for turn in 0..all.len() {
-            // Another store starts each time, so that none always follows the same neighbour.
+            // Another store starts each time, so that no store always follows the same neighbour.
             let who = (turn + round) % all.len();
             let entrant = &roster.entrants[who];
             let dir = new_directory(place, entrant.name)?;
@@ -128,7 +129,7 @@ fn section(run: &Run, place: &Place, roster: &Roster, think: Duration) -> Result
     })
 }
 
-/// How each store was made durable, and which are missing.
+/// Notes about how each store was made durable, and about missing stores.
 fn notes(roster: &Roster) -> Vec<String> {
     let mut notes = vec![
         "Floor: one pwrite of the bytes of keys and values, padded to 4 KiB, at the next place of a preallocated, \
@@ -144,7 +145,8 @@ fn notes(roster: &Roster) -> Vec<String> {
     notes
 }
 
-/// A directory for one store. Removing it waits until it is written, so that no store pays for what another one left.
+/// A directory for one store. Its removal waits until it is written, so that no store pays for the removal of another
+/// one.
 struct StoreDirectory(PathBuf);
 
 fn new_directory(place: &Place, name: &str) -> Result<StoreDirectory> {
@@ -159,7 +161,7 @@ impl StoreDirectory {
 
 impl Drop for StoreDirectory {
     fn drop(&mut self) {
-        // If it fails, the next one cannot be made.
+        // If it fails, the next directory of this name cannot be made, and that is reported.
         let _ = std::fs::remove_dir_all(&self.0);
         if let Ok(parent) = File::open(self.0.parent().expect("a directory in a place")) {
             let _ = rustix::fs::syncfs(parent);
@@ -167,7 +169,7 @@ impl Drop for StoreDirectory {
     }
 }
 
-/// All passes of one run on a new store, and a look at what it holds after each.
+/// Runs all passes on a new store, and checks its contents after each.
 fn run_once(
     entrant: &Entrant,
     dir: &Path,
@@ -254,7 +256,7 @@ fn row(pass: &str, load: &str, measured: &[(Role, &Taken)], quick: bool) -> Row 
     row.against_target(Some(Target::AtMost(1.25)), Waited::Allowed, quick)
 }
 
-/// Single operations, and what Untorn did for one.
+/// The figures of single operations, and Untorn's activity for each.
 fn details(role: Role, taken: &Taken) -> Extras {
     let mut extras = Extras::default();
     let singly = taken.singly.summary();

@@ -1,4 +1,4 @@
-//! Who takes part.
+//! The stores that take part.
 
 use super::crates::{FjallStore, RedbStore};
 use super::gdbm::{Gdbm, GdbmStore};
@@ -15,22 +15,22 @@ use anyhow::{Context, Result, ensure};
 use std::path::Path;
 use std::rc::Rc;
 
-/// What an entrant is in the race.
+/// The role of an entrant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     Untorn,
     Peer,
     Floor,
-    /// Untorn's program without durability.
+    /// Untorn's C++ program without durability.
     Ceiling,
 }
 
-/// The table that tells what it changes.
+/// The hash table with explicit dirty ranges.
 pub const TOLD: &str = "told hash table on Untorn (Rust)";
 
 type Open = Box<dyn Fn(&Path) -> Result<Box<dyn Store>>>;
 
-/// One that takes part.
+/// A store that takes part.
 pub struct Entrant {
     pub name: &'static str,
     pub role: Role,
@@ -38,29 +38,29 @@ pub struct Entrant {
 }
 
 impl Entrant {
-    /// Opens it in a directory, or makes it there.
+    /// Opens the store in a directory, or creates it there.
     pub fn open(&self, dir: &Path) -> Result<Box<dyn Store>> {
         (self.open)(dir).with_context(|| format!("cannot open {}", self.name))
     }
 }
 
-/// What the entrants have to know of the work.
+/// Facts about the work that the entrants need.
 #[derive(Clone, Copy, Debug)]
 pub struct Work {
-    /// Most bytes of one put, and what the floor gets to write them to in turn.
+    /// The largest number of bytes in one put, and the size of the file that the floor writes to in turn.
     pub put_bytes: usize,
     pub floor_bytes: u64,
-    /// LMDB wants to know the most that it will ever hold.
+    /// LMDB needs the largest size that it will ever have.
     pub map_bytes: usize,
-    /// Values for which SQLite advises a table with a rowid.
+    /// The values are large, so that SQLite advises a table with a rowid.
     pub large_values: bool,
     /// Thousands of operations in one commit.
     pub bulk: bool,
-    /// Who is to take part; empty: all.
+    /// The names of the entrants; all if empty.
     pub only: &'static [&'static str],
 }
 
-/// All that are here, Untorn first, and why others are not.
+/// The entrants that are available, Untorn's first, and the reasons why others are missing.
 pub struct Roster {
     pub entrants: Vec<Entrant>,
     pub missing: Vec<String>,
@@ -68,7 +68,7 @@ pub struct Roster {
 }
 
 impl Roster {
-    /// `probe`: an empty directory where the work will be done.
+    /// Finds the available entrants. `probe` is an empty directory on the file system of the work.
     pub fn here(probe: &Path, work: Work) -> Result<Roster> {
         let mut roster = Roster { entrants: Vec::new(), missing: Vec::new(), only: work.only };
         let stl = roster.look("std::", Stl::get);
@@ -100,7 +100,7 @@ impl Roster {
                 ("Kyoto Cabinet hash, transactions", Kind::Hash, Durable::Transactions),
                 ("Kyoto Cabinet hash, auto-sync", Kind::Hash, Durable::AutoSync),
             ];
-            // Auto-sync flushes every single operation.
+            // With auto-sync every single operation is flushed.
             for (name, kind, durable) in all.into_iter().filter(|all| !work.bulk || all.2 == Durable::Transactions) {
                 let kyoto = kyoto.clone();
                 roster.add(name, Role::Peer, move |dir| KyotoStore::open(&kyoto, dir, kind, durable));
@@ -126,7 +126,7 @@ impl Roster {
         Ok(roster)
     }
 
-    /// Those whose names begin so stay away. The first is never one of them.
+    /// Leaves out entrants by the beginnings of their names, but never the first one.
     pub fn without(mut self, names: &[String]) -> Result<Roster> {
         let first = self.entrants[0].name;
         self.entrants.retain(|e| e.name == first || !names.iter().any(|name| e.name.starts_with(name.as_str())));
@@ -136,7 +136,7 @@ impl Roster {
         Ok(self)
     }
 
-    /// What the entrants whose names begin so need.
+    /// Finds the library of the entrants whose names begin with `name`. Notes a reason if it is missing.
     fn look<T>(&mut self, name: &str, find: impl FnOnce() -> Result<T>) -> Option<T> {
         if !self.only.is_empty() && !self.only.iter().any(|only| only.starts_with(name)) {
             return None;
@@ -163,7 +163,7 @@ impl Roster {
     }
 }
 
-/// Writes as many bytes and flushes them; nothing can be found again.
+/// Writes as many bytes as the entries have, and flushes them. They cannot be read again.
 struct FloorStore(Floor);
 
 impl Store for FloorStore {

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::ptr::NonNull;
 use untorn::heap::{Heap, HeapMap, HeapOptions, HeapVec};
 
-/// In the heap that is beside it.
+/// The type of the table, which is in the heap beside it.
 type Table = HeapMap<'static, Key, HeapVec<'static, u8>>;
 
 pub struct HashbrownStore {
@@ -32,7 +32,7 @@ impl HashbrownStore {
 
 impl Store for HashbrownStore {
     fn put(&mut self, entries: &[Entry<'_>]) -> Result<()> {
-        // SAFETY: what is allocated is in the table, which is used as long as the heap is open.
+        // SAFETY: the allocations are in the table, which is used only while the heap is open.
         let memory = unsafe { self.heap.allocator().unbound() };
         let table = self.table();
         for entry in entries {

@@ -1,4 +1,4 @@
-//! SQLite with `synchronous=FULL`, so that what is committed is durable in both journal modes.
+//! SQLite with `synchronous=FULL`, so that committed changes are durable in both journal modes.
 
 use super::kv_store::{Entry, Key, Scan, Store, taste};
 use super::library::{c_path, c_text, functions, load};
@@ -31,7 +31,7 @@ const DONE: c_int = 101;
 pub enum JournalMode {
     Wal,
     Delete,
-    /// None: what makes an update whole is below.
+    /// No journal: the file system below makes updates atomic.
     Off,
 }
 
@@ -48,7 +48,7 @@ impl Sqlite {
 pub struct SqliteStore {
     sqlite: Rc<Sqlite>,
     db: Any,
-    /// Put, delete, get, all.
+    /// The statements put, delete, get and all.
     statements: [Any; 4],
 }
 
@@ -64,7 +64,7 @@ const GET: usize = 2;
 const ALL: usize = 3;
 
 impl SqliteStore {
-    /// `rowid`: a table with a rowid, better for large values; without one, for small ones.
+    /// `rowid` makes a table with a rowid, which is better for large values; a table without is better for small ones.
     pub fn open(sqlite: &Rc<Sqlite>, dir: &Path, mode: JournalMode, rowid: bool) -> Result<SqliteStore> {
         let path = c_path(&dir.join("db"))?;
         let mut store = SqliteStore { sqlite: sqlite.clone(), db: null_mut(), statements: [null_mut(); 4] };

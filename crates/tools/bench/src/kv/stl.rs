@@ -1,5 +1,7 @@
-//! The containers of C++ on Untorn's heap, as a C++ program has them: compiled when the benchmark runs,
-//! against the headers that it was built with and the `libuntorn.so` beside it.
+//! The containers of C++ on Untorn's heap, in a C++ program.
+//!
+//! It is compiled when the benchmark runs, against the headers that the benchmark was built with and the `libuntorn.so`
+//! beside it.
 
 use super::kv_store::{Entry, Key, Scan, Store};
 use super::library::{c_path, c_text, functions, load};
@@ -80,7 +82,7 @@ thread_local! {
 }
 
 impl Stl {
-    /// Compiles and loads it, once.
+    /// Compiles and loads the program, once.
     pub fn get() -> Result<Rc<Stl>> {
         BUILT.with(|built| match built.get() {
             Some(stl) => Ok(stl.clone()),
@@ -103,9 +105,9 @@ impl Stl {
         let output = command.current_dir(scratch.path()).output();
         let output = output.with_context(|| format!("there is no C++ compiler ({compiler}; package g++)"))?;
         ensure!(output.status.success(), "{compiler} failed:\n{}", String::from_utf8_lossy(&output.stderr));
-        // Loaded first, it is found by its name, wherever it is.
+        // Once loaded, the library is found by its name, wherever it is.
         load(&[library.to_str().context("a path that is no text")?], "libuntorn")?;
-        // SAFETY: made from our own source just now.
+        // SAFETY: compiled from our own source just now.
         let loaded = unsafe { Library::new(scratch.path().join("stl.so")) }.context("cannot load what was compiled")?;
         Ok(Stl { functions: Functions::of(Box::leak(Box::new(loaded)), "kv_")? })
     }

@@ -1,5 +1,4 @@
-//! A hash table of our own on Untorn's heap, in Rust, which tells what it changes: chains of nodes behind a fixed number of
-//! places.
+//! A hash table on Untorn's heap, in Rust, that names its dirty ranges: chains of nodes in a fixed number of buckets.
 
 use super::kv_store::{Entry, Key, Scan, Store, taste};
 use crate::measuring::harness::Activity;
@@ -10,7 +9,7 @@ use std::ptr::{NonNull, null_mut};
 use untorn::Tracker;
 use untorn::heap::{Heap, HeapOptions};
 
-/// Before the value's bytes, which follow it.
+/// The head of a node. The value's bytes follow it.
 #[repr(C)]
 struct Node {
     next: *mut Node,
@@ -24,7 +23,7 @@ impl Node {
     }
 
     /// # Safety
-    /// A node of the table.
+    /// `node` is a node of the table.
     unsafe fn value<'a>(node: *mut Node) -> &'a mut [u8] {
         // SAFETY: the caller's node has its value behind it.
         unsafe { std::slice::from_raw_parts_mut(node.add(1).cast(), (*node).bytes as usize) }
@@ -51,7 +50,7 @@ impl ToldStore {
         Ok(ToldStore { store, heap, places: table, count: places })
     }
 
-    /// Where the pointer to the node with this key is, or would be: at the end of a chain.
+    /// The place of the pointer to the node with this key. If there is none, the end of its chain.
     fn find(&self, key: &Key) -> *mut *mut Node {
         let words = key.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes")));
         let hash = words.fold(0u64, |hash, word| (hash ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29));

@@ -1,4 +1,4 @@
-//! Cuts of a live heap of 1 GiB: how long they stop a thread; and how long an opening after `SIGKILL` takes.
+//! Cuts of a live heap of 1 GiB: how long they stop a thread, and how long an opening after `SIGKILL` takes.
 
 use crate::measuring::bench_run::Run;
 use crate::measuring::child::{Job, leave_full_journal};
@@ -19,7 +19,7 @@ use untorn::heap::{Heap, HeapOptions, LiveStart};
 const EVERY: Duration = Duration::from_millis(100);
 const LINE_BYTES: usize = 64;
 const LINES: usize = 10_000;
-/// What a cut may stop threads for, and what an opening may take.
+/// The limits for a stop of the threads by a cut, and for an opening.
 const STOP_MOST: Duration = Duration::from_millis(1);
 const OPENING_MOST: Duration = Duration::from_millis(20);
 
@@ -40,7 +40,7 @@ fn block_of(heap: &Heap, bytes: usize) -> Result<NonNull<u8>> {
     Ok(block)
 }
 
-/// Adds to so many lines of a block.
+/// Adds to `lines` random lines of a block.
 fn store(block: NonNull<u8>, bytes: usize, lines: usize, random: &mut fastrand::Rng) {
     for _ in 0..lines {
         let line = random.usize(..bytes / LINE_BYTES);
@@ -49,17 +49,17 @@ fn store(block: NonNull<u8>, bytes: usize, lines: usize, random: &mut fastrand::
     }
 }
 
-/// In a child that is about to be killed: stores to the heap.
+/// Stores to the heap, in a child that is about to be killed.
 pub fn store_before_kill(path: &Path, bytes: usize) -> Result<u64> {
     let heap = options().open(path)?;
     let block = block_of(&heap, bytes)?;
     store(block, bytes, LINES, &mut fastrand::Rng::new());
-    // As it is.
+    // Leaves the heap open.
     std::mem::forget(heap);
     Ok(LINES as u64)
 }
 
-/// Times in units of what they may be at most.
+/// Times as ratios to their limit.
 fn against(most: Duration, times: &[Duration]) -> Ratio {
     let ratios = times.iter().map(|time| time.as_secs_f64() / most.as_secs_f64()).collect();
     Ratio::of_rounds(&format!("{most:?}"), ratios)
@@ -76,7 +76,8 @@ fn row(cell: String, measured: &Measured, ratio: Ratio, quick: bool) -> Row {
     row.against_target(Some(Target::AtMost(1.0)), Waited::Allowed, quick)
 }
 
-/// How long cuts stop a thread that stores to 10,000 lines in each tenth of a second: the median, and the longest stop.
+/// Measures how long cuts stop a thread that stores to 10,000 lines in each tenth of a second: the median, and the
+/// longest stop.
 fn stops(run: &Run, path: &Path, bytes: usize) -> Result<Vec<Row>> {
     let heap = options().open(path)?;
     let block = block_of(&heap, bytes)?;
@@ -99,7 +100,7 @@ fn stops(run: &Run, path: &Path, bytes: usize) -> Result<Vec<Row>> {
         let mut done = Ok(());
         for n in 0..cuts {
             run.progress.tick(n, cuts, 0, 1);
-            // At any moment of what the thread does.
+            // A random moment in the thread's work.
             std::thread::sleep(EVERY + Duration::from_millis(fastrand::u64(..100)));
             done = heap.commit();
             if done.is_err() {
@@ -124,7 +125,7 @@ fn stops(run: &Run, path: &Path, bytes: usize) -> Result<Vec<Row>> {
     ])
 }
 
-/// How long an opening takes after a process with the heap was killed.
+/// Measures how long an opening takes after a process with the heap was killed.
 fn openings(run: &Run, path: &Path, bytes: usize) -> Result<Row> {
     let mut measured = Measured::new("opening");
     let mut times = Vec::new();

@@ -1,5 +1,6 @@
-//! Live heaps: what logging costs a program in C++, against the same program without any protection; allocation in sections;
-//! cuts in the background; lock-free programs.
+//! Live heaps: the costs of logging, of allocation in sections, of cuts in the background, of lock-free programs.
+//!
+//! The peer of the log is the same C++ program without any protection.
 
 mod cut_times;
 
@@ -34,8 +35,8 @@ const SOURCES: [(&str, &str); 13] = [
     ("skip_list.hpp", include_str!("../../../../../examples/heap/skip_list/skip_list.hpp")),
 ];
 
-/// What is measured: work, keys, threads, and what the log alone must reach of the program without protection, with gcc and
-/// with clang.
+/// The rows: work, keys, threads, and the targets of the log alone as parts of the program without protection, with gcc
+/// and with clang.
 const ROWS: [(&str, u64, u64, Option<[f64; 2]>); 8] = [
     ("update", 20_000, 1, Some([0.80, 0.75])),
     ("update", 20_000, 2, Some([0.80, 0.75])),
@@ -47,8 +48,8 @@ const ROWS: [(&str, u64, u64, Option<[f64; 2]>); 8] = [
     ("update", 1_000_000, 2, Some([0.60, 0.60])),
 ];
 
-/// Of a lock-free list, against ordinary memory: work, keys, threads, and what must be reached. Nothing is done for the list; what
-/// churn costs is the allocator.
+/// The rows of a lock-free list against ordinary memory: work, keys, threads, and target. A live heap needs no log for
+/// the list; churn shows the cost of the allocator.
 const LOCK_FREE: [(&str, u64, u64, Option<f64>); 5] = [
     ("update", 20_000, 1, Some(0.95)),
     ("update", 20_000, 2, Some(0.95)),
@@ -65,7 +66,7 @@ pub fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
         std::fs::write(scratch.path().join(name), text)?;
     }
     std::fs::write(scratch.path().join("build_live.sh"), include_str!("build_live.sh"))?;
-    // The name by which the programs look for it.
+    // The name by which the programs load the library.
     symlink(library.canonicalize()?, scratch.path().join("libuntorn.so.0"))?;
     run.progress.cell(format!("{}: live, compiling", place.name));
     let built = Command::new("sh").arg("build_live.sh").arg(&library).current_dir(scratch.path()).output()?;
@@ -115,7 +116,7 @@ pub fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
     Ok(sections)
 }
 
-/// The programs that one compiler made.
+/// The programs that one compiler built.
 struct Programs<'a> {
     run: &'a Run,
     dir: &'a Path,
@@ -124,7 +125,7 @@ struct Programs<'a> {
 }
 
 impl Programs<'_> {
-    /// Operations per second of a program.
+    /// Runs a program, and returns its operations per second.
     fn rate(&self, way: &str, work: (&str, u64, u64)) -> Result<f64> {
         self.rate_with(way, work, &[])
     }
@@ -146,7 +147,7 @@ impl Programs<'_> {
         Ok(text.split_whitespace().next().context("no figure")?.parse()?)
     }
 
-    /// Rates of one way against those of another, in turns.
+    /// Compares the rates of one way and another, in turns.
     fn pair(
         &self,
         cell: String,
@@ -176,7 +177,7 @@ impl Programs<'_> {
         Ok(row.against_target(target, Waited::Allowed, self.run.quick))
     }
 
-    /// Updates beside a cut in each tenth of a second, against those without.
+    /// Compares updates with a cut in each tenth of a second to updates without cuts.
     fn cuts(&self) -> Result<Vec<Row>> {
         let row = |keys: u64| {
             let work = ("update", keys, 2);
@@ -190,7 +191,7 @@ impl Programs<'_> {
         [20_000, 300_000].into_iter().map(row).collect()
     }
 
-    /// Allocations in sections, against those outside of sections, and two threads against one.
+    /// Compares allocations in sections to those outside of sections, and two threads to one.
     fn allocations(&self) -> Result<Vec<Row>> {
         let rate =
             |work, threads: u64| Ok::<_, anyhow::Error>(self.rate("log", (work, 1000, threads))? / threads as f64);
@@ -213,7 +214,7 @@ impl Programs<'_> {
         Ok(vec![against_outside(1)?, against_outside(2)?, two])
     }
 
-    /// A lock-free list in a live heap, against ordinary memory.
+    /// Compares a lock-free list in a live heap to one in ordinary memory.
     fn lock_free(&self, work: (&str, u64, u64), target: Option<f64>) -> Result<Row> {
         let (name, keys, threads) = work;
         let cell =
@@ -224,7 +225,7 @@ impl Programs<'_> {
         })
     }
 
-    /// The log against no protection, and log and flush against the log.
+    /// Compares the log to no protection, and log and flush to the log.
     fn row(&self, title: &str, work: (&str, u64, u64), target: Option<f64>) -> Result<Vec<Row>> {
         self.run.progress.cell(title.to_owned());
         let (name, keys, threads) = work;

@@ -1,4 +1,4 @@
-//! A large heap beside a small one: what a commit of few stores costs in each, a rollback, and the allocator after it.
+//! A large heap beside a small one: the costs of a commit of few stores, of a rollback, and of the allocator after it.
 
 use crate::measuring::bench_run::Run;
 use crate::measuring::fs::Place;
@@ -24,9 +24,9 @@ const SMALL_BYTES: u64 = 16 << 20;
 const LARGE_BYTES: u64 = 2 << 30;
 const PAGE_BYTES: usize = 4096;
 const STORES: [usize; 2] = [1, 64];
-/// Pages of the commit that threads wait for.
+/// The size in pages of the commit during which threads wait for a guard.
 const STILL_PAGES: usize = 1000;
-/// Blocks that a thread has at a time: the oldest one is freed when a new one is made.
+/// The number of blocks that a thread has. It frees the oldest one when it allocates a new one.
 const LIVE: usize = 1000;
 
 /// The `heap-large` sections of one place.
@@ -79,7 +79,7 @@ pub fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
     ])
 }
 
-/// A heap full of blocks, each page of which was read.
+/// A heap full of blocks. Every page has been read.
 struct TestHeap {
     heap: Heap,
     blocks: Vec<NonNull<u8>>,
@@ -119,7 +119,7 @@ impl TestHeap {
         Ok(TestHeap { heap, blocks, random: Rng::with_seed(1) })
     }
 
-    /// Stores to random pages, and tells of it, which counts with the tracker told alone.
+    /// Stores to random pages, and names the dirty ranges, which only the tracker `told` uses.
     fn store(&mut self, count: usize) -> Result<()> {
         for _ in 0..count {
             let block = self.blocks[self.random.usize(..self.blocks.len())];
@@ -133,11 +133,11 @@ impl TestHeap {
         Ok(())
     }
 
-    /// A rollback of stores to 64 pages, and the first allocation after it.
+    /// Times a rollback of stores to 64 pages, and the first allocation after it.
     fn roll_back(&mut self) -> Result<[Duration; 2]> {
         self.store(64)?;
         let first = self.heap.allocate(block())?;
-        // SAFETY: nobody uses what was allocated since the last commit.
+        // SAFETY: allocations since the last commit are not used any more.
         let rollback = timed(|| unsafe { self.heap.rollback() })?;
         black_box(first);
         let allocated = timed(|| self.heap.allocate(block()).map(black_box))?;
@@ -195,7 +195,7 @@ fn compare(run: &Run, place: &Place, state: &str, heaps: [TestHeap; 2], rows: &m
     Ok(())
 }
 
-/// The first block that is freed after opening.
+/// Measures the first free of a block after opening.
 fn first_free(run: &Run, place: &Place, paths: [&PathBuf; 2]) -> Result<Row> {
     run.progress.cell(format!("{}: heap-large, first free", place.name));
     let mut random = Rng::with_seed(2);
@@ -210,7 +210,7 @@ fn first_free(run: &Run, place: &Place, paths: [&PathBuf; 2]) -> Result<Row> {
         move || {
             let heap = options().open(path)?;
             let block = blocks[random.usize(..blocks.len())];
-            // SAFETY: a heap is always at the same address; nobody uses the block; nothing is committed.
+            // SAFETY: a heap is always at the same address; nothing else uses the block; nothing is committed.
             let time = timed(|| unsafe { heap.free(block) })?;
             heap.close()?;
             Ok(time)
@@ -229,14 +229,14 @@ fn first_free(run: &Run, place: &Place, paths: [&PathBuf; 2]) -> Result<Row> {
     Ok(row.against_target(Some(Target::AtMost(1.2)), Waited::Allowed, run.quick))
 }
 
-/// Blocks of 16 to 271 bytes, made and freed.
+/// Allocates and frees blocks of 16 to 271 bytes.
 fn churn(heap: &Heap, operations: usize) -> Result<()> {
     let layout = |n: usize| Layout::from_size_align(16 + n * 97 % 256, 8).expect("a layout");
     let mut live = vec![None; LIVE];
     for n in 0..operations + LIVE {
         let new = if n < operations { Some(heap.allocate(layout(n))?) } else { None };
         if let Some(old) = std::mem::replace(&mut live[n % LIVE], new) {
-            // SAFETY: made `LIVE` operations ago, and known here alone.
+            // SAFETY: allocated `LIVE` operations ago, and known only here.
             unsafe { heap.free(old)? };
         }
     }
@@ -280,7 +280,7 @@ fn two_threads(run: &Run, place: &Place, dir: &Path) -> Result<Row> {
     Ok(row.against_target(Some(Target::AtLeast(1.7)), Waited::Allowed, run.quick))
 }
 
-/// The longest wait for a guard during a commit of many pages.
+/// Measures the longest wait for a guard during a commit of many pages.
 fn stillness(run: &Run, place: &Place, dir: &Path) -> Result<Row> {
     run.progress.cell(format!("{}: heap-large, stillness", place.name));
     let heap = options().create(true).open(dir.join("still"))?;
@@ -312,7 +312,7 @@ fn stillness(run: &Run, place: &Place, dir: &Path) -> Result<Row> {
             done.store(true, Relaxed);
             (waiting.join().expect("a thread that waited"), took)
         });
-        // The first commits find pages that nothing is known of, and fill buffers.
+        // The first commits find pages for the first time, and grow buffers, so they do not count.
         if round >= 5 {
             for (measured, time) in [(&mut waited, longest), (&mut committed, took?)] {
                 measured.begin_round();

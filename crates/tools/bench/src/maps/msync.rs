@@ -1,5 +1,7 @@
-//! Commits of a mapped file against ordinary `msync`: latency against pages stored to in between, as in
-//! Figures 2 and 3 of "Failure-atomic msync()" (Park, Kelly, Shen 2013).
+//! Commits of a mapped file against ordinary `msync`.
+//!
+//! It shows latency against the number of pages that were stored to, as in Figures 2 and 3 of "Failure-atomic msync()"
+//! (Park, Kelly, Shen 2013).
 
 use crate::measuring::bench_run::Run;
 use crate::measuring::fs::{FileSystem, Place};
@@ -59,7 +61,7 @@ pub fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
     Ok(sections)
 }
 
-/// Ordinary mappings live as long as the file system: what page cache they have is their point.
+/// The setting of one place. The ordinary mappings live as long as the file system, because their page cache matters.
 struct Setting<'a> {
     run: &'a Run,
     place: &'a Place,
@@ -67,7 +69,7 @@ struct Setting<'a> {
     peers: Vec<(&'static str, &'a Place, MmapMut)>,
 }
 
-/// How much one cell does: cycles of each contender, and how many in a row.
+/// The amount of one cell: cycles of each contender, and how many run in a row.
 fn amount(pages: usize, think: Duration, quick: bool) -> (usize, usize) {
     match (pages, think.is_zero()) {
         _ if quick => (4, 2),
@@ -79,7 +81,7 @@ fn amount(pages: usize, think: Duration, quick: bool) -> (usize, usize) {
     }
 }
 
-/// The journal turns over every 64 commits, so that there are checkpoints to be seen.
+/// The size of the journal. It turns over every 64 commits, so that there are checkpoints.
 fn journal_bytes(changed_bytes: usize) -> u64 {
     (64 * changed_bytes.next_multiple_of(4096) as u64).clamp(1 << 20, 64 << 20)
 }
@@ -162,7 +164,7 @@ impl Setting<'_> {
                 ours.push(("Untorn", memory));
                 ours.push((EAGER, open("eager", Tracker::Scan, true)?));
             }
-            // Before Linux 6.7, or where `userfaultfd` is forbidden.
+            // The kernel is older than Linux 6.7, or `userfaultfd` is forbidden.
             Err(_) => ours.push((EAGER, open("eager", Tracker::PageMap, true)?)),
         }
         ours.insert(ours.len() - 1, (PAGEMAP, open("pagemap", Tracker::PageMap, false)?));
@@ -180,7 +182,7 @@ impl Setting<'_> {
         }
         for (name, _, memory) in &mut self.peers {
             let mut stores = stores();
-            // Many times slower than all others: fewer commits do.
+            // This peer is many times slower than the others, so fewer commits are enough.
             let batch = if *name == LARGE && count > 1 { batch.div_ceil(5) } else { batch };
             contenders.push(Contender::in_parts(*name, batch, move || cycle(memory, &mut stores)));
         }
@@ -238,7 +240,7 @@ fn row((count, load): &(usize, String), contenders: &[&Measured], ratio: Ratio) 
     }
 }
 
-/// All contenders but the floors. Untorn's own ratio is against `msync` where it is at its best.
+/// A row with all contenders but the floors. Untorn's own ratio is against `msync` in its fastest setting.
 fn cycle_row(
     names: &(usize, String),
     measured: &[&Measured],
@@ -267,7 +269,7 @@ fn cycle_row(
     Row { extras, details, ..row }
 }
 
-/// Untorn and the floors.
+/// A row with Untorn and the floors.
 fn commit_row(names: &(usize, String), measured: &[&Measured], quick: bool) -> Row {
     let wanted = |m: &Measured| ![SMALL, LARGE, DATA_JOURNAL].contains(&m.name.as_str());
     let shown: Vec<&Measured> = measured.iter().filter(|m| wanted(m)).copied().collect();

@@ -1,4 +1,4 @@
-//! A large mapped file: what a commit of few pages costs, and what reads and stores in between do.
+//! A large mapped file: the costs of a commit of few pages, and of reads and stores in between.
 
 use crate::measuring::bench_run::Run;
 use crate::measuring::fs::Place;
@@ -26,7 +26,7 @@ const JOURNAL_BYTES: u64 = 16 << 20;
 const LARGE: &str = "mmap, large folios";
 const SMALL: &str = "mmap, 4 KiB folios";
 
-/// Accesses of one turn.
+/// The accesses of one turn.
 const STORES: usize = 1024;
 const READS: usize = 64 << 10;
 
@@ -91,12 +91,12 @@ struct Large<'a> {
     layout: Layout,
 }
 
-/// Few pages will have been stored to, however large the file is.
+/// The limit of dirty bytes, which is far above the few pages that are stored to.
 fn options() -> MapOptions {
     MapOptions::new().dirty_max(2 << 30)
 }
 
-/// What is done between two commits, and how many page faults each part of it took in all turns.
+/// The work between two commits, and the number of page faults in each part of it over all turns.
 struct Between {
     stores: Stores,
     reads: Rng,
@@ -111,7 +111,7 @@ impl Between {
         Between { stores, reads: Rng::with_seed(2), layout, turns: 0, faults: [0; 3] }
     }
 
-    /// Faults of a part in one turn; [`Between::start_over`] begins anew.
+    /// The faults of a part in one turn, on average since [`Between::start_over`].
     fn faults(&self, part: usize) -> f64 {
         self.faults[part] as f64 / self.turns as f64
     }
@@ -129,7 +129,7 @@ impl Between {
         Ok(time)
     }
 
-    /// Random reads; then a commit, of nothing.
+    /// Times random reads, then makes an empty commit.
     fn read(&mut self, memory: &mut impl Memory) -> Result<Duration> {
         let layout = self.layout;
         let places: Vec<usize> = (0..READS)
@@ -146,7 +146,7 @@ impl Between {
         Ok(time)
     }
 
-    /// First stores after a commit, stores to the same pages again, reads.
+    /// Times first stores after a commit, stores to the same pages again, and reads.
     fn turn(&mut self, memory: &mut impl Memory) -> Result<[Duration; 3]> {
         self.stores.draw();
         let first = self.part(0, |stores| stores.store(memory.bytes()))?;
@@ -155,7 +155,7 @@ impl Between {
     }
 }
 
-/// What of some memory is mapped in huge pages, in KiB.
+/// The part of some memory that is mapped in huge pages, in KiB.
 fn huge_kib(memory: &[u8]) -> Result<u64> {
     let addresses = memory.as_ptr_range();
     let (from, to) = (addresses.start as u64, addresses.end as u64);
@@ -185,7 +185,7 @@ impl Large<'_> {
         self.run.progress.cell(format!("{}: msync-large, {}, {what}", self.place.name, self.name()));
     }
 
-    /// A file with random bytes where it is in use.
+    /// Makes a file with random bytes in the parts that are in use.
     fn file(&self, path: &Path, folios: Folios) -> Result<File> {
         let step = if folios == Folios::Small { PAGE_BYTES } else { Layout::CHUNK_BYTES as usize };
         let mut chunk = vec![0; step];
@@ -210,7 +210,7 @@ impl Large<'_> {
         Ok(root)
     }
 
-    /// One byte of every page in use, so that the page is there.
+    /// Reads one byte of every page in use, so that the page is mapped.
     fn touch(&self, memory: &[u8]) {
         for page in 0..self.layout.pages() {
             black_box(memory[self.layout.offset(page)]);
@@ -305,7 +305,7 @@ impl Large<'_> {
         add_huge(&mut row, [ours.bytes(), &one, &other])?;
         rows.push(row);
 
-        // The first store to a huge page makes small ones of it, which are not there until they are read again.
+        // The first store to a huge page splits it into small pages, which are mapped again only when they are read.
         for (settled, last) in [(false, "reads, some stored"), (true, "reads, all read again")] {
             if settled {
                 for memory in [&*ours.bytes(), &one, &other] {
@@ -339,7 +339,8 @@ impl Large<'_> {
             (m.name.clone(), extras)
         });
         let (ours, large, small) = (&measured[0], &measured[1], &measured[2]);
-        // As fast as 0.95 of an ordinary mapping. First accesses have no target: they fault, in all.
+        // The target is 0.95 of the speed of an ordinary mapping. First accesses have no target, because they fault in
+        // all contenders.
         let target = (!what.starts_with("first")).then_some(Target::AtMost(1.05));
         let row = Row {
             cell: format!("{}, {what}", self.name()),

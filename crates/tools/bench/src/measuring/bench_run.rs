@@ -1,15 +1,15 @@
-//! What every benchmark needs to know of the run that it is part of.
+//! The settings of a run that every benchmark needs.
 
 use crate::report::status_line::StatusLine;
 use std::path::PathBuf;
 
-/// A run of the program, as its arguments ask for it.
+/// A run of the program, with the settings from its arguments.
 pub struct Run {
     pub quick: bool,
     pub runs: Option<u16>,
     pub think_ms: Vec<u64>,
     pub without: Vec<String>,
-    /// Where images are made.
+    /// The directory for images.
     pub dir: PathBuf,
     pub progress: StatusLine,
 }

@@ -8,14 +8,14 @@ use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Names the job of a child process.
+/// The variable with the job of a child process.
 pub const JOB_VARIABLE: &str = "UNTORN_BENCH_CHILD";
 
-/// What a child does.
+/// The work of a child process.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Job {
-    /// Commits distinct pages to `file` of the store `root` until `wanted_bytes` of journal are
-    /// pending or no more can be, and is killed.
+    /// Commits distinct pages to `file` of the store `root` until `wanted_bytes` of journal are pending, or as many as
+    /// possible, and is killed.
     FillJournal { root: PathBuf, file: String, journal_bytes: u64, wanted_bytes: u64 },
     /// Opens a standalone file, changes all of it, commits, closes. Creates file and store if missing.
     Update { path: PathBuf, bytes: usize },
@@ -27,36 +27,36 @@ pub enum Job {
     KvCrash { dir: PathBuf, name: String, bytes: u64, from: u64, commits: u64 },
     /// Runs a session.
     Session(SessionJob),
-    /// A server, in a session or outside of one, which flushes its log or does not.
+    /// Runs a server, in a session or outside of one. It flushes its log if `flush` is set.
     Serve { port: u16, log: PathBuf, flush: bool },
-    /// A program at a terminal, which writes each key to a log or does not.
+    /// Runs a program at a terminal. It writes each key to `log`, if there is one.
     EchoKeys { log: Option<PathBuf> },
-    /// A disk whose flushes take a given time.
+    /// Serves a disk with flushes of a given duration.
     SlowDisk { image: PathBuf, at: PathBuf, flush_us: u64 },
     /// Reads pages of a file of a store that another process has open, until its input ends.
     ReadOn { store: PathBuf, file: String },
-    /// Read pages of a plain file, until the input ends.
+    /// Reads pages of a plain file, until its input ends.
     ReadPlain { path: PathBuf },
     /// Follows the commits of a store, until it is killed.
     Follow { store: PathBuf },
     /// Reads single bytes from its input.
     BeTold,
-    /// Stores to a live heap with a block of so many bytes, and is killed.
+    /// Stores to a live heap with a block of `bytes`, and is killed.
     StoreToLive { path: PathBuf, bytes: usize },
-    /// Many small files.
+    /// Makes and changes many small files.
     Postmark { dir: PathBuf, files: u64, transactions: u64 },
 }
 
-/// A session of `untorn xsync`.
+/// The parameters of a session of `untorn xsync`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SessionJob {
     /// Output waits for commits.
     pub gate: bool,
     /// Flushes have exact results.
     pub exact: bool,
-    /// A volume that is kept; otherwise the working directory is an overlay.
+    /// A volume that is kept. None if the working directory is an overlay.
     pub volume: Option<PathBuf>,
-    /// Where volumes are that are thrown away.
+    /// The directory of temporary volumes.
     pub place: PathBuf,
     /// A port for clients outside.
     pub listen: Option<u16>,
@@ -64,16 +64,16 @@ pub struct SessionJob {
     pub program: Vec<String>,
 }
 
-/// What a child measured, and what its parent did.
+/// The times that a child and its parent measured.
 #[derive(Clone, Copy, Debug)]
 pub struct ChildTimes {
-    /// From before the first call to after the last, inside the child.
+    /// From before the first call to after the last one, measured in the child.
     pub inside: Duration,
-    /// From before its start to after its end.
+    /// From before the child's start to after its end, measured by the parent.
     pub whole: Duration,
 }
 
-/// Runs a job in a new process; its times.
+/// Runs a job in a new process, and returns its times.
 pub fn measure(job: &Job) -> Result<ChildTimes> {
     let start = Instant::now();
     let (line, status) = start_and_wait(job)?;
@@ -85,7 +85,7 @@ pub fn measure(job: &Job) -> Result<ChildTimes> {
     Ok(ChildTimes { inside, whole })
 }
 
-/// Leaves a journal behind that its owner, killed, never checkpointed; what the child said.
+/// Runs a job that leaves a full journal behind and is killed. Returns the number that the job printed.
 pub fn leave_full_journal(job: &Job) -> Result<u64> {
     let (line, status) = start_and_wait(job)?;
     let killed = std::os::unix::process::ExitStatusExt::signal(&status) == Some(Signal::KILL.as_raw());
@@ -110,7 +110,7 @@ impl Running {
         Ok(Running { child, input, output })
     }
 
-    /// The next line that it says.
+    /// Reads the next line of its output.
     pub fn line(&mut self) -> Result<String> {
         let mut line = String::new();
         if self.output.read_line(&mut line)? == 0 {
@@ -124,7 +124,7 @@ impl Running {
         Ok(self.input.as_mut().expect("not stopped").write_all(b"!")?)
     }
 
-    /// Stops it for a while, or lets it go on.
+    /// Stops the process for a while, or lets it go on.
     pub fn pause(&self, pause: bool) -> Result<()> {
         let signal = if pause { Signal::STOP } else { Signal::CONT };
         let pid = Pid::from_child(&self.child);
@@ -135,7 +135,7 @@ impl Running {
         Ok(())
     }
 
-    /// Ends its input; the number that it says then.
+    /// Ends its input, and returns the number that it prints then.
     pub fn stop(mut self) -> Result<u64> {
         self.input = None;
         self.line()?.parse().context("bad output of the child process")

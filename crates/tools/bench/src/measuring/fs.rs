@@ -1,4 +1,4 @@
-//! Where a benchmark runs: on file systems that it makes for itself in image files, or here.
+//! The places of benchmarks: file systems that a benchmark makes in image files, or the current directory.
 
 use crate::measuring::scratch::Scratch;
 use crate::measuring::slow_disk::SlowDisk;
@@ -18,7 +18,7 @@ use untorn_terminal::tell;
 /// Size of an image; large enough for two files of 1 GiB, a journal, and the floors.
 pub const IMAGE_BYTES: u64 = 4 << 30;
 
-/// Set in the process that runs in a mount namespace of its own.
+/// This variable is set in the process that runs in its own mount namespace.
 const NAMESPACE_VARIABLE: &str = "UNTORN_BENCH_NAMESPACE";
 
 /// A kind of place.
@@ -47,7 +47,7 @@ impl FileSystem {
         }
     }
 
-    /// Type and options, as `mount` wants them.
+    /// Type and options for `mount`.
     fn mount_words(self) -> &'static [&'static str] {
         match self {
             FileSystem::Ext4 => &["-t", "ext4"],
@@ -58,8 +58,10 @@ impl FileSystem {
         }
     }
 
-    /// Nothing may be discarded: that would make holes in the image, and the file system below would
-    /// have to allocate again while we measure.
+    /// The command that makes the file system, without discards.
+    ///
+    /// Discards would make holes in the image, and the file system below would have to allocate again during the
+    /// measurement.
     fn make_command(self) -> Command {
         let line = match self {
             FileSystem::Ext4 | FileSystem::Ext4DataJournal => {
@@ -76,8 +78,9 @@ impl FileSystem {
     }
 }
 
-/// Goes on in a private mount namespace, if that is possible: then no other process sees the mounts, and
-/// they end with the process, even if it is killed.
+/// Starts this program again in a private mount namespace, if that is possible.
+///
+/// Then no other process sees the mounts, and they end with the process, even if it is killed.
 pub fn enter_private_namespace() {
     let allowed = || Command::new("unshare").args(["--mount", "true"]).output().is_ok_and(|out| out.status.success());
     if !rustix::process::geteuid().is_root() || std::env::var_os(NAMESPACE_VARIABLE).is_some() || !allowed() {
@@ -86,7 +89,7 @@ pub fn enter_private_namespace() {
     if let Ok(executable) = std::env::current_exe() {
         let mut command = Command::new("unshare");
         command.args(["--mount", "--propagation", "private", "--"]).arg(executable);
-        // Returns only if it failed; then the mounts are seen by all processes.
+        // Returns only after a failure. Then all processes see the mounts.
         let _ = command.args(std::env::args_os().skip(1)).env(NAMESPACE_VARIABLE, "1").exec();
     }
 }
@@ -100,7 +103,7 @@ pub struct Place {
     pub details: String,
     root: PathBuf,
     device_stat: Option<PathBuf>,
-    // Dropped in this order: the directory in the file system before the mount, the mount before the disk.
+    // The order of drops: the directory before the mount that it is in, the mount before the disk.
     _directory: Scratch,
     _mount: Option<Scratch>,
     _disk: Option<SlowDisk>,
@@ -108,7 +111,8 @@ pub struct Place {
 }
 
 impl Place {
-    /// The places asked for; without a wish, the three file systems if we may mount, else here.
+    /// The places that the user asked for. By default, the three file systems if this process may mount, else the
+    /// current directory.
     pub fn choose(wish: &[FileSystem], dir: &Path, quick: bool) -> Vec<(FileSystem, bool)> {
         if !wish.is_empty() {
             return wish.iter().map(|&fs| (fs, true)).collect();
@@ -123,7 +127,7 @@ impl Place {
         vec![(FileSystem::Here, true)]
     }
 
-    /// Makes the place ready.
+    /// Prepares a place.
     pub fn prepare(fs: FileSystem, dir: &Path, quick: bool, progress: &StatusLine) -> Result<Place> {
         if fs == FileSystem::Here {
             return Place::open("here", Scratch::new_in(dir)?, None, "");
@@ -135,7 +139,7 @@ impl Place {
         let device = attach(&image)?;
         let mount = Scratch::new_in(&std::env::temp_dir())?;
         let mounted = run(fs.make_command().arg(&device)).and_then(|_| mount_device(fs, &device, mount.path()));
-        // From now on the loop device goes away with the mount, and the image with the loop device.
+        // From now on, the loop device is detached with the mount, and the image can be removed after it.
         run(Command::new("losetup").arg("--detach").arg(&device))?;
         mounted?;
         let how = if quick { "sparse" } else { "written through" };
@@ -147,7 +151,7 @@ impl Place {
         Place::open(fs.name(), Scratch::new_in(mount.path())?, Some(mount), &details)
     }
 
-    /// An ext4 file system on a disk whose flushes take so long.
+    /// Prepares an ext4 file system on a disk with flushes of this duration.
     pub fn on_slow_disk(dir: &Path, bytes: u64, flush: Duration) -> Result<Place> {
         let images = Scratch::new_in(dir)?;
         let image = images.path().join("slow");
@@ -181,31 +185,31 @@ impl Place {
         })
     }
 
-    /// An empty directory in this place, for one cell; the cell removes it.
+    /// Makes an empty directory in this place, for one cell, which removes it.
     pub fn directory(&self, name: &str) -> Result<PathBuf> {
         let path = self.root.join(name);
         fs::create_dir(&path).with_context(|| format!("cannot make {}", path.display()))?;
         Ok(path)
     }
 
-    /// Bytes that can still be stored here.
+    /// The free bytes in this place.
     pub fn available_bytes(&self) -> Result<u64> {
         let stat = rustix::fs::statvfs(&self.root)?;
         Ok(stat.f_bavail * stat.f_frsize)
     }
 
-    /// It was made for the benchmark, in an image file.
+    /// Whether the place was made for the benchmark, in an image file.
     pub fn is_image(&self) -> bool {
         self._mount.is_some()
     }
 
-    /// Bytes written to the device so far, everything cached included.
+    /// The bytes written to the device so far, after a flush of everything cached.
     pub fn device_bytes_written(&self) -> Result<Option<u64>> {
         rustix::fs::syncfs(File::open(&self.root)?)?;
         self.device_bytes_written_by_now()
     }
 
-    /// Bytes that have reached the device; what is still cached does not count.
+    /// The bytes that have reached the device, without those that are still cached.
     pub fn device_bytes_written_by_now(&self) -> Result<Option<u64>> {
         let Some(stat) = &self.device_stat else { return Ok(None) };
         let text = fs::read_to_string(stat).with_context(|| format!("cannot read {}", stat.display()))?;
@@ -215,8 +219,8 @@ impl Place {
     }
 }
 
-/// The counters of the device behind a file system. btrfs reports an anonymous device number, so the
-/// mount's source is asked first.
+/// The counters of the device of a file system. btrfs reports an anonymous device number, so the mount's source is
+/// tried first.
 fn device_stat(info: &untorn_os::FileSystemInfo) -> Option<PathBuf> {
     let block = fs::metadata(&info.source).ok().filter(|meta| meta.file_type().is_block_device());
     let device = block.map_or(info.device.clone(), |meta| {
@@ -225,11 +229,11 @@ fn device_stat(info: &untorn_os::FileSystemInfo) -> Option<PathBuf> {
     Some(PathBuf::from(format!("/sys/dev/block/{device}/stat"))).filter(|path| path.exists())
 }
 
-/// Fills the image with zeros, so that the file system below allocates nothing while we measure.
+/// Fills the image with zeros, so that the file system below allocates nothing during the measurement.
 fn write_image(path: &Path, sparse: bool) -> Result<()> {
     let direct = OpenOptions::new().write(true).create_new(true).custom_flags(libc_o_direct()).open(path);
     let mut image = match direct {
-        // Opening may fail after creating.
+        // A failed open may have created the file.
         Err(e) if e.kind() == ErrorKind::InvalidInput => File::create(path)?,
         opened => opened?,
     };
@@ -244,13 +248,15 @@ fn write_image(path: &Path, sparse: bool) -> Result<()> {
     Ok(image.sync_all()?)
 }
 
-/// `O_DIRECT` as the standard library wants it.
+/// `O_DIRECT` in the type that the standard library takes.
 pub fn libc_o_direct() -> i32 {
     rustix::fs::OFlags::DIRECT.bits() as i32
 }
 
-/// A loop device over the image; past the page cache if the file system below can do that, so that
-/// a flush of the device is a flush of the disk and nothing is cached twice.
+/// Attaches a loop device to the image.
+///
+/// It bypasses the page cache if the file system below has direct I/O. Then a flush of the device is a flush of the
+/// disk, and nothing is cached twice.
 fn attach(image: &Path) -> Result<String> {
     let attach = |options: &[&str]| run(Command::new("losetup").args(["--find", "--show"]).args(options).arg(image));
     Ok(attach(&["--direct-io=on"]).or_else(|_| attach(&[]))?.trim().to_owned())
@@ -260,8 +266,9 @@ fn mount_device(fs: FileSystem, device: &str, on: &Path) -> Result<String> {
     run(Command::new("mount").args(fs.mount_words()).arg(device).arg(on))
 }
 
-/// An ext4 file system in an image in this directory, mounted so that every call waits for the disk; with a journal of
-/// its own, and gone with what is returned.
+/// Makes an ext4 file system with a journal in an image in this directory, and mounts it with `sync`.
+///
+/// Every call then waits for the disk. The file system is unmounted when the returned value is dropped.
 pub fn mounted_sync(dir: &Path, bytes: u64) -> Result<Scratch> {
     let image = dir.join("sync.img");
     let file = File::create(&image)?;
@@ -274,7 +281,7 @@ pub fn mounted_sync(dir: &Path, bytes: u64) -> Result<Scratch> {
     mounted.map(|_| mount)
 }
 
-/// Runs a command; its standard output, or what it complained about.
+/// Runs a command, and returns its standard output. An error has its standard error.
 fn run(command: &mut Command) -> Result<String> {
     let shown = format!("{command:?}").replace('"', "");
     let output = command.output().with_context(|| format!("cannot run `{shown}`"))?;
@@ -284,7 +291,7 @@ fn run(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Empties the page cache; without root only of the given files, flushed before.
+/// Empties the page cache. Without root, only that of the given files, after a flush.
 pub fn drop_caches(files: &[PathBuf]) -> Result<()> {
     rustix::fs::sync();
     if fs::write("/proc/sys/vm/drop_caches", "3").is_ok() {

@@ -1,5 +1,6 @@
-//! Runs contenders side by side: in short alternating batches, in rounds, with or without think
-//! time, so that whatever drifts on the machine drifts for all of them.
+//! Runs contenders side by side, in short alternating batches, in rounds, with or without think time.
+//!
+//! So drifts of the machine affect all contenders alike.
 
 use crate::report::section::Extras;
 use crate::report::statistics::Measured;
@@ -11,18 +12,18 @@ use untorn::Status;
 /// The pause between two operations of a run with think time.
 pub const THINK: Duration = Duration::from_millis(2);
 
-/// Commits of a cell, at least, and how often each cell turns its journal over, at least.
+/// The least number of commits in a cell, and the least number of turnovers of its journal.
 pub const COMMITS_MIN: usize = 200;
 pub const TURNOVERS_MIN: u64 = 3;
 
-/// Rounds of a cell, at least. A published ratio is the median over the rounds.
+/// The least number of rounds in a cell. A published ratio is the median over the rounds.
 pub const ROUNDS_MIN: usize = 5;
 
-/// A round more is run while a cell is not done, up to this many: a contender that never gets done
-/// must not hang the benchmark.
+/// The largest number of rounds. More rounds run while a cell is not done, but a contender that never gets done must
+/// not hang the benchmark.
 const ROUNDS_MAX: usize = 40;
 
-/// Something measured: a name and an operation that says how long each of its timed parts took.
+/// A contender: a name and an operation, which returns the times of its parts.
 pub struct Contender<'a, const PARTS: usize = 1> {
     pub name: String,
     /// Operations in a row before the next contender's turn.
@@ -50,19 +51,19 @@ impl<'a, const PARTS: usize> Contender<'a, PARTS> {
     }
 }
 
-/// How long a cell runs.
+/// The length of a cell.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     pub rounds: usize,
-    /// Turns of every contender in a round.
+    /// Turns of every contender in each round.
     pub batches: usize,
-    /// Slept before each operation, of the peers too: a device and a processor that were idle are
-    /// slower, whatever wakes them.
+    /// The sleep before each operation, also of the peers: a device and a processor that were idle are slower,
+    /// whichever operation wakes them.
     pub think: Duration,
 }
 
 impl Plan {
-    /// `operations` of each contender in all, `batch` in a row.
+    /// Spreads `operations` of each contender over the rounds, `batch` of them in a row.
     pub fn spread(operations: usize, batch: usize, quick: bool, think: Duration) -> Plan {
         let rounds = if quick { 2 } else { ROUNDS_MIN };
         Plan { rounds, batches: operations.div_ceil(rounds * batch).max(1), think }
@@ -95,7 +96,7 @@ pub fn interleave_parts<const PARTS: usize>(
         for batch in 0..plan.batches {
             progress.tick(round, plan.rounds, batch, plan.batches);
             for turn in 0..contenders.len() {
-                // Another contender starts each time, so that none always follows the same neighbour.
+                // Another contender starts each time, so that no contender always follows the same neighbour.
                 let who = (turn + batch) % contenders.len();
                 for _ in 0..contenders[who].batch {
                     if !plan.think.is_zero() {
@@ -111,7 +112,7 @@ pub fn interleave_parts<const PARTS: usize>(
     Ok(measured)
 }
 
-/// The time that `work` takes.
+/// Measures the time of `work`.
 pub fn timed<T, E>(work: impl FnOnce() -> std::result::Result<T, E>) -> Result<Duration>
 where
     anyhow::Error: From<E>,
@@ -121,7 +122,7 @@ where
     Ok(start.elapsed())
 }
 
-/// What a store did between two looks at its status.
+/// The activity of a store between two reads of its status.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Activity {
     pub commits: u64,
@@ -137,7 +138,7 @@ impl Activity {
         Activity::total(after).since(&Activity::total(before))
     }
 
-    /// Since the store was opened.
+    /// The activity since the store was opened.
     pub fn total(status: &Status) -> Activity {
         Activity {
             commits: status.commits,
@@ -160,7 +161,7 @@ impl Activity {
         }
     }
 
-    /// Counts another stretch in.
+    /// Adds another activity.
     pub fn add(&mut self, other: &Activity) {
         self.commits += other.commits;
         self.commits_waited += other.commits_waited;
@@ -170,8 +171,8 @@ impl Activity {
         self.journal_bytes += other.journal_bytes;
     }
 
-    /// Whether the journal turned over often enough, or will never: commits by reference hardly
-    /// touch it.
+    /// Whether the journal has turned over often enough, or never will, because commits by reference write little to
+    /// it.
     pub fn turned_over(&self, journal_bytes_max: u64, commit_bytes: u64) -> bool {
         let by_reference = self.commits > 0 && self.journal_bytes / self.commits < commit_bytes / 2;
         by_reference || self.journal_bytes >= TURNOVERS_MIN * journal_bytes_max

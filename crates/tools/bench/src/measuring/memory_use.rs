@@ -1,4 +1,4 @@
-//! Files in memory: stored to at random pages, then made durable; by Untorn, or by ordinary `msync`.
+//! Memory-mapped files: stores to random pages, then a commit by Untorn or an ordinary `msync`.
 
 use crate::measuring::fs::Place;
 use crate::measuring::harness::Activity;
@@ -14,33 +14,35 @@ use untorn::{Map, MapOptions, Status, Store, StoreOptions, Tracker};
 
 pub const PAGE_BYTES: usize = 4096;
 
-/// With `pagemap`, every commit compares all pages that were ever stored to: they have to be dropped now
-/// and then, which takes the promise that no thread stores during a commit. Here none does.
+/// The options for a tracker.
+///
+/// With `pagemap`, every commit compares all pages that were ever stored to, unless they are dropped. That needs the
+/// promise `quiet`: no thread stores during a commit. Here none does.
 pub fn tracked_by(tracker: Tracker) -> MapOptions {
     MapOptions::new().tracker(tracker).quiet(tracker == Tracker::PageMap)
 }
 
-/// A file in memory.
+/// A memory-mapped file.
 pub trait Memory {
-    /// Its bytes, to be stored to.
+    /// The bytes of the file, to be stored to.
     fn bytes(&mut self) -> &mut [u8];
-    /// Says that these bytes are being changed, where that must be said.
+    /// Names a dirty range, where the memory needs that.
     fn tell(&mut self, _offset: usize, _len: usize) -> Result<()> {
         Ok(())
     }
-    /// Makes durable what was stored.
+    /// Makes all stores durable.
     fn commit(&mut self) -> Result<()>;
-    /// Brings everything to its last place.
+    /// Writes everything to its final place.
     fn settle(&mut self) -> Result<()> {
         Ok(())
     }
-    /// What the store did so far, if there is one.
+    /// The status of the store, if there is one.
     fn status(&self) -> Option<Status> {
         None
     }
 }
 
-/// A file that Untorn has mapped, alone in its store.
+/// A file that Untorn maps, alone in its store.
 pub struct Managed {
     map: Map,
     store: Store,
@@ -99,12 +101,12 @@ impl Memory for MmapMut {
     }
 }
 
-/// How a file came into the page cache decides how much a store makes dirty.
+/// The way in which a file came into the page cache. It decides how much a store makes dirty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Folios {
     /// Written page by page: a store makes one page dirty.
     Small,
-    /// Written in one go: the page cache may hold it in large folios, and a store makes all of one dirty.
+    /// Written in one go: the page cache may hold the file in large folios, and a store makes a whole folio dirty.
     Large,
 }
 
@@ -136,7 +138,7 @@ pub fn map_shared(file: &File) -> std::io::Result<MmapMut> {
 #[derive(Clone, Copy, Debug)]
 pub struct Layout {
     pub resident_bytes: u64,
-    /// One chunk in use in so many.
+    /// One of so many chunks is in use.
     pub one_in: u64,
 }
 
@@ -155,34 +157,34 @@ impl Layout {
         self.resident_bytes as usize / PAGE_BYTES
     }
 
-    /// Where the n-th page in use begins.
+    /// The offset of the n-th page in use.
     pub fn offset(&self, page: usize) -> usize {
         let (chunk, inside) = (page * PAGE_BYTES / Layout::CHUNK_BYTES as usize, page * PAGE_BYTES);
         chunk * Layout::CHUNK_BYTES as usize * self.one_in as usize + inside % Layout::CHUNK_BYTES as usize
     }
 }
 
-/// Stores to random distinct pages, the same for everyone; of bytes that were never there before, as
-/// Untorn commits only what differs.
+/// Stores to random distinct pages, the same pages for every contender. The bytes are always new, because Untorn
+/// commits only differences.
 pub struct Stores {
     random: Rng,
     layout: Layout,
     /// All pages; the first `count` are the next to be stored to.
     pages: Vec<u32>,
     count: usize,
-    /// Where in its page each store goes.
+    /// The offset of each store in its page.
     slots: Vec<usize>,
     bytes: Vec<u8>,
 }
 
 impl Stores {
-    /// `bytes` to each of `count` among the pages of a file.
+    /// Stores of `bytes` bytes to `count` of the pages of a file.
     pub fn new(layout: Layout, count: usize, bytes: usize) -> Stores {
         let pages = (0..layout.pages() as u32).collect();
         Stores { random: Rng::with_seed(1), layout, pages, count, slots: vec![0; count], bytes: vec![0; bytes] }
     }
 
-    /// Bytes that one cycle changes.
+    /// The number of bytes that one cycle changes.
     pub fn changed_bytes(&self) -> usize {
         self.count * self.bytes.len()
     }
@@ -197,7 +199,7 @@ impl Stores {
         fastrand::fill(&mut self.bytes);
     }
 
-    /// Stores, and tells of it.
+    /// Stores, and names the dirty ranges.
     pub fn store_to(&self, memory: &mut impl Memory) -> Result<()> {
         self.store(memory.bytes());
         let mut places = self.pages.iter().zip(&self.slots);
@@ -212,7 +214,7 @@ impl Stores {
     }
 }
 
-/// Stores and commits: the time for both, and the commit's alone.
+/// Stores and commits. Returns the time of both, and of the commit alone.
 pub fn cycle(memory: &mut impl Memory, stores: &mut Stores) -> Result<[Duration; 2]> {
     stores.draw();
     let start = Instant::now();
@@ -223,7 +225,7 @@ pub fn cycle(memory: &mut impl Memory, stores: &mut Stores) -> Result<[Duration;
     Ok([all, all - stored])
 }
 
-/// Stores to every page and commits: from then on no page is new, nor any copy of one.
+/// Stores to every page and commits, so that afterwards no page and no private copy is new.
 pub fn warm_up(memory: &mut impl Memory) -> Result<()> {
     for at in (0..memory.bytes().len()).step_by(PAGE_BYTES) {
         let byte = &mut memory.bytes()[at];
@@ -234,8 +236,10 @@ pub fn warm_up(memory: &mut impl Memory) -> Result<()> {
     memory.settle()
 }
 
-/// Some cycles without company: faults, and what goes where. At commit means that nothing of an
-/// asynchronous checkpoint is in it; in all, that it is, with all that was cached.
+/// Runs some cycles alone, and counts page faults and written bytes.
+///
+/// The bytes "at commit" do not include an asynchronous checkpoint; the bytes "in all" include it, and everything that
+/// was cached.
 pub fn account(memory: &mut impl Memory, stores: &mut Stores, place: &Place, cycles: u32) -> Result<Extras> {
     memory.settle()?;
     let status = memory.status();
@@ -257,7 +261,7 @@ pub fn account(memory: &mut impl Memory, stores: &mut Stores, place: &Place, cyc
     if let (Some(before), Some(after)) = (status, memory.status()) {
         let done = Activity::between(&before, &after);
         let least = u64::from(cycles) * stores.changed_bytes() as u64;
-        // By reference, what is journaled is only where the bytes are.
+        // A commit by reference journals only the places of the bytes.
         ensure!(done.journal_bytes >= least || done.syncs > 2 * done.commits, "commits without what was stored");
         extras.add("journal B", per_commit(done.journal_bytes), 0);
         extras.add("syncs", per_commit(done.syncs), 2);
@@ -270,16 +274,16 @@ pub fn account(memory: &mut impl Memory, stores: &mut Stores, place: &Place, cyc
     Ok(extras)
 }
 
-/// Page faults of this thread that needed no reading.
+/// The page faults of this thread that read nothing from disk.
 pub fn minor_faults() -> Result<u64> {
     let stat = std::fs::read_to_string("/proc/thread-self/stat")?;
-    // proc(5): the tenth field; the second, a name in parentheses, may hold anything.
+    // See proc(5): this is the tenth field. The second field, a name in parentheses, may contain anything.
     let after_name = stat.rsplit(')').next().unwrap_or_default();
     let faults = after_name.split_whitespace().nth(7).and_then(|field| field.parse().ok());
     faults.context("cannot understand /proc/thread-self/stat")
 }
 
-/// Processor time of this thread so far: what is left when others take turns.
+/// The processor time of this thread so far, which does not count the turns of other processes.
 pub fn processor_time() -> Duration {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)

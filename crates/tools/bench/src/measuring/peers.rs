@@ -1,4 +1,4 @@
-//! What Untorn is measured against: plain system calls, as a careful program would make them.
+//! The peers of Untorn: plain system calls, in the way of a careful program.
 
 use crate::measuring::fs::libc_o_direct;
 use crate::measuring::harness::timed;
@@ -10,8 +10,9 @@ use std::path::Path;
 use std::time::Duration;
 use untorn_os::{AlignedBuf, BLOCK_BYTES};
 
-/// The least that durable bytes can cost: one sequential write of the bytes, unframed, padded to
-/// blocks of 4 KiB, into a preallocated and already written file, plus `fdatasync`.
+/// The lowest cost of durable bytes: one sequential write of the bytes, padded to blocks of 4 KiB, plus `fdatasync`.
+///
+/// The bytes have no headers, and the file is preallocated and already written.
 pub struct Floor {
     file: File,
     bytes: AlignedBuf,
@@ -23,7 +24,7 @@ impl Floor {
     pub const BUFFERED: &str = "floor, buffered";
     pub const DIRECT: &str = "floor, O_DIRECT";
 
-    /// Through the page cache.
+    /// A floor through the page cache.
     pub fn buffered(dir: &Path, commit_bytes: usize, file_bytes: u64) -> Result<Floor> {
         let path = dir.join("floor-buffered");
         fill(&path, file_bytes)?;
@@ -31,11 +32,11 @@ impl Floor {
         Ok(Floor::over(file, commit_bytes, file_bytes))
     }
 
-    /// Past it; `None` where the file system does not do that.
+    /// A floor with direct I/O. None if the file system has no direct I/O.
     pub fn direct(dir: &Path, commit_bytes: usize, file_bytes: u64) -> Result<Option<Floor>> {
         let path = dir.join("floor-direct");
         fill(&path, file_bytes)?;
-        // Nothing of it may be cached: each direct write would first have to throw that away.
+        // The file must not be cached: each direct write would first have to drop the cached bytes.
         rustix::fs::fadvise(File::open(&path)?, 0, None, rustix::fs::Advice::DontNeed)?;
         match OpenOptions::new().write(true).custom_flags(libc_o_direct()).open(path) {
             Err(e) if e.kind() == ErrorKind::InvalidInput => Ok(None),
@@ -49,12 +50,12 @@ impl Floor {
         Floor { file, bytes, at: 0, file_bytes }
     }
 
-    /// One write of all its bytes and one flush; from the start again at the end of the file.
+    /// Writes all its bytes and flushes, once. At the end of the file it starts again at the beginning.
     pub fn write_all(&mut self) -> Result<Duration> {
         self.write(self.bytes.len())
     }
 
-    /// Writes the first of the bytes, padded.
+    /// Writes the first `bytes` of its bytes, padded, and flushes.
     pub fn write(&mut self, bytes: usize) -> Result<Duration> {
         let bytes = bytes.next_multiple_of(BLOCK_BYTES);
         if self.at + bytes as u64 > self.file_bytes {
@@ -71,7 +72,7 @@ impl Floor {
     }
 }
 
-/// A new file of random bytes, durable.
+/// Makes a new file of random bytes, and flushes it.
 pub fn fill(path: &Path, bytes: u64) -> Result<()> {
     let mut chunk = vec![0; 1 << 20];
     fastrand::fill(&mut chunk);
@@ -88,8 +89,9 @@ pub fn fill(path: &Path, bytes: u64) -> Result<()> {
     write().with_context(|| format!("cannot fill {}", path.display()))
 }
 
-/// Replaces a file so that a crash leaves the old or the new content: a new file, flushed, renamed
-/// over the old, and the directory flushed.
+/// Replaces a file so that a crash leaves the old or the new contents.
+///
+/// It writes and flushes a new file, renames it over the old one, and flushes the directory.
 pub fn replace_file(dir: &Path, name: &str, content: &[u8]) -> std::io::Result<()> {
     let temporary = dir.join(format!("{name}.tmp"));
     let mut file = File::create(&temporary)?;
@@ -99,7 +101,7 @@ pub fn replace_file(dir: &Path, name: &str, content: &[u8]) -> std::io::Result<(
     File::open(dir)?.sync_all()
 }
 
-/// Writes these pages of a file, each by a call of its own, and flushes it.
+/// Writes these pages of a file, each by its own call, then flushes the file.
 pub fn write_pages(path: &Path, pages: &[u64], page_bytes: u64) -> std::io::Result<()> {
     let file = File::options().write(true).open(path)?;
     let mut page = vec![0; page_bytes as usize];

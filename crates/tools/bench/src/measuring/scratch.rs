@@ -1,4 +1,4 @@
-//! Directories that disappear however the benchmark ends: by returning, by a panic, by Ctrl-C.
+//! Directories that disappear however the benchmark ends: by a return, a panic or Ctrl-C.
 
 use anyhow::{Context, Result};
 use parking_lot::Mutex;
@@ -6,13 +6,13 @@ use rustix::mount::UnmountFlags;
 use std::path::{Path, PathBuf};
 use untorn_terminal::tell;
 
-/// What a shell calls "ended by Ctrl-C".
+/// The exit code of shells for "ended by Ctrl-C".
 const INTERRUPTED: i32 = 130;
 
-/// What is still there, in the order of its making.
+/// The directories that still exist, in the order of their creation.
 static LEFT: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-/// A new directory, unmounted (if something was mounted on it) and removed when dropped.
+/// A new directory. It is unmounted, if it is a mount point, and removed when dropped.
 pub struct Scratch {
     path: PathBuf,
 }
@@ -42,14 +42,14 @@ pub fn clean_up_on_signals() -> Result<()> {
     ctrlc::set_handler(|| {
         let left = LEFT.lock();
         left.iter().rev().for_each(|path| remove(path));
-        // The lock is held until the end: a thread that waits for it would only make more.
+        // Holds the lock until the end: a thread that waits for it would only make more directories.
         std::process::exit(INTERRUPTED);
     })
     .context("cannot handle Ctrl-C")
 }
 
 fn remove(path: &Path) {
-    // Detached, since our own files may still be open there. Usually nothing is mounted (EINVAL).
+    // Detached, because this process may still have files open there. Usually the directory is no mount point (EINVAL).
     let _ = rustix::mount::unmount(path, UnmountFlags::DETACH);
     if let Err(e) = std::fs::remove_dir_all(path)
         && e.kind() != std::io::ErrorKind::NotFound

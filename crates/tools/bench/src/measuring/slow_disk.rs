@@ -1,5 +1,6 @@
-//! A disk whose flushes take a given time: an image behind FUSE, for file systems on a loop device. Writes take what
-//! they take, and go on while a flush waits.
+//! A disk with flushes of a given duration: an image behind FUSE, for file systems on a loop device.
+//!
+//! Writes are not slowed down, and go on while a flush waits.
 
 use crate::measuring::child::{JOB_VARIABLE, Job};
 use crate::measuring::scratch::Scratch;
@@ -21,19 +22,19 @@ const DISK: &str = "disk";
 const ROOT_NODE: u64 = 1;
 const DISK_NODE: u64 = 2;
 const FOREVER: Duration = Duration::from_secs(3600);
-/// How long the disk may take until it is there.
+/// The time limit for the start of the disk.
 const START_TIME_MAX: Duration = Duration::from_secs(10);
-/// Requests at the same time: a flush must not hold up what does not wait for it.
+/// The number of threads: a flush must not hold up other requests.
 const THREADS: usize = 4;
 
-/// The disk, and the process that serves it. Both end when this is dropped.
+/// The disk and the process that serves it. Both end when this value is dropped.
 pub struct SlowDisk {
     child: Child,
     mount: Scratch,
 }
 
 impl SlowDisk {
-    /// Serves an image; each flush of it takes so long.
+    /// Serves an image as a disk with flushes of this duration.
     pub fn start(image: &Path, flush: Duration) -> Result<SlowDisk> {
         let mount = Scratch::new_in(&std::env::temp_dir())?;
         let at = mount.path().to_owned();
@@ -60,12 +61,12 @@ impl SlowDisk {
 impl Drop for SlowDisk {
     fn drop(&mut self) {
         let _ = rustix::mount::unmount(self.mount.path(), rustix::mount::UnmountFlags::DETACH);
-        // It ends by itself when nobody uses the disk any more.
+        // The process ends by itself when the disk is not used any more.
         let _ = self.child.wait();
     }
 }
 
-/// What the child does.
+/// Serves the disk, in the child.
 pub fn serve(image: &Path, at: &Path, flush: Duration) -> Result<()> {
     let image = OpenOptions::new().read(true).write(true).open(image)?;
     let bytes = image.metadata()?.len();
@@ -172,7 +173,7 @@ impl Filesystem for Server {
         }
     }
 
-    /// The image is not flushed: only the time counts.
+    /// Does not flush the image: only the duration matters.
     fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
         std::thread::sleep(self.flush);
         reply.ok();

@@ -1,4 +1,4 @@
-//! Files on a mounted store, against the same system calls on the file system that the store is on.
+//! Files on a mounted store, against the same system calls on the file system below.
 
 use crate::measuring::bench_run::Run;
 use crate::measuring::fs::Place;
@@ -18,15 +18,15 @@ use std::time::{Duration, Instant};
 
 const PAGE: usize = 4096;
 const FILE_BYTES: u64 = 64 << 20;
-/// A small file; each process has one, too.
+/// The size of a small file. Each process has one, too.
 const SMALL_BYTES: u64 = 1 << 20;
-/// Reads or writes of a page that are timed at a time.
+/// Reads or writes of a page that are timed together.
 const PAGES: usize = 1024;
-/// Files that are made, renamed and removed in one operation.
+/// Files that one operation makes, renames and removes.
 const NAMES: usize = 100;
 /// Processes that sync their own files.
 const PROCESSES: usize = 4;
-/// How long a daemon may take to answer.
+/// The time limit for a daemon's answer.
 const START_MAX: Duration = Duration::from_secs(20);
 
 /// A mounted store.
@@ -35,7 +35,7 @@ pub struct Mounted {
     daemon: Child,
 }
 
-/// The program, beside this one.
+/// The path of `untorn-mount`, beside this program.
 fn program() -> Result<PathBuf> {
     let path = std::env::current_exe()?.with_file_name("untorn-mount");
     ensure!(path.exists(), "{} is missing: build it, too (cargo build --release -p untorn-mount)", path.display());
@@ -43,7 +43,7 @@ fn program() -> Result<PathBuf> {
 }
 
 impl Mounted {
-    /// A new store in a directory.
+    /// Mounts a new store in a directory.
     pub fn new(dir: &Path) -> Result<Mounted> {
         let [store, at] = ["store", "mnt"].map(|name| dir.join(name));
         std::fs::create_dir(&at)?;
@@ -86,7 +86,7 @@ pub fn run(run: &Run, place: &Place) -> Result<Section> {
         for n in 0..PROCESSES {
             fill(&at.join(format!("own{n}")), SMALL_BYTES)?;
         }
-        // Its contents are committed, whoever opens it from here on.
+        // From here on the contents are committed for every open file.
         rustix::fs::syncfs(File::open(at)?)?;
     }
     let is_ext4 = place.file_system == "ext4";
@@ -168,7 +168,7 @@ pub fn run(run: &Run, place: &Place) -> Result<Section> {
     })
 }
 
-/// Does it; says how long it took, if not all that was done counts.
+/// An operation. It returns its own time if not all of its work counts.
 type Operation<'a> = &'a dyn Fn(&Path, usize) -> Result<Option<Duration>>;
 
 fn open(path: &Path) -> std::io::Result<File> {
@@ -195,7 +195,7 @@ fn append(at: &Path) -> Result<Option<Duration>> {
 
 fn stores(at: &Path, pages: usize) -> Result<Option<Duration>> {
     let file = open(&at.join("file"))?;
-    // SAFETY: nobody else has the file.
+    // SAFETY: no other process uses the file.
     let mut map = unsafe { MmapMut::map_mut(&file)? };
     for _ in 0..pages {
         map[page_offset(FILE_BYTES) as usize] = fastrand::u8(..);
@@ -219,7 +219,7 @@ fn crowd(at: &Path) -> Result<Option<Duration>> {
     })
 }
 
-/// A hundred files of a directory, whose number they have.
+/// Works on a hundred files in the directory of this number.
 fn each(at: &Path, number: usize, work: impl Fn(&Path) -> std::io::Result<()>) -> Result<Option<Duration>> {
     let dir = at.join(format!("dir{number}"));
     std::fs::create_dir_all(&dir)?;
@@ -227,7 +227,7 @@ fn each(at: &Path, number: usize, work: impl Fn(&Path) -> std::io::Result<()>) -
     Ok(None)
 }
 
-/// Writes to the kernel's cache alone; what the last ones left there is synced before.
+/// Times writes that stay in the kernel's cache. Earlier writes in it are synced first.
 fn cached_writes(at: &Path) -> Result<Option<Duration>> {
     let (file, page) = (open(&at.join("file"))?, [fastrand::u8(..); PAGE]);
     file.sync_all()?;
@@ -238,14 +238,14 @@ fn cached_writes(at: &Path) -> Result<Option<Duration>> {
 
 fn cached_reads(path: &Path, bytes: u64) -> Result<Option<Duration>> {
     let (file, mut page) = (File::open(path)?, [0; PAGE]);
-    // From here on all of it is cached.
+    // From here on the whole file is cached.
     std::io::copy(&mut &file, &mut std::io::sink())?;
     let start = Instant::now();
     (0..PAGES).try_for_each(|_| file.read_exact_at(&mut page, page_offset(bytes)))?;
     Ok(Some(start.elapsed()))
 }
 
-/// Nothing of any file is cached, on the mount and below it.
+/// Times reading a file of which nothing is cached, on the mount and below it.
 fn uncached_read(at: &Path) -> Result<Option<Duration>> {
     let mut file = File::open(at.join("file"))?;
     let mut piece = vec![0; 1 << 20];

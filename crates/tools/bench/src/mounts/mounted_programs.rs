@@ -1,5 +1,6 @@
-//! Programs on a mounted store, against the same on the file system that the store is on: PostMark, databases that do
-//! without their own journals on the mount, and what programs notice of a killed daemon.
+//! Programs on a mounted store, against the same programs on the file system below.
+//!
+//! They are PostMark, databases that need no journal of their own on the mount, and programs while a daemon is killed.
 
 use crate::kv::kv_store::{Entry, Store, key};
 use crate::kv::kyoto::{Durable, Kind, Kyoto, KyotoStore};
@@ -20,21 +21,21 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 use untorn_os::mount_calls;
 
-/// Rows of a database, and the longest.
+/// The rows of a database, and the length limit of a row.
 const KEYS: u64 = 1000;
 const VALUE_MAX: usize = 16 << 10;
-/// Updates of a database that are timed at a time, each a transaction of its own.
+/// Updates of a database that are timed together. Each is a transaction of its own.
 const UPDATES: usize = 20;
-/// PostMark: files, and transactions.
+/// The files and transactions of PostMark.
 const MAILS: u64 = 500;
 const TRANSACTIONS: u64 = 2000;
-/// A call may take so long when the daemon is killed.
+/// The limit for a call during the kill of a daemon.
 const STALL: Duration = Duration::from_millis(100);
 
-/// What is done at a place; it says how long it took.
+/// Work at a place. It returns its time.
 type Work = Box<dyn FnMut() -> Result<Duration>>;
 
-/// The `mount` section of programs at one place.
+/// The `mount` section for programs at one place.
 pub fn run(run: &Run, place: &Place) -> Result<Section> {
     let dir = place.directory("mount-programs")?;
     let native = dir.join("native");
@@ -134,7 +135,7 @@ fn timed(work: impl FnOnce() -> Result<()>) -> Result<Duration> {
     Ok(start.elapsed())
 }
 
-/// Fills a database, and then updates rows of it at random.
+/// Fills a database, and returns work that updates random rows.
 fn updates(mut store: impl Store + 'static) -> Result<Work> {
     let value = vec![b'v'; VALUE_MAX];
     let mut random = fastrand::Rng::with_seed(7);
@@ -151,11 +152,11 @@ fn updates(mut store: impl Store + 'static) -> Result<Work> {
     }))
 }
 
-/// The longest call of a thread that writes and syncs, while the daemon is killed and another one goes on.
+/// Measures the longest call of a thread that writes and syncs while the daemon is killed and replaced.
 fn stall(at: &Path) -> Result<Duration> {
     let stop = AtomicBool::new(false);
     let file = File::create(at.join("stalled"))?;
-    // One that lived for less than a second has not done much, and is not followed for ever.
+    // The supervisor gives up when daemons live for less than a second each, so this one lives longer.
     std::thread::sleep(Duration::from_millis(1100));
     std::thread::scope(|scope| {
         let longest = scope.spawn(|| -> Result<Duration> {

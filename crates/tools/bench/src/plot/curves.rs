@@ -1,5 +1,6 @@
-//! Two charts beside each other, of means and of medians: a curve for each contender over the section's rows, on
-//! a logarithmic axis of time.
+//! Two charts beside each other, of means and of medians, with a curve for each contender over the section's rows.
+//!
+//! The axis of time is logarithmic.
 
 use super::panel::{Area, Drawn, GRID, HEAD_PX, PEER, TEXT_PX, decades, names, style, text, tick};
 use crate::report::section::Section;
@@ -48,7 +49,7 @@ fn chart(area: &Area, section: &Section, names: &[&str], what: &str, of: fn(&Sum
             -0.2..last as f64 + 0.2,
             decades(section, |c| [c.median_us.min(c.mean_us), c.median_us.max(c.mean_us)]).log_scale(),
         )?;
-    // A cell is a number and what it counts.
+    // A cell consists of a number and the counted things.
     let word = |row: usize, n: usize| section.rows.get(row).and_then(|row| row.cell.split(' ').nth(n)).unwrap_or("");
     let cell = |x: &f64| {
         let row = x.round();

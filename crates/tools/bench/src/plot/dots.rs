@@ -1,19 +1,20 @@
-//! A line for each contender of each row: a dot at its median, and a bar from its 25th to its 75th percentile,
-//! on a logarithmic axis of time.
+//! A chart with a line for each contender of each row: a dot at its median, a bar between its quartiles.
+//!
+//! The bar goes from the 25th to the 75th percentile, and the axis of time is logarithmic.
 
 use super::panel::{Area, Drawn, GRID, HEAD_PX, MISSED, OURS, PEER, TEXT_PX, WIDTH_PX, decades, style, text, tick};
 use crate::report::section::{Row, Section, Verdict};
 use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;
 
-/// Left and right ends of the axis; the names stand left of it, the ratios right of it.
+/// The ends of the axis. Names stand to the left of it, ratios to the right.
 pub const AXIS_LEFT_PX: u32 = 480;
 pub const AXIS_RIGHT_PX: u32 = 860;
 const LINE_PX: u32 = 18;
-/// For the numbers and the title of the axis.
+/// Room for the numbers and the title of the axis.
 const AXIS_HEIGHT_PX: u32 = 48;
 
-/// How many lines there are: one for each contender, and an empty one behind each row.
+/// The number of lines: one for each contender, and an empty one after each row.
 fn lines(section: &Section) -> u32 {
     section.rows.iter().map(|row| row.contenders.len() as u32 + 1).sum()
 }
@@ -31,7 +32,7 @@ pub fn draw(area: &Area, section: &Section) -> Drawn {
         .set_label_area_size(LabelAreaPosition::Left, AXIS_LEFT_PX)
         .set_label_area_size(LabelAreaPosition::Bottom, AXIS_HEIGHT_PX)
         .margin_right(WIDTH_PX - AXIS_RIGHT_PX)
-        // Lines are counted from above.
+        // Lines are counted from the top.
         .build_cartesian_2d(decades(section, |c| [c.p25_us, c.p75_us]).log_scale(), f64::from(lines(section))..0.0)?;
     chart
         .configure_mesh()

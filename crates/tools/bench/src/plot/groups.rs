@@ -1,4 +1,4 @@
-//! Bars in groups, one group for each row and one bar for each contender, on a logarithmic axis of time.
+//! A chart with a group of bars for each row, and a bar in it for each contender, on a logarithmic axis of time.
 
 use super::panel::{Area, Drawn, GRID, HEAD_PX, OURS, PEER, TEXT_PX, decades, names, style, text, tick};
 use crate::report::section::Section;
@@ -9,10 +9,10 @@ const CHART_WIDTH_PX: u32 = 800;
 const CHART_HEIGHT_PX: u32 = 380;
 const LEGEND_LEFT_PX: i32 = CHART_WIDTH_PX as i32 + 12;
 const LEGEND_LINE_PX: u32 = 18;
-/// For the numbers of the bars and the names of the groups.
+/// Room for the numbers of the bars and the names of the groups.
 const BELOW_PX: u32 = 40;
 const BAR: RGBColor = RGBColor(0x8f, 0xa3, 0xbf);
-/// Of the width of a group, what is left free at its ends; and the same of a bar.
+/// The part of a group's width that stays free at each end, and the same for a bar.
 const GROUP_GAP: f64 = 0.05;
 const BAR_GAP: f64 = 0.1;
 
@@ -47,7 +47,7 @@ pub fn draw(area: &Area, section: &Section) -> Drawn {
         .label_style(style(TEXT_PX, &PEER))
         .draw()?;
     let step = (1.0 - 2.0 * GROUP_GAP) / names.len().max(1) as f64;
-    // Numbers are as small as they must be to stand beside each other.
+    // Numbers shrink until they fit beside each other.
     let bar_px = f64::from(CHART_WIDTH_PX - 88) / section.rows.len().max(1) as f64 * step;
     let number_px = (bar_px / 1.3).clamp(6.0, f64::from(TEXT_PX)) as u32;
     let (base_x, base_y) = area.get_base_pixel();

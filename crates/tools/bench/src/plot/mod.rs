@@ -1,4 +1,4 @@
-//! Sections as one SVG, below each other: dots with bars, curves, or bars in groups.
+//! Draws sections below each other in one SVG, as dots with bars, curves, or bars in groups.
 
 mod curves;
 mod dots;
@@ -45,7 +45,7 @@ mod tests {
     use super::*;
     use crate::report::section_text::tests::sample;
 
-    /// The values of an attribute of all circles.
+    /// The x coordinates of all circles.
     fn centres(svg: &str) -> Vec<f64> {
         let circles = svg.lines().filter(|line| line.starts_with("<circle"));
         circles.map(|line| line.split("cx=\"").nth(1).unwrap().split('"').next().unwrap().parse().unwrap()).collect()

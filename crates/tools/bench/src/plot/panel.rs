@@ -1,4 +1,4 @@
-//! What all charts have in common: heading, text, colours, and axes of time.
+//! The common parts of all charts: heading, text, colours, and axes of time.
 
 use crate::report::section::Section;
 use crate::report::statistics::Summary;
@@ -8,11 +8,11 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 /// A section's part of the picture.
 pub type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
-/// What became of drawing.
+/// The result of drawing.
 pub type Drawn = Result<(), Box<dyn std::error::Error>>;
 
 pub const WIDTH_PX: u32 = 1100;
-/// Where a chart may begin, below the heading.
+/// The height of the heading, below which a chart may begin.
 pub const HEAD_PX: u32 = 56;
 pub const OURS: RGBColor = RGBColor(0x0b, 0x6e, 0x4f);
 pub const PEER: RGBColor = RGBColor(0x5c, 0x63, 0x70);
@@ -31,14 +31,14 @@ pub fn style(size_px: u32, colour: &RGBColor) -> TextStyle<'static> {
     ("sans-serif", size_px).into_font().color(colour)
 }
 
-/// What was measured, and where.
+/// Draws the heading: the section's title, and the place.
 pub fn heading(area: &Area, section: &Section) -> Drawn {
     let title = style(15, &BLACK).pos(Pos::new(HPos::Left, VPos::Center));
     area.draw(&Text::new(format!("{} on {}", section.title, section.place), (12, 18), title))?;
     text(area, (12, 38), HPos::Left, PEER, &section.place_details)
 }
 
-/// Whole decades around all of these times, which are in the unit of the section.
+/// The range of whole decades around all these times, in the unit of the section.
 pub fn decades(section: &Section, of: impl Fn(&Summary) -> [f64; 2]) -> std::ops::Range<f64> {
     let all = section.rows.iter().flat_map(|row| &row.contenders).map(of);
     let (mut low, mut high) = (f64::INFINITY, 0.0);

@@ -3,13 +3,13 @@
 use crate::report::statistics::{Ratio, Summary};
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
-/// Everything that one run found.
+/// The results of one run.
 #[derive(serde::Serialize)]
 pub struct Report {
     pub untorn_version: &'static str,
     pub kernel: String,
     pub processors: usize,
-    /// A smoke run: the numbers show that it works, not how fast it is.
+    /// A smoke run: the numbers show that the benchmark works, not how fast Untorn is.
     pub quick: bool,
     pub sections: Vec<Section>,
 }
@@ -25,17 +25,17 @@ pub struct Section {
     /// The unit of the printed times; JSON is always in microseconds.
     #[serde(skip)]
     pub unit: TimeUnit,
-    /// How it is drawn.
+    /// The kind of chart.
     #[serde(skip)]
     pub chart: Chart,
-    /// What the ratio divides by what.
+    /// The definition of the ratio: dividend and divisor.
     pub ratio_means: &'static str,
     pub rows: Vec<Row>,
-    /// How it was measured, so that it can be repeated.
+    /// Notes on the method, so that the measurement can be repeated.
     pub notes: Vec<String>,
 }
 
-/// How a section is drawn.
+/// The kinds of charts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Chart {
     /// A line of dots and bars for each contender of each row.
@@ -90,7 +90,7 @@ pub struct Row {
 /// A ratio beside the row's own.
 #[derive(serde::Serialize)]
 pub struct Other {
-    /// The contender that it is shown with.
+    /// The contender beside which it is shown.
     pub beside: String,
     pub ratio: Ratio,
     pub target: Option<Target>,
@@ -105,8 +105,10 @@ impl Other {
 }
 
 impl Row {
-    /// With a target and the verdict on it: by the ratio, and by whether commits waited where none may. A quick run
-    /// has no verdicts.
+    /// Adds a target and the verdict on it.
+    ///
+    /// The verdict depends on the ratio, and on whether commits waited where none may wait. A quick run has no
+    /// verdicts.
     pub fn against_target(mut self, target: Option<Target>, waited: Waited, quick: bool) -> Row {
         self.target = target;
         self.verdict = match (&self.ratio, target) {
@@ -128,7 +130,7 @@ pub enum Waited {
     Forbidden(u64),
 }
 
-/// What a ratio must reach.
+/// The limit of a ratio.
 #[derive(Clone, Copy, Debug, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Target {
@@ -155,13 +157,13 @@ impl std::fmt::Display for Target {
     }
 }
 
-/// Whether the target was reached.
+/// The verdict on a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
     Reached,
     Missed,
-    /// The ratio was reached, but commits waited where none may.
+    /// The ratio was reached, but commits waited where none may wait.
     Waited,
 }
 
@@ -195,7 +197,7 @@ impl Extras {
         self.0.iter().map(|e| e.head)
     }
 
-    /// The figure under a head, as text; a dash where this row has none.
+    /// The figure under a head, as text. A dash if the row does not have it.
     pub fn text(&self, head: &str) -> String {
         match self.0.iter().find(|e| e.head == head) {
             Some(e) => format!("{:.*}", e.decimals, e.value),
@@ -214,7 +216,7 @@ impl Serialize for Extras {
     }
 }
 
-/// `64 B`, `4 KiB`, `64 MiB`: the largest unit that divides it.
+/// A size as text in the largest unit that divides it: `64 B`, `4 KiB`, `64 MiB`.
 pub fn bytes_text(bytes: u64) -> String {
     for (unit, name) in [(1u64 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")] {
         if bytes >= unit && bytes.is_multiple_of(unit) {

@@ -1,10 +1,10 @@
-//! Sections as text for people.
+//! Prints sections as text.
 
 use crate::report::section::{Chart, Extras, Row, Section, Target, Verdict};
 use crate::report::statistics::Ratio;
 use untorn_terminal::table::{Align, aligned};
 
-/// Text in columns: the first `left` columns to the left, numbers to the right.
+/// Text in columns: the first `left` columns are aligned to the left, all others to the right.
 struct Columns {
     left: usize,
     lines: Vec<Vec<String>>,
@@ -21,7 +21,7 @@ impl Columns {
     }
 }
 
-/// The whole section: where, the times, the further figures, and how it was measured.
+/// The whole section as text: the place, the times, the further figures, and the notes.
 pub fn render(section: &Section) -> String {
     let mut out = format!("\n{} on {}\n{}\n\n", section.title, section.place, section.place_details);
     let times = if section.chart == Chart::Groups { grid(section) } else { times(section) };
@@ -39,7 +39,7 @@ pub fn render(section: &Section) -> String {
     out
 }
 
-/// One line per contender; the row's ratio stands in the first, Untorn's.
+/// The table with a line for each contender. The row's ratio is in the first line, Untorn's.
 fn times(section: &Section) -> Columns {
     let unit = section.unit.name();
     let mut heads = vec!["cell".to_owned(), "load".to_owned(), "what".to_owned(), "samples".to_owned()];
@@ -62,7 +62,8 @@ fn times(section: &Section) -> Columns {
     columns
 }
 
-/// One line per contender, one column per row of the section: the median, and quartiles; below, the ratios.
+/// The table with a line for each contender and a column for each row of the section: median and quartiles, and the
+/// ratios below.
 fn grid(section: &Section) -> Columns {
     let unit = section.unit.name();
     let heads = section.rows.iter().map(|row| format!("{} {unit}", row.cell));
@@ -123,7 +124,7 @@ fn heads<'a>(extras: impl Iterator<Item = &'a Extras>) -> Vec<&'static str> {
     heads
 }
 
-/// The third table: further figures of single contenders, one line for each.
+/// The third table: further figures of single contenders, one line each.
 fn details(section: &Section) -> Option<Columns> {
     let heads = heads(section.rows.iter().flat_map(|row| &row.details).map(|(_, extras)| extras));
     if heads.is_empty() {
@@ -141,7 +142,7 @@ fn details(section: &Section) -> Option<Columns> {
     Some(columns)
 }
 
-/// The second table: whatever else the rows say, one line per row.
+/// The second table: the further figures of rows, one line each.
 fn extras(section: &Section) -> Option<Columns> {
     let heads = heads(section.rows.iter().map(|row| &row.extras));
     if heads.is_empty() {
@@ -163,7 +164,7 @@ pub mod tests {
     use crate::report::statistics::{Measured, Ratio};
     use std::time::Duration;
 
-    /// A section with one row, as the tests of the table and of the plot need it.
+    /// A section with one row, for the tests of the table and of the plot.
     pub fn sample() -> Section {
         let [ours, floor] = [("Untorn", 120), ("floor, buffered <&>", 100)].map(|(name, us)| {
             let mut m = Measured::new(name);

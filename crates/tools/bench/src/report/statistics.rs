@@ -3,10 +3,10 @@
 use serde::Serialize;
 use std::time::Duration;
 
-/// What was measured of one contender, round by round, in nanoseconds.
+/// The samples of one contender, in nanoseconds.
 #[derive(Clone, Debug)]
 pub struct Measured {
-    /// The contender's name, as tables show it.
+    /// The contender's name in tables.
     pub name: String,
     /// The samples of each round.
     pub rounds_ns: Vec<Vec<u64>>,
@@ -32,7 +32,7 @@ impl Measured {
         round.push(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
     }
 
-    /// All rounds as one.
+    /// The summary of all rounds together.
     pub fn summary(&self) -> Summary {
         Summary::of(&self.name, self.rounds_ns.concat())
     }
@@ -43,7 +43,7 @@ impl Measured {
     }
 }
 
-/// One contender's figures. Times are in microseconds.
+/// The figures of one contender. Times are in microseconds.
 #[derive(Clone, Debug, Serialize)]
 pub struct Summary {
     pub name: String,
@@ -77,14 +77,14 @@ fn sorted(mut samples_ns: Vec<u64>) -> Vec<u64> {
     samples_ns
 }
 
-/// Nearest rank: a value that occurred, never one between two. With fewer than 1,000 samples the
-/// 99.9th percentile is the largest of them.
+/// The quantile by nearest rank, which is always one of the samples. With fewer than 1,000 samples the 99.9th
+/// percentile is the largest of them.
 fn quantile(sorted_ns: &[u64], q: f64) -> u64 {
     let rank = (q * sorted_ns.len() as f64).ceil() as usize;
     sorted_ns.get(rank.saturating_sub(1)).copied().unwrap_or(0)
 }
 
-/// A ratio per round; the published figure is the median of the rounds.
+/// A ratio for each round. The published figure is the median of the rounds.
 #[derive(Clone, Debug, Serialize)]
 pub struct Ratio {
     pub against: String,
@@ -95,7 +95,7 @@ pub struct Ratio {
 }
 
 impl Ratio {
-    /// From one figure per round.
+    /// The ratio from one figure for each round.
     pub fn of_rounds(against: &str, mut ratios: Vec<f64>) -> Ratio {
         ratios.sort_unstable_by(f64::total_cmp);
         let at = |q: f64| {
@@ -105,17 +105,17 @@ impl Ratio {
         Ratio { against: against.to_owned(), value: at(0.5), p25: at(0.25), p75: at(0.75), rounds: ratios.len() }
     }
 
-    /// How many times the peer's time `ours` took: small is good.
+    /// The time of `ours` divided by the peer's: small is good.
     pub fn cost(ours: &Measured, peers: &[&Measured]) -> Ratio {
         Ratio::divide(ours, peers, |ours, peer| ours / peer)
     }
 
-    /// How many times faster than the peer `ours` was: large is good.
+    /// The time of the peer divided by that of `ours`: large is good.
     pub fn speedup(ours: &Measured, peers: &[&Measured]) -> Ratio {
         Ratio::divide(ours, peers, |ours, peer| peer / ours)
     }
 
-    /// Compares with the peer of the lowest median, whichever suits us less.
+    /// Compares with the peer of the lowest median, which is the hardest comparison.
     fn divide(ours: &Measured, peers: &[&Measured], divide: impl Fn(f64, f64) -> f64) -> Ratio {
         let best = peers
             .iter()

@@ -1,11 +1,11 @@
-//! One line on the terminal that says what is being measured.
+//! A line on the terminal that shows the current measurement.
 
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
 use std::time::Duration;
 use untorn_terminal::{say, tell};
 
-/// A progress line; where standard error is no terminal, one plain line per cell instead.
+/// A progress line. If standard error is not a terminal, one plain line for each cell instead.
 pub struct StatusLine {
     bar: ProgressBar,
     plain: bool,
@@ -19,14 +19,14 @@ impl StatusLine {
         StatusLine { bar, plain: !std::io::stderr().is_terminal() }
     }
 
-    /// For tests.
+    /// A line that is not shown, for tests.
     #[cfg(test)]
     pub fn hidden() -> StatusLine {
         let bar = ProgressBar::with_draw_target(None, indicatif::ProgressDrawTarget::hidden());
         StatusLine { bar, plain: false }
     }
 
-    /// What starts now.
+    /// Shows the cell that starts now.
     pub fn cell(&self, what: impl Into<String>) {
         let what = what.into();
         if self.plain {
@@ -36,7 +36,7 @@ impl StatusLine {
         self.bar.set_message("");
     }
 
-    /// How far it is.
+    /// Shows the progress of the cell.
     pub fn tick(&self, round: usize, rounds: usize, batch: usize, batches: usize) {
         if round < rounds {
             self.bar.set_message(format!("round {} of {rounds}, {} %", round + 1, 100 * batch / batches.max(1)));

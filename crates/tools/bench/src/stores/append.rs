@@ -15,7 +15,7 @@ use untorn::{Store, StoreOptions};
 
 const SIZES: [usize; 7] = [4 << 10, 16 << 10, 64 << 10, 512 << 10, 4 << 20, 16 << 20, 64 << 20];
 
-/// The files start anew at this size, so that the device does not fill up.
+/// At this size the files start anew, so that the device does not fill up.
 const FILE_BYTES_MAX: u64 = 512 << 20;
 
 /// The `append` section of one place.
@@ -45,7 +45,7 @@ pub fn run(run: &Run, place: &Place) -> Result<Section> {
     })
 }
 
-/// A load for each target of this size.
+/// The cells of this size: one for each load, with its target.
 fn cells(run: &Run, place: &Place, size: usize) -> Result<Vec<Row>> {
     let (loads, target) = match size {
         0..=0x8_0000 => (vec![Duration::ZERO, THINK], Some(1.0)),
@@ -147,7 +147,7 @@ impl Plain<'_> {
     }
 }
 
-/// Each side by itself, as fast as it goes, until everything is in its file.
+/// Measures each side alone, at full speed, until everything is in its file.
 fn sustained(
     place: &Place,
     ours: &mut Ours<'_>,

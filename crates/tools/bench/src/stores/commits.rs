@@ -1,5 +1,6 @@
-//! Commits at random offsets of a large file, against the floor; class `process` against a plain
-//! `pwrite`; several threads against one.
+//! Commits at random offsets of a large file, against the floor.
+//!
+//! Those of class `process` are compared with a plain `pwrite`.
 
 use crate::measuring::bench_run::Run;
 use crate::measuring::fs::Place;
@@ -17,7 +18,7 @@ use untorn::{FailureClass, Store, StoreOptions};
 
 const SIZES: [usize; 5] = [64, 1 << 10, 4 << 10, 16 << 10, 64 << 10];
 
-/// Both `commit` sections of one place: against the floor, and class `process`.
+/// Both `commit` sections of one place: class `power` against the floor, and class `process`.
 pub fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
     let dir = place.directory("commit")?;
     let setting = Setting { run, place, dir: &dir, file_bytes: if run.quick { 64 << 20 } else { 1 << 30 } };
@@ -29,8 +30,8 @@ pub fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
     Ok(sections)
 }
 
-/// Journal size of a cell: small enough that three turnovers are affordable, large enough that one
-/// takes more than a hundred commits.
+/// The journal's size in a cell. It is small enough for three turnovers, and so large that one turnover takes more than
+/// a hundred commits.
 pub fn journal_bytes(run: &Run, commit_bytes: usize) -> u64 {
     match commit_bytes {
         _ if run.quick => 1 << 20,
@@ -40,15 +41,14 @@ pub fn journal_bytes(run: &Run, commit_bytes: usize) -> u64 {
     }
 }
 
-/// Commits that turn the journal over three times, were each one a record of its own, on blocks of
-/// its own.
+/// The number of commits that turn the journal over three times, if each is a record of its own in blocks of its own.
 pub fn commits_needed(run: &Run, commit_bytes: usize) -> usize {
     let record_bytes = (commit_bytes + 256).next_multiple_of(4096) as u64;
     let turnovers = TURNOVERS_MIN * journal_bytes(run, commit_bytes) / record_bytes;
     if run.quick { 50 } else { COMMITS_MIN.max(turnovers as usize) }
 }
 
-/// How the tables call a run with these pauses.
+/// The name of a load in the tables.
 pub fn load_text(think: Duration) -> String {
     if think.is_zero() { "saturated".to_owned() } else { format!("think {} ms", think.as_millis()) }
 }
@@ -74,7 +74,7 @@ impl Writer {
         Writer { file, bytes, offsets: Offsets::new(commit_bytes, file_bytes) }
     }
 
-    /// One change, one commit.
+    /// Makes one change, and commits it.
     pub fn commit(&mut self) -> Result<Duration> {
         let offset = self.offsets.next();
         freshen(&mut self.bytes);
@@ -84,7 +84,7 @@ impl Writer {
         })
     }
 
-    /// One change.
+    /// Makes one change.
     pub fn write(&mut self) -> untorn::Result<()> {
         let offset = self.offsets.next();
         freshen(&mut self.bytes);
@@ -92,13 +92,13 @@ impl Writer {
     }
 }
 
-/// Makes the bytes differ from those of last time.
+/// Makes the bytes differ from the last ones.
 fn freshen(bytes: &mut [u8]) {
     let fresh = fastrand::u64(..).to_le_bytes();
     bytes[..fresh.len()].copy_from_slice(&fresh);
 }
 
-/// Random offsets, aligned to the size of the change up to a page; the same for everyone.
+/// Random offsets, the same for every contender. They are aligned to the size of the change, up to a page.
 struct Offsets {
     random: Rng,
     align: u64,
@@ -165,7 +165,7 @@ impl Setting<'_> {
         let journal_bytes = journal_bytes(self.run, size);
         let store = self.open(FailureClass::Power, journal_bytes)?;
         let mut writer = Writer::new(store.open_file("data")?, size, self.file_bytes);
-        // The first commit after opening pays for the attribute; that is another benchmark's figure.
+        // The first commit after opening also sets the attribute, which another benchmark measures.
         for _ in 0..3 {
             writer.commit()?;
         }
@@ -210,7 +210,7 @@ impl Setting<'_> {
         Ok(row.against_target(Some(Target::AtMost(1.25)), waited, self.run.quick))
     }
 
-    /// Untorn without company: sustained rate, and what reaches the device. Returns the waits.
+    /// Measures Untorn alone: the sustained rate, and the bytes that reach the device. Returns the number of waits.
     fn alone(&self, store: &Store, writer: &mut Writer, commits: usize, extras: &mut Extras) -> Result<u64> {
         store.checkpoint()?;
         let device_before = self.place.device_bytes_written()?;

@@ -1,4 +1,4 @@
-//! Commits of a file and of a mapping on disks of which a flush takes longer: curves over that time.
+//! Commits of a file and of a mapping on slower and slower disks, as curves over the time of a flush.
 
 use crate::measuring::bench_run::Run;
 use crate::measuring::fs::Place;
@@ -16,7 +16,7 @@ use std::path::Path;
 use std::time::Duration;
 use untorn::{StoreOptions, Tracker};
 
-/// As disks have them: with a capacitor, without one, turning.
+/// The flush times of disks with a capacitor, of disks without one, and of hard disks.
 const FLUSHES_US: [u64; 4] = [100, 1000, 5000, 10_000];
 const IMAGE_BYTES: u64 = 1 << 30;
 const COMMIT_BYTES: usize = 1 << 10;
@@ -34,7 +34,7 @@ const NOTES: &[&str] = &[
      those of one. Checkpoints are in it.",
 ];
 
-/// The sections, which are of ext4 on disks of their own, wherever the others are.
+/// The sections. They are always measured on ext4, on disks of their own.
 pub fn run(run: &Run) -> Result<Vec<Section>> {
     let flushes = if run.quick { &FLUSHES_US[..1] } else { &FLUSHES_US };
     let mut rows: [Vec<Row>; 3] = Default::default();
@@ -44,7 +44,7 @@ pub fn run(run: &Run) -> Result<Vec<Section>> {
         run.progress.cell(format!("commits, flushes of {cell}"));
         let place = Place::on_slow_disk(&run.dir, IMAGE_BYTES, Duration::from_micros(*flush_us))?;
         let dir = place.directory("flush-times")?;
-        // As many seconds for each disk.
+        // The same number of seconds for each disk.
         let commits = if run.quick { 4 } else { (3_000_000 / (flush_us + 300) as usize).clamp(100, 1000) };
         let row = |measured: &[Measured], ratio, others| Row {
             cell: cell.clone(),
@@ -112,7 +112,7 @@ fn of_a_file(run: &Run, dir: &Path, commits: usize) -> Result<Vec<Measured>> {
     Ok(measured)
 }
 
-/// Untorn, the floor, `msync`.
+/// Measures Untorn, the floor and `msync`.
 fn of_a_mapping(run: &Run, dir: &Path, commits: usize) -> Result<Vec<Measured>> {
     let root = dir.join("mapping");
     std::fs::create_dir(&root)?;
@@ -136,7 +136,7 @@ fn of_a_mapping(run: &Run, dir: &Path, commits: usize) -> Result<Vec<Measured>> 
     Ok(measured)
 }
 
-/// The commits of several threads and those of one; how many times as many a second they are, round by round.
+/// Measures the commits of several threads and of one. Returns the ratio of commits per second for each round, too.
 fn of_threads(run: &Run, dir: &Path, commits: usize) -> Result<(Vec<Measured>, Vec<f64>, Extras)> {
     let root = dir.join("threads");
     std::fs::create_dir(&root)?;

@@ -1,4 +1,4 @@
-//! One small change in a new process, against write, fsync, rename, fsync in a new process.
+//! One small change in a new process, against write, fsync, rename and fsync in a new process.
 
 use crate::measuring::bench_run::Run;
 use crate::measuring::child::{Job, measure};
@@ -90,7 +90,7 @@ fn named(mut summary: Summary, name: &str) -> Summary {
     summary
 }
 
-/// Creates a file and its store, and removes both again, untimed.
+/// Creates a file and its store, and removes both without timing the removal.
 fn first_time(dir: &Path, number: u32, job: impl FnOnce(&Job) -> Result<Duration>) -> Result<Duration> {
     let home = dir.join(format!("first-{number}"));
     std::fs::create_dir(&home)?;

@@ -1,4 +1,4 @@
-//! Readers in other processes: what they cost the owner, what their reads cost, how soon they hear of a commit.
+//! Readers in other processes: their costs for the owner, the costs of reads, the delay until they see a commit.
 
 use crate::measuring::bench_run::Run;
 use crate::measuring::child::{Job, Running};
@@ -21,9 +21,9 @@ use untorn_terminal::standard_streams::write_output;
 
 const PAGE: usize = 4096;
 const FILE_BYTES: u64 = 64 << 20;
-/// Ranges that wait, and their length.
+/// The number of pending ranges, and their length.
 const PENDING: (u64, usize) = (10_000, 64);
-/// Reads of a busy reader from one snapshot.
+/// The reads of a busy reader from one snapshot.
 const READS: usize = 100;
 
 /// All sections of one place.
@@ -73,10 +73,10 @@ impl Setting<'_> {
         }
     }
 
-    /// Commits beside readers that read all the time, and beside readers that are stopped.
+    /// Commits beside busy readers, and beside readers that are stopped.
     fn owner(&self) -> Result<Section> {
         self.cell("commits beside them");
-        // Each with a processor of its own.
+        // Each reader has a processor of its own.
         let count = std::thread::available_parallelism()?.get().saturating_sub(1).clamp(1, 8);
         let journal_bytes = journal_bytes(self.run, PAGE);
         let store = StoreOptions::default().journal_bytes(journal_bytes).open(self.store())?;
@@ -157,7 +157,7 @@ impl Setting<'_> {
         ))
     }
 
-    /// Reads through a snapshot against `pread` of a plain file, nothing or much being pending.
+    /// Reads through a snapshot against `pread` of a plain file, with few or many pending ranges.
     fn reads(&self) -> Result<Section> {
         let mut rows = Vec::new();
         let store = StoreOptions::default().background(false).open(self.store())?;
@@ -211,7 +211,7 @@ impl Setting<'_> {
         ))
     }
 
-    /// Commits ranges of the file, and lets no checkpoint apply them.
+    /// Commits ranges of the file, so that no checkpoint applies them.
     fn leave_pending(&self, store: &Store, ranges: u64) -> Result<()> {
         let file = store.open_file("data")?;
         store.checkpoint()?;
@@ -222,7 +222,7 @@ impl Setting<'_> {
         Ok(())
     }
 
-    /// From the end of the call that commits to the moment when another process has heard of it.
+    /// The time from the end of a commit to the moment when another process sees the commit.
     fn followed(&self) -> Result<Section> {
         self.cell("following");
         let mut rows = Vec::new();
@@ -243,13 +243,13 @@ impl Setting<'_> {
                     child.borrow_mut().tell()?;
                 }
                 let at: u64 = child.borrow_mut().line()?.parse().context("a time")?;
-                // A nanosecond where it was heard of before the call returned.
+                // One nanosecond if the other process saw the commit before the call returned.
                 Ok(Duration::from_nanos(at.saturating_sub(acknowledged).max(1)))
             };
             let skip = || follow.borrow_mut().line().map(drop);
             let mut contenders = [
                 Contender::new("follow", 10, || heard(&follow, false)),
-                // Its commit is followed, too.
+                // The other process follows this commit, too.
                 Contender::new("told through a pipe", 10, || heard(&told, true).and_then(|time| skip().map(|()| time))),
             ];
             let plan = self.plan(COMMITS_MIN, 10, think);
@@ -279,7 +279,7 @@ impl Setting<'_> {
         ))
     }
 
-    /// Opening a store to read it.
+    /// The time of opening a store for reading.
     fn opening(&self) -> Result<Section> {
         let mut rows = Vec::new();
         let path = self.dir.join("empty");
@@ -322,13 +322,13 @@ impl Setting<'_> {
     }
 }
 
-/// The median of each round as a share of a length of time.
+/// The median of each round as a part of a duration.
 fn share_of(measured: &Measured, name: &str, time: Duration) -> Ratio {
     let medians = measured.round_medians_ns().into_iter();
     Ratio::of_rounds(name, medians.map(|ns| ns.max(1.0) / time.as_nanos() as f64).collect())
 }
 
-/// Nanoseconds of a clock that all processes share.
+/// Nanoseconds of a clock that is the same in all processes.
 fn monotonic() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
@@ -339,7 +339,7 @@ fn say(word: impl std::fmt::Display) -> Result<()> {
     Ok(())
 }
 
-/// Reads all the time, until its input ends; says how often it read.
+/// Reads all the time until its input ends, then prints the number of reads.
 pub fn read_on(store: &Path, file: &str) -> Result<()> {
     let reader = Store::open_read_only(store)?;
     let ended = std::thread::spawn(|| std::io::stdin().read(&mut [0]));
@@ -355,7 +355,7 @@ pub fn read_on(store: &Path, file: &str) -> Result<()> {
     say(reads)
 }
 
-/// Reads pages of a plain file all the time, until its input ends; says how often it read.
+/// Reads pages of a plain file all the time until its input ends, then prints the number of reads.
 pub fn read_plain(path: &Path) -> Result<()> {
     let (file, mut buf, mut reads) = (File::open(path)?, [0; PAGE], 0u64);
     let ended = std::thread::spawn(|| std::io::stdin().read(&mut [0]));
@@ -378,7 +378,7 @@ fn read_pages(snapshot: &Snapshot, file: &str, buf: &mut [u8], reads: &mut u64) 
     Ok(())
 }
 
-/// Says when it heard of each commit.
+/// Follows the commits of a store, and prints the time at which it sees each.
 pub fn follow(store: &Path) -> Result<()> {
     let follow = Store::open_read_only(store)?.follow()?;
     say("ready")?;
@@ -390,7 +390,7 @@ pub fn follow(store: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Says when it was told of each commit.
+/// Reads bytes from its input, and prints the time at which it gets each.
 pub fn be_told() -> Result<()> {
     say("ready")?;
     let mut byte = [0];

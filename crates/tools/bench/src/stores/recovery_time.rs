@@ -1,5 +1,7 @@
-//! Opening a store with a full journal of one-page records: the first read, against reading the journal once; and all
-//! of it applied, against writing as many pages of such a file in order.
+//! Opening a store with a full journal of one-page records.
+//!
+//! The first read is compared with reading the journal once. Applying everything is compared with writing as many pages
+//! of such a file in order.
 
 use crate::measuring::bench_run::Run;
 use crate::measuring::child::{Job, leave_full_journal};
@@ -26,7 +28,7 @@ pub fn run(run: &Run, place: &Place) -> Result<Section> {
     fill(&data, file_bytes)?;
     fill(&target, file_bytes)?;
 
-    // A checkpoint starts before the journal is full; twice the size lets the wanted part fill up.
+    // A checkpoint starts before the journal is full. With twice the size, the wanted part can fill up.
     let journal_bytes = 2 * wanted_bytes;
     let options = StoreOptions::default().journal_bytes(journal_bytes);
     let rounds = if run.quick { 1 } else { ROUNDS_MIN };

@@ -1,4 +1,4 @@
-//! Many files as one commit, against replacing each of them by write, flush and rename.
+//! Many files in one commit, against replacing each of them by write, flush and rename.
 
 use crate::measuring::bench_run::Run;
 use crate::measuring::fs::Place;
@@ -14,7 +14,7 @@ use untorn::{File, Store, StoreOptions};
 const COUNTS: [usize; 7] = [1, 4, 16, 64, 256, 1024, 10_000];
 const FILE_BYTES: usize = 4096;
 
-/// Of more files than this the peer replaces only so many, and its time is scaled.
+/// If there are more files, the peer replaces only so many, and its time is scaled.
 const SAMPLE: usize = 1000;
 
 /// The `syncv` section of one place.
@@ -57,7 +57,7 @@ fn cell(run: &Run, dir: &Path, count: usize) -> Result<Row> {
         }
     }
     rustix::fs::syncfs(std::fs::File::open(dir)?)?;
-    // Three commits and more fit, whatever a record adds to each file.
+    // Three commits or more fit, with the record's overhead for each file.
     let journal_bytes = (4 * (count * (FILE_BYTES + 512)) as u64).clamp(4 << 20, 192 << 20);
     let options = StoreOptions::default().journal_bytes(journal_bytes);
     let (store, mut files) = open(&options, &root, count)?;
@@ -117,7 +117,7 @@ fn close(store: Store, files: Vec<File>) -> Result<()> {
     Ok(store.close()?)
 }
 
-/// New content for every file, and one commit.
+/// Writes new contents to every file, and makes one commit.
 fn write_all(store: &Store, files: &[File]) -> Result<Duration> {
     let handles: Vec<&File> = files.iter().collect();
     timed(|| {
@@ -128,7 +128,7 @@ fn write_all(store: &Store, files: &[File]) -> Result<Duration> {
     })
 }
 
-/// A page that differs each time.
+/// A page with new contents each time.
 fn content() -> [u8; FILE_BYTES] {
     let mut content = [7; FILE_BYTES];
     content[..8].copy_from_slice(&fastrand::u64(..).to_le_bytes());

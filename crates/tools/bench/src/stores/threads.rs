@@ -1,5 +1,6 @@
-//! Threads that commit to their own files in one store, and threads that allocate in their own heaps and commit them with
-//! their own files, against one thread, and that against the floor.
+//! Threads that commit to their own files in one store, against one thread, and one thread against the floor.
+//!
+//! Other threads allocate in heaps of their own, and commit these with their files.
 
 use crate::measuring::bench_run::Run;
 use crate::measuring::fs::Place;
@@ -16,13 +17,13 @@ use std::time::{Duration, Instant};
 use untorn::heap::{Heap, HeapOptions};
 use untorn::{Store, StoreOptions};
 
-/// So many threads, each with a file.
+/// The numbers of threads, each with a file.
 const CROWDS: [usize; 4] = [1, 4, 16, 64];
-/// So many threads, each with a heap and a file.
+/// The numbers of threads, each with a heap and a file.
 const HEAPS: [usize; 2] = [1, 8];
 const COMMIT_BYTES: usize = 1 << 10;
 const FILE_BYTES: u64 = 16 << 20;
-/// Blocks that a thread has in its heap.
+/// The number of blocks of a thread in its heap.
 const BLOCKS: usize = 1000;
 const BLOCK_BYTES: usize = 256;
 
@@ -34,7 +35,7 @@ pub fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
     Ok(sections)
 }
 
-/// What a thread does again and again.
+/// The repeated work of a thread.
 pub trait Work: Send {
     fn commit(&mut self) -> Result<Duration>;
 }
@@ -45,7 +46,7 @@ impl Work for Writer {
     }
 }
 
-/// What crowds of different sizes did.
+/// The results of a number of threads.
 struct Crowd {
     threads: usize,
     measured: Measured,
@@ -66,7 +67,7 @@ impl Crowd {
         Ok(())
     }
 
-    /// How many times as many commits a second as those of one thread.
+    /// A row with the ratio of commits per second to those of one thread.
     fn row(&self, one: &Crowd, journal_bytes: u64) -> Row {
         let gain = self.rates.iter().zip(&one.rates).map(|(many, one)| many / one).collect();
         Row {
@@ -114,7 +115,7 @@ fn files(run: &Run, place: &Place, dir: &Path) -> Result<Section> {
             }
         }
         for crowd in &mut crowds {
-            // The larger the crowd, the fewer commits of each: as many in all, and enough for its tail.
+            // More threads make fewer commits each: about as many in all, and enough for the tail of the times.
             crowd.round(&store, &mut writers, (4 * commits / crowd.threads).clamp(commits.min(50), commits))?;
         }
     }
@@ -160,7 +161,7 @@ struct Keeper {
     blocks: Vec<NonNull<u8>>,
 }
 
-// SAFETY: the blocks are the heap's, which is good in any thread; only one thread has the keeper.
+// SAFETY: the blocks are the heap's, which can be used in any thread; only one thread has the keeper.
 unsafe impl Send for Keeper {}
 
 impl Keeper {
@@ -180,7 +181,7 @@ impl Keeper {
 }
 
 impl Work for Keeper {
-    /// One block for another, new contents in it, a change of the file, and one commit of both.
+    /// Replaces a block by a new one with new contents, changes the file, and commits both together.
     fn commit(&mut self) -> Result<Duration> {
         let n = fastrand::usize(..BLOCKS);
         timed(|| {
@@ -232,7 +233,7 @@ fn heaps(run: &Run, place: &Place, dir: &Path) -> Result<Section> {
     })
 }
 
-/// Lets every writer commit on a thread of its own; commits per second of them all.
+/// Lets every writer commit in a thread of its own. Returns the commits per second of all together.
 pub fn crowd<W: Work>(writers: &mut [W], commits: usize, measured: &mut Measured) -> Result<f64> {
     let start = Instant::now();
     let times: Vec<Result<Vec<_>>> = std::thread::scope(|scope| {

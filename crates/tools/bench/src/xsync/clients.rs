@@ -1,4 +1,4 @@
-//! Clients of a server, each with one question at a time.
+//! Clients of a server, each with one open question at a time.
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::event::epoll;
@@ -7,18 +7,19 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
 use std::time::{Duration, Instant};
 
-/// How long a server may take until it listens.
+/// The time limit for the start of a server.
 const START_TIME_MAX: Duration = Duration::from_secs(20);
-/// A question has this length, and an answer at least. Its second eight bytes are the length of the answer.
+/// The length of a question, and the least length of an answer. The second eight bytes of a question are the length of
+/// its answer.
 pub const MESSAGE_BYTES: usize = 32;
-/// Begins a question whose answer changes nothing.
+/// The first byte of a question that changes nothing.
 pub const READS: u8 = b'r';
-/// Begins a question that is logged before it is answered.
+/// The first byte of a question that is logged before it is answered.
 pub const WRITES: u8 = b'w';
-/// Ends the server.
+/// The first byte of a message that ends the server.
 pub const STOP: u8 = b's';
 
-/// What clients ask.
+/// The clients and their questions.
 #[derive(Clone, Copy)]
 pub struct Load {
     pub clients: usize,
@@ -32,7 +33,7 @@ struct Client {
     got: usize,
 }
 
-/// Connects as soon as somebody listens.
+/// Connects as soon as the server listens.
 pub fn connect(port: u16) -> Result<TcpStream> {
     let start = Instant::now();
     loop {
@@ -45,14 +46,14 @@ pub fn connect(port: u16) -> Result<TcpStream> {
     }
 }
 
-/// Tells a server to end.
+/// Sends a server the message to end.
 pub fn stop(port: u16) -> Result<()> {
     let mut message = [b'.'; MESSAGE_BYTES];
     message[0] = STOP;
     Ok(connect(port)?.write_all(&message)?)
 }
 
-/// So many clients ask for so long: how long each answer took.
+/// Lets clients ask for the given time. Returns the time of each answer.
 pub fn ask(port: u16, load: Load, time: Duration) -> Result<Vec<Duration>> {
     let Load { clients, kind, answer_bytes } = load;
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;

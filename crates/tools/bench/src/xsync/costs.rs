@@ -1,4 +1,4 @@
-//! What a session costs: commits, keys at a terminal, its start and end.
+//! The costs of a session: commits, keys at a terminal, start and end.
 
 use super::session::{Host, command, guest, wait};
 use crate::measuring::bench_run::Run;
@@ -52,7 +52,7 @@ pub fn rows(run: &Run, host: &Host) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// A row about something that has a limit.
+/// A row for a measurement with a limit.
 fn limited(run: &Run, cell: &str, contenders: &[&Measured], limit_us: Option<f64>) -> Row {
     let ratio = limit_us.map(|limit_us| {
         let shares = contenders[0].round_medians_ns().into_iter().map(|ns| ns / 1e3 / limit_us);
@@ -70,7 +70,7 @@ fn plain(job: &Job) -> Result<Command> {
     Ok(command)
 }
 
-/// Commits of a session's volume: clean ones, and ones after a small change.
+/// Commits of a session's volume: without changes, and after a small change.
 fn commits(host: &Host, rounds: usize, count: usize) -> Result<(Measured, Measured)> {
     let session = host.on_volume(true, None, guest(&Job::EchoKeys { log: None })?);
     let mut child = command(&session)?.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
@@ -86,7 +86,7 @@ fn commits(host: &Host, rounds: usize, count: usize) -> Result<(Measured, Measur
         for _ in 0..count {
             log.write_all(&[b'x'; 32])?;
             dirty.push(timed(|| root.sync_all())?);
-            // One is shorter than the clock can tell.
+            // A single clean commit is shorter than the clock can measure.
             const AT_ONCE: u32 = 100;
             let start = Instant::now();
             for _ in 0..AT_ONCE {
@@ -101,7 +101,7 @@ fn commits(host: &Host, rounds: usize, count: usize) -> Result<(Measured, Measur
     Ok((clean, dirty))
 }
 
-/// The first process of a session, by its number outside.
+/// The process id, outside of the session, of its first process.
 fn first_process(supervisor: &Child) -> Result<u32> {
     let tasks = std::fs::read_dir(format!("/proc/{}/task", supervisor.id()))?;
     for task in tasks.flatten() {
@@ -135,7 +135,7 @@ fn keys(name: &str, rounds: usize, count: usize, start: impl Fn() -> Result<Comm
             master.read_exact(&mut key)?;
             measured.push(start.elapsed());
             ensure!(key == sent, "another key came back");
-            // People type one after the other.
+            // A user types one key after another.
             std::thread::sleep(Duration::from_millis(2));
         }
         master.write_all(b"q")?;

@@ -1,4 +1,4 @@
-//! What runs in a session, or outside of one for comparison: a server, and a program at a terminal.
+//! The programs in a session, or outside of one for comparison: a server, and a program at a terminal.
 
 use super::clients::{MESSAGE_BYTES, STOP, WRITES};
 use anyhow::{Context, Result};
@@ -15,8 +15,10 @@ const PORT: u64 = u64::MAX;
 
 const ANSWER_BYTES_MAX: usize = 16 << 20;
 
-/// Answers questions until one says that it shall end. What is to be logged is written, and flushed if asked for,
-/// before it is answered: once for each question, as a simple server does it.
+/// Answers questions until one tells the server to end.
+///
+/// A question that is logged is written, and flushed if `flush` is set, before its answer: once for each question, as
+/// in a simple server.
 pub fn serve(port: u16, log: &Path, flush: bool) -> Result<()> {
     let mut log = OpenOptions::new().append(true).create(true).open(log).context("the server's log")?;
     let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).context("the server's port")?;
@@ -45,7 +47,7 @@ pub fn serve(port: u16, log: &Path, flush: bool) -> Result<()> {
                 continue;
             }
             let Some(client) = clients.get_mut(&number) else { continue };
-            // Questions are short: they come whole.
+            // Questions are short, so each arrives in one piece.
             match client.read(&mut question) {
                 Err(e) if e.kind() == ErrorKind::WouldBlock => continue,
                 Ok(MESSAGE_BYTES) => {}
@@ -72,7 +74,7 @@ pub fn serve(port: u16, log: &Path, flush: bool) -> Result<()> {
     }
 }
 
-/// Waits for a client that has no room.
+/// Writes all bytes. Waits if the client's socket has no room.
 fn write_all(client: &mut TcpStream, mut bytes: &[u8]) -> std::io::Result<()> {
     while !bytes.is_empty() {
         match client.write(bytes) {
@@ -86,7 +88,7 @@ fn write_all(client: &mut TcpStream, mut bytes: &[u8]) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Answers each key with the same letter, after it has written it to the log, if there is one. `q` ends it.
+/// Answers each key with the same letter, after writing it to the log if there is one. The key `q` ends it.
 pub fn echo_keys(log: Option<&Path>) -> Result<()> {
     let mut log = log.map(|path| OpenOptions::new().append(true).create(true).open(path)).transpose()?;
     let (mut input, mut output) = (std::io::stdin().lock(), std::io::stdout());

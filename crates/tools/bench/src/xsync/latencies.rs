@@ -1,4 +1,4 @@
-//! What sessions are worth on disks of which a flush takes longer.
+//! The gain of sessions on disks with slower flushes.
 
 use super::clients::{Load, MESSAGE_BYTES, WRITES};
 use super::postgres::Cluster;
@@ -17,7 +17,7 @@ const NOTES: &[&str] = &[
     "Otherwise as the sections of the same names without `over the flush`; PostgreSQL once.",
 ];
 
-/// Commits of SQLite: many would take minutes where each takes 20 ms.
+/// The commits of SQLite. More would take minutes on a disk on which each takes 20 ms.
 const COMMITS: u64 = 100;
 
 pub fn sections(run: &Run) -> Result<Vec<Section>> {

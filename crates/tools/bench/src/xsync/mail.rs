@@ -18,7 +18,7 @@ pub const NOTES: &[&str] = &[
     "Everything that is dirty is written out before each run.",
 ];
 
-/// Files of the smallest run, the one with a mount that is synchronous.
+/// The files of the smallest run, which also has the synchronous mount as a peer.
 const FEW: u64 = 500;
 
 pub fn rows(run: &Run, host: &Host, dir: &Path) -> Result<Vec<Row>> {
@@ -36,7 +36,7 @@ pub fn rows(run: &Run, host: &Host, dir: &Path) -> Result<Vec<Row>> {
             [NAMES[0], NAMES[1], "asynchronous, nothing at the end", "in a session with --exact", "mounted sync"];
         let names = if files <= FEW { &names[..] } else { &names[..4] };
         let times = in_turns(run, names, |who| {
-            // Nobody is to pay for another one's changes.
+            // Syncs, so that no contender pays for the changes of another one.
             rustix::fs::sync();
             match who {
                 0 => timed(|| finished(&mut command(&session)?)),

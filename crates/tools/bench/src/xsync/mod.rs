@@ -1,4 +1,4 @@
-//! Sessions of `untorn xsync`: what they cost, and what programs in them gain.
+//! Sessions of `untorn xsync`: their costs, and the gains of programs in them.
 
 pub mod clients;
 mod costs;

@@ -18,13 +18,13 @@ pub const NOTES: &[&str] = &[
      second divided by the transactions in it, as pgbench gives them.",
 ];
 
-/// The directory of the newest PostgreSQL's programs, as Debian installs them.
+/// The directory of the newest PostgreSQL's programs, in Debian's layout.
 fn programs() -> Option<PathBuf> {
     let versions = fs::read_dir("/usr/lib/postgresql").ok()?.flatten().map(|version| version.path().join("bin"));
     versions.filter(|bin| ["initdb", "pg_ctl", "pgbench"].iter().all(|program| bin.join(program).exists())).max()
 }
 
-/// Over the number of clients.
+/// Rows over the number of clients.
 pub fn rows(run: &Run, host: &Host, dir: &Path) -> Result<Vec<Row>> {
     let Some(cluster) = Cluster::set_up(run, host, dir)? else { return Ok(Vec::new()) };
     let counts = if run.quick { vec![2] } else { vec![1, 4, 16] };
@@ -40,14 +40,14 @@ pub struct Cluster<'a> {
 }
 
 impl Cluster<'_> {
-    /// Says so if there is no PostgreSQL.
+    /// Sets up the servers. None, with a message, if there is no PostgreSQL.
     pub fn set_up<'a>(run: &Run, host: &'a Host, dir: &Path) -> Result<Option<Cluster<'a>>> {
         let Some(bin) = programs() else {
             run.progress.print("PostgreSQL is not measured: install the package postgresql.");
             return Ok(None);
         };
         run.progress.cell("xsync: PostgreSQL");
-        // Its server refuses to run as root: another user is to come here.
+        // The server refuses to run as root, so its user must be able to enter these directories.
         for above in dir.ancestors().take(2) {
             fs::set_permissions(above, Permissions::from_mode(0o755))?;
         }
@@ -70,7 +70,7 @@ impl Cluster<'_> {
         Ok(Some(cluster))
     }
 
-    /// The time of a transaction with so many clients.
+    /// A row with the time of a transaction with so many clients.
     pub fn row(&self, run: &Run, clients: usize, rounds: usize, cell: String) -> Result<Row> {
         run.progress.cell(format!("xsync: PostgreSQL, {clients} clients"));
         let (rounds, seconds) = if run.quick { (1, 1) } else { (rounds, 5) };
@@ -118,7 +118,7 @@ impl Cluster<'_> {
 
 const AS_POSTGRES: &str = "setpriv --reuid=postgres --regid=postgres --init-groups --reset-env";
 
-/// A script of the shell, in a session or outside of one.
+/// A shell script, in a session or outside of one.
 fn shell(host: &Host, who: usize, script: &str) -> Result<Command> {
     let words = ["sh", "-e", "-c", &format!("cd /; {script}")].map(str::to_owned);
     let mut shell = match who {

@@ -1,4 +1,4 @@
-//! Small files made, read, appended to and removed, as PostMark has it: mail and news of many people.
+//! The workload of PostMark: small files are made, read, appended to and removed, as for mail and news of many people.
 
 use anyhow::{Context, Result};
 use fastrand::Rng;
@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 
 const BYTES_MIN: usize = 500;
 const BYTES_MAX: usize = 9_800;
-/// PostMark's own spread of files over directories.
+/// PostMark's own distribution of files over directories.
 const DIRECTORIES: u64 = 10;
 
-/// Makes so many files, does so many transactions, and removes what is left. A transaction reads a file or appends to
-/// one, and makes one or removes one.
+/// Makes `files` files, runs the transactions, and removes the files that are left. A transaction reads a file or
+/// appends to one, and makes one or removes one.
 pub fn run(dir: &Path, files: u64, transactions: u64) -> Result<()> {
     let mut random = Rng::with_seed(42);
     let text = vec![b'm'; BYTES_MAX];

@@ -1,4 +1,4 @@
-//! Programs that somebody waits for: a database, a build.
+//! Programs whose users wait for them: a database, a build.
 
 use super::runs::{NAMES, finished, in_turns, row, syncfs};
 use super::session::{Host, command, wait};
@@ -34,7 +34,7 @@ fn is_here(program: &str) -> bool {
     command.status().is_ok_and(|status| status.success())
 }
 
-/// SQLite with so many commits.
+/// SQLite with `commits` commits.
 pub fn database(run: &Run, host: &Host, dir: &Path, commits: u64) -> Result<Option<Row>> {
     if !is_here("sqlite3") {
         run.progress.print("SQLite is not measured: install the package sqlite3.");
@@ -134,7 +134,7 @@ fn copy_tree(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A tree of C files that take a while to compile.
+/// Writes a tree of C files that take a while to compile.
 fn write_source(dir: &Path, files: usize) -> Result<()> {
     fs::create_dir_all(dir).context("the source tree")?;
     for n in 0..files {

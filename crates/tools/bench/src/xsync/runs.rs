@@ -1,4 +1,4 @@
-//! Whole runs of programs, in sessions and outside of these, and the sections that tell of them.
+//! Complete runs of programs, in sessions and outside of them, and their sections.
 
 use super::session::{guest, wait};
 use crate::measuring::bench_run::Run;
@@ -12,7 +12,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// Of rows whose times are those of whole programs.
+/// The load of rows whose times are of complete programs.
 pub const WHOLE_RUNS: &str = "whole runs";
 
 pub const NAMES: [&str; 2] = ["in a session", "asynchronous, syncfs at the end"];
@@ -32,7 +32,7 @@ pub fn syncfs(dir: &Path) -> Result<()> {
     Ok(rustix::fs::syncfs(File::open(dir)?)?)
 }
 
-/// A row of whole runs: the times of a session first.
+/// A row of complete runs, with the times of a session first.
 pub fn row(run: &Run, cell: String, times: &[Measured], against: (usize, Target), others: &[(usize, Target)]) -> Row {
     let ratio = |who: usize, target: &Target| match target {
         Target::AtMost(_) => Ratio::cost(&times[0], &[&times[who]]),
@@ -51,7 +51,7 @@ pub fn row(run: &Run, cell: String, times: &[Measured], against: (usize, Target)
     row.against_target(Some(against.1), Waited::Allowed, run.quick)
 }
 
-/// One run of each in turn, so many times.
+/// Runs each contender once in turn, several times.
 pub fn in_turns(run: &Run, names: &[&str], mut once: impl FnMut(usize) -> Result<Duration>) -> Result<Vec<Measured>> {
     let mut times: Vec<_> = names.iter().map(|name| Measured::new(*name)).collect();
     for _ in 0..if run.quick { 1 } else { 5 } {
@@ -63,7 +63,7 @@ pub fn in_turns(run: &Run, names: &[&str], mut once: impl FnMut(usize) -> Result
     Ok(times)
 }
 
-/// A section of one place.
+/// Makes a section of one place.
 pub fn section(place: &Place, title: &str, chart: Chart, rows: Vec<Row>, notes: &[&str]) -> Section {
     let whole_runs = rows.iter().any(|row| row.load == WHOLE_RUNS);
 

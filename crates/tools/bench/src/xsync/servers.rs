@@ -1,4 +1,4 @@
-//! A server that logs what it is asked before it answers, and its clients outside.
+//! A server that logs each question before it answers it, and its clients outside.
 
 use super::clients::{self, Load, MESSAGE_BYTES, READS, WRITES};
 use super::session::{Host, command, guest, wait};
@@ -21,7 +21,7 @@ pub const NOTES: &[&str] = &[
 
 const NAMES: [&str; 3] = ["in a session", "durable, without a session", "in a session without gate"];
 
-/// Clients that each have their question logged.
+/// Rows over the number of clients, whose questions are logged.
 pub fn over_clients(run: &Run, host: &Host, dir: &Path) -> Result<Vec<Row>> {
     let counts: &[usize] = if run.quick { &[1] } else { &[1, 5, 20, 50, 200, 500] };
     let mut rows: Vec<Row> = Vec::new();
@@ -62,7 +62,7 @@ pub fn over_clients(run: &Run, host: &Host, dir: &Path) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// One client whose question is logged, and whose answer is long.
+/// Rows over the length of the answer, for one client whose questions are logged.
 pub fn over_sizes(run: &Run, host: &Host, dir: &Path) -> Result<Vec<Row>> {
     let sizes: &[usize] = if run.quick { &[4] } else { &[1, 4, 16, 64, 256, 1024] };
     let row = |kib: &usize| {
@@ -72,7 +72,7 @@ pub fn over_sizes(run: &Run, host: &Host, dir: &Path) -> Result<Vec<Row>> {
     sizes.iter().map(row).collect()
 }
 
-/// Clients whose questions are logged, without a target.
+/// A row with clients whose questions are logged, without a target.
 pub fn logged(run: &Run, host: &Host, dir: &Path, load: Load, cell: String) -> Result<Row> {
     let Answers { times, rates } = answers(run, host, dir, load)?;
     let mut extras = Extras::default();
@@ -90,7 +90,7 @@ pub fn logged(run: &Run, host: &Host, dir: &Path, load: Load, cell: String) -> R
     })
 }
 
-/// Clients whose questions change nothing.
+/// A row with clients whose questions change nothing.
 pub fn unchanged(run: &Run, host: &Host, dir: &Path) -> Result<Vec<Row>> {
     let clients = if run.quick { 20 } else { 50 };
     run.progress.cell(format!("xsync: a server, {clients} clients, nothing changed"));
@@ -110,7 +110,7 @@ pub fn unchanged(run: &Run, host: &Host, dir: &Path) -> Result<Vec<Row>> {
     Ok(vec![row.against_target(Some(Target::AtLeast(0.9)), Waited::Allowed, run.quick)])
 }
 
-/// Of each contender: how long answers took, and in each round how many there were in a second.
+/// The times of answers of each contender, and its answers per second in each round.
 struct Answers {
     times: [Measured; 3],
     rates: [Vec<f64>; 3],
@@ -134,13 +134,13 @@ fn answers(run: &Run, host: &Host, dir: &Path, load: Load) -> Result<Answers> {
     Ok(Answers { times, rates })
 }
 
-/// How many times as many answers a session gives as another contender.
+/// The answers per second of a session divided by those of another contender.
 fn faster(rates: &[Vec<f64>; 3], who: usize) -> Ratio {
     let pairs = rates[0].iter().zip(&rates[who]).map(|(ours, theirs)| ours / theirs);
     Ratio::of_rounds(NAMES[who], pairs.collect())
 }
 
-/// Starts the server as the contender of this number has it.
+/// Starts the server of a contender.
 fn start(who: usize, host: &Host, dir: &Path) -> Result<(Child, u16)> {
     let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
     let mut started = match who {

@@ -1,4 +1,4 @@
-//! Sessions, started in a process of their own.
+//! Starts sessions in a process of their own.
 
 use crate::measuring::child::{JOB_VARIABLE, Job, SessionJob};
 use anyhow::{Context, Result, bail, ensure};
@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use untorn_xsync::cares::Cares;
 use untorn_xsync::commands::run_session::Wanted;
 
-/// Runs the session of a job in this process, which has one thread; the exit code is the program's.
+/// Runs the session of a job in this process, which must have one thread. Fails unless the program's exit code is 0.
 pub fn run(job: SessionJob) -> Result<()> {
     let SessionJob { gate, exact, volume, place, listen, program } = job;
     let cares = if gate { Cares::ALL } else { Cares::without("gate").expect("the name of a care") };
@@ -21,13 +21,13 @@ pub fn run(job: SessionJob) -> Result<()> {
     Ok(())
 }
 
-/// How a guest is started: this program, with a job.
+/// The command of a guest: this program, with a job in its environment.
 pub fn guest(job: &Job) -> Result<Vec<String>> {
     let program = std::env::current_exe()?.to_str().context("the path of this program")?.to_owned();
     Ok(vec!["env".to_owned(), format!("{JOB_VARIABLE}={}", serde_json::to_string(job)?), program])
 }
 
-/// Where sessions have their volumes.
+/// The directory of the sessions' volumes.
 pub struct Host {
     dir: PathBuf,
 }
@@ -37,7 +37,7 @@ impl Host {
         Host { dir: dir.to_owned() }
     }
 
-    /// A session on a volume that is kept, so that it is made once.
+    /// A session on a volume that is kept, so that it is made only once.
     pub fn on_volume(&self, gate: bool, listen: Option<u16>, program: Vec<String>) -> SessionJob {
         let volume = Some(self.dir.join("volume.img"));
         SessionJob { gate, exact: false, volume, place: self.dir.clone(), listen, program }
@@ -49,7 +49,7 @@ impl Host {
     }
 }
 
-/// The command of a session; its working directory is where this program is, so that a guest sees it.
+/// The command of a session. Its working directory is that of this program, so that a guest can see the program.
 pub fn command(job: &SessionJob) -> Result<Command> {
     let program = std::env::current_exe()?;
     let mut command = Command::new(&program);
@@ -58,7 +58,7 @@ pub fn command(job: &SessionJob) -> Result<Command> {
     Ok(command)
 }
 
-/// Waits for its end, and wants it to be a good one.
+/// Waits for the process to end, and fails unless it succeeded.
 pub fn wait(mut child: Child) -> Result<()> {
     let status = child.wait()?;
     if !status.success() {

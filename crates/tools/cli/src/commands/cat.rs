@@ -11,14 +11,14 @@ use untorn_terminal::{Failure, Output, write};
 /// A file up to this size is read before anything is printed, so that a checkpoint of its owner never shows.
 const WHOLE_BYTES_MAX: u64 = 64 << 20;
 
-/// Bytes that are read at once of a larger one.
+/// Bytes of a larger file that are read at once.
 const PIECE_BYTES: usize = 1 << 20;
 
 /// Print a file of a store as of its last durable commit, while a program may have the store open.
 ///
-/// Changes nothing, and needs no right to write. While a file of more than 64 MiB is printed, a checkpoint waits, as for any
-/// reader that holds a commit (`StoreOptions::leases`). `cat` of the system shows what the last checkpoint left,
-/// or a mixture while one runs.
+/// Changes nothing, and needs no right to write. While a file of more than 64 MiB is printed, a checkpoint waits, as
+/// for any reader that holds a commit (`StoreOptions::leases`). `cat` of the system shows what the last checkpoint
+/// left, or a mixture while one runs.
 #[derive(Args)]
 pub struct Cat {
     /// A file in a store, or a file with its own store.
@@ -44,9 +44,9 @@ impl Cat {
         Ok(Output::default())
     }
 
-    /// Prints a large file piece by piece, all of one snapshot.
+    /// Prints a large file in pieces, all of them from one snapshot.
     fn pieces(&self, reader: &Reader, name: &Path) -> Result<(), Failure> {
-        // Held, where that can be had, so that no checkpoint overtakes it.
+        // A snapshot with a lease, where possible, so that no checkpoint makes it expire.
         let file = reader.held_snapshot().or_else(|_| reader.snapshot())?.open(name)?;
         let (mut piece, mut at) = (vec![0; PIECE_BYTES], 0);
         loop {
@@ -67,7 +67,7 @@ impl Cat {
     }
 }
 
-/// Everything in a file, unless it is large.
+/// The contents of a file. None if it is large.
 fn whole(snapshot: &Snapshot, name: &Path) -> untorn::Result<Option<Vec<u8>>> {
     let file = snapshot.open(name)?;
     let len = file.len()?;

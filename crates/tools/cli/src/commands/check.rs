@@ -15,19 +15,19 @@ use untorn_terminal::{Failure, Output};
 
 /// Verify every checksum and invariant of a store, or of a heap, without changing a byte.
 ///
-/// Exit code: 0 sound; 1 something is to be done: there are problems, or the owner did not close the store, which is sound
-/// then if recovery will bring back its last commit; 2 could not look.
+/// Exit code: 0 sound; 1 something is to be done: there are problems, or the owner did not close the store, which is
+/// sound then if recovery will bring back its last commit; 2 could not look.
 ///
-/// Of a mount, or of its store, also verifies that names, inodes, links and contents fit together, as of the last commit;
-/// programs on the mount go on. That is the program untorn-mount's.
+/// Of a mount, or of its store, also verifies that names, inodes, links and contents fit together, as of the last
+/// commit; programs on the mount go on. That is the program untorn-mount's.
 ///
 /// `untorn check heap PATH` looks into a heap instead, as recovery would leave it: at every chunk, block and root,
 /// and for leaks, which are allocations that no root reaches. Leaks are no problem in the sense of the exit code. A
 /// heap that a program has open is busy: it changes, and nothing is said of it.
 ///
-/// Of a live heap that is the last cut. What its process left in memory is looked at, too, as the next opening would make it,
-/// in a copy: whether that goes on from it, what is undone then, and what is wrong there, or why the heap goes back to the
-/// last cut.
+/// Of a live heap that is the last cut. What its process left in memory is looked at, too, as the next opening would
+/// make it, in a copy: whether that goes on from it, what is undone then, and what is wrong there, or why the heap goes
+/// back to the last cut.
 #[derive(Args)]
 #[command(override_usage = "untorn check [OPTIONS] [heap] <PATH>")]
 pub struct Check {
@@ -83,7 +83,7 @@ fn check_heap(path: &Path, gc: bool, pointers: bool, json: bool) -> Result<Outpu
     let show = |done, all| progress.show(done, all);
     let collected = match gc {
         true => match offline::collect_heap(path, &show) {
-            // The look without a change tells all that is wrong.
+            // The check without changes reports all problems.
             Err(untorn::Error::Corrupt { .. }) => None,
             done => Some(done),
         },
@@ -98,7 +98,7 @@ fn check_heap(path: &Path, gc: bool, pointers: bool, json: bool) -> Result<Outpu
         }
         Err(e) => return Err(Failure::from(e).code(COULD_NOT_LOOK)),
     };
-    // Of a heap in a store of several files, `status` of that store names it.
+    // If the heap is in a store of several files, `status` of that store names its live memory.
     let live = offline::inspect(path).map(|store| store.live_memory).unwrap_or_default();
     let output = if json {
         let mut value = heap::json(&found)?;
@@ -117,7 +117,7 @@ fn check_heap(path: &Path, gc: bool, pointers: bool, json: bool) -> Result<Outpu
     }))
 }
 
-/// What a process that has ended left in memory, and what becomes of it.
+/// A text about the memory that an ended process left, and its use by the next opening.
 fn live_text(found: &HeapReport, live: &[LiveMemoryFound]) -> String {
     let Some(outlook) = &found.live else {
         let of_nobody = |one: &LiveMemoryFound| {

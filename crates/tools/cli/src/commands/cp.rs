@@ -15,7 +15,7 @@ use untorn::{Error, Reader, Store};
 use untorn_terminal::table::{bytes, count};
 use untorn_terminal::{Failure, Output, signals};
 
-/// A copy that checkpoints overtake is begun anew so often.
+/// The limit for new attempts, when checkpoints make the snapshot of a copy expire.
 const ATTEMPTS_MAX: usize = 20;
 
 /// An attribute of more bytes is left out.
@@ -24,11 +24,11 @@ const ATTRIBUTE_BYTES_MAX: usize = 64 << 10;
 /// Copy a store as of its last durable commit, as plain files, while a program may have it open.
 ///
 /// The copy is of one commit, flushed, and has no journal and no attributes: opened as a store it is a new one. It
-/// appears under its name when it is whole. Blocks are shared with the store's where the file system can do that. Names,
-/// contents and permission bits are copied, setuid and setgid only of files whose copy has the same owner and
-/// group (with `--attributes`, as root, or the user's own); links, pipes and devices are no store's, and are left out. The copy holds its
-/// commit: the owner waits with checkpoints, ten seconds at most unless it says otherwise. If one overtakes the copy all
-/// the same, it is begun anew, some 20 times, and the owner waits no more.
+/// appears under its name when it is whole. Blocks are shared with the store's where the file system can do that.
+/// Names, contents and permission bits are copied, setuid and setgid only of files whose copy has the same owner and
+/// group (with `--attributes`, as root, or the user's own); links, pipes and devices are no store's, and are left out.
+/// The copy holds its commit: the owner waits with checkpoints, ten seconds at most unless it says otherwise. If one
+/// overtakes the copy all the same, it is begun anew, some 20 times, and the owner waits no more.
 #[derive(Args)]
 pub struct Cp {
     /// A store's directory, or a file with its own store.
@@ -37,23 +37,23 @@ pub struct Cp {
     /// The copy, which must not exist.
     #[arg(value_hint = ValueHint::AnyPath)]
     dest: PathBuf,
-    /// Copy times, owner, group, access lists and other extended attributes of files, too: as they are now, as no commit
-    /// has them. What this user may not set is left out.
+    /// Copy times, owner, group, access lists and other extended attributes of files, too: as they are now, as no
+    /// commit has them. What this user may not set is left out.
     #[arg(long, short)]
     attributes: bool,
 }
 
-/// What was copied.
+/// The counts of a copy.
 #[derive(Default)]
 struct Copied {
     files: u64,
     bytes: u64,
     left_out: u64,
-    /// With attributes.
+    /// Attributes are copied, too.
     attributes: bool,
 }
 
-/// Why a copy ended early.
+/// The reason why a copy ended early.
 enum Stop {
     Store(Error),
     Other(Failure),
@@ -97,7 +97,7 @@ impl Cp {
                 .map_err(|e| Failure::io("flush the directory of", &self.dest, e))?;
             Ok(copied)
         });
-        // Nothing is left of it where it became the copy.
+        // If the rename has moved the directory away, this removes nothing.
         let _ = std::fs::remove_dir_all(&made);
         let (copied, lsn) = named?;
         let left_out = match copied.left_out {
@@ -130,7 +130,7 @@ impl Cp {
     }
 }
 
-/// A copy inside of the store would be copied, too.
+/// Refuses a copy inside of the store, because it would be copied, too.
 fn refuse_inside(reader: &Reader, parent: &Path) -> Result<(), Failure> {
     let whole = |path: &Path| path.canonicalize().map_err(|e| Failure::io("look at", path, e));
     let (store, parent) = (whole(reader.path())?, whole(parent)?);
@@ -140,8 +140,10 @@ fn refuse_inside(reader: &Reader, parent: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Copies everything of one snapshot, and flushes it. A snapshot is held if that is wanted; if it was, the next one is not:
-/// what was held for as long as the owner waits would be overtaken again, and hold the owner up again.
+/// Copies everything from one snapshot, and flushes it.
+///
+/// If `hold` is set, the snapshot has a lease, and `hold` is cleared. A second lease would expire in the same way, and
+/// hold the owner up again.
 fn copy(
     reader: &Reader,
     made: &Path,
@@ -158,7 +160,7 @@ fn copy(
             *hold = false;
             held
         }
-        // It may have to begin anew without.
+        // Goes on without a lease. The copy may have to start again then.
         Ok(None) | Err(Error::SnapshotExpired { .. } | Error::Unsupported { .. }) => reader.snapshot()?,
         Err(e) => return Err(e.into()),
     };
@@ -193,17 +195,18 @@ fn copy_directory(
             Err(e) => return Err(e.into()),
         }
     }
-    // Last: it may take the right to make entries away. The copy belongs to whoever copies.
+    // The mode comes last, because it may forbid new entries. The copy belongs to the user that copies, so setuid and
+    // setgid are left out.
     let mode = Permissions::from_mode(snapshot.metadata(dir)?.mode & !SET_ID);
     at_dest(std::fs::set_permissions(to, mode), "set the mode of", to)
 }
 
-/// What a link, a pipe or a device says, which are nothing that a store manages.
+/// Whether an error says that a name is a link, a pipe or a device, which a store does not manage.
 pub fn is_unmanaged(e: &Error) -> bool {
     matches!(e, Error::Invalid { .. }) || e.os_error().map(Errno::from_raw_os_error) == Some(Errno::LOOP)
 }
 
-/// The bits of a mode that give whoever runs a file the rights of its owner or group.
+/// The bits of a mode by which a program runs with the rights of the file's owner or group.
 const SET_ID: u32 = 0o6000;
 
 fn copy_file(from: &SnapshotFile, to: &Path, progress: &Progress, copied: &mut Copied) -> Result<(), Stop> {
@@ -212,13 +215,13 @@ fn copy_file(from: &SnapshotFile, to: &Path, progress: &Progress, copied: &mut C
     let len = from.len()?;
     let len = from.copy_to(&file, &mut |done| progress.show(before + done, before + len))?;
     let source = from.data_file()?;
-    // Before the mode: a change of the owner may take bits of it away.
+    // The attributes come before the mode, because a change of the owner may clear bits of the mode.
     if copied.attributes
         && let Some(source) = &source
     {
         copy_attributes(source, &file);
     }
-    // Contents of one user must not get the rights of another.
+    // A program must not get the rights of another user by a copy.
     let owner = |file: &File| file.metadata().map(|meta| (meta.uid(), meta.gid())).ok();
     let is_same = source.is_some_and(|source| owner(&source) == owner(&file));
     let mode = if is_same { from.mode()? } else { from.mode()? & !SET_ID };
@@ -228,10 +231,10 @@ fn copy_file(from: &SnapshotFile, to: &Path, progress: &Progress, copied: &mut C
     Ok(())
 }
 
-/// Copies what this user may set. Untorn's own attribute would say that the copy is in a store.
+/// Copies the attributes that this user may set, without Untorn's own, which would say that the copy is in a store.
 fn copy_attributes(from: &File, to: &File) {
     let Ok(meta) = from.metadata() else { return };
-    // Each of the two may be allowed without the other.
+    // A user may be allowed to change the owner, the group, or both.
     let _ = fchown(to, Some(meta.uid()), None);
     let _ = fchown(to, None, Some(meta.gid()));
     let mut names = vec![0; ATTRIBUTE_BYTES_MAX];

@@ -15,8 +15,8 @@ use untorn_terminal::{Failure, Output};
 /// Data files keep their contents; the journal and the marks on the files go. Programs that open the
 /// files through Untorn make a new store.
 ///
-/// The store of a mount, which is not mounted, becomes a plain directory with the files that the mount showed, whole or not
-/// at all (the program untorn-mount).
+/// The store of a mount, which is not mounted, becomes a plain directory with the files that the mount showed, whole or
+/// not at all (the program untorn-mount).
 #[derive(Args)]
 pub struct Eject {
     /// A store's directory, or a file with its own store.
@@ -25,8 +25,8 @@ pub struct Eject {
     /// Don't ask.
     #[arg(short, long)]
     yes: bool,
-    /// Of the store of a mount: lose what has this name (from the store's root on), and all below it; can be given several
-    /// times.
+    /// Of the store of a mount: lose what has this name (from the store's root on), and all below it; can be given
+    /// several times.
     #[arg(long, value_name = "NAME")]
     skip: Vec<PathBuf>,
 }

@@ -16,15 +16,15 @@ use untorn::offline::{self, Inspection, RecoverOptions};
 use untorn_terminal::table::count;
 use untorn_terminal::{Failure, Output, shown, tell};
 
-/// Some store needs recovery, or has a problem.
+/// A store needs recovery, or has a problem.
 const UNCLEAN: u8 = 1;
-/// Some store or directory could not be looked at.
+/// A store or directory could not be examined.
 const COULD_NOT_LOOK: u8 = 2;
 
-/// File systems of the kernel, in which nobody keeps data.
+/// File systems of the kernel, which hold no data.
 const SKIPPED: [&str; 3] = ["/proc", "/sys", "/dev"];
 
-/// A long search says so from then on, as often.
+/// A search that takes longer prints its progress, at this interval.
 const TELL_AFTER: Duration = Duration::from_secs(2);
 
 /// Find the stores below some directories that their owner did not close, and that nobody has open.
@@ -84,14 +84,14 @@ struct Found {
     path: PathBuf,
     condition: Condition,
     files_pending: usize,
-    /// What is wrong.
+    /// A description of the problem.
     detail: Option<String>,
 }
 
 #[derive(Default, Serialize)]
 struct Search {
     stores: Vec<Found>,
-    /// Directories that could not be read, and why.
+    /// Directories that could not be read, with the error.
     unread: BTreeMap<String, String>,
     #[serde(skip)]
     directories: u64,
@@ -208,7 +208,7 @@ fn problem(found: &Inspection) -> Option<String> {
     found.problems.first().cloned()
 }
 
-/// Recovers a store, as its owner: nobody else may.
+/// Recovers a store as its owner, because nobody else may.
 fn recover(found: &mut Found) {
     let done = match other_owner(&found.path) {
         Some((user, group)) => recover_as(&found.path, user, group),
@@ -226,7 +226,7 @@ fn recover(found: &mut Found) {
     };
 }
 
-/// The owner of a store, if that is somebody else and this process may act as anybody.
+/// The owner of a store, if that is another user and this process may act as any user.
 fn other_owner(path: &Path) -> Option<(u32, u32)> {
     let mut beside = path.as_os_str().to_owned();
     beside.push(".untorn");
@@ -269,7 +269,7 @@ fn text(search: &Search) -> String {
     text + &format!("{}{counts}\n", count(search.stores.len() as u64, "store", "stores"))
 }
 
-/// Figures in the text format of Prometheus.
+/// The figures in the text format of Prometheus.
 fn metrics(search: &Search, now: u64) -> String {
     let mut text = String::from("# HELP untorn_stores Stores of Untorn, by condition.\n# TYPE untorn_stores gauge\n");
     for (condition, name) in CONDITIONS {
@@ -291,7 +291,7 @@ fn metrics(search: &Search, now: u64) -> String {
     text + &format!("untorn_find_unclean_time_seconds {now}\n")
 }
 
-/// The collector reads the file at any moment: it is replaced whole.
+/// Replaces the file by a rename, because the collector may read it at any time.
 fn write_metrics(path: &Path, search: &Search) -> std::io::Result<()> {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let mut unfinished = path.as_os_str().to_owned();

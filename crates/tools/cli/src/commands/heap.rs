@@ -1,4 +1,4 @@
-//! What `untorn check heap` and `untorn dump heap` say.
+//! The output of `untorn check heap` and `untorn dump heap`.
 
 use crate::json;
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ pub struct Target {
 }
 
 impl Target {
-    /// The path, and whether the heap in it is meant. A path `heap` alone is a store's.
+    /// The path, and whether the heap in it is meant. A path `heap` alone is that of a store.
     pub fn path(self) -> Result<(PathBuf, bool), Failure> {
         match <[PathBuf; 2]>::try_from(self.words) {
             Ok([word, path]) if word.as_os_str() == "heap" => Ok((path, true)),
@@ -25,20 +25,20 @@ impl Target {
     }
 }
 
-/// Characters of the map in a line: the chunks of a segment.
+/// The characters in a line of the map: the chunks of a segment.
 const MAP_COLUMNS: usize = 64;
-/// Lines of the map; of a longer heap each character stands for several chunks.
+/// The lines of the map. If the heap is longer, each character stands for several chunks.
 const MAP_LINES: usize = 64;
 const CHUNK_BYTES: u64 = 64 << 10;
 
-/// For programs.
+/// The report for programs, as JSON.
 pub fn json(found: &HeapReport) -> Result<serde_json::Value, Failure> {
     let mut value = json::value(found)?;
     value["sound"] = found.is_sound_with_live().into();
     Ok(value)
 }
 
-/// What `untorn check heap` says.
+/// The text of `untorn check heap`.
 pub fn check_text(found: &HeapReport, collected: bool, note: &str) -> String {
     let mut text = head(found) + note;
     for problem in &found.problems {
@@ -80,7 +80,7 @@ pub fn check_text(found: &HeapReport, collected: bool, note: &str) -> String {
     }
 }
 
-/// What `untorn dump heap` says.
+/// The text of `untorn dump heap`.
 pub fn dump_text(found: &HeapReport) -> String {
     let mut text = head(found);
     let blocks_of = found.classes.iter().map(|class| {
@@ -147,7 +147,7 @@ fn percent(part: u64, whole: u64) -> String {
     format!("{:.0} %", part as f64 * 100.0 / whole.max(1) as f64)
 }
 
-/// A character for each chunk, or for as many as fit it into a page.
+/// The map: a character for each chunk, or for so many chunks that the map fits on a page.
 fn map(chunks: &[HeapChunk]) -> String {
     let each = chunks.len().div_ceil(MAP_COLUMNS * MAP_LINES).max(1);
     let mut text = match each {
@@ -165,7 +165,8 @@ fn map(chunks: &[HeapChunk]) -> String {
     text
 }
 
-/// Chunks that are all of a kind show it; a mixture shows how much of it is in use. Metadata shows alone only.
+/// The character for some chunks. If all are of one kind, it shows the kind; a mixture shows how much of it is in use.
+/// Metadata is shown only if it is alone.
 fn character(chunks: &[HeapChunk]) -> char {
     let chunks: Vec<_> = chunks.iter().filter(|chunk| **chunk != HeapChunk::Metadata).collect();
     let Some(first) = chunks.first() else { return 'M' };

@@ -12,8 +12,8 @@ use untorn_terminal::{Failure, Output, shown};
 
 /// List the files of a store as of its last durable commit, while a program may have the store open.
 ///
-/// A directory of a store is listed with the names in it, a file by itself. Links, pipes and devices are no store's, and
-/// are left out. In names, control characters, backslashes and what is no UTF-8 are escaped. Changes nothing.
+/// A directory of a store is listed with the names in it, a file by itself. Links, pipes and devices are no store's,
+/// and are left out. In names, control characters, backslashes and what is no UTF-8 are escaped. Changes nothing.
 #[derive(Args)]
 pub struct Ls {
     /// A store's directory, a directory or file in a store, or a file with its own store.

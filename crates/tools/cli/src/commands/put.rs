@@ -11,11 +11,11 @@ use untorn_terminal::{Failure, Output};
 
 /// Replace a file's contents, whole or not at all: from standard input, or by what a command prints.
 ///
-/// After a crash at any moment the file holds its old contents or all of the new ones; when this
-/// returns, the new ones are durable. Mode, owner, ACL, extended attributes and flags (`lsattr`) stay; where they
-/// cannot, the file is left as it is, and nothing is read, or run, before. A missing file is created. A symbolic link is followed, and
-/// stays. A file that a store manages is replaced by a commit in its store. Replacements of one file,
-/// and those in one store, wait for each other.
+/// After a crash at any moment the file holds its old contents or all of the new ones; when this returns, the new ones
+/// are durable. Mode, owner, ACL, extended attributes and flags (`lsattr`) stay; where they cannot, the file is left as
+/// it is, and nothing is read, or run, before. A missing file is created. A symbolic link is followed, and stays. A
+/// file that a store manages is replaced by a commit in its store. Replacements of one file, and those in one store,
+/// wait for each other.
 ///
 /// A pipe does not tell whether the program before it succeeded: `failing | untorn put FILE` replaces
 /// FILE by what came, if anything came. `untorn put FILE -- COMMAND` runs the command, and replaces FILE only if the
@@ -71,7 +71,7 @@ fn put_files(store: &Path, pairs: &[PathBuf], allow_empty: bool) -> Result<(), F
     Ok(())
 }
 
-/// The output of a command, which ends without an error only if the command succeeded. It runs when its output is wanted.
+/// The output of a command. It starts the command at the first read, and ends with an error if the command failed.
 struct Producer {
     name: String,
     command: Command,

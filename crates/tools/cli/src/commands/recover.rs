@@ -11,7 +11,7 @@ use untorn_terminal::signals;
 use untorn_terminal::table::{bytes, count};
 use untorn_terminal::{Failure, Output};
 
-/// The directory in an archived journal for what commits would have made of files.
+/// The directory in an archived journal for the file contents that lost commits would have made.
 const SALVAGED: &str = "salvaged";
 
 /// Bring a store that was not closed back to its last commit.
@@ -51,14 +51,15 @@ pub struct Recover {
     /// Wait for the present owner to close the store.
     #[arg(long)]
     wait: bool,
-    /// Of a session: put back what it did also where somebody else changed the same meanwhile. What they did there is lost.
+    /// Of a session: put back what it did also where somebody else changed the same meanwhile. What they did there is
+    /// lost.
     #[arg(long)]
     overwrite: bool,
     /// Of a session: throw away what it did, or, if that is put back in part, what is in conflict.
     #[arg(long, conflicts_with_all = ["overwrite", "skip"])]
     discard: bool,
-    /// Of a session: throw away what it did to this name (from the directory on), and to all below it; can be given several
-    /// times.
+    /// Of a session: throw away what it did to this name (from the directory on), and to all below it; can be given
+    /// several times.
     #[arg(long, value_name = "NAME")]
     skip: Vec<PathBuf>,
 }
@@ -121,7 +122,7 @@ impl Recover {
     }
 }
 
-/// Adopts the files of a copied store, or says what would be adopted.
+/// Adopts the files of a copied store, or lists those that would be adopted.
 fn adopt(path: &Path, wait: bool, dry_run: bool) -> Result<String, Failure> {
     let found = offline::adopt(path, wait, dry_run)?;
     let mut text = String::new();
@@ -147,7 +148,7 @@ fn adopt(path: &Path, wait: bool, dry_run: bool) -> Result<String, Failure> {
     Ok(text)
 }
 
-/// What salvaging would do.
+/// A text about the files and commits that a salvage would keep.
 fn would_salvage(path: &Path) -> Result<String, Failure> {
     let found = match offline::inspect(path) {
         Ok(found) => found,
@@ -174,7 +175,7 @@ fn would_salvage(path: &Path) -> Result<String, Failure> {
     Ok(text)
 }
 
-/// What to do with a store whose files could be adopted.
+/// A hint for a store whose files could be adopted.
 pub fn adoption_advice(path: &Path) -> Option<&'static str> {
     let found = offline::adopt(path, false, true).ok()?;
     found.iter().any(|file| file.refused.is_none()).then_some(
@@ -201,7 +202,7 @@ fn accept_lost(path: &Path) -> Result<Output, Failure> {
     Ok(Output::text(text))
 }
 
-/// Lost files are a failure, whatever was recovered.
+/// Fails if files are lost, even if others were recovered.
 fn refuse_lost(files: &[LostFile]) -> Result<(), Failure> {
     match files {
         [] => Ok(()),
@@ -209,7 +210,7 @@ fn refuse_lost(files: &[LostFile]) -> Result<(), Failure> {
     }
 }
 
-/// Quarantined files are a failure, however many others were recovered.
+/// Fails if files are quarantined, even if others were recovered.
 pub fn refuse_quarantined(files: &[Quarantined]) -> Result<(), Failure> {
     if files.is_empty() {
         return Ok(());
@@ -219,7 +220,7 @@ pub fn refuse_quarantined(files: &[Quarantined]) -> Result<(), Failure> {
     Err(Failure::new(format!("{files} quarantined; all others are whole\n{}", reasons.join("\n"))))
 }
 
-/// What recovery did, in a line, and its notes.
+/// A line about the recovery, and its notes.
 pub fn text(done: &Recovered) -> String {
     let mut text = match done.commits {
         0 => "nothing to recover".to_owned(),

@@ -13,18 +13,18 @@ use untorn::offline::{self, Candidate, Rescued};
 use untorn_terminal::table;
 use untorn_terminal::{Failure, Output};
 
-/// Some heap has no cut of what it had in memory.
+/// A heap has memory that is not committed to its file.
 const SOME_LEFT: u8 = 1;
 
 /// Make the last cuts of live heaps, before the machine goes down.
 ///
-/// What a live heap has in memory and not in its file is committed: of programs that are gone, by this command; of those that
-/// run, by the program, if it makes cuts in the background (`cut_every`). The memory stays, so that the programs go on from
-/// it if the machine does not go down. An ordinary user rescues the user's own heaps; root those of all users, as each of
-/// them.
+/// What a live heap has in memory and not in its file is committed: of programs that are gone, by this command; of
+/// those that run, by the program, if it makes cuts in the background (`cut_every`). The memory stays, so that the
+/// programs go on from it if the machine does not go down. An ordinary user rescues the user's own heaps; root those of
+/// all users, as each of them.
 ///
-/// A heap that was moved out of the directory or the store where it was is not found: open it once where it is now. If it was
-/// removed, --remove-lost removes its memory.
+/// A heap that was moved out of the directory or the store where it was is not found: open it once where it is now. If
+/// it was removed, --remove-lost removes its memory.
 ///
 /// Exit code: 0 everything is committed, or there was nothing to be made of it; 1 some heap is not.
 #[derive(Args)]
@@ -32,8 +32,8 @@ pub struct Rescue {
     /// So long a program that runs has to answer.
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     wait: u64,
-    /// Remove the memory of heaps whose files are not found, which no program has open: they were removed, and not moved. And
-    /// memory without data, of programs that were killed while they made it.
+    /// Remove the memory of heaps whose files are not found, which no program has open: they were removed, and not
+    /// moved. And memory without data, of programs that were killed while they made it.
     #[arg(long)]
     remove_lost: bool,
     /// For programs.
@@ -41,7 +41,7 @@ pub struct Rescue {
     json: bool,
 }
 
-/// What became of one heap.
+/// The outcome for one heap.
 #[derive(Serialize, Deserialize)]
 struct Line {
     #[serde(serialize_with = "json::path")]
@@ -110,7 +110,7 @@ impl Rescue {
         let (own, others): (Vec<_>, Vec<_>) =
             offline::live_memories().into_iter().partition(|one| one.user == this.as_raw());
         let users: BTreeMap<u32, u32> = others.iter().map(|one| (one.user, one.group)).collect();
-        // At the same time as this one, as there may be little.
+        // All users' heaps are rescued at the same time, because there may be little time.
         let children: Vec<_> = match this.is_root() {
             true => users.into_iter().map(|(user, group)| (user, self.start_as(user, group))).collect(),
             false => Vec::new(),

@@ -20,8 +20,8 @@ use untorn_terminal::{Failure, Output};
 /// poisoned; of a directory with a session of `untorn run`, how that is. Both are the program untorn-mount's. Of a
 /// directory with nothing of all that, says so; with --json, `store` is null and `session` is `none`.
 ///
-/// Exit code: 0 in order; 1 something is to be done: there are problems, or the owner did not close the store, and it has
-/// to be recovered; 2 could not look, also at a directory with nothing to look at.
+/// Exit code: 0 in order; 1 something is to be done: there are problems, or the owner did not close the store, and it
+/// has to be recovered; 2 could not look, also at a directory with nothing to look at.
 #[derive(Args)]
 pub struct Status {
     /// A store's directory, or a file with its own store.
@@ -45,7 +45,8 @@ impl Status {
         Ok(output.code(code(&found)))
     }
 
-    /// Of a directory on no mount, and with no session: as `untorn-mount status` has it, and that it is no store.
+    /// The answer for a directory without a store, not on a mount and without a session. `untorn-mount status` answers
+    /// in the same way.
     fn of_no_store(&self) -> Result<Output, Failure> {
         if self.json {
             let directory = self.path.to_string_lossy();
@@ -60,21 +61,21 @@ impl Status {
     }
 }
 
-/// Whether this is a directory that has no store, and no files that wait for one.
+/// Whether this is a directory without a store, and without files that wait for one.
 pub fn is_no_store(path: &Path) -> bool {
     let is_missing = |path: &Path| path.symlink_metadata().is_err_and(|e| e.kind() == ErrorKind::NotFound);
     path.is_dir() && is_missing(&path.join(".untorn")) && offline::lost_files(path).is_ok_and(|files| files.is_empty())
 }
 
-/// Exit code of a look that found something to be done.
+/// The exit code if something is to be done.
 pub const PROBLEMS: u8 = 1;
-/// Exit code of a look that was not possible.
+/// The exit code if the store could not be examined.
 pub const COULD_NOT_LOOK: u8 = 2;
 
-/// Looks at a store; on failure, with the exit code that tells problems from no look at all.
+/// Examines a store. The exit code of an error tells problems of the store from an examination that failed.
 pub fn look(path: &Path) -> Result<Inspection, Failure> {
     offline::inspect(path).map_err(|e| match e {
-        // Damage can be such that there is nothing left to list.
+        // The damage may be so large that nothing is left to list.
         Error::Corrupt { .. } | Error::UnknownState { .. } | Error::NeedsJournal { .. } | Error::Foreign { .. } => {
             Failure::from(e).code(PROBLEMS)
         }
@@ -82,30 +83,31 @@ pub fn look(path: &Path) -> Result<Inspection, Failure> {
     })
 }
 
-/// Whether a store is in order: what is in the journal will be brought into the files.
+/// Whether a store has no problems: recovery can bring all of its journal into the files.
 pub fn is_sound(found: &Inspection) -> bool {
     found.problems.is_empty() && !found.unknown_state
 }
 
-/// Whether the owner did not close a store, and nobody has it open: the next opening, or recovery, brings what is in the
-/// journal into the files.
+/// Whether the owner did not close a store, and no process has it open.
+///
+/// The next opening, or recovery, then brings its journal into the files.
 pub fn is_unclean(found: &Inspection) -> bool {
     found.owner.is_none() && (!found.clean || found.journal_missing)
 }
 
-/// The exit code that says what a look found: one rule for `status`, `check`, `dump` and `find-unclean`.
+/// The exit code for an examination. `status`, `check`, `dump` and `find-unclean` use this rule.
 pub fn code(found: &Inspection) -> u8 {
     if is_sound(found) && !is_unclean(found) { 0 } else { PROBLEMS }
 }
 
-/// Everything but the records, of which there can be very many.
+/// The inspection as JSON. It has only the number of records, because there can be very many.
 pub fn summary(found: &Inspection) -> Result<serde_json::Value, Failure> {
     let mut value = json::value(found)?;
     value["records"] = found.records.len().into();
     Ok(value)
 }
 
-/// The condition of a store, for people.
+/// A text for people about the condition of a store.
 pub fn text(found: &Inspection) -> String {
     let class = serde_json::to_value(found.class).ok();
     let class = class.as_ref().and_then(|c| c.as_str()).unwrap_or("?").to_owned();

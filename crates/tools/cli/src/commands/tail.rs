@@ -9,9 +9,9 @@ use untorn_terminal::{Failure, Output, shown, tell, write};
 
 /// Follow the commits of a store as they become durable, while a program has it open.
 ///
-/// Prints a line for each change: the number of the commit, the name, what happened; with --bytes also what was written.
-/// Ends when it is interrupted, or after as many commits as were asked for. Changes nothing, and waits for nobody but the
-/// next commit.
+/// Prints a line for each change: the number of the commit, the name, what happened; with --bytes also what was
+/// written. Ends when it is interrupted, or after as many commits as were asked for. Changes nothing, and waits for
+/// nobody but the next commit.
 #[derive(Args)]
 pub struct Tail {
     /// A store's directory, or a file with its own store.
@@ -20,8 +20,8 @@ pub struct Tail {
     /// End after so many commits.
     #[arg(short = 'n', long)]
     commits: Option<u64>,
-    /// Print the bytes that each commit wrote, whatever later ones did: at the end of the line, printable ASCII as it is,
-    /// everything else, quotes and backslashes as \n, \", \\ or \x1b. With --json: as `hex`, two digits for a byte.
+    /// Print the bytes that each commit wrote, whatever later ones did: at the end of the line, printable ASCII as it
+    /// is, everything else, quotes and backslashes as \n, \", \\ or \x1b. With --json: as `hex`, two digits for a byte.
     #[arg(long)]
     bytes: bool,
     /// For programs: a line of JSON for each commit.
@@ -29,7 +29,7 @@ pub struct Tail {
     json: bool,
 }
 
-/// So many bytes of a commit are in memory at once, besides those that the log has.
+/// The most bytes of a commit that are in memory at once, besides those in the log.
 const PIECE_BYTES: usize = 64 << 10;
 
 impl Tail {
@@ -52,7 +52,7 @@ impl Tail {
         Ok(Output::default())
     }
 
-    /// Prints a commit. False: whoever reads it has seen enough.
+    /// Prints a commit. False if the reader of the output has closed it.
     fn print(&self, commit: &Commit) -> Result<bool, Failure> {
         let mut line = String::new();
         if self.json {
@@ -83,7 +83,7 @@ impl Tail {
         write(line.as_bytes())
     }
 
-    /// Prints the line so far and the bytes that a change wrote, in pieces: of a large commit memory holds no more.
+    /// Prints the line so far and the bytes of a change, in pieces, so that a large commit does not fill the memory.
     fn print_bytes(&self, change: &Change, line: &mut String) -> Result<bool, Failure> {
         let What::Written(range) = &change.what else { return Ok(true) };
         let (mut buf, mut at) = (vec![0; PIECE_BYTES], range.start);

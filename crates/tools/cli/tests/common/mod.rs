@@ -1,4 +1,4 @@
-//! Shared by the tests of the command: run it, and read what it says.
+//! Helpers of the command's tests: they run it, and read its output.
 #![allow(dead_code, reason = "every test file uses its own part")]
 
 use std::io::Write;
@@ -13,7 +13,7 @@ pub fn untorn() -> Command {
     Command::new(env!("CARGO_BIN_EXE_untorn"))
 }
 
-/// What came of a run.
+/// The result of a run.
 pub struct Run {
     pub code: Option<i32>,
     pub out: String,
@@ -34,7 +34,7 @@ impl Run {
         self.out
     }
 
-    /// Standard output, of a look at a store that is in order, but was not closed.
+    /// Standard output of a run on a store that is in order, but was not closed.
     #[track_caller]
     pub fn unclean(self) -> String {
         assert_eq!((self.code, self.err.as_str()), (Some(1), ""), "{}", self.out);
@@ -42,7 +42,7 @@ impl Run {
         self.out
     }
 
-    /// Standard error, of a run that ended with this code and said nothing else.
+    /// Standard error of a run that ended with this code.
     #[track_caller]
     pub fn fails(self, code: i32) -> String {
         assert_eq!(self.code, Some(code), "{}{}", self.out, self.err);
@@ -60,7 +60,7 @@ pub fn json(text: &str) -> serde_json::Value {
     serde_json::from_str(text).unwrap_or_else(|e| panic!("{e} in {text}"))
 }
 
-/// `untorn put`, with an umask, perhaps as another user.
+/// Runs `untorn put` with an umask, perhaps as another user.
 pub fn put(path: &Path, contents: &[u8], umask: &str, user: Option<u32>) -> Run {
     let mut command = Command::new("sh");
     command.args(["-c", &format!("umask {umask}; exec \"$0\" put \"$1\""), env!("CARGO_BIN_EXE_untorn")]).arg(path);
@@ -68,12 +68,12 @@ pub fn put(path: &Path, contents: &[u8], umask: &str, user: Option<u32>) -> Run 
         command.uid(user).gid(user);
     }
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    // A refusal may come before everything is read.
+    // The command may refuse before it has read everything.
     let _ = child.stdin.take().unwrap().write_all(contents);
     child.wait_with_output().unwrap().into()
 }
 
-/// Whether this is root; says so where a test has to be left out.
+/// Whether the tests run as root. Prints a message if they do not.
 pub fn root() -> bool {
     let root = rustix::process::geteuid().is_root();
     if !root {
@@ -82,7 +82,7 @@ pub fn root() -> bool {
     root
 }
 
-/// A small file system in memory, unmounted at the end.
+/// A small file system in memory. It is unmounted when this value is dropped.
 pub struct Tmpfs {
     pub dir: tempfile::TempDir,
 }

@@ -1,18 +1,18 @@
-//! The disk under a file system: does it have a volatile write cache?
+//! Examines the disk under a file system: whether it has a volatile write cache.
 
 use super::finding::{Failure, Finding, Verdict};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use untorn_os::FileSystemInfo;
 
-/// What a flush has to reach past.
+/// The write cache of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cache {
-    /// Writes wait in the disk until it is told to flush.
+    /// Writes may stay in the disk's cache until a flush.
     WriteBack,
-    /// What is written is durable at once.
+    /// Writes are durable at once.
     WriteThrough,
-    /// No disk, or one that does not tell.
+    /// There is no disk, or its cache is unknown.
     Unknown,
 }
 
@@ -22,7 +22,7 @@ pub struct Disk {
     pub findings: Vec<Finding>,
 }
 
-/// Looks at the disk that holds a file system.
+/// Examines the disk of a file system.
 pub fn look(info: &FileSystemInfo) -> Disk {
     let none = Disk { cache: Cache::Unknown, findings: Vec::new() };
     match sysfs(info) {
@@ -35,8 +35,9 @@ pub fn look(info: &FileSystemInfo) -> Disk {
     }
 }
 
-/// The disk's directory in sysfs. File systems with device numbers of their own, such as btrfs, are
-/// found by the device they were mounted from.
+/// The disk's directory in sysfs.
+///
+/// A file system with its own device numbers, such as btrfs, is found by the device of its mount.
 fn sysfs(info: &FileSystemInfo) -> Option<PathBuf> {
     let by_number = |number: &str| std::fs::canonicalize(format!("/sys/dev/block/{number}")).ok();
     let by_source = || {

@@ -1,4 +1,4 @@
-//! What the type of a file system and its mount options mean.
+//! The meaning of a file system's type and mount options for the promises.
 
 use super::device::Cache;
 use super::finding::{Failure, Finding, Verdict};
@@ -6,7 +6,7 @@ use std::path::Path;
 use untorn_os::{FileSystemInfo, mount_calls};
 
 const CRASHES: [Failure; 2] = [Failure::KernelCrash, Failure::PowerCut];
-/// As many overlays on overlays as Linux allows, and one for safety.
+/// The limit of Linux for overlays on overlays, and one more for safety.
 const OVERLAYS_MAX: u32 = 3;
 
 const PROVEN: [&str; 5] = ["ext2", "ext3", "ext4", "xfs", "btrfs"];
@@ -14,7 +14,7 @@ const IN_MEMORY: [&str; 2] = ["tmpfs", "ramfs"];
 const REMOTE: [&str; 13] =
     ["nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "afs", "virtiofs", "lustre", "gfs2", "ocfs2", "glusterfs", "beegfs"];
 
-/// What the type and the options mean. `journal`: whether an ext4 has one, where that can be told.
+/// The findings of the type and the options. `journal` says whether an ext4 has a journal, if that is known.
 pub fn assess(info: &FileSystemInfo, cache: Cache, journal: Option<bool>) -> Vec<Finding> {
     assess_nested(info, cache, journal, OVERLAYS_MAX)
 }
@@ -53,7 +53,7 @@ fn assess_nested(info: &FileSystemInfo, cache: Cache, journal: Option<bool>, lef
     findings
 }
 
-/// An overlay is as good as the file system that takes its writes.
+/// The findings of an overlay, which keeps as much as the file system of its upper directory.
 fn overlay(info: &FileSystemInfo, kind: Finding, left: u32) -> Vec<Finding> {
     let option = |name: &str| info.options.split(',').find_map(|o| o.strip_prefix(name)).map(str::to_owned);
     if option("volatile").is_some() {

@@ -1,8 +1,8 @@
-//! One fact about a place, and what it does to the promises.
+//! A fact about a place, and its effect on the promises.
 
 use serde::Serialize;
 
-/// What comes between a commit and its readers.
+/// A failure between a commit and a later read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Failure {
@@ -15,7 +15,7 @@ pub enum Failure {
 pub const FAILURES: [Failure; 4] =
     [Failure::ProcessKilled, Failure::KernelCrash, Failure::PowerCut, Failure::DiskDamage];
 
-/// Whether committed data survives a failure. The lesser is the worse.
+/// Whether committed data survive a failure. A smaller value is worse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
@@ -34,25 +34,25 @@ impl Verdict {
     }
 }
 
-/// A fact, and its consequences.
+/// A fact, and its effects.
 #[derive(Clone, Debug, Serialize)]
 pub struct Finding {
-    /// What was looked at.
+    /// The examined thing.
     pub topic: &'static str,
-    /// What it is.
+    /// The fact about it.
     pub found: String,
-    /// What that means, where it means anything.
+    /// The meaning of the fact, if it has one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
-    /// The promises that it lowers.
+    /// The promises that the fact lowers.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub lowers: Vec<(Failure, Verdict)>,
-    /// No store can be used here because of it.
+    /// The fact makes every store impossible here.
     pub rules_out: bool,
 }
 
 impl Finding {
-    /// A fact without consequences.
+    /// A fact without effects.
     pub fn new(topic: &'static str, found: impl Into<String>) -> Finding {
         Finding { topic, found: found.into(), why: None, lowers: Vec::new(), rules_out: false }
     }
@@ -62,19 +62,19 @@ impl Finding {
         self
     }
 
-    /// The promise for these failures is no better than this.
+    /// Limits the promise for these failures to a verdict.
     pub fn lowers(mut self, failures: &[Failure], to: Verdict, why: impl Into<String>) -> Finding {
         self.lowers = failures.iter().map(|&f| (f, to)).collect();
         self.note(why)
     }
 
-    /// A store cannot be used at all.
+    /// Makes every store impossible here.
     pub fn rules_out(mut self, why: impl Into<String>) -> Finding {
         self.rules_out = true;
         self.note(why)
     }
 
-    /// What this finding leaves of the promise for a failure.
+    /// The best verdict on a failure that this finding allows.
     pub fn verdict(&self, failure: Failure) -> Verdict {
         let lowered = self.lowers.iter().find(|(f, _)| *f == failure).map(|(_, v)| *v);
         if self.rules_out { Verdict::NotKept } else { lowered.unwrap_or(Verdict::Kept) }

@@ -1,8 +1,7 @@
-//! `untorn doctor`: what is promised here, and why not more.
+//! `untorn doctor`: prints the promises at a place, and the reasons why they are not better.
 //!
-//! Every fact that was looked at is a [`Finding`], which may lower what is promised for a failure or
-//! rule a store out altogether. The promise is the lowest of them, and the findings that lowered it
-//! are the reasons.
+//! Every fact is a [`Finding`], which may lower the promise for a failure, or rule a store out altogether. The promise
+//! is the lowest verdict of all findings, and the findings that lower it are the reasons.
 
 mod device;
 mod file_system;
@@ -36,7 +35,7 @@ pub struct Doctor {
 
 impl Doctor {
     pub fn run(self) -> Result<Output, Failure> {
-        // A daemon behind it that is stopped would hold whoever asks.
+        // A stopped daemon behind the file system would block this process.
         let answers = time_limit::file_system(&self.path);
         if answers.map_err(|e| Failure::io("look at the file system of", &self.path, e))?.is_none() {
             return Err(Failure::new(format!(
@@ -52,7 +51,7 @@ impl Doctor {
     }
 }
 
-/// The directory in which the data and the store lie.
+/// The directory with the data and the store.
 fn directory_of(path: &Path) -> &Path {
     if path.is_dir() {
         return path;
@@ -63,7 +62,7 @@ fn directory_of(path: &Path) -> &Path {
     }
 }
 
-/// Where a store for this path keeps everything of its own.
+/// The store directory for this path.
 fn journal_of(path: &Path) -> PathBuf {
     if path.is_dir() {
         return path.join(".untorn");

@@ -1,4 +1,4 @@
-//! The findings put together.
+//! Combines the findings into promises.
 
 use super::finding::{FAILURES, Failure, Finding, Verdict};
 use serde::Serialize;
@@ -6,27 +6,27 @@ use std::path::{Path, PathBuf};
 use untorn_os::FileSystemInfo;
 use untorn_terminal::table::{pairs, table};
 
-/// Everything that `doctor` has to say.
+/// The complete result of `doctor`.
 #[derive(Debug, Serialize)]
 pub struct Report {
     pub path: PathBuf,
-    /// Whether a store can be used here.
+    /// Whether a store is possible here.
     pub usable: bool,
     pub file_system: String,
     pub mount_point: String,
     pub promises: Vec<Promise>,
     pub findings: Vec<Finding>,
-    /// The store that is here already, as `status --json` shows it.
+    /// The store that exists here, in the format of `status --json`.
     pub store: Option<serde_json::Value>,
 }
 
-/// What is kept when one thing fails, in both failure classes.
+/// The promise for one failure, in both failure classes.
 #[derive(Debug, Serialize)]
 pub struct Promise {
     pub failure: Failure,
     pub class_process: Verdict,
     pub class_power: Verdict,
-    /// Why it is not more.
+    /// The reasons why it is not better.
     pub because: Vec<String>,
 }
 
@@ -76,7 +76,7 @@ impl Report {
         }
     }
 
-    /// For people: the promises, the reasons, the facts.
+    /// The text for people: the promises, the reasons, the facts.
     pub fn text(&self) -> String {
         let mut text = format!("{}, on {} mounted at {}\n\n", self.path.display(), self.file_system, self.mount_point);
         for f in self.findings.iter().filter(|f| f.rules_out) {
@@ -105,7 +105,7 @@ impl Report {
         text
     }
 
-    /// Reasons that were given above are not repeated.
+    /// The text of a finding. Reasons that were printed above are not repeated.
     fn fact(&self, f: &Finding) -> String {
         let said = f.rules_out || FAILURES.iter().any(|&failure| f.verdict(failure) < Verdict::Kept);
         match &f.why {

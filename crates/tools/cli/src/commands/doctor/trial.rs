@@ -1,4 +1,4 @@
-//! What can only be learnt by trying: attributes, locks, direct writes, flushes, room.
+//! Facts that only a trial can show: attributes, locks, direct writes, flushes, room.
 
 use super::finding::Finding;
 use rustix::fs::{Mode, OFlags, ResolveFlags};
@@ -15,11 +15,11 @@ use untorn_os::{
 use untorn_terminal::Failure;
 use untorn_terminal::table::bytes;
 
-/// Less than this, and a commit may not find room for its journal.
+/// With less room than this, a commit may not fit into the journal.
 const ROOM_BYTES: u64 = 1 << 20;
 const FLUSHES: u32 = 9;
 
-/// Free space, quotas, limits.
+/// Examines free space, quotas and limits.
 pub fn room(dir: &Path, info: &FileSystemInfo) -> Result<Vec<Finding>, Failure> {
     let failed = |e| Failure::io("look at the room of", dir, e);
     let space = Linux::open(dir).and_then(|storage| storage.space()).map_err(failed)?;
@@ -44,7 +44,7 @@ pub fn room(dir: &Path, info: &FileSystemInfo) -> Result<Vec<Finding>, Failure> 
     Ok(findings)
 }
 
-/// Ways of opening that keep paths inside a store.
+/// Examines the system call that keeps paths inside a store.
 pub fn kernel(dir: &Path) -> Vec<Finding> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let found = match rustix::fs::openat2(rustix::fs::CWD, dir, flags, Mode::empty(), ResolveFlags::NO_MAGICLINKS) {
@@ -56,7 +56,7 @@ pub fn kernel(dir: &Path) -> Vec<Finding> {
     vec![found]
 }
 
-/// How much memory changed pages of mapped files can take, and whether the system must be asked first.
+/// Examines how much memory the changed pages of mapped files can take, and whether the system must be asked first.
 pub fn memory() -> Vec<Finding> {
     let mut findings = Vec::new();
     if let Some(limit) = memory_limit() {
@@ -73,7 +73,7 @@ pub fn memory() -> Vec<Finding> {
     findings
 }
 
-/// How stores to a mapping are found here.
+/// Examines the trackers, which find stores to a mapping.
 fn mappings(file: &dyn File) -> Finding {
     let tracked = |tracker| {
         let request = MapRequest { address_space: BLOCK_BYTES as u64, tracker: Some(tracker), ..MapRequest::default() };
@@ -95,7 +95,7 @@ fn mappings(file: &dyn File) -> Finding {
     }
 }
 
-/// A file for trials, removed with this value.
+/// A file for trials. It is removed when this value is dropped.
 struct Trial {
     storage: Arc<Linux>,
     name: PathBuf,
@@ -107,7 +107,7 @@ impl Drop for Trial {
     }
 }
 
-/// Tries on a real file what a store needs of one.
+/// Tries on a real file the operations that a store needs.
 pub fn on_a_file(dir: &Path) -> Vec<Finding> {
     match try_all(dir) {
         Ok(findings) => findings,

@@ -1,4 +1,4 @@
-//! Who may write here, and whether their journal would be believed.
+//! Examines which users may write here, and whether Untorn would trust their journal.
 
 use super::finding::Finding;
 use std::os::unix::fs::MetadataExt;
@@ -8,11 +8,11 @@ use untorn_terminal::Failure;
 const OTHERS_WRITE: u32 = 0o022;
 const STICKY: u32 = 0o1000;
 
-/// The data's owner, and who else may write the directory.
+/// Examines the owner of the data, and whether other users may write the directory.
 pub fn directory(path: &Path, dir: &Path) -> Result<Vec<Finding>, Failure> {
     let failed = |e| Failure::io("look at", dir, e);
     let meta = dir.metadata().map_err(failed)?;
-    // A file's owner counts for a store of its own; what is not there yet will be ours.
+    // A standalone file's owner becomes the owner of its store. A file that does not exist yet will be ours.
     let me = rustix::process::geteuid().as_raw();
     let owner = if path.is_dir() { meta.uid() } else { path.metadata().map_or(me, |m| m.uid()) };
     let found = Finding::new("owner", format!("user {owner}"));
@@ -35,7 +35,7 @@ pub fn directory(path: &Path, dir: &Path) -> Result<Vec<Finding>, Failure> {
     Ok(findings)
 }
 
-/// Whether the journal that is here would be believed.
+/// Whether Untorn would trust the journal that is here.
 pub fn journal(journal: &Path) -> Option<Finding> {
     let meta = journal.symlink_metadata().ok()?;
     let me = rustix::process::geteuid().as_raw();

@@ -1,16 +1,16 @@
-//! What `untorn_posix.h` does with each call.
+//! The behaviour of `untorn_posix.h` for each call.
 
 use serde::Serialize;
 
-/// How much attention a call needs, the most first.
+/// The attention that a call needs, the most first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// Goes past the header: on a managed file it is wrong, or refused.
+    /// The call bypasses the header. On a managed file it is wrong, or refused.
     Past,
-    /// Renamed, and means something else than before.
+    /// The call is renamed, and has a new meaning.
     Look,
-    /// Renamed, and works as before.
+    /// The call is renamed, and works as before.
     Fine,
 }
 
@@ -24,10 +24,10 @@ impl Verdict {
     }
 }
 
-/// The calls that the header renames.
+/// The header, which lists the calls that it renames.
 const HEADER: &str = include_str!("../../../../../../include/untorn_posix.h");
 
-/// What to know of a call. Calls that the header renames and that are not here work as before.
+/// Advice about calls. A call that the header renames and that is missing here works as before.
 const ADVICE: &[(&[&str], Verdict, &str)] = {
     use Verdict::{Look, Past};
     &[
@@ -109,7 +109,7 @@ const ADVICE: &[(&[&str], Verdict, &str)] = {
     ]
 };
 
-/// What the header does with a call. None: the call does not matter.
+/// The behaviour of the header for a call. None if the call does not matter.
 pub fn advice(name: &str, arguments: &str) -> Option<(Verdict, &'static str)> {
     match name {
         "mmap" | "mmap64" => return Some(of_mmap(arguments)),
@@ -167,7 +167,7 @@ fn of_msync(arguments: &str) -> (Verdict, &'static str) {
 mod tests {
     use super::*;
 
-    /// Whatever the header renames or refuses is known here, and nothing is said of calls that it does not know.
+    /// Every call that the header renames or refuses has a verdict, and other calls have none.
     #[test]
     fn every_renamed_call_has_a_verdict() {
         let renamed = HEADER.lines().filter_map(|line| line.strip_prefix("#pragma redefine_extname "));

@@ -32,7 +32,7 @@ pub struct PortCheck {
     json: bool,
 }
 
-/// A call, and what the header does with it.
+/// A call, and the behaviour of the header for it.
 #[derive(serde::Serialize)]
 struct Finding {
     path: PathBuf,
@@ -60,7 +60,7 @@ impl PortCheck {
         Ok(output.code(u8::from(past > 0)))
     }
 
-    /// The calls in the order of attention, each kind with its places.
+    /// The calls in the order of attention, with the places of each.
     fn text(&self, findings: &[Finding], files: u64, past: u64) -> String {
         let mut kinds: BTreeMap<(Verdict, &str, &str), Vec<String>> = BTreeMap::new();
         for finding in findings.iter().filter(|finding| self.all || finding.verdict != Verdict::Fine) {
@@ -86,7 +86,7 @@ impl PortCheck {
     }
 }
 
-/// Looks at a source, or at all sources of a directory. Returns how many files it looked at.
+/// Examines a source file, or all source files of a directory. Returns the number of files.
 fn look(path: &Path, named: bool, findings: &mut Vec<Finding>) -> Result<u64, Failure> {
     let failed = |e: std::io::Error| Failure::new(format!("cannot read {}: {e}", path.display())).code(COULD_NOT_LOOK);
     if !path.is_dir() {

@@ -3,10 +3,10 @@
 /// A call, or the use of a class that opens files.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Call {
-    /// From 1.
+    /// The line, counted from 1.
     pub line: usize,
     pub name: String,
-    /// What stands between the parentheses, comments and literals blanked.
+    /// The text between the parentheses, with comments and literals blanked.
     pub arguments: String,
 }
 
@@ -16,7 +16,7 @@ const BEFORE_CALLS: [&str; 9] = ["return", "else", "do", "case", "throw", "co_re
 /// Classes of C++ that open files.
 const CLASSES: [&str; 3] = ["fstream", "ifstream", "ofstream"];
 
-/// All calls by name of a text. Calls of methods (`.`, `->`, `Class::`) are not among them.
+/// Finds all calls by name in a text. Calls of methods (`.`, `->`, `Class::`) do not count.
 pub fn calls(text: &str) -> Vec<Call> {
     let text = blank(text);
     let bytes = text.as_bytes();
@@ -50,14 +50,14 @@ fn is_word(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || byte == b'_'
 }
 
-/// Whether a name after this text is one that is called, and not declared or a member's.
+/// Whether a name after this text is called, not declared, and not a member.
 fn is_call(before: &str) -> bool {
     let before = before.trim_end();
     if before.ends_with("->") || before.ends_with('.') {
         return false;
     }
     if let Some(scope) = before.strip_suffix("::") {
-        // `::open` and `std::rename` are the C library's, `File::open` is not.
+        // `::open` and `std::rename` belong to the C library, `File::open` does not.
         let owner = scope.trim_end().rsplit(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or("");
         return owner.is_empty() || owner == "std" || BEFORE_CALLS.contains(&owner);
     }
@@ -65,7 +65,7 @@ fn is_call(before: &str) -> bool {
     word.is_empty() || BEFORE_CALLS.contains(&word)
 }
 
-/// The text between a parenthesis and its partner.
+/// The text between a parenthesis and its closing partner.
 fn arguments(from: &str) -> String {
     let mut depth = 0;
     for (at, c) in from.char_indices() {
@@ -79,7 +79,7 @@ fn arguments(from: &str) -> String {
     String::new()
 }
 
-/// The text with comments and the insides of literals blanked. Lines stay where they are.
+/// The text with comments and the insides of literals blanked. The line numbers stay the same.
 fn blank(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut chars = text.chars().peekable();
