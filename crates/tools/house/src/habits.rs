@@ -29,22 +29,38 @@ pub fn rust_files(dir: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Finds doc comments whose first line begins with "The same", which says nothing in an index.
+/// Beginnings of doc comments that need another line, or use a clause as a noun.
+const LEANING: [&str; 5] = ["The same ", "What ", "Whoever ", "Of what ", "As "];
+/// Words that make a clause a noun.
+const CLAUSES: [&str; 4] = ["what", "whatever", "whoever", "whom"];
+
+/// The text of a line that is nothing but a comment.
+fn comment(line: &str) -> Option<&str> {
+    let text = line.trim_start().strip_prefix("//")?;
+    Some(text.strip_prefix(['/', '!']).unwrap_or(text).trim_start())
+}
+
+/// Doc comments whose first line does not stand alone in an index.
 pub fn first_lines_that_lean(text: &str) -> Vec<usize> {
-    let doc = |line: &str| {
-        let line = line.trim_start();
-        line.strip_prefix("///").or_else(|| line.strip_prefix("//!")).map(|text| text.trim_start().to_owned())
-    };
+    let is_doc = |line: &str| line.trim_start().starts_with("///") || line.trim_start().starts_with("//!");
+    let leans = |line: &str| comment(line).is_some_and(|text| LEANING.iter().any(|word| text.starts_with(word)));
     let mut inside = false;
     let mut found = Vec::new();
     for (number, line) in text.lines().enumerate() {
-        let text = doc(line);
-        if !inside && text.as_deref().is_some_and(|text| text.starts_with("The same")) {
+        if is_doc(line) && !inside && leans(line) {
             found.push(number + 1);
         }
-        inside = text.is_some();
+        inside = is_doc(line);
     }
     found
+}
+
+/// How many lines of comments there are, and how many of them have a clause as a noun.
+pub fn clauses_as_nouns(text: &str) -> (usize, usize) {
+    let is_clause = |word: &str| CLAUSES.iter().any(|of| word.eq_ignore_ascii_case(of));
+    let has_one = |text: &&&str| text.split(|c: char| !c.is_ascii_alphabetic()).any(is_clause);
+    let comments: Vec<&str> = text.lines().filter_map(comment).collect();
+    (comments.len(), comments.iter().filter(has_one).count())
 }
 
 /// Finds lines that compare the number of a system error with a bare number.

@@ -57,7 +57,29 @@ pub fn crates(workspace: &Path) -> Result<Vec<String>> {
 
 /// Doc comments whose first line does not stand alone.
 pub fn wording(workspace: &Path) -> Result<Vec<String>> {
-    in_each_file(workspace, "a doc comment begins with \"The same\"", |text| Ok(habits::first_lines_that_lean(text)))
+    let rule = "a doc comment begins with \"The same\", \"What\", \"Whoever\", \"Of what\" or \"As\"";
+    in_each_file(workspace, rule, |text| Ok(habits::first_lines_that_lean(text)))
+}
+
+/// Lines of comments with a clause as a noun, of 1,000, that a crate may have.
+const CLAUSES_MAX: usize = 10;
+
+/// Crates whose comments use clauses as nouns.
+pub fn clauses(workspace: &Path) -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    for package in arrows::packages(workspace)? {
+        let (mut lines, mut clauses) = (0, 0);
+        for file in habits::rust_files(&package.dir)? {
+            let (of, with) = habits::clauses_as_nouns(&fs::read_to_string(file)?);
+            (lines, clauses) = (lines + of, clauses + with);
+        }
+        if clauses * 1000 > lines * CLAUSES_MAX {
+            let name = &package.name;
+            found
+                .push(format!("{name}: {clauses} of {lines} lines of comments have \"what\" or \"whoever\" as a noun"));
+        }
+    }
+    Ok(found)
 }
 
 /// Errors of the system that are compared with bare numbers.

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use untorn_house::arrows::{Package, not_drawn, wrong_arrows};
 use untorn_house::folders;
-use untorn_house::habits::{bare_errors, first_lines_that_lean, printing};
+use untorn_house::habits::{bare_errors, clauses_as_nouns, first_lines_that_lean, printing};
 use untorn_house::imports::{Imports, imports_of};
 use untorn_house::listing::{self, Listing};
 use untorn_house::modules::Crate;
@@ -342,6 +342,15 @@ fn differences_of_two_lists() {
 fn first_lines_that_need_another_line() {
     let text = "/// The same for maps.\nfn a() {}\n/// A map.\n/// The same as above.\nfn b() {}\n//! The same, again.\n// The same\n";
     assert_eq!(first_lines_that_lean(text), [1, 6]);
+    let text =
+        "/// What it costs.\nfn a() {}\n/// Its cost:\n/// What it takes.\nfn b() {}\n/// As before.\n/// Whatever.\n";
+    assert_eq!(first_lines_that_lean(text), [1, 6]);
+}
+
+#[test]
+fn comments_with_clauses_as_nouns() {
+    let text = "// Keeps what it got.\nlet what = 1; // what\n/// Somewhat.\n//! Asks whoever comes.\n";
+    assert_eq!(clauses_as_nouns(text), (3, 2));
 }
 
 #[test]

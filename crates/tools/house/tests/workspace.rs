@@ -34,6 +34,11 @@ fn first_lines_of_doc_comments_stand_alone() {
 }
 
 #[test]
+fn comments_use_nouns() {
+    none(violations::clauses(&workspace()));
+}
+
+#[test]
 fn errors_of_the_system_are_compared_by_name() {
     none(violations::errors(&workspace()));
 }
