@@ -1,5 +1,4 @@
-//! Commits: their records, the overlays of the files that they change, and what a run of them amounts to. Stands on
-//! `format`.
+//! Commits: their records, the overlays of changed files, and the net effect of a run of commits. Stands on `format`.
 
 pub mod begun_reads;
 pub mod final_state;

@@ -1,4 +1,5 @@
-//! Data files: found, made, changed, and freed of Untorn's marks. Stands on `commits` and `directories`.
+//! Data files: finding, creating and changing them, and removing Untorn's marks from them. Stands on `commits` and
+//! `directories`.
 
 pub mod apply;
 pub mod create;

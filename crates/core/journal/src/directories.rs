@@ -1,4 +1,4 @@
-//! Directories of a store: its lock, its journals, quarantined ones, the data files. Stands on `commits`.
+//! Directories of a store: its lock, its journals, quarantined journals, the data files. Stands on `commits`.
 
 pub mod data_tree;
 pub mod quarantine;

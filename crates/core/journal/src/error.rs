@@ -1,4 +1,4 @@
-//! Errors that say what happened, what is still true, and what to do.
+//! Errors that name the event, the state that still holds, and the remedy.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,17 +8,17 @@ use untorn_os::Errno;
 /// Short for a result with Untorn's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What is known of a commit that failed.
+/// The known outcome of a failed commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The commit did not happen and will not come back.
     NotCommitted,
-    /// The commit may or may not be on the disk, whole in either case. Reopening the store shows which.
+    /// The commit may be on the disk, as a whole, or not. Reopening the store shows which.
     UnknownUntilReopened,
 }
 
-/// Everything that can go wrong; the kinds differ in what the caller should do.
-/// `Debug` prints the message, as `main` prints an error that it returns.
+/// All errors; the kinds differ in the action that the caller should take. `Debug` prints the message, because `main`
+/// prints an error that it returns that way.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -27,9 +27,9 @@ pub enum Error {
     Busy {
         /// The store or file.
         path: PathBuf,
-        /// The id of that process, if the lock file has it.
+        /// Id of that process, if the lock file has it.
         pid: Option<u32>,
-        /// More of that process, and what to do.
+        /// More about that process, and the remedy.
         detail: String,
     },
     /// On-disk state that a crash cannot explain.
@@ -37,9 +37,9 @@ pub enum Error {
     Corrupt {
         /// The damaged file.
         path: PathBuf,
-        /// Where, and what is wrong.
+        /// The place, and the damage.
         detail: String,
-        /// What to do.
+        /// The advice to the user.
         advice: &'static str,
     },
     /// A file that is not Untorn's, or belongs to another store.
@@ -47,7 +47,7 @@ pub enum Error {
     Foreign {
         /// The file.
         path: PathBuf,
-        /// To whom it seems to belong.
+        /// The probable owner.
         detail: String,
     },
     /// Written by a newer Untorn.
@@ -60,16 +60,16 @@ pub enum Error {
         /// The newest version understood here.
         supported: u32,
     },
-    /// A file that pending commits belong to was replaced, restored or changed by somebody else, or a
-    /// transaction's names collide with what is there.
+    /// A file with pending commits was replaced, restored or changed by another program, or names of a transaction
+    /// collide with existing files.
     #[error("{}: {detail}. Nothing was overwritten", path.display())]
     Conflict {
         /// The file.
         path: PathBuf,
-        /// What was found.
+        /// The finding.
         detail: String,
     },
-    /// A file with commits that are still in a journal which is not here.
+    /// A file with commits in a journal that is not here.
     #[error("{} has committed changes in a journal that is not here: {detail}. Move it back, or recover it where its store is; if that journal is lost, `untorn recover --accept-lost` takes the file as it is", path.display())]
     NeedsJournal {
         /// The file.
@@ -83,34 +83,34 @@ pub enum Error {
         /// The store.
         path: PathBuf,
     },
-    /// A write or flush of the journal failed: the store refuses commits until it is reopened.
+    /// A write or flush of the journal failed. The store refuses commits until it is reopened.
     #[error("the journal could not be written or flushed: {source}. {} Reopen the store", outcome_text(*outcome))]
     SyncFailed {
-        /// What is known of this commit.
+        /// The known outcome of this commit.
         outcome: Outcome,
         /// The error of the system.
         source: Arc<io::Error>,
     },
-    /// No space, quota or journal room. A commit that meets it did not happen, and can be tried again.
+    /// No space, quota or journal room. A commit that fails with this error did not happen, and can be tried again.
     #[error("no space: {detail}. Free some space and try again")]
     NoSpace {
-        /// Which room is full.
+        /// The space that is full.
         detail: String,
     },
-    /// Owner or permissions that would let somebody else write with our rights.
+    /// An owner or permissions that would let another user write with the rights of this process.
     #[error("{} is not trusted: {detail}", path.display())]
     Untrusted {
-        /// What is not trusted.
+        /// The file or directory that is not trusted.
         path: PathBuf,
-        /// Why, and what to do.
+        /// Why it is not trusted, and the remedy.
         detail: String,
     },
-    /// More memory than there is, or than was allowed, would be needed.
+    /// An operation needs more memory than there is, or than is allowed.
     #[error("{}: {detail}", path.display())]
     NoMemory {
-        /// The file that it is for.
+        /// The file for which it is needed.
         path: PathBuf,
-        /// Which limit, and what to do.
+        /// The limit, and the remedy.
         detail: String,
     },
     /// Option `debug_races`: a thread stored to a mapping while it was being committed.
@@ -118,9 +118,9 @@ pub enum Error {
     RacingStore {
         /// The mapped file.
         path: PathBuf,
-        /// Where in this process.
+        /// Address in this process.
         address: usize,
-        /// Where in the file.
+        /// Offset in the file.
         offset: u64,
     },
     /// A heap's root was set with another type, size, alignment or version than the program has now.
@@ -128,15 +128,15 @@ pub enum Error {
     LayoutChanged {
         /// The heap.
         path: PathBuf,
-        /// What is there, what was expected, what to do.
+        /// The layout that is there, the expected one, and the remedy.
         detail: String,
     },
-    /// What a snapshot shows was overwritten by a checkpoint, or its owner has closed the store.
+    /// A checkpoint has overwritten data that a snapshot shows, or its owner has closed the store.
     #[error("{}: the snapshot as of commit {lsn} has expired: the files have gone on. Nothing wrong was shown; take a new snapshot", path.display())]
     SnapshotExpired {
         /// The store, or the file in it.
         path: PathBuf,
-        /// The commit as of which it was.
+        /// The commit that the snapshot showed.
         lsn: u64,
     },
     /// The handle was made before a `fork`, by the parent.
@@ -151,18 +151,18 @@ pub enum Error {
         /// The file.
         path: PathBuf,
     },
-    /// An argument that makes no sense.
+    /// An invalid argument.
     #[error("{detail}")]
     Invalid {
-        /// Which, and why.
+        /// The argument, and why it is invalid.
         detail: String,
     },
-    /// Something the system or file system here cannot do.
+    /// An operation that the system or file system does not support.
     #[error("{}: {detail}", path.display())]
     Unsupported {
-        /// Where.
+        /// The file or directory.
         path: PathBuf,
-        /// What, and the alternative.
+        /// The operation, and the alternative.
         detail: String,
     },
     /// Any other failure of the operating system.
@@ -170,7 +170,7 @@ pub enum Error {
     Io {
         /// A verb: open, read, rename …
         action: &'static str,
-        /// On what.
+        /// The object of the action.
         path: PathBuf,
         /// The error of the system.
         source: Arc<io::Error>,
@@ -190,7 +190,7 @@ fn outcome_text(outcome: Outcome) -> &'static str {
     }
 }
 
-/// A path in a message. In a store, the empty one is the store's directory.
+/// A path in a message. In a store, the empty path is the store's directory.
 fn shown(path: &Path) -> std::path::Display<'_> {
     if path.as_os_str().is_empty() { Path::new("the store's directory").display() } else { path.display() }
 }
@@ -201,10 +201,10 @@ impl std::fmt::Debug for Error {
     }
 }
 
-/// What to do about a store that another process has open.
+/// Advice about a store that another process has open.
 const BUSY_ADVICE: &str = "; end that program, read beside it (`untorn cat`, `Store::open_read_only`), or wait for it \
                            (`StoreOptions::wait`, `UNTORN_WAIT`)";
-/// Of a process whose number means another one here.
+/// Added for a process whose id in the lock file denotes another process here.
 const ELSEWHERE: &str = " of another pid namespace (as of a container; its number here is another one)";
 
 impl Error {
@@ -213,12 +213,12 @@ impl Error {
         Error::Busy { path: path.into(), pid, detail: BUSY_ADVICE.to_owned() }
     }
 
-    /// A store that a process has open whose number in the lock file is one of another pid namespace.
+    /// A store that is open in a process of another pid namespace, with that process's id there.
     pub fn busy_elsewhere(path: impl Into<PathBuf>, pid: u32) -> Error {
         Error::Busy { path: path.into(), pid: Some(pid), detail: format!("{ELSEWHERE}{BUSY_ADVICE}") }
     }
 
-    /// An operating-system error; a lack of space becomes [`Error::NoSpace`].
+    /// An operating-system error. Lack of space becomes [`Error::NoSpace`].
     pub fn io(action: &'static str, path: impl AsRef<Path>, source: io::Error) -> Error {
         let path = path.as_ref();
         if is_no_space(&source) {
@@ -227,13 +227,13 @@ impl Error {
         Error::Io { action, path: path.to_owned(), source: Arc::new(numbered(source)) }
     }
 
-    /// A file that would become larger than this system lets it; nothing was changed.
+    /// A file that would become larger than this system allows. Nothing was changed.
     pub fn too_large(action: &'static str, path: impl AsRef<Path>, detail: String) -> Error {
         let source = Arc::new(io::Error::new(io::ErrorKind::FileTooLarge, detail));
         Error::Io { action, path: path.as_ref().to_owned(), source }
     }
 
-    /// The disk returns errors for what was written there.
+    /// Data that the disk returns errors for.
     pub(crate) fn unreadable(path: impl AsRef<Path>, detail: String) -> Error {
         Error::Io {
             action: "read",
@@ -242,12 +242,12 @@ impl Error {
         }
     }
 
-    /// Whether the disk returns errors for a part of the journal that is needed.
+    /// Whether the disk returns errors for a needed part of the journal.
     pub(crate) fn is_unreadable(&self) -> bool {
         matches!(self, Error::Io { source, .. } if source.get_ref().is_some_and(|e| e.is::<Unreadable>()))
     }
 
-    /// The attribute of a file could not be set.
+    /// A failure to set the attribute of a file.
     pub fn attribute(path: impl AsRef<Path>, e: io::Error) -> Error {
         let detail = match Errno::from_io_error(&e) {
             Some(Errno::OPNOTSUPP) => {
@@ -275,7 +275,7 @@ impl Error {
         Error::Corrupt { path: path.as_ref().to_owned(), detail: detail.into(), advice }
     }
 
-    /// Damage inside of a heap.
+    /// Damage inside a heap.
     pub fn corrupt_heap(path: impl AsRef<Path>, detail: impl Into<String>) -> Error {
         let advice = "`untorn check heap` shows more; a heap that is damaged comes back from a backup alone";
         Error::Corrupt { path: path.as_ref().to_owned(), detail: detail.into(), advice }
@@ -308,7 +308,7 @@ impl Error {
         }
     }
 
-    /// Whether a flush failed: the kernel calls the next one a success.
+    /// Whether a flush failed. The kernel reports success for the next one.
     #[doc(hidden)]
     pub fn is_failed_flush(&self) -> bool {
         match self {
@@ -318,14 +318,14 @@ impl Error {
         }
     }
 
-    /// Whether the room that is full is that of a quota.
+    /// Whether a quota is exhausted.
     #[doc(hidden)]
     pub fn is_of_quota(&self) -> bool {
         let of_quota = || io::Error::from(Errno::DQUOT).to_string();
         matches!(self, Error::NoSpace { detail } if detail.contains(&of_quota()))
     }
 
-    /// What happened, without the advice: for a message that gives its own.
+    /// The event without the advice, for a message that gives its own advice.
     #[doc(hidden)]
     pub fn cause(&self) -> String {
         match self {
@@ -362,7 +362,7 @@ impl Error {
 }
 
 impl From<Error> for io::Error {
-    /// An error of the same kind as the system's error behind it; its source is the [`Error`] itself.
+    /// Makes an error of the same kind as the system's error behind it, with the [`Error`] itself as its source.
     fn from(e: Error) -> io::Error {
         let kind = match &e {
             Error::Io { source, .. } | Error::SyncFailed { source, .. } => source.kind(),
@@ -380,12 +380,12 @@ impl From<Error> for io::Error {
     }
 }
 
-/// What of the journal cannot be read.
+/// The part of the journal that cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Unreadable(String);
 
-/// Gives errors that did not come from the system the number that the system would have given.
+/// Gives errors that did not come from the system the number that the system would have used.
 fn numbered(e: io::Error) -> io::Error {
     if e.raw_os_error().is_some() || e.get_ref().is_some() {
         return e;
@@ -399,19 +399,19 @@ fn numbered(e: io::Error) -> io::Error {
     }
 }
 
-/// A link or a directory is where a file was looked for.
+/// Whether a link or a directory is in the place of a file.
 pub(crate) fn is_loop(e: &io::Error) -> bool {
     // ELOOP has no stable name in ErrorKind; EISDIR is the error of opening a directory for writing.
     Errno::from_io_error(e) == Some(Errno::LOOP) || e.kind() == io::ErrorKind::IsADirectory
 }
 
-/// No space, no quota, or a file-size limit.
+/// Whether space, a quota or a file-size limit is exhausted.
 pub(crate) fn is_no_space(e: &io::Error) -> bool {
     use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
     matches!(e.kind(), StorageFull | QuotaExceeded | FileTooLarge)
 }
 
-/// Adds what was being done, and to what, to an operating-system error.
+/// Adds the action and its object to an operating-system error.
 pub trait Context<T> {
     /// `cannot {action} {path}: …`
     fn context(self, action: &'static str, path: impl AsRef<Path>) -> Result<T>;
@@ -427,7 +427,7 @@ impl<T> Context<T> for io::Result<T> {
 mod tests {
     use super::*;
 
-    /// What `fn main() -> untorn::Result<()>` prints.
+    /// Checks the text that `fn main() -> untorn::Result<()>` prints.
     #[test]
     fn debug_prints_the_message() {
         let errors = [

@@ -1,7 +1,7 @@
 //! The bytes on disk: constants, header slots, record heads, file attributes.
 //!
-//! Writer, reader and checker share this file; `docs/FORMAT.md` describes it, and a test reads the
-//! document's tables against the constants. All numbers are little-endian.
+//! Writer, reader and checker share this file. `docs/FORMAT.md` describes the format, and a test compares its tables
+//! with the constants. All numbers are little-endian.
 
 pub mod sized_memory;
 pub(crate) mod unreadable;
@@ -12,9 +12,9 @@ use crc_fast::{CrcAlgorithm, Digest};
 use std::path::Path;
 use untorn_os::holds;
 
-/// Version of everything below. Readers refuse a newer one.
+/// Version of the whole format. Readers refuse a newer one.
 pub const VERSION: u32 = 3;
-/// The first version whose headers know which owners did not close.
+/// The first version whose headers list the owners that did not close.
 const UNCLOSED_KNOWN: u32 = 3;
 /// Unit of the journal: every commit group starts on a fresh block.
 pub const BLOCK_BYTES: usize = untorn_os::BLOCK_BYTES;
@@ -23,39 +23,39 @@ pub const BLOCK_BYTES: usize = untorn_os::BLOCK_BYTES;
 pub const HEADER_MAGIC: &[u8; 8] = b"UNTORN-H";
 /// Slots in the header file. They share no block.
 pub const HEADER_SLOTS: u64 = 2;
-/// Where a header slot keeps its checksum, over everything before it.
+/// Offset of a header slot's checksum, which covers everything before it.
 pub const HEADER_CRC_AT: usize = BLOCK_BYTES - 8;
-/// Where a header slot keeps its list of epochs.
+/// Offset of a header slot's list of epochs.
 pub const EPOCHS_AT: usize = 112;
-/// First bytes of the attribute `user.untorn` of a header file: the header of a closed journal.
+/// First bytes of the attribute `user.untorn` of a header file, which holds the header of a closed journal.
 pub const CLOSED_MAGIC: &[u8; 4] = b"UTCH";
-/// Its length: as an attribute of this length, it lies in the inode on ext4.
+/// Length of that attribute. With this length, ext4 stores it in the inode.
 pub const CLOSED_BYTES: usize = 64;
-/// Where it keeps its checksum, which is keyed, over everything before it.
+/// Offset of its checksum, which is keyed and covers everything before it.
 pub const CLOSED_CRC_AT: usize = CLOSED_BYTES - 8;
-/// Bytes of an entry of that list.
+/// Bytes of an entry of a header slot's list of epochs.
 pub const EPOCH_BYTES: usize = 32;
-/// Epochs that a header lists at most. An opening that would have to list more redoes all of them first. Each takes a
-/// segment, and segments grow: small stores stay small.
+/// Limit for the epochs in a header. An opening that would exceed it redoes all of them first. Each takes a segment,
+/// and segments grow, so a small limit keeps small stores small.
 pub const EPOCHS_MAX: usize = 4;
 
 /// First bytes of a record.
 pub const RECORD_MAGIC: &[u8; 4] = b"UTRC";
 /// Bytes before a record's body.
 pub const RECORD_HEAD_BYTES: usize = 80;
-/// Where a record keeps its checksum, which counts as zero while it is computed.
+/// Offset of a record's checksum, which counts as zero while it is computed.
 pub const RECORD_CRC_AT: usize = 72;
-/// Where a record keeps the checksum of its head, over everything before it.
+/// Offset of the checksum of a record's head, which covers everything before it.
 pub const RECORD_HEAD_CRC_AT: usize = 68;
 /// Records within a group start on multiples of this.
 pub const RECORD_ALIGN_BYTES: usize = 8;
 
-/// First bytes of the attribute `user.untorn` of a segment: its length.
+/// First bytes of the attribute `user.untorn` of a segment, which holds the segment's length.
 pub const LENGTH_MAGIC: &[u8; 4] = b"UTSG";
-/// Its length.
+/// Length of that attribute.
 pub const LENGTH_BYTES: usize = 24;
 
-/// The attribute of the segment of an index, which has at least so many bytes.
+/// The attribute of the segment with this index, stating that it has at least this many bytes.
 pub fn encode_length(index: u32, bytes: u64) -> [u8; LENGTH_BYTES] {
     let mut b = [0; LENGTH_BYTES];
     set_bytes(&mut b, 0, LENGTH_MAGIC);
@@ -67,7 +67,7 @@ pub fn encode_length(index: u32, bytes: u64) -> [u8; LENGTH_BYTES] {
     b
 }
 
-/// The bytes that the segment of an index has at least, by its attribute; 0: it does not say.
+/// The least length of the segment with this index, by its attribute; 0 if the attribute does not state one.
 pub fn decode_length(index: u32, value: Option<&[u8]>) -> u64 {
     match value {
         Some(b)
@@ -92,21 +92,21 @@ pub fn crc64(bytes: &[u8]) -> u64 {
     crc_fast::checksum(CrcAlgorithm::Crc64Nvme, bytes)
 }
 
-/// [`crc64`] of bytes that come piece by piece.
+/// [`crc64`] of bytes that arrive piece by piece.
 pub struct Crc64(Digest);
 
 impl Crc64 {
-    /// Of nothing yet.
+    /// The sum of no bytes.
     pub fn new() -> Crc64 {
         Crc64(Digest::new(CrcAlgorithm::Crc64Nvme))
     }
 
-    /// Behind what came before.
+    /// Appends bytes to the sum.
     pub fn add(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
 
-    /// Of all that came.
+    /// The checksum of all bytes so far.
     pub fn sum(&self) -> u64 {
         self.0.finalize()
     }
@@ -118,8 +118,8 @@ impl Default for Crc64 {
     }
 }
 
-/// The secret of a journal: its records' checksums begin with it. It is random, and only in the header, which nobody reads
-/// whom the owner does not let in.
+/// The secret of a journal, with which the checksums of its records begin. It is random, and stored in the header only,
+/// which nobody can read without the owner's permission.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Key(pub u64);
 
@@ -142,7 +142,7 @@ impl Key {
 /// Identifies a store, drawn at random when it is created.
 pub type StoreId = [u8; 16];
 
-/// Bytes as hexadecimal digits.
+/// The bytes as hexadecimal digits.
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
@@ -160,24 +160,25 @@ fn set_bytes(b: &mut [u8], at: usize, bytes: &[u8]) {
     b[at..at + bytes.len()].copy_from_slice(bytes);
 }
 
-/// An epoch whose records are in the journal and were not applied when the store was opened again. Exactly these of its
+/// An epoch whose records are in the journal and were unapplied when the store was opened again. Exactly these of its
 /// records are accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ListedEpoch {
     /// The epoch.
     pub epoch: u64,
-    /// LSN of its first record that is accepted.
+    /// LSN of its first accepted record.
     pub first_lsn: u64,
-    /// LSN of the last.
+    /// LSN of its last accepted record.
     pub last_lsn: u64,
-    /// Checksum of the last, from which the others are found: each record repeats the checksum of the one before.
+    /// Checksum of that record. The others are found from it, because each record repeats the checksum of its
+    /// predecessor.
     pub last_crc: u64,
 }
 
-/// The contents of a header slot. The valid slot with the higher generation counts.
+/// The contents of a header slot. The valid slot with the higher generation is the current one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Version of whoever wrote it. A header is always written in the present one.
+    /// Version of the program that wrote it. A header is always written in the present version.
     pub version: u32,
     /// The store.
     pub store: StoreId,
@@ -187,13 +188,13 @@ pub struct Header {
     pub checkpoint_lsn: u64,
     /// Epochs before the open one that have records after `checkpoint_lsn`, oldest first.
     pub listed: Vec<ListedEpoch>,
-    /// LSN of the first record of the open epoch that counts.
+    /// LSN of the first record that can be accepted of the open epoch.
     pub open_lsn: u64,
-    /// What that record repeats as the checksum of its predecessor: a random number, drawn anew for each opening, or
-    /// the checksum of record `checkpoint_lsn` if that is of the open epoch.
+    /// The link: the first record of the open epoch repeats it as the checksum of its predecessor. It is a random
+    /// number, drawn for each opening, or the checksum of record `checkpoint_lsn` if that record is of the open epoch.
     pub link: u64,
-    /// Nothing was pending when this header was written, and nothing is unless block 0 of segment
-    /// `start_segment`, or its length, has changed since.
+    /// Nothing was pending when this header was written, and nothing is unless block 0 of segment `start_segment`, or
+    /// its length, has changed since.
     pub clean: bool,
     /// The segment that a clean journal continues in.
     pub start_segment: u32,
@@ -201,38 +202,38 @@ pub struct Header {
     pub start_crc: u64,
     /// Length of that segment in blocks.
     pub start_blocks: u32,
-    /// Id of the boot in which commits of class `process` were made, if some may not have been flushed.
+    /// Id of the boot in which commits of class `process` were made, if some may be unflushed.
     pub boot: Option<[u8; 16]>,
     /// The epoch in which this header was written.
     pub epoch: u64,
-    /// Lengths in blocks that segments had at least when this header was written, by index; 0: there was none.
+    /// Least lengths of segments, in blocks, when this header was written, by index; 0 for a missing one.
     pub lengths: Vec<u32>,
-    /// The last epochs whose owners did not close the store, oldest first: files may wait for commits of theirs.
+    /// The last epochs whose owners did not close the store, oldest first. Files may wait for commits of these.
     pub unclosed: Vec<u64>,
-    /// Nobody has looked yet for files that wait for commits of these epochs which never came.
+    /// No owner has yet looked for files that wait for commits of these epochs which never came.
     pub marks_left: bool,
-    /// The secret of the checksums of this journal's records.
+    /// The secret key of the checksums of this journal's records.
     pub key: Key,
-    /// It was read from the attribute: the slot of its generation may not be durable. Not written.
+    /// It was read from the attribute, so the slot of its generation may not be durable. Not written.
     pub by_attribute: bool,
 }
 
-/// Where a header slot keeps the length of the segment in which a clean journal continues.
+/// Offset of the length of the segment in which a clean journal continues.
 const START_BLOCKS_AT: usize = EPOCHS_AT + EPOCHS_MAX * EPOCH_BYTES;
-/// Where a header slot keeps the list of epochs that were not closed: their number in four bytes, then the epochs.
+/// Offset of the list of unclosed epochs: their number in four bytes, then the epochs.
 pub const UNCLOSED_AT: usize = START_BLOCKS_AT + 4;
-/// Epochs that were not closed and that a header lists at most. An opening that finds so many looks for what they left.
+/// Limit for the unclosed epochs in a header. An opening that finds this many looks for marks that they left.
 pub const UNCLOSED_MAX: usize = 240;
-/// Where a header slot keeps the lengths of segments: their number in four bytes, then the blocks of each, by index.
+/// Offset of the lengths of segments: their number in four bytes, then the blocks of each, by index.
 pub const LENGTHS_AT: usize = UNCLOSED_AT + 4 + 8 * UNCLOSED_MAX;
-/// Lengths that a header lists at most.
+/// Limit for the lengths in a header.
 pub const LENGTHS_MAX: usize = (HEADER_CRC_AT - LENGTHS_AT - 4) / 4;
 const FLAG_CLEAN: u32 = 1;
 const FLAG_BOOT: u32 = 2;
 const FLAG_MARKS_LEFT: u32 = 4;
 
 impl Header {
-    /// Where the slot of this generation lies in the header file.
+    /// Offset in the header file of the slot of this generation.
     pub fn slot_of(generation: u64) -> u64 {
         BLOCK_BYTES as u64 * (generation % HEADER_SLOTS)
     }
@@ -242,15 +243,16 @@ impl Header {
         u64::from(self.start_blocks) * BLOCK_BYTES as u64
     }
 
-    /// Nothing was pending when a writer of this version wrote the header. One of another version makes a header of its own
-    /// durable first.
+    /// Whether a writer of this version found nothing pending when it wrote the header. A writer of another version
+    /// first makes a header of its own durable.
     pub fn is_closed(&self) -> bool {
         self.clean && self.version == VERSION
     }
 
-    /// Whether a file of this store waits, or waited, for commits of an owner that this header knows, whether it knows these
-    /// commits or not. An owner writes a header of its epoch before it marks a file, and leaves no mark when it closes. So a
-    /// file that waits for somebody else's has a journal that is not here: an older one was put in its place.
+    /// Whether this header knows the owner for whose commits a file of this store waits, or waited, whether or not it
+    /// knows the commits. An owner writes a header with its epoch before it marks a file, and leaves no mark when it
+    /// closes. So the journal of a file that waits for an unknown owner is not here: an older journal was put in its
+    /// place.
     pub fn knows(&self, a: &Attribute) -> bool {
         let is_open = || self.epoch == a.epoch && !self.clean;
         a.version < UNCLOSED_KNOWN
@@ -260,13 +262,13 @@ impl Header {
             || !holds(invariant::OTHER_JOURNAL)
     }
 
-    /// Whether a file was marked when its journal had more commits than this one, which ends with that LSN.
+    /// Whether a file was marked when its journal had more commits than this one, which ends with this LSN.
     pub fn is_behind(a: &Attribute, last_lsn: u64) -> bool {
-        // Before, a mark could be ahead of what was flushed.
+        // In older versions, a mark could be ahead of the flushed records.
         a.version >= UNCLOSED_KNOWN && a.checkpoint_lsn > last_lsn && holds(invariant::OTHER_JOURNAL)
     }
 
-    /// Adds an epoch to those that were not closed. The oldest goes if there are too many.
+    /// Adds an epoch to the unclosed ones. The oldest is dropped if there are too many.
     pub fn add_unclosed(&mut self, epoch: u64) {
         if epoch == 0 || self.unclosed.contains(&epoch) {
             return;
@@ -277,7 +279,7 @@ impl Header {
         self.unclosed.push(epoch);
     }
 
-    /// The slot's block.
+    /// Encodes the slot's block.
     pub fn encode(&self) -> [u8; BLOCK_BYTES] {
         let mut b = [0; BLOCK_BYTES];
         let flag = |is_set: bool, flag: u32| if is_set { flag } else { 0 };
@@ -320,8 +322,8 @@ impl Header {
         b
     }
 
-    /// The header of a closed journal as an attribute of the header file, whose slots these are. It belongs to the newest
-    /// durable one, by that slot's checksum, which lists the same epochs that were not closed.
+    /// Encodes the header of a closed journal as an attribute of the header file with these slots. It refers to the
+    /// newest durable slot by that slot's checksum; both must list the same unclosed epochs.
     pub fn encode_closed(&self, slots: &[u8]) -> [u8; CLOSED_BYTES] {
         debug_assert!(self.listed.is_empty() && self.boot.is_none() && self.open_lsn == self.checkpoint_lsn + 1);
         let mut b = [0; CLOSED_BYTES];
@@ -342,14 +344,14 @@ impl Header {
         b
     }
 
-    /// The checksum in the slot that a closed header of this generation does not use.
+    /// The checksum in the slot that a closed header of this generation refers to.
     fn durable_crc(slots: &[u8], generation: u64) -> &[u8] {
         let slot = Header::slot_of(generation.wrapping_add(1)) as usize;
         &slots[slot + HEADER_CRC_AT..slot + BLOCK_BYTES]
     }
 
-    /// The header of the same journal that an attribute of the header file holds; these are the slots. `Ok(None)`: it holds
-    /// none.
+    /// Decodes the header in an attribute of the header file with these slots, if it is of the same journal.
+    /// `Ok(None)`: there is none.
     pub fn decode_closed(&self, b: &[u8], slots: &[u8], path: &Path) -> Result<Option<Header>> {
         if b.len() != CLOSED_BYTES || &b[..4] != CLOSED_MAGIC {
             return Ok(None);
@@ -389,7 +391,7 @@ impl Header {
         Ok(Some(header))
     }
 
-    /// Reads a slot. `Ok(None)`: not a valid slot (torn, never written).
+    /// Decodes a slot. `Ok(None)`: the slot is invalid (torn, or never written).
     pub fn decode(b: &[u8], path: &Path) -> Result<Option<Header>> {
         if b.len() < BLOCK_BYTES || &b[..8] != HEADER_MAGIC || u64_at(b, HEADER_CRC_AT) != crc64(&b[..HEADER_CRC_AT]) {
             return Ok(None);
@@ -447,7 +449,7 @@ impl Header {
 pub enum RecordKind {
     /// A commit: its body lists files and operations.
     Commit,
-    /// A durable mark: has no body; says in `durable_lsn` what was flushed before it.
+    /// A durable mark: it has no body, and states in `durable_lsn` which records were flushed before it.
     DurableMark,
 }
 
@@ -456,13 +458,13 @@ pub enum RecordKind {
 pub struct RecordHead {
     /// Commit or durable mark.
     pub kind: RecordKind,
-    /// The body is not here but in a spill file, to which the record refers.
+    /// The body is in a spill file, to which the record refers.
     pub body_by_reference: bool,
     /// Head and body in bytes, without padding.
     pub len: u64,
-    /// Number of the record (log sequence number); one more than its predecessor's.
+    /// Log sequence number: one more than that of its predecessor.
     pub lsn: u64,
-    /// Epoch in which it was written, one for each opening of the store: a random number, and so the
+    /// The epoch, that is, the opening of the store, in which it was written: a random number, which also serves as the
     /// record's salt.
     pub epoch: u64,
     /// Generation of the newest header that was durable when the record was written.
@@ -476,8 +478,8 @@ pub struct RecordHead {
 }
 
 impl RecordHead {
-    /// Writes the head in front of a body that already stands behind it, and seals both with a
-    /// checksum, which it returns.
+    /// Writes the head in front of the body, which is already in the buffer. Seals both with a checksum, and returns
+    /// that.
     pub fn seal(&self, record: &mut [u8], key: Key) -> u64 {
         debug_assert_eq!(record.len() as u64, self.len);
         let kind: u16 = match self.kind {
@@ -502,18 +504,18 @@ impl RecordHead {
         crc
     }
 
-    /// Reads the record that starts at `position` of a segment. `None`: there is no valid one.
-    /// Returns the head and its checksum.
+    /// Decodes the record that starts at `position` of a segment. Returns the head and its checksum, or `None` if there
+    /// is no valid record.
     pub fn decode(segment: &[u8], position: usize, key: Key) -> Option<(RecordHead, u64)> {
         RecordHead::decode_at(segment.get(position..)?, position as u64, key)
     }
 
-    /// The length that the record at the beginning of these bytes says it has. `None`: there is none.
+    /// The length in the head of the record at the beginning of these bytes, or `None` if there is no record.
     pub fn len_of(b: &[u8]) -> Option<u64> {
         (b.len() >= RECORD_HEAD_BYTES && &b[..4] == RECORD_MAGIC).then(|| u64_at(b, 8))
     }
 
-    /// Reads the record at the beginning of bytes that stand at `position` of a segment.
+    /// Decodes the record at the beginning of bytes that lie at `position` of a segment.
     pub fn decode_at(b: &[u8], position: u64, key: Key) -> Option<(RecordHead, u64)> {
         let (head, stored) = RecordHead::decode_head(b, position, b.len() as u64, key)?;
         let b = &b[..head.len as usize];
@@ -521,14 +523,15 @@ impl RecordHead {
         (crc == stored || !holds(invariant::CHECKSUM)).then_some((head, crc))
     }
 
-    /// Reads the head of a record of which more cannot be read, or was not read yet, by the head's own checksum; the record
-    /// has at most that many bytes. Returns it and the checksum that is written in it.
+    /// Decodes the head of a record whose rest cannot be read, or was not read yet, and checks it by the head's own
+    /// checksum. The record has at most `len_max` bytes. Returns the head, and the record's checksum that is stored in
+    /// it.
     pub(crate) fn decode_head(b: &[u8], position: u64, len_max: u64, key: Key) -> Option<(RecordHead, u64)> {
         let len = RecordHead::len_of(b)?;
         if len < RECORD_HEAD_BYTES as u64 || len > len_max || u64_at(b, 40) != position {
             return None;
         }
-        // Nobody makes recovery sum up the whole segment for each of its blocks.
+        // Check the head first: forged heads must not make recovery sum the whole segment for each block.
         let head_crc = key.crc64(&[&b[..RECORD_HEAD_CRC_AT]]) as u32;
         if holds(invariant::CHECKSUM) && head_crc != u32_at(b, RECORD_HEAD_CRC_AT) {
             return None;
@@ -559,7 +562,7 @@ impl RecordHead {
 /// The attribute that ties a file to its store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attribute {
-    /// Version of whoever marked the file.
+    /// Version of the program that marked the file.
     pub version: u32,
     /// The store.
     pub store: StoreId,
@@ -569,20 +572,20 @@ pub struct Attribute {
     pub epoch: u64,
     /// The file holds every commit up to this one.
     pub checkpoint_lsn: u64,
-    /// Checksum of the file's path in the store: a copy, or a file that was moved, has another path.
+    /// Checksum of the file's path in the store. A copy, or a moved file, has another path.
     pub path_crc: u64,
-    /// There may be newer commits in the journal: the file must not be read without it.
+    /// The journal may have newer commits, so the file must not be read without it.
     pub pending: bool,
 }
 
-/// What an attribute's bytes turned out to be.
+/// The result of decoding an attribute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttributeFound {
     /// No attribute.
     None,
     /// A valid one.
     Valid(Attribute),
-    /// Not one that this version understands.
+    /// An attribute that this version does not understand.
     Unreadable,
 }
 
@@ -592,7 +595,7 @@ impl Attribute {
         crc64(path.as_os_str().as_encoded_bytes())
     }
 
-    /// The attribute's value.
+    /// Encodes the attribute's value.
     pub fn encode(&self) -> [u8; ATTRIBUTE_BYTES] {
         let mut b = [0; ATTRIBUTE_BYTES];
         set_bytes(&mut b, 0, ATTRIBUTE_MAGIC);
@@ -608,7 +611,7 @@ impl Attribute {
         b
     }
 
-    /// Reads an attribute's value.
+    /// Decodes an attribute's value.
     pub fn decode(value: Option<&[u8]>) -> AttributeFound {
         let Some(b) = value else { return AttributeFound::None };
         if b.len() != ATTRIBUTE_BYTES

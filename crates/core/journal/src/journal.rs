@@ -1,11 +1,11 @@
-//! The journal of an open store: commits are appended, and checkpoints truncate it at the other end.
+//! The journal of an open store: commits are appended at one end, and checkpoints truncate the other.
 //!
 //! ```text
 //! segment:   free ──commit──▶ current ──no room left──▶ full ──truncate──▶ free
 //! ```
 //!
-//! A commit group is one run of records, starting on a fresh block: one write, one flush. No byte
-//! that was acknowledged is ever rewritten before the header that truncates the log behind it is durable.
+//! A commit group is one run of records that starts on a fresh block: one write, one flush. No acknowledged byte is
+//! overwritten before the header that truncates the log behind it is durable.
 
 mod appended;
 mod headers;
@@ -33,30 +33,30 @@ use untorn_os::{
     AlignedBuf, File, Open, Storage, SyncPoint, holds, is_closed_by_program, value_if_holds, write_all_at,
 };
 
-/// Sizes and promises of a journal.
+/// Sizes and guarantees of a journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Flush commits (class `power`), or let the page cache be enough (class `process`).
     pub durable: bool,
-    /// Most bytes of segments.
+    /// Limit for the bytes of all segments together.
     pub journal_bytes: u64,
     /// Bytes of the first segment, so that small stores stay small.
     pub segment_bytes_first: u64,
     /// A commit with more bytes than this is spilled.
     pub inline_bytes_max: u64,
-    /// Data files share the blocks of spill files where at least so many bytes in whole blocks follow each other.
+    /// Data files share blocks with spill files where at least this many bytes of consecutive whole blocks match.
     pub clone_bytes_least: u64,
-    /// Ranges of records that are not applied are kept in memory if they have no more bytes than this.
+    /// Ranges of records that are not applied stay in memory if they have at most this many bytes.
     pub in_memory_max: u64,
-    /// So much of a segment is read at once, in whole blocks, when the journal is opened.
+    /// Bytes of a segment that are read at once, in whole blocks, when the journal is opened.
     pub window_bytes: usize,
-    /// Set room apart for quarantining the journal on a full disk.
+    /// Reserve space for quarantining the journal on a full disk.
     pub spare: bool,
     /// Keep a page for readers, in class `power`.
     pub readers: bool,
     /// How long leases of readers are honoured.
     pub leases: Duration,
-    /// Permission bits of the directory of a new store: who may read it.
+    /// Permission bits of the directory of a new store, which decide on read access.
     pub dir_mode: u32,
 }
 
@@ -71,20 +71,22 @@ impl Options {
 struct Segment {
     index: u32,
     bytes: u64,
-    /// Bytes behind these that were appended in this epoch, with whole groups.
+    /// Bytes that were appended to the segment in this epoch, in whole groups, behind `bytes`.
     appended: u64,
     file: Arc<dyn File>,
-    /// LSN of the last record in it; 0: none that counts.
+    /// LSN of the last record in it; 0 if none is live.
     last_lsn: u64,
     /// Checksum of its first block, if known.
     first_block_crc: Option<u64>,
-    /// Its attribute says its length, and was not flushed yet.
+    /// Its attribute states its length, and is not flushed yet.
     length_due: bool,
-    /// The length that is on the disk for sure: what the cache shows may have been lost by a flush that failed.
+    /// The length that is certainly on the disk: a failed flush may have lost the rest, though the page cache still
+    /// shows it.
     durable_bytes: u64,
 }
 
-/// What is known of records after a write of them failed: the descriptor is looked at before anything is written.
+/// The outcome of a failed write of records. If the program closed the descriptor, nothing was written: the descriptor
+/// is checked before each write.
 fn outcome_of_write(e: &io::Error) -> Outcome {
     if is_closed_by_program(e) { Outcome::NotCommitted } else { Outcome::UnknownUntilReopened }
 }
@@ -112,8 +114,8 @@ pub struct JournalCounters {
 pub struct CheckpointTarget {
     /// LSN of the last commit that it covers.
     pub checkpoint_lsn: u64,
-    /// LSN for the attributes of data files, which must not run ahead of the disk: a durable mark behind
-    /// the last commit may still be lost.
+    /// LSN for the attributes of data files. They must not run ahead of the disk, and a durable mark behind the last
+    /// commit may still be lost.
     pub durable_lsn: u64,
     crc: u64,
 }
@@ -151,30 +153,30 @@ pub struct Journal {
     segments: Vec<Segment>,
     current: usize,
     position: u64,
-    /// Where the buffer was written last.
+    /// Position in the segment at which the buffer was last written.
     group_at: u64,
     next_lsn: u64,
     previous_crc: u64,
     durable_lsn: u64,
     /// Generation of the newest header that was flushed.
     durable_generation: u64,
-    /// The header on the disk may be another one than the one in memory.
+    /// The header on the disk may differ from the one in memory.
     header_uncertain: bool,
-    /// The header that lists the epochs which are not applied could not be written: the next one, whichever it is, comes
-    /// before the first record.
+    /// The header that lists the unapplied epochs could not be written. A header of any kind must be written before the
+    /// first record.
     list_due: bool,
     spills: Vec<LiveSpill>,
-    /// Spilled bodies of records that are sealed, but not written.
+    /// Spilled bodies of records that are sealed but not yet written.
     bodies: Vec<(Arc<Spill>, u64)>,
     failed: Option<(Outcome, Arc<io::Error>)>,
     buf: AlignedBuf,
-    /// Segments with records that were not flushed yet.
+    /// Segments with records that are not flushed yet.
     unflushed: Vec<usize>,
-    /// A durable mark is due: the last record is a commit that no later record calls durable.
+    /// A durable mark is due: the last record is a commit, and no later record states that it is durable.
     mark_due: bool,
-    /// Bytes that commits leave in the segments for a record that restates what waits.
+    /// Bytes that commits leave free in the segments for a record that restates unapplied commits.
     reserved: u64,
-    /// LSN of the last commit, and of the last record that restates.
+    /// LSN of the last commit, and of the last restating record.
     last_commit: u64,
     last_restated: u64,
     counters: JournalCounters,
@@ -226,7 +228,7 @@ impl Journal {
             options,
         };
         for s in segments {
-            // How a segment is opened follows the failure class of this epoch, not of the scan.
+            // The failure class of this epoch, not that of the scan, decides how a segment is opened.
             let path = journal.dir.join(segment_name(s.index));
             let how = if options.durable { Open::WRITE.direct() } else { Open::WRITE };
             let file = journal.storage.open(&path, how).context("open", &path)?;
@@ -255,7 +257,7 @@ impl Journal {
         } else if let Some(at) = journal.segments.iter().position(is_free) {
             journal.current = at;
         } else {
-            // Full: commits make a segment, or wait for a checkpoint. Reads need neither.
+            // Full: commits add a segment or wait for a checkpoint. Reads need neither.
             journal.position = journal.segments[0].bytes;
         }
         Ok(journal)
@@ -266,7 +268,7 @@ impl Journal {
         self.header.store
     }
 
-    /// The epoch: this opening of the store.
+    /// The epoch, that is, this opening of the store.
     pub fn epoch(&self) -> u64 {
         self.epoch
     }
@@ -281,12 +283,12 @@ impl Journal {
         self.next_lsn - 1
     }
 
-    /// LSN of the last record that was flushed, as far as this class flushes.
+    /// LSN of the last flushed record; in class `process`, of the last written record.
     pub fn durable_lsn(&self) -> u64 {
         self.durable_lsn
     }
 
-    /// LSN of the last commit, which is durable as far as this class makes it so. Durable marks may follow.
+    /// LSN of the last commit, which is as durable as this failure class makes it. Durable marks may follow it.
     pub fn last_commit_lsn(&self) -> u64 {
         self.last_commit
     }
@@ -296,7 +298,7 @@ impl Journal {
         self.header_file.size_max().context("look at", &self.dir)
     }
 
-    /// Totals.
+    /// Totals since the journal was opened.
     pub fn counters(&self) -> JournalCounters {
         self.counters
     }
@@ -314,7 +316,7 @@ impl Journal {
         if current.last_lsn > self.header.checkpoint_lsn { full - current.bytes + self.position } else { full }
     }
 
-    /// spill files that a checkpoint would free.
+    /// Spill files that a checkpoint would free.
     pub fn pending_spills(&self) -> usize {
         self.spills.len()
     }
@@ -324,17 +326,17 @@ impl Journal {
         self.segments[self.current].file.is_direct()
     }
 
-    /// From now on readers are told.
+    /// From now on the journal announces its LSNs to readers in this page.
     pub fn tell_readers(&mut self, page: Arc<OwnersPage>) {
         self.page = Some(page);
     }
 
-    /// What readers are told by.
+    /// The page in which readers learn the journal's LSNs.
     pub fn readers_page(&self) -> Option<&Arc<OwnersPage>> {
         self.page.as_ref()
     }
 
-    /// Readers learn that commits are durable. One that they do not learn of is no less durable.
+    /// Announces to readers that commits are durable. A failed announcement makes no commit less durable.
     fn tell_durable(&self, lsn: u64) {
         if let Some(page) = &self.page {
             let _ = page.raise(Cell::Durable, lsn);
@@ -351,16 +353,16 @@ impl Journal {
         self.failed.as_ref().map(|(outcome, source)| Error::SyncFailed { outcome: *outcome, source: source.clone() })
     }
 
-    /// A failed sync is never believed to have been mended by a later one.
+    /// Records a failed write or flush. A later success does not repair it.
     fn fail(&mut self, outcome: Outcome, e: io::Error) -> Error {
         let source = Arc::new(e);
-        // Later commits did not happen, whatever became of this one.
+        // Later commits did not happen, regardless of the outcome of this one.
         self.failed = holds(invariant::STICKY_ERROR).then(|| (Outcome::NotCommitted, source.clone()));
         Error::SyncFailed { outcome, source }
     }
 
-    /// Commits records: flushes spill files, encodes, writes and flushes the records. All of them, or as many as there
-    /// is room for.
+    /// Commits records: flushes spill files, then encodes, writes and flushes the records. Commits all of them, or as
+    /// many as fit.
     pub fn commit(&mut self, records: &[Record]) -> Result<Committed> {
         if let Some(e) = self.failure() {
             return Err(e);
@@ -376,9 +378,9 @@ impl Journal {
                 Ok(0) => break,
                 Ok(n) => done += n,
                 Err(e) if done == 0 => return Err(e),
-                // What is written already is committed; the next call meets this error again.
+                // The records written so far are committed; the next call returns this error again.
                 Err(_) if self.failed.is_none() => break,
-                // What is written already may be found again.
+                // Recovery may find the records written so far.
                 Err(Error::SyncFailed { source, .. }) => {
                     return Err(Error::SyncFailed { outcome: Outcome::UnknownUntilReopened, source });
                 }
@@ -391,7 +393,7 @@ impl Journal {
         self.finish_commit(first_lsn, done)
     }
 
-    /// Flushes so many records, which are written.
+    /// Flushes this many written records, and counts them as committed.
     fn finish_commit(&mut self, first_lsn: u64, n: usize) -> Result<Committed> {
         self.flush(sync_point::COMMIT)?;
         self.mark_due = true;
@@ -401,7 +403,7 @@ impl Journal {
         Ok(Committed::Records { first_lsn, n })
     }
 
-    /// Writes as many records as fit into one segment; 0: there is no room for the first.
+    /// Writes as many records as fit into one segment, and returns their number; 0 if there is no room for the first.
     fn write_some(&mut self, records: &[Record]) -> Result<usize> {
         self.check_file_size_limit(self.room_for(&records[0]))?;
         loop {
@@ -414,7 +416,7 @@ impl Journal {
                     return self.write_group().map(|()| n);
                 }
                 Err(e) => {
-                    // Sealed in memory only: the numbers are free again.
+                    // The records were sealed in memory only, so their LSNs are free again.
                     (self.next_lsn, self.previous_crc) = (next_lsn, previous_crc);
                     self.bodies.clear();
                     return Err(e);
@@ -426,7 +428,7 @@ impl Journal {
         }
     }
 
-    /// Spill files are durable, names included, before a record refers to them.
+    /// Makes spill files durable, names included, before a record refers to them.
     fn flush_spills(&mut self, records: &[Record]) -> Result<()> {
         let mut any = false;
         for op in records.iter().flat_map(|r| &r.ops) {
@@ -436,7 +438,7 @@ impl Journal {
             }
             match spill.sync() {
                 Ok(synced) => any |= synced,
-                // Whatever the reason, no space included: the result of a second flush proves nothing.
+                // Fail for every reason, lack of space included: success of a second flush would prove nothing.
                 Err(e) => return Err(self.fail(Outcome::NotCommitted, e)),
             }
         }
@@ -446,16 +448,16 @@ impl Journal {
         Ok(())
     }
 
-    /// The most bytes that a record needs in a segment.
+    /// The most bytes that a record can need in a segment.
     fn room_for(&self, record: &Record) -> u64 {
         let body = record.body_bytes();
         let inline = RECORD_HEAD_BYTES as u64 + body;
         let most = self.options.segment_bytes_max();
-        // The operation list itself goes by reference if it fits nowhere.
+        // A body that fits into no segment goes into a spill file, and the record refers to it.
         if inline > most { RECORD_HEAD_BYTES as u64 + 24 } else { inline }
     }
 
-    /// Puts as many records as fit into so many bytes at the current position into the buffer, linked and sealed.
+    /// Encodes as many records as fit into `room` bytes at the current position into the buffer, linked and sealed.
     fn encode_group(&mut self, records: &[Record], room: u64) -> Result<usize> {
         self.buf.clear();
         let mut sealed = 0;
@@ -484,14 +486,14 @@ impl Journal {
         Ok(sealed)
     }
 
-    /// Whether the body of the record that starts at `at` of the buffer has, at the beginning of a block, what a record
-    /// begins with. Who may read the store can read the key, and whatever a program lets others store may be made up.
+    /// Whether a block of the body of the record at `at` in the buffer begins like a record. Every reader of the store
+    /// knows the key, so file contents may forge a record.
     fn looks_like_records(&self, at: usize) -> bool {
         let blocks = (at + 1).next_multiple_of(BLOCK_BYTES)..self.buf.len();
         blocks.step_by(BLOCK_BYTES).any(|block| self.buf[block..].starts_with(RECORD_MAGIC))
     }
 
-    /// The record that starts at `at` of the buffer is complete: head, checksum, chain.
+    /// Completes the record that starts at `at` in the buffer: head, checksum, chain.
     fn seal_record(&mut self, at: usize, kind: RecordKind, body_by_reference: bool) {
         let head = RecordHead {
             kind,
@@ -499,7 +501,8 @@ impl Journal {
             len: (self.buf.len() - at) as u64,
             lsn: self.next_lsn,
             epoch: self.epoch,
-            // Of one that is an attribute, or of class `process`, the disk may have nothing yet.
+            // The newest header that is certainly on the disk: an attribute header, or one of class `process`, may not
+            // be there yet.
             generation: self.durable_generation,
             position: self.position + at as u64,
             previous_crc: self.previous_crc,
@@ -528,8 +531,7 @@ impl Journal {
         Ok(reference)
     }
 
-    /// Keeps the spill files of records that are about to be written, until the log is truncated behind
-    /// those records.
+    /// Keeps the spill files of records that are about to be written until the log is truncated behind those records.
     fn keep_spills(&mut self, records: &[Record], first: u64) {
         let mut referenced = std::mem::take(&mut self.bodies);
         for (record, lsn) in records.iter().zip(first..) {
@@ -562,7 +564,7 @@ impl Journal {
         written.map_err(|e| self.fail(outcome_of_write(&e), e))
     }
 
-    /// The buffer was written to the current segment, or some of it.
+    /// Notes that the buffer, or a part of it, was written to the current segment.
     fn note_written(&mut self) {
         self.segments[self.current].last_lsn = self.next_lsn - 1;
         self.counters.bytes_written += self.buf.len() as u64;
@@ -571,7 +573,7 @@ impl Journal {
         }
     }
 
-    /// Flushes a record: once; twice if the group, or a durable mark before it, began in another segment.
+    /// Flushes a record: one flush, or two if the group, or a durable mark before it, began in another segment.
     fn flush(&mut self, point: SyncPoint) -> Result<()> {
         if !holds(invariant::TOLD_WHEN_DURABLE) {
             self.tell_durable(self.next_lsn - 1);
@@ -595,9 +597,8 @@ impl Journal {
         Ok(())
     }
 
-    /// Writes a durable mark if the last commit still lacks one: a record which says that everything
-    /// before it was flushed, so that later damage to the last group is told from a torn end. The mark
-    /// itself is not flushed.
+    /// Writes a durable mark if the last commit still lacks one: a record that states that everything before it was
+    /// flushed, so that later damage to the last group can be told from a torn end. The mark itself is not flushed.
     pub fn write_durable_mark(&mut self) -> Result<bool> {
         if !self.mark_due || self.failed.is_some() || !self.options.durable {
             return Ok(false);

@@ -1,10 +1,11 @@
 //! Untorn's journal: format, commit, checkpoint, recovery, checker.
 //!
-//! The journal is Untorn's write-ahead log (WAL). No clock, no threads, no mappings, no `unsafe`: all
-//! of it runs on a simulated disk. Modules, from the bottom up: `format` and `record` (bytes), `spill`
-//! (bytes of large commits), `overlay` and `final_state` (what commits amount to), `apply` (writing
-//! that to the data files), `store_dir` and `quarantine` (directories, and who has locked the store),
-//! `segment_reader` and `scan` (reading), `begun_reads` (reading ahead), `log_tail` (reading on), `snapshot` (reading without owning), `journal` (writing), `recovery` (opening).
+//! The journal is Untorn's write-ahead log (WAL). It has no clock, no threads, no mappings and no `unsafe`: all of it
+//! runs on a simulated disk. Modules, from the bottom up: `format` and `record` (bytes), `spill` (bytes of large
+//! commits), `overlay` and `final_state` (the net effect of commits), `apply` (writing that effect to the data files),
+//! `store_dir` and `quarantine` (directories and the store lock), `segment_reader` and `scan` (reading), `begun_reads`
+//! (prefetch), `log_tail` (following the log), `snapshot` (reading without the lock), `journal` (writing), `recovery`
+//! (opening).
 
 pub mod commits;
 pub mod data_files;

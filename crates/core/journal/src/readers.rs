@@ -1,5 +1,5 @@
-//! Readers beside the owner: what the owner tells them, and how they read a store without owning it. Stands on
-//! `scanning` and `data_files`.
+//! Readers beside the owner: the state that the owner announces to them, and how they read a store without owning it.
+//! Stands on `scanning` and `data_files`.
 
 pub mod leases;
 pub mod log_tail;

@@ -1,8 +1,8 @@
-//! Opens a store: locks it, recovers what a crash left, and begins a new epoch.
+//! Opens a store: locks it, recovers from a crash, and begins a new epoch.
 //!
-//! Recovery reads the journal past the page cache, computes the final state, checks every file, and
-//! only then writes: names, and then the contents (redo), or no contents where they can be carried over.
-//! It may crash anywhere and be done again.
+//! Recovery reads the journal past the page cache, computes the final state and checks every file. Only then does it
+//! write: names first, and then contents (redo), unless these can stay in the journal unapplied. It may crash at any
+//! point and run again.
 
 pub mod carry;
 mod damaged_journal;
@@ -35,12 +35,12 @@ use untorn_os::{File, Open, Storage, holds};
 /// More files than this are flushed by one `syncfs` instead of one by one.
 const FLUSH_ONE_BY_ONE_MAX: usize = 16;
 
-/// Whether this number of files is flushed one by one.
+/// Whether this many files are flushed one by one.
 pub fn flush_one_by_one(storage: &dyn Storage, files: usize) -> bool {
     files <= FLUSH_ONE_BY_ONE_MAX || !storage.sync_file_system_reports_errors()
 }
 
-/// How to open.
+/// Options for opening a store.
 pub struct OpenOptions<'a> {
     /// Sizes and failure class of the new epoch.
     pub journal: Options,
@@ -54,24 +54,24 @@ pub struct OpenOptions<'a> {
     pub salvage: bool,
     /// Apply everything before the store is served.
     pub redo: bool,
-    /// Bytes read and applied so far, of how many.
+    /// Called with the bytes read and applied so far, and the total.
     pub progress: &'a dyn Fn(u64, u64),
 }
 
-/// What recovery did.
+/// The results of recovery.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Recovered {
     /// Commits that were found in the journal.
     pub commits: u64,
-    /// Files that show them.
+    /// Files that show these commits.
     pub files: u64,
-    /// Bytes that these files lacked.
+    /// Bytes that these files had lacked.
     pub bytes: u64,
-    /// An unfinished record at the end was dropped.
+    /// An incomplete record at the end was dropped.
     pub torn_tail: bool,
     /// Where damaged journals were archived, if they were salvaged.
     pub salvaged: Vec<PathBuf>,
-    /// Things that could not be done, and without which the store works.
+    /// Failures without which the store works nevertheless.
     pub notes: Vec<String>,
 }
 
@@ -80,7 +80,7 @@ pub struct Recovered {
 pub struct Quarantined {
     /// Its newest name.
     pub path: PathBuf,
-    /// Its identity; 0: a directory.
+    /// Its identity; 0 for a directory.
     pub id: u64,
     /// Why.
     pub reason: Error,
@@ -92,13 +92,13 @@ pub struct Opened {
     pub journal: Journal,
     /// Held until the store is closed.
     pub store_lock: StoreLock,
-    /// What recovery did.
+    /// The results of recovery.
     pub recovered: Recovered,
     /// Files that could not be redone.
     pub quarantined: Vec<Quarantined>,
-    /// What is committed and not applied.
+    /// Commits in the journal that are not applied.
     pub carried: Carried,
-    /// Room is set apart for quarantining the journal on a full disk.
+    /// Space is reserved for quarantining the journal on a full disk.
     pub has_spare: bool,
 }
 
@@ -110,7 +110,7 @@ pub fn open(storage: &Arc<dyn Storage>, store_dir: &StoreDir, options: &OpenOpti
         OwnersPage::withdraw(&**storage, store_dir, options.journal.leases)?;
     }
     if options.journal.readers && holds(invariant::PARKED_CLEARED) {
-        // A file that was being parked has two names, and nobody holds an older commit any more.
+        // A crash during parking leaves a file with two names, and no reader can hold an older commit any more.
         remove_tree(&**storage, &store_dir.parked())?;
     }
     let mut opening = Opening {
@@ -138,11 +138,11 @@ pub fn open(storage: &Arc<dyn Storage>, store_dir: &StoreDir, options: &OpenOpti
         done => done?,
     };
     let Opening { mut recovered, quarantined, carried, .. } = opening;
-    // Without room, the store goes on without it; checkpoints try again.
+    // Without space, the store works without the reserve; checkpoints try again.
     let has_spare = !options.journal.spare
         || make_spare(&**storage, store_dir, options.journal.segment_bytes_first, store_lock.dir_mode).is_ok();
     if options.journal.readers && options.journal.durable {
-        // After the spare journal, which is needed more where there is little room.
+        // The page comes after the reserve, which is needed more when space is short.
         match OwnersPage::publish(storage, store_dir, journal.store(), journal.last_lsn(), options.journal.leases) {
             Ok(page) => journal.tell_readers(page),
             Err(e) => recovered.notes.push(format!("no process can read this store until it is opened again: {e}")),
@@ -158,14 +158,14 @@ fn listed_after(scanned: &Scan) -> Vec<ListedEpoch> {
     listed
 }
 
-/// The header of an opening behind one that was not closed, with the epochs that are known of its log.
+/// The header of an opening after an unclosed one, with the epochs that were found in its log.
 fn unclosed_before(header: &Header, epochs: &[u64]) -> Header {
     let mut next = header.clone();
     if !header.is_closed() {
         let listed = header.listed.iter().map(|listed| listed.epoch);
         listed.chain([header.epoch]).for_each(|epoch| next.add_unclosed(epoch));
     }
-    // A closed header may be the last one on the disk, and its attribute, which said that the store is open, lost.
+    // The attribute that said that the store is open may be lost, so the header on the disk may be a closed one.
     epochs.iter().for_each(|epoch| next.add_unclosed(*epoch));
     next
 }
@@ -179,9 +179,9 @@ struct Opening<'a> {
     carried: Carried,
     /// The header of an archived journal: the store keeps its identity.
     archived_header: Option<Header>,
-    /// The last owner did not come to the end of its close.
+    /// The last owner did not finish its close.
     unclean: bool,
-    /// All of the log could be read.
+    /// The whole log could be read.
     read_whole: bool,
     /// Permission bits of the store directory.
     dir_mode: u32,
@@ -191,7 +191,7 @@ struct Opening<'a> {
 struct Redone {
     state: FinalState,
     locations: Locations,
-    /// Directories that could not be redone, and why; or that a file needs which could not be redone.
+    /// Directories that could not be redone, and why; also directories that files need which could not be redone.
     dirs_left: BTreeMap<PathBuf, String>,
     /// Names are applied, and contents are not.
     names_only: bool,
@@ -230,7 +230,7 @@ impl Opening<'_> {
         Ok(())
     }
 
-    /// Whether what is lost by this error may be given up: it was said, and it is lost.
+    /// Whether this error may be passed over because the user asked for salvage. The error names the loss.
     fn can_salvage(&self, e: &Error) -> bool {
         self.options.salvage && (e.is_unreadable() || matches!(e, Error::Corrupt { .. }))
     }
@@ -243,12 +243,12 @@ impl Opening<'_> {
         }
     }
 
-    /// Makes a journal if there is none, whatever crash interrupted the making of one.
+    /// Makes a journal if there is none, also after a crash that interrupted the making of one.
     fn finish_creation(&self) -> Result<()> {
         let journal = self.store_dir.journal();
         if self.exists(&journal)? {
             let Some(pending) = PendingFiles::read(self.storage(), &journal)? else { return Ok(()) };
-            // A crash came between the list and the new name.
+            // A crash came between writing the list and renaming the journal.
             self.quarantine_journal(&pending)?;
         }
         let mut key = [0; 8];
@@ -286,7 +286,7 @@ impl Opening<'_> {
         }
         if new.generation == 0 {
             new.closed = true;
-            // The making of this store was interrupted before its first commit.
+            // The creation of this store was interrupted before its first commit.
             self.storage().random(&mut new.store).context("draw an identity for", &journal)?;
             let mut salt = [0; 8];
             self.storage().random(&mut salt).context("draw a salt for", &journal)?;
@@ -295,11 +295,11 @@ impl Opening<'_> {
         create_journal(self.storage(), self.store_dir, &new)
     }
 
-    /// An error by which what class `process` had not flushed may be lost is remembered by the store.
+    /// Notes in the store that unflushed data of class `process` may be lost, if this error means that.
     fn doubt(&self, e: Error) -> Error {
         let dir = self.store_dir.journal();
         if e.is_failed_flush() && read_header(self.storage(), &dir).is_ok_and(|header| header.boot.is_some()) {
-            // On a disk that does not take this either, nobody knows.
+            // If the disk refuses this write, too, the loss goes unnoticed.
             let _ = note_lost_flush(self.storage(), &dir);
         }
         e
@@ -313,7 +313,7 @@ impl Opening<'_> {
         let dir = self.store_dir.journal();
         let header = read_header(self.storage(), &dir)?;
         let boot = header.boot;
-        // Class `power` works also where nobody can tell one boot from another.
+        // Class `power` works without a boot id, too.
         let now = match boot.is_some() || !self.options.journal.durable {
             true if self.options.accept_unknown => self.storage().boot_id().ok(),
             true => Some(boot_id(self.storage(), &self.store_dir.dir)?),
@@ -327,10 +327,10 @@ impl Opening<'_> {
             self.salvage_current(&unknown)?;
             return self.recover_current();
         }
-        // In class `process`, on the same boot, the page cache holds the truth and nothing need be flushed.
+        // In class `process`, within one boot, the page cache is authoritative and need not be flushed.
         let flush = self.options.journal.durable || boot.is_none() || boot != now;
         let mode = if flush { ReadMode::PastCache } else { ReadMode::Cached };
-        // What class `process` wrote is in the page cache: its segments are read even after a clean shutdown.
+        // Writes of class `process` may be in the page cache only: its segments are read even after a clean shutdown.
         let Options { in_memory_max, window_bytes, .. } = self.options.journal;
         let keep = Keep::Places { in_memory_max, window_bytes };
         let mut scanned = scan(self.storage, &dir, mode, keep, boot.is_some(), self.options.progress)?;
@@ -339,8 +339,9 @@ impl Opening<'_> {
         }
         if scanned.clean_shutdown {
             if self.unclean {
-                // A closing owner cuts the lengths of its segments behind the header. What the next commit appends must not
-                // lie below a length that the disk still has: it could be there without what it makes durable.
+                // A closing owner cuts its segments after it wrote the header. The next commit must not append below a
+                // length that the disk still has: the commit could then survive without the metadata that its flush
+                // makes durable.
                 for segment in &scanned.segments {
                     segment.file.sync_data(sync_point::RECOVER_LENGTHS).context("flush", &dir)?;
                 }
@@ -349,9 +350,9 @@ impl Opening<'_> {
             let Scan { header, segments, .. } = scanned;
             let mut journal = Journal::new(self.storage.clone(), dir, self.options.journal, header, segments)?;
             if self.options.journal.durable && !self.storage().keeps_order() {
-                // Not in the first commit, which has enough to flush.
+                // Written here and not with the first commit, which has enough to flush.
                 match journal.note_open() {
-                    // What was written and cannot be flushed may be in the cache only.
+                    // After a failed flush, the written header may be in the page cache only.
                     Err(e) if e.is_failed_flush() || !matches!(e, Error::NoSpace { .. }) => return Err(e),
                     _ => {}
                 }
@@ -360,13 +361,13 @@ impl Opening<'_> {
         }
         let epochs: Vec<u64> = scanned.epochs.iter().map(|epoch| epoch.epoch).collect();
         scanned.header = unclosed_before(&scanned.header, &epochs);
-        // Where a part of the log cannot be read, nobody knows which commits never came.
+        // If a part of the log cannot be read, it is unknown which commits never came.
         self.read_whole = scanned.segments.iter().all(|segment| segment.unreadable.is_empty());
         scanned.header.marks_left = self.read_whole;
         let listed = listed_after(&scanned);
-        // What the page cache holds of an epoch of class `process` is not in the journal's hands.
+        // The page cache may lose writes of a class `process` epoch, so these are not left unapplied.
         let may_carry = boot.is_none() && self.options.journal.durable && !self.options.redo && !listed.is_empty();
-        // What the disk cannot read of the log is in nobody's way once all else is applied.
+        // Unreadable parts of the log do no harm once everything else is applied.
         let may_carry = may_carry && scanned.segments.iter().all(|segment| segment.log.is_some());
         let fits = listed.len() <= EPOCHS_MAX || !holds(invariant::LIST_BOUNDED);
         let before = self.recovered.clone();
@@ -420,15 +421,15 @@ impl Opening<'_> {
         self.begin_epoch(dir, scanned, &redone, flush)
     }
 
-    /// Removes files that no record refers to. One that cannot be removed is tried again by the next opening.
+    /// Removes files that no record refers to. If one cannot be removed, the next opening tries again.
     fn remove_orphans(&self, dir: &Path, orphans: &[String]) {
         for name in orphans.iter().filter(|name| *name != NAME_SPARE || !self.options.journal.spare) {
             let _ = self.storage().unlink(&dir.join(name));
         }
     }
 
-    /// Clears the pending flag of these files, which are complete without the journal, before the journal is given
-    /// up: a flag that stayed set would keep a file from being used wherever it is moved to.
+    /// Clears the pending flags of files that are complete without the journal, before the journal is given up. A flag
+    /// that stayed set would make a moved file unusable.
     fn clear_pending_of(&self, redone: &Redone, store: StoreId, flush: bool) -> Result<()> {
         let mut cleared = Vec::new();
         for (id, outcome) in &redone.locations {
@@ -453,7 +454,7 @@ impl Opening<'_> {
     }
 }
 
-/// This boot of the kernel, which tells class `process` whether the machine went down.
+/// Identifies this boot of the kernel. Class `process` needs it to notice a restart of the machine.
 pub fn boot_id(storage: &dyn Storage, store: &Path) -> Result<[u8; 16]> {
     storage.boot_id().map_err(|e| Error::Unsupported {
         path: store.to_owned(),
@@ -473,7 +474,7 @@ pub fn set_checkpoint_lsn(file: &dyn File, checkpoint_lsn: u64, path: &Path) -> 
     if new == old { Ok(()) } else { file.set_attribute(&new.encode()) }
 }
 
-/// Clears the pending flag, if the file is still the same one. Whether there was one, and it is cleared now.
+/// Clears the pending flag, if the file is still the same one. Returns whether a flag was set and is now cleared.
 pub fn clear_pending(file: &dyn File, store: StoreId, id: u64) -> bool {
     if let Ok(value) = file.attribute()
         && let AttributeFound::Valid(a) = Attribute::decode(value.as_deref())
@@ -481,7 +482,8 @@ pub fn clear_pending(file: &dyn File, store: StoreId, id: u64) -> bool {
         && a.file == id
         && a.pending
     {
-        // A flag that stays is recognised as stale where the file stays, as its epoch has ended.
+        // If this fails and the file stays in its place, the next owner recognises the flag as stale, because its epoch
+        // has ended.
         return file.set_attribute(&Attribute { pending: false, ..a }.encode()).is_ok();
     }
     false

@@ -1,4 +1,4 @@
-//! Reading the log after a crash, or of a running owner: which records there are, and which of them are accepted.
+//! Reading the log, after a crash or of a running owner: finding records, and deciding which of them are accepted.
 //! Stands on `directories`.
 
 pub mod scan;

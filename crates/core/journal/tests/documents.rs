@@ -1,4 +1,4 @@
-//! The documents against the sources: what they name exists, and what they quote is what is there.
+//! Checks the documents against the sources: names in them exist, and quotations are exact.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -39,12 +39,12 @@ fn text(path: &str) -> String {
     fs::read_to_string(root().join(path)).unwrap_or_else(|e| panic!("{path}: {e}"))
 }
 
-/// All of `text` that stands between an opening and the next closing.
+/// The texts between each opening and the next closing.
 fn between<'t>(text: &'t str, open: &'t str, close: &'t str) -> impl Iterator<Item = &'t str> {
     text.split(open).skip(1).filter_map(move |rest| rest.split_once(close).map(|(inside, _)| inside))
 }
 
-/// The lines of code blocks, and everything quoted by backticks outside of them.
+/// The lines of code blocks, and the quotations in backticks outside of them.
 fn code(document: &str) -> (Vec<&str>, Vec<&str>) {
     let (mut blocks, mut quoted, mut inside) = (Vec::new(), Vec::new(), false);
     for line in document.lines() {
@@ -97,7 +97,7 @@ fn functions_that_are_named_exist() {
     let document = text("docs/ARCHITECTURE.md");
     let (diagrams, quoted) = code(&document);
     let quoted = quoted.iter().filter_map(|quoted| quoted.strip_suffix("()"));
-    // In diagrams the arrows are functions.
+    // The arrows of diagrams are labelled with functions.
     let words = diagrams.iter().flat_map(|line| line.split(|c: char| !c.is_alphanumeric() && c != '_'));
     let named: BTreeSet<String> = quoted.chain(words.filter(|word| word.contains('_'))).map(str::to_owned).collect();
     assert!(named.len() > 40, "only {} functions are named", named.len());
@@ -110,7 +110,7 @@ fn files_that_are_named_exist() {
     for document in DOCUMENTS {
         let (contents, from) = (text(document), root().join(document));
         let dir = from.parent().expect("a directory");
-        // In code blocks these are lambdas.
+        // Code blocks are left out, because lambdas in them look like links.
         let prose: String = contents.split("```").step_by(2).collect();
         for link in between(&prose, "](", ")").filter(|link| !link.starts_with("http")) {
             let path = link.split('#').next().unwrap_or_default();

@@ -1,5 +1,5 @@
-//! `docs/FORMAT.md` against the code: every table of the document is laid over bytes that the code
-//! has written, field by field, without gaps.
+//! `docs/FORMAT.md` against the code: every table of the document is compared, field by field and without gaps, with
+//! bytes that the code has written.
 
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,7 +17,7 @@ use untorn_os::{Linux, Open, Storage, read_full_at};
 /// The directories in the sample of a quarantined journal's list.
 const SAMPLE_DIRS: &[u8] = b"d\0d/e\0";
 
-/// The reasons in it.
+/// The reasons in that list.
 const SAMPLE_REASONS: &[u8] = b"full\0\0denied\0\0";
 
 const DOCUMENT: &str = include_str!("../../../../docs/FORMAT.md");
@@ -36,9 +36,9 @@ fn table(name: &str) -> Vec<Vec<&'static str>> {
     rows
 }
 
-/// `48+8n` and the like.
+/// The value of an expression such as `48+8n`.
 fn number(text: &str, n: usize) -> usize {
-    // `d`: the bytes of the sample's list of directories.
+    // `d` and `r` are the lengths of the sample's list of directories and of its reasons.
     let term = |text: &str| match text.strip_suffix('n') {
         _ if text == "d" => SAMPLE_DIRS.len(),
         _ if text == "r" => SAMPLE_REASONS.len(),
@@ -49,7 +49,7 @@ fn number(text: &str, n: usize) -> usize {
     text.split('+').map(term).sum()
 }
 
-/// The value of a field that is always the same: a text, or a number as wide as the field.
+/// The value of a constant field: a text, or a number as wide as the field.
 fn constant(meaning: &str, width: usize) -> Option<Vec<u8>> {
     let value = meaning.strip_prefix("always `")?.split('`').next()?;
     Some(match value.parse::<u64>() {
@@ -58,7 +58,7 @@ fn constant(meaning: &str, width: usize) -> Option<Vec<u8>> {
     })
 }
 
-/// The table describes exactly these bytes, and these are the fields that vary.
+/// Checks that the table describes exactly these bytes, and that these fields vary.
 fn describes(name: &str, written: &[u8], n: usize, fields: &[(&str, &[u8])]) {
     let fields: BTreeMap<&str, &[u8]> = fields.iter().copied().collect();
     let mut seen = BTreeSet::new();
@@ -137,7 +137,7 @@ fn names() {
     let written: BTreeSet<PathBuf> = table("names").iter().map(|row| PathBuf::from(row[0].trim_matches('`'))).collect();
     assert_eq!(written, known);
     assert_eq!(StoreDir::of_file(Path::new("foo.db")).dir, Path::new("foo.db.untorn"));
-    // This one has no public function.
+    // The rename temporary has no public function.
     assert!(
         include_str!("../src/data_files/locate.rs").contains("self.rename_dir.join(format!(\"rename.{id:016x}\"))")
     );
@@ -232,7 +232,7 @@ fn closed_header() {
         by_attribute: true,
     };
     let slot_crc = [9, 10, 11, 12, 13, 14, 15, 16];
-    // The slot of an odd generation ends with it.
+    // The checksum ends the slot of an odd generation.
     let mut slots = vec![0; 2 * BLOCK_BYTES];
     slots[2 * BLOCK_BYTES - 8..].copy_from_slice(&slot_crc);
     let written = header.encode_closed(&slots);
@@ -314,7 +314,7 @@ fn record_head() {
     assert_eq!((&written[6..8], &written[64..68]), (&[1, 0][..], &[1, 0, 0, 0][..]));
 }
 
-/// A directory of its own for one test, and a storage in it.
+/// A separate directory for one test, with a storage in it.
 fn directory(name: &str) -> Arc<dyn Storage> {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let _ = std::fs::remove_dir_all(&path);
@@ -334,7 +334,7 @@ fn body(files: Vec<FileRef>, ops: Vec<Op>) -> Vec<u8> {
     out
 }
 
-/// What one operation adds to an empty body.
+/// The bytes that one operation adds to an empty body.
 fn operation(op: Op) -> Vec<u8> {
     body(vec![], vec![op]).split_off(8)
 }
@@ -405,7 +405,7 @@ fn operations_on_names() {
     describes("dir-mode", &operation(Op::DirMode { path, mode: 0o740 }), 6, &with_mode);
 }
 
-/// A body by reference is read from where the table says.
+/// A body by reference is read from the place that the table describes.
 #[test]
 fn reference() {
     use untorn_journal::commits::record::{SpillCache, body_by_reference};

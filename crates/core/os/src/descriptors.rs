@@ -1,5 +1,5 @@
-//! Descriptors of files: opened above standard error, known again, closed in a forked child. Stands on nothing else
-//! here.
+//! Descriptors of files: kept above standard error, verified by their identity, closed in a forked child. Stands on
+//! nothing else here.
 
 pub(crate) mod descriptor;
 pub(crate) mod descriptor_identity;

@@ -1,12 +1,12 @@
-//! Invariants: what the code ensures, besides flushing, so that a crash or a mistake does no harm.
+//! Invariants: properties that the code ensures, besides flushing, so that a crash or a mistake does no harm.
 //!
-//! The code asks for each invariant by name with [`holds`] where it ensures it. In a build for the
-//! mutation gate (feature `mutants`) one of them can be disabled, and a test must fail then. In
-//! every other build [`holds`] is `true`, known to the compiler.
+//! The code names each invariant with [`holds`] where it ensures it. In a build for the mutation gate (feature
+//! `mutants`) one of them can be disabled, and a test must then fail. In every other build [`holds`] is `true` at
+//! compile time.
 
 use std::fmt;
 
-/// Something that the code ensures: a mutation point of the mutation gate.
+/// A property that the code ensures: a mutation point of the mutation gate.
 ///
 /// A crate declares its invariants with [`invariants!`](crate::invariants). Names are unique in the
 /// workspace.
@@ -17,7 +17,7 @@ pub struct Invariant {
 }
 
 impl Invariant {
-    /// For [`invariants!`](crate::invariants).
+    /// Makes an invariant, for [`invariants!`](crate::invariants).
     #[doc(hidden)]
     pub const fn new(name: &'static str, about: &'static str) -> Invariant {
         Invariant { name, about }
@@ -28,7 +28,7 @@ impl Invariant {
         self.name
     }
 
-    /// What is ensured.
+    /// The property, in one sentence.
     pub const fn about(self) -> &'static str {
         self.about
     }
@@ -79,10 +79,10 @@ mod gate {
     use super::Invariant;
     use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
-    /// The number of the disabled invariant; 0: none.
+    /// The number of the disabled invariant; 0 if none is.
     static DISABLED: AtomicU64 = AtomicU64::new(0);
 
-    /// A number of the name (FNV-1a), never 0.
+    /// A hash of the name (FNV-1a), never 0.
     const fn number(name: &str) -> u64 {
         let (mut hash, mut at) = (0xcbf2_9ce4_8422_2325, 0);
         while at < name.len() {
@@ -92,13 +92,13 @@ mod gate {
         hash | 1
     }
 
-    /// Whether the code ensures the invariant: unless it was disabled.
+    /// Whether the code ensures the invariant: true unless it was disabled.
     pub fn holds(invariant: Invariant) -> bool {
         let disabled = DISABLED.load(SeqCst);
         disabled == 0 || disabled != number(invariant.name())
     }
 
-    /// Disables one invariant in this process, or none.
+    /// Disables this invariant in this process, or enables all with `None`.
     pub fn disable(invariant: Option<Invariant>) {
         DISABLED.store(invariant.map_or(0, |invariant| number(invariant.name())), SeqCst);
     }
@@ -106,7 +106,7 @@ mod gate {
 
 pub use gate::*;
 
-/// The value where the invariant holds; the default of its type where it was disabled.
+/// The value if the invariant holds; the default of its type if it was disabled.
 #[inline(always)]
 pub fn value_if_holds<T: Default>(invariant: Invariant, value: T) -> T {
     if holds(invariant) { value } else { T::default() }

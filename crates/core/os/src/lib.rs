@@ -1,13 +1,13 @@
-//! The only room that talks to the operating system.
+//! The only crate that talks to the operating system.
 //!
-//! Everything Untorn does to durable state goes through two traits, [`Storage`] (a directory tree
-//! on one file system) and [`File`] (one open file in it). [`Linux`] is the real one; the crash
-//! laboratory puts a simulated disk behind the same traits and cuts its power at every call.
+//! All durable state is accessed through two traits, [`Storage`] (a directory tree on one file system) and [`File`]
+//! (one open file in it). [`Linux`] is the real implementation; the crash laboratory puts a simulated disk behind the
+//! same traits, and cuts its power at every call.
 //!
 //! Paths are relative to the storage's root directory: names, joined by single slashes. They never
 //! leave it: `..`, absolute paths, symbolic links and mount points on the way are refused.
 //!
-//! `crates/lab/crashlab/tests/storage_contract` tries what both sides promise, call by call.
+//! `crates/lab/crashlab/tests/storage_contract` tests the contract of both implementations, call by call.
 //!
 //! Every call that makes something durable names its reason, a [`SyncPoint`]. The crash laboratory
 //! skips the sync points one at a time and shows that each is needed. Crates declare their sync

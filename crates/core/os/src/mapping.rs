@@ -1,4 +1,4 @@
-//! Private mappings of files, and how stores to them are found.
+//! Private mappings of files, and the ways of finding stores to them.
 
 pub(crate) mod chunk_scan;
 pub(crate) mod linux_map;
@@ -11,17 +11,17 @@ use std::fmt;
 use std::io;
 use std::ops::Range;
 
-/// How the pages that a program stored to are found.
+/// How to find the pages that a program stored to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Tracker {
-    /// `PAGEMAP_SCAN` with an asynchronous write-protecting `userfaultfd`: exact, cheap to ask, one fault
-    /// at the first store to a page after each scan. Linux 6.7 or newer, where `userfaultfd` is allowed.
+    /// `PAGEMAP_SCAN` with an asynchronous write-protecting `userfaultfd`: exact, cheap to query, one fault at the
+    /// first store to a page after each scan. Linux 6.7 or newer, where `userfaultfd` is allowed.
     Scan,
-    /// `/proc/self/pagemap`: any kernel, no faults. A page counts as stored to until it is dropped, so that
-    /// each scan finds all of them again.
+    /// `/proc/self/pagemap`: any kernel, no faults. A page counts as stored to until it is dropped, so each scan finds
+    /// all such pages again.
     PageMap,
-    /// The program says what it changes: no faults, nothing to ask, nothing to compare. What it does not say is not
-    /// committed. Any kernel.
+    /// Explicit dirty ranges: the program reports its changes. No faults, no queries, no comparisons. Changes that it
+    /// does not report are not committed. Any kernel.
     Told,
 }
 
@@ -42,33 +42,32 @@ impl fmt::Display for Tracker {
     }
 }
 
-/// How to map a file.
+/// Parameters of a mapping.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MapRequest {
     /// Bytes of address space to reserve; rounded up to whole pages.
     pub address_space: u64,
-    /// Where, a multiple of the page size; fails with `EEXIST` if something is there. None: anywhere.
+    /// Requested address, a multiple of the page size; fails with `EEXIST` if it is in use. `None`: any address.
     pub address: Option<usize>,
-    /// For reading only.
+    /// Map for reading only.
     pub read_only: bool,
-    /// None: the best one that works here.
+    /// `None`: the best tracker that works here.
     pub tracker: Option<Tracker>,
     /// Ask for huge pages where the file system has them.
     pub huge_pages: bool,
 }
 
-/// Bytes at an offset, to be copied out.
+/// Bytes to copy out of a mapping.
 pub struct Piece<'a> {
-    /// Where they are in the mapping.
+    /// Their offset in the mapping.
     pub offset: u64,
-    /// Where they go.
+    /// Destination.
     pub into: &'a mut [u8],
 }
 
-/// A reserved range of addresses that shows a file privately: what is stored to it never reaches the
-/// file by itself.
+/// A reserved range of addresses that shows a file privately: stores to it never reach the file by themselves.
 ///
-/// Offsets are those of the file. Ranges that are shown, blanked or hidden are whole pages. Nothing is
+/// Offsets are those of the file. Ranges that are shown, blanked or hidden consist of whole pages. Nothing is
 /// accessible at first.
 pub trait Mapping: Send + Sync {
     /// Address of offset 0.
@@ -77,28 +76,28 @@ pub trait Mapping: Send + Sync {
     fn address_space(&self) -> u64;
     /// Size of a page in bytes.
     fn page_bytes(&self) -> u64;
-    /// How stores are found.
+    /// The way in which stores are found.
     fn tracker(&self) -> Tracker;
-    /// Shows the file in this range, which lies in the file's pages, and drops what was stored there.
+    /// Shows the file in this range, which lies within the file's pages, and drops private pages there.
     fn show(&self, range: Range<u64>) -> io::Result<()>;
-    /// Shows zeros in this range, whatever the file holds.
+    /// Shows zeros in this range, regardless of the file.
     fn blank(&self, range: Range<u64>) -> io::Result<()>;
-    /// Makes this range inaccessible and drops what was stored there.
+    /// Makes this range inaccessible and drops private pages there.
     fn hide(&self, range: Range<u64>) -> io::Result<()>;
     /// Reads the file's pages of this range ahead.
     fn populate(&self, range: Range<u64>) -> io::Result<()>;
-    /// Appends the ranges of pages in `within`, which is accessible, that may have been stored to since
-    /// they were asked for last, in order; after an error, those that were found before it. Pages that were
-    /// only loaded may be among them. Nothing with the tracker `told`.
+    /// Appends, in order, the ranges of pages in `within` that may have been stored to since the last query; after an
+    /// error, those that were found before it. `within` is accessible. Pages that were only loaded may be among them.
+    /// With the tracker `told`, nothing is found.
     fn changed(&self, within: Range<u64>, into: &mut Vec<Range<u64>>) -> io::Result<()>;
-    /// Appends the ranges of pages in `within` that have left the file: stored to and not dropped since.
+    /// Appends the ranges of private pages in `within`: pages that were stored to and not dropped since.
     fn private(&self, within: Range<u64>, into: &mut Vec<Range<u64>>) -> io::Result<()>;
-    /// Copies bytes out of ranges that are shown or blank. `EFAULT` if some of their pages are gone. Hidden pages
-    /// are `EFAULT`, too, but Linux without `process_vm_writev` may return zeros.
+    /// Copies bytes out of ranges that are shown or blank. `EFAULT` if some of their pages are gone. Hidden pages also
+    /// give `EFAULT`, but Linux without `process_vm_writev` may return zeros for them.
     fn copy_out(&self, pieces: &mut [Piece<'_>]) -> io::Result<()>;
-    /// Finds the pages as [`Mapping::changed`] does, and copies them if there are no more than `most`. Of memory that outlives
-    /// its process, this allocates nothing and takes no lock: the other threads may stand still meanwhile. After an error, and
-    /// if there are more (false), what was found is told, and nothing was copied.
+    /// Finds pages like [`Mapping::changed`], and copies them if there are at most `most`. For live memory, this
+    /// allocates nothing and takes no lock, so the other threads may be stopped meanwhile. After an error, or if there
+    /// are more (false), the found ranges are in `into`, and nothing was copied.
     fn copy_changed(&self, within: Range<u64>, most: u64, into: &mut StillCopy) -> io::Result<bool> {
         let mut found = Vec::new();
         let asked = self.changed(within, &mut found);
@@ -113,14 +112,14 @@ pub trait Mapping: Send + Sync {
         }
         Ok(true)
     }
-    /// Stores bytes in a range that is shown or blank. `EFAULT` if some of its pages are gone: those before
-    /// them were stored. Linux may take a store to a hidden page, which nobody sees.
+    /// Stores bytes in a range that is shown or blank. `EFAULT` if some of its pages are gone; bytes before these were
+    /// stored. Linux may accept a store to a hidden page, where nobody sees it.
     fn copy_in(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
-    /// Leaves all addresses mapped as they are when this ends: they are somebody else's from now on.
+    /// Leaves all addresses mapped when this value is dropped: the caller takes them over.
     fn leave(&mut self);
 }
 
-/// The most memory that this process can have, and what limits it.
+/// The limit of this process's memory, and its origin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryLimit {
     /// Bytes, swap included.

@@ -1,5 +1,4 @@
-//! Memory of the process: buffers, much memory for a short time, what is mapped, how much there is. Stands on
-//! `mapping`.
+//! Memory of the process: buffers, large short-lived memory, the list of mappings, limits. Stands on `mapping`.
 
 pub(crate) mod buffer;
 pub(crate) mod memory_limit;

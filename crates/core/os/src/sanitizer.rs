@@ -1,20 +1,20 @@
-//! Sanitizers that a program was built with, as far as they keep addresses for themselves.
+//! Sanitizers in the program, if they reserve addresses.
 
 use std::ffi::CStr;
 
-/// A sanitizer that keeps most addresses for itself, those of persistent heaps among them: its name, for messages.
+/// The name, for messages, of a sanitizer that reserves most addresses, including those of persistent heaps.
 pub fn sanitizer() -> Option<&'static str> {
     let thread = (c"__tsan_init", "ThreadSanitizer");
     let memory = (c"__msan_init", "MemorySanitizer");
     let address = (c"__asan_init", "AddressSanitizer");
-    // On x86-64 AddressSanitizer has its own memory at lower addresses.
+    // On x86-64, AddressSanitizer's own memory is at lower addresses.
     let all = if cfg!(target_arch = "x86_64") { &[thread, memory][..] } else { &[thread, memory, address] };
     all.iter().find(|(function, _)| is_loaded(function)).map(|(_, name)| *name)
 }
 
-/// Sanitizers bring functions of their own into a program.
+/// Whether a function is loaded. Each sanitizer adds functions of its own to a program.
 fn is_loaded(function: &CStr) -> bool {
-    // SAFETY: looks a name up in what is loaded; nothing is called.
+    // SAFETY: looks up a name in the loaded objects; nothing is called.
     !unsafe { libc::dlsym(libc::RTLD_DEFAULT, function.as_ptr()) }.is_null()
 }
 

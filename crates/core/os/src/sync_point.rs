@@ -1,9 +1,9 @@
-//! Sync points: the reasons for which something is made durable, by name.
+//! Sync points: the named reasons for flushes.
 
 use std::fmt;
 
-/// The reason of one flush. Each sync point can be skipped by name in the crash laboratory, which
-/// shows which crash then loses data.
+/// The reason for one flush. The crash laboratory can skip each sync point by name, and shows the crash that then loses
+/// data.
 ///
 /// A crate declares its sync points with [`sync_points!`](crate::sync_points). Names are unique in
 /// the workspace.
@@ -14,7 +14,7 @@ pub struct SyncPoint {
 }
 
 impl SyncPoint {
-    /// For [`sync_points!`](crate::sync_points).
+    /// Makes a sync point, for [`sync_points!`](crate::sync_points).
     #[doc(hidden)]
     pub const fn new(name: &'static str, about: &'static str) -> SyncPoint {
         SyncPoint { name, about }
@@ -25,7 +25,7 @@ impl SyncPoint {
         self.name
     }
 
-    /// What is made durable, and before what.
+    /// The object of the flush, and the event that it precedes.
     pub const fn about(self) -> &'static str {
         self.about
     }

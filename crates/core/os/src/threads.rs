@@ -1,4 +1,4 @@
-//! Threads of the process: waiting, barriers, and how to stop them for a moment. Stands on `descriptors`.
+//! Threads of the process: waiting, barriers, and stopping them briefly. Stands on `descriptors`.
 
 pub(crate) mod asymmetric_barrier;
 pub(crate) mod both_at_once;

@@ -1,4 +1,4 @@
-//! The shared state of an open store, and what every part of it needs.
+//! The shared state of an open store, and functions that all parts of it need.
 
 pub(crate) mod checkpoint;
 pub(crate) mod commit;
@@ -38,12 +38,12 @@ use untorn_os::{Storage, SyncPoint, process_generation};
 
 /// The shared state of an open store.
 ///
-/// Locks, in the order in which they may be taken: `closing`, `checkpoint_turn`, `journal`, `renaming`, `files`,
-/// a file's `writing` (without `files`), a file's state (of several files in the order of their ids), `queue`.
+/// Locks, in the order in which they may be taken: `closing`, `checkpoint_turn`, `journal`, `renaming`, `files`, a
+/// file's `writing` (without `files`), a file's state (of several files in the order of their ids), `queue`.
 pub(crate) struct Engine {
     pub storage: Arc<dyn Storage>,
     pub store_dir: StoreDir,
-    /// The path that the store was opened by.
+    /// The path with which the store was opened.
     pub path: PathBuf,
     pub options: StoreOptions,
     /// The largest file of the file system, in bytes.
@@ -56,18 +56,18 @@ pub(crate) struct Engine {
     pub quarantined: Vec<Quarantined>,
     /// Identities of files that had commits in the journal when the store was opened.
     pub carried: BTreeSet<u64>,
-    /// Held during a checkpoint: one at a time.
+    /// The checkpoint lock: held during a checkpoint, so that there is one at a time.
     pub checkpoint_turn: Mutex<()>,
     pub journal: Mutex<JournalState>,
-    /// What readers are told by.
+    /// The page in which readers learn the store's state.
     pub page: Option<Arc<OwnersPage>>,
-    /// The newest commit for which files were parked; 0: none are.
+    /// The newest commit for which files were parked; 0 if none are parked.
     pub parked_to: AtomicU64,
     /// Held while the store closes, so that a second caller waits for the end.
     pub closing: Mutex<()>,
-    /// The store takes no more calls.
+    /// Whether the store refuses further calls.
     pub closed: AtomicBool,
-    /// The store is closed, and the journal is the next owner's: set in turn with checkpoints.
+    /// Whether the store is closed and the journal may belong to the next owner. Set while the checkpoint lock is held.
     pub shut_down: AtomicBool,
     /// Held for writing while committed names and names on disk differ.
     pub renaming: RwLock<()>,
@@ -75,54 +75,54 @@ pub(crate) struct Engine {
     pub queue_changed: Condvar,
     pub files: Mutex<FileTable>,
     pub wakeup: Arc<Wakeup>,
-    /// The journal failed for good; the journal itself tells how.
+    /// Whether the journal has failed for good; the journal itself has the reason.
     pub failed: AtomicBool,
     pub next_txn: AtomicU64,
     pub commits_waited: AtomicU64,
-    /// Batches of commits so far: a checkpoint sees whether there are any beside it.
+    /// Number of batches of commits, by which a checkpoint sees whether commits run beside it.
     pub batches: AtomicU64,
     pub checkpoints: AtomicU64,
-    /// Held during a flush of the whole file system: they come one after the other.
+    /// Held during a flush of the whole file system, so that there is one at a time.
     pub flushing: Mutex<()>,
-    /// Such flushes that failed. Each is told once, to one caller.
+    /// Number of such flushes that failed. The kernel reports each failure once, to one caller.
     pub flush_failures: AtomicU64,
-    /// A checkpoint is under way.
+    /// Whether a checkpoint is running.
     pub checkpointing: AtomicBool,
-    /// A commit waits for room in the journal.
+    /// Whether a commit waits for room in the journal.
     pub room_wanted: AtomicBool,
-    /// The last checkpoint failed: another one is due, whatever the journal holds.
+    /// Whether the last checkpoint failed, so that another one is due in any case.
     pub checkpoint_failed: AtomicBool,
-    /// Commits of some file lie over each other in many layers.
+    /// Whether the commits of some file form many layers.
     pub merge_wanted: AtomicBool,
-    /// Room is set apart for quarantining the journal on a full disk.
+    /// Whether space is reserved for quarantining the journal on a full disk.
     pub has_spare: AtomicBool,
-    /// The header as the store was opened by: which owners before did not close it.
+    /// The header with which the store was opened. It tells which earlier owners did not close the store.
     pub found: Header,
-    /// The last LSN of the journal by then.
+    /// The last LSN of the journal at that time.
     pub found_lsn: u64,
 }
 
-/// The journal, and what commits left to apply.
+/// The journal, and the commits that are to be applied.
 pub(crate) struct JournalState {
     pub journal: Journal,
     /// Files with commits since the last checkpoint began.
     pub dirty: BTreeMap<u64, Arc<SharedFile>>,
     /// Directories whose entries changed since then.
     pub dirs: BTreeSet<PathBuf>,
-    /// LSNs behind which the log can be truncated before all that was carried over is applied, in order.
+    /// LSNs at which the log can be truncated before all carried-over commits are applied, in order.
     pub portions: VecDeque<u64>,
     /// Committed names that could not be applied.
     pub unapplied: Vec<Unapplied>,
-    /// How often names that waited could be applied.
+    /// How often unapplied names could be applied later.
     pub names_healed: u64,
 }
 
 /// Committed names that could not be applied.
 pub(crate) struct Unapplied {
     pub names: FinalState,
-    /// The files that they are about.
+    /// The files to which they belong.
     pub files: Vec<Arc<SharedFile>>,
-    /// Why.
+    /// Why they could not be applied.
     pub reason: Error,
 }
 
@@ -139,14 +139,15 @@ impl JournalState {
     }
 }
 
-/// Large commits take little room in the journal, but a descriptor each until they are applied.
+/// Limit for spill files. Large commits take little room in the journal, but one descriptor each until they are
+/// applied.
 const SPILL_FILES_MAX: usize = 64;
 
-/// Files that nobody uses take memory until a checkpoint forgets them.
+/// Limit for unused files, which take memory until a checkpoint forgets them.
 const IDLE_FILES_MAX: usize = 4096;
 
 impl Engine {
-    /// Handles of the parent are of no use in a forked child.
+    /// Refuses handles of the parent in a forked child.
     pub(crate) fn check_fork(&self) -> Result<()> {
         if self.generation == process_generation() { Ok(()) } else { Err(Error::Forked) }
     }
@@ -156,7 +157,7 @@ impl Engine {
         if self.closed.load(SeqCst) { Err(Error::Closed) } else { Ok(()) }
     }
 
-    /// Refuses calls that come so late that they could open what is the next owner's.
+    /// Refuses late calls, which could open files that belong to the next owner.
     pub(crate) fn check_not_shut_down(&self) -> Result<()> {
         if self.shut_down.load(SeqCst) { Err(Error::Closed) } else { Ok(()) }
     }
@@ -165,9 +166,10 @@ impl Engine {
         self.options.class == FailureClass::Power
     }
 
-    /// From how many bytes on a file's blocks are shared with a spill file. Never while memory shows the file: the kernel
-    /// takes the pages away, and the tracker could not tell what is left from pages in swap. Nor where nothing is flushed:
-    /// the kernel writes out what it shares, and a copy would never reach the disk twice.
+    /// Size from which blocks of a file are shared with a spill file. `None` while memory shows the file: sharing makes
+    /// the kernel drop the pages, and the tracker could not tell the remaining marks from pages in swap. `None` also in
+    /// class `process`: the kernel writes out blocks before it shares them, whereas a copy reaches the disk at most
+    /// once.
     pub(crate) fn clone_bytes_least(&self, file: &FileState) -> Option<u64> {
         let may_clone = file.region.is_none() && self.is_durable();
         may_clone.then_some(self.options.journal.clone_bytes_least)
@@ -183,12 +185,12 @@ impl Engine {
         Ok(u64::from_le_bytes(id).max(1))
     }
 
-    /// Until the guard goes, every file is where its state says.
+    /// While the guard lives, every file is under the name in its state.
     pub(crate) fn steady_names(&self) -> RwLockReadGuard<'_, ()> {
         self.renaming.read()
     }
 
-    /// A name that this store may hold.
+    /// Checks that this store may hold this name.
     pub(crate) fn check_name(&self, path: &Path) -> Result<()> {
         check_path(path).map_err(|why| Error::invalid(format!("{}: {why}", path.display())))?;
         if self.store_dir.standalone.as_deref().is_some_and(|file| file != path) {
@@ -197,7 +199,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Permission bits of the store directory, which somebody may change meanwhile.
+    /// Permission bits of the store directory, which may be changed while the store is open.
     pub(crate) fn dir_mode(&self) -> u32 {
         self.storage.stat(&self.store_dir.dir).map_or(0o700, |meta| meta.mode)
     }
@@ -210,7 +212,8 @@ impl Engine {
         done
     }
 
-    /// After a failed write or flush of the journal nothing is committed any more: calls learn it without the journal.
+    /// Notes that no more commits are possible after a failed write or flush of the journal, so that calls learn it
+    /// without locking the journal.
     pub(crate) fn note_failure(&self, journal: &Journal) {
         let failure = journal.failure();
         if !self.failed.swap(failure.is_some(), SeqCst)
@@ -220,7 +223,7 @@ impl Engine {
         }
     }
 
-    /// Whether the journal is filling up, or the table of files: a checkpoint now spares commits the wait.
+    /// Whether the journal or the table of files is filling up. A checkpoint now saves commits from waiting for one.
     pub(crate) fn wants_checkpoint(&self, state: &JournalState) -> bool {
         let journal = &state.journal;
         let full = journal.pending_bytes() * 2 > self.options.journal.journal_bytes;
@@ -233,7 +236,8 @@ impl SpillSink for Engine {
     fn create_spill(&self) -> Result<Arc<Spill>> {
         match Spill::create(&self.storage, &self.store_dir.journal()) {
             Err(Error::Io { source, .. }) if out_of_descriptors(&source) => {
-                // The caller holds a file's state, which comes after the table: no waiting for the table.
+                // The caller holds a file's state, which comes after the table in the lock order, so do not wait for
+                // the table.
                 if let Some(mut files) = self.files.try_lock() {
                     files.close_descriptors(0);
                 }
@@ -267,7 +271,7 @@ impl SpillSink for Engine {
     }
 }
 
-/// The process or the system has no descriptor left.
+/// Whether the process or the system has no descriptors left.
 pub(crate) fn out_of_descriptors(e: &io::Error) -> bool {
     matches!(Errno::from_io_error(e), Some(Errno::MFILE | Errno::NFILE))
 }

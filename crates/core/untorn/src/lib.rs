@@ -1,8 +1,8 @@
 //! **Untorn**: all-or-nothing updates of application data in files, on unmodified Linux.
 //!
-//! A [`Store`] is a directory whose files change all or nothing; a standalone [`File`] has a store of its
-//! own beside it. Change files freely, then commit. After a crash of the program, the kernel or the
-//! power, a file, or a set of files, holds exactly what it held at its last successful commit.
+//! A [`Store`] is a directory whose files change all or nothing; a standalone [`File`] has its own store beside it.
+//! Change files freely, then commit. After a crash of the program, the kernel or the power, a file, or a set of files,
+//! holds exactly the contents of its last successful commit.
 //!
 //! ```
 //! # let dir = tempfile::tempdir().unwrap();
@@ -18,8 +18,8 @@
 //! # Ok::<(), Error>(())
 //! ```
 //!
-//! What survives which crash is in `docs/GUARANTEES.md`. The ideas are those of failure-atomic
-//! `msync` (Park, Kelly, Shen 2013), AdvFS's `O_ATOMIC` and `syncv` (Verma et al. 2015) and FCFS.
+//! `docs/GUARANTEES.md` lists the crashes that each state survives. The ideas are those of failure-atomic `msync`
+//! (Park, Kelly, Shen 2013), AdvFS's `O_ATOMIC` and `syncv` (Verma et al. 2015) and FCFS.
 
 mod admin;
 mod engine;
@@ -54,7 +54,7 @@ pub use reader::read_map::ReadMap;
 pub use untorn_journal::{Error, Outcome, Result};
 pub use untorn_os::Tracker;
 
-/// Handles go from thread to thread, and threads share them.
+/// Handles can be moved between threads and shared by them.
 const _: () = {
     const fn shared_among_threads<T: Send + Sync>() {}
     shared_among_threads::<Store>();

@@ -1,8 +1,8 @@
-//! Ordinary files on a mount of Untorn's (`untorn mount`): several committed as one, and transactions over them.
+//! Ordinary files on an Untorn mount (`untorn mount`): commits of several files as one, and transactions over them.
 //!
-//! On such a mount `fsync` commits one file. These calls are for files that change together. They take ordinary
-//! descriptors, open for writing, from [`std::fs::File`] or from anywhere else; what was written to the files by `write`,
-//! and stored to shared mappings of them, is committed.
+//! On such a mount, `fsync` commits one file. These calls are for files that change together. They take ordinary
+//! descriptors, open for writing, from [`std::fs::File`] or from elsewhere; they commit bytes written to the files by
+//! `write`, and stored to shared mappings of them.
 //!
 //! ```no_run
 //! use std::fs::File;
@@ -25,16 +25,17 @@ use untorn_os::{Errno, Fd, mount_calls};
 
 /// A transaction over ordinary files of one mount.
 ///
-/// All that is uncommitted of its files, from before and from then on, whoever writes it, is committed with it and by
-/// nothing else: until it ends, `fsync` of one of them fails with `EBUSY`. Other programs see at once what is written.
+/// All uncommitted changes of its files, earlier and later ones, by any program, are committed with the transaction and
+/// by nothing else: until it ends, `fsync` of one of them fails with `EBUSY`. Other programs see written bytes at once.
 /// Names, modes and the like are not part of it. Dropping it aborts it, and so does the end of the process. In a forked
 /// child all its calls fail ([`Error::Forked`]), and dropping it does nothing.
 #[derive(Debug)]
 pub struct Transaction {
-    /// The first keeps it going; none once it has ended.
+    /// Its files; the opening of the first keeps the transaction alive. Empty once it has ended.
     files: Vec<Fd>,
     number: u64,
-    /// A commit found no room. It may have its place in the log of the mount nevertheless, and this may have ended.
+    /// Whether a commit found no room. It may nevertheless have its place in the mount's log, and the transaction may
+    /// have ended.
     waits: bool,
 }
 
@@ -43,7 +44,7 @@ fn path_of(file: BorrowedFd<'_>) -> PathBuf {
     std::fs::read_link(&link).unwrap_or_else(|_| link.into())
 }
 
-/// What a mount said, as an error of the library.
+/// Converts the answer of a mount into a result of the library.
 fn told<T>(action: &'static str, file: BorrowedFd<'_>, said: std::result::Result<T, Errno>) -> Result<T> {
     said.map_err(|e| match e {
         Errno::NOTTY => Error::invalid(format!("{} is not on a mount of Untorn's", path_of(file).display())),
@@ -57,20 +58,20 @@ impl Transaction {
     /// Begins a transaction with a file that is open for writing.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the file is on no mount of Untorn's, [`Error::InTransaction`] if it is in a transaction,
+    /// [`Error::Invalid`] if the file is not on an Untorn mount, [`Error::InTransaction`] if it is in a transaction,
     /// [`Error::Io`] with `EBADF` if it is not open for writing.
     pub fn begin(file: impl AsFd) -> Result<Transaction> {
         Transaction::begin_with(file.as_fd(), false)
     }
 
-    /// Commits what is uncommitted of a file, whoever has written it, and begins a transaction with it, which has what comes
-    /// then: nothing from before is given up with it.
+    /// Commits the uncommitted changes of a file, of any program, and begins a transaction with it, which has only
+    /// later changes: aborting it rolls back nothing from before.
     ///
     /// # Errors
-    /// As [`begin`](Transaction::begin) and [`commit_and_chain`](Transaction::commit_and_chain). There is no transaction then,
-    /// and what was uncommitted stays so.
+    /// Those of [`begin`](Transaction::begin) and [`commit_and_chain`](Transaction::commit_and_chain). Then there is no
+    /// transaction, and uncommitted changes stay uncommitted.
     pub fn begin_committed(file: impl AsFd) -> Result<Transaction> {
-        // Until it is committed, the end of the process gives nothing up either.
+        // Until this commit is done, the end of the process must not roll anything back.
         let mut begun = Transaction::begin_with(file.as_fd(), true)?;
         match begun.commit_and_chain() {
             Ok(()) => Ok(begun),
@@ -97,7 +98,7 @@ impl Transaction {
     /// Adds a file of the same mount, open for writing.
     ///
     /// # Errors
-    /// As [`begin`](Transaction::begin).
+    /// Those of [`begin`](Transaction::begin).
     pub fn add(&mut self, file: impl AsFd) -> Result<()> {
         self.first()?;
         let file = file.as_fd();
@@ -107,17 +108,17 @@ impl Transaction {
         Ok(())
     }
 
-    /// Commits, and ends it: after any crash all of it is there, or nothing.
+    /// Commits and ends the transaction: after a crash at any point, all of it is there, or nothing.
     ///
     /// # Errors
-    /// [`Error::NoSpace`] if the commit cannot be written now: it goes on, and this can be called again when there is room.
-    /// Until then write nothing more to the files. `EIO` if a write of one of the files failed in the background; nothing of
-    /// it is committed then, and it is aborted, as after any other error.
+    /// [`Error::NoSpace`] if the commit cannot be written now: the transaction continues, and this can be called again
+    /// when there is room. Until then write nothing more to the files. `EIO` if a write of one of the files failed in
+    /// the background; then nothing is committed, and the transaction is aborted, as after any other error.
     pub fn commit(&mut self) -> Result<()> {
         let file = self.first()?;
         let mut said = mount_calls::ask::<{ mount_calls::COMMIT }>(file, self.number).map(drop);
         if self.waits && said == Err(Errno::NOENT) {
-            // The commit that found no room waits for it in the log: this one comes behind it.
+            // The commit that found no room waits in the log; the following commit comes behind it.
             let files = self.files.iter().map(|file| file.get().map_err(|_| Error::Forked));
             syncv(&files.collect::<Result<Vec<_>>>()?)?;
             said = Ok(());
@@ -131,32 +132,34 @@ impl Transaction {
         done
     }
 
-    /// Commits, and goes on with the same files, which nobody else gets in between.
+    /// Commits, and begins the next transaction with the same files; nobody else can get them in between.
     ///
     /// # Errors
-    /// As [`commit`](Transaction::commit), but it goes on after each of them. After [`Error::NoSpace`] what was to be
-    /// committed may have its place in the log of the mount, and is committed then when there is room.
+    /// Those of [`commit`](Transaction::commit), but the transaction continues after each of them. After
+    /// [`Error::NoSpace`], the changes may have their place in the mount's log, and are then committed when there is
+    /// room.
     pub fn commit_and_chain(&mut self) -> Result<()> {
         let file = self.first()?;
         told("commit", file, mount_calls::ask::<{ mount_calls::COMMIT_AND_CHAIN }>(file, self.number).map(drop))
     }
 
-    /// Gives up what is uncommitted of the files, as [`abort`](Transaction::abort), and goes on with them. Returns whether
-    /// there was anything.
+    /// Rolls back uncommitted changes of the files, like [`abort`](Transaction::abort), and continues with the same
+    /// files. Returns whether there were any.
     ///
     /// # Errors
-    /// Those of the mount; [`Error::Invalid`] if it is over.
+    /// Those of the mount; [`Error::Invalid`] if the transaction has ended.
     pub fn abort_and_chain(&mut self) -> Result<bool> {
         let file = self.first()?;
         told("abort the transaction of", file, mount_calls::ask::<{ mount_calls::ABORT_AND_CHAIN }>(file, self.number))
             .map(|given_up| given_up != 0)
     }
 
-    /// Gives it up: the files are as of their last commits, for every program. Returns whether anything was uncommitted.
+    /// Aborts the transaction: the files return to their last commits, for every program. Returns whether there were
+    /// uncommitted changes.
     ///
     /// # Errors
-    /// Those of the mount; [`Error::Invalid`] if it is over, and if a commit of it found no room and waits for it: that one
-    /// is not taken back, and all of it is there when there is room.
+    /// Those of the mount; [`Error::Invalid`] if the transaction has ended, or if one of its commits waits for room:
+    /// that commit is not taken back, and is done when there is room.
     pub fn abort(mut self) -> Result<bool> {
         let file = self.first()?;
         let said = match mount_calls::ask::<{ mount_calls::ABORT }>(file, self.number) {
@@ -169,7 +172,8 @@ impl Transaction {
         said
     }
 
-    /// Ends it: what is uncommitted of the files stays so, and is committed as that of any file.
+    /// Ends the transaction without a commit: uncommitted changes of the files stay uncommitted, and are committed like
+    /// those of any file.
     pub fn dissolve(mut self) {
         if let Ok(file) = self.first() {
             let _ = mount_calls::ask::<{ mount_calls::DISSOLVE }>(file, self.number);
@@ -184,7 +188,7 @@ impl Transaction {
 
     fn give_up(&mut self) {
         if let Ok(file) = self.first() {
-            // One that has ended is not there any more.
+            // If the transaction has ended, the mount does not know it any more.
             let _ = mount_calls::ask::<{ mount_calls::ABORT }>(file, self.number);
         }
         self.files.clear();
@@ -197,10 +201,10 @@ impl Drop for Transaction {
     }
 }
 
-/// Commits several files of one mount as one, all or none: each is open for writing.
+/// Commits several files of one mount as one commit, all or none. Each must be open for writing.
 ///
 /// # Errors
-/// As [`Transaction::begin`] and [`Transaction::commit`]; what was written stays uncommitted then.
+/// Those of [`Transaction::begin`] and [`Transaction::commit`]; written bytes stay uncommitted then.
 pub fn syncv(files: &[impl AsFd]) -> Result<()> {
     let (first, others) = files.split_first().ok_or_else(|| Error::invalid("no files to commit"))?;
     let first = first.as_fd();

@@ -1,4 +1,4 @@
-//! Reading a store that another process may have open: as of one commit, and without a write.
+//! Reading a store that another process may have open, as of one commit and without writing.
 
 pub(crate) mod followed;
 pub(crate) mod locate_store;
@@ -23,16 +23,17 @@ use untorn_journal::readers::snapshot::{Entry, Snapshot as Files, SnapshotFile a
 use untorn_journal::{Context, Error, Result};
 use untorn_os::{Linux, Listener, Storage};
 
-/// A read that a checkpoint disturbs is begun anew so often.
+/// Tries at a read that checkpoints disturb.
 const READS_MAX: usize = 100;
 
-/// The longest wait for a commit until the next look whether its owner lives.
+/// Longest wait for a commit before the next check whether the owner lives.
 const WAIT_MAX: Duration = Duration::from_millis(20);
 
-/// A store that is only read. Any number of processes read while one writes; none of them waits for another.
+/// A store opened for reading only. Any number of processes can read while one writes, and none waits for another.
 ///
-/// Nothing is made or changed, no owner waits for it but for leases, and no right to write is needed; the store may lie on
-/// a file system that is mounted read-only. What is shown is durable, and of one moment. `docs/READERS.md` has the whole of it.
+/// Nothing is created or changed, the owner waits for readers with leases only, and no write permission is needed; the
+/// store may be on a read-only mount. The data shown is durable, and of one moment. `docs/READERS.md` describes this in
+/// full.
 ///
 /// ```
 /// # let dir = tempfile::tempdir().unwrap();
@@ -58,9 +59,9 @@ struct Shared {
     storage: Arc<dyn Storage>,
     store_dir: StoreDir,
     path: PathBuf,
-    /// The newest commit that was shown: nothing older is shown after it.
+    /// LSN of the newest commit that was shown. Nothing older is shown after it.
     last_lsn: AtomicU64,
-    /// The newest snapshot, as long as somebody has it: the next one goes on from it.
+    /// The newest snapshot, as long as it is in use: the next one continues from it.
     newest: Mutex<Weak<Files>>,
 }
 
@@ -86,11 +87,12 @@ impl Shared {
 }
 
 impl Store {
-    /// Opens a store for reading: a directory, or a file that has a store of its own beside it.
+    /// Opens a store for reading: a directory, or a file with its own store beside it.
     ///
     /// # Errors
-    /// [`Error::Io`] with `NotFound` if there is no store; [`Error::Untrusted`] if it is another user's;
-    /// [`Error::Unsupported`] if its owner works in class `process`; [`Error::Busy`] if it tells readers nothing yet.
+    /// [`Error::Io`] with `NotFound` if there is no store; [`Error::Untrusted`] if it belongs to another user;
+    /// [`Error::Unsupported`] if its owner works in class `process`; [`Error::Busy`] if the owner announces nothing to
+    /// readers yet.
     pub fn open_read_only(path: impl AsRef<Path>) -> Result<Reader> {
         let path = path.as_ref();
         if path.is_dir() {
@@ -112,7 +114,7 @@ impl Reader {
         Ok(reader)
     }
 
-    /// Opens the store that a file or directory is in, for reading; with the path's name in it.
+    /// Opens, for reading, the store that contains a file or directory. Also returns the path's name in the store.
     ///
     /// # Errors
     /// Those of [`Store::open_read_only`].
@@ -134,22 +136,22 @@ impl Reader {
         }
     }
 
-    /// A file without a name in the store's directory, if this user may make one there.
+    /// Creates a file without a name in the store's directory, if this user may do so.
     pub(crate) fn unnamed_file(&self) -> Option<Arc<dyn untorn_os::File>> {
         self.shared.storage.create_unnamed(Path::new("")).ok()
     }
 
-    /// The path that the store was opened by.
+    /// The path with which the store was opened.
     pub fn path(&self) -> &Path {
         &self.shared.path
     }
 
-    /// The name of the file, if it is a standalone file that has this store beside it.
+    /// The name of the file, if this is the store of a standalone file.
     pub fn standalone(&self) -> Option<&Path> {
         self.shared.store_dir.standalone.as_deref()
     }
 
-    /// A snapshot of the files as of the last durable commit; never an older one than was seen before.
+    /// A snapshot of the files as of the last durable commit; never older than an earlier one.
     pub fn snapshot(&self) -> Result<Snapshot> {
         let Shared { storage, store_dir, last_lsn, newest, .. } = &*self.shared;
         let at_least = last_lsn.load(SeqCst);
@@ -171,10 +173,10 @@ impl Reader {
         self.with_snapshot_of(|snapshot| snapshot.hold().map(|()| snapshot))
     }
 
-    /// Does something with a snapshot; with a newer one, if a checkpoint has overtaken it.
+    /// Calls `act` with a snapshot, and again with a newer one if a checkpoint has overtaken it.
     ///
     /// # Errors
-    /// Those of `act`; [`Error::SnapshotExpired`] if checkpoints were faster each time.
+    /// Those of `act`; [`Error::SnapshotExpired`] if a checkpoint was faster each time.
     pub fn with_snapshot<T>(&self, act: impl Fn(&Snapshot) -> Result<T>) -> Result<T> {
         self.with_snapshot_of(|snapshot| act(&snapshot))
     }
@@ -182,7 +184,7 @@ impl Reader {
     fn with_snapshot_of<T>(&self, act: impl Fn(Snapshot) -> Result<T>) -> Result<T> {
         let mut snapshot = self.snapshot()?;
         for _ in 1..READS_MAX {
-            // The next one goes on from it, without what was read of the log already.
+            // The next snapshot continues from this one, without reading the same log again.
             let before = snapshot.files.clone();
             match act(snapshot) {
                 Err(Error::SnapshotExpired { .. }) => snapshot = self.snapshot()?,
@@ -193,7 +195,7 @@ impl Reader {
         act(snapshot)
     }
 
-    /// Everything in a file, as of the last durable commit.
+    /// The contents of a file, as of the last durable commit.
     pub fn read(&self, path: impl AsRef<Path>) -> Result<Vec<u8>> {
         let path = path.as_ref();
         self.with_snapshot(|snapshot| {
@@ -211,7 +213,7 @@ impl Reader {
         })
     }
 
-    /// Waits until a commit is durable, at most for so long. False: it is not yet.
+    /// Waits until a commit is durable, for at most this long. Returns false if it is not durable yet.
     pub fn wait_for(&self, lsn: u64, at_most: Duration) -> Result<bool> {
         let start = Instant::now();
         let mut at = self.follow()?;
@@ -234,8 +236,8 @@ impl Reader {
 
 /// The files of a store as of one commit.
 ///
-/// A snapshot holds nothing: it lasts as long as no checkpoint has applied a newer commit, and its owner neither closes
-/// the store nor opens it anew. After that its calls say [`Error::SnapshotExpired`], and never show anything else.
+/// A snapshot by itself holds nothing: it lasts until a checkpoint applies a newer commit, or the owner closes or
+/// reopens the store. After that its calls return [`Error::SnapshotExpired`], and never show other contents.
 pub struct Snapshot {
     reader: Reader,
     files: Arc<Files>,
@@ -247,7 +249,7 @@ pub struct SnapshotFile {
     file: FileOfSnapshot,
 }
 
-/// What is under a name.
+/// Metadata of the file or directory under a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Metadata {
     /// A directory.
@@ -263,24 +265,25 @@ impl Snapshot {
         done.map_err(|e| self.reader.shared.error(e))
     }
 
-    /// The number of the commit as of which it is.
+    /// LSN of the commit that it shows.
     pub fn lsn(&self) -> u64 {
         self.files.lsn()
     }
 
-    /// Holds the snapshot by a lease: the owner waits with what would make it expire, and keeps files that it removes. Until
-    /// [`Snapshot::release`], the end of the last handle of the snapshot and its files, or the end of this process; and for
-    /// as long as the owner honours leases at most ([`crate::StoreOptions::leases`]): then calls say
-    /// [`Error::SnapshotExpired`], as without a lease. No right to write is needed.
+    /// Holds the snapshot by a lease: the owner delays changes that would make it expire, and keeps files that it
+    /// removes. The lease ends with [`Snapshot::release`], with the last handle of the snapshot and its files, or with
+    /// this process. It lasts at most as long as the owner honours leases ([`crate::StoreOptions::leases`]); then calls
+    /// return [`Error::SnapshotExpired`], as without a lease. No write permission is needed.
     ///
     /// # Errors
-    /// [`Error::SnapshotExpired`]: something newer is being applied already, or names have changed; a newer snapshot can be
-    /// held ([`Reader::held_snapshot`]). [`Error::Unsupported`]: nobody has opened the store since there are readers.
+    /// [`Error::SnapshotExpired`]: newer commits are already being applied, or names have changed; a newer snapshot can
+    /// be held ([`Reader::held_snapshot`]). [`Error::Unsupported`]: the store has no page for readers, because it was
+    /// not opened since readers are supported.
     pub fn hold(&self) -> Result<()> {
         self.map(self.files.hold())
     }
 
-    /// Ends the lease. The snapshot goes on as long as nothing makes it expire.
+    /// Ends the lease. The snapshot stays valid until a change makes it expire.
     pub fn release(&self) {
         self.files.release();
     }
@@ -290,7 +293,7 @@ impl Snapshot {
         self.files.is_held()
     }
 
-    /// Goes on to the last durable commit; the new snapshot is not held.
+    /// Advances to the last durable commit; the new snapshot is not held.
     pub fn refresh(&mut self) -> Result<()> {
         *self = self.reader.snapshot()?;
         Ok(())
@@ -307,13 +310,13 @@ impl Snapshot {
         self.map(self.files.list(dir.as_ref()))
     }
 
-    /// What is under a name.
+    /// The metadata of the file or directory under a name.
     pub fn metadata(&self, path: impl AsRef<Path>) -> Result<Metadata> {
         let Entry { is_directory, len, mode } = self.map(self.files.entry(path.as_ref()))?;
         Ok(Metadata { is_directory, len, mode })
     }
 
-    /// Whether everything that was read so far is of this one commit, and more can be read.
+    /// Checks that everything that was read so far is of this one commit, and that more can be read.
     pub fn check(&self) -> Result<()> {
         self.map(self.files.check())
     }
@@ -329,7 +332,7 @@ impl SnapshotFile {
         self.map(self.file.len())
     }
 
-    /// Whether there is nothing in it.
+    /// Whether the file is empty.
     pub fn is_empty(&self) -> Result<bool> {
         self.map(self.file.is_empty())
     }
@@ -339,8 +342,9 @@ impl SnapshotFile {
         self.map(self.file.mode())
     }
 
-    /// Makes a new, empty file hold the same, and returns the length. Blocks are shared where the file system can do that
-    /// (`FICLONERANGE`); zeros become holes. `progress` gets bytes done. After an error the file may hold anything.
+    /// Copies the contents to a new, empty file, and returns the length. Blocks are shared where the file system
+    /// supports that (`FICLONERANGE`); zeros become holes. `progress` gets the bytes done. After an error the file may
+    /// hold anything.
     ///
     /// # Errors
     /// [`Error::SnapshotExpired`]
@@ -349,8 +353,8 @@ impl SnapshotFile {
         self.copy_into(&*to.context("copy into a file", self.file.path())?, progress)
     }
 
-    /// The data file, opened anew for reading: for what is no content of it, such as times and owner. None: it is not made
-    /// yet. What is in it is not as of this commit.
+    /// The data file, opened again for reading: for metadata such as times and owner. `None` if it does not exist yet.
+    /// Its contents are not those of this commit.
     pub fn data_file(&self) -> Result<Option<std::fs::File>> {
         let data = self.file.data().and_then(|data| data.duplicate().ok());
         Ok(data.map(std::fs::File::from))
@@ -372,20 +376,20 @@ impl SnapshotFile {
 /// Commits as they become durable, each once, in order. [`Iterator::next`] waits for the next one.
 pub struct Follow {
     reader: Reader,
-    /// Everything up to its LSN was given out, or is ready.
+    /// The view of the log. All commits up to its LSN were returned, or are in `ready`.
     look: Look,
-    /// Hears of commits behind the look; none as long as nobody has waited for one.
+    /// Waits for commits behind the view; `None` until the first wait.
     listener: Option<Box<dyn Listener>>,
     ready: VecDeque<Followed>,
 }
 
 impl Follow {
-    /// The number of the last commit before the next one.
+    /// LSN of the last commit before the next one.
     pub fn lsn(&self) -> u64 {
         self.look.lsn
     }
 
-    /// The next commit, if there is one within so much time.
+    /// The next commit, if there is one within this time.
     pub fn next_within(&mut self, at_most: Duration) -> Result<Option<Followed>> {
         let start = Instant::now();
         loop {
@@ -406,7 +410,7 @@ impl Follow {
         }
     }
 
-    /// Waits until the look is stale. False: it is not yet.
+    /// Waits until the view is stale. Returns false if it is not yet.
     fn wait(&mut self, at_most: Duration) -> Result<bool> {
         let Shared { storage, store_dir, .. } = &*self.reader.shared;
         let start = Instant::now();
@@ -418,13 +422,13 @@ impl Follow {
             match &self.listener {
                 _ if left.is_zero() => return Ok(false),
                 Some(listener) => listener.wait(left.min(WAIT_MAX)),
-                // What came before it is not heard: another look.
+                // Earlier commits do not trigger the new listener, so check again.
                 None => self.listener = Some(self.look.listen()),
             }
         }
     }
 
-    /// Looks at the commits behind the look.
+    /// Advances the view to the newest commits.
     fn go_on(&mut self) -> Result<()> {
         let Shared { storage, store_dir, .. } = &*self.reader.shared;
         let error = |e| self.reader.shared.error(e);
@@ -444,7 +448,7 @@ impl Iterator for Follow {
     }
 }
 
-/// The path from the root, of something that may be in the log only.
+/// The absolute path of a file that may be in the log only.
 fn whole_path(path: &Path) -> Result<PathBuf> {
     if let Ok(whole) = path.canonicalize() {
         return Ok(whole);

@@ -1,5 +1,5 @@
-//! Reads that are begun before anybody waits for them: what lies scattered comes from the disk together then, and not one
-//! piece after the other.
+//! Prefetch: reads that start before anybody waits for their result, so that scattered pieces come from the disk
+//! together and not one after the other.
 
 use crate::commits::log_reader::LogSegment;
 use crate::commits::overlay::{Overlay, Source, joined};
@@ -8,12 +8,12 @@ use std::ops::Range;
 use std::sync::Arc;
 use untorn_os::{BLOCK_BYTES, File};
 
-/// Ranges that are longer come fast enough by themselves, in order.
+/// Longer ranges need no prefetch, because sequential reads are fast enough.
 const LONG_BYTES: u64 = 256 << 10;
-/// So much is rather read in vain than left out between two reads.
+/// Gaps of at most this size between two reads are read as well, because that costs less than a separate read.
 const GAP_BYTES: u64 = 32 << 10;
 
-/// Begins to read what these overlays have of these ranges in the log.
+/// Prefetches the parts of these ranges that the overlays have in the log.
 pub fn begin_log_reads<'a>(overlays: &[&Overlay], ranges: impl Iterator<Item = &'a Range<u64>>) {
     let mut places = BTreeMap::<*const LogSegment, (&Arc<LogSegment>, Vec<Range<u64>>)>::new();
     for range in ranges {
@@ -28,7 +28,7 @@ pub fn begin_log_reads<'a>(overlays: &[&Overlay], ranges: impl Iterator<Item = &
     }
 }
 
-/// Begins to read what lies below these ranges of a data file, up to its end.
+/// Prefetches the data file's contents in these ranges, up to its end.
 pub fn begin_file_reads<'a>(file: &dyn File, end: u64, ranges: impl Iterator<Item = &'a Range<u64>>) {
     let short = ranges.filter(|range| range.end - range.start <= LONG_BYTES);
     let within = short.map(|range| range.start..range.end.min(end)).filter(|range| !range.is_empty());

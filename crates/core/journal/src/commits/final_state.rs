@@ -1,4 +1,4 @@
-//! What a run of commits amounts to: per file its name or none, its size, its newest ranges.
+//! The net effect of a run of commits: for each file its name, if it has one, its size, and its newest ranges.
 //!
 //! Recovery and the open store apply this final state; operations are never replayed one by one
 //! (rename a→b, create a, crash, rename a→b again: b would be lost).
@@ -16,17 +16,17 @@ use untorn_os::holds;
 pub struct FileState {
     /// The identity in the file's attribute.
     pub id: u64,
-    /// Every name that it had, oldest first; it may be found under any of them after a crash.
+    /// Names that the file had, oldest first. After a crash it may be under any of them.
     pub names: Vec<PathBuf>,
-    /// Its final name; `None`: unlinked.
+    /// Its final name, or `None` if it is unlinked.
     pub name: Option<PathBuf>,
-    /// Made by these commits, with this mode.
+    /// Mode with which these commits create the file.
     pub created: Option<u32>,
     /// New permission bits.
     pub mode: Option<u32>,
     /// New contents.
     pub overlay: Overlay,
-    /// LSN up to which the file must hold all commits before the first of these.
+    /// The file must hold all commits up to this LSN before the first of these is applied.
     pub previous_lsn: u64,
     /// LSN of the first of these commits that touches it.
     pub first_lsn: u64,
@@ -35,7 +35,7 @@ pub struct FileState {
 }
 
 impl FileState {
-    /// A file of this name, of which nothing is in the log.
+    /// A file of this name without commits in the log.
     pub fn named(id: u64, path: &Path) -> FileState {
         FileState::new(&FileRef { id, previous_lsn: 0, path: path.to_owned() }, 0)
     }
@@ -54,8 +54,8 @@ impl FileState {
         }
     }
 
-    /// A record restates everything that the file lacks: the records before it, of which the log may have lost the
-    /// first, need not follow each other.
+    /// Takes over a record that restates everything that the file lacks. Its predecessors need not be consecutive,
+    /// because the log may have lost the first of them.
     fn restated(&mut self, file: &FileRef, lsn: u64) {
         if holds(invariant::RESTATED_WHOLE) {
             self.previous_lsn = self.previous_lsn.min(file.previous_lsn);
@@ -71,12 +71,12 @@ impl FileState {
         self.name.as_deref().unwrap_or_else(|| self.names.last().expect("a file has a name"))
     }
 
-    /// The permission bits that these commits give to the file.
+    /// The permission bits that these commits give the file.
     pub fn final_mode(&self) -> Option<u32> {
         self.mode.or(self.created)
     }
 
-    /// A file that was created and unlinked again: it never needs to exist.
+    /// Whether the file was created and unlinked again, so that it never needs to exist.
     pub fn is_created_and_unlinked(&self) -> bool {
         self.created.is_some() && self.name.is_none()
     }
@@ -162,13 +162,13 @@ impl FinalState {
         }
     }
 
-    /// Directories of these commits that hold a name of the file.
+    /// Directories in this state that contain a name of the file.
     pub fn dirs_of(&self, file: &FileState) -> BTreeSet<PathBuf> {
         let holds_a_name = |dir: &&PathBuf| file.names.iter().any(|name| name.starts_with(dir));
         self.dirs.keys().filter(holds_a_name).cloned().collect()
     }
 
-    /// Adds what is in this state of names to a record, for files that lack all commits after their `previous_lsn`.
+    /// Adds the name changes of this state to a record, for files that lack all commits after their `previous_lsn`.
     pub fn restate_names(&self, record: &mut Record, previous_lsn: impl Fn(&FileState) -> u64) {
         for file in self.files.values() {
             let (index, path) = (record.files.len() as u32, file.names[0].clone());
@@ -185,8 +185,8 @@ impl FinalState {
         }));
     }
 
-    /// Keeps only these files and directories: what a quarantined journal is still needed for. A directory above one of
-    /// them stays, too: its mode may forbid what is left to be done in it.
+    /// Keeps only the files and directories for which a quarantined journal is still needed. A directory above one of
+    /// these stays, too, because its mode may forbid changes in it.
     pub fn retain(&mut self, files: &BTreeSet<u64>, dirs: &BTreeSet<PathBuf>) {
         self.files.retain(|id, _| files.contains(id));
         self.dirs.retain(|path, _| dirs.iter().any(|dir| dir.starts_with(path)));
@@ -207,13 +207,13 @@ impl FinalState {
                 dirs.insert(path.clone());
             }
         }
-        // A directory that is gone needs no sync of its own.
+        // A removed directory needs no flush of its own.
         dirs.retain(|dir| self.dirs.get(dir).is_none_or(|d| d.exists));
         dirs
     }
 
-    /// Whether a name is one that a file had or gets, or that of a directory that changes; or lies in such a
-    /// directory, or is that of a directory in which something changes.
+    /// Whether a path depends on name changes in this state: it is a name that a file had or gets, or a changed
+    /// directory, or lies in such a directory, or is a directory in which something changes.
     pub fn depends_on(&self, path: &Path) -> bool {
         let mut files = self.files.values().flat_map(|file| &file.names);
         files.any(|name| name.starts_with(path))

@@ -1,8 +1,8 @@
-//! Bytes of commits, read from the journal's segments where they lie.
+//! Bytes of commits, read from the journal's segments in place.
 //!
-//! After a crash the accepted records are served without being applied: an overlay refers to the bytes in the segment,
-//! piece by piece, each with a checksum that was made when the record was found, and that is checked at each reading.
-//! A segment is not written again as long as something refers to it.
+//! After a crash the store serves accepted records without applying them: an overlay refers to the bytes in the
+//! segment, in pieces. Each piece has a checksum that was computed when the record was found, and that every read
+//! checks. A segment is not reused as long as an overlay refers to it.
 
 use crate::error::{Context, Error, Result};
 use crate::format::crc64;
@@ -16,10 +16,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use untorn_os::{AlignedBuf, BLOCK_BYTES, File, Open, Storage, holds, read_full_at, read_full_past_cache_at};
 
-/// Most bytes of a piece: what is read and checked for one of its bytes.
+/// Limit for the bytes of a piece, all of which are read and checked for any one of its bytes.
 pub const PIECE_BYTES_MAX: u64 = 16 << 10;
 
-/// Bytes that are begun to be read, ahead of those that are wanted.
+/// Bytes that are prefetched ahead of those that are wanted.
 const AHEAD_BYTES: u64 = 8 << 20;
 
 /// A segment with records that are not applied.
@@ -28,7 +28,7 @@ pub struct LogSegment {
     path: PathBuf,
     /// LSN of the last accepted record in it.
     last_lsn: AtomicU64,
-    /// Up to here it was begun to be read, in order.
+    /// End of the part that was prefetched, in order.
     ahead: AtomicU64,
 }
 
@@ -39,7 +39,7 @@ impl fmt::Debug for LogSegment {
 }
 
 impl LogSegment {
-    /// Opens a segment for reading what lies in it.
+    /// Opens a segment for reading unapplied commits.
     pub fn open(storage: &dyn Storage, path: &Path) -> Result<Arc<LogSegment>> {
         let file = storage.open(path, Open::READ).context("open", path)?;
         let (last_lsn, ahead) = (AtomicU64::new(0), AtomicU64::new(0));
@@ -51,28 +51,29 @@ impl LogSegment {
         &self.path
     }
 
-    /// The record of that LSN is the last one in the segment.
+    /// Sets the LSN of the last record in the segment.
     pub fn ends_with(&self, lsn: u64) {
         self.last_lsn.store(lsn, Relaxed);
     }
 
-    /// Whether the segment stays as it is when the log is truncated behind this LSN.
+    /// Whether the segment is still needed when the log is truncated behind this LSN.
     pub fn outlives(&self, lsn: u64) -> bool {
         self.last_lsn.load(Relaxed) > lsn
     }
 
-    /// Reads a piece, which has that checksum.
+    /// Reads a piece, and checks it against this checksum.
     pub fn read(&self, at: u64, len: u64, crc: u64) -> Result<Vec<u8>> {
         let mut piece = sized_memory::zeros(len, &self.path)?;
         let n = match read_full_at(&*self.file, &mut piece, at) {
-            // The kernel may have wanted more around it than there can be read.
+            // Read-ahead of the kernel may have met a bad block outside of the piece.
             Err(e) if is_media_error(&e) => 0,
             read => read.context("read", &self.path)?,
         };
         if (n == piece.len() && crc64(&piece) == crc) || !holds(invariant::LOG_VERIFIED) {
             return Ok(piece);
         }
-        // The page cache may show what a failed flush never brought to the disk. The records were read past it.
+        // The page cache may show bytes that a failed flush never brought to the disk. The scan read the records past
+        // the cache.
         let start = at - at % BLOCK_BYTES as u64;
         let bytes = (at + len - start).next_multiple_of(BLOCK_BYTES as u64) as usize;
         let mut blocks = AlignedBuf::default();
@@ -89,13 +90,13 @@ impl LogSegment {
         ))
     }
 
-    /// Begins to read these bytes into the page cache.
+    /// Prefetches these bytes into the page cache.
     pub fn begin_read(&self, range: Range<u64>) {
         self.file.begin_read(range);
     }
 
-    /// Pieces of the segment are wanted in their order, and now the one that ends there: all up to it, and somewhat more, is
-    /// begun to be read, once, so that it is in the page cache when its turn comes, also for files whose turn is later.
+    /// Prefetches the segment up to `end` and somewhat beyond, once, when pieces are read in their order. The following
+    /// pieces are then in the page cache when they are needed, also those of files that come later.
     pub fn read_ahead(&self, end: u64) {
         let begun = self.ahead.load(Relaxed);
         if end + AHEAD_BYTES / 2 > begun {

@@ -1,9 +1,8 @@
 //! Changes of one file's contents, newest over older.
 //!
-//! An overlay holds ranges (bytes, zeros, or a range of a spill file) and perhaps a new size. Overlays
-//! are laid over each other and over the data file; one can be merged into the one below. The tail
-//! that a truncation cuts off is a range of zeros without end, so that a later extension reads zeros
-//! whatever the data file still holds.
+//! An overlay holds ranges (bytes, zeros, or a range of a spill file) and perhaps a new size. Overlays lie over each
+//! other and over the data file; one can be merged into the one below. A truncation leaves an endless range of zeros
+//! behind the new end, so that a later extension reads zeros, and not bytes that the data file still holds.
 
 use crate::commits::log_reader::LogSegment;
 use crate::commits::spill::{Spill, SpillSpace};
@@ -17,17 +16,17 @@ use std::path::Path;
 use std::sync::Arc;
 use untorn_os::{File, holds, read_full_at};
 
-/// No end: the tail of a truncated file.
+/// End of an endless range: the tail of a truncated file.
 pub const NO_END: u64 = u64::MAX;
 
 /// A list of at most this many ranges in memory is not worth compacting.
 const IN_MEMORY_MIN: usize = 64;
 
-/// So much is rather read in vain than left out between two reads.
+/// Gaps of at most this size between two reads are read as well, because that costs less than a separate read.
 const GAP_BYTES: u64 = 8 << 10;
 
-/// Where the bytes of a range come from. `origin` is the file offset of the source's first byte, so
-/// that cutting a range needs no arithmetic.
+/// Place of a range's bytes. `origin` is the file offset of the source's first byte, so that cutting a range needs no
+/// arithmetic.
 #[derive(Clone, Debug)]
 pub enum Source {
     /// Memory.
@@ -41,9 +40,9 @@ pub enum Source {
     Zero,
     /// A range of a spill file.
     Spill {
-        /// The file.
+        /// The spill file.
         spill: Arc<Spill>,
-        /// Offset in it of the first byte.
+        /// Offset of the first byte in the spill file.
         at: u64,
         /// File offset of that byte.
         origin: u64,
@@ -56,7 +55,7 @@ pub enum Source {
     Log {
         /// The segment.
         segment: Arc<LogSegment>,
-        /// Offset in it of the first byte.
+        /// Offset of the first byte in the segment.
         at: u64,
         /// File offset of that byte.
         origin: u64,
@@ -65,7 +64,7 @@ pub enum Source {
         /// Checksum of the piece.
         crc: u64,
     },
-    /// Committed, and the disk cannot read it.
+    /// Committed bytes that the disk cannot read.
     Unreadable(Arc<Error>),
 }
 
@@ -76,7 +75,8 @@ impl PartialEq for Source {
             (Source::Bytes { bytes: a, origin: x }, Source::Bytes { bytes: b, origin: y }) => {
                 x == y && a.len() == b.len() && a.as_ptr() == b.as_ptr()
             }
-            // Also the length: what is left of a range, and what went where the rest of it was, are two.
+            // Compare the length, too: the remainder of a cut range differs from new bytes in the place of the part
+            // that was cut.
             (
                 Source::Spill { spill: a, at: i, origin: x, len: m, .. },
                 Source::Spill { spill: b, at: j, origin: y, len: n, .. },
@@ -104,7 +104,7 @@ impl Source {
         }
     }
 
-    /// Copies the bytes of the range that starts at file offset `from` into `buf`.
+    /// Copies bytes of the source, starting at file offset `from`, into `buf`.
     pub fn copy_to(&self, buf: &mut [u8], from: u64) -> Result<()> {
         match self {
             Source::Bytes { bytes, origin } => {
@@ -126,7 +126,7 @@ impl Source {
         }
     }
 
-    /// The segment of the journal that the bytes are in, and the end of their piece there.
+    /// The journal segment that holds the bytes, and the end of their piece in it.
     pub fn log_place(&self) -> Option<(&LogSegment, u64)> {
         match self {
             Source::Log { segment, at, len, .. } => Some((&**segment, at + len)),
@@ -135,26 +135,27 @@ impl Source {
     }
 }
 
-/// Ranges of fewer bytes go to a spill file together, so many bytes at once.
+/// Smaller ranges are collected, and written to a spill file together, in writes of up to `TOGETHER_BYTES`.
 const SMALL_BYTES: u64 = 4096;
 const TOGETHER_BYTES: u64 = 60 << 10;
 
 /// Changes of one file that lie over its older contents.
 #[derive(Clone, Debug, Default)]
 pub struct Overlay {
-    /// Ranges that came all at once, in order, as long as no other one did: this is empty, or the map is.
+    /// Ranges that were inserted all at once, in order, while nothing else was inserted. Either this or the map is
+    /// empty.
     run: Vec<(Range<u64>, Source)>,
     ranges: RangeMap<u64, Source>,
     /// The file's size, if this overlay changes it.
     pub size: Option<u64>,
     memory_bytes: u64,
-    /// All bytes in memory are in these ranges, which may overlap and hold others, too.
+    /// Ranges that cover all bytes in memory. They may overlap, and cover other bytes, too.
     in_memory: Vec<Range<u64>>,
 }
 
 impl Overlay {
-    /// Sets the sources of ranges, which are in order and apart from each other: where nothing lies behind the first of
-    /// them, much faster than one by one.
+    /// Sets the sources of ranges, which are in order and disjoint. This is much faster than single inserts if the
+    /// overlay has no range behind the start of the first.
     pub fn insert_all(&mut self, ranges: Vec<(Range<u64>, Source)>) {
         debug_assert!(ranges.iter().all(|(range, _)| !range.is_empty()));
         debug_assert!(ranges.is_sorted_by(|(one, _), (next, _)| one.end <= next.start));
@@ -180,7 +181,7 @@ impl Overlay {
         }
     }
 
-    /// The ranges as a map, to be changed.
+    /// The ranges as a map, for changing them.
     fn map(&mut self) -> &mut RangeMap<u64, Source> {
         for (range, source) in std::mem::take(&mut self.run) {
             self.ranges.insert(range, source);
@@ -188,12 +189,12 @@ impl Overlay {
         &mut self.ranges
     }
 
-    /// Nothing changed.
+    /// Whether nothing changed.
     pub fn is_empty(&self) -> bool {
         self.size.is_none() && self.has_no_ranges()
     }
 
-    /// Bytes of memory that the overlay was given; what was overwritten since counts too.
+    /// Bytes of memory that were given to the overlay, including those that were overwritten since.
     pub fn memory_bytes(&self) -> u64 {
         self.memory_bytes
     }
@@ -215,7 +216,7 @@ impl Overlay {
         run.map(|(range, source)| (range, source)).chain(self.ranges.overlapping(range.clone()))
     }
 
-    /// Bytes that differ from what is below, without the endless tail.
+    /// Bytes that differ from the layer below, without the endless tail.
     pub fn changed_bytes(&self) -> u64 {
         self.ranges().filter(|(r, _)| r.end != NO_END).map(|(r, _)| r.end - r.start).sum()
     }
@@ -229,7 +230,7 @@ impl Overlay {
         self.map().insert(range, source);
     }
 
-    /// Sets the size and cuts what is beyond it, here and below.
+    /// Sets the size, and hides the contents beyond it, of this overlay and of the layers below.
     pub fn truncate(&mut self, size: u64) {
         self.map().insert(size..NO_END, Source::Zero);
         self.size = Some(size);
@@ -254,8 +255,8 @@ impl Overlay {
         }
     }
 
-    /// Moves bytes from memory to a spill file; small ranges stay. After an error some have moved. What was moved
-    /// before costs nothing.
+    /// Moves bytes from memory to a spill file; small ranges stay. If that fails, some ranges have moved. Bytes that
+    /// moved before cost nothing.
     pub fn spill(&mut self, space: &mut SpillSpace, least_bytes: u64) -> Result<()> {
         self.map();
         let candidates: RangeSet<u64> = self.in_memory.drain(..).collect();
@@ -290,7 +291,7 @@ impl Overlay {
         Ok(())
     }
 
-    /// Moves ranges side by side: a write for each of very many small ones would take long.
+    /// Writes many small ranges to the spill file with one write, because a write for each would take long.
     fn spill_together(&mut self, space: &mut SpillSpace, ranges: &mut Vec<(Range<u64>, Bytes)>) -> Result<()> {
         if ranges.is_empty() {
             return Ok(());
@@ -314,7 +315,7 @@ impl Overlay {
         in_memory.map(|(range, _)| range.end - range.start).sum()
     }
 
-    /// The spill files that the overlay's ranges lie in, each once.
+    /// The spill files that hold ranges of the overlay, each once.
     pub fn spills(&self) -> Vec<Arc<Spill>> {
         let mut found: Vec<Arc<Spill>> = Vec::new();
         for (_, source) in self.ranges() {
@@ -332,8 +333,9 @@ impl Overlay {
         self.ranges().any(|(_, source)| matches!(source, Source::Log { .. }))
     }
 
-    /// What has to be in the data file before the log is truncated behind this LSN, and what may follow later, as it lies
-    /// in segments that stay. What lies in none is newer, perhaps, than that LSN: written early it does no harm.
+    /// Splits the overlay into the part that must be in the data file before the log is truncated behind this LSN, and
+    /// the part that may follow later because its segments stay. Ranges outside of the log may be newer than that LSN;
+    /// they go into the first part, since writing them early does no harm.
     pub fn split_at(&self, lsn: u64) -> (Overlay, Overlay) {
         let stays = |(_, source): &(&Range<u64>, &Source)| match source {
             Source::Log { segment, .. } => segment.outlives(lsn),
@@ -348,12 +350,12 @@ impl Overlay {
         (overlay_of(portion), overlay_of(rest))
     }
 
-    /// Whether nothing but the size is in it.
+    /// Whether the overlay has no ranges; it may have a size.
     pub fn has_no_ranges(&self) -> bool {
         self.run.is_empty() && self.ranges.is_empty()
     }
 
-    /// The overlay with every range that lies in a segment of the journal in memory.
+    /// A copy of the overlay with all ranges from the journal's segments loaded into memory.
     pub fn without_log(&self) -> Result<Overlay> {
         let mut overlay = Overlay { size: self.size, ..Overlay::default() };
         for (range, source) in self.ranges() {
@@ -368,11 +370,11 @@ impl Overlay {
         Ok(overlay)
     }
 
-    /// The overlay with nothing in memory but what it shows: its bytes may be parts of much longer ones.
+    /// A copy of the overlay that keeps only visible bytes in memory: a range may be a slice of much longer bytes.
     pub fn trimmed(&self) -> Overlay {
         let of_its_own = |(range, source): (&Range<u64>, &Source)| match source.slice(range) {
             Some(bytes) => {
-                // Without memory for a copy, that of the longer ones stays.
+                // If there is no memory for a copy, the longer bytes stay.
                 let own = sized_memory::copy(&bytes, Path::new("")).map_or(bytes, Bytes::from);
                 (range.clone(), Source::Bytes { bytes: own, origin: range.start })
             }
@@ -383,7 +385,7 @@ impl Overlay {
         trimmed
     }
 
-    /// Why a part of it cannot be read, if the disk returned errors for it.
+    /// The error of a range that the disk cannot read, if there is such a range.
     pub fn unreadable(&self) -> Option<&Error> {
         self.ranges().find_map(|(_, source)| match source {
             Source::Unreadable(e) => Some(&**e),
@@ -391,7 +393,7 @@ impl Overlay {
         })
     }
 
-    /// The overlay with what can be read of it.
+    /// A copy of the overlay without unreadable ranges.
     pub fn without_unreadable(&self) -> Overlay {
         let mut overlay = Overlay { size: self.size, ..Overlay::default() };
         for (range, source) in self.ranges().filter(|(_, source)| !matches!(source, Source::Unreadable(_))) {
@@ -411,7 +413,7 @@ impl Overlay {
         used.filter(|_| holds(invariant::SPILLED_BYTES_STAY)).collect()
     }
 
-    /// Whether the overlay alone has all bytes of a range.
+    /// Whether the overlay by itself has all bytes of a range.
     pub fn covers(&self, range: &Range<u64>) -> bool {
         let mut at = range.start;
         for (found, _) in self.overlapping(range) {
@@ -424,11 +426,11 @@ impl Overlay {
     }
 }
 
-/// Reads through overlays, the newest first, down to the data file; beyond its end there are zeros.
-/// The caller has clipped `buf` to the size of the view. Stack and time do not depend on how many overlays lie
-/// below the newest ones that have the bytes.
+/// Reads through overlays, the newest first, down to the data file; bytes beyond its end are zeros. The caller has
+/// clipped `buf` to the size of the view. Stack and time do not depend on the number of overlays below the newest ones
+/// that have the bytes.
 pub fn read_through(overlays: &[&Overlay], base: Option<&dyn File>, buf: &mut [u8], offset: u64) -> Result<()> {
-    // What no overlay so far has, in order.
+    // Ranges that none of the overlays so far has, in order.
     let all = offset..offset + buf.len() as u64;
     let mut missing: Vec<Range<u64>> = Vec::from_iter((!all.is_empty()).then_some(all));
     let within = |range: &Range<u64>| (range.start - offset) as usize..(range.end - offset) as usize;
@@ -454,8 +456,8 @@ pub fn read_through(overlays: &[&Overlay], base: Option<&dyn File>, buf: &mut [u
         }
         missing = below;
     }
-    // One read costs less than several, though it also reads what the pieces then lie over; unless the disk cannot read
-    // just that.
+    // One read that includes bytes under overlay pieces costs less than several reads. If the disk cannot read those
+    // bytes, the missing ranges are read one by one.
     let read = |ranges: &[Range<u64>], buf: &mut [u8]| {
         ranges.iter().try_for_each(|range| read_base(base, &mut buf[within(range)], range.start))
     };
@@ -466,7 +468,7 @@ pub fn read_through(overlays: &[&Overlay], base: Option<&dyn File>, buf: &mut [u
     pieces.into_iter().try_for_each(|(part, source)| source.copy_to(&mut buf[within(&part)], part.start))
 }
 
-/// Ranges, which are in the order of their starts, with gaps of at most so many bytes between them closed.
+/// Ranges, sorted by start, joined where the gap between them has at most this many bytes.
 pub(crate) fn joined(ranges: &[Range<u64>], gap_bytes: u64) -> Vec<Range<u64>> {
     let mut joined: Vec<Range<u64>> = Vec::with_capacity(ranges.len());
     for range in ranges {
@@ -478,7 +480,7 @@ pub(crate) fn joined(ranges: &[Range<u64>], gap_bytes: u64) -> Vec<Range<u64>> {
     joined
 }
 
-/// Reads the data file; behind its end there are zeros.
+/// Reads the data file; bytes behind its end are zeros.
 fn read_base(base: Option<&dyn File>, buf: &mut [u8], offset: u64) -> Result<()> {
     let n = match base {
         Some(file) => read_full_at(file, buf, offset).context("read", "the data file")?,
@@ -568,7 +570,7 @@ mod tests {
             space.set_used(&used);
             overlay.spill(space, 1).unwrap();
         };
-        // Some are changed again and again: what is free lies in small gaps everywhere.
+        // Change some of them again and again, so that free space lies in small gaps everywhere.
         let rng = &mut fastrand::Rng::with_seed(1);
         for _ in 0..60 {
             for at in (0..160_000u64).step_by(16).filter(|_| rng.u8(..10) == 0) {
@@ -578,7 +580,7 @@ mod tests {
         }
         assert!(space.spill().len() <= 160_000, "{} bytes for 80,000", space.spill().len());
         fill(&mut overlay, 16, b'a');
-        // Every second one.
+        // Change every second one.
         for round in 0..6 {
             fill(&mut overlay, 32, b'b' + round);
             again(&mut overlay, &mut space);
@@ -617,7 +619,7 @@ mod tests {
             for n in 1..60 {
                 let mut newer = Overlay::default();
                 if rng.u8(..3) == 0 {
-                    // Many at once, over nothing, over others, or behind them.
+                    // Insert many ranges at once: into empty space, over others, or behind them.
                     let (mut ranges, mut at) = (Vec::new(), rng.usize(..model.len() - 400));
                     for _ in 0..rng.usize(0..8) {
                         let end = at + rng.usize(1..20);
@@ -650,7 +652,7 @@ mod tests {
                     };
                     let to = if rng.bool() { &mut overlay } else { &mut newer };
                     to.insert(at as u64..end as u64, source);
-                    // Older bytes must not cover it.
+                    // Merge first, because older bytes must not cover the new ones.
                     overlay.merge(&std::mem::take(&mut newer));
                 }
                 if rng.u8(..4) == 0 {
@@ -668,7 +670,8 @@ mod tests {
                 assert!(read == model, "seed {seed}, step {n}");
                 for (range, source) in overlay.ranges() {
                     let Source::Spill { spill, at, origin, len, crc } = source else { continue };
-                    // What a record says of a range that is still whole is not computed again.
+                    // The checksum that is recorded for a whole range must be right, because a record does not
+                    // recompute it.
                     if range.end - range.start == *len {
                         assert_eq!(spill.crc(*at, *len).unwrap(), *crc, "seed {seed}, step {n}, {range:?} {origin}");
                     }

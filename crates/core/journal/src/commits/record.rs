@@ -20,7 +20,7 @@ use untorn_os::{Storage, holds};
 
 /// Longest path in a record, in bytes.
 pub const PATH_BYTES_MAX: usize = 4095;
-/// Largest file size, in bytes: the kernel's.
+/// Largest file size of the kernel, in bytes.
 pub const FILE_BYTES_MAX: u64 = i64::MAX as u64;
 
 /// A file that a commit touches.
@@ -38,14 +38,14 @@ pub struct FileRef {
 /// One operation. `file` is an index into the record's files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Op {
-    /// The bytes of a range, wherever they are. `Source::Zero` with an end of [`NO_END`] is the cut
-    /// tail of a truncation.
+    /// The bytes of a range, in any kind of source. `Source::Zero` with an end of [`NO_END`] is the tail that a
+    /// truncation cuts.
     Write { file: u32, range: Range<u64>, source: Source },
-    /// The file's size; what is beyond is cut.
+    /// The file's size; contents beyond it are cut.
     Truncate { file: u32, size: u64 },
-    /// The file does not exist before; its mode.
+    /// Creates the file, which did not exist before, with this mode.
     Create { file: u32, mode: u32 },
-    /// The file gets another name; a file that had the name is unlinked by an operation before.
+    /// Renames the file; an earlier operation unlinks a file that had the new name.
     Rename { file: u32, to: PathBuf },
     /// The file loses its name.
     Unlink { file: u32 },
@@ -53,11 +53,11 @@ pub enum Op {
     Mode { file: u32, mode: u32 },
     /// A new directory.
     Mkdir { path: PathBuf, mode: u32 },
-    /// An empty directory goes.
+    /// Removes an empty directory.
     Rmdir { path: PathBuf },
     /// A directory's permission bits.
     DirMode { path: PathBuf, mode: u32 },
-    /// The first operation of a record that restates changes of records before it, which wait to be applied.
+    /// The first operation of a record that restates unapplied changes of earlier records.
     Restate,
 }
 
@@ -68,12 +68,12 @@ impl Op {
     }
 }
 
-/// A commit, or changes of earlier commits, restated.
+/// A commit, or a restatement of changes of earlier commits.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Record {
     /// The files, each once.
     pub files: Vec<FileRef>,
-    /// What happens to them, in order.
+    /// The operations, in order.
     pub ops: Vec<Op>,
 }
 
@@ -113,7 +113,7 @@ impl Record {
         8 + files as u64 + ops
     }
 
-    /// Writes the body. Ranges of spill files that were cut since they were written get new checksums.
+    /// Encodes the body. Ranges of spill files that were cut since they were written get new checksums.
     pub fn encode(&self, out: &mut impl Sink) -> Result<()> {
         out.append(&(self.files.len() as u32).to_le_bytes());
         out.append(&(self.ops.len() as u32).to_le_bytes());
@@ -264,49 +264,49 @@ pub fn check_path(path: &Path) -> std::result::Result<(), String> {
     Ok(())
 }
 
-/// Reads a body. Everything in it is checked, as the journal may be hostile or damaged.
+/// Decodes a body, and checks everything in it, because the journal may be hostile or damaged.
 pub struct Decoder<'a> {
     body: &'a [u8],
     at: usize,
     contents: Contents<'a>,
     spills: &'a mut SpillCache,
     unreadable: Option<&'a UnreadableBody<'a>>,
-    /// What becomes of contents that cannot be read.
+    /// The error that replaces contents that cannot be read.
     lost: Option<Arc<Error>>,
 }
 
-/// What a decoded record has of the contents in its body.
+/// Form in which a decoded record keeps contents of its body.
 enum Contents<'a> {
     /// Slices of the body.
     InMemory(&'a Bytes),
-    /// Where they lie in the log.
+    /// References to their place in the log.
     InLog(BodyInLog<'a>),
 }
 
-/// A body that lies in a segment, where its contents are left.
+/// A body in a segment, whose contents stay in the log.
 #[derive(Clone, Copy)]
 pub(crate) struct BodyInLog<'a> {
     /// The segment.
     pub segment: &'a Arc<LogSegment>,
-    /// Where in it the body begins.
+    /// Offset of the body in the segment.
     pub start: u64,
-    /// Contents that are not longer are copied: a reference is no smaller.
+    /// Contents of at most this length are copied, because a reference is no smaller.
     pub in_memory_max: u64,
 }
 
-/// What the disk returned errors for in a body: zeros here.
+/// Unreadable ranges of a body, which are zeros in memory.
 pub(crate) struct UnreadableBody<'a> {
     /// Ranges of the segment.
     pub ranges: &'a [Range<u64>],
-    /// Where in the segment the body begins.
+    /// Offset of the body in the segment.
     pub start: u64,
 }
 
-/// spill files that records refer to, opened once each.
+/// Spill files that records refer to, each opened once.
 pub struct SpillCache {
     open: Box<dyn Fn(u64) -> Result<Arc<Spill>>>,
     known: HashMap<u64, Arc<Spill>>,
-    /// Those that were asked for since the last [`SpillCache::take_used`].
+    /// Spill files that were requested since the last [`SpillCache::take_used`].
     used: Vec<Arc<Spill>>,
     /// Check the contents of spill files against their checksums while decoding.
     pub verify: bool,
@@ -323,7 +323,7 @@ impl SpillCache {
         }
     }
 
-    /// For tests and fuzzing of the decoder alone: there are no spill files.
+    /// A cache without spill files, for tests and fuzzing of the decoder alone.
     pub fn none() -> SpillCache {
         SpillCache {
             open: Box::new(|_| Err(Error::invalid("there are no spills here"))),
@@ -333,7 +333,7 @@ impl SpillCache {
         }
     }
 
-    /// The spill file of that number.
+    /// The spill file with this id.
     pub fn get(&mut self, id: u64) -> Result<Arc<Spill>> {
         let spill = match self.known.get(&id) {
             Some(spill) => spill.clone(),
@@ -346,7 +346,7 @@ impl SpillCache {
         Ok(spill)
     }
 
-    /// The spill files that were asked for since this was called last.
+    /// The spill files that were requested since the last call.
     pub(crate) fn take_used(&mut self) -> Vec<Arc<Spill>> {
         std::mem::take(&mut self.used)
     }
@@ -358,7 +358,7 @@ impl<'a> Decoder<'a> {
         Decoder::new(body, Contents::InMemory(body), spills).record()
     }
 
-    /// As [`Decoder::decode`], of a body in memory that is used again: contents are left where they lie in the log.
+    /// Decodes like [`Decoder::decode`], from a buffer that is reused, so that contents stay in the log.
     pub(crate) fn decode_in_log(
         body: &'a [u8],
         place: BodyInLog<'a>,
@@ -372,8 +372,8 @@ impl<'a> Decoder<'a> {
         Decoder { body, at: 0, contents, spills, unreadable: None, lost: None }
     }
 
-    /// As [`Decoder::decode`]: contents in spill files that cannot be read, and with `unreadable` those in the body, are
-    /// known not to be.
+    /// Decodes like [`Decoder::decode`], and marks as unreadable the contents of spill files that the disk cannot read,
+    /// and with `unreadable` all contents in the body.
     pub(crate) fn decode_around(
         body: &'a Bytes,
         spills: &'a mut SpillCache,
@@ -389,7 +389,7 @@ impl<'a> Decoder<'a> {
         let body = d.body;
         let files = d.u32()? as usize;
         let ops = d.u32()? as usize;
-        // Counts are bounded by what the body can hold, before memory is allocated for them.
+        // Counts are bounded by the length of the body before memory is allocated for them.
         if files > body.len() / 18 || ops > body.len() / 5 {
             return Err(d.bad("it lists more than it can hold"));
         }
@@ -420,7 +420,7 @@ impl<'a> Decoder<'a> {
         Ok(range)
     }
 
-    /// Bytes of which it does not matter here whether they can be read.
+    /// Skips bytes that may be unreadable.
     fn next_contents(&mut self, n: usize) -> Result<Range<usize>> {
         let end =
             self.at.checked_add(n).filter(|end| *end <= self.body.len()).ok_or_else(|| self.bad("it ends early"))?;
@@ -475,7 +475,7 @@ impl<'a> Decoder<'a> {
                     ZERO => Source::Zero,
                     WRITE => {
                         let bytes = self.next_contents(usize::try_from(len).unwrap_or(usize::MAX))?;
-                        // The checksum of the record cannot be checked: none of its contents is known.
+                        // Without the record's checksum, all contents in its body are unknown.
                         match self.lost.as_ref().filter(|_| self.unreadable.is_some()) {
                             Some(e) if holds(invariant::UNREADABLE_UNKNOWN) => Source::Unreadable(e.clone()),
                             _ => {
@@ -518,7 +518,7 @@ impl<'a> Decoder<'a> {
         Ok(())
     }
 
-    /// Adds the writing of contents, which are a part of the body.
+    /// Adds the write of contents that are a part of the body.
     fn push_contents(&self, file: u32, offset: u64, part: Range<usize>, ops: &mut Vec<Op>) {
         let len = part.len() as u64;
         let bytes = match &self.contents {
@@ -531,7 +531,7 @@ impl<'a> Decoder<'a> {
         ops.push(Op::Write { file, range: offset..offset + len, source: Source::Bytes { bytes, origin: offset } });
     }
 
-    /// Adds the writing of contents that are left in the log, piece by piece.
+    /// Adds the write of contents that stay in the log, piece by piece.
     fn push_places(&self, file: u32, offset: u64, part: Range<usize>, place: &BodyInLog<'_>, ops: &mut Vec<Op>) {
         let (mut origin, mut at) = (offset, place.start + part.start as u64);
         for piece in self.body[part].chunks(PIECE_BYTES_MAX as usize) {

@@ -1,9 +1,8 @@
 //! Spill files: the bytes of large commits, written once, beside the journal.
 //!
-//! A spill file is durable, name included, before the record that refers to it is written. It is
-//! removed after the log was truncated behind that record, or when no commit refers to it, and in
-//! either case not before the last change that refers to it is dropped: what one commit refused may
-//! be committed by another. Names are random and never reused.
+//! A spill file is durable, name included, before the record that refers to it is written. It is removed after the log
+//! was truncated behind that record, or when no commit refers to it, but never before the last change that refers to it
+//! is dropped: changes that one commit refused may be committed by another. Names are random and never reused.
 
 use crate::error::{Context, Error, Result};
 use crate::format::sized_memory;
@@ -19,7 +18,8 @@ use untorn_os::{BLOCK_BYTES, File, Open, Storage, read_full_at, write_all_at};
 
 const PREFIX: &str = "spill.";
 
-/// So many gaps of sufficient length are looked at for one in which bytes come to lie where they should in their block.
+/// Number of sufficiently long gaps that are tried, to find one in which the bytes get the right offset within their
+/// block.
 const GAPS_TRIED: usize = 16;
 
 /// Bytes that are read or written at once.
@@ -27,12 +27,12 @@ pub const CHUNK_BYTES: usize = 1 << 20;
 
 /// A spill file.
 pub struct Spill {
-    /// Its number, which is its name.
+    /// Its id, from which its name is made.
     pub id: u64,
     file: Arc<dyn File>,
     len: AtomicU64,
     durable_len: AtomicU64,
-    /// The storage and path by which it is removed.
+    /// Storage and path, for removing the file.
     location: (Arc<dyn Storage>, PathBuf),
     /// A record of the journal refers to it, or may do so.
     referenced: AtomicBool,
@@ -49,7 +49,7 @@ pub fn spill_name(id: u64) -> String {
     format!("{PREFIX}{id:016x}")
 }
 
-/// The number of a spill file's name.
+/// The id in a spill file's name.
 pub fn spill_id(name: &str) -> Option<u64> {
     let digits = name.strip_prefix(PREFIX)?;
     (digits.len() == 16).then(|| u64::from_str_radix(digits, 16).ok()).flatten()
@@ -66,7 +66,7 @@ impl Spill {
         Ok(Arc::new(Spill::new(id, file, 0, (storage.clone(), path))))
     }
 
-    /// Opens a spill file that a record refers to: it stays until the journal says that none does.
+    /// Opens a spill file that a record refers to. The file stays until the journal says that no record does.
     pub fn open(storage: &Arc<dyn Storage>, journal: &Path, id: u64) -> Result<Arc<Spill>> {
         let path = journal.join(spill_name(id));
         let file = storage.open(&path, Open::READ).context("open", &path)?;
@@ -81,12 +81,12 @@ impl Spill {
         Spill { id, file, len, durable_len, location, referenced: AtomicBool::new(false) }
     }
 
-    /// From now on a record may refer to it: it stays when the last change that refers to it is dropped.
+    /// Marks the file as one that a record may refer to, so that it outlives the last change that refers to it.
     pub(crate) fn set_referenced(&self) {
         self.referenced.store(true, SeqCst);
     }
 
-    /// No record refers to it any more.
+    /// Marks the file as one that no record refers to.
     pub(crate) fn clear_referenced(&self) {
         self.referenced.store(false, SeqCst);
     }
@@ -96,27 +96,27 @@ impl Spill {
         self.len.load(SeqCst)
     }
 
-    /// Nothing was written yet.
+    /// Whether nothing was written yet.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Appends bytes; returns their offset. With an `origin`, the offset that they are for in a data file, they lie in
-    /// blocks of the spill file as they will in blocks of the data file, which can share these ([`File::clone_range`]).
+    /// Appends bytes and returns their offset. `origin` is their offset in a data file; with it, the bytes get the same
+    /// offset within a block as in the data file, which can then share the blocks ([`File::clone_range`]).
     pub fn append(&self, bytes: &[u8], origin: Option<u64>) -> Result<u64> {
         let at = self.take_room(bytes.len() as u64, origin);
         write_all_at(&*self.file, bytes, at).context("write", self.path())?;
         Ok(at)
     }
 
-    /// The offset of so many bytes, for which there is room from now on.
+    /// Reserves room for this many bytes and returns its offset.
     fn take_room(&self, bytes: u64, origin: Option<u64>) -> u64 {
         let end = |len: u64| Some(congruent(len, origin) + bytes);
         let before = self.len.fetch_update(SeqCst, SeqCst, end).expect("an end");
         congruent(before, origin)
     }
 
-    /// Writes bytes where nothing refers to what is there.
+    /// Overwrites a range that nothing refers to.
     fn write_again(&self, bytes: &[u8], at: u64) -> Result<()> {
         self.durable_len.store(0, SeqCst);
         write_all_at(&*self.file, bytes, at).context("write", self.path())
@@ -148,8 +148,8 @@ impl Spill {
         Ok(sum.sum())
     }
 
-    /// Makes the contents durable. Returns whether there was anything to do, in which case the
-    /// journal's directory has to be synced too.
+    /// Makes the contents durable. Returns whether a flush was needed; if so, the journal's directory has to be
+    /// flushed, too.
     pub fn sync(&self) -> std::io::Result<bool> {
         let len = self.len();
         if self.durable_len.load(SeqCst) == len {
@@ -160,7 +160,7 @@ impl Spill {
         Ok(true)
     }
 
-    /// Lets a range of a data file share the blocks of bytes that lie here.
+    /// Lets a range of a data file share blocks with this range of the spill file.
     pub fn clone_to(&self, file: &dyn File, at: u64, offset: u64, len: u64) -> std::io::Result<()> {
         file.clone_range(&*self.file, at, offset, len)
     }
@@ -174,7 +174,7 @@ impl Drop for Spill {
     fn drop(&mut self) {
         let (storage, path) = &self.location;
         if !self.referenced.load(SeqCst) {
-            // A spill file that cannot be removed now is an orphan, which the next recovery removes.
+            // If this fails, the file is an orphan, which the next recovery removes.
             let _ = storage.unlink(path);
         }
     }
@@ -191,9 +191,9 @@ pub fn verify(spill: &Spill, at: u64, len: u64, crc: u64) -> Result<()> {
     Ok(())
 }
 
-/// Appends bytes as [`Spill::append`] does; returns their offset and their checksum.
+/// Appends bytes like [`Spill::append`]; returns their offset and checksum.
 ///
-/// While a chunk is copied and summed up, the device writes the one before: the flush finds little left.
+/// While a chunk is copied and summed, the device writes the previous one, so that the flush has little left to do.
 pub fn append_summed(spill: &Spill, bytes: &[u8], origin: Option<u64>) -> Result<(u64, u64)> {
     if bytes.len() <= CHUNK_BYTES {
         return Ok((spill.append(bytes, origin)?, crc64(bytes)));
@@ -210,31 +210,32 @@ pub fn append_summed(spill: &Spill, bytes: &[u8], origin: Option<u64>) -> Result
     Ok((start, sum.sum()))
 }
 
-/// The first offset from `at` that lies in a block where `origin` does, or any.
+/// The first offset from `at` on that has the same position within its block as `origin`; `at` itself without an
+/// origin.
 fn congruent(at: u64, origin: Option<u64>) -> u64 {
     at + origin.map_or(0, |origin| origin.wrapping_sub(at) % BLOCK_BYTES as u64)
 }
 
-/// A spill file of uncommitted changes of one file: where such a change was changed again, its space is used again.
-/// No record refers to any of it yet; when the changes are on their way to the journal, nothing more goes into it.
+/// A spill file for uncommitted changes of one file, whose space is reused when a change is overwritten. No record
+/// refers to the file yet; nothing is added once its changes are on their way to the journal.
 #[derive(Debug)]
 pub struct SpillSpace {
     spill: Arc<Spill>,
     /// Gaps that nothing refers to: length and offset.
     free: BTreeSet<(u64, u64)>,
-    /// Of all gaps together.
+    /// Bytes of all gaps together.
     free_bytes: u64,
-    /// Bytes that were written since the gaps were looked for.
+    /// Bytes written since the last search for gaps.
     written: u64,
-    /// So many make it worthwhile to look again.
+    /// Bytes written after which a new search is worthwhile.
     look_after: u64,
     look_after_min: u64,
     clone_bytes_least: u64,
 }
 
 impl SpillSpace {
-    /// The space of a new spill file. Gaps are looked for after so many bytes, or later. Pieces of at least
-    /// `clone_bytes_least` bytes lie where a data file can share their blocks.
+    /// Makes the space in a new spill file. Gaps are searched after at least `look_after_min` written bytes. Pieces of
+    /// at least `clone_bytes_least` bytes are placed so that a data file can share their blocks.
     pub fn new(spill: Arc<Spill>, look_after_min: u64, clone_bytes_least: u64) -> SpillSpace {
         let (free, look_after) = (BTreeSet::new(), look_after_min);
         SpillSpace { spill, free, free_bytes: 0, written: 0, look_after, look_after_min, clone_bytes_least }
@@ -245,25 +246,25 @@ impl SpillSpace {
         &self.spill
     }
 
-    /// Whether it is time to look for gaps, before so many bytes are written: [`SpillSpace::set_used`].
+    /// Whether to search for gaps before this many bytes are written; the caller then calls [`SpillSpace::set_used`].
     pub fn wants_look(&self, bytes: u64) -> bool {
         self.written >= self.look_after && self.free.last().is_none_or(|(len, _)| *len < bytes)
     }
 
-    /// What the uncommitted changes refer to. The rest is free.
+    /// Sets the ranges that uncommitted changes refer to. All others become free.
     pub fn set_used(&mut self, used: &RangeSet<u64>) {
         let bytes: u64 = used.iter().map(|range| range.end - range.start).sum();
         self.written = 0;
-        // Looking costs as much as there is in use; the file is at most twice as long, and a little more.
+        // A search costs as much as the bytes in use. This bound keeps the file at most about twice as long as these.
         self.look_after = bytes.max(self.look_after_min);
         self.free = used.gaps(&(0..self.spill.len())).map(|gap| (gap.end - gap.start, gap.start)).collect();
         self.free_bytes = self.free.iter().map(|(len, _)| len).sum();
     }
 
-    /// Writes bytes that are for the offset `origin` of a data file, into a gap if they fit into one; returns their
-    /// offset and their checksum.
+    /// Writes bytes that belong at offset `origin` of a data file, into a gap if they fit into one. Returns their
+    /// offset and checksum.
     pub fn put(&mut self, bytes: &[u8], origin: u64) -> Result<(u64, u64)> {
-        // Small pieces lie side by side.
+        // Small pieces are packed, because their blocks are not shared.
         let origin = (bytes.len() as u64 >= self.clone_bytes_least).then_some(origin);
         match self.put_into_gap(bytes, origin)? {
             Some(at) => Ok((at, crc64(bytes))),
@@ -271,8 +272,8 @@ impl SpillSpace {
         }
     }
 
-    /// Writes pieces side by side with one call; returns the offset and the checksum of each. Where gaps have as much room,
-    /// but apart from each other, the pieces go there.
+    /// Writes pieces side by side with one call; returns the offset and checksum of each. If only several separate gaps
+    /// have enough room, the pieces go there one by one.
     pub fn put_together(&mut self, pieces: &[&[u8]]) -> Result<Vec<(u64, u64)>> {
         let all = pieces.concat();
         let len = all.len() as u64;
@@ -291,7 +292,7 @@ impl SpillSpace {
         Ok(pieces.iter().map(place).collect())
     }
 
-    /// Writes bytes into a gap if they fit into one; returns their offset.
+    /// Writes bytes into a gap if they fit into one, and returns their offset.
     fn put_into_gap(&mut self, bytes: &[u8], origin: Option<u64>) -> Result<Option<u64>> {
         let len = bytes.len() as u64;
         self.written += len;

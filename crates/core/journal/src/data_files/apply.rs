@@ -1,7 +1,7 @@
 //! Applies a final state to the data files: in an open store, and in recovery (redo).
 //!
-//! Everything in this file may be interrupted anywhere and done again: each action first checks
-//! whether it has happened. A file is recognised by its attribute, never by its name alone.
+//! Everything here may be interrupted at any point and run again: each action first checks whether it has happened. A
+//! file is recognised by its attribute, never by its name alone.
 
 use crate::commits::final_state::{DirState, FileState, FinalState};
 use crate::commits::overlay::{NO_END, Overlay, Source};
@@ -24,15 +24,15 @@ pub struct DirLeft {
     pub path: PathBuf,
     /// Why.
     pub reason: Error,
-    /// Nothing is to be done any more: somebody put something into a directory that was to be removed.
+    /// The state is final: somebody put something into a directory that was to be removed.
     pub given_up: bool,
 }
 
 impl DataFiles<'_> {
-    /// Applies names, existence and modes. Files whose location is an error are left alone; so is a
-    /// file for which an action fails, with that error as its location. An action that waits for another one (a directory
-    /// for its files, a name for the file that has it now) is tried again as long as any succeeds. Modes of directories
-    /// come last, as they may forbid what is to be done in them. Returns the directories that are left.
+    /// Applies names, existence and modes. Files whose location is an error are left alone; if an action fails, its
+    /// file gets that error as location. An action that waits for another one (a directory for its files, a name for
+    /// the file that has it now) is tried again as long as any action succeeds. Modes of directories come last, because
+    /// they may forbid changes inside. Returns the directories that could not be brought to their final state.
     pub fn apply_names(&self, state: &FinalState, locations: &mut Locations) -> Vec<DirLeft> {
         let mut left = self.apply_entries(state, locations);
         self.put_back(state, locations);
@@ -48,7 +48,7 @@ impl DataFiles<'_> {
             }
         }
         for dir in left.iter_mut().filter(|dir| matches!(dir.reason, Error::Conflict { .. })) {
-            // What is left in it may be of these commits, too.
+            // The rest of its contents may belong to these commits, too.
             let inside = |file: &FileState| file.names.iter().any(|name| name.starts_with(&dir.path));
             let waits = |file: &FileState| locations.get(&file.id).is_some_and(Result::is_err);
             dir.given_up =
@@ -125,7 +125,7 @@ impl DataFiles<'_> {
         for (path, dir) in &state.dirs {
             todo.push(action(None, What::Directory { path: path.clone(), dir: *dir }));
         }
-        // What a file replaces goes in the same step, if that file comes first.
+        // A file and its replacement change in one step, if the new file comes first.
         todo.sort_by_key(|action| matches!(action.what, What::Unlink { .. }));
         todo
     }
@@ -142,7 +142,7 @@ impl DataFiles<'_> {
             What::Unlink { at } => {
                 let id = action.file.expect("a file");
                 if matches!(locations.get(&id), Some(Ok(Location::Absent))) {
-                    // Replaced by a rename in the meantime: the name is that of another file now.
+                    // A rename has replaced the file meanwhile: the name belongs to another file now.
                     return Ok(Attempt::Done);
                 }
                 if let Some(reason) = replacements.waits(locations, at) {
@@ -211,7 +211,7 @@ impl DataFiles<'_> {
         }
     }
 
-    /// Writes what a file lacks where the file is now, before it moves.
+    /// Writes the missing contents of a file in its present place, before it is renamed.
     fn write_before_move(&self, file: &FileState, to: &Path, state: &FinalState, locations: &Locations) -> Result<()> {
         let Some(Ok(Location::At(from))) = locations.get(&file.id) else { return Ok(()) };
         if !self.are_missing(file) {
@@ -227,7 +227,7 @@ impl DataFiles<'_> {
             return match self.with_rights(state, &[path], || self.storage.rmdir(path)) {
                 Ok(()) => Ok(Attempt::Done),
                 Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(Attempt::Done),
-                // XFS calls it EEXIST.
+                // XFS reports a directory that is not empty as EEXIST.
                 Err(e) if matches!(e.kind(), ErrorKind::DirectoryNotEmpty | ErrorKind::AlreadyExists) => {
                     Ok(Attempt::Blocked(Error::Conflict {
                         path: path.to_owned(),
@@ -235,8 +235,8 @@ impl DataFiles<'_> {
                     }))
                 }
                 Err(e) => match self.storage.stat(path) {
-                    // Done before, and its place taken: without the right to change the directory above, the kernel does
-                    // not even say so.
+                    // The directory was removed before, and a file took its place. Without write permission in the
+                    // parent directory, the kernel reports the missing permission instead.
                     Ok(meta) if meta.kind != Kind::Directory => Ok(Attempt::Done),
                     _ => Err(Error::io("remove the directory", path, e)),
                 },
@@ -266,8 +266,8 @@ impl DataFiles<'_> {
         }
     }
 
-    /// Moves one of several files that wait for each other's names in a circle to a rename temporary. A file that
-    /// waits for one that is left alone keeps its place.
+    /// Moves one of several files that wait for each other's names in a cycle to a rename temporary. A file that waits
+    /// for a file that is left alone keeps its place.
     fn break_cycle(&self, todo: &[Action], state: &FinalState, locations: &mut Locations) -> bool {
         let mut moves = Vec::new();
         for action in todo {
@@ -277,7 +277,7 @@ impl DataFiles<'_> {
                 moves.push((id, from.clone(), to.clone()));
             }
         }
-        // A directory may be what becomes of a file's name, or what a file's name was.
+        // One name may be a directory above the other.
         let waits_for = |a: usize, b: usize| {
             let (to, from): (&Path, &Path) = (&moves[a].2, &moves[b].1);
             from.starts_with(to) || to.starts_with(from)
@@ -296,7 +296,7 @@ impl DataFiles<'_> {
         false
     }
 
-    /// Takes files that cannot get their names out of the rename temporaries, where nobody would look for them.
+    /// Moves files that cannot get their names back from the rename temporaries, where nobody would look for them.
     fn put_back(&self, state: &FinalState, locations: &Locations) {
         for file in state.files.values().filter(|file| matches!(locations.get(&file.id), Some(Err(_)))) {
             let temporary = self.rename_temporary(file.id);
@@ -307,7 +307,7 @@ impl DataFiles<'_> {
     }
 }
 
-/// Whether an item waits for itself, by way of others.
+/// Whether an item waits for itself, directly or through others.
 fn in_cycle(start: usize, count: usize, waits_for: &dyn Fn(usize, usize) -> bool) -> bool {
     let (mut seen, mut next) = (vec![false; count], vec![start]);
     while let Some(at) = next.pop() {
@@ -324,7 +324,7 @@ struct Action {
     file: Option<u64>,
     what: What,
     why: Option<Error>,
-    /// Of a move: the file has its contents.
+    /// For a move: the contents are written.
     written: bool,
 }
 
@@ -335,14 +335,14 @@ enum What {
     Directory { path: PathBuf, dir: DirState },
 }
 
-/// Applies an overlay to a data file. The file is never smaller than its final size on the way. Where at least
-/// `clone_bytes_least` bytes in whole blocks lie in a spill file, the data file shares them, if the file system can do
-/// that; `None`: all is copied.
+/// Applies an overlay to a data file, which is never smaller than its final size on the way. Where a spill file has at
+/// least `clone_bytes_least` bytes in whole blocks, the data file shares them if the file system supports that; with
+/// `None`, everything is copied.
 pub fn apply_overlay(file: &dyn File, overlay: &Overlay, path: &Path, clone_bytes_least: Option<u64>) -> Result<()> {
     apply_overlay_in_steps(file, overlay, path, clone_bytes_least, &mut |_| Ok(()))
 }
 
-/// As [`apply_overlay`]; `step` is told how many bytes were written each time.
+/// Applies like [`apply_overlay`], and calls `step` with the number of bytes after each write.
 pub fn apply_overlay_in_steps(
     file: &dyn File,
     overlay: &Overlay,
@@ -353,15 +353,15 @@ pub fn apply_overlay_in_steps(
     if let Some(e) = overlay.unreadable() {
         return Err(e.clone());
     }
-    // For all writes of this turn.
+    // One check for all the writes below.
     file.check_own().context("write", path)?;
     let current = file.meta().context("stat", path)?.size;
     let size = overlay.size.unwrap_or(current);
     if size < current {
-        // Shrink first: that never needs space, and what lies beyond is not wanted in any case.
+        // Shrink first: that never needs space, and contents beyond the size are dropped in any case.
         file.set_len(size).context("truncate", path)?;
     }
-    // What lies in the log is written in the order in which it lies there, so that the log is read in sequence.
+    // Ranges in the log are written in the order of the log, so that the log is read sequentially.
     let (mut logged, rest): (Vec<_>, Vec<_>) = overlay.ranges().partition(|(_, source)| source.log_place().is_some());
     logged.sort_by_key(|(_, source)| source.log_place().map(|(segment, end)| (std::ptr::from_ref(segment), end)));
     let mut chunk = Vec::new();
@@ -410,8 +410,8 @@ pub fn apply_overlay_in_steps(
     Ok(())
 }
 
-/// Lets the data file share the whole blocks of a range that lie in a spill file; returns which these are. `None`: there
-/// are too few of them, or it does not work here, and copying will either do or tell why not.
+/// Lets the data file share the whole blocks of a range that lie in a spill file, and returns the shared range. Returns
+/// `None` if there are too few blocks, or if sharing fails; copying then either works or reports the error.
 fn clone_blocks(file: &dyn File, source: &Source, range: &Range<u64>, least: u64) -> Option<Range<u64>> {
     let Source::Spill { spill, at, origin, .. } = source else { return None };
     let block = BLOCK_BYTES as u64;

@@ -1,4 +1,4 @@
-//! Makes files of a final state, whole before they get their names, and what belongs to a file: identity, contents, mode.
+//! Creates the files of a final state, complete before they get their names: identity, contents, mode.
 
 use crate::commits::final_state::{FileState, FinalState};
 use crate::data_files::create_ahead::Ahead;
@@ -21,7 +21,7 @@ pub(crate) enum Attempt {
     Blocked(Error),
 }
 
-/// The owner's rights to a directory.
+/// The owner's permission bits of a directory.
 pub(crate) const OWNER_RIGHTS: u32 = 0o700;
 
 pub(crate) fn may_pass(e: &std::io::Error) -> bool {
@@ -36,9 +36,9 @@ pub(crate) fn occupied(path: &Path, e: &std::io::Error) -> Error {
     Error::Conflict { path: path.to_owned(), detail }
 }
 
-/// Makes changed names in a directory durable. Of a directory that is gone, or that a file replaced, the nearest
-/// directory above it that is there is flushed: with the removal, whatever left the directory before becomes durable.
-/// A directory that cannot be opened for flushing it is flushed with its whole file system.
+/// Makes changed names in a directory durable. If the directory is gone, or a file replaced it, the nearest existing
+/// directory above it is flushed: this flushes the removal, and with it all earlier removals from the directory. If a
+/// directory cannot be opened for that, its whole file system is flushed.
 pub fn sync_names(storage: &dyn Storage, dir: &Path, point: SyncPoint) -> Result<()> {
     for dir in dir.ancestors() {
         return match storage.sync_dir(dir, point) {
@@ -52,14 +52,15 @@ pub fn sync_names(storage: &dyn Storage, dir: &Path, point: SyncPoint) -> Result
     Ok(())
 }
 
-/// Which files of a final state get a name, and which are unlinked that had it: looked up, as there may be very many.
+/// Files of a final state by the name that they get, and unlinked files by the name that they had. Maps, because there
+/// may be very many.
 pub(crate) struct Replacements<'a> {
     getting: HashMap<&'a Path, Vec<u64>>,
     unlinked: HashMap<PathBuf, Vec<u64>>,
 }
 
 impl<'a> Replacements<'a> {
-    /// Of files at these locations. Those that are unlinked stay where they are until they are gone.
+    /// Collects them for files at these locations. A file that is to be unlinked keeps its location until it is gone.
     pub fn of(state: &'a FinalState, locations: &Locations) -> Replacements<'a> {
         let mut replacements = Replacements { getting: HashMap::new(), unlinked: HashMap::new() };
         for file in state.files.values() {
@@ -74,21 +75,21 @@ impl<'a> Replacements<'a> {
         replacements
     }
 
-    /// The file that lies under a name and is unlinked by the same commits: it is replaced in one step, so that the name
-    /// is never missing.
+    /// The file that has this name and that the same commits unlink. It is replaced in one step, so that the name is
+    /// never missing.
     pub fn replaced_by(&self, locations: &Locations, name: &Path) -> Option<u64> {
         let lies_there = |id: &&u64| matches!(locations.get(id), Some(Ok(Location::At(at))) if at == name);
         self.unlinked.get(name)?.iter().find(lies_there).copied()
     }
 
-    /// Why the file that is to replace the one of this name cannot do so now.
+    /// The error that keeps the file that is to replace this name from doing so now.
     pub fn waits(&self, locations: &Locations, name: &Path) -> Option<Error> {
         self.getting.get(name)?.iter().find_map(|id| locations.get(id)?.as_ref().err().cloned())
     }
 }
 
 impl DataFiles<'_> {
-    /// Creates a file at its final name, or takes a half-created one for it, and sets attribute and mode.
+    /// Creates a file at its final name, or takes over a half-created one, and sets attribute and mode.
     pub(crate) fn attempt_create(
         &self,
         state: &FinalState,
@@ -126,7 +127,8 @@ impl DataFiles<'_> {
         Ok(Attempt::Done)
     }
 
-    /// Makes sure that a file is the one; one that these commits create, and that has no attribute yet, gets it.
+    /// Checks that a file has the expected identity. A file that these commits create gets its attribute, if it has
+    /// none yet.
     pub(crate) fn identify(&self, file: &FileState, handle: &dyn File, at: &Path, name: &Path) -> Result<()> {
         let conflict = |detail: String| Err(Error::Conflict { path: at.to_owned(), detail });
         let meta = handle.meta().context("stat", at)?;
@@ -143,14 +145,14 @@ impl DataFiles<'_> {
         self.set_identity(file, handle, name)
     }
 
-    /// Keeps a file that is about to lose its name, if a reader holds a commit in which the file has it. Where that cannot
-    /// be done, the reader learns that its commit has expired.
+    /// Parks a file that is about to lose its name, if parking is on because readers hold older commits. If that fails,
+    /// the reader learns that its commit has expired.
     pub(crate) fn park(&self, id: u64, at: &Path) {
         let Some(parking) = self.parking.as_ref().filter(|_| holds(invariant::PARKED)) else { return };
         let Some(own) = parking.parent().and_then(|dir| self.storage.stat(dir).ok()) else { return };
         let mode = own.mode;
-        // Nobody reaches a file there whom the directories on the way to it keep out: by their modes, as members of another
-        // group, or by a list.
+        // The parking directory must not give access to a file to users that a directory on its path keeps out: by its
+        // mode, by another group, or by an access list.
         let is_as_open = |dir: &Path| {
             mode & 0o055 == 0
                 || self.storage.stat(dir).is_ok_and(|meta| {
@@ -166,7 +168,7 @@ impl DataFiles<'_> {
         let _ = self.storage.link(at, &parking.join(parked_name(id)));
     }
 
-    /// The file has kept its name.
+    /// Removes the parked name, because the file kept its own.
     pub(crate) fn unpark(&self, id: u64) {
         if let Some(parking) = &self.parking {
             let _ = self.storage.unlink(&parking.join(parked_name(id)));
@@ -206,8 +208,8 @@ impl DataFiles<'_> {
         }
     }
 
-    /// Makes a file with all that belongs to it under a name of its own in the directory where it is to be, so that it
-    /// inherits what files there inherit, and then gives it its name in one step, also over a file that goes.
+    /// Creates a complete file under a temporary name in its target directory, so that it inherits the attributes that
+    /// files there inherit. Then renames it in one step, also over a file that is unlinked.
     pub(crate) fn create_whole(
         &self,
         state: &FinalState,
@@ -226,7 +228,7 @@ impl DataFiles<'_> {
         }
         let temporary = creation_temporary(file.id, at);
         let create = || match self.storage.open(&temporary, Open::create(0o600)) {
-            // Whose it is, the name tells: an attempt before this one left it.
+            // An earlier attempt left it, as its name tells.
             Err(e) if e.kind() == ErrorKind::AlreadyExists => {
                 self.storage.unlink(&temporary)?;
                 self.storage.open(&temporary, Open::create(0o600))
@@ -260,7 +262,8 @@ impl DataFiles<'_> {
         }
     }
 
-    /// Makes a file without a name, and gives it its name once it has all that belongs to it. False: not possible here.
+    /// Creates a file without a name, and links it to its name once it is complete. Returns false if that is not
+    /// possible here.
     pub(crate) fn create_unnamed(
         &self,
         state: &FinalState,
@@ -273,7 +276,7 @@ impl DataFiles<'_> {
             Some(made) => (made, true),
             None => {
                 let Ok(handle) = self.with_rights(state, &[at], || self.storage.create_unnamed(directory)) else {
-                    // What else is wrong with the directory, the other way tells.
+                    // For any other error of the directory, the other way of creating reports it.
                     return Ok(false);
                 };
                 self.set_identity(file, &*handle, at)?;
@@ -284,13 +287,13 @@ impl DataFiles<'_> {
         Ok(handle.give_name(name).is_ok())
     }
 
-    /// Gives a new file, which has its attribute, all else that belongs to it. `behind`: the attribute is durable.
+    /// Completes a new file that has its attribute. `behind`: the attribute is durable.
     pub(crate) fn fill(&self, file: &FileState, handle: &Arc<dyn File>, at: &Path, behind: bool) -> Result<()> {
         self.write_contents(file, handle, behind)?;
         self.set_mode(file, &**handle, at)
     }
 
-    /// Removes what a crash left of files that have their names, or that need none any more.
+    /// Removes creation temporaries that a crash left, of files that have their names or need none any more.
     pub(crate) fn remove_creation_temporaries(&self, state: &FinalState, locations: &Locations) {
         for file in state.files.values() {
             let Some(Ok(location)) = locations.get(&file.id) else { continue };
@@ -302,8 +305,8 @@ impl DataFiles<'_> {
         }
     }
 
-    /// Acts in the directories of these names. Where the mode of one forbids that to its owner, and these commits set
-    /// that mode, the owner has all rights until the end of [`DataFiles::apply_names`].
+    /// Runs `act`, which changes the directories of these names. If a directory's mode forbids that to its owner, and
+    /// these commits set that mode, the owner gets all permissions until the end of [`DataFiles::apply_names`].
     pub(crate) fn with_rights<T>(
         &self,
         state: &FinalState,
@@ -329,7 +332,8 @@ impl DataFiles<'_> {
         if widened { act() } else { Err(refused) }
     }
 
-    /// A power cut must not keep a file's move and lose the new directory that the file moved into.
+    /// Flushes the directories above a file's new directory: a power cut must not keep the move and lose the new
+    /// directory.
     pub(crate) fn sync_parents(&self, to: &Path) -> Result<()> {
         for dir in to.ancestors().skip(2) {
             sync_names(self.storage, dir, sync_point::MOVE_PARENTS)?;
@@ -359,7 +363,7 @@ mod tests {
         for n in 0..1000 {
             assert_eq!(replacements.replaced_by(&locations, &name(n)), Some(n));
             assert_eq!(replacements.waits(&locations, &name(n)).is_some(), n % 2 == 1);
-            // Each answer takes one step, however many files there are.
+            // Each lookup takes one step, however many files there are.
             assert_eq!((replacements.unlinked[&name(n)].len(), replacements.getting[&*name(n)].len()), (1, 1));
         }
         locations.insert(7, Ok(Location::Absent));

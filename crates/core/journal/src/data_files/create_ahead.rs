@@ -1,4 +1,4 @@
-//! New files that are made before the first of them gets contents, so that one flush is enough for the attributes of many.
+//! New files that are created before the first of them gets contents, so that one flush serves the attributes of many.
 
 use crate::commits::final_state::{FileState, FinalState};
 use crate::data_files::locate::DataFiles;
@@ -8,19 +8,20 @@ use std::path::Path;
 use std::sync::Arc;
 use untorn_os::File;
 
-/// Files without names that have their attributes, durably.
+/// Files without names whose attributes are durable.
 #[derive(Default)]
 pub(crate) struct Ahead(RefCell<HashMap<u64, Arc<dyn File>>>);
 
 impl Ahead {
-    /// The file of this identity, if it is among them.
+    /// The file of this identity, if it was created ahead.
     pub fn take(&self, id: u64) -> Option<Arc<dyn File>> {
         self.0.borrow_mut().remove(&id)
     }
 }
 
 impl DataFiles<'_> {
-    /// Makes these files. One that cannot be made here is made by itself, which also tells why.
+    /// Creates these files. A file that cannot be created here is created later by itself, which also reports the
+    /// error.
     pub(crate) fn make_ahead<'f>(
         &self,
         state: &FinalState,

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use untorn_os::{File, Kind, Open, Storage, holds};
 
-/// The data files of a store, as a final state is applied to them.
+/// The data files of a store, for applying a final state to them.
 pub struct DataFiles<'a> {
     /// The store's directory.
     pub storage: &'a dyn Storage,
@@ -18,33 +18,33 @@ pub struct DataFiles<'a> {
     pub store: StoreId,
     /// The epoch that files created now belong to.
     pub epoch: u64,
-    /// In recovery: LSN of the newest commit in the journal. No file can be ahead of it, and none may
-    /// lack a predecessor. An open store knows what it has not applied yet.
+    /// In recovery: LSN of the newest commit in the journal. No file can be ahead of it, and no file may lack a
+    /// predecessor. `None` in an open store, which knows its unapplied commits itself.
     pub newest_lsn: Option<u64>,
-    /// A directory inside the store directory for rename temporaries: a file is there while two files
-    /// exchange names.
+    /// A directory inside the store directory for rename temporaries, which hold files while two of them exchange
+    /// names.
     pub rename_dir: PathBuf,
     /// Whether to wait for the disk (class `power`).
     pub durable: bool,
-    /// Contents that go into files before these get names; none: names are only looked for.
+    /// Contents to write into files before these get names; with `None`, names alone are applied.
     pub contents: Option<&'a dyn Contents>,
-    /// Where files that go keep a name, for readers that hold an older commit; none: nobody does.
+    /// Directory in which removed files keep a name, for readers that hold an older commit; `None` if no reader does.
     pub parking: Option<PathBuf>,
 }
 
 /// Committed contents that a data file lacks. They are written before the file gets a name, so that a name never shows
 /// another program a file without them.
 pub trait Contents {
-    /// Whether the data file lacks any.
+    /// Whether the data file lacks committed contents.
     fn are_missing(&self, file: &FileState) -> bool;
-    /// Writes them. The file has its attribute, which may not be durable yet.
+    /// Writes the missing contents. The file has its attribute, which may not be durable yet.
     fn write(&self, file: &FileState, handle: &Arc<dyn File>) -> Result<()>;
-    /// As [`Contents::write`], where the attribute is durable.
+    /// Writes like [`Contents::write`], where the attribute is durable.
     fn write_behind_attribute(&self, file: &FileState, handle: &Arc<dyn File>) -> Result<()> {
         self.write(file, handle)
     }
-    /// How many new files are made at a time, so that their attributes are flushed together before any has contents; none:
-    /// these need no flush, or each gets its own.
+    /// How many new files are created at a time, so that their attributes are flushed together before any of them has
+    /// contents; 0 if they need no flush, or each gets its own.
     fn made_at_once(&self) -> usize {
         0
     }
@@ -59,7 +59,7 @@ pub trait Contents {
 pub enum Location {
     /// The file was recognised under this name.
     At(PathBuf),
-    /// The file is not there, and need not be: unlinked, or not yet created.
+    /// The file does not exist, and need not: it is unlinked, or not created yet.
     Absent,
 }
 
@@ -67,12 +67,12 @@ pub enum Location {
 pub type Locations = BTreeMap<u64, Result<Location>>;
 
 impl DataFiles<'_> {
-    /// Finds every file, and checks it against its predecessors, without writing a byte.
+    /// Finds every file, and checks it against its predecessors, without writing anything.
     pub fn find(&self, state: &FinalState) -> Locations {
         self.find_but(state, &BTreeSet::new())
     }
 
-    /// As [`DataFiles::find`]. These files were never made, and nothing of them is anywhere.
+    /// Finds files like [`DataFiles::find`], except these new ones, which were never created and are nowhere.
     pub fn find_but(&self, state: &FinalState, new: &BTreeSet<u64>) -> Locations {
         let find = |file: &FileState| match new.contains(&file.id) {
             true => Ok(Location::Absent),
@@ -85,9 +85,9 @@ impl DataFiles<'_> {
         locations
     }
 
-    /// Finds files whose creation a crash interrupted: empty and without an attribute, under any name that
-    /// the file had. Such files are alike, and each may be assigned to any file that had its name, but none
-    /// may be left over: names are assigned by a bipartite matching.
+    /// Finds files whose creation a crash interrupted: empty and without an attribute, under any name that the file
+    /// had. Such files are alike: each may be assigned to any file that had its name, but none may be left over. So
+    /// names are assigned by a bipartite matching.
     pub(crate) fn find_half_created(&self, state: &FinalState, new: &BTreeSet<u64>, locations: &mut Locations) {
         let mut claims = BTreeMap::<PathBuf, Vec<&FileState>>::new();
         for file in state.files.values() {
@@ -101,7 +101,7 @@ impl DataFiles<'_> {
         }
         claims.retain(|name, files| matches!(self.inspect(files[0], name), Ok(Found::HalfCreated)));
         for (name, files) in &mut claims {
-            // The file whose final name it is comes first.
+            // A file that finally gets this name comes first.
             files.sort_by_key(|file| file.name.as_ref() != Some(name));
         }
         let mut assigned = BTreeMap::new();
@@ -127,7 +127,7 @@ impl DataFiles<'_> {
             }
         }
         if file.name.is_none() || file.created.is_some() {
-            // A foreign file under the name of a created file is met when that file is created.
+            // A foreign file under the name of a created file is found when the file is created.
             return Ok(Location::Absent);
         }
         let path = file.display_name();
@@ -201,7 +201,7 @@ impl DataFiles<'_> {
         }
     }
 
-    /// Opens a recognised file for writing, checking once more that it is the one.
+    /// Opens a recognised file for writing, and checks its identity once more.
     pub fn open(&self, file: &FileState, at: &Path) -> Result<Arc<dyn File>> {
         let handle = open_for_writing(self.storage, at).context("open", at)?;
         match Attribute::decode(handle.attribute().context("read the attribute of", at)?.as_deref()) {
@@ -211,14 +211,15 @@ impl DataFiles<'_> {
     }
 }
 
-/// Files wait, names and all, of which the disk cannot read contents.
+/// Leaves files alone, names included, if the disk cannot read their contents.
 pub fn leave_unreadable(state: &FinalState, locations: &mut Locations) {
     locations.extend(state.files.values().filter_map(|file| Some((file.id, Err(file.overlay.unreadable()?.clone())))));
 }
 
-/// Refuses a file of a name whose commits are somewhere else, by its attribute. `quarantined` says so of a file with commits
-/// in a quarantined journal of this store; `is_known`: this store has the file that the attribute names, elsewhere;
-/// `is_newer`: the file waits for commits of an owner that came after the journal which is here.
+/// Refuses a file, by its attribute, if its commits are in another journal. `quarantined` returns an error for a file
+/// with commits in a quarantined journal of this store; `is_known` tells whether this store has the file of the
+/// attribute under another name; `is_newer` whether the file waits for commits of an owner that came after this
+/// journal.
 pub fn check_attribute(
     found: AttributeFound,
     path: &Path,
@@ -260,7 +261,7 @@ pub fn check_attribute(
     }
 }
 
-/// A file waits for commits, and the journal that is here ended before they were made.
+/// The error of a file that waits for commits made after this journal ended.
 pub fn older_journal(path: &Path) -> Error {
     Error::Conflict {
         path: path.to_owned(),
@@ -271,26 +272,26 @@ pub fn older_journal(path: &Path) -> Error {
     }
 }
 
-/// The name of a file that is being made, in the directory of the name that it is to get.
+/// The temporary name of a file that is being created, in the directory of its final name.
 pub(crate) fn creation_temporary(id: u64, name: &Path) -> PathBuf {
     name.with_file_name(format!(".{id:016x}.untorn"))
 }
 
-/// The file whose creation temporary has this name.
+/// The identity of the file with this creation temporary.
 pub(crate) fn creation_temporary_id(path: &Path) -> Option<u64> {
     let digits = path.file_name()?.to_str()?.strip_prefix('.')?.strip_suffix(".untorn")?;
     let id = u64::from_str_radix(digits, 16).ok()?;
     (creation_temporary(id, path) == path).then_some(id)
 }
 
-/// Where the file may lie while it is being made.
+/// Names under which the file may lie while it is being created.
 pub(crate) fn creation_temporaries(file: &FileState) -> BTreeSet<PathBuf> {
     let names = file.names.iter().filter(|_| file.created.is_some());
     names.map(|name| creation_temporary(file.id, name)).collect()
 }
 
-/// Assigns a name to one of the files that had it. A file that was assigned another name is used if that
-/// name can be assigned to a third file: an augmenting path. `visited` are the files tried already.
+/// Assigns a name to one of the files that had it. A file with another name takes this one if its other name can be
+/// assigned to a third file: an augmenting path. `visited` holds the files that were tried.
 pub(crate) fn assign_name<'f>(
     name: &'f Path,
     claims: &'f BTreeMap<PathBuf, Vec<&FileState>>,
@@ -310,8 +311,8 @@ pub(crate) fn assign_name<'f>(
     false
 }
 
-/// Opens a file for writing. Where the mode forbids that to the owner of the file, and this process runs
-/// as the owner, the mode is changed for the moment of opening.
+/// Opens a file for writing. If the mode forbids that to the file's owner, and this process runs as the owner, the mode
+/// is changed while the file is opened.
 pub fn open_for_writing(storage: &dyn Storage, path: &Path) -> std::io::Result<Arc<dyn File>> {
     let refused = match storage.open(path, Open::WRITE) {
         Err(e) if e.kind() == ErrorKind::PermissionDenied => e,
@@ -331,7 +332,7 @@ pub fn open_for_writing(storage: &dyn Storage, path: &Path) -> std::io::Result<A
 pub(crate) enum Found {
     Nothing,
     Ours,
-    /// Empty and without an attribute: what a crash leaves of a creation.
+    /// Empty and without an attribute: the result of an interrupted creation.
     HalfCreated,
     Foreign,
 }

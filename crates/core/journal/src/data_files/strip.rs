@@ -1,4 +1,4 @@
-//! Takes away from data files and their directories what marks them as a store's: attributes, creation temporaries.
+//! Removes Untorn's marks from data files and their directories: attributes and creation temporaries.
 
 use crate::data_files::locate::{creation_temporary_id, open_for_writing};
 use crate::directories::data_tree::{Unreached, each_data_file};
@@ -9,8 +9,8 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use untorn_os::{Kind, Open, Storage};
 
-/// Removes creation temporaries that are `ours` from a directory and, with `below`, from those below: what a power cut
-/// left of files whose commits it took away.
+/// Removes creation temporaries that are `ours` from a directory and, with `below`, from those below it. A power cut
+/// leaves them when it takes away the commits of their files.
 pub fn remove_temporaries(
     storage: &dyn Storage,
     dir: &Path,
@@ -33,7 +33,7 @@ pub fn remove_temporaries(
             && storage.stat(&path).is_ok_and(|meta| meta.kind == Kind::Directory)
             && storage.stat(&path.join(STORE_DIR)).is_err()
         {
-            // A directory that cannot be looked into holds nothing that could be removed.
+            // A directory that cannot be read holds nothing that could be removed.
             let _ = remove_temporaries(storage, &path, below, ours);
         }
     }
@@ -43,7 +43,7 @@ pub fn remove_temporaries(
 /// Files that may keep an attribute.
 #[derive(Default)]
 pub struct Kept {
-    /// Files with one that cannot be removed.
+    /// Files whose attribute cannot be removed.
     pub marked: Vec<Marked>,
     /// Files and directories that cannot be looked at.
     pub unreached: Vec<Unreached>,
@@ -55,12 +55,12 @@ pub struct Marked {
     pub path: PathBuf,
     /// The file waits for commits: without its journal it is refused.
     pub pending: bool,
-    /// Why not.
+    /// Why the attribute cannot be removed.
     pub error: io::Error,
 }
 
-/// Removes those attributes that are `ours` from the files of a store, or from the standalone file. An attribute that stays
-/// is harmless if it is not pending.
+/// Removes the attributes that are `ours` from the files of a store, or from the standalone file. An attribute that
+/// remains is harmless if it is not pending.
 pub fn strip_attributes(storage: &dyn Storage, store_dir: &StoreDir, ours: &dyn Fn(&Path, &Attribute) -> bool) -> Kept {
     let mut kept = Kept::default();
     let mut strip = |path: &Path| strip_attribute(storage, path, &|a| ours(path, a), &mut kept);

@@ -1,4 +1,4 @@
-//! The data files of a store that is a directory.
+//! Walks the data files of a store that is a directory.
 
 use crate::directories::store_dir::STORE_DIR;
 use std::collections::HashSet;
@@ -12,16 +12,16 @@ use untorn_os::{Kind, Storage};
 pub struct Unreached {
     /// Its path in the store.
     pub path: PathBuf,
-    /// Why not.
+    /// Why it cannot be looked at.
     pub error: io::Error,
 }
 
-/// Calls `visit` for each file below a store's directory that has no other store: one of its own, or one of a directory
-/// between. Returns the directories and files that it cannot reach.
+/// Calls `visit` for each file below a store's directory, except files that belong to another store: a standalone
+/// file's own one, or that of a directory in between. Returns the directories and files that it cannot reach.
 pub fn each_data_file(storage: &dyn Storage, visit: &mut dyn FnMut(&Path)) -> Vec<Unreached> {
     let (mut dirs, mut unreached) = (vec![PathBuf::new()], Vec::new());
     let mut cannot_reach = |path: PathBuf, error: io::Error| match error.kind() {
-        // Removed meanwhile; on another file system; or at a path that no file of a store can have.
+        // Removed meanwhile, on another file system, or with a path that no file of a store can have.
         ErrorKind::NotFound | ErrorKind::CrossesDevices | ErrorKind::InvalidFilename => {}
         _ => unreached.push(Unreached { path, error }),
     };

@@ -16,9 +16,9 @@ const MAGIC: &[u8; 8] = b"UNTORN-Q";
 const NAME: &str = "pending-files";
 /// The list while it is being written.
 pub(crate) const NAME_NEW: &str = "pending-files.new";
-/// Room for a list.
+/// Reserved space for a list.
 pub(crate) const NAME_SPARE: &str = "pending-files.spare";
-/// Room that is set apart for a list: for a thousand files, or for some dozens with the reasons why they wait.
+/// Bytes reserved for a list: a thousand files, or some dozens with reasons.
 const SPARE_BYTES: u64 = 8 << 10;
 /// Most bytes of a reason in the list.
 const REASON_BYTES_MAX: usize = 512;
@@ -34,10 +34,11 @@ pub struct PendingFiles {
     pub last_crc: u64,
     /// The epoch in which the journal was written.
     pub epoch: u64,
-    /// Files that still wait for commits in this journal, and why. A list that found no room for reasons has empty ones.
+    /// Files that still wait for commits in this journal, and why. The reasons are empty if the list had no room for
+    /// them.
     pub files: BTreeMap<u64, String>,
-    /// Directories that still wait for commits in this journal, and why. One without a reason of its own is only
-    /// needed for a file.
+    /// Directories that still wait for commits in this journal, and why. A directory without a reason is only needed
+    /// for a file in it.
     pub dirs: BTreeMap<PathBuf, String>,
 }
 
@@ -76,7 +77,7 @@ impl PendingFiles {
         b
     }
 
-    /// Reads the list's bytes.
+    /// Decodes a list.
     pub fn decode(b: &[u8], path: &Path) -> Result<PendingFiles> {
         let bad = |what: &str| Err(Error::corrupt(path, what));
         if b.len() < HEAD_BYTES + 8 || &b[..8] != MAGIC {
@@ -112,11 +113,11 @@ impl PendingFiles {
         Ok(PendingFiles { last_lsn: u64_at(b, 16), last_crc: u64_at(b, 24), epoch: u64_at(b, 32), files, dirs })
     }
 
-    /// Writes the list into a journal, replacing an older one whole. On a full disk it goes, without the reasons if they
-    /// are too much, where room was set apart.
+    /// Writes the list into a journal, and replaces an older one as a whole. On a full disk it goes into the reserved
+    /// space, without reasons if these are too long.
     pub fn write(&self, storage: &dyn Storage, journal: &Path) -> Result<()> {
         let (new, path) = (journal.join(NAME_NEW), journal.join(NAME));
-        // Not written again: if a flush of it failed, one more may succeed and leave it as it is on the disk.
+        // A new file each time: if a flush of the old one failed, a later flush may succeed without writing anything.
         remove(storage, &new)?;
         match write_list(storage, &new, &self.encode(true)) {
             Err(e @ Error::NoSpace { .. }) => {
@@ -137,19 +138,19 @@ impl PendingFiles {
         storage.sync_dir(journal, sync_point::QUARANTINE_CONTENTS).context("flush", journal)
     }
 
-    /// Sets room apart for a list.
+    /// Reserves space for a list.
     pub fn set_apart(storage: &dyn Storage, journal: &Path) -> std::io::Result<()> {
         set_apart(storage, &journal.join(NAME_SPARE), SPARE_BYTES)
     }
 
-    /// Removes the list, durably: no file waits for this journal any more, whatever is left of it.
+    /// Removes the list durably: no file waits for this journal any more, even if the rest of it remains.
     pub fn remove(storage: &dyn Storage, journal: &Path) -> Result<()> {
         let path = journal.join(NAME);
         storage.unlink(&path).context("remove", &path)?;
         storage.sync_dir(journal, sync_point::QUARANTINE_CONTENTS).context("flush", journal)
     }
 
-    /// Reads the list in a journal; `None`: this journal is not quarantined.
+    /// Reads the list in a journal, or returns `None` if this journal is not quarantined.
     pub fn read(storage: &dyn Storage, journal: &Path) -> Result<Option<PendingFiles>> {
         let path = journal.join(NAME);
         let file = match storage.open(&path, Open::READ) {
@@ -181,7 +182,7 @@ fn write_list(storage: &dyn Storage, path: &Path, bytes: &[u8]) -> Result<()> {
     file.sync_all(sync_point::QUARANTINE_CONTENTS).context("flush", path)
 }
 
-/// A reason as the list has it.
+/// A reason, cut to the length that the list stores.
 fn cut(reason: &str) -> &str {
     let reason = reason.split('\0').next().unwrap_or_default();
     match reason.char_indices().map(|(at, _)| at).find(|at| *at > REASON_BYTES_MAX) {

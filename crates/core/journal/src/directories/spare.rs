@@ -1,11 +1,11 @@
-//! Room that is set apart while the disk has some, for what recovery must write on a disk that has none.
+//! Reserved space: taken while the disk has room, for writes that recovery must do on a full disk.
 
 use std::io::{self, ErrorKind};
 use std::path::Path;
 use std::sync::Arc;
 use untorn_os::{File, Open, Storage, write_all_at};
 
-/// Makes a file, or takes the one that was set apart under its name. Whether it was there is told.
+/// Creates a file, or opens the reserved one under this name. Returns it, and whether it existed.
 pub fn open_or_create(storage: &dyn Storage, path: &Path, direct: bool) -> io::Result<(Arc<dyn File>, bool)> {
     let how = |how: Open| if direct { how.direct() } else { how };
     match storage.open(path, how(Open::create(0o600).shown())) {
@@ -14,7 +14,8 @@ pub fn open_or_create(storage: &dyn Storage, path: &Path, direct: bool) -> io::R
     }
 }
 
-/// Sets room apart under a name, unless there is some. Nothing is flushed: what a power cut takes away is free.
+/// Reserves space under a name, unless it is reserved already. Nothing is flushed: a reserve that a power cut takes
+/// away is free space again.
 pub fn set_apart(storage: &dyn Storage, path: &Path, bytes: u64) -> io::Result<()> {
     if storage.stat(path).is_ok_and(|meta| meta.size >= bytes) {
         return Ok(());
@@ -24,12 +25,12 @@ pub fn set_apart(storage: &dyn Storage, path: &Path, bytes: u64) -> io::Result<(
         file.allocate(0, bytes)?;
         match file.meta()?.size >= bytes {
             true => Ok(()),
-            // The file system cannot reserve.
+            // The file system does not support reserving.
             false => write_all_at(&*file, &vec![0; bytes as usize], 0),
         }
     };
     fill().inspect_err(|_| {
-        // Room that does not suffice is better free.
+        // An insufficient reserve is more useful as free space.
         let _ = storage.unlink(path);
     })
 }

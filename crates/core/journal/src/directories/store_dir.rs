@@ -1,15 +1,15 @@
-//! The store directory, in which Untorn keeps the journal: who may use it, the lock, and how it is made.
+//! The store directory, in which Untorn keeps the journal: its permissions, the lock, and its creation.
 //!
 //! ```text
 //! .untorn/                beside the data (or `foo.db.untorn/` for a standalone file): 0700; 0750 or 0755, if others
 //!                         may read the store
-//!     owner               locked by the process that has the store open; nobody else may read it, ever; never removed
-//!     lock                shows others that it is: that process has a read lock of it, and writes its id in it
+//!     owner               locked by the process that has the store open; never readable for others, never removed
+//!     lock                shows others that the store is open: the owner read-locks it, and writes its id into it
 //!     journal/            header, segment.N, spill.X
 //!     journal.new/        an unfinished new journal
-//!     journal.spare/      room for one when the disk is full
-//!     readers             what the owner tells readers, and the leases of readers
-//!     parked/             files that went while a reader held an older commit
+//!     journal.spare/      reserved space for one when the disk is full
+//!     readers             the owner's announcements to readers, and the leases of readers
+//!     parked/             files that were removed while a reader held an older commit
 //!     quarantine.N/       a quarantined journal: some of its files could not be redone
 //! ```
 
@@ -32,7 +32,7 @@ pub const STORE_DIR: &str = ".untorn";
 pub struct StoreDir {
     /// `.untorn`, or `foo.db.untorn`.
     pub dir: PathBuf,
-    /// The file of a standalone file's store; `None`: the store is a directory of files.
+    /// The name of a standalone store's data file, or `None` if the store is a directory of files.
     pub standalone: Option<PathBuf>,
 }
 
@@ -49,7 +49,7 @@ impl StoreDir {
         StoreDir { dir: dir.into(), standalone: Some(name.to_owned()) }
     }
 
-    /// The file with which owners keep each other out.
+    /// The file whose lock excludes other owners.
     pub fn owner_file(&self) -> PathBuf {
         self.dir.join("owner")
     }
@@ -64,22 +64,22 @@ impl StoreDir {
         self.dir.join("journal")
     }
 
-    /// An unfinished journal.
+    /// A journal whose creation is not finished.
     pub fn journal_new(&self) -> PathBuf {
         self.dir.join("journal.new")
     }
 
-    /// What the owner tells readers.
+    /// The page in which the owner announces its state to readers.
     pub fn readers_page(&self) -> PathBuf {
         self.dir.join("readers")
     }
 
-    /// Where files that went keep a name, for readers that hold older commits.
+    /// Directory in which removed files keep a name, for readers that hold older commits.
     pub fn parked(&self) -> PathBuf {
         self.dir.join("parked")
     }
 
-    /// Room for a new journal.
+    /// Reserved space for a new journal.
     pub fn journal_spare(&self) -> PathBuf {
         self.dir.join("journal.spare")
     }
@@ -98,8 +98,8 @@ impl StoreDir {
         Ok(found)
     }
 
-    /// Checks that the directory can be trusted: a real directory, of the effective user or root, that others may read at
-    /// most. Returns its permission bits; none: there is none.
+    /// Checks that the directory can be trusted: a real directory of the effective user or root, to which others have
+    /// at most read access. Returns its permission bits, or `None` if it does not exist.
     pub fn check_trust(&self, storage: &dyn Storage) -> Result<Option<u32>> {
         let meta = match storage.stat(&self.dir) {
             Ok(meta) => meta,
@@ -127,8 +127,9 @@ impl StoreDir {
         Ok(Some(meta.mode))
     }
 
-    /// Checks that this user may read the store, as nothing is written: its owner and root may, and those whom its owner
-    /// lets in. It is of whoever has the data: in a directory that is not his, nobody shows others what he likes.
+    /// Checks that this user may read the store without writing: its owner and root may, and users with permission from
+    /// the owner. The store must belong to the owner of the data, so that nobody can plant a store in another user's
+    /// directory.
     pub fn check_may_read(&self, storage: &dyn Storage) -> Result<()> {
         let e = match self.check_trust(storage) {
             Ok(Some(_)) => return Ok(()),
@@ -157,7 +158,7 @@ impl StoreDir {
         }
     }
 
-    /// Only the owner of the data may make a store.
+    /// Checks that this user owns the data; nobody else may make a store for it.
     fn check_may_create(&self, storage: &dyn Storage) -> Result<()> {
         let user = storage.effective_user();
         let (data, owner) = match &self.standalone {
@@ -180,20 +181,21 @@ impl StoreDir {
     }
 }
 
-/// Whether a store directory may have these permission bits: others may read it, or not even that.
+/// Whether a store directory may have these permission bits: others have no access, or read access.
 fn may_be_mode(mode: u32) -> bool {
     [0, 0o050, 0o055].contains(&(mode & 0o077))
 }
 
-/// What the lock file holds while the store is closed. Anything else, or nothing, says that the owner was killed.
+/// Contents of the lock file while the store is closed. Any other contents say that the owner was killed.
 const CLOSED: &str = "closed     \n";
 
-/// Whether a lock file that holds this says that the store is closed.
+/// Whether these contents of a lock file say that the store is closed.
 pub(crate) fn is_closed_note(note: &[u8]) -> bool {
     note == CLOSED.as_bytes()
 }
 
-/// What the lock file holds while a process has the store open: as long as [`CLOSED`], so that it goes in its place.
+/// Contents of the lock file while a process has the store open; as long as [`CLOSED`], so that each overwrites the
+/// other.
 fn opened_by(pid: u32) -> String {
     format!("{pid:<11}\n")
 }
@@ -201,25 +203,25 @@ fn opened_by(pid: u32) -> String {
 /// The lock of an open store; dropping it unlocks the store.
 pub struct StoreLock {
     file: Arc<dyn File>,
-    /// Locked for writing: whoever may read a file can lock it for reading, so readers have no part in this one.
+    /// Locked for writing. Read access to a file is enough to lock it for reading, so readers get no access to this
+    /// one.
     _owner: Arc<dyn File>,
     /// The process that had the store open before did not release it: it was killed, or its close failed.
     pub unclean: bool,
-    /// Permission bits of the store directory, and of those in it.
+    /// Permission bits of the store directory, and of the directories in it.
     pub dir_mode: u32,
 }
 
 impl StoreLock {
-    /// Unlocks the store after everything of it was flushed, and notes that in the lock file, so that the next
-    /// opening has nothing to flush. It does not matter whether the note survives a power cut: after one, cache
-    /// and disk are the same.
+    /// Unlocks the store after everything was flushed, and notes that in the lock file, so that the next opening has
+    /// nothing to flush. The note need not survive a power cut, after which cache and disk are the same anyway.
     pub fn release(self) {
-        // A lock file that cannot be written costs the next opening some flushes.
+        // If the lock file cannot be written, the next opening costs some flushes.
         let _ = write_all_at(&*self.file, CLOSED.as_bytes(), 0);
     }
 }
 
-/// Locks the store. Makes the store directory if there is none, with these permission bits if `create` has some.
+/// Locks the store. Creates a missing store directory with the permission bits in `create`, if there are any.
 pub fn lock_store(storage: &dyn Storage, store_dir: &StoreDir, create: Option<u32>, wait: bool) -> Result<StoreLock> {
     let dir_mode = match (store_dir.check_trust(storage)?, create) {
         (Some(mode), _) => mode,
@@ -235,11 +237,11 @@ pub fn lock_store(storage: &dyn Storage, store_dir: &StoreDir, create: Option<u3
         }
     };
     let (path, owner_path) = (store_dir.lock_file(), store_dir.owner_file());
-    // Another process may be ejecting the store: the locked files must still be those that have the names.
+    // Another process may be ejecting the store, so check that the locked files still have their names.
     for _ in 0..1000 {
         let owner = open_lock_file(storage, &owner_path, Open::create(0o600))?;
         if owner.meta().context("stat", &owner_path)?.mode & 0o077 != 0 {
-            // Somebody opened it to others, who could lock it.
+            // Somebody gave access to other users, which could lock it.
             owner.set_mode(0o600).context("change the mode of", &owner_path)?;
         }
         let lock = || storage.open(&path, Open::READ).ok();
@@ -247,7 +249,7 @@ pub fn lock_store(storage: &dyn Storage, store_dir: &StoreDir, create: Option<u3
         if !acquire(storage, &*owner, &pid, wait).context("lock", &owner_path)? {
             return Err(busy(&store_dir.dir, lock().as_deref()));
         }
-        // Not made before: whoever ejects the store has removed it, and then the directory.
+        // Created only now: a process that ejects the store removes this file first, and then the directory.
         let file = open_lock_file(storage, &path, Open::create(0o600).shown())?;
         if !file.lease(0).context("lock", &path)? {
             return Err(busy(&store_dir.dir, lock().as_deref()));
@@ -263,7 +265,7 @@ pub fn lock_store(storage: &dyn Storage, store_dir: &StoreDir, create: Option<u3
     Err(Error::busy(&store_dir.dir, None))
 }
 
-/// The error of a store that the process has open which the lock file names.
+/// The error of a store that is open in the process named in the lock file.
 fn busy(path: &Path, lock: Option<&dyn File>) -> Error {
     let pid = lock.and_then(read_pid);
     match (lock, pid) {
@@ -272,15 +274,16 @@ fn busy(path: &Path, lock: Option<&dyn File>) -> Error {
     }
 }
 
-/// Whether the process of this number has not got this lock file open, though it locked it: it counts processes otherwise.
+/// Whether the pid in the lock file is one of another pid namespace: the process with this number does not have the
+/// locked file open.
 pub fn is_of_another_namespace(lock: &dyn File, pid: u32) -> bool {
-    // It may have closed the store just now.
+    // The process may have closed the store just now.
     let has_it = || lock.is_locked().unwrap_or(false) && read_pid(lock) == Some(pid);
     lock.is_open_in(pid) == Some(false) && has_it()
 }
 
-/// Notes that this process has the store open, before it changes anything. On a full disk there may be no room for
-/// the process id, but there must be no note that the store is closed, and cutting a file off takes no room.
+/// Notes that this process has the store open, before it changes anything. On a full disk there may be no room for the
+/// process id. But the note of a closed store must go, and truncating the file needs no space.
 fn note_owner(file: &dyn File, bytes: usize) -> io::Result<()> {
     let note = opened_by(std::process::id());
     match write_all_at(file, note.as_bytes(), 0) {
@@ -290,8 +293,8 @@ fn note_owner(file: &dyn File, bytes: usize) -> io::Result<()> {
     }
 }
 
-/// Whether a process has a store open, which this lock file is of. Whoever may read the lock file can make it look so for
-/// all who may not open the other one.
+/// Whether a process has the store of this lock file open. For users that cannot open the owner file, the lock file
+/// decides, and any user with read access to it can fake that lock.
 pub fn is_owned_by_somebody(storage: &dyn Storage, store_dir: &StoreDir, lock: &dyn File) -> io::Result<bool> {
     match storage.open(&store_dir.owner_file(), Open::READ) {
         Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) => lock.is_locked(),
@@ -304,13 +307,13 @@ fn is_named(storage: &dyn Storage, file: &dyn File, path: &Path) -> Result<bool>
     match storage.stat(path) {
         Ok(named) => Ok(named.inode == locked.inode && locked.links > 0),
         Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(false),
-        // Such as a lack of descriptors, which says nothing about the file.
+        // For example, too many open files, which says nothing about this file.
         Err(e) => Err(Error::io("stat", path, e)),
     }
 }
 
-/// Locks the owner file. A child that this process is just spawning holds copies of its locks until the
-/// child executes its program, also of a store that was closed: such a lock is tried again for a moment.
+/// Locks the owner file. A child that this process is spawning holds copies of the descriptors until it executes its
+/// program, and so their locks, also of a closed store. So the lock is retried for a moment.
 fn acquire(storage: &dyn Storage, owner: &dyn File, pid: &dyn Fn() -> Option<u32>, wait: bool) -> io::Result<bool> {
     for _ in 0..20 {
         if owner.lock(wait)? {
@@ -345,32 +348,32 @@ fn no_file(path: &Path) -> Error {
     Error::Foreign { path: path.to_owned(), detail: detail.into() }
 }
 
-/// The process id in a lock file.
+/// The process id in a lock file, if it has one.
 pub fn read_pid(lock: &dyn File) -> Option<u32> {
     let mut text = [0; 16];
     let n = read_full_at(lock, &mut text, 0).ok()?;
     std::str::from_utf8(&text[..n]).ok()?.trim().parse().ok()
 }
 
-/// The values that a new journal starts from.
+/// Initial values of a new journal.
 pub struct NewJournal {
     /// The store; drawn at random for a new one.
     pub store: StoreId,
-    /// LSN of the last commit of the journal before it.
+    /// LSN of the last commit of the previous journal.
     pub checkpoint_lsn: u64,
-    /// What the first record repeats as the checksum of its predecessor.
+    /// The link: the first record repeats it as the checksum of its predecessor.
     pub link: u64,
-    /// Generation of that journal's header.
+    /// Generation of the previous journal's header.
     pub generation: u64,
     /// The epochs that were not closed.
     pub unclosed: Vec<u64>,
-    /// The secret of its records' checksums.
+    /// The secret key of its records' checksums.
     pub key: Key,
     /// Bytes of the first segment.
     pub segment_bytes: u64,
-    /// No owner before may have left anything behind that closing looks for.
+    /// No previous owner can have left marks that an owner has to look for.
     pub closed: bool,
-    /// All of that journal could be read.
+    /// The whole previous journal could be read.
     pub read_whole: bool,
     /// Whether to wait for the disk.
     pub durable: bool,
@@ -378,8 +381,7 @@ pub struct NewJournal {
     pub dir_mode: u32,
 }
 
-/// Sets room apart in which recovery can quarantine the journal and make another one when the disk is full: names,
-/// inodes and blocks.
+/// Reserves names, inodes and blocks, so that recovery can quarantine the journal and create a new one on a full disk.
 pub fn make_spare(storage: &dyn Storage, store_dir: &StoreDir, segment_bytes: u64, dir_mode: u32) -> io::Result<()> {
     let spare = store_dir.journal_spare();
     PendingFiles::set_apart(storage, &store_dir.journal())?;
@@ -392,7 +394,7 @@ pub fn make_spare(storage: &dyn Storage, store_dir: &StoreDir, segment_bytes: u6
     PendingFiles::set_apart(storage, &spare)
 }
 
-/// Takes the room that was set apart for a new journal, without what does not belong into one. False: there is none.
+/// Takes the reserve for a new journal, and removes unexpected files from it. Returns false if there is none.
 fn take_spare(storage: &dyn Storage, store_dir: &StoreDir) -> Result<bool> {
     let (spare, new) = (store_dir.journal_spare(), &store_dir.journal_new());
     match storage.rename(&spare, new, false) {
@@ -412,11 +414,11 @@ fn take_spare(storage: &dyn Storage, store_dir: &StoreDir) -> Result<bool> {
     Ok(true)
 }
 
-/// Makes an empty journal; on a full disk, in the room that was set apart for one. Whatever crash interrupts it, the
-/// next opening finds none or a whole one.
+/// Creates an empty journal; on a full disk, in the reserved space. After a crash at any point, the next opening finds
+/// no journal or a complete one.
 pub fn create_journal(storage: &dyn Storage, store_dir: &StoreDir, from: &NewJournal) -> Result<()> {
     let new = store_dir.journal_new();
-    // Not taken again: if a flush of these files failed, one more may succeed and leave them as they are on the disk.
+    // New files each time: if a flush of the old ones failed, a later flush may succeed without writing anything.
     remove_tree(storage, &new)?;
     let made =
         storage.mkdir(&new, from.dir_mode).context("make", &new).and_then(|()| fill_journal(storage, store_dir, from));
@@ -439,7 +441,7 @@ pub fn create_journal(storage: &dyn Storage, store_dir: &StoreDir, from: &NewJou
     Ok(())
 }
 
-/// Makes the files of a new journal, or uses those that are there, and flushes them.
+/// Creates the files of a new journal, or uses the reserved ones, and flushes them.
 fn fill_journal(storage: &dyn Storage, store_dir: &StoreDir, from: &NewJournal) -> Result<()> {
     let new = store_dir.journal_new();
     let segment_bytes = first_segment(storage, &new, from.segment_bytes, from.durable)?;
@@ -465,7 +467,8 @@ fn fill_journal(storage: &dyn Storage, store_dir: &StoreDir, from: &NewJournal) 
     };
     let path = new.join("header");
     let (file, _) = open_or_create(storage, &path, false).context("create", &path)?;
-    // What would refuse the first commit refuses the store. A full disk may be the reason to make this journal.
+    // Refuse the store if attributes cannot be set, because its first commit would fail. Lack of space is no reason: a
+    // full disk may be why this journal is created.
     match file.set_attribute(&[0]).and_then(|()| file.remove_attribute()) {
         Err(e) if !is_no_space(&e) => return Err(Error::attribute(&store_dir.dir, e)),
         _ => {}
@@ -483,7 +486,7 @@ fn fill_journal(storage: &dyn Storage, store_dir: &StoreDir, from: &NewJournal) 
     Ok(())
 }
 
-/// The name that a file gets where it is parked.
+/// The name of a parked file.
 pub fn parked_name(id: u64) -> String {
     format!("{id:016x}")
 }
@@ -493,15 +496,15 @@ pub fn segment_name(index: u32) -> String {
     format!("segment.{index}")
 }
 
-/// The index of a segment's name.
+/// The index in a segment's name.
 pub fn segment_index(name: &str) -> Option<u32> {
     let digits = name.strip_prefix("segment.")?;
     let index = digits.parse().ok()?;
     (segment_name(index) == name).then_some(index)
 }
 
-/// Makes a segment, written whole, so that a commit's flush finds no metadata to write. The caller
-/// syncs the directory.
+/// Creates a segment, and writes all of it, so that the flush of a commit has no metadata to write. The caller flushes
+/// the directory.
 pub fn create_segment(
     storage: &dyn Storage,
     journal: &Path,
@@ -515,22 +518,22 @@ pub fn create_segment(
     let file = storage.open(&path, if durable { how.direct() } else { how }).context("create", &path)?;
     let made = file.allocate(0, bytes).and_then(|()| write_segment(&*file, bytes, durable, point));
     if let Err(e) = made {
-        // A segment that is not whole has no use; its name may stay if even this fails.
+        // An incomplete segment is useless. If it cannot be removed, its name stays.
         let _ = storage.unlink(&path);
         return Err(Error::io("write", &path, e));
     }
     Ok(file)
 }
 
-/// Makes the first segment of a new journal, or takes the room set apart for it, which may be less than is asked for.
-/// Returns its length.
+/// Creates the first segment of a new journal, or takes the reserved one, which may be smaller than requested. Returns
+/// its length.
 fn first_segment(storage: &dyn Storage, journal: &Path, bytes: u64, durable: bool) -> Result<u64> {
     let path = journal.join(segment_name(0));
     let (file, _) = open_or_create(storage, &path, durable).context("create", &path)?;
     let there = file.meta().context("look at", &path)?.size;
     let bytes = match file.allocate(0, bytes) {
         Err(e) if is_no_space(&e) && there >= BLOCK_BYTES as u64 => {
-            // ext4 keeps what it got so far.
+            // ext4 keeps the blocks that it could allocate.
             file.set_len(there).context("truncate", &path)?;
             there - there % BLOCK_BYTES as u64
         }
@@ -551,7 +554,7 @@ fn write_segment(file: &dyn File, bytes: u64, durable: bool, point: SyncPoint) -
     if durable { file.sync_data(point) } else { Ok(()) }
 }
 
-/// Removes a directory inside the store directory, and everything in it; nothing happens if there is none.
+/// Removes a directory inside the store directory and everything in it, if it exists.
 pub fn remove_tree(storage: &dyn Storage, dir: &Path) -> Result<()> {
     let names = match storage.list(dir) {
         Ok(names) => names,

@@ -1,27 +1,27 @@
-//! Memory whose size a caller chooses: where there is none, the call fails, and the process goes on.
+//! Memory whose size a caller chooses: if there is not enough, the call fails and the process continues.
 
 use crate::error::{Error, Result};
 use std::path::Path;
 
-/// There is no memory for so many bytes, which something with this path needs.
+/// The error of an allocation that failed, for the object with this path.
 pub fn none(bytes: usize, path: &Path) -> Error {
     let detail = format!("no memory for {bytes} bytes: free some, or raise the limit of this process (`ulimit -v`)");
     Error::NoMemory { path: path.to_owned(), detail }
 }
 
-/// Room for so many more elements.
+/// Reserves room for this many more elements.
 pub fn reserve<T>(vec: &mut Vec<T>, more: usize, path: &Path) -> Result<()> {
     vec.try_reserve_exact(more).map_err(|_| none(more.saturating_mul(size_of::<T>()), path))
 }
 
-/// Makes bytes as many as that; new ones are zero.
+/// Resizes a vector of bytes; new bytes are zero.
 pub fn resize(bytes: &mut Vec<u8>, len: usize, path: &Path) -> Result<()> {
     reserve(bytes, len.saturating_sub(bytes.len()), path)?;
     bytes.resize(len, 0);
     Ok(())
 }
 
-/// So many zeros.
+/// A vector of zeros.
 pub fn zeros(len: u64, path: &Path) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     resize(&mut bytes, usize::try_from(len).unwrap_or(usize::MAX), path)?;

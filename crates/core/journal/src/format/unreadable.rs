@@ -1,8 +1,8 @@
-//! Parts of a journal that the disk returns errors for: what can be read around them, and what that leaves known.
+//! Reads around the parts of a journal for which the disk returns errors, and decides which commits stay known.
 //!
-//! A record that was durable, and of which the disk returns everything but contents, is known: its place in the chain by
-//! its head, its files and names by what lies between the contents. Its contents are not: its checksum cannot be checked.
-//! Whatever else cannot be read may be a commit that nothing tells of, and nobody goes on without it.
+//! A durable record of which the disk returns everything but contents is known: its head gives its place in the chain,
+//! and the parts between the contents give its files and names. Its contents are unknown, because its checksum cannot
+//! be checked. Any other unreadable part may hold a commit that nothing else mentions, so opening fails.
 
 use crate::error::Error;
 use crate::format::{Key, RECORD_ALIGN_BYTES, RECORD_HEAD_BYTES, RecordHead};
@@ -13,24 +13,24 @@ use std::path::Path;
 use std::sync::Arc;
 use untorn_os::{BLOCK_BYTES, Errno};
 
-/// Around an error, so many bytes are read at once, and block by block where that fails, too.
+/// Bytes that are read at once around an error; if that read fails too, the piece is read block by block.
 const PIECE_BYTES: usize = 16 * BLOCK_BYTES;
 
-/// After so many blocks that cannot be read, no more are tried in a file: a disk may take seconds for each.
+/// After this many unreadable blocks in a file, no more are tried: a disk may take seconds for each.
 const BLOCKS_TRIED: usize = 64;
 
-/// Whether the disk could not read something, of which other parts may be read: EIO, and what the kernel says of a bad
-/// sector or a wrong checksum in its place.
+/// Whether the disk could not read a part of a file while other parts may be readable: EIO, or the errors that kernels
+/// report instead for a bad sector or a wrong checksum.
 pub(crate) fn is_media_error(e: &io::Error) -> bool {
     matches!(Errno::from_io_error(e), Some(Errno::IO | Errno::NODATA | Errno::ILSEQ | Errno::BADMSG))
 }
 
-/// Whether an error of the journal is such an error: of a read, or of opening what is to be read.
+/// Whether an error of the journal is a media error: of a read, or of opening the file to read.
 pub(crate) fn is_unreadable(e: &Error) -> bool {
     matches!(e, Error::Io { source, .. } if is_media_error(source))
 }
 
-/// Fills `buf`; returns what of it could not be read, in order and apart from each other, which is zeros.
+/// Fills `buf`. Returns the ranges that could not be read, in order and disjoint; these are filled with zeros.
 pub(crate) fn read_around(
     buf: &mut [u8],
     read: impl Fn(&mut [u8], u64) -> io::Result<()>,
@@ -69,15 +69,15 @@ pub(crate) fn read_around(
     Ok(unreadable)
 }
 
-/// Whether any of the ranges, which are in order and apart from each other, touches this one.
+/// Whether any of the ranges, which are in order and disjoint, touches this one.
 pub(crate) fn touches(ranges: &[Range<u64>], range: &Range<u64>) -> bool {
     let next = ranges.partition_point(|one| one.end <= range.start);
     ranges.get(next).is_some_and(|one| one.start < range.end)
 }
 
-/// The first unreadable block that holds nothing of these accepted records. A commit behind the last of them may be in it.
-/// In the other blocks there is none: what is accepted stays where it is until it is applied, and a record behind it in
-/// its block would be accepted, too.
+/// The first unreadable block that holds no part of these accepted records. A commit behind the last of them may be in
+/// it. The other blocks cannot hide one: accepted records stay in place until they are applied, and a record behind
+/// them in the same block would be accepted, too.
 pub(crate) fn first_unknown(unreadable: &[Range<u64>], accepted: &[Range<u64>]) -> Option<u64> {
     let mut blocks = unreadable.iter().flat_map(|range| range.clone().step_by(BLOCK_BYTES));
     blocks.find(|at| !accepted.iter().any(|record| record.start < at + BLOCK_BYTES as u64 && *at < record.end))
@@ -88,7 +88,7 @@ pub(crate) fn contents_of(lsn: u64, at: &Path) -> Arc<Error> {
     Arc::new(Error::unreadable(at, format!("the disk cannot read contents of commit {lsn}")))
 }
 
-/// The error of a commit that cannot be read, or of a part of the log that may have been one.
+/// The error of a commit, or of a part of the log that may hold one, that cannot be read.
 pub(crate) fn stops(at: &Path, what: &str) -> Error {
     refuses(at, what, "keeps every commit before it")
 }
@@ -108,8 +108,8 @@ fn refuses(at: &Path, what: &str, salvaged: &str) -> Error {
     Error::unreadable(at, detail)
 }
 
-/// The heads of records that touch a range that cannot be read, while they themselves can be, with their checksums; and
-/// the whole records that follow such a record in its group.
+/// Calls `found` for the head and checksum of each record that touches an unreadable range but whose head can be read,
+/// and for each whole record that follows such a record in its group.
 pub(crate) fn each_record_around(
     bytes: &[u8],
     unreadable: &[Range<u64>],
@@ -119,7 +119,7 @@ pub(crate) fn each_record_around(
     let starts = if unreadable.is_empty() { 0..0 } else { 0..bytes.len() };
     let mut seen = BTreeSet::new();
     for mut at in starts.step_by(BLOCK_BYTES) {
-        // A group, as far as it goes; what follows one of its records begins no group.
+        // Follow the group as far as it goes. A record inside a group does not begin a group of its own.
         let mut behind_one = false;
         let head_at = |b: &[u8], at| RecordHead::decode_head(b, at, b.len() as u64, key);
         while let Some((head, crc)) = bytes.get(at..).and_then(|b| head_at(b, at as u64)) {

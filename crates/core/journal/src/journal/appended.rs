@@ -1,4 +1,4 @@
-//! Commits that are appended to a segment, and by whose flush everything becomes durable that was set before.
+//! Commits that are appended to a segment, whose flush also makes all earlier metadata changes durable.
 
 use super::{Committed, Journal, outcome_of_write};
 use crate::commits::record::Record;
@@ -8,13 +8,13 @@ use crate::invariant;
 use crate::sync_point;
 use untorn_os::{holds, write_all_at};
 
-/// What is appended to a segment is not used again before the store is closed: no more than this.
+/// Limit for appended bytes, because space that was appended to a segment is not reused before the store is closed.
 const APPENDED_BYTES_MAX: u64 = 4 << 20;
 
 impl Journal {
-    /// As [`Self::commit`], where the storage keeps order: what the caller has set of attributes is durable with the
-    /// records. They make a segment longer, and its new length is an entry of the file system's log behind those
-    /// attributes. None: there is no room for that, and nothing happened.
+    /// Commits like [`Self::commit`], on storage that keeps order, and makes attributes that the caller has set durable
+    /// with the records. The records lengthen a segment, and its new length enters the file system's log behind those
+    /// attributes. Returns `None`, and does nothing, if there is no room for that.
     pub fn commit_appended(&mut self, records: &[Record]) -> Result<Option<Committed>> {
         if !holds(invariant::FIRST_COMMIT_APPENDED) {
             return self.commit(records).map(Some);
@@ -24,7 +24,7 @@ impl Journal {
         let needed = needed.next_multiple_of(BLOCK_BYTES as u64);
         let segment = &self.segments[self.current];
         let (from, is_ours) = (segment.bytes + segment.appended, self.position < segment.bytes);
-        // The header that is due comes before the first record, and what is reserved stays where it is.
+        // A due header comes before the first record, and reserved space stays in place.
         if !self.options.durable
             || self.failed.is_some()
             || self.list_due
@@ -58,7 +58,8 @@ impl Journal {
         Ok(Some(committed))
     }
 
-    /// The segment says how long it is, now that its length is on the disk. The next commit flushes that.
+    /// Sets the attribute with the segment's length, now that the length is on the disk. The next commit flushes the
+    /// attribute.
     fn note_length(&mut self) {
         let segment = &mut self.segments[self.current];
         if holds(invariant::APPENDED_LENGTH_NOTED) {
@@ -67,7 +68,8 @@ impl Journal {
         }
     }
 
-    /// Writes the group at the end of the segment. False: the disk has no room, and the segment is as before.
+    /// Writes the group at the end of the segment. Returns false if the disk has no room; the segment is then as
+    /// before.
     fn append_group(&mut self, from: u64) -> Result<bool> {
         self.buf.pad_to_block();
         let segment = &mut self.segments[self.current];
@@ -78,7 +80,7 @@ impl Journal {
                 self.note_written();
                 Ok(true)
             }
-            // The first records of it may be there whole: they must be gone for good before they are written elsewhere.
+            // Its first records may be whole on the disk. They must be durably gone before they are written elsewhere.
             Err(e) if is_no_space(&e) => {
                 let cut = segment.file.set_len(from).and_then(|()| segment.file.sync_data(sync_point::COMMIT));
                 cut.map(|()| false).map_err(|e| self.fail(Outcome::UnknownUntilReopened, e))

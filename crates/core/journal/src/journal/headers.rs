@@ -1,4 +1,4 @@
-//! Headers of the journal: each truncates the log, lists epochs, names a boot, or says that all is closed.
+//! Headers of the journal: each truncates the log, lists epochs, names a boot, or marks the store closed.
 
 use super::{CheckpointTarget, HeaderWrite, Journal, LiveSpill};
 use crate::commits::spill::Spill;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use untorn_os::{SyncPoint, holds, write_all_at};
 
 impl HeaderWrite {
-    /// Writes the slot that the last header does not use, and makes it durable.
+    /// Writes the slot that the last header does not use, and flushes it if the header has a sync point.
     pub fn write(&self) -> Result<()> {
         write_all_at(&*self.file, &self.header.encode(), Header::slot_of(self.header.generation))
             .context("write", &self.path)?;
@@ -21,8 +21,8 @@ impl HeaderWrite {
         }
     }
 
-    /// Whether an attribute says all that this header does: of epochs that were not closed it has its own alone, and the
-    /// others are those of the slot that it belongs to.
+    /// Whether an attribute can express all of this header. Of the epochs that were not closed, an attribute has only
+    /// its own; the others must be those of the slot that it belongs to.
     fn is_told_by_attribute(&self, slots: &[u8]) -> bool {
         let at = Header::slot_of(self.header.generation + 1) as usize;
         let Ok(Some(slot)) = Header::decode(&slots[at..at + BLOCK_BYTES], &self.path) else { return false };
@@ -34,9 +34,9 @@ impl HeaderWrite {
 }
 
 impl Journal {
-    /// Continues behind records that are not applied: the header that lists their epochs is durable before the first
-    /// record behind them, and what they refer to stays until the log is truncated behind them. False: the disk has no
-    /// room for that header, and commits wait for a checkpoint.
+    /// Continues behind records that are not applied. The header that lists their epochs is durable before the first
+    /// new record, and everything to which they refer stays until the log is truncated behind them. Returns false if
+    /// the disk has no room for that header; commits then wait for a checkpoint.
     pub fn go_on(&mut self, spills: Vec<(Arc<Spill>, u64)>) -> Result<bool> {
         self.spills = spills.into_iter().map(|(spill, last_lsn)| LiveSpill { spill, last_lsn }).collect();
         self.last_commit = self.last_lsn();
@@ -44,14 +44,14 @@ impl Journal {
         self.list()
     }
 
-    /// Writes the header that lists the epochs which are not applied, if it is due. False: there is no room for it.
+    /// Writes the header that lists the unapplied epochs, if it is due. Returns false if there is no room for it.
     pub(super) fn list(&mut self) -> Result<bool> {
         if !self.list_due {
             return Ok(true);
         }
         let write = self.header_write(self.next_header(), sync_point::HEADER_LISTED);
         match write.write() {
-            // What was written and cannot be flushed may be in the cache only.
+            // After a failed flush, the written header may be in the page cache only.
             Err(e @ Error::NoSpace { .. }) if !e.is_failed_flush() => return Ok(false),
             written => written?,
         }
@@ -64,15 +64,16 @@ impl Journal {
         CheckpointTarget { checkpoint_lsn: self.next_lsn - 1, durable_lsn: self.durable_lsn, crc: self.previous_crc }
     }
 
-    /// The target of a checkpoint of commits before this opening, up to one of them that is not the last: the disk has them.
+    /// The target of a checkpoint of commits that precede this opening, up to one of them that is not the last. All of
+    /// these are on the disk.
     pub fn begin_portion(&self, lsn: u64) -> CheckpointTarget {
         debug_assert!(lsn + 1 < self.header.open_lsn);
         let lsn = if holds(invariant::PORTION_END) { lsn } else { self.header.open_lsn - 1 };
         CheckpointTarget { checkpoint_lsn: lsn, durable_lsn: lsn, crc: self.header.link }
     }
 
-    /// Begins to truncate the log behind the target's last record. The data files were flushed before.
-    /// The caller writes the header and then calls [`Journal::finish_truncate`].
+    /// Begins to truncate the log behind the target's last record. The data files must have been flushed. The caller
+    /// writes the header and then calls [`Journal::finish_truncate`].
     pub fn begin_truncate(&self, target: CheckpointTarget) -> HeaderWrite {
         self.header_write(self.truncated_header(target), sync_point::HEADER)
     }
@@ -100,7 +101,7 @@ impl Journal {
         header
     }
 
-    /// Lengths of segments, without what was appended to them in this epoch: closing takes that away again.
+    /// Lengths of segments, without bytes appended in this epoch, because closing cuts these off again.
     fn lengths(&self) -> Vec<u32> {
         let mut lengths = Vec::new();
         for segment in &self.segments {
@@ -117,8 +118,9 @@ impl Journal {
         self.header_write_with(header, self.options.durable.then_some(point))
     }
 
-    /// A header never goes over the newest durable one. If it is not flushed, a power cut must not bring back the one
-    /// before, which knows nothing of this boot; and the newest durable one holds the journal's key.
+    /// Prepares a write that never overwrites the newest durable header. If the new header is not flushed, a power cut
+    /// must not bring back the one before, which does not know this boot; and the newest durable one holds the
+    /// journal's key.
     fn header_write_with(&self, mut header: Header, sync: Option<SyncPoint>) -> HeaderWrite {
         let over_durable = Header::slot_of(header.generation) == Header::slot_of(self.durable_generation);
         if over_durable && holds(invariant::DURABLE_HEADER) {
@@ -127,7 +129,7 @@ impl Journal {
         HeaderWrite { header, file: self.header_file.clone(), path: self.dir.join("header"), sync }
     }
 
-    /// Ends what [`Journal::begin_truncate`] began: the header is durable, and the segments and spill
+    /// Finishes a truncation that [`Journal::begin_truncate`] began: the header is durable, and the segments and spill
     /// files of the records before it are free.
     pub fn finish_truncate(&mut self, written: HeaderWrite) {
         if written.sync.is_some() {
@@ -136,7 +138,7 @@ impl Journal {
         self.header = written.header;
         self.list_due = false;
         let checkpoint_lsn = self.header.checkpoint_lsn;
-        // A durable mark at the end of what is truncated counts, too, now that everything before it is applied.
+        // A durable mark at the end of the truncated log counts, too, now that everything before it is applied.
         self.tell_durable(checkpoint_lsn);
         let truncated =
             self.spills.extract_if(.., |e| e.last_lsn <= checkpoint_lsn || !holds(invariant::SPILL_FILES_STAY));
@@ -152,7 +154,7 @@ impl Journal {
         header.clean = self.header.clean;
         header.boot = Some(boot);
         let write = self.header_write_with(header, Some(sync_point::HEADER_BOOT));
-        // A failed write may be on the disk all the same: closing has to write a header without the boot.
+        // A failed write may be on the disk all the same, so closing must write a header without the boot.
         self.header_uncertain = true;
         write.write()?;
         self.header_uncertain = false;
@@ -160,7 +162,7 @@ impl Journal {
         Ok(())
     }
 
-    /// The header of a clean journal: it is empty, as everything is in the data files.
+    /// The header of a clean journal, which is empty because everything is in the data files.
     fn clean_header(&self) -> Header {
         let mut header = self.truncated_header(self.begin_checkpoint());
         let current = &self.segments[self.current];
@@ -171,10 +173,10 @@ impl Journal {
         header
     }
 
-    /// The header says that the store is open, and in which epoch, before the first file is marked and the first record
-    /// written: however the owner ends, the next one knows that it did not close, and looks for what it left. Where order is
-    /// kept, an attribute that was set before that of a file is not on the disk after it, and nothing is flushed. False:
-    /// a checkpoint has to write a header first.
+    /// Makes the header say that the store is open, and in which epoch, before the first file is marked and the first
+    /// record written. However this owner ends, the next one then knows that it did not close, and looks for marks that
+    /// it left. Where the storage keeps order, an attribute that was set before that of a file is on the disk no later,
+    /// so nothing is flushed. Returns false if a checkpoint has to write a header first.
     pub fn note_open(&mut self) -> Result<bool> {
         if self.list_due {
             return Ok(!holds(invariant::LISTED_FIRST));
@@ -183,7 +185,7 @@ impl Journal {
         if is_noted || !holds(invariant::OPEN_NOTED) {
             return Ok(true);
         }
-        // Unless the log is empty, the attribute has no room for what the header says.
+        // Only with an empty log does the header fit into the attribute.
         let is_empty = self.header.listed.is_empty() && self.header.open_lsn == self.header.checkpoint_lsn + 1;
         if is_empty && self.options.durable && self.header.boot.is_none() && self.storage.keeps_order() {
             let mut noted = self.header_write_with(self.next_header(), None);
@@ -191,7 +193,7 @@ impl Journal {
             let slots = read_slots(&*noted.file, &noted.path)?;
             if noted.is_told_by_attribute(&slots) {
                 self.header_uncertain = true;
-                // A full disk may have room in a slot.
+                // On a full disk the slot may still be writable.
                 if noted.file.set_attribute(&noted.header.encode_closed(&slots)).is_ok() {
                     self.header_uncertain = false;
                     self.finish_truncate(noted);
@@ -207,7 +209,8 @@ impl Journal {
         Ok(true)
     }
 
-    /// What former owners left is cleared, durably as soon as the next header is: the last epochs are still known.
+    /// Notes that marks of former owners are cleared, durably as soon as the next header is. The last epochs stay
+    /// known.
     pub fn note_marks_cleared(&mut self) {
         self.header.marks_left = false;
         if self.header.unclosed.len() == UNCLOSED_MAX {
@@ -215,19 +218,20 @@ impl Journal {
         }
     }
 
-    /// A file keeps its mark of this epoch, though the store closes: the next owner knows the epoch, and clears the mark.
+    /// Keeps this epoch known because a file keeps its mark of it after the close. The next owner knows the epoch, and
+    /// clears the mark.
     pub fn keep_epoch(&mut self) {
         self.header.add_unclosed(self.epoch);
         self.header.marks_left = true;
     }
 
-    /// Some files may keep marks of former owners, as those that were away when a former owner looked for them.
+    /// Notes that some files may keep marks of former owners, such as files that were away when the marks were cleared.
     pub fn note_marks_left(&mut self) {
         self.header.marks_left |= !self.header.unclosed.is_empty();
     }
 
-    /// Writes the header of an empty journal whose store stays open. If the data files were not flushed, it goes on naming
-    /// the boot.
+    /// Writes the header of an empty journal whose store stays open. If the data files were not flushed, the header
+    /// still names the boot.
     pub fn write_emptied_header(&mut self, flushed: bool) -> Result<()> {
         let header = Header { clean: false, ..self.clean_header() };
         self.write_empty(header, flushed)
@@ -242,22 +246,24 @@ impl Journal {
         if flushed {
             header.boot = None;
         }
-        // Also in class `process`: a header without a boot says that all was flushed.
+        // Flush in class `process`, too: a header without a boot states that everything was flushed.
         let write = self.header_write_with(header, flushed.then_some(sync_point::HEADER));
         write.write()?;
         self.finish_truncate(write);
         if let Some(cut) = self.cut_segments() {
-            // Before the next epoch appends to it.
+            // Flush the cut before the next epoch appends to the segment.
             cut.sync_all(sync_point::HEADER).context("flush", &self.dir)?;
         }
         Ok(())
     }
 
-    /// Closes a journal whose data files were written out and not flushed, where the storage keeps order: the clean header
-    /// is an attribute first. An entry of the file system's log is on the disk after the entries before it, and after a
-    /// flush of the device. If that flush fails, the log takes no more entries, and nobody ever sees this one.
+    /// Closes a journal whose data files were written out and not flushed, where the storage keeps order: the clean
+    /// header is an attribute first. An entry of the file system's log reaches the disk after the entries before it,
+    /// and after a flush of the device. If that flush fails, the log takes no more entries, and nobody ever sees this
+    /// one.
     ///
-    /// False: the attribute cannot be set, or does not say enough. What was written out has to be flushed before [`Journal::write_clean_header`].
+    /// Returns false if the attribute cannot be set, or cannot express the header. The caller must then flush the
+    /// written data before [`Journal::write_clean_header`].
     pub fn write_closed_header(&mut self) -> Result<bool> {
         let header = Header { boot: None, ..self.clean_header() };
         let copy = self.header_write_with(header, None);
@@ -265,17 +271,17 @@ impl Journal {
         if !copy.is_told_by_attribute(&slots) || copy.file.set_attribute(&copy.header.encode_closed(&slots)).is_err() {
             return Ok(false);
         }
-        // Behind the header in the log of the file system, so that one flush brings both: of a segment that stays longer,
-        // the next opening sees that it is.
+        // The cut follows the header in the file system's log, so that one flush makes both durable. If the segment
+        // stays longer, the next opening sees that.
         let last = self.cut_segments().unwrap_or_else(|| copy.file.clone());
         last.sync_all(sync_point::HEADER_CLOSED).context("flush", &copy.path)?;
-        // For copies of the store that lack attributes; not flushed.
+        // This slot serves copies of the store that lack attributes. It is not flushed.
         let _ = copy.write();
         self.finish_truncate(copy);
         Ok(true)
     }
 
-    /// Whether the header does not describe the journal as it is: closing has work to do.
+    /// Whether the header on the disk does not describe the present journal, so that closing has work to do.
     pub fn is_dirty(&self) -> bool {
         self.next_lsn - 1 > self.header.checkpoint_lsn
             || self.header.boot.is_some()

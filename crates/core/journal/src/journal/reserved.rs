@@ -1,4 +1,4 @@
-//! Records that restate what waits to be applied, and the room in the segments that commits leave for them.
+//! Records that restate unapplied commits, and the space in the segments that is reserved for them.
 
 use super::{Committed, Journal, Segment};
 use crate::commits::record::Record;
@@ -9,13 +9,14 @@ use crate::sync_point;
 use untorn_os::holds;
 
 impl Journal {
-    /// Commits leave room for this record, which restates what waits to be applied; none: nothing waits.
+    /// Reserves space for this record, which restates unapplied commits; `None` reserves nothing, because nothing is
+    /// unapplied.
     pub fn reserve(&mut self, record: Option<&Record>) {
         self.reserved = record.map_or(0, |record| self.room_for(record).next_multiple_of(BLOCK_BYTES as u64));
     }
 
-    /// As [`Self::commit`], for small records: they may take the room that is left for what waits. On a disk that is full
-    /// of what waits they may be what makes room.
+    /// Commits like [`Self::commit`], for small records, and may use the reserved space. On a disk that is full of
+    /// unapplied commits, such a record may be the one that frees space.
     pub fn commit_in_reserved(&mut self, records: &[Record]) -> Result<Committed> {
         if records.iter().any(|record| self.room_for(record) > BLOCK_BYTES as u64) {
             return Ok(Committed::Full);
@@ -26,18 +27,19 @@ impl Journal {
         done
     }
 
-    /// Whether every commit that is not truncated yet is only in the log because it was restated.
+    /// Whether the log holds only restated commits: each commit that is not truncated yet is there because it was
+    /// restated.
     pub fn holds_only_restated(&self) -> bool {
         self.last_restated > self.last_commit && self.header.checkpoint_lsn >= self.last_commit
     }
 
-    /// Writes and flushes a record that restates what waits to be applied, in room that commits leave. Returns its
-    /// LSN; none: there is no room. The log may then be truncated behind the records that it restates.
+    /// Writes and flushes a record that restates unapplied commits, in the reserved space. Returns its LSN, or `None`
+    /// if there is no room. The log may then be truncated behind the records that it restates.
     pub fn restate(&mut self, record: &Record) -> Result<Option<u64>> {
         if let Some(e) = self.failure() {
             return Err(e);
         }
-        // The checkpoint that restates has not begun to write its header.
+        // The list is written here, because the checkpoint that restates has not begun to write its header.
         if !self.list()? {
             return Ok(None);
         }
@@ -53,7 +55,7 @@ impl Journal {
         self.mark_due = true;
         self.last_restated = self.last_lsn();
         if let Some(page) = self.page.as_ref().filter(|_| holds(invariant::RESTATED_TOLD)) {
-            // A log that ends before this record no longer says what waits, once it is truncated.
+            // Once the log is truncated, a reader's copy that ends before this record lacks the unapplied commits.
             page.raise_applying(self.last_restated)?;
         }
         self.reserve(Some(record));
@@ -65,13 +67,14 @@ impl Journal {
         if self.write_some(records)? == 1 {
             return Ok(true);
         }
-        // The first time nothing was reserved: the journal may grow beyond its limit, if the disk has room.
+        // The first restating record has no reserved space. The journal may grow beyond its limit for it, if the disk
+        // has room.
         self.current = self.add_segment(self.room_for(record).next_multiple_of(BLOCK_BYTES as u64))?;
         self.position = 0;
         Ok(self.write_some(records)? == 1)
     }
 
-    /// Bytes of the current segment that commits leave: none if another segment has them.
+    /// Bytes that commits must leave free in the current segment; 0 if another segment has that space.
     pub(super) fn reserved_here(&self, current: usize) -> u64 {
         let checkpoint_lsn = self.header.checkpoint_lsn;
         let free = |(at, s): (usize, &Segment)| {
@@ -80,8 +83,8 @@ impl Journal {
         if self.segments.iter().enumerate().any(free) { 0 } else { self.reserved }
     }
 
-    /// A journal at its limit may consist of segments that are all too small for this record: one that is large enough
-    /// is added as soon as nothing is in the others but what is restated.
+    /// Adds a segment that is large enough for this record, if all segments of a journal at its limit are too small. It
+    /// does so as soon as the other segments hold only restated commits.
     pub(super) fn replace_small_segments(&mut self, bytes: u64) -> Result<bool> {
         let checkpoint_lsn = self.header.checkpoint_lsn;
         let is_free = |s: &Segment| s.last_lsn <= checkpoint_lsn;
@@ -89,7 +92,7 @@ impl Journal {
         if large_is_free || bytes > self.options.segment_bytes_max() {
             return Ok(false);
         }
-        // What is restated takes one large segment at most: with two, one of them is free.
+        // Restated commits take at most one large segment, so with two, one of them is free.
         let large = self.segments.iter().filter(|s| s.bytes >= bytes).count();
         let restated = self.holds_only_restated() && large <= 1;
         if !self.segments.iter().all(is_free) && !restated {

@@ -1,4 +1,4 @@
-//! Segments of the journal: which one commits go to next, and how one is made.
+//! Segments of the journal: the choice of the next one for commits, and the creation of new ones.
 
 use super::{Journal, Segment};
 use crate::directories::store_dir::{create_segment, segment_name};
@@ -10,7 +10,8 @@ use std::sync::Arc;
 use untorn_os::File;
 
 impl Journal {
-    /// Bytes of a segment that this process may write to now: its limit may be lower than when the segment was made.
+    /// Bytes of a segment that this process may write now. Its file-size limit may be lower than when the segment was
+    /// made.
     pub(super) fn usable_bytes(&self, at: usize) -> u64 {
         self.segments[at].bytes.min(self.segment_bytes_here())
     }
@@ -21,7 +22,8 @@ impl Journal {
         limit - limit % BLOCK_BYTES as u64
     }
 
-    /// Refuses a record that this process may write to no segment. Nothing is written: with another limit it can be.
+    /// Refuses a record that fits into no segment under this process's file-size limit. Nothing is written; with a
+    /// higher limit the commit can succeed.
     pub(super) fn check_file_size_limit(&self, bytes: u64) -> Result<()> {
         if bytes <= self.segment_bytes_here() {
             return Ok(());
@@ -35,7 +37,7 @@ impl Journal {
         Err(Error::NoSpace { detail })
     }
 
-    /// Switches to a free segment with that much room, making one if the journal may grow.
+    /// Switches to a free segment with this much room, and makes one if the journal may grow.
     pub(super) fn switch_segment(&mut self, bytes: u64) -> Result<bool> {
         let checkpoint_lsn = self.header.checkpoint_lsn;
         let current = self.current;
@@ -54,7 +56,7 @@ impl Journal {
             return Ok(true);
         }
         let allocated = self.allocated_bytes();
-        // Growing fourfold keeps the flushes that growth costs few.
+        // Fourfold growth keeps the number of flushes for new segments small.
         let wanted =
             (3 * allocated).min(self.options.segment_bytes_max()).max(bytes.next_multiple_of(BLOCK_BYTES as u64));
         let left = self.options.journal_bytes.saturating_sub(allocated);
@@ -68,19 +70,19 @@ impl Journal {
                 self.position = 0;
                 Ok(true)
             }
-            // Something to checkpoint may free a segment; without it, this is the caller's answer.
+            // If a checkpoint can free a segment, the caller runs one; otherwise it gets this error.
             Err(Error::NoSpace { .. }) if self.pending_bytes() > 0 => Ok(false),
             Err(e) => Err(e),
         }
     }
 
-    /// Gives segments the lengths back that they had before commits were appended to them: the journal is empty. Returns
-    /// the last of them, by whose flush all of it is durable where order is kept. It has to be durable before anything is
-    /// appended again: a record must not be covered by a length that an earlier one had.
+    /// Cuts segments back to their lengths before commits were appended to them, because the journal is empty. Returns
+    /// the last of them: where the storage keeps order, its flush makes all cuts durable. They must be durable before
+    /// anything is appended again: an earlier length must not cover a new record.
     pub(super) fn cut_segments(&mut self) -> Option<Arc<dyn File>> {
         let mut last = None;
         for segment in self.segments.iter_mut().filter(|segment| segment.appended > 0) {
-            // First, so that the segment is never shorter than it says.
+            // The attribute comes first, so that the segment is never shorter than its attribute says.
             let said = segment.file.set_attribute(&encode_length(segment.index, segment.bytes));
             if said.and_then(|()| segment.file.set_len(segment.bytes)).is_ok() {
                 segment.appended = 0;
@@ -95,7 +97,7 @@ impl Journal {
         let durable = self.options.durable;
         let create = || create_segment(&*self.storage, &self.dir, index, bytes, durable, sync_point::SEGMENT_CONTENTS);
         let file = match create() {
-            // What is left of an attempt that failed, and could not even be removed.
+            // An earlier attempt failed, and its file could not be removed.
             Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::AlreadyExists => {
                 let path = self.dir.join(segment_name(index));
                 self.storage.unlink(&path).context("remove", &path)?;
@@ -104,13 +106,14 @@ impl Journal {
             created => created?,
         };
         if durable && let Err(e) = self.storage.sync_dir(&self.dir, sync_point::SEGMENT_NAME) {
-            // The next try makes it under the same name.
+            // The next attempt makes the segment under the same name.
             let _ = self.storage.unlink(&self.dir.join(segment_name(index)));
             return Err(Error::io("flush", &self.dir, e));
         }
         let first_block_crc = Some(crc64(&[0; BLOCK_BYTES]));
-        // Behind the flush of the length itself, and flushed with the first commit: a crash leaves no segment that says it was
-        // longer than it ever was. Where there is no room for it, the next header has the length.
+        // The attribute follows the flush of the length itself, and is flushed with the first commit, so that no crash
+        // leaves a segment that claims a length it never had. If there is no room for it, the next header has the
+        // length.
         let length_due = file.set_attribute(&encode_length(index, bytes)).is_ok();
         self.segments.push(Segment {
             index,

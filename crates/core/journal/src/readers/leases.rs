@@ -1,9 +1,9 @@
-//! Leases: what keeps a checkpoint from applying as long as somebody reads an older commit.
+//! Leases: they keep a checkpoint from applying commits while somebody reads an older one.
 //!
-//! A lease is an open-file-description read lock on one byte of the owner's page, which ends with whoever has it. Which
-//! byte, says the commit; so the owner asks the kernel for the oldest commit that is held, and writes to nothing of a
-//! reader's. A reader locks first and looks afterwards whether the commit is wanted already; an owner tells first what it
-//! wants, and looks afterwards for leases: one of the two sees the other.
+//! A lease is an open-file-description read lock on one byte of the owner's page, and ends with its holder. The offset
+//! of the byte encodes the commit, so the owner can ask the kernel for the oldest commit that is held, and writes
+//! nothing for readers. A reader locks first and then checks whether the owner already wants to apply newer commits; an
+//! owner first announces its intent, and then looks for leases. So at least one of the two sees the other.
 
 use crate::directories::store_dir::StoreDir;
 use crate::error::{Context, Result};
@@ -15,31 +15,32 @@ use std::ops::Range;
 use std::time::Duration;
 use untorn_os::{File, Open, Storage, holds};
 
-/// Leases are honoured for so long, unless the owner says otherwise.
+/// How long leases are honoured, unless the owner says otherwise.
 pub const LEASES_HONOURED: Duration = Duration::from_secs(10);
 
-/// Bits of a commit's number in the place of its lease.
+/// Bits of the commit's LSN in the offset of its lease.
 const LSN_BITS: u32 = 48;
-/// Bits of the life. A lease of a life that has ended is broken: the next one must not wait for it.
+/// Bits of the page's life in the offset. The next owner must not wait for a broken lease, which is one of an ended
+/// life.
 const LIFE_BITS: u32 = 14;
 
-/// The byte of the page that is locked by who reads this commit. None: no commit has such a number.
+/// The byte of the page that readers of this commit lock, or `None` if no commit has such a number.
 pub fn lease_at(life: u64, lsn: u64) -> Option<u64> {
     let of_life = (life & ((1 << LIFE_BITS) - 1)) << LSN_BITS;
     (lsn < 1 << LSN_BITS).then_some(of_life | lsn)
 }
 
-/// The bytes of leases of commits from this one on, before that one.
+/// The byte range of the leases on these commits.
 pub fn leases_of(life: u64, lsns: Range<u64>) -> Range<u64> {
     let most = (1 << LSN_BITS) - 1;
     let at = |lsn: u64| lease_at(life, lsn.min(most)).expect("a number that is small enough");
     at(lsns.start)..at(lsns.end).max(at(lsns.start))
 }
 
-/// No more leases than this are told: a reader may lock as many bytes as it likes.
+/// Limit for reported leases, because a reader may lock any number of bytes.
 const TOLD_MAX: usize = 1000;
 
-/// The commits that somebody holds, of these.
+/// The commits among these that readers hold.
 pub fn held(page: &dyn File, life: u64, lsns: Range<u64>) -> Vec<u64> {
     let (mut found, mut left) = (Vec::new(), vec![leases_of(life, lsns)]);
     while let Some(range) = left.pop().filter(|_| found.len() < TOLD_MAX) {
@@ -52,16 +53,17 @@ pub fn held(page: &dyn File, life: u64, lsns: Range<u64>) -> Vec<u64> {
     found
 }
 
-/// The life that leases of a store belong to which nobody has open: another one each time somebody opens it, as the head
-/// of the page is then, if not the header.
+/// The life to which leases on a closed store belong. It changes each time somebody opens the store, because the page's
+/// head then changes, if not the header.
 pub fn closed_life(header: &[u8], page_head: &[u8]) -> u64 {
-    // Without its checksum, behind which the checksum of the whole is the same whatever the head is.
+    // The head is taken without its checksum: a CRC over bytes that end in their own checksum does not depend on the
+    // bytes.
     let drawn = page_head.len().saturating_sub(size_of::<u64>());
     let page_head = if holds(invariant::PAGE_HEAD_COMPARED) { &page_head[..drawn] } else { &[] };
     crc64(&[header, page_head].concat())
 }
 
-/// What is in the header, with its attribute.
+/// The contents of the header file and of its attribute.
 pub fn header_bytes(storage: &dyn Storage, store_dir: &StoreDir) -> Result<Vec<u8>> {
     let path = store_dir.journal().join("header");
     let file = match storage.open(&path, Open::READ) {
@@ -73,7 +75,7 @@ pub fn header_bytes(storage: &dyn Storage, store_dir: &StoreDir) -> Result<Vec<u
     Ok(bytes)
 }
 
-/// Waits until none of these bytes is leased: for so long at most, and not beyond `end`.
+/// Waits until none of these bytes is leased, for at most `honoured`, and not beyond `end`.
 pub fn wait(
     storage: &dyn Storage,
     page: &dyn File,
@@ -81,11 +83,11 @@ pub fn wait(
     honoured: Duration,
     end: impl Fn() -> Duration,
 ) {
-    // What cannot be asked cannot be waited for.
+    // If the kernel cannot report leases, there is nothing to wait for.
     let leased = |range: &Range<u64>| page.leased(range.clone()).ok().flatten();
     let (mut since, mut last) = (storage.uptime(), None);
     while let Some(at) = ranges.iter().find_map(leased) {
-        // Not for each lease anew: readers that follow each other would hold the owner up for ever.
+        // One timer for all leases: with a new one for each, successive readers could hold up the owner for ever.
         if !holds(invariant::ONE_TIMER) && last.replace(at) != Some(at) {
             since = storage.uptime();
         }

@@ -1,12 +1,12 @@
-//! Reading on in the log of an owner that goes on writing it, behind a commit that was read before.
+//! Follows the log of a running owner, behind a commit that was read before.
 //!
-//! The next record lies right behind the last one, on the next block, or at the beginning of another segment. It is the
-//! one that repeats the checksum of the last one; so nothing but the next commit is taken for it, whatever is written
-//! where it lies meanwhile. If there is none, the whole log is to be looked at.
+//! The next record lies directly behind the last one, on the next block, or at the beginning of another segment. It
+//! repeats the checksum of the last record, so nothing else that is written there meanwhile can be mistaken for it. If
+//! it is not found, the whole log must be scanned.
 //!
-//! The owner also copies what it has flushed behind its page, where it takes no disk to read: what lies there is the next
-//! record, or the log itself is read. That is read past the page cache, as it is written: pages that a reader had left
-//! there would cost each write of the owner some time.
+//! The owner also copies flushed groups behind its page, where reading takes no disk access. Either the copy holds the
+//! next record, or the log itself is read. The log is read past the page cache, as it is written: pages that a reader
+//! left in the cache would slow down each write of the owner.
 
 use crate::commits::record::SpillCache;
 use crate::directories::store_dir::{segment_index, segment_name};
@@ -19,17 +19,17 @@ use std::path::Path;
 use std::sync::Arc;
 use untorn_os::{AlignedBuf, File, Open, Storage, holds, read_full_at};
 
-/// So much is read at once, if the record is not larger.
+/// Bytes that are read at once, unless the record is larger.
 const READ_BYTES: usize = GROUP_SHOWN_MAX;
 
-/// The end of a record, behind which the log goes on.
+/// The end of a record, behind which the log continues.
 #[derive(Clone)]
 pub struct LogTail {
     key: Key,
-    /// No record of another one follows. None: the first record of the open one says which that is.
+    /// Only records of this epoch may follow. `None` if the next record opens the open epoch, and so determines it.
     epoch: Option<u64>,
     lsn: u64,
-    /// What the next record repeats.
+    /// The checksum that the next record repeats.
     crc: u64,
     segment: Arc<dyn File>,
     index: u32,
@@ -37,11 +37,12 @@ pub struct LogTail {
 }
 
 impl LogTail {
-    /// The end of the record with this number. None: it was not accepted.
+    /// The end of the record with this LSN, or `None` if that record was not accepted.
     pub fn behind(scan: &Scan, lsn: u64, storage: &dyn Storage, journal: &Path) -> Option<LogTail> {
         let last = scan.accepted_heads.iter().rev().find(|v| v.head.lsn == lsn)?;
         let index = scan.segments[last.segment].index;
-        // The first record of an epoch goes on behind the link of the header, and not behind what was accepted before.
+        // The first record of an epoch repeats the link in the header, not the checksum of the record accepted before
+        // it.
         let is_first = lsn + 1 == scan.header.open_lsn && holds(invariant::OPEN_LINK);
         Some(LogTail {
             key: scan.header.key,
@@ -54,8 +55,8 @@ impl LogTail {
         })
     }
 
-    /// The commits up to the one with this number, which is durable; with `verify`, bytes in spill files are those that
-    /// were committed. None: not all of them are where they would follow.
+    /// Reads the commits up to this LSN, which is durable. With `verify`, bytes in spill files are checked against
+    /// their checksums. Returns `None` if a commit is not at any place where it would follow.
     pub fn read_to(
         &mut self,
         lsn: u64,
@@ -76,7 +77,7 @@ impl LogTail {
         Some(accepted)
     }
 
-    /// The next record, and its body; the tail is behind it then.
+    /// Returns the next record and its body, and moves the tail behind it.
     fn next(&mut self, page: &ReadersPage, storage: &dyn Storage, journal: &Path) -> Option<(RecordHead, Bytes)> {
         let behind = self.at.next_multiple_of(RECORD_ALIGN_BYTES as u64);
         let on_block = self.at.next_multiple_of(BLOCK_BYTES as u64);
@@ -111,14 +112,14 @@ impl LogTail {
         self.epoch = Some(head.epoch);
     }
 
-    /// The record at `at`, if it is the next one, of which the blocks from `from` on have the beginning.
+    /// The record at offset `at`, if it is the next one. `blocks` holds the segment from offset `from` on.
     fn record_at(&self, segment: &dyn File, blocks: &[u8], from: u64, at: u64) -> Option<(RecordHead, u64, Bytes)> {
         let within = (at - from) as usize;
         let mut found = blocks.get(within..)?;
         let len = RecordHead::len_of(found)?;
         let more;
         if len > found.len() as u64 {
-            // As much as the segment has: a length that nobody has checked.
+            // The length is not verified yet, so it is bounded by the end of the segment.
             let left = segment.meta().ok()?.size.saturating_sub(at);
             let wanted = within + usize::try_from(len).ok().filter(|_| len <= left)?;
             more = read(segment, from, wanted.next_multiple_of(BLOCK_BYTES))?;
@@ -127,7 +128,7 @@ impl LogTail {
         self.record_in(found, at)
     }
 
-    /// The record that these bytes, which lie at `at` of a segment, begin with, if it is the next one.
+    /// The record that begins these bytes, which lie at offset `at` of a segment, if it is the next one.
     fn record_in(&self, found: &[u8], at: u64) -> Option<(RecordHead, u64, Bytes)> {
         let (head, crc) = RecordHead::decode_at(found, at, self.key)?;
         let is_next = head.lsn == self.lsn + 1 && head.previous_crc == self.crc;
@@ -136,7 +137,7 @@ impl LogTail {
     }
 }
 
-/// Reads whole blocks, as far as there are some.
+/// Reads whole blocks, up to the end of the segment.
 fn read(segment: &dyn File, from: u64, bytes: usize) -> Option<AlignedBuf> {
     let mut blocks = AlignedBuf::zeroed(bytes);
     let n = read_full_at(segment, &mut blocks, from).ok()?;

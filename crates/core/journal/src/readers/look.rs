@@ -1,4 +1,4 @@
-//! The log of a store at one moment, as whoever does not own the store finds it, and what that rests on.
+//! A read-only view of a store's log for processes that do not own the store, and the checks that keep it valid.
 
 use crate::directories::quarantine::PendingFiles;
 use crate::directories::store_dir::{StoreDir, is_closed_note, is_owned_by_somebody, read_pid};
@@ -18,42 +18,42 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use untorn_os::{File, Listener, Open, Pauses, Storage, holds, read_full_at};
 
-/// A look that the owner disturbs is begun anew so often, after the first few with a pause before it.
+/// Attempts at a look that the owner disturbs. All but the first few pause before they start.
 const LOOKS_MAX: usize = 400;
-/// So many without a pause.
+/// Attempts without a pause.
 const LOOKS_AT_ONCE: usize = 4;
 
-/// The bytes of a lock file that count.
+/// Bytes of a lock file that are compared.
 const NOTE_BYTES: usize = 16;
 
-/// What a reader relies on to stay as it is.
+/// The state that must not change while a reader relies on it.
 pub(crate) enum Watch {
     /// The owner's page.
     Owner(ReadersPage),
     /// Nobody has the store open.
     Closed {
         left: Left,
-        /// Under a lease: the page, whose head the next owner changes once it has waited.
+        /// The page, held under a lease. The next owner changes its head after it has waited for the lease.
         held: OnceLock<Arc<dyn File>>,
     },
 }
 
-/// What the last owner of a store has left. The next one changes something of it before it changes anything else.
+/// The files as the last owner left them. The next owner changes one of them before it changes anything else.
 pub(crate) struct Left {
     lock: Option<Arc<dyn File>>,
-    /// When the lock file was written, if there is no page.
+    /// Modification time of the lock file, if there is no page.
     noted: Option<i128>,
-    /// What is in the lock file: a process, which may be that of another container, or nothing.
+    /// Contents of the lock file: a process id, perhaps of another pid namespace, or nothing.
     note: Vec<u8>,
-    /// The head of the page: a random one for each owner, if there was room for it.
+    /// The head of the page: a random one for each owner, if there was room for a page.
     page_head: Vec<u8>,
-    /// The page, in which the next one sees that somebody reads.
+    /// The page, kept open because its lock shows the next owner that somebody reads.
     _page: Option<Arc<dyn File>>,
     header: Vec<u8>,
 }
 
 impl Left {
-    /// Whether nobody has opened a store since.
+    /// Whether nobody has opened the store since.
     fn is_still_there(&self, storage: &dyn Storage, store_dir: &StoreDir) -> Result<bool> {
         let is_same_lock = match (lock_note(storage, store_dir)?, &self.lock) {
             (Some((found, note)), Some(lock)) => {
@@ -71,30 +71,30 @@ impl Left {
     }
 }
 
-/// When a lock file was written: all that tells two owners apart that found no room for a page.
+/// Modification time of a lock file: the only difference between two owners that found no room for a page.
 fn written_at(lock: &dyn File, page_head: &[u8]) -> Option<i128> {
     lock.meta().ok().filter(|_| page_head.is_empty()).map(|meta| meta.mtime_ns)
 }
 
-/// The log of a store at one moment.
+/// The log of a store as of one moment.
 pub struct Look {
     pub(crate) watch: Watch,
-    /// The last commit that is looked at.
+    /// The last commit in the view.
     pub lsn: u64,
-    /// The log was truncated behind this one.
+    /// LSN behind which the log was truncated.
     pub checkpoint_lsn: u64,
-    /// Commits between the two; of a look after a commit, all those behind it.
+    /// Commits between the two LSNs; in a look after a commit, all commits behind that one.
     pub accepted: Vec<AcceptedRecord>,
-    /// Commits behind the one that the look is after may be missing.
+    /// Commits behind the one that the look starts after may be missing.
     pub is_missing_some: bool,
     pub(crate) store: Option<StoreId>,
-    /// The header, of a store that nobody has open.
+    /// The header, if the store is closed.
     pub(crate) left_by: Option<Header>,
     /// Files that wait for commits in quarantined journals, and why.
     pub(crate) quarantined: BTreeMap<u64, String>,
-    /// Where the owner's log goes on.
+    /// Position at which the owner's log continues.
     pub(crate) tail: Option<LogTail>,
-    /// How long it is valid without being asked.
+    /// How long the view stays valid without another check.
     pub(crate) moment: Moment,
 }
 
@@ -102,13 +102,13 @@ impl Look {
     /// Looks at a store, at this commit or a later one.
     ///
     /// # Errors
-    /// [`Error::Busy`] if its owner tells readers nothing: it is still opening the store, or had no room for the page.
-    /// [`Error::Unsupported`] if it is of class `process`.
+    /// [`Error::Busy`] if the owner announces nothing to readers: it is still opening the store, or had no room for the
+    /// page. [`Error::Unsupported`] if the store is of class `process`.
     pub fn take(storage: &Arc<dyn Storage>, store_dir: &StoreDir, at_least: u64) -> Result<Look> {
         Look::take_with(storage, store_dir, at_least, None)
     }
 
-    /// As [`Look::take`], with every commit behind this one that is still in the log.
+    /// Looks like [`Look::take`], and includes every commit behind this LSN that is still in the log.
     pub fn take_after(storage: &Arc<dyn Storage>, store_dir: &StoreDir, lsn: u64) -> Result<Look> {
         Look::take_with(storage, store_dir, lsn, Some(lsn))
     }
@@ -129,8 +129,9 @@ impl Look {
         Err(disturbed.expect("an attempt"))
     }
 
-    /// Looks at the same owner's log again; with `after`, at every commit behind it that is still there. The next owner may
-    /// have the lock, and wait for a lease. None: nobody has the store open.
+    /// Looks at the same owner's log again; with `after`, at every commit behind it that is still there. The next owner
+    /// may already hold the lock and wait for a lease. Returns `None` if the store was closed when the first look was
+    /// taken.
     pub(crate) fn again(
         &self,
         storage: &Arc<dyn Storage>,
@@ -152,13 +153,14 @@ impl Look {
         Err(Error::SnapshotExpired { path: store_dir.dir.clone(), lsn: self.lsn })
     }
 
-    /// Goes on to the commits that the same owner has made durable meanwhile. False: it cannot be told which they are
-    /// without looking at the whole log.
+    /// Advances to the commits that the same owner has made durable meanwhile. Returns false if these can be found only
+    /// by scanning the whole log.
     pub fn go_on(&mut self, storage: &Arc<dyn Storage>, store_dir: &StoreDir) -> Result<bool> {
         let (Watch::Owner(page), Some(mut tail)) = (&self.watch, self.tail.take()) else { return Ok(false) };
         let Some(lsn) = page.look()?.lsn(Cell::Durable) else { return Ok(false) };
         let Some(accepted) = tail.read_to(lsn, page, storage, &store_dir.journal(), false) else { return Ok(false) };
-        // After the LSN: it was this owner's. A killed owner may have left more than it told, and tells no more.
+        // Checked after reading the LSN, so that the LSN was this owner's. A killed owner may have left more commits
+        // than it announced, and announces no more.
         let goes_on = || lsn > self.lsn || is_owned(&**storage, store_dir).is_ok_and(|(owned, _)| owned);
         if lsn < self.lsn || !page.look()?.is_kept || !goes_on() {
             return Ok(false);
@@ -168,7 +170,7 @@ impl Look {
         Ok(true)
     }
 
-    /// Hears of what makes it stale, if that is the owner's doing.
+    /// Waits for changes that make the view stale, if the owner makes them.
     pub fn listen(&self) -> Box<dyn Listener> {
         match &self.watch {
             Watch::Owner(page) => page.listen(),
@@ -176,10 +178,10 @@ impl Look {
         }
     }
 
-    /// Whether a newer look would find newer commits, or another owner.
+    /// Whether a new look would find newer commits or another owner.
     pub fn is_stale(&self, storage: &Arc<dyn Storage>, store_dir: &StoreDir) -> Result<bool> {
         match &self.watch {
-            // A killed owner tells nothing any more, and what it left may be more than it told.
+            // A killed owner announces nothing more, and may have left more commits than it announced.
             Watch::Owner(page) => {
                 let now = page.look()?;
                 Ok(now.lsn(Cell::Durable) != Some(self.lsn) || !now.is_kept || !is_owned(&**storage, store_dir)?.0)
@@ -191,7 +193,7 @@ impl Look {
         }
     }
 
-    /// Takes a lease of the commit. None: it is not to be had, as something newer is wanted.
+    /// Takes a lease on the commit, or returns `None` if the owner already wants to apply newer commits.
     pub(crate) fn lease(&self, storage: &dyn Storage, store_dir: &StoreDir) -> Result<Option<Arc<dyn File>>> {
         let wanted = || match &self.watch {
             Watch::Owner(page) => {
@@ -201,14 +203,14 @@ impl Look {
             }
             Watch::Closed { .. } => Ok(false),
         };
-        // Locked first, so that whoever wants something newer afterwards sees the lock.
+        // Lock first, so that an owner that wants to apply newer commits afterwards sees the lock.
         let wanted_before = !holds(invariant::LOCKED_FIRST) && wanted()?;
         let lease = match &self.watch {
             Watch::Owner(page) => page.lease(storage, self.lsn)?,
             Watch::Closed { left, held } => {
                 let life = closed_life(&left.header, &left.page_head);
                 let found = lease_of_closed(storage, store_dir, life, self.lsn)?;
-                // Whoever came before the lease did not wait for it.
+                // An owner that came before the lease did not wait for it.
                 match found {
                     Some(found) if left.is_still_there(storage, store_dir)? => {
                         let _ = held.set(found.page);
@@ -228,7 +230,8 @@ impl Look {
         Ok(lease.filter(|_| is_valid))
     }
 
-    /// Whether what was read of data files is of this moment; with `names`, whether names are as of commits up to that one.
+    /// Whether data that was read from data files is of this view; with `names`, whether names are as of commits up to
+    /// that one.
     pub(crate) fn is_valid(&self, storage: &dyn Storage, store_dir: &StoreDir, names: Option<u64>) -> Result<Valid> {
         let (since, mut new_names) = (storage.uptime(), None);
         let valid = match &self.watch {
@@ -261,12 +264,12 @@ impl Look {
         })
     }
 
-    /// Whether what was read of data files before this call is of this moment.
+    /// Whether data that was read from data files before this call is of this view.
     pub(crate) fn is_still_valid(&self, storage: &dyn Storage, store_dir: &StoreDir) -> Result<bool> {
         Ok(self.moment.lasts(storage) || self.is_valid(storage, store_dir, None)? == Valid::Yes)
     }
 
-    /// Whether what was read of data files is of this moment.
+    /// Whether data that was read from data files is of this view.
     fn check(&self, storage: &dyn Storage, store_dir: &StoreDir) -> Result<()> {
         match self.is_valid(storage, store_dir, None)? {
             Valid::Yes => Ok(()),
@@ -275,11 +278,11 @@ impl Look {
     }
 }
 
-/// Whether what was read counts.
+/// Whether the data just read is valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Valid {
     Yes,
-    /// If it does not rest on names: these may have changed as far as commits up to this one say.
+    /// Valid unless it relies on names: these may have changed by commits up to this LSN.
     NewNames(u64),
     No,
 }
@@ -290,14 +293,14 @@ fn is_same(a: &dyn File, b: &dyn File) -> bool {
 
 enum Attempt {
     Done(Box<Look>),
-    /// Why there is no look now; perhaps there is one in a moment.
+    /// Why there is no view now; a later attempt may succeed.
     Disturbed(Error),
 }
 
-/// A lock file, and what is in it.
+/// A lock file and its contents.
 type LockNote = (Arc<dyn File>, Vec<u8>);
 
-/// The lock file, and what is in it, if nobody holds the lock.
+/// The lock file and its contents, or `None` if there is no file or a process holds the lock.
 fn lock_note(storage: &dyn Storage, store_dir: &StoreDir) -> Result<Option<LockNote>> {
     let path = store_dir.lock_file();
     let file = match storage.open(&path, Open::READ) {
@@ -311,7 +314,7 @@ fn lock_note(storage: &dyn Storage, store_dir: &StoreDir) -> Result<Option<LockN
     let mut note = vec![0; NOTE_BYTES];
     let n = read_full_at(&*file, &mut note, 0).context("read", &path)?;
     note.truncate(n);
-    // Locked before it was read, or after.
+    // The lock may have been taken before or after the read, so check again.
     Ok((!is_owned()?).then(|| (file.clone(), note)))
 }
 
@@ -331,7 +334,7 @@ fn look(storage: &Arc<dyn Storage>, store_dir: &StoreDir, at_least: u64, after: 
     }
 }
 
-/// Adds the commits behind this one that the log was truncated behind. Whether some may be missing.
+/// Adds the commits behind this LSN that were truncated from the log. Returns whether some may be missing.
 fn add_given_up(
     storage: &Arc<dyn Storage>,
     journal: &Path,
@@ -361,7 +364,7 @@ fn look_at_owned(
     look_at_page(storage, store_dir, page, at_least, after)
 }
 
-/// Looks at the log of the owner that keeps this page, or of a killed one that nobody has come after.
+/// Looks at the log of the owner that keeps this page, or of a killed owner that has no successor.
 fn look_at_page(
     storage: &Arc<dyn Storage>,
     store_dir: &StoreDir,
@@ -376,7 +379,7 @@ fn look_at_page(
         return Ok(Attempt::Disturbed(went_back(store_dir, at_least, lsn)));
     }
     let journal = store_dir.journal();
-    // What an owner that works leaves half-way is no damage.
+    // The unfinished work of a running owner is no damage.
     let mut scanned = match scan(storage, &journal, ReadMode::Cached, Keep::Contents, after.is_some(), &|_, _| {}) {
         Ok(scanned) => scanned,
         Err(e @ (Error::NewerVersion { .. } | Error::Foreign { .. })) => return Err(e),
@@ -459,7 +462,7 @@ fn look_at_closed(
     after: Option<u64>,
 ) -> Result<Attempt> {
     let disk = &**storage;
-    // First: whoever comes from now on makes it another one.
+    // The page is read first, because any owner that comes from now on changes it.
     let page = open_page(disk, store_dir)?;
     let moment = Moment::shown_in(disk, page.as_deref());
     let page_head = page_head_of(page.as_deref(), store_dir)?;
@@ -489,7 +492,7 @@ fn look_at_closed(
         moment,
     };
     let found = read_closed(storage, store_dir, &journal, after, &mut look);
-    // Whatever was found counts if nobody came meanwhile.
+    // The result is valid if nobody opened the store meanwhile.
     match look.check(disk, store_dir) {
         Ok(()) => found?,
         Err(e @ Error::SnapshotExpired { .. }) => return Ok(Attempt::Disturbed(e)),
@@ -501,7 +504,7 @@ fn look_at_closed(
     }
 }
 
-/// Reads what recovery would accept.
+/// Reads the commits that recovery would accept.
 fn read_closed(
     storage: &Arc<dyn Storage>,
     store_dir: &StoreDir,
@@ -511,7 +514,7 @@ fn read_closed(
 ) -> Result<()> {
     look.quarantined = quarantined_files(&**storage, store_dir)?;
     match storage.stat(journal) {
-        // The making of the store, or of a new journal, was interrupted: nothing is committed in it.
+        // The creation of the store, or of a new journal, was interrupted: nothing is committed in it.
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
         done => done.context("look at", journal)?,
     };
@@ -533,7 +536,7 @@ fn read_closed(
     Ok(())
 }
 
-/// Whether the last owner saw the same files as this process: a killed one, then.
+/// Whether the last owner saw the same files as this process; if so, it was killed.
 fn was_owned_here(storage: &dyn Storage, store_dir: &StoreDir) -> bool {
     matches!(ReadersPage::open(storage, store_dir), Ok(Some(_)))
 }
@@ -561,7 +564,7 @@ fn class_process_left(store_dir: &StoreDir) -> Error {
     }
 }
 
-/// The files that quarantined journals have commits of.
+/// The files of which quarantined journals have commits.
 pub(crate) fn quarantined_files(storage: &dyn Storage, store_dir: &StoreDir) -> Result<BTreeMap<u64, String>> {
     let mut files = BTreeMap::new();
     for dir in store_dir.quarantined_journals(storage)? {

@@ -1,15 +1,17 @@
-//! What a reader saw counts for a moment, without another look; whoever is about to make it wrong waits for longer.
+//! Read validity: data that a reader read stays valid for a moment without another check, and the owner waits out a
+//! longer time before it invalidates that data.
 //!
 //! ```text
-//! reader   locks a byte of the page ─▶ t = now ─▶ looks: all is as it was ─▶ reads … ─▶ now < t + COUNTS: they count
-//! owner    tells what it is about to write ─▶ is the byte locked? ─▶ waits for WAITED ─▶ writes
+//! reader   locks a byte of the page ─▶ t = now ─▶ looks: nothing announced ─▶ reads … ─▶ now < t + COUNTS: valid
+//! owner    announces a change ─▶ is the byte locked? ─▶ waits for WAITED ─▶ writes
 //! ```
 //!
-//! A look at the page after each read costs more than a small read. A reader that was told nothing when it looked, at `t`
-//! or later, was told before anything was told: so what it was not told yet is written after `t + WAITED`, and what it
-//! has read by `t + COUNTS` is none of that. A reader that is stopped looks again, as time has passed then. Both times are
-//! of one clock of the kernel, which never goes back; `WAITED` is longer by far than clocks of two processors differ.
-//! Where there is no page, nobody can see who reads: so who opens such a store waits all the same.
+//! A look at the page after each read would cost more than a small read. So the owner announces each change before it
+//! makes it, and then waits. If a reader looks at time `t` or later and finds no announcement, every change that is
+//! announced later is written after `t + WAITED`; so data that it reads by `t + COUNTS` is unaffected. A reader that
+//! was stopped in between looks again, because the time has passed. Both times come from one kernel clock, which never
+//! goes back; `WAITED` exceeds by far the difference between the clocks of two processors. Without a page, nobody can
+//! see whether somebody reads, so an owner that opens such a store always waits.
 
 use std::sync::atomic::{
     AtomicU64,
@@ -19,40 +21,40 @@ use std::sync::atomic::{
 use std::time::Duration;
 use untorn_os::{File, Storage};
 
-/// What was seen counts for so long.
+/// How long a check stays valid.
 const COUNTS: Duration = Duration::from_micros(50);
-/// What makes it wrong is written after so long.
+/// How long the owner waits between announcing a change and writing it.
 const WAITED: Duration = Duration::from_micros(200);
 
-/// The byte of the page that is locked by whoever reads; no lease is there.
+/// The byte of the page that every reader locks. No lease is there.
 pub const READ_AT: u64 = 1 << 62;
 
-/// How long what a reader saw still counts.
+/// How long data that a reader read stays valid.
 #[derive(Default)]
 pub(crate) struct Moment {
-    /// Whoever comes sees that somebody reads.
+    /// New owners can see that somebody reads.
     is_shown: bool,
-    /// In nanoseconds of the storage's clock.
+    /// End of validity, in nanoseconds of the storage's clock.
     until: AtomicU64,
 }
 
 impl Moment {
-    /// Locks the byte of the page, if there is one: before anything is looked at.
+    /// Locks the byte of the page, if there is a page. The caller does so before it looks at anything.
     pub(crate) fn shown_in(storage: &dyn Storage, page: Option<&dyn File>) -> Moment {
-        // Through an overlay or FUSE, others may not see the lock.
+        // Through an overlay or FUSE, other processes may not see the lock.
         let is_shown = !storage.shows_another() && page.is_none_or(|page| page.lease(READ_AT).unwrap_or(false));
         fence(SeqCst);
         Moment { is_shown, until: AtomicU64::new(0) }
     }
 
-    /// Everything was seen to be as it was, by a look that began at this time.
+    /// Notes that a look that began at this time found everything unchanged.
     pub(crate) fn seen(&self, since: Duration) {
         if self.is_shown {
             self.until.fetch_max(nanoseconds(since + COUNTS), Relaxed);
         }
     }
 
-    /// What was read before this call counts.
+    /// Whether data that was read before this call is valid without another look.
     pub(crate) fn lasts(&self, storage: &dyn Storage) -> bool {
         nanoseconds(storage.uptime()) < self.until.load(Relaxed)
     }
@@ -62,12 +64,12 @@ fn nanoseconds(time: Duration) -> u64 {
     time.as_nanos() as u64
 }
 
-/// Whether somebody reads, as far as that can be told.
+/// Whether somebody reads the store; true if the kernel cannot tell.
 pub(crate) fn is_read(page: &dyn File) -> bool {
     !matches!(page.leased(READ_AT..READ_AT + 1), Ok(None))
 }
 
-/// Readers were told, in this page, of what makes what they saw wrong. Waits until nobody goes by that any more.
+/// Waits out the grace period after an announcement in this page, so that no reader relies on older state.
 pub(crate) fn let_pass(storage: &dyn Storage, page: Option<&dyn File>) {
     if page.is_none_or(is_read) {
         storage.pause_for(WAITED);

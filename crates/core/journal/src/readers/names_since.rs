@@ -1,4 +1,5 @@
-//! Names that commits behind a held one have changed, to be undone: what had a name, and what has become of it.
+//! Name changes of commits behind a held one, so that a reader can undo them: the files that had each name, and the
+//! names they have now.
 
 use crate::commits::record::Op;
 use crate::scanning::scan::AcceptedRecord;
@@ -6,7 +7,7 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// What commits behind one did to names.
+/// The effect of a run of commits on names.
 #[derive(Clone, Debug, Default)]
 pub struct NamesSince {
     /// The last of these commits.
@@ -14,26 +15,26 @@ pub struct NamesSince {
     files: BTreeMap<u64, FileSince>,
     /// The files that had these names before.
     before: BTreeMap<PathBuf, u64>,
-    /// Names that something got.
+    /// Names that a file or directory got in these commits.
     got: BTreeSet<PathBuf>,
-    /// Directories that were made, or removed: whether they were there before.
+    /// Directories that were created or removed, and whether they existed before.
     dirs: BTreeMap<PathBuf, bool>,
-    /// Directories that got another mode.
+    /// Directories whose mode changed.
     dir_modes: BTreeSet<PathBuf>,
 }
 
-/// A file of these commits.
+/// A file that these commits touch.
 #[derive(Clone, Debug, Default)]
 struct FileSince {
     /// Its names, oldest first.
     names: Vec<PathBuf>,
     has_mode: bool,
-    /// The last commit of it before these.
+    /// LSN of the last commit of the file before these.
     previous_lsn: u64,
 }
 
 impl NamesSince {
-    /// Nothing is behind this commit.
+    /// No name changes yet, behind this commit.
     pub fn new(to: u64) -> NamesSince {
         NamesSince { to, ..NamesSince::default() }
     }
@@ -41,7 +42,7 @@ impl NamesSince {
     /// Adds the commits up to this one.
     pub fn add(&mut self, accepted: &[AcceptedRecord], to: u64) {
         for AcceptedRecord { record, .. } in accepted.iter().filter(|a| a.lsn > self.to && a.lsn <= to) {
-            // What waits was said before.
+            // A restating record repeats changes that were added before.
             if record.restates() {
                 continue;
             }
@@ -81,7 +82,7 @@ impl NamesSince {
         self.before.get(path).copied()
     }
 
-    /// The last commit of a file before these.
+    /// LSN of the last commit of a file before these.
     pub fn previous_lsn(&self, id: u64) -> u64 {
         self.files.get(&id).map_or(0, |file| file.previous_lsn)
     }
@@ -91,24 +92,24 @@ impl NamesSince {
         self.files.get(&id).map_or(&[], |file| &file.names)
     }
 
-    /// Whether nothing had this name: what has it now got it since.
+    /// Whether nothing had this name before these commits, so that its present owner got it since.
     pub fn is_new(&self, path: &Path) -> bool {
         let is_new_dir = |dir: &Path| self.dirs.get(dir) == Some(&false);
         !self.before.contains_key(path) && (self.got.contains(path) || path.ancestors().any(is_new_dir))
     }
 
-    /// Whether a directory was there; none: as it is now.
+    /// Whether a directory existed before; `None` if these commits did not change that.
     pub fn had_dir(&self, path: &Path) -> Option<bool> {
         self.dirs.get(path).copied()
     }
 
-    /// Whether the mode is another one than it was.
+    /// Whether these commits changed the mode.
     pub fn has_mode(&self, path: &Path) -> bool {
         self.dir_modes.contains(path)
             || self.file_of(path).is_some_and(|id| self.files.get(&id).is_some_and(|file| file.has_mode))
     }
 
-    /// What had a name in this directory, and was changed since.
+    /// Files and directories that had a name in this directory before and were changed since.
     pub fn names_in<'a>(&'a self, dir: &'a Path) -> impl Iterator<Item = &'a Path> {
         let dirs = self.dirs.iter().filter(|(_, was)| **was).map(|(path, _)| path.as_path());
         self.before.keys().map(PathBuf::as_path).chain(dirs).filter(move |path| path.parent() == Some(dir))

@@ -1,16 +1,17 @@
 //! The page that the owner of a store keeps for readers: `readers` in the store directory.
 //!
 //! ```text
-//! head     whose page it is: store, machine and boot, the file itself, the owner's process, its life
+//! head     owner and identity: store, machine and boot, the file itself, the owner's process, its life
 //! cells    four LSNs: durable, names_to, wanted_to, applying_to
-//! log      what was last written to the log, if somebody reads on in it: a copy that takes no disk to read
+//! log      a copy of the newest log writes, if a reader follows the log: reading it takes no disk access
 //! ```
 //!
-//! A reader takes no lock that an owner waits for, but leases. It reads header, log and data files, and compares
-//! afterwards: what it read is of one moment if the life is still the same and nothing newer was being written where it
-//! read. So each LSN is published **before** the change that it tells of, but `durable`, which is published after the
-//! flush. Within a life they never decrease; a new life begins where its log ends, behind everything that a life before it
-//! has published. Nothing here is flushed: after a power cut the boot is another one, and the page is not believed.
+//! A reader takes no lock that an owner waits for, except leases. It reads header, log and data files, and compares the
+//! page afterwards: the data is consistent if the life is still the same and nothing newer was being written where it
+//! read. So each LSN is published **before** the change that it announces, except `durable`, which is published after
+//! the flush. Within a life, LSNs never decrease; a new life begins where its log ends, behind all LSNs that an earlier
+//! life published. The page is never flushed: after a power cut the boot id differs, and readers do not believe the
+//! page.
 
 use crate::directories::spare::open_or_create;
 use crate::directories::store_dir::StoreDir;
@@ -32,21 +33,21 @@ pub const PAGE_MAGIC: &[u8; 8] = b"UNTORN-R";
 pub const PAGE_VERSION: u32 = 1;
 /// Bytes of the head, its checksum included.
 pub const PAGE_HEAD_BYTES: usize = 96;
-/// Where the cells begin.
+/// Offset of the cells.
 pub const PAGE_CELLS_AT: usize = 128;
 /// Bytes of a cell: an LSN, and its checksum.
 pub const PAGE_CELL_BYTES: usize = 16;
-/// Cells.
+/// Number of cells.
 const CELLS: usize = 4;
 const ALL_CELLS: [Cell; CELLS] = [Cell::Durable, Cell::NamesTo, Cell::WantedTo, Cell::ApplyingTo];
 
-/// Bytes behind the page in which the owner copies what it writes to the log: what lies at an offset of a segment is at
-/// that offset modulo this.
+/// Bytes behind the page to which the owner copies its log writes. The byte at an offset of a segment is
+/// copied to that offset modulo this size.
 pub const LOG_SHOWN_BYTES: u64 = 64 << 10;
-/// Larger groups are not copied.
+/// Largest group that is copied.
 pub(crate) const GROUP_SHOWN_MAX: usize = 16 << 10;
 
-/// Reads of a cell or head that was being written meanwhile are repeated so often.
+/// Tries at reading a cell or head that is being written meanwhile.
 const TRIES: usize = 100;
 
 /// An LSN of the page.
@@ -54,7 +55,7 @@ const TRIES: usize = 100;
 pub enum Cell {
     /// Every commit up to this one is durable.
     Durable,
-    /// Names may have changed as far as commits up to this one say.
+    /// Names may have changed by commits up to this one.
     NamesTo,
     /// A checkpoint wants to apply commits up to this one.
     WantedTo,
@@ -62,7 +63,7 @@ pub enum Cell {
     ApplyingTo,
 }
 
-/// Whose page it is.
+/// Owner and identity of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageHead {
     /// The owner's process, as in the lock file.
@@ -71,9 +72,10 @@ pub struct PageHead {
     pub store: StoreId,
     /// The boot in which the owner runs.
     pub boot: [u8; 16],
-    /// Device and inode of the page itself: a copy has others. Of a page that nobody keeps: 0, and the life that it had.
+    /// Device and inode of the page itself, because a copy has others. In a page without an owner: 0 and the life of
+    /// its last owner.
     pub place: (u64, u64),
-    /// A random number that this opening of the store drew; 0: nobody keeps the page.
+    /// A random number that this opening of the store drew; 0 if the page has no owner.
     pub life: u64,
 }
 
@@ -94,7 +96,7 @@ impl PageHead {
         b
     }
 
-    /// Reads a head; none: it is not whole, or being written.
+    /// Reads a head and its version. Returns `None` if the head is torn or being written.
     pub fn decode(b: &[u8; PAGE_HEAD_BYTES]) -> Option<(PageHead, u32)> {
         if &b[..8] != PAGE_MAGIC || u64_at(b, PAGE_HEAD_BYTES - 8) != crc64(&b[..PAGE_HEAD_BYTES - 8]) {
             return None;
@@ -110,7 +112,7 @@ impl PageHead {
     }
 }
 
-/// The bytes of a cell. The checksum tells a cell that is just being written.
+/// The bytes of a cell. The checksum reveals a cell that is being written.
 pub fn encode_cell(cell: Cell, lsn: u64) -> [u8; PAGE_CELL_BYTES] {
     let mut b = [0; PAGE_CELL_BYTES];
     b[..8].copy_from_slice(&lsn.to_le_bytes());
@@ -128,25 +130,25 @@ fn cell_at(cell: Cell) -> u64 {
     (PAGE_CELLS_AT + cell as usize * PAGE_CELL_BYTES) as u64
 }
 
-/// The owner's side.
+/// The page, as the owner of the store writes it.
 pub struct OwnersPage {
     storage: Arc<dyn Storage>,
     file: Arc<dyn File>,
     path: PathBuf,
     head: PageHead,
-    /// What was published; none: the page was given up.
+    /// The published LSNs, or `None` if the page was given up.
     published: Mutex<Option<[u64; CELLS]>>,
-    /// No reader goes by what it saw before data files could hold parts of commits up to this one.
+    /// No reader relies on state from before data files could hold parts of commits up to this one.
     passed: Mutex<u64>,
     /// How long leases are honoured.
     honoured: Duration,
-    /// Since when nobody gets a lease any more.
+    /// Time since which nobody gets a lease any more.
     ends_since: OnceLock<Duration>,
 }
 
 impl OwnersPage {
-    /// Whatever page an owner before has left: from now on nobody believes it. Called with the store's lock, before
-    /// anything changes. Leases are honoured for so long before.
+    /// Invalidates the page that an earlier owner left, after honouring its leases for this long. The caller holds the
+    /// store's lock and has changed nothing yet.
     pub fn withdraw(storage: &dyn Storage, store_dir: &StoreDir, honoured: Duration) -> Result<()> {
         let path = store_dir.readers_page();
         let file = match storage.open(&path, Open::WRITE) {
@@ -161,14 +163,16 @@ impl OwnersPage {
         if holds(invariant::NEXT_OWNER_WAITS) {
             wait_for_former(storage, store_dir, &*file, honoured)?;
         }
-        // Another one each time: who holds a commit of a closed store sees that somebody came.
+        // A new random number each time, so that a reader that holds a commit of a closed store sees that an owner
+        // came.
         let mut boot = [0; 16];
         storage.random(&mut boot).context("draw a number for", &path)?;
         let nobody = PageHead { pid: 0, store: [0; 16], boot, place: (0, 0), life: 0 };
         end_life(storage, &*file, &path, &nobody).context("withdraw", &path)
     }
 
-    /// Publishes a page: everything up to this LSN is durable, and may be applied. Nobody believes what lies there.
+    /// Publishes a page: everything up to this LSN is durable, and may be applied. Readers must not believe the old
+    /// contents of the file, because it was withdrawn before.
     pub fn publish(
         storage: &Arc<dyn Storage>,
         store_dir: &StoreDir,
@@ -190,12 +194,12 @@ impl OwnersPage {
             behind[at..at + PAGE_CELL_BYTES].copy_from_slice(&encode_cell(cell, lsn));
         }
         write_all_at(&*file, &behind, PAGE_HEAD_BYTES as u64).context("write", &path)?;
-        // What another life copied of the log.
+        // The rest of the file is an earlier life's copy of the log.
         if meta.size > BLOCK_BYTES as u64 {
             file.set_len(BLOCK_BYTES as u64).context("cut", &path)?;
         }
         fence(SeqCst);
-        // Last: who sees this life sees its LSNs.
+        // The head comes last: a reader that sees this life also sees its LSNs.
         write_all_at(&*file, &head.encode(), 0).context("write", &path)?;
         let (published, passed) = (Mutex::new(Some([lsn; CELLS])), Mutex::new(lsn));
         let (storage, ends_since) = (storage.clone(), OnceLock::new());
@@ -206,11 +210,11 @@ impl OwnersPage {
         self.published.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Publishes an LSN, if it is beyond what was. A page that cannot be written is given up: readers are refused from
-    /// then on.
+    /// Publishes an LSN, if it is higher than the published one. A page that cannot be written is given up: readers are
+    /// refused from then on.
     ///
     /// # Errors
-    /// The page can be neither written nor given up: what it was to tell of must not be done.
+    /// The page can be neither written nor given up, so the change that it was to announce must not be made.
     pub fn raise(&self, cell: Cell, lsn: u64) -> Result<()> {
         let mut published = self.published();
         let Some(cells) = &mut *published else { return Ok(()) };
@@ -224,13 +228,13 @@ impl OwnersPage {
             return Ok(());
         }
         self.end_life().context("write the readers' page", &self.path)?;
-        // Not before: readers would believe a page that nothing is told in any more.
+        // Only after the life ended: otherwise readers would believe a page that no longer gets announcements.
         *published = None;
         Ok(())
     }
 
-    /// Copies what was written, and flushed, at this offset of its segment to where readers find it without the disk, if there are
-    /// some. They take nothing of it on trust: it is what follows in the log, or it is nothing to them.
+    /// Copies a flushed group, written at this offset of its segment, to where readers find it without disk access, if
+    /// there are readers. They verify it: a copy that does not continue their log is ignored.
     pub(crate) fn show_log(&self, position: u64, group: &[u8]) {
         if group.len() > GROUP_SHOWN_MAX || self.published().is_none() || !is_read(&*self.file) {
             return;
@@ -239,19 +243,20 @@ impl OwnersPage {
         for (at, len) in shown_at(position, group.len()) {
             let piece;
             (piece, left) = left.split_at(len);
-            // Without it, readers read the log itself.
+            // If the copy fails, readers read the log itself.
             if write_all_at(&*self.file, piece, at).is_err() {
                 return;
             }
         }
     }
 
-    /// The last commit that was told; none: the page was given up.
+    /// The published LSN, or `None` if the page was given up.
     pub fn told(&self, cell: Cell) -> Option<u64> {
         self.published().map(|cells| cells[cell as usize])
     }
 
-    /// Data files are about to hold parts of commits up to this one. Waits for who holds an older one.
+    /// Announces that data files are about to hold parts of commits up to this one. First waits for leases on older
+    /// commits.
     pub fn raise_applying(&self, lsn: u64) -> Result<()> {
         let Some(applied) = self.told(Cell::ApplyingTo) else { return Ok(()) };
         if applied < lsn {
@@ -263,7 +268,8 @@ impl OwnersPage {
             }
             self.raise(Cell::WantedTo, lsn)?;
         }
-        // Another thread that applies as much goes on when readers have had their time, not when they were told.
+        // A second thread that applies up to the same LSN continues when the grace period is over, not when the LSN was
+        // announced.
         let mut passed = self.passed.lock().unwrap_or_else(PoisonError::into_inner);
         if *passed < lsn {
             self.raise(Cell::ApplyingTo, lsn)?;
@@ -275,7 +281,7 @@ impl OwnersPage {
         Ok(())
     }
 
-    /// Waits for leases of commits before this one that are not broken: nobody gets one any more.
+    /// Waits for unbroken leases on commits before this one. No new ones can be taken any more.
     fn wait_for_leases(&self, applied: u64, lsn: u64) {
         let from = if holds(invariant::BROKEN_LEASES_FORGOTTEN) { applied } else { 0 };
         let end = || self.ends_since.get().map_or(Duration::MAX, |since| since.saturating_add(self.honoured));
@@ -294,14 +300,14 @@ impl OwnersPage {
         matches!(self.file.leased(leases_of(self.head.life, applied..lsn)), Ok(Some(_)))
     }
 
-    /// From now on nobody gets a lease, as the owner closes the store.
+    /// Stops granting leases, because the owner closes the store.
     pub fn begin_end(&self) {
         let _ = self.ends_since.set(self.storage.uptime());
         let _ = self.raise(Cell::WantedTo, u64::MAX);
     }
 
-    /// The owner closes the store, or changes what no reader may see any more. Waits for leases; nothing that is done
-    /// from now on is told.
+    /// Withdraws the page, because the owner closes the store or makes changes that no reader may see. Waits for
+    /// leases; later changes are not announced.
     pub fn end(&self) -> Result<()> {
         self.begin_end();
         if let Some(applied) = self.told(Cell::ApplyingTo).filter(|_| holds(invariant::LEASES_WAITED_FOR)) {
@@ -316,19 +322,20 @@ impl OwnersPage {
     }
 
     fn end_life(&self) -> io::Result<()> {
-        // Another one each time: who holds a commit of the closed store sees that somebody came.
+        // The old life is in the head, so that a reader that holds a commit of the closed store sees that an owner
+        // came.
         let head = PageHead { life: 0, place: (0, self.head.life), ..self.head };
         end_life(&*self.storage, &*self.file, &self.path, &head)
     }
 }
 
-/// Waits for leases of whoever reads what a killed owner, or a closed store, has left.
+/// Waits for leases of readers of the state that a killed owner or a closed store left.
 fn wait_for_former(storage: &dyn Storage, store_dir: &StoreDir, page: &dyn File, honoured: Duration) -> Result<()> {
     let path = store_dir.readers_page();
     let head = read_head(page).context("read", &path)?;
     let life = head.map_or(0, |(head, _)| head.life);
     if life != 0 {
-        // From now on nobody gets a lease. Without an owner readers see that the store is locked.
+        // Nobody gets a lease from now on. Without an owner, readers see that the store is locked.
         let _ = write_all_at(page, &encode_cell(Cell::WantedTo, u64::MAX), cell_at(Cell::WantedTo));
         fence(SeqCst);
     }
@@ -341,7 +348,8 @@ fn wait_for_former(storage: &dyn Storage, store_dir: &StoreDir, page: &dyn File,
     Ok(())
 }
 
-/// Whoever holds the page open sees that its life has ended: in its head, or as it has no name, or is cut off.
+/// Ends the page's life. Readers that have the page open see that in its head, or because the page has no name, or is
+/// cut off.
 fn end_life(storage: &dyn Storage, file: &dyn File, path: &std::path::Path, head: &PageHead) -> io::Result<()> {
     let done = write_all_at(file, &head.encode(), 0).or_else(|e| {
         let removed = storage.unlink(path).or_else(|_| file.set_len(0));
@@ -354,32 +362,33 @@ fn end_life(storage: &dyn Storage, file: &dyn File, path: &std::path::Path, head
     done
 }
 
-/// A reader's side: the page of an owner that was alive when it was opened.
+/// The page, as readers see it: that of an owner that was alive when it was opened.
 #[derive(Clone)]
 pub struct ReadersPage {
     file: Arc<dyn File>,
     path: PathBuf,
-    /// Whose page it is.
+    /// Owner and identity of the page.
     pub head: PageHead,
 }
 
-/// What is in a page at one moment. A new owner ends the life before it before it publishes LSNs of its own, and begins
-/// them behind those: so the life that is seen is that of the LSNs, or these are too high for whoever knew it.
+/// The contents of a page at one moment. A new owner ends the previous life before it publishes its own LSNs, and
+/// begins these behind the previous ones. So the LSNs belong to the life that is seen, or are too high for a reader of
+/// that life.
 pub struct PageNow {
-    /// The owner that published it still keeps it, or was killed and nobody has come after it.
+    /// The page is valid: the owner that published it still keeps it, or was killed and has no successor yet.
     pub is_kept: bool,
     lsns: [Option<u64>; CELLS],
 }
 
 impl PageNow {
-    /// An LSN. None: the page was cut off, or is not whole.
+    /// An LSN, or `None` if the page was cut off or the cell is torn.
     pub fn lsn(&self, cell: Cell) -> Option<u64> {
         self.lsns[cell as usize]
     }
 }
 
 impl ReadersPage {
-    /// Opens the page, if there is one that somebody keeps, here and now.
+    /// Opens the page, if there is one that an owner keeps, on this file system and in this boot.
     pub fn open(storage: &dyn Storage, store_dir: &StoreDir) -> Result<Option<ReadersPage>> {
         let path = store_dir.readers_page();
         let Some(file) = open_page(storage, store_dir)? else { return Ok(None) };
@@ -392,7 +401,7 @@ impl ReadersPage {
         Ok((head.life != 0 && is_here).then_some(ReadersPage { file, path, head }))
     }
 
-    /// What is in the page.
+    /// Reads the present contents of the page.
     pub fn look(&self) -> Result<PageNow> {
         fence(SeqCst);
         let is_named = self.file.meta().context("look at", &self.path)?.links > 0;
@@ -400,13 +409,13 @@ impl ReadersPage {
         Ok(PageNow { is_kept: is_named && head == Some(self.head), lsns })
     }
 
-    /// Shows the owner that somebody reads, for as long as this is there: then it copies what it writes to the log, and gives
-    /// readers their time.
+    /// Shows the owner that somebody reads, as long as the returned value lives: the owner then copies its log and
+    /// grants readers a grace period.
     pub(crate) fn moment(&self, storage: &dyn Storage) -> Moment {
         Moment::shown_in(storage, Some(&*self.file))
     }
 
-    /// What the owner may have copied of so many bytes of the log at this offset of a segment.
+    /// The bytes that the owner may have copied from this part of the log.
     pub(crate) fn shown_log(&self, position: u64, bytes: usize) -> Option<Vec<u8>> {
         let mut found = vec![0; bytes];
         let mut done = 0;
@@ -421,24 +430,25 @@ impl ReadersPage {
         Some(found)
     }
 
-    /// Takes a lease of this commit, which counts if nothing newer is wanted afterwards. None: not to be had.
+    /// Takes a lease on this commit, which is valid if no newer commit is wanted afterwards. Returns `None` if that is
+    /// not possible.
     pub fn lease(&self, storage: &dyn Storage, lsn: u64) -> Result<Option<Arc<dyn File>>> {
         let Some(at) = lease_at(self.head.life, lsn) else { return Ok(None) };
         let file = storage.open(&self.path, Open::READ).context("open", &self.path)?;
         let locked = file.lease(at).context("take a lease in", &self.path)?;
         fence(SeqCst);
-        // Of the page that the owner looks at, and no other.
+        // The lease must be on the page that the owner looks at.
         let head = read_head(&*file).context("read", &self.path)?;
         Ok((locked && head.is_some_and(|(head, _)| head == self.head)).then_some(file))
     }
 
-    /// Hears of whatever the owner publishes from now on.
+    /// Waits for LSNs that the owner publishes from now on.
     pub fn listen(&self) -> Box<dyn Listener> {
         self.file.listen().unwrap_or_else(|_| Box::new(Pauses))
     }
 }
 
-/// The commits that readers of a store hold, whoever has the store open.
+/// The commits of a store that readers hold, whether the store is open or closed.
 pub fn held_commits(storage: &dyn Storage, store_dir: &StoreDir) -> Vec<u64> {
     let Ok(page) = storage.open(&store_dir.readers_page(), Open::READ) else { return Vec::new() };
     let life = read_head(&*page).ok().flatten().map_or(0, |(head, _)| head.life);
@@ -452,7 +462,7 @@ pub fn held_commits(storage: &dyn Storage, store_dir: &StoreDir) -> Vec<u64> {
     found
 }
 
-/// Takes a lease of a commit of a store that nobody has open, of this life. None: not to be had.
+/// Takes a lease on a commit of a closed store, in this life. Returns `None` if that is not possible.
 pub fn lease_of_closed(
     storage: &dyn Storage,
     store_dir: &StoreDir,
@@ -472,13 +482,13 @@ pub fn lease_of_closed(
 
 /// A lease of a commit of a store that nobody has open.
 pub struct LeaseOfClosed {
-    /// The lock ends with it.
+    /// The lock, which ends when this descriptor is closed.
     pub lease: Arc<dyn File>,
     /// The page.
     pub page: Arc<dyn File>,
 }
 
-/// The page that a store has now, whoever keeps it.
+/// The page that a store has now, whether an owner keeps it or not.
 pub fn open_page(storage: &dyn Storage, store_dir: &StoreDir) -> Result<Option<Arc<dyn File>>> {
     let path = store_dir.readers_page();
     match storage.open(&path, Open::READ) {
@@ -487,12 +497,12 @@ pub fn open_page(storage: &dyn Storage, store_dir: &StoreDir) -> Result<Option<A
     }
 }
 
-/// The head of a page; nothing: there is none.
+/// The head of a page; empty if there is no page.
 pub fn page_head_of(page: Option<&dyn File>, store_dir: &StoreDir) -> Result<Vec<u8>> {
     page.map_or(Ok(Vec::new()), |page| head_bytes(page).context("read", store_dir.readers_page()))
 }
 
-/// The head as it is; nothing: the page has no name any more.
+/// The bytes of the head; empty if the page has no name any more.
 pub fn head_bytes(page: &dyn File) -> io::Result<Vec<u8>> {
     let mut b = vec![0; PAGE_HEAD_BYTES];
     let n = read_full_at(page, &mut b, 0)?;
@@ -500,7 +510,7 @@ pub fn head_bytes(page: &dyn File) -> io::Result<Vec<u8>> {
     Ok(b)
 }
 
-/// The places, and their lengths, where bytes at an offset of a segment are copied to.
+/// The offsets and lengths of the copies of bytes at an offset of a segment.
 fn shown_at(position: u64, bytes: usize) -> impl Iterator<Item = (u64, usize)> {
     let within = position % LOG_SHOWN_BYTES;
     let first = bytes.min((LOG_SHOWN_BYTES - within) as usize);
@@ -513,7 +523,7 @@ fn decode_cell(b: &[u8], cell: Cell) -> Option<u64> {
     (u64_at(b, 8) == cell_crc(cell, lsn)).then_some(lsn)
 }
 
-/// The head, if it is whole, and the LSNs that are. They are read as they lie: the head first.
+/// The head, if it is valid, and the valid LSNs. One read returns all of them, the head first.
 fn read_page(file: &dyn File) -> io::Result<(Option<PageHead>, [Option<u64>; CELLS])> {
     let (mut head, mut lsns) = (None, [None; CELLS]);
     for _ in 0..TRIES {
@@ -559,7 +569,7 @@ mod tests {
         storage.mkdir(&store_dir.dir, 0o700).unwrap();
         let page = OwnersPage::publish(&storage, &store_dir, [1; 16], 5, Duration::ZERO).unwrap();
         let readers = ReadersPage::open(&*storage, &store_dir).unwrap().unwrap();
-        // Neither written, nor removed, nor cut.
+        // The page can be neither written, nor removed, nor cut.
         let file = storage.open(&store_dir.readers_page(), Open::READ).unwrap();
         let mut page = Arc::into_inner(page).unwrap();
         (page.file, page.path) = (file, "nowhere".into());

@@ -1,13 +1,14 @@
-//! Reading a store without owning it: a snapshot of its files as of one commit, without a write.
+//! Reading a store without its lock: a snapshot of its files as of one commit, without writing.
 //!
 //! ```text
 //! an owner lives     S = durable ─▶ header, log up to S ─▶ data files ─▶ applying_to ≤ S? names_to ≤ S?
 //! nobody has it      flush the log, S = its end         ─▶ data files ─▶ has nobody opened it meanwhile?
 //! ```
 //!
-//! A file is its data file under what the log says of it between the header's checkpoint and S. Whatever is read is
-//! believed only if what it rests on is still there afterwards; otherwise the snapshot has expired. A lease puts that off:
-//! the owner waits with what would make the snapshot expire, and keeps files that go; names behind S are undone.
+//! A file of a snapshot is its data file, overlaid with its changes in the log between the header's checkpoint and S.
+//! Data that was read is believed only if the state that it relies on is unchanged afterwards; otherwise the snapshot
+//! has expired. A lease postpones that: the owner delays changes that would make the snapshot expire, and keeps removed
+//! files; name changes behind S are undone.
 
 use crate::commits::final_state::{DirState, FileState, FinalState};
 use crate::commits::overlay::{Overlay, read_through};
@@ -29,23 +30,23 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use untorn_os::{AlignedBuf, BLOCK_BYTES, File, Kind, Open, Storage, holds, read_full_at, write_all_at};
 
-/// A file that is not under any of its names is looked for so often.
+/// Searches for a file that is under none of its names.
 const SEARCHES_MAX: usize = 5;
 
 /// Bytes that are copied at once.
 const COPY_BYTES: usize = 1 << 20;
 
-/// What new names are undone for is looked up so often at most.
+/// Lookups that are repeated because new names have to be undone.
 const UNDONE_MAX: usize = 1000;
 
-/// What the log of a look amounts to.
+/// The net effect of a look at the log.
 struct View {
     checkpoint_lsn: u64,
     /// The commits behind the checkpoint, in order.
     accepted: Vec<Arc<AcceptedRecord>>,
     state: FinalState,
     store: Option<StoreId>,
-    /// The header, of a store that nobody has open.
+    /// The header, if the store is closed.
     left_by: Option<Arc<Header>>,
     quarantined: BTreeMap<u64, String>,
 }
@@ -60,7 +61,7 @@ impl View {
         Ok(View { checkpoint_lsn: look.checkpoint_lsn, accepted, state, store: look.store, left_by, quarantined })
     }
 
-    /// The view after these commits, when the log is truncated behind this checkpoint: what was applied is not carried along.
+    /// The view after these commits, with the log truncated behind this checkpoint: applied commits are dropped.
     fn go_on(
         &self,
         newer: Vec<AcceptedRecord>,
@@ -77,7 +78,7 @@ impl View {
         Ok(View { checkpoint_lsn, accepted, state, store, left_by, quarantined })
     }
 
-    /// The log says that nothing has this name any more.
+    /// Whether the log says that nothing has this name any more.
     fn is_gone(&self, path: &Path) -> bool {
         let files = || self.state.files.values();
         if files().any(|file| file.name.as_deref() == Some(path)) || self.state.dirs.get(path).is_some_and(|d| d.exists)
@@ -106,9 +107,9 @@ pub struct Snapshot {
     store_dir: StoreDir,
     look: Look,
     view: RwLock<Arc<View>>,
-    /// The view that it was taken with.
+    /// The view with which the snapshot was taken.
     taken: Arc<View>,
-    /// What the commits behind it did to names: as far as was looked.
+    /// Name changes behind the snapshot's commit, as far as they were read.
     since: RwLock<Arc<NamesSince>>,
     lease: Mutex<Option<Arc<dyn File>>>,
 }
@@ -122,13 +123,13 @@ pub struct SnapshotFile {
     mode: Option<u32>,
 }
 
-/// What a name leads to.
+/// The result of looking up a name.
 enum Found {
-    /// A file that the log knows, whatever names are on the disk.
+    /// A file with changes in the log, under any name on the disk.
     Logged(Option<Arc<dyn File>>, Box<FileState>),
-    /// A file that it does not, and its permission bits.
+    /// A file without changes in the log, and its permission bits.
     Plain(Arc<dyn File>, u32),
-    /// One that commits behind the snapshot are about, and its permission bits, if these are as they were.
+    /// A file that only commits behind the snapshot changed, and its permission bits, if these did not change.
     Moved(Arc<dyn File>, Option<u32>),
     Nothing,
 }
@@ -147,15 +148,15 @@ impl Snapshot {
         Ok(Snapshot::new(storage, store_dir, look, Arc::new(view)))
     }
 
-    /// A snapshot as of the last commit that the same owner has made durable, without what was read of the log already.
-    /// None: it takes a look at the whole log.
+    /// A snapshot as of the last commit that the same owner has made durable; the log that was read before is not read
+    /// again. Returns `None` if this needs a scan of the whole log.
     pub fn go_on(self: &Arc<Snapshot>, at_least: u64) -> Option<Arc<Snapshot>> {
         let (Watch::Owner(page), Some(tail)) = (&self.look.watch, &self.look.tail) else { return None };
         let (old, mut tail) = (self.view(), tail.clone());
         let moment = page.moment(&*self.storage);
         let now = page.look().ok()?;
         let lsn = now.lsn(Cell::Durable).filter(|lsn| *lsn >= at_least.max(self.look.lsn))?;
-        // What was applied meanwhile may have become plain files again.
+        // Files whose commits were applied meanwhile may need nothing from the log any more.
         let is_applied = now.lsn(Cell::ApplyingTo).is_none_or(|to| to > old.checkpoint_lsn);
         let has_changed = lsn > self.look.lsn || is_applied;
         let checkpoint_lsn = match has_changed {
@@ -194,17 +195,17 @@ impl Snapshot {
         Some(Snapshot::new(&self.storage, &self.store_dir, look, Arc::new(view)))
     }
 
-    /// The commit as of which it is.
+    /// The commit that the snapshot shows.
     pub fn lsn(&self) -> u64 {
         self.look.lsn
     }
 
-    /// Holds the snapshot: until it is released, or for as long as the owner honours leases, the owner waits with what
-    /// would make it expire.
+    /// Takes a lease on the snapshot. Until it is released, or for as long as the owner honours leases, the owner
+    /// delays changes that would make the snapshot expire.
     ///
     /// # Errors
-    /// [`Error::SnapshotExpired`]: something newer is being applied, or names have changed. [`Error::Unsupported`]: there
-    /// is no page to lock.
+    /// [`Error::SnapshotExpired`]: newer commits are being applied, or names have changed. [`Error::Unsupported`]:
+    /// there is no page to lock.
     pub fn hold(&self) -> Result<()> {
         let mut lease = self.lease.lock().unwrap_or_else(PoisonError::into_inner);
         if lease.is_some() {
@@ -224,12 +225,12 @@ impl Snapshot {
         if lease.is_some() { Ok(()) } else { Err(self.expired()) }
     }
 
-    /// Ends the lease, if there is one. The snapshot goes on as long as nothing makes it expire.
+    /// Ends the lease, if there is one. The snapshot stays valid until a change makes it expire.
     pub fn release(&self) {
         *self.lease.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// Whether there is a lease. The owner may have waited long enough for it all the same.
+    /// Whether there is a lease. The owner may nevertheless have stopped waiting for it.
     pub fn is_held(&self) -> bool {
         self.lease.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
@@ -252,7 +253,7 @@ impl Snapshot {
         }
     }
 
-    /// Whether what was read just now counts.
+    /// Whether data that was read just now is valid.
     fn check_read(&self) -> Result<()> {
         if !holds(invariant::LEASES_VALIDATED) && self.is_held() {
             return Ok(());
@@ -263,8 +264,8 @@ impl Snapshot {
         }
     }
 
-    /// Whether what was found in names counts, of which those behind the snapshot were undone as far as `since` says.
-    /// False: under a lease there are newer ones, and they are known now.
+    /// Whether the result of a name lookup is valid, given that name changes behind the snapshot were undone as far as
+    /// `since` knows them. Returns false if, under a lease, there were newer changes; these are known afterwards.
     fn check_names(&self, since: &NamesSince) -> Result<bool> {
         let known = if holds(invariant::NAMES_UNDONE) || !self.is_held() { since.to } else { u64::MAX };
         match self.look.is_valid(&*self.storage, &self.store_dir, Some(known))? {
@@ -274,7 +275,7 @@ impl Snapshot {
         }
     }
 
-    /// Reads what commits up to this one did to names, which are in the log as long as the snapshot is held.
+    /// Reads the name changes of commits up to this one. These commits stay in the log as long as the snapshot is held.
     fn learn_names(&self, since: &NamesSince, to: u64) -> Result<()> {
         let read = match (&self.look.watch, self.look.tail.clone()) {
             (Watch::Owner(page), Some(mut tail)) => {
@@ -304,7 +305,8 @@ impl Snapshot {
         self.view.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Reads the log anew, as a checkpoint may have applied what the view says of a file. False: it says the same.
+    /// Reads the log again, because a checkpoint may have applied a file's commits. Returns false if the log was not
+    /// truncated.
     fn reload(&self, old: &View) -> Result<bool> {
         let Some(mut newer) = self.look.again(&self.storage, &self.store_dir, None)? else { return Ok(false) };
         newer.accepted.retain(|record| record.lsn <= self.look.lsn);
@@ -319,8 +321,8 @@ impl Snapshot {
         Ok(true)
     }
 
-    /// What `act` finds in names; as of the snapshot's commit, or not at all. It tells whether that rests on names of the
-    /// disk.
+    /// Runs `act`, which looks up names, and returns its result if that is valid for the snapshot's commit. The flag
+    /// that `act` returns says whether the result relies on names on the disk.
     fn of_this_moment<T>(&self, act: impl Fn(&View, &NamesSince) -> Result<(T, bool)>) -> Result<T> {
         let mut tries = 0;
         for _ in 0..UNDONE_MAX {
@@ -336,15 +338,16 @@ impl Snapshot {
                     if !self.check_names(&since)? {
                         continue;
                     }
-                    // Names are as they were, and this one is none of them.
+                    // No name has changed, so this error is the answer.
                     if says_what_is_there(&e) {
                         return Err(e);
                     }
                     tries += 1;
-                    // A file may have moved from the name that is looked at last to the one that was looked at first: names
-                    // of this commit, and of those before it, are made on the disk after they are durable.
+                    // A file may have moved from the name that is looked at last to the one that was looked at first,
+                    // because name changes of this commit, and of commits before it, reach the disk after these commits
+                    // are durable.
                     if !self.reload(&view)? && tries >= SEARCHES_MAX {
-                        // What could not be parked is gone.
+                        // The file could not be parked, and is gone.
                         return Err(if since.to > self.look.lsn { self.expired() } else { e });
                     }
                     if self.is_held() {
@@ -359,8 +362,8 @@ impl Snapshot {
     /// Opens a file.
     ///
     /// # Errors
-    /// [`Error::SnapshotExpired`] · [`Error::Io`] with `NotFound` · [`Error::Conflict`] and [`Error::NeedsJournal`] for a
-    /// file that recovery would not take either.
+    /// [`Error::SnapshotExpired`] · [`Error::Io`] with `NotFound` · [`Error::Conflict`] and [`Error::NeedsJournal`] for
+    /// a file that recovery would refuse, too.
     pub fn open(self: &Arc<Snapshot>, path: &Path) -> Result<SnapshotFile> {
         self.check_name(path)?;
         let found = self.of_this_moment(|view, since| {
@@ -426,14 +429,14 @@ impl Snapshot {
         Ok(Found::Plain(data, meta.mode))
     }
 
-    /// A file that commits behind the snapshot are about, and the log up to it is not.
+    /// Finds a file that only commits behind the snapshot touch.
     fn moved(&self, view: &View, since: &NamesSince, id: u64, path: &Path) -> Result<Found> {
         let data = self.data_of(view, since, &FileState::named(id, path))?;
         let is_whole = |data: &Arc<dyn File>| match Attribute::decode(data.attribute().ok().flatten().as_deref()) {
             AttributeFound::Valid(a) => a.checkpoint_lsn >= since.previous_lsn(id) || !holds(invariant::LEFT_OUT_KEPT),
             _ => false,
         };
-        // A checkpoint leaves out what is committed to a file that is removed by then, and truncates the log behind it.
+        // A checkpoint skips the commits of a file that is already removed, and truncates the log behind them.
         match (data, self.taken.state.files.get(&id)) {
             (Some(data), _) if is_whole(&data) => {
                 let mode = data.meta().context("look at", path)?.mode;
@@ -446,7 +449,7 @@ impl Snapshot {
         }
     }
 
-    /// The data file of a file that the log knows, by its identity, under whichever of its names.
+    /// The data file of a file in the log, found by its identity under any of its names.
     fn data_of(&self, view: &View, since: &NamesSince, file: &FileState) -> Result<Option<Arc<dyn File>>> {
         let Some(store) = view.store else { return Ok(None) };
         if !holds(invariant::READ_BY_IDENTITY) {
@@ -479,7 +482,7 @@ impl Snapshot {
         }
     }
 
-    /// Finds a data file under the names that it had, has got since, or has been parked under.
+    /// Finds a data file under its old names, the names that it got since, or its parked name.
     fn located(&self, data_files: &DataFiles<'_>, since: &NamesSince, file: &FileState) -> Result<Location> {
         if !self.is_held() {
             return data_files.find_one(file);
@@ -490,7 +493,7 @@ impl Snapshot {
         data_files.find_one(&file)
     }
 
-    /// Names in a directory, sorted; the empty path is the store itself. Untorn's own are left out.
+    /// Names in a directory, sorted, without Untorn's own; the empty path is the store itself.
     pub fn list(&self, dir: &Path) -> Result<Vec<OsString>> {
         if let Some(file) = &self.store_dir.standalone {
             return Ok(vec![file.clone().into_os_string()]);
@@ -521,7 +524,7 @@ impl Snapshot {
         })
     }
 
-    /// What is under a name.
+    /// The file or directory under a name.
     pub fn entry(self: &Arc<Snapshot>, path: &Path) -> Result<Entry> {
         if !path.as_os_str().is_empty() {
             self.check_name(path)?;
@@ -536,7 +539,7 @@ impl Snapshot {
         }
     }
 
-    /// The permission bits of a directory.
+    /// The permission bits of a directory, or `None` if there is none under this name.
     fn directory(&self, view: &View, since: &NamesSince, path: &Path) -> Result<Option<u32>> {
         if view.is_gone(path) || since.had_dir(path) == Some(false) || since.file_of(path).is_some() {
             return Ok(None);
@@ -548,7 +551,7 @@ impl Snapshot {
         };
         let known = view.state.dirs.get(path).and_then(|dir| dir.mode);
         if known.is_none() && (since.has_mode(path) || (since.had_dir(path).is_some() && on_disk.is_none())) {
-            // The log tells which mode it got, and not which one it had.
+            // The log has the new mode, not the old one.
             return Err(self.expired());
         }
         Ok(match view.state.dirs.get(path) {
@@ -559,13 +562,13 @@ impl Snapshot {
     }
 }
 
-/// Whether an error is about what a name leads to, so that another look at the same names finds the same.
+/// Whether an error describes the object under a name, so that another lookup of unchanged names gives the same error.
 fn says_what_is_there(e: &Error) -> bool {
     let kinds = [ErrorKind::NotFound, ErrorKind::IsADirectory, ErrorKind::NotADirectory];
     matches!(e, Error::Io { source, .. } if kinds.contains(&source.kind()) || is_loop(source))
 }
 
-/// Untorn's own directories and temporaries hold no data.
+/// Whether a name is one of Untorn's own directories or temporaries, which hold no data.
 fn is_own(name: &OsString) -> bool {
     name.as_encoded_bytes().ends_with(STORE_DIR.as_bytes())
 }
@@ -583,12 +586,12 @@ impl SnapshotFile {
         Ok(len)
     }
 
-    /// Whether there is nothing in it.
+    /// Whether the file is empty.
     pub fn is_empty(&self) -> Result<bool> {
         Ok(self.len()? == 0)
     }
 
-    /// Whether the mode of the data file is as of the snapshot's commit.
+    /// Whether the mode of the data file is that of the snapshot's commit.
     fn check_mode(&self) -> Result<()> {
         let snapshot = &self.snapshot;
         loop {
@@ -620,11 +623,11 @@ impl SnapshotFile {
         }
     }
 
-    /// Makes another file, which is empty, hold the same: blocks are shared where the file system can do that, and what
-    /// reads as zeros stays a hole. Returns the length. `progress` gets bytes done.
+    /// Copies the contents to an empty file: blocks are shared where the file system supports that, and ranges that
+    /// read as zeros stay holes. Returns the length. `progress` gets the bytes done.
     ///
     /// # Errors
-    /// [`Error::SnapshotExpired`]: the other file may hold anything; it does after any error.
+    /// [`Error::SnapshotExpired`]: the other file may hold anything, as after any error.
     pub fn copy_to(&self, to: &dyn File, progress: &mut dyn FnMut(u64)) -> Result<u64> {
         let size = self.len_now()?;
         let there = match &self.data {
@@ -663,14 +666,14 @@ impl SnapshotFile {
         Ok(size)
     }
 
-    /// The data file, for what is no content of it: times, owner, other attributes. None: it is not made yet.
+    /// The data file, for metadata: times, owner, other attributes. `None` if it does not exist yet.
     pub fn data(&self) -> Option<&Arc<dyn File>> {
         self.data.as_ref()
     }
 
     fn read_now(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
         let range = offset..offset.saturating_add(buf.len() as u64);
-        // Where the data file has its length, a read tells how much there is.
+        // Where the data file determines the length, the read itself finds the end.
         if let (None, Some(data)) = (self.overlay.size, &self.data) {
             let mut over = self.overlay.overlapping(&range).peekable();
             match read_full_at(&**data, buf, offset).context("read", &self.path) {
@@ -683,7 +686,7 @@ impl SnapshotFile {
                     return Ok(n);
                 }
                 done if over.peek().is_none() => return done,
-                // At the end of the file, or where the disk cannot read what pieces lie over.
+                // The read ended at the end of the file, or the disk cannot read a part that overlays cover.
                 _ => {}
             }
         }
@@ -700,7 +703,7 @@ impl SnapshotFile {
         match self.read_now(buf, offset) {
             Ok(n) => self.snapshot.check_read().map(|()| n),
             Err(e) => {
-                // What was read may have been taken away.
+                // The data may have been overwritten or removed meanwhile.
                 self.snapshot.check()?;
                 Err(match e {
                     Error::Io { action, source, .. } => Error::Io { action, path: self.path.clone(), source },

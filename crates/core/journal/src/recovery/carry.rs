@@ -1,13 +1,13 @@
-//! Opening without replay: accepted records are carried over into the next epoch, not applied.
+//! Opening without redo: accepted records stay in the journal, unapplied, in the next epoch.
 //!
 //! ```text
-//! scan                  records are decoded as they are read; overlays refer to their contents where these lie in the log
-//! find, apply names     as when everything is redone: names are what other programs see
+//! scan                  records are decoded while they are read; overlays refer to their contents in the log
+//! find, apply names     like a full redo, because other programs see names
 //! list                  the header lists the epochs of the records, durably, with a fresh link for the next one
 //! ```
 //!
-//! What is carried over is what an open store has after its last commit: names are applied, contents wait in overlays for
-//! a checkpoint. Nothing of it was flushed, and nothing need be before the log is truncated.
+//! An open store with carried records is in the same state as after its last commit: names are applied, and contents
+//! wait in overlays for a checkpoint. None of it was flushed, and nothing needs a flush before the log is truncated.
 
 use crate::commits::final_state::{FileState, FinalState};
 use crate::data_files::locate::{Location, Locations, open_for_writing};
@@ -17,12 +17,12 @@ use std::collections::{BTreeSet, VecDeque};
 use std::path::PathBuf;
 use untorn_os::{Meta, Open, Storage};
 
-/// In so many portions, at most, what is carried over is applied.
+/// Limit for the portions in which carried commits are applied.
 const PORTIONS_MAX: u64 = 16;
 
 /// A data file that lacks commits which are in the journal, or whose attribute names them.
 pub struct CarriedFile {
-    /// What the commits amount to. The overlay lies over the data file.
+    /// The net effect of the commits. Its overlay lies over the data file.
     pub state: FileState,
     /// The data file's metadata, after its names were applied.
     pub meta: Meta,
@@ -30,18 +30,19 @@ pub struct CarriedFile {
     pub writable: bool,
 }
 
-/// What a store has in its journal when it is opened again, and does not apply.
+/// Commits that stay in the journal, unapplied, when a store is opened.
 #[derive(Default)]
 pub struct Carried {
     /// Files that have names.
     pub files: Vec<CarriedFile>,
-    /// Directories whose entries changed, and may not have been flushed.
+    /// Directories whose entries changed and may not be flushed.
     pub dirs: BTreeSet<PathBuf>,
-    /// LSNs behind which the log can be truncated before all of it is applied, in order: each frees a segment.
+    /// LSNs at which the log can be truncated before all of it is applied, in order. Each truncation frees a segment.
     pub portions: VecDeque<u64>,
 }
 
-/// Takes the files of a final state, whose names are applied, as they are. None: one of them is not where it should be.
+/// Takes over the files of a final state, whose names are applied, without applying contents. Returns `None` if a file
+/// is not where it should be.
 pub fn carry(storage: &dyn Storage, state: FinalState, locations: &Locations, scan: &Scan) -> Result<Option<Carried>> {
     let mut carried = Carried { files: Vec::new(), dirs: state.touched_dirs(), portions: portions(scan) };
     let mut metas = Vec::new();
@@ -52,7 +53,7 @@ pub fn carry(storage: &dyn Storage, state: FinalState, locations: &Locations, sc
                     Ok(handle) => Ok((handle, true)),
                     Err(_) => open_for_writing(storage, at).map(|handle| (handle, false)),
                 };
-                // Recovery says what is the matter with it.
+                // Normal recovery reports the error.
                 let Ok((handle, writable)) = opened else { return Ok(None) };
                 metas.push((handle.meta().context("look at", at)?, writable));
             }
@@ -71,8 +72,8 @@ pub fn carry(storage: &dyn Storage, state: FinalState, locations: &Locations, sc
     Ok(Some(carried))
 }
 
-/// The LSNs behind which no accepted record is in a segment that has one before, but for the last of all. Not each of the
-/// segments with which a journal begins to grow is worth a flush.
+/// The LSNs at which the log can be cut between segments, except the last LSN. An LSN that would free too little is
+/// left out: the small segments with which a journal begins to grow are not each worth a flush.
 fn portions(scan: &Scan) -> VecDeque<u64> {
     let freed_by = |lsn| -> u64 {
         let free = scan.segments.iter().filter(|segment| (1..=lsn).contains(&segment.last_lsn));

@@ -1,4 +1,4 @@
-//! Salvage: what is accepted of a damaged journal is redone, and that journal is archived.
+//! Salvage: redoes the accepted records of a damaged journal, and archives that journal.
 
 use super::{Opening, Redone};
 use crate::data_files::strip::{Kept, remove_temporaries, strip_attribute, strip_attributes};
@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 impl Opening<'_> {
-    /// `--salvage`: redoes what is accepted before the damage, then archives the journal.
+    /// `--salvage`: redoes the records that are accepted before the damage, then archives the journal.
     pub(super) fn salvage_current(&mut self, why: &Error) -> Result<()> {
         let dir = self.store_dir.journal();
         let (mut epoch, mut kept) = (0, Vec::new());
@@ -29,25 +29,26 @@ impl Opening<'_> {
                 if !matches!(why, Error::UnknownState { .. }) {
                     self.strip_files(&redone);
                 }
-                // All files, as names may have reached the disk without their records, and a
-                // crash before the next journal is there lets that one begin another store.
+                // Strip all files: names may have reached the disk without their records, and after a crash before the
+                // next journal exists, that journal may begin another store.
                 self.strip(Some(scanned.header.store))?;
             }
             Err(e) if !self.can_salvage(&e) => return Err(e),
             Err(e) => {
                 self.recovered.notes.push(format!("nothing of the journal could be used: {e}"));
-                // It is unknown which store the files belong to: all are taken as they are, whatever their attribute.
+                // It is unknown which store the files belong to, so all are taken as they are, regardless of their
+                // attributes.
                 self.strip(None)?;
             }
         }
-        // A file with an attribute that a power cut brought back could not be opened.
+        // A power cut that brought back an attribute would make its file unusable, so the removals are flushed.
         self.storage().sync_file_system(sync_point::RECOVER_DATA).context("flush", &self.store_dir.dir)?;
         self.archive(&dir, epoch, why, &kept)?;
         self.finish_creation()
     }
 
-    /// Writes what the commits of files that could not be redone make of these files beside the journal, which is
-    /// about to be archived. The caller flushes.
+    /// Writes, beside the journal that is about to be archived, the contents that files which could not be redone would
+    /// have after their commits. The caller flushes.
     pub(super) fn keep_contents(&mut self, redone: &Redone, dir: &Path) -> Result<Vec<PathBuf>> {
         for file in redone.state.files.values() {
             if let (Some(name), Some(e)) = (&file.name, file.overlay.unreadable()) {
@@ -87,8 +88,8 @@ impl Opening<'_> {
         }
     }
 
-    /// Takes the files of this store, or of an unknown one, as they are: removes their attributes, except
-    /// those of files that wait for a quarantined journal.
+    /// Takes the files of this store, or of an unknown one, as they are: removes their attributes, except those of
+    /// files that wait for a quarantined journal.
     fn strip(&self, store: Option<StoreId>) -> Result<()> {
         let mut waiting = BTreeSet::new();
         for dir in self.store_dir.quarantined_journals(self.storage())? {
@@ -96,7 +97,7 @@ impl Opening<'_> {
                 .extend(PendingFiles::read(self.storage(), &dir)?.into_iter().flat_map(|pending| pending.file_ids()));
         }
         let ours = |a: &Attribute| store.is_none_or(|store| a.store == store) && !waiting.contains(&a.file);
-        // An attribute that stays names a state that nobody asks for any more.
+        // An attribute that cannot be removed refers to a state that nobody needs any more.
         drop(strip_attributes(self.storage(), self.store_dir, &|_, a| ours(a)));
         match store {
             Some(_) => remove_temporaries(self.storage(), Path::new(""), self.store_dir.standalone.is_none(), &ours),

@@ -1,4 +1,4 @@
-//! The epoch that begins behind what was recovered: behind records that are not applied, or with an empty journal.
+//! The epoch that begins after recovery: behind unapplied records, or with an empty journal.
 
 use super::{Opening, Redone};
 use crate::commits::spill::spill_name;
@@ -29,7 +29,7 @@ impl Opening<'_> {
             let note = "no room for the journal's header: files are read from the journal, and commits wait for a \
                         checkpoint; make room on the disk";
             self.recovered.notes.push(note.into());
-            // The header on the disk may need what is an orphan to the next one.
+            // The old header on the disk may need spill files that are orphans for the next one.
             return Ok(journal);
         }
         let is_live = |name: &String| {
@@ -54,7 +54,7 @@ impl Opening<'_> {
             || scanned.header.boot.is_some();
         let dirty = dirty || scanned.start_changed || scanned.cut_short.is_some();
         for segment in scanned.segments.iter().filter(|segment| segment.said_bytes > segment.bytes) {
-            // Of a journal that was closed: the next owner's commits do not miss what is gone.
+            // The journal was closed, so the next owner's commits do not need the lost end of the segment.
             let path = dir.join(segment_name(segment.index));
             let file = self.storage.open(&path, Open::WRITE).context("open", &path)?;
             let said = file.set_attribute(&encode_length(segment.index, segment.bytes));
@@ -76,7 +76,7 @@ impl Opening<'_> {
             Journal::new(self.storage.clone(), dir.clone(), self.options.journal, header, scanned.segments)?;
         self.clear_pending_of(redone, journal.store(), flushed)?;
         if flushed && !unreadable.is_empty() {
-            // An opening behind a crash before the blocks are written does not read them.
+            // After a crash before the blocks are written, the next opening sees a clean header and does not read them.
             journal.write_clean_header()?;
         }
         self.write_anew(&unreadable);
@@ -87,23 +87,25 @@ impl Opening<'_> {
         Ok(journal)
     }
 
-    /// What the first record of an epoch repeats, and no record before it does. A record that was dropped because a
-    /// part of it never reached the disk must not come back to life when a later commit happens to write that part.
+    /// A random link, which the first record of an epoch repeats and no earlier record does. A record that was dropped
+    /// because a part of it never reached the disk must not become valid when a later commit happens to write that
+    /// part.
     fn fresh_link(&self, dir: &Path) -> Result<u64> {
         let mut link = [0; 8];
         self.storage().random(&mut link).context("draw a link for", dir)?;
         Ok(u64::from_le_bytes(link))
     }
 
-    /// Writes zeros to the blocks of an empty journal that cannot be read: a disk gives other sectors for them. As long as
-    /// records were needed that may be there, zeros would say that there are none.
+    /// Overwrites the unreadable blocks of an empty journal with zeros; the disk then remaps the sectors. Zeros would
+    /// state that the blocks hold no records, so this must wait until no record is needed.
     fn write_anew(&mut self, segments: &[(PathBuf, Vec<Range<u64>>)]) {
         for (path, unreadable) in segments {
             let written = self.storage.open(path, Open::WRITE).and_then(|file| {
                 for range in unreadable {
                     write_all_at(&*file, &vec![0; (range.end - range.start) as usize], range.start)?;
                 }
-                // After a power cut, the next opening would have to ask again what may have been there.
+                // Without a flush, the next opening after a power cut would have to ask again whether the blocks held
+                // records.
                 file.sync_data(sync_point::UNREADABLE_ANEW)
             });
             if let Err(e) = written {

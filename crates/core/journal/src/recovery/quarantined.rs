@@ -1,4 +1,4 @@
-//! Quarantined journals: what of them can be redone by now, and how the current one becomes one of them.
+//! Quarantined journals: redoing those of their commits that are possible now, and quarantining the current journal.
 
 use super::{Opening, Quarantined};
 use crate::directories::quarantine::PendingFiles;
@@ -21,8 +21,9 @@ impl Opening<'_> {
         };
         for dir in quarantined {
             let Some(mut pending) = PendingFiles::read(self.storage(), &dir)? else {
-                // No file waits for it any more: a crash interrupted its removal.
-                // A killed process may have removed the list in the page cache only, and it must not come back alone.
+                // No file waits for this journal any more: a crash interrupted its removal. A killed process may have
+                // removed the list in the page cache only; the list must not come back without the rest, so flush
+                // first.
                 self.storage().sync_dir(&dir, sync_point::QUARANTINE_CONTENTS).context("flush", &dir)?;
                 remove_tree(self.storage(), &dir)?;
                 continue;
@@ -52,7 +53,7 @@ impl Opening<'_> {
             } else if self.options.salvage {
                 let why = damage.unwrap_or_else(|| self.quarantined[before].reason.clone());
                 let kept = self.keep_contents(&redone, &dir)?;
-                // The contents are the only copy of their commits from here on.
+                // From here on, these contents are the only copy of the commits.
                 self.storage().sync_file_system(sync_point::RECOVER_DATA).context("flush", &dir)?;
                 self.strip_files(&redone);
                 self.quarantined.truncate(before);
@@ -63,7 +64,8 @@ impl Opening<'_> {
                 self.clear_pending_of(&redone, store, true)?;
                 match pending.write(self.storage(), &dir) {
                     Err(e @ Error::NoSpace { .. }) => {
-                        // What was redone just now is in the list still: the next opening redoes it over later commits.
+                        // The list still names files and directories that were redone just now. The next opening would
+                        // redo them over later commits, so they are quarantined.
                         let redone_now = before.keys().filter(|id| !pending.files.contains_key(id));
                         let dirs_now = dirs_before.keys().filter(|dir| !pending.dirs.contains_key(*dir));
                         let files = redone_now.filter_map(|id| redone.state.files.get(id));
@@ -79,14 +81,14 @@ impl Opening<'_> {
         Ok(())
     }
 
-    /// Quarantines the current journal: renames it after its epoch.
+    /// Quarantines the current journal: renames it to a name with its epoch.
     pub(super) fn quarantine_journal(&self, pending: &PendingFiles) -> Result<()> {
         let (journal, quarantined) = (self.store_dir.journal(), self.store_dir.quarantined_journal(pending.epoch));
         self.storage().rename(&journal, &quarantined, false).context("rename to", &quarantined)?;
         self.storage().sync_dir(&self.store_dir.dir, sync_point::QUARANTINE_NAME).context("flush", &self.store_dir.dir)
     }
 
-    /// Sets room apart for the next list of a quarantined journal, if there is any.
+    /// Reserves space for the next list of a quarantined journal, if the disk has any.
     pub(super) fn set_list_apart(&self, quarantined: &Path) {
         if self.options.journal.spare {
             let _ = PendingFiles::set_apart(self.storage(), quarantined);

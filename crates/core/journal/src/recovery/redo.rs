@@ -1,4 +1,4 @@
-//! Redoing a journal: its final state is brought to the files, or its names alone.
+//! Redoes a journal: applies its final state to the files, or its names alone.
 
 use super::{Opening, Quarantined, Redone, flush_one_by_one, set_checkpoint_lsn};
 use crate::commits::final_state::{FileState, FinalState};
@@ -17,8 +17,9 @@ use std::sync::Arc;
 use untorn_os::{File, Storage, SyncPoint};
 
 impl Opening<'_> {
-    /// Redoes a journal: applies names, contents and attributes, and flushes them. `only`: what is listed there. With
-    /// `carry`, and if nothing must be left out, contents wait, except those of files that get names.
+    /// Redoes a journal: applies names, contents and attributes, and flushes them. `only`: just the files and
+    /// directories in this list. With `carry`, and if nothing must be left out, contents stay in the journal, except
+    /// those of files that get names.
     pub(super) fn redo(
         &mut self,
         dir: &Path,
@@ -76,7 +77,7 @@ impl Opening<'_> {
         }
         for file in state.files.values() {
             let Some(Ok(Location::At(at))) = locations.get(&file.id) else { continue };
-            // The disk may refuse it: this file waits, the others go on.
+            // If the disk refuses this file, it waits, and the others continue.
             if !redo.done.borrow().contains(&file.id)
                 && let Err(e) = data_files
                     .open(file, at)
@@ -130,28 +131,28 @@ impl Opening<'_> {
     }
 }
 
-/// How recovery brings files up to their final state.
+/// Brings files to their final state in recovery.
 struct Redo<'a> {
     storage: &'a dyn Storage,
     checkpoint_lsn: u64,
     /// Whether to wait for the disk.
     durable: bool,
-    /// From so many bytes on, blocks of spill files are shared.
+    /// Least size of a range that shares blocks with a spill file.
     clone_bytes_least: Option<u64>,
-    /// Flushes each file through the descriptor that it was written through. None: all are flushed at the end.
+    /// Flushes each file through the descriptor that wrote it. `None` if all files are flushed at the end.
     flush: Option<SyncPoint>,
-    /// Files that were brought up before they got their names.
+    /// Files that got their contents before their names.
     done: RefCell<BTreeSet<u64>>,
 }
 
 impl Redo<'_> {
-    /// Brings one file up to its final state; with a sync point, flushes it through the same descriptor.
+    /// Brings one file to its final state; with a sync point, flushes it through the same descriptor.
     fn redo_file(&self, file: &FileState, handle: &dyn File, at: &Path, attribute: SyncPoint) -> Result<()> {
         if self.durable {
-            // A flush may have failed before the crash.
+            // A flush may have failed before the crash, so the cache may differ from the disk.
             handle.forget_cached().context("drop the cache of", at)?;
         }
-        // A crash must not leave contents in a file that nothing tells from a foreign one.
+        // A crash must not leave a file with contents but without its attribute, which would look like a foreign file.
         let is_new = file.created.is_some() && !file.overlay.is_empty();
         let flushed = match attribute {
             sync_point::ATTRIBUTE_NEW => self.durable && !self.storage.keeps_order(),
@@ -164,7 +165,7 @@ impl Redo<'_> {
         if let Some(mode) = file.final_mode()
             && handle.meta().context("stat", at)?.mode != mode
         {
-            // Writing took setuid and setgid bits away.
+            // Writing cleared the setuid and setgid bits.
             handle.set_mode(mode).context("change the mode of", at)?;
         }
         set_checkpoint_lsn(handle, self.checkpoint_lsn, at).map_err(|e| Error::attribute(at, e))?;

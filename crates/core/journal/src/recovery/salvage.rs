@@ -1,4 +1,5 @@
-//! Salvage of contents: what commits would have made of files that could not be redone, beside the data.
+//! Salvage of contents: for files that could not be redone, writes the contents that their commits would have made,
+//! beside the data.
 
 use crate::commits::final_state::{FileState, FinalState};
 use crate::commits::spill::CHUNK_BYTES;
@@ -10,12 +11,12 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use untorn_os::{File, Kind, Open, Storage, write_all_at};
 
-/// The directory in an archived journal that has such contents.
+/// The directory in an archived journal with these contents.
 pub const SALVAGED: &str = "salvaged";
 
-/// Writes the contents that the files without a location would have into the directory [`SALVAGED`] of their journal:
-/// the journal's ranges, as far as the disk can read them, over what lies under their names now. The caller flushes.
-/// Returns the files' names.
+/// Writes, into the directory [`SALVAGED`] of their journal, the contents that files without a location would have: the
+/// journal's ranges, as far as the disk can read them, over the present file of their name. The caller flushes. Returns
+/// the files' names.
 pub(crate) fn write_contents(
     storage: &dyn Storage,
     state: &FinalState,
@@ -23,7 +24,7 @@ pub(crate) fn write_contents(
     journal: &Path,
 ) -> Result<Vec<PathBuf>> {
     let top = journal.join(SALVAGED);
-    // An interrupted salvage left it.
+    // Left by an interrupted salvage.
     remove_tree(storage, &top)?;
     let mut written = Vec::new();
     for file in state.files.values() {
@@ -53,7 +54,7 @@ fn make_directories(storage: &dyn Storage, top: &Path, name: &Path) -> Result<()
     Ok(())
 }
 
-/// What lies under the newest of a file's names.
+/// The file under the newest of a state's names that leads to one.
 fn base(storage: &dyn Storage, file: &FileState) -> Option<std::sync::Arc<dyn File>> {
     let open = |name: &PathBuf| storage.open(name, Open::READ).ok();
     file.names.iter().rev().filter_map(open).find(|found| found.meta().is_ok_and(|meta| meta.kind == Kind::File))

@@ -1,9 +1,9 @@
-//! Reads a journal: its header, every valid record, and which of them are accepted.
+//! Reads a journal: its header, every valid record, and which of these are accepted.
 //!
-//! A record is *valid* by itself: its checksum is right and it stands where it says. It is *accepted*
-//! if it belongs to an epoch that the header lists, exactly as far as the list says, or follows its
-//! predecessor in the open epoch, to the first gap. Whether that gap is the torn end of the journal or
-//! damage is decided by what lies beyond it.
+//! A record is *valid* by itself: its checksum is right, and it is at the position that it names. It is *accepted* if
+//! it belongs to an epoch that the header lists, exactly as far as the list says, or if it follows its predecessor in
+//! the open epoch, up to the first gap. Whether that gap is the torn end of the journal or damage depends on the
+//! records beyond it.
 
 use crate::commits::record::{Decoder, Record, SpillCache, UnreadableBody, body_by_reference};
 use crate::commits::spill::Spill;
@@ -29,17 +29,17 @@ use untorn_os::{
     AlignedBuf, File, Open, Storage, SyncPoint, holds, read_full_at, read_full_past_cache_at, write_all_at,
 };
 
-/// What stays in memory of what a scan reads.
+/// Amount of scanned data that stays in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keep {
     /// Everything.
     Contents,
-    /// Of the records all but contents of more bytes than this, which are left in the log. Where the disk returns errors:
-    /// everything.
+    /// Everything except contents of more than `in_memory_max` bytes, which stay in the log. Everything, if the disk
+    /// returns errors.
     Places {
-        /// Contents of at most so many bytes stay.
+        /// Contents of at most this length stay in memory.
         in_memory_max: u64,
-        /// So much is read at once, in whole blocks.
+        /// Bytes that are read at once, in whole blocks.
         window_bytes: usize,
     },
 }
@@ -61,33 +61,33 @@ pub struct Scan {
     pub segments: Vec<ScannedSegment>,
     /// Every valid record after the header's `checkpoint_lsn`, by LSN.
     pub valid: Vec<ValidRecord>,
-    /// Commits that were decoded where they were found, and not asked for yet.
+    /// Commits that were decoded when they were found, and not taken from here yet.
     found: FoundRecords,
-    /// Accepted commits in order (durable marks are accepted, too, but change nothing).
+    /// Accepted commits, in order. Durable marks are accepted, too, but change nothing.
     pub accepted: Vec<AcceptedRecord>,
     /// The accepted records themselves, durable marks included.
     pub accepted_heads: Vec<ValidRecord>,
     /// LSN of the last accepted record, or the header's `checkpoint_lsn`.
     pub last_lsn: u64,
-    /// Its checksum.
+    /// Checksum of that record.
     pub last_crc: u64,
-    /// Spill files that accepted records refer to, with the last LSN that does.
+    /// Spill files that accepted records refer to, each with the LSN of the last such record.
     pub live_spills: Vec<(Arc<Spill>, u64)>,
     /// The epochs with accepted records, oldest first.
     pub epochs: Vec<ListedEpoch>,
-    /// There are remains of records that never became whole.
+    /// Whether there are remains of incomplete records.
     pub torn_tail: bool,
-    /// The block whose checksum is in a clean header has changed: something was written after that header.
+    /// The block whose checksum is in the clean header has changed: records were written after that header.
     pub start_changed: bool,
-    /// A segment that is missing, or shorter than it was once.
+    /// A segment that is missing, or shorter than it once was.
     pub cut_short: Option<Error>,
-    /// Damage that no crash explains, or what the disk cannot read.
+    /// Damage that no crash explains, or the error of an unreadable part.
     pub corrupt: Option<Error>,
-    /// spill files in the journal's directory.
+    /// Spill files in the journal's directory.
     pub spills: Vec<u64>,
-    /// Names in that directory that are orphans once every record is applied.
+    /// Files in that directory that are orphans once every record is applied.
     pub orphans: Vec<String>,
-    /// The journal was shut down clean and nothing was written since: segments were not read.
+    /// The journal was shut down clean, and nothing was written since, so segments were not read.
     pub clean_shutdown: bool,
 }
 
@@ -103,14 +103,14 @@ impl Scan {
     }
 }
 
-/// Reads the slots of a header file; what is missing of them is zeros.
+/// Reads the slots of a header file; missing bytes are zeros.
 pub(crate) fn read_slots(file: &dyn File, path: &Path) -> Result<Vec<u8>> {
     let mut slots = vec![0; BLOCK_BYTES * HEADER_SLOTS as usize];
     read_full_at(file, &mut slots, 0).context("read", path)?;
     Ok(slots)
 }
 
-/// Reads those slots of a header file that the disk can read; the others are zeros. Whether it can read all.
+/// Reads the slots of a header file; unreadable ones are zeros. Returns whether the disk could read all.
 fn read_readable_slots(file: &dyn File, path: &Path) -> Result<(Vec<u8>, bool)> {
     let mut slots = vec![0; BLOCK_BYTES * HEADER_SLOTS as usize];
     let read = |slot: &mut [u8], at| read_full_at(file, slot, at).map(drop);
@@ -118,8 +118,8 @@ fn read_readable_slots(file: &dyn File, path: &Path) -> Result<(Vec<u8>, bool)> 
     Ok((slots, unreadable.is_empty()))
 }
 
-/// The header in the slot of a generation. One that stands in the wrong slot was not written there: a torn write left old
-/// contents of some other block, which may well be a header of a journal that was removed.
+/// The header in the slot of a generation. A header in the wrong slot was not written there: a torn write left old
+/// contents of another block, perhaps a header of a removed journal.
 fn header_in_slot(slots: &[u8], generation: u64, path: &Path) -> Result<Option<Header>> {
     let at = Header::slot_of(generation);
     let header = Header::decode(&slots[at as usize..][..BLOCK_BYTES], path)?;
@@ -134,11 +134,12 @@ pub fn read_header(storage: &dyn Storage, journal: &Path) -> Result<Header> {
     }
 }
 
-/// Reads the newest valid header that the disk can read. With an error, there may be a newer one that it cannot read.
+/// Reads the newest valid header that the disk can read. If an error is returned with it, an unreadable slot may have a
+/// newer one.
 pub(crate) fn read_readable_header(storage: &dyn Storage, journal: &Path) -> Result<(Header, Option<Error>)> {
     let path = journal.join("header");
     let file = match storage.open(&path, Open::READ) {
-        // A journal is made with its header: somebody removed it.
+        // A journal is created with its header, so somebody removed it.
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
             return Err(Error::corrupt(path, "the header file is missing"));
         }
@@ -171,30 +172,30 @@ pub(crate) fn read_readable_header(storage: &dyn Storage, journal: &Path) -> Res
     }
 }
 
-/// Flushes the header, and reads it back from the disk: where a flush failed before, the page cache
-/// still shows what was lost.
+/// Flushes the header and reads it back from the disk, because after an earlier failed flush the page cache still shows
+/// the lost bytes.
 pub fn flush_header(storage: &dyn Storage, journal: &Path, how: Open, point: SyncPoint) -> Result<()> {
     let path = journal.join("header");
     let file = match storage.open(&path, how) {
-        // That it is missing is for whoever reads it.
+        // The reader of the header reports that it is missing.
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
         done => done.context("open", &path)?,
     };
-    // The attribute, too.
+    // A full flush, because it includes the attribute.
     file.sync_all(point).context("flush", &path)?;
     let mut slots = AlignedBuf::zeroed(BLOCK_BYTES * HEADER_SLOTS as usize);
     match read_full_past_cache_at(&*file, &mut slots, 0) {
-        // That it cannot be read is for whoever reads it.
+        // The reader of the header reports that it cannot be read.
         Err(e) if is_media_error(&e) => Ok(()),
         done => done.context("read", &path).map(drop),
     }
 }
 
-/// A boot that never was: whoever opens a journal with it does not know the state of the files.
+/// A boot id that no boot has. The state of the files is unknown to every opening of a journal with it.
 const NO_BOOT: [u8; 16] = [0xff; 16];
 
-/// Notes durably that a flush of what class `process` had not flushed has failed: the kernel calls the next one a success,
-/// and what the first one lost is lost.
+/// Notes durably that a flush of unflushed data of class `process` failed. The kernel reports success for the next
+/// flush, although the data are lost.
 pub fn note_lost_flush(storage: &dyn Storage, journal: &Path) -> Result<()> {
     if !holds(invariant::FAILED_FLUSH_NOTED) {
         return Ok(());
@@ -202,8 +203,8 @@ pub fn note_lost_flush(storage: &dyn Storage, journal: &Path) -> Result<()> {
     let header = read_header(storage, journal)?;
     let path = journal.join("header");
     let file = storage.open(&path, Open::WRITE).context("open", &path)?;
-    // A power cut may tear the note. What is left then must name a boot, too: of two headers that do, the older one is
-    // durable, and the newer one perhaps not. Otherwise the newer one is.
+    // A power cut may tear this write, and the remaining header must name a boot, too. If both headers name a boot, the
+    // older one is durable, and the newer one possibly not. Otherwise the newer one is durable.
     let older = header_in_slot(&read_slots(&*file, &path)?, header.generation + 1, &path)?;
     let older_names_boot = older.is_some_and(|older| older.boot.is_some() && older.generation < header.generation);
     let over_newest = older_names_boot || header.by_attribute;
@@ -226,7 +227,7 @@ pub fn scan(
     scan_to(storage, journal, mode, keep, read_all, None, progress)
 }
 
-/// Reads a quarantined journal, which ended with this commit when it was quarantined, all of it durable.
+/// Reads a quarantined journal. It ended with this commit when it was quarantined, and all of it was durable.
 pub fn scan_quarantined(
     storage: &Arc<dyn Storage>,
     journal: &Path,
@@ -305,7 +306,7 @@ fn scan_to(
         start.is_none_or(|s| s.first_block_crc != scan.header.start_crc || s.bytes != scan.header.start_bytes());
     scan.valid.sort_by_key(|v| v.head.lsn);
     accept(journal, end, &mut spills, &mut scan)?;
-    // What a closed journal has lost was needed by nobody, nor what lies behind the end of a quarantined one.
+    // A closed journal needs none of the bytes that it lost, and a quarantined one none behind its end.
     let is_closed = scan.header.is_closed() && !scan.start_changed && scan.valid.is_empty();
     let is_whole = is_closed || end.is_some_and(|end| scan.last_lsn >= end);
     let damage = if is_whole { None } else { scan.cut_short.clone() };
@@ -313,8 +314,8 @@ fn scan_to(
     Ok(scan)
 }
 
-/// The first segment that is missing, or shorter than it was. Its last records may have been the last of the log, and
-/// nothing else would tell that they were.
+/// The error of the first segment that is missing, or shorter than it was. The lost records may have been the last of
+/// the log, and nothing else would reveal the loss.
 fn cut_short(header: &Header, segments: &[ScannedSegment], journal: &Path) -> Option<Error> {
     if !holds(invariant::SEGMENTS_KEEP_LENGTH) {
         return None;
@@ -333,8 +334,8 @@ fn cut_short(header: &Header, segments: &[ScannedSegment], journal: &Path) -> Op
     })
 }
 
-/// The commits behind this one that the log was truncated behind, if all of them are still there: records lie in their
-/// segment until it is used again. None: some are not.
+/// The commits behind this LSN that were truncated from the log, if all of them are still there: records remain in
+/// their segment until it is reused. Returns `None` if one is missing.
 pub fn given_up_after(
     storage: &Arc<dyn Storage>,
     journal: &Path,
@@ -350,7 +351,7 @@ pub fn given_up_after(
             }
         });
     }
-    // Of a checkpoint in the open epoch the link is the checksum of its record.
+    // If the checkpoint is in the open epoch, the link is the checksum of its record.
     let (mut run, mut crc) = (Vec::new(), header.link);
     for lsn in (after + 1..=header.checkpoint_lsn).rev() {
         let v = *by_lsn.get(&lsn)?.iter().find(|v| v.crc == crc)?;
@@ -372,7 +373,7 @@ pub fn given_up_after(
 struct ByLsn<'a>(&'a [ValidRecord]);
 
 impl<'a> ByLsn<'a> {
-    /// Those with this LSN.
+    /// The records with this LSN.
     fn get(self, lsn: u64) -> &'a [ValidRecord] {
         let first = self.0.partition_point(|v| v.head.lsn < lsn);
         let len = self.0[first..].iter().take_while(|v| v.head.lsn == lsn).count();
@@ -380,8 +381,8 @@ impl<'a> ByLsn<'a> {
     }
 }
 
-/// Accepts the records of the listed epochs and of the open one, then checks what lies beyond the last. `end`: the last
-/// one of a journal that nobody writes to any more.
+/// Accepts the records of the listed epochs and of the open one, then checks the records beyond the last. `end`: LSN of
+/// the last record of a journal that is not written any more.
 fn accept(journal: &Path, end: Option<u64>, spills: &mut SpillCache, scan: &mut Scan) -> Result<()> {
     let valid = std::mem::take(&mut scan.valid);
     let accepted = accept_listed(journal, ByLsn(&valid), spills, scan)
@@ -393,7 +394,7 @@ fn accept(journal: &Path, end: Option<u64>, spills: &mut SpillCache, scan: &mut 
     {
         return accepted;
     }
-    // Before anything else, as a commit that may be torn is not to be redone by whoever salvages, either.
+    // Drop possibly torn commits before anything else, because salvage must not redo them either.
     let known = drop_what_may_be_torn(journal, end, scan);
     let known = match accepted {
         Err(e) if e.is_unreadable() => Err(e),
@@ -408,7 +409,7 @@ fn accept(journal: &Path, end: Option<u64>, spills: &mut SpillCache, scan: &mut 
     Ok(())
 }
 
-/// Accepts exactly the records of the epochs that the header lists, each found by the checksum that the one after it
+/// Accepts exactly the records of the epochs that the header lists. Each is found by the checksum that its successor
 /// repeats.
 fn accept_listed(journal: &Path, by_lsn: ByLsn<'_>, spills: &mut SpillCache, scan: &mut Scan) -> Result<()> {
     let header = scan.header.clone();
@@ -429,7 +430,7 @@ fn accept_listed(journal: &Path, by_lsn: ByLsn<'_>, spills: &mut SpillCache, sca
                 let detail = format!(
                     "commit {lsn} is missing or damaged, though it was accepted when the store was opened before"
                 );
-                // It may be in what the disk cannot read.
+                // The commit may be in an unreadable part of the log.
                 let unreadable = scan.segments.iter().any(|segment| !segment.unreadable.is_empty());
                 return Err(match unreadable && holds(invariant::UNREADABLE_LISTED) {
                     true => stops(journal, &format!("the disk cannot read all of the log, and {detail}")),
@@ -448,7 +449,7 @@ fn accept_listed(journal: &Path, by_lsn: ByLsn<'_>, spills: &mut SpillCache, sca
     Ok(())
 }
 
-/// Accepts, for whoever salvages, the records of a listed epoch before one that is damaged.
+/// Accepts, for salvage, the records of a listed epoch before a damaged one.
 fn accept_before_damage(
     journal: &Path,
     listed: &ListedEpoch,
@@ -469,7 +470,7 @@ fn accept_before_damage(
     Ok(())
 }
 
-/// Accepts records of the open epoch along the chain of checksums from the header, to the first gap.
+/// Accepts records of the open epoch along the chain of checksums from the header, up to the first gap.
 fn accept_open(journal: &Path, by_lsn: ByLsn<'_>, spills: &mut SpillCache, scan: &mut Scan) -> Result<()> {
     let mut epoch = None;
     if !scan.header.listed.is_empty() && !holds(invariant::OPEN_EPOCH_ACCEPTED) {
@@ -506,7 +507,7 @@ fn accept_record(journal: &Path, v: ValidRecord, spills: &mut SpillCache, scan: 
         };
         let wrong = |e: Error| match &e {
             _ if e.is_unreadable() || is_unreadable(&e) => stops(&path, &format!("the disk cannot read commit {lsn}")),
-            // Not of the log: too many open files, no memory.
+            // The error is not about the log: too many open files, or no memory.
             Error::Io { source, .. } if source.kind() != std::io::ErrorKind::NotFound => e,
             _ => Error::corrupt(&path, format!("commit {lsn}: {e}")),
         };
@@ -529,7 +530,8 @@ fn accept_record(journal: &Path, v: ValidRecord, spills: &mut SpillCache, scan: 
     Ok(())
 }
 
-/// Decodes a commit. With `contents`, the error for contents that cannot be read, all else of it may be known.
+/// Decodes a commit. With `contents`, contents that cannot be read become that error, and the rest of the commit is
+/// decoded.
 fn decode(
     v: &ValidRecord,
     segment: &ScannedSegment,
@@ -547,7 +549,7 @@ fn decode(
     Decoder::decode_around(&body, spills, (!v.is_whole).then_some(&around), contents)
 }
 
-/// Reads the body of a commit that can be read.
+/// Decodes a commit that can be read as a whole.
 pub fn decode_body(head: &RecordHead, body: Bytes, spills: &mut SpillCache) -> Result<Record> {
     Decoder::decode(&whole_body(head, body, spills)?, spills)
 }
@@ -556,10 +558,10 @@ fn whole_body(head: &RecordHead, body: Bytes, spills: &mut SpillCache) -> Result
     if head.body_by_reference { body_by_reference(&body, spills) } else { Ok(body) }
 }
 
-/// Drops the first commit of which the disk cannot read a part and that may be torn, and what was accepted behind it.
+/// Drops the first commit that the disk cannot fully read and that may be torn, and all accepted records behind it.
 fn drop_what_may_be_torn(journal: &Path, end: Option<u64>, scan: &mut Scan) -> Result<()> {
     let durable_before = scan.header.open_lsn.max(end.map_or(0, |end| end + 1));
-    // In class `process` nothing was durable when it was said.
+    // In class `process`, records were not durable when a later one called them so.
     let heads = if scan.header.boot.is_none() { &scan.accepted_heads[..] } else { &[] };
     let was_durable = |v: &ValidRecord| {
         let says_so = |a: &ValidRecord| a.is_whole && a.head.epoch == v.head.epoch && a.head.durable_lsn >= v.head.lsn;
@@ -589,7 +591,7 @@ fn drop_what_may_be_torn(journal: &Path, end: Option<u64>, scan: &mut Scan) -> R
     Err(stops(&segment_path(journal, scan, &v), &what))
 }
 
-/// Refuses a log of which something cannot be read that may be a commit.
+/// Refuses a log with an unreadable part that may hold a commit.
 fn check_unreadable(journal: &Path, end: Option<u64>, scan: &Scan) -> Result<()> {
     if end.is_some_and(|end| scan.last_lsn >= end) {
         return Ok(());
@@ -605,8 +607,8 @@ fn check_unreadable(journal: &Path, end: Option<u64>, scan: &Scan) -> Result<()>
     Ok(())
 }
 
-/// Tells damage from a torn end: a missing record that a later one calls durable was damaged, and so was
-/// the header if a record is newer than it.
+/// Tells damage from a torn end: a missing record that a later one calls durable was damaged, and so was the header if
+/// a record is newer than it.
 fn check_for_damage(journal: &Path, scan: &mut Scan) {
     let evidence = scan.valid.iter().find(|v| v.head.durable_lsn > scan.last_lsn);
     if let (Some(v), true) = (evidence, holds(invariant::DURABLE_LSN)) {

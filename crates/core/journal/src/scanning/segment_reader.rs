@@ -1,8 +1,7 @@
 //! Reads the segments of a journal, and finds the valid records in them.
 //!
-//! Either all that is read stays in memory (whoever looks at a journal, or around what the disk cannot read), or the memory
-//! is used again for the next part of it: then a record is decoded where it is found, and its contents are left where they
-//! lie in the log.
+//! There are two ways. For inspection, and around unreadable blocks, everything that is read stays in memory. Otherwise
+//! the memory is reused for the next part: each record is decoded when it is found, and its contents stay in the log.
 
 use crate::commits::log_reader::LogSegment;
 use crate::commits::record::{BodyInLog, Decoder, Record, SpillCache, body_by_reference};
@@ -26,21 +25,21 @@ use untorn_os::{AlignedBuf, File, Open, PageMemory, Storage, holds, read_full_at
 /// A larger segment was not written by Untorn.
 const SEGMENT_BYTES_MAX: u64 = 4 << 30;
 
-/// Looking for records in a segment that is shorter takes less time than to begin a thread.
+/// In a shorter segment, finding the records takes less time than starting a thread.
 const READ_ALONGSIDE_MIN: u64 = 1 << 20;
 
-/// Memory for so many windows, unless a record takes more.
+/// Memory for this many windows, unless a record needs more.
 const WINDOWS: usize = 4;
 
 /// How to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadMode {
-    /// Flush, then read what the disk holds: the last record of a killed process may be in the page cache
-    /// only, and applying it before it is durable tears the store at the next power cut.
+    /// Flush, then read from the disk: the last record of a killed process may be in the page cache only. Applying it
+    /// before it is durable would tear the store at the next power cut.
     PastCache,
-    /// As before, through descriptors that only read: for a reader of a store that nobody has open.
+    /// Read like [`ReadMode::PastCache`], through read-only descriptors: for a reader of a closed store.
     PastCacheReadOnly,
-    /// Read what the kernel shows: for class `process`, and for inspection without any change.
+    /// Read through the page cache: for class `process`, and for inspection without any change.
     Cached,
 }
 
@@ -57,19 +56,19 @@ pub struct ValidRecord {
     pub head: RecordHead,
     /// Its checksum.
     pub crc: u64,
-    /// Position among the segments.
+    /// Index among the scanned segments.
     pub segment: usize,
-    /// False: the disk returned errors for a part of its body, and only the head's own checksum is right.
+    /// False if the disk returned errors for a part of its body, so that only the head's own checksum is verified.
     pub is_whole: bool,
 }
 
-/// A segment as read.
+/// A segment after reading.
 pub struct ScannedSegment {
-    /// Its index, which is its name.
+    /// Its index, from which its name is made.
     pub index: u32,
     /// Its length.
     pub bytes: u64,
-    /// The length that it had once, by its attribute; 0: that says nothing.
+    /// The length that it once had, by its attribute; 0 if the attribute does not say.
     pub said_bytes: u64,
     /// Checksum of its first block.
     pub first_block_crc: u64,
@@ -77,15 +76,15 @@ pub struct ScannedSegment {
     pub file: Arc<dyn File>,
     /// LSN of the last accepted record in it; 0: there is none.
     pub last_lsn: u64,
-    /// What was read; empty if nothing stayed in memory.
+    /// The bytes that were read; empty if nothing stayed in memory.
     pub contents: Bytes,
-    /// What of it the disk returned errors for: zeros in `contents`.
+    /// Ranges for which the disk returned errors; zeros in `contents`.
     pub unreadable: Vec<Range<u64>>,
-    /// Through which contents are read that were left in it.
+    /// Reads contents that stay in the segment.
     pub log: Option<Arc<LogSegment>>,
 }
 
-/// A commit that was decoded where it was found, and the spill files that it refers to.
+/// A commit that was decoded when it was found, and the spill files that it refers to.
 pub(crate) type Found = Result<(Record, Vec<Arc<Spill>>)>;
 
 /// Commits by segment and position.
@@ -111,7 +110,7 @@ pub(crate) fn open_segments<'a>(
         let mut said_bytes = decode_length(index, said()?.as_deref());
         let bytes = file.meta().context("stat", &path)?.size;
         if said_bytes > bytes {
-            // Whoever cuts it says so first.
+            // A process that cuts the segment sets the attribute first, so read the attribute again.
             said_bytes = decode_length(index, said()?.as_deref());
         }
         if bytes > SEGMENT_BYTES_MAX {
@@ -138,12 +137,12 @@ fn read_blocks(file: &dyn File, mode: ReadMode, buf: &mut [u8], at: u64) -> std:
         true => read_full_past_cache_at(file, buf, at)?,
         false => read_full_at(file, buf, at)?,
     };
-    // The file was that long before: to treat the rest as empty would drop commits.
+    // The file was this long before. Treating the rest as empty would drop commits.
     if n < buf.len() { Err(std::io::ErrorKind::UnexpectedEof.into()) } else { Ok(()) }
 }
 
-/// Whether the block that a new epoch writes first has the checksum that the clean header says. A
-/// direct read sees what is in the page cache as well, so this needs no flush.
+/// Whether the block that a new epoch writes first still has the checksum in the clean header. A direct read also sees
+/// the page cache's contents, so this needs no flush.
 pub(crate) fn start_block_is_unchanged(
     segments: &mut [ScannedSegment],
     header: &Header,
@@ -157,7 +156,7 @@ pub(crate) fn start_block_is_unchanged(
     }
     let mut block = AlignedBuf::zeroed(BLOCK_BYTES);
     match read_blocks(&*segment.file, mode, &mut block, 0) {
-        // The log is read, as far as that goes.
+        // The log is scanned, as far as it can be read.
         Err(e) if is_media_error(&e) => return Ok(false),
         read => read.context("read", journal)?,
     }
@@ -171,14 +170,14 @@ pub(crate) struct SegmentReader<'a> {
     pub journal: &'a Path,
     pub mode: ReadMode,
     pub key: Key,
-    /// Records behind this LSN are looked for.
+    /// LSN behind which records are searched.
     pub after: u64,
-    /// Bytes read so far, of how many.
+    /// Called with the bytes read so far, and the total.
     pub progress: &'a dyn Fn(u64, u64),
 }
 
 impl SegmentReader<'_> {
-    /// Flushes what is to be read past the page cache.
+    /// Flushes the segments that are to be read past the page cache.
     pub(crate) fn flush(&self, segments: &[ScannedSegment]) -> Result<()> {
         let point = match self.mode {
             ReadMode::Cached => return Ok(()),
@@ -188,7 +187,7 @@ impl SegmentReader<'_> {
         segments.iter().try_for_each(|segment| segment.file.sync_data(point)).context("flush", self.journal)
     }
 
-    /// Reads all segments into memory, and looks for records in each while the next one is read.
+    /// Reads all segments into memory, and searches each for records while the next one is read.
     pub(crate) fn read_all(&self, segments: &mut [ScannedSegment]) -> Result<Vec<ValidRecord>> {
         let all = segments.iter().map(|s| s.bytes).sum();
         let (mut valid, mut done) = (Vec::new(), 0);
@@ -221,8 +220,8 @@ impl SegmentReader<'_> {
         }
     }
 
-    /// Every valid record of a segment that is looked for. A group starts on a block; within
-    /// it records follow each other.
+    /// Finds every valid record of a segment with an LSN above `after`. A group starts on a block; within it, records
+    /// follow each other.
     fn find_records(&self, read: &ScannedSegment, segment: usize, valid: &mut Vec<ValidRecord>) {
         let mut found = |head: RecordHead, crc, is_whole| {
             if head.lsn > self.after {
@@ -233,8 +232,8 @@ impl SegmentReader<'_> {
         each_record_around(&read.contents, &read.unreadable, self.key, found);
     }
 
-    /// Reads all segments in parts of so many bytes, into memory that is used again, and decodes the records as they are
-    /// found, while the next part is read. None: the disk returned an error for a part.
+    /// Reads all segments in parts of this many bytes, into memory that is reused, and decodes records as they are
+    /// found, while the next part is read. Returns `None` if the disk returned an error for a part.
     pub(crate) fn read_in_parts(
         &self,
         segments: &mut [ScannedSegment],
@@ -287,7 +286,7 @@ impl SegmentReader<'_> {
     }
 
     fn decode(&self, head: &RecordHead, body: &[u8], place: BodyInLog<'_>, spills: &mut SpillCache) -> Found {
-        // What a record before it had left there, if that was refused.
+        // Discard the spill files of an earlier record that failed to decode.
         spills.take_used();
         let lost = || contents_of(head.lsn, place.segment.path());
         let record = match head.body_by_reference {
@@ -310,7 +309,7 @@ fn read_segment(segment: &mut ScannedSegment, mode: ReadMode, journal: &Path) ->
     Ok(())
 }
 
-/// Each valid record of a segment that is in memory.
+/// Calls `found` for each valid record of a segment that is in memory.
 pub(crate) fn each_record(bytes: &[u8], key: Key, mut found: impl FnMut(RecordHead, u64)) {
     let mut look = Look { start: 0, at: 0 };
     look.each_record(bytes, bytes.len() as u64, key, &mut |head, crc, _| found(head, crc));
@@ -323,11 +322,11 @@ struct Window {
     look: Look,
 }
 
-/// How far a segment was looked through.
+/// How far a segment was searched.
 struct Look {
-    /// Where in the segment the part that is in memory begins.
+    /// Offset in the segment of the part in memory.
     start: u64,
-    /// Where in it the next record may begin.
+    /// Offset in the segment at which the next record may begin.
     at: u64,
 }
 
@@ -336,17 +335,18 @@ impl Window {
         Ok(Window { memory: PageMemory::new(len)?, filled: 0, look: Look { start: 0, at: 0 } })
     }
 
-    /// Begins with another segment.
+    /// Starts with another segment.
     fn begin(&mut self) {
         (self.filled, self.look) = (0, Look { start: 0, at: 0 });
     }
 
-    /// Where in the segment the part ends.
+    /// Offset in the segment of the end of the part.
     fn end(&self) -> u64 {
         self.look.start + self.filled as u64
     }
 
-    /// Makes room behind the part, which keeps what was not looked through, from the beginning of its block on.
+    /// Makes room behind the part, and keeps the bytes that were not searched yet, from the beginning of their block
+    /// on.
     fn make_room(&mut self, len: usize) -> std::io::Result<()> {
         if self.filled + len <= self.memory.len() {
             return Ok(());
@@ -354,7 +354,8 @@ impl Window {
         let passed = (self.look.at.min(self.end()) - self.look.start) as usize;
         let passed = passed - passed % BLOCK_BYTES;
         let kept = passed..self.filled;
-        // As much is free behind as is kept, so that a long record is not moved for each of its parts.
+        // Leave as much room behind the kept bytes as they take, so that a long record is not moved for each of its
+        // parts.
         let least = 2 * kept.len().max(len);
         if least > self.memory.len() {
             let mut larger = PageMemory::new(least)?;
@@ -368,7 +369,7 @@ impl Window {
         Ok(())
     }
 
-    /// What is in memory, so many bytes behind it, and how far the former was looked through.
+    /// The bytes in memory, the memory for `len` more behind them, and the state of the search.
     fn split(&mut self, len: usize) -> (&[u8], &mut [u8], &mut Look) {
         let (known, behind) = self.memory.split_at_mut(self.filled);
         (known, &mut behind[..len], &mut self.look)
@@ -376,8 +377,8 @@ impl Window {
 }
 
 impl Look {
-    /// Each valid record with its body, up to the first one that goes on behind what is in memory. The segment ends at
-    /// `end`.
+    /// Calls `found` for each valid record and its body, up to the first record that continues behind the bytes in
+    /// memory. The segment ends at `end`.
     fn each_record(&mut self, bytes: &[u8], end: u64, key: Key, found: &mut impl FnMut(RecordHead, u64, &[u8])) {
         let known = self.start + bytes.len() as u64;
         while self.at + RECORD_HEAD_BYTES as u64 <= known {
@@ -391,7 +392,7 @@ impl Look {
                 self.at = (self.at + head.len).next_multiple_of(RECORD_ALIGN_BYTES as u64);
                 continue;
             }
-            // Behind the last record of a group, or inside a broken one: the next may start on a block.
+            // Behind the last record of a group, or inside a broken record, the next one may start on a block.
             self.at = (self.at + 1).next_multiple_of(BLOCK_BYTES as u64);
         }
     }
@@ -425,7 +426,7 @@ mod tests {
         record
     }
 
-    /// Groups of records, what is left of older ones, and the beginnings of records that go on nowhere.
+    /// Makes groups of records, with remains of older ones, and beginnings of records without an end.
     fn segment(rng: &mut fastrand::Rng, key: Key) -> Vec<u8> {
         let mut bytes = Vec::new();
         for lsn in 1..rng.u64(2..30) {
@@ -448,7 +449,7 @@ mod tests {
         bytes
     }
 
-    /// What a record writes, piece by piece, with the bytes.
+    /// The bytes that a record writes, with their offsets.
     fn written(record: &Record) -> Vec<(u64, u8)> {
         let mut all = Vec::new();
         for op in &record.ops {

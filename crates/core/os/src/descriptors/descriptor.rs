@@ -1,10 +1,11 @@
-//! Descriptors that the library keeps: 3 or higher, closed at `fork`, and known again.
+//! Descriptors that the library keeps: 3 or higher, closed in forked children, and verified before use.
 //!
-//! Whatever has the number 2 gets the error messages of the program. A daemon closes 0, 1 and 2; what is opened then has these
-//! numbers, and a message would be written into a data file. So every descriptor goes through [`above_standard`] or [`Fd`].
+//! The program's error messages go to descriptor 2, regardless of its file. A daemon closes 0, 1 and 2; files that are
+//! opened then get these numbers, and a message would be written into a data file. So every descriptor goes through
+//! [`above_standard`] or [`Fd`].
 //!
-//! A program may also close all descriptors that it does not know (`close_range`), and open files of its own, which then have
-//! the numbers of ours. [`Fd::own`] notices that.
+//! A program may also close all descriptors that it does not know (`close_range`) and open its own files, which then
+//! get the numbers of ours. [`Fd::own`] detects that.
 
 use crate::descriptors::descriptor_identity::Identity;
 use crate::descriptors::fork::{Slot, process_generation, register};
@@ -14,10 +15,10 @@ use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 
-/// The first number that is none of the standard streams.
+/// The first descriptor number above the standard streams.
 const FIRST_KEPT: RawFd = 3;
 
-/// Opens something; its descriptor is 3 or higher.
+/// Opens a file whose descriptor is 3 or higher.
 pub fn above_standard<E: From<Errno>>(open: impl FnOnce() -> Result<OwnedFd, E>) -> Result<OwnedFd, E> {
     let _stand_ins = stand_ins();
     Ok(moved(open()?)?)
@@ -28,26 +29,26 @@ fn moved(fd: OwnedFd) -> rustix::io::Result<OwnedFd> {
     if fd.as_raw_fd() >= FIRST_KEPT { Ok(fd) } else { rustix::io::fcntl_dupfd_cloexec(&fd, FIRST_KEPT) }
 }
 
-/// A descriptor that has the number of a standard stream which is closed, and that can be neither read nor written: another
-/// thread that prints meanwhile gets `EBADF`, as it would without.
+/// A placeholder with the number of a closed standard stream. It can be neither read nor written, so another thread
+/// that prints meanwhile gets `EBADF`, as it would without the placeholder.
 struct StandIn(Option<OwnedFd>);
 
 impl Drop for StandIn {
     fn drop(&mut self) {
         let Some(fd) = self.0.take() else { return };
         if !fs::fcntl_getfl(&fd).is_ok_and(|flags| flags.contains(OFlags::PATH)) {
-            // Another thread has put something else there (`dup2`).
+            // Another thread has replaced the descriptor (`dup2`).
             let _ = fd.into_raw_fd();
         }
     }
 }
 
-/// Takes the numbers of the standard streams that are closed.
+/// Occupies the numbers of closed standard streams.
 fn stand_ins() -> [StandIn; FIRST_KEPT as usize] {
     [0, 1, 2].map(|number| {
         // SAFETY: asks only, and takes a number.
         let is_open = unsafe { libc::fcntl(number, libc::F_GETFD) } >= 0;
-        // A stand-in that cannot be made is not needed: the descriptor itself is moved.
+        // Without a placeholder, the descriptor itself is moved.
         let made = || fs::open(c"/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok();
         StandIn(if is_open { None } else { made() })
     })
@@ -69,7 +70,7 @@ impl std::fmt::Display for ClosedByProgram {
 
 impl std::error::Error for ClosedByProgram {}
 
-/// Whether an error says that the program has closed a descriptor of ours: nothing was done.
+/// Whether an error says that the program has closed a descriptor of ours, so that nothing was done.
 pub fn is_closed_by_program(e: &io::Error) -> bool {
     e.get_ref().is_some_and(|e| e.is::<ClosedByProgram>())
 }
@@ -84,7 +85,7 @@ pub struct Fd {
 }
 
 impl Fd {
-    /// Takes a descriptor, which the program never opened.
+    /// Takes over a descriptor that the program did not open.
     pub fn new(fd: OwnedFd) -> io::Result<Fd> {
         let fd = moved(fd)?;
         let identity = Identity::of(fd.as_raw_fd())?;
@@ -92,18 +93,19 @@ impl Fd {
         Ok(Fd { fd: ManuallyDrop::new(fd), identity, slot, generation: process_generation() })
     }
 
-    /// Opens something.
+    /// Opens a file.
     pub fn open<E: From<Errno> + Into<io::Error>>(open: impl FnOnce() -> Result<OwnedFd, E>) -> io::Result<Fd> {
         Fd::new(above_standard(open).map_err(Into::into)?)
     }
 
-    /// The descriptor, for what does no harm to another file that may have its number; in a forked child, where it is closed,
-    /// `EBADF`.
+    /// The descriptor, for calls that do no harm if its number now belongs to another file. `EBADF` in a forked child,
+    /// where it is closed.
     pub fn get(&self) -> io::Result<BorrowedFd<'_>> {
         if self.generation == process_generation() { Ok(self.fd.as_fd()) } else { Err(Errno::BADF.into()) }
     }
 
-    /// As [`Fd::get`], and it is still of the file that it was made of ([`is_closed_by_program`]).
+    /// The descriptor, like [`Fd::get`], after checking that it still belongs to its original file
+    /// ([`is_closed_by_program`]).
     pub fn own(&self) -> io::Result<BorrowedFd<'_>> {
         let fd = self.get()?;
         if self.identity.is_of(fd.as_raw_fd()) { Ok(fd) } else { Err(io::Error::other(ClosedByProgram)) }
@@ -115,8 +117,8 @@ impl Drop for Fd {
         if self.generation == process_generation() {
             self.slot.free();
             if self.own().is_ok() {
-                // SAFETY: dropped once, here; in a forked child it was closed already and its number reused, and a number that
-                // the program has closed may be of a file of its own.
+                // SAFETY: dropped once, here; in a forked child it was closed already and its number reused, and a
+                // number that the program has closed may belong to a file of its own.
                 unsafe { ManuallyDrop::drop(&mut self.fd) };
             }
         }
@@ -149,7 +151,7 @@ mod tests {
 
     #[test]
     fn a_number_of_a_standard_stream_is_not_kept() {
-        // In a child, as other tests of this process need the standard streams.
+        // In a child, because other tests of this process need the standard streams.
         // SAFETY: the child calls nothing that needs a lock of another thread, and ends by `_exit`.
         let child = unsafe { libc::fork() };
         if child == 0 {

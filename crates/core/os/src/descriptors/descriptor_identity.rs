@@ -1,13 +1,13 @@
-//! Which file a descriptor is of: a program may close our descriptors, and have their numbers for files of its own.
+//! The identity of a descriptor's file: a program may close our descriptors and reuse their numbers for its own files.
 
 use rustix::io::Errno;
 use std::io;
 use std::os::fd::RawFd;
 
-/// What `statfs` calls overlay file systems.
+/// The type number of overlay file systems in `statfs`.
 pub(crate) const OVERLAYFS_MAGIC: u32 = 0x794c_7630;
 
-/// Which file a descriptor is of.
+/// Device and inode of a descriptor's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
     pub(crate) device: u64,
@@ -15,7 +15,7 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
-    /// Async-signal-safe.
+    /// The identity of a descriptor's file. Async-signal-safe.
     pub(crate) fn of(fd: RawFd) -> io::Result<Identity> {
         // SAFETY: zeros are a valid `stat`, and the kernel fills it.
         let mut stat: libc::stat = unsafe { std::mem::zeroed() };
@@ -26,19 +26,19 @@ impl Identity {
         }
     }
 
-    /// Whether a number is still of this file.
+    /// Whether this descriptor still belongs to this file.
     pub(crate) fn is_of(self, fd: RawFd) -> bool {
         match Identity::of(fd) {
             Ok(now) if now == self => true,
             Ok(_) => is_read_on_overlay(fd),
-            // Of a file whose file system does not answer, as a mount without its daemon, nothing else is known.
+            // If the file system does not answer, as on a mount without its daemon, assume that the file is the same.
             Err(e) => Errno::from_io_error(&e) != Some(Errno::BADF),
         }
     }
 }
 
-/// A file on an overlay whose layers are of several file systems gets another identity when it is copied up. Nothing is written
-/// through a descriptor for reading.
+/// Whether this is a read-only descriptor on an overlay. A file on an overlay over several file systems changes its
+/// identity when it is copied up. A read-only descriptor can do no harm, because nothing is written through it.
 fn is_read_on_overlay(fd: RawFd) -> bool {
     // SAFETY: zeros are a valid `statfs`, and the kernel fills it.
     let mut stat: libc::statfs = unsafe { std::mem::zeroed() };

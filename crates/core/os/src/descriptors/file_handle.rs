@@ -1,4 +1,4 @@
-//! Whether a file still exists, wherever it was moved: by the handle that its file system has for it (`name_to_handle_at`).
+//! File handles (`name_to_handle_at`): they tell whether a file still exists, even after it was moved.
 
 use rustix::fs::{self, AtFlags, Mode, OFlags, StatxFlags};
 use std::ffi::CString;
@@ -7,13 +7,13 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// As many bytes as a handle has at most (`MAX_HANDLE_SZ`).
+/// The largest handle, in bytes (`MAX_HANDLE_SZ`).
 const BYTES: usize = 128;
 
-/// `STATX_MNT_ID_UNIQUE`, since Linux 6.8: a number that no other mount gets until the machine goes down.
+/// `STATX_MNT_ID_UNIQUE`, since Linux 6.8: a mount id that is not reused before a reboot.
 const UNIQUE_MOUNT: StatxFlags = StatxFlags::from_bits_retain(0x4000);
 
-/// What the kernel calls `struct file_handle`, with room for the largest.
+/// The kernel's `struct file_handle`, with room for the largest handle.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct Handle {
@@ -22,22 +22,22 @@ struct Handle {
     handle: [u8; BYTES],
 }
 
-/// File systems that have a handle for each file as long as it exists. Of others, such as FUSE, a handle may be that of nobody
-/// once the kernel has forgotten the file.
+/// File systems with a handle for each file as long as it exists. On others, such as FUSE, a handle may become invalid
+/// once the kernel forgets the file.
 const LASTING: [u32; 5] = [0xef53, 0x5846_5342, 0x9123_683e, 0x0102_1994, 0xf2f5_2010];
 
-/// A file of this boot, which is known again. All zeros: none.
+/// A handle of a file, valid in this boot. All zeros if there is none.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct FileHandle {
-    /// The mount that it was found on.
+    /// The mount on which it was found.
     mount: u64,
     handle: Handle,
 }
 
 const _: () = assert!(size_of::<FileHandle>() == 8 + 8 + BYTES);
 
-/// The number of the mount that shows a file. None: the kernel cannot tell.
+/// The id of the mount that shows a file, or `None` if the kernel does not report it.
 fn mount_of(directory: impl AsFd, name: &Path) -> Option<u64> {
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::EMPTY_PATH;
     let found = fs::statx(directory, name, flags, UNIQUE_MOUNT).ok()?;
@@ -45,16 +45,16 @@ fn mount_of(directory: impl AsFd, name: &Path) -> Option<u64> {
 }
 
 impl FileHandle {
-    /// Nobody's.
+    /// No handle.
     pub const NONE: FileHandle = FileHandle { mount: 0, handle: Handle { bytes: 0, kind: 0, handle: [0; BYTES] } };
 
-    /// Any bytes are a handle.
+    /// The bytes of the handle; any bytes are valid.
     pub fn as_bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: its own bytes, of which none is padding, and all of which may have any value.
         unsafe { std::slice::from_raw_parts_mut(std::ptr::from_mut(self).cast(), size_of::<FileHandle>()) }
     }
 
-    /// That of a file; [`FileHandle::NONE`] where the kernel or the file system has none that lasts.
+    /// The handle of a file, or [`FileHandle::NONE`] if the kernel or the file system has no lasting one.
     pub fn of(path: &Path) -> FileHandle {
         if !fs::statfs(path).is_ok_and(|stat| LASTING.contains(&(stat.f_type as u32))) {
             return FileHandle::NONE;
@@ -76,16 +76,16 @@ impl FileHandle {
         if done == 0 { FileHandle { mount, handle } } else { FileHandle::NONE }
     }
 
-    /// Whether it is certain that a file with this handle is another one, whatever its number.
+    /// Whether a file with the other handle is certainly a different file, even if it has the same inode number.
     pub fn differs(&self, other: &FileHandle) -> bool {
         let (own, other) = (&self.handle, &other.handle);
         let both = own.bytes != 0 && other.bytes != 0;
         both && (own.kind, own.bytes, own.handle) != (other.kind, other.bytes, other.handle)
     }
 
-    /// Whether the file was removed, as far as the kernel can tell: it says the same of a file that it cannot read. That a file
-    /// exists is certain. None: this cannot be told, as it is not allowed (it needs `CAP_DAC_READ_SEARCH`), or as its file
-    /// system is not mounted where this path leads.
+    /// Whether the file was removed, as far as the kernel can tell: it reports the same for a file that it cannot read.
+    /// The answer false is certain. `None` if this is unknown, because it needs `CAP_DAC_READ_SEARCH`, or because the
+    /// file system is not mounted at this path.
     pub fn is_removed(&self, near: &Path) -> Option<bool> {
         if self.handle.bytes == 0 || self.handle.bytes as usize > BYTES {
             return None;
@@ -105,7 +105,7 @@ impl FileHandle {
             }
         };
         match found {
-            // A program may still have it open.
+            // A removed file may still be open in a program.
             Ok(file) => Some(fs::fstat(file).ok()?.st_nlink == 0),
             Err(e) if e.raw_os_error() == Some(libc::ESTALE) => Some(true),
             Err(_) => None,
@@ -138,7 +138,7 @@ mod tests {
         assert_eq!(handle.is_removed(&path), Some(true));
         drop(open);
         assert_eq!(handle.is_removed(&dir.path().join("no/such/directory")), Some(true));
-        // Another mount tells nothing.
+        // A path on another mount gives no answer.
         assert_eq!(handle.is_removed(Path::new("/proc/self")), None);
         assert_eq!(FileHandle::NONE.is_removed(&path), None);
     }

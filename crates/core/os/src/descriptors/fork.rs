@@ -1,9 +1,9 @@
 //! Descriptors do not survive `fork`.
 //!
-//! An open-file-description lock lives as long as any copy of its descriptor: a forked child that
-//! outlives the owner would keep a store busy for ever. So every descriptor of ours is listed in a
-//! table, and the child closes them all before `fork` returns in it. The table needs no lock (the
-//! child could inherit it locked) and allocates only while registering.
+//! An open-file-description lock lives as long as any copy of its descriptor, so a forked child that outlives the owner
+//! would keep a store busy for ever. So a table lists every descriptor of ours, and the child closes them all before
+//! `fork` returns in it. The table has no lock, because the child could inherit it locked, and allocates only while
+//! registering.
 
 use crate::descriptors::descriptor_identity::Identity;
 use std::os::fd::RawFd;
@@ -13,10 +13,10 @@ use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64, Ordering::SeqCst};
 
 const SLOTS: usize = 1024;
 const FREE: RawFd = -1;
-/// Somebody's whose descriptor is about to be written there.
+/// A slot that is taken, and whose descriptor is about to be written.
 const TAKEN: RawFd = -2;
 
-/// A descriptor of ours, and which file it is of: the program may close it, and have its number for a file of its own.
+/// A descriptor of ours and the identity of its file: the program may close it and reuse the number.
 #[derive(Debug)]
 pub(crate) struct Slot {
     fd: AtomicI32,
@@ -29,12 +29,12 @@ impl Slot {
         Slot { fd: AtomicI32::new(FREE), device: AtomicU64::new(0), inode: AtomicU64::new(0) }
     }
 
-    /// The descriptor is about to be closed.
+    /// Frees the slot, before the descriptor is closed.
     pub(crate) fn free(&self) {
         self.fd.store(FREE, SeqCst);
     }
 
-    /// Whether this number is still of the file that it was listed for. Async-signal-safe.
+    /// Whether this number still belongs to the listed file. Async-signal-safe.
     fn is_of(&self, fd: RawFd) -> bool {
         Identity { device: self.device.load(SeqCst), inode: self.inode.load(SeqCst) }.is_of(fd)
     }
@@ -72,13 +72,13 @@ impl Chunk {
     }
 }
 
-/// Changes in a forked child: a handle made under another generation belongs to the parent.
+/// Number of this process among forked ones. It changes in a child; a handle with another number belongs to the parent.
 #[inline]
 pub fn process_generation() -> u64 {
     GENERATION.load(SeqCst)
 }
 
-/// Lists a descriptor to be closed in forked children, until its slot is freed.
+/// Lists a descriptor that forked children must close, until its slot is freed.
 pub(crate) fn register(fd: RawFd, identity: Identity) -> &'static Slot {
     INSTALL.call_once(|| {
         // SAFETY: `in_child` only touches atomics and makes system calls, all of which are async-signal-safe.
@@ -98,7 +98,7 @@ pub(crate) fn register(fd: RawFd, identity: Identity) -> &'static Slot {
     }
 }
 
-/// Whether a descriptor is one of ours, which the program never opened.
+/// Whether a descriptor is one of ours, which the program did not open.
 pub fn is_own_descriptor(fd: RawFd) -> bool {
     let mut chunk = Some(&FIRST);
     while let Some(c) = chunk {

@@ -7,13 +7,14 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
 
-/// Hears of writes to a file.
+/// Waits for writes to a file.
 pub trait Listener: Send + Sync {
-    /// Waits until the file is written to, or was since the last wait, at most for so long. May return before.
+    /// Waits for at most this long until the file is written to, or returns at once if it was since the last wait. May
+    /// return early.
     fn wait(&self, at_most: Duration);
 }
 
-/// Hears nothing: each wait takes a few milliseconds.
+/// A listener without events: each wait takes a few milliseconds.
 pub struct Pauses;
 
 impl Listener for Pauses {
@@ -22,11 +23,11 @@ impl Listener for Pauses {
     }
 }
 
-/// Hears of writes by any process of this machine.
+/// Waits for writes by any process of this machine.
 pub(crate) struct Inotify(Fd);
 
 impl Inotify {
-    /// Needs the right to read the file, and no more.
+    /// Watches a file. Needs read permission, and nothing else.
     pub(crate) fn of(file: BorrowedFd<'_>) -> io::Result<Inotify> {
         let fd = Fd::open(|| init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK))?;
         add_watch(fd.get()?, format!("/proc/self/fd/{}", file.as_raw_fd()), WatchFlags::MODIFY)?;
@@ -37,7 +38,7 @@ impl Inotify {
         let fd = self.0.own()?;
         let timeout = Timespec::try_from(at_most).ok();
         poll(&mut [PollFd::new(&fd, PollFlags::IN)], timeout.as_ref())?;
-        // What was heard is heard: all of it, as far as it fits.
+        // Consume the events, as many as fit.
         let mut events = [0; 4096];
         match rustix::io::read(fd, &mut events) {
             Ok(_) | Err(rustix::io::Errno::AGAIN) => Ok(()),
@@ -48,7 +49,7 @@ impl Inotify {
 
 impl Listener for Inotify {
     fn wait(&self, at_most: Duration) {
-        // A signal, or a descriptor that a fork has closed.
+        // Interrupted by a signal, or the descriptor was closed by a fork.
         if self.try_wait(at_most).is_err() {
             Pauses.wait(at_most);
         }

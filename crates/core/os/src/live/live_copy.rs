@@ -1,6 +1,6 @@
-//! Live memory as it is at a moment at which nobody stores to it, to be changed without changing it.
+//! A copy of live memory as of a moment at which nobody stores to it. Changes to the copy do not reach the original.
 //!
-//! The head is copied, of which most is a hole; of the body, pages that are written to are.
+//! The head is copied; most of it is a hole. Of the body, only pages that are written to are copied.
 
 use crate::live::live_memory::open_of;
 use crate::live::shared_mapping::LIVE_HEAD_BYTES;
@@ -22,12 +22,12 @@ pub struct LiveCopy {
     file: File,
     head: Scratch,
     body_bytes: u64,
-    /// Pages of the body that were written to, by their numbers.
+    /// Pages of the body that were written to, by page number.
     written: BTreeMap<u64, Box<[u8; PAGE_BYTES]>>,
 }
 
 impl LiveCopy {
-    /// Of the file of that name, which a user made. `InvalidData`: it is no such file.
+    /// Copies the memory file of this name, which this user must own. `InvalidData` if the file is no live memory.
     pub fn of(path: &Path, uid: u32) -> io::Result<LiveCopy> {
         let (file, stat) = open_of(path, uid, OFlags::RDONLY)?;
         let head = Scratch::new(LIVE_HEAD_BYTES)?;
@@ -37,13 +37,13 @@ impl LiveCopy {
         Ok(copy)
     }
 
-    /// Copies what is no hole.
+    /// Copies the parts of the head that are not holes.
     fn copy_head(&self) -> io::Result<()> {
         let (mut at, end) = (0, LIVE_HEAD_BYTES as u64);
         loop {
             let from = match fs::seek(&self.file, SeekFrom::Data(at)) {
                 Ok(from) if from < end => from,
-                // Nothing but a hole is left.
+                // Only a hole is left.
                 Ok(_) | Err(Errno::NXIO) => return Ok(()),
                 Err(e) => return Err(e.into()),
             };
@@ -61,7 +61,7 @@ impl LiveCopy {
         &self.path
     }
 
-    /// Where the copy of the head is, as long as this one is there.
+    /// Address of the copy of the head, valid as long as this value lives.
     pub fn head(&self) -> NonNull<u8> {
         self.head.address()
     }
@@ -71,7 +71,7 @@ impl LiveCopy {
         self.body_bytes
     }
 
-    /// Reads bytes of the body; `UnexpectedEof` behind its end.
+    /// Reads bytes of the body; `UnexpectedEof` beyond its end.
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
         let end = offset.checked_add(buf.len() as u64).filter(|end| *end <= self.body_bytes);
         let end = end.ok_or(ErrorKind::UnexpectedEof)?;
@@ -86,7 +86,7 @@ impl LiveCopy {
         Ok(())
     }
 
-    /// Changes bytes of the body in this copy alone; `UnexpectedEof` behind its end.
+    /// Changes bytes of the body in this copy only; `UnexpectedEof` beyond its end.
     pub fn write_at(&mut self, mut bytes: &[u8], mut offset: u64) -> io::Result<()> {
         if offset.checked_add(bytes.len() as u64).is_none_or(|end| end > self.body_bytes) {
             return Err(ErrorKind::UnexpectedEof.into());

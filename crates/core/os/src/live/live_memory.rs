@@ -1,12 +1,12 @@
-//! Memory that outlives the process which stores to it, until the machine goes down: a file in memory (tmpfs).
+//! Memory that outlives the process that stores to it, until the machine goes down: a file in memory (tmpfs).
 //!
 //! ```text
 //! /dev/shm/untorn-UID/heap-DEVICE-INODE     UNTORN_LIVE_DIR instead of /dev/shm, if it is set
-//! head     68 MiB, for bookkeeping; mapped by itself. Most of it is a hole, until somebody reserves room there
-//! body     what the mapping shows (`SharedMapping`)
+//! head     68 MiB, for bookkeeping; mapped by itself. Most of it is a hole until room in it is reserved
+//! body     the contents of the mapping (`SharedMapping`)
 //! ```
 //!
-//! What is stored to is allocated before: a store to tmpfs that finds no room is a `SIGBUS`.
+//! Memory is allocated before a program stores to it, because a store to tmpfs without room raises `SIGBUS`.
 
 use crate::descriptors::descriptor::{Fd, above_standard};
 use crate::live::shared_mapping::{LIVE_HEAD_BYTES, SharedMapping, allocate, write_all};
@@ -23,10 +23,10 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Bytes of the head that always have room.
+/// Bytes of the head that are always allocated.
 pub const LIVE_OWN_BYTES: usize = 128 << 10;
 
-/// How often something is tried that somebody else is in the way of.
+/// Tries at an operation that another process obstructs.
 const TRIES: usize = 100;
 
 /// A file in memory.
@@ -36,23 +36,23 @@ pub struct LiveMemory {
     head: NonNull<u8>,
 }
 
-// SAFETY: an address of shared memory; whoever uses it says how.
+// SAFETY: an address of shared memory; each user of the address states how it is used.
 unsafe impl Send for LiveMemory {}
 // SAFETY: as above.
 unsafe impl Sync for LiveMemory {}
 
-/// Where all users have their directories.
+/// The directory with the directories of all users.
 pub fn live_memory_top() -> PathBuf {
     let top = std::env::var_os("UNTORN_LIVE_DIR").filter(|dir| !dir.is_empty());
     top.map_or_else(|| PathBuf::from("/dev/shm"), PathBuf::from)
 }
 
-/// Where the live memory of a file is, if it is a user's.
+/// The path of the live memory of a file that a user owns.
 pub fn live_memory_path(uid: u32, device: u64, inode: u64) -> PathBuf {
     live_memory_top().join(format!("untorn-{uid}")).join(format!("heap-{device:x}-{inode:x}"))
 }
 
-/// Makes the user's directory, or sees that it is nobody else's.
+/// Makes the user's directory, or checks that an existing one belongs to this user alone.
 fn make_directory(dir: &Path) -> io::Result<()> {
     match fs::mkdir(dir, Mode::from_raw_mode(0o711)) {
         Ok(()) => fs::chmod(dir, Mode::from_raw_mode(0o711))?,
@@ -76,29 +76,29 @@ fn make_directory(dir: &Path) -> io::Result<()> {
     }
 }
 
-/// Makes the file as long as its head.
+/// Extends the file to the length of its head.
 fn grow(file: &OwnedFd) -> io::Result<()> {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current.unwrap_or(u64::MAX);
-    // The kernel would send `SIGXFSZ`, which kills.
+    // Refused here, because the kernel would send `SIGXFSZ`, which kills the process.
     if LIVE_HEAD_BYTES as u64 > limit {
         return Err(Errno::FBIG.into());
     }
     Ok(fs::ftruncate(file, LIVE_HEAD_BYTES as u64)?)
 }
 
-/// Whoever uses a memory has a shared lock of it, which keeps [`FoundMemory::remove_unused`] away. That one needs a moment;
-/// whoever else locks the file is not waited for.
+/// Takes the shared lock that every user of a memory holds against [`FoundMemory::remove_unused`], which holds its own
+/// lock for a moment only. Longer locks of other programs are not waited for.
 fn lock_shared(file: &OwnedFd) {
     for _ in 0..TRIES {
         match fs::flock(file, FlockOperation::NonBlockingLockShared) {
             Err(Errno::WOULDBLOCK | Errno::INTR) => std::thread::sleep(Duration::from_millis(1)),
-            // A file system without locks was chosen by hand.
+            // A file system without locks was chosen by the user.
             _ => return,
         }
     }
 }
 
-/// Opens the file of that name, if it is one that a user made.
+/// Opens the file of this name, if it is a live memory that this user owns.
 pub(crate) fn open_of(path: &Path, uid: u32, access: OFlags) -> io::Result<(OwnedFd, fs::Stat)> {
     let flags = access | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let file = above_standard(|| fs::open(path, flags, Mode::empty()))?;
@@ -115,7 +115,7 @@ pub(crate) fn open_of(path: &Path, uid: u32, access: OFlags) -> io::Result<(Owne
 }
 
 impl LiveMemory {
-    /// A new file of that name, of this user's, without a body. What had the name before loses it.
+    /// Makes a new file of this name, owned by this user, without a body. An older file of this name is removed.
     pub fn create(path: &Path) -> io::Result<LiveMemory> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let attempt = || {
@@ -130,12 +130,12 @@ impl LiveMemory {
         let file: OwnedFd = loop {
             tries += 1;
             let file: OwnedFd = match attempt() {
-                // Another process may have removed the directory just now, as it was empty.
+                // Another process may have removed the empty directory just now.
                 Err(e) if io::Error::kind(&e) == ErrorKind::NotFound && tries <= TRIES => continue,
                 done => done?,
             };
             lock_shared(&file);
-            // Before it was locked, it may have been removed as nobody's.
+            // Before it was locked, another process may have removed it as unused.
             if fs::fstat(&file)?.st_nlink > 0 || tries > TRIES {
                 break file;
             }
@@ -148,7 +148,7 @@ impl LiveMemory {
         })
     }
 
-    /// The file of that name, which a user made. `InvalidData`: it is no such file.
+    /// Opens the memory file of this name, which this user must own. `InvalidData` if the file is no live memory.
     pub fn open(path: &Path, uid: u32) -> io::Result<LiveMemory> {
         let (file, _) = open_of(path, uid, OFlags::RDWR)?;
         allocate(&file, 0, LIVE_OWN_BYTES as u64)?;
@@ -165,17 +165,17 @@ impl LiveMemory {
         Ok(LiveMemory { path: path.to_owned(), file: Fd::new(file)?, head })
     }
 
-    /// Its name.
+    /// The path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Where the head is. It can be accessed for ever; when this ends, it is ordinary memory.
+    /// Address of the head. It stays accessible for ever; after this value is dropped, it is ordinary memory.
     pub fn head(&self) -> NonNull<u8> {
         self.head
     }
 
-    /// Bytes of the head, from an offset on, may be stored to.
+    /// Allocates a range of the head, so that it may be stored to.
     pub fn reserve_head(&self, offset: usize, bytes: usize) -> io::Result<()> {
         if offset.checked_add(bytes).is_none_or(|end| end > LIVE_HEAD_BYTES) {
             return Err(Errno::INVAL.into());
@@ -188,7 +188,7 @@ impl LiveMemory {
         Ok((fs::fstat(self.file.get()?)?.st_size as u64).saturating_sub(LIVE_HEAD_BYTES as u64))
     }
 
-    /// Reads bytes of the body; `UnexpectedEof` behind its end.
+    /// Reads bytes of the body; `UnexpectedEof` beyond its end.
     pub fn read_at(&self, mut buf: &mut [u8], offset: u64) -> io::Result<()> {
         let mut at = (LIVE_HEAD_BYTES as u64).checked_add(offset).ok_or(Errno::INVAL)?;
         while !buf.is_empty() {
@@ -210,24 +210,25 @@ impl LiveMemory {
         write_all(&self.file, bytes, (LIVE_HEAD_BYTES as u64).checked_add(offset).ok_or(Errno::INVAL)?)
     }
 
-    /// Maps the body. So many bytes of it are there already; of the rest, what is shown comes from `data`.
-    /// `EOPNOTSUPP`: the tracker that was asked for does not work here.
+    /// Maps the body. Its first `present` bytes exist already; the rest is filled from `data` when it is shown.
+    /// `EOPNOTSUPP` if the requested tracker does not work here.
     pub fn map(&self, data: Arc<dyn File>, request: &MapRequest, present: u64) -> io::Result<Box<dyn Mapping>> {
-        // Another description of the file, which a mapping needs as long as it lives.
+        // A mapping needs its own description of the file as long as it lives.
         let again = format!("/proc/self/fd/{}", self.file.own()?.as_raw_fd());
         let file = above_standard(|| fs::open(again, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()))?;
-        // What is behind it would come back as something else than zeros.
+        // Bytes beyond this would reappear instead of zeros.
         fs::ftruncate(&file, LIVE_HEAD_BYTES as u64 + present)?;
         Ok(Box::new(SharedMapping::new(file, &self.path, data, request, present)?))
     }
 
-    /// Removes the name, if it is still this file's: nobody finds the memory any more.
+    /// Removes the name, if it still belongs to this file, so that nobody finds the memory any more.
     pub fn remove(&self) -> io::Result<()> {
         remove_name(&self.path, self.file.own()?)
     }
 }
 
-/// Removes the name of a file, if it is still that file's. No link is followed. The last one leaves no directory either.
+/// Removes the name of a file, if it still belongs to that file. Links are not followed. The last file takes its
+/// directory with it.
 fn remove_name(path: &Path, file: impl AsFd) -> io::Result<()> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return Ok(()) };
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::DIRECTORY;
@@ -247,15 +248,15 @@ fn remove_name(path: &Path, file: impl AsFd) -> io::Result<()> {
     }
 }
 
-/// A file that may be live memory, of whichever user. It is read and never mapped, and no link is followed: its user may do
-/// with it what they want.
+/// A file that may be live memory, of any user. It is read and never mapped, and links are not followed, because its
+/// user may change it at will.
 pub struct FoundMemory {
     path: PathBuf,
     file: std::fs::File,
 }
 
 impl FoundMemory {
-    /// The file of that name in a directory of memories. `InvalidData`: it is no such file.
+    /// Opens the file of this name in a directory of memories. `InvalidData` if it is not a regular file.
     pub fn open(path: &Path) -> io::Result<FoundMemory> {
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
             return Err(ErrorKind::InvalidData.into());
@@ -269,24 +270,24 @@ impl FoundMemory {
         }
     }
 
-    /// Reads bytes of the head; `UnexpectedEof`: it is shorter.
+    /// Reads bytes of the head; `UnexpectedEof` if the file is shorter.
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
         self.file.read_exact_at(buf, offset)
     }
 
-    /// Bytes of memory that it takes.
+    /// Bytes of memory that the file takes.
     pub fn bytes(&self) -> io::Result<u64> {
         Ok(fs::fstat(&self.file)?.st_blocks as u64 * 512)
     }
 
-    /// Whether a program uses it.
+    /// Whether a program uses the memory.
     pub fn is_used(&self) -> io::Result<bool> {
         let free = self.lock()?;
         fs::flock(&self.file, FlockOperation::Unlock)?;
         Ok(!free)
     }
 
-    /// Locks it, unless somebody uses it. False: somebody does.
+    /// Locks the file exclusively. Returns false if a program uses it.
     fn lock(&self) -> io::Result<bool> {
         match rustix::io::retry_on_intr(|| fs::flock(&self.file, FlockOperation::NonBlockingLockExclusive)) {
             Ok(()) => Ok(true),
@@ -295,7 +296,7 @@ impl FoundMemory {
         }
     }
 
-    /// Removes it, unless somebody uses it. True: it is gone.
+    /// Removes the file, unless a program uses it. Returns true if it is gone.
     pub fn remove_unused(&self) -> io::Result<bool> {
         Ok(self.lock()? && remove_name(&self.path, &self.file).map(|()| true)?)
     }
@@ -304,7 +305,7 @@ impl FoundMemory {
 impl Drop for LiveMemory {
     fn drop(&mut self) {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
-        // A thread may be about to store there, as it ends a change of a heap that is being closed: the addresses stay.
+        // The addresses stay mapped, because a thread that ends a change of a closing heap may be about to store there.
         // SAFETY: over the mapping that `of` made, and nothing else.
         let _ = unsafe {
             mm::mmap_anonymous(self.head.as_ptr().cast(), LIVE_HEAD_BYTES, ProtFlags::READ | ProtFlags::WRITE, flags)

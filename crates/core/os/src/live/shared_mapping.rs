@@ -1,8 +1,8 @@
-//! A mapping whose pages are a file in memory: what is stored there is there for the next process.
+//! A mapping whose pages are a file in memory, so that the next process finds the stored bytes.
 //!
-//! The file never shows through: what is shown of it was copied. Pages that were stored to are found as in private
-//! mappings, but that a page which is not in the page table counts as stored to: the system may have taken it out of there
-//! after the store, as it does with pages of files, and forgets the mark.
+//! The data file never shows through: its contents are copied when they are shown. Stored pages are found as in private
+//! mappings, with one difference: a page that is not in the page table counts as stored to. The system may have evicted
+//! it after the store, as it does with pages of files, and then forgets the mark.
 
 use crate::descriptors::descriptor::Fd;
 use crate::mapping::linux_map::LinuxMapping;
@@ -20,7 +20,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Bytes before those that are mapped, in the file in memory. They take room as they are reserved.
+/// Bytes before the mapped part of the file in memory. They take memory only as they are reserved.
 pub const LIVE_HEAD_BYTES: usize = 68 << 20;
 /// Bytes that are copied at once.
 const PIECE_BYTES: usize = 1 << 20;
@@ -30,20 +30,20 @@ pub(crate) struct SharedMapping {
     path: PathBuf,
     file: Fd,
     data: Arc<dyn File>,
-    /// Up to here there is memory, which is mapped.
+    /// End of the part that is allocated and mapped.
     end: Mutex<u64>,
 }
 
-/// Where an offset of the mapping is in the file in memory.
+/// The offset in the memory file of an offset of the mapping.
 fn in_file(offset: u64) -> u64 {
     LIVE_HEAD_BYTES as u64 + offset
 }
 
-/// Sets room apart, so that stores there find some.
+/// Allocates a range, so that stores to it find memory.
 pub(crate) fn allocate(file: &OwnedFd, offset: u64, bytes: u64) -> io::Result<()> {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current.unwrap_or(u64::MAX);
     let end = offset + bytes;
-    // The kernel would send `SIGXFSZ`, which kills.
+    // Refused here, because the kernel would send `SIGXFSZ`, which kills the process.
     if end > limit && end > fs::fstat(file)?.st_size as u64 {
         return Err(Errno::FBIG.into());
     }
@@ -53,7 +53,7 @@ pub(crate) fn allocate(file: &OwnedFd, offset: u64, bytes: u64) -> io::Result<()
     }
 }
 
-/// Writes bytes that have room.
+/// Writes bytes whose place is allocated.
 pub(crate) fn write_all(file: &Fd, mut bytes: &[u8], mut at: u64) -> io::Result<()> {
     while !bytes.is_empty() {
         let fd = file.own()?;
@@ -82,13 +82,14 @@ impl SharedMapping {
         Ok(mapping)
     }
 
-    /// There is memory up to here; returns up to where there was some before.
+    /// Allocates and maps memory up to this offset. Returns the previous end.
     fn reach(&self, wanted: u64) -> io::Result<u64> {
         let mut end = self.end.lock();
         let old = *end;
         if wanted > old {
             let file = self.file.own()?.try_clone_to_owned()?;
-            // Of memory that another process left, usually all is there: seeing that is faster than allocating it again.
+            // Memory that another process left is usually allocated completely; checking that is faster than allocating
+            // again.
             let hole = fs::seek(&file, SeekFrom::Hole(in_file(old)));
             if hole.map_or(true, |hole| hole < in_file(wanted)) {
                 allocate(&file, in_file(old), wanted - old).map_err(|e| self.full(e, wanted))?;
@@ -99,7 +100,7 @@ impl SharedMapping {
         Ok(old)
     }
 
-    /// Names what is full, which is not the file system of the data file.
+    /// Names the full file system, which is not that of the data file.
     fn full(&self, e: io::Error, wanted: u64) -> io::Error {
         match Errno::from_io_error(&e) {
             Some(Errno::NOSPC | Errno::DQUOT | Errno::NOMEM) => io::Error::new(
@@ -143,7 +144,7 @@ impl Mapping for SharedMapping {
         self.inner.tracker()
     }
 
-    /// Copies the file.
+    /// Copies the range from the data file.
     fn show(&self, range: Range<u64>) -> io::Result<()> {
         self.reach(range.end)?;
         let mut buf = AlignedBuf::zeroed_up_to(PIECE_BYTES.min((range.end - range.start) as usize));
@@ -177,7 +178,7 @@ impl Mapping for SharedMapping {
         Ok(())
     }
 
-    /// There is nothing to be read ahead.
+    /// Does nothing, because nothing needs to be read ahead.
     fn populate(&self, _range: Range<u64>) -> io::Result<()> {
         Ok(())
     }
@@ -190,13 +191,14 @@ impl Mapping for SharedMapping {
     }
 
     fn copy_changed(&self, within: Range<u64>, most: u64, into: &mut StillCopy) -> io::Result<bool> {
-        // One more tells that there are more.
+        // Ask for one more than `most`, to detect that there are more.
         self.inner.changed_or_absent(within, most.saturating_add(1), &mut |range| into.push(range))?;
-        // Where stores cannot be found, another look finds no less.
+        // With another tracker, a second search would find no fewer pages, so copy all.
         if into.pages() > most && self.tracker() == Tracker::Scan {
             return Ok(false);
         }
-        // SAFETY: accessible, as all that is asked about; whoever stopped the threads sees to it that nobody stores.
+        // SAFETY: accessible, like every range that a caller asks about; the caller that stopped the threads ensures
+        // that nobody stores.
         unsafe { into.copy_from(self.inner.address()) };
         Ok(true)
     }

@@ -1,17 +1,18 @@
-//! The tracker `scan`, by chunks of one page table each: only chunks with small pages are watched.
+//! The tracker `scan`, in chunks of one page table each: only chunks with small pages are watched.
 //!
-//! Where `userfaultfd` protects, the kernel maps nothing around a page fault. Reads in a chunk whose huge entry a first
-//! store has split would take a fault for each page. So a chunk is not watched as long as the page table has one huge
-//! entry for it, or nothing: whatever was stored to in such a chunk has a small entry, which `PAGEMAP_SCAN` finds without
-//! any protection. A chunk in which one is found is watched from then on, until it is mapped anew:
+//! Where `userfaultfd` protects a range, the kernel does no fault-around. So once a first store has split a huge entry,
+//! reads of the chunk would take a fault for each page. Therefore a chunk is not watched as long as the page table has
+//! one huge entry for it, or none: a store to such a chunk creates a small entry, which `PAGEMAP_SCAN` finds without
+//! any protection. A chunk with a small entry is watched from then on, until it is mapped again:
 //!
 //! ```text
 //! bring back   the pages that the split took out of the page table, if the page cache has them: one fault for all
 //! watch        with userfaultfd; nothing is protected yet
-//! scan         what is present is protected; then the private pages are those that were stored to
+//! scan         present pages become protected; those of them that are private were stored to
 //! ```
 //!
-//! Chunks of files in small folios have small entries as soon as they are read: they are watched at the first look.
+//! In files with small folios, chunks have small entries as soon as they are read, so they are watched from the first
+//! scan.
 
 use crate::mapping::tracker::{PageMap, Scan};
 use parking_lot::Mutex;
@@ -22,48 +23,49 @@ use std::ffi::c_void;
 use std::io;
 use std::ops::Range;
 
-/// Bytes that one page table describes.
+/// Bytes that one page table covers.
 const CHUNK_BYTES: u64 = 2 << 20;
 const PAGE_BYTES: u64 = 4096;
-/// Each run of chunks that are not watched is a mapping of its own to the kernel, which bounds their number; with more
-/// runs all of them are watched.
+/// Each run of unwatched chunks is a separate mapping to the kernel, which limits their number. With more runs than
+/// this, all chunks are watched.
 const RUNS_MOST: usize = 1024;
-/// Watched chunks as near as this are asked about in one call: huge entries in between cost less than a call.
+/// Watched chunks at most this far apart are scanned in one call: huge entries in between cost less than a call.
 const NEAR_CHUNK_BYTES: u64 = 16 << 20;
-/// Small ranges as near as this are looked at in one call.
+/// Small ranges at most this far apart are scanned in one call.
 const NEAR_BYTES: u64 = 128 << 10;
-/// So much is looked at once, and not twice: holes, which a small heap has many of, look to the first look like stores.
+/// A smaller range is scanned once instead of twice: holes, of which a small heap has many, look like stores in the
+/// first scan.
 const ONE_LOOK_BYTES: u64 = 4 << 20;
-/// A chunk of which more than one page in so many is present has lost nothing that would be worth bringing back.
+/// If more than one in this many pages of a chunk is present, there is too little to bring back.
 const PRESENT_ONE_IN: u64 = 4;
 
-/// A tracker that watches the chunks that have small pages.
+/// A tracker that watches the chunks with small pages.
 pub(crate) struct ChunkScan {
     scan: Scan,
-    /// Addresses that show the file, and are not watched.
+    /// Addresses that show the file and are not watched.
     unwatched: Mutex<RangeSet<u64>>,
 }
 
 impl ChunkScan {
-    /// Fails with `EOPNOTSUPP` where the kernel cannot, or does not let us.
+    /// Opens the tracker. `EOPNOTSUPP` where the kernel does not support or does not allow it.
     pub fn open() -> io::Result<ChunkScan> {
         Ok(ChunkScan { scan: Scan::open()?, unwatched: Mutex::default() })
     }
 
-    /// Watches what was just mapped.
+    /// Watches a range that was just mapped.
     pub fn watch(&self, addresses: Range<u64>) -> io::Result<()> {
         self.hidden(&addresses);
         self.scan.watch(addresses)
     }
 
-    /// What was just mapped is not accessible.
+    /// Notes that a range that was just mapped is inaccessible.
     pub fn hidden(&self, addresses: &Range<u64>) {
         if !addresses.is_empty() {
             self.unwatched.lock().remove(addresses.clone());
         }
     }
 
-    /// What was just mapped shows the file.
+    /// Notes that a range that was just mapped shows the file.
     pub fn shows_file(&self, addresses: Range<u64>) -> io::Result<()> {
         if rustix::param::page_size() as u64 != PAGE_BYTES {
             return self.watch(addresses);
@@ -75,7 +77,7 @@ impl ChunkScan {
             if edge.is_empty() {
                 continue;
             }
-            // The rest of the chunk is watched, or is not.
+            // An edge is treated like the rest of its chunk.
             if unwatched.overlaps(&chunk_of(edge.start)) {
                 unwatched.insert(edge);
             } else {
@@ -92,7 +94,7 @@ impl ChunkScan {
     }
 
     fn watch_all(&self, unwatched: &mut RangeSet<u64>) -> io::Result<()> {
-        // One that is watched is not unwatched any more, also if a later one cannot be.
+        // Mark each run as watched at once, because a later one may fail.
         for run in unwatched.clone() {
             self.scan.watch(run.clone())?;
             unwatched.remove(run);
@@ -100,14 +102,14 @@ impl ChunkScan {
         Ok(())
     }
 
-    /// Appends the addresses of pages that were stored to since the last time; in watched chunks those of a file that were
-    /// read since then, too. After an error, those that were found before it.
+    /// Appends the addresses of pages that were stored to since the last call; in watched chunks also pages of the file
+    /// that were read since then. After an error, those that were found before it.
     pub fn changed(&self, pagemap: &PageMap, addresses: Range<u64>, into: &mut Vec<Range<u64>>) -> io::Result<()> {
         let unwatched = &mut *self.unwatched.lock();
         let new = self.watch_small(unwatched, pagemap, &addresses)?;
         let mut found = Vec::new();
         let asked = self.stored(unwatched, pagemap, &addresses, &mut found);
-        // All that is present in a chunk that was not watched before counts as stored to.
+        // In a newly watched chunk, every present page looks stored to, so filter by private pages.
         for range in found {
             let (mut at, before) = (range.start, into.len());
             let filtered = new.overlapping(&range).try_for_each(|chunk| {
@@ -125,8 +127,9 @@ impl ChunkScan {
         asked
     }
 
-    /// As [`ChunkScan::changed`], of shared memory, where a page may have left the page table after a store: holes count as
-    /// stored to, once, and are protected. Ends behind so many pages. Allocates nothing, and takes no lock.
+    /// Finds pages like [`ChunkScan::changed`], in shared memory, where a page may have left the page table after a
+    /// store: a hole counts once as stored to, and is then protected. Ends after `most` pages. Allocates nothing, and
+    /// takes no lock.
     pub fn changed_or_absent(
         &self,
         pagemap: &PageMap,
@@ -137,7 +140,7 @@ impl ChunkScan {
         self.scan.stored_or_absent(pagemap, addresses, most, each)
     }
 
-    /// Watches the chunks that have small pages. Returns what of them was not watched before.
+    /// Watches the chunks with small pages. Returns the ranges that were not watched before.
     fn watch_small(
         &self,
         unwatched: &mut RangeSet<u64>,
@@ -162,7 +165,7 @@ impl ChunkScan {
         for part in new.clone() {
             match self.scan.watch(part.clone()) {
                 Ok(()) => unwatched.remove(part.clone()),
-                // As many mappings as there may be: fewer are needed if all is watched.
+                // The limit of mappings is reached. Watching everything needs fewer.
                 Err(e) if Errno::from_io_error(&e) == Some(Errno::NOMEM) => {
                     let rest = unwatched.clone();
                     self.watch_all(unwatched)?;
@@ -179,11 +182,11 @@ impl ChunkScan {
         Ok(new)
     }
 
-    /// Asks about watched addresses.
+    /// Scans watched addresses, in two passes.
     ///
-    /// A first look asks for unprotected entries and nothing else, which the kernel answers three times as fast. It
-    /// takes holes, and what is not watched, for pages that were stored to, and changes nothing. What it finds is looked at
-    /// again: that look tells pages from holes, and protects a page in the moment in which it reports the page.
+    /// The first pass asks for unprotected entries only, which the kernel answers three times as fast. It also reports
+    /// holes and unwatched pages, and changes nothing. The second pass scans the reported ranges: it tells pages from
+    /// holes, and protects each page at the moment in which it reports the page.
     fn stored(
         &self,
         unwatched: &RangeSet<u64>,
@@ -205,7 +208,7 @@ impl ChunkScan {
             let mut unprotected = Vec::new();
             self.scan.unprotected(pagemap, all, &mut unprotected)?;
             let found: Vec<Range<u64>> = unprotected.iter().flat_map(|range| unwatched.gaps(range)).collect();
-            // The kernel refuses the second look at what is not watched.
+            // The second pass must not cross unwatched ranges, which the kernel refuses.
             let between = |one: &Range<u64>, next: &Range<u64>| {
                 one.end < next.start && unwatched.overlaps(&(one.end..next.start))
             };
@@ -227,8 +230,8 @@ fn push(into: &mut Vec<Range<u64>>, range: Range<u64>) {
     }
 }
 
-/// Has the kernel map what it has in memory around these pages of a chunk, the only ones of their chunk that are present:
-/// one fault brings what was one huge entry. Nothing is read from the disk for that.
+/// Makes the kernel map the cached pages around these, if they are the only ones of their chunk in the page table: one
+/// fault brings back the pages of a split huge entry. Nothing is read from the disk.
 fn bring_back(present: &Range<u64>, unwatched: &RangeSet<u64>) {
     let chunk = chunk_of(present.start);
     if (present.end - present.start) * PRESENT_ONE_IN > CHUNK_BYTES {
@@ -267,7 +270,7 @@ mod tests {
     }
 
     impl Tracked {
-        /// None: the kernel has no such tracker.
+        /// Maps a new file, or returns `None` if the kernel does not support this tracker.
         fn new(bytes_at_once: usize) -> Option<Tracked> {
             let Ok(scan) = ChunkScan::open() else {
                 println!("skipped: PAGEMAP_SCAN or userfaultfd is not to be had here");
@@ -291,7 +294,7 @@ mod tests {
         fn show(&self, range: Range<usize>) {
             let (flags, both) = (MapFlags::PRIVATE | MapFlags::FIXED, ProtFlags::READ | ProtFlags::WRITE);
             let offset = range.start as u64;
-            // SAFETY: inside of what was reserved.
+            // SAFETY: inside the reserved range.
             unsafe {
                 mm::mmap(self.base.add(range.start).cast(), range.len(), both, flags, &self.file, offset).unwrap()
             };
@@ -312,7 +315,7 @@ mod tests {
             unsafe { self.base.add(at).write_volatile(self.base.add(at).read_volatile() + 1) };
         }
 
-        /// The pages that were found, by number.
+        /// The pages that a scan finds, by number.
         fn changed(&self, within: Range<usize>) -> Vec<usize> {
             let mut found = Vec::new();
             self.scan.changed(&self.pagemap, self.addresses(within), &mut found).unwrap();
@@ -353,7 +356,7 @@ mod tests {
         let (one, other) = (3 * CHUNK + 100 * PAGE, 3 * CHUNK + 200 * PAGE);
         tracked.store(one);
         tracked.store(5 * CHUNK);
-        // What is outside of the question is found when it is asked for.
+        // A store outside of the scanned range is found by a later scan.
         assert_eq!(tracked.changed(0..3 * CHUNK), []);
         assert_eq!(tracked.unwatched().len(), CHUNKS);
         assert_eq!(tracked.changed(one..one + PAGE), [one / PAGE]);
@@ -366,7 +369,7 @@ mod tests {
         tracked.store(other);
         tracked.store(one);
         assert_eq!(tracked.changed(all.clone()), [one / PAGE, other / PAGE]);
-        // One page anew: the rest of its chunk is watched, and so is the page.
+        // Map one page again: the rest of its chunk is watched, and so is the page.
         tracked.show(one..one + PAGE);
         tracked.store(one);
         assert_eq!(tracked.changed(all.clone()), [one / PAGE]);
@@ -385,7 +388,7 @@ mod tests {
         let blanks = [CHUNK + 5 * PAGE..CHUNK + 100 * PAGE, CHUNK + 110 * PAGE..CHUNK + 400 * PAGE];
         for range in &blanks {
             let (flags, both) = (MapFlags::PRIVATE | MapFlags::FIXED, ProtFlags::READ | ProtFlags::WRITE);
-            // SAFETY: inside of what was reserved.
+            // SAFETY: inside the reserved range.
             unsafe { mm::mmap_anonymous(tracked.base.add(range.start).cast(), range.len(), both, flags).unwrap() };
             tracked.scan.watch(tracked.addresses(range.clone())).unwrap();
         }
@@ -415,7 +418,7 @@ mod tests {
             return;
         }
         assert_eq!(tracked.unwatched(), [0, 2, 3, 5]);
-        // Pages that are read later are reported, which is no harm.
+        // Pages that were only read are reported, too, which is harmless.
         tracked.read(4 * CHUNK..5 * CHUNK);
         tracked.store(4 * CHUNK);
         assert!(tracked.changed(all.clone()).contains(&(4 * CHUNK / PAGE)));
@@ -453,7 +456,7 @@ mod tests {
     #[test]
     fn more_runs_than_the_kernel_should_have_are_watched() {
         let Ok(scan) = ChunkScan::open() else { return println!("skipped: no such tracker here") };
-        // Addresses at which nothing is mapped cannot be watched; those that are not watched are only noted.
+        // Addresses without a mapping cannot be watched, so watching all fails; unwatched ones are only noted.
         for n in 0..RUNS_MOST as u64 {
             let start = (1 << 40) + 2 * n * CHUNK_BYTES;
             scan.shows_file(start..start + CHUNK_BYTES).unwrap();

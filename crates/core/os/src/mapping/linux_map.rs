@@ -13,7 +13,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
-/// The most pieces in one call of `process_vm_writev` (`IOV_MAX`).
+/// Limit for the pieces in one call of `process_vm_writev` (`IOV_MAX`).
 const PIECES_MOST: usize = 1024;
 
 pub(crate) struct LinuxMapping {
@@ -25,7 +25,7 @@ pub(crate) struct LinuxMapping {
     protection: ProtFlags,
     huge_pages: bool,
     file: Fd,
-    /// Missing only with the tracker `told`, which can do without.
+    /// `None` is possible with the tracker `told` only, which does not need it.
     pagemap: Option<PageMap>,
     scan: Option<ChunkScan>,
     told: bool,
@@ -36,15 +36,14 @@ unsafe impl Send for LinuxMapping {}
 // SAFETY: as above.
 unsafe impl Sync for LinuxMapping {}
 
-/// Another description of the same file: a mapping lives longer than a claim on the file may, and holds
-/// on to the description that it was made from, in forked children, too. A private mapping needs no more than to
-/// read it.
+/// Opens another description of the same file. A mapping may outlive a claim on the file, and keeps its description
+/// open, in forked children, too. A private mapping needs read access only.
 fn reopen(file: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     Ok(above_standard(|| fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()))?)
 }
 
-/// The memory of this process as a file.
+/// Opens the memory of this process as a file.
 fn own_memory(access: OFlags) -> io::Result<OwnedFd> {
     Ok(above_standard(|| fs::open("/proc/self/mem", access | OFlags::CLOEXEC, Mode::empty()))?)
 }
@@ -54,7 +53,7 @@ impl LinuxMapping {
         LinuxMapping::of(reopen(file)?, request)
     }
 
-    /// As [`LinuxMapping::new`], with a description of the file that is the mapping's own.
+    /// Makes a mapping like [`LinuxMapping::new`], from a description of the file that the mapping takes over.
     pub(crate) fn of(file: OwnedFd, request: &MapRequest) -> io::Result<LinuxMapping> {
         let page_bytes = rustix::param::page_size() as u64;
         let bytes = request.address_space.max(1).checked_next_multiple_of(page_bytes).ok_or(Errno::NOMEM)?;
@@ -92,14 +91,14 @@ impl LinuxMapping {
             scan,
             told,
         };
-        // Kernels before 4.17 take the address for a hint.
+        // Kernels before 4.17 treat the address as a hint.
         if request.address.is_some_and(|address| address != base as usize) {
             return Err(Errno::EXIST.into());
         }
         Ok(mapping)
     }
 
-    /// Of this process. A forked child must not reach into its parent.
+    /// The id of this process. A forked child must not reach into its parent.
     fn pid(&self) -> io::Result<libc::pid_t> {
         if self.generation == process_generation() { Ok(self.pid) } else { Err(Errno::BADF.into()) }
     }
@@ -110,7 +109,7 @@ impl LinuxMapping {
         base + range.start..base + range.end
     }
 
-    /// Address and length of a range of whole pages that is to be mapped anew.
+    /// Address and length of a range of whole pages that is to be mapped again.
     fn address_and_len(&self, range: &Range<u64>) -> (*mut c_void, usize) {
         debug_assert!((range.start | range.end).is_multiple_of(self.page_bytes));
         let addresses = self.addresses(range);
@@ -121,7 +120,7 @@ impl LinuxMapping {
         self.pagemap.as_ref().ok_or_else(|| Errno::OPNOTSUPP.into())
     }
 
-    /// What was just mapped can be tracked.
+    /// Starts tracking a range that was just mapped.
     fn watch(&self, range: &Range<u64>) -> io::Result<()> {
         match &self.scan {
             Some(scan) => scan.watch(self.addresses(range)),
@@ -129,7 +128,7 @@ impl LinuxMapping {
         }
     }
 
-    /// Maps a range of a file in memory, at an offset of that file: stores are the file's at once.
+    /// Maps a range of a file in memory, at an offset of that file. Stores reach the file at once.
     pub(crate) fn map_shared(&self, range: Range<u64>, offset: u64) -> io::Result<()> {
         let (at, len) = self.address_and_len(&range);
         // SAFETY: as in `show`.
@@ -139,8 +138,9 @@ impl LinuxMapping {
         self.watch(&range)
     }
 
-    /// As [`Mapping::changed`], of shared pages: those that are not in the page table may have been stored to. Ends behind so
-    /// many pages. Where stores cannot be found, every page. Allocates nothing, and takes no lock.
+    /// Finds pages like [`Mapping::changed`], of shared memory: pages that are not in the page table may have been
+    /// stored to. Ends after `most` pages. If stores cannot be tracked, reports every page. Allocates nothing, and
+    /// takes no lock.
     pub(crate) fn changed_or_absent(
         &self,
         within: Range<u64>,
@@ -165,7 +165,7 @@ impl LinuxMapping {
         into.extend(addresses.into_iter().map(|r| r.start - base..r.end - base));
     }
 
-    /// Copies out through `/proc/self/mem`, where a filter forbids `process_vm_writev`.
+    /// Copies out through `/proc/self/mem`, if a filter forbids `process_vm_writev`.
     fn copy_out_by_file(&self, pieces: &mut [Piece<'_>]) -> io::Result<()> {
         let memory = own_memory(OFlags::RDONLY)?;
         for piece in pieces {
@@ -232,8 +232,8 @@ impl Mapping for LinuxMapping {
         }
         let (at, len) = self.address_and_len(&range);
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
-        // SAFETY: the range is a part of what this mapping reserved. Whoever holds pointers into it was
-        // told that its contents follow the file's.
+        // SAFETY: the range is a part of this mapping's reservation. The holders of pointers into it were told that its
+        // contents follow the file's.
         unsafe { mm::mmap(at, len, self.protection, flags, self.file.own()?, range.start)? };
         if self.huge_pages {
             // SAFETY: the range just mapped. It is only advice, which kernels without huge pages refuse.
@@ -253,7 +253,7 @@ impl Mapping for LinuxMapping {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
         // SAFETY: as in `show`.
         unsafe { mm::mmap_anonymous(at, len, self.protection, flags)? };
-        // Where huge pages are given unasked, the first store to one would change 512 pages.
+        // Where the kernel uses huge pages unasked, the first store to one would change 512 pages.
         // SAFETY: the range just mapped. It is only advice, which kernels without huge pages refuse.
         let _ = unsafe { mm::madvise(at, len, Advice::LinuxNoHugepage) };
         self.watch(&range)
@@ -278,7 +278,7 @@ impl Mapping for LinuxMapping {
         let (at, len) = self.address_and_len(&range);
         // SAFETY: reads the range's pages ahead, nothing else.
         match unsafe { mm::madvise(at, len, Advice::LinuxPopulateRead) } {
-            // Before Linux 5.14 they come when they are needed.
+            // Before Linux 5.14, pages are read when they are needed.
             Err(Errno::INVAL) => Ok(()),
             done => Ok(done?),
         }
@@ -293,7 +293,7 @@ impl Mapping for LinuxMapping {
             Some(scan) => scan.changed(self.pagemap()?, self.addresses(&within), &mut found),
             None => self.pagemap()?.private(self.addresses(&within), self.page_bytes, &mut found),
         };
-        // Also after an error: what was found is not found again.
+        // Report them even after an error, because a later scan does not find them again.
         self.offsets(found, into);
         asked
     }
@@ -318,7 +318,7 @@ impl Mapping for LinuxMapping {
                     iovec(addresses.start as *mut u8, p.into.len())
                 })
                 .collect();
-            // Buffers that lie one behind the other are one to the kernel, which pins the pages of each.
+            // Merge adjacent buffers, because the kernel pins the pages of each one.
             let mut into: Vec<libc::iovec> = Vec::new();
             let mut wanted = 0;
             for piece in pieces.iter_mut() {
@@ -330,14 +330,14 @@ impl Mapping for LinuxMapping {
                 }
             }
             let (n, m) = (from.len() as libc::c_ulong, into.len() as libc::c_ulong);
-            // SAFETY: the kernel checks what it reads from, and writes to the pieces' exclusive buffers.
+            // SAFETY: the kernel checks the addresses that it reads from, and writes to the pieces' exclusive buffers.
             let got = unsafe {
                 match n {
-                    // Valgrind knows that this gives the buffer, which may be the program's own, its contents.
+                    // Valgrind knows that this call fills the buffer, which may be the program's own.
                     1 => libc::process_vm_readv(pid, into.as_ptr(), m, from.as_ptr(), n, 0),
-                    // The direction of a write: the mapping is what this process reads from, many places in one pass,
-                    // and the buffers are what is pinned. Past the C library's function, in which MemorySanitizer would
-                    // look into what code that it did not compile has written.
+                    // Copy with a write call, so that the many places of the mapping are read in one pass, and only the
+                    // buffers are pinned. Called past the C library, because MemorySanitizer would check bytes that
+                    // uninstrumented code has written.
                     _ => {
                         let flags: libc::c_ulong = 0;
                         libc::syscall(libc::SYS_process_vm_writev, pid, from.as_ptr(), n, into.as_ptr(), m, flags)
@@ -365,7 +365,7 @@ impl Mapping for LinuxMapping {
         let there = iovec(addresses.start as *mut u8, bytes.len());
         // SAFETY: the kernel reads `bytes` and checks where it writes to: this mapping.
         let got = unsafe { libc::process_vm_writev(pid, &raw const here, 1, &raw const there, 1, 0) };
-        // Also where the program has taken the right to write from a page of its own.
+        // The fallback also serves pages that the program itself has made read-only.
         if got == bytes.len() as isize { Ok(()) } else { self.copy_in_by_file(offset, bytes) }
     }
 
@@ -379,7 +379,7 @@ impl Drop for LinuxMapping {
         if self.bytes == 0 {
             return;
         }
-        // SAFETY: reserved in `new`; whoever holds pointers into it has been told when they end.
+        // SAFETY: reserved in `new`; the holders of pointers into it have been told when they end.
         let _ = unsafe { mm::munmap(self.base.cast(), self.bytes as usize) };
     }
 }

@@ -1,4 +1,4 @@
-//! Memory that shows a file which nobody changes any more: for reading, at an address of choice if need be.
+//! Read-only view of a file that does not change any more, at a chosen address if needed.
 
 use rustix::io::Errno;
 use rustix::mm::{self, MapFlags, ProtFlags};
@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 
-/// Address space, and a file in front of it. What is stored there is this process's alone.
+/// Address space with a file at its beginning. Stores to it stay private to this process.
 pub struct ReadMapping {
     address: NonNull<u8>,
     space: usize,
@@ -19,7 +19,7 @@ unsafe impl Send for ReadMapping {}
 unsafe impl Sync for ReadMapping {}
 
 impl ReadMapping {
-    /// Address space of so many bytes; at this address if there is one. `EEXIST`: something else is there.
+    /// Reserves address space of this size, at this address if one is given. `EEXIST` if the address is in use.
     pub fn reserve(at: Option<usize>, space: usize) -> io::Result<ReadMapping> {
         let space = space.next_multiple_of(rustix::param::page_size()).max(rustix::param::page_size());
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
@@ -34,7 +34,7 @@ impl ReadMapping {
         }
     }
 
-    /// Shows the first bytes of a file in the place of what was shown before.
+    /// Shows the first bytes of a file, and replaces an earlier view.
     pub(crate) fn show(&mut self, file: BorrowedFd<'_>, len: usize) -> io::Result<()> {
         if len > self.space {
             return Err(Errno::NOMEM.into());
@@ -56,12 +56,12 @@ impl ReadMapping {
         Ok(())
     }
 
-    /// Where it is.
+    /// Its address.
     pub fn address(&self) -> NonNull<u8> {
         self.address
     }
 
-    /// Bytes that are shown.
+    /// The bytes that are shown.
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: mapped as long as this value lives, and changed by `show` alone.
         unsafe { std::slice::from_raw_parts(self.address.as_ptr(), self.len) }

@@ -1,14 +1,15 @@
-//! Copies of pages that are made while all other threads of the process stand still: with memory that was there before.
+//! Copies of pages that are made while all other threads of the process are stopped, into memory that was allocated
+//! before.
 
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
 
-/// Memory that is kept from one time to the next.
+/// Memory that is kept for the next copy.
 const KEPT_BYTES: usize = 8 << 20;
 
-/// Zeros, which take memory as they are stored to.
+/// Zeros, which take memory only when they are stored to.
 pub struct Scratch {
     at: NonNull<u8>,
     bytes: usize,
@@ -16,11 +17,11 @@ pub struct Scratch {
 
 // SAFETY: memory of its own.
 unsafe impl Send for Scratch {}
-// SAFETY: as above; it is changed through an exclusive reference, or by whoever says how.
+// SAFETY: as above; it is changed through an exclusive reference, or by users of the address, which state how.
 unsafe impl Sync for Scratch {}
 
 impl Scratch {
-    /// So many bytes, and at least one page.
+    /// Reserves this many bytes, and at least one page.
     pub fn new(bytes: usize) -> io::Result<Scratch> {
         let bytes = bytes.max(1).next_multiple_of(rustix::param::page_size());
         let (both, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
@@ -30,18 +31,18 @@ impl Scratch {
         Ok(Scratch { at, bytes })
     }
 
-    /// Where it is.
+    /// Its address.
     pub fn address(&self) -> NonNull<u8> {
         self.at
     }
 
-    /// All of it is zeros again, and its memory is given back.
+    /// Makes everything zeros again, and gives the memory back.
     pub fn clear(&self) {
-        // SAFETY: the mapping that `new` made; whoever uses it meanwhile does so by atomics, and finds zeros.
+        // SAFETY: the mapping that `new` made; concurrent users access it by atomics, and find zeros.
         let _ = unsafe { mm::madvise(self.at.as_ptr().cast(), self.bytes, Advice::LinuxDontNeed) };
     }
 
-    /// Has memory for the first bytes now, and not when they are stored to.
+    /// Allocates memory for the first bytes now, instead of at the first store.
     fn populate(&self, bytes: usize) {
         if bytes > 0 {
             // SAFETY: within the mapping, and contents stay. Only a wish.
@@ -49,7 +50,7 @@ impl Scratch {
         }
     }
 
-    /// Gives memory back behind so many bytes.
+    /// Gives memory back, except the first [`KEPT_BYTES`], if more was used.
     fn shrink(&mut self, used: usize) {
         let kept = KEPT_BYTES.min(self.bytes);
         if used > kept {
@@ -66,7 +67,7 @@ impl Drop for Scratch {
     }
 }
 
-/// Ranges of pages, and what was in them.
+/// Ranges of pages, and their contents.
 pub struct StillCopy {
     ranges: Scratch,
     bytes: Scratch,
@@ -76,25 +77,25 @@ pub struct StillCopy {
 }
 
 impl StillCopy {
-    /// With room for a mapping of so many bytes.
+    /// Reserves room for a mapping of this size.
     pub fn new(bytes: u64) -> io::Result<StillCopy> {
         let pages = bytes as usize / rustix::param::page_size() + 2;
         let ranges = Scratch::new(pages * size_of::<Range<u64>>())?;
         Ok(StillCopy { ranges, bytes: Scratch::new(bytes as usize)?, found: 0, found_bytes: 0, copied: 0 })
     }
 
-    /// Whether there is room for a mapping of so many bytes.
+    /// Whether there is room for a mapping of this size.
     pub fn has_room(&self, bytes: u64) -> bool {
         bytes as usize <= self.bytes.bytes
     }
 
-    /// So many bytes will be copied at most, as far as one can tell.
+    /// Allocates memory in advance for a copy of probably at most this many bytes.
     pub fn expect(&self, bytes: usize) {
         self.bytes.populate(bytes.clamp(1 << 20, KEPT_BYTES));
         self.ranges.populate(bytes / rustix::param::page_size() * size_of::<Range<u64>>());
     }
 
-    /// Nothing is in it. Ranges come behind each other, and do not overlap.
+    /// Empties the copy. The ranges that are added next must be in order and disjoint.
     pub fn clear(&mut self) {
         self.bytes.shrink(self.copied);
         (self.found, self.found_bytes, self.copied) = (0, 0, 0);
@@ -117,7 +118,7 @@ impl StillCopy {
         }
     }
 
-    /// Copies what is in the ranges, of a mapping at this address. Allocates nothing.
+    /// Copies the contents of the ranges from a mapping at this address. Allocates nothing.
     ///
     /// # Safety
     /// The ranges are mapped there, and nobody stores to them.
@@ -137,29 +138,30 @@ impl StillCopy {
         }
     }
 
-    /// Pages that were found.
+    /// Number of pages in the ranges.
     pub(crate) fn pages(&self) -> u64 {
         self.found_bytes / rustix::param::page_size() as u64
     }
 
-    /// What was found.
+    /// The ranges that were added.
     pub fn ranges(&self) -> &[Range<u64>] {
         // SAFETY: as in `push`.
         unsafe { std::slice::from_raw_parts(self.ranges.at.cast().as_ptr(), self.found) }
     }
 
-    /// What was in the ranges, one behind the other. Less than they have: nothing was copied, or not all.
+    /// The contents of the ranges, one after the other. Shorter than the ranges if nothing, or not everything, was
+    /// copied.
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: so many bytes are there.
         unsafe { std::slice::from_raw_parts(self.bytes.at.as_ptr(), self.copied) }
     }
 
-    /// Whether everything that was found was copied.
+    /// Whether the contents of all ranges were copied.
     pub fn is_whole(&self) -> bool {
         self.copied as u64 == self.found_bytes
     }
 
-    /// Adds bytes at the end of a range, where copying is somebody else's.
+    /// Appends room for the contents of a range that the caller copies.
     pub(crate) fn room(&mut self, len: usize) -> &mut [u8] {
         assert!(len <= self.bytes.bytes - self.copied);
         // SAFETY: there is room, as was just seen.

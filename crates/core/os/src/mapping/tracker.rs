@@ -1,8 +1,8 @@
-//! Which pages of a private mapping were stored to.
+//! Finds the pages of a private mapping that were stored to.
 //!
-//! Both ways ask `/proc/self/pagemap`. [`PageMap`] reads it, or has it searched where the kernel can: a page
-//! of a private mapping that is there and is no page of a file was stored to. [`Scan`] has the kernel protect
-//! pages against writing, without a handler, and tell which ones lost that protection (`PAGEMAP_SCAN`, Linux 6.7).
+//! Both ways query `/proc/self/pagemap`. [`PageMap`] reads it, or lets the kernel search it where that is possible: a
+//! present page of a private mapping that is not a page of a file was stored to. [`Scan`] lets the kernel write-protect
+//! pages, without a handler, and report those that lost the protection (`PAGEMAP_SCAN`, Linux 6.7).
 
 use crate::descriptors::descriptor::Fd;
 use rustix::fs::{self, Mode, OFlags};
@@ -13,9 +13,9 @@ use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::OnceLock;
 
-/// Entries read at once.
+/// Entries that are read at once.
 const ENTRIES: usize = 4096;
-/// Ranges that one scan reports at most.
+/// Limit for the ranges that one scan reports.
 const REGIONS: usize = 512;
 
 const PRESENT: u64 = 1 << 63;
@@ -27,7 +27,7 @@ pub(crate) struct PageMap {
     fd: Fd,
 }
 
-/// Appends a range of addresses, joining it to the one before.
+/// Appends a range of addresses, joined with the previous one if they are adjacent.
 fn push(into: &mut Vec<Range<u64>>, range: Range<u64>) {
     match into.last_mut() {
         Some(last) if last.end == range.start => last.end = range.end,
@@ -41,7 +41,7 @@ impl PageMap {
         Ok(PageMap { fd: Fd::open(|| fs::open("/proc/self/pagemap", flags, Mode::empty()))? })
     }
 
-    /// Appends the addresses of pages that were stored to and are still there, or in swap.
+    /// Appends the addresses of pages that were stored to and are present or in swap.
     pub fn private(&self, addresses: Range<u64>, page: u64, into: &mut Vec<Range<u64>>) -> io::Result<()> {
         let mut found = Vec::new();
         let pages = ScanArg {
@@ -56,7 +56,7 @@ impl PageMap {
                 found.into_iter().for_each(|range| push(into, range));
                 Ok(())
             }
-            // Before Linux 6.7 every page is read, also where there are none.
+            // Before Linux 6.7, the entry of every page is read, also in holes.
             Err(_) => self.private_by_reading(addresses, page, into),
         }
     }
@@ -73,7 +73,7 @@ impl PageMap {
         self.scan_all(addresses, small, into)
     }
 
-    /// As [`PageMap::small_unwatched`], of what is watched, too.
+    /// Appends like [`PageMap::small_unwatched`], with watched pages as well.
     #[cfg(test)]
     pub fn small(&self, addresses: Range<u64>, into: &mut Vec<Range<u64>>) -> io::Result<()> {
         let small = ScanArg {
@@ -107,12 +107,12 @@ impl PageMap {
         Ok(())
     }
 
-    /// Appends the addresses of pages that a question is about. Holes cost nothing.
+    /// Appends the addresses of pages that match a query. Holes cost nothing.
     fn scan_all(&self, addresses: Range<u64>, question: ScanArg, into: &mut Vec<Range<u64>>) -> io::Result<()> {
         self.scan_each(addresses, question, u64::MAX, &mut |range| push(into, range))
     }
 
-    /// As [`PageMap::scan_all`], and ends behind so many pages; allocates nothing.
+    /// Finds pages like [`PageMap::scan_all`], ends after `most` pages, and allocates nothing.
     fn scan_each(
         &self,
         addresses: Range<u64>,
@@ -137,7 +137,7 @@ impl PageMap {
                 left -= ((r.end - r.start) / rustix::param::page_size() as u64).min(left);
                 each(r.start..r.end);
             }
-            // The kernel stops where its vector was full.
+            // The kernel stops when its vector is full.
             if arg.walk_end <= start {
                 break;
             }
@@ -204,17 +204,17 @@ const UFFDIO_API: libc::Ioctl = 0xC018_AA3F_u32 as libc::Ioctl;
 const UFFDIO_REGISTER: libc::Ioctl = 0xC020_AA00_u32 as libc::Ioctl;
 const UFFDIO_REGISTER_MODE_WP: u64 = 1 << 1;
 
-/// A `userfaultfd` that protects against writing without a handler.
+/// A `userfaultfd` that write-protects pages without a handler.
 pub(crate) struct Scan {
     uffd: Fd,
 }
 
 impl Scan {
-    /// Fails with `EOPNOTSUPP` where the kernel cannot, or does not let us.
+    /// Opens one. `EOPNOTSUPP` where the kernel does not support or does not allow it.
     pub fn open() -> io::Result<Scan> {
         static WORKS: OnceLock<bool> = OnceLock::new();
         if *WORKS.get_or_init(|| trial().unwrap_or(false)) {
-            // A filter of system calls may have come since.
+            // A filter of system calls may have been installed since.
             Scan::open_untried().map_err(|e| match Errno::from_io_error(&e) {
                 Some(Errno::NOSYS | Errno::PERM) => Errno::OPNOTSUPP.into(),
                 _ => e,
@@ -240,7 +240,7 @@ impl Scan {
         Ok(Scan { uffd })
     }
 
-    /// Begins to track stores to these addresses. Called again after each mapping there.
+    /// Starts to track stores to these addresses. Must be called again after each mapping there.
     pub fn watch(&self, addresses: Range<u64>) -> io::Result<()> {
         let mut register = [addresses.start, addresses.end - addresses.start, UFFDIO_REGISTER_MODE_WP, 0];
         // SAFETY: four 64-bit fields, as `struct uffdio_register` has.
@@ -250,16 +250,15 @@ impl Scan {
         }
     }
 
-    /// Appends the addresses of entries that are not protected, holes among them, and of what is not watched. Changes
-    /// nothing.
+    /// Appends the addresses of unprotected entries, including holes, and of unwatched pages. Changes nothing.
     pub fn unprotected(&self, pagemap: &PageMap, addresses: Range<u64>, into: &mut Vec<Range<u64>>) -> io::Result<()> {
         let unprotected =
             ScanArg { category_mask: PAGE_IS_WRITTEN, return_mask: PAGE_IS_WRITTEN, ..ScanArg::default() };
         pagemap.scan_all(addresses, unprotected, into)
     }
 
-    /// Appends the addresses of pages that were stored to since the last time; those of a file that were read since then,
-    /// too. Protects them. Holes are left alone: protecting them would cost page tables.
+    /// Appends the addresses of pages that were stored to since the last call, and of pages of a file that were read
+    /// since then; then protects them. Holes are left alone, because protecting them would cost page tables.
     pub fn stored(&self, pagemap: &PageMap, addresses: Range<u64>, into: &mut Vec<Range<u64>>) -> io::Result<()> {
         let stored = ScanArg {
             flags: PM_SCAN_WP_MATCHING | PM_SCAN_CHECK_WPASYNC,
@@ -271,8 +270,9 @@ impl Scan {
         pagemap.scan_all(addresses, stored, into)
     }
 
-    /// As [`Scan::stored`], of shared memory, where a page may have left the page table after a store: holes count as
-    /// stored to, once, and are protected. Ends behind so many pages; what is behind them is as it was. Allocates nothing.
+    /// Finds pages like [`Scan::stored`], in shared memory, where a page may have left the page table after a store: a
+    /// hole counts once as stored to, and is then protected. Ends after `most` pages, and leaves the pages behind them
+    /// unchanged. Allocates nothing.
     pub fn stored_or_absent(
         &self,
         pagemap: &PageMap,
@@ -290,7 +290,7 @@ impl Scan {
     }
 }
 
-/// Stores to a page of a new mapping, and checks once whether the store is found.
+/// Tests on a new mapping whether stores are found.
 fn trial() -> io::Result<bool> {
     let (scan, pagemap) = (Scan::open_untried()?, PageMap::open()?);
     let page = rustix::param::page_size();
@@ -326,10 +326,10 @@ fn trial() -> io::Result<bool> {
     works
 }
 
-/// `ioctl` past the C library's function: MemorySanitizer, which sees only what C code stores, would look into what is passed.
+/// `ioctl` past the C library: MemorySanitizer, which sees only stores of C code, would check the argument.
 ///
 /// # Safety
-/// As for the request.
+/// The requirements of the request apply.
 unsafe fn ioctl(fd: i32, request: libc::Ioctl, argument: *mut libc::c_void) -> libc::c_long {
     // SAFETY: the caller's.
     unsafe { libc::syscall(libc::SYS_ioctl, fd, request, argument) }

@@ -1,4 +1,4 @@
-//! Memory that a direct write accepts.
+//! A buffer that direct writes accept.
 
 use std::collections::TryReserveError;
 use std::ops::{Deref, DerefMut};
@@ -10,16 +10,16 @@ pub const BLOCK_BYTES: usize = 4096;
 #[repr(C, align(4096))]
 struct Block([u8; BLOCK_BYTES]);
 
-/// A growing byte buffer, aligned to [`BLOCK_BYTES`]. Memory once used stays, whatever is in it, so that
-/// filling the buffer again writes every byte once.
+/// A growing byte buffer, aligned to [`BLOCK_BYTES`]. Used memory is kept with its contents, so that refilling the
+/// buffer writes every byte only once.
 #[derive(Default)]
 pub struct AlignedBuf {
     blocks: Vec<Block>,
     len: usize,
 }
 
-/// Memory that an emptied buffer keeps, in blocks: that of the largest commit that goes inline with a journal
-/// of the usual size stays, a larger one shall not.
+/// Memory that an emptied buffer keeps, in blocks. This is enough for the largest inline commit with a journal of the
+/// usual size; larger memory is given back.
 const KEPT_BLOCKS: usize = (10 << 20) / BLOCK_BYTES;
 
 impl AlignedBuf {
@@ -30,8 +30,8 @@ impl AlignedBuf {
         buf
     }
 
-    /// A buffer of `len` zeros, or of fewer where there is no memory for them, of a block at least: for who goes on piece by
-    /// piece.
+    /// A buffer of `len` zeros, or a smaller one of at least a block if there is too little memory. For callers that
+    /// work piece by piece.
     pub fn zeroed_up_to(len: usize) -> AlignedBuf {
         let mut buf = AlignedBuf::default();
         let len = if buf.try_reserve(len).is_ok() { len } else { len.min(BLOCK_BYTES) };
@@ -48,7 +48,7 @@ impl AlignedBuf {
         }
     }
 
-    /// Room for `len` bytes in all. An error: there is no memory for them.
+    /// Reserves room for `len` bytes in all. Fails if there is no memory for them.
     pub fn try_reserve(&mut self, len: usize) -> Result<(), TryReserveError> {
         self.blocks.try_reserve(len.div_ceil(BLOCK_BYTES).saturating_sub(self.blocks.len()))
     }
@@ -77,7 +77,7 @@ impl AlignedBuf {
         self[at..].copy_from_slice(bytes);
     }
 
-    /// Fills up with zeros to a whole block.
+    /// Pads with zeros to a whole block.
     pub fn pad_to_block(&mut self) {
         self.resize(self.len.next_multiple_of(BLOCK_BYTES));
     }

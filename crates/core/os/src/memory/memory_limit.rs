@@ -1,10 +1,10 @@
-//! How much memory there is.
+//! The amount of memory that there is.
 
 use crate::mapping::MemoryLimit;
 use std::fs::read_to_string;
 use std::path::Path;
 
-/// The least of what the machine has and what a memory cgroup of this process allows, swap included.
+/// The smaller of the machine's memory and the limit of this process's memory cgroup, both with swap.
 pub fn memory_limit() -> Option<MemoryLimit> {
     let meminfo = read_to_string("/proc/meminfo").unwrap_or_default();
     let of = |name: &str| {
@@ -17,7 +17,7 @@ pub fn memory_limit() -> Option<MemoryLimit> {
     groups.lines().flat_map(|line| group_limits(line, swap)).chain(machine).min_by_key(|limit| limit.bytes)
 }
 
-/// The limits of one line of `/proc/self/cgroup`, `ID:CONTROLLERS:PATH`: those of the group and of all above it.
+/// The limits of one line of `/proc/self/cgroup`, `ID:CONTROLLERS:PATH`: those of the group and of all groups above it.
 fn group_limits(line: &str, swap: u64) -> Vec<MemoryLimit> {
     let mut fields = line.splitn(3, ':');
     let (Some(_), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else {
@@ -33,7 +33,7 @@ fn group_limits(line: &str, swap: u64) -> Vec<MemoryLimit> {
     let groups = inside.ancestors().map(|group| Path::new(root).join(group));
     let limits = groups.filter_map(|group| {
         let bytes = if v2 {
-            // `max` is no number, and no limit.
+            // `max` is not a number, and means no limit.
             let most = number(&group.join("memory.max"))?;
             most.saturating_add(number(&group.join("memory.swap.max")).unwrap_or(swap).min(swap))
         } else {

@@ -1,4 +1,4 @@
-//! Much memory for a short time: pages of its own, which the system takes back at once.
+//! Large memory for a short time: separate pages, which are given back to the system at once.
 
 use rustix::io::Errno;
 use rustix::mm::{self, MapFlags, ProtFlags};
@@ -6,7 +6,7 @@ use std::io;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
-/// Zeros that take no room before they are written. Accepted by direct reads and writes.
+/// Zeros that take no memory before they are written. Accepted by direct reads and writes.
 pub struct PageMemory {
     base: NonNull<u8>,
     len: usize,
@@ -18,7 +18,7 @@ unsafe impl Send for PageMemory {}
 unsafe impl Sync for PageMemory {}
 
 impl PageMemory {
-    /// So many bytes. `ENOMEM` if the system has not as much.
+    /// Allocates this many bytes. `ENOMEM` if the system does not have as much.
     pub fn new(len: usize) -> io::Result<PageMemory> {
         if len == 0 {
             return Ok(PageMemory { base: NonNull::dangling(), len });
@@ -54,7 +54,7 @@ impl AsRef<[u8]> for PageMemory {
 impl Drop for PageMemory {
     fn drop(&mut self) {
         if self.len > 0 {
-            // SAFETY: mapped in `new`; what was borrowed from it is gone.
+            // SAFETY: mapped in `new`; no borrow of it is left.
             let _ = unsafe { mm::munmap(self.base.as_ptr().cast(), self.len) };
         }
     }

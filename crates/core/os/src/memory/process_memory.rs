@@ -1,15 +1,16 @@
-//! What is mapped in this process, and who may store to it.
+//! The mappings of this process, and write permission to its pages.
 
 use rustix::mm::{self, MprotectFlags};
 use std::io;
 use std::ops::Range;
 
-/// Addresses that can be accessed, and what is there: a file's path, `[heap]`, `[stack]`, or nothing for other anonymous memory.
+/// Accessible address ranges and their mappings: a file's path, `[heap]`, `[stack]`, or an empty name for other
+/// anonymous memory.
 pub fn process_memory() -> io::Result<Vec<(Range<u64>, String)>> {
     Ok(std::fs::read_to_string("/proc/self/maps")?.lines().filter_map(entry).collect())
 }
 
-/// Takes the right to store to whole pages from the process, or gives it back.
+/// Removes write permission from whole pages of the process, or restores it.
 ///
 /// # Safety
 /// The pages are the caller's, and nobody relies on being able to store to them, or on being unable.
@@ -21,7 +22,7 @@ pub unsafe fn set_read_only(pages: Range<usize>, on: bool) -> io::Result<()> {
     Ok(())
 }
 
-/// `START-END PERMISSIONS OFFSET DEVICE INODE   PATH`.
+/// Parses a line `START-END PERMISSIONS OFFSET DEVICE INODE   PATH`.
 fn entry(line: &str) -> Option<(Range<u64>, String)> {
     let (range, rest) = line.split_once(' ')?;
     if rest.starts_with("---") {

@@ -5,8 +5,8 @@ use rustix::io::Errno;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Lets a range of one file share the blocks of a range of another one. Only on file systems of which crashes on the
-/// recording disk have shown that `fdatasync` makes it durable: others have lost bytes in their time.
+/// Lets a range of one file share blocks with a range of another. Limited to file systems on which crash tests with a
+/// recorded disk have shown that `fdatasync` makes the sharing durable, because others have lost bytes in the past.
 pub fn clone_range(
     to: BorrowedFd<'_>,
     offset: u64,
@@ -15,7 +15,7 @@ pub fn clone_range(
     len: u64,
 ) -> io::Result<()> {
     if len == 0 {
-        // To the kernel this is everything up to the end.
+        // For the kernel, length 0 means everything up to the end.
         return Ok(());
     }
     #[allow(clippy::unnecessary_cast, reason = "it has 32 bits on other architectures")]
@@ -34,7 +34,7 @@ pub fn clone_range(
         return Ok(());
     }
     match io::Error::last_os_error() {
-        // File systems that know no such request say one or the other.
+        // File systems without this request return one or the other.
         e if matches!(Errno::from_io_error(&e), Some(Errno::NOTTY | Errno::NOSYS)) => Err(Errno::OPNOTSUPP.into()),
         e => Err(e),
     }

@@ -1,6 +1,6 @@
-//! Which kernel this is.
+//! The version of the running kernel.
 
-/// Whether the kernel is this one or a later one.
+/// Whether the kernel has this version or a later one.
 pub(crate) fn kernel_is(major: u32, minor: u32) -> bool {
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|n| n.parse::<u32>().ok());

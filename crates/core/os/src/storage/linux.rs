@@ -31,10 +31,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-/// What `statfs` calls FUSE.
+/// The type number of FUSE in `statfs`.
 const FUSE_MAGIC: u32 = 0x6573_5546;
 
-/// What the kernel reads ahead, as far as nobody has set it to less.
+/// The kernel's default for read-ahead.
 const READ_AHEAD_BYTES: u64 = 128 << 10;
 
 const ATTRIBUTE: &str = "user.untorn";
@@ -55,7 +55,7 @@ pub struct Linux {
 }
 
 impl Linux {
-    /// Opens a directory as the root of a storage. The path itself may go through links.
+    /// Opens a directory as the root of a storage. The path itself may contain links.
     pub fn open(path: &Path) -> io::Result<Arc<Linux>> {
         let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -67,7 +67,7 @@ impl Linux {
         }))
     }
 
-    /// A file that somebody else has opened.
+    /// Makes a file of a descriptor that another component has opened.
     pub fn file_of(fd: OwnedFd) -> io::Result<Arc<dyn File>> {
         let (directory, holds_lock) = (Mutex::new(None), AtomicBool::new(false));
         Ok(Arc::new(LinuxFile { fd: Fd::new(fd)?, directory, direct: false, holds_lock, totals: Arc::default() }))
@@ -78,14 +78,14 @@ impl Linux {
         Linux::file_of(above_standard(|| fs::memfd_create("untorn", fs::MemfdFlags::CLOEXEC))?)
     }
 
-    /// Opens beneath the root, through neither links nor mounts.
+    /// Opens beneath the root, without following links or crossing mounts.
     fn open_beneath(&self, path: &Path, flags: OFlags, mode: Mode) -> io::Result<OwnedFd> {
         let root = self.root.own()?;
         above_standard(|| self.open_below(root, path, flags, mode))
     }
 
     fn open_below(&self, root: BorrowedFd<'_>, path: &Path, flags: OFlags, mode: Mode) -> io::Result<OwnedFd> {
-        // `openat2` would let those pass that stay inside.
+        // `openat2` would allow `..` that stays inside.
         if path.components().any(|part| part == Component::ParentDir) {
             return Err(Errno::XDEV.into());
         }
@@ -122,7 +122,7 @@ impl Linux {
             let last = parts.peek().is_none();
             let (f, m) = if last { (flags, mode) } else { (directory, Mode::empty()) };
             at = match fs::openat(&at, name, f, m) {
-                // What `openat2` says of a link on the way.
+                // The error that `openat2` gives for a link on the way.
                 Err(Errno::NOTDIR) if !last && is_link(&at, name) => return Err(Errno::LOOP.into()),
                 done => done?,
             };
@@ -138,7 +138,7 @@ impl Linux {
         Ok(LinuxFile { fd, directory, direct, holds_lock, totals: self.totals.clone() })
     }
 
-    /// The directory that holds a name, and the name.
+    /// The directory that holds a name, and the last component of the path.
     fn parent<'p>(&self, path: &'p Path) -> io::Result<(Directory<'_>, &'p OsStr)> {
         let name = path.file_name().ok_or(Errno::INVAL)?;
         let directory = match path.parent() {
@@ -205,7 +205,7 @@ impl Storage for Linux {
         let fd = match self.open_beneath(path, if direct { flags | OFlags::DIRECT } else { flags }, mode) {
             Err(e) if direct && Errno::from_io_error(&e) == Some(Errno::INVAL) => {
                 direct = false;
-                // The refused attempt may have made the name already.
+                // The refused attempt may have created the file already.
                 if how.create.is_some() {
                     let _ = self.unlink(path);
                 }
@@ -231,7 +231,7 @@ impl Storage for Linux {
                 let directory = self.open_beneath(directory, OFlags::PATH | OFlags::DIRECTORY, Mode::empty())?;
                 Ok(Arc::new(self.file(fd, false, Some(Fd::new(directory)?))?))
             }
-            // A kernel that does not know the flag takes it for that of a directory.
+            // A kernel without the flag interprets it as that of a directory.
             Err(e) if Errno::from_io_error(&e) == Some(Errno::ISDIR) => Err(Errno::OPNOTSUPP.into()),
             Err(e) => Err(e),
         }
@@ -265,7 +265,7 @@ impl Storage for Linux {
             return Ok(());
         }
         match fs::renameat_with(&from_dir, from_name, &to_dir, to_name, RenameFlags::NOREPLACE) {
-            // Not every file system knows the flag; the owner of the store is the only one to race with.
+            // Some file systems do not know the flag. Only the owner of the store could race with the check.
             Err(Errno::INVAL | Errno::NOSYS) => {
                 if fs::statat(&to_dir, to_name, AtFlags::SYMLINK_NOFOLLOW).is_ok() {
                     return Err(Errno::EXIST.into());
@@ -290,7 +290,7 @@ impl Storage for Linux {
     fn mkdir(&self, path: &Path, mode: u32) -> io::Result<()> {
         let (dir, name) = self.parent(path)?;
         fs::mkdirat(&dir, name, Mode::from_raw_mode(0o700))?;
-        // The umask may have taken bits away.
+        // The umask may have cleared bits.
         self.set_dir_mode(path, mode)
     }
 
@@ -326,7 +326,7 @@ impl Storage for Linux {
             };
         }
         if !matches!(access, Access::Mode(_)) {
-            // The kernel knows about groups, access control lists, and file systems that are mounted read-only.
+            // The kernel checks groups, access control lists, and read-only mounts.
             fs::accessat(&directory, ".", fs::Access::WRITE_OK | fs::Access::EXEC_OK, AtFlags::EACCESS)?;
         }
         let Some(name) = name else { return Ok(()) };
@@ -337,7 +337,7 @@ impl Storage for Linux {
         let fixed = |directory: &Directory<'_>, name: &OsStr, flags| {
             let (kind, none) =
                 (AtFlags::SYMLINK_NOFOLLOW | flags, libc::STATX_ATTR_IMMUTABLE | libc::STATX_ATTR_APPEND);
-            // Where the kernel does not tell, there is nothing to be learned.
+            // If the kernel does not report attributes, assume that none is set.
             let st = fs::statx(directory, name, kind, fs::StatxFlags::BASIC_STATS);
             st.is_ok_and(|st| st.stx_attributes.bits() & none as u64 != 0)
         };
@@ -351,7 +351,7 @@ impl Storage for Linux {
                     return Err(Errno::PERM.into());
                 }
                 if mode & 0o2000 != 0 && !keeps_setgid(entry.st_gid) {
-                    // The kernel would leave the bit out, and say nothing.
+                    // The kernel would silently drop the bit.
                     return Err(Errno::PERM.into());
                 }
                 match fs::fstatvfs(&directory)?.f_flag.contains(fs::StatVfsMountFlags::RDONLY) {
@@ -371,7 +371,7 @@ impl Storage for Linux {
             Ok(dir) => !matches!(
                 fs::fgetxattr(&dir, "system.posix_acl_access", &mut [0u8; 0]), Err(e) if none.contains(&e)
             ),
-            // What cannot be asked may have one.
+            // If the list cannot be read, there may be one.
             Err(_) => true,
         }
     }
@@ -472,15 +472,15 @@ impl Storage for Linux {
 
 struct LinuxFile {
     fd: Fd,
-    /// Of a file that was made without a name and has none yet: where it gets one.
+    /// For a file without a name: the directory in which it will get one.
     directory: Mutex<Option<Fd>>,
     direct: bool,
     holds_lock: AtomicBool,
     totals: Arc<Totals>,
 }
 
-/// Releases the locks. Closing alone does not while a copy of the descriptor exists, and a thread of this process
-/// that starts a program makes one for the moment between `vfork` and `exec`.
+/// Releases the locks. Closing alone does not release them while a copy of the descriptor exists, and a thread that
+/// starts a program makes one between `vfork` and `exec`.
 impl Drop for LinuxFile {
     fn drop(&mut self) {
         if self.holds_lock.load(Relaxed)
@@ -492,8 +492,8 @@ impl Drop for LinuxFile {
     }
 }
 
-/// Sets, releases or queries an open-file-description lock of a range (`fcntl`); an empty one stands for the whole file.
-/// Returns the lock type that the kernel reports, and where that lock begins.
+/// Sets, releases or queries an open-file-description lock on a range (`fcntl`); an empty range means the whole file.
+/// Returns the lock type that the kernel reports, and the start of that lock.
 fn set_lock(
     fd: BorrowedFd<'_>,
     kind: libc::c_int,
@@ -515,13 +515,13 @@ fn set_lock(
     }
 }
 
-/// `RLIMIT_FSIZE`, as it is now.
+/// The present `RLIMIT_FSIZE`.
 fn file_size_limit() -> u64 {
     rustix::process::getrlimit(rustix::process::Resource::Fsize).current.unwrap_or(u64::MAX)
 }
 
 impl LinuxFile {
-    /// Takes a lock. False: somebody else has one that forbids it.
+    /// Takes a lock. Returns false if a conflicting lock exists.
     fn take_lock(&self, kind: libc::c_int, command: libc::c_int, range: Range<u64>) -> io::Result<bool> {
         match set_lock(self.fd.own()?, kind, command, range) {
             Ok(_) => {
@@ -533,7 +533,8 @@ impl LinuxFile {
         }
     }
 
-    /// Refuses what would make the file longer than this process may: the kernel would send `SIGXFSZ`, which kills.
+    /// Refuses to extend the file beyond this process's limit, because the kernel would send `SIGXFSZ`, which kills the
+    /// process.
     fn check_growth(&self, size: u64) -> io::Result<()> {
         if size > file_size_limit() && size > fs::fstat(self.fd.get()?)?.st_size as u64 {
             return Err(Errno::FBIG.into());
@@ -541,9 +542,9 @@ impl LinuxFile {
         Ok(())
     }
 
-    /// Changing an attribute asks for the right to write anew each time, whatever the descriptor was
-    /// opened for. Where the mode forbids writing to the file's owner, and this process runs as the owner,
-    /// the mode is changed for the moment.
+    /// Runs a change of an attribute, which needs write permission each time, even if the descriptor was opened for
+    /// writing. If the mode forbids writing to the file's owner, and this process runs as the owner, the mode is
+    /// changed for the duration of the change.
     fn as_writable(&self, change: impl Fn(BorrowedFd<'_>) -> rustix::io::Result<()>) -> io::Result<()> {
         let fd = self.fd.own()?;
         match change(fd) {
@@ -580,14 +581,14 @@ impl File for LinuxFile {
             return Err(Errno::INVAL.into());
         }
         match fs::linkat(fd, "", directory, name, AtFlags::EMPTY_PATH) {
-            // Before Linux 6.10 this needs a capability; by way of `/proc` it does not.
+            // Before Linux 6.10 this needs a capability, but not through `/proc`.
             Err(Errno::NOENT | Errno::PERM | Errno::INVAL) => {
                 let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
                 fs::linkat(fs::CWD, path, directory, name, AtFlags::SYMLINK_FOLLOW)?;
             }
             done => done?,
         }
-        // Many new files must not keep a descriptor each of their directory, too.
+        // Many new files must not each keep a descriptor of their directory.
         *place = None;
         Ok(())
     }
@@ -600,8 +601,8 @@ impl File for LinuxFile {
         debug_assert!(
             !self.direct || (buf.len() | offset as usize | buf.as_ptr() as usize).is_multiple_of(BLOCK_BYTES)
         );
-        // A write that begins at the limit is answered with `SIGXFSZ`, which kills; one that reaches beyond it comes
-        // back short.
+        // A write that begins at the limit raises `SIGXFSZ`, which kills the process; a write that reaches beyond the
+        // limit comes back short.
         let mut most = (file_size_limit().saturating_sub(offset)).min(buf.len() as u64) as usize;
         if self.direct {
             most -= most % BLOCK_BYTES;
@@ -624,8 +625,7 @@ impl File for LinuxFile {
 
     fn begin_read(&self, range: Range<u64>) {
         let Ok(fd) = self.fd.get() else { return };
-        // Of one call the kernel takes no more than what it reads ahead. Whoever needs the bytes reads them, whatever becomes
-        // of this.
+        // One call reads at most the kernel's read-ahead. Errors are ignored, because a real read follows.
         for at in range.clone().step_by(READ_AHEAD_BYTES as usize) {
             let len = NonZeroU64::new((range.end - at).min(READ_AHEAD_BYTES));
             let _ = fs::fadvise(fd, at, len, fs::Advice::WillNeed);
@@ -647,11 +647,11 @@ impl File for LinuxFile {
         let fd = self.fd.get()?;
         let is_possible = |size: u64| fs::seek(fd, fs::SeekFrom::Start(size)).is_ok();
         let (mut possible, mut impossible) = (0, i64::MAX as u64 + 1);
-        // XFS and btrfs.
+        // The limit of XFS and btrfs.
         if is_possible(impossible - 1) {
             return Ok(impossible - 1);
         }
-        // ext4 with blocks of 4 KiB.
+        // The limit of ext4 with blocks of 4 KiB.
         let usual = u64::from(u32::MAX) * BLOCK_BYTES as u64;
         if is_possible(usual) && !is_possible(usual + 1) {
             (possible, impossible) = (usual, usual + 1);
@@ -733,7 +733,7 @@ impl File for LinuxFile {
         match fs::fgetxattr(self.fd.get()?, ATTRIBUTE, &mut value[..]) {
             Ok(n) => Ok(Some(value[..n].to_vec())),
             Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(None),
-            // Longer than anything of ours: not ours, and not to be overwritten.
+            // Longer than any attribute of ours: it is not ours, and must not be overwritten.
             Err(Errno::RANGE) => Ok(Some(Vec::new())),
             Err(e) => Err(e.into()),
         }
@@ -819,7 +819,7 @@ impl File for LinuxFile {
         let fd = self.fd.get()?;
         let start = match fs::seek(fd, fs::SeekFrom::Data(from)) {
             Ok(start) => start,
-            // Behind the last contents; the file system knows no holes.
+            // Either there are no contents behind this offset, or the file system does not support the query.
             Err(Errno::NXIO) => return Ok(None),
             Err(_) => return Ok((from < end).then_some(from..end)),
         };
@@ -828,12 +828,12 @@ impl File for LinuxFile {
     }
 }
 
-/// What `doctor` can learn about the file system that holds a path.
+/// The data that `doctor` shows about the file system that holds a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileSystemInfo {
     /// Type, as in `/proc/self/mountinfo`: `ext4`, `xfs`, `btrfs`, `overlay`, `tmpfs`, …
     pub kind: String,
-    /// Where it is mounted.
+    /// The mount point.
     pub mount_point: String,
     /// Device or source.
     pub source: String,
@@ -878,8 +878,7 @@ pub fn file_system_info(path: &Path) -> io::Result<FileSystemInfo> {
     Err(io::Error::new(io::ErrorKind::NotFound, "no entry in /proc/self/mountinfo for this mount"))
 }
 
-/// The umask of this process, read without changing it. 077, which widens nothing, where `/proc` does
-/// not tell.
+/// The umask of this process, read without changing it; 077, which widens no permission, if `/proc` does not show it.
 pub fn umask() -> u32 {
     std::fs::read_to_string("/proc/self/status")
         .ok()

@@ -1,15 +1,15 @@
-//! Other processes, as `/proc` shows them.
+//! Other processes, as seen in `/proc`.
 
 use rustix::fs::{Stat, stat};
 use std::fs::{read_dir, read_to_string};
 use std::io::ErrorKind;
 
-/// Whether the process of this number, in the pid namespace of this one, has a file open. None: this process may not know.
-/// Only processes of the file's owner open it.
+/// Whether the process with this id, in the pid namespace of this one, has a file open. `None` if this process may not
+/// know. Only processes of the file's owner are considered.
 pub(crate) fn has_open(pid: u32, file: &Stat) -> Option<bool> {
     let status = match read_to_string(format!("/proc/{pid}/status")) {
         Ok(status) => status,
-        // `/proc` may be missing, or mounted so that it hides what other users run.
+        // `/proc` may be missing, or hide processes of other users.
         Err(e) if e.kind() == ErrorKind::NotFound => {
             let user = rustix::process::geteuid();
             let sees_it = user.is_root() || user.as_raw() == file.st_uid;

@@ -1,10 +1,10 @@
-//! Reads and writes that go on after short calls and interruptions.
+//! Reads and writes that continue after short calls and interruptions.
 
 use crate::memory::buffer::BLOCK_BYTES;
 use crate::storage::File;
 use std::io::{self, ErrorKind};
 
-/// Number of tries of a call that fails with `EINTR` or `EAGAIN`.
+/// Tries of a call that fails with `EINTR` or `EAGAIN`.
 const TRIES: u32 = 1000;
 
 fn try_again(e: &io::Error, left: &mut u32) -> bool {
@@ -13,21 +13,21 @@ fn try_again(e: &io::Error, left: &mut u32) -> bool {
     again
 }
 
-/// Writes all of `buf`, going on after short writes and interruptions, if the descriptor is still the file's
+/// Writes all of `buf`, and continues after short writes and interruptions, if the descriptor still belongs to the file
 /// ([`File::check_own`]).
 pub fn write_all_at(file: &dyn File, buf: &[u8], offset: u64) -> io::Result<()> {
     file.check_own()?;
     write_more_at(file, buf, offset)
 }
 
-/// As [`write_all_at`], where that was asked for the file shortly before.
+/// Writes like [`write_all_at`], if that check was made for the file shortly before.
 pub fn write_more_at(file: &dyn File, mut buf: &[u8], mut offset: u64) -> io::Result<()> {
     let mut left = TRIES;
     while !buf.is_empty() {
         match file.write_at(buf, offset) {
             Ok(0) => return Err(ErrorKind::WriteZero.into()),
             Ok(n) => {
-                // A direct write may come back short at any byte; only whole blocks count as done.
+                // A direct write may end short at any byte; only whole blocks count as written.
                 let n = if file.is_direct() && n < buf.len() { n - n % BLOCK_BYTES } else { n };
                 if n == 0 && !try_again(&ErrorKind::Interrupted.into(), &mut left) {
                     return Err(ErrorKind::WriteZero.into());
@@ -55,7 +55,7 @@ fn read_loop(
         match read(&mut buf[done..], offset + done as u64) {
             Ok(0) => break,
             Ok(n) if whole_blocks && n % BLOCK_BYTES != 0 => {
-                // The end of the file inside a block, or a short read: a second read shows which.
+                // Either the file ends inside a block, or the read was short: a second read shows which.
                 done += n - n % BLOCK_BYTES;
                 let now = Some((done, n % BLOCK_BYTES));
                 if std::mem::replace(&mut tail, now) == now {

@@ -1,14 +1,14 @@
-//! Writing the contents of a file out to the device, without a flush.
+//! Writing the contents of a file to the device without a flush.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Lets the device begin to write a range of a file.
+/// Starts to write a range of a file to the device.
 pub(crate) fn begin(fd: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()> {
     sync_file_range(fd, offset, len, libc::SYNC_FILE_RANGE_WRITE)
 }
 
-/// Writes out a whole file, and waits until the device has it; tells of earlier failures, too.
+/// Writes a whole file to the device, and waits for that. Reports earlier failures, too.
 pub(crate) fn whole(fd: BorrowedFd<'_>) -> io::Result<()> {
     let wait = libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
     sync_file_range(fd, 0, 0, wait | libc::SYNC_FILE_RANGE_WRITE)

@@ -1,5 +1,5 @@
-//! A barrier of which one side is free: threads that announce something often pay nothing, and the one that asks for it
-//! seldom makes all of them pay at once.
+//! An asymmetric barrier: threads that announce a state often pay nothing, and the rare thread that queries it makes
+//! all of them pay at once.
 
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::SeqCst;
@@ -13,23 +13,23 @@ fn membarrier(command: libc::c_int) -> bool {
     unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
 }
 
-/// Whether the kernel makes the other threads pay: [`light_barrier`] is one for the compiler alone then.
+/// Whether the kernel can make the other threads pay; if so, [`light_barrier`] restrains only the compiler.
 #[inline]
 pub fn is_asymmetric() -> bool {
     static REGISTERED: OnceLock<bool> = OnceLock::new();
     *REGISTERED.get_or_init(|| membarrier(REGISTER))
 }
 
-/// The side that is called often: stores before it are visible to whoever called [`heavy_barrier`] before the loads behind
-/// it; or that one's stores are visible to these loads.
+/// The frequent side. If this thread stores before it and loads after it, and another thread does the same around
+/// [`heavy_barrier`], at least one of the two sees the other's store.
 #[inline]
 pub fn light_barrier() {
     if is_asymmetric() { compiler_fence(SeqCst) } else { fence(SeqCst) }
 }
 
-/// The side that is called seldom.
+/// The rare side.
 pub fn heavy_barrier() {
-    // In a forked child nothing is registered; it has one thread then.
+    // A forked child is not registered, but it has a single thread then.
     if !is_asymmetric() || !membarrier(EXPEDITED) {
         fence(SeqCst);
     }
@@ -41,7 +41,7 @@ mod tests {
     use std::sync::atomic::AtomicBool;
     use std::sync::atomic::Ordering::Relaxed;
 
-    /// Of two threads that each store and then load what the other one stores, one at least sees the other.
+    /// Of two threads that each store and then load the other's value, at least one sees the other.
     #[test]
     fn one_of_two_sees_the_other() {
         for _ in 0..2000 {

@@ -5,7 +5,7 @@ use crate::threads::thread_signals::without_signals;
 use parking_lot::Mutex;
 use std::thread::Builder;
 
-/// Does the one in a thread of its own, and the other one here. Where no thread can be had, one after the other.
+/// Runs `other` in a new thread and `own` in this one. Without a new thread, runs one after the other.
 pub fn both_at_once(other: &mut (dyn FnMut() + Send), own: &mut dyn FnMut()) {
     let other = Mutex::new(other);
     let work = || {

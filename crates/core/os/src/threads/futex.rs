@@ -10,7 +10,8 @@ fn call(word: &AtomicU32, operation: libc::c_int, value: u32, most: Option<Durat
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, value, most) };
 }
 
-/// Waits until this process wakes the word, or it is not the value; perhaps for less. Async-signal-safe.
+/// Waits until a thread of this process wakes the word, or returns at once if its value differs; may return early.
+/// Async-signal-safe.
 pub(crate) fn wait(word: &AtomicU32, value: u32, most: Option<Duration>) {
     call(word, libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG, value, most);
 }
@@ -20,12 +21,13 @@ pub(crate) fn wake(word: &AtomicU32) {
     call(word, libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG, i32::MAX as u32, None);
 }
 
-/// Waits until any process wakes the word, which is in shared memory, or it is not the value; perhaps for less.
+/// Waits until any process wakes the word, which is in shared memory, or returns at once if its value differs; may
+/// return early.
 pub fn wait_shared(word: &AtomicU32, value: u32, most: Duration) {
     call(word, libc::FUTEX_WAIT, value, Some(most));
 }
 
-/// Wakes who waits for a word in shared memory.
+/// Wakes all waiters for a word in shared memory.
 pub fn wake_shared(word: &AtomicU32) {
     call(word, libc::FUTEX_WAKE, i32::MAX as u32, None);
 }

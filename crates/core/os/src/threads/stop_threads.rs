@@ -1,9 +1,11 @@
-//! Stops all other threads of the process for a moment, each at whatever instruction it is, as `SIGKILL` would.
+//! Stops all other threads of the process for a moment, each at an arbitrary instruction, like `SIGKILL`.
 //!
-//! A real-time signal goes to every thread, whose handler waits until the moment is over. Threads are listed until a whole
-//! list has nobody new. A system call ends before its thread stops: what the kernel was storing for the thread is stored.
+//! A real-time signal goes to every thread, and its handler waits until the moment is over. Threads are listed again
+//! until a list has no new one. A system call ends before its thread stops, so the kernel has stored its results for
+//! the thread.
 //!
-//! **While the threads stand, whoever stopped them may take no lock and allocate nothing**: one of them may have the lock.
+//! **While the threads are stopped, the caller may take no lock and allocate nothing**, because one of them may hold
+//! the lock.
 
 use crate::descriptors::fork::process_generation;
 use crate::threads::futex;
@@ -17,36 +19,36 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 use std::time::{Duration, Instant};
 
-/// Threads that can be stopped.
+/// Limit for the threads that can be stopped.
 const THREADS_MOST: usize = 4096;
-/// Threads of this library.
+/// Limit for the threads of this library.
 const OWN_MOST: usize = 1024;
-/// After so long it is looked what has become of a thread that does not stop.
+/// Time after which a thread that does not stop is examined.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// Odd: the threads stop, and stand until the number is another one.
+/// Odd while the threads are to stop; they stay stopped until the number changes.
 static EPOCH: AtomicU32 = AtomicU32::new(0);
-/// Counts threads that have stopped.
+/// Counts the threads that have stopped.
 static ANSWERS: AtomicU32 = AtomicU32::new(0);
-/// By number of the thread in the list: the last epoch in which it stopped.
+/// For each index in the list of threads: the last epoch in which that thread stopped.
 static STOPPED: [AtomicU32; THREADS_MOST] = [const { AtomicU32::new(0) }; THREADS_MOST];
-/// The generation of the process that stops its threads. 0: none does.
+/// The generation of the process that is stopping its threads; 0 if none is.
 static STOPPING: AtomicU64 = AtomicU64::new(0);
-/// The signal; 0: none yet.
+/// The signal; 0 if none was chosen yet.
 static SIGNAL: AtomicI32 = AtomicI32::new(0);
-/// Threads that need not stop: the generation of the process, and the thread's number.
+/// Threads that need not stop: the generation of the process, and the thread's id.
 static OWN: [AtomicU64; OWN_MOST] = [const { AtomicU64::new(0) }; OWN_MOST];
 
 /// Why the threads were not stopped.
 #[derive(Debug)]
 pub enum NotStopped {
-    /// There is no signal for it.
+    /// No signal is available.
     NoSignal(io::Error),
-    /// The program has a handler of its own for the signal by now.
+    /// The program now has its own handler for the signal.
     Taken(i32),
     /// A thread does not stop.
     Thread {
-        /// Its number.
+        /// Its id.
         id: i32,
         /// Its name.
         name: String,
@@ -54,10 +56,10 @@ pub enum NotStopped {
         signal: i32,
         /// Whether it blocks the signal.
         blocks: bool,
-        /// Whether it waits for signals in a call, such as `sigwait`, which takes the signal in place of the handler.
+        /// Whether it waits in a call such as `sigwait`, which takes the signal in place of the handler.
         waits_for_signals: bool,
     },
-    /// There are more than can be stopped.
+    /// There are more threads than can be stopped.
     TooMany(usize),
     /// The threads cannot be listed.
     List(io::Error),
@@ -96,8 +98,8 @@ impl fmt::Display for NotStopped {
     }
 }
 
-/// This thread is one of the library's own, which has all signals blocked, and stores to no memory of the program's.
-/// Until the result is dropped it is left running when the others are stopped.
+/// Marks this thread as one of the library's own, which has all signals blocked and stores to no memory of the program.
+/// Until the result is dropped, it keeps running when the others are stopped.
 pub fn own_thread() -> OwnThread {
     let this = process_generation() << 32 | u64::from(gettid() as u32);
     OwnThread(OWN.iter().find(|slot| slot.compare_exchange(0, this, SeqCst, SeqCst).is_ok()))
@@ -139,9 +141,9 @@ struct Queued {
 
 const _: () = assert!(size_of::<Queued>() == 128);
 
-/// The thread stands here until the moment is over. Everything in it is async-signal-safe.
+/// The signal handler, in which a thread waits until the moment is over. Everything in it is async-signal-safe.
 extern "C" fn stand(_signal: libc::c_int, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
-    // SAFETY: the kernel passes a whole `siginfo_t`; only what was queued has these fields.
+    // SAFETY: the kernel passes a whole `siginfo_t`; only a queued signal has these fields.
     let info = unsafe { &*info.cast::<Queued>() };
     // SAFETY: a call without arguments; and this thread's own error number.
     let (pid, errno) = unsafe { (libc::getpid(), libc::__errno_location()) };
@@ -164,7 +166,7 @@ extern "C" fn stand(_signal: libc::c_int, info: *mut libc::siginfo_t, _context: 
     unsafe { *errno = kept };
 }
 
-/// What a signal does now.
+/// The present action of a signal.
 fn action_of(signal: i32) -> Option<libc::sigaction> {
     // SAFETY: numbers, which the call fills.
     unsafe {
@@ -179,15 +181,15 @@ fn take(signal: i32) -> io::Result<()> {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = stand as *const () as usize;
         action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART | libc::SA_ONSTACK;
-        // While a thread stands, no other handler of the program runs in it.
+        // While a thread is stopped, no other handler of the program runs in it.
         libc::sigfillset(&raw mut action.sa_mask);
         libc::sigaction(signal, &raw const action, null_mut())
     };
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// The signal that stops threads: the one that `UNTORN_STOP_SIGNAL` names, or the last real-time signal but one that the
-/// program does not use.
+/// The signal that stops threads: the one in `UNTORN_STOP_SIGNAL`, or the highest real-time signal below `SIGRTMAX`
+/// that the program does not use.
 fn signal() -> Result<i32, NotStopped> {
     let is_ours = |signal| action_of(signal).is_some_and(|now| now.sa_sigaction == stand as *const () as usize);
     let known = SIGNAL.load(SeqCst);
@@ -217,19 +219,19 @@ fn signal() -> Result<i32, NotStopped> {
 }
 
 struct Target {
-    /// 0: it is gone.
+    /// 0 if the thread is gone.
     thread: i32,
     stands: bool,
 }
 
-/// Ends the moment, also if what was done in it panics.
+/// Ends the moment when dropped, also if the work in it panics.
 struct Moment {
     epoch: u32,
 }
 
 impl Moment {
     fn begin() -> Moment {
-        // One moment at a time. A process that forked while another thread had one is not to wait for it.
+        // One moment at a time. A child that forked during a moment of another thread must not wait for that one.
         let this = process_generation();
         loop {
             let now = STOPPING.load(SeqCst);
@@ -252,8 +254,8 @@ impl Drop for Moment {
     }
 }
 
-/// Runs `work` while all other threads of this process stand, and says how long that was. Threads that do not stop
-/// within `most` are an error, and `work` was not called.
+/// Runs `work` while all other threads of this process are stopped, and returns how long that was. Fails without
+/// calling `work` if a thread does not stop within `most`.
 ///
 /// `work` must allocate nothing and take no lock.
 pub fn with_threads_stopped<T>(most: Duration, work: impl FnOnce() -> T) -> Result<(T, Duration), NotStopped> {
@@ -305,7 +307,7 @@ fn stop(signal: i32, epoch: u32, tasks: &OwnedFd, targets: &mut Vec<Target>, unt
                 return Err(Unfinished::TooMany);
             }
             new = true;
-            // Within the room that was made before.
+            // This stays within the reserved capacity.
             targets.push(Target { thread: id, stands: false });
             send(signal, epoch, targets.len() - 1, id, until);
         }
@@ -324,7 +326,7 @@ fn send(signal: i32, epoch: u32, number: usize, thread: i32, until: Instant) {
     loop {
         // SAFETY: a whole `siginfo_t`. To a thread of this process, or to nobody.
         let sent = unsafe { libc::syscall(libc::SYS_rt_tgsigqueueinfo, pid, thread, signal, &raw const info) };
-        // No more signals may be queued at the moment; a thread that is gone is noticed later.
+        // The queue of signals may be full at the moment. A thread that is gone is noticed later.
         let full = sent != 0
             && rustix::io::Errno::from_io_error(&io::Error::last_os_error()) == Some(rustix::io::Errno::AGAIN);
         if !full || Instant::now() >= until {
@@ -334,7 +336,7 @@ fn send(signal: i32, epoch: u32, number: usize, thread: i32, until: Instant) {
     }
 }
 
-/// Waits until all of them stand, or are gone.
+/// Waits until all of them are stopped, or gone.
 fn wait(epoch: u32, targets: &mut [Target], until: Instant) -> Result<(), Unfinished> {
     let mut look = Instant::now() + LOOK;
     loop {
@@ -349,7 +351,7 @@ fn wait(epoch: u32, targets: &mut [Target], until: Instant) -> Result<(), Unfini
         if now >= look {
             for target in targets.iter_mut().filter(|target| !target.stands) {
                 if is_gone(target.thread) || is_own(target.thread) {
-                    // Another thread may get its number.
+                    // Clear the id, because another thread may get it.
                     (target.thread, target.stands) = (0, true);
                 }
             }
@@ -387,7 +389,7 @@ fn read_of<'b>(thread: i32, name: &[u8], room: &'b mut [u8]) -> Option<&'b [u8]>
     Some(&room[..n])
 }
 
-/// It has ended, or is about to: it runs nothing of the program any more.
+/// Whether the thread has ended, or is about to end and runs no more code of the program.
 fn is_gone(thread: i32) -> bool {
     let mut room = [0; 512];
     let Some(stat) = read_of(thread, b"stat", &mut room) else { return true };
@@ -416,7 +418,7 @@ mod tests {
 
     const MOST: Duration = Duration::from_secs(20);
 
-    /// A thread of one test that does not stop would keep the moments of the other one waiting.
+    /// Serialises the tests, because a thread of one test that does not stop would delay the moments of the other.
     fn one_at_a_time() -> MutexGuard<'static, ()> {
         static ONE: Mutex<()> = Mutex::new(());
         ONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -431,7 +433,7 @@ mod tests {
         }
     }
 
-    /// Threads that count, begin and end others, sleep and read stand still; then they go on.
+    /// Threads that count, start and end others, sleep and read are stopped, and then continue.
     #[test]
     fn nothing_moves_while_threads_stand() {
         let _turn = one_at_a_time();
@@ -461,7 +463,7 @@ mod tests {
             for _ in 0..200 {
                 let ((before, after), took) = with_threads_stopped(MOST, || {
                     let before = now();
-                    // Without allocating.
+                    // This must not allocate.
                     let begun = Instant::now();
                     while begun.elapsed() < Duration::from_micros(300) {}
                     (before, now())
@@ -477,7 +479,7 @@ mod tests {
         });
     }
 
-    /// A thread that blocks all signals is told of, unless it is one of the library's own.
+    /// A thread that blocks all signals is reported, unless it is one of the library's own.
     #[test]
     fn a_thread_that_does_not_stop_is_named() {
         let _turn = one_at_a_time();
@@ -496,7 +498,7 @@ mod tests {
             is_ready.recv().unwrap();
             let stopped = loop {
                 match with_threads_stopped(Duration::from_millis(200), || ()) {
-                    // Of another test.
+                    // A thread of another test.
                     Err(NotStopped::Thread { name, .. }) if name != "deaf" => {}
                     done => break done,
                 }

@@ -1,12 +1,12 @@
-//! Signals are the program's: threads of this library get none.
+//! Signals belong to the program: threads of this library receive none.
 
 use std::io;
 
-/// Signals that a thread sends itself by an error or a filter: blocked, they would end the process past the program's
-/// handler.
+/// Signals that a thread raises by its own error or a filter. If they were blocked, they would end the process without
+/// the program's handler.
 const OWN: [libc::c_int; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGSYS];
 
-/// Starts a thread, which inherits that all signals are blocked for the moment.
+/// Starts a thread, which inherits a mask that blocks all other signals.
 pub fn without_signals<T>(start: impl FnOnce() -> T) -> T {
     // SAFETY: a set of signals is numbers; the calls fill it.
     let before = unsafe {

@@ -1,8 +1,8 @@
-//! Adoption: a store that was copied without its files' attributes gets them back.
+//! Adoption: gives the files of a copied store their attributes back.
 //!
 //! A journal recognises files by their attributes. A copy made by `rsync -a`, `cp -r` or `tar` has none, so recovery
-//! takes its files for foreign ones. Whoever knows that all of the copy was made at one moment says so, and each file
-//! that lies under a name of a file of the journal, and has no attribute, becomes that file.
+//! treats its files as foreign ones. If the user states that the whole copy was made at one moment, each file without
+//! an attribute, under a name of a file of the journal, becomes that file.
 
 use crate::reader::locate_store::locate;
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,31 +23,31 @@ use untorn_os::{Kind, Open, Storage};
 /// A file of a journal that has no attribute, or none of this store.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Adoption {
-    /// Where it is, or should be.
+    /// The path where it is, or should be.
     #[serde(serialize_with = "crate::engine::paths::path_text::path")]
     pub path: PathBuf,
-    /// Bytes of what is there.
+    /// Size of the file under this name, in bytes.
     pub size: Option<u64>,
-    /// The last commit that must be in it already: its predecessor in the journal.
+    /// The last commit that must already be in it: its predecessor in the journal.
     pub previous_lsn: u64,
-    /// The last commit that recovery brings into it.
+    /// The last commit that recovery will apply to it.
     pub last_lsn: u64,
     /// Why it is not adopted.
     pub refused: Option<String>,
 }
 
-/// The attribute that a file is to get.
+/// A file with the attribute that it will get.
 struct Wanted {
     adoption: Adoption,
     attribute: Attribute,
 }
 
-/// Finds the files of a store's journals that lie under their names, but without an attribute. Changes nothing if
-/// `dry_run`; otherwise gives them the attributes that they lost, so that recovery takes them for what they are. None
-/// if one is refused.
+/// Finds the files of a store's journals that are under their names but lack their attributes. With `dry_run`, changes
+/// nothing; otherwise restores the attributes, so that recovery recognises the files. Changes nothing if any file is
+/// refused.
 ///
-/// That the files were copied together with the journal, at one moment, is the caller's promise: nothing here can
-/// prove it.
+/// The caller promises that the files were copied together with the journal, at one moment, because nothing here can
+/// prove that.
 pub fn adopt(path: &Path, wait: bool, dry_run: bool) -> Result<Vec<Adoption>> {
     let (linux, store_dir) = locate(path)?;
     let storage: Arc<dyn Storage> = linux;
@@ -73,7 +73,7 @@ pub fn adopt(path: &Path, wait: bool, dry_run: bool) -> Result<Vec<Adoption>> {
             if AttributeFound::None != Attribute::decode(file.attribute().context("look at", path)?.as_deref()) {
                 return Err(Error::Conflict { path: path.clone(), detail: "it was changed just now".into() });
             }
-            // Not flushed: a file that loses its attribute again is adopted again, and recovery redoes all of it.
+            // Not flushed: a file that loses its attribute again can be adopted again, and recovery redoes all of it.
             file.set_attribute(&attribute.encode()).context("set the attribute of", path)?;
         }
     }
@@ -104,7 +104,7 @@ fn find(storage: &Arc<dyn Storage>, journal: &Path, wanted: &mut Vec<Wanted>) ->
         parking: None,
     };
     let locations = data_files.find(&state);
-    // A name that several files had tells nothing about which of them lies there.
+    // If several files had a name, the file under it may be any of them.
     let mut owners = BTreeMap::<&Path, BTreeSet<u64>>::new();
     for file in state.files.values() {
         for name in &file.names {
@@ -135,7 +135,7 @@ fn find(storage: &Arc<dyn Storage>, journal: &Path, wanted: &mut Vec<Wanted>) ->
             wanted.push(Wanted { adoption, attribute: attribute(path) });
         };
         match &places[..] {
-            // It is to be created, or was created and removed.
+            // It is yet to be created, or was created and removed.
             [] if file.created.is_some() => {}
             [] => add(file.display_name(), None, Some("no file is there")),
             [(name, Found { size, why: Some(why) })] => add(name, Some(*size), Some(why)),
@@ -164,7 +164,7 @@ fn attribute_of(file: &FileState, data_files: &DataFiles<'_>, path: &Path) -> At
     }
 }
 
-/// What lies under a name.
+/// The object under a name.
 struct Found {
     size: u64,
     /// Why it cannot be adopted.

@@ -1,4 +1,4 @@
-//! Looks at a store by its path, without changing a byte and without owning it.
+//! Inspects a store by its path, without changing a byte and without owning it.
 
 use crate::engine::lifecycle::left_marks::LeftMark;
 use crate::engine::lifecycle::status::Quarantined;
@@ -24,13 +24,13 @@ use untorn_journal::scanning::segment_reader::{ReadMode, ValidRecord};
 use untorn_journal::{Context, Error, Result};
 use untorn_os::{Kind, Open, Storage};
 
-/// Most looks at a store that changes meanwhile.
+/// Tries at a look at a store that changes meanwhile.
 const LOOKS_MAX: usize = 100;
 
-/// What [`inspect`] finds.
+/// The result of [`inspect`].
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Inspection {
-    /// The path that was asked for.
+    /// The requested path.
     #[serde(serialize_with = "crate::engine::paths::path_text::path")]
     pub path: PathBuf,
     /// Identity, in hexadecimal digits.
@@ -39,13 +39,14 @@ pub struct Inspection {
     pub class: FailureClass,
     /// Version of the format.
     pub format_version: u32,
-    /// Nothing is pending: the data files are plain and whole.
+    /// Whether nothing is pending, so that the data files are plain and complete.
     pub clean: bool,
-    /// The process that owns the store now (0: a process of unknown number); the other fields may then be stale.
+    /// The process that owns the store now (0: its id is unknown); the other fields may then be stale.
     pub owner: Option<u32>,
-    /// The owner's number is one of another pid namespace, as of a container: here it means another process, or none.
+    /// Whether the owner's id is one of another pid namespace, such as that of a container. Here it denotes another
+    /// process, or none.
     pub owner_elsewhere: bool,
-    /// Class `process`, and the machine went down since.
+    /// Whether the store is of class `process`, and the machine went down since.
     pub unknown_state: bool,
     /// The first commit that is not yet in the data files.
     pub first_lsn: u64,
@@ -53,53 +54,54 @@ pub struct Inspection {
     pub last_lsn: u64,
     /// Accepted records, in order.
     pub records: Vec<RecordInfo>,
-    /// Remains of an unfinished record follow, which recovery drops.
+    /// Whether remains of an incomplete record follow, which recovery drops.
     pub torn_tail: bool,
     /// Files with pending commits.
     pub files_pending: Vec<PendingFile>,
-    /// Quarantined journals: some of their files could not be redone.
+    /// Number of quarantined journals, some of whose files could not be redone.
     pub quarantined_journals: u64,
-    /// Files and directories that wait for commits in them, and why.
+    /// Files and directories that wait for commits in quarantined journals, and why.
     pub quarantined: Vec<Quarantined>,
     /// Bytes of journal on disk.
     pub journal_bytes_allocated: u64,
-    /// There is no journal: a crash, or a full disk, came before a new one was made. The next opening makes it.
+    /// Whether there is no journal, because a crash or a full disk came before a new one was made. The next opening
+    /// makes it.
     pub journal_missing: bool,
-    /// Files that wait for commits in journals which are not here.
+    /// Files that wait for commits in journals that are not here.
     pub lost_files: Vec<LostFile>,
-    /// Files of the closed store that keep, or may keep, marks of programs which did not close it.
+    /// Files of the closed store that keep, or may keep, marks of programs that did not close it.
     pub left_marks: Vec<LeftMark>,
-    /// Files with the working memory of a live heap, which may have more than their last commit.
+    /// Files with the working memory of a live heap, which may be newer than the heap's last commit.
     pub live_memory: Vec<LiveMemoryFound>,
-    /// Commits that readers hold: their owner waits with what would make these snapshots expire.
+    /// Commits that readers hold: the owner delays changes that would make these snapshots expire.
     pub held: Vec<u64>,
-    /// Damage and broken invariants. Empty: sound.
+    /// Damage and broken invariants; empty if the store is sound.
     pub problems: Vec<String>,
 }
 
 /// A record.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct RecordInfo {
-    /// Its number.
+    /// Its LSN.
     pub lsn: u64,
-    /// Which opening of the store wrote it.
+    /// The opening of the store that wrote it.
     pub epoch: u64,
     /// The segment that it is in.
     pub segment: String,
-    /// Its place there, in bytes.
+    /// Its offset in the segment, in bytes.
     pub offset: u64,
     /// Its length, in bytes.
     pub bytes: u64,
     /// Its checksum, in hexadecimal digits.
     pub crc: String,
-    /// Every commit up to this one was durable when it was written.
+    /// LSN up to which every commit was durable when it was written.
     pub durable_lsn: u64,
     /// `commit` or `durable-mark`.
     pub kind: String,
     /// Files that it touches.
     #[serde(serialize_with = "crate::engine::paths::path_text::paths")]
     pub files: Vec<PathBuf>,
-    /// What it does to them.
+    /// The operations on them.
     pub operations: Vec<String>,
 }
 
@@ -117,18 +119,18 @@ pub struct PendingFile {
     pub last_lsn: u64,
     /// Bytes that they change.
     pub bytes: u64,
-    /// What recovery would do, or why it would not.
+    /// The action of recovery, or why there would be none.
     pub outcome: String,
-    /// Recovery can redo its commits.
+    /// Whether recovery can redo its commits.
     pub recoverable: bool,
 }
 
-/// Looks at a store without changing a byte and without owning it.
+/// Inspects a store without changing a byte and without owning it.
 pub fn inspect(path: &Path) -> Result<Inspection> {
     let (linux, store_dir) = locate(path)?;
     let storage: Arc<dyn Storage> = linux;
     let mut found = inspect_on(path, &storage, &store_dir)?.0;
-    // Where a store on the way cannot be looked at, nobody knows what is lost.
+    // If a store in a parent directory cannot be read, lost files remain unknown.
     let waiting = waiting_files(path).unwrap_or_default();
     (found.lost_files, found.left_marks) = (waiting.lost, waiting.left);
     found.live_memory = live::memories(path);
@@ -137,16 +139,16 @@ pub fn inspect(path: &Path) -> Result<Inspection> {
     Ok(found)
 }
 
-/// What is in a journal, as recovery would make it so.
+/// The state to which recovery would bring the files of a journal.
 #[derive(Default)]
 pub(crate) struct Pending {
     pub(crate) state: FinalState,
     pub(crate) locations: Locations,
 }
 
-/// Looks at a store until it has a still picture. An owner that goes on working makes one look a mixture of moments,
-/// which may seem damaged. So a picture with problems counts only if the next look gives the very same one: nothing
-/// was written between the two then.
+/// Inspects a store until the result is consistent. While an owner works, one look mixes several moments, and the store
+/// may seem damaged. So a result with problems counts only if the next look gives exactly the same: then nothing was
+/// written between the two.
 ///
 /// # Errors
 /// [`Error::Busy`] if no two looks agree.
@@ -184,7 +186,8 @@ pub(crate) fn inspect_on(
     Err(Error::Busy { path: path.to_owned(), pid, detail })
 }
 
-/// Root may look at anybody's store, as nothing is written: what others must not trust is then a problem to tell.
+/// Checks permission to inspect. Root may inspect any user's store, because nothing is written; an untrusted store is
+/// then reported as a problem.
 fn check_may_look(storage: &dyn Storage, store_dir: &StoreDir) -> Result<Option<String>> {
     match store_dir.check_trust(storage) {
         Err(e @ Error::Untrusted { .. }) if storage.effective_user() == 0 => {
@@ -204,7 +207,7 @@ fn check_may_look(storage: &dyn Storage, store_dir: &StoreDir) -> Result<Option<
     }
 }
 
-/// One look. What the picture consists of goes into `seen`.
+/// Takes one look. Everything that the result consists of is hashed into `seen`.
 fn look(
     path: &Path,
     storage: &Arc<dyn Storage>,
@@ -288,14 +291,14 @@ fn note_records(scanned: &Scan, seen: &mut DefaultHasher) {
 /// The process that has a store open.
 #[derive(Clone, Copy)]
 pub(crate) struct Owner {
-    /// 0: of unknown number.
+    /// The process id; 0 if it is unknown.
     pid: u32,
-    /// It is another process here, or none: the number is one of another pid namespace.
+    /// Whether the id is one of another pid namespace, so that it denotes another process here, or none.
     is_elsewhere: bool,
 }
 
 impl Owner {
-    /// That the store is busy.
+    /// The error that the store is busy.
     pub(crate) fn busy(self, path: &Path) -> Error {
         match self {
             Owner { pid, is_elsewhere: true } => Error::busy_elsewhere(path, pid),
@@ -306,7 +309,7 @@ impl Owner {
 
 pub(crate) fn owner(storage: &dyn Storage, store_dir: &StoreDir) -> Option<Owner> {
     let lock = storage.open(&store_dir.lock_file(), Open::READ).ok()?;
-    // What cannot be asked is taken for owned.
+    // If the lock cannot be queried, assume that the store is owned.
     if !is_owned_by_somebody(storage, store_dir, &*lock).unwrap_or(true) {
         return None;
     }
@@ -392,7 +395,7 @@ fn inspect_files(
             recoverable,
         });
     }
-    // A directory without a reason of its own is only needed for one of the files.
+    // A directory without a reason is only needed for one of the files.
     let waits = |dir: &Path| state.files.values().flat_map(|file| &file.names).any(|name| name.starts_with(dir));
     for (dir, reason) in pending_files.iter().flat_map(|pending_files| &pending_files.dirs) {
         if !reason.is_empty() || !waits(dir) {
@@ -403,7 +406,7 @@ fn inspect_files(
 }
 
 impl Inspection {
-    /// Notes a file or directory that waits for commits in a quarantined journal, with what the last opening met.
+    /// Notes a file or directory that waits for commits in a quarantined journal, with the error of the last opening.
     fn quarantine(&mut self, path: &Path, reason: &str) {
         let reason = match reason {
             "" => "its commits could not be redone when the store was opened last".to_owned(),
@@ -412,7 +415,7 @@ impl Inspection {
         self.quarantine_now(path, reason);
     }
 
-    /// Lists something as quarantined, with what stands in the way at this moment.
+    /// Lists a file or directory as quarantined, with the present reason.
     fn quarantine_now(&mut self, path: &Path, reason: String) {
         let entry = Quarantined { path: path.to_owned(), reason };
         self.problems.push(entry.problem());
@@ -420,7 +423,8 @@ impl Inspection {
     }
 }
 
-/// Why a file that is to be created cannot have its name: something is there that these commits do not take away.
+/// The error of a file that cannot be created under its name, because another object is there that these commits do not
+/// remove.
 fn name_is_taken(
     data_files: &DataFiles<'_>,
     state: &FinalState,

@@ -1,4 +1,4 @@
-//! Looks at and repairs of a store by its path, without handles of files.
+//! Inspects and repairs a store by its path, without handles of files.
 
 use crate::admin::inspection::{inspect_on, owner};
 use crate::engine::files::file_state::check_kind;
@@ -38,7 +38,7 @@ pub use crate::engine::lifecycle::left_marks::LeftMark;
 pub use crate::heap::handle::last_cut::{Candidate, Rescued};
 pub use crate::reader::lost::{LostFile, accept_lost, lost_files};
 
-/// The options that fit the store at a path.
+/// Store options for recovery with these options.
 fn open_options(options: &RecoverOptions) -> StoreOptions {
     StoreOptions::default()
         .create(false)
@@ -49,35 +49,35 @@ fn open_options(options: &RecoverOptions) -> StoreOptions {
         .background(false)
 }
 
-/// Opens the store at a path for maintenance, whether it is a directory or a standalone file, recovering it.
+/// Opens the store at a path for maintenance and recovers it, whether it is a directory or a standalone file.
 pub fn open(path: &Path, options: &RecoverOptions, progress: &dyn Fn(u64, u64)) -> Result<Store> {
     let (storage, store_dir) = locate(path)?;
     Ok(Store { open: OpenStore::open(storage, store_dir, path.to_owned(), &open_options(options), progress)? })
 }
 
-/// Looks at a heap without changing a byte and without owning its store: at what recovery would make of it, if its
-/// program was killed. Everything of the heap is looked at, and what leaked is found out.
+/// Checks a heap without changing a byte and without owning its store. If its program was killed, checks the state to
+/// which recovery would bring the heap. Everything in the heap is read, and leaks are found.
 ///
 /// # Errors
-/// [`Error::Busy`] if a program has it open: it changes meanwhile. Damage of the heap is told in the report.
+/// [`Error::Busy`] if a program has the heap open, because it changes meanwhile. Damage of the heap is in the report.
 pub fn check_heap(path: &Path, progress: &dyn Fn(u64, u64)) -> Result<HeapReport> {
     inspect_heap(path, Depth::Leaks, progress)
 }
 
-/// Looks at a heap as [`check_heap`] does, and for what may be pointers out of the heap: numbers in what the roots
-/// reach, at multiples of eight, that are addresses where Linux puts programs, libraries and stacks. Some may be
+/// Checks a heap like [`check_heap`], and looks for possible pointers out of the heap: numbers in memory that the roots
+/// reach, at multiples of eight, that are addresses where Linux puts programs, libraries and stacks. Some may be plain
 /// numbers or text.
 pub fn check_heap_pointers(path: &Path, progress: &dyn Fn(u64, u64)) -> Result<HeapReport> {
     inspect_heap(path, Depth::Pointers, progress)
 }
 
-/// Looks at a heap as [`check_heap`] does, without what leaked, which only a look at everything in it can tell.
+/// Inspects a heap like [`check_heap`], without searching for leaks, which requires reading everything in it.
 pub fn dump_heap(path: &Path, progress: &dyn Fn(u64, u64)) -> Result<HeapReport> {
     inspect_heap(path, Depth::Metadata, progress)
 }
 
-/// Frees what no root of a heap reaches, in one commit; the report tells what that was. As [`crate::heap::Heap::collect`],
-/// it does not know pointers in disguise.
+/// Frees the memory that no root of a heap reaches, in one commit, and reports it. Like [`crate::heap::Heap::collect`],
+/// it does not recognise disguised pointers.
 ///
 /// # Errors
 /// [`Error::Busy`]; [`Error::Corrupt`] if the heap is damaged: nothing was freed.
@@ -102,10 +102,10 @@ pub fn collect_heap(path: &Path, progress: &dyn Fn(u64, u64)) -> Result<HeapRepo
     Ok(HeapReport { path: path.to_owned(), ..report })
 }
 
-/// Bytes of pages that a collection changes, after which they are dropped; the heap may be larger than memory.
+/// Bytes of pages that a collection changes before it drops them, because the heap may be larger than memory.
 const COLLECT_DIRTY_MAX: u64 = 1 << 30;
 
-/// The storage that a heap's file is in, what its store is, and its name there.
+/// The storage with a heap's file, its store if there is one, and its name in the storage.
 fn locate_heap(path: &Path) -> Result<(Arc<Linux>, Option<StoreDir>, PathBuf)> {
     let whole = path.canonicalize().context("look at", path)?;
     let (Some(parent), Some(name)) = (whole.parent(), whole.file_name()) else {
@@ -124,7 +124,7 @@ fn locate_heap(path: &Path) -> Result<(Arc<Linux>, Option<StoreDir>, PathBuf)> {
     Ok((Linux::open(parent).context("open", parent)?, None, name.into()))
 }
 
-/// A heap's file under the commits that wait in a journal.
+/// A heap's file under the unapplied commits of its journal.
 struct Recoverable {
     path: PathBuf,
     data: Option<Arc<dyn File>>,
@@ -208,7 +208,7 @@ fn inspect_heap(path: &Path, depth: Depth, progress: &dyn Fn(u64, u64)) -> Resul
     Ok(checker.report)
 }
 
-/// What the next opening of a heap would make of the live memory that its file names.
+/// The result of the next opening of a heap with the live memory that its file names.
 fn look_at_live(heap: &Recoverable, meta: &Meta, storage: &dyn Storage, path: &Path) -> Result<Option<LiveOutlook>> {
     let mut start = [0; START_BYTES];
     heap.read(&mut start, 0)?;
@@ -224,7 +224,7 @@ fn free_of_owner(storage: &dyn Storage, store_dir: &StoreDir, path: &Path) -> Re
     }
 }
 
-/// A file that was taken away from its journal is not whole.
+/// Refuses a file that was separated from its journal, because it is incomplete.
 fn refuse_pending(data: &dyn File, path: &Path) -> Result<()> {
     match Attribute::decode(data.attribute().context("read the attribute of", path)?.as_deref()) {
         AttributeFound::Valid(a) if a.pending => Err(Error::NeedsJournal {
@@ -235,28 +235,29 @@ fn refuse_pending(data: &dyn File, path: &Path) -> Result<()> {
     }
 }
 
-/// Who may read a store beside its owner.
+/// The users that may read a store besides its owner.
 ///
 /// # Errors
-/// As of [`inspect`].
+/// Those of [`inspect`].
 pub fn readers(path: &Path) -> Result<Readers> {
     let (storage, store_dir) = locate(path)?;
     store_dir.check_may_read(&*storage).map_err(|e| error_in_store(e, path))?;
     Ok(Readers::of(storage.stat(&store_dir.dir).context("look at", path)?.mode))
 }
 
-/// Changes who may read a store beside its owner, also while a program has it open. Whoever has opened something of it keeps
-/// that. See [`Readers`] for what this shows.
+/// Changes the users that may read a store besides its owner, also while a program has it open. Readers keep files that
+/// they have already opened. [`Readers`] describes which data this exposes.
 ///
 /// # Errors
-/// [`Error::Untrusted`]: it is another user's.
+/// [`Error::Untrusted`]: the store belongs to another user.
 pub fn set_readers(path: &Path, who: Readers) -> Result<()> {
     let (storage, store_dir) = locate(path)?;
     store_dir.check_trust(&*storage).map_err(|e| error_in_store(e, path))?;
     let before = storage.stat(&store_dir.dir).context("look at", path)?.mode;
     let mode = (before & !0o777) | who.dir_mode();
     let set = |dir: &Path| storage.set_dir_mode(dir, mode).context("change the mode of", dir);
-    // Whoever is to be kept out is so first; whoever is let in finds everything open.
+    // Access is first removed from the top; when access is added, the top comes last, so that everything below is open
+    // by then.
     let is_narrower = mode & 0o077 & before != before & 0o077;
     if is_narrower {
         set(&store_dir.dir)?;
@@ -265,19 +266,19 @@ pub fn set_readers(path: &Path, who: Readers) -> Result<()> {
         let entry = store_dir.dir.join(name);
         let meta = storage.stat(&entry).context("look at", &entry)?;
         match meta.kind {
-            // With it owners keep each other out, and whoever can read it could keep them out, too.
+            // Owners exclude each other by this file, and any user that could read it could lock them out.
             Kind::File if entry == store_dir.owner_file() => {}
             Kind::File => set_shown(&*storage, &entry, mode)?,
             Kind::Directory => {
-                // Files that are parked are data files, whose modes are the program's; and whether directories keep those
-                // out who are let in now was not asked when they were parked.
+                // Parked files are data files, whose modes belong to the program. When they were parked, it was not
+                // checked whether their directories exclude the users that get access now.
                 if entry == store_dir.parked() {
                     if is_narrower {
                         set(&entry)?;
                     }
                     continue;
                 }
-                // What is made in it meanwhile is as open as it is.
+                // Files that are created in it meanwhile take its permissions.
                 set(&entry)?;
                 let names = storage.list(&entry).context("list", &entry)?;
                 names.iter().try_for_each(|name| set_shown(&*storage, &entry.join(name), mode))?;
@@ -297,11 +298,11 @@ fn set_shown(storage: &dyn Storage, path: &Path, dir_mode: u32) -> Result<()> {
     file.set_mode(0o600 | shown_by(dir_mode)).context("change the mode of", path)
 }
 
-/// How to recover.
+/// Options for recovery.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RecoverOptions {
-    /// Keep what is acceptable of a damaged journal and put the rest into `untorn-salvage.*` in the
-    /// store's directory; files that cannot be redone are taken as they are.
+    /// Keep the acceptable part of a damaged journal and move the rest to `untorn-salvage.*` in the store's directory;
+    /// files that cannot be redone are taken as they are.
     pub salvage: bool,
     /// Take the files of a class `process` store as they are after a machine crash.
     pub accept_unknown: bool,
@@ -309,25 +310,25 @@ pub struct RecoverOptions {
     pub wait: bool,
 }
 
-/// What [`recover`] did, and what it could not do.
+/// The results and failures of [`recover`].
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Report {
-    /// What was recovered.
+    /// The results of recovery.
     #[serde(flatten)]
     pub recovered: Recovered,
     /// Files that could not be redone.
     pub quarantined: Vec<Quarantined>,
-    /// Files that wait for commits in journals which are not here.
+    /// Files that wait for commits in journals that are not here.
     pub lost_files: Vec<LostFile>,
-    /// Files that may keep marks of programs which did not close the store.
+    /// Files that may keep marks of programs that did not close the store.
     pub left_marks: Vec<LeftMark>,
-    /// Files that keep the attribute `user.untorn` behind [`eject`], and directories that it cannot look into. The attribute
+    /// Files that keep the attribute `user.untorn` after [`eject`], and directories that it cannot read. The attribute
     /// is harmless.
     #[serde(serialize_with = "crate::engine::paths::path_text::paths")]
     pub kept: Vec<PathBuf>,
 }
 
-/// Recovers a store and closes it: data files are then plain and whole.
+/// Recovers a store and closes it: data files are then plain and complete.
 pub fn recover(path: &Path, options: &RecoverOptions, progress: &dyn Fn(u64, u64)) -> Result<Report> {
     let once = || -> Result<_> {
         let store = open(path, options, progress)?;
@@ -338,7 +339,7 @@ pub fn recover(path: &Path, options: &RecoverOptions, progress: &dyn Fn(u64, u64
     };
     let (mut recovered, mut quarantined, mut left_marks) = once()?;
     if options.salvage && !quarantined.is_empty() {
-        // One opening quarantines the journal of files that cannot be redone, the next one archives it.
+        // The first opening quarantines the journal of files that cannot be redone; the second one archives it.
         let again = once()?;
         (quarantined, left_marks) = (again.1, again.2);
         recovered.salvaged.extend(again.0.salvaged);
@@ -348,25 +349,25 @@ pub fn recover(path: &Path, options: &RecoverOptions, progress: &dyn Fn(u64, u64
     Ok(Report { recovered, quarantined, lost_files, left_marks, kept: Vec::new() })
 }
 
-/// The working memory of live heaps of all users, as far as this one can see it.
+/// The working memory of live heaps of all users, as far as this user can see it.
 pub fn live_memories() -> Vec<Candidate> {
     crate::heap::handle::last_cut::candidates()
 }
 
-/// Makes the last cut of the live heap that has this memory: of a process that is gone, or by asking the process, which has
-/// so long to answer. The memory stays. Also where the heap's file is, if that is known.
+/// Makes the last cut of the live heap with this memory: for a dead process, or by asking the process, which has `wait`
+/// to answer. The memory stays. Also returns the path of the heap's file, if that is known.
 pub fn rescue(memory: &Path, wait: Duration) -> Result<(Option<PathBuf>, Rescued)> {
     crate::heap::handle::last_cut::rescue(memory, wait)
 }
 
-/// Removes a live memory whose heap's file is not found: for those who know that it was removed, and not moved. None: the
-/// file is found, or exists elsewhere, or a program has the memory.
+/// Removes a live memory whose heap's file is not found. Only for callers that know that the file was removed, and not
+/// moved. Returns `None` if the file is found, or exists elsewhere, or a program uses the memory.
 pub fn remove_lost_live_memory(memory: &Path) -> Result<Option<Rescued>> {
     crate::heap::handle::last_cut::remove_lost(memory)
 }
 
-/// Recovers a store, then removes all of Untorn's: plain files remain. Refused while a file waits for
-/// commits that could not be brought into it.
+/// Recovers a store, then removes everything of Untorn's, so that plain files remain. Refused while a file waits for
+/// commits that could not be applied.
 pub fn eject(path: &Path, progress: &dyn Fn(u64, u64)) -> Result<Report> {
     let (storage, store_dir) = locate(path)?;
     if let Some(lost) = lost_files(path)?.first() {
@@ -412,7 +413,7 @@ pub fn eject(path: &Path, progress: &dyn Fn(u64, u64)) -> Result<Report> {
             "it was moved or copied while it waited for commits; `untorn recover` says what to do",
         ));
     }
-    // Who holds a commit holds what is removed now.
+    // Readers that hold a commit need files that are removed now.
     store.open.leave_readers();
     let kept = strip_attributes(&*storage, &store_dir, &|_, a| ours(a));
     if let Some(marked) = kept.marked.iter().find(|marked| marked.pending) {
@@ -420,7 +421,7 @@ pub fn eject(path: &Path, progress: &dyn Fn(u64, u64)) -> Result<Report> {
     }
     remove_temporaries(&*storage, Path::new(""), store_dir.standalone.is_none(), &ours)?;
     remove_store_dir(&*storage, &store_dir)?;
-    // Nothing is left to close: no journal, no lock file.
+    // Nothing is left to close, neither journal nor lock file.
     store.open.forget();
     let paths = kept.marked.into_iter().map(|one| one.path).chain(kept.unreached.into_iter().map(|one| one.path));
     Ok(Report {
@@ -432,15 +433,15 @@ pub fn eject(path: &Path, progress: &dyn Fn(u64, u64)) -> Result<Report> {
     })
 }
 
-/// Replaces the contents of several files of one store, all or none: each file by everything that its reader yields.
-/// Returns the bytes written. Files are named by their paths in the store's directory. Missing files are created,
-/// 0666 less the umask; so is the store, which goes again where the replacement is refused.
+/// Replaces the contents of several files of one store, all or none: each file gets everything that its reader yields.
+/// Returns the bytes written. Files are named by their paths in the store's directory. Missing files are created, with
+/// mode 0666 less the umask; so is the store, which is removed again if the replacement is refused.
 ///
 /// An error of one reader leaves all files as they are. Replacements in one store wait for each other.
 pub fn put_files(store: &Path, files: &mut [(PathBuf, Box<dyn Read + '_>)]) -> Result<u64> {
     let is_new = !store.exists();
     crate::admin::put::put_files(store, files, &|| {
-        // What cannot be removed is an empty store.
+        // If this fails, an empty store remains.
         let _ = eject(store, &|_, _| {});
         if is_new {
             let _ = std::fs::remove_dir(store);
@@ -448,7 +449,7 @@ pub fn put_files(store: &Path, files: &mut [(PathBuf, Box<dyn Read + '_>)]) -> R
     })
 }
 
-/// Commits what the working memory of live heaps has, as their next opening would, and removes it.
+/// Commits the working memory of live heaps, like their next opening, and removes it.
 fn bring_in_live_memory(path: &Path, store_dir: &StoreDir, progress: &dyn Fn(u64, u64)) -> Result<()> {
     let found = live::memories(path);
     if found.is_empty() {
@@ -457,7 +458,7 @@ fn bring_in_live_memory(path: &Path, store_dir: &StoreDir, progress: &dyn Fn(u64
     let options = HeapOptions::new().create(false).store(StoreOptions::default().background(false));
     let bring_in = |heap: Result<Heap>, one: &LiveMemoryFound| match heap {
         Ok(heap) => heap.close(),
-        // What had the file's number before it was a heap.
+        // The memory belonged to another file, which had the same inode number before.
         Err(Error::Foreign { .. }) => live::forget(one),
         Err(e) => Err(e),
     };
@@ -469,7 +470,7 @@ fn bring_in_live_memory(path: &Path, store_dir: &StoreDir, progress: &dyn Fn(u64
     store.close()
 }
 
-/// Proves that the store directory can be removed, before anything is changed.
+/// Checks that the store directory can be removed, before anything is changed.
 fn prove_removal(storage: &dyn Storage, store_dir: &StoreDir, path: &Path) -> Result<()> {
     let Err(e) = storage.check_access(&store_dir.dir, Access::Remove) else { return Ok(()) };
     let within = match store_dir.standalone {
@@ -485,12 +486,13 @@ fn prove_removal(storage: &dyn Storage, store_dir: &StoreDir, path: &Path) -> Re
     Err(Error::Unsupported { path: within.to_owned(), detail })
 }
 
-/// Removes everything of Untorn's. The caller has the store's lock. A journal gets the name of an unfinished one first: a
-/// crash in between leaves no journal that lacks files.
+/// Removes everything of Untorn's. The caller has the store's lock. A journal is first renamed to an unfinished one, so
+/// that a crash in between leaves no journal without files.
 fn remove_store_dir(storage: &dyn Storage, store_dir: &StoreDir) -> Result<()> {
     let unfinished = store_dir.journal_new();
     let locked = [store_dir.lock_file(), store_dir.owner_file()];
-    // What is locked goes last, while it is: a program that waits for the lock sees that the file is gone.
+    // The locked files go last, while they are locked, so that a program that waits for the lock sees that the file is
+    // gone.
     for name in storage.list(&store_dir.dir).context("list", &store_dir.dir)? {
         let entry = store_dir.dir.join(&name);
         if locked.contains(&entry) || entry == unfinished {
@@ -512,14 +514,14 @@ fn remove_store_dir(storage: &dyn Storage, store_dir: &StoreDir) -> Result<()> {
     remove_tree(storage, &unfinished)?;
     locked.iter().try_for_each(|path| storage.unlink(path).context("remove", path))?;
     match storage.rmdir(&store_dir.dir) {
-        // Somebody makes a store anew just now.
+        // Another process is creating a new store.
         Err(e) if e.kind() == ErrorKind::DirectoryNotEmpty => {}
         done => done.context("remove", &store_dir.dir)?,
     }
     storage.sync_dir(Path::new(""), sync_point::EJECT).context("flush", ".")
 }
 
-/// The store of a standalone file by the file's path, whether the file is there or not. None: it has no store.
+/// The store of a standalone file by the file's path, whether or not the file exists. `None` if it has no store.
 fn standalone_store(path: &Path) -> Result<Option<(Arc<Linux>, StoreDir)>> {
     let Some(name) = path.file_name() else { return Ok(None) };
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -528,8 +530,8 @@ fn standalone_store(path: &Path) -> Result<Option<(Arc<Linux>, StoreDir)>> {
     Ok(store_dir.check_trust(&*storage)?.map(|_| (storage, store_dir)))
 }
 
-/// Removes the store of a standalone file that has no such name any more, if no commit waits in the store. False: there
-/// is none, or it must stay.
+/// Removes the store of a standalone file that is gone from this name, unless commits wait in the store. Returns false
+/// if there is no store, or if it must stay.
 #[doc(hidden)]
 pub fn remove_unneeded(path: &Path) -> Result<bool> {
     match standalone_store(path)? {
@@ -538,13 +540,13 @@ pub fn remove_unneeded(path: &Path) -> Result<bool> {
     }
 }
 
-/// [`remove_unneeded`] on any storage.
+/// Removes like [`remove_unneeded`], on any storage.
 #[doc(hidden)]
 pub fn remove_unneeded_on(path: &Path, storage: &Arc<dyn Storage>, store_dir: &StoreDir) -> Result<bool> {
     let lock = lock_store(&**storage, store_dir, None, false).map_err(|e| error_in_store(e, path))?;
     OwnersPage::withdraw(&**storage, store_dir, LEASES_HONOURED)?;
     let has_file = store_dir.standalone.as_ref().is_some_and(|name| storage.stat(name).is_ok());
-    // A clean header alone says little: the first record leaves it as it is.
+    // A clean header is no proof, because the first record does not change it.
     let found = inspect_on(path, storage, store_dir)?.0;
     let clean = found.clean && found.quarantined_journals == 0 && found.problems.is_empty();
     if !clean || has_file {
@@ -557,8 +559,8 @@ pub fn remove_unneeded_on(path: &Path, storage: &Arc<dyn Storage>, store_dir: &S
     Ok(true)
 }
 
-/// Unlinks a standalone file that no process has open, and removes its store: commits that wait in it are of no use any
-/// more.
+/// Unlinks a standalone file that no process has open, and removes its store: commits that wait in it are useless
+/// without the file.
 #[doc(hidden)]
 pub fn unlink(path: &Path, unlink: impl FnOnce() -> std::io::Result<()>) -> Result<()> {
     let store = standalone_store(path)?;
@@ -571,7 +573,7 @@ pub fn unlink(path: &Path, unlink: impl FnOnce() -> std::io::Result<()>) -> Resu
     }
     let live = live::memories(path);
     unlink().context("unlink", path)?;
-    // Without its file it is nobody's.
+    // Live memory is useless without its file.
     live.iter().for_each(|one| _ = live::forget(one));
     if let (Some((storage, store_dir)), Some(_)) = (&store, &lock) {
         remove_store_dir(&**storage, store_dir)?;
@@ -579,7 +581,7 @@ pub fn unlink(path: &Path, unlink: impl FnOnce() -> std::io::Result<()>) -> Resu
     Ok(())
 }
 
-/// Why a file is quarantined, without its name and without what the error around it says anyway.
+/// Why a file is quarantined, without its name and without text that the surrounding error has anyway.
 fn why(q: &Quarantined) -> &str {
     let name = format!("{}: ", q.path.display());
     let reason = q.reason.strip_prefix(&name).unwrap_or(&q.reason);

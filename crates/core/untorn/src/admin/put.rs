@@ -1,14 +1,14 @@
-//! Replacing a file from a stream, whole or not at all.
+//! Replaces a file from a stream, completely or not at all.
 //!
-//! A plain file is replaced the classic way, with every step that is usually forgotten: a new file in
-//! the same directory, owner, ACL, attributes and mode carried over, contents flushed, renamed over
-//! the old one, directory flushed. A crash anywhere leaves the old file or the new one.
+//! A plain file is replaced the classic way, with every step that is usually forgotten: a new file in the same
+//! directory, owner, ACL, attributes and mode carried over, contents flushed, renamed over the old one, directory
+//! flushed. After a crash at any point, the old file or the new one is there.
 //!
-//! A managed file keeps its inode, and the replacement is a commit in its store: renaming another
-//! file over it would leave its journal pointing at nothing.
+//! A managed file keeps its inode, and the replacement is a commit in its store: after a rename over it, its journal
+//! would refer to nothing.
 //!
-//! This module works on absolute paths and follows links, as editors do, so it does not go through
-//! the rooted storage that everything else uses.
+//! This module works on absolute paths and follows links, as editors do, so it does not use the rooted storage of all
+//! other modules.
 
 mod file_attributes;
 mod real_path;
@@ -29,27 +29,27 @@ use std::path::{Path, PathBuf};
 use untorn_journal::format::{Attribute, AttributeFound, crc64};
 use untorn_os::above_standard;
 
-/// Everything of ours in a directory.
+/// Suffix of everything of ours in a directory.
 const STORE_NAME: &str = ".untorn";
-/// What failed when the name is there, but not durable.
+/// The failed action if the name is in place, but not durable.
 const NAME_NOT_FLUSHED: &str = "flush the directory (the new contents are in place, but a power cut may take them back: put \
                                 them again) of";
 const BUFFER_BYTES: usize = 256 << 10;
 
 /// Replaces the contents of `path` by everything that `from` yields; returns the bytes written.
 ///
-/// After a crash at any point the file holds what it held before, or all of the new contents; on
-/// return it durably holds the new ones. Mode, owner, ACL, extended attributes and flags (`lsattr`) stay; where they
-/// cannot, nothing is changed and the error says why. A missing file is created, 0666 less the umask.
+/// After a crash at any point, the file holds its old contents, or all of the new ones; on return it durably holds the
+/// new ones. Mode, owner, ACL, extended attributes and flags (`lsattr`) are kept; if that is impossible, nothing is
+/// changed and the error says why. A missing file is created, with mode 0666 less the umask.
 ///
-/// A symbolic link is followed: the file that it names is replaced and the link stays. Refused are
-/// directories, devices, files that this user may not write, and files of several hard links, which
-/// a replacement would part.
+/// A symbolic link is followed: the file that it names is replaced and the link stays. Directories and devices are
+/// refused, and so are files that this user may not write, and files with several hard links, which a replacement would
+/// separate.
 ///
-/// `from` is not read before the file is found to be one that may be replaced.
+/// `from` is read only after the file was found to be replaceable.
 ///
-/// An error of `from` leaves everything as it is. Replacements of one file, and those of files of one store, wait
-/// for each other. What a killed one left aside goes with the next replacement of that file.
+/// An error of `from` leaves everything as it is. Replacements of one file, and those of files of one store, wait for
+/// each other. The temporary file of a killed replacement is removed by the next replacement of that file.
 pub fn put(path: &Path, from: &mut dyn Read) -> Result<u64> {
     loop {
         let target = Target::find(path)?;
@@ -57,7 +57,7 @@ pub fn put(path: &Path, from: &mut dyn Read) -> Result<u64> {
             Managed::No => {
                 target.check_replaceable()?;
                 let aside = Aside::create(&target)?;
-                // It may have been long in coming: the one before may have replaced the file.
+                // The wait may have been long, and the previous replacement may have replaced the file.
                 let now = Target::find(path)?;
                 let same = now.path == target.path && now.old.is_some() == target.old.is_some();
                 if same && matches!(now.managed()?, Managed::No) {
@@ -76,9 +76,10 @@ pub fn put(path: &Path, from: &mut dyn Read) -> Result<u64> {
     }
 }
 
-/// Replaces the contents of several files of one store, all or none: each file by everything that its reader yields.
-/// Returns the bytes written. Files are named by their paths in the store's directory. Missing files are created,
-/// 0666 less the umask; so is the store. `unmake` is called for a store that this has made, if nothing was committed to it.
+/// Replaces the contents of several files of one store, all or none: each file gets everything that its reader yields.
+/// Returns the bytes written. Files are named by their paths in the store's directory. Missing files are created, with
+/// mode 0666 less the umask; so is the store. `unmake` is called for a store that this call has created, if nothing was
+/// committed to it.
 ///
 /// An error of one reader leaves all files as they are. Replacements in one store wait for each other.
 pub(crate) fn put_files(store: &Path, files: &mut [(PathBuf, Box<dyn Read + '_>)], unmake: &dyn Fn()) -> Result<u64> {
@@ -87,7 +88,7 @@ pub(crate) fn put_files(store: &Path, files: &mut [(PathBuf, Box<dyn Read + '_>)
     let (turn, opened) = loop {
         let turn = turn::lock_directory(&store_dir);
         match StoreOptions::default().open(store) {
-            // Another replacement has just made the store.
+            // Another replacement has just created the store.
             Err(Error::Busy { .. }) if turn.is_none() && store_dir.exists() => {}
             opened => break (turn, opened?),
         }
@@ -104,7 +105,7 @@ pub(crate) fn put_files(store: &Path, files: &mut [(PathBuf, Box<dyn Read + '_>)
 
 fn commit_files(store: &Store, files: &mut [(PathBuf, Box<dyn Read + '_>)]) -> Result<u64> {
     let mut txn = store.begin();
-    // A refusal must not come after gigabytes of input.
+    // Open first, because a refusal must not come after gigabytes of input.
     let targets = files.iter().map(|(name, _)| open_in(store, &mut txn, name)).collect::<Result<Vec<_>>>()?;
     let mut bytes = 0;
     for (file, (name, from)) in targets.iter().zip(files) {
@@ -114,7 +115,7 @@ fn commit_files(store: &Store, files: &mut [(PathBuf, Box<dyn Read + '_>)]) -> R
     Ok(bytes)
 }
 
-/// A file of a store as a part of a transaction, created if there is none.
+/// Adds a file of a store to a transaction; creates it if there is none.
 fn open_in(store: &Store, txn: &mut crate::Txn, name: &Path) -> Result<File> {
     match store.open_file(name) {
         Ok(file) => txn.add(&file).map(|()| file),
@@ -150,12 +151,12 @@ fn copy(path: &Path, from: &mut dyn Read, mut write: impl FnMut(&[u8]) -> Result
     }
 }
 
-/// Flushes contents and attributes, before they get the name.
+/// Flushes contents and attributes, before the file gets its name.
 fn sync_contents(file: &OwnedFd) -> rustix::io::Result<()> {
     fs::fsync(file)
 }
 
-/// Flushes a directory, and with it the new name.
+/// Flushes a directory, and so the new name.
 fn sync_name(dir: &OwnedFd) -> rustix::io::Result<()> {
     fs::fsync(dir)
 }
@@ -164,7 +165,7 @@ fn io(action: &'static str, path: &Path, e: Errno) -> Error {
     Error::io(action, path, e.into())
 }
 
-/// The new contents are committed; the store could not be closed.
+/// The error if the new contents are committed, but the store could not be closed.
 fn not_closed(path: &Path, e: Error) -> Error {
     Error::io(
         "close the store (the new contents are committed; `untorn recover` brings them into the file) of",
@@ -181,17 +182,17 @@ fn conflict(path: &Path, detail: &str) -> Error {
     Error::Conflict { path: path.to_owned(), detail: detail.to_owned() }
 }
 
-/// Which store the file belongs to, if any.
+/// The store to which the file belongs, if any.
 enum Managed {
-    /// Nobody but the file system.
+    /// No store.
     No,
-    /// The private store beside it.
+    /// The file's own store, beside it.
     Standalone,
-    /// The store of this directory, in which the file has this path.
+    /// The store of the directory `root`, in which the file has the path `inside`.
     InStore { root: PathBuf, inside: PathBuf },
 }
 
-/// What is to be replaced, held open so that nobody can exchange it for something else.
+/// The file to replace, held open so that its inode number stays taken.
 struct Target {
     path: PathBuf,
     name: OsString,
@@ -200,7 +201,7 @@ struct Target {
 }
 
 struct Old {
-    /// Keeps the inode, and with it the number that tells it from another file.
+    /// Keeps the inode, and so the number that identifies it.
     _held: OwnedFd,
     stat: Stat,
     attributes: BTreeMap<Vec<u8>, Vec<u8>>,
@@ -229,7 +230,7 @@ impl Target {
         Ok(Target { path, name, dir, old })
     }
 
-    /// Finds the store that the file belongs to: its own beside it, or one above it on the same mount.
+    /// Finds the store to which the file belongs: its own beside it, or one above it on the same mount.
     fn managed(&self) -> Result<Managed> {
         let here = fs::fstat(&self.dir).map_err(|e| io("look at the directory of", &self.path, e))?;
         if self.is_ours(&sibling(&self.path, STORE_NAME), &here) {
@@ -249,8 +250,8 @@ impl Target {
         Ok(Managed::No)
     }
 
-    /// Whether the journal at this path has a say in the file. One that a stranger planted next to a
-    /// file that is not managed has none: it must not keep the file's owner from writing it.
+    /// Whether the journal at this path may manage the file. A journal that another user planted next to an unmanaged
+    /// file may not: it must not keep the file's owner from writing the file.
     fn is_ours(&self, journal: &Path, dir: &Stat) -> bool {
         let Ok(st) = fs::lstat(journal) else { return false };
         let managed = self.old.as_ref().is_some_and(|old| old.attributes.contains_key(MANAGED));
@@ -259,9 +260,9 @@ impl Target {
         managed || known.contains(&st.st_uid)
     }
 
-    /// Refuses a file with the mark of a store that is not here, if commits are pending there: its
-    /// contents may be torn, and replacing it would make their recovery a conflict. Nothing pending,
-    /// it is a plain file like others.
+    /// Refuses a file with the mark of a store that is not here, if commits are pending there: its contents may be
+    /// torn, and replacing it would make their recovery a conflict. Without pending commits, it is an ordinary plain
+    /// file.
     fn check_strayed(&self) -> Result<()> {
         let mark = self.old.as_ref().and_then(|old| old.attributes.get(MANAGED));
         match Attribute::decode(mark.map(Vec::as_slice)) {
@@ -304,7 +305,7 @@ impl Target {
         Ok(bytes)
     }
 
-    /// The plain way: write aside, flush, rename, flush the name.
+    /// The way for plain files: write a temporary file, flush, rename, flush the name.
     fn replace(&self, mut aside: Aside, from: &mut dyn Read) -> Result<u64> {
         self.check_replaceable()?;
         if let Some(old) = &self.old {
@@ -322,8 +323,8 @@ impl Target {
         Ok(bytes)
     }
 
-    /// Whether a new file may take the name, as far as that can be told: a refusal must not come after gigabytes of input,
-    /// or after a command has run.
+    /// Checks, as far as possible, that a new file may take the name, because a refusal must not come after gigabytes
+    /// of input, or after a command has run.
     fn check_replaceable(&self) -> Result<()> {
         if has(&self.dir, OsStr::new(""), StatxAttributes::IMMUTABLE | StatxAttributes::APPEND) {
             let detail = "its directory lets nobody, not even root, replace or remove a file (`chattr +i` or `+a`; `lsattr -d` \
@@ -346,12 +347,12 @@ impl Target {
             let detail = format!("has {n} hard links, and replacing it would part them; unlink the others first");
             return Err(unsupported(&self.path, detail));
         }
-        // A rename asks only for the directory; replacing contents is writing all the same.
+        // A rename needs permission for the directory only, but replacing contents is a write.
         fs::accessat(&self.dir, &self.name, fs::Access::WRITE_OK, AtFlags::EACCESS)
             .map_err(|e| io("write", &self.path, e))
     }
 
-    /// The new contents may have been long in coming. What has become of the old file meanwhile?
+    /// Checks that the old file has not changed, because the new contents may have taken long to arrive.
     fn check_unchanged(&self) -> Result<()> {
         let now = Old::open(&self.dir, &self.name, &self.path)?;
         let same = match (&self.old, &now) {
@@ -370,14 +371,15 @@ impl Target {
     }
 }
 
-/// Whether a name in a directory, or the directory itself, has one of these attributes; not where the kernel cannot tell.
+/// Whether a name in a directory, or the directory itself, has one of these attributes; false if the kernel cannot
+/// tell.
 fn has(dir: &OwnedFd, name: &OsStr, any: StatxAttributes) -> bool {
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::EMPTY_PATH;
     fs::statx(dir, name, flags, StatxFlags::empty()).is_ok_and(|found| found.stx_attributes.intersects(any))
 }
 
 impl Old {
-    /// Opens what is to be replaced, if there is anything.
+    /// Opens the file to replace, if there is one.
     fn open(dir: &OwnedFd, name: &OsStr, path: &Path) -> Result<Option<Old>> {
         let check = |st: &Stat| match fs::FileType::from_raw_mode(st.st_mode) {
             fs::FileType::RegularFile => Ok(()),
@@ -385,7 +387,7 @@ impl Old {
             fs::FileType::Symlink => Err(conflict(path, "was replaced by a link in the meantime")),
             _ => Err(Error::invalid(format!("{} is a device, pipe or socket, not a file", path.display()))),
         };
-        // Looked at before it is opened: opening a device can already do something.
+        // Checked before opening, because opening a device can already have effects.
         match fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(st) => check(&st)?,
             Err(Errno::NOENT) => return Ok(None),
@@ -401,7 +403,7 @@ impl Old {
     }
 }
 
-/// The new file beside the old one, until it takes its name.
+/// The new file beside the old one, until it takes the name.
 struct Aside {
     path: PathBuf,
     dir: OwnedFd,
@@ -412,14 +414,15 @@ struct Aside {
 impl Aside {
     fn create(target: &Target) -> Result<Aside> {
         let failed = |e| io("create a file beside", &target.path, e);
-        // What replaces a file is nobody else's to read until it has that file's permissions. A new
-        // file has its final ones from the start: only the kernel knows the directory's default ACL.
+        // A replacement is private until it has the old file's permissions. A new file has its final ones from the
+        // start, because only the kernel knows the directory's default ACL.
         let mode = Mode::from_raw_mode(if target.old.is_some() { 0o600 } else { 0o666 });
         let made = |file, name| -> Result<Aside> {
             let dir = target.dir.try_clone().map_err(|e| Error::io("open the directory of", &target.path, e))?;
             Ok(Aside { path: target.path.clone(), dir, file, name: Some(name) })
         };
-        // One name for each file: replacements of one file wait for each other, and find what a killed one left.
+        // Each file has one temporary name, so that replacements of it wait for each other, and find the remnant of a
+        // killed one.
         let name = format!(".untorn-put-{:016x}", crc64(target.name.as_bytes()));
         let mut owners = vec![rustix::process::geteuid().as_raw()];
         owners.extend(target.old.as_ref().map(|old| old.stat.st_uid));
@@ -451,7 +454,7 @@ impl Aside {
         Ok(())
     }
 
-    /// Owner and group first: a refusal must not come after gigabytes of input.
+    /// Takes owner and group first, because a refusal must not come after gigabytes of input.
     fn take_owner(&self, old: &Old) -> Result<()> {
         let path = &self.path;
         let now = fs::fstat(&self.file).map_err(|e| io("look at the new", path, e))?;
@@ -471,14 +474,15 @@ impl Aside {
         }
     }
 
-    /// Takes everything of the old file, while there are no contents, and gives the permissions up again: what cannot be
-    /// kept is told before the contents are read.
+    /// Takes over everything of the old file before there are contents, and then removes the permissions again. So
+    /// anything that cannot be kept is reported before the contents are read.
     fn try_attributes(&self, old: &Old) -> Result<()> {
         self.take_attributes(old)?;
         fs::fchmod(&self.file, Mode::from_raw_mode(0o600)).map_err(|e| io("keep private the new", &self.path, e))
     }
 
-    /// ACL, extended attributes, flags and mode, again after the contents: writing takes some of them away.
+    /// Takes over ACL, extended attributes, flags and mode; repeated after the contents, because writing clears some of
+    /// them.
     fn take_attributes(&self, old: &Old) -> Result<()> {
         let path = &self.path;
         copy_attributes(&old.attributes, &self.file).map_err(|(name, e)| {
@@ -492,7 +496,7 @@ impl Aside {
         })?;
         let mode = old.stat.st_mode & 0o7777;
         fs::fchmod(&self.file, Mode::from_raw_mode(mode)).map_err(|e| io("keep the mode of", path, e))?;
-        // The kernel drops set-group-id in silence where the caller is not in that group.
+        // The kernel silently drops the setgid bit if the caller is not in that group.
         let now = fs::fstat(&self.file).map_err(|e| io("look at the new", path, e))?;
         if now.st_mode & 0o7777 != mode {
             let detail = format!("its mode {mode:04o} cannot be kept by this user. Nothing was changed");
@@ -501,7 +505,7 @@ impl Aside {
         Ok(())
     }
 
-    /// The one step that readers see.
+    /// Renames the file to its name, the only step that readers see.
     fn take_name(&mut self, target: &Target) -> Result<()> {
         let Target { dir, path, name: new, old, .. } = target;
         let Some(name) = &self.name else { return Ok(()) };
@@ -509,7 +513,7 @@ impl Aside {
             fs::renameat(dir, name, dir, new)
         } else {
             match fs::renameat_with(dir, name, dir, new, RenameFlags::NOREPLACE) {
-                // Not every file system knows the flag; that the name is free was just seen.
+                // Some file systems do not know the flag; the name was free a moment ago.
                 Err(Errno::INVAL | Errno::NOSYS) => fs::renameat(dir, name, dir, new),
                 Err(Errno::EXIST) => return Err(conflict(path, "was created by somebody else in the meantime")),
                 done => done,
@@ -517,7 +521,7 @@ impl Aside {
         };
         done.map_err(|e| io("replace", path, e))?;
         self.name = None;
-        // The file has its name now, and whoever opens it must not find it busy.
+        // The file has its name now, and must not appear busy to a process that opens it.
         turn::unlock(&self.file);
         Ok(())
     }
@@ -531,7 +535,7 @@ impl Drop for Aside {
     }
 }
 
-/// Of the store in a directory, or of the one beside a standalone file.
+/// Whether a name is that of a store directory, in a directory or beside a standalone file.
 fn is_stores_name(name: &OsStr) -> bool {
     name.as_bytes().ends_with(STORE_NAME.as_bytes())
 }

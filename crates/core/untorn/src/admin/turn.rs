@@ -1,7 +1,7 @@
-//! Turns of replacements: those of one file, or of files of one store, wait for each other.
+//! Replacement locks: replacements of one file, or of files of one store, wait for each other.
 //!
-//! A turn is an `flock`, which the kernel gives up when its process ends, however that happens. So whatever holds
-//! no lock is a remnant of a replacement that was killed, and the next one removes it.
+//! A replacement lock is an `flock`, which the kernel releases whenever its process ends. So an unlocked file is a
+//! remnant of a killed replacement, and the next one removes it.
 
 use rustix::fs::{self, AtFlags, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use untorn_os::above_standard;
 
-/// More tries than other replacements of one file can cost.
+/// More tries than other replacements of one file can require.
 const TRIES_MAX: usize = 10_000;
 
 fn lock(file: impl AsFd, how: FlockOperation) -> rustix::io::Result<()> {
@@ -31,8 +31,8 @@ fn leads_to(dir: &OwnedFd, name: &str, file: &OwnedFd) -> rustix::io::Result<boo
     }
 }
 
-/// Makes a file of this name and locks it. Waits for a process that has such a file, and removes one that a killed
-/// process left. `None`: the name is taken by something else, or the file system knows no locks.
+/// Creates a file of this name and locks it. Waits for a process that has such a file, and removes one that a killed
+/// process left. `None`: another object has the name, or the file system does not support locks.
 pub(crate) fn create_locked(
     dir: &OwnedFd,
     name: &str,
@@ -46,7 +46,7 @@ pub(crate) fn create_locked(
             Ok(found) => {
                 let stat = fs::fstat(&found)?;
                 let file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-                // A stranger who planted the name must not make anybody wait.
+                // A name that another user planted must not make anybody wait.
                 if !file || stat.st_nlink > 1 || !owners.contains(&stat.st_uid) {
                     return Ok(None);
                 }
@@ -64,7 +64,7 @@ pub(crate) fn create_locked(
                 };
                 match lock(&file, FlockOperation::NonBlockingLockExclusive) {
                     Ok(()) if leads_to(dir, name, &file)? => return Ok(Some(file)),
-                    // Another one took it for a remnant in the moment before it was locked.
+                    // Another process took the file for a remnant before it was locked.
                     Ok(()) | Err(Errno::WOULDBLOCK) => {}
                     Err(_) => {
                         let _ = fs::unlinkat(dir, name, AtFlags::empty());
@@ -78,12 +78,13 @@ pub(crate) fn create_locked(
     Ok(None)
 }
 
-/// Ends the turn of a file that [`create_locked`] made.
+/// Releases the lock of a file that [`create_locked`] made.
 pub(crate) fn unlock(file: &OwnedFd) {
     let _ = lock(file, FlockOperation::Unlock);
 }
 
-/// Waits for the turn in a store directory. `None`: there is none, or none that this user may open.
+/// Takes the replacement lock of a store directory, and waits for it. `None`: there is no such directory, or this user
+/// may not open it.
 pub(crate) fn lock_directory(path: &Path) -> Option<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     for _ in 0..TRIES_MAX {

@@ -6,10 +6,10 @@
 //! truncate    a new header gives the records up                        (one flush, holds up nobody)
 //! ```
 //!
-//! As long as the log has little room, what was carried over from before the opening goes in portions, oldest first: each is
-//! a checkpoint of the commits in some segments of the log, which come free. All that is left then is a part of the checkpoint
-//! of everything committed so far.
-//! A portion leaves out what later segments have anew: they stay until a later portion has applied it.
+//! While the log has little room, commits that were carried over from before the opening are applied in portions,
+//! oldest first: each portion is a checkpoint of the commits in some segments of the log, which it frees. The remaining
+//! commits are then a part of the checkpoint of everything committed so far. A portion leaves out ranges that later
+//! segments overwrite: they stay in the log until a later portion has applied them.
 
 pub(crate) mod pace;
 pub(crate) mod restate;
@@ -37,39 +37,39 @@ use untorn_os::{File, holds};
 
 const FLUSH_ATTRIBUTE: &str = "flush the attribute of";
 
-/// What comes after a checkpoint.
+/// The state after a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum After {
-    /// More commits: a file's attribute must tell up to which one it is whole.
+    /// More commits: a file's attribute must state up to which commit the file is complete.
     More,
-    /// A clean journal, whatever attributes say: the contents alone need be flushed.
+    /// A clean journal, which makes the attributes irrelevant: only contents need a flush.
     Clean,
-    /// The header of a closed journal, by whose flush everything becomes durable that was written out before.
+    /// The header of a closed journal, whose flush also makes the data written before it durable.
     Closed,
 }
 
-/// What one file has to do with a checkpoint.
+/// The part of one file in a checkpoint.
 struct Part {
     file: Arc<SharedFile>,
     overlay: Arc<Overlay>,
-    /// What a portion leaves to the next one.
+    /// Ranges that a portion leaves to the next one.
     rest: Option<Arc<Overlay>>,
     /// An earlier checkpoint has failed, perhaps in flushing this file.
     again: bool,
-    /// The file's name or mode, or its creation, is a part of the checkpoint, too.
+    /// The checkpoint also covers the file's name, mode or creation.
     names_changed: bool,
 }
 
 impl Part {
-    /// What the data file lacks of the part. None: a commit that may have failed is among what would be written.
-    /// `failures`: the whole file system is flushed after this, and so many such flushes have failed so far.
+    /// The changes of the part that the data file still lacks. `None`: they may include a commit that failed.
+    /// `failures`: a flush of the whole file system follows, and this many such flushes have failed so far.
     fn to_write(&self, engine: &Engine, data: &Arc<dyn File>, failures: Option<u64>) -> Result<Option<ToWrite>> {
         let mut state = self.file.write();
         let Some(written) = state.written_first.take() else {
             return Ok(Some(ToWrite { overlay: self.overlay.clone(), again: self.again, first: false }));
         };
         if self.rest.is_some() {
-            // The next portion must not go over it either.
+            // The next portion must not overwrite these bytes either.
             state.written_first = Some(written.clone());
         }
         if state.outcome_unknown {
@@ -82,7 +82,7 @@ impl Part {
             return Ok(Some(ToWrite { overlay: Arc::default(), again: false, first }));
         }
         engine.tell_applying(state.last_lsn)?;
-        // A commit wrote newer changes, too: older ones must not go over these.
+        // A commit also wrote newer changes, which older ones must not overwrite.
         let mut overlay = (*self.overlay).clone();
         if holds(invariant::NEWEST_OVER_OLDER) {
             state.content.committed.lay_over(&mut overlay);
@@ -91,44 +91,44 @@ impl Part {
     }
 }
 
-/// What a checkpoint writes to a data file.
+/// The changes that a checkpoint writes to a data file.
 struct ToWrite {
     overlay: Arc<Overlay>,
-    /// A flush of what the file has may have failed unseen.
+    /// An earlier flush of the file's data may have failed unnoticed.
     again: bool,
-    /// A commit wrote to the file before, and only a flush of that descriptor is sure to tell that this failed: an error of
-    /// `syncfs` has been told to somebody else since, or there is no `syncfs` to come.
+    /// A commit wrote to the file before, and only a flush of that descriptor surely reports a failure of that write:
+    /// an error of `syncfs` has been reported to another caller since, or no `syncfs` follows.
     first: bool,
 }
 
-/// A checkpoint under way. Dropping it after an error leaves its part for the next one.
+/// A checkpoint in progress. If it is dropped after an error, the next one takes over its part.
 pub struct Checkpoint<'a> {
     engine: &'a Engine,
     target: CheckpointTarget,
     files: Vec<Part>,
     dirs: BTreeSet<PathBuf>,
-    /// It is a portion of what was carried over.
+    /// It is a portion of the carried-over commits.
     is_portion: bool,
     done: bool,
-    /// Why a part of it waits, which was restated.
+    /// Why a part of it, which was restated, could not be applied.
     waits: Option<Error>,
 }
 
 impl Engine {
-    /// Makes a whole checkpoint.
+    /// Makes a complete checkpoint.
     pub(crate) fn checkpoint(&self) -> Result<()> {
         self.checkpoint_beyond(u64::MAX)
     }
 
-    /// Makes a checkpoint, unless the log is truncated behind a later LSN than this before all is applied.
+    /// Makes a checkpoint, unless the log gets truncated beyond this LSN before everything is applied.
     pub(crate) fn checkpoint_beyond(&self, lsn: u64) -> Result<()> {
         while self.checkpoint_step(lsn)? {}
         Ok(())
     }
 
-    /// A step of a checkpoint, as [`Self::checkpoint_beyond`]: a portion of what was carried over if commits want for room, or
-    /// all the rest, with one flush. Whether there is another step. Others that wait for a checkpoint have
-    /// their turn in between.
+    /// Runs one step of a checkpoint, with the limit of [`Self::checkpoint_beyond`]: a portion of the carried-over
+    /// commits if commits need room, or everything that remains, with one flush. Returns whether there is another step.
+    /// The checkpoint lock is released in between for other waiting checkpoints.
     pub(crate) fn checkpoint_step(&self, lsn: u64) -> Result<bool> {
         let turn = self.checkpoint_turn.lock();
         self.check_not_shut_down()?;
@@ -150,8 +150,9 @@ impl Engine {
         done.map(|()| false)
     }
 
-    /// Applies the next portion of what was carried over, and truncates the log behind it. False: there is none, or something
-    /// in it waits, and all the rest goes at once. The caller has the turn.
+    /// Applies the next portion of the carried-over commits, and truncates the log behind it. Returns false if there is
+    /// none, or if a part of it cannot be applied, so that everything that remains is applied at once. The caller holds
+    /// the checkpoint lock.
     fn apply_portion(&self) -> Result<bool> {
         let Some(portion) = self.begin_portion()? else { return Ok(false) };
         let Err(e) = portion.apply().and_then(Checkpoint::truncate_log) else { return Ok(true) };
@@ -160,15 +161,15 @@ impl Engine {
         if e.is_failed_flush() { Err(e) } else { Ok(false) }
     }
 
-    /// Makes a checkpoint of everything committed so far. The caller has the turn.
+    /// Makes a checkpoint of everything committed so far. The caller holds the checkpoint lock.
     fn apply_rest(&self) -> Result<()> {
-        // What is left for the moment in which it begins is little.
+        // Merging first shortens the time that the beginning holds up commits.
         self.merge_layers();
         let done = match self.begin_checkpoint()? {
             Some(checkpoint) => checkpoint.apply().and_then(Checkpoint::truncate_log),
             None => Ok(()),
         };
-        // Also if something waits.
+        // Also if a part of the checkpoint could not be applied.
         let failed = self.journal.lock().journal.failure().is_some();
         let done = if failed { done } else { done.and(self.forget_unused()) };
         if !failed && !self.has_spare.load(Relaxed) {
@@ -179,7 +180,7 @@ impl Engine {
         done
     }
 
-    /// Merges the commits of each file that lie over each other, while others go on.
+    /// Merges the committed layers of each file, while commits continue.
     pub(crate) fn merge_layers(&self) {
         let files: Vec<_> = self.journal.lock().dirty.values().cloned().collect();
         for file in files {
@@ -191,7 +192,7 @@ impl Engine {
         }
     }
 
-    /// Begins a checkpoint: everything committed so far is its part. The caller has the turn.
+    /// Begins a checkpoint, which covers everything committed so far. The caller holds the checkpoint lock.
     pub(crate) fn begin_checkpoint(&self) -> Result<Option<Checkpoint<'_>>> {
         let mut state = self.journal.lock();
         if let Some(e) = state.journal.failure() {
@@ -201,7 +202,7 @@ impl Engine {
         if target.checkpoint_lsn == state.journal.header().checkpoint_lsn {
             return Ok(None);
         }
-        // Whoever makes a checkpoint step by step has no turn, as tests do.
+        // A caller that makes a checkpoint step by step, as in tests, does not hold the checkpoint lock.
         if self.checkpointing.swap(true, Relaxed) {
             return Ok(None);
         }
@@ -214,7 +215,7 @@ impl Engine {
             let earlier = state.content.applying.take();
             let again = earlier.is_some();
             let overlay = match earlier {
-                // What an earlier checkpoint could not apply comes first.
+                // Changes that an earlier checkpoint could not apply come first.
                 Some(earlier) => {
                     let mut overlay = (*earlier).clone();
                     overlay.merge(&committed);
@@ -231,7 +232,8 @@ impl Engine {
         Ok(Some(Checkpoint { engine: self, target, files, dirs, is_portion: false, done: false, waits: None }))
     }
 
-    /// Begins a checkpoint of the next portion of what was carried over. None: there is none. The caller has the turn.
+    /// Begins a checkpoint of the next portion of the carried-over commits, or returns `None` if there is none. The
+    /// caller holds the checkpoint lock.
     pub(crate) fn begin_portion(&self) -> Result<Option<Checkpoint<'_>>> {
         let mut state = self.journal.lock();
         let Some(end) = state.portions.front().copied() else { return Ok(None) };
@@ -245,7 +247,8 @@ impl Engine {
         let mut files = Vec::new();
         for file in state.dirty.values() {
             let of_file = file.read();
-            // Also a file that has none of the bytes: its attribute must tell of every commit that the log gives up.
+            // A file without ranges in the portion takes part, too: its attribute must cover every commit that is
+            // truncated from the log.
             if of_file.carried.as_ref().is_none_or(|carried| *carried.start() > end) {
                 continue;
             }
@@ -265,7 +268,7 @@ impl Engine {
 }
 
 impl<'a> Checkpoint<'a> {
-    /// Writes the data files and flushes them, each through a descriptor that was open before.
+    /// Writes the data files and flushes each through a descriptor that was open before.
     pub fn apply(self) -> Result<Checkpoint<'a>> {
         self.apply_before(After::More)
     }
@@ -278,7 +281,7 @@ impl<'a> Checkpoint<'a> {
         // A commit that needs a name may apply it after the flush below, which then does not cover it.
         let (names_wait, reasons, names_healed) = {
             let mut journal = engine.journal.lock();
-            // Who held a commit that has them does so no more.
+            // After the announcement, no reader holds a commit that needs the parked files.
             engine.remove_parked(self.target.durable_lsn);
             engine.apply_waiting_names(&mut journal);
             self.dirs.append(&mut journal.dirs);
@@ -292,7 +295,8 @@ impl<'a> Checkpoint<'a> {
         let failures = engine.flush_failures.load(SeqCst);
         let attribute_unsynced = |part: &Part| !part.overlay.is_empty() && part.file.read().attribute_unsynced;
         if !one_by_one && engine.is_durable() && self.files.iter().any(attribute_unsynced) {
-            // A file whose creation waits is not on the disk yet: it gets its attribute, unflushed, after this.
+            // A file whose creation could not be applied is not on the disk yet: it gets its attribute, unflushed,
+            // later.
             let exists = |part: &&Part| {
                 let state = part.file.read();
                 state.content.data.is_some() || state.life == Life::Named && !reasons.contains_key(&part.file.id)
@@ -308,15 +312,16 @@ impl<'a> Checkpoint<'a> {
             let mut state = part.file.write();
             match applied {
                 Ok(Applied::Done) => state.quarantine = None,
-                // A later commit removed the file. Its removal is flushed first: a file that a power cut brought back
-                // would lack these changes.
+                // A later commit removed the file. The removal must be flushed before the log is truncated, because a
+                // file that a power cut brought back would lack these changes.
                 Ok(Applied::Gone) => {
                     state.quarantine = None;
                     self.dirs.extend(state.path().parent().map(Path::to_owned));
                     removed.insert(part.file.id);
                 }
                 Ok(Applied::Not(e)) => {
-                    // That a file is not there whose creation waits says nothing: why the creation waits does.
+                    // That the file does not exist is no useful reason; the reason why its creation could not be
+                    // applied is.
                     let e = reasons.get(&part.file.id).cloned().unwrap_or(e);
                     tracing::warn!(file = %state.path().display(), error = %e, "a committed change waits");
                     state.quarantine = Some(e.clone());
@@ -333,17 +338,17 @@ impl<'a> Checkpoint<'a> {
         if engine.is_durable() && !one_by_one {
             engine.sync_file_system(sync_point::CHECKPOINT_MANY)?;
             if engine.flush_failures.load(SeqCst) != failures {
-                // It may have been a failure of what is written here, and was told to another flush.
+                // The other flush may have reported a failed write of this checkpoint.
                 return Err(Error::io("flush", &engine.path, rustix::io::Errno::IO.into()));
             }
         } else if engine.is_durable() && after != After::Closed {
             self.flush_dirs()?;
         }
-        // A disk that failed a write or a flush may have lost what it had taken of other files, too.
+        // A disk that failed a write or flush may also have lost earlier writes to other files.
         if let Some(e) = first_error {
             return Err(e);
         }
-        // A removal that waits itself is not on the disk.
+        // A removal that could not be applied is not on the disk.
         let names_wait = names_wait.or_else(|| {
             let journal = engine.journal.lock();
             let gone = |id: &u64| removed.contains(id);
@@ -372,18 +377,20 @@ impl<'a> Checkpoint<'a> {
         Ok(self)
     }
 
-    /// Restates what could not be applied, so that the log before can be truncated. False: it stays where it is.
+    /// Restates changes that could not be applied, so that the log before them can be truncated. Returns false if they
+    /// stay where they are.
     fn restate(&self, waiting: &BTreeMap<u64, Arc<SharedFile>>, names_healed: u64) -> Result<bool> {
         let mut state = self.engine.journal.lock();
-        // What a commit removed meanwhile is on disk as before: its records stay until the removal is flushed.
+        // A file that a commit removed meanwhile may still be on the disk: its records stay until the removal is
+        // flushed.
         if waiting.values().any(|file| file.read().life == Life::Gone) {
             return Ok(false);
         }
-        // Names that were applied after the flush are not restated, and not flushed either.
+        // Names that were applied after the flush are neither restated nor flushed.
         if state.names_healed != names_healed || !self.engine.restate(&mut state, waiting)? {
             return Ok(false);
         }
-        // A mode that waits is flushed with its file once it is set.
+        // A mode that could not be set is flushed with its file once it is set.
         let named: Vec<_> = state.unapplied.iter().flat_map(|unapplied| unapplied.files.clone()).collect();
         for file in named {
             let mut of_file = file.write();
@@ -400,7 +407,8 @@ impl<'a> Checkpoint<'a> {
         Ok(true)
     }
 
-    /// Writes and flushes one data file. With `failures` ([`Part::to_write`]) the flush comes after it.
+    /// Writes one data file and flushes it. With `failures` ([`Part::to_write`]), a flush of the file system follows
+    /// instead.
     fn apply_file(&self, part: &Part, failures: Option<u64>, after: After) -> Result<Applied> {
         let Part { file, overlay, names_changed, .. } = part;
         let engine = self.engine;
@@ -411,7 +419,8 @@ impl<'a> Checkpoint<'a> {
             Err(e) => return Ok(Applied::Not(e)),
         };
         if engine.is_durable() && !overlay.is_empty() && file.read().attribute_unsynced {
-            // A crash must not leave contents in a file that nothing tells from a stranger's.
+            // A crash must not leave a file with contents but without its attribute, which would look like a foreign
+            // file.
             data.sync_all(sync_point::ATTRIBUTE).context(FLUSH_ATTRIBUTE, &path)?;
             file.write().attribute_unsynced = false;
         }
@@ -427,7 +436,7 @@ impl<'a> Checkpoint<'a> {
         let mut pace = Pace::new(engine, &*data, &path);
         let applied = apply_overlay_in_steps(&*data, &to_write, &path, least, &mut |bytes| pace.wrote(bytes));
         let restored = applied.is_ok().then(|| file.read().restore_mode(&*engine.storage, &*data));
-        // Also a write that failed half-way has changed the file: this process did, nobody else.
+        // Even a write that failed half-way has changed the file, and the change is this process's own.
         let meta = data.meta();
         {
             let content = &mut file.write().content;
@@ -436,7 +445,7 @@ impl<'a> Checkpoint<'a> {
         }
         drop(writing);
         if let Some(Err(e)) = restored {
-            // As a mode that is refused when it is committed: the file waits, and keeps nobody else.
+            // The mode is refused now, though it was not at the commit: the file waits, and does not hold up others.
             return Ok(Applied::Not(e));
         }
         let contents_only = after != After::More && !names_changed;
@@ -448,12 +457,12 @@ impl<'a> Checkpoint<'a> {
             if e.is_failed_flush() {
                 return Err(e);
             }
-            // Whatever of it was written: all of it is written again.
+            // Even if a part was written, everything is written again.
             return Ok(Applied::Not(e));
         }
         if (failures.is_none() || first) && engine.is_durable() {
-            // After a failure the kernel may call the next flush a success: the overlay stays, and all
-            // of it is written again.
+            // After a failure the kernel may report success for the next flush, so the overlay stays, and is written
+            // again as a whole.
             let flushed = match after {
                 After::Closed => data.write_out(sync_point::CONTENTS_OUT),
                 _ if contents_only => data.sync_data(sync_point::CHECKPOINT_DATA),
@@ -464,7 +473,7 @@ impl<'a> Checkpoint<'a> {
         Ok(Applied::Done)
     }
 
-    /// The data file, unchanged by others, and its name; none if the file is gone.
+    /// The data file, if no other program changed it, and its name; `None` if the file is gone.
     fn data_file(&self, file: &Arc<SharedFile>) -> Result<Option<(Arc<dyn File>, PathBuf)>> {
         loop {
             {
@@ -483,14 +492,14 @@ impl<'a> Checkpoint<'a> {
                     };
                 }
             }
-            // Also when the file was closed again just now, for the sake of other files.
+            // Needed also if the file was closed just now to free a descriptor.
             self.engine.reopen(file)?;
         }
     }
 
-    /// Gives a file that somebody else edited in place an identity that no journal knows, which keeps recovery from
-    /// writing over that edit. If this cannot be noted, a conflict is still what this owner reports. A file that was
-    /// only moved, or given a second name, must be recognised when that is undone.
+    /// Gives a file that another program edited in place an identity that no journal knows, so that recovery does not
+    /// overwrite the edit. If this fails, this owner still reports the conflict. A file that was only moved, or given a
+    /// second name, keeps its identity, so that it is recognised when that is undone.
     fn disown(&self, id: u64, state: &FileState) -> Result<()> {
         let (Some(data), Some(last)) = (&state.content.data, state.content.last_stat) else { return Ok(()) };
         if data.meta().is_ok_and(|now| edited(&now, &last))
@@ -508,12 +517,12 @@ impl<'a> Checkpoint<'a> {
         self.dirs.iter().try_for_each(|dir| sync_names(&*self.engine.storage, dir, sync_point::CHECKPOINT_NAMES))
     }
 
-    /// Truncates the log: the records up to the beginning of the checkpoint are given up.
+    /// Truncates the log up to the LSN at which the checkpoint began.
     pub fn truncate_log(self) -> Result<()> {
         let write = {
             let state = self.engine.journal.lock();
-            // A disk that failed a flush of the journal may have lost what it had taken of the data files, too,
-            // and told nobody else.
+            // A disk that failed a flush of the journal may also have lost data-file writes, and reported that to
+            // nobody else.
             if let Some(e) = state.journal.failure() {
                 return Err(e);
             }
@@ -537,7 +546,7 @@ impl<'a> Checkpoint<'a> {
 }
 
 impl Checkpoint<'_> {
-    /// Files of which the log has nothing any more have no part in the next checkpoint.
+    /// Removes files without unapplied commits from the next checkpoint.
     fn finish_portion(&self, journal: &mut JournalState) {
         let end = self.target.checkpoint_lsn;
         journal.portions.pop_front();
@@ -552,11 +561,11 @@ impl Checkpoint<'_> {
     }
 }
 
-/// What became of a file's part in a checkpoint.
+/// The result of applying a file's part of a checkpoint.
 enum Applied {
     Done,
     Gone,
-    /// The file waits: it is not there, or not as it was left, or the system does not let it be written or get its mode.
+    /// The file waits: it is missing or was changed by others, or the system refuses the write or the mode.
     Not(Error),
 }
 

@@ -1,7 +1,7 @@
-//! Group commit: the first thread that comes leads, and writes the commits of all that have come by then.
+//! Group commit: the first waiting thread leads, and writes the commits of all threads that have submitted by then.
 //!
 //! ```text
-//! submit    each file's write set becomes a commit in the queue     (in the caller's thread; the commit is settled)
+//! submit    each file's write set becomes a commit in the queue     (in the caller's thread; its changes are fixed)
 //! write     the queue's commits become records: one write, one flush, then the files follow
 //! ```
 
@@ -39,21 +39,21 @@ use untorn_os::{File, holds};
 /// The longest wait for other threads to join a batch.
 const JOIN_WAIT_MAX: Duration = Duration::from_micros(200);
 
-/// Commits that may wait in the queue. More than this make `commit_async` write a batch itself, or wait for one:
-/// each commit on its way is an overlay that reads go through.
+/// Commits that may wait in the queue. With more, `commit_async` writes a batch itself, or waits for one, because each
+/// commit on its way is an overlay that reads go through.
 const QUEUE_MAX: usize = 256;
 
-/// The program stands still: nobody stores to the files' mappings.
+/// The program's threads are stopped: nobody stores to the files' mappings.
 pub(crate) struct Still<'a> {
-    /// A file of which the caller has asked, in this stillness, which pages were stored to.
+    /// A file whose stored pages the caller has already queried during this stop.
     pub looked: Option<u64>,
-    /// Ends it: what is stored was copied.
+    /// Ends the stop, after the stored bytes were copied.
     pub copied: &'a mut dyn FnMut(),
-    /// The program does not stand still yet, and this stops it.
+    /// The program is not stopped yet; this stops it.
     pub stop: Option<&'a mut dyn Stop>,
 }
 
-/// What a transaction brings to its commit.
+/// The part of a transaction in its commit.
 pub(crate) struct TxnPart {
     pub id: u64,
     pub names: Vec<NameOp>,
@@ -61,14 +61,14 @@ pub(crate) struct TxnPart {
 
 // Submit.
 impl Engine {
-    /// Makes the write sets of these files one commit and queues it. With a transaction, the files are its own. If a
-    /// file is quarantined, tries a checkpoint first, which may lift that.
+    /// Makes one commit of the write sets of these files, and queues it. With a transaction, the files must belong to
+    /// it. If a file is quarantined, a checkpoint is tried first, which may end the quarantine.
     pub(crate) fn submit(&self, files: &[Arc<SharedFile>], txn: Option<TxnPart>) -> Result<Arc<Completion>> {
         self.submit_still(files, txn, None)
     }
 
-    /// As [`Self::submit`]. While the program stands still, what is stored is only copied; what takes longer comes
-    /// after it.
+    /// Submits like [`Self::submit`]. While the program is stopped, stored bytes are only copied; slower work follows
+    /// afterwards.
     pub(crate) fn submit_still(
         &self,
         files: &[Arc<SharedFile>],
@@ -77,13 +77,13 @@ impl Engine {
     ) -> Result<Arc<Completion>> {
         let (txn, names) = txn.map_or((None, Vec::new()), |txn| (Some(txn.id), txn.names));
         self.check_not_failed(files)?;
-        // All of them are held until the commit is queued: what it takes is of one moment.
+        // All files stay locked until the commit is queued, so that it captures one moment.
         let mut in_order: Vec<&Arc<SharedFile>> = files.iter().collect();
         in_order.sort_by_key(|file| file.id);
         let lock_all = || in_order.iter().map(|file| file.write()).collect::<Vec<_>>();
         let mut states = lock_all();
         if states.iter().any(|state| state.quarantine.is_some()) {
-            // The cause may be gone, as a full disk that has space again. Otherwise the commit is refused below.
+            // The cause may be gone, for example if a full disk has space again. Otherwise the commit is refused below.
             drop(states);
             let _ = self.checkpoint();
             states = lock_all();
@@ -111,7 +111,7 @@ impl Engine {
                 Some(copies) => state.stage_copies(self, copies)?,
                 None => state.stage_stores(self)?,
             }
-            // What cannot be applied later must not be acknowledged now. The limit may have changed since the write.
+            // A commit that could not be applied must not be acknowledged. The limit may have changed since the write.
             let content = &state.content;
             if !content.write_set.is_empty() && content.size() > self.file_bytes_max.min(self.storage.file_size_limit())
             {
@@ -123,7 +123,7 @@ impl Engine {
             inline = states.iter().map(|state| state.content.write_set.inline_bytes()).sum();
         }
         if inline > self.inline_bytes_max() {
-            // A large commit goes by reference.
+            // The record of a large commit refers to a spill file.
             let mut shared = self.create_spill_space()?;
             let mut with_bytes = states.iter_mut().filter(|state| state.content.write_set.inline_bytes() > 0);
             with_bytes.try_for_each(|state| state.content.spill_write_set(&mut shared))?;
@@ -133,8 +133,8 @@ impl Engine {
         self.check_usable()?;
         let mut changed = Vec::with_capacity(files.len());
         for (state, file) in states.iter_mut().zip(in_order) {
-            // An empty commit still waits for the commit before it: if that one fails, its changes become part of
-            // this one.
+            // An empty commit still waits for the commit before it, because the changes of that one become part of this
+            // one if it fails.
             if state.content.write_set.is_empty() && state.content.committing.is_empty() && txn.is_none() {
                 continue;
             }
@@ -147,7 +147,8 @@ impl Engine {
         Ok(completion)
     }
 
-    /// Queues a commit that the background thread writes while the caller goes on. A full queue is shortened first.
+    /// Queues a commit that the background thread writes while the caller continues. If the queue is full, waits for
+    /// room first.
     pub(crate) fn submit_async(&self, files: &[Arc<SharedFile>], txn: Option<TxnPart>) -> Result<Arc<Completion>> {
         self.shorten_queue()?;
         let completion = self.submit(files, txn)?;
@@ -155,7 +156,7 @@ impl Engine {
         Ok(completion)
     }
 
-    /// After a failed flush of the journal nothing is committed any more.
+    /// Refuses commits after a failed write or flush of the journal.
     fn check_not_failed(&self, files: &[Arc<SharedFile>]) -> Result<()> {
         if !self.failed.load(SeqCst) {
             return Ok(());
@@ -195,7 +196,7 @@ impl Engine {
         result
     }
 
-    /// Writes one batch, unless another thread does or nothing waits.
+    /// Writes one batch, unless another thread is writing or nothing is queued.
     pub(crate) fn write_one_batch(&self) -> bool {
         let queue = self.queue.lock();
         let leads = !queue.leading && !queue.waiting.is_empty() && queue.stuck.is_none();
@@ -205,16 +206,16 @@ impl Engine {
         leads
     }
 
-    /// Waits until nothing is on its way but what cannot be written now.
+    /// Waits until the queue is empty, except for commits that cannot be written now.
     pub(crate) fn drain(&self) {
-        // The commits that cannot be written keep their places.
+        // Commits that cannot be written keep their places.
         let _ = self.shorten_to(0);
     }
 
-    /// Commits that could not be written, and kept their places, fail: the store is closing.
+    /// Fails the commits that could not be written and kept their places, because the store is closing.
     pub(crate) fn fail_stuck(&self) {
         let mut queue = self.queue.lock();
-        // Somebody who waits for one of them may be writing them once more.
+        // A thread that waits for one of them may be trying to write them again.
         while queue.leading {
             self.queue_changed.wait(&mut queue);
         }
@@ -222,7 +223,8 @@ impl Engine {
         let waiting = std::mem::take(&mut queue.waiting);
         drop(queue);
         self.fail(waiting.into(), &e);
-        // With the queue's lock, so that nobody who has just seen that nothing waits sleeps for ever.
+        // Notified under the queue's lock: otherwise a thread that has just checked the queue could miss this and sleep
+        // for ever.
         let _queue = self.queue.lock();
         self.queue_changed.notify_all();
     }
@@ -232,17 +234,17 @@ impl Engine {
         self.shorten_to(QUEUE_MAX - 1)
     }
 
-    /// Waits until no commit that is on its way changes this name.
+    /// Waits until no commit on its way changes this name.
     pub(crate) fn settle_name(&self, path: &Path) -> Result<()> {
         self.write_while(|queue| queue.changes(path))
     }
 
-    /// Waits until at most so many commits wait; with none, until none is being written.
+    /// Waits until at most this many commits are queued; with 0, also until no batch is being written.
     fn shorten_to(&self, most: usize) -> Result<()> {
         self.write_while(|queue| queue.waiting.len() > most || most == 0 && queue.leading)
     }
 
-    /// Writes batches, or waits for who writes them, as long as it must.
+    /// Writes batches, or waits for the thread that writes them, as long as `must` is true.
     fn write_while(&self, must: impl Fn(&Queue) -> bool) -> Result<()> {
         let mut queue = self.queue.lock();
         let mut led = false;
@@ -260,13 +262,13 @@ impl Engine {
         Ok(())
     }
 
-    /// Whether commits wait that no thread is writing.
+    /// Whether commits are queued that no thread is writing.
     pub(crate) fn has_waiting(&self) -> bool {
         let queue = self.queue.lock();
         !queue.waiting.is_empty() && queue.stuck.is_none() && !queue.leading && !self.closed.load(SeqCst)
     }
 
-    /// Takes everything that waits and writes it.
+    /// Takes all queued commits and writes them.
     fn lead<'a>(&'a self, mut queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
         queue.leading = true;
         let mut queue = self.wait_for_others(queue);
@@ -293,8 +295,8 @@ impl Engine {
         queue
     }
 
-    /// Threads that shared the last flush, or waited for it, are about to come again: a moment's wait for them,
-    /// at most a quarter of a flush, spares them a flush of their own. A thread that is alone never waits.
+    /// Waits briefly for threads that shared the last flush, or waited for it, because they are likely to commit again
+    /// soon. The wait, of at most a quarter of a flush, spares them a separate flush. A single thread never waits.
     fn wait_for_others<'a>(&'a self, mut queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
         let expected = queue.waiters_max;
         if expected <= 1 || queue.waiting.len() >= expected {
@@ -310,38 +312,38 @@ impl Engine {
     }
 }
 
-/// A commit as a record, and the files that it is about.
+/// A commit as a record, and its files.
 #[derive(Default)]
 struct BuiltRecord {
     record: Record,
     files: Vec<RecordFile>,
-    /// Where a file is in `files`.
+    /// Index of a file in `files`.
     index: HashMap<u64, usize>,
 }
 
 struct RecordFile {
     file: Arc<SharedFile>,
-    /// The request took the file's write set.
+    /// Whether the request took the file's write set.
     has_overlay: bool,
-    /// The file's place in the record, if the record names it.
+    /// Index of the file in the record, if the record names it.
     index: Option<u32>,
-    /// With `full_page`, the pages that the record has whole.
+    /// With `full_page`: pages that are completely in the record.
     whole_pages: Vec<u64>,
 }
 
-/// What the requests of a run that are built so far say of each file.
+/// State of each file after the requests of a run that are built so far.
 #[derive(Default)]
 struct RunState {
-    /// The last LSN that touches the file.
+    /// LSN of the last commit that touches the file.
     last_lsn: HashMap<u64, u64>,
-    /// How many of the file's overlays they took.
+    /// Number of the file's overlays that the requests took.
     overlays: HashMap<u64, usize>,
-    /// Files whose first commit in this epoch is in the run: their attribute comes before the record.
+    /// Files whose first commit in this epoch is in the run. Their attributes must precede the records.
     without_attribute: Vec<Arc<SharedFile>>,
 }
 
 impl RunState {
-    /// The index in the commit's record of one of its files.
+    /// The index of a file of the commit in its record.
     fn index_in_record(&mut self, built: &mut BuiltRecord, at: usize, lsn: u64, state: &FileState) -> u32 {
         let part = &mut built.files[at];
         *part.index.get_or_insert_with(|| {
@@ -359,7 +361,7 @@ impl RunState {
 }
 
 impl BuiltRecord {
-    /// Where a file is in `files`; adds it if it is new.
+    /// The index of a file in `files`; adds the file if it is new.
     fn part(&mut self, file: &Arc<SharedFile>) -> usize {
         *self.index.entry(file.id).or_insert_with(|| {
             let file = file.clone();
@@ -371,12 +373,12 @@ impl BuiltRecord {
 
 // Write.
 impl Engine {
-    /// Writes commits: as many as share a flush at once, more flushes if the journal is full in between. A commit
-    /// with names goes alone, as it is checked against the names that the commit before it left. Returns whether
-    /// the journal is filling up; and with `in_order`, what is left of the batch behind a commit that cannot be written now.
+    /// Writes commits: as many as share a flush at a time, with more flushes if the journal fills up in between. A
+    /// commit with names goes alone, because it is checked against the names that its predecessor left. Returns whether
+    /// the journal is filling up, and with `in_order` the remaining batch from a commit on that cannot be written now.
     fn write(&self, mut batch: VecDeque<Request>) -> (bool, Option<(VecDeque<Request>, Error)>) {
         let (mut singles_left, mut waited) = (0, false);
-        // Why there is no room for the next commit but that which is left for what waits.
+        // Why only the reserved space is left for the next commit.
         let mut no_room: Option<Error> = None;
         let mut wants_checkpoint = false;
         while !batch.is_empty() {
@@ -398,7 +400,7 @@ impl Engine {
                     let is_last = tried.is_some();
                     match tried.map_or_else(|| self.make_room(checkpoint_lsn), Err) {
                         Ok(()) => continue,
-                        // The first commit of the run has no room; the others may have.
+                        // The first commit of the run has no room, but others may have.
                         Err(_) if run > 1 => {
                             singles_left = run;
                             continue;
@@ -419,7 +421,7 @@ impl Engine {
                     });
                     continue;
                 }
-                // One commit of the run may be to blame: the others try alone.
+                // A single commit of the run may be the cause, so the commits are retried one by one.
                 Err(_) if run > 1 && !has_failed => {
                     singles_left = run;
                     continue;
@@ -436,17 +438,17 @@ impl Engine {
         (wants_checkpoint, None)
     }
 
-    /// Truncates the log by a checkpoint, which must get further than this.
+    /// Truncates the log beyond this LSN by a checkpoint.
     fn make_room(&self, checkpoint_lsn: u64) -> Result<()> {
         self.room_wanted.store(true, Relaxed);
         let done = self.checkpoint_beyond(checkpoint_lsn);
         self.room_wanted.store(false, Relaxed);
         if self.journal.lock().journal.header().checkpoint_lsn > checkpoint_lsn {
-            // What could not be applied may still wait: it was restated, and is not in the way.
+            // Unapplied changes may remain, but they were restated and take no room.
             return Ok(());
         }
         done?;
-        // Those of a checkpoint that failed.
+        // Name the files that a failed checkpoint quarantined.
         let quarantined = self.journal.lock().dirty.values().find_map(|file| {
             let state = file.read();
             state.quarantine.as_ref().map(|why| format!("{}: {}", state.path().display(), why.cause()))
@@ -459,9 +461,9 @@ impl Engine {
         })
     }
 
-    /// Seals as many of these requests as there is room for, writes and flushes their records, and brings the files'
-    /// states up to them. Returns how many; 0: the journal has no room before a checkpoint. `in_reserved`: small ones may
-    /// take the room that is left for what waits.
+    /// Seals as many of these requests as fit, writes and flushes their records, and updates the files' states. Returns
+    /// their number; 0 if the journal has no room before a checkpoint. `in_reserved`: small records may use the
+    /// reserved space.
     fn write_run(&self, requests: &[Request], journal: &mut JournalState, in_reserved: bool) -> Result<usize> {
         if let Some(e) = journal.journal.failure() {
             return Err(e);
@@ -480,11 +482,12 @@ impl Engine {
         for (request, lsn) in requests.iter().zip(last_lsn + 1..) {
             built.push(self.build_record(request, lsn, &mut run)?);
         }
-        // A durable mark behind the last commit is not flushed: no file may be ahead of it.
+        // A durable mark behind the last commit is not flushed, so no file's attribute may name it.
         let unflushed = self.set_attributes(&run.without_attribute, journal.journal.durable_lsn())?;
         let records: Vec<Record> = built.iter_mut().map(|s| std::mem::take(&mut s.record)).collect();
         let (first, n) = if records.iter().all(|r| r.files.is_empty() && r.ops.is_empty()) {
-            // Nothing to write; the empty overlays end here, so that the next commit does not take them for its own.
+            // There is nothing to write. The empty overlays are removed here, so that the next commit does not mistake
+            // them for its own.
             (last_lsn, requests.len())
         } else {
             let committed = self.write_records(&records, unflushed, journal, in_reserved);
@@ -523,7 +526,7 @@ impl Engine {
         Ok(n)
     }
 
-    /// Writes and flushes records, after the attributes that are not flushed, or with them.
+    /// Writes and flushes records, after the unflushed attributes or together with them.
     fn write_records(
         &self,
         records: &[Record],
@@ -545,7 +548,7 @@ impl Engine {
         }
     }
 
-    /// A request as a record.
+    /// Builds the record of a request.
     fn build_record(&self, request: &Request, lsn: u64, run: &mut RunState) -> Result<BuiltRecord> {
         let mut names = Names::new(self);
         for op in &request.names {
@@ -557,7 +560,7 @@ impl Engine {
             let nth = std::mem::replace(taken, *taken + 1);
             let full_page = self.options.full_page && holds(invariant::FULL_PAGE);
             let state = if full_page { self.readable(file)? } else { file.read() };
-            // A commit before this one may have removed the file, or failed to make it.
+            // An earlier commit may have removed the file, or failed to create it.
             state.check_alive()?;
             let part = built.part(file);
             built.files[part].has_overlay = true;
@@ -581,8 +584,8 @@ impl Engine {
         Ok(built)
     }
 
-    /// Gives files their attribute, before the record of their first commit in this epoch. Returns those of which it has to
-    /// be flushed before that record, or with it.
+    /// Gives files their attributes, before the record of their first commit in this epoch. Returns those whose
+    /// attribute must be flushed before that record, or with it.
     fn set_attributes(&self, files: &[Arc<SharedFile>], checkpoint_lsn: u64) -> Result<Vec<Marked>> {
         let mut set = Vec::new();
         for file in files {
@@ -606,7 +609,7 @@ impl Engine {
             state.applied_lsn = checkpoint_lsn;
             (state.attribute_set, state.attribute_due) = (true, self.is_durable());
             if self.is_durable() {
-                // A flush of many needs no descriptors.
+                // A flush of the whole file system needs no descriptors.
                 let data = flush_one_by_one(&*self.storage, files.len()).then_some(data);
                 set.push(Marked { file: file.clone(), data, path });
             }
@@ -614,7 +617,8 @@ impl Engine {
         Ok(set)
     }
 
-    /// Flushes attributes, all of which are set: on most file systems the first flush brings the others along.
+    /// Flushes attributes that were all set before: on most file systems, the first flush makes the others durable,
+    /// too.
     fn flush_attributes(&self, files: Vec<Marked>) -> Result<()> {
         if files.iter().any(|marked| marked.data.is_none()) {
             self.sync_file_system(sync_point::ATTRIBUTE_MANY)?;
@@ -629,7 +633,7 @@ impl Engine {
     }
 }
 
-/// A file with its attribute, which is not flushed.
+/// A file whose attribute is set but not flushed.
 struct Marked {
     file: Arc<SharedFile>,
     data: Option<Arc<dyn File>>,
@@ -638,14 +642,15 @@ struct Marked {
 
 // Fail.
 impl Engine {
-    /// The commit has a result: what it made of its names is so.
+    /// Notes that the commit has a result, so its names no longer change.
     fn settle_names(&self, request: &Request) {
         if !request.names.is_empty() {
             self.queue.lock().settle(&request.names);
         }
     }
 
-    /// None of these commits happened, or nobody knows. What did not happen is uncommitted again.
+    /// Fails these commits: none of them happened, or the outcome is unknown. Changes that were not committed become
+    /// uncommitted again.
     fn fail(&self, requests: Vec<Request>, e: &Error) {
         if matches!(e, Error::SyncFailed { outcome: Outcome::UnknownUntilReopened, .. }) {
             for request in requests {
@@ -670,7 +675,7 @@ impl Engine {
                 }
                 state.uncommit(self, *nth, request.is_txn);
                 drop(state);
-                // A file whose last handle closed meanwhile keeps nothing of what was refused.
+                // If the last handle was closed meanwhile, nothing of the refused commit is kept.
                 self.forget_if_idle(file);
             }
             self.settle_names(&request);
@@ -682,7 +687,8 @@ impl Engine {
     }
 }
 
-/// The changes of a commit that failed were all on their way in another's, of which nobody knows.
+/// Marks an error as one of unknown outcome, because all changes of the failed commit were part of another one, whose
+/// outcome is unknown.
 fn with_unknown_outcome(e: Error) -> Error {
     match e {
         Error::SyncFailed { source, .. } => Error::SyncFailed { outcome: Outcome::UnknownUntilReopened, source },

@@ -1,4 +1,4 @@
-//! What a file holds: its data file under overlays of changes.
+//! The content of a file: its data file under overlays of changes.
 //!
 //! ```text
 //! write_set    changed by handles, not committed
@@ -25,25 +25,25 @@ use untorn_os::{File, Meta, holds};
 
 const PAGE_BYTES: u64 = 4096;
 
-/// Every kind of file may be this large, on every file system.
+/// Every kind of file may be this large on every supported file system.
 const LARGE_BYTES: u64 = 1 << 33;
 
-/// Where changes go that are too large for memory and for the journal's segments.
+/// Destination of changes that are too large for memory and for the journal's segments.
 pub(crate) trait SpillSink {
     /// A new spill file beside the journal.
     fn create_spill(&self) -> Result<Arc<Spill>>;
-    /// Uncommitted bytes that one file may keep in memory, and one commit in the journal itself.
+    /// Limit for the uncommitted bytes of one file in memory, and for the bytes of one commit inside the journal.
     fn inline_bytes_max(&self) -> u64;
-    /// A new spill file, and what is free in it.
+    /// A new spill file, with the record of its free space.
     fn create_spill_space(&self) -> Result<SpillSpace>;
-    /// Refuses to let a file reach so far if the system would not let it be written there.
+    /// Refuses to extend a file to this end, if the system would refuse a write there.
     fn check_end(&self, content: &Content, end: u64, action: &'static str) -> Result<()>;
 }
 
 /// The changes of a commit on its way.
 pub(crate) struct Committing {
     pub overlay: Arc<Overlay>,
-    /// A transaction's: its changes are gone if it fails. Other changes become uncommitted again.
+    /// Whether a transaction made them. If it fails, they are gone; other changes become uncommitted again.
     pub is_txn: bool,
 }
 
@@ -60,7 +60,7 @@ pub(crate) struct Content {
     pub base_size: u64,
     /// The data file's metadata when Untorn last opened it or wrote to it.
     pub last_stat: Option<Meta>,
-    /// Where large uncommitted changes go. Nothing but the write set refers to it.
+    /// The spill file for large uncommitted changes. Only the write set refers to it.
     pub spill: Option<SpillSpace>,
 }
 
@@ -79,7 +79,7 @@ impl Content {
         }
     }
 
-    /// The overlays that hold something, newest first.
+    /// The overlays that are not empty, newest first.
     pub(crate) fn overlays(&self) -> Vec<&Overlay> {
         let mut overlays = Vec::with_capacity(4);
         overlays.push(&self.write_set);
@@ -94,25 +94,25 @@ impl Content {
         self.overlays().iter().find_map(|o| o.size).unwrap_or(self.base_size)
     }
 
-    /// The largest size that the data file may have, if it is to be so large that the file itself must be asked: ext4
-    /// has kinds of files with different limits.
+    /// The largest size that the data file may have, if `size` is so large that the file itself must be asked: ext4 has
+    /// kinds of files with different limits.
     pub(crate) fn size_possible(&self, size: u64) -> Option<u64> {
         self.data.as_ref().filter(|_| size > LARGE_BYTES)?.size_max().ok()
     }
 
-    /// How far the write set reaches where it makes the data file larger, or writes bytes into it.
+    /// The end of the write set, where it extends the data file or writes bytes into it.
     pub(crate) fn write_set_end(&self) -> u64 {
         let bytes = self.write_set.ranges().filter(|(_, source)| **source != Source::Zero).map(|(range, _)| range.end);
         let grown = self.write_set.size.filter(|size| *size > self.base_size);
         bytes.chain(grown).max().unwrap_or(0)
     }
 
-    /// The largest size in any overlay: a rollback, or a commit that fails, may bring that size back.
+    /// The largest size in any overlay. A rollback, or a failed commit, may bring that size back.
     pub(crate) fn size_max(&self) -> u64 {
         self.overlays().iter().filter_map(|o| o.size).fold(self.base_size, u64::max)
     }
 
-    /// Something is committed, or on its way, that the data file does not hold yet.
+    /// Whether commits, finished or on their way, are missing from the data file.
     pub(crate) fn is_pending(&self) -> bool {
         !self.committed.is_empty() || self.applying.is_some() || !self.committing.is_empty()
     }
@@ -126,7 +126,7 @@ impl Content {
         read_through(&self.overlays(), self.data.as_deref(), buf, offset)
     }
 
-    /// The source of bytes to be written: in memory, or if there are many of them in the spill file.
+    /// The source for bytes that are written: in memory, or in the spill file if there are many.
     pub(crate) fn source_of(&mut self, sink: &dyn SpillSink, bytes: &[u8], offset: u64) -> Result<Source> {
         if bytes.len() as u64 <= sink.inline_bytes_max() {
             let bytes = Bytes::from(sized_memory::copy(bytes, &self.path)?);
@@ -152,13 +152,13 @@ impl Content {
         self.make_room(sink, 0)
     }
 
-    /// Makes the file longer, by zeros.
+    /// Extends the file with zeros.
     pub(crate) fn grow(&mut self, size: u64) {
         self.fill_gap(size);
         self.write_set.size = Some(size);
     }
 
-    /// The file gets another size, as an uncommitted change.
+    /// Sets the file's size, as an uncommitted change.
     pub(crate) fn set_size(&mut self, size: u64) {
         match size >= self.size() {
             true => self.grow(size),
@@ -166,8 +166,8 @@ impl Content {
         }
     }
 
-    /// Bytes between the old end and what comes behind it are zeros, and part of the change: where a crash
-    /// left newly allocated sectors with anything in them, recovery must not rely on a hole.
+    /// Makes the gap between the old end and new bytes explicit zeros in the change. Recovery must not rely on a hole,
+    /// because a crash may leave arbitrary bytes in newly allocated sectors.
     fn fill_gap(&mut self, to: u64) {
         let size = self.size();
         if to > size && holds(invariant::ZERO_GAP) {
@@ -175,7 +175,7 @@ impl Content {
         }
     }
 
-    /// Takes what is committed and lies in segments of the journal into memory: these are about to be used again.
+    /// Loads committed bytes from the journal's segments into memory, because the segments are about to be reused.
     pub(crate) fn leave_log(&mut self) -> Result<()> {
         if let Some(applying) = self.applying.as_mut().filter(|overlay| overlay.lies_in_log()) {
             *applying = Arc::new(applying.without_log()?);
@@ -183,19 +183,19 @@ impl Content {
         Ok(())
     }
 
-    /// Forgets uncommitted changes, and the spill file that they were to go to.
+    /// Drops uncommitted changes and their spill file.
     pub(crate) fn discard(&mut self) {
         self.write_set = Overlay::default();
         self.spill = None;
     }
 
-    /// Takes the write set to commit it.
+    /// Moves the write set into a new commit.
     pub(crate) fn take_write_set(&mut self, is_txn: bool) {
         self.spill = None;
         self.committing.push_back(Committing { overlay: Arc::new(std::mem::take(&mut self.write_set)), is_txn });
     }
 
-    /// The spill file of uncommitted changes, before so many bytes go there.
+    /// The spill file of uncommitted changes, prepared for this many bytes.
     fn spill_space(&mut self, sink: &dyn SpillSink, bytes: u64) -> Result<&mut SpillSpace> {
         let space = match self.spill.take() {
             Some(space) => space,
@@ -209,7 +209,7 @@ impl Content {
         Ok(space)
     }
 
-    /// Makes room in memory for so many more bytes of uncommitted changes; more than fit there go by reference.
+    /// Makes room in memory for this many more bytes of uncommitted changes; the excess goes to the spill file.
     pub(crate) fn make_room(&mut self, sink: &dyn SpillSink, bytes: u64) -> Result<()> {
         let most = sink.inline_bytes_max();
         let most = if bytes <= most { most - bytes } else { most };
@@ -229,7 +229,8 @@ impl Content {
         self.write_set.spill(space, 1)
     }
 
-    /// The n-th commit on its way failed. Its changes become part of the next commit, or uncommitted again.
+    /// Takes back the n-th commit on its way, which failed. Its changes become part of the next commit, or uncommitted
+    /// again.
     pub(crate) fn uncommit(&mut self, nth: usize) {
         let failed = self.committing.remove(nth).expect("a commit on its way");
         let mut merged = (*failed.overlay).clone();
@@ -245,8 +246,8 @@ impl Content {
         }
     }
 
-    /// With the option `full_page`: the n-th commit on its way as it is logged, and the pages that it logs. Each
-    /// page that it changes is whole, unless a record since the last checkpoint began has the page whole already.
+    /// With the option `full_page`: the n-th commit on its way, as it is logged, and the pages that it logs. Each
+    /// changed page is logged completely, unless a record since the beginning of the last checkpoint has it already.
     pub(crate) fn with_whole_pages(&self, nth: usize, logged: &BTreeSet<u64>) -> Result<(Overlay, Vec<u64>)> {
         let mut overlay = (*self.committing[nth].overlay).clone();
         let older = self.committing.iter().take(nth).rev().map(|commit| &*commit.overlay);
@@ -256,8 +257,7 @@ impl Content {
         Ok((overlay, pages))
     }
 
-    /// Everything that is committed and not in the data file, durably; with `whole_pages`, each page that it changes is
-    /// whole.
+    /// All committed changes that are not durably in the data file; with `whole_pages`, each changed page is complete.
     pub(crate) fn pending(&self, whole_pages: bool) -> Result<Overlay> {
         let mut overlay = self.applying.as_deref().cloned().unwrap_or_default();
         self.committed.lay_over(&mut overlay);
@@ -268,7 +268,7 @@ impl Content {
         Ok(overlay)
     }
 
-    /// Adds what an overlay lacks of these pages, as the overlays below it and the data file have it.
+    /// Completes these pages of an overlay from the overlays below it and the data file.
     fn fill_pages(&self, overlay: &mut Overlay, pages: &[u64], below: &[&Overlay]) -> Result<()> {
         let size = overlay.size.or(below.iter().find_map(|o| o.size)).unwrap_or(self.base_size);
         for page in pages {
@@ -285,13 +285,13 @@ impl Content {
         Ok(())
     }
 
-    /// An error about the file by its name in the store.
+    /// An error that names the file by its name in the store.
     pub(crate) fn conflict(&self, detail: impl Into<String>) -> Error {
         Error::Conflict { path: self.path.clone(), detail: detail.into() }
     }
 }
 
-/// Pages that an overlay changes, wholly or in part; of zeros, only the pages that they do not fill.
+/// Pages that an overlay changes, completely or in part. Of ranges of zeros, only pages that they do not fill.
 fn changed_pages(overlay: &Overlay) -> BTreeSet<u64> {
     let mut pages = BTreeSet::new();
     for (range, source) in overlay.ranges() {
@@ -305,8 +305,8 @@ fn changed_pages(overlay: &Overlay) -> BTreeSet<u64> {
     pages
 }
 
-/// The ranges in which overlays, oldest last, hold zeros, and those in which they hold bytes: what the newest
-/// overlay that knows a byte says of it.
+/// The ranges in which overlays (oldest last) hold zeros, and those in which they hold bytes. The newest overlay that
+/// covers a byte decides.
 pub(crate) fn changed_ranges(overlays: &[&Overlay], within: &Range<u64>) -> (RangeSet, RangeSet) {
     let (mut zeros, mut bytes) = (RangeSet::new(), RangeSet::new());
     if within.is_empty() {
@@ -328,7 +328,7 @@ pub(crate) fn changed_ranges(overlays: &[&Overlay], within: &Range<u64>) -> (Ran
 
 type RangeSet = rangemap::RangeSet<u64>;
 
-/// Whether somebody wrote to a data file or truncated it between two looks at its metadata.
+/// Whether a data file was written or truncated between two reads of its metadata.
 pub(crate) fn edited(now: &Meta, last: &Meta) -> bool {
     now.size != last.size || now.mtime_ns != last.mtime_ns
 }

@@ -1,4 +1,4 @@
-//! An open store from its opening to its close: its own thread, its status. Stands on `table`, `checkpoint` and
+//! An open store from its opening to its close: its background thread, its status. Stands on `table`, `checkpoint` and
 //! `commit`.
 
 pub(crate) mod background;

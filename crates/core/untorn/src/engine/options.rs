@@ -1,4 +1,4 @@
-//! How stores and files are opened, as plain data.
+//! Options for opening stores and files, as plain data.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,25 +7,27 @@ use untorn_journal::journal::Options as JournalOptions;
 use untorn_journal::readers::leases::LEASES_HONOURED;
 use untorn_os::BLOCK_BYTES;
 
-/// Sharing fewer bytes of a spill file costs more than copying them: changes of metadata, and contents in many pieces.
-/// Stores with a small journal, whose large commits are smaller, share fewer.
+/// Least size of a shared range of a spill file. For smaller ranges, sharing costs more than copying: changes of
+/// metadata, and fragmented contents. Stores with a small journal, which have smaller large commits, use a smaller
+/// limit.
 const CLONE_BYTES_LEAST: u64 = 64 << 10;
 
-/// What a commit survives.
+/// The failures that a commit survives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FailureClass {
-    /// The end of the process, however sudden; not the end of the kernel. Commits are not flushed.
+    /// The end of the process, however sudden, but not that of the kernel. Commits are not flushed.
     Process,
-    /// Kernel crashes and power cuts, too. One flush a commit.
+    /// Also kernel crashes and power cuts. One flush per commit.
     #[default]
     Power,
 }
 
-/// Who may read a store beside its owner ([`crate::Store::open_read_only`]).
+/// Users that may read a store besides its owner ([`crate::Store::open_read_only`]).
 ///
-/// The journal holds bytes of all files: whoever may read it sees what was committed to a file, also to one that only its
-/// owner may read. What is in the data files already is as open as these are.
+/// The journal holds bytes of all files: with read access to it, a user sees the committed contents of every file, even
+/// of one that only its owner may read. Contents that are already in the data files have the permissions of these
+/// files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Readers {
@@ -48,7 +50,7 @@ impl Readers {
         }
     }
 
-    /// Whom these permission bits of the store directory let in.
+    /// The users that get access by these permission bits of the store directory.
     pub(crate) fn of(dir_mode: u32) -> Readers {
         match (dir_mode & 0o050 == 0o050, dir_mode & 0o005 == 0o005) {
             (_, true) => Readers::All,
@@ -60,14 +62,14 @@ impl Readers {
 
 /// Least journal size in bytes.
 pub const JOURNAL_BYTES_MIN: u64 = 64 << 10;
-/// Largest journal size in bytes: recovery reads it whole.
+/// Largest journal size in bytes. Recovery reads the whole journal.
 pub const JOURNAL_BYTES_MAX: u64 = 4 << 30;
-/// Journal size in bytes unless another is asked for.
+/// Default journal size in bytes.
 pub const JOURNAL_BYTES_DEFAULT: u64 = 64 << 20;
 
 type Progress = Arc<dyn Fn(u64, u64) + Send + Sync>;
 
-/// How to open a store.
+/// Options for opening a store.
 ///
 /// ```no_run
 /// use untorn::{FailureClass, StoreOptions};
@@ -139,15 +141,15 @@ impl StoreOptions {
         StoreOptions::default()
     }
 
-    /// What commits survive. Default: [`FailureClass::Power`].
+    /// The failures that commits survive. Default: [`FailureClass::Power`].
     pub fn class(mut self, class: FailureClass) -> Self {
         self.class = class;
         self.journal.durable = class == FailureClass::Power;
         self
     }
 
-    /// Most bytes of journal before commits wait for a checkpoint; one segment more in rare cases.
-    /// Default 64 MiB, least 64 KiB, most 4 GiB. The journal starts at 16 KiB and grows as it is used.
+    /// Limit for the bytes of journal before commits wait for a checkpoint; in rare cases one segment more. Default 64
+    /// MiB, least 64 KiB, most 4 GiB. The journal starts at 16 KiB and grows as it is used.
     pub fn journal_bytes(mut self, bytes: u64) -> Self {
         let bytes = bytes.clamp(JOURNAL_BYTES_MIN, JOURNAL_BYTES_MAX);
         self.journal.journal_bytes = bytes;
@@ -156,14 +158,14 @@ impl StoreOptions {
         self
     }
 
-    /// Log the whole 4 KiB page at its first change after a checkpoint began, for disks that may
-    /// damage more than the sectors being written when the power fails. Default: off.
+    /// Log the whole 4 KiB page at its first change after a checkpoint began, for disks that may damage more than the
+    /// sectors being written when the power fails. Default: off.
     pub fn full_page(mut self, on: bool) -> Self {
         self.full_page = on;
         self
     }
 
-    /// Make the store if there is none (default), or fail with `NotFound`.
+    /// Create the store if there is none (default), or fail with `NotFound`.
     pub fn create(mut self, on: bool) -> Self {
         self.create = on;
         self
@@ -175,10 +177,11 @@ impl StoreOptions {
         self
     }
 
-    /// A commit that finds no room, or fails otherwise but for a flush, keeps its place before all later ones, which fail
-    /// with it. Whenever a commit is waited for, it is tried again. So files that are committed together in different
-    /// groups never come apart. A transaction that cannot be committed, and is not aborted, leaves the changes of its files
-    /// uncommitted. Default: off: what a commit that fails had is uncommitted again, and what a transaction had is gone.
+    /// Keep commits in order. A commit that finds no room, or fails for a reason other than a flush, keeps its place
+    /// before all later ones, which fail with it. It is tried again whenever a thread waits for a commit. So files that
+    /// are committed together in different groups stay consistent. A transaction that cannot be committed, and is not
+    /// aborted, leaves the changes of its files uncommitted. Default: off: changes of a failed commit become
+    /// uncommitted again, and those of a failed transaction are dropped.
     pub fn in_order(mut self, on: bool) -> Self {
         self.in_order = on;
         self
@@ -190,16 +193,16 @@ impl StoreOptions {
         self
     }
 
-    /// Who may read the store, if it is made by this opening: default [`Readers::Owner`]. A store that is there keeps what it
-    /// has; [`crate::admin::offline::set_readers`] changes that.
+    /// The users that may read the store, if this opening creates it: default [`Readers::Owner`]. An existing store
+    /// keeps its setting; [`crate::admin::offline::set_readers`] changes that.
     pub fn readers(mut self, who: Readers) -> Self {
         self.journal.dir_mode = who.dir_mode();
         self
     }
 
-    /// How long the store waits for readers that hold an older commit ([`crate::reader::Snapshot::hold`]) before it applies
-    /// newer ones, closes, or recovers what was left to it: so long in all, however many there are. Default 10 seconds; zero:
-    /// it waits for nobody.
+    /// How long the store waits for readers that hold an older commit ([`crate::reader::Snapshot::hold`]) before it
+    /// applies newer ones, closes, or recovers. The limit is for all readers together. Default 10 seconds; with zero,
+    /// it does not wait.
     pub fn leases(mut self, at_most: Duration) -> Self {
         self.journal.leases = at_most;
         self
@@ -210,28 +213,28 @@ impl StoreOptions {
         self
     }
 
-    /// Apply everything that a crash left in the journal before the store is served.
+    /// Apply everything that a crash left in the journal before the store is opened to callers.
     pub(crate) fn redo(mut self, on: bool) -> Self {
         self.redo = on;
         self
     }
 
-    /// Called during a long recovery with bytes done and bytes in all.
+    /// Called during a long recovery with the bytes done and the total.
     pub fn progress(mut self, f: impl Fn(u64, u64) + Send + Sync + 'static) -> Self {
         self.progress = Some(Arc::new(f));
         self
     }
 
-    /// No thread of our own: asynchronous commits and checkpoints happen in calls only. For tests
-    /// that replay the same steps.
+    /// Use no background thread: asynchronous commits and checkpoints happen only in calls. For tests that replay the
+    /// same steps.
     #[doc(hidden)]
     pub fn background(mut self, on: bool) -> Self {
         self.background = on;
         self
     }
 
-    /// Exact sizes, below what [`StoreOptions::journal_bytes`] allows, without a spare journal and without readers. For
-    /// tests of small journals.
+    /// Set exact sizes, below the limits of [`StoreOptions::journal_bytes`], without a spare journal and without
+    /// readers. For tests of small journals.
     #[doc(hidden)]
     pub fn sizes(mut self, journal_bytes: u64, segment_bytes_first: u64, inline_bytes_max: u64) -> Self {
         self.journal.spare = false;
@@ -245,14 +248,14 @@ impl StoreOptions {
         self
     }
 
-    /// Keep a page for readers, for tests that ask for sizes.
+    /// Keep a page for readers, in tests that set sizes.
     #[doc(hidden)]
     pub fn page(mut self, on: bool) -> Self {
         self.journal.readers = on;
         self
     }
 
-    /// Set room apart for another journal, for tests that ask for sizes.
+    /// Reserve space for another journal, in tests that set sizes.
     #[doc(hidden)]
     pub fn spare(mut self, on: bool) -> Self {
         self.journal.spare = on;
@@ -260,7 +263,7 @@ impl StoreOptions {
     }
 }
 
-/// How to open a file of a store.
+/// Options for opening a file of a store.
 ///
 /// ```no_run
 /// use untorn::{FileOptions, Store};
@@ -285,24 +288,24 @@ impl Default for FileOptions {
 }
 
 impl FileOptions {
-    /// An existing file, for reading and writing.
+    /// Opens an existing file for reading and writing.
     pub fn new() -> FileOptions {
         FileOptions::default()
     }
 
-    /// A handle for reading only. Default: off.
+    /// Make a handle for reading only. Default: off.
     pub fn read_only(mut self, on: bool) -> Self {
         self.read_only = on;
         self
     }
 
-    /// Create the file, as a commit of its own, if there is none. Default: off.
+    /// Create the file, in a separate commit, if there is none. Default: off.
     pub fn create(mut self, on: bool) -> Self {
         self.create = on;
         self
     }
 
-    /// Create the file, as a commit of its own, and fail if it exists. Default: off.
+    /// Create the file, in a separate commit, and fail if it exists. Default: off.
     pub fn create_new(mut self, on: bool) -> Self {
         self.create_new = on;
         self

@@ -1,21 +1,21 @@
 //! The mapping of a file: while a file is mapped, memory holds its newest content.
 //!
-//! A page shows the data file until the program stores to it; from then on the page is a private copy, which the
-//! kernel never writes anywhere. So that pages of the file always show the truth, **a page with bytes in any
-//! overlay of the file is private**. Before each commit the pages that were stored to are copied once. The copies
-//! are compared with the content (the overlays over the data file, never the file alone: a store may undo what is
-//! committed and not applied yet), and the lines that differ go to the write set like any other change.
+//! A page shows the data file until the program stores to it; from then on the page is a private copy, which the kernel
+//! never writes back. So that pages of the file always show the right content, **a page with bytes in any overlay of
+//! the file is private**. Before each commit, the pages that were stored to are copied once. The copies are compared
+//! with the content (the overlays over the data file, never the data file alone, because a store may undo a change that
+//! is committed and not yet applied), and the lines that differ go into the write set like any other change.
 //!
 //! ```text
-//! find_stores    which pages were stored to                      Mapping::changed, or what the program told
+//! find_stores    find the pages that were stored to             Mapping::changed, or the program's reports
 //! stage_stores   copy them, compare, put the lines that differ into the write set
 //! commit         as without a mapping
 //! reclaim        drop copies that no overlay knows: the file shows through again (only while nobody stores)
 //! ```
 //!
-//! With the tracker `told` the program says what it changes, or its hooks do. Exactly these bytes are copied and staged, whatever the
-//! content is there, and no page is looked at. A range that was told of and not stored to is staged as the page shows it,
-//! which is the content: the page need not be private for that.
+//! With the tracker `told` (explicit dirty ranges), the program or its hooks report the changed bytes. Exactly these
+//! bytes are copied and staged, regardless of the content there, and no page is examined. A range that was reported but
+//! not stored to is staged from the page, which shows the content, so the page need not be private.
 
 mod ahead;
 mod changes;
@@ -43,68 +43,68 @@ use untorn_journal::format::sized_memory;
 use untorn_journal::{Error, Result};
 use untorn_os::{AlignedBuf, File, Mapping, Piece, StillCopy, Tracker, holds, value_if_holds};
 
-/// Pages that are stored at once.
+/// Pages that are stored in one call.
 const PAGES_AT_ONCE: usize = 256;
-/// Bytes that are read at once; the system copies less than 2 GiB in one call.
+/// Bytes that are read in one call; the system copies less than 2 GiB at a time.
 const READ_MOST: usize = 1 << 30;
-/// Most memory for copies of pages that spare reading them again at the next commit.
+/// Limit for the memory of page copies that save reads at the next commit.
 const COPIES_BYTES_MAX: u64 = 64 << 20;
 
-/// Pieces of the mapping that show the file, with zeros in between: the kernel bounds the number of a process's
-/// mappings (`vm.max_map_count`, 65530).
+/// Limit for the pieces of the mapping that show the file, with zeros in between, because the kernel limits the number
+/// of a process's mappings (`vm.max_map_count`, 65530).
 const PIECES_MOST: usize = 4096;
 
-/// Zeros over more than this, and bytes that a rollback brings back, are mapped, not stored.
+/// Larger ranges of zeros, and of bytes that a rollback restores, are mapped, not stored.
 const STORED_MAX: u64 = 256 << 10;
 
 /// The one canonical mapping of a file.
 pub(crate) struct Region {
     mapping: Box<dyn Mapping>,
-    /// Kept open as long as the store is.
+    /// Present as long as the store is open.
     data: Option<Arc<dyn File>>,
-    /// From 0 up to here, whole pages, memory can be accessed.
+    /// End of the accessible memory, which starts at 0; a multiple of the page size.
     accessible: u64,
-    /// Where pages show the data file until they are stored to.
+    /// Ranges in which pages show the data file until they are stored to.
     shown: RangeSet<u64>,
-    /// Private pages by offset, some with the content that they had when they were last compared.
+    /// Private pages by offset, some with their content at the last comparison.
     pages: HashMap<u64, Option<Box<[u8]>>>,
     copies_bytes: u64,
-    /// Pages found to be stored to whose stores are not staged yet.
+    /// Pages with stores that were found and are not staged yet.
     found: RangeSet<u64>,
-    /// What the program told of and nobody has taken yet.
+    /// Ranges that the program reported and that were not taken yet.
     told: Arc<Told>,
-    /// What was taken of it and is not staged yet: bytes in order, and never pages.
+    /// Ranges that were taken from there and are not staged yet: in order, to the byte, not in pages.
     taken: Vec<Range<u64>>,
-    /// Set: stores that were not told of are looked for.
+    /// If set, commits check for unreported stores.
     checked: Option<told::Checked>,
-    /// Ranges that were undone in the overlays and not in memory, and why: no commit goes through before memory follows.
+    /// Ranges that were undone in the overlays but not in memory, and why. No commit is made until memory follows.
     owed: Option<(RangeSet<u64>, Error)>,
     /// Buffer for the next copies.
     copies: Vec<u8>,
-    /// Buffer for the next copies of all pages at one moment.
+    /// Buffer for the next copies of all stored pages at one moment.
     copies_at_once: Vec<u8>,
-    /// For copies that are made while the program's threads stand still.
+    /// Buffer for copies that are made while the program's threads are stopped.
     still_copy: Option<StillCopy>,
-    /// Of pages in `found`.
+    /// Early copies of pages in `found`.
     ahead: Ahead,
-    /// What such a commit has staged, or one that failed.
+    /// Pages that the present commit by stopping threads, or a failed one, has staged.
     touched: Option<Vec<Range<u64>>>,
-    /// The program can store to it: the file could be written when it was mapped.
+    /// Whether the program can store to it, because the file was writable when it was mapped.
     pub writable: bool,
     /// Maps that the program holds.
     pub maps: usize,
-    /// Nobody stores while a commit runs: the program's promise.
+    /// The program's promise that nobody stores while a commit runs.
     pub quiet: bool,
     pub debug_races: bool,
     pub dirty_max: Option<u64>,
-    /// Its pages are memory that outlives the process, and never show the data file.
+    /// Whether its pages are memory that outlives the process, and never show the data file.
     live: bool,
-    /// With more than this private, quiet commits look for pages to drop.
+    /// If more bytes than this are private, quiet commits look for pages to drop.
     reclaim_bytes: u64,
 }
 
 impl Region {
-    /// The region of a file that was mapped just now.
+    /// The region of a file that was just mapped.
     pub(crate) fn new(
         mapping: Box<dyn Mapping>,
         data: Arc<dyn File>,
@@ -122,17 +122,17 @@ impl Region {
         Ok(region)
     }
 
-    /// As [`Region::new`], of live memory that has a copy of the file, made by the mapping.
+    /// Makes a region like [`Region::new`], of live memory into which the mapping copies the file.
     pub(crate) fn new_live(mapping: Box<dyn Mapping>, data: Arc<dyn File>, content: &Content) -> Result<Region> {
         let mut region = Region { live: true, ..Region::of(mapping, data, true, Told::new(false)) };
         region.reach(content, content.size())?;
-        // What was copied is no store.
+        // The copied bytes are not stores.
         region.find_stores(content)?;
         region.found.clear();
         Ok(region)
     }
 
-    /// The region of live memory as a process left it that is gone: any of its pages may have been stored to.
+    /// The region of live memory that a dead process left: any of its pages may have been stored to.
     pub(crate) fn resumed(mapping: Box<dyn Mapping>, data: Arc<dyn File>, bytes: u64) -> Region {
         let mut region = Region { live: true, ..Region::of(mapping, data, true, Told::new(false)) };
         region.set_accessible(bytes);
@@ -172,19 +172,19 @@ impl Region {
         region
     }
 
-    /// The store is closed: the file may be somebody else's now.
+    /// Drops the data file, because the store is closed and another program may own the file now.
     pub(crate) fn release(&mut self) {
         self.data = None;
     }
 
-    /// The file is open again, in another store: its data file is the one that was mapped, and holds what was committed.
-    /// Nobody has a map in the new store yet.
+    /// Continues in another store, in which the file was opened again: its data file is the mapped one, and has
+    /// everything that was committed. There are no maps in the new store yet.
     pub(crate) fn follow(&mut self, data: Arc<dyn File>) {
         self.data = Some(data);
         self.maps = 0;
     }
 
-    /// Ends, and leaves its addresses to the program.
+    /// Ends the region, and leaves its addresses mapped for the program.
     pub(crate) fn leave(mut self) {
         self.mapping.leave();
     }
@@ -201,7 +201,7 @@ impl Region {
         if self.is_told() { Tracker::Told } else { self.mapping.tracker() }
     }
 
-    /// What was stored outlives it.
+    /// Whether its stores outlive the process.
     pub(crate) fn is_live(&self) -> bool {
         self.live
     }
@@ -210,12 +210,12 @@ impl Region {
         self.told.is_on()
     }
 
-    /// Looks for stores that were not told of, from now on.
+    /// Turns on the check for unreported stores.
     pub(crate) fn check_from_now_on(&mut self, how: ToldCheck) {
         self.checked = Some(told::Checked::new(how));
     }
 
-    /// Where the program's threads tell what they change.
+    /// The lists in which the program's threads report changes.
     pub(crate) fn told(&self) -> Arc<Told> {
         self.told.clone()
     }
@@ -229,7 +229,7 @@ impl Region {
         self.accessible
     }
 
-    /// Bytes of pages that have left the file.
+    /// Bytes of pages that no longer show the file.
     pub(crate) fn private_bytes(&self) -> u64 {
         let mut ranges = Vec::new();
         match self.mapping.private(0..self.accessible, &mut ranges) {
@@ -238,17 +238,17 @@ impl Region {
         }
     }
 
-    /// Bytes of copies that are kept to compare with.
+    /// Bytes of copies that are kept for comparison.
     pub(crate) fn copies_bytes(&self) -> u64 {
         self.copies_bytes
     }
 
-    /// More pages are private than the program allowed.
+    /// Whether more pages are private than the program allowed.
     pub(crate) fn is_over(&self) -> bool {
         self.dirty_max.is_some_and(|most| self.pages.len() as u64 * self.page() > most)
     }
 
-    /// So much is private that a look for clean pages pays.
+    /// Whether so many pages are private that looking for clean ones pays.
     pub(crate) fn wants_reclaim(&self) -> bool {
         !self.live && (self.is_over() || self.pages.len() as u64 * self.page() > self.reclaim_bytes)
     }
@@ -271,7 +271,7 @@ impl Region {
         range.start - range.start % self.page()..self.round_up(range.end)
     }
 
-    /// The data file, as long as it is ours.
+    /// The data file, as long as it belongs to this store.
     fn data(&self) -> Result<&dyn File> {
         self.data.as_deref().ok_or(Error::Closed)
     }
@@ -283,7 +283,7 @@ impl Region {
     }
 
     fn fail(&self, content: &Content, action: &'static str, e: std::io::Error) -> Error {
-        // What truncation of a mapped file by somebody else looks like from here.
+        // A page fault error means that another program truncated the mapped file.
         if Errno::from_io_error(&e) == Some(Errno::FAULT) {
             return Error::Conflict {
                 path: content.path.clone(),
@@ -295,13 +295,13 @@ impl Region {
         Error::io(action, &content.path, e)
     }
 
-    /// The offset up to which pages may show the data file: not what a checkpoint is about to cut off.
+    /// The offset up to which pages may show the data file, without the part that a checkpoint is about to cut off.
     fn file_end(&self, content: &Content) -> u64 {
         let overlays = value_if_holds(invariant::TRUNCATED_PAGES_HIDDEN, content.overlays());
         self.round_up(overlays.iter().filter_map(|o| o.size).fold(content.base_size, u64::min))
     }
 
-    /// There is room in the reserved addresses for a file of this size.
+    /// Checks that the reserved addresses have room for a file of this size.
     pub(crate) fn check_room(&self, content: &Content, size: u64) -> Result<()> {
         if size <= self.mapping.address_space() {
             return Ok(());
@@ -316,7 +316,7 @@ impl Region {
         })
     }
 
-    /// Memory reaches to the end of a file of this size; new pages show the content.
+    /// Makes memory reach to the end of a file of this size; new pages show the content.
     fn reach(&mut self, content: &Content, size: u64) -> Result<()> {
         let (old, new) = (self.accessible, self.round_up(size));
         if new < old {
@@ -328,7 +328,7 @@ impl Region {
         self.load(content, old..new)
     }
 
-    /// Nothing is known of these pages any more.
+    /// Drops all information about these pages.
     fn forget(&mut self, range: Range<u64>) {
         self.shown.remove(range.clone());
         self.found.remove(range.clone());
@@ -357,8 +357,8 @@ impl Region {
         }
     }
 
-    /// Maps these pages anew, so that they show the content: the data file, zeros behind its end, and over
-    /// that the overlays.
+    /// Maps these pages again, so that they show the content: the data file, zeros beyond its end, and the overlays
+    /// over that.
     fn load(&mut self, content: &Content, range: Range<u64>) -> Result<()> {
         if range.is_empty() {
             return Ok(());
@@ -375,7 +375,7 @@ impl Region {
         self.set_accessible(self.accessible.max(range.end));
         let overlays = value_if_holds(invariant::OVERLAYS_SHOW, content.overlays());
         let (zeros, bytes) = changed_ranges(&overlays, &range);
-        // Each store reads the page below. After a crash these, and the log, are not in the page cache.
+        // Each store reads the page below. After a crash, neither these pages nor the log are in the page cache.
         begin_log_reads(&overlays, bytes.iter());
         begin_file_reads(self.data()?, file_end, bytes.iter());
         for range in zeros.iter() {
@@ -387,23 +387,23 @@ impl Region {
         Ok(())
     }
 
-    /// Stores bytes as the program would.
+    /// Stores bytes like the program.
     fn store(&mut self, content: &Content, offset: u64, bytes: &[u8]) -> Result<()> {
         self.expect_private(content, bytes.len() / self.page() as usize + 2)?;
         self.mapping.copy_in(offset, bytes).map_err(|e| self.fail(content, "store to the mapping of", e))?;
-        // Those pages are private now, and differ from their copies.
+        // These pages are private now, and differ from their copies.
         let range = offset..offset + bytes.len() as u64;
         self.outdate(&range);
         self.pages_of(&range).step_by(self.page() as usize).for_each(|at| _ = self.pages.entry(at).or_default());
         Ok(())
     }
 
-    /// So many more pages are about to be private.
+    /// Reserves memory for this many more private pages.
     fn expect_private(&mut self, content: &Content, pages: usize) -> Result<()> {
         self.pages.try_reserve(pages).map_err(|_| sized_memory::none(pages * self.page() as usize, &content.path))
     }
 
-    /// Drops the copies of these pages, as the content has changed there.
+    /// Drops the copies of these pages, because their content has changed.
     fn outdate(&mut self, range: &Range<u64>) {
         let (page, range) = (self.page(), self.pages_of(range));
         let mut gone = 0;
@@ -417,12 +417,12 @@ impl Region {
         self.copies_bytes -= gone * page;
     }
 
-    /// How many more pieces of the mapping there may be.
+    /// Number of further pieces that the mapping may have.
     pub(crate) fn pieces_left(&self) -> usize {
         PIECES_MOST.saturating_sub(self.shown.iter().count())
     }
 
-    /// Stores zeros, by mapping where there are many.
+    /// Stores zeros, by mapping if there are many.
     pub(crate) fn store_zeros(&mut self, content: &Content, range: Range<u64>) -> Result<()> {
         let zeros = vec![0; self.page() as usize];
         let inner = self.pages_in(&range);
@@ -430,7 +430,7 @@ impl Region {
         if mapped {
             match self.mapping.blank(inner.clone()) {
                 Ok(()) => self.forget(inner.clone()),
-                // The process has as many mappings as it may have: the zeros take memory then.
+                // The process has the maximum number of mappings, so the zeros take memory.
                 Err(e) if Errno::from_io_error(&e) == Some(Errno::NOMEM) => mapped = false,
                 Err(e) => return Err(self.fail(content, "map", e)),
             }
@@ -474,14 +474,14 @@ impl Region {
         Ok(())
     }
 
-    /// A write through the file interface is a store.
+    /// Writes through the file interface, which counts as a store.
     pub(crate) fn write(&mut self, content: &Content, offset: u64, bytes: &[u8]) -> Result<()> {
         self.store(content, offset, bytes)?;
         self.mark(offset..offset + bytes.len() as u64);
         Ok(())
     }
 
-    /// These bytes may have changed, whatever the tracker says.
+    /// Notes that these bytes may have changed, even if the tracker does not report them.
     pub(crate) fn mark(&mut self, range: Range<u64>) {
         let end = self.accessible;
         if self.is_told() {
@@ -494,13 +494,13 @@ impl Region {
         }
     }
 
-    /// The file is about to have another size, which the caller stages. Bytes stored behind its end are
-    /// never a part of it.
+    /// Prepares memory for another size of the file, which the caller stages. Bytes stored beyond its end never become
+    /// a part of it.
     pub(crate) fn resize(&mut self, content: &Content, size: u64) -> Result<()> {
         let (old, end) = (content.size(), self.accessible);
         if size < old {
             let tail = size..self.round_up(size);
-            // The page stays, its tail does not. Hidden first: if that fails, nothing has changed.
+            // The page stays without its tail. Hide first: if that fails, nothing has changed.
             self.reach(content, size)?;
             return self.clear(content, tail);
         }
@@ -526,7 +526,7 @@ impl Region {
         let mut bytes = vec![0; (tail.end - tail.start) as usize];
         self.read(content, &mut bytes, tail.start)?;
         if bytes.iter().all(|b| *b == 0) {
-            // The content is zero there from now on; the copies are outdated.
+            // The content is zero there from now on, so the copies are outdated.
             self.outdate(&tail);
             return Ok(());
         }
@@ -534,10 +534,10 @@ impl Region {
         self.store(content, tail.start, &bytes)
     }
 
-    /// Drops private pages that no overlay knows. The caller has just staged all stores, and nobody stores.
+    /// Drops private pages without bytes in an overlay. The caller has just staged all stores, and nobody stores.
     pub(crate) fn reclaim(&mut self, content: &Content) -> Result<()> {
         let (page, end) = (self.page(), self.file_end(content).min(self.accessible));
-        // Live memory is all that there is of what was stored since the last commit.
+        // Live memory is the only copy of stores since the last commit.
         if end == 0 || self.live {
             return Ok(());
         }
@@ -552,18 +552,19 @@ impl Region {
             free.remove(self.pages_of(range));
         }
         let fail = |e| self.fail(content, "drop pages of", e);
-        // Mapped anew: dropping them by advice leaves marks of the tracker that look like pages in swap.
+        // Map them again: dropping pages by advice leaves marks of the tracker that look like pages in swap.
         free.iter().try_for_each(|range| self.mapping.show(range.clone())).map_err(fail)?;
         for range in free.iter() {
             self.shown.insert(range.clone());
             self.drop_pages(range);
         }
-        // What is in use stays; looking for it again is worth while when it has doubled.
+        // Pages in use stay private, so another search pays when their number has doubled.
         self.reclaim_bytes = (2 * self.pages.len() as u64 * page).max(self.reclaim_bytes_min());
         Ok(())
     }
 
-    /// With the tracker `pagemap`, every commit compares all private pages.
+    /// The least limit for reclaiming. With the tracker `pagemap` it is small, because every commit compares all
+    /// private pages.
     fn reclaim_bytes_min(&self) -> u64 {
         match self.tracker() {
             Tracker::Scan | Tracker::Told => COPIES_BYTES_MAX,

@@ -1,4 +1,4 @@
-//! The table of open files: who is in it, from where, and until when. Stands on `files` and the engine's state.
+//! The table of open files: how files enter it, and when they leave it. Stands on `files` and the engine's state.
 
 pub(crate) mod carried;
 pub(crate) mod file_table;

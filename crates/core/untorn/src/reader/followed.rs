@@ -1,4 +1,4 @@
-//! What a follower is told of a commit, and the bytes that the commit wrote.
+//! Commits as a follower gets them, with the bytes that they wrote.
 
 use crate::engine::paths::error_paths::error_in_store;
 use std::fmt;
@@ -10,16 +10,16 @@ use untorn_journal::commits::record::{Op, Record};
 use untorn_journal::commits::spill::verify;
 use untorn_journal::{Error, Result};
 
-/// What [`Follow`](crate::reader::Follow) gives out.
+/// An item of [`Follow`](crate::reader::Follow).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Followed {
     /// A commit.
     Commit(Commit),
-    /// Commits among these were applied by a checkpoint, and their place in the journal was used again, before they were
-    /// read: their changes are in the files, and nothing tells which they were.
+    /// Some commits in this range were applied by a checkpoint, and their place in the journal was reused, before they
+    /// were read: their changes are in the files, but cannot be listed.
     Missed {
-        /// The first that may be missing.
+        /// The first commit that may be missing.
         first_lsn: u64,
         /// The last one.
         last_lsn: u64,
@@ -29,21 +29,21 @@ pub enum Followed {
 /// A commit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Commit {
-    /// Its number. Numbers grow; some belong to no commit.
+    /// Its LSN. LSNs grow; some belong to no commit.
     pub lsn: u64,
-    /// What it changes: what happens to one file is in order.
+    /// Its changes; those of one file are in order.
     pub changes: Vec<Change>,
 }
 
-/// A change of one file or directory. Two are equal if they say the same; the bytes are not compared.
+/// A change of one file or directory. Two are equal if path and kind are equal; the bytes are not compared.
 ///
-/// As long as it is there, it keeps the bytes of its commit in memory; those of a large commit in a file of the journal,
-/// which it has open, and which takes its room on the disk until then.
+/// A change keeps the bytes of its commit in memory. Those of a large commit are in a file of the journal, which it
+/// keeps open, and which takes disk space until the change is dropped.
 #[derive(Clone)]
 pub struct Change {
     /// The name before this commit.
     pub path: PathBuf,
-    /// What happened to it.
+    /// The change itself.
     pub what: What,
     contents: Option<Arc<Contents>>,
 }
@@ -52,17 +52,17 @@ pub struct Change {
 struct Contents {
     range: Range<u64>,
     source: Source,
-    /// The checksum of bytes that are not in memory was right.
+    /// Set once the checksum of bytes outside of memory was verified.
     checked: OnceLock<()>,
-    /// For messages.
+    /// Path of the store, for messages.
     store: Arc<Path>,
 }
 
-/// What a commit does to a file or directory.
+/// The kind of a change of a file or directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum What {
-    /// Bytes were written: [`Change::read_at`].
+    /// Bytes were written; [`Change::read_at`] reads them.
     Written(Range<u64>),
     /// Bytes became zeros.
     Zeroed(Range<u64>),
@@ -83,7 +83,7 @@ pub enum What {
 }
 
 impl Commit {
-    /// What the record of a commit says.
+    /// Converts the record of a commit.
     pub(crate) fn of(lsn: u64, record: &Record, store: &Arc<Path>) -> Commit {
         Commit { lsn, changes: record.ops.iter().filter_map(|op| Change::of(op, record, store)).collect() }
     }
@@ -94,7 +94,7 @@ impl Change {
         let file = |index: &u32| record.files[*index as usize].path.clone();
         let (path, what) = match op {
             Op::Write { file: index, range, source } => {
-                // What a truncation cuts off, and zeros in front of it: up to the new length.
+                // The range of a truncation, including zeros before the cut, ends at the new length.
                 let end = if range.end == NO_END { size_of_file(record, *index)? } else { range.end };
                 let range = Some(range.start..end).filter(|range| !range.is_empty())?;
                 let what = if *source == Source::Zero { What::Zeroed } else { What::Written };
@@ -115,8 +115,9 @@ impl Change {
         Some(Change { path, what, contents: None })
     }
 
-    /// Reads bytes of the range that was written or became zeros, as this commit wrote them, whatever came after it: as
-    /// many as there are from this offset in the file on, up to the length of `buf`. 0: the range ends there.
+    /// Reads bytes of the range that was written or zeroed, as this commit wrote them, regardless of later commits.
+    /// Returns the number of bytes read: as many as there are from this offset in the file on, up to the length of
+    /// `buf`. 0 means that the range ends there.
     ///
     /// ```
     /// # let dir = tempfile::tempdir().unwrap();
@@ -142,8 +143,8 @@ impl Change {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the offset is not in the range, or nothing was written; [`Error::Corrupt`] if the bytes of a
-    /// large commit are not what was committed; [`Error::Io`].
+    /// [`Error::Invalid`] if the offset is not in the range, or nothing was written; [`Error::Corrupt`] if the bytes of
+    /// a large commit are not those that were committed; [`Error::Io`].
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
         let Some(contents) = &self.contents else {
             return Err(Error::invalid(format!("this change of {} wrote no bytes", self.path.display())));
@@ -168,7 +169,7 @@ impl Contents {
         if let Source::Spill { spill, at, len, crc, .. } = &self.source
             && self.checked.get().is_none()
         {
-            // The follower has not read them before.
+            // The follower has not read these bytes before.
             verify(spill, *at, *len, *crc)?;
             self.checked.get_or_init(|| ());
         }

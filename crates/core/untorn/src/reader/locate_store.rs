@@ -8,7 +8,7 @@ use untorn_journal::directories::store_dir::StoreDir;
 use untorn_journal::{Context, Error, Result};
 use untorn_os::{Linux, Storage};
 
-/// Where a path's store is: the storage, and Untorn's directory in it.
+/// The store of a path: its storage, and Untorn's directory in it.
 pub(crate) fn locate(path: &Path) -> Result<(Arc<Linux>, StoreDir)> {
     let (storage, store_dir) = place(path)?;
     match storage.stat(&store_dir.dir) {

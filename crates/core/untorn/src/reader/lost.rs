@@ -17,22 +17,23 @@ use untorn_journal::{Context, Error, Result};
 use untorn_os::{Linux, Open, Storage};
 
 /// A file that waits for commits in a journal that is not here: its store's directory `.untorn` was removed, or the
-/// file was moved away from it. No store takes it.
+/// file was moved away from it. Every store refuses it.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct LostFile {
-    /// Its path in the directory that was looked at.
+    /// Its path in the directory that was searched.
     #[serde(serialize_with = "crate::engine::paths::path_text::path")]
     pub path: PathBuf,
     /// Identity of its store, in hexadecimal digits.
     pub store_id: String,
-    /// A journal of that store is here, and does not know the owner that marked the file: an older `.untorn` was put back.
+    /// Whether a journal of that store is here, but does not know the owner that marked the file: an older `.untorn`
+    /// was put back.
     pub older_journal: bool,
-    /// It is not where its store left it: it was moved or copied within the store while it waited for commits.
+    /// Whether it is not in its place in the store: it was moved or copied while it waited for commits.
     pub moved: bool,
 }
 
 impl LostFile {
-    /// What it lacks, and what to do.
+    /// The problem, and the next step for the user.
     pub fn problem(&self) -> String {
         if self.older_journal {
             return older_journal(&self.path).to_string();
@@ -53,7 +54,7 @@ impl LostFile {
     }
 }
 
-/// The storage that a path's store is in, if it has one, and Untorn's directory there.
+/// The storage that contains a path's store, if there is one, and Untorn's directory in it.
 pub(crate) fn place(path: &Path) -> Result<(Arc<Linux>, StoreDir)> {
     let meta = std::fs::metadata(path);
     if meta.as_ref().is_ok_and(|m| m.is_dir()) {
@@ -61,7 +62,7 @@ pub(crate) fn place(path: &Path) -> Result<(Arc<Linux>, StoreDir)> {
     }
     let name = path.file_name().ok_or_else(|| Error::invalid(format!("{} names no file", path.display())))?;
     match meta {
-        // The store of a standalone file may be there without the file.
+        // The store of a standalone file may exist without the file.
         Err(e) if e.kind() != ErrorKind::NotFound => return Err(Error::io("look at", path, e)),
         _ => {}
     }
@@ -111,7 +112,7 @@ impl Here {
                     done.context("look at", &journal)?;
                     let header = read_header(storage, &journal)?;
                     self.own = Some(header.store);
-                    // The journal itself comes last, and knows what its predecessors did.
+                    // The journal itself comes last, because its header has the state that its predecessors left.
                     self.headers.insert(header.store, header);
                 }
             }
@@ -119,7 +120,7 @@ impl Here {
         Ok(())
     }
 
-    /// Why a file of this path is lost, if it is.
+    /// Describes the loss of a file of this path, if it is lost.
     fn loss(&self, path: &Path, a: &Attribute) -> Option<LostFile> {
         let lost =
             |older_journal, moved| LostFile { path: path.to_owned(), store_id: hex(&a.store), older_journal, moved };
@@ -132,7 +133,7 @@ impl Here {
         }
     }
 
-    /// Whether the path's own store is closed, and has no commits for which a file of it waits.
+    /// Whether the path's own store is closed, and has no commits for which the file waits.
     fn is_left(&self, a: &Attribute) -> bool {
         let header = self.own.filter(|own| *own == a.store).and_then(|own| self.headers.get(&own));
         a.pending
@@ -141,16 +142,16 @@ impl Here {
     }
 }
 
-/// Files that wait for commits which cannot come, in a directory or of a standalone file.
+/// Files that wait for commits that cannot come, in a directory or of a standalone file.
 #[derive(Default)]
 pub(crate) struct Waiting {
-    /// No journal that is here has them.
+    /// Files for which no journal here has the commits.
     pub(crate) lost: Vec<LostFile>,
-    /// Their store is here and closed: they are whole, and their marks were not cleared.
+    /// Files whose store is here and closed: they are complete, but their marks were not cleared.
     pub(crate) left: Vec<LeftMark>,
 }
 
-/// The files of a path that no journal which is here has.
+/// The files of a path that wait for commits of which no journal here knows.
 pub fn lost_files(path: &Path) -> Result<Vec<LostFile>> {
     Ok(waiting_files(path)?.lost)
 }
@@ -162,7 +163,7 @@ pub(crate) fn waiting_files(path: &Path) -> Result<Waiting> {
     if found.lost.iter().all(|lost| !lost.older_journal && !lost.moved) && found.left.is_empty() {
         return Ok(found);
     }
-    // An owner that came meanwhile has written a header before it marked a file.
+    // A new owner has written a header before it marked a file, so read the headers again.
     let now = stores_here(path, &*storage, &store_dir)?;
     let mut again = find(&*storage, &store_dir, &now);
     again.lost.retain(|lost| found.lost.contains(lost));
@@ -183,7 +184,7 @@ fn find(storage: &dyn Storage, store_dir: &StoreDir, here: &Here) -> Waiting {
 }
 
 impl Waiting {
-    /// Where the last owner could not clear all marks, one may be in what cannot be looked at.
+    /// Notes a file or directory that cannot be read. If the last owner could not clear all marks, one may be in it.
     fn add_unseen(&mut self, here: &Here, path: &Path, e: &io::Error) {
         let header = here.own.and_then(|own| here.headers.get(&own));
         if header.is_some_and(|header| header.is_closed() && header.marks_left) {
@@ -211,8 +212,8 @@ fn add_file(storage: &dyn Storage, path: &Path, here: &Here, found: &mut Waiting
     }
 }
 
-/// Takes the lost files of a path as they are, without the commits for which they waited: makes them plain files.
-/// Files of stores that are here are left alone.
+/// Accepts the lost files of a path as they are, without the commits for which they waited: makes them plain files.
+/// Files of stores that are here are not changed.
 ///
 /// # Errors
 /// [`Error::Unsupported`] if this user may not change one of them; the others are plain files then.

@@ -1,4 +1,4 @@
-//! Files of a snapshot as memory: copies, finished while the snapshot is held, which nothing changes any more.
+//! Files of a snapshot as memory: copies, made while the snapshot is held, that nothing changes afterwards.
 
 use crate::reader::{Reader, Snapshot};
 use std::ops::Deref;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use untorn_journal::{Context, Error, Result};
 use untorn_os::{File, Linux, ReadMapping};
 
-/// A file's bytes in memory, all of one commit. They stay as they are, whatever becomes of the store.
+/// A file's bytes in memory, all of one commit. They do not change, even if the store does.
 ///
 /// ```
 /// # let dir = tempfile::tempdir().unwrap();
@@ -41,7 +41,7 @@ pub(crate) struct ReadCopy {
 }
 
 impl ReadCopy {
-    /// Copies a file as of the last durable commit, held if that is possible.
+    /// Copies a file as of the last durable commit, from a held snapshot if possible.
     pub(crate) fn take(reader: &Reader, path: &Path) -> Result<ReadCopy> {
         reader.with_held_snapshot(|snapshot| ReadCopy::of(reader, snapshot, path))
     }
@@ -51,7 +51,8 @@ impl ReadCopy {
         let copy = |file: Arc<dyn File>| {
             from.copy_into(&*file, &mut |_| {}).map(|len| ReadCopy { file, len, lsn: snapshot.lsn() })
         };
-        // Where this user may write, as blocks can be shared there; in memory if not, or if the disk is full.
+        // Copy to the store's file system if this user may write there, because blocks can be shared; to memory
+        // otherwise, or if the disk is full.
         match reader.unnamed_file().map(copy) {
             None | Some(Err(Error::NoSpace { .. })) => {}
             Some(done) => return done,
@@ -65,7 +66,7 @@ impl ReadCopy {
         })
     }
 
-    /// The length, as bytes of memory.
+    /// The length as a size in memory.
     pub(crate) fn bytes(&self, path: &Path) -> Result<usize> {
         usize::try_from(self.len).map_err(|_| Error::NoMemory {
             path: path.to_owned(),
@@ -93,16 +94,16 @@ impl Reader {
         Ok((copy.lsn, memory))
     }
 
-    /// Whether a file may be otherwise than as of this commit.
+    /// Whether a file may differ from its state at this commit.
     pub(crate) fn has_changed(&self, lsn: u64) -> Result<bool> {
         Ok(self.snapshot()?.lsn() != lsn)
     }
 
-    /// Does something with a snapshot, which is held where that is possible.
+    /// Calls `act` with a snapshot, which is held if possible.
     pub(crate) fn with_held_snapshot<T>(&self, act: impl Fn(&Snapshot) -> Result<T>) -> Result<T> {
         self.with_snapshot(|snapshot| {
             match snapshot.hold() {
-                // It is as right without, and may have to begin anew.
+                // The result is equally valid without a lease, but may need more tries.
                 Err(Error::SnapshotExpired { .. } | Error::Unsupported { .. }) | Ok(()) => {}
                 Err(e) => return Err(e),
             }
@@ -112,12 +113,13 @@ impl Reader {
 }
 
 impl ReadMap {
-    /// The commit as of which it is.
+    /// LSN of the commit that it shows.
     pub fn lsn(&self) -> u64 {
         self.lsn
     }
 
-    /// Goes on to the last durable commit. False: it is the same. After an error the map is as before.
+    /// Advances to the last durable commit. Returns false if there is no newer one. After an error the map is
+    /// unchanged.
     pub fn refresh(&mut self) -> Result<bool> {
         if !self.reader.has_changed(self.lsn)? {
             return Ok(false);

@@ -1,4 +1,5 @@
-//! What a new file takes over from the one that it replaces: extended attributes, access lists among them, and flags.
+//! Metadata that a new file takes over from the one that it replaces: extended attributes, including access lists, and
+//! flags.
 
 use rustix::fs::{self, IFlags, XattrFlags};
 use rustix::io::Errno;
@@ -9,10 +10,11 @@ use std::os::fd::OwnedFd;
 /// The mark of a managed file. Never copied: the copy is not managed.
 pub(super) const MANAGED: &[u8] = b"user.untorn";
 
-/// Hashes over the contents, kept by the kernel: wrong on new contents.
+/// Hashes of the contents, maintained by the kernel, which are wrong for new contents.
 const OF_CONTENTS: [&[u8]; 2] = [b"security.ima", b"security.evm"];
 
-/// What `chattr` says of how a file is kept. What it says of who may change it (`+i`, `+a`) is a refusal.
+/// Flags of `chattr` about how a file is stored. Its flags about changes of the file (`+i`, `+a`) lead to a refusal
+/// instead.
 const KEPT: IFlags = IFlags::SECURE_REMOVAL
     .union(IFlags::UNRM)
     .union(IFlags::COMPRESSED)
@@ -23,7 +25,7 @@ const KEPT: IFlags = IFlags::SECURE_REMOVAL
     .union(IFlags::NOTAIL)
     .union(IFlags::NOCOW);
 
-/// The flags of a file that a replacement has, too; none where the file system has none.
+/// The flags of a file that a replacement must have; empty if the file system does not support flags.
 pub(super) fn flags(file: &OwnedFd) -> IFlags {
     fs::ioctl_getflags(file).unwrap_or(IFlags::empty()) & KEPT
 }
@@ -37,7 +39,7 @@ pub(super) fn copy_flags(wanted: IFlags, to: &OwnedFd) -> rustix::io::Result<()>
     fs::ioctl_setflags(to, own | wanted)
 }
 
-/// All extended attributes, the ACL among them.
+/// All extended attributes, including the ACL.
 pub(super) fn attributes(file: &OwnedFd) -> rustix::io::Result<BTreeMap<Vec<u8>, Vec<u8>>> {
     let names = match grown(|buf| fs::flistxattr(file, buf)) {
         Err(Errno::NOTSUP | Errno::NOSYS) => return Ok(BTreeMap::new()),
@@ -47,7 +49,7 @@ pub(super) fn attributes(file: &OwnedFd) -> rustix::io::Result<BTreeMap<Vec<u8>,
     for name in names.split(|&b| b == 0).filter(|name| !name.is_empty()) {
         match grown(|buf| fs::fgetxattr(file, name, buf)) {
             Ok(value) => drop(all.insert(name.to_owned(), value)),
-            // Removed since it was listed.
+            // The attribute was removed after it was listed.
             Err(Errno::NODATA) => {}
             Err(e) => return Err(e),
         }
@@ -55,7 +57,7 @@ pub(super) fn attributes(file: &OwnedFd) -> rustix::io::Result<BTreeMap<Vec<u8>,
     Ok(all)
 }
 
-/// Calls with ever larger buffers until the answer fits.
+/// Repeats a call with larger buffers until the result fits.
 pub(super) fn grown(mut call: impl FnMut(&mut [u8]) -> rustix::io::Result<usize>) -> rustix::io::Result<Vec<u8>> {
     let mut buffer = vec![0; 1 << 10];
     loop {
@@ -70,7 +72,7 @@ pub(super) fn grown(mut call: impl FnMut(&mut [u8]) -> rustix::io::Result<usize>
     }
 }
 
-/// Makes the attributes of a new file those of the old one. On failure: which, and why.
+/// Makes the attributes of a new file those of the old one. On failure returns the attribute and the error.
 pub(super) fn copy_attributes(
     wanted: &BTreeMap<Vec<u8>, Vec<u8>>,
     to: &OwnedFd,
@@ -84,8 +86,8 @@ pub(super) fn copy_attributes(
             fs::fsetxattr(to, c_name, value, XattrFlags::empty()).map_err(|e| (text(name), e))?;
         }
     }
-    // What the directory's default ACL gave the new file the old one may not have had. Labels that
-    // the kernel gives every new file (`security.*`) stay.
+    // Remove attributes that the new file got from the directory's default ACL and the old one did not have. Labels
+    // that the kernel gives every new file (`security.*`) stay.
     for name in have.keys().filter(|name| name.starts_with(b"system.") && !wanted.contains_key(*name)) {
         fs::fremovexattr(to, name.as_slice()).map_err(|e| (text(name), e))?;
     }

@@ -1,4 +1,4 @@
-//! The file that a path means.
+//! Finds the file to which a path leads.
 
 use crate::{Error, Result};
 use rustix::fs::{PROC_SUPER_MAGIC, statfs};
@@ -8,12 +8,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// As many links in a row as Linux itself follows.
+/// Number of links in a row that Linux itself follows.
 const LINKS_MAX: usize = 40;
 /// The mode of a directory in which everybody creates files and removes only their own.
 const SHARED: u32 = 0o1002;
 
-/// Follows links at the end of a path; the last may dangle, as it may for a program that creates.
+/// Follows links at the end of a path. The last may dangle, as for a program that creates files.
 pub(super) fn real_path(path: &Path) -> Result<PathBuf> {
     if path.as_os_str().as_bytes().ends_with(b"/") {
         return Err(Error::invalid(format!("{} is a directory's name; name a file", path.display())));
@@ -32,15 +32,15 @@ pub(super) fn real_path(path: &Path) -> Result<PathBuf> {
                 path = parent.join(full.read_link().map_err(|e| Error::io("read the link", &full, e))?);
                 check_descriptor(&parent, &full, &path)?;
             }
-            // Whatever it is, or if it is nothing, the next step opens it without following.
+            // Any other object, or none: the next step opens it without following links.
             _ => return Ok(full),
         }
     }
     Err(Error::io("follow the links of", &path, Errno::LOOP.into()))
 }
 
-/// Refuses a link that a stranger planted in a shared directory, as the kernel does when it follows
-/// one itself (`fs.protected_symlinks`).
+/// Refuses a link that another user planted in a shared directory, like the kernel when it follows links itself
+/// (`fs.protected_symlinks`).
 fn check_link(parent: &Path, full: &Path, link: &Metadata) -> Result<()> {
     let dir = parent.metadata().map_err(|e| Error::io("look at", parent, e))?;
     let shared = dir.mode() & SHARED == SHARED;
@@ -53,8 +53,8 @@ fn check_link(parent: &Path, full: &Path, link: &Metadata) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a link to an open file (`/dev/fd/3`) that says a name which does not lead there: that file was removed, or never
-/// had a name.
+/// Refuses a link to an open file (`/dev/fd/3`) whose target name does not lead to that file, because the file was
+/// removed, or never had a name.
 fn check_descriptor(parent: &Path, full: &Path, said: &Path) -> Result<()> {
     if !statfs(parent).is_ok_and(|found| found.f_type == PROC_SUPER_MAGIC) {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Plain files: what is kept, what is refused, and what is left after a failure.
+//! Tests with plain files: kept metadata, refusals, and the state after a failure.
 
 use super::file_attributes::grown;
 use super::*;
@@ -9,7 +9,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::process::Command;
 use untorn_journal::format::VERSION;
 
-/// A directory that goes away, with a file of known contents in it.
+/// A temporary directory, with a file of known contents in it.
 struct Scene {
     dir: tempfile::TempDir,
 }
@@ -33,7 +33,7 @@ impl Scene {
         std_fs::read_to_string(self.file()).unwrap()
     }
 
-    /// Names in the directory: whatever happened, nothing of ours may stay.
+    /// Names in the directory. In every case, nothing of ours may remain.
     fn names(&self) -> Vec<OsString> {
         let mut names: Vec<_> = std_fs::read_dir(self.dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
         names.sort();
@@ -135,7 +135,7 @@ fn a_file_that_left_its_journal_behind_is_refused_while_commits_are_pending_ther
     assert_eq!((scene.read().as_str(), get(&scene.file(), "user.untorn")), ("new", None));
 }
 
-/// Runs setfacl; false, said aloud, where that is not possible.
+/// Runs setfacl. Returns false, with a message, if that is not possible.
 fn setfacl(arguments: &[&str], path: &Path) -> bool {
     let done = Command::new("setfacl").args(arguments).arg(path).output();
     let ok = done.is_ok_and(|out| out.status.success());
@@ -274,7 +274,7 @@ fn a_failing_source_changes_nothing() {
     assert_eq!(scene.names(), ["file"]);
 }
 
-/// Does something in the middle of the new contents.
+/// Runs an action in the middle of the new contents.
 struct Meanwhile<F: FnMut()>(Option<F>);
 
 impl<F: FnMut()> Read for Meanwhile<F> {

@@ -1,4 +1,5 @@
-//! The pace of a checkpoint: what it writes goes to the device in steps, so that a commit beside it finds a short queue.
+//! Write-back throttle of a checkpoint: data goes to the device in steps, so that the flush of a concurrent commit
+//! finds a short queue.
 
 use crate::engine::Engine;
 use crate::sync_point;
@@ -7,11 +8,11 @@ use std::sync::atomic::Ordering::Relaxed;
 use untorn_journal::{Context, Result};
 use untorn_os::File;
 
-/// Bytes of a step while commits are made, and while none are.
+/// Bytes of a step while commits run, and without commits.
 const STEP_BESIDE_COMMITS: u64 = 4 << 20;
 const STEP_ALONE: u64 = 64 << 20;
 
-/// What a checkpoint has written of one file and not sent to the device.
+/// Progress of writing one file: bytes that were written and not yet sent to the device.
 pub(crate) struct Pace<'a> {
     engine: &'a Engine,
     file: &'a dyn File,
@@ -26,7 +27,7 @@ impl<'a> Pace<'a> {
         Pace { engine, file, path, written: 0, looked_at: 0, batches: engine.batches.load(Relaxed) }
     }
 
-    /// Bytes were written to the file.
+    /// Notes that bytes were written to the file, and sends them to the device if a step is full.
     pub(crate) fn wrote(&mut self, bytes: u64) -> Result<()> {
         self.written += bytes;
         if self.written - self.looked_at < STEP_BESIDE_COMMITS || !self.engine.is_durable() {

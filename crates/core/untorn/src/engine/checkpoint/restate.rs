@@ -1,4 +1,4 @@
-//! Changes that wait to be applied, restated at the end of the log, so that they do not keep the rest of it.
+//! Restates unapplied changes at the end of the log, so that they do not hold up truncation of the rest.
 //!
 //! ```text
 //! log:    create a (cannot be applied) · commits of others … · restated: create a · …
@@ -16,9 +16,9 @@ use untorn_journal::commits::record::{FileRef, Op, Record};
 use untorn_os::holds;
 
 impl Engine {
-    /// Restates the names that wait, and all of these files, whose contents wait. Returns whether the log may be
-    /// truncated: it may not if there is no room for the record, or if nothing but what waits is in the log. As long as the
-    /// log is not filling up it is left as it is: a disk that is full may refuse the record, too.
+    /// Restates the unapplied names, and the contents of all of these files. Returns whether the log may be truncated:
+    /// not if there is no room for the record, or if the log holds only restated commits. As long as the log is not
+    /// filling up, nothing is done, because a full disk may refuse the record, too.
     pub(crate) fn restate(&self, journal: &mut JournalState, waiting: &BTreeMap<u64, Arc<SharedFile>>) -> Result<bool> {
         let is_due = self.wants_checkpoint(journal) || self.room_wanted.load(Relaxed);
         if journal.journal.holds_only_restated() || !is_due {
@@ -37,22 +37,22 @@ impl Engine {
         Ok(true)
     }
 
-    /// Commits leave room for what waits.
+    /// Reserves log space for restating the unapplied changes.
     pub(crate) fn reserve_for_waiting(&self, journal: &mut JournalState) {
         let waits = |file: &&Arc<SharedFile>| file.read().quarantine.is_some();
         let waiting = journal.dirty.values().filter(waits).map(|file| (file.id, file.clone())).collect();
         self.reserve_for(journal, &waiting);
     }
 
-    /// Commits leave room for the names that wait, and for all of these files, whose contents wait.
+    /// Reserves log space for restating the unapplied names, and the contents of all of these files.
     pub(crate) fn reserve_for(&self, journal: &mut JournalState, waiting: &BTreeMap<u64, Arc<SharedFile>>) {
-        // What cannot be read cannot be restated either.
+        // Contents that cannot be read cannot be restated either.
         if let Ok((record, _)) = self.restated(journal, waiting) {
             journal.journal.reserve(Some(&record));
         }
     }
 
-    /// The record, and the files that are in it. The caller has the journal: no commit is on its way.
+    /// The record, and the files in it. The caller holds the journal's lock, so no commit is on its way.
     fn restated(
         &self,
         journal: &JournalState,
@@ -84,14 +84,14 @@ impl Engine {
     }
 }
 
-/// Adds what the data file lacks to the record; its name and mode, too, if the record does not have them yet.
+/// Adds to the record the contents that the data file lacks, and the file's name and mode, unless the record has them.
 fn restate_contents(record: &mut Record, id: u64, state: &FileState, whole_pages: bool) -> Result<()> {
     let known = record.files.iter().position(|file| file.id == id);
     let index = known.unwrap_or(record.files.len()) as u32;
     if known.is_none() {
         record.files.push(FileRef { id, previous_lsn: state.applied_lsn, path: state.path().to_owned() });
     }
-    // What a commit before made of the file is on disk, and perhaps not flushed.
+    // The effects of earlier commits on the file are on the disk, but perhaps not flushed.
     let is_created = record.ops.iter().any(|op| matches!(op, Op::Create { file, .. } if *file == index));
     let has_mode = is_created || record.ops.iter().any(|op| matches!(op, Op::Mode { file, .. } if *file == index));
     let missing = state.mode_set.and_then(|mode| match state.attribute_unsynced && !is_created {
@@ -99,7 +99,7 @@ fn restate_contents(record: &mut Record, id: u64, state: &FileState, whole_pages
         false => (!has_mode).then_some(Op::Mode { file: index, mode }),
     });
     record.ops.extend(missing);
-    // A page that is written in place must be in the log whole, also once the records before are given up.
+    // A page that is written in place must be completely in the log, also after earlier records are truncated.
     record.push_overlay(index, &state.content.pending(whole_pages)?);
     Ok(())
 }

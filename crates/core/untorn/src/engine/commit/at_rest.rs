@@ -1,4 +1,4 @@
-//! A commit of a mapped file to which threads store meanwhile: they stand still for a moment, at any instruction.
+//! Commits a mapped file while threads store to it, by stopping the threads briefly, each at an arbitrary instruction.
 
 use crate::engine::Engine;
 use crate::engine::content::SpillSink;
@@ -8,27 +8,28 @@ use crate::engine::waiting::concurrency::RwLockWriteGuard;
 use std::ops::Range;
 use untorn_journal::{Error, Result};
 
-/// Has the program stand still at any instruction.
+/// Stops the program's threads at arbitrary instructions.
 pub(crate) trait Stop {
-    /// Pages that are copied at most while the threads stand.
+    /// Limit for the pages that are copied while the threads are stopped.
     fn pages_most(&self) -> u64;
 
-    /// The error for threads that store to more than that.
+    /// The error if the threads store to more pages than that.
     fn too_many(&mut self) -> Error;
 
-    /// Calls `copy`, which allocates nothing and takes no lock, while the program's threads stand. False: there was more to be
-    /// copied than may be.
+    /// Calls `copy`, which allocates nothing and takes no lock, while the program's threads are stopped. Returns false
+    /// if there was more to copy than allowed.
     ///
     /// # Errors
-    /// They do not stand, or not at a moment at which that helps: nothing is committed.
+    /// The threads do not stop, or not at a suitable moment; nothing is committed.
     fn at_rest(&mut self, copy: &mut dyn FnMut() -> std::io::Result<bool>) -> Result<()>;
 
-    /// Makes what was copied whole, and looks at it.
+    /// Completes the staged state, and checks it.
     fn mend(&mut self, staged: Staged<'_>) -> Result<()>;
 }
 
 impl Engine {
-    /// Stages what is stored to files at a moment at which the program's threads stand, and what that becomes.
+    /// Stages the bytes that files' mappings hold at a moment at which the program's threads are stopped, and completes
+    /// the staged state.
     pub(crate) fn copy_at_rest(
         &self,
         states: &mut [RwLockWriteGuard<'_, FileState>],
@@ -59,7 +60,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Copies what was stored to a file so far, for a commit that comes soon.
+    /// Copies the bytes stored to a file so far, for a commit that comes soon.
     pub(crate) fn stage_ahead(&self, file: &SharedFile) -> Result<()> {
         let mut state = file.write();
         state.check_commit(None)?;
@@ -68,7 +69,7 @@ impl Engine {
 }
 
 impl FileState {
-    /// Copies what was stored to the file's mapping so far, while threads store.
+    /// Copies the bytes stored to the file's mapping so far, while threads store.
     pub(crate) fn stage_ahead(&mut self, sink: &dyn SpillSink) -> Result<()> {
         let unit = self.unit();
         match &mut self.region {
@@ -77,7 +78,8 @@ impl FileState {
         }
     }
 
-    /// Copies what was stored so far, and makes room for what [`Self::copy_now`] copies. False: see [`Region::prepare_copy`].
+    /// Copies the bytes stored so far, and allocates memory for [`Self::copy_now`]. Returns false as
+    /// [`Region::prepare_copy`] does.
     fn prepare_copy(&mut self, most: u64) -> Result<bool> {
         match &mut self.region {
             Some(region) => region.prepare_copy(&mut self.content, most),
@@ -85,13 +87,13 @@ impl FileState {
         }
     }
 
-    /// Copies what was stored since, while the program's threads stand still, if that is no more than so many pages. Allocates
-    /// nothing, and takes no lock.
+    /// Copies the bytes stored since then, while the program's threads are stopped, if these are at most `most` pages.
+    /// Allocates nothing, and takes no lock.
     fn copy_now(&mut self, most: u64) -> std::io::Result<bool> {
         self.region.as_mut().map_or(Ok(true), |region| region.copy_now(most))
     }
 
-    /// Stages what was copied; also after an error.
+    /// Stages the copied bytes; also after an error.
     pub(crate) fn stage_copied(&mut self, sink: &dyn SpillSink) -> Result<()> {
         let unit = self.unit();
         match &mut self.region {
@@ -101,7 +103,7 @@ impl FileState {
     }
 }
 
-/// A mapped file as the next commit makes it.
+/// A mapped file as the next commit will leave it.
 pub(crate) struct Staged<'s> {
     state: &'s mut FileState,
     sink: &'s dyn SpillSink,
@@ -116,12 +118,12 @@ impl<'s> Staged<'s> {
         self.state.content.size()
     }
 
-    /// Fills the buffer, which lies within the file.
+    /// Fills the buffer from a range within the file.
     pub(crate) fn read(&self, buf: &mut [u8], offset: u64) -> Result<()> {
         self.state.content.read_at(buf, offset)
     }
 
-    /// Stages other bytes than memory has.
+    /// Stages bytes that differ from those in memory.
     pub(crate) fn write(&mut self, bytes: &[u8], offset: u64) -> Result<()> {
         let range = offset..offset + bytes.len() as u64;
         let source = self.state.content.source_of(self.sink, bytes, offset)?;
@@ -132,12 +134,12 @@ impl<'s> Staged<'s> {
         Ok(())
     }
 
-    /// Pages that the commit concerns.
+    /// Pages that the commit changes.
     pub(crate) fn touched(&self) -> Vec<Range<u64>> {
         self.state.region.as_ref().map(Region::touched).unwrap_or_default()
     }
 
-    /// It was looked at, and is in order.
+    /// Notes that the staged state was checked and is valid.
     pub(crate) fn approve(&mut self) {
         if let Some(region) = &mut self.state.region {
             region.forget_touched();

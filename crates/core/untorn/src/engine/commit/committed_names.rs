@@ -1,4 +1,4 @@
-//! Committed changes of names, made so in the table of open files and on disk.
+//! Applies committed changes of names to the table of open files and to the disk.
 
 use crate::engine::commit::contents_first::ContentsFirst;
 use crate::engine::files::file_state::{FileState, Life, SharedFile};
@@ -15,9 +15,9 @@ use untorn_journal::{Error, Result};
 use untorn_os::File;
 
 impl Engine {
-    /// Follows a commit of names: the table of open files first, then the disk. What cannot be done on disk now is
-    /// left to the next checkpoint; recovery would do all of it, so nothing depends on it here.
-    /// With `parks`, files that go are kept for readers.
+    /// Applies a commit of names: first to the table of open files, then to the disk. Changes that cannot be made on
+    /// the disk now are left to the next checkpoint; recovery would make all of them, so correctness does not depend on
+    /// this call. With `parks`, removed files are parked for readers.
     pub(crate) fn follow_names(
         &self,
         files: &[Arc<SharedFile>],
@@ -34,7 +34,7 @@ impl Engine {
         let Some(mut unapplied) = unapplied else { return };
         for file in files {
             if let Some(waiting) = unapplied.names.files.get_mut(&file.id) {
-                // What was committed to a file before it was unlinked need not be in it.
+                // The unlinked file may lack commits from before.
                 waiting.previous_lsn = file.read().applied_lsn;
             }
         }
@@ -51,7 +51,7 @@ impl Engine {
             let still = self.apply_names(waiting.files, waiting.names, &BTreeSet::new(), self.parks_waiting());
             let after = still.as_ref().map(|still| (still.names.files.len(), still.names.dirs.len()));
             if after != Some(before) {
-                // The directories were flushed before these names were in them.
+                // The directories may have been flushed before these names were in them.
                 journal.dirs.extend(touched);
                 journal.names_healed += 1;
             }
@@ -59,8 +59,8 @@ impl Engine {
         }
     }
 
-    /// Names are checked against what is on the disk: committed ones that could not be applied must be out of
-    /// the way.
+    /// Checks that committed names that could not be applied do not affect these requests, because names are checked
+    /// against the disk.
     pub(crate) fn check_names_applied(&self, requests: &[Request], journal: &mut JournalState) -> Result<()> {
         let paths = || requests.iter().flat_map(|r| &r.names).flat_map(NameOp::paths);
         if journal.unapplied.is_empty() || paths().next().is_none() {
@@ -77,7 +77,7 @@ impl Engine {
         }
     }
 
-    /// Brings the table and the states of files to their committed names.
+    /// Updates the table and the states of files to their committed names.
     fn update_table(&self, files: &[Arc<SharedFile>], names: &FinalState) {
         let mut table = self.files.lock();
         for file in files {
@@ -110,8 +110,8 @@ impl Engine {
         }
     }
 
-    /// Applies committed names of these files on disk, of which some were never there. Returns those that could not be
-    /// applied now, and why.
+    /// Applies committed names of these files on the disk; files in `new` never existed there. Returns the changes that
+    /// could not be applied now, and why.
     fn apply_names(
         &self,
         mut files: Vec<Arc<SharedFile>>,
@@ -136,7 +136,7 @@ impl Engine {
         for dir in &left {
             tracing::warn!(error = %dir.reason, given_up = dir.given_up, "a committed change of names waits");
         }
-        // Also of files that no table has any more: a committed unlink is not forgotten.
+        // Also for files that are in no table any more, because a committed unlink must not be lost.
         let of_files = locations.values().filter_map(|location| location.as_ref().err());
         let dirs_left = || left.iter().filter(|dir| !dir.given_up);
         let reason = of_files.chain(dirs_left().map(|dir| &dir.reason)).next().cloned();
@@ -159,7 +159,7 @@ impl Engine {
         }
         drop(table);
         if locations.values().any(|at| at.as_ref().is_err_and(Error::is_failed_flush)) {
-            // Perhaps of the whole file system, and of what other files have.
+            // The failed flush may have been one of the whole file system, and so of other files' data.
             self.flush_failures.fetch_add(1, SeqCst);
         }
         let reason = reason?;
@@ -171,13 +171,13 @@ impl Engine {
         Some(Unapplied { names, files, reason })
     }
 
-    /// Opens the data file that a created file has now. One that is not opened here is opened when it is needed.
+    /// Opens the data file of a created file. A file that is not opened here is opened when it is needed.
     fn open_created(&self, state: &mut FileState, at: &Path, written: Option<Arc<dyn File>>) -> bool {
         let Ok(file) = written.map_or_else(|| open_for_writing(&*self.storage, at), Ok) else { return false };
         let claimed = file.try_claim().unwrap_or(false);
         let meta = file.meta();
         let (true, Ok(meta)) = (claimed, meta) else { return false };
-        // Of a file that was open before, an edit from outside must still show.
+        // If the file was open before, keep the old metadata, so that an outside edit is still detected.
         if state.content.last_stat.is_none() {
             state.content.base_size = meta.size;
             state.content.last_stat = Some(meta);

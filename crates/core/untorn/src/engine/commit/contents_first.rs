@@ -1,8 +1,8 @@
-//! Contents that go into a data file before a commit gives the file a name: a name never shows less than what is
-//! committed.
+//! Writes committed contents to a data file before a commit gives the file a name, so that a name never shows less than
+//! the committed contents.
 //!
-//! The record is durable by then, so nothing is flushed for it, and the overlays stay until a checkpoint has flushed the
-//! file: recovery, or that checkpoint, writes all of it again where a crash or a failed flush took it away.
+//! The record is durable by then, so these writes need no flush, and the overlays stay until a checkpoint has flushed
+//! the file: recovery, or that checkpoint, rewrites everything that a crash or a failed flush lost.
 
 use crate::engine::Engine;
 use crate::engine::content::edited;
@@ -21,14 +21,14 @@ use untorn_journal::recovery::flush_one_by_one;
 use untorn_journal::{Context, Result};
 use untorn_os::{File, holds};
 
-/// The committed contents of the files whose names change. The caller keeps the names from being used meanwhile.
+/// The committed contents of files whose names change. The caller keeps the names locked meanwhile.
 pub(crate) struct ContentsFirst<'a> {
     engine: &'a Engine,
     files: BTreeMap<u64, Arc<SharedFile>>,
-    /// Descriptors that the store may keep: half of those that it has room for. As many may be of new files that have no
-    /// contents yet.
+    /// Descriptors that may be kept: half of those for which the store has room. The other half may be needed for new
+    /// files without contents.
     room: usize,
-    /// Those that were written through.
+    /// Descriptors through which contents were written.
     written: RefCell<BTreeMap<u64, Arc<dyn File>>>,
 }
 
@@ -43,7 +43,7 @@ impl<'a> ContentsFirst<'a> {
         self.written.borrow_mut().remove(&id)
     }
 
-    /// Descriptors that nobody has taken.
+    /// Descriptors that were not taken yet.
     pub(crate) fn held(&self) -> usize {
         self.written.borrow().len()
     }
@@ -55,7 +55,8 @@ impl<'a> ContentsFirst<'a> {
 }
 
 impl Engine {
-    /// Whether the attribute of a new file is flushed before contents: elsewhere it is durable before these.
+    /// Whether the attribute of a new file needs a flush before contents are written. Otherwise it is durable before
+    /// them anyway.
     fn flushes_new(&self) -> bool {
         self.is_durable() && !self.storage.keeps_order()
     }
@@ -76,7 +77,7 @@ impl Contents for ContentsFirst<'_> {
         let state = shared.read();
         let content = &state.content;
         let pending = !content.committed.is_empty() || content.applying.as_ref().is_some_and(|o| !o.is_empty());
-        // A new file that could not get its name is made anew.
+        // A new file that could not get its name is created again.
         let is_all = file.created.is_none() && state.written_first.as_ref().is_some_and(|written| written.is_all);
         pending && !is_all
     }
@@ -97,10 +98,10 @@ impl ContentsFirst<'_> {
             let least = engine.is_durable().then_some(engine.options.journal.clone_bytes_least);
             return apply_overlay(&**handle, &file.overlay, file.display_name(), least);
         };
-        // A checkpoint that is under way must not write older changes over these.
+        // A running checkpoint must not write older changes over these.
         let _writing = shared.writing.lock();
         let mut state = shared.write();
-        // Of a file that this commit makes, readers take everything from the log.
+        // For a file that this commit creates, readers take everything from the log.
         if file.created.is_none() && holds(invariant::CONTENTS_TOLD_FIRST) {
             engine.tell_applying(state.last_lsn)?;
         }
@@ -122,7 +123,8 @@ impl ContentsFirst<'_> {
         }
         let is_new = file.created.is_some() || state.attribute_unsynced;
         if is_new && !behind_attribute && engine.flushes_new() {
-            // A crash must not leave contents in a file that nothing tells from a stranger's.
+            // A crash must not leave a file with contents but without its attribute, which would look like a foreign
+            // file.
             data.sync_all(sync_point::ATTRIBUTE_NEW).context("flush the attribute of", &path)?;
         }
         let mut overlay = state.content.applying.as_deref().map_or_else(Overlay::default, Overlay::clone);
@@ -133,7 +135,7 @@ impl ContentsFirst<'_> {
         let least = engine.clone_bytes_least(&state);
         let applied =
             apply_overlay(&*data, &overlay, &path, least).and_then(|()| state.restore_mode(&*engine.storage, &*data));
-        // Also a write that failed half-way has changed the file: this process did, nobody else.
+        // Even a write that failed half-way has changed the file, and the change is this process's own.
         let meta = data.meta();
         state.content.last_stat = meta.as_ref().ok().copied();
         state.content.base_size = meta.as_ref().map_or(state.content.base_size, |meta| meta.size);

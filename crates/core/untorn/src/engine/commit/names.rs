@@ -1,4 +1,4 @@
-//! Names as a transaction sees them: those on disk, under the transaction's own changes.
+//! Names as a transaction sees them: those on the disk, with the transaction's own changes over them.
 
 use crate::engine::Engine;
 use crate::engine::files::file_state::{Life, SharedFile};
@@ -20,7 +20,7 @@ enum Entry {
     Nothing,
 }
 
-/// What a change comes to.
+/// The effect of a change.
 enum Change {
     Create(Arc<SharedFile>, u32),
     Rename(Arc<SharedFile>, PathBuf),
@@ -29,7 +29,7 @@ enum Change {
     Other(Op),
 }
 
-/// Checks changes one after the other, each against the names that the changes before it leave.
+/// Checks changes in order, each against the names that the earlier ones leave.
 pub(crate) struct Names<'a> {
     engine: &'a Engine,
     changed: BTreeMap<PathBuf, Entry>,
@@ -37,19 +37,20 @@ pub(crate) struct Names<'a> {
     proven: Proven,
 }
 
-/// What makes sure that the changes can be applied.
+/// Evidence that the changes can be applied.
 #[derive(Default)]
 struct Proven {
-    /// Directories that are made, or whose mode is set: they are this user's, who has all rights in them meanwhile.
+    /// Directories that are created, or whose mode is set: they belong to this user, who has all permissions in them
+    /// meanwhile.
     own_dirs: BTreeSet<PathBuf>,
     /// Files and directories to be made.
     new_entries: u64,
 }
 
-/// The permission bit by which what is made in a directory inherits the directory's group.
+/// The permission bit of a directory that passes its group on to new entries.
 const SETGID: u32 = 0o2000;
 
-/// Room on the file system for a new name and what it needs, at most.
+/// Limit for the space that a new name needs on the file system.
 const ENTRY_BYTES: u64 = 4096;
 
 impl<'a> Names<'a> {
@@ -57,7 +58,7 @@ impl<'a> Names<'a> {
         Names { engine, changed: BTreeMap::new(), planned: Vec::new(), proven: Proven::default() }
     }
 
-    /// Continues a transaction where its changes were left.
+    /// Continues a transaction with its earlier changes.
     pub(crate) fn resume(engine: &'a Engine, earlier: NameChanges) -> Names<'a> {
         Names { engine, changed: earlier.changed, planned: earlier.planned, proven: earlier.proven }
     }
@@ -81,7 +82,7 @@ impl<'a> Names<'a> {
         }
     }
 
-    /// Proves that a new name can be made.
+    /// Checks that a new name can be created.
     fn prove_add(&self, path: &Path) -> Result<()> {
         self.engine.check_quarantined_dirs(path)?;
         let refused = |e| Error::io("create", path, e);
@@ -96,7 +97,7 @@ impl<'a> Names<'a> {
         self.engine.storage.check_access(parent, Access::Add).map_err(refused)
     }
 
-    /// Proves that there is room for one file or directory more.
+    /// Checks that there is space for one more file or directory.
     fn prove_room(&mut self, path: &Path) -> Result<()> {
         let space = self.engine.storage.space().context("look at the free space for", path)?;
         let needed = self.proven.new_entries + 1;
@@ -108,7 +109,7 @@ impl<'a> Names<'a> {
         Ok(())
     }
 
-    /// Proves that a name can be taken away. One that this transaction made was proven then.
+    /// Checks that a name can be removed. A name that this transaction created was checked then.
     fn prove_remove(&self, path: &Path) -> Result<()> {
         if self.changed.contains_key(path) {
             return Ok(());
@@ -123,13 +124,13 @@ impl<'a> Names<'a> {
         path.parent().is_some_and(|parent| self.proven.own_dirs.contains(parent))
     }
 
-    /// Proves that a file or directory that is there can get a mode. What its owner may not read, or search, could
-    /// not be recovered.
+    /// Checks that an existing file or directory can get this mode. A mode that forbids reading or searching to the
+    /// owner would make recovery impossible.
     fn prove_mode(&self, path: &Path, mode: u32) -> Result<()> {
         self.engine.storage.check_access(path, Access::Mode(mode)).context("change the mode of", path)
     }
 
-    /// The directory whose group something new inherits, if it inherits one.
+    /// The directory whose group a new entry inherits, if it inherits one.
     fn gives_group(&self, path: &Path) -> Result<Option<PathBuf>> {
         let parent = path.parent().unwrap_or(Path::new(""));
         let made = self.planned.iter().rev().find_map(|change| match change {
@@ -146,8 +147,8 @@ impl<'a> Names<'a> {
         }
     }
 
-    /// Proves that something new can have these permission bits: in a group that is not the user's, the kernel would
-    /// leave the setgid bit out, and say nothing.
+    /// Checks that a new entry can have these permission bits: if its group is not one of the user's, the kernel would
+    /// silently drop the setgid bit.
     fn prove_new_mode(&self, path: &Path, mode: u32) -> Result<()> {
         if mode & SETGID == 0 {
             return Ok(());
@@ -159,8 +160,7 @@ impl<'a> Names<'a> {
         allowed.context("give the setgid bit to", path)
     }
 
-    /// The permission bits of a new directory: the setgid bit of the directory that it is made in is inherited, where
-    /// this user may set it.
+    /// The permission bits of a new directory, which inherits the setgid bit of its parent if this user may set it.
     fn inherited(&self, path: &Path, mode: u32) -> Result<u32> {
         let inherits = match self.gives_group(path)? {
             Some(_) => self.prove_new_mode(path, mode | SETGID).is_ok(),
@@ -187,7 +187,7 @@ impl<'a> Names<'a> {
         }
     }
 
-    /// A name that something new may take.
+    /// Checks that a new entry may take this name.
     fn check_free(&self, path: &Path) -> Result<()> {
         self.engine.check_name(path)?;
         self.engine.check_quarantine(path)?;
@@ -216,7 +216,7 @@ impl<'a> Names<'a> {
             return not_empty();
         }
         match self.engine.storage.list(path) {
-            // What is on disk is a file that these changes move or remove.
+            // A file that these changes move or remove is still on the disk under this name.
             Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(()),
             Err(e) => Err(Error::io("list", path, e)),
             Ok(names) if names.iter().all(|n| self.changed.contains_key(&path.join(n))) => Ok(()),
@@ -273,7 +273,8 @@ impl<'a> Names<'a> {
                 self.prove_new_mode(path, *mode)?;
                 let mode = self.inherited(path, *mode)?;
                 if matches!(self.engine.storage.stat(path), Ok(meta) if meta.kind == Kind::Directory) {
-                    // One that is removed by the transaction only gets another mode.
+                    // If the transaction removes the directory and creates it again, the existing one only gets another
+                    // mode.
                     self.prove_mode(path, mode)?;
                 }
                 self.prove_room(path)?;

@@ -1,18 +1,18 @@
-//! Handles of commits that nobody waits for yet.
+//! Handles of commits whose results are requested later, or never.
 
 use crate::engine::Engine;
 use crate::engine::waiting::completion::Completion;
 use std::sync::{Arc, Weak};
 use untorn_journal::{Error, Result};
 
-/// A commit on its way. Which changes it covers was settled when the ticket was made. Dropping the
-/// ticket neither cancels the commit nor waits for it. A clone is of the same commit. A ticket does not keep the store
-/// open: closing it finishes the commit, and the ticket tells how that went.
+/// A commit on its way. Its changes were determined when the ticket was made. Dropping the ticket neither cancels the
+/// commit nor waits for it. A clone refers to the same commit. A ticket does not keep the store open: closing the store
+/// finishes the commit, and the ticket reports its result.
 #[derive(Clone)]
 #[must_use = "a dropped ticket does not tell whether its commit went through"]
 pub struct Ticket {
     completion: Arc<Completion>,
-    /// Nothing, once the store is closed and all its handles are gone: then the commit has its result.
+    /// Empty once the store is closed and all its handles are gone. The commit has its result then.
     engine: Weak<Engine>,
 }
 

@@ -1,7 +1,7 @@
-//! What is committed and no checkpoint has begun to apply: an overlay, and large commits above it.
+//! Committed changes that no checkpoint has started to apply: an overlay, with large commits above it.
 //!
-//! Laying many ranges over many takes longer than the rest of such a commit, so a large commit stays as it came until
-//! the background thread, or a checkpoint, has laid it over the rest. Nobody waits for that: the work is done on a copy.
+//! Merging many ranges into many takes longer than the rest of a large commit. So a large commit stays a separate layer
+//! until the background thread, or a checkpoint, merges it. Nobody waits for that, because the merge works on a copy.
 
 use crate::invariant;
 use std::collections::VecDeque;
@@ -9,9 +9,9 @@ use std::sync::Arc;
 use untorn_journal::commits::overlay::Overlay;
 use untorn_os::holds;
 
-/// A commit with fewer ranges is laid over the last one at once.
+/// A commit with fewer ranges is merged into the last one at once.
 const LAYER_RANGES: usize = 32;
-/// With so many layers they are worth merging: each read goes through them.
+/// Number of layers from which merging pays, because each read goes through all of them.
 const LAYERS_DUE: usize = 16;
 /// With more layers, a commit merges the oldest.
 const LAYERS_MOST: usize = 64;
@@ -23,7 +23,7 @@ pub(crate) struct Committed {
     layers: VecDeque<Arc<Overlay>>,
 }
 
-/// Layers and what is below them, as they were at one moment.
+/// Layers and the base below them, as of one moment.
 pub(crate) struct Layers {
     base: Arc<Overlay>,
     layers: Vec<Arc<Overlay>>,
@@ -39,7 +39,7 @@ impl Committed {
         self.layers.iter().rev().chain([&self.base]).map(|overlay| &**overlay)
     }
 
-    /// Lays a newer commit over the others.
+    /// Adds a newer commit on top.
     pub(crate) fn lay(&mut self, commit: Arc<Overlay>) {
         if commit.is_empty() {
             return;
@@ -47,7 +47,7 @@ impl Committed {
         if commit.ranges_len() < LAYER_RANGES {
             let last = self.layers.back_mut();
             let small = last.map_or(Some(&mut self.base), |last| (last.ranges_len() < LAYER_RANGES).then_some(last));
-            // Not one of which somebody is making a merged copy.
+            // A layer that is being merged must not change.
             if let Some(below) = small.and_then(Arc::get_mut) {
                 below.merge(&commit);
                 return;
@@ -61,18 +61,18 @@ impl Committed {
         }
     }
 
-    /// So many layers that they should be merged.
+    /// Whether there are enough layers for a merge to pay.
     pub(crate) fn wants_merge(&self) -> bool {
         self.layers.len() >= LAYERS_DUE
     }
 
-    /// What there is to be merged, for [`Layers::merged`].
+    /// The layers for [`Layers::merged`], or `None` if there are none.
     pub(crate) fn to_merge(&self) -> Option<Layers> {
         let layers = || Layers { base: self.base.clone(), layers: self.layers.iter().cloned().collect() };
         (!self.layers.is_empty()).then(layers)
     }
 
-    /// Puts a merged copy in the place of what it was made of, unless something else has come there.
+    /// Replaces these layers by their merged copy, unless they have changed.
     pub(crate) fn replace(&mut self, of: &Layers, merged: Overlay) {
         let same = |(one, other): (&Arc<Overlay>, &Arc<Overlay>)| Arc::ptr_eq(one, other);
         let are_here = self.layers.len() >= of.layers.len() && self.layers.iter().zip(&of.layers).all(same);
@@ -83,12 +83,12 @@ impl Committed {
         }
     }
 
-    /// All of it as one overlay.
+    /// Everything as one overlay.
     pub(crate) fn into_merged(self) -> Overlay {
         merge(Arc::unwrap_or_clone(self.base), self.layers)
     }
 
-    /// Lays all of it over an older overlay.
+    /// Lays everything over an older overlay.
     pub(crate) fn lay_over(&self, older: &mut Overlay) {
         older.merge(&self.base);
         self.layers.iter().for_each(|layer| older.merge(layer));
@@ -115,7 +115,7 @@ mod tests {
 
     const BYTES: u64 = 4096;
 
-    /// A commit of so many ranges of one byte.
+    /// A commit of this many short ranges.
     fn commit(rng: &mut Rng, ranges: usize, value: u8, model: &mut [u8]) -> Arc<Overlay> {
         let mut overlay = Overlay::default();
         for _ in 0..ranges {
@@ -194,11 +194,11 @@ mod tests {
         committed.lay(commit(rng, 2 * LAYER_RANGES, 1, &mut model));
         let layers = committed.to_merge().expect("a layer");
         let merged = layers.merged();
-        // A small commit goes over what somebody is merging, not into it.
+        // A small commit goes over the layers that are being merged, not into them.
         committed.lay(commit(rng, 1, 2, &mut model));
         committed.replace(&layers, merged);
         assert_eq!((shown(&committed) == model, committed.layers.len()), (true, 1));
-        // A checkpoint has taken all of it, and there is a commit since.
+        // A checkpoint took everything, and a commit followed.
         let layers = committed.to_merge().expect("a layer");
         let merged = layers.merged();
         let mut since = vec![0; BYTES as usize];

@@ -1,4 +1,4 @@
-//! One open file of a store: its content, its mapping, and how far its commits have come.
+//! One open file of a store: its content, its mapping, and the progress of its commits.
 
 use crate::engine::content::committed::Committed;
 use crate::engine::content::{Content, SpillSink, edited};
@@ -16,10 +16,10 @@ use untorn_journal::commits::record::FILE_BYTES_MAX;
 use untorn_journal::{Context, Error, Result};
 use untorn_os::{File, Kind, Meta, Storage, Tracker, holds};
 
-/// Events of the log that say that closing a file lost changes.
+/// Target of log events about changes that were lost when a file was closed.
 pub const DISCARDED: &str = "crate::discarded";
 
-/// The unit of comparison of a mapped file: what differs is journaled in whole lines.
+/// The unit of comparison of a mapped file: differences are journaled in whole lines.
 const LINE_BYTES: usize = 64;
 
 /// A file that is open in a store, shared by its handles.
@@ -27,12 +27,13 @@ pub(crate) struct SharedFile {
     pub id: u64,
     /// Held while a checkpoint, or a commit that gives the file a name, writes to the data file.
     pub writing: Mutex<()>,
-    /// The file is open as a heap: only the heap's own handle changes it.
+    /// The file is open as a heap, so only the heap's own handle may change it.
     is_heap: AtomicBool,
     state: RwLock<FileState>,
 }
 
-/// A heap's memory is its file: pointers into it, and the program's references, would see what others change.
+/// The error for other changes of a heap. A heap's memory is its file, so pointers into it, and the program's
+/// references, would see them.
 pub(crate) fn is_a_heap(path: &Path) -> Error {
     Error::invalid(format!(
         "{} is open as a heap: it is changed, committed and rolled back by the heap's own calls only (with other files by \
@@ -41,11 +42,11 @@ pub(crate) fn is_a_heap(path: &Path) -> Error {
     ))
 }
 
-/// As long as it lives, a file is a heap.
+/// Guard: while it lives, the file is marked as an open heap.
 pub(crate) struct HeapMark(Arc<SharedFile>);
 
 impl HeapMark {
-    /// Takes a file for a heap.
+    /// Marks a file as a heap.
     ///
     /// # Errors
     /// The file belongs to a transaction, whose end could change it.
@@ -64,16 +65,16 @@ impl Drop for HeapMark {
     }
 }
 
-/// Committed contents went into the data file before a name that a commit gave to it, and no checkpoint has flushed
-/// them since.
+/// A record of committed contents that were written to the data file before a commit named it, and that no checkpoint
+/// has flushed since.
 #[derive(Clone)]
 pub(crate) struct WrittenFirst {
-    /// The descriptor that they were written through: only that one is sure to tell if they are lost.
+    /// The descriptor of the writes: only a flush of this descriptor surely reports their loss.
     pub through: Weak<dyn File>,
-    /// Flushes of the whole file system that had failed when they were written: as long as none fails, one that covers them
-    /// tells, too.
+    /// Number of failed flushes of the whole file system at the time of the writes. As long as it does not grow, a
+    /// later flush that covers the writes reports their loss, too.
     pub failures: u64,
-    /// The data file has all that is committed.
+    /// The data file has all committed contents.
     pub is_all: bool,
 }
 
@@ -82,7 +83,7 @@ impl SharedFile {
         Arc::new(SharedFile { id, writing: Mutex::new(()), is_heap: AtomicBool::new(false), state: RwLock::new(state) })
     }
 
-    /// Whether the file is open as a heap. It does not become one while somebody holds its state.
+    /// Whether the file is open as a heap. It does not become one while its state is locked.
     pub(crate) fn is_heap(&self) -> bool {
         self.is_heap.load(SeqCst)
     }
@@ -120,7 +121,8 @@ pub(crate) struct FileState {
     pub writable: bool,
     /// The file's attribute names this epoch.
     pub attribute_set: bool,
-    /// The attribute was set before a commit, and is not durable yet: it is flushed before the commit's record, or with it.
+    /// The attribute was set before a commit, and is not durable yet: it must be flushed before the commit's record, or
+    /// with it.
     pub attribute_due: bool,
     /// A commit created the file, and its attribute may not be durable yet.
     pub attribute_unsynced: bool,
@@ -128,15 +130,15 @@ pub(crate) struct FileState {
     pub names_changed: bool,
     /// The mode that commits of this epoch gave to the file.
     pub mode_set: Option<u32>,
-    /// What a commit wrote to the data file before it gave the file a name.
+    /// Contents that a commit wrote to the data file before it gave the file a name.
     pub written_first: Option<WrittenFirst>,
-    /// The last commit that touched the file, or the one at which the data file was last whole.
+    /// LSN of the last commit that touched the file, or of the one up to which the data file was last complete.
     pub last_lsn: u64,
     /// The data file holds every commit up to this LSN, and its attribute says so at least.
     pub applied_lsn: u64,
     /// LSNs of the first and the last commit before the opening that touched the file, if the data file may lack any.
     pub carried: Option<RangeInclusive<u64>>,
-    /// A commit of the file may be in the journal or not.
+    /// It is unknown whether a commit of the file is in the journal.
     pub outcome_unknown: bool,
     /// The transaction that the file takes part in.
     pub txn: Option<u64>,
@@ -144,7 +146,7 @@ pub(crate) struct FileState {
     pub quarantine: Option<Error>,
     /// Open handles.
     pub handles: usize,
-    /// With the option `full_page`: pages that were logged whole since the last checkpoint began.
+    /// With the option `full_page`: pages that were logged completely since the last checkpoint began.
     pub whole_pages: BTreeSet<u64>,
 }
 
@@ -176,7 +178,7 @@ impl FileState {
         &self.content.path
     }
 
-    /// The file can be read and changed.
+    /// Checks that the file can be read and changed.
     pub(crate) fn check_alive(&self) -> Result<()> {
         match self.life {
             Life::Gone => Err(Error::io("use the unlinked file", self.path(), ErrorKind::NotFound.into())),
@@ -184,7 +186,7 @@ impl FileState {
         }
     }
 
-    /// The file can be committed by this transaction, or without one.
+    /// Checks that this transaction can commit the file, or that it can be committed without one.
     pub(crate) fn check_commit(&self, txn: Option<u64>) -> Result<()> {
         self.check_alive()?;
         if self.txn != txn {
@@ -193,7 +195,7 @@ impl FileState {
         self.quarantine.clone().map_or(Ok(()), Err)
     }
 
-    /// The file can be changed by this user.
+    /// Checks that this user can change the file.
     fn check_writable(&self) -> Result<()> {
         self.check_alive()?;
         match self.writable {
@@ -202,7 +204,7 @@ impl FileState {
         }
     }
 
-    /// The file can grow to this size: in the addresses of its mapping, and on its file system.
+    /// Checks that the file can grow to this size, within its mapping's addresses and on its file system.
     fn check_growth(&self, sink: &dyn SpillSink, size: u64, action: &'static str) -> Result<()> {
         if let Some(region) = &self.region {
             region.check_room(&self.content, size)?;
@@ -210,8 +212,8 @@ impl FileState {
         sink.check_end(&self.content, size, action)
     }
 
-    /// Nothing is uncommitted, and every commit of the file is in the data file, durably: the file is as its name
-    /// tells. `checkpoint_lsn` is that of the journal.
+    /// Whether the file is plain: nothing is uncommitted, and the data file durably holds every commit under its
+    /// present name. `checkpoint_lsn` is that of the journal.
     pub(crate) fn is_plain(&self, checkpoint_lsn: u64) -> bool {
         let content = &self.content;
         let unchanged = content.write_set.is_empty() && !content.is_pending() && !self.names_changed;
@@ -219,7 +221,7 @@ impl FileState {
         unchanged && settled && self.life == Life::Named && self.region.is_none()
     }
 
-    /// Sets the mode again that a commit gave to the file, as writing takes setuid and setgid bits away.
+    /// Sets again the mode that a commit gave to the file, because writing clears the setuid and setgid bits.
     pub(crate) fn restore_mode(&self, storage: &dyn Storage, data: &dyn File) -> Result<()> {
         let Some(mode) = self.mode_set else { return Ok(()) };
         let meta = data.meta().context("look at", self.path())?;
@@ -229,7 +231,7 @@ impl FileState {
         data.set_mode(mode).context("change the mode of", self.path())
     }
 
-    /// Reads committed and uncommitted bytes; fewer than asked for only at the end of the file.
+    /// Reads committed and uncommitted bytes. Returns fewer bytes only at the end of the file.
     pub(crate) fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
         let size = self.content.size();
         if offset >= size {
@@ -243,7 +245,7 @@ impl FileState {
         Ok(n)
     }
 
-    /// Writes at an offset, or behind the last byte; returns the offset.
+    /// Writes at an offset, or at the end of the file; returns the offset.
     pub(crate) fn write_at(&mut self, sink: &dyn SpillSink, bytes: &[u8], offset: Option<u64>) -> Result<u64> {
         self.check_writable()?;
         let size = self.content.size();
@@ -255,7 +257,7 @@ impl FileState {
         if range.end > size {
             self.check_growth(sink, range.end, "write")?;
         }
-        // What can fail for lack of space comes first: a write that is refused leaves nothing behind.
+        // Steps that can fail for lack of space come first, so that a refused write leaves nothing behind.
         self.content.make_room(sink, bytes.len() as u64)?;
         let source = self.content.source_of(sink, bytes, offset)?;
         if let Some(region) = &mut self.region {
@@ -264,7 +266,7 @@ impl FileState {
             }
             region.write(&self.content, offset, bytes)?;
         }
-        // Memory holds the bytes already; in the write set, too, a commit takes all of them or none.
+        // Memory holds the bytes already. With the write set holding them as well, a commit takes all of them or none.
         self.content.write(range, source);
         Ok(offset)
     }
@@ -306,7 +308,7 @@ impl FileState {
         Ok(())
     }
 
-    /// Has the file system keep room for a range of the data file, if there is one yet.
+    /// Reserves space in the file system for a range of the data file. Returns false if there is no data file yet.
     pub(crate) fn keep_room(&mut self, offset: u64, len: u64) -> Result<bool> {
         checked_range(offset, len)?;
         self.check_writable()?;
@@ -315,7 +317,7 @@ impl FileState {
         let look = || data.meta().context("look at", &content.path);
         let before = look()?;
         let kept = data.keep_room(offset, len).context("reserve room in", &content.path);
-        // This changes the time of the data file, and is no edit by somebody else.
+        // The reservation changes the modification time, which must not look like an edit by another program.
         if content.last_stat.is_some_and(|last| !edited(&before, &last)) {
             content.last_stat = Some(look()?);
         }
@@ -330,7 +332,7 @@ impl FileState {
         self.discard_changes()
     }
 
-    /// Says that closing the file loses changes, if it does: most who close have forgotten to commit.
+    /// Logs that closing the file loses changes, if it does, because the program has probably forgotten to commit.
     pub(crate) fn tell_what_is_discarded(&self, store: &Path) {
         if self.life != Life::Gone && !self.content.write_set.is_empty() {
             tracing::warn!(
@@ -342,8 +344,8 @@ impl FileState {
         }
     }
 
-    /// Forgets uncommitted changes, also those that were stored to the mapping. After an error memory may still
-    /// show some of them; no commit goes through until a later call succeeds.
+    /// Drops uncommitted changes, including stores to the mapping. After an error, memory may still show some of them,
+    /// and no commit succeeds until a later call does.
     pub(crate) fn discard_changes(&mut self) -> Result<()> {
         self.drop_unused_region();
         match &mut self.region {
@@ -355,7 +357,7 @@ impl FileState {
         }
     }
 
-    /// With the tracker `told`, and if that was asked for: everything that was stored to was told of.
+    /// With the tracker `told`, if the check is on: checks that all stores were reported.
     pub(crate) fn check_told(&mut self) -> Result<()> {
         match self.region.as_mut().filter(|_| self.life != Life::Gone && self.writable) {
             Some(region) => region.check_told(&self.content),
@@ -363,7 +365,7 @@ impl FileState {
         }
     }
 
-    /// Moves what the program stored to the file's mapping into the write set. A mapping without maps ends with that.
+    /// Moves the program's stores to the mapping into the write set. Ends a mapping without maps.
     pub(crate) fn stage_stores(&mut self, sink: &dyn SpillSink) -> Result<()> {
         let unit = self.unit();
         if let Some(region) = self.region.as_mut().filter(|_| self.life != Life::Gone && self.writable) {
@@ -373,8 +375,8 @@ impl FileState {
         Ok(())
     }
 
-    /// Copies what the program stored to the file's mapping, for [`Self::stage_copies`]; nobody stores meanwhile.
-    /// `looked`: the caller has just asked which pages that are.
+    /// Copies the program's stores to the mapping, for [`Self::stage_copies`]; nobody stores meanwhile. `looked`: the
+    /// caller has just queried the stored pages.
     pub(crate) fn copy_stores(&mut self, sink: &dyn SpillSink, looked: bool) -> Result<Option<Copies>> {
         let unit = self.unit();
         match self.region.as_mut().filter(|_| self.life != Life::Gone && self.writable) {
@@ -383,7 +385,7 @@ impl FileState {
         }
     }
 
-    /// Moves the copies into the write set, which nothing has changed since.
+    /// Moves the copies into the write set, which has not changed since.
     pub(crate) fn stage_copies(&mut self, sink: &dyn SpillSink, copies: Option<Copies>) -> Result<()> {
         let unit = self.unit();
         if let (Some(region), Some(copies)) = (&mut self.region, copies) {
@@ -393,8 +395,8 @@ impl FileState {
         Ok(())
     }
 
-    /// Bytes of a mapped file that are compared as one. Bytes of a transaction that may fail yet must not get into the
-    /// next commit with the rest of their line.
+    /// Bytes of a mapped file that are compared as a unit: a single byte while a transaction is on its way. Bytes of
+    /// that transaction, which may still fail, must not get into the next commit with the rest of their line.
     pub(crate) fn unit(&self) -> usize {
         let txn_on_its_way = self.content.committing.iter().any(|commit| commit.is_txn);
         if txn_on_its_way { 1 } else { LINE_BYTES }
@@ -404,8 +406,8 @@ impl FileState {
         self.region.take_if(|region| region.maps == 0);
     }
 
-    /// Drops pages of the mapping that the data file shows as well. Does nothing for a file that is gone, whose overlays
-    /// are gone, too.
+    /// Drops pages of the mapping whose contents the data file has. Does nothing for a removed file, whose overlays are
+    /// gone.
     pub(crate) fn reclaim_pages(&mut self) -> Result<()> {
         match self.region.as_mut().filter(|_| self.life != Life::Gone) {
             Some(region) => region.reclaim(&self.content),
@@ -413,19 +415,19 @@ impl FileState {
         }
     }
 
-    /// Drops pages of the mapping that the data file shows as well, while nobody stores.
+    /// Drops pages of the mapping whose contents the data file has, while nobody stores.
     pub(crate) fn drop_clean_pages(&mut self, sink: &dyn SpillSink) -> Result<()> {
         let finds_stores_once = self.region.as_ref().is_some_and(|region| region.tracker() != Tracker::PageMap);
         match &mut self.region {
-            // What is found stays; comparing it can wait for the commit.
+            // Found pages stay noted; comparing them can wait for the commit.
             Some(region) if finds_stores_once => region.find_stores(&self.content)?,
-            // All that was ever stored to is found: what differs must be told from what does not.
+            // This tracker reports every page ever stored to, so the pages that differ must be identified now.
             _ => self.stage_stores(sink)?,
         }
         self.reclaim_pages()
     }
 
-    /// A store to the mapping that came while a commit was on its way.
+    /// A store to the mapping that happened during a commit, if there was one.
     pub(crate) fn race(&mut self) -> Result<Option<Race>> {
         match &mut self.region {
             Some(region) => region.race(&self.content),
@@ -433,8 +435,8 @@ impl FileState {
         }
     }
 
-    /// The oldest commit on its way is in the journal. It may be empty, and then no record names the file. A file that
-    /// the same commit makes is open already: whoever uses it at this moment must find its contents.
+    /// Notes that the oldest commit on its way is in the journal. It may be empty, and then no record names the file. A
+    /// file that the same commit creates is already open, so any user of it must find its contents at once.
     pub(crate) fn finish_commit(&mut self) {
         let commit = self.content.committing.pop_front().expect("a commit on its way");
         if let Some(written) = self.written_first.as_mut().filter(|_| !commit.overlay.is_empty()) {
@@ -445,25 +447,26 @@ impl FileState {
         }
     }
 
-    /// The oldest commit on its way may be in the journal or not: it shows, and is never applied.
+    /// Notes that it is unknown whether the oldest commit on its way is in the journal: it stays visible, and is never
+    /// applied.
     pub(crate) fn finish_commit_unknown(&mut self) {
         let commit = self.content.committing.pop_front().expect("a commit on its way");
         self.content.committed.lay(commit.overlay);
         self.outcome_unknown = true;
     }
 
-    /// The n-th commit on its way did not happen. Its changes become part of the next commit, or uncommitted
-    /// again; those of a transaction are gone.
+    /// Takes back the n-th commit on its way, which did not happen. Its changes become part of the next commit, or
+    /// uncommitted again; those of a transaction are dropped.
     pub(crate) fn uncommit(&mut self, sink: &dyn SpillSink, nth: usize, is_txn: bool) {
         if !is_txn {
             self.content.uncommit(nth);
             if self.handles == 0 && self.txn.is_none() {
-                // Closing the last handle discarded the uncommitted changes; these come too late to be kept.
+                // Closing the last handle discarded the uncommitted changes, so these are dropped as well.
                 self.content.discard();
             }
             return;
         }
-        // What was stored over the failed commit since then is told apart by the byte.
+        // Stage stores made over the failed commit since then, byte by byte.
         let staged = match &mut self.region {
             Some(region) => region.stage_stores(&mut self.content, sink, 1),
             None => Ok(()),
@@ -481,7 +484,7 @@ impl FileState {
         }
     }
 
-    /// The file has no name any more, or never had one.
+    /// Marks the file as one without a name.
     pub(crate) fn be_gone(&mut self) {
         self.life = Life::Gone;
         self.content.write_set = Overlay::default();
@@ -489,11 +492,12 @@ impl FileState {
         self.content.data = None;
     }
 
-    /// Another program wrote to, truncated, linked or replaced the data file since Untorn last wrote to it.
+    /// The conflict if another program wrote to, truncated, linked or replaced the data file since Untorn last wrote to
+    /// it.
     pub(crate) fn changed_outside(&self, storage: &dyn Storage) -> Result<Option<Error>> {
         let content = &self.content;
         let (Some(data), Some(last)) = (&content.data, content.last_stat) else { return Ok(None) };
-        // What has the number of a descriptor that this program has closed says nothing about the file.
+        // If the program has closed the descriptor, its number says nothing about the file.
         data.check_own().context("look at", &content.path)?;
         let now = data.meta().context("look at", &content.path)?;
         let conflict = |detail: &str| Ok(Some(content.conflict(detail)));
@@ -521,7 +525,7 @@ fn checked_range(offset: u64, len: u64) -> Result<Range<u64>> {
     }
 }
 
-/// Only regular files with one name are managed.
+/// Checks that this is a regular file with one name; others are not managed.
 pub(crate) fn check_kind(meta: &Meta, path: &Path) -> Result<()> {
     let what = match meta.kind {
         Kind::File if meta.links <= 1 => return Ok(()),

@@ -1,4 +1,4 @@
-//! Changes of names that a transaction asks for.
+//! The changes of names that a transaction requests.
 
 use crate::engine::files::file_state::SharedFile;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ pub(crate) enum NameOp {
 }
 
 impl NameOp {
-    /// The names that the change is about.
+    /// The names that the change affects.
     pub(crate) fn paths(&self) -> impl Iterator<Item = &Path> {
         let (path, to) = match self {
             NameOp::Rename { from, to } => (from, Some(to)),

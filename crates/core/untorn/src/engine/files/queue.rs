@@ -9,21 +9,21 @@ use std::sync::Arc;
 use std::time::Duration;
 use untorn_journal::Error;
 
-/// The queue of a store, and whether a thread writes from it.
+/// The queue of a store, and whether a thread is writing from it.
 #[derive(Default)]
 pub(crate) struct Queue {
     pub waiting: VecDeque<Request>,
-    /// Names that commits on their way change, waiting or being written, and how many of them do.
+    /// Names that commits on their way change (queued or being written), and the number of such commits.
     names: HashMap<PathBuf, usize>,
     /// A thread is writing a batch.
     pub leading: bool,
-    /// Threads that wait for a commit of theirs now, and the most that did during the last batch.
+    /// Threads that wait for a commit of theirs now, and their largest number during the last batch.
     pub waiters: usize,
     pub waiters_max: usize,
-    /// With `in_order`: why the first that waits could not be written. It keeps its place, and is tried when a commit is
-    /// waited for.
+    /// With `in_order`: why the first queued commit could not be written. It keeps its place, and is tried again
+    /// whenever a thread waits for a commit.
     pub stuck: Option<Error>,
-    /// How long the last batch took.
+    /// Duration of the last batch.
     pub batch_took: Duration,
 }
 
@@ -35,7 +35,7 @@ impl Queue {
         self.waiting.push_back(request);
     }
 
-    /// The commit that changes these names has a result.
+    /// Notes that the commit with these names has a result.
     pub(crate) fn settle(&mut self, names: &[NameOp]) {
         for path in names.iter().flat_map(NameOp::paths) {
             if let Some(n) = self.names.get_mut(path) {
@@ -53,12 +53,12 @@ impl Queue {
     }
 }
 
-/// One commit.
+/// One commit in the queue.
 pub(crate) struct Request {
-    /// Files with changes: each has an overlay on its way for every request that names it, in order.
+    /// Files with changes. Each has one overlay on its way for every request that names it, in order.
     pub files: Vec<Arc<SharedFile>>,
     pub names: Vec<NameOp>,
-    /// A transaction that fails is aborted; other changes become uncommitted ones again.
+    /// Whether a transaction made it. A transaction that fails is aborted; other changes become uncommitted again.
     pub is_txn: bool,
     pub completion: Arc<Completion>,
 }

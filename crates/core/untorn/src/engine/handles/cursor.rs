@@ -1,9 +1,9 @@
-//! A file with a position, for everything that reads and writes streams.
+//! A file with a position, for code that reads and writes streams.
 
 use crate::engine::handles::file::File;
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 
-/// A position in a file. Reads and writes there move it; nothing is committed before [`File::commit`].
+/// A position in a file. Reads and writes move it; nothing is committed before [`File::commit`].
 ///
 /// ```
 /// # let dir = tempfile::tempdir().unwrap();

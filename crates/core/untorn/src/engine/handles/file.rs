@@ -14,16 +14,16 @@ use untorn_journal::{Error, Result};
 
 /// One handle of a file.
 ///
-/// All handles of one file in one store share one content, uncommitted changes included: what one
-/// writes the others read, and a commit through any of them commits it all.
+/// All handles of one file in one store share one content, including uncommitted changes: the others read bytes that
+/// one has written, and a commit through any of them commits everything.
 ///
-/// **Closing the last handle without a commit discards the uncommitted changes**, unless
-/// [`File::set_commit_on_close`] was called. Dropping a handle closes it; errors of that go to the log.
+/// **Closing the last handle without a commit discards the uncommitted changes**, unless [`File::set_commit_on_close`]
+/// was called. Dropping a handle closes it, and logs an error of that.
 pub struct File {
     pub(crate) store: Arc<OpenStore>,
     pub(crate) shared: Arc<SharedFile>,
     read_only: bool,
-    /// The handle of a heap itself, whose file nobody else changes.
+    /// Whether this is the own handle of a heap, the only one that may change its file.
     is_heaps_own: bool,
     commit_on_close: AtomicBool,
     closed: bool,
@@ -35,7 +35,7 @@ impl File {
         File::counted(store, shared, read_only)
     }
 
-    /// A handle of a shared file that counts the handle already.
+    /// A handle of a shared file that has already counted it.
     pub(crate) fn counted(store: Arc<OpenStore>, shared: Arc<SharedFile>, read_only: bool) -> File {
         File { store, shared, read_only, is_heaps_own: false, commit_on_close: AtomicBool::new(false), closed: false }
     }
@@ -48,14 +48,14 @@ impl File {
         Ok(other)
     }
 
-    /// Becomes the handle of a heap. From now on other handles only read the file, until the mark is gone.
+    /// Turns this into the handle of a heap. Other handles can only read the file until the mark is dropped.
     pub(crate) fn into_heaps_own(mut self) -> Result<(File, HeapMark)> {
         let mark = HeapMark::new(&self.shared)?;
         self.is_heaps_own = true;
         Ok((self, mark))
     }
 
-    /// Another handle of a heap's file, for everybody.
+    /// An ordinary handle of a heap's file.
     pub(crate) fn view(&self) -> File {
         File::new(self.store.clone(), self.shared.clone(), self.read_only)
     }
@@ -64,24 +64,24 @@ impl File {
         if self.may_change() { Ok(()) } else { Err(is_a_heap(&self.path())) }
     }
 
-    /// The file is no heap, or this is the heap's own handle.
+    /// Whether the file is not a heap, or this is the heap's own handle.
     fn may_change(&self) -> bool {
         self.is_heaps_own || !self.shared.is_heap()
     }
 
-    /// Whether the handle may store to the file, as far as handles know. Takes no lock.
+    /// Whether the handle may store to the file, by its options and the heap mark. Takes no lock.
     pub(crate) fn may_store(&self) -> bool {
         !self.read_only && self.may_change()
     }
 
-    /// The file's state, for changing it.
+    /// The file's state, locked for a change.
     pub(crate) fn changing(&self) -> Result<RwLockWriteGuard<'_, FileState>> {
         self.check_write()?;
         let state = self.shared.write();
         if self.may_change() { Ok(state) } else { Err(is_a_heap(state.path())) }
     }
 
-    /// Reads committed and uncommitted bytes alike. Returns fewer than asked for only at the end of the file.
+    /// Reads committed and uncommitted bytes alike. Returns fewer bytes than requested only at the end of the file.
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
         self.store.check_usable()?;
         self.store.readable(&self.shared)?.read_at(buf, offset)
@@ -104,19 +104,19 @@ impl File {
         if self.read_only { Err(Error::invalid("the handle is for reading only")) } else { Ok(()) }
     }
 
-    /// Changes bytes, extending the file if need be; returns how many, which is always all of them. Nothing reaches
-    /// the file before a commit.
+    /// Changes bytes, and extends the file if necessary; returns their number, which is always all of them. Nothing
+    /// reaches the data file before a commit.
     pub fn write_at(&self, buf: &[u8], offset: u64) -> Result<usize> {
         self.write_all_at(buf, offset)?;
         Ok(buf.len())
     }
 
-    /// Changes bytes, extending the file if need be. Nothing reaches the file before a commit.
+    /// Changes bytes, and extends the file if necessary. Nothing reaches the data file before a commit.
     pub fn write_all_at(&self, buf: &[u8], offset: u64) -> Result<()> {
         self.changing()?.write_at(&**self.store, buf, Some(offset)).map(drop)
     }
 
-    /// Writes behind the last byte; returns the offset where the bytes went.
+    /// Writes at the end of the file; returns the offset of the bytes.
     pub fn append(&self, buf: &[u8]) -> Result<u64> {
         self.changing()?.write_at(&**self.store, buf, None)
     }
@@ -126,7 +126,7 @@ impl File {
         self.changing()?.set_len(&**self.store, size)
     }
 
-    /// Makes a range zero, as an uncommitted change; what is behind the end becomes part of the file.
+    /// Makes a range zero, as an uncommitted change. A range beyond the end extends the file.
     pub fn zero(&self, offset: u64, len: u64) -> Result<()> {
         self.changing()?.zero(&**self.store, offset, len)
     }
@@ -140,8 +140,8 @@ impl File {
         Ok(state.content.size())
     }
 
-    /// Ranges of the file that its data file may not have yet: of bytes, and of zeros. What is in neither is as in the data
-    /// file, holes included.
+    /// Ranges of the file that its data file may not have yet: of bytes, and of zeros. All other ranges are as in the
+    /// data file, including holes.
     #[allow(clippy::type_complexity)]
     pub fn unapplied(&self) -> Result<(Vec<Range<u64>>, Vec<Range<u64>>)> {
         self.store.check_usable()?;
@@ -151,10 +151,10 @@ impl File {
         Ok((bytes.into_iter().collect(), zeros.into_iter().collect()))
     }
 
-    /// Has the file system keep room for a range: what is written there later finds it. The file stays as it is, and nothing
-    /// of this is part of a commit. `None`: not yet, as the commit that makes the file is on its way. Else the parts of the
-    /// range whose room goes again, as a change that the data file is yet to get makes them zeros; bytes that are written
-    /// there keep it.
+    /// Reserves space in the file system for later writes to a range. The file does not change, and the reservation is
+    /// not part of a commit. Returns `None` if it is too early, because the commit that creates the file is on its way.
+    /// Otherwise returns the parts of the range that lose their reservation again, because an unapplied change makes
+    /// them zeros; bytes that are written there keep it.
     ///
     /// # Errors
     /// [`Error::NoSpace`].
@@ -169,7 +169,7 @@ impl File {
         Ok(Some(zeros.into_iter().collect()))
     }
 
-    /// Commits all changes of the file. After any crash the file holds all of them; before, none.
+    /// Commits all changes of the file. After a crash at any point, the file has all of them, or none.
     ///
     /// # Errors
     /// [`Error::NoSpace`], [`Error::SyncFailed`], [`Error::InTransaction`], [`Error::Conflict`].
@@ -191,12 +191,12 @@ impl File {
         self.changing()?.rollback()
     }
 
-    /// Commit what is uncommitted when this handle is closed. Default: off.
+    /// Commits uncommitted changes when this handle is closed. Default: off.
     pub fn set_commit_on_close(&self, on: bool) {
         self.commit_on_close.store(on, Relaxed);
     }
 
-    /// Random bytes, from where the file's storage has them.
+    /// Random bytes from the file's storage.
     pub(crate) fn random(&self, bytes: &mut [u8]) -> Result<()> {
         self.store.storage.random(bytes).map_err(|e| Error::io("draw random bytes for", self.path(), e))
     }
@@ -228,7 +228,7 @@ impl File {
                 if !self.store.closed.load(SeqCst) {
                     state.tell_what_is_discarded(&self.store.path);
                 }
-                // No handle, no map: nothing that could fail.
+                // Without handles and maps, nothing here can fail.
                 let _ = state.discard_changes();
             }
         }
@@ -257,7 +257,7 @@ impl std::fmt::Debug for File {
     }
 }
 
-/// Positional reads and writes as on the standard library's files.
+/// Positional reads and writes like those of the standard library's files.
 impl std::os::unix::fs::FileExt for File {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
         Ok(File::read_at(self, buf, offset)?)

@@ -1,4 +1,4 @@
-//! Mapped files: ordinary stores, then `msync`.
+//! Mapped files: ordinary stores, followed by `msync`.
 
 use crate::engine::Engine;
 use crate::engine::commit::ticket::Ticket;
@@ -12,11 +12,11 @@ use std::sync::Arc;
 use untorn_journal::{Context, Error, Result};
 use untorn_os::{LiveMemory, MapRequest, Tracker, memory_limit};
 
-/// Address space for a mapped file to grow in, unless [`MapOptions::address_space`] says otherwise: this
-/// much, or four times the file's size.
+/// Least address space of a mapped file, unless [`MapOptions::address_space`] sets it: the reservation is this much or
+/// four times the file's size, whichever is larger.
 const ADDRESS_SPACE_MIN: u64 = 64 << 30;
 
-/// How to map a file.
+/// Options for mapping a file.
 #[derive(Clone, Copy, Debug, Default)]
 #[must_use]
 pub struct MapOptions {
@@ -36,12 +36,12 @@ pub struct MapOptions {
 }
 
 impl MapOptions {
-    /// The whole file, as it grows.
+    /// Maps the whole file, as it grows.
     pub fn new() -> MapOptions {
         MapOptions::default()
     }
 
-    /// Where in the file the map begins. Default: 0.
+    /// Offset in the file at which the map begins. Default: 0.
     pub fn offset(mut self, offset: u64) -> Self {
         self.offset = offset;
         self
@@ -53,98 +53,96 @@ impl MapOptions {
         self
     }
 
-    /// Let the map reach behind the end of the file, for programs that map a large window first and make
-    /// the file larger later: what is behind the end can be accessed when the file has grown over it.
-    /// Default: off.
+    /// Let the map reach beyond the end of the file, for programs that map a large window first and extend the file
+    /// later: bytes beyond the end become accessible when the file grows over them. Default: off.
     pub fn beyond_end(mut self, on: bool) -> Self {
         self.beyond_end = on;
         self
     }
 
-    /// Bytes of address space to reserve: the file cannot outgrow them while it is mapped. They cost no
-    /// memory. Default: 64 GiB or four times the file's size, whichever is more, or as much of it as is to
-    /// be had.
+    /// Bytes of address space to reserve: the file cannot outgrow them while it is mapped. They cost no memory.
+    /// Default: 64 GiB or four times the file's size, whichever is larger, or less if there is not as much.
     pub fn address_space(mut self, bytes: u64) -> Self {
         self.address_space = Some(bytes);
         self
     }
 
-    /// Where in memory offset 0 of the file is to be, a multiple of the page size. Fails if that is taken.
+    /// Address of offset 0 of the file, a multiple of the page size. Mapping fails if the address is in use.
     pub fn address(mut self, address: usize) -> Self {
         self.address = Some(address);
         self
     }
 
-    /// How stores are found. Default: the best that works here; [`Map::tracker`] tells.
+    /// The way of finding stores. Default: the best one that works here, which [`Map::tracker`] returns.
     pub fn tracker(mut self, tracker: Tracker) -> Self {
         self.tracker = Some(tracker);
         self
     }
 
-    /// The most bytes of pages that the program will have stored to and not dropped. Needed for files that
-    /// are larger than memory: without, mapping them is refused. With [`MapOptions::quiet`] a commit that
-    /// finds more drops clean pages.
+    /// Limit for the bytes of pages that the program stores to and that are not dropped. Required for files that are
+    /// larger than memory; without it, mapping them is refused. With [`MapOptions::quiet`], a commit that finds more
+    /// drops clean pages.
     pub fn dirty_max(mut self, bytes: u64) -> Self {
         self.dirty_max = Some(bytes);
         self
     }
 
-    /// A promise: no thread stores to the file's maps while one of them is being committed with
-    /// [`Map::msync`]. Then a commit may drop pages that the data file holds as well, and memory follows
-    /// what is in use. Default: off. The first map of a file decides.
+    /// A promise that no thread stores to the file's maps while one of them is being committed with [`Map::msync`].
+    /// Then a commit may drop pages whose contents the data file has, so that memory follows actual use. Default: off.
+    /// The first map of a file decides.
     pub fn quiet(mut self, on: bool) -> Self {
         self.quiet = on;
         self
     }
 
-    /// For finding bugs: [`Map::msync`] looks for stores that came while it committed and reports the
-    /// first, [`Error::RacingStore`]. Default: off.
+    /// For debugging: [`Map::msync`] checks for stores that happened during the commit, and reports the first one as
+    /// [`Error::RacingStore`]. Default: off.
     pub fn debug_races(mut self, on: bool) -> Self {
         self.debug_races = on;
         self
     }
 
-    /// For finding bugs with [`Tracker::Told`]: a commit looks for bytes that were stored to and not told of, as the other
-    /// trackers would find them. If there are some, it is refused with [`Error::Invalid`] before anything is written; the
-    /// message names addresses. It costs what the other trackers cost. No thread may store while a commit runs, or a
-    /// store that is about to be told of is reported. Default: off, unless the environment has `UNTORN_TOLD_CHECK=1`; with
-    /// `UNTORN_TOLD_CHECK=warn` commits are made, and each place is printed once to stderr. The first map of a file
-    /// decides.
+    /// For debugging with [`Tracker::Told`]: a commit checks for bytes that were stored to and not reported, as the
+    /// other trackers would find them. If there are any, it is refused with [`Error::Invalid`] before anything is
+    /// written; the message names addresses. The check costs as much as the other trackers. No thread may store while a
+    /// commit runs; otherwise a store that is about to be reported counts as an error. Default: off, unless the
+    /// environment has `UNTORN_TOLD_CHECK=1`; with `UNTORN_TOLD_CHECK=warn`, commits are made, and each place is
+    /// printed once to stderr. The first map of a file decides.
     pub fn debug_told(mut self, on: bool) -> Self {
         self.debug_told = on;
         self
     }
 
-    /// Read the file into memory now, so that first reads do not wait. Default: off.
+    /// Read the file into memory now, so that first accesses do not wait. Default: off.
     pub fn populate(mut self, on: bool) -> Self {
         self.populate = on;
         self
     }
 
-    /// Ask for huge pages, where the kernel and the file system have them: faster for large files that
-    /// are mostly read. Default: off.
+    /// Ask for huge pages, where the kernel and the file system support them: faster for large files that are mostly
+    /// read. Default: off.
     pub fn huge_pages(mut self, on: bool) -> Self {
         self.huge_pages = on;
         self
     }
 
-    /// Bytes of the file that the program can have any use for, if these are fewer than the file has.
+    /// Bytes of the file that the program can use, if these are fewer than the file has.
     pub(crate) fn in_use(mut self, bytes: u64) -> Self {
         self.in_use = Some(bytes);
         self
     }
 
-    /// The most bytes that the program will store to and not drop, as it says.
+    /// The limit that the program gave for undropped stored bytes.
     pub(crate) fn dirty_max_given(&self) -> Option<u64> {
         self.dirty_max
     }
 
-    /// The program asked for the tracker `told`.
+    /// Whether the program chose the tracker `told`.
     pub(crate) fn is_told(&self) -> bool {
         self.tracker == Some(Tracker::Told)
     }
 
-    /// How stores are looked for that were not told of, if they are.
+    /// The way of checking for unreported stores, if the check is on.
     fn told_check(&self) -> Option<ToldCheck> {
         let wanted = std::env::var_os("UNTORN_TOLD_CHECK").filter(|wanted| !wanted.is_empty() && wanted != "0");
         match wanted {
@@ -155,21 +153,21 @@ impl MapOptions {
         }
     }
 
-    /// Where in the file the range ends. None: where no file can end.
+    /// End of the range in the file, or `None` if no file can reach it.
     fn end(&self, size: u64) -> Option<u64> {
         self.len.map_or(Some(size.max(self.offset)), |len| self.offset.checked_add(len))
     }
 }
 
-/// A mapped file, or a part of it. All maps of a file are views of one mapping, and so is the file
-/// interface: what one stores the others see at once.
+/// A mapped file, or a part of it. All maps of a file are views of one mapping, and so is the file interface: a store
+/// through one is visible in the others at once.
 ///
-/// Store through [`Map::as_mut_ptr`] as you like; nothing reaches the file before a commit, and a commit
-/// is always of the whole file, all or nothing. **No thread should store while a commit runs**: a store
-/// that does is in it or in the next one, never torn between what was journaled and what was applied.
+/// Store through [`Map::as_mut_ptr`] freely; nothing reaches the data file before a commit, and a commit always covers
+/// the whole file, all or nothing. **No thread should store while a commit runs**: such a store is in that commit or in
+/// the next one, never torn between the journal and the data file.
 ///
-/// Dropping the last map of a file ends its mapping: what was stored and not committed stays an uncommitted
-/// change of the file, until its last handle is closed.
+/// Dropping the last map of a file ends its mapping: uncommitted stores remain uncommitted changes of the file, until
+/// its last handle is closed.
 pub struct Map {
     file: File,
     address: *mut u8,
@@ -179,7 +177,7 @@ pub struct Map {
     unmapped: bool,
 }
 
-// SAFETY: the address is only handed out; what is done with it is the caller's `unsafe`.
+// SAFETY: the address is only handed out; each use of it is the caller's `unsafe`.
 unsafe impl Send for Map {}
 // SAFETY: as above.
 unsafe impl Sync for Map {}
@@ -194,13 +192,13 @@ impl File {
     ///
     /// # Errors
     /// [`Error::NoMemory`]: there is not enough memory or address space; the message names the limit.
-    /// [`Error::Unsupported`]: the tracker that was asked for does not work here. [`Error::Invalid`]: the
-    /// range is beyond the end of the file, or the file is mapped already in another way.
+    /// [`Error::Unsupported`]: the requested tracker does not work here. [`Error::Invalid`]: the range is beyond the
+    /// end of the file, or the file is already mapped with other options.
     pub fn map_with(&self, options: &MapOptions) -> Result<Map> {
         self.map_region(options, None)
     }
 
-    /// Maps the file, which is not mapped yet, in memory that outlives the process.
+    /// Maps the file, which must not be mapped yet, in memory that outlives the process.
     pub(crate) fn map_live(&self, options: &MapOptions, memory: &LiveMemory, kept: Kept) -> Result<Map> {
         self.map_region(options, Some((memory, kept)))
     }
@@ -271,12 +269,12 @@ fn check_same(region: &Region, writable: bool, options: &MapOptions, end: Option
     Err(Error::invalid(format!("the file is mapped already {wrong}; unmap it first, or map it the same way")))
 }
 
-/// What live memory holds when it is mapped.
+/// Contents of live memory when it is mapped.
 #[derive(Clone, Copy)]
 pub(crate) enum Kept {
-    /// Nothing: it gets the content of the file.
+    /// None: it is filled with the content of the file.
     Nothing,
-    /// So many bytes, which are what the file would be if they were committed.
+    /// This many bytes, which are the state that a commit would give to the file.
     Bytes(u64),
 }
 
@@ -302,7 +300,7 @@ fn new_region(state: &FileState, options: &MapOptions, live: Option<(&LiveMemory
         return live_region(state, data, &request, memory, kept);
     }
     let mut mapping = data.map(&request);
-    // Valgrind says EINVAL.
+    // Valgrind returns EINVAL.
     let no_room = |e: &std::io::Error| matches!(Errno::from_io_error(e), Some(Errno::NOMEM | Errno::INVAL));
     while options.address_space.is_none() && request.address_space > least && mapping.as_ref().is_err_and(no_room) {
         request.address_space = (request.address_space / 2).max(least);
@@ -310,7 +308,7 @@ fn new_region(state: &FileState, options: &MapOptions, live: Option<(&LiveMemory
     }
     let mapping = mapping.map_err(|e| cannot_map(state, options.address, e))?;
     let mut region = Region::new(mapping, data, content, state.writable, is_told).map_err(|e| match e {
-        // What strict overcommit says to a private mapping that can be written.
+        // The error of strict overcommit for a writable private mapping.
         Error::Io { source, .. } if Errno::from_io_error(&source) == Some(Errno::NOMEM) => no_memory(
             content,
             format!(
@@ -327,12 +325,12 @@ fn new_region(state: &FileState, options: &MapOptions, live: Option<(&LiveMemory
     Ok(region)
 }
 
-/// A file of a transaction that is not committed.
+/// The error for a file that an uncommitted transaction creates.
 pub(crate) fn not_made_yet(path: &Path) -> Error {
     Error::invalid(format!("{} does not exist yet: commit the transaction that makes it, then map it", path.display()))
 }
 
-/// Why a file cannot be mapped.
+/// The error for a mapping that failed.
 fn cannot_map(state: &FileState, address: Option<usize>, e: std::io::Error) -> Error {
     let content = &state.content;
     match Errno::from_io_error(&e) {
@@ -360,7 +358,7 @@ fn cannot_map(state: &FileState, address: Option<usize>, e: std::io::Error) -> E
     }
 }
 
-/// The region of a file in memory that outlives the process.
+/// Maps a file in memory that outlives the process.
 fn live_region(
     state: &FileState,
     data: Arc<dyn untorn_os::File>,
@@ -389,8 +387,8 @@ fn no_memory(content: &Content, detail: String) -> Error {
     Error::NoMemory { path: content.path.clone(), detail }
 }
 
-/// Pages that are stored to take memory until they are dropped. A program that could store to more pages than fit in
-/// memory has to say how many it will be: running out of memory kills the program, and names no limit.
+/// Checks that the stored pages will fit in memory, which they take until they are dropped. A program that could store
+/// to more pages than fit must state a limit, because running out of memory kills the program without naming a limit.
 fn check_memory(state: &FileState, options: &MapOptions) -> Result<()> {
     if !state.writable {
         return Ok(());
@@ -417,40 +415,41 @@ fn check_memory(state: &FileState, options: &MapOptions) -> Result<()> {
 }
 
 impl Map {
-    /// Where the map begins in memory. Valid until the map is dropped.
+    /// Address of the beginning of the map. Valid until the map is dropped.
     pub fn as_ptr(&self) -> *const u8 {
         self.address
     }
 
-    /// Where the map begins in memory, for storing to it; the file must be writable. Valid until the map is dropped.
+    /// Address of the beginning of the map, for storing to it; the file must be writable. Valid until the map is
+    /// dropped.
     pub fn as_mut_ptr(&self) -> *mut u8 {
         self.address
     }
 
-    /// Bytes of the map: those asked for, or up to the end of the file as it is now. Never beyond the end.
+    /// Bytes of the map: the requested number, or up to the present end of the file. Never beyond the end.
     pub fn len(&self) -> u64 {
         self.len_in(&self.file.shared.read())
     }
 
-    /// What can be accessed: of an unlinked file, changes that were not applied are gone, its size with them.
+    /// Accessible bytes. For an unlinked file, unapplied changes are gone, and a size among them.
     fn len_in(&self, state: &FileState) -> u64 {
         let end = state.region.as_ref().map_or(0, |region| region.accessible().min(state.content.size()));
         let rest = end.saturating_sub(self.offset);
         self.len.map_or(rest, |len| len.min(rest))
     }
 
-    /// Nothing can be accessed.
+    /// Whether nothing can be accessed.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Where in the file the map begins.
+    /// Offset in the file at which the map begins.
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// Bytes of address space that the file's mapping reserved, from offset 0 on: the file cannot outgrow
-    /// them while it is mapped.
+    /// Bytes of address space that the file's mapping reserved, from offset 0 on: the file cannot outgrow them while it
+    /// is mapped.
     pub fn address_space(&self) -> Result<u64> {
         let (_, shared) = self.usable()?;
         shared.read().region.as_ref().map(Region::address_space).ok_or(Error::Closed)
@@ -459,17 +458,17 @@ impl Map {
     /// The map as a slice.
     ///
     /// # Safety
-    /// As long as the slice lives, nobody changes these bytes (also not through [`File`] or another
-    /// map), shrinks the file, or rolls it back.
+    /// While the slice lives, nobody may change these bytes (also not through [`File`] or another map), shrink the
+    /// file, or roll it back.
     pub unsafe fn as_slice(&self) -> &[u8] {
         // SAFETY: `len` bytes are accessible; the rest is the caller's promise.
         unsafe { std::slice::from_raw_parts(self.address, self.len() as usize) }
     }
 
-    /// The map as a slice to store to.
+    /// The map as a mutable slice.
     ///
     /// # Safety
-    /// As long as the slice lives, nobody else accesses these bytes, shrinks the file, or rolls it back.
+    /// While the slice lives, nobody else may access these bytes, shrink the file, or roll it back.
     #[allow(clippy::mut_from_ref, reason = "the caller promises to be alone")]
     pub unsafe fn as_mut_slice(&self) -> &mut [u8] {
         // SAFETY: `len` bytes are accessible; the rest is the caller's promise.
@@ -489,7 +488,7 @@ impl Map {
         Ok(self.offset + offset)
     }
 
-    /// Copies bytes out of the map, checked.
+    /// Copies bytes out of the map, with checks.
     pub fn load(&self, buf: &mut [u8], offset: u64) -> Result<()> {
         let (_, shared) = self.usable()?;
         let state = shared.read();
@@ -497,7 +496,7 @@ impl Map {
         state.region.as_ref().ok_or(Error::Closed)?.read(&state.content, buf, at)
     }
 
-    /// Stores bytes to the map, checked.
+    /// Stores bytes to the map, with checks.
     pub fn store(&self, bytes: &[u8], offset: u64) -> Result<()> {
         self.usable()?;
         let mut state = self.file.changing()?;
@@ -505,30 +504,30 @@ impl Map {
         state.store_mapped(at, bytes)
     }
 
-    /// Commits all changes of the file, whichever way they were made, as [`File::commit`] does: durable on
+    /// Commits all changes of the file, through whichever interface they were made, like [`File::commit`]: durable on
     /// return, all or nothing.
     ///
     /// # Errors
-    /// Those of [`File::commit`]; [`Error::Conflict`] if somebody else changed or truncated the file;
-    /// with [`MapOptions::debug_races`], [`Error::RacingStore`].
+    /// Those of [`File::commit`]; [`Error::Conflict`] if another program changed or truncated the file; with
+    /// [`MapOptions::debug_races`], [`Error::RacingStore`].
     pub fn msync(&self) -> Result<()> {
         self.file.commit()?;
         self.after_commit()
     }
 
-    /// Looks for stores that came while a commit gathered them, and drops clean pages, as far as that was asked for.
+    /// Checks for stores during the commit, and drops clean pages, if these options are on.
     fn after_commit(&self) -> Result<()> {
         let (engine, shared) = self.usable()?;
         self.check_races()?;
         let quiet = shared.read().region.as_ref().is_some_and(|r| r.quiet && r.wants_reclaim());
         if quiet {
-            // The commit has happened: pages that cannot be dropped now are no failure of it.
+            // The commit has happened, so a failure to drop pages is not a failure of the commit.
             let _ = self.reclaim_quiet(engine, shared).inspect_err(|e| self.note(e));
         }
         Ok(())
     }
 
-    /// Which pages of the file were stored to, as far as no commit has taken them.
+    /// Pages of the file that were stored to and are in no commit yet.
     pub(crate) fn stored_pages(&self) -> Result<Vec<std::ops::Range<u64>>> {
         let (_, shared) = self.usable()?;
         let mut state = shared.write();
@@ -536,7 +535,7 @@ impl Map {
         region.as_mut().ok_or(Error::Closed)?.stored(content)
     }
 
-    /// Looks for stores that came while a commit gathered them, if that was asked for.
+    /// Checks for stores that happened while a commit collected stores, if that option is on.
     pub(crate) fn check_races(&self) -> Result<()> {
         let (_, shared) = self.usable()?;
         let debug = shared.read().region.as_ref().is_some_and(|region| region.debug_races);
@@ -548,18 +547,18 @@ impl Map {
         }
     }
 
-    /// Of what failed after a commit, the log tells.
+    /// Logs a failure that followed a commit.
     pub(crate) fn note(&self, e: &Error) {
         tracing::warn!(file = %self.file.path().display(), error = %e, "after a commit");
     }
 
-    /// So many pages were stored to that dropping some pays; and whether these are more than `dirty_max`.
+    /// Whether so many pages were stored to that dropping some pays, and whether these are more than `dirty_max`.
     pub(crate) fn wants_reclaim(&self) -> (bool, bool) {
         let state = self.file.shared.read();
         state.region.as_ref().map_or((false, false), |region| (region.wants_reclaim(), region.is_over()))
     }
 
-    /// How many more pieces the file's mapping may have.
+    /// Number of further pieces that the file's mapping may have.
     pub(crate) fn pieces_left(&self) -> usize {
         self.file.shared.read().region.as_ref().map_or(0, Region::pieces_left)
     }
@@ -570,23 +569,23 @@ impl Map {
         shared.write().drop_clean_pages(engine)
     }
 
-    /// Commits without waiting: what is stored by now is the commit, and the ticket tells when it is durable.
+    /// Commits without waiting. The commit has everything stored so far, and the ticket tells when it is durable.
     pub fn msync_async(&self) -> Result<Ticket> {
         self.file.commit_async()
     }
 
-    /// Back to the last commit: forgets what was changed since, in memory, too.
+    /// Returns to the last commit: drops later changes, also in memory.
     pub fn rollback(&self) -> Result<()> {
         self.file.rollback()
     }
 
-    /// Makes the file larger or smaller, an uncommitted change as any other. Memory behind a smaller end
-    /// cannot be accessed any more; behind the old end of a larger one there are zeros.
+    /// Makes the file larger or smaller, as an uncommitted change. Memory beyond a smaller end becomes inaccessible; a
+    /// larger file has zeros behind its old end.
     pub fn resize(&self, size: u64) -> Result<()> {
         self.file.set_len(size)
     }
 
-    /// Says that the program changes the bytes of an object in the map; see [`Map::touch`].
+    /// Reports that the program changes the bytes of an object in the map; see [`Map::touch`].
     ///
     /// # Errors
     /// Those of [`Map::touch`].
@@ -594,15 +593,16 @@ impl Map {
         self.touch(std::ptr::from_ref(value).cast(), size_of_val(value))
     }
 
-    /// Says that the program changes `len` bytes at `address`, which is in the map. With [`Tracker::Told`] a commit has
-    /// exactly the bytes that it was told of since the last one, and a rollback undoes these. With every other tracker
-    /// nothing need be told, and this does nothing.
+    /// Reports that the program changes `len` bytes at `address`, which is in the map. With [`Tracker::Told`], a commit
+    /// has exactly the bytes that were reported since the last one, and a rollback undoes these. With every other
+    /// tracker no report is needed, and this does nothing.
     ///
-    /// Any thread may tell, before it stores or after. **A store and the call are on the same side of a commit**: where
-    /// another thread may commit between them, call this after the store.
+    /// Any thread may report, before it stores or afterwards. **A store and its report must be on the same side of a
+    /// commit**: if another thread may commit between them, call this after the store.
     ///
     /// # Errors
-    /// [`Error::Invalid`]: some of the bytes are not in the map; nothing was noted. [`Error::Closed`], [`Error::Forked`].
+    /// [`Error::Invalid`]: some of the bytes are not in the map; nothing was noted. [`Error::Closed`],
+    /// [`Error::Forked`].
     #[inline]
     pub fn touch(&self, address: *const u8, len: usize) -> Result<()> {
         self.file.store.check_usable()?;
@@ -615,7 +615,7 @@ impl Map {
         }
     }
 
-    /// Where the program's threads tell what they change.
+    /// The lists in which the program's threads report changes.
     pub(crate) fn told(&self) -> Arc<Told> {
         self.told.clone()
     }
@@ -630,8 +630,8 @@ impl Map {
         ))
     }
 
-    /// Says that bytes may have changed in a way that no tracker sees: by a device that writes to memory
-    /// itself, as with registered io_uring buffers and O_DIRECT reads that are on their way during a commit.
+    /// Reports that bytes may have changed in a way that no tracker sees: by a device that writes to memory itself, as
+    /// with registered io_uring buffers and O_DIRECT reads that are on their way during a commit.
     pub fn mark_dirty(&self, offset: u64, len: u64) -> Result<()> {
         let (_, shared) = self.usable()?;
         let mut state = shared.write();
@@ -640,21 +640,21 @@ impl Map {
         Ok(())
     }
 
-    /// Gives memory back: brings the data file up to what is committed, then drops all pages that it holds
-    /// as well. **No thread may store to the file's maps during this call**: a store could be lost.
+    /// Gives memory back: brings the data file up to the last commit, then drops all pages whose contents it has. **No
+    /// thread may store to the file's maps during this call**: a store could be lost.
     pub fn reclaim(&self) -> Result<()> {
         let (engine, shared) = self.usable()?;
         self.file.check_not_heap()?;
         shared.read().check_alive()?;
         shared.write().stage_stores(engine)?;
         engine.checkpoint()?;
-        // The checkpoint took time: what was stored in it, against the rule, is at least not dropped.
+        // The checkpoint took time: stores during it, which are forbidden, are at least not dropped.
         let mut state = shared.write();
         state.stage_stores(engine)?;
         state.reclaim_pages()
     }
 
-    /// Drops clean pages, after a checkpoint if there are too many still.
+    /// Drops clean pages, and after a checkpoint again if there are still too many.
     fn reclaim_quiet(&self, engine: &Engine, shared: &SharedFile) -> Result<()> {
         shared.write().reclaim_pages()?;
         if shared.read().region.as_ref().is_some_and(|r| r.is_over() || r.wants_reclaim()) {
@@ -664,26 +664,26 @@ impl Map {
         Ok(())
     }
 
-    /// How stores are found.
+    /// The way in which stores are found.
     pub fn tracker(&self) -> Result<Tracker> {
         let (_, shared) = self.usable()?;
         shared.read().region.as_ref().map(Region::tracker).ok_or(Error::Closed)
     }
 
-    /// The file that is mapped.
+    /// The mapped file.
     pub fn file(&self) -> &File {
         &self.file
     }
 
-    /// Ends the map. What was stored and not committed stays an uncommitted change of the file; if this was
-    /// its last handle, it is discarded. After an error the memory stays until a commit could read it, or
-    /// until the file is rolled back or closed.
+    /// Ends the map. Uncommitted stores remain uncommitted changes of the file; if this was its last handle, they are
+    /// discarded. After an error, the memory stays until a commit could read it, or until the file is rolled back or
+    /// closed.
     pub fn unmap(mut self) -> Result<()> {
         self.file.store.check_fork()?;
         self.unmap_now()
     }
 
-    /// Whether the program may store to it.
+    /// Whether the program may store to the map.
     pub(crate) fn is_writable(&self) -> bool {
         self.file.shared.read().region.as_ref().is_some_and(|region| region.writable) && self.file.may_store()
     }
@@ -699,11 +699,11 @@ impl Map {
             return Ok(());
         }
         if region.is_live() {
-            // The memory has what was stored; the next opening of the heap goes on from it.
+            // The memory keeps the stores; the next opening of the heap continues from it.
             state.region = None;
             return if state.txn.is_none() { state.discard_changes() } else { Ok(()) };
         }
-        // Otherwise nobody but this handle would see what was stored.
+        // Without other handles, nobody would see the stores.
         let is_seen = state.handles > 1 || state.txn.is_some();
         if is_seen && self.file.store.check_usable().is_ok() {
             return state.stage_stores(&**self.file.store);
@@ -715,7 +715,7 @@ impl Map {
 
 impl Drop for Map {
     fn drop(&mut self) {
-        // In a forked child a lock may be held by a thread that is not there.
+        // In a forked child, a lock may be held by a thread that does not exist there.
         if self.file.store.check_fork().is_ok()
             && let Err(e) = self.unmap_now()
         {

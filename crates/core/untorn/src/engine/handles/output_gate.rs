@@ -1,4 +1,4 @@
-//! The output gate: bytes for the outside that wait until the commit that they tell of is durable.
+//! The output gate: it holds back bytes for the outside until the commit that they report is durable.
 
 use crate::engine::commit::ticket::Ticket;
 use crate::engine::waiting::concurrency::{Condvar, Mutex, MutexGuard, thread};
@@ -15,16 +15,16 @@ use untorn_journal::format::sized_memory;
 use untorn_journal::{Error, Result};
 use untorn_os::Fd;
 
-/// What an output holds at most, unless the gate was made with another number.
+/// Limit for the bytes that an output holds, unless the gate was made with another number.
 pub const GATE_BYTES_DEFAULT: usize = 1 << 20;
-/// A pipe that is ready takes so many bytes without a wait (`PIPE_BUF`).
+/// Bytes that a ready pipe takes without blocking (`PIPE_BUF`).
 const PIPE_PIECE_BYTES: usize = 4096;
 
 /// Holds back output until the commits that it depends on are durable.
 ///
 /// A server changes its data, starts a commit with `commit_async`, hands its answer to the gate together with the
-/// ticket, and goes on with the next request: nothing that a client was told can be lost, and no request waits for the
-/// disk. All answers that are there when a commit begins share it.
+/// ticket, and continues with the next request: nothing that a client was told can be lost, and no request waits for
+/// the disk. All answers that are pending when a commit starts share it.
 ///
 /// ```
 /// # let dir = tempfile::tempdir().unwrap();
@@ -45,29 +45,29 @@ const PIPE_PIECE_BYTES: usize = 4096;
 /// # Ok::<(), crate::Error>(())
 /// ```
 ///
-/// If a commit fails, the gate is poisoned: what it holds is discarded, and every later call fails with the commit's
-/// error. Output whose commit was durable still leaves. Dropping the gate discards what it holds; [`Gate::drain`]
-/// waits for it.
+/// If a commit fails, the gate is poisoned: held bytes are discarded, and every later call fails with the commit's
+/// error. Output whose commit was durable is still sent. Dropping the gate discards held bytes; [`Gate::drain`] waits
+/// for them.
 #[derive(Debug)]
 pub struct Gate {
     shared: Arc<Shared>,
     thread: Option<thread::JoinHandle<()>>,
 }
 
-/// One descriptor behind a [`Gate`]. Bytes leave in the order in which they were written. The descriptor is closed when
-/// this is dropped and everything has left.
+/// One descriptor behind a [`Gate`]. Bytes are sent in the order in which they were written. The descriptor is closed
+/// when this is dropped and everything was sent.
 #[derive(Debug)]
 pub struct Output {
     shared: Arc<Shared>,
     number: u64,
 }
 
-/// Where an output's bytes go.
+/// The destination of an output's bytes.
 #[doc(hidden)]
 pub trait Sink: Send {
-    /// Takes some of the bytes, without a wait: how many.
+    /// Takes some of the bytes without blocking, and returns their number.
     fn take(&mut self, bytes: &[u8]) -> io::Result<usize>;
-    /// What is ready when more can be taken; always, without one.
+    /// The descriptor that becomes ready when more bytes can be taken. Without one, the sink is always ready.
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         None
     }
@@ -75,9 +75,9 @@ pub trait Sink: Send {
 
 struct Shared {
     state: Mutex<State>,
-    /// Something left, or will never leave.
+    /// Some bytes were sent, or will never be sent.
     changed: Condvar,
-    /// Calls the thread.
+    /// Wakes the thread.
     wake: Fd,
     bytes_max: usize,
     has_thread: bool,
@@ -85,7 +85,7 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    /// What waits for its commit, in the order of writing.
+    /// Bytes that wait for their commit, in the order of writing.
     held: VecDeque<Held>,
     outputs: BTreeMap<u64, Queue>,
     next: u64,
@@ -101,22 +101,22 @@ struct Held {
 
 struct Queue {
     sink: Box<dyn Sink>,
-    /// Durable, and not taken yet.
+    /// Durable bytes that the sink has not taken yet.
     ready: VecDeque<u8>,
-    /// Written, and not taken yet.
+    /// Number of written bytes that the sink has not taken yet.
     bytes: usize,
-    /// Nobody writes to it any more.
+    /// The [`Output`] was dropped, so no more bytes come.
     dropped: bool,
     failed: Option<Error>,
 }
 
 impl Gate {
-    /// A gate with a thread of its own, whose outputs hold [`GATE_BYTES_DEFAULT`] each.
+    /// A gate with its own thread, whose outputs hold [`GATE_BYTES_DEFAULT`] each.
     pub fn new() -> Result<Gate> {
         Gate::with_bytes_max(GATE_BYTES_DEFAULT)
     }
 
-    /// A gate whose outputs hold so many bytes each; whoever writes more waits.
+    /// A gate whose outputs hold this many bytes each; a write beyond that waits.
     pub fn with_bytes_max(bytes_max: usize) -> Result<Gate> {
         let mut gate = Gate::make(bytes_max, true)?;
         let shared = gate.shared.clone();
@@ -126,7 +126,7 @@ impl Gate {
         Ok(gate)
     }
 
-    /// A gate without a thread: everything happens in calls of [`Gate::release`], and in writes that find no room.
+    /// A gate without a thread: all work happens in calls of [`Gate::release`], and in writes that find no room.
     #[doc(hidden)]
     pub fn without_thread(bytes_max: usize) -> Result<Gate> {
         Gate::make(bytes_max, false)
@@ -145,7 +145,7 @@ impl Gate {
         self.output_to(Box::new(Descriptor { descriptor, is_socket }))
     }
 
-    /// Puts anything behind the gate.
+    /// Puts any sink behind the gate.
     #[doc(hidden)]
     pub fn output_to(&self, sink: Box<dyn Sink>) -> Output {
         let mut state = self.shared.state.lock();
@@ -156,19 +156,19 @@ impl Gate {
         Output { shared: self.shared.clone(), number }
     }
 
-    /// How many bytes were written and have not left.
+    /// Number of bytes that were written and not sent.
     pub fn held_bytes(&self) -> usize {
         self.shared.state.lock().outputs.values().map(|queue| queue.bytes).sum()
     }
 
-    /// Waits for the oldest commit, and lets out what is durable then.
+    /// Waits for the oldest commit, and sends all bytes that are durable then.
     #[doc(hidden)]
     pub fn release(&self) {
         self.shared.release(false);
     }
 
-    /// Waits until everything that was written has left; an output whose other side does not read is waited for, too.
-    /// The error is the one of the commit that poisoned the gate.
+    /// Waits until everything that was written has been sent, even if the other side of an output does not read. Fails
+    /// with the error of the commit that poisoned the gate.
     pub fn drain(&self) -> Result<()> {
         let mut state = self.shared.state.lock();
         loop {
@@ -192,10 +192,11 @@ impl Drop for Gate {
         drop(state);
         self.shared.call_thread();
         if let Some(thread) = self.thread.take().filter(|_| self.shared.check_wake().is_ok()) {
-            // One that cannot be called, as the program has closed its descriptor, stays. A thread that panicked has let nothing more out.
+            // A thread that cannot be woken, because the program has closed the descriptor, is left behind. If the
+            // thread panicked, it has sent nothing more.
             let _ = thread.join();
         }
-        // Nobody lets anything out any more.
+        // Nothing is sent from here on.
         self.shared.state.lock().outputs.retain(|_, queue| {
             (queue.ready, queue.bytes) = (VecDeque::new(), 0);
             !queue.dropped
@@ -205,8 +206,8 @@ impl Drop for Gate {
 }
 
 impl Output {
-    /// Hands over bytes that may leave when the commit of the ticket is durable; without one, when all that was written
-    /// to the gate before may leave. Waits while the output holds as much as it may.
+    /// Hands over bytes that may be sent when the ticket's commit is durable; without a ticket, when everything that
+    /// was written to the gate before may be sent. Waits while the output is full.
     pub fn write(&self, bytes: &[u8], ticket: Option<&Ticket>) -> Result<()> {
         let mut state = self.shared.state.lock();
         loop {
@@ -231,7 +232,7 @@ impl Output {
         let path = Path::new("an output of the gate");
         let copy = sized_memory::copy(bytes, path)?;
         let queue = state.outputs.get_mut(&self.number).expect("an output that is open");
-        // All that is written has room where it goes when it is durable.
+        // Reserve room for all written bytes, so that sending them needs no memory.
         let room = queue.bytes - queue.ready.len() + copy.len();
         queue.ready.try_reserve(room).map_err(|_| sized_memory::none(room, path))?;
         queue.bytes += copy.len();
@@ -263,18 +264,18 @@ fn closed() -> Error {
 
 impl Shared {
     fn call_thread(&self) {
-        // A full counter calls as well.
+        // A full counter wakes the thread, too.
         if let Ok(wake) = self.wake.own() {
             let _ = rustix::io::write(wake, &1_u64.to_ne_bytes());
         }
     }
 
-    /// The thread can be called.
+    /// Checks that the thread can be woken.
     fn check_wake(&self) -> Result<()> {
         self.wake.own().map(drop).map_err(|e| Error::io("use", "the gate", e))
     }
 
-    /// Without a thread, the one who waits does its work.
+    /// Waits for a change; without a thread, the caller does the work.
     fn wait_for_change(&self, state: &mut MutexGuard<'_, State>) {
         if self.has_thread {
             self.changed.wait(state);
@@ -283,7 +284,8 @@ impl Shared {
         }
     }
 
-    /// One turn: waits for the oldest commit or for readers, and lets out what may leave. False when the gate is closed.
+    /// Runs one turn: waits for the oldest commit or for slow sinks, and sends the bytes that may be sent. Returns
+    /// false when the gate is closed.
     fn release(&self, wait: bool) -> bool {
         let mut state = self.state.lock();
         if state.stop {
@@ -296,7 +298,7 @@ impl Shared {
         }
         if let Some(ticket) = state.held.front().and_then(|held| held.ticket.clone()) {
             drop(state);
-            // Its result is looked at below.
+            // The result is used below.
             let _ = ticket.wait();
             state = self.state.lock();
         }
@@ -332,9 +334,9 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Until somebody writes, or until a reader takes more.
+    /// Waits until somebody writes, or until a sink can take more.
     fn wait_for_work(&self) {
-        // Descriptors are copied, so that they stay open while nobody holds the lock.
+        // Descriptors are duplicated, so that they stay open while the lock is released.
         let slow: Vec<OwnedFd> = {
             let state = self.state.lock();
             let slow = state.outputs.values().filter(|queue| !queue.ready.is_empty());
@@ -343,7 +345,7 @@ impl Shared {
         let wake = self.wake.own().ok();
         let mut ready: Vec<_> = wake.iter().map(|wake| PollFd::new(wake, PollFlags::IN)).collect();
         ready.extend(slow.iter().map(|descriptor| PollFd::new(descriptor, PollFlags::OUT)));
-        // Whoever finds that it cannot be called says so ([`Shared::check_wake`]).
+        // Callers that need the wake-up report that it does not work ([`Shared::check_wake`]).
         let soon = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
         let _ = poll(&mut ready, if wake.is_some() { None } else { Some(&soon) });
         let mut calls = [0; 8];
@@ -352,7 +354,7 @@ impl Shared {
 }
 
 impl State {
-    /// What waits for a commit never leaves.
+    /// Drops all bytes that wait for a commit.
     fn discard(&mut self) {
         self.held.clear();
         self.outputs.values_mut().for_each(|queue| queue.bytes = queue.ready.len());

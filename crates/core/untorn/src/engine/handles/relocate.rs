@@ -1,8 +1,8 @@
-//! A standalone file that changes its name, or loses it, while it is open.
+//! Renames or unlinks a standalone file while it is open.
 //!
-//! Its store is closed, so that the file is plain and whole under whichever name a crash leaves it, and the file is
-//! opened again under the new name. What the closed store does not keep goes along: the mapping, at its addresses,
-//! and uncommitted changes. Names are changed by the caller, between the two.
+//! Its store is closed, so that the file is plain and complete under whichever name a crash leaves it, and the file is
+//! opened again under the new name. State that the closed store does not keep is moved over: the mapping, at its
+//! addresses, and uncommitted changes. The caller changes the names in between.
 
 use crate::engine::content::changed_ranges;
 pub use crate::engine::files::file_state::DISCARDED;
@@ -25,7 +25,7 @@ pub struct Uncommitted {
     pub bytes: Vec<(u64, Vec<u8>)>,
 }
 
-/// Copies a file's uncommitted changes. None: there are none.
+/// Copies a file's uncommitted changes, or returns `None` if there are none.
 pub fn uncommitted(file: &File) -> Result<Option<Uncommitted>> {
     let mut state = file.store.changeable(&file.shared)?;
     state.check_alive()?;
@@ -52,7 +52,7 @@ pub fn has_uncommitted(file: &File) -> Result<bool> {
     Ok(!state.content.write_set.is_empty())
 }
 
-/// Makes changes again that [`uncommitted`] copied.
+/// Repeats changes that [`uncommitted`] copied.
 pub fn put_back(file: &File, changes: &Uncommitted) -> Result<()> {
     file.set_len(changes.size)?;
     for range in &changes.zeros {
@@ -61,9 +61,9 @@ pub fn put_back(file: &File, changes: &Uncommitted) -> Result<()> {
     changes.bytes.iter().try_for_each(|(offset, bytes)| file.write_all_at(bytes, *offset))
 }
 
-/// Gives a file the mapping of another handle of the same data file, whose store was closed after a commit. The
-/// mapping stays at its addresses, and is accessible all the time. Maps of the closed handle show nothing any more:
-/// the caller maps the file again.
+/// Gives a file the mapping of another handle of the same data file, whose store was closed after a commit. The mapping
+/// stays at its addresses, and accessible all the time. Maps of the closed handle show nothing any more: the caller
+/// maps the file again.
 pub fn take_mapping(file: &File, closed: &File) -> Result<()> {
     let mut state = file.store.changeable(&file.shared)?;
     let data = state.content.data.clone().ok_or_else(|| not_made_yet(state.path()))?;
@@ -74,14 +74,14 @@ pub fn take_mapping(file: &File, closed: &File) -> Result<()> {
     Ok(())
 }
 
-/// Ends the mapping of a file whose store was closed. All its addresses stay mapped, and are the caller's.
+/// Ends the mapping of a file whose store was closed. All its addresses stay mapped, and belong to the caller.
 pub fn leave_mapping(closed: &File) {
     if let Some(region) = closed.shared.write().region.take() {
         region.leave();
     }
 }
 
-/// Makes the names in directories durable, before a commit under a new name relies on it.
+/// Makes the names in directories durable, before a commit under a new name relies on them.
 pub fn flush_names(dirs: &[&Path]) -> Result<()> {
     dirs.iter().try_for_each(|dir| flush_names_on(&*Linux::open(dir).context("open", dir)?, dir))
 }

@@ -23,8 +23,8 @@ use untorn_os::{Linux, Storage};
 
 /// An open store: a directory whose files change all or nothing.
 ///
-/// Cheap to clone. When the last clone and the last file handle are gone the store closes by itself, and
-/// errors of that go to the log: call [`Store::close`] to get them.
+/// Cheap to clone. When the last clone and the last file handle are gone, the store closes by itself, and errors are
+/// only logged: call [`Store::close`] to get them.
 #[derive(Clone)]
 pub struct Store {
     pub(crate) open: Arc<OpenStore>,
@@ -41,23 +41,23 @@ impl Store {
         self.open_file_with(path, &FileOptions::new())
     }
 
-    /// Opens a file; makes it, as a commit of its own, if there is none (mode 0666 less the umask). What is in an
-    /// existing file stays.
+    /// Opens a file; creates it, in a separate commit, if there is none (mode 0666 less the umask). An existing file
+    /// keeps its contents.
     pub fn open_or_create(&self, path: impl AsRef<Path>) -> Result<File> {
         self.open_file_with(path, &FileOptions::new().create(true))
     }
 
-    /// Opens or creates a file as its options say.
+    /// Opens or creates a file according to its options.
     pub fn open_file_with(&self, path: impl AsRef<Path>, options: &FileOptions) -> Result<File> {
         let store = &self.open;
         store.check_usable()?;
         let path = path.as_ref();
         let is_missing = |loaded: &Result<_>| matches!(loaded, Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound);
-        // Until a commit of names is written, its names lead to the files that they led to before.
+        // Until a commit of names is written, its names lead to their old files.
         store.settle_name(path)?;
         let mut loaded = store.load(path, 1);
         if is_missing(&loaded) {
-            // A commit that is on its way may make the file.
+            // A commit on its way may create the file.
             store.drain();
             loaded = store.load(path, 1);
         }
@@ -88,7 +88,7 @@ impl Store {
         Ok(file)
     }
 
-    /// Makes a file in a commit of its own. It counts one handle.
+    /// Creates a file in a separate commit. The returned file has counted one handle.
     fn create_file(&self, path: &Path, mode: u32) -> Result<Arc<SharedFile>> {
         let mut txn = self.begin();
         let shared = txn.create_shared(path, mode)?;
@@ -111,7 +111,7 @@ impl Store {
         Ok(names)
     }
 
-    /// Gives a file another name, as a commit of its own; a file of that name is replaced.
+    /// Renames a file in a separate commit; a file with the new name is replaced.
     pub fn rename(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()> {
         let mut txn = self.begin();
         txn.rename(from, to)?;
@@ -123,29 +123,30 @@ impl Store {
         Txn::new(self.open.clone())
     }
 
-    /// Commits the changes of many files as one: after any crash, all or none.
+    /// Commits the changes of many files as one commit: after a crash at any point, all of them are there, or none.
     pub fn syncv(&self, files: &[&File]) -> Result<()> {
         let completion = self.submit(files)?;
         self.open.finish(&completion)
     }
 
-    /// Queues a commit of many files as one; what belongs to it is settled.
+    /// Queues one commit of many files. Its changes are determined by this call.
     pub(crate) fn submit(&self, files: &[&File]) -> Result<Arc<Completion>> {
         self.open.submit(&self.distinct(files)?, None)
     }
 
-    /// As [`Self::submit`], for files that nobody stores to now.
+    /// Submits like [`Self::submit`], for files that nobody stores to now.
     pub(crate) fn submit_still(&self, files: &[&File], still: Still<'_>) -> Result<Arc<Completion>> {
         self.open.submit_still(&self.distinct(files)?, None, Some(still))
     }
 
-    /// Commits the changes of many files as one, without waiting.
+    /// Commits the changes of many files as one commit, without waiting.
     pub fn syncv_async(&self, files: &[&File]) -> Result<Ticket> {
         let completion = self.open.submit_async(&self.distinct(files)?, None::<TxnPart>)?;
         Ok(self.open.ticket(completion))
     }
 
-    /// As [`Self::syncv_async`], but nobody is woken to write it: whoever waits for the ticket, or for a later one, does.
+    /// Commits like [`Self::syncv_async`], but wakes no thread: the commit is written when a thread waits for its
+    /// ticket, or for a later one.
     #[doc(hidden)]
     pub fn syncv_quietly(&self, files: &[&File]) -> Result<Ticket> {
         self.open.shorten_queue()?;
@@ -165,15 +166,15 @@ impl Store {
         Ok(files.iter().filter(|f| known.insert(f.shared.id)).map(|f| f.shared.clone()).collect())
     }
 
-    /// Brings the data files up to everything committed so far, and truncates the log.
-    /// With no commits in between, the data files are plain and whole afterwards.
+    /// Brings the data files up to everything committed so far, and truncates the log. Without commits in between, the
+    /// data files are plain and complete afterwards.
     pub fn checkpoint(&self) -> Result<()> {
         self.open.check_usable()?;
         self.open.checkpoint()
     }
 
-    /// The first step of a checkpoint alone, for tests: everything committed so far is its part, or the next portion of what
-    /// was carried over is.
+    /// Runs only the first step of a checkpoint, for tests: it covers the next portion of the carried-over commits, or
+    /// everything committed so far.
     #[doc(hidden)]
     pub fn begin_checkpoint(&self) -> Result<Option<Checkpoint<'_>>> {
         self.open.check_usable()?;
@@ -183,33 +184,32 @@ impl Store {
         }
     }
 
-    /// Writes a durable mark, as the background thread does when nothing was committed for a while.
+    /// Writes a durable mark, like the background thread after a while without commits.
     #[doc(hidden)]
     pub fn write_durable_mark(&self) -> Result<bool> {
         self.open.check_usable()?;
         self.open.journal.lock().journal.write_durable_mark()
     }
 
-    /// Files that were looked at by going through all files of the table, ever. For tests: no commit, change of names or
-    /// checkpoint does that.
+    /// Number of files visited by walks through the whole table, for tests: no commit, name change or checkpoint may
+    /// cause a walk.
     #[doc(hidden)]
     pub fn files_walked(&self) -> u64 {
         self.open.files.lock().walked()
     }
 
-    /// The store's condition.
+    /// The store's state.
     pub fn status(&self) -> Status {
         Status::of(&self.open)
     }
 
-    /// The path that the store was opened by.
+    /// The path with which the store was opened.
     pub fn path(&self) -> PathBuf {
         self.open.path.clone()
     }
 
-    /// Closes the store: finishes commits that are on their way, brings the data files up to them and
-    /// leaves them plain and whole. **Uncommitted changes are discarded.** Handles that are still
-    /// open get [`Error::Closed`].
+    /// Closes the store: finishes commits on their way, brings the data files up to them, and leaves them plain and
+    /// complete. **Uncommitted changes are discarded.** Handles that are still open return [`Error::Closed`].
     pub fn close(self) -> Result<()> {
         self.open.close()
     }
@@ -225,18 +225,18 @@ impl std::fmt::Debug for Store {
 }
 
 impl File {
-    /// Opens an existing file that has a store of its own beside it, `<path>.untorn/`.
+    /// Opens an existing file with its own store beside it, `<path>.untorn/`.
     pub fn open(path: impl AsRef<Path>) -> Result<File> {
         StoreOptions::default().open_standalone_with(path, &FileOptions::new())
     }
 
-    /// Opens a file that has a store of its own beside it; makes the file if there is none, with mode 0666 less the
-    /// umask. What is in an existing file stays.
+    /// Opens a file with its own store beside it; creates the file if there is none, with mode 0666 less the umask. An
+    /// existing file keeps its contents.
     pub fn open_or_create(path: impl AsRef<Path>) -> Result<File> {
         StoreOptions::default().open_standalone(path)
     }
 
-    /// The store that the file lives in.
+    /// The store of the file.
     pub fn store(&self) -> Store {
         Store { open: self.store.clone() }
     }
@@ -259,13 +259,13 @@ impl StoreOptions {
         self.open_on(storage, StoreDir::of_directory(), path.to_owned())
     }
 
-    /// Opens a standalone file: one that has a store of its own beside it, `<path>.untorn/`. With `create`, makes
-    /// the file (mode 0666 less the umask) if there is none. Closing the last handle closes the store.
+    /// Opens a standalone file, which has its own store beside it, `<path>.untorn/`. With `create`, creates the file
+    /// (mode 0666 less the umask) if there is none. Closing the last handle closes the store.
     pub fn open_standalone(&self, path: impl AsRef<Path>) -> Result<File> {
         self.open_standalone_with(path, &FileOptions::new().create(self.create))
     }
 
-    /// Opens a standalone file; the file's own options say whether and how it is made.
+    /// Opens a standalone file; the file's own options say whether and how it is created.
     pub fn open_standalone_with(&self, path: impl AsRef<Path>, options: &FileOptions) -> Result<File> {
         let path = path.as_ref();
         let name = path.file_name().ok_or_else(|| Error::invalid(format!("{} names no file", path.display())))?;
@@ -296,8 +296,8 @@ impl StoreOptions {
         options: &FileOptions,
     ) -> Result<File> {
         let store_dir = StoreDir::of_file(name);
-        // What is wrong with the name shows before a store is made for it. If there is a store, a missing
-        // file may have been created by a commit that only its journal holds.
+        // Check the name before a store is made for it. If there is a store, a missing file may have been created by a
+        // commit that only its journal holds.
         match storage.stat(name) {
             Ok(_) if options.create_new => {
                 return Err(Error::io("create", &path, ErrorKind::AlreadyExists.into()));
@@ -311,13 +311,13 @@ impl StoreOptions {
     }
 }
 
-/// Makes a store's directory, durably, if there is none. A directory without a journal may be what a killed
-/// process made and did not flush.
+/// Makes a store's directory, durably, if there is none. A directory without a journal may have been created by a
+/// killed process, and not flushed.
 fn make_directory(path: &Path) -> Result<()> {
     let Some(name) = path.file_name().filter(|_| !path.join(STORE_DIR).join("journal").exists()) else { return Ok(()) };
     let parent = path.parent().unwrap_or(Path::new(""));
     let storage = match Linux::open(parent) {
-        // In a directory that this user may not even read, the store's directory is not of this user's making.
+        // If this user cannot even read the parent directory, another user made the store's directory.
         Err(e) if e.kind() == ErrorKind::PermissionDenied && path.exists() => return Ok(()),
         done => done.context("open", parent)?,
     };

@@ -13,20 +13,20 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use untorn_journal::{Error, Result};
 
-/// A transaction: changes of many files and of names that happen all or not at all.
+/// A transaction: changes of many files and names that happen completely or not at all.
 ///
-/// Names change on disk when the transaction commits, not before. Dropping it aborts. A commit that
-/// fails aborts, too, unless the error says that its outcome is unknown.
+/// Names change on disk when the transaction commits, not before. Dropping it aborts it. A failed commit also aborts
+/// it, unless the error says that its outcome is unknown.
 #[must_use = "a dropped transaction is aborted"]
 pub struct Txn {
     store: Arc<OpenStore>,
     id: u64,
     files: Vec<Arc<SharedFile>>,
-    /// Ids of files that the transaction makes. One that an earlier commit makes, which is on its way, is none of them.
+    /// Ids of files that the transaction creates. Files of an earlier commit on its way are not among them.
     made: HashSet<u64>,
     names: Vec<NameOp>,
     changes: NameChanges,
-    /// Names whose files the transaction may have brought into the store's table.
+    /// Names whose files the transaction may have loaded into the store's table.
     loaded: Vec<PathBuf>,
     ended: bool,
 }
@@ -46,7 +46,7 @@ impl Txn {
         }
     }
 
-    /// The file's uncommitted changes, past and future, belong to this transaction until it ends.
+    /// Adds a file: its uncommitted changes, past and future, belong to this transaction until it ends.
     pub fn add(&mut self, file: &File) -> Result<()> {
         self.store.check_usable()?;
         if !Arc::ptr_eq(&file.store, &self.store) {
@@ -60,7 +60,7 @@ impl Txn {
             return Ok(());
         }
         if state.quarantine.is_some() {
-            // The cause may be gone, as a full disk that has space again. Otherwise the file is refused below.
+            // The cause may be gone, for example if a full disk has space again. Otherwise the file is refused below.
             drop(state);
             let _ = self.store.checkpoint();
             state = file.shared.write();
@@ -76,7 +76,7 @@ impl Txn {
         let mut names = Names::resume(&self.store, std::mem::take(&mut self.changes));
         let mut added = names.add(&op);
         if added.is_err() {
-            // A commit that is on its way may change the names.
+            // A commit on its way may change the names.
             self.store.drain();
             added = names.add(&op);
         }
@@ -89,14 +89,14 @@ impl Txn {
         Ok(())
     }
 
-    /// A new file, with this mode less the umask. Its name appears when the transaction commits; the
-    /// handle can be used at once and belongs to the transaction.
+    /// Creates a file, with this mode less the umask. Its name appears when the transaction commits; the handle can be
+    /// used at once and belongs to the transaction.
     pub fn create(&mut self, path: impl AsRef<Path>, mode: u32) -> Result<File> {
         let shared = self.create_shared(path.as_ref(), checked_mode(mode)? & !untorn_os::umask())?;
         Ok(File::new(self.store.clone(), shared, false))
     }
 
-    /// Adds a new file with exactly this mode; it has no handle yet.
+    /// Adds a new file with exactly this mode and no handle.
     pub(crate) fn create_shared(&mut self, path: &Path, mode: u32) -> Result<Arc<SharedFile>> {
         self.store.check_usable()?;
         let path = path.to_owned();
@@ -109,12 +109,12 @@ impl Txn {
         Ok(shared)
     }
 
-    /// Gives a file another name in the store; a file of that name is replaced.
+    /// Renames a file in the store; a file with the new name is replaced.
     pub fn rename(&mut self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()> {
         self.change(NameOp::Rename { from: from.as_ref().to_owned(), to: to.as_ref().to_owned() })
     }
 
-    /// Removes a file. Handles of it are of no use after the commit.
+    /// Removes a file. Its handles are useless after the commit.
     pub fn unlink(&mut self, path: impl AsRef<Path>) -> Result<()> {
         self.change(NameOp::Unlink { path: path.as_ref().to_owned() })
     }
@@ -130,16 +130,16 @@ impl Txn {
         self.change(NameOp::Rmdir { path: path.as_ref().to_owned() })
     }
 
-    /// Sets the permission bits of a file or directory, exactly these.
+    /// Sets the permission bits of a file or directory to exactly these.
     pub fn chmod(&mut self, path: impl AsRef<Path>, mode: u32) -> Result<()> {
         self.change(NameOp::Chmod { path: path.as_ref().to_owned(), mode: checked_mode(mode)? })
     }
 
-    /// Commits: after any crash all of it is there, or nothing.
+    /// Commits the transaction: after a crash at any point, all of it is there, or nothing.
     ///
     /// # Errors
-    /// Those of [`File::commit`], and [`Error::Io`] or [`Error::Conflict`] if names have changed under
-    /// the transaction.
+    /// Those of [`File::commit`], and [`Error::Io`] or [`Error::Conflict`] if names that the transaction uses have
+    /// changed.
     pub fn commit(mut self) -> Result<()> {
         let completion = self.end(false)?;
         self.store.finish(&completion)
@@ -151,7 +151,8 @@ impl Txn {
         Ok(self.store.ticket(completion))
     }
 
-    /// As [`Txn::commit_async`], but nobody is woken to write it: the next commit that is waited for writes it, too.
+    /// Commits like [`Txn::commit_async`], but wakes no thread: the commit is written with the next one that a thread
+    /// waits for.
     #[doc(hidden)]
     pub fn commit_quietly(mut self) -> Result<Ticket> {
         self.store.shorten_queue()?;
@@ -167,12 +168,12 @@ impl Txn {
             true => self.store.submit_async(&self.files, txn)?,
             false => self.store.submit(&self.files, txn)?,
         };
-        // From here on the files are no longer ours to roll back.
+        // From here on, the transaction must not roll the files back.
         self.ended = true;
         Ok(completion)
     }
 
-    /// Forgets all changes.
+    /// Drops all changes.
     ///
     /// # Errors
     /// The memory of a mapped file still shows changes: roll that file back.
@@ -181,7 +182,8 @@ impl Txn {
         self.forget()
     }
 
-    /// Changes of files that it does not make are uncommitted again, as those of a commit that failed.
+    /// Makes changes of files that the transaction did not create ordinary uncommitted changes, like those of a failed
+    /// commit.
     fn release(&mut self) {
         for file in &self.files {
             let mut state = file.write();

@@ -1,5 +1,5 @@
-//! The store's one thread: asynchronous commits, checkpoints before the journal is full, durable marks when nothing
-//! was committed for a while.
+//! The store's background thread: asynchronous commits, checkpoints before the journal is full, durable marks after a
+//! while without commits.
 
 use crate::engine::Engine;
 use crate::engine::waiting::concurrency::thread;
@@ -10,11 +10,11 @@ use std::time::Duration;
 use untorn_journal::{Error, Result};
 use untorn_os::{own_thread, without_signals};
 
-/// Without commits for this long, a durable mark is due.
+/// Time without commits after which a durable mark is due.
 const IDLE: Duration = Duration::from_millis(100);
-/// As long as files are parked, a look comes so often whether somebody holds them.
+/// Interval of checks whether readers still need parked files.
 const LOOK_AT_LEASES: Duration = Duration::from_secs(1);
-/// After a failed checkpoint the next one waits, at first this long, then twice as long each time.
+/// Delay of the next checkpoint after a failed one. It doubles with each failure, up to the maximum.
 const RETRY_MIN: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_secs(60);
 
@@ -29,7 +29,7 @@ pub(crate) fn start(engine: &Arc<Engine>) -> Result<()> {
 
 fn run(engine: &Weak<Engine>, wakeup: &Wakeup) {
     let _own = own_thread();
-    // The store may close while the thread waits: nothing of it is kept alive then.
+    // The thread keeps nothing of the store alive while it waits, so that the store can close.
     let mut retry = RETRY_MIN;
     while let Some(pause) = engine.upgrade().map(|engine| work(&engine, &mut retry)) {
         if !wakeup.wait(pause) {
@@ -38,7 +38,7 @@ fn run(engine: &Weak<Engine>, wakeup: &Wakeup) {
     }
 }
 
-/// Makes a checkpoint, and writes commits between its steps. Whether it went well.
+/// Makes a checkpoint, and writes queued commits between its steps. Returns whether it succeeded.
 fn checkpoint(engine: &Engine) -> bool {
     loop {
         match engine.checkpoint_step(u64::MAX) {
@@ -58,7 +58,7 @@ fn write_waiting(engine: &Engine) {
     }
 }
 
-/// Does what is due; returns how long to wait at most for more.
+/// Does all work that is due; returns the longest wait until the next call.
 fn work(engine: &Engine, retry: &mut Duration) -> Option<Duration> {
     write_waiting(engine);
     if engine.merge_wanted.swap(false, Relaxed) {

@@ -1,9 +1,10 @@
-//! Marks that an owner left which did not close its store: files that wait for commits which never came.
+//! Clears marks that an owner left when it did not close its store: files wait for commits that never came.
 //!
-//! A file is marked before the record of its first commit is written, and waits for its journal from then on, wherever it
-//! goes. If the owner dies in between, no record names the file, and nobody else does either. So closing a store that was
-//! not closed before goes through its directory. A mark may go if its commits can be nowhere: all of the log was read, none
-//! of it names the file, no quarantined journal waits for it, and it lies where it was marked (another one may be a copy).
+//! A file is marked before the record of its first commit is written. From then on it waits for its journal, even if it
+//! is moved. If the owner dies in between, no record names the file. So the next close, of a store that was not closed
+//! before, walks its directory. A mark can be cleared if its commits cannot exist anywhere: the whole log was read, no
+//! record names the file, no quarantined journal has commits of it, and the file is where it was marked (elsewhere it
+//! may be a copy).
 
 use crate::engine::Engine;
 use crate::invariant;
@@ -19,15 +20,15 @@ use untorn_journal::recovery::{clear_pending, flush_one_by_one};
 use untorn_journal::{Context, Result};
 use untorn_os::{File, Open, holds};
 
-/// A file that may keep the mark of an owner which did not close the store.
+/// A file that may keep the mark of an owner that did not close the store.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct LeftMark {
-    /// Its path in the store. Of a directory that cannot be looked into: the directory's.
+    /// Its path in the store; for a directory that cannot be read, the directory's path.
     #[serde(serialize_with = "crate::engine::paths::path_text::path")]
     pub path: PathBuf,
     /// Why the mark is not cleared.
     pub reason: String,
-    /// The mark was seen. If not, nobody could look.
+    /// Whether the mark was seen. If not, nobody could look.
     pub seen: bool,
 }
 
@@ -36,7 +37,7 @@ impl LeftMark {
         LeftMark { path: path.to_owned(), reason: e.to_string(), seen: false }
     }
 
-    /// The file, and what to do.
+    /// The file's problem, and the next step for the user.
     pub fn problem(&self) -> String {
         let path = self.path.display();
         match self.seen {
@@ -55,8 +56,8 @@ impl LeftMark {
 }
 
 impl Engine {
-    /// Clears the marks of former owners whose commits never came, before the header says that the store is closed. With
-    /// `flush`, they are flushed. Returns the marks that stay: the next close tries again.
+    /// Clears the marks of former owners whose commits never came, before the header says that the store is closed.
+    /// With `flush`, the cleared files are flushed. Returns the remaining marks, which the next close tries again.
     pub(crate) fn clear_left_marks(&self, flush: bool) -> Result<Vec<LeftMark>> {
         let is_due = self.journal.lock().journal.header().marks_left;
         if !is_due || !holds(invariant::LEFT_MARKS_CLEARED) {
@@ -103,7 +104,7 @@ impl Engine {
         Ok(left)
     }
 
-    /// Clears the marks of former owners, also of those that a close has looked for: a file may have been away meanwhile.
+    /// Clears the marks of former owners, even if a close has done so before, because a file may have been away then.
     pub(crate) fn clear_all_marks(&self) -> Result<Vec<LeftMark>> {
         self.journal.lock().journal.note_marks_left();
         self.clear_left_marks(true)
@@ -127,7 +128,7 @@ impl Engine {
             && !self.quarantined.iter().any(|quarantined| quarantined.id == a.file))
     }
 
-    /// Clears a mark. An error says why it stays.
+    /// Clears a mark. The error says why it remains.
     fn clear_mark(&self, path: &Path) -> std::result::Result<Arc<dyn File>, String> {
         let known = self.files.lock().get(path).cloned();
         let data = match &known {
@@ -135,7 +136,7 @@ impl Engine {
             None => Some(open_for_writing(&*self.storage, path).map_err(|e| e.to_string())?),
         };
         let data = data.ok_or("it was replaced")?;
-        // With the claim nobody else marks it.
+        // While the claim is held, no other program marks the file.
         if known.is_none() && !data.try_claim().map_err(|e| e.to_string())? {
             return Err("another program has locked it".into());
         }

@@ -1,4 +1,4 @@
-//! An open store from its opening to its end.
+//! An open store from its opening to its close.
 
 use crate::engine::checkpoint::After;
 use crate::engine::commit::ticket::Ticket;
@@ -20,8 +20,8 @@ use untorn_journal::scanning::scan::note_lost_flush;
 use untorn_journal::{Context, Result};
 use untorn_os::{Storage, process_generation};
 
-/// What the handles of a store hold. When the last handle goes, the store closes then and there, whatever the
-/// background thread is doing.
+/// The shared part of a store's handles. When the last handle is dropped, the store closes at once, even while the
+/// background thread works.
 pub(crate) struct OpenStore {
     engine: Arc<Engine>,
     lock: Mutex<Option<StoreLock>>,
@@ -35,7 +35,7 @@ impl Deref for OpenStore {
 }
 
 impl OpenStore {
-    /// The handle of a commit that was submitted.
+    /// The ticket of a submitted commit.
     pub(crate) fn ticket(&self, completion: Arc<Completion>) -> Ticket {
         Ticket::new(&self.engine, completion)
     }
@@ -53,7 +53,8 @@ impl OpenStore {
             wait: options.wait,
             accept_unknown: options.accept_unknown,
             salvage: options.salvage,
-            // What cannot be written could not be restated: whole pages are in the log only.
+            // With `full_page`, redo now: if a write failed later, the pages could not be restated, because whole pages
+            // are in the log only.
             redo: options.redo || options.full_page,
             progress,
         };
@@ -111,7 +112,7 @@ impl OpenStore {
         });
         engine.take_over(carried);
         if engine.found.unclosed.len() == UNCLOSED_MAX {
-            // Soon one of them would not be known any more.
+            // The list is full, and would soon drop one of them.
             engine.clear_left_marks(true)?;
         }
         if options.background {
@@ -120,7 +121,7 @@ impl OpenStore {
         Ok(Arc::new(OpenStore { engine, lock: Mutex::new(Some(store_lock)) }))
     }
 
-    /// Closes: finishes commits, checkpoints, leaves plain, whole files.
+    /// Closes the store: finishes commits, makes a checkpoint, and leaves plain, complete files.
     pub(crate) fn close(&self) -> Result<()> {
         self.check_fork()?;
         let _closing = self.closing.lock();
@@ -141,7 +142,7 @@ impl OpenStore {
             done
         };
         for file in self.files.lock().take_all() {
-            // Handles and maps may stay; the claims on the files end here.
+            // Handles and maps may remain, but the claims on the files end here.
             let mut state = file.write();
             if state.handles > 0 && state.txn.is_none() {
                 state.tell_what_is_discarded(&self.path);
@@ -151,19 +152,19 @@ impl OpenStore {
                 region.release();
             }
         }
-        // Whatever happened, the store is free for the next owner, who recovers it if need be.
+        // In any case, the store is free for the next owner, which recovers it if necessary.
         if let (Some(lock), Ok(())) = (self.lock.lock().take(), &done) {
             lock.release();
         }
         done
     }
 
-    /// The caller has the checkpoints' turn.
+    /// Closes the journal. The caller holds the checkpoint lock.
     fn close_journal(&self) -> Result<()> {
         {
             let state = self.journal.lock();
             if let Some(e) = state.journal.failure() {
-                // The failed commits must not be applied: the journal stays pending.
+                // The failed commits must not be applied, so the journal stays pending.
                 return Err(e);
             }
             if !state.journal.is_dirty() && !state.journal.header().marks_left {
@@ -175,13 +176,13 @@ impl OpenStore {
             checkpoint.apply_before(if by_one_flush { After::Closed } else { After::Clean })?;
         }
         let with_attribute: Vec<_> = self.files.lock().all().filter(|f| f.read().attribute_set).cloned().collect();
-        // The files hold everything, durably: nobody has to wait for the journal any more, wherever a file goes.
+        // The files durably hold everything, so no file needs the journal any more, even if it is moved.
         let left = self.clear_left_marks(!by_one_flush)?;
         for one in &left {
             tracing::warn!(store = %self.path.display(), "{}", one.problem());
         }
         if !left.is_empty() && !self.journal.lock().journal.is_dirty() {
-            // As it was found.
+            // The journal stays as it was found.
             return Ok(());
         }
         let mut cleared = Vec::new();
@@ -210,7 +211,7 @@ impl OpenStore {
         if !self.is_durable()
             && let Err(e) = self.storage.sync_file_system(sync_point::RECOVER_DATA).context("flush", &self.path)
         {
-            // What it lost, no later flush brings back.
+            // No later flush brings lost data back.
             let _ = note_lost_flush(&*self.storage, &self.store_dir.journal());
             return Err(e);
         }
@@ -218,8 +219,8 @@ impl OpenStore {
         Ok(())
     }
 
-    /// Waits for who holds a commit; then readers learn that nothing of what follows is told. What was read is as durable as
-    /// it was.
+    /// Waits for readers that hold a commit; then tells readers that later changes are not announced. Data that they
+    /// have read is as durable as before.
     pub(crate) fn leave_readers(&self) {
         if let Some(Err(e)) = self.page.as_ref().map(|page| page.end()) {
             tracing::warn!(store = %self.path.display(), error = %e, "readers were not told that the store is closed");
@@ -227,7 +228,7 @@ impl OpenStore {
         self.remove_parked(u64::MAX);
     }
 
-    /// Nothing of the store is left on disk: there is nothing to close.
+    /// Marks the store as closed, because none of it is left on the disk.
     pub(crate) fn forget(&self) {
         self.closed.store(true, SeqCst);
     }
@@ -236,7 +237,7 @@ impl OpenStore {
 impl Drop for OpenStore {
     fn drop(&mut self) {
         if self.check_fork().is_err() {
-            // In a forked child everything of the store is closed already.
+            // In a forked child, all descriptors of the store are closed already.
             return;
         }
         if let Err(e) = self.close() {

@@ -1,4 +1,4 @@
-//! A store's condition as data.
+//! A store's state as data.
 
 use crate::engine::Engine;
 use crate::engine::files::file_state::FileState;
@@ -7,26 +7,26 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 pub use untorn_journal::recovery::Recovered;
 
-/// A store's condition.
+/// A store's state.
 #[derive(Clone, Debug, serde::Serialize)]
 #[non_exhaustive]
 pub struct Status {
-    /// The path that the store was opened by.
+    /// The path with which the store was opened.
     #[serde(serialize_with = "crate::engine::paths::path_text::path")]
     pub path: PathBuf,
     /// Identity, in hexadecimal digits.
     pub store_id: String,
-    /// What commits survive.
+    /// The failures that commits survive.
     pub class: FailureClass,
-    /// Whole pages are logged at their first change after a checkpoint began.
+    /// Whether whole pages are logged at their first change after a checkpoint began.
     pub full_page: bool,
-    /// Most bytes of journal.
+    /// Limit for the bytes of the journal.
     pub journal_bytes_max: u64,
     /// Bytes of journal on disk.
     pub journal_bytes_allocated: u64,
     /// Bytes of journal that a checkpoint would free.
     pub journal_bytes_pending: u64,
-    /// The journal is written past the page cache.
+    /// Whether the journal is written past the page cache.
     pub journal_direct: bool,
     /// Commits since the store was opened.
     pub commits: u64,
@@ -36,7 +36,7 @@ pub struct Status {
     pub commits_waited: u64,
     /// Checkpoints since the store was opened.
     pub checkpoints: u64,
-    /// Number of the last durable commit.
+    /// LSN of the last durable commit.
     pub lsn: u64,
     /// Flushes of any kind since the store was opened.
     pub syncs: u64,
@@ -46,7 +46,7 @@ pub struct Status {
     pub journal_bytes_written: u64,
     /// Files in the store's table.
     pub open_files: u64,
-    /// Memory that changes not yet in the data files take, in bytes.
+    /// Memory, in bytes, of changes that are not yet in the data files.
     pub memory_bytes: u64,
     /// The failure that keeps the store from taking commits, if there is one.
     pub failed: Option<String>,
@@ -56,22 +56,22 @@ pub struct Status {
     pub held: Vec<u64>,
     /// Files that are mapped.
     pub maps: Vec<MapStatus>,
-    /// What recovery did when the store was opened.
+    /// The results of recovery when the store was opened.
     pub recovered: Recovered,
 }
 
-/// A file or directory to which committed changes could not be brought.
+/// A file or directory to which committed changes could not be applied.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Quarantined {
     /// Its name in the store.
     #[serde(serialize_with = "crate::engine::paths::path_text::path")]
     pub path: PathBuf,
-    /// Why, and what to do.
+    /// Why, and the next step for the user.
     pub reason: String,
 }
 
 impl Quarantined {
-    /// What is wrong, with the name once, and what to do.
+    /// The problem, with the name once, and the next step for the user.
     pub fn problem(&self) -> String {
         let name = self.path.display().to_string();
         let reason = match self.reason.contains(&name) {
@@ -139,21 +139,21 @@ pub struct MapStatus {
     /// The file's name in the store.
     #[serde(serialize_with = "crate::engine::paths::path_text::path")]
     pub path: PathBuf,
-    /// How stores are found: `scan` or `pagemap`.
+    /// The way of finding stores: `scan` or `pagemap`.
     pub tracker: &'static str,
     /// Bytes that can be accessed.
     pub mapped_bytes: u64,
     /// Bytes of address space reserved.
     pub address_space_bytes: u64,
-    /// Bytes of pages that were stored to and not dropped: memory or swap.
+    /// Bytes of pages that were stored to and not dropped, in memory or swap.
     pub private_bytes: u64,
     /// Bytes of copies kept to compare with at the next commit.
     pub copies_bytes: u64,
     /// The cap on private bytes.
     pub dirty_max_bytes: Option<u64>,
-    /// More is private than the cap allows.
+    /// Whether more bytes are private than the cap allows.
     pub over: bool,
-    /// Commits may drop clean pages.
+    /// Whether commits may drop clean pages.
     pub quiet: bool,
     /// Maps that the program holds.
     pub maps: u64,

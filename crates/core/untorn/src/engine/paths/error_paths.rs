@@ -1,9 +1,9 @@
-//! Paths in messages, and directories that no store may be in.
+//! Paths in messages, and directories in which no store may be.
 
 use std::path::{Path, PathBuf};
 use untorn_journal::{Context, Error, Result};
 
-/// Adds the store's path to an error that is about a path inside the store.
+/// Adds the store's path to an error about a path inside the store.
 pub(crate) fn error_in_store(e: Error, store: &Path) -> Error {
     let inside = |path: PathBuf| if store.as_os_str().is_empty() { path } else { join(store, &path) };
     match e {
@@ -21,12 +21,13 @@ pub(crate) fn error_in_store(e: Error, store: &Path) -> Error {
     }
 }
 
-/// The path of a standalone store names its file; what is Untorn's stands beside that file.
+/// Joins the store's path and a path inside it. The path of a standalone store names its file, and Untorn's files are
+/// beside that file.
 fn join(store: &Path, inside: &Path) -> PathBuf {
     if store.is_dir() { store.join(inside) } else { store.parent().unwrap_or(Path::new("")).join(inside) }
 }
 
-/// Untorn's own directories hold no data.
+/// Checks that a directory is not inside one of Untorn's own, which hold no data.
 pub(crate) fn check_outside(dir: &Path) -> Result<()> {
     let whole = std::fs::canonicalize(if dir.as_os_str().is_empty() { Path::new(".") } else { dir });
     let whole = whole.context("open", dir)?;

@@ -1,12 +1,13 @@
-//! Copies of pages that are made before the program's threads stand still. A copy is good until its page is stored to, which
-//! the tracker tells. They are a shortcut: every page with a good copy is found and not staged, too.
+//! Early copies of pages, made before the program's threads are stopped. A copy is good until its page is stored to,
+//! which the tracker reports. The copies are only a shortcut: each page with a good copy is also noted as found and not
+//! staged.
 
 use crate::invariant;
 use std::collections::HashMap;
 use std::ops::Range;
 use untorn_os::holds;
 
-/// Memory that is kept for the next time.
+/// Memory that is kept for the next commit.
 const KEPT_BYTES: usize = 8 << 20;
 
 #[derive(Default)]
@@ -16,7 +17,7 @@ pub(super) struct Ahead {
 }
 
 struct Copy {
-    /// Where in the bytes.
+    /// Offset in `bytes`.
     at: usize,
     good: bool,
 }
@@ -27,13 +28,14 @@ impl Ahead {
         self.copies.get(&page).is_some_and(|copy| copy.good)
     }
 
-    /// Bytes of all copies, if there were some of these pages, too.
+    /// Number of bytes of all copies, if these pages were copied, too.
     pub(super) fn bytes_with(&self, pages: &[u64], page_bytes: usize) -> usize {
         let new = pages.iter().filter(|page| !self.copies.contains_key(page)).count();
         self.bytes.len() + new * page_bytes
     }
 
-    /// Room for a copy of each of these pages, which are in order; they are good from now on. None: there is no memory.
+    /// Makes room for a copy of each of these pages, which are in order, and marks the copies as good. Returns `None`
+    /// if there is no memory.
     pub(super) fn add(&mut self, pages: &[u64], page_bytes: usize) -> Option<Vec<&mut [u8]>> {
         let more = self.bytes_with(pages, page_bytes) - self.bytes.len();
         self.bytes.try_reserve(more).ok()?;
@@ -53,7 +55,7 @@ impl Ahead {
         Some(places.into_iter().map(|at| unsafe { std::slice::from_raw_parts_mut(base.add(at), page_bytes) }).collect())
     }
 
-    /// Pages of this size were stored to.
+    /// Marks the copies of pages that were stored to as outdated.
     pub(super) fn forget(&mut self, range: &Range<u64>, page_bytes: u64) {
         if !holds(invariant::CUT_COPIES_ANEW) {
             return;
@@ -70,7 +72,7 @@ impl Ahead {
         }
     }
 
-    /// Copies of other pages are good no more.
+    /// Marks the copies of all pages as outdated for which `is_good` is false.
     pub(super) fn retain(&mut self, is_good: impl Fn(u64) -> bool) {
         self.copies.iter_mut().for_each(|(page, copy)| copy.good &= is_good(*page));
         if self.copies.values().all(|copy| !copy.good) {
@@ -78,7 +80,7 @@ impl Ahead {
         }
     }
 
-    /// The good ones.
+    /// The good copies.
     pub(super) fn copies(&self, page_bytes: usize) -> impl Iterator<Item = (u64, &[u8])> {
         let good = self.copies.iter().filter(|(_, copy)| copy.good);
         good.map(move |(page, copy)| (*page, &self.bytes[copy.at..copy.at + page_bytes]))

@@ -1,4 +1,4 @@
-//! From stores in memory to staged changes: find the pages, copy them once, compare, stage what differs.
+//! From stores in memory to staged changes: find the pages, copy them once, compare, stage the differences.
 
 use super::{COPIES_BYTES_MAX, Region, told};
 use crate::engine::content::{Content, SpillSink, edited};
@@ -12,34 +12,34 @@ use untorn_journal::format::sized_memory;
 use untorn_journal::{Context, Error, Result};
 use untorn_os::{Invariant, Piece, Tracker, holds, value_if_holds};
 
-/// Pages that are copied and compared at once: both sides stay in the processor's cache.
+/// Pages that are copied and compared at once, so that both sides stay in the processor's cache.
 pub(super) const LOT_PAGES: usize = 32;
-/// Compared first, as most of a page is unchanged.
+/// Bytes that are compared first, because most of a page is usually unchanged.
 pub(super) const BLOCK_BYTES: usize = 512;
 
-/// Pages that are copied at one moment at most; of more the rest is compared before the program goes on.
+/// Limit for the bytes copied at one moment; the rest is compared before the program continues.
 const COPIES_MOST: usize = 64 << 20;
 /// Memory for such copies that is kept for the next commit.
 const KEPT_BYTES: usize = 8 << 20;
-/// With more pages than this found, those that were only read are left out before they are copied.
+/// With more found pages than this, those that were only read are excluded before copying.
 const UNSURE_MOST: usize = 2048;
 
-/// Pages that were stored to, as they were at one moment.
+/// Pages that were stored to, as of one moment.
 pub(crate) struct Copies {
     pub(super) pages: Vec<u64>,
-    /// Instead of pages, with the tracker `told`.
+    /// Used instead of pages with the tracker `told`.
     pub(super) ranges: Vec<Range<u64>>,
     pub(super) bytes: Vec<u8>,
 }
 
-/// A store that a commit did not expect.
+/// A store that happened unexpectedly during a commit.
 pub(crate) struct Race {
     pub address: usize,
     pub offset: u64,
 }
 
 impl Region {
-    /// Asks which pages were stored to. What the tracker has told it does not tell again.
+    /// Queries the pages that were stored to, and notes them, because the tracker reports each of them only once.
     pub(crate) fn find_stores(&mut self, content: &Content) -> Result<()> {
         if self.is_told() {
             self.told.take(self.accessible, &mut self.taken);
@@ -48,7 +48,7 @@ impl Region {
         let mut found = Vec::new();
         let mut asked = self.mapping.changed(0..self.accessible, &mut found);
         if asked.is_ok() && self.tracker() == Tracker::Scan && !self.live {
-            // Pages of the file that were read for the first time are reported, too.
+            // The tracker also reports pages of the file that were read for the first time.
             let mut stored = Vec::new();
             asked = found.iter().try_for_each(|range| self.stored_to(range, &mut stored));
             if asked.is_ok() || !holds(invariant::FOUND_ONCE) {
@@ -59,7 +59,7 @@ impl Region {
         asked.map_err(|e| self.fail(content, "look for changed pages of", e))
     }
 
-    /// The tracker has told of these pages.
+    /// Notes pages that the tracker has reported.
     pub(super) fn is_stored_to(&mut self, range: Range<u64>) {
         self.ahead.forget(&range, self.page());
         self.found.insert(range);
@@ -68,18 +68,18 @@ impl Region {
     /// Pages that were stored to and are not staged yet.
     pub(crate) fn stored(&mut self, content: &Content) -> Result<Vec<Range<u64>>> {
         self.find_stores(content)?;
-        // Of a commit that failed, what it staged is looked at once more.
+        // Pages that a failed commit staged are examined again.
         self.touched.take().into_iter().flatten().for_each(|range| self.found.insert(range));
         let pages: RangeSet<u64> = self.unstaged().map(|range| self.pages_of(range)).collect();
         Ok(pages.into_iter().collect())
     }
 
-    /// What was found or told of, and is not staged yet.
+    /// Ranges that were found or reported, and are not staged yet.
     fn unstaged(&self) -> impl Iterator<Item = &Range<u64>> {
         self.found.iter().chain(&self.taken)
     }
 
-    /// Appends those pages of a range that do not show the file any more.
+    /// Appends the pages of a range that do not show the file any more.
     fn stored_to(&self, range: &Range<u64>, into: &mut Vec<Range<u64>>) -> std::io::Result<()> {
         let page = self.page();
         let mut at = range.start;
@@ -97,7 +97,7 @@ impl Region {
         Ok(())
     }
 
-    /// Somebody else must not have changed the data file: what pages show would be theirs.
+    /// Checks that no other program has changed the data file, because pages would show its changes.
     pub(super) fn check_unchanged(&self, content: &Content) -> Result<()> {
         let Some(last) = content.last_stat.filter(|_| content.applying.is_none()) else { return Ok(()) };
         let now = self.data()?.meta().context("look at", &content.path)?;
@@ -111,7 +111,7 @@ impl Region {
         })
     }
 
-    /// What was stored becomes staged changes, in whole units.
+    /// Turns stores into staged changes, in whole units.
     pub(crate) fn stage_stores(&mut self, content: &mut Content, sink: &dyn SpillSink, unit: usize) -> Result<()> {
         self.check_owed()?;
         self.find_stores(content)?;
@@ -125,9 +125,8 @@ impl Region {
         }
     }
 
-    /// Copies the pages that were stored to, all as they are at this moment. The caller has the program stand still
-    /// for this, and for no longer. `looked`: the caller has just asked for these pages, and the program stood still
-    /// since.
+    /// Copies all pages that were stored to, as of this moment. The caller stops the program for this, and no longer.
+    /// `looked`: the caller has just queried these pages, and the program has been stopped since.
     pub(crate) fn copy_stores(
         &mut self,
         content: &mut Content,
@@ -157,7 +156,7 @@ impl Region {
         let mut bytes = std::mem::take(&mut self.copies_at_once);
         let len = pages.len() * page as usize;
         if bytes.len() < len && sized_memory::resize(&mut bytes, len, &content.path).is_err() {
-            // The program stands still for longer, and the commit is made.
+            // Without this memory the program stays stopped for longer, but the commit is made.
             self.stage_found(content, sink, unit)?;
             return Ok(Copies { pages: Vec::new(), ranges: Vec::new(), bytes: Vec::new() });
         }
@@ -165,7 +164,7 @@ impl Region {
         Ok(Copies { pages, ranges: Vec::new(), bytes })
     }
 
-    /// Takes those pages out of what was found that still show the file: they were only read.
+    /// Removes found pages that still show the file, because they were only read.
     fn leave_out_unstored(&mut self, content: &Content) -> Result<()> {
         if self.tracker() == Tracker::Scan && !self.live {
             let (found, mut stored) = (std::mem::take(&mut self.found), Vec::new());
@@ -179,7 +178,7 @@ impl Region {
         Ok(())
     }
 
-    /// Stages copies, of pages that nobody has marked or staged since.
+    /// Stages copies of pages that were neither marked nor staged since they were copied.
     pub(crate) fn stage_copies(
         &mut self,
         content: &mut Content,
@@ -209,7 +208,7 @@ impl Region {
         Ok(())
     }
 
-    /// Keeps the memory of copies for the next commit, unless it is much.
+    /// Keeps the memory of copies for the next commit, unless it is large.
     fn keep_buffer(&mut self, bytes: Vec<u8>) {
         if bytes.len() <= KEPT_BYTES {
             self.copies_at_once = bytes;
@@ -236,7 +235,7 @@ impl Region {
         }
     }
 
-    /// Stages copies of pages that were found, which are all that were found between the first and the last.
+    /// Stages copies of found pages. `pages` has all found pages between the first and the last.
     pub(super) fn stage_lot(
         &mut self,
         content: &mut Content,
@@ -283,8 +282,8 @@ impl Region {
         self.mapping.copy_out(&mut pieces).map_err(|e| self.fail(content, "read the mapping of", e))
     }
 
-    /// Calls `each` with every page's offset, its copy, and the content there. The invariant is the reason for the
-    /// overlays in the content.
+    /// Calls `each` with every page's offset, its copy, and the content there. The invariant `care` ensures that the
+    /// content includes the overlays.
     pub(super) fn compare(
         &self,
         care: Invariant,
@@ -305,7 +304,7 @@ impl Region {
                 i += 1;
                 continue;
             }
-            // Pages in a row are read at once.
+            // Adjacent pages are read at once.
             let next =
                 |n: usize| pages.get(i + n).is_some_and(|at| *at == pages[i] + n as u64 * page && known(at).is_none());
             let run = (1..).take_while(|n| next(*n)).count() + 1;
@@ -319,7 +318,7 @@ impl Region {
         Ok(())
     }
 
-    /// Brings the copies that are kept for the next comparison up to changes that are being staged.
+    /// Updates the copies that are kept for the next comparison with changes that are being staged.
     fn keep(&mut self, pages: &[u64], copies: &[u8], changes: &[Range<u64>]) {
         let page = self.page();
         for (at, copy) in pages.iter().zip(copies.chunks_exact(page as usize)) {
@@ -339,7 +338,7 @@ impl Region {
         }
     }
 
-    /// A store that came since the stores were last staged.
+    /// A store since the last staging, if there was one.
     pub(crate) fn race(&mut self, content: &Content) -> Result<Option<Race>> {
         self.find_stores(content)?;
         let (page, base) = (self.page(), self.mapping.address() as usize);
@@ -364,13 +363,13 @@ impl Region {
     }
 }
 
-/// Lines that differ, on their way to the write set.
+/// Lines that differ, for the write set.
 struct Stage {
     size: u64,
     unit: usize,
     ranges: Vec<Range<u64>>,
     bytes: Vec<u8>,
-    /// Until something was left out.
+    /// Whether there was memory for all differences so far.
     has_memory: bool,
 }
 

@@ -1,8 +1,8 @@
-//! A commit of memory to which threads store while it is made: they stand still for a moment, at any instruction.
+//! Commits memory to which threads store meanwhile, by stopping them briefly, each at an arbitrary instruction.
 //!
-//! Pages that were stored to are copied while they run, again and again, until few are left that were stored to meanwhile. In
-//! the moment these are found and copied, by calls that allocate nothing and take no lock. What comes behind it works on the
-//! copies, and may still change what is staged: sections that had not ended are undone there.
+//! Pages that were stored to are copied while the threads run, repeatedly, until few pages are stored to in between.
+//! During the stop, these are found and copied, by calls that allocate nothing and take no lock. Later steps work on
+//! the copies, and may still change the staged state: sections that had not ended are undone there.
 
 use super::Region;
 use super::ahead::Ahead;
@@ -15,15 +15,15 @@ use untorn_journal::Result;
 use untorn_journal::format::sized_memory;
 use untorn_os::{Piece, StillCopy, Tracker, holds};
 
-/// How often pages are copied that were stored to meanwhile, before the threads are stopped.
+/// Limit for the rounds of copying before the threads are stopped.
 const ROUNDS_MOST: usize = 6;
-/// With so few pages left another round does not pay.
+/// With at most this many pages left, another round does not pay.
 const FEW_PAGES: usize = 64;
-/// More than this is not copied before the threads are stopped, but staged, which takes longer.
+/// More bytes than this are staged before the threads are stopped, instead of copied. Staging takes longer.
 const AHEAD_BYTES: usize = 128 << 20;
 
 impl Region {
-    /// The pages that were found and have no copy.
+    /// The found pages without a copy.
     fn uncopied(&self) -> Vec<u64> {
         let pages = self.found.iter().flat_map(|range| range.clone().step_by(self.page() as usize));
         pages.filter(|page| !self.ahead.has(*page)).collect()
@@ -43,12 +43,12 @@ impl Region {
         })
     }
 
-    /// Copies what was stored so far, while threads store.
+    /// Copies bytes stored so far, while threads store.
     pub(crate) fn stage_ahead(&mut self, content: &mut Content, sink: &dyn SpillSink, unit: usize) -> Result<()> {
         tidy(self.touched.get_or_insert_default());
-        // Of an attempt before this one, copies that are still good.
+        // Keep the copies of an earlier attempt that are still good.
         self.ahead.retain(|page| self.found.contains(&page));
-        // Where stores cannot be found, all of it is copied in the moment.
+        // Without tracking of stores, everything is copied during the stop.
         if self.tracker() != Tracker::Scan {
             return Ok(());
         }
@@ -68,15 +68,15 @@ impl Region {
         Ok(())
     }
 
-    /// Copies what was stored so far, and makes room for so many pages, which are copied in the moment that follows. False:
-    /// more were stored to, which are better copied ahead once more.
+    /// Copies bytes stored so far, and allocates room for `most` pages, which are copied during the stop that follows.
+    /// Returns false if more pages were stored to; these should be copied ahead in another round.
     pub(crate) fn prepare_copy(&mut self, content: &mut Content, most: u64) -> Result<bool> {
         self.touched.get_or_insert_default();
         self.check_owed()?;
         if self.tracker() == Tracker::Scan {
             self.find_stores(content)?;
             let pages = self.uncopied();
-            // Threads may wait for what the caller holds.
+            // Too many to copy here, because threads may wait for locks that the caller holds.
             if pages.len() as u64 > most {
                 return Ok(false);
             }
@@ -84,7 +84,7 @@ impl Region {
         }
         let has_room = self.still_copy.as_ref().is_some_and(|copy| copy.has_room(self.accessible));
         if !has_room {
-            // Somewhat more, as the heap may grow.
+            // Somewhat more than needed now, because the heap may grow.
             let room = self.accessible + self.accessible / 4;
             let made = StillCopy::new(room).map_err(|_| sized_memory::none(room as usize, &content.path));
             self.still_copy = Some(made?);
@@ -97,8 +97,8 @@ impl Region {
         Ok(true)
     }
 
-    /// Finds and copies what was stored since, if that is no more than so many pages; otherwise (false) it is found only.
-    /// Allocates nothing, and takes no lock.
+    /// Finds and copies the pages stored to since then, if there are at most `most`; otherwise (false) it only finds
+    /// them. Allocates nothing, and takes no lock.
     pub(crate) fn copy_now(&mut self, most: u64) -> std::io::Result<bool> {
         match &mut self.still_copy {
             Some(copy) => self.mapping.copy_changed(0..self.accessible, most, copy),
@@ -106,11 +106,11 @@ impl Region {
         }
     }
 
-    /// Stages what was copied.
+    /// Stages the copied pages.
     pub(crate) fn stage_copied(&mut self, content: &mut Content, sink: &dyn SpillSink, unit: usize) -> Result<()> {
         let Some(copy) = self.still_copy.take() else { return Ok(()) };
         let mut ahead = std::mem::take(&mut self.ahead);
-        // First of all: the tracker does not find these pages again.
+        // Note these pages first, because the tracker does not report them again.
         for range in copy.ranges() {
             ahead.forget(range, self.page());
             self.found.insert(range.clone());
@@ -118,7 +118,7 @@ impl Region {
         let is_whole = copy.is_whole();
         let staged = match is_whole {
             true => self.stage_copy(content, sink, unit, &copy, &ahead),
-            // The commit is not made, and the next one looks at them.
+            // The commit is not made, and the next one examines these pages.
             false => Ok(()),
         };
         if is_whole {
@@ -156,19 +156,19 @@ impl Region {
         Ok(())
     }
 
-    /// What was staged since the last commit, in whole pages.
+    /// Ranges staged since the last commit, in whole pages.
     pub(crate) fn touched(&self) -> Vec<Range<u64>> {
         let mut touched = self.touched.clone().unwrap_or_default();
         tidy(&mut touched);
         touched
     }
 
-    /// What was staged is the commit.
+    /// Notes that the staged ranges are committed.
     pub(crate) fn forget_touched(&mut self) {
         self.touched = None;
     }
 
-    /// Other bytes are staged than memory has: the next commit looks at these pages, whether or not they are stored to.
+    /// Notes that staged bytes differ from memory: the next commit examines these pages, even without new stores.
     pub(crate) fn differs_in_memory(&mut self, range: Range<u64>) {
         self.outdate(&range);
         let pages = self.pages_of(&range);

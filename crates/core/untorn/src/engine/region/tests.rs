@@ -1,4 +1,4 @@
-//! A mapping that fails where no kernel does so on request.
+//! A mapping that fails at points at which no kernel can be made to fail.
 
 use super::*;
 use crate::{MapOptions, StoreOptions};
@@ -6,7 +6,7 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 
-/// Tells which pages were stored to, and then fails, once.
+/// Reports the pages that were stored to, and then fails, once.
 struct Failing {
     mapping: Box<dyn Mapping>,
     fails: AtomicBool,
@@ -59,7 +59,7 @@ impl Mapping for Failing {
     }
 }
 
-/// Counts what is stored by calls, and stores to the same page like a thread of the program that comes right after.
+/// Counts stores by calls, and stores to the same page afterwards, like another thread of the program.
 struct Stored {
     mapping: Box<dyn Mapping>,
     count: Arc<AtomicUsize>,
@@ -113,7 +113,7 @@ impl Mapping for Stored {
     }
 }
 
-/// Counts from now on what is stored to the file's mapping by calls.
+/// Counts, from now on, stores by calls to the file's mapping.
 fn count_stores(file: &crate::File, racing: bool) -> Arc<AtomicUsize> {
     let mut state = file.shared.write();
     let region = state.region.take().unwrap();
@@ -131,7 +131,7 @@ fn a_rollback_costs_what_was_stored_since_the_last_one() {
     map.msync().unwrap();
     // SAFETY: inside the map.
     let store = |page: usize| unsafe { map.as_mut_ptr().add(page * 4096 + 5).write_volatile(page as u8 + 1) };
-    // With gaps: many pages in a row are mapped anew.
+    // With gaps, because many adjacent pages would be mapped again instead.
     (0..200).step_by(2).for_each(store);
     map.rollback().unwrap();
     let count = count_stores(&file, false);
@@ -162,7 +162,7 @@ fn a_store_during_a_rollback_is_not_forgotten() {
     assert_eq!((plain[5000], plain[4096 + 4000]), (0, 77));
 }
 
-/// A mapped file of two pages of zeros, its tracker the best there is here.
+/// A mapped file of two pages of zeros, with the best tracker that works here.
 fn mapped(dir: &std::path::Path) -> (crate::File, crate::Map) {
     std::fs::write(dir.join("f"), [0; 8192]).unwrap();
     let file = StoreOptions::default().background(false).open(dir).unwrap().open_file("f").unwrap();
@@ -170,7 +170,7 @@ fn mapped(dir: &std::path::Path) -> (crate::File, crate::Map) {
     (file, map)
 }
 
-/// The file's mapping fails once, the next time that it is asked for changed pages.
+/// Makes the file's mapping fail once, at the next query of changed pages.
 fn fail_next(file: &crate::File, panics: bool) {
     let mut state = file.shared.write();
     let region = state.region.take().unwrap();

@@ -1,8 +1,8 @@
-//! What the program said that it changes: with the tracker `told` a commit stages these bytes, and no others.
+//! Explicit dirty ranges: with the tracker `told`, a commit stages exactly the bytes that the program reported.
 //!
-//! Threads tell often and commits come rarely, so that each thread notes ranges in one of some lists, under a lock that
-//! other threads rarely want. A list that has grown is sorted and joined, so that its length follows the ranges, not the
-//! calls.
+//! Threads report often, and commits are rare. So each thread adds ranges to one of several lists, under a lock that
+//! other threads rarely need. A list that has grown is sorted and joined, so that its length depends on the ranges, not
+//! on the number of calls.
 
 use super::told_hooks::Hooked;
 use crate::engine::waiting::concurrency::{AtomicU64, Mutex};
@@ -12,21 +12,21 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Lists that threads share. A thread keeps to one.
+/// Number of lists that the threads share. Each thread uses one.
 const LISTS: usize = 16;
-/// A list is sorted and joined when it has so many ranges, and again when it has twice as many as were left.
+/// Length at which a list is sorted and joined, and then again at twice the remaining length.
 const TIDY_AT: usize = 1024;
 
-/// The ranges of a mapping that the program told of and no commit has staged.
+/// The reported ranges of a mapping that no commit has staged.
 pub(crate) struct Told {
     lists: Box<[List]>,
-    /// Bytes that can be accessed, from the first one of the file on.
+    /// Accessible bytes, from the beginning of the file.
     end: AtomicU64,
-    /// What the program's hooks tell, if it has any.
+    /// Reports of the program's hooks, if it has any.
     hooked: Option<Hooked>,
 }
 
-/// On cache lines of its own.
+/// Aligned, to be on separate cache lines.
 #[repr(align(128))]
 #[derive(Default)]
 struct List(Mutex<Ranges>);
@@ -37,7 +37,7 @@ struct Ranges {
     tidy_at: usize,
 }
 
-/// The list of this thread.
+/// The list that this thread uses.
 fn list_of_thread() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     thread_local! {
@@ -52,13 +52,13 @@ fn list_of_thread() -> usize {
 }
 
 impl Told {
-    /// Without `on`, what is told is not noted: another tracker finds it.
+    /// Makes the lists. Without `on`, reports are ignored, because another tracker finds the stores.
     pub(super) fn new(on: bool) -> Told {
         let lists = if on { LISTS } else { 0 };
         Told { lists: (0..lists).map(|_| List::default()).collect(), end: AtomicU64::new(0), hooked: None }
     }
 
-    /// What the program's hooks see of a mapping at this address counts as told, if it has hooks.
+    /// Includes stores that the program's hooks report for a mapping at this address, if it has hooks.
     pub(super) fn hear_hooks(&mut self, base: usize, address_space: u64) -> std::io::Result<()> {
         self.hooked = Hooked::new(base, address_space)?;
         Ok(())
@@ -72,12 +72,12 @@ impl Told {
         self.end.store(end, Ordering::Release);
     }
 
-    /// Bytes that can be told of, from the first one of the file on: whole pages.
+    /// Bytes that can be reported, from the beginning of the file: whole pages.
     fn end(&self) -> u64 {
         self.end.load(Ordering::Acquire)
     }
 
-    /// Notes a range of the file, which lies before the end.
+    /// Adds a range of the file, which must lie before the end.
     #[inline]
     pub(super) fn note(&self, range: Range<u64>) {
         if self.is_on() && range.start < range.end {
@@ -85,7 +85,7 @@ impl Told {
         }
     }
 
-    /// Notes `len` bytes at an address, if they lie before the end; `base` is the address of the file's first byte.
+    /// Adds `len` bytes at an address, if they lie before the end; `base` is the address of the file's first byte.
     #[inline]
     pub(crate) fn touch(&self, base: usize, address: usize, len: usize) -> bool {
         let start = address.wrapping_sub(base) as u64;
@@ -98,7 +98,7 @@ impl Told {
         }
     }
 
-    /// Takes what was told so far, as far as it lies before `end`: adds it to ranges that are in order and do not meet.
+    /// Takes all reported ranges before `end`, and adds them to ranges that are in order and neither overlap nor touch.
     pub(super) fn take(&self, end: u64, into: &mut Vec<Range<u64>>) {
         let taken = into.len();
         for list in &self.lists {
@@ -119,7 +119,7 @@ impl Told {
 
 impl Ranges {
     fn note(&mut self, range: Range<u64>) {
-        // Most often the same object again, or the one behind it.
+        // Usually the same object again, or the one behind it.
         if let Some(last) = self.ranges.last_mut()
             && range.start <= last.end
             && last.start <= range.end
@@ -135,7 +135,7 @@ impl Ranges {
     }
 }
 
-/// Sorts ranges and joins those that meet.
+/// Sorts ranges and joins those that overlap or touch.
 pub(super) fn tidy(ranges: &mut Vec<Range<u64>>) {
     ranges.sort_unstable_by_key(|range| range.start);
     ranges.dedup_by(|next, last| {
@@ -147,7 +147,7 @@ pub(super) fn tidy(ranges: &mut Vec<Range<u64>>) {
     });
 }
 
-/// Leaves of ranges in order what lies before an end.
+/// Cuts ordered ranges at an end.
 pub(super) fn clip(ranges: &mut Vec<Range<u64>>, end: u64) {
     ranges.truncate(ranges.partition_point(|range| range.start < end));
     if let Some(last) = ranges.last_mut() {
@@ -155,7 +155,7 @@ pub(super) fn clip(ranges: &mut Vec<Range<u64>>, end: u64) {
     }
 }
 
-/// Takes bytes out of ranges in order.
+/// Removes bytes from ordered ranges.
 pub(super) fn remove(ranges: &mut Vec<Range<u64>>, gone: &Range<u64>) {
     let first = ranges.partition_point(|range| range.end <= gone.start);
     let end = ranges.partition_point(|range| range.start < gone.end).max(first);
@@ -164,24 +164,24 @@ pub(super) fn remove(ranges: &mut Vec<Range<u64>>, gone: &Range<u64>) {
     ranges.splice(first..end, left);
 }
 
-/// Whether one of ranges in order has a byte.
+/// Whether one of these ordered ranges contains a byte.
 pub(super) fn contains(ranges: &[Range<u64>], offset: u64) -> bool {
     ranges.get(ranges.partition_point(|range| range.end <= offset)).is_some_and(|range| range.start <= offset)
 }
 
-/// What becomes of a store that was not told of.
+/// Reaction to an unreported store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ToldCheck {
     /// The commit is refused.
     Refuse,
-    /// It is printed.
+    /// The store is printed.
     Warn,
 }
 
-/// What a check of a mapping for such stores remembers.
+/// State of the check of a mapping for such stores.
 pub(super) struct Checked {
     pub(super) how: ToldCheck,
-    /// Pages that were stored to and may have bytes that nobody told of.
+    /// Pages that were stored to and may have unreported bytes.
     pub(super) pages: RangeSet<u64>,
     /// Places that were printed, by offset.
     pub(super) printed: HashSet<u64>,

@@ -1,4 +1,4 @@
-//! From what the program told to staged changes: copy these bytes once, and stage them.
+//! From reported ranges to staged changes: copy these bytes once, and stage them.
 
 use super::Region;
 use super::changes::Copies;
@@ -12,17 +12,17 @@ use untorn_journal::commits::overlay::{Source, read_through};
 use untorn_journal::format::sized_memory;
 use untorn_os::{Piece, holds, value_if_holds};
 
-/// Bytes that are copied and staged at once, and ranges.
+/// Bytes and ranges that are copied and staged at once.
 const LOT_BYTES: u64 = 1 << 20;
 const LOT_RANGES: usize = 1 << 14;
-/// Bytes that are copied at one moment at most; of more the rest is staged before the program goes on.
+/// Limit for the bytes copied at one moment; the rest is staged before the program continues.
 const COPIES_MOST: u64 = 64 << 20;
 
 pub(super) fn len_of(ranges: &[Range<u64>]) -> u64 {
     ranges.iter().map(|range| range.end - range.start).sum()
 }
 
-/// The first of these ranges, no more than a lot; the last may be a part of one.
+/// The first of these ranges, at most one lot; the last one may be partial.
 fn first_lot(ranges: &[Range<u64>]) -> Vec<Range<u64>> {
     let (mut lot, mut bytes) = (Vec::new(), 0);
     for range in ranges.iter().take(LOT_RANGES) {
@@ -37,7 +37,8 @@ fn first_lot(ranges: &[Range<u64>]) -> Vec<Range<u64>> {
 }
 
 impl Region {
-    /// Exactly what was told of is staged: whole lines, as they are compared with the other trackers, would have more.
+    /// Without the invariant, extends ranges to whole lines, which the other trackers compare. Exactly the reported
+    /// bytes must be staged.
     fn add_lines(&mut self) {
         if !holds(invariant::UNTOLD_STAYS_OUT) {
             for range in &mut self.taken {
@@ -47,7 +48,7 @@ impl Region {
         }
     }
 
-    /// Stages what was told of, as it is in memory now.
+    /// Stages the reported bytes, as they are in memory now.
     pub(super) fn stage_told(&mut self, content: &mut Content, sink: &dyn SpillSink, unit: usize) -> Result<()> {
         self.add_lines();
         let mut taken = std::mem::take(&mut self.taken);
@@ -56,7 +57,7 @@ impl Region {
             let lot = first_lot(&taken[staged..]);
             done =
                 self.copies_of(content, &lot).and_then(|bytes| self.stage_told_lot(content, sink, unit, &lot, bytes));
-            // What cannot be staged stays, for the next commit.
+            // Ranges that cannot be staged stay, for the next commit.
             if done.is_ok() || !holds(invariant::TOLD_UNTIL_STAGED) {
                 staged += lot.len();
                 let (whole, last) = (&mut taken[staged - 1], &lot[lot.len() - 1]);
@@ -71,7 +72,7 @@ impl Region {
         done
     }
 
-    /// Copies what was told of, all as it is at this moment.
+    /// Copies all reported bytes, as of this moment.
     pub(super) fn copy_told(&mut self, content: &mut Content, sink: &dyn SpillSink, unit: usize) -> Result<Copies> {
         self.find_stores(content)?;
         if len_of(&self.taken) > COPIES_MOST {
@@ -84,7 +85,7 @@ impl Region {
         Ok(Copies { pages: Vec::new(), ranges, bytes })
     }
 
-    /// Stages copies, which are of all that was taken.
+    /// Stages copies of all ranges that were taken.
     pub(super) fn stage_told_copies(
         &mut self,
         content: &mut Content,
@@ -101,7 +102,7 @@ impl Region {
         Ok(())
     }
 
-    /// Stages bytes of ranges that were told of. What follows on the same page or line is not theirs.
+    /// Stages bytes of reported ranges. Other bytes on the same page or line are not included.
     fn stage_told_lot(
         &mut self,
         content: &mut Content,
@@ -116,7 +117,7 @@ impl Region {
         let mut from = 0;
         for range in ranges {
             let len = (range.end - range.start) as usize;
-            // Bytes behind the end of the file are never a part of it.
+            // Bytes beyond the end of the file are never a part of it.
             let inside = range.start..range.end.min(size);
             if inside.start < inside.end {
                 let bytes = bytes.slice(from..from + (inside.end - inside.start) as usize);
@@ -135,8 +136,8 @@ impl Region {
         content.bound_memory(sink)
     }
 
-    /// The parts of a range that differ from the content, to the byte: what belongs to a transaction on its way that may
-    /// fail yet must not get into the next commit with what was told of beside it.
+    /// Appends the parts of a range that differ from the content, byte by byte. Bytes of a transaction on its way,
+    /// which may still fail, must not get into the next commit with bytes that were reported beside them.
     fn differing(
         &self,
         content: &Content,
@@ -159,7 +160,7 @@ impl Region {
         Ok(())
     }
 
-    /// Copies of bytes, one after the other.
+    /// Copies of the bytes of ranges, one after the other.
     pub(super) fn copies_of(&self, content: &Content, ranges: &[Range<u64>]) -> Result<Vec<u8>> {
         let mut bytes = sized_memory::zeros(len_of(ranges), &content.path)?;
         self.copy_ranges_out(content, ranges, &mut bytes)?;

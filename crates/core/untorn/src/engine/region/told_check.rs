@@ -1,7 +1,7 @@
-//! For finding bugs with the tracker `told`: stores that the program did not tell of.
+//! For debugging with the tracker `told`: finds stores that the program did not report.
 //!
-//! The mapping is tracked all the same, and before a commit the pages that were stored to are compared with the content,
-//! as with the other trackers. What differs and was not told of is reported.
+//! The mapping is tracked as well, and before a commit the pages that were stored to are compared with the content, as
+//! with the other trackers. Differences that were not reported are errors.
 
 use super::Region;
 use super::changes::LOT_PAGES;
@@ -12,19 +12,19 @@ use std::fmt::Write;
 use std::ops::Range;
 use untorn_journal::{Error, Result};
 
-/// Differing bytes with no more equal ones between them are one place: of a number that was stored some bytes may be as
-/// they were.
+/// Differing bytes with at most this many equal bytes in between are one place, because some bytes of a stored number
+/// may not change.
 const NEAR_BYTES: u64 = 8;
-/// Places that an error names.
+/// Limit for the places that an error names.
 const NAMED_MOST: usize = 8;
-/// Places of one mapping that are printed.
+/// Limit for the places of one mapping that are printed.
 const PRINTED_MOST: usize = 100;
 
 impl Region {
-    /// Before a commit: everything that was stored to was told of.
+    /// Checks before a commit that all stores were reported.
     ///
     /// # Errors
-    /// [`Error::Invalid`] names places that were not; nothing is staged.
+    /// [`Error::Invalid`] names places that were not reported; nothing is staged.
     pub(crate) fn check_told(&mut self, content: &Content) -> Result<()> {
         let Some(mut checked) = self.checked.take() else { return Ok(()) };
         let found = self.find_untold(content, &mut checked);
@@ -52,7 +52,7 @@ impl Region {
         let mut untold: Vec<Range<u64>> = Vec::new();
         for lot in pages.chunks(LOT_PAGES) {
             let copies = self.copies(content, lot)?;
-            // Asked after the copies are made: a thread that stores and tells while they are is no culprit.
+            // Queried after the copies were made, so that a thread that stores and reports meanwhile is not blamed.
             self.find_stores(content)?;
             let size = content.size();
             self.compare(invariant::COMPARE_WITH_VIEW, content, lot, &copies, |at, copy, base| {
@@ -70,7 +70,7 @@ impl Region {
         Ok(untold)
     }
 
-    /// Bytes, their address, and their page, of one place.
+    /// A description of one place: its bytes, address, offset and page.
     fn place(&self, range: &Range<u64>) -> String {
         let (len, page) = (range.end - range.start, range.start / self.page());
         let address = self.address() as usize + range.start as usize;

@@ -1,13 +1,14 @@
-//! What a program's hooks tell (`live/hooks.c`): of each mapping with the tracker `told`, a byte for each line of 64 bytes that
-//! was stored to, and one for each page with such a line.
+//! Reports of a program's hooks (`live/hooks.c`): for each mapping with the tracker `told`, a byte for each line of 64
+//! bytes that was stored to, and a byte for each page with such a line.
 //!
-//! A hook sets the line's byte and then the page's, before the store. [`Hooked::take`] clears a page's byte and then takes its
-//! lines: what is set meanwhile is found now, or the next time. A commit that takes a byte between the telling and the store
-//! does not have the store, and nor has a later one: threads that store while another commits hold a guard, or tell again.
+//! A hook sets the line's byte and then the page's, before the store. [`Hooked::take`] clears a page's byte and then
+//! takes its lines: a byte that is set meanwhile is found now, or the next time. A commit that takes a byte between the
+//! report and the store does not have the store, and neither has a later one. So threads that store while another
+//! thread commits hold a guard, or report again.
 //!
-//! A hook may look at a mapping that has just been unmapped, as other memory may lie there. So what it looks at is never changed
-//! and never freed, and the bytes that it sets stay mapped: those of one mapping become those of a later one, for which a byte
-//! too many that is set is no harm.
+//! A hook may read the entry of a mapping that was just unmapped, because other memory may be there. So an entry is
+//! never changed or freed, and the bytes that hooks set stay mapped: those of one mapping are reused for a later one,
+//! for which an extra byte that is set is harmless.
 
 use std::io;
 use std::ops::Range;
@@ -20,15 +21,15 @@ use untorn_os::Scratch;
 const LINE_BYTES: u64 = 64;
 const PAGE_BYTES: u64 = 4096;
 const LINES: usize = (PAGE_BYTES / LINE_BYTES) as usize;
-/// Mappings that the hooks know at the same time.
+/// Limit for the mappings that the hooks know at the same time.
 const MAPPINGS_MOST: usize = 64;
 
-/// What the hooks look at before each store, in the program's memory. Laid out as in `live/hooks.c`.
+/// The table that the hooks read before each store, in the program's memory. Laid out as in `live/hooks.c`.
 #[repr(C)]
 pub struct ToldTable {
-    /// No entry from here on was ever used.
+    /// Number of entries that were ever used.
     used: AtomicUsize,
-    /// Null: there is no mapping.
+    /// Null for an entry without a mapping.
     entries: [AtomicPtr<Known>; MAPPINGS_MOST],
 }
 
@@ -39,7 +40,7 @@ struct Known {
     bytes: usize,
     lines: *const AtomicU8,
     pages: *const AtomicU8,
-    /// What its entry had before, so that nothing is out of reach. The hooks do not have it.
+    /// The previous value of its entry, so that leaked memory stays reachable. The hooks do not have this field.
     _before: Option<&'static Known>,
 }
 
@@ -48,11 +49,11 @@ unsafe impl Send for Known {}
 // SAFETY: as above.
 unsafe impl Sync for Known {}
 
-/// An entry's bytes, for one mapping after the other.
+/// The bytes of an entry, used for one mapping after the other.
 struct Room {
     lines: Scratch,
     pages: Scratch,
-    /// For mappings of so many bytes.
+    /// Size of the largest mapping that they cover.
     bytes: u64,
     is_taken: bool,
     last: Option<&'static Known>,
@@ -66,14 +67,14 @@ impl Room {
 }
 
 static TABLE: OnceLock<&'static ToldTable> = OnceLock::new();
-/// Of each entry that was ever used.
+/// For each entry that was ever used.
 static ROOMS: Mutex<Vec<Room>> = Mutex::new(Vec::new());
 
 fn rooms() -> MutexGuard<'static, Vec<Room>> {
     ROOMS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The program's hooks look at this table.
+/// Sets the table that the program's hooks read.
 pub fn set_told_table(table: &'static ToldTable) {
     let _ = TABLE.set(table);
 }
@@ -86,7 +87,7 @@ pub(super) struct Hooked {
 }
 
 impl Hooked {
-    /// The hooks know the mapping from now on. None: the program has no hooks.
+    /// Registers a mapping with the hooks. Returns `None` if the program has no hooks.
     pub(super) fn new(base: usize, bytes: u64) -> io::Result<Option<Hooked>> {
         let Some(table) = TABLE.get() else { return Ok(None) };
         let mut rooms = rooms();
@@ -105,7 +106,7 @@ impl Hooked {
                     )));
                 };
                 let last = rooms[entry].last;
-                // A hook may still be about to set a byte of the smaller one, which stays where it is.
+                // A hook may still be about to set a byte in the smaller room, so that one stays mapped.
                 std::mem::forget(std::mem::replace(&mut rooms[entry], Room { last, ..Room::new(bytes)? }));
                 entry
             }
@@ -129,12 +130,12 @@ impl Hooked {
         unsafe { std::slice::from_raw_parts(all.add(range.start), range.len()) }
     }
 
-    /// Appends the lines that were stored to, before an end.
+    /// Appends the lines before `end` that were stored to.
     pub(super) fn take(&self, end: u64, into: &mut Vec<Range<u64>>) {
         const AT_ONCE: usize = 8;
         let pages = self.flags(self.known.pages, 0..end.div_ceil(PAGE_BYTES) as usize);
         for (n, some) in pages.chunks(AT_ONCE).enumerate() {
-            // Most of them are clear.
+            // Usually all of them are clear.
             if some.iter().fold(0, |all, page| all | page.load(Relaxed)) == 0 {
                 continue;
             }

@@ -1,8 +1,8 @@
-//! Changes that are taken out of memory again: by a rollback, and of a transaction that failed.
+//! Removes changes from memory: at a rollback, and when a transaction failed.
 //!
-//! What is stored to memory here would be found by the tracker like any other store, and looked at again by each
-//! rollback and by the next commit. So a page is stored to only where it differs from the content, and the tracker is
-//! asked about it afterwards: a page that is then as it was stored has nothing new.
+//! The tracker would find stores made here like any other store, and each rollback and the next commit would examine
+//! their pages again. So a page is stored to only where it differs from the content, and the tracker is queried about
+//! it afterwards: a page that is then still as it was stored has no new stores.
 
 use super::changes::{BLOCK_BYTES, LOT_PAGES};
 use super::{COPIES_BYTES_MAX, Region, STORED_MAX};
@@ -15,14 +15,14 @@ use untorn_journal::commits::overlay::{Overlay, read_through};
 use untorn_journal::format::sized_memory;
 use untorn_os::{Tracker, holds, value_if_holds};
 
-/// Ranges that were told of and are brought back at once.
+/// Reported ranges that are restored at once.
 const LOT_RANGES: usize = 64;
-/// Pages in one such part of the file are asked about at once.
+/// Pages in one part of the file of this size are queried at once.
 const NEAR_BYTES: u64 = 2 << 20;
 
 impl Region {
-    /// Forgets the write set and what was stored since the last commit. After an error memory may still show
-    /// some of it; no commit goes through until this is done again and succeeds.
+    /// Drops the write set and all stores since the last commit. After an error, memory may still show some of them; no
+    /// commit succeeds until this was repeated successfully.
     pub(crate) fn discard(&mut self, content: &mut Content) -> Result<()> {
         let found = self.find_stores(content);
         let mut undone = std::mem::take(&mut self.found);
@@ -39,7 +39,7 @@ impl Region {
         self.undo(content, undone, found)
     }
 
-    /// Takes the changes of an overlay, which is no part of the content any more, out of memory, too.
+    /// Removes the changes of an overlay, which is no longer a part of the content, from memory.
     pub(crate) fn undo_overlay(&mut self, content: &Content, overlay: &Overlay) -> Result<()> {
         let (zeros, mut undone) = changed_ranges(&[overlay], &(0..self.accessible));
         zeros.iter().for_each(|range| undone.insert(range.clone()));
@@ -47,8 +47,8 @@ impl Region {
         self.undo(content, undone, Ok(()))
     }
 
-    /// Takes changes out of memory that the caller has just taken out of the overlays, and those that could not be
-    /// taken out of memory before.
+    /// Removes changes from memory that the caller has just removed from the overlays, and earlier ones that could not
+    /// be removed.
     fn undo(&mut self, content: &Content, mut undone: RangeSet<u64>, found: Result<()>) -> Result<()> {
         if let Some((owed, _)) = self.owed.take() {
             owed.into_iter().for_each(|range| undone.insert(range));
@@ -59,7 +59,7 @@ impl Region {
     }
 
     fn restore(&mut self, content: &Content, undone: &RangeSet<u64>) -> Result<()> {
-        // Of a store that is closed memory stays as it is: the file may be somebody else's by now.
+        // If the store is closed, memory stays as it is, because another program may own the file now.
         self.data()?;
         let end = self.accessible.min(self.round_up(content.size()));
         self.reach(content, content.size())?;
@@ -71,7 +71,7 @@ impl Region {
             }
             let inner = self.pages_in(&range);
             if inner.end - inner.start > STORED_MAX {
-                // Stored, all of it would be private: more, perhaps, than there is memory.
+                // Map them again: stored pages would be private, and perhaps take more memory than there is.
                 self.load(content, inner.clone())?;
                 let edges = [range.start..inner.start, inner.end..range.end];
                 edges.into_iter().filter(|edge| !edge.is_empty()).for_each(|edge| by_page.insert(edge));
@@ -89,10 +89,10 @@ impl Region {
         pages.chunks(LOT_PAGES).try_for_each(|lot| self.restore_lot(content, lot, &by_page))
     }
 
-    /// Brings the content of ranges back, without a look at the rest of their pages.
+    /// Restores the content of ranges, without examining the rest of their pages.
     fn restore_bytes(&mut self, content: &Content, ranges: &[Range<u64>]) -> Result<()> {
         let Ok(copies) = self.copies_of(content, ranges) else {
-            // A page that cannot be read may be one that can be stored to; and this takes little memory.
+            // A page that cannot be read may still be stored to, and this way takes little memory.
             return ranges.iter().try_for_each(|range| self.store_content(content, range.clone()));
         };
         let overlays = value_if_holds(invariant::COMMITTED_BYTES_BACK, content.overlays());
@@ -109,11 +109,11 @@ impl Region {
         Ok(())
     }
 
-    /// Brings the content of these ranges back into some of their pages.
+    /// Restores the content of these ranges in some of their pages.
     fn restore_lot(&mut self, content: &Content, pages: &[u64], ranges: &RangeSet<u64>) -> Result<()> {
         let page = self.page();
         let Ok(copies) = self.copies(content, pages) else {
-            // A page that cannot be read may be one that can be stored to.
+            // A page that cannot be read may still be stored to.
             let parts = |at: &u64| {
                 ranges
                     .overlapping(&(*at..at + page))
@@ -153,9 +153,9 @@ impl Region {
         self.settle(content, &pages)
     }
 
-    /// Has the tracker forget what was just stored to pages, unless somebody else stored there, too.
+    /// Makes the tracker forget the stores just made to pages, except pages to which other threads stored, too.
     fn settle(&mut self, content: &Content, pages: &[u64]) -> Result<()> {
-        // With the tracker `pagemap` a page stays found until it is dropped.
+        // With the tracker `pagemap`, a page stays found until it is dropped.
         if self.tracker() != Tracker::Scan {
             return Ok(());
         }
@@ -166,7 +166,7 @@ impl Region {
             told.into_iter().for_each(|range| self.is_stored_to(range));
             asked.map_err(|e| self.fail(content, "look for changed pages of", e))?;
         }
-        // Looked at after that: what is stored from now on is found the next time.
+        // Copy after the query: stores from now on are found the next time.
         let Ok(copies) = self.copies(content, pages) else { return Ok(()) };
         let mut as_stored = Vec::new();
         self.compare(invariant::COMMITTED_BYTES_BACK, content, pages, &copies, |at, copy, base| {
@@ -180,8 +180,8 @@ impl Region {
     }
 }
 
-/// From the first byte to the last by which two parts of the same length differ. Most of a page is as it was, so blocks
-/// are compared first.
+/// The range from the first differing byte to the last of two parts of the same length. Blocks are compared first,
+/// because most of a page is usually unchanged.
 fn hull(one: &[u8], other: &[u8]) -> Option<Range<usize>> {
     let mut blocks = one.chunks(BLOCK_BYTES).zip(other.chunks(BLOCK_BYTES)).enumerate().filter(|(_, (a, b))| a != b);
     let differs = |(a, b): (&u8, &u8)| a != b;

@@ -1,7 +1,7 @@
-//! Files that have commits in the journal when a store is opened: they are in the table before anybody can open them.
+//! Files that have commits in the journal when a store is opened: they enter the table before anybody can open them.
 //!
-//! Each is as the store would have it after its last commit: known by the identity that its attribute carries, with its
-//! commits in an overlay, and without a descriptor until it is needed. Checkpoints apply it, in portions.
+//! Each is in the same state as after its last commit: known by the identity in its attribute, with its commits in an
+//! overlay, and without a descriptor until one is needed. Checkpoints apply them, in portions.
 
 use crate::engine::Engine;
 use crate::engine::files::file_state::{FileState, Life, SharedFile};
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use untorn_journal::recovery::carry::Carried;
 
 impl Engine {
-    /// Takes over what is committed and not applied. Nobody uses the store yet.
+    /// Takes over commits that are not applied. Nobody uses the store yet.
     pub(crate) fn take_over(&self, carried: Carried) {
         let mut journal = self.journal.lock();
         let mut table = self.files.lock();
@@ -27,8 +27,8 @@ impl Engine {
             state.applied_lsn = last.previous_lsn;
             state.carried = Some(last.first_lsn..=last.last_lsn);
             state.writable = file.writable;
-            // As after a checkpoint that failed: the owner before may have had one, and the page cache may show what the
-            // disk never got.
+            // The same state as after a failed checkpoint: the previous owner may have had one, and the page cache may
+            // show bytes that the disk never got.
             state.content.applying = (!last.overlay.is_empty()).then(|| Arc::new(last.overlay));
             state.content.base_size = meta.size;
             state.content.last_stat = Some(meta);

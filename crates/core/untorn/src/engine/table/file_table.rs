@@ -16,12 +16,12 @@ use untorn_journal::{Context, Error, Result};
 use untorn_os::Open;
 
 impl Engine {
-    /// A name whose file recovery could not bring to its last commit stays that file's.
+    /// Checks that recovery did not quarantine the file of this name, which keeps its name.
     pub(crate) fn check_quarantine(&self, path: &Path) -> Result<()> {
         self.refuse_quarantined(|q| q.path == path)
     }
 
-    /// Nothing new goes into a directory that recovery could not bring to its last commit.
+    /// Checks that recovery did not quarantine a directory of this path, because nothing new may be created in one.
     pub(crate) fn check_quarantined_dirs(&self, path: &Path) -> Result<()> {
         self.refuse_quarantined(|q| q.id == 0 && path.starts_with(&q.path))
     }
@@ -33,12 +33,12 @@ impl Engine {
         }
     }
 
-    /// The shared file of a name, opening it if it is not open yet. The file counts so many new handles: a file
+    /// The shared file of a name, which is opened if necessary. It counts `handles` new handles at once, because a file
     /// without handles may leave the table at any moment.
     pub(crate) fn load(&self, path: &Path, handles: usize) -> Result<Arc<SharedFile>> {
         self.check_name(path)?;
         self.check_quarantine(path)?;
-        // While a commit changes names, the table and the disk differ.
+        // While a commit changes names, table and disk differ.
         let _names = self.steady_names();
         let mut files = self.files.lock();
         self.check_not_shut_down()?;
@@ -74,15 +74,15 @@ impl Engine {
         Ok(shared)
     }
 
-    /// A file whose commits are still in some journal must not be taken for whole.
+    /// Checks that the file has no commits in some other journal, without which it is incomplete.
     fn check_attribute(&self, path: &Path, found: AttributeFound) -> Result<()> {
-        // Under whichever of its names the file lies: its commits are still in a quarantined journal.
+        // The file is refused under each of its names, because its commits are still in a quarantined journal.
         let quarantined = |id: u64| self.refuse_quarantined(|q| q.id == id);
         let is_known = |a: &Attribute| a.epoch == self.epoch || self.carried.contains(&a.file);
         check_attribute(found, path, Some(self.store_id), quarantined, is_known, |a| self.is_of_another_journal(a))
     }
 
-    /// A file's state with its data file open, for reading it.
+    /// A file's state, locked for reading, with its data file open.
     pub(crate) fn readable<'a>(&self, file: &'a Arc<SharedFile>) -> Result<RwLockReadGuard<'a, FileState>> {
         loop {
             let state = file.read();
@@ -95,8 +95,8 @@ impl Engine {
         }
     }
 
-    /// A file's state with its data file open, for changing it. A descriptor may be closed for the sake of other
-    /// files at any moment at which nobody holds the state.
+    /// A file's state, locked for changes, with its data file open. While nobody holds the state, the descriptor may be
+    /// closed at any moment for the sake of other files.
     pub(crate) fn changeable<'a>(&self, file: &'a Arc<SharedFile>) -> Result<RwLockWriteGuard<'a, FileState>> {
         loop {
             let state = file.write();
@@ -116,7 +116,7 @@ impl Engine {
         files.close_descriptors(self.storage.open_files_max());
         let (path, writable) = {
             let state = shared.read();
-            // A checkpoint writes to what has commits, whatever its mode lets the program do.
+            // A checkpoint writes to files with commits, even if their mode forbids that to the program.
             (state.path().to_owned(), state.writable || state.attribute_set)
         };
         let open = || match writable {
@@ -147,7 +147,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Whether a file can be changed; one that could only be read when it was opened may have another mode now.
+    /// Whether a file can be changed. A file that was read-only when it was opened may have another mode now.
     pub(crate) fn is_writable(&self, shared: &Arc<SharedFile>) -> bool {
         if shared.read().writable {
             return true;
@@ -173,14 +173,14 @@ impl Engine {
         self.files.lock().all().all(|file| file.read().handles == 0)
     }
 
-    /// Takes back a handle that never came to be.
+    /// Uncounts a handle that was not created after all.
     pub(crate) fn remove_handle(&self, shared: &Arc<SharedFile>) {
         shared.write().handles -= 1;
         self.forget_if_idle(shared);
     }
 }
 
-/// Opens something; if there are no descriptors left, closes data files and tries again.
+/// Opens a file; if there are no descriptors left, closes data files and tries again.
 fn with_descriptors<T>(files: &mut FileTable, open: impl Fn() -> io::Result<T>) -> io::Result<T> {
     match open() {
         Err(e) if out_of_descriptors(&e) => {
@@ -197,13 +197,13 @@ fn open_error(path: &Path, e: io::Error) -> Error {
         Some(Errno::ISDIR) => because("it is a directory, not a regular file"),
         Some(Errno::XDEV) => because("a mount point lies on the way; a store is on one file system"),
         Some(Errno::LOOP) => because("a symbolic link lies on the way; links are never followed"),
-        // What opening a socket or a device without a driver says.
+        // The error of opening a socket, or a device without a driver.
         Some(Errno::NXIO) => because("it is a device, a pipe or a socket, not a regular file"),
         _ => Error::io("open", path, e),
     }
 }
 
-/// A file that another store has open has another name there, or that store is another directory.
+/// The error for a file that is open in another store. It has another name there, or that store is another directory.
 fn claimed(path: &Path) -> Error {
     let detail = " through another store, or a program has locked it (`flock`): close it there first";
     Error::Busy { path: path.to_owned(), pid: None, detail: detail.to_owned() }

@@ -1,4 +1,4 @@
-//! Forgetting files: one that nobody uses and that is plain leaves the table, with its memory and its descriptor.
+//! Forgetting files: an unused, plain file leaves the table, and gives up its memory and descriptor.
 //!
 //! ```text
 //! no handle, no transaction, no commit on its way; everything in the data file, durably; the log truncated behind it
@@ -7,7 +7,7 @@
 //!     forget            out of the table, unless somebody opened it meanwhile
 //! ```
 //!
-//! Opened anew, it is a file like any other: it gets a new identity with its first commit.
+//! If the file is opened again, it is like any other file, and gets a new identity with its first commit.
 
 use crate::engine::Engine;
 use crate::engine::files::file_state::{FileState, Life, SharedFile};
@@ -20,24 +20,24 @@ use untorn_journal::recovery::{clear_pending, flush_one_by_one};
 use untorn_journal::{Context, Result};
 use untorn_os::File;
 
-/// What became of a file that might be forgotten.
+/// The result of trying to forget a file.
 enum Cleared {
     /// Its attribute is not pending any more; the caller flushes it.
     Now(Arc<dyn File>),
-    /// It never was.
+    /// Its attribute was not set.
     Before,
-    /// It is in use, or not plain: another time.
+    /// It is in use, or not plain; it is tried again later.
     No,
 }
 
 impl Engine {
-    /// Takes a file without handles out of the table that has nothing to remember. One that may have nothing to remember
-    /// after the next checkpoint is noted.
+    /// Removes a file from the table that has no handles and no state to keep. A file that may qualify after the next
+    /// checkpoint is noted.
     pub(crate) fn forget_if_idle(&self, shared: &Arc<SharedFile>) {
         self.forget(shared, |_, _| true);
     }
 
-    /// Takes those files of these names out of the table that nobody uses and that have nothing to remember.
+    /// Removes the files of these names from the table that are unused and have no state to keep.
     pub(crate) fn forget_names<'p>(&self, names: impl IntoIterator<Item = &'p Path>) {
         for name in names {
             let known = self.files.lock().get(name).cloned();
@@ -55,18 +55,18 @@ impl Engine {
         }
         let content = &state.content;
         let is_plain = !state.attribute_set && !content.is_pending() && content.write_set.is_empty();
-        // A clone of the descriptor keeps the claim on the file: whoever flushes through it is not done yet.
+        // A clone of the descriptor keeps the claim on the file: a thread that flushes through it is not done yet.
         let is_cloned = content.data.as_ref().is_some_and(|data| Arc::strong_count(data) > 1);
         if !is_plain || is_cloned || state.txn.is_some() || !may(&files, &state) {
             files.note_idle(shared);
             return;
         }
         files.remove(state.path(), shared);
-        // The claim on the file must not keep anybody from opening it anew.
+        // The claim on the file must not prevent reopening it.
         state.content.data = None;
     }
 
-    /// Forgets the files that nobody uses and that are plain: after a checkpoint, in turn with others.
+    /// Forgets the files that are unused and plain, after a checkpoint. The caller holds the checkpoint lock.
     pub(crate) fn forget_unused(&self) -> Result<()> {
         let checkpoint_lsn = self.journal.lock().journal.header().checkpoint_lsn;
         let idle = self.files.lock().take_idle();
@@ -75,7 +75,7 @@ impl Engine {
         for file in idle {
             let Some(file) = file.upgrade() else { continue };
             match self.clear_unused(&file, checkpoint_lsn) {
-                // Of many files none is kept open for the flush.
+                // With many files, none is kept open for the flush.
                 Cleared::Now(data) if one_by_one && self.is_durable() => {
                     let done = data.sync_all(sync_point::FORGOTTEN);
                     flushed = flushed.and(done.context("flush the attribute of", file.read().path()));
@@ -90,7 +90,7 @@ impl Engine {
             flushed = self.sync_file_system(sync_point::FORGOTTEN);
         }
         if let Err(e) = flushed {
-            // What a power cut may bring back as pending stays known, also to the next owner.
+            // A power cut may make some of the files pending again, so the next owner must know this epoch, too.
             self.journal.lock().journal.keep_epoch();
             return Err(e);
         }
@@ -100,7 +100,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Makes a file that nobody uses and that is plain one that is not pending.
+    /// Clears the pending flag of an unused, plain file.
     fn clear_unused(&self, file: &Arc<SharedFile>, checkpoint_lsn: u64) -> Cleared {
         loop {
             let mut files = self.files.lock();
@@ -119,7 +119,8 @@ impl Engine {
             if !state.attribute_set {
                 return Cleared::Before;
             }
-            // Whoever opens it from here on waits for its state, and finds a file that has no commit in this epoch.
+            // From here on, a thread that opens the file waits for its state, and finds a file without commits in this
+            // epoch.
             drop(files);
             if let Some(data) = state.content.data.clone() {
                 clear_pending(&*data, self.store_id, file.id);
@@ -134,7 +135,7 @@ impl Engine {
                 break;
             }
         }
-        // Moved away, or not to be changed: closing tries again.
+        // The file was moved away, or cannot be changed; closing tries again.
         self.files.lock().note_idle(file);
         Cleared::No
     }

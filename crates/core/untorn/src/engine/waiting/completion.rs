@@ -1,9 +1,9 @@
-//! The result of a commit, where the thread that writes it leaves it for those that wait.
+//! The result of a commit, passed from the thread that writes it to the threads that wait for it.
 
 use crate::engine::waiting::concurrency::Mutex;
 use untorn_journal::Result;
 
-/// The result of one commit, once there is one.
+/// The result of one commit, once it is known.
 #[derive(Default)]
 pub(crate) struct Completion {
     result: Mutex<Option<Result<()>>>,

@@ -1,8 +1,8 @@
 //! Locks, threads and time, in one place.
 //!
-//! With the feature `shuttle` they are those of a scheduler that runs one thread at a time and tries
-//! one interleaving after the other. The crash laboratory's tests of concurrent commits use that; a
-//! program must not, as nothing works outside of that scheduler.
+//! With the feature `shuttle`, they are those of a scheduler that runs one thread at a time and tries one interleaving
+//! after the other. The crash laboratory's tests of concurrent commits use that feature; a program must not, because
+//! nothing works outside of that scheduler.
 
 #[cfg(not(feature = "shuttle"))]
 pub(crate) use parking_lot::RawRwLock;
@@ -24,7 +24,7 @@ pub(crate) use shuttle::{
     thread,
 };
 
-/// Unlocks for the thread that has waited longest, if any does.
+/// Unlocks, and passes the lock to the thread that has waited longest, if any waits.
 #[cfg(not(feature = "shuttle"))]
 pub(crate) fn unlock_fair<T>(guard: MutexGuard<'_, T>) {
     MutexGuard::unlock_fair(guard);
@@ -113,7 +113,7 @@ mod scheduled {
     #[derive(Default)]
     pub(crate) struct Condvar(shuttle::sync::Condvar);
 
-    /// Whether a wait ended because its time was over.
+    /// Whether a wait ended by its time limit.
     pub(crate) struct WaitTimeoutResult(bool);
 
     impl WaitTimeoutResult {
@@ -155,7 +155,7 @@ mod scheduled {
         writers_waiting: usize,
     }
 
-    /// Readers, or one writer. New readers wait for a writer that waits.
+    /// Many readers, or one writer. New readers wait for a waiting writer.
     #[derive(Default)]
     pub(crate) struct RawRwLock {
         holders: Mutex<Holders>,
@@ -203,7 +203,7 @@ mod scheduled {
         }
     }
 
-    /// A clock that the scheduler's seed drives, so that what depends on time can be repeated.
+    /// A clock driven by the scheduler's seed, so that time-dependent behaviour can be repeated.
     pub(crate) struct Instant;
 
     impl Instant {
@@ -211,7 +211,7 @@ mod scheduled {
             Instant
         }
 
-        /// Anything up to a millisecond.
+        /// A random time below a millisecond.
         pub(crate) fn elapsed(&self) -> Duration {
             use shuttle::rand::Rng;
             Duration::from_micros(shuttle::rand::thread_rng().gen_range(0..1000))

@@ -1,19 +1,19 @@
-//! How commits call a store's background thread, and how closing ends it.
+//! Wakes a store's background thread for commits, and ends it when the store closes.
 
 use crate::engine::waiting::concurrency::thread::{self, JoinHandle};
 use crate::engine::waiting::concurrency::{AtomicBool, Condvar, Mutex};
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-/// Calls to the background thread.
+/// Wake-ups of the background thread.
 #[derive(Default)]
 pub(crate) struct Wakeup {
     state: Mutex<State>,
     changed: Condvar,
     thread: Mutex<Option<JoinHandle<()>>>,
-    /// Something was committed since the last durable mark.
+    /// Whether a commit happened since the last durable mark.
     busy: AtomicBool,
-    /// The thread waits without a time limit, as there is nothing to do.
+    /// Whether the thread waits without a time limit, because there is nothing to do.
     asleep: AtomicBool,
 }
 
@@ -24,13 +24,13 @@ struct State {
 }
 
 impl Wakeup {
-    /// Calls the thread.
+    /// Wakes the thread.
     pub(crate) fn wake(&self) {
         self.state.lock().wake = true;
         self.changed.notify_one();
     }
 
-    /// Notes that a batch was committed. Calls the thread only if it is not about to look by itself.
+    /// Notes that a batch was committed. Wakes the thread only if it would not check by itself soon.
     pub(crate) fn note_commit(&self) {
         self.busy.store(true, SeqCst);
         if self.asleep.swap(false, SeqCst) {
@@ -42,7 +42,7 @@ impl Wakeup {
         *self.thread.lock() = Some(thread);
     }
 
-    /// Ends the thread, unless the thread itself calls.
+    /// Ends the thread, and waits for that unless the thread itself calls.
     pub(crate) fn stop(&self) {
         self.state.lock().stop = true;
         self.changed.notify_one();
@@ -55,12 +55,12 @@ impl Wakeup {
 
     /// Called by the thread after its work: whether anything was committed since the last call.
     pub(crate) fn take_busy(&self) -> bool {
-        // In this order: a commit that comes in between sets `busy`, then looks whether the thread is asleep.
+        // In this order: a commit in between sets `busy` and then checks whether the thread is asleep.
         self.asleep.store(true, SeqCst);
         self.busy.swap(false, SeqCst)
     }
 
-    /// Waits for a call, no longer than this. False: the thread is to end.
+    /// Waits for a wake-up, for at most this long. Returns false if the thread must end.
     pub(crate) fn wait(&self, most: Option<Duration>) -> bool {
         if most.is_some() {
             self.asleep.store(false, SeqCst);
