@@ -58,7 +58,7 @@ fn fields(fields: &Fields) -> impl Iterator<Item = &Field> {
     fields.iter()
 }
 
-/// What compiles only if a field may be stored; its errors point to the field's type.
+/// Makes code that compiles only if a field may be stored; its errors point to the field's type.
 fn check(field: &Field) -> Result<Tokens> {
     let (span, of) = (field.ty.span(), &field.ty);
     match is_pointer(&field.attrs)? {

@@ -12,7 +12,7 @@ use std::time::Duration;
 use untorn::{Error, File, JOURNAL_BYTES_MAX, Store, StoreOptions};
 
 const LIMIT: Duration = Duration::from_secs(10);
-/// What no file can hold.
+/// The errors for offsets and sizes that no file can have.
 const TOO_FAR: &[&str] = &["invalid", "no-space", "io"];
 
 #[test]
@@ -49,7 +49,7 @@ fn sizes_that_only_some_file_systems_can_do() {
     file.write_all_at(&text("old", "a"), 0).unwrap();
     file.commit().unwrap();
 
-    // ext4 ends at 16 TiB, XFS at 8 EiB. Whichever answer comes, and when, it must be the truth.
+    // ext4 ends at 16 TiB, XFS at 8 EiB. Any of these answers is fine, at any time, but it must be true.
     for size in [i64::MAX as u64, 1 << 62, 1 << 45] {
         let done = file.set_len(size).and_then(|()| file.commit());
         if let Err(e) = &done {
@@ -87,7 +87,7 @@ fn empty_changes_change_nothing() {
     assert_same(&contents(&file), b"contents", "after empty changes");
 }
 
-/// What is no regular file is refused under its name, at once, and left alone.
+/// A name that is not a regular file is refused under its name, at once, and left alone.
 #[track_caller]
 fn not_a_file(dir: &Path, name: &str) {
     let before = picture(dir);
@@ -287,7 +287,7 @@ fn a_journal_that_is_too_small_is_refused_or_made_large_enough() {
     refused_or_works(StoreOptions::default().journal_bytes(u64::MAX).open(dir.path()));
 }
 
-/// A size beyond every disk: either refused as such, or a limit that is simply never reached.
+/// A size beyond every disk: it is either refused, or it works as a limit that is never reached.
 #[track_caller]
 fn refused_or_works(store: untorn::Result<Store>) {
     match store {

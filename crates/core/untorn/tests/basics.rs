@@ -1,4 +1,4 @@
-//! Every call of stores and files doing what it says, without a crash. Transactions are in `txn.rs`, wrong
+//! Tests that every call of stores and files does its job, without a crash. Transactions are in `txn.rs`, wrong
 //! arguments in `bad_input.rs`.
 
 mod common;
@@ -156,7 +156,7 @@ fn rollback_brings_back_contents_and_size() {
     file.rollback().unwrap();
     file.write_all_at(&text("old", "a"), 0).unwrap();
     file.commit().unwrap();
-    // Once while the commit may still be in the journal alone, once when it is in the file.
+    // First while the commit may be only in the journal, then when it is in the file.
     for _ in 0..2 {
         file.set_len(100).unwrap();
         file.write_all_at(b"far out", 100_000).unwrap();
@@ -194,7 +194,7 @@ fn truncate_shrinks_and_grows_with_zeros() {
     file.write_all_at(&text("old", "a"), 0).unwrap();
     file.commit().unwrap();
 
-    // What was cut off must not come back when the file grows again: in one commit …
+    // The bytes that were cut off must not come back when the file grows again: in one commit …
     file.set_len(5000).unwrap();
     file.set_len(9000).unwrap();
     let mut wanted = text("old", "a");
@@ -255,11 +255,11 @@ fn syncv_commits_many_files() {
     let before = store.status().commits;
     store.syncv(&files.iter().collect::<Vec<_>>()).unwrap();
     assert_eq!(store.status().commits, before + 1, "one commit for all of them");
-    // The same file named twice is no trouble, none at all no commit.
+    // Naming a file twice is harmless; naming none makes no commit.
     files[0].append(b"twice").unwrap();
     store.syncv(&[&files[0], &files[0]]).unwrap();
     store.syncv(&[]).unwrap();
-    // What is not named is not committed.
+    // A file that is not named is not committed.
     files[1].append(b"uncommitted").unwrap();
     store.syncv(&[&files[2]]).unwrap();
     drop(files);
@@ -286,7 +286,7 @@ fn tickets_tell_when_a_commit_is_durable() {
     eventually(Duration::from_secs(5), "poll", || ticket.poll().is_some());
     ticket.poll().unwrap().unwrap();
 
-    // The batch is defined when the call returns; what is written after it is not in it.
+    // The batch is fixed when the call returns; later writes are not in it.
     a.append(b"3").unwrap();
     b.append(b"3").unwrap();
     let ticket = store.syncv_async(&[&a, &b]).unwrap();
@@ -358,7 +358,7 @@ fn options_of_a_file() {
     assert_eq!(mode(dir.path().join("a")), 0o640 & !umask(), "the mode less the umask, at once");
     file.append(b"contents").unwrap();
     file.commit().unwrap();
-    // There already: opened, and its mode left alone.
+    // An existing file is opened, and its mode left alone.
     let again = store.open_file_with("a", &FileOptions::new().create(true).mode(0o600)).unwrap();
     assert_same(&contents(&again), b"contents", "opened again");
     assert_eq!(mode(dir.path().join("a")), 0o640 & !umask());
@@ -379,7 +379,7 @@ fn options_of_a_file() {
     assert_same(&stored(&store, "a"), b"contents", "the truncation was not committed");
 }
 
-/// The umask of this process, which can only be read by setting it; elsewhere in this program nobody cares.
+/// The umask of this process, without changing it.
 fn umask() -> u32 {
     let text = fs::read_to_string("/proc/self/status").unwrap();
     let bits = text.lines().find_map(|line| line.strip_prefix("Umask:")).expect("a line Umask");
@@ -402,7 +402,7 @@ fn a_closed_store_answers_closed() {
     refused(clone.open_or_create("b"), &["closed"]);
     refused(clone.checkpoint(), &["closed"]);
     refused(txn.commit(), &["closed"]);
-    // And it is free for the next owner.
+    // The next owner can open the store.
     let store = Store::open(dir.path()).unwrap();
     assert_eq!(stored(&store, "a").len(), 0);
 }
@@ -435,7 +435,7 @@ fn a_lone_file_needs_no_store() {
     file.close().unwrap();
     assert_same(&plain(&path), b"one", "after closing");
 
-    // Two standalone files in one directory have nothing to do with each other.
+    // Two standalone files in one directory are independent.
     let file = File::open(&path).unwrap();
     let other = File::open_or_create(dir.path().join("bar.db")).unwrap();
     assert_same(&contents(&file), b"one", "after reopening");
@@ -488,7 +488,7 @@ fn status_counts() {
     }
     let status = store.status();
     assert_eq!(status.commits, before.commits + 10);
-    // A durable mark, which a moment without commits brings, has an LSN, too.
+    // A durable mark, written when the journal is idle, has an LSN, too.
     assert!((10..=20).contains(&(status.lsn - before.lsn)), "{status:?}");
     assert_eq!(status.open_files, 1);
     assert!((1..=10).contains(&(status.commit_groups - before.commit_groups)));
@@ -497,7 +497,7 @@ fn status_counts() {
     assert!(status.failed.is_none() && status.quarantined.is_empty(), "{status:?}");
     assert_eq!(status.recovered.commits, 0, "nothing was to be recovered");
 
-    // A commit of nothing costs nothing.
+    // An empty commit costs nothing.
     file.commit().unwrap();
     let idle = store.status();
     assert_eq!((idle.commits, idle.journal_bytes_written), (status.commits, status.journal_bytes_written));

@@ -1,5 +1,5 @@
-//! Failure classes as far as a living machine shows them: what a killed process keeps, how many flushes a commit
-//! costs, and reopening a store in the other class. Reboots and power cuts are the crash laboratory's.
+//! Failure classes, as far as a running machine can show them: the commits that survive a kill, the flushes that a
+//! commit costs, and reopening a store in the other class. Reboots and power cuts are in the crash laboratory.
 
 mod common;
 
@@ -68,7 +68,7 @@ fn a_store_changes_class_as_often_as_one_likes() {
     assert_same(&plain(dir.path().join("a")), &wanted, "all six commits");
 }
 
-/// Syncs that so many commits of one page cost, the first commit of the opening left out.
+/// The syncs that this many commits of one page cost, without the first commit of the opening.
 fn syncs_of(commits: u64, class: FailureClass) -> u64 {
     let dir = directory();
     let store = open(dir.path(), class);
@@ -93,6 +93,6 @@ fn a_commit_of_class_process_needs_no_flush() {
 fn a_commit_of_class_power_is_one_flush() {
     let syncs = syncs_of(100, FailureClass::Power);
     assert!(syncs >= 100, "{syncs} syncs cannot have made 100 commits durable one by one");
-    // An idle moment may have added its mark: on a slow machine one to each commit.
+    // An idle moment may have added a durable mark: on a slow machine, one per commit.
     assert!(syncs <= 200, "{syncs} syncs for 100 commits");
 }

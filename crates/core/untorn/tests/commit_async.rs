@@ -1,11 +1,11 @@
-//! Commits that nobody waits for.
+//! Asynchronous commits.
 
 mod common;
 
 use common::*;
 use untorn::{Store, StoreOptions};
 
-/// A store whose asynchronous commits are written in calls only.
+/// A store that writes asynchronous commits only within calls.
 fn open_quiet(dir: &std::path::Path) -> Store {
     StoreOptions::new().background(false).open(dir).unwrap()
 }
@@ -20,7 +20,7 @@ fn a_refused_commit_of_a_file_without_handles_is_forgotten() {
     file.write_all_at(b"refused", 0).unwrap();
     let ticket = file.commit_async().unwrap();
     file.close().unwrap();
-    // The first commit of a file in an epoch looks whether somebody else changed the file.
+    // The first commit of a file in an epoch checks whether another program changed the file.
     std::fs::write(&path, "somebody else's").unwrap();
     refused(ticket.wait(), &["conflict"]);
     let file = store.open_file("f").unwrap();
@@ -32,7 +32,7 @@ fn a_refused_commit_of_a_file_without_handles_is_forgotten() {
     assert_eq!(std::fs::read(&path).unwrap(), b"somebody else's and ours");
 }
 
-/// As many overlays as commits: reads go through all of them, in a thread with a small stack.
+/// One overlay per commit: reads go through all of them, in a thread with a small stack.
 #[test]
 fn thousands_of_commits_on_their_way_are_readable() {
     for background in [false, true] {
@@ -56,14 +56,14 @@ fn thousands_of_commits_on_their_way_are_readable() {
     }
 }
 
-/// Closing, by whichever handle comes last, finishes the commit, and the store is free at once.
+/// Dropping the last handle, of any kind, finishes the commit, and the store is free at once.
 #[test]
 fn a_ticket_does_not_keep_the_store_open() {
     for background in [false, true] {
         let dir = tempfile::tempdir().unwrap();
         let mut tickets = Vec::new();
         for n in 0..10_u8 {
-            // Without `wait`: a store that is still open is busy.
+            // Without `wait`: an open store would be busy.
             let store = StoreOptions::new().background(background).open(dir.path()).unwrap();
             let file = store.open_or_create("f").unwrap();
             assert_eq!(contents(&file).len(), usize::from(n));
@@ -103,7 +103,7 @@ fn a_ticket_does_not_keep_a_standalone_file_open() {
     assert_eq!(std::fs::read(&path).unwrap(), [0, 1, 2, 3]);
 }
 
-/// The result of a commit that its store could not finish any more.
+/// The ticket of a commit that its store could not finish returns the error.
 #[test]
 fn a_ticket_of_a_closed_store_tells_why_its_commit_failed() {
     let dir = tempfile::tempdir().unwrap();
@@ -119,7 +119,7 @@ fn a_ticket_of_a_closed_store_tells_why_its_commit_failed() {
     refused(ticket.poll().unwrap(), &["conflict"]);
 }
 
-/// Each name leads to what the last commit made of it, whether it is written yet or not.
+/// Each name leads to the file of the last commit, whether or not that commit is written yet.
 #[test]
 fn a_name_is_that_of_the_last_commit_even_if_nobody_waited_for_it() {
     for background in [false, true] {
@@ -146,7 +146,7 @@ fn a_name_is_that_of_the_last_commit_even_if_nobody_waited_for_it() {
         refused_with_errno(store.open_file("c"), libc::ENOENT);
         unlinked.wait().unwrap();
 
-        // A name that is taken again, in one transaction and in two.
+        // A name that is reused, in one transaction and in two.
         let mut txn = store.begin();
         txn.rename("d", "c").unwrap();
         let made = txn.create("d", 0o600).unwrap();
@@ -162,7 +162,7 @@ fn a_name_is_that_of_the_last_commit_even_if_nobody_waited_for_it() {
         first.wait().unwrap();
         second.wait().unwrap();
 
-        // The mode that a commit on its way sets.
+        // The mode that a pending commit sets.
         let mut txn = store.begin();
         txn.chmod("d", 0o400).unwrap();
         let changed = txn.commit_async().unwrap();
@@ -176,7 +176,7 @@ fn a_name_is_that_of_the_last_commit_even_if_nobody_waited_for_it() {
     }
 }
 
-/// A commit of names that is refused has changed no name.
+/// A refused commit of names has changed no name.
 #[test]
 fn the_name_of_a_refused_commit_is_that_of_the_commit_before() {
     let dir = tempfile::tempdir().unwrap();

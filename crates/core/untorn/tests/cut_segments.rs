@@ -1,5 +1,5 @@
-//! A journal of which a segment was cut short, with acknowledged commits in it: everybody who looks is told, and what is left
-//! can be salvaged.
+//! A journal with a truncated segment that had acknowledged commits: every way to open or inspect the store reports it,
+//! and the remaining commits can be salvaged.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! Programs that close descriptors: the standard streams, as daemons do, and those that they did not open.
+//! Programs that close descriptors: the standard streams, as daemons do, and descriptors that they did not open.
 
 mod common;
 
@@ -14,7 +14,7 @@ use untorn::{FailureClass, Gate, Store, StoreOptions};
 
 const DIR: &str = "UNTORN_TEST_DESCRIPTORS";
 
-/// Without the standard streams; they are back when this ends.
+/// Closes the standard streams; restores them when dropped.
 struct WithoutStreams([OwnedFd; 3]);
 
 impl WithoutStreams {
@@ -30,16 +30,16 @@ impl WithoutStreams {
         WithoutStreams(kept)
     }
 
-    /// What has the numbers of the standard streams.
+    /// The files that have the numbers of the standard streams.
     fn found() -> Vec<(RawFd, PathBuf)> {
         let named = |number: RawFd| Some((number, fs::read_link(format!("/proc/self/fd/{number}")).ok()?));
         (0..3).filter_map(named).collect()
     }
 
-    /// What a program, or a library that it uses, says all the time.
+    /// Output that a program, or a library that it uses, writes at any time.
     fn chatter() {
         for number in 0..3 {
-            // SAFETY: writes to a number, whatever it is of.
+            // SAFETY: writes to a descriptor number, which may be of any file.
             unsafe { libc::write(number, b"warning".as_ptr().cast(), 7) };
         }
     }
@@ -48,7 +48,7 @@ impl WithoutStreams {
 impl Drop for WithoutStreams {
     fn drop(&mut self) {
         for (number, kept) in self.0.iter().enumerate() {
-            // SAFETY: gives a number of this process back what it was of.
+            // SAFETY: restores a descriptor number of this process.
             unsafe { libc::dup2(kept.as_raw_fd(), number as RawFd) };
         }
     }
@@ -82,7 +82,7 @@ fn nothing_that_is_kept_has_the_number_of_a_standard_stream() {
     let early = store.open_or_create("early").unwrap();
     early.append(b"first ").unwrap();
     early.commit().unwrap();
-    // Not when the numbers of the standard streams are free: the program's own may have them.
+    // Not even when the numbers of the standard streams are free: the program's own files may get them.
     let (mut reader, writer) = std::io::pipe().unwrap();
     let other = directory();
     let without = WithoutStreams::begin();
@@ -139,11 +139,11 @@ fn nothing_that_is_kept_has_the_number_of_a_standard_stream() {
     drop(without);
     reader.read_to_string(&mut said).unwrap();
     assert_eq!((found, said.as_str()), (Vec::new(), "said"));
-    // Not closed: recovery finds everything.
+    // The store is not closed: the recovery must find everything.
     std::process::exit(0);
 }
 
-/// Files of the program have the numbers of the closed descriptors then.
+/// Files of the program have the numbers of the closed descriptors by then.
 #[test]
 fn a_program_that_closes_all_descriptors_is_told_and_keeps_its_files() {
     let Some(dir) = child_dir() else {
@@ -169,7 +169,7 @@ fn a_program_that_closes_all_descriptors_is_told_and_keeps_its_files() {
     store.syncv(&[&a, &large]).unwrap();
     let gate = Gate::new().unwrap();
 
-    // SAFETY: closes descriptors of this process, whose they are does not matter to the program.
+    // SAFETY: closes descriptors of this process; the program does not use the closed files.
     assert_eq!(unsafe { libc::close_range(3, u32::MAX, 0) }, 0);
     let theirs = dir.join("theirs");
     fs::create_dir(&theirs).unwrap();
@@ -221,7 +221,7 @@ fn a_program_that_closes_all_descriptors_is_told_and_keeps_its_files() {
     untouched("closing");
 }
 
-/// Another file of the program has the number of the data file's descriptor then, or none has.
+/// Either another file of the program has the number of the data file's descriptor by then, or no file has it.
 #[test]
 fn a_closed_descriptor_of_a_data_file_is_not_taken_for_another_program() {
     const TEST: &str = "a_closed_descriptor_of_a_data_file_is_not_taken_for_another_program";

@@ -1,4 +1,5 @@
-//! Environments that lack something, or forbid it: what can work does, and what cannot is refused with the way out.
+//! Environments that lack or forbid something: every operation that is possible works, and every other one is refused
+//! with advice.
 
 mod common;
 
@@ -15,7 +16,7 @@ fn place() -> Option<PathBuf> {
     std::env::var_os(PLACE).map(PathBuf::from)
 }
 
-/// A commit, a close, an opening, another commit.
+/// Runs a commit, a close, an opening, and another commit.
 fn works(dir: &std::path::Path) {
     for n in 0..2 {
         let store = Store::open(dir).unwrap();
@@ -33,7 +34,7 @@ fn without_proc_class_power_works() {
     with_another_proc("without_proc_class_power_works", "-t tmpfs none");
 }
 
-/// As some containers have it: processes, and nothing of the machine.
+/// A `/proc` as some containers have it: with processes, but nothing about the machine.
 #[test]
 fn with_a_part_of_proc_class_power_works() {
     with_another_proc("with_a_part_of_proc_class_power_works", "-t proc -o subset=pid proc");
@@ -96,7 +97,7 @@ fn without_attributes_no_store_is_made() {
     assert_eq!(plain(mount.path().join("f")), b"plain");
 }
 
-/// Denies `fsetxattr` to this process for good, as the filter of a container does.
+/// Denies `fsetxattr` to this process for good, like the filter of a container.
 fn forbid_attributes(errno: i32) {
     let statement = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
     let mut program = [
@@ -106,7 +107,7 @@ fn forbid_attributes(errno: i32) {
         statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
     ];
     let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
-    // SAFETY: `filter` and the program that it points to live through both calls.
+    // SAFETY: `filter` and the program that it points to outlive both calls.
     unsafe {
         assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
         assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter), 0);
@@ -134,7 +135,7 @@ fn where_attributes_are_forbidden_the_message_says_so() {
     let new = dir.join("new");
     fs::create_dir(&new).unwrap();
     is_clear(refused(Store::open(&new), &["unsupported"]).to_string());
-    // A store that was made elsewhere: its files can be read, and a commit is refused whole.
+    // A store that was made elsewhere: its files can be read, and a commit is refused as a whole.
     let store = Store::open(dir.join("made")).unwrap();
     let file = store.open_file("f").unwrap();
     file.append(b"x").unwrap();
@@ -144,7 +145,7 @@ fn where_attributes_are_forbidden_the_message_says_so() {
     store.close().unwrap();
 }
 
-/// What is in the journal is read in parts, whose memory is used again; and contents stay where they are.
+/// The opening reads the journal in parts that reuse one buffer, and leaves the contents of files in it.
 #[test]
 fn an_opening_does_not_take_as_much_memory_as_there_is_in_the_journal() {
     const COMMITS: u64 = 1500;
@@ -176,7 +177,7 @@ fn an_opening_does_not_take_as_much_memory_as_there_is_in_the_journal() {
             file.write_all_at(&contents(n), n * COMMIT_BYTES as u64).unwrap();
             file.commit().unwrap();
         }
-        // As if it had been killed.
+        // Exits without closing, like a killed process.
         std::process::exit(0);
     }
     let before = kib_most();

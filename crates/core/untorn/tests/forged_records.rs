@@ -1,4 +1,4 @@
-//! What a program writes may look like records of the journal. Recovery must not be led astray by it, nor held up.
+//! File contents that look like records of the journal. They must neither mislead recovery nor slow it down.
 
 mod common;
 
@@ -10,10 +10,10 @@ use tempfile::TempDir;
 use untorn::{Store, StoreOptions};
 use untorn_journal::format::{BLOCK_BYTES, Header, Key, RECORD_HEAD_BYTES, RecordHead, RecordKind};
 
-/// Where the bytes of the first commit of `f` stand in their segment.
+/// The offset of the bytes of the first commit of `f` in their segment.
 const BEFORE_BYTES: usize = RECORD_HEAD_BYTES + 8 + 18 + 1 + 21;
 
-/// The head of a record that calls everything durable, as somebody makes it up with this key.
+/// The head of a forged record that declares everything durable, made with this key.
 fn forged(position: usize, len: usize, key: Key) -> Vec<u8> {
     let head = RecordHead {
         kind: RecordKind::DurableMark,
@@ -39,8 +39,8 @@ fn key_of(store: &Path) -> Key {
     header.expect("a header").key
 }
 
-/// What a crash leaves of a store in which somebody wrote made-up records to a file, before the log was truncated and
-/// the segment used anew.
+/// The state after a crash of a store in which somebody wrote forged records to a file before the log was truncated and
+/// the segment reused.
 fn crashed_after(key: impl Fn(&Path) -> Key) -> TempDir {
     let dir = directory();
     let of_store = dir.path().join("store");
@@ -58,7 +58,7 @@ fn crashed_after(key: impl Fn(&Path) -> Key) -> TempDir {
     file.commit().unwrap();
     drop(file);
     store.close().unwrap();
-    // The next epoch goes on at the beginning of the segment.
+    // The next epoch starts at the beginning of the segment.
     let store = options.open(&of_store).unwrap();
     let file = store.open_file("f").unwrap();
     file.write_all_at(b"small", 0).unwrap();
@@ -69,7 +69,7 @@ fn crashed_after(key: impl Fn(&Path) -> Key) -> TempDir {
 
 #[test]
 fn contents_of_a_file_are_never_evidence_of_damage() {
-    // Whoever may read the store may know the key: the made-up records stand where they should.
+    // Anyone who can read the store may know the key: the forged records are at valid positions.
     for key in [|_: &Path| Key(0), key_of] {
         let dir = crashed_after(key);
         let store = Store::open(dir.path().join("crashed")).unwrap();
@@ -112,7 +112,7 @@ fn every_journal_has_a_key_of_its_own_that_stays() {
     assert_eq!(mode(&path), 0o600);
 }
 
-/// A head at each block, each with a length up to the end of the segment.
+/// A head at each block, each with a length that reaches the end of the segment.
 #[test]
 fn made_up_lengths_are_not_summed_up() {
     const BYTES: usize = 128 << 20;

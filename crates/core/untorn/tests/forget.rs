@@ -1,6 +1,6 @@
-//! What a store remembers of its files: those that are in use, and those whose commits are not in the data file yet.
-//! All others are forgotten by a checkpoint, with their memory and their descriptor, and what a commit costs does not
-//! depend on how many files there are.
+//! The table of open files: it keeps files that are in use, and files whose commits are not in the data file yet. A
+//! checkpoint forgets all others, with their memory and their descriptor, so that the cost of a commit does not depend
+//! on the number of files.
 
 mod common;
 
@@ -15,7 +15,7 @@ fn quiet(dir: &Path) -> Store {
     StoreOptions::default().background(false).class(FailureClass::Process).open(dir).expect("open")
 }
 
-/// Descriptors of this process below a directory, without those of the journal.
+/// The number of this process's descriptors below a directory, without those of the journal.
 fn descriptors(dir: &Path) -> usize {
     let links = fs::read_dir("/proc/self/fd").unwrap().filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
     let own = dir.join(".untorn");
@@ -33,7 +33,7 @@ fn what_nobody_uses_is_forgotten_by_a_checkpoint() {
     for class in [FailureClass::Power, FailureClass::Process] {
         let dir = directory();
         let store = StoreOptions::default().background(false).class(class).open(dir.path()).unwrap();
-        // Few are flushed one by one, many with one call.
+        // A few files are flushed one by one, many with one call.
         for (round, files) in [3, 40].into_iter().enumerate() {
             let names: Vec<String> = (0..files).map(|n| format!("{round} {n}")).collect();
             names.iter().for_each(|name| create(&store, name));
@@ -159,7 +159,7 @@ fn a_forgotten_file_is_anybodys() {
     store.close().unwrap();
     assert_eq!(plain(path("edited")), b"by an editormore");
     assert_same(&plain(path("removed")), &text("new", "removed"), "made anew");
-    // A store of another process may have it, too.
+    // A store of another process may use the file now.
     let outer = directory();
     let store = quiet(outer.path());
     create(&store, "a");
@@ -215,7 +215,7 @@ fn thousands_of_files_take_few_descriptors_and_a_commit_looks_at_its_own() {
     assert_eq!(plain(dir.path().join("file 4999")), b"text");
 }
 
-/// Among many files, none is kept open for a flush that comes later.
+/// With many files, none is kept open for a later flush.
 #[test]
 fn more_files_than_descriptors_are_forgotten() {
     let dir = directory();
@@ -249,7 +249,7 @@ fn many_files_with_unapplied_commits_make_a_checkpoint_due() {
     eventually(std::time::Duration::from_secs(60), "a checkpoint", || store.status().open_files < 4096);
 }
 
-/// What a commit and a change of names cost beside many files that are in use: `cargo test --release -p untorn --test
+/// Measures a commit and a change of names beside many files that are in use: `cargo test --release -p untorn --test
 /// forget -- --ignored --nocapture`.
 #[test]
 #[ignore = "figures for docs/PERFORMANCE.md"]
@@ -279,7 +279,7 @@ fn what_many_files_cost() {
         let store = quiet(dir.path());
         let before = kib_used();
         let used = || {
-            // SAFETY: gives free memory back to the system, so that what is used shows.
+            // SAFETY: gives free memory back to the system, so that the memory in use shows.
             unsafe { libc::malloc_trim(0) };
             format!("{} {}", kib_used() - before, descriptors(dir.path()))
         };

@@ -1,10 +1,10 @@
-//! Stores of earlier versions of the format, as `tests/data` keeps them: closed, killed with commits in the journal, and
-//! killed between a file's attribute and its first commit. Each was written by the last release of its version on ext4, where
-//! the header of a closed journal is an attribute. They open, and what they were to have is there; from then on they are of the
-//! present version, which an older release refuses.
+//! Stores of earlier versions of the format, from `tests/data`: closed, killed with commits in the journal, and killed
+//! between a file's attribute and its first commit. Each was written by the last release of its version on ext4, where
+//! the header of a closed journal is an attribute. The present version opens them, and finds all their commits. From
+//! then on they have the present version, which an older release refuses.
 //!
-//! A store is kept as text: its directories and files, the attribute `user.untorn` of each file, and those of its bytes that
-//! are not zeros.
+//! A store is kept as text: its directories and files, the attribute `user.untorn` of each file, and the bytes that are
+//! not zeros.
 
 mod common;
 
@@ -24,7 +24,7 @@ fn bytes(digits: &str) -> Vec<u8> {
     (0..digits.len()).step_by(2).map(|at| u8::from_str_radix(&digits[at..at + 2], 16).unwrap()).collect()
 }
 
-/// Makes a store as it was kept.
+/// Makes a store from its text.
 fn lay_out(store: &str, dir: &Path) {
     let mut file = None;
     for line in store.lines() {
@@ -49,8 +49,8 @@ fn is_pending(path: &Path) -> bool {
     matches!(Attribute::decode(attribute(path).as_deref()), AttributeFound::Valid(a) if a.pending)
 }
 
-/// Every header that is there is of the present version: a release that knows no newer one than it reads the slots first, and
-/// refuses these with `newer-version`.
+/// Asserts that every header has the present version: an older release reads the slots first, and refuses them with
+/// `newer-version`.
 fn is_refused_by_older_releases(dir: &Path) {
     let slots = fs::read(dir.join(".untorn/journal/header")).unwrap();
     let versions: Vec<u32> = slots
@@ -90,7 +90,7 @@ fn opens(kept: &str, is_clean: bool, files: &[(&str, &str)]) {
         for name in ["a", "b", "c"] {
             assert!(!is_pending(&dir.path().join(name)), "{name}");
         }
-        // They are plain files, wherever they go.
+        // They are plain files, and stay so wherever they are moved.
         fs::remove_dir_all(dir.path().join(".untorn")).unwrap();
         shows(&Store::open(dir.path()).unwrap(), &files[1..]);
     }
@@ -115,7 +115,7 @@ fn a_mark_that_version_2_left_is_cleared() {
     opens(MARKED, true, &[("a", "first a\nmore of it\n"), ("b", "first b\n"), ("c", "plain c\n")]);
 }
 
-/// The owner of the present version is killed before and behind its first commit.
+/// Kills the owner of the present version before and after its first commit.
 #[test]
 fn a_store_of_version_2_survives_kills_of_the_present_version() {
     for (kept, a) in [(CLOSED, "first a\nmore of it\n"), (KILLED, "second a\nore of it\n")] {

@@ -1,5 +1,5 @@
-//! When something runs out: space, journal, descriptors, or the right to write at all. What cannot be done is refused
-//! cleanly and what frees space still works. File systems are made for the purpose, which needs root.
+//! Lack of space, journal, descriptors, or the right to write. Operations that are not possible are refused cleanly,
+//! and those that free space still work. The tests make file systems, which needs root.
 
 mod common;
 
@@ -18,7 +18,7 @@ const MIB: u64 = 1 << 20;
 const NOBODY: u32 = 65534;
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// A small ext4 of its own, to be filled.
+/// A small ext4 of the test's own, to be filled.
 fn small_disk(bytes: u64) -> Option<(TempDir, Mount)> {
     let dir = directory();
     let place = dir.path().join("disk");
@@ -33,7 +33,7 @@ fn fill_up(disk: &Path) {
     for block in [1 << 20, 4096, 1] {
         while ballast.write(&vec![1; block]).is_ok_and(|n| n > 0) {}
     }
-    // Delayed allocation may find out only now.
+    // Delayed allocation may report the lack of space only now.
     let _ = ballast.sync_all();
 }
 
@@ -49,14 +49,14 @@ fn no_space_at_commit_is_clean() {
     small.append(b"small").unwrap();
     small.commit().unwrap();
 
-    // More than the disk holds, from memory; refused when it is written or when it is committed.
+    // More than the disk holds, written from memory; the write or the commit is refused.
     let part = vec![7; MIB as usize];
     let done = (0..40).try_for_each(|i| file.write_all_at(&part, i * MIB)).and_then(|()| file.commit());
     refused(done, &["no-space"]);
     file.rollback().unwrap();
     assert_same(&contents(&file), &text("old", "a"), "nothing was committed");
 
-    // The store goes on, and what was tried has left nothing behind.
+    // The store goes on, and the attempt has left nothing behind.
     small.append(b" again").unwrap();
     small.commit().expect("a small commit fits");
     file.write_all_at(&part, 0).unwrap();
@@ -69,10 +69,10 @@ fn no_space_at_commit_is_clean() {
     assert!(store.status().quarantined.is_empty());
 }
 
-/// What the kernel will not let a file be must be refused before it is acknowledged.
+/// Sizes that the kernel does not allow for a file are refused before they are acknowledged.
 #[test]
 fn sizes_beyond_the_file_system_are_refused_before_the_commit() {
-    // Of 1 KiB blocks: a largest file of 4 TiB.
+    // With 1 KiB blocks, the largest file has 4 TiB.
     let Some((_dir, disk)) = small_disk(24 * MIB) else { return };
     let dir = disk.path();
     let store = Store::open(dir).unwrap();
@@ -90,7 +90,7 @@ fn sizes_beyond_the_file_system_are_refused_before_the_commit() {
     }
     let why = file.set_len(1 << 49).unwrap_err().to_string();
     assert!(why.contains("the limit of the file system") && !why.contains("free some space"), "{why}");
-    // Whatever the largest size is: it can be committed, and applied.
+    // The largest possible size can be committed and applied.
     let (mut possible, mut impossible) = (8, 1 << 49);
     while impossible - possible > 1 {
         let size = possible + (impossible - possible) / 2;
@@ -109,7 +109,7 @@ fn sizes_beyond_the_file_system_are_refused_before_the_commit() {
     Store::open(dir).unwrap().close().unwrap();
 }
 
-/// `RLIMIT_FSIZE` refuses, and its signal never kills, whatever file of the store would become too long.
+/// `RLIMIT_FSIZE` refuses, for every file of the store, and its signal never kills.
 #[test]
 fn a_file_size_limit_of_the_process_refuses_and_does_not_kill() {
     const AS_CHILD: &str = "UNTORN_TEST_FILE_SIZE_LIMIT";
@@ -136,18 +136,18 @@ fn a_file_size_limit_of_the_process_refuses_and_does_not_kill() {
     limit(Some(MIB));
     refused_with_errno(file.append(b"x"), libc::EFBIG);
     refused_with_errno(file.set_len(3 * MIB), libc::EFBIG);
-    // Within the file, and still beyond what may be written.
+    // Within the file, but beyond the limit.
     file.write_all_at(b"x", 2 * MIB - 1).unwrap();
     let e = file.commit().unwrap_err();
     assert!(e.to_string().contains("RLIMIT_FSIZE"), "{e}");
     refused_with_errno::<()>(Err(e), libc::EFBIG);
     file.rollback().unwrap();
-    // Shrinking needs no right to grow, and what lies below the limit none either.
+    // Shrinking is allowed under the limit, and so are writes below it.
     file.set_len(MIB + 100).unwrap();
     file.write_all_at(b"y", 0).unwrap();
     file.commit().unwrap();
     store.checkpoint().unwrap();
-    // The journal and its spill files meet the limit, too.
+    // The limit applies to the journal and its spill files, too.
     limit(Some(100));
     let done = file.write_all_at(&vec![2; MIB as usize], 0).and_then(|()| file.commit());
     refused(done, &["no-space", "io"]);
@@ -155,7 +155,7 @@ fn a_file_size_limit_of_the_process_refuses_and_does_not_kill() {
     limit(None);
     file.set_len(3 * MIB).unwrap();
     file.commit().unwrap();
-    // The limit may come after the commit: the file waits, and nothing is lost.
+    // The limit is lowered after the commit: the file waits, and nothing is lost.
     limit(Some(MIB));
     refused(store.checkpoint(), &["no-space"]);
     limit(None);
@@ -211,7 +211,7 @@ fn a_closed_store_opens_on_a_full_disk() {
     assert_eq!(plain(&lock), format!("{:<11}\n", std::process::id()).as_bytes());
     store.close().unwrap();
     assert_eq!(plain(&lock), b"closed     \n");
-    // As a store that never had room for a process id; an empty file says that it was not closed.
+    // A lock file as of a store that never had room for a process id; an empty file means that it was not closed.
     for emptied in [false, true] {
         if emptied {
             fs::File::options().write(true).open(&lock).unwrap().set_len(0).unwrap();
@@ -231,7 +231,8 @@ fn a_closed_store_opens_on_a_full_disk() {
 
 #[test]
 fn a_disk_that_fills_up_loses_no_commit() {
-    // Commits into new space until it runs out, with somebody else's file growing too; the last one acknowledged counts.
+    // Commits to new space until it runs out, while another program's file grows, too; the last acknowledged commit
+    // counts.
     let Some((_dir, disk)) = small_disk(24 * MIB) else { return };
     let dir = disk.path();
     let mut acknowledged = 0;
@@ -250,7 +251,7 @@ fn a_disk_that_fills_up_loses_no_commit() {
         }
         file.rollback().unwrap();
         assert_eq!(file.len().unwrap(), acknowledged * 50_000);
-        // Whatever close says on a full disk, it may lose nothing.
+        // Closing on a full disk may fail, but may lose nothing.
         drop(file);
         let _ = store.close();
     }
@@ -275,7 +276,8 @@ fn recovery_on_a_full_disk_keeps_the_journal() {
     process.ok(&["many", "40"]);
     process.kill();
     fill_up(dir);
-    // It may do all, set files aside, or refuse; torn it must not be, and with room again all of it must be there.
+    // Opening may apply all, quarantine files, or refuse. It must not show a torn file, and with room again everything
+    // must be there.
     if let Ok(store) = Store::open(dir) {
         if let Ok(file) = store.open_file("a") {
             assert_same(&contents(&file), &text("new", "a"), "on the full disk");
@@ -291,7 +293,7 @@ fn recovery_on_a_full_disk_keeps_the_journal() {
     }
 }
 
-/// As an ordinary user without reserved blocks, as root, on ext4 and on tmpfs; without blocks, without inodes.
+/// For an ordinary user without reserved blocks and for root, on ext4 and on tmpfs, without blocks and without inodes.
 #[test]
 fn a_store_that_must_quarantine_opens_on_a_full_disk_and_makes_room() {
     for user in [None, Some(NOBODY)] {
@@ -336,12 +338,12 @@ fn quarantines_on_a_full_disk(dir: &Path, user: Option<u32>, inodes: bool, when:
     process.ok(&["create", "big"]);
     process.commit("big", "old");
     process.ok(&["checkpoint"]);
-    // What is committed needs blocks and inodes; nothing of it is in the files yet.
+    // The commits need blocks and inodes, and none of them is in the files yet.
     process.commit("a", "new");
     process.ok(&["many", "40"]);
     process.kill();
     for i in 0..40 {
-        // As if the names had not reached the disk.
+        // Simulates names that had not reached the disk.
         let _ = fs::remove_file(dir.join(format!("file {i}")));
     }
     let ballast = dir.parent().unwrap().join("ballast");
@@ -389,7 +391,7 @@ fn no_room_for_a_store_is_told() {
     fs::write(dir.join("a"), "plain").unwrap();
     fill_up(dir);
     match Store::open(dir) {
-        // Kilobytes may have been left over in the directory's and inodes' blocks.
+        // Some kilobytes may be left in the blocks of the directory and the inodes.
         Ok(store) => drop(store),
         Err(e) => assert!(matches!(e, Error::NoSpace { .. }), "{e}"),
     }
@@ -408,7 +410,7 @@ fn more_files_than_descriptors() {
         if !dir.path().join("file 0").exists() {
             process.ok(&["many", "500"]);
         }
-        // Recovery, in the second round, has no more descriptors than the commit had.
+        // In the second round, the recovery has as few descriptors as the commit had.
         process.ok(&["file", "file 499"]);
         assert_eq!(process.ok(&["read", "file 499"]).as_bytes(), &text("later", "499")[..20]);
         process.kill();
@@ -472,7 +474,7 @@ fn a_journal_pinned_by_a_file_set_aside_refuses_at_last() {
         let _ = store.close();
         last
     });
-    // However much went on beside it: moved back, the file gets its commits.
+    // When it is moved back, the file gets its commits, however many commits of other files there were meanwhile.
     fs::rename(hidden.path().join("a"), dir.path().join("a")).unwrap();
     let store = Store::open(dir.path()).unwrap();
     assert_same(&stored(&store, "a"), &text("new", "a"), "moved back");
@@ -495,7 +497,7 @@ fn a_read_only_file_system_is_told() {
                 assert!(matches!(e, Error::Io { .. } | Error::Unsupported { .. }), "{e}");
                 assert!(e.to_string().to_lowercase().contains("read-only"), "it says why: {e}");
             }
-            // To read a clean store needs no writing.
+            // Reading a clean store needs no writes.
             Ok(store) => {
                 assert_eq!(name, "clean");
                 assert_same(&stored(&store, "a"), &text("old", "a"), "read-only");
@@ -522,7 +524,7 @@ fn overlayfs_works() {
     let layers = format!("lowerdir={lower},upperdir={upper},workdir={work}");
     let Some(mount) = Mount::new(&["-t", "overlay", "overlay", "-o", &layers], Path::new(&merged)) else { return };
 
-    // The first change copies the file up, under its handle.
+    // The first change makes the overlay copy the file up, under its handle.
     let store = Store::open(mount.path()).unwrap();
     let file = store.open_file("a").unwrap();
     assert_same(&contents(&file), &text("lower", "a"), "from below");
@@ -547,7 +549,7 @@ fn overlayfs_works() {
     assert_same(&plain(Path::new(&lower).join("a")), &text("lower", "a"), "what lies below is left alone");
 }
 
-/// Commits, crashes and recovers on a fresh file system of another kind.
+/// Commits, crashes and recovers on a new file system of another kind.
 fn works_on(maker: &str, options: &[&str], bytes: u64) {
     let outer = directory();
     let (image, place) = (outer.path().join("image"), outer.path().join("disk"));
@@ -580,7 +582,7 @@ fn tmpfs_works_where_it_has_attributes() {
     let Some(mount) = Mount::new(&["-t", "tmpfs", "none"], place.path()) else { return };
     match Store::open(mount.path()) {
         Ok(store) => drop(store),
-        // Before Linux 6.6 it has none for users.
+        // Before Linux 6.6, tmpfs has no user attributes.
         Err(Error::Unsupported { .. }) => return skipped("tmpfs has no user attributes here"),
         Err(e) => panic!("tmpfs: {e}"),
     }

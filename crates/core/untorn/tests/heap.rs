@@ -55,7 +55,7 @@ fn collections_survive_a_restart_and_forget_what_was_not_committed() {
     assert_eq!(words(&Heap::open(&path).expect("open"))[&1], b"one");
 }
 
-/// Random allocations against a model that knows every block, with roll-backs and restarts.
+/// Random allocations against a model that records every block, with rollbacks and restarts.
 #[test]
 fn blocks_never_overlap_and_keep_their_contents() {
     let seed = seed();
@@ -66,7 +66,7 @@ fn blocks_never_overlap_and_keep_their_contents() {
     type Model = BTreeMap<usize, (usize, u8)>;
     let (mut model, mut committed): (Model, Model) = (BTreeMap::new(), BTreeMap::new());
     let fill = |address: usize, bytes: usize, byte: u8| {
-        // SAFETY: an allocation of so many bytes.
+        // SAFETY: an allocation of this many bytes.
         unsafe { std::ptr::write_bytes(address as *mut u8, byte, bytes) };
     };
     let check = |model: &Model| {
@@ -94,7 +94,7 @@ fn blocks_never_overlap_and_keep_their_contents() {
                 assert!(block.is_multiple_of(align), "alignment {align} of {block:#x}");
                 assert!(heap.size_of(NonNull::new(block as *mut u8).unwrap()).expect("size") >= bytes);
                 let byte = rng.u8(..);
-                // Of large ones a part, for the sake of time.
+                // Only a part of large ones, to save time.
                 let bytes = bytes.min(100_000);
                 fill(block, bytes, byte);
                 assert!(model.insert(block, (bytes, byte)).is_none(), "seed {seed}: a block was given out twice");
@@ -208,8 +208,8 @@ fn roots_know_what_they_point_to() {
     refused(heap.set_root("out", Some(NonNull::from(&seed()))), &["invalid"]);
 }
 
-/// The layout of a root changes: all of the change is there after a crash, or none. The steps are those of the
-/// example at `Heap::root_info`.
+/// The layout of a root changes: after a crash, all of the change is there, or none. The steps are those of the example
+/// at `Heap::root_info`.
 #[test]
 fn a_migration_is_one_commit() {
     let dir = directory();
@@ -223,7 +223,7 @@ fn a_migration_is_one_commit() {
         let info = heap.root_info("numbers").expect("info").expect("a root");
         assert_eq!((info.version, info.size), (0, size_of::<HeapVec<u32>>() as u64));
         refused(heap.root::<HeapVec<u64>>("numbers"), &["layout-changed"]);
-        // SAFETY: that is what version 0 has there.
+        // SAFETY: the type that version 0 has there.
         let old = unsafe { info.address.cast::<HeapVec<u32>>().read() };
         let mut new = HeapVec::new_in(heap.allocator());
         new.extend(old.iter().map(|number| u64::from(*number) << 32));
@@ -232,10 +232,10 @@ fn a_migration_is_one_commit() {
         unsafe { place.write(new) };
         heap.set_root_with("numbers", Some(place), RootOptions::new().version(1)).expect("set");
         drop(old);
-        // SAFETY: what was there has just been dropped.
+        // SAFETY: the old vector has just been dropped.
         unsafe { heap.free(info.address).expect("free") };
     };
-    // Not committed: the next program finds the old one.
+    // Without a commit, the next program finds the old vector.
     migrate(&heap);
     drop(heap);
     let heap = Heap::open(&path).expect("open");
@@ -269,8 +269,8 @@ fn a_commit_waits_for_those_that_change_the_heap() {
             scope.spawn(|| {
                 for n in 0..2000 {
                     let _guard = heap.mutate();
-                    // SAFETY: two words of the root; what they hold is of no interest but to be the same in a commit,
-                    // and the threads store the same values.
+                    // SAFETY: two words of the root; the test only needs them to be equal in a commit, and the threads
+                    // store the same values.
                     unsafe {
                         (pair as *mut u64).write_volatile(n);
                         (pair as *mut u64).add(1).write_volatile(n);
@@ -315,7 +315,7 @@ fn what_is_no_heap_is_refused() {
     refused(Heap::open(&copy), &["corrupt"]);
 }
 
-/// Damaged metadata: errors, nothing worse.
+/// Damaged metadata leads to errors, and to nothing worse.
 #[test]
 fn a_damaged_heap_is_an_error() {
     let seed = seed();
@@ -340,7 +340,7 @@ fn a_damaged_heap_is_an_error() {
         std::fs::write(&path, &bad).expect("write");
         let heap = Heap::open(&path).expect("open");
         for block in &blocks {
-            // SAFETY: nobody uses what is there.
+            // SAFETY: nobody uses the block.
             let _ = unsafe { heap.free(*block) };
         }
         for bytes in [10, 1000, 100_000] {
@@ -350,7 +350,7 @@ fn a_damaged_heap_is_an_error() {
     }
 }
 
-/// Clones that go at the same moment in several threads: the heap is closed, and can be opened again.
+/// Several threads drop their clones at the same moment: the heap is closed, and can be opened again.
 #[test]
 fn the_last_clone_closes_whichever_thread_has_it() {
     let dir = directory();
@@ -374,8 +374,8 @@ fn the_last_clone_closes_whichever_thread_has_it() {
     Heap::open(&path).expect("open").close().expect("close");
 }
 
-/// What lies in a heap, or knew it once, may outlive it in another thread: errors, whichever comes first, and the next
-/// heap at that place is not mistaken for it.
+/// Handles in a heap, or of a closed heap, may outlive it in another thread. They return errors, and do not take the
+/// next heap at that address for the old one.
 #[test]
 fn a_heap_that_another_thread_closes_is_an_error() {
     let dir = directory();
@@ -383,7 +383,7 @@ fn a_heap_that_another_thread_closes_is_an_error() {
     let layout = Layout::from_size_align(100, 8).expect("a layout");
     for round in 0..30 {
         let heap = Heap::open_or_create(&path).expect("create");
-        // SAFETY: what it allocates is not used at all.
+        // SAFETY: nothing that it allocates is used.
         let (weak, alloc) = (heap.downgrade(), unsafe { heap.allocator().unbound() });
         let made = std::sync::atomic::AtomicU32::new(0);
         std::thread::scope(|scope| {
@@ -407,7 +407,7 @@ fn a_heap_that_another_thread_closes_is_an_error() {
             }
             heap.close().expect("close");
         });
-        // In the slot and at the address of the other one.
+        // Another opening in the same registry entry, at the same address.
         let heap = Heap::open(&path).expect("open");
         refused(weak.allocate(layout), &["closed"]);
         refused(weak.begin_mutation(), &["closed"]);
@@ -417,7 +417,7 @@ fn a_heap_that_another_thread_closes_is_an_error() {
     }
 }
 
-/// A change that a thread never ends keeps its heap from being committed, and no other one.
+/// A change that a thread never ends keeps its own heap from being committed, but no other heap.
 #[test]
 fn a_change_that_never_ends_is_its_own_heaps_affair() {
     let dir = directory();
@@ -456,16 +456,16 @@ fn a_root_of_an_older_program_is_migrated_in_one_commit() {
         HeapVec::<u8>::with_capacity_in(1000, alloc).leak();
         Err(untorn::Error::Closed)
     };
-    // SAFETY: nothing else in the heap is used meanwhile; below, too.
+    // SAFETY: nothing else in the heap is used meanwhile; this holds for the calls below, too.
     let failed = unsafe { heap.migrate_root::<u64>("count", second, fails) };
     refused(failed, &["closed"]);
     assert_eq!(heap.stats().expect("stats").allocations, 1, "rolled back");
-    // A program that ends without a commit of its own has migrated all the same.
+    // The migration is committed even if the program ends without a commit of its own.
     for heap in [heap.clone(), heap] {
         let count = {
             let migrate = |old: RootInfo, _: InHeap<'_>| {
                 assert_eq!((old.type_name.as_str(), old.size, old.version), ("u32", 4, 0));
-                // SAFETY: what version 0 has put there.
+                // SAFETY: version 0 has put this type there.
                 Ok(u64::from(unsafe { old.address.cast::<u32>().read() }) * 10)
             };
             // SAFETY: as above.
@@ -509,7 +509,7 @@ fn stats_count_what_was_allocated() {
     assert_eq!((stats.heap_bytes, stats.roots), (heap.memory().1 as u64, 1));
     assert!(stats.used_bytes + stats.free_bytes < stats.heap_bytes && stats.private_bytes > 0, "{stats:?}");
     assert_eq!(stats.address_space_bytes, 64 << 30);
-    // All of it comes back.
+    // All of the space comes back.
     for block in blocks {
         // SAFETY: nobody uses it.
         unsafe { heap.free(block).expect("free") };
@@ -519,7 +519,7 @@ fn stats_count_what_was_allocated() {
     assert!(empty.free_bytes > stats.free_bytes && empty.heap_bytes == stats.heap_bytes);
 }
 
-/// Stores without a guard while commits run: the debug mode finds one, and tells its address.
+/// Stores without a guard while commits run: the debug mode finds one, and reports its address.
 #[test]
 fn a_store_during_a_commit_is_reported_with_its_address() {
     let dir = directory();
@@ -541,7 +541,7 @@ fn a_store_during_a_commit_is_reported_with_its_address() {
         // SAFETY: as above.
         let stored = || unsafe { (address as *const u8).read_volatile() };
         let reported = (0..10_000).find_map(|_| {
-            // So that there is something to commit.
+            // Waits until there is something to commit.
             let before = stored();
             while stored() == before {
                 std::thread::yield_now();
@@ -555,7 +555,7 @@ fn a_store_during_a_commit_is_reported_with_its_address() {
         Some(untorn::Error::RacingStore { address: at, .. }) => assert_eq!(at, address),
         other => panic!("{other:?}"),
     }
-    // Under the guard none is, and those who take it in turns without end keep no commit waiting for ever.
+    // Under the guard no store is reported. Threads that take the guard in turns without end do not starve the commits.
     let done = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         for _ in 0..3 {
@@ -576,7 +576,7 @@ fn a_store_during_a_commit_is_reported_with_its_address() {
 
 #[test]
 fn several_heaps_lie_where_the_program_says() {
-    // The heap of another test may come back to one of these places.
+    // A heap of another test may be at one of these addresses.
     if !is_alone("several_heaps_lie_where_the_program_says") {
         return;
     }
@@ -588,20 +588,20 @@ fn several_heaps_lie_where_the_program_says() {
     for (n, heap) in heaps.iter().enumerate() {
         assert_eq!(heap.memory().0.as_ptr() as usize, place(n));
     }
-    // Taken, in part taken, not a heap's.
+    // Addresses that are taken, partly taken, or not for heaps.
     refused(at(1).open(dir.path().join("other")), &["invalid"]);
     refused(at(1).address(base + (4 << 20)).open(dir.path().join("other")), &["invalid"]);
     for wrong in [4096, base + 4096, 31 << 40, usize::MAX] {
         refused(HeapOptions::new().address(wrong).open(dir.path().join("other")), &["invalid"]);
     }
     drop(heaps);
-    // It is the heap's own from then on.
+    // From then on the address is the heap's own.
     refused(HeapOptions::new().address(base + (1 << 40)).open(dir.path().join("heap2")), &["invalid"]);
     let again = HeapOptions::new().address(place(2)).open(dir.path().join("heap2")).expect("open");
     assert_eq!(again.memory().0.as_ptr() as usize, place(2));
 }
 
-/// Of types whose names differ in nothing but the checksum of their members, the message says so in words.
+/// If two types' names differ only in the checksum of their members, the message says so in words.
 #[test]
 fn members_that_changed_are_told_in_words() {
     let dir = directory();

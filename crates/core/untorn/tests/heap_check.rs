@@ -1,4 +1,4 @@
-//! Looking at heaps: what is in them, what leaked, what a killed program left, what is damaged.
+//! Checks of heaps: contents, leaks, the state after a kill, damage.
 
 mod common;
 
@@ -17,22 +17,22 @@ use untorn::offline::{check_heap, collect_heap, dump_heap};
 
 fn quiet(_: u64, _: u64) {}
 
-/// A block with nothing in it but zeros.
+/// A zeroed block.
 fn block(heap: &Heap, bytes: usize) -> *mut u8 {
     let block = heap.allocate(Layout::from_size_align(bytes, 8).expect("a layout")).expect("allocate").as_ptr();
     let bytes = heap.size_of(NonNull::new(block).expect("an address")).expect("size");
-    // SAFETY: an allocation of so many bytes.
+    // SAFETY: an allocation of this many bytes.
     unsafe { block.write_bytes(0, bytes) };
     block
 }
 
-/// Stores a pointer at some byte of a block.
+/// Stores a pointer at a byte offset of a block.
 fn link(from: *mut u8, at: usize, to: *mut u8) {
     // SAFETY: the tests stay within their blocks.
     unsafe { from.add(at).cast::<*mut u8>().write_unaligned(to) };
 }
 
-/// A block of so many pointers, hung on a root.
+/// A block with this many pointers, as a root.
 fn table(heap: &Heap, name: &str, entries: usize) -> *mut u8 {
     let table = block(heap, entries * 8);
     heap.set_root(name, NonNull::new(table)).expect("root");
@@ -48,7 +48,7 @@ fn lost(report: &HeapReport) -> BTreeSet<u64> {
     report.leaks.as_ref().expect("looked for").largest.iter().map(|leak| leak.address).collect()
 }
 
-/// Random blocks of all sizes; of those whose pointers are taken away, and only of those, it is said that they leaked.
+/// Random blocks of all sizes: exactly those whose pointers are removed are reported as leaks.
 #[test]
 fn what_no_root_reaches_has_leaked() {
     let seed = seed();
@@ -71,7 +71,8 @@ fn what_no_root_reaches_has_leaked() {
         if rng.u32(..4) == 0 {
             gone.push(new);
         } else {
-            // From the table, or from a block that is kept: anywhere into it, or right behind it where nothing begins.
+            // From the table, or from a block that is kept: to any place in the new block, or right behind it if
+            // nothing begins there.
             let inside = rng.usize(..bytes);
             let free_entry = || link(all, n * 8, new.wrapping_add(inside));
             match kept.last() {
@@ -101,9 +102,9 @@ fn what_no_root_reaches_has_leaked() {
     let free = report.chunks.iter().filter(|chunk| **chunk == HeapChunk::Free).count() as u64;
     assert_eq!(report.free_bytes, free * 65536);
 
-    // Reclaimed: exactly those are free, and a roll-back brings them back.
+    // After a collection exactly these blocks are free, and a rollback brings them back.
     heap.commit().expect("commit");
-    // SAFETY: nobody uses what leaked.
+    // SAFETY: nobody uses the leaked blocks.
     assert_eq!(leaks(&unsafe { heap.collect(&quiet) }.expect("collect")), wanted);
     for block in &gone {
         refused(heap.size_of(NonNull::new(*block).expect("an address")), &["invalid"]);
@@ -121,7 +122,7 @@ fn what_no_root_reaches_has_leaked() {
     assert_eq!((leaks(&after), after.is_sound()), ((0, 0), true), "{:?}", after.problems);
 }
 
-/// What counts as a pointer, one at a time.
+/// Tests one by one which words count as pointers.
 #[test]
 fn pointers_that_count() {
     let dir = directory();
@@ -146,7 +147,7 @@ fn pointers_that_count() {
     link(row[2], 0, row[0]);
     assert_eq!(reached(24, row[2]), [true, false, true, false]);
     assert_eq!(reached(0, row[3]), [false, false, false, true], "a circle that nothing points into");
-    // The last bytes of a large one, across the pieces in which it is read.
+    // The last bytes of a large allocation, across the pieces in which it is read.
     let large = block(&heap, 3 << 20);
     link(large, (1 << 20) - 3, row[0]);
     link(large, (3 << 20) - 8, row[1]);
@@ -155,7 +156,7 @@ fn pointers_that_count() {
 
 const CHILD: &str = "UNTORN_TEST_HEAP";
 
-/// Leaks three blocks in a committed heap, and one that is not committed; then waits to be killed.
+/// Leaks three blocks in a committed heap and one uncommitted block; then waits to be killed.
 #[test]
 fn child() {
     let Some(path) = std::env::var_os(CHILD) else { return };
@@ -178,7 +179,7 @@ fn child() {
 fn a_killed_programs_heap_is_looked_at_as_recovery_would_leave_it() {
     let dir = directory();
     let path = dir.path().join("heap");
-    // Made here, so that its place stays free of other tests' heaps.
+    // Made here, so that its address does not collide with other tests' heaps.
     Heap::open_or_create(&path).expect("create").close().expect("close");
     let mut child = again("child").env(CHILD, &path).stdout(Stdio::piped()).spawn().expect("spawn");
     let lines = std::io::BufReader::new(child.stdout.take().expect("piped")).lines();
@@ -230,7 +231,7 @@ fn heaps_in_stores_and_without_any() {
     refused(check_heap(dir.path(), &quiet), &["invalid", "io"]);
 }
 
-/// Damage by hand: each is told, with its place, and neither leaks nor a collection are to be had.
+/// Damage by hand: each kind is reported with its place, and leaks and collections are refused.
 #[test]
 fn damage_is_told_with_its_place() {
     let dir = directory();

@@ -1,5 +1,5 @@
-//! Collections that tell of their changes by themselves: sections of live heaps undo them, heaps with the tracker `told`
-//! commit them, and the program names none of their bytes.
+//! Collections that log their own changes: sections of live heaps undo them, and heaps with the tracker `told` commit
+//! them, while the program declares none of their bytes.
 
 mod common;
 
@@ -14,7 +14,7 @@ use std::time::Duration;
 use untorn::Tracker;
 use untorn::heap::{Heap, HeapBTreeMap, HeapOptions, HeapString, LiveStart, SectionLock, Storable};
 
-/// What is in the heap.
+/// The contents of the heap.
 #[derive(Storable)]
 #[repr(C)]
 struct Root<'h> {
@@ -22,7 +22,7 @@ struct Root<'h> {
     text: HeapString<'h>,
 }
 
-/// What the heap should have.
+/// The expected contents of the heap.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Model {
     map: BTreeMap<u64, String>,
@@ -51,13 +51,14 @@ fn change(root: &mut Root<'_>, model: &mut Model, rng: &mut Rng, keys: u64) {
     let key = rng.u64(0..keys);
     let value = "value ".repeat(rng.usize(0..4));
     match rng.u32(0..100) {
-        // Grows and shrinks in turns: nodes are split, merged, and lend each other entries from both sides.
+        // The map grows and shrinks in turns, so that nodes are split, merged, and lend each other entries from both
+        // sides.
         n if n < if rng.u64(0..keys) > model.map.len() as u64 { 55 } else { 30 } => {
             let old = root.map.insert(key, HeapString::from_str_in(&value, alloc));
             assert_eq!(old.map(|old| old.to_string()), model.map.insert(key, value));
         }
         0..80 => {
-            // Keys that are there, mostly.
+            // Mostly existing keys.
             let key = model.map.range(key..).next().map_or(key, |(key, _)| *key);
             let old = root.map.remove(&key);
             assert_eq!(old.map(|old| old.to_string()), model.map.remove(&key));
@@ -93,7 +94,7 @@ fn change(root: &mut Root<'_>, model: &mut Model, rng: &mut Rng, keys: u64) {
     }
 }
 
-/// How large maps become: one node, two levels, three levels.
+/// Sizes of maps: one node, two levels, three levels.
 const KEYS: [u64; 3] = [40, 400, 4000];
 
 fn full(heap: &Heap, keys: u64, rng: &mut Rng) -> Model {
@@ -106,7 +107,8 @@ fn full(heap: &Heap, keys: u64, rng: &mut Rng) -> Model {
     model
 }
 
-/// A section that is aborted, or within which its process ends, has changed nothing; one that ends, everything.
+/// A section that is aborted, or within which its process ends, has changed nothing; one that ends has changed
+/// everything.
 #[test]
 fn sections_undo_what_collections_did() {
     let live = |path: &Path| HeapOptions::new().live(true).address_space(256 << 20).open(path).expect("open");
@@ -118,7 +120,7 @@ fn sections_undo_what_collections_did() {
         let mut model = full(&live(&path), keys, rng);
         let (mut aborted, mut left) = (0, 0);
         for round in 0..30 {
-            // A thread that ends within a section leaves the heap as a killed process does.
+            // A thread that ends within a section leaves the heap in the state after a kill.
             let ends = std::thread::scope(|scope| {
                 let (path, model, rng, aborted) = (&path, &mut model, &mut *rng, &mut aborted);
                 let work = scope.spawn(move || {
@@ -159,7 +161,7 @@ fn sections_undo_what_collections_did() {
     }
 }
 
-/// What a thread has in the heap, and how many sections of it there were.
+/// A thread's data in the heap, and the number of its sections.
 #[derive(Storable)]
 #[repr(C)]
 struct Part<'h> {
@@ -179,7 +181,7 @@ fn part(heap: &Heap, thread: usize) -> &mut Part<'_> {
     unsafe { &mut *part.as_ptr() }
 }
 
-/// Changes a part as its next section does, whoever does it.
+/// Makes the changes of the part's next section, in the heap or in a model.
 fn change_next(part: &mut Part<'_>, model: &mut Model, seed: u64, thread: usize) {
     let rng = &mut Rng::with_seed(seed ^ (part.done << 8) ^ thread as u64);
     for _ in 0..rng.u32(1..300) {
@@ -187,7 +189,7 @@ fn change_next(part: &mut Part<'_>, model: &mut Model, seed: u64, thread: usize)
     }
 }
 
-/// In a second process: sections of two threads, until it is killed.
+/// In a second process: runs sections of two threads, until it is killed.
 #[test]
 fn killed_child() {
     let Some(seed) = std::env::var(KILLED).ok().and_then(|seed| seed.parse().ok()) else { return };
@@ -207,7 +209,7 @@ fn killed_child() {
                     *section.modify(&mut part.done).expect("a number") += 1;
                     let done = part.done;
                     drop(section);
-                    // Telling takes longer than a section.
+                    // Printing takes longer than a section.
                     if done.is_multiple_of(16) {
                         println!("did {thread} {done}");
                     }
@@ -217,15 +219,15 @@ fn killed_child() {
     });
 }
 
-/// Sections that change collections, killed at any moment: after each kill the heap has what the sections did that it counts, and
-/// no others, and counts those that were acknowledged.
+/// Sections that change collections, killed at any moment: after each kill the heap has exactly the changes of the
+/// sections that it counts, and it counts those that were acknowledged.
 #[test]
 fn a_kill_leaves_collections_whole() {
     let seed = seed();
     let rng = &mut Rng::with_seed(seed);
     let dir = directory();
     let (path, other) = (dir.path().join("heap"), dir.path().join("other"));
-    // Where the same is done, and nobody is killed.
+    // A heap with the same changes and without kills.
     let shadow = HeapOptions::new().address_space(256 << 20).open(other).expect("open");
     let mut models = [(); THREADS].map(|()| Model::default());
     let rounds = kills(15);
@@ -262,7 +264,7 @@ fn a_kill_leaves_collections_whole() {
         let report = heap.check(&|_, _| {}).expect("check");
         assert!(report.problems.is_empty(), "{what}: {:?}", report.problems);
         assert!(report.leaks.expect("looked for").count <= THREADS as u64, "{what}");
-        // SAFETY: nobody has a pointer to what leaked.
+        // SAFETY: nobody has a pointer to the leaked blocks.
         unsafe { heap.collect(&|_, _| {}) }.expect("collect");
     }
     let done = [0, 1].map(|thread| part(&shadow, thread).done);
@@ -270,7 +272,7 @@ fn a_kill_leaves_collections_whole() {
     Heap::open(&path).expect("open").close().expect("close");
 }
 
-/// Its check refuses a commit if bytes had changed that nobody told of.
+/// The debug check refuses a commit if any byte changed without having been declared.
 #[test]
 fn the_tracker_told_needs_nothing_else() {
     let told = |path: &Path| HeapOptions::new().tracker(Tracker::Told).debug_told(true).open(path).expect("open");

@@ -1,5 +1,5 @@
-//! Cuts of live heaps while threads store, at any instruction of them: what a power cut leaves is what a kill at one moment
-//! would have left, made whole.
+//! Cuts of live heaps at any instruction of threads that store: after a power cut, the heap is in the state that a kill
+//! at one moment would have left, repaired.
 
 mod common;
 
@@ -23,14 +23,14 @@ const MODE: &str = "UNTORN_TEST_CUTS";
 const PLACE: &str = "UNTORN_TEST_PLACE";
 const LIMIT: Duration = Duration::from_secs(60);
 const THREADS: usize = 4;
-/// On a page of its own each.
+/// The size of a page; each counter has a page of its own.
 const PAGE: usize = 4096;
 
 fn live() -> HeapOptions {
     HeapOptions::new().live(true).address_space(256 << 20)
 }
 
-/// A number in the heap, under a name.
+/// A named number in the heap.
 fn number<'h>(heap: &'h Heap, name: &str) -> &'h AtomicU64 {
     let root = heap.root_or(name, |_| AtomicU64::new(0)).unwrap();
     // SAFETY: a root of this type, which is only used as an atomic.
@@ -41,7 +41,7 @@ fn get(heap: &Heap, name: &str) -> u64 {
     number(heap, name).load(Relaxed)
 }
 
-/// In a section: logs, and stores.
+/// Logs and stores a number, within a section.
 fn set(heap: &Heap, name: &str, to: u64) {
     let number = number(heap, name);
     // SAFETY: in the heap, and nobody else changes it.
@@ -49,7 +49,7 @@ fn set(heap: &Heap, name: &str, to: u64) {
     number.store(to, Relaxed);
 }
 
-/// The heap as a power cut leaves it.
+/// Opens the heap as after a power cut: without its memory.
 fn after_a_power_cut(heap: Heap, path: &Path) -> Heap {
     let memory = heap.live().unwrap().memory;
     drop(heap);
@@ -61,7 +61,7 @@ fn after_a_power_cut(heap: Heap, path: &Path) -> Heap {
     heap
 }
 
-/// Does something in another thread, up to a point at which the caller does something; then that thread goes on.
+/// Runs `work` in another thread up to a point, at which the caller runs `meanwhile`; then that thread goes on.
 fn paused<R>(work: impl FnOnce(&dyn Fn()) + Send, meanwhile: impl FnOnce() -> R) -> R {
     let (reached, is_reached) = mpsc::channel();
     let (go_on, goes_on) = mpsc::channel::<()>();
@@ -69,7 +69,7 @@ fn paused<R>(work: impl FnOnce(&dyn Fn()) + Send, meanwhile: impl FnOnce() -> R)
         scope.spawn(move || {
             work(&move || {
                 reached.send(()).unwrap();
-                // What it waits for is gone after a panic, too.
+                // After a panic the sender is gone, so this does not block.
                 let _ = goes_on.recv();
             });
         });
@@ -79,8 +79,8 @@ fn paused<R>(work: impl FnOnce(&dyn Fn()) + Send, meanwhile: impl FnOnce() -> R)
     })
 }
 
-/// What a section has done that has not ended is not in a cut; when it has ended, the next cut has it, although nothing was
-/// stored since.
+/// A cut has no changes of a section that has not ended. When the section has ended, the next cut has them, although
+/// nothing was stored since.
 #[test]
 fn a_section_that_has_not_ended_is_in_the_cut_that_comes_after_it() {
     let dir = directory();
@@ -106,7 +106,7 @@ fn a_section_that_has_not_ended_is_in_the_cut_that_comes_after_it() {
         };
         paused(in_section, || {
             number(&heap, "b").store(3, Relaxed);
-            // The second one is of a heap to which nothing was stored since.
+            // Nothing was stored to the heap between the two cuts.
             (0..2).for_each(|_| heap.commit().unwrap());
         });
         assert_eq!(get(&heap, "a"), 2, "in memory it is as it was");
@@ -117,7 +117,7 @@ fn a_section_that_has_not_ended_is_in_the_cut_that_comes_after_it() {
         let wanted = if cuts_after { 2 } else { 1 };
         assert_eq!((get(&heap, "a"), get(&heap, "b")), (wanted, 3));
         assert_eq!(heap.stats().unwrap().allocations, if cuts_after { before + 2 } else { before });
-        // What was given back is allocated again.
+        // Freed space is allocated again.
         for bytes in [9 << 20, 100, 300 << 10] {
             let block = heap.allocate(Layout::from_size_align(bytes, 8).unwrap()).unwrap();
             // SAFETY: allocated just now.
@@ -128,7 +128,7 @@ fn a_section_that_has_not_ended_is_in_the_cut_that_comes_after_it() {
     }
 }
 
-/// A section that has ended and saw what one did that has not is not in the cut either.
+/// A section that has ended, but has seen changes of one that has not, is not in the cut either.
 #[test]
 fn what_saw_a_section_that_has_not_ended_is_not_in_the_cut() {
     let dir = directory();
@@ -159,7 +159,7 @@ fn what_saw_a_section_that_has_not_ended_is_not_in_the_cut() {
     copy.close().unwrap();
 }
 
-/// Under `mutate` the heap is half done: a cut waits for the guard.
+/// Under `mutate` the heap is inconsistent: a cut waits for the guard.
 #[test]
 fn guards_are_waited_for() {
     let dir = directory();
@@ -179,7 +179,7 @@ fn guards_are_waited_for() {
     copy.close().unwrap();
 }
 
-/// A cut that is asked for while `work` pauses comes when it is done.
+/// Asserts that a cut requested while `work` pauses comes after `work`.
 fn cut_waits_for(heap: &Heap, work: impl FnOnce(&dyn Fn()) + Send) {
     let before = heap.file().store().status().commits;
     std::thread::scope(|scope| {
@@ -224,7 +224,7 @@ fn threads_that_wait_for_each_other_do_not_wait_for_a_cut() {
     });
 }
 
-/// More than a log holds: the cut comes when the section has ended.
+/// A section with more changes than a log holds: the cut comes when the section has ended.
 #[test]
 fn a_section_beyond_its_log_is_waited_for() {
     let dir = directory();
@@ -248,8 +248,8 @@ fn a_section_beyond_its_log_is_waited_for() {
     copy.close().unwrap();
 }
 
-/// Two numbers on pages far from each other, with many pages in between that change, too: at each moment the first is as the
-/// second, or one more.
+/// Two numbers on pages far from each other, with many changing pages in between: at each moment the first number
+/// equals the second, or is one more.
 struct Pair {
     memory: NonNull<u8>,
 }
@@ -290,8 +290,8 @@ impl Pair {
     }
 }
 
-/// Whatever threads do when they are stopped: they allocate, sleep, make and end threads, fork, read into the heap, hold locks
-/// of the standard library.
+/// Threads that are stopped in all kinds of work: they allocate, sleep, start and end threads, fork, read into the
+/// heap, and hold locks of the standard library.
 #[test]
 fn a_cut_is_of_one_moment_whatever_threads_do() {
     let seed = seed();
@@ -333,7 +333,7 @@ fn a_cut_is_of_one_moment_whatever_threads_do() {
             scope.spawn(move || {
                 let from = fs::File::open("/dev/zero").unwrap();
                 while again() {
-                    // SAFETY: a block of so many bytes, which nobody else uses.
+                    // SAFETY: a block of this size, which nobody else uses.
                     unsafe { libc::read(from.as_raw_fd(), std::ptr::with_exposed_provenance_mut(place), 8192) };
                 }
             });
@@ -357,7 +357,8 @@ fn a_cut_is_of_one_moment_whatever_threads_do() {
     assert!(stopped.iter().all(|stops| stops.count >= 8 && stops.last <= stops.longest), "{stopped:?}");
 }
 
-/// A thread that blocks all signals is named, and nothing is committed; a heap whose cuts wait needs no signal.
+/// A thread that blocks all signals is named in the error, and nothing is committed. A heap with cuts that wait needs
+/// no signal.
 fn deaf(path: &Path) {
     let heap = live().open(path).unwrap();
     set(&heap, "a", 1);
@@ -402,7 +403,7 @@ fn a_thread_that_cannot_be_stopped_is_named() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
 }
 
-/// A store of the program's to the heap's own bytes is found in what is about to be committed.
+/// A stray store of the program to the heap's own bytes is found in the bytes that are about to be committed.
 #[test]
 fn what_was_overwritten_is_not_cut() {
     let dir = directory();
@@ -430,7 +431,7 @@ fn what_was_overwritten_is_not_cut() {
     heap.close().unwrap();
 }
 
-/// A stack to which threads push without locks, and what each thread says of it, on pages of their own.
+/// A stack to which threads push without locks, and counters of each thread, on pages of their own.
 #[derive(Storable)]
 #[repr(C, align(4096))]
 struct OwnPage(AtomicU64, [u64; 511]);
@@ -439,7 +440,7 @@ struct OwnPage(AtomicU64, [u64; 511]);
 #[repr(C)]
 struct Stack {
     top: AtomicU64,
-    /// The last number that each thread is about to push, and the last one that it has pushed.
+    /// For each thread, the last number that it was about to push, and the last one that it has pushed.
     begun: [OwnPage; THREADS],
     done: [OwnPage; THREADS],
 }
@@ -464,7 +465,7 @@ fn stack(heap: &Heap) -> &Stack {
 impl Stack {
     fn nodes(&self) -> impl Iterator<Item = &Node> {
         let at = |address: u64| {
-            // SAFETY: nodes stay, and are not changed once they are reached.
+            // SAFETY: nodes stay, and do not change once they are reachable.
             (address != 0).then(|| unsafe { &*with_exposed_provenance::<Node>(address as usize) })
         };
         std::iter::successors(at(self.top.load(Acquire)), move |node| at(node.below))
@@ -486,7 +487,7 @@ impl Stack {
         self.done[thread].0.store(number, Release);
     }
 
-    /// Of each thread, all numbers are there, in order, up to what it has said that it has done, or is doing.
+    /// For each thread, all numbers are there, in order, up to the last that is done or begun.
     fn check(&self, what: &str) -> [u64; THREADS] {
         let mut next = [0; THREADS];
         let mut last = [0; THREADS];
@@ -529,14 +530,14 @@ fn cuts_child() {
     }
 }
 
-/// With cuts all the time.
+/// Pushes until killed, with frequent cuts.
 fn push_until_killed(place: &Path) {
     let heap = live().cut_every(Duration::from_millis(1)).open(place).unwrap();
     let stack = stack(&heap);
     let mut last = stack.check("in the child");
-    // What was pushed and not noted before the end of the process before is noted now.
+    // A push that the previous process did not note before its end is noted now.
     last.iter().zip(&stack.done).for_each(|(last, done)| done.0.store(*last, Release));
-    // However soon the kill comes, a cut has something.
+    // Even if the kill comes soon, a cut has something.
     for (thread, last) in last.iter_mut().enumerate() {
         *last += 1;
         stack.push(&heap, thread, *last);
@@ -551,7 +552,7 @@ fn push_until_killed(place: &Path) {
     });
 }
 
-/// A lock-free structure without any guard: after a power cut it is as at one moment, and after a kill it is as it was.
+/// A lock-free structure without any guard: after a power cut it is as of one moment, and after a kill it is unchanged.
 #[test]
 fn lock_free_structures_need_no_guard() {
     let seed = seed();
@@ -561,7 +562,7 @@ fn lock_free_structures_need_no_guard() {
     let (mut nodes, mut power_cuts) = (0, 0);
     let mut path = PathBuf::new();
     for round in 0..rounds {
-        // Of a new one each few rounds, as nothing is taken from it.
+        // A new stack every few rounds, as nothing is ever popped.
         if round % 8 == 0 {
             if round > 0 {
                 live().open(&path).unwrap().close().unwrap();

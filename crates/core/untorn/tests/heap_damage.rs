@@ -1,5 +1,5 @@
-//! Damaged heaps: whatever is in the file, or is stored over its metadata while it is open, there is an error or it
-//! goes well. Never a panic, and never a signal: the work is done by a second process, so that one can be told.
+//! Damaged heaps: any contents of the file, and any stores over the metadata while it is open, lead to an error or to
+//! success, never to a panic or a signal. The work runs in a second process, so that a signal can be reported.
 
 mod common;
 
@@ -26,12 +26,12 @@ const IMAGES: u64 = 120;
 fn quiet(_: u64, _: u64) {}
 
 fn options() -> HeapOptions {
-    // Nothing here is about power cuts.
+    // These tests are not about power cuts.
     HeapOptions::new().create(false).store(StoreOptions::default().class(FailureClass::Process))
 }
 
-/// Sound heaps, and what was allocated in them: one of small blocks, one with large allocations, one with a huge
-/// one in the middle.
+/// Sound heaps, with their allocations: one of small blocks, one with large allocations, one with a huge allocation in
+/// the middle.
 fn make(dir: &Path, n: usize) -> Vec<usize> {
     let heap = options().create(true).open(dir.join(n.to_string())).expect("create");
     let sizes: &[(usize, usize)] = match n {
@@ -56,7 +56,7 @@ fn make(dir: &Path, n: usize) -> Vec<usize> {
     blocks.into_iter().map(|block| block.as_ptr() as usize - base).collect()
 }
 
-/// A file with these contents, and holes where there are zeros.
+/// Writes a file with these contents, and holes for zeros.
 fn put(path: &Path, bytes: &[u8]) {
     let file = fs::File::create(path).expect("create");
     file.set_len(bytes.len() as u64).expect("size");
@@ -65,7 +65,7 @@ fn put(path: &Path, bytes: &[u8]) {
     }
 }
 
-/// A number that is good at being wrong.
+/// A number that is likely to be wrong.
 fn absurd(rng: &mut Rng) -> u64 {
     let some = [0, 1, 2, 3, 4, 40, 41, 63, 64, 65, 1 << 16, 1 << 22, u64::from(u32::MAX), 1 << 42, 1 << 63, u64::MAX];
     match rng.u32(..3) {
@@ -80,11 +80,11 @@ fn sum(image: &mut [u8]) {
     image[40..48].copy_from_slice(&sum.to_le_bytes());
 }
 
-/// Stores something wrong over metadata.
+/// Stores wrong values over metadata.
 fn spoil(metadata: &mut [u8], rng: &mut Rng) {
     for _ in 0..rng.usize(1..12) {
         match rng.u32(..5) {
-            // Descriptors: a kind, a count, a number of bytes.
+            // A descriptor: its kind, count, or number of bytes.
             0 | 1 => {
                 let at = 4096 + rng.usize(..64) * 64 + [0, 4, 8][rng.usize(..3)];
                 let value = if rng.bool() { rng.u64(..5) } else { absurd(rng) };
@@ -116,7 +116,7 @@ fn damage(image: &mut Vec<u8>, rng: &mut Rng) {
     let segments = image.len() / SEGMENT;
     match rng.u32(..10) {
         0 => {
-            // A header that is right in itself.
+            // A wrong header with a valid checksum.
             let field = [16, 24, 32][rng.usize(..3)];
             let old = u64::from_le_bytes(image[field..field + 8].try_into().expect("eight"));
             let new = if rng.bool() { absurd(rng) } else { old.wrapping_add(absurd(rng).wrapping_mul(4096)) };
@@ -141,7 +141,7 @@ fn damage(image: &mut Vec<u8>, rng: &mut Rng) {
             }
         }
         3 if segments > 1 => {
-            // Segments in each other's place, but for the header.
+            // Swaps the metadata of two segments, except for the header.
             let (a, b) = (rng.usize(..segments), rng.usize(..segments));
             let head = image[..4096].to_vec();
             for at in 0..METADATA {
@@ -156,7 +156,7 @@ fn damage(image: &mut Vec<u8>, rng: &mut Rng) {
     }
 }
 
-/// What a damaged heap may say.
+/// Checks an outcome: a damaged heap may return only some errors.
 fn outcome<T>(result: Result<T, Error>, sound: bool, what: &str) -> Option<T> {
     match result {
         Ok(done) => Some(done),
@@ -202,7 +202,7 @@ fn exercise(heap: &Heap, blocks: &[usize], sound: bool, rng: &mut Rng) {
                 outcome(unsafe { heap.free(block) }, sound, "free");
             }
             10..15 => {
-                // What was allocated before, or something near it; none that this run uses.
+                // An earlier allocation, or an address near it, but none that this run uses.
                 let at = blocks[rng.usize(..blocks.len())] + if rng.bool() { 0 } else { rng.usize(..SEGMENT) };
                 let near = new.range(..=at).next_back().map(|(start, (bytes, _))| start + bytes);
                 if at < len && near.is_none_or(|end| end <= at) && !new.contains_key(&at) {
@@ -242,7 +242,7 @@ fn damaged(dir: &Path, blocks: &[Vec<usize>], seed: u64) {
     if !while_open {
         damage(&mut image, rng);
     }
-    // A file of its own: some file systems flush what is truncated and written anew.
+    // Each image in a file of its own: some file systems flush a file that is truncated and rewritten.
     let dir = tempfile::tempdir_in(dir).expect("a directory");
     let path = dir.path().join("damaged");
     put(&path, &image);
@@ -268,7 +268,7 @@ fn damaged(dir: &Path, blocks: &[Vec<usize>], seed: u64) {
     };
     exercise(&heap, &blocks[kind], report.is_sound(), rng);
     if while_open {
-        // Somebody stores to where he should not, in the middle of things.
+        // A stray store by the program, between two operations.
         let (base, len) = heap.memory();
         let segment = rng.usize(..len / SEGMENT);
         let mut metadata = vec![0; METADATA];
@@ -279,11 +279,11 @@ fn damaged(dir: &Path, blocks: &[Vec<usize>], seed: u64) {
             metadata[32..40].copy_from_slice(&absurd(rng).to_le_bytes());
         }
         mapping::unprotect(&heap);
-        // SAFETY: inside the heap; what it does to the allocator is what this is about.
+        // SAFETY: inside the heap; the effect on the allocator is the subject of this test.
         unsafe { base.add(segment * SEGMENT).copy_from(NonNull::from(&metadata[0]), METADATA) };
         exercise(&heap, &blocks[kind], false, rng);
     }
-    // Damage it may be: a root of what was freed.
+    // Even a sound heap may fail here: a root may point to a freed block.
     // SAFETY: nobody uses the heap any more.
     let collected = outcome(unsafe { heap.collect(&quiet) }, false, "collect").is_some();
     outcome(heap.commit(), false, "commit");
@@ -291,7 +291,7 @@ fn damaged(dir: &Path, blocks: &[Vec<usize>], seed: u64) {
     heap.close().expect("close");
 }
 
-/// In memory, where heaps can be there.
+/// A directory in memory, if heaps can be there.
 fn fast_directory() -> tempfile::TempDir {
     match tempfile::tempdir_in("/dev/shm") {
         Ok(dir) if Heap::open_or_create(dir.path().join("try")).is_ok() => dir,
@@ -302,7 +302,7 @@ fn fast_directory() -> tempfile::TempDir {
 #[test]
 fn child() {
     let Some(dir) = std::env::var_os(DIR).map(PathBuf::from) else { return };
-    // SAFETY: whatever hangs is ended, and told as any other signal.
+    // SAFETY: ends a process that hangs, by a signal that the parent reports.
     unsafe { libc::alarm(300) };
     let first = seed();
     let blocks: Vec<_> = (0..3).map(|n| make(&dir, n)).collect();

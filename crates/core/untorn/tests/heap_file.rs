@@ -1,4 +1,4 @@
-//! A heap's file through other handles: it can be read, and nothing changes it but the heap.
+//! A heap's file through other handles: it can be read, and only the heap changes it.
 
 mod common;
 
@@ -58,7 +58,7 @@ fn no_other_handle_changes_a_heaps_memory() {
     }
     assert_eq!(numbers.as_slice(), [1, 2, 3, 4]);
     heap.commit().expect("a commit");
-    // A file of a transaction is the transaction's to undo.
+    // A transaction undoes the changes of its own files.
     drop(clone);
     heap.close().expect("closed");
     let mut txn = store.begin();

@@ -1,4 +1,4 @@
-//! Live heaps whose first opening was killed: the next one works, wherever that was, and nothing is left.
+//! Live heaps whose first opening was killed at any point: the next opening works, and nothing is left behind.
 
 mod common;
 
@@ -41,7 +41,7 @@ fn first_child() {
     heap.close().unwrap();
 }
 
-/// Goes on from what a killed first opening left: the heap begins, once, and can be used.
+/// Continues after a killed first opening: the heap is created once, and can be used.
 #[track_caller]
 fn goes_on(opened: Result<Heap>, what: &str) {
     let heap = opened.unwrap_or_else(|e| panic!("{what}: {e}"));
@@ -56,7 +56,7 @@ fn goes_on(opened: Result<Heap>, what: &str) {
     assert!(!report.memory.exists(), "{what}: {} is left", report.memory.display());
 }
 
-/// Killed before or behind any call of the system, of which some are chosen.
+/// Kills the opening before or after a system call; some calls are chosen.
 #[test]
 fn a_first_opening_may_be_killed_at_any_call() {
     let seed = seed();
@@ -67,14 +67,14 @@ fn a_first_opening_may_be_killed_at_any_call() {
         let Some(all) = killed_at_call(&mut child(mode, &place(dir.path())), u64::MAX) else {
             return skipped("cannot trace a child here");
         };
-        // Its memory is that of a heap that is there.
+        // The memory that is left belongs to an existing heap.
         match mode {
             "alone" => goes_on(live().open(place(dir.path())), mode),
             _ => goes_on(live().open_in(&Store::open(dir.path()).unwrap(), "heap"), mode),
         }
         let rounds = kills(16).min(all);
         for round in 0..rounds {
-            // One in each part of the way.
+            // One call in each part of the opening.
             let at = all * round / rounds + rng.u64(..all / rounds);
             let what = format!("seed {seed}, {mode}, killed at stop {at} of {all}");
             let dir = directory();

@@ -1,4 +1,4 @@
-//! Heaps that get more address space than they were made with, and options that are not those of a heap.
+//! Heaps that are given more address space than they were made with, and options that do not fit a heap.
 
 mod common;
 
@@ -26,7 +26,7 @@ fn space_of(heap: &Heap) -> u64 {
     heap.stats().unwrap().address_space_bytes / MIB
 }
 
-/// Allocates 3 MiB again and again, each the root of its number, until there is no room.
+/// Allocates blocks of 3 MiB, each the root of its number, until there is no room.
 fn fill(heap: &Heap) -> (usize, Error) {
     let have = heap.roots().len();
     for n in have.. {
@@ -56,7 +56,7 @@ fn is_whole(heap: &Heap, blocks: usize) {
     assert!(report.is_sound() && report.leaks.unwrap().count == 0, "{:?}", report.problems);
 }
 
-/// In a second process: does what the environment says.
+/// In a second process: runs the mode in the environment.
 #[test]
 fn growth_child() {
     let Some(mode) = std::env::var_os(MODE) else { return };
@@ -80,12 +80,12 @@ fn growth_child() {
     assert_eq!(space_of(&heap), 16);
     let (blocks, _) = fill(&heap);
     if is_live {
-        // SAFETY: what was allocated since the last cut is not used any more.
+        // SAFETY: blocks that were allocated since the last cut are not used any more.
         unsafe { heap.rollback() }.unwrap();
         is_whole(&heap, 2);
         assert_eq!((space_of(&heap), fill(&heap).0), (16, blocks));
     }
-    // SAFETY: ends this process, as a kill does.
+    // SAFETY: ends this process, like a kill.
     unsafe { libc::raise(libc::SIGKILL) };
 }
 
@@ -99,7 +99,7 @@ fn done(mode: &str, place: &Path) {
     assert!(child.status.success(), "{}", String::from_utf8_lossy(&child.stderr));
 }
 
-/// What a full heap advises works.
+/// The advice in the error of a full heap works.
 #[test]
 fn a_full_heap_gets_more_address_space() {
     let dir = directory();
@@ -121,8 +121,8 @@ fn a_full_heap_gets_more_address_space() {
     is_whole(&heap, 2);
     let (blocks, e) = fill(&heap);
     assert!(blocks == 4 && e.to_string().contains("16 MiB"), "{blocks}: {e}");
-    // It stays, also if nothing else is committed, by a rollback and by a kill.
-    // SAFETY: what was allocated since the last commit is not used any more.
+    // The new address space stays after a rollback and after a kill, even if nothing else was committed.
+    // SAFETY: blocks that were allocated since the last commit are not used any more.
     unsafe { heap.rollback() }.unwrap();
     is_whole(&heap, 2);
     assert_eq!((space_of(&heap), fill(&heap).0), (16, 4));
@@ -134,7 +134,7 @@ fn a_full_heap_gets_more_address_space() {
     fill(&heap);
     heap.commit().unwrap();
     heap.close().unwrap();
-    // As much as it has is no change.
+    // Asking for the present address space is no change.
     let heap = of(16).open(&path).unwrap();
     is_whole(&heap, 4);
 }
@@ -152,15 +152,15 @@ fn a_live_heap_gets_more_address_space() {
     assert_eq!((heap.live().unwrap().start, space_of(&heap)), (LiveStart::WentOn, 16));
     is_whole(&heap, 4);
     drop(heap);
-    // Also for who brings in what the memory has.
+    // Also for an opening that brings the memory's changes into the file.
     let heap = of(32).open(&path).unwrap();
     assert_eq!(space_of(&heap), 32);
     is_whole(&heap, 4);
     assert_eq!(fill(&heap).0, 8);
 }
 
-/// Killed before or behind any call of the opening that makes it larger, of which some are chosen, a heap has its old or its
-/// new address space, in memory and after a rollback.
+/// An opening that enlarges a heap is killed before or after a system call; some calls are chosen. Then the heap has
+/// its old or its new address space, in memory and after a rollback.
 #[test]
 fn a_heap_that_gets_more_may_be_killed_at_any_call() {
     let seed = seed();
@@ -181,7 +181,7 @@ fn a_heap_that_gets_more_may_be_killed_at_any_call() {
             let heap = HeapOptions::new().live(is_live).open(&path).unwrap_or_else(|e| panic!("{what}: {e}"));
             let space = space_of(&heap);
             assert!([8, 16].contains(&space), "{what}: {space}");
-            // SAFETY: what was allocated since the last commit is not used any more.
+            // SAFETY: blocks that were allocated since the last commit are not used any more.
             unsafe { heap.rollback() }.unwrap();
             is_whole(&heap, 2);
             assert_eq!((space_of(&heap), fill(&heap).0 as u64), (space, space / 4), "{what}");
@@ -193,14 +193,14 @@ fn a_heap_that_gets_more_may_be_killed_at_any_call() {
         let Some((all, space)) = killed(u64::MAX) else { return skipped("cannot trace a child here") };
         assert_eq!(space, 16);
         let rounds = kills(12).min(all);
-        // One in each part of the way.
+        // One call in each part of the opening.
         let spaces = (0..rounds).map(|round| killed(all * round / rounds + rng.u64(..all / rounds)));
         let spaces: Vec<u64> = spaces.map(|killed| killed.expect("a child that was traced").1).collect();
         println!("seed {seed}: {mode}, {all} stops: {spaces:?}");
     }
 }
 
-/// Options that a heap does not follow are errors, which say what it has.
+/// Options that do not fit the heap are errors, which name the heap's own values.
 #[test]
 fn options_that_disagree_with_the_heap_are_refused() {
     let dir = directory();
@@ -222,7 +222,7 @@ fn options_that_disagree_with_the_heap_are_refused() {
     }
     let heap = of(63).address(address).open(&path).unwrap();
     assert_eq!((heap.memory().0.as_ptr() as usize, space_of(&heap)), (address, 64));
-    // The addresses behind it are another heap's.
+    // The addresses behind it belong to another heap.
     let other = dir.path().join("other");
     of(64).address(address + (64 << 20)).open(&other).unwrap().close().unwrap();
     heap.close().unwrap();
@@ -235,7 +235,7 @@ fn options_that_disagree_with_the_heap_are_refused() {
     assert_eq!(space_of(&of(128).open(&path).unwrap()), 128);
 }
 
-/// Readers that have the heap go on until it is larger than the addresses that they took, and are told then.
+/// Readers continue with a heap until it outgrows the addresses that they have mapped; then they get an error.
 #[test]
 fn readers_go_on_with_a_heap_that_grows() {
     let dir = directory();

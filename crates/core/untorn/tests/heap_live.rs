@@ -1,5 +1,5 @@
-//! Live heaps: what was stored outlives the process, however it ends, and nothing that is half done is ever shown.
-//! Children are killed for real; the example `live_queue` and the allocator at any moment.
+//! Live heaps: everything that was stored outlives the process, however the process ends, and no half-done change is
+//! ever visible. Children are killed for real; the example `live_queue` and the allocator at any moment.
 
 mod common;
 
@@ -25,7 +25,7 @@ use untorn::{Error, offline};
 const MODE: &str = "UNTORN_TEST_LIVE";
 const PLACE: &str = "UNTORN_TEST_PLACE";
 const NOBODY: u32 = 65534;
-/// Bytes before the heap, in its memory.
+/// The bytes before the heap in its memory.
 const HEAD: u64 = 68 << 20;
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -45,21 +45,21 @@ fn last_cut(heap: &Heap) -> String {
     }
 }
 
-/// A number that is the root of a heap.
+/// A number, as a root of the heap.
 fn number(heap: &Heap) -> &AtomicU64 {
     let root = heap.root_or("number", |_| AtomicU64::new(0)).unwrap();
     // SAFETY: a root of this type, which is only used as an atomic.
     unsafe { root.as_ref() }
 }
 
-/// The memory of a heap that was killed.
+/// The path of the memory of a heap whose process was killed.
 fn memory_of(path: &Path) -> PathBuf {
     let meta = fs::metadata(path).unwrap();
     let top = std::env::var_os("UNTORN_LIVE_DIR").unwrap_or("/dev/shm".into());
     Path::new(&top).join(format!("untorn-{}", meta.uid())).join(format!("heap-{:x}-{:x}", meta.dev(), meta.ino()))
 }
 
-/// A heap with 1 at its last cut and 2 in memory, whose process is gone: as a kill leaves it, closing aside.
+/// A heap with 1 at its last cut and 2 in memory, whose process is gone, as after a kill.
 fn abandoned(path: &Path) -> PathBuf {
     let heap = live().open(path).unwrap();
     number(&heap).store(1, Relaxed);
@@ -77,7 +77,7 @@ fn child(mode: &str, place: &Path) -> Command {
     command
 }
 
-/// Reads what a child prints up to this line.
+/// Reads a child's output up to this line.
 fn wait_for(child: &mut Child, line: &str) {
     let out = BufReader::new(child.stdout.as_mut().expect("a pipe"));
     assert!(out.lines().map_while(Result::ok).any(|found| found.ends_with(line)), "the child ended before {line:?}");
@@ -88,7 +88,7 @@ fn kill(mut child: Child) {
     child.wait().expect("its end");
 }
 
-/// In a second process: does what the environment says, and waits to be killed.
+/// In a second process: runs the mode in the environment, and waits to be killed.
 #[test]
 fn live_child() {
     let Some(mode) = std::env::var_os(MODE) else { return };
@@ -147,9 +147,9 @@ fn what_was_stored_is_there_after_the_process() {
     let heap = live().open(&path).unwrap();
     assert_eq!(start_of(&heap), LiveStart::WentOn);
     assert_eq!(number(&heap).load(Relaxed), 2);
-    // Longer than it was at its last cut.
+    // The heap is longer than at its last cut.
     let block = heap.allocate(Layout::from_size_align(9 << 20, 8).unwrap()).unwrap();
-    // SAFETY: so many bytes were allocated just now.
+    // SAFETY: this many bytes were allocated just now.
     unsafe { block.as_ptr().write_bytes(0x5a, 9 << 20) };
     heap.set_root("block", Some(block)).unwrap();
     drop(heap);
@@ -157,7 +157,7 @@ fn what_was_stored_is_there_after_the_process() {
     assert_eq!(start_of(&heap), LiveStart::WentOn);
     let found = heap.root::<u8>("block").unwrap().unwrap();
     assert_eq!(found, block);
-    // SAFETY: a root that has so many bytes.
+    // SAFETY: a root of this many bytes.
     assert!(unsafe { std::slice::from_raw_parts(found.as_ptr(), 9 << 20) }.iter().all(|byte| *byte == 0x5a));
     assert!(heap.check(&|_, _| {}).unwrap().problems.is_empty());
     heap.close().unwrap();
@@ -168,7 +168,7 @@ fn what_was_stored_is_there_after_the_process() {
     assert!(heap.root::<u8>("block").unwrap().is_some());
 }
 
-/// What the file has after a cut is what the memory had, although the memory is gone.
+/// After a cut the file has everything that the memory had, even if the memory is lost.
 #[test]
 fn a_cut_after_going_on_has_everything() {
     let dir = directory();
@@ -185,7 +185,7 @@ fn a_cut_after_going_on_has_everything() {
     heap.close().unwrap();
 }
 
-/// A rollback is to the last cut; a heap that shrinks and grows again has no old bytes.
+/// A rollback goes to the last cut; a heap that shrinks and grows again has no old bytes.
 #[test]
 fn a_rollback_is_to_the_last_cut() {
     let dir = directory();
@@ -197,7 +197,7 @@ fn a_rollback_is_to_the_last_cut() {
     for round in 0..3 {
         number(&heap).store(2, Relaxed);
         let block = heap.allocate(large).unwrap();
-        // SAFETY: so many bytes were allocated just now.
+        // SAFETY: this many bytes were allocated just now.
         unsafe { block.as_ptr().write_bytes(0xa5, 20 << 20) };
         match round {
             1 => {
@@ -206,7 +206,7 @@ fn a_rollback_is_to_the_last_cut() {
                 unsafe { heap.free(block) }.unwrap();
                 heap.commit().unwrap();
             }
-            // SAFETY: nothing that came since the commit is used.
+            // SAFETY: nothing that was allocated since the commit is used.
             _ => unsafe { heap.rollback() }.unwrap(),
         }
         assert_eq!(number(&heap).load(Relaxed), if round == 0 { 1 } else { 2 });
@@ -237,7 +237,7 @@ fn a_kill_within_a_change_goes_back_to_the_last_cut() {
     }
 }
 
-/// What a look at a heap says of its next opening.
+/// The state of the next opening, as a check of the heap foretells it.
 fn foretold(path: &Path) -> NextStart {
     let memory = fs::read(memory_of(path)).unwrap();
     let found = offline::check_heap(path, &|_, _| {}).unwrap().live.expect("live memory");
@@ -245,10 +245,10 @@ fn foretold(path: &Path) -> NextStart {
     found.next
 }
 
-/// Memory that is not this heap's, not of this boot, not whole or not sound is not gone on from.
+/// A heap does not continue from memory of another heap or another boot, or from memory that is incomplete or damaged.
 #[test]
 fn other_memory_is_not_gone_on_from() {
-    // Offsets as in `crates/core/untorn/src/heap/log/live_head.rs`.
+    // The offsets are those of `crates/core/untorn/src/heap/log/live_head.rs`.
     let damage: [(&str, u64, u64); 11] = [
         ("logs of sections", 65536, 8),
         ("no live memory of this version", 0, 8),
@@ -260,7 +260,7 @@ fn other_memory_is_not_gone_on_from() {
         ("while it made it", 64, 8),
         ("of another time", 80, 8),
         ("no heap is in it", HEAD, 4),
-        // The use of a chunk.
+        // The descriptor of a chunk.
         ("segment 0, chunk 5", HEAD + 4096 + 5 * 64, 8),
     ];
     let dir = directory();
@@ -288,7 +288,7 @@ fn other_memory_is_not_gone_on_from() {
         assert_eq!(number(&heap).load(Relaxed), 1, "{len} bytes");
         heap.close().unwrap();
     }
-    // A record of the allocator, of bytes that no heap has.
+    // A record of the allocator, for bytes that lie out of the heap.
     for (n, record) in [[4u64 << 20, 8], [1 << 40, 8], [u64::MAX, 8], [u64::MAX - 7, 64]].into_iter().enumerate() {
         let path = dir.path().join(format!("record{n}"));
         let memory = fs::File::options().write(true).open(abandoned(&path)).unwrap();
@@ -311,7 +311,7 @@ fn other_memory_is_not_gone_on_from() {
     heap.close().unwrap();
 }
 
-/// A heap that was copied, or brought back from a copy, is what the copy was.
+/// A heap that was copied, or restored from a copy, has the state of the copy.
 #[test]
 fn a_copy_has_no_part_in_the_memory() {
     let dir = directory();
@@ -332,7 +332,7 @@ fn a_copy_has_no_part_in_the_memory() {
     assert_eq!(number(&heap).load(Relaxed), 1);
     heap.close().unwrap();
     assert!(memory.exists(), "it is not the copy's");
-    // The old contents over it: the memory is of another time.
+    // The old contents over the file: the memory does not fit them.
     fs::write(&path, old).unwrap();
     let heap = live().open(&path).unwrap();
     assert_ne!(start_of(&heap), LiveStart::WentOn);
@@ -355,12 +355,12 @@ fn any_opening_has_what_the_memory_had() {
     assert_eq!(start_of(&heap), LiveStart::New);
     assert_eq!(number(&heap).load(Relaxed), 3);
     heap.close().unwrap();
-    // Without a live opening in between, the file names the memory no more.
+    // After an opening that is not live, the file names no memory.
     let memory = abandoned(&path);
     let kept = dir.path().join("kept");
     fs::copy(&memory, &kept).unwrap();
     Heap::open(&path).unwrap().close().unwrap();
-    // The last memory of a user leaves no directory.
+    // Removing the last memory of a user removes the directory, too.
     fs::create_dir_all(memory.parent().unwrap()).unwrap();
     fs::copy(&kept, &memory).unwrap();
     let heap = live().open(&path).unwrap();
@@ -385,7 +385,7 @@ fn eject_and_status_know_of_it() {
     let heap = Heap::open(&path).unwrap();
     assert_eq!(number(&heap).load(Relaxed), 2);
     drop(heap);
-    // In a store, beside others.
+    // In a store with other files.
     let store = untorn::Store::open(dir.path().join("store")).unwrap();
     fs::create_dir(dir.path().join("store/sub")).unwrap();
     let heap = live().open_in(&store, "sub/heap").unwrap();
@@ -414,7 +414,7 @@ fn options_that_do_not_fit_are_refused() {
     assert!(!path.exists() || fs::metadata(&path).unwrap().len() == 0);
 }
 
-/// Cuts in the background, seen without the memory.
+/// Cuts in the background are visible without the memory.
 #[test]
 fn cuts_are_made_in_the_background() {
     let dir = directory();
@@ -426,7 +426,7 @@ fn cuts_are_made_in_the_background() {
         number(&heap).store(9, Relaxed);
     }
     eventually(LIMIT, "a cut", || heap.file().store().status().commits > before);
-    // The first may have been of the root alone.
+    // The first cut may have had only the root.
     let clone = heap.clone();
     number(&heap).store(10, Relaxed);
     let before = heap.file().store().status().commits;
@@ -444,7 +444,7 @@ fn cuts_are_made_in_the_background() {
     heap.close().unwrap();
 }
 
-/// What is stored to is committed long before its turn, as a cut of more would take too long.
+/// Changes are committed long before the interval ends, because a later cut would take too long.
 #[test]
 fn cuts_are_made_in_time() {
     const MANY: usize = 64 << 20;
@@ -455,14 +455,14 @@ fn cuts_are_made_in_time() {
     let block = heap.allocate(Layout::from_size_align(MANY, 4096).unwrap()).unwrap();
     for byte in 1..4 {
         let before = commits();
-        // SAFETY: an allocation of so many bytes.
+        // SAFETY: an allocation of this many bytes.
         unsafe { block.as_ptr().write_bytes(byte, MANY) };
         eventually(LIMIT, "a cut", || commits() > before);
     }
     heap.close().unwrap();
 }
 
-/// Of all of these, `unshare` needs namespaces, which not every machine gives.
+/// Runs a child in a namespace. `unshare` needs user namespaces, which some machines forbid.
 fn in_a_namespace(script: &str, mode: &str, place: &Path) -> bool {
     let inner = child(mode, place);
     let mut command = Command::new("unshare");
@@ -511,7 +511,7 @@ fn full(dir: &Path) {
     let mut blocks = 0;
     let e = loop {
         match heap.allocate(block) {
-            // SAFETY: so many bytes were allocated just now.
+            // SAFETY: this many bytes were allocated just now.
             Ok(block) => unsafe { block.as_ptr().write_bytes(1, 1 << 20) },
             Err(e) => break e,
         }
@@ -525,7 +525,7 @@ fn full(dir: &Path) {
     heap.commit().unwrap();
     assert!(heap.check(&|_, _| {}).unwrap().problems.is_empty());
     drop(heap);
-    // A second heap has no room at all.
+    // There is no room at all for a second heap.
     let e = refused(live().open(dir.join("other")), &["no-space"]).to_string();
     assert!(e.contains("shm"), "{e}");
     let heap = live().open(&path).unwrap();
@@ -542,7 +542,7 @@ fn as_nobody(mode: &str, place: &Path) -> Command {
     command
 }
 
-/// A heap is its user's, and so is its memory; another user is told, and takes nothing away.
+/// A heap and its memory belong to their user; another user gets an error, and removes nothing.
 #[test]
 fn the_memory_is_its_users() {
     if !rustix::process::geteuid().is_root() {
@@ -562,7 +562,7 @@ fn the_memory_is_its_users() {
     assert!(memory.exists());
     assert!(as_nobody("goes on", &path).status().unwrap().success());
     assert!(!memory.exists());
-    // Where somebody else has made the directory first.
+    // Another user has made the directory first.
     let shm = dir.path().join("shm");
     fs::create_dir_all(shm.join(format!("untorn-{NOBODY}"))).unwrap();
     let path = dir.path().join("other");
@@ -573,7 +573,7 @@ fn example(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("this test's own path");
     let profile_dir = test.ancestors().nth(2).expect("target/PROFILE/deps/TEST");
     let profile = if cfg!(debug_assertions) { "test" } else { "release" };
-    // `make test` has built everything.
+    // `make test` has built the examples.
     if std::env::var_os("UNTORN_PREBUILT").is_some() {
         return profile_dir.join("examples").join(name);
     }
@@ -584,16 +584,17 @@ fn example(name: &str) -> PathBuf {
     profile_dir.join("examples").join(name)
 }
 
-/// The example, killed again and again, as an ordinary user: what was put in is in it, in order.
+/// The example, killed repeatedly, as an ordinary user: everything that was put in is in it, in order.
 #[test]
 fn a_lock_free_queue_loses_nothing() {
     let seed = seed();
     let rng = &mut Rng::with_seed(seed);
     let dir = directory();
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
-    // Where an ordinary user can run it.
+    // A place from which an ordinary user can run it.
     let program = dir.path().join("live_queue");
-    // By another process: a copy of a descriptor that writes to it, in what another test starts, would keep it from running.
+    // Copied by another process: a child of another test could inherit a descriptor that is open for writing, and then
+    // the program could not be executed.
     let installed = Command::new("install").args(["-m", "755"]).arg(example("live_queue")).arg(&program).status();
     assert!(installed.unwrap().success());
     let path = dir.path().join("heap");
@@ -643,7 +644,7 @@ fn a_lock_free_queue_loses_nothing() {
     assert!(!memory_of(&path).exists());
 }
 
-/// Allocations, by threads and places.
+/// Addresses and sizes of allocations, by thread and place.
 #[derive(Storable)]
 #[repr(C)]
 struct Places {
@@ -654,7 +655,7 @@ struct Places {
 const CHURNERS: usize = 3;
 const PLACES: usize = 40;
 
-/// A size for any of the ways in which the allocator gives memory out.
+/// A size for each of the ways in which the allocator allocates.
 fn size(rng: &mut Rng) -> usize {
     match rng.u32(..100) {
         0 => rng.usize(4 << 20..9 << 20),
@@ -663,7 +664,7 @@ fn size(rng: &mut Rng) -> usize {
     }
 }
 
-/// As [`live`], with room for all that is allocated.
+/// Like [`live`], with room for all allocations.
 fn churned() -> HeapOptions {
     live().address_space(2 << 30)
 }
@@ -686,12 +687,12 @@ fn churn(place: &Path) {
                     let n = rng.usize(..PLACES);
                     let (address, bytes) = (&places.address[thread][n], &places.bytes[thread][n]);
                     match NonNull::new(with_exposed_provenance_mut::<u8>(address.swap(0, Release) as usize)) {
-                        // SAFETY: nobody else has it.
+                        // SAFETY: nobody else uses the block.
                         Some(old) => unsafe { heap.free(old) }.unwrap(),
                         None => {
                             let size = size(rng);
                             let block = heap.allocate(Layout::from_size_align(size, 16).unwrap()).unwrap();
-                            // SAFETY: so many bytes were allocated just now.
+                            // SAFETY: this many bytes were allocated just now.
                             unsafe { block.as_ptr().write(n as u8 + 1) };
                             bytes.store(size as u64, Release);
                             address.store(block.as_ptr().expose_provenance() as u64, Release);
@@ -703,7 +704,7 @@ fn churn(place: &Path) {
     });
 }
 
-/// The allocator, killed at any moment: nothing overlaps, nothing is lost but what was on its way.
+/// The allocator, killed at any moment: no blocks overlap, and none is lost except for unfinished calls.
 #[test]
 fn an_allocator_that_is_killed_anywhere_is_whole() {
     let seed = seed();
@@ -722,7 +723,7 @@ fn an_allocator_that_is_killed_anywhere_is_whole() {
         assert!(report.problems.is_empty(), "seed {seed}, round {round}: {:?}", report.problems);
         let leaked = report.leaks.as_ref().unwrap().count;
         assert!(leaked <= CHURNERS as u64 + 1, "seed {seed}, round {round}: {leaked} leaks");
-        // SAFETY: nobody has a pointer to what leaked.
+        // SAFETY: nobody has a pointer to the leaked blocks.
         unsafe { heap.collect(&|_, _| {}) }.unwrap();
         if let Some(places) = heap.root::<Places>("places").unwrap() {
             // SAFETY: a root of this type, of atomics.
@@ -751,7 +752,7 @@ fn an_allocator_that_is_killed_anywhere_is_whole() {
     assert!(!memory_of(&path).exists());
 }
 
-/// A thread that closes a heap and holds its guard is told, and waits for nobody.
+/// A thread that closes a heap while it holds the heap's guard gets an error, and does not wait.
 #[test]
 fn a_heap_is_not_closed_under_a_guard() {
     let dir = directory();
@@ -771,7 +772,7 @@ fn a_heap_is_not_closed_under_a_guard() {
     heap.close().unwrap();
 }
 
-/// Changes everything that the allocator and the table of roots have, between two stops.
+/// Makes every kind of change of the allocator and the table of roots, between two stops.
 fn steps(place: &Path) {
     let heap = live().open(place).unwrap();
     let large = Layout::from_size_align(2 << 20, 8).unwrap();
@@ -779,7 +780,7 @@ fn steps(place: &Path) {
     heap.set_root("block", Some(first)).unwrap();
     traced();
     let block = heap.allocate(large).unwrap();
-    // Of a size that no other block has, so that a chunk gets a use.
+    // A size that no other block has, so that a chunk gets a new use.
     let small = heap.allocate(Layout::from_size_align(8000, 8).unwrap()).unwrap();
     heap.set_root("block", Some(block)).unwrap();
     heap.set_root("block", Some(first)).unwrap();
@@ -791,7 +792,7 @@ fn steps(place: &Path) {
     }
 }
 
-/// Transfers of a bank, between two stops, of which some make its history move.
+/// Runs transfers of a bank, some of which reallocate its history, between two stops.
 fn section_steps(place: &Path) {
     let heap = live().open(place).unwrap();
     let (bank, rng) = (bank_in(&heap), &mut Rng::with_seed(1));
@@ -801,7 +802,8 @@ fn section_steps(place: &Path) {
     stop();
 }
 
-/// The allocator, killed at one instruction after the other, of which some are chosen: it is whole, and so are the roots.
+/// The allocator, killed after a number of instructions; some numbers are chosen. The allocator and the roots are
+/// consistent.
 #[test]
 fn a_kill_at_any_instruction_leaves_the_allocator_whole() {
     let seed = seed();
@@ -814,7 +816,7 @@ fn a_kill_at_any_instruction_leaves_the_allocator_whole() {
     live().open(&path).unwrap().close().unwrap();
     let rounds = kills(20);
     for round in 0..rounds {
-        // One in each part of the way.
+        // One instruction in each part of the run.
         let at = (all * round + rng.u64(..all)) / rounds;
         let what = format!("seed {seed}, killed after {at} of {all} instructions");
         killed_after(&mut child("steps", &path), at);
@@ -844,7 +846,7 @@ fn check_bank(heap: &Heap, what: &str) -> [u64; THREADS] {
     bank.done
 }
 
-/// Transfers until it is killed.
+/// Runs transfers until it is killed.
 fn run_bank(place: &Path) {
     let heap = live().cut_every(Duration::from_millis(4)).open(place).unwrap();
     let bank = bank_in(&heap).as_ptr().expose_provenance();
@@ -864,7 +866,7 @@ fn run_bank(place: &Path) {
     });
 }
 
-/// Sections, killed at any moment: each has happened or not, and what was acknowledged has.
+/// Sections, killed at any moment: each has happened or not, and acknowledged ones have.
 #[test]
 fn sections_are_all_or_nothing() {
     let seed = seed();
@@ -894,7 +896,7 @@ fn sections_are_all_or_nothing() {
         assert!(report.problems.is_empty(), "{what}: {:?}", report.problems);
         let leaked = report.leaks.as_ref().unwrap().count;
         assert!(leaked <= 3, "{what}: {leaked} leaks");
-        // SAFETY: nobody has a pointer to what leaked.
+        // SAFETY: nobody has a pointer to the leaked blocks.
         unsafe { heap.collect(&|_, _| {}) }.unwrap();
         drop(heap);
     }
@@ -904,13 +906,13 @@ fn sections_are_all_or_nothing() {
     refused(heap.section().map(drop), &["invalid"]);
 }
 
-/// What a section refuses, and what it does with what it frees.
+/// Calls that a section refuses, and the blocks that it frees.
 #[test]
 fn a_section_says_what_it_cannot_do() {
     let dir = directory();
     let heap = live().open(dir.path().join("heap")).unwrap();
     let large = heap.allocate(Layout::from_size_align(2 << 20, 8).unwrap()).unwrap();
-    // SAFETY: an allocation of so many bytes, which is written just now.
+    // SAFETY: an allocation of this many bytes, which is written just now.
     let bytes = unsafe {
         large.as_ptr().write_bytes(1, 2 << 20);
         std::slice::from_raw_parts_mut(large.as_ptr(), 2 << 20)
@@ -923,7 +925,7 @@ fn a_section_says_what_it_cannot_do() {
         refused(heap.commit(), &["invalid"]);
         // SAFETY: nobody uses it.
         unsafe { heap.free(large) }.unwrap();
-        // SAFETY: this is what is refused.
+        // SAFETY: this call is refused.
         refused(unsafe { heap.free(large) }, &["invalid"]);
         assert!(heap.size_of(large).is_ok());
     }
@@ -931,7 +933,7 @@ fn a_section_says_what_it_cannot_do() {
     heap.close().unwrap();
 }
 
-/// Sections, killed at one instruction after the other, of which some are chosen.
+/// Sections, killed after a number of instructions; some numbers are chosen.
 #[test]
 fn a_kill_at_any_instruction_leaves_sections_whole() {
     let seed = seed();
@@ -946,7 +948,7 @@ fn a_kill_at_any_instruction_leaves_sections_whole() {
     let rounds = kills(20);
     let mut ended = 0;
     for round in 0..rounds {
-        // A new heap each time, as one child does what the other did.
+        // A new heap each time, so that every child runs the same instructions.
         let path = dir.path().join(format!("heap{round}"));
         let at = (all * round + rng.u64(..all)) / rounds;
         let what = format!("seed {seed}, killed after {at} of {all} instructions");

@@ -1,5 +1,5 @@
-//! Very many small objects, freed in random order, from one thread and from several: how long that takes is printed,
-//! and that everything comes back is tested. By hand:
+//! Very many small objects, freed in random order, by one thread and by several. The tests print how long that takes,
+//! and check that all space comes back. To run them by hand:
 //!
 //! ```text
 //! UNTORN_HEAP_OBJECTS=20000000 cargo test -p untorn --test heap_many -- --nocapture --test-threads=1
@@ -18,7 +18,7 @@ fn objects() -> usize {
     std::env::var("UNTORN_HEAP_OBJECTS").map_or(100_000, |text| text.parse().expect("a number"))
 }
 
-/// Processor time of this process, which other programs do not take part in.
+/// Processor time of this process, independent of other programs.
 fn processor() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: room for one.
@@ -35,7 +35,7 @@ fn timed<T>(what: &str, count: usize, work: impl FnOnce() -> T) -> T {
     done
 }
 
-/// From 24 to 96 bytes.
+/// Allocates 24 to 96 bytes.
 fn allocate(heap: &Heap, rng: &mut Rng) -> NonNull<u8> {
     heap.allocate(Layout::from_size_align(rng.usize(24..=96), 8).expect("a layout")).expect("allocate")
 }
@@ -47,10 +47,10 @@ fn free(heap: &Heap, blocks: &[NonNull<u8>]) {
     }
 }
 
-/// Slots of a heap for threads that allocate at once.
+/// The number of a heap's slots for threads that allocate at once.
 const SLOTS: u64 = 16;
 
-/// Everything is free but the chunk that each class keeps, in each slot for threads.
+/// Everything is free except for the chunk that each class keeps in each slot.
 #[track_caller]
 fn all_came_back(heap: &Heap, slots: u64) {
     let report = heap.check(&|_, _| {}).expect("check");
@@ -76,7 +76,7 @@ fn many_objects_in_random_order() {
             .collect()
     });
     rng.shuffle(&mut blocks);
-    // A list through all of them, as random as can be.
+    // A list through all of them, in random order.
     for pair in blocks.windows(2) {
         // SAFETY: as above.
         unsafe { pair[0].cast::<NonNull<u8>>().write(pair[1]) };
@@ -119,7 +119,7 @@ fn many_objects_from_many_threads() {
             threads.into_iter().map(|thread| thread.join().expect("a thread")).collect()
         })
     });
-    // Freed by others than those that allocated.
+    // Freed by other threads than those that allocated.
     std::thread::scope(|scope| {
         for blocks in &all {
             let heap = &heap;
@@ -133,7 +133,7 @@ fn many_objects_from_many_threads() {
     all_came_back(&heap, SLOTS);
 }
 
-/// Large ones among many that are in the way: looking for room takes no longer, however many there are.
+/// Large blocks among many small ones: the search for room takes no longer, however many small ones there are.
 #[test]
 fn large_allocations_among_many_free_chunks() {
     let (count, rng) = (objects() / 500, &mut Rng::with_seed(seed()));

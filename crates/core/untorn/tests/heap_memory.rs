@@ -1,4 +1,4 @@
-//! How much memory and how many mappings a heap takes, and what happens where there are not enough.
+//! The memory and the mappings that a heap takes, and its errors if there are not enough.
 
 mod common;
 
@@ -18,7 +18,7 @@ fn free(heap: &Heap, block: NonNull<u8>) {
     unsafe { heap.free(block) }.expect("free");
 }
 
-/// Memory and swap of this machine.
+/// The bytes of memory and swap of this machine.
 fn machine_bytes() -> usize {
     let info = std::fs::read_to_string("/proc/meminfo").expect("meminfo");
     let of = |name: &str| {
@@ -28,8 +28,8 @@ fn machine_bytes() -> usize {
     of("MemTotal:") + of("SwapTotal:")
 }
 
-/// Twice the machine's memory was allocated and freed: with next to nothing in use the heap opens again, also if that
-/// is at its end; then the end is given back.
+/// Twice the machine's memory was allocated and freed. With almost nothing in use, the heap opens again, even if the
+/// used block is at its end; then the empty end is given back.
 #[test]
 fn a_heap_that_was_large_opens_again() {
     let dir = directory();
@@ -58,7 +58,7 @@ fn a_heap_that_was_large_opens_again() {
     free(&heap, behind);
     heap.commit().expect("commit");
     assert!(heap.memory().1 <= 16 * MIB, "{} bytes are left", heap.memory().1);
-    // SAFETY: as it was made.
+    // SAFETY: a block that was allocated and filled above.
     assert_eq!(unsafe { small.read() }, 7);
     heap.close().expect("close");
     assert!(std::fs::metadata(&path).expect("the file").len() <= 16 * MIB as u64);
@@ -66,7 +66,7 @@ fn a_heap_that_was_large_opens_again() {
     assert!(heap.check(&|_, _| {}).expect("check").is_sound());
 }
 
-/// More than the machine's memory is refused when it is allocated, not when the process is killed.
+/// An allocation beyond the machine's memory is refused at once; the process is not killed later.
 #[test]
 fn a_heap_does_not_outgrow_memory() {
     let dir = directory();
@@ -82,7 +82,7 @@ fn a_heap_does_not_outgrow_memory() {
     assert!(heap.check(&|_, _| {}).expect("check").is_sound());
 }
 
-/// An end that is given back comes again, is rolled back, and is committed: it never holds old bytes.
+/// The heap's end is given back, grown again, rolled back and committed: it never shows old bytes.
 #[test]
 fn an_end_that_comes_and_goes() {
     let dir = directory();
@@ -92,7 +92,7 @@ fn an_end_that_comes_and_goes() {
     heap.set_root("small", Some(small)).expect("root");
     for round in 0..3 {
         let block = allocate(&heap, 60 * MIB).expect("allocate");
-        // SAFETY: so many bytes were allocated.
+        // SAFETY: this many bytes were allocated.
         unsafe { block.add(50 * MIB).write_bytes(9, MIB) };
         heap.commit().expect("commit");
         assert!(heap.memory().1 >= 60 * MIB);
@@ -100,14 +100,14 @@ fn an_end_that_comes_and_goes() {
         if round == 1 {
             // SAFETY: nothing was allocated since.
             unsafe { heap.rollback() }.expect("rollback");
-            // SAFETY: it is there again.
+            // SAFETY: after the rollback the block is allocated again.
             assert_eq!(unsafe { block.add(51 * MIB - 1).read() }, 9);
             free(&heap, block);
         }
         heap.commit().expect("commit");
         assert!(heap.memory().1 <= 16 * MIB, "{} bytes", heap.memory().1);
         let again = allocate(&heap, 60 * MIB).expect("allocate");
-        // SAFETY: so many bytes were allocated, from a new end.
+        // SAFETY: this many bytes were allocated, from a new end.
         assert!((0..60 * MIB).step_by(4096).all(|at| unsafe { again.add(at).read() } == 0), "round {round}");
         // SAFETY: it is not used any more.
         unsafe { heap.rollback() }.expect("rollback");
@@ -118,12 +118,12 @@ fn an_end_that_comes_and_goes() {
     assert!(heap.check(&|_, _| {}).expect("check").is_sound());
 }
 
-/// In memory, where it can be: the test makes 35,000 holes in a file.
+/// A directory in memory, if possible: the test makes 35,000 holes in a file.
 fn fast_directory() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").unwrap_or_else(|_| directory())
 }
 
-/// More allocations freed than a process may have mappings.
+/// Frees more allocations than a process may have mappings.
 #[test]
 fn more_is_freed_than_there_are_mappings() {
     const BLOCKS: usize = 70_000;
@@ -150,7 +150,7 @@ fn more_is_freed_than_there_are_mappings() {
     assert!(heap.memory().1 < 16 * MIB, "{} bytes are left", heap.memory().1);
 }
 
-/// Huge pages that the system gives unasked would make each first store a change of 512 pages.
+/// With transparent huge pages, each first store would change 512 pages.
 #[test]
 fn a_heap_has_no_huge_pages() {
     let dir = directory();

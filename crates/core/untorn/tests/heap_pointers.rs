@@ -1,4 +1,4 @@
-//! Pointers that lead out of a heap are found: with the program's memory at hand exactly, without it as a guess.
+//! Pointers that lead out of a heap are found: exactly if the program's memory is at hand, and as a guess otherwise.
 
 use std::alloc::Layout;
 use untorn::heap::{Heap, HeapOptions};
@@ -8,7 +8,7 @@ const WORDS: usize = 6;
 static TARGET: u64 = 7;
 
 fn store(words: *mut u64, n: usize, value: u64) {
-    // SAFETY: the callers allocated so many words.
+    // SAFETY: the callers allocated this many words.
     unsafe { words.add(n).write(value) };
 }
 
@@ -22,7 +22,7 @@ fn a_commit_in_debug_mode_names_a_pointer_out_of_the_heap() {
     let words = block.as_ptr();
     (0..WORDS).for_each(|n| store(words, n, 0));
     heap.set_root("words", Some(block.cast::<[u64; WORDS]>())).expect("a root");
-    // A pointer into the heap, one behind its end, numbers: none leads out.
+    // A pointer into the heap, one behind its end, and numbers: none of them leads out.
     store(words, 0, words as u64);
     store(words, 1, heap.memory().0.as_ptr() as u64 + heap.memory().1 as u64);
     store(words, 2, u64::from(u32::MAX));
@@ -43,9 +43,9 @@ fn a_commit_in_debug_mode_names_a_pointer_out_of_the_heap() {
         assert_eq!((found.count, found.first[0].offset, found.first[0].value), (1, 32, target));
         assert!(heap.commit_async().is_err());
     }
-    // SAFETY: what was allocated since is not used.
+    // SAFETY: blocks that were allocated since are not used.
     unsafe { heap.rollback() }.expect("a rollback");
-    // What no root reaches is of no matter.
+    // Blocks that no root reaches do not matter.
     let lost = heap.allocate(layout).expect("a block").cast::<u64>();
     store(lost.as_ptr(), 0, &raw const TARGET as u64);
     heap.commit().expect("nothing leads out");

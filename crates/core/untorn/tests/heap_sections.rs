@@ -1,4 +1,5 @@
-//! Sections of live heaps on several locks: all or nothing after a kill, together with those that saw them.
+//! Sections of live heaps on several locks: after a kill each is there completely or not at all, together with the
+//! sections that have seen its changes.
 
 mod common;
 
@@ -23,7 +24,7 @@ use untorn::offline;
 
 const MODE: &str = "UNTORN_TEST_SECTIONS";
 const PLACE: &str = "UNTORN_TEST_PLACE";
-/// Cuts are made all the time.
+/// Set: the child makes cuts all the time.
 const CUTS: &str = "UNTORN_TEST_SECTION_CUTS";
 const THREADS: &str = "UNTORN_TEST_THREADS";
 const LIMIT: Duration = Duration::from_secs(60);
@@ -41,19 +42,19 @@ fn child(mode: &str, place: &Path, threads: usize) -> Command {
     command
 }
 
-/// What the children change.
+/// The data that the children change.
 #[derive(Storable)]
 #[repr(C)]
 struct Table<'h> {
     locks: [SectionLock; CELLS],
     cells: [i64; CELLS],
-    /// Of each thread: sections that it has begun and ended.
+    /// For each thread, the sections that it has begun, and those that it has ended.
     begun: [u64; THREADS_MOST],
     ended: [u64; THREADS_MOST],
-    /// Under the lock of the first cell.
+    /// Changed under the lock of the first cell.
     journal: HeapVec<'h, (u64, u64)>,
     boxes: [Option<HeapVec<'h, u64>>; CELLS],
-    /// The counters of the paper.
+    /// The counters of the mode `counters`.
     before: [u64; THREADS_MOST],
     values: [u64; CELLS],
     after: [u64; THREADS_MOST],
@@ -74,7 +75,7 @@ fn table(heap: &Heap) -> NonNull<Table<'_>> {
     table.unwrap()
 }
 
-/// A place in the table, which whoever has its lock may change.
+/// A place in the table; a thread that has the lock of the place may change it.
 macro_rules! at {
     ($table:expr, $($place:tt)+) => {
         // SAFETY: the lock of the place is this thread's.
@@ -82,7 +83,7 @@ macro_rules! at {
     };
 }
 
-/// In a second process: does what the environment says, until it is killed.
+/// In a second process: runs the mode in the environment, until it is killed.
 #[test]
 fn sections_child() {
     let Some(mode) = std::env::var_os(MODE) else { return };
@@ -110,7 +111,7 @@ fn sections_child() {
                 let rng = &mut Rng::new();
                 loop {
                     let done = work(heap, table, thread, rng);
-                    // Now and then: mostly the threads are in sections.
+                    // Prints rarely, so that the threads are mostly in sections.
                     if done % 16 == 0 {
                         println!("did {thread} {done}");
                     }
@@ -120,7 +121,8 @@ fn sections_child() {
     });
 }
 
-/// Goes from cell to cell, taking the next lock before it gives the last one back; the sum of the cells stays.
+/// Moves cents from cell to cell, and takes the next lock before it gives the last one back; the sum of the cells
+/// stays.
 fn ring(heap: &Heap, table: NonNull<Table<'_>>, thread: usize, rng: &mut Rng) -> u64 {
     // SAFETY: locks, which anybody may use.
     let locks = unsafe { &(*table.as_ptr()).locks };
@@ -150,7 +152,7 @@ fn ring(heap: &Heap, table: NonNull<Table<'_>>, thread: usize, rng: &mut Rng) ->
         }
         let next = (cell + 1) % CELLS;
         let ahead = heap.section_with(&locks[next]).unwrap();
-        // The one behind is given back, and whoever takes it sees what this section did.
+        // Gives the previous lock back; the next holder sees the changes of this section.
         section = ahead;
         *section.modify(at!(table, cells[next])).unwrap() += cents;
         cell = next;
@@ -160,7 +162,7 @@ fn ring(heap: &Heap, table: NonNull<Table<'_>>, thread: usize, rng: &mut Rng) ->
     *ended
 }
 
-/// Moves cents between the two cells of a pair, under one lock, as most sections are.
+/// Moves cents between the two cells of a pair under one lock, the most common kind of section.
 fn pairs(heap: &Heap, table: NonNull<Table<'_>>, thread: usize, rng: &mut Rng) -> u64 {
     // SAFETY: locks, which anybody may use.
     let locks = unsafe { &(*table.as_ptr()).locks };
@@ -168,7 +170,7 @@ fn pairs(heap: &Heap, table: NonNull<Table<'_>>, thread: usize, rng: &mut Rng) -
     let section = heap.section_with(&locks[pair]).unwrap();
     *section.modify(at!(table, begun[thread])).unwrap() += 1;
     *section.modify(at!(table, cells[2 * pair])).unwrap() -= cents;
-    // Seldom one that is aborted, or that frees something when it ends.
+    // Sometimes a section that aborts, or that frees a block at its end.
     if rng.u32(..16) == 0 {
         // SAFETY: nothing that was allocated is used any more.
         unsafe { section.abort() }.unwrap();
@@ -187,7 +189,7 @@ fn pairs(heap: &Heap, table: NonNull<Table<'_>>, thread: usize, rng: &mut Rng) -
     *ended
 }
 
-/// Each step is a section: one counter, a value, the other counter.
+/// Makes each step a section: one counter, a value, the other counter.
 fn counters(heap: &Heap, table: NonNull<Table<'_>>, thread: usize, rng: &mut Rng) -> u64 {
     // SAFETY: locks, which anybody may use.
     let locks = unsafe { &(*table.as_ptr()).locks };
@@ -234,7 +236,7 @@ fn check(heap: &Heap, mode: &str, acknowledged: &[u64], what: &str) {
     }
 }
 
-/// The counters as if no step had been begun that has not ended.
+/// Sets the counters back, as if no unfinished step had begun.
 fn repair(heap: &Heap) {
     let Some(table) = heap.root::<Table<'_>>("table").unwrap() else { return };
     let all = heap.section().unwrap();
@@ -245,15 +247,15 @@ fn repair(heap: &Heap) {
     values[0] = after.iter().sum();
 }
 
-/// What ends the children.
+/// How a child ends.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Crash {
     Kill,
-    /// In the midst of cuts: what is left is the last one.
+    /// During cuts: only the last cut is left.
     PowerCut,
 }
 
-/// Starts a child again and again, and kills it, or cuts the power.
+/// Starts a child repeatedly, and kills it or cuts the power.
 fn kill_again_and_again(mode: &str, threads: usize, crash: Crash) {
     let seed = seed();
     let rng = &mut Rng::with_seed(seed);
@@ -277,7 +279,7 @@ fn kill_again_and_again(mode: &str, threads: usize, crash: Crash) {
         }
         let pause = Duration::from_micros(rng.u64(..if crash == Crash::Kill { 6000 } else { 40_000 }));
         let told = killed_after_pause(child, out, pause);
-        // What a section that has ended said need not be stable yet, where locks are given back early.
+        // If locks are given back early, an ended section that was acknowledged need not be stable yet.
         for (thread, done) in told.into_iter().filter(|_| mode == "counters") {
             acknowledged[thread] = done;
         }
@@ -297,7 +299,7 @@ fn kill_again_and_again(mode: &str, threads: usize, crash: Crash) {
         assert!(report.problems.is_empty(), "{what}: {:?}", report.problems);
         let leaked = report.leaks.as_ref().unwrap().count;
         assert!(leaked <= 2 * threads as u64, "{what}: {leaked} leaks");
-        // SAFETY: nobody has a pointer to what leaked.
+        // SAFETY: nobody has a pointer to the leaked blocks.
         unsafe { heap.collect(&|_, _| {}) }.unwrap();
         repair(&heap);
         drop(heap);
@@ -329,7 +331,7 @@ fn counters_never_overtake_each_other() {
     kill_again_and_again("counters", THREADS_MOST, Crash::PowerCut);
 }
 
-/// A number in the heap, under a name.
+/// A named number in the heap.
 fn number<'h>(heap: &'h Heap, name: &str) -> &'h AtomicU64 {
     let root = heap.root_or(name, |_| AtomicU64::new(0)).unwrap();
     // SAFETY: a root of this type, which is only used as an atomic.
@@ -343,7 +345,7 @@ fn set(heap: &Heap, name: &str, to: u64) {
     number.store(to, Relaxed);
 }
 
-/// A section that saw what another one did is stable when that one is, and then both are, although each saw the other.
+/// A section that has seen changes of another section becomes stable with that one, even if each has seen the other.
 #[test]
 fn sections_that_saw_each_other_become_stable_together() {
     let dir = directory();
@@ -366,7 +368,7 @@ fn sections_that_saw_each_other_become_stable_together() {
                 drop(heap.section_with(&locks[1]).unwrap());
                 to_second.send(()).unwrap();
                 second_says.recv().unwrap();
-                // The other one has ended, or goes on and has given back what this one takes.
+                // The other section has ended, or goes on and has given back a lock that this one takes.
                 assert_eq!(stable.load(SeqCst), 0);
                 if circle {
                     drop(heap.section_with(&locks[2]).unwrap());
@@ -412,7 +414,7 @@ fn an_aborted_section_has_changed_nothing() {
         let section = heap.section_with(&lock).unwrap();
         set(&heap, "n", 2);
         heap.allocate(Layout::new::<[u64; 100]>()).unwrap();
-        // SAFETY: nobody uses it, and if the section is taken back, it stays.
+        // SAFETY: nobody uses it; if the section is aborted, the block stays allocated.
         unsafe { heap.free(kept) }.unwrap();
         // SAFETY: nothing of the section is used.
         unsafe { section.abort() }.unwrap();
@@ -437,7 +439,7 @@ fn an_aborted_section_has_changed_nothing() {
     refused(elsewhere.section().map(drop), &["invalid"]);
 }
 
-/// What a section saw it has seen, also if it takes back what it did itself: what it does then goes with the other one.
+/// A section that aborts keeps its dependencies: its later changes are undone together with the other section.
 #[test]
 fn an_aborted_section_still_depends_on_what_it_saw() {
     let dir = directory();
@@ -469,7 +471,7 @@ fn an_aborted_section_still_depends_on_what_it_saw() {
     assert_eq!(["seen", "own"].map(|name| number(&heap, name).load(Relaxed)), [0, 0]);
 }
 
-/// Leaves a heap as a killed process does that is in a section which has done this.
+/// Leaves a heap as after a kill in a section that has done `work`.
 fn left_within(path: &Path, work: impl FnOnce(&Heap) + Send) {
     std::thread::scope(|scope| {
         let left = scope.spawn(|| {
@@ -484,7 +486,7 @@ fn left_within(path: &Path, work: impl FnOnce(&Heap) + Send) {
     });
 }
 
-/// What a section changes beyond its log is not half done after a kill: the heap is as of its last cut then.
+/// A section with more changes than its log holds: after a kill the heap is at its last cut, with no half-done change.
 #[test]
 fn a_section_that_is_larger_than_its_log_is_as_a_change_under_a_guard() {
     let dir = directory();
@@ -508,7 +510,7 @@ fn a_section_that_is_larger_than_its_log_is_as_a_change_under_a_guard() {
         assert_eq!(heap.stats().unwrap().allocations, 1, "what the section allocated is free");
         heap.close().unwrap();
     }
-    // Once it has ended, it has happened.
+    // Once such a section has ended, it has happened.
     let path = dir.path().join("ended");
     let heap = live().open(&path).unwrap();
     let block = heap.allocate(Layout::new::<[u64; 200_000]>()).unwrap().cast::<u64>();
@@ -526,7 +528,7 @@ fn a_section_that_is_larger_than_its_log_is_as_a_change_under_a_guard() {
     assert_eq!((heap.live().unwrap().start, number(&heap, "n").load(Relaxed)), (LiveStart::WentOn, 3));
 }
 
-/// More threads than logs: those without one are protected as changes under a guard are.
+/// More threads than logs: threads without one are protected like changes under a guard.
 #[test]
 fn any_number_of_threads_has_sections() {
     const MANY: usize = 80;
@@ -555,7 +557,7 @@ fn any_number_of_threads_has_sections() {
     drop((heap.clone(), locks));
 }
 
-/// What a thread remembers of its last section is not taken for another heap's, or for that of an earlier opening.
+/// The state of a thread's last section is not taken for that of another heap or of an earlier opening.
 #[test]
 fn sections_of_several_heaps_take_turns() {
     let dir = directory();
@@ -568,7 +570,7 @@ fn sections_of_several_heaps_take_turns() {
             number(heap, "a");
             number(heap, "b");
         }
-        // Also more often than the filter tells sections apart.
+        // Also more sections than the epochs of the filter can count.
         for (heap, times) in [(0, 3), (1, 3), (0, 1), (1, 5000), (0, 5000)] {
             for n in 0..times {
                 locks[heap].lock().unwrap();
@@ -586,7 +588,7 @@ fn sections_of_several_heaps_take_turns() {
     }
 }
 
-/// A cut waits for sections, and they for the cut, without waiting for each other for ever.
+/// A cut waits for sections, and sections for the cut, without a deadlock.
 #[test]
 fn cuts_and_sections_take_turns() {
     let dir = directory();
@@ -601,7 +603,7 @@ fn cuts_and_sections_take_turns() {
                 let (heap, locks) = (&heap, &locks);
                 scope.spawn(move || {
                     for round in 0..2000 {
-                        // In a guard, or with a guard in it.
+                        // Sections within a guard, or with a guard in them.
                         let _outer = (thread == 0).then(|| heap.mutate());
                         let _one = heap.section_with(&locks[0]).unwrap();
                         let _inner = (thread == 1).then(|| heap.mutate());
@@ -624,19 +626,20 @@ fn cuts_and_sections_take_turns() {
     assert_eq!(number(&heap, "a").load(Relaxed), number(&heap, "b").load(Relaxed));
 }
 
-/// Two threads that take turns by force, between two stops: the first gives a lock back early, the second takes it and ends.
+/// Two threads take turns, between two stops: the first gives a lock back early, the second takes it and ends.
 fn steps(heap: &Heap) {
     let table = table(heap);
     let rng = &mut Rng::with_seed(3);
     (0..2).for_each(|_| _ = ring(heap, table, 0, rng));
     traced();
-    // The first one behind the ring looks for what the thread has; the others begin and end at once.
+    // The first section after the ring looks for the thread's state; the others use the fast path.
     (0..3).for_each(|_| _ = pairs(heap, table, 2, rng));
     ring(heap, table, 1, rng);
     stop();
 }
 
-/// Sections of one lock, and with early releases, allocations and frees, killed at one instruction after the other, of which some are chosen.
+/// Sections of one lock, with early releases, allocations and frees, killed after a number of instructions; some
+/// numbers are chosen.
 #[test]
 fn a_kill_at_any_instruction_leaves_sections_on_several_locks_whole() {
     let seed = seed();
@@ -672,7 +675,7 @@ fn lock_in(heap: &Heap) -> &SectionLock {
     unsafe { lock.as_ref() }
 }
 
-/// Takes a lock that other processes have had, between two stops.
+/// Takes a lock that other processes have used, between two stops.
 fn first_use(heap: &Heap) {
     let lock = lock_in(heap);
     println!("\nlock {}", std::ptr::from_ref(lock).addr());
@@ -681,13 +684,14 @@ fn first_use(heap: &Heap) {
     stop();
 }
 
-/// A process that is killed while it takes a lock for the first time, at any instruction, leaves a lock that others can take.
+/// A process that is killed while it takes a lock for the first time, at any instruction, leaves a lock that others can
+/// take.
 #[test]
 fn a_kill_within_the_first_use_of_a_lock_leaves_it_free() {
     const LOCK: usize = size_of::<SectionLock>();
     let dir = directory();
     let path = dir.path().join("heap");
-    // Held by a process that is gone.
+    // The lock was held by a process that is gone.
     {
         let heap = live().open(&path).unwrap();
         std::thread::scope(|scope| {
@@ -705,14 +709,14 @@ fn a_kill_within_the_first_use_of_a_lock_leaves_it_free() {
         false
     });
     let Some(all) = all else { return skipped("cannot trace a child here") };
-    // As it was, being freed, and held.
+    // The states of the lock: unchanged, being reset, and held.
     assert!(left.len() >= 4, "{left:?}");
     println!("{} states of a lock in {all} instructions", left.len());
     for bytes in left {
         {
             let heap = live().open(&path).unwrap();
             let lock = std::ptr::from_ref(lock_in(&heap)).cast::<u8>().cast_mut();
-            // SAFETY: bytes that a lock had, of which nobody else knows at the moment.
+            // SAFETY: bytes that a lock had; nobody else uses the lock at the moment.
             unsafe { lock.copy_from_nonoverlapping(bytes.as_ptr(), LOCK) };
         }
         let path = path.clone();
@@ -726,7 +730,7 @@ fn a_kill_within_the_first_use_of_a_lock_leaves_it_free() {
     }
 }
 
-/// From its first use on, one thread at a time has a lock.
+/// Only one thread at a time has a lock, from its first use on.
 #[test]
 fn the_first_threads_that_take_a_lock_exclude_each_other() {
     const LOCKS: usize = 100_000;
@@ -740,7 +744,7 @@ fn the_first_threads_that_take_a_lock_exclude_each_other() {
             scope.spawn(move || {
                 for (n, lock) in locks.iter().enumerate() {
                     at[thread].store(n, SeqCst);
-                    // Together, if the other one runs.
+                    // At the same time, if the other thread is running.
                     (0..1000).take_while(|_| at[1 - thread].load(SeqCst) < n).for_each(|_| std::hint::spin_loop());
                     let _section = heap.section_with(lock).unwrap();
                     assert_eq!(inside[n].fetch_add(1, SeqCst), 0, "lock {n}");
@@ -752,13 +756,13 @@ fn the_first_threads_that_take_a_lock_exclude_each_other() {
     });
 }
 
-/// A rollback brings back the bytes of locks as they were at the cut, and nobody holds them.
+/// A rollback restores the bytes of locks as of the cut, and nobody holds the locks.
 #[test]
 fn a_rollback_leaves_locks_free() {
     let dir = directory();
     let heap = live().open(dir.path().join("heap")).unwrap();
     let (own, elsewhere) = (lock_in(&heap), SectionLock::new());
-    // Other tests have live heaps open.
+    // Other tests have live heaps open, so the lock must be told its heap.
     elsewhere.set_heap(heap.downgrade()).unwrap();
     set(&heap, "n", 1);
     std::thread::scope(|scope| {
@@ -781,7 +785,7 @@ fn a_rollback_leaves_locks_free() {
     });
     for _ in 0..3 {
         set(&heap, "n", 2);
-        // SAFETY: nothing of the heap is used that is younger than its cut.
+        // SAFETY: nothing of the heap is used that is newer than its cut.
         unsafe { heap.rollback() }.unwrap();
         assert_eq!(number(&heap, "n").load(Relaxed), 1);
         for lock in [own, &elsewhere] {
@@ -794,7 +798,7 @@ fn a_rollback_leaves_locks_free() {
     }
 }
 
-/// A section could not undo it: the table of roots is that of all threads.
+/// A section could not undo it, because all threads share the table of roots.
 #[test]
 fn a_root_is_not_set_within_a_section() {
     let dir = directory();
@@ -813,7 +817,8 @@ fn a_root_is_not_set_within_a_section() {
     heap.root_or("new", |_| 7u64).unwrap();
 }
 
-/// What has seen a section that has not ended is not stable, whatever the thread has done since, and whether it has a log.
+/// A section that has seen changes of an unfinished one is not stable, whatever its thread does later, and whether or
+/// not it has a log.
 #[test]
 fn what_may_be_undone_is_not_told() {
     const LOGS: usize = 64;
@@ -835,7 +840,7 @@ fn what_may_be_undone_is_not_told() {
             has_begun.recv().unwrap();
             let all_in = Arc::new(Barrier::new(LOGS));
             let all_out = Arc::new(Barrier::new(LOGS));
-            // The others have the logs, and this thread gets none.
+            // The other threads take all logs, so this thread gets none.
             let others: Vec<_> = (0..if without_log { LOGS - 1 } else { 0 })
                 .map(|_| {
                     let (all_in, all_out) = (all_in.clone(), all_out.clone());
@@ -875,8 +880,8 @@ fn what_may_be_undone_is_not_told() {
     }
 }
 
-/// A thread that ends within a section does not make others wait for ever: what would wait for it is refused, and a rollback
-/// goes back to before it.
+/// A thread that ends within a section does not make others wait for ever: calls that would wait for it are refused,
+/// and a rollback undoes the section.
 #[test]
 fn a_section_whose_thread_is_gone_is_waited_for_by_nobody() {
     let dir = directory();
@@ -909,7 +914,7 @@ fn a_section_whose_thread_is_gone_is_waited_for_by_nobody() {
                 Err(e) => assert!(waits && e.to_string().contains("a thread ended within a section"), "{what}: {e}"),
             }
             refused(heap.check(&|_, _| {}), &["invalid"]);
-            // SAFETY: nothing of the heap is used that is younger than its cut.
+            // SAFETY: nothing of the heap is used that is newer than its cut.
             unsafe { heap.rollback() }.unwrap();
             assert_eq!(number(&heap, "n").load(Relaxed), 1, "{what}");
             {

@@ -1,4 +1,5 @@
-//! Freed space: it goes back to the file system, and what is allocated there again is right, whatever comes between.
+//! Freed space goes back to the file system, and later allocations there have the right contents, with all kinds of
+//! events in between.
 
 mod common;
 
@@ -22,19 +23,19 @@ fn on_disk(path: &Path) -> u64 {
 
 fn allocate(heap: &Heap, bytes: usize, byte: u8) -> NonNull<u8> {
     let block = heap.allocate(Layout::from_size_align(bytes, 8).expect("a layout")).expect("allocate");
-    // SAFETY: an allocation of so many bytes.
+    // SAFETY: an allocation of this many bytes.
     unsafe { block.write_bytes(byte, bytes) };
     block
 }
 
 fn free(heap: &Heap, block: NonNull<u8>) {
-    // SAFETY: the tests do not use it any more.
+    // SAFETY: the tests do not use the block any more.
     unsafe { heap.free(block).expect("free") };
 }
 
 #[track_caller]
 fn holds(block: NonNull<u8>, bytes: usize, byte: u8) {
-    // SAFETY: an allocation of so many bytes.
+    // SAFETY: an allocation of this many bytes.
     let found = unsafe { std::slice::from_raw_parts(block.as_ptr(), bytes) };
     if let Some(at) = found.iter().position(|found| *found != byte) {
         panic!("byte {at} of {bytes} is {}, not {byte}", found[at]);
@@ -43,7 +44,8 @@ fn holds(block: NonNull<u8>, bytes: usize, byte: u8) {
 
 const MIB: usize = 1 << 20;
 
-/// Small blocks, chunks and segments: once freed, and the commit in the data file, the file is as small as before.
+/// Small blocks, chunks and segments: once they are freed and the commit is in the data file, the file is as small as
+/// before.
 #[test]
 fn freed_space_goes_back_to_the_file_system() {
     let dir = directory();
@@ -77,22 +79,22 @@ fn freed_space_goes_back_to_the_file_system() {
     heap.close().expect("close");
 }
 
-/// What is allocated where something was freed is written over the zeros, not under them: in the same commit, after
-/// a roll-back, after a restart, with checkpoints wherever they may come.
+/// A new allocation in freed space is written over the zeros, not under them: in the same commit, after a rollback,
+/// after a restart, and with checkpoints at any time.
 #[test]
 fn a_later_allocation_supersedes_the_zeros() {
     for bytes in [60_000, 100_000, 700_000, 5 * MIB] {
         let dir = directory();
         let path = dir.path().join("heap");
         let heap = Heap::open_or_create(&path).expect("create");
-        // Small ones fill chunks, of which a class keeps one.
+        // Small blocks fill chunks, of which a class keeps one.
         let bytes = if bytes < 65536 { 30_000 } else { bytes };
         let first: Vec<_> = (1..7).map(|byte| allocate(&heap, bytes, byte)).collect();
         heap.set_root("first", Some(first[0])).expect("root");
         heap.commit().expect("commit");
         heap.file().store().checkpoint().expect("checkpoint");
 
-        // Freed and allocated again, and half of it written: what is not written is anything, the rest is right.
+        // Freed, allocated again, and half written: the unwritten half may have any contents, the rest must be right.
         first.iter().for_each(|block| free(&heap, *block));
         let again: Vec<_> = (11..17).map(|byte| allocate(&heap, bytes, byte)).collect();
         assert!(again.iter().any(|block| first.contains(block)), "{bytes}: nothing is used again");
@@ -111,7 +113,7 @@ fn a_later_allocation_supersedes_the_zeros() {
         unsafe { heap.reclaim() }.expect("quiesce");
         again.iter().zip(11..).for_each(|(block, byte)| holds(*block, bytes, byte));
 
-        // Freed in one commit, allocated in the next, and the one after that.
+        // Freed in one commit, and allocated in the next, and in the one after that.
         again.iter().for_each(|block| free(&heap, *block));
         heap.commit().expect("commit");
         let third: Vec<_> = (21..27).map(|byte| allocate(&heap, bytes, byte)).collect();
@@ -129,7 +131,7 @@ const CHILD: &str = "UNTORN_TEST_HEAP";
 const STEPS: usize = 400;
 const SLOTS: usize = 24;
 
-/// A table of blocks, each filled with a byte: what a run of steps makes of it is the same wherever it stops.
+/// A table of blocks, each filled with a byte. The result of a run of steps depends only on the number of steps.
 #[derive(Clone, Copy, Default, Storable)]
 #[repr(C)]
 struct Slot {
@@ -149,7 +151,7 @@ fn slots(heap: &Heap) -> &mut HeapVec<'_, Slot> {
     unsafe { &mut *root.expect("root").as_ptr() }
 }
 
-/// One step: a few blocks go and others come, of sizes where chunks and segments are freed.
+/// One step: frees a few blocks and allocates others, of sizes that free chunks and segments.
 fn step(rng: &mut Rng) -> Vec<(usize, usize, u8)> {
     (0..rng.usize(1..5))
         .map(|_| {
@@ -186,14 +188,14 @@ fn child() {
     }
 }
 
-/// Killed wherever it is: the heap holds what some step left, whole, and allocates on.
+/// Killed at any moment, the heap has the complete state after some step, and can allocate.
 #[test]
 fn reuse_across_a_crash() {
     let seed = seed();
     for stop in [3, 40, 90] {
         let dir = directory();
         let path = dir.path().join("heap");
-        // Made here, so that its place stays free of other tests' heaps.
+        // Made here, so that its address does not collide with other tests' heaps.
         Heap::open_or_create(&path).expect("create").close().expect("close");
         let mut child = again("child");
         let child = child.env(CHILD, &path).env("UNTORN_TEST_SEED", seed.to_string()).stdout(Stdio::piped());

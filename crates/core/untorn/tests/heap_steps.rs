@@ -1,5 +1,6 @@
-//! Live heaps, stepped through: after every instruction of a child, what the next opening would make of the memory.
-//! The allocator, sections, and openings that undo what a killed process has left.
+//! Live heaps, stepped through: after every instruction of a child, the memory is recovered in a copy, as the next
+//! opening would do it. The children run the allocator, sections, and openings that undo the changes of a killed
+//! process.
 
 mod common;
 
@@ -24,15 +25,16 @@ use untorn::heap::{Heap, HeapChunk, HeapOptions, HeapReport, LiveStart, SectionL
 const MODE: &str = "UNTORN_TEST_STEPS";
 const PLACE: &str = "UNTORN_TEST_PLACE";
 const SEED: &str = "UNTORN_TEST_STEPS_SEED";
-/// Instructions that each of the tests looks behind, if `UNTORN_LIVE_STEPS` does not say: a part of what one child does.
+/// The number of instructions after which each test checks the memory, unless `UNTORN_LIVE_STEPS` says otherwise: a
+/// part of one child's run.
 const STEPS: u64 = 6000;
-/// Bytes before the heap, in its memory, and those of a chunk.
+/// The bytes before the heap in its memory, and the bytes of a chunk.
 const HEAD: usize = 68 << 20;
 const CHUNK: usize = 64 << 10;
-/// Where the number of records of the allocator's log is, as in `crates/core/untorn/src/heap/log/live_head.rs`.
+/// The offset of the number of records in the allocator's log, as in `crates/core/untorn/src/heap/log/live_head.rs`.
 const USED_AT: u64 = 104;
 
-/// A heap's name in the store at a place.
+/// The name of the heap in the store at a place.
 const NAME: &str = "heap";
 
 fn live() -> HeapOptions {
@@ -50,7 +52,7 @@ fn child(mode: &str, place: &Path, seed: u64) -> Command {
     command
 }
 
-/// In a second process: does what the environment says, and waits to be killed.
+/// In a second process: runs the mode in the environment, and waits to be killed.
 #[test]
 fn steps_child() {
     let Some(mode) = std::env::var_os(MODE) else { return };
@@ -61,7 +63,7 @@ fn steps_child() {
         "sections" => sections(&place, seed),
         "half done" => half_done(&place, seed),
         "opening" => {
-            // What a store does when it is opened has no part in live memory.
+            // The opening of the store does not touch live memory.
             let store = Store::open(&place).unwrap();
             traced();
             let heap = live().open_in(&store, NAME).unwrap();
@@ -74,10 +76,10 @@ fn steps_child() {
 
 const ROOTS: [&str; 3] = ["first", "second", "third"];
 
-/// What a child has done, in a file beside its store: numbers that it stores and its parent reads.
+/// The progress of a child, in a file beside its store: numbers that the child stores and its parent reads.
 struct Told(*const [AtomicU64; Told::NUMBERS]);
 
-/// Of each root, address and bytes: as it is, and as it will be when the step is done.
+/// For each root, its address and size: at present, and after the step.
 const NOW: usize = 0;
 const NEXT: usize = 2;
 const EACH: usize = 4;
@@ -109,7 +111,7 @@ impl Told {
     }
 }
 
-/// Maps a file, shared, or memory of this process's own; at an address where nothing is, or anywhere.
+/// Maps a file, shared, or private memory; at a free address, or anywhere.
 fn map(address: Option<u64>, bytes: usize, protection: i32, file: Option<&fs::File>) -> *mut u8 {
     let place = address.map_or(0, |_| libc::MAP_FIXED_NOREPLACE);
     let (flags, fd) = match file {
@@ -117,7 +119,7 @@ fn map(address: Option<u64>, bytes: usize, protection: i32, file: Option<&fs::Fi
         None => (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1),
     };
     let at = std::ptr::with_exposed_provenance_mut(address.unwrap_or(0) as usize);
-    // SAFETY: a new mapping, over nothing.
+    // SAFETY: a new mapping that replaces no other.
     let at = unsafe { libc::mmap(at, bytes, protection, flags | place | libc::MAP_NORESERVE, fd, 0) };
     assert_ne!(at, libc::MAP_FAILED, "{}", std::io::Error::last_os_error());
     at.cast()
@@ -128,7 +130,8 @@ fn unmap(at: *mut u8, bytes: usize) {
     unsafe { libc::munmap(at.cast(), bytes) };
 }
 
-/// Roots get new blocks of all sizes and lose old ones, between two stops. A block has its address at its start and its end.
+/// Gives roots new blocks of all sizes and frees their old ones, between two stops. A block has its address at its
+/// start and at its end.
 fn allocator(place: &Path, seed: u64) {
     let heap = heap_at(place);
     let (told, rng) = (Told::of(place), &mut Rng::with_seed(seed));
@@ -147,7 +150,7 @@ fn allocator(place: &Path, seed: u64) {
         if let Some(made) = made {
             let words = made.cast::<u64>();
             let address = made.as_ptr().expose_provenance() as u64;
-            // SAFETY: so many bytes were allocated just now.
+            // SAFETY: this many bytes were allocated just now.
             unsafe {
                 words.write(address);
                 words.add(bytes / 8 - 1).write(address);
@@ -168,7 +171,7 @@ fn allocator(place: &Path, seed: u64) {
     stop();
 }
 
-/// Transfers, between two stops. With odd seeds all of them have seen what a section did that never ends.
+/// Runs transfers between two stops. With odd seeds, all of them have seen changes of a section that never ends.
 fn sections(place: &Path, seed: u64) {
     let heap = heap_at(place);
     let (bank, rng, told) = (bank_in(&heap), &mut Rng::with_seed(seed), Told::of(place));
@@ -194,13 +197,13 @@ fn is_seen(seed: u64) -> bool {
     !seed.is_multiple_of(2)
 }
 
-/// So many transfers that those to come make the history longer, or anew.
+/// Runs so many transfers that a later one makes the history longer, or clears it.
 fn fill(heap: &Heap, bank: NonNull<Bank<'_>>, rng: &mut Rng) {
     let before = [2, 6, 30, HISTORY_MOST - 3][rng.usize(..4)];
     (0..before).for_each(|_| _ = transfer(heap, bank, 0, rng));
 }
 
-/// A section of a thread that ends within it: it has changed the bank, and gives the second lock back.
+/// A section of a thread that ends within it: it has changed the bank, and has given the second lock back.
 fn begin_for_ever(heap: &Heap, bank: NonNull<Bank<'_>>, locks: &[SectionLock; 2], rng: &mut Rng) {
     let bank = bank.as_ptr().expose_provenance();
     let spare = heap.allocate(Layout::new::<[u64; 500]>()).unwrap().as_ptr().expose_provenance();
@@ -222,7 +225,8 @@ fn begin_for_ever(heap: &Heap, bank: NonNull<Bank<'_>>, locks: &[SectionLock; 2]
     });
 }
 
-/// A section that never ends, those that have seen it, and between two stops another one, and a large allocation in it.
+/// A section that never ends, sections that have seen its changes, and, between two stops, another section with a large
+/// allocation.
 fn half_done(place: &Path, seed: u64) {
     let heap = heap_at(place);
     let (bank, rng) = (bank_in(&heap), &mut Rng::with_seed(seed));
@@ -247,30 +251,30 @@ fn half_done(place: &Path, seed: u64) {
     stop();
 }
 
-/// The heap as the next opening would find it.
+/// The heap that the next opening would find.
 struct Found {
     report: HeapReport,
     undone: usize,
     cascaded: usize,
 }
 
-/// Looks at the memory of a child that stands.
+/// Checks the memory of a child that is stopped.
 struct Watch {
     path: PathBuf,
     /// The heap's file as of its last commit.
     committed: Vec<u8>,
     memory: fs::File,
-    /// Of the whole file, for reading what is no hole.
+    /// A mapping of the whole memory file, to read the parts that are not holes.
     view: (*mut u8, usize),
     last: Vec<(usize, Vec<u8>)>,
-    /// Chunks of the heap that were in use in the copy that was recovered last.
+    /// For each chunk of the heap, whether it was in use in the copy that was recovered last.
     in_use: Vec<bool>,
-    /// The heap at its own address.
+    /// The recovered heap, at its own address.
     shown: Option<(*mut u8, usize)>,
 }
 
 impl Watch {
-    /// Of a heap that nobody commits meanwhile.
+    /// Watches a heap that nobody commits meanwhile.
     fn of(place: &Path) -> Watch {
         let committed = Store::open_read_only(place).unwrap().read(NAME).unwrap();
         let path = place.join(NAME);
@@ -281,8 +285,8 @@ impl Watch {
         Watch { path, committed, memory, view, last: Vec::new(), in_use: Vec::new(), shown: None }
     }
 
-    /// What a recovery looks at: all but holes, and chunks of which nothing is in use then. Which ones these are is
-    /// told by the rest.
+    /// The parts of the memory that a recovery reads: all except for holes, and for chunks that were unused then.
+    /// Whether a chunk is in use depends only on the other parts.
     fn parts(&self) -> Vec<Range<usize>> {
         let (mut parts, mut end) = (Vec::new(), 0);
         loop {
@@ -308,7 +312,7 @@ impl Watch {
         }
     }
 
-    /// Whether any byte that counts is not as it was the last time.
+    /// Whether any byte of these parts has changed since the last look.
     fn has_changed(&self) -> bool {
         let parts = self.parts();
         let now = parts.iter().map(|part| (part.start, self.bytes(part)));
@@ -321,13 +325,13 @@ impl Watch {
         unsafe { std::slice::from_raw_parts(self.view.0.add(part.start), part.len()) }
     }
 
-    /// What is there now is what the last look was at.
+    /// Notes that the last look saw the present bytes.
     fn note(&mut self, report: &HeapReport) {
         self.in_use = report.chunks.iter().map(|chunk| *chunk != HeapChunk::Free).collect();
         self.last = self.parts().into_iter().map(|part| (part.start, self.bytes(&part).to_vec())).collect();
     }
 
-    /// Recovers a copy, and shows the heap in it at its address.
+    /// Recovers a copy, and maps the heap in it at its address.
     fn look(&mut self) -> Result<Found, String> {
         let found = live_outlook(&self.path, &self.committed).map_err(|e| e.to_string())?;
         let (found, image) = found.expect("live memory");
@@ -347,7 +351,7 @@ impl Watch {
         Ok(Found { report, undone: found.undone, cascaded: found.cascaded })
     }
 
-    /// Nothing is at the heap's address any more.
+    /// Unmaps the heap that is shown.
     fn hide(&mut self) {
         if let Some((at, bytes)) = self.shown.take() {
             unmap(at, bytes);
@@ -371,7 +375,7 @@ impl Found {
         self.report.leaks.as_ref().expect("looked for").count
     }
 
-    /// The bank, if it may be looked at.
+    /// The bank, if its pointers are valid.
     fn bank(&self) -> Result<&Bank<'_>, String> {
         let heap = self.report.address..self.report.address + self.report.heap_bytes;
         let bank = std::ptr::with_exposed_provenance::<Bank<'_>>(self.root("bank") as usize);
@@ -386,7 +390,7 @@ impl Found {
         bank.problem().map_or(Ok(bank), Err)
     }
 
-    /// Everything that a program can see.
+    /// Everything that a program can see of the heap.
     fn contents(&self) -> Result<String, String> {
         let bank = self.bank()?;
         let (roots, leaks) = (&self.report.roots, self.report.leaks.as_ref().expect("looked for"));
@@ -396,17 +400,17 @@ impl Found {
     }
 }
 
-/// Says what is wrong with a heap.
+/// Finds a problem in a heap.
 type Check = dyn FnMut(&Found) -> Result<(), String>;
 
-/// What is known before a child is stepped through.
+/// The preparations for stepping through a child.
 struct Prepared {
     check: Box<Check>,
-    /// Of a heap that is there before the child is.
+    /// The watch of a heap that exists before the child.
     watch: Option<Watch>,
 }
 
-/// What was done in a test.
+/// The statistics of a test.
 #[derive(Default)]
 struct Count {
     children: u64,
@@ -416,19 +420,19 @@ struct Count {
     cascaded: u64,
 }
 
-/// How a child is stepped through.
+/// The way in which a child is stepped through.
 struct Steps<'a> {
     mode: &'a str,
     seed: u64,
     place: &'a Path,
-    /// The first instruction behind which the memory is looked at.
+    /// The first instruction after which the memory is checked.
     from: u64,
     most: u64,
 }
 
 impl Steps<'_> {
-    /// Starts the child, and after each instruction has a copy of the memory recovered and looked at. Where nothing was
-    /// stored to, the last result is as good. Then opens the heap, which is as it was foretold. None: no tracing here.
+    /// Starts the child, and after each instruction recovers and checks a copy of the memory. If nothing was stored to,
+    /// the last result holds. Then opens the heap, which must be as foretold. None: tracing is not possible here.
     fn walk(&self, count: &mut Count, Prepared { mut check, mut watch }: Prepared) -> Option<()> {
         let (mut wrong, mut last) = (None, None);
         let command = &mut child(self.mode, self.place, self.seed);
@@ -449,7 +453,7 @@ impl Steps<'_> {
                     Err(why) => wrong = Some(format!("after {done} instructions: {why}")),
                 }
             }
-            // The first look is at what was there before.
+            // The first look sees the state before the instruction.
             count.instructions += u64::from(done > self.from);
             wrong.is_some() || done - self.from >= self.most
         })?;
@@ -466,8 +470,8 @@ impl Steps<'_> {
     }
 }
 
-/// Walks through children with one seed after the other, until so many instructions were looked behind as are wanted.
-/// By default that is a part of what one does, from one of the usual instructions on.
+/// Steps through children, with one seed after the other, until the wanted number of instructions is checked. By
+/// default that is a part of one child's run, from one of the usual instructions on.
 fn step_through(mode: &str, usual: Range<u64>, prepare: impl Fn(&Path, u64) -> Option<Prepared>) {
     let seed = seed();
     let rng = &mut Rng::with_seed(seed);
@@ -545,7 +549,7 @@ fn sections_are_whole_after_every_instruction() {
             if !may_be.contains(&last) || is_seen(seed) && found.undone == 0 {
                 return Err(format!("{last} done, and not {may_be:?}"));
             }
-            // With the block that the section which never ends was to free.
+            // One more for the block that the unfinished section was to free.
             match found.leaks() {
                 leaks if leaks <= 1 + u64::from(is_seen(seed)) => Ok(()),
                 leaks => Err(format!("{leaks} leaks")),
@@ -559,7 +563,7 @@ fn sections_are_whole_after_every_instruction() {
 fn an_opening_is_whole_after_every_instruction() {
     step_through("opening", 105_000..113_000, |path, seed| {
         let mut killed = None;
-        // By default where most of the undoing is. Within the large allocation, or anywhere.
+        // By default, at the instructions that undo most. Within the large allocation, or anywhere.
         let at = (!seed.is_multiple_of(2)).then(|| Rng::with_seed(seed).u64(..8000));
         killed_when(&mut child("half done", path, seed), |_, _, done| match at {
             Some(at) => done >= at,

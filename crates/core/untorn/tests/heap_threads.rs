@@ -1,4 +1,4 @@
-//! Heaps and threads: stores without a guard, roots, allocation, and what a commit keeps waiting.
+//! Heaps and threads: stores without a guard, roots, allocation, and threads that wait for a commit.
 
 mod common;
 
@@ -19,7 +19,7 @@ const DIRTY_MAX: u64 = 64 << 10;
 fn counters(heap: &Heap) -> Vec<&AtomicU64> {
     let layout = Layout::from_size_align(COUNTERS * PAGE_BYTES, PAGE_BYTES).expect("a layout");
     let first = heap.allocate(layout).expect("allocate");
-    // SAFETY: so many bytes were allocated.
+    // SAFETY: this many bytes were allocated.
     unsafe { first.write_bytes(0, layout.size()) };
     // SAFETY: within the allocation, which nobody frees; a counter is only used as one.
     (0..COUNTERS).map(|n| unsafe { first.add(n * PAGE_BYTES).cast::<AtomicU64>().as_ref() }).collect()
@@ -29,7 +29,7 @@ fn private_bytes(heap: &Heap) -> u64 {
     heap.file().store().status().maps[0].private_bytes
 }
 
-/// Threads count, and another one commits, with more changed than `dirty_max`.
+/// Runs threads that count while another one commits, with more changes than `dirty_max`.
 fn count(heap: &Heap, guards: bool) {
     const INCREMENTS: usize = 10_000;
     let seed = seed();
@@ -66,7 +66,7 @@ fn count(heap: &Heap, guards: bool) {
     assert_eq!(lost, 0, "counters that lost increments, of {COUNTERS}");
 }
 
-/// Without a promise nothing is dropped from memory, as any thread may be storing there.
+/// Without the promise, nothing is dropped from memory, because any thread may be storing there.
 #[test]
 fn a_store_without_a_guard_is_never_undone() {
     for tracker in [Tracker::Scan, Tracker::PageMap] {
@@ -80,7 +80,7 @@ fn a_store_without_a_guard_is_never_undone() {
     }
 }
 
-/// With the promise memory is dropped, and nothing is lost that was stored under a guard.
+/// With the promise, memory is dropped, and no store under a guard is lost.
 #[test]
 fn a_store_under_a_guard_is_never_undone() {
     for tracker in [Tracker::Scan, Tracker::PageMap] {
@@ -97,7 +97,7 @@ fn a_store_under_a_guard_is_never_undone() {
     }
 }
 
-/// Asynchronous commits drop memory as others do.
+/// Asynchronous commits drop memory, too.
 #[test]
 fn asynchronous_commits_keep_to_dirty_max() {
     let dir = directory();
@@ -115,7 +115,7 @@ fn asynchronous_commits_keep_to_dirty_max() {
     assert!(counters.iter().all(|counter| counter.load(SeqCst) == 5));
 }
 
-/// With `debug_guards` nobody allocates or frees without a guard, and a commit tells of it.
+/// With `debug_guards`, an allocation or a free without a guard is refused, and so is the next commit.
 #[test]
 fn debug_guards_finds_who_has_none() {
     let dir = directory();
@@ -138,13 +138,13 @@ fn debug_guards_finds_who_has_none() {
     unsafe { heap.free(block) }.expect("under a guard");
 }
 
-/// Two threads set roots, and ask for one that both make: none is lost, and there is one object.
+/// Two threads set roots, and both create the same one: no root is lost, and there is one object.
 #[test]
 fn roots_that_threads_set_at_once() {
     let dir = directory();
     let heap = Heap::open_or_create(dir.path().join("heap")).expect("create");
     let arrived = AtomicU64::new(0);
-    // As near to each other as can be.
+    // As close together as possible.
     let meet = |nth: u64| {
         arrived.fetch_add(1, SeqCst);
         while arrived.load(SeqCst) < 2 * nth {
@@ -161,7 +161,7 @@ fn roots_that_threads_set_at_once() {
             both[thread as usize].store(found.as_ptr() as u64, SeqCst);
             meet(3 * round + 2);
             let root = heap.root::<u64>(&name).expect("look").unwrap_or_else(|| panic!("the root {name} is lost"));
-            // SAFETY: as it was made.
+            // SAFETY: the number that this thread has made.
             assert_eq!(unsafe { root.read() }, thread);
             assert_eq!(both[0].load(SeqCst), both[1].load(SeqCst), "round {round}: two objects for one name");
             meet(3 * round + 3);
@@ -175,7 +175,7 @@ fn roots_that_threads_set_at_once() {
             let arrived = &arrived;
             scope.spawn(move || {
                 let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(thread)));
-                // The other one does not wait for ever.
+                // If this thread panics, the other one must not wait for ever.
                 arrived.fetch_add(if done.is_err() { 1 << 32 } else { 0 }, SeqCst);
                 done.is_err()
             })
@@ -185,7 +185,7 @@ fn roots_that_threads_set_at_once() {
     assert!(!failed);
 }
 
-/// Threads allocate, pass each other blocks, and free, while others commit and roll back.
+/// Threads allocate, pass blocks to each other, and free, while others commit and roll back.
 #[test]
 fn blocks_that_threads_pass_on() {
     const BLOCKS: usize = 64;
@@ -193,11 +193,11 @@ fn blocks_that_threads_pass_on() {
     let dir = directory();
     let path = dir.path().join("heap");
     let heap = Heap::open_or_create(&path).expect("create");
-    // Each place holds a block with its own number and size in it, or none.
+    // Each place has a block with the block's own number and size in it, or nothing.
     let places: Vec<AtomicU64> = (0..BLOCKS).map(|_| AtomicU64::new(0)).collect();
     let fill = |block: NonNull<u8>, bytes: usize| {
         let word = block.as_ptr() as u64 ^ bytes as u64;
-        // SAFETY: at least so many bytes.
+        // SAFETY: at least this many bytes.
         unsafe {
             block.cast::<u64>().write(word);
             block.cast::<u64>().add(1).write(bytes as u64);
@@ -250,7 +250,7 @@ fn blocks_that_threads_pass_on() {
     let used: u64 = report.classes.iter().map(|class| class.used).sum();
     let held = places.iter().filter(|place| place.load(SeqCst) != 0).count() as u64;
     assert_eq!(used + report.large.count, held, "seed {seed}: blocks that nobody has");
-    // Rolled back, they are there again, whoever had freed them.
+    // After the rollback the blocks are allocated again, whichever thread had freed them.
     let all: Vec<u64> = places.iter().map(|place| place.load(SeqCst)).filter(|block| *block != 0).collect();
     std::thread::scope(|scope| {
         for half in all.chunks(all.len().div_ceil(2)) {
@@ -273,7 +273,8 @@ fn blocks_that_threads_pass_on() {
     assert!(heap.check(&|_, _| {}).expect("check").is_sound());
 }
 
-/// A thread that ends in the middle of a change: no commit waits for it, and none takes what may be half done.
+/// A thread ends in the middle of a change: commits do not wait for it, and they are refused, because the change may be
+/// half done.
 #[test]
 fn a_thread_that_ends_with_a_guard_spoils_the_commit() {
     let dir = directory();
@@ -295,7 +296,7 @@ fn a_thread_that_ends_with_a_guard_spoils_the_commit() {
         let refused = heap.commit().unwrap_err().to_string();
         assert!(refused.starts_with("a thread ended while it held a mutation guard"), "{refused}");
         assert!(heap.commit_async().is_err() && counter.load(SeqCst) == 1, "nothing was taken back by itself");
-        // SAFETY: nobody uses what was changed.
+        // SAFETY: nobody uses the changed data.
         unsafe { heap.rollback() }.unwrap();
         assert_eq!(counter.load(SeqCst), 0);
         drop(heap.mutate());

@@ -1,4 +1,4 @@
-//! Heaps with the tracker `told`: the program tells of its stores, the heap of its own.
+//! Heaps with the tracker `told`: the program declares its stores, and the heap declares its own.
 
 mod common;
 
@@ -63,13 +63,13 @@ fn a_heap_that_is_told_is_whole_after_each_opening() {
             wanted.insert(0, round * 10_000 + n);
         }
         heap.commit().expect("commit");
-        // Rolled back, in memory and in what the allocator knows.
+        // A rollback, in memory and in the allocator's state.
         (0..50).for_each(|n| push(&heap, head, n));
         // SAFETY: nothing that was made since the commit is used.
         unsafe { heap.rollback().expect("rollback") };
         let head = head_of(&heap);
         assert_eq!(values(*head), wanted, "round {round}, rolled back");
-        // Some end.
+        // Some nodes are freed.
         let freed = 1000;
         {
             let _together = heap.mutate();
@@ -102,7 +102,7 @@ fn large_and_small_allocations_and_roots_are_the_heaps_own() {
     let mut blocks: Vec<(String, NonNull<u8>, usize)> = Vec::new();
     for (n, bytes) in [1, 100, 40_000, 100_000, 5 << 20, 9 << 20, 300].into_iter().enumerate() {
         let block = heap.allocate(Layout::from_size_align(bytes, 8).expect("a layout")).expect("memory");
-        // SAFETY: allocated just now with so many bytes.
+        // SAFETY: allocated just now with this many bytes.
         unsafe { block.write_bytes(n as u8 + 1, bytes) };
         heap.touch(block.as_ptr(), bytes).expect("a block");
         heap.set_root(&format!("block {n}"), Some(block)).expect("a root");
@@ -115,7 +115,7 @@ fn large_and_small_allocations_and_roots_are_the_heaps_own() {
     });
     numbers.expect("a root");
     heap.commit().expect("commit");
-    // Freed again: the table of roots, descriptors and segments change.
+    // Freeing changes the table of roots, descriptors and segments.
     for nth in [4, 2] {
         let (name, block, _) = blocks.remove(nth);
         heap.set_root::<u8>(&name, None).expect("a root");
@@ -130,7 +130,7 @@ fn large_and_small_allocations_and_roots_are_the_heaps_own() {
     let heap = open(&path);
     for (name, place, bytes) in &blocks {
         assert_eq!(heap.root::<u8>(name).expect("a root"), Some(*place));
-        // SAFETY: an allocation of so many bytes.
+        // SAFETY: an allocation of this many bytes.
         let found = unsafe { std::slice::from_raw_parts(place.as_ptr(), *bytes) };
         let filler = name.as_bytes()[6] - b'0' + 1;
         assert!(found.iter().all(|byte| *byte == filler), "{name}");
@@ -161,7 +161,7 @@ fn what_is_not_in_the_heap_is_refused() {
     let weak = heap.downgrade();
     heap.close().expect("close");
     assert!(matches!(weak.touch(base, 1), Err(Error::Closed)));
-    // Other trackers find what was stored.
+    // Other trackers find stores by themselves.
     let heap = HeapOptions::new().open(dir.path().join("heap")).expect("open");
     heap.touch(base, 1).expect("a heap that is not told");
     refused(heap.touch(std::ptr::null(), 1), &["invalid"]);
@@ -173,7 +173,7 @@ fn a_store_to_the_heap_that_nobody_told_of_is_found() {
     let options = HeapOptions::new().tracker(Tracker::Told).debug_told(true);
     let heap = options.open(dir.path().join("heap")).expect("open");
     let head = head_of(&heap);
-    // All that the heap stores by itself is told of.
+    // The heap declares all of its own stores.
     let mut blocks = Vec::new();
     for round in 0..40usize {
         (0..100).for_each(|n| push(&heap, head, n));
@@ -186,7 +186,7 @@ fn a_store_to_the_heap_that_nobody_told_of_is_found() {
         }
         heap.set_root(&format!("root {}", round % 7), blocks.first().copied()).expect("a root");
         if round == 20 {
-            // SAFETY: what was made since the commit is not used.
+            // SAFETY: blocks that were made since the commit are not used.
             unsafe { heap.rollback().expect("rollback") };
             blocks.clear();
         }
@@ -201,7 +201,7 @@ fn a_store_to_the_heap_that_nobody_told_of_is_found() {
     heap.commit().expect("commit");
 }
 
-/// Threads change one list each, under guards, while another thread commits all the time: every commit is whole.
+/// Threads change one list each under guards, while another thread commits all the time: every commit is consistent.
 #[test]
 fn commits_among_threads_are_whole() {
     let dir = directory();

@@ -1,4 +1,4 @@
-//! Collections of a heap that are ready to use, and types of the program's own in it.
+//! The collections of a heap, and types of the program's own in it.
 
 mod common;
 
@@ -6,7 +6,7 @@ use common::*;
 use std::collections::BTreeMap;
 use untorn::heap::{Heap, HeapBTreeMap, HeapBox, HeapMap, HeapString, HeapVec, Storable};
 
-/// What the tests keep.
+/// The data of the tests.
 #[derive(Storable)]
 #[repr(C)]
 struct Library<'h> {
@@ -69,7 +69,7 @@ fn collections_are_found_again() {
     heap.commit().expect("commit");
     heap.close().expect("close");
 
-    // Another process has the constants of its program elsewhere; a child finds what this one made.
+    // In another process, the constants of the program are at other addresses; a child must find this one's data.
     let out = std::process::Command::new(std::env::current_exe().expect("this program"))
         .args(["--exact", "child", "--nocapture"])
         .env(CHILD, &path)
@@ -106,7 +106,7 @@ fn child() {
     heap.commit().expect("commit");
 }
 
-/// The ordered map against that of the standard library, with rollbacks; nothing leaks.
+/// Compares the ordered map with that of the standard library, with rollbacks; nothing leaks.
 #[test]
 fn the_ordered_map_is_as_the_standard_librarys() {
     let seed = seed();
@@ -139,7 +139,7 @@ fn the_ordered_map_is_as_the_standard_librarys() {
                 committed.clone_from(&model);
             }
             99 if step % 5 == 1 => {
-                // SAFETY: the map is used by its root alone, which is older.
+                // SAFETY: only the root, which is older than the commit, leads to the map.
                 unsafe { heap.rollback() }.expect("rollback");
                 model.clone_from(&committed);
             }

@@ -1,5 +1,5 @@
-//! The heap's header and its roots cannot be stored to. A commit looks at both, and at metadata that was stored to: what a
-//! wild store left there is refused.
+//! The heap's header and its roots are write-protected. A commit verifies both, and the metadata that was stored to:
+//! damage by a stray store is refused.
 
 mod common;
 
@@ -33,7 +33,7 @@ fn heap(path: &Path) -> (Heap, NonNull<u8>) {
 }
 
 fn store(heap: &Heap, offset: usize, byte: u8) {
-    // SAFETY: mapped, as the callers' offsets lie in the heap. That nobody may store there is what is tested.
+    // SAFETY: mapped, as the callers' offsets lie in the heap. The test is about stores that are forbidden there.
     unsafe { heap.memory().0.add(offset).write(byte) };
 }
 
@@ -55,8 +55,8 @@ fn a_store_to_the_header_or_to_metadata_is_not_committed() {
     let header = "stored to the heap's header";
     let metadata = "stored to the heap's metadata";
     let roots = "stored to the heap's table of roots: root 0";
-    // Magic, address, segments, checksum; a descriptor in each segment, a descriptor's unused part, bitmaps; name, type,
-    // size, pointer of a root.
+    // Magic, address, segments, checksum; a descriptor in each segment, a descriptor's unused part, bitmaps; and the
+    // name, type, size and pointer of a root.
     let places = [
         (0, header),
         (16, header),
@@ -74,7 +74,7 @@ fn a_store_to_the_header_or_to_metadata_is_not_committed() {
         (ROOTS + 183, roots),
     ];
     for (offset, what) in places {
-        // Nothing else was stored to.
+        // Without any other store.
         mapping::unprotect(&heap);
         store(&heap, offset, 0xa5);
         is_refused(heap.commit(), what);
@@ -85,7 +85,7 @@ fn a_store_to_the_header_or_to_metadata_is_not_committed() {
         store(&heap, offset, 0xa5);
         is_refused(heap.commit(), what);
         is_refused(heap.commit_async().and_then(|ticket| ticket.wait()), what);
-        // SAFETY: what was allocated since is not used.
+        // SAFETY: blocks that were allocated since are not used.
         unsafe { heap.rollback() }.expect("a rollback");
         assert!(heap.size_of(block).is_err());
         let kept = heap.allocate(layout(40)).expect("a block");
@@ -119,7 +119,7 @@ fn is_locked(heap: &Heap, when: &str) {
     for offset in [0, 8, 40, 127, 128, 4095, ROOTS, ROOTS + 191, CHUNK - 1] {
         assert!(!kernel_may_store(heap, offset), "{when}: offset {offset}");
     }
-    // Metadata that each allocation changes, and memory.
+    // Metadata that each allocation changes, and allocated memory.
     for offset in [8191, CHUNK + 5] {
         // SAFETY: mapped.
         let before = unsafe { heap.memory().0.add(offset).read() };
@@ -128,7 +128,7 @@ fn is_locked(heap: &Heap, when: &str) {
     }
 }
 
-/// Header and roots stay locked through all that maps them anew or changes them: growth, shrinking, rollbacks, dropped
+/// Header and roots stay protected through everything that maps or changes them: growth, shrinking, rollbacks, dropped
 /// memory, huge allocations, new roots.
 #[test]
 fn header_and_roots_cannot_be_stored_to() {
@@ -170,7 +170,7 @@ fn header_and_roots_cannot_be_stored_to() {
 
 const CHILD: &str = "UNTORN_TEST_WILD";
 
-/// A store of the program itself ends it, where it is made; what it had committed is kept.
+/// A stray store of the program ends it at that store; its commits are kept.
 #[test]
 fn a_wild_store_to_the_header_is_a_fault() {
     if rustix::param::page_size() != 4096 {
@@ -201,8 +201,8 @@ fn wild_child() {
     heap.commit().expect("a commit");
 }
 
-/// Segments inside of a huge allocation have no metadata: a program may store anything there, also right after it
-/// has opened the heap.
+/// Segments inside of a huge allocation have no metadata: a program may store anything there, also right after it has
+/// opened the heap.
 #[test]
 fn a_huge_allocation_may_hold_anything() {
     let dir = tempfile::tempdir().expect("a directory");

@@ -1,6 +1,6 @@
-//! Who a file is: what happens to files that were moved, copied, replaced or restored while nothing was pending,
-//! and while their last commits were in a journal whose owner had been killed. What is pending is either recovered
-//! or refused, never read torn, and never written over somebody else's file.
+//! The identity of files: files that are moved, copied, replaced or restored, either while nothing is pending, or while
+//! their last commits are in a journal whose owner was killed. A pending file is recovered or refused. It is never read
+//! torn, and another program's file is never overwritten.
 
 mod common;
 
@@ -16,10 +16,10 @@ use untorn::{Error, File, Store, StoreOptions};
 
 const SALVAGE: RecoverOptions = RecoverOptions { salvage: true, accept_unknown: false, wait: false };
 
-/// A file that is pending, and is not here or is somebody else's now.
+/// The kinds of refusal of a pending file that is gone, or that belongs to somebody else now.
 const LOST: &[&str] = &["needs-its-journal", "conflict", "foreign"];
 
-/// Opens the store, in which the named file must be refused and set aside, and the other one recovered.
+/// Opens the store: the named file must be refused and quarantined, and the other one recovered.
 #[track_caller]
 fn only_this_one_is_refused(dir: &Path, refused_name: &str, other: &str) {
     let store = Store::open(dir).expect("one file's trouble does not close the store to the others");
@@ -29,7 +29,7 @@ fn only_this_one_is_refused(dir: &Path, refused_name: &str, other: &str) {
     assert_eq!(aside[0].path, Path::new(refused_name));
     assert!(!aside[0].reason.is_empty());
     assert_same(&stored(&store, other), &text("new", other), "the other file");
-    // And it can be worked with.
+    // The other file can be used.
     let file = store.open_file(other).unwrap();
     file.append(b"").unwrap();
     file.write_all_at(&text("new", other)[..5], 0).unwrap();
@@ -51,7 +51,7 @@ fn recovered(dir: &Path, names: &[&str]) {
     }
 }
 
-// Nothing pending.
+// Files with nothing pending.
 
 #[test]
 fn moved_clean_is_a_plain_file_with_a_new_identity() {
@@ -142,7 +142,7 @@ fn a_clean_file_moves_to_another_store() {
     assert_eq!(alone.len().unwrap(), TEXT_BYTES as u64 + 4, "and on its own");
 }
 
-// Pending.
+// Pending files.
 
 #[test]
 fn pending_and_left_alone_recovers() {
@@ -181,7 +181,7 @@ fn pending_and_replaced_is_a_conflict() {
     replace(&dir.path().join("a"), b"the replacement");
     only_this_one_is_refused(dir.path(), "a", "b");
     assert_same(&plain(dir.path().join("a")), b"the replacement", "nothing was overwritten");
-    // As `sed -i` does it.
+    // A replacement, as by `sed -i`.
     let dir = crashed_store(&["a", "b"]);
     run("sed", ["-i".as_ref(), "s/ line / LINE /".as_ref(), dir.path().join("a").as_os_str()]);
     let edited = plain(dir.path().join("a"));
@@ -206,17 +206,17 @@ fn pending_and_swapped_are_both_refused() {
 
 #[test]
 fn pending_and_restored_from_a_backup_is_a_conflict() {
-    // The backup is older than the last checkpoint: the journal does not reach back to it.
+    // The backup is older than the last checkpoint, so the journal does not have all commits since.
     let dir = directory();
     let (path, backup) = (dir.path().join("a"), dir.path().join("backup"));
     close_clean_with(dir.path(), &["a", "b"], "oldest");
     run("cp", ["-a".as_ref(), path.as_os_str(), backup.as_os_str()]);
     crash_in(dir.path(), &["a", "b"]);
-    // In place: same inode, the old contents, the old attribute.
+    // In place: the same inode, with the old contents and the old attribute.
     run("cp", ["-a".as_ref(), backup.as_os_str(), path.as_os_str()]);
     only_this_one_is_refused(dir.path(), "a", "b");
     assert_same(&plain(&path), &text("oldest", "a"), "nothing was overwritten");
-    // And as a new file.
+    // Then as a new file.
     fs::rename(&backup, &path).unwrap();
     only_this_one_is_refused(dir.path(), "a", "b");
     assert_same(&plain(&path), &text("oldest", "a"), "nothing was overwritten");
@@ -307,7 +307,7 @@ fn a_lone_file_without_its_journal_is_refused() {
     process.ok(&["lone", path_text(&path)]);
     process.commit("lone", "new");
     process.kill();
-    // The file elsewhere, the journal elsewhere, and both back in place.
+    // First the file is elsewhere, then the journal, then both are back in place.
     fs::rename(&path, dir.path().join("bar.db")).unwrap();
     refused(File::open(dir.path().join("bar.db")), LOST);
     fs::rename(dir.path().join("bar.db"), &path).unwrap();
@@ -319,7 +319,7 @@ fn a_lone_file_without_its_journal_is_refused() {
     assert_same(&contents(&file), &text("new", "lone"), "recovered");
 }
 
-/// What a power cut does to a file whose directory was not flushed yet.
+/// The state of a file after a power cut before its directory was flushed.
 #[test]
 fn a_lone_file_whose_name_was_lost_is_created_anew_by_its_journal() {
     let dir = directory();
@@ -333,14 +333,14 @@ fn a_lone_file_whose_name_was_lost_is_created_anew_by_its_journal() {
     assert_same(&contents(&file), &text("new", "lone"), "created anew");
     file.close().unwrap();
 
-    // Closed and then removed by somebody, it is simply missing.
+    // If it was closed and then removed, it is simply missing.
     fs::remove_file(&path).unwrap();
     assert!(matches!(File::open(&path), Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound));
 }
 
-// Whole stores, pending, copied.
+// Copies of whole stores with pending files.
 
-/// Copies a crashed store; both it and its copy must recover if attributes came along.
+/// Copies a crashed store; both it and its copy must recover if the attributes were copied.
 #[track_caller]
 fn copied_with_attributes(copy: impl FnOnce(&Path, &Path)) {
     let dir = directory();
@@ -414,7 +414,7 @@ fn a_moved_store_recovers() {
 
 #[test]
 fn a_created_file_is_adopted_only_if_it_is_ours() {
-    // Its creation and first contents are in the journal; the name holds a stranger's file after the crash.
+    // Its creation and first contents are in the journal; after the crash the name belongs to another file.
     let dir: TempDir = directory();
     close_clean_with(dir.path(), &["b"], "new");
     let mut process = ChildProcess::owning(dir.path());
@@ -440,7 +440,7 @@ fn an_attribute_that_is_not_ours_is_refused() {
     }
 }
 
-/// Puts a new file in the place of another, as editors do.
+/// Replaces a file by a new one, as editors do.
 fn replace(path: &Path, contents: &[u8]) {
     let fresh = path.with_extension("fresh");
     fs::write(&fresh, contents).unwrap();
@@ -472,7 +472,7 @@ impl JoinMade for Path {
     }
 }
 
-/// A store whose owner lives, with a commit of "a" that is not in the data file yet.
+/// A store with a living owner, and a commit of "a" that is not in the data file yet.
 fn pending() -> (TempDir, Store, File) {
     let dir = directory();
     let store = StoreOptions::default().background(false).open(dir.path()).unwrap();
@@ -505,7 +505,7 @@ fn an_edit_in_place_that_was_noticed_is_never_written_over() {
         store.close().unwrap();
     }
     assert_same(&plain(&path), b"somebody else's", "not written over");
-    // Whoever wants that text keeps it.
+    // A salvage keeps that text, if the user wants it.
     recover(dir.path(), &SALVAGE, &|_, _| {}).unwrap();
     assert_same(&stored(&Store::open(dir.path()).unwrap(), "a"), b"somebody else's", "taken as it is");
 }

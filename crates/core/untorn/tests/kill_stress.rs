@@ -1,7 +1,7 @@
-//! Several processes, each with its own store, are killed by SIGKILL at random moments, over and over. A journal of
-//! 64 KiB makes checkpoints and wraps frequent. Every commit changes many places of several files and their names;
-//! what it changes follows from the seed and its number alone. So the parent can say, byte for byte, what each store
-//! must hold after its last commit, and a hole or a mixture of two commits cannot hide.
+//! Several processes, each with its own store, are killed by SIGKILL at random moments, over and over. A journal of 64
+//! KiB makes checkpoints and wraps frequent. Every commit changes many places of several files and their names, and its
+//! changes depend only on the seed and its number. So the parent knows, byte for byte, the contents of each store after
+//! its last commit, and finds any hole or mixture of two commits.
 
 mod common;
 
@@ -22,7 +22,7 @@ const STORES: u64 = 3;
 const DURATION: Duration = Duration::from_secs(9);
 const FILES: u64 = 4;
 const FILE_BYTES_MAX: u64 = 60_000;
-/// Holds the number of the last commit, and nothing else.
+/// The file that has only the number of the last commit.
 const STAMP: &str = "stamp";
 
 /// One change that a commit makes.
@@ -36,7 +36,7 @@ enum Change {
     Unlink { file: String },
 }
 
-/// What a store holds: names and contents.
+/// The contents of a store, by name.
 type Model = BTreeMap<String, Vec<u8>>;
 
 /// The changes of commit number `n`.
@@ -51,7 +51,7 @@ fn changes(seed: u64, n: u64) -> Vec<Change> {
             changes.push(random_change(rng, &file, n));
         }
     }
-    // Names: a file that is made, renamed and unlinked by turns.
+    // Names: a file that is created, renamed and unlinked in turns.
     changes.push(match n % 3 {
         1 => Change::Create { file: format!("odd {n}") },
         2 => Change::Rename { from: format!("odd {}", n - 1), to: "moved".to_owned() },
@@ -79,13 +79,13 @@ fn random_change(rng: &mut Rng, file: &str, n: u64) -> Change {
     }
 }
 
-/// Bytes that tell the commit that wrote them.
+/// Bytes that depend on the commit that wrote them.
 fn filler(rng: &mut Rng, n: u64, len: u64) -> Vec<u8> {
     let salt = rng.u64(..);
     (0..len).map(|i| (n.wrapping_mul(31).wrapping_add(salt).wrapping_add(i / 8) % 255) as u8 + 1).collect()
 }
 
-/// The oracle: plain vectors.
+/// Applies a change to the oracle, which is plain vectors.
 fn apply(model: &mut Model, change: &Change) {
     match change {
         Change::Write { file, offset, bytes } => {
@@ -124,7 +124,7 @@ fn last_commit(store: &Store) -> u64 {
     u64::from_le_bytes(bytes)
 }
 
-/// In the second process: commits as fast as it can, telling each commit once it is acknowledged.
+/// In the second process: commits as fast as possible, and prints each commit that is acknowledged.
 fn commit_until_killed(path: &Path, seed: u64) {
     let store = options(seed).open(path).expect("open");
     let mut n = last_commit(&store);
@@ -137,7 +137,7 @@ fn commit_until_killed(path: &Path, seed: u64) {
         for change in changes(seed, n) {
             perform(&store, &mut txn, &mut open, &change);
         }
-        // Some commits are waited for at once, others only later ones after them.
+        // Some commits are waited for at once, others only after later ones.
         pending.push((n, txn.commit_async().expect("commit")));
         if !n.is_multiple_of(5) {
             for (n, ticket) in pending.drain(..) {
@@ -173,11 +173,11 @@ fn handle<'a>(store: &Store, txn: &mut Txn, open: &'a mut BTreeMap<String, File>
     file
 }
 
-/// In the parent: what one store went through.
+/// In the parent: the history of one store.
 struct Victim {
     seed: u64,
     dir: tempfile::TempDir,
-    /// What the store held when it was last looked at.
+    /// The contents of the store at the last check.
     model: Model,
     verified: u64,
     kills: u64,
@@ -189,13 +189,13 @@ impl Victim {
         Victim { seed, dir: directory(), model: Model::new(), verified: 0, kills: 0, torn_tails: 0 }
     }
 
-    /// Lets a child commit for a random while, kills it, and returns the last commit that was acknowledged.
+    /// Lets a child commit for a random time, kills it, and returns the last acknowledged commit.
     fn run_and_kill(&mut self, after: Duration) -> u64 {
         self.kills += 1;
         run_and_kill(again(TEST).env(CHILD, format!("{} {}", self.seed, path_text(self.dir.path()))), after)
     }
 
-    /// Recovers, and compares every file with what the commits so far must have left.
+    /// Recovers, and compares every file with the contents after the commits so far.
     fn verify(&mut self, acknowledged: u64) {
         let store = options(self.seed).open(self.dir.path()).expect("recovery");
         let status = store.status();
@@ -214,7 +214,7 @@ impl Victim {
         for (name, wanted) in &self.model {
             assert_same(&stored(&store, name), wanted, &what(name));
         }
-        // By turns: closed clean and looked at as any program would, or dropped as it is.
+        // In turns: closed clean and compared as a plain file, or dropped without closing.
         if self.kills.is_multiple_of(2) {
             store.close().expect("close");
             for (name, wanted) in &self.model {
@@ -239,9 +239,9 @@ fn commits_survive_sigkill_whole() {
             scope.spawn(move || {
                 let mut victim = Victim::new(seed * STORES + store);
                 let rng = &mut Rng::with_seed(victim.seed);
-                // At least so long, and until enough has happened to prove something.
+                // At least this long, and until enough has happened to prove something.
                 while start.elapsed() < DURATION || victim.kills < 10 || victim.verified < 100 {
-                    // Where starting takes longer than that, longer.
+                    // Longer on machines where starting takes longer.
                     let slow = if victim.verified < 100 { 1 + victim.kills / 30 } else { 1 };
                     let after = Duration::from_micros(rng.u64(5_000..120_000) * slow);
                     let acknowledged = victim.run_and_kill(after);

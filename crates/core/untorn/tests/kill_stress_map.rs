@@ -1,6 +1,6 @@
-//! Processes that commit through mappings are killed by SIGKILL at random moments, over and over. What each commit
-//! stores follows from the seed and its number alone, so the parent can say byte for byte what the file must hold: the
-//! last acknowledged commit or the one after it, whole, and nothing of what was only stored.
+//! Processes that commit through mappings are killed by SIGKILL at random moments, over and over. The stores of each
+//! commit depend only on the seed and its number, so the parent knows the file byte for byte: it has the last
+//! acknowledged commit or the one after it, complete, and no uncommitted stores.
 
 mod common;
 
@@ -19,12 +19,12 @@ const DURATION: Duration = Duration::from_secs(7);
 const FILE_BYTES: usize = 1 << 20;
 const FILE_BYTES_MIN: usize = 100_000;
 
-/// What commit number `n` does to the file.
+/// The changes of commit number `n`.
 struct Commit {
     size: usize,
-    /// Offset and bytes; the last holds the commit's number, at offset 0.
+    /// Offset and bytes; the last store has the commit's number, at offset 0.
     stores: Vec<(usize, Vec<u8>)>,
-    /// Every few commits the file is also written through the file interface.
+    /// Every few commits, the file is also written through the file interface.
     by_file: bool,
 }
 
@@ -64,7 +64,7 @@ fn poke(map: &Map, offset: usize, bytes: &[u8]) {
     map.touch(map.as_ptr().wrapping_add(offset), bytes.len()).expect("bytes of the map");
 }
 
-/// In the second process: commits as fast as it can, telling each commit once it is acknowledged.
+/// In the second process: commits as fast as possible, and prints each commit that is acknowledged.
 fn commit_until_killed(path: &Path, seed: u64, tracker: Tracker) {
     let store = options().open(path).expect("open");
     let file = store.open_or_create("f").expect("file");
@@ -153,9 +153,9 @@ fn mapped_commits_survive_sigkill_whole() {
                 let (seed, dir) = (seed * 2 + i as u64, directory());
                 let rng = &mut Rng::with_seed(seed);
                 let (mut model, mut verified, mut kills) = (Vec::new(), 0, 0);
-                // At least so long, and until enough has happened to prove something.
+                // At least this long, and until enough has happened to prove something.
                 while start.elapsed() < DURATION || kills < 10 || verified < 50 {
-                    // Where starting takes longer than that, longer.
+                    // Longer on machines where starting takes longer.
                     let slow = if verified < 50 { 1 + kills / 30 } else { 1 };
                     let after = Duration::from_micros(rng.u64(5_000..120_000) * slow as u64);
                     let order = format!("{seed} {tracker} {}", path_text(dir.path()));

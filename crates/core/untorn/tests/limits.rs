@@ -1,4 +1,5 @@
-//! What the limits of a process do to a store: descriptors (`RLIMIT_NOFILE`), and the size of files (`RLIMIT_FSIZE`).
+//! The limits of a process and their effects on a store: descriptors (`RLIMIT_NOFILE`), and the size of files
+//! (`RLIMIT_FSIZE`).
 
 mod common;
 
@@ -14,7 +15,7 @@ fn limit(resource: Resource, bytes: Option<u64>) {
     setrlimit(resource, Rlimit { current: bytes.or(maximum), maximum }).unwrap();
 }
 
-/// Takes all descriptors but so many.
+/// Takes all descriptors except for this many.
 fn leave_descriptors(left: usize) -> Vec<File> {
     let mut taken = Vec::new();
     while let Ok(file) = File::open("/dev/null") {
@@ -24,7 +25,7 @@ fn leave_descriptors(left: usize) -> Vec<File> {
     taken
 }
 
-/// However few are left: the store is free, and no file is anybody else's.
+/// With any number of free descriptors, the store is left free, and no file is taken for another program's.
 #[test]
 fn a_lack_of_descriptors_is_called_that() {
     if !is_alone("a_lack_of_descriptors_is_called_that") {
@@ -45,7 +46,7 @@ fn a_lack_of_descriptors_is_called_that() {
                         let file = store.open_or_create("a").unwrap();
                         file.append(b"committed").unwrap();
                         file.commit().unwrap();
-                        // As if it were killed: nothing is closed, and the locks go.
+                        // Simulates a kill: nothing is closed, and the locks are gone.
                         let copy = directory();
                         run("cp", ["-a", path.join(".").to_str().unwrap(), copy.path().to_str().unwrap()]);
                         store.close().unwrap();
@@ -81,8 +82,8 @@ fn a_lack_of_descriptors_is_called_that() {
     }
 }
 
-/// A limit below what a segment of the journal has already, or below its header: the commit did not happen, nothing is
-/// unknown, and the store goes on with another limit.
+/// A limit below the present length of a journal segment, or below its header: the commit did not happen, its outcome
+/// is known, and the store goes on under another limit.
 #[test]
 fn a_limit_below_a_segment_is_no_space() {
     if !is_alone("a_limit_below_a_segment_is_no_space") {
@@ -96,7 +97,7 @@ fn a_limit_below_a_segment_is_no_space() {
             let mut wanted = Vec::new();
             let mut refusals = 0;
             for round in 0..24_u8 {
-                // Most of the segment is beyond the limit after some rounds.
+                // After some rounds, most of the segment is beyond the limit.
                 limit(Resource::Fsize, if round % 3 == 1 { Some(bytes) } else { None });
                 let text = [round; 3000];
                 let done = a.write_all_at(&text, 0).and_then(|()| b.write_all_at(&text, 0));
@@ -126,7 +127,7 @@ fn a_limit_below_a_segment_is_no_space() {
     }
 }
 
-/// The limit stays, and there is no other segment: what is committed is not lost, and closing tells.
+/// The limit stays, and there is no other segment: no commit is lost, and closing returns the error.
 #[test]
 fn a_store_is_closed_under_a_limit() {
     if !is_alone("a_store_is_closed_under_a_limit") {

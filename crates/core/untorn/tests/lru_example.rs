@@ -1,4 +1,5 @@
-//! The cache of `examples/heap/lru`, killed again and again: what it has printed is in it. And the program of the tutorial.
+//! The cache of `examples/heap/lru`, killed repeatedly: it has everything that it has printed. Also the program of the
+//! tutorial.
 
 mod common;
 
@@ -12,12 +13,12 @@ use std::time::Duration;
 
 const CAPACITY: usize = 20;
 
-/// Builds the example with the profile of this test, which has everything that it needs.
+/// Builds the example with the profile of this test, for which its dependencies are built already.
 fn example(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("this test's own path");
     let profile_dir = test.ancestors().nth(2).expect("target/PROFILE/deps/TEST");
     let profile = if cfg!(debug_assertions) { "test" } else { "release" };
-    // `make test` has built everything.
+    // `make test` has built the examples.
     if std::env::var_os("UNTORN_PREBUILT").is_some() {
         return profile_dir.join("examples").join(name);
     }
@@ -28,7 +29,7 @@ fn example(name: &str) -> PathBuf {
     profile_dir.join("examples").join(name)
 }
 
-/// A cache in memory, the one used last first.
+/// A cache in memory, most recently used first.
 #[derive(Clone, Default)]
 struct Model(VecDeque<(String, String)>);
 
@@ -75,7 +76,7 @@ fn what_the_cache_has_answered_it_still_has_after_a_kill() {
         ask(&["list".to_owned()]).expect("a question");
         let first = printed.next().expect("a line").expect("text");
         assert_eq!(first, model.output("list"), "seed {seed}, round {round}");
-        // The lines of each batch; the one that is on its way when the kill comes may be there up to any line.
+        // The lines of each batch; of the batch during the kill, any number of first lines may be there.
         for _ in 0..rng.usize(..12) {
             let batch: Vec<String> = (0..rng.usize(1..6)).map(|_| line(rng)).collect();
             ask(&batch).expect("a question");
@@ -97,7 +98,7 @@ fn what_the_cache_has_answered_it_still_has_after_a_kill() {
                 model.clone()
             }))
             .collect();
-        // What is there now says which of them it was.
+        // The present contents show which of these states it is.
         let mut child = start(&example, &heap);
         child.stdin.take().expect("a pipe").write_all(b"list\n").expect("a question");
         let output = child.wait_with_output().expect("its end");
@@ -117,7 +118,7 @@ fn line(rng: &mut Rng) -> String {
     if rng.u32(..3) == 0 { format!("get {key}") } else { format!("put {key} {}", "v".repeat(rng.usize(1..200))) }
 }
 
-/// The tutorial's program in Rust: what it has printed is kept when it is killed.
+/// The tutorial's program in Rust: everything that it has printed survives a kill.
 #[test]
 fn the_tutorials_scores_are_kept() {
     let program = example("scores");

@@ -1,5 +1,5 @@
 //! Random programs over files and transactions, run on a store and on a model of plain vectors, and compared in full
-//! after every step. `UNTORN_TEST_SEED` chooses the programs; a failing one is printed at its smallest.
+//! after every step. `UNTORN_TEST_SEED` chooses the programs; a failing program is printed in its smallest form.
 
 mod common;
 
@@ -15,7 +15,7 @@ const STEPS_MAX: usize = 60;
 const FILE_BYTES_MAX: usize = 40_000;
 const NAMES: [&str; 5] = ["a", "b", "c", "d/x", "d/y"];
 
-/// One step. Files and names are picked by number, modulo what there is.
+/// One step. Files and names are picked by number, modulo the number of files or names.
 #[derive(Clone, Debug)]
 enum Step {
     Write { file: usize, offset: usize, len: usize, byte: u8 },
@@ -41,7 +41,7 @@ enum Step {
 fn step() -> impl Strategy<Value = Step> {
     let file = 0..NAMES.len();
     let name = 0..NAMES.len();
-    // Mostly small and unaligned; sometimes whole pages; sometimes more than a record of the small journal takes.
+    // Mostly small and unaligned; sometimes whole pages; sometimes more than a record of the small journal can have.
     let len = prop_oneof![8 => 0..300usize, 2 => Just(4096usize), 1 => 8_000..FILE_BYTES_MAX];
     let offset = prop_oneof![6 => 0..FILE_BYTES_MAX, 2 => (0..8usize).prop_map(|page| page * 4096), 1 => 0..64usize];
     prop_oneof![
@@ -67,10 +67,10 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A file for its whole life, whatever it is called.
+/// The number of a file for its whole life, under all of its names.
 type Id = usize;
 
-/// What a file must be.
+/// The expected state of a file.
 #[derive(Clone, Default)]
 struct ModelFile {
     committed: Vec<u8>,
@@ -78,14 +78,14 @@ struct ModelFile {
     in_txn: bool,
 }
 
-/// What the store must be.
+/// The expected state of the store.
 #[derive(Default)]
 struct Model {
     next: Id,
     files: BTreeMap<Id, ModelFile>,
-    /// Names as committed.
+    /// The committed names.
     names: BTreeMap<&'static str, Id>,
-    /// Names as the open transaction will leave them.
+    /// The names after the open transaction.
     txn_names: Option<BTreeMap<&'static str, Id>>,
 }
 
@@ -96,7 +96,7 @@ impl Model {
         self.next
     }
 
-    /// The names that changes now refer to.
+    /// The names to which changes refer now.
     fn view(&self) -> &BTreeMap<&'static str, Id> {
         self.txn_names.as_ref().unwrap_or(&self.names)
     }
@@ -123,7 +123,7 @@ impl Model {
 /// The store beside its model.
 struct Pair {
     dir: tempfile::TempDir,
-    /// Before the store, so that it is dropped first.
+    /// Declared before the store, so that it is dropped first.
     txn: Option<Txn>,
     files: BTreeMap<Id, File>,
     store: Option<Store>,
@@ -201,7 +201,7 @@ impl Pair {
         }
     }
 
-    /// Commits, or sees that what takes part in a transaction is not to be committed by itself.
+    /// Commits; or checks that a file in a transaction cannot be committed by itself.
     fn commit(&mut self, pick: usize, commit: impl Fn(&File) -> untorn::Result<()>) {
         let Some(id) = self.model.pick(pick) else { return };
         let done = commit(&self.files[&id]);
@@ -241,7 +241,7 @@ impl Pair {
     }
 
     fn create_file(&mut self, name: &'static str) {
-        // While a transaction is open its names may be in the way.
+        // While a transaction is open, its names may be in the way.
         if self.model.txn_names.is_some() || self.model.names.contains_key(name) {
             return;
         }
@@ -376,7 +376,7 @@ impl Pair {
         }
     }
 
-    /// What other programs see when nothing is on its way.
+    /// Compares with the files as other programs see them, while no commit is pending.
     fn compare_plain(&self) {
         for (name, id) in &self.model.names {
             assert_same(&plain(self.dir.path().join(name)), &self.model.files[id].committed, name);

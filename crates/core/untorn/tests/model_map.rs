@@ -1,7 +1,7 @@
 //! Random programs that mix maps, the file interface, transactions, growth, truncation, rollback, checkpoints and
-//! reopening of one file, run on a store and on a model of plain vectors, and compared in full after every step, in
-//! memory and through the file interface. `UNTORN_TEST_SEED` chooses the programs; a failing one is printed at its
-//! smallest.
+//! reopening of one file. They run on a store and on a model of plain vectors, and are compared in full after every
+//! step, in memory and through the file interface. `UNTORN_TEST_SEED` chooses the programs; a failing program is
+//! printed in its smallest form.
 
 mod common;
 
@@ -26,13 +26,13 @@ enum Step {
     Unmap {
         map: usize,
     },
-    /// An ordinary store of the program; clipped to what can be accessed, the last page's tail included.
+    /// An ordinary store of the program; clipped to the accessible bytes, including the last page's tail.
     Store {
         offset: usize,
         len: usize,
         byte: u8,
     },
-    /// A store of what is there already, or was committed.
+    /// A store of the bytes that are there already, or of the committed ones.
     StoreOld {
         offset: usize,
         len: usize,
@@ -62,7 +62,7 @@ enum Step {
     },
     Quiesce,
     Checkpoint,
-    /// A checkpoint is begun, and ended by a later one of these.
+    /// Begins a checkpoint, which a later step of these ends.
     Cut,
     Apply,
     Reopen,
@@ -94,7 +94,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// How one program runs.
+/// The settings of one program.
 #[derive(Clone, Copy, Debug)]
 struct Setup {
     tracker: Tracker,
@@ -135,7 +135,7 @@ impl Fixture {
         self.working[offset..end].copy_from_slice(bytes);
     }
 
-    /// Stores as a program does, through a map that reaches there.
+    /// Stores as a program does, through a map that covers the offset.
     fn poke(&mut self, offset: usize, bytes: &[u8]) {
         let size = self.working.len().next_multiple_of(PAGE);
         let Some(map) = self.maps.iter().find(|m| m.offset() == 0) else { return };
@@ -170,7 +170,7 @@ impl Fixture {
         self.working.clone_from(&self.committed);
     }
 
-    /// Runs steps until the store is to be opened anew.
+    /// Runs steps until the store is to be reopened.
     fn epoch<'a>(&mut self, store: &Store, steps: &mut impl Iterator<Item = &'a Step>) -> Result<bool, TestCaseError> {
         let mut begun: Option<(Checkpoint<'_>, bool)> = None;
         for step in steps {
@@ -181,7 +181,8 @@ impl Fixture {
                 }
             };
             match step {
-                // Whole checkpoints take turns with one that is under way, and the small journal needs it.
+                // A whole checkpoint cannot run beside one that has begun, and the small journal needs the checkpoint
+                // to end.
                 Step::Quiesce | Step::Checkpoint | Step::Reopen => finish(&mut begun),
                 Step::Commit | Step::CommitAsync | Step::Syncv | Step::Txn { .. } if self.working.len() > 20_000 => {
                     finish(&mut begun);
@@ -215,7 +216,7 @@ impl Fixture {
             Step::Map { offset, whole } => {
                 let offset = if whole || self.maps.is_empty() { 0 } else { offset.min(self.working.len()) };
                 let options = MapOptions::new().tracker(self.setup.tracker).quiet(self.setup.quiet).debug_races(true);
-                // As every store is told of, the check finds nothing.
+                // Every store is declared, so the check finds nothing.
                 let options = options.debug_told(self.setup.quiet);
                 let map = self.file().map_with(&options.offset(offset as u64)).expect("map");
                 self.maps.push(map);

@@ -1,5 +1,5 @@
-//! Files whose owner may not write them: created so, made so by a transaction or by the umask. Root may write
-//! anything, so an ordinary user is asked.
+//! Files that their owner may not write: created so, or made so by a transaction or by the umask. Root may write
+//! anything, so the tests use an ordinary user.
 
 mod common;
 
@@ -8,7 +8,7 @@ use common::*;
 use std::os::unix::fs::chown;
 use tempfile::TempDir;
 
-/// A process of an ordinary user, and a directory of its own.
+/// A process of an ordinary user, and a directory that belongs to the user.
 fn ordinary_user() -> (ChildProcess, TempDir) {
     let dir = directory();
     let mut process = ChildProcess::start();
@@ -20,8 +20,8 @@ fn ordinary_user() -> (ChildProcess, TempDir) {
     (process, dir)
 }
 
-/// Ends the first process by a kill and by a close in turn; a second one of the same user recovers. Always the file
-/// holds the last commit and keeps its mode.
+/// Ends the first process by a kill and by a close in turn; a second one of the same user recovers. The file always has
+/// the last commit, and keeps its mode.
 fn keeps_its_mode(prepare: impl Fn(&mut ChildProcess)) {
     for killed in [true, false] {
         let (mut process, dir) = ordinary_user();
@@ -41,7 +41,7 @@ fn keeps_its_mode(prepare: impl Fn(&mut ChildProcess)) {
         }
         next.ok(&["open", path_text(dir.path())]);
         assert_eq!(next.ok(&["quarantined"]), "");
-        // Opening serves it; a checkpoint brings it to the file, though its mode takes that right.
+        // The opening serves the commit; a checkpoint writes it to the file, although the file's mode forbids that.
         next.ok(&["checkpoint"]);
         assert_same(&plain(&path), &text("newer", "a"), "opened again");
         assert_eq!(mode(&path), 0o444, "killed: {killed}");
@@ -65,7 +65,7 @@ fn a_file_created_without_the_right_to_write_it_and_mapped() {
     keeps_its_mode(|process| {
         process.ok(&["txn-create", "a", "444", "new"]);
         if is_root() {
-            // Who was root is kept from its own /proc.
+            // A process that was root cannot read its own `/proc`.
             let refusal = process.refused(&["store-mapped", "a"], &["unsupported"]);
             assert!(refusal.message.contains("PR_SET_DUMPABLE"), "{}", refusal.message);
         }

@@ -1,5 +1,5 @@
-//! Changes of names that the kernel does not allow: refused before they are committed, and what becomes of those that
-//! it does not allow any more afterwards.
+//! Changes of names that the kernel does not allow are refused before they are committed. Also, the fate of committed
+//! changes that the kernel does not allow any more.
 
 mod common;
 
@@ -39,7 +39,7 @@ fn set_mode(path: &Path, mode: u32) {
     fs::set_permissions(path, Permissions::from_mode(mode)).expect("chmod");
 }
 
-/// Nothing is left to do, for anybody.
+/// Asserts that the store has nothing left to do.
 #[track_caller]
 fn is_sound(dir: &Path) {
     let mut process = owner(dir);
@@ -143,7 +143,7 @@ fn a_directory_that_is_closed_by_the_transaction_that_fills_it() {
         process.ok(&["txn", "mkdir:e:500", "create:e/f:600", "mkdir:e/e:500", "create:e/e/f:600"]);
         if killed {
             process.kill();
-            // What a power cut leaves of it: the modes reached the disk, and the names did not.
+            // The state after a power cut: the modes reached the disk, and the names did not.
             for (name, of) in [("e/e/f", "e/e"), ("d/f", "d"), ("e/f", "e")] {
                 set_mode(&path(of), 0o700);
                 fs::remove_file(path(name)).unwrap();
@@ -159,12 +159,12 @@ fn a_directory_that_is_closed_by_the_transaction_that_fills_it() {
         }
         assert_eq!(["d", "e", "e/e"].map(|name| mode(path(name))), [0o500; 3]);
         is_sound(dir.path());
-        // So that the ordinary user can remove them.
+        // Lets the ordinary user remove them.
         ["d", "e", "e/e"].iter().for_each(|name| set_mode(&path(name), 0o700));
     }
 }
 
-/// A committed directory cannot be made any more: only that waits.
+/// A committed directory cannot be made any more: only that directory waits.
 #[test]
 fn a_directory_that_cannot_be_made_keeps_nothing_else() {
     if !is_root() {
@@ -198,7 +198,7 @@ fn a_directory_that_cannot_be_made_keeps_nothing_else() {
     assert_eq!(mode(path("p/d")), 0o750);
 }
 
-/// It opened as a plain file under its old name, with old contents, and what was committed then was lost.
+/// A former bug: the file opened as a plain file under its old name, with old contents, and its commits were lost.
 #[test]
 fn a_file_that_could_not_be_renamed_is_refused_under_its_old_name() {
     if !is_root() {
@@ -254,7 +254,7 @@ fn a_directory_becomes_a_file_and_a_file_a_directory() {
     }
 }
 
-/// Writing takes these bits away from a file of an ordinary user.
+/// A write by an ordinary user clears these bits.
 #[test]
 fn setuid_stays_after_the_contents_are_written() {
     for killed in [false, true] {

@@ -1,4 +1,4 @@
-//! A process that may have little memory: calls that need more fail, nothing is lost, and the process goes on.
+//! A process with a limit on memory: calls that need more fail, nothing is lost, and the process goes on.
 
 mod common;
 
@@ -14,10 +14,10 @@ use untorn::{Gate, MapOptions, Result, Store, Tracker};
 const MODE: &str = "UNTORN_TEST_NO_MEMORY";
 const PLACE: &str = "UNTORN_TEST_PLACE";
 const MIB: usize = 1 << 20;
-/// What a caller chooses: less than goes into the journal itself, and more than there is memory for.
+/// The size of the caller's data: small enough for the journal itself, and more than the memory limit allows.
 const BYTES: usize = 8 * MIB;
 
-/// Does something while this process may have so many bytes more than it has.
+/// Runs `work` while this process may have only `more` additional bytes of memory.
 fn limited<T>(more: usize, work: impl FnOnce() -> T) -> T {
     let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
     let pages: u64 = pages.split(' ').next().unwrap().parse().unwrap();
@@ -29,13 +29,13 @@ fn limited<T>(more: usize, work: impl FnOnce() -> T) -> T {
     done
 }
 
-/// It is done, or refused for want of memory. Whether it was refused.
+/// Asserts that the call succeeded, or was refused for lack of memory. Returns whether it was refused.
 #[track_caller]
 fn is_refused<T>(done: Result<T>) -> bool {
     done.map_err(|e| assert_eq!((e.kind(), e.to_string().contains("memory")), ("no-memory", true), "{e}")).is_err()
 }
 
-/// In a second process, with so many bytes for each step.
+/// In a second process, with this many bytes for each step.
 #[test]
 fn limited_child() {
     let Some(mode) = std::env::var_os(MODE) else { return };
@@ -73,7 +73,7 @@ fn file(dir: &Path, more: usize) {
     let refused = limited(more, || is_refused(file.commit()));
     assert!(refused || more > BYTES, "a commit without the memory for it");
     file.commit().unwrap();
-    // A second one, into which the first is merged.
+    // A second overlay, into which the first is merged.
     file.write_all_at(&bytes[..BYTES / 2], 100).unwrap();
     limited(more, || is_refused(file.commit()));
     limited(more, || is_refused(store.checkpoint()));
@@ -135,7 +135,7 @@ fn heap(more: usize, heap: &Heap) {
     limited(more, || is_refused(unsafe { heap.rollback() }));
     // SAFETY: as above.
     unsafe { heap.rollback() }.unwrap();
-    // SAFETY: an allocation of so many bytes.
+    // SAFETY: an allocation of this many bytes.
     assert!(unsafe { std::slice::from_raw_parts(block.as_ptr(), BYTES) } == vec![7; BYTES]);
     limited(more, || is_refused(heap.check(&|_, _| {})));
     assert!(heap.check(&|_, _| {}).unwrap().is_sound());
@@ -153,13 +153,13 @@ fn gate(dir: &Path, more: usize) {
     assert_eq!(written, if refused { BYTES } else { 2 * BYTES } as u64);
 }
 
-/// With more and more memory, until there is enough.
+/// Runs children with more and more memory, until there is enough.
 fn with_more_and_more(mode: &str, prepare: impl Fn(&Path)) {
     for more in [MIB, 2 * MIB, 5 * MIB, 9 * MIB, 14 * MIB, 18 * MIB, 40 * MIB] {
         let dir = directory();
         prepare(dir.path());
         let mut child = again("limited_child");
-        // No large block comes out of memory that the allocator has reserved or kept.
+        // No large block comes from memory that the allocator has reserved or kept.
         child.env("MALLOC_ARENA_MAX", "1").env("MALLOC_MMAP_THRESHOLD_", "65536");
         let child = child.env(MODE, format!("{mode} {more}")).env(PLACE, dir.path()).output().unwrap();
         let said = String::from_utf8_lossy(&child.stderr);

@@ -1,5 +1,5 @@
-//! What another program sees that opens a name right after the commit that made it: all that is committed, before any
-//! checkpoint; and what a new file inherits from its directory.
+//! Other programs that open a name right after a commit: they see all of the commit, before any checkpoint. Also, the
+//! attributes that a new file inherits from its directory.
 
 mod common;
 
@@ -13,10 +13,10 @@ use untorn::{Store, StoreOptions};
 const USER: u32 = 65534;
 /// A group that the ordinary user is not in.
 const FOREIGN_GROUP: u32 = 1;
-/// More than goes into the journal itself.
+/// More than the journal itself takes.
 const LARGE: usize = 24 << 20;
 
-/// A store whose checkpoints are those that a test makes.
+/// A store with only the checkpoints that a test makes.
 fn open(dir: &Path) -> Store {
     StoreOptions::new().background(false).open(dir).unwrap()
 }
@@ -60,7 +60,7 @@ fn an_existing_file_brings_its_commits_to_its_new_name() {
     moving.write_all_at(&text("old", "b"), 0).unwrap();
     moving.commit().unwrap();
     store.checkpoint().unwrap();
-    // Shorter, longer, in the middle; none of it applied yet.
+    // Made shorter, longer, and changed in the middle; nothing is applied yet.
     moving.set_len(500).unwrap();
     moving.commit().unwrap();
     moving.zero(300, 5000).unwrap();
@@ -68,7 +68,7 @@ fn an_existing_file_brings_its_commits_to_its_new_name() {
     moving.commit().unwrap();
     let expected = contents(&moving);
     let map = moving.map().unwrap();
-    // Not committed, and so not to be seen.
+    // Not committed, and so not visible.
     map.store(b"dirty", 100).unwrap();
     let mut txn = store.begin();
     txn.rename("b", "a").unwrap();
@@ -99,7 +99,7 @@ fn a_large_file_is_whole_as_soon_as_it_is_committed() {
     assert!(fs::read(dir.path().join("b")).unwrap() == large, "closed");
 }
 
-/// A reader that opens the name again and again finds one whole version each time, never none.
+/// A reader that opens the name repeatedly finds one whole version each time.
 #[test]
 fn a_reader_sees_whole_versions_only() {
     let dir = directory();
@@ -222,8 +222,8 @@ fn a_new_file_inherits_from_its_directory_on_other_file_systems() {
     }
 }
 
-/// The setgid bit of a directory passes on to directories that are made in it, and stays where a commit set it. Where
-/// the kernel would leave it out and say nothing, the commit is refused.
+/// A directory's setgid bit passes on to new directories in it, and stays where a commit set it. If the kernel would
+/// silently drop it, the commit is refused.
 #[test]
 fn the_setgid_bit_is_neither_lost_nor_made_up() {
     if !is_root() {

@@ -1,4 +1,4 @@
-//! Looking at a store, recovering it and leaving it, by path. `put` is tested beside its code.
+//! Inspecting, recovering and ejecting a store by path. `put` is tested beside its code.
 
 mod common;
 
@@ -103,7 +103,7 @@ fn ejecting_leaves_plain_files_and_nothing_else() {
         assert_eq!(attribute(dir.path().join(name)), None, "{name} carries nothing of Untorn's");
     }
     assert_eq!(picture(dir.path()).len(), 2, "{:?}", picture(dir.path()));
-    // It may become a store again.
+    // The directory may become a store again.
     let store = Store::open(dir.path()).unwrap();
     assert_same(&stored(&store, "a"), &text("new", "a"), "as it was");
 }
@@ -141,7 +141,7 @@ fn looking_at_a_store_never_keeps_it_from_an_opener() {
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for _ in 0..3 {
-            // What is found in the middle of an opening does not matter here, only that somebody looks.
+            // The result of an inspection in the middle of an opening does not matter here, only that it runs.
             scope.spawn(|| {
                 while !done.load(SeqCst) {
                     drop(inspect(dir.path()));
@@ -155,7 +155,7 @@ fn looking_at_a_store_never_keeps_it_from_an_opener() {
                 continue;
             }
             process.ok(&["close"]);
-            // As a killed owner leaves it: whoever finds this lock taken does not wait for it.
+            // The lock file as a killed owner leaves it: an opening that finds the lock taken does not wait for it.
             fs::write(dir.path().join(".untorn/lock"), "4194304\n").unwrap();
         }
         done.store(true, SeqCst);

@@ -1,5 +1,5 @@
-//! An older `.untorn` put back in the place of a newer one: files that wait for commits of the newer one are refused, and
-//! everybody who looks is told.
+//! An older `.untorn` put back over a newer one: files that wait for commits of the newer one are refused, and every
+//! way to open or inspect the store reports it.
 
 mod common;
 
@@ -10,12 +10,12 @@ use std::path::Path;
 use untorn::offline::{RecoverOptions, accept_lost, inspect, recover};
 use untorn::{File, Store};
 
-/// Copies with attributes.
+/// Copies a tree with attributes.
 fn copy(from: &Path, to: &Path) {
     run("cp", ["-a", path_text(from), path_text(to)]);
 }
 
-/// Puts a copy of a store directory in its place.
+/// Replaces a store directory by a copy.
 fn put_back(older: &Path, store: &Path) {
     fs::remove_dir_all(store).unwrap();
     copy(older, store);
@@ -43,7 +43,7 @@ fn older_journal_is_noticed(is_open: bool) {
     } else {
         copy(&dir.join(".untorn"), &older);
     }
-    // The only commit of that owner, and so the first of its journal.
+    // The only commit of that owner, which is the first of its journal.
     let mut process = ChildProcess::owning(&dir);
     process.ok(&["create", "a"]);
     process.commit("a", "new");
@@ -56,7 +56,7 @@ fn older_journal_is_noticed(is_open: bool) {
         let store = Store::open(&dir).unwrap();
         let told = refused(store.open_file("a"), &["conflict"]).to_string();
         assert!(told.contains("an older `.untorn`") && told.contains("--accept-lost"), "{told}");
-        // Everything else goes on, and does not make the file anybody's.
+        // Other files can be used, and that does not release the refused file.
         let other = store.open_or_create("c").unwrap();
         other.append(b"more").unwrap();
         other.commit().unwrap();
@@ -129,8 +129,8 @@ fn an_older_journal_of_a_standalone_file_is_noticed() {
     assert_eq!(contents(&lone), b"old");
 }
 
-/// A file that was in use when its owner was killed, and that waits for nothing: it was away when the next owner closed the
-/// store, and is back.
+/// A file that was in use when its owner was killed, and that has no pending commits: it was absent when the next owner
+/// closed the store, and is back.
 #[test]
 fn a_file_that_comes_back_is_known() {
     let dir = directory();

@@ -1,4 +1,4 @@
-//! Output behind a gate: its order, its bounds, its end; and the server of `examples/gate`, killed again and again.
+//! Output behind a gate: its order, its bounds, its end. Also the server of `examples/gate`, killed repeatedly.
 
 mod common;
 
@@ -24,7 +24,7 @@ fn bytes_leave_in_the_order_in_which_they_were_written() {
     let (answers, lines) = (gate.output(inside.into()), gate.output(to_pipe.into()));
     let mut wanted = String::new();
     for n in 0..500 {
-        // Some depend on a commit, and some on nothing but what was said before.
+        // Some depend on a commit, and some only on the output before them.
         let ticket = (n % 3 != 0).then(|| {
             file.append(b"x").unwrap();
             file.commit_async().unwrap()
@@ -44,7 +44,7 @@ fn bytes_leave_in_the_order_in_which_they_were_written() {
     }
 }
 
-/// What one reader does not take holds up those who write to it, and nobody else.
+/// A slow reader of one output holds up the writers of that output, and nobody else.
 #[test]
 fn a_slow_reader_holds_up_its_own_output_alone() {
     let dir = tempfile::tempdir().unwrap();
@@ -63,7 +63,7 @@ fn a_slow_reader_holds_up_its_own_output_alone() {
             full.send(n).unwrap();
         }
     });
-    // Two megabytes are more than a socket and the gate take.
+    // Two megabytes are more than a socket and the gate buffer.
     let mut written = 0;
     while let Ok(n) = is_full.recv_timeout(Duration::from_millis(300)) {
         written = n;
@@ -97,7 +97,7 @@ fn a_failed_commit_poisons_the_gate_and_shows_nothing() {
     let mut shown = [0; 5];
     outside.read_exact(&mut shown).unwrap();
     assert_eq!(&shown, b"true\n");
-    // Somebody else has changed the file: its commit is refused.
+    // Another program has changed the file, so its commit is refused.
     file.write_all_at(b"refused", 0).unwrap();
     std::fs::write(&path, "somebody else's").unwrap();
     answers.write(b"a lie\n", Some(&file.commit_async().unwrap())).unwrap();
@@ -123,7 +123,7 @@ fn a_reader_who_has_left_is_an_error_of_its_output() {
     gate.drain().unwrap();
 }
 
-/// Dropped, not finished: what it holds is gone, and later writes say so.
+/// A gate that is dropped without being finished loses its held output, and later writes are refused.
 #[test]
 fn a_gate_that_is_dropped_takes_what_it_holds_along() {
     let dir = tempfile::tempdir().unwrap();
@@ -143,12 +143,12 @@ fn a_gate_that_is_dropped_takes_what_it_holds_along() {
     assert_eq!(rest, "");
 }
 
-/// Builds the example with the profile of this test, which has everything that it needs.
+/// Builds the example with the profile of this test, for which its dependencies are built already.
 fn example() -> PathBuf {
     let test = std::env::current_exe().expect("this test's own path");
     let profile_dir = test.ancestors().nth(2).expect("target/PROFILE/deps/TEST");
     let profile = if cfg!(debug_assertions) { "test" } else { "release" };
-    // `make test` has built everything.
+    // `make test` has built the examples.
     if std::env::var_os("UNTORN_PREBUILT").is_none() {
         let mut cargo = Command::new(env!("CARGO"));
         cargo.args(["build", "--quiet", "--package", "untorn", "--example", "kv_server", "--profile", profile]);
@@ -187,10 +187,10 @@ fn a_killed_server_has_all_that_it_answered() {
     let example = example();
     let seed = seed();
     let mut random = fastrand::Rng::with_seed(seed);
-    // Of each client's key, the last value that was answered, and the last that was asked for.
+    // For each client's key, the last value that was answered, and the last that was requested.
     let mut answered: HashMap<String, u64> = HashMap::new();
     let mut asked: HashMap<String, u64> = HashMap::new();
-    // On a slow disk hardly anything is answered in a short life.
+    // On a slow disk, few requests are answered in a short life.
     let mut lives = 0;
     while lives < 8 || lives < 80 && answered.values().sum::<u64>() <= 20 {
         lives += 1;

@@ -1,5 +1,5 @@
-//! One owner at a time: whatever becomes of it — killed, stopped, forked, raced — nobody is wedged and nobody is
-//! fooled.
+//! One owner at a time. If the owner is killed, stopped, forked or raced, nobody hangs, and nobody gets a store that is
+//! in use.
 
 mod common;
 
@@ -11,7 +11,7 @@ use untorn::{Error, File, Store, StoreOptions};
 
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// The pid that a "busy" names.
+/// The process id in the error "busy".
 #[track_caller]
 fn busy<T>(result: untorn::Result<T>) -> Option<u32> {
     match refused(result, &["busy"]) {
@@ -46,7 +46,8 @@ fn a_killed_owner_frees_the_store() {
     }
 }
 
-/// So many that two threads sum them up: each block has its own checksum, by which it is read, and applied.
+/// So many blocks that two threads compute their checksums. Each block has its own checksum, which reading and applying
+/// check.
 #[test]
 fn thousands_of_blocks_of_a_killed_owner_are_read_from_the_log() {
     const BLOCKS: usize = 3000;
@@ -104,7 +105,7 @@ fn a_forked_child_that_outlives_the_owner_keeps_nothing() {
     process.ok(&["create", "a"]);
     process.commit("a", "one");
     let child: u32 = process.ok(&["fork"]).parse().unwrap();
-    // While the owner lives it stays the owner, child or not.
+    // While the owner lives it stays the owner, with or without the child.
     assert_eq!(busy(Store::open(dir.path())), Some(process.pid()));
     process.commit("a", "two");
     process.kill();
@@ -136,8 +137,8 @@ fn a_program_started_meanwhile_keeps_nothing_locked() {
     let file = store.open_or_create("a").unwrap();
     file.write_all_at(b"one", 0).unwrap();
     file.commit().unwrap();
-    // What `posix_spawn` makes: a copy of all descriptors that lives until its `exec`, and no handler of
-    // `fork` has run in it.
+    // A child as of `posix_spawn`: it has a copy of all descriptors until its `exec`, and no handler of `fork` has run
+    // in it.
     // SAFETY: the child calls nothing but `pause`.
     let child = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) } as i32;
     if child == 0 {
@@ -151,7 +152,7 @@ fn a_program_started_meanwhile_keeps_nothing_locked() {
     let closed = store.close();
     let again = Store::open(dir.path()).map(|store| store.open_file("a").map(|file| contents(&file)));
     signal_process(child as u32, Signal::KILL);
-    // SAFETY: our own child, waited for once.
+    // SAFETY: a child of this test, waited for once.
     unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
     closed.unwrap();
     assert_same(&again.expect("the store").expect("the file"), b"one", "what was committed");
@@ -167,7 +168,7 @@ fn a_handle_in_a_forked_child_says_so() {
         process.ok(&["fill", "a", "uncommitted"]);
         assert_eq!(process.ok(&["fork-use", "a"]), "refused");
     }
-    // The parent is none the worse for it.
+    // The parent is not affected.
     process.commit("a", "two");
     process.ok(&["close"]);
     assert_same(&plain(dir.path().join("a")), &text("two", "a"), "after closing");
@@ -260,11 +261,11 @@ fn a_file_has_one_owner_under_whatever_face() {
     let file = store.open_or_create("a").unwrap();
     file.append(b"x").unwrap();
     file.commit().unwrap();
-    // The store holds it: nobody gets it alone.
+    // The store has claimed the file, so it cannot be opened as a standalone file.
     refused(File::open(dir.path().join("a")), &["busy", "foreign", "needs-its-journal"]);
     drop(file);
     store.close().unwrap();
-    // It is held alone: no store gets it.
+    // It is open as a standalone file, so no store gets it.
     let alone = File::open(dir.path().join("a")).unwrap();
     alone.append(b"y").unwrap();
     alone.commit().unwrap();
@@ -282,7 +283,7 @@ fn a_file_that_another_program_has_locked_is_busy() {
     rustix::fs::flock(&locked, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
     let store = Store::open(dir.path()).unwrap();
     busy(store.open_file("a"));
-    // A process that another test starts has a copy of the descriptor for a moment.
+    // A child that another test starts has a copy of the descriptor for a moment.
     rustix::fs::flock(&locked, rustix::fs::FlockOperation::Unlock).unwrap();
     assert_same(&stored(&store, "a"), b"x", "free again");
 }

@@ -1,4 +1,4 @@
-//! Many read while one writes: what a reader beside a living owner, or of a store that nobody has open, is shown.
+//! One writer and many readers: the view of a reader beside a living owner, and of a store that nobody has open.
 
 mod common;
 
@@ -17,7 +17,7 @@ fn open(path: &Path) -> Store {
     StoreOptions::default().background(false).open(path).expect("open")
 }
 
-/// Names, kinds, sizes, modes, times of change of everything below a directory.
+/// Names, kinds, sizes, modes and times of change of everything below a directory.
 fn listing(dir: &Path) -> Vec<String> {
     let mut lines = Vec::new();
     for entry in std::fs::read_dir(dir).unwrap() {
@@ -54,7 +54,8 @@ fn a_reader_sees_what_is_committed_and_nothing_else() {
     refused(reader.read("b"), &["io"]);
 }
 
-/// A file that was applied and that nobody uses is a plain file, which other programs may edit; no commit tells of it.
+/// An applied file that nobody uses is a plain file, which other programs may edit, and no commit describes their
+/// edits.
 #[test]
 fn a_refresh_does_not_show_what_was_applied_over_a_file_that_is_plain_again() {
     let dir = directory();
@@ -184,11 +185,11 @@ fn an_ordinary_user_reads_without_the_right_to_write() {
     process.ok(&["open", path_text(dir.path())]);
     process.ok(&["create", "a"]);
     process.commit("a", "one");
-    // Root may read anybody's store, also beside its owner.
+    // Root may read any user's store, also beside its owner.
     let reader = Store::open_read_only(dir.path()).unwrap();
     assert_same(&reader.read("a").unwrap(), &text("one", "a"), "another user's");
     process.kill();
-    // As on a file system that is mounted read-only: nobody may write anywhere.
+    // All modes read-only, as on a file system that is mounted read-only.
     let files = ["a", ".untorn/readers", ".untorn/lock", ".untorn/journal/header"];
     files.iter().for_each(|file| set_mode(dir.path().join(file), 0o400));
     set_mode(dir.path(), 0o500);
@@ -212,8 +213,8 @@ fn class_process_tells_readers_nothing_until_it_is_closed() {
     assert_eq!(Store::open_read_only(dir.path()).unwrap().read("a").unwrap(), b"one");
 }
 
-/// The owner copies what it writes to the log for those who read on in it. Whatever somebody makes of the copy, they are
-/// shown the commits.
+/// The owner puts a copy of its log writes where readers follow the log. Readers see the right commits, even if
+/// somebody changes the copy.
 #[test]
 fn what_the_owner_copies_of_the_log_is_taken_for_nothing_else() {
     let dir = directory();
@@ -236,7 +237,7 @@ fn what_the_owner_copies_of_the_log_is_taken_for_nothing_else() {
         let garbage = |bytes: &[u8]| other.write_all_at(bytes, 4096).unwrap();
         match n % 4 {
             1 => garbage(&vec![0xff; found.len()]),
-            // The same, where it does not belong.
+            // The same bytes at a wrong position.
             2 => garbage(&found.iter().copied().cycle().skip(4096).take(found.len()).collect::<Vec<_>>()),
             3 => garbage(&found.iter().map(|byte| byte ^ u8::from(*byte == b'0')).collect::<Vec<_>>()),
             _ => {}
@@ -252,7 +253,8 @@ fn what_the_owner_copies_of_the_log_is_taken_for_nothing_else() {
     store.close().unwrap();
 }
 
-/// Who has read a commit reads the next one behind it, and does not look at the whole log, which begins with the header.
+/// A reader that has read a commit reads the next one behind it. It does not read the whole log again, which begins
+/// with the header.
 #[test]
 fn who_follows_reads_on() {
     let dir = directory();
@@ -294,7 +296,7 @@ fn commits_are_followed_in_order() {
     assert!(second.lsn > first.lsn);
     assert!(reader.wait_for(second.lsn, LIMIT).unwrap());
     assert!(!reader.wait_for(second.lsn + 1, Duration::from_millis(5)).unwrap());
-    // Cut, and grown again: what was there before is zeros.
+    // The file is cut and grown again: the old bytes are zeros.
     let file = store.open_file("b").unwrap();
     file.set_len(4).and_then(|()| file.zero(3, 1)).and_then(|()| file.set_len(9)).unwrap();
     file.commit().unwrap();
@@ -305,7 +307,7 @@ fn commits_are_followed_in_order() {
     let created = next();
     assert_eq!(created.changes[0].what, What::Created);
     next();
-    // A checkpoint leaves what it has applied where it lies, until the place is used again.
+    // A checkpoint leaves the applied records in place until the space is reused.
     let mut late = reader.follow().unwrap();
     commit(&store, "c", b"1");
     assert!(store.write_durable_mark().unwrap());
@@ -313,7 +315,7 @@ fn commits_are_followed_in_order() {
     store.checkpoint().unwrap();
     assert!(matches!(follow.next_within(LIMIT).unwrap(), Some(Followed::Commit(_))));
     assert_eq!(follow.next_within(Duration::from_millis(5)).unwrap(), None, "a durable mark is no commit");
-    // Commits that are gone by then are not passed over in silence.
+    // Commits that are gone by then are reported, not skipped silently.
     for n in 0..100u8 {
         commit(&store, "c", &[n; 4000]);
         store.checkpoint().unwrap();
@@ -333,7 +335,7 @@ fn next_commit(follow: &mut Follow) -> Commit {
     }
 }
 
-/// All bytes of the one range that a commit wrote to this file.
+/// All bytes of the only range that a commit wrote to this file.
 #[track_caller]
 fn written<'a>(commit: &'a Commit, name: &str) -> (&'a Change, Vec<u8>) {
     let is_it = |change: &&Change| change.path == Path::new(name) && matches!(change.what, What::Written(_));
@@ -365,7 +367,7 @@ fn the_bytes_of_a_commit_are_read_after_later_ones() {
     assert_eq!(one, b"one");
     assert_eq!(written(&second, "a").1, b"two");
     assert_eq!(change, written(&second, "a").0, "they say the same, whatever the bytes");
-    // A part; as many as there are; none at the end; nothing elsewhere.
+    // A part of the bytes; the rest of them; none at the end; none elsewhere.
     let mut buf = [b'?'; 8];
     assert_eq!(change.read_at(&mut buf[..1], 5).unwrap(), 1);
     assert_eq!(change.read_at(&mut buf[1..], 6).unwrap(), 1);
@@ -374,7 +376,7 @@ fn the_bytes_of_a_commit_are_read_after_later_ones() {
     for offset in [0, 3, 8, u64::MAX] {
         refused(change.read_at(&mut buf, offset), &["invalid"]);
     }
-    // Zeros are read as such; a length is no bytes.
+    // A zeroed range reads as zeros; a change of length has no bytes.
     let (zeros, length) = (&cut.changes[0], &cut.changes[1]);
     assert_eq!((&zeros.what, &length.what), (&What::Zeroed(0..9), &What::Resized(9)));
     assert_eq!(zeros.read_at(&mut buf, 2).unwrap(), 7);
@@ -383,7 +385,7 @@ fn the_bytes_of_a_commit_are_read_after_later_ones() {
     store.close().unwrap();
 }
 
-/// The bytes of a large commit are in a file of the journal, which a checkpoint removes.
+/// The bytes of a large commit are in a spill file, which a checkpoint removes.
 #[test]
 fn the_bytes_of_a_large_commit_outlast_their_file() {
     let dir = directory();
@@ -416,7 +418,7 @@ fn the_bytes_of_a_large_commit_outlast_their_file() {
     assert_eq!(change.read_at(&mut part, 5 + 12_345).unwrap(), 1000);
     assert!(part == contents(1)[12_345..][..1000]);
     assert!(written(&second, "a").1 == contents(2));
-    // Bytes that are not those of the commit are not given out, nor others beside them.
+    // Bytes that do not match the commit are not returned, and neither are bytes next to them.
     let spill = std::fs::OpenOptions::new().read(true).write(true).open(&spills()[0]).unwrap();
     let mut byte = [0];
     spill.read_exact_at(&mut byte, 9_000_000).unwrap();
@@ -470,7 +472,7 @@ fn what_is_no_store_and_what_was_copied_is_refused() {
     run("cp", [Path::new("-a"), &dir.path().join("a"), &dir.path().join("copy")]);
     let reader = Store::open_read_only(dir.path()).unwrap();
     refused(reader.read("copy"), &["needs-its-journal"]);
-    // A copy of the whole store is one whose owner was killed, whatever the page in it says.
+    // A copy of the whole store counts as a store whose owner was killed; its readers' page does not matter.
     let copy = directory();
     let whole = copy.path().join("store");
     run("cp", [Path::new("-a"), dir.path(), &whole]);

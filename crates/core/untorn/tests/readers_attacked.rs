@@ -1,5 +1,6 @@
-//! What may happen to a reader, and to the files that it reads: absurd values in the page, pipes and links in the place of
-//! files, stores that are removed or replaced, forks, many readers. A reader tells what is wrong, or shows one commit.
+//! Attacks on a reader and on the files that it reads: absurd values in the readers' page, pipes and links in the place
+//! of files, stores that are removed or replaced, forks, many readers. A reader returns an error that says so, or shows
+//! one commit.
 
 mod common;
 
@@ -16,7 +17,7 @@ use untorn_journal::readers::readers_page::{
     Cell, PAGE_CELL_BYTES, PAGE_CELLS_AT, PAGE_HEAD_BYTES, PageHead, encode_cell,
 };
 
-/// Longer than any test takes: only a broken program waits so long.
+/// Longer than any test takes: only a broken program waits this long.
 const LONG: Duration = Duration::from_secs(120);
 const CELLS: [Cell; 4] = [Cell::Durable, Cell::NamesTo, Cell::WantedTo, Cell::ApplyingTo];
 
@@ -24,13 +25,13 @@ fn open(path: &Path) -> Store {
     StoreOptions::default().background(false).leases(LONG).open(path).expect("open")
 }
 
-/// Opens a reader and reads a file, whatever lies there.
+/// Opens a reader and reads a file; anything may be at the path.
 fn read(path: &Path) -> untorn::Result<Vec<u8>> {
     let path = path.to_owned();
     within(LONG, "reading", move || Store::open_read_only(path)?.read("a"))
 }
 
-/// Puts something in the place of a file, which was moved away.
+/// Puts something in the place of a file that was moved away.
 type Plant = fn(&Path, &Path);
 
 fn pipe(path: &Path) {
@@ -38,8 +39,8 @@ fn pipe(path: &Path) {
     rustix::fs::mknodat(rustix::fs::CWD, path, rustix::fs::FileType::Fifo, mode, 0).unwrap();
 }
 
-/// A page may hold anything, also with checksums that are right: nothing but the last commit is shown, or it is said that
-/// there is none.
+/// A readers' page may have any contents, also with valid checksums: the reader shows the last commit and nothing else,
+/// or returns an error.
 #[test]
 fn absurd_pages_show_nothing_else() {
     let dir = directory();
@@ -69,7 +70,7 @@ fn absurd_pages_show_nothing_else() {
     ];
     absurd.extend([0, 1, 1 << 48].map(|lsn| with_cell(Cell::Durable, lsn)));
     absurd.extend(CELLS.map(|cell| with_cell(cell, u64::MAX)));
-    // An owner that tells of less than there is cannot be told from one that has made no more durable.
+    // If the page claims a lower durable LSN, readers cannot tell that the owner has made more durable.
     let less = [0, 1].map(|lsn| with_cell(Cell::Durable, lsn));
     for bytes in absurd {
         std::fs::write(&page, &bytes).unwrap();
@@ -121,7 +122,7 @@ fn what_is_no_file_is_told_and_nobody_waits() {
             for (what, plant) in planted {
                 plant(&path, &away);
                 match read(dir.path()) {
-                    // A journal that somebody removed is none: the file is as the next opening would leave it.
+                    // If the journal was removed, there is none: the file is as the next opening would leave it.
                     Ok(found) if !owned && what == "nothing" && name.starts_with("journal") => {
                         assert!(found.is_empty())
                     }
@@ -140,7 +141,7 @@ fn what_is_no_file_is_told_and_nobody_waits() {
     }
 }
 
-/// A file with more than memory holds is refused, and can be read in pieces.
+/// A file that is larger than memory is refused, and can be read in pieces.
 #[test]
 fn a_file_that_is_too_large_is_read_in_pieces() {
     let dir = directory();
@@ -161,7 +162,7 @@ fn a_file_that_is_too_large_is_read_in_pieces() {
     store.close().unwrap();
 }
 
-/// Another store in the place of the one that was read is not shown as if it were the same.
+/// A reader does not show another store in the place of its own as if it were the same.
 #[test]
 fn a_store_that_is_removed_or_replaced_is_not_mixed_with_another() {
     let top = directory();
@@ -177,7 +178,7 @@ fn a_store_that_is_removed_or_replaced_is_not_mixed_with_another() {
     let snapshot = reader.snapshot().unwrap();
     let held = reader.held_snapshot().unwrap();
     let a = snapshot.open("a").unwrap();
-    // Everything in it is removed below the feet of its owner, and another store made there.
+    // Everything in the store is removed under its owner, and another store is made there.
     for entry in std::fs::read_dir(&dir).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() { std::fs::remove_dir_all(path).unwrap() } else { std::fs::remove_file(path).unwrap() }
@@ -202,14 +203,14 @@ fn a_store_that_is_removed_or_replaced_is_not_mixed_with_another() {
             assert_same(&bytes[..n], &text("one", "a"), "a file that is open");
         }
     }
-    // What is newest for this reader is that of the other store, or an error: nothing older than it has seen.
+    // The reader shows the other store, or returns an error. It shows nothing older than what it has seen.
     match reader.read("b") {
         Ok(found) => assert_eq!(found, b"of another store"),
         Err(e) => assert!(matches!(e, Error::Conflict { .. }), "{e:?}"),
     }
     assert_eq!(Store::open_read_only(&dir).unwrap().read("b").unwrap(), b"of another store");
     store.close().unwrap();
-    // The directory itself is removed, and another one has its name.
+    // The directory itself is removed, and another one gets its name.
     let reader = Store::open_read_only(&dir).unwrap();
     std::fs::remove_dir_all(&dir).unwrap();
     std::fs::create_dir(&dir).unwrap();
@@ -223,7 +224,7 @@ fn a_store_that_is_removed_or_replaced_is_not_mixed_with_another() {
     store.close().unwrap();
 }
 
-/// A lease is its reader's: neither a forked child nor a program that it begins has a part in it.
+/// A lease belongs to its reader: a forked child or a started program has no part in it.
 #[test]
 fn a_lease_ends_with_its_reader_whatever_it_has_begun() {
     let dir = directory();
@@ -235,7 +236,7 @@ fn a_lease_ends_with_its_reader_whatever_it_has_begun() {
     assert_eq!(store.status().held.len(), 1);
     reader.kill();
     eventually(LONG, "a forked child holds nothing", || store.status().held.is_empty());
-    // SAFETY: a process that the test made.
+    // SAFETY: signals a process that the test made.
     unsafe { libc::kill(sleeper, libc::SIGKILL) };
     let held = Store::open_read_only(dir.path()).unwrap().held_snapshot().unwrap();
     let mut program = std::process::Command::new("sleep").arg("60").spawn().unwrap();
@@ -246,7 +247,7 @@ fn a_lease_ends_with_its_reader_whatever_it_has_begun() {
     store.close().unwrap();
 }
 
-/// In a process without standard streams: descriptors 0, 1 and 2 become those of the reader.
+/// In a process without standard streams, descriptors 0, 1 and 2 are those of the reader.
 #[test]
 fn reader_without_standard_streams() {
     let Some(path) = std::env::var_os("UNTORN_TEST_STREAMLESS") else { return };
@@ -277,7 +278,7 @@ fn a_reader_needs_no_standard_streams() {
     }
 }
 
-/// Readers of one process, which is also the owner's, have leases of their own.
+/// Readers in one process, which is also the owner's, have leases of their own.
 #[test]
 fn very_many_readers_hold_what_each_has_read() {
     const READERS: usize = 200;
@@ -286,7 +287,7 @@ fn very_many_readers_hold_what_each_has_read() {
     let mut held = Vec::new();
     for n in 0..READERS {
         commit(&store, "a", &[n as u8; 100]);
-        // Two of the same commit: the end of one lease is not the end of the other.
+        // Two of the same commit: the end of one lease does not end the other.
         for _ in 0..=usize::from(n % 10 == 0) {
             held.push((n, Store::open_read_only(dir.path()).unwrap().held_snapshot().unwrap()));
         }
@@ -314,7 +315,7 @@ fn very_many_readers_hold_what_each_has_read() {
     store.close().unwrap();
 }
 
-/// Threads that share a reader, a snapshot and its files, which others hold, let go and refresh.
+/// Threads share a reader, a snapshot and its files, while others take leases, release them and refresh.
 #[test]
 fn threads_share_a_reader() {
     let dir = directory();
@@ -364,7 +365,7 @@ fn threads_share_a_reader() {
     store.close().unwrap();
 }
 
-/// Small reads, most of which ask nobody, beside checkpoints that come one after the other: each that is shown is of the
+/// Small reads, most of which make no check of their own, beside frequent checkpoints: each successful read is of the
 /// commit of its snapshot.
 #[test]
 fn small_reads_beside_checkpoints_are_of_one_commit() {
@@ -399,7 +400,7 @@ fn small_reads_beside_checkpoints_are_of_one_commit() {
                     };
                     match all() {
                         Ok(()) | Err(Error::SnapshotExpired { .. }) => {}
-                        // Names are looked for while the owner goes on.
+                        // The reader looks for names while the owner goes on.
                         Err(e) => panic!("{e}"),
                     }
                 }
@@ -415,7 +416,7 @@ fn small_reads_beside_checkpoints_are_of_one_commit() {
     store.close().unwrap();
 }
 
-/// On a file system that is mounted read-only, what a killed owner left is shown, and nothing is written.
+/// On a file system that is mounted read-only, a reader shows the state that a killed owner left, and writes nothing.
 #[test]
 fn a_read_only_mount_shows_what_a_killed_owner_left() {
     let dir = directory();
@@ -435,8 +436,9 @@ fn a_read_only_mount_shows_what_a_killed_owner_left() {
     assert_eq!(&Store::open_read_only(disk.path()).unwrap().map("a").unwrap()[..], &text("two", "a")[..]);
 }
 
-/// Files and directories of other users and groups, in a store that its group may read: a member sees what its rights let it
-/// see, and is told of the rest; nobody is shown more by way of the store than the owner has let in.
+/// Files and directories of other users and groups, in a store that its group may read. A member of the group sees the
+/// files that its rights allow, and gets an error for the others. Reading through the store shows nobody more than the
+/// owner has allowed.
 #[test]
 fn a_member_of_the_group_meets_files_of_others() {
     const OWNER: u32 = 65533;
@@ -472,18 +474,19 @@ fn a_member_of_the_group_meets_files_of_others() {
         let why = member.refused(&["show", name], &["io"]).message;
         assert!(why.contains("Permission denied"), "{name}: {why}");
     }
-    // What is in the log is in the log, whoever may open the file; what is not, is not.
+    // A reader of the log sees all files in it, even files that it may not open directly. It does not see files that
+    // are not in the log.
     owner.commit("shared", "two");
     assert_eq!(member.ok(&["show", "shared"]).as_bytes(), &text("two", "shared")[..20]);
     let mut stranger = ChildProcess::start();
     stranger.ok(&["become", &STRANGER.to_string()]);
     stranger.refused(&["reader", path_text(dir.path())], &["io", "untrusted"]);
-    // The group of the store directory is no longer the member's.
+    // The store directory gets another group, which the member is not in.
     own(dir.path().join(".untorn"), OWNER, STRANGER, 0o750);
     member.refused(&["show", "shared"], &["io", "untrusted"]);
     own(dir.path().join(".untorn"), OWNER, GROUP, 0o750);
     assert_eq!(member.ok(&["show", "shared"]).as_bytes(), &text("two", "shared")[..20]);
-    // Others may write: nobody trusts it.
+    // Others may write to it, so nobody trusts it.
     own(dir.path().join(".untorn"), OWNER, GROUP, 0o770);
     member.refused(&["show", "shared"], &["untrusted"]);
     own(dir.path().join(".untorn"), OWNER, GROUP, 0o750);
@@ -491,7 +494,7 @@ fn a_member_of_the_group_meets_files_of_others() {
     assert_eq!(member.ok(&["show", "shared"]).as_bytes(), &text("two", "shared")[..20]);
 }
 
-/// Salvage and recovery beside readers: what they showed before stays right, and they show what is there after.
+/// Salvage and recovery beside readers: existing snapshots stay right, and later reads show the new state.
 #[test]
 fn readers_outlive_a_salvage() {
     let dir = directory();
@@ -505,8 +508,8 @@ fn readers_outlive_a_salvage() {
     let reader = Store::open_read_only(dir.path()).unwrap();
     let snapshot = reader.snapshot().unwrap();
     let a = snapshot.open("a").unwrap();
-    // The last record but one is damaged: it was durable, as a later one says.
-    // An owner that has nothing to do for a while writes marks, too: the record may be in the second segment.
+    // The last record but one is damaged: it was durable, as a later one says. An idle owner writes durable marks, too,
+    // so the record may be in the second segment.
     let place = |path: &Path| {
         let bytes = std::fs::read(path).unwrap();
         bytes.windows(20).rposition(|found| found == &text("two", "a")[..20])

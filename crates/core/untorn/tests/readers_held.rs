@@ -19,14 +19,14 @@ use untorn::heap::{Heap, HeapVec};
 use untorn::offline::{self, RecoverOptions};
 use untorn::{Error, File, Readers, Store, StoreOptions};
 
-/// Longer than any test takes: only a broken program waits so long.
+/// Longer than any test takes: only a broken program waits this long.
 const LONG: Duration = Duration::from_secs(120);
 
 fn open(path: &Path, leases: Duration) -> Store {
     StoreOptions::default().background(false).leases(leases).open(path).expect("open")
 }
 
-/// Something that is to wait until a lease ends.
+/// A call that must wait until a lease ends.
 struct Waiting<T> {
     thread: JoinHandle<T>,
     done: Arc<AtomicBool>,
@@ -77,7 +77,7 @@ fn a_checkpoint_waits_for_who_holds_an_older_commit() {
     checkpoint.join().unwrap();
     expired(shown(&snapshot, "a"));
     assert!(store.status().held.is_empty());
-    // With its last handle a lease ends, too.
+    // A lease ends with its last handle.
     let snapshot = reader.held_snapshot().unwrap();
     let file = snapshot.open("a").unwrap();
     drop(snapshot);
@@ -123,7 +123,7 @@ fn names_are_those_of_the_commit_that_is_held() {
     assert_eq!(snapshot.metadata("same").unwrap().len, 4);
     assert_eq!(std::fs::read_dir(dir.path().join(".untorn/parked")).unwrap().count(), 3);
     assert_eq!(store.list("").unwrap(), ["e", "new", "replaced", "same"], "the owner's");
-    // A mode that changed is in no log.
+    // The log has no mode of a file that was only changed by its mode.
     let mut txn = store.begin();
     txn.chmod("new", 0o640).unwrap();
     txn.chmod("replaced", 0o640).unwrap();
@@ -136,7 +136,7 @@ fn names_are_those_of_the_commit_that_is_held() {
     store.close().unwrap();
 }
 
-/// A reader may read what is parked, and so nothing is that the directories on the way to it keep closed.
+/// A reader may read parked files, so a file is not parked if the directories above it are closed to readers.
 #[test]
 fn what_directories_keep_closed_is_not_parked() {
     let dir = directory();
@@ -147,7 +147,7 @@ fn what_directories_keep_closed_is_not_parked() {
         set_mode(dir.path().join(name), mode);
         commit(&store, &format!("{name}/file"), b"contents");
     }
-    // Nothing is in the log any more, which whoever may open a reader may read anyway.
+    // The log has nothing any more, which a reader could read in any case.
     store.checkpoint().unwrap();
     let reader = Store::open_read_only(dir.path()).unwrap();
     let snapshot = reader.held_snapshot().unwrap();
@@ -158,7 +158,7 @@ fn what_directories_keep_closed_is_not_parked() {
     expired(shown(&snapshot, "private/file"));
 }
 
-/// A directory is as open as another one only to the same group.
+/// Another directory counts as equally open only if it has the same group.
 #[test]
 fn what_directories_of_another_group_keep_closed_is_not_parked() {
     if !two_users() {
@@ -179,7 +179,8 @@ fn what_directories_of_another_group_keep_closed_is_not_parked() {
         set_mode(&path, mode);
         commit(&store, &format!("{name}/file"), b"contents");
     }
-    // Version 2; the owner, one user more, the group, what all but the owner have at most, others.
+    // Version 2; then the entries for the owner, one more user, the group, the mask (the limit for all but the owner),
+    // and others.
     let entries: [(u16, u16, u32); 5] =
         [(1, 7, u32::MAX), (2, 0, OTHER), (4, 5, u32::MAX), (16, 5, u32::MAX), (32, 0, u32::MAX)];
     let mut list = 2u32.to_le_bytes().to_vec();
@@ -200,12 +201,12 @@ fn what_directories_of_another_group_keep_closed_is_not_parked() {
     assert_eq!(shown(&snapshot, "own/file").unwrap(), b"contents");
     assert_eq!(shown(&snapshot, "open/file").unwrap(), b"contents");
     expired(shown(&snapshot, "secret/file"));
-    // Whoever is let in now was not asked about.
+    // Users that are allowed only now had no part in that decision.
     offline::set_readers(dir.path(), Readers::All).unwrap();
     assert_eq!(std::fs::metadata(&parked).unwrap().mode() & 0o777, 0o750);
 }
 
-/// Takes, or asks for, a lock of all of a file; the kind that is in the way.
+/// Takes or tests a lock of a whole file; returns the kind of the lock that is in the way.
 fn lock(file: &std::fs::File, command: libc::c_int, kind: libc::c_int) -> libc::c_int {
     // SAFETY: zero is a value of every field.
     let mut all: libc::flock = unsafe { std::mem::zeroed() };
@@ -215,14 +216,14 @@ fn lock(file: &std::fs::File, command: libc::c_int, kind: libc::c_int) -> libc::
     all.l_type.into()
 }
 
-/// Locks all of a file, as whoever may read it can.
+/// Locks a whole file, as any program that may read it can.
 fn lock_as_a_reader(path: &Path) -> std::fs::File {
     let file = std::fs::File::open(path).unwrap();
     lock(&file, libc::F_OFD_SETLK, libc::F_RDLCK);
     file
 }
 
-/// What readers can lock keeps no owner out; what owners lock, readers cannot open.
+/// Locks that readers can take keep no owner out, and readers cannot open the file that owners lock.
 #[test]
 fn who_locks_the_lock_file_keeps_nobody_out() {
     let dir = directory();
@@ -242,14 +243,14 @@ fn who_locks_the_lock_file_keeps_nobody_out() {
     refused(options().open(dir.path()), &["busy"]);
     store.close().unwrap();
     drop(locked);
-    // Two owners keep each other out, and show themselves, also to those who see the lock file alone.
+    // Two owners exclude each other, and are visible, also to programs that see only the lock file.
     let store = options().open(dir.path()).unwrap();
     let shown = std::fs::File::open(of_store("lock")).unwrap();
     assert_eq!(lock(&shown, libc::F_OFD_GETLK, libc::F_WRLCK), libc::F_RDLCK);
     store.close().unwrap();
 }
 
-/// What somebody put in the place of the files that are locked is told, and left alone.
+/// Other objects in the place of the lock files are reported, and left alone.
 #[test]
 fn what_is_no_lock_file_is_told() {
     let dir = directory();
@@ -270,7 +271,7 @@ fn what_is_no_lock_file_is_told() {
     Store::open(dir.path()).unwrap().close().unwrap();
 }
 
-/// A reader may lock as much of the page as it likes: nobody counts all of it.
+/// A reader may lock any part of the page: a lock of all of it does not count as a lease.
 #[test]
 fn who_locks_the_whole_page_holds_nobody_up() {
     let dir = directory();
@@ -283,7 +284,7 @@ fn who_locks_the_whole_page_holds_nobody_up() {
     store.close().unwrap();
 }
 
-/// What is parked takes room on the disk until its reader has gone, and no longer.
+/// Parked files take room on the disk until their reader is gone, and no longer.
 #[test]
 fn what_was_parked_goes_with_its_reader() {
     let dir = directory();
@@ -315,7 +316,7 @@ fn a_lease_is_bounded_and_a_stopped_reader_holds_nothing_beyond() {
     store.checkpoint().unwrap();
     assert!(begun.elapsed() >= Duration::from_millis(200), "it waits as long as it promises");
     assert!(begun.elapsed() < LONG);
-    // The lease is there, and counts no more: not for checkpoints, closing, nor the next owner.
+    // The lease still exists, but is ignored by checkpoints, closing, and the next owner.
     for n in 0..20 {
         commit(&store, "a", format!("{n}").as_bytes());
         store.checkpoint().unwrap();
@@ -397,7 +398,7 @@ fn a_closed_store_is_held_against_opening_and_ejecting() {
     assert_eq!(plain(dir.path().join("a")), b"one");
 }
 
-/// Somebody has opened the store since: what was not held then is not held by a lease that is refused.
+/// The store was opened since. A lease that is refused protects nothing that was not held before.
 #[test]
 fn a_lease_that_is_refused_changes_nothing() {
     let dir = directory();
@@ -420,7 +421,7 @@ fn a_lease_that_is_refused_changes_nothing() {
     expired(shown(&snapshot, "b"));
 }
 
-/// A lease that was waited for, and broken, is waited for no more: neither by the next opening nor by any after it.
+/// A lease that was waited for and broken is not waited for again, neither by the next opening nor by any later one.
 #[test]
 fn a_lease_of_a_closed_store_is_broken_once() {
     let dir = directory();
@@ -433,12 +434,13 @@ fn a_lease_of_a_closed_store_is_broken_once() {
     for _ in 0..2 {
         open(dir.path(), LONG).close().unwrap();
     }
-    // Each would wait so long.
+    // Each opening would wait that long.
     assert!(since.elapsed() < LONG, "openings waited {:?} for a broken lease", since.elapsed());
     expired(snapshot.check());
 }
 
-/// The next owner has the lock by then, and waits: whoever holds what the last one left reads on in its log.
+/// The next owner has the lock by then, and waits: a reader with a lease on a commit of the last owner reads on in its
+/// log.
 #[test]
 fn names_are_undone_while_the_next_owner_waits() {
     let dir = directory();
@@ -519,7 +521,7 @@ fn maps_are_of_one_commit_and_are_refreshed() {
     assert_eq!(&map[..], [7; 9]);
 }
 
-/// In a second process: a heap's owner, which pushes a number at each line it reads.
+/// In a second process: the owner of a heap, which pushes a number for each line that it reads.
 #[test]
 fn owner_of_a_heap() {
     let Some(path) = std::env::var_os("UNTORN_TEST_HEAP") else { return };
@@ -631,7 +633,7 @@ fn others_read_where_the_owner_lets_them() {
     assert_eq!(other.ok(&["show-held", "a"]).as_bytes(), &text("one", "a")[..20], "a parked file");
     other.refused(&["open", path_text(dir.path())], &["untrusted"]);
     other.ok(&["release"]);
-    // As a living owner makes new files, and the owner's setting changes.
+    // A living owner makes new files, and then the owner's setting changes.
     let mut process = process_of(OTHER);
     process.ok(&["readers", path_text(dir.path()), "owner"]);
     assert_eq!((mode(&store), mode(store.join("lock"))), (0o700, 0o600));
@@ -651,7 +653,7 @@ fn others_read_where_the_owner_lets_them() {
     late.ok(&["hold", path_text(dir.path())]);
 }
 
-/// Somebody of the group reads and holds; whoever is not of it does neither.
+/// A member of the group reads and takes leases; another user can do neither.
 #[test]
 fn a_member_of_the_group_reads() {
     if !two_users() {
@@ -680,7 +682,7 @@ fn a_member_of_the_group_reads() {
     member.ok(&["hold", path_text(dir.path())]);
 }
 
-/// A store that gets another name while it is held goes on, and so does who holds it.
+/// A store that is renamed while it is held goes on, and so does the holder.
 #[test]
 fn a_store_that_is_moved_is_held_all_the_same() {
     let dir = directory();
@@ -702,7 +704,7 @@ fn a_store_that_is_moved_is_held_all_the_same() {
     assert!(std::fs::read_dir(&there).unwrap().all(|entry| entry.unwrap().file_name() == ".untorn"));
 }
 
-/// On a full disk a lease is waited for as long as was promised, and no longer; nothing that was committed is lost.
+/// On a full disk a lease is waited for as long as was promised, and no longer; no commit is lost.
 #[test]
 fn a_lease_on_a_full_disk_is_bounded() {
     let dir = directory();
@@ -726,7 +728,7 @@ fn a_lease_on_a_full_disk_is_bounded() {
             Err(e) => assert!(matches!(e, Error::NoSpace { .. }), "{e}"),
         }
     }
-    // Its time is up: it says so, or shows what it held.
+    // The lease has expired: a read says so, or shows the held commit.
     match shown(&snapshot, "a") {
         Ok(found) => assert_eq!(found, b"one"),
         Err(e) => assert!(matches!(e, Error::SnapshotExpired { .. }), "{e}"),
@@ -738,7 +740,7 @@ fn a_lease_on_a_full_disk_is_bounded() {
     assert_eq!(std::fs::read(disk.path().join("a")).unwrap(), last);
 }
 
-/// Nobody shows others what he likes in a directory that is not his.
+/// A user cannot plant a store for readers in a directory of another user.
 #[test]
 fn a_planted_store_is_shown_to_nobody() {
     if !two_users() {
@@ -757,7 +759,7 @@ fn a_planted_store_is_shown_to_nobody() {
     assert_eq!(std::fs::metadata(shared.path().join(".untorn")).unwrap().uid(), NOBODY);
     let mut victim = process_of(OTHER);
     victim.refused(&["hold", path_text(shared.path())], &["untrusted"]);
-    // Nor to root, which this process is.
+    // The same holds for root, which is the user of this process.
     refused(Store::open_read_only(shared.path()).map(drop), &["untrusted"]);
 }
 
@@ -785,7 +787,7 @@ fn a_directory_that_is_bind_mounted_read_only_is_read_and_held() {
     drop((reader, mount));
 }
 
-/// An overlay shows the files of a living owner, and neither its locks nor its changes reliably.
+/// An overlay shows the files of a living owner, but neither its locks nor its changes reliably.
 #[test]
 fn an_overlay_over_a_store_that_is_open_is_refused() {
     let dir = directory();
@@ -806,7 +808,7 @@ fn an_overlay_over_a_store_that_is_open_is_refused() {
     let store = open(&lower, LONG);
     refused(reader.read("a"), &["unsupported"]);
     store.close().unwrap();
-    // An owner in the overlay is seen by who reads there.
+    // Readers in the overlay see an owner in the overlay.
     let store = open(&merged, LONG);
     commit(&store, "a", b"two");
     let reader = Store::open_read_only(&merged).unwrap();

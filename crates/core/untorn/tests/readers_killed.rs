@@ -1,10 +1,11 @@
 //! Eight readers and an owner in processes of their own, all killed at random, against an exact oracle.
 //!
-//! Commit `n` leaves each of four files full of `n`, of a length that belongs to it, and three files named after the last
-//! three commits. The owner notes in a plain file which commit it begins, and which was acknowledged. A reader is shown one
-//! `n`, everywhere, which was begun by the end, acknowledged before or newer, and never older than what it saw before.
+//! Commit `n` leaves each of four files full of `n`, with a length that belongs to `n`, and three files named after the
+//! last three commits. The owner notes in a plain file the commit that it begins, and the last one that was
+//! acknowledged. A reader must see one `n` in all files. That commit must have begun before the read ended, must not be
+//! older than the one acknowledged before the read, and must not be older than one that the reader saw before.
 //!
-//! `UNTORN_READERS_SECONDS` says for how long, `UNTORN_TEST_SEED` repeats the kills.
+//! `UNTORN_READERS_SECONDS` sets the duration, `UNTORN_TEST_SEED` repeats the kills.
 
 mod common;
 
@@ -24,10 +25,10 @@ const READERS: u64 = 8;
 const SECONDS: u64 = 5;
 const GENERATIONS: u64 = 3;
 
-/// What the owner notes.
+/// Offsets of the owner's notes.
 const BEGUN_AT: u64 = 0;
 const ACKNOWLEDGED_AT: u64 = 8;
-/// What each reader counts: whole trees, trees under a lease, and expired ones.
+/// Offset of each reader's counts: whole trees, trees under a lease, and expired ones.
 const COUNTS_AT: u64 = 64;
 
 fn number(notes: &std::fs::File, at: u64) -> u64 {
@@ -62,7 +63,7 @@ fn owner() {
     let names = store.list("").unwrap();
     let generations = names.iter().filter_map(|name| name.to_str()?.strip_prefix("gen-")?.parse::<u64>().ok());
     let mut n = generations.max().unwrap_or(0);
-    // What recovery brought back counts: nobody takes it back.
+    // A commit that recovery brought back counts as acknowledged, because it stays.
     note(&notes, BEGUN_AT, n);
     note(&notes, ACKNOWLEDGED_AT, n);
     let mut rng = Rng::new();
@@ -99,7 +100,7 @@ fn owner() {
     }
 }
 
-/// The commit that a snapshot shows everywhere.
+/// The commit that all files of a snapshot show.
 fn shown(snapshot: &Snapshot) -> untorn::Result<u64> {
     let names: Vec<String> = snapshot.list("")?.into_iter().map(|name| name.into_string().unwrap()).collect();
     let mut numbers: Vec<u64> = names.iter().filter_map(|name| name.strip_prefix("gen-")?.parse().ok()).collect();
@@ -144,7 +145,7 @@ fn reader() {
                 std::thread::sleep(Duration::from_millis(rng.u64(..80)));
             }
             let n = shown(&snapshot)?;
-            // Once more: the same, or nothing.
+            // Read once more: the result is the same, or the snapshot has expired.
             assert_eq!(shown(&snapshot)?, n);
             Ok(n)
         };
@@ -175,7 +176,7 @@ impl Killed {
         Killed(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("a process"))
     }
 
-    /// It was to live until it is killed.
+    /// Kills the process, which must still be alive.
     fn kill(mut self, what: &str) {
         if let Some(status) = self.0.try_wait().unwrap() {
             panic!("{what} ended by itself: {status}; what it said is above");
@@ -237,7 +238,7 @@ fn readers_and_an_owner_that_are_killed() {
         total(2)
     );
     assert!(commits > 0 && total(0) > 0 && total(1) > 0, "nothing was read");
-    // After all of it: one commit, everywhere.
+    // In the end there is one commit, in all files.
     let reader = Store::open_read_only(dir.path().join("store")).unwrap();
     let n = shown(&reader.snapshot().unwrap()).unwrap();
     assert!(n >= commits && n <= number(&notes, BEGUN_AT));

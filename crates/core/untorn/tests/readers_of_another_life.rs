@@ -11,26 +11,26 @@ use std::time::Duration;
 use untorn::reader::{Followed, What};
 use untorn::{Store, StoreOptions};
 
-/// Longer than anything here takes.
+/// Longer than any test here takes.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// A commit that failed, and was in no log, is not what follows when the store is opened again.
+/// A commit that failed, and is not in the log, is not shown as the next commit when the store is opened again.
 #[test]
 fn what_was_copied_of_another_life_is_no_commit() {
-    // Descriptors of all stores of the process are replaced.
+    // The descriptors of all stores of the process are replaced.
     if !is_alone("what_was_copied_of_another_life_is_no_commit") {
         return;
     }
     let dir = directory();
     let options = || StoreOptions::default().background(false).sizes(8 << 20, 1 << 20, 64 << 10).page(true);
-    // The log cannot be written: its descriptors are of another file now.
+    // The log cannot be written, because its descriptors now refer to another file.
     let fails = |file: &untorn::File| {
         let other = fs::File::open("/dev/null").unwrap();
         let numbers = fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap().file_name());
         for number in numbers.map(|name| name.to_str().unwrap().parse::<i32>().unwrap()).collect::<Vec<_>>() {
             let of = fs::read_link(format!("/proc/self/fd/{number}")).unwrap_or_default();
             if of.to_string_lossy().contains("/journal/segment.") {
-                // SAFETY: the library looks whether its descriptors are its own.
+                // SAFETY: the library checks whether its descriptors are still its own.
                 assert_eq!(unsafe { libc::dup2(other.as_raw_fd(), number) }, number);
             }
         }

@@ -1,4 +1,5 @@
-//! Salvage of a damaged journal and acceptance of an unknown state: no file is locked out, nothing else is reached.
+//! Salvage of a damaged journal, and acceptance of an unknown state: every file can be used again, and nothing else is
+//! changed.
 
 mod common;
 
@@ -22,7 +23,7 @@ fn damage_header(home: &Path) {
     fs::write(&path, bytes).unwrap();
 }
 
-/// Makes it look as if the machine had been started again since the owner was killed.
+/// Makes it look as if the machine had rebooted since the owner was killed.
 fn reboot(home: &Path) {
     let path = home.join("journal/header");
     let mut bytes = fs::read(&path).unwrap();
@@ -35,7 +36,7 @@ fn reboot(home: &Path) {
     fs::write(&path, bytes).unwrap();
 }
 
-/// An owner was killed: "a" was checkpointed, "b" has a commit pending.
+/// The state after a killed owner: "a" was checkpointed, "b" has a commit pending.
 fn killed_after_a_checkpoint(options: &[&str]) -> TempDir {
     let dir = directory();
     let mut process = ChildProcess::start();
@@ -49,7 +50,7 @@ fn killed_after_a_checkpoint(options: &[&str]) -> TempDir {
     dir
 }
 
-/// The store takes commits again, to all of its files.
+/// Asserts that the store takes commits to all of its files again.
 fn goes_on(dir: &Path, names: &[&str]) {
     let store = Store::open(dir).unwrap();
     assert!(store.status().quarantined.is_empty(), "{:?}", store.status().quarantined);

@@ -1,4 +1,4 @@
-//! Large uncommitted changes, whose bytes lie beside the journal.
+//! Large uncommitted changes with their bytes in spill files.
 
 mod common;
 
@@ -10,7 +10,7 @@ use untorn::StoreOptions;
 fn a_large_change_that_is_changed_again_takes_no_more_room() {
     const MIB: usize = 1 << 20;
     let dir = directory();
-    // Half a MiB may stay in memory, or go inline.
+    // Half a MiB may stay in memory, or go into a record.
     let store = StoreOptions::default().background(false).journal_bytes(4 * MIB as u64).open(dir.path()).unwrap();
     let journal = dir.path().join(".untorn/journal");
     let spilled = || -> u64 {
@@ -22,7 +22,7 @@ fn a_large_change_that_is_changed_again_takes_no_more_room() {
     let mut wanted = vec![0; 64 * MIB];
     let rng = &mut fastrand::Rng::with_seed(7);
     for round in 0..20 {
-        // Whole lots, then lots that begin elsewhere: what is left of the old ones stays.
+        // Whole pieces first, then pieces that begin elsewhere: the rest of the old pieces stays.
         let mut at = 0;
         while at < wanted.len() {
             let len = [MIB, 300_000, rng.usize(4096..2 * MIB)][round % 3].min(wanted.len() - at);
@@ -36,7 +36,7 @@ fn a_large_change_that_is_changed_again_takes_no_more_room() {
     file.commit().unwrap();
     assert_same(&contents(&file), &wanted, "committed");
     drop(file);
-    // What a record refers to is left alone.
+    // The bytes of a committed record are not changed.
     let file = store.open_file("a").unwrap();
     let before = wanted.clone();
     for _ in 0..3 {

@@ -1,4 +1,4 @@
-//! Files as the standard library's: positional reads and writes, cursors, errors, names.
+//! Files compared with the standard library's: positional reads and writes, cursors, errors, names.
 
 mod common;
 
@@ -35,7 +35,7 @@ fn a_cursor_reads_writes_and_seeks() {
     assert_eq!(all, b"one TWO three\0\0!");
 }
 
-/// What is written against the standard library's trait works on these files.
+/// Code that is written for the standard library's trait works on these files.
 #[test]
 fn positional_reads_and_writes_are_those_of_the_standard_library() {
     fn double(file: &impl FileExt) -> io::Result<()> {

@@ -1,5 +1,5 @@
-//! A planted journal never writes with the opener's rights, nothing leads out of the store's directory, and nobody's
-//! permissions are ever widened. Two users are needed for some of it: those tests need root.
+//! A planted journal never writes with the opener's rights, nothing leads out of the store's directory, and no
+//! permissions are ever widened. Some tests need two users, and so need root.
 
 mod common;
 
@@ -11,16 +11,16 @@ use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 use untorn::{File, Store};
 
-/// Somebody without rights, and somebody else.
+/// Two ordinary users.
 const NOBODY: u32 = 65534;
 const OTHER: u32 = 65533;
 
-/// How a store that another user could have written is refused.
+/// The errors for a store that another user could have written.
 const UNTRUSTED: &[&str] = &["untrusted"];
-/// How a name that leads elsewhere is refused.
+/// The errors for a name that leads out of the store.
 const ASTRAY: &[&str] = &["untrusted", "invalid", "unsupported", "io"];
 
-/// Whether two users can be played; says aloud if not.
+/// Whether the test can act as two users; reports if it cannot.
 fn two_users() -> bool {
     if !is_root() {
         skipped("needs root (to act as two users)");
@@ -43,7 +43,7 @@ fn directory_of(uid: u32, mode: u32) -> TempDir {
     dir
 }
 
-/// Gives a tree to a user.
+/// Changes the owner of a tree.
 fn give(path: &Path, uid: u32) {
     run("chown", ["-R".as_ref(), format!("{uid}:{uid}").as_ref(), path.as_os_str()]);
 }
@@ -67,8 +67,8 @@ fn a_planted_store_is_refused_by_its_victim() {
     if !two_users() {
         return;
     }
-    // Nobody prepares a store with a commit pending for "victim", and plants its journal in a directory of somebody
-    // else that everybody may write to.
+    // The user `NOBODY` prepares a store with a commit pending for "victim", and plants its journal in a directory of
+    // another user that everybody may write to.
     let prepared = crashed_store(&["victim"]);
     give(prepared.path(), NOBODY);
     let shared = directory_of(OTHER, 0o1777);
@@ -78,7 +78,7 @@ fn a_planted_store_is_refused_by_its_victim() {
 
     let mut victim = process_of(OTHER);
     victim.refused(&["open", path_text(shared.path())], UNTRUSTED);
-    // Root is a victim like any other.
+    // Root is protected, too.
     refused(Store::open(shared.path()), UNTRUSTED);
     assert_same(&plain(shared.path().join("victim")), b"precious", "not written to");
 }
@@ -113,7 +113,7 @@ fn only_the_owner_creates_a_store() {
     nobody.refused(&["open", path_text(shared.path())], UNTRUSTED);
     nobody.refused(&["lone", path_text(&shared.path().join("of-root"))], &["untrusted", "io"]);
     assert_eq!(picture(shared.path()).len(), 1, "nothing was made");
-    // A file of one's own in a shared directory is one's own.
+    // A user can have a store for a file of its own in a shared directory.
     let mut own = process_of(NOBODY);
     own.ok(&["lone", path_text(&shared.path().join("of-nobody"))]);
     own.commit("lone", "new");
@@ -169,7 +169,7 @@ fn untorns_own_files_are_private_whatever_the_umask() {
         let home = dir.path().join(name);
         assert_eq!(mode(&home), 0o700, "{name}");
         for path in tree(&home) {
-            // A checkpoint in the background removes what it has applied.
+            // A checkpoint in the background removes files that it has applied.
             let Ok(found) = fs::symlink_metadata(&path) else { continue };
             let wanted = if found.is_dir() { 0o700 } else { 0o600 };
             assert_eq!(found.mode() & 0o7777, wanted, "{}", path.display());
@@ -213,7 +213,7 @@ fn a_link_named_untorn_is_not_followed() {
 
 #[test]
 fn links_inside_untorn_are_not_followed() {
-    // Every file and directory of Untorn's in turn becomes a link to what now lies outside.
+    // Each file and directory of Untorn's in turn becomes a link to its contents outside.
     let template = crashed_store(&["a"]);
     for path in tree(&template.path().join(".untorn")) {
         let name = path.strip_prefix(template.path()).unwrap();
@@ -224,7 +224,7 @@ fn links_inside_untorn_are_not_followed() {
         fs::rename(&inside, &outside).unwrap();
         symlink(&outside, &inside).unwrap();
         let before = picture(outer.path());
-        // Room that is set apart is not needed to open the store.
+        // Reserved room is not needed to open the store.
         let is_room = name.starts_with(".untorn/journal.spare") || name.ends_with("pending-files.spare");
         assert!(Store::open(&dir).is_err() || is_room, "{} as a link must be refused", name.display());
         let about_outside = |lines: Vec<String>| -> Vec<String> {
@@ -363,7 +363,7 @@ fn permissions_are_never_widened() {
     set_mode(dir.path().join("existing"), 0o640);
     chown(dir.path().join("existing"), Some(NOBODY), Some(NOBODY)).unwrap();
 
-    // A careful user creates, and is killed before the files' contents are applied …
+    // A user with a strict umask creates files, and is killed before their contents are applied …
     let mut careful = process_of(NOBODY);
     careful.ok(&["umask", "077"]);
     careful.ok(&["open", path]);
@@ -374,7 +374,7 @@ fn permissions_are_never_widened() {
     careful.commit("existing", "new");
     careful.kill();
 
-    // … and the recovery runs under a generous umask.
+    // … and the recovery runs under a lax umask.
     let mut generous = process_of(NOBODY);
     generous.ok(&["umask", "000"]);
     generous.ok(&["open", path]);

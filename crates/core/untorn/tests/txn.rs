@@ -1,5 +1,5 @@
-//! Transactions: several files and names change at one moment or not at all, and the last state counts, whatever
-//! way led to it.
+//! Transactions: several files and names change together or not at all, and only the final state counts, not the steps
+//! to it.
 
 mod common;
 
@@ -8,7 +8,7 @@ use std::fs;
 use std::path::Path;
 use untorn::{File, Store, StoreOptions};
 
-/// A store with these files, each containing its [`text`] of version "old", and the directory that it is in.
+/// A store with these files, each with its [`text`] of version "old", and the store's directory.
 fn store_with(names: &[&str]) -> (tempfile::TempDir, Store) {
     let dir = directory();
     child_process::close_clean_with(dir.path(), names, "old");
@@ -30,7 +30,7 @@ fn files_change_together() {
     let (dir, store) = store_with(&["a", "b"]);
     let (a, b) = (store.open_file("a").unwrap(), store.open_file("b").unwrap());
     let mut txn = store.begin();
-    // Changes made before `add` belong to the transaction just as those after it.
+    // Changes made before `add` belong to the transaction like those after it.
     a.write_all_at(b"before", 0).unwrap();
     txn.add(&a).unwrap();
     txn.add(&b).unwrap();
@@ -167,7 +167,7 @@ fn a_rename_replaces() {
 
 #[test]
 fn a_vacated_name_is_taken_again_in_one_transaction() {
-    // The sequence that tears when operations are replayed one by one: rename a → b, create a.
+    // This sequence tears if operations are replayed one by one: rename a → b, create a.
     let (dir, store) = store_with(&["a"]);
     let mut txn = store.begin();
     txn.rename("a", "b").unwrap();
@@ -178,7 +178,7 @@ fn a_vacated_name_is_taken_again_in_one_transaction() {
     assert_same(&stored(&store, "b"), &text("old", "a"), "the renamed one");
     assert_same(&stored(&store, "a"), &text("new", "a"), "the new one");
 
-    // Unlinked and made anew; and made and unlinked.
+    // Unlinked and created again; and created and unlinked.
     let mut txn = store.begin();
     txn.unlink("b").unwrap();
     txn.create("b", 0o644).unwrap().append(b"fresh").unwrap();
@@ -230,7 +230,7 @@ fn a_handle_of_a_file_that_is_gone_is_harmless() {
     let mut txn = store.begin();
     txn.unlink("a").unwrap();
     txn.commit().unwrap();
-    // Whether it still reads is not promised; that it comes back, or harms its neighbours, is ruled out.
+    // The handle may or may not still read. But its file must not come back, or damage other files.
     let _ = a.read_at(&mut [0; 10], 0);
     let _ = a.write_all_at(b"ghost", 0).and_then(|()| a.commit());
     drop(a);
@@ -259,7 +259,7 @@ fn a_transaction_commits_asynchronously() {
     a.write_all_at(b"later", 0).unwrap();
     txn.unlink("b").unwrap();
     let ticket = txn.commit_async().unwrap();
-    // The batch is closed: this is not in it, and free to be committed by itself.
+    // The batch is closed: this write is not in it, and can be committed by itself.
     a.write_all_at(b"again", 0).unwrap();
     ticket.wait().unwrap();
     a.rollback().unwrap();
@@ -269,8 +269,8 @@ fn a_transaction_commits_asynchronously() {
     assert_eq!(&plain(dir.path().join("a"))[..5], b"later");
 }
 
-/// A step that must be refused, when it is asked for or at the latest by the commit, and then nothing of the
-/// transaction may have happened.
+/// Makes a step that must be refused, at once or at the latest by the commit. Then nothing of the transaction may have
+/// happened.
 #[track_caller]
 fn impossible(what: &str, step: impl FnOnce(&mut untorn::Txn) -> untorn::Result<()>) {
     let (dir, store) = store_with(&["a", "b"]);
@@ -296,12 +296,12 @@ fn impossible(what: &str, step: impl FnOnce(&mut untorn::Txn) -> untorn::Result<
     assert_eq!(names(&dir.path().join("full")), ["x"], "{what}");
 }
 
-/// A commit that is on its way makes a file; a later transaction that has the file is aborted, or cannot be committed.
+/// A pending commit creates a file; a later transaction with that file is aborted, or cannot be committed.
 #[test]
 fn an_aborted_transaction_leaves_what_an_earlier_one_makes() {
     for in_order in [false, true] {
         let dir = directory();
-        // Commits are written when somebody waits.
+        // Commits are written only when somebody waits.
         let store = StoreOptions::default().background(false).in_order(in_order).open(dir.path()).unwrap();
         let mut first = store.begin();
         let made = first.create("made", 0o644).unwrap();

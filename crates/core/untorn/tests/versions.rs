@@ -1,9 +1,9 @@
-//! Versions of a directory, each of which a commit makes while it removes the one before; on a disk that fills up, in a
-//! directory that is closed and opened, with owners that are killed. The model says which version the store must have,
-//! and, once nothing is in the way and a checkpoint went through, what must be on the disk: that version, whole, and no
-//! other. Until then a name that waits may well lie on the disk as before.
+//! Versions of a directory: each commit makes a new version and removes the one before. The disk fills up, the
+//! directory is closed and opened, and owners are killed. The model knows the version that the store must have. Once
+//! nothing is in the way and a checkpoint has succeeded, exactly that version must be on the disk, complete. Until
+//! then, old names may still be on the disk.
 //!
-//! `UNTORN_TEST_SEED` chooses the rounds, `UNTORN_VERSION_ROUNDS` says how many.
+//! `UNTORN_TEST_SEED` chooses the rounds, `UNTORN_VERSION_ROUNDS` sets their number.
 
 mod common;
 
@@ -38,7 +38,7 @@ fn replace(store: &Store, n: u64) -> untorn::Result<()> {
     txn.commit()
 }
 
-/// What the store says of a version: there, whole; not there; or it waits.
+/// The store's answer for a version: complete, absent, or waiting (None).
 fn has(store: &Store, n: u64) -> Option<bool> {
     match store.open_file(format!("top/v{n}/f")) {
         Ok(file) => {
@@ -52,7 +52,7 @@ fn has(store: &Store, n: u64) -> Option<bool> {
     }
 }
 
-/// Tells which version the store has, and goes on from there until it is killed; or closes it.
+/// Prints the version that the store has, and makes later ones until it is killed; or closes it.
 fn own(place: &Path, order: &str) {
     // SAFETY: plain numbers.
     assert_eq!(unsafe { libc::setresgid(USER, USER, USER) | libc::setresuid(USER, USER, USER) }, 0);
@@ -60,7 +60,7 @@ fn own(place: &Path, order: &str) {
         panic!("{order}")
     };
     let store = match StoreOptions::new().journal_bytes(64 << 10).open(place) {
-        // There may be no room for what recovery needs.
+        // There may be no room for the recovery.
         Err(e) if heal == 0 => return println!("closed {e}"),
         opened => opened.unwrap(),
     };
@@ -98,7 +98,7 @@ fn own(place: &Path, order: &str) {
     }
 }
 
-/// The mounted file system, and what is in the way.
+/// The mounted file system, and the obstacles on it.
 struct Place {
     mount: PathBuf,
     top: PathBuf,
@@ -188,7 +188,7 @@ fn versions_of_a_directory_survive_full_disks_closed_directories_and_kills() {
                     String::from_utf8_lossy(&ended.stderr)
                 )
             };
-            // Killed, or done: nothing else.
+            // Killed or finished; every other end is an error.
             assert!(ended.status.code().is_none_or(|code| code == 0), "{}", why());
             let found =
                 lines.iter().filter_map(|line| line.split_once("at ")?.1.trim().parse::<u64>().ok()).next_back();

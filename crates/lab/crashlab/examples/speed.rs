@@ -1,4 +1,4 @@
-//! How fast the simulated disk is: a small store, ten files, a commit, an apply.
+//! Measures the speed of the simulated disk: a small store, ten files, a commit, an apply.
 
 use std::path::Path;
 use std::time::Instant;

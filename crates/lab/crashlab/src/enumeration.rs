@@ -1,4 +1,4 @@
-//! Every crash of a program, and crashes in a row. Stands on `programs`.
+//! Every crash of a program, and sequences of crashes. Stands on `programs`.
 
 pub mod crash_loops;
 pub mod enumerate;

@@ -1,5 +1,5 @@
-//! The crash laboratory: a disk in memory whose power can be cut at every call, behind the same
-//! traits ([`untorn_os::Storage`], [`untorn_os::File`]) as the real one.
+//! The crash laboratory: a disk in memory that can lose power at every call, behind the same traits
+//! ([`untorn_os::Storage`], [`untorn_os::File`]) as the real one.
 
 pub mod device;
 pub mod enumeration;

@@ -1,4 +1,4 @@
-//! Programs for the simulated machine, and what must be there after each of their steps. Stands on `simulation`.
+//! Programs for the simulated machine, and the expected state after each of their steps. Stands on `simulation`.
 
 pub(crate) mod differences;
 pub(crate) mod fixture;

@@ -1,9 +1,9 @@
-//! Readers beside an owner, at every interleaving of their calls: no mixture, nothing undurable, no name of another
-//! moment, nothing older than what was seen before.
+//! Readers beside an owner, at every interleaving of their calls: a reader must never see a mixture, a commit that is
+//! not durable, a name as of another moment, or anything older than it saw before.
 //!
-//! An owner runs a program on the simulated disk, which is recorded: commits of bytes and names, checkpoints with commits
-//! in between, closings, crashes. Readers then read the recording while it goes on between their calls. What a reader
-//! sees must be the tree that some commit left, one that a power cut at that moment would not take back.
+//! An owner runs a program on the simulated disk, and the run is recorded: commits of bytes and names, checkpoints with
+//! commits in between, closings, crashes. Readers then read the recording, which moves on between their calls. A reader
+//! must see the tree after some commit that a power cut at that moment would not lose.
 
 pub(crate) mod lease_moments;
 pub(crate) mod lease_stand_in;
@@ -30,20 +30,20 @@ const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
 const STEPS: usize = 14;
 const FILE_BYTES_MAX: usize = 9000;
 
-/// What readers of some programs did.
+/// The counts of readers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReaderTotals {
     /// Moments that were recorded.
     pub moments: u64,
-    /// Trees that were read whole.
+    /// Trees that were read completely.
     pub whole: u64,
-    /// Of these, read while the recording went on.
+    /// The number of these that were read while the recording moved on.
     pub across: u64,
-    /// Snapshots that expired before they were read whole.
+    /// Snapshots that expired before they were read completely.
     pub expired: u64,
-    /// Commits that were followed.
+    /// Commits that followers got.
     pub followed: u64,
-    /// Trees that were read whole under a lease while the recording went on.
+    /// Trees that were read completely under a lease while the recording moved on.
     pub held: u64,
 }
 
@@ -62,8 +62,8 @@ fn said(what: &str) -> impl Fn(Error) -> String + '_ {
     move |e| format!("{what}: {e}")
 }
 
-/// Bytes of journal, of its first segment, and of a commit that is not spilled. In the small one commits wait for
-/// checkpoints.
+/// The bytes of the journal, of its first segment, and of the largest commit that is not spilled. With the small
+/// journal, commits wait for checkpoints.
 type Sizes = (u64, u64, u64);
 const LARGE: Sizes = (256 << 10, 4 << 10, 2 << 10);
 const SMALL: Sizes = (48 << 10, 8 << 10, 4 << 10);
@@ -84,7 +84,7 @@ struct Owner {
     rng: Rng,
     disk: SimDisk,
     trees: Vec<Tree>,
-    /// Those that readers had, if readers have leases.
+    /// The leases in place of readers, if readers have leases.
     leases: Option<Taken>,
 }
 
@@ -93,7 +93,7 @@ impl Owner {
         self.trees.last().expect("the empty one").clone()
     }
 
-    /// A commit leaves this tree.
+    /// Makes a commit that leads to this tree.
     fn commit(&mut self, tree: Tree, act: impl FnOnce() -> untorn::Result<()>) -> Result<(), String> {
         let before = self.trees.len() - 1;
         self.trees.push(tree);
@@ -103,7 +103,7 @@ impl Owner {
         Ok(())
     }
 
-    /// Bytes that tell which commit wrote them.
+    /// Bytes that depend on the commit that writes them.
     fn bytes(&mut self) -> Vec<u8> {
         let n = self.trees.len() as u64;
         let len = if self.rng.u8(..4) == 0 { self.rng.usize(1..FILE_BYTES_MAX) } else { self.rng.usize(1..600) };
@@ -170,7 +170,7 @@ impl Owner {
         self.commit(tree, || store.syncv(&files.iter().collect::<Vec<_>>()))
     }
 
-    /// A file with contents, new or in the place of another.
+    /// Creates a file with contents, under a new name or in the place of another file.
     fn create(&mut self, store: &Store, mut tree: Tree) -> Result<(), String> {
         let name = NAMES[self.rng.usize(..NAMES.len())].to_owned();
         let bytes = self.bytes();
@@ -198,7 +198,7 @@ impl Owner {
         applied.truncate_log().map_err(said("a checkpoint"))
     }
 
-    /// A life of the store: until it is closed, or killed before any of its calls. Returns its moments.
+    /// One life of the store, until it is closed, or killed before any of its calls. Returns its moments.
     fn live(&mut self, steps: usize, is_killed: bool) -> Result<Vec<Snapshot>, String> {
         self.disk.record();
         if let Some(taken) = self.leases.clone() {
@@ -228,7 +228,7 @@ impl Owner {
             self.trees.truncate(kept + 1);
             self.disk.set_mark(mark(acknowledged, kept));
         }
-        // Nobody has the store, and the next owner may have to wait.
+        // Nobody has the store open, and the next owner may have to wait for the lease.
         if self.leases.is_some() && self.trees.len().is_multiple_of(2) {
             lease_closed(&self.disk);
         }
@@ -241,17 +241,17 @@ impl Owner {
 struct Program {
     recording: Arc<Recording>,
     trees: Vec<Tree>,
-    /// A file that is away for a while.
+    /// A file that another program has moved away for a while.
     missing: Option<&'static str>,
-    /// What each follower was given.
+    /// The commits that each follower got.
     followed: Vec<Vec<Given>>,
     /// The numbers of all commits that are in the log at some moment.
     commits: BTreeSet<u64>,
-    /// When somebody had a lease: the first moment, and the last one.
+    /// The leases: the first moment and the last one of each.
     leases: Vec<(usize, usize)>,
 }
 
-/// A commit, or commits that may be missing, or where a follower begins.
+/// A commit, a range of commits that may be missing, or the start of a follower.
 #[derive(Clone, Copy, Debug)]
 struct Given {
     first_lsn: u64,
@@ -270,7 +270,7 @@ fn recorded(seed: u64) -> Result<Program, String> {
     owner.disk.settle();
     owner.live(0, false)?;
     owner.leases = (!seed.is_multiple_of(3)).then(Taken::default);
-    // Readers that show themselves go by what they saw for a moment; others never do.
+    // Readers that announce themselves rely on a look at the page for a short time; others never do.
     if !seed.is_multiple_of(4) {
         read_on(&owner.disk)?;
     }
@@ -283,7 +283,7 @@ fn recorded(seed: u64) -> Result<Program, String> {
     Ok(Program::new(moments, owner.trees, None))
 }
 
-/// A file waits, as another program has moved it away, and the journal goes on without it.
+/// Records a run in which a file waits, because another program has moved it away, and the journal goes on without it.
 fn recorded_with_a_file_that_waits() -> Result<Program, String> {
     let disk = SimDisk::new(Options::default());
     let (store, _life) = open(&disk, SMALL)?;
@@ -320,7 +320,7 @@ fn recorded_with_a_file_that_waits() -> Result<Program, String> {
     Ok(Program::new(owner.disk.recorded(), owner.trees, Some("a")))
 }
 
-/// What a reader has seen of a snapshot.
+/// The part of a snapshot that a reader has seen.
 #[derive(Default)]
 struct Seen {
     names: Option<Vec<String>>,
@@ -328,7 +328,7 @@ struct Seen {
 }
 
 impl Seen {
-    /// Whether a commit left just this, as far as it was seen.
+    /// Whether the part that was seen matches this tree.
     fn is_of(&self, tree: &Tree, missing: Option<&str>) -> bool {
         let is_there = |name: &&String| missing != Some(name.as_str());
         let names = |names: &Vec<String>| {
@@ -348,7 +348,7 @@ impl Seen {
     }
 }
 
-/// Reads a snapshot whole, in some order, in pieces.
+/// Reads a whole snapshot, in some order, in pieces.
 fn read(view: &View, rng: &mut Rng, missing: Option<&str>, seen: &mut Seen) -> untorn::Result<()> {
     let mut names: Vec<String> = NAMES.iter().map(|name| (*name).to_owned()).collect();
     if rng.bool() {
@@ -383,14 +383,14 @@ fn read(view: &View, rng: &mut Rng, missing: Option<&str>, seen: &mut Seen) -> u
     Ok(())
 }
 
-/// The commit that is there after a power cut that loses all it can.
+/// The commit that is there after a power cut that loses as much as possible.
 fn survives(moment: &Snapshot, trees: &[Tree]) -> Result<usize, String> {
     commit_in(&moment.power_cut(Cut::Nothing).disk, trees)
 }
 
 /// The commit that recovery finds.
 fn commit_in(disk: &SimDisk, trees: &[Tree]) -> Result<usize, String> {
-    // Nobody waits for readers here.
+    // The owner does not wait for readers here.
     disk.machine().leases.clear();
     let (store, _life) = open(disk, LARGE)?;
     let mut tree = Tree::new();
@@ -418,7 +418,7 @@ impl Program {
     fn read(&mut self, seed: u64, totals: &mut ReaderTotals) -> Result<(), String> {
         let mut rng = Rng::with_seed(seed);
         let last = self.recording.moments.len() - 1;
-        // Where somebody has a lease, most of them.
+        // Mostly near a lease, if there is one.
         let lease = rng.choice(&self.leases).filter(|_| rng.u8(..4) > 0);
         let from = lease.map_or(rng.usize(..=last), |(begin, end)| rng.usize(begin.saturating_sub(4)..=*end));
         let pace = match rng.u8(..3) {
@@ -442,7 +442,7 @@ impl Program {
                 });
             }
             let before = replayed.now();
-            // A snapshot goes on from the one before, if that is still there.
+            // A snapshot continues from the one before, if that still exists.
             if rng.bool() {
                 kept = None;
             }
@@ -473,10 +473,10 @@ impl Program {
             }
             totals.across += u64::from(done.is_ok() && after > before);
             totals.held += u64::from(done.is_ok() && after > before && is_held);
-            // A commit that was on its way when its owner was killed may be gone.
+            // A commit that was pending when its owner was killed may be gone.
             let begun = (self.recording.moments[after].mark() & 0xffff_ffff) as usize;
             let begun = begun.min(self.trees.len() - 1);
-            // Renaming there and back leaves the same tree twice.
+            // Renaming a file and back leads to the same tree twice.
             let shown: Vec<usize> = (0..=begun).filter(|n| seen.is_of(&self.trees[*n], self.missing)).collect();
             let Some(last) = shown.last() else { return wrong("a mixture") };
             if done.is_err() || self.missing.is_some() {
@@ -500,7 +500,7 @@ impl Program {
         Ok(())
     }
 
-    /// Followers were given each commit once, in order.
+    /// Checks that followers got each commit once, in order.
     fn check_followed(&self) -> Result<(), String> {
         for given in &self.followed {
             for pair in given.windows(2) {
@@ -516,7 +516,7 @@ impl Program {
         Ok(())
     }
 
-    /// A reader of what a killed owner left: what it was shown is there after a power cut.
+    /// Runs a reader of the state after a killed owner: the commit that it was shown must survive a power cut.
     fn read_without_owner(&mut self, moment: &Snapshot, skipped: u64) -> Result<(), String> {
         let disk = moment.killed();
         disk.set_options(|options| options.skipped = skipped);
@@ -543,7 +543,7 @@ impl Program {
     }
 }
 
-/// Readers of one program.
+/// Runs readers of one program.
 pub fn readers_of(seed: u64, readers: u64, skipped: u64) -> Result<ReaderTotals, String> {
     let mut program = recorded(seed)?;
     let mut totals = ReaderTotals { moments: program.recording.moments.len() as u64, ..ReaderTotals::default() };
@@ -558,7 +558,7 @@ pub fn readers_of(seed: u64, readers: u64, skipped: u64) -> Result<ReaderTotals,
     Ok(totals)
 }
 
-/// Readers beside an owner with a file that waits.
+/// Runs readers beside an owner with a file that waits.
 pub fn readers_of_what_waits(readers: u64) -> Result<ReaderTotals, String> {
     let mut program = recorded_with_a_file_that_waits()?;
     let mut totals = ReaderTotals { moments: program.recording.moments.len() as u64, ..ReaderTotals::default() };

@@ -1,5 +1,5 @@
-//! Programs for the recording device, each with an oracle: Untorn's own, and controls that are wrong on
-//! purpose and must be found.
+//! Programs for the recording device, each with an oracle: Untorn's own, and controls with a deliberate mistake, which
+//! must be found.
 
 mod controls;
 mod heap;
@@ -18,12 +18,12 @@ use anyhow::{Context, Result};
 use managed::ASKED;
 use std::path::Path;
 
-/// A program and what to hold it to.
+/// A program and its oracle.
 pub trait Workload: Program + Check {}
 
 impl<T: Program + Check> Workload for T {}
 
-/// One of Untorn's own programs, the kinds in turn, and its name.
+/// One of Untorn's own programs and its name; the kinds take turns.
 pub fn in_turn(turn: u64, seed: u64) -> (String, Box<dyn Recovers>) {
     match turn as usize % (FLAVOURS.len() + 2) {
         nth if nth < FLAVOURS.len() => {
@@ -38,7 +38,7 @@ pub fn in_turn(turn: u64, seed: u64) -> (String, Box<dyn Recovers>) {
 const OVER_HEAP: &str = "untorn/heap";
 const OVER_NAMES: &str = "untorn/trees";
 
-/// A workload by its name, as a report gives it: `untorn/many/17`, `control/early-ack/3`.
+/// A workload by its name in a report: `untorn/many/17`, `control/early-ack/3`.
 pub fn by_name(name: &str) -> Result<Box<dyn Workload>> {
     let parts: Vec<_> = name.split('/').collect();
     let [kind, which, seed] = parts[..] else { anyhow::bail!("`{name}` names no workload") };
@@ -52,7 +52,7 @@ pub fn by_name(name: &str) -> Result<Box<dyn Workload>> {
     })
 }
 
-/// Controls that must be found on a file system.
+/// The controls that must be found on a file system.
 pub fn controls_of(fs: FileSystem) -> impl Iterator<Item = Control> {
     CONTROLS.into_iter().filter(move |control| control.must_be_found_on(fs))
 }

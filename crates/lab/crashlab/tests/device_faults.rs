@@ -1,11 +1,10 @@
-//! Real disks that fail and heal, and real file systems that are full.
+//! Real disks that fail and recover, and real file systems that are full.
 //!
-//! A program of Untorn's runs on a disk that from some write or flush on fails. After a failed flush
-//! nothing is acknowledged any more, also when the disk is well again and a second flush succeeds; nothing
-//! that was acknowledged is lost; and what the store holds when it is opened again is the same after the file
-//! system's cache is gone, too.
+//! A program of Untorn's runs on a disk that fails from some write or flush on. After a failed flush nothing is
+//! acknowledged any more, even when the disk works again and a second flush succeeds. Nothing acknowledged is lost. The
+//! commit that the store shows when it is opened again stays after the file system's cache is dropped.
 //!
-//! `UNTORN_FAULT_SECONDS` bounds the time for each file system, `UNTORN_TEST_SEED` chooses programs and places.
+//! `UNTORN_FAULT_SECONDS` limits the time for each file system, `UNTORN_TEST_SEED` chooses programs and places.
 
 use anyhow::{Context, Result, bail};
 use rustix::fs::{FallocateFlags, fallocate};
@@ -19,12 +18,12 @@ use untorn_crashlab::device::{Again, Event, FileSystem, Image, Recorder, Trouble
 use untorn_crashlab::replay::{Check, Program, seed_of};
 use untorn_crashlab::workloads::{Ended, FLAVOURS, Managed, settled};
 
-/// Commits of a program: the places where a disk can fail are many anyhow.
+/// The number of commits of a program; that gives enough places where a disk can fail.
 const COMMITS: usize = 12;
 const TROUBLES: [Trouble; 3] = [Trouble::Writes, Trouble::Flushes, Trouble::Cache];
-/// Rounds after which it is over on the slowest machine, too.
+/// The number of rounds after which the test ends, even on the slowest machine.
 const ROUNDS_MAX: u64 = 30;
-/// Room that is left on a full disk, at most.
+/// The most room that is left on a full disk.
 const ROOM_BYTES_MAX: u64 = 1 << 20;
 const VIOLATION: &str = "VIOLATION ";
 
@@ -36,7 +35,7 @@ fn again() -> Result<Again> {
     Ok(Again::test("part")?)
 }
 
-/// The other processes of these tests: devices and workers. By itself it does nothing.
+/// The entry of the other processes of these tests: devices and workers. Does nothing by itself.
 #[test]
 fn part() {
     serve_if_asked();
@@ -59,7 +58,7 @@ fn part() {
     });
 }
 
-/// Lets a worker do a job, if it can be done here.
+/// Runs a job in a worker, if that is possible here.
 fn watched(what: &str, fs: FileSystem) {
     static PROBED: OnceLock<Option<String>> = OnceLock::new();
     let programs = [fs.mkfs(), FileSystem::Ext4.mkfs()];
@@ -114,8 +113,8 @@ fn a_full_disk_under_btrfs() {
     watched("full", FileSystem::Btrfs);
 }
 
-/// A data file's new blocks could not be written; the disk is well again, and so is the second checkpoint. ext4
-/// then takes the blocks for written, whatever is written over them from its cache.
+/// A data file's new blocks could not be written; then the disk works again, and the second checkpoint succeeds. ext4
+/// takes such blocks for written, even if they are overwritten from its cache.
 #[test]
 fn a_checkpoint_that_failed_is_done_again_under_ext4() {
     watched("again", FileSystem::Ext4);
@@ -131,12 +130,12 @@ fn a_checkpoint_that_failed_is_done_again_under_btrfs() {
     watched("again", FileSystem::Btrfs);
 }
 
-// What follows happens in workers.
+// The functions below run in workers.
 
 fn again_after_failure(fs: FileSystem) -> Result<()> {
     let base = fs.make(0)?;
     let whole = vec![7; 50_000];
-    // Few files are flushed one by one, many at once.
+    // A few files are flushed one by one, many at once.
     for (files, by_recovery) in [(1, false), (1, true), (20, false), (20, true)] {
         let at = watch::directory("again")?;
         let mut recorder = Recorder::start(&again()?, base.clone())?;
@@ -155,7 +154,7 @@ fn again_after_failure(fs: FileSystem) -> Result<()> {
             bail!("{name}: the checkpoint noticed nothing");
         }
         if by_recovery {
-            // Closing tries, too.
+            // Closing tries the checkpoint, too.
             let _ = store.clone().close();
         }
         recorder.heal()?;
@@ -169,7 +168,7 @@ fn again_after_failure(fs: FileSystem) -> Result<()> {
         unmount_now(&at)?;
         fs.mount(device.path(), &at)?;
         if second.is_err() {
-            // The file system has shut itself down: it is for the next opening.
+            // The file system has shut itself down, so this is left to the next opening.
             Store::open(at.join("store"))?.close()?;
         }
         for n in 0..files {
@@ -192,17 +191,17 @@ fn text_of(done: &untorn::Result<()>) -> String {
     done.as_ref().map_or_else(|e| format!("`{e}`, and well when mounted again"), |()| "well".to_owned())
 }
 
-/// What happened in all.
+/// The totals of all rounds.
 #[derive(Default)]
 struct Totals {
     runs: u64,
-    /// The program got an error for the failure.
+    /// Runs in which the program got an error for the failure.
     told: u64,
-    /// The journal failed, and nothing was acknowledged from then on.
+    /// Runs in which the journal failed, and nothing was acknowledged from then on.
     refusing: u64,
-    /// The file system had to be mounted again before the store could be opened.
+    /// Runs in which the file system had to be mounted again before the store could be opened.
     remounted: u64,
-    /// The file system could not be mounted any more.
+    /// Runs after which the file system could not be mounted any more.
     lost: u64,
 }
 
@@ -210,7 +209,7 @@ fn faults(fs: FileSystem, seed: u64, deadline: Instant) -> Result<()> {
     let base = fs.make(0)?;
     let mut totals = Totals::default();
     for round in 0.. {
-        // Every kind of trouble at least once, and something to tell, however slow the machine.
+        // Every kind of trouble at least once, and at least one error, however slow the machine.
         let enough = round >= 3 && totals.told > 0 || round >= ROUNDS_MAX;
         if enough && Instant::now() >= deadline {
             break;
@@ -254,7 +253,7 @@ fn fail_once(
     fs.mount(device.path(), &at)?;
     program.prepare(&at)?;
     rustix::fs::syncfs(File::open(&at)?)?;
-    // A program makes about so many: the later ones are rarer.
+    // A program makes about this many requests; the later places are rarer.
     let most = if trouble == Trouble::Writes { 120 } else { 60 };
     let place = 1 + fastrand::Rng::with_seed(seed).u64(..most);
     recorder.fail(trouble, place)?;
@@ -269,7 +268,7 @@ fn fail_once(
         totals.told += 1;
         totals.refusing += u64::from(*refuses_on);
     }
-    // What it says when it is opened again must be true when nothing is cached any more.
+    // The state that the store shows after reopening must still be there when nothing is cached any more.
     let said = |events: &[Event]| -> Vec<String> {
         events.iter().filter_map(|e| if let Event::Line(line) = e { Some(line.clone()) } else { None }).collect()
     };
@@ -326,7 +325,7 @@ fn full(fs: FileSystem, seed: u64, deadline: Instant) -> Result<()> {
     Ok(())
 }
 
-/// Whether the program got an error; or what was wrong.
+/// Whether the program got an error; or a violation.
 fn fill_once(fs: FileSystem, base: &Image, program: &Managed, room: u64) -> Result<Result<bool, String>> {
     let at = watch::directory("full")?;
     let recorder = Recorder::start(&again()?, base.clone())?;
@@ -351,7 +350,7 @@ fn fill_once(fs: FileSystem, base: &Image, program: &Managed, room: u64) -> Resu
     Ok(found.map(|()| told).map_err(|why| format!("{}; then: {why}; said: {lines:?}", text(&ended))))
 }
 
-/// Leaves about so much room.
+/// Fills the disk, and leaves about this much room.
 fn fill(path: &Path, room: u64) -> Result<()> {
     let file = File::create(path)?;
     let (mut at, mut part) = (0, 64 << 20);

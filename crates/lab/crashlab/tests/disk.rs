@@ -1,4 +1,4 @@
-//! Every fault that the simulated disk promises happens, and nothing worse.
+//! Tests that every fault of the simulated disk can happen, and nothing worse.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -18,7 +18,7 @@ fn disk(profile: Profile) -> SimDisk {
     SimDisk::new(Options { profile, ..Options::default() })
 }
 
-/// A disk with one durable file `f` of these contents.
+/// A disk with one durable file `f` with these contents.
 fn disk_with(profile: Profile, contents: &[u8]) -> SimDisk {
     let disk = disk(profile);
     disk.put("f", contents).unwrap();
@@ -52,7 +52,7 @@ fn open(disk: &SimDisk, name: &str) -> (Arc<dyn Storage>, Arc<dyn File>) {
     (process, file)
 }
 
-/// Every outcome of a power cut now, as what `look` sees.
+/// Every outcome of a power cut now, as seen by `look`.
 fn outcomes<T: Ord>(disk: &SimDisk, look: impl Fn(&SimDisk) -> T) -> BTreeSet<T> {
     let snapshot = disk.snapshot();
     snapshot.cuts(4096, 1).into_iter().map(|cut| look(&snapshot.power_cut(cut).disk)).collect()
@@ -78,8 +78,8 @@ fn an_unflushed_write_may_be_lost_kept_or_torn_by_sector_and_a_flushed_one_stays
         let disk = disk_with(profile, &[b'a'; 2048]);
         let (_process, file) = open(&disk, "f");
         file.write_at(&[b'b'; 1024], 256).unwrap();
-        // Sectors 0, 1 and 2 are touched; a sector never mixes old and new, but for the bytes
-        // around the write that are the same in both.
+        // Sectors 0, 1 and 2 are touched; a sector never mixes old and new, except for the bytes around the write that
+        // are equal in both.
         let sectors = |disk: &SimDisk| {
             let now = disk.get("f").unwrap();
             assert_eq!(now.len(), 2048);
@@ -178,7 +178,7 @@ fn a_rename_is_old_or_new_and_never_half() {
 
 #[test]
 fn no_order_of_renames_loses_a_file() {
-    // a -> b, then a new a: without the first, the second would hide the old file for good.
+    // a -> b, then a new a: without the first, the second would replace the old file for good.
     for profile in PROFILES {
         let disk = disk(profile);
         disk.make_directory("d", 0o700, 0).unwrap();
@@ -225,7 +225,7 @@ fn fdatasync_loses_an_attribute_and_fsync_does_not() {
         assert_eq!(outcomes(&disk, contents), BTreeSet::from([Some(b"y".to_vec())]), "{profile:?}");
         file.sync_all(STEP).unwrap();
         assert_eq!(outcomes(&disk, attribute), BTreeSet::from([Some(b"id".to_vec())]), "{profile:?}");
-        // A mode goes the same way.
+        // A mode behaves the same.
         file.set_mode(0o640).unwrap();
         file.sync_all(STEP).unwrap();
         assert_eq!(outcomes(&disk, |disk| disk.entry("f").unwrap().mode), BTreeSet::from([0o640]), "{profile:?}");
@@ -328,7 +328,7 @@ fn what_a_durable_truncation_cut_off_never_comes_back() {
         file.write_at(&[b'b'; 4096], 8192).unwrap();
         file.set_len(0).unwrap();
         file.set_len(16384).unwrap();
-        // On an ordered file system the other file's sync commits the sizes, and leaves the older write behind.
+        // On an ordered file system the other file's sync commits the sizes, but not the older write.
         let other = process.open(path("g"), Open::WRITE).unwrap();
         other.set_len(1).unwrap();
         other.sync_all(STEP).unwrap();
@@ -451,7 +451,7 @@ fn a_killed_process_leaves_the_cache_and_no_locks() {
     assert_eq!(code(first.stat(path("f"))), Some(libc::EBADF));
     assert!(b.lock(false).unwrap() && b.try_claim().unwrap());
     assert_eq!(disk.get("f").unwrap(), b"b");
-    // Closing the dead handle must not free the lock of the living.
+    // Closing the dead handle must not release the lock of the living process.
     drop(a);
     let c = disk.process().open(path("f"), Open::WRITE).unwrap();
     assert!(!c.lock(false).unwrap());

@@ -1,10 +1,10 @@
-//! Every program of one to three operations, crashed at every moment; see `untorn_crashlab::programs::program`
-//! for the alphabet and `untorn_crashlab::enumeration::enumerate` for the order.
+//! Every program of one to three operations, crashed at every moment. `untorn_crashlab::programs::program` has the
+//! alphabet, `untorn_crashlab::enumeration::enumerate` the order.
 //!
-//! Beside them, programs of four and five operations on names, drawn from the seed.
+//! In addition, programs of four and five operations on names, drawn from the seed.
 //!
-//! `UNTORN_ENUM_FULL=1` tries every program on every setup with more power cuts (hours);
-//! `UNTORN_ENUM_SECONDS` bounds the time of the usual slice; `UNTORN_CASE` repeats one case.
+//! `UNTORN_ENUM_FULL=1` tries every program on every setup with more power cuts (hours); `UNTORN_ENUM_SECONDS` limits
+//! the time of the usual slice; `UNTORN_CASE` repeats one case.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -58,7 +58,7 @@ fn every_program_survives_every_crash() {
         pairs.push((start, two));
     }
     for (start, two) in pairs {
-        // One setup for each program, in turn, unless there is time for all of them.
+        // One setup per program, in turn, unless there is time for all of them.
         let setups = |at: usize| match full {
             true => Setup::all(start, at).collect::<Vec<_>>(),
             false => Setup::all(start, at / 8).skip(at % 8).take(1).collect(),
@@ -73,8 +73,8 @@ fn every_program_survives_every_crash() {
     assert!(violations.is_empty(), "{} violations", violations.len());
 }
 
-/// Programs of four and five operations on names, and steps of checkpoints between them: `UNTORN_NAMES_PROGRAMS` says
-/// how many.
+/// Programs of four and five operations on names, and steps of checkpoints between them: `UNTORN_NAMES_PROGRAMS` sets
+/// their number.
 #[test]
 fn longer_programs_of_names_survive_every_crash() {
     let seed: u64 = variable("UNTORN_TEST_SEED").unwrap_or(1);
@@ -110,7 +110,7 @@ fn longer_programs_of_names_survive_every_crash() {
     assert!(violations.is_empty(), "{} violations", violations.len());
 }
 
-/// Repeats one case, as a violation prints it, call by call.
+/// Repeats one case in the form that a violation prints, call by call.
 #[test]
 fn again_one_case() {
     let Some(case) = variable::<String>("UNTORN_CASE") else { return };

@@ -10,14 +10,14 @@ use untorn_crashlab::{Fault, On, PROFILES, SimDisk, What};
 use untorn_journal::directories::store_dir::StoreDir;
 use untorn_journal::format::EPOCHS_MAX;
 
-/// The header that lists epochs is not flushed: some store loses a commit, or is called damaged.
+/// If the header that lists epochs is not flushed, some store loses a commit, or is reported as damaged.
 #[test]
 fn the_list_of_epochs_is_flushed() {
     let skipped = 1 << sync_point_index(sync_point::HEADER_LISTED);
     assert!((1..400).any(|seed| crash_loop(seed, skipped, &|_| {}).is_err()), "nothing is lost without that flush");
 }
 
-/// Repeats one seed: `UNTORN_LOOP_SEED`.
+/// Repeats the seed in `UNTORN_LOOP_SEED`.
 #[test]
 fn again() {
     if let Some(seed) = std::env::var("UNTORN_LOOP_SEED").ok().and_then(|text| text.parse().ok()) {
@@ -49,7 +49,7 @@ fn epochs_upon_epochs_survive_every_crash() {
     assert!(all.carried > most && all.in_openings > most && all.quarantined > 0, "{all:?}");
 }
 
-/// Repeats one seed on every disk: `UNTORN_TEST_SEED`.
+/// Repeats the seed in `UNTORN_TEST_SEED` on every disk.
 #[test]
 fn portions_survive_crashes_upon_crashes() {
     let first: u64 = std::env::var("UNTORN_TEST_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(2);
@@ -76,7 +76,7 @@ fn shown(store: &Store, name: &str) -> Vec<u8> {
     bytes
 }
 
-/// Two files whose owner was killed: so many commits of 2,000 bytes to `a` wait.
+/// Two files whose owner was killed: this many commits of 2,000 bytes to `a` wait.
 fn killed_after(commits: u8) -> SimDisk {
     let disk = SimDisk::new(untorn_crashlab::Options::default());
     let store = open(&disk);
@@ -105,7 +105,7 @@ fn opening_applies_nothing_and_flushes_the_journal_alone() {
     assert_eq!(disk.get("a").unwrap(), [1; 2000], "the data file is as the last checkpoint left it");
     let made: Vec<_> = syncs(&disk).iter().zip(&before).map(|(now, before)| now - before).collect();
     let of = |point| made[sync_point_index(point)];
-    // The header and three directories, as the owner was killed, and each segment.
+    // The header and three directories, after the killed owner, and each segment.
     assert_eq!(of(sync_point::RECOVER_JOURNAL), 4 + segments);
     assert_eq!(of(sync_point::HEADER_LISTED), 1);
     assert_eq!(made.iter().sum::<u64>(), 4 + segments + 1, "and no other flush");
@@ -151,7 +151,7 @@ fn a_commit_waits_for_one_portion_of_a_full_journal() {
     assert_eq!((disk.get("a").unwrap(), disk.get("b").unwrap()), (vec![23; 2000], vec![100; 2000]));
 }
 
-/// A commit renames a file of which portions wait, and so writes all of its contents first.
+/// A commit renames a file with unapplied portions, and so writes all of its contents first.
 #[test]
 fn a_portion_does_not_write_older_contents_over_newer() {
     let disk = SimDisk::new(untorn_crashlab::Options::default());
@@ -179,7 +179,7 @@ fn a_portion_does_not_write_older_contents_over_newer() {
     assert!(portions > 2, "{portions}");
 }
 
-/// The disk refuses what a portion writes, or fails to flush it: all goes at once, by the next checkpoint.
+/// The disk refuses the writes of a portion, or fails to flush them: the next checkpoint applies everything at once.
 #[test]
 fn a_portion_that_fails_is_applied_with_all_the_rest() {
     for code in [libc::EIO, libc::ENOSPC] {
@@ -246,7 +246,7 @@ fn a_store_on_a_full_copy_on_write_disk_is_read_and_commits_wait() {
     assert_eq!(store.status().quarantined.len(), 0);
 }
 
-/// On a disk without any room another program moves a file away; when there is room the others go on.
+/// On a disk without any room another program moves a file away; with room again, the others go on.
 #[test]
 fn what_waits_is_restated_behind_the_list_that_was_due() {
     let disk = killed_after(3);

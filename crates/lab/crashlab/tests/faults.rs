@@ -1,6 +1,6 @@
-//! An error at every call site: longer programs, and at each of their calls in turn every error that a
-//! system call may give, or a short read or write. Nothing panics; no acknowledged commit is lost, also
-//! not to the crash that follows; a store opened again holds a state that the model allows.
+//! An error at every call site: longer programs, and at each of their calls in turn every error that a system call may
+//! return, or a short read or write. Nothing panics. No acknowledged commit is lost, even by a crash after the error. A
+//! store that is opened again shows a state that the model allows.
 
 use untorn_crashlab::enumeration::enumerate::{Bounds, Effort, Enumeration};
 use untorn_crashlab::programs::program::{Op, Setup, Trouble};
@@ -15,7 +15,7 @@ const TROUBLES: &[fn(u64) -> Trouble] = &[
     |call| Trouble::Short(call, 512),
 ];
 
-/// Errors that calls on names give besides.
+/// Additional errors of calls on names.
 const REFUSALS: &[fn(u64) -> Trouble] = &[
     |call| Trouble::Errno(call, libc::EACCES),
     |call| Trouble::Errno(call, libc::EPERM),

@@ -1,9 +1,9 @@
-//! Concurrent commits, checkpoints and closes of the real store, under a scheduler that runs one thread
-//! at a time and tries interleavings, by chance and by priorities (PCT). Every schedule ends in a crash,
-//! often in its midst: what was acknowledged is there, what was not is there whole or not at all.
+//! Concurrent commits, checkpoints and closes of the real store, under a scheduler that runs one thread at a time and
+//! tries interleavings, at random and by priorities (PCT). Every schedule ends in a crash, often in the middle.
+//! Acknowledged commits must be there, and other commits completely or not at all.
 //!
-//! A failing schedule prints its seed and itself; `SHUTTLE_RANDOM_SEED` runs it again.
-//! `UNTORN_SHUTTLE_SECONDS` gives each scheduler more time for each scenario than its two seconds.
+//! A failing schedule prints its seed and itself; `SHUTTLE_RANDOM_SEED` runs it again. `UNTORN_SHUTTLE_SECONDS` gives
+//! each scheduler more than its two seconds per scenario.
 
 mod hooked;
 mod interleaved;
@@ -23,7 +23,7 @@ use untorn_crashlab::{Failed, Fault, Model, On, Options, PROFILES, What};
 
 const SEED: u64 = 0x5eed;
 const PCT_DEPTH: usize = 3;
-/// Schedules from one seed; then the clock is looked at, and the next seed taken.
+/// The number of schedules from one seed; then the clock is checked, and the next seed taken.
 const BATCH: usize = 50;
 
 struct SeedOfFailure<'a> {
@@ -41,7 +41,7 @@ impl Drop for SeedOfFailure<'_> {
     }
 }
 
-/// Runs a scenario under many schedules, for a bounded time.
+/// Runs a scenario under many schedules, for a limited time.
 fn explore(name: &str, scenario: fn()) {
     let seconds = std::env::var("UNTORN_SHUTTLE_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(2);
     let run = |how: &str, scheduler: fn(u64) -> Box<dyn Scheduler + Send>| {
@@ -65,7 +65,7 @@ fn disk() -> Options {
     Options { profile, seed: thread_rng().r#gen(), ..Options::default() }
 }
 
-/// A store with a thread of its own, and a journal that is full now and then.
+/// A store with a thread of its own, and a small journal that is sometimes full.
 fn options() -> StoreOptions {
     StoreOptions::default().sizes(48 << 10, 16 << 10, 8 << 10)
 }
@@ -107,7 +107,7 @@ fn committers_share_files_and_flushes() {
     });
     let (commits, flushes) = (COMMITS.load(Relaxed), FLUSHES.load(Relaxed));
     println!("committers: {flushes} flushes for {commits} commits");
-    // Most commits here are alone: the creations of files, and those that a full journal parts.
+    // Most commits here are alone: the creations of files, and those that a full journal separates.
     assert!(flushes * 20 < commits * 19, "{flushes} flushes for {commits} commits: nobody shared one");
 }
 
@@ -132,7 +132,7 @@ fn files_that_commit_together_stay_together() {
             }),
             start(&fixture, |w| w.commit_numbers("b", 0, 4)),
             start(&fixture, |w| w.checkpoint()),
-            // Once a file is in a transaction, no other commit takes its changes.
+            // When a file is in a transaction, no other commit takes its changes.
             start(&fixture, |w| {
                 let Some(file) = w.ok(w.store.open_or_create("t")) else { return };
                 let mut txn = w.store.begin();
@@ -217,8 +217,8 @@ fn names_change_under_committers() {
     });
 }
 
-/// Another thread writes the commit that makes a file, while the file's creator goes on with it: what was written to the
-/// file is in it at every moment, and a size that is set meanwhile comes behind it.
+/// Another thread writes the commit that creates a file, while the file's creator continues. The creator's writes are
+/// in the file at every moment, and a size that is set meanwhile comes after them.
 #[test]
 fn a_new_file_is_whole_while_its_commit_is_written() {
     explore("new", || {
@@ -256,7 +256,7 @@ fn tickets_are_waited_for_elsewhere_and_closing_races_with_all() {
                     w.ledger.tried(name, 0, number);
                     let Some(()) = w.ok(write(&file, 0, number)) else { return };
                     let Some(ticket) = w.ok(file.commit_async()) else { return };
-                    // Whatever happens meanwhile, a ticket that was given out is honoured.
+                    // A ticket that was returned must succeed, also if the store is closed meanwhile.
                     thread::spawn(move || ticket.wait()).join().unwrap().expect("an accepted commit");
                     w.ledger.done(name, 0, number);
                 }
@@ -272,7 +272,7 @@ fn tickets_are_waited_for_elsewhere_and_closing_races_with_all() {
                 assert!(is_plain(&w.disk, Path::new(name)), "{name}");
                 w.plain_number(name, 0);
             }
-            // The other one may have it open just now.
+            // The other thread may have it open at the moment.
             let Ok(next) = open_next(w) else { return };
             for name in ["a", "b"] {
                 let opened = next.open_file(name);
@@ -294,15 +294,15 @@ fn tickets_are_waited_for_elsewhere_and_closing_races_with_all() {
     });
 }
 
-/// A commit that found no room keeps its place. Whoever waits for it writes it once more, and meanwhile the store is closed: it
-/// is there, or whoever waits is told that it is not.
+/// A commit that found no room keeps its place. A thread that waits for it writes it again, and meanwhile the store is
+/// closed: the commit is there, or the waiting thread gets an error.
 #[test]
 fn a_commit_that_kept_its_place_is_not_lost_by_a_close() {
     static WITHOUT_ROOM: AtomicU64 = AtomicU64::new(0);
     static ACKNOWLEDGED: AtomicU64 = AtomicU64::new(0);
     explore("places", || {
         let fixture = Fixture::with_files(disk(), options().in_order(true).background(false), &["a"]);
-        // The first commit of a file sets its attribute, for which there is no room now, and is some tries later.
+        // The first commit of a file sets its attribute, for which there is no room now, but after a few more attempts.
         let (times, what) = (thread_rng().gen_range(1..4), What::Errno(libc::ENOSPC));
         fixture.disk.fail(Fault { on: On::Attribute, after: 0, times, what });
         let file = fixture.store.open_file("a").expect("a file that is there");
@@ -351,7 +351,7 @@ fn descriptors_come_and_go_while_the_journal_is_full() {
             start(&fixture, |w| w.commit_numbers("a", 1, 2)),
             start(&fixture, |w| w.commit_numbers("b", 1, 3)),
             start(&fixture, |w| w.commit_numbers("c", 0, 3)),
-            // No thread writes to this one: its last handle goes, and another thread opens it anew.
+            // No thread writes to this one: its last handle is dropped, and another thread opens it again.
             start(&fixture, |w| w.watch("r", 0, 3)),
             start(&fixture, |w| w.watch("r", 0, 3)),
             start(&fixture, |w| {
@@ -371,8 +371,8 @@ fn descriptors_come_and_go_while_the_journal_is_full() {
     });
 }
 
-/// On a disk that damages the page being written, each record must bring what the checkpoint that comes
-/// after it needs, wherever the one before it began.
+/// On a disk that damages the page being written, each record must have the bytes that the next checkpoint needs,
+/// wherever the checkpoint before it began.
 #[test]
 fn pages_are_logged_whole_around_a_checkpoint() {
     explore("pages", || {
@@ -406,7 +406,7 @@ fn a_failed_flush_is_never_taken_for_a_good_one() {
             start(&fixture, |w| w.commit_while_it_goes_well("a", 3)),
             start(&fixture, |w| w.commit_while_it_goes_well("b", 3)),
             start(&fixture, |w| w.commit_while_it_goes_well("c", 3)),
-            // One of them may be the one that fails.
+            // A checkpoint may be the call that fails.
             start(&fixture, |w| (0..3).for_each(|_| drop(w.store.checkpoint()))),
         ];
         join(threads);

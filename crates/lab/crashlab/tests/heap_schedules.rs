@@ -1,6 +1,6 @@
 //! Two threads that change a heap, and one that commits it, under a scheduler that runs one thread at a time and tries
-//! interleavings, by chance and by priorities (PCT). At the end, and at a moment in the midst, the power fails: the heap
-//! is sound, each block is reached, and none was given out twice.
+//! interleavings, at random and by priorities (PCT). At the end, and at a moment in the middle, the power is cut: the
+//! heap must be sound, each block reached, and none allocated twice.
 //!
 //! A failing schedule prints its seed and itself; `SHUTTLE_RANDOM_SEED` runs it again. `UNTORN_SHUTTLE_SECONDS` gives
 //! each scheduler more time than its three seconds.
@@ -28,7 +28,7 @@ const PCT_DEPTH: usize = 3;
 const PLACES: usize = 6;
 const STEPS: usize = 5;
 
-/// Blocks that the threads pass each other.
+/// Blocks that the threads pass to each other.
 type Table = [u64; PLACES];
 
 struct SeedOfFailure(&'static str, u64);
@@ -42,7 +42,7 @@ impl Drop for SeedOfFailure {
 }
 
 fn open(disk: &SimDisk) -> (Store, Heap) {
-    // Every call of the storage is a place where another thread may go on, as an access to an atomic is.
+    // Every call of the storage is a point where another thread may run, like an access to an atomic.
     let point = AtomicU64::new(0);
     let storage = Hooked::over(disk.spawn(), Arc::new(move |_| _ = point.load(SeqCst)));
     let options = StoreOptions::default().sizes(48 << 10, 16 << 10, 8 << 10);
@@ -55,19 +55,20 @@ fn table(heap: &Heap) -> *mut Table {
     heap.root_or::<Table>("table", |_| [0; PLACES]).expect("a root").as_ptr()
 }
 
-/// The words that are in a block, at both of its ends.
+/// The words at both ends of a block.
 fn words(block: u64, bytes: u64) -> (u64, u64) {
     (block ^ bytes.rotate_left(32), bytes)
 }
 
 fn check(block: u64) {
     let at = block as *const u64;
-    // SAFETY: a block that a thread filled and nobody has freed, if the heap is right; its first page is there anyway.
+    // SAFETY: a block that a thread filled and nobody has freed, if the heap is right; its first page is mapped in any
+    // case.
     let (word, bytes) = unsafe { (at.read(), at.add(1).read()) };
     assert_eq!((word, bytes), words(block, bytes), "the block at {block:#x} is somebody else's, too");
 }
 
-/// Each step frees what is in a place, and puts another block there: a change that a commit has whole.
+/// Each step frees the block in a place, and puts another block there, in one change.
 fn change(heap: &Heap, table: usize) {
     let table = table as *mut Table;
     for _ in 0..STEPS {
@@ -76,7 +77,8 @@ fn change(heap: &Heap, table: usize) {
         let _guard = heap.mutate();
         let block = heap.allocate(Layout::from_size_align(bytes, 8).expect("a layout")).expect("a block");
         let (word, len) = words(block.as_ptr() as u64, bytes as u64);
-        // SAFETY: so many bytes were allocated; a place is taken by one thread at a time, as none is switched here.
+        // SAFETY: this many bytes were allocated; only one thread at a time takes a place, as the scheduler does not
+        // switch here.
         let old = unsafe {
             block.cast::<u64>().write(word);
             block.cast::<u64>().add(1).write(len);
@@ -127,7 +129,7 @@ fn scenario() {
     check_heap(&heap);
     if thread_rng().gen_range(0..2) == 0 {
         change(&heap, address);
-        // SAFETY: what was allocated since the last commit is not used.
+        // SAFETY: blocks that were allocated since the last commit are not used.
         unsafe { heap.rollback() }.expect("a rollback");
         check_heap(&heap);
         change(&heap, address);

@@ -1,5 +1,5 @@
-//! What a commit of a heap keeps waiting: threads that change the heap stand still while what they changed is copied,
-//! and not while it is compared with what is committed, nor while it is written and flushed.
+//! The threads that a commit of a heap makes wait: threads that change the heap wait while their changes are copied,
+//! but not while they are compared with the committed state, written and flushed.
 
 mod hooked;
 
@@ -15,7 +15,7 @@ use untorn::{StoreOptions, Tracker};
 use untorn_crashlab::{Options, SimDisk};
 use untorn_journal::directories::store_dir::StoreDir;
 
-/// A thread that does not get the guard by then never does, as the commit waits for that thread.
+/// A thread that does not get the guard within this time never gets it, as the commit waits for that thread.
 const LIMIT: Duration = Duration::from_secs(10);
 
 #[test]
@@ -48,7 +48,7 @@ fn threads_go_on_while_a_commit_compares_and_flushes() {
         heap.commit().expect("a commit");
         store.checkpoint().expect("a checkpoint");
         heap.close().expect("closed");
-        // Nothing is remembered of what is committed: it is read.
+        // A new opening does not remember the committed state, so the commit must read it.
         let heap = open().expect("a heap");
         std::thread::scope(|scope| {
             let heap = &heap;

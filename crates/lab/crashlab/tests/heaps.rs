@@ -1,5 +1,6 @@
-//! Random programs over a heap on the simulated disk, beside a model: crashed at every moment, and during the
-//! recovery, the heap is to the last byte what it was at a commit that may be the last, and the program continues from there.
+//! Random programs over a heap on the simulated disk, beside a model, crashed at every moment and during the recovery.
+//! The heap must have, to the last byte, the contents as of a commit that may be the last, and the program continues
+//! from there.
 //!
 //! `UNTORN_TEST_SEED` chooses the programs, `UNTORN_ENUM_SECONDS` gives them more time. A violation prints the line
 //! that repeats it.
@@ -13,12 +14,12 @@ fn variable<T: std::str::FromStr>(name: &str) -> Option<T> {
     std::env::var(name).ok()?.parse().ok()
 }
 
-/// Steps of a program that is crashed, and of one that is not.
+/// The steps of a program that is crashed, and of one that is not.
 const STEPS: usize = 60;
 const STEPS_PLAYED: usize = 300;
-/// Programs that are not crashed.
+/// The number of programs that are not crashed.
 const PLAYED: u64 = 30;
-/// So many programs, whatever time is given.
+/// The most programs of one seed, for any time limit.
 const PROGRAMS_MAX: u64 = 1 << 32;
 
 #[test]
@@ -54,8 +55,8 @@ fn every_heap_survives_every_crash() {
     assert!(violations.is_empty() && totals.programs > 0, "{} violations", violations.len());
 }
 
-/// A call of the system that fails, in commits, growth, checkpoints, while a heap is opened or closed: the program is told,
-/// tries again or takes its changes back, and no commit is lost, also not to a crash.
+/// One system call fails in commits, growth, checkpoints, or while a heap is opened or closed: the program gets an
+/// error and retries or rolls back, and no commit is lost, even by a crash.
 #[test]
 fn every_heap_survives_failing_calls() {
     let seed: u64 = variable("UNTORN_TEST_SEED").unwrap_or(1);
@@ -66,7 +67,7 @@ fn every_heap_survives_failing_calls() {
     let mut nth = 0;
     while Instant::now() < deadline {
         let until = (Instant::now() + Duration::from_millis(1000 * seconds / 8)).min(deadline);
-        // Not those of the other test: a seed gives its heaps their addresses.
+        // Other seeds than in the other test, because a seed determines its heaps' addresses.
         let done = fail_calls(
             seed * PROGRAMS_MAX + PROGRAMS_MAX / 2 + nth,
             STEPS,

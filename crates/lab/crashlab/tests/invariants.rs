@@ -1,5 +1,5 @@
-//! Which test fails if this invariant is broken? As `mutants` for flushes, in a build where invariants can be
-//! broken: `make mutants`.
+//! Finds for each invariant a test that fails without it, like `mutants` for flushes, in a build in which invariants
+//! can be disabled: `make mutants`.
 
 mod gate;
 
@@ -11,7 +11,7 @@ use untorn_crashlab::mutation::invariants;
 use untorn_crashlab::programs::program::{Case, Op, STARTS, Setup, Trouble, alphabet, mapped_alphabet};
 use untorn_os::{Invariant, disable};
 
-/// Programs that show a broken invariant at once.
+/// Programs that show a disabled invariant at once.
 fn known(invariant: Invariant) -> &'static [&'static str] {
     match invariant {
         invariant::FRESH_START | invariant::CHAIN | invariant::EPOCH => {
@@ -37,7 +37,7 @@ fn known(invariant: Invariant) -> &'static [&'static str] {
     }
 }
 
-/// Programs in which an error, at some call, shows it.
+/// Programs that show it by an error at some call.
 fn known_by_errors(invariant: Invariant) -> &'static [&'static str] {
     match invariant {
         invariant::FOUND_ONCE => &["closed,ext4,sector,tight,direct/0/map,pages,line/"],
@@ -47,7 +47,7 @@ fn known_by_errors(invariant: Invariant) -> &'static [&'static str] {
     }
 }
 
-/// What no crash shows.
+/// The scenario of an invariant that no crash shows.
 fn scenario(invariant: Invariant) -> Option<&'static str> {
     match invariant {
         invariant::DURABLE_LSN => Some("damage_before_durable_commits_is_no_torn_end"),
@@ -139,7 +139,7 @@ fn scenario(invariant: Invariant) -> Option<&'static str> {
     }
 }
 
-/// Invariants that no test here needs, and why.
+/// Invariants that no test here needs, with the reason.
 fn why_not(invariant: Invariant) -> Option<&'static str> {
     match invariant {
         invariant::LISTED_ANEW => Some(

@@ -1,6 +1,6 @@
-//! Processes that change a heap are killed by SIGKILL at random moments, over and over. What each commit changes follows
-//! from the seed and its number alone, so the model of any commit can be made: the heap must hold the last acknowledged
-//! commit or the one after it, structures and pointers and all, and no allocation besides.
+//! Processes that change a heap are killed by SIGKILL at random moments, over and over. The changes of each commit
+//! depend only on the seed and its number, so the model of any commit can be computed. The heap must have the last
+//! acknowledged commit or the one after it, with all structures and pointers, and no other allocation.
 
 #[path = "../../../core/untorn/tests/common/kill.rs"]
 mod kill;
@@ -34,7 +34,7 @@ fn commit(seed: u64, n: u64, model: &mut HeapModel, mut change: impl FnMut(&Chan
     }
 }
 
-/// Brings the model to what a heap holds, and returns the number of that commit.
+/// Advances the model to the state of a heap; returns the number of that commit.
 fn follow(seed: u64, mut n: u64, model: &mut HeapModel, serial: u64) -> u64 {
     while model.serial < serial {
         n += 1;
@@ -44,7 +44,7 @@ fn follow(seed: u64, mut n: u64, model: &mut HeapModel, serial: u64) -> u64 {
     n
 }
 
-/// In the second process: commits as fast as it can, telling each commit once it is acknowledged.
+/// In the second process: commits as fast as possible, and prints each commit that is acknowledged.
 fn commit_until_killed(path: &Path, seed: u64, tracker: Tracker) {
     let heap = open(path, tracker).expect("open");
     let fixture = || HeapFixture::of(&heap).expect("the structures");
@@ -55,7 +55,7 @@ fn commit_until_killed(path: &Path, seed: u64, tracker: Tracker) {
         n += 1;
         let mut apply = |change: &Change, model: &HeapModel| fixture().apply(change, model).expect("a change");
         if n.is_multiple_of(11) {
-            // Done, and never committed.
+            // Made, but never committed.
             commit(!seed, n, &mut model.clone(), &mut apply);
             // SAFETY: nothing that was allocated since is used.
             unsafe { heap.rollback() }.expect("rollback");
@@ -95,9 +95,9 @@ fn heaps_survive_sigkill_whole() {
         let again = Again::test(TEST).expect("this program");
         let rng = &mut Rng::with_seed(seed);
         let (mut model, mut verified, mut kills) = (HeapModel::default(), 0, 0u64);
-        // At least so long, and until enough has happened to prove something.
+        // At least this long, and until enough has happened to prove something.
         while start.elapsed() < DURATION || kills < 10 || verified < 50 {
-            // Where starting takes longer than that, longer.
+            // Longer on machines where starting takes longer.
             let slow = if verified < 50 { 1 + kills / 30 } else { 1 };
             let after = Duration::from_micros(rng.u64(5_000..120_000) * slow);
             let acknowledged = run_and_kill(again.command().env(CHILD, &order), after);
@@ -129,11 +129,11 @@ fn heaps_survive_sigkill_whole() {
 
 type Table<'h> = hashbrown::HashMap<u64, u64, std::hash::BuildHasherDefault<std::hash::DefaultHasher>, InHeap<'h>>;
 
-/// Words of a value that may be addresses, and are none of the heap's.
+/// The number of words of a value that may be addresses out of the heap.
 fn strangers<T>(heap: &Heap, value: &T) -> usize {
     let (base, len) = heap.memory();
     let own = base.as_ptr() as usize..base.as_ptr() as usize + len;
-    // SAFETY: as many words as the value has; the types that are asked for have no padding.
+    // SAFETY: as many words as the value has; the types used here have no padding.
     let words = unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast::<usize>(), size_of::<T>() / 8) };
     words.iter().filter(|word| **word > 1 << 32 && !own.contains(word)).count()
 }

@@ -1,8 +1,8 @@
-//! Programs over a mapped file, crashed at every moment: memory is what the model says after every
-//! operation, and what a crash leaves is the last acknowledged commit, or the one on its way, whole.
+//! Programs over a mapped file, crashed at every moment. Memory must equal the model after every operation, and after a
+//! crash the last acknowledged commit, or the pending one, must be there completely.
 //!
-//! `UNTORN_TEST_SEED` chooses the longer programs; with `UNTORN_ENUM_SECONDS`, all programs of three
-//! operations follow as far as that time reaches. A violation prints the line that repeats it.
+//! `UNTORN_TEST_SEED` chooses the longer programs; with `UNTORN_ENUM_SECONDS`, all programs of three operations follow
+//! until that time is over. A violation prints the line that repeats it.
 
 use std::time::{Duration, Instant};
 use untorn_crashlab::enumeration::enumerate::{Bounds, Effort, Enumeration, within};
@@ -51,7 +51,7 @@ fn every_mapped_program_survives_every_crash() {
         tell(&format!("{start:?}, two operations"), two.len());
         pairs.push((start, two));
     }
-    // Longer ones by chance, each continued by every operation.
+    // Longer programs at random, each continued by every operation.
     let mut rng = fastrand::Rng::with_seed(seed);
     for (start, two) in pairs.iter().filter(|_| !enumeration.is_over()) {
         for len in [4, 7, 10] {

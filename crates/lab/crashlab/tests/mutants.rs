@@ -1,5 +1,5 @@
-//! Which test fails if this one flush is deleted? For every sync point there is a crash that loses
-//! something without it (`docs/generated/MUTANTS.md`), found by enumeration with that sync point skipped.
+//! Finds for each flush a test that fails without it. For every sync point there is a crash that loses something
+//! without it (`docs/generated/MUTANTS.md`), found by enumeration with that sync point skipped.
 
 mod gate;
 
@@ -35,7 +35,7 @@ fn known(step: &str) -> &'static [&'static str] {
     }
 }
 
-/// Sync points that no test here needs, and why.
+/// Sync points that no test here needs, with the reason.
 fn why_not(step: SyncPoint) -> Option<&'static str> {
     match step {
         sync_point::RELOCATED => Some(
@@ -141,14 +141,15 @@ fn survives(case: &Case) {
     }
 }
 
-/// With nothing broken, every crash in the table is survived.
+/// Every crash in the table passes if nothing is disabled.
 #[test]
 fn every_listed_crash_is_survived() {
     for (name, shown) in ["Sync point", "Invariant"].into_iter().flat_map(listed) {
         if let Some(case) = case_of(&shown) {
             println!("{name}: {case}");
             match run(&case) {
-                // With the invariant broken there were more calls, or fewer: every crash of that program, then.
+                // With the invariant disabled, the number of calls was different, so every crash of that program is
+                // tried.
                 Err(what) if what == NO_SUCH_CALL => survives(&case),
                 done => done.unwrap_or_else(|what| panic!("{case}\n  {what}")),
             }

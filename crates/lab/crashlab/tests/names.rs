@@ -1,10 +1,10 @@
-//! Transactions over names and bytes on the simulated disk, beside a model: crashed at random moments, and during the
-//! recovery, every name, size, byte and mode is as of the last acknowledged commit, or of one that was on its way, and
-//! the program continues from there. Where the kernel refuses something, before or during the recovery, the files and
-//! directories concerned wait, all others do not, and all is as it must be once it is refused no more.
+//! Transactions over names and bytes on the simulated disk, beside a model, crashed at random moments and during the
+//! recovery. Every name, size, byte and mode must be as of the last acknowledged commit, or of a pending one, and the
+//! program continues from there. If the kernel refuses something, before or during the recovery, only the files and
+//! directories concerned wait, and everything is right once it is refused no more.
 //!
-//! `UNTORN_TEST_SEED` chooses the programs, `UNTORN_NAMES_PROGRAMS` says how many, for each test. A violation is made
-//! smaller, and prints the line that repeats it.
+//! `UNTORN_TEST_SEED` chooses the programs, `UNTORN_NAMES_PROGRAMS` sets their number, for each test. A violation is
+//! minimised, and prints the line that repeats it.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -20,16 +20,16 @@ fn variable<T: std::str::FromStr>(name: &str) -> Option<T> {
 
 const PROGRAMS: u64 = 60;
 const STEPS: usize = 14;
-/// So many programs of one seed, at most.
+/// The most programs of one seed.
 const PROGRAMS_MAX: u64 = 1 << 32;
-/// A violation is made smaller for so long.
+/// The time for which a violation is minimised.
 const SMALLER: Duration = Duration::from_secs(30);
 
 fn effort() -> NameEffort {
     NameEffort { moments: 3, cuts: 3, steps_before: 0, alphabet: Alphabet::CHANGES }
 }
 
-/// What ordinary users meet.
+/// The troubles of ordinary users.
 const TROUBLES: Alphabet = Alphabet { kinds: true, rights: Rights::Recoverable, refusals: true, classes: true };
 
 fn troubled() -> NameEffort {
@@ -113,7 +113,7 @@ fn short_programs_of_names_survive_what_is_refused() {
         let all = programs_of(operations) as u64;
         let tried = if full { all } else { programs(default).min(all) };
         let program = |nth: u64| {
-            // An even choice, another one for each seed.
+            // Evenly distributed, differently for each seed.
             let number = (nth * (all / tried) + seed) % all;
             let program = numbered(operations, number as usize);
             let effort = NameEffort { steps_before: steps_before(&program), moments: 2, cuts: 2, ..troubled() };
@@ -141,7 +141,7 @@ fn again_one_case() {
     try_program(&program, effort).unwrap_or_else(|violation| panic!("{violation}"));
 }
 
-/// A power cut that kept the move and lost the new directory would lose the file.
+/// A power cut that keeps the move and loses the new directory would lose the file.
 #[test]
 fn an_existing_file_moves_into_a_new_directory() {
     for profile in ["posix", "btrfs", "ext4", "xfs"] {
@@ -166,8 +166,8 @@ fn try_seeds(setup: &str, seeds: std::ops::Range<u64>, steps: &str) {
     }
 }
 
-/// A rename waits, and so do a mode that was set before and is not flushed, and the rest of a page that was written in
-/// place: all of it is in the record that the log keeps of them.
+/// A rename waits, with a mode that was set before and is not flushed, and with the rest of a page that was written in
+/// place: the record that the log keeps for them has all of it.
 #[test]
 fn what_waits_is_restated_whole() {
     let mode = "commit=create:b:640;mkdir:d:700;create:d/a:644|commit=rename:d/a:a|commit=chmod:a:400|\
@@ -179,7 +179,7 @@ fn what_waits_is_restated_whole() {
 }
 
 /// A file has the name of a directory that is to be removed, or the directory is still there, and the directory above
-/// is closed by then.
+/// it is closed by then.
 #[test]
 fn a_directory_is_removed_from_one_that_is_closed() {
     try_seeds(
@@ -194,7 +194,7 @@ fn a_directory_is_removed_from_one_that_is_closed() {
     );
 }
 
-/// A file gets the name of the directory that it lies in, which is closed.
+/// A file gets the name of its own directory, which is closed.
 #[test]
 fn a_file_takes_the_place_of_its_closed_directory() {
     try_seeds(

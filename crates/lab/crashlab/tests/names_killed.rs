@@ -1,9 +1,9 @@
-//! Processes that change names and bytes at random on real file systems, as root and as an ordinary user, are killed
-//! by SIGKILL at random moments, over and over. What each commit changes follows from the seed and its number alone;
-//! the number is the size of a file that every commit changes. So the store must hold, name by name and byte by byte,
-//! the last acknowledged commit, or a later one, whole.
+//! Processes that make random changes of names and bytes on real file systems, as root and as an ordinary user, are
+//! killed by SIGKILL at random moments, over and over. The changes of each commit depend only on the seed and its
+//! number, which is the size of a file that every commit changes. So the store must have, name by name and byte by
+//! byte, the last acknowledged commit, or a later one, completely.
 //!
-//! `UNTORN_TEST_SEED` chooses the commits, `UNTORN_NAMES_KILLS` says how many kills at each place.
+//! `UNTORN_TEST_SEED` chooses the commits, `UNTORN_NAMES_KILLS` sets the number of kills at each place.
 
 #[path = "../../../core/untorn/tests/common/kill.rs"]
 mod kill;
@@ -23,14 +23,14 @@ const TEST: &str = "names_survive_sigkill_whole";
 const CHILD: &str = "UNTORN_TEST_NAMES";
 const KILLS: u64 = 4;
 const NOBODY: u32 = 65534;
-/// Its size is the number of the last commit.
+/// A file whose size is the number of the last commit.
 const NUMBER: &str = "number";
 
 fn variable(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
-/// What an ordinary user does keeps the user's right to recover it.
+/// The changes of an ordinary user keep the user's right to recover them.
 fn alphabet(uid: u32) -> Alphabet {
     Alphabet { rights: if uid == 0 { Rights::Any } else { Rights::Recoverable }, ..Alphabet::CHANGES }
 }
@@ -54,7 +54,7 @@ fn tree_after(seed: u64, n: u64, alphabet: Alphabet) -> NameTree {
     tree
 }
 
-/// In either failure class: a kill takes nothing from what is in the cache.
+/// Opens in either failure class: a kill loses nothing in the cache.
 fn open(path: &Path, n: u64) -> Store {
     let class = if n.is_multiple_of(3) { FailureClass::Process } else { FailureClass::Power };
     let store = StoreOptions::default().journal_bytes(64 << 10).class(class).open(path).expect("recovery");
@@ -70,7 +70,7 @@ fn last_commit(store: &Store) -> u64 {
     }
 }
 
-/// Commits as fast as it can, telling each commit once it is acknowledged.
+/// Commits as fast as possible, and prints each commit that is acknowledged.
 fn commit_until_killed(path: &Path, seed: u64, start: u64, alphabet: Alphabet) {
     let store = open(path, seed + start);
     let mut n = last_commit(&store);
@@ -96,13 +96,13 @@ fn commit_until_killed(path: &Path, seed: u64, start: u64, alphabet: Alphabet) {
     }
 }
 
-/// Recovers, and compares everything with what the commits so far must have left.
+/// Recovers, and compares everything with the state after the commits so far.
 fn verify(path: &Path, seed: u64, acknowledged: u64, alphabet: Alphabet) {
     let store = open(path, seed + acknowledged);
     let n = last_commit(&store);
     assert!(n >= acknowledged, "seed {seed}: commit {acknowledged} was acknowledged, and {n} is there");
     let tree = tree_after(seed, n, alphabet);
-    // Opening made the names, and served what was read so far from the journal.
+    // The opening has made the names, and has served the contents from the journal so far.
     store.checkpoint().expect("a checkpoint");
     let compare = |when: &str| {
         if let Some(how) = tree.difference_from(path, alphabet).expect("the store's directory") {
@@ -131,7 +131,7 @@ fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// A place for stores: a directory, on a file system of its own if one is wanted.
+/// A place for stores: a directory, on a file system of its own if one is requested.
 struct Place {
     name: &'static str,
     mount: Option<PathBuf>,

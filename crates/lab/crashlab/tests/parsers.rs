@@ -1,4 +1,4 @@
-//! The fuzz targets' entries with random and damaged bytes: a short run that needs no special compiler.
+//! Runs the entries of the fuzz targets with random and damaged bytes: short, and without a special compiler.
 
 #[path = "../../../../fuzz/entries.rs"]
 mod entries;
@@ -6,10 +6,10 @@ mod entries;
 use fastrand::Rng;
 use std::time::{Duration, Instant};
 
-/// For each entry and each kind of input.
+/// The time for each entry and each kind of input.
 const TIME: Duration = Duration::from_millis(400);
 
-/// Calls the entry with what `make` makes, for a while, and says how often.
+/// Calls the entry with inputs from `make` for a while, and prints the number of calls.
 fn run(name: &str, entry: fn(&[u8]), mut make: impl FnMut(&mut Rng) -> Vec<u8>) {
     let seed = std::env::var("UNTORN_TEST_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
     let rng = &mut Rng::with_seed(seed);
@@ -48,7 +48,7 @@ fn damaged_bytes() {
     for (name, entry, sample) in entries::samples() {
         run(name, entry, |rng| {
             let mut bytes = sample.clone();
-            // The first bytes of everything are heads, where damage does most.
+            // The first bytes of every input are heads, where damage has the largest effect.
             for _ in 0..rng.usize(1..6) {
                 let reach = if rng.bool() { bytes.len().min(128) } else { bytes.len() };
                 let at = rng.usize(..reach);

@@ -1,6 +1,6 @@
 //! Readers beside an owner on the simulated disk, at interleavings of all their calls.
 //!
-//! `UNTORN_TEST_SEED` chooses the programs, `UNTORN_READERS_PROGRAMS` says how many.
+//! `UNTORN_TEST_SEED` chooses the programs, `UNTORN_READERS_PROGRAMS` sets their number.
 
 use std::sync::Mutex;
 use untorn_crashlab::mutation::sync_point_index;
@@ -11,7 +11,7 @@ use untorn_journal::sync_point;
 const PROGRAMS: u64 = 40;
 const READERS: u64 = 60;
 
-/// What can be switched off is so for the whole process.
+/// Serialises the tests, because a switched-off mutant is off for the whole process.
 static SWITCHES: Mutex<()> = Mutex::new(());
 
 fn variable(name: &str) -> Option<u64> {
@@ -57,7 +57,7 @@ fn readers_see_what_waits() {
     assert!(totals.across > 0);
 }
 
-/// What a killed owner left in the page cache is flushed before a reader shows it.
+/// The commits of a killed owner that are only in the page cache are flushed before a reader shows them.
 #[test]
 fn what_a_reader_flushed_survives() {
     let _switches = SWITCHES.lock();
@@ -67,7 +67,7 @@ fn what_a_reader_flushed_survives() {
     assert!(missed.is_some_and(|what| what.contains("a power cut leaves")), "no program shows a missing flush");
 }
 
-/// As the mutation gate does for all invariants, for those of readers alone.
+/// Like the mutation gate for all invariants, but only for those of readers.
 #[cfg(feature = "mutants")]
 #[test]
 fn each_care_for_readers_is_needed() {

@@ -1,11 +1,11 @@
-//! Crash states of real file systems: Untorn's own programs, which must survive all of them, and controls
-//! with a known mistake, which must be found.
+//! Crash states of real file systems: Untorn's own programs must survive all of them, and controls with a known mistake
+//! must be found.
 //!
-//! `UNTORN_REPLAY_STATES` is the number of states for all file systems together, `UNTORN_REPLAY_SECONDS`
-//! bounds the time, `UNTORN_REPLAY_WORKERS` says how many work at once on each file system, `UNTORN_TEST_SEED` chooses programs and states, `UNTORN_REPLAY_ONLY` a kind of program (`heap`),
-//! `UNTORN_REPLAY_CASE` repeats a violation.
+//! `UNTORN_REPLAY_STATES` is the number of states for all file systems together, `UNTORN_REPLAY_SECONDS` limits the
+//! time, `UNTORN_REPLAY_WORKERS` is the number of parallel workers per file system, `UNTORN_TEST_SEED` chooses programs
+//! and states, `UNTORN_REPLAY_ONLY` a kind of program (`heap`), `UNTORN_REPLAY_CASE` repeats a violation.
 //!
-//! Everything that could hang is done by workers, which are ended when they take too long.
+//! Workers make all calls that could hang, and are ended if they take too long.
 
 use anyhow::{Context, Result, bail};
 use std::path::Path;
@@ -20,18 +20,18 @@ use untorn_crashlab::replay::{
 };
 use untorn_crashlab::workloads::{Killed, Reopening, by_name, controls_of, in_turn, run_if_asked};
 
-/// A hung worker is ended after so long without a state.
+/// The time without a state after which a hung worker is ended.
 const SILENCE: Duration = Duration::from_secs(60);
-/// Beyond the time that a worker gives itself.
+/// The time beyond a worker's own limit.
 const GRACE: Duration = Duration::from_secs(60);
-/// States of a recording before the next one is made; `UNTORN_REPLAY_PER_RECORDING` says another number.
+/// The states of a recording before the next one is made, unless `UNTORN_REPLAY_PER_RECORDING` sets another number.
 const STATES_PER_RECORDING: u64 = 30;
 const CONTROL_STATES: u64 = 40;
-/// Workers for each file system: a state takes long to mount, flush and unmount, and little of any processor.
+/// The number of workers per file system: a state takes long to mount, flush and unmount, but little processor time.
 const WORKERS: u64 = 3;
-/// States looked at to make a violation small.
+/// The number of states that are checked to minimise a violation.
 const TRIES: usize = 200;
-/// In a report, apart from the lines of a worker.
+/// Marks a violation among the lines of a worker.
 const VIOLATION: &str = "VIOLATION ";
 
 fn variable<T: std::str::FromStr>(name: &str, default: T) -> T {
@@ -42,7 +42,7 @@ fn again() -> Result<Again> {
     Ok(Again::test("part")?)
 }
 
-/// The other processes of these tests: devices and workers. By itself it does nothing.
+/// The entry of the other processes of these tests: devices and workers. Does nothing by itself.
 #[test]
 fn part() {
     serve_if_asked();
@@ -67,7 +67,7 @@ fn parse(fs: &str) -> Result<FileSystem> {
     fs.parse().map_err(anyhow::Error::msg)
 }
 
-/// Whether this can be done here; says why not.
+/// Whether this is possible here; prints the reason if not.
 fn possible(fs: &[FileSystem]) -> bool {
     static PROBED: OnceLock<Option<String>> = OnceLock::new();
     let programs: Vec<_> = fs.iter().map(|fs| fs.mkfs()).chain([FileSystem::Ext4.mkfs()]).collect();
@@ -79,7 +79,7 @@ fn possible(fs: &[FileSystem]) -> bool {
     why.is_none()
 }
 
-/// Lets a worker do a job; prints what it says.
+/// Runs a job in a worker, and prints its lines.
 fn watched(job: &str, seconds: u64) -> Vec<String> {
     let limits = Limits { whole: Duration::from_secs(seconds) + GRACE, silence: SILENCE };
     let mut violations = Vec::new();
@@ -151,13 +151,13 @@ fn programs_with_a_known_mistake_are_found() {
     }
 }
 
-/// A server that never answers, and the worker that waits for it, come to an end.
+/// A server that never answers, and the worker that waits for it, are ended.
 #[test]
 fn what_hangs_is_ended() {
     if !possible(&[FileSystem::Ext4]) {
         return;
     }
-    // Long enough for a busy machine to come to where it hangs.
+    // Long enough for a busy machine to reach the hang.
     let limits = Limits { whole: Duration::from_secs(120), silence: Duration::from_secs(10) };
     let mut said = Vec::new();
     let done = watch::supervise(&again().expect("this program"), "hang", limits, |line| said.push(line.to_owned()));
@@ -166,7 +166,7 @@ fn what_hangs_is_ended() {
     assert!(stuck.ends_with("was ended"), "{stuck}");
 }
 
-/// Repeats a violation from what was kept of it: `UNTORN_REPLAY_CASE='recording workload state'`.
+/// Repeats a violation from its saved files: `UNTORN_REPLAY_CASE='recording workload state'`.
 #[test]
 fn again_one_case() {
     let Ok(case) = std::env::var("UNTORN_REPLAY_CASE") else { return };
@@ -177,13 +177,13 @@ fn again_one_case() {
     }
 }
 
-// What follows happens in workers.
+// The functions below run in workers.
 
 fn hang() -> Result<()> {
     struct Stop;
     impl Program for Stop {
         fn run(&self, dir: &Path, _: &Path) -> Result<()> {
-            // Held still, the device answers nobody any more.
+            // A stopped device answers nobody any more.
             let me = std::process::id().to_string();
             let pids = Command::new("ps").args(["-o", "pid=", "--ppid", &me]).output()?;
             let pids = String::from_utf8(pids.stdout)?;
@@ -256,7 +256,7 @@ fn managed(fs: FileSystem, seed: u64, states: u64, deadline: Instant) -> Result<
             Ok(())
         };
         look(&mut bench, &recording, &*program, wanted - 2 * (wanted / 3))?;
-        // A process that is killed leaves what it wrote in the cache; power fails while it is recovered.
+        // A killed process leaves its writes in the cache; the power is cut during the recovery.
         let lines = 1 + (program_seed % 60) as usize;
         let killed = Killed { of: &*program, name: &name, again: &again()?, lines };
         let begun = Instant::now();
@@ -264,7 +264,7 @@ fn managed(fs: FileSystem, seed: u64, states: u64, deadline: Instant) -> Result<
             .with_context(|| format!("{name}, killed after {lines} lines"))?;
         recorded += begun.elapsed();
         look(&mut bench, &second, &*program, wanted / 3)?;
-        // And recovery itself is interrupted: what one crash left is recovered on the recording device.
+        // The recovery itself is interrupted: the state after one crash is recovered on the recording device.
         if let Some(state) = (0..100).find_map(|n| State::draw(&recording, seed_of(!program_seed, n))) {
             let disk = state.image(&recording, &recording.image(recording.flushed(state.cut)));
             let said = recording.said(state.cut);
@@ -307,7 +307,7 @@ fn managed(fs: FileSystem, seed: u64, states: u64, deadline: Instant) -> Result<
     Ok(())
 }
 
-/// So many states of a recording; a violation is reported at once.
+/// Checks this many states of a recording; a violation is reported at once.
 fn look_at(
     bench: &mut Bench,
     recording: &Recording,

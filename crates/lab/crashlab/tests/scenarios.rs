@@ -1,4 +1,4 @@
-//! Damage, and a second thread: what no program of the enumeration shows.
+//! Scenarios that no enumerated program has: damage, and a second thread.
 
 use untorn_crashlab::scenarios::SCENARIOS;
 

@@ -1,4 +1,4 @@
-//! Private mappings on the simulated disk: what loads and stores see, and what takes pages away.
+//! Private mappings on the simulated disk: the results of loads and stores, and the operations that remove pages.
 
 use std::io;
 use std::ops::Range;
@@ -58,7 +58,7 @@ fn stores_stay_private_and_clean_pages_follow_the_file() {
     assert_eq!(load(&*mapping, PAGE - 3, 6).unwrap(), b"foverf");
     assert_eq!(disk.get("f").unwrap(), vec![b'f'; 3 * PAGE as usize]);
     file.write_at(&[b'n'; 3 * PAGE as usize], 0).unwrap();
-    // Pages that were stored to keep their copy; the third follows the cache.
+    // Pages that were stored to keep their copy; the third page follows the cache.
     assert_eq!(load(&*mapping, PAGE - 3, 6).unwrap(), b"foverf");
     assert_eq!(load(&*mapping, 2 * PAGE - 1, 2).unwrap(), b"fn");
     file.zero(0, 3 * PAGE).unwrap();
@@ -89,7 +89,7 @@ fn the_trackers_find_what_was_stored() {
         mapping.copy_in(3 * PAGE - 1, b"23").unwrap();
         let first = if tracker == Tracker::Told { vec![] } else { vec![2, 3] };
         assert_eq!(changed(&*mapping, 2..6), first);
-        // A scan says what is new, the page map what is private. What is told is not looked for.
+        // A scan returns new stores, the page map all private pages. The tracker `told` looks for nothing.
         let again = match tracker {
             Tracker::Scan => vec![1],
             Tracker::PageMap => vec![1, 2, 3],
@@ -121,7 +121,7 @@ fn pages_behind_the_end_are_gone() {
     assert!(is_gone(mapping.copy_in(2 * PAGE - 1, b"yz")));
     assert!(is_gone(mapping.populate(PAGE..3 * PAGE)));
     mapping.populate(0..2 * PAGE).unwrap();
-    // What came before the missing page was stored.
+    // The bytes before the missing page were stored.
     assert_eq!(load(&*mapping, 2 * PAGE - 1, 1).unwrap(), b"y");
 }
 
@@ -156,7 +156,7 @@ fn blank_pages_are_zeros_whatever_the_file_does_and_hidden_ones_are_gone() {
     assert!(is_gone(mapping.copy_in(3 * PAGE, b"x")));
     mapping.blank(3 * PAGE..4 * PAGE).unwrap();
     assert_eq!(load(&*mapping, 3 * PAGE, 5).unwrap(), b"\0\0\0\0\0");
-    // Nobody watches what is hidden.
+    // Hidden pages are not watched.
     let beyond = mapping.changed(0..5 * PAGE, &mut Vec::new());
     assert_eq!(beyond.unwrap_err().raw_os_error(), Some(libc::EPERM));
 }
@@ -170,7 +170,7 @@ fn a_mapping_keeps_its_file_and_ends_with_its_process() {
     let mapping = map_with(&file, Tracker::PageMap);
     mapping.show(0..PAGE).unwrap();
     drop(file);
-    // The claim was the file's, not the mapping's.
+    // The claim belonged to the file, not to the mapping.
     assert!(disk.process().open(Path::new("f"), Open::WRITE).unwrap().try_claim().unwrap());
     disk.remove("f").unwrap();
     mapping.copy_in(0, b"still").unwrap();
@@ -204,11 +204,11 @@ fn planned_faults_reach_mappings() {
     disk.fail(Fault { on: On::Any, after: 0, times: 1, what: What::Errno(libc::ENOMEM) });
     let refused = mapping.changed(0..PAGE, &mut Vec::new());
     assert_eq!(refused.unwrap_err().raw_os_error(), Some(libc::ENOMEM));
-    // The scan that failed forgot nothing.
+    // The failed scan has kept its findings.
     assert_eq!(changed(&*mapping, 0..1), [0]);
 }
 
-/// What one operation on a mapping and its file shows: bytes, ranges, or an error.
+/// The result of one operation on a mapping and its file: bytes, ranges, or an error.
 #[derive(Debug, PartialEq)]
 enum Shown {
     Bytes(Vec<u8>),
@@ -227,7 +227,7 @@ fn by_hand(address: *mut u8, bytes: &mut [u8], store: bool) -> io::Result<()> {
     let here = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: n };
     let there = libc::iovec { iov_base: address.cast(), iov_len: n };
     let pid = std::process::id() as libc::pid_t;
-    // SAFETY: the buffer is ours; the kernel checks the other addresses, which are those of a mapping.
+    // SAFETY: the buffer is this function's; the kernel checks the other addresses, which are those of a mapping.
     let done = unsafe {
         match store {
             true => libc::process_vm_writev(pid, &raw const here, 1, &raw const there, 1, 0),
@@ -237,8 +237,8 @@ fn by_hand(address: *mut u8, bytes: &mut [u8], store: bool) -> io::Result<()> {
     if done == n as isize { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EFAULT)) }
 }
 
-/// One operation by chance; all sides get the same generator, and the same byte to write, which nothing holds yet.
-/// `memory`: the program loads and stores itself.
+/// One random operation; all sides get the same generator, and the same byte to write, which is nowhere yet. `memory`:
+/// the program accesses memory itself.
 fn step(rng: &mut fastrand::Rng, byte: u8, file: &dyn File, mapping: &dyn Mapping, memory: bool) -> Shown {
     const PAGES: u64 = 8;
     let a = rng.u64(0..PAGES);
@@ -266,8 +266,8 @@ fn step(rng: &mut fastrand::Rng, byte: u8, file: &dyn File, mapping: &dyn Mappin
     }
 }
 
-/// Random operations do the same on the simulated disk, on one with real memory, and on Linux, on the file system
-/// of the temporary directory.
+/// Random operations have the same results on the simulated disk, on one with real memory, and on Linux, on the file
+/// system of the temporary directory.
 #[test]
 fn linux_does_the_same() {
     let seed = std::env::var("UNTORN_TEST_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(1);

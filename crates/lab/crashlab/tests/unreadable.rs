@@ -1,5 +1,5 @@
-//! Disks that cannot read parts of the journal: each block of it in turn, and every read of an opening. What can be known
-//! is served, what cannot is waited for, and nothing that was committed is given up unless somebody says so.
+//! Disks that cannot read parts of the journal: each block of it in turn, and every read of an opening. Known state is
+//! served, unknown state is waited for, and no commit is given up unless the user accepts the loss.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -51,7 +51,7 @@ fn contents(store: &Store, name: &str) -> Result<Vec<u8>, Error> {
 struct Program {
     store: Store,
     now: Contents,
-    /// What each commit left.
+    /// The state after each commit.
     states: Vec<Contents>,
 }
 
@@ -101,7 +101,7 @@ impl Program {
     }
 }
 
-/// A store whose owner was killed, or two of them one after the other, and what its commits left.
+/// A store whose owner was killed, or two of them one after the other, and the states after its commits.
 fn killed(owners: u8) -> (SimDisk, Vec<Contents>) {
     let disk = SimDisk::new(Options::default());
     let mut states = Vec::new();
@@ -131,7 +131,7 @@ fn blocks(disk: &SimDisk) -> Vec<(PathBuf, Range<u64>)> {
     files.flat_map(|(path, entry)| blocks(entry.contents.len()).map(move |block| (path.clone(), block))).collect()
 }
 
-/// What the store shows; none for files that cannot be opened, which must be quarantined.
+/// The contents that the store shows; None for files that cannot be opened, which must be quarantined.
 fn shown(store: &Store, expected: &Contents) -> BTreeMap<String, Option<Vec<u8>>> {
     let quarantined = store.status().quarantined;
     let look = |name: &String| match contents(store, name) {
@@ -154,11 +154,11 @@ struct Found {
     whole: u32,
     /// Openings that quarantined a file.
     held: u32,
-    /// Openings that said what cannot be read.
+    /// Openings that named an unreadable part.
     refused: u32,
 }
 
-/// The opening crashes at each of its calls. What it left may not be readable, either, and nothing is lost.
+/// Crashes the opening at each of its calls. The state may still be unreadable, but nothing is lost.
 fn crashes(disk: &SimDisk, last: &Contents) {
     for snapshot in disk.recorded() {
         let cuts = snapshot.cuts(3, snapshot.call());
@@ -198,13 +198,13 @@ fn one_block(disk: &SimDisk, states: &[Contents], found: &mut Found) {
             }
             let is_right = |(name, bytes): (&String, &Option<Vec<u8>>)| bytes.as_ref().is_none_or(|b| *b == last[name]);
             assert!(now.iter().all(is_right), "something else is shown");
-            // The store goes on, past the journal's size, and through crashes.
+            // The store goes on, beyond the journal's size, and through crashes.
             let file = store.open_file("other").unwrap();
             for n in 0..200 {
                 file.write_all_at(&[n; 4000], 0).unwrap();
                 file.commit().unwrap();
                 if n == 0 {
-                    // What was written anew is so for good, wherever the power goes from here on.
+                    // Rewritten data stays, wherever the power is cut from here on.
                     let cut = disk.fork();
                     cut.power_cut(Cut::Nothing);
                     open(&cut).unwrap_or_else(|e| panic!("after a power cut: {e}"));
@@ -235,12 +235,12 @@ fn one_block(disk: &SimDisk, states: &[Contents], found: &mut Found) {
             let other = disk.fork();
             disk.set_readable();
             assert!(shown(&open(disk).unwrap(), last) == all(last), "something is lost");
-            // Somebody gives up what cannot be read: everything before it stays.
+            // The user accepts the loss of unreadable parts: everything before them stays.
             let (recovered, quarantined) = salvage(&other).unwrap();
             assert!(quarantined.is_empty(), "{quarantined:?}");
             assert_eq!(recovered.salvaged.len(), 1);
             let store = open(&other).unwrap();
-            // A name may be newer: the owner brought it to the disk at once.
+            // A name may be newer, because the owner made it on the disk at once.
             let renamed = |state: &Contents| {
                 let other = |name: &str| if name == "old name" { "new name" } else { "old name" }.to_owned();
                 let name = |name: &String| if name.ends_with(" name") { other(name) } else { name.clone() };
@@ -305,8 +305,8 @@ fn an_opening_outlives_every_failed_read() {
     }
 }
 
-/// A power cut tears the last commit, and the disk cannot read a block. That commit is there whole, or not at all, whoever
-/// salvages.
+/// A power cut tears the last commit, and the disk cannot read a block. A salvage must keep that commit completely or
+/// not at all.
 #[test]
 fn what_is_torn_is_not_salvaged() {
     let disk = SimDisk::new(Options::default());
@@ -327,13 +327,13 @@ fn what_is_torn_is_not_salvaged() {
     for snapshot in disk.recorded() {
         for cut in snapshot.cuts(12, snapshot.call()) {
             let crashed = snapshot.power_cut(cut).disk;
-            // Which commits are in the files, an older header cannot tell.
+            // An older header cannot tell which commits are in the files.
             let of_log = blocks(&crashed).into_iter().filter(|(path, _)| path.file_name().unwrap() != "header");
             for (path, block) in of_log {
                 let disk = crashed.fork();
                 disk.set_unreadable(&path, block.clone()).unwrap();
                 let at = format!("before call {}, {cut:?}, {} at {}", snapshot.call(), path.display(), block.start);
-                // The owner brings names to the disk at once.
+                // The owner makes names on the disk at once.
                 let is_removed = disk.tree().iter().all(|(path, _)| path != Path::new("gone"));
                 let readable = disk.fork();
                 readable.set_readable();
@@ -351,7 +351,7 @@ fn what_is_torn_is_not_salvaged() {
                     (Some(long), false) => {
                         assert!(whole && (long == [2; 9000] || is_removed), "{at}: half of the commit is there");
                     }
-                    // It waits, as the commit is known to be whole.
+                    // The file waits, because its commit is known to be complete.
                     (None, gone) => assert!(!gone && whole, "{at}"),
                 }
             }
@@ -360,7 +360,7 @@ fn what_is_torn_is_not_salvaged() {
     assert!(torn > 50 && salvaged > 50, "{torn} torn, {salvaged} salvaged");
 }
 
-/// What fails without being the log's fault is no damage.
+/// A failure that is not the log's fault is not damage.
 #[test]
 fn what_cannot_be_opened_is_not_damaged() {
     let (disk, states) = killed(2);
@@ -384,7 +384,7 @@ fn what_cannot_be_opened_is_not_damaged() {
     }
 }
 
-/// Somebody gives up what is lost, and meanwhile something fails that is not the log's fault: no more is given up.
+/// The user accepts a loss, and meanwhile something fails that is not the log's fault: nothing more is given up.
 #[test]
 fn no_more_is_salvaged_than_is_lost() {
     let (disk, states) = killed(2);
@@ -395,7 +395,7 @@ fn no_more_is_salvaged_than_is_lost() {
         path.file_name().unwrap() != "header" && open(&disk.fork()).is_err()
     };
     let blocks = blocks(&disk);
-    // One of the last commits, so that most are kept.
+    // One of the last commits, so that most commits are kept.
     assert!(blocks.iter().filter(|(path, _)| !path.to_string_lossy().contains("spill")).rev().any(is_refused));
     let salvaged = disk.fork();
     salvage(&salvaged).unwrap();
@@ -416,7 +416,7 @@ fn no_more_is_salvaged_than_is_lost() {
                 salvage(&disk).unwrap_or_else(|e| panic!("call {after}, {errno}: {e}"));
             }
             let store = open(&disk).unwrap_or_else(|e| panic!("call {after}, {errno}: {e}"));
-            // A file that could not be opened is left as it is, and what becomes of it is kept beside the journal.
+            // A file that could not be opened is left as it is, and its redone contents are kept beside the journal.
             let beside: BTreeMap<PathBuf, Vec<u8>> =
                 disk.tree().into_iter().map(|(path, entry)| (path, entry.contents)).collect();
             for (name, now) in shown(&store, last) {
@@ -433,7 +433,7 @@ fn no_more_is_salvaged_than_is_lost() {
     }
 }
 
-/// A quarantined journal needs no more of its log than it had when it was quarantined.
+/// A quarantined journal needs only the part of its log that it had when it was quarantined.
 #[test]
 fn no_block_of_a_quarantined_journal_is_guessed() {
     let (disk, states) = killed(1);

@@ -1,4 +1,4 @@
-//! What may be stored in a heap, and containers that live in one. Stands on `alloc`.
+//! Types that may be stored in a heap, and containers that live in one. Stands on `alloc`.
 
 pub(super) mod btree_map;
 pub(super) mod in_heap;

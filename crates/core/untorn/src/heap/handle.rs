@@ -1,5 +1,5 @@
-//! Open heaps: opening, roots, commits, cuts, statistics, reading one of another process. Stands on `collections`
-//! and everything below it.
+//! Open heaps: opening, roots, commits, cuts, statistics, and reading a heap of another process. Stands on
+//! `collections` and everything below it.
 
 pub(crate) mod last_cut;
 pub(super) mod open;

@@ -1,4 +1,4 @@
-//! A heap as bytes: its layout, and what a check finds in it. Stands on nothing else here.
+//! A heap as bytes: its layout, and the checks of it. Stands on nothing else here.
 
 pub(crate) mod check;
 pub(super) mod free_in_image;

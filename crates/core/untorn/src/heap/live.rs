@@ -1,8 +1,8 @@
-//! Live heaps: working memory that outlives its process, and goes on in the next one.
+//! Live heaps: working memory that outlives its process and is continued by the next one.
 //!
-//! The heap's file names the memory that its last commit, a *cut*, came from, by a stamp. An opening goes on from that
-//! memory if it is of this boot, of this file and of this cut, and if nothing was half done in it. Otherwise the heap is
-//! at its last cut, as any heap is at its last commit.
+//! The heap's file has a stamp that names the memory from which its last commit, a *cut*, came. An opening continues
+//! from that memory if the memory is of this boot, of this file and of this cut, and if no change in it was half done.
+//! Otherwise the heap is at its last cut, as any heap is at its last commit.
 
 pub(super) mod cuts;
 pub(super) mod lost_memory;
@@ -31,14 +31,14 @@ use untorn_journal::directories::store_dir::STORE_DIR;
 use untorn_journal::{Context, Error, Result};
 use untorn_os::{Errno, FileHandle, LiveMemory, holds, live_memory_path, live_memory_top};
 
-/// How a live heap began when it was opened.
+/// The state in which a live heap was when it was opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LiveStart {
-    /// No process had left working memory: the heap is as of its last commit.
+    /// No process had left working memory: the heap is at its last commit.
     New,
-    /// With everything that the process before had stored.
+    /// Everything that the process before had stored.
     WentOn,
-    /// As of the last cut; why it could not go on.
+    /// The last cut; the text says why the heap could not continue from the memory.
     LastCut(String),
 }
 
@@ -52,9 +52,9 @@ pub struct LiveReport {
     pub start: LiveStart,
     /// Sections that had not ended when the process did, and were undone.
     pub undone: usize,
-    /// Sections that had ended, and were undone since they had seen what one of those did.
+    /// Sections that had ended, and were undone because they had seen changes of an unfinished one.
     pub cascaded: usize,
-    /// How long cuts of this opening stopped the program's threads.
+    /// The times for which cuts of this opening stopped the program's threads.
     pub stops: StopTimes,
 }
 
@@ -64,63 +64,63 @@ pub(crate) struct Working {
     pub head: LiveHead,
     uid: u32,
     start: LiveStart,
-    /// Blocks that sections which were undone had allocated, and those that sections which have happened had freed.
+    /// Blocks that undone sections had allocated, and blocks that completed sections had freed.
     unfreed: Vec<usize>,
-    /// Sections that were undone, and those with them.
+    /// The number of sections that had not ended, and of those that were undone with them.
     undone: (usize, usize),
     stops: Mutex<StopTimes>,
     copied_pages: AtomicU64,
 }
 
-/// What there is of the working memory that a heap's file names.
+/// The state of the working memory that a heap's file names.
 pub(crate) enum Found {
-    /// It names none.
+    /// The file names no memory.
     Nothing,
-    /// Memory to go on from.
+    /// Memory from which the heap continues.
     Kept(Kept),
-    /// The heap is as of its last cut, and why.
+    /// The heap is at its last cut; the text says why.
     LastCut(String),
 }
 
-/// Memory to go on from.
+/// Live memory from which an opening continues.
 pub(crate) struct Kept {
     pub working: Working,
-    /// Bytes of the heap.
+    /// The size of the heap.
     pub bytes: u64,
-    /// Its address space, which an opening may have made larger that was not committed.
+    /// The heap's address space, which an opening may have enlarged without a commit.
     pub address_space: u64,
 }
 
-/// Device and number of a heap's file.
+/// The device and inode number of a heap's file.
 fn place(file: &File) -> Result<(u64, u64)> {
-    // Of a file that a crash left in the journal alone the data file is not open yet.
+    // If a crash left the file only in the journal, its data file is not open yet.
     let state = file.store.readable(&file.shared)?;
     let data = state.content.data.as_ref().ok_or_else(|| not_made_yet(state.path()))?;
     let meta = data.meta().context("look at", state.path())?;
     Ok((meta.device, meta.inode))
 }
 
-/// Whose memory would be that of a heap's file now.
+/// The owner that live memory must have to be that of a heap's file now.
 fn owner(file: &File, incarnation: [u8; 16]) -> Result<Owner> {
     let (device, inode) = place(file)?;
     let boot = file.store.storage.boot_id().context("ask for the boot, for", file.path())?;
     Ok(Owner { boot, incarnation, device, inode })
 }
 
-/// The memory says where its file is, for whoever rescues it.
+/// Notes in the memory where its file is, for a process that rescues the memory.
 fn note_place(head: &LiveHead, file: &File) {
-    // Without a path nobody rescues it, and all else works.
+    // Without a path the memory cannot be rescued, but everything else works.
     let Ok(store) = std::fs::canonicalize(&file.store.path) else { return };
     let name = file.store.store_dir.standalone.is_none().then(|| file.path());
     let place = Place { store, name };
     head.set_place(&place, FileHandle::of(&place.path()));
 }
 
-/// Live memory in which what was half done is undone: the memory itself, by an opening, or a copy.
+/// Live memory in which unfinished changes are undone: the memory itself, during an opening, or a copy.
 pub(crate) trait Mendable: HeapImageMut {
     fn name(&self) -> &Path;
 
-    /// Where the head is, as long as this one is there, and nobody else changes it.
+    /// The address of the head, valid while this value exists and nobody else changes the head.
     fn own(&self) -> NonNull<u8>;
 }
 
@@ -150,7 +150,7 @@ impl Mendable for LiveMemory {
     }
 }
 
-/// The heap in live memory, which may be longer.
+/// The bytes of the heap in live memory; the memory may be longer.
 struct Body<'a>(&'a dyn HeapImage, u64);
 
 impl HeapImage for Body<'_> {
@@ -163,10 +163,10 @@ impl HeapImage for Body<'_> {
     }
 }
 
-/// Why live memory that cannot be opened is none to go on from.
+/// Says why a heap cannot continue from live memory that cannot be opened.
 ///
 /// # Errors
-/// It may be there, and this user cannot have it.
+/// The memory may exist, but this user has no access to it.
 pub(crate) fn not_there(e: std::io::Error, memory: &Path, uid: u32, file: impl FnOnce() -> PathBuf) -> Result<String> {
     match e.kind() {
         ErrorKind::NotFound => {
@@ -187,13 +187,13 @@ pub(crate) fn not_there(e: std::io::Error, memory: &Path, uid: u32, file: impl F
     }
 }
 
-/// Looks for the memory that a heap's file names, and undoes in it what was half done and can be undone.
+/// Looks for the memory that a heap's file names, and undoes the unfinished changes in it, if that is possible.
 ///
 /// # Errors
-/// It may be there, and this user cannot have it.
+/// The memory may exist, but this user has no access to it.
 pub(crate) fn find(file: &File, start: &[u8; START_BYTES]) -> Result<Found> {
     let Some(stamp) = Stamp::read(start) else {
-        // What a process left that was killed before the file named it, or after the file named it no more.
+        // Removes memory of a process that was killed before the file named it, or after the file named it no more.
         let (device, inode) = place(file)?;
         let path = live_memory_path(file.store.storage.effective_user(), device, inode);
         let _ = std::fs::remove_file(path);
@@ -238,16 +238,17 @@ pub(crate) fn find(file: &File, start: &[u8; START_BYTES]) -> Result<Found> {
     }
 }
 
-/// A heap in live memory in which nothing is half done any more but that blocks are to be freed.
+/// A heap in live memory after its unfinished changes were undone; only blocks are still to be freed.
 pub(crate) struct Mended {
     pub recovery: Recovery,
     pub header: Header,
-    /// Bytes of the heap.
+    /// The size of the heap.
     pub bytes: u64,
 }
 
-/// Undoes in live memory what was half done and can be undone, if it is the one that a heap's file with this stamp names. Done
-/// again, it does the same, until the logs of sections are settled. Otherwise why a heap cannot go on from it.
+/// Undoes the unfinished changes in live memory, if it is the memory that the stamp of the heap's file names. It can be
+/// repeated, with the same result, until the logs of sections are settled. Otherwise returns why a heap cannot continue
+/// from the memory.
 pub(crate) fn mend(
     memory: &mut dyn Mendable,
     owner: &Owner,
@@ -265,7 +266,7 @@ pub(crate) fn mend(
     Ok(heap_in(memory)?.map(|(header, bytes)| Mended { recovery, header, bytes }))
 }
 
-/// Brings back what sections had changed that are to be undone. What is left is to free blocks. None: their logs make no
+/// Restores the bytes that unfinished sections had changed. Their blocks are still to be freed. None: the logs make no
 /// sense.
 fn undo_sections(memory: &mut dyn Mendable) -> Result<Option<Recovery>> {
     let bytes = memory.bytes()?;
@@ -274,7 +275,7 @@ fn undo_sections(memory: &mut dyn Mendable) -> Result<Option<Recovery>> {
         return Ok(Some(Recovery::default()));
     }
     memory.read(&mut header, 0)?;
-    // What is no heap is told later on.
+    // A wrong header is reported by a later check.
     let Ok(header) = Header::read(&header, memory.name()) else { return Ok(Some(Recovery::default())) };
     let base = header.address as usize;
     // SAFETY: there as long as the memory is; nobody else has it.
@@ -287,7 +288,7 @@ fn undo_sections(memory: &mut dyn Mendable) -> Result<Option<Recovery>> {
     Ok(Some(recovery))
 }
 
-/// The header and the bytes of the heap in live memory, or why it is none.
+/// The header and size of the heap in live memory, or the reason why there is no heap.
 fn heap_in(memory: &dyn Mendable) -> Result<std::result::Result<(Header, u64), String>> {
     let body = memory.bytes()?;
     let mut bytes = [0; size_of::<Header>()];
@@ -314,7 +315,7 @@ fn heap_in(memory: &dyn Mendable) -> Result<std::result::Result<(Header, u64), S
 }
 
 impl Working {
-    /// New memory for a heap's file, which the file does not name yet.
+    /// Makes new memory for a heap's file, which does not name it yet.
     pub(crate) fn create(file: &File, start: LiveStart) -> Result<Working> {
         let mut incarnation = [0; 16];
         while incarnation == [0; 16] {
@@ -355,12 +356,12 @@ impl Working {
         &self.memory
     }
 
-    /// Blocks to be freed before anybody uses the heap; then [`Working::settle_sections`].
+    /// Takes the blocks to be freed before anybody uses the heap; [`Working::settle_sections`] follows.
     pub(crate) fn take_unfreed(&mut self) -> Vec<usize> {
         std::mem::take(&mut self.unfreed)
     }
 
-    /// What the logs of sections told is done.
+    /// Empties the logs of sections, once everything that they require is done.
     pub(crate) fn settle_sections(&self) {
         self.logs().settle_all();
     }
@@ -370,7 +371,7 @@ impl Working {
         unsafe { SectionLogs::at(self.memory.head()) }
     }
 
-    /// The threads stood for so long, for a cut, or for an attempt that is followed by another one.
+    /// Notes how long the threads stood, for a cut or for an attempt that was repeated.
     pub(crate) fn note_stop(&self, took: Duration, is_cut: bool) {
         let mut stops = self.stops.lock();
         let (count, longest) = (stops.count + u64::from(is_cut), stops.longest.max(took));
@@ -378,7 +379,7 @@ impl Working {
         *stops = StopTimes { count, last, longest };
     }
 
-    /// Pages that the last cut allowed to be copied while the threads stood, or fewer.
+    /// At most the number of pages that the last cut was allowed to copy while the threads stood.
     pub(crate) fn copied_pages(&self) -> u64 {
         self.copied_pages.load(Relaxed)
     }
@@ -393,31 +394,31 @@ impl Working {
         LiveReport { memory, start, undone, cascaded, stops: *self.stops.lock() }
     }
 
-    /// The next commit is a cut of this memory; its number.
+    /// Makes the next commit a cut of this memory; returns the cut's number.
     pub(crate) fn begin_cut(&self, map: &Map) -> Result<u64> {
         let stamp = self.head.next_stamp(self.uid);
         set_stamp(map, stamp)?;
         Ok(stamp.cut)
     }
 
-    /// The memory says what the last cut would say.
+    /// Stamps the memory as the last cut would have stamped it.
     pub(crate) fn go_on(&self, map: &Map) -> Result<()> {
         set_stamp(map, self.head.last_stamp(self.uid))
     }
 
-    /// The file names this memory, which is whole.
+    /// Notes that the file names this memory, and that the memory is complete.
     pub(crate) fn is_named(&self, cut: u64) {
         self.head.note_durable(cut);
         self.head.set_ready();
     }
 
-    /// Removes the memory, which no file names any more.
+    /// Removes the memory, after the last file has stopped naming it.
     pub(crate) fn remove(&self) -> Result<()> {
         self.memory.remove().context("remove", self.memory.path())
     }
 }
 
-/// The next commit names this memory, or none.
+/// Sets the stamp of the next commit, which names this memory or none.
 pub(crate) fn set_stamp(map: &Map, stamp: Stamp) -> Result<()> {
     let page = own_pages::header_page(0);
     own_pages::unlock(map, page.clone())?;
@@ -425,14 +426,14 @@ pub(crate) fn set_stamp(map: &Map, stamp: Stamp) -> Result<()> {
     // SAFETY: in the header of a heap, which is mapped; the caller has the heap to itself.
     unsafe { at.cast::<Stamp>().write(stamp) };
     own_pages::lock(map, page);
-    // With the tracker `told`.
+    // The tracker `told` does not see the store by itself.
     map.touch(at, size_of::<Stamp>())
 }
 
-/// A file beside which there is live memory.
+/// A file that has live memory.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct LiveMemoryFound {
-    /// The file, as it was asked for, or its name in the store.
+    /// The path that was asked for, or the file's name in the store.
     #[serde(serialize_with = "crate::engine::paths::path_text::path")]
     pub path: PathBuf,
     /// The memory.
@@ -442,7 +443,7 @@ pub struct LiveMemoryFound {
     pub bytes: u64,
 }
 
-/// The live memory of a file, of its owner or of this user, whatever is in it.
+/// The live memory of a file, made by the file's owner or by this user, with any contents.
 fn memory_of(path: &Path) -> Option<LiveMemoryFound> {
     let meta = std::fs::symlink_metadata(path).ok().filter(std::fs::Metadata::is_file)?;
     let users = [rustix::process::geteuid().as_raw(), meta.uid()];
@@ -458,18 +459,18 @@ pub(crate) fn memories(path: &Path) -> Vec<LiveMemoryFound> {
     }
     let has_some = |dir: &std::fs::DirEntry| {
         let is_users = dir.file_name().as_encoded_bytes().starts_with(b"untorn-");
-        // What cannot be listed may have some.
+        // A directory that cannot be listed may have live memory.
         is_users && std::fs::read_dir(dir.path()).map_or(true, |mut names| names.next().is_some())
     };
     let tops = std::fs::read_dir(live_memory_top()).ok();
-    // Most machines have none: nothing need be walked.
+    // Most machines have no live memory, so the tree need not be walked.
     if !tops.is_some_and(|dirs| dirs.flatten().any(|dir| has_some(&dir))) {
         return Vec::new();
     }
     let (mut found, mut dirs) = (Vec::new(), vec![path.to_owned()]);
     while let Some(dir) = dirs.pop() {
         for entry in std::fs::read_dir(&dir).into_iter().flatten().flatten() {
-            // Untorn's own files are no heaps, whatever had their numbers before.
+            // Untorn's own files are not heaps. An earlier file with the same inode number may have been one.
             let is_own = entry.file_name().as_encoded_bytes().ends_with(STORE_DIR.as_bytes());
             match entry.file_type() {
                 _ if is_own => {}
@@ -483,7 +484,7 @@ pub(crate) fn memories(path: &Path) -> Vec<LiveMemoryFound> {
     found
 }
 
-/// Removes live memory that is no heap's.
+/// Removes live memory that belongs to no heap.
 pub(crate) fn forget(found: &LiveMemoryFound) -> Result<()> {
     std::fs::remove_file(&found.memory).context("remove", &found.memory)
 }

@@ -1,4 +1,4 @@
-//! Logs of sections in a live heap's memory: what a thread changed, and how that is undone. Stands on `image`.
+//! Undo logs of sections in a live heap's memory. Stands on `image`.
 
 pub(crate) mod live_head;
 pub(super) mod section_log;

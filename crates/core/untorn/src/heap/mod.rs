@@ -1,7 +1,7 @@
 //! A persistent heap: ordinary data structures in a file, pointers and all.
 //!
-//! A heap file is always mapped at the same address, so that pointers in it stay good. Allocate in it, build
-//! whatever you like, hang it on a named root, [`Heap::commit`]. After any crash the heap is as of the last commit.
+//! A heap file is always mapped at the same address, so that pointers in it stay valid. Allocate in it, build any
+//! structure, set a named root to it, [`Heap::commit`]. After any crash the heap is as of the last commit.
 //!
 //! ```
 //! # let dir = tempfile::tempdir().unwrap();
@@ -18,7 +18,7 @@
 //! ```
 //!
 //! Nothing in a heap may point out of it: no `Box` of the program's own heap, no vtable, no `&'static str`. The trait
-//! [`Storable`](trait@Storable) and its derive macro see to that.
+//! [`Storable`](trait@Storable) and its derive macro ensure that.
 
 mod alloc;
 mod collections;

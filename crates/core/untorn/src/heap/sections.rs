@@ -1,4 +1,5 @@
-//! Sections of a live heap: changes of which a killed process leaves all or none. Stands on `handle`.
+//! Sections of a live heap: groups of changes that a killed process leaves completely or not at all. Stands on
+//! `handle`.
 
 pub(super) mod audit;
 pub(super) mod lock;

@@ -4,20 +4,20 @@ use fastrand::Rng;
 use std::ptr::NonNull;
 use untorn::heap::{Heap, HeapVec, Storable};
 
-/// Threads that a bank knows.
+/// The most threads that use a bank.
 pub const THREADS: usize = 3;
-/// Transfers after which the history begins anew.
+/// The number of transfers after which the history is cleared.
 pub const HISTORY_MOST: usize = 300;
 
-/// Accounts whose sum is 0, and what was done.
+/// Accounts whose sum is 0, and a history of the transfers.
 #[derive(Storable)]
 #[repr(C)]
 pub struct Bank<'h> {
     pub accounts: [i64; 100],
     pub done: [u64; THREADS],
-    /// Thread and number of what was done last, in order.
+    /// Thread and number of the latest transfers, in order.
     pub history: HeapVec<'h, (u64, u64)>,
-    /// What was in the history before.
+    /// The number of transfers that were cleared from the history.
     pub forgotten: u64,
 }
 
@@ -39,7 +39,7 @@ pub fn transfer(heap: &Heap, bank: NonNull<Bank<'_>>, thread: usize, rng: &mut R
     let (from, to, cents) = (rng.usize(..100), rng.usize(..100), rng.i64(1..1000));
     *section.modify(&mut bank.accounts[from]).unwrap() -= cents;
     {
-        // A part of this one.
+        // A nested section.
         let _within = heap.section().unwrap();
         *section.modify(&mut bank.accounts[to]).unwrap() += cents;
     }
@@ -55,7 +55,7 @@ pub fn transfer(heap: &Heap, bank: NonNull<Bank<'_>>, thread: usize, rng: &mut R
 }
 
 impl Bank<'_> {
-    /// What is wrong with it.
+    /// Describes an inconsistency, if there is one.
     pub fn problem(&self) -> Option<String> {
         let sum = self.accounts.iter().sum::<i64>();
         if sum != 0 {

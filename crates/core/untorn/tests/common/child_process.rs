@@ -1,4 +1,4 @@
-//! A second process that opens stores, does what it is told, and is killed at the right moment.
+//! A second process that opens stores, obeys commands, and is killed at the right moment.
 //!
 //! It is the test program itself, started again to run only [`child_process`], which then obeys commands from its
 //! standard input: one a line, words separated by tabs, one reply each.
@@ -15,7 +15,7 @@ use untorn::reader::Snapshot;
 use untorn::{Error, FailureClass, File, FileOptions, Reader, Readers, Store, StoreOptions};
 
 const ENVIRONMENT: &str = "UNTORN_TEST_CHILD_PROCESS";
-/// Marks replies among what the test runner prints to the same pipe.
+/// Marks replies among the test runner's output to the same pipe.
 const MARK: &str = "> ";
 
 /// An Untorn error that came from a child process.
@@ -25,11 +25,11 @@ pub struct Refusal {
     pub kind: String,
     /// The owner's process, of a "busy".
     pub pid: Option<u32>,
-    /// What it says to people.
+    /// The message.
     pub message: String,
 }
 
-/// A process to be told what to do. Killed when dropped.
+/// A process that obeys commands. Killed when dropped.
 pub struct ChildProcess {
     child: Child,
     input: ChildStdin,
@@ -37,7 +37,7 @@ pub struct ChildProcess {
 }
 
 impl ChildProcess {
-    /// A fresh one, which owns nothing yet.
+    /// A new process, which owns nothing yet.
     pub fn start() -> ChildProcess {
         let mut child = again("common::child_process::child_process")
             .env(ENVIRONMENT, "1")
@@ -50,7 +50,7 @@ impl ChildProcess {
         ChildProcess { child, input, output }
     }
 
-    /// A fresh one that owns the store.
+    /// A new process that owns the store.
     #[track_caller]
     pub fn owning(store: impl AsRef<Path>) -> ChildProcess {
         let mut process = ChildProcess::start();
@@ -114,12 +114,12 @@ impl ChildProcess {
         self.child.id()
     }
 
-    /// SIGSTOP, SIGCONT.
+    /// Sends a signal, such as SIGSTOP or SIGCONT.
     pub fn signal(&self, signal: rustix::process::Signal) {
         signal_process(self.pid(), signal);
     }
 
-    /// SIGKILL; gone when this returns.
+    /// Kills the process, and waits for its end.
     pub fn kill(mut self) {
         self.child.kill().expect("kill");
         let status = self.child.wait().expect("wait");
@@ -134,14 +134,14 @@ impl Drop for ChildProcess {
     }
 }
 
-/// Sends a signal to a process that one of us started.
+/// Sends a signal to a process of the tests.
 pub fn signal_process(pid: u32, signal: rustix::process::Signal) {
     let pid = rustix::process::Pid::from_raw(pid as i32).expect("a process id");
     rustix::process::kill_process(pid, signal).expect("kill");
 }
 
-/// Kills a child behind a pause, and returns the two numbers of each line that it printed until then, as of `did 1 20`. The last
-/// line may be torn.
+/// Kills a child after a pause, and returns the two numbers of each line that it printed until then, such as
+/// `did 1 20`. The last line may be torn.
 pub fn killed_after_pause(mut child: Child, mut out: impl Read, pause: Duration) -> Vec<(usize, u64)> {
     let pid = child.id();
     let killer = std::thread::spawn(move || {
@@ -160,19 +160,19 @@ pub fn killed_after_pause(mut child: Child, mut out: impl Read, pause: Duration)
     numbers.collect()
 }
 
-/// How often a test kills its children, if `UNTORN_LIVE_KILLS` does not say.
+/// The number of times that a test kills its children, unless `UNTORN_LIVE_KILLS` says otherwise.
 pub fn kills<N: FromStr>(usual: N) -> N {
     std::env::var("UNTORN_LIVE_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(usual)
 }
 
-/// This test program, to run only the named test.
+/// A command that runs only the named test of this program.
 pub fn again(test: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().expect("this program's path"));
     command.args(["--exact", test, "--nocapture", "--test-threads=1"]);
     command
 }
 
-/// Whether this process runs the named test alone; otherwise one was started that did, and passed.
+/// Whether this process runs the named test alone. If not, runs it in a process of its own, where it must pass.
 pub fn is_alone(test: &str) -> bool {
     const ALONE: &str = "UNTORN_TEST_ALONE";
     let is_alone = std::env::var_os(ALONE).is_some();
@@ -185,8 +185,8 @@ pub fn path_text(path: &(impl AsRef<Path> + ?Sized)) -> &str {
     path.as_ref().to_str().expect("a path in UTF-8")
 }
 
-/// A store whose files were closed clean with version "old"; then each was committed with version "new", and the
-/// owner killed before it could close.
+/// A store whose files were closed clean with version "old". Then each was committed with version "new", and the owner
+/// was killed before it could close.
 #[track_caller]
 pub fn crashed_store(names: &[&str]) -> TempDir {
     let dir = directory();
@@ -194,7 +194,7 @@ pub fn crashed_store(names: &[&str]) -> TempDir {
     dir
 }
 
-/// Makes such a store in a directory that is there.
+/// Makes such a store in an existing directory.
 #[track_caller]
 pub fn crash_in(dir: &Path, names: &[&str]) {
     close_clean_with(dir, names, "old");
@@ -206,7 +206,7 @@ pub fn crash_in(dir: &Path, names: &[&str]) {
     process.kill();
 }
 
-/// Commits the version to each file, creating what is missing, and closes.
+/// Commits the version to each file, creating missing files, and closes.
 #[track_caller]
 pub fn close_clean_with(dir: &Path, names: &[&str], version: &str) {
     let store = Store::open(dir).expect("open");
@@ -218,7 +218,8 @@ pub fn close_clean_with(dir: &Path, names: &[&str], version: &str) {
     store.close().expect("close");
 }
 
-/// In a second process: obeys. Otherwise: sees that a second process obeys, replies with errors, and dies.
+/// In the second process: obeys commands. In the first: checks that a second process obeys, replies with errors, and
+/// dies.
 #[test]
 fn child_process() {
     if std::env::var_os(ENVIRONMENT).is_some() {
@@ -265,7 +266,7 @@ pub fn block(n: usize) -> Vec<u8> {
     (n * 8192..(n + 1) * 8192).map(|at| (at / 7) as u8).collect()
 }
 
-/// Where it is written.
+/// The offset at which a block is written.
 pub fn block_offset(n: usize) -> u64 {
     n as u64 * 12_000
 }
@@ -405,7 +406,7 @@ impl Handles {
         Ok(())
     }
 
-    /// One commit that creates so many files, then one that changes them all.
+    /// One commit that creates this many files, then one that changes them all.
     fn commit_many(&self, count: usize) -> Result<(), Error> {
         let mut txn = self.store().begin();
         let mut files = Vec::new();
@@ -421,14 +422,14 @@ impl Handles {
         self.store().syncv(&files.iter().collect::<Vec<_>>())
     }
 
-    /// Uses a handle in a forked child; says what it got.
+    /// Uses a handle in a forked child; returns the outcome.
     fn use_in_fork(&self, name: &str) -> String {
         let file = &self.files[name];
-        // SAFETY: the child uses only what it is the test's business to try, then leaves by `_exit`.
+        // SAFETY: the child makes only the calls that the test is about, then leaves by `_exit`.
         let pid = unsafe { libc::fork() };
         assert!(pid >= 0, "fork");
         if pid == 0 {
-            // SAFETY: async-signal-safe; a child that hangs on an inherited lock shall end.
+            // SAFETY: async-signal-safe; ends a child that hangs on an inherited lock.
             unsafe { libc::alarm(5) };
             let forked = |result: Result<(), Error>| matches!(result, Err(Error::Forked));
             let all = [
@@ -469,7 +470,7 @@ fn octal(text: &str) -> u32 {
     u32::from_str_radix(text, 8).expect("an octal number")
 }
 
-/// Opens, commits and closes until it was the owner so many times. While it is, nobody else may be.
+/// Opens, commits and closes until it was the owner this many times. Meanwhile nobody else may be the owner.
 fn race(path: &str, rounds: u32) -> Result<(), Error> {
     let token = Path::new(path).join("only-one-at-a-time");
     let start = Instant::now();
@@ -498,8 +499,8 @@ fn race(path: &str, rounds: u32) -> Result<(), Error> {
     Ok(())
 }
 
-/// A forked child that does nothing but live for half a minute at most. `fork` has returned in it, too: it has let
-/// go of everything by then.
+/// A forked child that only sleeps, for half a minute at most. `fork` has returned in the child as well, so the child
+/// has released its copies of the store's locks.
 fn fork_sleeper() -> i32 {
     let mut pipe = [0; 2];
     // SAFETY: room for two descriptors.
@@ -517,7 +518,7 @@ fn fork_sleeper() -> i32 {
         }
     }
     let mut byte = 0u8;
-    // SAFETY: one byte, and the descriptors made above, which nobody else has.
+    // SAFETY: one byte, and the descriptors made above, which nobody else uses.
     unsafe {
         assert_eq!(libc::read(pipe[0], (&raw mut byte).cast(), 1), 1, "the child lives");
         libc::close(pipe[0]);
@@ -526,7 +527,7 @@ fn fork_sleeper() -> i32 {
     pid
 }
 
-/// From root to an ordinary user, for good, in all threads.
+/// Changes from root to an ordinary user, for good, in all threads.
 fn become_user(uid: u32, gid: u32) {
     // SAFETY: no pointers but an empty list of groups.
     let done = unsafe {

@@ -1,4 +1,4 @@
-//! Processes that tell their commits, and are killed at random moments.
+//! Runs processes that print their commits, and kills them at random moments.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
@@ -9,7 +9,7 @@ use std::time::Duration;
 pub fn run_and_kill(command: &mut Command, after: Duration) -> u64 {
     let mut child = command.stdout(Stdio::piped()).spawn().expect("a second process");
     let output = child.stdout.take().expect("piped");
-    // Read while it runs: a full pipe would stop the child at the same place each time.
+    // Reads while it runs: a full pipe would stop the child at the same place each time.
     let reader = std::thread::spawn(move || {
         let lines = BufReader::new(output).lines().map_while(Result::ok);
         lines.filter_map(|line| line.strip_prefix("ack ")?.parse().ok()).last()

@@ -29,7 +29,7 @@ pub fn options(tracker: Tracker) -> MapOptions {
     MapOptions::new().tracker(tracker)
 }
 
-/// A store with one file of so many pages, each filled with its number.
+/// A store with one file of this many pages, each filled with its number.
 pub fn store_of(dir: &Path, pages: usize) -> (Store, File) {
     let contents: Vec<u8> = (0..pages * PAGE).map(|i| (i / PAGE) as u8).collect();
     fs::write(dir.join("f"), &contents).expect("write");
@@ -45,14 +45,14 @@ pub fn new_store_of(pages: usize) -> (TempDir, Store, File) {
     (dir, store, file)
 }
 
-/// A store with one mapped file of so many pages, each filled with its number.
+/// A store with one mapped file of this many pages, each filled with its number.
 pub fn mapped(dir: &Path, pages: usize, options: &MapOptions) -> (Store, File, Map) {
     let (store, file) = store_of(dir, pages);
     let map = file.map_with(options).expect("map");
     (store, file, map)
 }
 
-/// Stores as a program does, and tells of it, which the trackers that find stores have no need for.
+/// Stores as a program does, and calls `touch`, which only the tracker `told` needs.
 pub fn poke(map: &Map, offset: usize, bytes: &[u8]) {
     assert!(offset + bytes.len() <= map.len() as usize);
     // SAFETY: inside the map, and no other thread is here.
@@ -60,7 +60,7 @@ pub fn poke(map: &Map, offset: usize, bytes: &[u8]) {
     tell(map, offset, bytes.len());
 }
 
-/// Stores as a program does, up to the end of the map's last page, which may lie behind the end of the file.
+/// Stores as a program does, at most up to the end of the map's last page, which may lie behind the end of the file.
 pub fn poke_last_page(map: &Map, offset: usize, bytes: &[u8]) {
     assert!(offset + bytes.len() <= map.len().next_multiple_of(PAGE as u64) as usize);
     // SAFETY: inside the map's last page, and no other thread is here.
@@ -68,7 +68,7 @@ pub fn poke_last_page(map: &Map, offset: usize, bytes: &[u8]) {
     tell(map, offset, bytes.len());
 }
 
-/// Fills with one byte as a program does, up to the end of the map's last page.
+/// Fills a range with one byte as a program does, at most up to the end of the map's last page.
 pub fn fill(map: &Map, range: Range<usize>, byte: u8) {
     assert!(range.end <= map.len().next_multiple_of(PAGE as u64) as usize);
     // SAFETY: inside the map's last page, and no other thread is here.
@@ -76,7 +76,7 @@ pub fn fill(map: &Map, range: Range<usize>, byte: u8) {
     tell(map, range.start, range.len());
 }
 
-/// Says that the program changes these bytes. A forked child cannot.
+/// Declares a change of these bytes by `touch`, which fails in a forked child.
 pub fn tell(map: &Map, offset: usize, len: usize) {
     match map.touch(map.as_ptr().wrapping_add(offset), len) {
         Ok(()) | Err(Error::Forked) => {}
@@ -84,21 +84,21 @@ pub fn tell(map: &Map, offset: usize, len: usize) {
     }
 }
 
-/// What memory shows.
+/// Bytes of the mapped memory.
 pub fn peek(map: &Map, offset: usize, len: usize) -> Vec<u8> {
     assert!(offset + len <= map.len() as usize);
     // SAFETY: as above.
     unsafe { std::slice::from_raw_parts(map.as_ptr().add(offset), len).to_vec() }
 }
 
-/// What the map's own call reads.
+/// Bytes that [`Map::load`] returns.
 pub fn loaded(map: &Map, range: Range<usize>) -> Vec<u8> {
     let mut buf = vec![0; range.len()];
     map.load(&mut buf, range.start as u64).expect("load");
     buf
 }
 
-/// What the map's own call reads, by offset and length.
+/// Bytes that [`Map::load`] returns, by offset and length.
 pub fn bytes(map: &Map, offset: u64, len: usize) -> Vec<u8> {
     loaded(map, offset as usize..offset as usize + len)
 }
@@ -108,7 +108,7 @@ pub fn at(map: &Map, offset: usize) -> *mut c_void {
     map.as_mut_ptr().wrapping_add(offset).cast()
 }
 
-/// What the commits so far left in the data file.
+/// The contents of the data file after all commits so far.
 pub fn committed(dir: &Path, store: &Store) -> Vec<u8> {
     store.checkpoint().expect("checkpoint");
     plain(dir.join("f"))
@@ -122,9 +122,9 @@ pub fn assert_committed(dir: &Path, store: &Store, map: &Map, offset: usize, byt
     assert_eq!(peek(map, offset, bytes.len()), bytes);
 }
 
-/// Takes the protection of a heap's own pages away, as `mprotect` in a program might.
+/// Removes the write protection of a heap's own pages, as a program's `mprotect` might.
 pub fn unprotect(heap: &untorn::heap::Heap) {
-    // SAFETY: pages of the heap; more may be stored to than before.
+    // SAFETY: pages of the heap; the call only makes more of them writable.
     let done = unsafe { libc::mprotect(heap.memory().0.as_ptr().cast(), 64 << 10, libc::PROT_READ | libc::PROT_WRITE) };
     assert_eq!(done, 0);
 }

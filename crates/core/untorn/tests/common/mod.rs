@@ -1,7 +1,7 @@
-//! What the behaviour tests share: directories on a real disk, contents that tell where they come
-//! from, assertions on errors, skipping aloud, and a second process to be killed ([`child_process`]).
+//! Helpers of the behaviour tests: directories on a real disk, contents that name their version and file, assertions on
+//! errors, messages of skipped tests, and a second process to be killed ([`child_process`]).
 
-// Every test program compiles this for itself and uses its part of it.
+// Every test program compiles this for itself and uses only a part of it.
 #![allow(dead_code)]
 
 pub mod bank;
@@ -25,14 +25,14 @@ use untorn::{Error, File, Store};
 /// The bytes of a file in [`text`].
 pub const TEXT_BYTES: usize = 10_000;
 
-/// A fresh directory on a disk (not in memory, as `/tmp` often is) that other users can reach.
-/// `UNTORN_TEST_DIR` puts it on another file system.
+/// A new directory that other users can reach, on a disk (`/tmp` is often in memory). `UNTORN_TEST_DIR` puts it on
+/// another file system.
 pub fn directory() -> TempDir {
     let base = std::env::var_os("UNTORN_TEST_DIR").map_or(PathBuf::from("/var/tmp"), PathBuf::from);
     tempfile::Builder::new().prefix("untorn-test-").tempdir_in(base).expect("a directory for tests")
 }
 
-/// Ends threads that look at it: after a panic, too, as a scope waits for them.
+/// Sets a flag that ends threads when it is dropped, also after a panic: a scope waits for its threads.
 pub struct SetOnDrop<'a>(pub &'a AtomicBool);
 
 impl Drop for SetOnDrop<'_> {
@@ -41,7 +41,7 @@ impl Drop for SetOnDrop<'_> {
     }
 }
 
-/// Contents that tell version and file in every line, a little over two pages of them.
+/// Contents with the version and the file in every line, a little over two pages of them.
 pub fn text(version: &str, name: &str) -> Vec<u8> {
     let mut text = Vec::with_capacity(TEXT_BYTES + 64);
     for line in 0.. {
@@ -54,11 +54,11 @@ pub fn text(version: &str, name: &str) -> Vec<u8> {
     text
 }
 
-/// Everything in an Untorn file, uncommitted changes included.
+/// The whole contents of an Untorn file, including uncommitted changes.
 #[track_caller]
 pub fn contents(file: &File) -> Vec<u8> {
     let size = file.len().expect("size") as usize;
-    // One byte more, to see that reading stops at the size.
+    // One byte more, to check that reading stops at the size.
     let mut bytes = vec![0xa5; size + 1];
     assert_eq!(file.read_at(&mut bytes, 0).expect("read_at"), size, "a read stops at the size, not before");
     bytes.truncate(size);
@@ -74,13 +74,13 @@ pub fn stored(store: &Store, name: &str) -> Vec<u8> {
     }
 }
 
-/// What any other program sees.
+/// The contents of a file as any other program sees them.
 #[track_caller]
 pub fn plain(path: impl AsRef<Path>) -> Vec<u8> {
     fs::read(path.as_ref()).unwrap_or_else(|e| panic!("cannot read {}: {e}", path.as_ref().display()))
 }
 
-/// Compares contents without printing kilobytes of numbers.
+/// Compares contents, and prints only the difference.
 #[track_caller]
 pub fn assert_same(found: &[u8], wanted: &[u8], what: &str) {
     if found == wanted {
@@ -97,7 +97,7 @@ pub fn assert_same(found: &[u8], wanted: &[u8], what: &str) {
     );
 }
 
-/// The error of a call that must be refused, in one of the named ways ([`Error::kind`]).
+/// The error of a call that must be refused with one of these kinds ([`Error::kind`]).
 #[track_caller]
 pub fn refused<T>(result: Result<T, Error>, kinds: &[&str]) -> Error {
     match result {
@@ -109,14 +109,14 @@ pub fn refused<T>(result: Result<T, Error>, kinds: &[&str]) -> Error {
     }
 }
 
-/// An error of the operating system with this number.
+/// Asserts an error of the operating system with this number.
 #[track_caller]
 pub fn refused_with_errno<T>(result: Result<T, Error>, errno: i32) {
     let e = refused(result, &["io"]);
     assert_eq!(e.os_error(), Some(errno), "{e}");
 }
 
-/// Fails if the work takes longer: nobody may be wedged.
+/// Fails if the work takes longer than the limit, to find deadlocks.
 #[track_caller]
 pub fn within<T: Send + 'static>(limit: Duration, what: &str, work: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, wait) = mpsc::channel();
@@ -133,7 +133,7 @@ pub fn within<T: Send + 'static>(limit: Duration, what: &str, work: impl FnOnce(
     }
 }
 
-/// Waits until the condition holds; fails if it never does.
+/// Waits until the condition holds; fails after the limit.
 #[track_caller]
 pub fn eventually(limit: Duration, what: &str, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
@@ -143,7 +143,7 @@ pub fn eventually(limit: Duration, what: &str, mut condition: impl FnMut() -> bo
     }
 }
 
-/// The attribute that Untorn puts on a file, as it is on the disk.
+/// The value of Untorn's attribute of a file on the disk.
 pub fn attribute(path: impl AsRef<Path>) -> Option<Vec<u8>> {
     let mut value = vec![0; 4096];
     match rustix::fs::lgetxattr(path.as_ref(), "user.untorn", &mut value[..]) {
@@ -153,14 +153,14 @@ pub fn attribute(path: impl AsRef<Path>) -> Option<Vec<u8>> {
     }
 }
 
-/// Permission bits.
+/// The permission bits of a file.
 #[track_caller]
 pub fn mode(path: impl AsRef<Path>) -> u32 {
     use std::os::unix::fs::MetadataExt;
     fs::symlink_metadata(path.as_ref()).expect("stat").mode() & 0o7777
 }
 
-/// Sets permission bits, whatever the umask.
+/// Sets permission bits, regardless of the umask.
 #[track_caller]
 pub fn set_mode(path: impl AsRef<Path>, mode: u32) {
     use std::os::unix::fs::PermissionsExt;
@@ -176,7 +176,7 @@ pub fn run<S: AsRef<OsStr>>(program: &str, arguments: impl IntoIterator<Item = S
     assert!(output.status.success(), "{command:?} failed: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Every path beneath a directory with kind, size and modification time: to see that nothing was touched.
+/// Every path below a directory with kind, size and modification time, to check that nothing was touched.
 pub fn picture(root: &Path) -> Vec<String> {
     use std::os::unix::fs::MetadataExt;
     let mut lines = Vec::new();
@@ -196,12 +196,12 @@ pub fn picture(root: &Path) -> Vec<String> {
     lines
 }
 
-/// Whether this process may do everything.
+/// Whether this process is root.
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Says aloud, past the test runner's capture, that the current test did not run, and why.
+/// Reports, past the test runner's capture, that the current test was skipped, and why.
 pub fn skipped(why: &str) {
     let thread = std::thread::current();
     let line = format!("{} skipped: {why}\n", thread.name().unwrap_or("a test"));
@@ -218,11 +218,11 @@ pub fn seed() -> u64 {
     seed
 }
 
-/// A file system mounted for one test, away again when dropped.
+/// A file system that is mounted for one test, and unmounted when dropped.
 pub struct Mount(PathBuf);
 
 impl Mount {
-    /// `mount` with these arguments at this place; `None`, said aloud, where that is not allowed.
+    /// Runs `mount` with these arguments at this place. `None`, with a message, if that is not allowed.
     pub fn new(arguments: &[&str], at: &Path) -> Option<Mount> {
         if !is_root() {
             skipped("needs root (to mount)");
@@ -236,7 +236,7 @@ impl Mount {
         None
     }
 
-    /// A fresh ext4 of so many bytes in an image beside the place, all of it for everybody.
+    /// A new ext4 of this many bytes in an image beside the place, writable for everybody.
     pub fn ext4(bytes: u64, at: &Path) -> Option<Mount> {
         let image = at.with_extension("image");
         fs::File::create(&image).expect("image").set_len(bytes).expect("image size");
@@ -244,13 +244,13 @@ impl Mount {
         Mount::new(&["-o", "loop", image.to_str().expect("UTF-8 path")], at)
     }
 
-    /// Mounts again with other options, `ro` say.
+    /// Mounts again with other options, such as `ro`.
     pub fn remount(&self, options: &str) {
         let options = format!("remount,{options}");
         run("mount", ["-o".as_ref(), options.as_ref(), self.0.as_os_str()]);
     }
 
-    /// Where.
+    /// The place of the mount.
     pub fn path(&self) -> &Path {
         &self.0
     }
@@ -258,7 +258,7 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        // A store that is just closing may hold it for a moment; lazily, it goes away with that.
+        // A store that is closing may still use it briefly; the lazy unmount ends after that.
         let _ = Command::new("umount").arg("-l").arg(&self.0).status();
     }
 }

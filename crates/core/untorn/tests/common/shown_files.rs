@@ -1,4 +1,4 @@
-//! What a store commits, and what its readers are shown.
+//! Commits of a store, and the files that its readers are shown.
 
 use super::refused;
 use untorn::Store;
@@ -18,7 +18,7 @@ pub fn shown(snapshot: &Snapshot, name: &str) -> untorn::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The snapshot is one no more.
+/// Asserts that the snapshot has expired.
 #[track_caller]
 pub fn expired<T>(result: untorn::Result<T>) {
     refused(result, &["snapshot-expired"]);

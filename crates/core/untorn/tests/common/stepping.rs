@@ -1,11 +1,11 @@
-//! A child that is stepped through, instruction by instruction or call by call, and killed.
+//! Steps through a child, instruction by instruction or call by call, and kills it.
 
 use std::io::{BufRead, BufReader};
 use std::process::Command;
 
-/// In the child: its parent steps through this thread from now on, until it [stops](stop).
+/// In the child: lets the parent step through this thread from now on, until [`stop`].
 pub fn traced() {
-    // SAFETY: the thread that calls is the one that is traced.
+    // SAFETY: the thread that makes the call is the one that is traced.
     unsafe {
         libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0);
         println!("\nthread {}", libc::syscall(libc::SYS_gettid));
@@ -13,24 +13,25 @@ pub fn traced() {
     }
 }
 
-/// In the child: the parent kills this process now.
+/// In the child: lets the parent kill this process now.
 pub fn stop() {
     // SAFETY: a signal to the thread itself.
     unsafe { libc::raise(libc::SIGSTOP) };
 }
 
-/// Starts such a child, lets it go on by so many instructions, and kills it. How many it did, or None: no tracing here.
+/// Starts such a child, runs it for this many instructions, and kills it. Returns the number of instructions that it
+/// ran, or None if tracing is not possible here.
 pub fn killed_after(command: &mut Command, instructions: u64) -> Option<u64> {
     killed_when(command, |_, _, done| done >= instructions)
 }
 
-/// As [`killed_after`], after so many stops: before each call of the system and behind it.
+/// Like [`killed_after`], after this many stops: one before and one after each system call.
 pub fn killed_at_call(command: &mut Command, stops: u64) -> Option<u64> {
     killed_between(command, libc::PTRACE_SYSCALL, |_, _, done| done >= stops)
 }
 
-/// As [`killed_after`], when this is so, which gets the lines that the child printed, its thread, and how many instructions that
-/// did.
+/// Like [`killed_after`], as soon as `is_it` says so, which gets the lines that the child printed, its thread, and the
+/// number of instructions that the thread ran.
 pub fn killed_when(command: &mut Command, is_it: impl FnMut(&[String], i32, u64) -> bool) -> Option<u64> {
     killed_between(command, libc::PTRACE_SINGLESTEP, is_it)
 }
@@ -67,7 +68,7 @@ fn killed_between(
         }
     }
     child.kill().expect("a child to kill");
-    // The process is not gone before its traced thread was waited for.
+    // The process is gone only after its traced thread was waited for.
     while stopped().is_some() {}
     child.wait().expect("its end");
     traced.then_some(done)

@@ -61,7 +61,7 @@ fn the_map_of_an_unlinked_file_ends_where_its_memory_ends() {
         txn.unlink("f").expect("unlink");
         txn.commit().expect("commit");
         assert!(map.len() <= PAGE as u64, "{} bytes", map.len());
-        // What was stored stays as long as the map.
+        // Stores stay in memory as long as the map exists.
         fill(&map, 0..1, b'X');
         let _ = map.reclaim();
         // SAFETY: inside the map.

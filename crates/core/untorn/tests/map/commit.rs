@@ -1,4 +1,4 @@
-//! What a commit of a mapped file takes, journals and leaves, also when it fails.
+//! The bytes that a commit of a mapped file takes, writes to the journal and leaves in memory, also if it fails.
 
 use crate::common::mapping::*;
 use crate::common::*;
@@ -62,13 +62,13 @@ fn a_store_that_undoes_what_is_committed_and_not_applied_is_not_lost() {
         let map = file.map_with(&options(tracker)).unwrap();
         poke(&map, 100, b"v1");
         map.msync().unwrap();
-        // The data file still holds the old bytes; they are stored again.
+        // The data file still has the old bytes; the program stores them again.
         poke(&map, 100, &[0, 0]);
         map.msync().unwrap();
         store.checkpoint().unwrap();
         assert_eq!(plain(dir.path().join("f"))[100..102], [0, 0]);
 
-        // The same for a page that was never compared before.
+        // Then a page that was never compared before.
         drop(map);
         file.write_all_at(b"v1", 200).unwrap();
         file.commit().unwrap();
@@ -102,7 +102,7 @@ fn a_commit_that_fails_half_way_compares_anew() {
         let dir = directory();
         let (store, file) = store_of(dir.path(), 64);
         drop((store, file));
-        // Above one page of changes, bytes go beside the journal.
+        // If more than one page has changed, the bytes go to a spill file.
         let store =
             StoreOptions::default().sizes(1 << 20, 16 << 10, 4096).background(false).open(dir.path()).expect("open");
         let file = store.open_file("f").expect("file");

@@ -13,7 +13,7 @@ fn growing_and_shrinking() {
         let map = file.map_with(&options(tracker)).unwrap();
         map.resize(6000).unwrap();
         assert_eq!(map.len(), 6000);
-        // Behind the end, in the last page: never a part of the file.
+        // Stores in the last page behind the end are never part of the file.
         poke_last_page(&map, 6100, b"stray");
         map.resize(3 * PAGE as u64 + 10).unwrap();
         assert_eq!(bytes(&map, 6000, 3 * PAGE + 10 - 6000), vec![0; 3 * PAGE + 10 - 6000], "new bytes are zeros");
@@ -25,7 +25,7 @@ fn growing_and_shrinking() {
         assert_eq!(&disk[3 * PAGE + 5..3 * PAGE + 8], b"end");
         assert!(disk[6000..3 * PAGE + 5].iter().all(|b| *b == 0));
 
-        // Shrunk and extended again before the first is applied: the data file is cut while memory is not.
+        // Shrunk and extended again before the first commit is applied: the data file is cut, and memory is not.
         map.resize(0).unwrap();
         map.msync().unwrap();
         map.resize(4 * PAGE as u64).unwrap();
@@ -40,7 +40,7 @@ fn growing_and_shrinking() {
         assert_eq!(&plain(dir.path().join("f"))[2 * PAGE..2 * PAGE + 5], b"again");
         assert_eq!(plain(dir.path().join("f")).len(), 4 * PAGE);
 
-        // And back again.
+        // Then back to the committed length.
         map.resize(10).unwrap();
         map.rollback().unwrap();
         assert_eq!(map.len(), 4 * PAGE as u64);
@@ -63,7 +63,7 @@ fn a_window_is_mapped_first_and_the_file_grows_into_it() {
         assert_eq!(map.len(), 3 * PAGE as u64);
         poke(&map, 2 * PAGE, b"grown");
         map.msync().unwrap();
-        // A second map may begin behind the end, and none reaches beyond the reserved addresses.
+        // A second map may begin behind the end, but must stay within the reserved addresses.
         let later = file.map_with(&options(tracker).offset(5 * PAGE as u64).len(10).beyond_end(true)).unwrap();
         assert_eq!(later.len(), 0);
         refused(file.map_with(&options(tracker).offset(8).len(window).beyond_end(true)), &["invalid"]);
@@ -89,7 +89,7 @@ fn a_store_behind_an_end_that_moved_is_compared_with_zeros() {
         let map = file.map_with(&MapOptions::new().tracker(tracker)).expect("map");
         fill(&map, 200..201, b'X');
         map.msync().expect("msync");
-        // The cut tail is zero in memory already.
+        // The bytes behind the new end are zero in memory already.
         fill(&map, 0..PAGE, 0);
         map.resize(100).expect("shrink");
         map.resize(PAGE as u64).expect("grow");
@@ -97,7 +97,7 @@ fn a_store_behind_an_end_that_moved_is_compared_with_zeros() {
         map.msync().expect("msync");
         assert_eq!(committed(dir.path(), &store)[200], b'X');
 
-        // The same behind the end, where stores are no part of the file.
+        // Then with stores behind the end, which are not part of the file.
         map.resize(100).expect("shrink");
         fill(&map, 0..1, 1);
         fill(&map, 200..201, b'X');

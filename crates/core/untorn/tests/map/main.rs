@@ -1,4 +1,4 @@
-//! Mapped files, one subject a module; each with every tracker that works here.
+//! Mapped files, one module per subject; each test runs with every tracker that works here.
 
 #[path = "../common/mod.rs"]
 mod common;

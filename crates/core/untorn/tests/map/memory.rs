@@ -1,4 +1,4 @@
-//! Memory: how much of it maps take, give back, and are refused.
+//! The memory that maps take and give back, and their errors if it is refused.
 
 use crate::common::mapping::*;
 use crate::common::*;
@@ -84,14 +84,14 @@ fn absurd_requests_are_refused() {
 
 const CHILD: &str = "UNTORN_TEST_MAP_CHILD";
 
-/// Runs one of these tests again in a child process, which finds its order in the environment.
+/// A command that runs one of these tests in a child process, with its order in the environment.
 fn child(test: &str, order: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().expect("this program"));
     command.args(["--exact", test, "--nocapture", "--test-threads=1"]).env(CHILD, order);
     command
 }
 
-/// What a child printed. One that hangs is killed, and has failed.
+/// The output of a child. A child that hangs is killed, and has failed.
 fn output_of(mut command: Command) -> (String, std::process::ExitStatus) {
     let limit = std::time::Duration::from_secs(180);
     let mut child =
@@ -109,7 +109,7 @@ fn output_of(mut command: Command) -> (String, std::process::ExitStatus) {
     (text, output.status)
 }
 
-/// A memory cgroup of so many bytes without swap, gone when dropped.
+/// A memory cgroup with this limit and without swap, removed when dropped.
 struct Group(std::path::PathBuf);
 
 impl Group {
@@ -137,8 +137,8 @@ impl Drop for Group {
     }
 }
 
-/// 1 GiB of stores in a cgroup of 256 MiB without swap: refused with the limit named, or, with a cap that is kept,
-/// done. Never killed.
+/// 1 GiB of stores in a cgroup of 256 MiB without swap. Without a cap they are refused, and the error names the limit;
+/// with `dirty_max` they succeed. The process is never killed.
 #[test]
 fn more_dirty_pages_than_memory() {
     const SIZE: u64 = 1 << 30;
@@ -181,7 +181,7 @@ fn more_dirty_pages_than_memory() {
     }
 }
 
-/// Little address space, as `ulimit -v` or strict overcommit leave it: an error that says so.
+/// Little address space, as under `ulimit -v` or strict overcommit: an error that says so.
 #[test]
 fn little_address_space() {
     if let Ok(path) = std::env::var(CHILD) {
@@ -189,7 +189,7 @@ fn little_address_space() {
         // SAFETY: a valid limit.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) }, 0);
         let file = File::open(&path).expect("open");
-        // Less is reserved where so much is not to be had.
+        // If the full reservation is not possible, the map reserves less.
         let map = file.map().expect("map");
         poke(&map, 0, b"small");
         map.msync().expect("msync");

@@ -1,4 +1,4 @@
-//! Other programs that change a mapped file, and a file system that copies it up.
+//! Other programs that change a mapped file, and a file system that copies the file up.
 
 use crate::common::mapping::*;
 use crate::common::*;
@@ -9,7 +9,7 @@ use untorn::{MapOptions, StoreOptions};
 #[test]
 fn other_programs_that_change_the_file() {
     with_trackers(|tracker| {
-        // Changed in place, truncated, replaced: a clear error at the next commit, nothing overwritten.
+        // Changed in place, truncated, replaced: a clear error at the next commit, and nothing is overwritten.
         for how in ["change", "truncate", "replace"] {
             let dir = directory();
             let (store, _file, map) = mapped(dir.path(), 4, &MapOptions::new().tracker(tracker));
@@ -34,14 +34,15 @@ fn other_programs_that_change_the_file() {
                     b"another file".to_vec()
                 }
             };
-            // The first page is private: it can be stored to whatever happened to the file.
+            // The first page is private, so it can be stored to even if the file has changed, unless the file was
+            // truncated.
             if how != "truncate" {
                 poke(&map, 1, b"X");
             } else {
                 map.mark_dirty(0, 1).expect("mark");
             }
             let e = match map.msync() {
-                // A replaced file is found when it is about to be written.
+                // A replaced file is detected when the checkpoint is about to write it.
                 Ok(()) if how == "replace" => refused(store.checkpoint(), &["conflict"]),
                 done => refused(done, &["conflict"]),
             };

@@ -35,7 +35,7 @@ fn a_map_for_reading_is_not_given_to_who_stores() {
         let mut command = std::process::Command::new(std::env::current_exe().expect("this program"));
         command.args(["--exact", name, "--nocapture"]).env(ORDER, dir.path());
         if is_root() {
-            // Whom modes mean something to.
+            // An ordinary user, for whom modes have an effect.
             use std::os::unix::process::CommandExt;
             let nobody = 65534;
             for path in [dir.path().to_owned(), dir.path().join("f")] {

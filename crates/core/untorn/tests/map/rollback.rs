@@ -1,4 +1,4 @@
-//! Rolling back what was stored to memory.
+//! Rolling back stores to mapped memory.
 
 use crate::common::mapping::*;
 use crate::common::*;

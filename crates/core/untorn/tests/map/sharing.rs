@@ -36,7 +36,7 @@ fn a_write_is_whole_in_whatever_commit_takes_it() {
         let dir = directory();
         let (store, file) = store_of(dir.path(), 0);
         let _map = file.map_with(&MapOptions::new().tracker(tracker)).expect("map");
-        // Another file of the same commits takes its time.
+        // Another file in the same commits takes a long time.
         let other = store.open_or_create("other").expect("create");
         other.set_len(256 * PAGE as u64).expect("truncate");
         let other_map = other.map_with(&MapOptions::new().tracker(tracker)).expect("map");
@@ -95,7 +95,8 @@ fn a_racing_store_is_reported_and_not_torn() {
     });
 }
 
-/// Another thread stores all the time: what is committed is what was copied once, in the journal and in the file.
+/// Another thread stores all the time: a commit has the bytes that were copied once, both in the journal and in the
+/// file.
 #[test]
 fn a_racing_store_is_never_torn() {
     with_trackers(|tracker| {
@@ -138,7 +139,7 @@ fn a_read_may_be_as_large_as_the_file() {
     let dir = directory();
     let (store, file) = store_of(dir.path(), 0);
     let map = file.map().expect("map");
-    // More than one call of the system copies.
+    // More than one system call can copy.
     let size = (2usize << 30) + PAGE + 1;
     map.resize(size as u64).expect("grow");
     fill(&map, size - 1..size, b'!');
@@ -149,7 +150,7 @@ fn a_read_may_be_as_large_as_the_file() {
     store.close().expect("close");
 }
 
-/// Much address space over little memory.
+/// Much address space backed by little memory.
 struct Repeated {
     base: *mut libc::c_void,
     len: usize,
@@ -177,8 +178,8 @@ impl Repeated {
     }
 
     fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: mapped in `new`, until dropped. That its parts are the same memory is known to the test alone,
-        // which looks at the end only.
+        // SAFETY: mapped in `new`, until dropped. Its parts are the same memory, but only this test knows that, and it
+        // looks at the end only.
         unsafe { std::slice::from_raw_parts_mut(self.base.cast(), self.len) }
     }
 }

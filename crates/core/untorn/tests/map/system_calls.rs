@@ -1,4 +1,4 @@
-//! What a program does to mapped memory by system calls: protection, advice, forks, reads into it.
+//! System calls of a program on mapped memory: protection, advice, forks, reads into it.
 
 use crate::common::mapping::*;
 use crate::common::*;
@@ -32,26 +32,28 @@ fn protection_locks_and_advice_of_the_program() {
                 assert_eq!(peek(&map, 2 * PAGE, 6), b"locked");
                 poke(&map, 2 * PAGE, b"again!");
                 assert_committed(dir.path(), &store, &map, 2 * PAGE, b"again!");
-                // Locking made a page private that no tracker `told` knows of, and that was not dropped.
+                // `mlock` made a page private, which the tracker `told` does not see and which was not dropped.
                 libc::munlock(at(&map, 2 * PAGE), 2 * PAGE);
             } else {
                 skipped(&format!("mlock: {}", last_os_error()));
             }
 
-            // Reclaim: pages leave memory and come back, if there is swap; file pages come back anyway.
+            // Reclaim by the kernel: private pages leave memory and come back if there is swap; file pages always come
+            // back.
             poke(&map, 5 * PAGE, b"cold");
             libc::madvise(at(&map, 0), 16 * PAGE, libc::MADV_COLD);
             libc::madvise(at(&map, 0), 16 * PAGE, libc::MADV_PAGEOUT);
             assert_committed(dir.path(), &store, &map, 5 * PAGE, b"cold");
 
-            // Once the data file has everything, dropped pages show it. Before that it is forbidden: see GUARANTEES.
+            // Once the data file has everything, dropped pages show the file's bytes. Before that, dropping them is
+            // forbidden: see GUARANTEES.
             map.reclaim().expect("quiesce");
             assert_eq!(libc::madvise(at(&map, 0), 16 * PAGE, libc::MADV_DONTNEED), 0);
             assert_eq!(peek(&map, 5 * PAGE, 4), b"cold");
             poke(&map, 5 * PAGE + 4, b"er");
             assert_committed(dir.path(), &store, &map, 5 * PAGE, b"colder");
 
-            // A page that cannot be read: an error, and nothing lost.
+            // A page that cannot be read leads to an error, and nothing is lost.
             poke(&map, 6 * PAGE, b"hidden");
             assert_eq!(libc::mprotect(at(&map, 6 * PAGE), PAGE, libc::PROT_NONE), 0);
             refused(map.msync(), &["conflict"]);
@@ -106,7 +108,7 @@ fn system_calls_that_write_into_a_map_are_stores() {
         to.read_exact(into(4 * PAGE - 10, 5000)).expect("read");
         tell(&map, 4 * PAGE - 10, 5000);
         assert_committed(dir.path(), &store, &map, 4 * PAGE - 10, &[0x77; 5000]);
-        // Whatever a tracker does not see is said.
+        // Declares all stores that a tracker does not see.
         map.mark_dirty(0, map.len()).expect("mark");
         map.msync().expect("msync");
         refused(map.mark_dirty(1, map.len()), &["invalid"]);

@@ -1,4 +1,4 @@
-//! The tracker `told`: a commit has what the program told of, all of it and nothing else.
+//! The tracker `told`: a commit has exactly the dirty ranges that the program declared.
 
 use crate::common;
 use crate::common::mapping::*;
@@ -10,7 +10,7 @@ fn told() -> MapOptions {
     MapOptions::new().tracker(Tracker::Told)
 }
 
-/// Stores, and tells nobody.
+/// Stores without declaring it.
 fn store_untold(map: &Map, offset: usize, bytes: &[u8]) {
     assert!(offset + bytes.len() <= map.len() as usize);
     // SAFETY: inside the map, and no other thread is here.
@@ -31,14 +31,14 @@ fn a_commit_has_exactly_what_was_told() {
         assert_eq!(committed(dir.path(), &store)[100..130], wanted);
         assert_eq!(peek(&map, 100, 30), [b'a' + round; 30], "memory has all of it");
     }
-    // Told is told once.
+    // A declaration holds for one commit.
     store_untold(&map, 110, b"later");
     map.msync().expect("msync");
     assert_eq!(committed(dir.path(), &store)[110..115], *b"ddddd");
     tell(&map, 110, 5);
     map.msync().expect("msync");
     assert_eq!(committed(dir.path(), &store)[110..115], *b"later");
-    // The library's own stores tell of their bytes, and of no more.
+    // The library's own stores declare exactly their bytes.
     store_untold(&map, 3 * PAGE, b"untold");
     map.store(b"store", 3 * PAGE as u64 + 10).expect("store");
     file.write_all_at(b"write", 3 * PAGE as u64 + 20).expect("write");
@@ -48,7 +48,7 @@ fn a_commit_has_exactly_what_was_told() {
         committed(dir.path(), &store)[3 * PAGE..][..26],
         *b"\x03\x03\x03\x03ld\x03\x03\x03\x03store\x03\x03\x03\x03\x03write\x03"
     );
-    // A rollback leaves alone what it was not told of.
+    // A rollback leaves bytes alone that were not declared.
     store_untold(&map, PAGE, b"untold");
     poke(&map, PAGE + 6, b"told");
     map.rollback().expect("rollback");
@@ -70,7 +70,7 @@ fn ranges_may_be_many_and_large() {
     let dir = directory();
     let (store, _file, map) = mapped(dir.path(), 1500, &told());
     let mut wanted: Vec<u8> = (0..1500 * PAGE).map(|at| (at / PAGE) as u8).collect();
-    // More ranges than are staged at once, and then one of more bytes than are.
+    // More ranges than are staged at once, and then one range of more bytes than are staged at once.
     for at in (0..400 * PAGE).step_by(48) {
         wanted[at..at + 8].fill(1);
         poke(&map, at, &[1; 8]);
@@ -81,7 +81,7 @@ fn ranges_may_be_many_and_large() {
     for round in 3..6 {
         map.msync().expect("msync");
         assert!(committed(dir.path(), &store) == wanted, "round {round}");
-        // Over those, and between them.
+        // Over those ranges, and between them.
         for at in (round..400 * PAGE).step_by(1001) {
             wanted[at..at + 30].fill(round as u8);
             poke(&map, at, &[round as u8; 30]);
@@ -95,13 +95,13 @@ fn what_is_told_behind_the_end_is_no_part_of_the_file() {
     let (store, _file, map) = mapped(dir.path(), 2, &told());
     map.resize(PAGE as u64 + 100).expect("shrink");
     map.msync().expect("msync");
-    // Behind the end: nothing to commit.
+    // Behind the end there is nothing to commit.
     poke_last_page(&map, PAGE + 200, &[b'y'; 20]);
     let before = store.status();
     map.msync().expect("msync");
     let after = store.status();
     assert_eq!((after.lsn, after.journal_bytes_written), (before.lsn, before.journal_bytes_written));
-    // Over the end, and behind it.
+    // Across the end, and behind it.
     poke_last_page(&map, PAGE + 90, &[b'x'; 20]);
     poke_last_page(&map, PAGE + 200, &[b'y'; 20]);
     map.msync().expect("msync");
@@ -118,10 +118,10 @@ fn what_is_told_behind_the_end_is_no_part_of_the_file() {
 fn it_may_be_told_before_and_after_and_without_a_store() {
     let dir = directory();
     let (store, file, map) = mapped(dir.path(), 600, &told());
-    // Before.
+    // Declared before the store.
     tell(&map, PAGE - 3, 6);
     store_untold(&map, PAGE - 3, b"before");
-    // Of values, of nothing, and of far more than was stored to.
+    // Declarations of values, of nothing, and of far more bytes than were stored.
     // SAFETY: aligned bytes of the map, which nobody else uses.
     let value = unsafe { &mut *map.as_mut_ptr().add(2 * PAGE).cast::<[u64; 2]>() };
     value[1] = u64::from_le_bytes(*b"a value.");
@@ -207,7 +207,7 @@ fn other_trackers_need_not_be_told() {
     });
 }
 
-/// Each thread stores to words of its own, tells of each after that, and never waits for the thread that commits.
+/// Each thread stores to words of its own, declares each store after it, and never waits for the thread that commits.
 #[test]
 fn every_thread_is_heard() {
     const THREADS: usize = 6;
@@ -248,7 +248,7 @@ fn every_thread_is_heard() {
     }
 }
 
-/// What a transaction that fails changed gets into no other commit, though the program told of it once more.
+/// The changes of a transaction that fails are in no other commit, even if the program declares them once more.
 #[test]
 fn what_is_told_beside_bytes_of_a_transaction_that_fails() {
     let dir = directory();
@@ -322,18 +322,18 @@ fn stores_that_nobody_told_of_are_found() {
     let after = committed(dir.path(), &store);
     assert_eq!(after.iter().filter(|byte| **byte == 0xAA).count(), 10);
     assert_eq!(&after[PAGE + 200..PAGE + 206], b"beside");
-    // What was told of is undone, and then there is nothing to find.
+    // The declared store is undone, and then the check finds nothing.
     poke(&map, 3 * PAGE, b"undone");
     map.rollback().expect("rollback");
     map.reclaim().expect("reclaim");
     map.msync().expect("nothing has changed");
-    // What is stored as it was is no change.
+    // Storing the old value is no change.
     store_untold(&map, 10, b"told");
     map.msync().expect("nothing has changed");
     (0..20).for_each(|page| store_untold(&map, page * PAGE + 50, &[0xBB]));
     let message = refused(map.msync(), &["invalid"]).to_string();
     assert!(message.contains("and 12 other places"), "{message}");
-    // Another tracker has nothing to check.
+    // With another tracker there is nothing to check.
     drop(map);
     let map = file.map_with(&MapOptions::new().debug_told(true)).expect("map");
     store_untold(&map, 10, b"found");

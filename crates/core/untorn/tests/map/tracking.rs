@@ -1,4 +1,4 @@
-//! Every store is found: random programs that store through raw pointers in all the ways that a tracker could miss one.
+//! Every store is found: random programs store through raw pointers in all the ways that a tracker could miss.
 
 use crate::common::child_process::path_text;
 use crate::common::mapping::*;
@@ -12,9 +12,9 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use untorn::{File, Map, MapOptions, Store, StoreOptions, Tracker};
 
-/// Bytes that one page table describes.
+/// The bytes that one page table maps.
 const CHUNK: usize = 2 << 20;
-/// The file at first, with a part of a chunk and of a page at its end.
+/// The initial size of the file, with a part of a chunk and of a page at its end.
 const SIZE: usize = 9 * CHUNK + 37 * PAGE + 100;
 const SIZE_MOST: usize = 14 * CHUNK;
 const STEPS: usize = 60;
@@ -37,7 +37,7 @@ impl<'a> Program<'a> {
         let mut first = vec![0; SIZE];
         rng.fill(&mut first);
         let path = dir.join("f");
-        // Written at once or by the page: the page cache has large folios, or small ones.
+        // Written at once or page by page, so that the page cache has large folios or small ones.
         let step = if rng.bool() { SIZE } else { PAGE };
         let file = fs::File::create(&path).expect("create");
         (0..SIZE).step_by(step).for_each(|at| {
@@ -76,7 +76,7 @@ impl<'a> Program<'a> {
         self.file.as_ref().expect("open")
     }
 
-    /// A range of so many bytes at most, in the first chunks more often than in the others.
+    /// A range of at most this many bytes, more often in the first chunks than in the others.
     fn range(&mut self, most: usize) -> std::ops::Range<usize> {
         let all = self.working.len();
         let within = if self.rng.bool() { all.min(CHUNK * 3 / 2) } else { all };
@@ -181,7 +181,7 @@ impl<'a> Program<'a> {
             }
             28 => self.reopen(),
             _ => {
-                // Protected and accessible again, in between.
+                // Protected, and accessible again, with a commit in between.
                 let page = self.rng.usize(..self.working.len() / PAGE);
                 // SAFETY: a page of the map, which stays mapped.
                 unsafe {
@@ -217,7 +217,7 @@ impl<'a> Program<'a> {
         assert_same(&found, &self.committed, &format!("{}: the file", self.what));
     }
 
-    /// What a crash at this moment would leave.
+    /// Compares a copy of the directory, which is in the state after a crash at this moment.
     fn compare_copy(&self) {
         let copy = directory();
         let to = copy.path().join("copy");
@@ -226,8 +226,8 @@ impl<'a> Program<'a> {
         assert_same(&plain(to.join("f")), &self.committed, &format!("{}: a copy, reopened", self.what));
     }
 
-    /// Each word is stored to by one other thread, a rising number; what was last belongs to the next commit at the
-    /// latest.
+    /// Commits while one other thread stores rising numbers to words; the last value of a word is in the next commit at
+    /// the latest.
     fn commit_while_another_thread_stores(&mut self) {
         let words: Vec<usize> = (0..16).map(|_| self.rng.usize(..self.working.len() / 8 - 1) * 8).collect();
         self.store_some();
@@ -267,9 +267,9 @@ impl<'a> Program<'a> {
         self.commit();
     }
 
-    /// A child that stores to its own memory; meanwhile the parent does.
+    /// Forks a child that stores to its own memory, while the parent stores, too.
     fn fork(&mut self) {
-        // SAFETY: the child only stores to memory that it has for itself, and ends without unwinding.
+        // SAFETY: the child only stores to its own copy of the memory, and ends without unwinding.
         let child = unsafe { libc::fork() };
         if child == 0 {
             (0..SIZE.min(self.working.len()) / PAGE).for_each(|page| poke(self.map(), page * PAGE, b"child"));
@@ -310,7 +310,7 @@ impl<'a> Program<'a> {
     }
 }
 
-/// Programs in a directory, one of each tracker.
+/// Runs programs in a directory, one per tracker.
 fn programs(dir: &Path, seed: u64) {
     with_trackers(|tracker| {
         let dir = dir.join(tracker.name());
@@ -327,7 +327,7 @@ fn every_store_is_found() {
     }
 }
 
-/// A file system of some kind in an image, and what keeps the image.
+/// A file system of some kind in an image, and the directory that has the image.
 fn made_by(maker: &str, bytes: u64) -> Option<(Mount, tempfile::TempDir)> {
     let outer = directory();
     let (image, place) = (outer.path().join("image"), outer.path().join("disk"));
@@ -364,7 +364,7 @@ fn every_store_is_found_on_other_file_systems() {
 const CHILD: &str = "UNTORN_TEST_TRACKING_CHILD";
 const NOBODY: u32 = 65_534;
 
-/// For an ordinary user the kernel makes a `userfaultfd` for faults of user mode alone.
+/// For an ordinary user, the kernel makes a `userfaultfd` only for faults of user mode.
 #[test]
 fn every_store_is_found_for_an_ordinary_user() {
     if let Ok(dir) = std::env::var(CHILD) {
@@ -385,7 +385,7 @@ fn every_store_is_found_for_an_ordinary_user() {
     assert!(output.status.success() && text.contains("done"), "{text}");
 }
 
-/// Swap space of the whole machine, as long as this lives.
+/// Swap space for the whole machine, while this value lives.
 struct Swap(PathBuf);
 
 impl Drop for Swap {
@@ -394,7 +394,7 @@ impl Drop for Swap {
     }
 }
 
-/// A page that was stored to is in swap when it is looked for.
+/// A page that was stored to is in swap when the tracker looks for it.
 #[test]
 fn every_store_is_found_in_swap() {
     let Some((mount, _outer)) = made_by("mkfs.ext4", 256 << 20) else { return };

@@ -71,7 +71,7 @@ fn a_transaction_that_fails_late_takes_back_its_own_bytes_alone() {
         fill(&map, 0..4, b'T');
         let first = first.commit_async().expect("submit");
         let second = second.commit_async().expect("submit");
-        // Another store, into the same line.
+        // Another store to the same cache line.
         fill(&map, 8..12, b'S');
         first.wait().expect("the first has the name");
         assert!(second.wait().is_err(), "the second cannot have it");
@@ -81,7 +81,7 @@ fn a_transaction_that_fails_late_takes_back_its_own_bytes_alone() {
     });
 }
 
-/// The commit behind the transaction is on its way when the transaction fails.
+/// A commit is queued behind the transaction when the transaction fails.
 #[test]
 fn a_commit_behind_a_transaction_that_fails_has_none_of_its_bytes() {
     with_trackers(|tracker| {

@@ -1,4 +1,4 @@
-//! A disk's contents: sparse, cheap to copy, and summed, so that equal images are known at once.
+//! The contents of a disk: sparse, cheap to copy, and summed, so that equal images are recognised at once.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -7,13 +7,13 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-/// Bytes that are copied, summed and stored as one.
+/// The unit in which contents are copied, summed and stored.
 pub const PAGE_BYTES: usize = 4096;
 
 type Page = [u8; PAGE_BYTES];
 const ZEROS: Page = [0; PAGE_BYTES];
 
-/// What a disk holds. Pages of zeros take no room.
+/// The contents of a disk. Pages of zeros take no room.
 #[derive(Clone)]
 pub struct Image {
     pages: BTreeMap<u64, Arc<Page>>,
@@ -22,12 +22,12 @@ pub struct Image {
 }
 
 impl Image {
-    /// Nothing but zeros.
+    /// A disk of zeros.
     pub fn empty(bytes: u64) -> Image {
         Image { pages: BTreeMap::new(), bytes, sum: 0 }
     }
 
-    /// What a file holds, holes left out.
+    /// Loads the contents of a file, skipping holes.
     pub fn load(file: &File) -> io::Result<Image> {
         let mut image = Image::empty(file.metadata()?.len());
         let mut buffer = vec![0; 1 << 20];
@@ -44,7 +44,7 @@ impl Image {
         Ok(image)
     }
 
-    /// Makes the file hold exactly this.
+    /// Makes the file have exactly these contents.
     pub fn store(&self, file: &File) -> io::Result<()> {
         file.set_len(0)?;
         file.set_len(self.bytes)?;
@@ -62,7 +62,8 @@ impl Image {
         file.write_all_at(&run, start)
     }
 
-    /// Makes the file hold exactly this, writing only what differs: states of one recording differ by little.
+    /// Makes the file have exactly these contents, and writes only the differences, as states of one recording differ
+    /// little.
     pub fn restore(&self, file: &File) -> io::Result<()> {
         if file.metadata()?.len() != self.bytes {
             return self.store(file);
@@ -73,7 +74,7 @@ impl Image {
         while let Some((start, end)) = next_data(file, at)? {
             at = start / PAGE_BYTES as u64 * PAGE_BYTES as u64;
             while at < end {
-                // What lies in a hole before this run of data.
+                // Pages that lie in a hole of the file before this run of data.
                 while let Some((number, page)) = wanted.next_if(|(number, _)| **number * (PAGE_BYTES as u64) < at) {
                     file.write_all_at(&page[..], number * PAGE_BYTES as u64)?;
                 }
@@ -98,12 +99,12 @@ impl Image {
         self.bytes
     }
 
-    /// Equal for equal contents, and practically never for others.
+    /// A sum: equal for equal contents, and practically never equal for others.
     pub fn sum(&self) -> u64 {
         self.sum
     }
 
-    /// Overwrites a part.
+    /// Overwrites a part of the disk.
     pub fn write(&mut self, offset: u64, mut bytes: &[u8]) {
         let mut at = offset;
         while !bytes.is_empty() {
@@ -126,7 +127,7 @@ impl Image {
         }
     }
 
-    /// Every page that is not all zeros, with its place in bytes.
+    /// Every page that is not all zeros, with its offset in bytes.
     pub fn pages(&self) -> impl Iterator<Item = (u64, &[u8])> {
         self.pages.iter().map(|(number, page)| (number * PAGE_BYTES as u64, &page[..]))
     }
@@ -139,7 +140,7 @@ fn sum_of(number: u64, page: &Page) -> u64 {
     hasher.finish()
 }
 
-/// The next run of a file that is no hole.
+/// The next run of data of a file.
 fn next_data(file: &File, from: u64) -> io::Result<Option<(u64, u64)>> {
     use rustix::fs::{SeekFrom, seek};
     let start = match seek(file, SeekFrom::Data(from)) {
@@ -172,7 +173,7 @@ mod tests {
         let mut rng = fastrand::Rng::with_seed(1);
         let mut image = Image::empty(2 << 20);
         for _ in 0..50 {
-            // As a file system that was mounted from it meanwhile.
+            // Changes as by a file system that was mounted from the file meanwhile.
             for _ in 0..rng.usize(..6) {
                 if file.metadata().unwrap().len() > 0 {
                     file.write_all_at(&vec![rng.u8(..); rng.usize(1..20_000)], rng.u64(..(2 << 20) - 20_000)).unwrap();

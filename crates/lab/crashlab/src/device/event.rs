@@ -1,4 +1,4 @@
-//! What the device records, and how the log holds it.
+//! The events that the device records, and their format in the log.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -9,16 +9,16 @@ use std::sync::Arc;
 pub enum Event {
     /// Bytes that reached the device.
     Write {
-        /// Where, in bytes.
+        /// The offset in bytes.
         offset: u64,
-        /// What.
+        /// The bytes.
         bytes: Arc<[u8]>,
     },
     /// Everything before is durable.
     Flush,
     /// A line that the program acknowledged.
     Line(String),
-    /// A place in the log that the laboratory wants to find again.
+    /// A mark that the laboratory sets to find this place in the log again.
     Mark(String),
 }
 

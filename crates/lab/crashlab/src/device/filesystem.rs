@@ -1,4 +1,4 @@
-//! The file systems of the laboratory: made, mounted, unmounted.
+//! The file systems of the laboratory: creating, mounting, unmounting.
 
 use super::disk_image::Image;
 use super::loopback::Loop;
@@ -16,11 +16,11 @@ use std::str::FromStr;
 /// A file system and how it is mounted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FileSystem {
-    /// ext4 as it is by default: metadata in its journal, data before them.
+    /// ext4 with its default `data=ordered`: metadata in its journal, data written before it.
     Ext4,
     /// ext4 with data in its journal, too.
     Ext4Journal,
-    /// ext4 that never flushes the disk: it is not safe, and the laboratory must see it.
+    /// ext4 that never flushes the disk: it is not safe, and the laboratory must detect that.
     Ext4NoBarrier,
     /// XFS with reflinks.
     Xfs,
@@ -28,11 +28,11 @@ pub enum FileSystem {
     Btrfs,
 }
 
-/// Those that programs are tested on.
+/// The file systems on which programs are tested.
 pub const SOUND: [FileSystem; 4] = [FileSystem::Ext4, FileSystem::Ext4Journal, FileSystem::Xfs, FileSystem::Btrfs];
 
 impl FileSystem {
-    /// For people and options.
+    /// The name for reports and options.
     pub fn name(self) -> &'static str {
         match self {
             FileSystem::Ext4 => "ext4",
@@ -51,12 +51,12 @@ impl FileSystem {
         }
     }
 
-    /// The program that makes it.
+    /// The program that creates it.
     pub fn mkfs(self) -> String {
         format!("mkfs.{}", self.kernel_name())
     }
 
-    /// The least disk that it can be made on, in bytes.
+    /// The smallest disk on which it can be created, in bytes.
     pub fn bytes_min(self) -> u64 {
         match self {
             FileSystem::Xfs => 300 << 20,
@@ -65,7 +65,7 @@ impl FileSystem {
         }
     }
 
-    /// Where its superblock is.
+    /// The range of its superblock on the disk.
     pub fn superblock(self) -> Range<u64> {
         match self {
             FileSystem::Xfs => 0..512,
@@ -78,7 +78,7 @@ impl FileSystem {
         match self {
             FileSystem::Xfs => &["-q", "-f", "-K", "-m", "reflink=1"],
             FileSystem::Btrfs => &["-q", "-f", "-K"],
-            // All is written now, so that nothing is left for later, when it would be recorded.
+            // Initialises everything now, so that the kernel writes nothing of it later, during the recording.
             _ => &["-q", "-F", "-m", "0", "-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard"],
         }
     }
@@ -93,7 +93,7 @@ impl FileSystem {
         }
     }
 
-    /// A fresh one.
+    /// Creates a file system in an image.
     pub fn make(self, bytes: u64) -> Result<Image> {
         let file = memory_file("image")?;
         file.set_len(bytes.max(self.bytes_min()))?;
@@ -108,13 +108,13 @@ impl FileSystem {
         Ok(Image::load(&file)?)
     }
 
-    /// Mounts a device; this is where the kernel recovers.
+    /// Mounts a device; the kernel recovers the file system here.
     pub fn mount(self, device: &Path, at: &Path) -> Result<()> {
         self.mount_by(device, at, self.options())
     }
 
-    /// Mounts a device that nothing is recorded of, and that never loses power: where the file system knows how, it does
-    /// without flushes, each of which waits for several threads of the kernel.
+    /// Mounts a device that is not recorded and never loses power. File systems that can do so run without flushes,
+    /// each of which would wait for several threads of the kernel.
     pub fn mount_for_once(self, device: &Path, at: &Path) -> Result<()> {
         let unflushed = match self {
             FileSystem::Ext4 => "data=ordered,barrier=0",
@@ -135,7 +135,7 @@ impl FileSystem {
     }
 }
 
-/// Where programs are, those of the system's administrator included.
+/// The search path of programs, including those of the system's administrator.
 pub(in crate::device) fn program_path() -> OsString {
     let mut path = std::env::var_os("PATH").unwrap_or_default();
     path.push(":/usr/sbin:/sbin");
@@ -147,7 +147,7 @@ pub fn unmount_now(at: &Path) -> Result<()> {
     let mut tries = 0;
     loop {
         match unmount(at, UnmountFlags::empty()) {
-            // Something that just ended may hold it for a moment.
+            // A process that has just ended may still use it briefly.
             Err(rustix::io::Errno::BUSY) if tries < 200 => tries += 1,
             done => return done.with_context(|| format!("cannot unmount {}", at.display())),
         }
@@ -155,9 +155,9 @@ pub fn unmount_now(at: &Path) -> Result<()> {
     }
 }
 
-/// btrfs remembers devices that it has seen, and takes an older image of the same file system for an error.
+/// Makes the kernel forget its btrfs devices; otherwise it takes an older image of the same file system for an error.
 fn forget_btrfs_devices() {
-    /// BTRFS_IOC_FORGET_DEV; an empty name means all that are not mounted.
+    /// BTRFS_IOC_FORGET_DEV; an empty name means all devices that are not mounted.
     const FORGET: libc::Ioctl = 0x5000_9405;
     if let Ok(control) = std::fs::OpenOptions::new().read(true).write(true).open("/dev/btrfs-control") {
         let arguments = [0u8; 4096];

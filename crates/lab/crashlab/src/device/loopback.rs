@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 const LOOP_CTL_GET_FREE: libc::Ioctl = 0x4C82;
 const LOOP_CONFIGURE: libc::Ioctl = 0x4C0A;
 const BLKFLSBUF: libc::Ioctl = 0x1261;
-/// cachestat(2), which has the same number on all architectures but alpha.
+/// cachestat(2), which has the same number on all architectures except alpha.
 const CACHESTAT: libc::c_long = 451;
 const AUTOCLEAR: u32 = 4;
 const DIRECT_IO: u32 = 16;
@@ -41,7 +41,7 @@ pub struct Loop {
 }
 
 impl Loop {
-    /// Attaches a file; `direct` passes by the page cache of its file system.
+    /// Attaches a file; with `direct`, the device bypasses the page cache of the file's file system.
     pub fn attach(file: &File, direct: bool) -> io::Result<Loop> {
         let control = OpenOptions::new().read(true).write(true).open("/dev/loop-control")?;
         let flags = AUTOCLEAR | if direct { DIRECT_IO } else { 0 };
@@ -72,8 +72,8 @@ impl Loop {
         &self.path
     }
 
-    /// Writes back and forgets what is cached of the device. Returns whether nothing of it is left: the kernel passes over
-    /// a page that something holds at that moment, and where it does not count them, nobody knows.
+    /// Writes back and drops the device's page cache. Returns whether nothing is left in the cache: the kernel skips a
+    /// page that somebody uses at that moment, and if it cannot count the pages, the answer is unknown (false).
     pub fn forget_cache(&self) -> io::Result<bool> {
         // SAFETY: this request takes no argument.
         checked(unsafe { libc::ioctl(self.device.as_raw_fd(), BLKFLSBUF, 0) })?;
@@ -83,13 +83,13 @@ impl Loop {
         Ok(done == 0 && pages[0] == 0)
     }
 
-    /// This device of a file, or another in its place: nothing is cached of it, whatever its file held before. Returns
-    /// also whether it is another. It must not be mounted.
+    /// Returns this device, or another one for the file, with nothing in its page cache; the file may have had any
+    /// contents. Also returns whether it is another device. The device must not be mounted.
     pub fn emptied(self, file: &File) -> io::Result<(Loop, bool)> {
         if self.forget_cache()? {
             return Ok((self, false));
         }
-        // What is held stays with the old device.
+        // Pages in use stay with the old device.
         drop(self);
         Ok((Loop::attach(file, false)?, true))
     }

@@ -1,4 +1,4 @@
-//! Files that are only in memory.
+//! Files that exist only in memory.
 
 use anyhow::{Context, Result};
 use rustix::fs::{MemfdFlags, memfd_create};

@@ -6,14 +6,14 @@
 //!                        └───────── lines of `acks` ────FUSE─▶
 //! ```
 //!
-//! The disk is one file, served through FUSE by a process of its own ([`serve_if_asked`]), attached to
-//! a loop device and mounted. Beside it lies a file `acks`: what a program writes there is in the log
-//! before the write returns, so that its word stands in order among the writes of the disk.
+//! The disk is one file, served through FUSE by a process of its own ([`serve_if_asked`]), attached to a loop device
+//! and mounted. A second file, `acks`, takes the program's acknowledgements. A line that a program writes there is in
+//! the log before the write returns, so that it is in order with the writes to the disk.
 //!
-//! Nothing can hang for good. Disk and log are memory, so the server depends on no file system that it
-//! serves. It ends when the worker does, which ends when the watchdog does; without a server every
-//! request of the loop device fails at once; mounts go with the worker's namespace, and loop devices
-//! detach themselves. The watchdog ([`watch::supervise`]) touches none of it.
+//! Nothing can hang for good. Disk and log are in memory, so the server depends on no file system that it serves. The
+//! server ends when the worker does, and the worker ends when the watchdog does. Without a server, every request of the
+//! loop device fails at once. Mounts go with the worker's namespace, and loop devices detach themselves. The watchdog
+//! ([`watch::supervise`]) touches none of them.
 
 mod again;
 mod disk_image;

@@ -1,4 +1,4 @@
-//! The worker's side of the probe: one small mount through all of the laboratory.
+//! The worker's side of the probe: one small mount through all layers of the laboratory.
 
 use crate::device::again::Again;
 use crate::device::event::Event;

@@ -1,4 +1,4 @@
-//! The worker's side of the device: starts it, gives it orders, takes its log.
+//! The worker's side of the device: starts it, sends it orders, reads its log.
 
 use super::again::Again;
 use super::disk_image::Image;
@@ -17,37 +17,37 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-/// Time after which a device that does not answer is taken for broken.
+/// The time after which a device that does not answer counts as broken.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// Where other processes find an open file of this one.
+/// The path by which other processes can open an open file of this one.
 pub fn path_of(file: &File) -> PathBuf {
     format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()).into()
 }
 
-/// What a device may be told to fail.
+/// A kind of failure that a device can be told to produce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trouble {
-    /// Writes.
+    /// Writes fail.
     Writes,
-    /// Flushes; what was written stays.
+    /// Flushes fail; the written data stays.
     Flushes,
-    /// Flushes; what was not flushed is gone, as if the disk had lost its cache.
+    /// Flushes fail, and unflushed data is lost, as if the disk had lost its cache.
     Cache,
 }
 
-/// What a device was asked for.
+/// The number of requests to a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counts {
-    /// Writes, failed ones included.
+    /// Writes, including failed ones.
     pub writes: u64,
-    /// Flushes, failed ones included.
+    /// Flushes, including failed ones.
     pub flushes: u64,
     /// Writes and flushes that failed.
     pub failed: u64,
 }
 
-/// A recording device. It ends when this is dropped.
+/// A recording device. It ends when this value is dropped.
 pub struct Recorder {
     child: Child,
     control: BufReader<UnixStream>,
@@ -58,7 +58,7 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Starts a device that holds the image. Only in a worker: see [`super::watch`].
+    /// Starts a device with the image as its contents. Only in a worker: see [`super::watch`].
     pub fn start(again: &Again, base: Image) -> Result<Recorder> {
         let place = watchdog::directory("served")?;
         let (disk, log) = (memory_file("disk")?, memory_file("log")?);
@@ -79,18 +79,18 @@ impl Recorder {
         Ok(recorder)
     }
 
-    /// The disk as a block device.
+    /// Attaches the disk as a block device.
     pub fn attach(&self) -> Result<Loop> {
         let disk = OpenOptions::new().read(true).write(true).open(self.place.join(DISK))?;
         Loop::attach(&disk, true).context("no loop device")
     }
 
-    /// Lines that are written here are acknowledgements.
+    /// The path of the file that takes acknowledgements, one per line.
     pub fn acks(&self) -> PathBuf {
         self.place.join(ACKS)
     }
 
-    /// Sends an order; the server lists those that it knows.
+    /// Sends an order; the server has the list of orders.
     pub fn order(&mut self, order: &str) -> Result<String> {
         self.control.get_mut().write_all(format!("{order}\n").as_bytes())?;
         let mut answer = String::new();
@@ -102,17 +102,17 @@ impl Recorder {
         }
     }
 
-    /// How long a flush takes.
+    /// Sets the time that a flush takes.
     pub fn flush_time(&mut self, time: Duration) -> Result<()> {
         self.order(&format!("flush_us {}", time.as_micros())).map(drop)
     }
 
-    /// Notes a place in the log.
+    /// Marks a place in the log.
     pub fn mark(&mut self, text: &str) -> Result<()> {
         self.order(&format!("mark {text}")).map(drop)
     }
 
-    /// Keeps what unflushed writes overwrite, from now on, for [`Trouble::Cache`].
+    /// From now on, keeps the bytes that unflushed writes overwrite, for [`Trouble::Cache`].
     pub fn remember(&mut self) -> Result<()> {
         self.order("remember").map(drop)
     }
@@ -128,12 +128,12 @@ impl Recorder {
         self.order(&format!("{order} {}", before + n)).map(drop)
     }
 
-    /// All is well again.
+    /// Ends all failures.
     pub fn heal(&mut self) -> Result<()> {
         self.order("heal").map(drop)
     }
 
-    /// What the device was asked for so far.
+    /// The numbers of requests so far.
     pub fn counts(&mut self) -> Result<Counts> {
         let answer = self.order("counts?")?;
         let n: Vec<u64> = answer.split(' ').map(str::parse).collect::<Result<_, _>>()?;
@@ -141,17 +141,17 @@ impl Recorder {
         Ok(Counts { writes, flushes, failed: failed_writes + failed_flushes })
     }
 
-    /// What the disk holds this moment.
+    /// The present contents of the disk.
     pub fn image(&self) -> Result<Image> {
         Ok(Image::load(&self.disk)?)
     }
 
-    /// Everything that happened so far.
+    /// All events so far.
     pub fn events(&self) -> Result<Vec<Event>> {
         Ok(Event::read_all(File::open(path_of(&self.log))?)?)
     }
 
-    /// Ends the device. Returns what the disk held at first, and everything that happened.
+    /// Ends the device. Returns the initial contents of the disk, and all events.
     pub fn stop(mut self) -> Result<(Image, Vec<Event>)> {
         self.end();
         let events = self.events()?;
@@ -188,12 +188,12 @@ fn ended(child: &mut Child) -> bool {
 pub struct Acks(File);
 
 impl Acks {
-    /// Opens the file.
+    /// Opens the file of acknowledgements.
     pub fn open(path: &Path) -> io::Result<Acks> {
         Ok(Acks(std::fs::OpenOptions::new().append(true).open(path)?))
     }
 
-    /// Says it: when this returns, it stands in the log behind everything that the disk was given before.
+    /// Writes a line: when this returns, the line is in the log behind everything that the disk got before.
     pub fn say(&mut self, line: &str) -> io::Result<()> {
         self.0.write_all(format!("{line}\n").as_bytes())
     }

@@ -1,7 +1,7 @@
 //! The device: serves the disk and `acks` through FUSE, and logs.
 //!
-//! One thread answers one request after the other, so that the log's order is the order in which the
-//! device took them: a write is logged before it is answered, and a flush covers what was answered before.
+//! One thread answers the requests one by one, so that the log has them in the order in which the device took them: a
+//! write is logged before it is answered, and a flush covers the writes that were answered before it.
 
 use super::event::Event;
 use fuser::{
@@ -19,15 +19,16 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Asks this process to be the device: paths of disk and log, and where to mount, separated by tabs.
+/// The environment variable that makes this process the device: the paths of disk, log and mount point, separated by
+/// tabs.
 pub(super) const ASKED: &str = "UNTORN_CRASHLAB_DEVICE";
 pub(super) const DISK: &str = "disk";
 pub(super) const ACKS: &str = "acks";
 
-/// Of `<linux/prctl.h>`.
+/// From `<linux/prctl.h>`.
 const PR_SET_IO_FLUSHER: libc::c_int = 57;
 const WRITE_BYTES_MAX: u32 = 1 << 20;
-/// A program that writes for ever fills the log, not the memory.
+/// The limit of the log, for a program that writes for ever.
 const LOG_BYTES_MAX: u64 = 2 << 30;
 const FOREVER: Duration = Duration::from_secs(3600);
 const ROOT_NODE: u64 = 1;
@@ -40,7 +41,7 @@ pub fn serve_if_asked() {
     let code = match serve(&order) {
         Ok(()) => 0,
         Err(e) => {
-            // Nobody may read it, and the exit code says it, too.
+            // Printing may fail, but the exit code says it, too.
             let _ = writeln!(io::stderr(), "the recording device: {e}");
             1
         }
@@ -51,7 +52,8 @@ pub fn serve_if_asked() {
 fn serve(order: &str) -> io::Result<()> {
     let words: Vec<_> = order.split('\t').collect();
     let [disk, log, place] = words[..] else { return Err(io::Error::other("disk, log and place are wanted")) };
-    // Memory is never to be waited for in what we serve. Where that is not granted, there is enough of it.
+    // The server must not wait for memory that needs its own disk. If the call is not allowed, there is usually enough
+    // memory.
     // SAFETY: takes numbers only.
     unsafe { libc::prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) };
     let disk = OpenOptions::new().read(true).write(true).open(disk)?;
@@ -64,32 +66,32 @@ fn serve(order: &str) -> io::Result<()> {
     let control = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     std::thread::spawn(move || {
         let _ = obey(&control, &state);
-        // Whoever gave orders is gone, and with them the reason to go on. The kernel answers what is
-        // still asked as soon as this process has ended.
+        // The worker has closed the connection, so the device is not needed any more. The kernel fails pending requests
+        // as soon as this process has ended.
         std::process::exit(0);
     });
     session.run()
 }
 
-/// What the device was told to fail.
+/// The requests that the device was told to fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Failing {
     Writes,
     Flushes,
-    /// And what was not flushed is gone, as if the disk had lost its cache.
+    /// Flushes fail, and unflushed data is lost, as if the disk had lost its cache.
     FlushesAndCache,
 }
 
-/// Writes, or flushes.
+/// The numbers of writes or flushes.
 #[derive(Clone, Copy, Debug, Default)]
 struct Counts {
-    /// All that there were.
+    /// All of them, including failed ones.
     all: u64,
     failed: u64,
 }
 
 impl Counts {
-    /// Counts one; whether it fails.
+    /// Counts one; returns whether it fails.
     fn count(&mut self, failing: bool, first: u64) -> bool {
         self.all += 1;
         let fails = failing && self.all >= first;
@@ -103,14 +105,14 @@ struct State {
     log: File,
     log_bytes: u64,
     failing: Option<Failing>,
-    /// The first one that fails.
+    /// The number of the first one that fails.
     first: u64,
     writes: Counts,
     flushes: Counts,
     flush_time: Duration,
-    /// What unflushed writes overwrote, as long as it can be asked for.
+    /// The bytes that unflushed writes have overwritten, if the device was told to keep them.
     undo: Option<Vec<(u64, Vec<u8>)>>,
-    /// The beginning of a line of `acks`.
+    /// The unfinished line of `acks`.
     line: Vec<u8>,
 }
 
@@ -174,13 +176,13 @@ impl State {
         Ok(())
     }
 
-    /// From the n-th write or flush on, counted from the device's start.
+    /// Fails writes or flushes from the n-th on, counted from the device's start.
     fn fail(&mut self, what: Failing, n: &str) -> io::Result<()> {
         (self.failing, self.first) = (Some(what), n.parse().map_err(io::Error::other)?);
         Ok(())
     }
 
-    /// One order, and what to answer.
+    /// Obeys one order, and returns the answer.
     fn order(&mut self, order: &str) -> io::Result<String> {
         let (verb, rest) = match order.starts_with("mark ") {
             true => order.split_once(' '),
@@ -277,7 +279,7 @@ impl Filesystem for Server {
         }
     }
 
-    /// Times do not matter here, and `acks` is never truncated, whoever opens it as if to be.
+    /// Times do not matter here, and `acks` is never truncated, even if it is opened with truncation.
     fn setattr(
         &self,
         _: &Request,
@@ -304,7 +306,7 @@ impl Filesystem for Server {
 
     fn open(&self, _: &Request, node: INodeNo, _: OpenFlags, reply: ReplyOpen) {
         let flags = match node.0 {
-            // Every write comes here at once, whatever its place.
+            // Every write comes here at once, with any offset.
             ACKS_NODE => FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_NONSEEKABLE,
             _ => FopenFlags::FOPEN_KEEP_CACHE,
         };

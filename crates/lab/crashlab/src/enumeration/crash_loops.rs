@@ -1,8 +1,8 @@
-//! Stores that crash again and again: epochs upon epochs, none of which is applied unless it must be.
+//! Stores that crash again and again, with several epochs that are not applied unless they must be.
 //!
-//! A life opens the store, changes files and names in it, perhaps checkpoints, and ends at any call since its opening
-//! began, killed or by a power cut. The next life must show what the last acknowledged commit left, or one that was on
-//! its way. What a life has shown stays.
+//! In each life, a process opens the store, changes files and names in it, perhaps makes checkpoints, and ends at any
+//! call since the opening began, by a kill or a power cut. The next life must show the state of the last acknowledged
+//! commit, or of one that was pending. A state that a life has shown stays.
 
 use crate::programs::differences::{mixture, shown_files};
 use crate::programs::fixture::{ELSEWHERE, plain_files};
@@ -19,18 +19,18 @@ use untorn_journal::scanning::scan::read_header;
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 const MODE: u32 = 0o600;
 
-/// What was tried.
+/// The statistics of crash loops.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LoopTotals {
-    /// Openings of stores.
+    /// The number of openings.
     pub openings: u64,
-    /// Those that left something to be applied later.
+    /// Openings that left commits to be applied later.
     pub carried: u64,
-    /// The most epochs that a header listed.
+    /// The largest number of epochs in a header.
     pub listed_max: usize,
-    /// Crashes in an opening.
+    /// The number of crashes during an opening.
     pub in_openings: u64,
-    /// Stores with a quarantined journal.
+    /// The number of stores with a quarantined journal.
     pub quarantined: u64,
 }
 
@@ -38,13 +38,13 @@ struct CrashLoop {
     rng: Rng,
     options: StoreOptions,
     disk: SimDisk,
-    /// What each commit left. The disk's mark says which may be the last: the first and the last of them.
+    /// The state after each commit. The disk's mark has the first and the last of those that may be the last.
     states: Vec<Files>,
-    /// Commits of class `process` may not have been flushed.
+    /// There may be commits of class `process` that were not flushed.
     exposed: bool,
-    /// A commit changed names: what lies under a name after a crash may be another file.
+    /// A commit has changed names: after a crash, a name may belong to another file.
     renamed: bool,
-    /// No checkpoints, and class `power` alone: the header's list becomes full.
+    /// No checkpoints, and class `power` alone, so that the header's list of epochs becomes full.
     lazy: bool,
     totals: LoopTotals,
 }
@@ -57,7 +57,7 @@ fn pack(first: usize, last: usize) -> u64 {
     (first as u64) << 32 | last as u64
 }
 
-/// One store and its crashes, drawn from a seed. With `skipped`, these sync points do nothing.
+/// Runs one store and its crashes, drawn from a seed. The sync points in `skipped` do nothing.
 pub fn crash_loop(seed: u64, skipped: u64, tell: &dyn Fn(String)) -> Result<LoopTotals, String> {
     let mut rng = Rng::with_seed(seed);
     let disk = SimDisk::new(Options {
@@ -72,7 +72,7 @@ pub fn crash_loop(seed: u64, skipped: u64, tell: &dyn Fn(String)) -> Result<Loop
         disk.put(name, &vec![1; rng.usize(..9000)]).map_err(|e| e.to_string())?;
     }
     disk.settle();
-    // Sizes of the journal; the last for stores of which nothing is applied as long as there is another way.
+    // Sizes of the journal; the last one is for stores that apply nothing as long as they can avoid it.
     const SIZES: [(u64, u64, u64); 3] =
         [(16 << 10, 4 << 10, 2 << 10), (64 << 10, 8 << 10, 4 << 10), (1 << 20, 16 << 10, 4 << 10)];
     let size = rng.usize(..SIZES.len());
@@ -116,7 +116,7 @@ impl CrashLoop {
         Ok((store, life))
     }
 
-    /// Finds which of the commits that may be the last the store holds.
+    /// Finds the commit that the store shows, among those that may be the last.
     fn find(&mut self, store: &Store, without: Option<&str>) -> Result<(), String> {
         let shown = shown_files(store, &self.disk)?;
         let mark = self.disk.snapshot().mark();
@@ -128,7 +128,7 @@ impl CrashLoop {
         };
         match (first..=last).rev().find(|n| seen(&self.states[*n]) == shown) {
             Some(n) => {
-                // A crash of this opening may still leave another of them: they stay.
+                // A crash of this opening may still leave another one of them, so they stay allowed.
                 self.states.push(self.states[n].clone());
                 self.disk.set_mark(pack(self.states.len() - 1, self.states.len() - 1));
                 Ok(())
@@ -174,13 +174,13 @@ impl CrashLoop {
         }
         let snapshots = self.disk.recorded();
         drop(life);
-        // Crashes in the opening are as likely as all others.
+        // Crashes during the opening are as likely as all others.
         let early = self.rng.u8(..if self.lazy { 10 } else { 3 }) == 0;
         let chosen: Vec<&Snapshot> =
             snapshots.iter().filter(|s| (s.call() <= opened) == early && s.call() >= begun).collect();
         let snapshot = match chosen.len() {
             0 => snapshots.last().expect("the opening made calls"),
-            // Late enough for a commit.
+            // A late call, after some commit.
             n if self.lazy => chosen[n - 1 - self.rng.usize(..n.div_ceil(8))],
             n => chosen[self.rng.usize(..n)],
         };
@@ -203,7 +203,7 @@ impl CrashLoop {
         Ok(())
     }
 
-    /// One thing that a program does. The files that another program moved away are left alone.
+    /// One step of a program. Files that another program has moved away are not changed.
     fn step(&mut self, store: &Store, away: bool) -> Result<(), String> {
         let names: Vec<&str> = NAMES.into_iter().filter(|name| !(away && *name == "a")).collect();
         let mut next = self.last();
@@ -315,7 +315,7 @@ impl CrashLoop {
         self.disk.set_mark(pack(n - 1, n));
         match act(store) {
             Ok(()) => self.disk.set_mark(pack(n, n)),
-            // What is in quarantine may keep a name, or the journal.
+            // A quarantined file may keep a name, or the journal.
             Err(e) if away && !matches!(e, Error::SyncFailed { .. }) => {
                 self.states.pop();
                 self.disk.set_mark(pack(n - 1, n - 1));
@@ -325,7 +325,7 @@ impl CrashLoop {
         Ok(())
     }
 
-    /// The store closes to plain, whole files.
+    /// Closes the store, which must leave plain, complete files.
     fn end(&mut self) -> Result<(), String> {
         let (store, _life) = self.open(FailureClass::Power)?;
         self.find(&store, None)?;

@@ -1,9 +1,9 @@
-//! Every program, every moment of it, every crash: the driver.
+//! The enumeration: every program, every moment of it, every crash.
 //!
-//! Programs come shortest first, and of each only the last operation is new: the moments before it
-//! belong to a shorter program. An operation that does nothing ends its branch. Moments and power cuts
-//! are taken one after the other up to a bound, then by chance from a seed; a state that was checked
-//! before, with the same states allowed, is not recovered twice.
+//! Programs come shortest first, and only the last operation of a program is new: the moments before it belong to a
+//! shorter program. An operation that does nothing ends its branch. Moments and power cuts are taken one after the
+//! other up to a bound, then at random from a seed. A state that was checked before, with the same allowed states, is
+//! not recovered again.
 
 use crate::mutation::sync_points;
 use crate::programs::fixture::{Expect, prepare};
@@ -23,27 +23,27 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How much is tried.
+/// The effort of an enumeration.
 #[derive(Clone, Copy, Debug)]
 pub struct Effort {
-    /// Power cuts at each moment.
+    /// The most power cuts at each moment.
     pub cuts_max: usize,
-    /// Second troubles, during the recovery, for each state that is checked.
+    /// The most second troubles, during the recovery, for each state that is checked.
     pub second_max: usize,
-    /// Moments after a failed sync that are tried as crashes; 0: no failed syncs.
+    /// The most moments after a failed sync that are tried as crashes; 0: no failed syncs.
     pub after_failed_sync_max: usize,
-    /// Ways in which each sync fails, of three; they take turns.
+    /// The number of ways, of three, in which each sync fails; they take turns.
     pub failed_sync_ways: usize,
 }
 
 /// A violation: a state that no allowed history leads to.
 #[derive(Clone, Debug)]
 pub struct Violation {
-    /// The case that repeats it.
+    /// The case that reproduces it.
     pub case: Case,
-    /// What was found, and what was expected.
+    /// The state that was found, and the expected one.
     pub what: String,
-    /// What was not yet durable when the (first) crash came.
+    /// The effects that were not durable at the (first) crash.
     pub pending: Vec<String>,
 }
 
@@ -61,16 +61,16 @@ impl fmt::Display for Violation {
     }
 }
 
-/// Counts of an enumeration so far.
+/// The counts of an enumeration so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Totals {
-    /// Programs, each counted once for every setup that it ran on.
+    /// Programs, counted once per setup.
     pub programs: u64,
-    /// Power cuts after which something unflushed was lost, torn or reordered.
+    /// Power cuts that lost, tore or reordered something unflushed.
     pub states: u64,
     /// Distinct disk images among these.
     pub images: u64,
-    /// States that were recovered and checked, kills included.
+    /// States that were recovered and checked, including kills.
     pub checked: u64,
     /// Syncs that were made to fail.
     pub failed_syncs: u64,
@@ -98,11 +98,11 @@ impl Seen {
 pub struct Bounds {
     /// Sync points that are skipped, as bits; see [`crate::Options::skipped`].
     pub skipped: u64,
-    /// Violations after which it stops.
+    /// The number of violations after which it stops.
     pub violations_max: usize,
     /// Time at which it stops.
     pub deadline: Option<Instant>,
-    /// Seeds every choice by chance.
+    /// The seed of every random choice.
     pub seed: u64,
 }
 
@@ -157,7 +157,7 @@ impl Enumeration {
         Totals { programs, states, images, checked, failed_syncs }
     }
 
-    /// Violations so far, the shortest programs first.
+    /// The violations so far, shortest programs first.
     pub fn violations(&self) -> Vec<Violation> {
         let mut found = self.violations.lock().unwrap_or_else(PoisonError::into_inner).clone();
         found.sort_by_key(|v| (v.case.ops.len(), v.case.troubles.len(), v.case.to_string()));
@@ -168,7 +168,7 @@ impl Enumeration {
         self.totals[what as usize].fetch_add(1, Relaxed);
     }
 
-    /// Stopped by a violation or by the clock.
+    /// Whether a violation or the clock has stopped it.
     pub fn is_over(&self) -> bool {
         self.stop.load(Relaxed) || self.bounds.deadline.is_some_and(|deadline| Instant::now() >= deadline)
     }
@@ -181,9 +181,9 @@ impl Enumeration {
         }
     }
 
-    /// Tries every program of these operations with exactly `len` of them that continues one of
-    /// `shorter`, each on the setups that `setups` gives for its number. Returns the programs whose last
-    /// operation did something. With `len` 0 there is one program: opening the store.
+    /// Tries every program of exactly `len` of these operations that continues one of `shorter`, each on the setups
+    /// that `setups` returns for its number. Returns the programs whose last operation did something. With `len` 0
+    /// there is one program: opening the store.
     pub fn level(
         &self,
         shorter: &[Vec<Op>],
@@ -222,12 +222,12 @@ impl Enumeration {
         alive.into_iter().map(|(_, program)| program).collect()
     }
 
-    /// One program alone, crashed at every moment of its last operation.
+    /// Tries one program alone, crashed at every moment of its last operation.
     pub fn program(&self, setup: &Setup, ops: &[Op], effort: &Effort) {
         self.trial(&mut HashMap::new(), &Trial { setup, ops, effort });
     }
 
-    /// One program, with each of these troubles at each of its calls.
+    /// Tries one program with each of these troubles at each of its calls.
     pub fn trouble_at_every_call(&self, setup: &Setup, ops: &[Op], effort: &Effort, troubles: &[fn(u64) -> Trouble]) {
         let trial = Trial { setup, ops, effort };
         let base = prepare(setup, ops.contains(&Op::Many));
@@ -245,7 +245,7 @@ impl Enumeration {
         }
     }
 
-    /// One program on one setup. Returns whether its last operation did anything.
+    /// Tries one program on one setup. Returns whether its last operation did something.
     fn trial(&self, bases: &mut HashMap<String, SimDisk>, trial: &Trial<'_>) -> bool {
         let many = trial.ops.contains(&Op::Many);
         let base = bases.entry(format!("{}{many}", trial.setup)).or_insert_with(|| prepare(trial.setup, many));
@@ -268,7 +268,7 @@ impl Enumeration {
         runner.moved
     }
 
-    /// Every sync of the run fails once, in every way.
+    /// Makes every sync of the run fail once, in every way.
     fn fail_syncs(&self, trial: &Trial<'_>, base: &SimDisk, syncs: u64) {
         for nth in 0..syncs {
             for turn in 0..trial.effort.failed_sync_ways as u64 {
@@ -298,14 +298,14 @@ impl Enumeration {
         }
     }
 
-    /// Crashes at every moment (at most so many, the last one included), in every way.
+    /// Crashes at every moment (at most `most`, including the last one), in every way.
     fn crash_all(&self, trial: &Trial<'_>, reference: &Model, moments: &[Snapshot], before: &[Trouble], most: usize) {
         let oracle = Oracle { setup: trial.setup, reference, again: None };
         let mut contexts: HashMap<u64, u64> = HashMap::new();
         let seed = self.seed_of(trial, before);
         for (i, moment) in moments.iter().enumerate() {
             let left = moments.len() - i;
-            // An even choice, by chance, that never leaves the last one out.
+            // An even random choice that always includes the last one.
             if moments.len() > most && left > 1 && mix(seed ^ i as u64) % moments.len() as u64 >= most as u64 {
                 continue;
             }
@@ -333,7 +333,7 @@ impl Enumeration {
         hash_bytes(text.as_bytes(), self.bounds.seed)
     }
 
-    /// Counts a state; false: the same disk was checked before with the same states allowed.
+    /// Counts a state. False: the same disk was checked before, with the same allowed states.
     fn is_new(&self, moment: &Snapshot, how: How, context: u64) -> bool {
         let How::Power(cut) = how else { return true };
         let outcome = moment.power_cut(cut);
@@ -346,7 +346,7 @@ impl Enumeration {
         self.seen.insert(mix(outcome.image_hash ^ mix(context ^ (moment.call() % 3))))
     }
 
-    /// Recovers after a crash; and again with the recovery itself in trouble.
+    /// Recovers after a crash, and again with trouble during the recovery.
     fn check(
         &self,
         oracle: &Oracle<'_>,
@@ -358,14 +358,14 @@ impl Enumeration {
         self.count(Count::Checked);
         let failed = |what: String| (troubles.clone(), what);
         let disk = crash(moment, how);
-        // What a flush lost of class `process` is unknown, too.
+        // After a failed flush, the state of class `process` is unknown, too.
         let power = how != How::Killed || troubles.iter().any(|trouble| trouble.fault().is_some());
         let class = class_after(moment);
         if second_max > 0 {
             disk.record();
         }
         let reopened = oracle.recover(&disk, moment.mark(), class, power).map_err(failed)?;
-        // After an unknown state was accepted, a crash may bring back another one: nothing more is promised.
+        // After an unknown state was accepted, a crash may bring back another one, so nothing more is promised.
         let second_max = if reopened.accepted { 0 } else { second_max };
         let syncs: u64 = sync_points().iter().map(|point| disk.syncs(*point)).sum();
         let files = oracle.use_again(&disk, reopened).map_err(failed)?;
@@ -393,7 +393,7 @@ impl Enumeration {
         Ok(())
     }
 
-    /// The second crash, and the recovery from that.
+    /// The second crash, and the recovery after it.
     fn check_second(
         &self,
         oracle: &Oracle<'_>,
@@ -430,10 +430,10 @@ impl Enumeration {
     }
 }
 
-/// Ways to cut the power during a recovery, of which one is picked.
+/// The number of power cuts during a recovery from which one is picked.
 const SECOND_CUTS: usize = 24;
 
-/// A hash of everything besides the disk that a check depends on.
+/// A hash of everything on which a check depends besides the disk.
 fn context_of(oracle: &Oracle<'_>, mark: u64) -> u64 {
     let mut hasher = DefaultHasher::new();
     let expect = Expect::unpack(mark);
@@ -451,7 +451,7 @@ fn context_of(oracle: &Oracle<'_>, mark: u64) -> u64 {
 /// The error of [`again`] for a crash before a call that is never made.
 pub const NO_SUCH_CALL: &str = "the program ends before the crash";
 
-/// Repeats one case, reports every call, and returns what is wrong.
+/// Repeats one case, reports every call, and returns the violation.
 pub fn again(case: &Case, tell: &dyn Fn(&str)) -> Result<(), String> {
     let trace = |disk: &SimDisk, title: &str| {
         tell(title);
@@ -498,7 +498,7 @@ pub fn again(case: &Case, tell: &dyn Fn(&str)) -> Result<(), String> {
     Ok(())
 }
 
-/// A deadline that is so far from now.
+/// A deadline this far from now.
 pub fn within(time: Duration) -> Option<Instant> {
     Some(Instant::now() + time)
 }

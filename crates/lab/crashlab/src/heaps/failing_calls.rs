@@ -1,5 +1,5 @@
-//! Random programs over a heap on the simulated disk, of which one call of the system fails: the program goes on if it
-//! may, and in the end the heap is as of a commit that may be the last.
+//! Random programs over a heap on the simulated disk, in which one system call fails. The program goes on if it can,
+//! and in the end the heap is as of a commit that may be the last.
 
 use super::simulated::{
     HeapCase, HeapViolation, Moment, Place, REFUSED, Session, disk_of, is_refused_as_unknown, nothing, place_of,
@@ -12,24 +12,24 @@ use fastrand::Rng;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Power cuts that are tried after a failed call that the program could not go on after.
+/// The number of power cuts that are tried after a failed call that ended the program.
 const CUTS_MAX: usize = 3;
-/// Calls that fail in a row where the disk is full.
+/// The number of calls in a row that fail on a full disk.
 const FULL: u64 = 40;
 
-/// Counts of what was tried.
+/// The counts of failed calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FailedCalls {
     /// Calls that failed, each in a run of its own.
     pub calls: u64,
-    /// Runs in which the program was told of it, and went on.
+    /// Runs in which the program got an error, and went on.
     pub went_on: u64,
     /// Runs that ended there, and were recovered.
     pub recovered: u64,
 }
 
-/// Runs the program of a seed once for each of some of its calls, drawn at random, which fails with each of these errors,
-/// until the deadline.
+/// Runs the program of a seed once for each of some random calls, which fails with each of these errors, until the
+/// deadline.
 pub fn fail_calls(
     seed: u64,
     steps: usize,
@@ -56,20 +56,21 @@ pub fn fail_calls(
     Ok(())
 }
 
-/// What is wrong is told, what the store refuses is not.
+/// Passes violations on; an error of the store becomes `None`.
 fn refused<T>(done: Result<T, String>) -> Result<Option<T>, String> {
     match done {
         Ok(done) => Ok(Some(done)),
         Err(what) if what.starts_with(REFUSED) => Ok(None),
         Err(what) => match what.split_once(": refused") {
-            // A change of the model's, which says itself first.
+            // A change of the model, which prefixes its own description.
             Some(_) => Ok(None),
             None => Err(what),
         },
     }
 }
 
-/// True: the program went on after the call had failed; false: it ended, and was recovered; none: nobody was told.
+/// Fails one call. True: the program went on after the failure; false: it ended, and was recovered; `None`: it got no
+/// error.
 fn fail_one_call(place: &Place, seed: u64, steps: usize, trouble: Trouble) -> Result<Option<bool>, String> {
     let disk = disk_of(place, seed);
     let mut fault = trouble.fault().expect("a call that fails");
@@ -110,7 +111,7 @@ fn fail_one_call(place: &Place, seed: u64, steps: usize, trouble: Trouble) -> Re
                 }
             }
         }
-        // What an asynchronous commit could not do, the next commit does.
+        // The next commit has the changes of an asynchronous commit that failed.
         refused(session.wait())?;
         let done = refused(session.commit())?;
         commits.clone_from(&session.commits);
@@ -128,7 +129,7 @@ fn fail_one_call(place: &Place, seed: u64, steps: usize, trouble: Trouble) -> Re
     let moment = disk.snapshot();
     disk.kill();
     for how in std::iter::once(How::Killed).chain(moment.cuts(CUTS_MAX, seed).into_iter().map(How::Power)) {
-        // What a flush lost of class `process` is unknown, too, after whatever end.
+        // After a failed flush, the state of class `process` is unknown, whichever way the program ended.
         if !is_refused_as_unknown(place, &moment, how)? {
             recover(place, &moment, how, &commits, false)?;
         }
@@ -136,10 +137,11 @@ fn fail_one_call(place: &Place, seed: u64, steps: usize, trouble: Trouble) -> Re
     Ok(Some(false))
 }
 
-/// The program goes on after an error: it tries a commit again, and takes everything else back. False: it cannot.
+/// Continues after an error: repeats a commit that may have failed, and rolls everything else back. False: that is not
+/// possible.
 fn goes_on(session: &mut Session<'_>, begun: usize) -> Result<bool, String> {
     if session.window.begun > begun {
-        // The failed commit's changes are uncommitted again, if it did not happen.
+        // The changes of a failed commit are uncommitted again.
         let retried = session.heap.commit_with(&[&session.note_file]);
         if retried.is_err() {
             return Ok(false);
@@ -150,7 +152,7 @@ fn goes_on(session: &mut Session<'_>, begun: usize) -> Result<bool, String> {
         return Ok(true);
     }
     if session.window.begun > session.window.acknowledged {
-        // Asynchronous commits are on their way, and may have been what failed.
+        // Asynchronous commits are pending, and one of them may have failed.
         return Ok(false);
     }
     // SAFETY: nothing that was allocated since the last commit is used.
@@ -163,7 +165,7 @@ fn goes_on(session: &mut Session<'_>, begun: usize) -> Result<bool, String> {
     Ok(true)
 }
 
-/// Repeats one case, and returns what is wrong.
+/// Repeats one case, and returns the violation.
 pub fn again_heap(case: &HeapCase) -> Result<(), String> {
     let place = place_of(case.seed);
     if let [trouble @ Trouble::Errno(..)] = case.crashes[..] {

@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use untorn::Error;
 use untorn::heap::{Heap, HeapBox, HeapMap, HeapVec, Storable};
 
-/// A block, as the heap gave it out.
+/// A block, as the heap returned it.
 #[derive(Storable)]
 struct Raw {
     #[storable(pointer)]
@@ -20,7 +20,7 @@ struct Link<'h> {
     next: Option<HeapBox<'h, Link<'h>>>,
 }
 
-/// All structures as they lie in the heap, at the root `world`.
+/// All structures of a program, as they lie in the heap, at the root `world`.
 #[derive(Storable)]
 struct Contents<'h> {
     serial: u64,
@@ -41,7 +41,7 @@ fn root_name(name: u8) -> String {
     format!("root-{name}")
 }
 
-/// The rest of a chain, from the end that was pushed first.
+/// The values of a chain, oldest first.
 fn values(chain: &Option<HeapBox<'_, Link<'_>>>) -> Vec<u64> {
     let (mut values, mut at) = (Vec::new(), chain);
     while let Some(link) = at {
@@ -53,7 +53,7 @@ fn values(chain: &Option<HeapBox<'_, Link<'_>>>) -> Vec<u64> {
 }
 
 impl<'h> HeapFixture<'h> {
-    /// Finds the structures, or makes empty ones.
+    /// Finds the structures, or creates empty ones.
     pub fn of(heap: &'h Heap) -> Result<HeapFixture<'h>, Error> {
         let contents = heap.root_or("world", |alloc| Contents {
             serial: 0,
@@ -65,7 +65,7 @@ impl<'h> HeapFixture<'h> {
         Ok(HeapFixture { heap, contents: unsafe { &mut *contents.as_ptr() } })
     }
 
-    /// How many changes were made to what is there.
+    /// The number of changes that led to the present contents.
     pub fn serial(&self) -> u64 {
         self.contents.serial
     }
@@ -88,7 +88,7 @@ impl<'h> HeapFixture<'h> {
         for root in self.heap.roots().into_iter().filter(|root| root.address == address) {
             self.heap.set_root::<u8>(&root.name, None)?;
         }
-        // SAFETY: nothing knows it any more.
+        // SAFETY: nothing refers to it any more.
         unsafe { self.heap.free(address)? };
         // SAFETY: a second time is refused.
         assert!(unsafe { self.heap.free(address) }.is_err(), "a block was freed twice");
@@ -110,7 +110,7 @@ impl<'h> HeapFixture<'h> {
             Change::Resize(number, _) => {
                 let mut after = model.clone();
                 after.apply(change);
-                // Both are there for a moment.
+                // The old and the new block exist together for a moment.
                 let old = self.contents.blocks.remove(&number).expect("a program changes what there is");
                 self.make(number, &after.blocks[&number])?;
                 let new = self.contents.blocks.insert(number, old).expect("made just now");
@@ -147,7 +147,7 @@ impl<'h> HeapFixture<'h> {
         Ok(())
     }
 
-    /// Where the blocks are, by offset in the heap, and how many allocations there are besides.
+    /// The blocks, by offset in the heap, and the number of other allocations.
     pub fn allocations(&self) -> (Vec<(usize, usize)>, usize) {
         let (base, _) = self.heap.memory();
         let Contents { blocks, table, chain, .. } = &*self.contents;
@@ -156,7 +156,7 @@ impl<'h> HeapFixture<'h> {
         (blocks.values().map(|raw| (offset(raw), raw.bytes)).collect(), 1 + TABLES + vectors + values(chain).len())
     }
 
-    /// The heap holds what the model does, in blocks of their own.
+    /// Compares the heap with the model, and checks that each block is an allocation of its own.
     pub fn compare(&self, model: &HeapModel) -> Result<(), String> {
         let Contents { serial, blocks, table, chain } = &*self.contents;
         if *serial != model.serial {
@@ -172,7 +172,7 @@ impl<'h> HeapFixture<'h> {
             }
             places.push((place, bytes));
             for (at, wanted) in block.contents() {
-                // SAFETY: an allocation of at least so many bytes.
+                // SAFETY: an allocation of at least this many bytes.
                 let found = unsafe { std::slice::from_raw_parts(raw.address.as_ptr().add(at), wanted.len()) };
                 if let Some(differs) = found.iter().zip(&wanted).position(|(a, b)| a != b) {
                     return Err(format!("block {number} of {} bytes differs at {}", block.bytes, at + differs));

@@ -1,4 +1,4 @@
-//! Reads a heap's file as its format says, knowing nothing of the allocator.
+//! Reads a heap's file by its format alone, without the allocator.
 
 use std::collections::BTreeMap;
 
@@ -14,14 +14,14 @@ const SIZES: [usize; 41] = [
     2048, 2560, 3072, 3584, 4096, 5120, 6144, 7168, 8192, 9216, 10240, 12288, 13056, 16384, 18688, 21840, 26208, 32768,
 ];
 
-/// Whether bytes belong to the heap itself: the first chunk of a segment that does not lie inside of an allocation.
+/// Whether an offset is in the heap's metadata: the first chunk of a segment that does not lie inside of an allocation.
 pub fn is_metadata(heap: &[u8], at: usize) -> bool {
     let segment = at / SEGMENT_BYTES;
     let is_inside = heap[INSIDES_AT + segment / 8] >> (segment % 8) & 1 == 1;
     at % SEGMENT_BYTES < CHUNK_BYTES && !is_inside
 }
 
-/// All allocations of a heap, by offset, with their sizes. Chunks that are free hold zeros.
+/// All allocations of a heap with their sizes, by offset. Also checks that free chunks are zeros.
 pub fn blocks_of(heap: &[u8]) -> Result<BTreeMap<usize, usize>, String> {
     let number = |at: usize, len: usize| {
         let bytes = heap.get(at..at + len).unwrap_or_default();

@@ -1,23 +1,22 @@
 //! The model of a heap in ordinary memory, and the changes that programs make.
 //!
-//! Changes are drawn from the model alone, never from addresses, so that a seed makes the same program whatever
-//! heap it runs on.
+//! Changes are drawn from the model alone, never from addresses, so that a seed makes the same program on every heap.
 
 use fastrand::Rng;
 use std::collections::BTreeMap;
 
-/// Blocks that hold more than this hold something at both ends only.
+/// Blocks larger than this have contents only at both ends.
 const WHOLE_MAX: usize = 64 << 10;
 const END_BYTES: usize = 5000;
-/// Bytes of a change within a block.
+/// The bytes that a change within a block stores.
 const POKE_BYTES: usize = 40;
-/// Of all blocks together, so that a program stays quick.
+/// The most bytes of all blocks together, so that programs stay fast.
 const BYTES_MAX: usize = 12 << 20;
 const BLOCKS_MAX: usize = 400;
-/// Blocks that are made or freed at once, so that whole chunks fill and empty.
+/// The number of blocks that are made or freed at once, so that whole chunks fill and empty.
 const MANY: u64 = 60;
 
-/// A block, and what is in it.
+/// A block, and its contents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Block {
     pub bytes: usize,
@@ -31,7 +30,7 @@ impl Block {
         Block { bytes, align, stamp, pokes: Vec::new() }
     }
 
-    /// Where something is in it, and what.
+    /// The contents, as pieces with their offsets.
     pub fn contents(&self) -> Vec<(usize, Vec<u8>)> {
         let ends = match self.bytes {
             0..=WHOLE_MAX => vec![(0, bytes(self.stamp, self.bytes))],
@@ -45,28 +44,28 @@ impl Block {
         contents
     }
 
-    /// Bytes at its start that may change.
+    /// The bytes at its start that may change.
     fn pokable(&self) -> usize {
         if self.bytes <= WHOLE_MAX { self.bytes } else { END_BYTES }
     }
 
-    /// The bytes that a change stores there.
+    /// The bytes that a change stores at this offset.
     pub fn poke(&self, at: usize, stamp: u64) -> Vec<u8> {
         bytes(stamp, POKE_BYTES.min(self.pokable() - at))
     }
 }
 
-/// Bytes that follow from a number.
+/// Bytes that depend only on a number.
 pub(super) fn bytes(stamp: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     Rng::with_seed(stamp).fill(&mut bytes);
     bytes
 }
 
-/// One thing that a program does to its structures.
+/// One change of a program's structures.
 #[derive(Clone, Debug)]
 pub enum Change {
-    /// A block of so many bytes with this alignment.
+    /// Allocates a block with this size and alignment.
     Allocate {
         /// Its name.
         number: u64,
@@ -74,27 +73,27 @@ pub enum Change {
         bytes: usize,
         /// Its alignment.
         align: usize,
-        /// What is in it.
+        /// The seed of its contents.
         stamp: u64,
     },
-    /// Blocks of one size at once.
+    /// Allocates many blocks of one size.
     Many {
-        /// Name of the first.
+        /// The name of the first.
         first: u64,
         /// The size of each.
         bytes: usize,
-        /// What is in the first.
+        /// The seed of the contents of the first.
         stamp: u64,
     },
     /// Frees a block.
     Free(u64),
     /// Frees all blocks of a size.
     FreeAll(usize),
-    /// A block gets another place and size, and keeps what fits.
+    /// Replaces a block by one of another size, which keeps as much as fits.
     Resize(u64, usize),
-    /// Some bytes of a block change.
+    /// Changes some bytes of a block.
     Poke(u64, usize, u64),
-    /// A vector in the table, by its key.
+    /// Sets a vector in the table, by its key.
     Insert(u64, u64, usize),
     /// Lengthens a vector in the table.
     Extend(u64, u64, usize),
@@ -111,7 +110,7 @@ pub enum Change {
 /// The contents of a heap, in ordinary memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HeapModel {
-    /// Changes so far.
+    /// The number of changes so far.
     pub serial: u64,
     pub(super) blocks: BTreeMap<u64, Block>,
     pub(super) table: BTreeMap<u64, Vec<u8>>,
@@ -140,7 +139,7 @@ impl HeapModel {
         self.blocks.values().map(|block| block.bytes).sum()
     }
 
-    /// The next change of a program.
+    /// Draws the next change of a program.
     pub fn draw(&self, rng: &mut Rng) -> Change {
         let (number, stamp) = (self.serial << 8, rng.u64(..));
         let full = self.blocks.len() > BLOCKS_MAX || self.bytes() > BYTES_MAX;
@@ -167,7 +166,7 @@ impl HeapModel {
         }
     }
 
-    /// Names of the blocks that a change ends.
+    /// The names of the blocks that a change frees.
     pub(super) fn ended_by(&self, change: &Change) -> Vec<u64> {
         match change {
             Change::Free(number) => vec![*number],
@@ -200,7 +199,7 @@ impl HeapModel {
         match *change {
             Change::Resize(number, bytes) => {
                 let block = self.blocks.get_mut(&number).expect("a program changes what there is");
-                // What is kept of the old contents ends with them.
+                // The kept part of the old contents is dropped, too.
                 *block = Block::new(bytes, block.align, self.serial);
                 self.roots.retain(|_, to| *to != number);
             }

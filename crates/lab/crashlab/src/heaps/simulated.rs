@@ -1,7 +1,7 @@
 //! Random programs over a heap on the simulated disk, crashed at every moment, and during the recovery.
 //!
-//! The program runs beside its model. After a crash the heap must hold, to the last byte, what it held at the
-//! last acknowledged commit, or at one that had begun. The program then continues from that commit's model.
+//! The program runs beside its model. After a crash the heap must have, to the last byte, the contents as of the last
+//! acknowledged commit, or of one that had begun. The program then continues from that commit's model.
 
 use crate::heaps::fixture::HeapFixture;
 use crate::heaps::layout::{blocks_of, is_metadata};
@@ -30,37 +30,37 @@ const HEAP: &str = "heap";
 /// An ordinary file that some commits change, too.
 const NOTE: &str = "note";
 const NOTE_BYTES: usize = 600;
-/// Many heaps are open at once, each at an address of its own.
+/// Small, because many heaps are open at once, each at an address of its own.
 const ADDRESS_SPACE: u64 = 128 << 20;
-/// With more than this stored to, commits drop memory.
+/// Commits that find more changed bytes than this drop memory.
 const DIRTY_MAX: u64 = 64 << 10;
 const PAGE_BYTES: usize = 4096;
 /// Changes and commits after a recovery.
 const STEPS_AFTER: usize = 10;
 
-/// How much is tried.
+/// The effort of a test.
 #[derive(Clone, Copy, Debug)]
 pub struct Effort {
-    /// Power cuts at each moment.
+    /// The most power cuts at each moment.
     pub cuts_max: usize,
-    /// Of so many crashes one is crashed again while it is recovered.
+    /// One of this many crashes is followed by another crash during its recovery.
     pub second_every: u64,
-    /// Ends it early.
+    /// The time at which it ends early.
     pub deadline: Option<Instant>,
 }
 
-/// Counts of what was tried.
+/// The counts of programs and crashes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     /// Programs that ran.
     pub programs: u64,
-    /// Their commits.
+    /// Commits of these programs.
     pub commits: u64,
-    /// Power cuts after which something unflushed was lost, torn or reordered.
+    /// Power cuts that lost, tore or reordered something unflushed.
     pub states: u64,
-    /// States that were recovered and checked, kills included.
+    /// States that were recovered and checked, including kills.
     pub checked: u64,
-    /// Crashes during a recovery among them.
+    /// The number of these with a crash during a recovery.
     pub second: u64,
 }
 
@@ -74,12 +74,12 @@ impl AddAssign for Totals {
     }
 }
 
-/// A program, and how it crashes; written `seed/steps/crash,crash`.
+/// A program and its crashes; written `seed/steps/crash,crash`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeapCase {
-    /// Draws the program, its disk and the sizes of its journal.
+    /// The seed of the program, its disk and the sizes of its journal.
     pub seed: u64,
-    /// So many changes, commits and so on.
+    /// The number of steps: changes, commits and so on.
     pub steps: usize,
     /// A crash, and possibly another during the recovery.
     pub crashes: Vec<Trouble>,
@@ -109,9 +109,9 @@ impl FromStr for HeapCase {
 /// A violation: a state that no allowed history leads to.
 #[derive(Clone, Debug)]
 pub struct HeapViolation {
-    /// The case that repeats it.
+    /// The case that reproduces it.
     pub case: HeapCase,
-    /// What is wrong.
+    /// The description.
     pub what: String,
 }
 
@@ -131,11 +131,11 @@ impl fmt::Display for HeapViolation {
 pub(super) struct State {
     model: Arc<HeapModel>,
     note: u64,
-    /// Of all bytes of the heap; none: there is nothing in it yet, wherever it is.
+    /// The sum of all bytes of the heap. None: the heap is still empty, wherever it is, or only the model is known.
     sum: Option<u64>,
 }
 
-/// Commits that may be the last after a crash, packed into the number that snapshots carry.
+/// The commits that may be the last after a crash, packed into the mark of snapshots.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Window {
     pub(super) acknowledged: usize,
@@ -152,14 +152,14 @@ impl Window {
     }
 }
 
-/// The program's store said no, which is right where a call of the system failed.
+/// Begins an error of the program's store, which is allowed if a system call failed.
 pub(super) const REFUSED: &str = "refused";
 
 fn text(what: &str) -> impl Fn(Error) -> String + '_ {
     move |e| format!("{REFUSED}, {what}: {} ({})", e, e.kind())
 }
 
-/// Where a program runs.
+/// The setup of a program.
 #[derive(Clone, Copy)]
 pub(super) struct Place {
     pub(super) setup: Setup,
@@ -167,10 +167,10 @@ pub(super) struct Place {
     told: bool,
 }
 
-/// The program in its process.
+/// A running program in its process.
 pub(super) struct Session<'d> {
     disk: &'d SimDisk,
-    // Killed before the rest is dropped: dropping would close, which is no part of the program.
+    // Killed before the rest is dropped: dropping would close the store, which is not part of the program.
     life: KillOnDrop,
     pub(super) heap: Heap,
     pub(super) note_file: File,
@@ -199,7 +199,7 @@ fn sum(heap: &Heap) -> u64 {
 }
 
 impl<'d> Session<'d> {
-    /// Opens the heap, recovering it, and finds which commit it holds.
+    /// Opens the heap, recovering it, and finds the commit that it shows.
     pub(super) fn open(
         disk: &'d SimDisk,
         place: &Place,
@@ -231,7 +231,7 @@ impl<'d> Session<'d> {
         let mut bytes = [0; NOTE_BYTES];
         note_file.read_at(&mut bytes, 0).map_err(text("the note"))?;
         let (sum, is_empty) = (sum(&heap), heap.roots().is_empty());
-        // Of a commit that failed, and may be durable all the same, only the structures are known.
+        // Of a commit that failed, but may be durable, only the structures are known.
         let holds = |number: usize| match commits[number].sum {
             Some(wanted) => wanted == sum,
             None if number == 0 => is_empty,
@@ -267,7 +267,7 @@ impl<'d> Session<'d> {
         self.disk.set_mark(self.window.pack());
     }
 
-    /// The model is as of the last commit that has begun.
+    /// Sets the model to the last commit that has begun.
     pub(super) fn back(&mut self) {
         let last = self.commits.last().expect("the start");
         self.model = (*last.model).clone();
@@ -282,7 +282,7 @@ impl<'d> Session<'d> {
         self.window.begun
     }
 
-    /// The commit that has begun is settled: a commit gives back what is free, and then the heap holds these bytes.
+    /// Records the heap's bytes after the pending commit: the commit gives free space back first, which changes them.
     pub(super) fn settled(&mut self) {
         self.commits.last_mut().expect("the commit").sum = Some(sum(&self.heap));
     }
@@ -312,7 +312,7 @@ impl<'d> Session<'d> {
         if rng.u32(..8) == 0 { self.compare() } else { Ok(()) }
     }
 
-    /// Tells of all that has changed, except in the heap's own bytes: of these the heap tells by itself.
+    /// Declares all changes since `before`, except for the heap's own bytes, which the heap declares by itself.
     fn tell(&self, before: &[u8]) -> Result<(), String> {
         let after = memory(&self.heap);
         for (page, bytes) in after.chunks(PAGE_BYTES).enumerate() {
@@ -374,7 +374,7 @@ impl<'d> Session<'d> {
         Ok(())
     }
 
-    /// The process ends; what is not committed is discarded.
+    /// Ends the process; uncommitted changes are discarded.
     pub(super) fn end(mut self, close: bool) -> Result<(Vec<State>, Window), String> {
         self.wait()?;
         let Session { life, heap, note_file, store, commits, window, .. } = self;
@@ -387,7 +387,7 @@ impl<'d> Session<'d> {
         Ok((commits, window))
     }
 
-    /// Commits and closes; then the file holds the allocations of this program, and no other.
+    /// Commits and closes; then the file must have exactly the allocations of this program.
     pub(super) fn finish(mut self) -> Result<Vec<State>, String> {
         self.commit()?;
         self.compare()?;
@@ -406,10 +406,10 @@ impl<'d> Session<'d> {
     }
 }
 
-/// A moment of a run, and the commits as they were numbered then.
+/// A moment of a run, and the commits at that moment.
 pub(super) type Moment = (Snapshot, Arc<Vec<State>>);
 
-/// Programs that are crashed one after the other.
+/// Runs programs and crashes them, one after the other.
 pub struct Programs {
     effort: Effort,
     totals: Totals,
@@ -417,7 +417,7 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// Programs, of which none has run yet.
+    /// No program has run yet.
     pub fn new(effort: Effort) -> Programs {
         Programs { effort, totals: Totals::default(), known: HashSet::new() }
     }
@@ -490,7 +490,7 @@ impl Programs {
         Ok(())
     }
 
-    /// Counts a state; false: the same disk was checked before with the same commits allowed.
+    /// Counts a state. False: the same disk was checked before, with the same allowed commits.
     fn is_new(&mut self, moment: &Snapshot, how: How, seed: u64) -> bool {
         let How::Power(cut) = how else { return true };
         let outcome = moment.power_cut(cut);
@@ -499,15 +499,15 @@ impl Programs {
     }
 }
 
-/// One program of four is in class `process`.
+/// The setup of a seed; one program of four is in class `process`.
 pub(super) fn place_of(seed: u64) -> Place {
     let all: Vec<_> = Setup::all(Start::Plain, (seed / 8) as usize).collect();
     let class = if mix(seed).is_multiple_of(4) { FailureClass::Process } else { FailureClass::Power };
     Place { setup: all[seed as usize % all.len()], class, told: mix(!seed).is_multiple_of(3) }
 }
 
-/// Whether the store refuses to open after a power cut, because it was in class `process`. One that opens must have the
-/// last commit, as in class `power`: it was closed, or not yet used.
+/// Whether the store refuses to open after a power cut because it was in class `process`. A store that opens must have
+/// the last commit, as in class `power`: it was closed, or not used yet.
 pub(super) fn is_refused_as_unknown(place: &Place, moment: &Snapshot, how: How) -> Result<bool, String> {
     if place.class == FailureClass::Power {
         return Ok(false);
@@ -522,7 +522,7 @@ pub(super) fn is_refused_as_unknown(place: &Place, moment: &Snapshot, how: How) 
     }
 }
 
-/// A disk with a note, on which nothing was recorded or failed yet.
+/// A disk with a note, everything durable.
 pub(super) fn disk_of(place: &Place, seed: u64) -> SimDisk {
     let disk = SimDisk::new(Options { memory: true, seed, ..place.setup.disk(0) });
     disk.put(NOTE, &[0; NOTE_BYTES]).expect("an empty disk");
@@ -530,12 +530,12 @@ pub(super) fn disk_of(place: &Place, seed: u64) -> SimDisk {
     disk
 }
 
-/// The commit before the first one: nothing.
+/// The state before the first commit.
 pub(super) fn nothing() -> (Vec<State>, Window) {
     (vec![State { model: Arc::default(), note: 0, sum: None }], Window { acknowledged: 0, begun: 0 })
 }
 
-/// Runs a program to its end: its moments, and its commits.
+/// Runs a program to its end; returns its moments and its commits.
 pub(super) fn run(place: &Place, seed: u64, steps: usize) -> Result<(Vec<Snapshot>, Vec<State>), String> {
     let disk = disk_of(place, seed);
     disk.record();
@@ -555,7 +555,7 @@ pub(super) fn run(place: &Place, seed: u64, steps: usize) -> Result<(Vec<Snapsho
     Ok((disk.recorded(), commits))
 }
 
-/// Recovers after a crash, and continues for a while. Returns the moments of all that, if they are to be recorded.
+/// Recovers after a crash, and continues for a while. Returns the moments of that, if they are to be recorded.
 pub(super) fn recover(
     place: &Place,
     moment: &Snapshot,

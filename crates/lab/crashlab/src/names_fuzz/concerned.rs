@@ -1,18 +1,18 @@
-//! Names that may have to wait while the kernel refuses something, and no others.
+//! Determines the names that may have to wait while the kernel refuses something; all others must not wait.
 
 use crate::names_fuzz::tree::NameTree;
 use crate::simulation::Refusal;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// Names that a refusal concerns: by themselves, or as something that does must come or go first.
+/// The names that a refusal concerns: directly, or because a concerned name must come or go first.
 pub(super) struct Concerned {
     refusal: Refusal,
     names: BTreeSet<PathBuf>,
 }
 
 impl Concerned {
-    /// Of these commits, any of which may be the last.
+    /// The names that a refusal concerns in these commits, any of which may be the last.
     pub fn by(refusal: Refusal, commits: &[NameTree]) -> Concerned {
         let mut files: BTreeMap<u64, BTreeSet<&PathBuf>> = BTreeMap::new();
         let mut dirs = BTreeSet::new();
@@ -46,13 +46,13 @@ impl Concerned {
         }
     }
 
-    /// Whether what this name holds may wait: it, something above it, or something below it is concerned.
+    /// Whether the entry of this name may wait: the name, one above it, or one below it is concerned.
     pub fn has(&self, path: &Path) -> bool {
         self.names.iter().any(|name| path.starts_with(name) || name.starts_with(path))
     }
 
-    /// Whether this is what a crash leaves of a file that was being made for a name that may wait: it goes with the next
-    /// recovery to which nothing is refused.
+    /// Whether this is the creation temporary of a file for a name that may wait. The next recovery without a refusal
+    /// removes it.
     pub fn leaves(&self, path: &Path) -> bool {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let id = name.strip_prefix('.').and_then(|name| name.strip_suffix(".untorn")).unwrap_or_default();
@@ -61,7 +61,7 @@ impl Concerned {
         is_temporary && (self.refusal.concerns(path) || self.names.iter().any(beside))
     }
 
-    /// Whether a change of this name can be made all the same.
+    /// Whether a change of this name must be possible in spite of the refusal.
     pub fn spares(&self, path: &Path) -> bool {
         let concerned = |name: &Path| self.refusal.concerns(name) || self.has(name);
         path.ancestors().filter(|above| !above.as_os_str().is_empty()).all(|above| !concerned(above))

@@ -1,39 +1,39 @@
-//! How much of programs over names is tried, and what was.
+//! The effort and the counts of tests over names.
 
 use crate::names_fuzz::tree::Alphabet;
 use std::ops::AddAssign;
 
-/// How much is tried.
+/// The effort of a test.
 #[derive(Clone, Copy, Debug)]
 pub struct NameEffort {
-    /// Moments of each step at which it is crashed.
+    /// The moments of each step at which it is crashed.
     pub moments: usize,
-    /// Power cuts at each of them, besides the kill.
+    /// The power cuts at each of these moments, besides the kill.
     pub cuts: usize,
-    /// Steps that are not crashed: shorter programs have them.
+    /// The number of first steps that are not crashed, as shorter programs crash them.
     pub steps_before: usize,
-    /// What changes are drawn from.
+    /// The alphabet from which changes are drawn.
     pub alphabet: Alphabet,
 }
 
-/// Counts of what was tried.
+/// The counts of programs and crashes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NameTotals {
     /// Programs that ran.
     pub programs: u64,
-    /// Their commits.
+    /// Commits of these programs.
     pub commits: u64,
-    /// States that were recovered and checked, kills included.
+    /// States that were recovered and checked, including kills.
     pub checked: u64,
-    /// Power cuts after which something unflushed was lost, torn or reordered.
+    /// Power cuts that lost, tore or reordered something unflushed.
     pub states: u64,
     /// Crashes during a recovery.
     pub second: u64,
     /// Recoveries while the kernel refused something.
     pub refused: u64,
-    /// Those after which something was in quarantine.
+    /// The number of these after which something was in quarantine.
     pub quarantined: u64,
-    /// Changes that failed, or waited, as the kernel refused them.
+    /// Changes that failed, or waited, because the kernel refused them.
     pub failed: u64,
 }
 

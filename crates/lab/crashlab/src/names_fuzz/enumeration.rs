@@ -1,5 +1,5 @@
-//! All short programs over a few transactions of names, with checkpoints between and around them, on a machine that
-//! refuses something: numbered, so that a slice of them can be tried.
+//! All short programs of a few transactions over names, with checkpoints between and around them, on a machine that
+//! refuses something. They are numbered, so that a slice of them can be tried.
 
 use crate::names_fuzz::program::{NameProgram, NameStep};
 use crate::names_fuzz::tree::NameChange;
@@ -7,7 +7,7 @@ use crate::programs::program::{Setup, Start};
 use crate::simulation::{REFUSED, Refusal};
 use fastrand::Rng;
 
-/// What every program starts from: files beside a directory, and in it, all in their places.
+/// The changes before every program: files beside a directory and in it, all applied.
 const START: &str =
     "create:a:600;write:a:0:700:1;create:b:640;write:b:100:30:2;mkdir:d:700;create:d/a:644;write:d/a:0:90:3";
 
@@ -30,9 +30,9 @@ const TRANSACTIONS: [&str; 15] = [
     "chmod:d:700;rename:d/a:d/b;rename:b:d/a",
 ];
 
-/// Places of a transaction in a program.
+/// The number of positions of a transaction relative to a checkpoint.
 const PLACES: usize = 3;
-/// So many operations at most.
+/// The most operations of a program.
 pub const OPERATIONS_MAX: usize = 5;
 
 fn changes(nth: usize) -> Vec<NameChange> {
@@ -43,7 +43,7 @@ fn parsed(text: &str) -> Vec<NameChange> {
     text.split(';').map(|change| change.parse().expect("a change")).collect()
 }
 
-/// Every refusal that concerns what these programs do.
+/// Every refusal that concerns the changes of these programs.
 fn refusals() -> Vec<Refusal> {
     let mut all = Vec::new();
     for (what, _, codes) in REFUSED {
@@ -59,13 +59,14 @@ fn refusals() -> Vec<Refusal> {
     all
 }
 
-/// The number of different programs of so many operations.
+/// The number of different programs with this many operations.
 pub fn programs_of(operations: usize) -> usize {
     TRANSACTIONS.len().pow(operations as u32) * PLACES * (refusals().len() + 1)
 }
 
-/// One of the programs of so many operations. The kernel begins to refuse something before the last one, or only
-/// when the crash is recovered; the last ones stand between the steps of a checkpoint, behind one, or by themselves.
+/// Returns one of the programs with this many operations. The kernel begins to refuse something before the last
+/// operation, or only during the recovery. The last operations are between the steps of a checkpoint, after one, or on
+/// their own.
 pub fn numbered(operations: usize, number: usize) -> NameProgram {
     let mut left = number;
     let mut digit = |base: usize| {
@@ -99,7 +100,7 @@ pub fn drawn(seed: u64) -> NameProgram {
     NameProgram { seed, ..numbered(operations, rng.usize(..programs_of(operations))) }
 }
 
-/// Steps of a program before its last operation: shorter programs crash them.
+/// The number of steps of a program before its last operation, which shorter programs crash.
 pub fn steps_before(program: &NameProgram) -> usize {
     program.steps.len().saturating_sub(3)
 }

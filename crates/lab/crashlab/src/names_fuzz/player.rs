@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use untorn::{Error, File, Store, Ticket, Txn};
 
-/// An open store, and the handles of its files, by the model's number of the file.
+/// An open store with the handles of its files, by the model's number of the file.
 pub struct NamePlayer {
     /// The store.
     pub store: Store,
@@ -18,8 +18,8 @@ impl NamePlayer {
         NamePlayer { store, open: BTreeMap::new() }
     }
 
-    /// Makes those of the changes that are possible in a transaction; `tree` is what is committed, and becomes what
-    /// the transaction leaves. None: nothing was possible.
+    /// Makes the possible ones of these changes in a transaction. `tree` has the committed state, and gets the state
+    /// after the transaction. None: no change was possible.
     pub fn transaction(
         &mut self,
         tree: &mut NameTree,
@@ -34,7 +34,7 @@ impl NamePlayer {
                 self.change(&mut txn, &before, tree, change)?;
                 tree.apply(change);
                 if let NameChange::Create(path, _) = change {
-                    // Its number is known only now.
+                    // The file's number is known only now.
                     self.rekey(tree, path);
                 }
                 any = true;
@@ -69,11 +69,11 @@ impl NamePlayer {
         }
     }
 
-    /// A handle of the file that has this name now, opened under the name that is committed.
+    /// The handle of the file that has this name now, opened under its committed name.
     fn handle(&mut self, txn: &mut Txn, before: &NameTree, now: &NameTree, path: &Path) -> Result<&File, Error> {
         let Some(Entry::File { id, .. }) = now.get(path) else { unreachable!("a file that is there") };
         if !self.open.contains_key(id) {
-            // Commits that are on their way have happened when names are listed.
+            // Listing names waits for pending commits.
             self.store.list("")?;
             let name = before.path_of(*id).expect("a new file has a handle");
             self.open.insert(*id, self.store.open_file(name)?);
@@ -83,17 +83,17 @@ impl NamePlayer {
         Ok(file)
     }
 
-    /// Closes handles: all, or those of files that are gone.
+    /// Closes all handles, or those of files that are gone.
     pub fn forget(&mut self, tree: &NameTree, all: bool) {
         self.open.retain(|id, _| !all && tree.path_of(*id).is_some());
     }
 
-    /// A transaction in one call, waited for.
+    /// Makes a transaction in one call, and waits for it.
     pub fn commit(&mut self, tree: &mut NameTree, changes: &[NameChange], alphabet: Alphabet) -> Result<(), Error> {
         self.transaction(tree, changes, alphabet)?.map_or(Ok(()), Txn::commit)
     }
 
-    /// A transaction in one call, not waited for.
+    /// Makes a transaction in one call, without waiting for it.
     pub fn commit_async(
         &mut self,
         tree: &mut NameTree,
@@ -104,5 +104,5 @@ impl NamePlayer {
     }
 }
 
-/// The number of a file that is just being made.
+/// The number of a file that is being created.
 const NEW: u64 = 0;

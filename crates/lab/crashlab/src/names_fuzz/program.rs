@@ -1,4 +1,4 @@
-//! Programs of transactions, checkpoints and crashes: drawn from a seed, written as text, made smaller.
+//! Programs of transactions, checkpoints and crashes: drawn from a seed, written as text, and minimised.
 
 use crate::names_fuzz::tree::{Alphabet, NameChange, NameTree};
 use crate::programs::program::Setup;
@@ -10,15 +10,15 @@ use std::str::FromStr;
 /// One step of a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NameStep {
-    /// One transaction, waited for.
+    /// A transaction that is waited for.
     Commit(Vec<NameChange>),
-    /// One transaction, not waited for.
+    /// A transaction that is not waited for.
     Async(Vec<NameChange>),
     /// A checkpoint.
     Checkpoint,
-    /// A checkpoint that is begun, with a transaction before it is applied, and one before its records are given up.
+    /// A checkpoint with two transactions: one before it is applied, and one before the log is truncated.
     Between(Vec<NameChange>, Vec<NameChange>),
-    /// The mark that an idle journal writes.
+    /// A durable mark, as an idle journal writes it.
     Mark,
     /// All handles are closed.
     Forget,
@@ -26,13 +26,13 @@ pub enum NameStep {
     Close,
     /// The process is killed; another one opens the store.
     Kill,
-    /// The power goes; the store is opened again.
+    /// The power is cut; the store is opened again.
     Cut,
     /// From now on the kernel refuses something.
     Refuse(Refusal),
-    /// From now on so many changes of names or attributes go well, and the next one fails with this `errno`.
+    /// From now on this many changes of names or attributes succeed, and the next one fails with this `errno`.
     Fail(u64, i32),
-    /// The kernel does everything again; a checkpoint brings all up to date.
+    /// The kernel refuses nothing any more; a checkpoint applies everything.
     Heal,
     /// The store is closed, and opened again in the other failure class.
     Other,
@@ -40,18 +40,18 @@ pub enum NameStep {
 
 use NameStep::{Async, Between, Checkpoint, Close, Commit, Cut, Fail, Forget, Heal, Kill, Mark, Other, Refuse};
 
-/// A program and where it runs; written `setup/seed/step|step|…`.
+/// A program and its setup; written `setup/seed/step|step|…`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NameProgram {
     /// The disk and the journal.
     pub setup: Setup,
-    /// Chooses the crashes.
+    /// The seed of the crashes.
     pub seed: u64,
     /// The steps.
     pub steps: Vec<NameStep>,
 }
 
-/// Changes of one transaction, at most.
+/// The most changes of one transaction.
 const CHANGES_MAX: usize = 16;
 
 /// Draws the changes of one transaction, and applies them to the tree.
@@ -74,7 +74,7 @@ pub fn draw_refusal(rng: &mut Rng) -> Refusal {
     loop {
         let (what, _, codes) = REFUSED[rng.usize(..REFUSED.len())];
         let (dir, code) = (REFUSING_DIRS[rng.usize(..REFUSING_DIRS.len())], codes[rng.usize(..codes.len())]);
-        // Of the store's own directory nothing would be left.
+        // In the store's own directory, nothing would be left to test.
         if what != crate::simulation::Refused::Below || !dir.is_empty() {
             return Refusal { what, dir, code, told: rng.u32(..3) == 0 };
         }
@@ -91,7 +91,7 @@ impl NameProgram {
         let rng = &mut Rng::with_seed(seed);
         let setups: Vec<Setup> = Setup::all(crate::programs::program::Start::Plain, rng.usize(..6)).collect();
         let setup = setups[rng.usize(..setups.len())];
-        // A guess of what is there: after a crash less may be, and what is impossible then is left out.
+        // An approximation: after a crash there may be less, and impossible changes are then left out.
         let mut tree = NameTree::default();
         let mut draw = |rng: &mut Rng| draw_transaction(rng, &mut tree, alphabet);
         let trouble = |rng: &mut Rng| match rng.u32(..100) {
@@ -120,7 +120,7 @@ impl NameProgram {
         NameProgram { setup, seed, steps }
     }
 
-    /// Programs with one step or one change less.
+    /// The programs with one step or one change less.
     pub(crate) fn smaller(&self) -> Vec<NameProgram> {
         let mut programs = Vec::new();
         for at in (0..self.steps.len()).rev() {

@@ -1,5 +1,5 @@
-//! What crashes of programs over names leave: recovered, also by a recovery that crashes, or to which the kernel
-//! refuses something.
+//! Recoveries after crashes of programs over names, including recoveries that crash, or during which the kernel refuses
+//! something.
 
 use super::concerned::Concerned;
 use crate::names_fuzz::program::{draw_refusal, draw_transaction};
@@ -19,7 +19,7 @@ use untorn::{Error, FailureClass};
 /// A machine after a crash.
 struct Crashed {
     disk: SimDisk,
-    /// Commits that may be the last.
+    /// The commits that may be the last.
     allowed: Vec<NameTree>,
     mark: Mark,
 }
@@ -67,7 +67,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// After a power cut in class `process` the store says that its state is unknown, and opens if that is accepted.
+    /// After a power cut in class `process`, the store must say that its state is unknown, and open if that is
+    /// accepted.
     fn recover_unknown(&mut self, crashed: Crashed) -> Result<(), String> {
         self.totals.checked += 1;
         let Crashed { disk, allowed, mark } = crashed;
@@ -76,7 +77,7 @@ impl Run<'_> {
         match open_store(self.program, &life, mark.class) {
             Err(Error::UnknownState { .. }) => Ok(()),
             Err(e) => Err(text("opening a store of class `process` after a power cut")(e)),
-            // Its last commits were not begun yet, or flushed by now.
+            // The last commits had not begun, or were flushed already.
             Ok(store) => {
                 drop(store);
                 drop(life);
@@ -85,8 +86,8 @@ impl Run<'_> {
         }
     }
 
-    /// Recovers, sometimes with a crash in between, or while the kernel refuses something; makes some more commits,
-    /// and closes to plain files.
+    /// Recovers, sometimes with a crash in between, or while the kernel refuses something; makes more commits, and
+    /// closes the store to plain files.
     fn recover(&mut self, mut crashed: Crashed, rng: &mut Rng) -> Result<(), String> {
         self.totals.checked += 1;
         if crashed.mark.class == FailureClass::Process && rng.bool() {
@@ -97,7 +98,7 @@ impl Run<'_> {
         if let Some(refusal) = refusal.or_else(|| drawn.then(|| draw_refusal(rng))) {
             crashed = self.recover_refused(crashed, refusal, rng).map_err(|what| format!("{refusal}: {what}"))?;
         }
-        // What class `process` has not flushed does not survive a second crash that takes the power.
+        // Unflushed commits of class `process` do not survive a second crash that cuts the power.
         if !crashed.mark.exposed && rng.u32(..4) == 0 {
             self.totals.second += 1;
             crashed = self.recover_twice(crashed, rng)?;
@@ -120,7 +121,7 @@ impl Run<'_> {
         check_leftovers(&next.disk)
     }
 
-    /// Recovers, and crashes that.
+    /// Recovers, and crashes the recovery.
     fn recover_twice(&self, crashed: Crashed, rng: &mut Rng) -> Result<Crashed, String> {
         let Crashed { disk, mut allowed, mark } = crashed;
         disk.record();
@@ -138,9 +139,9 @@ impl Run<'_> {
         Ok(Crashed { disk, allowed, mark })
     }
 
-    /// Recovers while the kernel refuses something. The store opens; every name that the refusal does not concern
-    /// holds what one of the commits left, and takes further commits; nothing else is in quarantine. Then that
-    /// process ends, too: by itself, killed, or with the machine.
+    /// Recovers while the kernel refuses something. The store must open. Every name that the refusal does not concern
+    /// must show the state of one of the commits, and take further commits, and nothing else may be in quarantine. Then
+    /// that process ends: by closing, by a kill, or by a power cut.
     fn recover_refused(&mut self, crashed: Crashed, refusal: Refusal, rng: &mut Rng) -> Result<Crashed, String> {
         self.totals.refused += 1;
         let Crashed { disk, mut allowed, mut mark } = crashed;
@@ -171,7 +172,7 @@ impl Run<'_> {
                 before.len()
             ));
         }
-        // The recovery itself is crashed.
+        // Crashes the recovery itself.
         if !before_opening.exposed && rng.u32(..3) == 0 {
             let snapshot = &snapshots[rng.usize(..snapshots.len())];
             let cuts = snapshot.cuts(64, rng.u64(..));
@@ -200,7 +201,7 @@ impl Run<'_> {
         }
         player.forget(&NameTree::default(), true);
         if rng.bool() {
-            // What waits may be told.
+            // The close may return an error because of the names that wait.
             let closed = player.store.clone().close();
             mark.exposed &= closed.is_err();
         }

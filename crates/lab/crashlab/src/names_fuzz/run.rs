@@ -16,10 +16,10 @@ use std::path::PathBuf;
 use untorn::{Error, FailureClass, Outcome, Store, Ticket};
 use untorn_journal::directories::store_dir::StoreDir;
 
-/// Room in the journal that suffices for any commit of a program: a record of what goes inline, in blocks of its own.
+/// The room in the journal that suffices for any commit of a program: an inline record, in blocks of its own.
 const ROOM_BYTES_MIN: u64 = 12 << 10;
 
-/// What a crash at some moment may leave, packed into the number that snapshots carry.
+/// The commits that a crash at some moment may leave, packed into the mark of snapshots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Mark {
     pub acknowledged: usize,
@@ -57,7 +57,7 @@ impl Mark {
 #[derive(Clone)]
 struct State {
     tree: NameTree,
-    /// It failed with an error that says that it did not happen.
+    /// The commit failed with an error that says that it did not happen.
     refused: bool,
 }
 
@@ -72,7 +72,8 @@ pub(super) fn other(class: FailureClass) -> FailureClass {
     }
 }
 
-/// At every moment: a file that has come to a name has all its committed contents, whoever opens that name.
+/// Checks every moment: a file that has got a name has all its committed contents, for every program that opens the
+/// name.
 pub(super) fn check_shown(moments: &[Snapshot], allowed: impl Fn(&Snapshot) -> Vec<NameTree>) -> Result<(), String> {
     let mut before = None;
     for moment in moments {
@@ -93,7 +94,7 @@ pub(super) fn check_shown(moments: &[Snapshot], allowed: impl Fn(&Snapshot) -> V
     Ok(())
 }
 
-/// A program that runs, or what goes on after a crash of it.
+/// A running program, or its continuation after a crash.
 pub(super) struct Run<'p> {
     pub program: &'p NameProgram,
     pub effort: NameEffort,
@@ -115,7 +116,7 @@ pub(super) fn open_store(program: &NameProgram, life: &KillOnDrop, class: Failur
 }
 
 impl<'p> Run<'p> {
-    /// Opens the store in a class, and finds which of the commits it holds.
+    /// Opens the store in a class, and finds the commit that it shows.
     pub fn open(
         program: &'p NameProgram,
         effort: NameEffort,
@@ -164,7 +165,7 @@ impl<'p> Run<'p> {
         self.disk.set_mark(self.mark.pack());
     }
 
-    /// What is committed, if all commits on their way succeed.
+    /// The state after all commits, if all pending ones succeed.
     pub fn last(&self) -> NameTree {
         self.commits[self.mark.begun].tree.clone()
     }
@@ -198,7 +199,7 @@ impl<'p> Run<'p> {
         Ok(())
     }
 
-    /// An error: allowed while the kernel refuses something.
+    /// Handles an error, which is allowed only while the kernel refuses something.
     fn failed(&mut self, what: &str, e: Error) -> Result<(), String> {
         if !self.ill {
             return Err(text(what)(e));
@@ -208,7 +209,7 @@ impl<'p> Run<'p> {
         Ok(())
     }
 
-    /// Makes what is possible of these changes; false: nothing was, or the kernel refused it.
+    /// Makes the possible ones of these changes. False: none was possible, or the kernel refused the commit.
     pub fn commit(&mut self, changes: &[NameChange], wait: bool) -> Result<bool, String> {
         let mut tree = self.last();
         let txn = match self.player.transaction(&mut tree, changes, self.effort.alphabet) {
@@ -265,7 +266,7 @@ impl<'p> Run<'p> {
         match step {
             NameStep::Close => self.again(None, self.mark.class),
             NameStep::Other => self.again(None, other(self.mark.class)),
-            // Nothing is promised of a power cut in class `process`.
+            // Nothing is promised about a power cut in class `process`.
             NameStep::Cut if !self.mark.exposed => {
                 let cuts = self.disk.snapshot().cuts(64, rng.u64(..));
                 self.again(Some(How::Power(cuts[rng.usize(..cuts.len())])), self.mark.class)
@@ -321,14 +322,14 @@ impl<'p> Run<'p> {
         Ok(())
     }
 
-    /// A checkpoint, with a commit before it is applied, and one before its records are given up.
+    /// A checkpoint with two commits: one before it is applied, and one before the log is truncated.
     fn between(&mut self, first: &[NameChange], second: &[NameChange]) -> Result<(), String> {
         let store = self.player.store.clone();
         let begun = match store.begin_checkpoint() {
             Ok(begun) => begun,
             Err(e) => return self.failed("the beginning of a checkpoint", e),
         };
-        // A commit that finds the journal full waits for the checkpoint that is under way.
+        // A commit that finds the journal full would wait for the running checkpoint.
         let early = !self.has_room();
         if !early {
             self.commit(first, true)?;
@@ -356,7 +357,7 @@ impl<'p> Run<'p> {
         Ok(())
     }
 
-    /// Closes the store. One that was closed has no commits that a power cut could take.
+    /// Closes the store. After that there are no commits that a power cut could lose.
     pub fn close(&mut self) -> Result<(), String> {
         self.wait()?;
         let last = self.last();
@@ -371,7 +372,7 @@ impl<'p> Run<'p> {
         }
     }
 
-    /// The cause is gone: a checkpoint brings everything up to date, unless the journal has failed.
+    /// Ends the refusal: a checkpoint applies everything, unless the journal has failed.
     fn heal(&mut self) -> Result<(), String> {
         self.disk.set_options(|options| options.refusal = None);
         self.disk.clear_faults();
@@ -393,14 +394,15 @@ impl<'p> Run<'p> {
         Err(format!("after all was well again, {}", mixture(&Reference::new(last.files()), 1, &files)))
     }
 
-    /// Any commit finds room in the journal. While calls fail, room that must be made first does not count.
+    /// Whether any commit has room in the journal. While calls fail, room that must be allocated first does not count.
     fn has_room(&self) -> bool {
         let status = self.player.store.status();
         let all = if self.ill { status.journal_bytes_allocated } else { status.journal_bytes_max };
         all.saturating_sub(status.journal_bytes_pending) >= ROOM_BYTES_MIN
     }
 
-    /// Ends the process in this way, and goes on with what the next one finds. The kernel refuses nothing to it.
+    /// Ends the process in this way, and continues with the state that the next one finds. The kernel refuses nothing
+    /// to that one.
     fn again(&mut self, how: Option<How>, class: FailureClass) -> Result<(), String> {
         let allowed = self.allowed(self.mark);
         let snapshot = self.disk.snapshot();
@@ -416,7 +418,7 @@ impl<'p> Run<'p> {
         Ok(())
     }
 
-    /// The end of the program: what was on its way is waited for.
+    /// The end of the program: waits for pending commits.
     pub fn end(&mut self) -> Result<(), String> {
         self.wait()
     }

@@ -9,12 +9,12 @@ use std::fmt;
 use std::time::Instant;
 use untorn::FailureClass;
 
-/// A program after which, or after a crash of which, the store held what it must not.
+/// A program that led the store to a wrong state, by itself or by a crash.
 #[derive(Clone, Debug)]
 pub struct NameViolation {
     /// The program.
     pub program: NameProgram,
-    /// What is wrong.
+    /// The description.
     pub what: String,
 }
 
@@ -48,7 +48,7 @@ fn name_of(step: &NameStep) -> String {
     step.to_string().split('=').next().unwrap_or_default().to_owned()
 }
 
-/// The smallest program found that still shows a violation, by leaving out one step or change after the other.
+/// The smallest program found that still shows a violation, minimised by leaving out single steps and changes.
 pub fn smallest_violation(found: NameViolation, effort: NameEffort, until: Instant) -> NameViolation {
     let effort = NameEffort { moments: effort.moments.max(1) * 4, cuts: effort.cuts.max(1) * 2, ..effort };
     let mut smallest = found;

@@ -1,4 +1,4 @@
-//! The model of names: what every name of a store must hold, and which changes are possible.
+//! The model of names: the expected entry of every name of a store, and the possible changes.
 
 use crate::programs::differences::mixture;
 use crate::programs::fixture::umask;
@@ -12,21 +12,22 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// Rights that permission bits may take from the owner.
+/// The rights that permission bits may take from the owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rights {
-    /// None.
+    /// No rights.
     Kept,
-    /// Those without which an ordinary user can recover: to write. Nothing is written then, and no entry changed.
+    /// The right to write, without which an ordinary user can still recover. Meanwhile nothing is written, and no entry
+    /// changed.
     Recoverable,
-    /// All, which root does not need.
+    /// All rights, which root does not need.
     Any,
 }
 
-/// What programs are drawn from.
+/// The kinds of changes and troubles from which programs are drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Alphabet {
-    /// A name of a directory may become that of a file, and back.
+    /// The name of a directory may become that of a file, and the other way round.
     pub kinds: bool,
     /// Permission bits may take rights from the owner.
     pub rights: Rights,
@@ -37,16 +38,16 @@ pub struct Alphabet {
 }
 
 impl Alphabet {
-    /// Changes alone, on a machine that does them all.
+    /// Only changes, on a machine that refuses none.
     pub const CHANGES: Alphabet = Alphabet { kinds: true, rights: Rights::Kept, refusals: false, classes: false };
 }
 
 /// A file or a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Entry {
-    /// A file, whatever its name becomes.
+    /// A file, under any of its names.
     File {
-        /// Tells files apart.
+        /// The file's number, which no other file has.
         id: u64,
         /// Contents.
         bytes: Arc<Vec<u8>>,
@@ -60,36 +61,36 @@ pub enum Entry {
 /// One change of names or bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NameChange {
-    /// A new file with this mode, less the umask.
+    /// Creates a file with this mode, less the umask.
     Create(PathBuf, u32),
-    /// So many bytes at an offset, told apart by the stamp.
+    /// Writes this many bytes at an offset; they depend on the stamp.
     Write(PathBuf, u64, usize, u64),
-    /// A new size.
+    /// Sets a new size.
     Truncate(PathBuf, u64),
-    /// Another name for a file.
+    /// Renames a file or a directory.
     Rename(PathBuf, PathBuf),
-    /// A file is removed.
+    /// Removes a file.
     Unlink(PathBuf),
-    /// A new directory with this mode, less the umask.
+    /// Creates a directory with this mode, less the umask.
     Mkdir(PathBuf, u32),
-    /// An empty directory is removed.
+    /// Removes an empty directory.
     Rmdir(PathBuf),
-    /// Exactly these permission bits.
+    /// Sets exactly these permission bits.
     Chmod(PathBuf, u32),
 }
 
 use NameChange::{Chmod, Create, Mkdir, Rename, Rmdir, Truncate, Unlink, Write};
 
-/// The bytes that a write of this stamp has.
+/// The bytes of a write with this stamp.
 pub(crate) fn stamped(stamp: u64, len: usize) -> Vec<u8> {
     (0..len as u64).map(|i| (stamp.wrapping_mul(37).wrapping_add(i / 16) % 255) as u8 + 1).collect()
 }
 
-/// All names and what they hold.
+/// All names and their entries.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NameTree {
     entries: BTreeMap<PathBuf, Entry>,
-    /// Names that were directories or files before; for [`Alphabet::kinds`].
+    /// Names that were directories (true) or files before; for [`Alphabet::kinds`].
     were_directories: BTreeMap<PathBuf, bool>,
     next_id: u64,
     /// Files that their owner could not write to for some time.
@@ -100,9 +101,9 @@ pub struct NameTree {
 /// Every name that was used since the store was opened.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct History {
-    /// Of each file.
+    /// The names of each file.
     pub files: BTreeMap<u64, BTreeSet<PathBuf>>,
-    /// Of directories.
+    /// The names of directories.
     pub dirs: BTreeSet<PathBuf>,
 }
 
@@ -111,19 +112,19 @@ const FILE_MODES: [u32; 3] = [0o600, 0o644, 0o640];
 const DIRECTORY_MODES: [u32; 3] = [0o700, 0o755, 0o750];
 /// Modes that take rights from the owner.
 const NARROW_MODES: [u32; 5] = [0o000, 0o200, 0o444, 0o500, 0o111];
-/// Modes that take from the owner the right to write, of files and directories.
+/// Modes of files and directories that take the right to write from the owner.
 const READ_ONLY_MODES: [u32; 2] = [0o500, 0o555];
 const WRITE: u32 = 0o200;
 const FILE_BYTES_MAX: u64 = 12_000;
 const TRIES: usize = 60;
 
 impl NameTree {
-    /// What a name holds.
+    /// The entry of a name.
     pub fn get(&self, path: &Path) -> Option<&Entry> {
         self.entries.get(path)
     }
 
-    /// These names without some.
+    /// A copy of the tree without some names.
     pub(crate) fn without(&self, left_out: impl Fn(&Path) -> bool) -> NameTree {
         let mut tree = self.clone();
         tree.entries.retain(|path, _| !left_out(path));
@@ -136,12 +137,12 @@ impl NameTree {
         self.entries.iter().find(|(_, entry)| same(entry)).map(|(path, _)| path.as_path())
     }
 
-    /// All names and what they hold, sorted.
+    /// All names and their entries, sorted.
     pub fn iter(&self) -> impl Iterator<Item = (&Path, &Entry)> {
         self.entries.iter().map(|(path, entry)| (path.as_path(), entry))
     }
 
-    /// As the reference model has it.
+    /// The tree in the form of the reference model.
     pub(crate) fn files(&self) -> Files {
         let node = |entry: &Entry| match entry {
             Entry::File { bytes, mode, .. } => Node::File(bytes.to_vec(), *mode),
@@ -150,8 +151,8 @@ impl NameTree {
         self.entries.iter().map(|(path, entry)| (path.clone(), node(entry))).collect()
     }
 
-    /// Whether these are all names, with their contents and permission bits. A crash may leave to an ordinary user the
-    /// right to write that a recovery takes for a moment.
+    /// Whether these are all names, with their contents and permission bits. For an ordinary user, a crash may leave
+    /// the right to write that a recovery adds for a moment.
     pub(crate) fn is_same(&self, files: &Files, alphabet: Alphabet) -> bool {
         let widened = |mode: u32, found: u32| alphabet.rights == Rights::Recoverable && mode | WRITE == found;
         let same = |(path, entry): (&PathBuf, &Entry)| match (entry, files.get(path)) {
@@ -164,7 +165,7 @@ impl NameTree {
         self.entries.len() == files.len() && self.entries.iter().all(same)
     }
 
-    /// How a directory on this machine differs from these names; what is Untorn's own does not count.
+    /// Describes how a directory on this machine differs from these names; Untorn's own files are ignored.
     pub fn difference_from(&self, root: &Path, alphabet: Alphabet) -> io::Result<Option<String>> {
         let mut files = Files::new();
         let mut left = vec![PathBuf::new()];
@@ -193,7 +194,7 @@ impl NameTree {
         &self.history
     }
 
-    /// Takes the names of this moment for all that there were.
+    /// Restarts the history with the present names.
     pub(crate) fn forget_history(&mut self) {
         self.history = History::default();
         for (path, entry) in &self.entries {
@@ -214,8 +215,8 @@ impl NameTree {
             }
     }
 
-    /// Whether the owner may change the contents. A file that was read-only is left alone for good, as a handle that
-    /// was opened meanwhile cannot write.
+    /// Whether the owner may change the contents. A file that was ever read-only is not changed again, as a handle
+    /// opened meanwhile cannot write.
     fn contents_may_change(&self, path: &Path, alphabet: Alphabet) -> bool {
         match self.entries.get(path) {
             Some(Entry::File { id, .. }) => alphabet.rights == Rights::Any || !self.narrowed.contains(id),
@@ -323,7 +324,7 @@ impl NameTree {
         }
     }
 
-    /// Draws some changes that make sense together, each possible behind the one before it.
+    /// Draws some changes that make sense together, each possible after the one before it.
     pub fn draw(&self, rng: &mut Rng, alphabet: Alphabet) -> Vec<NameChange> {
         for _ in 0..TRIES {
             let drawn = self.draw_any(rng, alphabet);
@@ -343,7 +344,7 @@ impl NameTree {
     }
 
     fn draw_any(&self, rng: &mut Rng, alphabet: Alphabet) -> Vec<NameChange> {
-        // Other names are the program's own.
+        // All other names are the program's own.
         let drawn = |path: &&PathBuf| COMPONENTS.iter().any(|name| path.starts_with(name));
         let there: Vec<&PathBuf> = self.entries.keys().filter(drawn).collect();
         let (files, dirs): (Vec<&PathBuf>, Vec<&PathBuf>) = there.iter().partition(|path| self.is_file(path));

@@ -1,4 +1,4 @@
-//! How files differ from what the model allows, in words.
+//! Describes in words how files differ from the states that the model allows.
 
 use crate::programs::fixture::plain_files;
 use crate::programs::reference_model::{Files, Model, Node, numbers};
@@ -6,12 +6,12 @@ use crate::simulation::SimDisk;
 use std::path::Path;
 use untorn::{Error, FileOptions, Store};
 
-/// Every file as the store shows it: names are those on the disk, contents may wait in the journal.
+/// Every file as the store shows it: names are those on the disk, contents may still be in the journal.
 pub(crate) fn shown_files(store: &Store, disk: &SimDisk) -> Result<Files, String> {
     shown_files_of(store, disk, |_| true)
 }
 
-/// As [`shown_files`], for the files of these names.
+/// Like [`shown_files`], for the files of these names.
 pub(crate) fn shown_files_of(store: &Store, disk: &SimDisk, is_meant: impl Fn(&Path) -> bool) -> Result<Files, String> {
     let mut files = plain_files(disk);
     files.retain(|name, _| is_meant(name));
@@ -37,8 +37,8 @@ fn read_shown(store: &Store, name: &Path) -> Result<Vec<u8>, String> {
 pub(crate) fn compare_views(store: &Store, files: &Files) -> Result<(), String> {
     for (name, node) in files {
         let Node::File(contents, _) = node else { continue };
-        // What a power cut in class `process` may leave of a file that was being made. Elsewhere nothing may be left:
-        // whoever compares the files themselves finds it.
+        // A power cut in class `process` may leave a creation temporary. In other cases nothing may be left, which a
+        // comparison of the files themselves finds.
         if name.to_string_lossy().ends_with(".untorn") {
             continue;
         }
@@ -63,7 +63,7 @@ pub(crate) fn difference(expected: &[u8], found: &[u8]) -> String {
     )
 }
 
-/// Says how a state differs from each that is allowed.
+/// Describes how a state differs from each allowed one.
 pub(crate) fn mixture(reference: &Model, allowed: u64, found: &Files) -> String {
     let mut text = String::from("the files hold no state that is allowed");
     for number in numbers(allowed) {

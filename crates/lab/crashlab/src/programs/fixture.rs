@@ -1,5 +1,5 @@
-//! Where a program runs: the disk that it starts on, how the store is opened, and what a crash at some
-//! moment may leave.
+//! The setup of a program: the initial disk, the options of the store, and the states that a crash may leave at some
+//! moment.
 
 use crate::programs::program::{Setup, Start};
 use crate::programs::reference_model::{Files, Model as Reference, Node, numbers};
@@ -10,10 +10,10 @@ use std::sync::OnceLock;
 use untorn::{FailureClass, StoreOptions};
 use untorn_journal::directories::store_dir::StoreDir;
 
-/// The states that a crash may leave at some moment, packed into the number that snapshots carry.
+/// The states that a crash may leave at some moment, packed into the mark of snapshots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Expect {
-    /// Commits that may be the last, as bits.
+    /// The commits that may be the last, as bits.
     pub allowed: u64,
     /// The class in which the store is open.
     pub class: FailureClass,
@@ -26,7 +26,7 @@ pub(crate) struct Expect {
 const CLASS_BIT: u64 = 1 << 62;
 const EXPOSED_BIT: u64 = 1 << 61;
 const AWAY_BIT: u64 = 1 << 60;
-/// The path of `a` while it is moved away: not in the store.
+/// The path of `a` while it is moved away, which is not in the store.
 pub(crate) const ELSEWHERE: &str = "elsewhere";
 
 impl Expect {
@@ -43,7 +43,7 @@ impl Expect {
     }
 }
 
-/// Options of every store in the laboratory: without a thread of its own, so that everything happens in calls.
+/// The options of every store in the laboratory: no thread of its own, so that everything happens in calls.
 pub(crate) fn store_options(setup: &Setup, class: FailureClass) -> StoreOptions {
     let (journal_bytes, segment_bytes_first, inline_bytes_max) = setup.journal.sizes();
     StoreOptions::default()
@@ -66,7 +66,7 @@ pub(crate) fn plain_files(disk: &SimDisk) -> Files {
     disk.tree().into_iter().filter(|(path, _)| !own(path)).map(|(path, entry)| (path, node(entry))).collect()
 }
 
-/// Which of the allowed commits the plain files hold.
+/// Finds the allowed commit that the plain files show.
 pub(crate) fn find_state(reference: &Reference, allowed: u64, found: &Files) -> Option<usize> {
     numbers(allowed).find(|n| reference.state(*n) == *found)
 }
@@ -101,7 +101,7 @@ pub(crate) fn prepare(setup: &Setup, many: bool) -> SimDisk {
     disk
 }
 
-/// Files that [`Many`](crate::programs::program::Op::Many) writes: more than are flushed one by one.
+/// The number of files that [`Many`](crate::programs::program::Op::Many) writes: too many to be flushed one by one.
 pub(crate) const MANY: usize = 20;
 
 pub(crate) fn many_name(i: usize) -> String {

@@ -1,4 +1,4 @@
-//! The operations on a mapped file: ordinary stores, and what commits, undoes and drops them.
+//! The operations on a mapped file: ordinary stores, and commits, rollbacks and drops of them.
 
 use crate::programs::differences::difference;
 use crate::programs::program::{Journal, Op};
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use untorn::{Error, MapOptions, Store, Tracker};
 
 const PAGE_BYTES: u64 = 4096;
-/// What a mapped file can grow to: more than programs make of it.
+/// The address space of a mapped file: more than programs use.
 const ADDRESS_SPACE: u64 = 1 << 20;
 
 impl Runner<'_> {
@@ -77,7 +77,8 @@ impl Runner<'_> {
         self.mapped.as_ref().expect("a file is mapped")
     }
 
-    /// Both trackers that find stores, and both settings of `quiet`, in turn; or the tracker `told`.
+    /// The options of a map: both trackers that find stores, and both settings of `quiet`, in turn; or the tracker
+    /// `told`.
     fn map_options(&self) -> MapOptions {
         let tracker = match (self.told, self.setup.direct) {
             (true, _) => Tracker::Told,
@@ -131,7 +132,7 @@ impl Runner<'_> {
         }
         let Mapped { map, name } = self.mapped.as_ref().expect("a file is mapped");
         let at = map.as_ptr().wrapping_add(offset as usize);
-        // Before the store, or after it. Trackers that find stores need not be told.
+        // Declared before the store, or after it. Trackers that find stores need no declaration.
         let told = if self.serial.is_multiple_of(2) { map.touch(at, bytes.len()) } else { Ok(()) };
         if let Err(e) = self.disk.store(at, bytes) {
             return if self.troubled { Ok(()) } else { wrong(format!("memory of a mapped file is gone: {e}")) };
@@ -146,7 +147,7 @@ impl Runner<'_> {
         Ok(())
     }
 
-    /// Stores what the file held before it got what is committed now.
+    /// Stores the contents that the file had before its last change.
     fn store_back(&mut self) -> Step<()> {
         let name = PathBuf::from(&self.mapped().name);
         let Some(Node::File(mut old, _)) = self.reference.held_before(&name) else { return Ok(()) };
@@ -165,7 +166,7 @@ impl Runner<'_> {
         Ok(())
     }
 
-    /// The mapped file and a plain one change together, or not at all.
+    /// Changes the mapped file and a plain one in one transaction.
     fn transaction(&mut self, store: &Store, commit: bool) -> Step<()> {
         let name = self.mapped().name.clone();
         let plain = if name == "b" { "a" } else { "b" };
@@ -195,7 +196,7 @@ impl Runner<'_> {
         aborted.or_else(|e| self.undo_again("aborting", &e))
     }
 
-    /// What could not be undone in memory is not committed, and can be undone later.
+    /// Checks that stores that could not be undone in memory are not committed, and can be undone later.
     fn undo_again(&mut self, what: &str, e: &Error) -> Step<()> {
         self.refused(what, e)?;
         if self.mapped().map.msync().is_ok() {
@@ -204,7 +205,7 @@ impl Runner<'_> {
         self.mapped().map.rollback().or_else(|e| wrong(format!("{what} failed twice: {e}")))
     }
 
-    /// Names have changed: the mapped file may have another one, or be gone.
+    /// Follows changes of names: the mapped file may have another one, or be gone.
     pub(crate) fn follow_mapped(&mut self, changes: &[Change]) {
         for change in changes {
             let Some(Mapped { name, .. }) = &mut self.mapped else { return };
@@ -217,7 +218,7 @@ impl Runner<'_> {
         }
     }
 
-    /// Memory is what the model says, to the last byte of the last page.
+    /// Compares memory with the model, to the last byte of the last page.
     pub(crate) fn compare_memory(&self) -> Step<()> {
         let Some(Mapped { map, .. }) = &self.mapped else { return Ok(()) };
         if self.troubled {

@@ -18,7 +18,7 @@ fn is_file(files: &Files, name: &str) -> bool {
 }
 
 impl Runner<'_> {
-    /// A transaction over names: refused if the names are not there, and then without a trace.
+    /// A transaction over names. If the names do not exist, it must be refused, and leave no trace.
     pub(crate) fn names(&mut self, store: &Store, op: Op) -> Step<()> {
         let now = &self.reference.now;
         let possible = match op {
@@ -88,8 +88,8 @@ impl Runner<'_> {
         }
     }
 
-    /// What a transaction commits. Uncommitted changes go with their file, so the same holds for what
-    /// the program sees.
+    /// The changes of a transaction. Uncommitted changes stay with their file, so the same changes apply to the
+    /// program's view.
     fn changes_by(&self, op: Op) -> Changes {
         let made = |len: usize| Node::File(self.bytes(len), 0o660 & !umask());
         let rename = |from: &str, to: &str| Change::Rename(from.into(), to.into());
@@ -107,8 +107,8 @@ impl Runner<'_> {
         }
     }
 
-    /// What the handles show is what the model says, uncommitted changes included. After a fault a
-    /// committed name may have to wait for the next checkpoint: a file that cannot be read is no finding.
+    /// Compares the handles with the model, including uncommitted changes. After a fault, a committed name may have to
+    /// wait for the next checkpoint: a file that cannot be read is then no violation.
     pub(crate) fn compare(&self, store: &Store) -> Step<()> {
         let mut files = self.reference.now.clone();
         let readable = |name: &Path| store.open_file(name).and_then(|file| file.read_at(&mut [0], 0)).is_ok();

@@ -1,4 +1,4 @@
-//! Opens a store after a crash and says whether what it holds is allowed.
+//! Opens a store after a crash, and decides whether its state is allowed.
 
 use crate::programs::differences::{compare_views, mixture, shown_files};
 use crate::programs::fixture::{ELSEWHERE, Expect, find_state, plain_files, store_options};
@@ -13,19 +13,19 @@ use untorn::{Error, FailureClass, Store};
 use untorn_journal::directories::store_dir::StoreDir;
 use untorn_journal::format::{Attribute, AttributeFound};
 
-/// Says whether what the crashes of one run leave is allowed.
+/// Decides whether the states after crashes of one run are allowed.
 #[derive(Clone, Copy)]
 pub(crate) struct Oracle<'r> {
     pub setup: &'r Setup,
     pub reference: &'r Model,
-    /// The state after the commit that is made once a store was recovered ([`AGAIN`]).
+    /// The state after the commit that is made when a store has been recovered ([`AGAIN`]).
     pub again: Option<&'r Files>,
 }
 
-/// Number of the commit that is made once a store was recovered.
+/// The number of the commit that is made when a store has been recovered.
 const AGAIN: usize = COMMITS_MAX;
 
-/// A store that was opened again.
+/// A store that was opened after a crash.
 pub(crate) struct Reopened {
     store: Store,
     process: Arc<SimProcess>,
@@ -60,7 +60,7 @@ pub(crate) fn class_after(snapshot: &Snapshot) -> FailureClass {
 }
 
 impl Oracle<'_> {
-    /// Opens the store, and finds which commit it holds. From then on the disk's mark says that one.
+    /// Opens the store, and finds the commit that it shows. From then on the disk's mark allows only that one.
     pub fn recover(&self, disk: &SimDisk, mark: u64, class: FailureClass, power: bool) -> Result<Reopened, String> {
         let expect = Expect::unpack(mark);
         let options = store_options(self.setup, class);
@@ -93,7 +93,7 @@ impl Oracle<'_> {
         Ok(Reopened { store, process, files, accepted: false, expect })
     }
 
-    /// A recovery that meets a fault may fail or leave files for later; then its process dies.
+    /// Runs a recovery that meets a fault. It may fail or leave files for later; then its process dies.
     pub fn attempt(&self, disk: &SimDisk, class: FailureClass) {
         let process = disk.spawn();
         let opened =
@@ -103,8 +103,8 @@ impl Oracle<'_> {
         disk.clear_faults();
     }
 
-    /// The store works as before: it shows the files, takes a commit, and closes to plain, whole files,
-    /// which are returned.
+    /// Checks that the store works as before: it shows the files, takes a commit, and closes to plain, complete files.
+    /// Returns the files.
     pub fn use_again(&self, disk: &SimDisk, reopened: Reopened) -> Result<Files, String> {
         let Reopened { store, process, mut files, expect, .. } = reopened;
         let used = self.use_store(disk, &store, &mut files, expect);
@@ -128,7 +128,7 @@ impl Oracle<'_> {
         let name = ["a", "b"].into_iter().find(|name| is_file(name)).unwrap_or("z");
         let text = |e: Error| format!("the store cannot be used again: {e}");
         let exposed = expect.exposed || expect.class == FailureClass::Process;
-        // A missing file is made by a commit of its own: a state between the two, which is not checked.
+        // A missing file is created by a commit of its own; the state between the two is not checked.
         let checked = name != "z";
         let allowed = if checked { expect.allowed | 1 << AGAIN } else { 0 };
         disk.set_mark(Expect { allowed, exposed, ..expect }.pack());
@@ -146,7 +146,7 @@ impl Oracle<'_> {
     }
 }
 
-/// After a clean close there is nothing of Untorn's but the lock and an empty journal.
+/// After a clean close, only the lock and an empty journal of Untorn's files are left.
 pub(crate) fn check_leftovers(disk: &SimDisk) -> Result<(), String> {
     for (path, _) in disk.tree() {
         let text = path.to_string_lossy();
@@ -159,9 +159,9 @@ pub(crate) fn check_leftovers(disk: &SimDisk) -> Result<(), String> {
     Ok(())
 }
 
-/// After a clean close no file waits for a journal any more, whichever owner marked it.
+/// After a clean close, no file waits for a journal any more, whichever owner marked it.
 pub(crate) fn check_marks(disk: &SimDisk) -> Result<(), String> {
-    // A file in an archived journal, which was in the middle of an exchange of names, is nobody's.
+    // A file in an archived journal, left from an exchange of names, belongs to nobody.
     for (path, entry) in
         disk.tree().into_iter().filter(|(path, _)| !path.to_string_lossy().starts_with("untorn-salvage."))
     {

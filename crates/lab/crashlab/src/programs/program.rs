@@ -1,8 +1,7 @@
-//! The programs that are enumerated: the alphabet, where a program starts, and how a case is written down.
+//! The enumerated programs: the alphabet of operations, the initial setups, and the text form of a case.
 //!
-//! Two files, `a` (6000 bytes) and `b` (700 bytes). An operation on a file that is not there makes it
-//! first, as a commit of its own; an operation that cannot be (removing what is not there) must be
-//! refused and change nothing.
+//! There are two files, `a` (6000 bytes) and `b` (700 bytes). An operation on a missing file creates it first, as a
+//! commit of its own. An impossible operation (removing a missing file) must be refused and change nothing.
 
 use crate::simulation::Cut;
 use crate::simulation::{Failed, Fault, Model, On, Options, PROFILES, Profile, What};
@@ -40,7 +39,7 @@ alphabet! { OPERATIONS:
     Zero = "zero",
     /// Some bytes in `a` and in `b`; one commit of both.
     Both = "both",
-    /// Two bytes in `a`; asynchronous commit, nobody waits.
+    /// Two bytes in `a`; an asynchronous commit that nobody waits for.
     Async = "async",
     /// Two bytes in `b`, then in `a`; two asynchronous commits, waited for together: one flush.
     Group = "group",
@@ -62,27 +61,27 @@ alphabet! { OPERATIONS:
     Swap = "swap",
     /// Transaction: other permission bits for `a`.
     Mode = "mode",
-    /// The mark that an idle journal writes.
+    /// A durable mark, as an idle journal writes it.
     Mark = "mark",
-    /// A checkpoint is begun.
+    /// Begins a checkpoint.
     Cut = "cut",
-    /// A checkpoint is brought as far as flushed data files.
+    /// Applies a checkpoint: the data files are flushed.
     Apply = "apply",
-    /// A checkpoint is brought to its end: journal space is free.
+    /// Finishes a checkpoint: the log is truncated.
     Retire = "retire",
     /// Close and open again.
     Close = "close",
     /// Close and open again in the other failure class.
     Other = "other",
-    /// The process is killed; open again.
+    /// Kills the process, and opens again.
     Kill = "kill",
-    /// 20 small files are written; one commit of all.
+    /// Writes 20 small files; one commit of all.
     Many = "many",
     /// The process is killed, another program moves `a` away, open again: `a` is quarantined; moved back, open again.
     Away = "away",
-    /// `a` is mapped. Every operation below maps it first if it is not.
+    /// Maps `a`. Every operation below maps it first if it is not mapped.
     Map = "map",
-    /// The map ends; what was stored stays, uncommitted.
+    /// Ends the map; its stores stay, uncommitted.
     Unmap = "unmap",
     /// 5 bytes within a line are stored; `msync`.
     Line = "line",
@@ -94,9 +93,9 @@ alphabet! { OPERATIONS:
     End = "end",
     /// 200 bytes across the first page boundary are stored, not committed.
     Poke = "poke",
-    /// What the file held before the last commit that changed it is stored; `msync`.
+    /// Stores the contents that the file had before the last commit that changed it; `msync`.
     Back = "back",
-    /// 70 bytes are stored; asynchronous `msync`, nobody waits.
+    /// 70 bytes are stored; an asynchronous `msync` that nobody waits for.
     Later = "later",
     /// The mapped file is rolled back.
     Undo = "undo",
@@ -106,13 +105,13 @@ alphabet! { OPERATIONS:
     Stretch = "stretch",
     /// The mapped file down by 2500 bytes, not committed.
     Clip = "clip",
-    /// Transaction: bytes stored to the mapped file and written to a plain one.
+    /// Transaction: stores to the mapped file, and a write to a plain one.
     Txn = "txn",
     /// Transaction as in `Txn`, aborted.
     Abort = "abort",
     /// The mapped file gives its memory back.
     Quiesce = "quiesce",
-    /// `a` is mapped, or mapped anew, with the tracker `told`, which later maps have, too.
+    /// Maps `a`, or maps it anew, with the tracker `told`, which later maps have, too.
     Told = "told",
 }
 
@@ -123,26 +122,26 @@ impl Op {
     }
 }
 
-/// The operations that every program is made of. The others need many files, another program, or a mapping.
+/// The operations of which every program is made. The others need many files, another program, or a mapping.
 pub fn alphabet() -> impl Iterator<Item = Op> + Clone {
     let plain = |op: &Op| !matches!(op, Op::Many | Op::Away) && !op.is_of_maps();
     OPERATIONS.iter().map(|(op, _)| *op).filter(plain)
 }
 
-/// The operations on names, and what may come between them: steps of checkpoints, writes, openings and crashes.
+/// The operations on names, and others that can come between them: steps of checkpoints, writes, openings and crashes.
 pub fn names_alphabet() -> impl Iterator<Item = Op> + Clone {
     use Op::{Across, Apply, Async, Close, Cut, Kill, Large, Mkdir, Mode, Move, Replace, Retire, Rmdir, Swap, Unlink};
     [Replace, Move, Unlink, Mkdir, Rmdir, Swap, Mode, Cut, Apply, Retire, Across, Large, Async, Close, Kill].into_iter()
 }
 
-/// The operations of programs with a mapped file: those of maps, and what may meet them.
+/// The operations of programs with a mapped file: those of maps, and others that can interact with them.
 pub fn mapped_alphabet() -> impl Iterator<Item = Op> + Clone {
     use Op::{Apply, Both, Close, Cut, Dirty, Empty, Grow, Kill, One, Retire, Shrink, Swap, Zero};
     let others = [Apply, Both, Close, Cut, Dirty, Empty, Grow, Kill, One, Retire, Shrink, Swap, Zero];
     OPERATIONS.iter().map(|(op, _)| *op).filter(move |op| op.is_of_maps() || others.contains(op))
 }
 
-/// Where a program starts.
+/// The initial state of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start {
     /// `a` and `b` are plain files and there is no store.
@@ -161,14 +160,14 @@ pub const STARTS: [Start; 3] = [Start::Closed, Start::Pending, Start::Plain];
 pub enum Journal {
     /// One segment of two blocks, reused by the third commit.
     Tight,
-    /// Up to four segments of one block: larger records go by reference, operation list and all.
+    /// Up to four segments of one block: larger records go to a spill file, including the list of operations.
     Roomy,
     /// A first segment of one block, then larger ones: a record may not fit where it should start.
     Growing,
 }
 
 impl Journal {
-    /// Bytes of the journal, of its first segment, and of what goes inline.
+    /// The bytes of the journal, of its first segment, and of the largest inline commit.
     pub fn sizes(self) -> (u64, u64, u64) {
         match self {
             Journal::Tight => (8 << 10, 8 << 10, 4096),
@@ -185,17 +184,17 @@ pub struct Setup {
     pub start: Start,
     /// How metadata becomes durable.
     pub profile: Profile,
-    /// What becomes of unflushed data.
+    /// The fate of unflushed data.
     pub model: Model,
     /// Sizes of the journal.
     pub journal: Journal,
-    /// Whether the disk takes writes past the cache.
+    /// Whether the disk can write past the cache.
     pub direct: bool,
 }
 
 impl Setup {
-    /// Every profile with every disk model, from a start. Journal size and direct writes alternate
-    /// with `turn`, so that six turns meet every combination.
+    /// Every profile with every disk model, for a start. Journal size and direct writes alternate with `turn`, so that
+    /// six turns have every combination.
     pub fn all(start: Start, turn: usize) -> impl Iterator<Item = Setup> {
         let of_profile = move |(i, profile): (usize, Profile)| {
             [Model::SectorAtomic, Model::PageGarbage].into_iter().enumerate().map(move |(j, model)| {
@@ -210,7 +209,7 @@ impl Setup {
     /// The disk.
     pub fn disk(&self, skipped: u64) -> Options {
         let (profile, model, direct) = (self.profile, self.model, self.direct);
-        // One dimension less: what cannot write past the cache cannot make files without a name, either.
+        // One dimension less: disks without direct writes cannot create files without a name, either.
         Options { profile, model, direct, unnamed: direct, skipped, seed: 1, ..Options::default() }
     }
 }
@@ -220,26 +219,26 @@ impl Setup {
 pub enum How {
     /// All processes are killed; the cache survives.
     Killed,
-    /// The power goes.
+    /// The power is cut.
     Power(Cut),
 }
 
-/// Something that goes wrong at one moment.
+/// A failure at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trouble {
     /// A crash right before this call.
     Crash(u64, How),
-    /// The n-th sync of the run fails in this way, and everything is well again afterwards.
+    /// The n-th sync of the run fails in this way; everything works again afterwards.
     Sync(u64, Failed),
-    /// The n-th call of the run fails with this `errno`, and everything is well again afterwards.
+    /// The n-th call of the run fails with this `errno`; everything works again afterwards.
     Errno(u64, i32),
-    /// The n-th call of the run, if it reads or writes, does at most this many bytes; more, if they lie in one page of the
-    /// page cache.
+    /// The n-th call of the run, if it reads or writes, transfers at most this many bytes; more, if they lie in one
+    /// page of the page cache.
     Short(u64, usize),
 }
 
 impl Trouble {
-    /// The fault that makes it happen; a crash is none.
+    /// The fault that causes it; `None` for a crash.
     pub fn fault(self) -> Option<Fault> {
         let (on, after, what) = match self {
             Trouble::Crash(..) => return None,
@@ -251,16 +250,16 @@ impl Trouble {
     }
 }
 
-/// One case: a program, and one or two things that go wrong.
+/// One case: a program, and one or two failures.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Case {
-    /// The disk and store that it starts on.
+    /// The initial disk and store.
     pub setup: Setup,
     /// Sync points that are skipped, as bits; see [`Options::skipped`].
     pub skipped: u64,
     /// The program.
     pub ops: Vec<Op>,
-    /// What goes wrong, in order: during the program, then during the recovery.
+    /// The failures in order: during the program, then during the recovery.
     pub troubles: Vec<Trouble>,
 }
 

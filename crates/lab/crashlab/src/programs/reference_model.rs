@@ -1,8 +1,7 @@
-//! The reference model: what the files of a store must hold, in a few lines.
+//! The reference model: the expected files of a store, in a few lines.
 //!
-//! A commit is a list of changes. The state after commit n is the start and every commit up to n that
-//! was not refused, one laid over the other. After a crash the store must hold one of
-//! the [`Model::allowed`] states, whole.
+//! A commit is a list of changes. The state after commit n is the initial state with every commit up to n that was not
+//! refused, in order. After a crash the store must show one of the [`Model::allowed`] states completely.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -16,19 +15,19 @@ pub enum Node {
     Directory(u32),
 }
 
-/// All names and what they hold.
+/// All names and their entries.
 pub type Files = BTreeMap<PathBuf, Node>;
 
 /// A change of one name by a commit.
 #[derive(Clone, Debug)]
 pub enum Change {
-    /// The name gets this file or directory.
+    /// Sets a name to this file or directory.
     Set(PathBuf, Node),
-    /// The name is removed.
+    /// Removes a name.
     Remove(PathBuf),
-    /// The file or directory moves to the other name and replaces what was there.
+    /// Moves a file or directory to another name, and replaces the entry there.
     Rename(PathBuf, PathBuf),
-    /// The name gets these permission bits.
+    /// Sets the permission bits of a name.
     Mode(PathBuf, u32),
 }
 
@@ -55,20 +54,20 @@ impl Change {
 /// A commit's changes, in order.
 pub type Changes = Vec<Change>;
 
-/// Commits of one run, at most; the start counts as one.
+/// The most commits of one run; the initial state counts as one.
 pub const COMMITS_MAX: usize = 48;
 
 struct Commit {
     changes: Changes,
-    /// The commit that this one came after.
+    /// The commit before this one.
     parent: usize,
-    /// It failed with an error that says that it did not happen.
+    /// The commit failed with an error that says that it did not happen.
     refused: bool,
 }
 
-/// The commits of one run, and which of them a crash may leave as the last.
+/// The commits of one run, and those that a crash may leave as the last.
 pub struct Model {
-    /// The files as the program sees them, uncommitted changes included.
+    /// The files as the program sees them, including uncommitted changes.
     pub now: Files,
     commits: Vec<Commit>,
     newest: usize,
@@ -76,14 +75,14 @@ pub struct Model {
 }
 
 impl Model {
-    /// Commit 0 is what there is at the start.
+    /// Starts with commit 0, the initial state.
     pub fn new(start: Files) -> Model {
         let changes = start.iter().map(|(name, node)| Change::Set(name.clone(), node.clone())).collect();
         let commits = vec![Commit { changes, parent: 0, refused: false }];
         Model { now: start, commits, newest: 0, allowed: 1 }
     }
 
-    /// Submits a commit: from here on a crash may or may not leave it.
+    /// Submits a commit: from now on a crash may leave it or not.
     pub fn submit(&mut self, changes: Changes) -> usize {
         let number = self.commits.len();
         assert!(number < COMMITS_MAX, "a program with too many commits");
@@ -93,18 +92,18 @@ impl Model {
         number
     }
 
-    /// The commit was acknowledged, and with it every one before.
+    /// Notes that the commit was acknowledged, and with it every one before.
     pub fn acknowledge(&mut self, number: usize) {
         self.allowed &= u64::MAX << number;
     }
 
-    /// The commit was refused: it did not happen and will not come back.
+    /// Notes that the commit was refused: it did not happen, and will not come back.
     pub fn refuse(&mut self, number: usize) {
         self.commits[number].refused = true;
         self.allowed &= !(1 << number);
     }
 
-    /// The store was opened again and turned out to hold this commit as the last.
+    /// Notes that the store was opened again and shows this commit as the last.
     pub fn settle(&mut self, number: usize) {
         self.newest = number;
         self.allowed = 1 << number;
@@ -116,7 +115,7 @@ impl Model {
         self.allowed
     }
 
-    /// The state after a commit, had it been the last.
+    /// The state after a commit, if it is the last.
     pub fn state(&self, number: usize) -> Files {
         let mut chain = vec![number];
         let mut at = number;
@@ -142,12 +141,12 @@ impl Model {
         self.state(at)
     }
 
-    /// What is committed under a name.
+    /// The committed entry of a name.
     pub fn committed_at(&self, name: &Path) -> Option<Node> {
         self.committed().remove(name)
     }
 
-    /// What a name held before it got what is committed now.
+    /// The entry that a name had before its present committed one.
     pub fn held_before(&self, name: &Path) -> Option<Node> {
         let now = self.committed_at(name);
         let mut at = self.newest;

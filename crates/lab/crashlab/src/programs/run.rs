@@ -11,7 +11,7 @@ use std::sync::Arc;
 use untorn::{Checkpoint, Error, FailureClass, File, Store};
 use untorn_journal::directories::store_dir::StoreDir;
 
-/// The most journal that a commit needs, in bytes: two blocks, if it makes its file first.
+/// The most bytes of journal that a commit needs: two blocks, if it creates its file first.
 const ROOM_BYTES_MIN: u64 = 8 << 10;
 
 /// A checkpoint that a program has begun.
@@ -35,9 +35,9 @@ fn other(class: FailureClass) -> FailureClass {
     }
 }
 
-/// How an epoch ends: one opening of the store by the program.
+/// The way in which an epoch ends: one opening of the store by the program.
 enum End {
-    /// Closed; the next one is of this class.
+    /// Closed; the next opening is of this class.
     Closed(FailureClass),
     Killed,
     Away,
@@ -138,7 +138,7 @@ impl Runner<'_> {
                     }
                 }
                 op => {
-                    // A commit that finds the journal full waits for the checkpoint that is under way.
+                    // A commit that finds the journal full would wait for the running checkpoint.
                     if stage.is_some() && (self.room_bytes(store) < ROOM_BYTES_MIN || self.may_checkpoint(*op)) {
                         self.advance(store, &mut stage, 3)?;
                     }
@@ -152,7 +152,7 @@ impl Runner<'_> {
         Ok(End::Finished)
     }
 
-    /// Room in the journal. With a fault planned, room that must be made first does not count.
+    /// The room in the journal. With a fault planned, room that must be allocated first does not count.
     fn room_bytes(&self, store: &Store) -> u64 {
         let status = store.status();
         let all = if self.faults { status.journal_bytes_allocated } else { status.journal_bytes_max };
@@ -169,7 +169,7 @@ impl Runner<'_> {
             opened = options.open_on(process.clone(), StoreDir::of_directory(), PathBuf::new());
         }
         if let (Err(Error::UnknownState { .. }), true, true) = (&opened, self.faults, self.exposed) {
-            // A flush failed of what class `process` had not flushed before.
+            // A flush failed that had to cover unflushed commits of class `process`.
             return Err(Stop::GaveUp);
         }
         let store = opened.or_else(|e| wrong(format!("the store cannot be opened again: {e}")))?;
@@ -181,7 +181,7 @@ impl Runner<'_> {
         }
         let mut shown = shown_files(&store, self.disk);
         if shown.is_err() && self.faults {
-            // The fault that was planned.
+            // This is the planned fault.
             self.troubled = true;
             shown = shown_files(&store, self.disk);
         }
@@ -280,14 +280,14 @@ impl Runner<'_> {
         self.take_results_if_written(op)
     }
 
-    /// After a commit that was waited for, the results of the ones before it are known.
+    /// Takes the results of earlier asynchronous commits, which are known after an operation that waits.
     fn take_results_if_written(&mut self, op: Op) -> Step<()> {
         let waits = matches!(op, Op::Async | Op::Dirty | Op::Later | Op::Poke | Op::Undo | Op::Abort)
             || matches!(op, Op::Map | Op::Told | Op::Unmap | Op::Stretch | Op::Clip);
         if waits { Ok(()) } else { self.take_results() }
     }
 
-    /// Changes a file without committing; false: it was refused.
+    /// Changes a file without committing. False: the change was refused.
     fn edit(&mut self, store: &Store, name: &str, edit: Edit) -> Step<bool> {
         let Some(at) = self.handle(store, name)? else { return Ok(false) };
         self.serial += 1;
@@ -322,7 +322,7 @@ impl Runner<'_> {
             }
         };
         if let Err(e) = result {
-            // Whatever part of the change was made is discarded.
+            // A part of the change may have been made; it is rolled back.
             let back = file.rollback();
             self.refused("a change", &e)?;
             if back.is_ok() {

@@ -1,4 +1,4 @@
-//! A running program beside the reference model: what all its operations share.
+//! A running program beside the reference model: the parts that all its operations share.
 
 use crate::programs::fixture::{Expect, plain_files, umask};
 use crate::programs::program::Setup;
@@ -10,11 +10,11 @@ use std::path::Path;
 use std::sync::Arc;
 use untorn::{Error, FailureClass, File, Map, Outcome, Store, Ticket};
 
-/// Why a run ended early.
+/// The reason why a run ended early.
 pub(crate) enum Stop {
     /// A violation.
     Wrong(String),
-    /// After a planned fault the program cannot continue, which is allowed.
+    /// The program cannot continue after a planned fault, which is allowed.
     GaveUp,
 }
 
@@ -31,7 +31,7 @@ pub(crate) struct Mapped {
     pub name: String,
 }
 
-/// Ends a process before its store is dropped: dropping would close it, which is no part of the program.
+/// Ends a process before its store is dropped: dropping would close the store, which is not part of the program.
 pub(crate) struct KillOnDrop(pub Arc<SimProcess>);
 
 impl Drop for KillOnDrop {
@@ -48,7 +48,7 @@ pub(crate) struct Runner<'d> {
     pub class: FailureClass,
     pub exposed: bool,
     pub away: bool,
-    /// A fault is planned: errors are to be expected.
+    /// A fault is planned, so errors are expected.
     pub faults: bool,
     /// An error was seen.
     pub troubled: bool,
@@ -93,7 +93,7 @@ impl<'d> Runner<'d> {
         self.disk.set_mark(expect.pack());
     }
 
-    /// An error of something that is no commit.
+    /// Handles an error of an operation that is not a commit.
     pub fn refused(&mut self, what: &str, e: &Error) -> Step<()> {
         self.troubled = true;
         if self.faults { Ok(()) } else { wrong(format!("{what} failed: {e}")) }
@@ -127,7 +127,7 @@ impl<'d> Runner<'d> {
         Ok(())
     }
 
-    /// The handle of a file; the file is made, as a commit of its own, if there is none.
+    /// The handle of a file; a missing file is created first, by a commit of its own.
     pub fn handle(&mut self, store: &Store, name: &str) -> Step<Option<usize>> {
         let path = Path::new(name);
         if self.reference.now.contains_key(path) {

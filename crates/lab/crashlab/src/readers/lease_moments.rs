@@ -1,6 +1,6 @@
-//! A lease that is taken at each moment of a checkpoint, and of a removal, by a reader that is anywhere in its own steps.
+//! Takes a lease at each moment of a checkpoint and of a removal, by a reader that is at any of its own steps.
 //!
-//! Few readers at random moments meet the one call between two of the owner's. Here all of them are tried.
+//! Few readers at random moments hit the one call between two of the owner's calls. Here all of them are tried.
 
 use crate::programs::runner::KillOnDrop;
 use crate::readers::lease_stand_in::lease_newest;
@@ -13,14 +13,14 @@ use untorn_journal::directories::store_dir::StoreDir;
 
 /// Calls of a reader that takes a lease.
 const STEPS: usize = 14;
-/// A lease ends after so many pauses of the owner.
+/// The number of the owner's pauses after which a lease ends.
 const PAUSES: usize = 3;
-/// Calls of the owner within which the lease is taken.
+/// The number of the owner's calls within which the lease is taken.
 const CALLS: u64 = 60;
 
 const OLD: &[u8] = &[1; 5000];
 
-/// What the owner does while the lease is taken.
+/// The owner's action while the lease is taken.
 #[derive(Clone, Copy, Debug)]
 enum Act {
     Checkpoint,
@@ -49,7 +49,8 @@ fn act(store: &Store, what: Act) -> untorn::Result<()> {
     }
 }
 
-/// A recorded act, in which a lease of the commit before it is taken this many calls after that; none: it was over by then.
+/// Records an action, and takes a lease of the commit before it after this many calls. None: the action was over by
+/// then.
 fn recorded(what: Act, after: u64) -> Result<Option<Arc<Recording>>, String> {
     let disk = SimDisk::new(Options::default());
     let life = KillOnDrop(disk.spawn());
@@ -60,7 +61,8 @@ fn recorded(what: Act, after: u64) -> Result<Option<Arc<Recording>>, String> {
         txn.create(name, 0o644).and_then(|file| file.write_all_at(OLD, 0)).map_err(said("create"))?;
         txn.commit().map_err(said("create"))?;
     }
-    // What the reader wants is in the data files: of what the log makes, the log has everything.
+    // Afterwards the reader's data is only in the data files. Before, the log has all contents of the files that it
+    // creates.
     store.checkpoint().map_err(said("a checkpoint"))?;
     let lease = lease_newest(&disk).ok_or("the page tells of no commit")?;
     let slot = disk.machine().leases.pop().expect("just taken").0;
@@ -83,7 +85,8 @@ fn recorded(what: Act, after: u64) -> Result<Option<Arc<Recording>>, String> {
     Ok((!is_over).then_some(recording))
 }
 
-/// A reader that has a snapshot of the commit before, and takes the lease while so many moments pass before one of its calls.
+/// Runs a reader that has a snapshot of the commit before, and takes the lease while this many moments pass before one
+/// of its calls.
 fn read(recording: &Arc<Recording>, call: usize, moments: usize) -> Result<(), String> {
     let replayed = Replayed::new(recording, 0, Pace::Steps { one_in: usize::MAX, most: 0 }, 0);
     let reader = Reader::open_on(replayed.storage(), StoreDir::of_directory(), PathBuf::new());
@@ -109,7 +112,7 @@ fn read(recording: &Arc<Recording>, call: usize, moments: usize) -> Result<(), S
     }
 }
 
-/// Returns how many readers there were.
+/// Tries all of them; returns the number of readers.
 pub(crate) fn a_lease_comes_at_any_moment() -> Result<u64, String> {
     let mut readers = 0;
     for what in [Act::Checkpoint, Act::Remove, Act::Replace] {

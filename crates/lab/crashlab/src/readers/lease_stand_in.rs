@@ -1,9 +1,9 @@
-//! Leases that somebody has beside a recorded owner: it waits for them, and keeps files for them.
+//! Leases beside a recorded owner, which waits for them and keeps files for them.
 //!
-//! An owner that is recorded cannot see the readers that read the recording later. So somebody takes leases in their
-//! stead, of commits that were the newest just now or a while ago, between any two calls of the owner, or of what a closed
-//! store or a killed owner has left, and ends them while the owner, or the next one, waits. A reader of the recording has
-//! a lease where one was had, and as long.
+//! A recorded owner cannot see the readers that read the recording later. So a stand-in takes leases for them: of
+//! commits that are the newest or were so a while ago, between any two calls of the owner, and of the last commit of a
+//! closed or killed owner. It ends them while the owner, or the next one, waits. A reader of the recording has a lease
+//! where and as long as the stand-in had one.
 
 use crate::programs::runner::KillOnDrop;
 use crate::simulation::{Machine, Others, SimDisk};
@@ -20,15 +20,15 @@ use untorn_journal::readers::readers_page::{
     Cell, PAGE_CELL_BYTES, PAGE_CELLS_AT, PAGE_HEAD_BYTES, PageHead, encode_cell,
 };
 
-/// The page of the store.
+/// The path of the readers' page.
 const PAGE: &str = ".untorn/readers";
-/// Commits that were the newest, of which somebody may take a lease late.
+/// The number of recent commits of which the stand-in may take a lease late.
 const REMEMBERED: usize = 3;
 
-/// The leases that were taken in one recording: each once, so that whoever has one in its stead sees where it ends.
+/// The leases of one recording. Each is taken only once, so that a reader that takes its place sees where it ends.
 pub(crate) type Taken = Arc<Mutex<BTreeSet<u64>>>;
 
-/// Takes leases, one in so many calls.
+/// A stand-in that takes leases, in one of `one_in` calls.
 pub(crate) fn stand_in(seed: u64, one_in: usize, taken: Taken) -> Others {
     let (mut rng, mut seen) = (Rng::with_seed(seed), Vec::new());
     Box::new(move |machine, pauses| {
@@ -52,7 +52,7 @@ pub(crate) fn stand_in(seed: u64, one_in: usize, taken: Taken) -> Others {
     })
 }
 
-/// Where the lease of the newest commit lies, if the page has an owner.
+/// The byte of the newest commit's lease, if the page has an owner.
 fn newest(machine: &Machine, slot: u32) -> Option<u64> {
     let mut page = vec![0; PAGE_CELLS_AT + PAGE_CELL_BYTES];
     let inode = machine.state.inode(slot).ok()?;
@@ -65,7 +65,7 @@ fn newest(machine: &Machine, slot: u32) -> Option<u64> {
     (head.life != 0 && *cell == encode_cell(Cell::Durable, lsn)).then(|| lease_at(head.life, lsn))?
 }
 
-/// From now on somebody reads, and shows that he does.
+/// Announces a reader from now on.
 pub(crate) fn read_on(disk: &SimDisk) -> Result<(), String> {
     let mut machine = disk.machine();
     let slot = machine.state.resolve(Path::new(PAGE)).map_err(|e| format!("the page: {e}"))?;
@@ -73,18 +73,18 @@ pub(crate) fn read_on(disk: &SimDisk) -> Result<(), String> {
     Ok(())
 }
 
-/// Somebody takes a lease of the last commit of a store that nobody has open, if it is to be had.
+/// Takes a lease of the last commit of a store that nobody has open, if that is possible.
 pub(crate) fn lease_closed(disk: &SimDisk) {
     let process = KillOnDrop(disk.spawn());
     let reader = Reader::open_on(process.0.clone(), StoreDir::of_directory(), PathBuf::new());
     let Ok(_held) = reader.and_then(|reader| reader.held_snapshot()) else { return };
-    // It outlives this process.
+    // The lease outlives this process.
     let mut machine = disk.machine();
     let taken = machine.leases.iter_mut().filter(|(_, at, holder)| holder.is_some() && *at != READ_AT);
     taken.for_each(|(_, _, holder)| *holder = None);
 }
 
-/// Somebody takes a lease of the newest commit; returns which byte that is.
+/// Takes a lease of the newest commit; returns its byte.
 pub(crate) fn lease_newest(disk: &SimDisk) -> Option<u64> {
     let mut machine = disk.machine();
     let slot = machine.state.resolve(Path::new(PAGE)).ok()?;

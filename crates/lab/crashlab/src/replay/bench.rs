@@ -1,4 +1,4 @@
-//! Makes the disk of a crash state, mounts it, and asks what is there.
+//! Makes the disk of a crash state, mounts it, and runs a check on it.
 
 use super::recording::Recording;
 use crate::device::{FileSystem, Image, Loop, memory_file, unmount_now, watch};
@@ -8,38 +8,37 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// An oracle: checks what a crash left.
+/// An oracle: checks the state after a crash.
 pub trait Check {
-    /// Checks a mounted file system; `said` is what was acknowledged before the cut. The error says what is
-    /// wrong.
+    /// Checks a mounted file system; `said` has the acknowledgements before the cut. The error describes a violation.
     fn check(&self, dir: &Path, said: &[String]) -> Result<(), String>;
 }
 
 /// The result of checking a state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// What was promised is there.
+    /// Everything that was promised is there.
     Sound,
-    /// It is not.
+    /// Something that was promised is missing or wrong.
     Broken(String),
     /// The kernel could not mount it.
     Unmountable(String),
 }
 
-/// Where the time of checking states went.
+/// The time spent on checking states, by part.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Spent {
-    /// States, those included that were looked at again.
+    /// States, including repeated looks at one state.
     pub states: u32,
-    /// Loop devices that were replaced, as parts of an earlier disk stayed in their caches.
+    /// Loop devices that were replaced because parts of an earlier disk stayed in their caches.
     pub replaced: u32,
-    /// Making the disk.
+    /// The time for making disks.
     pub making: Duration,
-    /// Mounting, which is the kernel's recovery.
+    /// The time for mounts, in which the kernel recovers.
     pub mounting: Duration,
-    /// The check: the program's recovery, and what comes after it.
+    /// The time for checks: the program's recovery and the rest.
     pub checking: Duration,
-    /// Unmounting.
+    /// The time for unmounts.
     pub unmounting: Duration,
 }
 
@@ -75,12 +74,12 @@ impl Bench {
         Ok(Bench { disk: memory_file("state")?, device: None, at: watch::directory("state")?, spent: Spent::default() })
     }
 
-    /// Where the time went so far.
+    /// The time spent so far.
     pub fn spent(&self) -> Spent {
         self.spent
     }
 
-    /// The device, and nothing is cached of it.
+    /// The device, with nothing in its page cache.
     fn empty_device(&mut self) -> Result<Loop> {
         let Some(device) = self.device.take() else { return Ok(Loop::attach(&self.disk, false)?) };
         let (device, is_another) = device.emptied(&self.disk)?;
@@ -88,7 +87,7 @@ impl Bench {
         Ok(device)
     }
 
-    /// Mounts the image for a moment and calls `look` with its directory.
+    /// Mounts the image briefly, and calls `look` with its directory.
     pub fn with<T>(&mut self, fs: FileSystem, image: &Image, look: impl FnOnce(&Path) -> T) -> Result<Result<T>> {
         let mut begun = Instant::now();
         let mut since = || std::mem::replace(&mut begun, Instant::now()).elapsed();
@@ -96,8 +95,9 @@ impl Bench {
             self.device = None;
             self.disk.set_len(image.bytes())?;
         }
-        // First nothing may be left to be written over the new disk; then nothing may be left of the old one. The kernel
-        // reads ahead in a file system's log: a page that it did not forget would end the next state's log early.
+        // First nothing may be left that could be written over the new disk, then nothing of the old disk may be left.
+        // The kernel reads ahead in a file system's log: a page that stayed in the cache would end the next state's log
+        // early.
         self.device = Some(self.empty_device()?);
         image.restore(&self.disk)?;
         let device = self.empty_device()?;
@@ -116,7 +116,7 @@ impl Bench {
         Ok(Ok(found))
     }
 
-    /// The verdict on an image, which is what a cut left.
+    /// Checks an image, the state after a cut.
     pub fn judge(&mut self, recording: &Recording, cut: usize, image: &Image, check: &dyn Check) -> Result<Verdict> {
         let said = recording.said(cut);
         Ok(match self.with(recording.fs, image, |dir| check.check(dir, &said))? {

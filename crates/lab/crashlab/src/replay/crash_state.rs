@@ -1,25 +1,25 @@
-//! One crash state: a moment, and what became of each write that no flush covered.
+//! One crash state: a moment, and the fate of each write that no flush covered.
 
 use super::recording::{Recording, apply};
 use crate::device::{Event, Image};
 use std::collections::BTreeMap;
 
-/// What a disk writes whole or not at all.
+/// The unit that a disk writes completely or not at all.
 pub const SECTOR_BYTES: usize = 512;
 
 /// The fate of one write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// All of it is there.
+    /// It is there completely.
     Kept,
-    /// Nothing of it is there.
+    /// It is lost completely.
     Lost,
-    /// Of each sector, whether it is there.
+    /// For each sector, whether it is there.
     Torn(Vec<bool>),
 }
 
 impl Fate {
-    /// Whether any of it is there.
+    /// Whether any part of it is there.
     pub fn left_something(&self) -> bool {
         match self {
             Fate::Kept => true,
@@ -32,7 +32,7 @@ impl Fate {
 /// A power cut, and the writes that it left.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct State {
-    /// What it was drawn from.
+    /// The seed from which it was drawn.
     pub seed: u64,
     /// Events before the cut.
     pub cut: usize,
@@ -40,23 +40,23 @@ pub struct State {
     pub fates: BTreeMap<usize, Fate>,
 }
 
-/// How a state is drawn: which of the unflushed writes stay.
+/// The way in which a state is drawn: which of the unflushed writes stay.
 #[derive(Clone, Copy)]
 enum Manner {
-    /// None.
+    /// No write.
     Nothing,
-    /// Each by chance, so many of a hundred.
+    /// Each at random, with this probability in percent.
     Each(u8),
     /// All but one.
     AllButOne,
     /// Only one.
     OnlyOne,
-    /// Those before one, and a part of it.
+    /// All writes before a certain one, and a part of that one.
     Prefix,
 }
 
 impl State {
-    /// Draws a state. None if nothing was on its way at the moment that was drawn.
+    /// Draws a state. None if no write was pending at the drawn moment.
     pub fn draw(recording: &Recording, seed: u64) -> Option<State> {
         let mut random = fastrand::Rng::with_seed(seed);
         let window = recording.window();
@@ -70,7 +70,7 @@ impl State {
             random.usize(recording.flushed(end).max(window.start)..=end)
         };
         let since = recording.flushed(cut);
-        // The kernel counts on its superblock being written whole: a torn one is for fsck, not for mount.
+        // The kernel relies on its superblock being written completely: fsck, not mount, repairs a torn one.
         let superblock = recording.fs.superblock();
         let pending: Vec<(usize, usize)> = (since..cut)
             .filter_map(|n| match &recording.events[n] {
@@ -116,7 +116,7 @@ impl State {
         Some(State { seed, cut, fates })
     }
 
-    /// The disk that it leaves, made from the disk at the last flush.
+    /// The disk in this state, made from the disk at the last flush.
     pub fn image(&self, recording: &Recording, flushed: &Image) -> Image {
         let mut image = flushed.clone();
         for (event, fate) in &self.fates {
@@ -135,14 +135,14 @@ impl State {
         image
     }
 
-    /// The disk if everything before the cut had reached it.
+    /// The disk if every write before the cut had reached it.
     pub fn full(&self, recording: &Recording, flushed: &Image) -> Image {
         let mut image = flushed.clone();
         apply(&mut image, &recording.events[recording.flushed(self.cut)..self.cut]);
         image
     }
 
-    /// A write is there, and an earlier one is not.
+    /// Whether a write is there, and an earlier one is not.
     pub fn is_reordered(&self) -> bool {
         let mut lost = false;
         self.fates.values().any(|fate| {
@@ -152,14 +152,14 @@ impl State {
         })
     }
 
-    /// This state on a disk that does not tear: writes that are there in part are there whole.
+    /// This state on a disk that does not tear: partial writes become complete.
     pub fn with_whole_writes(&self) -> State {
         let mut whole = self.clone();
         whole.fates.values_mut().filter(|fate| matches!(fate, Fate::Torn(_))).for_each(|fate| *fate = Fate::Kept);
         whole
     }
 
-    /// A write is there in part.
+    /// Whether a write is there only in part.
     pub fn is_torn(&self) -> bool {
         self.fates.values().any(|fate| matches!(fate, Fate::Torn(_)))
     }

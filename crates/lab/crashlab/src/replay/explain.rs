@@ -1,4 +1,4 @@
-//! A violation in words.
+//! Describes a violation in words.
 
 use super::bench::{Bench, Verdict};
 use super::crash_state::{Fate, SECTOR_BYTES, State};
@@ -8,12 +8,12 @@ use crate::device::{Event, FileSystem};
 use anyhow::Result;
 use std::fmt::Write;
 
-/// Writes named one by one in a report; more are counted.
+/// The most writes that a report lists; more are counted.
 const LINES_MAX: usize = 12;
-/// Acknowledgements that a report quotes.
+/// The most acknowledgements that a report quotes.
 const SAID_MAX: usize = 3;
 
-/// Says what a state is, which writes it lost, and what is wrong.
+/// Describes a state: the moment, the lost writes, and the violation.
 pub fn explain(bench: &mut Bench, recording: &Recording, state: &State, verdict: &Verdict) -> Result<String> {
     let files = files(bench, recording, state)?;
     let mut text = String::new();
@@ -63,7 +63,7 @@ pub fn explain(bench: &mut Bench, recording: &Recording, state: &State, verdict:
     Ok(text)
 }
 
-/// Where files are, had everything before the cut reached the disk.
+/// The places of files on the disk, if everything before the cut had reached it.
 fn files(bench: &mut Bench, recording: &Recording, state: &State) -> Result<Vec<Stretch>> {
     if recording.fs == FileSystem::Btrfs {
         return Ok(Vec::new());

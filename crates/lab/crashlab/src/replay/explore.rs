@@ -1,4 +1,4 @@
-//! Many crash states of one recording.
+//! Explores many crash states of one recording.
 
 use super::bench::{Bench, Check, Verdict};
 use super::crash_state::State;
@@ -12,20 +12,20 @@ use std::time::Instant;
 /// Counts of the states that were checked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// Crash states that count: something unflushed was lost or torn, and no state before had the same disk
-    /// and the same acknowledgements.
+    /// Crash states that count: something unflushed was lost or torn, and no earlier state had the same disk and the
+    /// same acknowledgements.
     pub states: u64,
-    /// Disks among them that differ.
+    /// Different disks among them.
     pub images: u64,
-    /// A later write was there, and an earlier one was not.
+    /// States with a later write, but without an earlier one.
     pub reordered: u64,
-    /// A write was there in part.
+    /// States with a partial write.
     pub torn: u64,
-    /// Something acknowledged was not there, or not whole.
+    /// States in which something acknowledged was missing or incomplete.
     pub broken: u64,
-    /// The kernel could not mount it.
+    /// States that the kernel could not mount.
     pub unmountable: u64,
-    /// Drawn, and not counted, as nothing was lost or it was known.
+    /// Drawn states that do not count, because nothing was lost or the state was known.
     pub idle: u64,
 }
 
@@ -44,31 +44,31 @@ impl AddAssign for Totals {
 /// A violation: a state that the check refused.
 #[derive(Clone, Debug)]
 pub struct Violation {
-    /// Which.
+    /// The state.
     pub state: State,
-    /// What is wrong.
+    /// The verdict of the check.
     pub verdict: Verdict,
 }
 
 /// A run over crash states of one recording.
 pub struct Exploration<'a> {
-    /// What happened.
+    /// The recording.
     pub recording: &'a Recording,
     /// The oracle.
     pub check: &'a dyn Check,
-    /// Where the seeds of the states come from.
+    /// The seed from which the seeds of the states are derived.
     pub seed: u64,
-    /// Number of counted states after which it ends.
+    /// The number of counted states after which it ends.
     pub states: u64,
-    /// Number of violations after which it ends.
+    /// The number of violations after which it ends.
     pub violations_max: usize,
-    /// Ends it early.
+    /// The time at which it ends early.
     pub deadline: Option<Instant>,
 }
 
-/// Seeds drawn in vain for one that counts: a recording may have few states.
+/// The most seeds drawn per counted state: a recording may have few states.
 const DRAWS_PER_STATE: u64 = 20;
-/// States that are drawn before the first of them is looked at, at most.
+/// The most states that are drawn before the first of them is checked.
 const BATCH_MAX: u64 = 256;
 
 /// The seed of the n-th state.
@@ -77,7 +77,7 @@ pub fn seed_of(seed: u64, n: u64) -> u64 {
 }
 
 impl Exploration<'_> {
-    /// Explores; calls back after every state that was checked.
+    /// Explores, and calls `tell` after every checked state.
     pub fn run(&self, bench: &mut Bench, mut tell: impl FnMut(&Totals)) -> Result<(Totals, Vec<Violation>)> {
         let (mut totals, mut violations) = (Totals::default(), Vec::new());
         let (mut known, mut images) = (HashSet::new(), HashSet::new());
@@ -87,7 +87,7 @@ impl Exploration<'_> {
             drawn = seeds.end;
             let mut batch: Vec<State> =
                 seeds.filter_map(|n| State::draw(self.recording, seed_of(self.seed, n))).collect();
-            // In the order of their cuts, so that the flushed part of the disk is made once.
+            // In the order of their cuts, so that the flushed part of the disk is made only once.
             batch.sort_by_key(|state| state.cut);
             let (mut flushed, mut at) = (self.recording.base.clone(), 0);
             for state in batch {
@@ -122,8 +122,8 @@ impl Exploration<'_> {
         Ok((totals, violations))
     }
 
-    /// XFS does not replay a block of its own whose first sector is new: the others may be old, and then it cannot be
-    /// mounted. The program is not at fault if the state passes as soon as such writes are whole.
+    /// XFS does not replay a metadata block whose first sector is new, although the others may be old, and then the
+    /// file system cannot be mounted. The program is not at fault if the state passes when such writes are complete.
     fn is_of_torn_metadata(&self, bench: &mut Bench, state: &State, flushed: &Image) -> Result<bool> {
         if self.recording.fs != FileSystem::Xfs || !state.is_torn() {
             return Ok(false);

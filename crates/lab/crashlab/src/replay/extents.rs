@@ -1,11 +1,11 @@
-//! Which file a place on the disk belongs to.
+//! Finds the file to which a place on the disk belongs.
 
 use anyhow::Result;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
-/// FS_IOC_FIEMAP of `<linux/fs.h>`.
+/// FS_IOC_FIEMAP from `<linux/fs.h>`.
 const FIEMAP: libc::Ioctl = 0xC020_660B;
 const EXTENTS_MAX: usize = 256;
 /// The place is not known, not yet allocated, or not a place on the disk.
@@ -36,7 +36,7 @@ struct Request {
     extents: [Extent; EXTENTS_MAX],
 }
 
-/// One stretch of a file.
+/// A run of a file's bytes on the disk.
 #[derive(Clone, Debug)]
 pub(super) struct Stretch {
     disk: u64,
@@ -45,7 +45,7 @@ pub(super) struct Stretch {
     offset: u64,
 }
 
-/// Where the files of a mounted file system are. btrfs returns addresses of its own, not the disk's.
+/// The places of a mounted file system's files. btrfs returns its own addresses, not the disk's.
 pub(super) fn map(root: &Path) -> Vec<Stretch> {
     let (mut stretches, mut left) = (Vec::new(), vec![root.to_owned()]);
     while let Some(dir) = left.pop() {
@@ -55,7 +55,7 @@ pub(super) fn map(root: &Path) -> Vec<Stretch> {
                 left.push(entry.path());
             } else if kind.is_file() {
                 let name = entry.path().strip_prefix(root).unwrap_or(&entry.path()).to_owned();
-                // A file that cannot be asked is one that is not named in the report.
+                // A file that cannot be queried is not named in the report.
                 let _ = of_file(&entry.path(), &name, &mut stretches);
             }
         }
@@ -92,7 +92,7 @@ fn of_file(path: &Path, name: &Path, stretches: &mut Vec<Stretch>) -> Result<()>
     }
 }
 
-/// The file at a place on the disk, and where in it.
+/// The file at a place on the disk, and the offset in it.
 pub(super) fn find(stretches: &[Stretch], disk: u64) -> Option<(&Path, u64)> {
     let stretch = stretches.iter().find(|s| (s.disk..s.disk + s.bytes).contains(&disk))?;
     Some((&stretch.path, stretch.offset + (disk - stretch.disk)))

@@ -1,12 +1,12 @@
-//! Makes a violation small: as few lost writes as will do.
+//! Minimises a violation: finds a state with few lost writes that still shows it.
 
 use super::bench::{Bench, Check, Verdict};
 use super::crash_state::{Fate, State};
 use super::recording::Recording;
 use anyhow::Result;
 
-/// Restores whatever was lost, as long as the check still fails: first many writes at a time, then single ones,
-/// then the sectors of what is torn. At most `tries` states are looked at.
+/// Restores lost writes as long as the check still fails: first many at a time, then single ones, then the sectors of
+/// torn ones. At most `tries` states are checked.
 pub fn minimise(
     bench: &mut Bench,
     recording: &Recording,
@@ -45,7 +45,7 @@ pub fn minimise(
     }
     for (event, fate) in smallest.fates.clone() {
         let Fate::Torn(sectors) = fate else { continue };
-        // A plain loss is easier to read than a torn write, if it is as bad.
+        // If it shows the violation as well, a lost write is easier to read than a torn one.
         let mut candidate = smallest.clone();
         candidate.fates.insert(event, Fate::Lost);
         if take(candidate, &mut smallest)? {

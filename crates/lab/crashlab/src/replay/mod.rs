@@ -1,11 +1,11 @@
-//! Crash states of a real file system, and what a program finds after them.
+//! Crash states of a real file system, and the states that a program finds after them.
 //!
-//! A recording ([`Recording`]) is what a disk held at first and everything that reached it since. A
-//! power cut may happen at any moment of it. What was flushed by then is there; of what was written
-//! since the last flush, any part may be: each write whole, lost, or torn at 512 bytes, the later one
-//! kept and the earlier one lost. [`State`] is one such choice, drawn from a seed. [`Bench`] makes the disk
-//! of a state, mounts it (the kernel recovers), and lets a [`Check`] look at what is there. A state that
-//! the check refuses is made small ([`minimise`]) and explained ([`explain`]).
+//! A recording ([`Recording`]) has the initial contents of a disk and everything that reached it since. A power cut may
+//! happen at any moment of it. Everything flushed by then is there. Of the writes since the last flush, any part may be
+//! there: each write complete, lost, or torn at 512 bytes, and the later one kept while the earlier one is lost.
+//! [`State`] is one such choice, drawn from a seed. [`Bench`] makes the disk of a state, mounts it (the kernel
+//! recovers), and runs a [`Check`] on it. A state that the check refuses is minimised ([`minimise`]) and explained
+//! ([`explain`]).
 
 mod bench;
 mod crash_state;

@@ -7,25 +7,25 @@ use std::path::Path;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
-/// What runs while the disk is recorded.
+/// A program that runs while the disk is recorded.
 pub trait Program {
-    /// Works in a directory on the disk, and says in `acks` what it has made durable.
+    /// Works in a directory on the disk, and writes a line to `acks` for each change that is durable.
     fn run(&self, dir: &Path, acks: &Path) -> Result<()>;
 
-    /// What is there before the recording begins, durable.
+    /// Prepares the files that are there, durable, before the recording begins.
     fn prepare(&self, dir: &Path) -> Result<()> {
         let _ = dir;
         Ok(())
     }
 }
 
-/// How a recording is made.
+/// Options of a recording.
 #[derive(Clone, Copy, Debug)]
 pub struct Recorded {
-    /// How long the device takes to flush.
+    /// The time that the device takes to flush.
     pub flush_time: Duration,
-    /// Another program flushes the file system now and then, so often. Programs that rely on nobody doing so
-    /// see writes on their way that would otherwise wait for seconds.
+    /// The interval at which another program flushes the file system. Otherwise a program that does not flush enough
+    /// would keep its writes in the cache for seconds.
     pub others_flush: Option<Duration>,
 }
 
@@ -53,7 +53,7 @@ pub fn record(
         recorder.flush_time(how.flush_time)?;
         recorder.mark(BEGIN)?;
         std::thread::scope(|scope| {
-            // Dropping the sender ends the others.
+            // Dropping the sender ends the other thread.
             let (_working, others) = mpsc::channel::<()>();
             if let Some(pause) = how.others_flush {
                 let at = &at;

@@ -1,4 +1,4 @@
-//! What happened on a disk.
+//! A recording of the events on a disk.
 
 use crate::device::{Event, FileSystem, Image};
 use anyhow::{Context, Result, bail};
@@ -7,31 +7,31 @@ use std::io::{BufReader, BufWriter, Write};
 use std::ops::Range;
 use std::path::Path;
 
-/// Marks where the program begins: no power cut before that is of interest.
+/// Marks the start of the program: power cuts before that are not of interest.
 pub(super) const BEGIN: &str = "begin";
-/// Separates a saved recording's disk from its events.
+/// Separates the disk of a saved recording from its events.
 const BASE: &str = "base";
 
-/// What a disk held at first, and everything that reached it since.
+/// The initial contents of a disk, and everything that reached it since.
 pub struct Recording {
-    /// What is on the disk.
+    /// The file system on the disk.
     pub fs: FileSystem,
-    /// The disk at first.
+    /// The initial disk.
     pub base: Image,
-    /// What happened.
+    /// The events.
     pub events: Vec<Event>,
-    /// What was acknowledged before all of this: the disk may be one that a crash left.
+    /// The acknowledgements before the recording: the initial disk may be one after a crash.
     pub said_before: Vec<String>,
 }
 
 impl Recording {
-    /// The moments at which a cut is of interest: each is the number of events before it.
+    /// The moments at which a cut is of interest, each as the number of events before it.
     pub fn window(&self) -> Range<usize> {
         let begin = self.events.iter().position(|e| matches!(e, Event::Mark(text) if text == BEGIN));
         begin.map_or(0, |n| n + 1)..self.events.len() + 1
     }
 
-    /// What was acknowledged before a cut.
+    /// The acknowledgements before a cut.
     pub fn said(&self, cut: usize) -> Vec<String> {
         let lines = self.events[..cut].iter().filter_map(|event| match event {
             Event::Line(line) => Some(line.clone()),
@@ -40,25 +40,25 @@ impl Recording {
         self.said_before.iter().cloned().chain(lines).collect()
     }
 
-    /// Where the last flush before a cut was: the number of the event behind it.
+    /// The number of the first event after the last flush before a cut.
     pub fn flushed(&self, cut: usize) -> usize {
         let flush = self.events[..cut].iter().rposition(|e| *e == Event::Flush);
         flush.map_or(0, |n| n + 1)
     }
 
-    /// The disk when so many events had happened, all of them whole.
+    /// The disk after this many events, all of them complete.
     pub fn image(&self, events: usize) -> Image {
         let mut image = self.base.clone();
         apply(&mut image, &self.events[..events]);
         image
     }
 
-    /// How often the disk was flushed.
+    /// The number of flushes.
     pub fn flushes(&self) -> usize {
         self.events.iter().filter(|e| **e == Event::Flush).count()
     }
 
-    /// Keeps it in a file.
+    /// Saves the recording in a file.
     pub fn save(&self, path: &Path) -> Result<()> {
         let mut file = BufWriter::new(File::create(path).with_context(|| format!("create {}", path.display()))?);
         Event::Mark(format!("{} {}", self.fs, self.base.bytes())).append(&mut file)?;
@@ -75,7 +75,7 @@ impl Recording {
         Ok(file.flush()?)
     }
 
-    /// Reads what [`Recording::save`] kept.
+    /// Reads a recording that [`Recording::save`] has written.
     pub fn load(path: &Path) -> Result<Recording> {
         let mut file = BufReader::new(File::open(path).with_context(|| format!("open {}", path.display()))?);
         let Some(Event::Mark(head)) = Event::read(&mut file)? else { bail!("{} is no recording", path.display()) };
@@ -98,7 +98,7 @@ impl Recording {
     }
 }
 
-/// Makes every write happen.
+/// Applies every write to the image.
 pub(super) fn apply(image: &mut Image, events: &[Event]) {
     for event in events {
         if let Event::Write { offset, bytes } = event {

@@ -1,14 +1,14 @@
-//! Scenarios over epochs that are not applied: crashes upon crashes, and bytes that are read from the journal.
+//! Scenarios over epochs that are not applied: repeated crashes, and bytes that are read from the journal.
 
 use super::opening::{failed, open};
 use crate::enumeration::crash_loops::crash_loop;
 use crate::simulation::{Options, SimDisk};
 use untorn::{Error, FailureClass, Store};
 
-/// So many stores show each invariant of epochs that is broken.
+/// The number of stores that show every broken invariant of epochs.
 const LOOPS: u64 = 1500;
 
-/// Stores crash again and again.
+/// Stores that crash again and again.
 pub(crate) fn epochs_upon_epochs_are_kept() -> Result<(), String> {
     (0..LOOPS).try_for_each(|seed| crash_loop(seed, 0, &|_| {}).map(drop))
 }
@@ -56,7 +56,7 @@ pub(crate) fn damage_in_the_journal_is_not_shown() -> Result<(), String> {
     }
 }
 
-/// A file with commits in the journal cannot be written; the journal goes on, and its segments are used again.
+/// A file with commits in the journal cannot be written; the journal goes on, and its segments are reused.
 pub(crate) fn what_waits_outlives_its_segment() -> Result<(), String> {
     let disk = carried()?;
     let store = open(&disk, FailureClass::Power).map_err(failed)?;
@@ -74,8 +74,8 @@ pub(crate) fn what_waits_outlives_its_segment() -> Result<(), String> {
     }
 }
 
-/// A store is opened on a full disk that has no room for overwriting either; room comes free, and a commit goes through.
-/// Whatever crash follows, that commit and those in the journal stay.
+/// A store is opened on a full disk that has no room for overwriting either. Then there is room, and a commit succeeds.
+/// After any crash, that commit and those in the journal are still there.
 pub(crate) fn commits_wait_for_the_list_of_epochs() -> Result<(), String> {
     let disk = carried()?;
     disk.record();
@@ -89,7 +89,7 @@ pub(crate) fn commits_wait_for_the_list_of_epochs() -> Result<(), String> {
     let file = store.open_file("b").map_err(failed)?;
     file.write_all_at(&[3; 3000], 0).and_then(|()| file.commit()).map_err(failed)?;
     disk.set_mark(1);
-    // The last snapshot is of this moment.
+    // The last snapshot is of the present moment.
     for snapshot in disk.recorded() {
         let cuts = snapshot.cuts(8, snapshot.call());
         let crashed = cuts.into_iter().map(|cut| snapshot.power_cut(cut).disk).chain([snapshot.killed()]);

@@ -1,4 +1,4 @@
-//! Scenarios over a heap: small programs that fail at once when an invariant is broken.
+//! Scenarios over a heap: small programs that fail at once if an invariant is broken.
 
 use super::opening::{failed, open};
 use crate::simulation::Options;
@@ -13,7 +13,7 @@ use untorn_os::set_read_only;
 const CHUNK_BYTES: usize = 64 << 10;
 const SEGMENT_BYTES: usize = 4 << 20;
 
-/// A disk whose mappings are memory. Heaps of other scenarios may be open at the same time.
+/// A disk with mappings in real memory. Heaps of other scenarios may be open at the same time.
 fn disk(seed: u64) -> SimDisk {
     SimDisk::new(Options { memory: true, seed, ..Options::default() })
 }
@@ -22,7 +22,7 @@ fn heap_in(store: &Store) -> Result<Heap, String> {
     HeapOptions::new().address_space(64 << 20).open_in(store, "heap").map_err(failed)
 }
 
-/// Does something with a heap, and closes it.
+/// Runs `act` with a heap, and closes it.
 fn with_heap<T>(disk: &SimDisk, act: impl FnOnce(&Heap) -> Result<T, String>) -> Result<T, String> {
     let store = open(disk, FailureClass::Power).map_err(failed)?;
     let heap = heap_in(&store)?;
@@ -35,7 +35,7 @@ fn allocate(heap: &Heap, bytes: usize) -> Result<NonNull<u8>, String> {
     heap.allocate(Layout::from_size_align(bytes, 8).expect("a layout")).map_err(failed)
 }
 
-/// So many blocks, which must not overlap with each other nor with those before them.
+/// Allocates blocks, which must not overlap each other or those before them.
 fn allocate_apart(heap: &Heap, before: &mut Vec<(usize, usize)>, bytes: usize, count: usize) -> Result<(), String> {
     for _ in 0..count {
         let at = allocate(heap, bytes)?.as_ptr() as usize;
@@ -53,11 +53,11 @@ fn free(heap: &Heap, (at, _): (usize, usize)) -> Result<(), String> {
 }
 
 fn fill(block: NonNull<u8>, bytes: usize, byte: u8) {
-    // SAFETY: a block of so many bytes.
+    // SAFETY: a block of this many bytes.
     unsafe { block.write_bytes(byte, bytes) };
 }
 
-/// Kills the program before each of its calls; then the heap opens, and gives out memory.
+/// Kills the program before each of its calls; then the heap must open, and allocate memory.
 fn killed_anywhere(seed: u64, program: impl FnOnce(&Heap) -> Result<(), String>) -> Result<(), String> {
     let disk = disk(seed);
     disk.record();
@@ -80,7 +80,7 @@ pub(crate) fn a_heap_grows_whole_or_not_at_all() -> Result<(), String> {
     })
 }
 
-/// With the tracker `told` a heap tells of its own changes: blocks, large allocations, growth, roots.
+/// With the tracker `told`, a heap declares its own changes: blocks, large allocations, growth, roots.
 pub(crate) fn a_told_heap_tells_of_itself() -> Result<(), String> {
     let disk = disk(115);
     let store = open(&disk, FailureClass::Power).map_err(failed)?;
@@ -102,7 +102,7 @@ pub(crate) fn a_told_heap_tells_of_itself() -> Result<(), String> {
     })
 }
 
-/// Another thread commits while this one has changed one of two words.
+/// Another thread commits while this one has changed only one of two words.
 pub(crate) fn a_commit_of_a_heap_waits_for_a_change() -> Result<(), String> {
     let disk = disk(103);
     let words = with_heap(&disk, |heap| {
@@ -117,7 +117,7 @@ pub(crate) fn a_commit_of_a_heap_waits_for_a_change() -> Result<(), String> {
             let change = heap.mutate();
             set(0);
             let commit = scope.spawn(|| heap.commit());
-            // Waiting longer shows no more, and the commit never ends before the change does.
+            // A longer wait would show no more, and the commit must not end before the change does.
             let started = Instant::now();
             while !commit.is_finished() && started.elapsed() < Duration::from_millis(200) {
                 std::thread::yield_now();
@@ -162,7 +162,7 @@ pub(crate) fn a_free_chunk_has_one_use() -> Result<(), String> {
         allocate_apart(heap, &mut blocks, 1024, 2 * of_chunk)?;
         let first = blocks.remove(0);
         free(heap, first)?;
-        // The second chunk becomes free, and has blocks of another size then.
+        // The second chunk becomes free, and then has blocks of another size.
         blocks.split_off(of_chunk - 1).into_iter().try_for_each(|block| free(heap, block))?;
         allocate_apart(heap, &mut blocks, 100, 1)?;
         allocate_apart(heap, &mut blocks, 1024, of_chunk)?;
@@ -170,7 +170,7 @@ pub(crate) fn a_free_chunk_has_one_use() -> Result<(), String> {
     })
 }
 
-/// The bytes of an allocation of several segments look like anything but metadata.
+/// The bytes of an allocation of several segments do not look like metadata.
 fn huge(heap: &Heap) -> Result<(usize, usize), String> {
     let bytes = 2 * SEGMENT_BYTES;
     let block = allocate(heap, bytes)?;
@@ -182,7 +182,7 @@ fn huge(heap: &Heap) -> Result<(usize, usize), String> {
 pub(crate) fn a_huge_allocation_hides_no_metadata() -> Result<(), String> {
     let disk = disk(106);
     let block = with_heap(&disk, huge)?;
-    // Its metadata is not known any more, and is looked for.
+    // The metadata is not known any more, and is searched for.
     with_heap(&disk, |heap| allocate_apart(heap, &mut vec![block], 3 * CHUNK_BYTES, 40))
 }
 
@@ -196,7 +196,7 @@ pub(crate) fn a_huge_allocation_leaves_no_metadata() -> Result<(), String> {
     with_heap(&disk, |heap| allocate_apart(heap, &mut Vec::new(), 3 * CHUNK_BYTES, 60))
 }
 
-/// A wild store hits the heap's own bytes: the commit is refused, and after a rollback the heap is as before.
+/// A stray store hits the heap's own bytes: the commit is refused, and after a rollback the heap is as before.
 pub(crate) fn what_was_overwritten_is_not_committed() -> Result<(), String> {
     let disk = disk(110);
     // The address in the header; the descriptor of the first chunk of blocks.
@@ -205,12 +205,12 @@ pub(crate) fn what_was_overwritten_is_not_committed() -> Result<(), String> {
             allocate_apart(heap, &mut Vec::new(), 100, 1)?;
             heap.commit().map_err(failed)?;
             let base = heap.memory().0.as_ptr();
-            // SAFETY: pages of the heap; more may be stored to than before.
+            // SAFETY: pages of the heap; the call only makes more of them writable.
             unsafe { set_read_only(base as usize..base as usize + CHUNK_BYTES, false) }.expect("its protection");
-            // SAFETY: mapped. That nobody may store there is what is tried.
+            // SAFETY: mapped. The scenario is about stores that are forbidden there.
             unsafe { base.add(offset).write(0xa5) };
             match heap.commit() {
-                // SAFETY: what was allocated since is not used.
+                // SAFETY: blocks that were allocated since are not used.
                 Err(Error::Corrupt { .. }) => unsafe { heap.rollback() }.map_err(failed),
                 other => Err(format!("byte {offset} was overwritten, and the commit: {other:?}")),
             }

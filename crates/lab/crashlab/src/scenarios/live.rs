@@ -1,4 +1,4 @@
-//! Scenarios over live heaps, on the machine's own memory: a heap that is dropped leaves what a killed process leaves.
+//! Scenarios over live heaps, on the machine's own memory: dropping a heap leaves it as a killed process does.
 
 use super::opening::failed;
 use std::alloc::Layout;
@@ -16,7 +16,7 @@ fn open(path: &Path) -> Result<Heap, String> {
     HeapOptions::new().live(true).address_space(64 << 20).open(path).map_err(failed)
 }
 
-/// A number that is the root of a heap.
+/// A number, as a root of the heap.
 fn number(heap: &Heap) -> Result<&AtomicU64, String> {
     let root = heap.root_or("number", |_| AtomicU64::new(0)).map_err(failed)?;
     // SAFETY: a root of this type, which is only used as an atomic.
@@ -52,9 +52,10 @@ fn directory() -> Result<TempDir, String> {
     tempfile::tempdir().map_err(|e| e.to_string())
 }
 
-/// Memory that is not this heap's, not of this boot, not whole, or that makes no sense is not gone on from.
+/// A heap does not continue from memory of another heap or another boot, or from memory that is incomplete or makes no
+/// sense.
 pub(crate) fn a_live_heap_goes_on_from_its_own_memory() -> Result<(), String> {
-    // As the head of `crates/core/untorn/src/heap/log/live_head.rs` has them; the last one is the use of a chunk.
+    // Offsets in the head of `crates/core/untorn/src/heap/log/live_head.rs`; the last one is the descriptor of a chunk.
     let places =
         [("boot", 16), ("number", 32), ("file", 56), ("readiness", 64), ("metadata", (68 << 20) + 4096 + 5 * 64)];
     for (what, at) in places {
@@ -69,12 +70,12 @@ pub(crate) fn a_live_heap_goes_on_from_its_own_memory() -> Result<(), String> {
     Ok(())
 }
 
-/// A guard that is held when the process ends has the heap go back to its last cut.
+/// If a guard is held when the process ends, the heap goes back to its last cut.
 pub(crate) fn a_live_heap_goes_back_behind_a_change() -> Result<(), String> {
     let dir = directory()?;
     let (path, _) = left(&dir)?;
     let changing = path.clone();
-    // A thread that ends with a guard never gives it back.
+    // A thread that ends with a guard never releases it.
     let thread = std::thread::spawn(move || {
         let heap = open(&changing)?;
         std::mem::forget(heap.mutate());
@@ -86,15 +87,15 @@ pub(crate) fn a_live_heap_goes_back_behind_a_change() -> Result<(), String> {
     heap.close().map_err(failed)
 }
 
-/// What was stored before the process ended is in the next cut, or in the next commit of an opening that is not live.
+/// Everything stored before the process ended is in the next cut, or in the next commit of an opening that is not live.
 pub(crate) fn what_a_live_heap_had_is_committed() -> Result<(), String> {
     let dir = directory()?;
     let (path, memory) = left(&dir)?;
     let large = open(&path)?;
     let block = large.allocate(Layout::from_size_align(LARGE_BYTES, 8).expect("a layout")).map_err(failed)?;
     large.set_root("large", Some(block)).and_then(|()| large.commit()).map_err(failed)?;
-    // Far from everything that the next opening looks at.
-    // SAFETY: within a block of so many bytes.
+    // Far from all bytes that the next opening reads.
+    // SAFETY: within a block of this size.
     unsafe { block.add(LARGE_BYTES - 1).write(7) };
     drop(large);
     let heap = open(&path)?;
@@ -118,7 +119,7 @@ pub(crate) fn what_a_live_heap_had_is_committed() -> Result<(), String> {
     heap.close().map_err(failed)
 }
 
-/// A number of a heap, which a section is about to store to.
+/// Logs and stores a number of a heap, within a section.
 fn store(heap: &Heap, name: &str, to: u64) -> Result<(), String> {
     let number = named(heap, name)?;
     // SAFETY: in the heap, and nobody else changes it.
@@ -127,27 +128,27 @@ fn store(heap: &Heap, name: &str, to: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// A number under a name.
+/// A named number in the heap.
 fn named<'h>(heap: &'h Heap, name: &str) -> Result<&'h AtomicU64, String> {
     let root = heap.root_or(name, |_| AtomicU64::new(0)).map_err(failed)?;
     // SAFETY: a root of this type, which is only used as an atomic.
     Ok(unsafe { root.as_ref() })
 }
 
-/// Works on a heap in a thread that ends, and leaves it as a killed process does.
+/// Works on a heap in a thread that ends, and leaves the heap as a killed process does.
 fn left_by(path: &Path, work: impl FnOnce(&Heap) -> Result<(), String> + Send) -> Result<(), String> {
     let heap = open(path)?;
     std::thread::scope(|scope| scope.spawn(|| work(&heap)).join()).map_err(|_| "a thread panicked".to_owned())?
 }
 
-/// A section that did not end is undone, what it freed is still there, and what it allocated is not.
+/// An unfinished section is undone: blocks that it freed are still there, and blocks that it allocated are not.
 pub(crate) fn a_section_is_all_or_nothing() -> Result<(), String> {
     let dir = directory()?;
     let (path, _) = left(&dir)?;
     left_by(&path, |heap| {
         let block = heap.allocate(Layout::from_size_align(5000, 8).expect("a layout")).map_err(failed)?;
         heap.set_root("block", Some(block)).map_err(failed)?;
-        // One that ends: the next one logs the same bytes again.
+        // A section that ends; the next one logs the same bytes again.
         let section = heap.section().map_err(failed)?;
         store(heap, "number", 3)?;
         drop(section);
@@ -156,7 +157,7 @@ pub(crate) fn a_section_is_all_or_nothing() -> Result<(), String> {
         heap.allocate(Layout::from_size_align(777, 8).expect("a layout")).map_err(failed)?;
         // SAFETY: nobody uses it.
         unsafe { heap.free(block) }.map_err(failed)?;
-        // As a process that is killed now.
+        // The state of a process that is killed now.
         std::mem::forget(section);
         Ok(())
     })?;
@@ -170,14 +171,15 @@ pub(crate) fn a_section_is_all_or_nothing() -> Result<(), String> {
     }
 }
 
-/// A section that saw what one did that did not end is undone with it, in the order of both, although it has ended itself.
+/// A section that has seen changes of an unfinished one is undone with it, in the right order, although it has ended
+/// itself.
 pub(crate) fn what_saw_a_section_is_undone_with_it() -> Result<(), String> {
     let dir = directory()?;
     let (path, _) = left(&dir)?;
     let locks: [SectionLock; 2] = [const { SectionLock::new() }; 2];
     left_by(&path, |heap| {
         store(heap, "other", 5)?;
-        // This thread has the first log, although it comes behind the other one.
+        // This thread has the first log, although its section comes later.
         drop(heap.section_with(&locks[1]).map_err(failed)?);
         let first = || {
             let section = heap.section().map_err(failed)?;
@@ -201,7 +203,7 @@ pub(crate) fn what_saw_a_section_is_undone_with_it() -> Result<(), String> {
     }
 }
 
-/// A heap as a power cut leaves it: without its memory.
+/// Opens a heap as after a power cut: without its memory.
 fn after_a_power_cut(heap: Heap, path: &Path) -> Result<Heap, String> {
     let memory = heap.live().ok_or("no live heap")?.memory;
     drop(heap);
@@ -209,8 +211,8 @@ fn after_a_power_cut(heap: Heap, path: &Path) -> Result<Heap, String> {
     open(path)
 }
 
-/// Cuts while a thread is in a section: they have nothing of it. A cut behind its end has all of it, although nothing was
-/// stored since the cuts before.
+/// Cuts while a thread is in a section have none of its changes. A cut after the end of the section has all of them,
+/// although nothing was stored since the cuts before.
 pub(crate) fn a_cut_undoes_what_has_not_ended() -> Result<(), String> {
     for ended in [false, true] {
         let dir = directory()?;
@@ -232,7 +234,7 @@ pub(crate) fn a_cut_undoes_what_has_not_ended() -> Result<(), String> {
                 let _ = goes_on.recv();
                 Ok::<(), String>(())
             });
-            // It ends with this closure, after a panic, too, and then so does the section.
+            // Dropped at the end of this closure, also after a panic; then the section ends, too.
             let go_on = go_on;
             let cut = is_reached
                 .recv()
@@ -252,7 +254,7 @@ pub(crate) fn a_cut_undoes_what_has_not_ended() -> Result<(), String> {
     Ok(())
 }
 
-/// Sets what ends other threads, after a panic, too.
+/// Sets a flag that ends other threads when it is dropped, also after a panic.
 struct Set<'a>(&'a AtomicBool);
 
 impl Drop for Set<'_> {
@@ -261,7 +263,7 @@ impl Drop for Set<'_> {
     }
 }
 
-/// Two numbers far from each other: at each moment the first is as the second, or one more.
+/// Two numbers far from each other: at each moment the first equals the second, or is one more.
 pub(crate) fn a_cut_is_of_one_moment() -> Result<(), String> {
     const BYTES: usize = 4 << 20;
     let dir = directory()?;
@@ -288,7 +290,7 @@ pub(crate) fn a_cut_is_of_one_moment() -> Result<(), String> {
                     last.store(n, Relaxed);
                 }
             });
-            // What lies in between changes, too, and is copied between the two.
+            // The pages in between change, too, and are copied between the two.
             scope.spawn(|| {
                 for page in (1..BYTES / 4096).cycle().take_while(|_| !stop.load(Relaxed)) {
                     at(page * 4096).fetch_add(1, Relaxed);

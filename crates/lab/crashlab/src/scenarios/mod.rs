@@ -1,4 +1,5 @@
-//! Scenarios that no program of the enumeration contains: damage, permission bits, and a second thread. Each says what is wrong.
+//! Scenarios that are not in any enumerated program: damage, permission bits, and a second thread. Each returns a
+//! description of its violation.
 
 mod epoch;
 mod heap;

@@ -5,7 +5,7 @@ use crate::simulation::{Options, SimDisk};
 use std::path::Path;
 use untorn::{FailureClass, Store};
 
-/// A transaction makes a directory in which its owner may not make anything, and a file in it.
+/// A transaction creates a directory in which its owner has no right to create anything, and a file in it.
 pub(crate) fn a_directory_that_is_closed_is_filled() -> Result<(), String> {
     let disk = SimDisk::new(Options { permissions: true, ..Options::default() });
     let store = open(&disk, FailureClass::Power).map_err(failed)?;
@@ -23,7 +23,7 @@ pub(crate) fn a_directory_that_is_closed_is_filled() -> Result<(), String> {
     }
 }
 
-/// A file is to be moved to a name that another program's file has by then: it waits where it is, at every moment.
+/// A file is to be renamed to a name that another program's file has taken: it stays where it is, at every moment.
 pub(crate) fn a_file_that_waits_keeps_its_place() -> Result<(), String> {
     let disk = SimDisk::new(Options::default());
     let store = open(&disk, FailureClass::Power).map_err(failed)?;

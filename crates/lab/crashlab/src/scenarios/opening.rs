@@ -1,4 +1,4 @@
-//! How scenarios open their stores.
+//! Opens the stores of scenarios.
 
 use crate::simulation::SimDisk;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ pub(crate) fn open(disk: &SimDisk, class: FailureClass) -> Result<Store, Error> 
     options.open_on(disk.process(), StoreDir::of_directory(), PathBuf::new())
 }
 
-/// Text for what was not to go wrong.
+/// The text for an unexpected error.
 pub(crate) fn failed(e: Error) -> String {
     format!("an error that nothing explains: {e}")
 }

@@ -1,7 +1,7 @@
-//! What was carried over from before an opening is applied in portions: crashes between any two calls, three deep.
+//! Commits that were carried over are applied in portions: crashes between any two calls, up to three in a row.
 //!
-//! An owner was killed with commits in all segments of its journal. The next one applies them portion by portion, with
-//! commits in between, and crashes; so do the owner after it and the one after that, each with an epoch more.
+//! An owner was killed with commits in all segments of its journal. The next owner applies them in portions, with
+//! commits in between, and crashes; so do the two owners after it, each with one more epoch.
 
 use super::opening::failed;
 use crate::programs::differences::{mixture, shown_files};
@@ -17,29 +17,29 @@ use untorn_journal::format::ListedEpoch;
 use untorn_journal::scanning::scan::read_header;
 
 const MODE: u32 = 0o600;
-/// Owners that crash one after the other.
+/// The number of owners that crash one after the other.
 const CRASHES: usize = 3;
-/// Power cuts at each moment of the first of them.
+/// The power cuts at each moment of the first of them.
 const CUTS: usize = 3;
-/// Crashes of each later one.
+/// The crashes of each later one.
 const LATER: usize = 1;
 
-/// What was tried.
+/// The statistics of these crashes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PortionTotals {
-    /// Openings.
+    /// The number of openings.
     pub openings: u64,
-    /// Portions that were applied.
+    /// The number of portions that were applied.
     pub portions: u64,
-    /// Openings behind a header that gives a part of a listed epoch up.
+    /// Openings after a header whose checkpoint LSN is in the middle of a listed epoch.
     pub within_listed: u64,
 }
 
-/// A store that is crashed, and what it may hold.
+/// A store that is crashed, with its allowed states.
 #[derive(Clone)]
 struct Portions {
     rng: Rng,
-    /// What each commit left. The disk's mark has the numbers of the first and the last that may be the newest.
+    /// The state after each commit. The disk's mark has the numbers of the first and the last that may be the newest.
     states: Vec<Files>,
 }
 
@@ -49,7 +49,7 @@ fn pack(first: usize, last: usize) -> u64 {
 
 fn open(disk: &SimDisk) -> Result<(Store, KillOnDrop), String> {
     let life = KillOnDrop(disk.spawn());
-    // Segments of 2, 4, 4 and 4 blocks; a commit takes one, or its bytes go to a spill file.
+    // Segments of 2, 4, 4 and 4 blocks; a commit takes one block, or its bytes go to a spill file.
     let options = StoreOptions::default().background(false).sizes(64 << 10, 8 << 10, 4 << 10);
     let store = options.open_on(life.0.clone(), StoreDir::of_directory(), PathBuf::new());
     Ok((store.map_err(|e| format!("the store cannot be opened: {e}"))?, life))
@@ -71,7 +71,7 @@ pub fn crash_in_portions(profile: Profile, seed: u64, totals: &mut PortionTotals
 }
 
 impl Portions {
-    /// Commits to six files that wait in all four segments, whose owner was killed.
+    /// Makes commits to six files that fill all four segments, and kills the owner.
     fn fill_journal(&mut self, disk: &SimDisk) -> Result<(), String> {
         for (name, len) in [("a", 4000), ("b", 3000), ("c", 500), ("f", 200)] {
             disk.put(name, &vec![1; len]).map_err(|e| e.to_string())?;
@@ -86,10 +86,10 @@ impl Portions {
         self.rename(disk, &store, "c", "d")?;
         self.cut(disk, &store, "b", 500)?;
         self.create(disk, &store, "e", 700)?;
-        // The first commit to `a` leaves nothing.
+        // No byte of the first commit to `a` is left.
         self.write(disk, &store, "a", 0, 1600)?;
         self.write(disk, &store, "b", 700, 300)?;
-        // In a spill file.
+        // Goes to a spill file.
         self.write(disk, &store, "d", 100, 6000)?;
         self.unlink(disk, &store, "f")?;
         self.write(disk, &store, "a", 1000, 200)?;
@@ -167,7 +167,7 @@ impl Portions {
         })
     }
 
-    /// The store shows what one of the commits left that may be the newest.
+    /// The store must show the state after one of the commits that may be the newest.
     fn find(&mut self, disk: &SimDisk, store: &Store) -> Result<(), String> {
         if !store.status().quarantined.is_empty() {
             return Err(format!("files are quarantined: {:?}", store.status().quarantined));
@@ -179,14 +179,14 @@ impl Portions {
             let expected = Reference::new(self.states[last].clone());
             return Err(format!("of commits {first} to {last}: {}", mixture(&expected, 1, &shown)));
         };
-        // A crash of this opening may still leave another of them: they stay.
+        // A crash of this opening may still leave another one of them, so they stay allowed.
         self.states.push(self.states[n].clone());
         let last = self.states.len() - 1;
         disk.set_mark(pack(last, last));
         Ok(())
     }
 
-    /// One owner: it opens the store, applies portions, with commits in between, and crashes at some call.
+    /// One owner: opens the store, applies portions with commits in between, and crashes at some call.
     fn live(&mut self, disk: &SimDisk, crashes: usize, totals: &mut PortionTotals) -> Result<(), String> {
         disk.kill();
         disk.record();
@@ -227,7 +227,7 @@ impl Portions {
         }
     }
 
-    /// Kills the owner at some moment, and cuts the power in so many ways; without, one of the two.
+    /// Kills the owner at some moment, and cuts the power in `cuts` ways; if `cuts` is 0, does one of the two.
     fn crash(
         &mut self,
         snapshot: &Snapshot,
@@ -249,7 +249,7 @@ impl Portions {
             let next = self.clone().live(&snapshot.power_cut(cut).disk, crashes + 1, totals);
             next.map_err(|what| told(&cut.to_string(), what))
         })?;
-        // The next crash draws something else.
+        // The next crash must draw other numbers.
         self.rng = self.rng.fork();
         Ok(())
     }
@@ -276,7 +276,7 @@ impl Portions {
         }
     }
 
-    /// The last owner closes the store: files are plain and whole.
+    /// The last owner closes the store: the files must be plain and complete.
     fn end(&mut self, disk: &SimDisk) -> Result<(), String> {
         let (store, _life) = open(disk)?;
         self.find(disk, &store)?;

@@ -15,7 +15,7 @@ use untorn_journal::readers::leases::LEASES_HONOURED;
 use untorn_journal::readers::readers_page::{Cell, PAGE_CELL_BYTES, PAGE_CELLS_AT};
 use untorn_os::{Open, Storage};
 
-/// So many programs, each with so many readers, show each care for readers that is left out.
+/// The numbers of programs, and of readers of each, that show every broken invariant of readers.
 const PROGRAMS: u64 = 90;
 const READERS: u64 = 60;
 
@@ -24,12 +24,12 @@ pub(crate) fn readers_see_one_moment() -> Result<(), String> {
     (0..PROGRAMS).try_for_each(|seed| readers_of(seed, READERS, 0).map(drop))
 }
 
-/// Readers of a file that waits, whose commits are restated.
+/// Readers of a file that waits, and whose commits are restated.
 pub(crate) fn readers_see_what_waits() -> Result<(), String> {
     readers_of_what_waits(4 * READERS).map(drop)
 }
 
-/// A lease at each moment of what an owner does, by a reader anywhere in its own steps.
+/// A lease at each moment of an owner's action, by a reader at any of its own steps.
 pub(crate) fn a_lease_comes_at_any_moment() -> Result<(), String> {
     match lease_moments::a_lease_comes_at_any_moment()? {
         0 => Err("no reader came to take a lease".into()),
@@ -37,10 +37,10 @@ pub(crate) fn a_lease_comes_at_any_moment() -> Result<(), String> {
     }
 }
 
-/// How long an owner may pause beyond what it promises.
+/// The time by which an owner's wait may exceed its promise.
 const SLACK: Duration = Duration::from_millis(50);
 
-/// One timer bounds the wait for all leases, and one that was broken is waited for no more.
+/// One timer bounds the wait for all leases, and a broken lease is not waited for again.
 pub(crate) fn leases_bound_the_wait() -> Result<(), String> {
     let disk = SimDisk::new(Options::default());
     let open = || {
@@ -67,7 +67,7 @@ pub(crate) fn leases_bound_the_wait() -> Result<(), String> {
         leases.push(lease_newest(&disk).ok_or("the page tells of no commit")?);
     }
     commit(4)?;
-    // The first two end before they must, the third does not.
+    // The first two leases end before they must, the third does not.
     let ends = [Duration::from_secs(9), Duration::from_secs(18)];
     disk.let_others(Box::new(move |machine, _| {
         for (end, lease) in ends.iter().zip(&leases) {
@@ -118,8 +118,8 @@ fn first_byte(snapshot: &Snapshot, name: &str) -> untorn::Result<u8> {
     snapshot.open(name)?.read_at(&mut byte, 0).map(|_| byte[0])
 }
 
-/// Two owners with the same process id, as in containers, are killed one after the other: what was read beside the first is
-/// not of one moment with what the second left.
+/// Two owners with the same process id, as in containers, are killed one after the other. Data read beside the first is
+/// not of one moment with the state that the second left.
 pub(crate) fn two_owners_of_one_process_id_are_told_apart() -> Result<(), String> {
     let disk = SimDisk::new(Options::default());
     let (store, process) = owner_on(&disk, LEASES_HONOURED)?;
@@ -161,8 +161,8 @@ fn wanted_to(storage: &dyn Storage) -> Result<u64, String> {
     Ok(u64::from_le_bytes(lsn))
 }
 
-/// A file is removed while a checkpoint is under way, which so leaves it out, and truncates the log behind what was committed
-/// to it. Whoever holds that commit still sees it, after any look at the log.
+/// A file is removed during a checkpoint, which therefore leaves it out, and truncates the log with the file's commits.
+/// A reader with a lease on such a commit still sees it, after any look at the log.
 pub(crate) fn what_a_checkpoint_leaves_out_is_kept_for_who_holds_it() -> Result<(), String> {
     let disk = SimDisk::new(Options::default());
     let (store, _process) = owner_on(&disk, Duration::MAX)?;
@@ -180,7 +180,7 @@ pub(crate) fn what_a_checkpoint_leaves_out_is_kept_for_who_holds_it() -> Result<
     write("b", 2)?;
     write("a", 2)?;
     let held = reader.held_snapshot().map_err(failed)?;
-    // The checkpoint knows what it writes, and waits for the older commit: until then the file is removed.
+    // The checkpoint has chosen its files, and waits for the lease on the older commit. Meanwhile the file is removed.
     std::thread::scope(|scope| {
         let checkpoint = scope.spawn(|| store.checkpoint());
         let removed = loop {
@@ -197,7 +197,7 @@ pub(crate) fn what_a_checkpoint_leaves_out_is_kept_for_who_holds_it() -> Result<
         checkpoint.join().expect("no panic").map_err(failed)?;
         removed
     })?;
-    // Which mode it had no log tells, so the reader looks at the log anew.
+    // The log does not have the directory's old mode, so the reader looks at the log again.
     match held.metadata("d") {
         Err(Error::SnapshotExpired { .. }) => {}
         other => return Err(format!("{other:?} of a directory with another mode")),
@@ -208,19 +208,19 @@ pub(crate) fn what_a_checkpoint_leaves_out_is_kept_for_who_holds_it() -> Result<
     }
 }
 
-/// What happens behind a reader's back.
+/// An event between two looks of a reader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Behind {
-    /// The owner applies what is newer.
+    /// The owner applies newer commits.
     Applied,
-    /// Of a store that nobody had open, the next owner does.
+    /// The next owner of a store that nobody had open applies them.
     ClosedThenApplied,
-    /// Somebody takes the page away when its owner was killed, so that the next one cannot see who reads.
+    /// The readers' page is removed when its owner was killed, so that the next owner cannot see the readers.
     PageTaken,
 }
 
-/// A reader that looked just now goes by that for a moment. Nothing that is written behind its back is shown, however soon:
-/// here no time passes at all, unless the owner lets some pass.
+/// A reader that has just looked at the page relies on that look for a short time. A write after that look must never
+/// be shown, however soon it comes: no time passes here at all, unless the owner lets some pass.
 pub(crate) fn what_was_seen_counts_for_a_moment() -> Result<(), String> {
     [Behind::Applied, Behind::ClosedThenApplied, Behind::PageTaken].into_iter().try_for_each(behind)
 }

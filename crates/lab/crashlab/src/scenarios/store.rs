@@ -18,7 +18,7 @@ fn is_refused(opened: Result<Store, Error>) -> Result<(), String> {
     }
 }
 
-/// The first of two records is damaged: the second tells that it was durable.
+/// The first of two records is damaged, and the second says that the first was durable.
 pub(crate) fn damage_before_durable_commits_is_no_torn_end() -> Result<(), String> {
     let disk = SimDisk::new(Options::default());
     let store = open(&disk, FailureClass::Power).map_err(failed)?;
@@ -39,11 +39,11 @@ fn commit(disk: &SimDisk, bytes: &[u8]) -> Result<(Store, File), String> {
     Ok((store, file))
 }
 
-/// A first commit is behind the end of a segment, and the attributes that say so were not copied.
+/// A first commit is behind the former end of a segment, and the attributes that say so were not copied.
 pub(crate) fn a_copy_without_attributes_is_not_taken_for_closed() -> Result<(), String> {
     let disk = SimDisk::new(Options { profile: Profile::Xfs, ..Options::default() });
     disk.put("a", b"plain").map_err(|e| e.to_string())?;
-    // The header of this close is in a slot, too, where a copy has it.
+    // This close also writes its header to a slot, so that a copy has it.
     commit(&disk, b"one")?.0.close().map_err(failed)?;
     let _open = commit(&disk, b"two")?;
     disk.kill();
@@ -56,8 +56,8 @@ pub(crate) fn a_copy_without_attributes_is_not_taken_for_closed() -> Result<(), 
     }
 }
 
-/// An owner died between marking a file and committing to it; another program has the file locked when the next owner closes
-/// the store.
+/// An owner died between marking a file and committing to it; another program has locked the file when the next owner
+/// closes the store.
 pub(crate) fn a_mark_that_stays_is_looked_for_again() -> Result<(), String> {
     let disk = SimDisk::new(Options::default());
     disk.put("a", b"plain").map_err(|e| e.to_string())?;
@@ -81,18 +81,18 @@ pub(crate) fn a_mark_that_stays_is_looked_for_again() -> Result<(), String> {
     check_marks(&disk)
 }
 
-/// Bytes of a commit that fills most of a segment.
+/// The size of a commit that fills most of a segment.
 const FILLING_BYTES: usize = 11 << 10;
 
-/// A store whose one segment was full of these bytes. A smaller commit, which is not applied yet, has taken the place
-/// where their record began.
+/// A store whose only segment was full of these bytes. A smaller commit, which is not applied yet, has replaced the
+/// start of their record.
 fn recycled(filling: &[u8]) -> Result<SimDisk, String> {
     let disk = SimDisk::new(Options::default());
     let options = StoreOptions::default().background(false).sizes(16 << 10, 16 << 10, 12 << 10);
     let opened = options.open_on(disk.process(), StoreDir::of_directory(), PathBuf::new());
     let store = opened.map_err(failed)?;
     let file = store.open_or_create("a").map_err(failed)?;
-    // Blocks 1 to 3 of the segment, then 0 to 2, 3, and 0.
+    // In blocks 1 to 3 of the segment, then 0 to 2, 3, and 0.
     for bytes in [filling, filling, b"first", b"small"] {
         store.checkpoint().map_err(failed)?;
         file.write_all_at(bytes, 0).and_then(|()| file.commit()).map_err(failed)?;
@@ -101,11 +101,11 @@ fn recycled(filling: &[u8]) -> Result<SimDisk, String> {
     Ok(disk)
 }
 
-/// A program writes what would be records, as somebody makes them up who can read the header. Once the segment is used
-/// again, recovery meets these bytes.
+/// A program writes bytes that would be valid records, forged by somebody who can read the header. When the segment is
+/// reused, recovery finds these bytes.
 pub(crate) fn contents_that_look_like_records_are_none() -> Result<(), String> {
     let segment = |disk: &SimDisk| disk.get(".untorn/journal/segment.0").map_err(|e| e.to_string());
-    // Where the bytes come to lie, as everything happens again from the same seed.
+    // The same seed repeats everything, so this finds the place of the bytes.
     let mut rng = fastrand::Rng::with_seed(1);
     let marked: Vec<u8> = (0..FILLING_BYTES).map(|_| rng.u8(1..)).collect();
     let before = recycled(&marked)?;
@@ -141,7 +141,7 @@ pub(crate) fn contents_that_look_like_records_are_none() -> Result<(), String> {
     if disk.get("a").is_ok_and(|found| found == filling) { Ok(()) } else { Err("another file is there".into()) }
 }
 
-/// The header that says that the store is open is damaged; the one before it says that the store was closed.
+/// The header of the open store is damaged; the header before it says that the store is closed.
 pub(crate) fn a_lost_header_is_missed() -> Result<(), String> {
     let disk = SimDisk::new(Options::default());
     commit(&disk, b"one")?.0.close().map_err(failed)?;
@@ -158,7 +158,7 @@ pub(crate) fn a_lost_header_is_missed() -> Result<(), String> {
     is_refused(open(&disk, FailureClass::Power))
 }
 
-/// Another thread stores to a page while it is being committed, at every moment in turn.
+/// Another thread stores to a page during its commit, at every moment in turn.
 pub(crate) fn a_racing_store_is_in_this_commit_or_the_next() -> Result<(), String> {
     for tracker in [Tracker::Scan, Tracker::PageMap, Tracker::Told] {
         for nth in 0.. {
@@ -176,7 +176,7 @@ pub(crate) fn a_racing_store_is_in_this_commit_or_the_next() -> Result<(), Strin
             if disk.calls() <= race {
                 break;
             }
-            // The other thread tells of it after its store.
+            // The other thread declares its store afterwards.
             map.touch(store_to(200), 4).map_err(failed)?;
             map.msync().map_err(failed)?;
             let after = disk.fork();
@@ -191,8 +191,8 @@ pub(crate) fn a_racing_store_is_in_this_commit_or_the_next() -> Result<(), Strin
     Ok(())
 }
 
-/// With the tracker `told`, bytes beside those that were told of are in no commit and no checkpoint, before a power cut
-/// and after it.
+/// With the tracker `told`, bytes that were not declared are in no commit and no checkpoint, before and after a power
+/// cut.
 pub(crate) fn what_was_not_told_is_in_no_commit() -> Result<(), String> {
     let disk = SimDisk::new(Options::default());
     disk.put("a", &[b'.'; 6000]).map_err(|e| e.to_string())?;
@@ -217,8 +217,8 @@ pub(crate) fn what_was_not_told_is_in_no_commit() -> Result<(), String> {
     Ok(())
 }
 
-/// Commits of so many ranges that each stays as it came until a checkpoint, with small ones in between: of every byte
-/// the newest is in the file, recovered and after a checkpoint.
+/// Commits with so many ranges that each is kept separately until a checkpoint, with small commits in between. The file
+/// must have the newest bytes, after recovery and after a checkpoint.
 pub(crate) fn large_commits_lie_over_each_other() -> Result<(), String> {
     const PLACES: usize = 100;
     let disk = SimDisk::new(Options::default());
@@ -229,7 +229,7 @@ pub(crate) fn large_commits_lie_over_each_other() -> Result<(), String> {
     let map = file.map_with(&options).map_err(failed)?;
     let mut wanted = vec![b'.'; PLACES * 16];
     for round in 0..20 {
-        // Every second or third place, or one.
+        // Every second or third place, or only one.
         let every = if round % 5 == 4 { PLACES } else { 2 + round % 2 };
         for at in (round % 3..PLACES).step_by(every).map(|place| place * 16 + round % 8) {
             wanted[at..at + 4].fill(b'a' + round as u8);
@@ -252,7 +252,7 @@ pub(crate) fn large_commits_lie_over_each_other() -> Result<(), String> {
     is_shown(&disk, "a", &wanted)
 }
 
-/// A large change that is changed again and again leaves another large change of the same commit alone.
+/// A large change that is overwritten again and again must not change another large change of the same commit.
 pub(crate) fn what_is_spilled_is_overwritten_by_nothing_else() -> Result<(), String> {
     let disk = SimDisk::new(Options::default());
     let store = open(&disk, FailureClass::Power).map_err(failed)?;
@@ -286,8 +286,8 @@ fn is_shown(disk: &SimDisk, name: &str, expected: &[u8]) -> Result<(), String> {
     }
 }
 
-/// Another program opens a name as soon as a commit has made it: a new file, one that replaces another, and one that
-/// moves with commits that no checkpoint has applied.
+/// Another program opens a name as soon as a commit has created it: a new file, one that replaces another, and one that
+/// is renamed with commits that no checkpoint has applied.
 pub(crate) fn a_name_shows_what_is_committed() -> Result<(), String> {
     for unnamed in [true, false] {
         let disk = SimDisk::new(Options { unnamed, ..Options::default() });
@@ -317,7 +317,7 @@ pub(crate) fn a_name_shows_what_is_committed() -> Result<(), String> {
     Ok(())
 }
 
-/// A file gets a name, and newer contents with it, while a checkpoint is about to write older ones.
+/// A file gets a name together with newer contents, while a checkpoint is about to write older ones.
 pub(crate) fn a_checkpoint_leaves_newer_contents() -> Result<(), String> {
     let disk = SimDisk::new(Options::default());
     let store = open(&disk, FailureClass::Power).map_err(failed)?;
@@ -340,7 +340,7 @@ pub(crate) fn a_checkpoint_leaves_newer_contents() -> Result<(), String> {
     is_shown(&after, "b", b"newest!")
 }
 
-/// A power cut keeps the first name of an empty new file, and neither its attribute nor its second name.
+/// A power cut keeps the first name of an empty new file, but neither its attribute nor its second name.
 pub(crate) fn what_is_half_made_has_no_second_name() -> Result<(), String> {
     let disk = SimDisk::new(Options::default());
     let store = open(&disk, FailureClass::Power).map_err(failed)?;

@@ -1,4 +1,4 @@
-//! Scenarios in which the disk returns errors for a block of the journal.
+//! Scenarios in which the disk returns read errors for a block of the journal.
 
 use super::opening::{failed, open};
 use crate::simulation::{Options, SimDisk};
@@ -44,7 +44,7 @@ fn killed(rounds: &[u8], end_with_long: bool) -> Result<SimDisk, String> {
     Ok(disk)
 }
 
-/// Where in the journal's segments so many of these bytes are for the first time.
+/// The first place of these bytes in the journal's segments.
 fn find(disk: &SimDisk, bytes: &[u8]) -> Result<(PathBuf, u64), String> {
     let segments = disk.tree().into_iter().filter(|(path, _)| path.starts_with(".untorn/journal"));
     let found = segments.filter_map(|(path, entry)| {
@@ -53,14 +53,14 @@ fn find(disk: &SimDisk, bytes: &[u8]) -> Result<(PathBuf, u64), String> {
     found.map(|(path, at)| (path, at as u64)).next().ok_or("no such bytes in the journal".into())
 }
 
-/// From now on the block of the first of these bytes cannot be read.
+/// Makes the block of the first of these bytes, or one behind it, unreadable.
 fn take_away(disk: &SimDisk, bytes: &[u8], blocks_on: u64) -> Result<(), String> {
     let (path, at) = find(disk, bytes)?;
     let block = at - at % BLOCK + blocks_on * BLOCK;
     disk.set_unreadable(path, block..block + BLOCK).map_err(text)
 }
 
-/// The block of the last commit cannot be read: the store does not go on with the commit before it.
+/// The block of the last commit cannot be read: the store must not continue from the commit before it.
 pub(crate) fn what_cannot_be_read_is_not_the_end() -> Result<(), String> {
     let disk = killed(&[2], false)?;
     take_away(&disk, &[2; 100][..], 3)?;
@@ -77,7 +77,7 @@ pub(crate) fn what_cannot_be_read_is_not_the_end() -> Result<(), String> {
     }
 }
 
-/// Of a commit that never became whole one block cannot be read: what follows that block may be anything.
+/// A block of an incomplete commit cannot be read: the bytes behind that block may be anything.
 pub(crate) fn what_is_torn_is_not_what_cannot_be_read() -> Result<(), String> {
     let disk = killed(&[2], true)?;
     take_away(&disk, &[2; 9000], 1)?;
@@ -88,7 +88,7 @@ pub(crate) fn what_is_torn_is_not_what_cannot_be_read() -> Result<(), String> {
     }
 }
 
-/// Contents of a commit cannot be read: their file waits, others do not.
+/// The contents of a commit cannot be read: their file waits, other files do not.
 pub(crate) fn contents_that_cannot_be_read_wait() -> Result<(), String> {
     let disk = killed(&[2], false)?;
     take_away(&disk, &[2; 9000], 1)?;
@@ -108,7 +108,7 @@ pub(crate) fn contents_that_cannot_be_read_wait() -> Result<(), String> {
     }
 }
 
-/// Contents that cannot be read were written over by a later commit. Wherever an opening crashes, all is there.
+/// Unreadable contents were overwritten by a later commit. Wherever an opening crashes, everything is there.
 pub(crate) fn what_cannot_be_read_stays_until_it_is_given_up() -> Result<(), String> {
     let disk = killed(&[2, 3], false)?;
     take_away(&disk, &[2; 9000], 1)?;
@@ -147,8 +147,8 @@ fn salvage(disk: &SimDisk) -> Result<(), Error> {
     Ok(())
 }
 
-/// Of a last commit that may be torn one block cannot be read, and somebody gives up what is lost: that commit is not
-/// redone in part.
+/// A block of a last commit that may be torn cannot be read, and the user accepts the loss: that commit is not redone
+/// in part.
 pub(crate) fn what_may_be_torn_is_not_salvaged() -> Result<(), String> {
     let disk = SimDisk::new(Options::default());
     let store = open(&disk, FailureClass::Power).map_err(failed)?;
@@ -177,8 +177,8 @@ pub(crate) fn what_may_be_torn_is_not_salvaged() -> Result<(), String> {
     if salvaged == 0 { Err("nothing was to be salvaged".into()) } else { Ok(()) }
 }
 
-/// The block in which one commit that an opening accepted ends and another begins cannot be read at the next opening: the
-/// other one is not damaged.
+/// An opening has accepted two commits. The block in which the first ends and the second begins cannot be read at the
+/// next opening: the second is not reported as damaged.
 pub(crate) fn what_is_listed_and_cannot_be_read_is_not_damaged() -> Result<(), String> {
     let disk = killed(&[2], false)?;
     let store = open(&disk, FailureClass::Power).map_err(failed)?;
@@ -192,7 +192,7 @@ pub(crate) fn what_is_listed_and_cannot_be_read_is_not_damaged() -> Result<(), S
     disk.kill();
     let _again = open(&disk, FailureClass::Power).map_err(failed)?;
     disk.kill();
-    // They are in one write: the short one follows in the third block.
+    // They are in one write: the short one begins in the third block.
     take_away(&disk, &[3; 9000], 2)?;
     match open(&disk, FailureClass::Power) {
         Err(e) if e.kind() == "io" => {}
@@ -207,7 +207,7 @@ pub(crate) fn what_is_listed_and_cannot_be_read_is_not_damaged() -> Result<(), S
     }
 }
 
-/// One of the two headers cannot be read: the other may be the older one.
+/// One of the two headers cannot be read: the other one may be the older one.
 pub(crate) fn a_header_that_cannot_be_read_may_be_the_newest() -> Result<(), String> {
     let disk = killed(&[2, 3], false)?;
     for slot in 0..2 {

@@ -1,24 +1,24 @@
 //! The simulated machine: one disk, one cache, any number of processes, and a power switch.
 //!
-//! A program that runs on it must survive these faults, and the tests of this crate show each of
-//! them happen:
+//! A program that runs on it must survive these faults, and the tests of this crate show that each of
+//! them happens:
 //! - the process is killed before any call: cache kept, locks and claims gone;
-//! - the power goes before any call: of what was not flushed anything may be lost, whole writes or
-//!   single 512-byte sectors, new names and renames, sizes, attributes, modes; times prove nothing;
-//! - a new size becomes durable without its data, which then is zeros, random bytes, or what some
-//!   removed file held ([`Profile::AnyPosix`](crate::Profile::AnyPosix));
-//! - with [`Model::PageGarbage`](crate::Model::PageGarbage), a page that was being overwritten holds anything;
+//! - the power is cut before any call: everything unflushed may be lost, whole writes or single
+//!   512-byte sectors, new names and renames, sizes, attributes, modes; times prove nothing;
+//! - a new size becomes durable without its data, which then is zeros, random bytes, or the contents
+//!   of a removed file ([`Profile::AnyPosix`](crate::Profile::AnyPosix));
+//! - with [`Model::PageGarbage`](crate::Model::PageGarbage), a page that was being overwritten has any contents;
 //! - any call fails, is interrupted, or does less than asked; the disk is full, also for overwriting;
 //! - the kernel refuses changes of names, modes or contents in a directory, for good, with any error;
 //! - a writeback fails: one sync reports it, the next returns OK, and the old data comes back later;
-//! - what one process wrote into the cache is not on the device, though every reader sees it;
-//! - a truncation takes pages out of a private mapping, those that were stored to included;
+//! - bytes that one process wrote into the cache are not on the device, though every reader sees them;
+//! - a truncation takes pages out of a private mapping, including those that were stored to;
 //! - inode numbers are reused at once; other programs write, move, copy and remove files.
 //!
-//! Not modelled: old data of other files in the holes of a file; a device that loses what it reported as
-//! flushed, or returns other bytes than it stored; sectors that tear; blocks reused while the removal of their old file is not yet durable;
-//! writes of two threads mixing within one call; `fsync` making more durable than it must;
-//! other owners; quotas (but their errors are); room taken by names and attributes.
+//! Not modelled: old data of other files in the holes of a file; a device that loses flushed data, or returns other
+//! bytes than it stored; sectors that tear; blocks reused before the removal of their old file is durable; writes of
+//! two threads mixing within one call; `fsync` making more durable than it must; other owners; quotas (but their errors
+//! are); room taken by names and attributes.
 
 use crate::mutation::sync_point_index;
 use crate::simulation::processes::machine::{Machine, Others, Shared};
@@ -32,7 +32,7 @@ use std::path::Path;
 use std::sync::Arc;
 use untorn_os::{Counters, Storage, SyncPoint};
 
-/// A disk in memory, the cache before it, and the processes that use it.
+/// A disk in memory, the cache in front of it, and the processes that use it.
 pub struct SimDisk {
     pub(crate) shared: Arc<Shared>,
 }
@@ -54,18 +54,18 @@ impl SimDisk {
 
     // --- processes
 
-    /// A new process, as a storage.
+    /// Starts a new process; returns its storage.
     pub fn process(&self) -> Arc<dyn Storage> {
         self.spawn()
     }
 
-    /// A new process that can be killed by itself.
+    /// Starts a new process that can be killed by itself.
     pub fn spawn(&self) -> Arc<SimProcess> {
         let user = self.machine().state.options.user;
         self.spawn_as(user)
     }
 
-    /// A new process of this effective user.
+    /// Starts a new process with this effective user.
     pub fn spawn_as(&self, user: u32) -> Arc<SimProcess> {
         let mut machine = self.machine();
         let life = machine.begin_life();
@@ -104,13 +104,13 @@ impl SimDisk {
         self.snapshot().killed()
     }
 
-    /// From now on keeps a snapshot of the moment before every call that changes something.
+    /// From now on keeps a snapshot before every call that changes something.
     pub fn record(&self) {
         self.machine().snapshots = Some(Vec::new());
     }
 
-    /// Ends recording and returns the snapshots, with one of this moment at the end: together every
-    /// state in which a crash could find the machine.
+    /// Ends recording; returns the snapshots, followed by one of this moment. Together they are all states in which a
+    /// crash can find the machine.
     pub fn recorded(&self) -> Vec<Snapshot> {
         let now = self.snapshot();
         let mut snapshots = self.machine().snapshots.take().unwrap_or_default();
@@ -118,29 +118,29 @@ impl SimDisk {
         snapshots
     }
 
-    /// The machine dies right before call number `call` (of [`SimDisk::calls`]): from there on every
-    /// call fails and nothing changes, until [`SimDisk::power_cut`].
+    /// Makes the machine die right before call number `call` (of [`SimDisk::calls`]): from there on every call fails
+    /// and nothing changes, until [`SimDisk::power_cut`].
     pub fn crash_at(&self, call: u64) {
         self.machine().crash_at = call;
     }
 
-    /// The machine dies right after call number `call`.
+    /// Makes the machine die right after call number `call`.
     pub fn crash_after(&self, call: u64) {
         self.crash_at(call.saturating_add(1));
     }
 
-    /// Storage and file calls so far; the number of the next one.
+    /// The number of storage and file calls so far, which is the number of the next one.
     pub fn calls(&self) -> u64 {
         self.machine().calls
     }
 
-    /// A number of the driver's that snapshots carry, such as how many commits were acknowledged.
+    /// Sets a number of the driver's that snapshots copy, such as the number of acknowledged commits.
     pub fn set_mark(&self, mark: u64) {
         self.machine().state.mark = mark;
     }
 
-    /// A hash of all names, contents, sizes, modes, owners and attributes as programs see them;
-    /// right after a power cut that is what is on the disk.
+    /// A hash of all names, contents, sizes, modes, owners and attributes as programs see them; right after a power
+    /// cut, that is the state on the disk.
     pub fn image_hash(&self) -> u64 {
         self.machine().state.live.hash()
     }
@@ -152,17 +152,17 @@ impl SimDisk {
         self.machine().faults.push(fault);
     }
 
-    /// From now on others do something before each call, and while processes pause.
+    /// From now on calls `others` before each call, and while processes pause.
     pub(crate) fn let_others(&self, others: Others) {
         self.machine().others = Some(others);
     }
 
-    /// Plans a store by another thread, right before this call.
+    /// Plans a store by another thread right before this call.
     pub fn store_at(&self, call: u64, address: *const u8, bytes: &[u8]) {
         self.machine().races.push((call, address as usize, bytes.to_vec()));
     }
 
-    /// Whether a planned fault has not come to its end.
+    /// Whether a planned fault has not happened completely yet.
     pub fn faults_left(&self) -> bool {
         self.machine().faults.iter().any(|fault| fault.times > 0)
     }
@@ -172,7 +172,7 @@ impl SimDisk {
         self.machine().faults.clear();
     }
 
-    /// The kernel writes a file back by itself, and fails.
+    /// The kernel writes a file back on its own, and fails.
     pub fn fail_writeback(&self, path: &Path, how: Failed) -> io::Result<()> {
         let mut machine = self.machine();
         let slot = machine.state.resolve(path)?;
@@ -180,7 +180,7 @@ impl SimDisk {
         Ok(())
     }
 
-    /// The kernel needs memory: cached pages that are not waiting to be written are forgotten.
+    /// The kernel needs memory, and drops cached pages that are not waiting to be written.
     pub fn drop_caches(&self) {
         let mut machine = self.machine();
         for slot in 0..machine.state.live.slots() {
@@ -188,7 +188,7 @@ impl SimDisk {
         }
     }
 
-    /// What kind of disk this is.
+    /// The properties of the disk.
     pub fn options(&self) -> Options {
         self.machine().state.options
     }
@@ -208,8 +208,8 @@ impl SimDisk {
         self.set_options(|options| options.capacity_bytes = bytes);
     }
 
-    /// The disk is full: no room for contents beyond what is allocated, for new files beyond those that are there, or
-    /// for either.
+    /// Fills the disk: no room for contents beyond the allocated ones, for files beyond the existing ones, or for
+    /// either.
     pub fn fill_up(&self, contents: bool, files: bool) {
         let mut machine = self.machine();
         let (bytes, inodes) = machine.state.used();
@@ -219,12 +219,12 @@ impl SimDisk {
 
     // --- counts
 
-    /// Syncs of this sync point so far, skipped ones included.
+    /// The number of syncs of this sync point so far, including skipped ones.
     pub fn syncs(&self, step: SyncPoint) -> u64 {
         self.machine().syncs[sync_point_index(step)]
     }
 
-    /// Totals of all processes.
+    /// The totals of all processes.
     pub fn counters(&self) -> Counters {
         self.machine().counters
     }
@@ -246,15 +246,16 @@ pub struct Outcome {
     pub disk: SimDisk,
     /// [`SimDisk::image_hash`] of it.
     pub image_hash: u64,
-    /// Whether anything that the programs had done is missing, torn or damaged.
+    /// Whether any change of the programs is missing, torn or damaged.
     pub something_lost: bool,
 }
 
 impl Snapshot {
-    /// The machine after its processes were killed: nothing is lost, nothing is open or locked, but by leases.
+    /// The machine after its processes were killed: nothing is lost, and nothing is open or locked, except for leases
+    /// of others.
     pub fn killed(&self) -> SimDisk {
         let disk = SimDisk::boot(self.state_after_kill());
-        // Those that others have outlive the processes.
+        // Leases of others outlive the processes.
         disk.machine().leases = self.leases.iter().map(|(slot, at)| (*slot, *at, None)).collect();
         disk.machine().uptime = self.uptime();
         disk
@@ -268,12 +269,12 @@ impl Snapshot {
 }
 
 impl SimDisk {
-    /// A program loads bytes from memory. `EFAULT`: it would have got a signal.
+    /// Loads bytes from memory as a program does. `EFAULT`: the program would have got a signal.
     pub fn load(&self, address: *const u8, into: &mut [u8]) -> io::Result<()> {
         self.machine().access(address as usize, |mapped, inode, offset| mapped.load(inode, offset, into))
     }
 
-    /// A program stores bytes to memory, without a system call. `EFAULT`: it would have got a signal.
+    /// Stores bytes to memory as a program does, without a system call. `EFAULT`: the program would have got a signal.
     pub fn store(&self, address: *const u8, bytes: &[u8]) -> io::Result<()> {
         self.machine().access(address as usize, |mapped, inode, offset| mapped.store(inode, offset, bytes))
     }

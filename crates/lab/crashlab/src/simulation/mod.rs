@@ -1,9 +1,12 @@
-//! The simulated disk: a disk in memory behind the traits of `untorn_os`, whose power can be cut at every call.
+//! The simulated disk: a disk in memory that can lose power at every call, behind the traits of `untorn_os`.
 //!
-//! From the bottom: [`inodes`](state::inodes) is one state of a whole disk; [`effect`](state::effect) is a change that is not yet durable;
-//! [`disk_state`](state::disk_state) is disk and cache with every operation on them; [`flushing`](state::flushing) is what syncs do to it, and
-//! [`power_cut`](state::power_cut) what power cuts do; [`machine`](processes::machine) adds processes, locks and mappings; [`process`](processes::process) has the traits;
-//! [`replayed`] is a process that reads a recorded run; [`refusal`](state::refusal) is what the kernel refuses them, [`permissions`](state::permissions) what it allows; [`disk`] is what tests hold in their hands, and [`other_programs`] what they do to it behind Untorn's back.
+//! From the bottom: [`inodes`](state::inodes) is one state of a whole disk; [`effect`](state::effect) is a change that
+//! is not yet durable; [`disk_state`](state::disk_state) is disk and cache with every operation on them;
+//! [`flushing`](state::flushing) has the effects of syncs, and [`power_cut`](state::power_cut) those of power cuts;
+//! [`machine`](processes::machine) adds processes, locks and mappings; [`process`](processes::process) implements the
+//! traits; [`replayed`] is a process that reads a recorded run; [`refusal`](state::refusal) has the operations that the
+//! kernel refuses, [`permissions`](state::permissions) those that it allows; [`disk`] is the interface for tests, and
+//! [`other_programs`] their changes behind Untorn's back.
 
 mod disk;
 mod other_programs;

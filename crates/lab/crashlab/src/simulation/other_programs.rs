@@ -1,4 +1,4 @@
-//! Other programs on the same machine: they are not counted, not stopped by faults, and do not sync.
+//! Other programs on the same machine: their calls are not counted, not hit by faults, and do not sync.
 
 use super::disk::SimDisk;
 use crate::simulation::state::disk_state::{State, Unreadable};
@@ -28,7 +28,7 @@ fn entry(inode: &Inode, kind: Kind) -> Entry {
 }
 
 impl SimDisk {
-    /// Writes a whole file in place, or makes it.
+    /// Writes a whole file in place, or creates it.
     pub fn put(&self, path: impl AsRef<Path>, contents: &[u8]) -> io::Result<()> {
         let mut machine = self.machine();
         let state = &mut machine.state;
@@ -56,7 +56,7 @@ impl SimDisk {
         Ok(self.entry(path)?.contents)
     }
 
-    /// Reads a whole file with all that belongs to it.
+    /// Reads a whole file with its metadata.
     pub fn entry(&self, path: impl AsRef<Path>) -> io::Result<Entry> {
         let machine = self.machine();
         let slot = machine.state.resolve(path.as_ref())?;
@@ -114,7 +114,7 @@ impl SimDisk {
         Ok(())
     }
 
-    /// Copies a file, or a directory with everything in it, modes included; `attributes` as `cp -a` does.
+    /// Copies a file, or a directory with everything in it, including modes; with `attributes`, like `cp -a`.
     pub fn copy(&self, from: impl AsRef<Path>, to: impl AsRef<Path>, attributes: bool) -> io::Result<()> {
         let (from, to) = (from.as_ref(), to.as_ref());
         let meta = self.meta(from)?;
@@ -147,7 +147,7 @@ impl SimDisk {
         self.machine().state.hard_link(from.as_ref(), to.as_ref())
     }
 
-    /// Makes a symbolic link. Where it leads does not matter: nothing here follows one.
+    /// Makes a symbolic link. Its target does not matter: nothing here follows links.
     pub fn symlink(&self, path: impl AsRef<Path>) -> io::Result<()> {
         let mut machine = self.machine();
         let user = machine.state.options.user;
@@ -168,7 +168,7 @@ impl SimDisk {
         machine.state.set_mode(slot, mode)
     }
 
-    /// Gives a file to another user and group, durably at once.
+    /// Gives a file to another user and group; durable at once.
     pub fn set_owner(&self, path: impl AsRef<Path>, uid: u32, gid: u32) -> io::Result<()> {
         let mut machine = self.machine();
         let slot = machine.state.resolve(path.as_ref())?;
@@ -176,7 +176,7 @@ impl SimDisk {
         Ok(())
     }
 
-    /// From now on reads of a range fail with `EIO`, in this file, whatever becomes of its name.
+    /// From now on reads of a range of this file fail with `EIO`, under any name of the file.
     pub fn set_unreadable(&self, path: impl AsRef<Path>, range: Range<u64>) -> io::Result<()> {
         let mut machine = self.machine();
         let slot = machine.state.resolve(path.as_ref())?;
@@ -184,12 +184,12 @@ impl SimDisk {
         Ok(())
     }
 
-    /// The disk can be read again.
+    /// Makes the whole disk readable again.
     pub fn set_readable(&self) {
         self.machine().state.unreadable.clear();
     }
 
-    /// Another program runs `sync`: all is durable.
+    /// Another program runs `sync`: everything is durable.
     pub fn settle(&self) {
         self.machine().state.sync_file_system();
     }

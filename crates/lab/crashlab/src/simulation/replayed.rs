@@ -1,7 +1,7 @@
-//! A recorded run of the machine as a process sees it that only reads, and goes on while others do.
+//! A reading process on a recorded run of the machine, which moves on while the process reads.
 //!
-//! Before each of its calls the recording may move on by any number of moments: so one that reads meets every
-//! interleaving with the calls of those that write, without running them again. Its flushes do nothing.
+//! Before each call of the reader, the recording may move on by any number of moments. So a reader meets every
+//! interleaving with the calls of the recorded processes, without running them again. Its flushes do nothing.
 
 use super::disk::SimDisk;
 use crate::simulation::processes::process::SimProcess;
@@ -20,10 +20,10 @@ use std::time::Duration;
 use untorn_journal::readers::moment::READ_AT;
 use untorn_os::{Access, Counters, File, MapRequest, Mapping, Meta, Open, Space, Storage, SyncPoint};
 
-/// A machine in one of the recorded states, and a process on it that looks.
+/// A machine in one of the recorded states, and a process on it that reads.
 type Still = (SimDisk, Arc<SimProcess>);
 
-/// What was recorded.
+/// The recorded moments.
 pub(crate) struct Recording {
     pub moments: Vec<Snapshot>,
     stills: Vec<OnceLock<Still>>,
@@ -43,7 +43,7 @@ impl Recording {
         })
     }
 
-    /// When somebody had a lease of a commit: the first moment, and the last one.
+    /// The leases of commits: the first moment, and the last one of each.
     pub fn leases(&self) -> Vec<(usize, usize)> {
         let mut found: BTreeMap<(Slot, u64), (usize, usize)> = BTreeMap::new();
         for (at, moment) in self.moments.iter().enumerate() {
@@ -53,19 +53,19 @@ impl Recording {
         found.into_values().collect()
     }
 
-    /// The last moment up to `to` at which an inode was still the one that it was at `from`; whether that is `to`.
+    /// The last moment up to `to` at which an inode was still the same as at `from`; also whether that is `to`.
     fn last_of(&self, slot: Slot, from: usize, to: usize) -> (usize, bool) {
         let gone = (from..=to).find(|moment| !self.moments[*moment].has(slot));
         gone.map_or((to, true), |gone| (gone.saturating_sub(1).max(from), false))
     }
 }
 
-/// How a reader's calls and the recorded moments follow each other.
+/// The way in which a reader's calls and the recorded moments interleave.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Pace {
-    /// Before one call in so many, so many moments pass at most.
+    /// Before one call of `one_in`, at most `most` moments pass.
     Steps { one_in: usize, most: usize },
-    /// Before this call, so many moments pass; before others none.
+    /// Before this call, this many moments pass; none before other calls.
     Leap { call: usize, moments: usize },
 }
 
@@ -80,7 +80,7 @@ struct Clock {
 pub(crate) struct Replayed {
     recording: Arc<Recording>,
     clock: Mutex<Clock>,
-    /// The last lease: of which inode, which byte, since when.
+    /// The last lease: its inode, its byte, and its first moment.
     leased: Mutex<Option<(Slot, u64, usize)>>,
 }
 
@@ -90,7 +90,7 @@ impl Replayed {
         Arc::new(Replayed { recording: recording.clone(), clock: Mutex::new(clock), leased: Mutex::default() })
     }
 
-    /// The last moment at which the last lease was still had.
+    /// The last moment at which the last lease was still held.
     pub fn leased_until(&self) -> usize {
         let Some((slot, at, since)) = *self.leased.lock() else { return 0 };
         let moments = &self.recording.moments;
@@ -103,19 +103,19 @@ impl Replayed {
         self.clock.lock().now
     }
 
-    /// So many moments pass before this call from now on.
+    /// Lets this many moments pass before the given call, counted from now.
     pub fn leap(&self, call: usize, moments: usize) {
         let mut clock = self.clock.lock();
         clock.pace = Pace::Leap { call: clock.calls + call, moments };
     }
 
-    /// So many moments pass.
+    /// Lets this many moments pass.
     pub fn pass(&self, moments: usize) {
         let mut clock = self.clock.lock();
         clock.now = (clock.now + moments).min(self.recording.moments.len() - 1);
     }
 
-    /// A call begins; returns its moment.
+    /// Begins a call; returns its moment.
     fn call(&self) -> usize {
         let moments = {
             let mut clock = self.clock.lock();
@@ -140,11 +140,11 @@ fn read_only<T>() -> io::Result<T> {
     Err(errno(libc::EROFS))
 }
 
-/// What a reader calls of a storage.
+/// The storage of a reader.
 struct Handle(Arc<Replayed>);
 
 impl Replayed {
-    /// As a storage.
+    /// The process as a storage.
     pub fn storage(self: &Arc<Replayed>) -> Arc<dyn Storage> {
         Arc::new(Handle(self.clone()))
     }
@@ -238,13 +238,13 @@ impl Storage for Handle {
     }
 }
 
-/// A file that a reader has open: it stays as it was when its last name went.
+/// A file that a reader has open: it keeps the state in which it lost its last name.
 struct ReplayedFile {
     replayed: Arc<Replayed>,
     slot: Slot,
     opened: usize,
     how: Open,
-    /// By moment, the same file.
+    /// The open file at each moment.
     files: Mutex<BTreeMap<usize, Arc<dyn File>>>,
 }
 
@@ -268,7 +268,7 @@ impl File for ReplayedFile {
         self.now()?.0.read_at(buf, offset)
     }
     fn read_past_cache_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
-        // Its flush would have brought the cache to the device.
+        // A flush would have brought the cache to the device.
         self.now()?.0.read_at(buf, offset)
     }
     fn meta(&self) -> io::Result<Meta> {
@@ -284,7 +284,7 @@ impl File for ReplayedFile {
         Ok(self.replayed.recording.moments[moment].is_locked(self.slot))
     }
     fn lease(&self, at: u64) -> io::Result<bool> {
-        // The recorded owner cannot see this reader: it has a lease that somebody had then.
+        // The recorded owner cannot see this reader, so the reader gets a lease only where a stand-in had one.
         let moment = self.replayed.call();
         let is_leased = self.replayed.recording.moments[moment].is_leased(self.slot, at);
         if is_leased && at != READ_AT {

@@ -1,5 +1,5 @@
-//! The state of the simulated disk: inodes, calls that change them, what a power cut leaves. Stands on nothing else
-//! here.
+//! The state of the simulated disk: inodes, calls that change them, and the possible results of a power cut. Stands on
+//! nothing else here.
 
 pub(super) mod disk_options;
 pub(super) mod disk_state;

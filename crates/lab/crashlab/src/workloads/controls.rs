@@ -1,6 +1,6 @@
 //! Programs with a known mistake, which every run of the laboratory must find.
 //!
-//! All keep a number in their file or files, in every place of them, and count it up.
+//! All of them write a number to every place of their file or files, and increase it.
 
 use crate::device::{Acks, FileSystem};
 use crate::replay::{Check, Program};
@@ -20,7 +20,7 @@ enum Mistake {
     PlainMapping,
 }
 
-/// A program with a mistake, and a seed for what it writes.
+/// A program with a mistake, and the seed of its bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Control {
     mistake: Mistake,
@@ -42,12 +42,12 @@ pub const CONTROLS: [Control; 5] = [
 
 const ROUNDS: u64 = 40;
 const BLOCK_BYTES: usize = 4096;
-/// Blocks of the log that has a header, and pages of the mapping.
+/// The number of blocks of the log with a header, and of pages of the mapping.
 const BLOCKS: u64 = 16;
 const FILE: &str = "data";
 
 impl Control {
-    /// For reports.
+    /// The name for reports.
     pub fn name(self) -> &'static str {
         match self.mistake {
             Mistake::EarlyAck => "early-ack",
@@ -63,8 +63,8 @@ impl Control {
         Control { seed, ..self }
     }
 
-    /// Whether the mistake can show there. btrfs brings all that was written before an `fsync` to the disk in one
-    /// step, so that the order within makes no difference.
+    /// Whether the mistake can show on a file system. btrfs writes everything before an `fsync` to the disk in one
+    /// step, so that the order of these writes does not matter.
     pub fn must_be_found_on(self, fs: FileSystem) -> bool {
         match self.mistake {
             Mistake::EarlyAck | Mistake::RenameWithoutSync => fs != FileSystem::Ext4NoBarrier,
@@ -83,16 +83,17 @@ impl Control {
         block
     }
 
-    /// The number in a block; none if there is more than one.
+    /// The number in a block; None if there is more than one.
     fn number(self, block: &[u8]) -> Option<u64> {
         let mut numbers = block.chunks_exact(8).map(|b| u64::from_le_bytes(b.try_into().expect("eight bytes")));
         let first = numbers.next()?;
-        // What was there at first.
+        // The initial contents.
         let number = if first == 0 { 0 } else { first.checked_sub(self.seed << 32)? };
         numbers.all(|n| n == first).then_some(number)
     }
 
-    /// A record, its number in a header beside it, both durable before the acknowledgement. In order only with a barrier.
+    /// Writes a record, and its number in a header beside it; both are durable before the acknowledgement. Only a
+    /// barrier keeps them in order.
     fn round_of_log(self, file: &File, number: u64, barrier: bool) -> Result<()> {
         let place = 1 + number % (BLOCKS - 1);
         file.write_all_at(&self.block(number), place * BLOCK_BYTES as u64)?;
@@ -166,7 +167,7 @@ impl Check for Control {
             Mistake::NoBarrier | Mistake::DiskWithoutFlush => self.read_log(dir)?,
             Mistake::EarlyAck => {
                 let file = std::fs::read(dir.join(FILE)).map_err(|e| e.to_string())?;
-                // Torn numbers are no matter here.
+                // Torn numbers do not matter here.
                 u64::from_le_bytes(file[..8].try_into().expect("eight bytes")).saturating_sub(self.seed << 32)
             }
             Mistake::RenameWithoutSync | Mistake::PlainMapping => self.read_whole(dir)?,
@@ -193,7 +194,7 @@ impl Pages {
         Ok(Pages(start.context("mmap")?))
     }
 
-    /// Every page holds the block, and `msync` says that it is durable.
+    /// Fills every page with the block, and makes it durable by `msync`.
     fn fill(&mut self, block: &[u8; BLOCK_BYTES]) -> Result<()> {
         for n in 0..BLOCKS as usize {
             // SAFETY: within the mapping, which nobody else uses.

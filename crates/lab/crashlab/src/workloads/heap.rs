@@ -1,4 +1,4 @@
-//! Programs over a heap, and what a crash may leave of them.
+//! Programs over a heap, and the states that a crash may leave.
 
 use super::managed::{COMMIT, Recovers, STORE, SUBMIT, Window, tell};
 use crate::device::Acks;
@@ -12,10 +12,10 @@ use untorn::{File, Store, StoreOptions};
 
 const COMMITS: usize = 30;
 const HEAP: &str = "heap";
-/// An ordinary file that some commits change, too: the number of the last one that did.
+/// An ordinary file that some commits change, too: it has the number of the last one that did.
 const NOTE: &str = "note";
 
-/// How changes are committed, if they are.
+/// The way in which changes are committed, or rolled back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum How {
     Waiting,
@@ -115,7 +115,7 @@ impl OverHeap {
         OverHeap { seed, steps, states }
     }
 
-    /// Which of the commits in question the heap holds.
+    /// Finds the commit that the heap shows, among those in question.
     fn which(&self, open: &Open, window: Window) -> Result<usize, String> {
         let fixture = HeapFixture::of(&open.heap).map_err(|e| format!("the structures: {e}"))?;
         let serial = fixture.serial();
@@ -183,7 +183,7 @@ impl Check for OverHeap {
     fn check(&self, dir: &Path, said: &[String]) -> Result<(), String> {
         let open = self.open(dir)?;
         let number = self.which(&open, Window::of(said))?;
-        // The program continues, closes, and leaves a file with its allocations and no others.
+        // The program continues, closes, and leaves a file with exactly its allocations.
         let text = |e: untorn::Error| format!("after recovery: {e}");
         let (mut model, rng) = (self.states[number].model.clone(), &mut Rng::with_seed(!self.seed));
         for _ in 0..8 {

@@ -1,4 +1,4 @@
-//! Programs that use Untorn's public interface, and what a crash may leave of them.
+//! Programs that use Untorn's public interface, and the states that a crash may leave.
 
 use super::plan::{Bounds, Change, Files, Plan, Step};
 use crate::device::{Acks, Again};
@@ -13,9 +13,9 @@ use untorn::{File, Map, MapOptions, Store, StoreOptions};
 pub(super) const SUBMIT: &str = "submit ";
 pub(super) const COMMIT: &str = "commit ";
 const SETTLED: &str = "settled ";
-/// The commit that was submitted last did not happen and will not come back.
+/// The commit that was submitted last did not happen, and will not come back.
 const REFUSED: &str = "refused";
-/// Begins what a process that is to be killed has said, among what else is printed to the same pipe.
+/// Begins the lines of a process that is to be killed, among other output to the same pipe.
 const HEARD: &str = "said: ";
 pub(super) const STORE: &str = "store";
 const LONE: &str = "lone";
@@ -39,7 +39,7 @@ pub enum Flavour {
 pub const FLAVOURS: [Flavour; 5] = [Flavour::Several, Flavour::Names, Flavour::Lone, Flavour::Tight, Flavour::Mapped];
 
 impl Flavour {
-    /// For reports.
+    /// The name for reports.
     pub fn name(self) -> &'static str {
         match self {
             Flavour::Several => "several",
@@ -50,7 +50,7 @@ impl Flavour {
         }
     }
 
-    /// The one of this name.
+    /// The kind with this name.
     pub fn by_name(name: &str) -> Option<Flavour> {
         FLAVOURS.into_iter().find(|f| f.name() == name)
     }
@@ -84,11 +84,11 @@ impl Flavour {
     }
 }
 
-/// How a run on a failing disk ended.
+/// The way in which a run on a failing disk ended.
 pub enum Ended {
-    /// Nothing failed that it noticed.
+    /// The program noticed no failure.
     Well,
-    /// With an error.
+    /// The program got an error.
     Refused {
         /// The error.
         error: anyhow::Error,
@@ -103,7 +103,7 @@ pub struct Managed {
     plan: Plan,
 }
 
-/// The line of a program that has opened the store and found this commit: the store holds it from then on.
+/// The line of a program that has opened the store and found this commit: the store must show it from then on.
 pub fn settled(commit: usize) -> String {
     format!("{SETTLED}{commit}")
 }
@@ -120,7 +120,7 @@ impl Managed {
         Managed { flavour, plan: Plan::new(seed, flavour.start(), bounds) }
     }
 
-    /// Opens the store, and whatever a crash left in it is recovered.
+    /// Opens the store, recovering it if it has crashed.
     fn open(&self, dir: &Path) -> Result<Open, untorn::Error> {
         let options = self.flavour.options();
         match self.flavour {
@@ -137,7 +137,7 @@ impl Managed {
         }
     }
 
-    /// All steps but the last, which closes.
+    /// Runs all steps except for the last one, which closes.
     fn go(&self, open: &mut Open, dir: &Path, acks: &mut Acks) -> Result<()> {
         let mut commits = 0;
         for step in &self.plan.steps {
@@ -158,8 +158,8 @@ impl Managed {
         Ok(())
     }
 
-    /// Runs until something fails, or to the end. Then `heal` is called, and a store whose journal has failed must
-    /// continue to refuse commits, also if the disk works again.
+    /// Runs until something fails, or to the end. Then it calls `heal`, and a store with a failed journal must continue
+    /// to refuse commits, even if the disk works again.
     pub fn run_on_failing_disk(&self, dir: &Path, acks: &Path, heal: impl FnOnce() -> Result<()>) -> Result<Ended> {
         let mut acks = Acks::open(acks)?;
         let mut open = match self.open(dir) {
@@ -186,7 +186,7 @@ impl Managed {
         Ok(Ended::Refused { error, refuses_on })
     }
 
-    /// Opens the store, recovering it, and closes it: the commit that it holds.
+    /// Opens the store, recovering it, and closes it; returns the commit that it showed.
     pub fn held(&self, dir: &Path, said: &[String]) -> Result<usize, String> {
         let mut open = self.open(dir).map_err(|e| format!("the store cannot be opened: {e}"))?;
         let held = self.which(dir, &mut open, Window::of(said))?;
@@ -198,7 +198,7 @@ impl Managed {
         if self.flavour == Flavour::Lone { dir.to_owned() } else { dir.join(STORE) }
     }
 
-    /// Which of the commits in question the store holds.
+    /// Finds the commit that the store shows, among those in question.
     fn which(&self, dir: &Path, open: &mut Open, window: Window) -> Result<usize, String> {
         let found = open.contents(&self.home(dir))?;
         let fits = |n: &usize| self.plan.states[*n] == found;
@@ -214,7 +214,7 @@ impl Managed {
 
 impl Program for Managed {
     fn prepare(&self, dir: &Path) -> Result<()> {
-        // What a plan starts from is there; recovery has nothing to do with it.
+        // The initial files of the plan exist before the store; recovery has nothing to do with them.
         if [Flavour::Several, Flavour::Mapped].contains(&self.flavour) {
             std::fs::create_dir(dir.join(STORE))?;
             for name in self.plan.states[0].keys() {
@@ -238,7 +238,7 @@ impl Check for Managed {
         let window = Window::of(said);
         let mut open = match self.open(dir) {
             Ok(open) => open,
-            // The directory itself is made by the first opening.
+            // The first opening makes the directory itself.
             Err(e) => return Err(format!("the store cannot be opened: {e}")),
         };
         let quarantined = open.store.status().quarantined;
@@ -246,7 +246,7 @@ impl Check for Managed {
             return Err(format!("files were set aside: {quarantined:?}"));
         }
         let held = self.which(dir, &mut open, window)?;
-        // It takes another commit, closes, and leaves plain files.
+        // The store takes another commit, closes, and leaves plain files.
         let mut expected = self.plan.states[held].clone();
         let late = super::plan::bytes(u64::MAX, 3000);
         let change = match self.flavour {
@@ -269,9 +269,9 @@ impl Check for Managed {
     }
 }
 
-/// A program that can recover what a crash left of it.
+/// A program that can recover from a crash.
 pub trait Recovers: Program + Check {
-    /// Opens, and says which commit is there before it closes.
+    /// Opens, and passes the commit to `found` before it closes.
     fn recover(&self, dir: &Path, said: &[String], found: &mut dyn FnMut(usize) -> Result<()>) -> Result<()>;
 }
 
@@ -283,7 +283,7 @@ impl Recovers for Managed {
     }
 }
 
-/// Recovers what a crash left of another program: what it finds must be there after the next crash, too.
+/// Recovers another program from a crash: the commit that it finds must be there after the next crash, too.
 pub struct Reopening<'a> {
     /// The program that crashed.
     pub of: &'a dyn Recovers,
@@ -297,24 +297,25 @@ impl Program for Reopening<'_> {
     }
 }
 
-/// The program in a process of its own, killed while it works; then recovered, while what the killed one wrote
-/// may still be in the cache alone.
+/// Runs the program in a process of its own, kills it during its work, and recovers it while the killed process's
+/// writes may still be only in the cache.
 pub struct Killed<'a> {
     /// The program.
     pub of: &'a dyn Recovers,
-    /// Its name, by which the other process finds it.
+    /// Its name, by which the other process selects it.
     pub name: &'a str,
-    /// How to start the other process.
+    /// The command line of the other process.
     pub again: &'a Again,
-    /// Number of lines that are acknowledged before the program is killed.
+    /// The number of acknowledged lines after which the program is killed.
     pub lines: usize,
 }
 
-/// Asks this process to run a program: its name, the directory and the acknowledgements, separated by tabs.
+/// The environment variable that makes this process run a program: its name, the directory and the file of
+/// acknowledgements, separated by tabs.
 pub(super) const ASKED: &str = "UNTORN_CRASHLAB_PROGRAM";
 
 impl Killed<'_> {
-    /// What the other process said before it was killed.
+    /// Runs the other process and kills it; returns its lines before the kill.
     fn run_and_kill(&self, dir: &Path, acks: &Path) -> Result<Vec<String>> {
         let heard = std::process::Stdio::piped();
         let order = format!("{}\t{}\t{}", self.name, dir.display(), acks.display());
@@ -328,7 +329,7 @@ impl Killed<'_> {
         for line in lines {
             said.push(line);
             if said.len() == self.lines {
-                // Not at once, but in the middle of what comes next.
+                // Not at once, but in the middle of the next step.
                 std::thread::sleep(Duration::from_micros(self.lines as u64 * 37 % 900));
                 child.kill()?;
             }
@@ -355,7 +356,7 @@ impl Check for Reopening<'_> {
     }
 }
 
-/// Says it, and says it to whoever started this process to kill it, too.
+/// Writes a line to `acks`, and to the pipe of the process that will kill this one, if there is one.
 pub(super) fn tell(acks: &mut Acks, line: &str) -> Result<()> {
     acks.say(line)?;
     if std::env::var_os(ASKED).is_some() {
@@ -366,7 +367,7 @@ pub(super) fn tell(acks: &mut Acks, line: &str) -> Result<()> {
     Ok(())
 }
 
-/// The commits of which a crash may leave any as the last.
+/// The range of commits, any of which may be the last after a crash.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Window {
     pub least: usize,
@@ -396,7 +397,7 @@ impl Window {
 struct Open {
     store: Store,
     handles: BTreeMap<String, File>,
-    /// Files are changed by stores to these, where a program does that.
+    /// The maps by which a program changes its files, if it does so.
     maps: Option<BTreeMap<String, Map>>,
 }
 
@@ -454,7 +455,7 @@ impl Open {
         if let Some(ticket) = ticket {
             ticket.wait()?;
         }
-        // A handle follows its file; names are looked up anew.
+        // A handle follows its file, so names must be opened again.
         if changes.iter().any(Change::is_of_names) {
             self.handles.clear();
             self.maps.iter_mut().for_each(BTreeMap::clear);
@@ -466,7 +467,7 @@ impl Open {
         &self.maps.as_ref().expect("a program that maps")[name]
     }
 
-    /// With mappings, memory that the files hold as well is given back, too.
+    /// Makes a checkpoint; with mappings, also drops memory that equals the files.
     fn checkpoint(&self) -> Result<()> {
         for map in self.maps.iter().flat_map(BTreeMap::values) {
             map.reclaim()?;
@@ -491,7 +492,7 @@ impl Open {
         Ok(())
     }
 
-    /// Every file, as the library reads it.
+    /// The contents of every file, as the library reads them.
     fn contents(&mut self, home: &Path) -> Result<Files, String> {
         let mut files = Files::new();
         for name in names(home).map_err(|e| format!("the directory cannot be read: {e}"))? {
@@ -519,7 +520,7 @@ impl Open {
     }
 }
 
-/// The files that are not Untorn's own nor the file system's.
+/// The files other than Untorn's own and the file system's.
 fn names(home: &Path) -> std::io::Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in std::fs::read_dir(home)? {

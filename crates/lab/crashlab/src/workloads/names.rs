@@ -1,4 +1,4 @@
-//! Programs over names, and what a crash may leave of them: every name, size, byte and mode.
+//! Programs over names, and the states that a crash may leave: every name, size, byte and mode.
 
 use super::managed::{COMMIT, Recovers, STORE, SUBMIT, Window, tell};
 use crate::device::Acks;
@@ -54,14 +54,14 @@ impl OverNames {
         StoreOptions::default().journal_bytes(128 << 10).open(dir.join(STORE))
     }
 
-    /// Opens the store, and finds which of the commits in question it holds.
+    /// Opens the store, and finds the commit that it shows, among those in question.
     fn which(&self, dir: &Path, window: Window) -> Result<(Store, usize), String> {
         let store = self.open(dir).map_err(|e| format!("the store cannot be opened: {e}"))?;
         let quarantined = store.status().quarantined;
         if !quarantined.is_empty() {
             return Err(format!("files were set aside: {quarantined:?}"));
         }
-        // Opening made the names; contents may still wait in the journal.
+        // The opening has made the names; contents may still be in the journal.
         store.checkpoint().map_err(|e| format!("what was committed cannot be applied: {e}"))?;
         let mut differs = String::new();
         for number in (window.least..=window.most).rev() {

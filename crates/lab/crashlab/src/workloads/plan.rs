@@ -1,4 +1,4 @@
-//! What a program does to its files, drawn from a seed, and what they hold after each commit.
+//! The steps of a program, drawn from a seed, and the contents of its files after each commit.
 
 use std::collections::BTreeMap;
 
@@ -57,13 +57,13 @@ pub(super) enum Step {
     Reopen,
 }
 
-/// Steps, and the files after each commit; the first entry is what there is before any.
+/// Steps, and the files after each commit; the first entry is the initial state.
 pub(super) struct Plan {
     pub steps: Vec<Step>,
     pub states: Vec<Files>,
 }
 
-/// What a plan may contain.
+/// The limits of a plan.
 #[derive(Clone, Copy)]
 pub(super) struct Bounds {
     pub files_max: usize,
@@ -107,7 +107,7 @@ fn draw(files: &Files, before: &[Change], b: Bounds, stamp: u64, random: &mut fa
     let names: Vec<&String> = files.keys().collect();
     let fresh = format!("file-{}", random.usize(..b.files_max * 2));
     if b.names && (names.is_empty() || random.u8(..4) == 0) {
-        // What was created or renamed in this commit stays what it is.
+        // A name that was created or renamed in this commit is not changed again.
         let settled = |name: &str| {
             !before.iter().any(|change| match change {
                 Change::Create { name: n, .. } | Change::Unlink { name: n } => n == name,
@@ -157,7 +157,7 @@ fn draw(files: &Files, before: &[Change], b: Bounds, stamp: u64, random: &mut fa
     })
 }
 
-/// Bytes that occur in no other commit.
+/// Bytes that are in no other commit.
 pub(super) fn bytes(stamp: u64, length: usize) -> Vec<u8> {
     let mut random = fastrand::Rng::with_seed(stamp);
     let mut bytes = vec![0; length];

@@ -1,6 +1,6 @@
-//! The table of mutants, `docs/generated/MUTANTS.md`: for each a small crash that shows it. Where a row no longer does,
-//! as calls have other numbers by now, another crash is looked for. `UNTORN_MUTANTS=check` makes that an
-//! error, too, and `UNTORN_MUTANTS=write` writes the new one down.
+//! The table of mutants, `docs/generated/MUTANTS.md`, which has for each mutant a small crash that shows it. If the
+//! crash of a row no longer shows it, because calls have other numbers now, another crash is searched. With
+//! `UNTORN_MUTANTS=check` that is an error, too, and `UNTORN_MUTANTS=write` writes the new table.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,9 +15,9 @@ const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../docs/gener
 pub struct Mutant {
     /// Its name.
     pub name: String,
-    /// What it is about.
+    /// Its description.
     pub about: &'static str,
-    /// Why no test here needs it.
+    /// The reason why no test here needs it.
     pub why_not: Option<&'static str>,
     /// Sync points that are skipped, as bits.
     pub skipped: u64,
@@ -25,7 +25,7 @@ pub struct Mutant {
     pub scenario: Option<&'static str>,
 }
 
-/// The rows of a section, by name: what shows the mutant.
+/// The rows of a section: for each name, the crash or scenario that shows the mutant.
 pub fn listed(section: &str) -> BTreeMap<String, String> {
     let document = std::fs::read_to_string(DOCUMENT).unwrap_or_default();
     let rows = body(&document, section).lines().filter_map(|line| {
@@ -36,7 +36,7 @@ pub fn listed(section: &str) -> BTreeMap<String, String> {
     rows.collect()
 }
 
-/// The case that a row names.
+/// The case in a row.
 pub fn case_of(shown: &str) -> Option<Case> {
     shown.strip_prefix('`')?.strip_suffix('`')?.parse().ok()
 }
@@ -51,7 +51,7 @@ pub fn run(case: &Case) -> Result<(), String> {
     catch_unwind(AssertUnwindSafe(|| again(case, &|_| {}))).unwrap_or_else(|_| Err("it panicked".into()))
 }
 
-/// Whether the case is survived, and is not with the mutant, which may change the number of calls.
+/// Whether the case passes without the mutant and fails with it. The mutant may change the number of calls.
 pub fn shows(case: &Case, skipped: u64, take: &dyn Fn(bool)) -> bool {
     take(false);
     let well = run(&Case { skipped: 0, ..case.clone() });
@@ -62,14 +62,14 @@ pub fn shows(case: &Case, skipped: u64, take: &dyn Fn(bool)) -> bool {
     well && missed
 }
 
-/// Whether the scenario ends well: with the mutant that is taken away, if any is.
+/// Whether the scenario passes: with the mutant that is switched on, if any.
 fn goes_well(scenario: &str) -> bool {
     let play = SCENARIOS.iter().find(|(name, _)| *name == scenario).expect("a scenario of that name").1;
     matches!(catch_unwind(AssertUnwindSafe(play)), Ok(Ok(())))
 }
 
-/// Whether the scenario ends well, and does not with the mutant. What has ended well once is not played again: several
-/// mutants share a scenario.
+/// Whether the scenario passes without the mutant and fails with it. A scenario that has passed once is not repeated,
+/// as several mutants share a scenario.
 fn scenario_shows(scenario: &'static str, well: &mut BTreeMap<&'static str, bool>, take: &dyn Fn(bool)) -> bool {
     take(true);
     let missed = !goes_well(scenario);
@@ -77,8 +77,8 @@ fn scenario_shows(scenario: &'static str, well: &mut BTreeMap<&'static str, bool
     missed && *well.entry(scenario).or_insert_with(|| goes_well(scenario))
 }
 
-/// Breaks each mutant's invariant or sync point and checks the section of the table. `take` switches it, `search`
-/// looks for a case that shows it.
+/// Switches each mutant on, and checks the section of the table. `take` switches it, `search` looks for a case that
+/// shows it.
 pub fn gate(section: &str, mutants: &[Mutant], take: &dyn Fn(&Mutant, bool), search: &dyn Fn(&Mutant) -> Option<Case>) {
     let how = std::env::var("UNTORN_MUTANTS").unwrap_or_default();
     let (writing, checking) = (how == "write", how == "check");

@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use untorn_os::{Access, Counters, File, MapRequest, Mapping, Meta, Open, Space, Storage, SyncPoint};
 
-/// Called with the name of the method.
+/// A callback that gets the name of the method.
 pub type Hook = Arc<dyn Fn(&str) + Send + Sync>;
 
-/// A process under observation.
+/// The storage of a process that is observed.
 pub struct Hooked {
     below: Arc<dyn Storage>,
     hook: Hook,

@@ -1,4 +1,4 @@
-//! A store under the scheduler, and a ledger of what its files may and must hold.
+//! A store under the scheduler, and a ledger of the allowed and required contents of its files.
 
 use crate::interleaved::interleaved;
 use shuttle::rand::{Rng, thread_rng};
@@ -10,12 +10,12 @@ use untorn::{Error, File, Outcome, Result, Store, StoreOptions};
 use untorn_crashlab::{Options, SimDisk, SimProcess, Snapshot};
 use untorn_journal::directories::store_dir::StoreDir;
 
-/// Each thread writes an area of its own, in one call: all of it is always one number.
+/// The size of an area. Each thread writes an area of its own, in one call: it is always full of one number.
 const AREA_BYTES: usize = 1300;
-/// Power cuts tried at the moment of a crash.
+/// The number of power cuts that are tried at the moment of a crash.
 const CUTS: usize = 3;
 
-/// Of each area: the number that was acknowledged, and the highest that was tried.
+/// For each area: the number that was acknowledged, and the highest that was tried.
 type Areas = BTreeMap<(&'static str, u64), (u8, u8)>;
 
 #[derive(Clone, Default)]
@@ -42,7 +42,7 @@ impl Ledger {
         self.with(name, area, |(done, _)| *done = number);
     }
 
-    /// The last one is not there and will not come back.
+    /// Notes that the last number is not there, and will not come back.
     pub fn refused(&self, name: &'static str, area: u64) {
         self.with(name, area, |(_, tried)| *tried -= 1);
     }
@@ -52,7 +52,7 @@ impl Ledger {
     }
 }
 
-/// What a moment leaves to a crash.
+/// The state at the moment of a crash.
 struct Moment {
     snapshot: Snapshot,
     areas: Areas,
@@ -65,7 +65,7 @@ pub struct Fixture {
     options: StoreOptions,
     pub ledger: Ledger,
     crash: Mutex<Option<Moment>>,
-    /// From now on calls may be refused.
+    /// Set when calls may be refused.
     ending: AtomicBool,
 }
 
@@ -74,7 +74,7 @@ impl Fixture {
         Fixture::with_files(disk, options, &[])
     }
 
-    /// With plain files, in which all areas are zero, before the store comes to be.
+    /// A store with plain files that exist before it, in which all areas are zero.
     pub fn with_files(disk: Options, options: StoreOptions, names: &[&str]) -> Arc<Fixture> {
         let disk = SimDisk::new(disk);
         for name in names {
@@ -91,7 +91,7 @@ impl Fixture {
         self.ending.store(true, SeqCst);
     }
 
-    /// Goes on if all is well; ends quietly if the end has begun; fails otherwise.
+    /// Returns a success; ends quietly if the end has begun; fails otherwise.
     pub fn ok<T>(&self, result: Result<T>) -> Option<T> {
         match result {
             Ok(done) => Some(done),
@@ -115,12 +115,12 @@ impl Fixture {
         }
     }
 
-    /// Runs a checkpoint; the store may be closed by then.
+    /// Runs a checkpoint; the store may be closed already.
     pub fn checkpoint(&self) {
         self.ok(self.store.checkpoint());
     }
 
-    /// Commits where a flush of the journal may fail: what is reported as not committed is not.
+    /// Commits while a flush of the journal may fail: a commit that is reported as not committed must not be there.
     pub fn commit_while_it_goes_well(&self, name: &'static str, count: u8) {
         let file = self.store.open_file(name).expect("a file that is there");
         for number in 1..=count {
@@ -137,7 +137,7 @@ impl Fixture {
         }
     }
 
-    /// Reads an area a few times: never a mixture, never older than acknowledged, never going back.
+    /// Reads an area a few times: it must never be a mixture, older than acknowledged, or older than before.
     pub fn watch(&self, name: &'static str, area: u64, times: usize) {
         let mut last = 0;
         for _ in 0..times {
@@ -149,25 +149,25 @@ impl Fixture {
             let Some(number) = self.ok(file.and_then(|file| read(&file, area))) else { return };
             let (_, tried) = self.ledger.of(name, area);
             assert!((done..=tried).contains(&number), "{name}: {number} of {done}..={tried}");
-            // What was refused at the end is discarded with the handle.
+            // A number that was refused at the end is discarded with the handle.
             assert!(last <= number || self.ending.load(SeqCst), "{name}: {number} after {last}");
             last = number;
         }
     }
 
-    /// Kills the process at some moment, which is kept.
+    /// Kills the process at some moment, and keeps that moment.
     pub fn kill_at_some_time(&self, steps_most: usize) {
         for _ in 0..thread_rng().gen_range(0..steps_most) {
             shuttle::thread::yield_now();
         }
         self.may_end();
-        // No other thread runs in between: nothing here is a point of the scheduler's.
+        // No other thread runs in between, as nothing here is a point of the scheduler.
         let moment = Moment { snapshot: self.disk.snapshot(), areas: self.ledger.areas() };
         self.process.kill();
         *self.crash.lock().unwrap() = Some(moment);
     }
 
-    /// After all threads have ended: what the crash, or one now, leaves is right.
+    /// Checks the state after the crash, or after one now, when all threads have ended.
     pub fn verify(&self) {
         let crash = self.crash.lock().unwrap().take();
         let moment = crash.unwrap_or_else(|| Moment { snapshot: self.disk.snapshot(), areas: self.ledger.areas() });
@@ -193,7 +193,7 @@ impl Fixture {
         store.close().unwrap_or_else(|e| panic!("{how}: {e}"));
     }
 
-    /// What a data file itself holds, whatever a journal says.
+    /// The number in the data file itself, without the journal.
     pub fn plain_number(&self, name: &str, area: u64) -> u8 {
         let contents = self.disk.get(name).unwrap_or_default();
         let from = (area as usize * AREA_BYTES).min(contents.len());
@@ -227,7 +227,7 @@ fn uniform(bytes: &[u8]) -> u8 {
     first
 }
 
-/// Whether a file is plain: nothing pending, by its attribute.
+/// Whether a file is plain: its attribute says that nothing is pending.
 pub fn is_plain(disk: &SimDisk, path: &Path) -> bool {
     use untorn_journal::format::{Attribute, AttributeFound};
     let attribute = disk.entry(path).ok().and_then(|entry| entry.attribute);

@@ -1,4 +1,4 @@
-//! A store whose every call of the storage is a place where another thread may go on.
+//! A store for which every call of the storage is a point where another thread may run.
 
 pub mod fixture;
 

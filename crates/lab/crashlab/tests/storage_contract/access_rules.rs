@@ -1,5 +1,5 @@
-//! Rules about what a commit proves before it is sealed: what `check_access` allows can be done, and what it refuses
-//! cannot, for the reason that it tells.
+//! Rules about the checks before a commit: an operation that `check_access` allows must be possible, and one that it
+//! refuses must be impossible, for the reason that it returns.
 
 use crate::fixture::{Fixture, holds, refused, same};
 use std::path::Path;
@@ -29,7 +29,7 @@ const NEW: Access = Access::Add;
 const GONE: Access = Access::Remove;
 const MODE: Access = Access::Mode(0o640);
 
-/// Does what was asked about, and undoes it.
+/// Performs the operation in question, and undoes it.
 fn act(storage: &dyn Storage, path: &str, access: Access) -> std::io::Result<()> {
     match access {
         Access::Add | Access::NewMode(_) => {
@@ -58,7 +58,7 @@ fn allowed(storage: &dyn Storage, path: &str, accesses: &[Access]) {
     }
 }
 
-/// Refused with one of these errors; and it cannot be done either.
+/// Asserts that the check refuses with one of these errors, and that the operation is impossible.
 #[track_caller]
 fn forbidden(storage: &dyn Storage, path: &str, accesses: &[Access], errors: &[i32]) {
     for access in accesses {
@@ -200,7 +200,7 @@ fn a_sticky_directory_keeps_the_entries_of_others(fixture: &Fixture) {
         allowed(storage, "d", &[NEW]);
         allowed(storage, "d/own", &[GONE, MODE]);
         forbidden(storage, "d/other", &[GONE, MODE], &[libc::EPERM]);
-        // The directory is another user's.
+        // The directory belongs to another user.
         forbidden(storage, "d", &[MODE], &[libc::EPERM]);
     });
 }

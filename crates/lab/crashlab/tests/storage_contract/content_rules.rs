@@ -1,4 +1,4 @@
-//! Rules about contents: reading, writing, sizes, holes, direct files, what a device holds, and a full disk.
+//! Rules about contents: reading, writing, sizes, holes, direct files, the contents of a device, and a full disk.
 
 use crate::fixture::{Difference, Fixture, contents, holds, refused, rules, same};
 use libc::{EBADF, EFBIG, EINVAL, EISDIR, ENOSPC, EOPNOTSUPP};
@@ -112,7 +112,7 @@ fn a_file_opened_for_reading_is_not_changed(fixture: &Fixture) {
     refused(file.allocate(0, 100), &[EBADF]);
     refused(file.zero(0, 4), &[EBADF]);
     same(contents(&*file), b"contents".to_vec());
-    // A sync asks for no right to write.
+    // A sync needs no right to write.
     file.sync_data(sync_point::CHECKPOINT_DATA).unwrap();
     file.sync_all(sync_point::CHECKPOINT_DATA).unwrap();
 }
@@ -127,7 +127,7 @@ fn a_file_grows_by_zeros(fixture: &Fixture) {
     file.set_len(9000).unwrap();
     let all = contents(&*file);
     holds(all[..100] == [7; 100] && all[100..].iter().all(|&b| b == 0));
-    // Nothing comes back when a write fills the gap.
+    // Old bytes do not come back when a write fills the gap.
     file.set_len(0).unwrap();
     write_all_at(&*file, b"x", 5000).unwrap();
     same(contents(&*file).iter().filter(|&&b| b != 0).count(), 1);
@@ -207,7 +207,7 @@ fn sharing_blocks_is_copying(fixture: &Fixture) {
     }
     let readable = fixture.open("f", Open::READ);
     refused(readable.clone_range(&*from, 0, 0, BLOCK), if shares { &[EBADF] } else { &[EBADF, EOPNOTSUPP] });
-    // Neither file changes with the other one, and the contents outlive the file that they came from.
+    // Neither file changes with the other one, and the contents outlive their source file.
     write_all_at(&*file, b"mine", 3 * BLOCK).unwrap();
     if shares {
         expected[3 * BLOCK_BYTES..3 * BLOCK_BYTES + 4].copy_from_slice(b"mine");
@@ -240,7 +240,7 @@ fn direct_files(fixture: &Fixture) {
     same(file.read_at(&mut read, 8 * BLOCK_BYTES as u64).unwrap(), 0);
     holds(!fixture.open("f", Open::WRITE).is_direct());
     holds(fixture.open("f", Open::WRITE.direct()).is_direct() == file.is_direct());
-    // What is not aligned is refused, or read as from any other file: callers cannot rely on either.
+    // Unaligned reads are refused, or work as for any other file: callers cannot rely on either.
     let mut odd = AlignedBuf::zeroed(2 * BLOCK_BYTES);
     for (from, to, offset) in [(1, BLOCK_BYTES + 1, 0), (0, BLOCK_BYTES, 1), (0, 100, 0)] {
         match file.read_at(&mut odd[from..to], offset) {
@@ -306,7 +306,7 @@ fn forgetting_the_cache(fixture: &Fixture) {
     file.sync_all(sync_point::CHECKPOINT_DATA).unwrap();
     file.forget_cached().unwrap();
     same(contents(&*file), vec![3; 10_000]);
-    // What was not flushed is not forgotten.
+    // Unflushed bytes are not dropped.
     write_all_at(&*file, &[4; 5000], 7000).unwrap();
     file.forget_cached().unwrap();
     let all = contents(&*file);
@@ -335,7 +335,7 @@ fn a_full_disk(fixture: &Fixture) {
         let larger = file.meta().unwrap().size;
         holds(larger == size || larger > size && fixture.has(Difference::FailedAllocationMayExtend));
         holds(contents(&*file)[size as usize..].iter().all(|&b| b == 0));
-        // Names are still changed, and what is removed makes room.
+        // Names can still be changed, and removing makes room.
         fixture.storage.rename(Path::new("f"), Path::new("g"), false).unwrap();
         file.set_len(0).unwrap();
         file.sync_all(sync_point::CHECKPOINT_DATA).unwrap();
@@ -361,7 +361,7 @@ fn counters(fixture: &Fixture) {
     storage.sync_file_system(sync_point::CHECKPOINT_MANY).unwrap();
     let now = storage.counters();
     same((now.writes, now.bytes_written, now.syncs), (2, 150, 4));
-    // Each storage counts its own, its files' included.
+    // Each storage has its own counters, which include its files.
     let other = fixture.another_storage();
     let same_file = other.open(Path::new("f"), Open::WRITE).unwrap();
     same(same_file.write_at(&[1; 7], 0).unwrap(), 7);

@@ -1,4 +1,4 @@
-//! Where the rules are tried: a fresh storage for each, and what other programs do to it.
+//! The fixtures of the rules: a new storage for each rule, and changes of it by other programs.
 
 use std::fmt::Debug;
 use std::io;
@@ -9,19 +9,19 @@ use tempfile::TempDir;
 use untorn_crashlab::{Options, Profile, SimDisk};
 use untorn_os::{File, Linux, Open, Storage};
 
-/// What may differ from one storage to the other, by name. Everything else is the contract.
+/// The allowed differences between storages, by name. Everything else is the contract.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Difference {
-    /// XFS: a directory that is renamed to a directory that is not empty gets `EEXIST`; elsewhere it is `ENOTEMPTY`.
+    /// XFS: renaming a directory over one that is not empty returns `EEXIST`; elsewhere it is `ENOTEMPTY`.
     FullDirectoryExists,
-    /// ext4: an allocation that finds no room may have made the file longer, by zeros.
+    /// ext4: an allocation without enough room may have made the file longer, by zeros.
     FailedAllocationMayExtend,
-    /// Linux: [`untorn_os::Mapping::copy_in`] may store into a page that is hidden, where nobody sees it. The
-    /// simulated disk says `EFAULT`.
+    /// Linux: [`untorn_os::Mapping::copy_in`] may store into a hidden page, where nobody sees the bytes. The simulated
+    /// disk returns `EFAULT`.
     HiddenPagesMayTakeStores,
-    /// Linux without `process_vm_writev`: a page that is hidden may be loaded. Elsewhere it is `EFAULT`.
+    /// Linux without `process_vm_writev`: a hidden page may be loaded. Elsewhere it is `EFAULT`.
     HiddenPagesMayBeLoaded,
-    /// Linux, tracker `scan`: a page that was loaded for the first time may be told of as if it had been stored to.
+    /// Linux, tracker `scan`: a page that was loaded for the first time may be reported as if it had been stored to.
     LoadedPagesMayCountAsStoredTo,
 }
 
@@ -89,7 +89,7 @@ impl Backend {
         Fixture { storage: root.storage(), root, differences: self.differences.clone() }
     }
 
-    /// Whether a rule holds here; if not, what it said.
+    /// Runs a rule; returns its message if it does not hold.
     pub fn try_rule(&self, (_, rule): &Rule) -> Result<(), String> {
         catch_unwind(AssertUnwindSafe(|| rule(&self.fixture()))).map_err(|panic| {
             let text = panic.downcast_ref::<String>().cloned();
@@ -112,7 +112,7 @@ impl Fixture {
         self.differences.contains(&difference)
     }
 
-    /// The directory, opened by somebody else.
+    /// The directory as another storage.
     pub fn another_storage(&self) -> Arc<dyn Storage> {
         self.root.storage()
     }
@@ -161,7 +161,7 @@ impl Fixture {
         }
     }
 
-    /// A named pipe. False: the simulated disk has none.
+    /// Makes a named pipe. False: the simulated disk has none.
     pub fn pipe(&self, path: &str) -> bool {
         let Root::Linux(dir) = &self.root else { return false };
         let mode = rustix::fs::Mode::from_raw_mode(0o600);
@@ -169,8 +169,8 @@ impl Fixture {
         true
     }
 
-    /// Mounts something empty on a directory while `act` runs. Nothing happens where that is impossible: without
-    /// root, outside of a worker's own mount namespace, on the simulated disk.
+    /// Mounts something empty on a directory while `act` runs. Does nothing where that is impossible: without root,
+    /// outside of a worker's own mount namespace, on the simulated disk.
     pub fn with_mount_on(&self, path: &str, act: impl FnOnce()) {
         use rustix::mount::{MountFlags, mount};
         let Some(dir) = self.mountable() else { return };
@@ -180,8 +180,7 @@ impl Fixture {
         act();
     }
 
-    /// The directory as a storage that is mounted read-only, while `act` runs. Nothing happens where that is
-    /// impossible.
+    /// Passes the directory as a storage that is mounted read-only to `act`. Does nothing where that is impossible.
     pub fn while_read_only(&self, act: impl FnOnce(&dyn Storage)) {
         use rustix::mount::{MountFlags, mount_bind, mount_remount};
         if let Root::Simulated(disk) = &self.root {
@@ -198,7 +197,7 @@ impl Fixture {
         act(&*storage);
     }
 
-    /// Whether permission bits count for this user.
+    /// Whether permission bits have an effect for this user.
     pub fn counts_permissions(&self) -> bool {
         let they_do = match &self.root {
             Root::Simulated(disk) => disk.options().permissions,
@@ -207,8 +206,8 @@ impl Fixture {
         they_do && self.storage.effective_user() != 0
     }
 
-    /// Gives something a flag of `chattr` while `act` runs. Nothing happens where that is impossible: outside of a
-    /// worker, on file systems that do not know the flag, on the simulated disk.
+    /// Sets a flag of `chattr` while `act` runs. Does nothing where that is impossible: outside of a worker, on file
+    /// systems that do not have the flag, on the simulated disk.
     pub fn with_flag(&self, path: &str, flag: char, act: impl FnOnce()) {
         let Some(dir) = self.mountable() else { return };
         let at = dir.join(path);
@@ -219,7 +218,7 @@ impl Fixture {
         act();
     }
 
-    /// Lets another user act, who owns these files. Nothing happens where that is impossible: outside of a worker, on
+    /// Runs `act` as another user, who owns these files. Does nothing where that is impossible: outside of a worker, on
     /// the simulated disk.
     pub fn as_another_user(&self, owned: &[&str], act: impl FnOnce(&dyn Storage) + Send) {
         const USER: u32 = 65534;
@@ -242,13 +241,13 @@ impl Fixture {
         }
     }
 
-    /// The directory, if this process may mount something on it: a worker, whose mounts are its own.
+    /// The directory, if this process may mount something on it: in a worker, which has its own mounts.
     fn mountable(&self) -> Option<&Path> {
         let Root::Linux(dir) = &self.root else { return None };
         std::env::var_os("UNTORN_CRASHLAB_WORKER").map(|_| dir.path())
     }
 
-    /// A storage with room for about `bytes`, if one can be had.
+    /// Runs `act` with a storage that has room for about `bytes`, if possible.
     pub fn with_room_for(&self, bytes: u64, act: impl FnOnce(&Fixture)) {
         match &self.root {
             Root::Simulated(disk) => {
@@ -284,7 +283,7 @@ impl Drop for Unmount {
     }
 }
 
-/// The call was refused with one of these errors.
+/// Asserts that the call was refused with one of these errors.
 #[track_caller]
 pub fn refused<T>(result: io::Result<T>, errors: &[i32]) {
     let name = |code: &i32| io::Error::from_raw_os_error(*code).to_string();
@@ -298,19 +297,19 @@ pub fn refused<T>(result: io::Result<T>, errors: &[i32]) {
     }
 }
 
-/// Equal, or a panic that names the line.
+/// Asserts equality; the panic names the line.
 #[track_caller]
 pub fn same<T: PartialEq + Debug>(found: T, expected: T) {
     assert!(found == expected, "line {}: {found:?}, not {expected:?}", std::panic::Location::caller().line());
 }
 
-/// True, or a panic that names the line.
+/// Asserts a condition; the panic names the line.
 #[track_caller]
 pub fn holds(condition: bool) {
     assert!(condition, "line {}", std::panic::Location::caller().line());
 }
 
-/// All of a file.
+/// The contents of a whole file.
 pub fn contents(file: &dyn File) -> Vec<u8> {
     let mut bytes = vec![0xee; file.meta().unwrap().size as usize + 10];
     let n = untorn_os::read_full_at(file, &mut bytes, 0).unwrap();

@@ -1,5 +1,5 @@
-//! Rules about claims and locks: two kinds that know nothing of each other, each held by one opening of a file. Leases are
-//! shared locks of the second kind.
+//! Rules about claims and locks: two kinds that do not affect each other, each held by one opening of a file. Leases
+//! are shared locks of the second kind.
 
 use crate::fixture::{Fixture, holds, refused, rules, same};
 use libc::EBADF;
@@ -34,7 +34,7 @@ fn a_claim_is_exclusive(fixture: &Fixture) {
     holds(file.try_claim().unwrap());
     holds(file.try_claim().unwrap());
     others.iter().for_each(|other| holds(!other.try_claim().unwrap()));
-    // For reading only, too.
+    // The same for an opening that only reads.
     holds(!fixture.open("f", Open::READ).try_claim().unwrap());
     holds(fixture.file("g", b"").try_claim().unwrap());
 }
@@ -78,10 +78,10 @@ fn they_end_with_their_opening(fixture: &Fixture) {
     let file = fixture.file("f", b"");
     let [first, second] = again(fixture);
     holds(first.try_claim().unwrap() && first.lock(false).unwrap());
-    // Other openings end nothing.
+    // Dropping other openings releases nothing.
     drop(fixture.open("f", Open::WRITE));
     holds(!file.try_claim().unwrap() && file.is_locked().unwrap());
-    // The last handle of the opening ends it.
+    // Dropping the last handle of the opening releases it.
     let handle = first.clone();
     drop(first);
     holds(!file.try_claim().unwrap() && file.is_locked().unwrap());
@@ -131,7 +131,7 @@ fn leases_are_shared(fixture: &Fixture) {
     let [first, second] = again(fixture);
     let reader = fixture.open("f", Open::READ);
     holds(file.leased(0..100).unwrap().is_none());
-    // Beyond the end, too, and by who only reads.
+    // Also behind the end, and by an opening that only reads.
     holds(
         first.lease(7).unwrap()
             && first.lease(7).unwrap()
@@ -142,7 +142,7 @@ fn leases_are_shared(fixture: &Fixture) {
     same(file.leased(7..8).unwrap(), Some(7));
     holds(file.leased(8..100).unwrap().is_none() && file.leased(0..7).unwrap().is_none());
     same(file.leased(100..(1 << 63) - 1).unwrap(), Some(1 << 62));
-    // Nobody sees his own.
+    // An opening does not see its own lease.
     holds(second.leased(100..(1 << 63) - 1).unwrap().is_none());
     holds(file.leased(5..5).unwrap().is_none());
     holds(fixture.file("g", b"").leased(0..(1 << 63) - 1).unwrap().is_none());
@@ -162,7 +162,7 @@ fn a_lease_ends_with_its_opening(fixture: &Fixture) {
     let file = fixture.file("f", b"");
     let [first, second] = again(fixture);
     holds(first.lease(7).unwrap() && second.lease(7).unwrap());
-    // Other openings end nothing, nor does a lease of another byte.
+    // Dropping other openings releases nothing, and neither does a lease of another byte.
     drop(fixture.open("f", Open::READ));
     let other = fixture.open("f", Open::READ);
     holds(other.lease(7).unwrap() && other.lease(8).unwrap());
@@ -170,7 +170,7 @@ fn a_lease_ends_with_its_opening(fixture: &Fixture) {
     holds(file.leased(8..100).unwrap().is_none());
     drop(first);
     same(file.leased(0..100).unwrap(), Some(7));
-    // The last handle of the opening ends it.
+    // Dropping the last handle of the opening releases it.
     let handle = second.clone();
     drop(second);
     same(file.leased(0..100).unwrap(), Some(7));
@@ -189,11 +189,11 @@ fn a_lease_follows_the_file(fixture: &Fixture) {
         same(fixture.open(name, Open::READ).leased(0..100).unwrap(), Some(7));
     }
     holds(fixture.file("f", b"").leased(0..100).unwrap().is_none());
-    // Also when no name is left.
+    // Also when the file has no name any more.
     fixture.storage.unlink(Path::new("g")).unwrap();
     fixture.storage.unlink(Path::new("h")).unwrap();
     same(file.leased(0..100).unwrap(), Some(7));
-    // The file need not be as long as it was.
+    // The file may become shorter than the leased byte.
     file.set_len(0).unwrap();
     same(file.leased(0..100).unwrap(), Some(7));
     drop(reader);

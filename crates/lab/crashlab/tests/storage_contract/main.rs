@@ -1,10 +1,9 @@
-//! The contract of `untorn_os::Storage`, `File` and `Mapping`, tried on real file systems and on the simulated disk.
+//! The contract of `untorn_os::Storage`, `File` and `Mapping`, tested on real file systems and on the simulated disk.
 //!
 //! One list of rules, written against the traits, runs on ext4, XFS and btrfs (in images, on loop devices), on tmpfs,
 //! on overlayfs, in the temporary directory (also as an ordinary user, and as on an old kernel), and on the simulated
-//! disk in every profile.
-//! What the crash laboratory finds is worth as much as this agreement. Where file systems differ, the difference has
-//! a name (`Difference`); nothing else may differ.
+//! disk in every profile. The findings of the crash laboratory are only as good as this agreement. Where file systems
+//! differ, the difference has a name (`Difference`); nothing else may differ.
 
 mod access_rules;
 mod content_rules;
@@ -27,9 +26,9 @@ use untorn_crashlab::replay::Bench;
 use untorn_crashlab::{Options, PROFILES};
 
 const VIOLATION: &str = "VIOLATION ";
-/// Another user than root: `nobody`.
+/// A user other than root: `nobody`.
 const ORDINARY_USER: u32 = 65534;
-/// Disks that are made for the rules have at least this size.
+/// The minimum size of disks for the rules.
 const DISK_BYTES_MIN: u64 = 128 << 20;
 
 fn rules() -> impl Iterator<Item = &'static Rule> {
@@ -44,9 +43,9 @@ fn rules() -> impl Iterator<Item = &'static Rule> {
     by_subject.into_iter().flatten()
 }
 
-/// Tries every rule and returns what was broken.
+/// Tries every rule; returns the violations.
 fn broken(backend: &Backend) -> Vec<String> {
-    // Modes must come out exactly as asked for, whatever the umask takes away.
+    // Modes must be exactly as requested, for any umask.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     rules()
         .filter_map(|rule| backend.try_rule(rule).err().map(|what| format!("{}: {}: {what}", backend.name, rule.0)))
@@ -92,17 +91,17 @@ fn the_temporary_directory_keeps_the_contract_for_an_ordinary_user() {
     }
 }
 
-/// A test of this program, in another process.
+/// Asserts that a test of this program passed in another process.
 fn must_pass(output: Output) {
     let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
     println!("{text}");
     assert!(output.status.success() && text.contains("1 passed"), "{text}");
 }
 
-/// What the library does where newer system calls are missing keeps the contract, too.
+/// The library's fallbacks for missing system calls keep the contract, too.
 #[test]
 fn an_old_kernel_keeps_the_contract() {
-    // In a process of its own: what works is found out once for all threads.
+    // In a process of its own, because the available system calls are detected once for all threads.
     const WITHOUT: &str = "UNTORN_TEST_OLD_KERNEL";
     if std::env::var_os(WITHOUT).is_none() {
         let again = Again::test("an_old_kernel_keeps_the_contract").expect("this program");
@@ -141,7 +140,7 @@ fn overlayfs_keeps_the_contract() {
     watched("overlayfs", &[FileSystem::Ext4.mkfs()]);
 }
 
-/// The workers of these tests, which mount file systems. By itself it does nothing.
+/// The entry of the workers of these tests, which mount file systems. Does nothing by itself.
 #[test]
 fn part() {
     watch::work_if_asked(work);
@@ -182,7 +181,7 @@ fn work(job: &str) -> Result<()> {
     }
 }
 
-/// Makes a file system in memory and mounts it for a moment.
+/// Makes a file system in memory and mounts it while `act` runs.
 fn on_disk<T>(fs: FileSystem, act: impl FnOnce(&Path) -> T) -> Result<T> {
     Bench::new()?.with(fs, &fs.make(DISK_BYTES_MIN)?, act)?
 }
@@ -195,7 +194,7 @@ fn mounted(kind: &str, options: &str, at: &Path, act: impl FnOnce()) -> Result<(
     unmount_now(at)
 }
 
-/// Lets a worker try the rules on a file system that it mounts, if that can be done here.
+/// Lets a worker test the rules on a file system that it mounts, if that is possible here.
 fn watched(job: &str, programs: &[String]) {
     if let Some(why) = watch::missing(programs) {
         return println!("skipped: {why}");

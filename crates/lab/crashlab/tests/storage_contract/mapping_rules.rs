@@ -1,4 +1,4 @@
-//! Rules about private mappings: what they show, what is found of stores, what takes pages away.
+//! Rules about private mappings: their contents, the detection of stores, and the operations that remove pages.
 
 use crate::fixture::{Difference, Fixture, contents, holds, refused, rules, same};
 use libc::{EEXIST, EFAULT, EINVAL, EOPNOTSUPP};
@@ -33,7 +33,7 @@ fn page_bytes() -> u64 {
     rustix::param::page_size() as u64
 }
 
-/// Each tracker that works here, with a file of so many pages that hold `f`, shown in full.
+/// Runs `act` with each tracker that works here, with a file of this many pages full of `f`, all of them shown.
 fn with_each_tracker(fixture: &Fixture, pages: u64, act: impl Fn(Arc<dyn File>, Box<dyn Mapping>)) {
     for tracker in [Tracker::Scan, Tracker::PageMap] {
         let file = fixture.file("f", &vec![b'f'; (pages * page_bytes()) as usize]);
@@ -92,7 +92,7 @@ fn addresses_are_reserved(fixture: &Fixture) {
     refused(at(a - page), &[EEXIST]);
     refused(at(a + 1), &[EINVAL]);
     drop(first);
-    // Free addresses are given as asked, and again after they were given up.
+    // A free address is given as requested, and again after it was released.
     for _ in 0..2 {
         let mapping = at(a).unwrap();
         same(mapping.address() as u64, a);
@@ -100,7 +100,7 @@ fn addresses_are_reserved(fixture: &Fixture) {
     holds(file.map(&MapRequest { address_space: u64::MAX, ..MapRequest::default() }).is_err());
 }
 
-/// Loads from pages of which some are hidden.
+/// Loads from pages some of which are hidden.
 #[track_caller]
 fn load_hidden_pages(fixture: &Fixture, mapping: &dyn Mapping, offset: u64, len: usize) {
     match load(mapping, offset, len) {
@@ -227,7 +227,7 @@ fn stores_are_dropped(fixture: &Fixture) {
         load_hidden_pages(fixture, &*mapping, 2 * page, 1);
         mapping.show(2 * page..3 * page).unwrap();
         same(load(&*mapping, 2 * page, 1).unwrap(), b"f".to_vec());
-        // What was stored and dropped is not told of.
+        // Stores that were dropped are not reported.
         let told = changed(&*mapping, 1..3);
         holds(told.is_empty() || fixture.has(Difference::LoadedPagesMayCountAsStoredTo));
         mapping.copy_in(page, b"again").unwrap();
@@ -244,10 +244,10 @@ fn pages_behind_the_end_are_gone(fixture: &Fixture) {
     refused(load(&*mapping, 2 * page, 1), &[EFAULT]);
     refused(load(&*mapping, 2 * page - 1, 2), &[EFAULT]);
     refused(mapping.populate(page..3 * page), &[EFAULT]);
-    // What comes before the missing page is stored.
+    // The bytes before the missing page are stored.
     refused(mapping.copy_in(2 * page - 1, b"yz"), &[EFAULT]);
     same(load(&*mapping, 2 * page - 1, 1).unwrap(), b"y".to_vec());
-    // They come with the file.
+    // The pages come back when the file grows.
     file.set_len(3 * page).unwrap();
     same(load(&*mapping, 2 * page, 1).unwrap(), b"\0".to_vec());
     write_all_at(&*file, b"new", 2 * page).unwrap();
@@ -260,7 +260,7 @@ fn a_truncation_takes_pages(fixture: &Fixture) {
         mapping.copy_in(0, &vec![b's'; 4 * page as usize]).unwrap();
         file.set_len(page + 10).unwrap();
         refused(load(&*mapping, 2 * page, 1), &[EFAULT]);
-        // A page that is still a part of the file keeps all that was stored to it.
+        // A page that is still a part of the file keeps all stores to it.
         same(load(&*mapping, page, page as usize).unwrap(), vec![b's'; page as usize]);
         same(private(&*mapping, 0..4), vec![0, 1]);
         file.set_len(4 * page).unwrap();
@@ -276,7 +276,7 @@ fn blank_pages_are_zeros(fixture: &Fixture) {
         same(load(&*mapping, page - 1, 3).unwrap(), b"f\0\0".to_vec());
         mapping.copy_in(3 * page, b"stored").unwrap();
         holds(changed(&*mapping, 0..4).contains(&3));
-        // The file has nothing to do with them.
+        // The file does not affect these pages.
         file.set_len(0).unwrap();
         same(load(&*mapping, 3 * page - 1, 7).unwrap(), b"\0stored".to_vec());
         mapping.blank(3 * page..4 * page).unwrap();
@@ -300,7 +300,7 @@ fn pieces_are_copied_at_once(fixture: &Fixture) {
             refusal => refused(refusal, &[EFAULT]),
         }
         mapping.copy_out(&mut []).unwrap();
-        // More than one call of the kernel takes.
+        // More pieces than one call of the kernel takes.
         let mut bytes = vec![0; 3000];
         let mut many: Vec<Piece> =
             bytes.iter_mut().enumerate().map(|(n, byte)| piece(n as u64, std::slice::from_mut(byte))).collect();

@@ -1,5 +1,5 @@
-//! Rules about what belongs to a file besides its contents, and about the machine: what `stat` tells, modes, the
-//! attribute, free space, random bytes, the boot.
+//! Rules about the metadata of a file and about the machine: the results of `stat`, modes, the attribute, free space,
+//! random bytes, the boot.
 
 use crate::fixture::{Fixture, contents, holds, same};
 use std::path::Path;
@@ -24,7 +24,7 @@ fn p(path: &str) -> &Path {
     Path::new(path)
 }
 
-/// Long enough for any file system's clock to tell the difference.
+/// Waits long enough for the clock of any file system to advance.
 fn wait_for_the_clock() {
     std::thread::sleep(Duration::from_millis(25));
 }
@@ -47,7 +47,7 @@ fn what_stat_tells(fixture: &Fixture) {
     same(inodes.len(), 4);
     file.set_len(10).unwrap();
     same((file.meta().unwrap().size, fixture.storage.stat(p("d/f")).unwrap().size), (10, 10));
-    // A file is followed by its opening, a path by its name.
+    // An opening follows its file, a path its name.
     fixture.storage.rename(p("d/f"), p("g"), false).unwrap();
     same(file.meta().unwrap(), fixture.storage.stat(p("g")).unwrap());
     same(fixture.open("g", Open::READ).meta().unwrap(), file.meta().unwrap());
@@ -93,7 +93,7 @@ fn the_time_moves_with_contents(fixture: &Fixture) {
     holds(!moves(&|| fixture.storage.rename(p("f"), p("g"), false).unwrap()));
     holds(!moves(&|| drop(fixture.open("g", Open::WRITE))));
     holds(!moves(&|| file.sync_all(sync_point::CHECKPOINT_DATA).unwrap()));
-    // A directory's time moves with its names.
+    // A directory's time changes with its names.
     let before = fixture.storage.stat(p("")).unwrap().mtime_ns;
     wait_for_the_clock();
     drop(fixture.file("new", b""));

@@ -1,4 +1,4 @@
-//! Rules about names: opening, listing, renaming, removing, directories, and paths that would lead outside.
+//! Rules about names: opening, listing, renaming, removing, directories, and paths that lead outside.
 
 use crate::fixture::{Difference, Fixture, contents, holds, refused, rules, same};
 use libc::{EEXIST, EINVAL, EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, ENOTEMPTY, EPERM, EROFS, EXDEV};
@@ -61,7 +61,7 @@ fn opening_never_follows_a_link(fixture: &Fixture) {
     for path in ["l", "l/f"] {
         refused(fixture.storage.open(p(path), Open::READ), &[ELOOP]);
         refused(fixture.storage.open(p(path), Open::WRITE), &[ELOOP]);
-        // Where a directory is asked for, a link itself is none.
+        // A link in the place of a directory is not a directory.
         let no_directory = if path == "l" { ENOTDIR } else { ELOOP };
         refused(fixture.storage.list(p(path)), &[no_directory]);
         refused(fixture.storage.sync_dir(p(path), sync_point::CHECKPOINT_NAMES), &[no_directory]);
@@ -129,7 +129,7 @@ fn modes_are_exactly_as_asked(fixture: &Fixture) {
             let file = fixture.open(&name, how);
             same(file.meta().unwrap().mode, mode);
             same(fixture.storage.stat(p(&name)).unwrap().mode, mode);
-            // Whoever created it can write, whatever the mode says.
+            // The opening that created the file can write, with any mode.
             let block = untorn_os::AlignedBuf::zeroed(4096);
             same(file.write_at(&block, 0).unwrap(), 4096);
         }
@@ -141,7 +141,7 @@ fn modes_are_exactly_as_asked(fixture: &Fixture) {
     }
     fixture.storage.mkdir(p("d2/inner"), 0o777).unwrap();
     same(fixture.storage.stat(p("d2/inner")).unwrap().mode, 0o777);
-    // The directory can be removed afterwards.
+    // So that the directory can be removed afterwards.
     fixture.storage.set_dir_mode(p("d3"), 0o700).unwrap();
 }
 
@@ -149,7 +149,7 @@ fn paths_do_not_lead_outside(fixture: &Fixture) {
     fixture.directory("d");
     fixture.file("f", b"mine");
     let inner = fixture.storage.stat(p("d")).unwrap();
-    // A path that ends in no name is refused as such where a name is asked for.
+    // A path that does not end in a name is refused as such by calls that need a name.
     for path in ["..", "../x", "d/../..", "d/../../x", "/", "/tmp", "/etc/passwd", "d/../f", "d/.."] {
         let path = p(path);
         let error = [if path.file_name().is_some() { EXDEV } else { EINVAL }];
@@ -214,7 +214,7 @@ fn listing_a_directory(fixture: &Fixture) {
     fixture.symbolic_link("l");
     same(fixture.names(""), vec!["d".to_owned(), "f".to_owned(), "l".to_owned()]);
     same(fixture.names("d"), vec![".hidden".to_owned(), "inside".to_owned()]);
-    // More than one call of the kernel can tell of.
+    // More names than one call of the kernel can return.
     let many: Vec<String> = (0..2000).map(|n| format!("{n:0100}")).collect();
     fixture.directory("many");
     many.iter().for_each(|name| drop(fixture.file(&format!("many/{name}"), b"")));
@@ -284,7 +284,7 @@ fn renaming_what_does_not_fit(fixture: &Fixture) {
     refused(fixture.storage.rename(p("full"), p("full/x"), true), &[EINVAL]);
     refused(fixture.storage.rename(p("full"), p("full/x"), false), &[EINVAL]);
     refused(fixture.storage.rename(p("full"), p("full/x/y"), true), &[ENOENT]);
-    // A directory on the way to what is renamed is not replaced.
+    // A parent directory of the renamed file is not replaced.
     refused(fixture.storage.rename(p("full/inside"), p("full"), true), &[ENOTEMPTY]);
     refused(fixture.storage.rename(p("full/inside"), p("full"), false), &[EEXIST]);
     same(fixture.names(""), vec!["d".to_owned(), "f".to_owned(), "full".to_owned()]);
@@ -346,7 +346,7 @@ fn linking_what_cannot_be_linked(fixture: &Fixture) {
     refused(fixture.storage.link(p("f"), p("l")), &[EEXIST]);
     refused(fixture.storage.link(p("f"), p("l/g")), &[ELOOP, ENOTDIR]);
     fixture.while_read_only(|storage| refused(storage.link(p("f"), p("g")), &[EROFS]));
-    // A second name has the same mode and attribute, and so has a file that is open without one.
+    // A second name has the same mode and attribute, and so has a file that is open without a name.
     let file = fixture.open("f", Open::WRITE);
     file.set_attribute(b"value").unwrap();
     file.set_mode(0o640).unwrap();

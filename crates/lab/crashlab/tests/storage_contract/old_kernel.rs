@@ -1,12 +1,12 @@
-//! Takes newer system calls away from a thread, as an old kernel or a container's filter does, so that the rules try
-//! what the library does without them.
+//! Makes newer system calls unavailable to a thread, like an old kernel or a container's filter, so that the rules test
+//! the library's fallbacks.
 
 use std::io;
 
 /// `PAGEMAP_SCAN` of `<linux/fs.h>`, Linux 6.7.
 const PAGEMAP_SCAN: u32 = 0xc060_6610;
 
-/// System calls that an old kernel does not have, or a filter forbids.
+/// System calls that an old kernel does not have, or that a filter forbids.
 const MISSING: [libc::c_long; 5] = [
     libc::SYS_openat2,
     libc::SYS_renameat2,
@@ -19,7 +19,7 @@ fn statement(code: u32, k: u32) -> libc::sock_filter {
     libc::sock_filter { code: code as u16, jt: 0, jf: 0, k }
 }
 
-/// Goes on with the next statement if the value is `k`, else leaves out `skip` of them.
+/// Continues with the next statement if the value is `k`, and skips `skip` statements otherwise.
 fn unless_equal(k: u32, skip: u8) -> libc::sock_filter {
     libc::sock_filter { code: (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16, jt: 0, jf: skip, k }
 }
@@ -31,7 +31,7 @@ pub fn imitate() -> io::Result<()> {
     let answer = libc::BPF_RET | libc::BPF_K;
     let refuse = |errno: i32| statement(answer, libc::SECCOMP_RET_ERRNO | errno as u32);
     let number = std::mem::offset_of!(libc::seccomp_data, nr) as u32;
-    // The lower half of the second argument; both orders of bytes.
+    // The lower half of the second argument, for both byte orders.
     let lower = if cfg!(target_endian = "big") { 4 } else { 0 };
     let request = (std::mem::offset_of!(libc::seccomp_data, args) + 8 + lower) as u32;
     let mut filter = vec![statement(load, number)];

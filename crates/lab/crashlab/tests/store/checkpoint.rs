@@ -1,4 +1,4 @@
-//! Checkpoints: what is applied, and what changes meanwhile.
+//! Checkpoints: the changes that they apply, and changes during them.
 
 use crate::fixture::{contents, roomy, survives};
 use crate::hooked::Hooked;
@@ -9,8 +9,8 @@ use untorn::{Store, StoreOptions};
 use untorn_crashlab::{Fault, On, PROFILES, SimDisk, What};
 use untorn_journal::directories::store_dir::StoreDir;
 
-/// A store that does something else, once, when it makes this call of the storage; armed, it lets so many of these
-/// calls pass first.
+/// A store that does something else, once, when it makes this call of the storage; arming it sets the number of these
+/// calls that pass first.
 pub fn open_with_surprise(
     disk: &SimDisk,
     options: StoreOptions,
@@ -46,15 +46,15 @@ pub fn open_with_surprise(
     (store, arm)
 }
 
-/// The gap before a write behind the end was left to a hole, where a crash had put old sectors.
+/// The gap before a write behind the end was left as a hole, in which a crash had put old sectors.
 #[test]
 fn the_gap_before_a_write_behind_the_end_is_zero() {
     survives("closed,posix,sector,tight,buffered/0/empty,group,retire/");
     survives("closed,posix,sector,tight,buffered/0/replace,group,retire/");
 }
 
-/// A checkpoint finds a file gone that a later commit removed. That removal must be durable before the
-/// records are given up that the file would need if it came back.
+/// A checkpoint finds that a later commit has removed a file. That removal must be durable before the records are
+/// dropped that the file would need if it came back.
 #[test]
 fn a_file_removed_under_a_checkpoint_does_not_come_back_as_an_older_one() {
     for profile in PROFILES {
@@ -80,7 +80,7 @@ fn a_file_removed_under_a_checkpoint_does_not_come_back_as_an_older_one() {
 fn a_mode_that_changes_under_a_checkpoint_is_flushed_by_close() {
     for profile in PROFILES {
         let disk = roomy::disk(profile);
-        // When the checkpoint has flushed the file and goes on to its directory.
+        // When the checkpoint has flushed the file, before it flushes its directory.
         let (store, arm) = open_with_surprise(&disk, roomy::options(), "sync_dir", |store| {
             let mut txn = store.begin();
             txn.chmod("a", 0o640).unwrap();
@@ -103,8 +103,8 @@ fn a_mode_that_changes_under_a_checkpoint_is_flushed_by_close() {
     }
 }
 
-/// A checkpoint had flushed a directory when a commit of other names made a removal in that directory that had
-/// failed until then. The checkpoint counted the removal among what was flushed, and gave its record up.
+/// A checkpoint had flushed a directory when a commit of other names made a removal in that directory that had failed
+/// until then. The checkpoint took the removal for flushed, and dropped its record.
 #[test]
 fn names_that_are_applied_behind_the_flush_of_their_directory_keep_their_records() {
     for profile in PROFILES {
@@ -141,7 +141,7 @@ fn names_that_are_applied_behind_the_flush_of_their_directory_keep_their_records
     }
 }
 
-/// A checkpoint failed for lack of space, and each commit of the file was refused for it from then on, also with
+/// A checkpoint failed for lack of space, and each later commit of the file was refused for that reason, even with
 /// space again, until somebody asked for a checkpoint.
 #[test]
 fn a_checkpoint_that_found_no_space_is_tried_again_by_the_next_commit() {
@@ -171,7 +171,8 @@ fn a_checkpoint_that_found_no_space_is_tried_again_by_the_next_commit() {
     }
 }
 
-/// The checkpoint flushed directories by name: one whose name a file had by then failed it with ENOTDIR, for good.
+/// The checkpoint flushed directories by name: if a file had a directory's name by then, the checkpoint failed with
+/// ENOTDIR, for good.
 #[test]
 fn a_directory_that_became_a_file_is_flushed_as_what_it_is() {
     for profile in PROFILES {
@@ -198,8 +199,8 @@ fn a_directory_that_became_a_file_is_flushed_as_what_it_is() {
     }
 }
 
-/// A file had moved into a directory, and a later commit removed both. The checkpoint of the move found no directory
-/// to flush and gave the move's record up: after a power cut the file was back in its first place.
+/// A file had moved into a directory, and a later commit removed both. The checkpoint of the move found no directory to
+/// flush and dropped the move's record: after a power cut the file was back in its first place.
 #[test]
 fn a_directory_that_is_removed_under_a_checkpoint_has_its_removal_flushed() {
     for profile in PROFILES {

@@ -1,4 +1,4 @@
-//! Contents that are in a file before a commit, or recovery, gives the file a name.
+//! Contents are in a file before a commit, or recovery, gives the file a name.
 
 use crate::fixture::{contents, roomy, survives};
 use std::path::Path;
@@ -8,7 +8,7 @@ use untorn_crashlab::{Cut, Failed, Fault, On, Options, PROFILES, SimDisk, What};
 const OLD: &[u8] = b"the old contents, committed and applied";
 const NEW: &[u8] = b"the new contents";
 
-/// A disk with the file `a`, plain and old.
+/// A disk with the plain file `a`, which has the old contents.
 fn disk_with_old(options: Options) -> (SimDisk, Store) {
     let disk = SimDisk::new(options);
     disk.put("a", OLD).unwrap();
@@ -17,13 +17,13 @@ fn disk_with_old(options: Options) -> (SimDisk, Store) {
     (disk, store)
 }
 
-/// All profiles, with and without files that are made without a name.
+/// All profiles, with and without support for files without a name.
 fn all_options() -> impl Iterator<Item = Options> {
     let with = |unnamed| PROFILES.map(|profile| Options { profile, unnamed, ..Options::default() });
     [true, false].into_iter().flat_map(with)
 }
 
-/// Commits the new contents over `a`: of a file that is made, or of one that moves with a commit that waits.
+/// Commits the new contents over `a`: from a new file, or from one that is renamed with a commit that waits.
 fn replace(store: &Store, moves: bool) -> untorn::Result<()> {
     let mut txn = store.begin();
     if moves {
@@ -38,18 +38,19 @@ fn replace(store: &Store, moves: bool) -> untorn::Result<()> {
     txn.commit()
 }
 
-/// The names beside Untorn's own.
+/// The names other than Untorn's own.
 fn names(disk: &SimDisk) -> Vec<String> {
     let tree = disk.tree().into_iter().map(|(path, _)| path.display().to_string());
     tree.filter(|path| !path.starts_with(".untorn")).collect()
 }
 
-/// The disk refuses the contents after their record is durable: the name goes on showing the old file.
+/// The disk refuses the contents after their record is durable: the name still shows the old file.
 #[test]
 fn a_file_whose_contents_find_no_room_does_not_get_its_name() {
     for options in all_options() {
         for moves in [false, true] {
-            // The first write that does not fail the commit is that of the contents: records come before it.
+            // The first failing write that does not fail the commit is that of the contents, because records come
+            // before it.
             let refuse = |after| {
                 let (disk, store) = disk_with_old(options);
                 disk.fail(Fault { on: On::Write, after, times: 1000, what: What::Errno(libc::ENOSPC) });
@@ -62,7 +63,7 @@ fn a_file_whose_contents_find_no_room_does_not_get_its_name() {
             assert_eq!(disk.get("a").unwrap(), OLD);
             let after = roomy::recovered(&disk);
             assert_eq!((names(&after), after.get("a").unwrap()), (vec!["a".to_owned()], NEW.to_vec()));
-            // What the living store does when there is room again.
+            // The living store with room again.
             disk.clear_faults();
             store.checkpoint().unwrap();
             assert_eq!((names(&disk), disk.get("a").unwrap()), (vec!["a".to_owned()], NEW.to_vec()));
@@ -72,7 +73,7 @@ fn a_file_whose_contents_find_no_room_does_not_get_its_name() {
     }
 }
 
-/// Whoever opens the name while recovery runs sees the old file or the new one, whole.
+/// A program that opens the name during the recovery sees the old file or the new one, completely.
 #[test]
 fn recovery_makes_names_of_whole_files() {
     for options in all_options() {
@@ -102,8 +103,8 @@ fn recovery_makes_names_of_whole_files() {
     }
 }
 
-/// What was written before the name is lost by the kernel, which tells a checkpoint once, or nobody if the descriptor
-/// is another one.
+/// The kernel loses contents that were written before the name. It reports that once to a checkpoint, or not at all if
+/// the descriptor is another one.
 #[test]
 fn contents_that_a_failed_writeback_took_are_written_again() {
     for options in all_options() {
@@ -126,7 +127,7 @@ fn contents_that_a_failed_writeback_took_are_written_again() {
 }
 
 /// Another program edited the file, which has commits that are not in it. A commit that renamed it wrote them over the
-/// edit, and nobody was told.
+/// edit, and nobody got an error.
 #[test]
 fn an_edit_from_outside_is_not_written_over_before_a_name() {
     for options in all_options() {
@@ -152,7 +153,7 @@ fn crashes_around_a_file_that_has_its_contents_first() {
     survives("closed,posix,garbage,tight,buffered/0/append,move,retire/");
 }
 
-/// More than are flushed one by one.
+/// More files than are flushed one by one.
 const MANY: usize = 20;
 
 fn text(name: &str) -> Vec<u8> {
@@ -169,7 +170,8 @@ fn make_many(store: &Store, letter: char) -> untorn::Result<Vec<String>> {
     txn.commit().map(|()| names)
 }
 
-/// One flush is enough for the attributes of many, and one for their contents, whichever descriptors are still open.
+/// One flush is enough for the attributes of many files, and one for their contents, whichever descriptors are still
+/// open.
 #[test]
 fn many_new_files_share_their_flushes() {
     for options in all_options().filter(|options| options.unnamed) {
@@ -213,7 +215,7 @@ fn many_new_files_are_there_whole_or_not_at_all() {
     }
 }
 
-/// The flush that tells may be the checkpoint's, or one of another commit before it.
+/// The flush that reports the loss may be the checkpoint's, or one of another commit before it.
 #[test]
 fn contents_of_many_files_that_a_failed_writeback_took_are_written_again() {
     for options in all_options() {

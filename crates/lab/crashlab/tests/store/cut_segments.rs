@@ -1,4 +1,5 @@
-//! Segments that are shorter than they were, or gone: commits that are missing are missed, though no later record tells.
+//! Segments that are shorter than they were, or gone: missing commits are detected, although no later record proves
+//! them.
 
 use crate::fixture::roomy;
 use untorn::{Error, Store};
@@ -13,7 +14,7 @@ fn segments(disk: &SimDisk) -> Vec<String> {
     names.take_while(|name| disk.get(name).is_ok()).collect()
 }
 
-/// Cuts a file off, as a program does that copies no further.
+/// Truncates a file, as by an incomplete copy.
 fn cut(disk: &SimDisk, name: &str, bytes: u64) {
     disk.process().open(name.as_ref(), Open::WRITE).unwrap().set_len(bytes).unwrap();
 }
@@ -24,7 +25,8 @@ fn commit(store: &Store, nth: u64) {
     file.commit().unwrap();
 }
 
-/// A killed owner's store, whose last commit was to a file that had none before, and what all its commits are.
+/// The store of a killed owner, whose last commit was to a file without earlier commits; returns also the bytes of all
+/// commits.
 fn killed(profile: Profile) -> (SimDisk, Vec<u8>) {
     let disk = roomy::disk(profile);
     disk.put("last", b"plain").unwrap();
@@ -44,7 +46,7 @@ fn killed(profile: Profile) -> (SimDisk, Vec<u8>) {
     (disk, whole.get("a").unwrap())
 }
 
-/// Opens what is left: either somebody misses what is gone, or nothing is.
+/// Opens the rest: either the loss is detected, or nothing is lost.
 fn is_missed(after: &SimDisk, a: &[u8], what: &str) -> bool {
     match roomy::open_with(after, roomy::options()) {
         Err(Error::Corrupt { .. }) => true,
@@ -75,7 +77,7 @@ fn a_segment_that_was_cut_short_is_missed() {
             let after = disk.fork();
             after.remove(name).unwrap();
             let is_last = name == names.last().unwrap();
-            // One that is newer than every header, and gone with its attribute, left nothing that could tell.
+            // A segment that is newer than every header, and gone with its attribute, leaves no evidence.
             if !is_last {
                 assert!(is_missed(&after, &a, name), "{profile:?}: {name} is gone");
             }
@@ -83,7 +85,7 @@ fn a_segment_that_was_cut_short_is_missed() {
     }
 }
 
-/// A copy has no attributes, but for those of the data files: the header knows the segments that are older than it.
+/// A copy has only the attributes of the data files: the header knows the segments that are older than it.
 #[test]
 fn a_segment_that_a_copy_cut_short_is_missed() {
     let (disk, a) = killed(Profile::Btrfs);
@@ -106,7 +108,7 @@ fn a_segment_that_a_copy_cut_short_is_missed() {
     }
 }
 
-/// What a closed journal loses is needed by nobody, and is not missed later.
+/// Nobody needs the lost bytes of a closed journal, and later openings do not miss them.
 #[test]
 fn a_closed_store_goes_on_with_shorter_segments() {
     for profile in PROFILES {
@@ -118,7 +120,7 @@ fn a_closed_store_goes_on_with_shorter_segments() {
             cut(&after, &name, all / 2);
             let what = format!("{profile:?}: {name}");
             if is_missed(&after, &a, &what) {
-                // The one where the journal would go on: nobody knows what was there.
+                // This is the segment in which the journal would continue, and its former contents are unknown.
                 continue;
             }
             let store = roomy::open(&after);

@@ -9,15 +9,14 @@ fn quarantined(store: &Store) -> Vec<PathBuf> {
     store.status().quarantined.into_iter().map(|q| q.path).collect()
 }
 
-/// The header's shortcut past the segments was taken for a journal of class `process`, whose records are
-/// in the cache.
+/// The header's shortcut past the segments was used for a journal of class `process`, whose records are in the cache.
 #[test]
 fn a_killed_owner_of_class_process_is_recovered_from_the_cache() {
     survives("closed,posix,sector,tight,direct/0/other,both/");
 }
 
-/// In class `process` two headers in a row were written without a flush, one over the other's slot; a
-/// power cut that tore the second brought back a header that named no boot, and the store pretended.
+/// In class `process` two headers in a row were written without a flush, the second over the older slot. A power cut
+/// that tore the second brought back a header without a boot, and the store opened as if nothing were lost.
 #[test]
 fn an_unflushed_header_never_goes_over_the_newest_durable_one() {
     survives("closed,posix,sector,tight,buffered/0/other,one,retire/");
@@ -54,8 +53,8 @@ fn accepting_an_unknown_state_may_be_interrupted_anywhere() {
     }
 }
 
-/// The note that a flush was lost went over the newest durable header: a power cut that tore the note brought back a header
-/// that named no boot, and the store pretended.
+/// The note of a failed flush replaced the newest durable header: a power cut that tore the note brought back a header
+/// without a boot, and the store opened as if nothing were lost.
 #[test]
 fn a_power_cut_while_a_lost_flush_is_noted_leaves_the_state_unknown() {
     let mut unknown = 0;
@@ -87,8 +86,8 @@ fn a_power_cut_while_a_lost_flush_is_noted_leaves_the_state_unknown() {
     assert!(unknown > 100, "only {unknown} crash states");
 }
 
-/// The kernel tells once that it could not write back what class `process` had not flushed. The next opening's flush says
-/// OK, and must not be believed: the store says that the state is unknown.
+/// The kernel reports once that it could not write back unflushed commits of class `process`. The flush of the next
+/// opening returns OK, and must not be believed: the store says that the state is unknown.
 #[test]
 fn a_failed_flush_on_the_way_to_class_power_is_not_forgotten() {
     let (mut noticed, mut whole) = (0, 0);
@@ -141,8 +140,8 @@ fn a_failed_flush_on_the_way_to_class_power_is_not_forgotten() {
     assert!(noticed > 2 && whole > 2, "{noticed} noticed, {whole} whole");
 }
 
-/// A power cut may leave new files under names of Untorn's own, whose commits it took away. Accepting the state removes
-/// those that are known for this store's.
+/// A power cut may leave creation temporaries whose commits it lost. Accepting the state removes those that are known
+/// to be this store's.
 #[test]
 fn what_a_power_cut_left_of_new_files_goes_when_the_state_is_accepted() {
     let accept = || small::options().class(FailureClass::Process).accept_unknown(true);

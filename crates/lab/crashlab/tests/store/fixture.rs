@@ -11,7 +11,7 @@ pub fn open_on(disk: &SimDisk, options: StoreOptions) -> untorn::Result<Store> {
     options.open_on(disk.process(), StoreDir::of_directory(), PathBuf::new())
 }
 
-/// Stores whose journal has room, on a disk of a chosen profile.
+/// Stores with a roomy journal, on a disk of a chosen profile.
 pub mod roomy {
     use super::*;
 
@@ -29,7 +29,7 @@ pub mod roomy {
         open_with(disk, options()).expect("a healthy disk")
     }
 
-    /// What recovery makes of the machine after its processes were killed.
+    /// The machine after its processes were killed and the store was recovered.
     pub fn recovered(disk: &SimDisk) -> SimDisk {
         let after = disk.fork();
         let store = open_with(&after, options()).expect("recovery");
@@ -42,7 +42,8 @@ pub mod roomy {
     }
 }
 
-/// Stores with a small journal, where much goes by reference, on a disk that keeps only what POSIX promises.
+/// Stores with a small journal, so that many commits go to spill files, on a disk that keeps only the promises of
+/// POSIX.
 pub mod small {
     use super::*;
 
@@ -67,7 +68,7 @@ pub fn contents(file: &File) -> Vec<u8> {
     bytes
 }
 
-/// The program, written as `setup/sync points skipped/operations/`, survives every crash.
+/// Asserts that the program, written as `setup/sync points skipped/operations/`, survives every crash.
 pub fn survives(case: &str) {
     let case: Case = case.parse().unwrap();
     let enumeration = Enumeration::new(Bounds::default());

@@ -1,4 +1,4 @@
-//! Files that an open store forgets: whole, and nobody's, whatever crash comes.
+//! Files that an open store forgets: they are complete and plain after any crash.
 
 use crate::checkpoint::open_with_surprise;
 use crate::fixture::roomy;
@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use untorn::{Store, sync_point};
 use untorn_crashlab::{Fault, On, PROFILES, Profile, SimDisk, What};
 
-/// The files of the user's, by name.
+/// The user's files, by name.
 type Files = BTreeMap<String, Vec<u8>>;
 
 fn files(disk: &SimDisk) -> Files {
@@ -28,7 +28,7 @@ fn write(store: &Store, name: &str, offset: u64, bytes: &[u8]) -> untorn::Result
 
 type Step = fn(&Store) -> untorn::Result<()>;
 
-/// Commits of files that no handle is open of, with checkpoints that forget them in between.
+/// Commits to files without open handles, with checkpoints that forget the files in between.
 const STEPS: &[Step] = &[
     |store| write(store, "a", 0, b"one"),
     |store| store.checkpoint(),
@@ -57,7 +57,7 @@ fn files_that_are_forgotten_between_their_commits_survive_every_crash() {
         let disk = roomy::disk(profile);
         let store = roomy::open(&disk);
         disk.record();
-        // After each step: what is committed, and the number of the next call.
+        // After each step: the committed state, and the number of the next call.
         let mut states = vec![(files(&disk), disk.calls())];
         for step in STEPS {
             let before = store.status().open_files;
@@ -81,7 +81,8 @@ fn files_that_are_forgotten_between_their_commits_survive_every_crash() {
     assert!(checked > 1000, "{checked} states");
 }
 
-/// Forgets a file, cuts the power in every way, moves the file: what becomes of the first that cannot be read.
+/// Forgets a file, cuts the power in every way, and moves the file; returns the error of the first file that cannot be
+/// read.
 fn moved_after_a_power_cut(disk: &SimDisk, files: usize) -> untorn::Result<()> {
     let store = roomy::open(disk);
     for n in 0..files {
@@ -126,7 +127,7 @@ fn what_cannot_be_forgotten_now_is_forgotten_later() {
     disk.clear_faults();
     store.checkpoint().unwrap();
     assert_eq!(store.status().open_files, 0);
-    // The flag is gone, and nobody knows for how long.
+    // The flag is cleared, but perhaps not durably.
     write(&store, "a", 0, b"ACK").unwrap();
     disk.fail(once(On::SyncPoint(sync_point::FORGOTTEN)));
     store.checkpoint().unwrap_err();
@@ -135,8 +136,8 @@ fn what_cannot_be_forgotten_now_is_forgotten_later() {
     assert_eq!(roomy::recovered(&disk).get("a").unwrap(), b"ACKNowledged");
 }
 
-/// A store with a file that nobody uses, and something else that happens while the next checkpoint flushes that the file
-/// waits for nothing: behind the flush of its contents.
+/// A store with a file that nobody uses. `act` runs while the next checkpoint flushes the file's cleared flag, after
+/// the flush of its contents.
 fn while_forgetting(disk: &SimDisk, act: impl Fn(&Store) + Send + Sync + 'static) -> Store {
     let (store, arm) = open_with_surprise(disk, roomy::options(), "sync_all", act);
     write(&store, "a", 0, b"before").unwrap();

@@ -1,5 +1,5 @@
-//! Recovery on a full disk: the store opens, what cannot be applied is quarantined in room that was set apart, space can
-//! be made through the store, and what was quarantined heals.
+//! Recovery on a full disk: the store opens, changes that cannot be applied are quarantined in reserved room, space can
+//! be freed through the store, and quarantined changes are applied later.
 
 use crate::fixture::{contents, open_on};
 use std::path::Path;
@@ -15,11 +15,11 @@ fn commit(file: &File, contents: &[u8]) {
     file.commit().unwrap();
 }
 
-/// How the disk is full: without blocks, without inodes.
+/// The ways in which the disk is full: without blocks, without inodes.
 const WAYS: [(bool, bool); 3] = [(true, true), (true, false), (false, true)];
 
-/// A store whose process was killed with changes of contents and of names in the journal that need room, on a disk that
-/// has none.
+/// A store whose process was killed. Its journal has changes of contents and names that need room, and the disk has
+/// none.
 fn killed_on_full_disk(profile: Profile, way: (bool, bool), class: FailureClass) -> SimDisk {
     let disk = SimDisk::new(Options { profile, model: Model::SectorAtomic, ..Options::default() });
     let store = open_on(&disk, options(class)).unwrap();
@@ -30,7 +30,7 @@ fn killed_on_full_disk(profile: Profile, way: (bool, bool), class: FailureClass)
     store.checkpoint().unwrap();
     commit(&store.open_file("grown").unwrap(), &[b'g'; 14 << 10]);
     commit(&store.open_file("small").unwrap(), b"after!");
-    // From here on the disk is filling up: the names that are committed cannot be made.
+    // From here on the disk is full: committed names cannot be made.
     disk.fail(Fault { on: On::Name, after: 0, times: u64::MAX, what: What::Errno(libc::ENOSPC) });
     let mut txn = store.begin();
     txn.create("new", 0o640).unwrap().write_all_at(b"newest", 0).unwrap();
@@ -48,7 +48,7 @@ fn killed_on_full_disk(profile: Profile, way: (bool, bool), class: FailureClass)
     disk
 }
 
-/// Opens the store on the full disk, and makes room through it.
+/// Opens the store on the full disk, and frees room through it.
 fn opens_and_makes_room(disk: &SimDisk, class: FailureClass, when: &str) {
     let store = open_on(disk, options(class)).unwrap_or_else(|e| panic!("{when}: {e}"));
     assert_eq!(contents(&store.open_file("small").unwrap()), b"after!", "{when}");
@@ -70,7 +70,7 @@ fn close(store: Store, when: &str) {
     store.close().unwrap_or_else(|e| panic!("{when}: {e}"));
 }
 
-/// With room again, everything that was committed is there.
+/// Asserts that with room again, everything committed is there.
 fn heals(disk: &SimDisk, class: FailureClass, when: &str) {
     disk.set_options(|options| (options.capacity_bytes, options.inodes_max) = (None, None));
     let store = open_on(disk, options(class)).unwrap_or_else(|e| panic!("{when}: {e}"));
@@ -99,7 +99,7 @@ fn a_store_opens_on_a_full_disk_makes_room_and_heals() {
                 let told = quarantined.iter().any(|q| q.reason.contains("No space left on device"));
                 assert!(told, "{when}: {quarantined:?}");
                 close(store, &when);
-                // Once more, with the quarantined journal there: as often as one likes.
+                // Again, with the quarantined journal there: any number of times.
                 for again in 0..2 {
                     opens_and_makes_room(&disk, class, &format!("{when}, again {again}"));
                 }
@@ -135,7 +135,7 @@ fn recovery_on_a_full_disk_survives_every_crash() {
     assert!(crashes > 100 && lost > 0, "{crashes} crashes, {lost} of them lost something");
 }
 
-/// A new file waits for room, and its record fills what the journal has: what would make room is committed all the same.
+/// A new file waits for room, and its record fills the journal: a commit that would free room must still be possible.
 #[test]
 fn an_open_store_makes_room_on_a_full_disk_while_a_new_file_waits() {
     let (mut waited, mut made_room) = (0, 0);
@@ -153,7 +153,7 @@ fn an_open_store_makes_room_on_a_full_disk_while_a_new_file_waits() {
             store.checkpoint().unwrap();
         }
         disk.fill_up(true, false);
-        // The journal takes the record, and nothing is left for the file.
+        // The journal takes the record, and no room is left for the file.
         let committed = (0..200).any(|_| {
             let mut txn = store.begin();
             let written = txn.create("new", 0o600).and_then(|new| new.write_all_at(&vec![b'n'; kib << 10], 0));
@@ -169,7 +169,7 @@ fn an_open_store_makes_room_on_a_full_disk_while_a_new_file_waits() {
         waited += 1;
         large.set_len(10).unwrap();
         if large.commit().is_err() {
-            // Not even a block is left.
+            // Not even one block is left.
             continue;
         }
         made_room += 1;
@@ -187,8 +187,8 @@ fn an_open_store_makes_room_on_a_full_disk_while_a_new_file_waits() {
     assert!(waited >= 20 && made_room + 6 >= waited, "{made_room} of {waited}");
 }
 
-/// A part of what is quarantined can be redone, and the list of the rest finds no room: what was redone takes no commits,
-/// over which the next opening would redo it again.
+/// A part of a quarantined journal can be redone, but there is no room for the list of the rest. The redone files must
+/// take no commits, because the next opening would redo the old ones over them.
 #[test]
 fn a_list_that_finds_no_room_keeps_all_of_it_quarantined() {
     let class = FailureClass::Power;

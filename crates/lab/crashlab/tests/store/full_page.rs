@@ -3,8 +3,8 @@
 use crate::fixture::{roomy, survives};
 use untorn_crashlab::{Model, Options, Profile, SimDisk};
 
-/// Option `full_page`: zeros over a part of a page were not logged whole, nor was a commit that waited
-/// for a checkpoint.
+/// With option `full_page`, zeros over a part of a page were not logged as a whole page, and neither was a commit that
+/// waited for a checkpoint.
 #[test]
 fn full_page_covers_zeros_and_commits_that_waited() {
     survives("closed,ext4,garbage,roomy,buffered/0/zero,retire/");
@@ -12,7 +12,7 @@ fn full_page_covers_zeros_and_commits_that_waited() {
     survives("pending,posix,garbage,tight,direct/0/both,retire/");
 }
 
-/// With `full_page`, a record brings what the checkpoint after it needs, also if it was asked for before the
+/// With `full_page`, a record has the pages that the checkpoint after it needs, even if it was requested before the
 /// last one began.
 #[test]
 fn a_page_is_logged_whole_for_the_checkpoint_that_follows() {

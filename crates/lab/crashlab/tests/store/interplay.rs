@@ -1,5 +1,5 @@
-//! What two steps of an open store do to each other: a checkpoint, and a commit that comes in between and fails, waits or
-//! removes what the checkpoint is about.
+//! Interplay of two steps of an open store: a checkpoint, and a commit that comes in between and fails, waits or
+//! removes files of the checkpoint.
 
 use crate::checkpoint::open_with_surprise;
 use crate::fixture::{contents, roomy, small};
@@ -14,7 +14,7 @@ fn commit(file: &File, contents: &[u8]) {
     file.commit().unwrap();
 }
 
-/// A file that is made with its contents, which are written before it gets its name.
+/// Creates a file with contents, which are written before the file gets its name.
 fn create(store: &Store, name: &str, contents: &[u8]) -> File {
     let mut txn = store.begin();
     let file = txn.create(name, 0o600).unwrap();
@@ -23,7 +23,7 @@ fn create(store: &Store, name: &str, contents: &[u8]) -> File {
     file
 }
 
-/// Commits both files; the flush of the record fails, and nobody knows.
+/// Commits both files; the flush of the record fails, and the outcome is unknown.
 fn commit_unknown(disk: &SimDisk, store: &Store, x: &File, y: &File) {
     let lost = What::Writeback(Failed::Lost);
     disk.fail(Fault { on: On::SyncPoint(sync_point::COMMIT), after: 0, times: 1, what: lost });
@@ -37,7 +37,7 @@ fn commit_unknown(disk: &SimDisk, store: &Store, x: &File, y: &File) {
     disk.clear_faults();
 }
 
-/// Both files are old, or both are new.
+/// Asserts that both files are old, or both are new.
 fn is_one_state(disk: &SimDisk, x: &str) {
     let moment = disk.snapshot();
     for cut in moment.cuts(64, 1) {
@@ -46,13 +46,13 @@ fn is_one_state(disk: &SimDisk, x: &str) {
     }
 }
 
-/// No name can be made or removed any more.
+/// Makes creating and removing names fail from now on.
 fn refuse_names(disk: &SimDisk) {
     disk.fail(Fault { on: On::Name, after: 0, times: u64::MAX, what: What::Errno(libc::ENOSPC) });
 }
 
-/// A checkpoint wrote all that was committed of a file whose first contents a commit had written, a commit that may have
-/// failed included.
+/// A checkpoint wrote all committed changes of a file whose first contents a commit had written, including a commit
+/// that may have failed.
 #[test]
 fn a_commit_that_may_have_failed_is_not_written_by_a_checkpoint() {
     for profile in PROFILES {
@@ -69,8 +69,8 @@ fn a_commit_that_may_have_failed_is_not_written_by_a_checkpoint() {
     }
 }
 
-/// The flush of the whole file system told a checkpoint, which failed, that contents of a file were lost. The next one,
-/// to which the file belonged, was told nothing.
+/// The flush of the whole file system reported to a failed checkpoint that contents of a file were lost. The next
+/// checkpoint, which had to write the file, got no report.
 #[test]
 fn contents_whose_loss_another_checkpoint_was_told_of_are_written_again() {
     for profile in PROFILES {
@@ -92,7 +92,7 @@ fn contents_whose_loss_another_checkpoint_was_told_of_are_written_again() {
     }
 }
 
-/// Two directories are flushed by the checkpoint to come, and the log is filling up.
+/// Makes changes so that the next checkpoint flushes two directories, and the log is filling up.
 fn two_directories(store: &Store) {
     let mut txn = store.begin();
     txn.mkdir("z", 0o700).unwrap();
@@ -108,7 +108,7 @@ fn two_directories(store: &Store) {
     }
 }
 
-/// A file that could not be written was restated although a commit had removed it by then.
+/// A file that could not be written was restated, although a commit had removed it by then.
 #[test]
 fn a_file_that_waits_and_is_removed_under_the_checkpoint_is_not_restated() {
     for replaced in [false, true] {
@@ -149,11 +149,11 @@ fn a_file_that_waits_and_is_removed_under_the_checkpoint_is_not_restated() {
     }
 }
 
-/// Files were removed by a commit under the checkpoint, and the removals wait themselves: the files are still on the disk,
-/// and need the records that the checkpoint gave up.
+/// A commit removed files during the checkpoint, and the removals wait themselves: the files are still on the disk, and
+/// need the records that the checkpoint dropped.
 #[test]
 fn a_removal_that_waits_under_the_checkpoint_keeps_the_log() {
-    // Whichever the checkpoint flushes first: it finds the others gone.
+    // Whichever of them the checkpoint flushes first, it finds the others gone.
     const NAMES: [&str; 4] = ["a", "b", "c", "d"];
     for profile in PROFILES {
         let disk = Arc::new(roomy::disk(profile));
@@ -181,7 +181,7 @@ fn a_removal_that_waits_under_the_checkpoint_keeps_the_log() {
     }
 }
 
-/// A name that waits keeps a log that is never half full, as the journal cannot grow: commits found no room in it.
+/// A name that waits keeps a log that is never half full, because the journal cannot grow: commits found no room in it.
 #[test]
 fn a_commit_that_finds_no_room_restates_what_waits() {
     let disk = small::disk();
@@ -215,8 +215,8 @@ fn a_commit_that_finds_no_room_restates_what_waits() {
     assert_eq!(after.get("x").unwrap(), b"newest");
 }
 
-/// A file's rename waited, and a commit behind it may have failed. The checkpoint that made up for the name wrote that
-/// commit to the file.
+/// A file's rename waited, and a commit behind it may have failed. The checkpoint that made the name wrote that commit
+/// to the file.
 #[test]
 fn a_commit_that_may_have_failed_is_not_written_before_a_name() {
     for profile in PROFILES {
@@ -254,8 +254,8 @@ fn a_commit_that_may_have_failed_is_not_written_before_a_name() {
     }
 }
 
-/// While a checkpoint of many files wrote them, a commit flushed the whole file system, and was told that contents of
-/// one of them were lost. The checkpoint's own flush was told nothing.
+/// While a checkpoint wrote many files, a commit flushed the whole file system, and got the report that contents of one
+/// of them were lost. The checkpoint's own flush got no report.
 #[test]
 fn contents_whose_loss_a_commit_was_told_of_are_written_again() {
     for profile in PROFILES {
@@ -270,14 +270,14 @@ fn contents_whose_loss_a_commit_was_told_of_are_written_again() {
             let plain: Vec<_> = (0..20).map(|n| store.open_file(format!("plain{n}")).unwrap()).collect();
             plain.iter().for_each(|file| file.write_all_at(b"new", 0).unwrap());
             let committed = store.syncv(&plain.iter().collect::<Vec<_>>());
-            // Where order is kept, a first commit flushes the journal alone.
+            // With an ordered log, a first commit flushes only the journal.
             let flushes_all = !matches!(profile, Profile::Ext4 | Profile::Xfs);
             assert_eq!(committed.is_err(), flushes_all, "{profile:?}: who was told");
         });
         let many: Vec<_> = (0..20).map(|n| store.open_or_create(n.to_string()).unwrap()).collect();
         store.checkpoint().unwrap();
         many.iter().for_each(|file| commit(file, b"one"));
-        // The last file gets its attribute: all are written by then.
+        // When the last file gets its attribute, all files are written.
         arm(19);
         assert!(store.checkpoint().is_err(), "{profile:?}: something was lost");
         if store.checkpoint().is_err() {
@@ -303,7 +303,7 @@ fn opening_a_name_waits_for_the_rename_that_takes_it_away() {
             tell.send(store.open_file("x").map(drop)).unwrap();
             let _ = end.send(());
         });
-        // Whoever does not wait is done by then.
+        // A call that does not wait is done by then.
         let _ = ended.recv_timeout(Duration::from_millis(300));
     });
     commit(&store.open_or_create("x").unwrap(), b"contents");

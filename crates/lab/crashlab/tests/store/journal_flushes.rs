@@ -43,7 +43,8 @@ fn a_segment_whose_name_was_not_flushed_can_be_made_again() {
     assert_eq!(roomy::recovered(&disk).get("a").unwrap().len(), 40_000);
 }
 
-/// Closes a store, cuts the power in every way, moves the files: what becomes of the first that cannot be read.
+/// Closes a store, cuts the power in every way, and moves the files; returns the error of the first file that cannot be
+/// read.
 fn moved_after_a_power_cut(disk: &SimDisk) -> untorn::Result<()> {
     let store = roomy::open(disk);
     for name in ["a", "b"] {
@@ -73,8 +74,7 @@ fn moved_after_a_power_cut(disk: &SimDisk) -> untorn::Result<()> {
     Ok(())
 }
 
-/// Whatever a power cut after a clean close leaves: the file is whole, and nobody waits for a journal, wherever the
-/// file is moved to.
+/// After a clean close and any power cut, the file is complete and waits for no journal, wherever it is moved.
 #[test]
 fn a_closed_file_can_be_moved_after_a_power_cut() {
     for profile in PROFILES {
@@ -136,7 +136,7 @@ fn a_header_that_takes_no_attribute_is_closed_all_the_same() {
     assert_eq!(refused, 1, "one of them is the header's");
 }
 
-/// Opens a store that was closed, changes a file for the first time, and again, closes.
+/// Opens a store that was closed, changes a file for the first time and again, and closes.
 #[test]
 fn a_first_commit_is_one_flush_where_order_is_kept() {
     for profile in PROFILES {
@@ -176,7 +176,7 @@ fn a_first_commit_is_one_flush_where_order_is_kept() {
     }
 }
 
-/// On a disk that is full, the journal cannot become longer: the first commit goes where there is room, after its attribute.
+/// On a full disk, the journal cannot become longer: the first commit goes to a place with room, after its attribute.
 #[test]
 fn a_first_commit_on_a_full_disk_goes_into_the_journal() {
     let disk = roomy::disk(Profile::Xfs);
@@ -194,8 +194,8 @@ fn a_first_commit_on_a_full_disk_goes_into_the_journal() {
     assert_eq!(after.get("a").unwrap(), b"firstr");
 }
 
-/// A store is closed, and the length that its segment had before is durable by then: else the first commit of the next
-/// owner would lie below a length that an earlier one had, and could be on the disk without the attribute of its file.
+/// A close makes the present length of its segment durable. Otherwise the first commit of the next owner would lie
+/// within an earlier length of the segment, and could be on the disk without the attribute of its file.
 #[test]
 fn a_close_makes_the_length_of_its_segments_durable() {
     for profile in PROFILES {
@@ -227,8 +227,8 @@ fn a_close_makes_the_length_of_its_segments_durable() {
     }
 }
 
-/// An owner is killed anywhere in its close, and the next one commits: how many power cuts then leave neither its state nor
-/// the one before.
+/// Kills an owner anywhere in its close, and lets the next one commit. Returns the number of power cuts that then leave
+/// neither the new state nor the one before.
 fn lost_after_a_killed_close(profile: Profile, skip: Option<SyncPoint>) -> u32 {
     let disk = roomy::disk(profile);
     disk.put("a", b"former").unwrap();
@@ -264,7 +264,7 @@ fn lost_after_a_killed_close(profile: Profile, skip: Option<SyncPoint>) -> u32 {
     lost
 }
 
-/// The first commit does not lie below a length that the segment had, and that only the page cache has lost.
+/// The first commit does not lie within an earlier length of the segment that is lost only in the page cache.
 #[test]
 fn a_close_that_was_killed_leaves_no_length_behind() {
     let mut found = 0;
@@ -275,8 +275,9 @@ fn a_close_that_was_killed_leaves_no_length_behind() {
     assert!(found > 0, "without the flush of the lengths nothing is lost");
 }
 
-/// Two commits share a group that is appended, and the disk takes the first of them. What is there of it is gone for
-/// good before the group goes into another segment, or is refused: recovery would find a commit twice, or one that never was.
+/// Two commits share a group that is appended, and the disk takes only the first of them. That part must be removed for
+/// good before the group goes to another segment or is refused. Otherwise recovery would find a commit twice, or one
+/// that never happened.
 #[test]
 fn a_group_of_which_the_disk_took_a_part_is_cut_off_for_good() {
     const BYTES: usize = 9000;

@@ -1,4 +1,4 @@
-//! Large commits, whose bytes lie in files of their own.
+//! Large commits with their bytes in spill files.
 
 use crate::fixture::{contents, roomy, small, survives};
 use std::path::Path;
@@ -11,8 +11,8 @@ fn spill_files(disk: &SimDisk) -> usize {
     disk.tree().iter().filter(|(path, _)| is_spill_file(path)).count()
 }
 
-/// The next flushes of spill files fail, as on a disk or a quota that turns out to be full when delayed
-/// allocation is made good.
+/// Makes the next flushes of spill files fail, as on a disk or quota that turns out to be full only at delayed
+/// allocation.
 fn no_room_for_extents(disk: &SimDisk, times: u64, errno: i32) {
     disk.fail(Fault { on: On::SyncPoint(sync_point::SPILL_CONTENTS), after: 0, times, what: What::Errno(errno) });
 }
@@ -25,8 +25,8 @@ fn not_committed(result: untorn::Result<()>) {
     }
 }
 
-/// A process that was killed before its first commit left the spill file of a large change behind, and
-/// as nothing had been committed, no recovery looked for it.
+/// A process that was killed before its first commit left the spill file of a large change behind, and no recovery
+/// looked for it, because nothing had been committed.
 #[test]
 fn an_extent_of_a_change_that_was_never_committed_does_not_stay() {
     survives("closed,posix,sector,tight,direct/0/dirty,kill/");
@@ -42,7 +42,7 @@ fn large_changes_of_a_refused_commit_can_be_committed_one_file_after_the_other()
     disk.settle();
     a.write_at(&[1; 30_000], 0).unwrap();
     b.write_at(&[2; 30_000], 0).unwrap();
-    // The file's attribute cannot be set, so that the commit of both is refused.
+    // The file's attribute cannot be set, so the commit of all three is refused.
     disk.put("d", b"").unwrap();
     let d = store.open_file("d").unwrap();
     d.write_at(b"d", 0).unwrap();
@@ -63,7 +63,7 @@ fn a_rolled_back_large_change_leaves_nothing_after_a_refused_commit() {
     let file = store.open_or_create("a").unwrap();
     file.commit().unwrap();
     file.write_at(&[7; 100_000], 0).unwrap();
-    // The record finds no segment, and no room for one.
+    // The record finds no segment, and no room for a new one.
     let full = Fault { on: On::Write, after: 0, times: 10, what: What::Errno(libc::ENOSPC) };
     disk.fail(Fault { on: On::SyncPoint(sync_point::SPILL_CONTENTS), ..full });
     assert!(file.commit().is_err());
@@ -104,7 +104,7 @@ fn a_failed_flush_of_an_extent_is_not_believed_to_have_mended() {
         file.write_at(&[7; 20_000], 0).unwrap();
         no_room_for_extents(&disk, 1, errno);
         not_committed(file.commit());
-        // Now the disk would say OK, which proves nothing about what it had dropped before.
+        // The disk would return OK now, which proves nothing about the data that it dropped before.
         not_committed(file.commit());
         let other = store.open_file("a").unwrap();
         other.write_at(b"new", 0).unwrap();
@@ -114,7 +114,7 @@ fn a_failed_flush_of_an_extent_is_not_believed_to_have_mended() {
     }
 }
 
-/// How often the next checkpoint of the store shared blocks, and how often that failed.
+/// The numbers of successful and failed block sharings in the next checkpoint of the store.
 fn shared_blocks(disk: &SimDisk, store: &untorn::Store) -> (usize, usize) {
     disk.trace();
     store.checkpoint().unwrap();
@@ -141,7 +141,7 @@ fn whole_blocks_of_a_large_commit_are_shared_and_the_rest_is_copied() {
                 file.write_at(&vec![fill; len], at as u64).unwrap();
                 model.resize(model.len().max(at + len), 0);
                 model[at..at + len].fill(fill);
-                // A hole in what is committed, and a piece that begins within a block.
+                // A hole in the committed contents, and a piece that begins within a block.
                 let hole = rng.usize(..model.len() - 10);
                 file.zero(hole as u64, 10).unwrap();
                 model[hole..hole + 10].fill(0);

@@ -1,5 +1,5 @@
-//! Marks of owners that died before the first commit of a file was written: whoever recovers and closes the store clears
-//! them, so that the file may go anywhere. Marks whose commits may be somewhere stay.
+//! Marks of owners that died before the first commit of a file was written: an owner that recovers and closes the store
+//! clears them, so that the file can be moved anywhere. Marks stay if their commits may exist.
 
 use crate::fixture::roomy;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ fn write(store: &Store, name: &str, bytes: &[u8]) -> untorn::Result<()> {
     file.commit()
 }
 
-/// A closed store, and plain files that it never had.
+/// A closed store, and plain files that were never in it.
 fn closed(profile: Profile) -> SimDisk {
     let disk = roomy::disk(profile);
     disk.make_directory("below", 0o700, 0).unwrap();
@@ -34,7 +34,7 @@ fn closed(profile: Profile) -> SimDisk {
     disk
 }
 
-/// First commits and later ones, a file that is open during a checkpoint and behind it, and one that only names change.
+/// First commits and later ones, a file that is open during and after a checkpoint, and one that changes only its name.
 fn session(store: &Store) -> untorn::Result<()> {
     write(store, "a", b"A")?;
     let held = store.open_file("b")?;
@@ -71,7 +71,7 @@ fn no_mark_outlives_its_commit() {
     }
 }
 
-/// The mark is of an owner before the last one, which committed nothing to the file.
+/// The mark was left by an owner before the last one, which committed nothing to the file.
 #[test]
 fn no_mark_outlives_the_next_owners() {
     for profile in PROFILES {
@@ -95,7 +95,7 @@ fn no_mark_outlives_the_next_owners() {
     }
 }
 
-/// A store whose owner died with a commit of "a", and with a mark of "b" and none of its commits.
+/// A store whose owner died with a commit of "a", and with a mark of "b" but without a commit of it.
 fn died() -> SimDisk {
     let disk = closed(Profile::Ext4);
     let store = roomy::open(&disk);
@@ -118,7 +118,7 @@ fn a_mark_that_a_quarantined_journal_waits_for_stays() {
     assert_eq!(store.status().quarantined.len(), 1);
     store.close().unwrap();
     assert_eq!(marked(&disk), [Path::new("elsewhere")]);
-    // Also where it is moved to later, and whoever opens the store.
+    // Also if the file is moved there later, for any owner of the store.
     roomy::open(&disk).close().unwrap();
     assert_eq!(marked(&disk), [Path::new("elsewhere")]);
     disk.rename("elsewhere", "a").unwrap();
@@ -126,7 +126,7 @@ fn a_mark_that_a_quarantined_journal_waits_for_stays() {
     assert_eq!((marked(&after), after.get("a").unwrap()), (Vec::new(), b"AAain".to_vec()));
 }
 
-/// Which of two files of one identity had the commits, or which lacks them, nobody can tell.
+/// If two files have one identity, nobody can tell which of them had the commits, or lacks them.
 #[test]
 fn a_mark_of_a_copy_stays() {
     let disk = died();
@@ -141,7 +141,7 @@ fn a_mark_of_a_copy_stays() {
 #[test]
 fn a_mark_stays_if_the_log_could_not_be_read() {
     let disk = died();
-    // The contents of the last commit, which a durable mark says was no torn one.
+    // The contents of the last commit, which a durable mark proves to be complete.
     let store = roomy::open(&disk);
     write(&store, "a", &[b'x'; 9000]).unwrap();
     assert!(store.write_durable_mark().unwrap());
@@ -161,7 +161,7 @@ fn a_mark_stays_if_the_log_could_not_be_read() {
     assert_eq!(marked(&disk), [Path::new("a"), Path::new("b")]);
 }
 
-/// Nothing is walked through where a store was closed: a mark that somebody brought there is not looked for.
+/// A closed store's tree is not searched: a mark that was brought there is not looked for.
 #[test]
 fn opening_and_closing_a_closed_store_looks_at_no_file() {
     for profile in PROFILES {

@@ -1,5 +1,5 @@
-//! The store on the simulated disk, by subject: small programs, each of which once lost, doubled or misjudged
-//! something.
+//! The store on the simulated disk, by subject: small programs, each of which once showed a lost, doubled or misjudged
+//! state.
 
 mod checkpoint;
 mod contents_first;

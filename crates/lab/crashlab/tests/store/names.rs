@@ -1,17 +1,18 @@
-//! Names of files: new, moved, removed, and half made when the crash came.
+//! Names of files that were new, moved, removed, or half made at the crash.
 
 use crate::fixture::{roomy, survives};
 use untorn_crashlab::{Fault, On, Options, Profile, SimDisk, What};
 
-/// A power cut left a new file with contents and without the attribute that tells it from another program's file.
+/// A power cut left a new file with contents and without the attribute that distinguishes it from another program's
+/// file.
 #[test]
 fn a_new_file_has_its_attribute_before_its_contents() {
     survives("closed,posix,garbage,tight,direct/0/replace,retire/");
     survives("closed,posix,sector,tight,direct/0/mkdir,close/");
 }
 
-/// Created, then renamed or unlinked before the first name or the attribute was durable: the empty file
-/// under the earlier name stayed.
+/// Created, then renamed or unlinked before the first name or the attribute was durable: the empty file stayed under
+/// the earlier name.
 #[test]
 fn a_half_made_file_is_found_under_its_earlier_names() {
     survives("closed,posix,sector,tight,buffered/0/replace,move/");
@@ -21,7 +22,7 @@ fn a_half_made_file_is_found_under_its_earlier_names() {
     survives("closed,posix,sector,roomy,direct/0/replace,unlink,append,move/");
 }
 
-/// A file that was unlinked while it stood aside for a swap of names came back there.
+/// A file that was unlinked while it had its temporary name for a swap came back there.
 #[test]
 fn nothing_stays_where_files_wait_for_each_others_names() {
     survives("closed,btrfs,garbage,roomy,direct/0/swap,unlink/");
@@ -33,7 +34,7 @@ fn names_are_judged_by_what_is_committed_not_by_what_is_there_yet() {
     let store = roomy::open(&disk);
     let mut txn = store.begin();
     drop(txn.create("x", 0o600).unwrap());
-    // The journal takes the commit, and then the disk does not take the name.
+    // The journal takes the commit, and then the disk refuses the name.
     disk.fail(Fault { on: On::Name, after: 0, times: 1, what: What::Errno(libc::ENOSPC) });
     txn.commit().unwrap();
     let mut again = store.begin();
@@ -44,7 +45,7 @@ fn names_are_judged_by_what_is_committed_not_by_what_is_there_yet() {
     assert_eq!(after.entry("x").unwrap().mode, 0o600);
 }
 
-/// The next so many changes of names fail.
+/// Makes the next changes of names fail.
 fn refuse_names(disk: &SimDisk, times: u64) {
     disk.fail(Fault { on: On::Name, after: 0, times, what: What::Errno(libc::ENOSPC) });
 }
@@ -56,7 +57,7 @@ fn a_directory_is_not_removed_under_a_committed_file() {
     let mut txn = store.begin();
     txn.mkdir("d", 0o700).unwrap();
     txn.commit().unwrap();
-    // The file is committed, and its name could not be made: no listing of the directory shows it.
+    // The file is committed, but its name could not be made: no listing of the directory shows it.
     let mut txn = store.begin();
     txn.create("d/f", 0o600).unwrap().write_all_at(b"acknowledged", 0).unwrap();
     refuse_names(&disk, 2);
@@ -69,8 +70,8 @@ fn a_directory_is_not_removed_under_a_committed_file() {
     assert_eq!(after.entry("d/f").unwrap().contents, b"acknowledged");
 }
 
-/// Two files exchange their names, and somebody gives one of them a second name before recovery has come to it:
-/// the other one was left where nobody looks.
+/// Two files exchange their names, and somebody gives one of them a second name before the recovery: the other file was
+/// left under a name that nobody looks at.
 #[test]
 fn a_file_that_cannot_be_renamed_keeps_the_others_in_their_places() {
     let disk = roomy::disk(Profile::Ext4);
@@ -103,8 +104,8 @@ fn a_file_that_cannot_be_renamed_keeps_the_others_in_their_places() {
     assert_eq!((after.get("a").unwrap(), after.get("b").unwrap()), (b"b".to_vec(), b"a".to_vec()));
 }
 
-/// Another program has closed the directory in which a file has taken the place of a directory: that removal has happened,
-/// though the kernel says no more than that nothing may be removed there.
+/// Another program has closed the directory in which a file has replaced a directory. The directory's removal counts as
+/// done, although the kernel only says that nothing may be removed there.
 #[test]
 fn a_directory_whose_place_a_file_has_is_not_removed_again() {
     let disk = SimDisk::new(Options { permissions: true, ..Options::default() });

@@ -1,4 +1,4 @@
-//! Output behind a gate: at the moment at which it leaves, a power cut loses nothing that it tells of.
+//! Output behind a gate: when the output leaves, a power cut loses nothing that it tells of.
 
 use crate::fixture::roomy;
 use std::io;
@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use untorn::{Gate, Sink};
 use untorn_crashlab::{Cut, Fault, On, Profile, SimDisk, What};
 
-/// An outside observer: cuts the power of a copy of the machine whenever it is told something.
+/// An outside observer: cuts the power of a copy of the machine each time that it gets output.
 struct Observer {
     disk: Arc<SimDisk>,
     told: Arc<Mutex<Vec<u8>>>,
@@ -16,7 +16,7 @@ struct Observer {
 impl Sink for Observer {
     fn take(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let mut told = self.told.lock().unwrap();
-        // A slow one, who takes little at a time.
+        // A slow reader, which takes little at a time.
         let taken = bytes.len().min(3);
         told.extend_from_slice(&bytes[..taken]);
         for cut in [Cut::Nothing, Cut::Everything, Cut::Seed(told.len() as u64)] {
@@ -30,7 +30,7 @@ impl Sink for Observer {
     }
 }
 
-/// Tells an observer of each commit, behind its ticket or at once; what a power cut would have taken back.
+/// Writes output about each commit, behind its ticket or at once; returns the commits that a power cut would have lost.
 fn told_too_early(profile: Profile, waits: bool) -> Vec<String> {
     let disk = Arc::new(roomy::disk(profile));
     let store = roomy::open(&disk);
@@ -44,7 +44,7 @@ fn told_too_early(profile: Profile, waits: bool) -> Vec<String> {
         let line = format!("line {n}\n");
         log.append(line.as_bytes()).unwrap();
         let ticket = log.commit_async().unwrap();
-        // In two pieces, the second without a commit of its own; more than the gate holds is waited for.
+        // In two pieces, the second without a commit of its own; a write waits if the gate is full.
         let (first, second) = line.as_bytes().split_at(4);
         output.write(first, waits.then_some(&ticket)).unwrap();
         output.write(second, None).unwrap();

@@ -1,4 +1,4 @@
-//! Journals of files that are gone: quarantined, taken up again, removed.
+//! Journals of files that are gone: they are quarantined, redone later, and removed.
 
 use crate::fixture::{contents, small, survives};
 use std::path::{Path, PathBuf};
@@ -30,7 +30,7 @@ fn setting_a_journal_aside_flushes_what_class_process_had_not() {
     drop((a, b, store));
     disk.rename("a", "elsewhere").unwrap();
 
-    // The file that is gone takes the journal aside, and the new one knows nothing of an unflushed past.
+    // The missing file's journal is quarantined, and the new journal does not know about unflushed commits.
     let store = small::open_with(&disk, process()).unwrap();
     assert_eq!(quarantined(&store), [Path::new("a")]);
     let moment = disk.snapshot();
@@ -60,7 +60,7 @@ fn a_journal_set_aside_that_lost_its_end_is_damaged() {
     assert_eq!(quarantined(&store), [Path::new("a")]);
     store.close().unwrap();
 
-    // The disk damages the last group; nothing in the journal itself calls that one durable.
+    // The disk damages the last group, which nothing in the journal itself proves to be durable.
     let is_quarantined = |path: &Path| path.to_string_lossy().starts_with(".untorn/quarantine.");
     let quarantined = || disk.tree().into_iter().map(|(path, _)| path).filter(|path| is_quarantined(path));
     let segment = quarantined().find(|path| path.ends_with("segment.0")).expect("a segment of the quarantined journal");

@@ -1,12 +1,12 @@
-//! Commits that are refused or fail, and those behind them.
+//! Commits that are refused or fail, and the commits behind them.
 
 use crate::fixture::roomy;
 use untorn::sync_point;
 use untorn::{Error, Outcome};
 use untorn_crashlab::{Fault, On, Profile, What};
 
-/// Two commits of one file, the second with nothing of its own: what the first took and could not
-/// write is the second's to write, or to refuse.
+/// Two commits of one file, the second without changes of its own: it must write the changes that the first took and
+/// could not write, or refuse.
 #[test]
 fn a_commit_does_not_rely_on_one_that_failed() {
     let disk = roomy::disk(Profile::Ext4);
@@ -14,7 +14,7 @@ fn a_commit_does_not_rely_on_one_that_failed() {
     let file = store.open_or_create("a").unwrap();
     file.write_at(b"acknowledged", 0).unwrap();
     let first = file.commit_async().unwrap();
-    // A change of names keeps the two out of one group.
+    // A change of names keeps the two from sharing a group.
     let mut between = store.begin();
     between.chmod("a", 0o640).unwrap();
     drop(between.commit_async().unwrap());
@@ -31,7 +31,7 @@ fn a_commit_takes_over_what_one_before_it_could_not_do() {
     let disk = roomy::disk(Profile::Ext4);
     let store = roomy::open(&disk);
     let file = store.open_or_create("a").unwrap();
-    // Many pieces: their list goes into a spill file, for which there is no room once.
+    // Many pieces: their list goes into a spill file, for which there is no room the first time.
     for i in 0..4000u64 {
         file.write_all_at(b"x", i * 2).unwrap();
     }
@@ -46,8 +46,8 @@ fn a_commit_takes_over_what_one_before_it_could_not_do() {
     }
 }
 
-/// Of a group, a part is written and the rest fails before the flush: the part may come back, and no error may
-/// say that it will not.
+/// A part of a group is written, and the rest fails before the flush: the written part may come back, so no error may
+/// deny that.
 #[test]
 fn what_was_written_and_not_flushed_is_not_called_refused() {
     for blocks in 0..4 {
@@ -59,7 +59,7 @@ fn what_was_written_and_not_flushed_is_not_called_refused() {
             a.commit().unwrap();
         }
         store.checkpoint().unwrap();
-        // The record fills its blocks but for some bytes, too few for any other record.
+        // The record leaves too few bytes in its blocks for any other record.
         a.set_len(8000).unwrap();
         a.commit().unwrap();
         a.write_at(&[1; 3950], 0).unwrap();

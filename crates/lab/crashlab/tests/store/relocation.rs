@@ -24,8 +24,9 @@ fn contents(disk: &SimDisk) -> Result<[u8; 6]> {
     Ok(found)
 }
 
-/// What `rename` does: both stores are closed, the name changes, and the file goes on. Each crash leaves one of the
-/// contents, whole, and no older one than was acknowledged. An error: the first that could not be read.
+/// The steps of `rename`: both stores are closed, the name changes, and the file goes on. Each crash leaves one of the
+/// contents completely, and none older than the acknowledged one. The error is that of the first file that could not be
+/// read.
 fn renamed_while_open(disk: &SimDisk, from: &str) -> Result<()> {
     let old = open(disk, "db")?;
     commit(&old, b"before")?;
@@ -92,8 +93,8 @@ fn uncommitted_changes_go_along() {
     assert_eq!(again.len().unwrap(), 6);
 }
 
-/// A file is unlinked, and its store removed: whenever that ends, the name can be used again. An error: the first that
-/// could not be made.
+/// A file is unlinked, and its store removed: wherever that ends, the name can be used again. The error is that of the
+/// first file that could not be created.
 fn removed_with_its_store(disk: &SimDisk) -> Result<()> {
     let file = open(disk, "db")?;
     commit(&file, b"before")?;

@@ -33,7 +33,7 @@ fn a_transaction_that_names_a_file_without_changes_breaks_no_chain() {
     assert_eq!(roomy::recovered(&disk).get("a").unwrap(), b"two");
 }
 
-/// What is on disk under the name of a directory is a file that the transaction itself moved away.
+/// The entry on disk under the name of a directory is a file that the transaction itself has renamed.
 #[test]
 fn a_directory_of_the_transaction_alone_can_be_removed() {
     let disk = roomy::disk(Profile::Ext4);

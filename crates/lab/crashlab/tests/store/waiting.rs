@@ -1,5 +1,5 @@
-//! Changes that cannot be applied although they are committed: they do not keep the rest of the log, survive every
-//! crash, and are applied when the cause is gone.
+//! Committed changes that cannot be applied: they do not keep the rest of the log, survive every crash, and are applied
+//! when the cause is gone.
 
 use crate::checkpoint::open_with_surprise;
 use crate::fixture::{contents, small};
@@ -15,11 +15,11 @@ use untorn_journal::directories::store_dir::StoreDir;
 use untorn_journal::sync_point;
 use untorn_os::Linux;
 
-/// Bytes of a commit of `a`; some thirty of them fill the journal.
+/// The bytes of a commit of `a`; some thirty of them fill the journal.
 const VERSION_BYTES: usize = 1900;
 const JOURNAL_BYTES: u64 = 64 << 10;
 
-/// Changes of names, and what they come to.
+/// The kinds of changes of names.
 const CHANGES: [&str; 6] = ["create", "rename", "replace", "unlink", "mkdir", "rmdir"];
 
 fn commit(file: &File, contents: &[u8]) {
@@ -52,7 +52,7 @@ fn grown(disk: &SimDisk) -> Store {
     store
 }
 
-/// Commits until the log is filling up: what waits is restated only then.
+/// Commits until the log is filling up: waiting changes are restated only then.
 fn fill_log(store: &Store) {
     let filler = store.open_or_create("filler").unwrap();
     while {
@@ -97,7 +97,7 @@ fn is_changed(disk: &SimDisk, what: &str, when: &str) {
     assert!(right, "{what}, {when}");
 }
 
-/// No name can be made or removed any more.
+/// Makes creating and removing names fail from now on.
 fn refuse_names(disk: &SimDisk) {
     disk.fail(Fault { on: On::Name, after: 0, times: u64::MAX, what: What::Errno(libc::ENOSPC) });
 }
@@ -106,7 +106,7 @@ fn version(bytes: &[u8]) -> u64 {
     u64::from_le_bytes(bytes[..8].try_into().unwrap())
 }
 
-/// Recovery after the cause is gone: all that was acknowledged is there.
+/// Recovers after the cause is gone, and asserts that everything acknowledged is there.
 fn recovers(disk: &SimDisk, what: &str, acknowledged: u64, changed: bool, when: &str) {
     let store = small::open_with(disk, small::options()).unwrap_or_else(|e| panic!("{what}, {when}: {e}"));
     assert_eq!(store.status().quarantined, [], "{what}, {when}");
@@ -138,7 +138,7 @@ fn names_that_wait_do_not_keep_the_journal_and_heal_without_reopening() {
     }
 }
 
-/// What waited can be changed like anything else afterwards.
+/// Asserts that the waiting entry can be changed like any other afterwards.
 fn change_after(store: &Store, what: &str) {
     let mut txn = store.begin();
     match what {
@@ -164,7 +164,7 @@ fn names_that_wait_survive_every_crash() {
         let _ = store.checkpoint();
         disk.clear_faults();
         store.checkpoint().unwrap();
-        // What waited is a file like others, in the same log.
+        // The waiting file is now a file like others, in the same log.
         if let Some(name) = ["x", "victim", "d/x"].into_iter().find(|name| disk.get(name).is_ok_and(|c| c == b"newest"))
         {
             commit(&store.open_file(name).unwrap(), b"newest");
@@ -189,7 +189,7 @@ fn names_that_wait_survive_every_crash() {
     }
 }
 
-/// Another program has the name, and keeps it through crashes, too.
+/// Another program has the name, and keeps it across crashes.
 #[test]
 fn names_that_wait_are_quarantined_by_recovery_while_the_cause_is_there() {
     for what in ["create", "rename"] {
@@ -223,7 +223,7 @@ fn names_that_wait_are_quarantined_by_recovery_while_the_cause_is_there() {
     }
 }
 
-/// The file has a second name: what is committed of it is not written to it, and keeps nobody else.
+/// The file has a second name: its commits are not written to it, and do not hold up other files.
 #[test]
 fn contents_that_wait_do_not_keep_the_journal() {
     let disk = small::disk();
@@ -231,7 +231,7 @@ fn contents_that_wait_do_not_keep_the_journal() {
     commit(&store.open_file("old").unwrap(), b"newest");
     disk.hard_link("old", "second").unwrap();
     disk.settle();
-    // Nothing has flushed the attribute of this one.
+    // The attribute of this file was never flushed.
     commit(&store.open_or_create("new").unwrap(), b"newest");
     disk.hard_link("new", "third").unwrap();
     disk.record();
@@ -257,8 +257,8 @@ fn contents_that_wait_do_not_keep_the_journal() {
     assert_eq!(disk.get("old").unwrap(), b"latest");
 }
 
-/// The system does not let the file be written. Its contents go into the log once more, and the commits of others go on,
-/// also where the disk has no room for one segment more.
+/// The kernel refuses writes to the file. Its contents go into the log again, and commits of other files go on, even if
+/// the disk has no room for one more segment.
 #[test]
 fn contents_that_the_system_refuses_do_not_keep_the_journal() {
     for (code, full) in [
@@ -317,7 +317,8 @@ fn contents_that_the_system_refuses_do_not_keep_the_journal() {
     }
 }
 
-/// A journal at its limit, of segments that are all too small for the commit, while something is restated in one of them.
+/// A journal at its limit, with segments that are all too small for the commit, while something is restated in one of
+/// them.
 #[test]
 fn a_commit_larger_than_every_segment_while_something_is_restated() {
     const LARGE_BYTES: usize = 10 << 10;
@@ -335,7 +336,7 @@ fn a_commit_larger_than_every_segment_while_something_is_restated() {
     change(&store, "create").unwrap();
     commit_versions(&disk, &store, 20..30);
     disk.clear_faults();
-    // The journal grows by files whose names can be made; what waits goes on waiting.
+    // The journal grows with files whose names can be made; the waiting change still waits.
     disk.put("x", b"foreign").unwrap();
     disk.settle();
     disk.record();
@@ -366,7 +367,7 @@ fn a_commit_larger_than_every_segment_while_something_is_restated() {
     store.close().unwrap();
 }
 
-/// A flush of the journal that fails is remembered, whoever makes it: no call says OK after it.
+/// A failed flush of the journal is remembered, whichever call made it: no later call returns OK.
 #[test]
 fn a_failed_flush_of_what_is_restated_ends_commits() {
     let disk = small::disk();
@@ -381,7 +382,7 @@ fn a_failed_flush_of_what_is_restated_ends_commits() {
     disk.fail(Fault { on: restated, after: 0, times: 1, what: What::Writeback(Failed::Lost) });
     assert!(store.checkpoint().is_err());
     assert!(store.status().failed.is_some());
-    // Before anything of it is on its way.
+    // The error comes before anything is submitted.
     a.write_at(b"more", 0).unwrap();
     match a.commit_async() {
         Err(e) => assert!(e.kind().starts_with("failed-sync"), "{e}"),
@@ -391,7 +392,7 @@ fn a_failed_flush_of_what_is_restated_ends_commits() {
     assert!(store.close().is_err());
 }
 
-/// Nothing new is in the log: trying again costs no room in it.
+/// Nothing new is in the log: trying again takes no room in it.
 #[test]
 fn trying_again_restates_nothing() {
     let disk = small::disk();
@@ -412,7 +413,7 @@ fn trying_again_restates_nothing() {
     is_changed(&disk, "create", "closed");
 }
 
-/// A new file that was flushed, then moved away while a little of it waits, is no new file any more.
+/// A new file that was flushed, and then moved away while a small change of it waits, is not treated as new any more.
 #[test]
 fn a_part_of_a_file_is_never_taken_for_the_whole() {
     for class in [FailureClass::Power, FailureClass::Process] {
@@ -440,7 +441,7 @@ fn a_part_of_a_file_is_never_taken_for_the_whole() {
     }
 }
 
-/// A commit brings the names about between the flush of their directory and the end of the checkpoint.
+/// A commit makes the names between the flush of their directory and the end of the checkpoint.
 #[test]
 fn names_that_heal_under_a_checkpoint_are_flushed_by_the_next() {
     let disk = Arc::new(small::disk());
@@ -463,7 +464,7 @@ fn names_that_heal_under_a_checkpoint_are_flushed_by_the_next() {
     fill_log(&store);
     refuse_names(&disk);
     change(&store, "rename").unwrap();
-    // The second directory: the first, in which the name appears, is flushed by then.
+    // The second directory: the first one, in which the name appears, is flushed by then.
     arm(1);
     assert!(store.checkpoint().is_err());
     for again in [false, true] {
@@ -477,8 +478,8 @@ fn names_that_heal_under_a_checkpoint_are_flushed_by_the_next() {
     }
 }
 
-/// A commit of the file that waits comes between the beginning of the checkpoint and its end: that commit's record stays
-/// in the log, and the one before it does not.
+/// A commit of the waiting file comes between the beginning and the end of the checkpoint: its record stays in the log,
+/// and the record before it does not.
 #[test]
 fn a_commit_under_the_checkpoint_that_restates_its_file() {
     let disk = small::disk();
@@ -500,7 +501,7 @@ fn a_commit_under_the_checkpoint_that_restates_its_file() {
     }
 }
 
-/// What was restated is healed by another commit, and goes on in the log in which it was restated.
+/// Another commit makes a restated change possible, which continues in the log in which it was restated.
 #[test]
 fn what_heals_by_a_commit_goes_on_in_the_same_log() {
     for what in ["create", "rename", "replace"] {
@@ -527,7 +528,7 @@ fn what_heals_by_a_commit_goes_on_in_the_same_log() {
     }
 }
 
-/// The kernel refuses modes, or does not.
+/// Makes the kernel refuse modes, or stop refusing them.
 fn refuse_modes(disk: &SimDisk, refused: bool) {
     let refusal = Refusal { what: Refused::Modes, dir: "", code: libc::EPERM, told: false };
     disk.set_options(|options| options.refusal = refused.then_some(refusal));
@@ -539,8 +540,8 @@ fn chmod(store: &Store, name: &str, mode: u32) {
     txn.commit().unwrap();
 }
 
-/// A file whose mode was refused kept the log, as a checkpoint could not set the mode behind the contents; and the mode
-/// must be flushed once it is set.
+/// A file with a refused mode kept the log, because a checkpoint could not set the mode after the contents; also, the
+/// mode must be flushed once it is set.
 #[test]
 fn a_mode_that_waits_does_not_keep_the_journal() {
     let disk = small::disk();
@@ -562,7 +563,7 @@ fn a_mode_that_waits_does_not_keep_the_journal() {
     }
 }
 
-/// What is restated says which commits the file holds already: an older copy of the file in its place is refused.
+/// A restated record says which commits the file has already: an older copy of the file in its place is refused.
 #[test]
 fn an_older_copy_is_not_taken_for_what_was_restated() {
     let disk = small::disk();
@@ -585,7 +586,7 @@ fn an_older_copy_is_not_taken_for_what_was_restated() {
     assert!(matches!(&quarantined[..], [reason] if reason.contains("older copy")), "{quarantined:?}");
 }
 
-/// A directory that can be closed to this process, and opened again: by its mode, or from root by a mount over it.
+/// A directory that can be closed to this process and opened again: by its mode, or for root by a mount over it.
 struct Closable(PathBuf);
 
 impl Closable {
@@ -611,12 +612,12 @@ impl Closable {
 
 impl Drop for Closable {
     fn drop(&mut self) {
-        // A test that failed leaves no mount behind.
+        // A failed test leaves no mount behind.
         let _ = Command::new("umount").arg("-l").arg(&self.0).stderr(Stdio::null()).status();
     }
 }
 
-/// The kernel, and no simulator: while a commit is flushed, somebody closes the directory of its new file.
+/// On the real kernel: while a commit is flushed, the directory of its new file is closed.
 #[test]
 fn a_directory_that_closes_while_a_commit_is_flushed() {
     let dir = tempfile::tempdir().unwrap();
@@ -657,7 +658,7 @@ fn a_directory_that_closes_while_a_commit_is_flushed() {
     assert_eq!(std::fs::read(place.join("x")).unwrap(), b"newest");
     go_on(250..255);
 
-    // Once more, and the store is closed and opened with the cause still there.
+    // Again, and the store is closed and opened while the cause is still there.
     let mut txn = store.begin();
     txn.rename("p/x", "p/y").unwrap();
     armed.store(true, SeqCst);

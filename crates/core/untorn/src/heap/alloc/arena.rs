@@ -1,18 +1,17 @@
-//! Chunks with free blocks that one lock guards, by the size of their blocks: each of a heap's slots for threads has
-//! such an arena, and so has the space behind them.
+//! Arenas: chunks with free blocks that one lock guards, listed by the size of their blocks. Each of a heap's slots for
+//! threads has an arena, and so has the space behind the slots.
 
 use super::chunk_table::{Chunk, ChunkTable, NO_BLOCKS, NOBODY, NOWHERE, UNCOUNTED};
 use super::metadata::{Number, Refused, Result, corrupt, split};
 use crate::heap::image::layout::{CHUNK_BYTES, SEGMENT_BYTES, SIZES, Use, blocks};
 use std::sync::Arc;
 
-/// What one lock guards. Its methods are called under that lock, and the chunks that they are called with are its
-/// own.
+/// The chunks that one lock guards. Methods are called under that lock, and only with chunks that this arena owns.
 pub(crate) struct Arena {
     table: Arc<ChunkTable>,
-    /// As the table says who owns a chunk.
+    /// The number under which the table names this arena as the owner of a chunk.
     pub id: u8,
-    /// Chunks with free blocks, or of which nobody knows, by class.
+    /// Chunks with free blocks, or with blocks that nobody has counted yet, by size class.
     roomy: [Vec<Number>; SIZES.len()],
 }
 
@@ -32,14 +31,14 @@ impl Arena {
         unsafe { self.table.chunk(number) }
     }
 
-    /// A chunk has blocks of a class. Which of them are free is read when it is asked for: that is a line of memory or
-    /// more for each chunk.
+    /// Notes that a chunk has blocks of a class. The free blocks are counted later, on demand: counting reads a cache
+    /// line or more of each chunk.
     pub(crate) fn remember(&mut self, number: Number, class: usize) {
         *self.chunk(number) = Chunk { free: UNCOUNTED, hint: 0, class: class as u8, place: NOWHERE };
         self.list(number, class);
     }
 
-    /// How many free blocks a chunk has.
+    /// Counts the free blocks of a chunk.
     fn count(&mut self, number: Number, class: usize) -> u16 {
         if self.chunk(number).free == UNCOUNTED {
             self.chunk(number).free = self.table.metadata.count_free(number, class) as u16;
@@ -47,7 +46,7 @@ impl Arena {
         self.chunk(number).free
     }
 
-    /// A chunk is free for anything.
+    /// Notes that a chunk is free for any use.
     pub(crate) fn forget_chunk(&mut self, number: Number) {
         *self.chunk(number) = Chunk::NONE;
     }
@@ -68,7 +67,7 @@ impl Arena {
         }
     }
 
-    /// A chunk of this arena with free blocks of a class.
+    /// Finds a chunk of this arena with free blocks of a class.
     pub(crate) fn roomy(&mut self, class: usize) -> Option<Number> {
         while let Some(number) = self.roomy[class].last().copied() {
             if self.count(number, class) > 0 {
@@ -79,7 +78,7 @@ impl Arena {
         None
     }
 
-    /// A chunk of another arena, whose lock is held as well, becomes one of this arena.
+    /// Moves a chunk from another arena, whose lock is held as well, to this arena.
     pub(crate) fn adopt(&mut self, from: &mut Arena, number: Number, class: usize) {
         if from.chunk(number).place != NOWHERE {
             from.unlist(number, class);
@@ -90,7 +89,7 @@ impl Arena {
         }
     }
 
-    /// A free block of a class, which is in use from now on.
+    /// Takes a free block of a class; it is in use from now on.
     #[inline]
     pub(crate) fn take(&mut self, class: usize) -> Option<*mut u8> {
         while let Some(number) = self.roomy[class].last().copied() {
@@ -102,12 +101,12 @@ impl Arena {
         None
     }
 
-    /// The first free block of a chunk.
+    /// Takes the first free block of a chunk.
     fn take_first(&mut self, number: Number, class: usize) -> Option<usize> {
         let (metadata, all) = (&self.table.metadata, blocks(class));
         // SAFETY: as in `chunk`.
         let chunk = unsafe { self.table.chunk(number) };
-        // An arena that blocks are taken from adopted its chunks, and counted them.
+        // An arena that blocks are taken from has adopted its chunks, and adopting counts them.
         debug_assert_ne!(chunk.free, UNCOUNTED);
         if chunk.free == 0 {
             return None;
@@ -125,13 +124,13 @@ impl Arena {
         None
     }
 
-    /// Where an allocation is in a chunk of this arena: its chunk, its use, and the block's number.
+    /// Finds an allocation in a chunk of this arena: its chunk, its use, and the block's number.
     pub(crate) fn find(&mut self, address: *mut u8) -> Result<(Number, Use, usize)> {
         let (offset, number) = (self.table.metadata.offset_of(address), self.table.number_at(address));
         let number = number.filter(|number| split(*number).1 > 0).ok_or(Refused::NotAllocated)?;
         debug_assert!(offset / SEGMENT_BYTES < self.table.segments_most());
         let what = self.table.metadata.use_of(number)?;
-        // What was read must not be something else by now.
+        // A stray store may have changed the descriptor since the arena read it.
         let class = match what {
             Use::Blocks(class) => class as u8,
             _ => NO_BLOCKS,
@@ -152,13 +151,14 @@ impl Arena {
         }
     }
 
-    /// Who owns the chunk that an address may be in.
+    /// The owner of the chunk that an address may be in.
     #[inline]
     pub(crate) fn owner_of(&self, address: *mut u8) -> u8 {
         self.table.number_at(address).map_or(NOBODY, |number| self.table.owner(number))
     }
 
-    /// Ends an allocation in a chunk of this arena. If the chunk is for the space to take: the chunk, and its class.
+    /// Ends an allocation in a chunk of this arena. Returns the chunk and its class if the space is to take the chunk
+    /// back.
     pub(crate) fn free_at(&mut self, address: *mut u8) -> Result<Option<(Number, usize)>> {
         match self.find(address)? {
             (number, Use::Blocks(class), block) => Ok(self.free(number, class, block).then_some((number, class))),
@@ -166,8 +166,8 @@ impl Arena {
         }
     }
 
-    /// Ends the use of a block. True: its chunk is empty, is not the last one of its class, and is for the space to
-    /// take.
+    /// Ends the use of a block. True: the chunk is empty, it is not the last one of its class, and the space is to take
+    /// it back.
     pub(crate) fn free(&mut self, number: Number, class: usize, block: usize) -> bool {
         let metadata = &self.table.metadata;
         metadata.set_word(number, block / 64, metadata.word(number, block / 64) & !(1 << (block % 64)));
@@ -178,11 +178,12 @@ impl Arena {
         if !listed {
             self.list(number, class);
         }
-        // A class keeps its last chunk, so that making and freeing one block by turns costs nothing.
+        // A class keeps its last chunk, so that allocating and freeing one block in a loop costs nothing.
         if free < blocks(class) || self.roomy[class].len() == 1 {
             return false;
         }
-        // Looked up once more, in case that somebody wrote to the bitmap: zeros over a block in use are for good.
+        // Counts once more, in case somebody wrote to the bitmap: giving back a chunk with a block in use would zero
+        // that block.
         let free = self.table.metadata.count_free(number, class);
         self.chunk(number).free = free as u16;
         free == blocks(class)

@@ -17,27 +17,27 @@ use untorn_os::{holds, memory_limit};
 
 /// The heap's memory and its file.
 pub(crate) struct Body {
-    /// Of a live heap: its working memory.
+    /// The working memory of a live heap.
     pub working: Option<Working>,
-    /// How it is cut.
+    /// How cuts of the heap are made.
     pub cuts: Cuts,
     // Before the file: a map ends before its file is closed.
     pub map: Map,
-    /// For everybody: it only reads.
+    /// The handle that programs get: it only reads.
     pub view: File,
     /// The heap's own handle.
     pub file: File,
-    /// Other handles of the file only read it.
+    /// Marks the file as an open heap, so that other handles of the file only read it.
     pub mark: HeapMark,
-    /// Nobody stores during a commit but under a guard: the program's promise.
+    /// The program has promised that no thread stores during a commit without a guard.
     pub quiet: bool,
-    /// For debugging: whoever allocates or frees holds a guard.
+    /// For debugging: a thread that allocates or frees must hold a guard.
     pub debug_guards: bool,
-    /// For debugging: commits look for stores that came while they gathered them.
+    /// For debugging: commits look for stores that threads made while the commit gathered the changes.
     pub debug_races: bool,
-    /// For debugging: commits look for pointers out of the heap.
+    /// For debugging: commits look for pointers that lead out of the heap.
     pub debug_pointers: bool,
-    /// So many bytes may be in use; more, if the limit has changed.
+    /// The number of bytes that may be in use; more, if the memory limit has changed.
     pub memory_bytes: u64,
 }
 

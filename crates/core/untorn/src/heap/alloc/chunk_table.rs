@@ -1,5 +1,5 @@
-//! What is remembered of a heap's chunks, and who owns them. In memory beside the heap: it is read from the heap's
-//! metadata a segment at a time, and forgotten as a whole.
+//! The table of a heap's chunks: their owners and their free blocks. It is kept in memory beside the heap, read from
+//! the heap's metadata a segment at a time, and forgotten as a whole.
 
 use super::metadata::{Metadata, Number, split};
 use crate::heap::image::layout::{CHUNK_BYTES, CHUNKS, SEGMENT_BYTES};
@@ -8,17 +8,17 @@ use std::ptr::null_mut;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64};
 
-/// No arena owns the chunk: the lock of the space is that of the chunk.
+/// No arena owns the chunk: the lock of the space guards it.
 pub(crate) const NOBODY: u8 = u8::MAX;
-/// A class that stands for none.
+/// No size class.
 pub(crate) const NO_BLOCKS: u8 = u8::MAX;
-/// A place in no list.
+/// No place in any list.
 pub(crate) const NOWHERE: u32 = u32::MAX;
 
 /// Free blocks that nobody has counted yet.
 pub(crate) const UNCOUNTED: u16 = u16::MAX;
 
-/// What is remembered of a chunk.
+/// The state of a chunk.
 #[derive(Clone, Copy)]
 pub(crate) struct Chunk {
     /// Free blocks, or `UNCOUNTED`.
@@ -27,7 +27,7 @@ pub(crate) struct Chunk {
     pub hint: u8,
     /// The class of its blocks, or `NO_BLOCKS`.
     pub class: u8,
-    /// Its place in its class's list, or `NOWHERE`.
+    /// Its index in the list of its class, or `NOWHERE`.
     pub place: u32,
 }
 
@@ -44,7 +44,7 @@ struct Cell {
 
 /// The chunks of a segment.
 struct Row {
-    /// In which they were read; an older one counts as unread.
+    /// The generation in which they were read. A row of an older generation counts as unread.
     generation: AtomicU64,
     cells: [Cell; CHUNKS],
 }
@@ -52,7 +52,7 @@ struct Row {
 // SAFETY: a chunk is accessed under its owner's lock alone.
 unsafe impl Sync for Row {}
 
-/// What is remembered of a heap's chunks, and where the heap is.
+/// The states of a heap's chunks, and the heap's metadata.
 pub(crate) struct ChunkTable {
     pub metadata: Metadata,
     rows: Box<[AtomicPtr<Row>]>,
@@ -60,7 +60,7 @@ pub(crate) struct ChunkTable {
 }
 
 impl ChunkTable {
-    /// For a heap that may have so many segments one day.
+    /// Makes a table for a heap that may grow to `segments_most` segments.
     pub(crate) fn new(metadata: Metadata, segments_most: usize) -> ChunkTable {
         let rows: Box<[*mut Row]> = vec![null_mut(); segments_most].into_boxed_slice();
         // SAFETY: an atomic pointer has the size and the bytes of a pointer. Made in this way the null pointers of a
@@ -85,8 +85,8 @@ impl ChunkTable {
         &self.row(segment).expect("a segment that was read").cells[index]
     }
 
-    /// A segment is read: nothing is known of its chunks yet, and nobody owns them. The caller holds the lock of the
-    /// space.
+    /// Marks a segment as read: nothing is known of its chunks yet, and nobody owns them. The caller holds the lock of
+    /// the space.
     pub(crate) fn enter(&self, segment: usize) {
         let slot = &self.rows[segment];
         if slot.load(Acquire).is_null() {
@@ -104,14 +104,14 @@ impl ChunkTable {
         row.generation.store(self.generation.load(Relaxed), Release);
     }
 
-    /// A segment is unread again. The caller holds the lock of the space, and nobody owns its chunks.
+    /// Marks a segment as unread again. The caller holds the lock of the space, and nobody owns its chunks.
     pub(crate) fn leave(&self, segment: usize) {
         if let Some(row) = self.row(segment) {
             row.generation.store(0, Release);
         }
     }
 
-    /// Everything is unread. The caller holds every lock of the heap.
+    /// Marks all segments as unread. The caller holds every lock of the heap.
     pub(crate) fn forget(&self) {
         self.generation.fetch_add(1, Release);
     }
@@ -123,19 +123,19 @@ impl ChunkTable {
         (offset / SEGMENT_BYTES < self.rows.len()).then_some((offset / CHUNK_BYTES) as Number)
     }
 
-    /// Who owns a chunk; of an unread one nobody.
+    /// The owner of a chunk; nobody owns a chunk of an unread segment.
     #[inline]
     pub(crate) fn owner(&self, number: Number) -> u8 {
         let (segment, index) = split(number);
         self.row(segment).map_or(NOBODY, |row| row.cells[index].owner.load(Acquire))
     }
 
-    /// The caller holds the locks of the old and of the new owner.
+    /// Sets the owner of a chunk. The caller holds the locks of the old owner and of the new one.
     pub(crate) fn set_owner(&self, number: Number, owner: u8) {
         self.cell(number).owner.store(owner, Release);
     }
 
-    /// What is remembered of a chunk.
+    /// The state of a chunk.
     ///
     /// # Safety
     /// The caller holds its owner's lock, and no other reference to it.

@@ -1,4 +1,4 @@
-//! The lock of a heap: many threads that change it, or one thread that commits it.
+//! The lock of a heap: many threads that change the heap share it, and a thread that commits it takes it exclusively.
 
 use super::thread_local::LOCAL;
 use crate::engine::waiting::concurrency::{RawRwLock, new_raw_lock};
@@ -35,7 +35,7 @@ impl std::ops::Deref for Others {
 
 #[cfg(not(feature = "shuttle"))]
 impl Drop for Others {
-    /// A thread that ends with guards would have every commit wait for ever.
+    /// Releases the guards that the thread still holds: otherwise every commit would wait for ever.
     fn drop(&mut self) {
         let last = LOCAL.with(|local| local.guard.replace((0, 0)));
         for (key, _) in self.take().into_iter().chain([last]).filter(|(_, depth)| *depth > 0) {
@@ -56,9 +56,9 @@ shuttle::thread_local! {
 /// The heap's lock. It stays where it is for ever.
 pub(crate) struct Guard {
     lock: RawRwLock,
-    /// A thread ended while it held the guard: what it was changing may be half done.
+    /// A thread ended while it held the guard, so its change may be half done.
     abandoned: AtomicBool,
-    /// Of a live heap: where it is noted that something is being changed. Null: of any other.
+    /// The head of a live heap's memory, where changes in progress are counted. Null for any other heap.
     live: AtomicPtr<u8>,
 }
 
@@ -67,7 +67,7 @@ impl Guard {
         Guard { lock: new_raw_lock(), abandoned: AtomicBool::new(false), live: AtomicPtr::new(null_mut()) }
     }
 
-    /// Whether this thread holds it.
+    /// Whether this thread holds the guard.
     #[inline]
     pub(crate) fn is_held(&self) -> bool {
         self.depth() > 0
@@ -77,17 +77,17 @@ impl Guard {
         std::ptr::from_ref(self).expose_provenance()
     }
 
-    /// How often this thread holds it.
+    /// The number of times that this thread holds the guard.
     #[inline]
     fn depth(&self) -> usize {
         let (last, depth) = LOCAL.with(|local| local.guard.get());
         if last == self.key() { depth } else { self.depth_in_turn() }
     }
 
-    /// How often this thread holds a guard that is not the last one; from now on it is the last one.
+    /// The number of times that this thread holds a guard that is not the last one; it is the last one from now on.
     #[cold]
     fn depth_in_turn(&self) -> usize {
-        // While a thread ends there is no list any more: then it holds what it took last.
+        // While a thread ends, the list is gone: then only the last guard that the thread took is known.
         let depth = OTHERS.try_with(|others| {
             let mut others = others.borrow_mut();
             let last = LOCAL.with(|local| local.guard.get());
@@ -102,8 +102,8 @@ impl Guard {
         depth
     }
 
-    /// Takes the guard to change the heap. A thread that holds it already never waits; other threads wait behind a
-    /// commit that waits, so that the commit has its turn.
+    /// Takes the guard to change the heap. A thread that holds it already never waits. Other threads queue behind a
+    /// waiting commit, so that the commit does not starve.
     #[inline]
     pub(crate) fn mutate(&self) -> Mutating<'_> {
         self.enter();
@@ -113,14 +113,15 @@ impl Guard {
         Mutating { guard: self, changes: true, thread: PhantomData }
     }
 
-    /// Takes the guard for steps each of which leaves the heap whole: a process that ends between them loses none.
+    /// Takes the guard for steps each of which leaves the heap consistent: a process that ends between two steps loses
+    /// nothing.
     #[inline]
     pub(crate) fn hold(&self) -> Mutating<'_> {
         self.enter();
         Mutating { guard: self, changes: false, thread: PhantomData }
     }
 
-    /// Ends what [`Guard::mutate`] began. False: this thread holds none.
+    /// Ends a change that [`Guard::mutate`] began. False: this thread holds no guard.
     #[inline]
     pub(crate) fn end(&self) -> bool {
         if self.depth() == 0 {
@@ -138,13 +139,13 @@ impl Guard {
         self.live_memory().map(|head| unsafe { LiveHead::at(head) })
     }
 
-    /// Of a live heap: the head of its memory.
+    /// The head of a live heap's memory.
     #[inline]
     pub(crate) fn live_memory(&self) -> Option<NonNull<u8>> {
         NonNull::new(self.live.load(Relaxed))
     }
 
-    /// The guard is that of another heap from now on; of a live one, its memory has this head.
+    /// Assigns the guard to another heap; `head` is the head of the memory if that heap is live.
     pub(crate) fn set_live(&self, head: Option<NonNull<u8>>) {
         self.live.store(head.map_or(null_mut(), NonNull::as_ptr), Release);
     }
@@ -158,7 +159,7 @@ impl Guard {
         LOCAL.with(|local| local.guard.set((self.key(), depth + 1)));
     }
 
-    /// False: this thread holds none.
+    /// Releases the guard once. False: this thread does not hold it.
     #[inline]
     pub(crate) fn leave(&self) -> bool {
         let depth = self.depth();
@@ -173,7 +174,7 @@ impl Guard {
         true
     }
 
-    /// Waits until no thread changes the heap. The caller's thread does not.
+    /// Waits until no thread changes the heap. The caller's thread must not hold the guard.
     pub(crate) fn quiet(&self) -> Quiet<'_> {
         if holds(invariant::HEAP_IS_QUIET) {
             self.lock.lock_exclusive();
@@ -181,7 +182,8 @@ impl Guard {
         Quiet { guard: self, thread: PhantomData }
     }
 
-    /// As [`Guard::quiet`], waiting no longer than this: threads that wait for each other may need the guard to go on.
+    /// Like [`Guard::quiet`], but waits no longer than `most`: threads that wait for each other may need the guard to
+    /// go on.
     pub(crate) fn quiet_for(&self, most: Duration) -> Option<Quiet<'_>> {
         #[cfg(not(feature = "shuttle"))]
         let quiet = !holds(invariant::HEAP_IS_QUIET) || self.lock.try_lock_exclusive_for(most);
@@ -190,17 +192,17 @@ impl Guard {
         quiet.then(|| Quiet { guard: self, thread: PhantomData })
     }
 
-    /// Whether a thread ended while it held the guard, since that was last forgiven.
+    /// Whether a thread ended while it held the guard, since the last [`Guard::forgive`].
     pub(crate) fn is_abandoned(&self) -> bool {
         self.abandoned.load(Acquire)
     }
 
-    /// What the thread that ended was changing is undone, or the heap is another one.
+    /// Clears the mark of a thread that ended: its change is undone, or the guard has another heap now.
     pub(crate) fn forgive(&self) {
         self.abandoned.store(false, Release);
     }
 
-    /// Whether no thread holds the guard. A thread that takes it afterwards sees what this thread did before.
+    /// Whether no thread holds the guard. A thread that takes it afterwards sees the changes of this thread.
     pub(crate) fn is_idle(&self) -> bool {
         let idle = self.lock.try_lock_exclusive();
         if idle {
@@ -211,13 +213,14 @@ impl Guard {
     }
 }
 
-/// As long as it lives, the heap is not committed.
+/// Guard of [`crate::heap::Heap::mutate`] and [`crate::heap::Heap::hold_cuts`]: while it lives, the heap is not
+/// committed.
 #[must_use = "a guard that is dropped at once guards nothing"]
 pub struct Mutating<'a> {
     guard: &'a Guard,
-    /// What a process that ends meanwhile leaves is half done.
+    /// The heap is inconsistent if the process ends while this guard lives.
     changes: bool,
-    /// It ends in the thread that began it.
+    /// Keeps the guard in the thread that took it.
     thread: PhantomData<*const ()>,
 }
 
@@ -230,7 +233,7 @@ impl Drop for Mutating<'_> {
     }
 }
 
-/// As long as it lives, nobody changes the heap.
+/// Exclusive guard: while it lives, nobody changes the heap.
 pub(crate) struct Quiet<'a> {
     guard: &'a Guard,
     thread: PhantomData<*const ()>,

@@ -1,4 +1,4 @@
-//! A heap in plain memory, for tests of what damage does to it: its allocator and its checker, without a file.
+//! A heap in plain memory, without a file: its allocator and its checker, for tests that damage it.
 
 use super::arena::Arena;
 use super::chunk_table::{ChunkTable, NOBODY};
@@ -23,7 +23,7 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// A new heap of one segment, that may grow to so many.
+    /// A new heap of one segment that may grow to `most` segments.
     pub(crate) fn new(most: usize) -> Memory {
         // SAFETY: a size that is not zero.
         let base = NonNull::new(unsafe { alloc_zeroed(Memory::layout(most)) }).expect("memory");
@@ -36,7 +36,7 @@ impl Memory {
         Layout::from_size_align(most * SEGMENT_BYTES, 4096).expect("a layout")
     }
 
-    /// So many segments, and a header that says so.
+    /// Sets the number of segments, and writes a header that says so.
     pub(crate) fn set_segments(&self, segments: usize) {
         assert!((1..=self.most).contains(&segments));
         self.segments.set(segments);
@@ -44,13 +44,13 @@ impl Memory {
             magic: MAGIC,
             version: VERSION,
             segment_bytes: SEGMENT_BYTES as u32,
-            // Where the pointers in it are good, if that is where heaps are.
+            // Pointers in the heap are valid for this address.
             address: ADDRESS_MIN as u64,
             address_space: (self.most * SEGMENT_BYTES) as u64,
             segments: segments as u64,
             sum: 0,
         };
-        // SAFETY: the first bytes of what was allocated.
+        // SAFETY: the first bytes of the allocation.
         unsafe { self.base.cast::<Header>().write(header.summed()) };
     }
 
@@ -63,13 +63,13 @@ impl Memory {
         Arc::new(ChunkTable::new(Metadata::new(self.base.as_ptr(), None, None), self.most))
     }
 
-    /// The bytes themselves.
+    /// The bytes of the heap.
     ///
     /// # Safety
-    /// No allocator of it is at work while they are changed.
+    /// No allocator of this memory works while the bytes are changed.
     #[allow(clippy::mut_from_ref, reason = "the caller promises to be alone")]
     pub(crate) unsafe fn bytes(&self) -> &mut [u8] {
-        // SAFETY: so many bytes were allocated; the rest is the caller's promise.
+        // SAFETY: this many bytes were allocated; the rest is the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.segments.get() * SEGMENT_BYTES) }
     }
 
@@ -92,7 +92,7 @@ impl Backing for Memory {
         }
         let old = self.segments.get().min(segments);
         self.segments.set(segments);
-        // SAFETY: inside of what was allocated, and nobody uses what is behind the old end.
+        // SAFETY: inside of the allocation, and nobody uses the bytes behind the old end.
         unsafe { self.base.add(old * SEGMENT_BYTES).write_bytes(0, (segments - old) * SEGMENT_BYTES) };
         Ok(())
     }
@@ -103,7 +103,7 @@ impl Backing for Memory {
 
     fn release(&self, offset: usize, bytes: usize) -> Result<()> {
         assert!(offset + bytes <= self.segments.get() * SEGMENT_BYTES, "beyond the end");
-        // SAFETY: inside of what was allocated; the allocator says that nobody uses it.
+        // SAFETY: inside of the allocation; the allocator says that nobody uses it.
         unsafe { self.base.add(offset).write_bytes(0, bytes) };
         Ok(())
     }
@@ -121,11 +121,11 @@ impl HeapImage for Memory {
     }
 }
 
-/// An allocator at work, and what it gave out: no two overlap, and none is metadata.
+/// An allocator at work, and its allocations: no two overlap, and none overlaps metadata.
 pub(crate) struct Work<'a> {
     pub memory: &'a Memory,
     pub space: Space,
-    /// Of two threads, which take turns.
+    /// The arenas of two threads, which take turns.
     arenas: [Arena; 2],
     turn: usize,
     pub given: BTreeMap<usize, usize>,
@@ -147,20 +147,20 @@ impl Work<'_> {
         self.memory.base.as_ptr().wrapping_add(offset)
     }
 
-    /// The other thread has its turn.
+    /// Switches to the other thread.
     #[cfg(test)]
     pub(crate) fn turn(&mut self) {
         self.turn = 1 - self.turn;
     }
 
-    /// The heap is another one now.
+    /// Forgets all state beside the heap, as after a rollback.
     #[cfg(test)]
     pub(crate) fn forget(&mut self) {
         self.space.forget(self.memory.segments());
         self.arenas.iter_mut().for_each(Arena::forget);
     }
 
-    /// As before a commit.
+    /// Gives freed chunks back, as a commit does first.
     #[cfg(test)]
     pub(crate) fn give_back(&mut self) {
         loop {
@@ -177,7 +177,7 @@ impl Work<'_> {
         self.space.trim(self.memory).expect("trim");
     }
 
-    /// Allocates; where, by offset.
+    /// Allocates; returns the offset.
     pub(crate) fn allocate(&mut self, bytes: usize) -> std::result::Result<usize, Refused> {
         let [one, other] = &mut self.arenas;
         let (mine, other) = if self.turn == 0 { (one, other) } else { (other, one) };
@@ -201,7 +201,7 @@ impl Work<'_> {
         Ok(at)
     }
 
-    /// Frees what may be at an offset.
+    /// Frees the allocation at an offset, if there is one.
     pub(crate) fn free(&mut self, at: usize) -> std::result::Result<(), Refused> {
         let address = self.address(at);
         match self.space.arena.owner_of(address) {
@@ -226,9 +226,9 @@ impl Work<'_> {
     }
 }
 
-/// For fuzzing: lays bytes over a heap's metadata, behind the header, looks at it, and lets an allocator work in it.
-/// The first byte says how many segments there are, of which each gets a share of the rest, and how many of its
-/// bytes are operations. Panics if something is wrong with us.
+/// Fuzz target: lays bytes over a heap's metadata, behind the header, checks the heap, and lets an allocator work in
+/// it. The first byte gives the number of segments, among which the rest is divided, and the number of bytes that are
+/// operations. Panics if Untorn has a bug.
 #[doc(hidden)]
 pub fn fuzz_heap(input: &[u8]) {
     let Some((first, rest)) = input.split_first() else { return };
@@ -254,7 +254,7 @@ pub fn fuzz_heap(input: &[u8]) {
                 at.map_or(Ok(()), |at| work.free(at))
             }
             _ => {
-                // Something that may have been allocated before.
+                // An address that may have been allocated before.
                 let at = size * CHUNK_BYTES + (size % 3) * 4096;
                 let used = work.given.range(..=at).next_back().is_some_and(|(other, bytes)| other + bytes > at);
                 if used { Ok(()) } else { work.free(at) }

@@ -1,4 +1,5 @@
-//! The metadata of a heap where it lies in memory. Whoever changes a chunk's metadata holds the lock of its owner.
+//! The metadata of a heap in its mapped memory. A thread that changes a chunk's metadata holds the lock of the chunk's
+//! owner.
 
 use crate::engine::region::Told;
 use crate::heap::image::layout::*;
@@ -9,12 +10,12 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use untorn_os::holds;
 
-/// Why there is no memory.
+/// The reason why the allocator refuses a call.
 #[derive(Debug)]
 pub(crate) enum Refused {
-    /// The heap's own bytes make no sense; what is wrong, and where.
+    /// The heap's own bytes make no sense; the text says where and why.
     Corrupt(String),
-    /// A pointer that no allocation has.
+    /// A pointer that belongs to no allocation.
     NotAllocated,
     /// Too large, or an alignment beyond a page.
     Absurd,
@@ -24,7 +25,7 @@ pub(crate) enum Refused {
 
 pub(crate) type Result<T> = std::result::Result<T, Refused>;
 
-/// A chunk by segment and number in it.
+/// A chunk's number in the heap: its segment's number times the chunks of a segment, plus its index there.
 pub(crate) type Number = u32;
 
 pub(crate) fn corrupt(number: Number, what: std::fmt::Arguments<'_>) -> Refused {
@@ -39,9 +40,10 @@ pub(crate) fn split(number: Number) -> (usize, usize) {
 /// A heap's metadata, in memory that stays mapped as long as it is used.
 pub(crate) struct Metadata {
     base: *mut u8,
-    /// With the tracker `told` every store here is told of.
+    /// With the tracker `told`, the dirty ranges: every store here is added to them.
     told: Option<Arc<Told>>,
-    /// Of a live heap: what a change of several lines overwrites is kept there until the change is whole.
+    /// The head of a live heap: the old bytes of a change that spans several lines are kept there until the change is
+    /// complete.
     live: Option<LiveHead>,
 }
 
@@ -55,7 +57,7 @@ impl Metadata {
         Metadata { base, told, live }
     }
 
-    /// These bytes are about to change. The caller has the lock of the space.
+    /// Saves bytes that are about to change. The caller has the lock of the space.
     fn save(&self, at: *const u8, len: usize) {
         if let Some(live) = &self.live {
             // SAFETY: metadata in a mapped segment, which the caller is about to change.
@@ -63,15 +65,15 @@ impl Metadata {
         }
     }
 
-    /// What changed since the last call makes sense as a whole: a process that ends now leaves it so. The caller has the
-    /// lock of the space.
+    /// Declares the changes since the last call complete: a process that ends now keeps them. The caller has the lock
+    /// of the space.
     pub(crate) fn settle(&self) {
         if let Some(live) = &self.live {
             live.settle();
         }
     }
 
-    /// The bytes of this type at this address have changed.
+    /// Adds the bytes of this value to the dirty ranges.
     #[inline]
     fn tell<T>(&self, at: *mut T) {
         if let Some(told) = self.told.as_ref().filter(|_| holds(invariant::HEAP_TELLS)) {
@@ -130,8 +132,8 @@ impl Metadata {
         assert!(word < BITMAP_WORDS);
         // SAFETY: as above.
         let at = unsafe { self.bitmap(number).add(word) };
-        // In one step, as a process may end at any moment.
-        // SAFETY: as above; whoever reads or writes it has the same lock.
+        // An atomic store, as the process may end at any moment.
+        // SAFETY: as above; every thread that reads or writes the word has the same lock.
         unsafe { AtomicU64::from_ptr(at) }.store(bits, Relaxed);
         self.tell(at);
     }
@@ -147,7 +149,7 @@ impl Metadata {
         self.base.wrapping_add(number as usize * CHUNK_BYTES)
     }
 
-    /// Where an address is in the heap, or is not.
+    /// The offset of an address in the heap; beyond the heap's end if the address is not in it.
     pub(crate) fn offset_of(&self, address: *mut u8) -> usize {
         (address as usize).wrapping_sub(self.base as usize)
     }
@@ -174,7 +176,7 @@ impl Metadata {
         }
     }
 
-    /// The chunks behind the first one belong to it.
+    /// Checks that the chunks behind the first one of a large allocation belong to it.
     pub(crate) fn check_large(&self, number: Number, chunks: usize) -> Result<()> {
         let mut rest = number + 1..number + chunks as Number;
         match rest.find(|rest| !matches!(self.use_of(*rest), Ok(Use::Rest))) {
@@ -183,7 +185,8 @@ impl Metadata {
         }
     }
 
-    /// The segments behind the first one of an allocation lie inside of it, and the one after them does not.
+    /// Checks that the segments behind the first one of an allocation are marked as inside of it, and that the next one
+    /// is not.
     pub(crate) fn check_huge(&self, number: Number, segments: usize, all: usize) -> Result<()> {
         let first = split(number).0;
         let end = first.checked_add(segments).filter(|end| *end <= all && first / INSIDES == (end - 1) / INSIDES);
@@ -200,17 +203,17 @@ mod tests {
     use std::ptr::NonNull;
     use untorn_os::LIVE_HEAD_BYTES;
 
-    /// Aligned as descriptors are.
+    /// Aligned like a descriptor.
     #[derive(Clone, Copy)]
     #[repr(C, align(64))]
     struct Line([u8; 64]);
 
-    /// Any number of changes that were not settled are brought back, and none that was.
+    /// An undo brings back any number of unsettled changes, and no settled one.
     #[test]
     fn what_is_not_settled_is_undone() {
         let mut memory = vec![Line([0; 64]); SEGMENT_BYTES / 64];
         let mut head = vec![Line([0; 64]); LIVE_HEAD_BYTES / 64];
-        // SAFETY: as many bytes as a head has, which live longer than what uses them.
+        // SAFETY: as many bytes as a head has, which outlive every use.
         let head = unsafe { LiveHead::at(NonNull::from(&mut head[..]).cast()) };
         let base = memory.as_mut_ptr().cast::<u8>();
         let metadata = Metadata::new(base, None, Some(head));

@@ -1,7 +1,7 @@
-//! Where open heaps are found: by the address that an allocator in a heap has, and by weak handles.
+//! The registry of open heaps: finds a heap by its address, for an allocator in the heap, or by a weak handle.
 //!
-//! An entry is never freed. Its user locks it and sees whether the heap that is meant is still in it, so that
-//! finding a heap again costs a few loads, and a heap that another thread closes is an error.
+//! An entry is never freed. A user locks it and checks that the heap in it is still the expected one. So finding a heap
+//! again costs a few loads, and using a heap that another thread has closed is an error.
 
 use super::arena::Arena;
 use super::body::Body;
@@ -34,20 +34,20 @@ const SLOTS: usize = 16;
 
 /// The entry of one open heap.
 pub(crate) struct Entry {
-    /// Of the heap that is here: no two have the same. 0: none.
+    /// The number of the opening of the heap in this entry; no two openings have the same number. 0: no heap.
     opening: AtomicU64,
     pub(crate) guard: Guard,
     pub(crate) sections: Sections,
-    /// The lock of sections that have no other.
+    /// The lock for sections that have no lock of their own.
     pub(crate) section_lock: MarkedLock,
-    /// A thread that allocates takes the lock of its slot, and if it needs more that of `live`; a thread that frees
-    /// takes the lock of the slot that owns the chunk. A commit takes the guard first, then all slots in order, then
-    /// `live`.
+    /// Lock order. A thread that allocates takes the lock of its slot, and then, if the slot has no room, that of
+    /// `live`. A thread that frees takes the lock of the slot that owns the chunk. A commit takes the guard first, then
+    /// all slots in order, then `live`.
     slots: [Slot; SLOTS],
     pub(crate) live: Mutex<Option<Live>>,
     /// With `debug_guards`: a thread allocated or freed without a guard since the last commit.
     pub(crate) unguarded: AtomicBool,
-    /// Its tracker is `told`.
+    /// The heap's tracker is `told`.
     is_told: AtomicBool,
 }
 
@@ -55,7 +55,7 @@ pub(crate) struct Entry {
 #[repr(align(128))]
 struct Slot(Mutex<Option<LiveSlot>>);
 
-/// What a slot's threads need of an open heap.
+/// The part of an open heap that the threads of a slot use.
 pub(crate) struct LiveSlot {
     opening: u64,
     debug_guards: bool,
@@ -64,7 +64,7 @@ pub(crate) struct LiveSlot {
     told: Arc<Told>,
 }
 
-/// What allocations need of an open heap beyond a slot.
+/// The part of an open heap that allocations use beyond a slot.
 pub(crate) struct Live {
     opening: u64,
     pub(crate) space: Space,
@@ -72,7 +72,7 @@ pub(crate) struct Live {
 }
 
 impl Live {
-    /// Ends an allocation, where the caller holds every lock.
+    /// Ends an allocation. The caller holds every lock.
     pub(crate) fn free_still(
         &mut self,
         slots: &mut [LockedSlot<'_>],
@@ -110,7 +110,7 @@ impl Entry {
         }
     }
 
-    /// All slots, in order.
+    /// Locks all slots, in order.
     pub(crate) fn lock_slots(&self) -> Vec<LockedSlot<'_>> {
         self.slots.iter().map(|slot| slot.0.lock()).collect()
     }
@@ -123,7 +123,7 @@ struct Opened {
     heap: WeakHeap,
 }
 
-/// All entries: those in use by the addresses of their heaps, and those to be used again.
+/// All entries: those of open heaps, by address, and those that can be reused.
 struct Registry {
     open: Vec<Opened>,
     empty: Vec<&'static Entry>,
@@ -131,16 +131,16 @@ struct Registry {
 }
 
 impl Registry {
-    /// A heap of this process: a forked child may have one at an address where its parent has one.
+    /// Finds a heap of this process: a forked child may have a heap at an address where its parent has one, too.
     fn find(&self, base: usize) -> Option<WeakHeap> {
         let found = self.open.iter().find(|one| one.addresses.start == base && one.heap.check_fork().is_ok());
         found.map(|one| one.heap)
     }
 
-    /// An entry whose guard a thread took and never released is left alone: no other heap shall wait for that thread.
-    /// A thread that takes the guard after this sees that its heap is closed.
+    /// Takes an entry to reuse. An entry whose guard a thread took and never released is left alone, because no other
+    /// heap shall wait for that thread. A thread that takes the guard later sees that its heap is closed.
     fn empty_entry(&mut self) -> Option<&'static Entry> {
-        // The scheduler's locks end with the run that they were made in.
+        // A lock of the scheduler (shuttle) is valid only in the run that made it.
         if cfg!(feature = "shuttle") {
             return None;
         }
@@ -151,10 +151,10 @@ impl Registry {
     }
 }
 
-/// Held for moments only: no other lock is taken meanwhile.
+/// The registry. Its lock is held briefly, and no other lock is taken under it.
 static REGISTRY: RwLock<Registry> = RwLock::new(Registry { open: Vec::new(), empty: Vec::new(), openings: 0 });
 
-/// Enters a heap that may have so many segments one day, until [`WeakHeap::remove`].
+/// Enters a heap that may grow to `segments_most` segments, until [`WeakHeap::remove`].
 pub(crate) fn insert(base: usize, segments: usize, segments_most: usize, body: Arc<Body>) -> WeakHeap {
     let (opening, entry) = {
         let mut registry = REGISTRY.write();
@@ -186,10 +186,10 @@ pub(crate) fn insert(base: usize, segments: usize, segments_most: usize, body: A
     heap
 }
 
-/// Where heaps of this process are, or were.
+/// The addresses of this process's heaps, present and past.
 static PLACES: RwLock<Vec<Range<usize>>> = RwLock::new(Vec::new());
 
-/// A heap has these addresses.
+/// Notes that a heap has these addresses.
 pub(crate) fn note_addresses(addresses: Range<usize>) {
     let mut places = PLACES.write();
     if !places.contains(&addresses) {
@@ -197,7 +197,7 @@ pub(crate) fn note_addresses(addresses: Range<usize>) {
     }
 }
 
-/// A heap has or had some of these addresses.
+/// Whether a heap has or had some of these addresses.
 pub(crate) fn was_open(addresses: &Range<usize>) -> bool {
     PLACES.read().iter().any(|place| place.start < addresses.end && addresses.start < place.end)
 }
@@ -241,7 +241,7 @@ impl From<Found> for WeakHeap {
 }
 
 impl WeakHeap {
-    /// The open heap at an address: what an allocator that lies in a heap knows of it.
+    /// Finds the open heap at an address, which is all that an allocator in a heap knows.
     #[inline(always)]
     pub fn at(base: *const u8) -> Result<WeakHeap> {
         #[cold]
@@ -253,8 +253,8 @@ impl WeakHeap {
         WeakHeap::remembered(base as usize, look_up)
     }
 
-    /// What this thread looked up last, if that was this number (a handle or an address) and is still open; or looks
-    /// it up.
+    /// Returns the heap that this thread looked up last, if that was by this number (a handle or an address) and the
+    /// heap is still open. Looks it up otherwise.
     #[inline(always)]
     pub fn remembered<E>(
         number: usize,
@@ -270,19 +270,19 @@ impl WeakHeap {
         }
     }
 
-    /// Whether it is; in a moment it may not be.
+    /// Whether the heap is open; another thread may close it at any moment.
     #[inline]
     pub fn is_open(self) -> bool {
         self.entry.opening.load(Acquire) == self.opening
     }
 
-    /// Handles of the parent are of no use in a forked child, and its locks may be held for ever.
+    /// Refuses handles of the parent in a forked child: its locks may be held for ever.
     #[inline]
     fn check_fork(self) -> Result<()> {
         if self.process == process_generation() { Ok(()) } else { Err(Error::Forked) }
     }
 
-    /// The live heap that has an address; if none does, the only one that is open.
+    /// The live heap that contains an address; if none does, the only open live heap.
     pub(crate) fn of_lock(address: usize) -> Result<WeakHeap> {
         let registry = REGISTRY.read();
         let mut live = registry.open.iter().filter(|one| one.is_live && one.heap.check_fork().is_ok());
@@ -296,26 +296,26 @@ impl WeakHeap {
         }
     }
 
-    /// The open heap that a lock of this era is of, also after a rollback since.
+    /// The open live heap that a lock with this era belongs to, also after a rollback.
     pub(crate) fn of_era(era: u64) -> Option<WeakHeap> {
         let registry = REGISTRY.read();
         let mut all = registry.open.iter().filter(|one| one.is_live && one.heap.check_fork().is_ok());
         all.find(|one| is_same_opening(one.heap.entry.sections.era(), era)).map(|one| one.heap)
     }
 
-    /// Where the heap is mapped, and how many bytes of it there are.
+    /// The address of the mapping, and the heap's length in bytes.
     pub(crate) fn mapped(self) -> Option<(*const u8, usize)> {
         let live = self.lock_live().ok()?;
         live.as_ref().map(|live| (live.body.map.as_ptr(), live.body.map.len() as usize))
     }
 
-    /// Which opening of a heap it is of.
+    /// The number of the opening of the heap.
     #[inline]
     pub(crate) fn opening(self) -> u64 {
         self.opening
     }
 
-    /// What sections of this heap need.
+    /// The parts of this heap that sections use.
     pub(crate) fn section_heap(self) -> Result<SectionHeap> {
         self.check_fork()?;
         let registry = REGISTRY.read();
@@ -329,13 +329,13 @@ impl WeakHeap {
         Ok(SectionHeap { sections, opening: self.opening, addresses, head, logs })
     }
 
-    /// Locks what allocations need beyond a slot.
+    /// Locks the part of the heap that allocations use beyond a slot.
     fn lock_live(self) -> Result<MutexGuard<'static, Option<Live>>> {
         let live = self.entry.live.lock();
         if live.as_ref().is_some_and(|live| live.opening == self.opening) { Ok(live) } else { Err(Error::Closed) }
     }
 
-    /// Works with a slot, under its lock.
+    /// Runs `work` with a slot, under its lock.
     #[inline]
     fn with_slot<R>(self, slot: usize, work: impl FnOnce(&mut LiveSlot) -> Result<R>) -> Result<R> {
         match &mut *self.entry.slots[slot].0.lock() {
@@ -344,7 +344,7 @@ impl WeakHeap {
         }
     }
 
-    /// Works with the space behind the slots, under its lock.
+    /// Runs `work` with the space behind the slots, under its lock.
     fn with_space<R>(self, work: impl FnOnce(&mut Space, &Body) -> std::result::Result<R, Refused>) -> Result<R> {
         let mut live = self.lock_live()?;
         let Some(Live { space, body, .. }) = &mut *live else { return Err(Error::Closed) };
@@ -360,7 +360,7 @@ impl WeakHeap {
         Err(Error::invalid("a thread allocated or freed without a mutation guard, which `debug_guards` forbids"))
     }
 
-    /// As [`crate::heap::Heap::allocate`].
+    /// Like [`crate::heap::Heap::allocate`].
     pub fn allocate(self, layout: Layout) -> Result<NonNull<u8>> {
         self.check_fork()?;
         let class = class_of(layout.size().max(1), layout.align());
@@ -390,18 +390,18 @@ impl WeakHeap {
         Ok(NonNull::new(address).expect("inside the heap"))
     }
 
-    /// As [`WeakHeap::allocate`], for a collection that fills the block at once: with the tracker `told`, the block is
-    /// told of, whole.
+    /// Like [`WeakHeap::allocate`], for a collection that fills the block at once: with the tracker `told`, the whole
+    /// block is added to the dirty ranges.
     pub fn allocate_told(self, layout: Layout) -> Result<NonNull<u8>> {
         let block = self.allocate(layout)?;
         self.touch(block.as_ptr(), layout.size())?;
         Ok(block)
     }
 
-    /// A block for a slot whose arena has none.
+    /// Allocates a block for a slot whose arena has none.
     #[cold]
     fn refill(self, mine: usize, arena: &mut Arena, class: usize) -> Result<*mut u8> {
-        // Slots that are in use are left alone: waiting for them here might be for ever.
+        // Busy slots are skipped: waiting for one here could deadlock.
         let mut steal = |arena: &mut Arena| {
             let others = (1..SLOTS).map(|n| (mine + n) % SLOTS).filter_map(|n| self.entry.slots[n].0.try_lock());
             for mut other in others {
@@ -418,14 +418,14 @@ impl WeakHeap {
         self.with_space(|space, ground| space.allocate_block(arena, class, &mut steal, ground))
     }
 
-    /// As [`crate::heap::Heap::free`].
+    /// Like [`crate::heap::Heap::free`].
     ///
     /// # Safety
-    /// Nobody uses what was there any more.
+    /// Nobody uses the allocation any more.
     pub unsafe fn free(self, address: NonNull<u8>) -> Result<()> {
         self.check_fork()?;
         if section_of(self.opening).is_some() && holds(invariant::SECTION_FREES_LAST) {
-            // What is no allocation is told now.
+            // An address that is not allocated is refused now, not when the section ends.
             self.size_of(address)?;
             let address = address.as_ptr().expose_provenance();
             return match section_of(self.opening).is_some_and(|section| section.frees(address)) {
@@ -436,7 +436,7 @@ impl WeakHeap {
         let address = address.as_ptr();
         let mut slot = slot_of_this_thread() % SLOTS;
         loop {
-            // The owner may change until its lock is held.
+            // The owner of the chunk may change until its lock is held.
             let next = self.with_slot(slot, |slot| {
                 self.check_guarded(slot)?;
                 let owner = slot.arena.owner_of(address);
@@ -466,9 +466,9 @@ impl WeakHeap {
         }
     }
 
-    /// As [`crate::heap::Heap::touch`].
+    /// Like [`crate::heap::Heap::touch`].
     ///
-    /// A commit holds the locks of all slots while it copies: what a thread told before is in it.
+    /// A commit holds the locks of all slots while it copies, so it has all ranges that a thread told before.
     #[inline]
     pub fn touch(self, address: *const u8, len: usize) -> Result<()> {
         self.check_fork()?;
@@ -478,7 +478,8 @@ impl WeakHeap {
         })
     }
 
-    /// Tells of bytes as [`WeakHeap::touch`], if the heap's tracker wants that and they are in the heap.
+    /// Like [`WeakHeap::touch`], but does nothing if the heap's tracker is not `told`, or the bytes are not in the
+    /// heap.
     #[inline]
     pub(crate) fn tell(self, address: *const u8, len: usize) {
         if self.entry.is_told.load(Relaxed) {
@@ -489,7 +490,7 @@ impl WeakHeap {
         }
     }
 
-    /// As [`crate::heap::Heap::size_of`].
+    /// Like [`crate::heap::Heap::size_of`].
     pub fn size_of(self, address: NonNull<u8>) -> Result<usize> {
         self.check_fork()?;
         let address = address.as_ptr();
@@ -516,8 +517,8 @@ impl WeakHeap {
         }
     }
 
-    /// Gives free chunks back to the file system, and the heap's end: the next commit makes it so. The caller holds
-    /// the guard.
+    /// Gives free chunks, and an empty end of the heap, back to the file system; the next commit makes that durable.
+    /// The caller holds the guard.
     pub(crate) fn give_back(self, body: &Body) -> Result<()> {
         self.check_fork()?;
         loop {
@@ -542,12 +543,13 @@ impl WeakHeap {
         self.with_space(|space, ground| space.trim(ground))
     }
 
-    /// The heap may have so many bytes from now on, for which there are addresses.
+    /// Sets the number of bytes that the heap may grow to; the addresses are reserved already.
     pub(crate) fn set_address_space(self, bytes: u64) -> Result<()> {
         self.with_space(|space, ground| space.set_address_space(bytes, ground))
     }
 
-    /// Begins what [`crate::heap::Heap::mutate`] guards; ended by [`WeakHeap::end_mutation`] in the same thread.
+    /// Begins a change that is guarded like one of [`crate::heap::Heap::mutate`]; [`WeakHeap::end_mutation`] ends it in
+    /// the same thread.
     #[inline(always)]
     pub fn begin_mutation(self) -> Result<()> {
         self.check_fork()?;
@@ -559,15 +561,15 @@ impl WeakHeap {
         Ok(())
     }
 
-    /// Ends it. False: this thread has begun none.
+    /// Ends a change of [`WeakHeap::begin_mutation`]. False: this thread has begun none.
     #[inline(always)]
     pub fn end_mutation(self) -> Result<bool> {
         self.check_fork()?;
-        // Of a closed heap the slot may be another one's by now.
+        // If the heap is closed, its entry may belong to another heap by now.
         if self.is_open() { Ok(self.entry.guard.end()) } else { Err(Error::Closed) }
     }
 
-    /// Begins what [`crate::heap::Heap::hold_cuts`] guards; ended by [`WeakHeap::end_hold`] in the same thread.
+    /// Holds cuts off like [`crate::heap::Heap::hold_cuts`]; [`WeakHeap::end_hold`] ends it in the same thread.
     pub fn begin_hold(self) -> Result<()> {
         self.check_fork()?;
         let held = self.entry.guard.hold();
@@ -578,14 +580,14 @@ impl WeakHeap {
         Ok(())
     }
 
-    /// Ends it. False: this thread has begun none.
+    /// Ends a hold of [`WeakHeap::begin_hold`]. False: this thread has begun none.
     pub fn end_hold(self) -> Result<bool> {
         self.check_fork()?;
         if self.is_open() { Ok(self.entry.guard.leave()) } else { Err(Error::Closed) }
     }
 
-    /// Stores to the heap's own bytes, which `save` has kept of a live heap: a process that ends meanwhile has changed
-    /// none of them.
+    /// Changes the heap's own bytes all or nothing. A live heap saves the old bytes first, so that the next opening
+    /// undoes the change if the process ends during it.
     pub(crate) fn change_whole(self, at: *mut u8, len: usize, change: impl FnOnce()) -> Result<()> {
         let live = self.lock_live()?;
         let working = live.as_ref().and_then(|live| live.body.working.as_ref());
@@ -601,7 +603,7 @@ impl WeakHeap {
         Ok(())
     }
 
-    /// Nobody finds the heap any more. Waits for allocations that other threads have begun.
+    /// Removes the heap from the registry. Waits for allocations that other threads have begun.
     pub(crate) fn remove(self) {
         if self.check_fork().is_err() {
             return;

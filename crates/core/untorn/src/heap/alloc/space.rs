@@ -1,8 +1,8 @@
 //! The space of a heap: its segments, which chunks are free, and allocations of whole chunks and segments.
 //!
-//! What is in use is written in the heap, and what has room is remembered beside it. It is read from the heap when it
-//! is needed, a segment at a time and in any order: opening a heap reads nothing, after a rollback everything is
-//! forgotten, and no call reads more than a few segments however large the heap is.
+//! The heap records the use of its chunks in its metadata. The free chunks are remembered beside the heap, and read
+//! from the metadata on demand, a segment at a time and in any order. So opening a heap reads nothing, a rollback
+//! forgets everything, and no call reads more than a few segments, however large the heap is.
 
 use super::arena::Arena;
 use super::chunk_table::{ChunkTable, NOBODY};
@@ -14,28 +14,28 @@ use std::ops::Range;
 use std::sync::Arc;
 use untorn_os::holds;
 
-/// Segments that one allocation reads at most before the heap grows.
+/// The most segments that one allocation reads before the heap grows.
 const LOOKS_MOST: usize = 8;
-/// Segments that an allocation of segments reads at most, which is little beside the filling of one.
+/// The most segments that an allocation of whole segments reads, which is little beside the time to fill one.
 const LOOKS_MOST_HUGE: usize = 64;
 
-/// What the allocator needs of the heap's file.
+/// The calls that the allocator makes to the heap's file.
 pub(crate) trait Backing {
-    /// Makes the heap this many segments long, or so short.
+    /// Makes the heap this many segments long, longer or shorter.
     fn resize(&self, segments: usize) -> untorn_journal::Result<()>;
-    /// A range that nobody uses reads as zeros from now on, and takes no room.
+    /// Makes an unused range read as zeros, and frees its room.
     fn release(&self, offset: usize, bytes: usize) -> untorn_journal::Result<()>;
-    /// So many bytes may be stored to.
+    /// Checks that this many bytes may be in use.
     fn check_memory(&self, bytes: u64) -> untorn_journal::Result<()>;
-    /// The page of the header of so manyth group of segments may be stored to.
+    /// Makes the header page of a group of segments writable.
     fn unlock_header(&self, _group: usize) -> untorn_journal::Result<()> {
         Ok(())
     }
-    /// And may not any more.
+    /// Makes the header page of a group of segments read-only again.
     fn lock_header(&self, _group: usize) {}
 }
 
-/// Works while the page of a header may be stored to.
+/// Runs `work` while the page of a header is writable.
 fn with_header<T>(ground: &dyn Backing, group: usize, work: impl FnOnce() -> Result<T>) -> Result<T> {
     ground.unlock_header(group).map_err(Refused::Grow)?;
     let done = work();
@@ -49,18 +49,18 @@ enum Known {
     Nothing,
     /// Its metadata was read.
     All,
-    /// It lies inside of an allocation, and has no metadata.
+    /// It lies inside of an allocation, and so has no metadata.
     Inside,
 }
 
-/// What is remembered of a segment.
+/// The state of a segment beside the heap.
 #[derive(Clone, Copy, Default)]
 struct Segment {
-    /// Free chunks, a bit each.
+    /// Free chunks, one bit each.
     free: u64,
-    /// Those that were freed and still take room, a bit each.
+    /// Freed chunks that still take room in the file, one bit each.
     freed: u64,
-    /// The most free chunks in a row.
+    /// The longest run of free chunks.
     run: u8,
     known: Known,
 }
@@ -68,26 +68,26 @@ struct Segment {
 /// All chunks of a segment but its metadata.
 const ALL_FREE: u64 = !1;
 
-/// What one lock guards of a heap's space, and the chunks that no other arena owns.
+/// The part of a heap's space that one lock guards, and the chunks that no other arena owns.
 pub(crate) struct Space {
     table: Arc<ChunkTable>,
-    /// As many as the heap has.
+    /// All segments of the heap.
     segments: Vec<Segment>,
-    /// Those of which nothing is known.
+    /// The number of segments that are not read yet.
     unread: usize,
     /// The segment to be read next, from the end of the heap towards its start.
     next: usize,
-    /// Where a free chunk was found last.
+    /// The segment in which a free chunk was found last.
     recent: usize,
     pub(crate) arena: Arena,
-    /// Segments with free chunks, by the most of them in a row.
+    /// Segments with free chunks, by the length of their longest run.
     by_run: [BTreeSet<u32>; CHUNKS],
-    /// Segments with chunks that were freed and still take room.
+    /// Segments with freed chunks that still take room.
     freed: Vec<u32>,
 }
 
 impl Space {
-    /// For the heap of so many segments.
+    /// Makes the space of a heap with this many segments.
     pub(crate) fn new(table: Arc<ChunkTable>, segments: usize) -> Space {
         Space {
             segments: vec![Segment::default(); segments],
@@ -101,10 +101,10 @@ impl Space {
         }
     }
 
-    /// Forgets everything, as the heap is another one now. The caller holds every lock, and all arenas forget, too.
+    /// Forgets everything, after a rollback. The caller holds every lock, and makes all arenas forget, too.
     pub(crate) fn forget(&mut self, segments: usize) {
         self.table.forget();
-        // Where there was room there may be some again.
+        // A segment that had room is likely to have some again.
         let recent = self.recent.min(segments.saturating_sub(1));
         *self = Space { next: recent, recent, ..Space::new(self.table.clone(), segments) };
     }
@@ -117,7 +117,7 @@ impl Space {
         self.segments.len()
     }
 
-    /// Reads a segment's metadata. What makes no sense stays unread: nothing in it is believed.
+    /// Reads a segment's metadata. A segment whose metadata makes no sense stays unread, and nothing in it is believed.
     fn look_at(&mut self, segment: usize) -> Result<()> {
         if self.segments[segment].known != Known::Nothing {
             return Ok(());
@@ -155,7 +155,7 @@ impl Space {
         Ok(())
     }
 
-    /// A segment is known from now on.
+    /// Notes that a segment is read.
     fn enter(&mut self, segment: usize, free: u64) {
         if self.segments[segment].known == Known::Nothing {
             self.unread -= 1;
@@ -165,7 +165,7 @@ impl Space {
         self.set_free(segment, free);
     }
 
-    /// Reads one more segment. False: all are known.
+    /// Reads one more segment. False: all segments are read already.
     fn look_further(&mut self) -> Result<bool> {
         if self.unread == 0 {
             return Ok(false);
@@ -197,7 +197,7 @@ impl Space {
         self.set_free(segment, if free { old | bits } else { old & !bits });
     }
 
-    /// Free chunks that hold what was in them: they take room until they are given back.
+    /// Notes free chunks whose old bytes still take room in the file until they are given back.
     fn note_freed(&mut self, first: Number, chunks: usize) {
         let (segment, index) = split(first);
         if self.segments[segment].freed == 0 {
@@ -206,7 +206,7 @@ impl Space {
         self.segments[segment].freed |= run_of(chunks) << index;
     }
 
-    /// So many free chunks in a row in one segment, where they fit best.
+    /// Finds a run of free chunks in one segment, best fit first.
     fn find_run(&mut self, chunks: usize) -> Option<Number> {
         let segment = *self.by_run[chunks..].iter().find_map(BTreeSet::first)?;
         let free = self.segments[segment as usize].free;
@@ -215,7 +215,8 @@ impl Space {
         Some(segment * CHUNKS as Number + starts.trailing_zeros())
     }
 
-    /// A block of a class for an arena that has none. `steal` lets the arena adopt a chunk of another one.
+    /// Allocates a block for an arena that has none of its class. `steal` lets the arena adopt a chunk of another
+    /// arena.
     pub(crate) fn allocate_block(
         &mut self,
         arena: &mut Arena,
@@ -244,7 +245,7 @@ impl Space {
         }
     }
 
-    /// Makes the heap longer, by empty segments.
+    /// Grows the heap by empty segments.
     fn grow(&mut self, more: usize, ground: &dyn Backing) -> Result<()> {
         let new = self.all().checked_add(more).ok_or(Refused::Absurd)?;
         let header = self.metadata().header();
@@ -252,7 +253,7 @@ impl Space {
             return Err(Refused::Corrupt(format!("the header was overwritten: {header:?}")));
         }
         if new > self.table.segments_most() || ground.check_memory((new * SEGMENT_BYTES) as u64).is_err() {
-            // What is free takes no memory.
+            // Only chunks in use count against the memory limit: read all segments to find the free ones.
             while self.look_further()? {}
             ground.check_memory(self.used_bytes() + (more * SEGMENT_BYTES) as u64).map_err(Refused::Grow)?;
         }
@@ -270,7 +271,7 @@ impl Space {
         Ok(())
     }
 
-    /// The heap may have so many bytes one day.
+    /// Sets the number of bytes that the heap may grow to.
     pub(crate) fn set_address_space(&mut self, bytes: u64, ground: &dyn Backing) -> Result<()> {
         let header = self.metadata().header();
         if header.address_space == bytes {
@@ -283,13 +284,13 @@ impl Space {
         })
     }
 
-    /// Bytes of chunks that are in use, or may be.
+    /// The bytes of chunks that are in use, or not known to be free.
     fn used_bytes(&self) -> u64 {
         let chunks = |segment: &Segment| CHUNKS as u64 - u64::from(segment.free.count_ones());
         self.segments.iter().map(chunks).sum::<u64>() * CHUNK_BYTES as u64
     }
 
-    /// An allocation of whole chunks, or of whole segments.
+    /// Allocates whole chunks, or whole segments.
     pub(crate) fn allocate_chunks(&mut self, bytes: usize, ground: &dyn Backing) -> Result<*mut u8> {
         let chunks = bytes.div_ceil(CHUNK_BYTES);
         if chunks >= CHUNKS {
@@ -314,7 +315,7 @@ impl Space {
         }
     }
 
-    /// Whole segments in a row, whose bits for insides are in one group.
+    /// Allocates whole segments in a row, whose bits for insides are in one group.
     fn allocate_segments(&mut self, bytes: usize, ground: &dyn Backing) -> Result<*mut u8> {
         let segments = bytes.checked_add(CHUNK_BYTES).ok_or(Refused::Absurd)?.div_ceil(SEGMENT_BYTES);
         if segments > INSIDES {
@@ -335,7 +336,7 @@ impl Space {
             }
         }
         if run.len() < segments {
-            // The heap's end may be empty, and grows to what is needed.
+            // An empty end of the heap is used, and grown to the length that is needed.
             let mut start = if run.end == self.all() { run.start } else { self.all() };
             if start / INSIDES != (start + segments - 1) / INSIDES {
                 start = start.next_multiple_of(INSIDES);
@@ -357,7 +358,7 @@ impl Space {
         Ok(self.metadata().address(first))
     }
 
-    /// Marks segments, all of one group, as inside of an allocation or not.
+    /// Marks segments, all of one group, as inside of an allocation, or as not inside of one.
     fn set_inside(&self, segments: Range<usize>, inside: bool, ground: &dyn Backing) -> Result<()> {
         if segments.is_empty() {
             return Ok(());
@@ -368,7 +369,7 @@ impl Space {
         })
     }
 
-    /// Where an allocation is of which no other arena owns the chunk: its chunk, its use, and the block's number.
+    /// Finds an allocation in a chunk that no other arena owns: its chunk, its use, and the block's number.
     fn find(&mut self, address: *mut u8) -> Result<(Number, Use, usize)> {
         let segment = self.metadata().offset_of(address) / SEGMENT_BYTES;
         if segment >= self.all() {
@@ -387,12 +388,12 @@ impl Space {
         Ok(found)
     }
 
-    /// Bytes that an allocation has of which no other arena owns the chunk.
+    /// The bytes of an allocation in a chunk that no other arena owns.
     pub(crate) fn size_of(&mut self, address: *mut u8) -> Result<usize> {
         Ok(size_of_use(self.find(address)?.1))
     }
 
-    /// Ends an allocation of which no other arena owns the chunk. The arena adopts a chunk of blocks.
+    /// Ends an allocation in a chunk that no other arena owns. If it is a block, the arena adopts its chunk.
     pub(crate) fn free(&mut self, arena: &mut Arena, address: *mut u8, ground: &dyn Backing) -> Result<()> {
         let (number, what, block) = self.find(address)?;
         match what {
@@ -411,7 +412,7 @@ impl Space {
                 self.note_freed(number, chunks);
             }
             Use::Huge(segments) => {
-                // What comes back as zeros are segments without any allocation.
+                // The segments are released as zeros, and zeros are the metadata of an empty segment.
                 let chunks = if holds(invariant::INSIDES_ZEROED) { segments * CHUNKS - 1 } else { 1 };
                 let released = ground.release(number as usize * CHUNK_BYTES, chunks * CHUNK_BYTES);
                 released.map_err(Refused::Grow)?;
@@ -428,7 +429,7 @@ impl Space {
         Ok(())
     }
 
-    /// Takes an arena's chunk that is empty.
+    /// Takes an empty chunk back from an arena.
     pub(crate) fn take_back(&mut self, arena: &mut Arena, number: Number, class: usize) {
         if holds(invariant::FREE_CHUNK_UNLISTED) {
             arena.unlist(number, class);
@@ -441,7 +442,7 @@ impl Space {
         self.note_freed(number, 1);
     }
 
-    /// Free chunks that take room, as ranges of the heap, at most so many. Nobody gets them before [`Self::given_back`].
+    /// Takes at most `most` ranges of free chunks that take room. Nobody can allocate them before [`Self::given_back`].
     pub(crate) fn take_freed(&mut self, most: usize) -> Vec<Range<Number>> {
         let mut runs = Vec::new();
         while let Some(segment) = self.freed.last().map(|segment| *segment as usize) {
@@ -461,7 +462,7 @@ impl Space {
         runs
     }
 
-    /// Chunks of [`Self::take_freed`] are there to be allocated; `done`: they take no room any more.
+    /// Makes chunks of [`Self::take_freed`] available again. `done`: they take no room any more.
     pub(crate) fn given_back(&mut self, run: Range<Number>, done: bool) {
         self.set_chunks_free(run.start, run.len(), true);
         if !done {
@@ -469,11 +470,13 @@ impl Space {
         }
     }
 
-    /// Gives the heap's end back if much of it is empty. A part of it stays, so that it does not come and go.
+    /// Gives the heap's end back if much of it is empty. A part stays, so that the heap does not shrink and grow in
+    /// turns.
     pub(crate) fn trim(&mut self, ground: &dyn Backing) -> Result<()> {
         let mut end = self.all();
         while end > 1 {
-            // Each segment that is read here is empty, but for one. Damage is told when somebody needs what is there.
+            // All segments that are read here are empty, except for the last. Damage is reported when somebody needs
+            // that segment.
             if self.look_at(end - 1).is_err() || self.segments[end - 1].free != ALL_FREE {
                 break;
             }
@@ -505,7 +508,7 @@ impl Space {
     }
 }
 
-/// Bytes of an allocation.
+/// The bytes of an allocation of this use.
 pub(crate) fn size_of_use(what: Use) -> usize {
     match what {
         Use::Blocks(class) => SIZES[class] as usize,
@@ -515,7 +518,7 @@ pub(crate) fn size_of_use(what: Use) -> usize {
     }
 }
 
-/// So many ones.
+/// A word with this many ones.
 fn run_of(bits: usize) -> u64 {
     u64::MAX >> (64 - bits)
 }

@@ -1,14 +1,14 @@
-//! What a thread remembers of heaps. In one place, which a shared library has to find once in a call; without a
+//! Thread-local state of heaps. It is one variable, so that a shared library looks it up once per call, and it has no
 //! destructor, so that it works while a thread ends.
 
 use std::cell::Cell;
 
 pub(crate) struct Local {
-    /// What was looked up last in the registry, by its address or handle.
+    /// The heap that was looked up last in the registry, with the address or handle that was looked up.
     pub found: Cell<Option<(usize, Found)>>,
-    /// The guard that was taken last, by its address, and how often the thread holds it.
+    /// The address of the guard that was taken last, and the number of times that the thread holds it.
     pub guard: Cell<(usize, usize)>,
-    /// The number of the thread among those that allocate, from 1 on; 0: none yet.
+    /// The thread's number among those that allocate, from 1 on; 0: it has none yet.
     slot: Cell<usize>,
 }
 
@@ -18,7 +18,7 @@ impl Local {
     }
 }
 
-/// A heap as the registry knows it, whose entries this room does not know.
+/// A heap that the registry found. The entry is untyped here, because this module is below the registry.
 #[derive(Clone, Copy)]
 pub(crate) struct Found {
     /// An entry of the registry, which is never freed.
@@ -37,7 +37,7 @@ shuttle::thread_local! {
     pub(crate) static LOCAL: Local = Local::new();
 }
 
-/// The thread's number among those that allocate: threads that follow each other have different ones.
+/// The thread's number among those that allocate. Threads that start one after the other get different numbers.
 #[inline]
 pub(crate) fn slot_of_this_thread() -> usize {
     #[cold]

@@ -1,6 +1,6 @@
-//! An ordered map in a heap: a B-tree whose nodes are vectors in the heap. Its layout is this file's own, and does not
-//! change with the compiler. Before it changes bytes, the allocator is told which: sections and the tracker `told` need
-//! nothing else from the program.
+//! An ordered map in a heap: a B-tree whose nodes are vectors in the heap. This file defines its layout, which does not
+//! change with the compiler. The map logs each change before it makes it, so programs with sections or with the tracker
+//! `told` need not call `modify` or `touch` for it.
 
 use super::in_heap::{HeapVec, InHeap};
 use super::storable::Storable;
@@ -8,9 +8,9 @@ use std::borrow::Borrow;
 use std::fmt;
 use std::ops::{Index, Range};
 
-/// Entries of a node, but for the root, at least.
+/// The fewest entries of a node other than the root.
 const ENTRIES_LEAST: usize = 15;
-/// And at most.
+/// The most entries of a node.
 const ENTRIES_MOST: usize = 2 * ENTRIES_LEAST + 1;
 
 #[repr(C)]
@@ -19,14 +19,14 @@ struct Entry<K, V> {
     value: V,
 }
 
-/// A leaf has no children; any other node has one more than entries.
+/// A node. A leaf has no children; any other node has one child more than it has entries.
 #[repr(C)]
 struct Node<'h, K, V> {
     entries: HeapVec<'h, Entry<K, V>>,
     children: HeapVec<'h, Node<'h, K, V>>,
 }
 
-/// An ordered map in a heap, as the standard library's `BTreeMap`.
+/// An ordered map in a heap, like the standard library's `BTreeMap`.
 ///
 /// ```
 /// # let dir = tempfile::tempdir().unwrap();
@@ -49,7 +49,7 @@ pub struct HeapBTreeMap<'h, K, V> {
     len: usize,
 }
 
-// SAFETY: vectors in the heap, of what is storable.
+// SAFETY: vectors in the heap, of storable types.
 unsafe impl<K: Storable, V: Storable> Storable for HeapBTreeMap<'_, K, V> {}
 
 impl<'h, K, V> Node<'h, K, V> {
@@ -65,24 +65,24 @@ impl<'h, K, V> Node<'h, K, V> {
         *self.entries.allocator()
     }
 
-    /// Entries at these places, and how many entries and children there are, are about to change.
+    /// Notes that the entries at these indices, and the numbers of entries and children, are about to change.
     fn changes_entries(&mut self, part: Range<usize>) {
         let alloc = self.alloc();
         alloc.changes_value(self);
         alloc.changes_part(&mut self.entries, part);
     }
 
-    /// Children at these places are about to change, with entries.
+    /// Notes that the children at these indices are about to change, together with entries.
     fn changes_children(&mut self, part: Range<usize>) {
         self.alloc().changes_part(&mut self.children, part);
     }
 
-    /// Places from one to the end, and as many behind it.
+    /// The indices from `at` to the end, and `more` behind it.
     fn places_from(&self, at: usize, more: usize) -> Range<usize> {
         at..self.entries.len().max(self.children.len()) + more
     }
 
-    /// Where a key is, or where it would be.
+    /// The index of a key, or the index at which to insert it.
     fn find<Q: Ord + ?Sized>(&self, key: &Q) -> Result<usize, usize>
     where
         K: Borrow<Q>,
@@ -90,19 +90,19 @@ impl<'h, K, V> Node<'h, K, V> {
         self.entries.binary_search_by(|entry| entry.key.borrow().cmp(key))
     }
 
-    /// All entries and children are about to change, and one more of each.
+    /// Notes that all entries and children, and one more of each, are about to change.
     fn changes_all(&mut self) {
         self.changes_entries(self.places_from(0, 1));
         self.changes_children(self.places_from(0, 1));
     }
 
-    /// An entry and how many its two neighbours have are about to change.
+    /// Notes that an entry, and the lengths of the two children beside it, are about to change.
     fn changes_neighbours(&mut self, at: usize) {
         self.changes_entries(at..at + 1);
         self.changes_children(at..at + 2);
     }
 
-    /// A full child becomes two, with one of its entries in between.
+    /// Splits a full child in two, and moves its middle entry up between them.
     fn split_child(&mut self, at: usize) {
         self.changes_entries(self.places_from(at, 1));
         self.changes_children(self.places_from(at, 1));
@@ -117,7 +117,7 @@ impl<'h, K, V> Node<'h, K, V> {
         self.children.insert(at + 1, right);
     }
 
-    /// A child, its right neighbour and the entry between them become one.
+    /// Merges a child, its right neighbour and the entry between them.
     fn merge(&mut self, at: usize) {
         self.changes_entries(self.places_from(at, 0));
         self.changes_children(self.places_from(at, 0));
@@ -131,7 +131,7 @@ impl<'h, K, V> Node<'h, K, V> {
         left.children.extend(right.children.drain(..));
     }
 
-    /// Makes a child have an entry to spare; returns where that child is then.
+    /// Makes sure that a child has more entries than the least; returns the child's index afterwards.
     fn fill(&mut self, at: usize) -> usize {
         let spare = |node: &Self, at: usize| node.children[at].entries.len() > ENTRIES_LEAST;
         if spare(self, at) {
@@ -229,7 +229,7 @@ impl<'h, K, V> HeapBTreeMap<'h, K, V> {
         self.root.alloc()
     }
 
-    /// Entries.
+    /// The number of entries.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -311,7 +311,7 @@ impl<'h, K: Ord, V> HeapBTreeMap<'h, K, V> {
         }
     }
 
-    /// Whether there is a key.
+    /// Whether the map has a key.
     pub fn contains_key<Q: Ord + ?Sized>(&self, key: &Q) -> bool
     where
         K: Borrow<Q>,
@@ -319,7 +319,7 @@ impl<'h, K: Ord, V> HeapBTreeMap<'h, K, V> {
         self.get(key).is_some()
     }
 
-    /// Sets the value of a key; returns the old one.
+    /// Sets the value of a key; returns the old value.
     pub fn insert(&mut self, key: K, value: V) -> Option<V> {
         let alloc = self.allocator();
         alloc.changes_value(self);
@@ -400,7 +400,7 @@ impl<'h, K: Ord, V> HeapBTreeMap<'h, K, V> {
 
 /// Entries of a map in the order of their keys.
 pub struct Iter<'a, 'h, K, V> {
-    /// Nodes down to the next entry, and where it is, or that of the child, in each.
+    /// The nodes from the root down to the next entry, and in each the index of that entry or of the child.
     path: Vec<(&'a Node<'h, K, V>, usize)>,
 }
 

@@ -1,4 +1,4 @@
-//! The allocator that collections in a heap have.
+//! The allocator of collections in a heap.
 
 use super::storable::Storable;
 use crate::heap::alloc::registry::WeakHeap;
@@ -15,7 +15,7 @@ pub type HeapBox<'h, T> = allocator_api2::boxed::Box<T, InHeap<'h>>;
 
 /// An allocator for collections that live in a heap: the heap's address, which is the same after a restart.
 ///
-/// A collection with this allocator ends before the handle of the heap does that the allocator is of:
+/// A collection with this allocator must be dropped before the handle of the heap:
 ///
 /// ```compile_fail,E0505
 /// # let dir = tempfile::tempdir().unwrap();
@@ -27,8 +27,8 @@ pub type HeapBox<'h, T> = allocator_api2::boxed::Box<T, InHeap<'h>>;
 /// # Ok::<(), crate::Error>(())
 /// ```
 ///
-/// A type of the program's own that has such collections has a lifetime for them, which is that of the handle; the
-/// heap remembers no lifetimes.
+/// A type of the program's own that has such collections has a lifetime parameter for them, that of the handle; the
+/// heap itself stores no lifetimes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct InHeap<'h> {
@@ -41,8 +41,8 @@ impl<'h> InHeap<'h> {
         InHeap { base, heap: PhantomData }
     }
 
-    /// A collection is about to change bytes of its own: the section that the thread is in logs them, and a heap with the
-    /// tracker `told` is told of them. Of bytes that are not in the heap nothing is noted.
+    /// Notes that a collection is about to change bytes: the thread's section logs them, and with the tracker `told`
+    /// they join the dirty ranges. Bytes that are not in the heap are ignored.
     ///
     /// # Safety
     /// They can be read, and no other thread changes them.
@@ -55,14 +55,14 @@ impl<'h> InHeap<'h> {
         }
     }
 
-    /// As [`InHeap::changes`], of a value.
+    /// Like [`InHeap::changes`], for a value.
     #[inline]
     pub(crate) fn changes_value<T: ?Sized>(self, value: &mut T) {
         // SAFETY: the value is the caller's alone.
         unsafe { self.changes(std::ptr::from_mut(value).cast(), size_of_val(value)) };
     }
 
-    /// As [`InHeap::changes`], of a part of a vector, as far as the vector has room for it.
+    /// Like [`InHeap::changes`], for a part of a vector; the part is clipped to the vector's capacity.
     #[inline]
     pub(crate) fn changes_part<T>(self, vector: &mut HeapVec<'_, T>, part: Range<usize>) {
         let (start, end) = (part.start.min(vector.capacity()), part.end.min(vector.capacity()));
@@ -72,10 +72,10 @@ impl<'h> InHeap<'h> {
         }
     }
 
-    /// The allocator without the lifetime of a handle, for structures that keep the handle beside them.
+    /// The allocator without the lifetime of a handle, for structures that keep the handle beside the collection.
     ///
     /// # Safety
-    /// What is allocated is not used after the heap is closed.
+    /// Nothing allocated with it is used after the heap is closed.
     pub unsafe fn unbound(self) -> InHeap<'static> {
         InHeap::new(self.base)
     }
@@ -88,8 +88,8 @@ unsafe impl<T: Storable> Storable for HeapVec<'_, T> {}
 // SAFETY: as above.
 unsafe impl<T: Storable> Storable for HeapBox<'_, T> {}
 
-// SAFETY: blocks are the caller's until they are freed, and any copy of the allocator frees what another allocated. They
-// stay where they are as long as the heap is open.
+// SAFETY: blocks are the caller's until they are freed, and any copy of the allocator frees what another allocated.
+// They stay where they are as long as the heap is open.
 unsafe impl allocator_api2::alloc::Allocator for InHeap<'_> {
     fn allocate(&self, layout: Layout) -> std::result::Result<NonNull<[u8]>, allocator_api2::alloc::AllocError> {
         let block = WeakHeap::at(self.base as *const u8).and_then(|heap| heap.allocate_told(layout)).map_err(|e| {

@@ -7,8 +7,8 @@ use std::fmt;
 use std::hash::{BuildHasher, Hash};
 use std::ops::{Deref, Index};
 
-/// SipHash 1-3 with fixed keys: the hashes are the same in every process and with every version of the compiler. Who can
-/// choose a program's keys can choose such that have the same hash.
+/// SipHash 1-3 with fixed keys: hashes are the same in every process and with every version of the compiler. An
+/// attacker who chooses a program's keys can therefore choose keys with equal hashes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FixedHash;
 
@@ -22,9 +22,9 @@ impl BuildHasher for FixedHash {
 // SAFETY: nothing is in it.
 unsafe impl Storable for FixedHash {}
 
-/// `hashbrown`'s hash table in a heap, which finds its entries in the next process, too.
+/// A hash table in a heap: `hashbrown`'s, with hashes that are the same in every process.
 ///
-/// It has all of `hashbrown::HashMap`'s methods that change nothing, and those below.
+/// It has all read-only methods of `hashbrown::HashMap`, and those below.
 ///
 /// ```
 /// # let dir = tempfile::tempdir().unwrap();
@@ -41,8 +41,8 @@ unsafe impl Storable for FixedHash {}
 /// ```
 #[repr(transparent)]
 pub struct HeapMap<'h, K, V> {
-    /// Never without memory: an empty table of `hashbrown` points to a constant of the program, which the next process
-    /// has elsewhere. So nothing that shrinks it is public, and no exclusive reference to it.
+    /// Never an empty table of `hashbrown`, which points to a constant of the program that the next process has at
+    /// another address. So no method that shrinks the table is public, and no exclusive reference to it.
     map: hashbrown::HashMap<K, V, FixedHash, InHeap<'h>>,
 }
 
@@ -55,17 +55,17 @@ impl<'h, K: Eq + Hash, V> HeapMap<'h, K, V> {
         HeapMap::with_capacity_in(1, alloc)
     }
 
-    /// An empty table with room for so many entries.
+    /// An empty table with room for this many entries.
     pub fn with_capacity_in(entries: usize, alloc: InHeap<'h>) -> Self {
         HeapMap { map: hashbrown::HashMap::with_capacity_and_hasher_in(entries.max(1), FixedHash, alloc) }
     }
 
-    /// Makes room for so many more entries.
+    /// Makes room for this many more entries.
     pub fn reserve(&mut self, entries: usize) {
         self.map.reserve(entries);
     }
 
-    /// Sets the value of a key; returns the old one.
+    /// Sets the value of a key; returns the old value.
     pub fn insert(&mut self, key: K, value: V) -> Option<V> {
         self.map.insert(key, value)
     }
@@ -97,7 +97,7 @@ impl<'h, K, V> HeapMap<'h, K, V> {
         *self.map.allocator()
     }
 
-    /// Removes all entries, and keeps their room.
+    /// Removes all entries, and keeps the capacity.
     pub fn clear(&mut self) {
         self.map.clear();
     }

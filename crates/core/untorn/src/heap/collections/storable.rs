@@ -1,4 +1,4 @@
-//! Types that may be stored in a heap: whatever they point to is in the heap as well.
+//! Types that may be stored in a heap: everything that they point to is in the heap as well.
 
 use std::cell::{Cell, UnsafeCell};
 use std::marker::PhantomData;
@@ -8,9 +8,9 @@ use std::ptr::NonNull;
 
 /// A type that may be stored in a heap: another process reads it, at the same address.
 ///
-/// Numbers are, and arrays, tuples, options and results of what is, and the collections of this crate. A struct or enum
-/// of the program's own becomes so by `#[derive(Storable)]`, which asks the same of each field and of each parameter of
-/// the type:
+/// Numbers are storable, and so are arrays, tuples, options and results of storable types, and the collections of this
+/// crate. `#[derive(Storable)]` makes a struct or enum of the program's own storable; it requires that each field and
+/// each type parameter is storable:
 ///
 /// ```
 /// use crate::heap::{HeapString, HeapVec, Storable};
@@ -83,7 +83,7 @@ use std::ptr::NonNull;
 /// }
 /// ```
 ///
-/// but for a field that the program marks because it leads into the heap, always; only `unsafe` code follows it:
+/// except for a field that the program marks as one that always points into the heap; only `unsafe` code follows it:
 ///
 /// ```
 /// #[derive(crate::heap::Storable)]
@@ -94,7 +94,7 @@ use std::ptr::NonNull;
 /// }
 /// ```
 ///
-/// The mark is for pointers alone; and of a union nobody knows which field is in use:
+/// The mark is for pointers alone. A union is refused, because nobody knows which of its fields is in use:
 ///
 /// ```compile_fail,E0277
 /// #[derive(crate::heap::Storable)]
@@ -113,8 +113,8 @@ use std::ptr::NonNull;
 /// ```
 ///
 /// # Safety
-/// A value of the type means the same in another process in which the heap is open: it has no pointer that is followed
-/// by safe code and leads out of the heap, and nothing else that ends with the process.
+/// A value of the type means the same in another process that has the heap open: it has no pointer that safe code
+/// follows and that leads out of the heap, and nothing else that ends with the process.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be stored in a heap: another process would not find what it points to",
     label = "points out of the heap, or is not known not to",
@@ -157,7 +157,7 @@ storable_types!(
 macro_rules! storable_around {
     ($($type:ty),* $(,)?) => {
         $(
-            // SAFETY: nothing but what is inside.
+            // SAFETY: nothing but the inner value.
             unsafe impl<T: Storable> Storable for $type {}
         )*
     };
@@ -206,11 +206,11 @@ macro_rules! storable_tuples {
 
 storable_tuples!((A)(A, B)(A, B, C)(A, B, C, D)(A, B, C, D, E)(A, B, C, D, E, F));
 
-/// Nothing; it compiles for storable types only.
+/// Does nothing; it compiles for storable types only.
 #[doc(hidden)]
 pub const fn is_storable<T: Storable + ?Sized>() {}
 
-/// A raw pointer, or several: only `unsafe` code follows it.
+/// A raw pointer, or an array or option of them: only `unsafe` code follows it.
 #[doc(hidden)]
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no raw pointer: `#[storable(pointer)]` is for `*const`, `*mut` and `NonNull`, and these in `Option` \
@@ -224,6 +224,6 @@ impl<T> RawPointer for NonNull<T> {}
 impl<P: RawPointer> RawPointer for Option<P> {}
 impl<P: RawPointer, const N: usize> RawPointer for [P; N] {}
 
-/// Nothing; it compiles for raw pointers only.
+/// Does nothing; it compiles for raw pointers only.
 #[doc(hidden)]
 pub const fn is_pointer<T: RawPointer>() {}

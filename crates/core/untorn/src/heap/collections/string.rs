@@ -41,7 +41,7 @@ impl<'h> HeapString<'h> {
         unsafe { std::str::from_utf8_unchecked(&self.bytes) }
     }
 
-    /// The length, and so many bytes from a place on, are about to change.
+    /// Notes that the length, and `len` bytes from `at` on, are about to change.
     fn changes(&mut self, at: usize, len: usize) {
         let alloc = self.allocator();
         alloc.changes_value(self);
@@ -59,10 +59,10 @@ impl<'h> HeapString<'h> {
         self.push_str(character.encode_utf8(&mut [0; 4]));
     }
 
-    /// Cuts the text off behind so many bytes.
+    /// Shortens the text to this many bytes.
     ///
     /// # Panics
-    /// Within a character.
+    /// If that would cut a character in two.
     pub fn truncate(&mut self, bytes: usize) {
         if bytes < self.len() {
             assert!(self.is_char_boundary(bytes), "a place between characters");

@@ -1,4 +1,4 @@
-//! Last cuts of live heaps, made from outside: before the machine goes down.
+//! Last cuts of live heaps, requested by another process before the machine shuts down.
 
 use super::open::HeapOptions;
 use crate::engine::options::StoreOptions;
@@ -11,44 +11,44 @@ use std::time::{Duration, Instant};
 use untorn_journal::{Context, Error, Result};
 use untorn_os::{FoundMemory, LiveMemory, live_memory_top, wait_shared, wake_shared};
 
-/// What became of a live heap.
+/// The outcome of saving a live heap.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Rescued {
-    /// Its process is gone; what it had stored is in the heap's file now.
+    /// Its process is gone; everything that the process had stored is in the heap's file now.
     Committed {
         /// Bytes of its memory.
         bytes: u64,
     },
-    /// Its process has made a cut, since it was asked to.
+    /// Its process has made a cut after it was asked to.
     Answered,
-    /// Its process makes cuts of its own accord alone, or has not answered in time.
+    /// Its process makes cuts only on its own schedule, or has not answered in time.
     Silent,
-    /// Its file was not found, and now it was removed, too.
+    /// Its file was not found, and the memory was removed as well.
     Removed {
-        /// Bytes that it took.
+        /// The bytes that the memory took.
         bytes: u64,
     },
-    /// Its file is not found: it was moved or removed.
+    /// Its file was not found: it was moved or removed.
     Lost {
-        /// Whether it exists. None: that cannot be told. That it does not is what the kernel says, also of a file that it cannot
-        /// read.
+        /// Whether the file still exists. None: unknown. False is the kernel's answer, which it also gives for a file
+        /// that it cannot read.
         exists: Option<bool>,
     },
     /// It has no data: a program was killed while it made this memory, and no heap needs it.
     Unfinished,
-    /// There is nothing to be made of it, and why.
+    /// Nothing can be saved; the text says why.
     Nothing(String),
 }
 
-/// A file in memory that may be a live heap's.
+/// A file in memory that may belong to a live heap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
     /// The memory.
     pub memory: PathBuf,
-    /// The user whose it is.
+    /// The user that owns it.
     pub user: u32,
-    /// And the group.
+    /// The group that owns it.
     pub group: u32,
 }
 
@@ -56,7 +56,7 @@ pub struct Candidate {
 pub(crate) fn candidates() -> Vec<Candidate> {
     let mut found = Vec::new();
     for dir in std::fs::read_dir(live_memory_top()).into_iter().flatten().flatten() {
-        // Anybody may make a link there.
+        // Anybody may create a symbolic link there.
         let is_one = dir.file_type().is_ok_and(|kind| kind.is_dir());
         if !is_one || !dir.file_name().as_encoded_bytes().starts_with(b"untorn-") {
             continue;
@@ -72,8 +72,8 @@ pub(crate) fn candidates() -> Vec<Candidate> {
     found
 }
 
-/// Commits what a live heap has in memory: of a process that is gone, or by asking the process. The memory stays, so that the
-/// program goes on from it if the machine does not go down.
+/// Commits the memory of a live heap: directly if its process is gone, otherwise by asking the process. The memory
+/// stays, so that the program can continue from it if the machine does not go down after all.
 pub(crate) fn rescue(memory: &Path, wait: Duration) -> Result<(Option<PathBuf>, Rescued)> {
     let found = match FoundMemory::open(memory) {
         Ok(found) => found,
@@ -125,8 +125,8 @@ fn not_one() -> Rescued {
     Rescued::Nothing("it is no live memory of this user's".to_owned())
 }
 
-/// Removes a memory that has no data, or whose heap's file is not found; whoever asks knows that it was removed. None: it is
-/// there, or somewhere else, or a program has the memory.
+/// Removes a memory that has no data, or whose heap's file is not found; the caller has confirmed that the file was
+/// removed. None: the file exists, here or elsewhere, or a program uses the memory.
 pub(crate) fn remove_lost(memory: &Path) -> Result<Option<Rescued>> {
     let found = FoundMemory::open(memory).context("open", memory)?;
     match Said::read(&found).context("read", memory)? {
@@ -142,13 +142,13 @@ pub(crate) fn remove_lost(memory: &Path) -> Result<Option<Rescued>> {
     Ok(removed.then_some(Rescued::Removed { bytes }))
 }
 
-/// Asks the process that has a heap for a cut.
+/// Asks the process that owns a heap for a cut.
 fn ask(head: LiveHead, wait: Duration) -> Rescued {
     let wanted = head.ask();
     let until = Instant::now() + wait;
     loop {
         let answered = head.answered();
-        // Numbers go on behind the largest one.
+        // A wrapping comparison: the numbers continue at 0 after the largest one.
         if answered.load(std::sync::atomic::Ordering::Acquire).wrapping_sub(wanted) as i32 >= 0 {
             return Rescued::Answered;
         }

@@ -20,12 +20,12 @@ use std::time::Duration;
 use untorn_journal::{Error, Result};
 use untorn_os::{holds, memory_limit, sanitizer};
 
-/// Address space of a heap, unless the program asks for more.
+/// Default address space of a heap.
 const ADDRESS_SPACE: u64 = 64 << 30;
-/// Addresses tried before a new heap gives up.
+/// The number of random addresses that a new heap tries before it gives up.
 const TRIES: usize = 16;
 
-/// How to open a heap.
+/// Options for opening a heap.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct HeapOptions {
@@ -65,34 +65,35 @@ impl Default for HeapOptions {
 }
 
 impl HeapOptions {
-    /// A heap is made if there is none, with 64 GiB of address space to grow in.
+    /// Default options: a heap is created if there is none, with 64 GiB of address space to grow in.
     pub fn new() -> HeapOptions {
         HeapOptions::default()
     }
 
-    /// How the store of a standalone heap file is opened: failure class, journal size, waiting.
+    /// Sets how the store of a standalone heap file is opened: failure class, journal size, waiting.
     pub fn store(mut self, options: StoreOptions) -> Self {
         self.store = options;
         self
     }
 
-    /// Make the heap if there is none (default), or fail with `NotFound`.
+    /// Creates the heap if there is none (default); otherwise opening fails with `NotFound`.
     pub fn create(mut self, on: bool) -> Self {
         self.create = on;
         self
     }
 
-    /// Bytes of address space that the heap gets: as long as it is open it cannot outgrow them. They cost no memory and no
-    /// room. A heap that has less gets more, for ever, by a commit of this opening; it has less never again, and asking for
-    /// less is an error. Default: what the heap has, and of a new one 64 GiB.
+    /// Sets the bytes of address space of the heap, which it cannot outgrow while it is open. They cost neither memory
+    /// nor disk space. A heap that has less is given more, permanently, by a commit of this opening. Its address space
+    /// never shrinks, and asking for less is an error. Default: the heap's present address space, and 64 GiB for a new
+    /// heap.
     pub fn address_space(mut self, bytes: u64) -> Self {
         self.address_space = Some(bytes);
         self
     }
 
-    /// Where a new heap will lie, always: a multiple of 4 MiB between 17 and 31 TiB. For programs that have several
-    /// heaps open at once, whose address spaces must not overlap. Of a heap that there is, another address than it has is
-    /// an error. Default: a random one, at which two heaps meet once in 196 times.
+    /// Sets the permanent address of a new heap: a multiple of 4 MiB between 17 and 31 TiB. For programs that have
+    /// several heaps open at once, whose address spaces must not overlap. For an existing heap, an address other than
+    /// its own is an error. Default: a random address; two heaps overlap once in 196 times.
     ///
     /// Programs built with ThreadSanitizer or MemorySanitizer cannot use these addresses. A new heap of such a program
     /// has 16 GiB of address space between 0x5500_0000_0000 and 0x5555_0000_0000 (on aarch64 256 MiB between
@@ -103,82 +104,85 @@ impl HeapOptions {
         self
     }
 
-    /// A promise: no thread stores to the heap while a commit runs, unless it holds a guard of [`Heap::mutate`]. Then
-    /// commits drop memory that the file holds as well, and memory follows what is in use. Default: off; nothing is
-    /// dropped, except by [`Heap::reclaim`].
+    /// Promises that no thread stores to the heap during a commit unless it holds a guard of [`Heap::mutate`]. Then
+    /// commits drop memory that equals the file, and memory use follows the data in use. Default: off; only
+    /// [`Heap::reclaim`] drops memory.
     ///
     /// # Safety
-    /// What it promises. A store that comes without a guard could be undone in memory.
+    /// The program keeps the promise. A store without a guard could be undone in memory.
     pub unsafe fn quiet(mut self, on: bool) -> Self {
         self.quiet = on;
         self
     }
 
-    /// For finding bugs: to allocate or free without a guard of [`Heap::mutate`] is refused, and so is the next commit.
-    /// Default: off.
+    /// For finding bugs: refuses an allocation or a free without a guard of [`Heap::mutate`], and the next commit after
+    /// one. Default: off.
     pub fn debug_guards(mut self, on: bool) -> Self {
         self.debug_guards = on;
         self
     }
 
-    /// As [`MapOptions::dirty_max`]: for heaps that are larger than memory. With [`HeapOptions::quiet`] a commit that
-    /// finds more changed drops memory.
+    /// Like [`MapOptions::dirty_max`]: for heaps that are larger than memory. With [`HeapOptions::quiet`], a commit
+    /// that finds more changed bytes than this drops memory.
     pub fn dirty_max(mut self, bytes: u64) -> Self {
         self.map = self.map.dirty_max(bytes);
         self
     }
 
-    /// As [`MapOptions::debug_races`]: a store during a commit is reported with its address.
+    /// Like [`MapOptions::debug_races`]: a store during a commit is reported with its address.
     pub fn debug_races(mut self, on: bool) -> Self {
         self.map = self.map.debug_races(on);
         self.debug_races = on;
         self
     }
 
-    /// For finding bugs: a commit looks for pointers that lead out of the heap into this process's memory, as
-    /// [`Heap::find_pointers`] does, and is refused if there is one. It reads all of the heap. Default: off.
+    /// For finding bugs: a commit looks for pointers that lead out of the heap into this process's memory, like
+    /// [`Heap::find_pointers`], and is refused if there is one. It reads all of the heap. Default: off.
     pub fn debug_pointers(mut self, on: bool) -> Self {
         self.debug_pointers = on;
         self
     }
 
-    /// As [`MapOptions::debug_told`]: a commit is refused if the heap was stored to without [`Heap::touch`].
+    /// Like [`MapOptions::debug_told`]: a commit is refused if the heap was stored to without [`Heap::touch`].
     pub fn debug_told(mut self, on: bool) -> Self {
         self.map = self.map.debug_told(on);
         self
     }
 
-    /// The heap's working memory outlives the process, however that ends, until the machine goes down; the next live
-    /// opening goes on from it. A commit is a *cut*: what the heap goes back to after a power cut, or where it cannot go
-    /// on. [`Heap::live`] tells how the heap began. The memory is in `/dev/shm`, or where `UNTORN_LIVE_DIR` says, and takes
-    /// as much room there as the heap is long. See `docs/LIVE_HEAPS.md`. Default: off.
+    /// Makes the heap's working memory outlive the process, however the process ends, until the machine goes down; the
+    /// next live opening continues from that memory. A commit is a *cut*: the state to which the heap returns after a
+    /// power cut, or if it cannot continue from the memory. [`Heap::live`] reports how the heap began. The memory is in
+    /// `/dev/shm`, or in the directory `UNTORN_LIVE_DIR`, and takes as much room there as the heap is long. See
+    /// `docs/LIVE_HEAPS.md`. Default: off.
     pub fn live(mut self, on: bool) -> Self {
         self.live = on;
         self
     }
 
-    /// Of a live heap: what a cut does while threads store. Default: [`Cuts::Stop`]. A commit together with other files
-    /// ([`Heap::commit_with`]) and the last one ([`Heap::close`]) wait for guards and sections in either case.
+    /// Sets how a cut of a live heap treats threads that store. Default: [`Cuts::Stop`]. A commit together with other
+    /// files ([`Heap::commit_with`]) and the last commit ([`Heap::close`]) wait for guards and sections in either case.
     pub fn cuts(mut self, cuts: Cuts) -> Self {
         self.cuts = cuts;
         self
     }
 
-    /// Of a live heap: a thread commits this often, if something was stored to. Default: only [`Heap::commit`] commits.
+    /// Makes a thread commit a live heap this often, if something was stored to it. Default: only [`Heap::commit`]
+    /// commits.
     pub fn cut_every(mut self, every: Duration) -> Self {
         self.cut_every = Some(every);
         self
     }
 
-    /// Of a live heap with [`HeapOptions::cut_every`]: a cut is made before what was stored to is so much that a cut would take
-    /// longer than this, by how fast cuts were before. So long is there between a power-fail notice and the end, for example.
-    /// A program that stores faster than the disk writes is not held up. Default: no limit.
+    /// Limits the time that a cut of a live heap with [`HeapOptions::cut_every`] takes: the next cut is made before so
+    /// much has changed that it would take longer than this, judging by the speed of earlier cuts. An example is the
+    /// time between a power-fail notice and the loss of power. A program that stores faster than the disk writes is not
+    /// slowed down. Default: no limit.
     pub fn cut_within(mut self, most: Duration) -> Self {
         self.cut_within = Some(most);
         self
     }
 
-    /// As [`MapOptions::tracker`].
+    /// Like [`MapOptions::tracker`].
     pub fn tracker(mut self, tracker: untorn_os::Tracker) -> Self {
         self.map = self.map.tracker(tracker);
         self
@@ -190,7 +194,7 @@ impl HeapOptions {
         self.open_file(file)
     }
 
-    /// Opens a heap file of a store, by its name: it can commit together with the store's other files.
+    /// Opens a heap file of a store by its name; such a heap can commit together with the store's other files.
     pub fn open_in(&self, store: &Store, path: impl AsRef<Path>) -> Result<Heap> {
         self.open_file(store.open_file_with(path, &FileOptions::new().create(self.create))?)
     }
@@ -222,7 +226,7 @@ impl HeapOptions {
         let heap = Heap::new(base, segments, space / SEGMENT_BYTES, body);
         free_left(&heap, &unfreed)?;
         if grows {
-            // Before the heap can have more than its file says, and before a rollback.
+            // Before the heap can grow beyond the address space that its file records, and before a rollback.
             heap.downgrade().set_address_space(address_space)?;
             heap.commit()?;
         }
@@ -247,7 +251,7 @@ impl HeapOptions {
         Ok(())
     }
 
-    /// Maps a heap's file: as usual, or in working memory that is made for it.
+    /// Maps a heap's file: as an ordinary mapping, or into working memory that was made for it.
     fn map_with(&self, file: &File, options: &MapOptions, working: Option<&Working>) -> Result<Map> {
         match working {
             None => file.map_with(options),
@@ -255,7 +259,7 @@ impl HeapOptions {
         }
     }
 
-    /// A new heap: one segment, of which all but the header is zeros.
+    /// Creates a heap of one segment, all zeros except for its header.
     fn create_in(&self, file: &File) -> Result<Mapped> {
         let (addresses, usual) = match sanitizer() {
             Some(_) => (SANITIZED_MIN..SANITIZED_MAX, SANITIZED_SPACE),
@@ -275,7 +279,7 @@ impl HeapOptions {
         Ok(Mapped { map: made?, working, unfreed: Vec::new(), address_space: space, grows: false })
     }
 
-    /// Bytes of address space that the program asks for, in whole segments.
+    /// The address space that the program asks for, in whole segments.
     fn address_space_wanted(&self) -> Result<Option<u64>> {
         let whole = |bytes: u64| {
             let bytes = bytes.max(SEGMENT_BYTES as u64).checked_next_multiple_of(SEGMENT_BYTES as u64);
@@ -284,10 +288,10 @@ impl HeapOptions {
         self.address_space.map(whole).transpose()
     }
 
-    /// Bytes of address space that a heap gets which has so many.
+    /// The address space of an existing heap in this opening; `has` is its present address space.
     ///
     /// # Errors
-    /// [`Error::Invalid`]: the options are not those of this heap.
+    /// [`Error::Invalid`]: the options do not fit this heap.
     fn address_space_of(&self, file: &File, address: u64, has: u64) -> Result<u64> {
         let refused = |why: String| Err(Error::invalid(format!("{}: {why}", file.path().display())));
         if let Some(wanted) = self.address.filter(|wanted| *wanted as u64 != address) {
@@ -352,10 +356,10 @@ impl HeapOptions {
         Ok(map)
     }
 
-    /// At a random address that is free in this process, and that no heap has had which was open in it: that one
-    /// may come back.
+    /// Maps a new heap at a random address that is free in this process and that no heap open in this process has had:
+    /// that heap may be opened again.
     fn map_anywhere(&self, file: &File, working: Option<&Working>, space: u64, addresses: Range<usize>) -> Result<Map> {
-        // The last eighth is for heaps that get more address space later.
+        // The last eighth is left for heaps that are given more address space later.
         let slots = addresses.len() as u64 / space;
         let slots = slots - slots / 8;
         let mut tries = 0;
@@ -397,7 +401,7 @@ impl HeapOptions {
         let address_space = self.address_space_of(file, address, had)?;
         let mut map = self.map.address(address as usize).address_space(address_space);
         if memory_limit().is_some_and(|limit| header.segments * SEGMENT_BYTES as u64 > limit.bytes) {
-            // Of a long heap on a small machine counts what is in use.
+            // On a small machine, only the bytes in use of a large heap count against the limit.
             map = map.in_use(bytes_in_use(file, header.segments as usize)?);
         }
         let (mapped, working, unfreed) = self.map_found(file, found, &map).map_err(|e| match e {
@@ -419,7 +423,7 @@ impl HeapOptions {
         Ok(Mapped { map: mapped, working, unfreed, address_space, grows })
     }
 
-    /// Maps a heap that there is: the map, its working memory, and blocks of sections that are to be freed.
+    /// Maps an existing heap: returns the map, its working memory, and the blocks of sections that are to be freed.
     fn map_found(&self, file: &File, found: Found, map: &MapOptions) -> Result<(Map, Option<Working>, Vec<usize>)> {
         match found {
             Found::Kept(live::Kept { mut working, bytes, .. }) if self.live => {
@@ -467,19 +471,19 @@ impl HeapOptions {
     }
 }
 
-/// A heap's memory, when it is opened.
+/// The memory of a heap that is being opened.
 struct Mapped {
     map: Map,
     working: Option<Working>,
-    /// Blocks of sections, to be freed before anybody uses the heap.
+    /// Blocks of sections that must be freed before anybody uses the heap.
     unfreed: Vec<usize>,
     address_space: u64,
-    /// The heap's file says that it has less.
+    /// The heap's file records a smaller address space.
     grows: bool,
 }
 
-/// Frees the blocks that sections left which an opening has undone, or which had freed them. After a kill in between, an opening
-/// does it again: nobody has allocated anything before it is done.
+/// Frees the blocks that undone sections had allocated, and those that completed sections had freed. After a kill
+/// during this, the next opening does it again, because nobody allocates before it is done.
 fn free_left(heap: &Heap, blocks: &[usize]) -> Result<()> {
     let left = blocks.iter().filter_map(|at| NonNull::new(with_exposed_provenance_mut::<u8>(*at)));
     for block in left.filter(|block| heap.size_of(*block).is_ok()) {
@@ -494,7 +498,7 @@ fn free_left(heap: &Heap, blocks: &[usize]) -> Result<()> {
     Ok(())
 }
 
-/// Commits a heap whose file names this memory from then on.
+/// Commits a heap, so that its file names this memory.
 fn name(working: &Working, map: &Map) -> Result<()> {
     let cut = working.begin_cut(map)?;
     map.msync()?;
@@ -514,7 +518,7 @@ fn check_sanitizer(file: &File, address: usize) -> Result<()> {
     }
 }
 
-/// Bytes of a heap's chunks that are in use, read from its file.
+/// Reads from a heap's file the bytes of chunks that are in use.
 fn bytes_in_use(file: &File, segments: usize) -> Result<u64> {
     let mut descriptors = [0; CHUNKS * size_of::<Descriptor>()];
     let (mut chunks, mut segment) = (0, 0);
@@ -541,7 +545,7 @@ impl Heap {
         HeapOptions::new().create(false).open(path)
     }
 
-    /// Opens a heap; makes it if there is none.
+    /// Opens a heap; creates it if there is none.
     pub fn open_or_create(path: impl AsRef<Path>) -> Result<Heap> {
         HeapOptions::new().open(path)
     }

@@ -27,17 +27,17 @@ use std::time::{Duration, Instant};
 use untorn_journal::{Error, Result};
 use untorn_os::holds;
 
-/// What the handles of one heap share.
+/// The part of an open heap that its handles share.
 struct Shared {
     base: usize,
-    /// Before the body: once the address is free, it may be another opening's.
+    /// Dropped before the body: once the address is free, another opening may use it.
     registration: Registration,
     body: Arc<Body>,
-    /// Who reads or sets roots; a thread that has it may hold the guard, and waits for no guard.
+    /// Held to read or set roots. A thread that holds it may hold the guard, and does not wait for a guard.
     roots: ReentrantMutex<()>,
 }
 
-/// A heap's entry in the registry, which goes with the heap.
+/// A heap's entry in the registry, removed when the heap closes.
 struct Registration(WeakHeap);
 
 impl Drop for Registration {
@@ -46,45 +46,45 @@ impl Drop for Registration {
     }
 }
 
-/// What a commit of a live heap is.
+/// The step that follows a commit of a live heap.
 #[derive(Clone, Copy)]
 enum Next {
-    /// A cut, after which the heap goes on.
+    /// A cut; the heap stays open.
     Cut,
-    /// The last one of its working memory.
+    /// The last commit of this working memory; the heap closes.
     End,
 }
 
-/// Why there is no commit that waits for sections.
+/// Why a commit that waits for sections is refused.
 pub(crate) const ABANDONED_SECTION: &str = "a thread ended within a section, and what it was changing is half done. This commit was not made; a rollback undoes \
      what was changed since the last commit, and ends this condition, or end the process without `close`: the next opening \
      undoes the section and keeps all else";
 
-/// A rollback waits so long for threads that may wait for one that ended.
+/// A rollback waits this long for threads in sections, which may wait for a thread that ended.
 const ABANDONED_PATIENCE: Duration = Duration::from_secs(10);
 
 /// A commit that was queued.
 struct Submitted {
     completion: Arc<Completion>,
-    /// Whether a store was found that came in between.
+    /// Whether a store by another thread was found during the commit.
     raced: Result<()>,
-    /// Of a live heap: the number of the cut.
+    /// The number of the cut, for a live heap.
     cut: Option<u64>,
 }
 
-/// As long as it lives, no thread changes the heap or allocates in it.
+/// While it lives, no thread changes the heap or allocates in it.
 pub(crate) struct Still<'a> {
-    // In this order: who waits for the guard finds the locks free.
+    // Dropped in this order: a thread that waits for the guard finds the other locks free.
     pub(crate) live: MutexGuard<'a, Option<Live>>,
     pub(crate) slots: Vec<LockedSlot<'a>>,
     _quiet: Quiet<'a>,
     _closed: Option<Closed<'a>>,
 }
 
-/// An open heap. Cheap to clone; it closes when the last clone is gone, and discards what is not committed.
+/// An open heap. It is cheap to clone; it closes, and discards uncommitted changes, when the last clone is dropped.
 #[derive(Clone)]
 pub struct Heap {
-    /// Before what its thread uses, too.
+    /// Dropped first, before the heap that its thread uses.
     cutter: Option<Arc<Cutter>>,
     shared: Arc<Shared>,
 }
@@ -96,7 +96,7 @@ impl Heap {
         Heap { cutter: None, shared: Arc::new(Shared { base, registration, body, roots: ReentrantMutex::new(()) }) }
     }
 
-    /// From now on a thread commits every so often, and before a commit would take longer than `within`.
+    /// Starts a thread that commits every `every`, and before a commit would take longer than `within`.
     pub(crate) fn cut_every(mut self, every: Duration, within: Option<Duration>) -> Result<Heap> {
         let path = self.file().path();
         let heap = Heap { cutter: None, shared: self.shared.clone() };
@@ -114,7 +114,7 @@ impl Heap {
         Ok(self)
     }
 
-    /// Bytes of pages that were stored to since the last commit.
+    /// The bytes of the pages that were stored to since the last commit.
     fn stored_bytes(&self) -> Result<u64> {
         Ok(self.shared.body.map.stored_pages()?.iter().map(|pages| pages.end - pages.start).sum())
     }
@@ -124,13 +124,14 @@ impl Heap {
         self.shared.body.working.as_ref().map(Working::report)
     }
 
-    /// An allocator for collections in this heap, which end before this handle does. It may be a part of what it
-    /// allocates for.
+    /// An allocator for collections in this heap, which must be dropped before this handle. A copy of the allocator may
+    /// be stored in the heap.
     pub fn allocator(&self) -> InHeap<'_> {
         InHeap::new(self.shared.base)
     }
 
-    /// Memory in the heap, of any contents. It is this heap's until [`Heap::free`], after a restart, too.
+    /// Allocates memory in the heap, with arbitrary contents. It stays allocated until [`Heap::free`], also after a
+    /// restart.
     pub fn allocate(&self, layout: Layout) -> Result<NonNull<u8>> {
         self.shared.registration.0.allocate(layout)
     }
@@ -144,25 +145,25 @@ impl Heap {
     /// Ends an allocation.
     ///
     /// # Errors
-    /// [`Error::Invalid`]: not an allocation of this heap, or freed already.
+    /// [`Error::Invalid`]: not an allocation of this heap, or already freed.
     ///
     /// # Safety
-    /// Nobody uses what was there any more.
+    /// Nobody uses the allocation any more.
     pub unsafe fn free(&self, address: NonNull<u8>) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { self.shared.registration.0.free(address) }
     }
 
-    /// Bytes that an allocation has, which may be more than were asked for.
+    /// The bytes of an allocation, which may be more than were asked for.
     pub fn size_of(&self, address: NonNull<u8>) -> Result<usize> {
         self.shared.registration.0.size_of(address)
     }
 
-    /// Says that the program changes `len` bytes at `address`, which is in the heap. With [`Tracker::Told`](crate::Tracker)
-    /// a commit has what it was told of since the last one, the heap's own changes, and nothing else; see
-    /// [`crate::Map::touch`]. With every other tracker this does nothing.
+    /// Declares that the program changes `len` bytes at `address`, which is in the heap. With
+    /// [`Tracker::Told`](crate::Tracker) a commit has the ranges that were declared since the last one and the heap's
+    /// own changes, and nothing else; see [`crate::Map::touch`]. With every other tracker this does nothing.
     ///
-    /// Where several threads use the heap, the store and this call are made under one guard of [`Heap::mutate`].
+    /// If several threads use the heap, make the store and this call under one guard of [`Heap::mutate`].
     ///
     /// # Errors
     /// [`Error::Invalid`]: some of the bytes are not in the heap; nothing was noted. [`Error::Closed`],
@@ -172,7 +173,7 @@ impl Heap {
         self.shared.registration.0.touch(address, len)
     }
 
-    /// Says that the program changes an object in the heap; see [`Heap::touch`].
+    /// Declares that the program changes an object in the heap; see [`Heap::touch`].
     ///
     /// # Errors
     /// Those of [`Heap::touch`].
@@ -180,34 +181,34 @@ impl Heap {
         self.touch(std::ptr::from_ref(value).cast(), size_of_val(value))
     }
 
-    /// As long as the guard lives, no commit takes place: for changes that belong together, where several threads
-    /// change the heap. It may be taken again by the thread that has it.
+    /// Takes a guard: while it lives, no commit takes place. For changes that belong together when several threads
+    /// change the heap. A thread that has the guard may take it again.
     pub fn mutate(&self) -> Mutating<'_> {
         self.shared.registration.0.entry.guard.mutate()
     }
 
-    /// As long as the guard lives, no commit takes place: for steps each of which leaves the heap whole, such as those of
-    /// lock-free structures. Of a live heap whose process ends meanwhile nothing is lost; within [`Heap::mutate`] the heap
-    /// goes back to its last cut. May be taken within the other, and the other within it.
+    /// Takes a guard: while it lives, no commit takes place. For steps each of which leaves the heap consistent, such
+    /// as those of lock-free structures. If the process ends meanwhile, a live heap loses nothing; within
+    /// [`Heap::mutate`] it would go back to its last cut. The two guards may be nested in either order.
     pub fn hold_cuts(&self) -> Mutating<'_> {
         self.shared.registration.0.entry.guard.hold()
     }
 
-    /// Commits all changes of the heap: after any crash all of them are there, or none. Waits until no thread holds
-    /// a guard of [`Heap::mutate`], and copies what was changed; then threads may change the heap again, while the
-    /// commit is compared, written and flushed.
+    /// Commits all changes of the heap: after any crash all of them are there, or none. Waits until no thread holds a
+    /// guard of [`Heap::mutate`], and copies the changes. Then threads may change the heap again, while the copy is
+    /// compared, written and flushed.
     ///
     /// # Errors
-    /// Those of [`crate::Map::msync`]; [`Error::Invalid`] if this thread holds such a guard itself, or a thread has ended
+    /// Those of [`crate::Map::msync`]. [`Error::Invalid`]: this thread holds such a guard itself, or a thread has ended
     /// with one since the last rollback.
     pub fn commit(&self) -> Result<()> {
         self.commit_with(&[])
     }
 
-    /// Commits the heap and ordinary files of the same store as one.
+    /// Commits the heap and ordinary files of the same store in one commit.
     pub fn commit_with(&self, files: &[&File]) -> Result<()> {
         let Submitted { completion, raced, cut } = self.submit(files, Next::Cut)?;
-        // The commit takes place, whatever was found in memory.
+        // The commit takes place even if a race was found in memory.
         self.shared.body.file.store.finish(&completion)?;
         if let (Some(working), Some(cut)) = (&self.shared.body.working, cut) {
             working.head.note_durable(cut);
@@ -216,8 +217,8 @@ impl Heap {
         raced
     }
 
-    /// Commits without waiting: what was changed by now is the commit. With [`crate::heap::HeapOptions::dirty_max`] and more
-    /// changed than that, waits for the commit.
+    /// Commits without waiting for the disk: the commit has all changes made before the call. If more has changed than
+    /// [`crate::heap::HeapOptions::dirty_max`], it waits for the commit.
     pub fn commit_async(&self) -> Result<Ticket> {
         let body = &self.shared.body;
         body.file.store.shorten_queue()?;
@@ -238,7 +239,7 @@ impl Heap {
             ));
         }
         {
-            // Whoever rolls the heap back waits for this.
+            // A rollback has to wait for this.
             let _held = self.hold_cuts();
             self.shared.registration.0.give_back(body)?;
         }
@@ -272,7 +273,7 @@ impl Heap {
         Ok(Submitted { completion, raced, cut })
     }
 
-    /// Drops memory that the file holds as well, if there is much and the program has promised to be quiet.
+    /// Drops memory that equals the file, if there is much of it and the program has promised to be quiet.
     fn reclaim_quiet(&self, completion: &Completion) {
         let body = &self.shared.body;
         let (wanted, _) = body.map.wants_reclaim();
@@ -293,20 +294,20 @@ impl Heap {
             }
             _ => Ok(()),
         });
-        // The commit has happened: pages that cannot be dropped now are no failure of it.
+        // The commit has happened, so a failure to drop pages is logged only.
         let _ = reclaimed.inspect_err(|e| body.map.note(e));
     }
 
-    /// Back to the last commit.
+    /// Rolls the heap back to the last commit.
     ///
     /// # Safety
-    /// What was allocated or changed since is not used any more: collections whose memory was allocated since then, and
-    /// references to what was changed since.
+    /// Nothing that was allocated or changed since the last commit is used any more: no collection whose memory was
+    /// allocated since then, and no reference to data changed since then.
     pub unsafe fn rollback(&self) -> Result<()> {
         self.roll_back()
     }
 
-    /// As [`Heap::rollback`], which says what the caller promises.
+    /// Like [`Heap::rollback`]; the caller keeps the promise of its safety section.
     pub(crate) fn roll_back(&self) -> Result<()> {
         let mut still = self.still_to_roll_back()?;
         let body = &self.shared.body;
@@ -337,10 +338,10 @@ impl Heap {
         done
     }
 
-    /// Drops memory that the file holds as well.
+    /// Drops memory that equals the file.
     ///
     /// # Safety
-    /// No thread stores to the heap during the call, but under a guard of [`Heap::mutate`]: a store could be lost.
+    /// During the call, no thread stores to the heap without a guard of [`Heap::mutate`]: such a store could be lost.
     pub unsafe fn reclaim(&self) -> Result<()> {
         let _still = self.still()?;
         let reclaimed = self.shared.body.map.reclaim();
@@ -348,28 +349,28 @@ impl Heap {
         reclaimed
     }
 
-    /// Looks at every chunk, block and root, then at what the roots reach: what they do not has leaked. Sees what is
-    /// not committed, too. `progress` gets bytes done and bytes in all, first for the metadata and then for what is
-    /// in use. Nobody changes the heap meanwhile.
+    /// Checks every chunk, block and root, then follows pointers from the roots: allocations that they do not reach
+    /// have leaked. It sees uncommitted changes, too. `progress` gets bytes done and bytes in all, first for the
+    /// metadata and then for the data in use. Nobody can change the heap meanwhile.
     pub fn check(&self, progress: &dyn Fn(u64, u64)) -> Result<HeapReport> {
         let _still = self.still()?;
         Ok(self.check_all(progress)?.report)
     }
 
-    /// Frees what no root reaches, which the next commit makes so; the report tells what that was. A pointer counts
-    /// if its eight bytes are in memory that is reached, at any place in it: pointers that the program alone has, or
-    /// that are stored in disguise (as a difference, with bits of something else in them), do not.
+    /// Frees all allocations that no root reaches, durably with the next commit; the report lists them. A pointer
+    /// counts if its eight bytes are at any place in reached memory. Pointers that only the program has, or that are
+    /// stored in disguise (as a difference, or with tag bits), do not count.
     ///
     /// # Errors
     /// [`Error::Corrupt`] if the heap is damaged. Nothing was freed then.
     ///
     /// # Safety
-    /// What is not reached is not used any more.
+    /// No allocation that the roots do not reach is used any more.
     pub unsafe fn collect(&self, progress: &dyn Fn(u64, u64)) -> Result<HeapReport> {
         self.free_leaks(progress)
     }
 
-    /// Frees what no root reaches; the caller knows that no pointer to it is left.
+    /// Frees all allocations that no root reaches; the caller knows that the program has no pointer to them.
     pub(crate) fn free_leaks(&self, progress: &dyn Fn(u64, u64)) -> Result<HeapReport> {
         let mut still = self.still()?;
         let checker = self.check_all(progress)?;
@@ -414,7 +415,8 @@ impl Heap {
         self.still_while(|| !sections.is_abandoned(), ABANDONED_SECTION)
     }
 
-    /// As [`Heap::still`], also if a thread ended within a section. Others may wait for its locks for ever.
+    /// Like [`Heap::still`], but also works if a thread ended within a section. Other threads may wait for its locks
+    /// for ever.
     fn still_to_roll_back(&self) -> Result<Still<'_>> {
         let sections = &self.shared.registration.0.entry.sections;
         let begun = Instant::now();
@@ -429,7 +431,8 @@ impl Heap {
         self.check_no_guard()?;
         let entry = self.shared.registration.0.entry;
         let (quiet, closed) = loop {
-            // In this order: a thread in a section may take a guard, and one that has a guard may begin a section.
+            // In this order, and in a loop: a thread in a section may take a guard, and a thread with a guard may begin
+            // a section.
             let Some(closed) = entry.sections.close(&waits) else { return Err(Error::invalid(otherwise)) };
             let quiet = entry.guard.quiet();
             if entry.sections.is_idle() {
@@ -445,7 +448,7 @@ impl Heap {
         Still { live: entry.live.lock(), slots, _quiet: quiet, _closed: closed }
     }
 
-    /// As [`Heap::still`], but threads may be in sections. None: threads hold guards for longer than this.
+    /// Like [`Heap::still`], but threads may be in sections. None: threads held guards for longer than `most`.
     pub(crate) fn still_for(&self, most: Duration) -> Result<Option<Still<'_>>> {
         let quiet = self.shared.registration.0.entry.guard.quiet_for(most);
         quiet.map(|quiet| self.check_not_abandoned().map(|()| self.lock_allocator(quiet, None))).transpose()
@@ -461,7 +464,7 @@ impl Heap {
         }
     }
 
-    /// Locks the roots. A thread that has them waits for no guard.
+    /// Locks the roots. A thread that holds this lock waits for no guard.
     pub(crate) fn lock_roots(&self) -> ReentrantMutexGuard<'_, ()> {
         self.shared.roots.lock()
     }
@@ -470,24 +473,24 @@ impl Heap {
         &self.shared.body
     }
 
-    /// The file that the heap is in, to read it, and to name it. As long as the heap is open, no handle of the file
-    /// changes, commits or rolls back: that would change the heap's memory behind the program's references.
+    /// The heap's file, to read it and to ask for its name. While the heap is open, no handle of the file can change,
+    /// commit or roll back: that would change the heap's memory behind the program's references.
     #[expect(clippy::misnamed_getters, reason = "its own handle is nobody else's")]
     pub fn file(&self) -> &File {
         &self.shared.body.view
     }
 
-    /// Where the heap is mapped, and how many bytes of it there are.
+    /// The address of the mapping, and the heap's length in bytes.
     pub fn memory(&self) -> (NonNull<u8>, usize) {
         let base = NonNull::new(self.shared.base as *mut u8).expect("an address");
         (base, self.shared.body.map.len() as usize)
     }
 
-    /// Closes the heap, if this is its last clone. **What is not committed is discarded.** Pointers into it are good
-    /// no more.
+    /// Closes the heap, if this is its last clone. **Uncommitted changes are discarded.** Pointers into the heap become
+    /// invalid.
     ///
-    /// **A live heap** makes its last cut, and its working memory is removed. After an error the memory stays, and the next
-    /// opening goes on from it.
+    /// **A live heap** makes its last cut, and its working memory is removed. After an error the memory stays, and the
+    /// next opening continues from it.
     pub fn close(mut self) -> Result<()> {
         if self.shared.body.working.is_some() {
             self.check_no_guard()?;
@@ -506,14 +509,14 @@ impl Heap {
                 view.close()?;
                 last.and(file.close())
             }
-            // In a forked child: the registry's entry is the parent's, and keeps the body.
+            // In a forked child the registry's entry is the parent's, and keeps the body alive.
             None => Err(Error::Forked),
         }
     }
 }
 
 impl Heap {
-    /// Commits what there is; then the file names no live memory any more, and there is none.
+    /// Commits for the last time: the file names no live memory any more, and the memory is removed.
     fn cut_last(&self) -> Result<()> {
         let Submitted { completion, raced, .. } = self.submit(&[], Next::End)?;
         self.shared.body.file.store.finish(&completion)?;

@@ -1,6 +1,7 @@
-//! Pointers that lead out of a heap: after a restart they are addresses of nothing.
+//! Finds pointers that lead out of a heap: after a restart, nothing is at their addresses.
 //!
-//! Looked for in what the roots reach, at addresses that are multiples of eight, as compilers store pointers.
+//! The search covers everything that the roots reach, at addresses that are multiples of eight, as compilers store
+//! pointers.
 
 use super::open_heap::Heap;
 use crate::heap::image::check::Checker;
@@ -10,16 +11,16 @@ use untorn_journal::format::sized_memory;
 use untorn_journal::{Error, Result};
 use untorn_os::process_memory;
 
-/// Pointers that are told one by one.
+/// The most pointers that are reported one by one.
 const POINTERS_MOST: usize = 20;
-/// Bytes that are read at once, a multiple of a pointer's.
+/// The bytes that are read at once, a multiple of a pointer's size.
 const PIECE_BYTES: u64 = 1 << 20;
 /// Larger mappings are tables of sanitizers, not memory that programs point to.
 const MAPPING_MOST: u64 = 256 << 30;
-/// Lower addresses are numbers more often than pointers.
+/// Values below are numbers more often than pointers.
 const LOWEST: u64 = 4 << 30;
 
-/// Where Linux puts programs, libraries and stacks, unless it was told otherwise: x86-64, then aarch64.
+/// Address ranges where Linux puts programs, libraries and stacks by default: x86-64, then aarch64.
 const PROGRAMS: [Range<u64>; 4] = [
     0x5555_5555_4000..0x5680_0000_0000,
     0x7e00_0000_0000..0x8000_0000_0000,
@@ -27,7 +28,7 @@ const PROGRAMS: [Range<u64>; 4] = [
     0xff00_0000_0000..0x1_0000_0000_0000,
 ];
 
-/// Looks through what was reached; `target` says what is at an address out of the heap.
+/// Searches all reached allocations; `target` names the mapping at an address out of the heap.
 fn find(checker: &Checker<'_>, target: impl Fn(u64) -> Option<String>) -> Result<HeapPointers> {
     let mut found = HeapPointers::default();
     let mut piece = Vec::new();
@@ -54,7 +55,7 @@ fn find(checker: &Checker<'_>, target: impl Fn(u64) -> Option<String>) -> Result
     Ok(found)
 }
 
-/// Adds to a report what may be pointers out of a heap whose program is gone: addresses where programs usually are.
+/// Adds to the report of a closed heap the values that may be pointers out of it: addresses where programs usually are.
 pub(crate) fn guess(checker: &mut Checker<'_>) -> Result<()> {
     if checker.report.is_sound() {
         let found = find(checker, |value| PROGRAMS.iter().any(|range| range.contains(&value)).then(String::new))?;
@@ -66,7 +67,7 @@ pub(crate) fn guess(checker: &mut Checker<'_>) -> Result<()> {
 impl Heap {
     /// Looks for pointers that lead out of the heap into this process's memory: to the program's own heap, its stack,
     /// its static data and functions, or to another persistent heap. Numbers below 4 GiB are not taken for pointers.
-    /// Reads all of the heap that its roots reach. Nobody changes the heap meanwhile.
+    /// Reads all of the heap that its roots reach. Nobody can change the heap meanwhile.
     ///
     /// # Errors
     /// [`Error::Corrupt`] if the heap is damaged.
@@ -95,7 +96,7 @@ impl Heap {
         })
     }
 
-    /// For a commit in debug mode.
+    /// Refuses a commit in debug mode if a pointer leads out of the heap.
     pub(crate) fn refuse_pointers(&self) -> Result<()> {
         let found = self.find_pointers_still()?;
         let Some(first) = found.first.first() else { return Ok(()) };

@@ -1,4 +1,4 @@
-//! A heap of somebody else, for reading: a copy as of one commit, at the heap's own address.
+//! Reads a heap that another process may have open: a copy as of one commit, at the heap's own address.
 
 use super::root::{RootInfo, RootOptions, RootShape, found_of, info};
 use crate::heap::alloc::registry;
@@ -11,11 +11,11 @@ use std::ptr::NonNull;
 use untorn_journal::{Context, Error, Result};
 use untorn_os::{ReadMapping, read_full_at};
 
-/// A heap as of its last commit, for reading, while another process has it open, or nobody.
+/// A read-only copy of a heap as of its last commit, whether another process has the heap open or not.
 ///
-/// It is a copy, and stays as it is; [`ReadHeap::refresh`] brings it to a newer commit. Of a live heap that is its last cut.
-/// What is stored to it is this process's alone, and nothing can be allocated in it: a clone of a collection in it would be
-/// made there, and ends the program; copy into a collection of the program instead.
+/// The copy does not change until [`ReadHeap::refresh`] brings it to a newer commit, for a live heap to its last cut.
+/// Stores to the copy stay in this process. Nothing can be allocated in it: a clone of a collection in it would
+/// allocate there, and ends the program. Copy into a collection of the program instead.
 ///
 /// ```
 /// # let dir = tempfile::tempdir().unwrap();
@@ -42,7 +42,7 @@ pub struct ReadHeap {
     path: PathBuf,
     lsn: u64,
     memory: ReadMapping,
-    /// Bytes of address space that the memory has.
+    /// The bytes of address space of the mapping.
     space: u64,
 }
 
@@ -50,8 +50,8 @@ impl Reader {
     /// Opens a heap as of the last durable commit.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] and [`Error::Foreign`]: it is no heap. [`Error::Invalid`]: something else is at its address, such
-    /// as the heap itself, or another copy of it. Those of [`Reader::read`].
+    /// [`Error::Corrupt`] and [`Error::Foreign`]: it is no heap. [`Error::Invalid`]: something else is at its address,
+    /// such as the heap itself, or another copy of it. Those of [`Reader::read`].
     pub fn heap(&self, path: impl AsRef<Path>) -> Result<ReadHeap> {
         let path = path.as_ref();
         let copy = ReadCopy::take(self, path)?;
@@ -87,20 +87,21 @@ fn header_of(copy: &ReadCopy, path: &Path) -> Result<(Header, usize)> {
 }
 
 impl ReadHeap {
-    /// The commit as of which it is.
+    /// The commit that the copy shows.
     pub fn lsn(&self) -> u64 {
         self.lsn
     }
 
-    /// Where it is, and how many bytes it has.
+    /// The address of the copy, and its length in bytes.
     pub fn memory(&self) -> (NonNull<u8>, usize) {
         (self.memory.address(), self.memory.bytes().len())
     }
 
-    /// Goes on to the last durable commit, at the same address. False: it is the same. After an error the heap is as before.
+    /// Moves to the last durable commit, at the same address. False: the copy shows that commit already. After an error
+    /// the copy is unchanged.
     ///
     /// # Errors
-    /// [`Error::Conflict`]: another heap has its name now. Those of [`Reader::heap`].
+    /// [`Error::Conflict`]: another heap has this name now. Those of [`Reader::heap`].
     pub fn refresh(&mut self) -> Result<bool> {
         if !self.reader.has_changed(self.lsn)? {
             return Ok(false);
@@ -136,7 +137,7 @@ impl ReadHeap {
         self.entries().iter().filter(|entry| entry.name[0] != 0).filter_map(info).collect()
     }
 
-    /// What a root points to. `None`: there is none of that name.
+    /// The object of a root. `None`: there is no root of that name.
     ///
     /// # Errors
     /// [`Error::LayoutChanged`] if it was set with another type, size, alignment or version.
@@ -144,14 +145,14 @@ impl ReadHeap {
         self.root_with(name, RootOptions::new())
     }
 
-    /// What a root points to whose layout has a version.
+    /// The object of a root whose layout has a version.
     pub fn root_with<T: Storable + Sync>(&self, name: &str, options: RootOptions) -> Result<Option<&T>> {
         let found = self.find_root(name, &RootShape::of::<T>(options))?;
         // SAFETY: a root of this type; nobody changes the copy as long as there are references.
         Ok(found.map(|at| unsafe { at.cast().as_ref() }))
     }
 
-    /// Finds a root of a type that is known by its shape alone.
+    /// Finds a root of a type that is known only by its shape.
     pub fn find_root(&self, name: &str, wanted: &RootShape<'_>) -> Result<Option<NonNull<u8>>> {
         let entry = self.entries().iter().find(|entry| entry.is_named(name));
         entry.map_or(Ok(None), |entry| found_of(entry, name, wanted, self.memory(), || self.path.clone()))

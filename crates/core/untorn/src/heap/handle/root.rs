@@ -1,4 +1,4 @@
-//! Named roots: where a program finds its structures again, and whether they are still what it thinks.
+//! Named roots: a program finds its structures by them, and learns whether the layout has changed.
 
 use super::open_heap::Heap;
 use crate::heap::collections::in_heap::InHeap;
@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::ptr::NonNull;
 use untorn_journal::{Error, Result};
 
-/// What a root points to, as it was when it was set.
+/// A root's pointer and type, as they were when the root was set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RootInfo {
     /// The root's name.
@@ -22,13 +22,13 @@ pub struct RootInfo {
     pub size: u64,
     /// The type's alignment.
     pub align: u32,
-    /// The program's own number of its layout.
+    /// The program's own version number of the layout.
     pub version: u32,
-    /// Where it is.
+    /// The address of the object.
     pub address: NonNull<u8>,
 }
 
-/// What a program says of the layout of a root.
+/// Options for the layout of a root.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RootOptions {
     version: u32,
@@ -40,21 +40,21 @@ impl RootOptions {
         RootOptions { version: 0 }
     }
 
-    /// A number to be changed whenever fields change their meaning and not their size.
+    /// Sets a version number. Change it whenever fields change their meaning but not their size.
     pub const fn version(mut self, version: u32) -> Self {
         self.version = version;
         self
     }
 }
 
-/// The layout of a type, as roots remember it.
+/// The layout of a type, as it is stored with a root.
 #[derive(Clone, Copy, Debug)]
 pub struct RootShape<'a> {
     /// The type's name.
     pub type_name: &'a str,
     /// Its size and alignment.
     pub layout: Layout,
-    /// The program's own number of its layout.
+    /// The program's own version number of the layout.
     pub version: u32,
 }
 
@@ -80,14 +80,14 @@ pub(crate) fn info(entry: &RootEntry) -> Option<RootInfo> {
     })
 }
 
-/// So many bytes there are between the first metadata and the end of a heap's memory. Whether something is allocated there
-/// only a look at everything before it could tell.
+/// Whether this many bytes at an address lie behind the first metadata and before the end of a heap's memory. Whether
+/// the bytes are allocated is not checked: that would need a check of everything before them.
 fn holds((base, len): (NonNull<u8>, usize), address: NonNull<u8>, bytes: u64) -> bool {
     let offset = (address.as_ptr() as u64).wrapping_sub(base.as_ptr() as u64);
     offset >= CHUNK_BYTES as u64 && offset.checked_add(bytes).is_some_and(|end| end <= len as u64)
 }
 
-/// What an entry says, of a heap in this memory.
+/// Checks an entry of a heap in this memory, and returns its contents.
 fn checked(
     entry: &RootEntry,
     name: &str,
@@ -113,7 +113,7 @@ fn without_layout(type_name: &str) -> &str {
     type_name.split_once(" [layout ").map_or(type_name, |(name, _)| name)
 }
 
-/// What an entry points to, if it is of the type that is wanted.
+/// The object that an entry points to, if it has the wanted type.
 pub(crate) fn found_of(
     entry: &RootEntry,
     name: &str,
@@ -128,7 +128,7 @@ pub(crate) fn found_of(
     let same_type =
         found.version == wanted.version && without_layout(&found.type_name) == without_layout(wanted.type_name);
     let what = match same_type && found.type_name != wanted.type_name {
-        // Two checksums tell nobody anything.
+        // The two checksums would not help the reader of the message.
         true => format!(
             "the members of {}, or of a type in it, have changed since the root {name:?} was set ({} bytes and alignment {} \
              then, {} bytes and alignment {} now)",
@@ -181,10 +181,10 @@ impl Heap {
         all.filter(|entry| entry.name[0] != 0).filter_map(|entry| info(&entry)).collect()
     }
 
-    /// What a root points to, whatever its type: for migrations.
+    /// The pointer and type of a root of any type: for migrations.
     ///
-    /// A program whose layout has changed reads the old one, builds the new one, hangs it on the root and frees the
-    /// old one. One commit makes all of that so, or none.
+    /// A program whose layout has changed reads the old object, builds the new one, sets the root to it and frees the
+    /// old one. One commit makes all of that durable, or nothing of it.
     ///
     /// ```
     /// # let dir = tempfile::tempdir().unwrap();
@@ -235,7 +235,7 @@ impl Heap {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Corrupt`]: not a place in the heap of that size and alignment.
+    /// [`Error::Corrupt`]: the pointer is not to a place in the heap of that size and alignment.
     pub fn root_info(&self, name: &str) -> Result<Option<RootInfo>> {
         let _roots = self.lock_roots();
         let Some(entry) = self.entry(name)? else { return Ok(None) };
@@ -243,7 +243,7 @@ impl Heap {
         checked(unsafe { entry.as_ref() }, name, self.memory(), || self.file().path())
     }
 
-    /// Finds a root again. `None`: there is none of that name.
+    /// Finds a root. `None`: there is no root of that name.
     ///
     /// # Errors
     /// [`Error::LayoutChanged`] if it was set with another type, size, alignment or version: see
@@ -257,7 +257,7 @@ impl Heap {
         Ok(self.find_root(name, &RootShape::of::<T>(options))?.map(NonNull::cast))
     }
 
-    /// Finds a root of a type that is known by its shape alone.
+    /// Finds a root of a type that is known only by its shape.
     pub fn find_root(&self, name: &str, wanted: &RootShape<'_>) -> Result<Option<NonNull<u8>>> {
         let _roots = self.lock_roots();
         let Some(entry) = self.entry(name)? else { return Ok(None) };
@@ -265,15 +265,15 @@ impl Heap {
         found_of(unsafe { entry.as_ref() }, name, wanted, self.memory(), || self.file().path())
     }
 
-    /// Finds a root that earlier versions of the program may have set: then `migrate` gets what it was and makes the
-    /// new one of it, and both are committed as one. If that fails, the heap is rolled back. `None`: there is no root
-    /// of that name.
+    /// Finds a root that earlier versions of the program may have set. `migrate` gets the old object and makes the new
+    /// one, and both changes are committed as one. If that fails, the heap is rolled back. `None`: there is no root of
+    /// that name.
     ///
-    /// What is not committed yet is part of this commit, or rolled back with it.
+    /// Changes that are not committed yet are part of this commit, or are rolled back with it.
     ///
     /// # Safety
-    /// What [`Heap::rollback`] asks for: if the migration fails, nothing is used that was allocated or changed since the
-    /// last commit. And the old object is used by nobody else.
+    /// The promise of [`Heap::rollback`]: if the migration fails, nothing is used that was allocated or changed since
+    /// the last commit. Also, nobody else uses the old object.
     pub unsafe fn migrate_root<'h, T: Storable>(
         &'h self,
         name: &str,
@@ -298,7 +298,7 @@ impl Heap {
         migrated
     }
 
-    /// Moves something into the heap.
+    /// Moves a value into the heap.
     fn put_in<T: Storable>(&self, what: T) -> Result<NonNull<T>> {
         let place = self.allocate(Layout::new::<T>())?.cast::<T>();
         // SAFETY: allocated just now with this layout.
@@ -317,7 +317,8 @@ impl Heap {
         self.put_root(name, to.map(NonNull::cast), &RootShape::of::<T>(options))
     }
 
-    /// The table of roots is that of all threads: a section cannot undo its own changes of it alone.
+    /// Refuses to set a root within a section: all threads share the table of roots, so a section could not undo its
+    /// own changes of it alone.
     fn check_no_section(&self, name: &str) -> Result<()> {
         match section_of(self.downgrade().opening()) {
             Some(_) => Err(Error::invalid(format!(
@@ -328,11 +329,11 @@ impl Heap {
         }
     }
 
-    /// Sets a root of a type that is known by its shape alone, or removes it.
+    /// Sets a root of a type that is known only by its shape, or removes it.
     ///
     /// # Errors
-    /// [`Error::Invalid`]: a wrong name, a place out of the heap or not aligned, too many roots; or this thread is in a section
-    /// of the heap, which could not undo it.
+    /// [`Error::Invalid`]: a wrong name, an address out of the heap or not aligned, too many roots; or this thread is
+    /// in a section of the heap, which could not undo it.
     pub fn put_root(&self, name: &str, to: Option<NonNull<u8>>, shape: &RootShape<'_>) -> Result<()> {
         let _held = self.hold_cuts();
         let _roots = self.lock_roots();
@@ -375,11 +376,11 @@ impl Heap {
         changed.and(told)
     }
 
-    /// Does something while other threads that find or set roots wait, and commits, too: a look for a root and what depends
-    /// on it are one step, as in [`Heap::root_or`]. It must not wait for a thread that may use roots.
+    /// Calls `work` while other threads that find or set roots wait, and commits, too. So looking up a root and acting
+    /// on the result are one step, as in [`Heap::root_or`]. `work` must not wait for a thread that may use roots.
     ///
     /// # Errors
-    /// [`Error::Forked`]; nothing was done.
+    /// [`Error::Forked`]; `work` was not called.
     pub fn with_roots<R>(&self, work: impl FnOnce() -> R) -> Result<R> {
         // In a forked child the locks may be held for ever.
         self.body().file.store.check_fork()?;
@@ -388,13 +389,13 @@ impl Heap {
         Ok(work())
     }
 
-    /// Finds a root, or makes it: `make` gets the heap's allocator, and what it makes is moved into the heap. Other
-    /// threads that use roots wait for it. Within a section of a live heap none is made: [`Error::Invalid`].
+    /// Finds a root, or creates it: `make` gets the heap's allocator, and its result is moved into the heap. Other
+    /// threads that use roots wait meanwhile. Within a section of a live heap no root is created: [`Error::Invalid`].
     pub fn root_or<'h, T: Storable>(&'h self, name: &str, make: impl FnOnce(InHeap<'h>) -> T) -> Result<NonNull<T>> {
         self.root_or_with(name, RootOptions::new(), make)
     }
 
-    /// Finds a root whose layout has a version, or makes it.
+    /// Finds a root whose layout has a version, or creates it.
     pub fn root_or_with<'h, T: Storable>(
         &'h self,
         name: &str,

@@ -1,4 +1,4 @@
-//! What a heap's room is used for.
+//! Statistics of a heap: used and free room.
 
 use super::open_heap::{Heap, Still};
 use crate::heap::image::layout::{
@@ -6,21 +6,21 @@ use crate::heap::image::layout::{
 };
 use untorn_journal::{Error, Result};
 
-/// Numbers of a heap, in bytes unless they say otherwise.
+/// Statistics of a heap, in bytes unless they say otherwise.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HeapStats {
     /// Length of the heap and of its file, which is sparse.
     pub heap_bytes: u64,
-    /// What allocations take, with what they were rounded up to.
+    /// Bytes of allocations, rounded up to their block sizes.
     pub used_bytes: u64,
-    /// What can be allocated before the heap grows, in blocks of any size.
+    /// Bytes that can be allocated before the heap grows, in blocks of any size.
     pub free_bytes: u64,
-    /// Allocations.
+    /// The number of allocations.
     pub allocations: u64,
-    /// Named roots.
+    /// The number of named roots.
     pub roots: u64,
-    /// Memory that changed pages take.
+    /// Memory of the pages that were changed.
     pub private_bytes: u64,
     /// Address space that the heap may grow to.
     pub address_space_bytes: u64,
@@ -35,7 +35,7 @@ impl HeapStats {
 }
 
 impl Heap {
-    /// Reads the metadata of all segments: 36 KiB for each 4 MiB.
+    /// Reads the metadata of all segments: 36 KiB per 4 MiB.
     ///
     /// # Errors
     /// [`Error::Corrupt`]; [`Error::Invalid`] if this thread holds a mutation guard.
@@ -55,7 +55,7 @@ impl Heap {
         Ok(stats)
     }
 
-    /// Adds a segment's numbers; how many segments it stands for.
+    /// Adds a segment's numbers; returns the number of segments that they cover.
     fn segment_stats(&self, _still: &Still<'_>, segment: usize, stats: &mut HeapStats) -> Result<usize> {
         // SAFETY: a mapped segment, which nobody changes.
         let at = |offset: usize| unsafe { self.memory().0.add(segment * SEGMENT_BYTES + offset) };

@@ -1,17 +1,18 @@
-//! Cuts of live heaps at any instruction of the program: what a kill at that moment would have left, made whole as an opening
-//! would make it whole.
+//! Cuts of live heaps at any instruction of the program. A cut takes the state that a kill at that moment would have
+//! left, and repairs the copy as an opening would.
 //!
 //! ```text
-//! copy ahead    what was stored so far, while the threads run
+//! copy ahead    the pages stored to so far, while the threads run
 //! lock          the allocator, so that no thread is within it; guards are waited for
 //! stop          all threads, wherever they are
 //! copy          the logs of sections, and the pages that were stored to since
 //! go on         the threads run again
-//! recover       sections that have not ended are undone in what is staged, with those that have seen what they did
-//! commit        what is staged then, as any commit
+//! recover       sections that have not ended are undone in the staged copy, with those that have seen their changes
+//! commit        the staged copy, as any commit
 //! ```
 //!
-//! What is undone there is not undone in memory: the next cut looks at these pages again, whether they are stored to or not.
+//! These sections are undone in the staged copy only, not in memory. So the next cut compares their pages again,
+//! whether they are stored to or not.
 
 use super::open_heap::Heap;
 use super::verify::verify_image;
@@ -33,45 +34,45 @@ use untorn_journal::format::sized_memory;
 use untorn_journal::{Error, Result};
 use untorn_os::{LIVE_HEAD_BYTES, NotStopped, Scratch, holds, with_threads_stopped};
 
-/// A cut that waits for guards lets others take them after so long: they may be what those wait for.
+/// A cut that waits for guards lets other threads take guards after this time: the holders may wait for those threads.
 const QUIET_MOST: Duration = Duration::from_millis(20);
-/// Threads stand no longer than this at first, if one of them does not stop; then twice as long, and so on up to the most.
+/// The first limit on how long threads stand while one of them does not stop. Each retry doubles it, up to `STOP_MOST`.
 const STOP_FIRST: Duration = Duration::from_millis(5);
 const STOP_MOST: Duration = Duration::from_millis(160);
-/// Pages that are copied at most while threads stand, if so few are left to be copied at all.
+/// The first limit on the number of pages that are copied while threads stand.
 const PAGES_FIRST: u64 = 256;
-/// So often what the threads have stored to meanwhile is copied, and they are stopped once more; then with twice as many pages,
-/// and so on.
+/// After this many attempts that found too many pages, the limit on pages doubles with each further one. Before each,
+/// the pages stored to meanwhile are copied while the threads run.
 const SAME_PAGES: usize = 3;
-/// A thread that does not stop for so long is an error.
+/// A thread that does not stop within this time is an error.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 const ABANDONED_UNLOGGED: &str = "a thread ended within a section that had changed more than its log holds: what it was changing is half done, and only a \
      rollback to the last commit undoes it. This commit was not made";
 
-/// Why a cut has to be tried again.
+/// The reason to retry a cut.
 enum Again {
     /// Something is being changed without a log.
     Changing,
-    /// Threads store to more than is to be copied while they stand.
+    /// Threads have stored to more pages than may be copied while they stand.
     TooMany,
     NotStopped(NotStopped),
 }
 
-/// What came of a moment in which the threads stood.
+/// The outcome of stopping the threads once.
 enum Moment {
     Copied,
     Changing,
     TooMany,
 }
 
-/// One attempt.
+/// One attempt at a cut.
 struct Attempt<'h> {
     working: &'h Working,
-    /// What the file's state would be asked for, whose lock is held.
+    /// The heap's path, kept here because the lock of the file's state is held.
     path: PathBuf,
     addresses: Range<usize>,
-    /// Copies of the logs, laid out as the head of the memory.
+    /// Copies of the logs, with the layout of the head of the memory.
     copy: Scratch,
     most: Duration,
     pages_most: u64,
@@ -181,17 +182,17 @@ impl Heap {
     /// The working memory, if a commit of this heap alone stops the threads.
     pub(crate) fn stops_threads(&self) -> Option<&Working> {
         let body = self.body();
-        // What these look for is in memory, not in a copy.
+        // These look for problems in memory, not in a copy.
         let debugs = body.debug_races || body.debug_pointers;
         body.working.as_ref().filter(|_| body.cuts == Cuts::Stop && !debugs)
     }
 
-    /// Queues a cut as of a moment at which all threads stand, wherever they are; its number.
+    /// Queues a cut as of a moment at which all threads stand, wherever they are; returns its number.
     pub(crate) fn submit_stopped(&self, working: &Working) -> Result<(Arc<Completion>, u64)> {
         let body = self.body();
         body.file.store.stage_ahead(&body.file.shared)?;
         let (mut most, mut pause) = (STOP_FIRST, Duration::from_micros(100));
-        // Threads that stored to many pages the last time are likely to do so now.
+        // Threads that stored to many pages during the last cut are likely to do so again.
         let mut pages_most = working.copied_pages().max(PAGES_FIRST);
         let mut tries = 0;
         let mut stubborn_since = None;

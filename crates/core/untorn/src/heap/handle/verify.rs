@@ -1,8 +1,9 @@
-//! Before a commit: the heap's header, and the metadata and the roots that were stored to since the last commit, are what
-//! this library writes. A program that stores where it should not is told, and what it overwrote is not committed.
+//! Verifies a heap before a commit: its header, and the metadata and roots that were stored to since the last commit,
+//! must be bytes that this library writes. So a program that stores where it must not gets an error, and its damage is
+//! not committed.
 //!
-//! Of a segment whose descriptors nobody stored to, only the bitmaps on pages that were stored to are read: a commit that
-//! allocates a block looks at two pages.
+//! In a segment whose descriptors nobody stored to, only the bitmaps on stored pages are read: a commit that allocates
+//! one block reads two pages.
 
 use super::open_heap::{Heap, Still};
 use crate::heap::image::check::{Checker, ChunkSet, HeapImage};
@@ -18,7 +19,7 @@ const ADVICE: &str = "The commit was not made: roll the heap back, and look for 
                       not own (an element type that has changed, a pointer to freed memory, an end that was overrun)";
 
 impl Heap {
-    /// Looks at what is about to be committed. Returns whether it asked which pages were stored to.
+    /// Verifies the state that is about to be committed. Returns whether it asked for the pages that were stored to.
     ///
     /// # Errors
     /// [`Error::Corrupt`]: somebody stored to the heap's own bytes.
@@ -40,7 +41,7 @@ impl Heap {
     }
 }
 
-/// Looks at a heap that is about to be committed, at these addresses, of which these pages were stored to.
+/// Verifies a heap that is about to be committed, at these addresses; `stored` are the pages that were stored to.
 ///
 /// # Errors
 /// [`Error::Corrupt`]: somebody stored to the heap's own bytes.

@@ -1,10 +1,11 @@
-//! Looks at a heap's bytes, wherever they are, and believes nothing of them.
+//! Checks a heap's bytes, wherever they are, and trusts none of them.
 //!
-//! First the metadata, a segment at a time. If it is sound, what the roots reach: any eight bytes in a row, aligned
-//! or not, that are an address inside of an allocation reach it, as containers keep pointers into the middle. The
-//! address right behind an allocation reaches it, too, if no other begins there. What is not reached has leaked.
+//! The metadata comes first, a segment at a time. If it is sound, the checker follows pointers from the roots. Any
+//! eight bytes in a row, aligned or not, that are an address inside of an allocation reach that allocation, because
+//! containers keep pointers into the middle. The address right behind an allocation reaches it, too, if no other
+//! allocation begins there. An allocation that is not reached has leaked.
 //!
-//! Memory: some bytes for a chunk, and three bits for a block.
+//! Memory use: some bytes per chunk, and three bits per block.
 
 use super::layout::*;
 use crate::heap::image::report::{HeapChunk, HeapClass, HeapLeak, HeapLeaks, HeapReport, HeapRoot};
@@ -14,13 +15,13 @@ use std::path::Path;
 use untorn_journal::Result;
 use untorn_journal::format::sized_memory;
 
-/// Leaks that are told one by one.
+/// The most leaks that are reported one by one.
 const LEAKS_MOST: usize = 20;
-/// Bytes of an allocation that are read at once.
+/// The bytes of an allocation that are read at once.
 const PIECE_BYTES: usize = 1 << 20;
-/// A pointer.
+/// The size of a pointer.
 const WORD_BYTES: usize = 8;
-/// The bits of a chunk.
+/// The bytes of a chunk's bitmap.
 const BITMAP_BYTES: usize = BITMAP_WORDS * 8;
 
 /// The bytes of a heap.
@@ -65,7 +66,7 @@ impl ChunkSet {
         self.0 >> chunk & 1 == 1
     }
 
-    /// Behind the last of them.
+    /// The index behind the last chunk of the set.
     fn end(self) -> usize {
         (u64::BITS - self.0.leading_zeros()) as usize
     }
@@ -73,15 +74,15 @@ impl ChunkSet {
 
 const _: () = assert!(CHUNKS == u64::BITS as usize);
 
-/// What the walk remembers of a chunk.
+/// The state of a chunk during the walk.
 #[derive(Clone, Copy, Default)]
 struct Chunk {
-    /// Where its bits begin, in words.
+    /// The index of the first word of its bits.
     bits: usize,
-    /// Chunks back to where its allocation begins.
+    /// The number of chunks back to the start of its allocation.
     back: u32,
     kind: Kind,
-    /// Blocks of it wait to be scanned.
+    /// Some of its blocks wait to be scanned.
     queued: bool,
 }
 
@@ -90,14 +91,14 @@ enum Kind {
     #[default]
     Nothing,
     Blocks(u8),
-    /// So many chunks of one allocation begin or go on here.
+    /// A part of an allocation of this many chunks.
     Whole(u32),
 }
 
 /// An allocation: its first chunk, and the block's number in it.
 type Allocation = (usize, usize);
 
-/// A look at one heap.
+/// A check of one heap.
 pub(crate) struct Checker<'a> {
     image: &'a dyn HeapImage,
     pub report: HeapReport,
@@ -106,9 +107,9 @@ pub(crate) struct Checker<'a> {
     used: Vec<u64>,
     reached: Vec<u64>,
     waiting: Vec<u64>,
-    /// Chunks with allocations that were reached and not scanned.
+    /// Chunks with allocations that were reached and not yet scanned.
     queue: VecDeque<usize>,
-    /// Bits of segments that lie inside of an allocation, as the heap has them.
+    /// The heap's bits for segments that lie inside of an allocation.
     insides: Vec<u8>,
 }
 
@@ -120,7 +121,7 @@ fn set(words: &mut [u64], at: usize, n: usize) {
     words[at + n / 64] |= 1 << (n % 64);
 }
 
-/// The places of the ones in a word.
+/// The indices of the ones in a word.
 fn ones(mut bits: u64) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
         let n = bits.trailing_zeros() as usize;
@@ -133,7 +134,7 @@ impl<'a> Checker<'a> {
     /// Walks a heap's metadata; `progress` gets bytes done and bytes in all.
     ///
     /// # Errors
-    /// This is no heap, or it cannot be read. Damage is told in the report.
+    /// This is no heap, or it cannot be read. Damage is listed in the report.
     pub(crate) fn new(image: &'a dyn HeapImage, path: &Path, progress: &dyn Fn(u64, u64)) -> Result<Checker<'a>> {
         let bytes = image.bytes()?;
         let mut head = [0; size_of::<Header>()];
@@ -187,15 +188,16 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Looks at the table of roots alone, and not at what is allocated; says what is wrong.
+    /// Checks only the form of the table of roots, and not whether the roots point to allocations; returns the
+    /// problems.
     pub(crate) fn problems_of_roots(image: &dyn HeapImage, header: &Header) -> Result<Vec<String>> {
         let mut checker = Checker::empty(image, header, Path::new(""), image.bytes()?);
         checker.walk_roots(&Checker::root_form_problems)?;
         Ok(checker.report.problems)
     }
 
-    /// Looks at the metadata of some segments alone, but of none that is marked as inside of an allocation; says what
-    /// is wrong. Of each segment, the bitmaps of these chunks are looked at.
+    /// Checks the metadata of some segments, skipping those that are marked as inside of an allocation; returns the
+    /// problems. In each segment, only the bitmaps of the given chunks are checked.
     pub(crate) fn problems_of(
         image: &dyn HeapImage,
         header: &Header,
@@ -205,7 +207,7 @@ impl<'a> Checker<'a> {
         let segments = header.segments as usize;
         checker.read_insides(segments, concerned.keys().map(|segment| segment / INSIDES).collect())?;
         for (segment, chunks) in concerned.iter().filter(|(segment, _)| **segment < segments) {
-            // What lies inside of a huge allocation is the program's own.
+            // Segments inside of a huge allocation have the program's data, and no metadata.
             if !checker.is_inside(*segment) {
                 checker.walk(*segment, segments, *chunks, &mut BTreeMap::new())?;
             }
@@ -213,7 +215,8 @@ impl<'a> Checker<'a> {
         Ok(checker.report.problems)
     }
 
-    /// Reads which segments lie inside of an allocation, of some groups of segments; of others nobody asks.
+    /// Reads the bits of segments inside of allocations, for some groups of segments; the bits of other groups are not
+    /// used.
     fn read_insides(&mut self, segments: usize, groups: BTreeSet<usize>) -> Result<()> {
         let all = segments.div_ceil(INSIDES);
         self.insides = vec![0; all * INSIDES / 8];
@@ -228,7 +231,7 @@ impl<'a> Checker<'a> {
         self.insides[segment / 8] >> (segment % 8) & 1 == 1
     }
 
-    /// Segments behind the first one of an allocation are marked so.
+    /// Checks that the segments behind the first one of an allocation are marked as inside of it.
     fn check_insides(&mut self, segment: usize, spans: usize) {
         if self.is_inside(segment) {
             self.report.problem(format!("segment {segment}: marked as inside of an allocation that there is not"));
@@ -241,7 +244,8 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Takes in a segment, or as many as a huge allocation has. Bitmaps of other chunks than these count as empty.
+    /// Reads a segment, or all segments of a huge allocation. Bitmaps of chunks that are not in `looked_at` count as
+    /// empty.
     fn walk(
         &mut self,
         segment: usize,
@@ -391,7 +395,7 @@ impl<'a> Checker<'a> {
         Ok(())
     }
 
-    /// What no library writes into an entry, whatever is allocated.
+    /// Problems of an entry that no version of the library writes, independent of the allocations.
     fn root_form_problems(&self, entry: &RootEntry) -> Vec<String> {
         let mut problems = Vec::new();
         let mut unless = |right: bool, what: &str| {
@@ -404,7 +408,7 @@ impl<'a> Checker<'a> {
         unless(entry.align.is_power_of_two(), "its alignment is no power of two");
         unless(entry.align == 0 || entry.pointer.is_multiple_of(u64::from(entry.align)), "it is not aligned");
         let type_name = entry.type_name.split(|byte| *byte == 0).next().unwrap_or_default();
-        // Of a name that was cut off nobody knows the rest, and a character has up to four bytes.
+        // If the name was cut off, its fingerprint cannot be checked. A character has up to four bytes.
         let whole = type_name.len() <= entry.type_name.len() - 4;
         let same = entry.fingerprint == fingerprint(type_name, entry.size, entry.align, entry.version);
         unless(!whole || same, "its fingerprint is not that of its type");
@@ -429,7 +433,7 @@ impl<'a> Checker<'a> {
         problems
     }
 
-    /// Finds out what has leaked, if the heap is sound.
+    /// Finds leaked allocations, if the heap is sound.
     pub(crate) fn find_leaks(&mut self, progress: &dyn Fn(u64, u64)) -> Result<()> {
         if !self.report.is_sound() {
             return Ok(());
@@ -459,17 +463,17 @@ impl<'a> Checker<'a> {
         Ok(())
     }
 
-    /// Fills the buffer with the heap's bytes.
+    /// Fills the buffer with bytes of the heap.
     pub(crate) fn read(&self, buf: &mut [u8], offset: u64) -> Result<()> {
         self.image.read(buf, offset)
     }
 
-    /// Offset and bytes of every allocation that was not reached.
+    /// The offset and size of every allocation that was not reached.
     pub(crate) fn leaked(&self) -> impl Iterator<Item = (u64, u64)> {
         self.allocations(false)
     }
 
-    /// Offset and bytes of every allocation that was reached.
+    /// The offset and size of every allocation that was reached.
     pub(crate) fn reached_allocations(&self) -> impl Iterator<Item = (u64, u64)> {
         self.allocations(true)
     }
@@ -486,7 +490,7 @@ impl<'a> Checker<'a> {
         })
     }
 
-    /// The allocation in use that a byte of the heap belongs to.
+    /// The allocation in use that has this byte of the heap.
     fn find(&self, offset: u64) -> Option<Allocation> {
         let number = usize::try_from(offset / CHUNK_BYTES as u64).ok()?;
         let chunk = self.chunks.get(number)?;
@@ -498,7 +502,7 @@ impl<'a> Checker<'a> {
         (found.1 < chunk.units() && bit(&self.used, chunk.bits, found.1)).then_some(found)
     }
 
-    /// Where it begins, and its bytes.
+    /// The offset of an allocation, and its size.
     fn bounds(&self, (number, block): Allocation) -> (u64, u64) {
         let start = (number * CHUNK_BYTES) as u64;
         match self.chunks[number].kind {
@@ -511,7 +515,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// What may be a pointer reaches what it points into, or else what ends there.
+    /// Takes a word as a pointer, and reaches the allocation that it points into, or else the one that ends there.
     fn reach(&mut self, address: u64) {
         let offset = address.wrapping_sub(self.base);
         if offset > self.report.heap_bytes {
@@ -529,7 +533,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Scans what waits in a chunk; says how many bytes that were.
+    /// Scans the allocations that wait in a chunk; returns their size in bytes.
     fn scan_chunk(&mut self, number: usize, buf: &mut Vec<u8>) -> Result<u64> {
         let chunk = self.chunks[number];
         let words = chunk.bits..chunk.bits + chunk.units().div_ceil(64);
@@ -541,7 +545,7 @@ impl<'a> Checker<'a> {
         let bytes = found.iter().map(|(_, bytes)| bytes).sum();
         let start = (number * CHUNK_BYTES) as u64;
         if bytes < CHUNK_BYTES as u64 / 8 || bytes > CHUNK_BYTES as u64 {
-            // Few, or one that is large.
+            // Few blocks, or one large allocation.
             for (offset, bytes) in found {
                 self.scan(offset, bytes, buf)?;
             }
@@ -585,7 +589,7 @@ impl<'a> Checker<'a> {
 }
 
 impl Chunk {
-    /// Allocations that may begin in it.
+    /// The number of allocations that can begin in the chunk.
     fn units(&self) -> usize {
         match self.kind {
             Kind::Nothing => 0,
@@ -600,7 +604,7 @@ fn keep_largest(leaks: &mut Vec<HeapLeak>) {
     leaks.truncate(LEAKS_MOST);
 }
 
-/// UTF-8, filled up with zeros.
+/// Whether the bytes are UTF-8, filled up with zeros.
 fn is_text(bytes: &[u8]) -> bool {
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
     std::str::from_utf8(&bytes[..end]).is_ok() && bytes[end..].iter().all(|byte| *byte == 0)

@@ -1,10 +1,10 @@
-//! Frees blocks in a heap that no allocator has: in what a cut has staged, or in a copy of live memory.
+//! Frees blocks in a heap image without an allocator: in the staged bytes of a cut, or in a copy of live memory.
 
 use super::check::{HeapImage, HeapImageMut};
 use super::layout::*;
 use untorn_journal::Result;
 
-/// Frees what is allocated at an offset of a heap, if something is, as the allocator would.
+/// Frees the allocation at an offset of a heap, if there is one, as the allocator would.
 pub(crate) fn free(image: &mut dyn HeapImageMut, offset: usize) -> Result<()> {
     let (segment, at) = (offset / SEGMENT_BYTES, offset % SEGMENT_BYTES);
     let (chunk, inside) = (at / CHUNK_BYTES, at % CHUNK_BYTES);

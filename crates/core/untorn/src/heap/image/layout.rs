@@ -1,34 +1,34 @@
-//! The bytes of a heap file.
+//! The layout of a heap file.
 //!
 //! ```text
 //! heap      segments of 4 MiB, at a fixed address
 //! segment   64 chunks of 64 KiB; the first is metadata
 //! metadata  header page · 64 descriptors of 64 bytes · 64 bitmaps of 512 bytes ·
 //!           128 roots of 192 bytes (in the first segment)
-//! header    in the first segment only; from byte 64 on, of a live heap, where its memory is; from byte 128 on, also in every 31744th segment, one bit for each segment
-//!           that lies inside of an allocation, and so has no metadata
+//! header    in the first segment only; from byte 64 on, of a live heap, the stamp of its memory;
+//!           from byte 128 on, also in every 31744th segment, one bit for each segment that
+//!           lies inside of an allocation, and so has no metadata
 //! chunk     free · blocks of one size class, a bit each · a part of a large allocation
 //! ```
 //!
-//! What an allocation changes here is one line of a bitmap, and a descriptor when a chunk changes its use. Freed
-//! blocks are not written to. Numbers are little-endian; pointers are absolute, as the heap is always mapped at the
-//! same address.
+//! An allocation changes one line of a bitmap, and a descriptor if a chunk changes its use. Freed blocks are not
+//! written to. Numbers are little-endian; pointers are absolute, as the heap is always mapped at the same address.
 
 use std::path::Path;
 use untorn_journal::{Error, Result};
 
-/// Heaps are mapped from here on: above what sanitizers keep for themselves, below what Valgrind can map, and far
-/// from where kernels put programs, libraries and stacks.
+/// The lowest address of a heap: above the addresses that sanitizers keep for themselves, below the highest that
+/// Valgrind can map, and far from where kernels put programs, libraries and stacks.
 pub(crate) const ADDRESS_MIN: usize = 17 << 40;
-/// And up to here.
+/// The end of the addresses of heaps.
 pub(crate) const ADDRESS_MAX: usize = 31 << 40;
 
-/// In a program under ThreadSanitizer or MemorySanitizer, which keep most addresses for themselves, heaps are mapped
-/// from here on: AddressSanitizer leaves these addresses free, too, and Linux puts programs behind them.
+/// The lowest address of a heap in a program under ThreadSanitizer or MemorySanitizer, which keep most addresses for
+/// themselves. AddressSanitizer leaves these addresses free, too, and Linux puts programs behind them.
 pub(crate) const SANITIZED_MIN: usize = if cfg!(target_arch = "aarch64") { 0xaaaa_0000_0000 } else { 0x5500_0000_0000 };
-/// And up to here.
+/// The end of the addresses of heaps under these sanitizers.
 pub(crate) const SANITIZED_MAX: usize = if cfg!(target_arch = "aarch64") { 0xaaaa_a000_0000 } else { 0x5555_0000_0000 };
-/// Address space of a heap there, unless the program asks for more.
+/// Default address space of a heap under these sanitizers.
 pub(crate) const SANITIZED_SPACE: u64 = if cfg!(target_arch = "aarch64") { 256 << 20 } else { 16 << 30 };
 
 /// Whether a heap may have these addresses.
@@ -36,35 +36,35 @@ pub(crate) fn may_lie(address: u64, address_space: u64) -> bool {
     (1..=space_at(address)).contains(&address_space)
 }
 
-/// The most address space that a heap at this address may have.
+/// The largest address space that a heap at this address may have.
 pub(crate) fn space_at(address: u64) -> u64 {
     let places = [ADDRESS_MIN..ADDRESS_MAX, SANITIZED_MIN..SANITIZED_MAX];
     let here = places.into_iter().find(|place| place.contains(&(address as usize)));
     here.map_or(0, |place| place.end as u64 - address)
 }
 
-/// A segment.
+/// The size of a segment.
 pub(crate) const SEGMENT_BYTES: usize = 4 << 20;
-/// A chunk.
+/// The size of a chunk.
 pub(crate) const CHUNK_BYTES: usize = 64 << 10;
 /// Chunks of a segment, the metadata included.
 pub(crate) const CHUNKS: usize = SEGMENT_BYTES / CHUNK_BYTES;
-/// Where a segment's descriptors are.
+/// The offset of a segment's descriptors.
 pub(crate) const DESCRIPTORS_AT: usize = 4096;
-/// Where its bitmaps are.
+/// The offset of a segment's bitmaps.
 pub(crate) const BITMAPS_AT: usize = DESCRIPTORS_AT + CHUNKS * size_of::<Descriptor>();
-/// Where the bits for segments inside of allocations are, in the metadata of every so manyth segment.
+/// The offset of the bits for segments inside of allocations, in the metadata of the first segment of each group.
 pub(crate) const INSIDES_AT: usize = 128;
-/// Bits there. No allocation spans two such groups of segments.
+/// The number of these bits, which is the number of segments in a group. No allocation spans two groups.
 pub(crate) const INSIDES: usize = (DESCRIPTORS_AT - INSIDES_AT) * 8;
-/// Words of a bitmap: as many bits as a chunk has blocks of the smallest size.
+/// The words of a bitmap: it has as many bits as a chunk has blocks of the smallest size.
 pub(crate) const BITMAP_WORDS: usize = CHUNK_BYTES / SIZES[0] as usize / 64;
-/// Where the first segment's roots are.
+/// The offset of the roots in the first segment.
 pub(crate) const ROOTS_AT: usize = BITMAPS_AT + CHUNKS * BITMAP_WORDS * 8;
-/// Roots of a heap.
+/// The number of roots of a heap.
 pub(crate) const ROOTS: usize = (CHUNK_BYTES - ROOTS_AT) / size_of::<RootEntry>();
 
-/// Sizes of blocks.
+/// The sizes of blocks, by class.
 pub(crate) const SIZES: [u32; 41] = [
     16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792,
     2048, 2560, 3072, 3584, 4096, 5120, 6144, 7168, 8192, 9216, 10240, 12288, 13056, 16384, 18688, 21840, 26208, 32768,
@@ -73,25 +73,25 @@ pub(crate) const SIZES: [u32; 41] = [
 pub(crate) const MAGIC: [u8; 8] = *b"UNTORNHP";
 pub(crate) const VERSION: u32 = 2;
 
-/// The first bytes of the file.
+/// The header: the first bytes of the file.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
     pub magic: [u8; 8],
     pub version: u32,
     pub segment_bytes: u32,
-    /// Where the heap is mapped.
+    /// The address at which the heap is mapped.
     pub address: u64,
-    /// Bytes of address space that are its own.
+    /// The bytes of address space that the heap has.
     pub address_space: u64,
-    /// Segments in use: the file's size.
+    /// The number of segments, which is the file's size.
     pub segments: u64,
-    /// Checksum of what is before it.
+    /// Checksum of the fields before it.
     pub sum: u64,
 }
 
 impl Header {
-    /// From the start of a file.
+    /// Reads the header from the start of a file.
     pub(crate) fn read(bytes: &[u8; size_of::<Header>()], path: &Path) -> Result<Header> {
         // SAFETY: a header is numbers, and any bytes are numbers.
         let header: Header = unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast()) };
@@ -111,7 +111,7 @@ impl Header {
         Ok(header)
     }
 
-    /// What makes no sense in it, for a file of this size.
+    /// Describes the header if it makes no sense for a file of this size.
     pub(crate) fn problem(&self, file_bytes: u64) -> Option<String> {
         let Header { address, address_space, segments, segment_bytes, .. } = *self;
         let sound = *self == self.summed()
@@ -134,21 +134,21 @@ impl Header {
     }
 }
 
-/// Where a stamp is.
+/// The offset of the stamp in the file.
 pub(crate) const STAMP_AT: usize = 64;
 
-/// Which live memory a heap's commits come from; zeros, if none.
+/// The stamp: names the live memory that a heap's commits come from; zeros if there is none.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stamp {
-    /// A random number of that memory.
+    /// The random number of that memory.
     pub incarnation: [u8; 16],
-    /// The commit is so manyth cut of it, or of an attempt at it.
+    /// The number of the cut, counting attempts, that this commit is.
     pub cut: u64,
-    /// The user whose memory it is.
+    /// The user that owns the memory.
     pub uid: u32,
     unused: u32,
-    /// Checksum of what is before it.
+    /// Checksum of the fields before it.
     sum: u64,
 }
 
@@ -162,35 +162,35 @@ impl Stamp {
         Stamp { incarnation, cut, uid, unused: 0, sum: untorn_journal::format::crc64(&bytes) }
     }
 
-    /// From the start of a file. None: the heap has no live memory.
+    /// Reads the stamp from the start of a file. None: the heap has no live memory.
     pub(crate) fn read(bytes: &[u8; STAMP_AT + size_of::<Stamp>()]) -> Option<Stamp> {
-        // SAFETY: so many bytes are there; a stamp is numbers, and any bytes are numbers.
+        // SAFETY: this many bytes are there; a stamp is numbers, and any bytes are numbers.
         let stamp: Stamp = unsafe { std::ptr::read_unaligned(bytes[STAMP_AT..].as_ptr().cast()) };
         (stamp.incarnation != [0; 16] && stamp == Stamp::new(stamp.incarnation, stamp.cut, stamp.uid)).then_some(stamp)
     }
 }
 
-/// What a chunk is used for.
+/// The use of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
     Free,
     /// Blocks of this size class.
     Blocks(usize),
-    /// The first of so many chunks of one allocation.
+    /// The first of this many chunks of one allocation.
     Large(usize),
-    /// Another one of those.
+    /// Another chunk of a large allocation.
     Rest,
-    /// The first chunk of an allocation of so many whole segments.
+    /// The first chunk of an allocation of this many whole segments.
     Huge(usize),
 }
 
-/// A chunk's line: what it is used for, and nothing else on it.
+/// The descriptor of a chunk, on a cache line of its own.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Descriptor {
     kind: u32,
     count: u32,
-    /// Bytes of a large allocation, as it was asked for.
+    /// The bytes that were asked for, for an allocation of whole chunks or segments.
     pub bytes: u64,
     unused: [u64; 6],
 }
@@ -207,20 +207,21 @@ impl Descriptor {
         Descriptor { kind, count: count as u32, bytes, unused: [0; 6] }
     }
 
-    /// From its line.
+    /// Reads a descriptor from its bytes.
     pub(crate) fn read(bytes: &[u8]) -> Descriptor {
         assert!(bytes.len() >= size_of::<Descriptor>());
-        // SAFETY: so many bytes are there; a descriptor is numbers, and any bytes are numbers.
+        // SAFETY: this many bytes are there; a descriptor is numbers, and any bytes are numbers.
         unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast()) }
     }
 
-    /// As an allocator writes it, to the last byte.
+    /// Whether every byte is as an allocator writes it for this use.
     pub(crate) fn is_exactly(&self, what: Use) -> bool {
         let bytes = if matches!(what, Use::Large(_) | Use::Huge(_)) { self.bytes } else { 0 };
         *self == Descriptor::new(what, bytes)
     }
 
-    /// None: no heap of this version says that of the chunk with this number in its segment.
+    /// The use that the descriptor records. None: no heap of this version has such a descriptor for the chunk with this
+    /// index in its segment.
     pub(crate) fn what(&self, index: usize) -> Option<Use> {
         let count = self.count as usize;
         Some(match self.kind {
@@ -238,29 +239,29 @@ impl Descriptor {
     }
 }
 
-/// A named pointer into the heap, and the layout of what it points to.
+/// A named pointer into the heap, with the layout of its target.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct RootEntry {
     /// UTF-8, filled up with zeros; all zeros: unused.
     pub name: [u8; 48],
-    /// The type's name, as far as it fits.
+    /// The type's name, cut off if it is too long.
     pub type_name: [u8; 104],
     pub size: u64,
     pub align: u32,
-    /// The program's own.
+    /// The program's own version number of the layout.
     pub version: u32,
-    /// A checksum over name, size, alignment and version of the type.
+    /// A checksum of the type's name, size, alignment and version.
     pub fingerprint: u64,
     pub pointer: u64,
     pub unused: u64,
 }
 
 impl RootEntry {
-    /// From its bytes.
+    /// Reads an entry from its bytes.
     pub(crate) fn read(bytes: &[u8]) -> RootEntry {
         assert!(bytes.len() >= size_of::<RootEntry>());
-        // SAFETY: so many bytes are there; an entry is numbers, and any bytes are numbers.
+        // SAFETY: this many bytes are there; an entry is numbers, and any bytes are numbers.
         unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast()) }
     }
 
@@ -269,7 +270,7 @@ impl RootEntry {
     }
 }
 
-/// A checksum over what a program says of a type.
+/// A checksum of a type's name, size, alignment and version.
 pub(crate) fn fingerprint(type_name: &[u8], size: u64, align: u32, version: u32) -> u64 {
     let bytes = [type_name, &size.to_le_bytes(), &align.to_le_bytes(), &version.to_le_bytes()];
     untorn_journal::format::crc64(&bytes.concat())
@@ -280,12 +281,12 @@ const _: () = assert!(ROOTS_AT + ROOTS * size_of::<RootEntry>() <= CHUNK_BYTES &
 const _: () = assert!(size_of::<Header>() <= STAMP_AT && STAMP_AT + size_of::<Stamp>() <= INSIDES_AT);
 const _: () = assert!(INSIDES.is_multiple_of(8));
 
-/// Blocks of a class in a chunk.
+/// The number of blocks of a class in a chunk.
 pub(crate) const fn blocks(class: usize) -> usize {
     CHUNK_BYTES / SIZES[class] as usize
 }
 
-/// The bits of a bitmap's word that stand for blocks, of a chunk with so many.
+/// The bits of a bitmap's word that stand for blocks, in a chunk with this many blocks.
 pub(crate) fn word_mask(blocks: usize, word: usize) -> u64 {
     match blocks.saturating_sub(word * 64) {
         0 => 0,
@@ -293,14 +294,13 @@ pub(crate) fn word_mask(blocks: usize, word: usize) -> u64 {
     }
 }
 
-/// Where the bit of a segment is that tells whether the segment lies inside of an allocation: the offset of its
-/// byte in the heap, and the bit.
+/// The bit that marks a segment as inside of an allocation: the offset of its byte in the heap, and the bit.
 pub(crate) fn inside_bit(segment: usize) -> (usize, u8) {
     let n = segment % INSIDES;
     ((segment - n) * SEGMENT_BYTES + INSIDES_AT + n / 8, 1 << (n % 8))
 }
 
-/// The class for a size and an alignment, if blocks are small enough for classes.
+/// The smallest class for a size and an alignment. None: the size is too large for classes.
 pub(crate) fn class_of(bytes: usize, align: usize) -> Option<usize> {
     let first = SIZES.partition_point(|size| (*size as usize) < bytes);
     (first..SIZES.len()).find(|class| (SIZES[*class] as usize).is_multiple_of(align))

@@ -1,28 +1,28 @@
-//! What a report says of pointers that lead out of a heap.
+//! The part of a report that lists pointers out of a heap.
 
 use serde::Serialize;
 
 /// Pointers that lead out of a heap.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct HeapPointers {
-    /// How many.
+    /// The number of these pointers.
     pub count: u64,
     /// The first of them.
     pub first: Vec<HeapPointer>,
 }
 
-/// One of them.
+/// A pointer that leads out of a heap.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct HeapPointer {
-    /// Where the allocation is that it lies in.
+    /// The address of the allocation that has it.
     pub allocation: u64,
-    /// Bytes that the allocation takes.
+    /// The size of that allocation.
     pub allocation_bytes: u64,
-    /// Where in the allocation it is.
+    /// The pointer's offset in the allocation.
     pub offset: u64,
     /// The address that it holds.
     pub value: u64,
-    /// What is at that address: a file that is mapped there, `[heap]`, `[stack]`, or nothing that has a name.
+    /// The mapping at that address: a file, `[heap]`, `[stack]`, or nothing that has a name.
     pub target: String,
 }
 

@@ -1,31 +1,31 @@
-//! What a look at a heap tells.
+//! The report of a check of a heap.
 
 use super::layout::CHUNK_BYTES;
 use crate::heap::image::pointer::HeapPointers;
 use serde::Serialize;
 use std::path::PathBuf;
 
-/// Problems that are told in full.
+/// The most problems that are listed.
 const PROBLEMS_MOST: usize = 100;
 
-/// What a look at a heap found.
+/// The result of a check of a heap.
 #[derive(Clone, Debug, Default, Serialize)]
 #[non_exhaustive]
 pub struct HeapReport {
     /// The heap's file.
     #[serde(serialize_with = "crate::engine::paths::path_text::path")]
     pub path: PathBuf,
-    /// Where the heap is mapped.
+    /// The address at which the heap is mapped.
     pub address: u64,
-    /// Bytes of address space that it can grow to.
+    /// The bytes of address space that the heap can grow to.
     pub address_space_bytes: u64,
-    /// Bytes of the file; those that nobody uses take no room on the disk.
+    /// The bytes of the file; unused ones take no room on the disk.
     pub heap_bytes: u64,
     /// Bytes of the heap's own metadata.
     pub metadata_bytes: u64,
-    /// Bytes of chunks that are free for anything.
+    /// The bytes of chunks that are free for any use.
     pub free_bytes: u64,
-    /// Sizes of blocks that there are chunks for.
+    /// Block sizes for which there are chunks.
     pub classes: Vec<HeapClass>,
     /// Allocations of whole chunks.
     pub large: HeapLarge,
@@ -33,17 +33,18 @@ pub struct HeapReport {
     pub huge: HeapLarge,
     /// The named roots.
     pub roots: Vec<HeapRoot>,
-    /// What no root reaches. `None`: it was not looked for.
+    /// Allocations that no root reaches. `None`: the check did not look for them.
     pub leaks: Option<HeapLeaks>,
-    /// Pointers that lead out of the heap. `None`: they were not looked for.
+    /// Pointers that lead out of the heap. `None`: the check did not look for them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pointers: Option<HeapPointers>,
-    /// Of a heap whose file names live memory: what the next opening would make of that. Looked at beside leaks.
+    /// If the heap's file names live memory, the state that the next opening would make of it. Filled in together with
+    /// leaks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub live: Option<Box<LiveOutlook>>,
-    /// Damage. Empty: sound.
+    /// Damage that was found. Empty: the heap is sound.
     pub problems: Vec<String>,
-    /// Problems beyond those.
+    /// The number of problems that are not listed.
     pub problems_more: u64,
     /// Every chunk of 64 KiB, in order.
     #[serde(skip)]
@@ -51,12 +52,12 @@ pub struct HeapReport {
 }
 
 impl HeapReport {
-    /// No damage was found.
+    /// Whether no damage was found.
     pub fn is_sound(&self) -> bool {
         self.problems.is_empty()
     }
 
-    /// As of [`Self::is_sound`], neither here nor in live memory that the next opening would go on from.
+    /// Like [`Self::is_sound`], for the file and for the live memory from which the next opening would continue.
     pub fn is_sound_with_live(&self) -> bool {
         let live = self.live.as_ref().and_then(|live| live.heap.as_ref());
         self.is_sound() && live.is_none_or(HeapReport::is_sound)
@@ -70,56 +71,56 @@ impl HeapReport {
     }
 }
 
-/// What the next opening of a heap would begin with.
+/// The state with which the next opening of a heap would begin.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum NextStart {
-    /// Everything that is in memory and whole.
+    /// Everything that is in memory and complete.
     GoesOn,
-    /// The last cut, and why.
+    /// The last cut; the text says why.
     LastCut(String),
-    /// The memory could not be looked at, and why.
+    /// The memory could not be read; the text says why.
     Unknown(String),
 }
 
-/// What the next opening would make of a heap's live memory.
+/// The state that the next opening would make of a heap's live memory.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct LiveOutlook {
     /// The memory.
     #[serde(serialize_with = "crate::engine::paths::path_text::path")]
     pub memory: PathBuf,
-    /// What the heap would be.
+    /// The state with which the opening would begin.
     pub next: NextStart,
-    /// Sections that had not ended, and would be undone.
+    /// Sections that had not ended and would be undone.
     pub undone: usize,
-    /// Sections that had ended, and would be undone since they had seen what one of those did.
+    /// Sections that had ended and would be undone because they had seen changes of an unfinished one.
     pub cascaded: usize,
-    /// The heap as it would be then, if the opening goes on from the memory.
+    /// The check of the heap in that state, if the opening would continue from the memory.
     pub heap: Option<HeapReport>,
 }
 
-/// Blocks of one size.
+/// The blocks of one size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct HeapClass {
-    /// Bytes of a block.
+    /// The size of a block.
     pub block_bytes: u64,
-    /// Chunks that hold such blocks.
+    /// The number of chunks that hold such blocks.
     pub chunks: u64,
-    /// Blocks in them.
+    /// The number of blocks in these chunks.
     pub blocks: u64,
-    /// Blocks in use.
+    /// The number of blocks in use.
     pub used: u64,
 }
 
 /// Allocations that are larger than any block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct HeapLarge {
-    /// How many.
+    /// The number of allocations.
     pub count: u64,
-    /// Bytes that they take.
+    /// The bytes that they take.
     pub bytes: u64,
-    /// Bytes that were asked for.
+    /// The bytes that were asked for.
     pub asked_bytes: u64,
 }
 
@@ -138,48 +139,48 @@ pub struct HeapRoot {
     pub name: String,
     /// The type's name, cut off after 104 bytes.
     pub type_name: String,
-    /// The program's own number of its layout.
+    /// The program's own version number of the layout.
     pub version: u32,
     /// The type's size in bytes.
     pub size: u64,
     /// The type's alignment.
     pub align: u32,
-    /// Where it is.
+    /// The address of the object.
     pub address: u64,
 }
 
 /// Allocations that no root reaches.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct HeapLeaks {
-    /// How many.
+    /// The number of these allocations.
     pub count: u64,
-    /// Bytes that they take.
+    /// The bytes that they take.
     pub bytes: u64,
     /// The largest of them.
     pub largest: Vec<HeapLeak>,
 }
 
-/// One of them.
+/// An allocation that no root reaches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct HeapLeak {
-    /// Where it is.
+    /// The address of the allocation.
     pub address: u64,
-    /// Bytes that it takes.
+    /// The bytes that it takes.
     pub bytes: u64,
 }
 
-/// What a chunk of 64 KiB is used for.
+/// The use of a chunk of 64 KiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeapChunk {
-    /// The heap's own.
+    /// The heap's own metadata.
     Metadata,
-    /// Nothing.
+    /// Free.
     Free,
     /// Blocks of one size.
     Blocks {
-        /// Blocks in use.
+        /// The number of blocks in use.
         used: u16,
-        /// Blocks.
+        /// The number of blocks.
         of: u16,
     },
     /// A part of an allocation of whole chunks.

@@ -1,4 +1,5 @@
-//! How cuts are made, and cuts in the background: a thread commits a live heap every so often, if something was stored to it.
+//! Ways to make cuts, and the thread that makes them in the background: it commits a live heap at intervals, if
+//! something was stored to it.
 
 use crate::heap::log::live_head::LiveHead;
 use std::sync::Arc;
@@ -9,44 +10,45 @@ use std::time::{Duration, Instant};
 use untorn_journal::{Error, Result};
 use untorn_os::{own_thread, process_generation, wait_shared, wake_shared, without_signals};
 
-/// No time is waited for longer.
+/// The longest interval; a longer one is shortened to this.
 const EVERY_MOST: Duration = Duration::from_secs(365 * 24 * 3600);
-/// After a cut that failed.
+/// The pause after a cut that failed.
 const FAILED_PAUSE: Duration = Duration::from_millis(10);
-/// And before one is due again, if it was due before its turn.
+/// The time after a failed cut in which no cut is made early.
 const DUE_PAUSE: Duration = Duration::from_secs(1);
 
-/// What a cut of a live heap does while threads store.
+/// How a cut of a live heap treats threads that store meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Cuts {
-    /// All threads of the process are stopped for a moment, wherever they are, by a signal. Stores need no guard, and a
-    /// section that has not ended is undone in the cut.
+    /// A signal stops all threads of the process for a moment, wherever they are. Stores need no guard, and a section
+    /// that has not ended is undone in the cut.
     Stop,
-    /// A cut waits until no thread holds a guard or is in a section; all stores are made so.
+    /// The cut waits until no thread holds a guard or is in a section; every store must be made in one of these.
     Wait,
 }
 
-/// How long the threads stood in cuts that stopped them.
+/// The times for which cuts stopped the threads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StopTimes {
-    /// Cuts that stopped the threads.
+    /// The number of cuts that stopped the threads.
     pub count: u64,
-    /// How long in the last one.
+    /// The time for the last one.
     pub last: Duration,
-    /// How long in that which took longest, attempts that were followed by another one among them.
+    /// The longest time, including attempts that were repeated.
     pub longest: Duration,
 }
 
-/// How fast a cut is, before one was made.
+/// The assumed speed of a cut before the first one.
 const BYTES_PER_SECOND_FIRST: f64 = 100e6;
-/// Of less, the time that a cut took says little of how fast cuts are.
+/// A cut of fewer bytes than this says little about the speed of cuts.
 const TOLD_LEAST: u64 = 1 << 20;
-/// So often within the time of a cut it is looked whether one is due, but not more often than that.
+/// The number of polls within the allowed time of a cut, to see whether a cut is due. Polls are at least `LOOK_LEAST`
+/// apart.
 const LOOKS: u32 = 4;
 const LOOK_LEAST: Duration = Duration::from_millis(10);
 
-/// Has cuts made so early that none takes longer than this.
+/// Decides when cuts are made, so that none takes longer than `most`.
 pub(crate) struct Within {
     most: Duration,
     bytes_per_second: f64,
@@ -57,7 +59,7 @@ impl Within {
         Within { most, bytes_per_second: BYTES_PER_SECOND_FIRST }
     }
 
-    /// Until the next look as much may be stored once more.
+    /// Whether a cut is due. The factor 2 allows for as many stores again until the next poll.
     fn is_due(&self, bytes: u64) -> bool {
         2.0 * bytes as f64 >= self.bytes_per_second * self.most.as_secs_f64()
     }
@@ -66,7 +68,7 @@ impl Within {
         (self.most / LOOKS).max(LOOK_LEAST)
     }
 
-    /// A cut of so many bytes took so long. A slow one counts at once, a fast one by and by.
+    /// Notes the time that a cut of this many bytes took. A slow cut counts fully, a fast one only by an eighth.
     fn note(&mut self, bytes: u64, took: Duration) {
         if bytes < TOLD_LEAST {
             return;
@@ -77,20 +79,21 @@ impl Within {
     }
 }
 
-/// The thread; it ends with this.
+/// The thread that makes cuts; it ends when this value is dropped.
 pub(crate) struct Cutter {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
     process: u64,
     head: LiveHead,
-    /// A cut waits for what this thread holds.
+    /// Whether a cut would wait for the calling thread.
     would_wait: Box<dyn Fn() -> bool + Send + Sync>,
 }
 
 impl Cutter {
-    /// Calls `cut` again and again, if there is something `stored` (bytes), until this ends; at once if somebody outside asks
-    /// for it, or a later one would take longer than `within`. A cut that takes long is followed by a pause as long.
-    /// `would_wait`: a cut that is under way waits for the thread that calls this.
+    /// Starts a thread that calls `cut` at intervals if `stored` reports bytes, until this value is dropped. It calls
+    /// `cut` at once if another process asks for it, or if a later cut would take longer than `within`. A long cut is
+    /// followed by a pause as long as it was. `would_wait` says whether a running cut waits for the thread that calls
+    /// it.
     pub(crate) fn start(
         every: Duration,
         mut within: Option<Within>,
@@ -116,7 +119,7 @@ impl Cutter {
                     let asked = head.asked().load(Acquire);
                     let now = Instant::now();
                     let left = until.saturating_duration_since(now);
-                    // That it cannot be told is told by the cut.
+                    // An error here is reported by the cut.
                     let is_due = |within: &Within| now >= due_from && stored().is_ok_and(|bytes| within.is_due(bytes));
                     if asked != head.answered().load(Acquire) || left.is_zero() || within.as_ref().is_some_and(is_due) {
                         break asked;
@@ -132,7 +135,7 @@ impl Cutter {
                 if done && asked != head.answered().load(Acquire) {
                     head.answer(asked);
                 } else if !done {
-                    // One that was asked for is tried again, but not without a pause.
+                    // A cut that another process asked for is tried again, after a pause.
                     std::thread::sleep(FAILED_PAUSE);
                     due_from = Instant::now() + DUE_PAUSE;
                 }
@@ -154,9 +157,9 @@ impl Drop for Cutter {
         }
         self.stop.store(true, Release);
         wake_shared(self.head.asked());
-        // Otherwise it ends by itself, once the cut has ended.
+        // If the cut waits for this thread, the cutter is not joined; it ends by itself after the cut.
         if let Some(thread) = self.thread.take().filter(|_| !(self.would_wait)()) {
-            // It may have been about to wait.
+            // Wake it repeatedly: it may have been about to wait.
             while !thread.is_finished() {
                 wake_shared(self.head.asked());
                 std::thread::sleep(Duration::from_micros(200));
@@ -174,7 +177,7 @@ mod tests {
     fn a_cut_is_due_before_it_would_take_too_long() {
         let mut within = Within::new(Duration::from_secs(2));
         assert!(!within.is_due(90_000_000) && within.is_due(100_000_000));
-        // What is small is nothing to go by.
+        // A small cut says nothing about the speed.
         within.note(4096, Duration::from_secs(1));
         assert!(!within.is_due(90_000_000));
         within.note(10_000_000, Duration::from_secs(1));

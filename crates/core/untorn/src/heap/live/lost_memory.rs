@@ -1,23 +1,23 @@
-//! Live memory whose heap's file is not where it was: it was moved, or removed, and then the memory is of no use to anybody.
-//! Only people know which: the kernel calls a file removed that it cannot read.
+//! Finds live memory whose heap's file is not at its old place: the file was moved, or it was removed and nobody needs
+//! the memory. Only a person can tell which, because the kernel also calls a file removed if it cannot read it.
 
 use crate::heap::log::live_head::{Place, Whose};
 use std::path::{Path, PathBuf};
 
-/// What became of a heap's file.
+/// The fate of a heap's file.
 pub(crate) enum Fate {
-    /// It is there.
+    /// The file is at this place.
     At(Place),
-    /// The kernel says so.
+    /// The kernel says that the file was removed.
     Removed,
-    /// It was moved to where it was not looked for.
+    /// The file exists, at a place where it was not looked for.
     Elsewhere,
-    /// Either, or its file system is not mounted.
+    /// Moved or removed, or its file system is not mounted.
     Unknown,
 }
 
 impl Fate {
-    /// Whether the file exists, if that can be told.
+    /// Whether the file exists, if that is known.
     pub(crate) fn exists(&self) -> Option<bool> {
         match self {
             Fate::At(_) | Fate::Elsewhere => Some(true),
@@ -27,8 +27,8 @@ impl Fate {
     }
 }
 
-/// Looks for a heap's file: where it was, in the directory where it was, in its store. Whether it was removed can often be
-/// told by root alone.
+/// Looks for a heap's file at its old path, in its old directory, and in its store. Often only root can find out
+/// whether it was removed.
 pub(crate) fn fate(whose: &Whose) -> Fate {
     let Place { store, name } = &whose.place;
     let path = whose.place.path();
@@ -52,7 +52,7 @@ pub(crate) fn fate(whose: &Whose) -> Fate {
     }
 }
 
-/// The file in a directory, or in those below, too.
+/// Looks for the file in a directory, and below it if `below` is set.
 fn find(whose: &Whose, dir: &Path, below: bool) -> Option<PathBuf> {
     let mut dirs = vec![dir.to_owned()];
     while let Some(dir) = dirs.pop() {

@@ -1,4 +1,4 @@
-//! What the next opening would make of live memory, in a copy of it: by the code of an opening.
+//! Shows the state that the next opening would make of live memory: runs the code of an opening on a copy.
 
 use crate::heap::image::check::{Checker, HeapImage, HeapImageMut};
 use crate::heap::image::free_in_image::free;
@@ -38,14 +38,14 @@ impl Mendable for LiveCopy {
     }
 }
 
-/// The bytes of a heap as the next opening would begin with them, as long as nobody stores to its live memory.
+/// The bytes of a heap with which the next opening would begin, unless somebody stores to its live memory.
 pub struct LiveImage {
     copy: LiveCopy,
     bytes: u64,
 }
 
 impl LiveImage {
-    /// Bytes of the heap.
+    /// The size of the heap.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -66,7 +66,7 @@ impl HeapImage for LiveImage {
     }
 }
 
-/// A heap's file, as far as its live memory is concerned.
+/// The facts about a heap's file that concern its live memory.
 pub(crate) struct Named<'a> {
     pub path: &'a Path,
     pub boot: [u8; 16],
@@ -75,8 +75,8 @@ pub(crate) struct Named<'a> {
     pub start: &'a [u8; START_BYTES],
 }
 
-/// What the next opening would make of the memory that a heap's file names, and the heap then. None: it names none. Nobody may
-/// store to the memory meanwhile.
+/// The state that the next opening would make of the memory that a heap's file names, and the heap in that state. None:
+/// the file names no memory. Nobody may store to the memory meanwhile.
 pub(crate) fn outlook(file: &Named<'_>) -> Option<(LiveOutlook, Option<LiveImage>)> {
     let stamp = Stamp::read(file.start)?;
     let memory = live_memory_path(stamp.uid, file.device, file.inode);
@@ -117,8 +117,8 @@ fn look(file: &Named<'_>, stamp: &Stamp, found: &mut LiveOutlook) -> Result<std:
     Ok(Ok(image))
 }
 
-/// What the next opening would make of the memory of a heap's file, which may be another process's: with the first bytes of its
-/// last commit. For tests, whose process stands.
+/// The state that the next opening would make of the memory of a heap's file, which may belong to another process;
+/// `last_commit` has the first bytes of the heap's last commit. For tests, which stop that process first.
 pub fn live_outlook(path: &Path, last_commit: &[u8]) -> Result<Option<(LiveOutlook, Option<LiveImage>)>> {
     let start = last_commit.first_chunk().ok_or_else(|| Error::invalid("no heap is so short"))?;
     let meta = std::fs::metadata(path).context("look at", path)?;

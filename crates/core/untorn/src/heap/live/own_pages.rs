@@ -1,10 +1,10 @@
-//! Pages of a heap that only this library stores to, and rarely: those of the header, with the bits of segments inside
-//! of allocations, and the table of roots. Everybody else may only read them: a wild store of the program is a
-//! `SIGSEGV` at the store, a system call that would write there fails with `EFAULT`. Locking costs two system calls
-//! where the heap grows, shrinks or gets a root, and nothing in a commit.
+//! Write-protects the pages of a heap that only this library stores to, and rarely: those of the header, with the bits
+//! of segments inside of allocations, and the table of roots. A stray store of the program is a `SIGSEGV` at the store,
+//! and a system call that would write there fails with `EFAULT`. Unlocking and locking costs two system calls when the
+//! heap grows, shrinks or gets a root, and nothing in a commit.
 //!
-//! Pages that cannot be locked (larger than 4096 bytes, or a process with as many mappings as it may have) stay as they
-//! are: a commit looks at the header and the roots in any case.
+//! If pages cannot be locked (a page size above 4096 bytes, or a process that has reached its limit on mappings), they
+//! stay writable: a commit verifies the header and the roots in any case.
 
 use crate::engine::handles::map::Map;
 use crate::heap::image::layout::{CHUNK_BYTES, DESCRIPTORS_AT, INSIDES, ROOTS_AT, SEGMENT_BYTES};
@@ -15,7 +15,7 @@ use untorn_os::set_read_only;
 /// The pages of the table of roots.
 pub(crate) const ROOT_PAGES: Range<usize> = ROOTS_AT..CHUNK_BYTES;
 
-/// The page of the header, or of other bits for segments: that of so manyth group of segments.
+/// The page of the header, or of the bits for another group of segments.
 pub(crate) fn header_page(group: usize) -> Range<usize> {
     let at = group * INSIDES * SEGMENT_BYTES;
     at..at + DESCRIPTORS_AT
@@ -33,28 +33,28 @@ fn set_locked(map: &Map, pages: Range<usize>, on: bool) -> std::io::Result<()> {
         return Ok(());
     }
     let base = map.as_ptr() as usize;
-    // SAFETY: pages of a heap, which is mapped. Who stores to them unlocks them first.
+    // SAFETY: pages of a heap, which is mapped. A caller that stores to them unlocks them first.
     unsafe { set_read_only(base + pages.start..base + pages.end, on) }
 }
 
-/// From now on this library may store to these pages of a heap, until they are locked again. The caller has the lock under
-/// which they are changed.
+/// Lets this library store to these pages of a heap until they are locked again. The caller has the lock under which
+/// they are changed.
 pub(crate) fn unlock(map: &Map, pages: Range<usize>) -> Result<()> {
     set_locked(map, pages, false).map_err(|e| Error::io("change the protection of", map.file().path(), e))
 }
 
-/// Nobody may store to these pages of a heap.
+/// Protects these pages of a heap from stores.
 pub(crate) fn lock(map: &Map, pages: Range<usize>) {
-    // Without, wild stores are found by the next commit.
+    // If this fails, the next commit finds stray stores.
     let _ = set_locked(map, pages, true);
 }
 
-/// Before memory becomes what the file holds.
+/// Unlocks all such pages, before the heap's memory is overwritten with the file's contents.
 pub(crate) fn unlock_all(map: &Map) -> Result<()> {
     own_pages(map).try_for_each(|pages| unlock(map, pages))
 }
 
-/// After pages were mapped, or mapped anew.
+/// Locks all such pages, after they were mapped or mapped anew.
 pub(crate) fn lock_all(map: &Map) {
     own_pages(map).for_each(|pages| lock(map, pages));
 }

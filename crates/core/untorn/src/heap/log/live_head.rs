@@ -1,11 +1,11 @@
-//! The head of a live heap's memory: whose it is, and what was going on in it when its process ended.
+//! The head of a live heap's memory: its owner, and the changes that were going on when its process ended.
 //!
-//! **A process that is killed stops each thread at an instruction; stores before it are there, and nothing behind it is.**
-//! So what is written here in the order of the program needs no flush and no barrier of the processor, only one that keeps
-//! the compiler from changing the order.
+//! **A kill stops each thread at an instruction: all stores before it are in the memory, and none after it.** So the
+//! stores here need no flush and no processor barrier. They only need a compiler barrier that keeps them in program
+//! order.
 //!
-//! The allocator stores what it is about to overwrite before it does: bits of blocks are a word each and need nothing, but
-//! where a chunk changes its use, the heap its size, or a root its object, several lines change. One thread at a time does
+//! The allocator saves the old bytes before it overwrites them. A bit of a block is in one word and needs nothing. But
+//! if a chunk changes its use, the heap its size, or a root its target, several lines change. One thread at a time does
 //! that, under the lock of the space.
 
 use super::section_log::PLACES_AT;
@@ -24,25 +24,25 @@ use untorn_os::{FileHandle, FoundMemory, holds, wake_shared};
 
 const MAGIC: [u8; 8] = *b"UNTORNLV";
 const VERSION: u64 = 4;
-/// Bytes that a record of the log holds.
+/// The bytes that a record of the log holds.
 const LINE_BYTES: usize = 64;
-/// More than the largest change of chunks within a segment has.
+/// More records than the largest change of chunks within a segment needs.
 const RECORDS: usize = 512;
 
 const _: () = assert!(size_of::<Head>() <= PLACES_AT);
 
-/// Whose memory it is.
+/// The owner of the memory: a heap's file, in one boot.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Owner {
     pub boot: [u8; 16],
-    /// As in the stamp of the heap's file.
+    /// The incarnation in the stamp of the heap's file.
     pub incarnation: [u8; 16],
     pub device: u64,
     pub inode: u64,
 }
 
-/// Bytes as they were.
+/// Old bytes of the heap, saved before a change.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Record {
@@ -56,38 +56,39 @@ struct Head {
     magic: [u8; 8],
     version: u64,
     owner: Owner,
-    /// 1: the body is whole.
+    /// 1: the body is complete.
     ready: AtomicU64,
-    /// The last cut that was begun, or tried.
+    /// The last cut that was begun, whether or not it succeeded.
     cut: AtomicU64,
-    /// The last one that is known to be in the file.
+    /// The last cut that is known to be in the file.
     durable: AtomicU64,
-    /// Guards that are held over changes, and what else changes the heap in many steps.
+    /// The number of guards held over changes, and of other changes in several steps.
     changing: AtomicU64,
-    /// Changes of the allocator that had no room in the log.
+    /// 1: a change of the allocator had no room in the log.
     unlogged: AtomicU64,
-    /// Records in use.
+    /// The number of records in use.
     used: AtomicU64,
     records: [Record; RECORDS],
-    /// Cuts that somebody outside has asked for, and up to which one they were made.
+    /// The last cut that another process asked for, and the last request that was fulfilled.
     asked: AtomicU32,
     answered: AtomicU32,
-    /// Where the heap's file is: the path of its store, and its name there; empty, if it has a store of its own.
+    /// The place of the heap's file: the path of its store, and its name there; the name is empty if the file is
+    /// standalone.
     store: [u8; PATH_BYTES],
     name: [u8; PATH_BYTES],
-    /// That file, wherever it is moved.
+    /// A handle of that file, valid wherever the file is moved.
     handle: FileHandle,
 }
 
-/// More than a path has.
+/// More than the longest path.
 const PATH_BYTES: usize = 4096;
 
-/// Where a live heap's file is.
+/// The place of a live heap's file.
 #[derive(Clone)]
 pub(crate) struct Place {
     /// The path of its store.
     pub store: PathBuf,
-    /// Its name in there. None: it has a store of its own, which has its path.
+    /// Its name in the store. None: the file is standalone, and has the path of the store.
     pub name: Option<PathBuf>,
 }
 
@@ -97,22 +98,22 @@ impl Place {
     }
 }
 
-/// What a memory says of its heap's file.
+/// The heap's file, as recorded in a live memory.
 pub(crate) struct Whose {
     device: u64,
     inode: u64,
-    /// Where it was when the heap was opened last.
+    /// The file's place when the heap was opened last.
     pub place: Place,
     pub handle: FileHandle,
 }
 
-/// What the head of a file in memory says.
+/// The contents of the head of a memory file.
 pub(crate) enum Said {
-    /// Whose it is.
+    /// The memory of this heap's file.
     Of(Whose),
-    /// Nothing yet: a program is making the memory, or was killed while it did. It has no data.
+    /// Nothing yet: a program is making the memory, or was killed while it did. There is no data.
     Unfinished,
-    /// Nothing that could be used, and why.
+    /// Nothing usable; the text says why.
     Nothing(&'static str),
 }
 
@@ -140,7 +141,7 @@ impl Said {
         memory.read_at(&mut magic, offset_of!(Head, magic) as u64)?;
         match magic {
             MAGIC => {}
-            // It comes last of what is written at first.
+            // The magic number is the last of the first fields to be written.
             _ if magic == [0; 8] => return Ok(Said::Unfinished),
             _ => return Ok(Said::Nothing("it is no live memory")),
         }
@@ -167,7 +168,8 @@ impl Said {
 }
 
 impl Whose {
-    /// Whether its file has this path. Another disk may have the same device number, and a file there the same number.
+    /// Whether the file at this path is the heap's. The numbers alone do not prove it: another disk may have the same
+    /// device number, and a file there the same inode number.
     pub(crate) fn is_at(&self, path: &Path) -> bool {
         let has_numbers =
             std::fs::symlink_metadata(path).is_ok_and(|meta| (meta.dev(), meta.ino()) == (self.device, self.inode));
@@ -175,28 +177,29 @@ impl Whose {
     }
 }
 
-/// The head of the memory of a live heap, which is mapped for ever; when the heap is closed, it is nobody's.
+/// The head of a live heap's memory. It stays mapped for ever, even after the heap is closed.
 #[derive(Clone, Copy)]
 pub(crate) struct LiveHead(NonNull<Head>);
 
-// SAFETY: what changes in it are atomics, and the log, which is used under one lock.
+// SAFETY: the fields that change are atomics, and the log, which is used under one lock.
 unsafe impl Send for LiveHead {}
 // SAFETY: as above.
 unsafe impl Sync for LiveHead {}
 
 impl LiveHead {
     /// # Safety
-    /// So many bytes as a head has are mapped there for ever.
+    /// The bytes of a head are mapped there for ever.
     pub(crate) unsafe fn at(address: NonNull<u8>) -> LiveHead {
         LiveHead(address.cast())
     }
 
     fn head(&self) -> &Head {
-        // SAFETY: mapped, and any bytes are a head; what changes are atomics, and records that nobody borrows.
+        // SAFETY: mapped, and any bytes are a head; the only fields that change are atomics, and records that nobody
+        // borrows.
         unsafe { self.0.as_ref() }
     }
 
-    /// Makes new memory somebody's, which is not whole yet.
+    /// Sets the owner of new memory, which is not complete yet.
     pub(crate) fn init(&self, owner: Owner) {
         // SAFETY: mapped, zeros, and nobody else has it.
         unsafe {
@@ -206,7 +209,7 @@ impl LiveHead {
         }
     }
 
-    /// Where the heap's file is, as far as that can be said.
+    /// Records the place of the heap's file, as far as it is known.
     pub(crate) fn set_place(&self, place: &Place, handle: FileHandle) {
         let put = |into: *mut [u8; PATH_BYTES], path: &Path| {
             let mut bytes = [0; PATH_BYTES];
@@ -225,24 +228,24 @@ impl LiveHead {
         }
     }
 
-    /// Asks the process that has the heap for a cut; its number.
+    /// Asks the process that has the heap for a cut; returns the request's number.
     pub(crate) fn ask(&self) -> u32 {
         let number = self.head().asked.fetch_add(1, AcqRel).wrapping_add(1);
         wake_shared(&self.head().asked);
         number
     }
 
-    /// Cuts that were asked for; whoever waits for the number to change is woken.
+    /// The number of the last request for a cut. A thread that waits for it to change is woken.
     pub(crate) fn asked(&self) -> &AtomicU32 {
         &self.head().asked
     }
 
-    /// Up to here what was asked for was done.
+    /// The number of the last request that was fulfilled.
     pub(crate) fn answered(&self) -> &AtomicU32 {
         &self.head().answered
     }
 
-    /// A cut was made that was asked for.
+    /// Notes that a request for a cut is fulfilled.
     pub(crate) fn answer(&self, number: u32) {
         self.head().answered.store(number, Release);
         wake_shared(&self.head().answered);
@@ -259,17 +262,17 @@ impl LiveHead {
         Stamp::new(self.head().owner.incarnation, self.head().cut.load(Acquire), uid)
     }
 
-    /// A cut is in the file.
+    /// Notes that a cut is in the file.
     pub(crate) fn note_durable(&self, cut: u64) {
         self.head().durable.fetch_max(cut, AcqRel);
     }
 
-    /// The body is whole, and the file knows of this memory.
+    /// Notes that the body is complete, and that the file names this memory.
     pub(crate) fn set_ready(&self) {
         self.head().ready.store(1, Release);
     }
 
-    /// Something begins that is only good when it is done.
+    /// Begins a change that is valid only when it is complete.
     #[inline]
     pub(crate) fn begin_change(&self) {
         self.head().changing.fetch_add(1, AcqRel);
@@ -282,18 +285,18 @@ impl LiveHead {
         self.head().changing.fetch_sub(1, AcqRel);
     }
 
-    /// Whether something is going on that is only good when it is done.
+    /// Whether a change is going on that is valid only when it is complete.
     pub(crate) fn is_changing(&self) -> bool {
         self.head().changing.load(SeqCst) != 0
     }
 
-    /// Nothing is being changed any more: the heap is as it was at its last cut.
+    /// Forgets all changes in progress: the heap is at its last cut.
     pub(crate) fn forgive(&self) {
         compiler_fence(SeqCst);
         self.head().changing.store(0, Release);
     }
 
-    /// Remembers bytes of the heap, which the caller is about to change, until [`LiveHead::settle`].
+    /// Saves bytes of the heap that the caller is about to change, until [`LiveHead::settle`].
     pub(crate) fn save(&self, offset: usize, bytes: &[u8]) {
         if !holds(invariant::LIVE_UNDONE) {
             return;
@@ -306,7 +309,7 @@ impl LiveHead {
                 let mut record =
                     Record { offset: (offset + n * LINE_BYTES) as u64, len: line.len() as u64, old: [0; LINE_BYTES] };
                 record.old[..line.len()].copy_from_slice(line);
-                // SAFETY: a record that is not in use; the caller has the lock under which the log is.
+                // SAFETY: a record that is not in use; the caller has the lock that protects the log.
                 unsafe { (&raw mut (*self.0.as_ptr()).records[used]).write(record) };
                 compiler_fence(SeqCst);
                 self.head().used.store(used as u64 + 1, Release);
@@ -315,7 +318,7 @@ impl LiveHead {
         compiler_fence(SeqCst);
     }
 
-    /// What was changed is as it should be.
+    /// Declares the changes complete, and empties the log.
     #[inline]
     pub(crate) fn settle(&self) {
         compiler_fence(SeqCst);
@@ -323,7 +326,7 @@ impl LiveHead {
         self.head().unlogged.store(0, Release);
     }
 
-    /// Whether what the allocator has kept lies in a heap of so many bytes.
+    /// Whether all saved bytes lie in a heap of this size.
     fn is_within(&self, bytes: u64) -> bool {
         let used = (self.head().used.load(Acquire) as usize).min(RECORDS);
         // SAFETY: records in use, which nobody changes.
@@ -331,7 +334,7 @@ impl LiveHead {
         (0..used).map(record).all(|record| record.offset.checked_add(record.len).is_some_and(|end| end <= bytes))
     }
 
-    /// Why a heap cannot go on from this memory, which has so many bytes, and whose file has this stamp.
+    /// Why a heap cannot continue from this memory; `bytes` is its size, `stamp` that of the file. None: it can.
     pub(crate) fn problem(&self, owner: &Owner, stamp: &Stamp, bytes: u64) -> Option<&'static str> {
         let head = self.head();
         if head.magic != MAGIC || head.version != VERSION {
@@ -366,8 +369,8 @@ impl LiveHead {
         None
     }
 
-    /// Undoes what the allocator had begun: `store` brings bytes back to an offset of the heap. Whole when it is done
-    /// again from the start.
+    /// Undoes the unfinished change of the allocator: `store` writes bytes back at an offset of the heap. It can be
+    /// repeated from the start.
     pub(crate) fn undo<E>(&self, mut store: impl FnMut(&[u8], u64) -> Result<(), E>) -> Result<(), E> {
         for n in (0..self.head().used.load(Acquire) as usize).rev() {
             // SAFETY: a record in use, which nobody changes.
@@ -379,7 +382,7 @@ impl LiveHead {
     }
 }
 
-/// Bytes of a heap's file that tell of it, and of its live memory.
+/// The first bytes of a heap's file, which have its header and its stamp.
 pub(crate) const START_BYTES: usize = STAMP_AT + size_of::<Stamp>();
 
 const _: () = assert!(size_of::<Header>() <= START_BYTES);

@@ -1,13 +1,14 @@
-//! The logs of sections: what the sections of a thread overwrite, in the memory of a live heap.
+//! Undo logs of sections: the bytes that the sections of a thread overwrite, saved in the memory of a live heap.
 //!
 //! ```text
-//! place    64 of them, one for each thread that has sections; two numbers in the head of the memory, and 1 MiB behind it
+//! place    64 of them, one for each thread that has sections; two numbers in the head of
+//!          the memory, and 1 MiB behind it
 //! numbers  tail: bytes of the log in use · stable: sections up to this one can not be rolled back any more
 //! record   16 bytes: address (48 bits), kind (4), size (8), 4 unused; a number
 //! ```
 //!
-//! A process that is killed stops each thread at an instruction. So the order is: record, tail, then the store that the record
-//! is about; only the compiler has to be kept from changing it.
+//! A kill stops each thread at an instruction. So the order is: record, tail, then the store that the record is about.
+//! Only the compiler must be kept from changing that order.
 
 use crate::invariant;
 use std::ptr::NonNull;
@@ -15,15 +16,15 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicU64, compiler_fence};
 use untorn_os::{LIVE_HEAD_BYTES, LIVE_OWN_BYTES, holds};
 
-/// Threads that have a log at the same time.
+/// The number of threads that can have a log at the same time.
 pub(crate) const PLACES: usize = 64;
-/// Bytes of a log.
+/// The size of a log.
 pub(crate) const LOG_BYTES: usize = 1 << 20;
-/// By so many bytes a log takes room.
+/// A log reserves room in steps of this size.
 pub(crate) const ROOM_STEP: usize = 128 << 10;
-/// Where the numbers of the places are in the head of the memory; before them is `LiveHead`.
+/// The offset of the places' numbers in the head of the memory, behind `LiveHead`.
 pub(crate) const PLACES_AT: usize = 64 << 10;
-/// Where the logs are.
+/// The offset of the logs.
 const LOGS_AT: usize = 4 << 20;
 
 pub(crate) const RECORD_BYTES: usize = 16;
@@ -32,10 +33,10 @@ const ADDRESS_BITS: u32 = 48;
 const _: () = assert!(PLACES_AT + PLACES * size_of::<Numbers>() <= LIVE_OWN_BYTES);
 const _: () = assert!(LOGS_AT + PLACES * LOG_BYTES <= LIVE_HEAD_BYTES);
 
-/// The number of a place.
+/// The index of a log slot.
 pub(crate) type Place = u8;
 
-/// A section: of which place, and the how manyth one there.
+/// A section: its log slot, and its sequence number there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct SectionId {
     pub place: Place,
@@ -57,7 +58,8 @@ impl Numbers {
         compiler_fence(SeqCst);
     }
 
-    /// The section of this number can not be rolled back any more, and nothing else is in the log.
+    /// Marks the section of this number as stable: it cannot be rolled back any more. Empties the log, which has no
+    /// other section.
     #[inline]
     pub(crate) fn settle(&self, number: u64) {
         self.set_stable(number);
@@ -65,26 +67,26 @@ impl Numbers {
     }
 }
 
-/// What a record says.
+/// The contents of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Record<'l> {
-    /// Up to 8 bytes at an address were these.
+    /// The old bytes, at most 8, at an address.
     Store { address: usize, old: [u8; 8], len: usize },
-    /// More bytes than that.
+    /// More than 8 old bytes at an address.
     Bytes { address: usize, old: &'l [u8] },
-    /// A section begins, at a time of the thread's clock.
+    /// A section begins, at this time of the thread's clock.
     Begin { number: u64, clock: u64 },
-    /// It is complete, and may depend on others.
+    /// The section is complete, but may depend on others.
     End { number: u64 },
-    /// The section has seen what another one did that may be rolled back.
+    /// The section has seen changes of another section that may still be rolled back.
     Depends { on: SectionId },
-    /// It is so late on the thread's clock from here on.
+    /// From here on, the thread's clock has this time.
     Clock { clock: u64 },
     /// The section has allocated this block.
     Allocated { address: usize },
-    /// The section frees this block, once it can not be rolled back any more.
+    /// The section frees this block, once it cannot be rolled back any more.
     Frees { address: usize },
-    /// That was done, or begun.
+    /// The record of a block that was freed, or is about to be.
     Freed,
 }
 
@@ -102,7 +104,7 @@ const fn word(kind: u64, address: u64, size: usize) -> u64 {
     address & ((1 << ADDRESS_BITS) - 1) | kind << ADDRESS_BITS | (size as u64) << (ADDRESS_BITS + 4)
 }
 
-/// Both words of a record that has no bytes behind it.
+/// Both words of a record without bytes behind it.
 #[inline]
 pub(crate) fn words_of(record: &Record<'_>) -> [u64; 2] {
     match *record {
@@ -118,18 +120,18 @@ pub(crate) fn words_of(record: &Record<'_>) -> [u64; 2] {
     }
 }
 
-/// Bytes that the record of so many bytes takes.
+/// The size of a record with this many old bytes.
 pub(crate) fn bytes_record(len: usize) -> Option<usize> {
     len.checked_next_multiple_of(RECORD_BYTES)?.checked_add(RECORD_BYTES)
 }
 
-/// The logs in the head of a live heap's memory, which is mapped for ever; when the heap is closed, they are nobody's.
+/// The logs in the head of a live heap's memory. They stay mapped for ever, even after the heap is closed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SectionLogs {
     head: NonNull<u8>,
 }
 
-// SAFETY: atomics, and bytes that one thread at a time has.
+// SAFETY: atomics, and bytes that only one thread at a time uses.
 unsafe impl Send for SectionLogs {}
 // SAFETY: as above.
 unsafe impl Sync for SectionLogs {}
@@ -151,7 +153,7 @@ impl SectionLogs {
         &self.numbers(place).tail
     }
 
-    /// The last section of a place that can not be rolled back any more.
+    /// The last section of a place that is stable.
     #[inline]
     pub(crate) fn stable(&self, place: Place) -> u64 {
         self.numbers(place).stable.load(Acquire)
@@ -161,7 +163,7 @@ impl SectionLogs {
         self.numbers(place).set_stable(number);
     }
 
-    /// Where a place's records are in the head.
+    /// The offset of a place's records in the head.
     pub(crate) fn offset(place: Place) -> usize {
         LOGS_AT + place as usize * LOG_BYTES
     }
@@ -171,7 +173,7 @@ impl SectionLogs {
         unsafe { self.head.add(SectionLogs::offset(place)) }
     }
 
-    /// Notes that what the record at an offset frees is free, or is about to be.
+    /// Notes that the block of the record at an offset is free, or is about to be freed.
     pub(crate) fn set_freed(&self, place: Place, at: usize) {
         assert!(at + RECORD_BYTES <= LOG_BYTES);
         compiler_fence(SeqCst);
@@ -181,27 +183,28 @@ impl SectionLogs {
         compiler_fence(SeqCst);
     }
 
-    /// The records of a place. None: there are more bytes than a log has.
+    /// The records of a place. None: the tail is beyond the end of the log.
     ///
     /// # Safety
-    /// Nobody changes the log as long as they are used.
+    /// Nobody changes the log while the records are used.
     pub(crate) unsafe fn read(&self, place: Place) -> Option<&[u8]> {
         let tail = self.tail(place).load(Acquire) as usize;
-        // SAFETY: bytes in use, of which there is room for so many; nobody changes them.
+        // SAFETY: bytes in use, within the log; nobody changes them.
         (tail <= LOG_BYTES).then(|| unsafe { std::slice::from_raw_parts(self.records(place).as_ptr(), tail) })
     }
 
-    /// Copies what all places have, to memory of zeros that is laid out as the head. Allocates nothing, and takes no lock.
+    /// Copies the logs of all places to zeroed memory with the layout of the head. Allocates nothing, and takes no
+    /// lock.
     ///
     /// # Safety
-    /// Nobody changes the logs meanwhile, and nobody else has the memory.
+    /// Nobody changes the logs meanwhile, and nobody else uses the memory.
     pub(crate) unsafe fn copy_to(&self, other: &SectionLogs) {
         for place in 0..PLACES as Place {
             let (from, to) = (self.numbers(place), other.numbers(place));
             let tail = from.tail.load(Acquire);
             to.tail.store(tail, Relaxed);
             to.stable.store(from.stable.load(Acquire), Relaxed);
-            // More than a log has makes no sense, and is told as that.
+            // A tail beyond the end is copied without bytes, and a reader reports it.
             if tail <= LOG_BYTES as u64 {
                 // SAFETY: bytes in use, and as many in the other memory.
                 unsafe { other.records(place).copy_from_nonoverlapping(self.records(place), tail as usize) };
@@ -209,7 +212,7 @@ impl SectionLogs {
         }
     }
 
-    /// No place has anything to undo.
+    /// Empties the logs of all places.
     pub(crate) fn settle_all(&self) {
         for place in 0..PLACES as Place {
             if self.tail(place).load(Relaxed) != 0 {
@@ -219,7 +222,7 @@ impl SectionLogs {
     }
 }
 
-/// The records in a log's bytes, each with where it is. None in the end: what is left makes no sense.
+/// Parses a log: each record with its offset. A last item of None means that the rest makes no sense.
 pub(crate) fn parse(log: &[u8]) -> impl Iterator<Item = Option<(usize, Record<'_>)>> {
     let mut at = 0;
     std::iter::from_fn(move || {
@@ -266,25 +269,25 @@ fn parse_one(log: &[u8]) -> Option<(Record<'_>, usize)> {
     Some((record, RECORD_BYTES))
 }
 
-/// Writes to the log of one thread. The program's own hooks write there, too, so its layout is theirs (`live/hooks.c`).
+/// Writes to the log of one thread. The program's own hooks write there, too, so `live/hooks.c` has the same layout.
 #[repr(C, align(64))]
 pub struct LogWriter {
-    /// Where the heap is.
+    /// The address of the heap.
     base: usize,
-    /// Bytes of address space that it has. 0: the thread is in no section.
+    /// The bytes of address space of the heap. 0: the thread is in no section.
     bytes: usize,
-    /// Bytes of the log in use, as a recovery sees it.
+    /// The number of bytes in use, as a recovery sees it.
     tail: *const AtomicU64,
     records: *mut u8,
-    /// Behind the record that begins the section, which is not in use before the next one is.
+    /// The offset behind the record that begins the section. That record comes into use only with the next one.
     begun: usize,
-    /// Bytes that there is room for.
+    /// The number of bytes for which there is room.
     room: usize,
-    /// In the upper 12 bits: which section the entries of the filter are of.
+    /// The number of the section to which filter entries belong, in the upper 12 bits.
     epoch: u64,
-    /// What the thread has in the heap that it had a section of last; the room above knows what that is.
+    /// The thread's state in the heap in which it had its last section. The module above knows the type.
     pub(crate) section: *mut (),
-    /// What the section has logged: address, size (4 bits), epoch.
+    /// A cache of the stores that the section has logged: address, size (4 bits), epoch.
     filter: [u64; FILTER],
 }
 
@@ -307,7 +310,7 @@ impl LogWriter {
         }
     }
 
-    /// A section begins, of a heap at these addresses, in the log of a place.
+    /// Begins a section in a heap at these addresses, with the log of a place.
     pub(crate) fn begin(&mut self, (base, bytes): (usize, usize), logs: &SectionLogs, place: Place, room: usize) {
         self.tail = logs.tail(place);
         self.records = logs.records(place).as_ptr();
@@ -318,7 +321,7 @@ impl LogWriter {
         (self.base, self.bytes) = (base, bytes);
     }
 
-    /// Writes the record that begins a section, the first of the log, in which nothing is in use; the section has logged nothing.
+    /// Writes the record that begins a section, at the start of an empty log, and clears the filter.
     #[inline(always)]
     pub(crate) fn prepare(&mut self, begin: &Record<'_>) {
         if holds(invariant::SECTION_FILTER_FORGETS) {
@@ -328,7 +331,7 @@ impl LogWriter {
         unsafe { self.records.cast::<[u64; 2]>().write(words_of(begin)) };
     }
 
-    /// The next section of the same heap begins, whose first record is written.
+    /// Begins the next section in the same heap; its first record is written already.
     #[inline(always)]
     pub(crate) fn go_on(&mut self, bytes: usize) {
         self.bytes = bytes;
@@ -340,7 +343,7 @@ impl LogWriter {
         unsafe { &*self.tail }
     }
 
-    /// What the filter knows holds no longer.
+    /// Invalidates all entries of the filter.
     #[inline]
     fn forget(&mut self) {
         #[cold]
@@ -354,19 +357,19 @@ impl LogWriter {
         }
     }
 
-    /// The thread is in no section.
+    /// Ends the section: the thread is in none now.
     #[inline]
     pub(crate) fn end(&mut self) {
         self.bytes = 0;
     }
 
-    /// Bytes of the log that are written, the record that begins the section among them.
+    /// The bytes of the log that are written, including the record that begins the section.
     #[inline]
     pub(crate) fn used(&self) -> usize {
         self.begun.max(self.tail().load(Relaxed) as usize)
     }
 
-    /// Whether the section that was prepared has logged anything.
+    /// Whether the prepared section has logged anything.
     #[inline(always)]
     pub(crate) fn has_logged(&self) -> bool {
         self.tail().load(Relaxed) != 0
@@ -381,19 +384,21 @@ impl LogWriter {
         self.room = room;
     }
 
-    /// Whether so many bytes more fit.
+    /// Whether this many bytes more fit.
     #[inline]
     pub(crate) fn has_room(&self, bytes: usize) -> bool {
         bytes <= self.room - self.used()
     }
 
-    /// Writes the record that begins a section, which a recovery sees with the next one. There is room for it.
+    /// Writes the record that begins a section; a recovery sees it together with the next record. The caller has made
+    /// sure that there is room.
     pub(crate) fn append_begin(&mut self, begin: &Record<'_>) {
         let at = self.used();
         self.begun = self.write(at, begin);
     }
 
-    /// Appends a record that a recovery sees from now on: what the caller stores comes behind this. There is room for it.
+    /// Appends a record that a recovery sees from now on; the caller makes its store after this. The caller has made
+    /// sure that there is room. Returns the record's offset.
     pub(crate) fn append(&mut self, record: &Record<'_>) -> usize {
         let at = self.used();
         let used = self.write(at, record);
@@ -401,7 +406,7 @@ impl LogWriter {
         at
     }
 
-    /// Where the record ends.
+    /// Writes a record; returns the offset of its end.
     fn write(&mut self, at: usize, record: &Record<'_>) -> usize {
         let words = words_of(record);
         // SAFETY: the caller has seen that there is room, in the log of this thread.
@@ -424,13 +429,13 @@ impl LogWriter {
         }
     }
 
-    /// What is behind so many bytes is not in the log any more.
+    /// Removes the records behind this offset from the log.
     pub(crate) fn cut_back(&mut self, used: usize) {
         self.forget();
         self.publish(used);
     }
 
-    /// Whether these bytes were logged in this section; if not, they count as logged from now on.
+    /// Whether these bytes were logged in this section. If not, they count as logged from now on.
     pub(crate) fn is_known(&mut self, address: usize, len: usize) -> bool {
         if !(1..=8).contains(&len) {
             return false;
@@ -471,7 +476,7 @@ mod tests {
         }
         let read: Vec<_> = parse(&log).map(|found| found.expect("a record").1).collect();
         assert_eq!(read, records);
-        // No bytes are read beyond the end, and what makes no sense is told.
+        // Reading stays within the bytes, and a cut-off record is reported.
         for end in 0..log.len() {
             let all: Vec<_> = parse(&log[..end]).collect();
             assert!(all.iter().filter(|found| found.is_none()).count() <= 1);

@@ -1,4 +1,4 @@
-//! Locks of sections, and what they say about who had them last: a section that may still be rolled back.
+//! Locks of sections, each with a mark that names the last section that held it, if that may still be rolled back.
 
 use super::section_log::SectionId;
 use parking_lot::RawRwLock;
@@ -7,7 +7,7 @@ use std::cell::UnsafeCell;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Written and read by whoever has the lock. All zeros: nobody.
+/// Names a section. Only the thread that holds the lock writes and reads it. All zeros: no section.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub(crate) struct Mark {
@@ -21,13 +21,13 @@ impl Mark {
         Mark { place: AtomicU64::new(0), number: AtomicU64::new(0), clock: AtomicU64::new(0) }
     }
 
-    /// Whether it says nothing.
+    /// Whether the mark names no section.
     #[inline]
     pub(crate) fn is_clear(&self) -> bool {
         self.number.load(Relaxed) == 0
     }
 
-    /// A section, and the clock of its thread then.
+    /// The section, and its thread's clock at that time.
     #[inline]
     pub(crate) fn read(&self) -> Option<(SectionId, u64)> {
         match self.number.load(Relaxed) {
@@ -47,7 +47,7 @@ impl Mark {
     }
 }
 
-/// A lock that begins and ends sections, and what it says about who had it last.
+/// A lock that begins and ends sections, with the mark of the last section that held it.
 #[repr(C)]
 pub(crate) struct MarkedLock {
     raw: UnsafeCell<RawRwLock>,
@@ -56,10 +56,10 @@ pub(crate) struct MarkedLock {
 
 // SAFETY: a lock, and atomics.
 unsafe impl Send for MarkedLock {}
-// SAFETY: as above; what replaces the lock is alone with it.
+// SAFETY: as above; the thread that replaces the lock is the only one that uses it.
 unsafe impl Sync for MarkedLock {}
 
-/// How a lock is held.
+/// The mode in which a lock is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     Exclusive,
@@ -73,11 +73,11 @@ impl MarkedLock {
 
     #[inline]
     fn raw(&self) -> &RawRwLock {
-        // SAFETY: replaced only by `reset`, as nobody uses it.
+        // SAFETY: replaced only by `reset`, while nobody uses it.
         unsafe { &*self.raw.get() }
     }
 
-    /// Nobody has it: who had it is gone.
+    /// Frees the lock: the thread that held it is gone.
     pub(crate) fn reset(&self) {
         self.mark.clear();
         // SAFETY: no other thread uses it before the caller has said that it is done.
@@ -100,7 +100,7 @@ impl MarkedLock {
         }
     }
 
-    /// Whether it is held so, by whomever.
+    /// Whether any thread holds the lock in this mode.
     pub(crate) fn is_locked(&self, mode: Mode) -> bool {
         match mode {
             Mode::Exclusive => self.raw().is_locked_exclusive(),
@@ -109,7 +109,7 @@ impl MarkedLock {
     }
 
     /// # Safety
-    /// This thread has it so.
+    /// This thread holds the lock in this mode.
     #[inline]
     pub(crate) unsafe fn unlock(&self, mode: Mode) {
         // SAFETY: the caller's promise.

@@ -1,45 +1,46 @@
-//! What an opening makes of the logs that a killed process left: which sections are undone, and in which order.
+//! Recovery of the sections of a killed process: reads the logs, and decides which sections are undone, and in which
+//! order.
 //!
-//! A section is undone if it is not complete, or has seen what one did that is undone, or if one before it of the same thread
-//! is undone. The others have happened. Nothing here changes a log, and to undo is to store old bytes: killed in between, an
-//! opening does all of it again.
+//! A section is undone if it is not complete, if it has seen changes of a section that is undone, or if an earlier
+//! section of the same thread is undone. All others have happened. Recovery changes no log, and undoing only stores old
+//! bytes. So if an opening is killed during it, the next opening repeats all of it.
 
 use super::section_log::{PLACES, Place, Record, SectionId, SectionLogs, parse};
 use crate::invariant;
 use std::ops::Range;
 use untorn_os::holds;
 
-/// Bytes that were at an address.
+/// Old bytes, to be stored at an address.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Old {
     pub address: usize,
     pub bytes: Vec<u8>,
 }
 
-/// What has to be done.
+/// The actions of a recovery.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Recovery {
-    /// In this order.
+    /// Bytes to restore, in this order.
     pub restore: Vec<Old>,
-    /// Blocks that are nobody's, if they are allocated.
+    /// Blocks to free, if they are allocated.
     pub free: Vec<usize>,
-    /// Sections that are undone as they were not complete, and those that are undone with them.
+    /// The number of sections that are undone because they were not complete, and of those that are undone with them.
     pub incomplete: usize,
     pub cascaded: usize,
 }
 
-/// A section, as a log tells of it.
+/// A section as its log records it.
 struct Found<'l> {
     number: u64,
     complete: bool,
     depends: Vec<SectionId>,
-    /// Each with the clock then.
+    /// Old bytes, each with the thread's clock at that time.
     old: Vec<(u64, Record<'l>)>,
     allocated: Vec<usize>,
     frees: Vec<usize>,
 }
 
-/// The sections of a place, in order. None: the log makes no sense.
+/// The sections in the log of a place, in order. None: the log makes no sense.
 fn sections_of(log: &[u8]) -> Option<Vec<Found<'_>>> {
     let (mut all, mut now): (Vec<Found<'_>>, u64) = (Vec::new(), 0);
     for found in parse(log) {
@@ -79,7 +80,7 @@ fn sections_of(log: &[u8]) -> Option<Vec<Found<'_>>> {
     Some(all)
 }
 
-/// How many sections of each place have happened: as many as can.
+/// The number of sections of each place that have happened: the largest consistent set.
 fn happened(places: &[Vec<Found<'_>>], stable: impl Fn(Place) -> u64) -> Vec<usize> {
     let mut limits: Vec<usize> =
         places.iter().map(|all| all.iter().take_while(|section| section.complete).count()).collect();
@@ -113,7 +114,7 @@ pub(crate) unsafe fn recover(logs: &SectionLogs, heap: Range<usize>) -> Option<R
         // SAFETY: the caller's promise.
         let mut all = sections_of(unsafe { logs.read(place) }?)?;
         let stable = logs.stable(place);
-        // What they free may not have been freed yet.
+        // The blocks that these sections free may not be freed yet.
         let past = all.iter().take_while(|section| section.number <= stable).count();
         recovery.free.extend(all.drain(..past).flat_map(|section| section.frees));
         places.push(all);
@@ -136,7 +137,7 @@ pub(crate) unsafe fn recover(logs: &SectionLogs, heap: Range<usize>) -> Option<R
     if !holds(invariant::SECTION_UNDONE) {
         return Some(recovery);
     }
-    // Of one place, records are in order; between places the clock tells. The latest comes first.
+    // Records of one place are in order; between places the clock orders them. The latest comes first.
     undone.reverse();
     if holds(invariant::SECTION_UNDONE_IN_ORDER) {
         undone.sort_by_key(|(clock, _)| std::cmp::Reverse(*clock));
@@ -165,12 +166,12 @@ mod tests {
     use std::sync::atomic::Ordering::Relaxed;
     use untorn_os::LIVE_HEAD_BYTES;
 
-    /// Logs in plain memory, of pages that nobody touched.
+    /// Runs `work` with logs in zeroed memory.
     fn with_logs(work: impl FnOnce(&SectionLogs, &mut dyn FnMut(Place, &[Record<'_>]))) {
         let layout = std::alloc::Layout::from_size_align(LIVE_HEAD_BYTES, 4096).unwrap();
         // SAFETY: a size that is not zero.
         let head = NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) }).unwrap();
-        // SAFETY: as many bytes as a head has, which live longer than what uses them.
+        // SAFETY: as many bytes as a head has, which outlive every use.
         let logs = unsafe { SectionLogs::at(head) };
         let mut write = |place: Place, records: &[Record<'_>]| {
             logs.tail(place).store(0, Relaxed);
@@ -195,7 +196,7 @@ mod tests {
         Record::Depends { on: SectionId { place, number } }
     }
 
-    /// The addresses that are brought back, in order, and what is freed.
+    /// The addresses that are restored, in order, and the blocks that are freed.
     fn outcome(logs: &SectionLogs) -> Option<(Vec<usize>, Vec<usize>)> {
         // SAFETY: this thread alone has them.
         let once = unsafe { recover(logs, 100..200) };
@@ -208,7 +209,7 @@ mod tests {
     fn what_saw_an_incomplete_section_is_undone_with_it() {
         with_logs(|logs, write| {
             write(0, &[begin(1, 1), store(101, 1), store(102, 2)]);
-            // Of the second thread, the second section saw it, and the third comes behind that.
+            // The second section of the second thread has seen it, and the third follows the second.
             write(
                 1,
                 &[
@@ -239,7 +240,7 @@ mod tests {
                 ],
             );
             assert_eq!(outcome(logs), Some((vec![120, 112, 111, 130, 102, 101], vec![160])));
-            // Once the first one is stable, nothing is undone, and what was to be freed is.
+            // Once the first section is stable, nothing is undone, and its freed block is freed.
             logs.set_stable(0, 1);
             assert_eq!(outcome(logs), Some((vec![], vec![150])));
         });

@@ -1,13 +1,13 @@
-//! Which complete sections can not be rolled back any more, while the program runs.
+//! Finds out which complete sections have become stable (they cannot be rolled back any more) while the program runs.
 //!
-//! Most sections are stable when they end, and never come here. One that has seen what another one did that had not ended
-//! waits until that one has. Sections may have seen each other, so none is waited for: whenever one ends, as many as can become
-//! stable together do.
+//! Most sections are stable when they end, and never come here. A section that has seen changes of an unfinished
+//! section waits until that one has ended. Sections may have seen each other, so no section waits for a single other
+//! one: whenever one ends, the largest possible set becomes stable together.
 
 use super::section_log::{PLACES, Place, SectionId};
 use std::collections::VecDeque;
 
-/// What is done once a section can not be rolled back any more.
+/// A callback for the time when a section is stable.
 pub(crate) type Then = Box<dyn FnOnce() + Send>;
 
 /// A section that is complete.
@@ -16,16 +16,16 @@ pub(crate) struct Complete {
     pub number: u64,
     pub depends: Vec<SectionId>,
     pub then: Vec<Then>,
-    /// Blocks to be freed, and where in the log that stands.
+    /// Blocks to be freed, each with the offset of its record in the log.
     pub frees: Vec<(usize, usize)>,
-    /// It changed more than its log had room for.
+    /// The section changed more than its log had room for.
     pub unlogged: bool,
 }
 
-/// Sections of threads that had no place come under this number; nothing depends on them by it.
+/// The index for sections of threads without a place; no section can depend on them by this number.
 const NO_PLACE: usize = PLACES;
 
-/// Complete sections that are not stable, by place, in order.
+/// Complete sections that are not stable yet, by place, in order.
 pub(crate) struct Stability {
     waiting: [VecDeque<Complete>; PLACES + 1],
 }
@@ -39,7 +39,7 @@ impl Stability {
         self.waiting[place.map_or(NO_PLACE, usize::from)].push_back(section);
     }
 
-    /// Something to be done once everything of a place that waits is stable. Returned, if nothing does.
+    /// Adds a callback for the time when all waiting sections of a place are stable. Returns it if none waits.
     pub(crate) fn add_then(&mut self, place: Option<Place>, then: Then) -> Option<Then> {
         match self.waiting[place.map_or(NO_PLACE, usize::from)].back_mut() {
             Some(last) => {
@@ -50,7 +50,8 @@ impl Stability {
         }
     }
 
-    /// Takes out what becomes stable, each with its place, in order. `is_stable`: of what is not here.
+    /// Takes out the sections that become stable, each with its place, in order. `is_stable` answers for sections that
+    /// do not wait here.
     pub(crate) fn settle(&mut self, is_stable: impl Fn(&SectionId) -> bool) -> Vec<(Option<Place>, Complete)> {
         let mut limits: [usize; PLACES + 1] = std::array::from_fn(|place| self.waiting[place].len());
         loop {
@@ -81,7 +82,7 @@ impl Stability {
         settled
     }
 
-    /// Nothing waits any more.
+    /// Removes all waiting sections.
     pub(crate) fn clear(&mut self) {
         self.waiting.iter_mut().for_each(VecDeque::clear);
     }
@@ -104,7 +105,8 @@ mod tests {
     #[test]
     fn as_many_as_can_become_stable_together() {
         let mut stability = Stability::new();
-        // A circle of two, one behind each, and one that waits for a section that has not ended.
+        // Two sections that depend on each other, one that depends on each of them, and one that waits for an
+        // unfinished section.
         stability.add(Some(1), section(5, &[(2, 7)]));
         stability.add(Some(1), section(6, &[(3, 1)]));
         stability.add(Some(2), section(7, &[(1, 5), (4, 2)]));

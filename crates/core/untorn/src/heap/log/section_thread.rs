@@ -1,6 +1,7 @@
-//! A thread's section: its log, what it depends on, and what is done when it ends.
+//! A thread's section: its log, its dependencies, and the work at its end.
 //!
-//! A thread has a place in each live heap that it has had sections of, until it ends. It is in a section of one heap at a time.
+//! A thread keeps a place in each live heap in which it has had sections, until the thread ends. It is in sections of
+//! only one heap at a time.
 
 use super::live_head::LiveHead;
 use super::section_log::{
@@ -17,10 +18,10 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 use untorn_journal::Error;
 use untorn_os::{holds, is_asymmetric, process_generation};
 
-/// What the section of a thread is of.
+/// The heap of a thread's sections.
 #[derive(Clone)]
 pub(crate) struct SectionHeap {
-    /// They stay where they are for ever.
+    /// The heap's sections, which stay at their address for ever.
     pub sections: &'static Sections,
     pub opening: u64,
     /// The heap's address space.
@@ -35,15 +36,15 @@ struct Log {
     logs: SectionLogs,
     numbers: &'static Numbers,
     busy: &'static Busy,
-    /// Bytes that it has room for.
+    /// The bytes for which the log has room.
     room: usize,
     /// Sections may begin and end by [`ThreadSections::begin_at_once`] and [`ThreadSections::end_at_once`].
     at_once: bool,
-    /// The section began behind none that left something to do.
+    /// The section began with an empty log: the sections before it left nothing to do.
     usual: bool,
-    /// The record that begins the section is in it.
+    /// The log has the record that begins the section.
     begun: bool,
-    /// Where the section begins in it.
+    /// The offset at which the section begins in the log.
     begun_at: usize,
     number: u64,
     clock: u64,
@@ -53,49 +54,50 @@ struct Log {
 pub(crate) struct ThreadSections {
     heap: SectionHeap,
     process: u64,
-    /// None: there was none to be had. What its sections change is protected as a change under a guard is.
+    /// None: no log was available. Then the section is protected like a change under a guard.
     log: Option<Log>,
-    /// Locks, and explicit sections, that the thread holds.
+    /// The number of locks and explicit sections that the thread holds.
     depth: usize,
-    /// The lock by which the section began, if it may end by [`ThreadSections::end_at_once`]: it has no other lock, and when it
-    /// ends there is nothing to do but to empty its log.
+    /// The lock with which the section began, if the section may end by [`ThreadSections::end_at_once`]: it holds no
+    /// other lock, and its end only has to empty the log.
     first: *const MarkedLock,
-    /// The next section may begin by [`ThreadSections::begin_at_once`]: none is open, and what it begins with is in the log.
+    /// The next section may begin by [`ThreadSections::begin_at_once`]: none is open, and its first record is already
+    /// in the log.
     ready: bool,
-    /// Bytes of the heap's address space.
+    /// The size of the heap's address space.
     bytes: usize,
-    /// Of these, how often the lock of the heap.
+    /// The part of `depth` that is due to the lock of the heap.
     own_lock: usize,
     depends: Vec<SectionId>,
-    /// Blocks that it frees, and where in the log that stands.
+    /// Blocks that the section frees, each with the offset of its record in the log.
     frees: Vec<(usize, usize)>,
     then: Vec<Then>,
-    /// Somebody may depend on it.
+    /// Another section may depend on this one.
     marked: bool,
-    /// It changed what its log had no room for.
+    /// The section changed more than its log had room for.
     unlogged: bool,
-    /// A section that had no log may still wait.
+    /// A section without a log may still wait to become stable.
     unplaced: bool,
 }
 
-/// What is left to do once a section has ended, outside of the lock that ended it.
+/// The work that is left once a section has ended, to be done without the lock that ended it.
 #[must_use]
 #[derive(Default)]
 pub(crate) struct Ended {
     pub settled: Settled,
-    /// The section itself, if it is stable: blocks to free, and what to call.
+    /// Blocks to free and callbacks to call for the section itself, if it is stable.
     pub frees: Vec<(usize, usize)>,
     pub then: Vec<Then>,
-    /// Where the thread is in no section any more.
+    /// The place whose thread is in no section any more.
     pub place: Option<Place>,
     /// The log is to be emptied when the blocks are free.
     pub empties: bool,
 }
 
-/// Where what a thread stores is logged: in memory of the program's own, if it has hooks.
+/// Finds the log writer of the calling thread, if the program has hooks: then it is in the program's own memory.
 static WRITER_OF_HOOKS: std::sync::OnceLock<extern "C" fn() -> *mut LogWriter> = std::sync::OnceLock::new();
 
-/// The program has hooks, which write to the log that this call returns, of its thread.
+/// Registers the program's hooks: they write to the log writer that this call returns for the calling thread.
 pub fn set_hooks(writer: extern "C" fn() -> *mut LogWriter) {
     let _ = WRITER_OF_HOOKS.set(writer);
 }
@@ -106,33 +108,34 @@ pub fn has_hooks() -> bool {
 }
 
 thread_local! {
-    /// It knows what the thread has in the heap of its section, or of its last one. No destructor: it works while the thread ends.
+    /// The log writer of this thread. It has the state of the heap of its section, or of its last one. It has no
+    /// destructor, so that it works while the thread ends.
     static WRITER: Cell<*mut LogWriter> = const { Cell::new(null_mut()) };
     static ALL: All = const { All(RefCell::new(Vec::new())) };
 }
 
-/// Dropped when the thread ends.
+/// A thread's state in all heaps, dropped when the thread ends.
 struct All(RefCell<Vec<*mut ThreadSections>>);
 
 impl Drop for All {
     fn drop(&mut self) {
         set_current(null_mut());
         for one in self.0.take() {
-            // SAFETY: made by `Box::into_raw`, and nobody else's any more.
+            // SAFETY: made by `Box::into_raw`, and nobody else uses it any more.
             let one = unsafe { Box::from_raw(one) };
             one.thread_ends();
         }
     }
 }
 
-/// The writer of this thread.
+/// The log writer of this thread.
 #[inline]
 pub(crate) fn writer() -> *mut LogWriter {
     #[cold]
     fn find() -> *mut LogWriter {
         let found = match WRITER_OF_HOOKS.get() {
             Some(writer) => writer(),
-            // As long as the process, since a thread may store while it ends.
+            // Leaked on purpose, since a thread may store while it ends.
             None => Box::into_raw(Box::new(LogWriter::new())),
         };
         WRITER.set(found);
@@ -142,10 +145,10 @@ pub(crate) fn writer() -> *mut LogWriter {
     if known.is_null() { find() } else { known }
 }
 
-/// What the thread of a writer has in the heap that it had a section of last.
+/// The thread's state in the heap in which it had its last section.
 ///
 /// # Safety
-/// The writer is this thread's. The caller lets go of the result before it asks for another one.
+/// The writer is this thread's. The caller stops using the result before it asks for another one.
 #[inline]
 pub(crate) unsafe fn current_of<'t>(writer: *mut LogWriter) -> Option<&'t mut ThreadSections> {
     // SAFETY: the caller's promise, and a box of this thread's, which it frees when it ends.
@@ -154,9 +157,9 @@ pub(crate) unsafe fn current_of<'t>(writer: *mut LogWriter) -> Option<&'t mut Th
 
 #[inline]
 fn current<'t>() -> Option<&'t mut ThreadSections> {
-    // A thread without sections needs no writer, which would be left behind when it ends.
+    // Do not make a writer for a thread without sections: it would leak when the thread ends.
     let known = NonNull::new(WRITER.get())?;
-    // SAFETY: this thread's; each caller lets go of it before it calls another one.
+    // SAFETY: this thread's; each caller stops using it before it calls another one.
     unsafe { current_of(known.as_ptr()) }
 }
 
@@ -168,15 +171,15 @@ pub(crate) fn set_current(section: *mut ThreadSections) {
     unsafe { (*writer()).section = section.cast() };
 }
 
-/// The section that this thread is in, of any heap.
+/// The section that this thread is in, in any heap.
 #[inline]
 pub(crate) fn open_section<'t>() -> Option<&'t mut ThreadSections> {
     let section = current();
-    // In a forked child there is none: its memory is the parent's.
+    // In a forked child there is none: the state is the parent's.
     section.filter(|section| section.depth > 0 && section.process == process_generation())
 }
 
-/// Bytes are about to be changed. Those that are not in the heap of the thread's section are nothing to it.
+/// Logs bytes that are about to be changed. Bytes out of the heap of the thread's section are ignored.
 ///
 /// # Safety
 /// They can be read, and no other thread changes them.
@@ -191,25 +194,25 @@ pub unsafe fn log(address: usize, len: usize) {
     }
 }
 
-/// The section that this thread is in, of this opening of a heap.
+/// The section that this thread is in, if it is in this opening of a heap.
 #[inline]
 pub(crate) fn section_of<'t>(opening: u64) -> Option<&'t mut ThreadSections> {
     open_section().filter(|section| section.heap.opening == opening)
 }
 
-/// What this thread has in the heap that it had a section of last, if that is this one.
+/// The thread's state in the heap in which it had its last section, if that is this opening.
 #[inline]
 pub(crate) fn last_sections<'t>(opening: u64) -> Option<&'t mut ThreadSections> {
     current().filter(|last| last.heap.opening == opening && last.process == process_generation())
 }
 
-/// What this thread has in a heap, whatever it used since.
+/// The thread's state in a heap, whichever heap it used last.
 pub(crate) fn known_sections<'t>(opening: u64) -> Option<&'t mut ThreadSections> {
     let known = ALL.try_with(|all| {
         // SAFETY: boxes of this thread's.
         all.0.borrow().iter().copied().find(|one| unsafe { &**one }.is_of(opening))
     });
-    // While the thread ends, there is no list any more.
+    // While the thread ends, the list is gone.
     match known {
         // SAFETY: as in `current`.
         Ok(known) => known.map(|known| unsafe { &mut *known }),
@@ -217,10 +220,10 @@ pub(crate) fn known_sections<'t>(opening: u64) -> Option<&'t mut ThreadSections>
     }
 }
 
-/// What this thread has in a heap, made if it has nothing there.
+/// The thread's state in a heap, created if there is none.
 ///
 /// # Errors
-/// It is in a section of another heap, or ends.
+/// The thread is in a section of another heap, or it is ending.
 pub(crate) fn sections_in<'t>(heap: &SectionHeap) -> Result<&'t mut ThreadSections, Error> {
     if let Some(current) = current() {
         if current.heap.opening == heap.opening && current.process == process_generation() {
@@ -236,7 +239,7 @@ pub(crate) fn sections_in<'t>(heap: &SectionHeap) -> Result<&'t mut ThreadSectio
             // SAFETY: a box of this thread's.
             let gone = unsafe { &**one }.is_gone();
             if gone {
-                // SAFETY: made by `Box::into_raw`, and nobody else has it.
+                // SAFETY: made by `Box::into_raw`, and nobody else uses it.
                 drop(unsafe { Box::from_raw(*one) });
             }
             !gone
@@ -250,14 +253,14 @@ pub(crate) fn sections_in<'t>(heap: &SectionHeap) -> Result<&'t mut ThreadSectio
         })
     });
     let Ok(found) = found else {
-        // Locks of pthread are taken all the same, and their callers do not look.
+        // Callers that lock a pthread lock do not look at errors, so this is logged.
         tracing::warn!("a thread that is ending can begin no section: what it does under a lock is not all or nothing");
         return Err(Error::invalid("a thread that is ending can begin no section"));
     };
     set_current(found);
     // SAFETY: as in `current`.
     let found = unsafe { &mut *found };
-    // The writer had the log of another heap.
+    // The writer was set up for the log of another heap.
     found.ready = false;
     Ok(found)
 }
@@ -286,7 +289,7 @@ impl ThreadSections {
         self.heap.opening == opening && self.process == process_generation()
     }
 
-    /// The heap was closed, or is the parent's.
+    /// Whether the heap was closed, or the state is a parent process's.
     fn is_gone(&self) -> bool {
         self.process != process_generation() || !self.heap.sections.are_of(self.heap.opening)
     }
@@ -337,11 +340,11 @@ impl ThreadSections {
         unsafe { &mut *writer() }
     }
 
-    /// Whether the thread has a log, which it gets if it has none; otherwise the next section needs a guard. `at_once`: nothing
-    /// but the log needs to know of its sections.
+    /// Whether the thread has a log; takes one if it has none. Without a log, the next section needs a guard.
+    /// `at_once`: sections may begin and end without a call to anything but the log.
     ///
     /// # Errors
-    /// There is no room for one.
+    /// There is no room for a log.
     pub(crate) fn find_log(&mut self, at_once: bool) -> std::io::Result<bool> {
         if self.log.is_none()
             && let Some((place, room)) = self.heap.sections.take_place()?
@@ -365,15 +368,15 @@ impl ThreadSections {
         Ok(self.log.is_some())
     }
 
-    /// A lock, or a section within this one.
+    /// Counts one more lock, or a nested section.
     #[inline]
     pub(crate) fn deepen(&mut self) {
         self.first = null();
         self.depth += 1;
     }
 
-    /// Begins a section as most begin: the outermost, behind one that left nothing to do, and no commit waits. False: nothing
-    /// was done.
+    /// Begins a section by the fast path: it is outermost, the sections before it left nothing to do, and no commit
+    /// waits. False: nothing was done.
     #[inline(always)]
     pub(crate) fn begin_at_once(&mut self, writer: &mut LogWriter, lock: &MarkedLock) -> bool {
         let opening = self.heap.opening;
@@ -390,7 +393,7 @@ impl ThreadSections {
         true
     }
 
-    /// Takes back [`ThreadSections::begin_at_once`], behind which nothing was logged.
+    /// Takes back [`ThreadSections::begin_at_once`], after which nothing was logged.
     #[cold]
     pub(crate) fn cancel(&mut self, writer: &mut LogWriter) {
         (self.depth, self.first) = (0, null());
@@ -399,8 +402,8 @@ impl ThreadSections {
         self.leave();
     }
 
-    /// Ends a section as most end: nothing waits for it, nor it for anything. False: nothing was done. Otherwise the lock that
-    /// ends it is given back behind this, and then comes [`ThreadSections::leave`].
+    /// Ends a section by the fast path: no section waits for it, and it waits for none. False: nothing was done.
+    /// Otherwise the caller gives back the lock, and then calls [`ThreadSections::leave`].
     #[inline(always)]
     pub(crate) fn end_at_once(&mut self, writer: &mut LogWriter, lock: &MarkedLock) -> bool {
         if self.first != std::ptr::from_ref(lock) || self.process != process_generation() {
@@ -421,7 +424,7 @@ impl ThreadSections {
         true
     }
 
-    /// The thread is in no section any more, behind [`ThreadSections::end_at_once`].
+    /// Notes that the thread is in no section any more, after [`ThreadSections::end_at_once`].
     #[inline(always)]
     pub(crate) fn leave(&self) {
         if let Some(log) = &self.log {
@@ -429,7 +432,7 @@ impl ThreadSections {
         }
     }
 
-    /// Begins the outermost section. The thread has a log, or a guard that says that something is being changed.
+    /// Begins the outermost section. The thread has a log, or a guard that marks a change in progress.
     pub(crate) fn begin(&mut self, may_pass: impl Fn() -> bool) {
         (self.depth, self.first, self.ready) = (1, null(), false);
         let Some(log) = &mut self.log else { return };
@@ -454,7 +457,7 @@ impl ThreadSections {
         }
     }
 
-    /// From now on the section is protected as a change under a guard is: killed, the heap goes back to its last cut.
+    /// Protects the section like a change under a guard from now on: a kill takes the heap back to its last cut.
     fn go_unlogged(&mut self) {
         if !self.unlogged {
             self.unlogged = true;
@@ -468,7 +471,8 @@ impl ThreadSections {
         }
     }
 
-    /// Appends a record that a recovery sees from now on. Without room for it the section is unlogged.
+    /// Appends a record that a recovery sees from now on. Without room for it, the section becomes unlogged. Returns
+    /// the record's offset.
     fn log_record(&mut self, record: &Record<'_>) -> usize {
         let Some(log) = self.log.as_ref().filter(|_| !self.unlogged) else { return 0 };
         let bytes = match record {
@@ -483,7 +487,7 @@ impl ThreadSections {
         0
     }
 
-    /// Whether so many bytes more can be logged.
+    /// Whether this many bytes more can be logged.
     pub(crate) fn can_log(&self, len: usize) -> bool {
         let Some(log) = self.log.as_ref().filter(|_| !self.unlogged) else { return true };
         let writer = self.writer();
@@ -512,12 +516,12 @@ impl ThreadSections {
         }
     }
 
-    /// The section has allocated a block.
+    /// Logs that the section has allocated a block.
     pub(crate) fn allocated(&mut self, address: usize) {
         self.log_record(&Record::Allocated { address });
     }
 
-    /// The section frees a block when it has ended. False: it has said so before.
+    /// Notes that the section frees a block when it has ended. False: it has freed this block before.
     pub(crate) fn frees(&mut self, address: usize) -> bool {
         if self.frees.iter().any(|(_, other)| *other == address) {
             return false;
@@ -528,7 +532,7 @@ impl ThreadSections {
         true
     }
 
-    /// The thread has taken a lock; maybe the section begins with it.
+    /// Notes that the thread has taken a lock, perhaps the one with which the section begins.
     pub(crate) fn has_locked(&mut self, lock: &MarkedLock, mode: Mode) {
         if self.depth == 1 && mode == Mode::Exclusive && self.log.as_ref().is_some_and(|log| log.usual) {
             self.first = lock;
@@ -536,7 +540,8 @@ impl ThreadSections {
         self.has_taken(&lock.mark);
     }
 
-    /// The thread has taken a lock that has this mark: the section depends on who left it, unless that one is stable.
+    /// Notes that the thread has taken a lock with this mark: the section depends on the section in the mark, unless
+    /// that one is stable.
     #[inline]
     pub(crate) fn has_taken(&mut self, mark: &Mark) {
         if let Some((on, clock)) = mark.read() {
@@ -563,7 +568,8 @@ impl ThreadSections {
         }
     }
 
-    /// The thread is about to give a lock back, and goes on with its section: whoever takes the lock depends on it.
+    /// Marks a lock that the thread is about to give back while its section goes on: the next holder depends on this
+    /// section.
     #[inline]
     pub(crate) fn marks(&mut self, mark: &Mark) {
         self.marked = true;
@@ -572,13 +578,13 @@ impl ThreadSections {
         }
     }
 
-    /// One lock less, and the section goes on.
+    /// Counts one lock less; the section goes on.
     #[inline]
     pub(crate) fn rise(&mut self) {
         self.depth -= 1;
     }
 
-    /// The outermost section ends; the lock that ends it is given back behind this.
+    /// Ends the outermost section; the caller gives back the last lock after this.
     pub(crate) fn end(&mut self, mark: Option<&Mark>) -> Ended {
         (self.depth, self.first) = (0, null());
         let logs = self.heap.logs;
@@ -590,7 +596,8 @@ impl ThreadSections {
         // SAFETY: as in `writer`.
         let writer = unsafe { &mut *writer() };
         let Some(log) = &mut self.log else {
-            // The guard ends with the section; what it depends on is waited for by a guard of its own.
+            // The guard ends with the section. If the section depends on others, a second guard is held until they are
+            // stable.
             if !self.depends.is_empty() {
                 self.heap.head.begin_change();
                 self.unplaced = true;
@@ -627,7 +634,7 @@ impl ThreadSections {
             return ended;
         }
         if !is_logged && !marked && self.depends.is_empty() {
-            // It changed nothing.
+            // The section changed nothing.
             writer.end();
             for then in std::mem::take(&mut ended.then) {
                 ended.then.extend(sections.add_then(Some(place), then));
@@ -653,11 +660,11 @@ impl ThreadSections {
         ended
     }
 
-    /// Called when everything so far can not be undone any more. Returned, if that is so now.
+    /// Registers a callback for the time when nothing so far can be undone any more. Returns it if that is already so.
     pub(crate) fn on_stable(&mut self, then: Then) -> Option<Then> {
         let sections = self.heap.sections;
         let then: Then = match self.unplaced {
-            // Whatever it waits for besides, it waits for what had no log.
+            // After everything else, it also waits for the sections without a log.
             true => Box::new(move || {
                 if let Some(then) = sections.add_then(None, then) {
                     then();
@@ -676,7 +683,7 @@ impl ThreadSections {
         }
     }
 
-    /// What the section has logged so far.
+    /// The records that the section has logged so far.
     fn records(&self) -> Vec<Record<'_>> {
         let Some(log) = self.log.as_ref().filter(|log| log.begun) else { return Vec::new() };
         // SAFETY: this thread's log, up to where it has written.
@@ -684,7 +691,8 @@ impl ThreadSections {
         parse(&all[log.begun_at..]).flatten().map(|found| found.1).collect()
     }
 
-    /// What the section has changed, newest first: where, and the old bytes; the blocks that it has allocated.
+    /// Passes the section's old bytes and their addresses to `put`, newest first; returns the blocks that it has
+    /// allocated.
     fn take_back(&self, mut put: impl FnMut(usize, &[u8])) -> Vec<usize> {
         let mut allocated = Vec::new();
         for record in self.records().iter().rev() {
@@ -698,7 +706,7 @@ impl ThreadSections {
         allocated
     }
 
-    /// Takes back what the section has changed, in a copy of a heap that is at this address; the blocks that it has allocated.
+    /// Undoes the section in a copy of a heap at this address; returns the blocks that it has allocated.
     pub(crate) fn undo_in(&self, base: usize, copy: &mut [u8]) -> Vec<usize> {
         self.take_back(|address, old| {
             if let Some(there) = copy.get_mut(address - base..).and_then(|rest| rest.get_mut(..old.len())) {
@@ -707,10 +715,10 @@ impl ThreadSections {
         })
     }
 
-    /// Takes back what the section has changed so far; the blocks that it has allocated, to be freed.
+    /// Undoes the section so far; returns the blocks that it has allocated, for the caller to free.
     ///
     /// # Safety
-    /// No other thread has seen any of it.
+    /// No other thread has seen any of its changes.
     pub(crate) unsafe fn undo(&mut self) -> Vec<usize> {
         self.frees.clear();
         self.then.clear();
@@ -723,9 +731,9 @@ impl ThreadSections {
             unsafe { at.copy_from_nonoverlapping(old.as_ptr(), old.len()) };
         });
         self.first = null();
-        // What it had allocated is a leak after a kill from here on.
+        // A kill from here on leaks the blocks that it had allocated.
         self.writer().cut_back(begun_at + RECORD_BYTES);
-        // What the section has seen it has seen: it goes on.
+        // The section goes on, so it keeps its dependencies.
         for on in self.depends.clone() {
             self.log_record(&Record::Depends { on });
         }
@@ -735,7 +743,7 @@ impl ThreadSections {
         allocated
     }
 
-    /// What the section freed is free: its log says nothing any more.
+    /// Empties the log, after the blocks that the section freed are free.
     pub(crate) fn empty_log(&self, place: Place) {
         if let Some(log) = self.log.as_ref().filter(|log| log.place == place) {
             log.logs.tail(place).store(0, Release);
@@ -743,8 +751,8 @@ impl ThreadSections {
     }
 }
 
-/// Whether the log has room for so many bytes more, and for the record that ends the section; makes some. False: it is full, or
-/// the tmpfs is.
+/// Whether the log has room for this many bytes more and for the record that ends the section; reserves more if needed.
+/// False: the log is full, or the tmpfs is.
 #[inline]
 fn has_room(sections: &Sections, place: Place, writer: &mut LogWriter, bytes: usize) -> bool {
     #[cold]

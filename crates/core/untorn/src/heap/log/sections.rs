@@ -1,4 +1,5 @@
-//! The sections of an open heap: which thread has which log, which threads are in a section, and what waits to be stable.
+//! The sections of an open heap: which thread has which log, which threads are in a section, and which sections wait to
+//! become stable.
 
 use super::section_log::{LOG_BYTES, PLACES, Place, ROOM_STEP, SectionId, SectionLogs};
 use super::section_stability::{Complete, Stability, Then};
@@ -12,18 +13,18 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, compiler_
 use std::time::{Duration, Instant};
 use untorn_os::{LiveMemory, heavy_barrier, light_barrier};
 
-/// A commit that waits for sections lets others begin after so long: they may be what those wait for.
+/// A commit that waits for sections lets others begin after this time: the open sections may wait for those.
 const CLOSED_MOST: Duration = Duration::from_millis(20);
 
-/// Of an era: bits that count, in steps of 2, the rollbacks of an opening. The bit below says nothing here.
+/// The low bits of an era, which count the rollbacks of an opening in steps of 2. The lowest bit has no meaning here.
 const ROLLBACK_BITS: u32 = 16;
 
-/// Whether two eras are of one opening.
+/// Whether two eras are of the same opening.
 pub(crate) fn is_same_opening(one: u64, other: u64) -> bool {
     one >> ROLLBACK_BITS == other >> ROLLBACK_BITS
 }
 
-/// The first era of an opening: a number that none had before, of any process.
+/// The first era of an opening: a random number, so that no other opening of any process has had it.
 fn first_era(opening: u64) -> u64 {
     let mut hasher = RandomState::new().build_hasher();
     hasher.write_u32(std::process::id());
@@ -34,11 +35,11 @@ fn first_era(opening: u64) -> u64 {
 /// A place for one thread's log, on cache lines of its own.
 #[repr(align(128))]
 pub(crate) struct Busy {
-    /// Its thread is in a section.
+    /// The thread of this place is in a section.
     inside: AtomicBool,
-    /// Its thread ended in that section.
+    /// The thread of this place ended in that section.
     abandoned: AtomicBool,
-    /// Complete sections of it that are not stable yet, or whose blocks are not freed yet.
+    /// The number of complete sections of this place that are not stable yet, or whose blocks are not freed yet.
     waiting: AtomicU32,
 }
 
@@ -53,43 +54,43 @@ impl Busy {
         self.waiting.load(Acquire) != 0
     }
 
-    /// Its thread is in no section any more.
+    /// Notes that the thread of this place is in no section any more.
     #[inline]
     pub(crate) fn leave(&self) {
         self.inside.store(false, Release);
     }
 }
 
-/// Which places are taken, and what they have.
+/// Places that are taken, and the room of their logs.
 struct Places {
     memory: Option<Arc<LiveMemory>>,
     taken: [bool; PLACES],
-    /// Bytes of each log that have room.
+    /// The reserved bytes of each log.
     room: [usize; PLACES],
 }
 
-/// The sections of a heap. It stays where it is for ever.
+/// The sections of a heap. The structure stays at its address for ever.
 #[repr(C)]
 pub(crate) struct Sections {
-    /// Of the heap that is open: sections of another one have ended. 0: it has none.
+    /// The opening that these sections are of; sections of another opening are over. 0: no heap.
     opening: AtomicU64,
-    /// A commit waits, or is gathering. Beside the above, as each section reads both.
+    /// The number of commits that wait or gather. It is next to `opening`, because each section reads both.
     closed: AtomicU32,
-    /// What locks say that are of this opening, since its last rollback. 0: no heap. Each section reads it, too.
+    /// The era that locks of this opening have since its last rollback. 0: no heap. Each section reads it, too.
     era: AtomicU64,
-    /// Threads ended within sections since the last rollback.
+    /// A thread ended within a section since the last rollback.
     abandoned: AtomicBool,
-    /// And one of these sections had changed more than its log holds.
+    /// One of these sections had changed more than its log holds.
     abandoned_unlogged: AtomicBool,
     places: Mutex<Places>,
     busy: [Busy; PLACES],
     gate: (Mutex<()>, Condvar),
     stability: Mutex<Stability>,
-    /// Complete sections that are not stable.
+    /// The number of complete sections that are not stable.
     waiting: AtomicUsize,
 }
 
-/// What has to be done outside of all locks, since sections have become stable.
+/// Sections that have become stable, whose remaining work must be done without any lock.
 #[derive(Default)]
 pub(crate) struct Settled {
     pub sections: Vec<(Option<Place>, Complete)>,
@@ -111,7 +112,7 @@ impl Sections {
         }
     }
 
-    /// From now on these are the sections of an opening, whose memory this is; or of none.
+    /// Assigns these sections to an opening with this memory, or to no heap.
     pub(crate) fn set_heap(&self, opening: u64, memory: Option<Arc<LiveMemory>>) {
         let era = if memory.is_some() { first_era(opening) } else { 0 };
         self.era.store(era, Release);
@@ -135,13 +136,13 @@ impl Sections {
         self.opening.load(Acquire) == opening
     }
 
-    /// What locks say that are of these sections.
+    /// The era that locks of these sections have.
     #[inline]
     pub(crate) fn era(&self) -> u64 {
         self.era.load(Acquire)
     }
 
-    /// A thread ends within a section.
+    /// Notes that a thread ends within a section.
     pub(crate) fn abandon(&self, place: Option<Place>, unlogged: bool, opening: u64) {
         let _places = self.places.lock();
         if !self.are_of(opening) {
@@ -154,17 +155,18 @@ impl Sections {
         self.abandoned.store(true, Release);
     }
 
-    /// Whether a thread ended within a section, since the last rollback.
+    /// Whether a thread ended within a section since the last rollback.
     pub(crate) fn is_abandoned(&self) -> bool {
         self.abandoned.load(Acquire)
     }
 
-    /// Whether one did whose section can only be undone by a rollback.
+    /// Whether a thread ended within a section that only a rollback can undo.
     pub(crate) fn is_abandoned_unlogged(&self) -> bool {
         self.abandoned_unlogged.load(Acquire)
     }
 
-    /// A place for a thread, its log empty, and bytes that there is room for. None: all are taken.
+    /// Takes a place for a thread, with an empty log; returns it with the bytes for which there is room. None: all are
+    /// taken.
     ///
     /// # Errors
     /// There is no room for a log.
@@ -183,7 +185,7 @@ impl Sections {
         Ok(Some((at as Place, places.room[at])))
     }
 
-    /// A thread needs its place no more.
+    /// Gives a thread's place back.
     pub(crate) fn give_place(&self, place: Place, opening: u64) {
         let mut places = self.places.lock();
         if self.are_of(opening) {
@@ -191,7 +193,7 @@ impl Sections {
         }
     }
 
-    /// Makes room for so many more bytes in a log, if it may become so long; the bytes it has room for.
+    /// Reserves room for this many more bytes in a log, up to its limit; returns the bytes for which it has room.
     pub(crate) fn grow(&self, place: Place, used: usize, more: usize) -> io::Result<usize> {
         let mut places = self.places.lock();
         let at = place as usize;
@@ -205,7 +207,7 @@ impl Sections {
         Ok(places.room[at])
     }
 
-    /// A thread is in a section from now on. Waits as long as a commit gathers, unless the thread `may_pass`.
+    /// Notes that a thread is in a section from now on. Waits while a commit gathers, unless the thread `may_pass`.
     #[inline]
     pub(crate) fn enter(&self, place: Place, may_pass: impl Fn() -> bool) {
         let inside = &self.busy[place as usize].inside;
@@ -230,12 +232,13 @@ impl Sections {
         &self.busy[place as usize]
     }
 
-    /// As [`Sections::enter`], where barriers are free ([`is_asymmetric`]). False: it would have to wait; nothing was done.
+    /// Like [`Sections::enter`], for machines where barriers are free ([`is_asymmetric`]). False: it would have to
+    /// wait; nothing was done.
     #[inline]
     pub(crate) fn enter_at_once(&self, busy: &Busy) -> bool {
         busy.inside.store(true, Relaxed);
         compiler_fence(SeqCst);
-        // Behind a rollback, what that did is seen.
+        // The load also makes the effects of a rollback visible.
         if self.closed.load(Acquire) != 0 {
             busy.leave();
             return false;
@@ -247,12 +250,13 @@ impl Sections {
         self.busy(place).leave();
     }
 
-    /// Whether no thread is in a section. Threads that ended in one are in none.
+    /// Whether no thread is in a section. Threads that ended within one do not count.
     pub(crate) fn is_idle(&self) -> bool {
         self.busy.iter().all(|busy| !busy.inside.load(Acquire) || busy.abandoned.load(Acquire))
     }
 
-    /// Waits until no thread is in a section; none begins before the result is dropped. None: it is not waited for any more.
+    /// Waits until no thread is in a section; none begins before the result is dropped. None: `waits` has ended the
+    /// wait.
     pub(crate) fn close(&self, waits: impl Fn() -> bool) -> Option<Closed<'_>> {
         while waits() {
             let closed = Closed::new(self);
@@ -278,7 +282,7 @@ impl Sections {
         self.busy(place).has_waiting()
     }
 
-    /// A section is complete and may not be stable.
+    /// Adds a complete section that may not be stable yet.
     pub(crate) fn add(&self, logs: &SectionLogs, place: Option<Place>, section: Complete) -> Settled {
         if let Some(place) = place {
             self.busy[place as usize].waiting.fetch_add(1, Relaxed);
@@ -286,12 +290,12 @@ impl Sections {
         let mut stability = self.stability.lock();
         stability.add(place, section);
         self.waiting.fetch_add(1, Relaxed);
-        // Whoever becomes stable now sees that something waits, or this one sees that it is.
+        // A section that becomes stable now sees that this one waits, or this one sees that the other is stable.
         fence(SeqCst);
         self.settle(logs, &mut stability)
     }
 
-    /// A section became stable that others may have waited for.
+    /// Notes that a section became stable, for which others may have waited.
     #[inline]
     pub(crate) fn is_stable_now(&self, logs: &SectionLogs) -> Settled {
         fence(SeqCst);
@@ -312,17 +316,17 @@ impl Sections {
         Settled { sections }
     }
 
-    /// What a section of a place that became stable had left to do is done.
+    /// Notes that the remaining work of a stable section of a place is done.
     pub(crate) fn is_done(&self, place: Place) {
         self.busy[place as usize].waiting.fetch_sub(1, Release);
     }
 
-    /// Something to be done once everything that a place has is stable. Returned, if all is.
+    /// Adds a callback for the time when all sections of a place are stable. Returns it if they are.
     pub(crate) fn add_then(&self, place: Option<Place>, then: Then) -> Option<Then> {
         self.stability.lock().add_then(place, then)
     }
 
-    /// The heap is as it was at its last commit: what waited was undone, and so was what threads did that ended in sections.
+    /// Forgets all waiting sections after a rollback to the last commit, and all sections within which a thread ended.
     pub(crate) fn forget(&self) {
         let mut places = self.places.lock();
         let Some(memory) = &places.memory else { return };
@@ -341,7 +345,7 @@ impl Sections {
         self.abandoned.store(false, Release);
     }
 
-    /// Locks are as they were at the last commit: whoever held them then holds them no more. Nobody is in a section.
+    /// Begins a new era after a rollback: locks held at the last commit count as free. Nobody is in a section.
     pub(crate) fn next_era(&self) {
         let era = self.era.load(Relaxed);
         let rollbacks = era.wrapping_add(2) & ((1 << ROLLBACK_BITS) - 1);
@@ -349,7 +353,7 @@ impl Sections {
     }
 }
 
-/// As long as it lives, no section begins, but of threads that may pass.
+/// While it lives, only threads that may pass can begin a section.
 pub(crate) struct Closed<'a>(&'a Sections);
 
 impl Closed<'_> {

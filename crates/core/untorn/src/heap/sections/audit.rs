@@ -1,7 +1,8 @@
-//! The audit of sections: with `UNTORN_SECTION_AUDIT=1`, each section is compared with what its log would bring back. A store
-//! that was not logged is told, and the process is stopped: a kill would have left half of that section.
+//! The audit of sections: with `UNTORN_SECTION_AUDIT=1`, each section is compared with the state that its log would
+//! restore. A store that was not logged is reported, and the process is stopped: a kill would have left half of that
+//! section.
 //!
-//! One section runs at a time then, and each copies the heap: for tests of a program, and of how it was compiled.
+//! Sections run one at a time then, and each copies the heap: for tests of a program, and of how it was compiled.
 
 use crate::heap::alloc::registry::WeakHeap;
 use crate::heap::image::layout::{CHUNK_BYTES, SEGMENT_BYTES};
@@ -14,7 +15,7 @@ use std::collections::BTreeSet;
 use std::ptr::{NonNull, with_exposed_provenance_mut};
 use std::sync::OnceLock;
 
-/// Bytes before a lock that say whose it is.
+/// The bytes before a [`MarkedLock`] in a `SectionLock`, which say to which heap the lock belongs.
 const LOCK_SAYS: usize = 8;
 
 static ONE: RawMutex = RawMutex::INIT;
@@ -33,7 +34,7 @@ pub(crate) fn is_on() -> bool {
     *ON.get_or_init(|| std::env::var_os("UNTORN_SECTION_AUDIT").is_some_and(|value| value != "0" && !value.is_empty()))
 }
 
-/// The program's bytes of a heap: not those of the allocator.
+/// The bytes of a heap, and its address.
 fn bytes_of<'h>(heap: WeakHeap) -> Option<(usize, &'h [u8])> {
     let (base, bytes) = heap.mapped()?;
     // SAFETY: mapped, and no other thread of a program that is audited stores there outside of a section.
@@ -62,7 +63,7 @@ pub(crate) fn uses(lock: &MarkedLock) {
 pub(crate) fn after(heap: WeakHeap, section: &ThreadSections) {
     if is_on() {
         let before = BEFORE.with(|before| before.borrow_mut().take());
-        // Of one that is larger than its log nothing is known.
+        // A section that changed more than its log holds cannot be compared.
         if let (Some(before), Some((base, now)), false) = (before, bytes_of(heap), section.is_unlogged()) {
             compare(heap, base, &before, now, section);
         }

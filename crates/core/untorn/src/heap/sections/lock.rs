@@ -15,23 +15,25 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Release};
 use untorn_journal::{Error, Result};
 
-/// A lock for data in a live heap: from the first lock that a thread takes until it has given all of them back is a section,
-/// of which a process that is killed leaves all or nothing. Several threads have sections at the same time, on different locks.
+/// A lock for data in a live heap. A section lasts from the first lock that a thread takes until it has given all of
+/// them back; a process that is killed leaves all of a section's changes, or none. Several threads can have sections at
+/// the same time, on different locks.
 ///
-/// The lock may lie anywhere, in the heap, too: whoever was killed holds it no more.
+/// The lock may lie anywhere, also in the heap: a killed process holds it no more.
 #[repr(C)]
 #[derive(Debug)]
 pub struct SectionLock {
-    /// The [era](Sections::era) of the heap that uses it. What another era left of it is nobody's: that of a process that is
-    /// gone, or of this one before a rollback. With [`MAKING`]: a thread makes it one of this era.
+    /// The [era](Sections::era) of the heap that uses the lock. The state of the lock in another era is void: it is
+    /// that of a process that is gone, or of this process before a rollback. With [`MAKING`]: a thread is moving the
+    /// lock to this era.
     era: AtomicU64,
     lock: MarkedLock,
 }
 
-/// A thread makes a lock its era's. Of another era that says nothing: whoever began it is gone.
+/// Set while a thread moves a lock to its era. With another era it means nothing: the thread that set it is gone.
 const MAKING: u64 = 1;
 
-// SAFETY: a number, and a lock that whoever was killed holds no more.
+// SAFETY: a number, and a lock that a killed process holds no more.
 unsafe impl Storable for SectionLock {}
 
 impl std::fmt::Debug for MarkedLock {
@@ -52,12 +54,12 @@ thread_local! {
 }
 
 impl SectionLock {
-    /// A lock that nobody has.
+    /// A free lock.
     pub const fn new() -> SectionLock {
         SectionLock { era: AtomicU64::new(0), lock: MarkedLock::new() }
     }
 
-    /// Its heap: the one that was said, the one that it lies in, or the only live one that is open.
+    /// The lock's heap: the one that was set, the one that the lock lies in, or the only open live heap.
     #[inline]
     fn heap(&self) -> Result<WeakHeap> {
         match LAST.get() {
@@ -76,20 +78,20 @@ impl SectionLock {
         Ok(heap)
     }
 
-    /// Whether it is one of these sections, as the heap is now.
+    /// Whether the lock is one of these sections, in the heap's present era.
     #[inline]
     fn is_of(&self, sections: &Sections) -> bool {
         self.era.load(Acquire) == sections.era()
     }
 
-    /// Makes it a lock of this heap, as the heap is now, which cannot be rolled back meanwhile: the thread is in a section of
-    /// it, or has a guard.
+    /// Moves the lock to the present era of this heap. The heap cannot be rolled back meanwhile: the thread is in a
+    /// section of it, or has a guard.
     #[inline]
     fn make_of(&self, heap: WeakHeap) -> Result<()> {
         if self.is_of(&heap.entry.sections) { Ok(()) } else { self.adopt(heap) }
     }
 
-    /// One thread frees it of what others left, and only then anybody uses it.
+    /// Resets a lock of another era. One thread does it, and the others wait for it.
     #[cold]
     fn adopt(&self, heap: WeakHeap) -> Result<()> {
         audit::uses(&self.lock);
@@ -117,11 +119,11 @@ impl SectionLock {
         Ok(())
     }
 
-    /// The lock is for sections of this heap, from now on. Without this call, it is for those of the heap that it lies in, or of
-    /// the only live heap that is open.
+    /// Assigns the lock to sections of this heap. Without this call, the lock belongs to the heap in which it lies, or
+    /// to the only open live heap.
     ///
     /// # Errors
-    /// [`Error::Invalid`]: the heap is not live, or the lock is for sections of another one that is open. [`Error::Closed`],
+    /// [`Error::Invalid`]: the heap is not live, or the lock belongs to another heap that is open. [`Error::Closed`],
     /// [`Error::Forked`].
     pub fn set_heap(&self, heap: WeakHeap) -> Result<()> {
         heap.section_heap()?;
@@ -131,7 +133,7 @@ impl SectionLock {
         made
     }
 
-    /// Takes it within a section that this thread has just begun, or ends that.
+    /// Takes the lock within a section that this thread has just begun, or ends that section.
     #[inline]
     fn within<R>(&self, heap: WeakHeap, take: impl FnOnce() -> Result<R>) -> Result<R> {
         run::begin(heap)?;
@@ -154,10 +156,10 @@ impl SectionLock {
         self.within(heap, || run::try_take(heap, &self.lock, mode))
     }
 
-    /// Takes the lock; a section begins, or goes on. To be given back by [`SectionLock::unlock`] in the same thread.
+    /// Takes the lock; a section begins, or goes on. [`SectionLock::unlock`] in the same thread gives the lock back.
     ///
     /// # Errors
-    /// [`Error::Invalid`]: it is not known of which live heap it is, or this thread is in a section of another one.
+    /// [`Error::Invalid`]: the live heap of the lock is not known, or this thread is in a section of another heap.
     /// [`Error::Closed`], [`Error::Forked`].
     #[inline]
     pub fn lock(&self) -> Result<()> {
@@ -168,7 +170,7 @@ impl SectionLock {
         self.take(self.heap()?, Mode::Exclusive)
     }
 
-    /// Takes the lock together with others who only read.
+    /// Takes the lock in shared mode, together with other readers.
     ///
     /// # Errors
     /// Those of [`SectionLock::lock`].
@@ -176,7 +178,7 @@ impl SectionLock {
         self.take(self.heap()?, Mode::Shared)
     }
 
-    /// Takes the lock if nobody has it. False: somebody has.
+    /// Takes the lock if it is free. False: another thread has it.
     ///
     /// # Errors
     /// Those of [`SectionLock::lock`].
@@ -184,7 +186,7 @@ impl SectionLock {
         self.try_take(Mode::Exclusive)
     }
 
-    /// Takes the lock together with others who only read, if nobody has it who does not. False: somebody has.
+    /// Takes the lock in shared mode, if no thread has it exclusively. False: a thread has.
     ///
     /// # Errors
     /// Those of [`SectionLock::lock`].
@@ -192,10 +194,10 @@ impl SectionLock {
         self.try_take(Mode::Shared)
     }
 
-    /// Gives it back. If it was the thread's last one, its section has happened.
+    /// Gives the lock back. If it was the thread's last one, its section has happened.
     ///
     /// # Errors
-    /// [`Error::Invalid`]: nobody has it so, or this thread is in no section.
+    /// [`Error::Invalid`]: no thread holds the lock exclusively, or this thread is in no section.
     #[inline]
     pub fn unlock(&self) -> Result<()> {
         // SAFETY: this thread's.
@@ -205,7 +207,7 @@ impl SectionLock {
         self.give_back(Mode::Exclusive)
     }
 
-    /// Gives it back after [`SectionLock::lock_shared`].
+    /// Gives the lock back after [`SectionLock::lock_shared`].
     ///
     /// # Errors
     /// Those of [`SectionLock::unlock`].
@@ -213,7 +215,7 @@ impl SectionLock {
         self.give_back(Mode::Shared)
     }
 
-    /// [`SectionLock::lock`] as most calls of it are. False: nothing was done.
+    /// Takes the lock by the fast path of [`SectionLock::lock`]. False: nothing was done.
     ///
     /// # Safety
     /// The writer is this thread's.
@@ -223,7 +225,7 @@ impl SectionLock {
         unsafe { run::lock_at_once(writer, |sections| self.is_of(sections), &self.lock) }
     }
 
-    /// [`SectionLock::unlock`] as most calls of it are. False: nothing was done.
+    /// Gives the lock back by the fast path of [`SectionLock::unlock`]. False: nothing was done.
     ///
     /// # Safety
     /// The writer is this thread's.
@@ -267,7 +269,7 @@ impl Heap {
     /// ```
     ///
     /// # Errors
-    /// Those of [`SectionLock::lock`]; [`Error::Invalid`]: the lock is one of another heap.
+    /// Those of [`SectionLock::lock`]; [`Error::Invalid`]: the lock belongs to another heap.
     pub fn section_with<'h>(&'h self, lock: &'h SectionLock) -> Result<Section<'h>> {
         let heap = self.downgrade();
         // SAFETY: this thread's.

@@ -1,4 +1,4 @@
-//! Sections as a heap runs them: how they begin, and what is done when they have ended.
+//! Runs sections of a heap: their beginning, and the work after their end.
 
 use crate::heap::alloc::registry::WeakHeap;
 use crate::heap::log::section_log::LogWriter;
@@ -12,7 +12,7 @@ use crate::heap::sections::audit;
 use std::ptr::{NonNull, null_mut, with_exposed_provenance_mut};
 use untorn_journal::{Error, Result};
 
-/// Begins a section, or one more within the thread's own; ended by [`release`].
+/// Begins a section, or a nested one within the thread's own; [`release`] ends it.
 #[inline]
 pub(crate) fn begin(heap: WeakHeap) -> Result<()> {
     match section_of(heap.opening()) {
@@ -50,9 +50,9 @@ pub(crate) fn current<'t>(heap: WeakHeap) -> Result<&'t mut ThreadSections> {
     section_of(heap.opening()).ok_or_else(|| Error::invalid("this thread is in no section of the heap"))
 }
 
-/// Takes a lock, and begins a section, as most sections begin: without a look at the registry, and without finding what the
-/// thread has a second time. `is_of`: whether the lock is one of these sections, asked while the heap cannot be rolled back.
-/// False: nothing was done, and [`lock`] does it.
+/// Takes a lock and begins a section by the fast path: without a look at the registry, and with one look at the
+/// thread's state. `is_of` says whether the lock is one of these sections; it is called while the heap cannot be rolled
+/// back. False: nothing was done, and [`lock`] does it.
 ///
 /// # Safety
 /// The writer is this thread's.
@@ -62,7 +62,7 @@ pub(crate) unsafe fn lock_at_once(
     is_of: impl Fn(&Sections) -> bool,
     lock: &MarkedLock,
 ) -> bool {
-    // What happens seldom, behind a call that ends the function: nothing need be kept for it.
+    // The rare cases are calls at the end of the function, so that the fast path need not keep registers for them.
     #[cold]
     #[inline(never)]
     fn wait(section: &mut ThreadSections, lock: &MarkedLock) {
@@ -74,7 +74,7 @@ pub(crate) unsafe fn lock_at_once(
     fn look(section: &mut ThreadSections, lock: &MarkedLock) {
         section.has_taken(&lock.mark);
     }
-    // SAFETY: the caller's promise; nobody else uses what the thread has before this returns.
+    // SAFETY: the caller's promise; nobody else uses the thread's state before this returns.
     let Some(section) = (unsafe { current_of(writer) }) else { return false };
     // SAFETY: the caller's promise.
     let writer = unsafe { &mut *writer };
@@ -93,7 +93,7 @@ pub(crate) unsafe fn lock_at_once(
     true
 }
 
-/// Ends a section that [`lock_at_once`] began with this lock, if it ends as most end, and gives the lock back. False: nothing
+/// Ends a section that [`lock_at_once`] began with this lock by the fast path, and gives the lock back. False: nothing
 /// was done, and [`release`] does it.
 ///
 /// # Safety
@@ -113,13 +113,13 @@ pub(crate) unsafe fn release_at_once(writer: *mut LogWriter, lock: &MarkedLock) 
     true
 }
 
-/// Takes a lock, as a section or a part of one.
+/// Takes a lock, as a section of its own or as a part of one.
 pub(crate) fn lock(heap: WeakHeap, lock: &MarkedLock, mode: Mode) -> Result<()> {
     begin(heap)?;
     take(heap, lock, mode)
 }
 
-/// Takes a lock in a section that was begun, or deepened, for it.
+/// Takes a lock in a section, or in a nested one, that was begun for it.
 #[inline]
 pub(crate) fn take(heap: WeakHeap, lock: &MarkedLock, mode: Mode) -> Result<()> {
     audit::uses(lock);
@@ -128,7 +128,7 @@ pub(crate) fn take(heap: WeakHeap, lock: &MarkedLock, mode: Mode) -> Result<()> 
     Ok(())
 }
 
-/// As [`take`], if nobody has it; otherwise ends what was begun for it.
+/// Like [`take`], if the lock is free; otherwise ends the section, or the part, that was begun for it.
 pub(crate) fn try_take(heap: WeakHeap, lock: &MarkedLock, mode: Mode) -> Result<bool> {
     audit::uses(lock);
     let taken = lock.try_lock(mode);
@@ -139,10 +139,10 @@ pub(crate) fn try_take(heap: WeakHeap, lock: &MarkedLock, mode: Mode) -> Result<
     Ok(taken)
 }
 
-/// Ends a section, or a part of one, and gives a lock back that the thread has.
+/// Ends a section, or a part of one, and gives back a lock that the thread has.
 pub(crate) fn release(heap: WeakHeap, lock: Option<(&MarkedLock, Mode)>) -> Result<()> {
     let section = current(heap)?;
-    // Who only reads leaves nothing behind that others could see.
+    // A reader leaves no changes that others could see.
     let mark = lock.filter(|(_, mode)| *mode == Mode::Exclusive).map(|(lock, _)| &lock.mark);
     let unlock = || {
         if let Some((lock, mode)) = lock {
@@ -165,7 +165,7 @@ pub(crate) fn release(heap: WeakHeap, lock: Option<(&MarkedLock, Mode)>) -> Resu
     Ok(())
 }
 
-/// Frees what sections have freed that are stable now, and calls what waited for that.
+/// Frees the blocks that stable sections have freed, and calls their callbacks.
 fn finish(heap: WeakHeap, ended: Ended) {
     let Ended { settled, frees, mut then, place, empties } = ended;
     if let Some(place) = place {
@@ -196,19 +196,19 @@ fn finish(heap: WeakHeap, ended: Ended) {
 fn free_all(heap: WeakHeap, place: Option<u8>, frees: &[(usize, usize)]) {
     let logs = last_sections(heap.opening()).map(|sections| sections.heap().logs);
     for (at, address) in frees {
-        // Before it: a block must not be freed again that somebody else has by then.
+        // Noted before the free: otherwise a recovery could free the block again after another thread got it.
         if let (Some(place), Some(logs)) = (place.filter(|_| *at != 0), logs) {
             logs.set_freed(place, *at);
         }
         let Some(block) = NonNull::new(with_exposed_provenance_mut(*address)) else { continue };
-        // SAFETY: whoever freed it promised that nobody uses it.
+        // SAFETY: the code that freed the block promised that nobody uses it.
         if let Err(e) = unsafe { heap.free(block) } {
             tracing::warn!(error = %e, "freeing what a section freed");
         }
     }
 }
 
-/// Calls something once nothing that this thread has done so far in sections of the heap can be rolled back any more by a kill.
+/// Calls `then` once no kill can roll back anything that this thread has done so far in sections of the heap.
 pub(crate) fn on_stable(heap: WeakHeap, then: Then) -> Result<()> {
     let now = match known_sections(heap.opening()) {
         Some(sections) => sections.on_stable(then),
@@ -223,10 +223,10 @@ pub(crate) fn on_stable(heap: WeakHeap, then: Then) -> Result<()> {
     Ok(())
 }
 
-/// Takes back what this thread's section has changed so far.
+/// Undoes the changes of this thread's section so far.
 ///
 /// # Safety
-/// Nobody uses what is taken back: references to it, and collections whose memory the section allocated.
+/// Nobody uses the undone state: references to it, and collections whose memory the section allocated.
 pub(crate) unsafe fn abort(heap: WeakHeap) -> Result<()> {
     let section = current(heap)?;
     if section.is_marked() {

@@ -1,4 +1,4 @@
-//! Sections of a live heap: changes of which a process that ends leaves all or none.
+//! Sections of a live heap: groups of changes that a process leaves completely or not at all when it ends.
 
 use crate::heap::handle::open_heap::Heap;
 use crate::heap::log::section_mark::{MarkedLock, Mode};
@@ -7,33 +7,34 @@ use crate::heap::sections::run;
 use std::marker::PhantomData;
 use untorn_journal::{Error, Result};
 
-/// A section of a live heap, from [`Heap::section`] or [`Heap::section_with`] on until it is dropped: after the process was
-/// killed, all of its changes are there, or none.
+/// A section of a live heap, which lasts from [`Heap::section`] or [`Heap::section_with`] until it is dropped. If the
+/// process is killed, all of the section's changes are there, or none.
 ///
-/// Changes are those of bytes that [`Section::modify`] was told of before. What the section allocates is free again if the
-/// section is undone. What it frees, also by dropping collections, stays allocated until the section can not be undone any
-/// more.
+/// Its changes are those of bytes that were declared by [`Section::modify`] first. Blocks that the section allocates
+/// are free again if the section is undone. Blocks that it frees, also by dropping collections, stay allocated until
+/// the section cannot be undone any more.
 ///
-/// A section within a section is a part of the outermost one: what was done is all or nothing from the first lock that the
-/// thread took to the last that it gives back. If others take a lock that the section gave back before its end, their sections
-/// are undone with it, if it comes to that. A cut has nothing of a section that has not ended. A panic ends a section as
-/// dropping does, with what was changed by then.
+/// A section within a section is a part of the outermost one: everything from the first lock that the thread takes to
+/// the last that it gives back is all or nothing. If another thread takes a lock that the section gave back before its
+/// end, and the section is undone, the section of that thread is undone with it. A cut has no changes of a section that
+/// has not ended. A panic ends a section as dropping does, with the changes made by then.
 pub struct Section<'h> {
     heap: &'h Heap,
-    /// To be given back. None: a section within one.
+    /// The lock to give back. None: a nested section.
     lock: Option<&'h MarkedLock>,
-    /// It has the lock of the heap, or is within one that has.
+    /// The section has the lock of the heap, or is nested in one that has it.
     own: bool,
-    /// It ends in the thread that began it.
+    /// Keeps the section in the thread that began it.
     thread: PhantomData<*const ()>,
 }
 
 impl Heap {
-    /// Begins a section under the heap's own lock: waits until no other thread has one of these. Sections on different locks are
-    /// of [`Heap::section_with`].
+    /// Begins a section under the heap's own lock: waits until no other thread has such a section.
+    /// [`Heap::section_with`] is for sections on different locks.
     ///
     /// # Errors
-    /// [`Error::Invalid`]: the heap was not opened live, or this thread is in a section of another heap. [`Error::Forked`].
+    /// [`Error::Invalid`]: the heap was not opened live, or this thread is in a section of another heap.
+    /// [`Error::Forked`].
     pub fn section(&self) -> Result<Section<'_>> {
         let heap = self.downgrade();
         let lock = &heap.entry.section_lock;
@@ -47,13 +48,14 @@ impl Heap {
         Ok(Section { heap: self, lock, own: true, thread: PhantomData })
     }
 
-    /// Calls something once nothing that this thread has done in sections of the heap so far, and in the section that it is in,
-    /// can be undone any more by the end of the process. That is when the section ends, or later, if it has seen what others did
-    /// that have not ended. Output that tells of the section waits for this. It is called by whichever thread finds that out.
+    /// Calls `then` once the end of the process can no longer undo anything that this thread has done so far in
+    /// sections of the heap, including its present section. That is when the section ends, or later, if the section has
+    /// seen changes of sections that have not ended. Output that tells of the section waits for this call. Any thread
+    /// may make the call.
     ///
-    /// What takes the heap back to its last cut takes this back, too: a process that ends while any thread holds a guard of
-    /// [`Heap::mutate`], or is in a section that has no log or has changed more than its log holds. Programs that have such wait
-    /// for the ticket of a cut.
+    /// Anything that takes the heap back to its last cut undoes these sections, too: a process that ends while any
+    /// thread holds a guard of [`Heap::mutate`], or is in a section that has no log or has changed more than its log
+    /// holds. Programs with such threads wait for the ticket of a cut instead.
     ///
     /// # Errors
     /// [`Error::Invalid`]: the heap was not opened live. [`Error::Closed`], [`Error::Forked`].
@@ -67,12 +69,12 @@ impl<'h> Section<'h> {
         Section { heap, lock, own: false, thread: PhantomData }
     }
 
-    /// Says that the section is about to change a value in the heap, and returns it. What the value points to is not a part of
-    /// it: before a vector is pushed to, the vector is told of; before an element is changed, the element.
+    /// Declares that the section is about to change a value in the heap, and returns the value. Data that the value
+    /// points to is not part of it: declare a vector before you push to it, and an element before you change it.
     ///
     /// # Errors
-    /// [`Error::Invalid`]: the value is not in the heap. [`Error::NoSpace`]: the section has changed more than its log holds
-    /// (almost 1 MiB). Nothing was noted, and the section goes on; the value must not be changed.
+    /// [`Error::Invalid`]: the value is not in the heap. [`Error::NoSpace`]: the section has changed more than its log
+    /// holds (almost 1 MiB). Nothing was noted, and the section goes on; the value must not be changed.
     pub fn modify<'t, T: ?Sized>(&self, value: &'t mut T) -> Result<&'t mut T> {
         self.log(std::ptr::from_mut(value).cast(), size_of_val(value))?;
         Ok(value)
@@ -95,18 +97,19 @@ impl<'h> Section<'h> {
                 ),
             });
         }
-        // SAFETY: in the heap, and the caller has them exclusively.
+        // SAFETY: in the heap, and the caller has exclusive access.
         unsafe { section.log_bytes(at.expose_provenance(), len) };
         Ok(())
     }
 
-    /// Takes back everything that the thread's section, with those around this one, has changed so far. The section goes on.
+    /// Undoes all changes of the thread's section so far, including those of the sections around this one. The section
+    /// goes on.
     ///
     /// # Errors
     /// [`Error::Invalid`]: the section has given a lock back, or has changed more than its log holds. Nothing was done.
     ///
     /// # Safety
-    /// What is taken back is not used any more: references to what was changed, and collections whose memory the section has
+    /// The undone state is not used any more: references to changed data, and collections whose memory the section has
     /// allocated.
     pub unsafe fn abort(&self) -> Result<()> {
         // SAFETY: the caller's promise.

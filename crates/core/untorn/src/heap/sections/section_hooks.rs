@@ -1,4 +1,5 @@
-//! What compiled hooks and other languages need of sections. No part of the library's promise to Rust programs.
+//! The interface of sections for compiled hooks and other languages. It is not part of the library's stable interface
+//! for Rust programs.
 
 pub use crate::engine::region::{ToldTable, set_told_table};
 use crate::heap::alloc::registry::WeakHeap;
@@ -10,46 +11,46 @@ use crate::heap::sections::lock::SectionLock;
 use crate::heap::sections::run;
 use untorn_journal::Result;
 
-/// [`SectionLock::lock`], as most calls of it are. False: nothing was done.
+/// Takes the lock by the fast path of [`SectionLock::lock`]. False: nothing was done.
 ///
 /// # Safety
-/// The writer is this thread's, that of its hooks.
+/// The writer is that of this thread's hooks.
 #[inline(always)]
 pub unsafe fn lock_at_once(writer: *mut LogWriter, lock: &SectionLock) -> bool {
     // SAFETY: the caller's promise.
     unsafe { lock.lock_at_once(writer) }
 }
 
-/// [`SectionLock::unlock`], as most calls of it are. False: nothing was done.
+/// Gives the lock back by the fast path of [`SectionLock::unlock`]. False: nothing was done.
 ///
 /// # Safety
-/// As for [`lock_at_once`].
+/// The promise of [`lock_at_once`].
 #[inline(always)]
 pub unsafe fn unlock_at_once(writer: *mut LogWriter, lock: &SectionLock) -> bool {
     // SAFETY: the caller's promise.
     unsafe { lock.unlock_at_once(writer) }
 }
 
-/// Begins a section without a lock, or deepens the thread's own.
+/// Begins a section without a lock, or a nested one within the thread's own.
 pub fn begin(heap: WeakHeap) -> Result<()> {
     run::begin(heap)
 }
 
-/// Ends it.
+/// Ends a section of [`begin`].
 pub fn end(heap: WeakHeap) -> Result<()> {
     run::release(heap, None)
 }
 
-/// As [`crate::heap::Section::abort`].
+/// Like [`crate::heap::Section::abort`].
 ///
 /// # Safety
-/// As there.
+/// The promise there.
 pub unsafe fn abort(heap: WeakHeap) -> Result<()> {
     // SAFETY: the caller's promise.
     unsafe { run::abort(heap) }
 }
 
-/// As [`crate::heap::Heap::on_stable`].
+/// Like [`crate::heap::Heap::on_stable`].
 pub fn on_stable(heap: WeakHeap, then: Then) -> Result<()> {
     run::on_stable(heap, then)
 }

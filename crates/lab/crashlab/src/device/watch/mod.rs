@@ -1,4 +1,4 @@
-//! Workers, which do whatever could hang, and the watchdog that ends them.
+//! Workers, which make all calls that could hang, and the watchdog that ends them.
 
 pub(super) mod watchdog;
 

@@ -1,8 +1,8 @@
-//! The watchdog: runs a worker, and ends it whatever it hangs in.
+//! The watchdog: runs a worker, and can end it wherever it hangs.
 //!
-//! A worker mounts file systems and does everything that could hang. It has a mount namespace and a
-//! process group of its own: killing the group ends its devices, which fails what it waits for; its mounts
-//! go with the namespace, and its loop devices detach themselves.
+//! A worker mounts file systems, and makes all calls that could hang. It has a mount namespace and a process group of
+//! its own. Killing the group ends the worker's devices, which fails its pending requests. Its mounts go with the
+//! namespace, and its loop devices detach themselves.
 
 use crate::device::again::Again;
 use crate::device::filesystem::program_path;
@@ -17,15 +17,15 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// Asks this process to be a worker, and says for what.
+/// The environment variable that makes this process a worker, and names its job.
 const ASKED: &str = "UNTORN_CRASHLAB_WORKER";
-/// Where a worker may leave files.
+/// The directory in which a worker may leave files.
 const PLACE: &str = "UNTORN_CRASHLAB_PLACE";
-/// Begins the lines of a worker among what else is printed to the same pipe.
+/// Begins the lines of a worker, among other output to the same pipe.
 const PREFIX: &str = "lab: ";
 /// Begins a line that names a FUSE connection for the watchdog to abort.
 const CONNECTION: &str = "\u{1}fuse ";
-/// A killed worker is gone by then, or the kernel holds it.
+/// Within this time after a kill a worker is gone, or stuck in the kernel.
 const DEATH_TIME_MAX: Duration = Duration::from_secs(20);
 
 /// Running workers, so that all can be ended.
@@ -43,16 +43,16 @@ pub fn end_all() {
     }
 }
 
-/// How long a worker may take.
+/// The limits on a worker's time.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// In all.
+    /// The limit for the whole job.
     pub whole: Duration,
-    /// Without a word.
+    /// The limit between two lines.
     pub silence: Duration,
 }
 
-/// Why there is no result.
+/// The reason why there is no result.
 #[derive(Debug)]
 pub enum Stuck {
     /// It took longer than allowed, and was ended.
@@ -69,15 +69,15 @@ impl std::fmt::Display for Stuck {
     }
 }
 
-/// A worker that is watched; dropping it ends it.
+/// A worker that is watched; dropping this value ends it.
 struct Worker {
-    /// What it leaves behind is removed with this.
+    /// Removes the worker's files when dropped.
     _dir: TempDir,
     child: Child,
     connections: Vec<String>,
 }
 
-/// Runs this program as a worker for a job, passing on every line that it says.
+/// Runs this program as a worker for a job, and passes on every line of the worker.
 pub fn supervise(again: &Again, job: &str, limits: Limits, mut hear: impl FnMut(&str)) -> Result<(), Stuck> {
     let started = Instant::now();
     let (mut worker, lines) = Worker::start(again, job).map_err(|e| Stuck::Failed(format!("{e:#}")))?;
@@ -126,7 +126,7 @@ impl Worker {
     /// Ends the worker and everything that it started.
     fn end(&mut self) -> Option<ExitStatus> {
         for connection in &self.connections {
-            // Where this file system is mounted. Otherwise the end of the server does the same.
+            // If the kernel's control file system is mounted there. Otherwise the end of the server does the same.
             let _ = std::fs::write(format!("/sys/fs/fuse/connections/{connection}/abort"), "1");
         }
         let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
@@ -158,7 +158,7 @@ impl Drop for Worker {
 fn listen(output: ChildStdout, say: &mpsc::Sender<String>) {
     for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
         let line = String::from_utf8_lossy(&line);
-        // Something of the test runner may stand before it on the same line.
+        // Output of the test runner may precede the line.
         if let Some((_, text)) = line.split_once(PREFIX)
             && say.send(text.to_owned()).is_err()
         {
@@ -174,14 +174,14 @@ pub fn directory(name: &str) -> Result<PathBuf> {
     Ok(dir.keep())
 }
 
-/// Says a line to the watchdog.
+/// Sends a line to the watchdog.
 pub fn say(line: &str) {
     let mut out = std::io::stdout().lock();
     let _ = out.write_all(format!("{PREFIX}{}\n", line.replace('\n', "\u{2028}")).as_bytes());
     let _ = out.flush();
 }
 
-/// Names a FUSE connection that the watchdog shall abort in the end.
+/// Names a FUSE connection that the watchdog aborts in the end.
 pub(in crate::device) fn name_connection(number: u32) {
     say(&format!("{CONNECTION}{number}"));
 }
@@ -204,7 +204,7 @@ pub fn work_if_asked(job: impl FnOnce(&str) -> Result<()>) {
     std::process::exit(code);
 }
 
-/// Why the laboratory cannot work here, as far as can be seen without trying.
+/// Returns why the laboratory cannot work here, as far as that shows without trying.
 pub fn missing(programs: &[String]) -> Option<String> {
     if !rustix::process::geteuid().is_root() {
         return Some("needs root".into());
@@ -222,7 +222,7 @@ pub fn missing(programs: &[String]) -> Option<String> {
 /// A worker's job that shows that its kind of mount works here.
 pub const PROBE: &str = "probe";
 
-/// Tries a small mount through all of it; says why the laboratory cannot work here, if it cannot.
+/// Tries a small mount through all layers; returns why the laboratory cannot work here, if it cannot.
 pub fn probe(again: &Again) -> Option<String> {
     let limits = Limits { whole: Duration::from_secs(20), silence: Duration::from_secs(20) };
     let mut said = String::new();

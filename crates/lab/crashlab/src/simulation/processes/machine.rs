@@ -1,4 +1,4 @@
-//! The machine: disk and cache, processes and what they have open, and what the laboratory plans and records.
+//! The machine: disk and cache, processes with their open files, and the plans and records of the laboratory.
 
 use super::mapped_pages::Mapped;
 use crate::mutation::{sync_point_index, sync_points};
@@ -14,14 +14,14 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 use untorn_os::Counters;
 
-/// Two kinds of lock that know nothing of each other, as in Linux.
+/// Two kinds of lock that do not affect each other, as in Linux.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Lock {
     Claim,
     WholeFile,
 }
 
-/// The life of one process, and what it did.
+/// The life of one process, and its counters.
 pub(crate) struct Life {
     pub alive: AtomicBool,
     counters: Mutex<Counters>,
@@ -33,7 +33,7 @@ impl Life {
     }
 }
 
-/// What others do: before a call, or (true) while a process pauses.
+/// Actions of others: before a call, or (true) while a process pauses.
 pub(crate) type Others = Box<dyn FnMut(&mut Machine, bool) + Send>;
 
 /// Disk and cache, everything that ends with the processes, and the laboratory's plans and counts.
@@ -42,23 +42,23 @@ pub(crate) struct Machine {
     /// Open files: by handle, the inode and the life of the process.
     pub open: BTreeMap<u64, (Slot, Arc<Life>)>,
     pub locks: BTreeMap<(Slot, Lock), u64>,
-    /// Bytes of which somebody has a lease, and by which handle; those of others than processes by none.
+    /// Leased bytes with the handle that has each lease; None: a reader that is not a simulated process.
     pub leases: Vec<(Slot, u64, Option<u64>)>,
-    /// What others do between the calls of processes.
+    /// The actions of others between the calls of processes.
     pub others: Option<Others>,
-    /// Passes with pauses.
+    /// The simulated time, which advances in pauses.
     pub uptime: Duration,
-    /// Mappings, by the handle that each has of its file.
+    /// Mappings, by the mapping's own handle of its file.
     pub maps: BTreeMap<u64, Mapped>,
     pub next_handle: u64,
-    /// Failed writebacks, per file and in all.
+    /// Failed writebacks, per file and in total.
     pub failures: BTreeMap<Slot, u64>,
     pub all_failures: u64,
     pub processes: Vec<Arc<Life>>,
     pub calls: u64,
     pub crash_at: u64,
     pub faults: Vec<Fault>,
-    /// Stores of another thread: before which call, where, what.
+    /// Stores of another thread: the call before which each happens, its address, its bytes.
     pub races: Vec<(u64, usize, Vec<u8>)>,
     pub syncs: Vec<u64>,
     pub counters: Counters,
@@ -80,8 +80,8 @@ impl Shared {
         self.machine.lock()
     }
 
-    /// Runs one call of a process: counts it, stops it if the machine is off, lets planned faults
-    /// happen, and keeps a snapshot of the moment before it.
+    /// Runs one call of a process: counts it, stops it if the machine is off, applies planned faults, and keeps a
+    /// snapshot of the moment before it.
     pub fn call<T>(
         &self,
         life: &Life,
@@ -162,17 +162,17 @@ impl Machine {
         Snapshot::new(self.state.clone(), call, self.locked(), self.leased(), self.uptime)
     }
 
-    /// Inodes whose whole-file lock somebody holds.
+    /// Inodes with a whole-file lock.
     pub fn locked(&self) -> Vec<Slot> {
         self.locks.keys().filter(|(_, lock)| *lock == Lock::WholeFile).map(|(slot, _)| *slot).collect()
     }
 
-    /// The leases of readers that are no processes of the simulation: they outlive its owner.
+    /// The leases of readers that are not simulated processes: they outlive the owner.
     pub fn leased(&self) -> Vec<(Slot, u64)> {
         self.leases.iter().filter(|(_, _, holder)| holder.is_none()).map(|(slot, at, _)| (*slot, *at)).collect()
     }
 
-    /// Others do something: before a call, or while a process pauses.
+    /// Runs the actions of others: before a call, or while a process pauses.
     pub fn let_others(&mut self, pauses: bool) {
         if let Some(mut others) = self.others.take() {
             others(self, pauses);
@@ -202,12 +202,12 @@ impl Machine {
 
     fn race(&mut self, call: u64) {
         for (_, address, bytes) in self.races.extract_if(.., |(at, ..)| *at == call).collect::<Vec<_>>() {
-            // Where the page is gone by then, the thread got a signal.
+            // If the page is gone, the thread gets a signal.
             let _ = self.access(address, |mapped, inode, offset| mapped.store(inode, offset, &bytes));
         }
     }
 
-    /// A writeback fails; every opening of the file gets the error at its next sync.
+    /// Fails a writeback; every opening of the file gets the error at its next sync.
     pub fn fail_writeback(&mut self, slot: Option<Slot>, how: Failed) {
         match slot {
             Some(slot) => *self.failures.entry(slot).or_default() += 1,
@@ -239,14 +239,14 @@ impl Machine {
         }
     }
 
-    /// Removes an inode that lost its last name, unless it is open.
+    /// Removes an inode that has lost its last name, unless it is open.
     pub fn unnamed(&mut self, slot: Slot) {
         if !self.open.values().any(|(open, _)| *open == slot) {
             self.state.reap(slot);
         }
     }
 
-    /// `ftruncate`, which reaches into mappings.
+    /// `ftruncate`, which also affects mappings.
     pub fn set_len(&mut self, slot: Slot, to: u64) -> io::Result<()> {
         self.state.set_len(slot, to)?;
         self.maps.values_mut().for_each(|mapped| mapped.cut(slot, to));
@@ -271,12 +271,12 @@ impl Machine {
 }
 
 impl Machine {
-    /// Takes over what programs have stored to memory so far, before the next operation.
+    /// Takes over the stores of programs to real memory, before the next operation.
     pub fn learn_stores(&mut self) -> io::Result<()> {
         self.maps.values_mut().try_for_each(Mapped::learn)
     }
 
-    /// Files were written: memory of mappings shows it.
+    /// Updates the memory of mappings after files were written.
     pub fn follow_files(&mut self) -> io::Result<()> {
         let Machine { state, maps, .. } = self;
         maps.values_mut()

@@ -1,10 +1,10 @@
-//! Pages of private mappings: what a program stored, over the file's cache.
+//! Pages of private mappings: the stores of a program, over the file's cache.
 //!
-//! As on Linux, a page that was stored to keeps its bytes whatever becomes of the file, except that a
-//! truncation takes away every page wholly behind the new end. Addresses are numbers: what a program does
-//! to memory without a system call, [`SimDisk::load`](crate::SimDisk::load) and
-//! [`SimDisk::store`](crate::SimDisk::store) do. With [`Options::memory`](crate::Options::memory) there is memory at
-//! them ([`Memory`]), and programs do it themselves.
+//! On Linux a stored-to page keeps its bytes, whatever happens to the file, except that a truncation removes every page
+//! that is completely behind the new end. The pages here behave like that. Addresses are numbers:
+//! [`SimDisk::load`](crate::SimDisk::load) and [`SimDisk::store`](crate::SimDisk::store) stand for a program's accesses
+//! to memory. With [`Options::memory`](crate::Options::memory) there is real memory at the addresses ([`Memory`]), and
+//! programs access it themselves.
 
 use super::real_memory::Memory;
 use crate::simulation::state::disk_state::errno;
@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 const PAGE: u64 = PAGE_BYTES as u64;
 
-/// What an accessible page shows where nothing was stored.
+/// The contents of an accessible page without stores.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Shows {
     File,
@@ -27,14 +27,14 @@ pub(crate) enum Shows {
 /// A page that was stored to.
 pub(crate) struct Stored {
     pub bytes: Arc<Page>,
-    /// Since it was asked for last.
+    /// Whether it was stored to since the last query.
     pub changed: bool,
 }
 
 /// A mapping as the kernel keeps it. It ends with its process.
 pub(crate) struct Mapped {
     pub slot: Slot,
-    /// Of the process, a number that nothing else has.
+    /// A unique number of the process.
     pub process: usize,
     pub addresses: Range<usize>,
     /// Accessible pages, by number.
@@ -44,7 +44,7 @@ pub(crate) struct Mapped {
 }
 
 impl Mapped {
-    /// The file was truncated.
+    /// Follows a truncation of the file.
     pub fn cut(&mut self, slot: Slot, to: u64) {
         if slot == self.slot {
             let (shown, end) = (&self.shown, to.div_ceil(PAGE));
@@ -56,7 +56,7 @@ impl Mapped {
         self.stored.retain(|page, _| !pages.contains(page));
     }
 
-    /// What a page holds: `None` is all zeros.
+    /// The contents of a page: `None` is all zeros.
     pub fn page<'p>(&'p self, inode: &'p Inode, page: u64) -> io::Result<Option<&'p Arc<Page>>> {
         if let Some(stored) = self.stored.get(&page) {
             return Ok(Some(&stored.bytes));
@@ -68,7 +68,7 @@ impl Mapped {
         }
     }
 
-    /// What the program stored to memory.
+    /// Takes over the stores of the program to real memory.
     pub fn learn(&mut self) -> io::Result<()> {
         for (page, bytes) in self.memory.as_mut().map_or(Ok(Vec::new()), Memory::stored)? {
             match bytes {
@@ -79,7 +79,7 @@ impl Mapped {
         Ok(())
     }
 
-    /// Memory shows these pages as they are now.
+    /// Updates these pages of real memory.
     pub fn refresh(&mut self, inode: &Inode, pages: Range<u64>) -> io::Result<()> {
         let Some(mut memory) = self.memory.take() else { return Ok(()) };
         let shown = if pages.is_empty() { Vec::new() } else { self.shown.overlapping(&pages).collect() };
@@ -94,7 +94,7 @@ impl Mapped {
         done
     }
 
-    /// The file may have changed: memory follows.
+    /// Updates real memory if the file has changed.
     pub fn follow(&mut self, inode: &Arc<Inode>) -> io::Result<()> {
         let same = |memory: &Memory| memory.file.as_ref().is_some_and(|file| Arc::ptr_eq(file, inode));
         if self.memory.as_ref().is_none_or(same) {
@@ -105,7 +105,7 @@ impl Mapped {
         Ok(())
     }
 
-    /// A page of zeros counts as private as soon as it is looked at, as on Linux.
+    /// A page of zeros counts as private as soon as it is accessed, as on Linux.
     pub fn look(&mut self, page: u64) {
         if self.shown.get(&page) == Some(&Shows::Zeros) {
             self.stored.entry(page).or_insert_with(|| Stored { bytes: Page::zeroed(), changed: false });
@@ -136,14 +136,14 @@ impl Mapped {
         Ok(())
     }
 
-    /// Page by page, up to the first that is gone.
+    /// Stores page by page, up to the first page that is gone.
     pub fn store(&mut self, inode: &Inode, offset: u64, bytes: &[u8]) -> io::Result<()> {
         let mut parts = pieces(offset, bytes.len());
         parts.try_for_each(|(page, within, part)| self.store_page(inode, page, within, &bytes[part]))
     }
 }
 
-/// Pieces of a range, each within one page: page, place in the page, place in the range.
+/// Splits a range at page boundaries: page, offset in the page, range in the input.
 fn pieces(offset: u64, len: usize) -> impl Iterator<Item = (u64, usize, Range<usize>)> {
     let mut done = 0;
     std::iter::from_fn(move || {
@@ -155,7 +155,7 @@ fn pieces(offset: u64, len: usize) -> impl Iterator<Item = (u64, usize, Range<us
     })
 }
 
-/// Appends a page to ranges of bytes, joining it to the last.
+/// Appends a page to ranges of bytes, and joins it to the last range if possible.
 pub(crate) fn append_page(into: &mut Vec<Range<u64>>, page: u64) {
     match into.last_mut() {
         Some(last) if last.end == page * PAGE => last.end += PAGE,

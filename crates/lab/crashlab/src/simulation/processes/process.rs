@@ -1,4 +1,4 @@
-//! One process on the simulated machine: the traits that Untorn is written against.
+//! One process on the simulated machine: implements the traits on which Untorn is built.
 
 use super::machine::{Life, Lock, Machine, Shared};
 use super::simulated_mapping::SimMapping;
@@ -19,18 +19,18 @@ use untorn_os::{
     Access, BLOCK_BYTES, Counters, File, MapRequest, Mapping, Meta, Open, Space, Storage, SyncPoint, shown_by,
 };
 
-/// The longest name, as on every file system that Untorn is made for.
+/// The longest name, as on every file system for which Untorn is made.
 const NAME_BYTES_MAX: u64 = 255;
 
-/// How long a pause takes.
+/// The length of a pause.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// A process, and the storage it sees.
+/// A process, and its storage.
 pub struct SimProcess {
     shared: Arc<Shared>,
     life: Arc<Life>,
     user: u32,
-    /// Failed writebacks that `syncfs` has already reported, or that are older than the process.
+    /// The number of failed writebacks that `syncfs` has already reported, or that are older than the process.
     failures_seen: AtomicU64,
 }
 
@@ -39,12 +39,12 @@ struct SimFile {
     life: Arc<Life>,
     path: Box<Path>,
     slot: Slot,
-    /// Of a file that was made without a name: where it gets one.
+    /// The directory in which a file without a name can get one.
     directory: Option<Slot>,
     handle: u64,
     write: bool,
     direct: bool,
-    /// Failed writebacks that this descriptor has reported, or that are older than it.
+    /// The number of failed writebacks that this descriptor has reported, or that are older than it.
     failures_seen: AtomicU64,
 }
 
@@ -53,7 +53,7 @@ impl SimProcess {
         Arc::new(SimProcess { shared: shared.clone(), life, user, failures_seen: AtomicU64::new(machine.all_failures) })
     }
 
-    /// Kills the process: its files say `EBADF`, and its locks and claims are free.
+    /// Kills the process: its files return `EBADF`, and its locks and claims are free.
     pub fn kill(&self) {
         self.shared.machine().kill(&self.life);
         self.shared.unlocked.notify_all();
@@ -68,7 +68,7 @@ impl SimProcess {
         self.shared.call(&self.life, call, describe, |machine, _| act(machine))
     }
 
-    /// Time passes, in which others may have a pause to act in. A process that was killed waits for nothing.
+    /// Lets time pass; in a pause, others may act. A killed process does not wait.
     fn wait(&self, time: Duration, is_pause: bool) {
         let mut machine = self.shared.machine();
         if self.life.alive.load(SeqCst) {
@@ -77,7 +77,7 @@ impl SimProcess {
         }
     }
 
-    /// Opens an inode, whatever its name, for reading.
+    /// Opens an inode for reading, under any name.
     pub(crate) fn open_slot(&self, slot: Slot, how: Open) -> io::Result<Arc<dyn File>> {
         let (handle, direct) = self.call(
             Call::Look,
@@ -188,7 +188,7 @@ impl Storage for SimProcess {
     fn rename(&self, from: &Path, to: &Path, replace: bool) -> io::Result<()> {
         let describe = || format!("rename {} to {}, replace: {replace}", from.display(), to.display());
         self.call(Call::Name, describe, |machine| {
-            // That the name is taken, Linux tells before it asks for rights to the directories.
+            // Linux reports that the name is taken before it checks rights to the directories.
             let taken = !replace && machine.state.named(from).is_ok() && machine.state.named(to).is_ok();
             let acts = if taken { [Act::Look; 2] } else { [Act::MoveAway, Act::MoveHere] };
             allows(&machine.state, self.user, from, acts[0])?;
@@ -369,7 +369,7 @@ impl Storage for SimProcess {
     }
 }
 
-/// Reports a failed writeback once.
+/// Returns the error of a failed writeback once.
 fn told(seen: &AtomicU64, failures: u64) -> io::Result<()> {
     if seen.swap(failures, SeqCst) == failures { Ok(()) } else { Err(errno(libc::EIO)) }
 }
@@ -384,7 +384,7 @@ impl SimFile {
         self.shared.call(&self.life, call, || format!("{} {}", self.path.display(), describe()), act)
     }
 
-    /// A call on a file that must be open for writing.
+    /// Runs a call on a file that must be open for writing.
     fn change<T>(
         &self,
         call: Call,
@@ -414,14 +414,14 @@ impl SimFile {
         })
     }
 
-    /// The inode of something that has contents.
+    /// The inode, if it has contents.
     fn readable<'m>(&self, machine: &'m Machine, offset: u64) -> io::Result<&'m Inode> {
         State::offset(offset)?;
         let inode = machine.state.inode(self.slot)?;
         if inode.is_directory() { Err(errno(libc::EISDIR)) } else { Ok(inode) }
     }
 
-    /// An error where the kernel refuses it. Permission bits were asked when the file was opened.
+    /// Returns an error if the kernel refuses this. Permission bits were checked when the file was opened.
     fn refused(&self, machine: &Machine, act: Act) -> io::Result<()> {
         machine.state.options.refusal.map_or(Ok(()), |refusal| refusal.check(&self.path, act))
     }
@@ -439,8 +439,9 @@ impl SimFile {
         machine.leases.iter().any(|(slot, _, holder)| *slot == self.slot && *holder != Some(self.handle))
     }
 
-    /// Linux copies what lies in one page of the page cache in one piece, and looks for signals and room before. (So a
-    /// process cannot be killed in the middle of a header that is written over another one.)
+    /// Whether Linux would copy these bytes at once: bytes in one page of the page cache are copied in one piece, and
+    /// signals and room are checked before. (So a process cannot be killed in the middle of writing a header over
+    /// another one.)
     fn is_copied_at_once(&self, machine: &Machine, len: usize, offset: u64) -> io::Result<bool> {
         let end = offset + len as u64;
         let in_one_page = end <= (offset + 1).next_multiple_of(BLOCK_BYTES as u64);
@@ -452,10 +453,10 @@ impl SimFile {
     }
 }
 
-/// A longer attribute is none of Untorn's: its value is not read.
+/// A longer attribute is not Untorn's: its value is not read.
 const ATTRIBUTE_BYTES_READ_MAX: usize = 256;
 
-/// At most as many bytes as a planned short read or write lets through.
+/// Limits a length to that of a planned short read or write.
 fn shortened(len: usize, fault: Option<What>) -> usize {
     match fault {
         Some(What::Short(most)) => len.min(most),
@@ -640,7 +641,7 @@ impl File for SimFile {
         if got || !wait {
             return Ok(got);
         }
-        // Waiting is one call, however long it takes.
+        // A wait is one call, however long it takes.
         let mut machine = self.shared.machine();
         loop {
             if !self.life.alive.load(SeqCst) {
@@ -694,7 +695,7 @@ impl File for SimFile {
 
 impl Drop for SimFile {
     fn drop(&mut self) {
-        // Nothing happens if the process was killed: its files closed then.
+        // Nothing happens if the process was killed, because its files were closed then.
         self.shared.machine().close(self.handle);
         self.shared.unlocked.notify_all();
     }

@@ -1,5 +1,5 @@
-//! Real memory at the addresses of a simulated mapping, for programs that load and store by themselves, as
-//! a heap's allocator does. The mapping learns from it what was stored, and it shows what the mapping shows.
+//! Real memory at the addresses of a simulated mapping, for programs that access memory themselves, like a heap's
+//! allocator. The mapping takes over the stores from it, and it shows the contents of the mapping.
 
 use crate::simulation::state::inodes::{Inode, PAGE_BYTES, Page};
 use rangemap::RangeSet;
@@ -12,20 +12,20 @@ use untorn_os::{Linux, MapRequest, Mapping, Open, Piece, Storage};
 
 const PAGE: u64 = PAGE_BYTES as u64;
 
-/// Memory of one mapping. Ranges are in pages.
+/// The memory of one mapping. Ranges are in pages.
 pub(crate) struct Memory {
     real: Box<dyn Mapping>,
     accessible: RangeSet<u64>,
-    /// What it shows, as far as is known; pages that are not here are zeros.
+    /// The known contents; pages that are not here are zeros.
     known: BTreeMap<u64, Arc<Page>>,
-    /// The file as it was when memory followed it last.
+    /// The file at the last update of the memory.
     pub file: Option<Arc<Inode>>,
 }
 
 impl Memory {
-    /// Reserves the addresses that are asked for, or any.
+    /// Reserves the requested addresses, or any.
     pub fn reserve(request: &MapRequest) -> io::Result<Memory> {
-        // Of the file nothing is ever shown: its pages come from the simulated one.
+        // No page of this file is ever shown: all pages come from the simulated file.
         let dir = tempfile::tempdir()?;
         let file = Linux::open(dir.path())?.open(Path::new("none"), Open::create(0o600))?;
         let real = file.map(&MapRequest { tracker: None, huge_pages: false, ..*request })?;
@@ -36,7 +36,7 @@ impl Memory {
         self.real.address() as usize
     }
 
-    /// Pages that hold something else than is known of them, or may have been looked at, and their bytes.
+    /// Pages that differ from the known contents, with their bytes, or that may have been accessed (`None`).
     pub fn stored(&mut self) -> io::Result<Vec<(u64, Option<Arc<Page>>)>> {
         let (mut ranges, mut stored) = (Vec::new(), Vec::new());
         for pages in self.accessible.iter() {
@@ -57,7 +57,7 @@ impl Memory {
         Ok(stored)
     }
 
-    /// These pages can be accessed, and are zeros; or cannot be accessed.
+    /// Makes these pages accessible, as zeros, or inaccessible.
     pub fn place(&mut self, pages: Range<u64>, accessible: bool) -> io::Result<()> {
         self.known.retain(|page, _| !pages.contains(page));
         if pages.is_empty() {
@@ -74,7 +74,7 @@ impl Memory {
         Ok(())
     }
 
-    /// A page shows this; `None` is all zeros.
+    /// Shows these contents in a page; `None` is all zeros.
     pub fn show(&mut self, page: u64, what: Option<&Arc<Page>>) -> io::Result<()> {
         if !self.accessible.contains(&page) {
             self.place(page..page + 1, true)?;
@@ -88,7 +88,7 @@ impl Memory {
         self.real.copy_in(page * PAGE, what.map_or(&[0; PAGE_BYTES], |page| page.bytes()))
     }
 
-    /// A page cannot be accessed any more.
+    /// Makes a page inaccessible.
     pub fn hide(&mut self, page: u64) -> io::Result<()> {
         if self.accessible.contains(&page) { self.place(page..page + 1, false) } else { Ok(()) }
     }

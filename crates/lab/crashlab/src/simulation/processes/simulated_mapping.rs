@@ -15,7 +15,7 @@ use std::sync::Arc;
 use untorn_os::{MapRequest, Mapping, Piece, Tracker};
 
 const PAGE: u64 = PAGE_BYTES as u64;
-/// Where the first mapping of a machine is, unless it was asked for elsewhere.
+/// The address of a machine's first mapping, unless another one was requested.
 const FIRST_ADDRESS: usize = 1 << 40;
 pub(crate) struct SimMapping {
     shared: Arc<Shared>,
@@ -54,7 +54,7 @@ impl SimMapping {
             if machine.maps.values().any(meets) {
                 return Err(errno(libc::EEXIST));
             }
-            // A description of its own, which lives as long as the mapping.
+            // An open file description of its own, which lives as long as the mapping.
             let handle = machine.opened(slot, life);
             let (shown, stored) = (RangeMap::new(), BTreeMap::new());
             let mapped = Mapped { slot, process, addresses: addresses.clone(), shown, stored, memory };
@@ -78,7 +78,7 @@ impl SimMapping {
         })
     }
 
-    /// Whole pages are shown in another way, and what was stored there is dropped.
+    /// Shows whole pages in another way, and drops the stores to them.
     fn place(&self, what: &str, range: Range<u64>, shows: Option<Shows>) -> io::Result<()> {
         let pages = whole_pages(&range);
         self.call(what, range, |mapped, inode| {
@@ -102,7 +102,7 @@ fn whole_pages(range: &Range<u64>) -> Range<u64> {
 }
 
 impl Mapping for SimMapping {
-    /// Simulated memory is no other program's.
+    /// Simulated memory never belongs to another program.
     fn leave(&mut self) {}
 
     fn address(&self) -> *mut u8 {
@@ -148,7 +148,7 @@ impl Mapping for SimMapping {
         }
         let pages = whole_pages(&within);
         self.call("changed", within, |mapped, _| {
-            // The kernel refuses to scan what is not being watched.
+            // The kernel refuses to scan pages that are not watched.
             if mapped.shown.gaps(&pages).next().is_some() && !pages.is_empty() {
                 return Err(errno(libc::EPERM));
             }

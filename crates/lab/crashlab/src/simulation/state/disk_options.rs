@@ -1,33 +1,32 @@
-//! Properties of a simulated disk, planned faults, and kinds of calls.
+//! The properties of a simulated disk, planned faults, and kinds of calls.
 
 use super::refusal::Refusal;
 use crate::mutation::sync_point_index;
 use untorn_os::SyncPoint;
 
-/// What may become of data that was written and not flushed when the power goes.
+/// The possible fates of unflushed data after a power cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Model {
-    /// An overwritten 512-byte sector holds its old or its new content, each sector by itself.
+    /// An overwritten 512-byte sector has its old or its new contents, each sector by itself.
     SectorAtomic,
-    /// In addition, any 4 KiB page that was being overwritten may hold anything.
+    /// In addition, a 4 KiB page that was being overwritten may have any contents.
     PageGarbage,
 }
 
-/// How metadata becomes durable.
+/// The way in which metadata becomes durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Profile {
-    /// One ordered log: names, sizes and attributes become durable as a prefix of what was done. A
-    /// size that came from writing past the end never becomes durable without the data. `fsync`
-    /// commits the log up to the file's last change; `fdatasync` does so only for a new file or a
-    /// new size, so that it loses an attribute.
+    /// One ordered log: names, sizes and attributes become durable in the order in which they were changed. A size from
+    /// writing past the end never becomes durable without the data. `fsync` commits the log up to the file's last
+    /// change; `fdatasync` does so only for a new file or a new size, and so can lose an attribute.
     Ext4,
     /// An ordered log as in `Ext4`; here `fdatasync` commits it for any change of the inode.
     Xfs,
-    /// Power cuts as with an ordered log; `fsync` makes durable the file, its attribute and its
-    /// names, and no other log entry.
+    /// Power cuts as with an ordered log; `fsync` makes the file, its attribute and its names durable, and no other log
+    /// entry.
     Btrfs,
-    /// Nothing that POSIX does not promise: every name, size, attribute and sector by itself, a size
-    /// without its data (then zeros or garbage), a file without its name.
+    /// Only the promises of POSIX: every name, size, attribute and sector becomes durable by itself, a size without its
+    /// data (then zeros or garbage), a file without its name.
     AnyPosix,
 }
 
@@ -37,23 +36,23 @@ pub const PROFILES: [Profile; 4] = [Profile::Ext4, Profile::Xfs, Profile::Btrfs,
 /// A disk's properties.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// How metadata becomes durable.
+    /// The way in which metadata becomes durable.
     pub profile: Profile,
-    /// What becomes of unflushed data.
+    /// The possible fates of unflushed data.
     pub model: Model,
     /// Whether files can be opened past the cache.
     pub direct: bool,
-    /// Whether files can be made without a name.
+    /// Whether files can be created without a name.
     pub unnamed: bool,
-    /// Mounted read-only.
+    /// Whether the disk is mounted read-only.
     pub read_only: bool,
-    /// Effective user of processes, unless said otherwise.
+    /// The effective user of processes, unless given otherwise.
     pub user: u32,
-    /// Room for contents, in bytes; `None`: no end. Names and attributes take none.
+    /// The room for contents, in bytes; `None`: unlimited. Names and attributes take no room.
     pub capacity_bytes: Option<u64>,
-    /// Most files and directories; `None`: no end.
+    /// The most files and directories; `None`: unlimited.
     pub inodes_max: Option<u64>,
-    /// Overwriting needs a free page, too.
+    /// Whether overwriting needs a free page, too.
     pub copy_on_write: bool,
     /// The value of [`untorn_os::Storage::open_files_max`]. Not enforced.
     pub open_files_max: usize,
@@ -61,13 +60,13 @@ pub struct Options {
     pub skipped: u64,
     /// Seeds [`untorn_os::Storage::random`] and the boot id.
     pub seed: u64,
-    /// What the kernel refuses; it lasts, also over crashes.
+    /// The operations that the kernel refuses; this lasts across crashes.
     pub refusal: Option<Refusal>,
-    /// Permission bits count, as they do for an ordinary user's own files.
+    /// Whether permission bits have an effect, as for an ordinary user's own files.
     pub permissions: bool,
-    /// Mappings have real memory at their addresses.
+    /// Whether mappings have real memory at their addresses.
     pub memory: bool,
-    /// Nanoseconds that pass with every changing call; 0 is a clock too coarse to tell two calls apart.
+    /// Nanoseconds that pass with every changing call; 0 is a clock that is too coarse to distinguish two calls.
     pub clock_step_ns: u64,
 }
 
@@ -123,7 +122,7 @@ pub enum Call {
     Sync(SyncPoint),
     /// Maps a file, loads and stores, shows and drops pages.
     Map,
-    /// Opens, looks, lists, locks, asks.
+    /// Opens, looks up, lists, locks, queries.
     Look,
 }
 
@@ -133,7 +132,7 @@ impl Call {
     }
 }
 
-/// Which calls a fault is for.
+/// The calls that a fault applies to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum On {
     /// Every call.
@@ -172,25 +171,25 @@ impl On {
     }
 }
 
-/// What becomes of the data when a writeback fails.
+/// The fate of the data when a writeback fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failed {
-    /// Nothing reaches the disk; the cache keeps it, marked clean. As measured on ext4 and XFS.
+    /// Nothing reaches the disk; the cache keeps the data, marked clean. Measured on ext4 and XFS.
     Lost,
     /// The first half of the writes reaches the disk, the rest is lost.
     Half,
-    /// All of it reaches the disk; only the result is an error.
+    /// All of it reaches the disk; only the result of the call is an error.
     Landed,
 }
 
-/// The way in which a call goes wrong.
+/// The way in which a call fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
     /// The call fails with this `errno` and does nothing.
     Errno(i32),
     /// A read or write does at most this many bytes.
     Short(usize),
-    /// A sync says `EIO`. Other calls fail with it and do nothing.
+    /// A sync returns `EIO`. Other calls fail with it and do nothing.
     Writeback(Failed),
 }
 
@@ -199,10 +198,10 @@ pub enum What {
 pub struct Fault {
     /// The calls that count.
     pub on: On,
-    /// How many of them go well first.
+    /// The number of these calls that succeed first.
     pub after: u64,
-    /// How many of them go wrong then.
+    /// The number of these calls that fail then.
     pub times: u64,
-    /// What goes wrong.
+    /// The failure.
     pub what: What,
 }

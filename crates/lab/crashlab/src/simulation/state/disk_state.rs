@@ -1,4 +1,4 @@
-//! The disk and its cache: every file system operation, and what it leaves pending.
+//! The disk and its cache: every file system operation, and the pending effects that it leaves.
 
 use super::disk_options::{Options, Profile};
 use super::effect::{Effect, Patch, sector_mask};
@@ -16,30 +16,30 @@ pub(crate) fn errno(code: i32) -> io::Error {
 
 /// The largest size of a file.
 pub const SIZE_MAX: u64 = 1 << 44;
-/// End of what can be written or reserved. Sizes may be larger: a hole costs nothing.
+/// The end of the range that can be written or reserved. Sizes may be larger: a hole costs nothing.
 const FILE_BYTES_MAX: u64 = 1 << 32;
-/// How many dropped pages are remembered, to reappear as garbage.
+/// The number of dropped pages that are remembered, to reappear as garbage.
 const STALE_PAGES_MAX: usize = 32;
 
-/// Everything that a machine's cache and disk hold. Cloning it is what a snapshot costs.
+/// The whole contents of a machine's cache and disk. A snapshot clones it.
 #[derive(Clone)]
 pub(crate) struct State {
     pub options: Options,
     /// The disk as programs see it, cache included.
     pub live: Image,
-    /// The disk that a power cut leaves if it loses all it can.
+    /// The disk after a power cut that loses as much as possible.
     pub durable: Image,
-    /// The difference, in the order of the program.
+    /// The effects that lead from `durable` to `live`, in the order of the program.
     pub pending: Arc<Vec<Arc<Effect>>>,
-    /// A writeback failed: `live` holds data that is neither durable nor pending.
+    /// A writeback has failed: `live` has data that is neither durable nor pending.
     pub diverged: bool,
-    /// Contents of removed files: what a newly allocated block may hold.
+    /// The contents of removed files, which a newly allocated block may have.
     pub stale: Arc<Vec<Arc<Page>>>,
     pub boots: u64,
     pub random: u64,
     pub now_ns: i128,
     pub mark: u64,
-    /// Where reads fail, over crashes, too.
+    /// Ranges that cannot be read, also after crashes.
     pub unreadable: Vec<Unreadable>,
 }
 
@@ -48,7 +48,7 @@ pub(crate) struct State {
 pub(crate) struct Unreadable {
     pub slot: Slot,
     pub range: Range<u64>,
-    /// It was written anew, and not flushed: a power cut brings it back.
+    /// It was rewritten, but not flushed: after a power cut it is unreadable again.
     pub is_written: bool,
 }
 
@@ -71,7 +71,7 @@ impl State {
         }
     }
 
-    /// The error of a read that touches what the disk cannot read.
+    /// The error of a read that touches an unreadable range.
     pub fn check_readable(&self, slot: Slot, len: usize, offset: u64) -> io::Result<()> {
         let end = offset + len as u64;
         let fails =
@@ -104,7 +104,7 @@ impl State {
 
     // --- names
 
-    /// Refuses paths that would lead outside, and names that Linux does not take.
+    /// Refuses paths that lead outside, and names that Linux does not accept.
     pub fn inside(path: &Path) -> io::Result<()> {
         if path.components().any(|part| !matches!(part, Component::Normal(_) | Component::CurDir)) {
             return Err(errno(libc::EXDEV));
@@ -123,7 +123,7 @@ impl State {
         Ok(at)
     }
 
-    /// The inode that a path names, found as `lstat` finds it; the empty path is the root.
+    /// The inode of a path, found as by `lstat`; the empty path is the root.
     pub fn named(&self, path: &Path) -> io::Result<Slot> {
         if path.as_os_str().is_empty() {
             return Ok(ROOT);
@@ -131,8 +131,8 @@ impl State {
         self.place(path)?.2.ok_or_else(|| errno(libc::ENOENT))
     }
 
-    /// Checks the directories of a path that is to be opened: unlike other calls, `open` says `ELOOP` of a link in the
-    /// place of the last one.
+    /// Checks the directories of a path that is to be opened: unlike other calls, `open` returns `ELOOP` if the last
+    /// one is a link.
     pub fn openable(&self, path: &Path) -> io::Result<()> {
         let directory = self.resolve(path.parent().unwrap_or(Path::new("")))?;
         State::inside(path)?;
@@ -154,12 +154,12 @@ impl State {
         }
     }
 
-    /// The directory that holds a name, the name, and what has it.
+    /// The directory of a path, the name in it, and the inode of that name.
     fn place(&self, path: &Path) -> io::Result<(Slot, Name, Option<Slot>)> {
         let name = path.file_name().ok_or_else(|| errno(libc::EINVAL))?;
         State::inside(path)?;
         let directory = self.resolve(path.parent().unwrap_or(Path::new("")))?;
-        // Where a directory is asked for, a link itself is none.
+        // A link in the place of a directory is not a directory.
         if matches!(self.inode(directory)?.body, Body::Symlink) {
             return Err(errno(libc::ENOTDIR));
         }
@@ -183,17 +183,17 @@ impl State {
         }
     }
 
-    /// Bytes and files that are allocated.
+    /// The numbers of allocated bytes and files.
     pub fn used(&self) -> (u64, u64) {
         (self.live.allocated_pages() * PAGE_BYTES as u64, self.live.inodes().count() as u64)
     }
 
-    /// Files and directories that may still be made.
+    /// The number of files and directories that can still be created.
     pub fn free_inodes(&self) -> Option<u64> {
         self.options.inodes_max.map(|most| most.saturating_sub(self.live.inodes().count() as u64))
     }
 
-    /// Makes an inode and its name; it exists on the disk without a name until the name is durable.
+    /// Creates an inode and its name; on the disk it exists without a name until the name is durable.
     pub fn create(&mut self, path: &Path, body: Body, mode: u32, user: u32) -> io::Result<Slot> {
         let (directory, name, taken) = self.place(path)?;
         if taken.is_some() {
@@ -201,7 +201,7 @@ impl State {
         }
         self.writable()?;
         self.room_for_inode()?;
-        // As the real thing does it: closed at first, then exactly the mode that was asked for.
+        // Like the Linux implementation: with a strict mode first, then exactly with the requested one.
         let first_mode = if matches!(body, Body::Directory(_)) { 0o700 } else { 0o600 };
         let slot = self.new_inode(body, first_mode, user);
         self.push_applied(Effect::Link { directory, name, slot, created: true });
@@ -211,7 +211,7 @@ impl State {
         Ok(slot)
     }
 
-    /// Makes a file without a name: a crash takes it away.
+    /// Creates a file without a name, which a crash removes.
     pub fn create_unnamed(&mut self, directory: &Path, user: u32) -> io::Result<Slot> {
         self.directory(directory)?;
         if !self.options.unnamed {
@@ -231,7 +231,7 @@ impl State {
         if self.inode(slot)?.links > 0 {
             return Err(errno(libc::EINVAL));
         }
-        // A directory that was removed takes no names.
+        // A directory that was removed accepts no names.
         let place = self.live.get(directory).filter(|inode| inode.links > 0).ok_or_else(|| errno(libc::ENOENT))?;
         if place.entry(name).is_some() {
             return Err(errno(libc::EEXIST));
@@ -245,9 +245,9 @@ impl State {
         Ok(())
     }
 
-    /// A new inode, on the disk, too, where nothing leads to it yet.
+    /// A new inode, also on the disk, where no name leads to it yet.
     fn new_inode(&mut self, body: Body, mode: u32, user: u32) -> Slot {
-        // The lowest free number, as ext4 gives it out: a number is no identity.
+        // The lowest free number, as on ext4, so that a number does not identify a file for ever.
         let mut used: Vec<u64> = self.live.inodes().map(|(_, inode)| inode.number).collect();
         used.sort_unstable();
         let number = used.iter().fold(2, |free, &n| if n == free { free + 1 } else { free });
@@ -292,7 +292,7 @@ impl State {
         Ok(())
     }
 
-    /// Renames; returns the inode that lost its name to it.
+    /// Renames; returns the inode that was replaced.
     pub fn rename(&mut self, from: &Path, to: &Path, replace: bool) -> io::Result<Option<Slot>> {
         self.writable()?;
         let (from_directory, from_name, slot) = self.place(from)?;
@@ -391,7 +391,7 @@ impl State {
         }
     }
 
-    /// How many bytes of a write find room.
+    /// The number of bytes of a write for which there is room.
     fn room_for(&self, inode: &Inode, offset: u64, len: usize) -> usize {
         if self.options.capacity_bytes.is_none() {
             return len;
@@ -426,7 +426,7 @@ impl State {
             return Err(errno(libc::ENOSPC));
         }
         let (from, to) = (offset, offset + buf.len() as u64);
-        // The disk gives other sectors for what is written anew.
+        // The disk uses other sectors for rewritten data.
         for bad in self.unreadable.iter_mut().filter(|bad| bad.slot == slot) {
             bad.is_written |= from <= bad.range.start && bad.range.end <= to;
         }
@@ -442,7 +442,7 @@ impl State {
             patches.push(Patch { page: index, mask: sector_mask(index, from, to), bytes });
             done += n;
         }
-        // After a failed writeback the size on the disk lags behind; a new write moves it again.
+        // After a failed writeback the size on the disk is too small; a new write sets it again.
         let mut grows = to > inode.size();
         if grows {
             inode.set_size(to);
@@ -452,7 +452,7 @@ impl State {
         Ok(buf.len())
     }
 
-    /// What a crash leaves of a range that is shared is what it leaves of a write, and never less.
+    /// After a crash, a shared range has a state that a write could have left, and never less.
     pub fn clone_range(&mut self, from: Slot, from_offset: u64, slot: Slot, offset: u64, len: u64) -> io::Result<()> {
         let source = self.inode(from)?;
         let inside = from_offset.checked_add(len).is_some_and(|end| end <= source.size());
@@ -500,7 +500,7 @@ impl State {
         let new = range.clone().filter(|&index| inode.page(index).is_none()).count() as u64;
         let free = self.free_pages();
         if new > free {
-            // ext4 keeps what it got so far.
+            // ext4 keeps the blocks that it got so far.
             if self.options.profile == Profile::Ext4 && free > 0 {
                 let missing = range.clone().filter(|&index| inode.page(index).is_none());
                 let last = missing.take(free as usize).last().expect("some are missing");
@@ -527,12 +527,12 @@ impl State {
             return Ok(());
         }
         let mut patches = Vec::new();
-        // Beyond the last page ever written there is only hole.
+        // Behind the last page that was ever written, there is only a hole.
         let end = to.div_ceil(PAGE_BYTES as u64).min(inode.pages().len() as u64) as u32;
         for index in (from / PAGE_BYTES as u64) as u32..end {
             let start = index as u64 * PAGE_BYTES as u64;
             let within = from.saturating_sub(start) as usize..(to - start).min(PAGE_BYTES as u64) as usize;
-            // What lies beyond the end of the file is zero already, so the last page may become a hole, too.
+            // Bytes behind the end of the file are zero already, so the last page may become a hole, too.
             let whole = within.start == 0 && (within.end == PAGE_BYTES || start + within.end as u64 == inode.size());
             let mask = if whole { 0xff } else { sector_mask(index, from, to) };
             if whole {
@@ -546,8 +546,8 @@ impl State {
         Ok(())
     }
 
-    /// Reads what the device holds: durable contents and direct writes. Where nothing is waiting to
-    /// be written, the cache is dropped, which is when a failed writeback comes to light.
+    /// Reads from the device: durable contents and direct writes. Pages that are not waiting to be written are dropped
+    /// from the cache, which is when a failed writeback becomes visible.
     pub fn read_device(&mut self, slot: Slot, buf: &mut [u8], offset: u64) -> io::Result<usize> {
         let size = self.inode(slot)?.size();
         let mut device = self.durable.get(slot).unwrap_or(self.inode(slot)?).clone();
@@ -609,7 +609,7 @@ impl State {
         Ok(())
     }
 
-    /// Changes a file's owner, at once and durably: only tests do that.
+    /// Changes a file's owner, durable at once: only tests do that.
     pub fn set_owner(&mut self, slot: Slot, uid: u32, gid: u32) {
         for image in [&mut self.live, &mut self.durable] {
             if let Some(inode) = image.get_mut(slot) {
@@ -635,7 +635,7 @@ impl State {
         (self.free_pages().min(total / PAGE_BYTES as u64) * PAGE_BYTES as u64, total)
     }
 
-    /// An offset is a signed number for Linux.
+    /// Linux takes an offset as a signed number.
     pub fn offset(offset: u64) -> io::Result<()> {
         if i64::try_from(offset).is_ok() { Ok(()) } else { Err(errno(libc::EINVAL)) }
     }

@@ -1,11 +1,11 @@
-//! Changes that are not yet durable, and which of them a sync makes durable.
+//! Changes that are not yet durable, and the choice of those that a sync makes durable.
 
 use super::disk_options::Profile;
 use super::inodes::{Image, Inode, Name, PAGE_BYTES, Page, SECTOR_BYTES, SECTORS_PER_PAGE, Slot};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The sectors of one page that a write touched, and the page as it was after the write.
+/// The sectors of one page that a write touched, and the page after the write.
 #[derive(Clone)]
 pub(crate) struct Patch {
     pub page: u32,
@@ -15,21 +15,21 @@ pub(crate) struct Patch {
     pub bytes: Option<Arc<Page>>,
 }
 
-/// One change, in the order in which the program made them.
+/// One change; changes are kept in the order in which the program made them.
 #[derive(Clone)]
 pub(crate) enum Effect {
-    /// Contents; with `grows`, the file's new size is `to`.
+    /// Written contents; with `grows`, the file's new size is `to`.
     Write { slot: Slot, patches: Vec<Patch>, from: u64, to: u64, grows: bool, direct: bool },
-    /// The device has the file's contents so far in its cache: its next flush, for whatever, makes them durable, and it is
-    /// flushed before later entries of the log are.
+    /// The device has the file's contents so far in its cache: its next flush makes them durable, whatever the flush is
+    /// for, and it is flushed before later entries of the log.
     WrittenOut { slot: Slot },
-    /// `ftruncate` or `fallocate`: a new size, and pages that get room.
+    /// `ftruncate` or `fallocate`: a new size, and pages that are reserved.
     Size { slot: Slot, to: Option<u64>, reserve: Range<u32> },
     /// A new name (`created`: of a new inode).
     Link { directory: Slot, name: Name, slot: Slot, created: bool },
-    /// A name less.
+    /// A removed name.
     Unlink { directory: Slot, name: Name, slot: Slot },
-    /// A name moved, replacing what had the new one: one step, never half.
+    /// A renamed entry, which replaces that of the new name: one step, never half.
     Rename { from_directory: Slot, from: Name, directory: Slot, name: Name, slot: Slot },
     /// The attribute `user.untorn`.
     Attribute { slot: Slot, value: Option<Arc<[u8]>> },
@@ -37,10 +37,10 @@ pub(crate) enum Effect {
     Mode { slot: Slot, mode: u32 },
 }
 
-/// How one write lands on the disk.
+/// The way in which one write lands on the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Land {
-    /// Nothing of it.
+    /// No part of it.
     Nothing,
     /// All of it.
     All,
@@ -55,7 +55,7 @@ pub(crate) enum Land {
 }
 
 impl Effect {
-    /// The inode that is changed or named.
+    /// The inode that the effect changes or names.
     pub fn slot(&self) -> Slot {
         match self {
             Effect::Write { slot, .. }
@@ -73,7 +73,7 @@ impl Effect {
         matches!(self, Effect::Write { .. })
     }
 
-    /// Goes through the file system's log, in order, where there is one.
+    /// Whether the effect goes through the file system's log, in order, if there is one.
     pub fn is_logged(&self) -> bool {
         !matches!(self, Effect::Write { .. } | Effect::WrittenOut { .. })
     }
@@ -104,7 +104,7 @@ impl Effect {
 
     /// Whether this effect on the disk without `earlier` would be a state that no order of steps leads to.
     fn needs(&self, earlier: &Effect, profile: Profile) -> bool {
-        // The size is one field of one inode; an ordered log keeps its history by itself.
+        // The size is one field of one inode; an ordered log keeps its history anyway.
         if profile == Profile::AnyPosix && self.resizes() && earlier.resizes() && self.slot() == earlier.slot() {
             return true;
         }
@@ -112,14 +112,14 @@ impl Effect {
         if ours[0].is_none() {
             return false;
         }
-        // A removed directory was empty: whatever left it must have left it on the disk, too.
+        // A removed directory was empty: every entry that left it must have left it on the disk, too.
         let removed = matches!(self, Effect::Unlink { .. }).then(|| self.slot());
         earlier.entries().iter().flatten().any(|(directory, name)| {
             removed == Some(*directory) || ours.iter().flatten().any(|(d, n)| d == directory && n == name)
         })
     }
 
-    /// Puts the effect on an image. `keep` says which of a write's sectors, counted from 0, get there.
+    /// Applies the effect to an image. `keep` says which of a write's sectors, counted from 0, reach it.
     pub fn apply(&self, image: &mut Image, keep: impl Fn(u32) -> bool, metadata: bool) {
         match self {
             Effect::Write { slot, patches, to, grows, .. } => {
@@ -186,7 +186,7 @@ impl Effect {
         self.apply(image, |_| true, true);
     }
 
-    /// For reports.
+    /// A description for reports.
     pub fn describe(&self, image: &Image) -> String {
         let file = |slot: Slot| format!("#{}", image.get(slot).map_or(u64::from(slot), |inode| inode.number));
         match self {
@@ -214,7 +214,7 @@ impl Effect {
 }
 
 impl Patch {
-    /// Puts the sectors in `mask` on the page.
+    /// Applies the sectors in `mask` to the page.
     pub fn apply(&self, inode: &mut Inode, mask: u8) {
         if mask == 0 {
             return;
@@ -242,7 +242,7 @@ pub(crate) fn sector_mask(page: u32, from: u64, to: u64) -> u8 {
     (first..end).fold(0, |mask, bit| mask | 1 << bit)
 }
 
-/// Adds to the chosen effects what they cannot be without.
+/// Adds to the chosen effects the earlier ones that they need.
 pub(crate) fn close_over(pending: &[Arc<Effect>], chosen: &mut [bool], profile: Profile) {
     for i in (0..pending.len()).rev() {
         if !chosen[i] {
@@ -256,16 +256,16 @@ pub(crate) fn close_over(pending: &[Arc<Effect>], chosen: &mut [bool], profile: 
     }
 }
 
-/// Chooses what `fdatasync` or `fsync` (`all`) of a file makes durable.
+/// Chooses the effects that `fdatasync` or `fsync` (`all`) of a file makes durable.
 pub(crate) fn chosen_by_file_sync(pending: &[Arc<Effect>], slot: Slot, all: bool, profile: Profile) -> Vec<bool> {
-    // Contents and size always. The file's log entries, and with an ordered log everything logged
-    // before them, depend on the file system.
+    // Contents and size always. Whether the file's log entries, and with an ordered log everything logged before them,
+    // become durable depends on the file system.
     let mut chosen: Vec<bool> =
         pending.iter().map(|e| e.slot() == slot && matches!(**e, Effect::Write { .. } | Effect::Size { .. })).collect();
     let forces_log = |e: &Effect| match e {
         Effect::Write { grows, .. } => *grows,
         Effect::Size { .. } | Effect::Link { created: true, .. } => true,
-        // ext4 counts these as no reason for `fdatasync` to commit.
+        // On ext4 these do not make `fdatasync` commit the log.
         _ => all || profile != Profile::Ext4,
     };
     match profile {
@@ -291,13 +291,13 @@ pub(crate) fn chosen_by_file_sync(pending: &[Arc<Effect>], slot: Slot, all: bool
     chosen
 }
 
-/// Chooses what `fsync` of a directory makes durable.
+/// Chooses the effects that `fsync` of a directory makes durable.
 pub(crate) fn chosen_by_directory_sync(pending: &[Arc<Effect>], directory: Slot, profile: Profile) -> Vec<bool> {
     let own = |e: &Effect| {
         let mode = matches!(e, Effect::Mode { slot, .. } if *slot == directory);
         mode || e.entries().iter().flatten().any(|(d, _)| *d == directory)
     };
-    // The strictest reading: a rename between directories is durable when the new one is synced.
+    // The strictest interpretation: a rename between directories is durable when the new directory is synced.
     let target = |e: &Effect| match e {
         Effect::Rename { directory: to, .. } => *to == directory,
         _ => own(e),

@@ -1,4 +1,4 @@
-//! Effects of syncs, and of failed ones.
+//! The effects of syncs, and of failed syncs.
 
 use super::disk_options::{Failed, Profile};
 use super::disk_state::{State, Unreadable};
@@ -33,8 +33,8 @@ impl State {
         self.share();
     }
 
-    /// A size that becomes durable before an earlier write of the same file must not be undone by
-    /// that write when it lands later, and what a truncation cut off must not come back.
+    /// A size that becomes durable before an earlier write of the same file must not be undone when that write lands
+    /// later, and bytes that a truncation cut off must not come back.
     fn clip_overtaken(&mut self, chosen: &mut [bool]) {
         for i in 0..chosen.len() {
             let Effect::Size { slot, to: Some(size), .. } = *self.pending[i] else { continue };
@@ -61,7 +61,7 @@ impl State {
         }
     }
 
-    /// With nothing pending, disk and cache are the same; sharing them makes the next copies cheap.
+    /// Shares the images if nothing is pending: then disk and cache are the same, and the next copies are cheap.
     fn share(&mut self) {
         if self.pending.is_empty() && !self.diverged {
             self.durable = self.live.clone();
@@ -80,15 +80,15 @@ impl State {
         self.settle_time(slot);
     }
 
-    /// The contents of a file go to the cache of the device. Without an ordered log, this is worth nothing.
+    /// Sends the contents of a file to the cache of the device. Without an ordered log, this has no effect.
     pub fn write_out(&mut self, slot: Slot) {
         if matches!(self.options.profile, Profile::Ext4 | Profile::Xfs) && self.waits(slot) {
             self.push(Effect::WrittenOut { slot });
         }
     }
 
-    /// Every flush is one of the device. A size that came with contents is an entry of the log, and durable as far as that
-    /// is.
+    /// Adds to a flush all data in the cache of the device. A size that came with contents is an entry of the log, and
+    /// becomes durable only with the log.
     fn flush_device(&self, chosen: &mut [bool]) {
         let log_end = chosen.iter().zip(&*self.pending).rposition(|(chosen, effect)| *chosen && effect.is_logged());
         for (out_at, effect) in self.pending.iter().enumerate() {
@@ -98,7 +98,7 @@ impl State {
                 if let Effect::Write { slot, grows, .. } = **effect
                     && slot == out
                 {
-                    // A later write of the file repeats sectors of an earlier one, and goes over it.
+                    // A later write of the file includes sectors of an earlier one, and replaces them.
                     chosen[at] |= all && (!grows || log_end.is_some_and(|end| out_at < end));
                     all &= chosen[at];
                 }
@@ -121,8 +121,8 @@ impl State {
         self.settle(vec![true; self.pending.len()]);
     }
 
-    /// The writeback of one file, or of all, fails. What went through the cache is marked clean and
-    /// forgotten; a direct write may or may not survive, so it stays pending.
+    /// Fails the writeback of one file, or of all. Writes through the cache are marked clean and forgotten; a direct
+    /// write may or may not survive, so it stays pending.
     pub fn fail_writeback(&mut self, slot: Option<Slot>, how: Failed) {
         let of_file = |e: &Effect| slot.is_none_or(|slot| e.slot() == slot);
         let is_hit =
@@ -134,7 +134,7 @@ impl State {
             Failed::Landed => count,
         };
         if matches!(self.options.profile, Profile::Ext4 | Profile::Xfs) {
-            // A new size that lands is behind the earlier entries of the log.
+            // A new size that lands comes after the earlier entries of the log.
             let lands = self.pending.iter().enumerate().filter(|(_, e)| is_hit(e)).take(landing);
             if let Some((end, _)) = lands.filter(|(_, e)| e.resizes()).last() {
                 self.settle(self.pending.iter().enumerate().map(|(at, e)| at < end && e.is_logged()).collect());

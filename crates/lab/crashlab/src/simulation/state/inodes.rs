@@ -7,18 +7,18 @@ use std::ffi::OsStr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, LazyLock};
 
-/// The unit that a device writes whole or not at all.
+/// The unit that a device writes completely or not at all.
 pub(crate) const SECTOR_BYTES: usize = 512;
 /// The unit in which images share contents.
 pub(crate) const PAGE_BYTES: usize = 4096;
 pub(crate) const SECTORS_PER_PAGE: u32 = (PAGE_BYTES / SECTOR_BYTES) as u32;
 
-/// Place of an inode in the table. Unlike [`Inode::number`] it is not reused while anything refers to it.
+/// The index of an inode in the table. Unlike [`Inode::number`] it is not reused while anything refers to it.
 pub(crate) type Slot = u32;
 pub(crate) const ROOT: Slot = 0;
 pub(crate) type Name = Arc<OsStr>;
 
-/// Scrambles 64 bits (the finaliser of splitmix64); the base of every hash and random number here.
+/// Scrambles 64 bits (the finaliser of splitmix64); every hash and random number here uses it.
 pub(crate) fn mix(mut x: u64) -> u64 {
     x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -26,7 +26,7 @@ pub(crate) fn mix(mut x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// A hash for comparing images within one run of the laboratory, nothing more.
+/// A hash for comparing images within one run of the laboratory only.
 pub(crate) fn hash_bytes(bytes: &[u8], seed: u64) -> u64 {
     // Four lanes keep the multiplier busy; a page takes about a tenth of a microsecond.
     let mut lanes = [seed ^ 1, seed ^ 2, seed ^ 3, seed ^ 4];
@@ -46,7 +46,7 @@ pub(crate) fn hash_bytes(bytes: &[u8], seed: u64) -> u64 {
     mix(hash)
 }
 
-/// A hash that is computed once and forgotten on change. Zero: not computed.
+/// A hash that is computed once, and dropped on change. Zero: not computed.
 #[derive(Default)]
 struct Cached(AtomicU64);
 
@@ -76,7 +76,7 @@ pub(crate) struct Page {
     hash: Cached,
 }
 
-/// Allocated and never written: the page of every reserved block, recognised by its address.
+/// The page of every reserved block (allocated and never written), recognised by its address.
 pub(crate) static RESERVED: LazyLock<Arc<Page>> =
     LazyLock::new(|| Arc::new(Page { bytes: [0; PAGE_BYTES], hash: Cached::default() }));
 
@@ -191,7 +191,7 @@ impl Inode {
         Page::bytes_mut(pages[index as usize].get_or_insert_with(Page::zeroed))
     }
 
-    /// Sets the size; what lies beyond it is dropped, so that it reads as zeros if the file grows again.
+    /// Sets the size; bytes behind it are dropped, so that they read as zeros if the file grows again.
     pub fn set_size(&mut self, to: u64) {
         let Body::File { size, pages } = &mut self.body else { return };
         *size = to;
@@ -206,7 +206,7 @@ impl Inode {
         }
     }
 
-    /// Reads within the size; returns the bytes read.
+    /// Reads within the size; returns the number of bytes read.
     pub fn read(&self, buf: &mut [u8], offset: u64) -> usize {
         read_pages(buf, offset, self.size(), |index| self.page(index).map(|p| p.bytes().as_slice()))
     }
@@ -251,7 +251,7 @@ fn zero_page_hash() -> u64 {
     RESERVED.hash.get(|| hash_bytes(&RESERVED.bytes, 0))
 }
 
-/// Fills `buf` page by page from `page`, where `None` reads as zeros; returns the bytes read.
+/// Fills `buf` page by page from `page`, where `None` reads as zeros; returns the number of bytes read.
 pub(crate) fn read_pages<'p>(buf: &mut [u8], offset: u64, size: u64, page: impl Fn(u32) -> Option<&'p [u8]>) -> usize {
     let len = (size.saturating_sub(offset)).min(buf.len() as u64) as usize;
     let mut done = 0;
@@ -291,7 +291,7 @@ impl Image {
         Some(inode)
     }
 
-    /// Times are no part of the hash, so it stays valid.
+    /// Sets a time. Times are not part of the hash, so the hash stays valid.
     pub fn set_time(&mut self, slot: Slot, mtime_ns: i128) {
         if self.get(slot).is_some_and(|inode| inode.mtime_ns != mtime_ns) {
             let inode = Arc::make_mut(&mut self.inodes)[slot as usize].as_mut().map(Arc::make_mut);
@@ -313,7 +313,7 @@ impl Image {
         }
     }
 
-    /// One past the last place in use.
+    /// The index behind the last slot in use.
     pub fn slots(&self) -> Slot {
         self.inodes.len() as Slot
     }
@@ -326,7 +326,7 @@ impl Image {
         self.inodes().map(|(_, inode)| inode.pages().iter().flatten().count() as u64).sum()
     }
 
-    /// Drops what no name leads to, as the file system's own recovery does, and counts links afresh.
+    /// Removes all inodes without a name, as the file system's own recovery does, and recounts links.
     pub fn collect(&mut self) {
         let mut links = vec![0u32; self.inodes.len()];
         links[ROOT as usize] = 1;
@@ -351,8 +351,8 @@ impl Image {
         }
     }
 
-    /// A hash of all that a program could read: names, contents, sizes, modes, owners, attributes;
-    /// not of times and inode numbers.
+    /// A hash of everything that a program could read (names, contents, sizes, modes, owners, attributes), without
+    /// times and inode numbers.
     pub fn hash(&self) -> u64 {
         self.hash_of(ROOT)
     }

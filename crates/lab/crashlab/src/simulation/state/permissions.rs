@@ -1,4 +1,4 @@
-//! What a user may do: what nothing refuses, and permission bits allow.
+//! The rights of a user: operations that no refusal forbids, and that permission bits allow.
 
 use super::disk_state::{State, errno};
 use super::refusal::Act;
@@ -6,8 +6,8 @@ use std::io;
 use std::path::Path;
 use untorn_os::Kind;
 
-/// Whether the kernel does it for this user: nothing refuses it, and, where the disk has them, permission bits allow it.
-/// Everything on the disk is the user's; root may do all.
+/// Checks that the kernel does this for the user: no refusal forbids it, and permission bits allow it, if the disk has
+/// them. Everything on the disk belongs to the user; root may do everything.
 pub(crate) fn allows(state: &State, user: u32, path: &Path, act: Act) -> io::Result<()> {
     if let Some(refusal) = state.options.refusal {
         refusal.check(path, act)?;
@@ -17,7 +17,7 @@ pub(crate) fn allows(state: &State, user: u32, path: &Path, act: Act) -> io::Res
     }
     let meta = |path: &Path| state.named(path).and_then(|slot| state.meta(slot));
     let has = |path: &Path, bits: u32| meta(path).map_or(true, |meta| meta.mode & bits == bits);
-    // What is no directory is found out later, with another error.
+    // A path that is not a directory leads to another error later.
     let has_in = |dir: &Path, bits| meta(dir).map_or(true, |meta| meta.kind != Kind::Directory) || has(dir, bits);
     let permitted = path.ancestors().skip(1).all(|dir| has_in(dir, 0o100))
         && match act {

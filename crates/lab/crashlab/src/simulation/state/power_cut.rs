@@ -1,4 +1,4 @@
-//! Power cuts: what may be on the disk afterwards, one outcome after the other or by chance.
+//! Power cuts: the possible states of the disk afterwards, enumerated or at random.
 
 use super::disk_options::{Model, Profile};
 use super::disk_state::State;
@@ -11,12 +11,12 @@ use std::str::FromStr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// One way in which a power cut can go. Its text form can be parsed again, to repeat a finding.
+/// One possible result of a power cut. Its text form can be parsed again, to repeat a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Cut {
-    /// All that was not flushed is lost.
+    /// Everything unflushed is lost.
     Nothing,
-    /// All of it survives.
+    /// Everything survives.
     Everything,
     /// Of the independent units, only this one survives.
     Only(u32),
@@ -24,9 +24,9 @@ pub enum Cut {
     Except(u32),
     /// The units up to this one survive, as if they had been written out in order.
     Upto(u32),
-    /// The n-th combination of all that can happen to each unit; see [`Snapshot::outcomes`].
+    /// The n-th combination of the states of all units; see [`Snapshot::outcomes`].
     Nth(u64),
-    /// Chance, from a seed.
+    /// A random result, from a seed.
     Seed(u64),
 }
 
@@ -61,7 +61,7 @@ impl FromStr for Cut {
     }
 }
 
-/// A part that survives or not, independently of others. Its states are counted from 0, nothing, to the last, all.
+/// A part that survives or not, independently of others. Its states are counted from 0 (nothing) to the last (all).
 enum Unit {
     /// The ordered log: a prefix of these effects.
     Log(Vec<u32>),
@@ -80,7 +80,7 @@ impl Unit {
         }
     }
 
-    /// The effect that counts for order in time.
+    /// The effect that gives the unit its position in time.
     fn last_effect(&self) -> u32 {
         match self {
             Unit::Log(effects) => effects.last().copied().unwrap_or(0),
@@ -100,11 +100,11 @@ struct Plan {
 pub struct Snapshot {
     state: State,
     call: u64,
-    /// Inodes whose whole-file lock somebody holds.
+    /// Inodes with a whole-file lock.
     locked: Vec<Slot>,
-    /// Bytes of which somebody has a lease.
+    /// Leased bytes.
     pub(crate) leases: Vec<(Slot, u64)>,
-    /// As the machine counts.
+    /// The machine's simulated time.
     uptime: Duration,
     plan: Arc<OnceLock<Plan>>,
 }
@@ -120,42 +120,42 @@ impl Snapshot {
         Snapshot { state, call, locked, leases, uptime, plan: Arc::default() }
     }
 
-    /// Time that had passed.
+    /// The machine's simulated time.
     pub(crate) fn uptime(&self) -> Duration {
         self.uptime
     }
 
-    /// Bytes of which somebody had a lease.
+    /// The leased bytes.
     pub(crate) fn leases(&self) -> &[(Slot, u64)] {
         &self.leases
     }
 
-    /// Whether somebody had a lease of this byte of an inode.
+    /// Whether this byte of an inode was leased.
     pub(crate) fn is_leased(&self, slot: Slot, at: u64) -> bool {
         self.leases.contains(&(slot, at))
     }
 
-    /// Whether somebody held the whole-file lock of an inode.
+    /// Whether an inode had a whole-file lock.
     pub(crate) fn is_locked(&self, slot: Slot) -> bool {
         self.locked.contains(&slot)
     }
 
-    /// Whether somebody held any lock of a whole file: whether a store had an owner.
+    /// Whether any whole-file lock was held, which means that a store had an owner.
     pub(crate) fn is_any_locked(&self) -> bool {
         !self.locked.is_empty()
     }
 
-    /// Whether the inode was there, under any name.
+    /// Whether the inode existed, under any name.
     pub(crate) fn has(&self, slot: Slot) -> bool {
         self.state.live.get(slot).is_some_and(|inode| inode.links > 0)
     }
 
-    /// The number of the call that comes next; the crash is right before it.
+    /// The number of the next call; the crash is right before it.
     pub fn call(&self) -> u64 {
         self.call
     }
 
-    /// The names of files as programs see them, Untorn's own left out, and the inode that each leads to.
+    /// The names of files as programs see them, without Untorn's own, and the inode of each.
     pub(crate) fn names(&self) -> BTreeMap<PathBuf, Slot> {
         let live = &self.state.live;
         let (mut found, mut left) = (BTreeMap::new(), vec![(PathBuf::new(), ROOT)]);
@@ -173,7 +173,7 @@ impl Snapshot {
         found
     }
 
-    /// What a program that reads a file sees.
+    /// The contents of a file as a program reads them.
     pub(crate) fn contents(&self, slot: Slot) -> Vec<u8> {
         let Some(inode) = self.state.live.get(slot) else { return Vec::new() };
         let mut contents = vec![0; inode.size() as usize];
@@ -181,29 +181,29 @@ impl Snapshot {
         contents
     }
 
-    /// What the driver had set with [`SimDisk::set_mark`](crate::SimDisk::set_mark).
+    /// The mark that the driver had set with [`SimDisk::set_mark`](crate::SimDisk::set_mark).
     pub fn mark(&self) -> u64 {
         self.state.mark
     }
 
-    /// How many independent units are not yet durable.
+    /// The number of independent units that are not yet durable.
     pub fn pending_count(&self) -> usize {
         self.plan().units.len()
     }
 
-    /// How many combinations of what can happen to the units there are ([`Cut::Nth`]); `u64::MAX` if
-    /// more than that. Several may leave the same image.
+    /// The number of combinations of the units' states ([`Cut::Nth`]); `u64::MAX` if there are more. Several
+    /// combinations may lead to the same image.
     pub fn outcomes(&self) -> u64 {
         self.plan().outcomes
     }
 
-    /// What is pending, in words.
+    /// Describes the pending effects.
     pub fn describe(&self) -> Vec<String> {
         self.state.pending.iter().map(|e| e.describe(&self.state.live)).collect()
     }
 
-    /// Power cuts to explore, at most so many (but at least two): every outcome if there are few
-    /// enough, else the two extremes, each unit alone lost or kept, and chance.
+    /// Power cuts to explore, at most `at_most` (but at least two): every outcome if there are few enough; otherwise
+    /// the two extremes, each unit alone lost or kept, and random ones.
     pub fn cuts(&self, at_most: usize, seed: u64) -> Vec<Cut> {
         let plan = self.plan();
         let at_most = at_most.max(2);
@@ -214,7 +214,7 @@ impl Snapshot {
         let units = plan.units.len() as u32;
         let mut singles: Vec<Cut> =
             (0..units).flat_map(|unit| [Cut::Except(unit), Cut::Only(unit), Cut::Upto(unit)]).collect();
-        // With many units, chance must keep its half.
+        // With many units, half of the cuts must still be random.
         let room = (at_most - cuts.len()).div_ceil(2).min(singles.len());
         for at in 0..room {
             let left = singles.len() - at;
@@ -232,7 +232,7 @@ impl Snapshot {
         state
     }
 
-    /// The state after a power cut and the next boot; whether anything is missing, torn or damaged.
+    /// The state after a power cut and the next boot; also whether anything is missing, torn or damaged.
     pub(crate) fn state_after(&self, cut: Cut) -> (State, bool) {
         let image = self.image_after(cut);
         let something_lost = image.hash() != self.plan().live_hash;
@@ -279,7 +279,7 @@ impl Snapshot {
         })
     }
 
-    /// The ways in which a write can land, from nothing to all.
+    /// The possible ways in which a write can land, from nothing to all.
     fn landings(&self, effect: &Effect, ordered: bool) -> Vec<Land> {
         let Effect::Write { slot, ref patches, grows, .. } = *effect else { return Vec::new() };
         let sectors = effect.sectors();
@@ -289,7 +289,7 @@ impl Snapshot {
         let mut lands = vec![Land::Nothing];
         if sectors > 1 {
             lands.push(Land::First);
-            // A size that includes a later block includes, on an ordered disk, all data before it.
+            // On an ordered disk, a size that includes a later block includes all data before it.
             if !(grows && ordered) {
                 lands.push(Land::Last);
                 if sectors > 2 {
@@ -313,7 +313,7 @@ impl Snapshot {
         lands
     }
 
-    /// The state of every unit.
+    /// The state of every unit after a cut.
     fn digits(&self, cut: Cut) -> Vec<u64> {
         let units = &self.plan().units;
         let all = |unit: &Unit| unit.states() - 1;
@@ -346,10 +346,10 @@ impl Snapshot {
                     .iter()
                     .enumerate()
                     .map(|(i, unit)| match in_order {
-                        // Written out in order, and the last one torn.
+                        // Written out in order, with the last one torn.
                         true if i == at => pick(unit, random(i)),
                         true => upto(unit, last),
-                        // Each by itself; few, half or most of them whole.
+                        // Each unit by itself; few, half or most of them completely.
                         false if random(i) % 16 < chance => all(unit),
                         false if random(i) % 3 == 0 => pick(unit, random(i)),
                         false => 0,
@@ -402,7 +402,7 @@ impl Snapshot {
                 effect.apply_whole(&mut image);
             }
         }
-        // Data beyond the end of a file is nowhere.
+        // Data behind the end of a file does not exist.
         for slot in written {
             if let Some(inode) = image.get_mut(slot) {
                 inode.set_size(inode.size());
@@ -413,8 +413,8 @@ impl Snapshot {
         image
     }
 
-    /// Whether a write made its file longer than it is on the disk with these log entries. A size that the file had before it
-    /// was cut covers the write, as long as that it was cut is not on the disk.
+    /// Whether a write made its file longer than it is on the disk with these log entries. If the file was cut, and the
+    /// cut is not on the disk yet, the size before the cut covers the write.
     fn needs_new_size(&self, at: usize, logged: &[bool]) -> bool {
         let Effect::Write { slot, grows: true, to, .. } = *self.state.pending[at] else { return false };
         let mut before = self.state.pending[..at].iter().zip(logged);
@@ -423,11 +423,11 @@ impl Snapshot {
         cut || self.state.durable.get(slot).is_none_or(|inode| to > inode.size())
     }
 
-    /// An ordered log: a size from writing past the end is logged when the data is out, after every
-    /// entry that was logged before the write, and it covers only data that is out.
+    /// Enforces an ordered log: a size from writing past the end is logged when the data is written, after every entry
+    /// that was logged before the write, and it covers only data that is written.
     fn force_order(&self, lands: &mut [Land], metadata: &mut [bool]) {
         let pending = &self.state.pending;
-        // The device was flushed before an entry of the log that comes after what was written out.
+        // The device was flushed before a log entry that comes after contents were written out.
         let log_end = metadata.iter().rposition(|metadata| *metadata).unwrap_or(0);
         for out_at in 0..log_end {
             let Effect::WrittenOut { slot: out } = *pending[out_at] else { continue };
@@ -479,7 +479,7 @@ impl Snapshot {
         }
     }
 
-    /// The first half, and with it as much of the new size.
+    /// Lands the first half, with the part of the new size that belongs to it.
     fn land_first_half(&self, image: &mut Image, effect: &Effect, half: u32) {
         effect.apply(image, |ordinal| ordinal < half, false);
         let Effect::Write { slot, patches, to, grows: true, .. } = effect else { return };
@@ -494,7 +494,8 @@ impl Snapshot {
         }
     }
 
-    /// New sectors, and with [`Model::PageGarbage`] whole pages, hold random bytes or old contents of other files.
+    /// Fills new sectors, and with [`Model::PageGarbage`] whole pages, with random bytes or old contents of other
+    /// files.
     fn land_garbage(&self, image: &mut Image, effect: &Effect, seed: u64) {
         let Effect::Write { slot, patches, .. } = effect else { return };
         let whole_pages = self.state.options.model == Model::PageGarbage;
@@ -532,7 +533,8 @@ impl Snapshot {
         page
     }
 
-    /// Modification times prove nothing after a crash: a file that was being changed has its old or its new one.
+    /// Chooses modification times, which prove nothing after a crash: a file that was being changed has its old or its
+    /// new one.
     fn choose_times(&self, image: &mut Image, cut: Cut, seed: u64) {
         if cut == Cut::Nothing {
             return;
@@ -546,7 +548,7 @@ impl Snapshot {
     }
 }
 
-/// How far a unit is when everything up to effect `last` is out.
+/// The state of a unit when everything up to effect `last` is written.
 fn upto(unit: &Unit, last: u32) -> u64 {
     match unit {
         Unit::Log(effects) => effects.partition_point(|&effect| effect <= last) as u64,
@@ -560,9 +562,9 @@ fn upto(unit: &Unit, last: u32) -> u64 {
     }
 }
 
-/// Whether a sector has never been durably written: it may hold anything once a size includes it. In a
-/// hole within the durable size that would be old data of another file in the middle of this one, which
-/// file systems keep from happening (ext4 does not with `data=writeback`): there it is zeros or new.
+/// Whether a sector has never been durably written: it may have any contents once a size includes it. In a hole within
+/// the durable size, that would be old data of another file in the middle of this one, which file systems prevent (ext4
+/// does not with `data=writeback`): there it is zeros or new.
 fn is_new(durable: &Image, slot: Slot, page: u32, bit: u32) -> bool {
     let Some(inode) = durable.get(slot) else { return true };
     let start = page as u64 * PAGE_BYTES as u64 + bit as u64 * SECTOR_BYTES as u64;

@@ -1,12 +1,12 @@
-//! What the kernel refuses from some moment on, for good or until somebody puts it right: rights that were taken
-//! away, a quota, a limit, something mounted in between.
+//! Operations that the kernel refuses from some moment on, for good or until somebody repairs the cause: lost rights, a
+//! quota, a limit, another mount.
 
 use std::fmt;
 use std::io;
 use std::path::Path;
 use std::str::FromStr;
 
-/// What is refused.
+/// The operations that are refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
     /// Everything below the directory.
@@ -21,24 +21,24 @@ pub enum Refused {
     Opening,
     /// Writing to the directory's files, and making them larger.
     Contents,
-    /// Modes of what is in the directory.
+    /// Changing modes of the directory's entries.
     Modes,
 }
 
-/// Something that the kernel refuses in one directory.
+/// A refusal of operations in one directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// What.
+    /// The operations.
     pub what: Refused,
     /// The directory.
     pub dir: &'static str,
     /// The error.
     pub code: i32,
-    /// Who asks before, is told.
+    /// Whether a check in advance reports the refusal.
     pub told: bool,
 }
 
-/// What a call does with a path.
+/// The kind of a call on a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Act {
     Look,
@@ -53,7 +53,7 @@ pub(crate) enum Act {
     SetMode,
 }
 
-/// What is refused, in words, with the errors that say so.
+/// The kinds of refusals, with their names and errors.
 pub const REFUSED: [(Refused, &str, &[i32]); 7] = [
     (Refused::Below, "below", &[libc::EACCES, libc::EXDEV]),
     (Refused::Entries, "entries", &[libc::EACCES, libc::EPERM]),
@@ -64,11 +64,11 @@ pub const REFUSED: [(Refused, &str, &[i32]); 7] = [
     (Refused::Modes, "modes", &[libc::EPERM]),
 ];
 
-/// Directories in which something may be refused: the store's own, and some that programs make.
+/// Directories in which something may be refused: the store's own, and some that programs create.
 pub const REFUSING_DIRS: [&str; 5] = ["", "a", "b", "c", "d"];
 
 impl Refusal {
-    /// The error of a call that is refused.
+    /// Returns the error of a call that is refused.
     pub(crate) fn check(self, path: &Path, act: Act) -> io::Result<()> {
         if path.starts_with(".untorn") {
             return Ok(());
@@ -86,7 +86,7 @@ impl Refusal {
         if refused { Err(io::Error::from_raw_os_error(self.code)) } else { Ok(()) }
     }
 
-    /// Whether it can concern a file or directory of this path.
+    /// Whether the refusal can concern a file or directory of this path.
     pub fn concerns(self, path: &Path) -> bool {
         match self.what {
             Refused::Below => path != Path::new(self.dir) && path.starts_with(self.dir),

@@ -1,4 +1,4 @@
-//! The allocator over plain memory: what it gives out, and what it says when its metadata was overwritten.
+//! The allocator over plain memory: its allocations, and its errors when its metadata was overwritten.
 
 use super::*;
 use crate::heap::alloc::chunk_table::UNCOUNTED;
@@ -36,7 +36,8 @@ fn not_allocated<T>(result: Result<T>) {
 const LARGE: usize = 3 * CHUNK_BYTES;
 const HUGE: usize = 9 << 20;
 
-/// Sizes of all kinds, freed in random order, with forgetting in between; a look finds what is in use.
+/// Allocates all kinds of sizes and frees them in random order, forgetting in between; the checker finds exactly the
+/// allocations in use.
 #[test]
 fn nothing_is_given_out_twice_and_everything_comes_back() {
     for seed in 0..6 {
@@ -46,7 +47,7 @@ fn nothing_is_given_out_twice_and_everything_comes_back() {
         let mut forgotten = 0;
         for step in 0..6000 {
             match rng.u32(..100) {
-                // More and more, then less and less.
+                // The heap fills up first, then empties.
                 n if n < if step < 3000 { 60 } else { 30 } => {
                     let bytes = match rng.u32(..100) {
                         0..60 => rng.usize(1..3000),
@@ -85,7 +86,7 @@ fn nothing_is_given_out_twice_and_everything_comes_back() {
             work.free(at).unwrap_or_else(|e| panic!("seed {seed}: {e:?}"));
         }
         let report = memory.check().expect("look");
-        // A class keeps a chunk, and may keep another whenever it has forgotten the first.
+        // A class keeps one chunk, and may keep another each time it has forgotten the first.
         let most = report.classes.iter().map(|class| class.chunks).max();
         assert!(most.is_some_and(|most| most <= 2 + forgotten), "seed {seed}: {most:?} of {forgotten}");
         let kept: u64 = report.classes.iter().map(|class| class.chunks).sum();
@@ -94,7 +95,7 @@ fn nothing_is_given_out_twice_and_everything_comes_back() {
     }
 }
 
-/// However large the heap is: after a rollback, and after opening, no call reads more than a few segments.
+/// After a rollback and after opening, no call reads more than a few segments, however large the heap is.
 #[test]
 fn no_call_reads_the_whole_heap() {
     const SEGMENTS: usize = 300;
@@ -133,7 +134,8 @@ fn no_call_reads_the_whole_heap() {
     assert!(memory.check().expect("look").is_sound());
 }
 
-/// After a rollback, and after opening, a call counts the free blocks of the chunks that it needs, not of all that it read.
+/// After a rollback and after opening, a call counts the free blocks only of the chunks that it needs, not of all that
+/// it read.
 #[test]
 fn a_chunk_is_counted_when_it_is_needed() {
     let memory = Memory::new(1);
@@ -156,7 +158,7 @@ fn a_chunk_is_counted_when_it_is_needed() {
     assert_eq!(counted(&work), CHUNKS - 1, "before the heap grows, all");
 }
 
-/// What is free at the end goes back, and what comes again is zeros.
+/// An empty end of the heap is given back, and reads as zeros when the heap grows again.
 #[test]
 fn an_empty_end_is_given_back() {
     let memory = Memory::new(64);
@@ -182,7 +184,7 @@ fn an_empty_end_is_given_back() {
     assert!(memory.check().expect("look").is_sound());
 }
 
-/// A thread that has no room takes another's before the heap grows.
+/// A thread without room takes another thread's chunk before the heap grows.
 #[test]
 fn threads_share_what_room_there_is() {
     let memory = Memory::new(1);
@@ -198,7 +200,7 @@ fn threads_share_what_room_there_is() {
 fn free_chunks_are_found_where_they_fit_best() {
     let memory = Memory::new(4);
     let mut work = Work::new(&memory);
-    // 21 to a segment, and so no chunk is left over in the first.
+    // 21 to a segment, so the first segment has no chunk left over.
     let all: Vec<usize> = (0..25).map(|_| work.allocate(LARGE).expect("allocate")).collect();
     for n in [3, 8, 9] {
         work.free(all[n]).expect("free");
@@ -235,7 +237,7 @@ fn what_makes_no_sense_is_so_every_time() {
     }
 }
 
-/// Bits behind a chunk's last block count for nothing.
+/// Bits behind a chunk's last block are ignored.
 #[test]
 fn bits_of_blocks_that_there_are_not() {
     let memory = Memory::new(1);
@@ -305,7 +307,7 @@ fn what_was_overwritten_is_not_believed() {
     put(&memory, number(large) + 1, Use::Free, 0);
     corrupt(work.free(large));
 
-    // A block that is freed twice, as its bit was set again: the other one in its chunk stays.
+    // A block that is freed twice, because its bit was set again: the other block in its chunk stays.
     work.free(blocks[0]).expect("free");
     // SAFETY: no slice of it is about.
     let bytes = unsafe { memory.bytes() };
@@ -313,7 +315,7 @@ fn what_was_overwritten_is_not_believed() {
     work.free(blocks[0]).expect("free");
     assert_eq!(work.size_of(blocks[1]).expect("still there"), 32768);
 
-    // A header that is right in itself, and one that is not.
+    // Headers with a valid checksum and wrong contents, and one with a wrong checksum.
     for segments in [1, 2, 1 << 40] {
         // SAFETY: as above.
         let header = unsafe { &mut *memory.bytes().as_mut_ptr().cast::<Header>() };
