@@ -43,11 +43,11 @@ impl fmt::Debug for Invariant {
 /// Declares the invariants of a crate: a constant for each, and the list `INVARIANTS` of all.
 ///
 /// ```
-/// crate::invariants! {
+/// untorn_os::invariants! {
 ///     /// A record counts only if its checksum is right.
 ///     CHECKSUM,
 /// }
-/// assert!(crate::holds(CHECKSUM));
+/// assert!(untorn_os::holds(CHECKSUM));
 /// assert_eq!(INVARIANTS, &[CHECKSUM]);
 /// ```
 #[macro_export]

@@ -40,7 +40,7 @@ impl fmt::Debug for SyncPoint {
 /// Declares the sync points of a crate: a constant for each, and the list `SYNC_POINTS` of all.
 ///
 /// ```
-/// crate::sync_points! {
+/// untorn_os::sync_points! {
 ///     /// The one flush of a commit.
 ///     COMMIT,
 /// }

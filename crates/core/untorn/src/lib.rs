@@ -7,7 +7,7 @@
 //! ```
 //! # let dir = tempfile::tempdir().unwrap();
 //! # let path = dir.path();
-//! use Store;
+//! use untorn::Store;
 //!
 //! let store = Store::open(path)?;
 //! let (accounts, log) = (store.open_or_create("accounts")?, store.open_or_create("log")?);
@@ -15,7 +15,7 @@
 //! log.append(b"alice pays bob 10\n")?;
 //! store.syncv(&[&accounts, &log])?; // both, or neither
 //! store.close()?;
-//! # Ok::<(), Error>(())
+//! # Ok::<(), untorn::Error>(())
 //! ```
 //!
 //! `docs/GUARANTEES.md` lists the crashes that each state survives. The ideas are those of failure-atomic `msync`

@@ -9,7 +9,7 @@
 //! use std::io::Write;
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let (mut data, mut index) = (File::create("/srv/data/db")?, File::create("/srv/data/db.idx")?);
-//! let mut txn = Transaction::begin(&data)?;
+//! let mut txn = untorn::on_mount::Transaction::begin(&data)?;
 //! txn.add(&index)?;
 //! data.write_all(b"a record")?;
 //! index.write_all(b"where it is")?;

@@ -38,7 +38,7 @@ const WAIT_MAX: Duration = Duration::from_millis(20);
 /// ```
 /// # let dir = tempfile::tempdir().unwrap();
 /// # let path = dir.path();
-/// use crate::Store;
+/// use untorn::Store;
 ///
 /// let store = Store::open(path)?;
 /// let file = store.open_or_create("settings")?;
@@ -48,7 +48,7 @@ const WAIT_MAX: Duration = Duration::from_millis(20);
 /// let reader = Store::open_read_only(path)?; // here, or in another process
 /// assert_eq!(reader.read("settings")?, b"dark");
 /// # store.close()?;
-/// # Ok::<(), crate::Error>(())
+/// # Ok::<(), untorn::Error>(())
 /// ```
 #[derive(Clone)]
 pub struct Reader {

@@ -74,7 +74,7 @@ type Progress = Arc<dyn Fn(u64, u64) + Send + Sync>;
 /// ```no_run
 /// use untorn::{FailureClass, StoreOptions};
 /// let store = StoreOptions::default().class(FailureClass::Power).journal_bytes(16 << 20).open("data")?;
-/// # Ok::<(), crate::Error>(())
+/// # Ok::<(), untorn::Error>(())
 /// ```
 #[derive(Clone)]
 #[must_use]
@@ -269,7 +269,7 @@ impl StoreOptions {
 /// use untorn::{FileOptions, Store};
 /// let store = Store::open("data")?;
 /// let file = store.open_file_with("log", &FileOptions::new().create(true).mode(0o600))?;
-/// # Ok::<(), crate::Error>(())
+/// # Ok::<(), untorn::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]

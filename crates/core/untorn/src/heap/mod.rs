@@ -14,7 +14,7 @@
 //! let numbers = unsafe { &mut *numbers.as_ptr() };
 //! numbers.push(numbers.len() as u64);
 //! heap.commit()?;
-//! # Ok::<(), crate::Error>(())
+//! # Ok::<(), untorn::Error>(())
 //! ```
 //!
 //! Nothing in a heap may point out of it: no `Box` of the program's own heap, no vtable, no `&'static str`. The trait

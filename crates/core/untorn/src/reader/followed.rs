@@ -139,7 +139,7 @@ impl Change {
     ///     }
     /// }
     /// # store.close()?;
-    /// # Ok::<(), crate::Error>(())
+    /// # Ok::<(), untorn::Error>(())
     /// ```
     ///
     /// # Errors

@@ -12,11 +12,11 @@ use untorn_os::{File, Linux, ReadMapping};
 /// ```
 /// # let dir = tempfile::tempdir().unwrap();
 /// # let path = dir.path();
-/// # let store = crate::Store::open(path)?;
+/// # let store = untorn::Store::open(path)?;
 /// # let file = store.open_or_create("settings")?;
 /// # file.write_at(b"dark", 0)?;
 /// # file.commit()?;
-/// let reader = crate::Store::open_read_only(path)?;
+/// let reader = untorn::Store::open_read_only(path)?;
 /// let mut settings = reader.map("settings")?;
 /// assert_eq!(&settings[..], b"dark");
 /// file.write_at(b"dull", 0)?;
@@ -24,7 +24,7 @@ use untorn_os::{File, Linux, ReadMapping};
 /// assert_eq!(&settings[..], b"dark");
 /// assert!(settings.refresh()?);
 /// assert_eq!(&settings[..], b"dull");
-/// # Ok::<(), crate::Error>(())
+/// # Ok::<(), untorn::Error>(())
 /// ```
 pub struct ReadMap {
     reader: Reader,

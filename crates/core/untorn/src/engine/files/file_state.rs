@@ -17,7 +17,7 @@ use untorn_journal::{Context, Error, Result};
 use untorn_os::{File, Kind, Meta, Storage, Tracker, holds};
 
 /// Target of log events about changes that were lost when a file was closed.
-pub const DISCARDED: &str = "crate::discarded";
+pub const DISCARDED: &str = "untorn::discarded";
 
 /// The unit of comparison of a mapped file: differences are journaled in whole lines.
 const LINE_BYTES: usize = 64;

@@ -9,7 +9,7 @@ use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 /// # let dir = tempfile::tempdir().unwrap();
 /// use std::io::{Seek, Write};
 ///
-/// let store = crate::Store::open(dir.path())?;
+/// let store = untorn::Store::open(dir.path())?;
 /// let file = store.open_or_create("log")?;
 /// let mut cursor = file.cursor();
 /// cursor.seek(std::io::SeekFrom::End(0))?;

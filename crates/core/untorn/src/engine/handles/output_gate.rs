@@ -42,7 +42,7 @@ const PIPE_PIECE_BYTES: usize = 4096;
 /// # let mut said = String::new();
 /// # std::io::Read::read_to_string(&mut client, &mut said).unwrap();
 /// # assert_eq!(said, "we have your order\n");
-/// # Ok::<(), crate::Error>(())
+/// # Ok::<(), untorn::Error>(())
 /// ```
 ///
 /// If a commit fails, the gate is poisoned: held bytes are discarded, and every later call fails with the commit's

@@ -30,7 +30,7 @@ struct Node<'h, K, V> {
 ///
 /// ```
 /// # let dir = tempfile::tempdir().unwrap();
-/// use crate::heap::{Heap, HeapBTreeMap};
+/// use untorn::heap::{Heap, HeapBTreeMap};
 ///
 /// let heap = Heap::open_or_create(dir.path().join("events"))?;
 /// let events = heap.root_or("events", |alloc| HeapBTreeMap::<u64, u32>::new_in(alloc))?;
@@ -41,7 +41,7 @@ struct Node<'h, K, V> {
 /// }
 /// heap.commit()?;
 /// assert_eq!(events.iter_from(&10).next(), Some((&12, &1)));
-/// # Ok::<(), crate::Error>(())
+/// # Ok::<(), untorn::Error>(())
 /// ```
 #[repr(C)]
 pub struct HeapBTreeMap<'h, K, V> {

@@ -19,12 +19,12 @@ pub type HeapBox<'h, T> = allocator_api2::boxed::Box<T, InHeap<'h>>;
 ///
 /// ```compile_fail,E0505
 /// # let dir = tempfile::tempdir().unwrap();
-/// let heap = crate::heap::Heap::open_or_create(dir.path().join("heap"))?;
-/// let mut numbers = crate::heap::HeapVec::new_in(heap.allocator());
+/// let heap = untorn::heap::Heap::open_or_create(dir.path().join("heap"))?;
+/// let mut numbers = untorn::heap::HeapVec::new_in(heap.allocator());
 /// numbers.push(1);
 /// heap.close()?;
 /// println!("{numbers:?}");
-/// # Ok::<(), crate::Error>(())
+/// # Ok::<(), untorn::Error>(())
 /// ```
 ///
 /// A type of the program's own that has such collections has a lifetime parameter for them, that of the handle; the

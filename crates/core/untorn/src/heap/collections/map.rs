@@ -28,7 +28,7 @@ unsafe impl Storable for FixedHash {}
 ///
 /// ```
 /// # let dir = tempfile::tempdir().unwrap();
-/// use crate::heap::{Heap, HeapMap, HeapString};
+/// use untorn::heap::{Heap, HeapMap, HeapString};
 ///
 /// let heap = Heap::open_or_create(dir.path().join("ages"))?;
 /// let ages = heap.root_or("ages", |alloc| HeapMap::<HeapString<'_>, u32>::new_in(alloc))?;
@@ -37,7 +37,7 @@ unsafe impl Storable for FixedHash {}
 /// ages.insert(HeapString::from_str_in("Ada", heap.allocator()), 36);
 /// heap.commit()?;
 /// assert_eq!(ages["Ada"], 36);
-/// # Ok::<(), crate::Error>(())
+/// # Ok::<(), untorn::Error>(())
 /// ```
 #[repr(transparent)]
 pub struct HeapMap<'h, K, V> {

@@ -13,7 +13,7 @@ use std::ptr::NonNull;
 /// each type parameter is storable:
 ///
 /// ```
-/// use crate::heap::{HeapString, HeapVec, Storable};
+/// use untorn::heap::{HeapString, HeapVec, Storable};
 ///
 /// #[derive(Storable)]
 /// struct List<'h> {
@@ -34,28 +34,28 @@ use std::ptr::NonNull;
 ///     T: Copy,
 /// {
 ///     cells: [T; N],
-///     next: Option<crate::heap::HeapBox<'static, Self>>,
+///     next: Option<untorn::heap::HeapBox<'static, Self>>,
 /// }
 /// ```
 ///
 /// References, `Box`, `String`, `Vec`, trait objects and functions are refused, as they point into the process:
 ///
 /// ```compile_fail,E0277
-/// #[derive(crate::heap::Storable)]
+/// #[derive(untorn::heap::Storable)]
 /// struct Note {
 ///     text: String,
 /// }
 /// ```
 ///
 /// ```compile_fail,E0277
-/// #[derive(crate::heap::Storable)]
+/// #[derive(untorn::heap::Storable)]
 /// struct Notes<'h> {
-///     all: crate::heap::HeapVec<'h, Vec<String>>,
+///     all: untorn::heap::HeapVec<'h, Vec<String>>,
 /// }
 /// ```
 ///
 /// ```compile_fail,E0277
-/// #[derive(crate::heap::Storable)]
+/// #[derive(untorn::heap::Storable)]
 /// enum Name {
 ///     Known(&'static str),
 ///     Unknown,
@@ -63,21 +63,21 @@ use std::ptr::NonNull;
 /// ```
 ///
 /// ```compile_fail,E0277
-/// #[derive(crate::heap::Storable)]
+/// #[derive(untorn::heap::Storable)]
 /// struct Pair<A>(A, Box<dyn Fn()>);
 /// ```
 ///
 /// ```compile_fail,E0277
 /// # let dir = tempfile::tempdir().unwrap();
-/// let heap = crate::heap::Heap::open_or_create(dir.path().join("heap"))?;
-/// heap.root_or("names", |alloc| crate::heap::HeapVec::<String>::new_in(alloc))?;
-/// # Ok::<(), crate::Error>(())
+/// let heap = untorn::heap::Heap::open_or_create(dir.path().join("heap"))?;
+/// heap.root_or("names", |alloc| untorn::heap::HeapVec::<String>::new_in(alloc))?;
+/// # Ok::<(), untorn::Error>(())
 /// ```
 ///
 /// So are raw pointers,
 ///
 /// ```compile_fail,E0277
-/// #[derive(crate::heap::Storable)]
+/// #[derive(untorn::heap::Storable)]
 /// struct Link {
 ///     next: *mut Link,
 /// }
@@ -86,7 +86,7 @@ use std::ptr::NonNull;
 /// except for a field that the program marks as one that always points into the heap; only `unsafe` code follows it:
 ///
 /// ```
-/// #[derive(crate::heap::Storable)]
+/// #[derive(untorn::heap::Storable)]
 /// struct Link {
 ///     value: u64,
 ///     #[storable(pointer)]
@@ -97,7 +97,7 @@ use std::ptr::NonNull;
 /// The mark is for pointers alone. A union is refused, because nobody knows which of its fields is in use:
 ///
 /// ```compile_fail,E0277
-/// #[derive(crate::heap::Storable)]
+/// #[derive(untorn::heap::Storable)]
 /// struct Note {
 ///     #[storable(pointer)]
 ///     text: &'static str,
@@ -105,7 +105,7 @@ use std::ptr::NonNull;
 /// ```
 ///
 /// ```compile_fail
-/// #[derive(crate::heap::Storable)]
+/// #[derive(untorn::heap::Storable)]
 /// union Number {
 ///     small: u32,
 ///     large: u64,

@@ -20,7 +20,7 @@ use untorn_os::{ReadMapping, read_full_at};
 /// ```
 /// # let dir = tempfile::tempdir().unwrap();
 /// # let path = dir.path().join("numbers");
-/// use crate::heap::{Heap, HeapVec};
+/// use untorn::heap::{Heap, HeapVec};
 /// # {
 /// let heap = Heap::open_or_create(&path)?;
 /// let numbers = heap.root_or("numbers", |alloc| HeapVec::<u64>::new_in(alloc))?;
@@ -30,12 +30,12 @@ use untorn_os::{ReadMapping, read_full_at};
 /// heap.close()?;
 /// # }
 ///
-/// let reader = crate::Store::open_read_only(&path)?;
+/// let reader = untorn::Store::open_read_only(&path)?;
 /// let mut heap = reader.heap("numbers")?;
 /// let numbers = heap.root::<HeapVec<u64>>("numbers")?.expect("a root");
 /// assert_eq!(numbers[0], 7);
 /// heap.refresh()?;
-/// # Ok::<(), crate::Error>(())
+/// # Ok::<(), untorn::Error>(())
 /// ```
 pub struct ReadHeap {
     reader: Reader,

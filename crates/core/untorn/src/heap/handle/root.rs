@@ -190,12 +190,12 @@ impl Heap {
     /// # let dir = tempfile::tempdir().unwrap();
     /// # let path = dir.path().join("heap");
     /// # {
-    /// #     let heap = crate::heap::Heap::open_or_create(&path)?;
-    /// #     let accounts = heap.root_or("accounts", |alloc| crate::heap::HeapVec::<OldAccount>::new_in(alloc))?;
+    /// #     let heap = untorn::heap::Heap::open_or_create(&path)?;
+    /// #     let accounts = heap.root_or("accounts", |alloc| untorn::heap::HeapVec::<OldAccount>::new_in(alloc))?;
     /// #     unsafe { (*accounts.as_ptr()).push(OldAccount { cents: 250 }) };
     /// #     heap.commit()?;
     /// # }
-    /// use crate::heap::{Heap, HeapVec, RootOptions, Storable};
+    /// use untorn::heap::{Heap, HeapVec, RootOptions, Storable};
     ///
     /// #[derive(Storable)]
     /// #[repr(C)]
@@ -231,7 +231,7 @@ impl Heap {
     /// let accounts = heap.root_with::<HeapVec<Account>>("accounts", VERSION)?.expect("a root");
     /// # assert_eq!(unsafe { accounts.as_ref() }[0].cents, 250);
     /// # assert_eq!(heap.check(&|_, _| {})?.leaks.unwrap().count, 0);
-    /// # Ok::<(), crate::Error>(())
+    /// # Ok::<(), untorn::Error>(())
     /// ```
     ///
     /// # Errors

@@ -250,7 +250,7 @@ impl Heap {
     /// ```
     /// # let dir = tempfile::tempdir().unwrap();
     /// # let path = dir.path().join("bank");
-    /// use crate::heap::{HeapOptions, SectionLock};
+    /// use untorn::heap::{HeapOptions, SectionLock};
     ///
     /// static LOCKS: [SectionLock; 2] = [const { SectionLock::new() }; 2];
     ///
@@ -265,7 +265,7 @@ impl Heap {
     ///     *section.modify(to)? += 30;
     /// }
     /// heap.close()?;
-    /// # Ok::<(), crate::Error>(())
+    /// # Ok::<(), untorn::Error>(())
     /// ```
     ///
     /// # Errors
