@@ -623,7 +623,8 @@ impl Map {
     #[cold]
     fn not_in_the_map(&self, address: *const u8, len: usize) -> Error {
         Error::invalid(format!(
-            "{}: {len} bytes at address {address:p} are not in the map, which has {} bytes at {:p}; nothing was noted. Tell              of what lies in the map, as it is now",
+            "{}: {len} bytes at address {address:p} are not in the map, which has {} bytes at {:p}; nothing was noted. \
+             Name bytes of the map as it is now",
             self.file.path().display(),
             self.len(),
             self.address
