@@ -1,17 +1,17 @@
 //! The invariants of the journal: mutation points of the mutation gate.
 
 untorn_os::invariants! {
-    /// A record counts only if its checksum is right.
+    /// A record is valid only if its checksum is right.
     CHECKSUM,
-    /// No block of a record's body begins as a record does: what a program made the journal hold is never one.
+    /// No block of a record's body begins like a record, so contents that a program stores are never taken for one.
     BODIES_UNLIKE_RECORDS,
-    /// A record is accepted only behind the one whose checksum it repeats.
+    /// A record is accepted only behind the record whose checksum it repeats.
     CHAIN,
     /// A record is accepted only if the ones before it are of the same epoch.
     EPOCH,
-    /// The open epoch goes on behind the link that the header names, not behind the last listed record.
+    /// The open epoch continues behind the link in the header, not behind the last listed record.
     OPEN_LINK,
-    /// The records of the open epoch are accepted, too, to its first gap.
+    /// The records of the open epoch are accepted, too, up to its first gap.
     OPEN_EPOCH_ACCEPTED,
     /// An epoch whose records are applied leaves the header's list.
     LIST_CLIPPED,
@@ -21,122 +21,124 @@ untorn_os::invariants! {
     LISTED_FIRST,
     /// When the header's list is full, everything is applied before the store goes on.
     LIST_BOUNDED,
-    /// A segment with records that are not applied is not written again.
+    /// A segment with unapplied records is not reused.
     LISTED_SEGMENTS_STAY,
-    /// A portion of what is carried over truncates the log behind its own end.
+    /// A portion of the carried-over commits truncates the log behind its own end.
     PORTION_END,
-    /// What is carried over and lies in no segment is in the first portion.
+    /// Carried-over changes outside of segments are in the first portion.
     PORTION_OUT_OF_LOG,
-    /// A spill file that a record of any listed epoch refers to is no orphan.
+    /// A spill file that a record of any listed epoch refers to is not an orphan.
     LISTED_SPILLS_STAY,
-    /// A first commit that is flushed together with attributes is appended: it is not on the disk without them.
+    /// A first commit that is flushed together with attributes is appended, so that it is not on the disk without them.
     FIRST_COMMIT_APPENDED,
-    /// The header says that the store is open before a file is marked: a mark whose commit never came is looked for.
+    /// The header says that the store is open before a file is marked, so that a mark without its commit is found.
     OPEN_NOTED,
-    /// A file that waits for commits of an owner that the header does not know waits for another journal.
+    /// A file that waits for commits of an owner that the header does not know belongs to another journal.
     OTHER_JOURNAL,
-    /// A segment that is shorter than it was is damaged: the commits that it has lost may have been the last.
+    /// A segment that is shorter than it was is damage: the lost commits may have been the last.
     SEGMENTS_KEEP_LENGTH,
     /// A commit that makes a segment longer notes the new length.
     APPENDED_LENGTH_NOTED,
     /// A journal is not clean if its segment is longer than the clean header says.
     START_LENGTH,
-    /// What is restated is read from the journal before the segments that it lies in are used again.
+    /// Restated changes are read from the journal before the segments that hold them are reused.
     RESTATED_LEAVES_LOG,
     /// Bytes that are read from the journal have the checksum that they had when they were accepted.
     LOG_VERIFIED,
-    /// The log does not end before a block that cannot be read, where a commit may be.
+    /// The log does not end before an unreadable block that may hold a commit.
     UNREADABLE_STOPS,
-    /// A record that cannot be read in whole is taken for one only if it was durable: what is left of a torn one may be
-    /// anything.
+    /// A partly unreadable record is accepted only if it was durable: the rest of a torn record may hold anything.
     UNREADABLE_DURABLE,
-    /// What may be torn is not redone by whoever salvages, either, nor what follows it.
+    /// A record that may be torn, and all records behind it, are not redone, even by salvage.
     UNREADABLE_DROPPED,
-    /// A commit that is listed, and that may be in what cannot be read, is not damaged.
+    /// A listed commit that may be in an unreadable part of the log is not called damaged.
     UNREADABLE_LISTED,
-    /// A header that cannot be read may be the newest.
+    /// An unreadable header may be the newest one.
     UNREADABLE_HEADER,
-    /// What cannot be read of the journal is written anew after the header that gives it up, and not before.
+    /// Unreadable blocks of the journal are overwritten after the header that gives them up, and not before.
     UNREADABLE_STAYS,
-    /// Contents that cannot be read are no zeros.
+    /// Unreadable contents are not treated as zeros.
     UNREADABLE_UNKNOWN,
-    /// A recovered journal goes on behind a random number, where no dropped record can follow.
+    /// A recovered journal continues behind a random number, which no dropped record can follow.
     FRESH_START,
     /// A broken record is damage, not a torn end, if a later one says that it was durable.
     DURABLE_LSN,
     /// A record that is newer than the newest header is a sign that a header was lost.
     NEWEST_HEADER,
-    /// A header never goes over the newest durable one.
+    /// A header never overwrites the newest durable one.
     DURABLE_HEADER,
-    /// After a failed write or flush of the journal no commit goes through.
+    /// After a failed write or flush of the journal, no commit succeeds.
     STICKY_ERROR,
     /// A large commit's spill file stays until the log is truncated behind the records that refer to it.
     SPILL_FILES_STAY,
-    /// The space of uncommitted changes in a spill file is used again only where no change refers to it.
+    /// The space of uncommitted changes in a spill file is reused only where no change refers to it.
     SPILLED_BYTES_STAY,
     /// An empty file without an attribute is found under each name that it had.
     HALF_CREATED,
     /// A file has its committed contents before it gets a name.
     CONTENTS_BEFORE_NAME,
-    /// A restated file may lack what the records before it say, of which the log has lost the first.
+    /// A restated file may lack changes of earlier records, of which the log may have lost the first.
     RESTATED_WHOLE,
-    /// A directory gets its mode when everything in it is done: a mode may forbid that.
+    /// A directory gets its mode when everything in it is done, because a mode may forbid changes.
     MODES_LAST,
-    /// A failed flush of what class `process` had not flushed is remembered: the next one says OK, and the data are gone.
+    /// A failed flush of unflushed data of class `process` is remembered: the next flush reports success, although the
+    /// data are lost.
     FAILED_FLUSH_NOTED,
-    /// Readers are told of a commit after its flush.
+    /// A commit is announced to readers after its flush.
     TOLD_WHEN_DURABLE,
-    /// Readers are told of a change of names before it is made.
+    /// A change of names is announced to readers before it is made.
     NAMES_TOLD_FIRST,
-    /// Readers are told of a checkpoint before it writes to the data files.
+    /// A checkpoint is announced to readers before it writes to the data files.
     APPLYING_TOLD_FIRST,
-    /// Readers are told of contents that a commit writes before it gives their file a name.
+    /// Contents that a commit writes before it names their file are announced to readers first.
     CONTENTS_TOLD_FIRST,
-    /// Readers are told of what is restated before the log is truncated behind the records that said it first.
+    /// A restatement is announced to readers before the log is truncated behind the records that it repeats.
     RESTATED_TOLD,
-    /// A new owner ends the life of the page that the last one left, before it changes anything.
+    /// A new owner ends the life of the previous owner's page before it changes anything.
     PAGE_WITHDRAWN,
-    /// A reader believes what it read if nothing newer was being applied by then.
+    /// A reader believes data that it read only if nothing newer was being applied by then.
     READ_VALIDATED,
-    /// A reader believes a name if no newer commit has changed names by then.
+    /// A reader believes a name only if no newer commit had changed names by then.
     NAME_VALIDATED,
-    /// A reader takes a log that reaches the commit as of which it reads, and no shorter one.
+    /// A reader takes a log only if it reaches the commit that the reader shows.
     LOG_REACHES,
-    /// A reader knows the files of commits that are not applied by their identities, not by their names.
+    /// A reader identifies files with unapplied commits by their identities, not by their names.
     READ_BY_IDENTITY,
-    /// A reader of a store that nobody has open believes what it read if nobody has opened it meanwhile.
+    /// A reader of a closed store believes data that it read only if nobody opened the store meanwhile.
     CLOSED_VALIDATED,
-    /// A reader of a store that nobody has open compares the head of the page: two owners may leave the same note in the
-    /// lock file, and the same header.
+    /// A reader of a closed store compares the head of the page, because two owners may leave the same note in the lock
+    /// file, and the same header.
     PAGE_HEAD_COMPARED,
-    /// A reader takes what a checkpoint has left out of a file, as a later commit removed it, from the log as it was.
+    /// Changes that a checkpoint leaves out, because a later commit removed their file, are read from the log as it
+    /// was.
     LEFT_OUT_KEPT,
     /// A checkpoint waits for leases before it is applied.
     LEASES_WAITED_FOR,
-    /// Leases are looked for after readers were told which commits are wanted.
+    /// The owner looks for leases after it announced the commits that it wants to apply.
     WANTED_FIRST,
     /// One timer bounds the wait for all leases.
     ONE_TIMER,
-    /// What readers saw counts for a moment, which passes before anything makes it wrong.
+    /// Data that a reader read is valid for a moment, and the owner waits out a longer time before it invalidates that
+    /// data.
     MOMENT_PASSES,
-    /// Whoever opens a store without a page cannot see who reads, and lets a moment pass all the same.
+    /// An owner that opens a store without a page cannot see readers, and waits out the time all the same.
     MOMENT_PASSES_UNSEEN,
-    /// A lease of a commit that was applied all the same is waited for no more.
+    /// A lease on a commit that was applied all the same is no longer waited for.
     BROKEN_LEASES_FORGOTTEN,
     /// The next owner waits for the leases that the last one left.
     NEXT_OWNER_WAITS,
-    /// A reader locks first, and looks afterwards whether the commit is wanted.
+    /// A reader locks first, and then checks whether the owner wants to apply newer commits.
     LOCKED_FIRST,
-    /// What was read under a lease is believed no more than anything else.
+    /// Data that was read under a lease is validated like any other.
     LEASES_VALIDATED,
-    /// A file that is removed or replaced while somebody holds an older commit keeps a name.
+    /// A file that is removed or replaced while a reader holds an older commit keeps a name.
     PARKED,
-    /// Whether somebody holds an older commit is looked at after readers were told of new names.
+    /// The owner looks for readers of older commits after it announced new names.
     PARKED_AFTER_NAMES,
-    /// Recovery removes what is parked before it looks at files.
+    /// Recovery removes parked files before it examines files.
     PARKED_CLEARED,
-    /// Names of commits behind a held one are undone when a name is looked up.
+    /// Name changes of commits behind a held one are undone when a name is looked up.
     NAMES_UNDONE,
-    /// Only a file that waits for itself, by way of others, is moved to a rename temporary.
+    /// Only a file that waits for itself, through others, is moved to a rename temporary.
     ONLY_CYCLES,
 }

@@ -5,32 +5,32 @@ pub use untorn_journal::invariant::*;
 untorn_os::invariants! {
     /// A change that was not applied, or not flushed, is applied again by the next checkpoint.
     APPLY_AGAIN,
-    /// A checkpoint does not write older changes over those that a commit wrote before it gave the file a name.
+    /// A checkpoint does not overwrite newer changes that a commit wrote before it named the file.
     NEWEST_OVER_OLDER,
     /// Closing a store that was not closed before clears marks whose commits never came.
     LEFT_MARKS_CLEARED,
-    /// As long as a mark may be left, the header of a closed store says so, and the next close looks again.
+    /// As long as a mark may be left, the header of a closed store says so, and the next close searches again.
     LEFT_MARKS_KEPT,
-    /// A portion of what was carried over has every file that the log's commits up to its end touched, whether they left bytes
-    /// in it or not.
+    /// A portion of the carried-over commits covers every file that a commit up to its end touched, even if the portion
+    /// has no bytes of the file.
     PORTION_REACHES_ALL,
-    /// What a portion does not apply stays in the file's overlay.
+    /// Changes that a portion does not apply stay in the file's overlay.
     PORTION_REST_STAYS,
     /// The gap before a write behind the end is written as zeros.
     ZERO_GAP,
     /// Option `full_page`: the first change of a page is logged with the whole page.
     FULL_PAGE,
-    /// Memory is compared with what is committed, not with the data file.
+    /// Memory is compared with the committed content, not with the data file.
     COMPARE_WITH_VIEW,
-    /// What is compared, journaled and compared with next time is one copy of a page.
+    /// The bytes that are compared, journaled, and compared with next time are one copy of a page.
     ONE_COPY,
     /// A page is reclaimed only if no overlay has bytes of it.
     KNOWN_PAGES_STAY,
-    /// Rolling back brings committed bytes into memory, also those that the data file lacks.
+    /// A rollback restores committed bytes in memory, including those that the data file lacks.
     COMMITTED_BYTES_BACK,
-    /// A page with bytes in an overlay shows them from the moment that it is mapped.
+    /// A page with bytes in an overlay shows them from the moment of its mapping.
     OVERLAYS_SHOW,
-    /// A file that shrinks and grows again shows zeros, not what it held before.
+    /// A file that shrinks and grows again shows zeros, not its old contents.
     GROWS_BY_ZEROS,
     /// Bytes stored behind the end of a file are gone when it grows.
     STORES_BEHIND_THE_END,
@@ -38,23 +38,23 @@ untorn_os::invariants! {
     TRUNCATED_PAGES_HIDDEN,
     /// Pages that the tracker found are not forgotten when comparing them fails.
     FOUND_ONCE,
-    /// What could not be undone in memory is not committed.
+    /// Changes that could not be undone in memory are not committed.
     UNDONE_IS_NOT_COMMITTED,
-    /// What is stored to a page while a rollback brings the page back is found by the next commit.
+    /// A store to a page while a rollback restores the page is found by the next commit.
     STORES_SINCE_UNDO_FOUND,
-    /// Tracker `told`: what the program told of is not forgotten when copying it fails.
+    /// Tracker `told`: reported ranges are not forgotten when copying them fails.
     TOLD_UNTIL_STAGED,
-    /// Tracker `told`: a rollback takes what the program told of out of memory.
+    /// Tracker `told`: a rollback removes reported changes from memory.
     TOLD_UNDONE,
-    /// Tracker `told`: bytes that the program did not tell of are in no commit.
+    /// Tracker `told`: unreported bytes are in no commit.
     UNTOLD_STAYS_OUT,
-    /// Tracker `told`: the allocator of a heap tells of its own stores.
+    /// Tracker `told`: the allocator of a heap reports its own stores.
     HEAP_TELLS,
-    /// Large commits that lie in layers are a part of what a checkpoint applies, each over those before it.
+    /// A checkpoint applies large commits that are kept as layers, each over those before it.
     LAYERS_APPLIED,
-    /// A merged copy of layers takes the place of nothing but the layers that it was made of.
+    /// A merged copy of layers replaces only the layers that it was made of.
     LAYERS_AS_MERGED,
-    /// A range that is zeroed is zero in memory from that moment, so that what is stored there later stays.
+    /// A range that is zeroed is zero in memory at once, so that later stores to it stay.
     ZEROED_AT_ONCE,
     /// A new heap's size and header are one commit.
     HEAP_CREATED_WHOLE,
@@ -62,56 +62,56 @@ untorn_os::invariants! {
     HEAP_GROWS_WHOLE,
     /// A commit of a heap waits for the threads that are changing it.
     HEAP_IS_QUIET,
-    /// Metadata of a heap that somebody stored to is not committed.
+    /// Heap metadata that the program has overwritten is not committed.
     HEAP_VERIFIED,
-    /// What a heap's allocator remembers is forgotten when the heap is rolled back.
+    /// The allocator drops its cached state when the heap is rolled back.
     HEAP_FORGETS,
     /// A chunk of a heap that is free again gives out no more blocks of its old size.
     FREE_CHUNK_UNLISTED,
     /// Segments inside of an allocation hold the program's bytes, not the allocator's.
     INSIDES_SKIPPED,
-    /// Segments inside of an allocation are zeroed before they are the allocator's again.
+    /// Segments inside of an allocation are zeroed before the allocator uses them again.
     INSIDES_ZEROED,
-    /// A live heap goes on from memory of this boot alone.
+    /// A live heap continues only from memory of this boot.
     LIVE_OF_THIS_BOOT,
-    /// A live heap goes on from memory that was made for this very file, not for one that it was copied from.
+    /// A live heap continues only from memory that was made for this very file, not for one that it was copied from.
     LIVE_OF_THIS_FILE,
-    /// A live heap goes on from memory that the file's last commit came from, or one that it knew of.
+    /// A live heap continues only from memory from which the file's last commit came, or which that commit knew.
     LIVE_OF_THIS_CUT,
-    /// Memory that was never whole, as its process ended while it made it, is not gone on from.
+    /// A live heap does not continue from memory whose creation was interrupted.
     LIVE_WHEN_READY,
-    /// A live heap whose process ended within a change under a guard goes back to its last cut.
+    /// A live heap whose process ended within a change under a guard returns to its last cut.
     LIVE_NOT_IN_A_CHANGE,
-    /// What the allocator had begun to change when the process of a live heap ended is undone.
+    /// A change of the allocator that was unfinished when the process of a live heap ended is undone.
     LIVE_UNDONE,
-    /// Live memory whose metadata makes no sense is not gone on from.
+    /// A live heap does not continue from memory with inconsistent metadata.
     LIVE_CHECKED,
-    /// The first cut after a live heap went on compares all of it: nobody knows what was stored to.
+    /// The first cut after a live heap was resumed compares all of it, because the earlier stores are unknown.
     LIVE_ALL_COMPARED,
-    /// A heap that is opened, but not live, has what its live memory had.
+    /// A heap that is opened, but not live, has the contents of its live memory.
     LIVE_BROUGHT_IN,
-    /// While a cut of a live heap copies what was stored, the program's threads stand still.
+    /// While a cut of a live heap copies stores, the program's threads are stopped.
     CUT_STOPS,
-    /// What is stored to behind the copy of its page that a cut has made ahead is copied once more.
+    /// A page that is stored to after a cut has copied it early is copied again.
     CUT_COPIES_ANEW,
-    /// A cut undoes sections that have not ended, in its copy.
+    /// A cut undoes, in its copy, sections that have not ended.
     CUT_RECOVERS,
-    /// What a cut has otherwise than memory, the next one looks at again, although nobody stored to it.
+    /// Bytes of a cut that differ from memory are examined by the next cut, even without stores to them.
     CUT_CARRIES,
     /// A section of a live heap that did not end before its process did is undone.
     SECTION_UNDONE,
-    /// A section that saw what one did that is undone is undone with it.
+    /// A section that saw changes of an undone section is undone with it.
     SECTION_CASCADES,
-    /// What sections changed is undone from the latest to the first, over all threads.
+    /// Changes of sections are undone from the latest to the first, over all threads.
     SECTION_UNDONE_IN_ORDER,
-    /// Whoever takes a lock that a section gave back before it ended depends on that section.
+    /// A section that takes a lock which an unfinished section has released depends on that section.
     SECTION_MARKS,
-    /// A recovery sees what a section is about to change before it is changed.
+    /// A change of a section is logged before it is made, so that recovery can undo it.
     SECTION_LOGGED_FIRST,
-    /// What an earlier section logged is logged again by a later one.
+    /// Bytes that an earlier section logged are logged again by a later one.
     SECTION_FILTER_FORGETS,
-    /// What an undone section had allocated is free again.
+    /// Memory that an undone section had allocated is free again.
     SECTION_ALLOCATIONS_UNDONE,
-    /// What a section frees is freed when it can not be undone any more.
+    /// Memory that a section frees is freed when the section cannot be undone any more.
     SECTION_FREES_LAST,
 }
