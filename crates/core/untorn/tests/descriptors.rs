@@ -259,3 +259,72 @@ fn a_closed_descriptor_of_a_data_file_is_not_taken_for_another_program() {
     }
     assert_eq!(plain(dir.join("theirs")), b"");
 }
+
+/// The descriptor of the process that is open at this name, of a file of a store.
+fn descriptor_of(name: &str) -> RawFd {
+    let open = fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap().path());
+    let is_named = |path: &PathBuf| {
+        let file = fs::read_link(path).unwrap_or_default();
+        file.file_name().is_some_and(|of| of.to_string_lossy().starts_with(name))
+    };
+    let found = open.into_iter().find(is_named).expect("the store has it open");
+    found.file_name().unwrap().to_str().unwrap().parse().unwrap()
+}
+
+/// The number gets a file of the program with these bytes, as if the program had closed it and opened that file.
+fn replace(dir: &Path, number: RawFd, bytes: &[u8]) {
+    fs::write(dir.join("theirs"), bytes).unwrap();
+    let theirs = fs::OpenOptions::new().read(true).write(true).open(dir.join("theirs")).unwrap();
+    // SAFETY: replaces a descriptor of this process, which ends without another use of it but by the store.
+    assert_eq!(unsafe { libc::dup2(theirs.as_raw_fd(), number) }, number);
+}
+
+/// A commit of many bytes is in a file of its own, from which a checkpoint takes them.
+#[test]
+fn bytes_of_a_replaced_spill_file_are_not_applied() {
+    const BYTES: usize = 9 << 20;
+    let Some(dir) = child_dir() else {
+        let dir = directory();
+        in_child("bytes_of_a_replaced_spill_file_are_not_applied", dir.path());
+        let store = Store::open(dir.path().join("store")).unwrap();
+        assert!(stored(&store, "large") == vec![b'A'; BYTES]);
+        return store.close().unwrap();
+    };
+    let store = StoreOptions::new().create(true).background(false).open(dir.join("store")).unwrap();
+    let large = store.open_or_create("large").unwrap();
+    large.append(&vec![b'A'; BYTES]).unwrap();
+    large.commit().unwrap();
+    replace(&dir, descriptor_of("spill."), &vec![b'S'; BYTES]);
+    let e = refused(store.checkpoint(), &["io"]);
+    assert!(e.to_string().contains("closed"), "{e}");
+    refused(store.clone().close(), &["io"]);
+    assert!(plain(dir.join("theirs")) == vec![b'S'; BYTES]);
+    std::process::exit(0);
+}
+
+/// With whole pages in the log, a commit has bytes of the data file.
+#[test]
+fn bytes_of_a_replaced_data_file_are_not_committed() {
+    let Some(dir) = child_dir() else {
+        let dir = directory();
+        in_child("bytes_of_a_replaced_data_file_are_not_committed", dir.path());
+        let store = Store::open(dir.path().join("store")).unwrap();
+        assert!(stored(&store, "a") == vec![b'A'; 8192]);
+        return store.close().unwrap();
+    };
+    let options = || StoreOptions::new().create(true).background(false).full_page(true);
+    let store = options().open(dir.join("store")).unwrap();
+    let a = store.open_or_create("a").unwrap();
+    a.append(&[b'A'; 8192]).unwrap();
+    a.commit().unwrap();
+    drop(a);
+    store.close().unwrap();
+    let store = options().open(dir.join("store")).unwrap();
+    let a = store.open_file("a").unwrap();
+    replace(&dir, descriptor_of("a"), &[b'S'; 8192]);
+    a.write_all_at(b"new", 100).unwrap();
+    let e = refused(a.commit(), &["io", "failed-sync-not-committed", "conflict"]);
+    assert!(e.to_string().contains("closed"), "{e}");
+    assert!(plain(dir.join("theirs")) == vec![b'S'; 8192]);
+    std::process::exit(0);
+}

@@ -72,6 +72,7 @@ impl LogSegment {
         if (n == piece.len() && crc64(&piece) == crc) || !holds(invariant::LOG_VERIFIED) {
             return Ok(piece);
         }
+        self.file.check_own().context("read", &self.path)?;
         // The page cache may show bytes that a failed flush never brought to the disk. The scan read the records past
         // the cache.
         let start = at - at % BLOCK_BYTES as u64;

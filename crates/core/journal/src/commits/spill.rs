@@ -125,6 +125,8 @@ impl Spill {
     /// Reads bytes back.
     pub fn read(&self, buf: &mut [u8], at: u64) -> Result<()> {
         let n = read_full_at(&*self.file, buf, at).context("read", self.path())?;
+        // These bytes go into data files, which nothing compares with a checksum.
+        self.file.check_own().context("read", self.path())?;
         if n < buf.len() {
             return Err(Error::corrupt(
                 self.path(),

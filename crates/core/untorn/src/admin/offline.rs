@@ -392,7 +392,7 @@ pub fn eject(path: &Path, progress: &dyn Fn(u64, u64)) -> Result<Report> {
         path: path.to_owned(),
         detail: format!(
             "it may wait for the journal that would be removed, and cannot be changed ({reason}). The journal was not \
-             removed; put that right, or move it away, and eject again"
+             removed; put that right, and eject again"
         ),
     };
     if let Some(left) = store.open.clear_all_marks()?.first() {

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use untorn_journal::commits::overlay::{NO_END, Overlay, Source, read_through};
 use untorn_journal::commits::spill::{Spill, SpillSpace};
 use untorn_journal::format::sized_memory;
-use untorn_journal::{Error, Result};
+use untorn_journal::{Context, Error, Result};
 use untorn_os::{File, Meta, holds};
 
 const PAGE_BYTES: u64 = 4096;
@@ -280,6 +280,10 @@ impl Content {
             let mut bytes = vec![0; (range.end - range.start) as usize];
             let overlays: Vec<&Overlay> = std::iter::once(&*overlay).chain(below.iter().copied()).collect();
             read_through(&overlays, self.data.as_deref(), &mut bytes, start)?;
+            if let Some(data) = &self.data {
+                // These bytes become part of a commit.
+                data.check_own().context("read", &self.path)?;
+            }
             overlay.insert(range, Source::Bytes { bytes: bytes.into(), origin: start });
         }
         Ok(())

@@ -178,6 +178,8 @@ fn text(found: &Inspection, sound: bool) -> String {
         "not sound: its state is unknown\n".to_owned()
     } else if !found.lost_files.is_empty() && found.lost_files.len() == found.problems.len() {
         "not sound: files wait for a journal that is not here\n".to_owned()
+    } else if found.left_marks.iter().filter(|left| left.seen).count() == found.problems.len() {
+        "not sound: files keep marks. Put the causes right, then `untorn recover`\n".to_owned()
     } else if found.quarantined.len() == found.problems.len() {
         "not sound: commits are quarantined. Put the causes right, then `untorn recover`, or open the store\n"
             .to_owned()

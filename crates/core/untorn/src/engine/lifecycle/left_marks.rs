@@ -42,8 +42,8 @@ impl LeftMark {
         let path = self.path.display();
         match self.seen {
             true => format!(
-                "{path} is whole, and keeps the mark of a program that did not close the store ({}): moved away or without \
-                 `.untorn`, it would be refused. Put that right, and run `untorn recover`",
+                "{path} keeps the mark of a program that used it through the store ({}): moved away or without `.untorn`, it \
+                 would be refused. If it was not put back from a copy, it is whole. Put that right, and run `untorn recover`",
                 self.reason
             ),
             false => format!(

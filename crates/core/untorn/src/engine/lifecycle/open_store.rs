@@ -3,6 +3,7 @@
 use crate::engine::checkpoint::After;
 use crate::engine::commit::ticket::Ticket;
 use crate::engine::lifecycle::background;
+use crate::engine::lifecycle::left_marks::LeftMark;
 use crate::engine::options::StoreOptions;
 use crate::engine::paths::error_paths::error_in_store;
 use crate::engine::waiting::completion::Completion;
@@ -187,14 +188,20 @@ impl OpenStore {
         }
         let mut cleared = Vec::new();
         for file in with_attribute {
-            if let Ok(state) = self.changeable(&file)
-                && let Some(data) = &state.content.data
-                && clear_pending(&**data, self.store_id, file.id)
-            {
-                cleared.push((data.clone(), state.path().to_owned()));
-            } else {
-                self.journal.lock().journal.keep_epoch();
-            }
+            let reason = match self.changeable(&file) {
+                Ok(state) => match &state.content.data {
+                    Some(data) if clear_pending(&**data, self.store_id, file.id) => {
+                        cleared.push((data.clone(), state.path().to_owned()));
+                        continue;
+                    }
+                    _ => "its attribute `user.untorn` cannot be changed".to_owned(),
+                },
+                Err(e) => e.to_string(),
+            };
+            // The next owner knows the epoch, and clears the mark.
+            let left = LeftMark { path: file.read().path().to_owned(), reason, seen: true };
+            tracing::warn!(store = %self.path.display(), "{}", left.problem());
+            self.journal.lock().journal.keep_epoch();
         }
         if by_one_flush {
             if self.journal.lock().journal.write_closed_header()? {
