@@ -230,7 +230,7 @@ static void empty_moved_and_swapped(const std::string &directory) {
         a->swap(*b);
         *c = std::move(*a);
         a->emplace_back("moved from, and good for more");
-        // Across heaps: every container stays in its own heap, whatever is assigned to it.
+        // Across heaps: every container stays in its own heap, also when another one is assigned to it.
         words *far = other.root_or<words>("far");
         *far = *c;
         *b = std::move(*far);
@@ -560,7 +560,7 @@ struct score {
     long points, moves;
 };
 
-/* The program tells of its stores; what allocators give out, and roots, are told of by themselves. */
+/* The program reports its stores; blocks from allocators, and roots, are reported by the library. */
 static void told(const std::string &directory) {
     untorn::heap_options options;
     options.tracker = UNTORN_TRACKER_TOLD;
@@ -575,7 +575,7 @@ static void told(const std::string &directory) {
             const auto guard = heap.mutate();
             (*all)[1].points = 5;
             heap.touch((*all)[1].points);
-            (*all)[2].points = 1; /* and tells nobody */
+            (*all)[2].points = 1; /* and does not report it */
             all->push_back({9, 9});
             heap.touch(*all);
         }
@@ -590,7 +590,7 @@ static void told(const std::string &directory) {
     {
         untorn::heap heap(path, options);
         const auto &all = *heap.root<scores>("scores");
-        /* The vector grew, into a block that was told of, whole. */
+        /* The vector grew, into a block that was reported as a whole. */
         assert(all.size() == 4 && all[0].points == 7 && all[1].points == 5 && all[2].points == 1 && all[3].moves == 9);
         const_cast<score &>(all[2]).points = 2;
         heap.commit();

@@ -182,7 +182,7 @@ static void many_files(const std::string &directory) {
     assert(again.open("a").size() == 6 && again.open("b").size() == 6 && again.open("c").size() == 3);
 }
 
-/* What the compiler cannot see: a class with a constructor, whose members nobody named. */
+/* Members that the compiler cannot see: a class with a constructor, without UNTORN_LAYOUT. */
 struct hidden {
     hidden() : number(7), name(long_text) {}
     long number;

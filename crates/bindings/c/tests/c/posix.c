@@ -171,7 +171,7 @@ static void refused(void) {
     char *at = map_file(fd, page);
     FAILS_WITH(mmap(at, page, rw, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0), ENOTSUP);
     FAILS_WITH(mmap(NULL, page, rw, MAP_SHARED, reader, 0), EACCES);
-    /* Another process cannot open the file meanwhile. */
+    /* Another process cannot open the file in the meantime. */
     pid_t pid = fork();
     CHECK(pid >= 0);
     if (pid == 0) {

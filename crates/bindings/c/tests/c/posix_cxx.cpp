@@ -58,7 +58,7 @@ static void backup_by_streams() {
     CHECK(contents("streamed.db") == "synced");
 }
 
-// A stream reads what a crash left only after recovery.
+// A stream reads a file after a crash only once it is recovered.
 static void read_after_a_crash() {
     pid_t pid = fork();
     if (pid == 0) {

@@ -105,7 +105,7 @@ static void reorganize(void) {
     char buf[8];
     CHECK(pread(old_fd, buf, 7, 0) == 7 && memcmp(buf, "written", 7) == 0);
     CHECK(munmap(old, page) == 0 && close(old_fd) == 0);
-    /* The new file goes on: same map, same descriptor, atomic. */
+    /* The new file stays managed: same map, same descriptor, atomic. */
     CHECK(strcmp(new, "new, with changes that were not synced") == 0 && untorn_fd_is_managed(new_fd) == 1);
     strcpy(new, "synced after the rename");
     CHECK(fsync(new_fd) == 0);
@@ -181,7 +181,7 @@ static void exchanged(void) {
     CHECK(msync(two, page, MS_SYNC) == 0 && munmap(one, page) == 0 && munmap(two, page) == 0);
     CHECK(close(a) == 0 && close(b) == 0);
     check_disk("one.db", "TWO");
-    /* A rename that fails leaves everything as it was, uncommitted changes of what would be replaced included. */
+    /* A rename that fails changes nothing, and keeps the uncommitted changes of the file to be replaced. */
     one = create("one.db", "one", &a);
     strcpy(one, "changed");
     CHECK(mkdir("directory", 0755) == 0);
@@ -336,7 +336,7 @@ static void refused(void) {
     CHECK(munmap(at, page) == 0 && close(fd) == 0 && close(plain) == 0 && unlink("plain") == 0);
 }
 
-/* Standard error says what is refused. */
+/* Refused calls are reported on standard error. */
 static void refusals_are_said(void) {
     int said = open("said", O_RDWR | O_CREAT | O_TRUNC, 0644);
     CHECK(said >= 0);
@@ -419,7 +419,7 @@ static void at_exit_too(void) {
     CHECK(fd >= 0 && pwrite(fd, "later", 5, 20) == 5 && fsync(fd) == 0);
 }
 
-/* The process ends without closing: what it synced is in the plain file. */
+/* The process ends without closing: its synced changes are in the plain file. */
 static void ends_without_closing(void) {
     fflush(NULL);
     pid_t pid = fork();
@@ -747,7 +747,7 @@ static void own_descriptors(void) {
     CHECK(unlink("own.db") == 0);
 }
 
-/* A close discards what was not synced. */
+/* A close discards changes that were not synced. */
 static void discarding(void) {
     int fd = open("discarded.db", O_RDWR | O_CREAT, 0644);
     CHECK(fd >= 0 && write(fd, "synced", 6) == 6 && fsync(fd) == 0 && close(fd) == 0);
@@ -758,7 +758,7 @@ static void discarding(void) {
     CHECK(unlink("discarded.db") == 0);
 }
 
-/* Standard error says what a close discards. */
+/* Changes that a close discards are reported on standard error. */
 static void discarding_is_said(void) {
     int said[2];
     char text[1024] = {0};

@@ -369,7 +369,7 @@ static void after_a_kill(untorn_reader *reader) {
     order('4');
     untorn_snapshot *before = take(reader);
     CHECK(kill(owner, SIGKILL) == 0 && WIFSIGNALED(ended()));
-    /* As on a file system that is mounted read-only: nobody may write anywhere. (Root may.) */
+    /* As on a file system that is mounted read-only: no user except root may write anywhere. */
     set_modes(0500, 0400);
     check_file(before, "a", "444");
     check_read(reader, "a", "444");
