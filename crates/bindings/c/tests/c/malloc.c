@@ -28,7 +28,7 @@ static untorn_heap_stats stats_of(untorn_heap *heap) {
     return stats;
 }
 
-/* The program tells of its stores, the heap of its own. */
+/* The program reports its stores, and the heap reports its own. */
 static void told(void) {
     untorn_heap_options options = {.size = sizeof options, .tracker = UNTORN_TRACKER_TOLD};
     untorn_heap *heap = open_heap("told", &options);

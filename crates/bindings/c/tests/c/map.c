@@ -50,7 +50,7 @@ static void stores_and_commits(untorn_store *store, uint32_t tracker) {
     CHECK(untorn_ticket_wait(ticket) == 0 && untorn_ticket_free(ticket) == 0);
     CHECK(untorn_map_rollback(map) == 0 && strcmp(at + page, "batch") == 0);
 
-    /* The file's handle may be closed first; uncommitted changes are discarded with the last of both. */
+    /* The file's handle may be closed first; uncommitted changes are discarded when handle and map are both closed. */
     CHECK(untorn_close(file) == 0);
     strcpy(at + 2 * page, "kept");
     CHECK(untorn_map_mark_dirty(map, 2 * page, 4) == 0);

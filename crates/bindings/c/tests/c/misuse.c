@@ -254,7 +254,7 @@ static void wrong_kind_and_closed(void) {
     try_everything(txn, ALL & ~TXN);
     try_everything(ticket, ALL & ~TICKET);
 
-    /* A lookalike: one bit beside an open handle. */
+    /* A number that differs from an open handle by one bit. */
     for (int bit = 0; bit < 64; bit++) try_everything((void *)((uintptr_t)file ^ (uintptr_t)1 << bit), FILE_);
 
     untorn_map *map = untorn_map_open(file, NULL);

@@ -62,14 +62,14 @@ static char *create(const char *path, const char *text, int *fd) {
         CHECK(waitpid(pid_, &status_, 0) == pid_ && WIFSIGNALED(status_) && WTERMSIG(status_) == SIGKILL);             \
     } while (0)
 
-/* What a program without Untorn reads. */
+/* Reads a file like a program without Untorn. */
 static void check_disk(const char *path, const char *text) {
     char command[256];
     snprintf(command, sizeof command, "test \"$(head -c %zu %s)\" = '%s'", strlen(text), path, text);
     CHECK(system(command) == 0);
 }
 
-/* What the ported program reads after a start: recovery included. */
+/* Reads a file like the ported program after a start, with recovery. */
 static void check_reopened(const char *path, const char *text) {
     char buf[64];
     int fd = open(path, O_RDWR);
@@ -160,7 +160,7 @@ static void becomes_named(void) {
     check_disk("named.db", "plain");
     CHECK(fsync(fd) == 0 && close(fd) == 0);
     check_disk("named.db", "xlain");
-    /* Mapped, it cannot be taken over: refused, nothing changes. */
+    /* A mapped file cannot become managed: refused, nothing changes. */
     fd = open("plain", O_RDWR | O_CREAT, 0644);
     CHECK(fd >= 0 && ftruncate(fd, (off_t)page) == 0);
     char *at = mmap(NULL, page, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -195,7 +195,7 @@ static void exchanged(void) {
 }
 
 /* Unlinked while it is open: an ordinary file without a name, and the name is free. */
-/* A name that leaves no room for its store's creates nothing. */
+/* A name that is too long for the name of its store creates nothing. */
 static void long_names(void) {
     char name[256];
     memset(name, 'n', sizeof name);
@@ -250,7 +250,7 @@ static void removed_after_a_crash(void) {
         check_disk("crashed.db", "made anew");
     }
     CHECK(exists("crashed.db.removed-1.untorn"));
-    /* By this program, its journal goes, too. */
+    /* If this program removes it, its journal is removed, too. */
     IN_A_KILLED_PROCESS({
         int fd;
         create("crashed.db", "committed", &fd);
@@ -305,7 +305,7 @@ static void relatives(void) {
     CHECK(fd >= 0 && untorn_fd_is_managed(fd) == 1 && close(fd) == 0 && unlink(template) == 0 && close(dir) == 0);
 }
 
-/* What cannot be right is refused. */
+/* Calls that cannot be correct are refused. */
 static void refused(void) {
     int fd, plain = open("plain", O_RDWR | O_CREAT, 0644);
     char *at = create("refused.db", "refused", &fd);
@@ -672,7 +672,7 @@ static void managed_in_signal_handlers(void) {
     CHECK(close(interrupted[0]) == 0);
     /* Said once, with the call. */
     CHECK(n > 0 && strncmp(said, "untorn: write: refused (EDEADLK)", 32) == 0 && !strstr(said + 1, "untorn:"));
-#ifndef __SANITIZE_ADDRESS__ /* its search for leaks at the end of a process does not bear the filter, nor does Valgrind */
+#ifndef __SANITIZE_ADDRESS__ /* neither the sanitizer's search for leaks at the end nor Valgrind works under the filter */
     fflush(NULL);
     pid_t pid = getenv("UNDER_VALGRIND") ? -1 : fork();
     if (pid == 0) {
@@ -714,7 +714,7 @@ static void synced_writes(void) {
     }
 }
 
-/* Programs close all descriptors, and give new ones the numbers that they like. Those of Untorn are not theirs. */
+/* Programs close all descriptors, and choose numbers for new ones. Untorn's own descriptors are not the program's. */
 static void own_descriptors(void) {
     char before[64];
     for (int i = 0; i < 64; i++) before[i] = fcntl(i, F_GETFD) != -1;
@@ -733,7 +733,7 @@ static void own_descriptors(void) {
     fflush(NULL);
     pid_t pid = fork();
     CHECK(pid >= 0);
-    if (pid == 0) { /* What a child does before it executes a program. */
+    if (pid == 0) { /* The calls of a child before it executes a program. */
         for (int i = 3; i < 64; i++) {
             if (i != fd && !before[i] && dup2(2, i) != i) _exit(1);
             close(i);
