@@ -125,8 +125,6 @@ struct Mount {
     ///
     /// This commits nothing. It determines which stores a killed program leaves, and which ones untorn status counts
     /// as uncommitted.
-    ///
-    /// That commits nothing. It is what a killed program leaves, and what is counted as uncommitted by untorn status.
     #[arg(long, value_name = "SECONDS", default_value_t = daemon::WRITEBACK_AFTER.as_secs())]
     writeback_after: u64,
     /// Run without the process that starts another daemon when the daemon is killed: the mount is dead then.
