@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 use untorn_terminal::tell;
 
-/// Measure commits, side by side with what plain system calls cost here
+/// Measure commits, side by side with the cost of plain system calls here
 ///
 /// As root, each benchmark runs on ext4, XFS and btrfs, in image files of 4 GiB that it makes and
 /// removes; otherwise on the file system of the directory.
