@@ -368,7 +368,7 @@ fn the_example_runs() {
     link_shared(&crate_dir().join("../../../examples/c/hello.c"), &binary);
     let store = build.path().join("store");
     fs::create_dir(&store).expect("a directory");
-    // Twice: the second run opens what the first one left.
+    // Twice: the second run opens the files that the first one left.
     for _ in 0..2 {
         run(Command::new(&binary).arg(&store));
         assert_eq!(fs::read_to_string(store.join("account-a")).expect("account-a"), "70 coins\n");

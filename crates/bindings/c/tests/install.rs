@@ -1,4 +1,4 @@
-//! A plain compiler call and a small CMake project can use what `scripts/install.sh` installs.
+//! A plain compiler call and a small CMake project can use the files that `scripts/install.sh` installs.
 
 mod common;
 

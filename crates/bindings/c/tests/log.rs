@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 /// Leaves a store as a kill leaves it, then opens it. Arguments: the directory, the level of the callback, and whether
-/// to put another file into the place of the one with commits. Prints what the callback got.
+/// to put another file into the place of the one with commits. Prints the messages that the callback got.
 const PROGRAM: &str = r#"
 #include <stdio.h>
 #include <stdlib.h>

@@ -21,7 +21,7 @@ use untorn::relocate::DISCARDED;
 pub const UNTORN_LOG_ERROR: c_int = 1;
 /// Something waits or is out of order: a quarantined file, a failed checkpoint.
 pub const UNTORN_LOG_WARN: c_int = 2;
-/// A report of what recovery did.
+/// The actions of recovery.
 pub const UNTORN_LOG_INFO: c_int = 3;
 /// Details.
 pub const UNTORN_LOG_DEBUG: c_int = 4;

@@ -150,7 +150,7 @@ pub unsafe extern "C" fn untorn_heap_with_roots(
 fn convert(root: &RootInfo) -> untorn_heap_root_info {
     fn fixed<const N: usize>(text: &str) -> [c_char; N] {
         let mut bytes = [0; N];
-        // The last byte stays NUL, whatever the text's length.
+        // The last byte stays NUL for a text of any length.
         for (to, &from) in bytes[..N - 1].iter_mut().zip(text.as_bytes()) {
             *to = from as c_char;
         }

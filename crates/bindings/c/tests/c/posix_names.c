@@ -672,7 +672,7 @@ static void managed_in_signal_handlers(void) {
     CHECK(close(interrupted[0]) == 0);
     /* Said once, with the call. */
     CHECK(n > 0 && strncmp(said, "untorn: write: refused (EDEADLK)", 32) == 0 && !strstr(said + 1, "untorn:"));
-#ifndef __SANITIZE_ADDRESS__ /* neither the sanitizer's search for leaks at the end nor Valgrind works under the filter */
+#ifndef __SANITIZE_ADDRESS__ /* neither the sanitizer's leak check nor Valgrind works under the filter */
     fflush(NULL);
     pid_t pid = getenv("UNDER_VALGRIND") ? -1 : fork();
     if (pid == 0) {
