@@ -44,8 +44,8 @@ fn generated() -> String {
     tidy(&text)
 }
 
-/// Makes the changes for which cbindgen has no setting: drops sections for Rust, joins short comments to one line, and keeps to
-/// C89 and C++98, which have no comments with slashes and no comma behind the last enumerator.
+/// Makes the changes for which cbindgen has no setting: drops sections for Rust, joins short comments to one line,
+/// and keeps to C89 and C++98, which have no comments with slashes and no comma behind the last enumerator.
 fn tidy(text: &str) -> String {
     let text = without_rust_sections(text).replace("\n\n\n", "\n\n");
     let mut lines: Vec<String> = Vec::new();
