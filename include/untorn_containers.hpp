@@ -205,7 +205,7 @@ inline string loose(std::string_view text) { return string(text, allocator<char>
     template <class Text, class = detail::if_text<Key, Text>> auto erase(const Text &text) {                           \
         return base::erase(detail::loose(text));                                                                       \
     }                                                                                                                  \
-    /** Whether it has such a key, as in C++20. */                                                                   \
+    /** Whether it has such a key, as in C++20. */                                                                     \
     template <class Any> bool contains(const Any &key) const { return this->find(key) != this->end(); }
 
 #define UNTORN_FIND_BY_TEXT(base, Key)                                                                                 \
