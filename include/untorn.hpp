@@ -113,7 +113,7 @@ private:
     Handle *handle_;
 };
 
-/** Frees what the library returned to be freed. */
+/** Frees memory that the library returned to be freed. */
 struct freed {
     void operator()(void *memory) const noexcept { untorn_free(memory); }
 };
@@ -143,7 +143,7 @@ public:
 
     /** Waits until the commit is durable. */
     void wait() const { detail::check(untorn_ticket_wait(handle())); }
-    /** Tells whether the commit is durable, without waiting. */
+    /** Returns whether the commit is durable, without waiting. */
     bool poll() const { return detail::check(untorn_ticket_poll(handle())) == 1; }
 };
 
@@ -156,11 +156,11 @@ public:
     void write(const void *bytes, std::size_t n, const ticket &when) {
         detail::check(untorn_output_write(handle(), bytes, n, when.handle()));
     }
-    /** Hands over bytes, which leave when all that was written to the gate before may leave. */
+    /** Hands over bytes, which leave as soon as everything that was written to the gate before them may leave. */
     void write(const void *bytes, std::size_t n) { detail::check(untorn_output_write(handle(), bytes, n, nullptr)); }
 };
 
-/** Holds back output until the commits that it tells of are durable. Destroying it discards what it holds. */
+/** Holds back output until the commits that it reports are durable. Destroying the gate discards held output. */
 class gate : public detail::owner<untorn_gate, untorn_gate_free> {
 public:
     /** A gate whose outputs hold up to bytes_max bytes each. */
@@ -190,7 +190,7 @@ public:
     void sync() { detail::check(untorn_map_sync(handle())); }
     /** Starts a commit of all stores made so far. */
     ticket sync_async() { return ticket(untorn_map_sync_async(handle())); }
-    /** Back to the last commit. */
+    /** Discards all changes since the last commit. */
     void rollback() { detail::check(untorn_map_rollback(handle())); }
     /** Sets the file's size. The map keeps its address. */
     void resize(std::uint64_t bytes) { detail::check(untorn_map_resize(handle(), bytes)); }
@@ -254,7 +254,7 @@ public:
     void sync() { detail::check(untorn_commit(handle())); }
     /** Starts a commit of the changes made so far. */
     ticket sync_async() { return ticket(untorn_commit_async(handle())); }
-    /** Back to the last commit. */
+    /** Discards all changes since the last commit. */
     void rollback() { detail::check(untorn_rollback(handle())); }
     /** Sets whether closing this handle commits the file's changes instead of discarding them. */
     void set_commit_on_close(bool on) { detail::check(untorn_set_commit_on_close(handle(), on)); }
@@ -351,30 +351,30 @@ public:
 
 /**
  * The files of a store as of one commit: untorn_snapshot. A snapshot that has expired throws error with ESTALE, and
- * goes on after refresh().
+ * is valid again after refresh().
  */
 class snapshot : public detail::owner<untorn_snapshot, untorn_snapshot_close> {
 public:
     explicit snapshot(untorn_snapshot *handle) : owner(handle) {}
 
-    /** Goes on to the last durable commit. Files that are open stay as they are. */
+    /** Moves the snapshot to the last durable commit. Files that are open stay as they are. */
     void refresh() { detail::check(untorn_snapshot_refresh(handle())); }
-    /** Holds the snapshot: the owner waits with what would make it expire. untorn_snapshot_hold(). */
+    /** Holds the snapshot by a lease: the owner delays anything that would make it expire. untorn_snapshot_hold(). */
     void hold() const { detail::check(untorn_snapshot_hold(handle())); }
-    /** Ends that. */
+    /** Ends the lease. */
     void release() const { detail::check(untorn_snapshot_release(handle())); }
     /** The number of the commit. */
     std::uint64_t lsn() const { return static_cast<std::uint64_t>(detail::check(untorn_snapshot_lsn(handle()))); }
     /** Throws if the snapshot has expired. */
     void check() const { detail::check(untorn_snapshot_check(handle())); }
-    /** The names in a directory, sorted; "" is the store's. */
+    /** The names in a directory, sorted; "" is the store's directory. */
     std::vector<std::string> list(const std::string &path = std::string()) const {
         const std::unique_ptr<char *, detail::freed> names(detail::check(untorn_snapshot_list(handle(), path.c_str())));
         std::vector<std::string> all;
         for (char **name = names.get(); *name; name++) all.emplace_back(*name);
         return all;
     }
-    /** What is under a name; "" is the store's directory. */
+    /** Describes the file or directory of a name; "" is the store's directory. */
     untorn_metadata metadata(const std::string &path) const {
         untorn_metadata metadata = {};
         metadata.size = sizeof metadata;
@@ -387,7 +387,7 @@ public:
     }
 };
 
-/** A commit, or commits that were missed: untorn_followed. Null: there was none in this time. */
+/** A commit, or a range of missed commits: untorn_followed. Null: there was no commit in the time. */
 using followed = std::unique_ptr<untorn_followed, detail::freed>;
 
 /** The commits of a store, each once, in order, as they become durable. */
@@ -395,15 +395,15 @@ class follow : public detail::owner<untorn_follow, untorn_follow_close> {
 public:
     explicit follow(untorn_follow *handle) : owner(handle) {}
 
-    /** Waits for the next commit, at most so many milliseconds; -1: with no end. */
+    /** Waits for the next commit, at most this many milliseconds; -1: without a limit. */
     followed next(int timeout_ms = -1) {
         untorn_followed *next = nullptr;
         detail::check(untorn_follow_next(handle(), timeout_ms, &next));
         return followed(next);
     }
     /**
-     * Reads up to `len` of the bytes that a change of a commit wrote, fewer only at the end of the change: those of
-     * this commit, whatever later ones did. It is the one that next() gave out last: untorn_follow_pread().
+     * Reads up to `len` bytes that a change of a commit wrote, fewer only at the end of the change, regardless of
+     * later commits. The commit must be the last one that next() returned: untorn_follow_pread().
      */
     std::size_t read(const untorn_followed &commit, std::size_t change, void *buf, std::size_t len,
                      std::uint64_t offset) const {
@@ -420,7 +420,7 @@ public:
     }
 };
 
-/** A file's bytes in memory, all of one commit: untorn_read_map. They are good until refresh() or the end. */
+/** A file's bytes in memory, all of one commit: untorn_read_map. Valid until refresh(), or until the object ends. */
 class read_map : public detail::owner<untorn_read_map, untorn_read_map_close> {
 public:
     explicit read_map(untorn_read_map *handle) : owner(handle) {}
@@ -432,18 +432,18 @@ public:
     }
     /** The number of the commit. */
     std::uint64_t lsn() const { return static_cast<std::uint64_t>(detail::check(untorn_read_map_lsn(handle()))); }
-    /** Goes on to the last durable commit. False: it is the same. */
+    /** Moves the map to the last durable commit. False: it is the same commit. */
     bool refresh() { return detail::check(untorn_read_map_refresh(handle())) == 1; }
 };
 
-/** A store or standalone file that is only read, also while another process has it open: untorn_reader_open(). */
+/** A store or standalone file open for reading only, even if another process owns it: untorn_reader_open(). */
 class reader : public detail::owner<untorn_reader, untorn_reader_close> {
 public:
     /** Takes over a handle of untorn.h. */
     explicit reader(untorn_reader *handle) : owner(handle) {}
     explicit reader(const std::string &path) : owner(untorn_reader_open(path.c_str())) {}
 
-    /** Everything in a file, as of the last durable commit. */
+    /** The whole contents of a file, as of the last durable commit. */
     std::string read(const std::string &path) const {
         std::size_t len = 0;
         const std::unique_ptr<char, detail::freed> bytes(
@@ -456,7 +456,7 @@ public:
     untorn::snapshot snapshot() const { return untorn::snapshot(untorn_snapshot_take(handle())); }
     /** Follows the commits after the last durable one. */
     untorn::follow follow() const { return untorn::follow(untorn_follow_open(handle())); }
-    /** Waits until a commit is durable, at most so many milliseconds; -1: with no end. False: it is not yet. */
+    /** Waits until a commit is durable, at most this many milliseconds; -1: without a limit. False: it is not yet. */
     bool wait_for(std::uint64_t lsn, int timeout_ms = -1) const {
         return detail::check(untorn_reader_wait_for(handle(), lsn, timeout_ms)) == 1;
     }
@@ -470,7 +470,7 @@ template <class Pointer> auto handle_of(const Pointer &file) -> decltype((*file)
     return file ? (*file).handle() : nullptr;
 }
 
-/** Of a container of files, of references or of pointers to files. */
+/** The handles of a container of files, of references or of pointers to files. */
 template <class Files> std::vector<untorn_file *> handles(const Files &files) {
     std::vector<untorn_file *> handles;
     for (const auto &file : files) handles.push_back(handle_of(file));

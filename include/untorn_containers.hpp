@@ -83,7 +83,7 @@ struct ordinary_memory {};
 template <class T> class allocator {
 public:
     using value_type = T;
-    // A container stays in its heap, whatever is assigned to it.
+    // A container stays in its heap when another one is assigned to it.
     using propagate_on_container_copy_assignment = std::false_type;
     using propagate_on_container_move_assignment = std::false_type;
     using propagate_on_container_swap = std::false_type;
@@ -192,10 +192,10 @@ template <class Key, class Text>
 using if_text = std::enable_if_t<std::is_same_v<Key, string> && std::is_convertible_v<const Text &, std::string_view> &&
                                  !std::is_same_v<Text, string>>;
 
-/* A key to look for: it is never stored. What is made of it in a heap gets memory of the heap. */
+/* A key to look for: it is never stored. An object made from it in a heap gets memory of the heap. */
 inline string loose(std::string_view text) { return string(text, allocator<char>(ordinary_memory())); }
 
-/* What tables and trees have in common, by any text. */
+/* Lookups by any text that tables and trees share. */
 #define UNTORN_BY_TEXT(base, Key)                                                                                      \
     using base::base;                                                                                                  \
     using base::operator=;                                                                                             \
@@ -205,7 +205,7 @@ inline string loose(std::string_view text) { return string(text, allocator<char>
     template <class Text, class = detail::if_text<Key, Text>> auto erase(const Text &text) {                           \
         return base::erase(detail::loose(text));                                                                       \
     }                                                                                                                  \
-    /** Whether there is such a key, as in C++20. */                                                                   \
+    /** Whether it has such a key, as in C++20. */                                                                     \
     template <class Any> bool contains(const Any &key) const { return this->find(key) != this->end(); }
 
 #define UNTORN_FIND_BY_TEXT(base, Key)                                                                                 \

@@ -73,8 +73,8 @@ public:
     template <class T> untorn::allocator<T> allocator() const { return untorn::allocator<T>(*this); }
 
     /**
-     * Says that the program changes bytes, for UNTORN_TRACKER_TOLD: untorn_heap_touch(). What an allocator of this heap
-     * gives out is told of, whole.
+     * Says that the program changes bytes, for UNTORN_TRACKER_TOLD: untorn_heap_touch(). Blocks from an allocator of
+     * this heap are reported as a whole.
      */
     void touch(const void *address, std::size_t len) { detail::check(untorn_heap_touch(handle(), address, len)); }
     /** Says that the program changes an object. */
@@ -103,7 +103,7 @@ public:
     }
 
     /**
-     * Finds a root by its name; nullptr: there is none. Throws with UNTORN_E_LAYOUT_CHANGED if the root was set
+     * Finds a root by its name; nullptr: no such root. Throws with UNTORN_E_LAYOUT_CHANGED if the root was set
      * with another type or version.
      */
     template <class T> T *root(const char *name, std::uint32_t version = layout_version<T>) const {
@@ -145,10 +145,10 @@ public:
         detail::check_storable<T>();
         detail::check(untorn_heap_set_root(handle(), name, object, detail::recorded<T>(), sizeof(T), alignof(T), version));
     }
-    /** Finds a root; if there is none, makes the object and sets the root. Of many threads one makes it. */
+    /** Finds a root; if there is none, makes the object and sets the root. If several threads try, one makes it. */
     template <class T, class... Arguments> T *root_or(const char *name, Arguments &&...arguments) {
         T *found = nullptr;
-        // Nobody else has the object before the root is set: a process that is killed meanwhile has lost nothing.
+        // No other code has the object before the root is set, so a process that is killed here has lost nothing.
         with_roots([&] {
             if ((found = root<T>(name))) return;
             const detail::current_heap current(base_);
@@ -159,8 +159,8 @@ public:
         return found;
     }
     /**
-     * Calls a function while other threads that find or set roots wait, and commits, too: a look for a root and what
-     * depends on it are one step. Must not wait for such a thread. Passes on what the function throws.
+     * Calls a function while other threads that find or set roots wait, and commits wait, too, so that finding a root
+     * and acting on the result are one step. Must not wait for such a thread. Passes on the function's exceptions.
      */
     template <class Function> void with_roots(Function &&function) const {
         struct call {
@@ -179,7 +179,7 @@ public:
         detail::check(untorn_heap_with_roots(handle(), catching, &call));
         if (call.thrown) std::rethrow_exception(call.thrown);
     }
-    /** Describes a root of any type; nullopt: there is none. */
+    /** Describes a root of any type; nullopt: no such root. */
     std::optional<root_info> info(const char *name) const {
         root_info info;
         if (detail::check(untorn_heap_get_root_info(handle(), name, &info)) == 0) return std::nullopt;
@@ -209,7 +209,7 @@ public:
         const auto handles = detail::handles(files);
         detail::check(untorn_heap_commit_with(handle(), handles.data(), handles.size()));
     }
-    /** Begins a cut of a live heap, which it goes back to after a power cut: untorn_heap_cut(). */
+    /** Begins a cut of a live heap, its state after a power cut: untorn_heap_cut(). */
     ticket cut() { return ticket(untorn_heap_cut(handle())); }
     /** Starts a commit of all changes made so far. */
     ticket commit_async() { return ticket(untorn_heap_commit_async(handle())); }
@@ -259,12 +259,12 @@ private:
     const void *base_;
 };
 
-/** A heap of somebody else as of one commit, for reading, at its own address: untorn_read_heap_open(). */
+/** A copy of another process's heap as of one commit, for reading, at its own address: untorn_read_heap_open(). */
 class read_heap : public detail::owner<untorn_read_heap, untorn_read_heap_close> {
 public:
     read_heap(const reader &of, const std::string &path) : owner(untorn_read_heap_open(of.handle(), path.c_str())) {}
 
-    /** Finds a root by its name, good until refresh() or the end; nullptr: there is none. As heap::root(). */
+    /** Finds a root by its name, like heap::root(); valid until refresh() or the end. nullptr: no such root. */
     template <class T> const T *root(const char *name, std::uint32_t version = layout_version<T>) const {
         const void *found;
         detail::check(
@@ -273,7 +273,7 @@ public:
     }
     /** The number of the commit. */
     std::uint64_t lsn() const { return static_cast<std::uint64_t>(detail::check(untorn_read_heap_lsn(handle()))); }
-    /** Goes on to the last durable commit, at the same address; roots are looked up anew. False: it is the same. */
+    /** Moves to the last durable commit, at the same address; look roots up again. False: it is the same commit. */
     bool refresh() { return detail::check(untorn_read_heap_refresh(handle())) == 1; }
 };
 

@@ -99,7 +99,7 @@ template <class T> constexpr std::string_view spelled() {
     return text.substr(0, more == text.npos ? text.size() - 1 : more);
 }
 
-/** Behind `std::`, the name of a type of the standard library; of other types nothing. */
+/** The part after `std::` of a standard library type's name; empty for other types. */
 constexpr std::string_view standard_name(std::string_view name) {
     if (name.substr(0, 5) != "std::") return {};
     name.remove_prefix(5);
@@ -111,7 +111,7 @@ constexpr std::string_view standard_name(std::string_view name) {
 template <class T> inline constexpr bool is_standard =
     spelled<T>().substr(0, 5) == "std::" || spelled<T>().substr(0, 5) == "__gnu" || spelled<T>().substr(0, 8) == "untorn::";
 
-/* What turns into any member, for members that cannot be made of nothing. */
+/* Converts to any member, for members without a default constructor. */
 struct anything {
     template <class T> operator T() const &&;
     template <class T> operator T &() const &;
@@ -128,7 +128,7 @@ template <class T, class Numbers, class = void> struct fits_anything : std::fals
 template <class T, std::size_t... N>
 struct fits_anything<T, std::index_sequence<N...>, std::void_t<decltype(T{anything_at<N>()...})>> : std::true_type {};
 
-/* Whether an aggregate can be made of so many `{}`, each of which is one member, also an array. */
+/* Whether an aggregate can be made of this many `{}`, each of which is one member, also an array. */
 template <class T> std::false_type fits_nothing(...);
 #define UNTORN_FITS(n, ...)                                                                                            \
     template <class T> auto fits_nothing(count<n>)->decltype(void(T{__VA_ARGS__}), std::true_type());
@@ -293,7 +293,7 @@ UNTORN_SPLIT(40, m1, m2, m3, m4, m5, m6, m7, m8, m9, m10, m11, m12, m13, m14, m1
              m20, m21, m22, m23, m24, m25, m26, m27, m28, m29, m30, m31, m32, m33, m34, m35, m36, m37, m38, m39, m40)
 #undef UNTORN_SPLIT
 
-/* By UNTORN_LAYOUT in the class, or in its namespace. */
+/* The members named by UNTORN_LAYOUT in the class, or in its namespace. */
 template <class T, class = void> struct listed_inside : std::false_type {};
 template <class T>
 struct listed_inside<T, std::void_t<decltype(std::declval<T &>().untorn_layout(static_cast<const T *>(nullptr)))>>
@@ -302,7 +302,7 @@ template <class T, class = void> struct listed_beside : std::false_type {};
 template <class T>
 struct listed_beside<T, std::void_t<decltype(untorn_layout(static_cast<const T *>(nullptr)))>> : std::true_type {};
 
-/* Whether a class has a member of that name, perhaps a private one: then the name is ambiguous here. */
+/* Whether a class has a member of that name, even a private one: the name is then ambiguous here. */
 struct with_the_name {
     int untorn_layout;
 };

@@ -16,10 +16,10 @@
  *     gone;
  *   - rename commits the file, which then has the new name, whole; unlink removes it;
  *   - another process that opens the file by these functions gets EBUSY;
- *   - calls that would go past this fail, and say so on standard error (not with UNTORN_LOG=off).
+ *   - calls that would bypass this fail, with a message on standard error (not with UNTORN_LOG=off).
  *
  * A file on a mount of `untorn mount` is left to the mount, which commits it at each sync: maps and most other
- * calls are the kernel's there, and other programs see what is not committed yet.
+ * calls are the kernel's there, and other programs see changes that are not committed yet.
  *
  * Calls on other files, sockets, pipes, private and anonymous maps go to the C library unchanged, and are as
  * safe in signal handlers as before. docs/PORTING.md lists the differences from POSIX. Failures set errno;
@@ -253,10 +253,10 @@ int untorn_munmap(void *address, unsigned long len);
 void *untorn_mremap(void *address, unsigned long old_len, unsigned long new_len, int flags, void *to);
 int untorn_madvise(void *address, unsigned long len, int advice);
 
-/* What POSIX has no call for. On descriptors of files that are not managed: -1 with EINVAL. */
+/* Functions without a counterpart in POSIX. On descriptors of files that are not managed: -1 with EINVAL. */
 
-/* Names files that are to be managed, from their opening for writing on. A pattern without a slash is one of the
- * file's name ("*.db"), any other one of its whole path; patterns are as for fnmatch(). UNTORN_MANAGE in the
+/* Names files that are to be managed, from their opening for writing on. A pattern without a slash is matched against
+ * the file's name ("*.db"), any other against the whole path; patterns are as for fnmatch(). UNTORN_MANAGE in the
  * environment has more, separated by colons. Returns 0, or -1. */
 int untorn_manage(const char *pattern);
 /* Manages a regular file, open for reading and writing, from now on: for programs that map the file later or
@@ -265,14 +265,14 @@ int untorn_fd_manage(int fd);
 /* Discards all uncommitted changes of the file, also in memory: the file is as of its last sync. Returns 0, or
  * -1. */
 int untorn_fd_rollback(int fd);
-/* Sets what happens to uncommitted changes when the last descriptor and map are gone: they are committed (`on`
- * not 0), or discarded (0, the default). Call it after the file has become managed, each time. With
+/* Sets whether uncommitted changes are committed (`on` not 0) or discarded (0, the default) when the last descriptor
+ * and map are gone. Call it after the file has become managed, each time. With
  * UNTORN_COMMIT_ON_CLOSE=1 in the environment, 1 is the default. Returns 0, or -1. */
 int untorn_fd_commit_on_close(int fd, int on);
 /* Reclaims memory: drops pages that were stored to and synced. NO THREAD may store to the file's maps during the
  * call. Returns 0, or -1. */
 int untorn_fd_reclaim(int fd);
-/* Tells whether a descriptor is of a managed file. Returns 1: it is; 0: it is not; -1: EBADF. */
+/* Returns whether a descriptor is of a managed file. 1: it is; 0: it is not; -1: EBADF. */
 int untorn_fd_is_managed(int fd);
 
 #ifdef __cplusplus

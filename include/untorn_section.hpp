@@ -11,7 +11,7 @@
  *
  * The mutexes go with std::lock_guard, std::unique_lock, std::shared_lock, std::scoped_lock and
  * std::condition_variable_any. A section lasts from the first mutex that a thread locks until it has unlocked all of them.
- * An exception that leaves a section ends it with what was done by then, as in memory.
+ * An exception that leaves a section ends it with the changes made by then, as in ordinary memory.
  */
 
 #ifndef UNTORN_SECTION_HPP
@@ -26,9 +26,9 @@ namespace untorn {
 /** A mutex of sections: untorn_mutex_lock(). */
 class mutex {
 public:
-    /** For the heap that it lies in, or the only live one. */
+    /** A mutex for the heap that it lies in, or for the only live heap. */
     constexpr mutex() noexcept = default;
-    /** For the sections of a heap. */
+    /** A mutex for the sections of a heap. */
     explicit mutex(const heap &of) { detail::check(untorn_mutex_init(&mutex_, of.handle())); }
     mutex(const mutex &) = delete;
     mutex &operator=(const mutex &) = delete;
@@ -42,7 +42,7 @@ private:
     untorn_mutex mutex_ = {};
 };
 
-/** A mutex of sections that several threads may have who only read what it guards: untorn_mutex_lock_shared(). */
+/** A mutex of sections that several readers can hold at the same time: untorn_mutex_lock_shared(). */
 class shared_mutex : public mutex {
 public:
     using mutex::mutex;
@@ -60,14 +60,14 @@ public:
     section(const section &) = delete;
     section &operator=(const section &) = delete;
 
-    /** Takes back what the thread's section has done so far: untorn_section_abort(). The section goes on. */
+    /** Takes back the changes of the thread's section so far: untorn_section_abort(). The section continues. */
     void abort() { detail::check(untorn_section_abort(heap_)); }
 
 private:
     untorn_heap *heap_;
 };
 
-/** Calls a function once what this thread has done so far in sections can not be undone any more: untorn_on_stable(). */
+/** Calls a function once this thread's sections so far cannot be undone any more: untorn_on_stable(). */
 template <class Function> void on_stable(heap &of, Function &&function) {
     using stored = std::decay_t<Function>;
     auto copy = std::make_unique<stored>(std::forward<Function>(function));

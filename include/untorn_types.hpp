@@ -1,5 +1,5 @@
 /*
- * Which types may be stored in a heap, and what a root records of a type. untorn_heap.hpp includes this header.
+ * The types that may be stored in a heap, and a type's description in a root. untorn_heap.hpp includes this header.
  *
  * The compiler refuses types that point out of the heap: classes with virtual functions, containers and strings with
  * the program's own allocator, owners and views of ordinary memory, pointers to functions and to string literals.
@@ -7,8 +7,8 @@
  * untorn_members.hpp knows the members.
  *
  * A root records the type's name, and a checksum of the type's layout: size and alignment of the type, of its
- * elements (value_type, key_type, mapped_type), of what it points to, of its template's arguments and of its members,
- * and the same of each of these.
+ * elements (value_type, key_type, mapped_type), of the type that it points to, of its template's arguments and of its
+ * members, and the same of each of these.
  */
 
 #ifndef UNTORN_TYPES_HPP
@@ -64,7 +64,7 @@ constexpr bool is_outside_name(std::string_view name) {
 template <class T, class = void> struct has_allocator : std::false_type {};
 template <class T> struct has_allocator<T, std::void_t<typename T::allocator_type>> : std::true_type {};
 
-/* What is plain without a look at the members: also for what a pointer points to, which may be the same type. */
+/* Types that are plain without a look at their members; also for a pointer's target, which may be the same type. */
 template <class T> constexpr bool is_outside() {
     if constexpr (!is_complete<T>::value) {
         return false;
@@ -123,7 +123,7 @@ template <class T> constexpr bool members_storable() {
     }
 }
 
-/* What a type consists of: its members, or the template's arguments. */
+/* The parts of a type: its members, or the template's arguments. */
 template <class T> struct parts { using all = members_of<T>; };
 template <class T> struct parts<const T> : parts<T> {};
 template <class T, std::size_t N> struct parts<T[N]> { using all = types<T>; };
@@ -163,7 +163,7 @@ template <class T> constexpr void check_storable() {
     static_assert(check_parts<T>());
 }
 
-/* Which library the types of the standard library are from: the libraries lay out the same containers differently. */
+/* The standard library in use: libraries lay out the same containers differently. */
 #if defined(_LIBCPP_VERSION)
 inline constexpr char library[] = "libc++";
 #elif defined(__GLIBCXX__) && defined(_GLIBCXX_DEBUG)
@@ -174,10 +174,10 @@ inline constexpr char library[] = "libstdc++";
 inline constexpr char library[] = "another standard library";
 #endif
 
-/** A type's layout in words: names, sizes and alignments of the type and of all that belongs to it. */
+/** A type's layout in words: names, sizes and alignments of the type and of all its parts. */
 struct description {
     std::string text;
-    /** Types that are described already. */
+    /** Types that were described before. */
     std::vector<const char *> seen;
 };
 
@@ -267,7 +267,7 @@ template <class T> void describe(description &to) {
     }
 }
 
-/** What a root records as the type's name: a name for people, and a checksum of the description. */
+/** The type's name in a root: a name for people, and a checksum of the description. */
 template <class T> const char *recorded() {
     // Never destroyed: destructors at the end of the program may use heaps still.
     static const std::string &text = *new std::string([] {

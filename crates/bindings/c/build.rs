@@ -1,4 +1,4 @@
-//! Gives `libuntorn.so` its name for the dynamic linker.
+//! Sets the name of `libuntorn.so` for the dynamic linker.
 
 /// Changes whenever a program compiled against an older header would no longer run correctly.
 const ABI_VERSION: u32 = 0;

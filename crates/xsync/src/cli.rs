@@ -44,9 +44,10 @@ enum Command {
 
 /// Run a program that never waits for the disk, and show nothing that a crash could take back.
 ///
-/// The program works on a private volume whose journal keeps the order of everything. fsync and its kin answer at once;
-/// what the program prints is shown as soon as all that it did before is durable. So a crash loses nothing that anybody
-/// has seen. Without --volume the program works in the current directory: its changes are applied when it has ended.
+/// The program works on a private volume whose journal keeps the order of all changes. fsync and similar calls return
+/// at once; output of the program is shown as soon as everything that the program did before it is durable. So a
+/// crash loses nothing that anybody has seen. Without --volume the program works in the current directory: its
+/// changes are applied when it has ended.
 ///
 /// Needs root, loop devices and mkfs.ext4; with --on, or with --place in a directory that an administrator provides,
 /// none of them. Exit code: the program's; 125 the session could not begin, its volume failed, or input or output of
@@ -65,71 +66,71 @@ struct Xsync {
     /// Keep the data in a volume: a file (made if it does not exist, made larger if it is smaller), or a block device.
     #[arg(long, value_name = "FILE[:SIZE]", value_hint = ValueHint::FilePath)]
     volume: Option<OsString>,
-    /// Work on a directory that is there already: of an ext4 file system mounted with data=journal. The whole of it is
-    /// what the program may write. Needs no root if an administrator's watcher runs (see --print-fstab).
+    /// Work on a directory that exists already, on an ext4 file system mounted with data=journal. The program may
+    /// write to all of it. Needs no root if an administrator's watcher runs (see --print-fstab).
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath,
         conflicts_with_all = ["volume", "overlay", "size", "keep"])]
     on: Option<PathBuf>,
-    /// Where the program sees that volume.
+    /// The path at which the program sees that volume.
     #[arg(long, value_name = "DIR", default_value = "/data", requires = "volume")]
     at: PathBuf,
     /// A directory that the program may change, besides the current one; may be given several times.
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     overlay: Vec<PathBuf>,
-    /// A port that the outside may connect to, as soon as the program listens there; may be given several times.
+    /// A port that programs outside may connect to, as soon as the program listens there; may be given several times.
     #[arg(long, value_name = "[ADDRESS:]PORT", value_parser = address)]
     listen: Vec<SocketAddr>,
-    /// Whether the program reaches addresses outside.
+    /// Whether the program can reach addresses outside.
     #[arg(long, value_enum, default_value_t)]
     net: Net,
-    /// Writable maps that are shared with files.
+    /// How writable shared maps of files are handled.
     #[arg(long, value_enum, default_value_t)]
     maps: Maps,
-    /// Flushes have the results that they have elsewhere (EBADF, EINVAL, EIO), and io_uring works: what the program
-    /// writes is an overlay that answers them. Changes of many small files cost more.
+    /// Flushes have their usual results (EBADF, EINVAL, EIO), and io_uring works: the program writes to an overlay
+    /// that answers its flushes. Changes of many small files cost more.
     #[arg(long)]
     exact: bool,
-    /// Where volumes are that are thrown away in the end. Without root: a directory of an ext4 file system mounted with
-    /// data=journal, where changes are kept until they are applied (see --print-fstab).
+    /// Directory for volumes that are discarded in the end. Without root: a directory of an ext4 file system mounted
+    /// with data=journal, where changes are kept until they are applied (see --print-fstab).
     #[arg(long, value_name = "DIR", default_value = "/var/lib/untorn-xsync", value_hint = ValueHint::DirPath)]
     place: PathBuf,
-    /// Size of such a volume: all that the program writes must fit.
+    /// Size of such a volume: everything that the program writes must fit.
     #[arg(long, default_value = "2G", value_parser = bytes, conflicts_with = "volume")]
     size: u64,
-    /// Do not throw the volume away: it holds what changed, which was applied. --discard removes it.
+    /// Keep the volume: it holds the changes that were applied. --discard removes it.
     #[arg(long, conflicts_with = "volume")]
     keep: bool,
     /// Copy the volume's data to a new directory in the end.
     #[arg(long, value_name = "DIR", requires = "volume")]
     export: Option<PathBuf>,
-    /// If the volume's disk fails, save what is in memory to this new directory.
+    /// If the volume's disk fails, save the volume's files from memory to this new directory.
     #[arg(long, value_name = "DIR", conflicts_with = "on")]
     rescue: Option<PathBuf>,
-    /// Say first what of this machine the program sees.
+    /// First print which parts of this machine the program sees.
     #[arg(long)]
     explain: bool,
-    /// Say in the end what was done.
+    /// Print at the end a summary of the session.
     #[arg(long)]
     summary: bool,
     /// Apply the changes in a volume, or in a directory beneath --place, that a crash or an error left.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["program", "volume", "overlay", "discard", "status"])]
     resume: Option<PathBuf>,
-    /// Throw away the changes in such a volume or directory.
+    /// Discard the changes in such a volume or directory.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["program", "volume", "overlay", "status"])]
     discard: Option<PathBuf>,
     /// Hold outside readers for the sessions of ordinary users (--on) on the file system of a directory, until ended.
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath,
         conflicts_with_all = ["program", "volume", "on", "overlay", "resume", "discard", "status"])]
     watch: Option<PathBuf>,
-    /// Print what an administrator does once, so that a user can have sessions without root: a directory (/srv/untorn)
-    /// in an image (FILE:SIZE).
+    /// Print the commands and settings by which an administrator lets a user have sessions without root: a directory
+    /// (/srv/untorn) in an image (FILE:SIZE).
     #[arg(long, value_names = ["DIR", "FILE:SIZE"], num_args = 0..=2,
         conflicts_with_all = ["program", "volume", "on", "overlay", "resume", "discard", "status", "watch"])]
     print_fstab: Option<Vec<String>>,
-    /// Say what the sessions of this user do.
+    /// Print the state of this user's sessions.
     #[arg(long, conflicts_with_all = ["program", "volume", "overlay"])]
     status: bool,
-    /// With --status, as one JSON list.
+    /// Print one JSON list, with --status.
     #[arg(long, requires = "status")]
     json: bool,
     /// The program and its arguments.

@@ -1,10 +1,10 @@
 /*
- * The hooks of untorn-cc and untorn-c++: what a compiler calls before each store, and what it links instead of functions of
- * the C library that store. In a section of a live heap they log what is overwritten; see docs/LIVE_HEAPS.md. Of mappings and
- * heaps with the tracker told they tell what is stored to.
+ * The hooks of untorn-cc and untorn-c++: functions that a compiler calls before each store, and replacements of
+ * functions of the C library that store. In a section of a live heap they log the old bytes; see docs/LIVE_HEAPS.md.
+ * For mappings and heaps with the tracker `told` they report the stored-to bytes.
  *
- * Compiled once, without hooks of its own, into libuntorn-live.a, which is linked into the program: a call through a shared
- * library would cost more than the rest.
+ * Compiled once, without hooks of its own, into libuntorn-live.a, which is linked into the program: a call through a
+ * shared library would cost more than the rest.
  */
 
 #define _GNU_SOURCE
@@ -44,8 +44,9 @@ struct writer {
 
 static __thread struct writer this_threads __attribute__((tls_model("initial-exec")));
 
-/* Mappings with the tracker told, as in crates/core/untorn/src/engine/region/told_hooks.rs: a byte for each line of 64 bytes that was stored
- * to, and for each page with such a line. What the table points to never changes, and is never freed. */
+/* Mappings with the tracker `told`, as in crates/core/untorn/src/engine/region/told_hooks.rs: a byte for each line of
+ * 64 bytes that was stored to, and for each page with such a line. The pointers in the table never change, and their
+ * targets are never freed. */
 #define MAPPINGS 64
 struct mapping {
     uintptr_t base;
@@ -59,7 +60,7 @@ static struct {
 
 static void *writer_of_this_thread(void) { return &this_threads; }
 
-/* Before constructors of static objects, which may open a heap or take locks: those have no priority. */
+/* Runs before constructors of static objects, which have no priority and may open a heap or take locks. */
 __attribute__((constructor(101))) static void tell(void) {
     if (untorn_live_hooks(VERSION, writer_of_this_thread, &told)) {
         fprintf(stderr, "untorn: %s\n", untorn_error_message());
@@ -69,7 +70,7 @@ __attribute__((constructor(101))) static void tell(void) {
 
 #define barrier() __asm__ volatile("" ::: "memory")
 
-/* For measuring what it costs to flush each record, which nothing here needs. */
+/* For measuring the cost of flushing each record; no other code needs this. */
 #ifndef FLUSH
 #define FLUSH(address)
 #endif
@@ -83,7 +84,7 @@ static inline __attribute__((always_inline)) void log_word(struct writer *w, uin
     if (*known == key) return;
     used = __atomic_load_n(w->tail, __ATOMIC_RELAXED);
     if (used < w->begun) used = w->begun;
-    /* Room for the record that ends the section stays. */
+    /* Keep room for the record that ends the section. */
     if (__builtin_expect(used + 2 * RECORD > w->room, 0)) {
         untorn_section_log((const void *)at, size);
         return;
@@ -105,7 +106,8 @@ static inline __attribute__((always_inline)) void log_word(struct writer *w, uin
     record[0] = (uint64_t)at | KIND_STORE | (uint64_t)size << 52;
     record[1] = old;
     FLUSH(record);
-    /* The record, the tail, and then the store: a killed process stops at an instruction, so only the compiler matters. */
+    /* The record, the tail, and then the store: a killed process stops at an instruction, so only the compiler
+     * matters. */
     barrier();
     __atomic_store_n(w->tail, used + RECORD, __ATOMIC_RELAXED);
     FLUSH(w->tail);
@@ -113,11 +115,11 @@ static inline __attribute__((always_inline)) void log_word(struct writer *w, uin
 }
 
 static inline __attribute__((always_inline)) void set(unsigned char *flag) {
-    /* Most are set already, and a cache line that is only read is everybody's. */
+    /* Most are set already, and a cache line that is only read can be shared by all processors. */
     if (!__atomic_load_n(flag, __ATOMIC_RELAXED)) __atomic_store_n(flag, 1, __ATOMIC_RELEASE);
 }
 
-/* Bytes that may be in a mapping with the tracker told. */
+/* Bytes that may be in a mapping with the tracker `told`. */
 static __attribute__((noinline)) void tell_of(uintptr_t at, size_t size) {
     size_t used = __atomic_load_n(&told.used, __ATOMIC_ACQUIRE), n;
     for (n = 0; n < used; n++) {
@@ -125,7 +127,7 @@ static __attribute__((noinline)) void tell_of(uintptr_t at, size_t size) {
         size_t from, most = size, line, last;
         if (!one) continue;
         from = at - one->base;
-        /* It may begin before the mapping, and end behind it. */
+        /* The range may begin before the mapping, and end behind it. */
         if (from >= one->bytes) {
             if (at >= one->base || size <= one->base - at) continue;
             from = 0;
@@ -135,7 +137,7 @@ static __attribute__((noinline)) void tell_of(uintptr_t at, size_t size) {
         last = (from + most - 1) >> 6;
         for (line = from >> 6; line <= last; line++) {
             set(&one->lines[line]);
-            /* Behind the line's: who clears it takes the lines after that. */
+            /* Set after the line's byte: the thread that clears the page's byte takes the line bytes afterwards. */
             set(&one->pages[line >> 6]);
         }
     }
@@ -150,7 +152,7 @@ static inline __attribute__((always_inline)) void before_word(uintptr_t at, size
     }
 }
 
-/* Any bytes; those that are not in the heap are nothing to it. */
+/* Any bytes; the heap ignores those outside of it. */
 static void before(const void *address, size_t size) {
     struct writer *w = &this_threads;
     uintptr_t at = (uintptr_t)address;
@@ -164,12 +166,12 @@ static void before(const void *address, size_t size) {
     if (size) log_word(w, at, size);
 }
 
-/* Behind a call that may have waited. A commit of another thread may have taken meanwhile what was told before it. */
+/* After a call that may have waited: another thread's commit may have taken the bytes that were reported before. */
 static void after(const void *address, size_t size) {
     if (__atomic_load_n(&told.used, __ATOMIC_RELAXED) && size) tell_of((uintptr_t)address, size);
 }
 
-/* The library finds what the thread has by the address of its log, which only the program knows without a call. */
+/* The library finds the thread's state by the address of its log, which only the program knows without a call. */
 int __wrap_untorn_mutex_lock(untorn_mutex *mutex);
 int __wrap_untorn_mutex_unlock(untorn_mutex *mutex);
 int __wrap_untorn_mutex_lock(untorn_mutex *mutex) { return untorn_live_lock(&this_threads, mutex); }
@@ -179,7 +181,7 @@ int __wrap_untorn_mutex_unlock(untorn_mutex *mutex) { return untorn_live_unlock(
 int untorn_hooks_lock_at_once(untorn_mutex *mutex);
 int untorn_hooks_lock_at_once(untorn_mutex *mutex) { return untorn_live_lock_at_once(&this_threads, mutex); }
 
-/* What compilers call with -fsanitize=kernel-address. */
+/* The functions that compilers call with -fsanitize=kernel-address. */
 void __asan_store1_noabort(uintptr_t at);
 void __asan_store2_noabort(uintptr_t at);
 void __asan_store4_noabort(uintptr_t at);
@@ -199,7 +201,7 @@ void __asan_store16_noabort(uintptr_t at) {
 void __asan_storeN_noabort(uintptr_t at, size_t size) { before((const void *)at, size); }
 void __asan_handle_no_return(void) {}
 
-/* What else of a sanitizer compilers and standard libraries call, which is nothing to sections. */
+/* Other sanitizer functions that compilers and standard libraries call; sections ignore them. */
 void __asan_before_dynamic_init(const char *module);
 void __asan_before_dynamic_init(const char *module) { (void)module; }
 void __asan_after_dynamic_init(void);
@@ -209,7 +211,7 @@ void __sanitizer_annotate_contiguous_container(const void *a, const void *b, con
     (void)a, (void)b, (void)c, (void)d;
 }
 
-/* Loads are not asked for; a compiler that announces some all the same finds these. */
+/* Loads are not requested; these are for a compiler that announces some all the same. */
 #define LOAD(name)                                                                                                         \
     void __asan_load##name##_noabort(uintptr_t at);                                                                        \
     void __asan_load##name##_noabort(uintptr_t at) { (void)at; }
@@ -221,7 +223,7 @@ LOAD(16)
 void __asan_loadN_noabort(uintptr_t at, size_t size);
 void __asan_loadN_noabort(uintptr_t at, size_t size) { (void)at, (void)size; }
 
-/* Functions of the C library that store to memory of the caller's. */
+/* Functions of the C library that store to the caller's memory. */
 #define WRAP(result, name, parameters)                                                                                     \
     result __real_##name parameters;                                                                                       \
     result __wrap_##name parameters;                                                                                       \
@@ -365,7 +367,7 @@ WRAP(void, bcopy, (const void *from, void *to, size_t n)) {
     before(to, n);
     __real_bcopy(from, to, n);
 }
-/* Where a token ends, a byte is stored; what is behind it is kept for the next call. */
+/* A byte is stored where a token ends; the rest is kept for the next call. */
 WRAP(char *, strtok_r, (char *text, const char *ends, char **rest)) {
     char *from = text ? text : *rest;
     before(rest, sizeof *rest);
@@ -389,7 +391,7 @@ WRAP(struct tm *, gmtime_r, (const time_t *when, struct tm *to)) {
     return __real_gmtime_r(when, to);
 }
 
-/* How much is printed is known before it is: the text is made twice. */
+/* The length must be known before the store, so the text is made twice. */
 WRAP(int, vsnprintf, (char *to, size_t n, const char *format, va_list arguments)) {
     va_list again;
     int length;

@@ -74,7 +74,7 @@ void __wrap__ZSt29_Rb_tree_insert_and_rebalancebPSt18_Rb_tree_node_baseS0_RS_(bo
     x->left = x->right = nullptr;
     x->is = red;
     if (left) {
-        parent->left = x; /* Of an empty tree this is the header's first node. */
+        parent->left = x; /* In an empty tree this is the header's first node. */
         if (parent == &header) {
             header.parent = header.right = x;
         } else if (parent == header.left) {
@@ -118,7 +118,7 @@ void __wrap__ZSt29_Rb_tree_insert_and_rebalancebPSt18_Rb_tree_node_baseS0_RS_(bo
 /* std::_Rb_tree_rebalance_for_erase(node *, node &) */
 node *__wrap__ZSt28_Rb_tree_rebalance_for_erasePSt18_Rb_tree_node_baseRS_(node *const z, node &header) {
     node *&root = root_of(header);
-    /* y is what leaves its place, x comes there, whose parent is up. */
+    /* y is the node that leaves its place; x takes that place, under the parent `up`. */
     node *y = z, *x, *up;
     if (!y->left) {
         x = y->right;
@@ -248,7 +248,7 @@ void __wrap__ZNSt8__detail15_List_node_base4swapERS0_S1_(list_node &one, list_no
     __real__ZNSt8__detail15_List_node_base4swapERS0_S1_(one, other);
 }
 
-/* How large a hash table is to become is kept in the table: a float, and a number. */
+/* The table stores the policy for its next size: a float, and a number. */
 std::size_t __real__ZNKSt8__detail20_Prime_rehash_policy11_M_next_bktEm(const void *self, std::size_t n);
 std::size_t __wrap__ZNKSt8__detail20_Prime_rehash_policy11_M_next_bktEm(const void *self, std::size_t n) {
     untorn_section_log(self, 16);

@@ -1,13 +1,14 @@
 /*
- * Locks of pthread that make sections, for programs whose locks are not changed: `UNTORN_PTHREAD=1 untorn-cc`. What a thread does
- * from its first mutex or read-write lock until it has given all of them back is a section of the live heap that is open; see
- * docs/LIVE_HEAPS.md, "Locks of pthread".
+ * Locks of pthread that make sections, for programs whose locks are not changed: `UNTORN_PTHREAD=1 untorn-cc`. A
+ * thread's stores from its first mutex or read-write lock until it has released all of them are a section of the open
+ * live heap; see docs/LIVE_HEAPS.md, "Locks of pthread".
  *
- * Each lock that the program has ever taken has a mutex of the library's beside it, which is taken behind it and given back
- * before it, so that nobody ever waits for that one. It says who had the lock last.
+ * Each lock that the program has ever taken has a mutex of the library beside it. That mutex is locked after the lock
+ * and unlocked before it, so no thread ever waits for it. It records which thread had the lock last.
  *
- * The section begins before the thread waits for its first lock, as with locks of the library's. To begin one it may have to
- * wait for a commit, which may wait for a thread that waits for that lock: so nobody has the lock who waits to begin.
+ * The section begins before the thread waits for its first lock, as with the library's own locks. To begin a section,
+ * the thread may have to wait for a commit, which may wait for another thread that waits for that lock. So a thread
+ * that waits to begin a section does not hold the lock.
  */
 
 #define _GNU_SOURCE
@@ -21,31 +22,33 @@
 
 #include "untorn.h"
 
-/* Locks of a program, at most; memory is taken by those that there are. */
+/* The most locks of a program; only locks that exist take memory. */
 #define LOCKS ((size_t)1 << 20)
 
-/* Read-write locks that a thread has at the same time, at most. */
+/* The most read-write locks that a thread holds at the same time. */
 #define RWLOCKS 256
 
-/* What is beside a lock. But for the address, whoever has the lock has it. */
+/* The entry beside a lock. All members but the address belong to the thread that holds the lock. */
 struct beside {
     uintptr_t address;
-    /* How often a recursive mutex is taken. */
+    /* How many times a recursive mutex is locked. */
     unsigned depth;
-    /* The mutex below is held, by a process of this generation: a live heap was open when the lock was taken. 0: it is not. */
+    /* The generation of the process that holds the mutex below, because a live heap was open when the lock was taken.
+     * 0: the mutex is not held. */
     unsigned marked;
     untorn_mutex mutex;
 };
 
-/* What this thread has. */
+/* The state of this thread. */
 static __thread struct {
-    /* Locks that it has through its section. */
+    /* Number of locks that it holds as part of its section. */
     unsigned locks;
-    /* It was in a section when it became the thread of a forked child, which has no part in that. */
+    /* Set if the thread was in a section when it became the only thread of a forked child; the section is not the
+     * child's. */
     int forked;
     /* Its own mutex, which begins a section. */
     untorn_mutex own;
-    /* Read-write locks that it has through its section; each once for each time. */
+    /* Read-write locks that it holds as part of its section, with one entry for each time that it holds one. */
     unsigned rwlocks;
     struct {
         struct beside *lock;
@@ -53,7 +56,7 @@ static __thread struct {
     } rwlock[RWLOCKS];
 } thread;
 
-/* Counts forks: what a parent has taken is not the child's to give back. */
+/* Counts forks: a child must not release the locks that its parent has taken. */
 static unsigned generation = 1;
 
 static struct beside *all;
@@ -62,7 +65,7 @@ static struct beside *all;
 unsigned untorn_pthread_wait_begins(void *mutex);
 void untorn_pthread_wait_ended(void *mutex, unsigned depth, int result);
 
-/* Of hooks.c: begins a section with a mutex, if that need not wait. */
+/* In hooks.c: begins a section with a mutex, if that need not wait. */
 int untorn_hooks_lock_at_once(untorn_mutex *mutex);
 
 static __attribute__((noreturn)) void give_up(const char *why) {
@@ -105,25 +108,26 @@ __attribute__((constructor(101))) static void watch_forks(void) {
     if (pthread_atfork(NULL, NULL, in_child)) give_up("no memory");
 }
 
-/* The thread is about to wait for a lock. Whether it has begun a section for it; within one there is nothing to do. */
+/* Called before the thread waits for a lock. Returns whether it has begun a section for the lock; within a section
+ * there is nothing to do. */
 static int begins(void) {
     int before = errno, begun;
     if (thread.locks || thread.forked) return 0;
-    /* No live heap is open, or several are, or the thread ends, which the library's log tells: the lock is a lock alone. A shared
-     * hold leaves no mark when it is given back. */
+    /* Fails if no live heap is open, or several are, or the thread ends, which the library logs; the lock is then an
+     * ordinary lock. A shared hold leaves no mark when it is released. */
     begun = !untorn_mutex_lock_shared(&thread.own);
     errno = before;
     return begun;
 }
 
-/* Behind it, whether it has got the lock or not. A section without a lock ends here. */
+/* Called after the wait, whether the thread has the lock or not. A section without a lock ends here. */
 static void has_begun(int begun) {
     int before = errno;
     if (begun && untorn_mutex_unlock_shared(&thread.own)) give_up(untorn_error_message());
     errno = before;
 }
 
-/* The thread has just taken the lock: it is a part of its section, if it has one. */
+/* Called after the thread has locked the lock: the lock becomes a part of its section, if it has one. */
 static int joins(struct beside *lock, int shared, int begun) {
     int before = errno, joined = 0;
     if (begun || thread.locks) {
@@ -134,7 +138,7 @@ static int joins(struct beside *lock, int shared, int begun) {
     return joined;
 }
 
-/* The thread is about to give it back. */
+/* Called before the thread unlocks the lock. */
 static void leaves(struct beside *lock, int shared) {
     int before = errno;
     if (shared ? untorn_mutex_unlock_shared(&lock->mutex) : untorn_mutex_unlock(&lock->mutex)) give_up(untorn_error_message());
@@ -142,7 +146,7 @@ static void leaves(struct beside *lock, int shared) {
     errno = before;
 }
 
-/* As above, of a mutex. */
+/* Like joins(), for a mutex. */
 static void taken(struct beside *lock, int begun) { lock->marked = joins(lock, 0, begun) ? generation : 0; }
 
 static void gives_back(struct beside *lock) {
@@ -155,7 +159,7 @@ static void gives_back(struct beside *lock) {
 static int has_mutex(void *mutex, int begun, int result) {
     if (result == 0 || result == EOWNERDEAD) {
         struct beside *lock = beside(mutex);
-        /* Whoever had it is gone, with all that it had. */
+        /* The thread that held it has ended, with everything that it held. */
         if (result == EOWNERDEAD) {
             lock->depth = 0;
             lock->mutex = (untorn_mutex){{0}};
@@ -177,7 +181,7 @@ WRAP(int, pthread_mutex_trylock, (pthread_mutex_t * mutex)) {
 }
 int __real_pthread_mutex_unlock(pthread_mutex_t *mutex);
 
-/* A section of nothing, behind which the thread's next one can begin at once, unless it must wait again. */
+/* Makes an empty section, after which the thread's next section can begin at once, unless it must wait again. */
 static int can_begin(void) {
     int before = errno, can = !untorn_mutex_lock(&thread.own);
     if (can && untorn_mutex_unlock(&thread.own)) give_up(untorn_error_message());
@@ -185,13 +189,14 @@ static int can_begin(void) {
     return can;
 }
 
-/* Most often a mutex is free, and a section can begin at once: then it does behind the mutex. Otherwise that is given back. */
+/* Most often a mutex is free, and a section can begin at once: then the section begins after the mutex is locked.
+ * Otherwise the mutex is unlocked again. */
 WRAP(int, pthread_mutex_lock, (pthread_mutex_t * mutex)) {
     int begun, result, tries;
     for (tries = 0; tries < 2 && !thread.locks && !thread.forked; tries++) {
         struct beside *lock;
         if ((result = __real_pthread_mutex_trylock(mutex)) == EBUSY) break;
-        /* One whose owner has died must not be given back. */
+        /* A mutex whose owner has died must not be unlocked. */
         if (result) return has_mutex(mutex, begins(), result);
         lock = beside(mutex);
         if (lock->depth == 0 && untorn_hooks_lock_at_once(&lock->mutex)) {
@@ -216,12 +221,13 @@ WRAP(int, pthread_mutex_clocklock, (pthread_mutex_t * mutex, clockid_t clock, co
 }
 WRAP(int, pthread_mutex_unlock, (pthread_mutex_t * mutex)) {
     struct beside *lock = beside(mutex);
-    /* A mutex that nobody has is pthread's affair. */
+    /* A mutex that is not locked is left to pthread. */
     if (lock->depth && --lock->depth == 0) gives_back(lock);
     return __real_pthread_mutex_unlock(mutex);
 }
 
-/* A wait gives the mutex back and takes it again. A recursive one that is held several times is a mistake in any program. */
+/* A wait unlocks the mutex and locks it again. Waiting with a recursive mutex that is locked several times is a
+ * mistake. */
 unsigned untorn_pthread_wait_begins(void *mutex) {
     struct beside *lock = beside(mutex);
     unsigned depth = lock->depth;
@@ -230,8 +236,9 @@ unsigned untorn_pthread_wait_begins(void *mutex) {
     return depth;
 }
 
-/* The wait has taken the mutex. It is given back once more, so that the thread does not have it while it waits to begin a section:
- * whoever waits for a condition looks at what it has waited for. One whose owner has died must not be given back. */
+/* The wait has locked the mutex. Unlock it again, so that the thread does not hold it while it waits to begin a
+ * section: a thread that waits for a condition checks the condition again anyway. A mutex whose owner has died must
+ * not be unlocked. */
 void untorn_pthread_wait_ended(void *mutex, unsigned depth, int result) {
     struct beside *lock;
     int begun = 0;
@@ -268,7 +275,7 @@ WRAP(int, pthread_cond_clockwait,
     WAIT(mutex, __real_pthread_cond_clockwait(condition, mutex, clock, until));
 }
 
-/* Readers share what is beside the lock: each has its mutex together with the others. */
+/* Readers share the entry beside the lock: each holds its mutex together with the others. */
 static int has_rwlock(void *rwlock, int shared, int begun, int result) {
     if (result == 0) {
         struct beside *lock = beside(rwlock);
@@ -300,7 +307,7 @@ RWLOCK(clockrdlock, 1, (pthread_rwlock_t * lock, clockid_t clock, const struct t
 WRAP(int, pthread_rwlock_unlock, (pthread_rwlock_t * rwlock)) {
     struct beside *lock = beside(rwlock);
     unsigned n = thread.rwlocks;
-    /* One that the thread has otherwise is nothing to its section. */
+    /* A lock that the thread holds in another way does not concern its section. */
     while (n > 0 && thread.rwlock[n - 1].lock != lock) n--;
     if (n > 0) {
         int shared = thread.rwlock[n - 1].shared;

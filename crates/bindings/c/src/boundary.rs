@@ -1,4 +1,5 @@
-//! What every call of C needs: arguments, errors, handles, texts, options, the log. Stands on nothing else here.
+//! Shared by all calls of the C interface: arguments, errors, handles, texts, options, the log. Stands on nothing
+//! else here.
 
 pub(crate) mod arguments;
 pub(crate) mod error;

@@ -160,7 +160,7 @@ fn malloc() {
     shared("malloc");
 }
 
-/// The other standard library of C++ has containers of other shapes.
+/// The other standard library of C++ has other container layouts.
 #[test]
 fn heap_with_libcxx() {
     let Some(command) = libcxx() else { return };
@@ -281,7 +281,7 @@ fn posix_calls_under_the_thread_sanitizer() {
     link_shared_with(&["-fsanitize=thread"], &source("posix_threads"), &binary);
     // The library is not instrumented, so the sanitizer does not see its locks: it watches the program.
     let suppressions = build.path().join("suppressions");
-    // A handler's call on a managed file that interrupts no other one is made, and takes memory; `exit` frees some.
+    // A handler's call that interrupts no other call is made, and allocates memory; `exit` frees some of it.
     fs::write(&suppressions, "race:libuntorn.so\nsignal:untorn_fd_write\nsignal:__call_tls_dtors\n")
         .expect("suppressions");
     let options = format!("TSAN_OPTIONS=halt_on_error=1:suppressions={}", suppressions.display());
@@ -297,7 +297,8 @@ fn posix_calls_under_the_thread_sanitizer() {
     }
 }
 
-/// Root may do more than others: the programs do without. (Started by an ordinary user, all tests are such a run.)
+/// Runs the programs without root's rights, because root may do more than others. (If an ordinary user starts the
+/// tests, all of them run without these rights.)
 #[test]
 fn programs_of_an_ordinary_user() {
     // SAFETY: asks only.
@@ -310,7 +311,7 @@ fn programs_of_an_ordinary_user() {
         fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o777)).expect("a mode");
     };
     open_to_all(build.path());
-    // Where the user can reach it: cargo's directory may be root's.
+    // Placed where the user can reach it: cargo's directory may be root's.
     let library = build.path().join("libuntorn.so.0");
     fs::copy(library_dir().join("libuntorn.so"), &library).expect("a copy of the library");
     for program in [
@@ -367,7 +368,7 @@ fn the_example_runs() {
     link_shared(&crate_dir().join("../../../examples/c/hello.c"), &binary);
     let store = build.path().join("store");
     fs::create_dir(&store).expect("a directory");
-    // Twice: the second run opens what the first one left.
+    // Twice: the second run opens the files that the first one left.
     for _ in 0..2 {
         run(Command::new(&binary).arg(&store));
         assert_eq!(fs::read_to_string(store.join("account-a")).expect("account-a"), "70 coins\n");
@@ -411,7 +412,7 @@ fn the_tutorials_programs_run() {
     assert_eq!((plain.len(), coins), (8000, 100_000));
 }
 
-/// The figures of docs/PERFORMANCE.md come from it.
+/// The figures of docs/PERFORMANCE.md come from this program.
 #[test]
 fn the_measurement_of_heaps_runs() {
     build_library();
@@ -422,7 +423,7 @@ fn the_measurement_of_heaps_runs() {
     assert!(said.starts_with("mutation guard") && said.lines().count() == 4, "{said}");
 }
 
-/// The oldest standards of C and C++ will do for the main header, pedantically.
+/// The main header compiles under the oldest standards of C and C++, pedantically.
 #[test]
 fn the_main_header_is_c89_and_cpp98() {
     let build = tempfile::tempdir().expect("a build directory");
@@ -441,7 +442,7 @@ fn the_main_header_is_c89_and_cpp98() {
     }
 }
 
-/// Oldest C that has the types, and C++: the headers alone must do.
+/// The headers alone compile under the oldest C that has the types, and under C++.
 #[test]
 fn the_headers_are_c99_and_cpp() {
     let build = tempfile::tempdir().expect("a build directory");
@@ -491,7 +492,7 @@ fn calls_are_renamed_whatever_the_system_headers_do() {
             }
         }
     }
-    // What cannot be checked at run time does not link, and the linker names the call.
+    // A call that cannot be checked at run time does not link, and the linker names the call.
     let unchecked = build.path().join("unchecked.c");
     for (call, arguments) in [
         ("open_by_handle_at", "int, void *, int"),

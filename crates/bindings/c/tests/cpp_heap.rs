@@ -150,7 +150,7 @@ fn all_compilers() -> Vec<(String, Command)> {
     all
 }
 
-/// The errors that a compiler reported for each case. GCC names the place before the error, clang after it.
+/// The errors that a compiler reported for each case. GCC prints the place before the error, clang after it.
 fn errors_by_case(said: &str) -> BTreeMap<&'static str, String> {
     let mut all = BTreeMap::<_, String>::new();
     let (mut before, mut last) = (Vec::new(), "");
@@ -195,7 +195,7 @@ fn what_points_out_of_the_heap_is_refused_by_the_compiler() {
     }
 }
 
-/// What may be stored is accepted, also by the language's newer versions.
+/// Types that may be stored are accepted, also by the language's newer versions.
 #[test]
 fn what_stays_in_the_heap_is_accepted_by_every_compiler() {
     for (name, mut compiler) in all_compilers() {
@@ -206,7 +206,7 @@ fn what_stays_in_the_heap_is_accepted_by_every_compiler() {
     }
 }
 
-/// An older language gets one message that says what is needed, and nothing about the rest of the header.
+/// An older language gets one message that names the needed version, and nothing about the rest of the header.
 #[test]
 fn an_older_language_is_told_what_is_needed() {
     for (flags, message) in [
@@ -251,7 +251,8 @@ int main() {
 }
 ";
 
-/// A static heap opens before `main` and closes after it; a static object that is made before it gets an exception.
+/// A static heap opens before `main` and closes after it. A static object that is made before the heap gets an
+/// exception.
 #[test]
 fn a_static_heap_works_and_says_when_it_is_used_too_early() {
     build_library();
@@ -311,7 +312,7 @@ int main(int, char **argv) {
 }
 ";
 
-/// A root's fingerprint takes in elements, members, and what pointers point to, also without run-time type
+/// A root's fingerprint covers elements, members, and the targets of pointers, also without run-time type
 /// information; it is the same with both compilers.
 #[test]
 fn a_changed_element_or_member_is_a_changed_layout() {

@@ -1,4 +1,4 @@
-//! The committed header is what the sources say; the libraries export exactly what it documents.
+//! The committed header matches the sources; the libraries export exactly the functions that it documents.
 
 mod common;
 
@@ -44,8 +44,8 @@ fn generated() -> String {
     tidy(&text)
 }
 
-/// Applies what cbindgen has no setting for: drops sections for Rust, joins short comments to one line, and keeps to
-/// C89 and C++98, which have no comments with slashes and no comma behind the last enumerator.
+/// Makes the changes for which cbindgen has no setting: drops sections for Rust, joins short comments to one line,
+/// and keeps to C89 and C++98, which have no comments with slashes and no comma behind the last enumerator.
 fn tidy(text: &str) -> String {
     let text = without_rust_sections(text).replace("\n\n\n", "\n\n");
     let mut lines: Vec<String> = Vec::new();
@@ -70,7 +70,7 @@ fn tidy(text: &str) -> String {
     lines.join("\n") + "\n"
 }
 
-/// Drops the `# Safety` sections: they state for Rust what the prose before them says for C.
+/// Drops the `# Safety` sections: they state for Rust the rules that the prose before them states for C.
 fn without_rust_sections(text: &str) -> String {
     let mut lines: Vec<&str> = Vec::new();
     let mut dropping = false;
@@ -89,7 +89,7 @@ fn without_rust_sections(text: &str) -> String {
     lines.join("\n") + "\n"
 }
 
-/// `UNTORN_UPDATE_HEADER=1 cargo test -p untorn-capi --test header` writes the header anew.
+/// Writes the header anew with `UNTORN_UPDATE_HEADER=1 cargo test -p untorn-capi --test header`.
 #[test]
 fn the_header_is_in_step_with_the_sources() {
     let path = crate_dir().join("../../../include/untorn.h");
@@ -139,14 +139,14 @@ fn every_function_is_documented() {
     assert!(bare.is_empty(), "without a comment: {bare:?}");
 }
 
-/// Each renamed call goes to a function that the header declares. Each declared function replaces a call, except
-/// those that POSIX has no call for.
+/// Each renamed call goes to a function that the header declares. Each declared function replaces a call, except the
+/// functions without a counterpart in POSIX.
 #[test]
 fn the_posix_header_renames_to_what_it_declares() {
     let header = posix_header();
     let renamed = header.lines().filter_map(|line| line.strip_prefix("#pragma redefine_extname "));
     let targets = renamed.map(|rest| rest.split(' ').nth(1).expect("two names").to_owned());
-    // A program that makes a call of these does not link.
+    // A program that makes one of these calls does not link.
     let targets: BTreeSet<String> = targets.filter(|name| !name.starts_with("untorn_posix_cannot_check_")).collect();
     assert!(targets.len() > 20, "{targets:?}");
     let (before, after) = header.split_once("What POSIX has no call for").expect("two lists");
@@ -168,7 +168,7 @@ fn the_libraries_export_exactly_the_documented_functions() {
     let both = declared().into_iter().chain(declared_in(&posix_header()));
     let documented: BTreeSet<_> = both.map(|(name, _)| name).collect();
     let shared = exported(&["--dynamic", "--defined-only"], "libuntorn.so");
-    // Functions of the C++ library that go to managed files by themselves.
+    // The functions of the C++ library that this library replaces for managed files.
     let (cxx, shared): (BTreeSet<_>, BTreeSet<_>) = shared.into_iter().partition(|name| name.starts_with("_ZNSt"));
     let checked = ["4open", "6rename", "6remove", "11resize_file", "9file_size", "9file_size", "9copy_file"];
     let unknown: Vec<_> = cxx.iter().filter(|name| !checked.iter().any(|part| name.contains(part))).collect();

@@ -240,7 +240,8 @@ fn the_tutorials_programs_run() {
         [refused.clone(), anna(3, 1), refused, anna(4, 2)]
     );
     let mut chance = Chance::new();
-    // `games` are known to be kept. `unknown` runs were killed since then, and each may have committed one more.
+    // `games` are known to be kept. Of the `unknown` runs that were killed since then, each may have committed one
+    // more.
     let (mut games, mut unknown) = (2, 0);
     for round in 0..31 {
         let moment_us = (round < 30).then(|| 1000 + chance.below(12_000));

@@ -1,4 +1,4 @@
-//! A plain compiler call and a small CMake project can use what `scripts/install.sh` installs.
+//! A plain compiler call and a small CMake project can use the files that `scripts/install.sh` installs.
 
 mod common;
 
@@ -54,17 +54,17 @@ fn with_pkg_config(prefix: &Path, temp: &Path) {
     run(Command::new("cc").arg(example()).args(flags(&["--cflags", "--libs"])).arg("-o").arg(&shared));
     runs(&shared, prefix);
 
-    // Static: the archive by name, and what `Libs.private` says it needs.
+    // Static: the archive by name, and the libraries in `Libs.private`.
     let fixed = temp.join("static");
     let mut libs = flags(&["--cflags", "--libs", "--static"]);
     libs.iter_mut().filter(|lib| *lib == "-luntorn").for_each(|lib| *lib = "-l:libuntorn.a".into());
-    // Names that a dependency of the library uses internally stay free for the program.
+    // Names that the library's dependencies use internally stay free for the program.
     let own = temp.join("own.c");
     fs::write(&own, "int digest_new(void); int digest_new(void) { return 1; }\n").expect("a source");
     run(Command::new("cc").arg(example()).arg(own).args(&libs).arg("-o").arg(&fixed));
     runs(&fixed, Path::new("/nonexistent"));
 
-    // Without any shared library: what pkg-config says is all that is needed.
+    // Without any shared library: the flags of pkg-config are sufficient.
     let alone = temp.join("alone");
     let mut cc = Command::new("cc");
     run(cc.arg(example()).arg("-static").args(flags(&["--cflags", "--libs", "--static"])).arg("-o").arg(&alone));
@@ -72,7 +72,7 @@ fn with_pkg_config(prefix: &Path, temp: &Path) {
     assert!(!dynamic.contains("NEEDED"), "{dynamic}");
     runs(&alone, Path::new("/nonexistent"));
 
-    // The C++ library's own calls are found by the versions of the shared library; a static one has its own.
+    // The C++ library's own calls are found by the versions of the shared library; a static C++ library has its own.
     let cxx = temp.join("cxx");
     let mut command = Command::new("c++");
     command.args(["-std=c++17", "-O2"]).arg(crate_dir().join("tests/c/posix_cxx.cpp"));
@@ -104,7 +104,7 @@ fn with_versions(prefix: &Path, temp: &Path) {
         .map(|fields| fields[7])
         .collect();
     assert!(defined.len() > 60, "{symbols}");
-    // Those of the C++ library have its versions, by which the dynamic linker looks for them.
+    // The functions of the C++ library have its versions, by which the dynamic linker looks for them.
     let versioned = |name: &&str| match name.starts_with("untorn_") {
         true => name.ends_with("@@UNTORN_0"),
         false => name.starts_with("_ZNSt") && name.contains("@@GLIBCXX_3.4"),

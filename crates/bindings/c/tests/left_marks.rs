@@ -1,4 +1,4 @@
-//! A program under the porting header that is killed at each system call from the one that marks its file on: the next
+//! Kills a program under the porting header at each system call, from the one that marks its file on. Then the next
 //! program renames the file, and opens it under the new name.
 
 mod common;
@@ -9,10 +9,11 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Runs a program, and kills it at the entry of the first system call for which this is true, by its number in the program
-/// and its number in the system. False: it ended by itself, or cannot be traced.
+/// Runs a program, and kills it at the entry of the first system call for which `is_it` is true. `is_it` gets the
+/// call's number in the program and its number in the system. False: the program ended by itself, or cannot be
+/// traced.
 fn killed_at(command: &mut Command, mut is_it: impl FnMut(u64, u64) -> bool) -> bool {
-    /// `struct ptrace_syscall_info`, whose first byte says what it is about.
+    /// The size of `struct ptrace_syscall_info`, whose first byte is the kind of the stop.
     const INFO_BYTES: usize = 88;
     const ENTRY: u8 = 1;
     /// `PTRACE_O_EXITKILL`.
@@ -46,7 +47,7 @@ fn killed_at(command: &mut Command, mut is_it: impl FnMut(u64, u64) -> bool) -> 
             }
             stop if stop == libc::SIGTRAP | 0x80 => {
                 let mut info = [0u8; INFO_BYTES];
-                // SAFETY: writes no more than the bytes that it is told of.
+                // SAFETY: writes at most the number of bytes that it is given.
                 unsafe { libc::ptrace(libc::PTRACE_GET_SYSCALL_INFO, stopped, INFO_BYTES, info.as_mut_ptr()) };
                 if info[0] == ENTRY && !killed {
                     calls += 1;
@@ -105,7 +106,7 @@ fn a_file_that_was_marked_and_not_committed_can_be_renamed() {
         run(Command::new(&program).arg("rename").arg(&dir));
         let shown = output_of(Command::new(&program).arg("read").arg(&dir));
         assert!(["new\n", "NEW\n"].contains(&shown.as_str()), "killed at call {at} of {all}: {shown:?}");
-        // The store of a file goes where it may, and leaves a plain file.
+        // The store of a file is removed if that is allowed, and a plain file remains.
         for name in ["new.m.untorn", "db.m.untorn"] {
             let _ = fs::remove_dir_all(dir.join(name));
         }

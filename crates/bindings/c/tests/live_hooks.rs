@@ -1,4 +1,5 @@
-//! Programs that untorn-cc and untorn-c++ compile: which stores their hooks see, and what a kill leaves of their sections.
+//! Programs that untorn-cc and untorn-c++ compile: the stores that their hooks see, and the sections that a kill
+//! leaves.
 
 mod common;
 
@@ -27,7 +28,7 @@ fn prefix() -> &'static Path {
     dir.path()
 }
 
-/// The compilers that are here, C and C++: those of the distribution, and the newest one besides.
+/// The installed compilers, C and C++: those of the distribution, and the newest one besides.
 fn compilers() -> &'static [(String, String)] {
     static FOUND: OnceLock<Vec<(String, String)>> = OnceLock::new();
     FOUND.get_or_init(|| {
@@ -67,8 +68,9 @@ fn source(name: &str) -> PathBuf {
     crate_dir().join("tests/live").join(name)
 }
 
-/// What no hook announces: assembly, which tells nobody; complex numbers, which gcc stores as it likes; and with gcc 14 what a
-/// function returns in memory, if it goes to its place at once. As in docs/LIVE_HEAPS.md.
+/// The stores that no hook announces: assembly, which has no hooks; complex numbers, whose stores vary with gcc; and
+/// with gcc 14 a function's result in memory, if it is written to its destination directly. docs/LIVE_HEAPS.md lists
+/// the same.
 fn missed(compiler: &str, flags: &[&str]) -> BTreeSet<String> {
     let mut missed = BTreeSet::new();
     if cfg!(target_arch = "x86_64") {
@@ -95,7 +97,7 @@ fn hooks_see_every_store() {
         for flags in [&["-O0"][..], &["-O2"], wide] {
             let binary = dir.path().join(format!("{compiler}{}", flags.concat()));
             let mut command = wrapper("untorn-cc", compiler);
-            // Sources of such a test compute nothing.
+            // The sources of this test compute nothing.
             command.args(["-std=gnu11", "-Wno-psabi"]).args(flags).arg(source("zoo.c"));
             run(command.arg("-o").arg(&binary));
             let text = output_of(program(&binary).arg(dir.path().join("heap")));
@@ -106,7 +108,7 @@ fn hooks_see_every_store() {
             assert!(nothing.is_empty(), "{compiler} {flags:?}: these change nothing: {nothing:?}");
             assert_eq!(found, missed(compiler, flags), "{compiler} {flags:?}");
             println!("{compiler} {flags:?}: {all} kinds of stores, {found:?} not seen");
-            // And of an ordinary heap whose tracker is told.
+            // The same for an ordinary heap with the tracker `told`.
             let text = output_of(program(&binary).arg("told").arg(dir.path().join("told")));
             let of = |word: &str| text.lines().filter_map(|line| line.strip_prefix(word)).map(str::to_owned).collect();
             let (nothing, found): (BTreeSet<String>, BTreeSet<String>) = (of("nothing "), of("missed "));
@@ -154,7 +156,7 @@ int main(int argc, char **argv) {
 }
 "#;
 
-/// A program without hooks can have no sections; with the audit, a store that was not seen is told.
+/// A program without hooks cannot have sections; with the audit, a store that no hook saw is reported.
 #[test]
 fn what_is_not_seen_is_not_trusted() {
     let dir = tempfile::tempdir().expect("a temporary directory");
@@ -184,7 +186,7 @@ fn what_is_not_seen_is_not_trusted() {
     }
 }
 
-/// The wrapper says what it cannot do.
+/// The wrapper reports unsupported uses.
 #[test]
 fn the_wrapper_refuses_what_would_not_work() {
     let dir = tempfile::tempdir().expect("a temporary directory");
@@ -230,7 +232,7 @@ fn a_ledger_is_whole_after_every_kill() {
             assert!(next >= last, "{compiler}, seed {seed}, round {round}: {next} after {last}");
             std::thread::sleep(Duration::from_micros(random.below(8000)));
             for (thread, n) in kill(child, out) {
-                // Whichever thread finds that out tells it.
+                // Any thread may print this line: the one that notices it.
                 done[thread] = n.max(done[thread]);
             }
             last = done.iter().sum();
@@ -255,7 +257,7 @@ fn a_ledger_is_whole_after_every_kill() {
     }
 }
 
-/// A program with locks of pthread alone, which are not changed, killed again and again.
+/// A program that uses pthread locks only, unchanged, killed again and again.
 #[test]
 fn locks_of_pthread_make_sections() {
     let mut random = Moments::of_test();
@@ -275,12 +277,12 @@ fn locks_of_pthread_make_sections() {
             let mut line = String::new();
             loop {
                 line.clear();
-                // It looks at the bank itself, and says what is wrong.
+                // The program checks the bank itself, and prints an error.
                 assert_ne!(out.read_line(&mut line).expect("a line"), 0, "{what}: it ended by itself");
                 match line.split_whitespace().collect::<Vec<_>>()[..] {
                     ["begun", how] => assert_eq!(how, if round == 0 { "1" } else { "2" }, "{what}"),
-                    // A section that has ended need not be stable where locks are given back early, and who prints does not
-                    // wait for that: it may be less than what was printed.
+                    // Where locks are released early, a section that has ended need not be stable yet, and the
+                    // printing thread does not wait for that. So the number may be less than the one printed before.
                     ["has", thread, last] => {
                         done[thread.parse::<usize>().expect("a thread")] = last.parse().expect("a number");
                     }
@@ -300,7 +302,7 @@ fn locks_of_pthread_make_sections() {
     }
 }
 
-/// Constructors before `main`, calls that wait, forks, locks from before the heap was open: each as `corners.c` says.
+/// Constructors before `main`, calls that wait, forks, locks from before the heap was open: `corners.c` checks each.
 #[test]
 fn corners_of_hooks_and_locks() {
     let dir = tempfile::tempdir().expect("a temporary directory");

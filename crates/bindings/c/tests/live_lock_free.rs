@@ -1,4 +1,5 @@
-//! The lock-free skip list of `examples/heap`, killed again and again: every number is there, none without what it has seen.
+//! The lock-free skip list of `examples/heap`, killed again and again: every number is there, with all numbers that
+//! it depends on.
 
 mod common;
 
@@ -25,7 +26,7 @@ fn a_lock_free_skip_list_loses_nothing_and_keeps_its_order() {
         let what = format!("seed {seed}, round {round}");
         let mut command = Command::new(&binary);
         command.arg(&heap).arg(if round % 2 == 0 { "2" } else { "4" }).stdout(Stdio::piped());
-        // A cut in the background every other time.
+        // Every other time with a cut in the background.
         if random.below(2) == 0 {
             command.arg("3");
         }
@@ -34,7 +35,7 @@ fn a_lock_free_skip_list_loses_nothing_and_keeps_its_order() {
         let mut line = String::new();
         loop {
             line.clear();
-            // It looks at the list itself, and says what is wrong.
+            // The program checks the list itself, and prints an error.
             assert_ne!(out.read_line(&mut line).expect("a line"), 0, "{what}: it ended by itself");
             match line.split_whitespace().collect::<Vec<_>>()[..] {
                 ["begun", how] => assert_eq!(how, if round == 0 { "new" } else { "went-on" }, "{what}"),
@@ -54,7 +55,7 @@ fn a_lock_free_skip_list_loses_nothing_and_keeps_its_order() {
     }
     println!("{kills} kills, put in at least {acknowledged:?}");
     assert!(acknowledged.iter().sum::<u64>() > 1000);
-    // After a power cut the list is as of the last cut, and whole: the program looks at it once more.
+    // After a power cut the list is as of the last cut, and whole: the program checks it once more.
     let inspected = untorn::offline::inspect(&heap).expect("a heap");
     fs::remove_file(&inspected.live_memory[0].memory).expect("its memory");
     let mut child = Command::new(&binary).arg(&heap).arg("2").stdout(Stdio::piped()).spawn().expect("the example");

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 /// Leaves a store as a kill leaves it, then opens it. Arguments: the directory, the level of the callback, and whether
-/// to put another file into the place of the one with commits. Prints what the callback got.
+/// to put another file into the place of the one with commits. Prints the messages that the callback got.
 const PROGRAM: &str = r#"
 #include <stdio.h>
 #include <stdlib.h>
@@ -51,7 +51,7 @@ int main(int argc, char **argv) {
 }
 "#;
 
-/// What a run printed, and what went to standard error.
+/// The output of a run, and its standard error.
 fn logged(program: &Path, level: u32, foreign: bool, variable: Option<&str>) -> (String, String) {
     let dir = tempfile::tempdir().expect("a directory");
     let mut command = Command::new(program);
@@ -91,7 +91,7 @@ fn recovery_and_quarantine_are_logged_to_whom_it_concerns() {
     assert!(err.contains("untorn: info: recovered a store that was not closed"), "{err}");
 }
 
-/// Leaves changes uncommitted, in the way that the second argument says, in the directory of the first one.
+/// Leaves changes uncommitted in the directory of the first argument. The second argument selects the way.
 const LEAVES: &str = r#"
 #include <fcntl.h>
 #include <stdio.h>
@@ -157,7 +157,8 @@ fn closing_with_uncommitted_changes_is_told() {
     }
 }
 
-/// The program has not asked for the message: it is in no file of the program, ends nobody and waits for nobody.
+/// The program has not asked for the message. So the message goes into no file of the program, and neither ends the
+/// program nor blocks it.
 #[test]
 fn a_message_that_nobody_has_asked_for_does_no_harm() {
     build_library();

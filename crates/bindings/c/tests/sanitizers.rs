@@ -53,7 +53,7 @@ int main(int argc, char **argv) {
 }
 "#;
 
-/// Builds the program; `None`: this compiler has no such sanitizer here.
+/// Builds the program. `None`: this compiler lacks the sanitizer here.
 fn build(dir: &Path, name: &str, compiler: &str, sanitizer: &str) -> Option<PathBuf> {
     let source = dir.join("program.c");
     fs::write(&source, PROGRAM).expect("a source");
@@ -73,7 +73,8 @@ fn build(dir: &Path, name: &str, compiler: &str, sanitizer: &str) -> Option<Path
 }
 
 fn start(binary: &Path, heap: &Path, address: &str) -> Output {
-    // The library is not built with the sanitizer: what it compares, MemorySanitizer has not seen being written.
+    // The library is not built with the sanitizer, so MemorySanitizer does not see the writes of bytes that it
+    // compares.
     let mut command = Command::new(binary);
     command.env("MSAN_OPTIONS", "intercept_memcmp=0");
     // Nor does ThreadSanitizer see its locks.
@@ -81,7 +82,7 @@ fn start(binary: &Path, heap: &Path, address: &str) -> Output {
     command.arg(heap).args(Some(address).filter(|a| !a.is_empty())).output().expect("the program")
 }
 
-/// What a program that succeeds prints: its count and the heap's address.
+/// The output of a program that succeeds: its count and the heap's address.
 fn counted(binary: &Path, heap: &Path, address: &str) -> (u64, u64) {
     let output = start(binary, heap, address);
     assert!(output.status.success(), "{}: {output:?}", binary.display());
@@ -98,7 +99,7 @@ fn a_heap_works_under_every_sanitizer() {
     let ordinary = dir.path().join("ordinary");
     let (_, base) = counted(&plain, &ordinary, "");
     assert!(((17 << 40)..(31 << 40)).contains(&base), "{base:#x}");
-    // A heap for all of them.
+    // A heap for all of these programs.
     let shared = dir.path().join("shared");
     let address = if cfg!(target_arch = "aarch64") { "0xaaaa00000000" } else { "0x550000000000" };
     let mut runs = 1;

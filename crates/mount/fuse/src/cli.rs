@@ -37,15 +37,15 @@ const TELL_AFTER: Duration = Duration::from_secs(2);
 /// The trigger that commits a file, besides a sync of it and a rename over another file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 enum Commit {
-    /// Nothing at once; after some seconds files that no program has open for writing
+    /// A sync only; without one, files that no program has open for writing, after some seconds
     #[default]
     Fsync,
-    /// The end of its last writer, soon after; close() does not wait
+    /// The close by its last writer, soon after it; close() does not wait
     Close,
-    /// Each write() of up to 1020 KiB, as one, and each change of a name or attribute, before the call returns; nothing
-    /// is cached
+    /// Each write() of up to 1020 KiB, as one, and each change of a name or attribute, before the call returns;
+    /// nothing is cached
     Write,
-    /// Nothing but syncs, and each commits all that was done to all files so far, as one
+    /// Syncs only, and each commits all changes of all files so far, as one
     Store,
 }
 
@@ -96,9 +96,9 @@ enum Command {
 
 /// Mount a store as a file system: each fsync and msync of any program is all-or-nothing.
 ///
-/// STORE is made if it is missing or empty. The command returns when the mount answers; its daemon goes on in the
-/// background until the mount is unmounted (untorn umount), or ended by SIGTERM. An ordinary user needs fusermount3
-/// (package fuse3).
+/// STORE is created if it is missing or empty. The command returns when the mount is ready; its daemon continues in
+/// the background until the mount is unmounted (untorn umount), or SIGTERM ends the daemon. An ordinary user needs
+/// fusermount3 (package fuse3).
 #[derive(Args)]
 struct Mount {
     /// The store: a directory.
@@ -107,32 +107,33 @@ struct Mount {
     /// An empty directory.
     #[arg(value_hint = ValueHint::DirPath)]
     mount_point: PathBuf,
-    /// Stay in the foreground, and say there what goes wrong (for systemd).
+    /// Stay in the foreground, and print errors there (for systemd).
     #[arg(long, short)]
     foreground: bool,
-    /// What commits a file, besides fsync and its kin, and a rename over another file.
+    /// The trigger that commits a file, besides fsync and similar calls, and a rename over another file.
     #[arg(long, value_enum, default_value_t)]
     commit: Commit,
     /// Options as in /etc/fstab: nosuid, nodev, noexec, allow_other, sync_commits.
     ///
-    /// With sync_commits, `sync` and `syncfs` of everybody commit all that is on the mount, as `untorn sync MOUNTPOINT`
-    /// does. It is for root alone, and takes a loop device. Every `sync` on the machine then waits for this daemon; if
-    /// the daemon hangs, so does `sync`, until somebody kills the daemon.
+    /// With sync_commits, `sync` and `syncfs` by any user commit everything on the mount, as `untorn sync MOUNTPOINT`
+    /// does. It is for root alone, and takes a loop device. Every `sync` on the machine then waits for this daemon;
+    /// if the daemon hangs, so does `sync`, until somebody kills the daemon.
     #[arg(short, value_delimiter = ',', value_name = "OPTION")]
     options: Vec<String>,
-    /// After so many seconds the kernel hands over what programs stored to mapped files, and did not sync; 0: when it
-    /// likes.
+    /// Seconds after which the kernel hands over stores to mapped files that programs did not sync; 0: at a time of
+    /// the kernel's choice.
     ///
-    /// That commits nothing. It is what a killed program leaves, and what is counted as uncommitted by untorn status.
+    /// This commits nothing. It determines which stores a killed program leaves, and which ones untorn status counts
+    /// as uncommitted.
     #[arg(long, value_name = "SECONDS", default_value_t = daemon::WRITEBACK_AFTER.as_secs())]
     writeback_after: u64,
-    /// Without a process that starts another daemon when the daemon is killed: the mount is dead then.
+    /// Run without the process that starts another daemon when the daemon is killed: the mount is dead then.
     #[arg(long)]
     no_supervisor: bool,
-    /// This is the daemon of a supervisor, to which its standard input leads.
+    /// Marks the daemon of a supervisor, which is at the other end of its standard input.
     #[arg(long, hide = true, requires = "foreground")]
     supervised: bool,
-    /// This is the process that a command in the foreground waits for.
+    /// Marks the process that a command in the foreground waits for.
     #[arg(long, hide = true, requires = "foreground")]
     announce: bool,
 }
@@ -147,35 +148,36 @@ struct Umount {
 
 /// Commit files: several of one mount as one, all or none.
 ///
-/// A directory stands for everything on its mount, as of `syncfs`.
+/// A directory stands for everything on its mount, as for `syncfs`.
 #[derive(Args)]
 struct Sync {
-    /// Files, or one directory.
+    /// The files, or one directory.
     #[arg(required = true, value_hint = ValueHint::AnyPath)]
     paths: Vec<PathBuf>,
 }
 
-/// Make a store that can be mounted of a plain tree: all of it or nothing.
+/// Make a store that can be mounted out of a plain tree, all or nothing.
 ///
 /// The tree stays as it is. Files of all kinds, hard links, holes, times, modes, owners, access lists (ACL) and
-/// extended attributes are kept; blocks are shared where the file system can.
+/// extended attributes are kept; blocks are shared if the file system supports it.
 #[derive(Args)]
 struct Import {
-    /// The tree: a directory in which nobody writes meanwhile.
+    /// The tree: a directory to which no program may write during the import.
     #[arg(value_hint = ValueHint::DirPath)]
     directory: PathBuf,
     /// The store to be made: a new or an empty directory.
     #[arg(value_hint = ValueHint::DirPath)]
     store: PathBuf,
-    /// For a session: what was copied.
+    /// Write the copied items to this file, for a session.
     #[arg(long, hide = true)]
     manifest: Option<PathBuf>,
 }
 
-/// Make a plain tree of a store that can be mounted: all of it or nothing.
+/// Make a plain tree out of a store that can be mounted, all or nothing.
 ///
-/// The store stays as it is, and may not be mounted meanwhile. What the user or the file system cannot keep (owners and
-/// attributes of the system, unless this is root) is left out, and the command says how often. Devices need root.
+/// The store stays as it is, and must not be mounted during the export. Owners and attributes that the user or the
+/// file system cannot keep (owners and system attributes, unless this is root) are left out, and the command prints
+/// their number. Devices need root.
 #[derive(Args)]
 struct Export {
     /// The store.
@@ -184,30 +186,33 @@ struct Export {
     /// The tree to be made: a new or an empty directory.
     #[arg(value_hint = ValueHint::DirPath)]
     to: PathBuf,
-    /// Leave out what has this name (from the store's root on), and all below it; can be given several times.
+    /// Leave out the file or directory of this name (a path from the store's root), and everything below it; can be
+    /// given several times.
     #[arg(long, value_name = "NAME")]
     skip: Vec<PathBuf>,
 }
 
 /// Run a program in a plain directory where its files are all-or-nothing, as on a mount; it is plain again after.
 ///
-/// What is in the directory is copied to a store beside it, which is mounted over the directory for the program alone,
-/// in namespaces of its own (needs no root where users may make namespaces and open /dev/fuse). When the program has
-/// ended, what it left running is ended, and what changed goes back to the directory. If the session is killed, `untorn
-/// recover` puts back what it had committed. What somebody else changed meanwhile is a conflict, and not overwritten.
+/// The contents of the directory are copied to a store beside it, which is mounted over the directory for the program
+/// alone, in namespaces of its own (needs no root where users may make namespaces and open /dev/fuse). When the
+/// program has ended, processes that it left running are ended, and the changes go back to the directory. If the
+/// session is killed, `untorn recover` puts the committed changes back. A change by another program in the meantime
+/// is a conflict, and is not overwritten.
 ///
-/// Signals go to the program, but for those that stop it and let it go on. One that ends programs (SIGHUP, SIGINT,
-/// SIGQUIT, SIGTERM) and comes before the program has begun ends the session; the directory is as it was.
+/// Signals are passed to the program, except those that stop it and let it continue. A signal that ends programs
+/// (SIGHUP, SIGINT, SIGQUIT, SIGTERM) and arrives before the program has begun ends the session; the directory is as
+/// it was.
 ///
-/// The exit code is the program's; 124: not all was put back, because of a conflict, or as the directory refused a
-/// name; 125: the session could not begin, was killed, or could not commit everything at its end; 128 and the number of
-/// the signal: a signal ended it before the program began.
+/// The exit code is the program's; 124: some changes were not put back, because of a conflict, or because the
+/// directory refused a name; 125: the session could not begin, was killed, or could not commit everything at its end;
+/// 128 and the number of the signal: a signal ended the session before the program began.
 #[derive(Args)]
 struct Run {
     /// The directory.
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     on: PathBuf,
-    /// What commits a file, besides fsync and its kin, and a rename over another file.
+    /// The trigger that commits a file, besides fsync and similar calls, and a rename over another file.
     #[arg(long, value_enum, default_value_t)]
     commit: Commit,
     /// The program and its arguments.
@@ -215,71 +220,73 @@ struct Run {
     command: Vec<OsString>,
 }
 
-/// Put back what a session (untorn-mount run) did that was killed or met a conflict, up to its last commits.
+/// Put back the changes of a session (untorn-mount run) that was killed or met a conflict, up to its last commits.
 ///
-/// Can be killed and repeated. Exit code 124: not all is put back, because of a conflict, or as the directory refused a
-/// name; this names each. Repeated, it tries them again.
+/// The command can be killed and repeated. Exit code 124: some changes are not put back, because of a conflict, or
+/// because the directory refused a name; the command names each of them. If it is repeated, it tries them again.
 #[derive(Args)]
 struct Recover {
     /// The directory of the session.
     #[arg(value_hint = ValueHint::DirPath)]
     directory: PathBuf,
-    /// Also where somebody else changed the same meanwhile: what they did there is lost.
+    /// Put changes back even where another program changed the same file or directory in the meantime; the changes of
+    /// that program are lost.
     #[arg(long)]
     overwrite: bool,
-    /// Throw away what the session did, or, if that is put back in part, what is in conflict.
+    /// Discard the changes of the session, or, if some are put back already, the changes that are in conflict.
     #[arg(long, conflicts_with_all = ["overwrite", "skip"])]
     discard: bool,
-    /// Throw away what the session did to this name (from the directory on), and to all below it; can be given several
-    /// times.
+    /// Discard the changes of the session to this name (a path from the directory), and to everything below it; can
+    /// be given several times.
     #[arg(long, value_name = "NAME")]
     skip: Vec<PathBuf>,
 }
 
-/// Say how a mount is: who serves it, what is uncommitted, which files are poisoned; or whether a session works on a
-/// directory.
+/// Print the state of a mount: which daemon serves it, what is uncommitted, which files are poisoned; or whether a
+/// session works on a directory.
 ///
-/// Of a mount point, or a directory on a mount: asks its daemon; the exit code is 1 if a file is poisoned, nothing can
-/// be committed any more, or the daemon has ended. Of another directory: whether a session (untorn-mount run) works on
-/// it, or was left there; then the exit code is 1.
+/// For a mount point, or a directory on a mount, asks its daemon. The exit code is 1 if a file is poisoned, nothing
+/// can be committed any more, or the daemon has ended. For another directory, says whether a session (untorn-mount
+/// run) works on it, or was left there; then the exit code is 1.
 #[derive(Args)]
 struct Status {
     /// A directory.
     #[arg(value_hint = ValueHint::DirPath)]
     directory: PathBuf,
-    /// For programs. Of a session, `session` is `none`, `running` or `left`.
+    /// Print JSON, for programs. For a session, `session` is `none`, `running` or `left`.
     #[arg(long)]
     json: bool,
 }
 
 /// Verify the store of a mount as of its last commit, without changing a byte; programs and the daemon go on.
 ///
-/// Every checksum of its log; that names, inodes, links and attributes fit together; and that the contents are there.
-/// Exit code: 0 sound, 1 problems, 2 could not look.
+/// Verifies every checksum of the store's log; that names, inodes, links and attributes fit together; and that the
+/// contents are there. Exit code: 0 sound, 1 problems, 2 could not look.
 #[derive(Args)]
 struct Check {
     /// A mount point, a directory on a mount, or a store that can be mounted.
     #[arg(value_hint = ValueHint::DirPath)]
     path: PathBuf,
-    /// For programs.
+    /// Print JSON, for programs.
     #[arg(long)]
     json: bool,
 }
 
-/// Make a store that is not mounted a plain directory, in its place: all of it or nothing.
+/// Turn a store that is not mounted into a plain directory, in its place, all or nothing.
 ///
-/// The files are copied (blocks are shared where the file system can), flushed, and take the store's place; then the
-/// store is removed. If something cannot be kept, as owners by an ordinary user, nothing is changed. Can be killed and
-/// repeated.
+/// The files are copied (blocks are shared if the file system supports it), flushed, and take the store's place; then
+/// the store is removed. If something cannot be kept, such as owners by an ordinary user, nothing is changed. The
+/// command can be killed and repeated.
 #[derive(Args)]
 struct Eject {
     /// The store.
     #[arg(value_hint = ValueHint::DirPath)]
     store: PathBuf,
-    /// Don't ask.
+    /// Do not ask for confirmation.
     #[arg(short, long)]
     yes: bool,
-    /// Lose what has this name (from the store's root on), and all below it; can be given several times.
+    /// Leave out the file or directory of this name (a path from the store's root), and everything below it; it is
+    /// lost. Can be given several times.
     #[arg(long, value_name = "NAME")]
     skip: Vec<PathBuf>,
 }

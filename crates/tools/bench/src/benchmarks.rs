@@ -15,26 +15,26 @@ use std::path::PathBuf;
 use std::time::Duration;
 use untorn_terminal::tell;
 
-/// Measure commits, side by side with what plain system calls cost here
+/// Measure commits, side by side with the cost of plain system calls here
 ///
 /// As root, each benchmark runs on ext4, XFS and btrfs, in image files of 4 GiB that it makes and
 /// removes; otherwise on the file system of the directory.
 #[derive(clap::Args, Debug)]
 pub struct Bench {
-    /// What to measure
+    /// The benchmarks to run
     #[arg(value_enum, required = true)]
     benchmarks: Vec<Benchmark>,
 
-    /// Where, separated by commas; the default is ext4,xfs,btrfs for root, else here
+    /// File systems, separated by commas; the default is ext4,xfs,btrfs for root, else here
     #[arg(long, value_enum, value_delimiter = ',', value_name = "WHERE")]
     fs: Vec<FileSystem>,
 
-    /// Instead: on ext4 on a disk of which a flush takes so many milliseconds, behind FUSE; several,
+    /// Instead: on ext4, behind FUSE, on a disk whose flushes take this number of milliseconds; several numbers
     /// separated by commas (root only)
     #[arg(long, value_delimiter = ',', value_name = "MS", conflicts_with = "fs", value_parser = flush_ms)]
     flush_ms: Vec<f64>,
 
-    /// Directory for the images, or to measure in
+    /// Directory for the images, or for the measurements
     #[arg(long, value_name = "DIR", default_value = ".")]
     dir: PathBuf,
 
@@ -46,11 +46,11 @@ pub struct Bench {
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
 
-    /// A smoke run of seconds: everything once, small, here, and no verdicts
+    /// A smoke run of seconds: every benchmark once, small, here, and no verdicts
     #[arg(long)]
     quick: bool,
 
-    /// kv: how many runs, instead of 7; 3 with think time, and of kv-large
+    /// kv: number of runs, instead of 7; 3 with think time, and of kv-large
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     runs: Option<u16>,
 
@@ -58,7 +58,7 @@ pub struct Bench {
     #[arg(long, value_delimiter = ',', value_name = "MS")]
     think_ms: Vec<u64>,
 
-    /// kv: leave out those whose names begin so; xsync: of session, server,
+    /// kv: leave out the stores whose names begin with one of these; xsync: parts to leave out, of session, server,
     /// postmark, postgresql, programs, flush; separated by commas
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     without: Vec<String>,
@@ -92,16 +92,16 @@ enum Benchmark {
     Kv,
     /// Containers and key-value stores with a million small values: loading, commits, reads, a scan
     KvLarge,
-    /// The first lookup after opening 4 GiB of them, after a clean close and after a crash
+    /// The first lookup after opening containers and stores of 4 GiB, after a clean close and after a crash
     KvOpen,
     /// Sessions of untorn xsync: their costs, a server with clients, programs (root only)
     Xsync,
-    /// Commits over the time that a disk takes to flush: files, mappings, threads (root; ext4 of its own: add --fs
+    /// Commits for different flush times of a disk: files, mappings, threads (root; makes its own ext4: add --fs
     /// here)
     FlushTimes,
     /// Files on a mounted store (untorn-mount must be beside this program)
     Mount,
-    /// All of them but those of kv, live, xsync, mount and flush-times
+    /// All benchmarks except kv, live, xsync, mount and flush-times
     All,
 }
 

@@ -38,7 +38,7 @@ enum Command {
     Readers(commands::audience::Readers),
     FindUnclean(commands::find_unclean::FindUnclean),
     PortCheck(commands::port_check::PortCheck),
-    /// Cut the power under any program, and show what that may leave (the program untorn-crashtest).
+    /// Cut the power under any program, and show the possible results (the program untorn-crashtest).
     #[command(disable_help_flag = true, disable_version_flag = true)]
     Crashtest(Arguments),
     /// Run a program that never waits for the disk, and lose nothing that it showed (the program untorn-xsync).
@@ -54,10 +54,10 @@ enum Command {
     /// Commit files, several of one mount as one (the program untorn-mount).
     #[command(disable_help_flag = true, disable_version_flag = true)]
     Sync(Arguments),
-    /// Make a store that can be mounted of a plain tree (the program untorn-mount).
+    /// Make a store that can be mounted out of a plain tree (the program untorn-mount).
     #[command(disable_help_flag = true, disable_version_flag = true)]
     Import(Arguments),
-    /// Make a plain tree of a store that can be mounted (the program untorn-mount).
+    /// Make a plain tree out of a store that can be mounted (the program untorn-mount).
     #[command(disable_help_flag = true, disable_version_flag = true)]
     Export(Arguments),
     /// Run a program on a plain directory where its files are all-or-nothing; it is plain again after (the program

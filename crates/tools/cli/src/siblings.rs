@@ -21,7 +21,7 @@ const NOT_FOUND: u8 = 127;
 /// The exit code of a shell that cannot execute a command.
 const NOT_EXECUTABLE: u8 = 126;
 
-/// What follows is that program's, `--help` included.
+/// The arguments that follow belong to that program, `--help` included.
 #[derive(Args)]
 pub struct Arguments {
     /// Arguments of that program; `--help` shows them.

@@ -21,10 +21,11 @@ const BETWEEN_LINES: Duration = Duration::from_secs(5);
 
 /// Run a program on a recording disk, cut the power at many moments, and check what is left.
 ///
-/// The program works in a fresh file system: `{}` in its arguments is the directory. Each line that it
-/// prints is an acknowledgement: a promise that what it stands for is durable. Then crash states are made: all
-/// that was flushed before a moment, and of what came later any part, reordered and torn. Each is mounted,
-/// and the check is run on it. It must succeed if all that was acknowledged by then is there, and whole.
+/// The program works in a fresh file system: `{}` in its arguments is the directory. Each line that it prints is an
+/// acknowledgement, a promise that the work it reports is durable. Then crash states are made: each has all
+/// bytes that were flushed before a moment, and any part of the later ones, reordered and torn. Each state is
+/// mounted, and the check is run on it. The check must succeed if every update acknowledged by that moment is there,
+/// and whole.
 ///
 /// Needs root, /dev/fuse and loop devices. Exit code: 0 nothing found, 1 a violation, 2 could not be done.
 #[derive(Args)]
@@ -39,31 +40,31 @@ pub struct Crashtest {
     /// File systems: ext4, ext4-journal (data=journal), ext4-nobarrier, xfs, btrfs.
     #[arg(long, value_delimiter = ',', default_value = "ext4,xfs,btrfs", value_parser = str::parse::<FileSystem>)]
     fs: Vec<FileSystem>,
-    /// Shell command that checks what a power cut left.
+    /// Shell command that checks the file system after a power cut.
     #[arg(long, value_hint = ValueHint::CommandString)]
     check: String,
-    /// Shell command to run on the file system first; what it makes is durable before the recording begins.
+    /// Shell command to run on the file system first; its results are durable before the recording begins.
     #[arg(long, value_hint = ValueHint::CommandString)]
     setup: Option<String>,
-    /// Crash states to look at, for each file system.
+    /// Number of crash states to check, for each file system.
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..))]
     states: u64,
-    /// Look at all of them, instead of ending at the first violation.
+    /// Check all of these states, instead of ending at the first violation.
     #[arg(long)]
     all: bool,
-    /// Chooses the states.
+    /// The seed that selects the crash states.
     #[arg(long)]
     seed: Option<u64>,
-    /// Ends the program after so many seconds, as a power cut would.
+    /// End the program after this number of seconds, as a power cut would.
     #[arg(long, default_value_t = 10, value_name = "SECONDS")]
     run_seconds: u64,
-    /// How long the disk takes to flush, in microseconds.
+    /// Duration of a flush of the disk, in microseconds.
     #[arg(long, default_value_t = 100, value_name = "MICROSECONDS")]
     flush_us: u64,
-    /// Size of the disk in MiB; it takes memory for what is written only.
+    /// Size of the disk in MiB; only the written part takes memory.
     #[arg(long, default_value_t = 320, value_name = "MIB")]
     size: u64,
-    /// Keep recordings and failing disks here. Default: a directory for temporary files, if something is found.
+    /// Directory for recordings and failing disks. Default: a directory for temporary files, if a violation is found.
     #[arg(long, value_hint = ValueHint::DirPath)]
     keep: Option<PathBuf>,
     /// Show one state of kept recordings (`--keep`) again, by its seed.

@@ -32,19 +32,19 @@ const LIFE_MAX: Duration = Duration::from_millis(200);
 /// The kills for each progress line, without a terminal.
 const KILLS_PER_LINE: u64 = 50;
 
-/// Show what Untorn is for: kill a program at random moments while it updates two files.
+/// Show the purpose of Untorn: kill a program at random moments while it updates two files.
 #[derive(Args)]
 pub struct Demo {
     /// Text for the records: a file or a directory. Default: this machine's package database.
     #[arg(value_hint = ValueHint::AnyPath)]
     path: Option<PathBuf>,
-    /// How often to kill, for each of the four.
+    /// Number of kills, for each of the four variants.
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..))]
     kills: u64,
-    /// For the same sequence of updates and pauses.
+    /// Seed that repeats a sequence of updates and pauses.
     #[arg(long)]
     seed: Option<u64>,
-    /// Where to work; what is made there is removed. Default: a directory on a disk.
+    /// Directory to work in; files that are made there are removed. Default: a directory on a disk.
     #[arg(long, value_hint = ValueHint::DirPath)]
     dir: Option<PathBuf>,
 }

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 /// For bash, put it into a file named after the program in `~/.local/share/bash-completion/completions`.
 #[derive(Args)]
 pub struct Completions {
-    /// Which shell.
+    /// The shell.
     shell: Shell,
 }
 

@@ -11,12 +11,12 @@ use std::os::fd::{FromRawFd, OwnedFd};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Maps {
-    /// They work; a later store may survive an earlier write
+    /// They work; a later store may survive a crash that loses an earlier write
     #[default]
     Allow,
     /// A writable shared map of a file fails with EPERM
     Refuse,
-    /// As soon as there is one, fsync and its kin commit
+    /// They work; from the first one on, fsync and similar calls commit
     Strict,
 }
 

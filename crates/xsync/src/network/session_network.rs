@@ -16,7 +16,7 @@ pub enum Net {
     /// Connections and datagrams leave after a commit
     #[default]
     Gated,
-    /// There is no way out
+    /// Nothing leaves, except answers to clients of --listen
     None,
 }
 

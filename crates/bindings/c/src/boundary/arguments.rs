@@ -1,4 +1,4 @@
-//! Checks on what C passes in.
+//! Checks on the arguments that C passes in.
 
 use std::ffi::{CStr, OsStr, c_char, c_void};
 use std::os::unix::ffi::OsStrExt;
@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::boundary::error::{Failure, Result};
 
-/// The largest offset, and the largest size of a file: that of `off_t`.
+/// The largest offset and file size: the maximum of `off_t`.
 pub(crate) const OFFSET_MAX: u64 = i64::MAX as u64;
 
 /// A path: any bytes that end in NUL.
@@ -25,7 +25,7 @@ pub(crate) unsafe fn path<'a>(path: *const c_char, what: &str) -> Result<&'a Pat
     Ok(Path::new(OsStr::from_bytes(bytes)))
 }
 
-/// A path in a store; the empty one is the store's own directory.
+/// A path in a store; the empty path is the store's own directory.
 ///
 /// # Safety
 /// As of [`path`].
@@ -79,7 +79,7 @@ pub(crate) fn offset(offset: u64) -> Result<u64> {
     Ok(offset)
 }
 
-/// A range that ends where a file can end.
+/// Checks that a range ends within the largest file size.
 pub(crate) fn range(start: u64, len: u64) -> Result<()> {
     offset(start)?;
     match start.checked_add(len) {

@@ -75,8 +75,8 @@ pub enum untorn_error {
     /// errno EINVAL. A heap's root was set with another type, size, alignment or version than the program
     /// asks for; the message names both. Nothing was changed. untorn_heap_get_root_info() describes the root.
     UNTORN_E_LAYOUT_CHANGED = 22,
-    /// errno ESTALE. A snapshot for reading has expired: a checkpoint has overwritten what it shows, or its owner
-    /// has closed the store. Take a new one.
+    /// errno ESTALE. A snapshot for reading has expired: a checkpoint has overwritten the state that it shows, or the
+    /// store's owner has closed the store. Take a new one.
     UNTORN_E_SNAPSHOT_EXPIRED = 23,
 }
 
@@ -115,7 +115,7 @@ impl Failure {
         Failure { kind: UNTORN_E_BAD_HANDLE, errno: libc::EBADF, message }
     }
 
-    /// A handle of a store that is only read, where a kind is expected that changes things, too.
+    /// A handle of a store that is open for reading only, in the place of a handle that allows changes.
     pub(crate) fn reads_only(what: &str, handle: &str) -> Failure {
         let message = format!(
             "not an open {what} handle, but a {handle} handle, which only reads, by functions of its own: \
@@ -171,7 +171,7 @@ impl From<Error> for Failure {
     }
 }
 
-/// The system call's errno; for an error of another origin the errno closest to its kind.
+/// The system call's errno; for an error without one, the errno closest to its kind.
 fn errno_of(error: &io::Error) -> c_int {
     use io::ErrorKind::*;
     error.raw_os_error().unwrap_or(match error.kind() {

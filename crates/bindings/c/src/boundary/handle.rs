@@ -85,17 +85,17 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// Those of a store that is only read.
+    /// The kinds of handles of stores that are open for reading only.
     const READING: [Kind; 6] =
         [Kind::Reader, Kind::Snapshot, Kind::SnapshotFile, Kind::Follow, Kind::ReadMap, Kind::ReadHeap];
 
-    /// The kind with this number, if it only reads, and a kind that changes things is expected.
+    /// The read-only kind with this number, if `self` is a kind that allows changes.
     fn mistaken(self, number: usize) -> Option<Kind> {
         let of = |number: usize| Kind::READING.into_iter().find(|kind| *kind as usize == number);
         of(number).filter(|_| of(self as usize).is_none())
     }
 
-    /// For messages.
+    /// The kind's name, for messages.
     fn name(self) -> &'static str {
         match self {
             Kind::Store => "store",
@@ -117,7 +117,7 @@ impl Kind {
     }
 }
 
-/// Something that C can hold a handle of.
+/// A type that C can hold a handle of.
 pub(crate) trait Handle: Send + Sync + Sized + 'static {
     /// No other type has this kind.
     const KIND: Kind;
@@ -157,14 +157,14 @@ impl<T: Handle> Handles<T> {
                 theirs
             }
         };
-        // SAFETY: either `fresh`, or what another thread of this process leaked in its place.
+        // SAFETY: either `fresh`, or the table that another thread of this process leaked in its place.
         unsafe { &*winner }
     }
 }
 
 /// The open handles of one kind in one process.
 struct Table<T> {
-    /// Which process, as forks are counted.
+    /// The process, as a count of forks.
     process: u64,
     shards: [RwLock<Slots<T>>; SHARDS],
     /// Spreads new handles over the shards.
@@ -183,7 +183,7 @@ struct Slot<T> {
 }
 
 impl<T> Slots<T> {
-    /// The index of a slot without a value; None: this shard is full.
+    /// The index of a slot without a value. None: this shard is full.
     fn unused(&mut self) -> Option<usize> {
         if self.free.is_empty() && self.all.len() < (1 << SLOT_BITS) / SHARDS {
             self.all.push(Slot { generation: 0, value: None });
@@ -199,7 +199,7 @@ impl<T> Table<T> {
         Table { process, shards: std::array::from_fn(|_| shard()), next: AtomicUsize::new(0) }
     }
 
-    /// The slot number and generation of a new entry; None: too many handles are open.
+    /// The slot number and generation of a new entry. None: too many handles are open.
     fn insert(&self, value: T) -> Option<(usize, usize)> {
         let first = self.next.fetch_add(1, Relaxed);
         for shard in (0..SHARDS).map(|n| first.wrapping_add(n) % SHARDS) {
@@ -233,7 +233,7 @@ impl<T> Table<T> {
     }
 }
 
-/// Makes a handle. `R` is only the opaque type that C knows the handle by.
+/// Makes a handle. `R` is only the opaque type by which C knows the handle.
 pub(crate) fn insert<T: Handle, R>(value: T) -> Result<*mut R> {
     let table = T::handles().of_this_process();
     let Some((slot, generation)) = table.insert(value) else {
@@ -244,12 +244,12 @@ pub(crate) fn insert<T: Handle, R>(value: T) -> Result<*mut R> {
     Ok(ptr::without_provenance_mut(token.pack()))
 }
 
-/// What an open handle stands for.
+/// The value behind an open handle.
 pub(crate) fn get<T: Handle, R>(raw: *const R) -> Result<Arc<T>> {
     find(raw.cast(), Table::get)
 }
 
-/// Closes a handle and returns what it stood for: of several threads that close one handle, one gets it.
+/// Closes a handle and returns the value behind it. If several threads close one handle, one of them gets the value.
 pub(crate) fn take<T: Handle, R>(raw: *const R) -> Result<Arc<T>> {
     find(raw.cast(), Table::take)
 }

@@ -1,4 +1,4 @@
-//! The log: what happens beside the results of calls.
+//! The log: messages about events that no call returns.
 
 use crate::boundary::error::{Failure, Result, guard};
 use crate::boundary::standard_error;
@@ -21,7 +21,7 @@ use untorn::relocate::DISCARDED;
 pub const UNTORN_LOG_ERROR: c_int = 1;
 /// Something waits or is out of order: a quarantined file, a failed checkpoint.
 pub const UNTORN_LOG_WARN: c_int = 2;
-/// What recovery did.
+/// The actions of recovery.
 pub const UNTORN_LOG_INFO: c_int = 3;
 /// Details.
 pub const UNTORN_LOG_DEBUG: c_int = 4;
@@ -44,9 +44,9 @@ unsafe impl Send for Sink {}
 unsafe impl Sync for Sink {}
 
 static SINK: RwLock<Option<Sink>> = RwLock::new(None);
-/// Messages up to this level go to the callback; 0: none.
+/// Messages up to this level go to the callback. 0: no messages do.
 static SINK_LEVEL: AtomicI32 = AtomicI32::new(0);
-/// Messages up to this level go to standard error; 0: none.
+/// Messages up to this level go to standard error. 0: no messages do.
 static STDERR_LEVEL: AtomicI32 = AtomicI32::new(0);
 static START: Once = Once::new();
 
@@ -55,11 +55,11 @@ thread_local! {
     static IS_TOLD: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Messages that were told. More than these are not told.
+/// Hashes of the messages that [`tell`] has printed. After [`TOLD_MAX`] messages it prints no more.
 static TOLD: Mutex<Option<HashSet<u64>>> = Mutex::new(None);
 const TOLD_MAX: usize = 100;
 
-/// Says something on standard error, once, unless the log is switched off (`UNTORN_LOG=off`).
+/// Prints a message on standard error, once, unless the log is switched off (`UNTORN_LOG=off`).
 pub(crate) fn tell(text: &str) {
     if is_off() {
         return;
@@ -76,7 +76,7 @@ pub(crate) fn tell(text: &str) {
     }
 }
 
-/// Closes something of which the program was told already what is lost.
+/// Runs a close whose discarded changes the program was already told about, so that no second message appears.
 pub(crate) fn told<T>(close: impl FnOnce() -> T) -> T {
     IS_TOLD.set(true);
     let done = close();
@@ -117,7 +117,7 @@ fn set(level: c_int, sink: Option<Sink>) -> Result<()> {
     Ok(())
 }
 
-/// Begins to log. Called by what opens something.
+/// Starts the log. Every function that opens something calls it.
 pub(crate) fn start() {
     START.call_once(|| {
         if let Some(wanted) = std::env::var_os("UNTORN_LOG") {
@@ -135,7 +135,7 @@ pub(crate) fn start() {
     });
 }
 
-/// The environment says that nothing is to be printed.
+/// Whether the environment switches all messages off.
 pub(crate) fn is_off() -> bool {
     std::env::var_os("UNTORN_LOG").is_some_and(|wanted| wanted.eq_ignore_ascii_case("off") || wanted == "0")
 }
@@ -158,7 +158,7 @@ fn word(level: c_int) -> &'static str {
     }
 }
 
-/// Sends events on. There are no spans.
+/// The subscriber that passes events to the callback and to standard error. There are no spans.
 struct Log;
 
 impl Subscriber for Log {
@@ -195,7 +195,7 @@ impl Subscriber for Log {
         if to_sink {
             send(level, text.line());
         }
-        // Most programs have no log, and a change that is lost is theirs to know.
+        // Most programs have no log, but a program has to learn that changes were discarded.
         if event.metadata().target() == DISCARDED && !to_stderr && !to_sink && !IS_TOLD.get() {
             tell(&text.line());
         }

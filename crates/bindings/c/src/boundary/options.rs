@@ -1,4 +1,4 @@
-//! How to open a store: `untorn_options`, checked and turned into the Rust library's.
+//! Options for opening a store: `untorn_options`, checked and converted to the options of the Rust library.
 
 use std::ffi::{c_int, c_void};
 use std::mem::size_of;
@@ -26,19 +26,20 @@ pub const UNTORN_FULL_PAGE: u32 = 4;
 /// Options flag: accept the files of a store of UNTORN_CLASS_PROCESS as they are after a machine crash,
 /// instead of failing with ENOTRECOVERABLE. The files may be torn.
 pub const UNTORN_ACCEPT_UNKNOWN: u32 = 8;
-/// Options flag: if this call makes the store, the group of the store directory may read it, too
-/// (untorn_reader_open()). The journal holds bytes of all files, also of those that only the owner may read.
-/// `untorn readers` changes it later.
+/// Options flag: if this call makes the store, the group of the store directory may read it as well
+/// (untorn_reader_open()). The journal holds bytes of all files, also of files that only the owner may read. `untorn
+/// readers` changes this setting later.
 pub const UNTORN_READERS_GROUP: u32 = 16;
-/// Options flag: as UNTORN_READERS_GROUP, and everybody may read it.
+/// Options flag: like UNTORN_READERS_GROUP, and everybody may read the store.
 pub const UNTORN_READERS_ALL: u32 = 32;
-/// Options flag: refused with EINVAL. untorn_reader_open() opens a store only to read it, beside its owner or
+/// Options flag: refused with EINVAL. untorn_reader_open() opens a store for reading only, beside its owner or
 /// without one; its handles are of another kind.
 pub const UNTORN_READ_ONLY: u32 = 64;
 
-/// Options flag: a commit that finds no room, or fails otherwise but for a flush, keeps its place before all later ones,
-/// which fail with it; whenever a commit is waited for, it is tried again. So files that are committed together in
-/// different groups never come apart. Without this flag, what such a commit had is uncommitted again.
+/// Options flag: a commit that finds no room, or fails for another reason than a flush, keeps its place before all
+/// later commits, which fail with it. It is tried again whenever a commit is waited for. So files that are committed
+/// together in different groups stay consistent with each other. Without this flag, the changes of such a commit are
+/// uncommitted again.
 pub const UNTORN_IN_ORDER: u32 = 128;
 
 const ALL_FLAGS: u32 = UNTORN_MUST_EXIST

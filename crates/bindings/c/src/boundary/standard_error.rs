@@ -1,22 +1,23 @@
-//! Standard error of a program that has loaded this library, which writes there without having been asked to.
+//! Messages on the standard error of the program that has loaded this library.
 //!
-//! Descriptor 2 may be of something else by now: a daemon closes its standard streams, and the next file that it opens has
-//! their numbers. It may also be a pipe that nobody reads. So a message goes only to the standard error that the program was
-//! started with, ends no program, and waits for nobody unless the user has asked for the log.
+//! The program has not asked for these messages. Descriptor 2 may belong to another file by now: a daemon closes its
+//! standard streams, and the next files that it opens get their numbers. It may also be a pipe that nobody reads. So
+//! a message goes only to the standard error that the program was started with, never ends the program by SIGPIPE,
+//! and never blocks unless the user has asked for the log.
 
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// More than a pipe with room takes at once would wait.
+/// The most bytes that a pipe with room takes at once; a longer write could block.
 const PIPE_BYTES: usize = libc::PIPE_BUF;
 
-/// Device and inode of descriptor 2 when the library was loaded; of none, zeros.
+/// Device and inode of descriptor 2 when the library was loaded; zeros if it was closed.
 static DEVICE: AtomicU64 = AtomicU64::new(0);
 static INODE: AtomicU64 = AtomicU64::new(0);
 
-/// The loader calls it before the program begins.
+/// The loader calls this function before the program begins.
 #[used]
-// SAFETY: functions of this kind are what the section is a list of.
+// SAFETY: the section is a list of functions of this type.
 #[unsafe(link_section = ".init_array")]
 static REMEMBER: extern "C" fn() = remember;
 
@@ -26,7 +27,7 @@ extern "C" fn remember() {
     INODE.store(inode, Relaxed);
 }
 
-/// What descriptor 2 is of.
+/// Device and inode of descriptor 2's file. None: it is closed.
 fn identity() -> Option<(u64, u64)> {
     // SAFETY: zeros are a valid `stat`, which the kernel fills.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
@@ -34,7 +35,8 @@ fn identity() -> Option<(u64, u64)> {
     (unsafe { libc::fstat(2, &raw mut stat) } == 0).then_some((stat.st_dev, stat.st_ino))
 }
 
-/// Writes a line. Without `waits`, only what is taken at once: a message is not worth a program that stands still.
+/// Writes a line. Without `waits`, writes only as much as is taken at once, because no message is worth a blocked
+/// program.
 pub(crate) fn write(line: &str, waits: bool) {
     if identity() != Some((DEVICE.load(Relaxed), INODE.load(Relaxed))) {
         return;
@@ -71,7 +73,7 @@ fn is_ready(waits: bool) -> bool {
     }
 }
 
-/// Runs something, of which a `SIGPIPE` does not reach the program.
+/// Runs a function, and keeps a `SIGPIPE` that it causes from the program.
 fn without_sigpipe(run: impl FnOnce()) {
     // SAFETY: sets of signals are numbers; the calls read and fill them.
     unsafe {
@@ -83,7 +85,7 @@ fn without_sigpipe(run: impl FnOnce()) {
         }
         libc::sigpending(&raw mut pending);
         run();
-        // One that waited before is the program's.
+        // A SIGPIPE that was pending before belongs to the program.
         if libc::sigismember(&raw const pending, libc::SIGPIPE) == 0 {
             let none = libc::timespec { tv_sec: 0, tv_nsec: 0 };
             libc::sigtimedwait(&raw const pipe, ptr::null_mut(), &raw const none);

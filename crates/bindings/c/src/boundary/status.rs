@@ -81,7 +81,7 @@ const _: () = assert!(size_of::<untorn_status>() == 8 + UNTORN_STORE_ID_BYTES + 
 
 fn convert(status: &Status) -> untorn_status {
     let mut store_id = [0; UNTORN_STORE_ID_BYTES];
-    // The last byte stays NUL, whatever the identity's length.
+    // The last byte stays NUL for an identity of any length.
     for (to, &from) in store_id[..UNTORN_STORE_ID_BYTES - 1].iter_mut().zip(status.store_id.as_bytes()) {
         *to = from as c_char;
     }

@@ -5,8 +5,8 @@ use std::ffi::{c_char, c_void};
 use crate::boundary::error::untorn_error::UNTORN_E_NO_MEMORY;
 use crate::boundary::error::{Failure, Result};
 
-/// Copies a text into memory of the C library's, ended by NUL. The caller of the exported function frees
-/// the copy with untorn_free().
+/// Copies a text into memory of the C library, ended by NUL. The caller of the exported function frees the copy with
+/// untorn_free().
 pub(crate) fn to_caller(text: &[u8]) -> Result<*mut c_char> {
     let copy = memory(text.len() + 1)?;
     // SAFETY: allocated just now with so many bytes, and not a part of `text`.
@@ -17,7 +17,7 @@ pub(crate) fn to_caller(text: &[u8]) -> Result<*mut c_char> {
     Ok(copy.cast())
 }
 
-/// Memory of the C library's, not initialised, aligned for everything.
+/// Allocates memory of the C library, not initialised, aligned for everything.
 fn memory(bytes: usize) -> Result<*mut u8> {
     // SAFETY: takes a number.
     let memory = unsafe { libc::malloc(bytes) }.cast::<u8>();
@@ -28,7 +28,7 @@ fn memory(bytes: usize) -> Result<*mut u8> {
     Ok(memory)
 }
 
-/// What the caller frees with one call: room for structs that point to each other, and texts behind them.
+/// A block that the caller frees with one call: room for structs that point to each other, and texts behind them.
 pub(crate) struct Block(Vec<u8>);
 
 impl Block {
@@ -37,7 +37,7 @@ impl Block {
         Block(vec![0; bytes])
     }
 
-    /// Adds a text and a NUL; returns where the text begins.
+    /// Adds a text and a NUL; returns the offset of the text.
     pub(crate) fn text(&mut self, text: &[u8]) -> usize {
         let at = self.0.len();
         self.0.extend_from_slice(text);
@@ -45,7 +45,7 @@ impl Block {
         at
     }
 
-    /// Copies the block into memory of the C library's, aligned for every struct.
+    /// Copies the block into memory of the C library, aligned for every struct.
     pub(crate) fn to_caller(&self) -> Result<*mut u8> {
         let copy = memory(self.0.len().max(1))?;
         // SAFETY: allocated just now with so many bytes.
@@ -54,11 +54,11 @@ impl Block {
     }
 }
 
-/// Frees what a function of this library returned to be freed: the strings of untorn_path(),
+/// Frees memory that a function of this library has returned to be freed: the strings of untorn_path(),
 /// untorn_store_path(), untorn_store_status_json(), untorn_heap_check(), untorn_heap_check_file() and
-/// untorn_heap_dump_file(), and what untorn_reader_read(), untorn_snapshot_list() and untorn_follow_next()
-/// return. NULL does nothing. Memory in a heap is freed by untorn_heap_free(), and handles are closed by the
-/// functions for their kind.
+/// untorn_heap_dump_file(), and the results of untorn_reader_read(), untorn_snapshot_list() and untorn_follow_next().
+/// NULL does nothing. Memory in a heap is freed by untorn_heap_free(), and handles are closed by the functions for
+/// their kind.
 ///
 /// # Safety
 /// `memory` is NULL, or was returned by such a function and has not been freed.

@@ -9,13 +9,13 @@ use crate::boundary::error::{Failure, Result};
 /// # Safety
 /// `repr(C)`, and any bits, all zeros among them, are valid for every member.
 pub(crate) unsafe trait Versioned: Copy {
-    /// For messages.
+    /// The struct's name, for messages.
     const NAME: &'static str;
     /// Bytes of the struct's first version: no caller can have fewer.
     const SIZE_MIN: usize = size_of::<Self>();
 }
 
-/// No version is larger: a larger size was never initialised.
+/// An upper limit for the size of any version: a larger size was never initialised.
 const SIZE_MAX: usize = 4096;
 
 fn check_size<T: Versioned>(size: usize) -> Result<()> {
@@ -56,7 +56,7 @@ pub(crate) unsafe fn init<T: Versioned>(to: *mut T, size: usize) -> Result<()> {
     Ok(())
 }
 
-/// Reads a caller's struct, of any version; None: NULL. Members that only newer versions know must be zero.
+/// Reads a caller's struct, of any version. None: NULL. Members that only newer versions know must be zero.
 ///
 /// # Safety
 /// `from` is NULL or points to as many bytes as its first member says.

@@ -1,4 +1,4 @@
-//! Exported functions: persistent heaps are opened, changed, committed and closed.
+//! Exported functions: open, change, commit and close persistent heaps.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::size_of;
@@ -42,8 +42,8 @@ pub const UNTORN_HEAP_MUST_EXIST: u32 = 1;
 pub const UNTORN_HEAP_DEBUG_RACES: u32 = 2;
 
 /// Heap flag, a promise: no thread stores to the heap during a commit, unless the thread is between
-/// untorn_heap_begin() and untorn_heap_end(). Then commits drop memory that the file holds as well, and memory
-/// follows what is in use. A store that breaks the promise can be undone in memory.
+/// untorn_heap_begin() and untorn_heap_end(). Then commits drop memory that the file holds as well, and memory use
+/// follows the working set. A store that breaks the promise can be undone in memory.
 pub const UNTORN_HEAP_QUIET: u32 = 4;
 
 /// Heap flag, for debugging: allocating or freeing outside of untorn_heap_begin() and untorn_heap_end() fails with
@@ -54,30 +54,31 @@ pub const UNTORN_HEAP_DEBUG_GUARDS: u32 = 8;
 /// process; the message names the allocation and the offset. The commit reads the whole heap.
 pub const UNTORN_HEAP_DEBUG_POINTERS: u32 = 16;
 
-/// Heap flag, for debugging with UNTORN_TRACKER_TOLD: as UNTORN_MAP_DEBUG_TOLD.
+/// Heap flag, for debugging with UNTORN_TRACKER_TOLD: like UNTORN_MAP_DEBUG_TOLD.
 pub const UNTORN_HEAP_DEBUG_TOLD: u32 = 32;
 
-/// Heap flag: a live heap. Its working memory outlives the process, however that ends, until the machine goes down; the
-/// next opening with this flag goes on from it. A commit is a cut: what the heap goes back to after a power cut.
-/// untorn_heap_live_start() tells how the heap began. Not with UNTORN_TRACKER_TOLD. See docs/LIVE_HEAPS.md.
+/// Heap flag: a live heap. Its working memory outlives the process, however the process ends, until the machine goes
+/// down; the next opening with this flag continues with that memory. A commit is a cut: the state to which the heap
+/// goes back after a power cut. untorn_heap_live_start() says how the heap began. Not with UNTORN_TRACKER_TOLD. See
+/// docs/LIVE_HEAPS.md.
 pub const UNTORN_HEAP_LIVE: u32 = 64;
 
-/// Heap flag, with UNTORN_HEAP_LIVE: the program calls untorn_section_log() before each store that it makes in a section. For
-/// programs that are not built with untorn-cc or untorn-c++, and languages that these do not compile. Without this flag and
-/// without these hooks, sections are refused.
+/// Heap flag, with UNTORN_HEAP_LIVE: the program calls untorn_section_log() before each store that it makes in a
+/// section. For programs that are not built with untorn-cc or untorn-c++, and for languages that these do not
+/// compile. Without this flag and without these hooks, sections are refused.
 pub const UNTORN_HEAP_LOG_BY_HAND: u32 = 128;
 
-/// Heap flag, with UNTORN_HEAP_LIVE: a cut waits until no thread is between untorn_heap_begin() and untorn_heap_end(), between
-/// untorn_heap_hold_cuts() and untorn_heap_release_cuts(), or in a section; all stores are made there. Without it, a cut stops
-/// all threads of the process for a moment, wherever they are, by a real-time signal (UNTORN_STOP_SIGNAL in the environment
-/// names another one). See docs/LIVE_HEAPS.md.
+/// Heap flag, with UNTORN_HEAP_LIVE: a cut waits until no thread is between untorn_heap_begin() and
+/// untorn_heap_end(), between untorn_heap_hold_cuts() and untorn_heap_release_cuts(), or in a section; the program
+/// promises to make all stores there. Without the flag, a cut briefly stops all threads of the process, wherever they
+/// are, by a real-time signal (UNTORN_STOP_SIGNAL in the environment names another signal). See docs/LIVE_HEAPS.md.
 pub const UNTORN_HEAP_CUTS_WAIT: u32 = 256;
 
-/// untorn_heap_live_start(): no process had left working memory.
+/// untorn_heap_live_start(): the heap began without working memory of an earlier process.
 pub const UNTORN_LIVE_NEW: c_int = 1;
-/// untorn_heap_live_start(): with everything that the process before had stored.
+/// untorn_heap_live_start(): the heap has everything that the process before had stored.
 pub const UNTORN_LIVE_WENT_ON: c_int = 2;
-/// untorn_heap_live_start(): as of the last cut.
+/// untorn_heap_live_start(): the heap is as of the last cut.
 pub const UNTORN_LIVE_LAST_CUT: c_int = 3;
 
 const FLAGS: u32 = UNTORN_HEAP_MUST_EXIST
@@ -97,18 +98,19 @@ const FLAGS: u32 = UNTORN_HEAP_MUST_EXIST
 pub struct untorn_heap_options {
     /// sizeof(untorn_heap_options) of the header that the program was compiled with.
     pub size: usize,
-    /// Bytes of address space that the heap gets: as long as it is open it cannot grow larger. Address space costs
-    /// no memory. A heap that has less gets more, for ever; asking for less than it has is EINVAL. 0: what it has,
-    /// and of a new heap 64 GiB.
+    /// Bytes of address space for the heap: as long as it is open it cannot grow larger. Address space costs no
+    /// memory. If the heap has less, it gets more, permanently; asking for less than it has is EINVAL. 0: the space
+    /// that the heap has, or 64 GiB for a new heap.
     pub address_space: u64,
-    /// The permanent address of a new heap: a multiple of 4 MiB between 17 and 31 TiB; another one than a heap has is
-    /// EINVAL. For programs that open several heaps at once: the address spaces of these must not overlap. 0: a random
-    /// address; the probability that two heaps overlap is 1 in 196. Programs built with ThreadSanitizer or
-    /// MemorySanitizer use other addresses: 0x550000000000 to 0x555500000000 (on aarch64 0xaaaa00000000 to 0xaaaaa0000000).
-    /// Give a heap an address there if programs with and without these sanitizers are to open it.
+    /// The permanent address of a new heap: a multiple of 4 MiB between 17 and 31 TiB. For an existing heap, any
+    /// address but its own is EINVAL. For programs that open several heaps at once: the address spaces of these must
+    /// not overlap. 0: a random address; the probability that two heaps overlap is 1 in 196. Programs built with
+    /// ThreadSanitizer or MemorySanitizer use other addresses: 0x550000000000 to 0x555500000000 (on aarch64
+    /// 0xaaaa00000000 to 0xaaaaa0000000). Give a heap an address there if programs with and without these sanitizers
+    /// are to open it.
     pub address: u64,
-    /// The most bytes of pages that are changed in memory at any time, as in untorn_map_options. Needed for
-    /// heaps that use more than memory. 0: what the heap uses.
+    /// The most bytes of pages that are changed in memory at any time, like `dirty_max` of untorn_map_options. Needed
+    /// for heaps that use more than memory. 0: the number of bytes that the heap uses.
     pub dirty_max: u64,
     /// UNTORN_HEAP_MUST_EXIST, UNTORN_HEAP_DEBUG_RACES, UNTORN_HEAP_QUIET, UNTORN_HEAP_DEBUG_GUARDS,
     /// UNTORN_HEAP_DEBUG_POINTERS, UNTORN_HEAP_DEBUG_TOLD, UNTORN_HEAP_LIVE, UNTORN_HEAP_LOG_BY_HAND,
@@ -116,12 +118,12 @@ pub struct untorn_heap_options {
     pub flags: u32,
     /// UNTORN_TRACKER_ANY, UNTORN_TRACKER_SCAN, UNTORN_TRACKER_PAGEMAP or UNTORN_TRACKER_TOLD.
     pub tracker: u32,
-    /// With UNTORN_HEAP_LIVE: a thread commits this often, in milliseconds, if something was stored to. 0: only the program
-    /// commits.
+    /// With UNTORN_HEAP_LIVE: the interval, in milliseconds, at which a thread commits if the program has stored
+    /// anything. 0: only the program commits.
     pub cut_every_ms: u64,
-    /// With `cut_every_ms`: a cut is made before what was stored to is so much that a cut would take longer than this, in
-    /// milliseconds, by how fast cuts were before. A program that stores faster than the disk writes is not held up. 0: no
-    /// limit.
+    /// With `cut_every_ms`: the longest time that a cut should take, in milliseconds. A cut begins early if, by the
+    /// speed of earlier cuts, writing the changes so far would otherwise take longer. A program that stores faster
+    /// than the disk writes is not slowed down. 0: no limit.
     pub cut_within_ms: u64,
 }
 
@@ -142,7 +144,7 @@ pub struct untorn_heap_stats {
     pub size: usize,
     /// Length of the heap and of its sparse file.
     pub heap_bytes: u64,
-    /// Bytes in allocations, with the bytes that sizes were rounded up by.
+    /// Bytes in allocations, after rounding of their sizes.
     pub used_bytes: u64,
     /// Bytes that can be allocated before the heap grows, in blocks of any size.
     pub free_bytes: u64,
@@ -192,7 +194,7 @@ unsafe fn read(options: *const untorn_heap_options, store: StoreOptions) -> Resu
         result = result.cut_within(Duration::from_millis(options.cut_within_ms));
     }
     if options.flags & UNTORN_HEAP_QUIET != 0 {
-        // SAFETY: the caller's promise, which the flag is.
+        // SAFETY: the caller's promise, which the flag states.
         result = unsafe { result.quiet(true) };
     }
     if let Some(tracker) = tracker_of(options.tracker)? {
@@ -221,15 +223,15 @@ pub(crate) fn weak(heap: *const untorn_heap) -> Result<WeakHeap> {
     WeakHeap::remembered(heap.addr(), look_up)
 }
 
-/// The program tells of its stores in sections by itself.
+/// Whether a program reports its stores in sections by itself.
 static LOGS_BY_HAND: AtomicBool = AtomicBool::new(false);
 
-/// Whether a heap was opened with the flag that says so.
+/// Whether a heap was opened with UNTORN_HEAP_LOG_BY_HAND.
 pub(crate) fn is_logged_by_hand() -> bool {
     LOGS_BY_HAND.load(Acquire)
 }
 
-/// Whether the options say that the program tells of its stores in sections by itself.
+/// Whether the options say that the program reports its stores in sections by itself.
 ///
 /// # Safety
 /// As of [`read`].
@@ -251,10 +253,10 @@ fn insert(heap: Heap, by_hand: bool) -> Result<*mut untorn_heap> {
     handle::insert(heap)
 }
 
-/// Opens a heap in a standalone file, with a private store beside it. A missing heap is created. `options`
-/// and `store_options` may be NULL. A heap is always at the same address: EINVAL if that address is in use,
-/// if this heap or a copy of the heap is already open in this process, or if `address` and `address_space` are not
-/// those of the heap. NULL with an error, also as untorn_open(); EMEDIUMTYPE: not a heap.
+/// Opens a heap in a standalone file, with a private store beside it. A missing heap is created. `options` and
+/// `store_options` may be NULL. A heap is always at the same address: EINVAL if that address is in use, if this heap
+/// or a copy of the heap is already open in this process, or if `address` or `address_space` conflicts with the
+/// heap's own. NULL with an error, also like untorn_open(); EMEDIUMTYPE: not a heap.
 ///
 /// # Safety
 /// `path` is a string; the options are NULL or as large as their `size` says.
@@ -310,8 +312,8 @@ pub extern "C" fn untorn_heap_close(heap: *mut untorn_heap) -> c_int {
     })
 }
 
-/// How a live heap began: UNTORN_LIVE_NEW, UNTORN_LIVE_WENT_ON or UNTORN_LIVE_LAST_CUT; 0: the heap was not opened with
-/// UNTORN_HEAP_LIVE. -1 with EBADF.
+/// Returns how a live heap began: UNTORN_LIVE_NEW, UNTORN_LIVE_WENT_ON or UNTORN_LIVE_LAST_CUT; 0: the heap was not
+/// opened with UNTORN_HEAP_LIVE. -1 with EBADF.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_heap_live_start(heap: *const untorn_heap) -> c_int {
     guard(-1, || {
@@ -325,15 +327,16 @@ pub extern "C" fn untorn_heap_live_start(heap: *const untorn_heap) -> c_int {
     })
 }
 
-/// From now on, until untorn_heap_release_cuts() in the same thread, no commit takes place: for steps each of which leaves
-/// the heap whole, such as those of lock-free structures. Of a live heap whose process ends meanwhile nothing is lost;
-/// after untorn_heap_begin() the heap goes back to its last cut. May be nested. Returns 0, or -1 with EBADF.
+/// Holds off commits until untorn_heap_release_cuts() in the same thread: for changes in steps each of which leaves
+/// the heap consistent, such as those of lock-free structures. If the process of a live heap ends in between, nothing
+/// is lost; after untorn_heap_begin(), by contrast, the heap goes back to its last cut. Calls may be nested. Returns
+/// 0, or -1 with EBADF.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_heap_hold_cuts(heap: *mut untorn_heap) -> c_int {
     guard_status(|| Ok(weak(heap)?.begin_hold()?))
 }
 
-/// Ends what untorn_heap_hold_cuts() began. Returns 0, or -1: EINVAL (this thread has begun none), EBADF.
+/// Ends the hold that untorn_heap_hold_cuts() began. Returns 0, or -1: EINVAL (this thread has begun none), EBADF.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_heap_release_cuts(heap: *mut untorn_heap) -> c_int {
     guard_status(|| match weak(heap)?.end_hold()? {
@@ -355,12 +358,12 @@ pub extern "C" fn untorn_heap_base(heap: *const untorn_heap) -> *mut c_void {
     })
 }
 
-/// Says that the program changes `len` bytes at `address` in the heap, before or after it stores there. With
-/// UNTORN_TRACKER_TOLD a commit has the bytes that were told of since the last commit, and the heap's own changes. With
-/// any other tracker the call does nothing. Where several threads use the heap, the store and the call are made between
-/// untorn_heap_begin() and untorn_heap_end(). untorn_heap_calloc(), untorn_heap_realloc() and roots tell of what they
-/// change; blocks of untorn_heap_allocate_at() are told of, whole. Returns 0, or -1: EINVAL (not inside the heap,
-/// nothing was noted), EBADF.
+/// Says that the program changes `len` bytes at `address` in the heap. The call may come before or after the store.
+/// With UNTORN_TRACKER_TOLD a commit has the bytes that were reported since the last commit, and the heap's own
+/// changes. With any other tracker the call does nothing. Where several threads use the heap, make the store and the
+/// call between untorn_heap_begin() and untorn_heap_end(). untorn_heap_calloc(), untorn_heap_realloc() and the
+/// functions for roots report their own changes; a block of untorn_heap_allocate_at() is reported as a whole. Returns
+/// 0, or -1: EINVAL (not inside the heap, nothing was noted), EBADF.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_heap_touch(heap: *mut untorn_heap, address: *const c_void, len: usize) -> c_int {
     guard_status(|| Ok(weak(heap)?.touch(address.cast(), len)?))
@@ -398,7 +401,7 @@ pub extern "C" fn untorn_heap_commit(heap: *mut untorn_heap) -> c_int {
     })
 }
 
-/// Commits the heap and ordinary files of the same store as one. Returns 0, or -1 as untorn_syncv().
+/// Commits the heap and ordinary files of the same store as one. Returns 0, or -1 with an error like untorn_syncv().
 ///
 /// # Safety
 /// `files` is NULL or points to `n` handles.
@@ -422,8 +425,8 @@ pub unsafe extern "C" fn untorn_heap_commit_with(
     })
 }
 
-/// Starts a commit of the heap. All changes made before the call belong to the commit. The ticket tells when
-/// the commit is durable. NULL with an error as untorn_heap_commit().
+/// Starts a commit of the heap. All changes made before the call belong to the commit. The ticket reports when the
+/// commit is durable. NULL with an error like untorn_heap_commit().
 #[must_use]
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_heap_commit_async(heap: *mut untorn_heap) -> *mut untorn_ticket {

@@ -1,4 +1,4 @@
-//! Exported functions: what is in a persistent heap, and whether it is sound.
+//! Exported functions: the contents of a persistent heap, and checks of its soundness.
 
 use std::ffi::{c_char, c_int};
 use std::ptr::null_mut;
@@ -11,7 +11,7 @@ use crate::boundary::error::{Failure, Result, guard};
 use crate::boundary::text::to_caller;
 use crate::heaps::heap::{untorn_heap, with_heap};
 
-/// For untorn_heap_check_file(): also look for what may be pointers out of the heap.
+/// For untorn_heap_check_file(): also look for values that may be pointers out of the heap.
 pub const UNTORN_CHECK_POINTERS: u32 = 1;
 
 fn json(found: &HeapReport) -> Result<*mut c_char> {
@@ -24,7 +24,7 @@ fn json(found: &HeapReport) -> Result<*mut c_char> {
     to_caller(value.to_string().as_bytes())
 }
 
-/// Writes the report where the caller wants it; whether the heap is sound.
+/// Writes the report to the caller's pointer; returns whether the heap is sound.
 ///
 /// # Safety
 /// `report` is NULL or writable.
@@ -36,11 +36,10 @@ unsafe fn answer(found: &HeapReport, report: *mut *mut c_char) -> Result<c_int> 
     Ok(c_int::from(found.is_sound()))
 }
 
-/// Checks an open heap: every chunk, block and root, and what the roots reach. Uncommitted changes are part of
-/// what is checked. No thread changes the heap meanwhile. If `report` is not NULL, `*report` is a description
-/// in JSON, with damage (`problems`) and allocations that no root reaches (`leaks`); free it with
-/// untorn_free(). Returns 1: sound; 0: damaged; -1: EINVAL (this thread is between untorn_heap_begin() and
-/// untorn_heap_end()), EBADF, EIO.
+/// Checks an open heap: every chunk, block and root, and all memory that the roots reach, uncommitted changes
+/// included. No thread may change the heap during the call. If `report` is not NULL, `*report` is a description in
+/// JSON, with damage (`problems`) and allocations that no root reaches (`leaks`); free it with untorn_free(). Returns
+/// 1: sound; 0: damaged; -1: EINVAL (this thread is between untorn_heap_begin() and untorn_heap_end()), EBADF, EIO.
 ///
 /// # Safety
 /// `report` is NULL or writable.
@@ -56,8 +55,8 @@ pub unsafe extern "C" fn untorn_heap_check(heap: *mut untorn_heap, report: *mut 
     })
 }
 
-/// Checks a heap that no program has open, without changing a byte: as recovery would leave the heap. `flags`
-/// is 0 or UNTORN_CHECK_POINTERS. Otherwise as untorn_heap_check(), with the members `pointers` of the report.
+/// Checks a heap that no program has open, in the state that recovery would give it, without changing a byte. `flags`
+/// is 0 or UNTORN_CHECK_POINTERS. Otherwise like untorn_heap_check(), with the members `pointers` of the report.
 /// Returns 1: sound; 0: damaged; -1: EBUSY, EMEDIUMTYPE (not a heap), ENOENT, EINVAL, EIO.
 ///
 /// # Safety

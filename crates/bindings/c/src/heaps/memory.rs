@@ -48,7 +48,7 @@ pub extern "C" fn untorn_heap_calloc(heap: *mut untorn_heap, n: usize, bytes: us
     guard(null_mut(), || {
         with_heap(heap, |heap| {
             let all = n.checked_mul(bytes).ok_or_else(|| too_much(&format!("{n} times {bytes} bytes")))?;
-            // The new block is nobody's before this returns: a process that ends here has lost nothing.
+            // No one knows the new block before this returns, so a process that ends here has lost nothing.
             let _held = heap.hold_cuts();
             let block = heap.allocate(layout(all, ALIGN)?)?;
             // SAFETY: allocated just now with so many bytes.
@@ -81,7 +81,7 @@ pub unsafe extern "C" fn untorn_heap_realloc(
             if bytes <= has && bytes >= has / 2 {
                 return Ok(address);
             }
-            // The new block is nobody's before this returns: a process that ends here has lost nothing.
+            // No one knows the new block before this returns, so a process that ends here has lost nothing.
             let _held = heap.hold_cuts();
             let new = heap.allocate(layout(bytes, ALIGN)?)?;
             // SAFETY: both are allocations of at least so many bytes, and not the same.

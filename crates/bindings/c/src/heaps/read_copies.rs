@@ -1,4 +1,4 @@
-//! Exported functions: files and heaps of a store that is only read, as memory.
+//! Exported functions: in-memory copies of files and heaps of a store that is open for reading only.
 
 use parking_lot::RwLock;
 use std::ffi::{c_char, c_int, c_void};
@@ -13,14 +13,14 @@ use crate::boundary::handle::{self, Handle, Handles, Kind};
 use crate::heaps::roots::{shape, text};
 use crate::readers::reader::untorn_reader;
 
-/// A file's bytes in memory, all of one commit: a copy, which stays as it is.
+/// A copy of a file's bytes in memory, all of one commit. It does not change by itself.
 #[allow(non_camel_case_types)]
 pub struct untorn_read_map {
     _opaque: (),
 }
 
-/// A heap of somebody else, for reading: a copy as of one commit, at the heap's own address. What is stored to it is
-/// this process's alone. Nothing can be allocated in it.
+/// A copy of another process's heap, for reading: as of one commit, at the heap's own address. Stores to it stay in
+/// this process. Nothing can be allocated in it.
 #[allow(non_camel_case_types)]
 pub struct untorn_read_heap {
     _opaque: (),
@@ -46,9 +46,9 @@ impl Handle for OpenHeap {
     }
 }
 
-/// Maps the file `path` as of the last durable commit: a copy, made while that commit is held. Blocks are shared with
-/// the file where the file system can do that and this user may write; otherwise the copy takes memory. Returns a
-/// handle, or NULL: ENOENT, EISDIR, EINVAL, ENOMEM, EBADF …
+/// Maps the file `path` as of the last durable commit. The map is a copy, made while that commit is held. Blocks are
+/// shared with the file if the file system supports that and this user may write; otherwise the copy takes memory.
+/// Returns a handle, or NULL: ENOENT, EISDIR, EINVAL, ENOMEM, EBADF …
 ///
 /// # Safety
 /// `path` ends in NUL.
@@ -66,8 +66,8 @@ pub unsafe extern "C" fn untorn_read_map_open(
     })
 }
 
-/// Returns the address of the bytes, and stores how many there are in `*len`, which may be NULL. They are good until
-/// the map is refreshed or closed. NULL: EBADF.
+/// Returns the address of the bytes, and stores their number in `*len`, which may be NULL. They are valid until the
+/// map is refreshed or closed. NULL: EBADF.
 ///
 /// # Safety
 /// `len` is NULL or can be written to.
@@ -85,22 +85,22 @@ pub unsafe extern "C" fn untorn_read_map_bytes(map: *const untorn_read_map, len:
     })
 }
 
-/// Returns the number of the commit as of which the map is, or -1 with EBADF.
+/// Returns the number of the commit that the map shows, or -1 with EBADF.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_read_map_lsn(map: *const untorn_read_map) -> i64 {
     guard(-1, || Ok(handle::get::<OpenMap, _>(map)?.0.read().lsn().cast_signed()))
 }
 
-/// Goes on to the last durable commit: the address and the length may be others. Nobody uses the bytes meanwhile, or
-/// those from before. Returns 1; 0: it is the same commit; -1 with an error as untorn_read_map_open(): the map is then as
-/// before.
+/// Moves the map to the last durable commit: address and length may change. No thread may use the bytes during the
+/// call, nor the old bytes after it. Returns 1: a later commit; 0: it is the same commit; -1 with an error like
+/// untorn_read_map_open(): the map is then as before.
 #[must_use]
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_read_map_refresh(map: *mut untorn_read_map) -> c_int {
     guard(-1, || Ok(handle::get::<OpenMap, _>(map)?.0.write().refresh()?.into()))
 }
 
-/// Closes the map; its bytes are good no more. Returns 0, or -1 with EBADF.
+/// Closes the map; its bytes are no longer valid. Returns 0, or -1 with EBADF.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_read_map_close(map: *mut untorn_read_map) -> c_int {
     guard(-1, || {
@@ -109,9 +109,9 @@ pub extern "C" fn untorn_read_map_close(map: *mut untorn_read_map) -> c_int {
     })
 }
 
-/// Opens the heap `path` as of the last durable commit, at the heap's own address; of a live heap that is the last cut.
-/// It is a copy, made while that commit is held. Returns a handle, or NULL: EINVAL (something else is at that address in
-/// this process, such as the heap itself), EMEDIUMTYPE (no heap), EUCLEAN, ENOENT, ENOMEM, EBADF …
+/// Opens the heap `path` as of the last durable commit, at the heap's own address; of a live heap that is the last
+/// cut. It is a copy, made while that commit is held. Returns a handle, or NULL: EINVAL (that address is in use in
+/// this process, for example by the heap itself), EMEDIUMTYPE (not a heap), EUCLEAN, ENOENT, ENOMEM, EBADF …
 ///
 /// # Safety
 /// `path` ends in NUL.
@@ -129,9 +129,9 @@ pub unsafe extern "C" fn untorn_read_heap_open(
     })
 }
 
-/// Finds a root of a heap that is only read, as untorn_heap_root() does: `*found` is the address that the root points
-/// to, or NULL, good until the heap is refreshed or closed. Returns 1: found; 0: there is no such root; -1: EINVAL (also
-/// UNTORN_E_LAYOUT_CHANGED), EUCLEAN, EFAULT, EBADF.
+/// Finds a root of a heap that is open for reading only, like untorn_heap_root(): `*found` is the address that the
+/// root points to, or NULL, valid until the heap is refreshed or closed. Returns 1: found; 0: there is no such root;
+/// -1: EINVAL (also UNTORN_E_LAYOUT_CHANGED), EUCLEAN, EFAULT, EBADF.
 ///
 /// # Safety
 /// `name` and `type` are strings; `found` is NULL or writable.
@@ -162,22 +162,22 @@ pub unsafe extern "C" fn untorn_read_heap_root(
     })
 }
 
-/// Returns the number of the commit as of which the heap is, or -1 with EBADF.
+/// Returns the number of the commit that the heap shows, or -1 with EBADF.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_read_heap_lsn(heap: *const untorn_read_heap) -> i64 {
     guard(-1, || Ok(handle::get::<OpenHeap, _>(heap)?.0.read().lsn().cast_signed()))
 }
 
-/// Goes on to the last durable commit, at the same address; roots are looked up anew. Nobody uses the heap meanwhile.
-/// Returns 1; 0: it is the same commit; -1: EEXIST (another heap has its name now), or an error as
-/// untorn_read_heap_open(): the heap is then as before.
+/// Moves the heap to the last durable commit, at the same address; look roots up again. No thread may use the heap
+/// during the call. Returns 1: a later commit; 0: it is the same commit; -1: EEXIST (another heap has its name now),
+/// or an error like untorn_read_heap_open(): the heap is then as before.
 #[must_use]
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_read_heap_refresh(heap: *mut untorn_read_heap) -> c_int {
     guard(-1, || Ok(handle::get::<OpenHeap, _>(heap)?.0.write().refresh()?.into()))
 }
 
-/// Closes the heap; addresses in it are good no more. Returns 0, or -1 with EBADF.
+/// Closes the heap; addresses in it are no longer valid. Returns 0, or -1 with EBADF.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_read_heap_close(heap: *mut untorn_read_heap) -> c_int {
     guard(-1, || {

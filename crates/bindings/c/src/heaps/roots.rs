@@ -127,10 +127,10 @@ pub unsafe extern "C" fn untorn_heap_set_root(
     })
 }
 
-/// Calls `function` with `context` while other threads that find or set roots of the heap wait, and commits, too: a look for
-/// a root and what depends on it are one step, such as making the root if there is none. The function may call everything
-/// but commits, rollbacks and the heap's end; it must return, and must not wait for a thread that may use the heap's roots.
-/// Returns what the function returned, or -1: EFAULT (no function), EBADF.
+/// Calls `function` with `context` while other threads that find or set roots of the heap wait, and commits wait,
+/// too. So finding a root and acting on the result are one step, such as making the root if there is none. The
+/// function may make any call except commits, rollbacks and closing the heap. It must return, and must not wait for a
+/// thread that may use the heap's roots. Returns the result of the function, or -1: EFAULT (no function), EBADF.
 ///
 /// # Safety
 /// `function` may be called with `context`, throws nothing, and returns.
@@ -150,7 +150,7 @@ pub unsafe extern "C" fn untorn_heap_with_roots(
 fn convert(root: &RootInfo) -> untorn_heap_root_info {
     fn fixed<const N: usize>(text: &str) -> [c_char; N] {
         let mut bytes = [0; N];
-        // The last byte stays NUL, whatever the text's length.
+        // The last byte stays NUL for a text of any length.
         for (to, &from) in bytes[..N - 1].iter_mut().zip(text.as_bytes()) {
             *to = from as c_char;
         }
@@ -193,9 +193,9 @@ pub unsafe extern "C" fn untorn_heap_get_root_info(
     })
 }
 
-/// Describes the root number `n`, to list all roots: call with 0, 1, 2 … while no root is set
-/// (untorn_heap_with_roots()). The order is unspecified. Returns 1: `info` is filled; 0: there are not so many roots;
-/// -1: EINVAL, EFAULT, EBADF.
+/// Describes the root number `n`. To list all roots, call with 0, 1, 2 … while no root is set
+/// (untorn_heap_with_roots()). The order is unspecified. Returns 1: `info` is filled; 0: `n` is not less than the
+/// number of roots; -1: EINVAL, EFAULT, EBADF.
 ///
 /// # Safety
 /// `info` is NULL or as large as its `size` says.

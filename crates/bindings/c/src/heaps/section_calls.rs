@@ -10,21 +10,21 @@ use crate::boundary::handle;
 use crate::heaps::heap::{is_logged_by_hand, untorn_heap, weak, with_heap};
 use crate::stores::ticket::untorn_ticket;
 
-/// A mutex whose critical sections are all or nothing: of what a thread stores to a live heap, from the first of these
-/// mutexes that it locks until it has unlocked all of them, a process that is killed leaves everything or nothing. All
-/// zeros is a mutex that nobody has; no call ends one. It may lie anywhere, in the heap, too: a process that was killed
-/// holds it no more. It is not recursive. See docs/LIVE_HEAPS.md.
+/// A mutex whose critical sections are all or nothing. A section of a thread lasts from the first of these mutexes
+/// that it locks until it has unlocked all of them. If the process is killed, either all stores of a section to a
+/// live heap remain, or none of them. All zeros is an unlocked mutex; it needs no destruction. It may lie anywhere,
+/// also in the heap: a process that was killed no longer holds it. It is not recursive. See docs/LIVE_HEAPS.md.
 #[repr(C)]
 #[allow(non_camel_case_types)]
 pub struct untorn_mutex {
-    /// The library's own.
+    /// For use by the library only.
     pub state: [u64; 8],
 }
 
 const _: () = assert!(size_of::<SectionLock>() <= size_of::<untorn_mutex>());
 const _: () = assert!(align_of::<SectionLock>() <= align_of::<untorn_mutex>());
 
-/// Sections of a program without hooks would undo nothing.
+/// Refuses sections in a program without hooks, where nothing could be undone.
 #[inline]
 fn check_hooks() -> Result<()> {
     if section_hooks::has_hooks() || is_logged_by_hand() {
@@ -42,15 +42,16 @@ fn check_hooks() -> Result<()> {
 
 #[inline]
 fn lock_of<'m>(mutex: *mut untorn_mutex) -> Result<&'m SectionLock> {
-    // SAFETY: a mutex of the caller's, which is large enough; zeros are a lock.
+    // SAFETY: a mutex of the caller, which is large enough; zeros are a lock.
     unsafe { mutex.cast::<SectionLock>().as_ref() }.ok_or_else(|| Failure::null("the mutex"))
 }
 
-/// Makes a mutex that nobody has, for a heap. Needed only if several live heaps are open: without this call a mutex of
-/// zeros is for the heap that it lies in, or for the only live heap. Returns 0, or -1: EINVAL (the heap is not live), EBADF.
+/// Makes an unlocked mutex for a heap. Needed only if several live heaps are open: without this call a mutex of zeros
+/// belongs to the heap that it lies in, or to the only live heap. Returns 0, or -1: EINVAL (the heap is not live),
+/// EBADF.
 ///
 /// # Safety
-/// `mutex` is NULL or a mutex that nobody has.
+/// `mutex` is NULL or a mutex that is not locked.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_mutex_init(mutex: *mut untorn_mutex, heap: *const untorn_heap) -> c_int {
     guard_status(|| {
@@ -62,9 +63,10 @@ pub unsafe extern "C" fn untorn_mutex_init(mutex: *mut untorn_mutex, heap: *cons
     })
 }
 
-/// Locks a mutex: a section begins, or goes on. Returns 0, or -1: EOPNOTSUPP (the program was not built with untorn-cc or
-/// untorn-c++), EINVAL (no live heap is open, or several are and the mutex is of none; this thread is in a section of
-/// another heap), EFAULT, ECHILD. Nothing was locked then.
+/// Locks a mutex: a section begins, or the current section continues. Returns 0, or -1: EOPNOTSUPP (the program was
+/// not built with untorn-cc or untorn-c++), EINVAL (no live heap is open, or several are open and the mutex belongs
+/// to none of them; or this thread is in a section of another heap), EFAULT, ECHILD. After an error nothing was
+/// locked.
 ///
 /// # Safety
 /// `mutex` is NULL or a mutex.
@@ -77,7 +79,8 @@ pub unsafe extern "C" fn untorn_mutex_lock(mutex: *mut untorn_mutex) -> c_int {
     })
 }
 
-/// Locks a mutex if nobody has it. Returns 1; 0: somebody has it; -1 as untorn_mutex_lock().
+/// Locks a mutex if it is not locked. Returns 1: locked; 0: another thread holds it; -1 with an error like
+/// untorn_mutex_lock().
 ///
 /// # Safety
 /// `mutex` is NULL or a mutex.
@@ -90,9 +93,9 @@ pub unsafe extern "C" fn untorn_mutex_trylock(mutex: *mut untorn_mutex) -> c_int
     })
 }
 
-/// Unlocks a mutex. If it was the thread's last one, its section has happened. Otherwise the section goes on, and if the
-/// process is killed before its end, the sections of those who locked this mutex meanwhile are undone with it. Returns 0, or
-/// -1: EINVAL (nobody has it), EFAULT.
+/// Unlocks a mutex. If it was the thread's last one, its section is complete. Otherwise the section continues. If the
+/// process is killed before the section ends, the sections of threads that locked this mutex in the meantime are
+/// undone together with it. Returns 0, or -1: EINVAL (no thread holds the mutex), EFAULT.
 ///
 /// # Safety
 /// `mutex` is NULL or a mutex that this thread has locked.
@@ -101,7 +104,7 @@ pub unsafe extern "C" fn untorn_mutex_unlock(mutex: *mut untorn_mutex) -> c_int 
     guard_status(|| Ok(lock_of(mutex)?.unlock()?))
 }
 
-/// Locks a mutex together with others who only read what it guards. Returns 0, or -1 as untorn_mutex_lock().
+/// Locks a mutex for reading, shared with other readers. Returns 0, or -1 with an error like untorn_mutex_lock().
 ///
 /// # Safety
 /// `mutex` is NULL or a mutex.
@@ -114,8 +117,8 @@ pub unsafe extern "C" fn untorn_mutex_lock_shared(mutex: *mut untorn_mutex) -> c
     })
 }
 
-/// Locks a mutex together with others who only read, if nobody has it who does not. Returns 1; 0: somebody has; -1 as
-/// untorn_mutex_lock().
+/// Locks a mutex for reading, shared with other readers, if no thread holds it exclusively. Returns 1: locked; 0: a
+/// thread holds it exclusively; -1 with an error like untorn_mutex_lock().
 ///
 /// # Safety
 /// `mutex` is NULL or a mutex.
@@ -128,17 +131,17 @@ pub unsafe extern "C" fn untorn_mutex_trylock_shared(mutex: *mut untorn_mutex) -
     })
 }
 
-/// Unlocks a mutex after untorn_mutex_lock_shared(). Returns 0, or -1 as untorn_mutex_unlock().
+/// Unlocks a mutex after untorn_mutex_lock_shared(). Returns 0, or -1 with an error like untorn_mutex_unlock().
 ///
 /// # Safety
-/// `mutex` is NULL or a mutex that this thread has locked so.
+/// `mutex` is NULL or a mutex that this thread has locked by untorn_mutex_lock_shared().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_mutex_unlock_shared(mutex: *mut untorn_mutex) -> c_int {
     guard_status(|| Ok(lock_of(mutex)?.unlock_shared()?))
 }
 
-/// Begins a section without a mutex, up to untorn_section_end() in the same thread; within a section it is a part of that
-/// one. Returns 0, or -1 as untorn_mutex_lock(); EBADF.
+/// Begins a section without a mutex, up to untorn_section_end() in the same thread; within a section it is a part of
+/// that section. Returns 0, or -1 with an error like untorn_mutex_lock(); EBADF.
 #[must_use]
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_section_begin(heap: *mut untorn_heap) -> c_int {
@@ -148,18 +151,20 @@ pub extern "C" fn untorn_section_begin(heap: *mut untorn_heap) -> c_int {
     })
 }
 
-/// Ends what untorn_section_begin() began. Returns 0, or -1: EINVAL (this thread is in no section of the heap), EBADF.
+/// Ends the section that untorn_section_begin() began. Returns 0, or -1: EINVAL (this thread is in no section of the
+/// heap), EBADF.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_section_end(heap: *mut untorn_heap) -> c_int {
     guard_status(|| Ok(section_hooks::end(weak(heap)?)?))
 }
 
-/// Takes back everything that this thread's section has stored to the heap so far, allocated and freed. The section goes on,
-/// and its mutexes stay locked. Returns 0, or -1: EINVAL (this thread is in no section; the section has unlocked a mutex
-/// already, so that others may have seen what it did; it has changed more than its log holds: nothing was taken back), EBADF.
+/// Takes back all stores, allocations and frees that this thread's section has made in the heap so far. The section
+/// continues, and its mutexes stay locked. Returns 0, or -1: EINVAL (this thread is in no section; or the section has
+/// already unlocked a mutex, so that other threads may have seen its changes; or it has changed more than its log
+/// holds; in each case nothing was taken back), EBADF.
 ///
 /// # Safety
-/// What the section has allocated is not used any more.
+/// Memory that the section has allocated is not used any more.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_section_abort(heap: *mut untorn_heap) -> c_int {
@@ -176,7 +181,7 @@ pub unsafe extern "C" fn untorn_section_abort(heap: *mut untorn_heap) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_section_log(address: *const c_void, len: usize) {
     guard((), || {
-        // SAFETY: the caller's promise; whoever is about to store there has them.
+        // SAFETY: the caller's promise; a thread that is about to store there has the bytes mapped.
         unsafe { section_hooks::log(address.expose_provenance(), len) };
         Ok(())
     });
@@ -190,19 +195,19 @@ unsafe impl Send for Callback {}
 impl Callback {
     fn call(self) {
         if let Callback(Some(function), argument) = self {
-            // SAFETY: the promise of whoever passed it.
+            // SAFETY: the promise of the caller that passed the function.
             unsafe { function(argument) }
         }
     }
 }
 
-/// Calls a function once what this thread has done in sections of a live heap can not be undone any more. That is when the
-/// section that it is in ends, or later, if the section has seen what others did that have not ended: until then the end of
-/// the process may undo it. Output that tells of a section waits for this. Called at once if nothing is left to
-/// wait for; otherwise by whichever thread finds that out. A process that ends while any thread is between
-/// untorn_heap_begin() and untorn_heap_end(), or in a section that has changed more than its log holds, goes back to the last
-/// cut all the same; for that, and for power cuts, see untorn_heap_cut(). Returns 0, or -1: EINVAL
-/// (the heap is not live), EFAULT, EBADF.
+/// Calls a function once the end of the process can no longer undo this thread's sections of a live heap. That is the
+/// case when its current section ends, or later, if the section has read changes of other sections that have not
+/// ended: until they end, the end of the process may undo it. Output that reports a section waits for this call. The
+/// function is called at once if there is nothing to wait for; otherwise by the thread that completes the last of
+/// these sections. Even then the heap goes back to its last cut if the process ends while any thread is between
+/// untorn_heap_begin() and untorn_heap_end(), or in a section that has changed more than its log holds; for that, and
+/// for power cuts, see untorn_heap_cut(). Returns 0, or -1: EINVAL (the heap is not live), EFAULT, EBADF.
 ///
 /// # Safety
 /// `function` may be called from any thread, with `argument`.
@@ -221,9 +226,9 @@ pub unsafe extern "C" fn untorn_on_stable(
     })
 }
 
-/// Begins a cut of a live heap: what it goes back to after a power cut. Waits until no thread is in a section, or between
-/// untorn_heap_begin() and untorn_heap_end(). The ticket tells when the cut is durable, in the store's failure class. The same
-/// as untorn_heap_commit_async(). NULL with an error as untorn_heap_commit().
+/// Begins a cut of a live heap: the state to which the heap goes back after a power cut. Waits until no thread is in
+/// a section, or between untorn_heap_begin() and untorn_heap_end(). The ticket reports when the cut is durable, in
+/// the store's failure class. The same as untorn_heap_commit_async(). NULL with an error like untorn_heap_commit().
 #[must_use]
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_heap_cut(heap: *mut untorn_heap) -> *mut untorn_ticket {
@@ -235,13 +240,13 @@ pub extern "C" fn untorn_heap_cut(heap: *mut untorn_heap) -> *mut untorn_ticket 
     })
 }
 
-/// For the hooks that untorn-cc links into programs, and nobody else: they write to the log that `writer` returns, of the
-/// calling thread, and into the table `told` of what they tell of mappings with UNTORN_TRACKER_TOLD. `version` is that of
-/// both layouts. Returns 0, or -1 with EINVAL: libuntorn has another one.
+/// Only for the hooks that untorn-cc links into programs. `writer` returns the log of the calling thread, to which
+/// the hooks write. `told` is the table in which they report stores to mappings with UNTORN_TRACKER_TOLD. `version`
+/// is the version of both layouts. Returns 0, or -1 with EINVAL: libuntorn has another version.
 ///
 /// # Safety
-/// What `writer` returns is the memory of a log, and lives as long as its thread; `told` is a table of zeros, and lives as long
-/// as the process.
+/// `writer` returns the memory of a log that lives as long as its thread; `told` is a table of zeros that lives as
+/// long as the process.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_live_hooks(
     version: u32,
@@ -256,7 +261,7 @@ pub unsafe extern "C" fn untorn_live_hooks(
                 "the program has hooks of version {version}, and libuntorn those of version {HOOKS_VERSION}: link it anew"
             )));
         };
-        // SAFETY: the same function, which returns what the caller says.
+        // SAFETY: the same function with a typed result, which is a log by the caller's promise.
         let writer = unsafe {
             std::mem::transmute::<extern "C" fn() -> *mut c_void, extern "C" fn() -> *mut section_hooks::LogWriter>(
                 writer,
@@ -268,8 +273,8 @@ pub unsafe extern "C" fn untorn_live_hooks(
     })
 }
 
-/// For the hooks that untorn-cc links into programs, and nobody else: untorn_mutex_lock() in a thread with this log, which need
-/// not be found then.
+/// Only for the hooks that untorn-cc links into programs: untorn_mutex_lock() in the thread that has this log, so
+/// that the log need not be looked up.
 ///
 /// # Safety
 /// The log is that of this thread's hooks; `mutex` is NULL or a mutex.
@@ -284,28 +289,28 @@ pub unsafe extern "C" fn untorn_live_lock(writer: *mut c_void, mutex: *mut untor
     }
     // SAFETY: the caller's promise; zeros are a lock.
     let at_once = |lock| unsafe { section_hooks::lock_at_once(writer.cast(), lock) };
-    // SAFETY: a mutex of the caller's, which is large enough.
+    // SAFETY: a mutex of the caller, which is large enough.
     if unsafe { mutex.cast::<SectionLock>().as_ref() }.is_some_and(at_once) {
         return 0;
     }
     otherwise(mutex)
 }
 
-/// For the hooks that untorn-cc links into programs, and nobody else: untorn_mutex_lock() in a thread with this log, if a section
-/// begins with it that need not wait for anything. Returns 1; 0: nothing was done.
+/// Only for the hooks that untorn-cc links into programs: untorn_mutex_lock() in the thread that has this log, if the
+/// mutex begins a section that need not wait for anything. Returns 1: locked; 0: nothing was done.
 ///
 /// # Safety
-/// The log is that of this thread's hooks; `mutex` is NULL or a mutex that nobody has.
+/// The log is that of this thread's hooks; `mutex` is NULL or a mutex that is not locked.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_live_lock_at_once(writer: *mut c_void, mutex: *mut untorn_mutex) -> c_int {
     // SAFETY: the caller's promise; zeros are a lock.
     let at_once = |lock| unsafe { section_hooks::lock_at_once(writer.cast(), lock) };
-    // SAFETY: a mutex of the caller's, which is large enough.
+    // SAFETY: a mutex of the caller, which is large enough.
     c_int::from(unsafe { mutex.cast::<SectionLock>().as_ref() }.is_some_and(at_once))
 }
 
-/// For the hooks that untorn-cc links into programs, and nobody else: untorn_mutex_unlock() in a thread with this log.
+/// Only for the hooks that untorn-cc links into programs: untorn_mutex_unlock() in the thread that has this log.
 ///
 /// # Safety
 /// The log is that of this thread's hooks; `mutex` is NULL or a mutex that this thread has locked.
@@ -326,5 +331,5 @@ pub unsafe extern "C" fn untorn_live_unlock(writer: *mut c_void, mutex: *mut unt
     otherwise(mutex)
 }
 
-/// Of the layouts of `LogWriter` and `ToldTable`, as `live/hooks.c` has it.
+/// The version of the layouts of `LogWriter` and `ToldTable`; `live/hooks.c` has the same number.
 const HOOKS_VERSION: u32 = 4;

@@ -1,4 +1,4 @@
-//! The calls in the shape of POSIX. Stands on `files`.
+//! The POSIX-shaped calls. Stands on `files`.
 
 pub(super) mod cxx_calls;
 pub(super) mod descriptor_calls;

@@ -1,4 +1,4 @@
-//! Files that programs have open by the calls in the shape of POSIX, in stores and on mounts. Stands on `state`.
+//! The files that programs have open through the POSIX-shaped calls, in stores and on mounts. Stands on `state`.
 
 pub(super) mod at_exit;
 pub(super) mod managed_files;

@@ -1,5 +1,5 @@
-//! Calls in the shape of POSIX, on ordinary descriptors: `include/untorn_posix.h` puts them in the place of
-//! `open`, `mmap`, `msync`, `rename` and related calls.
+//! POSIX-shaped calls on ordinary descriptors: `include/untorn_posix.h` puts them in the place of `open`, `mmap`,
+//! `msync`, `rename` and related calls.
 //!
 //! A file is **managed** if the program has named it, from its opening for writing until the last of its descriptors and
 //! maps is gone. A call on any descriptor of a managed file is a call on the file as Untorn shows it; all other calls go

@@ -1,4 +1,4 @@
-//! What the calls in the shape of POSIX know of descriptors and addresses. Stands on nothing else here.
+//! The state of the POSIX-shaped calls: descriptors and addresses. Stands on nothing else here.
 
 pub(super) mod address_ranges;
 pub(super) mod call_section;

@@ -23,7 +23,7 @@ pub struct untorn_follow {
     _opaque: (),
 }
 
-/// What a commit does to a file or directory.
+/// The kind of a change that a commit makes to a file or directory.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(non_camel_case_types)]
@@ -56,13 +56,13 @@ use untorn_change_kind::*;
 #[repr(C)]
 #[allow(non_camel_case_types)]
 pub struct untorn_change {
-    /// What happened.
+    /// The kind of the change.
     pub what: untorn_change_kind,
     /// Permission bits, for UNTORN_CHANGE_MODE.
     pub mode: u32,
-    /// Where bytes were written or became zeros.
+    /// The offset at which bytes were written or became zeros.
     pub offset: u64,
-    /// How many bytes; for UNTORN_CHANGE_RESIZED, the new length of the file.
+    /// The number of bytes; for UNTORN_CHANGE_RESIZED, the new length of the file.
     pub len: u64,
     /// The name before this commit, relative to the store's directory.
     pub path: *const c_char,
@@ -70,20 +70,20 @@ pub struct untorn_change {
     pub new_path: *const c_char,
 }
 
-/// A commit, or commits that were missed.
+/// A commit, or a range of commits that were missed.
 #[repr(C)]
 #[allow(non_camel_case_types)]
 pub struct untorn_followed {
-    /// The number of the commit; of commits that were missed, the first one.
+    /// The number of the commit, or of the first missed commit.
     pub first_lsn: u64,
-    /// The number of the commit; of commits that were missed, the last one.
+    /// The number of the commit, or of the last missed commit.
     pub last_lsn: u64,
-    /// 0: a commit. 1: commits among these numbers may be missing, because a checkpoint applied them, and their place in
-    /// the journal was used again, before they were read. Their changes are in the files.
+    /// 0: a commit. 1: commits among these numbers may be missing, because a checkpoint applied them and their place
+    /// in the journal was reused before they were read. Their changes are in the files.
     pub missed: u32,
-    /// How many changes the commit has.
+    /// The number of changes of the commit.
     pub changes_len: u32,
-    /// The changes; what happens to one file is in order.
+    /// The changes; those of one file are in order.
     pub changes: *const *const untorn_change,
 }
 
@@ -91,16 +91,17 @@ const _: () = assert!(size_of::<untorn_followed>() == 32 && size_of::<untorn_cha
 const _: () =
     assert!(align_of::<untorn_followed>() == 8 && align_of::<untorn_change>() == 8, "one block holds them all");
 
-/// What a handle stands for.
+/// The value behind a handle.
 struct OpenFollow {
     state: Mutex<State>,
-    /// The commit that was handed over last; apart from the state, which is locked by whoever waits for the next one.
+    /// The commit that was handed over last. It is apart from the state, which stays locked while a thread waits for
+    /// the next commit.
     last: Mutex<Option<Commit>>,
 }
 
 struct State {
     follow: Follow,
-    /// Was taken, and could not be handed over.
+    /// A commit that was taken from `follow` and could not be handed over.
     ready: Option<Followed>,
 }
 
@@ -122,10 +123,10 @@ pub extern "C" fn untorn_follow_open(reader: *const untorn_reader) -> *mut untor
     })
 }
 
-/// Waits for the next commit, at most `timeout_ms` milliseconds; -1: with no end. Returns 1, with the commit in
-/// `*followed`, to be freed with untorn_free(), which also frees everything that the commit points to; 0: there was none
-/// in this time; -1: EFAULT, EBADF (also when another thread closes the handle), or an error as untorn_reader_open().
-/// A failed call can be made again, and no commit is lost by the failure.
+/// Waits for the next commit, at most `timeout_ms` milliseconds; -1: without a limit. Returns 1, with the commit in
+/// `*followed`, to be freed with untorn_free(), which also frees everything that the commit points to; 0: there was
+/// no commit in this time; -1: EFAULT, EBADF (also when another thread closes the handle), or an error like
+/// untorn_reader_open(). A failed call can be repeated, and no commit is lost by the failure.
 ///
 /// # Safety
 /// `followed` is NULL or can be written to.
@@ -164,7 +165,7 @@ impl OpenFollow {
         Ok(Some(for_caller))
     }
 
-    /// A change of the commit that was handed over last, if that is the one that is meant.
+    /// A change of the commit that was handed over last, if its number is `lsn`.
     fn change(&self, lsn: u64, change: usize) -> Result<Change> {
         let last = self.last.lock();
         let Some(commit) = &*last else {
@@ -179,14 +180,15 @@ impl OpenFollow {
     }
 }
 
-/// Reads up to `len` bytes at `offset` in the file of those that a commit wrote there, whatever later commits did. The
-/// commit is the one that untorn_follow_next() gave out last with this handle, `lsn` its number, `change` the index of
-/// one of its changes: UNTORN_CHANGE_WRITTEN, or UNTORN_CHANGE_ZEROED. untorn_free() of the commit takes nothing away.
+/// Reads up to `len` bytes that a commit wrote, from the offset `offset` in the file on, regardless of later commits.
+/// `lsn` is the number of the commit, which must be the last one that untorn_follow_next() returned for this handle.
+/// `change` is the index of one of its changes, UNTORN_CHANGE_WRITTEN or UNTORN_CHANGE_ZEROED. untorn_free() of the
+/// commit does not affect this call.
 ///
-/// Returns how many were read, fewer than `len` only at the end of the change, or -1: EINVAL (another commit was given
-/// out last, there is no such change, it wrote no bytes, or the offset is outside of it), EBADF, EFAULT, EUCLEAN (the
-/// bytes of a large commit are not what was committed), EIO … The bytes stay where they are until the next commit is
-/// given out or the handle is closed: in memory, those of a large commit in a file of the journal.
+/// Returns the number of bytes read, fewer than `len` only at the end of the change, or -1: EINVAL (another commit
+/// was returned last, there is no such change, it wrote no bytes, or the offset is outside of it), EBADF, EFAULT,
+/// EUCLEAN (the bytes of a large commit differ from those that were committed), EIO … The bytes are kept until the
+/// next commit is returned or the handle is closed: in memory, or, for a large commit, in a file of the journal.
 ///
 /// # Safety
 /// `buf` has room for `len` bytes.

@@ -17,16 +17,18 @@ use crate::boundary::handle::{self, Handle, Handles, Kind};
 use crate::boundary::text;
 use crate::boundary::versioned::{self, Versioned};
 
-/// A store that is only read, beside the process that owns the store, or without one. Nothing is made or
-/// changed, no owner waits for it but for leases, and no right to write is needed. What is read is durable, and of one commit; docs/READERS.md has the whole.
+/// A store that is open for reading only, beside the process that owns the store, or without one. Reading creates and
+/// changes nothing, needs no right to write, and makes the owner wait only for leases. Everything that is read is
+/// durable, and of one commit; see docs/READERS.md.
 #[allow(non_camel_case_types)]
 pub struct untorn_reader {
     _opaque: (),
 }
 
-/// The files of a store as of one commit. A snapshot holds nothing: when a checkpoint has applied newer commits, or the
-/// owner has closed the store or is followed by another one, its calls fail with ESTALE (UNTORN_E_SNAPSHOT_EXPIRED), and
-/// never show anything else; untorn_snapshot_refresh() then goes on to the last commit.
+/// The files of a store as of one commit. A snapshot holds nothing: its calls fail with ESTALE
+/// (UNTORN_E_SNAPSHOT_EXPIRED) once a checkpoint has applied newer commits, or the owner has closed the store or
+/// another process owns it. They never show any other state. untorn_snapshot_refresh() then moves the snapshot to the
+/// last commit.
 #[allow(non_camel_case_types)]
 pub struct untorn_snapshot {
     _opaque: (),
@@ -39,7 +41,7 @@ pub struct untorn_snapshot_file {
     _opaque: (),
 }
 
-/// What is under a name of a snapshot.
+/// A file or directory that a snapshot has under a name.
 #[repr(C)]
 #[derive(Clone, Copy)]
 #[allow(non_camel_case_types)]
@@ -70,10 +72,10 @@ impl Handle for Reader {
     }
 }
 
-/// What a snapshot handle stands for.
+/// The value behind a snapshot handle.
 struct OpenSnapshot {
     reader: Reader,
-    /// Calls that read go on with the one that they began with.
+    /// Each reading call keeps the snapshot with which it began.
     now: RwLock<Arc<Snapshot>>,
 }
 
@@ -97,10 +99,11 @@ fn snapshot_of(raw: *const untorn_snapshot) -> Result<Arc<Snapshot>> {
     Ok(handle::get::<OpenSnapshot, _>(raw)?.now.read().clone())
 }
 
-/// A call that waits looks so often whether its handle was closed.
+/// The interval at which a waiting call checks whether its handle was closed.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Waits in pieces until there is something, at most `timeout_ms` milliseconds; a negative number means no end.
+/// Waits in pieces until `within` returns a value, at most `timeout_ms` milliseconds; a negative number means no
+/// limit.
 pub(crate) fn wait<T>(timeout_ms: c_int, within: impl Fn(Duration) -> Result<Option<T>>) -> Result<Option<T>> {
     let at_most = u64::try_from(timeout_ms).map_or(Duration::MAX, Duration::from_millis);
     let start = Instant::now();
@@ -113,11 +116,11 @@ pub(crate) fn wait<T>(timeout_ms: c_int, within: impl Fn(Duration) -> Result<Opt
     }
 }
 
-/// Opens the store in the directory `path`, or the standalone file `path`, for reading only. Nothing is created, and
-/// nobody is kept waiting: another process may own the store, before and afterwards.
+/// Opens the store in the directory `path`, or the standalone file `path`, for reading only. Creates nothing, and
+/// makes no other process wait: another process may own the store, before and afterwards.
 ///
-/// Returns a handle, or NULL: ENOENT if there is no store, EPERM or EACCES if it is another user's, EBUSY if its owner
-/// tells readers nothing, for example while it is opening the store, EOPNOTSUPP if its owner works in
+/// Returns a handle, or NULL: ENOENT if there is no store, EPERM or EACCES if another user owns it, EBUSY if its
+/// owner publishes nothing for readers, for example while it is opening the store, EOPNOTSUPP if its owner works in
 /// UNTORN_CLASS_PROCESS, EUCLEAN, EMEDIUMTYPE, EPROTONOSUPPORT …; see untorn_error.
 ///
 /// # Safety
@@ -133,8 +136,8 @@ pub unsafe extern "C" fn untorn_reader_open(path: *const c_char) -> *mut untorn_
     })
 }
 
-/// Closes the handle. Snapshots that were taken through it, their files, and what follows commits stay open. Returns 0,
-/// or -1 with EBADF.
+/// Closes the handle. Snapshots that were taken through it, their files, and untorn_follow handles stay open. Returns
+/// 0, or -1 with EBADF.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_reader_close(reader: *mut untorn_reader) -> c_int {
     guard(-1, || {
@@ -143,9 +146,9 @@ pub extern "C" fn untorn_reader_close(reader: *mut untorn_reader) -> c_int {
     })
 }
 
-/// Waits until the commit with the number `lsn`, or a later one, is durable. It waits at most `timeout_ms` milliseconds;
-/// -1: with no end. untorn_status.lsn tells the owner its number. Returns 1: it is durable, and snapshots that are taken from
-/// now on have it; 0: not yet; -1: EBADF (also when another thread closes the handle), or an error as
+/// Waits until the commit with the number `lsn`, or a later one, is durable, at most `timeout_ms` milliseconds; -1:
+/// without a limit. The owner finds the number in untorn_status.lsn. Returns 1: it is durable, and snapshots that are
+/// taken from now on have it; 0: not yet; -1: EBADF (also when another thread closes the handle), or an error like
 /// untorn_reader_open().
 #[must_use]
 #[unsafe(no_mangle)]
@@ -156,11 +159,11 @@ pub extern "C" fn untorn_reader_wait_for(reader: *const untorn_reader, lsn: u64,
     })
 }
 
-/// Returns everything in the file `path` as of the last durable commit.
+/// Returns the whole contents of the file `path` as of the last durable commit.
 ///
-/// `path` is relative to the store's directory. A NUL stands behind the contents, which are to be freed with
-/// untorn_free(). Stores the length, without the NUL, in `*len`; `len` may be NULL. A checkpoint during the call makes
-/// it begin anew by itself. NULL: ENOENT, EISDIR, EINVAL, ENOMEM, EBADF …
+/// `path` is relative to the store's directory. A NUL follows the contents, which are to be freed with untorn_free().
+/// Stores the length, without the NUL, in `*len`; `len` may be NULL. If a checkpoint interferes, the call starts
+/// again by itself. NULL: ENOENT, EISDIR, EINVAL, ENOMEM, EBADF …
 ///
 /// # Safety
 /// `path` ends in NUL; `len` is NULL or can be written to.
@@ -184,8 +187,8 @@ pub unsafe extern "C" fn untorn_reader_read(
     })
 }
 
-/// Takes a snapshot of all files as of the last durable commit. The commit is never older than what was seen through
-/// this reader before. Returns a handle, or NULL with an error as untorn_reader_open().
+/// Takes a snapshot of all files as of the last durable commit. The commit is never older than one that was seen
+/// through this reader before. Returns a handle, or NULL with an error like untorn_reader_open().
 #[must_use]
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_snapshot_take(reader: *const untorn_reader) -> *mut untorn_snapshot {
@@ -196,8 +199,8 @@ pub extern "C" fn untorn_snapshot_take(reader: *const untorn_reader) -> *mut unt
     })
 }
 
-/// Goes on to the last durable commit. Files that are open stay as they are. Returns 0, or -1 with an error as
-/// untorn_reader_open(): the snapshot is then as before.
+/// Moves the snapshot to the last durable commit. Files that are open stay as they are. Returns 0, or -1 with an
+/// error like untorn_reader_open(): the snapshot is then as before.
 #[must_use]
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_snapshot_refresh(snapshot: *mut untorn_snapshot) -> c_int {
@@ -205,7 +208,7 @@ pub extern "C" fn untorn_snapshot_refresh(snapshot: *mut untorn_snapshot) -> c_i
         let open = handle::get::<OpenSnapshot, _>(snapshot)?;
         let fresh = open.reader.snapshot()?;
         let mut now = open.now.write();
-        // Another thread's may be newer.
+        // Another thread may have taken a newer one.
         if fresh.lsn() >= now.lsn() {
             *now = Arc::new(fresh);
         }
@@ -213,13 +216,14 @@ pub extern "C" fn untorn_snapshot_refresh(snapshot: *mut untorn_snapshot) -> c_i
     })
 }
 
-/// Holds the snapshot by a lease. The owner waits with what would make the snapshot expire, and keeps files that it
-/// removes.
+/// Holds the snapshot by a lease. The owner delays anything that would make the snapshot expire, and keeps files that
+/// it removes.
 ///
-/// The lease lasts until untorn_snapshot_release() or untorn_snapshot_refresh(), the end of the last handle of the
-/// snapshot and its files, or the end of this process; and for as long as the owner honours leases at most. No right to
-/// write is needed. Returns 0, or -1: ESTALE (something newer is being applied already, or names have changed: refresh,
-/// and hold that), EOPNOTSUPP (nobody has opened the store since there are readers), EBADF.
+/// The lease lasts until untorn_snapshot_release() or untorn_snapshot_refresh(), until the last handle of the
+/// snapshot and its files is closed, or until this process ends; but not longer than the owner honours leases. No
+/// right to write is needed. Returns 0, or -1: ESTALE (newer commits are already being applied, or names have
+/// changed: refresh the snapshot, and hold it then), EOPNOTSUPP (no process with support for readers has opened the
+/// store yet), EBADF.
 #[must_use]
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_snapshot_hold(snapshot: *const untorn_snapshot) -> c_int {
@@ -229,7 +233,7 @@ pub extern "C" fn untorn_snapshot_hold(snapshot: *const untorn_snapshot) -> c_in
     })
 }
 
-/// Ends the lease. The snapshot goes on as long as nothing makes it expire. Returns 0, or -1 with EBADF.
+/// Ends the lease. The snapshot remains usable until it expires. Returns 0, or -1 with EBADF.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_snapshot_release(snapshot: *const untorn_snapshot) -> c_int {
     guard(-1, || {
@@ -247,14 +251,14 @@ pub extern "C" fn untorn_snapshot_close(snapshot: *mut untorn_snapshot) -> c_int
     })
 }
 
-/// Returns the number of the commit as of which the snapshot is, or -1 with EBADF.
+/// Returns the number of the commit that the snapshot shows, or -1 with EBADF.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_snapshot_lsn(snapshot: *const untorn_snapshot) -> i64 {
     guard(-1, || Ok(snapshot_of(snapshot)?.lsn().cast_signed()))
 }
 
-/// Tells whether the snapshot still holds. Returns 0: all that was read so far is of its commit, and more can be read;
-/// or -1 with ESTALE or EBADF.
+/// Checks whether the snapshot is still valid. Returns 0: everything that was read so far is of its commit, and more
+/// can be read; or -1 with ESTALE or EBADF.
 #[must_use]
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_snapshot_check(snapshot: *const untorn_snapshot) -> c_int {
@@ -266,8 +270,9 @@ pub extern "C" fn untorn_snapshot_check(snapshot: *const untorn_snapshot) -> c_i
 
 /// Returns the names in the directory `path`, sorted, as an array that ends in NULL.
 ///
-/// The array and its names are freed with one call of untorn_free(). "" is the store's directory; of a standalone file, it has this one name. Untorn's own directories are
-/// left out. NULL: ESTALE, ENOENT, ENOTDIR, EINVAL, EBADF …
+/// The array and its names are freed with one call of untorn_free(). "" is the store's directory; the snapshot of a
+/// standalone file has only the file's name there. Untorn's own directories are left out. NULL: ESTALE, ENOENT,
+/// ENOTDIR, EINVAL, EBADF …
 ///
 /// # Safety
 /// `path` ends in NUL.
@@ -298,8 +303,8 @@ fn names_to_caller(names: Vec<OsString>) -> Result<*mut *mut c_char> {
     Ok(pointers)
 }
 
-/// Tells what is under the name `path`; "" is the store's directory. Fills `metadata`, whose member `size` the caller has
-/// set. Returns 0, or -1: ESTALE, ENOENT, EINVAL, EFAULT, EBADF …
+/// Describes the file or directory `path`; "" is the store's directory. Fills `metadata`, whose member `size` the
+/// caller has set. Returns 0, or -1: ESTALE, ENOENT, EINVAL, EFAULT, EBADF …
 ///
 /// # Safety
 /// `path` ends in NUL; `metadata` is NULL or points to as many writable bytes as its first member says.
@@ -327,8 +332,8 @@ pub unsafe extern "C" fn untorn_snapshot_metadata(
     })
 }
 
-/// Opens the file `path` of the snapshot, relative to the store's directory. A standalone file is there by its own name.
-/// Returns a handle, or NULL: ESTALE, ENOENT, EISDIR, EINVAL, EBADF …
+/// Opens the file `path` of the snapshot, relative to the store's directory. A standalone file is opened by its own
+/// name. Returns a handle, or NULL: ESTALE, ENOENT, EISDIR, EINVAL, EBADF …
 ///
 /// # Safety
 /// `path` ends in NUL.
@@ -345,8 +350,8 @@ pub unsafe extern "C" fn untorn_snapshot_open(
     })
 }
 
-/// Reads up to `len` bytes at `offset`. Returns how many were read, fewer than `len` only at the end of the file, or -1:
-/// ESTALE (the buffer may then hold anything), EBADF, EFAULT, EINVAL, EIO …
+/// Reads up to `len` bytes at `offset`. Returns the number of bytes read, fewer than `len` only at the end of the
+/// file, or -1: ESTALE (the buffer may then hold anything), EBADF, EFAULT, EINVAL, EIO …
 ///
 /// # Safety
 /// `buf` has room for `len` bytes.

@@ -67,8 +67,8 @@ impl Flags {
     }
 }
 
-/// What a file handle stands for. Calls share the lock while they run. Close takes the lock exclusively,
-/// and so returns only after the calls that run in other threads.
+/// The value behind a file handle. Calls share the lock while they run. Close takes the lock exclusively, and so
+/// returns only after the calls that run in other threads.
 pub(crate) struct OpenFile {
     file: RwLock<Option<File>>,
     read_only: bool,
@@ -96,7 +96,7 @@ impl OpenFile {
     }
 }
 
-/// Makes one call on an open file, and tells the call whether the handle is read-only.
+/// Makes one call on an open file, and passes it whether the handle is read-only.
 pub(crate) fn with_open<R>(raw: *const untorn_file, call: impl FnOnce(&File, bool) -> Result<R>) -> Result<R> {
     let entry = handle::get::<OpenFile, _>(raw)?;
     let guard = entry.lock()?;
@@ -359,9 +359,9 @@ pub extern "C" fn untorn_commit(file: *mut untorn_file) -> c_int {
     })
 }
 
-/// Starts a commit as of untorn_commit(). The changes made before the call belong to the commit, later
-/// changes do not. The ticket tells when the commit is durable. Commits become durable in the order in
-/// which they were started. NULL with an error.
+/// Starts a commit like untorn_commit(). The changes made before the call belong to the commit, later changes do not.
+/// The ticket reports when the commit is durable. Commits become durable in the order in which they were started.
+/// NULL with an error.
 #[must_use]
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_commit_async(file: *mut untorn_file) -> *mut untorn_ticket {

@@ -29,9 +29,9 @@ pub const UNTORN_TRACKER_SCAN: u32 = 1;
 /// Tracker: /proc/self/pagemap, on any kernel. A commit compares all pages that were stored to since they
 /// were last dropped from memory.
 pub const UNTORN_TRACKER_PAGEMAP: u32 = 2;
-/// Tracker: the program says what it changes, by untorn_map_touch() or untorn_heap_touch(). A commit has exactly
-/// these bytes, and costs as much as they do. A store that was not told of is in NO commit: it stays in memory, and
-/// is gone when the file is opened again.
+/// Tracker: the program says which bytes it changes, by untorn_map_touch() or untorn_heap_touch(). A commit has
+/// exactly these bytes, and costs as much as they do. A store that the program did not report is in NO commit: it
+/// stays in memory, and is gone when the file is opened again.
 pub const UNTORN_TRACKER_TOLD: u32 = 3;
 
 /// Map flag: the program promises that no thread stores to the file's maps during untorn_map_sync().
@@ -48,9 +48,10 @@ pub const UNTORN_MAP_HUGE_PAGES: u32 = 8;
 /// Map flag: the map may extend behind the end of the file. Memory behind the end can be accessed once the
 /// file has grown that far; until then an access is SIGSEGV.
 pub const UNTORN_MAP_BEYOND_END: u32 = 16;
-/// Map flag, for debugging with UNTORN_TRACKER_TOLD: a commit is refused (EINVAL) if bytes were stored to and not told
-/// of; the message names their addresses. No thread may store while a commit runs. The environment variable
-/// UNTORN_TOLD_CHECK=1 does so without the flag; UNTORN_TOLD_CHECK=warn prints the places instead, once each.
+/// Map flag, for debugging with UNTORN_TRACKER_TOLD: a commit is refused (EINVAL) if the program stored to bytes that
+/// it did not report by untorn_map_touch(); the message names their addresses. No thread may store while a commit
+/// runs. The environment variable UNTORN_TOLD_CHECK=1 has the same effect without the flag; UNTORN_TOLD_CHECK=warn
+/// prints the places instead, once each.
 pub const UNTORN_MAP_DEBUG_TOLD: u32 = 32;
 
 const ALL_FLAGS: u32 = UNTORN_MAP_QUIET
@@ -69,7 +70,7 @@ const ALL_FLAGS: u32 = UNTORN_MAP_QUIET
 pub struct untorn_map_options {
     /// sizeof(untorn_map_options) of the header that the program was compiled with.
     pub size: usize,
-    /// Where in the file the map begins, in bytes.
+    /// Offset in the file at which the map begins, in bytes.
     pub offset: u64,
     /// Length of the map, in bytes. 0: to the end of the file, also when the file grows.
     pub len: u64,
@@ -136,7 +137,7 @@ fn convert(options: untorn_map_options) -> Result<MapOptions> {
     Ok(tracker_of(options.tracker)?.map_or(result, |tracker| result.tracker(tracker)))
 }
 
-/// The tracker with a number; none: the best one that works.
+/// The tracker with a number. None: the best one that works.
 pub(crate) fn tracker_of(number: u32) -> Result<Option<Tracker>> {
     match number {
         UNTORN_TRACKER_ANY => Ok(None),
@@ -147,7 +148,7 @@ pub(crate) fn tracker_of(number: u32) -> Result<Option<Tracker>> {
     }
 }
 
-/// What a map handle stands for. Calls share the lock while they run; closing takes it exclusively.
+/// The value behind a map handle. Calls share the lock while they run; closing takes it exclusively.
 struct OpenMap {
     map: RwLock<Option<Map>>,
     read_only: bool,
@@ -261,8 +262,8 @@ pub extern "C" fn untorn_map_sync(map: *mut untorn_map) -> c_int {
     })
 }
 
-/// Starts a commit as of untorn_map_sync(). All stores made before the call belong to the commit. The
-/// ticket tells when the commit is durable. NULL with an error.
+/// Starts a commit like untorn_map_sync(). All stores made before the call belong to the commit. The ticket reports
+/// when the commit is durable. NULL with an error.
 #[must_use]
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_map_sync_async(map: *mut untorn_map) -> *mut untorn_ticket {
@@ -281,9 +282,9 @@ pub extern "C" fn untorn_map_rollback(map: *mut untorn_map) -> c_int {
     })
 }
 
-/// Sets the file's size, in bytes, as untorn_ftruncate(). The map keeps its address. If the file shrinks,
-/// memory behind its new end can no longer be accessed; if it grows, the new bytes are zeros. Returns 0, or
-/// -1: ENOMEM (beyond the reserved address space), EINVAL, EBADF …
+/// Sets the file's size, in bytes, like untorn_ftruncate(). The map keeps its address. If the file shrinks, memory
+/// behind its new end can no longer be accessed; if it grows, the new bytes are zeros. Returns 0, or -1: ENOMEM
+/// (beyond the reserved address space), EINVAL, EBADF …
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_map_resize(map: *mut untorn_map, size: u64) -> c_int {
     guard(-1, || {
@@ -294,11 +295,11 @@ pub extern "C" fn untorn_map_resize(map: *mut untorn_map, size: u64) -> c_int {
     })
 }
 
-/// Says that the program changes `len` bytes at `address` in the map, before or after it stores there, from any
-/// thread. With UNTORN_TRACKER_TOLD a commit has exactly the bytes that were told of since the last commit, and a
-/// rollback undoes these. With any other tracker the call does nothing. The store and the call must be on the same
-/// side of a commit: if another thread may commit between them, call this after the store. Returns 0, or -1: EINVAL
-/// (not inside the map, nothing was noted), EBADF.
+/// Says that the program changes `len` bytes at `address` in the map. The call may come before or after the store,
+/// from any thread. With UNTORN_TRACKER_TOLD a commit has exactly the bytes that were reported since the last commit,
+/// and a rollback undoes exactly these. With any other tracker the call does nothing. The store and the call must be
+/// on the same side of a commit: if another thread may commit between them, make the call after the store. Returns 0,
+/// or -1: EINVAL (not inside the map, nothing was noted), EBADF.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_map_touch(map: *mut untorn_map, address: *const c_void, len: usize) -> c_int {
     guard(-1, || {

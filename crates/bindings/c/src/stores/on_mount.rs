@@ -1,4 +1,4 @@
-//! Exported functions: ordinary descriptors of files on a mount of Untorn's, several committed as one.
+//! Exported functions: commits of several ordinary files on an Untorn mount as one.
 
 use parking_lot::Mutex;
 use std::ffi::c_int;
@@ -10,13 +10,13 @@ use crate::boundary::error::untorn_error::UNTORN_E_BAD_HANDLE;
 use crate::boundary::error::{Failure, Result, guard};
 use crate::boundary::handle::{self, Handle, Handles, Kind};
 
-/// A transaction over ordinary files on a mount of Untorn's.
+/// A transaction over ordinary files on an Untorn mount.
 #[allow(non_camel_case_types)]
 pub struct untorn_mount_txn {
     _opaque: (),
 }
 
-/// What a transaction handle stands for; the lock makes calls on one transaction wait for each other.
+/// The value behind a transaction handle; the lock makes calls on one transaction wait for each other.
 struct OpenTransaction(Mutex<Option<Transaction>>);
 
 impl Handle for OpenTransaction {
@@ -27,13 +27,14 @@ impl Handle for OpenTransaction {
     }
 }
 
-/// A descriptor of the caller's, for the length of a call.
+/// The caller's descriptor, for the length of a call.
 fn descriptor<'a>(fd: c_int) -> Result<BorrowedFd<'a>> {
     if fd < 0 {
         let message = format!("{fd} is no descriptor");
         return Err(Failure { kind: UNTORN_E_BAD_HANDLE, errno: libc::EBADF, message });
     }
-    // SAFETY: not -1. Whether it is open, and of what, the kernel says, call by call: one that is not is EBADF.
+    // SAFETY: not -1. The kernel checks in each call whether it is open, and of which file; a closed descriptor gives
+    // EBADF.
     Ok(unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
@@ -44,11 +45,12 @@ fn end(raw: *mut untorn_mount_txn) -> Result<Transaction> {
     txn.ok_or_else(|| Failure::bad_handle("transaction"))
 }
 
-/// Begins a transaction over files on a mount of Untorn's, with the file of a descriptor open for writing. Ordinary files
-/// of `untorn mount` only. All that is uncommitted of its files, from before and from then on, whoever writes it, is committed
-/// with the transaction and by nothing else: `fsync` of one of them fails with EBUSY until the transaction ends. Names and
-/// modes are not part of it. The end of the process aborts it. NULL: EINVAL (the file is on no such mount), EBUSY (the file
-/// is in a transaction), EBADF (not open for writing).
+/// Begins a transaction over files on an Untorn mount. The first file is that of `fd`, which is open for writing.
+/// Only ordinary files of `untorn mount` can take part. All uncommitted changes of the transaction's files belong to
+/// the transaction, those from before and later ones, by any program. Only the transaction commits them: `fsync` of
+/// one of the files fails with EBUSY until the transaction ends. Names and modes are not part of it. The end of the
+/// process aborts it. NULL: EINVAL (the file is not on such a mount), EBUSY (the file is in a transaction), EBADF
+/// (not open for writing).
 #[must_use]
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_mount_txn_begin(fd: c_int) -> *mut untorn_mount_txn {
@@ -58,7 +60,7 @@ pub extern "C" fn untorn_mount_txn_begin(fd: c_int) -> *mut untorn_mount_txn {
     })
 }
 
-/// Adds a file of the same mount, open for writing. Returns 0, or -1 as untorn_mount_txn_begin().
+/// Adds a file of the same mount, open for writing. Returns 0, or -1 with an error like untorn_mount_txn_begin().
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_mount_txn_add(txn: *mut untorn_mount_txn, fd: c_int) -> c_int {
     guard(-1, || {
@@ -69,10 +71,10 @@ pub extern "C" fn untorn_mount_txn_add(txn: *mut untorn_mount_txn, fd: c_int) ->
     })
 }
 
-/// Commits the transaction: after any crash all of it is there, or nothing. Returns 0, or -1: ENOSPC (there is no room
-/// now: the transaction goes on, and the handle stays valid; make room and commit again, and write nothing to the files
-/// before; or abort), EIO (a write of one of the files had failed: nothing is committed, the transaction is aborted),
-/// EBADF. After 0, and after any other error than ENOSPC, the handle is closed.
+/// Commits the transaction: after any crash all of it is there, or nothing. Returns 0, or -1: ENOSPC (there is no
+/// room now: the transaction continues, and the handle stays valid; make room and commit again, without writing to
+/// the files in between, or abort), EIO (an earlier write to one of the files had failed: nothing is committed, the
+/// transaction is aborted), EBADF. After 0, and after any error other than ENOSPC, the handle is closed.
 #[must_use]
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_mount_txn_commit(txn: *mut untorn_mount_txn) -> c_int {
@@ -87,9 +89,9 @@ pub extern "C" fn untorn_mount_txn_commit(txn: *mut untorn_mount_txn) -> c_int {
     })
 }
 
-/// Commits as untorn_mount_txn_commit(), and goes on with the same files, which nobody else gets in between. The handle
-/// stays valid, also after an error. Returns 0, or -1: ENOSPC (what was to be committed may have its place in the log of the
-/// mount, and is committed then when there is room), EIO, EBADF.
+/// Commits like untorn_mount_txn_commit(), and continues with the same files; no other transaction can take the files
+/// in between. The handle stays valid, also after an error. Returns 0, or -1: ENOSPC (the commit may already have its
+/// place in the mount's log, and is made when there is room), EIO, EBADF.
 #[must_use]
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_mount_txn_commit_and_chain(txn: *mut untorn_mount_txn) -> c_int {
@@ -100,8 +102,8 @@ pub extern "C" fn untorn_mount_txn_commit_and_chain(txn: *mut untorn_mount_txn) 
     })
 }
 
-/// Gives up what is uncommitted of the files, as untorn_mount_txn_abort(), and goes on with them. The handle stays valid.
-/// Returns 1 if anything was given up, 0 if not, or -1 with an error.
+/// Discards the uncommitted changes of the files, like untorn_mount_txn_abort(), and continues with the same files.
+/// The handle stays valid. Returns 1 if changes were discarded, 0 if there were none, or -1 with an error.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_mount_txn_abort_and_chain(txn: *mut untorn_mount_txn) -> c_int {
     guard(-1, || {
@@ -111,7 +113,8 @@ pub extern "C" fn untorn_mount_txn_abort_and_chain(txn: *mut untorn_mount_txn) -
 }
 
 /// Aborts the transaction: its files are as of their last commits, for every program. Returns 0, or -1 with an error:
-/// EINVAL if a commit of it found no room and waits for it, and is not taken back. The handle is closed in either case.
+/// EINVAL if a commit of the transaction found no room and still waits for it; that commit is not taken back. The
+/// handle is closed in either case.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_mount_txn_abort(txn: *mut untorn_mount_txn) -> c_int {
     guard(-1, || {
@@ -120,9 +123,9 @@ pub extern "C" fn untorn_mount_txn_abort(txn: *mut untorn_mount_txn) -> c_int {
     })
 }
 
-/// Commits `n` ordinary files of one mount of Untorn's as one, all or none; each descriptor is open for writing. Returns 0,
-/// or -1: EINVAL (`n` is 0, or a file is on no such mount), EFAULT if `fds` is NULL, otherwise as untorn_mount_txn_begin()
-/// and untorn_mount_txn_commit(); what was written stays uncommitted then.
+/// Commits `n` ordinary files of one Untorn mount as one, all or none; each descriptor is open for writing. Returns
+/// 0, or -1: EINVAL (`n` is 0, or a file is not on such a mount), EFAULT if `fds` is NULL, otherwise like
+/// untorn_mount_txn_begin() and untorn_mount_txn_commit(). After an error the changes stay uncommitted.
 ///
 /// # Safety
 /// `fds` points to `n` descriptors.

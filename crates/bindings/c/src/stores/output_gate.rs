@@ -1,4 +1,4 @@
-//! Exported functions: output that waits for tickets.
+//! Exported functions: output that is held back until commits are durable.
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::BorrowedFd;
@@ -9,7 +9,7 @@ use crate::boundary::error::{Failure, guard};
 use crate::boundary::handle::{self, Handle, Handles, Kind};
 use crate::stores::ticket::untorn_ticket;
 
-/// Output that waits until the commits that it tells of are durable: a thread, and any number of outputs.
+/// Output that waits until the commits that it reports are durable: a thread, and any number of outputs.
 #[allow(non_camel_case_types)]
 pub struct untorn_gate {
     _opaque: (),
@@ -37,7 +37,7 @@ impl Handle for Output {
     }
 }
 
-/// Makes a gate, whose outputs hold up to bytes_max bytes each; 0: 1 MiB. NULL with an error.
+/// Makes a gate. Each of its outputs holds up to bytes_max bytes; 0: 1 MiB. NULL with an error.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_gate_open(bytes_max: usize) -> *mut untorn_gate {
     guard(std::ptr::null_mut(), || {
@@ -47,8 +47,8 @@ pub extern "C" fn untorn_gate_open(bytes_max: usize) -> *mut untorn_gate {
 }
 
 /// Puts a descriptor behind the gate: a socket, a pipe, a terminal or a file. The gate works with a copy of the
-/// descriptor; nothing else may write to what it leads to. Bytes leave in the order in which they were written. A pipe
-/// whose reader has left sends SIGPIPE, as ever. NULL with an error.
+/// descriptor; nothing else may write to the same socket, pipe, terminal or file. Bytes leave in the order in which
+/// they were written. A pipe whose reader has left sends SIGPIPE, as usual. NULL with an error.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_gate_output(gate: *mut untorn_gate, fd: c_int) -> *mut untorn_output {
     guard(std::ptr::null_mut(), || {
@@ -62,10 +62,10 @@ pub extern "C" fn untorn_gate_output(gate: *mut untorn_gate, fd: c_int) -> *mut 
     })
 }
 
-/// Hands over n bytes, which are copied. They leave when the ticket's commit is durable; with NULL for a ticket, when
-/// all that was written to the gate before may leave. Waits while the output holds as much as it may. The ticket can be
-/// freed at once. Returns 0, or -1 with an error: the one of the commit that failed (then nothing that the gate holds
-/// ever leaves), or of the descriptor.
+/// Hands over n bytes, which are copied. They leave when the ticket's commit is durable. If the ticket is NULL, they
+/// leave as soon as everything that was written to the gate before them may leave. The call waits while the output is
+/// full. The ticket can be freed at once. Returns 0, or -1 with the error of the commit that failed (then nothing
+/// that the gate holds ever leaves), or with the error of the descriptor.
 ///
 /// # Safety
 /// There are n bytes at buf.
@@ -110,7 +110,8 @@ pub extern "C" fn untorn_gate_drain(gate: *mut untorn_gate) -> c_int {
     })
 }
 
-/// Frees the gate. What it still holds is discarded: untorn_gate_drain() first waits for it. Returns 0, or -1 with EBADF.
+/// Frees the gate. Bytes that it still holds are discarded; untorn_gate_drain() waits until they have left. Returns
+/// 0, or -1 with EBADF.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_gate_free(gate: *mut untorn_gate) -> c_int {
     guard(-1, || {

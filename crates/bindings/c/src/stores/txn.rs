@@ -20,7 +20,7 @@ pub struct untorn_txn {
     _opaque: (),
 }
 
-/// What a transaction handle stands for; the lock makes calls on one transaction wait for each other.
+/// The value behind a transaction handle; the lock makes calls on one transaction wait for each other.
 struct OpenTxn(Mutex<Option<Txn>>);
 
 impl Handle for OpenTxn {
@@ -179,10 +179,10 @@ unsafe fn on_path_with_mode(
     })
 }
 
-/// Commits all changes of the transaction as one, durable as by untorn_commit(). Returns 0, or -1 with an
-/// error as untorn_commit(); also EEXIST, ENOENT, ENOTEMPTY … if a name is not as it must be, and then
-/// nothing is committed. The handle is closed in either case. A failure aborts the transaction, unless the
-/// outcome is unknown (UNTORN_E_SYNC_UNKNOWN).
+/// Commits all changes of the transaction as one, durable as by untorn_commit(). Returns 0, or -1 with an error like
+/// untorn_commit(); also EEXIST, ENOENT, ENOTEMPTY … if a name is missing, taken or in use, and then nothing is
+/// committed. The handle is closed in either case. A failure aborts the transaction, unless the outcome is unknown
+/// (UNTORN_E_SYNC_UNKNOWN).
 #[must_use]
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_txn_commit(txn: *mut untorn_txn) -> c_int {
@@ -192,7 +192,7 @@ pub extern "C" fn untorn_txn_commit(txn: *mut untorn_txn) -> c_int {
     })
 }
 
-/// Starts the commit of a transaction; the ticket is as of untorn_commit_async(). NULL with an error. The
+/// Starts the commit of a transaction; the ticket is like that of untorn_commit_async(). NULL with an error. The
 /// handle is closed in either case.
 #[must_use]
 #[unsafe(no_mangle)]
@@ -230,7 +230,7 @@ pub unsafe extern "C" fn untorn_syncv(files: *const *mut untorn_file, n: usize) 
     })
 }
 
-/// Starts a commit of several files; the ticket is as of untorn_commit_async(). NULL with an error as
+/// Starts a commit of several files; the ticket is like that of untorn_commit_async(). NULL with an error like
 /// untorn_syncv().
 ///
 /// # Safety

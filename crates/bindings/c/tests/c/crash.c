@@ -1,4 +1,4 @@
-/* Forked and killed processes: what a child may do, and what survives. */
+/* Forked and killed processes: the calls that a child may make, and the data that survives. */
 #include "check.h"
 #include <signal.h>
 #include <sys/wait.h>

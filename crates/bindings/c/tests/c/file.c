@@ -31,7 +31,7 @@ static void lone_file(void) {
     FAILS(untorn_zero(file, 0, 1), EBADF, UNTORN_E_INVALID);
     CHECK(untorn_close(file) == 0);
 
-    /* A plain file, made by somebody else, is taken as it is. */
+    /* A plain file, made by another program, is used as it is. */
     int fd = open("plain", O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
     CHECK(fd >= 0 && write(fd, "plain", 5) == 5);
     close(fd);

@@ -230,7 +230,7 @@ static void empty_moved_and_swapped(const std::string &directory) {
         a->swap(*b);
         *c = std::move(*a);
         a->emplace_back("moved from, and good for more");
-        // Across heaps: every container stays in its own heap, whatever is assigned to it.
+        // Across heaps: every container stays in its own heap, also when another one is assigned to it.
         words *far = other.root_or<words>("far");
         *far = *c;
         *b = std::move(*far);
@@ -435,7 +435,7 @@ static void threads_and_files(const std::string &directory) {
     assert(log.size() == 20 * 7);
 }
 
-/* Takes its time in the making. */
+/* Slow to construct. */
 struct slow {
     static inline std::atomic<int> made = 0;
     long number = 7;
@@ -455,7 +455,7 @@ struct outer {
     explicit outer(untorn::heap &heap) : number(*heap.root_or<long>("inner", 3)) {}
 };
 
-/* What four threads do at the same moment. */
+/* The task of four threads at the same moment. */
 template <class Work> static void at_once(const Work &work) {
     std::atomic<int> ready = 0;
     std::vector<std::thread> threads;
@@ -494,7 +494,7 @@ static void roots_of_many_threads(const std::string &directory) {
         assert(slow::made == 2);
     }
     assert(heap.stats().allocations == 50 && heap.roots().size() == 50);
-    /* What is thrown on the way arrives, and leaves nothing behind; a root may need another. */
+    /* Exceptions reach the caller, and leave nothing behind; making a root may need another root. */
     try {
         heap.root_or<broken>("broken");
         assert(false);
@@ -560,7 +560,7 @@ struct score {
     long points, moves;
 };
 
-/* The program tells of its stores; what allocators give out, and roots, are told of by themselves. */
+/* The program reports its stores; blocks from allocators, and roots, are reported by the library. */
 static void told(const std::string &directory) {
     untorn::heap_options options;
     options.tracker = UNTORN_TRACKER_TOLD;
@@ -575,7 +575,7 @@ static void told(const std::string &directory) {
             const auto guard = heap.mutate();
             (*all)[1].points = 5;
             heap.touch((*all)[1].points);
-            (*all)[2].points = 1; /* and tells nobody */
+            (*all)[2].points = 1; /* and does not report it */
             all->push_back({9, 9});
             heap.touch(*all);
         }
@@ -590,7 +590,7 @@ static void told(const std::string &directory) {
     {
         untorn::heap heap(path, options);
         const auto &all = *heap.root<scores>("scores");
-        /* The vector grew, into a block that was told of, whole. */
+        /* The vector grew, into a block that was reported as a whole. */
         assert(all.size() == 4 && all[0].points == 7 && all[1].points == 5 && all[2].points == 1 && all[3].moves == 9);
         const_cast<score &>(all[2]).points = 2;
         heap.commit();
@@ -599,7 +599,7 @@ static void told(const std::string &directory) {
     assert((*heap.root<scores>("scores"))[2].points == 1);
 }
 
-/* What a process had stored that was killed is there. */
+/* The stores of a killed process are there. */
 static void live(const std::string &directory) {
     untorn::heap_options options;
     options.flags = UNTORN_HEAP_LIVE;
@@ -644,7 +644,7 @@ int main(int argc, char **argv) {
     const char *chosen = std::getenv("UNTORN_TEST_SEED");
     const unsigned seed = argc > 2 ? std::stoul(argv[2]) : chosen ? std::stoul(chosen) : 1;
     std::printf("seed %u\n", seed);
-    /* Before any thread: it forks. */
+    /* Runs before any thread exists, because it forks. */
     live(directory);
     random_programs(directory + "/heap", seed, std::getenv("BRIEF") || std::getenv("UNDER_VALGRIND") ? 1000 : 4000);
     empty_moved_and_swapped(directory);

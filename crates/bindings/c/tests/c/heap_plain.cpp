@@ -1,4 +1,4 @@
-/* What people write first: text of any kind as key, structs without constructors, guards, several runs.
+/* Typical first programs: text of any kind as key, structs without constructors, guards, several runs.
    heap_plain DIRECTORY */
 
 #include <untorn.hpp>
@@ -182,7 +182,7 @@ static void many_files(const std::string &directory) {
     assert(again.open("a").size() == 6 && again.open("b").size() == 6 && again.open("c").size() == 3);
 }
 
-/* What the compiler cannot see: a class with a constructor, whose members nobody named. */
+/* Members that the compiler cannot see: a class with a constructor, without UNTORN_LAYOUT. */
 struct hidden {
     hidden() : number(7), name(long_text) {}
     long number;
@@ -195,7 +195,7 @@ static std::string report_of(const std::string &path, std::uint32_t flags) {
     return untorn::detail::text(report);
 }
 
-/* A heap that is open is busy for others. */
+/* For other processes an open heap is busy. */
 static void fails_check(const std::string &path) {
     char *report = nullptr;
     assert(untorn_heap_check_file(path.c_str(), 0, &report) == -1 && errno == EBUSY && !report);
@@ -213,7 +213,7 @@ static void pointers_out_of_the_heap(const std::string &directory) {
         all.lines.push_back("short");
         heap.commit();
         hidden *object = heap.root_or<hidden>("hidden");
-        // Where a string keeps its pointer is the library's affair.
+        // The position of a string's pointer depends on the standard library.
         const unsigned long target = reinterpret_cast<unsigned long>(object->name.data());
         unsigned long words[sizeof(hidden) / sizeof(long)];
         std::memcpy(words, static_cast<void *>(object), sizeof words);
@@ -238,7 +238,7 @@ static void pointers_out_of_the_heap(const std::string &directory) {
     assert(report_of(path, UNTORN_CHECK_POINTERS).find("\"pointers\":{\"count\":0") != std::string::npos);
     assert(report_of(path, 0).find("\"pointers\"") == std::string::npos);
     {
-        // Without the flag it goes unnoticed, until the heap is checked.
+        // Without the flag the pointer goes unnoticed until the heap is checked.
         untorn::heap heap(path);
         heap.root_or<hidden>("hidden")->number = 8;
         heap.commit();

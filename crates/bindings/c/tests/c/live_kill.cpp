@@ -42,7 +42,7 @@ static void set_root(untorn_heap *heap, numbers *to) {
     TRUE_OR_ABORT(untorn_heap_set_root(heap, "numbers", to, "numbers", sizeof(numbers), alignof(numbers), 1) == 0);
 }
 
-/* What a kill left: everything that was stored, and no damage. */
+/* After a kill: everything that was stored is there, without damage. */
 static void look(long done) {
     untorn_heap *heap = open_heap();
     TRUE_OR_ABORT(untorn_heap_live_start(heap) == UNTORN_LIVE_WENT_ON);
@@ -71,7 +71,7 @@ static void work(bool grows) {
     _exit(block ? 0 : 1);
 }
 
-/* Steps so far through a child and kills it there. The instructions it took; -1: there is no tracing here. */
+/* Steps this far through a child, and kills it there. Returns the number of instructions; -1: no tracing here. */
 static long killed_after(bool grows, long instructions) {
     const pid_t child = fork();
     TRUE_OR_ABORT(child >= 0);
@@ -105,7 +105,7 @@ static void within_an_allocation(bool grows) {
     }
 }
 
-/* Kills its process while it is made. */
+/* Kills its process while it is constructed. */
 struct killer {
     explicit killer(long) { raise(SIGKILL); }
     long number;

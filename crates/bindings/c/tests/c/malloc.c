@@ -28,7 +28,7 @@ static untorn_heap_stats stats_of(untorn_heap *heap) {
     return stats;
 }
 
-/* The program tells of its stores, the heap of its own. */
+/* The program reports its stores, and the heap reports its own. */
 static void told(void) {
     untorn_heap_options options = {.size = sizeof options, .tracker = UNTORN_TRACKER_TOLD};
     untorn_heap *heap = open_heap("told", &options);
@@ -43,7 +43,7 @@ static void told(void) {
     *node = (struct node){.text = text, .next = (struct node *)zeros};
     CHECK(text && untorn_heap_touch(heap, node, sizeof *node) == 0);
     CHECK(SET_ROOT(heap, "node", struct node, 0, node) == 0 && untorn_heap_commit(heap) == 0);
-    node->next = NULL; /* and tells nobody */
+    node->next = NULL; /* and does not report it */
     CHECK(untorn_heap_commit(heap) == 0);
     FAILS(untorn_heap_touch(heap, NULL, 1), EINVAL, UNTORN_E_INVALID);
     FAILS(untorn_heap_touch(heap, &heap, 1), EINVAL, UNTORN_E_INVALID);
@@ -106,7 +106,7 @@ static void memory(void) {
     CHECK(untorn_heap_close(heap) == 0);
 }
 
-/* The root of a heap, made if there is none: 1 if so. */
+/* The root of a heap, made if it is missing; returns 1 if it was made. */
 static int set_once(void *heap) {
     long *number;
     if (ROOT(heap, "number", long, 0, &number) == 1) return 0;
@@ -345,7 +345,7 @@ static void null_and_stale(void) {
 static void forked(void) {
     untorn_heap *heap = open_heap("forked", NULL);
     void *base = untorn_heap_base(heap);
-    /* By its address the heap is looked up anew: the thread remembers what it used last. */
+    /* The heap is looked up again by its address: the thread remembers the heap that it used last. */
     CHECK(untorn_heap_allocate_at(base, 8, 1) && untorn_heap_malloc(heap, 1));
     pid_t pid = fork();
     if (pid == 0) {
@@ -370,7 +370,7 @@ static void *store_always(void *number) {
     return NULL;
 }
 
-/* A store during a commit is found in debug mode, and told with its address. */
+/* A store during a commit is found in debug mode, and reported with its address. */
 static void races(void) {
     untorn_heap_options options = {.size = sizeof options, .flags = UNTORN_HEAP_DEBUG_RACES};
     untorn_heap *heap = open_heap("races", &options);
@@ -389,7 +389,7 @@ static void races(void) {
     }
     alarm(0);
     CHECK(result == -1 && errno == EBUSY && untorn_last_error() == UNTORN_E_RACING_STORE);
-    /* The first byte that differs: not the number's first one if that came back to its old value meanwhile. */
+    /* The first byte that differs, which is not the number's first byte if that has its old value again. */
     const char *address = strstr(untorn_error_message(), "address 0x");
     CHECK(address && strtoul(strchr(address, ' '), NULL, 16) - (unsigned long)number < sizeof *number);
     stop = true;

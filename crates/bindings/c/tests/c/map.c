@@ -1,4 +1,4 @@
-/* Maps: stores and commits, rollback, growth, several maps, trackers, and what is refused. */
+/* Maps: stores and commits, rollback, growth, several maps, trackers, and refused calls. */
 #include "check.h"
 #include <signal.h>
 #include <sys/wait.h>
@@ -50,7 +50,7 @@ static void stores_and_commits(untorn_store *store, uint32_t tracker) {
     CHECK(untorn_ticket_wait(ticket) == 0 && untorn_ticket_free(ticket) == 0);
     CHECK(untorn_map_rollback(map) == 0 && strcmp(at + page, "batch") == 0);
 
-    /* The file's handle may be closed first; uncommitted changes are discarded with the last of both. */
+    /* The file's handle may be closed first; uncommitted changes are discarded when handle and map are both closed. */
     CHECK(untorn_close(file) == 0);
     strcpy(at + 2 * page, "kept");
     CHECK(untorn_map_mark_dirty(map, 2 * page, 4) == 0);
@@ -92,7 +92,7 @@ static void growth(untorn_store *store) {
     CHECK(untorn_map_close(second) == 0 && untorn_close(file) == 0);
 }
 
-/* With the tracker `told` a commit has what it was told of, and nothing else. */
+/* With the tracker `told` a commit has the reported bytes, and nothing else. */
 static void told(untorn_store *store) {
     untorn_map_options options = {.size = sizeof options, .tracker = UNTORN_TRACKER_TOLD};
     untorn_file *file = untorn_open_at(store, "told", UNTORN_CREATE | UNTORN_TRUNC, 0644);
@@ -103,7 +103,7 @@ static void told(untorn_store *store) {
     strcpy(at + 100, "one two");
     CHECK(untorn_map_touch(map, at + 104, 3) == 0);
     sync_map(map);
-    /* Undone is what was told of. */
+    /* A rollback undoes the reported bytes. */
     strcpy(at + 104, "2 ");
     CHECK(untorn_map_touch(map, at + 104, 3) == 0 && untorn_map_rollback(map) == 0);
     CHECK(memcmp(at + 100, "one two", 7) == 0);

@@ -186,7 +186,7 @@ static void no_paths(void) {
     FAILS(untorn_reader_open(""), ENOENT, UNTORN_E_INVALID);
 }
 
-/* Of these handles a change is refused with a message that says what they are. */
+/* A change through these handles is refused with a message that names their kind. */
 static void of_readers(untorn_store *store) {
     untorn_reader *reader = untorn_reader_open("store");
     CHECK(reader);
@@ -254,7 +254,7 @@ static void wrong_kind_and_closed(void) {
     try_everything(txn, ALL & ~TXN);
     try_everything(ticket, ALL & ~TICKET);
 
-    /* A lookalike: one bit beside an open handle. */
+    /* A number that differs from an open handle by one bit. */
     for (int bit = 0; bit < 64; bit++) try_everything((void *)((uintptr_t)file ^ (uintptr_t)1 << bit), FILE_);
 
     untorn_map *map = untorn_map_open(file, NULL);
@@ -277,7 +277,7 @@ static void wrong_kind_and_closed(void) {
     CHECK(output);
     try_everything(gate, ALL & ~GATE);
     try_everything(output, ALL & ~OUTPUT);
-    /* Of a good output: a ticket that is none, no bytes, a descriptor that is closed. */
+    /* With a good output: an invalid ticket, no bytes, a closed descriptor. */
     BAD_HANDLE(untorn_output_write(output, "x", 1, (untorn_ticket *)gate));
     FAILS(untorn_output_write(output, NULL, 1, ticket), EFAULT, UNTORN_E_NULL);
     CHECK(untorn_output_write(output, NULL, 0, ticket) == 0);

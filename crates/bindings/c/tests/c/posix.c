@@ -65,7 +65,7 @@ static void one_view(void) {
     CHECK(msync(at, page, MS_INVALIDATE) == 0 && strcmp(at, "undone") == 0); /* rolls nothing back */
     CHECK(untorn_fd_rollback(fd) == 0 && memcmp(at, "plain", 6) == 0);
 
-    /* Offsets, appending, other descriptors: all as the kernel has them. */
+    /* Offsets, appending, other descriptors: as with the kernel's calls. */
     int dupped = dup(fd), reader = open_file("view", O_RDONLY), appender = open_file("view", O_WRONLY | O_APPEND);
     CHECK(untorn_fd_is_managed(dupped) == 1 && untorn_fd_is_managed(reader) == 1);
     CHECK(lseek(fd, 0, SEEK_SET) == 0 && read(dupped, buf, 3) == 3 && memcmp(buf, "pla", 3) == 0);
@@ -171,7 +171,7 @@ static void refused(void) {
     char *at = map_file(fd, page);
     FAILS_WITH(mmap(at, page, rw, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0), ENOTSUP);
     FAILS_WITH(mmap(NULL, page, rw, MAP_SHARED, reader, 0), EACCES);
-    /* Another process cannot open the file meanwhile. */
+    /* Another process cannot open the file in the meantime. */
     pid_t pid = fork();
     CHECK(pid >= 0);
     if (pid == 0) {
@@ -271,7 +271,7 @@ static void killed_at_random(int rounds) {
         uint64_t words[WORDS] = {0};
         ssize_t got = pread(fd, words, sizeof words, 0);
         CHECK(got == (ssize_t)sizeof words || (got == 0 && told->done == 0));
-        /* The last step that was told, or the one that was on its way; MS_ASYNC may have committed
+        /* The last step that was reported, or the next one; MS_ASYNC may have committed
          * the beginning of a step, every third word. */
         uint64_t last = words[WORDS - 1], mixed = 0;
         for (size_t i = 0; i < WORDS; i++) {

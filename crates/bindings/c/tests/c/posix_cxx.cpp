@@ -58,7 +58,7 @@ static void backup_by_streams() {
     CHECK(contents("streamed.db") == "synced");
 }
 
-// A stream reads what a crash left only after recovery.
+// A stream reads a file after a crash only once it is recovered.
 static void read_after_a_crash() {
     pid_t pid = fork();
     if (pid == 0) {
@@ -68,7 +68,7 @@ static void read_after_a_crash() {
     int status;
     CHECK(pid > 0 && waitpid(pid, &status, 0) == pid && WIFSIGNALED(status));
     CHECK(contents("crashed.db") == "synced before the crash");
-    // The size and the copy, too.
+    // A copy is made after recovery, too.
     pid = fork();
     if (pid == 0) {
         create("crashed.db", "synced before the second crash");
@@ -88,7 +88,7 @@ static void renamed_and_removed() {
     CHECK(!fs::exists("first.db") && untorn_fd_is_managed(fd) == 1);
     fs::resize_file("second.db", 6);
     CHECK(fs::file_size("second.db") == 6 && fsync(fd) == 0);
-    // A copy would be of the last checkpoint.
+    // A copy would show the state of the last checkpoint.
     CHECK(!fs::copy_file("second.db", "copy", error) && error == std::errc::not_supported && !fs::exists("copy"));
     bool thrown = false;
     try {
@@ -106,7 +106,7 @@ static void renamed_and_removed() {
     CHECK(!fs::exists("third.db.untorn"));
 }
 
-// Other files are the C++ library's business.
+// Other files are left to the C++ library.
 static void everything_else() {
     std::ofstream("plain") << "text";
     CHECK(contents("plain") == "text" && fs::file_size("plain") == 4);

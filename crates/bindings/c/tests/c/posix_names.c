@@ -62,14 +62,14 @@ static char *create(const char *path, const char *text, int *fd) {
         CHECK(waitpid(pid_, &status_, 0) == pid_ && WIFSIGNALED(status_) && WTERMSIG(status_) == SIGKILL);             \
     } while (0)
 
-/* What a program without Untorn reads. */
+/* Reads a file like a program without Untorn. */
 static void check_disk(const char *path, const char *text) {
     char command[256];
     snprintf(command, sizeof command, "test \"$(head -c %zu %s)\" = '%s'", strlen(text), path, text);
     CHECK(system(command) == 0);
 }
 
-/* What the ported program reads after a start: recovery included. */
+/* Reads a file like the ported program after a start, with recovery. */
 static void check_reopened(const char *path, const char *text) {
     char buf[64];
     int fd = open(path, O_RDWR);
@@ -105,7 +105,7 @@ static void reorganize(void) {
     char buf[8];
     CHECK(pread(old_fd, buf, 7, 0) == 7 && memcmp(buf, "written", 7) == 0);
     CHECK(munmap(old, page) == 0 && close(old_fd) == 0);
-    /* The new file goes on: same map, same descriptor, atomic. */
+    /* The new file stays managed: same map, same descriptor, atomic. */
     CHECK(strcmp(new, "new, with changes that were not synced") == 0 && untorn_fd_is_managed(new_fd) == 1);
     strcpy(new, "synced after the rename");
     CHECK(fsync(new_fd) == 0);
@@ -160,7 +160,7 @@ static void becomes_named(void) {
     check_disk("named.db", "plain");
     CHECK(fsync(fd) == 0 && close(fd) == 0);
     check_disk("named.db", "xlain");
-    /* Mapped, it cannot be taken over: refused, nothing changes. */
+    /* A mapped file cannot become managed: refused, nothing changes. */
     fd = open("plain", O_RDWR | O_CREAT, 0644);
     CHECK(fd >= 0 && ftruncate(fd, (off_t)page) == 0);
     char *at = mmap(NULL, page, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -181,7 +181,7 @@ static void exchanged(void) {
     CHECK(msync(two, page, MS_SYNC) == 0 && munmap(one, page) == 0 && munmap(two, page) == 0);
     CHECK(close(a) == 0 && close(b) == 0);
     check_disk("one.db", "TWO");
-    /* A rename that fails leaves everything as it was, uncommitted changes of what would be replaced included. */
+    /* A rename that fails changes nothing, and keeps the uncommitted changes of the file to be replaced. */
     one = create("one.db", "one", &a);
     strcpy(one, "changed");
     CHECK(mkdir("directory", 0755) == 0);
@@ -195,7 +195,7 @@ static void exchanged(void) {
 }
 
 /* Unlinked while it is open: an ordinary file without a name, and the name is free. */
-/* A name that leaves no room for its store's creates nothing. */
+/* A name that is too long for the name of its store creates nothing. */
 static void long_names(void) {
     char name[256];
     memset(name, 'n', sizeof name);
@@ -250,7 +250,7 @@ static void removed_after_a_crash(void) {
         check_disk("crashed.db", "made anew");
     }
     CHECK(exists("crashed.db.removed-1.untorn"));
-    /* By this program, its journal goes, too. */
+    /* If this program removes it, its journal is removed, too. */
     IN_A_KILLED_PROCESS({
         int fd;
         create("crashed.db", "committed", &fd);
@@ -305,7 +305,7 @@ static void relatives(void) {
     CHECK(fd >= 0 && untorn_fd_is_managed(fd) == 1 && close(fd) == 0 && unlink(template) == 0 && close(dir) == 0);
 }
 
-/* What cannot be right is refused. */
+/* Calls that cannot be correct are refused. */
 static void refused(void) {
     int fd, plain = open("plain", O_RDWR | O_CREAT, 0644);
     char *at = create("refused.db", "refused", &fd);
@@ -336,7 +336,7 @@ static void refused(void) {
     CHECK(munmap(at, page) == 0 && close(fd) == 0 && close(plain) == 0 && unlink("plain") == 0);
 }
 
-/* Standard error says what is refused. */
+/* Refused calls are reported on standard error. */
 static void refusals_are_said(void) {
     int said = open("said", O_RDWR | O_CREAT | O_TRUNC, 0644);
     CHECK(said >= 0);
@@ -419,7 +419,7 @@ static void at_exit_too(void) {
     CHECK(fd >= 0 && pwrite(fd, "later", 5, 20) == 5 && fsync(fd) == 0);
 }
 
-/* The process ends without closing: what it synced is in the plain file. */
+/* The process ends without closing: its synced changes are in the plain file. */
 static void ends_without_closing(void) {
     fflush(NULL);
     pid_t pid = fork();
@@ -672,7 +672,7 @@ static void managed_in_signal_handlers(void) {
     CHECK(close(interrupted[0]) == 0);
     /* Said once, with the call. */
     CHECK(n > 0 && strncmp(said, "untorn: write: refused (EDEADLK)", 32) == 0 && !strstr(said + 1, "untorn:"));
-#ifndef __SANITIZE_ADDRESS__ /* its search for leaks at the end of a process does not bear the filter, nor does Valgrind */
+#ifndef __SANITIZE_ADDRESS__ /* neither the sanitizer's leak check nor Valgrind works under the filter */
     fflush(NULL);
     pid_t pid = getenv("UNDER_VALGRIND") ? -1 : fork();
     if (pid == 0) {
@@ -714,7 +714,7 @@ static void synced_writes(void) {
     }
 }
 
-/* Programs close all descriptors, and give new ones the numbers that they like. Those of Untorn are not theirs. */
+/* Programs close all descriptors, and choose numbers for new ones. Untorn's own descriptors are not the program's. */
 static void own_descriptors(void) {
     char before[64];
     for (int i = 0; i < 64; i++) before[i] = fcntl(i, F_GETFD) != -1;
@@ -733,7 +733,7 @@ static void own_descriptors(void) {
     fflush(NULL);
     pid_t pid = fork();
     CHECK(pid >= 0);
-    if (pid == 0) { /* What a child does before it executes a program. */
+    if (pid == 0) { /* The calls of a child before it executes a program. */
         for (int i = 3; i < 64; i++) {
             if (i != fd && !before[i] && dup2(2, i) != i) _exit(1);
             close(i);
@@ -747,7 +747,7 @@ static void own_descriptors(void) {
     CHECK(unlink("own.db") == 0);
 }
 
-/* A close discards what was not synced. */
+/* A close discards changes that were not synced. */
 static void discarding(void) {
     int fd = open("discarded.db", O_RDWR | O_CREAT, 0644);
     CHECK(fd >= 0 && write(fd, "synced", 6) == 6 && fsync(fd) == 0 && close(fd) == 0);
@@ -758,7 +758,7 @@ static void discarding(void) {
     CHECK(unlink("discarded.db") == 0);
 }
 
-/* Standard error says what a close discards. */
+/* Changes that a close discards are reported on standard error. */
 static void discarding_is_said(void) {
     int said[2];
     char text[1024] = {0};

@@ -77,7 +77,7 @@ int main(int argc, char **argv) {
     for (long i = 0; i < THREADS; i++) CHECK(pthread_create(&threads[i], NULL, work, (void *)i) == 0);
     for (int n = 0; running > 0; n++) {
         CHECK(pthread_kill(threads[n % THREADS], SIGUSR1) == 0);
-        /* Valgrind makes a fork of it, without what a fork does for locks: the child would wait for the parent's threads. */
+        /* Valgrind makes it a fork without fork handlers for locks: the child would wait for the parent's threads. */
         if (n % 50 == 0 && !getenv("UNDER_VALGRIND")) {
             pid_t pid = vfork();
             if (pid == 0) {

@@ -10,7 +10,7 @@ enum { LIMIT_MS = 60 * 1000 };
 static pid_t owner;
 static int orders[2], answers[2];
 
-/* What the owner does at an order; it answers with the number of its last commit. */
+/* The owner's action at an order; the owner answers with the number of its last commit. */
 static uint64_t done(untorn_store *store) {
     untorn_status status = {.size = sizeof status};
     CHECK(untorn_store_status(store, &status) == 0);
@@ -43,7 +43,7 @@ static void change_names(untorn_store *store) {
     CHECK(untorn_close(file) == 0);
 }
 
-/* More than goes into a record: it goes to a file beside the log. */
+/* More than fits into a record: it goes to a spill file beside the log. */
 enum { LARGE_BYTES = 3 << 20 };
 
 static char large_byte(uint64_t at) { return (char)(at * 7 % 251); }
@@ -262,7 +262,7 @@ static void bytes_of_commits(const untorn_reader *reader) {
     }
     CHECK(strstr(untorn_error_message(), "was given out last"));
 
-    /* Those of a large commit, also when it was applied and its file is gone. */
+    /* The bytes of a large commit, also when it was applied and its spill file is gone. */
     order('l');
     untorn_followed *made = next(follow, 1);
     size_t created = index_of(made, UNTORN_CHANGE_CREATED, "large");
@@ -324,7 +324,7 @@ static void following(const untorn_reader *reader) {
     FAILS(untorn_snapshot_open(snapshot, "dir"), EISDIR, UNTORN_E_IO);
     CHECK(untorn_snapshot_close(snapshot) == 0);
 
-    /* Commits whose place in the journal was used again are not passed over in silence. */
+    /* Commits whose place in the journal was reused are reported as missed. */
     order('*');
     CHECK(untorn_follow_next(follow, LIMIT_MS, &commit) == 1);
     CHECK(commit->missed == 1 && commit->first_lsn == names + 1 && commit->last_lsn > names + 50);
@@ -345,7 +345,7 @@ static void *wait_for_a_number(void *reader) {
     return NULL;
 }
 
-/* Threads that wait without an end come back when their handles are closed. */
+/* Threads that wait without a limit return when their handles are closed. */
 static void closed_by_another_thread(void) {
     untorn_reader *reader = untorn_reader_open("store");
     CHECK(reader);
@@ -369,7 +369,7 @@ static void after_a_kill(untorn_reader *reader) {
     order('4');
     untorn_snapshot *before = take(reader);
     CHECK(kill(owner, SIGKILL) == 0 && WIFSIGNALED(ended()));
-    /* As on a file system that is mounted read-only: nobody may write anywhere. (Root may.) */
+    /* As on a file system that is mounted read-only: no user except root may write anywhere. */
     set_modes(0500, 0400);
     check_file(before, "a", "444");
     check_read(reader, "a", "444");
@@ -405,7 +405,7 @@ static void as_another_user(void) {
 }
 
 static void refused(void) {
-    /* Who opens a store as its owner writes to it. */
+    /* Opening a store as its owner writes to it. */
     untorn_options read_only = {.size = sizeof read_only, .flags = UNTORN_READ_ONLY | UNTORN_MUST_EXIST};
     FAILS(untorn_store_open("missing", &read_only), EINVAL, UNTORN_E_INVALID);
     CHECK(strstr(untorn_error_message(), "untorn_reader_open()"));

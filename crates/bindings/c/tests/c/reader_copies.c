@@ -66,7 +66,7 @@ static void heaps(const untorn_reader *reader) {
     BAD_HANDLE(untorn_read_heap_open(NULL, "heap"));
     BAD_HANDLE(untorn_heap_commit((untorn_heap *)heap));
     CHECK(strstr(untorn_error_message(), "only reads"));
-    /* Of two threads one closes it. */
+    /* Two threads close it, and one of them succeeds. */
     pthread_t threads[2];
     void *results[2];
     for (int i = 0; i < 2; i++) CHECK(pthread_create(&threads[i], NULL, close_heap, heap) == 0);
@@ -103,7 +103,7 @@ static void maps(const untorn_reader *reader) {
     BAD_HANDLE(untorn_read_map_close(map));
 }
 
-/* A forked child has no part in a lease. */
+/* A forked child does not hold the parent's lease. */
 static void held(const untorn_reader *reader) {
     untorn_snapshot *snapshot = untorn_snapshot_take(reader);
     CHECK(snapshot && untorn_snapshot_hold(snapshot) == 0 && untorn_snapshot_hold(snapshot) == 0);

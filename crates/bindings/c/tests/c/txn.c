@@ -33,7 +33,7 @@ static void tickets(untorn_store *store) {
     CHECK(untorn_close(file) == 0);
 }
 
-/* Output leaves when the commit that it tells of is durable, in order, and not after one that failed. */
+/* Output leaves when the commit that it reports is durable, in order, and not after a commit that failed. */
 static void gate(untorn_store *store) {
     int ends[2];
     CHECK(pipe(ends) == 0);

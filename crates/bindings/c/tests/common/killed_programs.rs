@@ -1,4 +1,4 @@
-//! Programs that are killed at random moments, and what they had said by then.
+//! Programs that are killed at random moments, and the output that they had printed by then.
 
 use std::io::Read;
 use std::process::Child;
@@ -28,8 +28,8 @@ pub fn kills(usual: u64) -> u64 {
     std::env::var("UNTORN_LIVE_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(usual)
 }
 
-/// Kills a program, and returns the two numbers of each line that it had printed since, as of `has 1 20`. The last line may
-/// be torn.
+/// Kills a program, and returns the two numbers of each line that it has printed since the last read, such as `has 1
+/// 20`. The last line may be torn.
 pub fn kill(mut child: Child, mut out: impl Read) -> Vec<(usize, u64)> {
     child.kill().expect("a child to kill");
     let mut rest = String::new();

@@ -1,4 +1,4 @@
-//! Building the libraries and C programs against them.
+//! Builds the libraries, and C programs against them.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 pub mod killed_programs;
@@ -19,7 +19,7 @@ pub fn profile() -> &'static str {
     if cfg!(debug_assertions) { "test" } else { "release" }
 }
 
-/// Where cargo puts the finished libraries: two levels above this test, `target/debug/deps/…`.
+/// The directory of the finished libraries: two levels above this test, `target/debug/deps/…`.
 pub fn library_dir() -> PathBuf {
     let test = env::current_exe().expect("this test's own path");
     test.ancestors().nth(2).expect("target/PROFILE/deps/TEST").to_owned()
@@ -89,7 +89,7 @@ pub fn cxx() -> Command {
     cxx_by("c++")
 }
 
-/// clang for C++17 with LLVM's standard library, if that is installed.
+/// clang for C++17 with LLVM's standard library. None: not installed.
 pub fn libcxx() -> Option<Command> {
     let mut cxx = cxx_by("clang++");
     cxx.arg("-stdlib=libc++");
@@ -109,7 +109,7 @@ fn cxx_by(compiler: &str) -> Command {
     cxx
 }
 
-/// Adds what links a program with `libuntorn.so`, found at run time where cargo built it.
+/// Adds the arguments that link a program with `libuntorn.so`, found at run time where cargo built it.
 pub fn link_with<'c>(command: &'c mut Command, to: &Path) -> &'c mut Command {
     let libraries = library_dir();
     // Programs load the library by its SONAME, which only an installation has as a file name.

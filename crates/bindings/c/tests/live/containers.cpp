@@ -86,7 +86,7 @@ int main(int, char **arguments) {
             if (abort) section.abort();
         }
         if (abort) {
-            /* All but what the allocator notes in the first chunk of each segment. */
+            /* All bytes except the allocator's notes in the first chunk of each segment. */
             constexpr std::size_t piece = 64 << 10, segment = 4 << 20;
             for (std::size_t at = 0; at < before.size(); at += piece) {
                 if (at % segment == 0 || !std::memcmp(&before[at], memory + at, piece)) continue;

@@ -166,7 +166,7 @@ static void early_reader(const char *file) {
     CHECK(!pthread_join(thread, NULL) && !untorn_heap_close(heap));
 }
 
-/* Locks with a clock make sections, and one that is not got leaves none behind. */
+/* Timed locks make sections, and a lock that times out leaves no section behind. */
 static void clocks(const char *file) {
     struct timespec until;
     pthread_rwlock_t *lock = &rwlock;
@@ -184,7 +184,7 @@ static void clocks(const char *file) {
     CHECK(!untorn_heap_close(heap));
 }
 
-/* A child gives back what its parent has taken, and takes locks. */
+/* A child releases the locks that its parent has taken, and takes locks. */
 static void forked(const char *file) {
     int status;
     pid_t child;

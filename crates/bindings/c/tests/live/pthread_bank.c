@@ -1,6 +1,6 @@
 /*
- * A program as there are many: locks of pthread, condition variables and read-write locks, none of which knows of sections. Its
- * data is in a live heap. Looks whether all is well, then goes on until it is killed.
+ * A typical program: pthread mutexes, condition variables and read-write locks, without any code for sections. Its
+ * data is in a live heap. Checks the data, then runs until it is killed.
  *
  *     pthread_bank HEAP THREADS
  */
@@ -19,7 +19,7 @@
 struct bank {
     long coins[ACCOUNTS];
     long transfers[THREADS];
-    /* A queue: what was put in and not taken yet, and the sums. */
+    /* A queue: the items that were put in and not yet taken, and the sums. */
     long queue[QUEUE], length, put, taken, put_sum, taken_sum;
     /* Twice the same. */
     long pair[2];

@@ -171,7 +171,7 @@ static void check(int result) {
     }
 }
 
-/* An ordinary heap whose tracker is told: a commit is refused if a byte was stored to and not told of. */
+/* An ordinary heap with the tracker `told`: a commit is refused if a store was not reported. */
 static int told(const char *file) {
     const size_t count = sizeof kinds / sizeof *kinds;
     untorn_heap_options options = {.size = sizeof options, .flags = UNTORN_HEAP_DEBUG_TOLD, .tracker = UNTORN_TRACKER_TOLD};

@@ -30,9 +30,9 @@ pub enum FileSystem {
     Xfs,
     /// btrfs, in an image file (root only)
     Btrfs,
-    /// ext4 with its journal taking contents, too, in an image file (root only)
+    /// ext4 whose journal also holds file contents, in an image file (root only)
     Ext4DataJournal,
-    /// Whatever holds the directory
+    /// The file system of the directory
     Here,
 }
 

@@ -8,15 +8,16 @@ use untorn_terminal::{Failure, Output};
 
 /// Show or change who may read a store beside its owner (`untorn cat`, `ls`, `tail`, `cp`, and programs).
 ///
-/// The journal holds bytes of ALL files of the store: whoever may read it sees what is committed to a file, also to
-/// one that only its owner may read. Data files themselves stay as open as their own permission bits say. Works while
-/// a program has the store open. Whoever has something of the store open keeps that.
+/// The journal holds bytes of ALL files of the store: a user who may read the store sees everything that is committed
+/// to a file, even to a file that only its owner may read. Data files themselves stay as open as their own permission
+/// bits say. Works while a program has the store open. Programs that have already opened something of the store keep
+/// it open.
 #[derive(Args)]
 pub struct Readers {
     /// A store's directory, or a file with its own store.
     #[arg(value_hint = ValueHint::AnyPath)]
     path: PathBuf,
-    /// Who is to be let in; without it, who is let in now.
+    /// Users who may read the store from now on. Without it, the command shows who may read it now.
     #[arg(value_enum)]
     who: Option<Audience>,
 }

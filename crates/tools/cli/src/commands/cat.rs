@@ -8,7 +8,7 @@ use untorn::{Error, Reader};
 use untorn_terminal::table::bytes;
 use untorn_terminal::{Failure, Output, write};
 
-/// A file up to this size is read before anything is printed, so that a checkpoint of its owner never shows.
+/// Size up to which a file is read before anything is printed, so that a checkpoint of its owner has no effect.
 const WHOLE_BYTES_MAX: u64 = 64 << 20;
 
 /// Bytes of a larger file that are read at once.
@@ -17,8 +17,8 @@ const PIECE_BYTES: usize = 1 << 20;
 /// Print a file of a store as of its last durable commit, while a program may have the store open.
 ///
 /// Changes nothing, and needs no right to write. While a file of more than 64 MiB is printed, a checkpoint waits, as
-/// for any reader that holds a commit (`StoreOptions::leases`). `cat` of the system shows what the last checkpoint
-/// left, or a mixture while one runs.
+/// for any reader that holds a commit (`StoreOptions::leases`). The system's `cat` prints the state of the last
+/// checkpoint, or a mixture while a checkpoint runs.
 #[derive(Args)]
 pub struct Cat {
     /// A file in a store, or a file with its own store.

@@ -15,34 +15,34 @@ use untorn_terminal::{Failure, Output};
 
 /// Verify every checksum and invariant of a store, or of a heap, without changing a byte.
 ///
-/// Exit code: 0 sound; 1 something is to be done: there are problems, or the owner did not close the store, which is
-/// sound then if recovery will bring back its last commit; 2 could not look.
+/// Exit code: 0 sound; 1 something is to be done: there are problems, or the owner did not close the store (it is
+/// sound then if recovery will bring back its last commit); 2 could not look.
 ///
-/// Of a mount, or of its store, also verifies that names, inodes, links and contents fit together, as of the last
-/// commit; programs on the mount go on. That is the program untorn-mount's.
+/// For a mount, or its store, also verifies that names, inodes, links and contents fit together, as of the last
+/// commit; programs on the mount continue. The program untorn-mount does this.
 ///
-/// `untorn check heap PATH` looks into a heap instead, as recovery would leave it: at every chunk, block and root,
-/// and for leaks, which are allocations that no root reaches. Leaks are no problem in the sense of the exit code. A
-/// heap that a program has open is busy: it changes, and nothing is said of it.
+/// `untorn check heap PATH` checks a heap instead, in the state that recovery would give it: every chunk, block and
+/// root. It also finds leaks, which are allocations that no root reaches. Leaks do not count as problems for the exit
+/// code. A heap that a program has open is busy: it changes, so it is not checked.
 ///
-/// Of a live heap that is the last cut. What its process left in memory is looked at, too, as the next opening would
-/// make it, in a copy: whether that goes on from it, what is undone then, and what is wrong there, or why the heap goes
-/// back to the last cut.
+/// For a live heap, the checked state is the last cut. The memory that its process left is examined, too, in a copy,
+/// as the next opening would do it: whether the heap continues from that memory, which changes are undone then, and
+/// which errors the memory has, or why the heap goes back to the last cut.
 #[derive(Args)]
 #[command(override_usage = "untorn check [OPTIONS] [heap] <PATH>")]
 pub struct Check {
     #[command(flatten)]
     target: Target,
-    /// Of a sound heap: reclaim what no root reaches, in one commit. Any eight bytes in memory that is reached count
-    /// as a pointer if they are an address in the heap; a program that stores pointers in disguise (as differences,
-    /// or with bits of something else in them) would lose what they point to.
+    /// For a sound heap: free the allocations that no root reaches, in one commit. Any eight bytes in reached memory
+    /// count as a pointer if they are an address in the heap. A program that stores disguised pointers (as
+    /// differences, or with other data in some bits) would lose the objects that they point to.
     #[arg(long)]
     gc: bool,
-    /// Also look for what may be pointers out of the heap, as those of std::string: exit code 1 if there are any.
-    /// They are addresses where Linux puts programs, libraries and stacks; some may be numbers or text.
+    /// Also look for values that may be pointers out of the heap, such as those of std::string: exit code 1 if there
+    /// are any. They are addresses where Linux puts programs, libraries and stacks; some may be numbers or text.
     #[arg(long, conflicts_with = "gc")]
     pointers: bool,
-    /// For programs.
+    /// Print JSON, for programs.
     #[arg(long)]
     json: bool,
 }

@@ -10,8 +10,8 @@ use untorn_terminal::{Failure, Output};
 
 /// Apply and flush everything committed, so that data files are plain and whole.
 ///
-/// A store that a program has open is busy: only its owner can do this then, and
-/// does so by itself when it closes the store.
+/// A store that a program has open is busy: then only that program can make a checkpoint, and it makes one by itself
+/// when it closes the store.
 #[derive(Args)]
 pub struct Checkpoint {
     /// A store's directory, or a file with its own store.

@@ -23,12 +23,13 @@ const ATTRIBUTE_BYTES_MAX: usize = 64 << 10;
 
 /// Copy a store as of its last durable commit, as plain files, while a program may have it open.
 ///
-/// The copy is of one commit, flushed, and has no journal and no attributes: opened as a store it is a new one. It
-/// appears under its name when it is whole. Blocks are shared with the store's where the file system can do that.
-/// Names, contents and permission bits are copied, setuid and setgid only of files whose copy has the same owner and
-/// group (with `--attributes`, as root, or the user's own); links, pipes and devices are no store's, and are left out.
-/// The copy holds its commit: the owner waits with checkpoints, ten seconds at most unless it says otherwise. If one
-/// overtakes the copy all the same, it is begun anew, some 20 times, and the owner waits no more.
+/// The copy is of one commit, is flushed, and has no journal and no attributes: opened as a store, it is a new store.
+/// It appears under its name when it is complete. Blocks are shared with the store's files if the file system
+/// supports that. Names, contents and permission bits are copied; setuid and setgid only for files whose copy has the
+/// same owner and group (with `--attributes`, as root, or the user's own files). Symbolic links, pipes and devices do
+/// not belong to a store, and are left out. The copy holds its commit: the owner delays checkpoints, ten seconds at
+/// most unless it says otherwise. If a checkpoint overtakes the copy all the same, the copy begins again, up to about
+/// 20 times, and the owner no longer waits.
 #[derive(Args)]
 pub struct Cp {
     /// A store's directory, or a file with its own store.
@@ -37,8 +38,8 @@ pub struct Cp {
     /// The copy, which must not exist.
     #[arg(value_hint = ValueHint::AnyPath)]
     dest: PathBuf,
-    /// Copy times, owner, group, access lists and other extended attributes of files, too: as they are now, as no
-    /// commit has them. What this user may not set is left out.
+    /// Also copy times, owner, group, access lists and other extended attributes of files, in their present state,
+    /// because no commit contains them. Attributes that this user may not set are left out.
     #[arg(long, short)]
     attributes: bool,
 }

@@ -9,9 +9,9 @@ use std::fmt::Write;
 use untorn::offline::{self, Inspection};
 use untorn_terminal::{Failure, Output};
 
-/// Print the journal's records, oldest first; or what is in a heap.
+/// Print the journal's records, oldest first; or describe the contents of a heap.
 ///
-/// Changes nothing. Only records that have not been checkpointed yet are still there.
+/// Changes nothing. Only records that have not been checkpointed yet are still in the journal.
 ///
 /// `untorn dump heap PATH` prints the sizes of a heap, how full its blocks are, its roots, and a map of its chunks. A
 /// heap that a program has open is busy.
@@ -22,7 +22,7 @@ use untorn_terminal::{Failure, Output};
 pub struct Dump {
     #[command(flatten)]
     target: Target,
-    /// For programs.
+    /// Print JSON, for programs.
     #[arg(long)]
     json: bool,
 }

@@ -12,21 +12,21 @@ use untorn_terminal::{Failure, Output};
 
 /// Leave plain files: recover, then remove everything of Untorn's.
 ///
-/// Data files keep their contents; the journal and the marks on the files go. Programs that open the
+/// Data files keep their contents; the journal and Untorn's marks on the files are removed. Programs that open the
 /// files through Untorn make a new store.
 ///
-/// The store of a mount, which is not mounted, becomes a plain directory with the files that the mount showed, whole or
-/// not at all (the program untorn-mount).
+/// The store of a mount, which must not be mounted, becomes a plain directory with the files that the mount showed,
+/// all or nothing. The program untorn-mount does this.
 #[derive(Args)]
 pub struct Eject {
     /// A store's directory, or a file with its own store.
     #[arg(value_hint = ValueHint::AnyPath)]
     path: PathBuf,
-    /// Don't ask.
+    /// Do not ask for confirmation.
     #[arg(short, long)]
     yes: bool,
-    /// Of the store of a mount: lose what has this name (from the store's root on), and all below it; can be given
-    /// several times.
+    /// For the store of a mount: leave out the file or directory of this name (a path from the store's root), and
+    /// everything below it; it is lost. Can be given several times.
     #[arg(long, value_name = "NAME")]
     skip: Vec<PathBuf>,
 }

@@ -27,28 +27,28 @@ const SKIPPED: [&str; 3] = ["/proc", "/sys", "/dev"];
 /// A search that takes longer prints its progress, at this interval.
 const TELL_AFTER: Duration = Duration::from_secs(2);
 
-/// Find the stores below some directories that their owner did not close, and that nobody has open.
+/// Find the stores below some directories that their owner did not close and that no program has open.
 ///
-/// Opening such a store recovers it, so nothing need be done; with `--recover` it is done now, as the owner of each
-/// store. A store that a program has open is in use, not unclean. Symbolic links are not followed.
+/// Opening such a store recovers it, so nothing has to be done; with `--recover` the command recovers each store now,
+/// as the store's owner. A store that a program has open is in use, not unclean. Symbolic links are not followed.
 ///
 /// Exit code: 0 nothing to do, or everything recovered; 1 a store needs recovery, or has a problem; 2 a store or a
 /// directory could not be looked at.
 #[derive(Args)]
 pub struct FindUnclean {
-    /// Where to look.
+    /// Directories to search.
     #[arg(required = true, value_hint = ValueHint::DirPath)]
     dirs: Vec<PathBuf>,
-    /// Recover those that are unclean.
+    /// Recover the unclean stores.
     #[arg(long)]
     recover: bool,
-    /// Stay on the file systems of the directories.
+    /// Stay on the file systems of these directories.
     #[arg(short = 'x', long)]
     one_file_system: bool,
     /// Write figures for Prometheus' node exporter (textfile collector) to this file, whole or not at all.
     #[arg(long, value_hint = ValueHint::FilePath)]
     metrics: Option<PathBuf>,
-    /// For programs.
+    /// Print JSON, for programs.
     #[arg(long)]
     json: bool,
 }

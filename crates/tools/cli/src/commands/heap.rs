@@ -6,7 +6,7 @@ use untorn::heap::{HeapChunk, HeapReport};
 use untorn_terminal::Failure;
 use untorn_terminal::table::{bytes, count, pairs, table};
 
-/// What to look at: `PATH`, or `heap PATH`.
+/// The target of the command: `PATH`, or `heap PATH`.
 #[derive(clap::Args)]
 pub struct Target {
     /// A store's directory, or a file with its own store. After the word `heap`: a heap's file.

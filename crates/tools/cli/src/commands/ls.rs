@@ -12,20 +12,21 @@ use untorn_terminal::{Failure, Output, shown};
 
 /// List the files of a store as of its last durable commit, while a program may have the store open.
 ///
-/// A directory of a store is listed with the names in it, a file by itself. Links, pipes and devices are no store's,
-/// and are left out. In names, control characters, backslashes and what is no UTF-8 are escaped. Changes nothing.
+/// For a directory of a store, prints the names in it; for a file, the file's name. Symbolic links, pipes and devices
+/// do not belong to a store, and are left out. In names, control characters, backslashes and bytes that are not UTF-8
+/// are escaped. Changes nothing.
 #[derive(Args)]
 pub struct Ls {
     /// A store's directory, a directory or file in a store, or a file with its own store.
     #[arg(value_hint = ValueHint::AnyPath)]
     path: PathBuf,
-    /// With permission bits and sizes.
+    /// Also print permission bits and sizes.
     #[arg(short, long)]
     long: bool,
-    /// With everything in directories below.
+    /// Also list everything in the directories below.
     #[arg(short = 'R', long)]
     recursive: bool,
-    /// For programs.
+    /// Print JSON, for programs.
     #[arg(long)]
     json: bool,
 }

@@ -9,17 +9,17 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use untorn::offline;
 use untorn_terminal::{Failure, Output};
 
-/// Replace a file's contents, whole or not at all: from standard input, or by what a command prints.
+/// Replace a file's contents, whole or not at all: from standard input, or by the output of a command.
 ///
-/// After a crash at any moment the file holds its old contents or all of the new ones; when this returns, the new ones
-/// are durable. Mode, owner, ACL, extended attributes and flags (`lsattr`) stay; where they cannot, the file is left as
-/// it is, and nothing is read, or run, before. A missing file is created. A symbolic link is followed, and stays. A
-/// file that a store manages is replaced by a commit in its store. Replacements of one file, and those in one store,
-/// wait for each other.
+/// After a crash at any moment the file holds its old contents or all of the new ones. When the command returns, the
+/// new contents are durable. Mode, owner, ACL, extended attributes and flags (`lsattr`) stay. If they cannot stay,
+/// the file is left as it is, before any input is read or any command runs. A missing file is created. A symbolic
+/// link is followed, and stays. A file that a store manages is replaced by a commit in its store. Replacements of one
+/// file, and those in one store, wait for each other.
 ///
-/// A pipe does not tell whether the program before it succeeded: `failing | untorn put FILE` replaces
-/// FILE by what came, if anything came. `untorn put FILE -- COMMAND` runs the command, and replaces FILE only if the
-/// command ends with exit status 0.
+/// A pipe does not show whether the program before it succeeded: `failing | untorn put FILE` replaces FILE by the
+/// bytes that arrived, if there were any. `untorn put FILE -- COMMAND` runs the command, and replaces FILE only if
+/// the command ends with exit status 0.
 ///
 /// With --store, several files of one store are replaced, all or none.
 #[derive(Args)]
@@ -29,16 +29,16 @@ pub struct Put {
     /// The file to replace or create.
     #[arg(value_hint = ValueHint::FilePath, required_unless_present = "store")]
     file: Option<PathBuf>,
-    /// The directory of a store, which is made if there is none; with --set.
+    /// The directory of a store, which is created if it is missing; with --set.
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath, requires = "set", conflicts_with = "file")]
     store: Option<PathBuf>,
     /// Replace the file NAME in the store by the contents of the file SOURCE.
     #[arg(long, num_args = 2, value_names = ["NAME", "SOURCE"], requires = "store")]
     set: Vec<PathBuf>,
-    /// Allow the new contents to be empty: also when a pipe ends without a byte, or standard input was closed.
+    /// Allow empty new contents, even if a pipe ends without a byte, or standard input was closed.
     #[arg(long)]
     allow_empty: bool,
-    /// A command and its arguments, instead of standard input.
+    /// A command and its arguments, whose output is used instead of standard input.
     #[arg(last = true, conflicts_with = "store")]
     command: Vec<OsString>,
 }

@@ -16,50 +16,49 @@ const SALVAGED: &str = "salvaged";
 
 /// Bring a store that was not closed back to its last commit.
 ///
-/// Opening a store does the same by itself. Interrupting this does no harm: run it again, or open
-/// the store.
+/// Opening a store does the same by itself. An interruption does no harm: run the command again, or open the store.
 ///
-/// Of a directory with a session of `untorn run` that was killed, or met a conflict, puts back what it did (the program
-/// untorn-mount). Exit code 124: not all is put back, because of a conflict, or as the directory refused a name.
+/// For a directory with a session of `untorn run` that was killed or met a conflict, puts the session's changes back.
+/// The program untorn-mount does this. Exit code 124: some changes are not put back, because of a conflict, or
+/// because the directory refused a name.
 #[derive(Args)]
 pub struct Recover {
     /// A store's directory, or a file with its own store.
     #[arg(value_hint = ValueHint::AnyPath)]
     path: PathBuf,
-    /// Only say what would be done.
+    /// Only print the actions, without making changes.
     #[arg(long, conflicts_with_all = ["accept_unknown", "wait"])]
     dry_run: bool,
-    /// Of a damaged journal, keep every commit before the damage; the journal goes to `untorn-salvage.*` beside the
-    /// data. Files that cannot be brought to their last commit are taken as they are, and what that commit would have
-    /// made of them goes to `untorn-salvage.*/salvaged`.
+    /// For a damaged journal: keep every commit before the damage; the journal moves to `untorn-salvage.*` beside the
+    /// data. Files that cannot be brought to their last commit are accepted as they are, and the contents that this
+    /// commit would have given them go to `untorn-salvage.*/salvaged`.
     #[arg(long)]
     salvage: bool,
-    /// Of a store that was copied without extended attributes (`rsync -a`, `cp -r`, tar), take the files under the
-    /// names that the journal knows for the store's own, and bring them to their last commit. Only for a copy of the
+    /// For a store that was copied without extended attributes (`rsync -a`, `cp -r`, tar): accept the files that have
+    /// names known to the journal as files of the store, and bring them to their last commit. Only for a copy of the
     /// whole store, `.untorn` included, that was made at one moment.
     #[arg(long, conflicts_with_all = ["salvage", "accept_unknown"])]
     adopt: bool,
-    /// Take the files as they are if the machine went down while the store was in use in failure
-    /// class `process`.
+    /// Accept the files as they are if the machine went down while the store was in use in failure class `process`.
     #[arg(long)]
     accept_unknown: bool,
-    /// Take the files as they are whose journal is lost: those that wait for commits in the journal of a store that
-    /// is not here any more, because its `.untorn` was removed or the files were moved away from it. Their last
-    /// commits may be missing or torn.
+    /// Accept files whose journal is lost as they are: files that wait for commits in the journal of a store that is
+    /// no longer here, because its `.untorn` was removed or the files were moved away from it. Their last commits may
+    /// be missing or torn.
     #[arg(long, conflicts_with_all = ["salvage", "adopt", "accept_unknown", "wait"])]
     accept_lost: bool,
     /// Wait for the present owner to close the store.
     #[arg(long)]
     wait: bool,
-    /// Of a session: put back what it did also where somebody else changed the same meanwhile. What they did there is
-    /// lost.
+    /// For a session: put its changes back even where another program changed the same file or directory in the
+    /// meantime. The changes of that program are lost.
     #[arg(long)]
     overwrite: bool,
-    /// Of a session: throw away what it did, or, if that is put back in part, what is in conflict.
+    /// For a session: discard its changes, or, if some are put back already, the changes that are in conflict.
     #[arg(long, conflicts_with_all = ["overwrite", "skip"])]
     discard: bool,
-    /// Of a session: throw away what it did to this name (from the directory on), and to all below it; can be given
-    /// several times.
+    /// For a session: discard its changes to this name (a path from the directory), and to everything below it; can
+    /// be given several times.
     #[arg(long, value_name = "NAME")]
     skip: Vec<PathBuf>,
 }

@@ -18,25 +18,25 @@ const SOME_LEFT: u8 = 1;
 
 /// Make the last cuts of live heaps, before the machine goes down.
 ///
-/// What a live heap has in memory and not in its file is committed: of programs that are gone, by this command; of
-/// those that run, by the program, if it makes cuts in the background (`cut_every`). The memory stays, so that the
-/// programs go on from it if the machine does not go down. An ordinary user rescues the user's own heaps; root those of
-/// all users, as each of them.
+/// Memory of a live heap that is not yet in its file is committed: for programs that have ended, by this command; for
+/// running programs, by the program, if it makes cuts in the background (`cut_every`). The memory stays, so that the
+/// programs continue from it if the machine does not go down. An ordinary user rescues the user's own heaps; root
+/// rescues those of all users, acting as each of them.
 ///
-/// A heap that was moved out of the directory or the store where it was is not found: open it once where it is now. If
-/// it was removed, --remove-lost removes its memory.
+/// A heap that was moved out of its directory or store is not found: open it once at its new place. If it was
+/// removed, --remove-lost removes its memory.
 ///
-/// Exit code: 0 everything is committed, or there was nothing to be made of it; 1 some heap is not.
+/// Exit code: 0 everything is committed, or there was nothing to commit; 1 some heap is not committed.
 #[derive(Args)]
 pub struct Rescue {
-    /// So long a program that runs has to answer.
+    /// How long to wait for the answer of a running program.
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     wait: u64,
-    /// Remove the memory of heaps whose files are not found, which no program has open: they were removed, and not
-    /// moved. And memory without data, of programs that were killed while they made it.
+    /// Remove the memory of heaps that no program has open and whose files are not found: they were removed, not
+    /// moved. Also remove memory without data, of programs that were killed while they created it.
     #[arg(long)]
     remove_lost: bool,
-    /// For programs.
+    /// Print JSON, for programs.
     #[arg(long)]
     json: bool,
 }

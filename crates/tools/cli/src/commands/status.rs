@@ -13,21 +13,22 @@ use untorn_terminal::{Failure, Output};
 
 /// Show the condition of a store.
 ///
-/// Changes nothing and needs no ownership: while a program has the store open, the picture may be a
-/// moment old. Root may look at anybody's store.
+/// Changes nothing and needs no ownership. While a program has the store open, the output may be slightly out of
+/// date. Root may examine any user's store.
 ///
-/// Of a mount (a mount point, or a directory on it), says who serves it, what is uncommitted, and which files are
-/// poisoned; of a directory with a session of `untorn run`, how that is. Both are the program untorn-mount's. Of a
-/// directory with nothing of all that, says so; with --json, `store` is null and `session` is `none`.
+/// For a mount (a mount point, or a directory on it), prints which daemon serves it, what is uncommitted, and which
+/// files are poisoned; for a directory with a session of `untorn run`, the state of the session. The program
+/// untorn-mount does both. For a directory without any of these, says so; with --json, `store` is null and `session`
+/// is `none`.
 ///
 /// Exit code: 0 in order; 1 something is to be done: there are problems, or the owner did not close the store, and it
-/// has to be recovered; 2 could not look, also at a directory with nothing to look at.
+/// has to be recovered; 2 could not look, or the directory has no store, mount or session.
 #[derive(Args)]
 pub struct Status {
     /// A store's directory, or a file with its own store.
     #[arg(value_hint = ValueHint::AnyPath)]
     path: PathBuf,
-    /// For programs.
+    /// Print JSON, for programs.
     #[arg(long)]
     json: bool,
 }

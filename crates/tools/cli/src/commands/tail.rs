@@ -9,22 +9,23 @@ use untorn_terminal::{Failure, Output, shown, tell, write};
 
 /// Follow the commits of a store as they become durable, while a program has it open.
 ///
-/// Prints a line for each change: the number of the commit, the name, what happened; with --bytes also what was
-/// written. Ends when it is interrupted, or after as many commits as were asked for. Changes nothing, and waits for
-/// nobody but the next commit.
+/// Prints a line for each change: the number of the commit, the name, and the kind of the change; with --bytes also
+/// the bytes that were written. Ends when it is interrupted, or after the requested number of commits. Changes
+/// nothing, and waits for nothing but the next commit.
 #[derive(Args)]
 pub struct Tail {
     /// A store's directory, or a file with its own store.
     #[arg(value_hint = ValueHint::AnyPath)]
     path: PathBuf,
-    /// End after so many commits.
+    /// End after this number of commits.
     #[arg(short = 'n', long)]
     commits: Option<u64>,
-    /// Print the bytes that each commit wrote, whatever later ones did: at the end of the line, printable ASCII as it
-    /// is, everything else, quotes and backslashes as \n, \", \\ or \x1b. With --json: as `hex`, two digits for a byte.
+    /// Print the bytes that each commit wrote, regardless of later commits: at the end of the line, printable ASCII
+    /// as it is, everything else, quotes and backslashes as \n, \", \\ or \x1b. With --json: as `hex`, two digits for
+    /// a byte.
     #[arg(long)]
     bytes: bool,
-    /// For programs: a line of JSON for each commit.
+    /// Print a line of JSON for each commit, for programs.
     #[arg(long)]
     json: bool,
 }

@@ -2,11 +2,11 @@
 //! `std::filesystem`.
 //!
 //! GNU's C++ library makes these calls in its shared library, where the header cannot rename them. So this library
-//! defines the few functions through which all of them go, and the dynamic linker finds these definitions first. Of a
-//! program that manages no files, and for all other files, the C++ library's own functions are called.
+//! defines the few functions through which all of them go, and the dynamic linker finds these definitions first. For
+//! a program that manages no files, and for all other files, the C++ library's own functions are called.
 //!
-//! The static library is installed without these definitions: a static C++ library has its own, and a program has one of
-//! each.
+//! The static library is installed without these definitions: a static C++ library has its own, and a program cannot
+//! have two.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::path::PathBuf;
@@ -42,8 +42,9 @@ impl Original {
             // SAFETY: a name that ends in NUL.
             found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
             if found.is_null() {
-                // A program that loaded this library by `dlopen`, and the C++ library by another one, has no order of the two.
-                // SAFETY: names that end in NUL; nothing is loaded, and what calls this stays loaded.
+                // If the program loads this library by `dlopen`, and another library loads the C++ library, neither
+                // comes next after the other.
+                // SAFETY: names that end in NUL; nothing is loaded, and the library of the caller stays loaded.
                 found = unsafe {
                     let library = libc::dlopen(c"libstdc++.so.6".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
                     if library.is_null() { library } else { libc::dlsym(library, self.name.as_ptr()) }
@@ -86,7 +87,7 @@ impl ErrorCode {
     }
 }
 
-/// What a path is to this process.
+/// The files and stores behind a path, as this process knows them.
 struct Found {
     path: PathBuf,
     is_managed: bool,
@@ -94,7 +95,7 @@ struct Found {
     is_named: bool,
 }
 
-/// A path that is Untorn's business.
+/// Looks up a path that Untorn may have to handle.
 ///
 /// # Safety
 /// `path` is NULL or ends in NUL.
@@ -111,7 +112,7 @@ unsafe fn find(path: *const c_char) -> Option<Found> {
     (is_managed || has_store || is_named).then_some(Found { path, is_managed, has_store, is_named })
 }
 
-/// Refuses what would go past a managed file that is open.
+/// Refuses a call that would bypass a managed file that is open.
 fn refuse(call: &str, found: &Found) {
     reported(call, (), || {
         Err(refusal(
@@ -127,8 +128,8 @@ fn refuse(call: &str, found: &Found) {
 /// `std::ios_base::out`, `app` and `trunc`.
 const WRITES: c_int = 1 << 4 | 1 | 1 << 5;
 
-/// Opens the file of a `std::fstream`. NULL with ENOTSUP for a managed file that is open. What a crash left is recovered
-/// first.
+/// Opens the file of a `std::fstream`. NULL with ENOTSUP for a managed file that is open. A file that needs recovery
+/// is recovered first.
 ///
 /// # Safety
 /// As for `std::basic_filebuf::open`.
@@ -157,7 +158,7 @@ unsafe extern "C" fn basic_file_open(
         }
     }
     type Open = unsafe extern "C" fn(*mut c_void, *const c_char, c_int, c_int) -> *mut c_void;
-    // SAFETY: the function that this one stands for.
+    // SAFETY: the original function, with its own type.
     unsafe { ORIGINAL.get::<Open>()(this, path, mode, rights) }
 }
 
@@ -178,7 +179,7 @@ unsafe extern "C" fn filesystem_rename(from: &CxxPath, to: &CxxPath, error: &mut
     }
 }
 
-/// `std::filesystem::remove`: as untorn_path_remove(). Returns whether there was something to remove.
+/// `std::filesystem::remove`: as untorn_path_remove(). Returns whether a file was removed.
 ///
 /// # Safety
 /// As for `std::filesystem::remove`.
@@ -231,7 +232,7 @@ unsafe fn managed_size(path: *const c_char) -> Option<u64> {
     }
 }
 
-/// `std::filesystem::file_size`: of a managed file, uncommitted changes included.
+/// `std::filesystem::file_size`: the size of a managed file includes uncommitted changes.
 ///
 /// # Safety
 /// As for `std::filesystem::file_size`.
@@ -250,7 +251,7 @@ unsafe extern "C" fn filesystem_size(path: &CxxPath, error: &mut ErrorCode) -> u
     }
 }
 
-/// `std::filesystem::file_size`, which throws: the C++ library's function does.
+/// `std::filesystem::file_size` without an error code: errors are thrown by the C++ library's function.
 ///
 /// # Safety
 /// As for `std::filesystem::file_size`.
@@ -287,6 +288,6 @@ unsafe extern "C" fn filesystem_copy(from: &CxxPath, to: &CxxPath, options: c_ui
         }
     }
     type Copy = unsafe extern "C" fn(&CxxPath, &CxxPath, c_uint, &mut ErrorCode) -> bool;
-    // SAFETY: the function that this one stands for.
+    // SAFETY: the original function, with its own type.
     unsafe { ORIGINAL.get::<Copy>()(from, to, options, error) }
 }

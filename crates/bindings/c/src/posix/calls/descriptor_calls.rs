@@ -1,4 +1,4 @@
-//! Exported functions: calls that copy descriptors, lock records, or that no managed file can take part in.
+//! Exported functions: calls that copy descriptors, lock records, or cannot be made on managed files.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::posix::state::file_owner::is_borrower;
 use crate::posix::state::posix_descriptor::{path_of, refusal, seek};
 use crate::posix::state::report::reported;
 
-/// After a copy of a descriptor was made: it is of the same file.
+/// Notes that a copy of a descriptor, made just now, is of the same file.
 fn copied(call: &str, fd: c_int, copy: c_int) -> c_int {
     if copy < 0 {
         return copy;
@@ -46,7 +46,7 @@ pub extern "C" fn untorn_fd_dup(fd: c_int) -> c_int {
     copied("dup", fd, unsafe { libc::dup(fd) })
 }
 
-/// Makes `to` a copy of `fd`, which closes what `to` was.
+/// Makes `to` a copy of `fd`, which closes the file that `to` had open.
 fn replace(call: &str, fd: c_int, to: c_int, dup: impl FnOnce() -> c_int) -> c_int {
     let Some(_section) = begin(call, [fd, to]) else { return -1 };
     if is_own(to) {
@@ -66,7 +66,8 @@ fn replace(call: &str, fd: c_int, to: c_int, dup: impl FnOnce() -> c_int) -> c_i
     reported(call, -1, || leaving.release().map(|()| done))
 }
 
-/// `dup2`. What `to` was is closed, as by untorn_fd_close(). A descriptor of Untorn's own as `to`: EBUSY.
+/// `dup2`. The previous file of `to` is closed, as by untorn_fd_close(). If `to` is a descriptor that belongs to
+/// Untorn itself: EBUSY.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_fd_dup2(fd: c_int, to: c_int) -> c_int {
     // SAFETY: takes numbers; the caller wants `to` closed.
@@ -80,7 +81,7 @@ pub extern "C" fn untorn_fd_dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
     replace("dup3", fd, to, || unsafe { libc::dup3(fd, to, flags) })
 }
 
-/// `fcntl`. Copies of descriptors are of the same file. Locks stay when Untorn closes descriptors of its own.
+/// `fcntl`. Copies of descriptors are of the same file. Locks stay when Untorn closes its own descriptors.
 ///
 /// # Safety
 /// As for `fcntl`.
@@ -99,7 +100,7 @@ pub unsafe extern "C" fn untorn_fd_fcntl(fd: c_int, command: c_int, argument: *m
             let lock = unsafe { argument.cast::<libc::flock>().read() };
             let base = match c_int::from(lock.l_whence) {
                 libc::SEEK_CUR => seek(fd, 0, libc::SEEK_CUR)?,
-                // The system knows the data file's size, not that of the file with its changes.
+                // The system knows the data file's size, but not its size with uncommitted changes.
                 libc::SEEK_END => crate::posix::state::posix_descriptor::stat(fd).map_or(0, |stat| stat.st_size),
                 _ => 0,
             };
@@ -153,7 +154,7 @@ pub extern "C" fn untorn_fd_close_range(first: c_uint, last: c_uint, flags: c_in
     refused.unwrap_or_else(|| unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) as c_int })
 }
 
-/// `closefrom`: as untorn_fd_close_range(); as it returns nothing, only standard error has the refusal.
+/// `closefrom`: as untorn_fd_close_range(); as it returns nothing, a refusal is reported on standard error only.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_fd_closefrom(first: c_int) {
     if refuse_range("closefrom").is_none() {
@@ -162,7 +163,7 @@ pub extern "C" fn untorn_fd_closefrom(first: c_int) {
     }
 }
 
-/// Refuses a call that goes past the managed file. None: neither descriptor is of one.
+/// Refuses a call that would bypass the managed file. None: neither descriptor is of a managed file.
 fn refuse<T>(call: &str, fds: [c_int; 2], failed: T, errno: c_int) -> Option<T> {
     if !fds.into_iter().any(|fd| MANAGED.has(fd)) {
         return None;
@@ -179,7 +180,7 @@ fn refuse<T>(call: &str, fds: [c_int; 2], failed: T, errno: c_int) -> Option<T> 
     Some(reported(call, failed, refusal))
 }
 
-/// `sendfile`. From or to a managed file: EINVAL, at which programs read and write.
+/// `sendfile`. From or to a managed file: EINVAL; programs then read and write instead.
 ///
 /// # Safety
 /// As for `sendfile`.
@@ -190,7 +191,7 @@ pub unsafe extern "C" fn untorn_fd_sendfile(to: c_int, from: c_int, offset: *mut
     refuse("sendfile", [to, from], -1, libc::EINVAL).unwrap_or_else(|| written("sendfile", to, send()))
 }
 
-/// `copy_file_range`. From or to a managed file: EXDEV, at which programs read and write.
+/// `copy_file_range`. From or to a managed file: EXDEV; programs then read and write instead.
 ///
 /// # Safety
 /// As for `copy_file_range`.
@@ -208,7 +209,7 @@ pub unsafe extern "C" fn untorn_fd_copy_file_range(
     refuse("copy_file_range", [to, from], -1, libc::EXDEV).unwrap_or_else(|| written("copy_file_range", to, copy()))
 }
 
-/// `splice`. From or to a managed file: EINVAL, at which programs read and write.
+/// `splice`. From or to a managed file: EINVAL; programs then read and write instead.
 ///
 /// # Safety
 /// As for `splice`.
@@ -264,7 +265,7 @@ pub unsafe extern "C" fn untorn_fd_pwritev2(
         return unsafe { super::io_calls::untorn_fd_pwritev(fd, vector, count, at) };
     }
     const SYNC: c_int = libc::RWF_DSYNC | libc::RWF_SYNC;
-    // What is in a transaction, the kernel cannot sync.
+    // The kernel cannot sync changes that belong to a transaction.
     let syncs = flags & SYNC != 0 && ON_MOUNT.has(fd);
     let flags = if syncs { flags & !SYNC } else { flags };
     // SAFETY: the caller's promise.
@@ -276,7 +277,7 @@ pub unsafe extern "C" fn untorn_fd_pwritev2(
     mount_files::commit_written("pwritev2", fd, done)
 }
 
-/// `sync_file_range`: nothing happens to a managed file, as the call promises nothing about a crash.
+/// `sync_file_range`: does nothing for a managed file, as the call promises nothing about a crash.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_fd_sync_file_range(fd: c_int, at: off_t, len: off_t, flags: c_uint) -> c_int {
     // SAFETY: takes numbers.
@@ -284,7 +285,7 @@ pub extern "C" fn untorn_fd_sync_file_range(fd: c_int, at: off_t, len: off_t, fl
         .unwrap_or_else(|| unsafe { libc::sync_file_range(fd, at, len, flags) })
 }
 
-/// `futimens`. On a managed file: ENOTSUP, as Untorn notices changes of others by a file's times.
+/// `futimens`. On a managed file: ENOTSUP, as Untorn notices changes by other programs by a file's times.
 ///
 /// # Safety
 /// As for `futimens`.
@@ -325,8 +326,8 @@ pub unsafe extern "C" fn untorn_fd_ioctl(fd: c_int, request: libc::c_ulong, argu
     refused.unwrap_or_else(|| unsafe { libc::ioctl(fd, request, argument) })
 }
 
-/// The calls of asynchronous I/O, which begin with a `struct aiocb`. Of a file on a mount, by a descriptor with one of the
-/// marks, the kernel would have to sync what is in a transaction.
+/// Makes a call of asynchronous I/O, which begins with a `struct aiocb`. `syncs` marks the descriptors of files on
+/// mounts for which the call is refused, because the kernel would have to sync changes that belong to a transaction.
 ///
 /// # Safety
 /// `control` is NULL or points to a `struct aiocb`.

@@ -331,7 +331,7 @@ pub extern "C" fn untorn_fd_fallocate(fd: c_int, mode: c_int, at: off_t, len: of
 /// `posix_fallocate`. Otherwise as untorn_fd_fallocate() with mode 0; returns an errno, as in POSIX.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_fd_posix_fallocate(fd: c_int, at: off_t, len: off_t) -> c_int {
-    // What a refusal in a signal handler is.
+    // The result if the call is refused in a signal handler.
     let mut errno = libc::EDEADLK;
     on_managed("posix_fallocate", fd, (), |managed| {
         let done = check_writable(fd).and_then(|_| managed.with(|file| allocate(file, 0, at, len)));

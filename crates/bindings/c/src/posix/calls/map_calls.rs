@@ -1,4 +1,4 @@
-//! Exported functions: map descriptors, and sync and unmap these maps.
+//! Exported functions: map descriptors, and sync, unmap, move and advise on these maps.
 
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
@@ -94,7 +94,7 @@ fn map(address: *mut c_void, len: usize, prot: c_int, flags: c_int, fd: c_int, a
     Ok(start.cast())
 }
 
-/// The kernel's map of a file on a mount.
+/// Makes the kernel's map of a file on a mount.
 fn map_on_mount(
     file: Arc<MountFile>,
     (address, len): (*mut c_void, usize),
@@ -104,7 +104,7 @@ fn map_on_mount(
     at: off_t,
 ) -> Result<*mut c_void> {
     let map = || {
-        // SAFETY: the promise of whoever calls `mmap`.
+        // SAFETY: the promise of the caller of `mmap`.
         let start = unsafe { libc::mmap(address, len, prot, flags, fd, at) };
         let is_ours = start != libc::MAP_FAILED && !file.is_parents();
         let change = pages(start, len)
@@ -181,7 +181,7 @@ pub unsafe extern "C" fn untorn_msync(address: *mut c_void, len: usize, flags: c
     let on_mounts = addresses.as_ref().map(mount_files::mapped_in).unwrap_or_default();
     if files.is_empty() {
         let syncs = flags & (libc::MS_SYNC | libc::MS_ASYNC) == libc::MS_SYNC && !on_mounts.is_empty();
-        // SAFETY: the caller's promise. What is in a transaction, the kernel cannot sync.
+        // SAFETY: the caller's promise. The kernel cannot sync changes that belong to a transaction.
         let done = unsafe { libc::msync(address, len, if syncs { flags & !libc::MS_SYNC } else { flags }) };
         if done != 0 || !syncs {
             return done;
@@ -270,7 +270,7 @@ pub unsafe extern "C" fn untorn_mremap(
             let Some(new) = pages(moved, new_len).filter(|_| moved != libc::MAP_FAILED) else {
                 return (moved, Change::default());
             };
-            // A map may be doubled: by a length of 0, or so that the old one stays.
+            // `mremap` keeps the old map if its length is 0, or with MREMAP_DONTUNMAP.
             let old = pages(address, old_len).filter(|_| flags & libc::MREMAP_DONTUNMAP == 0);
             let gone = old.into_iter().chain([new.clone()]).collect();
             (moved, Change { gone, new: Some((new, Shown::AsAt(address.addr()))) })

@@ -21,10 +21,11 @@ use crate::posix::state::posix_descriptor::{
 };
 use crate::posix::state::report::{errno, reported, set_errno};
 
-/// The longest name of a managed file: that of its store ends in `.untorn`.
+/// The longest name of a managed file, as the name of its store ends in `.untorn`.
 const NAME_BYTES_MAX: usize = libc::NAME_MAX as usize - ".untorn".len();
 
-/// Makes a call on the managed file of a descriptor, or on one on a mount; a descriptor of another file is refused.
+/// Makes a call on the managed file of a descriptor, or on a named file on a mount; refuses a descriptor of another
+/// file.
 fn on_managed_only(
     name: &str,
     fd: c_int,
@@ -44,8 +45,8 @@ fn on_managed_only(
     })
 }
 
-/// Recovers a file that has a store beside it, before the program reads the file. A file with a store, and one that the
-/// program has named, is managed from now on if it was opened for writing.
+/// Recovers a file that has a store beside it, before the program reads the file. A file with a store, and a file
+/// that the program has named, is managed from now on if it was opened for writing.
 fn adopt(fd: c_int, flags: c_int) -> Result<()> {
     if learn(fd).is_some_and(|file| !file.is_parents()) || mount_files::learn(fd).is_some_and(|file| !file.is_parents())
     {
@@ -65,7 +66,7 @@ fn adopt(fd: c_int, flags: c_int) -> Result<()> {
     if has_store { recover_unmanaged(&path) } else { Ok(()) }
 }
 
-/// Recovers a file that has a store beside it and that this process has not open.
+/// Recovers a file that has a store beside it and that this process does not have open.
 pub(crate) fn recover_unmanaged(path: &Path) -> Result<()> {
     if !untorn::offline::inspect(path)?.clean {
         untorn::offline::open(path, &Default::default(), &|_, _| ())?.close()?;
@@ -73,8 +74,8 @@ pub(crate) fn recover_unmanaged(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Before a name is created: deals with what is left of an older file of that name, and refuses a name that leaves no
-/// room for its store's.
+/// Prepares the creation of a name: deals with the store of an older file of that name, and refuses a name that is
+/// too long for the name of its store.
 fn clear_name(path: &Path, flags: c_int) -> Result<()> {
     if lstat(path).is_some() {
         return Ok(());
@@ -98,13 +99,13 @@ fn clear_name(path: &Path, flags: c_int) -> Result<()> {
     Ok(())
 }
 
-/// Whether a file of this path is, or would be, on a mount of Untorn's.
+/// Whether a file of this path is, or would be, on an Untorn mount.
 fn is_beside_mount_files(path: &Path) -> bool {
     path.parent().is_some_and(|dir| is_dir_on_mount(if dir.as_os_str().is_empty() { Path::new(".") } else { dir }))
 }
 
-/// Whether each write is to be a commit of a named file on a mount: that is this library's business, as the kernel cannot
-/// sync what is in a transaction.
+/// Whether the file is a named file on a mount and each write to it is to be a commit. This library makes these
+/// commits, because the kernel cannot sync changes that belong to a transaction.
 fn takes_sync(path: Option<&Path>, flags: c_int) -> bool {
     // `O_SYNC` has this bit, too.
     if flags & libc::O_DSYNC == 0 || flags & libc::O_ACCMODE == libc::O_RDONLY {
@@ -114,7 +115,7 @@ fn takes_sync(path: Option<&Path>, flags: c_int) -> bool {
     whole.is_some_and(|path| patterns::match_path(&path) && !has_store(&path) && is_beside_mount_files(&path))
 }
 
-/// Keeps an error of a call over the closing of its descriptor.
+/// Closes a descriptor after a failed call, and keeps the call's error.
 fn give_up(fd: c_int) -> c_int {
     let failed = errno();
     untorn_fd_close(fd);
@@ -122,7 +123,7 @@ fn give_up(fd: c_int) -> c_int {
     -1
 }
 
-/// Opens a file: what `open` and its relatives have in common.
+/// Opens a file: the common part of `open` and its relatives.
 ///
 /// # Safety
 /// `path` is NULL or ends in NUL.
@@ -162,7 +163,7 @@ pub(crate) unsafe fn open_path(dir: c_int, path: *const c_char, flags: c_int, mo
             COMMITS_WRITES.set(fd);
             fd
         }
-        // It is elsewhere than its name.
+        // The file is not on the mount that its path led to; open it again, now with the sync flags.
         true => {
             untorn_fd_close(fd);
             let again = open(wanted & !(libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC));
@@ -261,8 +262,9 @@ pub unsafe extern "C" fn untorn_fd_mkostemps(template: *mut c_char, suffix: c_in
     made(unsafe { libc::mkostemps(template, suffix, flags) })
 }
 
-/// `close`. A descriptor of Untorn's own is none of the program's: EBADF. When the last descriptor and map of a managed file are gone, uncommitted changes are DISCARDED
-/// (unless untorn_fd_commit_on_close() asked for a commit), and the file becomes a plain file.
+/// `close`. For a descriptor that belongs to Untorn itself: EBADF. When the last descriptor and map of a managed file
+/// are gone, uncommitted changes are DISCARDED (unless untorn_fd_commit_on_close() asked for a commit), and the file
+/// becomes a plain file.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_fd_close(fd: c_int) -> c_int {
     if is_own(fd) {
@@ -318,9 +320,10 @@ pub extern "C" fn untorn_fd_flock(fd: c_int, operation: c_int) -> c_int {
     })
 }
 
-/// Adds a pattern of files that are to be managed, from their opening for writing on. A pattern without a slash is one
-/// of the file's name (`*.db`), any other one of its whole path; `*`, `?` and `[…]` are as for `fnmatch`. The environment
-/// variable UNTORN_MANAGE has more patterns, separated by colons. Returns 0, or -1: EFAULT, EINVAL, ENOENT.
+/// Adds a pattern of files that are to be managed, from their opening for writing on. A pattern without a slash is
+/// matched against the file's name (`*.db`), any other pattern against its whole path; `*`, `?` and `[…]` are as for
+/// `fnmatch`. The environment variable UNTORN_MANAGE has more patterns, separated by colons. Returns 0, or -1:
+/// EFAULT, EINVAL, ENOENT.
 ///
 /// # Safety
 /// `pattern` is NULL or ends in NUL.
@@ -367,8 +370,8 @@ pub extern "C" fn untorn_fd_rollback(fd: c_int) -> c_int {
     on_managed_only("untorn_fd_rollback", fd, roll_back, |file| file.roll_back())
 }
 
-/// Sets what happens to uncommitted changes when the last of a managed file's descriptors and maps is gone:
-/// they are committed (`on` not 0), or discarded (0, the default). Returns 0, or -1 with EINVAL or ECHILD.
+/// Sets whether uncommitted changes are committed (`on` not 0) or discarded (0, the default) when the last of a
+/// managed file's descriptors and maps is gone. Returns 0, or -1 with EINVAL or ECHILD.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_fd_commit_on_close(fd: c_int, on: c_int) -> c_int {
     let managed = |file: &Arc<Managed>| {
@@ -390,12 +393,11 @@ pub extern "C" fn untorn_fd_reclaim(fd: c_int) -> c_int {
         Some(map) => Ok(map.reclaim()?),
         None => Err(failure(libc::EINVAL, "the file is not mapped")),
     };
-    // On a mount the kernel does it.
+    // On a mount the kernel reclaims memory by itself.
     on_managed_only("untorn_fd_reclaim", fd, managed, |_| Ok(()))
 }
 
-/// Tells whether a descriptor is of a managed file. Returns 1: it is; 0: it is not; -1: EBADF, not an open
-/// descriptor.
+/// Returns whether a descriptor is of a managed file. 1: it is; 0: it is not; -1: EBADF, not an open descriptor.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_fd_is_managed(fd: c_int) -> c_int {
     let Some(_section) = enter("untorn_fd_is_managed") else { return -1 };

@@ -1,4 +1,4 @@
-//! Exported functions: calls on paths, which change names or look at files by name.
+//! Exported functions: calls on paths, which change names or read metadata by name.
 
 use std::ffi::{OsStr, c_char, c_int, c_uint, c_void};
 use std::os::unix::ffi::OsStrExt;
@@ -19,12 +19,12 @@ use crate::posix::state::patterns;
 use crate::posix::state::posix_descriptor::{lstat, path_at, refusal};
 use crate::posix::state::report::{errno, reported, set_errno};
 
-/// The name that a path is, if it may be Untorn's business. Errors are left to the system's call.
+/// The name that a path refers to, if Untorn may have to handle it. Errors are left to the system's call.
 fn name(path: Option<PathBuf>) -> Option<Name> {
     Name::of(&path?).ok()
 }
 
-/// Renames. None: no name is Untorn's business, and the system's call is to be made.
+/// Renames. None: Untorn handles neither name, and the system's call is to be made.
 ///
 /// # Safety
 /// Both paths are NULL or end in NUL.
@@ -62,8 +62,8 @@ unsafe fn rename_managed(
     }))
 }
 
-/// `rename`. A managed file is committed, and goes on being managed under its new name; a crash leaves each of the two
-/// names with its old or its new file, whole. A managed file that is replaced becomes a file without a name, as in POSIX.
+/// `rename`. A managed file is committed, and stays managed under its new name; a crash leaves each of the two names
+/// with its old or its new file, whole. A managed file that is replaced becomes a file without a name, as in POSIX.
 ///
 /// # Safety
 /// As for `rename`.
@@ -92,7 +92,7 @@ pub unsafe extern "C" fn untorn_path_renameat(
     }
 }
 
-/// `renameat2`: as untorn_path_rename(). With RENAME_EXCHANGE, both files are committed and go on being managed.
+/// `renameat2`: as untorn_path_rename(). With RENAME_EXCHANGE, both files are committed and stay managed.
 ///
 /// # Safety
 /// As for `renameat2`.
@@ -125,7 +125,8 @@ fn unlink_managed(call: &str, path: impl FnOnce() -> Option<PathBuf>, unlink: im
     Some(reported(call, -1, || relocation::unlink(&name, unlink, &managing).map(|()| 0)))
 }
 
-/// `unlink`. The store of the file goes with it. A managed file that is open becomes a file without a name, as in POSIX.
+/// `unlink`. Also removes the store of the file. A managed file that is open becomes a file without a name, as in
+/// POSIX.
 ///
 /// # Safety
 /// As for `unlink`.
@@ -170,7 +171,7 @@ pub unsafe extern "C" fn untorn_path_remove(path: *const c_char) -> c_int {
     unlink_managed("remove", at, remove).unwrap_or_else(remove)
 }
 
-/// `rmdir`. Stores of files that are gone do not keep a directory from being removed.
+/// `rmdir`. Stores of files that no longer exist do not prevent the removal of a directory.
 ///
 /// # Safety
 /// As for `rmdir`.
@@ -182,7 +183,7 @@ pub unsafe extern "C" fn untorn_path_rmdir(path: *const c_char) -> c_int {
     remove_dir(|| unsafe { path_at(libc::AT_FDCWD, path) }, remove)
 }
 
-/// Removes a directory; if it is not empty, removes closed stores of files that are gone, and tries again.
+/// Removes a directory; if it is not empty, removes closed stores of files that no longer exist, and tries again.
 fn remove_dir(path: impl FnOnce() -> Option<PathBuf>, remove: impl Fn() -> c_int) -> c_int {
     let done = remove();
     if done == 0 || !matches!(errno(), libc::ENOTEMPTY | libc::EEXIST) || is_borrower() {
@@ -246,8 +247,8 @@ pub unsafe extern "C" fn untorn_path_linkat(
     }
 }
 
-/// `truncate`. An open managed file has the new size as an uncommitted change. Of a file that is to be managed and is
-/// not open, the new size is a commit by itself.
+/// `truncate`. For an open managed file, the new size is an uncommitted change. For a file that is to be managed and
+/// is not open, the new size is a commit by itself.
 ///
 /// # Safety
 /// As for `truncate`.
@@ -282,7 +283,7 @@ pub unsafe extern "C" fn untorn_path_truncate(path: *const c_char, size: off_t) 
     closed
 }
 
-/// Puts the size of a managed file, uncommitted changes included, into what the system says of it.
+/// Replaces the size in the system's `stat` of a managed file by its current size, uncommitted changes included.
 fn current_size(call: &str, found: &libc::stat, size: &mut dyn FnMut(off_t)) -> c_int {
     if !is_any_managed() {
         return 0;
@@ -370,8 +371,8 @@ pub unsafe extern "C" fn untorn_path_statx(
     current_size("statx", &found, &mut |size| to.stx_size = size as u64)
 }
 
-/// Refuses to set times of a managed file, by which Untorn notices changes of others. None: the system's call is to be
-/// made.
+/// Refuses to set times of a managed file, because Untorn notices changes by other programs by these times. None: the
+/// system's call is to be made.
 fn refuse_times(call: &str, path: impl FnOnce() -> Option<PathBuf>) -> Option<c_int> {
     let Some(_section) = enter(call) else { return Some(-1) };
     let found = std::fs::canonicalize(path()?).ok().as_deref().and_then(lstat)?;

@@ -1,4 +1,4 @@
-//! Exported functions: commands of the shell, such as `cp` of a managed file, see what was committed.
+//! Exported functions: shell commands, such as `cp` of a managed file, which see the committed contents.
 
 use std::ffi::{c_char, c_int};
 
@@ -9,7 +9,7 @@ use crate::posix::state::call_section::enter;
 use crate::posix::state::file_owner::is_borrower;
 use crate::posix::state::report::reported;
 
-/// Puts what was committed into the plain files. What cannot be put there is told of. False: refused.
+/// Applies all commits to the plain files. Failures are reported on standard error. False: refused.
 fn show_commits(call: &str) -> bool {
     if !is_any_managed() || is_borrower() {
         return true;

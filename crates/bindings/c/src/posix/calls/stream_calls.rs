@@ -1,5 +1,5 @@
-//! Exported functions: streams of managed files. The C library's own streams read and write past the renamed calls; these
-//! go through them.
+//! Exported functions: streams of managed files. The C library's own streams read and write without the renamed
+//! calls; these streams use them.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -39,7 +39,7 @@ fn with_streams<T>(f: impl FnOnce(&mut HashMap<usize, c_int>) -> T) -> T {
     f(lock(&STREAMS).get_or_insert_default())
 }
 
-/// What the library passes to the functions below: a descriptor in the shape of a pointer.
+/// The descriptor in the cookie that the C library passes to the functions below.
 fn fd_of(cookie: *mut c_void) -> c_int {
     cookie.addr() as c_int
 }
@@ -102,7 +102,7 @@ fn flags_of(mode: &[u8]) -> Option<c_int> {
     Some(first | exclusive | if has(b'e') { libc::O_CLOEXEC } else { 0 })
 }
 
-/// Whether a path is one of a managed file, or of a file that is to be managed.
+/// Whether a path names a managed file, or a file that is to be managed.
 ///
 /// # Safety
 /// `path` is NULL or ends in NUL.
@@ -139,7 +139,7 @@ pub unsafe extern "C" fn untorn_stream_fopen(path: *const c_char, mode: *const c
     unsafe { stream_or_close(fd, mode) }
 }
 
-/// Whether a descriptor is of a managed file, or of one on a mount.
+/// Whether a descriptor belongs to a managed file, or to a named file on a mount.
 fn is_known(fd: c_int) -> bool {
     find(fd).is_some_and(|file| !file.is_parents()) || mount_files::find(fd).is_some_and(|file| !file.is_parents())
 }

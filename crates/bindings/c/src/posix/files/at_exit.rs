@@ -11,7 +11,7 @@ use crate::posix::state::report::reported;
 #[unsafe(link_section = ".fini_array")]
 static AT_EXIT: extern "C" fn() = close_all;
 
-/// Without a reference, a static link would leave out the object that has [`AT_EXIT`].
+/// Registers the handler. Without this reference, a static link would leave out the object that has [`AT_EXIT`].
 pub(crate) fn register() {
     std::hint::black_box(&raw const AT_EXIT);
 }
@@ -21,7 +21,7 @@ extern "C" fn close_all() {
     if is_borrower() {
         return;
     }
-    // A handler that ends the process in the middle of a call: what that call holds is never free again.
+    // A handler may end the process in the middle of a call. The locks of that call are never released.
     let Some(_section) = enter("exit") else { return };
     mount_files::end_all();
     let files = all();

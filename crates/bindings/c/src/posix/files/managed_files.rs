@@ -24,7 +24,7 @@ use crate::posix::state::report::{about, reported};
 /// A managed file.
 pub(crate) struct Managed {
     pub key: Key,
-    /// Which process manages it, as forks are counted.
+    /// The process that manages it, as a count of forks.
     process: u64,
     /// None: no longer managed.
     pub file: RwLock<Option<File>>,
@@ -49,11 +49,11 @@ pub(crate) struct Place {
     pub map: Map,
 }
 
-/// A part of the address space that the program has mapped.
+/// A part of the address space that a map of the program occupies.
 pub(crate) struct Window {
     pub addresses: Range<usize>,
     pub file: Arc<Managed>,
-    /// The map that the window shows a part of. Windows that were split share one map.
+    /// The map of which the window shows a part. Windows that were split share one map.
     pub map: Arc<Map>,
 }
 
@@ -62,8 +62,8 @@ pub(crate) struct Table {
     files: HashMap<Key, Arc<Managed>>,
     /// The newest last.
     pub windows: Vec<Window>,
-    /// Addresses that the program has mapped once more than the kernel knows: maps of one range of a file had the same
-    /// addresses, and the file is not managed any more.
+    /// Addresses that the program has mapped once more than the kernel knows: several maps of one range of a file had
+    /// the same addresses, and the file is no longer managed.
     doubled: Vec<Range<usize>>,
     /// Locks that the program has taken by `flock` on files that are not managed, by descriptor.
     pub locks: HashMap<c_int, c_int>,
@@ -123,8 +123,8 @@ pub(crate) fn watch_forks() {
     });
 }
 
-/// Whether the environment wants every file to be committed when it is closed: for programs that never sync, and whose
-/// sources nobody changes.
+/// Whether the environment asks for a commit whenever a file is closed: for programs that never sync, and whose
+/// sources stay as they are.
 pub(crate) fn commits_on_close() -> bool {
     std::env::var_os("UNTORN_COMMIT_ON_CLOSE").is_some_and(|wanted| !wanted.is_empty() && wanted != "0")
 }
@@ -168,7 +168,7 @@ impl Managed {
                 // The program has no map of the file, so the mapping may move or get a larger place.
                 *place = None;
                 map = file.map_with(options);
-                // The old mapping had a descriptor of its own, and with that the kernel dropped all locks.
+                // Closing the old mapping's descriptor made the kernel drop all record locks.
                 self.retake_locks()?;
             }
             let map = map?;
@@ -181,7 +181,7 @@ impl Managed {
         })
     }
 
-    /// Closes the file's store at the end of the process. Maps stay accessible, as other threads may run still.
+    /// Closes the file's store at the end of the process. Maps stay accessible, as other threads may still run.
     pub fn end(&self) -> Result<()> {
         let mut file = self.file.write().unwrap_or_else(PoisonError::into_inner);
         let Some(file) = file.take() else { return Ok(()) };
@@ -215,13 +215,13 @@ pub(crate) fn is_any_managed() -> bool {
     FILES.load(Acquire) > 0 || mount_files::is_any()
 }
 
-/// Whether a descriptor is one of Untorn's own, which the program never opened: without it, commits would go elsewhere.
-/// Takes no lock.
+/// Whether a descriptor belongs to Untorn itself, and was never opened by the program. If the program closed it,
+/// commits would go elsewhere. Takes no lock.
 pub(crate) fn is_own(fd: c_int) -> bool {
     is_any_managed() && untorn_os::is_own_descriptor(fd) && !is_borrower()
 }
 
-/// The managed file of a descriptor that is known to be one.
+/// The managed file of a descriptor that is marked.
 pub(crate) fn find(fd: c_int) -> Option<Arc<Managed>> {
     if MANAGED.has(fd) { find_marked(fd) } else { None }
 }
@@ -230,7 +230,7 @@ fn find_marked(fd: c_int) -> Option<Arc<Managed>> {
     let file = stat(fd).and_then(|stat| find_by_key(&stat));
     match &file {
         Some(file) => drop(lock(&file.descriptors).insert(fd)),
-        // Closed by a call that is not renamed, and perhaps something else meanwhile.
+        // The descriptor was closed by a call that is not renamed, and its number may have another file by now.
         None if !is_borrower() => MANAGED.clear(fd),
         None => {}
     }
@@ -245,7 +245,7 @@ pub(crate) fn find_by_key(stat: &libc::stat) -> Option<Arc<Managed>> {
     read().files.get(&key_of(stat)).cloned()
 }
 
-/// The managed file of a descriptor that may come from anywhere. The descriptor is known from now on.
+/// The managed file of a descriptor of any origin. The descriptor is marked from now on.
 pub(crate) fn learn(fd: c_int) -> Option<Arc<Managed>> {
     if FILES.load(Acquire) == 0 {
         return None;
@@ -310,7 +310,7 @@ pub(crate) struct Leaving {
 }
 
 impl Leaving {
-    /// None of a parent process's.
+    /// The file of a descriptor; neither kind if a parent process manages it.
     pub fn of(fd: c_int) -> Leaving {
         Leaving {
             managed: find(fd).filter(|file| !file.is_parents()),
@@ -318,7 +318,7 @@ impl Leaving {
         }
     }
 
-    /// The descriptor is of that file no more.
+    /// Notes that the descriptor no longer belongs to that file.
     pub fn forget(&self, fd: c_int) {
         if self.managed.is_some() {
             MANAGED.clear(fd);
@@ -328,7 +328,7 @@ impl Leaving {
         }
     }
 
-    /// After the descriptor was closed.
+    /// Releases the file after the descriptor was closed.
     pub fn release(self) -> Result<()> {
         self.managed.map_or(Ok(()), |file| release_if_unused(&file))?;
         self.on_mount.map_or(Ok(()), |file| mount_files::release_if_unused(&file))
@@ -346,7 +346,7 @@ fn release_if_unused_locked(managed: &Arc<Managed>, managing: &Managing) -> Resu
     close_file(managed, managing)
 }
 
-/// Says that closing a file discards changes, if there are any.
+/// Reports that closing a file discards changes, if there are any.
 fn tell_if_discarded(call: &str, file: &File) {
     if has_uncommitted(file).unwrap_or(false) {
         tell_discarded(call, &file.path());
@@ -383,7 +383,7 @@ pub(crate) fn is_mapped(file: &Arc<Managed>) -> bool {
     read().windows.iter().any(|window| Arc::ptr_eq(&window.file, file))
 }
 
-/// Takes a file out of the table: its descriptors are ordinary ones from now on.
+/// Takes a file out of the table: its descriptors are ordinary descriptors from now on.
 pub(crate) fn forget(managed: &Arc<Managed>, _managing: &Managing) {
     let mut table = write();
     if table.files.get(&managed.key).is_some_and(|known| Arc::ptr_eq(known, managed)) {
@@ -503,7 +503,8 @@ pub(crate) fn is_doubled(addresses: &Range<usize>) -> bool {
     is_any_doubled() && read().doubled.iter().any(|range| overlap(range, addresses).is_some())
 }
 
-/// Ends one map of a range of addresses of files that are not managed any more. Returns what no other map shows.
+/// Ends one map of a range of addresses of files that are no longer managed. Returns the addresses that no other map
+/// shows.
 pub(crate) fn halve(addresses: Range<usize>) -> Vec<Range<usize>> {
     let mut table = write();
     let (mut left, mut kept) = (vec![addresses], Vec::new());

@@ -1,4 +1,4 @@
-//! Files begin to be managed.
+//! Starts managing files.
 
 use std::ffi::c_int;
 use std::path::{Path, PathBuf};
@@ -26,13 +26,13 @@ pub(crate) fn store_dir(path: &Path) -> PathBuf {
     PathBuf::from(store)
 }
 
-/// The managed file of a descriptor of a regular file, which is managed from now on if it was not before.
+/// The managed file of a regular file's descriptor. The file is managed from now on if it was not before.
 pub(crate) fn manage(fd: c_int) -> Result<Arc<Managed>> {
     manage_locked(fd, &begin_managing())
 }
 
-/// Puts a file that is open for writing into a transaction, if it is on a mount of Untorn's. False: it is on none, or has a
-/// store, from elsewhere, with which it goes on.
+/// Puts a file that is open for writing into a transaction, if it is on an Untorn mount. False: it is not on a mount,
+/// or it has a store of its own, from elsewhere, which it keeps.
 pub(crate) fn keep_on_mount(fd: c_int) -> Result<bool> {
     keep_on_mount_locked(fd, &begin_managing())
 }
@@ -53,7 +53,7 @@ pub(crate) fn manage_locked(fd: c_int, managing: &Managing) -> Result<Arc<Manage
         return Ok(file);
     }
     let path = path_of(fd)?;
-    // The program's own lock would make Untorn's fail; from now on Untorn holds the lock.
+    // The program's own `flock` would make Untorn's fail. From now on Untorn holds the lock.
     let lock = write().locks.remove(&fd);
     if lock.is_some() {
         // SAFETY: takes numbers.
@@ -73,8 +73,8 @@ pub(crate) fn manage_locked(fd: c_int, managing: &Managing) -> Result<Arc<Manage
     let key = stat(fd).as_ref().map(key_of).ok_or_else(|| failure(libc::EBADF, "no descriptor"))?;
     let managed = Arc::new(Managed::new(key, file));
     insert(managed.clone(), managing);
-    // Also those that were opened for reading, or by calls that are not renamed. Untorn's own are never closed by the
-    // program, so they do not count.
+    // Includes descriptors that were opened for reading, or by calls that are not renamed. Untorn's own descriptors
+    // do not count, because the program never closes them.
     for fd in open_descriptors(key, &untorn_os::is_own_descriptor) {
         note_descriptor(&managed, fd)?;
     }
@@ -82,7 +82,7 @@ pub(crate) fn manage_locked(fd: c_int, managing: &Managing) -> Result<Arc<Manage
     Ok(managed)
 }
 
-/// Stops managing a file that was managed only to be mapped, and could not be mapped.
+/// Stops managing a file that became managed only for a map, which then failed.
 pub(crate) fn undo(managed: &Arc<Managed>) {
     let managing = begin_managing();
     if is_mapped(managed) {

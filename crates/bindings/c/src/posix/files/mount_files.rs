@@ -1,6 +1,8 @@
-//! Named files on mounts of Untorn's. A mount has what this library does for other files: so the kernel reads, writes and
-//! maps them, and each is in a transaction of this process. A sync commits that, and it goes on; when the file is closed, it
-//! ends, and what was not synced is given up.
+//! Named files on Untorn mounts, each in a transaction of this process.
+//!
+//! A mount itself has the features that this library gives to other files. So the kernel reads, writes and maps these
+//! files. A sync commits the transaction, which continues with the next changes. When the file is closed, the
+//! transaction ends, and changes that were not synced are discarded.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::{CString, c_int};
@@ -26,22 +28,23 @@ use crate::posix::state::posix_descriptor::{
 };
 use crate::posix::state::report::{about, reported, tell};
 
-/// A file of another process's transaction is tried again as long: that one may have been killed just now, and what it left
-/// is given up behind its end.
+/// How long the opening of a file in another process's transaction is tried again. That process may have been killed
+/// just now, and its changes are discarded only after its end.
 const PATIENCE: Duration = Duration::from_secs(1);
 const MOMENT: Duration = Duration::from_millis(10);
 
 /// A file in a transaction.
 pub(crate) struct MountFile {
     key: Key,
-    /// An opening of this process's own, by which the transaction began: it ends with the process, whoever has inherited the
-    /// program's. It is closed after all others, as that drops the program's record locks.
+    /// This process's own opening of the file, by which the transaction began: the transaction ends with this
+    /// process, even if another process has inherited the program's descriptors. It is closed after all others,
+    /// because closing it drops the program's record locks.
     own: Fd,
-    /// Which process has the transaction, as forks are counted.
+    /// The process that has the transaction, as a count of forks.
     process: u64,
-    /// None: it has ended.
+    /// The transaction. None: it has ended.
     txn: Mutex<Option<Transaction>>,
-    /// Descriptors of the file; none once it has ended.
+    /// Descriptors of the file. None: the transaction has ended.
     descriptors: Mutex<Option<BTreeSet<c_int>>>,
     /// The program wants uncommitted changes to be committed when the file is closed.
     pub commit_on_close: AtomicBool,
@@ -64,7 +67,7 @@ pub(crate) fn table() -> TableGuard {
     lock(&TABLE)
 }
 
-/// Whether there is any such file.
+/// Whether the table has any file.
 pub(crate) fn is_any() -> bool {
     FILES.load(Acquire) > 0
 }
@@ -104,7 +107,7 @@ impl MountFile {
         }
         let mut descriptors = lock(&self.descriptors);
         let descriptors = descriptors.as_mut().ok_or_else(|| Failure::bad_handle("file"))?;
-        // A number whose mark is gone was closed by a call that is not renamed.
+        // If the mark of a known number is gone, a call that is not renamed has closed the descriptor.
         let is_new = !ON_MOUNT.has(fd);
         if !ON_MOUNT.set(fd) {
             return Err(failure(libc::EMFILE, format!("descriptor {fd}: managed files need smaller numbers")));
@@ -115,7 +118,7 @@ impl MountFile {
         Ok(())
     }
 
-    /// A descriptor is of this file no more.
+    /// Notes that a descriptor no longer belongs to this file.
     pub fn forget(&self, fd: c_int) {
         ON_MOUNT.clear(fd);
         COMMITS_WRITES.clear(fd);
@@ -124,14 +127,15 @@ impl MountFile {
         }
     }
 
-    /// Gives up what was not synced, or commits it if the program wants that. The transaction goes on.
+    /// Discards changes that were not synced, or commits them if the program asked for that. The transaction
+    /// continues.
     fn settle(&self, call: &str) -> Result<()> {
         if self.commit_on_close.load(Acquire) {
             return self.commit();
         }
         let path = self.own.get().ok().and_then(|own| path_of(own.as_raw_fd()).ok());
         let given_up = self.with(Transaction::abort_and_chain)?;
-        // Nobody misses what a file without a name had.
+        // The changes of a file without a name cannot be missed.
         if let Some(path) = path.filter(|_| given_up) {
             tell_discarded(call, &path);
         }
@@ -139,7 +143,7 @@ impl MountFile {
     }
 }
 
-/// Says that the end of a file discards changes.
+/// Reports that the end of a file discards changes.
 pub(crate) fn tell_discarded(call: &str, path: &Path) {
     let path = path.display();
     tell(&format!(
@@ -154,13 +158,13 @@ fn reopen(fd: c_int, flags: c_int) -> Result<OwnedFd> {
     // SAFETY: `path` ends in NUL.
     match unsafe { libc::open(path.as_ptr(), flags | libc::O_CLOEXEC | libc::O_NONBLOCK) } {
         -1 => Err(system("open the file once more")),
-        // SAFETY: opened here, and nobody else knows it.
+        // SAFETY: opened here, and known to no other code.
         own => Ok(unsafe { OwnedFd::from_raw_fd(own) }),
     }
 }
 
-/// Refuses a file with a descriptor whose writes the kernel has the mount sync: what is in a transaction nothing else
-/// commits. A descriptor that another thread closes meanwhile is none.
+/// Refuses a file with a descriptor by which each write asks the kernel for a sync: only the transaction can commit
+/// its changes. A descriptor that another thread closes in the meantime is ignored.
 fn check_no_sync(key: Key, fds: &[c_int]) -> Result<()> {
     // `O_SYNC` has this bit, too.
     let syncs = |fd: &&c_int| flags(**fd).is_ok_and(|flags| flags & libc::O_DSYNC != 0) && is_of(key, **fd);
@@ -175,7 +179,8 @@ fn check_no_sync(key: Key, fds: &[c_int]) -> Result<()> {
     }
 }
 
-/// An opening of this process's own; where the file's mode forbids that, a copy of the program's.
+/// Makes an opening that belongs to this process alone. If the file's mode forbids that, copies the program's
+/// descriptor.
 fn own_opening(fd: c_int) -> Result<Fd> {
     let copy = || {
         // SAFETY: open during the call, or an error.
@@ -185,11 +190,11 @@ fn own_opening(fd: c_int) -> Result<Fd> {
     Fd::new(reopen(fd, libc::O_WRONLY).or_else(|_| copy())?).map_err(|_| system("keep a descriptor of the file"))
 }
 
-/// None: it is on no mount of Untorn's.
+/// Begins a transaction. None: the file is not on an Untorn mount.
 fn begin(file: BorrowedFd<'_>) -> Result<Option<Transaction>> {
     let started = Instant::now();
     loop {
-        // What was written before, by whomever, is not to be given up with what is written from now on.
+        // Earlier changes, by any process, are committed first: they must not be discarded together with later ones.
         match Transaction::begin_committed(file) {
             Err(untorn::Error::InTransaction { .. }) if started.elapsed() < PATIENCE => std::thread::sleep(MOMENT),
             Err(untorn::Error::InTransaction { path }) => {
@@ -200,15 +205,15 @@ fn begin(file: BorrowedFd<'_>) -> Result<Option<Transaction>> {
                 );
                 return Err(Failure { kind: UNTORN_E_BUSY, ..failure(libc::EBUSY, message) });
             }
-            // Another file system may answer as a mount does.
+            // Another file system may know the same call, and answer it with an error.
             Err(untorn::Error::Invalid { .. }) => return Ok(None),
             begun => return Ok(Some(begun?)),
         }
     }
 }
 
-/// Puts a file that is open for writing into a transaction, if it is on a mount of Untorn's and in none of this process's
-/// yet. False: it is on no mount. `commits_on_close`: what is wanted at first.
+/// Puts a file that is open for writing into a transaction, if it is on an Untorn mount and not yet in a transaction
+/// of this process. False: it is not on a mount. `commits_on_close`: the initial setting.
 pub(crate) fn keep(fd: c_int, commits_on_close: bool) -> Result<bool> {
     if learn(fd).is_some_and(|file| !file.is_parents()) {
         return Ok(true);
@@ -221,7 +226,7 @@ pub(crate) fn keep(fd: c_int, commits_on_close: bool) -> Result<bool> {
     }
     check_writable(fd)?;
     let key = key_of(&stat);
-    // Those that were opened for reading, too, or by calls that are not renamed.
+    // Includes descriptors that were opened for reading, or by calls that are not renamed.
     let mut all = open_descriptors(key, &untorn_os::is_own_descriptor);
     all.retain(|other| *other != fd);
     all.push(fd);
@@ -236,7 +241,7 @@ pub(crate) fn keep(fd: c_int, commits_on_close: bool) -> Result<bool> {
         descriptors: Mutex::new(Some(BTreeSet::new())),
         commit_on_close: AtomicBool::new(commits_on_close),
     });
-    // Before anybody can find that it has no descriptors.
+    // Noted before another thread can find the file without descriptors.
     file.note(fd)?;
     {
         let mut table = table();
@@ -250,13 +255,13 @@ pub(crate) fn keep(fd: c_int, commits_on_close: bool) -> Result<bool> {
     }
     ON_MOUNT.set(fd);
     for other in all.into_iter().filter(|fd| is_of(key, *fd)) {
-        // One whose number is too large to be marked is an error: its syncs would not commit.
+        // A number that is too large for a mark is an error, because syncs by it would not commit.
         file.note(other)?;
     }
     Ok(true)
 }
 
-/// The file of a descriptor that may come from anywhere. The descriptor is known from now on.
+/// The file of a descriptor of any origin. The descriptor is marked from now on.
 pub(crate) fn learn(fd: c_int) -> Option<Arc<MountFile>> {
     if !is_any() {
         return None;
@@ -279,20 +284,20 @@ pub(crate) fn knows(stat: &libc::stat) -> bool {
     find_by_key(stat).is_some()
 }
 
-/// The file of a descriptor that is known to be of one.
+/// The file of a descriptor that is marked.
 pub(crate) fn find(fd: c_int) -> Option<Arc<MountFile>> {
     if !ON_MOUNT.has(fd) {
         return None;
     }
     let found = stat(fd).and_then(|stat| find_by_key(&stat));
     if found.is_none() && !is_borrower() {
-        // Closed by a call that is not renamed, and perhaps something else meanwhile.
+        // The descriptor was closed by a call that is not renamed, and its number may have another file by now.
         ON_MOUNT.clear(fd);
     }
     found
 }
 
-/// Makes a call on the file of a descriptor. None: the descriptor is of no such file.
+/// Makes a call on the file of a descriptor. None: the descriptor is not of such a file.
 pub(crate) fn on_mount<T>(
     call: &str,
     fd: c_int,
@@ -307,7 +312,7 @@ pub(crate) fn on_mount<T>(
     Some(reported(call, failed, || body(&file).map_err(|failure| about(failure, || path_of(fd).ok()))))
 }
 
-/// After the kernel wrote `n` bytes: with O_SYNC or O_DSYNC that is a commit. Returns `n`, or -1 if the commit fails.
+/// Commits after the kernel wrote `n` bytes with O_SYNC or O_DSYNC. Returns `n`, or -1 if the commit fails.
 pub(crate) fn written(call: &str, fd: c_int, n: isize) -> isize {
     match n > 0 && COMMITS_WRITES.has(fd) {
         true => commit_written(call, fd, n),
@@ -315,14 +320,14 @@ pub(crate) fn written(call: &str, fd: c_int, n: isize) -> isize {
     }
 }
 
-/// Commits what was written just now, and returns `n`; or -1.
+/// Commits the write that was just made, and returns `n`; -1 if the commit fails.
 pub(crate) fn commit_written(call: &str, fd: c_int, n: isize) -> isize {
-    // A forked child's write is one of its parent's transaction.
+    // A write by a forked child belongs to its parent's transaction.
     let commit = |file: &Arc<MountFile>| if file.is_parents() { Ok(n) } else { file.commit().map(|()| n) };
     on_mount(call, fd, -1, commit).unwrap_or(n)
 }
 
-/// A copy of a descriptor was made.
+/// Notes that a copy of a descriptor was made.
 pub(crate) fn copied(fd: c_int, copy: c_int) -> Result<()> {
     let Some(file) = find(fd) else { return Ok(()) };
     file.note(copy)?;
@@ -350,28 +355,28 @@ pub(crate) fn release_if_unused(file: &Arc<MountFile>) -> Result<()> {
         FILES.store(table.files.len(), Release);
     }
     let settled = file.settle("close");
-    // What is left is given up, as at the end of a process.
+    // Changes that were not synced are discarded, as at the end of a process.
     drop(lock(&file.txn).take());
     settled
 }
 
-/// What a call has done to the maps of this process.
+/// The effect of a call on the maps of this process.
 #[derive(Default)]
 pub(crate) struct Change {
-    /// What these addresses showed, they do not show any more.
+    /// Addresses that no longer show the files that they showed.
     pub gone: Vec<Range<usize>>,
-    /// What these addresses show now.
+    /// Addresses that show a file from now on.
     pub new: Option<(Range<usize>, Shown)>,
 }
 
 pub(crate) enum Shown {
     File(Arc<MountFile>),
-    /// The file that this address showed.
+    /// The file that this address showed before the call.
     AsAt(usize),
 }
 
-/// Makes a system call that changes maps, and notes what it did before another thread can map anything there. Files of
-/// which nothing is left are released; also returned is whether that succeeds.
+/// Makes a system call that changes maps, and notes its effect before another thread can map anything there. Releases
+/// files that have neither descriptors nor maps any more; also returns whether that succeeded.
 pub(crate) fn change_maps<T>(call: &str, change: impl FnOnce() -> (T, Change)) -> (T, bool) {
     if !is_any() || is_borrower() {
         return (change().0, true);
@@ -420,8 +425,9 @@ pub(crate) fn is_any_own() -> bool {
     is_any() && table().files.values().any(|file| !file.is_parents())
 }
 
-/// The end of the process. The transactions go on as long as that: what other threads write until then, and the C library,
-/// which empties its streams, is given up, too.
+/// Discards or commits the changes of all files at the end of the process. The transactions last until the process
+/// has ended: bytes that other threads write until then, and bytes that the C library writes when it empties its
+/// streams, are discarded, too.
 pub(crate) fn end_all() {
     if !is_any() {
         return;

@@ -1,8 +1,8 @@
 //! Files that change or lose their names: `rename` and `unlink` of managed files.
 //!
 //! The stores of both names are closed first, so that plain, whole files change their names, and every crash leaves
-//! plain, whole files. A file that goes on is opened again under its new name, and keeps its maps. A file that lost its
-//! name becomes what it is in POSIX: an ordinary file without a name, until its last descriptor and map are gone.
+//! plain, whole files. A file that stays managed is opened again under its new name, and keeps its maps. A file that
+//! lost its name becomes an ordinary file without a name, as in POSIX, until its last descriptor and map are gone.
 
 use std::ffi::{CString, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
@@ -25,7 +25,7 @@ use crate::posix::state::posix_descriptor::{
 };
 use crate::posix::state::report::{errno, tell};
 
-/// A name, and what it is the name of.
+/// A name, and the file and store behind it.
 pub(crate) struct Name {
     /// The whole path, without symbolic links on the way.
     pub path: PathBuf,
@@ -47,7 +47,7 @@ impl Name {
         Ok(Name { path, stat, file, has_store })
     }
 
-    /// Nothing of this name is Untorn's business.
+    /// Whether Untorn has neither a managed file nor a store of this name.
     pub fn is_ordinary(&self) -> bool {
         self.file.is_none()
             && !self.has_store
@@ -79,7 +79,7 @@ impl Name {
         }
     }
 
-    /// Makes a file that this process has not open, and whose store was not closed, plain and whole.
+    /// Recovers a file that this process does not have open, and whose store was not closed.
     fn recover(&self) -> Result<()> {
         if self.file.is_none() && self.has_store {
             match self.stat {
@@ -91,8 +91,8 @@ impl Name {
     }
 }
 
-/// Deals with the store of a file that is gone, before another file gets the name: a store in which commits wait gets
-/// another name, because the file may have been moved.
+/// Deals with the store of a file that no longer exists, before another file gets the name. If commits wait in the
+/// store, it gets another name, because the file may have been moved.
 pub(crate) fn set_aside(path: &Path) -> Result<()> {
     if untorn::offline::remove_unneeded(path)? {
         return Ok(());
@@ -123,7 +123,7 @@ pub(crate) fn set_aside(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A managed file between two names: its store is closed.
+/// A managed file whose store is closed while the file changes its name.
 struct Suspended<'m> {
     file: Arc<Managed>,
     closed: File,
@@ -140,12 +140,12 @@ impl<'m> Suspended<'m> {
             true => open.commit().map(|()| None)?,
             false => uncommitted(open)?,
         };
-        // What would keep the store from closing shows here, while nothing has changed.
+        // A reason that would keep the store from closing shows here, while nothing has changed.
         open.store().checkpoint()?;
         let closed = slot.take().ok_or_else(|| Failure::bad_handle("file"))?;
         drop(slot);
         let suspended = Suspended { file: file.clone(), closed, changes, managing };
-        // Changes are put back when the file is opened again.
+        // Changes are restored when the file is opened again.
         told(|| suspended.closed.store().close())?;
         Ok(suspended)
     }
@@ -181,8 +181,8 @@ impl<'m> Suspended<'m> {
         file.retake_locks()
     }
 
-    /// The file has lost its name: from now on its descriptors and maps are ordinary ones of `fd`'s file, which is open
-    /// for reading and writing.
+    /// Ends the managing of a file that has lost its name: its descriptors and maps become ordinary ones of `fd`'s
+    /// file. `fd` is open for reading and writing.
     fn become_nameless(self, fd: c_int) -> Result<()> {
         let Suspended { file, closed, changes, managing } = self;
         if let Some(changes) = &changes {
@@ -193,7 +193,7 @@ impl<'m> Suspended<'m> {
         if let Some(place) = &place {
             let mut unused = vec![place.reserved.clone()];
             for window in &windows {
-                // The kernel knows one map of each address.
+                // The kernel has only one map of each address, so further maps of the same addresses are noted.
                 let mut again = vec![window.addresses.clone()];
                 for hole in &unused {
                     again = subtract(again, hole);
@@ -202,7 +202,7 @@ impl<'m> Suspended<'m> {
                 let (start, len) = (window.addresses.start, window.addresses.len());
                 let both = libc::PROT_READ | libc::PROT_WRITE;
                 let at = (start - place.reserved.start) as libc::off_t;
-                // SAFETY: replaces a map of the program's by one of the same file, with the same bytes.
+                // SAFETY: replaces a map of the program by a map of the same file, with the same bytes.
                 let mapped =
                     unsafe { libc::mmap(start as *mut c_void, len, both, libc::MAP_SHARED | libc::MAP_FIXED, fd, at) };
                 if mapped == libc::MAP_FAILED {
@@ -252,7 +252,7 @@ fn write_changes(fd: c_int, changes: &Uncommitted) -> Result<()> {
     changes.bytes.iter().try_for_each(|(at, bytes)| put(bytes, *at))
 }
 
-/// A descriptor that is closed with its owner.
+/// A descriptor that is closed when this value is dropped.
 struct Descriptor(c_int);
 
 impl Descriptor {
@@ -288,7 +288,7 @@ fn is_mapped_plainly(key: Key) -> bool {
     maps.lines().any(|line| {
         let mut fields = line.split_whitespace();
         let shared = fields.nth(1).is_some_and(|rights| rights.contains('w') && rights.ends_with('s'));
-        // The device is another one than that of `stat` on some file systems.
+        // On some file systems the device number differs from the one that `stat` reports.
         shared && fields.nth(2).and_then(|inode| inode.parse().ok()) == Some(key.1)
     })
 }
@@ -301,7 +301,7 @@ fn writers(key: Key) -> Vec<c_int> {
     found
 }
 
-/// Renames a file, where one of the two names is Untorn's business. `exchange`: the two files exchange their names.
+/// Renames a file, if Untorn handles at least one of the two names. `exchange`: the two files exchange their names.
 /// `rename` makes the system's call.
 pub(crate) fn rename(
     from: &Name,
@@ -313,7 +313,7 @@ pub(crate) fn rename(
     from.check_own()?;
     to.check_own()?;
     if from.key().is_some() && from.key() == to.key() {
-        // Two names of one file, or one name: nothing happens.
+        // Both names are of one file, or are equal: nothing happens.
         return if rename() == 0 { Ok(()) } else { Err(system("rename")) };
     }
     let becomes_named = from.file.is_none() && patterns::match_path(&to.path);
@@ -332,7 +332,7 @@ pub(crate) fn rename(
     from.recover()?;
     to.recover()?;
     if from.file.is_none() && from.key().is_some() {
-        // The contents are to be durable before they replace others.
+        // The contents must be durable before they replace others.
         Descriptor::open(&from.path, libc::O_RDONLY)?.flush(&from.path)?;
     }
     let replaced = match &to.file {
@@ -375,15 +375,15 @@ pub(crate) fn rename(
     Ok(flushed?)
 }
 
-/// Whether both names are on a mount of Untorn's, and no store is beside them.
+/// Whether both names are on an Untorn mount, without a store beside them.
 pub(crate) fn is_on_mount(from: &Name, to: &Name) -> bool {
     let plain = |name: &Name| name.file.is_none() && !name.has_store;
     let is_on_mount = |name: &Name| kept(name).is_some() || is_dir_on_mount(name.dir());
-    // No rename goes from one file system to another.
+    // `rename` does not cross file systems, so one name on a mount is enough.
     plain(from) && plain(to) && (is_on_mount(from) || is_on_mount(to))
 }
 
-/// Whether a directory is on a mount of Untorn's.
+/// Whether a directory is on an Untorn mount.
 pub(crate) fn is_dir_on_mount(dir: &Path) -> bool {
     let dir = std::fs::File::open(dir);
     dir.is_ok_and(|dir| untorn_os::mount_calls::is_on_mount(&dir).is_ok_and(|is| is))
@@ -394,10 +394,11 @@ fn kept(name: &Name) -> Option<Arc<MountFile>> {
     name.stat.as_ref().and_then(mount_files::find_by_key)
 }
 
-/// A file that other threads write to is committed so often, until it gets its name between two writes.
+/// How often the contents are committed again if other threads write between the commit and the rename.
 const RENAME_TRIES: usize = 20;
 
-/// Renames a file on a mount of Untorn's, which commits it by that. What is in a transaction is committed before.
+/// Renames a file on an Untorn mount, which commits the rename. Changes in a transaction of this process are
+/// committed before.
 pub(crate) fn rename_on_mount(
     from: &Name,
     to: &Name,
@@ -406,7 +407,7 @@ pub(crate) fn rename_on_mount(
     managing: &Managing,
 ) -> Result<()> {
     let (mover, target) = (kept(from), kept(to).filter(|_| exchange));
-    // The contents are to be durable before they replace others.
+    // The contents must be durable before they replace others.
     let plain = match (&mover, from.key()) {
         (None, Some(_)) => Some(Descriptor::open(&from.path, libc::O_RDONLY)?),
         _ => None,
@@ -420,7 +421,7 @@ pub(crate) fn rename_on_mount(
         if rename() == 0 {
             break;
         }
-        // Another thread has written in between.
+        // Another thread has written between the commit and the rename.
         if errno() != libc::EBUSY || tries.next().is_none() {
             return Err(system(&format!("rename {} to {}", from.path.display(), to.path.display())));
         }
@@ -430,7 +431,7 @@ pub(crate) fn rename_on_mount(
     {
         keep_on_mount_locked(fd, managing)?;
     }
-    // A commit has all names.
+    // A commit of the file also makes its new name durable.
     match (mover.or_else(|| kept(from)), &plain) {
         (Some(mover), _) => mover.commit(),
         (None, Some(plain)) => plain.flush(&from.path),
@@ -438,7 +439,7 @@ pub(crate) fn rename_on_mount(
     }
 }
 
-/// Unlinks a file that is Untorn's business, and its store with it. `unlink` makes the system's call.
+/// Unlinks a file that Untorn handles, and its store. `unlink` makes the system's call.
 pub(crate) fn unlink(name: &Name, unlink: impl FnOnce() -> c_int, managing: &Managing) -> Result<()> {
     name.check_own()?;
     let unlinked = || match unlink() {

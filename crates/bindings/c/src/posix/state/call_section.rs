@@ -1,5 +1,5 @@
-//! Signal handlers that make calls on managed files in the middle of such a call: the interrupted call holds locks, for
-//! which the handler's call would wait for ever. So the handler's call is refused.
+//! Refuses calls on managed files in signal handlers that interrupted such a call. The interrupted call holds locks,
+//! for which the handler's call would wait for ever.
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -11,14 +11,15 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::boundary::log;
 
 thread_local! {
-    /// How many sections this thread is in. Needs no destructor and no memory, so that handlers can look.
+    /// The number of sections that this thread is in. Needs no destructor and no memory, so that handlers can read
+    /// it.
     static DEPTH: Cell<u32> = const { Cell::new(0) };
 }
 
-/// The refusal was told, or is not to be told.
+/// Whether a refusal was printed, or is not to be printed.
 static TOLD: AtomicBool = AtomicBool::new(false);
 
-/// The part of a call that a signal handler must not make another call in, until it is dropped.
+/// A part of a call in which a signal handler must not make another call. It ends when this value is dropped.
 pub(crate) struct Section(PhantomData<*const ()>);
 
 impl Section {
@@ -38,7 +39,7 @@ impl Drop for Section {
 
 /// A guard, in a section until it is dropped.
 pub(crate) struct Held<G> {
-    // Dropped before the section is.
+    // Dropped before the section ends.
     guard: G,
     _section: Section,
 }
@@ -69,20 +70,20 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> Held<MutexGuard<'_, T>> {
     Held::take(|| mutex.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Reads, before any handler may have to, whether refusals are to be told.
+/// Reads whether refusals are to be printed, before a handler may need to know.
 pub(crate) fn prepare() {
     if log::is_off() {
         TOLD.store(true, Release);
     }
 }
 
-/// Whether this thread is in a section: whoever asks is a signal handler, or a function that the section calls.
+/// Whether this thread is in a section. If so, the caller is a signal handler, or a function that the section calls.
 pub(crate) fn is_inside() -> bool {
     DEPTH.with(Cell::get) > 0
 }
 
-/// Begins a call of the program. None, and EDEADLK: a signal handler makes it in the middle of another call. Says so on
-/// standard error, once. Takes neither memory nor locks.
+/// Begins a call of the program. None, with EDEADLK: a signal handler makes the call in the middle of another one.
+/// Prints this on standard error, once. Takes neither memory nor locks.
 pub(crate) fn enter(call: &str) -> Option<Section> {
     if !is_inside() {
         return Some(Section::begin());
@@ -95,7 +96,7 @@ pub(crate) fn enter(call: &str) -> Option<Section> {
              handler, and make the call after it\n",
         ];
         let parts = parts.map(|part| libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() });
-        // SAFETY: the bytes of the parts. Nobody is told of a standard error that is closed.
+        // SAFETY: the bytes of the parts. A failure cannot be reported if standard error is closed.
         let _ = unsafe { libc::writev(2, parts.as_ptr(), parts.len() as c_int) };
     }
     // SAFETY: each thread has an `errno` of its own, which is valid while the thread runs.

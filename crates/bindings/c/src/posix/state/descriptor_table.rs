@@ -1,5 +1,6 @@
-//! Which descriptors may be of managed files, and of named files on mounts: a bit for each number, read without a lock, so
-//! that calls on all other descriptors cost nothing and can be made in signal handlers.
+//! Marks of the descriptors that may belong to managed files, and to named files on mounts. Each number has a bit,
+//! which is read without a lock, so that calls on all other descriptors cost nothing and can be made in signal
+//! handlers.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -12,12 +13,12 @@ const CHUNKS: usize = 256;
 
 type Chunk = [AtomicU64; 64];
 
-/// Of files that this library manages.
+/// Descriptors of files that this library manages.
 pub(crate) static MANAGED: Marks = Marks::new();
-/// Of named files on mounts of Untorn's.
+/// Descriptors of named files on Untorn mounts.
 pub(crate) static ON_MOUNT: Marks = Marks::new();
 
-/// Of these, those by which each write is a commit.
+/// The descriptors of [`ON_MOUNT`] by which each write is a commit.
 pub(crate) static COMMITS_WRITES: Marks = Marks::new();
 
 /// Marks of descriptors.

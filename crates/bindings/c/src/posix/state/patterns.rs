@@ -1,4 +1,4 @@
-//! Which files the program wants to be managed: patterns of their paths.
+//! Patterns of the paths of files that the program wants to be managed.
 
 use std::ffi::{CString, OsStr};
 use std::os::unix::ffi::OsStrExt;
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicPtr, Ordering::*};
 use super::posix_descriptor::failure;
 use crate::boundary::error::Result;
 
-/// A list of patterns, and the shorter one that it replaced, which another thread may be reading still.
+/// A list of patterns, and the shorter list that it replaced, which another thread may still read.
 struct List {
     patterns: Vec<CString>,
     _before: *mut List,
@@ -35,7 +35,7 @@ fn read_environment() {
     });
 }
 
-/// Adds a pattern. A relative one that has directories in it is meant from the working directory of now.
+/// Adds a pattern. A relative pattern with a slash is resolved against the present working directory.
 pub(crate) fn add(pattern: &[u8]) -> Result<()> {
     read_environment();
     insert(pattern)
@@ -81,8 +81,8 @@ pub(crate) fn is_any() -> bool {
     !all().is_empty()
 }
 
-/// Whether an absolute path is one of a file that the program wants to be managed. A pattern without a slash is one of
-/// the file's name.
+/// Whether an absolute path belongs to a file that the program wants to be managed. A pattern without a slash is
+/// matched against the file's name.
 pub(crate) fn match_path(path: &Path) -> bool {
     all().iter().any(|pattern| {
         let whole = pattern.as_bytes().contains(&b'/');

@@ -1,4 +1,4 @@
-//! What the kernel knows of a descriptor, its file and its flags; and of a path.
+//! Queries of the kernel about a descriptor, its file and its flags; and about a path.
 
 use std::ffi::{CStr, CString, OsStr, c_char, c_int};
 use std::io;
@@ -17,7 +17,7 @@ pub(crate) fn failure(errno: c_int, message: impl Into<String>) -> Failure {
     Failure { errno, ..Failure::invalid(message) }
 }
 
-/// The refusal of a call that would not be right for a managed file.
+/// The refusal of a call that would be wrong for a managed file.
 pub(crate) fn refusal(errno: c_int, message: impl Into<String>) -> Failure {
     Failure { kind: UNTORN_E_UNSUPPORTED, ..failure(errno, message) }
 }
@@ -37,7 +37,7 @@ pub(crate) fn stat(fd: c_int) -> Option<libc::stat> {
     (unsafe { libc::fstat(fd, &raw mut stat) } == 0).then_some(stat)
 }
 
-/// The `lstat` of a path. None: there is none.
+/// The `lstat` of a path. None: no such file.
 pub(crate) fn lstat(path: &Path) -> Option<libc::stat> {
     let path = CString::new(path.as_os_str().as_bytes()).ok()?;
     // SAFETY: zeros are a valid `stat`, and the kernel fills it.
@@ -46,13 +46,13 @@ pub(crate) fn lstat(path: &Path) -> Option<libc::stat> {
     (unsafe { libc::lstat(path.as_ptr(), &raw mut stat) } == 0).then_some(stat)
 }
 
-/// The identity of the file that a `stat` is of.
+/// The identity in a `stat`.
 pub(crate) fn key_of(stat: &libc::stat) -> Key {
     (stat.st_dev, stat.st_ino)
 }
 
-/// The open descriptors of a file, except some. They are looked at by path: other threads open and close descriptors
-/// meanwhile.
+/// The open descriptors of a file, except some. They are examined by path, because other threads open and close
+/// descriptors in the meantime.
 pub(crate) fn open_descriptors(key: Key, except: &dyn Fn(c_int) -> bool) -> Vec<c_int> {
     let Ok(entries) = std::fs::read_dir("/proc/self/fd") else { return Vec::new() };
     let is_of = |path: &Path| std::fs::metadata(path).is_ok_and(|found| (found.dev(), found.ino()) == key);
@@ -112,7 +112,7 @@ pub(crate) fn seek(fd: c_int, offset: libc::off_t, whence: c_int) -> Result<libc
     }
 }
 
-/// A path relative to the directory of a descriptor, as one that every call takes.
+/// A path relative to the directory of a descriptor, in a form that every call takes.
 ///
 /// # Safety
 /// `path` is NULL or ends in NUL.

@@ -1,5 +1,5 @@
 //! The program's record locks (`fcntl`, `lockf`) on a managed file. The kernel drops all of them whenever the process
-//! closes any descriptor of the file, Untorn's own included: so they are remembered, and taken again.
+//! closes any descriptor of the file, Untorn's own included. So they are recorded, and taken again.
 
 use std::ffi::c_int;
 use std::sync::{Mutex, PoisonError};
@@ -15,13 +15,13 @@ struct Lock {
     end: i64,
 }
 
-/// The locks of a file, none of which overlap.
+/// The locks of a file, which do not overlap.
 #[derive(Default)]
 pub(crate) struct RecordLocks {
     locks: Mutex<Vec<Lock>>,
 }
 
-/// Lays a lock over others, as the kernel does.
+/// Adds a lock over others, as the kernel does.
 fn lay(locks: &mut Vec<Lock>, new: Lock) {
     let mut kept = Vec::new();
     for old in locks.drain(..) {
@@ -38,7 +38,7 @@ fn lay(locks: &mut Vec<Lock>, new: Lock) {
 }
 
 impl RecordLocks {
-    /// Remembers what a call has just done. `base` is where the offset of the call's `l_whence` lies.
+    /// Records the effect of a call that was just made. `base` is the offset to which the call's `l_whence` refers.
     pub fn note(&self, done: &libc::flock, base: i64) {
         let at = base.saturating_add(done.l_start);
         let (start, end) = match done.l_len {

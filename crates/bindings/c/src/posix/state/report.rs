@@ -1,5 +1,5 @@
-//! Failures of the calls: in `errno` as ever, and once each on standard error, because programs print no more of them
-//! than `File exists`.
+//! Reports of failed calls: in `errno` as usual, and once each on standard error, because programs print no more of a
+//! failure than `File exists`.
 
 use std::ffi::c_int;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use crate::boundary::error::untorn_error::{UNTORN_E_BAD_HANDLE, UNTORN_E_INVALID
 use crate::boundary::error::{Failure, Result, guard};
 pub(crate) use crate::boundary::log::tell;
 
-/// What the C library would also have said: the program's own business.
+/// Whether the C library's own call could have failed in the same way, so that no message is needed.
 fn is_ordinary(failure: &Failure) -> bool {
     match failure.kind {
         UNTORN_E_IO => matches!(failure.errno, libc::EINVAL | libc::ENXIO | libc::ESPIPE | libc::EBADF | libc::ENOENT),
@@ -31,7 +31,7 @@ pub(crate) fn about(failure: Failure, path: impl FnOnce() -> Option<PathBuf>) ->
     }
 }
 
-/// Runs the body of a call, as [`guard`], and says on standard error what failed.
+/// Runs the body of a call like [`guard`], and reports a failure on standard error.
 pub(crate) fn reported<T>(call: &str, failed: T, body: impl FnOnce() -> Result<T>) -> T {
     let _section = Section::begin();
     guard(failed, || {

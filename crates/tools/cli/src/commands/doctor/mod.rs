@@ -20,15 +20,15 @@ use untorn_terminal::{Failure, Output, time_limit};
 
 /// Say what is promised at a place, and why not more.
 ///
-/// Looks at the file system, its mount options, the disk's write cache, room, rights and limits, and
-/// tries what Untorn needs on a small file that is removed at once. Exit code: 0 if a store can be
-/// used here, 1 if not.
+/// Examines the file system, its mount options, the disk's write cache, free space, rights and limits, and tries the
+/// operations that Untorn needs on a small file, which is removed at once. Exit code: 0 if a store can be used here,
+/// 1 if not.
 #[derive(Args)]
 pub struct Doctor {
-    /// A directory, a file, or a file to be.
+    /// A directory, an existing file, or a file to be created.
     #[arg(value_hint = ValueHint::AnyPath)]
     path: PathBuf,
-    /// For programs.
+    /// Print JSON, for programs.
     #[arg(long)]
     json: bool,
 }

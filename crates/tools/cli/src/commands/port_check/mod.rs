@@ -15,19 +15,19 @@ use untorn_terminal::{Failure, Output};
 
 /// List the calls of a C or C++ program that matter for porting it with untorn_posix.h.
 ///
-/// Reads sources, not types: it finds calls by their names, with file and line, and says what the
-/// header does with each. What a macro expands to, and what other libraries do, it cannot see.
+/// Reads sources, not types: it finds calls by their names, with file and line, and prints how the header handles
+/// each. It cannot see the calls in macro expansions and in other libraries.
 ///
-/// Exit code: 0 nothing goes past the header, 1 some calls do (marked `!`), 2 could not look.
+/// Exit code: 0 no call goes past the header, 1 some calls do (marked `!`), 2 could not look.
 #[derive(Args)]
 pub struct PortCheck {
-    /// Source files, or directories of them.
+    /// Source files, or directories with source files.
     #[arg(required = true, value_hint = ValueHint::AnyPath)]
     sources: Vec<PathBuf>,
     /// Also list calls that need no attention.
     #[arg(long)]
     all: bool,
-    /// For programs.
+    /// Print JSON, for programs.
     #[arg(long)]
     json: bool,
 }
