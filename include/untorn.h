@@ -82,7 +82,7 @@
 /** Something waits or is out of order: a quarantined file, a failed checkpoint. */
 #define UNTORN_LOG_WARN 2
 
-/** What recovery did. */
+/** The actions of recovery. */
 #define UNTORN_LOG_INFO 3
 
 /** Details. */
@@ -119,25 +119,26 @@
 #define UNTORN_ACCEPT_UNKNOWN 8
 
 /**
- * Options flag: if this call makes the store, the group of the store directory may read it, too
- * (untorn_reader_open()). The journal holds bytes of all files, also of those that only the owner may read.
- * `untorn readers` changes it later.
+ * Options flag: if this call makes the store, the group of the store directory may read it as well
+ * (untorn_reader_open()). The journal holds bytes of all files, also of files that only the owner may read. `untorn
+ * readers` changes this setting later.
  */
 #define UNTORN_READERS_GROUP 16
 
-/** Options flag: as UNTORN_READERS_GROUP, and everybody may read it. */
+/** Options flag: like UNTORN_READERS_GROUP, and everybody may read the store. */
 #define UNTORN_READERS_ALL 32
 
 /**
- * Options flag: refused with EINVAL. untorn_reader_open() opens a store only to read it, beside its owner or
+ * Options flag: refused with EINVAL. untorn_reader_open() opens a store for reading only, beside its owner or
  * without one; its handles are of another kind.
  */
 #define UNTORN_READ_ONLY 64
 
 /**
- * Options flag: a commit that finds no room, or fails otherwise but for a flush, keeps its place before all later ones,
- * which fail with it; whenever a commit is waited for, it is tried again. So files that are committed together in
- * different groups never come apart. Without this flag, what such a commit had is uncommitted again.
+ * Options flag: a commit that finds no room, or fails for another reason than a flush, keeps its place before all
+ * later commits, which fail with it. It is tried again whenever a commit is waited for. So files that are committed
+ * together in different groups stay consistent with each other. Without this flag, the changes of such a commit are
+ * uncommitted again.
  */
 #define UNTORN_IN_ORDER 128
 
@@ -172,9 +173,9 @@
 #define UNTORN_TRACKER_PAGEMAP 2
 
 /**
- * Tracker: the program says what it changes, by untorn_map_touch() or untorn_heap_touch(). A commit has exactly
- * these bytes, and costs as much as they do. A store that was not told of is in NO commit: it stays in memory, and
- * is gone when the file is opened again.
+ * Tracker: the program says which bytes it changes, by untorn_map_touch() or untorn_heap_touch(). A commit has
+ * exactly these bytes, and costs as much as they do. A store that the program did not report is in NO commit: it
+ * stays in memory, and is gone when the file is opened again.
  */
 #define UNTORN_TRACKER_TOLD 3
 
@@ -204,9 +205,10 @@
 #define UNTORN_MAP_BEYOND_END 16
 
 /**
- * Map flag, for debugging with UNTORN_TRACKER_TOLD: a commit is refused (EINVAL) if bytes were stored to and not told
- * of; the message names their addresses. No thread may store while a commit runs. The environment variable
- * UNTORN_TOLD_CHECK=1 does so without the flag; UNTORN_TOLD_CHECK=warn prints the places instead, once each.
+ * Map flag, for debugging with UNTORN_TRACKER_TOLD: a commit is refused (EINVAL) if the program stored to bytes that
+ * it did not report by untorn_map_touch(); the message names their addresses. No thread may store while a commit
+ * runs. The environment variable UNTORN_TOLD_CHECK=1 has the same effect without the flag; UNTORN_TOLD_CHECK=warn
+ * prints the places instead, once each.
  */
 #define UNTORN_MAP_DEBUG_TOLD 32
 
@@ -221,8 +223,8 @@
 
 /**
  * Heap flag, a promise: no thread stores to the heap during a commit, unless the thread is between
- * untorn_heap_begin() and untorn_heap_end(). Then commits drop memory that the file holds as well, and memory
- * follows what is in use. A store that breaks the promise can be undone in memory.
+ * untorn_heap_begin() and untorn_heap_end(). Then commits drop memory that the file holds as well, and memory use
+ * follows the working set. A store that breaks the promise can be undone in memory.
  */
 #define UNTORN_HEAP_QUIET 4
 
@@ -238,38 +240,39 @@
  */
 #define UNTORN_HEAP_DEBUG_POINTERS 16
 
-/** Heap flag, for debugging with UNTORN_TRACKER_TOLD: as UNTORN_MAP_DEBUG_TOLD. */
+/** Heap flag, for debugging with UNTORN_TRACKER_TOLD: like UNTORN_MAP_DEBUG_TOLD. */
 #define UNTORN_HEAP_DEBUG_TOLD 32
 
 /**
- * Heap flag: a live heap. Its working memory outlives the process, however that ends, until the machine goes down; the
- * next opening with this flag goes on from it. A commit is a cut: what the heap goes back to after a power cut.
- * untorn_heap_live_start() tells how the heap began. Not with UNTORN_TRACKER_TOLD. See docs/LIVE_HEAPS.md.
+ * Heap flag: a live heap. Its working memory outlives the process, however the process ends, until the machine goes
+ * down; the next opening with this flag continues with that memory. A commit is a cut: the state to which the heap
+ * goes back after a power cut. untorn_heap_live_start() says how the heap began. Not with UNTORN_TRACKER_TOLD. See
+ * docs/LIVE_HEAPS.md.
  */
 #define UNTORN_HEAP_LIVE 64
 
 /**
- * Heap flag, with UNTORN_HEAP_LIVE: the program calls untorn_section_log() before each store that it makes in a section. For
- * programs that are not built with untorn-cc or untorn-c++, and languages that these do not compile. Without this flag and
- * without these hooks, sections are refused.
+ * Heap flag, with UNTORN_HEAP_LIVE: the program calls untorn_section_log() before each store that it makes in a
+ * section. For programs that are not built with untorn-cc or untorn-c++, and for languages that these do not
+ * compile. Without this flag and without these hooks, sections are refused.
  */
 #define UNTORN_HEAP_LOG_BY_HAND 128
 
 /**
- * Heap flag, with UNTORN_HEAP_LIVE: a cut waits until no thread is between untorn_heap_begin() and untorn_heap_end(), between
- * untorn_heap_hold_cuts() and untorn_heap_release_cuts(), or in a section; all stores are made there. Without it, a cut stops
- * all threads of the process for a moment, wherever they are, by a real-time signal (UNTORN_STOP_SIGNAL in the environment
- * names another one). See docs/LIVE_HEAPS.md.
+ * Heap flag, with UNTORN_HEAP_LIVE: a cut waits until no thread is between untorn_heap_begin() and
+ * untorn_heap_end(), between untorn_heap_hold_cuts() and untorn_heap_release_cuts(), or in a section; the program
+ * promises to make all stores there. Without the flag, a cut briefly stops all threads of the process, wherever they
+ * are, by a real-time signal (UNTORN_STOP_SIGNAL in the environment names another signal). See docs/LIVE_HEAPS.md.
  */
 #define UNTORN_HEAP_CUTS_WAIT 256
 
-/** untorn_heap_live_start(): no process had left working memory. */
+/** untorn_heap_live_start(): the heap began without working memory of an earlier process. */
 #define UNTORN_LIVE_NEW 1
 
-/** untorn_heap_live_start(): with everything that the process before had stored. */
+/** untorn_heap_live_start(): the heap has everything that the process before had stored. */
 #define UNTORN_LIVE_WENT_ON 2
 
-/** untorn_heap_live_start(): as of the last cut. */
+/** untorn_heap_live_start(): the heap is as of the last cut. */
 #define UNTORN_LIVE_LAST_CUT 3
 
 /** Bytes of `untorn_heap_root_info.name`, NUL included. */
@@ -278,7 +281,7 @@
 /** Bytes of `untorn_heap_root_info.type_name`, NUL included. */
 #define UNTORN_ROOT_TYPE_BYTES 112
 
-/** For untorn_heap_check_file(): also look for what may be pointers out of the heap. */
+/** For untorn_heap_check_file(): also look for values that may be pointers out of the heap. */
 #define UNTORN_CHECK_POINTERS 1
 
 /**
@@ -374,13 +377,13 @@ typedef enum untorn_error {
      */
     UNTORN_E_LAYOUT_CHANGED = 22,
     /**
-     * errno ESTALE. A snapshot for reading has expired: a checkpoint has overwritten what it shows, or its owner
-     * has closed the store. Take a new one.
+     * errno ESTALE. A snapshot for reading has expired: a checkpoint has overwritten the state that it shows, or the
+     * store's owner has closed the store. Take a new one.
      */
     UNTORN_E_SNAPSHOT_EXPIRED = 23
 } untorn_error;
 
-/** What a commit does to a file or directory. */
+/** The kind of a change that a commit makes to a file or directory. */
 typedef enum untorn_change_kind {
     /** Something that this version of the header has no name for. */
     UNTORN_CHANGE_OTHER = 0,
@@ -410,7 +413,7 @@ typedef struct untorn_file untorn_file;
 /** The commits of a store, each once, in order, as they become durable. */
 typedef struct untorn_follow untorn_follow;
 
-/** Output that waits until the commits that it tells of are durable: a thread, and any number of outputs. */
+/** Output that waits until the commits that it reports are durable: a thread, and any number of outputs. */
 typedef struct untorn_gate untorn_gate;
 
 /**
@@ -425,31 +428,33 @@ typedef struct untorn_heap untorn_heap;
  */
 typedef struct untorn_map untorn_map;
 
-/** A transaction over ordinary files on a mount of Untorn's. */
+/** A transaction over ordinary files on an Untorn mount. */
 typedef struct untorn_mount_txn untorn_mount_txn;
 
 /** One descriptor behind a gate. */
 typedef struct untorn_output untorn_output;
 
 /**
- * A heap of somebody else, for reading: a copy as of one commit, at the heap's own address. What is stored to it is
- * this process's alone. Nothing can be allocated in it.
+ * A copy of another process's heap, for reading: as of one commit, at the heap's own address. Stores to it stay in
+ * this process. Nothing can be allocated in it.
  */
 typedef struct untorn_read_heap untorn_read_heap;
 
-/** A file's bytes in memory, all of one commit: a copy, which stays as it is. */
+/** A copy of a file's bytes in memory, all of one commit. It does not change by itself. */
 typedef struct untorn_read_map untorn_read_map;
 
 /**
- * A store that is only read, beside the process that owns the store, or without one. Nothing is made or
- * changed, no owner waits for it but for leases, and no right to write is needed. What is read is durable, and of one commit; docs/READERS.md has the whole.
+ * A store that is open for reading only, beside the process that owns the store, or without one. Reading creates and
+ * changes nothing, needs no right to write, and makes the owner wait only for leases. Everything that is read is
+ * durable, and of one commit; see docs/READERS.md.
  */
 typedef struct untorn_reader untorn_reader;
 
 /**
- * The files of a store as of one commit. A snapshot holds nothing: when a checkpoint has applied newer commits, or the
- * owner has closed the store or is followed by another one, its calls fail with ESTALE (UNTORN_E_SNAPSHOT_EXPIRED), and
- * never show anything else; untorn_snapshot_refresh() then goes on to the last commit.
+ * The files of a store as of one commit. A snapshot holds nothing: its calls fail with ESTALE
+ * (UNTORN_E_SNAPSHOT_EXPIRED) once a checkpoint has applied newer commits, or the owner has closed the store or
+ * another process owns it. They never show any other state. untorn_snapshot_refresh() then moves the snapshot to the
+ * last commit.
  */
 typedef struct untorn_snapshot untorn_snapshot;
 
@@ -565,7 +570,7 @@ typedef struct untorn_status {
     uint64_t mapped_files_over;
 } untorn_status;
 
-/** What is under a name of a snapshot. */
+/** A file or directory that a snapshot has under a name. */
 typedef struct untorn_metadata {
     /** Set it to sizeof(untorn_metadata) before the call; the call fills that many bytes. */
     size_t size;
@@ -579,13 +584,13 @@ typedef struct untorn_metadata {
 
 /** A change of one file or directory. */
 typedef struct untorn_change {
-    /** What happened. */
+    /** The kind of the change. */
     enum untorn_change_kind what;
     /** Permission bits, for UNTORN_CHANGE_MODE. */
     uint32_t mode;
-    /** Where bytes were written or became zeros. */
+    /** The offset at which bytes were written or became zeros. */
     uint64_t offset;
-    /** How many bytes; for UNTORN_CHANGE_RESIZED, the new length of the file. */
+    /** The number of bytes; for UNTORN_CHANGE_RESIZED, the new length of the file. */
     uint64_t len;
     /** The name before this commit, relative to the store's directory. */
     const char *path;
@@ -593,20 +598,20 @@ typedef struct untorn_change {
     const char *new_path;
 } untorn_change;
 
-/** A commit, or commits that were missed. */
+/** A commit, or a range of commits that were missed. */
 typedef struct untorn_followed {
-    /** The number of the commit; of commits that were missed, the first one. */
+    /** The number of the commit, or of the first missed commit. */
     uint64_t first_lsn;
-    /** The number of the commit; of commits that were missed, the last one. */
+    /** The number of the commit, or of the last missed commit. */
     uint64_t last_lsn;
     /**
-     * 0: a commit. 1: commits among these numbers may be missing, because a checkpoint applied them, and their place in
-     * the journal was used again, before they were read. Their changes are in the files.
+     * 0: a commit. 1: commits among these numbers may be missing, because a checkpoint applied them and their place
+     * in the journal was reused before they were read. Their changes are in the files.
      */
     uint32_t missed;
-    /** How many changes the commit has. */
+    /** The number of changes of the commit. */
     uint32_t changes_len;
-    /** The changes; what happens to one file is in order. */
+    /** The changes; those of one file are in order. */
     const struct untorn_change *const *changes;
 } untorn_followed;
 
@@ -618,7 +623,7 @@ typedef struct untorn_followed {
 typedef struct untorn_map_options {
     /** sizeof(untorn_map_options) of the header that the program was compiled with. */
     size_t size;
-    /** Where in the file the map begins, in bytes. */
+    /** Offset in the file at which the map begins, in bytes. */
     uint64_t offset;
     /** Length of the map, in bytes. 0: to the end of the file, also when the file grows. */
     uint64_t len;
@@ -649,22 +654,23 @@ typedef struct untorn_heap_options {
     /** sizeof(untorn_heap_options) of the header that the program was compiled with. */
     size_t size;
     /**
-     * Bytes of address space that the heap gets: as long as it is open it cannot grow larger. Address space costs
-     * no memory. A heap that has less gets more, for ever; asking for less than it has is EINVAL. 0: what it has,
-     * and of a new heap 64 GiB.
+     * Bytes of address space for the heap: as long as it is open it cannot grow larger. Address space costs no
+     * memory. If the heap has less, it gets more, permanently; asking for less than it has is EINVAL. 0: the space
+     * that the heap has, or 64 GiB for a new heap.
      */
     uint64_t address_space;
     /**
-     * The permanent address of a new heap: a multiple of 4 MiB between 17 and 31 TiB; another one than a heap has is
-     * EINVAL. For programs that open several heaps at once: the address spaces of these must not overlap. 0: a random
-     * address; the probability that two heaps overlap is 1 in 196. Programs built with ThreadSanitizer or
-     * MemorySanitizer use other addresses: 0x550000000000 to 0x555500000000 (on aarch64 0xaaaa00000000 to 0xaaaaa0000000).
-     * Give a heap an address there if programs with and without these sanitizers are to open it.
+     * The permanent address of a new heap: a multiple of 4 MiB between 17 and 31 TiB. For an existing heap, any
+     * address but its own is EINVAL. For programs that open several heaps at once: the address spaces of these must
+     * not overlap. 0: a random address; the probability that two heaps overlap is 1 in 196. Programs built with
+     * ThreadSanitizer or MemorySanitizer use other addresses: 0x550000000000 to 0x555500000000 (on aarch64
+     * 0xaaaa00000000 to 0xaaaaa0000000). Give a heap an address there if programs with and without these sanitizers
+     * are to open it.
      */
     uint64_t address;
     /**
-     * The most bytes of pages that are changed in memory at any time, as in untorn_map_options. Needed for
-     * heaps that use more than memory. 0: what the heap uses.
+     * The most bytes of pages that are changed in memory at any time, like `dirty_max` of untorn_map_options. Needed
+     * for heaps that use more than memory. 0: the number of bytes that the heap uses.
      */
     uint64_t dirty_max;
     /**
@@ -676,14 +682,14 @@ typedef struct untorn_heap_options {
     /** UNTORN_TRACKER_ANY, UNTORN_TRACKER_SCAN, UNTORN_TRACKER_PAGEMAP or UNTORN_TRACKER_TOLD. */
     uint32_t tracker;
     /**
-     * With UNTORN_HEAP_LIVE: a thread commits this often, in milliseconds, if something was stored to. 0: only the program
-     * commits.
+     * With UNTORN_HEAP_LIVE: the interval, in milliseconds, at which a thread commits if the program has stored
+     * anything. 0: only the program commits.
      */
     uint64_t cut_every_ms;
     /**
-     * With `cut_every_ms`: a cut is made before what was stored to is so much that a cut would take longer than this, in
-     * milliseconds, by how fast cuts were before. A program that stores faster than the disk writes is not held up. 0: no
-     * limit.
+     * With `cut_every_ms`: the longest time that a cut should take, in milliseconds. A cut begins early if, by the
+     * speed of earlier cuts, writing the changes so far would otherwise take longer. A program that stores faster
+     * than the disk writes is not slowed down. 0: no limit.
      */
     uint64_t cut_within_ms;
 } untorn_heap_options;
@@ -694,7 +700,7 @@ typedef struct untorn_heap_stats {
     size_t size;
     /** Length of the heap and of its sparse file. */
     uint64_t heap_bytes;
-    /** Bytes in allocations, with the bytes that sizes were rounded up by. */
+    /** Bytes in allocations, after rounding of their sizes. */
     uint64_t used_bytes;
     /** Bytes that can be allocated before the heap grows, in blocks of any size. */
     uint64_t free_bytes;
@@ -727,13 +733,13 @@ typedef struct untorn_heap_root_info {
 } untorn_heap_root_info;
 
 /**
- * A mutex whose critical sections are all or nothing: of what a thread stores to a live heap, from the first of these
- * mutexes that it locks until it has unlocked all of them, a process that is killed leaves everything or nothing. All
- * zeros is a mutex that nobody has; no call ends one. It may lie anywhere, in the heap, too: a process that was killed
- * holds it no more. It is not recursive. See docs/LIVE_HEAPS.md.
+ * A mutex whose critical sections are all or nothing. A section of a thread lasts from the first of these mutexes
+ * that it locks until it has unlocked all of them. If the process is killed, either all stores of a section to a
+ * live heap remain, or none of them. All zeros is an unlocked mutex; it needs no destruction. It may lie anywhere,
+ * also in the heap: a process that was killed no longer holds it. It is not recursive. See docs/LIVE_HEAPS.md.
  */
 typedef struct untorn_mutex {
-    /** The library's own. */
+    /** For use by the library only. */
     uint64_t state[8];
 } untorn_mutex;
 
@@ -777,11 +783,11 @@ int untorn_set_log(int level,
                    void *user_data);
 
 /**
- * Frees what a function of this library returned to be freed: the strings of untorn_path(),
+ * Frees memory that a function of this library has returned to be freed: the strings of untorn_path(),
  * untorn_store_path(), untorn_store_status_json(), untorn_heap_check(), untorn_heap_check_file() and
- * untorn_heap_dump_file(), and what untorn_reader_read(), untorn_snapshot_list() and untorn_follow_next()
- * return. NULL does nothing. Memory in a heap is freed by untorn_heap_free(), and handles are closed by the
- * functions for their kind.
+ * untorn_heap_dump_file(), and the results of untorn_reader_read(), untorn_snapshot_list() and untorn_follow_next().
+ * NULL does nothing. Memory in a heap is freed by untorn_heap_free(), and handles are closed by the functions for
+ * their kind.
  */
 void untorn_free(void *memory);
 
@@ -959,11 +965,12 @@ UNTORN_MUST_USE struct untorn_store *untorn_store_of(const struct untorn_file *f
 UNTORN_MUST_USE int untorn_commit(struct untorn_file *file);
 
 /**
- * Starts a commit as of untorn_commit(). The changes made before the call belong to the commit, later
- * changes do not. The ticket tells when the commit is durable. Commits become durable in the order in
- * which they were started. NULL with an error.
+ * Starts a commit like untorn_commit(). The changes made before the call belong to the commit, later changes do not.
+ * The ticket reports when the commit is durable. Commits become durable in the order in which they were started.
+ * NULL with an error.
  */
-UNTORN_MUST_USE struct untorn_ticket *untorn_commit_async(struct untorn_file *file);
+UNTORN_MUST_USE
+struct untorn_ticket *untorn_commit_async(struct untorn_file *file);
 
 /**
  * Discards all uncommitted changes of the file, made through any handle: the file is as of its last
@@ -989,22 +996,22 @@ UNTORN_MUST_USE int untorn_ticket_poll(const struct untorn_ticket *ticket);
  */
 int untorn_ticket_free(struct untorn_ticket *ticket);
 
-/** Makes a gate, whose outputs hold up to bytes_max bytes each; 0: 1 MiB. NULL with an error. */
+/** Makes a gate. Each of its outputs holds up to bytes_max bytes; 0: 1 MiB. NULL with an error. */
 struct untorn_gate *untorn_gate_open(size_t bytes_max);
 
 /**
  * Puts a descriptor behind the gate: a socket, a pipe, a terminal or a file. The gate works with a copy of the
- * descriptor; nothing else may write to what it leads to. Bytes leave in the order in which they were written. A pipe
- * whose reader has left sends SIGPIPE, as ever. NULL with an error.
+ * descriptor; nothing else may write to the same socket, pipe, terminal or file. Bytes leave in the order in which
+ * they were written. A pipe whose reader has left sends SIGPIPE, as usual. NULL with an error.
  */
 struct untorn_output *untorn_gate_output(struct untorn_gate *gate,
                                          int fd);
 
 /**
- * Hands over n bytes, which are copied. They leave when the ticket's commit is durable; with NULL for a ticket, when
- * all that was written to the gate before may leave. Waits while the output holds as much as it may. The ticket can be
- * freed at once. Returns 0, or -1 with an error: the one of the commit that failed (then nothing that the gate holds
- * ever leaves), or of the descriptor.
+ * Hands over n bytes, which are copied. They leave when the ticket's commit is durable. If the ticket is NULL, they
+ * leave as soon as everything that was written to the gate before them may leave. The call waits while the output is
+ * full. The ticket can be freed at once. Returns 0, or -1 with the error of the commit that failed (then nothing
+ * that the gate holds ever leaves), or with the error of the descriptor.
  */
 UNTORN_MUST_USE
 int untorn_output_write(struct untorn_output *output,
@@ -1022,7 +1029,10 @@ int untorn_output_close(struct untorn_output *output);
 UNTORN_MUST_USE
 int untorn_gate_drain(struct untorn_gate *gate);
 
-/** Frees the gate. What it still holds is discarded: untorn_gate_drain() first waits for it. Returns 0, or -1 with EBADF. */
+/**
+ * Frees the gate. Bytes that it still holds are discarded; untorn_gate_drain() waits until they have left. Returns
+ * 0, or -1 with EBADF.
+ */
 int untorn_gate_free(struct untorn_gate *gate);
 
 /** Begins a transaction in a store. NULL with EBADF. */
@@ -1064,18 +1074,20 @@ int untorn_txn_rmdir(struct untorn_txn *txn, const char *path);
 int untorn_txn_chmod(struct untorn_txn *txn, const char *path, uint32_t mode);
 
 /**
- * Commits all changes of the transaction as one, durable as by untorn_commit(). Returns 0, or -1 with an
- * error as untorn_commit(); also EEXIST, ENOENT, ENOTEMPTY … if a name is not as it must be, and then
- * nothing is committed. The handle is closed in either case. A failure aborts the transaction, unless the
- * outcome is unknown (UNTORN_E_SYNC_UNKNOWN).
+ * Commits all changes of the transaction as one, durable as by untorn_commit(). Returns 0, or -1 with an error like
+ * untorn_commit(); also EEXIST, ENOENT, ENOTEMPTY … if a name is missing, taken or in use, and then nothing is
+ * committed. The handle is closed in either case. A failure aborts the transaction, unless the outcome is unknown
+ * (UNTORN_E_SYNC_UNKNOWN).
  */
-UNTORN_MUST_USE int untorn_txn_commit(struct untorn_txn *txn);
+UNTORN_MUST_USE
+int untorn_txn_commit(struct untorn_txn *txn);
 
 /**
- * Starts the commit of a transaction; the ticket is as of untorn_commit_async(). NULL with an error. The
+ * Starts the commit of a transaction; the ticket is like that of untorn_commit_async(). NULL with an error. The
  * handle is closed in either case.
  */
-UNTORN_MUST_USE struct untorn_ticket *untorn_txn_commit_async(struct untorn_txn *txn);
+UNTORN_MUST_USE
+struct untorn_ticket *untorn_txn_commit_async(struct untorn_txn *txn);
 
 /**
  * Aborts the transaction: uncommitted changes of its files are discarded, and all names stay as they were.
@@ -1091,83 +1103,86 @@ int untorn_txn_abort(struct untorn_txn *txn);
 UNTORN_MUST_USE int untorn_syncv(struct untorn_file *const *files, size_t n);
 
 /**
- * Starts a commit of several files; the ticket is as of untorn_commit_async(). NULL with an error as
+ * Starts a commit of several files; the ticket is like that of untorn_commit_async(). NULL with an error like
  * untorn_syncv().
  */
 UNTORN_MUST_USE struct untorn_ticket *untorn_syncv_async(struct untorn_file *const *files, size_t n);
 
 /**
- * Begins a transaction over files on a mount of Untorn's, with the file of a descriptor open for writing. Ordinary files
- * of `untorn mount` only. All that is uncommitted of its files, from before and from then on, whoever writes it, is committed
- * with the transaction and by nothing else: `fsync` of one of them fails with EBUSY until the transaction ends. Names and
- * modes are not part of it. The end of the process aborts it. NULL: EINVAL (the file is on no such mount), EBUSY (the file
- * is in a transaction), EBADF (not open for writing).
+ * Begins a transaction over files on an Untorn mount. The first file is that of `fd`, which is open for writing.
+ * Only ordinary files of `untorn mount` can take part. All uncommitted changes of the transaction's files belong to
+ * the transaction, those from before and later ones, by any program. Only the transaction commits them: `fsync` of
+ * one of the files fails with EBUSY until the transaction ends. Names and modes are not part of it. The end of the
+ * process aborts it. NULL: EINVAL (the file is not on such a mount), EBUSY (the file is in a transaction), EBADF
+ * (not open for writing).
  */
 UNTORN_MUST_USE
 struct untorn_mount_txn *untorn_mount_txn_begin(int fd);
 
-/** Adds a file of the same mount, open for writing. Returns 0, or -1 as untorn_mount_txn_begin(). */
-int untorn_mount_txn_add(struct untorn_mount_txn *txn, int fd);
+/** Adds a file of the same mount, open for writing. Returns 0, or -1 with an error like untorn_mount_txn_begin(). */
+int untorn_mount_txn_add(struct untorn_mount_txn *txn,
+                         int fd);
 
 /**
- * Commits the transaction: after any crash all of it is there, or nothing. Returns 0, or -1: ENOSPC (there is no room
- * now: the transaction goes on, and the handle stays valid; make room and commit again, and write nothing to the files
- * before; or abort), EIO (a write of one of the files had failed: nothing is committed, the transaction is aborted),
- * EBADF. After 0, and after any other error than ENOSPC, the handle is closed.
+ * Commits the transaction: after any crash all of it is there, or nothing. Returns 0, or -1: ENOSPC (there is no
+ * room now: the transaction continues, and the handle stays valid; make room and commit again, without writing to
+ * the files in between, or abort), EIO (an earlier write to one of the files had failed: nothing is committed, the
+ * transaction is aborted), EBADF. After 0, and after any error other than ENOSPC, the handle is closed.
  */
 UNTORN_MUST_USE
 int untorn_mount_txn_commit(struct untorn_mount_txn *txn);
 
 /**
- * Commits as untorn_mount_txn_commit(), and goes on with the same files, which nobody else gets in between. The handle
- * stays valid, also after an error. Returns 0, or -1: ENOSPC (what was to be committed may have its place in the log of the
- * mount, and is committed then when there is room), EIO, EBADF.
+ * Commits like untorn_mount_txn_commit(), and continues with the same files; no other transaction can take the files
+ * in between. The handle stays valid, also after an error. Returns 0, or -1: ENOSPC (the commit may already have its
+ * place in the mount's log, and is made when there is room), EIO, EBADF.
  */
 UNTORN_MUST_USE
 int untorn_mount_txn_commit_and_chain(struct untorn_mount_txn *txn);
 
 /**
- * Gives up what is uncommitted of the files, as untorn_mount_txn_abort(), and goes on with them. The handle stays valid.
- * Returns 1 if anything was given up, 0 if not, or -1 with an error.
+ * Discards the uncommitted changes of the files, like untorn_mount_txn_abort(), and continues with the same files.
+ * The handle stays valid. Returns 1 if changes were discarded, 0 if there were none, or -1 with an error.
  */
 int untorn_mount_txn_abort_and_chain(struct untorn_mount_txn *txn);
 
 /**
  * Aborts the transaction: its files are as of their last commits, for every program. Returns 0, or -1 with an error:
- * EINVAL if a commit of it found no room and waits for it, and is not taken back. The handle is closed in either case.
+ * EINVAL if a commit of the transaction found no room and still waits for it; that commit is not taken back. The
+ * handle is closed in either case.
  */
 int untorn_mount_txn_abort(struct untorn_mount_txn *txn);
 
 /**
- * Commits `n` ordinary files of one mount of Untorn's as one, all or none; each descriptor is open for writing. Returns 0,
- * or -1: EINVAL (`n` is 0, or a file is on no such mount), EFAULT if `fds` is NULL, otherwise as untorn_mount_txn_begin()
- * and untorn_mount_txn_commit(); what was written stays uncommitted then.
+ * Commits `n` ordinary files of one Untorn mount as one, all or none; each descriptor is open for writing. Returns
+ * 0, or -1: EINVAL (`n` is 0, or a file is not on such a mount), EFAULT if `fds` is NULL, otherwise like
+ * untorn_mount_txn_begin() and untorn_mount_txn_commit(). After an error the changes stay uncommitted.
  */
 UNTORN_MUST_USE
 int untorn_mount_syncv(const int *fds,
                        size_t n);
 
 /**
- * Opens the store in the directory `path`, or the standalone file `path`, for reading only. Nothing is created, and
- * nobody is kept waiting: another process may own the store, before and afterwards.
+ * Opens the store in the directory `path`, or the standalone file `path`, for reading only. Creates nothing, and
+ * makes no other process wait: another process may own the store, before and afterwards.
  *
- * Returns a handle, or NULL: ENOENT if there is no store, EPERM or EACCES if it is another user's, EBUSY if its owner
- * tells readers nothing, for example while it is opening the store, EOPNOTSUPP if its owner works in
+ * Returns a handle, or NULL: ENOENT if there is no store, EPERM or EACCES if another user owns it, EBUSY if its
+ * owner publishes nothing for readers, for example while it is opening the store, EOPNOTSUPP if its owner works in
  * UNTORN_CLASS_PROCESS, EUCLEAN, EMEDIUMTYPE, EPROTONOSUPPORT …; see untorn_error.
  */
 UNTORN_MUST_USE
 struct untorn_reader *untorn_reader_open(const char *path);
 
 /**
- * Closes the handle. Snapshots that were taken through it, their files, and what follows commits stay open. Returns 0,
- * or -1 with EBADF.
+ * Closes the handle. Snapshots that were taken through it, their files, and untorn_follow handles stay open. Returns
+ * 0, or -1 with EBADF.
  */
 int untorn_reader_close(struct untorn_reader *reader);
 
 /**
- * Waits until the commit with the number `lsn`, or a later one, is durable. It waits at most `timeout_ms` milliseconds;
- * -1: with no end. untorn_status.lsn tells the owner its number. Returns 1: it is durable, and snapshots that are taken from
- * now on have it; 0: not yet; -1: EBADF (also when another thread closes the handle), or an error as
+ * Waits until the commit with the number `lsn`, or a later one, is durable, at most `timeout_ms` milliseconds; -1:
+ * without a limit. The owner finds the number in untorn_status.lsn. Returns 1: it is durable, and snapshots that are
+ * taken from now on have it; 0: not yet; -1: EBADF (also when another thread closes the handle), or an error like
  * untorn_reader_open().
  */
 UNTORN_MUST_USE
@@ -1176,11 +1191,11 @@ int untorn_reader_wait_for(const struct untorn_reader *reader,
                            int timeout_ms);
 
 /**
- * Returns everything in the file `path` as of the last durable commit.
+ * Returns the whole contents of the file `path` as of the last durable commit.
  *
- * `path` is relative to the store's directory. A NUL stands behind the contents, which are to be freed with
- * untorn_free(). Stores the length, without the NUL, in `*len`; `len` may be NULL. A checkpoint during the call makes
- * it begin anew by itself. NULL: ENOENT, EISDIR, EINVAL, ENOMEM, EBADF …
+ * `path` is relative to the store's directory. A NUL follows the contents, which are to be freed with untorn_free().
+ * Stores the length, without the NUL, in `*len`; `len` may be NULL. If a checkpoint interferes, the call starts
+ * again by itself. NULL: ENOENT, EISDIR, EINVAL, ENOMEM, EBADF …
  */
 UNTORN_MUST_USE
 char *untorn_reader_read(const struct untorn_reader *reader,
@@ -1188,42 +1203,44 @@ char *untorn_reader_read(const struct untorn_reader *reader,
                          size_t *len);
 
 /**
- * Takes a snapshot of all files as of the last durable commit. The commit is never older than what was seen through
- * this reader before. Returns a handle, or NULL with an error as untorn_reader_open().
+ * Takes a snapshot of all files as of the last durable commit. The commit is never older than one that was seen
+ * through this reader before. Returns a handle, or NULL with an error like untorn_reader_open().
  */
 UNTORN_MUST_USE
 struct untorn_snapshot *untorn_snapshot_take(const struct untorn_reader *reader);
 
 /**
- * Goes on to the last durable commit. Files that are open stay as they are. Returns 0, or -1 with an error as
- * untorn_reader_open(): the snapshot is then as before.
+ * Moves the snapshot to the last durable commit. Files that are open stay as they are. Returns 0, or -1 with an
+ * error like untorn_reader_open(): the snapshot is then as before.
  */
-UNTORN_MUST_USE int untorn_snapshot_refresh(struct untorn_snapshot *snapshot);
+UNTORN_MUST_USE
+int untorn_snapshot_refresh(struct untorn_snapshot *snapshot);
 
 /**
- * Holds the snapshot by a lease. The owner waits with what would make the snapshot expire, and keeps files that it
- * removes.
+ * Holds the snapshot by a lease. The owner delays anything that would make the snapshot expire, and keeps files that
+ * it removes.
  *
- * The lease lasts until untorn_snapshot_release() or untorn_snapshot_refresh(), the end of the last handle of the
- * snapshot and its files, or the end of this process; and for as long as the owner honours leases at most. No right to
- * write is needed. Returns 0, or -1: ESTALE (something newer is being applied already, or names have changed: refresh,
- * and hold that), EOPNOTSUPP (nobody has opened the store since there are readers), EBADF.
+ * The lease lasts until untorn_snapshot_release() or untorn_snapshot_refresh(), until the last handle of the
+ * snapshot and its files is closed, or until this process ends; but not longer than the owner honours leases. No
+ * right to write is needed. Returns 0, or -1: ESTALE (newer commits are already being applied, or names have
+ * changed: refresh the snapshot, and hold it then), EOPNOTSUPP (no process with support for readers has opened the
+ * store yet), EBADF.
  */
 UNTORN_MUST_USE
 int untorn_snapshot_hold(const struct untorn_snapshot *snapshot);
 
-/** Ends the lease. The snapshot goes on as long as nothing makes it expire. Returns 0, or -1 with EBADF. */
+/** Ends the lease. The snapshot remains usable until it expires. Returns 0, or -1 with EBADF. */
 int untorn_snapshot_release(const struct untorn_snapshot *snapshot);
 
 /** Closes the snapshot; its files stay open. Returns 0, or -1 with EBADF. */
 int untorn_snapshot_close(struct untorn_snapshot *snapshot);
 
-/** Returns the number of the commit as of which the snapshot is, or -1 with EBADF. */
+/** Returns the number of the commit that the snapshot shows, or -1 with EBADF. */
 int64_t untorn_snapshot_lsn(const struct untorn_snapshot *snapshot);
 
 /**
- * Tells whether the snapshot still holds. Returns 0: all that was read so far is of its commit, and more can be read;
- * or -1 with ESTALE or EBADF.
+ * Checks whether the snapshot is still valid. Returns 0: everything that was read so far is of its commit, and more
+ * can be read; or -1 with ESTALE or EBADF.
  */
 UNTORN_MUST_USE
 int untorn_snapshot_check(const struct untorn_snapshot *snapshot);
@@ -1231,16 +1248,17 @@ int untorn_snapshot_check(const struct untorn_snapshot *snapshot);
 /**
  * Returns the names in the directory `path`, sorted, as an array that ends in NULL.
  *
- * The array and its names are freed with one call of untorn_free(). "" is the store's directory; of a standalone file, it has this one name. Untorn's own directories are
- * left out. NULL: ESTALE, ENOENT, ENOTDIR, EINVAL, EBADF …
+ * The array and its names are freed with one call of untorn_free(). "" is the store's directory; the snapshot of a
+ * standalone file has only the file's name there. Untorn's own directories are left out. NULL: ESTALE, ENOENT,
+ * ENOTDIR, EINVAL, EBADF …
  */
 UNTORN_MUST_USE
 char **untorn_snapshot_list(const struct untorn_snapshot *snapshot,
                             const char *path);
 
 /**
- * Tells what is under the name `path`; "" is the store's directory. Fills `metadata`, whose member `size` the caller has
- * set. Returns 0, or -1: ESTALE, ENOENT, EINVAL, EFAULT, EBADF …
+ * Describes the file or directory `path`; "" is the store's directory. Fills `metadata`, whose member `size` the
+ * caller has set. Returns 0, or -1: ESTALE, ENOENT, EINVAL, EFAULT, EBADF …
  */
 UNTORN_MUST_USE
 int untorn_snapshot_metadata(const struct untorn_snapshot *snapshot,
@@ -1248,16 +1266,16 @@ int untorn_snapshot_metadata(const struct untorn_snapshot *snapshot,
                              struct untorn_metadata *metadata);
 
 /**
- * Opens the file `path` of the snapshot, relative to the store's directory. A standalone file is there by its own name.
- * Returns a handle, or NULL: ESTALE, ENOENT, EISDIR, EINVAL, EBADF …
+ * Opens the file `path` of the snapshot, relative to the store's directory. A standalone file is opened by its own
+ * name. Returns a handle, or NULL: ESTALE, ENOENT, EISDIR, EINVAL, EBADF …
  */
 UNTORN_MUST_USE
 struct untorn_snapshot_file *untorn_snapshot_open(const struct untorn_snapshot *snapshot,
                                                   const char *path);
 
 /**
- * Reads up to `len` bytes at `offset`. Returns how many were read, fewer than `len` only at the end of the file, or -1:
- * ESTALE (the buffer may then hold anything), EBADF, EFAULT, EINVAL, EIO …
+ * Reads up to `len` bytes at `offset`. Returns the number of bytes read, fewer than `len` only at the end of the
+ * file, or -1: ESTALE (the buffer may then hold anything), EBADF, EFAULT, EINVAL, EIO …
  */
 UNTORN_MUST_USE
 ssize_t untorn_snapshot_pread(const struct untorn_snapshot_file *file,
@@ -1276,10 +1294,10 @@ UNTORN_MUST_USE
 struct untorn_follow *untorn_follow_open(const struct untorn_reader *reader);
 
 /**
- * Waits for the next commit, at most `timeout_ms` milliseconds; -1: with no end. Returns 1, with the commit in
- * `*followed`, to be freed with untorn_free(), which also frees everything that the commit points to; 0: there was none
- * in this time; -1: EFAULT, EBADF (also when another thread closes the handle), or an error as untorn_reader_open().
- * A failed call can be made again, and no commit is lost by the failure.
+ * Waits for the next commit, at most `timeout_ms` milliseconds; -1: without a limit. Returns 1, with the commit in
+ * `*followed`, to be freed with untorn_free(), which also frees everything that the commit points to; 0: there was
+ * no commit in this time; -1: EFAULT, EBADF (also when another thread closes the handle), or an error like
+ * untorn_reader_open(). A failed call can be repeated, and no commit is lost by the failure.
  */
 UNTORN_MUST_USE
 int untorn_follow_next(struct untorn_follow *follow,
@@ -1287,14 +1305,15 @@ int untorn_follow_next(struct untorn_follow *follow,
                        struct untorn_followed **followed);
 
 /**
- * Reads up to `len` bytes at `offset` in the file of those that a commit wrote there, whatever later commits did. The
- * commit is the one that untorn_follow_next() gave out last with this handle, `lsn` its number, `change` the index of
- * one of its changes: UNTORN_CHANGE_WRITTEN, or UNTORN_CHANGE_ZEROED. untorn_free() of the commit takes nothing away.
+ * Reads up to `len` bytes that a commit wrote, from the offset `offset` in the file on, regardless of later commits.
+ * `lsn` is the number of the commit, which must be the last one that untorn_follow_next() returned for this handle.
+ * `change` is the index of one of its changes, UNTORN_CHANGE_WRITTEN or UNTORN_CHANGE_ZEROED. untorn_free() of the
+ * commit does not affect this call.
  *
- * Returns how many were read, fewer than `len` only at the end of the change, or -1: EINVAL (another commit was given
- * out last, there is no such change, it wrote no bytes, or the offset is outside of it), EBADF, EFAULT, EUCLEAN (the
- * bytes of a large commit are not what was committed), EIO … The bytes stay where they are until the next commit is
- * given out or the handle is closed: in memory, those of a large commit in a file of the journal.
+ * Returns the number of bytes read, fewer than `len` only at the end of the change, or -1: EINVAL (another commit
+ * was returned last, there is no such change, it wrote no bytes, or the offset is outside of it), EBADF, EFAULT,
+ * EUCLEAN (the bytes of a large commit differ from those that were committed), EIO … The bytes are kept until the
+ * next commit is returned or the handle is closed: in memory, or, for a large commit, in a file of the journal.
  */
 UNTORN_MUST_USE
 ssize_t untorn_follow_pread(const struct untorn_follow *follow,
@@ -1354,10 +1373,11 @@ int untorn_map_tracker(const struct untorn_map *map);
 UNTORN_MUST_USE int untorn_map_sync(struct untorn_map *map);
 
 /**
- * Starts a commit as of untorn_map_sync(). All stores made before the call belong to the commit. The
- * ticket tells when the commit is durable. NULL with an error.
+ * Starts a commit like untorn_map_sync(). All stores made before the call belong to the commit. The ticket reports
+ * when the commit is durable. NULL with an error.
  */
-UNTORN_MUST_USE struct untorn_ticket *untorn_map_sync_async(struct untorn_map *map);
+UNTORN_MUST_USE
+struct untorn_ticket *untorn_map_sync_async(struct untorn_map *map);
 
 /**
  * Discards all uncommitted changes of the file, also in memory: the file is as of its last commit.
@@ -1366,18 +1386,19 @@ UNTORN_MUST_USE struct untorn_ticket *untorn_map_sync_async(struct untorn_map *m
 int untorn_map_rollback(struct untorn_map *map);
 
 /**
- * Sets the file's size, in bytes, as untorn_ftruncate(). The map keeps its address. If the file shrinks,
- * memory behind its new end can no longer be accessed; if it grows, the new bytes are zeros. Returns 0, or
- * -1: ENOMEM (beyond the reserved address space), EINVAL, EBADF …
+ * Sets the file's size, in bytes, like untorn_ftruncate(). The map keeps its address. If the file shrinks, memory
+ * behind its new end can no longer be accessed; if it grows, the new bytes are zeros. Returns 0, or -1: ENOMEM
+ * (beyond the reserved address space), EINVAL, EBADF …
  */
-int untorn_map_resize(struct untorn_map *map, uint64_t size);
+int untorn_map_resize(struct untorn_map *map,
+                      uint64_t size);
 
 /**
- * Says that the program changes `len` bytes at `address` in the map, before or after it stores there, from any
- * thread. With UNTORN_TRACKER_TOLD a commit has exactly the bytes that were told of since the last commit, and a
- * rollback undoes these. With any other tracker the call does nothing. The store and the call must be on the same
- * side of a commit: if another thread may commit between them, call this after the store. Returns 0, or -1: EINVAL
- * (not inside the map, nothing was noted), EBADF.
+ * Says that the program changes `len` bytes at `address` in the map. The call may come before or after the store,
+ * from any thread. With UNTORN_TRACKER_TOLD a commit has exactly the bytes that were reported since the last commit,
+ * and a rollback undoes exactly these. With any other tracker the call does nothing. The store and the call must be
+ * on the same side of a commit: if another thread may commit between them, make the call after the store. Returns 0,
+ * or -1: EINVAL (not inside the map, nothing was noted), EBADF.
  */
 int untorn_map_touch(struct untorn_map *map,
                      const void *address,
@@ -1406,10 +1427,10 @@ int untorn_map_reclaim(struct untorn_map *map);
 int untorn_map_close(struct untorn_map *map);
 
 /**
- * Opens a heap in a standalone file, with a private store beside it. A missing heap is created. `options`
- * and `store_options` may be NULL. A heap is always at the same address: EINVAL if that address is in use,
- * if this heap or a copy of the heap is already open in this process, or if `address` and `address_space` are not
- * those of the heap. NULL with an error, also as untorn_open(); EMEDIUMTYPE: not a heap.
+ * Opens a heap in a standalone file, with a private store beside it. A missing heap is created. `options` and
+ * `store_options` may be NULL. A heap is always at the same address: EINVAL if that address is in use, if this heap
+ * or a copy of the heap is already open in this process, or if `address` or `address_space` conflicts with the
+ * heap's own. NULL with an error, also like untorn_open(); EMEDIUMTYPE: not a heap.
  */
 UNTORN_MUST_USE
 struct untorn_heap *untorn_heap_open(const char *path,
@@ -1432,19 +1453,20 @@ struct untorn_heap *untorn_heap_open_at(struct untorn_store *store,
 int untorn_heap_close(struct untorn_heap *heap);
 
 /**
- * How a live heap began: UNTORN_LIVE_NEW, UNTORN_LIVE_WENT_ON or UNTORN_LIVE_LAST_CUT; 0: the heap was not opened with
- * UNTORN_HEAP_LIVE. -1 with EBADF.
+ * Returns how a live heap began: UNTORN_LIVE_NEW, UNTORN_LIVE_WENT_ON or UNTORN_LIVE_LAST_CUT; 0: the heap was not
+ * opened with UNTORN_HEAP_LIVE. -1 with EBADF.
  */
 int untorn_heap_live_start(const struct untorn_heap *heap);
 
 /**
- * From now on, until untorn_heap_release_cuts() in the same thread, no commit takes place: for steps each of which leaves
- * the heap whole, such as those of lock-free structures. Of a live heap whose process ends meanwhile nothing is lost;
- * after untorn_heap_begin() the heap goes back to its last cut. May be nested. Returns 0, or -1 with EBADF.
+ * Holds off commits until untorn_heap_release_cuts() in the same thread: for changes in steps each of which leaves
+ * the heap consistent, such as those of lock-free structures. If the process of a live heap ends in between, nothing
+ * is lost; after untorn_heap_begin(), by contrast, the heap goes back to its last cut. Calls may be nested. Returns
+ * 0, or -1 with EBADF.
  */
 int untorn_heap_hold_cuts(struct untorn_heap *heap);
 
-/** Ends what untorn_heap_hold_cuts() began. Returns 0, or -1: EINVAL (this thread has begun none), EBADF. */
+/** Ends the hold that untorn_heap_hold_cuts() began. Returns 0, or -1: EINVAL (this thread has begun none), EBADF. */
 int untorn_heap_release_cuts(struct untorn_heap *heap);
 
 /**
@@ -1454,12 +1476,12 @@ int untorn_heap_release_cuts(struct untorn_heap *heap);
 void *untorn_heap_base(const struct untorn_heap *heap);
 
 /**
- * Says that the program changes `len` bytes at `address` in the heap, before or after it stores there. With
- * UNTORN_TRACKER_TOLD a commit has the bytes that were told of since the last commit, and the heap's own changes. With
- * any other tracker the call does nothing. Where several threads use the heap, the store and the call are made between
- * untorn_heap_begin() and untorn_heap_end(). untorn_heap_calloc(), untorn_heap_realloc() and roots tell of what they
- * change; blocks of untorn_heap_allocate_at() are told of, whole. Returns 0, or -1: EINVAL (not inside the heap,
- * nothing was noted), EBADF.
+ * Says that the program changes `len` bytes at `address` in the heap. The call may come before or after the store.
+ * With UNTORN_TRACKER_TOLD a commit has the bytes that were reported since the last commit, and the heap's own
+ * changes. With any other tracker the call does nothing. Where several threads use the heap, make the store and the
+ * call between untorn_heap_begin() and untorn_heap_end(). untorn_heap_calloc(), untorn_heap_realloc() and the
+ * functions for roots report their own changes; a block of untorn_heap_allocate_at() is reported as a whole. Returns
+ * 0, or -1: EINVAL (not inside the heap, nothing was noted), EBADF.
  */
 int untorn_heap_touch(struct untorn_heap *heap,
                       const void *address,
@@ -1485,17 +1507,18 @@ int untorn_heap_end(struct untorn_heap *heap);
  */
 UNTORN_MUST_USE int untorn_heap_commit(struct untorn_heap *heap);
 
-/** Commits the heap and ordinary files of the same store as one. Returns 0, or -1 as untorn_syncv(). */
+/** Commits the heap and ordinary files of the same store as one. Returns 0, or -1 with an error like untorn_syncv(). */
 UNTORN_MUST_USE
 int untorn_heap_commit_with(struct untorn_heap *heap,
                             struct untorn_file *const *files,
                             size_t n);
 
 /**
- * Starts a commit of the heap. All changes made before the call belong to the commit. The ticket tells when
- * the commit is durable. NULL with an error as untorn_heap_commit().
+ * Starts a commit of the heap. All changes made before the call belong to the commit. The ticket reports when the
+ * commit is durable. NULL with an error like untorn_heap_commit().
  */
-UNTORN_MUST_USE struct untorn_ticket *untorn_heap_commit_async(struct untorn_heap *heap);
+UNTORN_MUST_USE
+struct untorn_ticket *untorn_heap_commit_async(struct untorn_heap *heap);
 
 /**
  * Discards all changes since the last commit. Pointers to memory that was allocated since then become
@@ -1582,10 +1605,10 @@ int untorn_heap_set_root(struct untorn_heap *heap,
                          uint32_t version);
 
 /**
- * Calls `function` with `context` while other threads that find or set roots of the heap wait, and commits, too: a look for
- * a root and what depends on it are one step, such as making the root if there is none. The function may call everything
- * but commits, rollbacks and the heap's end; it must return, and must not wait for a thread that may use the heap's roots.
- * Returns what the function returned, or -1: EFAULT (no function), EBADF.
+ * Calls `function` with `context` while other threads that find or set roots of the heap wait, and commits wait,
+ * too. So finding a root and acting on the result are one step, such as making the root if there is none. The
+ * function may make any call except commits, rollbacks and closing the heap. It must return, and must not wait for a
+ * thread that may use the heap's roots. Returns the result of the function, or -1: EFAULT (no function), EBADF.
  */
 int untorn_heap_with_roots(struct untorn_heap *heap,
                            int (*function)(void *context),
@@ -1601,29 +1624,31 @@ int untorn_heap_get_root_info(const struct untorn_heap *heap,
                               struct untorn_heap_root_info *info);
 
 /**
- * Describes the root number `n`, to list all roots: call with 0, 1, 2 … while no root is set
- * (untorn_heap_with_roots()). The order is unspecified. Returns 1: `info` is filled; 0: there are not so many roots;
- * -1: EINVAL, EFAULT, EBADF.
+ * Describes the root number `n`. To list all roots, call with 0, 1, 2 … while no root is set
+ * (untorn_heap_with_roots()). The order is unspecified. Returns 1: `info` is filled; 0: `n` is not less than the
+ * number of roots; -1: EINVAL, EFAULT, EBADF.
  */
 int untorn_heap_nth_root_info(const struct untorn_heap *heap,
                               size_t n,
                               struct untorn_heap_root_info *info);
 
 /**
- * Checks an open heap: every chunk, block and root, and what the roots reach. Uncommitted changes are part of
- * what is checked. No thread changes the heap meanwhile. If `report` is not NULL, `*report` is a description
- * in JSON, with damage (`problems`) and allocations that no root reaches (`leaks`); free it with
- * untorn_free(). Returns 1: sound; 0: damaged; -1: EINVAL (this thread is between untorn_heap_begin() and
- * untorn_heap_end()), EBADF, EIO.
+ * Checks an open heap: every chunk, block and root, and all memory that the roots reach, uncommitted changes
+ * included. No thread may change the heap during the call. If `report` is not NULL, `*report` is a description in
+ * JSON, with damage (`problems`) and allocations that no root reaches (`leaks`); free it with untorn_free(). Returns
+ * 1: sound; 0: damaged; -1: EINVAL (this thread is between untorn_heap_begin() and untorn_heap_end()), EBADF, EIO.
  */
-int untorn_heap_check(struct untorn_heap *heap, char **report);
+int untorn_heap_check(struct untorn_heap *heap,
+                      char **report);
 
 /**
- * Checks a heap that no program has open, without changing a byte: as recovery would leave the heap. `flags`
- * is 0 or UNTORN_CHECK_POINTERS. Otherwise as untorn_heap_check(), with the members `pointers` of the report.
+ * Checks a heap that no program has open, in the state that recovery would give it, without changing a byte. `flags`
+ * is 0 or UNTORN_CHECK_POINTERS. Otherwise like untorn_heap_check(), with the members `pointers` of the report.
  * Returns 1: sound; 0: damaged; -1: EBUSY, EMEDIUMTYPE (not a heap), ENOENT, EINVAL, EIO.
  */
-int untorn_heap_check_file(const char *path, uint32_t flags, char **report);
+int untorn_heap_check_file(const char *path,
+                           uint32_t flags,
+                           char **report);
 
 /**
  * Describes a heap that no program has open, in JSON: sizes, blocks, roots with their types. Reads only the
@@ -1633,57 +1658,67 @@ int untorn_heap_check_file(const char *path, uint32_t flags, char **report);
 UNTORN_MUST_USE char *untorn_heap_dump_file(const char *path);
 
 /**
- * Makes a mutex that nobody has, for a heap. Needed only if several live heaps are open: without this call a mutex of
- * zeros is for the heap that it lies in, or for the only live heap. Returns 0, or -1: EINVAL (the heap is not live), EBADF.
+ * Makes an unlocked mutex for a heap. Needed only if several live heaps are open: without this call a mutex of zeros
+ * belongs to the heap that it lies in, or to the only live heap. Returns 0, or -1: EINVAL (the heap is not live),
+ * EBADF.
  */
 int untorn_mutex_init(struct untorn_mutex *mutex,
                       const struct untorn_heap *heap);
 
 /**
- * Locks a mutex: a section begins, or goes on. Returns 0, or -1: EOPNOTSUPP (the program was not built with untorn-cc or
- * untorn-c++), EINVAL (no live heap is open, or several are and the mutex is of none; this thread is in a section of
- * another heap), EFAULT, ECHILD. Nothing was locked then.
+ * Locks a mutex: a section begins, or the current section continues. Returns 0, or -1: EOPNOTSUPP (the program was
+ * not built with untorn-cc or untorn-c++), EINVAL (no live heap is open, or several are open and the mutex belongs
+ * to none of them; or this thread is in a section of another heap), EFAULT, ECHILD. After an error nothing was
+ * locked.
  */
 UNTORN_MUST_USE
 int untorn_mutex_lock(struct untorn_mutex *mutex);
 
-/** Locks a mutex if nobody has it. Returns 1; 0: somebody has it; -1 as untorn_mutex_lock(). */
+/**
+ * Locks a mutex if it is not locked. Returns 1: locked; 0: another thread holds it; -1 with an error like
+ * untorn_mutex_lock().
+ */
 UNTORN_MUST_USE int untorn_mutex_trylock(struct untorn_mutex *mutex);
 
 /**
- * Unlocks a mutex. If it was the thread's last one, its section has happened. Otherwise the section goes on, and if the
- * process is killed before its end, the sections of those who locked this mutex meanwhile are undone with it. Returns 0, or
- * -1: EINVAL (nobody has it), EFAULT.
+ * Unlocks a mutex. If it was the thread's last one, its section is complete. Otherwise the section continues. If the
+ * process is killed before the section ends, the sections of threads that locked this mutex in the meantime are
+ * undone together with it. Returns 0, or -1: EINVAL (no thread holds the mutex), EFAULT.
  */
 int untorn_mutex_unlock(struct untorn_mutex *mutex);
 
-/** Locks a mutex together with others who only read what it guards. Returns 0, or -1 as untorn_mutex_lock(). */
-UNTORN_MUST_USE int untorn_mutex_lock_shared(struct untorn_mutex *mutex);
+/** Locks a mutex for reading, shared with other readers. Returns 0, or -1 with an error like untorn_mutex_lock(). */
+UNTORN_MUST_USE
+int untorn_mutex_lock_shared(struct untorn_mutex *mutex);
 
 /**
- * Locks a mutex together with others who only read, if nobody has it who does not. Returns 1; 0: somebody has; -1 as
- * untorn_mutex_lock().
+ * Locks a mutex for reading, shared with other readers, if no thread holds it exclusively. Returns 1: locked; 0: a
+ * thread holds it exclusively; -1 with an error like untorn_mutex_lock().
  */
 UNTORN_MUST_USE
 int untorn_mutex_trylock_shared(struct untorn_mutex *mutex);
 
-/** Unlocks a mutex after untorn_mutex_lock_shared(). Returns 0, or -1 as untorn_mutex_unlock(). */
+/** Unlocks a mutex after untorn_mutex_lock_shared(). Returns 0, or -1 with an error like untorn_mutex_unlock(). */
 int untorn_mutex_unlock_shared(struct untorn_mutex *mutex);
 
 /**
- * Begins a section without a mutex, up to untorn_section_end() in the same thread; within a section it is a part of that
- * one. Returns 0, or -1 as untorn_mutex_lock(); EBADF.
+ * Begins a section without a mutex, up to untorn_section_end() in the same thread; within a section it is a part of
+ * that section. Returns 0, or -1 with an error like untorn_mutex_lock(); EBADF.
  */
 UNTORN_MUST_USE
 int untorn_section_begin(struct untorn_heap *heap);
 
-/** Ends what untorn_section_begin() began. Returns 0, or -1: EINVAL (this thread is in no section of the heap), EBADF. */
+/**
+ * Ends the section that untorn_section_begin() began. Returns 0, or -1: EINVAL (this thread is in no section of the
+ * heap), EBADF.
+ */
 int untorn_section_end(struct untorn_heap *heap);
 
 /**
- * Takes back everything that this thread's section has stored to the heap so far, allocated and freed. The section goes on,
- * and its mutexes stay locked. Returns 0, or -1: EINVAL (this thread is in no section; the section has unlocked a mutex
- * already, so that others may have seen what it did; it has changed more than its log holds: nothing was taken back), EBADF.
+ * Takes back all stores, allocations and frees that this thread's section has made in the heap so far. The section
+ * continues, and its mutexes stay locked. Returns 0, or -1: EINVAL (this thread is in no section; or the section has
+ * already unlocked a mutex, so that other threads may have seen its changes; or it has changed more than its log
+ * holds; in each case nothing was taken back), EBADF.
  */
 UNTORN_MUST_USE
 int untorn_section_abort(struct untorn_heap *heap);
@@ -1697,99 +1732,99 @@ void untorn_section_log(const void *address,
                         size_t len);
 
 /**
- * Calls a function once what this thread has done in sections of a live heap can not be undone any more. That is when the
- * section that it is in ends, or later, if the section has seen what others did that have not ended: until then the end of
- * the process may undo it. Output that tells of a section waits for this. Called at once if nothing is left to
- * wait for; otherwise by whichever thread finds that out. A process that ends while any thread is between
- * untorn_heap_begin() and untorn_heap_end(), or in a section that has changed more than its log holds, goes back to the last
- * cut all the same; for that, and for power cuts, see untorn_heap_cut(). Returns 0, or -1: EINVAL
- * (the heap is not live), EFAULT, EBADF.
+ * Calls a function once the end of the process can no longer undo this thread's sections of a live heap. That is the
+ * case when its current section ends, or later, if the section has read changes of other sections that have not
+ * ended: until they end, the end of the process may undo it. Output that reports a section waits for this call. The
+ * function is called at once if there is nothing to wait for; otherwise by the thread that completes the last of
+ * these sections. Even then the heap goes back to its last cut if the process ends while any thread is between
+ * untorn_heap_begin() and untorn_heap_end(), or in a section that has changed more than its log holds; for that, and
+ * for power cuts, see untorn_heap_cut(). Returns 0, or -1: EINVAL (the heap is not live), EFAULT, EBADF.
  */
 int untorn_on_stable(struct untorn_heap *heap,
                      void (*function)(void*),
                      void *argument);
 
 /**
- * Begins a cut of a live heap: what it goes back to after a power cut. Waits until no thread is in a section, or between
- * untorn_heap_begin() and untorn_heap_end(). The ticket tells when the cut is durable, in the store's failure class. The same
- * as untorn_heap_commit_async(). NULL with an error as untorn_heap_commit().
+ * Begins a cut of a live heap: the state to which the heap goes back after a power cut. Waits until no thread is in
+ * a section, or between untorn_heap_begin() and untorn_heap_end(). The ticket reports when the cut is durable, in
+ * the store's failure class. The same as untorn_heap_commit_async(). NULL with an error like untorn_heap_commit().
  */
 UNTORN_MUST_USE
 struct untorn_ticket *untorn_heap_cut(struct untorn_heap *heap);
 
 /**
- * For the hooks that untorn-cc links into programs, and nobody else: they write to the log that `writer` returns, of the
- * calling thread, and into the table `told` of what they tell of mappings with UNTORN_TRACKER_TOLD. `version` is that of
- * both layouts. Returns 0, or -1 with EINVAL: libuntorn has another one.
+ * Only for the hooks that untorn-cc links into programs. `writer` returns the log of the calling thread, to which
+ * the hooks write. `told` is the table in which they report stores to mappings with UNTORN_TRACKER_TOLD. `version`
+ * is the version of both layouts. Returns 0, or -1 with EINVAL: libuntorn has another version.
  */
 int untorn_live_hooks(uint32_t version,
                       void *(*writer)(void),
                       void *told);
 
 /**
- * For the hooks that untorn-cc links into programs, and nobody else: untorn_mutex_lock() in a thread with this log, which need
- * not be found then.
+ * Only for the hooks that untorn-cc links into programs: untorn_mutex_lock() in the thread that has this log, so
+ * that the log need not be looked up.
  */
 UNTORN_MUST_USE
 int untorn_live_lock(void *writer,
                      struct untorn_mutex *mutex);
 
 /**
- * For the hooks that untorn-cc links into programs, and nobody else: untorn_mutex_lock() in a thread with this log, if a section
- * begins with it that need not wait for anything. Returns 1; 0: nothing was done.
+ * Only for the hooks that untorn-cc links into programs: untorn_mutex_lock() in the thread that has this log, if the
+ * mutex begins a section that need not wait for anything. Returns 1: locked; 0: nothing was done.
  */
 UNTORN_MUST_USE
 int untorn_live_lock_at_once(void *writer,
                              struct untorn_mutex *mutex);
 
-/** For the hooks that untorn-cc links into programs, and nobody else: untorn_mutex_unlock() in a thread with this log. */
+/** Only for the hooks that untorn-cc links into programs: untorn_mutex_unlock() in the thread that has this log. */
 int untorn_live_unlock(void *writer,
                        struct untorn_mutex *mutex);
 
 /**
- * Maps the file `path` as of the last durable commit: a copy, made while that commit is held. Blocks are shared with
- * the file where the file system can do that and this user may write; otherwise the copy takes memory. Returns a
- * handle, or NULL: ENOENT, EISDIR, EINVAL, ENOMEM, EBADF …
+ * Maps the file `path` as of the last durable commit. The map is a copy, made while that commit is held. Blocks are
+ * shared with the file if the file system supports that and this user may write; otherwise the copy takes memory.
+ * Returns a handle, or NULL: ENOENT, EISDIR, EINVAL, ENOMEM, EBADF …
  */
 UNTORN_MUST_USE
 struct untorn_read_map *untorn_read_map_open(const struct untorn_reader *reader,
                                              const char *path);
 
 /**
- * Returns the address of the bytes, and stores how many there are in `*len`, which may be NULL. They are good until
- * the map is refreshed or closed. NULL: EBADF.
+ * Returns the address of the bytes, and stores their number in `*len`, which may be NULL. They are valid until the
+ * map is refreshed or closed. NULL: EBADF.
  */
 UNTORN_MUST_USE
 const void *untorn_read_map_bytes(const struct untorn_read_map *map,
                                   size_t *len);
 
-/** Returns the number of the commit as of which the map is, or -1 with EBADF. */
+/** Returns the number of the commit that the map shows, or -1 with EBADF. */
 int64_t untorn_read_map_lsn(const struct untorn_read_map *map);
 
 /**
- * Goes on to the last durable commit: the address and the length may be others. Nobody uses the bytes meanwhile, or
- * those from before. Returns 1; 0: it is the same commit; -1 with an error as untorn_read_map_open(): the map is then as
- * before.
+ * Moves the map to the last durable commit: address and length may change. No thread may use the bytes during the
+ * call, nor the old bytes after it. Returns 1: a later commit; 0: it is the same commit; -1 with an error like
+ * untorn_read_map_open(): the map is then as before.
  */
 UNTORN_MUST_USE
 int untorn_read_map_refresh(struct untorn_read_map *map);
 
-/** Closes the map; its bytes are good no more. Returns 0, or -1 with EBADF. */
+/** Closes the map; its bytes are no longer valid. Returns 0, or -1 with EBADF. */
 int untorn_read_map_close(struct untorn_read_map *map);
 
 /**
- * Opens the heap `path` as of the last durable commit, at the heap's own address; of a live heap that is the last cut.
- * It is a copy, made while that commit is held. Returns a handle, or NULL: EINVAL (something else is at that address in
- * this process, such as the heap itself), EMEDIUMTYPE (no heap), EUCLEAN, ENOENT, ENOMEM, EBADF …
+ * Opens the heap `path` as of the last durable commit, at the heap's own address; of a live heap that is the last
+ * cut. It is a copy, made while that commit is held. Returns a handle, or NULL: EINVAL (that address is in use in
+ * this process, for example by the heap itself), EMEDIUMTYPE (not a heap), EUCLEAN, ENOENT, ENOMEM, EBADF …
  */
 UNTORN_MUST_USE
 struct untorn_read_heap *untorn_read_heap_open(const struct untorn_reader *reader,
                                                const char *path);
 
 /**
- * Finds a root of a heap that is only read, as untorn_heap_root() does: `*found` is the address that the root points
- * to, or NULL, good until the heap is refreshed or closed. Returns 1: found; 0: there is no such root; -1: EINVAL (also
- * UNTORN_E_LAYOUT_CHANGED), EUCLEAN, EFAULT, EBADF.
+ * Finds a root of a heap that is open for reading only, like untorn_heap_root(): `*found` is the address that the
+ * root points to, or NULL, valid until the heap is refreshed or closed. Returns 1: found; 0: there is no such root;
+ * -1: EINVAL (also UNTORN_E_LAYOUT_CHANGED), EUCLEAN, EFAULT, EBADF.
  */
 int untorn_read_heap_root(const struct untorn_read_heap *heap,
                           const char *name,
@@ -1799,18 +1834,18 @@ int untorn_read_heap_root(const struct untorn_read_heap *heap,
                           uint32_t version,
                           const void **found);
 
-/** Returns the number of the commit as of which the heap is, or -1 with EBADF. */
+/** Returns the number of the commit that the heap shows, or -1 with EBADF. */
 int64_t untorn_read_heap_lsn(const struct untorn_read_heap *heap);
 
 /**
- * Goes on to the last durable commit, at the same address; roots are looked up anew. Nobody uses the heap meanwhile.
- * Returns 1; 0: it is the same commit; -1: EEXIST (another heap has its name now), or an error as
- * untorn_read_heap_open(): the heap is then as before.
+ * Moves the heap to the last durable commit, at the same address; look roots up again. No thread may use the heap
+ * during the call. Returns 1: a later commit; 0: it is the same commit; -1: EEXIST (another heap has its name now),
+ * or an error like untorn_read_heap_open(): the heap is then as before.
  */
 UNTORN_MUST_USE
 int untorn_read_heap_refresh(struct untorn_read_heap *heap);
 
-/** Closes the heap; addresses in it are good no more. Returns 0, or -1 with EBADF. */
+/** Closes the heap; addresses in it are no longer valid. Returns 0, or -1 with EBADF. */
 int untorn_read_heap_close(struct untorn_read_heap *heap);
 
 #ifdef __cplusplus

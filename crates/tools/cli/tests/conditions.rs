@@ -512,7 +512,7 @@ fn eject_names_the_directories_that_it_could_not_look_into() {
     assert!(Command::new("chown").args(["-R", &NOBODY.to_string()]).arg(&path).status().unwrap().success());
     fs::set_permissions(path.join("d"), Permissions::from_mode(0o000)).unwrap();
     let out = as_nobody(&["eject", "--yes"], &path).ok();
-    assert!(out.contains("cannot be looked into") && out.trim_end().ends_with(": d"), "{out}");
+    assert!(out.contains("cannot be looked at or changed") && out.trim_end().ends_with(": d"), "{out}");
     assert!(!out.contains("nothing of Untorn's is left"), "{out}");
 }
 
