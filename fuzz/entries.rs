@@ -215,7 +215,7 @@ fn commit(n: u64) -> Record {
     record
 }
 
-/// What commit number `n` leaves.
+/// The file after commit number `n`.
 fn state(before: &Files, n: u64) -> Files {
     let mut after = before.clone();
     for name in ["a", "b"] {

@@ -10,7 +10,7 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use untorn::{File, Gate, Output, Store, Ticket};
 
-/// What all connections share.
+/// State that all connections share.
 struct Server {
     values: HashMap<String, String>,
     log: File,

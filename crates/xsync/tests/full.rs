@@ -30,7 +30,7 @@ fn a_full_volume_is_applied() {
     assert!(place.left().is_empty(), "{:?}", place.left());
 }
 
-/// The same holds for a session that was killed before its changes were applied.
+/// This also holds for a session that was killed before its changes were applied.
 #[test]
 fn what_is_left_of_a_full_session_is_applied() {
     const USER: u32 = 12345;

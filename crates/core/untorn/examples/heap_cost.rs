@@ -1,4 +1,4 @@
-//! What the calls of a heap cost, in nanoseconds; beside the C library's allocator.
+//! Costs of the calls of a heap, in nanoseconds, beside the C library's allocator.
 //! `cargo run --release -p untorn --example heap_cost -- DIRECTORY [OPERATIONS]`
 
 use allocator_api2::alloc::{Allocator, Global};
@@ -42,7 +42,7 @@ fn main() -> Result<(), untorn::Error> {
     Ok(())
 }
 
-/// What it costs to tell of eight bytes, with the tracker `told`: of the same ones again and again, and of others each
+/// The cost of telling of eight bytes, with the tracker `told`: of the same ones again and again, and of others each
 /// time.
 fn tell(path: &Path, n: usize) -> Result<(), untorn::Error> {
     let heap = HeapOptions::new().tracker(Tracker::Told).open(path)?;

@@ -1,4 +1,4 @@
-//! What cuts of a live heap cost: `cargo run --release -p untorn --example live_cost -- [MIB [LINES [SECONDS]]]`
+//! Costs of cuts of a live heap: `cargo run --release -p untorn --example live_cost -- [MIB [LINES [SECONDS]]]`
 //! (1024, 10000, 5). A thread stores to so many lines in each tenth of a second, and a cut is made as often. Prints how long
 //! cuts stop the thread, what the thread gets done with cuts and without, and how long an opening takes after that.
 

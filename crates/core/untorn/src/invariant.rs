@@ -9,7 +9,7 @@ untorn_os::invariants! {
     NEWEST_OVER_OLDER,
     /// Closing a store that was not closed before clears marks whose commits never came.
     LEFT_MARKS_CLEARED,
-    /// As long as a mark may be left, the header of a closed store says so, and the next close searches again.
+    /// While a mark may be left, the header of a closed store says so, and the next close searches again.
     LEFT_MARKS_KEPT,
     /// A portion of the carried-over commits covers every file that a commit up to its end touched, even if the portion
     /// has no bytes of the file.

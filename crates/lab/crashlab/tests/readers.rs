@@ -99,7 +99,6 @@ fn each_care_for_readers_is_needed() {
         (PARKED, "a_lease_comes_at_any_moment"),
         (PARKED_AFTER_NAMES, "a_lease_comes_at_any_moment"),
         (CLOSED_VALIDATED, "two_owners_of_one_process_id_are_told_apart"),
-        (PAGE_HEAD_COMPARED, "two_owners_of_one_process_id_are_told_apart"),
         (LEFT_OUT_KEPT, "what_a_checkpoint_leaves_out_is_kept_for_who_holds_it"),
         (ONE_TIMER, "leases_bound_the_wait"),
         (MOMENT_PASSES, "what_was_seen_counts_for_a_moment"),

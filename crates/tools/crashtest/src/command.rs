@@ -19,7 +19,7 @@ const COULD_NOT: u8 = 2;
 /// The interval of progress lines, without a terminal.
 const BETWEEN_LINES: Duration = Duration::from_secs(5);
 
-/// Run a program on a recording disk, cut the power at many moments, and check what is left.
+/// Run a program on a recording disk, cut the power at many moments, and check the remains.
 ///
 /// The program works in a fresh file system: `{}` in its arguments is the directory. Each line that it prints is an
 /// acknowledgement, a promise that the work it reports is durable. Then crash states are made: each has all

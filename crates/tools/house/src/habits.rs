@@ -30,7 +30,7 @@ pub fn rust_files(dir: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// Beginnings of doc comments that need another line, or use a clause as a noun.
-const LEANING: [&str; 5] = ["The same ", "What ", "Whoever ", "Of what ", "As "];
+const LEANING: [&str; 5] = ["The same", "What", "Whoever", "Of what", "As"];
 /// Words that make a clause a noun.
 const CLAUSES: [&str; 4] = ["what", "whatever", "whoever", "whom"];
 
@@ -43,7 +43,10 @@ fn comment(line: &str) -> Option<&str> {
 /// Doc comments whose first line does not stand alone in an index.
 pub fn first_lines_that_lean(text: &str) -> Vec<usize> {
     let is_doc = |line: &str| line.trim_start().starts_with("///") || line.trim_start().starts_with("//!");
-    let leans = |line: &str| comment(line).is_some_and(|text| LEANING.iter().any(|word| text.starts_with(word)));
+    let begins = |text: &str, words: &str| {
+        text.strip_prefix(words).is_some_and(|rest| !rest.starts_with(|c: char| c.is_alphanumeric()))
+    };
+    let leans = |line: &str| comment(line).is_some_and(|text| LEANING.iter().any(|words| begins(text, words)));
     let mut inside = false;
     let mut found = Vec::new();
     for (number, line) in text.lines().enumerate() {

@@ -31,9 +31,15 @@ pub(crate) fn damage_before_durable_commits_is_no_torn_end() -> Result<(), Strin
     is_refused(open(&disk, FailureClass::Power))
 }
 
+/// Opens a store whose segments have room to grow.
+fn open_roomy(disk: &SimDisk) -> Result<Store, String> {
+    let options = StoreOptions::default().background(false).sizes(1 << 20, 16 << 10, 32 << 10);
+    options.open_on(disk.process(), StoreDir::of_directory(), PathBuf::new()).map_err(failed)
+}
+
 /// Opens a store, and commits to its file "a".
 fn commit(disk: &SimDisk, bytes: &[u8]) -> Result<(Store, File), String> {
-    let store = open(disk, FailureClass::Power).map_err(failed)?;
+    let store = open_roomy(disk)?;
     let file = store.open_or_create("a").map_err(failed)?;
     file.write_all_at(bytes, 0).and_then(|()| file.commit()).map_err(failed)?;
     Ok((store, file))
@@ -50,7 +56,7 @@ pub(crate) fn a_copy_without_attributes_is_not_taken_for_closed() -> Result<(), 
     for copied in ["a", ".untorn/journal/header", ".untorn/journal/segment.0"] {
         disk.set_attribute(copied, None).map_err(|e| e.to_string())?;
     }
-    match open(&disk, FailureClass::Power).map_err(failed)?.status().quarantined.len() {
+    match open_roomy(&disk)?.status().quarantined.len() {
         1 => Ok(()),
         _ => Err("the commit is not missed".into()),
     }

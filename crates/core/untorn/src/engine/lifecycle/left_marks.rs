@@ -14,6 +14,7 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use untorn_journal::data_files::locate::open_for_writing;
+use untorn_journal::data_files::strip::remove_temporaries;
 use untorn_journal::directories::data_tree::each_data_file;
 use untorn_journal::format::{Attribute, AttributeFound, Header};
 use untorn_journal::recovery::{clear_pending, flush_one_by_one};
@@ -89,6 +90,14 @@ impl Engine {
             }
             None => each_data_file(&*self.storage, &mut clear),
         };
+        // Nor do files come that were to be created in these commits.
+        let is_orphan = |a: &Attribute| {
+            a.store == self.store_id
+                && a.epoch != self.epoch
+                && !self.carried.contains(&a.file)
+                && !self.quarantined.iter().any(|quarantined| quarantined.id == a.file)
+        };
+        remove_temporaries(&*self.storage, Path::new(""), self.store_dir.standalone.is_none(), &is_orphan)?;
         left.extend(unreached.iter().map(|one| LeftMark::unseen(&one.path, &one.error)));
         if flush && self.is_durable() && count > 0 {
             if !flush_one_by_one(&*self.storage, count) {
