@@ -14,7 +14,7 @@ use crate::plain_trees::manifest::{self, Manifest, Plain};
 use crate::session::session_changes::{self, Changes, Names};
 use crate::session::session_dir::SessionDir;
 use anyhow::{Context, Result};
-use rustix::fs::{CWD, Mode, OFlags, RenameFlags, fstat, lstat, renameat_with};
+use rustix::fs::{CWD, IFlags, Mode, OFlags, RenameFlags, fstat, lstat, renameat_with};
 use rustix::io::Errno as SystemErrno;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fs::{self, DirBuilder, File, Permissions};
@@ -447,8 +447,9 @@ impl Putting<'_> {
         }
         self.export.attributes_that_differ(&full, about, path)?;
         match export::set_times(&full, about) {
-            // Only its owner can set the times of a directory.
-            Err(SystemErrno::PERM) if now.st_uid != rustix::process::geteuid().as_raw() && !mount_point::is_root() => {}
+            // Only its owner can set the times of a directory, and nobody those of a sealed one, below which nothing
+            // is put back either.
+            Err(SystemErrno::PERM) if is_of_another_user(now.st_uid) || is_sealed(&full) => {}
             done => done.context("cannot set its times")?,
         }
         // Set last, and not by a name in the directory, which this may make inaccessible. Access lists have changed the
@@ -458,6 +459,16 @@ impl Putting<'_> {
         }
         Ok(())
     }
+}
+
+fn is_of_another_user(uid: u32) -> bool {
+    uid != rustix::process::geteuid().as_raw() && !mount_point::is_root()
+}
+
+/// Whether a directory is immutable, or only takes new names.
+fn is_sealed(directory: &Path) -> bool {
+    let flags = fs::File::open(directory).and_then(|opened| Ok(rustix::fs::ioctl_getflags(&opened)?));
+    flags.is_ok_and(|flags| flags.intersects(IFlags::IMMUTABLE | IFlags::APPEND))
 }
 
 /// Whether an error means that the parent directory is gone.
