@@ -266,8 +266,9 @@ pub fn older_journal(path: &Path) -> Error {
     Error::Conflict {
         path: path.to_owned(),
         detail:
-            "it waits for commits that the journal here does not know: an older `.untorn` was put back. Put the newer \
-                 one in its place, or, if it is lost, take the file as it is with `untorn recover --accept-lost`"
+            "it waits for commits that the journal here does not know: an older `.untorn` was put back, or over 200 \
+                 programs ended without closing the store while the file could not be changed. Put the newer `.untorn` \
+                 in its place, or, if there is none, take the file as it is with `untorn recover --accept-lost`"
                 .into(),
     }
 }

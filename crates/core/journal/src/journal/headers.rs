@@ -26,10 +26,8 @@ impl HeaderWrite {
     fn is_told_by_attribute(&self, slots: &[u8]) -> bool {
         let at = Header::slot_of(self.header.generation + 1) as usize;
         let Ok(Some(slot)) = Header::decode(&slots[at..at + BLOCK_BYTES], &self.path) else { return false };
-        let others = |header: &Header| -> Vec<u64> {
-            header.unclosed.iter().copied().filter(|epoch| *epoch != self.header.epoch).collect()
-        };
-        others(&slot) == others(&self.header)
+        let is_other = |epoch: &&u64| **epoch != self.header.epoch;
+        slot.unclosed.iter().filter(is_other).eq(self.header.unclosed.iter().filter(is_other))
     }
 }
 

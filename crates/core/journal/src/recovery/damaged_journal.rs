@@ -1,7 +1,8 @@
 //! Salvage: redoes the accepted records of a damaged journal, and archives that journal.
 
 use super::{Opening, Redone};
-use crate::data_files::strip::{Kept, remove_temporaries, strip_attribute, strip_attributes};
+use crate::data_files::data_tree::{TreeFile, Unreached};
+use crate::data_files::strip::{strip, strip_attribute};
 use crate::directories::quarantine::PendingFiles;
 use crate::error::{Context, Error, Result};
 use crate::format::{Attribute, Header, StoreId};
@@ -10,7 +11,9 @@ use crate::scanning::scan::{Keep, scan};
 use crate::scanning::segment_reader::ReadMode;
 use crate::sync_point;
 use std::collections::BTreeSet;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use untorn_os::Kind;
 
 impl Opening<'_> {
     /// `--salvage`: redoes the records that are accepted before the damage, then archives the journal.
@@ -84,7 +87,7 @@ impl Opening<'_> {
     /// Takes the files of a salvaged journal as they are: removes their attributes.
     pub(super) fn strip_files(&self, redone: &Redone) {
         for name in redone.state.files.values().flat_map(|file| &file.names) {
-            strip_attribute(self.storage(), name, &|_| true, &mut Kept::default());
+            let _ = strip_attribute(self.storage(), name, &mut |_| true);
         }
     }
 
@@ -97,10 +100,18 @@ impl Opening<'_> {
                 .extend(PendingFiles::read(self.storage(), &dir)?.into_iter().flat_map(|pending| pending.file_ids()));
         }
         let ours = |a: &Attribute| store.is_none_or(|store| a.store == store) && !waiting.contains(&a.file);
+        let kept = strip(self.storage(), self.store_dir, &mut |file, a| match file {
+            // Another store may still create this file.
+            TreeFile::CreationTemporary(_) if store.is_none() => false,
+            _ => ours(a),
+        });
         // An attribute that cannot be removed refers to a state that nobody needs any more.
-        drop(strip_attributes(self.storage(), self.store_dir, &|_, a| ours(a)));
-        match store {
-            Some(_) => remove_temporaries(self.storage(), Path::new(""), self.store_dir.standalone.is_none(), &ours),
+        let is_needed = |one: &Unreached| {
+            let is_directory = self.storage().stat(&one.path).is_ok_and(|meta| meta.kind == Kind::Directory);
+            one.path == Path::new("") || is_directory && one.error.kind() != ErrorKind::PermissionDenied
+        };
+        match kept.into_iter().find(is_needed) {
+            Some(one) => Err(Error::io("list", one.path, one.error)),
             None => Ok(()),
         }
     }

@@ -15,14 +15,14 @@ use crate::heap::log::live_head::START_BYTES;
 use crate::heap::{Heap, HeapOptions, HeapReport, LiveOutlook};
 use crate::reader::locate_store::locate;
 use crate::sync_point;
-use std::cell::RefCell;
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use untorn_journal::commits::overlay::{Overlay, read_through};
+use untorn_journal::data_files::data_tree::TreeFile;
 use untorn_journal::data_files::locate::Location;
-use untorn_journal::data_files::strip::{remove_temporaries, strip_attributes};
+use untorn_journal::data_files::strip::strip;
 use untorn_journal::directories::store_dir::{StoreDir, lock_store, remove_tree};
 use untorn_journal::format::{Attribute, AttributeFound, hex};
 use untorn_journal::readers::leases::LEASES_HONOURED;
@@ -398,38 +398,35 @@ pub fn eject(path: &Path, progress: &dyn Fn(u64, u64)) -> Result<Report> {
     if let Some(left) = store.open.clear_all_marks()?.first() {
         return Err(refused(&left.path, &left.reason));
     }
-    let ours = |a: &Attribute| a.store == store.open.store_id;
-    let moved = RefCell::new(None);
-    let note_moved = |path: &Path, a: &Attribute| {
-        if a.pending && ours(a) {
-            moved.borrow_mut().get_or_insert_with(|| path.to_owned());
+    // Readers that hold a commit need files that are removed now.
+    store.open.leave_readers();
+    let mut moved = None;
+    let mut kept = strip(&*storage, &store_dir, &mut |file, a| {
+        let is_data = matches!(file, TreeFile::Data(_));
+        let is_ours = a.store == store.open.store_id;
+        if is_ours && a.pending && is_data {
+            moved.get_or_insert_with(|| file.path().to_owned());
         }
-        false
-    };
-    strip_attributes(&*storage, &store_dir, &note_moved);
-    if let Some(path) = moved.take() {
+        is_ours && !(a.pending && is_data)
+    });
+    if let Some(path) = moved {
         return Err(refused(
             &path,
             "it was moved or copied while it waited for commits; `untorn recover` says what to do",
         ));
     }
-    // Readers that hold a commit need files that are removed now.
-    store.open.leave_readers();
-    let kept = strip_attributes(&*storage, &store_dir, &|_, a| ours(a));
-    if let Some(marked) = kept.marked.iter().find(|marked| marked.pending) {
-        return Err(refused(&marked.path, &marked.error.to_string()));
+    if let Some(at) = kept.iter().position(|one| one.path == Path::new("")) {
+        return Err(Error::io("list", path, kept.remove(at).error));
     }
-    remove_temporaries(&*storage, Path::new(""), store_dir.standalone.is_none(), &ours)?;
     remove_store_dir(&*storage, &store_dir)?;
     // Nothing is left to close, neither journal nor lock file.
     store.open.forget();
-    let paths = kept.marked.into_iter().map(|one| one.path).chain(kept.unreached.into_iter().map(|one| one.path));
     Ok(Report {
         recovered: status.recovered,
         quarantined: Vec::new(),
         lost_files: Vec::new(),
         left_marks: Vec::new(),
-        kept: paths.collect(),
+        kept: kept.into_iter().map(|one| one.path).collect(),
     })
 }
 

@@ -2,12 +2,12 @@
 
 use crate::engine::lifecycle::left_marks::LeftMark;
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{self, ErrorKind};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use untorn_journal::data_files::data_tree::{Unreached, each_data_file};
 use untorn_journal::data_files::locate::older_journal;
-use untorn_journal::data_files::strip::{Kept, strip_attribute};
-use untorn_journal::directories::data_tree::each_data_file;
+use untorn_journal::data_files::strip::strip_attribute;
 use untorn_journal::directories::quarantine::PendingFiles;
 use untorn_journal::directories::store_dir::{STORE_DIR, StoreDir};
 use untorn_journal::format::{Attribute, AttributeFound, Header, StoreId, hex};
@@ -159,56 +159,58 @@ pub fn lost_files(path: &Path) -> Result<Vec<LostFile>> {
 pub(crate) fn waiting_files(path: &Path) -> Result<Waiting> {
     let (storage, store_dir) = place(path)?;
     let here = stores_here(path, &*storage, &store_dir)?;
-    let found = find(&*storage, &store_dir, &here);
-    if found.lost.iter().all(|lost| !lost.older_journal && !lost.moved) && found.left.is_empty() {
-        return Ok(found);
+    let suspects = Suspects::find(&*storage, &store_dir, &here);
+    if suspects.files.iter().all(|(_, a)| !here.headers.contains_key(&a.store)) {
+        return Ok(suspects.judge(&here));
     }
     // A new owner has written a header before it marked a file, so read the headers again.
-    let now = stores_here(path, &*storage, &store_dir)?;
-    let mut again = find(&*storage, &store_dir, &now);
-    again.lost.retain(|lost| found.lost.contains(lost));
-    again.left.retain(|left| found.left.contains(left));
-    Ok(again)
+    Ok(suspects.judge(&stores_here(path, &*storage, &store_dir)?))
 }
 
-fn find(storage: &dyn Storage, store_dir: &StoreDir, here: &Here) -> Waiting {
-    let mut found = Waiting::default();
-    match &store_dir.standalone {
-        Some(file) => add_file(storage, file, here, &mut found),
-        None => {
-            let unreached = each_data_file(storage, &mut |path| add_file(storage, path, here, &mut found));
-            unreached.iter().for_each(|one| found.add_unseen(here, &one.path, &one.error));
-        }
+/// Files with marks that seem to be of dead owners, and files and directories that cannot be read.
+struct Suspects {
+    files: Vec<(PathBuf, Attribute)>,
+    unreached: Vec<Unreached>,
+}
+
+impl Suspects {
+    fn find(storage: &dyn Storage, store_dir: &StoreDir, here: &Here) -> Suspects {
+        let (mut files, mut unread) = (Vec::new(), Vec::new());
+        let mut unreached = each_data_file(storage, store_dir, &mut |path| {
+            let value = match storage.open(path, Open::READ).and_then(|file| file.attribute()) {
+                Ok(value) => value,
+                Err(e) if e.kind() == ErrorKind::NotFound => return,
+                Err(error) => return unread.push(Unreached { path: path.to_owned(), error }),
+            };
+            if let AttributeFound::Valid(a) = Attribute::decode(value.as_deref())
+                && (here.loss(path, &a).is_some() || here.is_left(&a))
+            {
+                files.push((path.to_owned(), a));
+            }
+        });
+        unreached.append(&mut unread);
+        Suspects { files, unreached }
     }
-    found
-}
 
-impl Waiting {
-    /// Notes a file or directory that cannot be read. If the last owner could not clear all marks, one may be in it.
-    fn add_unseen(&mut self, here: &Here, path: &Path, e: &io::Error) {
+    fn judge(&self, here: &Here) -> Waiting {
+        let mut waiting = Waiting::default();
+        for (path, a) in &self.files {
+            match here.loss(path, a) {
+                Some(lost) => waiting.lost.push(lost),
+                None if here.is_left(a) => waiting.left.push(LeftMark {
+                    path: path.clone(),
+                    reason: "it could not be changed".into(),
+                    seen: true,
+                }),
+                None => {}
+            }
+        }
+        // If the last owner could not clear all marks, one may be in a file or directory that cannot be read.
         let header = here.own.and_then(|own| here.headers.get(&own));
         if header.is_some_and(|header| header.is_closed() && header.marks_left) {
-            self.left.push(LeftMark::unseen(path, e));
+            waiting.left.extend(self.unreached.iter().map(|one| LeftMark::unseen(&one.path, &one.error)));
         }
-    }
-}
-
-fn add_file(storage: &dyn Storage, path: &Path, here: &Here, found: &mut Waiting) {
-    let value = match storage.open(path, Open::READ).and_then(|file| file.attribute()) {
-        Ok(value) => value,
-        Err(e) if e.kind() == ErrorKind::NotFound => return,
-        Err(e) => return found.add_unseen(here, path, &e),
-    };
-    if let AttributeFound::Valid(a) = Attribute::decode(value.as_deref()) {
-        match here.loss(path, &a) {
-            Some(lost) => found.lost.push(lost),
-            None if here.is_left(&a) => found.left.push(LeftMark {
-                path: path.to_owned(),
-                reason: "it could not be changed".into(),
-                seen: true,
-            }),
-            None => {}
-        }
+        waiting
     }
 }
 
@@ -220,16 +222,18 @@ fn add_file(storage: &dyn Storage, path: &Path, here: &Here, found: &mut Waiting
 pub fn accept_lost(path: &Path) -> Result<Vec<LostFile>> {
     let (storage, store_dir) = place(path)?;
     let here = stores_here(path, &*storage, &store_dir)?;
-    let lost = find(&*storage, &store_dir, &here).lost;
+    let lost = Suspects::find(&*storage, &store_dir, &here).judge(&here).lost;
     for file in &lost {
         let is_lost_now =
             |a: &Attribute| stores_here(path, &*storage, &store_dir).is_ok_and(|now| now.loss(&file.path, a).is_some());
         let may_come = file.older_journal || file.moved;
-        let ours = |a: &Attribute| here.loss(&file.path, a).is_some() && (!may_come || is_lost_now(a));
-        strip_attribute(&*storage, &file.path, &ours, &mut Kept::default());
+        // A file that keeps its attribute is found below.
+        let _ = strip_attribute(&*storage, &file.path, &mut |a| {
+            here.loss(&file.path, a).is_some() && (!may_come || is_lost_now(a))
+        });
     }
     storage.sync_file_system(sync_point::RECOVER_DATA).context("flush", path)?;
-    match find(&*storage, &store_dir, &here).lost.first() {
+    match Suspects::find(&*storage, &store_dir, &here).judge(&here).lost.first() {
         Some(left) => Err(Error::Unsupported {
             path: left.path.clone(),
             detail: "its attribute `user.untorn` cannot be removed; run this as the owner of the file".into(),

@@ -12,14 +12,13 @@ use crate::sync_point;
 use std::collections::BTreeSet;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use untorn_journal::data_files::data_tree::{TreeFile, each_file};
 use untorn_journal::data_files::locate::open_for_writing;
-use untorn_journal::data_files::strip::remove_temporaries;
-use untorn_journal::directories::data_tree::each_data_file;
+use untorn_journal::data_files::strip::remove_temporary;
 use untorn_journal::format::{Attribute, AttributeFound, Header};
-use untorn_journal::recovery::{clear_pending, flush_one_by_one};
+use untorn_journal::recovery::clear_pending;
 use untorn_journal::{Context, Result};
-use untorn_os::{File, Open, holds};
+use untorn_os::{Open, holds};
 
 /// A file that may keep the mark of an owner that did not close the store.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
@@ -58,54 +57,35 @@ impl LeftMark {
 
 impl Engine {
     /// Clears the marks of former owners whose commits never came, before the header says that the store is closed.
-    /// With `flush`, the cleared files are flushed. Returns the remaining marks, which the next close tries again.
+    /// With `flush`, makes that durable. Returns the remaining marks, which the next close tries again.
     pub(crate) fn clear_left_marks(&self, flush: bool) -> Result<Vec<LeftMark>> {
         let is_due = self.journal.lock().journal.header().marks_left;
         if !is_due || !holds(invariant::LEFT_MARKS_CLEARED) {
             return Ok(Vec::new());
         }
         let waiting: BTreeSet<&Path> = self.quarantined.iter().map(|quarantined| quarantined.path.as_path()).collect();
-        let (mut cleared, mut left, mut count) = (Vec::<(Arc<dyn File>, PathBuf)>::new(), Vec::new(), 0);
+        let mut left = Vec::new();
         let mut clear = |path: &Path| {
             if waiting.contains(path) {
                 return;
             }
-            let data = match self.is_left(path).map(|is_left| is_left.then(|| self.clear_mark(path))) {
-                Ok(Some(Ok(data))) => data,
-                Ok(None) => return,
-                Ok(Some(Err(reason))) => return left.push(LeftMark { path: path.to_owned(), reason, seen: true }),
-                Err(e) if e.kind() == ErrorKind::NotFound => return,
-                Err(e) => return left.push(LeftMark::unseen(path, &e)),
-            };
-            count += 1;
-            match flush_one_by_one(&*self.storage, count) {
-                true => cleared.push((data, path.to_owned())),
-                false => cleared.clear(),
+            match self.is_left(path).map(|is_left| is_left.then(|| self.clear_mark(path))) {
+                Ok(Some(Err(reason))) => left.push(LeftMark { path: path.to_owned(), reason, seen: true }),
+                Err(e) if e.kind() != ErrorKind::NotFound => left.push(LeftMark::unseen(path, &e)),
+                Ok(_) | Err(_) => {}
             }
         };
-        let unreached = match &self.store_dir.standalone {
-            Some(file) => {
-                clear(file);
-                Vec::new()
+        // A file whose creation was never committed goes, too.
+        let unreached = each_file(&*self.storage, &self.store_dir, &mut |file| match file {
+            TreeFile::Data(path) => clear(path),
+            TreeFile::CreationTemporary(path) => {
+                remove_temporary(&*self.storage, path, &mut |a| self.is_of_former_owner(a));
             }
-            None => each_data_file(&*self.storage, &mut clear),
-        };
-        // Nor do files come that were to be created in these commits.
-        let is_orphan = |a: &Attribute| {
-            a.store == self.store_id
-                && a.epoch != self.epoch
-                && !self.carried.contains(&a.file)
-                && !self.quarantined.iter().any(|quarantined| quarantined.id == a.file)
-        };
-        remove_temporaries(&*self.storage, Path::new(""), self.store_dir.standalone.is_none(), &is_orphan)?;
+        });
         left.extend(unreached.iter().map(|one| LeftMark::unseen(&one.path, &one.error)));
-        if flush && self.is_durable() && count > 0 {
-            if !flush_one_by_one(&*self.storage, count) {
-                self.storage.sync_file_system(sync_point::CLEARED).context("flush", &self.path)?;
-            }
-            for (data, path) in cleared {
-                data.sync_all(sync_point::CLEARED).context("flush the attribute of", path)?;
-            }
+        if flush && self.is_durable() {
+            // All files, because an owner that was killed while it closed may have cleared marks and not flushed them.
+            self.storage.sync_file_system(sync_point::CLEARED).context("flush", &self.path)?;
         }
         if left.is_empty() || !holds(invariant::LEFT_MARKS_KEPT) {
             self.journal.lock().journal.note_marks_cleared();
@@ -129,16 +109,21 @@ impl Engine {
         let value = self.storage.open(path, Open::READ)?.attribute()?;
         let AttributeFound::Valid(a) = Attribute::decode(value.as_deref()) else { return Ok(false) };
         Ok(a.pending
-            && a.store == self.store_id
-            && a.epoch != self.epoch
+            && self.is_of_former_owner(&a)
             && !self.is_of_another_journal(&a)
-            && a.path_crc == Attribute::path_crc_of(path)
+            && a.path_crc == Attribute::path_crc_of(path))
+    }
+
+    /// Whether an attribute is of a former owner of this store, and no commit of its file waits in a journal.
+    fn is_of_former_owner(&self, a: &Attribute) -> bool {
+        a.store == self.store_id
+            && a.epoch != self.epoch
             && !self.carried.contains(&a.file)
-            && !self.quarantined.iter().any(|quarantined| quarantined.id == a.file))
+            && !self.quarantined.iter().any(|quarantined| quarantined.id == a.file)
     }
 
     /// Clears a mark. The error says why it remains.
-    fn clear_mark(&self, path: &Path) -> std::result::Result<Arc<dyn File>, String> {
+    fn clear_mark(&self, path: &Path) -> std::result::Result<(), String> {
         let known = self.files.lock().get(path).cloned();
         let data = match &known {
             Some(file) => self.changeable(file).map_err(|e| e.to_string())?.content.data.clone(),
@@ -151,7 +136,7 @@ impl Engine {
         }
         let value = data.attribute().map_err(|e| e.to_string())?;
         match Attribute::decode(value.as_deref()) {
-            AttributeFound::Valid(a) if clear_pending(&*data, self.store_id, a.file) => Ok(data),
+            AttributeFound::Valid(a) if clear_pending(&*data, self.store_id, a.file) => Ok(()),
             _ => Err("its attribute `user.untorn` cannot be changed".into()),
         }
     }

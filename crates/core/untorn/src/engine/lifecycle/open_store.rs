@@ -162,7 +162,7 @@ impl OpenStore {
 
     /// Closes the journal. The caller holds the checkpoint lock.
     fn close_journal(&self) -> Result<()> {
-        {
+        let is_dirty = {
             let state = self.journal.lock();
             if let Some(e) = state.journal.failure() {
                 // The failed commits must not be applied, so the journal stays pending.
@@ -171,7 +171,8 @@ impl OpenStore {
             if !state.journal.is_dirty() && !state.journal.header().marks_left {
                 return Ok(());
             }
-        }
+            state.journal.is_dirty()
+        };
         let by_one_flush = self.is_durable() && self.storage.keeps_order();
         if let Some(checkpoint) = self.begin_checkpoint()? {
             checkpoint.apply_before(if by_one_flush { After::Closed } else { After::Clean })?;
@@ -218,8 +219,10 @@ impl OpenStore {
         if !self.is_durable()
             && let Err(e) = self.storage.sync_file_system(sync_point::RECOVER_DATA).context("flush", &self.path)
         {
-            // No later flush brings lost data back.
-            let _ = note_lost_flush(&*self.storage, &self.store_dir.journal());
+            if is_dirty {
+                // No later flush brings lost data back.
+                let _ = note_lost_flush(&*self.storage, &self.store_dir.journal());
+            }
             return Err(e);
         }
         self.journal.lock().journal.write_clean_header()?;
