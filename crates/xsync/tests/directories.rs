@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -281,6 +281,86 @@ fn a_change_that_is_refused_keeps_no_other() {
         assert!(!work.join("zz").exists() && place.left().is_empty(), "{:?}", place.left());
         place.script("true").ok();
     }
+}
+
+/// Runs a session that is refused changes because `chattr +i` seals directories before its end. Returns its messages.
+fn refused_session(place: &Place, script: &str, sealed: &Path) -> String {
+    let script = format!("{script}; echo shown; read nothing; true");
+    let mut session = Session::start(
+        place.xsync(&["--", "sh", "-c", &script]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()),
+    );
+    session.stdout.as_mut().unwrap().read_exact(&mut [0; 6]).unwrap();
+    assert!(chattr("+i", sealed));
+    drop(session.stdin.take());
+    let mut said = String::new();
+    session.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert_eq!(session.wait().unwrap().code(), Some(125), "{said}");
+    assert!(chattr("-i", sealed));
+    said
+}
+
+/// A directory that is refused its new name has its old one again. No session takes the temporary name of a directory
+/// for one of its own.
+#[test]
+fn a_renamed_directory_that_is_refused_is_not_lost() {
+    for is_taken in [false, true] {
+        let Some(place) = Place::new() else { return };
+        let (work, read) = (place.work(), |name: &str| fs::read_to_string(place.work().join(name)).unwrap());
+        shell("mkdir -p a b/other c; echo A > a/of_a; echo C > c/of_c; echo O > b/other/of_b", &work);
+        if !chattr("-i", &work.join("b")) {
+            return;
+        }
+        let script = if is_taken { "mv a b/a; mkdir a; echo new > a/new" } else { "rm -r b/other; mv a b/other" };
+        let said = refused_session(&place, script, &work.join("b"));
+        let asides =
+            || fs::read_dir(place.work()).unwrap().map(|e| e.unwrap().path()).find(|at| at.join("of_a").exists());
+        assert_eq!(read("b/other/of_b"), "O\n");
+        let aside = asides().expect("the directory");
+        match is_taken {
+            false => assert_eq!(aside, work.join("a")),
+            // Its old name has another directory now, so it is named in the message.
+            true => assert!(said.contains(aside.to_str().unwrap()) && read("a/new") == "new\n", "{said}"),
+        }
+        let volume = place.left().remove(0);
+        let volume = volume.to_str().unwrap();
+        if is_taken {
+            place.run(&["--resume", volume]).ok();
+            assert_eq!((read("b/a/of_a").as_str(), asides()), ("A\n", None));
+        } else {
+            place.run(&["--discard", volume]).ok();
+        }
+        // Directories with temporary names that are not this session's.
+        let foreign: Vec<PathBuf> = (0..60).map(|n| work.join(format!(".untorn-xsync.aside.{n}"))).collect();
+        for path in &foreign {
+            fs::create_dir(path).unwrap();
+            fs::write(path.join("theirs"), "theirs").unwrap();
+        }
+        place.script("echo x > c/new; mkdir d; echo y > d/y; mv c e").ok();
+        assert_eq!(["e/of_c", "e/new", "d/y"].map(read), ["C\n", "x\n", "y\n"]);
+        assert!(foreign.iter().all(|path| path.join("theirs").exists()) && place.left().is_empty());
+    }
+}
+
+/// ext4 says of an attribute that is larger than a block that the disk is full.
+#[test]
+fn an_attribute_that_does_not_fit_keeps_no_other_change() {
+    let Some(place) = Place::new() else { return };
+    let (work, image) = (place.work(), place.work().with_file_name("small.img"));
+    shell(&format!("truncate -s 64M {0} && mkfs.ext4 -q -F -b 1024 {0}", image.display()), &work);
+    let set = "setfattr -n user.large -v $(head -c 3000 /dev/zero | tr '\\0' x) a";
+    if Command::new("mount").args(["-o", "loop"]).arg(&image).arg(&work).status().is_ok_and(|done| !done.success()) {
+        eprintln!("skipped: needs loop devices");
+        return;
+    }
+    let script = format!("echo a > a; echo z > z; {set}");
+    let done = place.run(&["--size", "600M", "--", "sh", "-c", &script]);
+    let there = ["a", "z"].map(|name| work.join(name).exists());
+    shell(&format!("umount {}", work.display()), Path::new("/"));
+    assert!(
+        done.code == Some(125) && done.err.contains("user.large is larger than this file system takes"),
+        "{done:?}"
+    );
+    assert_eq!(there, [false, true]);
 }
 
 #[test]

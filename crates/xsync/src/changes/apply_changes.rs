@@ -6,16 +6,18 @@
 
 use crate::changes::access_lists::AccessLists;
 use crate::changes::kept_changes;
-use crate::changes::kept_changes::{Refused, RefusedChanges, What};
+use crate::changes::kept_changes::{Part, Refused, RefusedChanges};
 use crate::changes::work_dirs::{copy_attributes, copy_attributes_by};
 use crate::host::deep_path::DeepPath;
 use crate::host::file_flags;
 use crate::host::host_view::Written;
 use crate::host::outer_streams::tell;
-use crate::view::origins::{self, ASIDE, Origin};
+use crate::view::origins::{self, ASIDE, Aside, Origin};
 use crate::view::overlays::overlay_attributes;
 use anyhow::{Context, Result};
-use rustix::fs::{CWD, FileType, Mode, OFlags, SeekFrom, fstat, lgetxattr, mknodat, open, seek, syncfs};
+use rustix::fs::{
+    CWD, FileType, Mode, OFlags, RenameFlags, SeekFrom, fstat, lgetxattr, mknodat, open, renameat_with, seek, syncfs,
+};
 use rustix::io::Errno;
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
@@ -28,6 +30,8 @@ use std::path::{Path, PathBuf};
 
 /// The name of a file that is being written, until a rename gives it its real name.
 const NEW: &str = ".untorn-xsync.new";
+/// The name of a file or directory that a renamed directory replaces, until it is removed.
+const GONE: &str = ".untorn-xsync.gone";
 const PIECE_BYTES: usize = 1 << 20;
 
 /// Counts of the changes that were applied.
@@ -78,9 +82,10 @@ pub fn apply(layer: &Written, lists: &AccessLists, tell: &mut dyn FnMut(&Applied
     for (path, origin) in origins::indexed(layer)? {
         applying.indexed.insert(fs::symlink_metadata(&path)?.ino(), Indexed { path, origin, old: None });
     }
-    origins::set_renamed_aside(layer)?;
+    applying.asides = origins::set_renamed_aside(layer)?;
     let (upper, dir) = (DeepPath::new(&layer.upper), DeepPath::new(&layer.dir));
     applying.directory(&upper, &dir, is_opaque(&upper)?)?;
+    applying.name_asides_as_before();
     applying.link_other_names()?;
     applying.tell_of_split_files();
     applying.attributes(&upper, &dir)?;
@@ -120,6 +125,8 @@ struct Applying<'a> {
     indexed: HashMap<u64, Indexed>,
     /// Files that had several names on the host, where the overlay cannot keep these names together.
     split: Vec<PathBuf>,
+    /// Directories of the host that wait for the names that the session gave them.
+    asides: HashMap<Origin, Aside>,
     refused: RefusedChanges,
     keeps_names: bool,
     /// The directory of the host.
@@ -141,8 +148,8 @@ impl<'a> Applying<'a> {
     fn new(root: &'a Path, lists: &'a AccessLists, tell: &'a mut dyn FnMut(&Applied)) -> Applying<'a> {
         let (done, links, indexed, split) = (Applied::default(), HashMap::new(), HashMap::new(), Vec::new());
         let keeps_names = origins::names_are_kept(root);
-        let refused = RefusedChanges::new();
-        Applying { done, links, indexed, split, refused, keeps_names, root, lists, tell }
+        let (asides, refused) = (HashMap::new(), RefusedChanges::new());
+        Applying { done, links, indexed, split, asides, refused, keeps_names, root, lists, tell }
     }
 
     /// Makes a directory of the host equal to the layer's. An opaque directory, like all directories in it, ends up
@@ -154,17 +161,17 @@ impl<'a> Applying<'a> {
         if opaque {
             let kept: HashSet<&OsString> = names.iter().collect();
             for name in names_in(&real)? {
-                if !kept.contains(&name) && !name.as_bytes().starts_with(ASIDE.as_bytes()) {
+                if !kept.contains(&name) && !name.as_bytes().starts_with(ASIDE.as_bytes()) && name != GONE {
                     let path = real.join(&name);
                     let removed = self.remove(&path);
-                    self.unless_refused(removed, &path, What::Removal)?;
+                    self.unless_refused(removed, &path, Part::Removal)?;
                 }
             }
         }
         for name in names {
             let (from, to) = (upper.join(&name), real.join(&name));
             let applied = self.entry(&from, &to, opaque);
-            self.unless_refused(applied, &to, What::Whole { is_opaque: opaque })?;
+            self.unless_refused(applied, &to, Part::Whole { is_opaque: opaque })?;
             (self.tell)(&self.done);
         }
         Ok(())
@@ -172,13 +179,13 @@ impl<'a> Applying<'a> {
 
     /// Records a change that the directory refuses, and lets the others go on. An error that would meet every change
     /// ends the apply.
-    fn unless_refused(&mut self, applied: Result<()>, to: &DeepPath, what: What) -> Result<()> {
+    fn unless_refused(&mut self, applied: Result<()>, to: &DeepPath, part: Part) -> Result<()> {
         let Err(e) = applied else { return Ok(()) };
         if !is_of_one(&e) {
             return Err(e).with_context(|| format!("cannot apply {}", to.shown().display()));
         }
         let path = to.shown().strip_prefix(self.root).unwrap_or(to.shown()).to_owned();
-        self.refused.insert(path, Refused { why: why(&e), what });
+        self.refused.insert(path, Refused { why: why(&e), part });
         Ok(())
     }
 
@@ -199,29 +206,67 @@ impl<'a> Applying<'a> {
             Err(e) if e.kind() == ErrorKind::NotFound => None,
             found => Some(found?),
         };
-        if there.as_ref().is_some_and(|there| there.is_dir() != kind.is_dir()) {
+        let is_renamed = kind.is_dir() && origins::is_renamed(from)?;
+        if is_renamed
+            && let Some(origin) = Origin::copied(from)?
+            && let Some(aside) = self.asides.get(&origin)
+        {
+            let at = aside.at.clone();
+            self.rename_over(&at, to)?;
+            self.asides.remove(&origin);
+        } else if there.as_ref().is_some_and(|there| there.is_dir() != kind.is_dir()) {
             self.remove(to)?;
         }
         if kind.is_dir() {
-            let aside = origins::aside(self.root, meta.ino());
-            if fs::symlink_metadata(&aside).is_ok() {
-                self.remove(to)?;
-                fs::rename(aside, to)?;
-                self.done.files += 1;
-            }
             match fs::create_dir(to) {
                 Err(e) if e.kind() != ErrorKind::AlreadyExists => return Err(e.into()),
                 _ => {}
             }
-            let opaque = opaque && !origins::is_renamed(from)?;
+            let opaque = opaque && !is_renamed;
             self.directory(from, to, opaque || is_opaque(from)?)?;
             let copied = self.attributes(from, to);
-            return self.unless_refused(copied, to, What::Attributes);
+            return self.unless_refused(copied, to, Part::Attributes);
         }
         let new = to.with_file_name(NEW);
         absent(fs::remove_file(&new))?;
         // A partial file would keep a full disk full.
         self.replace(from, &new, to, &meta).inspect_err(|_| drop(fs::remove_file(&new)))
+    }
+
+    /// Renames a directory, and removes the file or directory that had its new name. If the rename is refused, nothing
+    /// is removed.
+    fn rename_over(&mut self, dir: &Path, to: &DeepPath) -> Result<()> {
+        let gone = self.root.join(GONE);
+        self.remove(&gone)?;
+        let had_other = match fs::rename(to, &gone) {
+            Err(e) if e.kind() == ErrorKind::NotFound => false,
+            renamed => renamed.map(|()| true)?,
+        };
+        if let Err(e) = fs::rename(dir, to) {
+            if had_other {
+                fs::rename(&gone, to).with_context(|| format!("it is {} now", gone.display()))?;
+            }
+            return Err(e.into());
+        }
+        self.done.files += 1;
+        self.remove(&gone)
+    }
+
+    /// Gives directories that could not get their new names their old ones back. If that is refused, too, says where
+    /// they are.
+    fn name_asides_as_before(&mut self) {
+        let mut asides: Vec<Aside> = std::mem::take(&mut self.asides).into_values().collect();
+        asides.sort_by_key(|aside| aside.source.components().count());
+        for Aside { at, source, target } in asides {
+            let Err(e) = renameat_with(CWD, &at, CWD, &source, RenameFlags::NOREPLACE) else { continue };
+            let (at, source) = (at.display(), source.display());
+            let why = format!("{source} is {at} now, as it could not get its old name either: {e}");
+            let target = target.strip_prefix(self.root).unwrap_or(&target);
+            match self.refused.iter_mut().find(|(path, _)| target.starts_with(path)) {
+                Some((_, refused)) => refused.why = format!("{}; {why}", refused.why),
+                None => tell(format_args!("{why}")),
+            }
+        }
     }
 
     fn replace(&mut self, from: &DeepPath, new: &DeepPath, to: &DeepPath, meta: &Metadata) -> Result<()> {
@@ -278,14 +323,14 @@ impl<'a> Applying<'a> {
             let indexed = self.indexed.get_mut(&number).expect("it was found by it");
             names.iter().for_each(|name| indexed.look_at(name));
             let (from, mut old) = (DeepPath::new(&indexed.path), indexed.old.take());
-            let keeper = DeepPath::new(&origins::aside(self.root, number));
+            let keeper = DeepPath::new(&keeper(self.root, number));
             let meta = fs::symlink_metadata(&from)?;
             let applied = self.links.get(&(meta.dev(), number)).cloned();
             let first = match &applied {
                 Some(first) => first,
                 None => {
                     // The session removed the name by which it wrote the file.
-                    if fs::symlink_metadata(&keeper).is_err() {
+                    if !is_equal(&from, &keeper)? {
                         let new = DeepPath::new(self.root).join(NEW);
                         absent(fs::remove_file(&new))?;
                         let made = self.replace(&from, &new, &keeper, &meta);
@@ -311,16 +356,16 @@ impl<'a> Applying<'a> {
             old.take_if(|(old, _)| is_kept(old));
             self.indexed.get_mut(&number).expect("as above").old = old;
             for (name, linked) in refused {
-                self.unless_refused(linked.map_err(Into::into), &name, What::OtherName)?;
+                self.unless_refused(linked.map_err(Into::into), &name, Part::OtherName)?;
             }
         }
         for number in self.indexed.keys() {
-            absent(fs::remove_file(origins::aside(self.root, *number)))?;
+            absent(fs::remove_file(keeper(self.root, *number)))?;
         }
         for (old, name) in self.indexed.values().filter_map(|indexed| indexed.old.as_ref()) {
             if fstat(old).is_ok_and(|stat| stat.st_nlink > 0) {
                 tell(format_args!(
-                    "{} has other names outside of {}, which keep what it was before the session; name a directory that \
+                    "{} has other names outside of {}, which keep the contents from before the session; name a directory that \
                      has all of them (--overlay), and they stay one file",
                     name.display(),
                     self.root.display()
@@ -445,6 +490,11 @@ fn why(e: &anyhow::Error) -> String {
         }
         false => format!("{e:#}"),
     }
+}
+
+/// The temporary name of a file whose copy in the layer has this inode number.
+fn keeper(root: &Path, number: u64) -> PathBuf {
+    root.join(format!("{ASIDE}file.{number}"))
 }
 
 /// Calls `found` for every file in a directory tree, with its origin.

@@ -21,12 +21,12 @@ pub struct Refused {
     /// The reason, for people.
     pub why: String,
     /// The part of the layer that holds the change.
-    pub what: What,
+    pub part: Part,
 }
 
 /// The parts of a layer that a change can be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum What {
+pub enum Part {
     /// A file, or a whole directory that is to hold only the entries of the layer.
     Whole {
         /// The entry lies in an opaque directory.
@@ -104,12 +104,12 @@ fn attribute(name: &str) -> String {
 fn mark(upper: &Path, refused: &RefusedChanges) -> Result<()> {
     for (path, one) in refused {
         let entry = entry(upper, path)?;
-        match one.what {
-            What::Removal => match mknodat(CWD, &*entry, FileType::CharacterDevice, Mode::empty(), 0) {
+        match one.part {
+            Part::Removal => match mknodat(CWD, &*entry, FileType::CharacterDevice, Mode::empty(), 0) {
                 Err(Errno::EXIST) => {}
                 made => made.context("a mark of a name that is to be gone")?,
             },
-            What::Whole { is_opaque: true } if fs::symlink_metadata(&entry)?.is_dir() => {
+            Part::Whole { is_opaque: true } if fs::symlink_metadata(&entry)?.is_dir() => {
                 lsetxattr(&*entry, attribute("opaque"), b"y", XattrFlags::empty())
                     .context("an attribute of a layer")?;
             }
@@ -135,7 +135,7 @@ fn prune(upper: &DeepPath, at: &Path, refused: &RefusedChanges) -> Result<()> {
     let names = fs::read_dir(&inner)?.map(|entry| entry.map(|entry| entry.file_name()));
     for name in names.collect::<io::Result<Vec<_>>>()? {
         let (entry, path) = (inner.join(&name), at.join(&name));
-        if refused.get(&path).is_some_and(|one| one.what != What::Attributes) {
+        if refused.get(&path).is_some_and(|one| one.part != Part::Attributes) {
             continue;
         }
         let is_dir = fs::symlink_metadata(&entry)?.is_dir();

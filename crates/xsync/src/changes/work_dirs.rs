@@ -4,7 +4,7 @@ use crate::changes::access_lists::{AccessLists, NAMES};
 use crate::host::host_view::Written;
 use crate::view::overlays::overlay_attributes;
 use anyhow::{Context, Result, bail};
-use rustix::fs::{Access, XattrFlags, access, lgetxattr, llistxattr, lsetxattr};
+use rustix::fs::{Access, XattrFlags, access, lgetxattr, llistxattr, lsetxattr, statvfs};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
@@ -153,6 +153,12 @@ pub fn check_dirs(dirs: &[PathBuf]) -> Result<()> {
     Ok(())
 }
 
+/// Whether the file system of a path has room for far more than an attribute.
+fn has_room(path: &Path) -> bool {
+    const ROOM: u64 = 1 << 20;
+    statvfs(path).is_ok_and(|room| room.f_bavail.saturating_mul(room.f_frsize) >= ROOM)
+}
+
 /// Owner, mode, times, extended attributes and access lists, from one file to another of its kind.
 pub fn copy_attributes(from: &Path, to: &Path) -> Result<()> {
     copy_attributes_by(from, to, &AccessLists::Own)
@@ -181,6 +187,10 @@ pub fn copy_attributes_by(from: &Path, to: &Path, lists: &AccessLists) -> Result
             // The target's file system may lack such attributes, and the target's own policy sets SELinux labels.
             Err(rustix::io::Errno::NOTSUP) => {}
             Err(_) if name.starts_with(b"security.selinux") => {}
+            // ext4 says this of an attribute that is larger than a block.
+            Err(Errno::NOSPC) if has_room(to) => Err(Errno::TOOBIG).with_context(|| {
+                format!("the attribute {} is larger than this file system takes", String::from_utf8_lossy(name))
+            })?,
             done => done.with_context(|| format!("the attribute {}", String::from_utf8_lossy(name)))?,
         }
     }

@@ -178,7 +178,7 @@ impl Wanted {
     /// memory.
     fn rescue(&self, volume: &Volume, work: &WorkDirs, to: Option<&Path>) {
         let Some(to) = to else {
-            tell("what is in memory and not on the disk is gone now; --rescue DIR saves it next time");
+            tell("the data in memory that the disk does not have are gone now; --rescue DIR saves it next time");
             return;
         };
         let data = self.volume.as_ref().map(|_| volume.at().join(DATA));
@@ -349,8 +349,8 @@ pub(crate) fn not_applied(e: anyhow::Error, path: &Path) -> anyhow::Error {
         ));
     }
     e.context(format!(
-        "all that the program did is in {path}; `untorn xsync --resume {path}` applies it when the reason is gone, \
-         `untorn xsync --discard {path}` throws it away"
+        "all that the program did is in {path}; `untorn xsync --resume {path}` applies it when the reason is gone; if nothing \
+         is applied yet, `untorn xsync --discard {path}` throws it away"
     ))
 }
 
@@ -397,7 +397,7 @@ pub fn resume(path: &Path) -> Result<()> {
 
 /// A message for a session that was killed, or whose apply failed before its first step.
 pub(crate) const NOTHING_APPLIED_YET: &str =
-    "the program had not ended, or its changes could not be applied; what it did until its last commit is applied now";
+    "the program had not ended, or its changes could not be applied; its changes until its last commit are applied now";
 
 /// Throws away the changes of directories in a volume.
 pub fn discard(path: &Path) -> Result<()> {

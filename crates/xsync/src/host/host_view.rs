@@ -170,7 +170,7 @@ impl View {
             line(&at.display().to_string(), how);
         }
         if let Some((_, at)) = &self.on {
-            line(&at.display().to_string(), "the host's; what the session writes is there at once");
+            line(&at.display().to_string(), "the host's; the session's writes are there at once");
         }
         text
     }

@@ -131,7 +131,7 @@ fn check_options(dir: &Path, disk: &str, cares: Cares) -> Result<()> {
     for wrong in ["nobarrier", "barrier=0", "dax", "dax=always", "inlinecrypt", "test_dummy_encryption", "ro"] {
         if options.contains(&wrong) {
             bail!(
-                "the file system of {} is mounted with {wrong}: what a commit promises would not be so; an \
+                "the file system of {} is mounted with {wrong}: a commit could not keep its promise; an \
                  administrator mounts it without",
                 dir.display()
             );

@@ -6,8 +6,9 @@ use crate::host::deep_path::DeepPath;
 use crate::host::host_view::Written;
 use crate::view::overlays::overlay_attributes;
 use anyhow::{Context, Result, bail, ensure};
-use rustix::fs::lgetxattr;
+use rustix::fs::{CWD, RenameFlags, lgetxattr, renameat_with};
 use rustix::io::Errno;
+use std::collections::HashMap;
 use std::ffi::{CString, OsString};
 use std::fs;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -101,39 +102,69 @@ pub fn indexed(layer: &Written) -> Result<Vec<(PathBuf, Origin)>> {
 /// A directory of the host that the session renamed.
 #[derive(Debug)]
 struct Moved {
-    /// The inode number of the directory in the layer.
-    number: u64,
     source: PathBuf,
     target: PathBuf,
     origin: Origin,
 }
 
-/// Moves all directories aside that the session renamed, so that they do not block each other during the apply. An
-/// interrupted apply can repeat this: finished moves are skipped.
-pub fn set_renamed_aside(layer: &Written) -> Result<()> {
+/// A directory of the host that has a temporary name during an apply.
+#[derive(Debug)]
+pub struct Aside {
+    /// Its path now.
+    pub at: PathBuf,
+    /// Its path before the session.
+    pub source: PathBuf,
+    /// The path that the session gave it.
+    pub target: PathBuf,
+}
+
+/// Moves all directories aside that the session renamed, so that they do not block each other during the apply. Returns
+/// them by their identity. An interrupted apply can repeat this: finished moves are skipped.
+pub fn set_renamed_aside(layer: &Written) -> Result<HashMap<Origin, Aside>> {
     let mut moved = Vec::new();
     find_renamed(layer, &DeepPath::new(&layer.upper), &layer.dir, Some(&layer.dir), &mut moved)?;
     // Inner directories are moved first.
     moved.sort_by_key(|moved| std::cmp::Reverse(moved.source.components().count()));
-    for Moved { number, source, target, origin } in &moved {
-        let aside = aside(&layer.dir, *number);
-        let is_done = fs::symlink_metadata(&aside).is_ok() || Origin::of(target).as_ref() == Some(origin);
-        if is_done {
-            continue;
-        }
-        ensure!(
-            Origin::of(source).as_ref() == Some(origin),
-            "the session renamed {}, and somebody else has changed or removed it since",
-            source.display()
-        );
-        fs::rename(source, &aside).with_context(|| format!("cannot rename {}", source.display()))?;
+    let (mut there, mut asides) = (found_aside(&layer.dir)?, HashMap::new());
+    for Moved { source, target, origin } in moved {
+        let at = match there.remove(&origin) {
+            Some(at) => at,
+            None if Origin::of(&target).as_ref() == Some(&origin) => continue,
+            None => {
+                ensure!(
+                    Origin::of(&source).as_ref() == Some(&origin),
+                    "the session renamed {}, and somebody else has changed or removed it since",
+                    source.display()
+                );
+                let at = free_name(&layer.dir, fs::symlink_metadata(&source)?.ino());
+                renameat_with(CWD, &source, CWD, &at, RenameFlags::NOREPLACE)
+                    .with_context(|| format!("cannot rename {}", source.display()))?;
+                at
+            }
+        };
+        asides.insert(origin, Aside { at, source, target });
     }
-    Ok(())
+    Ok(asides)
 }
 
-/// The temporary path of a directory whose copy in the layer has this inode number.
-pub fn aside(dir: &Path, number: u64) -> PathBuf {
-    dir.join(format!("{ASIDE}{number}"))
+/// The directories with temporary names that an interrupted apply, perhaps of another session, left in a directory.
+fn found_aside(dir: &Path) -> Result<HashMap<Origin, PathBuf>> {
+    let mut found = HashMap::new();
+    for entry in fs::read_dir(dir).with_context(|| dir.display().to_string())? {
+        let entry = entry?;
+        if entry.file_name().as_bytes().starts_with(ASIDE.as_bytes())
+            && entry.file_type()?.is_dir()
+            && let Some(origin) = Origin::of(&entry.path())
+        {
+            found.insert(origin, entry.path());
+        }
+    }
+    Ok(found)
+}
+
+fn free_name(dir: &Path, number: u64) -> PathBuf {
+    let mut names = (number..).map(|number| dir.join(format!("{ASIDE}{number}")));
+    names.find(|name| fs::symlink_metadata(name).is_err()).expect("a directory has fewer names")
 }
 
 /// Whether a directory of a layer stands for a directory of the host with another name.
@@ -168,7 +199,7 @@ fn find_renamed(
                 // Without an origin, most of the directory's contents would be lost.
                 bail!("{} does not say which directory of {} it is", path.shown().display(), layer.dir.display());
             };
-            moved.push(Moved { number: meta.ino(), source, target: target.clone(), origin });
+            moved.push(Moved { source, target: target.clone(), origin });
         }
         find_renamed(layer, &path, &target, source.as_deref(), moved)?;
     }

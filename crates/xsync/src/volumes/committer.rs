@@ -188,7 +188,7 @@ pub fn check_mount(at: &Path, cares: Cares) -> Result<()> {
     let options: Vec<&str> = line.split(' ').nth(3).unwrap_or_default().split(',').collect();
     for wrong in ["nobarrier", "barrier=0", "dax", "dax=always", "inlinecrypt", "test_dummy_encryption"] {
         if options.contains(&wrong) {
-            bail!("the volume is mounted with {wrong}: what a commit promises would not be so");
+            bail!("the volume is mounted with {wrong}: a commit could not keep its promise");
         }
     }
     if cares.data_in_the_journal && !options.contains(&"data=journal") {

@@ -120,7 +120,7 @@ impl Place {
         command.arg("--place").arg(self.volumes());
         if !arguments
             .iter()
-            .any(|a| ["--volume", "--resume", "--discard", "--status"].map(OsStr::new).contains(&a.as_ref()))
+            .any(|a| ["--volume", "--resume", "--discard", "--status", "--size"].map(OsStr::new).contains(&a.as_ref()))
         {
             command.args(["--size", "64M"]);
         }
