@@ -98,3 +98,24 @@ fn what_cannot_be_looked_at_is_told() {
     let none = untorn().arg("find-unclean").stdin(Stdio::null()).output().unwrap();
     assert_eq!(none.status.code(), Some(2), "no directory was named");
 }
+
+/// The daemon of this mount never answers. The search goes on around it.
+#[test]
+fn a_mount_that_does_not_answer_is_passed_over() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("mount")).unwrap();
+    let script = "cd \"$2\"; exec 3<> /dev/fuse
+        mount -i -t fuse -o fd=3,rootmode=40000,user_id=0,group_id=0 none mount || exit 99
+        timeout 100 \"$1\" find-unclean .; echo $?; timeout 100 \"$1\" find-unclean -x .; echo $?
+        timeout 100 \"$1\" find-unclean mount; echo $?; umount -l mount";
+    let output = Command::new("sh").args(["-c", script, "sh", env!("CARGO_BIN_EXE_untorn")]).arg(dir.path()).output();
+    let output = output.unwrap();
+    if output.status.code() == Some(99) {
+        eprintln!("skipped: needs root with CAP_SYS_ADMIN, and /dev/fuse");
+        return;
+    }
+    let told = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(told.contains("./mount") && told.contains("does not answer"), "{told}");
+    let codes: Vec<&str> = told.lines().filter(|line| line.parse::<u8>().is_ok()).collect();
+    assert_eq!(codes, ["2", "0", "2"], "{told}");
+}

@@ -84,7 +84,7 @@ impl Cp {
         refuse_inside(&reader, parent)?;
         let unfinished = parent.join(format!(".{}.{}.copy", name.to_string_lossy(), std::process::id()));
         let (made, left) = (unfinished.clone(), unfinished.clone());
-        signals::on_interrupt("untorn", "interrupted; what was copied so far is removed", move || {
+        signals::on_interrupt("untorn", "interrupted; the copied files are removed", move || {
             signals::remove_meanwhile(&left);
         })
         .map_err(|e| Failure::new(format!("cannot watch for Ctrl-C: {e}")))?;

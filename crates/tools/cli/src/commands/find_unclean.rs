@@ -3,10 +3,10 @@
 use super::status;
 use crate::json;
 use clap::{Args, ValueHint};
+use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, makedev, statx};
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::fs::Metadata;
-use std::io::Write;
+use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 use untorn::offline::{self, Inspection, RecoverOptions};
 use untorn_terminal::table::count;
-use untorn_terminal::{Failure, Output, shown, tell};
+use untorn_terminal::{Failure, Output, shown, tell, time_limit};
 
 /// A store needs recovery, or has a problem.
 const UNCLEAN: u8 = 1;
@@ -103,8 +103,9 @@ impl FindUnclean {
     pub fn run(self) -> Result<Output, Failure> {
         let mut search = Search { told: Some(Instant::now()), ..Search::default() };
         for dir in &self.dirs {
+            answers(dir).map_err(|e| Failure::io("look at", dir, e).code(COULD_NOT_LOOK))?;
             let meta = dir.metadata().map_err(|e| Failure::io("look at", dir, e).code(COULD_NOT_LOOK))?;
-            search.directory(dir, &meta, self.one_file_system);
+            search.directory(dir, meta.dev(), self.one_file_system);
         }
         search.stores.sort_by(|a, b| a.path.cmp(&b.path));
         search.stores.dedup_by(|a, b| a.path == b.path);
@@ -131,7 +132,7 @@ fn code(search: &Search) -> u8 {
 }
 
 impl Search {
-    fn directory(&mut self, dir: &Path, meta: &Metadata, one_file_system: bool) {
+    fn directory(&mut self, dir: &Path, device: u64, one_file_system: bool) {
         if SKIPPED.iter().any(|skipped| dir == Path::new(skipped)) {
             return;
         }
@@ -147,14 +148,20 @@ impl Search {
         for name in names {
             let Ok(name) = name.map(|entry| entry.file_name()) else { continue };
             let path = dir.join(&name);
-            let Ok(below) = path.symlink_metadata() else { continue };
-            if !below.is_dir() || (one_file_system && below.dev() != meta.dev()) {
-                continue;
+            let Some(below) = device_of_directory(&path) else { continue };
+            if below != device {
+                if one_file_system {
+                    continue;
+                }
+                if let Err(e) = answers(&path) {
+                    self.unread.insert(shown(&path), e.to_string());
+                    continue;
+                }
             }
             match name.to_str().and_then(|name| name.strip_suffix(".untorn")) {
                 Some("") => self.store(dir),
                 Some(file) => self.store(&dir.join(file)),
-                None => self.directory(&path, &below, one_file_system),
+                None => self.directory(&path, below, one_file_system),
             }
         }
     }
@@ -172,6 +179,22 @@ impl Search {
             self.told = Some(Instant::now());
         }
     }
+}
+
+/// Fails if the file system of a directory does not answer in time, such as a mount whose daemon is stopped.
+fn answers(dir: &Path) -> io::Result<()> {
+    match time_limit::file_system(dir)? {
+        Some(_) => Ok(()),
+        None => Err(io::Error::new(io::ErrorKind::TimedOut, "its file system does not answer")),
+    }
+}
+
+/// The device of a directory, without a question to a daemon or server. None for other files.
+fn device_of_directory(path: &Path) -> Option<u64> {
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
+    let found = statx(CWD, path, flags, StatxFlags::TYPE).ok()?;
+    let is_directory = FileType::from_raw_mode(found.stx_mode.into()) == FileType::Directory;
+    is_directory.then(|| makedev(found.stx_dev_major, found.stx_dev_minor))
 }
 
 fn look(path: &Path) -> Found {

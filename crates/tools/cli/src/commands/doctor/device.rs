@@ -70,7 +70,7 @@ fn describe(sysfs: &Path) -> Disk {
         let crashes = [Failure::KernelCrash, Failure::PowerCut];
         finding = finding.lowers(&crashes, Verdict::Depends, format!("it is the file {file}: ask there too"));
     } else if ["vd", "xvd", "nbd", "rbd"].iter().any(|prefix| name.starts_with(prefix)) {
-        finding = finding.note("a virtual disk: a flush is worth what its host makes of it");
+        finding = finding.note("a virtual disk: its host decides how much a flush is worth");
     }
     Disk { cache, findings: vec![finding] }
 }

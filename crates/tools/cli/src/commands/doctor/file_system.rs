@@ -30,10 +30,10 @@ fn assess_nested(info: &FileSystemInfo, cache: Cache, journal: Option<bool>, lef
         name if REMOTE.contains(&name) => vec![kind.lowers(
             &CRASHES,
             Verdict::Depends,
-            "what a flush means is the server's business; use a store from one machine at a time",
+            "the server decides the meaning of a flush; use a store from one machine at a time",
         )],
         name if name.starts_with("fuse") => {
-            vec![kind.lowers(&CRASHES, Verdict::Depends, "what a flush means is its program's business")]
+            vec![kind.lowers(&CRASHES, Verdict::Depends, "its program decides the meaning of a flush")]
         }
         _ => vec![kind.lowers(&CRASHES, Verdict::Depends, "Untorn was not tested on it")],
     };

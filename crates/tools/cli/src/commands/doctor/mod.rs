@@ -39,7 +39,7 @@ impl Doctor {
         let answers = time_limit::file_system(&self.path);
         if answers.map_err(|e| Failure::io("look at the file system of", &self.path, e))?.is_none() {
             return Err(Failure::new(format!(
-                "what {0} is on does not answer: a daemon or server behind it is stopped, or waits; of a mount of Untorn, \
+                "the file system of {0} does not answer: a daemon or server behind it is stopped, or waits; of a mount of Untorn, \
                  `untorn status {0}` says more",
                 self.path.display()
             )));

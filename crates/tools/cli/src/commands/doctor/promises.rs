@@ -58,7 +58,7 @@ impl Promise {
             Failure::ProcessKilled => "the process is killed",
             Failure::KernelCrash => "the kernel crashes",
             Failure::PowerCut => "the power is cut",
-            Failure::DiskDamage => "the disk damages what it holds",
+            Failure::DiskDamage => "the disk damages stored data",
         }
     }
 }

@@ -35,12 +35,12 @@ const ADVICE: &[(&[&str], Verdict, &str)] = {
         (
             &["close", "fclose"],
             Look,
-            "the last one discards what was not synced: sync before, or untorn_fd_commit_on_close()",
+            "the last one discards changes without a sync: sync before, or untorn_fd_commit_on_close()",
         ),
         (
             &["exit", "quick_exit"],
             Look,
-            "what was not synced is discarded; what was is in the plain file (not after quick_exit)",
+            "changes without a sync are discarded; synced ones are in the plain file (not after quick_exit)",
         ),
         (&["fork"], Look, "the child cannot use the parent's managed files (ECHILD)"),
         (
