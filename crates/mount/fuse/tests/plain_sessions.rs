@@ -10,7 +10,7 @@ use common::{can_mount, device_for_everybody, seed};
 use rustix::process::{Pid, Signal, kill_process};
 use std::collections::BTreeMap;
 use std::fs;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output};
@@ -346,7 +346,8 @@ fn putting_back_goes_on_where_it_was_killed() {
                 assert_eq!(status.code(), None, "it was killed, and refused nothing");
                 // If the kill came after everything was put back, the rest is removed, and there is nothing to recover.
                 if String::from_utf8_lossy(&place.run(&["status", "tree"]).stdout).contains("none was left") {
-                    place.run(&["recover", "tree"]);
+                    let is_there = session("").exists();
+                    assert_eq!(place.run(&["recover", "tree"]).status.success(), is_there);
                     break;
                 }
             }
@@ -496,6 +497,13 @@ fn what_will_not_do_is_refused() {
         refused("/", "cannot be; name another");
         refused("/proc", "is a mount point");
         place.refused_with(1, &["recover", "tree"], "there is nothing to recover");
+        // A recovery that was killed when everything was put back.
+        let rest = place.at(".tree.untorn-run");
+        fs::DirBuilder::new().mode(0o700).create(&rest).unwrap();
+        fs::write(rest.join("done"), "").unwrap();
+        std::os::unix::fs::chown(&rest, Some(place.uid), Some(place.uid)).unwrap();
+        place.done(&["recover", "tree"]);
+        assert!(!rest.exists());
         place.done(&["import", "tree", "store"]);
         refused("store", "is a store");
         if place.uid != 0 {

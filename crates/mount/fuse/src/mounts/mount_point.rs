@@ -202,7 +202,7 @@ pub fn is_dead(at: &Path) -> bool {
 pub fn no_answer(at: &Path) -> String {
     format!(
         "its daemon does not answer: it is stopped, or waits for the disk; `pgrep -af untorn-mount` finds it; SIGCONT makes a \
-         stopped one go on, and `umount -f {}` ends the mount, with what no commit has",
+         stopped one go on, and `umount -f {}` ends the mount and loses all uncommitted changes",
         at.display()
     )
 }

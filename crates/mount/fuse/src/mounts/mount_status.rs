@@ -69,7 +69,7 @@ pub struct Found {
 pub fn find(path: &Path) -> Result<Option<Found>> {
     let Some(asked) = status_question::ask(path)? else {
         let mounted = mount_point::by_name(path)?;
-        let mounted = mounted.with_context(|| format!("what {} is on does not answer", path.display()))?;
+        let mounted = mounted.with_context(|| format!("the file system of {} does not answer", path.display()))?;
         return Ok(Some(Found { mounted, said: None, hangs: true }));
     };
     let (said, device) = match asked {

@@ -22,7 +22,7 @@ pub fn sync(paths: &[PathBuf]) -> Result<()> {
             ),
             Behind::Hangs => match mount_point::by_name(path)? {
                 Some(mounted) => bail!("nothing of {shown} is committed now: {}", mount_point::no_answer(&mounted.at)),
-                None => bail!("nothing of {shown} is committed now: what it is on does not answer"),
+                None => bail!("nothing of {shown} is committed now: its file system does not answer"),
             },
         }
         check_is_on(&mounts, path)?;

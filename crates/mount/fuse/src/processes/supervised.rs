@@ -35,7 +35,7 @@ pub const HIDDEN_DIRECTORY: u8 = b'H';
 /// Exit code of a daemon that was ended before it mounted anything: the one that shells use for SIGTERM.
 const ENDED: i32 = 128 + libc::SIGTERM;
 
-/// Process number of the supervisor; 0 if there is none.
+/// Process number of the supervisor, or 0 without a supervisor.
 static SUPERVISOR: AtomicI32 = AtomicI32::new(0);
 
 /// The process that ends last when the mount of this process ends.

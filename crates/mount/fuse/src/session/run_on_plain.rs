@@ -171,7 +171,9 @@ pub enum Left {
 
 /// Ends a session that was killed, or of which not all could be put back.
 pub fn recover(of: &Path, what: Left, skips: &Skips) -> Result<Output> {
-    let session = SessionDir::left(of)?;
+    let Some(session) = SessionDir::left(of)? else {
+        return Ok(Output::text("nothing is left to put back\n"));
+    };
     if what == Left::Discard {
         // A half-finished put-back is worse than a complete one, so it is completed first; changes of others stay.
         if session.staged().exists() {

@@ -103,18 +103,18 @@ impl SessionDir {
         Ok(session)
     }
 
-    /// Opens the session that was left on a directory.
-    pub fn left(of: &Path) -> Result<SessionDir> {
+    /// Opens the session that was left on a directory. If all its changes are put back, or it never began, removes the
+    /// remains of its directory and returns none.
+    pub fn left(of: &Path) -> Result<Option<SessionDir>> {
         let of = canonical(of)?;
         let at = place(&of)?;
         ensure!(at.exists(), "no session on {} was left; there is nothing to recover", of.display());
         let session = SessionDir::lock(of, at)?;
         if !session.manifest().exists() || session.done().exists() {
-            let of = session.of.display().to_string();
             session.remove()?;
-            bail!("no session on {of} was left; there is nothing to recover");
+            return Ok(None);
         }
-        Ok(session)
+        Ok(Some(session))
     }
 
     fn lock(of: PathBuf, at: PathBuf) -> Result<SessionDir> {

@@ -2,13 +2,12 @@
 //! for which the handler's call would wait for ever.
 
 use std::cell::Cell;
-use std::ffi::c_int;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, Ordering::*, compiler_fence};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::boundary::log;
+use crate::boundary::{log, standard_error};
 
 thread_local! {
     /// The number of sections that this thread is in. Needs no destructor and no memory, so that handlers can read
@@ -95,9 +94,7 @@ pub(crate) fn enter(call: &str) -> Option<Section> {
             ": refused (EDEADLK) in a signal handler that interrupted another call on managed files. Set a flag in the \
              handler, and make the call after it\n",
         ];
-        let parts = parts.map(|part| libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() });
-        // SAFETY: the bytes of the parts. A failure cannot be reported if standard error is closed.
-        let _ = unsafe { libc::writev(2, parts.as_ptr(), parts.len() as c_int) };
+        parts.iter().for_each(|part| standard_error::write(part, false));
     }
     // SAFETY: each thread has an `errno` of its own, which is valid while the thread runs.
     unsafe { *libc::__errno_location() = libc::EDEADLK };
