@@ -203,7 +203,7 @@ fn a_store_that_is_removed_or_replaced_is_not_mixed_with_another() {
             assert_same(&bytes[..n], &text("one", "a"), "a file that is open");
         }
     }
-    // The reader shows the other store, or returns an error. It shows nothing older than what it has seen.
+    // The reader shows the other store, or returns an error. It shows no state older than the last one that it showed.
     match reader.read("b") {
         Ok(found) => assert_eq!(found, b"of another store"),
         Err(e) => assert!(matches!(e, Error::Conflict { .. }), "{e:?}"),

@@ -85,11 +85,11 @@ fn without_a_crash(bench: &mut Bench, recording: &Recording, check: &ShellCheck)
     let end = recording.events.len();
     let said = recording.said(end);
     if said.is_empty() {
-        tell(&News::Says("the program acknowledged nothing: only that what is there is whole can be checked".into()));
+        tell(&News::Says("the program acknowledged nothing: the test can only check that the files are whole".into()));
     }
     match bench.with(recording.fs, &recording.image(end), |dir| check.run(dir, &said))??? {
         Ok(()) => Ok(()),
-        Err(why) => bail!("the check refuses what the program leaves without any crash: {why}"),
+        Err(why) => bail!("the check refuses the files that the program leaves without a crash: {why}"),
     }
 }
 

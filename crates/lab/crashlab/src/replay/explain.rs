@@ -53,7 +53,7 @@ pub fn explain(bench: &mut Bench, recording: &Recording, state: &State, verdict:
         }
     }
     if state.fates.values().all(|fate| *fate == Fate::Kept) {
-        text.push_str("nothing that the disk was given is lost: what is missing was still in the kernel's cache, not flushed by anybody\n");
+        text.push_str("nothing that the disk was given is lost: the missing data were still in the kernel's cache, and no program had flushed them\n");
     }
     match verdict {
         Verdict::Sound => text.push_str("and yet nothing is wrong"),

@@ -56,7 +56,7 @@ enum Next {
 }
 
 /// Why a commit that waits for sections is refused.
-pub(crate) const ABANDONED_SECTION: &str = "a thread ended within a section, and what it was changing is half done. This commit was not made; a rollback undoes \
+pub(crate) const ABANDONED_SECTION: &str = "a thread ended within a section, and its changes are half done. This commit was not made; a rollback undoes \
      what was changed since the last commit, and ends this condition, or end the process without `close`: the next opening \
      undoes the section and keeps all else";
 
@@ -457,7 +457,7 @@ impl Heap {
     fn check_not_abandoned(&self) -> Result<()> {
         match self.shared.registration.0.entry.guard.is_abandoned() {
             true => Err(Error::invalid(
-                "a thread ended while it held a mutation guard: what it was changing may be half done. This commit was \
+                "a thread ended while it held a mutation guard: its change may be half done. This commit was \
                  not made; a rollback undoes what was changed since the last commit, and ends this condition",
             )),
             false => Ok(()),

@@ -47,7 +47,7 @@ const SAME_PAGES: usize = 3;
 /// A thread that does not stop within this time is an error.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-const ABANDONED_UNLOGGED: &str = "a thread ended within a section that had changed more than its log holds: what it was changing is half done, and only a \
+const ABANDONED_UNLOGGED: &str = "a thread ended within a section that had changed more than its log holds: its changes are half done, and only a \
      rollback to the last commit undoes it. This commit was not made";
 
 /// The reason to retry a cut.
