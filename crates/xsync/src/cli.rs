@@ -1,7 +1,9 @@
 //! The command line: help, completions and manual pages all come from here.
 
+use anyhow::bail;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueHint};
 use std::ffi::OsString;
+use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use untorn_terminal::pages::{Completions, Man};
@@ -152,6 +154,11 @@ pub fn run() -> Result<Output, Failure> {
 
 impl Xsync {
     fn run(self) -> anyhow::Result<Output> {
+        if let Some(path) = self.resume.as_ref().or(self.discard.as_ref())
+            && path.symlink_metadata().is_err_and(|e| e.kind() == ErrorKind::NotFound)
+        {
+            bail!("{} is not there: it is applied or thrown away already, or has another name", path.display());
+        }
         if let Some(path) = &self.resume {
             let done = if path.is_dir() { place_layers::resume(path) } else { resume(path) };
             return done.map(|()| Output::default());

@@ -442,9 +442,12 @@ fn what_a_killed_session_left_can_be_thrown_away() {
     shell(BEFORE, &place.work());
     let before = tree(&place.work());
     killed(&place);
-    place.run(&["--discard", place.left()[0].to_str().unwrap()]).ok();
+    let volume = place.left().remove(0);
+    place.run(&["--discard", volume.to_str().unwrap()]).ok();
     same(&tree(&place.work()), &before);
     assert!(place.left().is_empty(), "{:?}", place.left());
+    let again = place.run(&["--discard", volume.to_str().unwrap()]);
+    assert!(again.code == Some(125) && again.err.contains("is applied or thrown away already"), "{again:?}");
     place.script("true").ok();
 }
 

@@ -8,6 +8,7 @@ use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 
 /// Runs a program, and kills it at the entry of the first system call for which `is_it` is true. `is_it` gets the
 /// call's number in the program and its number in the system. False: the program ended by itself, or cannot be
@@ -75,8 +76,41 @@ fn begin(program: &Path, dir: &Path) {
     run(Command::new(program).arg("read").arg(dir));
 }
 
+/// The tests start processes and wait for any of them, so one runs at a time.
+static TURN: Mutex<()> = Mutex::new(());
+
+#[test]
+fn a_file_that_cannot_be_recovered_is_neither_read_nor_renamed() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    build_library();
+    let scratch = tempfile::tempdir_in("/var/tmp").expect("a scratch directory");
+    let (program, dir) = (scratch.path().join("left_mark"), scratch.path().join("files"));
+    run(link_with(cc().arg(crate_dir().join("tests/left_mark.c")), &program));
+    begin(&program, &dir);
+    run(Command::new(&program).arg("unclosed").arg(&dir));
+    let chattr = |change: &str| {
+        let done = Command::new("chattr").arg(change).arg(dir.join("new.m")).stderr(Stdio::null()).status();
+        done.is_ok_and(|status| status.success())
+    };
+    if !chattr("+i") {
+        return skipped("chattr +i is not possible here");
+    }
+    let refused =
+        ["look", "rename"].map(|mode| Command::new(&program).arg(mode).arg(&dir).output().expect("it starts"));
+    let kept = fs::read(dir.join("new.m")).expect("the file");
+    assert!(chattr("-i"));
+    for output in refused {
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && said.contains("Its commits are kept"), "{said}");
+    }
+    assert_eq!(kept, b"new");
+    run(Command::new(&program).arg("rename").arg(&dir));
+    assert_eq!(output_of(Command::new(&program).arg("read").arg(&dir)), "NNNNNNNNNNNNNNN\n");
+}
+
 #[test]
 fn a_file_that_was_marked_and_not_committed_can_be_renamed() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     build_library();
     let scratch = tempfile::tempdir().expect("a scratch directory");
     let (program, dir) = (scratch.path().join("left_mark"), scratch.path().join("files"));

@@ -70,7 +70,7 @@ pub enum Error {
         detail: String,
     },
     /// A file with commits in a journal that is not here.
-    #[error("{} has committed changes in a journal that is not here: {detail}. Move it back, or recover it where its store is; if that journal is lost, `untorn recover --accept-lost` takes the file as it is", path.display())]
+    #[error("{} has committed changes in a journal that is not here: {detail}. Move it back if no file is in its place (a recovery may have made it anew there), or recover it where its store is; if that journal is lost, `untorn recover --accept-lost` takes the file as it is", path.display())]
     NeedsJournal {
         /// The file.
         path: PathBuf,

@@ -230,6 +230,37 @@ fn a_file_that_could_not_be_renamed_is_refused_under_its_old_name() {
     assert!(!path("a").exists());
 }
 
+/// On btrfs, a power cut behind a rename can leave both names.
+#[test]
+fn a_renamed_file_that_has_both_names_loses_the_old_one() {
+    for foreign in [false, true] {
+        let dir = directory();
+        let path = |name: &str| dir.path().join(name);
+        let mut process = ChildProcess::owning(dir.path());
+        process.ok(&["create", "a"]);
+        process.commit("a", "old");
+        process.ok(&["checkpoint"]);
+        process.ok(&["txn", "mkdir:d:700", "rename:a:d/b"]);
+        process.ok(&["txn", "create:a:600"]);
+        process.kill();
+        // A file of its own has the old name now: as before the commits, that name is a link to the renamed file.
+        fs::remove_file(path("a")).unwrap();
+        fs::hard_link(path("d/b"), path("a")).unwrap();
+        if foreign {
+            fs::hard_link(path("d/b"), path("unknown")).unwrap();
+        }
+        let store = untorn::Store::open(dir.path()).unwrap();
+        assert_eq!(store.status().quarantined.is_empty(), !foreign, "{:?}", store.status().quarantined);
+        store.close().unwrap();
+        if foreign {
+            fs::remove_file(path("unknown")).unwrap();
+        }
+        is_sound(dir.path());
+        assert_same(&plain(path("d/b")), &text("old", "a"), "the renamed file");
+        assert_eq!(plain(path("a")), b"", "the new file");
+    }
+}
+
 #[test]
 fn a_directory_becomes_a_file_and_a_file_a_directory() {
     for killed in [false, true] {

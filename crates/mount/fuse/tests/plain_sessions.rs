@@ -497,13 +497,17 @@ fn what_will_not_do_is_refused() {
         refused("/", "cannot be; name another");
         refused("/proc", "is a mount point");
         place.refused_with(1, &["recover", "tree"], "there is nothing to recover");
-        // A recovery that was killed when everything was put back.
+        // A recovery that was killed when everything was put back, and a session whose store somebody removed.
         let rest = place.at(".tree.untorn-run");
-        fs::DirBuilder::new().mode(0o700).create(&rest).unwrap();
-        fs::write(rest.join("done"), "").unwrap();
-        std::os::unix::fs::chown(&rest, Some(place.uid), Some(place.uid)).unwrap();
-        place.done(&["recover", "tree"]);
-        assert!(!rest.exists());
+        for (files, command) in
+            [(&["done"][..], &["recover", "tree"][..]), (&["manifest", "staged"], &["recover", "--discard", "tree"])]
+        {
+            fs::DirBuilder::new().mode(0o700).create(&rest).unwrap();
+            files.iter().for_each(|name| fs::write(rest.join(name), "").unwrap());
+            std::os::unix::fs::chown(&rest, Some(place.uid), Some(place.uid)).unwrap();
+            place.done(command);
+            assert!(!rest.exists());
+        }
         place.done(&["import", "tree", "store"]);
         refused("store", "is a store");
         if place.uid != 0 {

@@ -119,3 +119,23 @@ fn a_mount_that_does_not_answer_is_passed_over() {
     let codes: Vec<&str> = told.lines().filter(|line| line.parse::<u8>().is_ok()).collect();
     assert_eq!(codes, ["2", "0", "2"], "{told}");
 }
+
+/// Recovering the store of a killed session would not put its changes back.
+#[test]
+fn a_session_that_was_left_is_a_problem() {
+    let dir = tempfile::tempdir().unwrap();
+    let session = dir.path().join(".tree.untorn-run");
+    let store = session.join("store");
+    std::fs::create_dir_all(&store).unwrap();
+    crashed(&store);
+    for (file, code) in [("nothing", 0), ("manifest", 1), ("done", 0)] {
+        std::fs::write(session.join(file), "").unwrap();
+        let found = find(&["--recover"], dir.path());
+        assert_eq!(found.code, Some(code), "{}", found.out);
+        assert_eq!(found.out.contains("tree") && found.out.contains("a session of `untorn run`"), code == 1);
+    }
+    let lock = std::fs::File::open(&session).unwrap();
+    lock.lock().unwrap();
+    std::fs::remove_file(session.join("done")).unwrap();
+    assert_eq!(find(&[], dir.path()).code, Some(0), "the session is running");
+}

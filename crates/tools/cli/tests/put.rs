@@ -523,3 +523,24 @@ fn what_is_in_place_is_told_when_only_its_directory_could_not_be_flushed() {
     assert_eq!(fs::read_to_string(&file).unwrap(), "new\n");
     assert_eq!(names(dir.path()), ["file"]);
 }
+
+/// The store of a removed file is still there. A put that fails must not make an empty file.
+#[test]
+fn a_put_that_fails_makes_no_file_beside_a_store_that_is_left() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("gone.db");
+    let file = untorn::File::open_or_create(&path).unwrap();
+    file.append(b"old").unwrap();
+    file.commit().unwrap();
+    file.close().unwrap();
+    std::fs::remove_file(&path).unwrap();
+    assert!(dir.path().join("gone.db.untorn").exists());
+    let put = |command: &str| {
+        let mut put = untorn();
+        put.arg("put").arg(&path).args(["--", command, "contents"]).stdin(std::process::Stdio::null());
+        put.output().unwrap()
+    };
+    assert!(!put("false").status.success() && !path.exists());
+    assert!(put("echo").status.success());
+    assert_eq!(std::fs::read(&path).unwrap(), b"contents\n");
+}

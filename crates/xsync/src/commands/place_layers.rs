@@ -126,7 +126,7 @@ pub fn discard(path: &Path) -> Result<()> {
     let (home, work) = Home::left_over(path)?;
     if work.is_some_and(|work| work.phase == Phase::Applying) {
         bail!(
-            "the changes in {} are applied in part, and half of them is worse than all: `untorn xsync --resume {0}` \
+            "the changes in {} were being applied, perhaps in part, and half of them is worse than all: `untorn xsync --resume {0}` \
              applies the rest; if that can never be, remove it by hand",
             path.display()
         );

@@ -417,7 +417,7 @@ pub fn discard(path: &Path) -> Result<()> {
     if work.phase == Phase::Applying {
         volume.unmount()?;
         bail!(
-            "the changes in {} are applied in part, and half of them is worse than all: `untorn xsync --resume {0}` \
+            "the changes in {} were being applied, perhaps in part, and half of them is worse than all: `untorn xsync --resume {0}` \
              applies the rest; if that can never be, remove the file",
             path.display()
         );

@@ -111,6 +111,38 @@ impl DataFiles<'_> {
         locations.extend(assigned.into_iter().map(|(id, name)| (id, Ok(Location::At(name.to_owned())))));
     }
 
+    /// Removes the older names of files that have several of their names at once, because a power cut on btrfs can undo
+    /// one half of a rename. Leaves a file that has a name which these commits do not know.
+    pub(crate) fn finish_half_renames(&self, state: &FinalState) {
+        for file in state.files.values() {
+            let temporaries = creation_temporaries(file).into_iter().chain([self.rename_temporary(file.id)]);
+            let mut names: Vec<PathBuf> = file.names.iter().rev().cloned().chain(temporaries).collect();
+            let mut seen = BTreeSet::new();
+            names.retain(|name| seen.insert(name.clone()));
+            let Some((newest, links)) = names.iter().find_map(|name| Some((name, self.links_of(file, name)?))) else {
+                continue;
+            };
+            if links == 1 {
+                continue;
+            }
+            let older: Vec<&PathBuf> =
+                names.iter().filter(|name| *name != newest && self.links_of(file, name) == Some(links)).collect();
+            if older.len() as u64 + 1 == links {
+                older.iter().for_each(|name| drop(self.storage.unlink(name)));
+            }
+        }
+    }
+
+    /// The number of names of a file, if it lies under this one.
+    fn links_of(&self, file: &FileState, name: &Path) -> Option<u64> {
+        let handle = self.storage.open(name, Open::READ).ok()?;
+        let meta = handle.meta().ok().filter(|meta| meta.kind == Kind::File)?;
+        match Attribute::decode(handle.attribute().ok()?.as_deref()) {
+            AttributeFound::Valid(a) if a.store == self.store && a.file == file.id => Some(meta.links),
+            _ => None,
+        }
+    }
+
     pub(crate) fn rename_temporary(&self, id: u64) -> PathBuf {
         self.rename_dir.join(format!("rename.{id:016x}"))
     }

@@ -56,6 +56,7 @@ impl Opening<'_> {
             contents: Some(&redo),
             parking: None,
         };
+        data_files.finish_half_renames(&state);
         let mut locations = data_files.find(&state);
         leave_unreadable(&state, &mut locations);
         let temporary =

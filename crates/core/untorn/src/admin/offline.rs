@@ -33,7 +33,6 @@ use untorn_os::{Access, File, Kind, Linux, Meta, Open, Storage, memory_limit, sh
 
 pub use crate::admin::adopt::{Adoption, adopt};
 pub use crate::admin::inspection::{Inspection, PendingFile, RecordInfo, inspect};
-pub use crate::admin::put::put;
 pub use crate::engine::lifecycle::left_marks::LeftMark;
 pub use crate::heap::handle::last_cut::{Candidate, Rescued};
 pub use crate::reader::lost::{LostFile, accept_lost, lost_files};
@@ -428,6 +427,30 @@ pub fn eject(path: &Path, progress: &dyn Fn(u64, u64)) -> Result<Report> {
         left_marks: Vec::new(),
         kept: kept.into_iter().map(|one| one.path).collect(),
     })
+}
+
+/// Replaces the contents of `path` by everything that `from` yields; returns the bytes written.
+///
+/// After a crash at any point, the file holds its old contents, or all of the new ones; on return it durably holds the
+/// new ones. Mode, owner, ACL, extended attributes and flags (`lsattr`) are kept; if that is impossible, nothing is
+/// changed and the error says why. A missing file is created, with mode 0666 less the umask.
+///
+/// A symbolic link is followed: the file that it names is replaced and the link stays. Directories and devices are
+/// refused, and so are files that this user may not write, and files with several hard links, which a replacement would
+/// separate.
+///
+/// `from` is read only after the file was found to be replaceable.
+///
+/// An error of `from` leaves everything as it is. Replacements of one file, and those of files of one store, wait for
+/// each other. The temporary file of a killed replacement is removed by the next replacement of that file.
+pub fn put(path: &Path, from: &mut dyn Read) -> Result<u64> {
+    let is_gone = path.symlink_metadata().is_err_and(|e| e.kind() == ErrorKind::NotFound);
+    // To create a file in the store that a removed file left would be a commit before that of the contents.
+    if is_gone && matches!(standalone_store(path), Ok(Some(_))) && !remove_unneeded(path)? {
+        // The commits that wait may be those of a moved file; then this does nothing.
+        let _ = recover(path, &RecoverOptions::default(), &|_, _| ());
+    }
+    crate::admin::put::put(path, from)
 }
 
 /// Replaces the contents of several files of one store, all or none: each file gets everything that its reader yields.

@@ -36,21 +36,8 @@ const NAME_NOT_FLUSHED: &str = "flush the directory (the new contents are in pla
                                 them again) of";
 const BUFFER_BYTES: usize = 256 << 10;
 
-/// Replaces the contents of `path` by everything that `from` yields; returns the bytes written.
-///
-/// After a crash at any point, the file holds its old contents, or all of the new ones; on return it durably holds the
-/// new ones. Mode, owner, ACL, extended attributes and flags (`lsattr`) are kept; if that is impossible, nothing is
-/// changed and the error says why. A missing file is created, with mode 0666 less the umask.
-///
-/// A symbolic link is followed: the file that it names is replaced and the link stays. Directories and devices are
-/// refused, and so are files that this user may not write, and files with several hard links, which a replacement would
-/// separate.
-///
-/// `from` is read only after the file was found to be replaceable.
-///
-/// An error of `from` leaves everything as it is. Replacements of one file, and those of files of one store, wait for
-/// each other. The temporary file of a killed replacement is removed by the next replacement of that file.
-pub fn put(path: &Path, from: &mut dyn Read) -> Result<u64> {
+/// Replaces the contents of a file; see `offline::put`, which has dealt with the store of a removed file.
+pub(crate) fn put(path: &Path, from: &mut dyn Read) -> Result<u64> {
     loop {
         let target = Target::find(path)?;
         match target.managed()? {

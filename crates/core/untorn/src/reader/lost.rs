@@ -125,7 +125,7 @@ impl Here {
         let lost =
             |older_journal, moved| LostFile { path: path.to_owned(), store_id: hex(&a.store), older_journal, moved };
         match self.headers.get(&a.store) {
-            _ if !a.pending => None,
+            _ if !a.pending || self.waiting.contains(&a.file) => None,
             None => Some(lost(false, false)),
             Some(header) if !header.knows(a) => Some(lost(true, false)),
             Some(_) if self.is_left(a) && a.path_crc != Attribute::path_crc_of(path) => Some(lost(false, true)),

@@ -176,7 +176,8 @@ pub fn recover(of: &Path, what: Left, skips: &Skips) -> Result<Output> {
     };
     if what == Left::Discard {
         // A half-finished put-back is worse than a complete one, so it is completed first; changes of others stay.
-        if session.staged().exists() {
+        // Without its store, nothing can be completed any more.
+        if session.staged().exists() && session.store().join(".untorn").exists() {
             put_back(&session, false, skips)?;
         }
         session.remove()?;

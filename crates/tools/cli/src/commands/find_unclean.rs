@@ -6,6 +6,7 @@ use clap::{Args, ValueHint};
 use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, makedev, statx};
 use serde::Serialize;
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
@@ -158,10 +159,15 @@ impl Search {
                     continue;
                 }
             }
-            match name.to_str().and_then(|name| name.strip_suffix(".untorn")) {
+            let text = name.to_str();
+            let of_session = text.and_then(|name| name.strip_prefix('.')?.strip_suffix(".untorn-run"));
+            match text.and_then(|name| name.strip_suffix(".untorn")) {
                 Some("") => self.store(dir),
                 Some(file) => self.store(&dir.join(file)),
-                None => self.directory(&path, below, one_file_system),
+                None => match of_session {
+                    Some(of) => self.session(&path, &dir.join(of)),
+                    None => self.directory(&path, below, one_file_system),
+                },
             }
         }
     }
@@ -169,6 +175,23 @@ impl Search {
     fn store(&mut self, path: &Path) {
         let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
         self.stores.push(look(path));
+    }
+
+    /// Looks at the files of a session of `untorn run` on the directory `of`. Only `untorn recover` of that directory
+    /// puts its changes back, so its store is not looked at.
+    fn session(&mut self, at: &Path, of: &Path) {
+        let is_left = at.join("manifest").exists() && !at.join("done").exists();
+        let is_running = File::open(at).is_ok_and(|dir| dir.try_lock_shared().is_err());
+        let (condition, detail) = match (is_running, is_left) {
+            (true, _) => (Condition::InUse, None),
+            (false, true) => {
+                let detail =
+                    "a session of `untorn run` was left; `untorn recover` of this directory puts its changes back";
+                (Condition::Problem, Some(detail.to_owned()))
+            }
+            (false, false) => return,
+        };
+        self.stores.push(Found { path: of.to_owned(), condition, files_pending: 0, detail });
     }
 
     fn tell(&mut self) {

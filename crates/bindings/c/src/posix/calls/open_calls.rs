@@ -11,7 +11,7 @@ use crate::boundary::error::{Failure, Result, guard};
 use crate::posix::files::managed_files::{Leaving, Managed, is_own, learn, map_of, note_lock, on_managed};
 use crate::posix::files::managing::{has_store, keep_on_mount, manage};
 use crate::posix::files::mount_files::{self, MountFile, on_mount};
-use crate::posix::files::relocation::{is_dir_on_mount, set_aside};
+use crate::posix::files::relocation::{is_dir_on_mount, recover, set_aside};
 use crate::posix::state::call_section::{enter, is_inside};
 use crate::posix::state::descriptor_table::{COMMITS_WRITES, MANAGED, ON_MOUNT};
 use crate::posix::state::file_owner::is_borrower;
@@ -68,10 +68,8 @@ fn adopt(fd: c_int, flags: c_int) -> Result<()> {
 
 /// Recovers a file that has a store beside it and that this process does not have open.
 pub(crate) fn recover_unmanaged(path: &Path) -> Result<()> {
-    if !untorn::offline::inspect(path)?.clean {
-        untorn::offline::open(path, &Default::default(), &|_, _| ())?.close()?;
-    }
-    Ok(())
+    let found = untorn::offline::inspect(path)?;
+    if found.clean && found.quarantined.is_empty() { Ok(()) } else { recover(path) }
 }
 
 /// Prepares the creation of a name: deals with the store of an older file of that name, and refuses a name that is

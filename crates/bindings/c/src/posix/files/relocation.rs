@@ -83,11 +83,21 @@ impl Name {
     fn recover(&self) -> Result<()> {
         if self.file.is_none() && self.has_store {
             match self.stat {
-                Some(_) => drop(untorn::offline::recover(&self.path, &Default::default(), &|_, _| ())?),
+                Some(_) => recover(&self.path)?,
                 None => set_aside(&self.path)?,
             }
         }
         Ok(())
+    }
+}
+
+/// Recovers a file whose store was not closed. Refused if its commits cannot be applied: nobody must take its present
+/// contents for the committed ones.
+pub(crate) fn recover(path: &Path) -> Result<()> {
+    let report = untorn::offline::recover(path, &Default::default(), &|_, _| ())?;
+    match report.quarantined.first() {
+        None => Ok(()),
+        Some(waiting) => Err(refusal(libc::ESTALE, waiting.problem())),
     }
 }
 
