@@ -2,12 +2,13 @@
 //! for which the handler's call would wait for ever.
 
 use std::cell::Cell;
+use std::ffi::c_int;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, Ordering::*, compiler_fence};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::boundary::{log, standard_error};
+use crate::boundary::log;
 
 thread_local! {
     /// The number of sections that this thread is in. Needs no destructor and no memory, so that handlers can read
@@ -94,7 +95,9 @@ pub(crate) fn enter(call: &str) -> Option<Section> {
             ": refused (EDEADLK) in a signal handler that interrupted another call on managed files. Set a flag in the \
              handler, and make the call after it\n",
         ];
-        parts.iter().for_each(|part| standard_error::write(part, false));
+        let parts = parts.map(|part| libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() });
+        // SAFETY: the bytes of the parts. A failure cannot be reported if standard error is closed.
+        let _ = unsafe { libc::writev(2, parts.as_ptr(), parts.len() as c_int) };
     }
     // SAFETY: each thread has an `errno` of its own, which is valid while the thread runs.
     unsafe { *libc::__errno_location() = libc::EDEADLK };
