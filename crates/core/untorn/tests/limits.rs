@@ -154,3 +154,32 @@ fn a_store_is_closed_under_a_limit() {
         store.close().unwrap();
     }
 }
+
+/// A former bug: closing kept all files open until the flush, so the last ones kept their marks.
+#[test]
+fn a_close_clears_the_marks_of_more_files_than_there_are_descriptors() {
+    if !is_alone("a_close_clears_the_marks_of_more_files_than_there_are_descriptors") {
+        return;
+    }
+    limit(Resource::Nofile, Some(96));
+    let dir = directory();
+    let store = StoreOptions::new().background(false).open(dir.path()).unwrap();
+    let mut txn = store.begin();
+    for n in 0..300 {
+        let file = txn.create(format!("f{n}"), 0o600).unwrap();
+        file.append(b"contents").unwrap();
+    }
+    txn.commit().unwrap();
+    store.close().unwrap();
+    let report = untorn::offline::inspect(dir.path()).unwrap();
+    assert!(report.clean && report.left_marks.is_empty(), "{report:?}");
+    // Moved away, a file with a mark would be refused.
+    let elsewhere = directory();
+    for n in 0..300 {
+        let path = elsewhere.path().join(format!("f{n}"));
+        std::fs::copy(dir.path().join(format!("f{n}")), &path).unwrap();
+        run("cp", ["-a", dir.path().join(format!("f{n}")).to_str().unwrap(), path.to_str().unwrap()]);
+        let file = untorn::File::open(&path).unwrap();
+        assert_eq!(file.len().unwrap(), 8);
+    }
+}

@@ -187,12 +187,18 @@ impl OpenStore {
             // The journal stays as it was found.
             return Ok(());
         }
-        let mut cleared = Vec::new();
+        // Files to flush one by one. Of more files, none is kept open.
+        let (mut cleared, mut count) = (Vec::new(), 0);
+        let one_by_one = |count| self.is_durable() && !by_one_flush && flush_one_by_one(&*self.storage, count);
         for file in with_attribute {
             let reason = match self.changeable(&file) {
                 Ok(state) => match &state.content.data {
                     Some(data) if clear_pending(&**data, self.store_id, file.id) => {
-                        cleared.push((data.clone(), state.path().to_owned()));
+                        count += 1;
+                        match one_by_one(count) {
+                            true => cleared.push((data.clone(), state.path().to_owned())),
+                            false => cleared.clear(),
+                        }
                         continue;
                     }
                     _ => "its attribute `user.untorn` cannot be changed".to_owned(),
@@ -209,7 +215,7 @@ impl OpenStore {
                 return Ok(());
             }
             self.storage.sync_file_system(sync_point::CLEARED).context("flush", &self.path)?;
-        } else if self.is_durable() && !flush_one_by_one(&*self.storage, cleared.len()) {
+        } else if self.is_durable() && !one_by_one(count) {
             self.storage.sync_file_system(sync_point::CLEARED).context("flush", &self.path)?;
         } else if self.is_durable() {
             for (data, path) in cleared {
