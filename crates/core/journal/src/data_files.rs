@@ -1,5 +1,5 @@
-//! Data files: finding, creating, changing and walking them, and removing Untorn's marks from them. Stands on `commits` and
-//! `directories`.
+//! Data files: finding, creating, changing and walking them, and removing Untorn's marks from them. Stands on `commits`
+//! and `directories`.
 
 pub mod apply;
 pub mod create;

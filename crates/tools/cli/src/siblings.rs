@@ -112,9 +112,12 @@ impl Other {
     }
 }
 
+/// The end of the name of the directory in which a session of `untorn run` keeps its files.
+pub const SESSION: &str = ".untorn-run";
+
 /// Whether a session of `untorn run` works on a directory, or was left there. It has a directory beside the directory.
 pub fn has_session(path: &Path) -> bool {
-    has_beside(path, ".untorn-run")
+    has_beside(path, SESSION)
 }
 
 /// Whether a killed `untorn eject` of a mount's store left files to be removed, beside a directory that is already

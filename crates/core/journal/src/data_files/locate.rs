@@ -112,9 +112,11 @@ impl DataFiles<'_> {
     }
 
     /// Removes the older names of files that have several of their names at once, because a power cut on btrfs can undo
-    /// one half of a rename. Leaves a file that has a name which these commits do not know.
-    pub(crate) fn finish_half_renames(&self, state: &FinalState) {
-        for file in state.files.values() {
+    /// one half of a rename. Leaves a file that has a name which these commits do not know. Returns whether it removed
+    /// any.
+    pub(crate) fn finish_half_renames(&self, state: &FinalState, locations: &Locations) -> bool {
+        let mut is_any = false;
+        for file in state.files.values().filter(|file| locations[&file.id].is_err()) {
             let temporaries = creation_temporaries(file).into_iter().chain([self.rename_temporary(file.id)]);
             let mut names: Vec<PathBuf> = file.names.iter().rev().cloned().chain(temporaries).collect();
             let mut seen = BTreeSet::new();
@@ -122,15 +124,13 @@ impl DataFiles<'_> {
             let Some((newest, links)) = names.iter().find_map(|name| Some((name, self.links_of(file, name)?))) else {
                 continue;
             };
-            if links == 1 {
-                continue;
-            }
             let older: Vec<&PathBuf> =
                 names.iter().filter(|name| *name != newest && self.links_of(file, name) == Some(links)).collect();
             if older.len() as u64 + 1 == links {
-                older.iter().for_each(|name| drop(self.storage.unlink(name)));
+                is_any |= older.iter().filter(|name| self.storage.unlink(name).is_ok()).count() > 0;
             }
         }
+        is_any
     }
 
     /// The number of names of a file, if it lies under this one.
@@ -300,7 +300,7 @@ pub fn older_journal(path: &Path) -> Error {
         detail:
             "it waits for commits that the journal here does not know: an older `.untorn` was put back, or over 200 \
                  programs ended without closing the store while the file could not be changed. Put the newer `.untorn` \
-                 in its place, or, if there is none, take the file as it is with `untorn recover --accept-lost`"
+                 back. Without a newer one, `untorn recover --accept-lost` accepts the file with its present contents"
                 .into(),
     }
 }

@@ -56,8 +56,10 @@ impl Opening<'_> {
             contents: Some(&redo),
             parking: None,
         };
-        data_files.finish_half_renames(&state);
         let mut locations = data_files.find(&state);
+        if data_files.finish_half_renames(&state, &locations) {
+            locations = data_files.find(&state);
+        }
         leave_unreadable(&state, &mut locations);
         let temporary =
             |o: &Result<Location>| matches!(o, Ok(Location::At(at)) if at.starts_with(&data_files.rename_dir));

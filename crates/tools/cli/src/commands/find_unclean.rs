@@ -2,6 +2,7 @@
 
 use super::status;
 use crate::json;
+use crate::siblings::SESSION;
 use clap::{Args, ValueHint};
 use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, makedev, statx};
 use serde::Serialize;
@@ -160,7 +161,7 @@ impl Search {
                 }
             }
             let text = name.to_str();
-            let of_session = text.and_then(|name| name.strip_prefix('.')?.strip_suffix(".untorn-run"));
+            let of_session = text.and_then(|name| name.strip_prefix('.')?.strip_suffix(SESSION));
             match text.and_then(|name| name.strip_suffix(".untorn")) {
                 Some("") => self.store(dir),
                 Some(file) => self.store(&dir.join(file)),

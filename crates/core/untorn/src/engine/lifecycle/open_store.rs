@@ -168,10 +168,11 @@ impl OpenStore {
                 // The failed commits must not be applied, so the journal stays pending.
                 return Err(e);
             }
-            if !state.journal.is_dirty() && !state.journal.header().marks_left {
+            let is_dirty = state.journal.is_dirty();
+            if !is_dirty && !state.journal.header().marks_left {
                 return Ok(());
             }
-            state.journal.is_dirty()
+            is_dirty
         };
         let by_one_flush = self.is_durable() && self.storage.keeps_order();
         if let Some(checkpoint) = self.begin_checkpoint()? {
