@@ -22,6 +22,7 @@ pub const SCENARIOS: &[Scenario] = &[
     ("a_lost_header_is_missed", store::a_lost_header_is_missed),
     ("a_copy_without_attributes_is_not_taken_for_closed", store::a_copy_without_attributes_is_not_taken_for_closed),
     ("a_mark_that_stays_is_looked_for_again", store::a_mark_that_stays_is_looked_for_again),
+    ("a_mark_cleared_by_a_killed_owner_stays_cleared", store::a_mark_cleared_by_a_killed_owner_stays_cleared),
     ("contents_that_look_like_records_are_none", store::contents_that_look_like_records_are_none),
     ("a_directory_that_is_closed_is_filled", name::a_directory_that_is_closed_is_filled),
     ("a_file_that_waits_keeps_its_place", name::a_file_that_waits_keeps_its_place),

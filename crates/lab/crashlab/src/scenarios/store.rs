@@ -3,11 +3,14 @@
 use super::opening::{failed, open};
 use crate::programs::oracle::check_marks;
 use crate::simulation::SimDisk;
-use crate::simulation::{Options, Profile};
+use crate::simulation::{Cut, Options, Profile};
 use std::path::{Path, PathBuf};
 use untorn::{Error, FailureClass, File, MapOptions, Store, StoreOptions, Tracker};
 use untorn_journal::directories::store_dir::StoreDir;
-use untorn_journal::format::{BLOCK_BYTES, HEADER_SLOTS, Header, RECORD_HEAD_BYTES, RecordHead, RecordKind};
+use untorn_journal::format::{
+    Attribute, AttributeFound, BLOCK_BYTES, HEADER_SLOTS, Header, RECORD_HEAD_BYTES, RecordHead, RecordKind,
+};
+use untorn_journal::recovery::clear_pending;
 use untorn_os::Open;
 
 fn is_refused(opened: Result<Store, Error>) -> Result<(), String> {
@@ -85,6 +88,32 @@ pub(crate) fn a_mark_that_stays_is_looked_for_again() -> Result<(), String> {
     drop(locked);
     open(&disk, FailureClass::Power).and_then(Store::close).map_err(failed)?;
     check_marks(&disk)
+}
+
+/// An owner was killed while it closed the store: it had cleared a mark, and not flushed that. The next owner finds no
+/// mark, closes the store, and the power is cut.
+pub(crate) fn a_mark_cleared_by_a_killed_owner_stays_cleared() -> Result<(), String> {
+    for profile in [Profile::Btrfs, Profile::AnyPosix] {
+        let disk = SimDisk::new(Options { profile, ..Options::default() });
+        let store = open(&disk, FailureClass::Power).map_err(failed)?;
+        let file = store.open_or_create("a").map_err(failed)?;
+        file.write_all_at(b"one", 0).and_then(|()| file.commit()).map_err(failed)?;
+        store.checkpoint().map_err(failed)?;
+        disk.kill();
+        drop((file, store));
+        let data = disk.process().open(Path::new("a"), Open::WRITE).map_err(|e| e.to_string())?;
+        let value = data.attribute().map_err(|e| e.to_string())?;
+        let AttributeFound::Valid(a) = Attribute::decode(value.as_deref()) else { return Err("no mark".into()) };
+        if !clear_pending(&*data, a.store, a.file) {
+            return Err("the file has no mark to be cleared".into());
+        }
+        drop(data);
+        disk.kill();
+        open(&disk, FailureClass::Power).and_then(Store::close).map_err(failed)?;
+        disk.power_cut(Cut::Nothing);
+        check_marks(&disk).map_err(|e| format!("{profile:?}: {e}"))?;
+    }
+    Ok(())
 }
 
 /// The size of a commit that fills most of a segment.
