@@ -2,7 +2,9 @@
 
 mod common;
 
-use common::{json, run, untorn};
+use common::{NOBODY, json, root, run, untorn};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use untorn::{Store, StoreOptions};
@@ -138,4 +140,23 @@ fn a_session_that_was_left_is_a_problem() {
     lock.lock().unwrap();
     std::fs::remove_file(session.join("done")).unwrap();
     assert_eq!(find(&[], dir.path()).code, Some(0), "the session is running");
+}
+
+/// A session's directory that this user may not look into may hold changes.
+#[test]
+fn a_session_of_somebody_else_is_not_called_clean() {
+    if !root() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let session = dir.path().join(".tree.untorn-run");
+    std::fs::create_dir(&session).unwrap();
+    std::fs::write(session.join("manifest"), "").unwrap();
+    for (path, mode) in [(dir.path(), 0o755), (&session, 0o700)] {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    }
+    let mut search = untorn();
+    let found = search.arg("find-unclean").arg(dir.path()).uid(NOBODY).gid(NOBODY).output().unwrap();
+    let told = String::from_utf8_lossy(&found.stdout).into_owned();
+    assert!(found.status.code() == Some(2) && told.contains("Permission denied"), "{told}");
 }

@@ -181,7 +181,14 @@ impl Search {
     /// Looks at the files of a session of `untorn run` on the directory `of`. Only `untorn recover` of that directory
     /// puts its changes back, so its store is not looked at.
     fn session(&mut self, at: &Path, of: &Path) {
-        let is_left = at.join("manifest").exists() && !at.join("done").exists();
+        let has = |name| at.join(name).try_exists();
+        let is_left = match has("manifest").and_then(|begun| Ok(begun && !has("done")?)) {
+            Ok(is_left) => is_left,
+            Err(e) => {
+                self.unread.insert(shown(at), e.to_string());
+                return;
+            }
+        };
         let is_running = File::open(at).is_ok_and(|dir| dir.try_lock_shared().is_err());
         let (condition, detail) = match (is_running, is_left) {
             (true, _) => (Condition::InUse, None),
