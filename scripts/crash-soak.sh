@@ -7,6 +7,7 @@
 seconds_wanted=$SECONDS
 set -uo pipefail
 cd "$(dirname "$0")/.."
+export CARGO_BUILD_RUSTC_WORKSPACE_WRAPPER=$PWD/scripts/rustc.sh
 
 cargo=${CARGO:-cargo}
 totals=${TOTALS:-${CARGO_TARGET_DIR:-target}/crash-soak.jsonl}

@@ -3,6 +3,7 @@
 # fail. With WRITE=1, crashes that show it are looked for anew and docs/generated/MUTANTS.md is written.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+export CARGO_BUILD_RUSTC_WORKSPACE_WRAPPER=$PWD/scripts/rustc.sh
 cargo=${CARGO:-cargo}
 export UNTORN_MUTANTS=check
 if [ -n "${WRITE:-}" ]; then UNTORN_MUTANTS=write; fi

@@ -4,6 +4,7 @@
 # takes them for passed.
 set -uo pipefail
 cd "$(dirname "$0")/.."
+export CARGO_BUILD_RUSTC_WORKSPACE_WRAPPER=$PWD/scripts/rustc.sh
 
 log=$(mktemp)
 started=$SECONDS
