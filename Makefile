@@ -10,7 +10,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 PROGRAMS := $(addprefix $(TARGET)/release/,untorn untorn-crashtest untorn-xsync untorn-mount untorn-bench)
 FUZZ_SECONDS ?= 20
 
-.PHONY: help setup build test demo bench check mutants install man fuzz crash-soak crash-totals ports xsync-programs mount-programs mount-xfstests clean
+.PHONY: help setup build test test-full demo bench check mutants install man fuzz crash-soak crash-totals ports xsync-programs mount-programs mount-xfstests clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -23,6 +23,12 @@ build: ## Build the libraries and the five programs, optimised
 
 test: setup ## Run every test; prints totals
 	@scripts/test.sh
+
+test-full: setup ## All of every long test, and other projects' programs and suites (root; needs the network; hours)
+	UNTORN_FULL=1 UNTORN_TEST_SECONDS_MAX=7200 scripts/test.sh
+	scripts/ports.sh
+	scripts/xsync-programs.sh
+	scripts/mount-programs.sh
 
 demo: ## Kill a program a few hundred times, with and without Untorn, and count torn states (needs Rust and cc only)
 	$(CARGO) run --release --locked --package untorn-demo --example demo

@@ -324,9 +324,9 @@ pub fn journal(input: &[u8]) {
     let _ = opened(&disk.fork().process());
 }
 
-/// A heap's metadata, changed in places, looked at and allocated in: see `untorn::heap::fuzz_heap`.
+/// A heap's metadata, changed in places, looked at and allocated in: see `untorn::__private::fuzz_heap`.
 pub fn heap(input: &[u8]) {
-    untorn::heap::fuzz_heap(input);
+    untorn::__private::fuzz_heap(input);
 }
 
 /// Metadata of a heap of two segments: blocks in use, a large allocation, a huge one; before it, some operations.

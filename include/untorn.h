@@ -100,8 +100,12 @@
  */
 #define UNTORN_CLASS_PROCESS 1
 
-/** Options flag: the store must exist; otherwise fail with ENOENT. */
-#define UNTORN_MUST_EXIST 1
+/**
+ * Create what is missing; without this flag, opening it fails with ENOENT. A flag of untorn_options for
+ * untorn_store_open(): the store, and its directory if the parent exists. A flag of untorn_heap_options: the heap. A
+ * flag of untorn_open() and untorn_open_at(): the file, empty, at once and durably.
+ */
+#define UNTORN_CREATE 1
 
 /** Options flag: wait until another owner has closed the store, instead of failing with EBUSY. */
 #define UNTORN_WAIT 2
@@ -146,10 +150,7 @@
 #define UNTORN_STORE_ID_BYTES 48
 
 /** Open flag: a handle that cannot change the file (EBADF). */
-#define UNTORN_RDONLY 1
-
-/** Open flag: create a missing file, empty, at once and durably. */
-#define UNTORN_CREATE 2
+#define UNTORN_RDONLY 2
 
 /** Open flag, with UNTORN_CREATE: fail with EEXIST if the file exists. */
 #define UNTORN_EXCL 4
@@ -173,21 +174,21 @@
 #define UNTORN_TRACKER_PAGEMAP 2
 
 /**
- * Tracker: the program says which bytes it changes, by untorn_map_touch() or untorn_heap_touch(). A commit has
- * exactly these bytes, and costs as much as they do. A store that the program did not report is in NO commit: it
- * stays in memory, and is gone when the file is opened again.
+ * Tracker: explicit dirty ranges. The program says which bytes it changes, by untorn_map_mark_dirty() or
+ * untorn_heap_mark_dirty(). A commit has exactly these bytes, and costs as much as they do. A store that the program
+ * did not mark is in NO commit: it stays in memory, and is gone when the file is opened again.
  */
-#define UNTORN_TRACKER_TOLD 3
+#define UNTORN_TRACKER_EXPLICIT 3
 
 /**
- * Map flag: the program promises that no thread stores to the file's maps during untorn_map_sync().
+ * Map flag: the program promises that no thread stores to the file's maps during untorn_map_msync().
  * Commits may then drop pages that are also in the data file, and memory use follows the working set.
  * Only the flag of a file's first map counts.
  */
 #define UNTORN_MAP_QUIET 1
 
 /**
- * Map flag, for debugging: untorn_map_sync() looks for stores that were made during the commit, and
+ * Map flag, for debugging: untorn_map_msync() looks for stores that were made during the commit, and
  * reports the first one (UNTORN_E_RACING_STORE).
  */
 #define UNTORN_MAP_DEBUG_RACES 2
@@ -205,15 +206,12 @@
 #define UNTORN_MAP_BEYOND_END 16
 
 /**
- * Map flag, for debugging with UNTORN_TRACKER_TOLD: a commit is refused (EINVAL) if the program stored to bytes that
- * it did not report by untorn_map_touch(); the message names their addresses. No thread may store while a commit
- * runs. The environment variable UNTORN_TOLD_CHECK=1 has the same effect without the flag; UNTORN_TOLD_CHECK=warn
- * prints the places instead, once each.
+ * Map flag, for debugging with UNTORN_TRACKER_EXPLICIT: a commit is refused (EINVAL) if the program stored to bytes
+ * that it did not mark by untorn_map_mark_dirty(); the message names their addresses. No thread may store while a
+ * commit runs. The environment variable UNTORN_DEBUG_UNMARKED=1 has the same effect without the flag;
+ * UNTORN_DEBUG_UNMARKED=warn prints the places instead, once each.
  */
-#define UNTORN_MAP_DEBUG_TOLD 32
-
-/** Heap flag: the heap must exist; otherwise fail with ENOENT. */
-#define UNTORN_HEAP_MUST_EXIST 1
+#define UNTORN_MAP_DEBUG_UNMARKED 32
 
 /**
  * Heap flag, for debugging: a commit reports a store that another thread made during the commit, with the
@@ -240,13 +238,13 @@
  */
 #define UNTORN_HEAP_DEBUG_POINTERS 16
 
-/** Heap flag, for debugging with UNTORN_TRACKER_TOLD: like UNTORN_MAP_DEBUG_TOLD. */
-#define UNTORN_HEAP_DEBUG_TOLD 32
+/** Heap flag, for debugging with UNTORN_TRACKER_EXPLICIT: like UNTORN_MAP_DEBUG_UNMARKED. */
+#define UNTORN_HEAP_DEBUG_UNMARKED 32
 
 /**
  * Heap flag: a live heap. Its working memory outlives the process, however the process ends, until the machine goes
  * down; the next opening with this flag continues with that memory. A commit is a cut: the state to which the heap
- * goes back after a power cut. untorn_heap_live_start() says how the heap began. Not with UNTORN_TRACKER_TOLD. See
+ * goes back after a power cut. untorn_heap_live_start() says how the heap began. Not with UNTORN_TRACKER_EXPLICIT. See
  * docs/LIVE_HEAPS.md.
  */
 #define UNTORN_HEAP_LIVE 64
@@ -487,7 +485,7 @@ typedef struct untorn_options {
     /** UNTORN_CLASS_POWER or UNTORN_CLASS_PROCESS. */
     uint32_t failure_class;
     /**
-     * UNTORN_MUST_EXIST, UNTORN_WAIT, UNTORN_FULL_PAGE, UNTORN_ACCEPT_UNKNOWN, UNTORN_READERS_GROUP,
+     * UNTORN_CREATE, UNTORN_WAIT, UNTORN_FULL_PAGE, UNTORN_ACCEPT_UNKNOWN, UNTORN_READERS_GROUP,
      * UNTORN_READERS_ALL, UNTORN_IN_ORDER, or'ed.
      */
     uint32_t flags;
@@ -640,11 +638,11 @@ typedef struct untorn_map_options {
      * than memory. 0: the file's size.
      */
     uint64_t dirty_max;
-    /** UNTORN_TRACKER_ANY, UNTORN_TRACKER_SCAN, UNTORN_TRACKER_PAGEMAP or UNTORN_TRACKER_TOLD. */
+    /** UNTORN_TRACKER_ANY, UNTORN_TRACKER_SCAN, UNTORN_TRACKER_PAGEMAP or UNTORN_TRACKER_EXPLICIT. */
     uint32_t tracker;
     /**
      * UNTORN_MAP_QUIET, UNTORN_MAP_DEBUG_RACES, UNTORN_MAP_POPULATE, UNTORN_MAP_HUGE_PAGES,
-     * UNTORN_MAP_BEYOND_END, UNTORN_MAP_DEBUG_TOLD, or'ed.
+     * UNTORN_MAP_BEYOND_END, UNTORN_MAP_DEBUG_UNMARKED, or'ed.
      */
     uint32_t flags;
 } untorn_map_options;
@@ -674,12 +672,12 @@ typedef struct untorn_heap_options {
      */
     uint64_t dirty_max;
     /**
-     * UNTORN_HEAP_MUST_EXIST, UNTORN_HEAP_DEBUG_RACES, UNTORN_HEAP_QUIET, UNTORN_HEAP_DEBUG_GUARDS,
-     * UNTORN_HEAP_DEBUG_POINTERS, UNTORN_HEAP_DEBUG_TOLD, UNTORN_HEAP_LIVE, UNTORN_HEAP_LOG_BY_HAND,
+     * UNTORN_CREATE, UNTORN_HEAP_DEBUG_RACES, UNTORN_HEAP_QUIET, UNTORN_HEAP_DEBUG_GUARDS,
+     * UNTORN_HEAP_DEBUG_POINTERS, UNTORN_HEAP_DEBUG_UNMARKED, UNTORN_HEAP_LIVE, UNTORN_HEAP_LOG_BY_HAND,
      * UNTORN_HEAP_CUTS_WAIT, or'ed.
      */
     uint32_t flags;
-    /** UNTORN_TRACKER_ANY, UNTORN_TRACKER_SCAN, UNTORN_TRACKER_PAGEMAP or UNTORN_TRACKER_TOLD. */
+    /** UNTORN_TRACKER_ANY, UNTORN_TRACKER_SCAN, UNTORN_TRACKER_PAGEMAP or UNTORN_TRACKER_EXPLICIT. */
     uint32_t tracker;
     /**
      * With UNTORN_HEAP_LIVE: the interval, in milliseconds, at which a thread commits if the program has stored
@@ -799,10 +797,10 @@ int untorn_options_init(struct untorn_options *options, size_t size);
 
 /**
  * Opens the directory `path` as a store. The store's own files are in the directory `.untorn` in it.
- * A missing store is created, durably, unless UNTORN_MUST_EXIST is set; so is the directory itself (mode
- * 0777 less the umask) if its parent exists. Recovery after a crash happens here: on return every file
- * holds its last committed contents. `options` NULL: defaults. To read a store beside its owner there is
- * untorn_reader_open(): UNTORN_READ_ONLY is EINVAL here.
+ * With UNTORN_CREATE in the flags of `options`, a missing store is created, durably, and so is the directory itself
+ * (mode 0777 less the umask) if its parent exists; otherwise a missing store is ENOENT. Recovery after a crash
+ * happens here: on return every file holds its last committed contents. `options` NULL: defaults, an existing store.
+ * To read a store beside its owner there is untorn_reader_open(): UNTORN_READ_ONLY is EINVAL here.
  *
  * Returns a handle, or NULL: EBUSY, EUCLEAN, EMEDIUMTYPE, EPROTONOSUPPORT, ENOTRECOVERABLE, EPERM,
  * ENOSPC, ENOENT, ENOTDIR, EACCES …; see untorn_error.
@@ -864,7 +862,7 @@ int untorn_put(const char *path, const void *buf, size_t len);
  *
  * `flags`: UNTORN_RDONLY, UNTORN_CREATE, UNTORN_EXCL, UNTORN_TRUNC, or'ed, or 0 to open an existing
  * file for reading and writing. `mode`: permissions of a created file, less the umask. `options` NULL:
- * defaults; with UNTORN_MUST_EXIST the private store must exist.
+ * defaults; UNTORN_CREATE in their flags has no effect here.
  *
  * Returns a handle, or NULL with an error as untorn_store_open().
  */
@@ -1360,7 +1358,7 @@ void *untorn_map_address(const struct untorn_map *map);
 int64_t untorn_map_len(const struct untorn_map *map);
 
 /**
- * Returns how stores are found: UNTORN_TRACKER_SCAN, UNTORN_TRACKER_PAGEMAP or UNTORN_TRACKER_TOLD. -1 with
+ * Returns how stores are found: UNTORN_TRACKER_SCAN, UNTORN_TRACKER_PAGEMAP or UNTORN_TRACKER_EXPLICIT. -1 with
  * EBADF.
  */
 int untorn_map_tracker(const struct untorn_map *map);
@@ -1370,14 +1368,14 @@ int untorn_map_tracker(const struct untorn_map *map);
  * Returns 0, or -1 with an error as untorn_commit(); also EEXIST (another program changed or truncated the
  * file), EBUSY with UNTORN_E_RACING_STORE (see UNTORN_MAP_DEBUG_RACES).
  */
-UNTORN_MUST_USE int untorn_map_sync(struct untorn_map *map);
+UNTORN_MUST_USE int untorn_map_msync(struct untorn_map *map);
 
 /**
- * Starts a commit like untorn_map_sync(). All stores made before the call belong to the commit. The ticket reports
+ * Starts a commit like untorn_map_msync(). All stores made before the call belong to the commit. The ticket reports
  * when the commit is durable. NULL with an error.
  */
 UNTORN_MUST_USE
-struct untorn_ticket *untorn_map_sync_async(struct untorn_map *map);
+struct untorn_ticket *untorn_map_msync_async(struct untorn_map *map);
 
 /**
  * Discards all uncommitted changes of the file, also in memory: the file is as of its last commit.
@@ -1394,22 +1392,16 @@ int untorn_map_resize(struct untorn_map *map,
                       uint64_t size);
 
 /**
- * Says that the program changes `len` bytes at `address` in the map. The call may come before or after the store,
- * from any thread. With UNTORN_TRACKER_TOLD a commit has exactly the bytes that were reported since the last commit,
- * and a rollback undoes exactly these. With any other tracker the call does nothing. The store and the call must be
- * on the same side of a commit: if another thread may commit between them, make the call after the store. Returns 0,
- * or -1: EINVAL (not inside the map, nothing was noted), EBADF.
+ * Marks `len` bytes at `address` in the map as changed: they are in the next commit. With UNTORN_TRACKER_EXPLICIT a
+ * commit has exactly the bytes that were marked since the last commit, and a rollback undoes exactly these. The other
+ * trackers find stores by themselves, except those of a device that writes to memory, as with registered io_uring
+ * buffers, and with O_DIRECT reads that run during a commit. The call may come before or after the store, from any
+ * thread; both must be on the same side of a commit: if another thread may commit between them, make the call after
+ * the store. Returns 0, or -1: EINVAL (not inside the map, nothing was marked), EBADF.
  */
-int untorn_map_touch(struct untorn_map *map,
+int untorn_map_mark_dirty(struct untorn_map *map,
                      const void *address,
                      size_t len);
-
-/**
- * Marks `len` bytes at `offset` of the map as changed. Needed for changes that no tracker sees: those by
- * a device that writes to memory itself, as with registered io_uring buffers, and with O_DIRECT reads
- * that run during a commit. Returns 0, or -1: EINVAL (not inside the map), EBADF.
- */
-int untorn_map_mark_dirty(struct untorn_map *map, uint64_t offset, uint64_t len);
 
 /**
  * Reclaims memory: applies all committed changes to the data file, then drops every page that the data
@@ -1427,10 +1419,11 @@ int untorn_map_reclaim(struct untorn_map *map);
 int untorn_map_close(struct untorn_map *map);
 
 /**
- * Opens a heap in a standalone file, with a private store beside it. A missing heap is created. `options` and
- * `store_options` may be NULL. A heap is always at the same address: EINVAL if that address is in use, if this heap
- * or a copy of the heap is already open in this process, or if `address` or `address_space` conflicts with the
- * heap's own. NULL with an error, also like untorn_open(); EMEDIUMTYPE: not a heap.
+ * Opens a heap in a standalone file, with a private store beside it. With UNTORN_CREATE in the flags of `options`, a
+ * missing heap is created; otherwise it is ENOENT. `options` and `store_options` may be NULL. A heap is always at the
+ * same address: EINVAL if that address is in use, if this heap or a copy of the heap is already open in this process,
+ * or if `address` or `address_space` conflicts with the heap's own. NULL with an error, also like untorn_open();
+ * EMEDIUMTYPE: not a heap.
  */
 UNTORN_MUST_USE
 struct untorn_heap *untorn_heap_open(const char *path,
@@ -1476,14 +1469,14 @@ int untorn_heap_release_cuts(struct untorn_heap *heap);
 void *untorn_heap_base(const struct untorn_heap *heap);
 
 /**
- * Says that the program changes `len` bytes at `address` in the heap. The call may come before or after the store.
- * With UNTORN_TRACKER_TOLD a commit has the bytes that were reported since the last commit, and the heap's own
- * changes. With any other tracker the call does nothing. Where several threads use the heap, make the store and the
- * call between untorn_heap_begin() and untorn_heap_end(). untorn_heap_calloc(), untorn_heap_realloc() and the
- * functions for roots report their own changes; a block of untorn_heap_allocate_at() is reported as a whole. Returns
- * 0, or -1: EINVAL (not inside the heap, nothing was noted), EBADF.
+ * Marks `len` bytes at `address` in the heap as changed. The call may come before or after the store. With
+ * UNTORN_TRACKER_EXPLICIT a commit has the bytes that were marked since the last commit, and the heap's own changes.
+ * With any other tracker the heap finds stores by itself, and the call does nothing. Where several threads use the
+ * heap, make the store and the call between untorn_heap_begin() and untorn_heap_end(). untorn_heap_calloc(),
+ * untorn_heap_realloc() and the functions for roots mark their own changes; a block of untorn_heap_allocate_at() is
+ * marked as a whole. Returns 0, or -1: EINVAL (not inside the heap, nothing was marked), EBADF.
  */
-int untorn_heap_touch(struct untorn_heap *heap,
+int untorn_heap_mark_dirty(struct untorn_heap *heap,
                       const void *address,
                       size_t len);
 
@@ -1509,13 +1502,14 @@ UNTORN_MUST_USE int untorn_heap_commit(struct untorn_heap *heap);
 
 /** Commits the heap and ordinary files of the same store as one. Returns 0, or -1 with an error like untorn_syncv(). */
 UNTORN_MUST_USE
-int untorn_heap_commit_with(struct untorn_heap *heap,
+int untorn_heap_syncv(struct untorn_heap *heap,
                             struct untorn_file *const *files,
                             size_t n);
 
 /**
  * Starts a commit of the heap. All changes made before the call belong to the commit. The ticket reports when the
- * commit is durable. NULL with an error like untorn_heap_commit().
+ * commit is durable. Of a live heap, a commit is a cut: the state to which the heap goes back after a power cut. NULL
+ * with an error like untorn_heap_commit().
  */
 UNTORN_MUST_USE
 struct untorn_ticket *untorn_heap_commit_async(struct untorn_heap *heap);
@@ -1738,28 +1732,20 @@ void untorn_section_log(const void *address,
  * function is called at once if there is nothing to wait for; otherwise by the thread that completes the last of
  * these sections. Even then the heap goes back to its last cut if the process ends while any thread is between
  * untorn_heap_begin() and untorn_heap_end(), or in a section that has changed more than its log holds; for that, and
- * for power cuts, see untorn_heap_cut(). Returns 0, or -1: EINVAL (the heap is not live), EFAULT, EBADF.
+ * for power cuts, wait for untorn_heap_commit(). Returns 0, or -1: EINVAL (the heap is not live), EFAULT, EBADF.
  */
 int untorn_on_stable(struct untorn_heap *heap,
                      void (*function)(void*),
                      void *argument);
 
 /**
- * Begins a cut of a live heap: the state to which the heap goes back after a power cut. Waits until no thread is in
- * a section, or between untorn_heap_begin() and untorn_heap_end(). The ticket reports when the cut is durable, in
- * the store's failure class. The same as untorn_heap_commit_async(). NULL with an error like untorn_heap_commit().
- */
-UNTORN_MUST_USE
-struct untorn_ticket *untorn_heap_cut(struct untorn_heap *heap);
-
-/**
  * Only for the hooks that untorn-cc links into programs. `writer` returns the log of the calling thread, to which
- * the hooks write. `told` is the table in which they report stores to mappings with UNTORN_TRACKER_TOLD. `version`
+ * the hooks write. `marks` is the table in which they mark stores to mappings with UNTORN_TRACKER_EXPLICIT. `version`
  * is the version of both layouts. Returns 0, or -1 with EINVAL: libuntorn has another version.
  */
 int untorn_live_hooks(uint32_t version,
                       void *(*writer)(void),
-                      void *told);
+                      void *marks);
 
 /**
  * Only for the hooks that untorn-cc links into programs: untorn_mutex_lock() in the thread that has this log, so

@@ -2,24 +2,24 @@
  * Untorn for C++17: classes that own the handles of untorn.h, and exceptions. Header-only; link with
  * libuntorn.
  *
- *     untorn::store store("accounts");
- *     untorn::file a = store.create("a"), b = store.create("b");
+ *     auto store = untorn::store::open_or_create("accounts");
+ *     auto a = store.open_or_create_file("a"), b = store.open_or_create_file("b");
  *     a.write("70 coins", 0);
  *     b.write("30 coins", 0);
- *     untorn::sync({a, b});                        // both, or neither, also after a crash
+ *     untorn::syncv({a, b});                       // both, or neither, also after a crash
  *
- *     untorn::map map = a.map();                   // ordinary stores to memory, then sync
+ *     untorn::map map = a.map();                   // ordinary stores to memory, then msync
  *     map.as<char>()[0] = '8';
- *     map.sync();
+ *     map.msync();
  *
- *     untorn::heap heap("words");                  // the standard containers in a file: untorn_heap.hpp
+ *     auto heap = untorn::heap::open_or_create("words");   // the standard containers in a file: untorn_heap.hpp
  *     auto &words = *heap.root_or<untorn::in_heap::map<untorn::string, long>>("words");
  *     words.emplace("one", 1);
  *     heap.commit();
  *
  * Every object owns one handle: the object can be moved but not copied, and its destructor closes the
  * handle. A destructor reports no errors, and uncommitted changes are DISCARDED with the last handle of a
- * file: call sync(), and close() where errors matter. Calls that fail throw untorn::error. untorn.h
+ * file: call commit(), and close() where errors matter. Calls that fail throw untorn::error. untorn.h
  * describes what the calls guarantee, and the units. Calls on an object that was closed or moved from throw
  * with kind UNTORN_E_BAD_HANDLE.
  */
@@ -183,23 +183,21 @@ public:
     std::size_t size() const { return static_cast<std::size_t>(detail::check(untorn_map_len(handle()))); }
     /** The map as an array of a trivially copyable type. The caller checks bounds. */
     template <class T> T *as() const noexcept { return static_cast<T *>(address_); }
-    /** How stores are found: UNTORN_TRACKER_SCAN, UNTORN_TRACKER_PAGEMAP or UNTORN_TRACKER_TOLD. */
+    /** How stores are found: UNTORN_TRACKER_SCAN, UNTORN_TRACKER_PAGEMAP or UNTORN_TRACKER_EXPLICIT. */
     int tracker() const { return detail::check(untorn_map_tracker(handle())); }
 
     /** Commits all changes of the file, durable on return. */
-    void sync() { detail::check(untorn_map_sync(handle())); }
+    void msync() { detail::check(untorn_map_msync(handle())); }
     /** Starts a commit of all stores made so far. */
-    ticket sync_async() { return ticket(untorn_map_sync_async(handle())); }
+    ticket msync_async() { return ticket(untorn_map_msync_async(handle())); }
     /** Discards all changes since the last commit. */
     void rollback() { detail::check(untorn_map_rollback(handle())); }
     /** Sets the file's size. The map keeps its address. */
     void resize(std::uint64_t bytes) { detail::check(untorn_map_resize(handle(), bytes)); }
-    /** Says that the program changes bytes, for UNTORN_TRACKER_TOLD: untorn_map_touch(). */
-    void touch(const void *address, std::size_t len) { detail::check(untorn_map_touch(handle(), address, len)); }
-    /** Says that the program changes an object. */
-    template <class T> void touch(const T &object) { touch(std::addressof(object), sizeof object); }
-    /** Marks bytes as changed, for changes that no tracker sees: untorn_map_mark_dirty(). */
-    void mark_dirty(std::uint64_t offset, std::uint64_t len) { detail::check(untorn_map_mark_dirty(handle(), offset, len)); }
+    /** Marks bytes as changed: untorn_map_mark_dirty(). */
+    void mark_dirty(const void *address, std::size_t len) { detail::check(untorn_map_mark_dirty(handle(), address, len)); }
+    /** Marks an object as changed. */
+    template <class T> void mark_dirty(const T &object) { mark_dirty(std::addressof(object), sizeof object); }
     /** Reclaims memory. No thread may store to the file's maps during the call. */
     void reclaim() { detail::check(untorn_map_reclaim(handle())); }
     /** Closes the map and reports errors. */
@@ -218,6 +216,10 @@ public:
     explicit file(const std::string &path, std::uint32_t flags = 0, std::uint32_t mode = 0666,
                   const options &options = {})
         : owner(untorn_open(path.c_str(), flags, mode, &options)) {}
+    /** Opens a standalone file; a missing file is created. */
+    static file open_or_create(const std::string &path, std::uint32_t mode = 0666, const options &options = {}) {
+        return file(path, UNTORN_CREATE, mode, options);
+    }
 
     /** Another handle of the same file. */
     file duplicate() const { return file(untorn_dup(handle())); }
@@ -251,9 +253,9 @@ public:
     std::string path() const { return detail::text(untorn_path(handle())); }
 
     /** Commits all changes of the file, durable on return. */
-    void sync() { detail::check(untorn_commit(handle())); }
+    void commit() { detail::check(untorn_commit(handle())); }
     /** Starts a commit of the changes made so far. */
-    ticket sync_async() { return ticket(untorn_commit_async(handle())); }
+    ticket commit_async() { return ticket(untorn_commit_async(handle())); }
     /** Discards all changes since the last commit. */
     void rollback() { detail::check(untorn_rollback(handle())); }
     /** Sets whether closing this handle commits the file's changes instead of discarding them. */
@@ -302,16 +304,23 @@ class store : public detail::owner<untorn_store, untorn_store_release> {
 public:
     /** Takes over a handle of untorn.h. */
     explicit store(untorn_store *handle) : owner(handle) {}
-    /** Opens a directory, with recovery if needed: untorn_store_open(). */
+    /** Opens an existing store, with recovery if needed: untorn_store_open(). */
     explicit store(const std::string &path, const options &options = {})
         : owner(untorn_store_open(path.c_str(), &options)) {}
+    /** Opens a directory as a store; a missing store is created, and so is its directory if the parent exists. */
+    static store open_or_create(const std::string &path, options options = {}) {
+        options.flags |= UNTORN_CREATE;
+        return store(path, options);
+    }
 
-    /** Opens a file; `flags` are UNTORN_RDONLY and others, or'ed. */
-    file open(const std::string &path, std::uint32_t flags = 0, std::uint32_t mode = 0666) {
+    /** Opens an existing file; `flags` are UNTORN_RDONLY and others, or'ed. */
+    file open_file(const std::string &path, std::uint32_t flags = 0, std::uint32_t mode = 0666) {
         return file(untorn_open_at(handle(), path.c_str(), flags, mode));
     }
     /** Opens a file for reading and writing; a missing file is created. */
-    file create(const std::string &path, std::uint32_t mode = 0666) { return open(path, UNTORN_CREATE, mode); }
+    file open_or_create_file(const std::string &path, std::uint32_t mode = 0666) {
+        return open_file(path, UNTORN_CREATE, mode);
+    }
     /** Begins a transaction. */
     txn begin() { return txn(untorn_txn_begin(handle())); }
     /** Applies all committed changes to the data files. */
@@ -480,26 +489,26 @@ template <class Files> std::vector<untorn_file *> handles(const Files &files) {
 } // namespace detail
 
 /** Commits the changes of several files of one store as one, durable on return. */
-inline void sync(std::initializer_list<std::reference_wrapper<file>> files) {
+inline void syncv(std::initializer_list<std::reference_wrapper<file>> files) {
     const auto handles = detail::handles(files);
     detail::check(untorn_syncv(handles.data(), handles.size()));
 }
 
 /** Commits the files of a container as one: std::vector<untorn::file>, or one of pointers or std::reference_wrapper. */
-template <class Files, class = decltype(std::begin(std::declval<const Files &>()))> void sync(const Files &files) {
+template <class Files, class = decltype(std::begin(std::declval<const Files &>()))> void syncv(const Files &files) {
     const auto handles = detail::handles(files);
     detail::check(untorn_syncv(handles.data(), handles.size()));
 }
 
 /** Starts a commit of the changes of several files of one store as one. */
-inline ticket sync_async(std::initializer_list<std::reference_wrapper<file>> files) {
+inline ticket syncv_async(std::initializer_list<std::reference_wrapper<file>> files) {
     const auto handles = detail::handles(files);
     return ticket(untorn_syncv_async(handles.data(), handles.size()));
 }
 
-/** Starts a commit of the files of a container, as sync() takes it. */
+/** Starts a commit of the files of a container, as syncv() takes it. */
 template <class Files, class = decltype(std::begin(std::declval<const Files &>()))>
-ticket sync_async(const Files &files) {
+ticket syncv_async(const Files &files) {
     const auto handles = detail::handles(files);
     return ticket(untorn_syncv_async(handles.data(), handles.size()));
 }

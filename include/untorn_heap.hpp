@@ -1,7 +1,7 @@
 /*
  * Persistent heaps for C++17: the standard containers in a file. untorn.hpp includes this header.
  *
- *     untorn::heap heap("words");
+ *     auto heap = untorn::heap::open_or_create("words");
  *     using words = untorn::in_heap::unordered_map<untorn::string, long>;
  *     words &all = *heap.root_or<words>("words");      // found again after a restart
  *     all["one"] = 1;
@@ -63,22 +63,32 @@ struct root_info : untorn_heap_root_info {
 /** A persistent heap: untorn_heap_open(). */
 class heap : public detail::owner<untorn_heap, untorn_heap_close> {
 public:
-    /** Opens a heap in a standalone file, with a private store beside it; a missing heap is created. */
+    /** Opens an existing heap in a standalone file, with a private store beside it. */
     explicit heap(const std::string &path, const heap_options &how = {}, const options &store_options = {})
         : owner(untorn_heap_open(path.c_str(), &how, &store_options)), base_(untorn_heap_base(handle())) {}
-    /** Opens a heap in a store, by its name; a missing heap is created. */
+    /** Opens an existing heap in a store, by its name. */
     heap(const store &in, const std::string &name, const heap_options &how = {})
         : owner(untorn_heap_open_at(in.handle(), name.c_str(), &how)), base_(untorn_heap_base(handle())) {}
+    /** Opens a heap in a standalone file; a missing heap is created. */
+    static heap open_or_create(const std::string &path, heap_options how = {}, const options &store_options = {}) {
+        how.flags |= UNTORN_CREATE;
+        return heap(path, how, store_options);
+    }
+    /** Opens a heap in a store, by its name; a missing heap is created. */
+    static heap open_or_create(const store &in, const std::string &name, heap_options how = {}) {
+        how.flags |= UNTORN_CREATE;
+        return heap(in, name, how);
+    }
 
     template <class T> untorn::allocator<T> allocator() const { return untorn::allocator<T>(*this); }
 
     /**
-     * Says that the program changes bytes, for UNTORN_TRACKER_TOLD: untorn_heap_touch(). Blocks from an allocator of
-     * this heap are reported as a whole.
+     * Marks bytes as changed, for UNTORN_TRACKER_EXPLICIT: untorn_heap_mark_dirty(). Blocks from an allocator of this
+     * heap are marked as a whole.
      */
-    void touch(const void *address, std::size_t len) { detail::check(untorn_heap_touch(handle(), address, len)); }
-    /** Says that the program changes an object. */
-    template <class T> void touch(const T &object) { touch(std::addressof(object), sizeof object); }
+    void mark_dirty(const void *address, std::size_t len) { detail::check(untorn_heap_mark_dirty(handle(), address, len)); }
+    /** Marks an object as changed. */
+    template <class T> void mark_dirty(const T &object) { mark_dirty(std::addressof(object), sizeof object); }
 
     /** Makes an object in the heap. Containers, and other types that take an allocator, get the heap's. */
     template <class T, class... Arguments> T *make(Arguments &&...arguments) {
@@ -205,12 +215,10 @@ public:
     /** Commits all changes, durable on return. */
     void commit() { detail::check(untorn_heap_commit(handle())); }
     /** Commits the heap and files of its store as one. */
-    void commit_with(std::initializer_list<std::reference_wrapper<file>> files) {
+    void syncv(std::initializer_list<std::reference_wrapper<file>> files) {
         const auto handles = detail::handles(files);
-        detail::check(untorn_heap_commit_with(handle(), handles.data(), handles.size()));
+        detail::check(untorn_heap_syncv(handle(), handles.data(), handles.size()));
     }
-    /** Begins a cut of a live heap, its state after a power cut: untorn_heap_cut(). */
-    ticket cut() { return ticket(untorn_heap_cut(handle())); }
     /** Starts a commit of all changes made so far. */
     ticket commit_async() { return ticket(untorn_heap_commit_async(handle())); }
     /** Discards all changes since the last commit. Pointers to objects made since then become invalid. */

@@ -13,9 +13,9 @@ $cargo fmt --all --check
 # With the profile of the tests: build scripts and macros are compiled once for all.
 step "lints"
 $cargo clippy --workspace --all-targets --profile test --locked -- -D warnings
-# The two test programs that only a feature builds.
+# The test programs that only a feature builds.
 $cargo clippy --workspace --profile test --locked --features untorn-crashlab/shuttle --test group_commit --test heap_schedules -- -D warnings
-$cargo clippy --workspace --profile test --locked --features untorn-crashlab/mutants --test invariants -- -D warnings
+$cargo clippy --workspace --profile test --locked --features untorn-crashlab/mutants,untorn-xsync/mutants --test invariants -- -D warnings
 step "documentation"
 RUSTDOCFLAGS="-D warnings" $cargo doc --workspace --no-deps --profile test --locked --quiet
 # Imports, names and wording are held to their rules by the tests of `crates/tools/house`.

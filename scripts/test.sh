@@ -8,24 +8,69 @@ export CARGO_BUILD_RUSTC_WORKSPACE_WRAPPER=$PWD/scripts/rustc.sh
 
 log=$(mktemp)
 started=$SECONDS
+export lock programs seconds_max
+lock=$(mktemp)
+programs=$(mktemp)
+seconds_max=${UNTORN_TEST_SECONDS_MAX:-600}
 # A test program that hangs is killed and counts as failed, whatever it waits for.
 host=$(rustc -vV | sed -n 's/^host: //p' | tr 'a-z-' 'A-Z_')
-export "CARGO_TARGET_${host}_RUNNER=timeout --kill-after=10 ${UNTORN_TEST_SECONDS_MAX:-600}"
+export "CARGO_TARGET_${host}_RUNNER=timeout --kill-after=10 $seconds_max"
+
+# Runs one test program where cargo would run it, and shows its output when it has ended.
+run_program() {
+    local dir=$1 program=$2 out status=0
+    out=$(mktemp)
+    (cd "$dir" && CARGO_MANIFEST_DIR=$dir timeout --kill-after=10 "$seconds_max" "$program" --show-output) >"$out" 2>&1 </dev/null ||
+        status=$?
+    {
+        flock 9
+        echo "     Running ${dir#"$PWD"/} ($program)"
+        cat "$out"
+    } 9>>"$lock"
+    rm -f "$out"
+    return "$status"
+}
+export -f run_program
+
+# The directory of the package and the path of each test program.
+list_programs() {
+    ${CARGO:-cargo} test --workspace --locked --no-run --message-format=json 2>/dev/null |
+        sed -n 's/.*"manifest_path":"\([^"]*\)\/Cargo.toml".*"profile":{[^}]*"test":true}.*"executable":"\([^"]*\)".*/\1 \2/p'
+}
+export -f list_programs
+
+# Runs those of the listed programs whose directories match, or with -v do not, one after the other.
+run_lane() {
+    local status=0 dir program
+    while read -r dir program; do
+        run_program "$dir" "$program" || status=$?
+    done < <(grep -E "$@" "$programs")
+    return "$status"
+}
+export -f run_lane
 
 # What passing tests print is shown too: counts of crash states, and why something was left out.
 run_all() {
     local status=0 cargo=${CARGO:-cargo}
-    # All at once, the programs and libraries for C included: tests that need these build nothing then.
-    if [ $# = 0 ] && $cargo build --workspace --locked --all-targets --profile test; then
-        export UNTORN_PREBUILT=1
+    if [ $# != 0 ]; then
+        $cargo test --workspace --locked --no-fail-fast "$@" -- --show-output
+        return
     fi
-    $cargo test --workspace --locked --no-fail-fast "$@" -- --show-output || status=$?
+    # All at once, the programs and libraries for C included, so that no test builds anything.
+    $cargo build --workspace --locked --all-targets --profile test || return
+    export UNTORN_PREBUILT=1
+    list_programs >"$programs"
+    [ -s "$programs" ] || { echo "error: no test program was found"; return 1; }
+    # Two programs at a time, as tests spend much of their time waiting, for a kill, a lease or a disk. Those of mounts
+    # and sessions are in one lane, because a `sync` waits for all mounts of the machine.
+    run_lane '/crates/(core|lab)/' &
+    run_lane -v '/crates/(core|lab)/' || status=$?
+    wait $! || status=$?
+    $cargo test --workspace --locked --no-fail-fast --doc -- --show-output || status=$?
     # Concurrent commits under a scheduler that replaces the library's locks and threads. Of the whole workspace, so
     # that only the library and the crash laboratory are built again.
-    if [ $# = 0 ]; then
-        $cargo test --workspace --locked --features untorn-crashlab/shuttle --test group_commit --test heap_schedules -- --show-output ||
-            status=$?
-    fi
+    $cargo test --workspace --locked --features untorn-crashlab/shuttle --test group_commit --test heap_schedules -- --show-output ||
+        status=$?
     return "$status"
 }
 export -f run_all
@@ -36,7 +81,7 @@ setsid bash -c 'run_all "$@"' run_all "$@" >"$log" 2>&1 </dev/null &
 session=$!
 clean_up() {
     pkill -KILL --session "$session"
-    rm -f "$log"
+    rm -f "$log" "$lock" "$programs"
 }
 trap clean_up EXIT
 trap 'exit 130' INT TERM

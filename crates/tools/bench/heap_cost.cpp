@@ -48,7 +48,7 @@ int main(int argc, char **argv) {
     const std::string path = std::string(argc > 1 ? argv[1] : ".") + "/heap-cost";
     const std::size_t n = argc > 2 ? std::strtoul(argv[2], nullptr, 10) : 5000000;
     {
-        untorn::heap heap(path);
+        auto heap = untorn::heap::open_or_create(path);
         untorn_heap *c = heap.handle();
         const double in_c = each(1, n, [&](std::size_t n) {
             while (n--) {

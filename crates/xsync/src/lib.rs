@@ -7,12 +7,12 @@
 //! ([`syscall_filter`](filter::syscall_filter)). The supervisor relays the session's output to the outside, after a
 //! commit of the volume ([`committer`](volumes::committer), [`relay`](relays::relay)). See `docs/XSYNC.md`.
 
-pub mod cares;
 pub mod changes;
 pub mod commands;
 mod control;
 pub mod filter;
 pub mod host;
+pub mod invariant;
 pub mod network;
 pub mod relays;
 pub mod report;

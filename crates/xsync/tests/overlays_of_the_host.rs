@@ -6,6 +6,7 @@ use common::directory::{Directory, NOBODY};
 use common::{Place, Run, Session};
 use std::fs;
 use std::io::Read;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -125,8 +126,8 @@ fn mounted(image: &Path, at: &Path) {
 }
 
 fn is_attached(image: &Path) -> bool {
-    let found = Command::new("losetup").arg("-j").arg(image).output().unwrap();
-    !found.stdout.is_empty()
+    let meta = fs::metadata(image).unwrap();
+    untorn_os::loop_device_of(meta.dev(), meta.ino()).is_some()
 }
 
 /// After an unmount on the host, the device is free, whether the session shows the mount or not.

@@ -274,7 +274,7 @@ fn changes_that_somebody_still_writes_are_not_applied() {
     let mut holder = Session::start(command.stdin(Stdio::piped()).stdout(Stdio::piped()));
     holder.stdout.as_mut().unwrap().read_exact(&mut [0; 6]).unwrap();
     let refused = work.run(&["--resume", left.to_str().unwrap()]);
-    assert!(refused.code == Some(125) && refused.err.contains("wait for their end"), "{refused:?}");
+    assert!(refused.code == Some(125) && refused.err.contains("wait for its end"), "{refused:?}");
     drop(holder.stdin.take());
     holder.wait().unwrap();
     work.run(&["--resume", left.to_str().unwrap()]).ok();

@@ -2,7 +2,7 @@
 //!
 //! Everything that the observer has seen must be there afterwards, in a state that the program was in.
 //!
-//! For sessions without an invariant, the tests must find violations. `UNTORN_XSYNC_STATES` is the number of crash
+//! For sessions without an invariant, the tests must fail (`invariants.rs`). `UNTORN_XSYNC_STATES` is the number of crash
 //! states, and `UNTORN_TEST_SEED` chooses programs and states.
 
 mod common;
@@ -21,6 +21,7 @@ use std::time::Duration;
 use untorn_crashlab::device::watch::{self, Limits, say};
 use untorn_crashlab::device::{Acks, Again, FileSystem, Image, Recorder, Trouble, serve_if_asked};
 use untorn_crashlab::replay::{Bench, Check, Program, Recorded, Recording, record};
+use untorn_testkit::test_path;
 use untorn_xsync::volumes::volume::Use;
 
 /// The size of a volume in these tests.
@@ -31,7 +32,7 @@ fn variable(name: &str, default: u64) -> u64 {
 }
 
 fn again() -> Result<Again> {
-    Ok(Again::test("part")?)
+    Ok(Again::test(&test_path!("part"))?)
 }
 
 /// Runs devices and workers, which are other processes of these tests. It does nothing in a normal run.
@@ -42,13 +43,13 @@ fn part() {
         let words: Vec<_> = job.split(' ').collect();
         match words[..] {
             [watch::PROBE] => watch::try_mount(&again()?),
-            ["device", care, seed, states] => on_the_device(care, seed.parse()?, states.parse()?),
-            ["stores", care, seed, states] => stores(care, seed.parse()?, states.parse()?),
+            ["device", seed, states] => on_the_device(seed.parse()?, states.parse()?),
+            ["stores", seed, states] => stores(seed.parse()?, states.parse()?),
             ["image", fs, seed, states] => in_an_image(fs, seed.parse()?, states.parse()?),
-            ["server", care, seed, states] => a_server(care, seed.parse()?, states.parse()?),
-            ["told", kind, care, seed, states] => told_outside(kind, care, seed.parse()?, states.parse()?),
-            ["requests", care] => requests_during_a_commit(care),
-            ["in-place", care] => in_place(care),
+            ["server", seed, states] => a_server(seed.parse()?, states.parse()?),
+            ["told", kind, seed, states] => told_outside(kind, seed.parse()?, states.parse()?),
+            ["requests"] => requests_during_a_commit(),
+            ["in-place"] => in_place(),
             ["failing", what, n] => failing(what, n.parse()?),
             _ => bail!("no such job: {job}"),
         }
@@ -93,21 +94,12 @@ fn violations(said: &[String]) -> usize {
     said.iter().filter(|line| line.starts_with("VIOLATION")).count()
 }
 
-/// The most recordings of a control that are tried. The times at which the kernel writes are random, and one in thirty
-/// recordings shows no violation.
-const RECORDINGS_MAX: u64 = 8;
-
-/// Whether a violation of a control is found with one of several seeds.
-fn is_found(job: impl Fn(u64) -> String) -> bool {
-    (0..RECORDINGS_MAX).any(|n| violations(&watched(&job(seed() + n))) > 0)
-}
-
 #[test]
 fn nothing_that_was_shown_is_lost() {
     if !possible(FileSystem::Ext4) {
         return;
     }
-    let said = watched(&format!("device all {} {}", seed(), variable("UNTORN_XSYNC_STATES", 150)));
+    let said = watched(&format!("device {} {}", seed(), variable("UNTORN_XSYNC_STATES", 150)));
     assert_eq!(violations(&said), 0);
 }
 
@@ -127,59 +119,54 @@ fn nothing_is_lost_on_an_image_on_ext4() {
     }
 }
 
-#[test]
-fn sessions_without_a_care_are_found() {
-    if !possible(FileSystem::Ext4) {
-        return;
-    }
-    for care in ["gate", "data_in_the_journal"] {
-        assert!(is_found(|seed| format!("device {care} {seed} 60")), "a session without {care} was not found");
-    }
-}
-
 /// A control: a store to a shared map can pass an earlier write, as the documents say of `--maps=allow`, with either
-/// call that commits. Written and shown data are not lost.
+/// call that commits (in a build with the feature `mutants`, `UNTORN_DISABLED=COMMIT_OF_THE_JOURNAL` takes the other
+/// one). Written and shown data are not lost.
 #[test]
 #[ignore = "what the kernel writes when is chance: it takes up to a minute"]
 fn stores_to_maps_under_load_are_found() {
     if !possible(FileSystem::Ext4) {
         return;
     }
-    for care in ["all", "commit_of_the_journal"] {
-        let found = (0..60).map(|n| seed() + n).any(|seed| {
-            let said = watched(&format!("stores {care} {seed} 40"));
-            assert!(!said.iter().any(|line| line.contains("LOST")), "what was shown was lost");
-            violations(&said) > 0
-        });
-        assert!(found, "stores that pass writes were not found: the documents are wrong, or the laboratory is");
-    }
+    let found = (0..60).map(|n| seed() + n).any(|seed| {
+        let said = watched(&format!("stores {seed} 40"));
+        assert!(!said.iter().any(|line| line.contains("LOST")), "what was shown was lost");
+        violations(&said) > 0
+    });
+    assert!(found, "stores that pass writes were not found: the documents are wrong, or the laboratory is");
 }
 
-/// Lines that a server in a session has acknowledged to a client outside are there. Without the gate they may be lost.
+/// Lines that a server in a session has acknowledged to a client outside are there.
 #[test]
 fn nothing_that_a_client_was_told_is_lost() {
     if !possible(FileSystem::Ext4) {
         return;
     }
     let states = variable("UNTORN_XSYNC_STATES", 150) / 3;
-    assert_eq!(violations(&watched(&format!("server all {} {states}", seed()))), 0);
-    assert!(is_found(|seed| format!("server gate {seed} {states}")), "without the gate nothing is lost");
+    assert_eq!(violations(&watched(&format!("server {} {states}", seed()))), 0);
 }
 
-/// Lines that a program in a session has sent to a server outside are there. Without the gate they may be lost.
+/// Lines that a program in a session has sent to a server outside are there.
+fn nothing_that_was_told_is_lost(kind: &str) {
+    if possible(FileSystem::Ext4) {
+        let states = variable("UNTORN_XSYNC_STATES", 150) / 3;
+        assert_eq!(violations(&watched(&format!("told {kind} {} {states}", seed()))), 0);
+    }
+}
+
 #[test]
-fn nothing_that_a_server_outside_was_told_is_lost() {
-    if !possible(FileSystem::Ext4) {
-        return;
-    }
-    let states = variable("UNTORN_XSYNC_STATES", 150) / 3;
-    for kind in KINDS {
-        assert_eq!(violations(&watched(&format!("told {kind} all {} {states}", seed()))), 0);
-        assert!(
-            is_found(|seed| format!("told {kind} gate {seed} {states}")),
-            "without the gate nothing is lost by {kind}"
-        );
-    }
+fn nothing_that_was_told_in_a_connection_is_lost() {
+    nothing_that_was_told_is_lost("tcp");
+}
+
+#[test]
+fn nothing_that_was_told_by_connecting_is_lost() {
+    nothing_that_was_told_is_lost("connect");
+}
+
+#[test]
+fn nothing_that_was_told_by_datagrams_is_lost() {
+    nothing_that_was_told_is_lost("udp");
 }
 
 /// A disk that fails from its n-th write or flush after some moment on.
@@ -202,22 +189,18 @@ fn writes_that_fail_later_end_the_session_too() {
     if !possible(FileSystem::Ext4) {
         return;
     }
-    let said = watched("in-place all");
+    let said = watched("in-place");
     assert!(said.iter().any(|line| line.starts_with("ended by code 125") && !line.contains("second")), "{said:?}");
-    let said = watched("in-place write_errors");
-    assert!(said.iter().any(|line| line.starts_with("ended by code 0") && line.contains("second")), "{said:?}");
 }
 
-/// While a commit waits for the disk, requests of clients reach the server. Without the invariant they do not.
+/// While a commit waits for the disk, requests of clients reach the server.
 #[test]
 fn a_commit_does_not_hold_up_requests() {
     if !possible(FileSystem::Ext4) {
         return;
     }
-    let said = watched("requests all");
+    let said = watched("requests");
     assert!(said.iter().any(|line| line == "asked before the answer"), "{said:?}");
-    let said = watched("requests requests_at_once");
-    assert!(said.iter().any(|line| line == "asked after the answer"), "{said:?}");
 }
 
 // The following functions run in workers.
@@ -230,10 +213,10 @@ fn work() -> Result<PathBuf> {
 }
 
 /// A session that makes changes, and appends a line to `acks` for each.
-fn session(care: &str, volume: &Path, seed: u64, acks: &Path) -> Result<Command> {
+fn session(volume: &Path, seed: u64, acks: &Path) -> Result<Command> {
     let dir = work()?;
-    let mut command = Command::new(example("careless"));
-    command.arg(care).arg(volume).args(["allow"]).arg(dir.join("probe")).args(["mixed", "/data"]);
+    let mut command = common::xsync();
+    command.arg("--volume").arg(volume).arg("--").arg(dir.join("probe")).args(["mixed", "/data"]);
     command.args([CHANGES.to_string(), seed.to_string()]).current_dir(&dir).stdin(Stdio::null());
     command.stdout(OpenOptions::new().append(true).open(acks)?).stderr(Stdio::piped());
     Ok(command)
@@ -245,13 +228,13 @@ fn fresh() -> Result<Image> {
     Ok(Image::load(&File::open(path)?)?)
 }
 
-fn on_the_device(care: &str, seed: u64, states: u64) -> Result<()> {
+fn on_the_device(seed: u64, states: u64) -> Result<()> {
     let base = fresh()?;
     let mut recorder = Recorder::start(&again()?, base)?;
     let device = recorder.attach()?;
     recorder.flush_time(Duration::from_micros(300))?;
     recorder.mark("begin")?;
-    let output = session(care, device.path(), seed, &recorder.acks())?.output()?;
+    let output = session(device.path(), seed, &recorder.acks())?.output()?;
     drop(device);
     let (base, events) = recorder.stop()?;
     if !output.status.success() {
@@ -280,14 +263,14 @@ impl Check for InOrder {
     }
 }
 
-fn stores(care: &str, seed: u64, states: u64) -> Result<()> {
+fn stores(seed: u64, states: u64) -> Result<()> {
     let mut recorder = Recorder::start(&again()?, fresh()?)?;
     let device = recorder.attach()?;
     recorder.flush_time(Duration::from_micros(300))?;
     recorder.mark("begin")?;
     let dir = work()?;
-    let mut command = Command::new(example("careless"));
-    command.arg(care).arg(device.path()).arg("allow").arg(dir.join("probe")).args(["stores", "/data", "20000"]);
+    let mut command = common::xsync();
+    command.arg("--volume").arg(device.path()).arg("--").arg(dir.join("probe")).args(["stores", "/data", "20000"]);
     command.current_dir(&dir).stdin(Stdio::null()).stderr(Stdio::piped());
     let output = command.stdout(OpenOptions::new().append(true).open(recorder.acks())?).output()?;
     drop(device);
@@ -300,12 +283,12 @@ fn stores(care: &str, seed: u64, states: u64) -> Result<()> {
 }
 
 /// Starts a session with a server whose log is on the volume. Returns the server's port, too.
-fn start_server(care: &str, volume: &Path) -> Result<(Child, u16)> {
+fn start_server(volume: &Path) -> Result<(Child, u16)> {
     let dir = work()?;
     let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-    let mut command = Command::new(example("careless"));
-    command.arg(care).arg(volume).arg("allow").arg(dir.join("probe"));
-    command.args(["serve", &port.to_string(), "/data/log"]).env("UNTORN_XSYNC_LISTEN", port.to_string());
+    let mut command = common::xsync();
+    command.args(["--listen", &format!("127.0.0.1:{port}"), "--volume"]).arg(volume).arg("--").arg(dir.join("probe"));
+    command.args(["serve", &port.to_string(), "/data/log"]);
     Ok((command.current_dir(&dir).stdin(Stdio::null()).stdout(Stdio::null()).spawn()?, port))
 }
 
@@ -325,10 +308,10 @@ fn first_process(supervisor: &Child) -> Result<String> {
 }
 
 /// One client waits for its answer, whose commit takes seconds. Meanwhile the server handles another client's request.
-fn requests_during_a_commit(care: &str) -> Result<()> {
+fn requests_during_a_commit() -> Result<()> {
     let mut recorder = Recorder::start(&again()?, fresh()?)?;
     let device = recorder.attach()?;
-    let (mut child, port) = start_server(care, device.path())?;
+    let (mut child, port) = start_server(device.path())?;
     let (mut waiting, mut asking) = (connect(port)?, connect(port)?);
     let root = PathBuf::from(format!("/proc/{}/root", first_process(&child)?));
     recorder.flush_time(Duration::from_millis(1500))?;
@@ -351,13 +334,13 @@ fn requests_during_a_commit(care: &str) -> Result<()> {
     Ok(())
 }
 
-fn a_server(care: &str, seed: u64, states: u64) -> Result<()> {
+fn a_server(seed: u64, states: u64) -> Result<()> {
     let mut recorder = Recorder::start(&again()?, fresh()?)?;
     let device = recorder.attach()?;
     recorder.flush_time(Duration::from_micros(300))?;
     recorder.mark("begin")?;
     let mut acks = Acks::open(&recorder.acks())?;
-    let (mut child, port) = start_server(care, device.path())?;
+    let (mut child, port) = start_server(device.path())?;
     let stream = connect(port)?;
     let mut answers = BufReader::new(stream.try_clone()?);
     for n in 0..CHANGES {
@@ -375,11 +358,8 @@ fn a_server(care: &str, seed: u64, states: u64) -> Result<()> {
     explore(&recording, &Answered, seed, states)
 }
 
-/// The ways in which programs tell the outside.
-const KINDS: [&str; 3] = ["tcp", "connect", "udp"];
-
 /// A program in a session sends each line of its log to the outside.
-fn told_outside(kind: &str, care: &str, seed: u64, states: u64) -> Result<()> {
+fn told_outside(kind: &str, seed: u64, states: u64) -> Result<()> {
     anyhow::ensure!(common::network_of_its_own(), "no network of its own");
     let mut recorder = Recorder::start(&again()?, fresh()?)?;
     let device = recorder.attach()?;
@@ -390,8 +370,8 @@ fn told_outside(kind: &str, care: &str, seed: u64, states: u64) -> Result<()> {
     let address = listener.local_addr()?;
     let socket = UdpSocket::bind(address)?;
     let dir = work()?;
-    let mut command = Command::new(example("careless"));
-    command.arg(care).arg(device.path()).arg("allow").arg(dir.join("probe"));
+    let mut command = common::xsync();
+    command.arg("--volume").arg(device.path()).arg("--").arg(dir.join("probe"));
     command.args(["tell", kind, &address.to_string(), "/data/log", &CHANGES.to_string()]);
     let mut child = command.current_dir(&dir).stdin(Stdio::null()).stdout(Stdio::null()).spawn()?;
     match kind {
@@ -450,7 +430,7 @@ fn in_an_image(fs: &str, seed: u64, states: u64) -> Result<()> {
             untorn_xsync::volumes::volume::Image::create(&dir.join("volume.img"), BYTES, Use::Servers).map(drop)
         }
         fn run(&self, dir: &Path, acks: &Path) -> Result<()> {
-            let output = session("all", &dir.join("volume.img"), self.0, acks)?.output()?;
+            let output = session(&dir.join("volume.img"), self.0, acks)?.output()?;
             if !output.status.success() {
                 bail!("the session: {} {}", output.status, String::from_utf8_lossy(&output.stderr));
             }
@@ -472,8 +452,8 @@ fn failing(what: &str, n: u64) -> Result<()> {
     let mut recorder = Recorder::start(&again()?, fresh()?)?;
     let device = recorder.attach()?;
     let dir = work()?;
-    let mut command = Command::new(example("careless"));
-    command.args(["all"]).arg(device.path()).args(["allow"]).arg(dir.join("probe"));
+    let mut command = common::xsync();
+    command.arg("--volume").arg(device.path()).arg("--").arg(dir.join("probe"));
     command.args(["append", "/data/log", "1000000"]).current_dir(&dir).stdin(Stdio::null());
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
     let (mut from, mut shown) = (child.stdout.take().expect("piped"), Vec::new());
@@ -506,13 +486,13 @@ fn failing(what: &str, n: u64) -> Result<()> {
 }
 
 /// Makes writes fail only while the kernel writes data from the journal to their places.
-fn in_place(care: &str) -> Result<()> {
+fn in_place() -> Result<()> {
     let mut recorder = Recorder::start(&again()?, fresh()?)?;
     let device = recorder.attach()?;
     let script = "for i in 1 2 3 4 5 6 7 8 9; do echo $i > /data/f$i; done; echo first; read go; \
                   echo more > /data/other; echo second";
-    let mut command = Command::new(example("careless"));
-    command.arg(care).arg(device.path()).args(["allow", "sh", "-c", script]).current_dir(work()?);
+    let mut command = common::xsync();
+    command.arg("--volume").arg(device.path()).args(["--", "sh", "-c", script]).current_dir(work()?);
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
     let mut from = BufReader::new(child.stdout.take().expect("piped"));
     let mut shown = String::new();

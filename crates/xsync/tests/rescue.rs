@@ -11,6 +11,7 @@ use std::time::Duration;
 use untorn_crashlab::device::watch::{self, Limits, say};
 use untorn_crashlab::device::{Again, FileSystem, Image, Recorder, Trouble, serve_if_asked};
 use untorn_crashlab::replay::Bench;
+use untorn_testkit::test_path;
 use untorn_xsync::volumes::volume::Use;
 
 /// Runs devices and workers, which are other processes of this test. It does nothing in a normal run.
@@ -18,7 +19,7 @@ use untorn_xsync::volumes::volume::Use;
 fn part() {
     serve_if_asked();
     watch::work_if_asked(|job| match job {
-        watch::PROBE => watch::try_mount(&Again::test("part")?),
+        watch::PROBE => watch::try_mount(&Again::test(&test_path!("part"))?),
         "rescued" => rescued(true),
         "not-rescued" => rescued(false),
         _ => bail!("no such job: {job}"),
@@ -27,7 +28,7 @@ fn part() {
 
 #[test]
 fn files_of_a_failing_disk_are_saved_from_memory() {
-    let again = Again::test("part").expect("this program");
+    let again = Again::test(&test_path!("part")).expect("this program");
     let why = watch::missing(&[FileSystem::Ext4.mkfs()]).or_else(|| watch::probe(&again));
     if let Some(why) = why {
         println!("skipped: {why}");
@@ -50,7 +51,7 @@ fn files_of_a_failing_disk_are_saved_from_memory() {
 fn rescued(wanted: bool) -> Result<()> {
     let path = watch::directory("fresh")?.join("volume.img");
     drop(untorn_xsync::volumes::volume::Image::create(&path, 40 << 20, Use::Servers)?);
-    let mut recorder = Recorder::start(&Again::test("part")?, Image::load(&File::open(path)?)?)?;
+    let mut recorder = Recorder::start(&Again::test(&test_path!("part"))?, Image::load(&File::open(path)?)?)?;
     let device = recorder.attach()?;
     let (work, saved) = (watch::directory("work")?, watch::directory("saved")?.join("here"));
     fs::write(work.join("before"), "old")?;
@@ -81,7 +82,7 @@ fn rescued(wanted: bool) -> Result<()> {
             log.len() > shown.len()
                 && log.starts_with(&*kept?)
                 && log.starts_with(&*shown)
-                && told.contains("The disk never had them like that")
+                && told.contains("The disk never had these contents")
                 && fs::read_to_string(&changed).unwrap_or_default() == "new\n"
         }
         false => told.contains("--rescue DIR") && !saved.exists(),

@@ -86,7 +86,7 @@ int main(int argc, char **arguments) {
         untorn::heap_options how;
         how.flags = UNTORN_HEAP_LIVE;
         how.cut_every_ms = 1000;
-        untorn::heap heap(arguments[1], how);
+        auto heap = untorn::heap::open_or_create(arguments[1], how);
         ledger &all = *heap.root_or<ledger>("ledger");
         check(all);
         std::cout << "ready " << all.next << std::endl;

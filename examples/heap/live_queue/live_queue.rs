@@ -109,7 +109,7 @@ fn run() -> untorn::Result<()> {
     let usage = "live_queue HEAP THREADS [CUT_EVERY_MS]";
     let (path, threads) = (args.next().expect(usage), args.next().and_then(|n| n.parse().ok()).expect(usage));
     assert!((1..=THREADS).contains(&threads), "1 to {THREADS} threads");
-    let mut options = HeapOptions::new().live(true);
+    let mut options = HeapOptions::new().create(true).live(true);
     if let Some(every) = args.next().and_then(|n| n.parse().ok()) {
         options = options.cut_every(Duration::from_millis(every));
     }

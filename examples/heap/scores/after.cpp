@@ -10,7 +10,7 @@ struct player {
 using players = untorn::in_heap::map<untorn::string, player>;
 
 int main() {
-    untorn::heap heap("players.heap");
+    auto heap = untorn::heap::open_or_create("players.heap");
     players &all = *heap.root_or<players>("players");
     heap.commit();
     std::string name;

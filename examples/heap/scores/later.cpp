@@ -37,7 +37,7 @@ static players &open_players(untorn::heap &heap) {
 }
 
 int main() {
-    untorn::heap heap("players.heap");
+    auto heap = untorn::heap::open_or_create("players.heap");
     players &all = open_players(heap);
     std::string name;
     long points;

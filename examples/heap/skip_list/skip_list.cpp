@@ -68,7 +68,7 @@ int main(int argc, char **arguments) {
         untorn::heap_options how;
         how.flags = UNTORN_HEAP_LIVE;
         how.cut_every_ms = argc >= 4 ? std::atoi(arguments[3]) : 0;
-        untorn::heap opened(arguments[1], how);
+        auto opened = untorn::heap::open_or_create(arguments[1], how);
         heap = opened.handle();
         void *found;
         const auto is_there = untorn_heap_root(heap, "list", "skip_list", sizeof(skip_list), alignof(skip_list), 1, &found);

@@ -12,7 +12,8 @@ static int fail(const char *what) { return fprintf(stderr, "%s: %s\n", what, unt
 
 int main(int argc, char **argv) {
     const char *command = argc > 1 ? argv[1] : "list", *what = argc > 2 ? argv[2] : "";
-    untorn_heap *heap = untorn_heap_open("todo.heap", NULL, NULL);
+    untorn_heap_options create = {.size = sizeof create, .flags = UNTORN_CREATE};
+    untorn_heap *heap = untorn_heap_open("todo.heap", &create, NULL);
     struct list *list;
     if (untorn_heap_root(heap, "list", "struct list", sizeof *list, 8, 1, (void **)&list) < 0) return fail("open");
     if (!list && (!(list = untorn_heap_calloc(heap, 1, sizeof *list)) ||

@@ -118,7 +118,7 @@ static void serve(untorn::heap &heap, table &words, int door) {
 int main(int argc, char **argv) try {
     if (argc != 3) return std::fputs("wordcount HEAP SOCKET\n", stderr), 2;
     std::signal(SIGPIPE, SIG_IGN);
-    untorn::heap heap(argv[1]);
+    auto heap = untorn::heap::open_or_create(argv[1]);
     table &words = *heap.root_or<table>("words");
     const int door = listen_at(argv[2]);
     if (door < 0) return std::perror(argv[2]), 1;

@@ -1,7 +1,7 @@
 /*
  * The hooks of untorn-cc and untorn-c++: functions that a compiler calls before each store, and replacements of
  * functions of the C library that store. In a section of a live heap they log the old bytes; see docs/LIVE_HEAPS.md.
- * For mappings and heaps with the tracker `told` they report the stored-to bytes.
+ * For mappings and heaps with the tracker `explicit` they report the stored-to bytes.
  *
  * Compiled once, without hooks of its own, into libuntorn-live.a, which is linked into the program: a call through a
  * shared library would cost more than the rest.
@@ -44,7 +44,7 @@ struct writer {
 
 static __thread struct writer this_threads __attribute__((tls_model("initial-exec")));
 
-/* Mappings with the tracker `told`, as in crates/core/untorn/src/engine/region/told_hooks.rs: a byte for each line of
+/* Mappings with the tracker `explicit`, as in crates/core/untorn/src/engine/region/mark_hooks.rs: a byte for each line of
  * 64 bytes that was stored to, and for each page with such a line. The pointers in the table never change, and their
  * targets are never freed. */
 #define MAPPINGS 64
@@ -56,13 +56,13 @@ struct mapping {
 static struct {
     size_t used;
     const struct mapping *all[MAPPINGS];
-} told;
+} marked;
 
 static void *writer_of_this_thread(void) { return &this_threads; }
 
 /* Runs before constructors of static objects, which have no priority and may open a heap or take locks. */
 __attribute__((constructor(101))) static void tell(void) {
-    if (untorn_live_hooks(VERSION, writer_of_this_thread, &told)) {
+    if (untorn_live_hooks(VERSION, writer_of_this_thread, &marked)) {
         fprintf(stderr, "untorn: %s\n", untorn_error_message());
         abort();
     }
@@ -119,11 +119,11 @@ static inline __attribute__((always_inline)) void set(unsigned char *flag) {
     if (!__atomic_load_n(flag, __ATOMIC_RELAXED)) __atomic_store_n(flag, 1, __ATOMIC_RELEASE);
 }
 
-/* Bytes that may be in a mapping with the tracker `told`. */
+/* Bytes that may be in a mapping with the tracker `explicit`. */
 static __attribute__((noinline)) void tell_of(uintptr_t at, size_t size) {
-    size_t used = __atomic_load_n(&told.used, __ATOMIC_ACQUIRE), n;
+    size_t used = __atomic_load_n(&marked.used, __ATOMIC_ACQUIRE), n;
     for (n = 0; n < used; n++) {
-        const struct mapping *one = __atomic_load_n(&told.all[n], __ATOMIC_ACQUIRE);
+        const struct mapping *one = __atomic_load_n(&marked.all[n], __ATOMIC_ACQUIRE);
         size_t from, most = size, line, last;
         if (!one) continue;
         from = at - one->base;
@@ -147,7 +147,7 @@ static inline __attribute__((always_inline)) void before_word(uintptr_t at, size
     struct writer *w = &this_threads;
     if (__builtin_expect(at - w->base < w->bytes, 0)) {
         log_word(w, at, size);
-    } else if (__builtin_expect(__atomic_load_n(&told.used, __ATOMIC_RELAXED) != 0, 0)) {
+    } else if (__builtin_expect(__atomic_load_n(&marked.used, __ATOMIC_RELAXED) != 0, 0)) {
         tell_of(at, size);
     }
 }
@@ -156,7 +156,7 @@ static inline __attribute__((always_inline)) void before_word(uintptr_t at, size
 static void before(const void *address, size_t size) {
     struct writer *w = &this_threads;
     uintptr_t at = (uintptr_t)address;
-    if (__atomic_load_n(&told.used, __ATOMIC_RELAXED) && size) tell_of(at, size);
+    if (__atomic_load_n(&marked.used, __ATOMIC_RELAXED) && size) tell_of(at, size);
     if (__builtin_expect(!w->bytes || at >= w->base + w->bytes || at + size <= w->base, 1)) return;
     if (size > 64 || at < w->base || at + size > w->base + w->bytes) {
         untorn_section_log(address, size);
@@ -168,7 +168,7 @@ static void before(const void *address, size_t size) {
 
 /* After a call that may have waited: another thread's commit may have taken the bytes that were reported before. */
 static void after(const void *address, size_t size) {
-    if (__atomic_load_n(&told.used, __ATOMIC_RELAXED) && size) tell_of((uintptr_t)address, size);
+    if (__atomic_load_n(&marked.used, __ATOMIC_RELAXED) && size) tell_of((uintptr_t)address, size);
 }
 
 /* The library finds the thread's state by the address of its log, which only the program knows without a call. */
@@ -396,7 +396,7 @@ WRAP(int, vsnprintf, (char *to, size_t n, const char *format, va_list arguments)
     va_list again;
     int length;
     va_copy(again, arguments);
-    length = this_threads.bytes || told.used ? __real_vsnprintf(NULL, 0, format, again) : 0;
+    length = this_threads.bytes || marked.used ? __real_vsnprintf(NULL, 0, format, again) : 0;
     va_end(again);
     if (length >= 0 && n) before(to, (size_t)length + 1 < n ? (size_t)length + 1 : n);
     return __real_vsnprintf(to, n, format, arguments);

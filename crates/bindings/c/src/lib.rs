@@ -22,6 +22,8 @@
 
 mod boundary;
 mod heaps;
+// Held over a fork. The child unlocks them, for which `parking_lot` has a table that another thread may have locked.
+#[allow(clippy::disallowed_types)]
 mod posix;
 mod readers;
 mod stores;

@@ -2,14 +2,12 @@
 //! address and undefined-behaviour sanitizers, and under Valgrind; and the example of the README.
 
 mod common;
-#[path = "../../../core/untorn/tests/common/kill.rs"]
-mod kill;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use kill::run_and_kill;
+use untorn_testkit::{drawn_seed, run_and_kill, slice};
 
 use common::{
     STATIC_LIBS, build_library, cc, crate_dir, cxx, have, libcxx, library_dir, link_with, output_of, run, skipped,
@@ -254,7 +252,7 @@ fn all_under_sanitizers() {
         skipped(&format!("cc has no {sanitize} here"));
         return;
     }
-    for program in PROGRAMS {
+    for program in slice(&PROGRAMS, 5, drawn_seed()) {
         let binary = build.path().join(program);
         let mut command = compiler(&source(program));
         command.args([sanitize, "-fno-sanitize-recover=all"]).arg(source(program)).arg("-o").arg(&binary);
@@ -344,7 +342,7 @@ fn all_under_valgrind() {
     }
     build_library();
     let build = tempfile::tempdir().expect("a build directory");
-    for program in PROGRAMS {
+    for program in slice(&PROGRAMS, 4, drawn_seed()) {
         let directory = build.path().join(format!("build-{program}"));
         fs::create_dir(&directory).expect("a build directory");
         let binary = directory.join(program);

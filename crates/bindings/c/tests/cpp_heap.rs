@@ -239,7 +239,7 @@ static untorn_error early() {
     return UNTORN_E_NONE;
 }
 static const untorn_error before_it_was_open = early();
-untorn::heap heap(std::getenv(\"HEAP\"));
+untorn::heap heap = untorn::heap::open_or_create(std::getenv(\"HEAP\"));
 using numbers = untorn::in_heap::vector<int>;
 static numbers &all = *heap.root_or<numbers>(\"all\");
 int main() {
@@ -298,7 +298,7 @@ template <class T> static void open(untorn::heap &heap, const char *name) {
     }
 }
 int main(int, char **argv) {
-    untorn::heap heap(argv[1]);
+    untorn::heap heap = untorn::heap::open_or_create(argv[1]);
     open<in_heap::vector<element>>(heap, \"vector\");
     open<in_heap::map<untorn::string, element>>(heap, \"mapped\");
     open<in_heap::unordered_map<long, in_heap::vector<element>>>(heap, \"table\");

@@ -4,11 +4,11 @@
 mod common;
 
 use common::{build_library, cc, crate_dir, link_with, output_of, run, skipped};
+use parking_lot::Mutex;
 use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::{Mutex, PoisonError};
 
 /// Runs a program, and kills it at the entry of the first system call for which `is_it` is true. `is_it` gets the
 /// call's number in the program and its number in the system. False: the program ended by itself, or cannot be
@@ -81,7 +81,7 @@ static TURN: Mutex<()> = Mutex::new(());
 
 #[test]
 fn a_file_that_cannot_be_recovered_is_neither_read_nor_renamed() {
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let _turn = TURN.lock();
     build_library();
     let scratch = tempfile::tempdir_in("/var/tmp").expect("a scratch directory");
     let (program, dir) = (scratch.path().join("left_mark"), scratch.path().join("files"));
@@ -110,7 +110,7 @@ fn a_file_that_cannot_be_recovered_is_neither_read_nor_renamed() {
 
 #[test]
 fn a_file_that_was_marked_and_not_committed_can_be_renamed() {
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let _turn = TURN.lock();
     build_library();
     let scratch = tempfile::tempdir().expect("a scratch directory");
     let (program, dir) = (scratch.path().join("left_mark"), scratch.path().join("files"));

@@ -108,7 +108,7 @@ fn hooks_see_every_store() {
             assert!(nothing.is_empty(), "{compiler} {flags:?}: these change nothing: {nothing:?}");
             assert_eq!(found, missed(compiler, flags), "{compiler} {flags:?}");
             println!("{compiler} {flags:?}: {all} kinds of stores, {found:?} not seen");
-            // The same for an ordinary heap with the tracker `told`.
+            // The same for an ordinary heap with the tracker `explicit`.
             let text = output_of(program(&binary).arg("told").arg(dir.path().join("told")));
             let of = |word: &str| text.lines().filter_map(|line| line.strip_prefix(word)).map(str::to_owned).collect();
             let (nothing, found): (BTreeSet<String>, BTreeSet<String>) = (of("nothing "), of("missed "));
@@ -142,7 +142,7 @@ const MISSING: &str = r#"
 #include <stdlib.h>
 #include <untorn.h>
 int main(int argc, char **argv) {
-    untorn_heap_options options = {sizeof options, 0, 0, 0, UNTORN_HEAP_LIVE, 0, 0, 0};
+    untorn_heap_options options = {sizeof options, 0, 0, 0, UNTORN_HEAP_LIVE | UNTORN_CREATE, 0, 0, 0};
     untorn_heap *heap = untorn_heap_open(argv[argc - 1], &options, NULL);
     long *n = untorn_heap_malloc(heap, 16);
     untorn_mutex mutex = {{0}};

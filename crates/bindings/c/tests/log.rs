@@ -28,10 +28,11 @@ static void on_log(int level, const char *message, void *user_data) {
 int main(int argc, char **argv) {
     untorn_store *store;
     untorn_file *file;
+    untorn_options create = {.size = sizeof create, .flags = UNTORN_CREATE};
     if (argc != 4 || chdir(argv[1]) != 0) return 2;
     pid_t child = fork();
     if (child == 0) {
-        if (!(store = untorn_store_open(".", NULL))) _exit(3);
+        if (!(store = untorn_store_open(".", &create))) _exit(3);
         if (!(file = untorn_open_at(store, "file", UNTORN_CREATE, 0644))) _exit(4);
         if (untorn_pwrite(file, "contents", 8, 0) != 8 || untorn_commit(file) != 0) _exit(5);
         _exit(0);
@@ -45,7 +46,7 @@ int main(int argc, char **argv) {
     }
     if (untorn_set_log(UNTORN_LOG_DEBUG + 1, on_log, stdout) != -1) return 9;
     if (untorn_set_log(atoi(argv[2]), on_log, stdout) != 0) return 10;
-    if (!(store = untorn_store_open(".", NULL))) return 11;
+    if (!(store = untorn_store_open(".", &create))) return 11;
     if (untorn_set_log(0, NULL, NULL) != 0) return 12;
     return untorn_store_close(store) == 0 ? 0 : 13;
 }
@@ -106,6 +107,7 @@ static void on_log(int level, const char *message, void *user_data) {
 int main(int argc, char **argv) {
     untorn_store *store;
     untorn_file *file, *again;
+    untorn_options create = {.size = sizeof create, .flags = UNTORN_CREATE};
     if (argc != 4 || chdir(argv[1]) != 0) return 2;
     if (strcmp(argv[3], "closed") == 0) {
         /* As a daemon; the third file of its own has the number of standard error. */
@@ -114,7 +116,7 @@ int main(int argc, char **argv) {
             if (open("own", O_RDWR | O_CREAT, 0600) != n) return 13;
     }
     if (strcmp(argv[3], "callback") == 0 && untorn_set_log(UNTORN_LOG_WARN, on_log, stdout) != 0) return 3;
-    if (!(store = untorn_store_open(".", NULL))) return 4;
+    if (!(store = untorn_store_open(".", &create))) return 4;
     if (!(file = untorn_open_at(store, "file", UNTORN_CREATE, 0644))) return 5;
     if (untorn_pwrite(file, "contents", 8, 0) != 8) return 6;
     if (!(again = untorn_dup(file)) || untorn_close(again) != 0) return 7;

@@ -29,7 +29,8 @@ static void *count(void *number) {
 }
 
 int main(int argc, char **argv) {
-    untorn_heap_options options = {.size = sizeof options, .address = argc > 2 ? strtoull(argv[2], NULL, 16) : 0};
+    untorn_heap_options options = {.size = sizeof options, .flags = UNTORN_CREATE};
+    options.address = argc > 2 ? strtoull(argv[2], NULL, 16) : 0;
     void *found = NULL;
     untorn_heap *heap = untorn_heap_open(argv[1], &options, NULL);
     if (!heap) {

@@ -62,8 +62,8 @@ fn fields(fields: &Fields) -> impl Iterator<Item = &Field> {
 fn check(field: &Field) -> Result<Tokens> {
     let (span, of) = (field.ty.span(), &field.ty);
     match is_pointer(&field.attrs)? {
-        true => Ok(quote_spanned! { span => ::untorn::heap::is_pointer::<#of>(); }),
-        false => Ok(quote_spanned! { span => ::untorn::heap::is_storable::<#of>(); }),
+        true => Ok(quote_spanned! { span => ::untorn::__private::is_pointer::<#of>(); }),
+        false => Ok(quote_spanned! { span => ::untorn::__private::is_storable::<#of>(); }),
     }
 }
 

@@ -5,5 +5,5 @@ pub mod apply;
 pub mod create;
 pub(crate) mod create_ahead;
 pub mod data_tree;
+pub mod detach;
 pub mod locate;
-pub mod strip;

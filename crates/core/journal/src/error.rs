@@ -70,7 +70,7 @@ pub enum Error {
         detail: String,
     },
     /// A file with commits in a journal that is not here.
-    #[error("{} has committed changes in a journal that is not here: {detail}. Move it back if no file is in its place (a recovery may have made it anew there), or recover it where its store is; if that journal is lost, `untorn recover --accept-lost` takes the file as it is", path.display())]
+    #[error("{} has committed changes in a journal that is not here: {detail}. Move the file back, unless its old place has a file again (recovery may have created it anew), or recover it where its store is; if that journal is lost, `untorn recover --accept-lost` takes the file as it is", path.display())]
     NeedsJournal {
         /// The file.
         path: PathBuf,
@@ -78,7 +78,7 @@ pub enum Error {
         detail: String,
     },
     /// A store of class `process` after a crash of the machine, or after a flush that failed.
-    #[error("{}: the machine went down, or a flush failed, while this store was in use in failure class `process`, which does not survive that; its files may be torn. `untorn recover --accept-unknown` takes them as they are", path.display())]
+    #[error("{}: the machine went down, or a flush failed, while this store was in use in failure class `process`, which does not protect against this; its files may be torn. `untorn recover --accept-unknown` takes them as they are", path.display())]
     UnknownState {
         /// The store.
         path: PathBuf,
@@ -114,7 +114,7 @@ pub enum Error {
         detail: String,
     },
     /// Option `debug_races`: a thread stored to a mapping while it was being committed.
-    #[error("{} was stored to at address {address:#x}, offset {offset}, during a commit of it. The commit happened, whole; that store is not a part of it. Writers must be quiet while a mapping is committed", path.display())]
+    #[error("a thread stored to {} at address {address:#x}, offset {offset}, during a commit of it. The commit was made, whole, without that store. No thread may store to a mapping during its commit", path.display())]
     RacingStore {
         /// The mapped file.
         path: PathBuf,
@@ -132,7 +132,7 @@ pub enum Error {
         detail: String,
     },
     /// A checkpoint has overwritten data that a snapshot shows, or its owner has closed the store.
-    #[error("{}: the snapshot as of commit {lsn} has expired: the files have gone on. Nothing wrong was shown; take a new snapshot", path.display())]
+    #[error("{}: the snapshot as of commit {lsn} has expired: the store no longer has its data. The data that were read from it are correct; take a new snapshot", path.display())]
     SnapshotExpired {
         /// The store, or the file in it.
         path: PathBuf,
@@ -146,7 +146,7 @@ pub enum Error {
     #[error("this handle is closed")]
     Closed,
     /// The file takes part in a transaction, which alone can commit or roll it back.
-    #[error("{} takes part in a transaction; commit or abort that", path.display())]
+    #[error("{} takes part in a transaction; commit or abort the transaction first", path.display())]
     InTransaction {
         /// The file.
         path: PathBuf,
@@ -186,7 +186,7 @@ fn owner(pid: Option<u32>) -> String {
 fn outcome_text(outcome: Outcome) -> &'static str {
     match outcome {
         Outcome::NotCommitted => "This change is not committed.",
-        Outcome::UnknownUntilReopened => "Whether this change is committed is unknown until then.",
+        Outcome::UnknownUntilReopened => "Only the reopened store shows whether this change is committed.",
     }
 }
 
@@ -202,10 +202,10 @@ impl std::fmt::Debug for Error {
 }
 
 /// Advice about a store that another process has open.
-const BUSY_ADVICE: &str = "; end that program, read beside it (`untorn cat`, `Store::open_read_only`), or wait for it \
+const BUSY_ADVICE: &str = "; end that program, read beside it (`untorn cat`, `Reader::open`), or wait for it \
                            (`StoreOptions::wait`, `UNTORN_WAIT`)";
 /// Added for a process whose id in the lock file denotes another process here.
-const ELSEWHERE: &str = " of another pid namespace (as of a container; its number here is another one)";
+const ELSEWHERE: &str = " of another pid namespace (such as a container's; the process has another number here)";
 
 impl Error {
     /// A store that another process has open.
@@ -233,6 +233,13 @@ impl Error {
         Error::Io { action, path: path.as_ref().to_owned(), source }
     }
 
+    /// A store or file that does not exist, and was to be opened without creating it.
+    pub fn not_there(path: impl AsRef<Path>) -> Error {
+        let advice = "No such file or directory. The option `create` (in C UNTORN_CREATE) creates it";
+        let source = Arc::new(io::Error::new(io::ErrorKind::NotFound, advice));
+        Error::Io { action: "open", path: path.as_ref().to_owned(), source }
+    }
+
     /// Data that the disk returns errors for.
     pub(crate) fn unreadable(path: impl AsRef<Path>, detail: String) -> Error {
         Error::Io {
@@ -251,13 +258,13 @@ impl Error {
     pub fn attribute(path: impl AsRef<Path>, e: io::Error) -> Error {
         let detail = match Errno::from_io_error(&e) {
             Some(Errno::OPNOTSUPP) => {
-                "this file system has no extended attributes, which Untorn needs to recognise its files; \
-                 ext4, XFS, btrfs, and tmpfs since Linux 6.6 have them. `untorn put` works without"
+                "this file system has no extended attributes, which Untorn needs to recognise its files; ext4, XFS, \
+                 btrfs, and tmpfs since Linux 6.6 have them. `untorn put` works without them"
             }
             Some(Errno::PERM | Errno::NOSYS) => {
-                "setting an extended attribute is forbidden, which Untorn needs to recognise its files. Either the file \
-                 cannot be changed (`lsattr`, `chattr -i -a`), or the system calls `setxattr` and `fsetxattr` are \
-                 denied to this process by a filter (seccomp), as in a container: allow them there"
+                "the system does not allow Untorn to set an extended attribute, which it needs to recognise its files. \
+                 Either the file cannot be changed (`lsattr`, `chattr -i -a`), or the system calls `setxattr` and \
+                 `fsetxattr` are denied to this process by a filter (seccomp), as in a container: allow them there"
             }
             _ => return Error::io("set the attribute of", path, e),
         };
@@ -277,7 +284,7 @@ impl Error {
 
     /// Damage inside a heap.
     pub fn corrupt_heap(path: impl AsRef<Path>, detail: impl Into<String>) -> Error {
-        let advice = "`untorn check heap` shows more; a heap that is damaged comes back from a backup alone";
+        let advice = "`untorn check heap` shows more; only a backup can restore a damaged heap";
         Error::Corrupt { path: path.as_ref().to_owned(), detail: detail.into(), advice }
     }
 
@@ -354,6 +361,7 @@ impl Error {
             Error::Io { source, .. } if source.kind() == io::ErrorKind::FileTooLarge => {
                 Some(Errno::FBIG.raw_os_error())
             }
+            Error::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => Some(Errno::NOENT.raw_os_error()),
             _ if self.is_unreadable() => Some(Errno::IO.raw_os_error()),
             Error::Io { source, .. } | Error::SyncFailed { source, .. } => source.raw_os_error(),
             _ => None,

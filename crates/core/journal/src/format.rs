@@ -57,6 +57,7 @@ pub const LENGTH_BYTES: usize = 24;
 
 /// The attribute of the segment with this index, stating that it has at least this many bytes.
 pub fn encode_length(index: u32, bytes: u64) -> [u8; LENGTH_BYTES] {
+    debug_assert!(bytes / BLOCK_BYTES as u64 <= u64::from(u32::MAX), "segment {index} of {bytes} bytes");
     let mut b = [0; LENGTH_BYTES];
     set_bytes(&mut b, 0, LENGTH_MAGIC);
     set_bytes(&mut b, 4, &(VERSION as u16).to_le_bytes());
@@ -277,10 +278,17 @@ impl Header {
             self.unclosed.remove(0);
         }
         self.unclosed.push(epoch);
+        debug_assert!(self.unclosed.len() <= UNCLOSED_MAX, "{} epochs are unclosed", self.unclosed.len());
     }
 
     /// Encodes the slot's block.
     pub fn encode(&self) -> [u8; BLOCK_BYTES] {
+        debug_assert!(
+            self.listed.len() <= EPOCHS_MAX && self.unclosed.len() <= UNCLOSED_MAX,
+            "a header with {} epochs, {} unclosed",
+            self.listed.len(),
+            self.unclosed.len()
+        );
         let mut b = [0; BLOCK_BYTES];
         let flag = |is_set: bool, flag: u32| if is_set { flag } else { 0 };
         let flags = flag(self.clean, FLAG_CLEAN)
@@ -325,7 +333,11 @@ impl Header {
     /// Encodes the header of a closed journal as an attribute of the header file with these slots. It refers to the
     /// newest durable slot by that slot's checksum; both must list the same unclosed epochs.
     pub fn encode_closed(&self, slots: &[u8]) -> [u8; CLOSED_BYTES] {
-        debug_assert!(self.listed.is_empty() && self.boot.is_none() && self.open_lsn == self.checkpoint_lsn + 1);
+        debug_assert!(
+            self.listed.is_empty() && self.boot.is_none() && self.open_lsn == self.checkpoint_lsn + 1,
+            "a closed header of a journal that is not empty: {self:?}"
+        );
+        debug_assert_eq!(slots.len(), BLOCK_BYTES * HEADER_SLOTS as usize, "slots of the header file");
         let mut b = [0; CLOSED_BYTES];
         set_bytes(&mut b, 0, CLOSED_MAGIC);
         set_bytes(&mut b, 4, &(VERSION as u16).to_le_bytes());
@@ -481,7 +493,7 @@ impl RecordHead {
     /// Writes the head in front of the body, which is already in the buffer. Seals both with a checksum, and returns
     /// that.
     pub fn seal(&self, record: &mut [u8], key: Key) -> u64 {
-        debug_assert_eq!(record.len() as u64, self.len);
+        debug_assert_eq!(record.len() as u64, self.len, "record {}", self.lsn);
         let kind: u16 = match self.kind {
             RecordKind::Commit => 1,
             RecordKind::DurableMark => 2,

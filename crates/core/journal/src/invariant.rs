@@ -23,9 +23,9 @@ untorn_os::invariants! {
     LIST_BOUNDED,
     /// A segment with unapplied records is not reused.
     LISTED_SEGMENTS_STAY,
-    /// A portion of the carried-over commits truncates the log behind its own end.
+    /// A portion of the commits that the opening left unapplied truncates the log behind its own end.
     PORTION_END,
-    /// Carried-over changes outside of segments are in the first portion.
+    /// Unapplied changes outside of segments are in the first portion.
     PORTION_OUT_OF_LOG,
     /// A spill file that a record of any listed epoch refers to is not an orphan.
     LISTED_SPILLS_STAY,

@@ -8,6 +8,7 @@
 //! overwritten before the header that truncates the log behind it is durable.
 
 mod appended;
+mod consistency;
 mod headers;
 mod reserved;
 mod segments;
@@ -260,6 +261,7 @@ impl Journal {
             // Full: commits add a segment or wait for a checkpoint. Reads need neither.
             journal.position = journal.segments[0].bytes;
         }
+        journal.assert_consistent();
         Ok(journal)
     }
 
@@ -364,6 +366,8 @@ impl Journal {
     /// Commits records: flushes spill files, then encodes, writes and flushes the records. Commits all of them, or as
     /// many as fit.
     pub fn commit(&mut self, records: &[Record]) -> Result<Committed> {
+        debug_assert!(!records.is_empty(), "a commit of no records behind {}", self.last_lsn());
+        self.assert_sound(records);
         if let Some(e) = self.failure() {
             return Err(e);
         }
@@ -395,11 +399,23 @@ impl Journal {
 
     /// Flushes this many written records, and counts them as committed.
     fn finish_commit(&mut self, first_lsn: u64, n: usize) -> Result<Committed> {
+        debug_assert!(
+            n > 0 && first_lsn + n as u64 == self.next_lsn,
+            "{n} records from {first_lsn}, next {}",
+            self.next_lsn
+        );
         self.flush(sync_point::COMMIT)?;
         self.mark_due = true;
         self.last_commit = self.last_lsn();
         self.counters.commits += n as u64;
         self.counters.groups += 1;
+        debug_assert!(
+            self.counters.groups <= self.counters.commits,
+            "{} commits shared {} flushes",
+            self.counters.commits,
+            self.counters.groups
+        );
+        self.assert_consistent();
         Ok(Committed::Records { first_lsn, n })
     }
 
@@ -425,6 +441,21 @@ impl Journal {
             if !self.switch_segment(self.room_for(&records[0]))? {
                 return Ok(0);
             }
+            let current = &self.segments[self.current];
+            debug_assert!(
+                self.position == 0 && current.bytes >= self.room_for(&records[0]),
+                "position {} in a segment of {} bytes, for a record of {}",
+                self.position,
+                current.bytes,
+                self.room_for(&records[0])
+            );
+            debug_assert!(
+                current.last_lsn <= self.header.checkpoint_lsn,
+                "segment {} is reused, and record {} in it is behind checkpoint {}",
+                current.index,
+                current.last_lsn,
+                self.header.checkpoint_lsn
+            );
         }
     }
 
@@ -459,6 +490,7 @@ impl Journal {
 
     /// Encodes as many records as fit into `room` bytes at the current position into the buffer, linked and sealed.
     fn encode_group(&mut self, records: &[Record], room: u64) -> Result<usize> {
+        debug_assert!(self.bodies.is_empty(), "{} spilled bodies of other records", self.bodies.len());
         self.buf.clear();
         let mut sealed = 0;
         for record in records {
@@ -480,9 +512,11 @@ impl Journal {
                 let reference = self.spill_body(record)?;
                 self.buf.extend(&reference);
             }
+            debug_assert!(self.buf.len() <= end, "a record ends at {}, and at {end} at the latest", self.buf.len());
             self.seal_record(at, RecordKind::Commit, by_reference);
             sealed += 1;
         }
+        debug_assert!(sealed == 0 || self.buf.len() as u64 <= room, "a group of {} bytes in {room}", self.buf.len());
         Ok(sealed)
     }
 
@@ -495,6 +529,17 @@ impl Journal {
 
     /// Completes the record that starts at `at` in the buffer: head, checksum, chain.
     fn seal_record(&mut self, at: usize, kind: RecordKind, body_by_reference: bool) {
+        debug_assert!(
+            self.durable_lsn < self.next_lsn,
+            "record {} says that {} is durable",
+            self.next_lsn,
+            self.durable_lsn
+        );
+        debug_assert!(
+            self.position.is_multiple_of(BLOCK_BYTES as u64) && at.is_multiple_of(RECORD_ALIGN_BYTES),
+            "a record at {at} of a group at {}",
+            self.position
+        );
         let head = RecordHead {
             kind,
             body_by_reference,
@@ -541,7 +586,9 @@ impl Journal {
                 }
             }
         }
+        debug_assert!(first > self.header.checkpoint_lsn, "record {first} is before {}", self.header.checkpoint_lsn);
         for (spill, lsn) in referenced {
+            debug_assert!(!self.options.durable || spill.is_durable(), "record {lsn} refers to {spill:?}, not durable");
             spill.set_referenced();
             match self.spills.iter_mut().find(|e| e.spill.id == spill.id) {
                 Some(known) => known.last_lsn = lsn,
@@ -554,6 +601,19 @@ impl Journal {
     fn write_group(&mut self) -> Result<()> {
         self.buf.pad_to_block();
         let segment = &mut self.segments[self.current];
+        debug_assert!(
+            self.position > 0 || segment.last_lsn <= self.header.checkpoint_lsn,
+            "record {} would be overwritten, and everything to {} is applied",
+            segment.last_lsn,
+            self.header.checkpoint_lsn
+        );
+        debug_assert!(
+            self.position + self.buf.len() as u64 <= segment.bytes,
+            "{} bytes at {} in a segment of {}",
+            self.buf.len(),
+            self.position,
+            segment.bytes
+        );
         if self.position == 0 {
             segment.first_block_crc = Some(crc64(&self.buf[..BLOCK_BYTES]));
         }
@@ -566,15 +626,23 @@ impl Journal {
 
     /// Notes that the buffer, or a part of it, was written to the current segment.
     fn note_written(&mut self) {
+        debug_assert!(
+            self.segments[self.current].last_lsn < self.next_lsn - 1,
+            "record {} follows {} in its segment",
+            self.next_lsn - 1,
+            self.segments[self.current].last_lsn
+        );
         self.segments[self.current].last_lsn = self.next_lsn - 1;
         self.counters.bytes_written += self.buf.len() as u64;
         if !self.unflushed.contains(&self.current) {
             self.unflushed.push(self.current);
         }
+        self.assert_consistent();
     }
 
     /// Flushes a record: one flush, or two if the group, or a durable mark before it, began in another segment.
     fn flush(&mut self, point: SyncPoint) -> Result<()> {
+        debug_assert!(!self.unflushed.is_empty(), "record {} was not written", self.next_lsn - 1);
         if !holds(invariant::TOLD_WHEN_DURABLE) {
             self.tell_durable(self.next_lsn - 1);
         }
@@ -607,6 +675,9 @@ impl Journal {
         if left < BLOCK_BYTES as u64 + self.reserved_here(self.current) {
             return Ok(false);
         }
+        // The mark says that every record before it is durable.
+        debug_assert_eq!(self.durable_lsn, self.last_lsn(), "an unflushed record before a durable mark");
+        debug_assert!(!self.list_due, "a mark before the header that lists the epochs before {}", self.next_lsn);
         self.buf.clear();
         self.buf.resize(RECORD_HEAD_BYTES);
         self.seal_record(0, RecordKind::DurableMark, false);

@@ -3,7 +3,7 @@
 //! The journal is Untorn's write-ahead log (WAL). It has no clock, no threads, no mappings and no `unsafe`: all of it
 //! runs on a simulated disk. Modules, from the bottom up: `format` and `record` (bytes), `spill` (bytes of large
 //! commits), `overlay` and `final_state` (the net effect of commits), `apply` (writing that effect to the data files),
-//! `store_dir` and `quarantine` (directories and the store lock), `segment_reader` and `scan` (reading), `begun_reads`
+//! `store_dir` and `quarantine` (directories and the store lock), `segment_reader` and `scan` (reading), `prefetch`
 //! (prefetch), `log_tail` (following the log), `snapshot` (reading without the lock), `journal` (writing), `recovery`
 //! (opening).
 

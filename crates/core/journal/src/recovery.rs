@@ -4,12 +4,12 @@
 //! write: names first, and then contents (redo), unless these can stay in the journal unapplied. It may crash at any
 //! point and run again.
 
-pub mod carry;
 mod damaged_journal;
 mod next_epoch;
 mod quarantined;
 mod redo;
 pub mod salvage;
+pub mod unapplied;
 
 use crate::commits::final_state::FinalState;
 use crate::data_files::locate::{Location, Locations, open_for_writing};
@@ -22,7 +22,7 @@ use crate::format::{Attribute, AttributeFound, EPOCHS_MAX, Header, Key, ListedEp
 use crate::invariant;
 use crate::journal::{Journal, Options};
 use crate::readers::readers_page::OwnersPage;
-use crate::recovery::carry::{Carried, carry};
+use crate::recovery::unapplied::{Unapplied, leave_unapplied};
 use crate::scanning::scan::{Keep, Scan, flush_header, note_lost_flush, read_header, read_readable_header, scan};
 use crate::scanning::segment_reader::ReadMode;
 use crate::sync_point;
@@ -97,7 +97,7 @@ pub struct Opened {
     /// Files that could not be redone.
     pub quarantined: Vec<Quarantined>,
     /// Commits in the journal that are not applied.
-    pub carried: Carried,
+    pub unapplied: Unapplied,
     /// Space is reserved for quarantining the journal on a full disk.
     pub has_spare: bool,
 }
@@ -119,7 +119,7 @@ pub fn open(storage: &Arc<dyn Storage>, store_dir: &StoreDir, options: &OpenOpti
         options,
         recovered: Recovered::default(),
         quarantined: Vec::new(),
-        carried: Carried::default(),
+        unapplied: Unapplied::default(),
         archived_header: None,
         unclean: store_lock.unclean,
         read_whole: true,
@@ -137,7 +137,7 @@ pub fn open(storage: &Arc<dyn Storage>, store_dir: &StoreDir, options: &OpenOpti
         }
         done => done?,
     };
-    let Opening { mut recovered, quarantined, carried, .. } = opening;
+    let Opening { mut recovered, quarantined, unapplied, .. } = opening;
     // Without space, the store works without the reserve; checkpoints try again.
     let has_spare = !options.journal.spare
         || make_spare(&**storage, store_dir, options.journal.segment_bytes_first, store_lock.dir_mode).is_ok();
@@ -148,7 +148,7 @@ pub fn open(storage: &Arc<dyn Storage>, store_dir: &StoreDir, options: &OpenOpti
             Err(e) => recovered.notes.push(format!("no process can read this store until it is opened again: {e}")),
         }
     }
-    Ok(Opened { journal, store_lock, recovered, quarantined, carried, has_spare })
+    Ok(Opened { journal, store_lock, recovered, quarantined, unapplied, has_spare })
 }
 
 /// The list of epochs in a header that begins a new epoch behind these records.
@@ -176,7 +176,7 @@ struct Opening<'a> {
     options: &'a OpenOptions<'a>,
     recovered: Recovered,
     quarantined: Vec<Quarantined>,
-    carried: Carried,
+    unapplied: Unapplied,
     /// The header of an archived journal: the store keeps its identity.
     archived_header: Option<Header>,
     /// The last owner did not finish its close.
@@ -366,19 +366,19 @@ impl Opening<'_> {
         scanned.header.marks_left = self.read_whole;
         let listed = listed_after(&scanned);
         // The page cache may lose writes of a class `process` epoch, so these are not left unapplied.
-        let may_carry = boot.is_none() && self.options.journal.durable && !self.options.redo && !listed.is_empty();
+        let may_stay = boot.is_none() && self.options.journal.durable && !self.options.redo && !listed.is_empty();
         // Unreadable parts of the log do no harm once everything else is applied.
-        let may_carry = may_carry && scanned.segments.iter().all(|segment| segment.log.is_some());
+        let may_stay = may_stay && scanned.segments.iter().all(|segment| segment.log.is_some());
         let fits = listed.len() <= EPOCHS_MAX || !holds(invariant::LIST_BOUNDED);
         let before = self.recovered.clone();
-        let mut redone = self.redo(&dir, &scanned, None, flush, may_carry && fits)?;
+        let mut redone = self.redo(&dir, &scanned, None, flush, may_stay && fits)?;
         if redone.names_only
-            && let Some(carried) =
-                carry(self.storage(), std::mem::take(&mut redone.state), &redone.locations, &scanned)?
+            && let Some(unapplied) =
+                leave_unapplied(self.storage(), std::mem::take(&mut redone.state), &redone.locations, &scanned)?
         {
-            self.carried = carried;
+            self.unapplied = unapplied;
             if redone.from_temporary {
-                self.carried.dirs.insert(dir.clone());
+                self.unapplied.dirs.insert(dir.clone());
             }
             return self.list_epochs(dir, scanned, listed);
         }
@@ -402,6 +402,7 @@ impl Opening<'_> {
                 // The header of the new journal will say that everything was flushed.
                 self.storage().sync_file_system(sync_point::RECOVER_DATA).context("flush", &self.store_dir.dir)?;
             }
+            debug_assert!(!redone.names_only, "a journal is quarantined, and contents were left in it");
             self.clear_pending_of(&redone, scanned.header.store, true)?;
             let epoch = scanned.last_epoch();
             let pending = PendingFiles {
@@ -459,10 +460,10 @@ pub fn boot_id(storage: &dyn Storage, store: &Path) -> Result<[u8; 16]> {
     storage.boot_id().map_err(|e| Error::Unsupported {
         path: store.to_owned(),
         detail: format!(
-            "failure class `process` has to know whether the machine was started again, and \
-             /proc/sys/kernel/random/boot_id cannot be read ({e}). Mount `/proc` whole (not with `subset=pid`), or \
-             use class `power`; a store that was not closed in class `process` needs `/proc` once, or `untorn recover \
-             --accept-unknown`"
+            "failure class `process` has to know whether the machine was restarted, but \
+             /proc/sys/kernel/random/boot_id cannot be read ({e}). Mount all of `/proc` (not with `subset=pid`), or \
+             use class `power`; to open a store that was not closed in class `process`, mount `/proc` once, or run \
+             `untorn recover --accept-unknown`"
         ),
     })
 }

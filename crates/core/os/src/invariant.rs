@@ -1,8 +1,8 @@
 //! Invariants: properties that the code ensures, besides flushing, so that a crash or a mistake does no harm.
 //!
 //! The code names each invariant with [`holds`] where it ensures it. In a build for the mutation gate (feature
-//! `mutants`) one of them can be disabled, and a test must then fail. In every other build [`holds`] is `true` at
-//! compile time.
+//! `mutants`) one of them can be disabled, by `disable` or for a whole process by the environment variable
+//! `UNTORN_DISABLED`, and a test must then fail. In every other build [`holds`] is `true` at compile time.
 
 use std::fmt;
 
@@ -79,10 +79,17 @@ mod gate {
     use super::Invariant;
     use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
-    /// The number of the disabled invariant; 0 if none is.
-    static DISABLED: AtomicU64 = AtomicU64::new(0);
+    /// The environment variable with the name of the invariant that a process disables from its beginning.
+    const VARIABLE: &str = "UNTORN_DISABLED";
+    /// The number before the environment was read.
+    const UNREAD: u64 = 0;
+    /// The number if no invariant is disabled.
+    const NONE: u64 = 2;
 
-    /// A hash of the name (FNV-1a), never 0.
+    /// The number of the disabled invariant.
+    static DISABLED: AtomicU64 = AtomicU64::new(UNREAD);
+
+    /// A hash of the name (FNV-1a), always odd.
     const fn number(name: &str) -> u64 {
         let (mut hash, mut at) = (0xcbf2_9ce4_8422_2325, 0);
         while at < name.len() {
@@ -94,13 +101,22 @@ mod gate {
 
     /// Whether the code ensures the invariant: true unless it was disabled.
     pub fn holds(invariant: Invariant) -> bool {
-        let disabled = DISABLED.load(SeqCst);
-        disabled == 0 || disabled != number(invariant.name())
+        let disabled = match DISABLED.load(SeqCst) {
+            UNREAD => read_environment(),
+            known => known,
+        };
+        disabled == NONE || disabled != number(invariant.name())
+    }
+
+    #[cold]
+    fn read_environment() -> u64 {
+        let named = std::env::var(VARIABLE).map_or(NONE, |name| number(&name));
+        DISABLED.compare_exchange(UNREAD, named, SeqCst, SeqCst).map_or_else(|known| known, |_| named)
     }
 
     /// Disables this invariant in this process, or enables all with `None`.
     pub fn disable(invariant: Option<Invariant>) {
-        DISABLED.store(invariant.map_or(0, |invariant| number(invariant.name())), SeqCst);
+        DISABLED.store(invariant.map_or(NONE, |invariant| number(invariant.name())), SeqCst);
     }
 }
 

@@ -28,6 +28,7 @@ pub use descriptors::descriptor::{Fd, above_standard, is_closed_by_program};
 pub use descriptors::file_handle::FileHandle;
 pub use descriptors::fork::{is_own_descriptor, process_generation};
 pub use descriptors::listener::{Listener, Pauses};
+pub use descriptors::loop_device::{LoopDevice, loop_device_of};
 #[cfg(feature = "mutants")]
 pub use invariant::disable;
 pub use invariant::{Invariant, holds, value_if_holds};
@@ -36,7 +37,7 @@ pub use live::live_memory::{FoundMemory, LIVE_OWN_BYTES, LiveMemory, live_memory
 pub use live::shared_mapping::LIVE_HEAD_BYTES;
 pub use mapping::read_mapping::ReadMapping;
 pub use mapping::still_copy::{Scratch, StillCopy};
-pub use mapping::{MapRequest, Mapping, MemoryLimit, Piece, Tracker};
+pub use mapping::{MapRequest, Mapping, MemoryLimit, Piece, TrackerKind};
 pub use memory::buffer::{AlignedBuf, BLOCK_BYTES};
 pub use memory::memory_limit::memory_limit;
 pub use memory::page_memory::PageMemory;

@@ -13,7 +13,7 @@ use std::ops::Range;
 
 /// How to find the pages that a program stored to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Tracker {
+pub enum TrackerKind {
     /// `PAGEMAP_SCAN` with an asynchronous write-protecting `userfaultfd`: exact, cheap to query, one fault at the
     /// first store to a page after each scan. Linux 6.7 or newer, where `userfaultfd` is allowed.
     Scan,
@@ -22,21 +22,21 @@ pub enum Tracker {
     PageMap,
     /// Explicit dirty ranges: the program reports its changes. No faults, no queries, no comparisons. Changes that it
     /// does not report are not committed. Any kernel.
-    Told,
+    Explicit,
 }
 
-impl Tracker {
-    /// A stable name: `scan`, `pagemap`, `told`.
+impl TrackerKind {
+    /// A stable name: `scan`, `pagemap`, `explicit`.
     pub fn name(self) -> &'static str {
         match self {
-            Tracker::Scan => "scan",
-            Tracker::PageMap => "pagemap",
-            Tracker::Told => "told",
+            TrackerKind::Scan => "scan",
+            TrackerKind::PageMap => "pagemap",
+            TrackerKind::Explicit => "explicit",
         }
     }
 }
 
-impl fmt::Display for Tracker {
+impl fmt::Display for TrackerKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
@@ -52,7 +52,7 @@ pub struct MapRequest {
     /// Map for reading only.
     pub read_only: bool,
     /// `None`: the best tracker that works here.
-    pub tracker: Option<Tracker>,
+    pub tracker: Option<TrackerKind>,
     /// Ask for huge pages where the file system has them.
     pub huge_pages: bool,
 }
@@ -77,7 +77,7 @@ pub trait Mapping: Send + Sync {
     /// Size of a page in bytes.
     fn page_bytes(&self) -> u64;
     /// The way in which stores are found.
-    fn tracker(&self) -> Tracker;
+    fn tracker(&self) -> TrackerKind;
     /// Shows the file in this range, which lies within the file's pages, and drops private pages there.
     fn show(&self, range: Range<u64>) -> io::Result<()>;
     /// Shows zeros in this range, regardless of the file.
@@ -88,7 +88,7 @@ pub trait Mapping: Send + Sync {
     fn populate(&self, range: Range<u64>) -> io::Result<()>;
     /// Appends, in order, the ranges of pages in `within` that may have been stored to since the last query; after an
     /// error, those that were found before it. `within` is accessible. Pages that were only loaded may be among them.
-    /// With the tracker `told`, nothing is found.
+    /// With the tracker `explicit`, nothing is found.
     fn changed(&self, within: Range<u64>, into: &mut Vec<Range<u64>>) -> io::Result<()>;
     /// Appends the ranges of private pages in `within`: pages that were stored to and not dropped since.
     fn private(&self, within: Range<u64>, into: &mut Vec<Range<u64>>) -> io::Result<()>;
@@ -103,7 +103,7 @@ pub trait Mapping: Send + Sync {
         let asked = self.changed(within, &mut found);
         found.iter().for_each(|range| into.push(range.clone()));
         asked?;
-        if into.pages() > most && self.tracker() == Tracker::Scan {
+        if into.pages() > most && self.tracker() == TrackerKind::Scan {
             return Ok(false);
         }
         for range in found {

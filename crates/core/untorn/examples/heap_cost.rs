@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Instant;
-use untorn::Tracker;
+use untorn::TrackerKind;
 use untorn::heap::{Heap, HeapOptions};
 
 /// Blocks that a thread has at a time: the oldest one is freed when a new one is made.
@@ -42,17 +42,17 @@ fn main() -> Result<(), untorn::Error> {
     Ok(())
 }
 
-/// The cost of telling of eight bytes, with the tracker `told`: of the same ones again and again, and of others each
+/// The cost of marking eight bytes, with the tracker `explicit`: of the same ones again and again, and of others each
 /// time.
 fn tell(path: &Path, n: usize) -> Result<(), untorn::Error> {
-    let heap = HeapOptions::new().tracker(Tracker::Told).open(path)?;
+    let heap = HeapOptions::new().create(true).tracker(TrackerKind::Explicit).open(path)?;
     let block = heap.allocate(Layout::from_size_align(PAGES * 4096, 4096).expect("a layout"))?.as_ptr() as usize;
-    let touch = |offset: usize| heap.touch((block + offset) as *const u8, 8).expect("bytes of the heap");
+    let mark = |offset: usize| heap.mark_dirty((block + offset) as *const u8, 8).expect("bytes of the heap");
     for threads in [1, 2] {
-        let same = each(threads, n, |n| (0..n).for_each(|_| touch(0)));
-        let others = each(threads, n, |n| (0..n).for_each(|n| touch(n * 4112 % (PAGES * 4096 - 8))));
+        let same = each(threads, n, |n| (0..n).for_each(|_| mark(0)));
+        let others = each(threads, n, |n| (0..n).for_each(|n| mark(n * 4112 % (PAGES * 4096 - 8))));
         heap.commit()?;
-        println!("{threads} threads: 8 bytes told of: {same:.1} ns the same ones, {others:.1} ns others");
+        println!("{threads} threads: 8 bytes marked: {same:.1} ns the same ones, {others:.1} ns others");
     }
     heap.close()
 }

@@ -69,7 +69,7 @@ fn main() -> untorn::Result<()> {
     let [mib, lines, seconds] = [1024, 10_000, 5].map(|usual| numbers.next().unwrap_or(usual));
     let dir = std::env::current_dir().unwrap_or_default().join(format!("live_cost.{}", std::process::id()));
     let bytes = mib << 20;
-    let options = HeapOptions::new().live(true);
+    let options = HeapOptions::new().create(true).live(true);
     let heap = options.open(&dir)?;
     let block: NonNull<u8> = heap.allocate(Layout::from_size_align(bytes, 8).expect("a size"))?;
     // SAFETY: allocated just now.

@@ -5,4 +5,5 @@ pub(crate) mod adopt;
 pub(crate) mod inspection;
 pub mod offline;
 pub(crate) mod put;
-pub(crate) mod turn;
+pub(crate) mod replacement_lock;
+pub(crate) mod unneeded;

@@ -7,6 +7,7 @@ pub(crate) mod files;
 pub(crate) mod handles;
 pub(crate) mod lifecycle;
 pub(crate) mod options;
+pub(crate) mod parts;
 pub(crate) mod paths;
 pub(crate) mod region;
 pub(crate) mod table;
@@ -15,31 +16,32 @@ pub(crate) mod waiting;
 use crate::engine::content::{Content, SpillSink};
 use crate::engine::files::file_state::{FileState, SharedFile};
 use crate::engine::files::open_files::FileTable;
-use crate::engine::files::queue::Queue;
 use crate::engine::options::{FailureClass, StoreOptions};
-use crate::engine::waiting::concurrency::{AtomicBool, AtomicU64, Condvar, Mutex, RwLock, RwLockReadGuard};
-use crate::engine::waiting::wakeup::Wakeup;
+use crate::engine::parts::checkpoints::Checkpoints;
+use crate::engine::parts::commit_queue::CommitQueue;
+use crate::engine::parts::file_system_flush::FileSystemFlush;
+use crate::engine::parts::life::Life;
+use crate::engine::parts::opening::Opening;
+use crate::engine::waiting::concurrency::{AtomicU64, Mutex, RwLock, RwLockReadGuard};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
 use untorn_journal::commits::final_state::FinalState;
 use untorn_journal::commits::record::check_path;
 use untorn_journal::commits::spill::{Spill, SpillSpace};
 use untorn_journal::directories::store_dir::StoreDir;
-use untorn_journal::format::Header;
 use untorn_journal::journal::Journal;
 use untorn_journal::readers::readers_page::OwnersPage;
-use untorn_journal::recovery::{Quarantined, Recovered};
 use untorn_journal::{Context, Error, Result};
-use untorn_os::{Storage, SyncPoint, process_generation};
+use untorn_os::{Storage, SyncPoint};
 
 /// The shared state of an open store.
 ///
-/// Locks, in the order in which they may be taken: `closing`, `checkpoint_turn`, `journal`, `renaming`, `files`, a
-/// file's `writing` (without `files`), a file's state (of several files in the order of their ids), `queue`.
+/// Locks, in the order in which they may be taken: `life.closing`, `checkpoints.lock`, `journal`, `renaming`,
+/// `files`, a file's `writing` (without `files`), a file's state (of several files in the order of their ids),
+/// `commits.queue`.
 pub(crate) struct Engine {
     pub storage: Arc<dyn Storage>,
     pub store_dir: StoreDir,
@@ -50,56 +52,19 @@ pub(crate) struct Engine {
     pub file_bytes_max: u64,
     pub epoch: u64,
     pub store_id: [u8; 16],
-    pub generation: u64,
-    pub recovered: Recovered,
-    /// Files that recovery could not bring to their last commit.
-    pub quarantined: Vec<Quarantined>,
-    /// Identities of files that had commits in the journal when the store was opened.
-    pub carried: BTreeSet<u64>,
-    /// The checkpoint lock: held during a checkpoint, so that there is one at a time.
-    pub checkpoint_turn: Mutex<()>,
+    pub opening: Opening,
+    pub life: Life,
+    pub checkpoints: Checkpoints,
     pub journal: Mutex<JournalState>,
     /// The page in which readers learn the store's state.
     pub page: Option<Arc<OwnersPage>>,
     /// The newest commit for which files were parked; 0 if none are parked.
     pub parked_to: AtomicU64,
-    /// Held while the store closes, so that a second caller waits for the end.
-    pub closing: Mutex<()>,
-    /// Whether the store refuses further calls.
-    pub closed: AtomicBool,
-    /// Whether the store is closed and the journal may belong to the next owner. Set while the checkpoint lock is held.
-    pub shut_down: AtomicBool,
     /// Held for writing while committed names and names on disk differ.
     pub renaming: RwLock<()>,
-    pub queue: Mutex<Queue>,
-    pub queue_changed: Condvar,
     pub files: Mutex<FileTable>,
-    pub wakeup: Arc<Wakeup>,
-    /// Whether the journal has failed for good; the journal itself has the reason.
-    pub failed: AtomicBool,
-    pub next_txn: AtomicU64,
-    pub commits_waited: AtomicU64,
-    /// Number of batches of commits, by which a checkpoint sees whether commits run beside it.
-    pub batches: AtomicU64,
-    pub checkpoints: AtomicU64,
-    /// Held during a flush of the whole file system, so that there is one at a time.
-    pub flushing: Mutex<()>,
-    /// Number of such flushes that failed. The kernel reports each failure once, to one caller.
-    pub flush_failures: AtomicU64,
-    /// Whether a checkpoint is running.
-    pub checkpointing: AtomicBool,
-    /// Whether a commit waits for room in the journal.
-    pub room_wanted: AtomicBool,
-    /// Whether the last checkpoint failed, so that another one is due in any case.
-    pub checkpoint_failed: AtomicBool,
-    /// Whether the commits of some file form many layers.
-    pub merge_wanted: AtomicBool,
-    /// Whether space is reserved for quarantining the journal on a full disk.
-    pub has_spare: AtomicBool,
-    /// The header with which the store was opened. It tells which earlier owners did not close the store.
-    pub found: Header,
-    /// The last LSN of the journal at that time.
-    pub found_lsn: u64,
+    pub commits: CommitQueue,
+    pub flush: FileSystemFlush,
 }
 
 /// The journal, and the commits that are to be applied.
@@ -109,7 +74,7 @@ pub(crate) struct JournalState {
     pub dirty: BTreeMap<u64, Arc<SharedFile>>,
     /// Directories whose entries changed since then.
     pub dirs: BTreeSet<PathBuf>,
-    /// LSNs at which the log can be truncated before all carried-over commits are applied, in order.
+    /// LSNs at which the log can be truncated before all commits that the opening left unapplied are applied, in order.
     pub portions: VecDeque<u64>,
     /// Committed names that could not be applied.
     pub unapplied: Vec<Unapplied>,
@@ -137,6 +102,16 @@ impl JournalState {
             names_healed: 0,
         }
     }
+
+    /// Checks that nothing waits for a checkpoint, because the header of a closed store says so.
+    pub(crate) fn assert_applied(&self) {
+        debug_assert!(self.dirty.is_empty(), "{} files wait in a store that closes", self.dirty.len());
+        debug_assert!(
+            self.unapplied.is_empty(),
+            "names wait in a store that closes: {:?}",
+            self.unapplied.iter().map(|unapplied| &unapplied.reason).collect::<Vec<_>>()
+        );
+    }
 }
 
 /// Limit for spill files. Large commits take little room in the journal, but one descriptor each until they are
@@ -147,21 +122,6 @@ const SPILL_FILES_MAX: usize = 64;
 const IDLE_FILES_MAX: usize = 4096;
 
 impl Engine {
-    /// Refuses handles of the parent in a forked child.
-    pub(crate) fn check_fork(&self) -> Result<()> {
-        if self.generation == process_generation() { Ok(()) } else { Err(Error::Forked) }
-    }
-
-    pub(crate) fn check_usable(&self) -> Result<()> {
-        self.check_fork()?;
-        if self.closed.load(SeqCst) { Err(Error::Closed) } else { Ok(()) }
-    }
-
-    /// Refuses late calls, which could open files that belong to the next owner.
-    pub(crate) fn check_not_shut_down(&self) -> Result<()> {
-        if self.shut_down.load(SeqCst) { Err(Error::Closed) } else { Ok(()) }
-    }
-
     pub(crate) fn is_durable(&self) -> bool {
         self.options.class == FailureClass::Power
     }
@@ -173,10 +133,6 @@ impl Engine {
     pub(crate) fn clone_bytes_least(&self, file: &FileState) -> Option<u64> {
         let may_clone = file.region.is_none() && self.is_durable();
         may_clone.then_some(self.options.journal.clone_bytes_least)
-    }
-
-    pub(crate) fn new_txn_id(&self) -> u64 {
-        self.next_txn.fetch_add(1, SeqCst)
     }
 
     pub(crate) fn new_file_id(&self) -> Result<u64> {
@@ -206,21 +162,7 @@ impl Engine {
 
     /// Flushes all files of the store's file system.
     pub(crate) fn sync_file_system(&self, point: SyncPoint) -> Result<()> {
-        let _one_at_a_time = self.flushing.lock();
-        let done = self.storage.sync_file_system(point).context("flush", &self.path);
-        self.flush_failures.fetch_add(u64::from(done.is_err()), SeqCst);
-        done
-    }
-
-    /// Notes that no more commits are possible after a failed write or flush of the journal, so that calls learn it
-    /// without locking the journal.
-    pub(crate) fn note_failure(&self, journal: &Journal) {
-        let failure = journal.failure();
-        if !self.failed.swap(failure.is_some(), SeqCst)
-            && let Some(e) = failure
-        {
-            tracing::error!(store = %self.path.display(), error = %e, "no more commits until the store is reopened");
-        }
+        self.flush.flush(&*self.storage, point, &self.path)
     }
 
     /// Whether the journal or the table of files is filling up. A checkpoint now saves commits from waiting for one.
@@ -266,7 +208,7 @@ impl SpillSink for Engine {
             true => (process, "the limit of this process (RLIMIT_FSIZE, `ulimit -f`)"),
             false => (here, "the limit of the file system"),
         };
-        let detail = format!("it would have {end} bytes, and {most} is {whose}. Nothing was committed");
+        let detail = format!("it would have {end} bytes, and {whose} is {most} bytes. Nothing was committed");
         Err(Error::too_large(action, &content.path, detail))
     }
 }

@@ -11,8 +11,8 @@ untorn_os::invariants! {
     LEFT_MARKS_CLEARED,
     /// While a mark may be left, the header of a closed store says so, and the next close searches again.
     LEFT_MARKS_KEPT,
-    /// A portion of the carried-over commits covers every file that a commit up to its end touched, even if the portion
-    /// has no bytes of the file.
+    /// A portion of the commits that the opening left unapplied covers every file that a commit up to its end touched,
+    /// even if the portion has no bytes of the file.
     PORTION_REACHES_ALL,
     /// Changes that a portion does not apply stay in the file's overlay.
     PORTION_REST_STAYS,
@@ -42,14 +42,14 @@ untorn_os::invariants! {
     UNDONE_IS_NOT_COMMITTED,
     /// A store to a page while a rollback restores the page is found by the next commit.
     STORES_SINCE_UNDO_FOUND,
-    /// Tracker `told`: reported ranges are not forgotten when copying them fails.
-    TOLD_UNTIL_STAGED,
-    /// Tracker `told`: a rollback removes reported changes from memory.
-    TOLD_UNDONE,
-    /// Tracker `told`: unreported bytes are in no commit.
-    UNTOLD_STAYS_OUT,
-    /// Tracker `told`: the allocator of a heap reports its own stores.
-    HEAP_TELLS,
+    /// Tracker `explicit`: reported ranges are not forgotten when copying them fails.
+    MARKED_UNTIL_STAGED,
+    /// Tracker `explicit`: a rollback removes reported changes from memory.
+    MARKED_UNDONE,
+    /// Tracker `explicit`: unreported bytes are in no commit.
+    UNMARKED_STAYS_OUT,
+    /// Tracker `explicit`: the allocator of a heap reports its own stores.
+    HEAP_MARKS,
     /// A checkpoint applies large commits that are kept as layers, each over those before it.
     LAYERS_APPLIED,
     /// A merged copy of layers replaces only the layers that it was made of.

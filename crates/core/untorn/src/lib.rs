@@ -9,8 +9,8 @@
 //! # let path = dir.path();
 //! use untorn::Store;
 //!
-//! let store = Store::open(path)?;
-//! let (accounts, log) = (store.open_or_create("accounts")?, store.open_or_create("log")?);
+//! let store = Store::open_or_create(path)?;
+//! let (accounts, log) = (store.open_or_create_file("accounts")?, store.open_or_create_file("log")?);
 //! accounts.write_at(b"alice 90, bob 110", 0)?;
 //! log.append(b"alice pays bob 10\n")?;
 //! store.syncv(&[&accounts, &log])?; // both, or neither
@@ -21,28 +21,22 @@
 //! `docs/GUARANTEES.md` lists the crashes that each state survives. The ideas are those of failure-atomic `msync`
 //! (Park, Kelly, Shen 2013), AdvFS's `O_ATOMIC` and `syncv` (Verma et al. 2015) and FCFS.
 
+#[doc(hidden)]
+pub mod __private;
 mod admin;
 mod engine;
 pub mod heap;
-#[doc(hidden)]
-pub mod invariant;
+mod invariant;
 pub mod on_mount;
 pub mod reader;
-#[doc(hidden)]
-pub mod sync_point;
+mod sync_point;
 
 pub use admin::offline;
-#[doc(hidden)]
-pub use engine::checkpoint::Checkpoint;
 pub use engine::commit::ticket::Ticket;
 pub use engine::handles::cursor::Cursor;
 pub use engine::handles::file::File;
 pub use engine::handles::map::{Map, MapOptions};
-#[doc(hidden)]
-pub use engine::handles::output_gate::Sink;
 pub use engine::handles::output_gate::{GATE_BYTES_DEFAULT, Gate, Output};
-#[doc(hidden)]
-pub use engine::handles::relocate;
 pub use engine::handles::store::Store;
 pub use engine::handles::txn::Txn;
 pub use engine::lifecycle::status::{MapStatus, Quarantined, Recovered, Status};
@@ -52,7 +46,7 @@ pub use engine::options::{
 pub use reader::Reader;
 pub use reader::read_map::ReadMap;
 pub use untorn_journal::{Error, Outcome, Result};
-pub use untorn_os::Tracker;
+pub use untorn_os::TrackerKind;
 
 /// Handles can be moved between threads and shared by them.
 const _: () = {

@@ -164,7 +164,7 @@ impl Transaction {
         let file = self.first()?;
         let said = match mount_calls::ask::<{ mount_calls::ABORT }>(file, self.number) {
             Err(Errno::NOENT) if self.waits => {
-                Err(Error::invalid("a commit of the transaction waits for room, and is not taken back"))
+                Err(Error::invalid("a commit of the transaction waits for room, and cannot be aborted any more"))
             }
             said => told("abort the transaction of", file, said).map(|given_up| given_up != 0),
         };

@@ -5,7 +5,6 @@ pub(crate) mod locate_store;
 pub(crate) mod lost;
 pub(crate) mod read_map;
 
-use crate::engine::handles::store::Store;
 use crate::engine::paths::error_paths::{check_outside, error_in_store};
 pub use crate::reader::followed::{Change, Commit, Followed, What};
 use crate::reader::locate_store::locate;
@@ -38,14 +37,14 @@ const WAIT_MAX: Duration = Duration::from_millis(20);
 /// ```
 /// # let dir = tempfile::tempdir().unwrap();
 /// # let path = dir.path();
-/// use untorn::Store;
+/// use untorn::{Reader, Store};
 ///
-/// let store = Store::open(path)?;
-/// let file = store.open_or_create("settings")?;
+/// let store = Store::open_or_create(path)?;
+/// let file = store.open_or_create_file("settings")?;
 /// file.write_at(b"dark", 0)?;
 /// file.commit()?;
 ///
-/// let reader = Store::open_read_only(path)?; // here, or in another process
+/// let reader = Reader::open(path)?; // here, or in another process
 /// assert_eq!(reader.read("settings")?, b"dark");
 /// # store.close()?;
 /// # Ok::<(), untorn::Error>(())
@@ -86,14 +85,14 @@ impl Shared {
     }
 }
 
-impl Store {
+impl Reader {
     /// Opens a store for reading: a directory, or a file with its own store beside it.
     ///
     /// # Errors
     /// [`Error::Io`] with `NotFound` if there is no store; [`Error::Untrusted`] if it belongs to another user;
     /// [`Error::Unsupported`] if its owner works in class `process`; [`Error::Busy`] if the owner announces nothing to
     /// readers yet.
-    pub fn open_read_only(path: impl AsRef<Path>) -> Result<Reader> {
+    pub fn open(path: impl AsRef<Path>) -> Result<Reader> {
         let path = path.as_ref();
         if path.is_dir() {
             check_outside(path)?;
@@ -101,12 +100,9 @@ impl Store {
         let (storage, store_dir) = locate(path)?;
         Reader::open_on(storage, store_dir, path.to_owned())
     }
-}
 
-impl Reader {
     /// Opens a store on any storage.
-    #[doc(hidden)]
-    pub fn open_on(storage: Arc<dyn Storage>, store_dir: StoreDir, path: PathBuf) -> Result<Reader> {
+    pub(crate) fn open_on(storage: Arc<dyn Storage>, store_dir: StoreDir, path: PathBuf) -> Result<Reader> {
         let (last_lsn, newest) = (AtomicU64::new(0), Mutex::default());
         let shared = Arc::new(Shared { storage, store_dir, path, last_lsn, newest });
         let reader = Reader { shared };
@@ -117,20 +113,20 @@ impl Reader {
     /// Opens, for reading, the store that contains a file or directory. Also returns the path's name in the store.
     ///
     /// # Errors
-    /// Those of [`Store::open_read_only`].
-    pub fn of(path: impl AsRef<Path>) -> Result<(Reader, PathBuf)> {
+    /// Those of [`Reader::open`].
+    pub fn open_containing(path: impl AsRef<Path>) -> Result<(Reader, PathBuf)> {
         let path = path.as_ref();
         let whole = whole_path(path)?;
         if let (Some(parent), Some(name)) = (whole.parent(), whole.file_name()) {
             let alone = StoreDir::of_file(Path::new(name)).dir;
             if parent.join(alone).symlink_metadata().is_ok() {
-                return Ok((Store::open_read_only(&whole)?, name.into()));
+                return Ok((Reader::open(&whole)?, name.into()));
             }
         }
         match whole.ancestors().find(|dir| dir.join(STORE_DIR).symlink_metadata().is_ok()) {
             Some(top) => {
                 let name = whole.strip_prefix(top).expect("an ancestor").to_owned();
-                Ok((Store::open_read_only(top)?, name))
+                Ok((Reader::open(top)?, name))
             }
             None => Err(Error::io("find a store above", path, ErrorKind::NotFound.into())),
         }

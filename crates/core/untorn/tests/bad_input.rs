@@ -18,8 +18,8 @@ const TOO_FAR: &[&str] = &["invalid", "no-space", "io"];
 #[test]
 fn offsets_at_the_limits() {
     let dir = directory();
-    let store = Store::open(dir.path()).unwrap();
-    let file = store.open_or_create("a").unwrap();
+    let store = Store::open_or_create(dir.path()).unwrap();
+    let file = store.open_or_create_file("a").unwrap();
     file.write_all_at(&text("old", "a"), 0).unwrap();
     file.commit().unwrap();
 
@@ -43,9 +43,9 @@ fn offsets_at_the_limits() {
 #[test]
 fn sizes_that_only_some_file_systems_can_do() {
     let dir = directory();
-    let store = Store::open(dir.path()).unwrap();
-    let file = store.open_or_create("a").unwrap();
-    let other = store.open_or_create("b").unwrap();
+    let store = Store::open_or_create(dir.path()).unwrap();
+    let file = store.open_or_create_file("a").unwrap();
+    let other = store.open_or_create_file("b").unwrap();
     file.write_all_at(&text("old", "a"), 0).unwrap();
     file.commit().unwrap();
 
@@ -67,15 +67,15 @@ fn sizes_that_only_some_file_systems_can_do() {
     drop((file, other));
     store.close().unwrap();
     assert_same(&plain(dir.path().join("a")), &text("old", "a"), "after closing");
-    let store = Store::open(dir.path()).unwrap();
+    let store = Store::open_or_create(dir.path()).unwrap();
     assert!(store.status().quarantined.is_empty(), "{:?}", store.status().quarantined);
 }
 
 #[test]
 fn empty_changes_change_nothing() {
     let dir = directory();
-    let store = Store::open(dir.path()).unwrap();
-    let file = store.open_or_create("a").unwrap();
+    let store = Store::open_or_create(dir.path()).unwrap();
+    let file = store.open_or_create_file("a").unwrap();
     file.append(b"contents").unwrap();
     file.commit().unwrap();
     file.write_all_at(b"", 4).unwrap();
@@ -91,13 +91,13 @@ fn empty_changes_change_nothing() {
 #[track_caller]
 fn not_a_file(dir: &Path, name: &str) {
     let before = picture(dir);
-    let store = StoreOptions::default().open(dir).unwrap();
+    let store = StoreOptions::new().create(true).open(dir).unwrap();
     let path = dir.join(name);
     let name_owned = name.to_owned();
     within(LIMIT, name, move || {
         let kinds = &["invalid", "unsupported", "io"];
         refused(store.open_file(&name_owned), kinds);
-        refused(store.open_or_create(&name_owned), kinds);
+        refused(store.open_or_create_file(&name_owned), kinds);
         refused(File::open(&path), kinds);
         refused(File::open_or_create(&path), kinds);
         store.close().unwrap();
@@ -146,9 +146,9 @@ fn a_file_is_not_a_store() {
     let dir = directory();
     let path = dir.path().join("a");
     fs::write(&path, "plain").unwrap();
-    refused(Store::open(&path), &["invalid", "unsupported", "io"]);
-    refused(Store::open("/dev/null"), &["invalid", "unsupported", "io"]);
-    refused(Store::open("/proc/self"), &["invalid", "unsupported", "io", "untrusted"]);
+    refused(Store::open_or_create(&path), &["invalid", "unsupported", "io"]);
+    refused(Store::open_or_create("/dev/null"), &["invalid", "unsupported", "io"]);
+    refused(Store::open_or_create("/proc/self"), &["invalid", "unsupported", "io", "untrusted"]);
     assert_same(&plain(&path), b"plain", "left alone");
     assert_eq!(picture(dir.path()).len(), 1, "nothing was made beside it");
 }
@@ -160,12 +160,12 @@ fn names_that_leave_the_store_are_refused() {
     fs::create_dir(&dir).unwrap();
     fs::create_dir(dir.join("sub")).unwrap();
     fs::write(outer.path().join("outside"), "plain").unwrap();
-    let store = Store::open(&dir).unwrap();
+    let store = Store::open_or_create(&dir).unwrap();
     let absolute = outer.path().join("outside");
     for name in ["..", "../outside", "sub/../../outside", "../store/a", "sub/../a", absolute.to_str().unwrap(), "/"] {
         let e = refused(store.open_file(name), &["invalid", "untrusted", "io"]);
         assert_ne!(e.os_error(), Some(libc::ENOENT), "{name}: the name is wrong, the file not missing");
-        refused(store.open_or_create(name), &["invalid", "untrusted", "io"]);
+        refused(store.open_or_create_file(name), &["invalid", "untrusted", "io"]);
     }
     assert_same(&plain(outer.path().join("outside")), b"plain", "left alone");
     assert!(attribute(outer.path().join("outside")).is_none());
@@ -175,13 +175,13 @@ fn names_that_leave_the_store_are_refused() {
 #[test]
 fn names_that_are_no_names_are_refused() {
     let dir = directory();
-    let store = Store::open(dir.path()).unwrap();
+    let store = Store::open_or_create(dir.path()).unwrap();
     for name in ["", ".", "./", "a\0b"] {
         refused(store.open_file(name), &["invalid", "io"]);
-        refused(store.open_or_create(name), &["invalid", "io"]);
+        refused(store.open_or_create_file(name), &["invalid", "io"]);
     }
     refused(store.begin().create("a\0b", 0o644), &["invalid", "io"]);
-    refused(Store::open("a\0b"), &["invalid", "io"]);
+    refused(Store::open_or_create("a\0b"), &["invalid", "io"]);
     refused(File::open_or_create("a\0b"), &["invalid", "io"]);
     refused(File::open_or_create(""), &["invalid", "io"]);
 }
@@ -190,13 +190,13 @@ fn names_that_are_no_names_are_refused() {
 fn untorns_own_names_are_refused() {
     let dir = directory();
     fs::create_dir(dir.path().join("sub")).unwrap();
-    Store::open(dir.path().join("sub")).unwrap().close().unwrap();
-    let store = Store::open(dir.path()).unwrap();
+    Store::open_or_create(dir.path().join("sub")).unwrap().close().unwrap();
+    let store = Store::open_or_create(dir.path()).unwrap();
     let within_it = fs::read_dir(dir.path().join(".untorn")).unwrap().next().expect("a file").unwrap().file_name();
     let within_it = format!(".untorn/{}", within_it.to_str().unwrap());
     for name in [".untorn", ".untorn/x", "sub/.untorn", "sub/.untorn/x", "./.untorn/x", &within_it] {
         refused(store.open_file(name), &["invalid", "untrusted"]);
-        refused(store.open_or_create(name), &["invalid", "untrusted"]);
+        refused(store.open_or_create_file(name), &["invalid", "untrusted"]);
     }
     for name in [".untorn", "sub/.untorn"] {
         refused(File::open_or_create(dir.path().join(name).join("x")), &["invalid", "untrusted"]);
@@ -207,7 +207,7 @@ fn untorns_own_names_are_refused() {
 #[test]
 fn unusual_names_are_names() {
     let dir = directory();
-    let store = Store::open(dir.path()).unwrap();
+    let store = Store::open_or_create(dir.path()).unwrap();
     let longest = "n".repeat(255);
     let names: [&OsStr; 7] = [
         OsStr::from_bytes(b"not \xff\xfe UTF-8 \x80"),
@@ -229,7 +229,7 @@ fn unusual_names_are_names() {
         file.commit().unwrap();
     }
     store.close().unwrap();
-    let store = Store::open(dir.path()).unwrap();
+    let store = Store::open_or_create(dir.path()).unwrap();
     for name in names {
         let wanted = [name.as_bytes(), b" more"].concat();
         assert_same(&contents(&store.open_file(name).unwrap()), &wanted, "through the store");
@@ -240,11 +240,11 @@ fn unusual_names_are_names() {
 #[test]
 fn names_that_are_too_long_are_refused() {
     let dir = directory();
-    let store = Store::open(dir.path()).unwrap();
+    let store = Store::open_or_create(dir.path()).unwrap();
     let long_name = "n".repeat(256);
     let long_path = "d/".repeat(2100) + "a";
     for name in [&long_name, &long_path] {
-        refused(store.open_or_create(name), &["invalid", "io"]);
+        refused(store.open_or_create_file(name), &["invalid", "io"]);
         let mut txn = store.begin();
         let done = txn.create(name, 0o644).map(drop).and_then(|()| txn.commit());
         refused(done, &["invalid", "io"]);
@@ -254,13 +254,13 @@ fn names_that_are_too_long_are_refused() {
     let almost = "n".repeat(252);
     refused(File::open_or_create(dir.path().join(&almost)), &["invalid", "io", "unsupported"]);
     assert!(!dir.path().join(&almost).exists(), "no room for its store's name: nothing is made");
-    store.open_or_create("a").unwrap().append(b"x").unwrap();
+    store.open_or_create_file("a").unwrap().append(b"x").unwrap();
 }
 
 #[test]
 fn a_deep_path_works() {
     let dir = directory();
-    let store = Store::open(dir.path()).unwrap();
+    let store = Store::open_or_create(dir.path()).unwrap();
     let mut txn = store.begin();
     let mut path = String::new();
     for level in 0..40 {
@@ -279,12 +279,12 @@ fn a_deep_path_works() {
 fn a_journal_that_is_too_small_is_refused_or_made_large_enough() {
     let dir = directory();
     for bytes in [0, 1, 4096, (64 << 10) - 1] {
-        match StoreOptions::default().journal_bytes(bytes).open(dir.path()) {
+        match StoreOptions::new().create(true).journal_bytes(bytes).open(dir.path()) {
             Ok(store) => assert!(store.status().journal_bytes_max >= 64 << 10),
             Err(e) => assert!(matches!(e, Error::Invalid { .. }), "{e}"),
         }
     }
-    refused_or_works(StoreOptions::default().journal_bytes(u64::MAX).open(dir.path()));
+    refused_or_works(StoreOptions::new().create(true).journal_bytes(u64::MAX).open(dir.path()));
 }
 
 /// A size beyond every disk: it is either refused, or it works as a limit that is never reached.
@@ -292,7 +292,7 @@ fn a_journal_that_is_too_small_is_refused_or_made_large_enough() {
 fn refused_or_works(store: untorn::Result<Store>) {
     match store {
         Ok(store) => {
-            let file = store.open_or_create("a").unwrap();
+            let file = store.open_or_create_file("a").unwrap();
             file.append(b"x").unwrap();
             file.commit().unwrap();
         }
@@ -303,7 +303,7 @@ fn refused_or_works(store: untorn::Result<Store>) {
 #[test]
 fn modes_with_strange_bits() {
     let dir = directory();
-    let store = Store::open(dir.path()).unwrap();
+    let store = Store::open_or_create(dir.path()).unwrap();
     let mut txn = store.begin();
     for mode in [0o100_644, 0o10_644, u32::MAX] {
         refused(txn.create(format!("{mode:o}"), mode), &["invalid"]);
@@ -326,7 +326,7 @@ fn no_permission_is_told_as_such() {
         process.refused(&["open", dir.path().to_str().unwrap()], &["io", "untrusted"]);
         assert_eq!(picture(dir.path()).len(), 1, "nothing was made");
     } else {
-        refused(Store::open("/"), &["io", "untrusted"]);
+        refused(Store::open_or_create("/"), &["io", "untrusted"]);
         refused(File::open("/etc/passwd"), &["io", "untrusted"]);
     }
 }
@@ -335,7 +335,7 @@ fn no_permission_is_told_as_such() {
 fn a_journal_is_no_larger_than_recovery_can_read() {
     let dir = directory();
     for asked in [JOURNAL_BYTES_MAX + 1, 5 << 40, u64::MAX] {
-        let store = StoreOptions::default().journal_bytes(asked).open(dir.path()).unwrap();
+        let store = StoreOptions::new().create(true).journal_bytes(asked).open(dir.path()).unwrap();
         assert_eq!(store.status().journal_bytes_max, 4 << 30, "{asked} bytes were asked for");
         store.close().unwrap();
     }

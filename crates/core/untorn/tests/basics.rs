@@ -8,14 +8,15 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
-use untorn::{Error, FailureClass, File, FileOptions, Store, StoreOptions};
+use untorn::heap::{Heap, HeapOptions};
+use untorn::{Error, FailureClass, File, FileOptions, Reader, Store, StoreOptions};
 
 #[test]
 fn a_committed_file_is_there_after_reopening() {
     let dir = directory();
-    let store = Store::open(dir.path()).unwrap();
+    let store = Store::open_or_create(dir.path()).unwrap();
     assert_eq!(fs::canonicalize(store.path()).unwrap(), fs::canonicalize(dir.path()).unwrap());
-    let file = store.open_or_create("a").unwrap();
+    let file = store.open_or_create_file("a").unwrap();
     assert_eq!(file.path(), Path::new("a"));
     assert_eq!(file.store().path(), store.path());
     file.write_all_at(&text("one", "a"), 0).unwrap();
@@ -25,15 +26,15 @@ fn a_committed_file_is_there_after_reopening() {
     store.close().unwrap();
     assert_same(&plain(dir.path().join("a")), &text("one", "a"), "for other programs, after closing");
 
-    let store = Store::open(dir.path()).unwrap();
+    let store = Store::open_or_create(dir.path()).unwrap();
     assert_same(&stored(&store, "a"), &text("one", "a"), "after reopening");
 }
 
 #[test]
 fn reads_see_own_uncommitted_writes_and_others_do_not() {
     let dir = directory();
-    let store = Store::open(dir.path()).unwrap();
-    let file = store.open_or_create("a").unwrap();
+    let store = Store::open_or_create(dir.path()).unwrap();
+    let file = store.open_or_create_file("a").unwrap();
     file.write_all_at(&text("old", "a"), 0).unwrap();
     file.commit().unwrap();
     store.checkpoint().unwrap();
@@ -51,7 +52,7 @@ fn reads_see_own_uncommitted_writes_and_others_do_not() {
 #[test]
 fn a_read_is_short_only_at_the_end() {
     let dir = directory();
-    let file = Store::open(dir.path()).unwrap().open_or_create("a").unwrap();
+    let file = Store::open_or_create(dir.path()).unwrap().open_or_create_file("a").unwrap();
     file.write_all_at(&[7; 5000], 0).unwrap();
     let mut bytes = [0; 100];
     assert_eq!(file.read_at(&mut bytes, 4950).unwrap(), 50);
@@ -63,8 +64,8 @@ fn a_read_is_short_only_at_the_end() {
 #[test]
 fn several_handles_are_one_view() {
     let dir = directory();
-    let store = Store::open(dir.path()).unwrap();
-    let first = store.open_or_create("a").unwrap();
+    let store = Store::open_or_create(dir.path()).unwrap();
+    let first = store.open_or_create_file("a").unwrap();
     let second = store.open_file("a").unwrap();
     let third = first.try_clone().unwrap();
     first.write_all_at(b"first ", 0).unwrap();
@@ -82,8 +83,8 @@ fn several_handles_are_one_view() {
 #[test]
 fn threads_share_a_handle() {
     let dir = directory();
-    let store = Store::open(dir.path()).unwrap();
-    let file = store.open_or_create("a").unwrap();
+    let store = Store::open_or_create(dir.path()).unwrap();
+    let file = store.open_or_create_file("a").unwrap();
     std::thread::scope(|scope| {
         for thread in 0..4u8 {
             let file = &file;
@@ -107,8 +108,8 @@ fn threads_share_a_handle() {
 #[test]
 fn closing_discards_what_was_not_committed() {
     let dir = directory();
-    let store = Store::open(dir.path()).unwrap();
-    let file = store.open_or_create("a").unwrap();
+    let store = Store::open_or_create(dir.path()).unwrap();
+    let file = store.open_or_create_file("a").unwrap();
     file.write_all_at(b"kept", 0).unwrap();
     file.commit().unwrap();
 
@@ -133,8 +134,8 @@ fn closing_discards_what_was_not_committed() {
 #[test]
 fn commit_on_close_is_opt_in() {
     let dir = directory();
-    let store = Store::open(dir.path()).unwrap();
-    let file = store.open_or_create("a").unwrap();
+    let store = Store::open_or_create(dir.path()).unwrap();
+    let file = store.open_or_create_file("a").unwrap();
     file.set_commit_on_close(true);
     file.append(b"kept").unwrap();
     file.close().unwrap();
@@ -151,8 +152,8 @@ fn commit_on_close_is_opt_in() {
 #[test]
 fn rollback_brings_back_contents_and_size() {
     let dir = directory();
-    let store = Store::open(dir.path()).unwrap();
-    let file = store.open_or_create("a").unwrap();
+    let store = Store::open_or_create(dir.path()).unwrap();
+    let file = store.open_or_create_file("a").unwrap();
     file.rollback().unwrap();
     file.write_all_at(&text("old", "a"), 0).unwrap();
     file.commit().unwrap();
@@ -173,7 +174,7 @@ fn rollback_brings_back_contents_and_size() {
 #[test]
 fn append_tells_where() {
     let dir = directory();
-    let file = Store::open(dir.path()).unwrap().open_or_create("a").unwrap();
+    let file = Store::open_or_create(dir.path()).unwrap().open_or_create_file("a").unwrap();
     let mut wanted = Vec::new();
     for i in 0..300u32 {
         let line = format!("line {i}\n").repeat(i as usize % 7);
@@ -189,8 +190,8 @@ fn append_tells_where() {
 #[test]
 fn truncate_shrinks_and_grows_with_zeros() {
     let dir = directory();
-    let store = Store::open(dir.path()).unwrap();
-    let file = store.open_or_create("a").unwrap();
+    let store = Store::open_or_create(dir.path()).unwrap();
+    let file = store.open_or_create_file("a").unwrap();
     file.write_all_at(&text("old", "a"), 0).unwrap();
     file.commit().unwrap();
 
@@ -225,8 +226,8 @@ fn truncate_shrinks_and_grows_with_zeros() {
 #[test]
 fn zero_clears_and_extends() {
     let dir = directory();
-    let store = Store::open(dir.path()).unwrap();
-    let file = store.open_or_create("a").unwrap();
+    let store = Store::open_or_create(dir.path()).unwrap();
+    let file = store.open_or_create_file("a").unwrap();
     file.write_all_at(&[9; 20_000], 0).unwrap();
     file.commit().unwrap();
     file.zero(4000, 9000).unwrap();
@@ -247,8 +248,8 @@ fn zero_clears_and_extends() {
 #[test]
 fn syncv_commits_many_files() {
     let dir = directory();
-    let store = Store::open(dir.path()).unwrap();
-    let files: Vec<File> = (0..20).map(|i| store.open_or_create(format!("f{i}")).unwrap()).collect();
+    let store = Store::open_or_create(dir.path()).unwrap();
+    let files: Vec<File> = (0..20).map(|i| store.open_or_create_file(format!("f{i}")).unwrap()).collect();
     for (i, file) in files.iter().enumerate() {
         file.write_all_at(&text("one", &i.to_string()), 0).unwrap();
     }
@@ -273,9 +274,9 @@ fn syncv_commits_many_files() {
 #[test]
 fn tickets_tell_when_a_commit_is_durable() {
     let dir = directory();
-    let store = Store::open(dir.path()).unwrap();
-    let a = store.open_or_create("a").unwrap();
-    let b = store.open_or_create("b").unwrap();
+    let store = Store::open_or_create(dir.path()).unwrap();
+    let a = store.open_or_create_file("a").unwrap();
+    let b = store.open_or_create_file("b").unwrap();
     a.append(b"1").unwrap();
     let ticket = a.commit_async().unwrap();
     ticket.wait().unwrap();
@@ -309,8 +310,8 @@ fn tickets_tell_when_a_commit_is_durable() {
 #[test]
 fn after_a_checkpoint_files_are_plain_and_whole() {
     let dir = directory();
-    let store = Store::open(dir.path()).unwrap();
-    let file = store.open_or_create("a").unwrap();
+    let store = Store::open_or_create(dir.path()).unwrap();
+    let file = store.open_or_create_file("a").unwrap();
     for version in ["one", "two", "three"] {
         file.write_all_at(&text(version, "a"), 0).unwrap();
         file.commit().unwrap();
@@ -326,8 +327,8 @@ fn after_a_checkpoint_files_are_plain_and_whole() {
 #[test]
 fn a_commit_may_be_larger_than_the_journal() {
     let dir = directory();
-    let store = StoreOptions::default().journal_bytes(64 << 10).open(dir.path()).unwrap();
-    let file = store.open_or_create("big").unwrap();
+    let store = StoreOptions::new().create(true).journal_bytes(64 << 10).open(dir.path()).unwrap();
+    let file = store.open_or_create_file("big").unwrap();
     let mut wanted: Vec<u8> = (0..8u32 << 20).map(|i| (i / 1000) as u8).collect();
     for (i, part) in wanted.chunks(300_000).enumerate() {
         file.write_all_at(part, i as u64 * 300_000).unwrap();
@@ -352,20 +353,20 @@ fn a_commit_may_be_larger_than_the_journal() {
 #[test]
 fn options_of_a_file() {
     let dir = directory();
-    let store = Store::open(dir.path()).unwrap();
+    let store = Store::open_or_create(dir.path()).unwrap();
     let create = FileOptions::new().create(true).mode(0o640);
-    let file = store.open_file_with("a", &create).unwrap();
+    let file = create.open_in(&store, "a").unwrap();
     assert_eq!(mode(dir.path().join("a")), 0o640 & !umask(), "the mode less the umask, at once");
     file.append(b"contents").unwrap();
     file.commit().unwrap();
     // An existing file is opened, and its mode left alone.
-    let again = store.open_file_with("a", &FileOptions::new().create(true).mode(0o600)).unwrap();
+    let again = FileOptions::new().create(true).mode(0o600).open_in(&store, "a").unwrap();
     assert_same(&contents(&again), b"contents", "opened again");
     assert_eq!(mode(dir.path().join("a")), 0o640 & !umask());
-    refused_with_errno(store.open_file_with("a", &create.create_new(true)), libc::EEXIST);
-    refused_with_errno(store.open_file_with("b", &FileOptions::default()), libc::ENOENT);
+    refused_with_errno(create.create_new(true).open_in(&store, "a"), libc::EEXIST);
+    refused_with_errno(FileOptions::default().open_in(&store, "b"), libc::ENOENT);
 
-    let reader = store.open_file_with("a", &FileOptions::new().read_only(true)).unwrap();
+    let reader = FileOptions::new().read_only(true).open_in(&store, "a").unwrap();
     assert_same(&contents(&reader), b"contents", "a read-only handle reads");
     for result in [reader.write_all_at(b"x", 0), reader.append(b"x").map(drop), reader.set_len(0), reader.zero(0, 1)] {
         assert!(result.is_err(), "a read-only handle does not write");
@@ -373,7 +374,7 @@ fn options_of_a_file() {
     assert_same(&contents(&file), b"contents", "nothing was written");
     drop((file, again, reader));
 
-    let truncated = store.open_file_with("a", &FileOptions::new().truncate(true)).unwrap();
+    let truncated = FileOptions::new().truncate(true).open_in(&store, "a").unwrap();
     assert_eq!(truncated.len().unwrap(), 0);
     drop(truncated);
     assert_same(&stored(&store, "a"), b"contents", "the truncation was not committed");
@@ -389,9 +390,9 @@ fn umask() -> u32 {
 #[test]
 fn a_closed_store_answers_closed() {
     let dir = directory();
-    let store = Store::open(dir.path()).unwrap();
+    let store = Store::open_or_create(dir.path()).unwrap();
     let clone = store.clone();
-    let file = store.open_or_create("a").unwrap();
+    let file = store.open_or_create_file("a").unwrap();
     let txn = store.begin();
     store.close().unwrap();
     refused(file.read_at(&mut [0; 4], 0), &["closed"]);
@@ -399,24 +400,24 @@ fn a_closed_store_answers_closed() {
     refused(file.len(), &["closed"]);
     refused(file.commit(), &["closed"]);
     refused(clone.open_file("a"), &["closed"]);
-    refused(clone.open_or_create("b"), &["closed"]);
+    refused(clone.open_or_create_file("b"), &["closed"]);
     refused(clone.checkpoint(), &["closed"]);
     refused(txn.commit(), &["closed"]);
     // The next owner can open the store.
-    let store = Store::open(dir.path()).unwrap();
+    let store = Store::open_or_create(dir.path()).unwrap();
     assert_eq!(stored(&store, "a").len(), 0);
 }
 
 #[test]
 fn a_dropped_store_closes_by_itself() {
     let dir = directory();
-    let file = Store::open(dir.path()).unwrap().open_or_create("a").unwrap();
+    let file = Store::open_or_create(dir.path()).unwrap().open_or_create_file("a").unwrap();
     file.append(b"kept").unwrap();
     file.commit().unwrap();
     // The file handle alone keeps the store alive.
-    refused(Store::open(dir.path()), &["busy"]);
+    refused(Store::open_or_create(dir.path()), &["busy"]);
     drop(file);
-    let store = Store::open(dir.path()).unwrap();
+    let store = Store::open_or_create(dir.path()).unwrap();
     assert_same(&stored(&store, "a"), b"kept", "after reopening");
 }
 
@@ -458,7 +459,7 @@ fn an_existing_file_is_taken_as_it_is() {
     set_mode(&path, 0o604);
     let inode = fs::metadata(&path).unwrap().ino();
 
-    let store = Store::open(dir.path()).unwrap();
+    let store = Store::open_or_create(dir.path()).unwrap();
     let file = store.open_file("sub/a").unwrap();
     assert_same(&contents(&file), &text("plain", "a"), "as it was");
     file.write_all_at(b"changed", 0).unwrap();
@@ -475,12 +476,12 @@ fn an_existing_file_is_taken_as_it_is() {
 #[test]
 fn status_counts() {
     let dir = directory();
-    let store = StoreOptions::default().journal_bytes(1 << 20).full_page(true).open(dir.path()).unwrap();
+    let store = StoreOptions::new().create(true).journal_bytes(1 << 20).full_page(true).open(dir.path()).unwrap();
     let start = store.status();
     assert_eq!((start.class, start.full_page, start.journal_bytes_max), (FailureClass::Power, true, 1 << 20));
     assert!(!start.store_id.is_empty());
     assert_eq!(start.open_files, 0);
-    let file = store.open_or_create("a").unwrap();
+    let file = store.open_or_create_file("a").unwrap();
     let before = store.status();
     for i in 0..10u64 {
         file.write_all_at(&text("one", "a")[..1000], i * 1000).unwrap();
@@ -504,7 +505,7 @@ fn status_counts() {
     drop(file);
     let id = status.store_id;
     store.close().unwrap();
-    assert_eq!(Store::open(dir.path()).unwrap().status().store_id, id, "a store keeps its id");
+    assert_eq!(Store::open_or_create(dir.path()).unwrap().status().store_id, id, "a store keeps its id");
 }
 
 #[test]
@@ -527,19 +528,37 @@ fn small_stays_small() {
 #[test]
 fn create_off_makes_nothing() {
     let dir = directory();
-    let options = StoreOptions::default().create(false);
-    refused_with_errno(options.open(dir.path()), libc::ENOENT);
-    refused_with_errno(options.open_standalone(dir.path().join("a")), libc::ENOENT);
-    refused_with_errno(options.open(dir.path().join("missing")), libc::ENOENT);
+    let missing = |opened: Result<(), Error>| {
+        let Err(e @ Error::Io { .. }) = opened else { panic!("opened what is not there") };
+        assert_eq!(e.os_error(), Some(libc::ENOENT));
+        assert!(e.to_string().contains("`create`"), "{e}");
+    };
+    let options = StoreOptions::new().create(false);
+    let (a, b) = (dir.path().join("a"), dir.path().join("b"));
+    for store in [dir.path(), &a] {
+        missing(options.open(store).map(drop));
+        missing(Store::open(store).map(drop));
+    }
+    missing(File::open(&a).map(drop));
+    missing(FileOptions::new().store(StoreOptions::new().create(true)).open(&a).map(drop));
+    missing(Heap::open(&a).map(drop));
+    refused_with_errno(Reader::open(&a), libc::ENOENT);
     assert!(picture(dir.path()).is_empty(), "nothing was made");
-    Store::open(dir.path()).unwrap().close().unwrap();
+    let store = Store::open_or_create(dir.path()).unwrap();
+    missing(store.open_file("a").map(drop));
+    missing(HeapOptions::new().open_in(&store, "a").map(drop));
+    store.close().unwrap();
     options.open(dir.path()).unwrap();
+    // A standalone file exists without its store.
+    fs::write(&b, "old").unwrap();
+    File::open(&b).unwrap().close().unwrap();
+    assert_eq!(fs::read(&b).unwrap(), b"old");
 }
 
 #[test]
 fn errors_name_the_path() {
     let dir = directory();
-    let store = Store::open(dir.path()).unwrap();
+    let store = Store::open_or_create(dir.path()).unwrap();
     let Err(e @ Error::Io { .. }) = store.open_file("no such file") else { panic!("opened what is not there") };
     assert!(e.to_string().contains("no such file"), "{e}");
 }
@@ -554,7 +573,7 @@ fn a_standalone_store_stays_open_for_the_file_that_has_the_name_now() {
     let mut txn = store.begin();
     txn.unlink("f").unwrap();
     txn.commit().unwrap();
-    let second = store.open_or_create("f").unwrap();
+    let second = store.open_or_create_file("f").unwrap();
     second.write_all_at(b"second", 0).unwrap();
     drop(store);
     drop(first);

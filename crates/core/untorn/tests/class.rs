@@ -8,7 +8,7 @@ use common::*;
 use untorn::{FailureClass, Store, StoreOptions};
 
 fn open(path: &std::path::Path, class: FailureClass) -> Store {
-    StoreOptions::default().class(class).open(path).expect("open")
+    StoreOptions::new().create(true).class(class).open(path).expect("open")
 }
 
 #[test]
@@ -58,7 +58,7 @@ fn a_store_changes_class_as_often_as_one_likes() {
         let class = if round % 2 == 0 { FailureClass::Process } else { FailureClass::Power };
         let store = open(dir.path(), class);
         assert_eq!(store.status().class, class);
-        let file = store.open_or_create("a").unwrap();
+        let file = store.open_or_create_file("a").unwrap();
         assert_eq!(file.append(&[round; 1000]).unwrap(), u64::from(round) * 1000);
         file.commit().unwrap();
         drop(file);
@@ -72,7 +72,7 @@ fn a_store_changes_class_as_often_as_one_likes() {
 fn syncs_of(commits: u64, class: FailureClass) -> u64 {
     let dir = directory();
     let store = open(dir.path(), class);
-    let file = store.open_or_create("a").unwrap();
+    let file = store.open_or_create_file("a").unwrap();
     file.write_all_at(&[1; 4096], 0).unwrap();
     file.commit().unwrap();
     let before = store.status().syncs;

@@ -7,7 +7,7 @@ use untorn::{Store, StoreOptions};
 
 /// A store that writes asynchronous commits only within calls.
 fn open_quiet(dir: &std::path::Path) -> Store {
-    StoreOptions::new().background(false).open(dir).unwrap()
+    StoreOptions::new().create(true).background(false).open(dir).unwrap()
 }
 
 #[test]
@@ -37,8 +37,8 @@ fn a_refused_commit_of_a_file_without_handles_is_forgotten() {
 fn thousands_of_commits_on_their_way_are_readable() {
     for background in [false, true] {
         let dir = tempfile::tempdir().unwrap();
-        let store = StoreOptions::new().background(background).open(dir.path()).unwrap();
-        let file = store.open_or_create("f").unwrap();
+        let store = StoreOptions::new().create(true).background(background).open(dir.path()).unwrap();
+        let file = store.open_or_create_file("f").unwrap();
         let work = std::thread::Builder::new().stack_size(256 << 10).spawn(move || {
             let mut last = None;
             for n in 0..20_000u64 {
@@ -64,8 +64,8 @@ fn a_ticket_does_not_keep_the_store_open() {
         let mut tickets = Vec::new();
         for n in 0..10_u8 {
             // Without `wait`: an open store would be busy.
-            let store = StoreOptions::new().background(background).open(dir.path()).unwrap();
-            let file = store.open_or_create("f").unwrap();
+            let store = StoreOptions::new().create(true).background(background).open(dir.path()).unwrap();
+            let file = store.open_or_create_file("f").unwrap();
             assert_eq!(contents(&file).len(), usize::from(n));
             file.append(&[n]).unwrap();
             tickets.push(file.commit_async().unwrap());
@@ -124,9 +124,9 @@ fn a_ticket_of_a_closed_store_tells_why_its_commit_failed() {
 fn a_name_is_that_of_the_last_commit_even_if_nobody_waited_for_it() {
     for background in [false, true] {
         let dir = tempfile::tempdir().unwrap();
-        let store = StoreOptions::new().background(background).open(dir.path()).unwrap();
+        let store = StoreOptions::new().create(true).background(background).open(dir.path()).unwrap();
         for (name, text) in [("a", b"AAAA"), ("b", b"BBBB"), ("c", b"CCCC"), ("d", b"DDDD")] {
-            let file = store.open_or_create(name).unwrap();
+            let file = store.open_or_create_file(name).unwrap();
             file.append(text).unwrap();
             file.commit().unwrap();
         }
@@ -155,9 +155,9 @@ fn a_name_is_that_of_the_last_commit_even_if_nobody_waited_for_it() {
         let mut txn = store.begin();
         txn.rename("c", "e").unwrap();
         let second = txn.commit_async().unwrap();
-        assert_eq!(contents(&store.open_or_create("d").unwrap()), b"made");
-        assert_eq!(contents(&store.open_or_create("e").unwrap()), b"DDDD");
-        let new = store.open_or_create("c").unwrap();
+        assert_eq!(contents(&store.open_or_create_file("d").unwrap()), b"made");
+        assert_eq!(contents(&store.open_or_create_file("e").unwrap()), b"DDDD");
+        let new = store.open_or_create_file("c").unwrap();
         assert_eq!(new.len().unwrap(), 0);
         first.wait().unwrap();
         second.wait().unwrap();
@@ -182,7 +182,7 @@ fn the_name_of_a_refused_commit_is_that_of_the_commit_before() {
     let dir = tempfile::tempdir().unwrap();
     let store = open_quiet(dir.path());
     for name in ["a", "b"] {
-        let file = store.open_or_create(name).unwrap();
+        let file = store.open_or_create_file(name).unwrap();
         file.append(name.as_bytes()).unwrap();
         file.commit().unwrap();
     }

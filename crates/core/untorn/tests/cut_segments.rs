@@ -6,8 +6,8 @@ mod common;
 use common::child_process::{ChildProcess, close_clean_with};
 use common::*;
 use std::fs;
-use untorn::Store;
 use untorn::offline::{RecoverOptions, inspect, recover};
+use untorn::{Reader, Store};
 
 #[test]
 fn a_segment_that_was_cut_short_is_damage_until_it_is_salvaged() {
@@ -27,9 +27,9 @@ fn a_segment_that_was_cut_short_is_damage_until_it_is_salvaged() {
     let problems = inspect(dir.path()).unwrap().problems;
     assert!(problems.iter().any(|problem| problem.contains("commits at its end are lost")), "{problems:?}");
     let (before, journal) = (plain(dir.path().join("a")), plain(&newest));
-    refused(Store::open(dir.path()), &["corrupt"]);
+    refused(Store::open_or_create(dir.path()), &["corrupt"]);
     refused(recover(dir.path(), &RecoverOptions::default(), &|_, _| ()), &["corrupt"]);
-    refused(Store::open_read_only(dir.path()), &["corrupt"]);
+    refused(Reader::open(dir.path()), &["corrupt"]);
     assert!(plain(dir.path().join("a")) == before && plain(&newest) == journal, "nothing was changed");
 
     let salvage = RecoverOptions { salvage: true, ..RecoverOptions::default() };
@@ -37,6 +37,6 @@ fn a_segment_that_was_cut_short_is_damage_until_it_is_salvaged() {
     let kept = plain(dir.path().join("a"));
     assert!((0..=40).any(|nth: u32| kept == text(&nth.to_string(), "a")), "it is the state of a commit");
     assert_eq!(inspect(dir.path()).unwrap().problems, Vec::<String>::new());
-    let store = Store::open(dir.path()).unwrap();
+    let store = Store::open_or_create(dir.path()).unwrap();
     assert_same(&stored(&store, "a"), &kept, "and stays so");
 }

@@ -2,7 +2,6 @@
 
 mod common;
 
-use common::child_process::again;
 use common::*;
 use std::fs::{self, File};
 use std::io::Read;
@@ -10,7 +9,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use untorn::heap::HeapOptions;
-use untorn::{FailureClass, Gate, Store, StoreOptions};
+use untorn::{FailureClass, Gate, Reader, Store, StoreOptions};
 
 const DIR: &str = "UNTORN_TEST_DESCRIPTORS";
 
@@ -56,7 +55,7 @@ impl Drop for WithoutStreams {
 
 /// Runs a test in a process of its own, as it closes descriptors.
 fn in_child(test: &str, dir: &Path) {
-    let output = again(test).env(DIR, dir).output().unwrap();
+    let output = untorn_testkit::again!(test).env(DIR, dir).output().unwrap();
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{}\n{out}\n{err}", output.status);
 }
@@ -70,7 +69,7 @@ fn nothing_that_is_kept_has_the_number_of_a_standard_stream() {
     let Some(dir) = child_dir() else {
         let dir = directory();
         in_child("nothing_that_is_kept_has_the_number_of_a_standard_stream", dir.path());
-        let store = Store::open(dir.path().join("store")).unwrap();
+        let store = Store::open_or_create(dir.path().join("store")).unwrap();
         for name in ["early", "a", "b", "c", "mapped", "large"] {
             assert!(stored(&store, name).ends_with(b"last"), "{name}");
         }
@@ -79,7 +78,7 @@ fn nothing_that_is_kept_has_the_number_of_a_standard_stream() {
     };
     let path = dir.join("store");
     let store = StoreOptions::new().create(true).journal_bytes(4 << 20).open(&path).unwrap();
-    let early = store.open_or_create("early").unwrap();
+    let early = store.open_or_create_file("early").unwrap();
     early.append(b"first ").unwrap();
     early.commit().unwrap();
     // Not even when the numbers of the standard streams are free: the program's own files may get them.
@@ -91,25 +90,25 @@ fn nothing_that_is_kept_has_the_number_of_a_standard_stream() {
         WithoutStreams::chatter();
         found.extend(WithoutStreams::found());
     };
-    let files = ["a", "b", "c"].map(|name| store.open_or_create(name).unwrap());
+    let files = ["a", "b", "c"].map(|name| store.open_or_create_file(name).unwrap());
     look();
     files.iter().for_each(|file| _ = file.append(&[b'd'; 300_000]).unwrap());
     store.syncv(&files.each_ref()).unwrap();
     look();
     // A spill file, and data files that are opened again.
-    let large = store.open_or_create("large").unwrap();
+    let large = store.open_or_create_file("large").unwrap();
     large.write_all_at(&vec![1; 8 << 20], 0).unwrap();
     large.commit().unwrap();
     store.checkpoint().unwrap();
     look();
-    let mapped = store.open_or_create("mapped").unwrap();
+    let mapped = store.open_or_create_file("mapped").unwrap();
     mapped.append(&[0; 8192]).unwrap();
     mapped.commit().unwrap();
     let map = mapped.map().unwrap();
     map.store(b"last", 8188).unwrap();
     look();
     map.msync().unwrap();
-    let heap = HeapOptions::new().open_in(&store, "heap");
+    let heap = HeapOptions::new().create(true).open_in(&store, "heap");
     look();
     drop(heap);
     let gate = Gate::new().unwrap();
@@ -120,7 +119,7 @@ fn nothing_that_is_kept_has_the_number_of_a_standard_stream() {
     look();
     drop((output, gate));
     let mut said = String::new();
-    let reading = Store::open_read_only(&path).map(|reader| reader.snapshot());
+    let reading = Reader::open(&path).map(|reader| reader.snapshot());
     look();
     drop(reading);
     untorn::offline::put(&dir.join("put"), &mut b"put last".as_slice()).unwrap();
@@ -132,8 +131,8 @@ fn nothing_that_is_kept_has_the_number_of_a_standard_stream() {
     look();
     drop((map, mapped));
     // A second store, and the first again.
-    let second = Store::open(other.path()).unwrap();
-    second.open_or_create("x").unwrap().commit().unwrap();
+    let second = Store::open_or_create(other.path()).unwrap();
+    second.open_or_create_file("x").unwrap().commit().unwrap();
     look();
     second.close().unwrap();
     drop(without);
@@ -151,7 +150,7 @@ fn a_program_that_closes_all_descriptors_is_told_and_keeps_its_files() {
             let dir = directory();
             fs::write(dir.path().join("class"), class).unwrap();
             in_child("a_program_that_closes_all_descriptors_is_told_and_keeps_its_files", dir.path());
-            let store = Store::open(dir.path().join("store")).unwrap();
+            let store = Store::open_or_create(dir.path().join("store")).unwrap();
             assert_eq!(stored(&store, "a"), b"committed", "{class}");
             assert_eq!(stored(&store, "large").len(), 1 << 20);
             store.close().unwrap();
@@ -162,8 +161,8 @@ fn a_program_that_closes_all_descriptors_is_told_and_keeps_its_files() {
         b"power" => FailureClass::Power,
         _ => FailureClass::Process,
     };
-    let store = StoreOptions::new().class(class).create(true).open(dir.join("store")).unwrap();
-    let (a, large) = (store.open_or_create("a").unwrap(), store.open_or_create("large").unwrap());
+    let store = StoreOptions::new().create(true).class(class).create(true).open(dir.join("store")).unwrap();
+    let (a, large) = (store.open_or_create_file("a").unwrap(), store.open_or_create_file("large").unwrap());
     a.append(b"committed").unwrap();
     large.append(&[7; 1 << 20]).unwrap();
     store.syncv(&[&a, &large]).unwrap();
@@ -198,7 +197,7 @@ fn a_program_that_closes_all_descriptors_is_told_and_keeps_its_files() {
     refused(large.write_all_at(&[8; 9 << 20], 0).and_then(|()| large.commit()), &["failed-sync-not-committed", "io"]);
     refused(store.checkpoint(), &["failed-sync-not-committed", "io", "conflict"]);
     untouched("a checkpoint");
-    assert!(store.open_or_create("new").is_err());
+    assert!(store.open_or_create_file("new").is_err());
     assert_eq!(fs::read_dir(&theirs).unwrap().count(), 64);
     let (_reader, writer) = std::io::pipe().unwrap();
     let output = gate.output(writer.into());
@@ -228,13 +227,13 @@ fn a_closed_descriptor_of_a_data_file_is_not_taken_for_another_program() {
     let Some(dir) = child_dir() else {
         let dir = directory();
         in_child(TEST, dir.path());
-        let store = Store::open(dir.path().join("store")).unwrap();
+        let store = Store::open_or_create(dir.path().join("store")).unwrap();
         assert_eq!(stored(&store, "a"), b"committed and more");
         assert_eq!(stored(&store, "b"), b"committed and more");
         return store.close().unwrap();
     };
     let store = StoreOptions::new().create(true).background(false).open(dir.join("store")).unwrap();
-    let files = ["a", "b"].map(|name| store.open_or_create(name).unwrap());
+    let files = ["a", "b"].map(|name| store.open_or_create_file(name).unwrap());
     let append = |text: &[u8]| {
         files.iter().for_each(|file| _ = file.append(text).unwrap());
         store.syncv(&[&files[0], &files[1]]).unwrap();
@@ -286,12 +285,12 @@ fn bytes_of_a_replaced_spill_file_are_not_applied() {
     let Some(dir) = child_dir() else {
         let dir = directory();
         in_child("bytes_of_a_replaced_spill_file_are_not_applied", dir.path());
-        let store = Store::open(dir.path().join("store")).unwrap();
+        let store = Store::open_or_create(dir.path().join("store")).unwrap();
         assert!(stored(&store, "large") == vec![b'A'; BYTES]);
         return store.close().unwrap();
     };
     let store = StoreOptions::new().create(true).background(false).open(dir.join("store")).unwrap();
-    let large = store.open_or_create("large").unwrap();
+    let large = store.open_or_create_file("large").unwrap();
     large.append(&vec![b'A'; BYTES]).unwrap();
     large.commit().unwrap();
     replace(&dir, descriptor_of("spill."), &vec![b'S'; BYTES]);
@@ -308,13 +307,13 @@ fn bytes_of_a_replaced_data_file_are_not_committed() {
     let Some(dir) = child_dir() else {
         let dir = directory();
         in_child("bytes_of_a_replaced_data_file_are_not_committed", dir.path());
-        let store = Store::open(dir.path().join("store")).unwrap();
+        let store = Store::open_or_create(dir.path().join("store")).unwrap();
         assert!(stored(&store, "a") == vec![b'A'; 8192]);
         return store.close().unwrap();
     };
     let options = || StoreOptions::new().create(true).background(false).full_page(true);
     let store = options().open(dir.join("store")).unwrap();
-    let a = store.open_or_create("a").unwrap();
+    let a = store.open_or_create_file("a").unwrap();
     a.append(&[b'A'; 8192]).unwrap();
     a.commit().unwrap();
     drop(a);

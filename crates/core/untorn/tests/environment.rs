@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::child_process::{ChildProcess, again, path_text};
+use common::child_process::{ChildProcess, path_text};
 use common::*;
 use std::fs;
 use std::path::PathBuf;
@@ -19,8 +19,8 @@ fn place() -> Option<PathBuf> {
 /// Runs a commit, a close, an opening, and another commit.
 fn works(dir: &std::path::Path) {
     for n in 0..2 {
-        let store = Store::open(dir).unwrap();
-        let file = store.open_or_create("f").unwrap();
+        let store = Store::open_or_create(dir).unwrap();
+        let file = store.open_or_create_file("f").unwrap();
         file.append(&[n]).unwrap();
         file.commit().unwrap();
         drop(file);
@@ -50,7 +50,7 @@ fn with_another_proc(name: &str, mount: &str) {
         process.ok(&["create", "a"]);
         process.commit("a", "new");
         process.kill();
-        let inner = again(name);
+        let inner = untorn_testkit::again!(name);
         let mut command = Command::new("unshare");
         command.args([
             "--map-root-user",
@@ -76,14 +76,14 @@ fn with_another_proc(name: &str, mount: &str) {
     let power = dir.join("power");
     fs::create_dir(&power).unwrap();
     works(&power);
-    let process = StoreOptions::new().class(FailureClass::Process);
+    let process = StoreOptions::new().create(true).class(FailureClass::Process);
     for dir in [&power, &dir.join("killed")] {
         let why = refused(process.open(dir), &["unsupported"]).to_string();
         assert!(why.contains("/proc/sys/kernel/random/boot_id") && why.contains("class `power`"), "{why}");
     }
     let killed = dir.join("killed");
-    refused(Store::open(&killed), &["unsupported"]);
-    StoreOptions::new().accept_unknown(true).open(&killed).unwrap().close().unwrap();
+    refused(Store::open_or_create(&killed), &["unsupported"]);
+    StoreOptions::new().create(true).accept_unknown(true).open(&killed).unwrap().close().unwrap();
 }
 
 #[test]
@@ -91,7 +91,7 @@ fn without_attributes_no_store_is_made() {
     let dir = directory();
     let Some(mount) = Mount::new(&["-t", "ramfs", "none"], dir.path()) else { return };
     fs::write(mount.path().join("f"), "plain").unwrap();
-    let why = refused(Store::open(mount.path()), &["unsupported"]).to_string();
+    let why = refused(Store::open_or_create(mount.path()), &["unsupported"]).to_string();
     assert!(why.contains("no extended attributes") && why.contains("untorn put"), "{why}");
     assert!(!mount.path().join(".untorn/journal").exists());
     assert_eq!(plain(mount.path().join("f")), b"plain");
@@ -121,10 +121,10 @@ fn where_attributes_are_forbidden_the_message_says_so() {
             let dir = directory();
             let made = dir.path().join("made");
             fs::create_dir(&made).unwrap();
-            let store = Store::open(&made).unwrap();
-            store.open_or_create("f").unwrap().append(b"before").unwrap();
+            let store = Store::open_or_create(&made).unwrap();
+            store.open_or_create_file("f").unwrap().append(b"before").unwrap();
             store.close().unwrap();
-            let mut child = again("where_attributes_are_forbidden_the_message_says_so");
+            let mut child = untorn_testkit::again!("where_attributes_are_forbidden_the_message_says_so");
             let status = child.env(PLACE, dir.path()).env("UNTORN_TEST_ERRNO", errno.to_string()).status().unwrap();
             assert!(status.success(), "{status}");
         }
@@ -134,9 +134,9 @@ fn where_attributes_are_forbidden_the_message_says_so() {
     let is_clear = |why: String| assert!(why.contains("seccomp") && why.contains("fsetxattr"), "{why}");
     let new = dir.join("new");
     fs::create_dir(&new).unwrap();
-    is_clear(refused(Store::open(&new), &["unsupported"]).to_string());
+    is_clear(refused(Store::open_or_create(&new), &["unsupported"]).to_string());
     // A store that was made elsewhere: its files can be read, and a commit is refused as a whole.
-    let store = Store::open(dir.join("made")).unwrap();
+    let store = Store::open_or_create(dir.join("made")).unwrap();
     let file = store.open_file("f").unwrap();
     file.append(b"x").unwrap();
     is_clear(refused(file.commit(), &["unsupported"]).to_string());
@@ -150,11 +150,11 @@ fn where_attributes_are_forbidden_the_message_says_so() {
 fn an_opening_does_not_take_as_much_memory_as_there_is_in_the_journal() {
     const COMMITS: u64 = 1500;
     const COMMIT_BYTES: usize = 64 << 10;
-    let options = StoreOptions::default().journal_bytes(512 << 20).background(false);
+    let options = StoreOptions::new().create(true).journal_bytes(512 << 20).background(false);
     let Some(dir) = place() else {
         let dir = directory();
         let phase = || {
-            let inner = again("an_opening_does_not_take_as_much_memory_as_there_is_in_the_journal");
+            let inner = untorn_testkit::again!("an_opening_does_not_take_as_much_memory_as_there_is_in_the_journal");
             let mut command = Command::new(inner.get_program());
             let output = command.args(inner.get_args()).env(PLACE, dir.path()).output().unwrap();
             assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -172,7 +172,7 @@ fn an_opening_does_not_take_as_much_memory_as_there_is_in_the_journal() {
     let contents = |n: u64| (n as u32).to_le_bytes().repeat(COMMIT_BYTES / 4);
     if !dir.join("f").exists() {
         let store = options.open(&dir).unwrap();
-        let file = store.open_or_create("f").unwrap();
+        let file = store.open_or_create_file("f").unwrap();
         for n in 0..COMMITS {
             file.write_all_at(&contents(n), n * COMMIT_BYTES as u64).unwrap();
             file.commit().unwrap();

@@ -1,14 +1,18 @@
-//! File contents that look like records of the journal. They must neither mislead recovery nor slow it down.
+//! File contents that look like records of the journal, and headers with wrong numbers and right checksums. They must
+//! neither mislead recovery nor slow it down.
 
 mod common;
 
 use common::*;
 use std::fs;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 use tempfile::TempDir;
 use untorn::{Store, StoreOptions};
 use untorn_journal::format::{BLOCK_BYTES, Header, Key, RECORD_HEAD_BYTES, RecordHead, RecordKind};
+use untorn_journal::scanning::scan::read_header;
+use untorn_os::Linux;
 
 /// The offset of the bytes of the first commit of `f` in their segment.
 const BEFORE_BYTES: usize = RECORD_HEAD_BYTES + 8 + 18 + 1 + 21;
@@ -44,8 +48,8 @@ fn key_of(store: &Path) -> Key {
 fn crashed_after(key: impl Fn(&Path) -> Key) -> TempDir {
     let dir = directory();
     let of_store = dir.path().join("store");
-    let options = StoreOptions::new().background(false);
-    options.open(&of_store).unwrap().open_or_create("f").unwrap();
+    let options = StoreOptions::new().create(true).background(false);
+    options.open(&of_store).unwrap().open_or_create_file("f").unwrap();
     let key = key(&of_store);
     let store = options.open(&of_store).unwrap();
     let file = store.open_file("f").unwrap();
@@ -72,7 +76,7 @@ fn contents_of_a_file_are_never_evidence_of_damage() {
     // Anyone who can read the store may know the key: the forged records are at valid positions.
     for key in [|_: &Path| Key(0), key_of] {
         let dir = crashed_after(key);
-        let store = Store::open(dir.path().join("crashed")).unwrap();
+        let store = Store::open_or_create(dir.path().join("crashed")).unwrap();
         assert_eq!(&stored(&store, "f")[..5], b"small");
         store.close().unwrap();
     }
@@ -81,13 +85,13 @@ fn contents_of_a_file_are_never_evidence_of_damage() {
 #[test]
 fn contents_that_look_like_records_are_kept_as_any_others() {
     let dir = directory();
-    let store = StoreOptions::new().background(false).open(dir.path()).unwrap();
-    let file = store.open_or_create("f").unwrap();
+    let store = StoreOptions::new().create(true).background(false).open(dir.path()).unwrap();
+    let file = store.open_or_create_file("f").unwrap();
     let bytes = b"UTRC".repeat(40_000);
     file.write_all_at(&bytes, 0).unwrap();
     file.commit().unwrap();
     drop((file, store));
-    let store = Store::open(dir.path()).unwrap();
+    let store = Store::open_or_create(dir.path()).unwrap();
     assert_eq!(stored(&store, "f"), bytes);
     store.close().unwrap();
 }
@@ -96,12 +100,12 @@ fn contents_that_look_like_records_are_kept_as_any_others() {
 fn every_journal_has_a_key_of_its_own_that_stays() {
     let (one, other) = (directory(), directory());
     for dir in [&one, &other] {
-        Store::open(dir.path()).unwrap().close().unwrap();
+        Store::open_or_create(dir.path()).unwrap().close().unwrap();
     }
     let key = key_of(one.path());
     assert!(key != key_of(other.path()) && key != Key(0));
-    let store = Store::open(one.path()).unwrap();
-    store.open_or_create("f").unwrap().append(b"x").unwrap();
+    let store = Store::open_or_create(one.path()).unwrap();
+    store.open_or_create_file("f").unwrap().append(b"x").unwrap();
     store.checkpoint().unwrap();
     store.close().unwrap();
     let path = one.path().join(".untorn/journal/header");
@@ -129,7 +133,21 @@ fn made_up_lengths_are_not_summed_up() {
     }
     fs::write(&path, segment).unwrap();
     within(Duration::from_secs(60), "recovery", move || {
-        let store = Store::open(crashed).unwrap();
+        let store = Store::open_or_create(crashed).unwrap();
         assert_eq!(&stored(&store, "f")[..5], b"small");
     });
+}
+
+#[test]
+fn a_clean_header_whose_numbers_contradict_each_other_is_damage() {
+    for (checkpoint_lsn, open_lsn) in [(7, 3), (7, 0), (0, 9), (u64::MAX, 0), (u64::MAX, u64::MAX)] {
+        let dir = directory();
+        Store::open(dir.path()).unwrap().close().unwrap();
+        let closed = read_header(&*Linux::open(dir.path()).unwrap(), Path::new(".untorn/journal")).unwrap();
+        assert!(closed.clean);
+        let forged = Header { generation: closed.generation + 2, checkpoint_lsn, open_lsn, ..closed };
+        let header = fs::File::options().write(true).open(dir.path().join(".untorn/journal/header")).unwrap();
+        header.write_all_at(&forged.encode(), Header::slot_of(forged.generation)).unwrap();
+        refused(Store::open(dir.path()), &["corrupt"]);
+    }
 }

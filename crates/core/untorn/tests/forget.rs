@@ -8,11 +8,12 @@ use common::child_process::ChildProcess;
 use common::*;
 use std::fs;
 use std::path::Path;
+use untorn::__private::StoreSteps;
 use untorn::{FailureClass, FileOptions, MapOptions, Store, StoreOptions};
 
 /// A store that makes no checkpoint by itself, and does not flush.
 fn quiet(dir: &Path) -> Store {
-    StoreOptions::default().background(false).class(FailureClass::Process).open(dir).expect("open")
+    StoreOptions::new().create(true).background(false).class(FailureClass::Process).open(dir).expect("open")
 }
 
 /// The number of this process's descriptors below a directory, without those of the journal.
@@ -23,7 +24,7 @@ fn descriptors(dir: &Path) -> usize {
 }
 
 fn create(store: &Store, name: &str) {
-    let file = store.open_or_create(name).unwrap();
+    let file = store.open_or_create_file(name).unwrap();
     file.write_all_at(&text("new", name), 0).unwrap();
     file.commit().unwrap();
 }
@@ -32,7 +33,7 @@ fn create(store: &Store, name: &str) {
 fn what_nobody_uses_is_forgotten_by_a_checkpoint() {
     for class in [FailureClass::Power, FailureClass::Process] {
         let dir = directory();
-        let store = StoreOptions::default().background(false).class(class).open(dir.path()).unwrap();
+        let store = StoreOptions::new().create(true).background(false).class(class).open(dir.path()).unwrap();
         // A few files are flushed one by one, many with one call.
         for (round, files) in [3, 40].into_iter().enumerate() {
             let names: Vec<String> = (0..files).map(|n| format!("{round} {n}")).collect();
@@ -114,7 +115,7 @@ fn files_that_names_were_asked_of_are_not_kept() {
     txn.create("a/b", 0o600).unwrap_err();
     assert_eq!(store.status().open_files, 3);
     txn.abort().unwrap();
-    store.open_file_with("a", &FileOptions::new().create_new(true)).unwrap_err();
+    FileOptions::new().create_new(true).open_in(&store, "a").unwrap_err();
     assert_eq!((store.status().open_files, descriptors(dir.path())), (0, 0), "nothing came of it");
     let mut txn = store.begin();
     txn.unlink("a").unwrap();
@@ -237,7 +238,7 @@ fn more_files_than_descriptors_are_forgotten() {
 #[test]
 fn many_files_with_unapplied_commits_make_a_checkpoint_due() {
     let dir = directory();
-    let options = StoreOptions::default().class(FailureClass::Process).journal_bytes(1 << 30);
+    let options = StoreOptions::new().create(true).class(FailureClass::Process).journal_bytes(1 << 30);
     let store = options.open(dir.path()).unwrap();
     for part in 0..5 {
         let mut txn = store.begin();

@@ -76,7 +76,7 @@ fn opens(kept: &str, is_clean: bool, files: &[(&str, &str)]) {
         if redo {
             recover(dir.path(), &RecoverOptions::default(), &|_, _| ()).unwrap();
         }
-        let store = Store::open(dir.path()).unwrap();
+        let store = Store::open_or_create(dir.path()).unwrap();
         assert!(store.status().quarantined.is_empty());
         shows(&store, files);
         let file = store.open_file("a").unwrap();
@@ -92,7 +92,7 @@ fn opens(kept: &str, is_clean: bool, files: &[(&str, &str)]) {
         }
         // They are plain files, and stay so wherever they are moved.
         fs::remove_dir_all(dir.path().join(".untorn")).unwrap();
-        shows(&Store::open(dir.path()).unwrap(), &files[1..]);
+        shows(&Store::open_or_create(dir.path()).unwrap(), &files[1..]);
     }
 }
 
@@ -130,7 +130,7 @@ fn a_store_of_version_2_survives_kills_of_the_present_version() {
             }
             process.kill();
             recover(Path::new(path), &RecoverOptions::default(), &|_, _| ()).unwrap();
-            let store = Store::open(dir.path()).unwrap();
+            let store = Store::open_or_create(dir.path()).unwrap();
             shows(&store, &[("a", a), ("b", "first b\n")]);
             if commits {
                 assert_same(&stored(&store, "c"), &text("new", "c"), "the new commit");

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::child_process::{ChildProcess, again, close_clean_with, crash_in, crashed_store, path_text};
+use common::child_process::{ChildProcess, close_clean_with, crash_in, crashed_store, path_text};
 use common::*;
 use std::fs;
 use std::io::Write;
@@ -41,11 +41,11 @@ fn fill_up(disk: &Path) {
 fn no_space_at_commit_is_clean() {
     let Some((_dir, disk)) = small_disk(24 * MIB) else { return };
     let dir = disk.path();
-    let store = StoreOptions::default().journal_bytes(MIB).open(dir).unwrap();
-    let file = store.open_or_create("a").unwrap();
+    let store = StoreOptions::new().create(true).journal_bytes(MIB).open(dir).unwrap();
+    let file = store.open_or_create_file("a").unwrap();
     file.write_all_at(&text("old", "a"), 0).unwrap();
     file.commit().unwrap();
-    let small = store.open_or_create("small").unwrap();
+    let small = store.open_or_create_file("small").unwrap();
     small.append(b"small").unwrap();
     small.commit().unwrap();
 
@@ -65,7 +65,7 @@ fn no_space_at_commit_is_clean() {
     store.close().unwrap();
     assert_eq!(plain(dir.join("a")), part);
     assert_same(&plain(dir.join("small")), b"small again", "after closing");
-    let store = Store::open(dir).unwrap();
+    let store = Store::open_or_create(dir).unwrap();
     assert!(store.status().quarantined.is_empty());
 }
 
@@ -75,8 +75,8 @@ fn sizes_beyond_the_file_system_are_refused_before_the_commit() {
     // With 1 KiB blocks, the largest file has 4 TiB.
     let Some((_dir, disk)) = small_disk(24 * MIB) else { return };
     let dir = disk.path();
-    let store = Store::open(dir).unwrap();
-    let file = store.open_or_create("a").unwrap();
+    let store = Store::open_or_create(dir).unwrap();
+    let file = store.open_or_create_file("a").unwrap();
     file.write_all_at(b"contents", 0).unwrap();
     file.commit().unwrap();
     for size in [1 << 49, 1 << 62, i64::MAX as u64] {
@@ -106,7 +106,7 @@ fn sizes_beyond_the_file_system_are_refused_before_the_commit() {
     drop(file);
     store.close().unwrap();
     assert_same(&plain(dir.join("a")), b"contents", "after closing");
-    Store::open(dir).unwrap().close().unwrap();
+    Store::open_or_create(dir).unwrap().close().unwrap();
 }
 
 /// `RLIMIT_FSIZE` refuses, for every file of the store, and its signal never kills.
@@ -121,15 +121,15 @@ fn a_file_size_limit_of_the_process_refuses_and_does_not_kill() {
     let Some(dir) = std::env::var_os(AS_CHILD) else {
         let dir = directory();
         let test = "a_file_size_limit_of_the_process_refuses_and_does_not_kill";
-        let status = again(test).env(AS_CHILD, dir.path()).status().unwrap();
+        let status = untorn_testkit::again!(test).env(AS_CHILD, dir.path()).status().unwrap();
         assert!(status.success(), "{status}");
-        let store = Store::open(dir.path()).unwrap();
+        let store = Store::open_or_create(dir.path()).unwrap();
         assert_eq!(stored(&store, "a").len() as u64, 3 * MIB);
         assert!(store.status().quarantined.is_empty());
         return store.close().unwrap();
     };
-    let store = StoreOptions::new().background(false).open(&dir).unwrap();
-    let file = store.open_or_create("a").unwrap();
+    let store = StoreOptions::new().create(true).background(false).open(&dir).unwrap();
+    let file = store.open_or_create_file("a").unwrap();
     file.write_all_at(&vec![1; 2 * MIB as usize], 0).unwrap();
     file.commit().unwrap();
     store.checkpoint().unwrap();
@@ -168,9 +168,9 @@ fn a_file_size_limit_of_the_process_refuses_and_does_not_kill() {
 fn a_full_disk_still_unlinks_and_truncates() {
     let Some((_dir, disk)) = small_disk(24 * MIB) else { return };
     let dir = disk.path();
-    let store = StoreOptions::default().journal_bytes(MIB).open(dir).unwrap();
+    let store = StoreOptions::new().create(true).journal_bytes(MIB).open(dir).unwrap();
     for name in ["big", "cut"] {
-        let file = store.open_or_create(name).unwrap();
+        let file = store.open_or_create_file(name).unwrap();
         file.write_all_at(&vec![5; 2 * MIB as usize], 0).unwrap();
         file.commit().unwrap();
     }
@@ -201,10 +201,10 @@ fn a_closed_store_opens_on_a_full_disk() {
     let Some((_dir, disk)) = small_disk(24 * MIB) else { return };
     let dir = disk.path();
     let lock = dir.join(".untorn/lock");
-    let options = StoreOptions::default().journal_bytes(MIB);
+    let options = StoreOptions::new().create(true).journal_bytes(MIB);
     let store = options.open(dir).unwrap();
     for name in ["big", "more"] {
-        let file = store.open_or_create(name).unwrap();
+        let file = store.open_or_create_file(name).unwrap();
         file.write_all_at(&vec![5; 2 * MIB as usize], 0).unwrap();
         file.commit().unwrap();
     }
@@ -219,7 +219,7 @@ fn a_closed_store_opens_on_a_full_disk() {
         fill_up(dir);
         let store = options.open(dir).expect("opening must work on a full disk");
         assert_ne!(plain(&lock), b"closed     \n", "a kill would be taken for a close");
-        refused(Store::open(dir), &["busy"]);
+        refused(Store::open_or_create(dir), &["busy"]);
         let mut txn = store.begin();
         txn.unlink(if emptied { "more" } else { "big" }).unwrap();
         txn.commit().expect("unlinking must work on a full disk");
@@ -237,8 +237,8 @@ fn a_disk_that_fills_up_loses_no_commit() {
     let dir = disk.path();
     let mut acknowledged = 0;
     {
-        let store = StoreOptions::default().journal_bytes(MIB).open(dir).unwrap();
-        let file = store.open_or_create("a").unwrap();
+        let store = StoreOptions::new().create(true).journal_bytes(MIB).open(dir).unwrap();
+        let file = store.open_or_create_file("a").unwrap();
         let mut ballast = fs::File::create(dir.join("ballast")).unwrap();
         loop {
             let _ = ballast.write(&[1; 100_000]);
@@ -256,7 +256,7 @@ fn a_disk_that_fills_up_loses_no_commit() {
         let _ = store.close();
     }
     fs::remove_file(dir.join("ballast")).unwrap();
-    let store = Store::open(dir).unwrap();
+    let store = Store::open_or_create(dir).unwrap();
     let found = stored(&store, "a");
     assert_eq!(found.len() as u64, acknowledged * 50_000);
     for (i, part) in found.chunks(50_000).enumerate() {
@@ -278,14 +278,14 @@ fn recovery_on_a_full_disk_keeps_the_journal() {
     fill_up(dir);
     // Opening may apply all, quarantine files, or refuse. It must not show a torn file, and with room again everything
     // must be there.
-    if let Ok(store) = Store::open(dir) {
+    if let Ok(store) = Store::open_or_create(dir) {
         if let Ok(file) = store.open_file("a") {
             assert_same(&contents(&file), &text("new", "a"), "on the full disk");
         }
         drop(store);
     }
     fs::remove_file(dir.join("ballast")).unwrap();
-    let store = Store::open(dir).unwrap();
+    let store = Store::open_or_create(dir).unwrap();
     assert!(store.status().quarantined.is_empty(), "{:?}", store.status().quarantined);
     assert_same(&stored(&store, "a"), &text("new", "a"), "with room again");
     for i in 0..40 {
@@ -390,13 +390,13 @@ fn no_room_for_a_store_is_told() {
     let dir = disk.path();
     fs::write(dir.join("a"), "plain").unwrap();
     fill_up(dir);
-    match Store::open(dir) {
+    match Store::open_or_create(dir) {
         // Some kilobytes may be left in the blocks of the directory and the inodes.
         Ok(store) => drop(store),
         Err(e) => assert!(matches!(e, Error::NoSpace { .. }), "{e}"),
     }
     fs::remove_file(dir.join("ballast")).unwrap();
-    let store = Store::open(dir).expect("a creation that failed leaves no wreck");
+    let store = Store::open_or_create(dir).expect("a creation that failed leaves no wreck");
     assert_same(&stored(&store, "a"), b"plain", "as it was");
 }
 
@@ -415,7 +415,7 @@ fn more_files_than_descriptors() {
         assert_eq!(process.ok(&["read", "file 499"]).as_bytes(), &text("later", "499")[..20]);
         process.kill();
     }
-    let store = Store::open(dir.path()).unwrap();
+    let store = Store::open_or_create(dir.path()).unwrap();
     for i in 0..500 {
         assert_same(&stored(&store, &format!("file {i}")), &text("later", &i.to_string()), "of 500 in one commit");
     }
@@ -424,8 +424,8 @@ fn more_files_than_descriptors() {
 #[test]
 fn a_full_journal_makes_commits_wait_for_the_checkpoint() {
     let dir = directory();
-    let store = StoreOptions::default().journal_bytes(64 << 10).open(dir.path()).unwrap();
-    let files = ["a", "b"].map(|name| store.open_or_create(name).unwrap());
+    let store = StoreOptions::new().create(true).journal_bytes(64 << 10).open(dir.path()).unwrap();
+    let files = ["a", "b"].map(|name| store.open_or_create_file(name).unwrap());
     let mut wanted = vec![0; 100_000];
     for i in 0..400usize {
         let at = i * 7919 % 98_000;
@@ -455,7 +455,7 @@ fn a_journal_pinned_by_a_file_set_aside_refuses_at_last() {
     fs::rename(dir.path().join("a"), hidden.path().join("a")).unwrap();
     let path = dir.path().to_owned();
     let last = within(LIMIT, "a pinned journal", move || {
-        let store = StoreOptions::default().journal_bytes(64 << 10).open(path).unwrap();
+        let store = StoreOptions::new().create(true).journal_bytes(64 << 10).open(path).unwrap();
         let b = store.open_file("b").unwrap();
         let mut last = "new".to_owned();
         for i in 0..200 {
@@ -476,7 +476,7 @@ fn a_journal_pinned_by_a_file_set_aside_refuses_at_last() {
     });
     // When it is moved back, the file gets its commits, however many commits of other files there were meanwhile.
     fs::rename(hidden.path().join("a"), dir.path().join("a")).unwrap();
-    let store = Store::open(dir.path()).unwrap();
+    let store = Store::open_or_create(dir.path()).unwrap();
     assert_same(&stored(&store, "a"), &text("new", "a"), "moved back");
     assert_same(&stored(&store, "b"), &text(&last, "b"), "the other file");
 }
@@ -492,7 +492,7 @@ fn a_read_only_file_system_is_told() {
     crash_in(&dir.join("crashed"), &["a"]);
     disk.remount("ro");
     for name in ["clean", "crashed", "none"] {
-        match Store::open(dir.join(name)) {
+        match Store::open_or_create(dir.join(name)) {
             Err(e) => {
                 assert!(matches!(e, Error::Io { .. } | Error::Unsupported { .. }), "{e}");
                 assert!(e.to_string().to_lowercase().contains("read-only"), "it says why: {e}");
@@ -507,7 +507,11 @@ fn a_read_only_file_system_is_told() {
         }
     }
     disk.remount("rw");
-    assert_same(&stored(&Store::open(dir.join("crashed")).unwrap(), "a"), &text("new", "a"), "writable again");
+    assert_same(
+        &stored(&Store::open_or_create(dir.join("crashed")).unwrap(), "a"),
+        &text("new", "a"),
+        "writable again",
+    );
 }
 
 #[test]
@@ -525,7 +529,7 @@ fn overlayfs_works() {
     let Some(mount) = Mount::new(&["-t", "overlay", "overlay", "-o", &layers], Path::new(&merged)) else { return };
 
     // The first change makes the overlay copy the file up, under its handle.
-    let store = Store::open(mount.path()).unwrap();
+    let store = Store::open_or_create(mount.path()).unwrap();
     let file = store.open_file("a").unwrap();
     assert_same(&contents(&file), &text("lower", "a"), "from below");
     file.write_all_at(&text("old", "a"), 0).unwrap();
@@ -541,7 +545,7 @@ fn overlayfs_works() {
     store.close().unwrap();
 
     crash_in(mount.path(), &["a", "c", "new"]);
-    let store = Store::open(mount.path()).unwrap();
+    let store = Store::open_or_create(mount.path()).unwrap();
     for name in ["a", "c", "new"] {
         assert_same(&stored(&store, name), &text("new", name), "recovered");
     }
@@ -550,42 +554,38 @@ fn overlayfs_works() {
 }
 
 /// Commits, crashes and recovers on a new file system of another kind.
-fn works_on(maker: &str, options: &[&str], bytes: u64) {
+fn works_on(maker: &str, bytes: u64) {
     let outer = directory();
-    let (image, place) = (outer.path().join("image"), outer.path().join("disk"));
-    fs::create_dir(&place).unwrap();
-    fs::File::create(&image).unwrap().set_len(bytes).unwrap();
-    run(maker, options.iter().copied().chain([path_text(&image)]));
-    let Some(mount) = Mount::new(&["-o", "loop", path_text(&image)], &place) else { return };
+    let Some(mount) = Mount::made(maker, bytes, "", &outer.path().join("disk")) else { return };
     crash_in(mount.path(), &["a", "b"]);
-    assert_same(&stored(&Store::open(mount.path()).unwrap(), "b"), &text("new", "b"), maker);
+    assert_same(&stored(&Store::open_or_create(mount.path()).unwrap(), "b"), &text("new", "b"), maker);
 }
 
 #[test]
 fn xfs_works() {
-    works_on("mkfs.xfs", &["-q"], 320 * MIB);
+    works_on("mkfs.xfs -q", 320 * MIB);
 }
 
 #[test]
 fn btrfs_works() {
-    works_on("mkfs.btrfs", &["-q"], 128 * MIB);
+    works_on("mkfs.btrfs -q", 128 * MIB);
 }
 
 #[test]
 fn ext4_works() {
-    works_on("mkfs.ext4", &["-q"], 16 * MIB);
+    works_on("mkfs.ext4 -q", 16 * MIB);
 }
 
 #[test]
 fn tmpfs_works_where_it_has_attributes() {
     let place = directory();
     let Some(mount) = Mount::new(&["-t", "tmpfs", "none"], place.path()) else { return };
-    match Store::open(mount.path()) {
+    match Store::open_or_create(mount.path()) {
         Ok(store) => drop(store),
         // Before Linux 6.6, tmpfs has no user attributes.
         Err(Error::Unsupported { .. }) => return skipped("tmpfs has no user attributes here"),
         Err(e) => panic!("tmpfs: {e}"),
     }
     crash_in(mount.path(), &["a", "b"]);
-    assert_same(&stored(&Store::open(mount.path()).unwrap(), "b"), &text("new", "b"), "tmpfs");
+    assert_same(&stored(&Store::open_or_create(mount.path()).unwrap(), "b"), &text("new", "b"), "tmpfs");
 }

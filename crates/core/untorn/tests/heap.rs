@@ -2,7 +2,6 @@
 
 mod common;
 
-use common::child_process::is_alone;
 use common::*;
 use fastrand::Rng;
 use std::alloc::Layout;
@@ -140,8 +139,8 @@ fn blocks_never_overlap_and_keep_their_contents() {
 #[test]
 fn an_operation_changes_few_lines() {
     let dir = directory();
-    let store = Store::open(dir.path()).expect("store");
-    let heap = HeapOptions::new().open_in(&store, "heap").expect("heap");
+    let store = Store::open_or_create(dir.path()).expect("store");
+    let heap = HeapOptions::new().create(true).open_in(&store, "heap").expect("heap");
     let layout = Layout::from_size_align(100, 8).expect("a layout");
     let blocks: Vec<_> = (0..100).map(|_| heap.allocate(layout).expect("allocate")).collect();
     heap.commit().expect("commit");
@@ -157,20 +156,20 @@ fn an_operation_changes_few_lines() {
     let each = (store.status().journal_bytes_written - before) / (2 * commits as u64);
     assert_eq!(each, 4096, "one block of journal for each");
     // A heap and ordinary files commit together.
-    let other = store.open_or_create("other").expect("file");
+    let other = store.open_or_create_file("other").expect("file");
     other.write_all_at(b"with it", 0).expect("write");
     let syncs = store.status().syncs;
     heap.allocate(layout).expect("allocate");
-    heap.commit_with(&[&other]).expect("commit");
+    heap.syncv(&[&other]).expect("commit");
     assert!(store.status().syncs <= syncs + 2, "one flush, and one for the new file's attribute");
 }
 
 #[test]
 fn a_commit_of_a_heap_finds_the_stores_to_a_mapped_file_beside_it() {
     let dir = directory();
-    let store = Store::open(dir.path()).expect("open");
+    let store = Store::open_or_create(dir.path()).expect("open");
     let heap = HeapOptions::new().create(true).open_in(&store, "heap").expect("create");
-    let other = store.open_or_create("other").expect("create");
+    let other = store.open_or_create_file("other").expect("create");
     other.set_len(8192).expect("size");
     let map = other.map().expect("map");
     map.msync().expect("msync");
@@ -178,7 +177,7 @@ fn a_commit_of_a_heap_finds_the_stores_to_a_mapped_file_beside_it() {
         // SAFETY: inside the map, and nobody else is here.
         unsafe { map.as_mut_ptr().add(5000).write_volatile(round) };
         words(&heap).insert(1, value(&heap, &[round]));
-        heap.commit_with(&[&other]).expect("commit");
+        heap.syncv(&[&other]).expect("commit");
         store.checkpoint().expect("checkpoint");
         assert_eq!(plain(dir.path().join("other"))[5000], round);
     }
@@ -523,7 +522,7 @@ fn stats_count_what_was_allocated() {
 #[test]
 fn a_store_during_a_commit_is_reported_with_its_address() {
     let dir = directory();
-    let heap = HeapOptions::new().debug_races(true).open(dir.path().join("heap")).expect("create");
+    let heap = HeapOptions::new().create(true).debug_races(true).open(dir.path().join("heap")).expect("create");
     let layout = Layout::from_size_align(4096, 4096).expect("a layout");
     let address = heap.allocate(layout).expect("allocate").as_ptr() as usize + 77;
     heap.commit().expect("commit");
@@ -577,13 +576,13 @@ fn a_store_during_a_commit_is_reported_with_its_address() {
 #[test]
 fn several_heaps_lie_where_the_program_says() {
     // A heap of another test may be at one of these addresses.
-    if !is_alone("several_heaps_lie_where_the_program_says") {
+    if !untorn_testkit::is_alone!("several_heaps_lie_where_the_program_says") {
         return;
     }
     let dir = directory();
     let base = 18 << 40;
     let place = |n: usize| base + n * (64 << 30);
-    let at = |n: usize| HeapOptions::new().address(place(n));
+    let at = |n: usize| HeapOptions::new().create(true).address(place(n));
     let heaps: Vec<Heap> = (0..3).map(|n| at(n).open(dir.path().join(format!("heap{n}"))).expect("open")).collect();
     for (n, heap) in heaps.iter().enumerate() {
         assert_eq!(heap.memory().0.as_ptr() as usize, place(n));
@@ -592,12 +591,12 @@ fn several_heaps_lie_where_the_program_says() {
     refused(at(1).open(dir.path().join("other")), &["invalid"]);
     refused(at(1).address(base + (4 << 20)).open(dir.path().join("other")), &["invalid"]);
     for wrong in [4096, base + 4096, 31 << 40, usize::MAX] {
-        refused(HeapOptions::new().address(wrong).open(dir.path().join("other")), &["invalid"]);
+        refused(HeapOptions::new().create(true).address(wrong).open(dir.path().join("other")), &["invalid"]);
     }
     drop(heaps);
     // From then on the address is the heap's own.
-    refused(HeapOptions::new().address(base + (1 << 40)).open(dir.path().join("heap2")), &["invalid"]);
-    let again = HeapOptions::new().address(place(2)).open(dir.path().join("heap2")).expect("open");
+    refused(HeapOptions::new().create(true).address(base + (1 << 40)).open(dir.path().join("heap2")), &["invalid"]);
+    let again = HeapOptions::new().create(true).address(place(2)).open(dir.path().join("heap2")).expect("open");
     assert_eq!(again.memory().0.as_ptr() as usize, place(2));
 }
 

@@ -2,7 +2,6 @@
 
 mod common;
 
-use common::child_process::again;
 use common::*;
 use fastrand::Rng;
 use std::alloc::Layout;
@@ -181,7 +180,7 @@ fn a_killed_programs_heap_is_looked_at_as_recovery_would_leave_it() {
     let path = dir.path().join("heap");
     // Made here, so that its address does not collide with other tests' heaps.
     Heap::open_or_create(&path).expect("create").close().expect("close");
-    let mut child = again("child").env(CHILD, &path).stdout(Stdio::piped()).spawn().expect("spawn");
+    let mut child = untorn_testkit::again!("child").env(CHILD, &path).stdout(Stdio::piped()).spawn().expect("spawn");
     let lines = std::io::BufReader::new(child.stdout.take().expect("piped")).lines();
     assert!(lines.map_while(Result::ok).any(|line| line.ends_with("ready")), "the child ended early");
     let e = refused(check_heap(&path, &quiet), &["busy"]);
@@ -203,11 +202,11 @@ fn a_killed_programs_heap_is_looked_at_as_recovery_would_leave_it() {
 #[test]
 fn heaps_in_stores_and_without_any() {
     let dir = directory();
-    let store = Store::open(dir.path()).expect("store");
+    let store = Store::open_or_create(dir.path()).expect("store");
     let mut txn = store.begin();
     txn.mkdir("sub", 0o755).expect("mkdir");
     txn.commit().expect("commit");
-    let heap = HeapOptions::new().open_in(&store, "sub/heap").expect("heap");
+    let heap = HeapOptions::new().create(true).open_in(&store, "sub/heap").expect("heap");
     let all = table(&heap, "all", 10);
     link(all, 0, block(&heap, 100));
     block(&heap, 100);
@@ -253,16 +252,16 @@ fn damage_is_told_with_its_place() {
     let base = u64::from_le_bytes(good[16..24].try_into().expect("eight"));
     let number = |n: u64| n.to_le_bytes().to_vec();
     let cases: Vec<(&str, usize, Vec<u8>, &str)> = vec![
-        ("a checksum", 40, vec![1], "header makes no sense"),
-        ("an unknown use", descriptor(2), vec![9], "segment 0, chunk 2: no allocator writes"),
+        ("a checksum", 40, vec![1], "header is invalid"),
+        ("an unknown use", descriptor(2), vec![9], "segment 0, chunk 2: its descriptor is invalid"),
         ("a class that is none", descriptor(2) + 4, vec![41], "segment 0, chunk 2"),
         ("something behind a descriptor", descriptor(2) + 60, vec![1], "segment 0, chunk 2"),
-        ("a block beyond the last", bitmap(2) + 511, vec![0x80], "bits of blocks that it has not"),
-        ("a bit of a free chunk", bitmap(40), vec![1], "segment 0, chunk 40: bits of blocks"),
-        ("a part of nothing", descriptor(20), vec![3], "segment 0, chunk 20: a part of nothing"),
+        ("a block beyond the last", bitmap(2) + 511, vec![0x80], "bits are set for blocks that it does not have"),
+        ("a bit of a free chunk", bitmap(40), vec![1], "segment 0, chunk 40: bits are set for blocks"),
+        ("a part of nothing", descriptor(20), vec![3], "segment 0, chunk 20: marked as a part"),
         ("a part that is missing", descriptor(5), vec![0], "segment 0, chunk 5: overlaps an allocation of 4 chunks"),
         ("blocks in a large one", descriptor(6), vec![1], "segment 0, chunk 6: overlaps"),
-        ("a large one without its end", descriptor(3) + 4, vec![3], "segment 0, chunk 6: a part of nothing"),
+        ("a large one without its end", descriptor(3) + 4, vec![3], "segment 0, chunk 6: marked as a part"),
         ("beyond the end", huge + 4, vec![3], "3 segments reach beyond the heap's end"),
         ("blocks in a huge one", (4 << 20) + descriptor(9), vec![1], "segment 1, chunk 9: overlaps"),
         (
@@ -276,7 +275,7 @@ fn damage_is_told_with_its_place() {
         ("a root to metadata", root(0) + 176, number(base), "memory that is not allocated"),
         ("a root that is not aligned", root(0) + 160, vec![64], "root 0, \"all\": its fingerprint"),
         ("two of one name", root(1), b"all\0\0\0".to_vec(), "root 1, \"all\": root 0 has the same name"),
-        ("a name that is no text", root(1), vec![0xff], "its name is none"),
+        ("a name that is no text", root(1), vec![0xff], "its name is invalid"),
     ];
     for (what, at, bytes, told) in cases {
         let mut bad = good.clone();

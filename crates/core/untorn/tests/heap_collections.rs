@@ -1,9 +1,9 @@
-//! Collections that log their own changes: sections of live heaps undo them, and heaps with the tracker `told` commit
+//! Collections that log their own changes: sections of live heaps undo them, and heaps with the tracker `explicit` commit
 //! them, while the program declares none of their bytes.
 
 mod common;
 
-use common::child_process::{again, killed_after_pause, kills};
+use common::child_process::{killed_after_pause, kills};
 use common::*;
 use fastrand::Rng;
 use std::collections::BTreeMap;
@@ -11,7 +11,7 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
-use untorn::Tracker;
+use untorn::TrackerKind;
 use untorn::heap::{Heap, HeapBTreeMap, HeapOptions, HeapString, LiveStart, SectionLock, Storable};
 
 /// The contents of the heap.
@@ -111,7 +111,8 @@ fn full(heap: &Heap, keys: u64, rng: &mut Rng) -> Model {
 /// everything.
 #[test]
 fn sections_undo_what_collections_did() {
-    let live = |path: &Path| HeapOptions::new().live(true).address_space(256 << 20).open(path).expect("open");
+    let live =
+        |path: &Path| HeapOptions::new().create(true).live(true).address_space(256 << 20).open(path).expect("open");
     let seed = seed();
     for keys in KEYS {
         let rng = &mut Rng::with_seed(seed ^ keys);
@@ -194,7 +195,7 @@ fn change_next(part: &mut Part<'_>, model: &mut Model, seed: u64, thread: usize)
 fn killed_child() {
     let Some(seed) = std::env::var(KILLED).ok().and_then(|seed| seed.parse().ok()) else { return };
     let place = std::env::var_os(PLACE).expect("a place");
-    let heap = &HeapOptions::new().live(true).address_space(256 << 20).open(place).expect("open");
+    let heap = &HeapOptions::new().create(true).live(true).address_space(256 << 20).open(place).expect("open");
     let locks = [(); THREADS].map(|()| SectionLock::new());
     let _parts = [0, 1].map(|thread| part(heap, thread));
     println!("\nready");
@@ -228,12 +229,12 @@ fn a_kill_leaves_collections_whole() {
     let dir = directory();
     let (path, other) = (dir.path().join("heap"), dir.path().join("other"));
     // A heap with the same changes and without kills.
-    let shadow = HeapOptions::new().address_space(256 << 20).open(other).expect("open");
+    let shadow = HeapOptions::new().create(true).address_space(256 << 20).open(other).expect("open");
     let mut models = [(); THREADS].map(|()| Model::default());
     let rounds = kills(15);
     let mut undone = 0;
     for round in 0..rounds {
-        let mut command = again("killed_child");
+        let mut command = untorn_testkit::again!("killed_child");
         command.env(KILLED, seed.to_string()).env(PLACE, &path).stdin(Stdio::null()).stdout(Stdio::piped());
         let mut child = command.spawn().expect("a child");
         let mut out = BufReader::new(child.stdout.take().expect("a pipe"));
@@ -247,7 +248,7 @@ fn a_kill_leaves_collections_whole() {
         for (thread, done) in killed_after_pause(child, out, pause) {
             acknowledged[thread] = done;
         }
-        let heap = HeapOptions::new().live(true).address_space(256 << 20).open(&path).expect("open");
+        let heap = HeapOptions::new().create(true).live(true).address_space(256 << 20).open(&path).expect("open");
         let what = format!("seed {seed}, round {round}");
         let live = heap.live().expect("a live heap");
         assert_eq!(live.start, LiveStart::WentOn, "{what}");
@@ -275,7 +276,9 @@ fn a_kill_leaves_collections_whole() {
 /// The debug check refuses a commit if any byte changed without having been declared.
 #[test]
 fn the_tracker_told_needs_nothing_else() {
-    let told = |path: &Path| HeapOptions::new().tracker(Tracker::Told).debug_told(true).open(path).expect("open");
+    let told = |path: &Path| {
+        HeapOptions::new().create(true).tracker(TrackerKind::Explicit).debug_unmarked(true).open(path).expect("open")
+    };
     let seed = seed();
     for keys in KEYS {
         let rng = &mut Rng::with_seed(seed ^ keys);

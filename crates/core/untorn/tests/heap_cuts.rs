@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::child_process::{again, kills, signal_process};
+use common::child_process::{kills, signal_process};
 use common::*;
 use fastrand::Rng;
 use std::alloc::Layout;
@@ -17,7 +17,8 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::mpsc;
 use std::time::Duration;
-use untorn::heap::{Cuts, Heap, HeapOptions, LiveStart, SectionLock, Storable, section_hooks};
+use untorn::__private::section_hooks;
+use untorn::heap::{Cuts, Heap, HeapOptions, LiveStart, SectionLock, Storable};
 
 const MODE: &str = "UNTORN_TEST_CUTS";
 const PLACE: &str = "UNTORN_TEST_PLACE";
@@ -27,7 +28,7 @@ const THREADS: usize = 4;
 const PAGE: usize = 4096;
 
 fn live() -> HeapOptions {
-    HeapOptions::new().live(true).address_space(256 << 20)
+    HeapOptions::new().create(true).live(true).address_space(256 << 20)
 }
 
 /// A named number in the heap.
@@ -513,7 +514,7 @@ impl Stack {
 }
 
 fn child(mode: &str, place: &Path) -> Command {
-    let mut command = again("cuts_child");
+    let mut command = untorn_testkit::again!("cuts_child");
     command.env(MODE, mode).env(PLACE, place).stdin(Stdio::piped()).stdout(Stdio::piped());
     command
 }

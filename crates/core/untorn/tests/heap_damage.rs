@@ -3,7 +3,6 @@
 
 mod common;
 
-use common::child_process::again;
 use common::*;
 use fastrand::Rng;
 use std::alloc::Layout;
@@ -316,7 +315,7 @@ fn child() {
 #[test]
 fn damaged_heaps_are_refused_or_served() {
     let dir = fast_directory();
-    let output = again("child").env(DIR, dir.path()).output().expect("a second process");
+    let output = untorn_testkit::again!("child").env(DIR, dir.path()).output().expect("a second process");
     if output.status.success() {
         return;
     }

@@ -10,7 +10,7 @@ fn is_refused<T>(result: Result<T>, what: &str) {
     match result {
         Err(e @ Error::Invalid { .. }) => {
             let told = e.to_string();
-            assert!(told.contains("is open as a heap") && told.contains("commit_with"), "{what}: {told}");
+            assert!(told.contains("is open as a heap") && told.contains("Heap::syncv"), "{what}: {told}");
         }
         Err(e) => panic!("{what}: {e}"),
         Ok(_) => panic!("{what}: it was done"),
@@ -20,8 +20,8 @@ fn is_refused<T>(result: Result<T>, what: &str) {
 #[test]
 fn no_other_handle_changes_a_heaps_memory() {
     let dir = directory();
-    let store = Store::open(dir.path()).expect("a store");
-    let heap = HeapOptions::new().open_in(&store, "heap").expect("a heap");
+    let store = Store::open_or_create(dir.path()).expect("a store");
+    let heap = HeapOptions::new().create(true).open_in(&store, "heap").expect("a heap");
     let root = heap.root_or("numbers", HeapVec::<u64>::new_in).expect("a root");
     // SAFETY: this thread alone uses it, and not after the heap is closed.
     let numbers = unsafe { &mut *root.as_ptr() };
@@ -63,7 +63,7 @@ fn no_other_handle_changes_a_heaps_memory() {
     heap.close().expect("closed");
     let mut txn = store.begin();
     txn.add(&other).expect("a plain file again");
-    match HeapOptions::new().open_in(&store, "heap") {
+    match HeapOptions::new().create(true).open_in(&store, "heap") {
         Err(Error::InTransaction { .. }) => {}
         other => panic!("{other:?}"),
     }
@@ -72,6 +72,6 @@ fn no_other_handle_changes_a_heaps_memory() {
     other.write_at(&[1], place).expect("a plain file again");
     other.rollback().expect("a plain file again");
     drop(other);
-    let heap = HeapOptions::new().open_in(&store, "heap").expect("a heap again");
+    let heap = HeapOptions::new().create(true).open_in(&store, "heap").expect("a heap again");
     assert!(heap.check(&|_, _| {}).expect("a look").is_sound());
 }

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::child_process::{again, kills};
+use common::child_process::kills;
 use common::stepping::{killed_at_call, stop, traced};
 use common::*;
 use fastrand::Rng;
@@ -16,11 +16,11 @@ const MODE: &str = "UNTORN_TEST_FIRST";
 const PLACE: &str = "UNTORN_TEST_PLACE";
 
 fn live() -> HeapOptions {
-    HeapOptions::new().live(true).address_space(64 << 20)
+    HeapOptions::new().create(true).live(true).address_space(64 << 20)
 }
 
 fn child(mode: &str, place: &Path) -> Command {
-    let mut command = again("first_child");
+    let mut command = untorn_testkit::again!("first_child");
     command.env(MODE, mode).env(PLACE, place).stdout(Stdio::piped());
     command
 }
@@ -30,7 +30,7 @@ fn child(mode: &str, place: &Path) -> Command {
 fn first_child() {
     let Some(mode) = std::env::var_os(MODE) else { return };
     let place = PathBuf::from(std::env::var_os(PLACE).expect("a place"));
-    let store = (mode != "alone").then(|| Store::open(&place).unwrap());
+    let store = (mode != "alone").then(|| Store::open_or_create(&place).unwrap());
     traced();
     let heap = match &store {
         Some(store) => live().open_in(store, "heap"),
@@ -70,7 +70,7 @@ fn a_first_opening_may_be_killed_at_any_call() {
         // The memory that is left belongs to an existing heap.
         match mode {
             "alone" => goes_on(live().open(place(dir.path())), mode),
-            _ => goes_on(live().open_in(&Store::open(dir.path()).unwrap(), "heap"), mode),
+            _ => goes_on(live().open_in(&Store::open_or_create(dir.path()).unwrap(), "heap"), mode),
         }
         let rounds = kills(16).min(all);
         for round in 0..rounds {
@@ -82,7 +82,7 @@ fn a_first_opening_may_be_killed_at_any_call() {
             match mode {
                 "alone" => goes_on(live().open(place(dir.path())), &what),
                 _ => {
-                    let store = Store::open(dir.path()).unwrap();
+                    let store = Store::open_or_create(dir.path()).unwrap();
                     goes_on(live().open_in(&store, "heap"), &what);
                     store.close().unwrap();
                 }

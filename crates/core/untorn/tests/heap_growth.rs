@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::child_process::{again, kills};
+use common::child_process::kills;
 use common::stepping::{killed_at_call, stop, traced};
 use common::*;
 use fastrand::Rng;
@@ -12,14 +12,14 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::ptr::NonNull;
 use untorn::heap::{Heap, HeapOptions, LiveStart};
-use untorn::{Error, Store};
+use untorn::{Error, Reader};
 
 const MODE: &str = "UNTORN_TEST_GROWTH";
 const PLACE: &str = "UNTORN_TEST_PLACE";
 const MIB: u64 = 1 << 20;
 
 fn of(mib: u64) -> HeapOptions {
-    HeapOptions::new().address_space(mib * MIB)
+    HeapOptions::new().create(true).address_space(mib * MIB)
 }
 
 fn space_of(heap: &Heap) -> u64 {
@@ -90,12 +90,12 @@ fn growth_child() {
 }
 
 fn killed(mode: &str, place: &Path) {
-    let status = again("growth_child").env(MODE, mode).env(PLACE, place).output().unwrap();
+    let status = untorn_testkit::again!("growth_child").env(MODE, mode).env(PLACE, place).output().unwrap();
     assert_eq!(status.status.signal(), Some(libc::SIGKILL), "{}", String::from_utf8_lossy(&status.stderr));
 }
 
 fn done(mode: &str, place: &Path) {
-    let child = again("growth_child").env(MODE, mode).env(PLACE, place).output().unwrap();
+    let child = untorn_testkit::again!("growth_child").env(MODE, mode).env(PLACE, place).output().unwrap();
     assert!(child.status.success(), "{}", String::from_utf8_lossy(&child.stderr));
 }
 
@@ -148,7 +148,7 @@ fn a_live_heap_gets_more_address_space() {
     heap.commit().unwrap();
     drop(heap);
     killed("live", &path);
-    let heap = HeapOptions::new().live(true).open(&path).unwrap();
+    let heap = HeapOptions::new().create(true).live(true).open(&path).unwrap();
     assert_eq!((heap.live().unwrap().start, space_of(&heap)), (LiveStart::WentOn, 16));
     is_whole(&heap, 4);
     drop(heap);
@@ -174,11 +174,12 @@ fn a_heap_that_gets_more_may_be_killed_at_any_call() {
             fill(&heap);
             heap.commit().unwrap();
             drop(heap);
-            let mut child = again("growth_child");
+            let mut child = untorn_testkit::again!("growth_child");
             child.env(MODE, format!("stepped {mode}")).env(PLACE, &path).stdout(Stdio::piped());
             let all = killed_at_call(&mut child, stops)?;
             let what = format!("seed {seed}, {mode}, killed at stop {stops}");
-            let heap = HeapOptions::new().live(is_live).open(&path).unwrap_or_else(|e| panic!("{what}: {e}"));
+            let heap =
+                HeapOptions::new().create(true).live(is_live).open(&path).unwrap_or_else(|e| panic!("{what}: {e}"));
             let space = space_of(&heap);
             assert!([8, 16].contains(&space), "{what}: {space}");
             // SAFETY: blocks that were allocated since the last commit are not used any more.
@@ -187,7 +188,7 @@ fn a_heap_that_gets_more_may_be_killed_at_any_call() {
             assert_eq!((space_of(&heap), fill(&heap).0 as u64), (space, space / 4), "{what}");
             heap.commit().unwrap();
             drop(heap);
-            is_whole(&HeapOptions::new().open(&path).unwrap(), (space / 4) as usize);
+            is_whole(&HeapOptions::new().create(true).open(&path).unwrap(), (space / 4) as usize);
             Some((all, space))
         };
         let Some((all, space)) = killed(u64::MAX) else { return skipped("cannot trace a child here") };
@@ -218,7 +219,7 @@ fn options_that_disagree_with_the_heap_are_refused() {
         assert!(text.contains(&format!("{address:#x}")) && text.contains("`address`"), "{text}");
         let text = refused(of(14 << 20).open(&path), &["invalid"]).to_string();
         assert!(text.contains("at most") && text.contains("`address_space`"), "{text}");
-        refused(HeapOptions::new().address_space(u64::MAX).live(is_live).open(&path), &["invalid"]);
+        refused(HeapOptions::new().create(true).address_space(u64::MAX).live(is_live).open(&path), &["invalid"]);
     }
     let heap = of(63).address(address).open(&path).unwrap();
     assert_eq!((heap.memory().0.as_ptr() as usize, space_of(&heap)), (address, 64));
@@ -244,7 +245,7 @@ fn readers_go_on_with_a_heap_that_grows() {
     fill(&heap);
     heap.commit().unwrap();
     heap.close().unwrap();
-    let reader = Store::open_read_only(&path).unwrap();
+    let reader = Reader::open(&path).unwrap();
     let mut copy = reader.heap("heap").unwrap();
     done("grow", &path);
     assert!(copy.refresh().unwrap());

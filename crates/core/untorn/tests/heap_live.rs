@@ -4,7 +4,7 @@
 mod common;
 
 use common::bank::{Bank, THREADS, bank_in, transfer};
-use common::child_process::{again, killed_after_pause, kills};
+use common::child_process::{killed_after_pause, kills};
 use common::stepping::{killed_after, stop, traced};
 use common::*;
 use fastrand::Rng;
@@ -30,7 +30,7 @@ const HEAD: u64 = 68 << 20;
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn live() -> HeapOptions {
-    HeapOptions::new().live(true).address_space(256 << 20)
+    HeapOptions::new().create(true).live(true).address_space(256 << 20)
 }
 
 fn start_of(heap: &Heap) -> LiveStart {
@@ -72,7 +72,7 @@ fn abandoned(path: &Path) -> PathBuf {
 }
 
 fn child(mode: &str, place: &Path) -> Command {
-    let mut command = again("live_child");
+    let mut command = untorn_testkit::again!("live_child");
     command.env(MODE, mode).env(PLACE, place).stdin(Stdio::piped()).stdout(Stdio::piped());
     command
 }
@@ -119,7 +119,7 @@ fn live_child() {
         }
         "no place" => {
             let e = refused(live().open(&place), &["io"]).to_string();
-            assert!(e.contains("is not a directory of this user's alone") && e.contains("UNTORN_LIVE_DIR"), "{e}");
+            assert!(e.contains("is not a private directory of this user") && e.contains("UNTORN_LIVE_DIR"), "{e}");
         }
         "eject" => _ = offline::eject(&place, &|_, _| {}).unwrap(),
         "churn" => churn(&place),
@@ -250,16 +250,16 @@ fn foretold(path: &Path) -> NextStart {
 fn other_memory_is_not_gone_on_from() {
     // The offsets are those of `crates/core/untorn/src/heap/log/live_head.rs`.
     let damage: [(&str, u64, u64); 11] = [
-        ("logs of sections", 65536, 8),
-        ("no live memory of this version", 0, 8),
-        ("no live memory of this version", 8, 8),
+        ("logs of its sections", 65536, 8),
+        ("not live memory of this version", 0, 8),
+        ("not live memory of this version", 8, 8),
         ("another boot", 16, 16),
-        ("committed without it", 32, 16),
+        ("committed without this memory", 32, 16),
         ("another file", 48, 8),
         ("another file", 56, 8),
-        ("while it made it", 64, 8),
+        ("while it made this memory", 64, 8),
         ("of another time", 80, 8),
-        ("no heap is in it", HEAD, 4),
+        ("it contains no heap", HEAD, 4),
         // The descriptor of a chunk.
         ("segment 0, chunk 5", HEAD + 4096 + 5 * 64, 8),
     ];
@@ -297,7 +297,7 @@ fn other_memory_is_not_gone_on_from() {
         let foretold = foretold(&path);
         let heap = live().open(&path).unwrap();
         let found = last_cut(&heap);
-        assert!(found.contains("what the allocator had begun makes no sense"), "{record:?}: {found}");
+        assert!(found.contains("the allocator's records of its unfinished change are invalid"), "{record:?}: {found}");
         assert!(matches!(&foretold, NextStart::LastCut(why) if found.ends_with(why)), "{found}, and not {foretold:?}");
         assert_eq!(number(&heap).load(Relaxed), 1, "{record:?}");
         heap.close().unwrap();
@@ -387,7 +387,7 @@ fn eject_and_status_know_of_it() {
     assert_eq!(number(&heap).load(Relaxed), 2);
     drop(heap);
     // In a store with other files.
-    let store = untorn::Store::open(dir.path().join("store")).unwrap();
+    let store = untorn::Store::open_or_create(dir.path().join("store")).unwrap();
     fs::create_dir(dir.path().join("store/sub")).unwrap();
     let heap = live().open_in(&store, "sub/heap").unwrap();
     number(&heap).store(5, Relaxed);
@@ -407,8 +407,8 @@ fn eject_and_status_know_of_it() {
 fn options_that_do_not_fit_are_refused() {
     let dir = directory();
     let path = dir.path().join("heap");
-    refused(live().tracker(untorn::Tracker::Told).open(&path), &["invalid"]);
-    refused(HeapOptions::new().cut_every(Duration::from_millis(5)).open(&path), &["invalid"]);
+    refused(live().tracker(untorn::TrackerKind::Explicit).open(&path), &["invalid"]);
+    refused(HeapOptions::new().create(true).cut_every(Duration::from_millis(5)).open(&path), &["invalid"]);
     refused(live().cut_every(Duration::ZERO).open(&path), &["invalid"]);
     refused(live().cut_within(Duration::from_secs(1)).open(&path), &["invalid"]);
     refused(live().cut_every(Duration::from_secs(1)).cut_within(Duration::ZERO).open(&path), &["invalid"]);
@@ -570,21 +570,6 @@ fn the_memory_is_its_users() {
     assert!(as_nobody("no place", &path).env("UNTORN_LIVE_DIR", &shm).status().unwrap().success());
 }
 
-fn example(name: &str) -> PathBuf {
-    let test = std::env::current_exe().expect("this test's own path");
-    let profile_dir = test.ancestors().nth(2).expect("target/PROFILE/deps/TEST");
-    let profile = if cfg!(debug_assertions) { "test" } else { "release" };
-    // `make test` has built the examples.
-    if std::env::var_os("UNTORN_PREBUILT").is_some() {
-        return profile_dir.join("examples").join(name);
-    }
-    let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["build", "--quiet", "--package", "untorn", "--example", name, "--profile", profile, "--target-dir"]);
-    let built = cargo.arg(profile_dir.parent().expect("target/PROFILE")).current_dir(env!("CARGO_MANIFEST_DIR"));
-    assert!(built.status().expect("cargo").success());
-    profile_dir.join("examples").join(name)
-}
-
 /// The example, killed repeatedly, as an ordinary user: everything that was put in is in it, in order.
 #[test]
 fn a_lock_free_queue_loses_nothing() {
@@ -596,7 +581,11 @@ fn a_lock_free_queue_loses_nothing() {
     let program = dir.path().join("live_queue");
     // Copied by another process: a child of another test could inherit a descriptor that is open for writing, and then
     // the program could not be executed.
-    let installed = Command::new("install").args(["-m", "755"]).arg(example("live_queue")).arg(&program).status();
+    let installed = Command::new("install")
+        .args(["-m", "755"])
+        .arg(untorn_testkit::example("untorn", "live_queue"))
+        .arg(&program)
+        .status();
     assert!(installed.unwrap().success());
     let path = dir.path().join("heap");
     let mut acknowledged = [0u64; 8];

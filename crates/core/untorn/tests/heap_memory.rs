@@ -35,7 +35,7 @@ fn a_heap_that_was_large_opens_again() {
     let dir = directory();
     let path = dir.path().join("heap");
     let large = machine_bytes().next_multiple_of(4 * MIB) * 2;
-    let options = HeapOptions::new().address_space(4 * large as u64);
+    let options = HeapOptions::new().create(true).address_space(4 * large as u64);
     let heap = options.clone().dirty_max(MIB as u64).open(&path).expect("create");
     let small = allocate(&heap, 4000).expect("allocate");
     // SAFETY: allocated just now.
@@ -71,7 +71,7 @@ fn a_heap_that_was_large_opens_again() {
 fn a_heap_does_not_outgrow_memory() {
     let dir = directory();
     let large = machine_bytes().next_multiple_of(4 * MIB) * 2;
-    let options = HeapOptions::new().address_space(4 * large as u64);
+    let options = HeapOptions::new().create(true).address_space(4 * large as u64);
     let heap = options.open(dir.path().join("heap")).expect("create");
     let e = refused(allocate(&heap, large), &["no-memory"]);
     assert!(e.to_string().contains("dirty_max"), "{e}");
@@ -129,7 +129,7 @@ fn more_is_freed_than_there_are_mappings() {
     const BLOCKS: usize = 70_000;
     let dir = fast_directory();
     let path = dir.path().join("heap");
-    let options = HeapOptions::new().dirty_max(1 << 30);
+    let options = HeapOptions::new().create(true).dirty_max(1 << 30);
     let heap = options.open(&path).expect("create");
     let blocks: Vec<_> = (0..BLOCKS).map(|_| allocate(&heap, 300_000).expect("allocate")).collect();
     heap.commit().expect("commit");

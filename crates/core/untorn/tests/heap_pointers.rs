@@ -16,7 +16,7 @@ fn store(words: *mut u64, n: usize, value: u64) {
 fn a_commit_in_debug_mode_names_a_pointer_out_of_the_heap() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("heap");
-    let heap = HeapOptions::new().debug_pointers(true).open(&path).expect("a heap");
+    let heap = HeapOptions::new().create(true).debug_pointers(true).open(&path).expect("a heap");
     let layout = Layout::array::<u64>(WORDS).expect("a layout");
     let block = heap.allocate(layout).expect("a block").cast::<u64>();
     let words = block.as_ptr();

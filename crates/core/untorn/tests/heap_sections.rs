@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::child_process::{again, killed_after_pause, kills};
+use common::child_process::{killed_after_pause, kills};
 use common::stepping::{killed_after, killed_when, stop, traced};
 use common::*;
 use fastrand::Rng;
@@ -19,7 +19,8 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::{Arc, Barrier, mpsc};
 use std::time::Duration;
-use untorn::heap::{Cuts, Heap, HeapOptions, HeapVec, LiveStart, SectionLock, Storable, section_hooks};
+use untorn::__private::section_hooks;
+use untorn::heap::{Cuts, Heap, HeapOptions, HeapVec, LiveStart, SectionLock, Storable};
 use untorn::offline;
 
 const MODE: &str = "UNTORN_TEST_SECTIONS";
@@ -32,11 +33,11 @@ const CELLS: usize = 12;
 const THREADS_MOST: usize = 4;
 
 fn live() -> HeapOptions {
-    HeapOptions::new().live(true).address_space(256 << 20)
+    HeapOptions::new().create(true).live(true).address_space(256 << 20)
 }
 
 fn child(mode: &str, place: &Path, threads: usize) -> Command {
-    let mut command = again("sections_child");
+    let mut command = untorn_testkit::again!("sections_child");
     command.env(MODE, mode).env(PLACE, place).env(THREADS, threads.to_string());
     command.stdin(Stdio::piped()).stdout(Stdio::piped());
     command

@@ -3,7 +3,6 @@
 
 mod common;
 
-use common::child_process::again;
 use common::*;
 use fastrand::Rng;
 use std::alloc::Layout;
@@ -197,7 +196,7 @@ fn reuse_across_a_crash() {
         let path = dir.path().join("heap");
         // Made here, so that its address does not collide with other tests' heaps.
         Heap::open_or_create(&path).expect("create").close().expect("close");
-        let mut child = again("child");
+        let mut child = untorn_testkit::again!("child");
         let child = child.env(CHILD, &path).env("UNTORN_TEST_SEED", seed.to_string()).stdout(Stdio::piped());
         let mut child = child.spawn().expect("spawn");
         let mut lines = std::io::BufReader::new(child.stdout.take().expect("piped")).lines().map_while(Result::ok);

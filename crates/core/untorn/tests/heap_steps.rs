@@ -5,7 +5,6 @@
 mod common;
 
 use common::bank::{Bank, HISTORY_MOST, bank_in, transfer};
-use common::child_process::again;
 use common::stepping::{killed_when, stop, traced};
 use common::*;
 use fastrand::Rng;
@@ -19,8 +18,9 @@ use std::process::{Command, Stdio};
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Release};
-use untorn::Store;
-use untorn::heap::{Heap, HeapChunk, HeapOptions, HeapReport, LiveStart, SectionLock, live_outlook};
+use untorn::__private::live_outlook;
+use untorn::heap::{Heap, HeapChunk, HeapOptions, HeapReport, LiveStart, SectionLock};
+use untorn::{Reader, Store};
 
 const MODE: &str = "UNTORN_TEST_STEPS";
 const PLACE: &str = "UNTORN_TEST_PLACE";
@@ -38,15 +38,15 @@ const USED_AT: u64 = 104;
 const NAME: &str = "heap";
 
 fn live() -> HeapOptions {
-    HeapOptions::new().live(true).address_space(256 << 20)
+    HeapOptions::new().create(true).live(true).address_space(256 << 20)
 }
 
 fn heap_at(place: &Path) -> Heap {
-    live().open_in(&Store::open(place).unwrap(), NAME).unwrap()
+    live().open_in(&Store::open_or_create(place).unwrap(), NAME).unwrap()
 }
 
 fn child(mode: &str, place: &Path, seed: u64) -> Command {
-    let mut command = again("steps_child");
+    let mut command = untorn_testkit::again!("steps_child");
     command.env(MODE, mode).env(PLACE, place).env(SEED, seed.to_string());
     command.stdin(Stdio::piped()).stdout(Stdio::piped());
     command
@@ -64,7 +64,7 @@ fn steps_child() {
         "half done" => half_done(&place, seed),
         "opening" => {
             // The opening of the store does not touch live memory.
-            let store = Store::open(&place).unwrap();
+            let store = Store::open_or_create(&place).unwrap();
             traced();
             let heap = live().open_in(&store, NAME).unwrap();
             stop();
@@ -276,7 +276,7 @@ struct Watch {
 impl Watch {
     /// Watches a heap that nobody commits meanwhile.
     fn of(place: &Path) -> Watch {
-        let committed = Store::open_read_only(place).unwrap().read(NAME).unwrap();
+        let committed = Reader::open(place).unwrap().read(NAME).unwrap();
         let path = place.join(NAME);
         let (found, _) = live_outlook(&path, &committed).unwrap().expect("live memory");
         let memory = fs::File::open(found.memory).unwrap();

@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 use untorn::heap::{Heap, HeapOptions};
-use untorn::{Error, Tracker};
+use untorn::{Error, TrackerKind};
 
 /// Counters on pages of their own.
 const COUNTERS: usize = 2048;
@@ -69,9 +69,9 @@ fn count(heap: &Heap, guards: bool) {
 /// Without the promise, nothing is dropped from memory, because any thread may be storing there.
 #[test]
 fn a_store_without_a_guard_is_never_undone() {
-    for tracker in [Tracker::Scan, Tracker::PageMap] {
+    for tracker in [TrackerKind::Scan, TrackerKind::PageMap] {
         let dir = directory();
-        let options = HeapOptions::new().dirty_max(DIRTY_MAX).tracker(tracker);
+        let options = HeapOptions::new().create(true).dirty_max(DIRTY_MAX).tracker(tracker);
         let heap = match options.open(dir.path().join("heap")) {
             Err(Error::Unsupported { .. }) => continue,
             heap => heap.expect("create"),
@@ -83,10 +83,10 @@ fn a_store_without_a_guard_is_never_undone() {
 /// With the promise, memory is dropped, and no store under a guard is lost.
 #[test]
 fn a_store_under_a_guard_is_never_undone() {
-    for tracker in [Tracker::Scan, Tracker::PageMap] {
+    for tracker in [TrackerKind::Scan, TrackerKind::PageMap] {
         let dir = directory();
         // SAFETY: each store below is under a guard, or in the thread that commits.
-        let options = unsafe { HeapOptions::new().quiet(true) }.dirty_max(DIRTY_MAX).tracker(tracker);
+        let options = unsafe { HeapOptions::new().create(true).quiet(true) }.dirty_max(DIRTY_MAX).tracker(tracker);
         let heap = match options.open(dir.path().join("heap")) {
             Err(Error::Unsupported { .. }) => continue,
             heap => heap.expect("create"),
@@ -102,7 +102,7 @@ fn a_store_under_a_guard_is_never_undone() {
 fn asynchronous_commits_keep_to_dirty_max() {
     let dir = directory();
     // SAFETY: one thread uses the heap.
-    let options = unsafe { HeapOptions::new().quiet(true) }.dirty_max(DIRTY_MAX);
+    let options = unsafe { HeapOptions::new().create(true).quiet(true) }.dirty_max(DIRTY_MAX);
     let heap = options.open(dir.path().join("heap")).expect("create");
     let counters = counters(&heap);
     for _ in 0..5 {
@@ -119,7 +119,7 @@ fn asynchronous_commits_keep_to_dirty_max() {
 #[test]
 fn debug_guards_finds_who_has_none() {
     let dir = directory();
-    let heap = HeapOptions::new().debug_guards(true).open(dir.path().join("heap")).expect("create");
+    let heap = HeapOptions::new().create(true).debug_guards(true).open(dir.path().join("heap")).expect("create");
     let layout = Layout::from_size_align(100, 8).expect("a layout");
     let block = {
         let _guard = heap.mutate();

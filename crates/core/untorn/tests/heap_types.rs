@@ -70,11 +70,7 @@ fn collections_are_found_again() {
     heap.close().expect("close");
 
     // In another process, the constants of the program are at other addresses; a child must find this one's data.
-    let out = std::process::Command::new(std::env::current_exe().expect("this program"))
-        .args(["--exact", "child", "--nocapture"])
-        .env(CHILD, &path)
-        .output()
-        .expect("run");
+    let out = untorn_testkit::again!("child").env(CHILD, &path).output().expect("run");
     let text = String::from_utf8_lossy(&out.stdout);
     assert!(out.status.success(), "{text}\n{}", String::from_utf8_lossy(&out.stderr));
     let sum: u64 = model.values().map(|value| u64::from(*value)).sum();

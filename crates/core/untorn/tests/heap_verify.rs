@@ -181,8 +181,7 @@ fn a_wild_store_to_the_header_is_a_fault() {
     let (heap, _) = heap(&path);
     heap.close().expect("closed");
     for offset in [16, ROOTS + 184] {
-        let status = std::process::Command::new(std::env::current_exe().expect("this program"))
-            .args(["--exact", "wild_child", "--nocapture"])
+        let status = untorn_testkit::again!("wild_child")
             .env(CHILD, format!("{offset} {}", path.display()))
             .status()
             .expect("run");

@@ -22,7 +22,7 @@ const LOST: &[&str] = &["needs-its-journal", "conflict", "foreign"];
 /// Opens the store: the named file must be refused and quarantined, and the other one recovered.
 #[track_caller]
 fn only_this_one_is_refused(dir: &Path, refused_name: &str, other: &str) {
-    let store = Store::open(dir).expect("one file's trouble does not close the store to the others");
+    let store = Store::open_or_create(dir).expect("one file's trouble does not close the store to the others");
     refused(store.open_file(refused_name), LOST);
     let aside = store.status().quarantined;
     assert_eq!(aside.len(), 1, "{aside:?}");
@@ -40,7 +40,7 @@ fn only_this_one_is_refused(dir: &Path, refused_name: &str, other: &str) {
 
 #[track_caller]
 fn recovered(dir: &Path, names: &[&str]) {
-    let store = Store::open(dir).expect("open");
+    let store = Store::open_or_create(dir).expect("open");
     assert!(store.status().quarantined.is_empty(), "{:?}", store.status().quarantined);
     for name in names {
         assert_same(&stored(&store, name), &text("new", name), "recovered");
@@ -59,7 +59,7 @@ fn moved_clean_is_a_plain_file_with_a_new_identity() {
     close_clean_with(dir.path(), &["a"], "old");
     let before = attribute(dir.path().join("a"));
     fs::rename(dir.path().join("a"), dir.path().join("b")).unwrap();
-    let store = Store::open(dir.path()).unwrap();
+    let store = Store::open_or_create(dir.path()).unwrap();
     assert_same(&stored(&store, "b"), &text("old", "a"), "moved");
     let file = store.open_file("b").unwrap();
     file.append(b"more").unwrap();
@@ -77,7 +77,7 @@ fn copied_clean_is_a_plain_file_with_a_new_identity() {
     close_clean_with(dir.path(), &["a"], "old");
     run("cp", ["-a".as_ref(), dir.path().join("a").as_os_str(), dir.path().join("b").as_os_str()]);
     assert_eq!(attribute(dir.path().join("a")), attribute(dir.path().join("b")), "cp -a copies the attribute");
-    let store = Store::open(dir.path()).unwrap();
+    let store = Store::open_or_create(dir.path()).unwrap();
     for name in ["a", "b"] {
         let file = store.open_file(name).unwrap();
         assert_same(&contents(&file), &text("old", "a"), "before");
@@ -96,7 +96,7 @@ fn replaced_clean_is_a_plain_file() {
     let dir = directory();
     close_clean_with(dir.path(), &["a"], "old");
     replace(&dir.path().join("a"), b"replaced");
-    let store = Store::open(dir.path()).unwrap();
+    let store = Store::open_or_create(dir.path()).unwrap();
     let file = store.open_file("a").unwrap();
     assert_same(&contents(&file), b"replaced", "the replacement");
     file.append(b" and changed").unwrap();
@@ -111,7 +111,7 @@ fn edited_clean_is_taken_as_it_is() {
     let dir = directory();
     close_clean_with(dir.path(), &["a"], "old");
     fs::write(dir.path().join("a"), "edited in place").unwrap();
-    let store = Store::open(dir.path()).unwrap();
+    let store = Store::open_or_create(dir.path()).unwrap();
     assert_same(&stored(&store, "a"), b"edited in place", "between two openings a file is everybody's");
 }
 
@@ -120,7 +120,7 @@ fn a_clean_store_may_be_copied_without_attributes() {
     let dir = directory();
     close_clean_with(&dir.path().join_made("from"), &["a"], "old");
     run("cp", ["-r".as_ref(), dir.path().join("from").as_os_str(), dir.path().join("to").as_os_str()]);
-    let store = Store::open(dir.path().join("to")).unwrap();
+    let store = Store::open_or_create(dir.path().join("to")).unwrap();
     assert_same(&stored(&store, "a"), &text("old", "a"), "in the copy");
 }
 
@@ -130,7 +130,7 @@ fn a_clean_file_moves_to_another_store() {
     let (from, to) = (dir.path().join_made("from"), dir.path().join_made("to"));
     close_clean_with(&from, &["a"], "old");
     fs::rename(from.join("a"), to.join("a")).unwrap();
-    let store = Store::open(&to).unwrap();
+    let store = Store::open_or_create(&to).unwrap();
     assert_same(&stored(&store, "a"), &text("old", "a"), "in the other store");
     let file = store.open_file("a").unwrap();
     file.append(b"more").unwrap();
@@ -157,9 +157,9 @@ fn pending_and_moved_is_refused_until_moved_back() {
     let before = plain(dir.path().join("moved"));
     only_this_one_is_refused(dir.path(), "a", "b");
 
-    let store = Store::open(dir.path()).unwrap();
+    let store = Store::open_or_create(dir.path()).unwrap();
     refused(store.open_file("moved"), LOST);
-    refused(store.open_or_create("a"), LOST);
+    refused(store.open_or_create_file("a"), LOST);
     store.close().unwrap();
     assert_same(&plain(dir.path().join("moved")), &before, "nothing was written to the moved file");
     assert!(!dir.path().join("a").exists(), "and nothing made in its place");
@@ -196,7 +196,7 @@ fn pending_and_swapped_are_both_refused() {
     fs::rename(dir.path().join("b"), dir.path().join("a")).unwrap();
     fs::rename(dir.path().join("aside"), dir.path().join("b")).unwrap();
     let before = [plain(dir.path().join("a")), plain(dir.path().join("b"))];
-    let store = Store::open(dir.path()).unwrap();
+    let store = Store::open_or_create(dir.path()).unwrap();
     refused(store.open_file("a"), LOST);
     refused(store.open_file("b"), LOST);
     store.close().unwrap();
@@ -239,7 +239,7 @@ fn several_hard_links_are_refused() {
     let dir = directory();
     fs::write(dir.path().join("a"), "plain").unwrap();
     fs::hard_link(dir.path().join("a"), dir.path().join("link")).unwrap();
-    let store = Store::open(dir.path()).unwrap();
+    let store = Store::open_or_create(dir.path()).unwrap();
     for name in ["a", "link"] {
         let e = refused(store.open_file(name), &["unsupported", "conflict", "foreign", "invalid", "untrusted"]);
         assert!(e.to_string().contains("link"), "{e}");
@@ -253,7 +253,7 @@ fn several_hard_links_are_refused() {
 fn pending_and_hard_linked_is_refused_until_the_link_is_gone() {
     let dir = crashed_store(&["a", "b"]);
     fs::hard_link(dir.path().join("a"), dir.path().join("link")).unwrap();
-    let store = Store::open(dir.path()).unwrap();
+    let store = Store::open_or_create(dir.path()).unwrap();
     let kinds = &["unsupported", "conflict", "foreign", "invalid", "untrusted", "needs-its-journal"];
     refused(store.open_file("a"), kinds);
     refused(store.open_file("link"), kinds);
@@ -268,7 +268,7 @@ fn a_copy_beside_the_pending_original_is_refused_as_a_copy() {
     let dir = crashed_store(&["a", "b"]);
     run("cp", ["-a".as_ref(), dir.path().join("a").as_os_str(), dir.path().join("copy").as_os_str()]);
     let before = plain(dir.path().join("copy"));
-    let store = Store::open(dir.path()).unwrap();
+    let store = Store::open_or_create(dir.path()).unwrap();
     refused(store.open_file("copy"), LOST);
     assert_same(&stored(&store, "a"), &text("new", "a"), "the original recovers");
     store.close().unwrap();
@@ -290,9 +290,9 @@ fn pending_and_moved_into_another_store_is_refused() {
     let other = directory();
     fs::rename(dir.path().join("a"), other.path().join("a")).unwrap();
     let before = plain(other.path().join("a"));
-    let store = Store::open(other.path()).unwrap();
+    let store = Store::open_or_create(other.path()).unwrap();
     refused(store.open_file("a"), LOST);
-    refused(store.open_or_create("a"), LOST);
+    refused(store.open_or_create_file("a"), LOST);
     store.close().unwrap();
     assert_same(&plain(other.path().join("a")), &before, "left alone");
     fs::rename(other.path().join("a"), dir.path().join("a")).unwrap();
@@ -359,7 +359,7 @@ fn copied_without_attributes(copy: impl FnOnce(&Path, &Path)) {
     crash_in(&from, &["a", "b"]);
     copy(&from, &to);
     let before = [plain(to.join("a")), plain(to.join("b"))];
-    match Store::open(&to) {
+    match Store::open_or_create(&to) {
         Ok(store) => {
             for name in ["a", "b"] {
                 refused(store.open_file(name), LOST);
@@ -432,7 +432,7 @@ fn an_attribute_that_is_not_ours_is_refused() {
     let flags = rustix::fs::XattrFlags::empty();
     for value in [&b"x"[..], &[0xff; 64], &[b'y'; 1000]] {
         rustix::fs::setxattr(dir.path().join("a"), "user.untorn", value, flags).unwrap();
-        let store = Store::open(dir.path()).unwrap();
+        let store = Store::open_or_create(dir.path()).unwrap();
         refused(store.open_file("a"), &["foreign", "corrupt", "conflict", "newer-version"]);
         store.close().unwrap();
         assert_eq!(attribute(dir.path().join("a")).as_deref(), Some(value), "left as it was");
@@ -475,8 +475,8 @@ impl JoinMade for Path {
 /// A store with a living owner, and a commit of "a" that is not in the data file yet.
 fn pending() -> (TempDir, Store, File) {
     let dir = directory();
-    let store = StoreOptions::default().background(false).open(dir.path()).unwrap();
-    let a = store.open_or_create("a").unwrap();
+    let store = StoreOptions::new().create(true).background(false).open(dir.path()).unwrap();
+    let a = store.open_or_create_file("a").unwrap();
     a.write_all_at(&text("old", "a"), 0).unwrap();
     a.commit().unwrap();
     store.checkpoint().unwrap();
@@ -495,10 +495,10 @@ fn an_edit_in_place_that_was_noticed_is_never_written_over() {
     drop(a);
     for _ in 0..2 {
         assert_same(&plain(&path), b"somebody else's", "not written over");
-        let store = Store::open(dir.path()).unwrap();
+        let store = Store::open_or_create(dir.path()).unwrap();
         assert_eq!(store.status().quarantined.len(), 1);
         refused(store.open_file("a"), &["conflict"]);
-        let other = store.open_or_create("b").unwrap();
+        let other = store.open_or_create_file("b").unwrap();
         other.append(b"the rest goes on").unwrap();
         other.commit().unwrap();
         drop(other);
@@ -507,7 +507,7 @@ fn an_edit_in_place_that_was_noticed_is_never_written_over() {
     assert_same(&plain(&path), b"somebody else's", "not written over");
     // A salvage keeps that text, if the user wants it.
     recover(dir.path(), &SALVAGE, &|_, _| {}).unwrap();
-    assert_same(&stored(&Store::open(dir.path()).unwrap(), "a"), b"somebody else's", "taken as it is");
+    assert_same(&stored(&Store::open_or_create(dir.path()).unwrap(), "a"), b"somebody else's", "taken as it is");
 }
 
 #[test]
@@ -519,7 +519,7 @@ fn a_file_that_only_moved_under_a_living_owner_recovers_when_it_is_back() {
     refused(store.close(), &["conflict"]);
     drop(a);
     fs::rename(&aside, &path).unwrap();
-    assert_same(&stored(&Store::open(dir.path()).unwrap(), "a"), &text("new", "a"), "moved back");
+    assert_same(&stored(&Store::open_or_create(dir.path()).unwrap(), "a"), &text("new", "a"), "moved back");
 }
 
 #[test]
@@ -530,7 +530,7 @@ fn a_second_name_given_under_a_living_owner_may_go_again() {
     refused(store.close(), &["conflict"]);
     drop(a);
     fs::remove_file(&second).unwrap();
-    assert_same(&stored(&Store::open(dir.path()).unwrap(), "a"), &text("new", "a"), "one name again");
+    assert_same(&stored(&Store::open_or_create(dir.path()).unwrap(), "a"), &text("new", "a"), "one name again");
 }
 
 #[test]
@@ -539,9 +539,9 @@ fn the_name_of_a_file_that_waits_is_taken() {
     let aside = directory();
     fs::rename(dir.path().join("a"), aside.path().join("a")).unwrap();
     let waits = &["needs-its-journal"];
-    let store = Store::open(dir.path()).unwrap();
+    let store = Store::open_or_create(dir.path()).unwrap();
     assert_eq!(store.status().quarantined.len(), 1);
-    refused(store.open_or_create("a"), waits);
+    refused(store.open_or_create_file("a"), waits);
     let mut txn = store.begin();
     refused(txn.create("a", 0o644), waits);
     refused(txn.mkdir("a", 0o755), waits);
@@ -550,7 +550,7 @@ fn the_name_of_a_file_that_waits_is_taken() {
     store.close().unwrap();
     assert!(!dir.path().join("a").exists(), "its name is free for it");
     fs::rename(aside.path().join("a"), dir.path().join("a")).unwrap();
-    let store = Store::open(dir.path()).unwrap();
+    let store = Store::open_or_create(dir.path()).unwrap();
     assert_same(&stored(&store, "a"), &text("new", "a"), "moved back");
     assert_same(&stored(&store, "b"), &text("new", "b"), "untouched");
 }

@@ -5,8 +5,7 @@
 
 mod common;
 
-use common::child_process::{again, path_text};
-use common::kill::run_and_kill;
+use common::child_process::path_text;
 use common::*;
 use fastrand::Rng;
 use std::collections::BTreeMap;
@@ -113,7 +112,7 @@ fn apply(model: &mut Model, change: &Change) {
 
 fn options(seed: u64) -> StoreOptions {
     let class = if seed.is_multiple_of(3) { FailureClass::Process } else { FailureClass::Power };
-    StoreOptions::default().journal_bytes(64 << 10).class(class)
+    StoreOptions::new().create(true).journal_bytes(64 << 10).class(class)
 }
 
 /// The number of the store's last commit.
@@ -192,7 +191,10 @@ impl Victim {
     /// Lets a child commit for a random time, kills it, and returns the last acknowledged commit.
     fn run_and_kill(&mut self, after: Duration) -> u64 {
         self.kills += 1;
-        run_and_kill(again(TEST).env(CHILD, format!("{} {}", self.seed, path_text(self.dir.path()))), after)
+        untorn_testkit::run_and_kill(
+            untorn_testkit::again!(TEST).env(CHILD, format!("{} {}", self.seed, path_text(self.dir.path()))),
+            after,
+        )
     }
 
     /// Recovers, and compares every file with the contents after the commits so far.

@@ -4,14 +4,13 @@
 
 mod common;
 
-use common::child_process::{again, path_text};
-use common::kill::run_and_kill;
+use common::child_process::path_text;
 use common::*;
 use fastrand::Rng;
 use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
-use untorn::{Map, MapOptions, Store, StoreOptions, Tracker};
+use untorn::{Map, MapOptions, Store, StoreOptions, TrackerKind};
 
 const TEST: &str = "mapped_commits_survive_sigkill_whole";
 const CHILD: &str = "UNTORN_TEST_STRESS_MAP";
@@ -54,20 +53,22 @@ fn apply(model: &mut Vec<u8>, commit: &Commit) {
 }
 
 fn options() -> StoreOptions {
-    StoreOptions::default().journal_bytes(256 << 10)
+    StoreOptions::new().create(true).journal_bytes(256 << 10)
 }
 
 fn poke(map: &Map, offset: usize, bytes: &[u8]) {
     assert!(offset + bytes.len() <= map.len() as usize);
     // SAFETY: inside the map, and this process has one thread that stores.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), map.as_mut_ptr().add(offset), bytes.len()) };
-    map.touch(map.as_ptr().wrapping_add(offset), bytes.len()).expect("bytes of the map");
+    if map.tracker().expect("a map") == TrackerKind::Explicit {
+        map.mark_dirty(map.as_ptr().wrapping_add(offset), bytes.len()).expect("bytes of the map");
+    }
 }
 
 /// In the second process: commits as fast as possible, and prints each commit that is acknowledged.
-fn commit_until_killed(path: &Path, seed: u64, tracker: Tracker) {
+fn commit_until_killed(path: &Path, seed: u64, tracker: TrackerKind) {
     let store = options().open(path).expect("open");
-    let file = store.open_or_create("f").expect("file");
+    let file = store.open_or_create_file("f").expect("file");
     if file.len().expect("size") == 0 {
         file.set_len(FILE_BYTES_MIN as u64).expect("size");
         file.commit().expect("commit");
@@ -130,16 +131,16 @@ fn mapped_commits_survive_sigkill_whole() {
         let mut word = || words.next().expect("seed, tracker, path");
         let seed = word().parse().expect("a seed");
         let tracker = match word() {
-            "scan" => Tracker::Scan,
-            "told" => Tracker::Told,
-            _ => Tracker::PageMap,
+            "scan" => TrackerKind::Scan,
+            "explicit" => TrackerKind::Explicit,
+            _ => TrackerKind::PageMap,
         };
         return commit_until_killed(Path::new(word()), seed, tracker);
     }
     let seed = seed();
     let probe = directory();
     let probe = untorn::File::open_or_create(probe.path().join("probe")).expect("create");
-    let works = |tracker: &Tracker| match probe.map_with(&MapOptions::new().tracker(*tracker)) {
+    let works = |tracker: &TrackerKind| match probe.map_with(&MapOptions::new().tracker(*tracker)) {
         Ok(_) => true,
         Err(e) => {
             skipped(&format!("tracker {tracker}: {e}"));
@@ -148,7 +149,9 @@ fn mapped_commits_survive_sigkill_whole() {
     };
     let start = Instant::now();
     std::thread::scope(|scope| {
-        for (i, tracker) in [Tracker::Scan, Tracker::PageMap, Tracker::Told].into_iter().filter(works).enumerate() {
+        for (i, tracker) in
+            [TrackerKind::Scan, TrackerKind::PageMap, TrackerKind::Explicit].into_iter().filter(works).enumerate()
+        {
             scope.spawn(move || {
                 let (seed, dir) = (seed * 2 + i as u64, directory());
                 let rng = &mut Rng::with_seed(seed);
@@ -159,7 +162,8 @@ fn mapped_commits_survive_sigkill_whole() {
                     let slow = if verified < 50 { 1 + kills / 30 } else { 1 };
                     let after = Duration::from_micros(rng.u64(5_000..120_000) * slow as u64);
                     let order = format!("{seed} {tracker} {}", path_text(dir.path()));
-                    let acknowledged = run_and_kill(again(TEST).env(CHILD, order), after);
+                    let acknowledged =
+                        untorn_testkit::run_and_kill(untorn_testkit::again!(TEST).env(CHILD, order), after);
                     kills += 1;
                     let store = options().open(dir.path()).expect("recovery");
                     verify(&store, seed, &mut model, &mut verified, acknowledged);

@@ -3,7 +3,6 @@
 
 mod common;
 
-use common::child_process::is_alone;
 use common::*;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::fs::File;
@@ -28,7 +27,7 @@ fn leave_descriptors(left: usize) -> Vec<File> {
 /// With any number of free descriptors, the store is left free, and no file is taken for another program's.
 #[test]
 fn a_lack_of_descriptors_is_called_that() {
-    if !is_alone("a_lack_of_descriptors_is_called_that") {
+    if !untorn_testkit::is_alone!("a_lack_of_descriptors_is_called_that") {
         return;
     }
     limit(Resource::Nofile, Some(128));
@@ -40,10 +39,10 @@ fn a_lack_of_descriptors_is_called_that() {
                 let path = dir.path().to_owned();
                 match state {
                     "none" => {}
-                    "closed" => Store::open(&path).unwrap().close().unwrap(),
+                    "closed" => Store::open_or_create(&path).unwrap().close().unwrap(),
                     _ => {
-                        let store = Store::open(&path).unwrap();
-                        let file = store.open_or_create("a").unwrap();
+                        let store = Store::open_or_create(&path).unwrap();
+                        let file = store.open_or_create_file("a").unwrap();
                         file.append(b"committed").unwrap();
                         file.commit().unwrap();
                         // Simulates a kill: nothing is closed, and the locks are gone.
@@ -58,20 +57,21 @@ fn a_lack_of_descriptors_is_called_that() {
                 let what = format!("{state}, {left} descriptors left, wait {wait}");
                 let store = within(Duration::from_secs(60), &what, {
                     let path = path.clone();
-                    move || StoreOptions::new().wait(wait).background(false).open(path)
+                    move || StoreOptions::new().create(true).wait(wait).background(false).open(path)
                 });
                 match &store {
                     Ok(_) => opened += 1,
                     Err(e) => assert_eq!((e.kind(), e.os_error()), ("io", Some(libc::EMFILE)), "{what}: {e}"),
                 }
                 if let Ok(store) = &store {
-                    match store.open_or_create("b").and_then(|file| file.append(b"b").and_then(|_| file.commit())) {
+                    match store.open_or_create_file("b").and_then(|file| file.append(b"b").and_then(|_| file.commit()))
+                    {
                         Ok(()) => {}
                         Err(e) => assert!(e.os_error() == Some(libc::EMFILE), "{what}: {e}"),
                     }
                 }
                 drop((taken, store));
-                let store = Store::open(&path).unwrap_or_else(|e| panic!("{what}, then: {e}"));
+                let store = Store::open_or_create(&path).unwrap_or_else(|e| panic!("{what}, then: {e}"));
                 if state == "killed" {
                     assert_eq!(stored(&store, "a"), b"committed", "{what}");
                 }
@@ -86,14 +86,14 @@ fn a_lack_of_descriptors_is_called_that() {
 /// is known, and the store goes on under another limit.
 #[test]
 fn a_limit_below_a_segment_is_no_space() {
-    if !is_alone("a_limit_below_a_segment_is_no_space") {
+    if !untorn_testkit::is_alone!("a_limit_below_a_segment_is_no_space") {
         return;
     }
     for class in [FailureClass::Power, FailureClass::Process] {
         for bytes in [0, 4095, 5000, 8192, 20_000, 60_000, 100_000] {
             let dir = directory();
-            let store = StoreOptions::new().class(class).background(false).open(dir.path()).unwrap();
-            let (a, b) = (store.open_or_create("a").unwrap(), store.open_or_create("b").unwrap());
+            let store = StoreOptions::new().create(true).class(class).background(false).open(dir.path()).unwrap();
+            let (a, b) = (store.open_or_create_file("a").unwrap(), store.open_or_create_file("b").unwrap());
             let mut wanted = Vec::new();
             let mut refusals = 0;
             for round in 0..24_u8 {
@@ -122,7 +122,7 @@ fn a_limit_below_a_segment_is_no_space() {
             drop((a, b));
             store.close().unwrap();
             assert!(plain(dir.path().join("a")) == wanted && plain(dir.path().join("b")) == wanted, "{bytes}");
-            Store::open(dir.path()).unwrap().close().unwrap();
+            Store::open_or_create(dir.path()).unwrap().close().unwrap();
         }
     }
 }
@@ -130,13 +130,13 @@ fn a_limit_below_a_segment_is_no_space() {
 /// The limit stays, and there is no other segment: no commit is lost, and closing returns the error.
 #[test]
 fn a_store_is_closed_under_a_limit() {
-    if !is_alone("a_store_is_closed_under_a_limit") {
+    if !untorn_testkit::is_alone!("a_store_is_closed_under_a_limit") {
         return;
     }
     for bytes in [0, 4096, 20_000, 100_000] {
         let dir = directory();
-        let store = Store::open(dir.path()).unwrap();
-        let a = store.open_or_create("a").unwrap();
+        let store = Store::open_or_create(dir.path()).unwrap();
+        let a = store.open_or_create_file("a").unwrap();
         for round in 0..30 {
             a.write_all_at(&[round; 5000], 0).unwrap();
             a.commit().unwrap();
@@ -149,7 +149,7 @@ fn a_store_is_closed_under_a_limit() {
             assert!(e.kind() == "no-space" || e.os_error() == Some(libc::EFBIG), "{bytes}: {e}");
         }
         limit(Resource::Fsize, None);
-        let store = Store::open(dir.path()).unwrap();
+        let store = Store::open_or_create(dir.path()).unwrap();
         assert!(stored(&store, "a") == [last; 5000], "{bytes}, {last}");
         store.close().unwrap();
     }
@@ -158,12 +158,12 @@ fn a_store_is_closed_under_a_limit() {
 /// A former bug: closing kept all files open until the flush, so the last ones kept their marks.
 #[test]
 fn a_close_clears_the_marks_of_more_files_than_there_are_descriptors() {
-    if !is_alone("a_close_clears_the_marks_of_more_files_than_there_are_descriptors") {
+    if !untorn_testkit::is_alone!("a_close_clears_the_marks_of_more_files_than_there_are_descriptors") {
         return;
     }
     limit(Resource::Nofile, Some(96));
     let dir = directory();
-    let store = StoreOptions::new().background(false).open(dir.path()).unwrap();
+    let store = StoreOptions::new().create(true).background(false).open(dir.path()).unwrap();
     let mut txn = store.begin();
     for n in 0..300 {
         let file = txn.create(format!("f{n}"), 0o600).unwrap();

@@ -7,27 +7,11 @@ use common::*;
 use fastrand::Rng;
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 const CAPACITY: usize = 20;
-
-/// Builds the example with the profile of this test, for which its dependencies are built already.
-fn example(name: &str) -> PathBuf {
-    let test = std::env::current_exe().expect("this test's own path");
-    let profile_dir = test.ancestors().nth(2).expect("target/PROFILE/deps/TEST");
-    let profile = if cfg!(debug_assertions) { "test" } else { "release" };
-    // `make test` has built the examples.
-    if std::env::var_os("UNTORN_PREBUILT").is_some() {
-        return profile_dir.join("examples").join(name);
-    }
-    let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["build", "--quiet", "--package", "untorn", "--example", name, "--profile", profile, "--target-dir"]);
-    let built = cargo.arg(profile_dir.parent().expect("target/PROFILE")).current_dir(env!("CARGO_MANIFEST_DIR"));
-    assert!(built.status().expect("cargo").success());
-    profile_dir.join("examples").join(name)
-}
 
 /// A cache in memory, most recently used first.
 #[derive(Clone, Default)]
@@ -64,7 +48,7 @@ fn start(example: &Path, heap: &Path) -> Child {
 fn what_the_cache_has_answered_it_still_has_after_a_kill() {
     let seed = seed();
     let rng = &mut Rng::with_seed(seed);
-    let (dir, example) = (directory(), example("lru"));
+    let (dir, example) = (directory(), untorn_testkit::example("untorn", "lru"));
     let heap = dir.path().join("heap");
     let mut model = Model::default();
     let mut lines_printed = 0;
@@ -121,7 +105,7 @@ fn line(rng: &mut Rng) -> String {
 /// The tutorial's program in Rust: everything that it has printed survives a kill.
 #[test]
 fn the_tutorials_scores_are_kept() {
-    let program = example("scores");
+    let program = untorn_testkit::example("untorn", "scores");
     let dir = directory();
     let mut total = 0;
     for round in 1..=3 {

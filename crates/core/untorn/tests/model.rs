@@ -132,7 +132,7 @@ struct Pair {
 
 fn open(dir: &Path, process: bool) -> Store {
     let class = if process { FailureClass::Process } else { FailureClass::Power };
-    StoreOptions::default().journal_bytes(64 << 10).class(class).open(dir).expect("open")
+    StoreOptions::new().create(true).journal_bytes(64 << 10).class(class).open(dir).expect("open")
 }
 
 impl Pair {
@@ -245,7 +245,7 @@ impl Pair {
         if self.model.txn_names.is_some() || self.model.names.contains_key(name) {
             return;
         }
-        let file = self.store().open_or_create(name).expect("create");
+        let file = self.store().open_or_create_file(name).expect("create");
         let id = self.model.fresh();
         self.model.names.insert(name, id);
         self.files.insert(id, file);

@@ -9,7 +9,8 @@ use common::*;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRunner};
 use std::path::Path;
-use untorn::{Checkpoint, File, Map, MapOptions, Store, StoreOptions, Tracker};
+use untorn::__private::{Checkpoint, OpenStoreOn, StoreSteps};
+use untorn::{File, Map, MapOptions, Store, StoreOptions, TrackerKind};
 
 const PROGRAMS: u32 = 300;
 const STEPS_MAX: usize = 50;
@@ -97,13 +98,13 @@ fn step() -> impl Strategy<Value = Step> {
 /// The settings of one program.
 #[derive(Clone, Copy, Debug)]
 struct Setup {
-    tracker: Tracker,
+    tracker: TrackerKind,
     quiet: bool,
     full_page: bool,
 }
 
 fn setup() -> impl Strategy<Value = Setup> {
-    let tracker = prop_oneof![Just(Tracker::Scan), Just(Tracker::PageMap), Just(Tracker::Told)];
+    let tracker = prop_oneof![Just(TrackerKind::Scan), Just(TrackerKind::PageMap), Just(TrackerKind::Explicit)];
     (tracker, any::<bool>(), prop::bool::weighted(0.2)).prop_map(|(tracker, quiet, full_page)| Setup {
         tracker,
         quiet,
@@ -145,7 +146,9 @@ impl Fixture {
         let bytes = &bytes[..bytes.len().min(size - offset)];
         // SAFETY: up to the end of the file's last page memory can be accessed, and only by this thread.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), map.as_mut_ptr().add(offset), bytes.len()) };
-        map.touch(map.as_ptr().wrapping_add(offset), bytes.len()).expect("bytes of the map");
+        if map.tracker().expect("a map") == TrackerKind::Explicit {
+            map.mark_dirty(map.as_ptr().wrapping_add(offset), bytes.len()).expect("bytes of the map");
+        }
         let inside = self.working.len().saturating_sub(offset).min(bytes.len());
         if inside > 0 {
             self.put(offset, &bytes[..inside]);
@@ -153,13 +156,14 @@ impl Fixture {
     }
 
     fn open(&mut self, dir: &Path) -> Store {
-        let store = StoreOptions::default()
+        let store = StoreOptions::new()
+            .create(true)
             .background(false)
             .full_page(self.setup.full_page)
             .sizes(64 << 10, 16 << 10, 8 << 10)
             .open(dir)
             .expect("open");
-        self.file = Some(store.open_or_create("f").expect("file"));
+        self.file = Some(store.open_or_create_file("f").expect("file"));
         store
     }
 
@@ -217,7 +221,7 @@ impl Fixture {
                 let offset = if whole || self.maps.is_empty() { 0 } else { offset.min(self.working.len()) };
                 let options = MapOptions::new().tracker(self.setup.tracker).quiet(self.setup.quiet).debug_races(true);
                 // Every store is declared, so the check finds nothing.
-                let options = options.debug_told(self.setup.quiet);
+                let options = options.debug_unmarked(self.setup.quiet);
                 let map = self.file().map_with(&options.offset(offset as u64)).expect("map");
                 self.maps.push(map);
             }
@@ -285,7 +289,7 @@ impl Fixture {
             Step::MarkDirty { offset } => {
                 let (start, end) = self.range(offset, 1000);
                 if let Some(map) = self.maps.iter().find(|m| m.offset() == 0) {
-                    map.mark_dirty(start as u64, (end - start) as u64).expect("mark");
+                    map.mark_dirty(map.as_ptr().wrapping_add(start), end - start).expect("mark");
                 }
             }
             Step::Quiesce => {
@@ -332,7 +336,7 @@ fn run(setup: Setup, start: usize, steps: &[Step]) -> Result<(), TestCaseError> 
 fn maps_files_and_transactions_agree_with_the_model() {
     let seed = seed();
     let scan_works = File::open_or_create(directory().path().join("probe"))
-        .and_then(|f| f.map_with(&MapOptions::new().tracker(Tracker::Scan)).map(drop))
+        .and_then(|f| f.map_with(&MapOptions::new().tracker(TrackerKind::Scan)).map(drop))
         .is_ok();
     if !scan_works {
         skipped("tracker scan: not on this kernel");
@@ -343,8 +347,8 @@ fn maps_files_and_transactions_agree_with_the_model() {
     let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &bytes));
     let programs = (setup(), 0..FILE_BYTES_MAX, prop::collection::vec(step(), 1..STEPS_MAX));
     let done = runner.run(&programs, |(mut setup, start, steps)| {
-        if !scan_works && setup.tracker == Tracker::Scan {
-            setup.tracker = Tracker::PageMap;
+        if !scan_works && setup.tracker == TrackerKind::Scan {
+            setup.tracker = TrackerKind::PageMap;
         }
         run(setup, start, &steps)
     });

@@ -118,7 +118,7 @@ fn what_is_immutable_or_may_only_grow_is_left_alone() {
     if !chattr("+i", "fixed") || !chattr("+a", "growing") {
         return skipped("needs a file system with chattr, and root");
     }
-    let store = untorn::Store::open(dir.path()).unwrap();
+    let store = untorn::Store::open_or_create(dir.path()).unwrap();
     let refusals = [("fixed/x", true), ("growing/f", false)].map(|(name, make)| {
         let mut txn = store.begin();
         let changed = if make { txn.mkdir(name, 0o700) } else { txn.unlink(name) };
@@ -249,13 +249,13 @@ fn a_renamed_file_that_has_both_names_loses_the_old_one() {
         if foreign {
             fs::hard_link(path("d/b"), path("unknown")).unwrap();
         }
-        let store = untorn::Store::open(dir.path()).unwrap();
+        let store = untorn::Store::open_or_create(dir.path()).unwrap();
         assert_eq!(store.status().quarantined.is_empty(), !foreign, "{:?}", store.status().quarantined);
         store.close().unwrap();
         if foreign {
             fs::remove_file(path("unknown")).unwrap();
         }
-        let store = untorn::Store::open(dir.path()).unwrap();
+        let store = untorn::Store::open_or_create(dir.path()).unwrap();
         assert!(store.status().quarantined.is_empty());
         store.close().unwrap();
         assert_same(&plain(path("d/b")), &text("old", "a"), "the renamed file");
@@ -276,7 +276,7 @@ fn a_directory_becomes_a_file_and_a_file_a_directory() {
         process.ok(&["txn", "rename:x:t", "mkdir:x:700", "rename:t:x/x"]);
         if killed {
             process.kill();
-            untorn::Store::open(dir.path()).unwrap().close().unwrap();
+            untorn::Store::open_or_create(dir.path()).unwrap().close().unwrap();
         } else {
             process.ok(&["checkpoint"]);
             process.ok(&["close"]);

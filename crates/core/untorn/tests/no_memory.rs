@@ -2,14 +2,13 @@
 
 mod common;
 
-use common::child_process::again;
 use common::*;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::alloc::Layout;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use untorn::heap::{Heap, HeapOptions};
-use untorn::{Gate, MapOptions, Result, Store, Tracker};
+use untorn::{Gate, MapOptions, Result, Store, TrackerKind};
 
 const MODE: &str = "UNTORN_TEST_NO_MEMORY";
 const PLACE: &str = "UNTORN_TEST_PLACE";
@@ -46,13 +45,16 @@ fn limited_child() {
         "file" => file(&dir, more),
         "read" => read(&dir, more),
         "map" => map(&dir, more, None),
-        "told" => map(&dir, more, Some(Tracker::Told)),
-        "heap" => heap(more, &HeapOptions::new().address_space(64 << 20).open(dir.join("heap")).unwrap()),
-        "live" => heap(more, &HeapOptions::new().live(true).address_space(64 << 20).open(dir.join("heap")).unwrap()),
+        "told" => map(&dir, more, Some(TrackerKind::Explicit)),
+        "heap" => heap(more, &HeapOptions::new().create(true).address_space(64 << 20).open(dir.join("heap")).unwrap()),
+        "live" => heap(
+            more,
+            &HeapOptions::new().create(true).live(true).address_space(64 << 20).open(dir.join("heap")).unwrap(),
+        ),
         "gate" => gate(&dir, more),
         "killed" => {
-            let store = Store::open(&dir).unwrap();
-            let file = store.open_or_create("file").unwrap();
+            let store = Store::open_or_create(&dir).unwrap();
+            let file = store.open_or_create_file("file").unwrap();
             file.write_all_at(&vec![7; BYTES], 0).unwrap();
             file.commit().unwrap();
             // SAFETY: ends this process.
@@ -63,8 +65,8 @@ fn limited_child() {
 }
 
 fn file(dir: &Path, more: usize) {
-    let store = Store::open(dir).unwrap();
-    let file = store.open_or_create("file").unwrap();
+    let store = Store::open_or_create(dir).unwrap();
+    let file = store.open_or_create_file("file").unwrap();
     let bytes = vec![7; BYTES];
     let refused = limited(more, || is_refused(file.write_all_at(&bytes, 0)));
     assert_eq!(file.len().unwrap(), if refused { 0 } else { BYTES as u64 });
@@ -85,7 +87,7 @@ fn file(dir: &Path, more: usize) {
 }
 
 fn read(dir: &Path, more: usize) {
-    let store = Store::open(dir).unwrap();
+    let store = Store::open_or_create(dir).unwrap();
     let file = store.open_file("file").unwrap();
     let mut byte = [0];
     limited(more, || is_refused(file.read_exact_at(&mut byte, BYTES as u64 / 2)));
@@ -96,9 +98,9 @@ fn read(dir: &Path, more: usize) {
     assert!(contents(&file) == vec![7; BYTES]);
 }
 
-fn map(dir: &Path, more: usize, tracker: Option<Tracker>) {
-    let store = Store::open(dir).unwrap();
-    let file = store.open_or_create("file").unwrap();
+fn map(dir: &Path, more: usize, tracker: Option<TrackerKind>) {
+    let store = Store::open_or_create(dir).unwrap();
+    let file = store.open_or_create_file("file").unwrap();
     file.set_len(BYTES as u64).unwrap();
     file.commit().unwrap();
     let options = MapOptions::new().address_space(BYTES as u64);
@@ -106,7 +108,9 @@ fn map(dir: &Path, more: usize, tracker: Option<Tracker>) {
     let bytes = vec![7; BYTES];
     for round in 0..2 {
         map.store(&bytes, 0).unwrap();
-        map.touch(map.as_ptr(), BYTES).unwrap();
+        if tracker == Some(TrackerKind::Explicit) {
+            map.mark_dirty(map.as_ptr(), BYTES).unwrap();
+        }
         match round {
             0 => {
                 limited(more, || is_refused(map.rollback()));
@@ -158,7 +162,7 @@ fn with_more_and_more(mode: &str, prepare: impl Fn(&Path)) {
     for more in [MIB, 2 * MIB, 5 * MIB, 9 * MIB, 14 * MIB, 18 * MIB, 40 * MIB] {
         let dir = directory();
         prepare(dir.path());
-        let mut child = again("limited_child");
+        let mut child = untorn_testkit::again!("limited_child");
         // No large block comes from memory that the allocator has reserved or kept.
         child.env("MALLOC_ARENA_MAX", "1").env("MALLOC_MMAP_THRESHOLD_", "65536");
         let child = child.env(MODE, format!("{mode} {more}")).env(PLACE, dir.path()).output().unwrap();
@@ -175,7 +179,7 @@ fn files_of_a_process_with_little_memory() {
 #[test]
 fn commits_in_the_journal_of_a_process_with_little_memory() {
     with_more_and_more("read", |dir| {
-        let mut child = again("limited_child");
+        let mut child = untorn_testkit::again!("limited_child");
         let killed = child.env(MODE, "killed 0").env(PLACE, dir).output().unwrap();
         assert_eq!(killed.status.signal(), Some(libc::SIGKILL));
     });

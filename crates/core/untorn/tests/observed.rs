@@ -18,7 +18,7 @@ const LARGE: usize = 24 << 20;
 
 /// A store with only the checkpoints that a test makes.
 fn open(dir: &Path) -> Store {
-    StoreOptions::new().background(false).open(dir).unwrap()
+    StoreOptions::new().create(true).background(false).open(dir).unwrap()
 }
 
 #[test]
@@ -56,7 +56,7 @@ fn an_existing_file_brings_its_commits_to_its_new_name() {
     let dir = directory();
     fs::write(dir.path().join("a"), "older, and longer than what comes over it").unwrap();
     let store = open(dir.path());
-    let moving = store.open_or_create("b").unwrap();
+    let moving = store.open_or_create_file("b").unwrap();
     moving.write_all_at(&text("old", "b"), 0).unwrap();
     moving.commit().unwrap();
     store.checkpoint().unwrap();
@@ -125,7 +125,7 @@ fn a_reader_sees_whole_versions_only() {
             if version % 2 == 0 {
                 txn.create("b", 0o644).unwrap().write_all_at(&contents, 0).unwrap();
             } else {
-                let file = store.open_or_create("b").unwrap();
+                let file = store.open_or_create_file("b").unwrap();
                 file.write_all_at(&contents, 0).unwrap();
                 file.commit().unwrap();
             }
@@ -214,10 +214,7 @@ fn a_new_file_inherits_from_its_directory_on_other_file_systems() {
     if std::process::Command::new("mkfs.xfs").arg("-V").output().is_err() {
         return skipped("needs mkfs.xfs");
     }
-    let image = dir.path().join("xfs.image");
-    fs::File::create(&image).unwrap().set_len(320 << 20).unwrap();
-    run("mkfs.xfs", ["-q", path_text(&image)]);
-    if let Some(mount) = Mount::new(&["-o", "loop", path_text(&image)], &at("xfs")) {
+    if let Some(mount) = Mount::made("mkfs.xfs -q", 320 << 20, "", &at("xfs")) {
         inherits(mount.path());
     }
 }

@@ -39,7 +39,7 @@ fn inspecting_a_crashed_store_tells_what_is_pending() {
     assert_eq!(pending, [Path::new("a"), Path::new("b")]);
     assert_eq!(picture(dir.path()), before, "looking changes nothing");
     assert_eq!([plain(dir.path().join("a")), plain(dir.path().join("b"))], contents_before);
-    assert_same(&stored(&Store::open(dir.path()).unwrap(), "a"), &text("new", "a"), "recovered after it");
+    assert_same(&stored(&Store::open_or_create(dir.path()).unwrap(), "a"), &text("new", "a"), "recovered after it");
 }
 
 #[test]
@@ -104,7 +104,7 @@ fn ejecting_leaves_plain_files_and_nothing_else() {
     }
     assert_eq!(picture(dir.path()).len(), 2, "{:?}", picture(dir.path()));
     // The directory may become a store again.
-    let store = Store::open(dir.path()).unwrap();
+    let store = Store::open_or_create(dir.path()).unwrap();
     assert_same(&stored(&store, "a"), &text("new", "a"), "as it was");
 }
 
@@ -130,7 +130,7 @@ fn ejecting_with_a_file_missing_loses_nothing() {
     std::fs::rename(dir.path().join("a"), aside.path().join("a")).unwrap();
     assert!(eject(dir.path(), &|_, _| {}).is_err(), "its commits are in the journal, which must stay");
     std::fs::rename(aside.path().join("a"), dir.path().join("a")).unwrap();
-    assert_same(&stored(&Store::open(dir.path()).unwrap(), "a"), &text("new", "a"), "moved back");
+    assert_same(&stored(&Store::open_or_create(dir.path()).unwrap(), "a"), &text("new", "a"), "moved back");
 }
 
 #[test]
@@ -166,7 +166,7 @@ fn looking_at_a_store_never_keeps_it_from_an_opener() {
 #[test]
 fn two_who_look_do_not_take_each_other_for_the_owner() {
     let dir = directory();
-    Store::open(dir.path()).unwrap().close().unwrap();
+    Store::open_or_create(dir.path()).unwrap().close().unwrap();
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| (0..500).for_each(|_| assert_eq!(inspect(dir.path()).unwrap().owner, None)));

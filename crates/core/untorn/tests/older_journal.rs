@@ -8,7 +8,7 @@ use common::*;
 use std::fs;
 use std::path::Path;
 use untorn::offline::{RecoverOptions, accept_lost, inspect, recover};
-use untorn::{File, Store};
+use untorn::{File, Reader, Store};
 
 /// Copies a tree with attributes.
 fn copy(from: &Path, to: &Path) {
@@ -50,14 +50,14 @@ fn older_journal_is_noticed(is_open: bool) {
     process.kill();
     put_back(&older, &dir.join(".untorn"));
     check_tells(&dir, "a");
-    let store = Store::open_read_only(&dir).unwrap();
+    let store = Reader::open(&dir).unwrap();
     refused(store.snapshot().and_then(|snapshot| snapshot.open("a").map(drop)), &["conflict"]);
     for _ in 0..3 {
-        let store = Store::open(&dir).unwrap();
+        let store = Store::open_or_create(&dir).unwrap();
         let told = refused(store.open_file("a"), &["conflict"]).to_string();
         assert!(told.contains("an older `.untorn`") && told.contains("--accept-lost"), "{told}");
         // Other files can be used, and that does not release the refused file.
-        let other = store.open_or_create("c").unwrap();
+        let other = store.open_or_create_file("c").unwrap();
         other.append(b"more").unwrap();
         other.commit().unwrap();
         drop(other);
@@ -67,7 +67,7 @@ fn older_journal_is_noticed(is_open: bool) {
     }
     assert_eq!(accept_lost(&dir).unwrap().len(), 1);
     assert_eq!(inspect(&dir).unwrap().problems, Vec::<String>::new());
-    let store = Store::open(&dir).unwrap();
+    let store = Store::open_or_create(&dir).unwrap();
     assert_same(&stored(&store, "a"), &text("old", "a"), "taken as it is");
     store.close().unwrap();
 }
@@ -92,11 +92,11 @@ fn the_newer_journal_put_back_recovers_the_file() {
     crash_in_again(&dir);
     copy(&dir.join(".untorn"), &newer);
     put_back(&older, &dir.join(".untorn"));
-    let store = Store::open(&dir).unwrap();
+    let store = Store::open_or_create(&dir).unwrap();
     refused(store.open_file("a"), &["conflict"]);
     store.close().unwrap();
     put_back(&newer, &dir.join(".untorn"));
-    let store = Store::open(&dir).unwrap();
+    let store = Store::open_or_create(&dir).unwrap();
     assert_same(&stored(&store, "a"), &text("new", "a"), "recovered");
     store.close().unwrap();
 }
@@ -144,7 +144,7 @@ fn a_file_that_comes_back_is_known() {
     run("mv", [path_text(&here), path_text(away.path())]);
     recover(dir.path(), &RecoverOptions::default(), &|_, _| ()).unwrap();
     run("mv", [path_text(&away.path().join("a")), path_text(dir.path())]);
-    let store = Store::open(dir.path()).unwrap();
+    let store = Store::open_or_create(dir.path()).unwrap();
     assert_same(&stored(&store, "a"), &text("newest", "a"), "it lacks nothing");
     store.close().unwrap();
 }

@@ -7,17 +7,18 @@ use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
+use untorn::__private::GateSteps;
 use untorn::{Gate, Store, StoreOptions};
 
 #[test]
 fn bytes_leave_in_the_order_in_which_they_were_written() {
     let dir = tempfile::tempdir().unwrap();
-    let store = Store::open(dir.path()).unwrap();
-    let file = store.open_or_create("log").unwrap();
+    let store = Store::open_or_create(dir.path()).unwrap();
+    let file = store.open_or_create_file("log").unwrap();
     let gate = Gate::new().unwrap();
     let (mut outside, inside) = UnixStream::pair().unwrap();
     let (mut pipe, to_pipe) = std::io::pipe().unwrap();
@@ -48,8 +49,8 @@ fn bytes_leave_in_the_order_in_which_they_were_written() {
 #[test]
 fn a_slow_reader_holds_up_its_own_output_alone() {
     let dir = tempfile::tempdir().unwrap();
-    let store = Store::open(dir.path()).unwrap();
-    let file = store.open_or_create("log").unwrap();
+    let store = Store::open_or_create(dir.path()).unwrap();
+    let file = store.open_or_create_file("log").unwrap();
     let gate = Gate::with_bytes_max(64 << 10).unwrap();
     let (mut slow, to_slow) = UnixStream::pair().unwrap();
     let (quick, to_quick) = UnixStream::pair().unwrap();
@@ -87,8 +88,8 @@ fn a_failed_commit_poisons_the_gate_and_shows_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("f");
     std::fs::write(&path, "before").unwrap();
-    let store = StoreOptions::new().background(false).open(dir.path()).unwrap();
-    let (file, other) = (store.open_file("f").unwrap(), store.open_or_create("other").unwrap());
+    let store = StoreOptions::new().create(true).background(false).open(dir.path()).unwrap();
+    let (file, other) = (store.open_file("f").unwrap(), store.open_or_create_file("other").unwrap());
     let gate = Gate::new().unwrap();
     let (mut outside, inside) = UnixStream::pair().unwrap();
     let answers = gate.output(inside.into());
@@ -127,8 +128,8 @@ fn a_reader_who_has_left_is_an_error_of_its_output() {
 #[test]
 fn a_gate_that_is_dropped_takes_what_it_holds_along() {
     let dir = tempfile::tempdir().unwrap();
-    let store = StoreOptions::new().background(false).open(dir.path()).unwrap();
-    let file = store.open_or_create("log").unwrap();
+    let store = StoreOptions::new().create(true).background(false).open(dir.path()).unwrap();
+    let file = store.open_or_create_file("log").unwrap();
     let gate = Gate::without_thread(1000).unwrap();
     let (mut outside, inside) = UnixStream::pair().unwrap();
     let answers = gate.output(inside.into());
@@ -141,21 +142,6 @@ fn a_gate_that_is_dropped_takes_what_it_holds_along() {
     let mut rest = String::new();
     outside.read_to_string(&mut rest).unwrap();
     assert_eq!(rest, "");
-}
-
-/// Builds the example with the profile of this test, for which its dependencies are built already.
-fn example() -> PathBuf {
-    let test = std::env::current_exe().expect("this test's own path");
-    let profile_dir = test.ancestors().nth(2).expect("target/PROFILE/deps/TEST");
-    let profile = if cfg!(debug_assertions) { "test" } else { "release" };
-    // `make test` has built the examples.
-    if std::env::var_os("UNTORN_PREBUILT").is_none() {
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--quiet", "--package", "untorn", "--example", "kv_server", "--profile", profile]);
-        let built = cargo.arg("--target-dir").arg(profile_dir.parent().expect("target/PROFILE"));
-        assert!(built.current_dir(env!("CARGO_MANIFEST_DIR")).status().expect("cargo").success());
-    }
-    profile_dir.join("examples/kv_server")
 }
 
 /// A server; killed when this is dropped.
@@ -184,7 +170,7 @@ impl Drop for Server {
 #[test]
 fn a_killed_server_has_all_that_it_answered() {
     let dir = tempfile::tempdir().unwrap();
-    let example = example();
+    let example = untorn_testkit::example("untorn", "kv_server");
     let seed = seed();
     let mut random = fastrand::Rng::with_seed(seed);
     // For each client's key, the last value that was answered, and the last that was requested.

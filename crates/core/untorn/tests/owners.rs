@@ -24,10 +24,10 @@ fn busy<T>(result: untorn::Result<T>) -> Option<u32> {
 fn a_second_owner_is_told_who_the_first_is() {
     let dir = directory();
     let process = ChildProcess::owning(dir.path());
-    assert_eq!(busy(Store::open(dir.path())), Some(process.pid()));
+    assert_eq!(busy(Store::open_or_create(dir.path())), Some(process.pid()));
     drop(process);
-    let store = Store::open(dir.path()).unwrap();
-    assert_eq!(busy(Store::open(dir.path())), Some(std::process::id()), "even in the same process");
+    let store = Store::open_or_create(dir.path()).unwrap();
+    assert_eq!(busy(Store::open_or_create(dir.path())), Some(std::process::id()), "even in the same process");
     store.close().unwrap();
 }
 
@@ -40,7 +40,7 @@ fn a_killed_owner_frees_the_store() {
         process.commit("a", version);
         process.ok(&["fill", "a", "uncommitted"]);
         process.kill();
-        let store = Store::open(dir.path()).unwrap();
+        let store = Store::open_or_create(dir.path()).unwrap();
         assert!(store.status().recovered.commits >= 1);
         assert_same(&stored(&store, "a"), &text(version, "a"), "the last commit");
     }
@@ -57,7 +57,7 @@ fn thousands_of_blocks_of_a_killed_owner_are_read_from_the_log() {
     process.ok(&["create", "a"]);
     process.ok(&["blocks", "a", &BLOCKS.to_string()]);
     process.kill();
-    let store = Store::open(dir.path()).unwrap();
+    let store = Store::open_or_create(dir.path()).unwrap();
     let file = store.open_file("a").unwrap();
     let check = |found: &[u8]| {
         for n in 0..BLOCKS {
@@ -79,12 +79,12 @@ fn a_stopped_owner_stays_the_owner() {
     process.commit("a", "one");
     process.signal(Signal::STOP);
     let path = dir.path().to_owned();
-    let pid = within(LIMIT, "opening a stopped owner's store", move || busy(Store::open(path)));
+    let pid = within(LIMIT, "opening a stopped owner's store", move || busy(Store::open_or_create(path)));
     assert_eq!(pid, Some(process.pid()));
     process.signal(Signal::CONT);
     process.commit("a", "two");
     process.ok(&["close"]);
-    assert_same(&stored(&Store::open(dir.path()).unwrap(), "a"), &text("two", "a"), "the last commit");
+    assert_same(&stored(&Store::open_or_create(dir.path()).unwrap(), "a"), &text("two", "a"), "the last commit");
 }
 
 #[test]
@@ -95,7 +95,7 @@ fn a_stopped_owner_may_be_killed() {
     process.commit("a", "one");
     process.signal(Signal::STOP);
     process.kill();
-    assert_same(&stored(&Store::open(dir.path()).unwrap(), "a"), &text("one", "a"), "the last commit");
+    assert_same(&stored(&Store::open_or_create(dir.path()).unwrap(), "a"), &text("one", "a"), "the last commit");
 }
 
 #[test]
@@ -106,10 +106,10 @@ fn a_forked_child_that_outlives_the_owner_keeps_nothing() {
     process.commit("a", "one");
     let child: u32 = process.ok(&["fork"]).parse().unwrap();
     // While the owner lives it stays the owner, with or without the child.
-    assert_eq!(busy(Store::open(dir.path())), Some(process.pid()));
+    assert_eq!(busy(Store::open_or_create(dir.path())), Some(process.pid()));
     process.commit("a", "two");
     process.kill();
-    let store = Store::open(dir.path()).expect("the child must not hold the store");
+    let store = Store::open_or_create(dir.path()).expect("the child must not hold the store");
     assert_same(&stored(&store, "a"), &text("two", "a"), "the last commit");
     let file = store.open_file("a").expect("the child must not hold the file");
     file.append(b"x").unwrap();
@@ -133,8 +133,8 @@ fn a_forked_child_keeps_no_lone_file() {
 #[test]
 fn a_program_started_meanwhile_keeps_nothing_locked() {
     let dir = directory();
-    let store = Store::open(dir.path()).unwrap();
-    let file = store.open_or_create("a").unwrap();
+    let store = Store::open_or_create(dir.path()).unwrap();
+    let file = store.open_or_create_file("a").unwrap();
     file.write_all_at(b"one", 0).unwrap();
     file.commit().unwrap();
     // A child as of `posix_spawn`: it has a copy of all descriptors until its `exec`, and no handler of `fork` has run
@@ -150,7 +150,7 @@ fn a_program_started_meanwhile_keeps_nothing_locked() {
     assert!(child > 0, "{}", std::io::Error::last_os_error());
     drop(file);
     let closed = store.close();
-    let again = Store::open(dir.path()).map(|store| store.open_file("a").map(|file| contents(&file)));
+    let again = Store::open_or_create(dir.path()).map(|store| store.open_file("a").map(|file| contents(&file)));
     signal_process(child as u32, Signal::KILL);
     // SAFETY: a child of this test, waited for once.
     unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
@@ -185,7 +185,7 @@ fn openers_that_race_at_creation_take_turns() {
         for racer in &mut racers {
             racer.reply().unwrap_or_else(|e| panic!("a racer failed: {}: {}", e.kind, e.message));
         }
-        let store = Store::open(dir.path()).unwrap();
+        let store = Store::open_or_create(dir.path()).unwrap();
         assert_same(&stored(&store, "counter"), &30u64.to_le_bytes(), "each turn was counted once");
     }
 }
@@ -199,8 +199,8 @@ fn openers_killed_while_creating_leave_no_wreck() {
         process.tell(&["open", path_text(dir.path())]);
         std::thread::sleep(Duration::from_micros(rng.u64(0..2000)));
         process.kill();
-        let store = Store::open(dir.path()).expect("the next one must be able to open it");
-        let file = store.open_or_create("a").unwrap();
+        let store = Store::open_or_create(dir.path()).expect("the next one must be able to open it");
+        let file = store.open_or_create_file("a").unwrap();
         file.append(b"x").unwrap();
         file.commit().unwrap();
     }
@@ -209,8 +209,8 @@ fn openers_killed_while_creating_leave_no_wreck() {
 #[test]
 fn who_waits_gets_it_when_the_owner_closes() {
     let dir = directory();
-    let store = Store::open(dir.path()).unwrap();
-    let file = store.open_or_create("a").unwrap();
+    let store = Store::open_or_create(dir.path()).unwrap();
+    let file = store.open_or_create_file("a").unwrap();
     let mut process = ChildProcess::start();
     process.tell(&["open", path_text(dir.path()), "wait"]);
     std::thread::sleep(Duration::from_millis(100));
@@ -221,7 +221,7 @@ fn who_waits_gets_it_when_the_owner_closes() {
     process.reply().expect("waiting ends when the owner closes");
     process.ok(&["file", "a"]);
     assert_eq!(process.ok(&["read", "a"]).as_bytes(), &text("one", "a")[..20]);
-    assert_eq!(busy(Store::open(dir.path())), Some(process.pid()));
+    assert_eq!(busy(Store::open_or_create(dir.path())), Some(process.pid()));
 }
 
 #[test]
@@ -231,7 +231,7 @@ fn who_waits_gets_it_when_the_owner_is_killed() {
     process.ok(&["create", "a"]);
     process.commit("a", "one");
     let path = dir.path().to_owned();
-    let waiting = std::thread::spawn(move || StoreOptions::default().wait(true).open(path));
+    let waiting = std::thread::spawn(move || StoreOptions::new().create(true).wait(true).open(path));
     std::thread::sleep(Duration::from_millis(100));
     assert!(!waiting.is_finished(), "the owner lives");
     process.kill();
@@ -257,8 +257,8 @@ fn a_lone_file_has_one_owner_too() {
 #[test]
 fn a_file_has_one_owner_under_whatever_face() {
     let dir = directory();
-    let store = Store::open(dir.path()).unwrap();
-    let file = store.open_or_create("a").unwrap();
+    let store = Store::open_or_create(dir.path()).unwrap();
+    let file = store.open_or_create_file("a").unwrap();
     file.append(b"x").unwrap();
     file.commit().unwrap();
     // The store has claimed the file, so it cannot be opened as a standalone file.
@@ -269,7 +269,7 @@ fn a_file_has_one_owner_under_whatever_face() {
     let alone = File::open(dir.path().join("a")).unwrap();
     alone.append(b"y").unwrap();
     alone.commit().unwrap();
-    let store = Store::open(dir.path()).unwrap();
+    let store = Store::open_or_create(dir.path()).unwrap();
     refused(store.open_file("a"), &["busy", "foreign", "needs-its-journal"]);
     alone.close().unwrap();
     assert_same(&stored(&store, "a"), b"xy", "free again");
@@ -281,7 +281,7 @@ fn a_file_that_another_program_has_locked_is_busy() {
     std::fs::write(dir.path().join("a"), "x").unwrap();
     let locked = std::fs::File::open(dir.path().join("a")).unwrap();
     rustix::fs::flock(&locked, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
-    let store = Store::open(dir.path()).unwrap();
+    let store = Store::open_or_create(dir.path()).unwrap();
     busy(store.open_file("a"));
     // A child that another test starts has a copy of the descriptor for a moment.
     rustix::fs::flock(&locked, rustix::fs::FlockOperation::Unlock).unwrap();
@@ -291,8 +291,8 @@ fn a_file_that_another_program_has_locked_is_busy() {
 #[test]
 fn descriptors_do_not_leak_into_other_programs() {
     let dir = directory();
-    let store = Store::open(dir.path()).unwrap();
-    let _file = store.open_or_create("a").unwrap();
+    let store = Store::open_or_create(dir.path()).unwrap();
+    let _file = store.open_or_create_file("a").unwrap();
     let _lone = File::open_or_create(dir.path().join("foo.db")).unwrap();
     let output = std::process::Command::new("ls").args(["-l", "/proc/self/fd"]).output().unwrap();
     let list = String::from_utf8_lossy(&output.stdout);

@@ -8,13 +8,14 @@ use common::*;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::time::Duration;
+use untorn::__private::StoreSteps;
 use untorn::reader::{Change, Commit, Follow, Followed, What};
-use untorn::{Error, FailureClass, Store, StoreOptions};
+use untorn::{Error, FailureClass, Reader, Store, StoreOptions};
 
 const LIMIT: Duration = Duration::from_secs(10);
 
 fn open(path: &Path) -> Store {
-    StoreOptions::default().background(false).open(path).expect("open")
+    StoreOptions::new().create(true).background(false).open(path).expect("open")
 }
 
 /// Names, kinds, sizes, modes and times of change of everything below a directory.
@@ -38,7 +39,7 @@ fn a_reader_sees_what_is_committed_and_nothing_else() {
     let dir = directory();
     let store = open(dir.path());
     commit(&store, "a", b"one");
-    let reader = Store::open_read_only(dir.path()).unwrap();
+    let reader = Reader::open(dir.path()).unwrap();
     assert_eq!(reader.read("a").unwrap(), b"one");
     let file = store.open_file("a").unwrap();
     file.write_all_at(b"two, longer", 0).unwrap();
@@ -61,7 +62,7 @@ fn a_refresh_does_not_show_what_was_applied_over_a_file_that_is_plain_again() {
     let dir = directory();
     let store = open(dir.path());
     commit(&store, "a", b"one");
-    let reader = Store::open_read_only(dir.path()).unwrap();
+    let reader = Reader::open(dir.path()).unwrap();
     let mut snapshot = reader.snapshot().unwrap();
     store.checkpoint().unwrap();
     std::fs::write(dir.path().join("a"), b"edited").unwrap();
@@ -77,7 +78,7 @@ fn a_snapshot_stays_as_it_is_or_says_that_it_has_expired() {
     let store = open(dir.path());
     commit(&store, "a", &text("one", "a"));
     commit(&store, "b", &text("one", "b"));
-    let reader = Store::open_read_only(dir.path()).unwrap();
+    let reader = Reader::open(dir.path()).unwrap();
     let mut snapshot = reader.snapshot().unwrap();
     let a = snapshot.open("a").unwrap();
     commit(&store, "a", b"two");
@@ -107,7 +108,7 @@ fn names_are_of_one_moment() {
         commit(&store, name, name.as_bytes());
     }
     store.checkpoint().unwrap();
-    let reader = Store::open_read_only(dir.path()).unwrap();
+    let reader = Reader::open(dir.path()).unwrap();
     let snapshot = reader.snapshot().unwrap();
     assert_eq!(snapshot.list("").unwrap(), ["a", "b", "c"]);
     let b = snapshot.open("b").unwrap();
@@ -143,7 +144,7 @@ fn of_a_killed_owner_everything_acknowledged_is_read_and_nothing_is_changed() {
     process.commit("a", "one");
     process.ok(&["checkpoint"]);
     process.commit("a", "two");
-    let reader = Store::open_read_only(dir.path()).unwrap();
+    let reader = Reader::open(dir.path()).unwrap();
     assert_same(&reader.read("a").unwrap(), &text("two", "a"), "beside the owner");
     let snapshot = reader.snapshot().unwrap();
     let mut follow = reader.follow().unwrap();
@@ -154,7 +155,7 @@ fn of_a_killed_owner_everything_acknowledged_is_read_and_nothing_is_changed() {
     let before = listing(dir.path());
     assert_eq!(follow.next_within(Duration::from_millis(5)).unwrap(), None, "without an owner");
     assert_same(&reader.read("a").unwrap(), &text("two", "a"), "without an owner");
-    let another = Store::open_read_only(dir.path()).unwrap();
+    let another = Reader::open(dir.path()).unwrap();
     assert_same(&another.read("a").unwrap(), &text("two", "a"), "by a reader that never saw the owner");
     let mut bytes = vec![0; TEXT_BYTES];
     snapshot.open("a").unwrap().read_at(&mut bytes, 0).unwrap();
@@ -186,7 +187,7 @@ fn an_ordinary_user_reads_without_the_right_to_write() {
     process.ok(&["create", "a"]);
     process.commit("a", "one");
     // Root may read any user's store, also beside its owner.
-    let reader = Store::open_read_only(dir.path()).unwrap();
+    let reader = Reader::open(dir.path()).unwrap();
     assert_same(&reader.read("a").unwrap(), &text("one", "a"), "another user's");
     process.kill();
     // All modes read-only, as on a file system that is mounted read-only.
@@ -205,12 +206,12 @@ fn an_ordinary_user_reads_without_the_right_to_write() {
 #[test]
 fn class_process_tells_readers_nothing_until_it_is_closed() {
     let dir = directory();
-    let store = StoreOptions::default().class(FailureClass::Process).open(dir.path()).unwrap();
+    let store = StoreOptions::new().create(true).class(FailureClass::Process).open(dir.path()).unwrap();
     commit(&store, "a", b"one");
-    let why = refused(Store::open_read_only(dir.path()), &["unsupported"]).to_string();
+    let why = refused(Reader::open(dir.path()), &["unsupported"]).to_string();
     assert!(why.contains("class `process`") && why.contains("after it was closed"), "{why}");
     store.close().unwrap();
-    assert_eq!(Store::open_read_only(dir.path()).unwrap().read("a").unwrap(), b"one");
+    assert_eq!(Reader::open(dir.path()).unwrap().read("a").unwrap(), b"one");
 }
 
 /// The owner puts a copy of its log writes where readers follow the log. Readers see the right commits, even if
@@ -223,7 +224,7 @@ fn what_the_owner_copies_of_the_log_is_taken_for_nothing_else() {
     let page = dir.path().join(".untorn/readers");
     let copied = || std::fs::read(&page).unwrap().split_off(4096);
     assert!(copied().is_empty(), "nobody reads");
-    let reader = Store::open_read_only(dir.path()).unwrap();
+    let reader = Reader::open(dir.path()).unwrap();
     let mut follow = reader.follow().unwrap();
     let file = store.open_file("a").unwrap();
     let mut snapshot = reader.snapshot().unwrap();
@@ -258,9 +259,9 @@ fn what_the_owner_copies_of_the_log_is_taken_for_nothing_else() {
 #[test]
 fn who_follows_reads_on() {
     let dir = directory();
-    let store = StoreOptions::default().background(false).open(dir.path()).unwrap();
+    let store = StoreOptions::new().create(true).background(false).open(dir.path()).unwrap();
     commit(&store, "a", b"one");
-    let reader = Store::open_read_only(dir.path()).unwrap();
+    let reader = Reader::open(dir.path()).unwrap();
     let mut follow = reader.follow().unwrap();
     let header = dir.path().join(".untorn/journal/header");
     let away = dir.path().join("header");
@@ -280,7 +281,7 @@ fn commits_are_followed_in_order() {
     let dir = directory();
     let store = open(dir.path());
     commit(&store, "a", b"one");
-    let reader = Store::open_read_only(dir.path()).unwrap();
+    let reader = Reader::open(dir.path()).unwrap();
     let mut follow = reader.follow().unwrap();
     assert_eq!(follow.next_within(Duration::from_millis(5)).unwrap(), None);
     let file = store.open_file("a").unwrap();
@@ -352,7 +353,7 @@ fn the_bytes_of_a_commit_are_read_after_later_ones() {
     let dir = directory();
     let store = open(dir.path());
     commit(&store, "a", b"0123456789");
-    let mut follow = Store::open_read_only(dir.path()).unwrap().follow().unwrap();
+    let mut follow = Reader::open(dir.path()).unwrap().follow().unwrap();
     let file = store.open_file("a").unwrap();
     for bytes in [b"one", b"two"] {
         file.write_all_at(bytes, 4).and_then(|()| file.commit()).unwrap();
@@ -390,7 +391,7 @@ fn the_bytes_of_a_commit_are_read_after_later_ones() {
 fn the_bytes_of_a_large_commit_outlast_their_file() {
     let dir = directory();
     let store = open(dir.path());
-    let file = store.open_or_create("a").unwrap();
+    let file = store.open_or_create_file("a").unwrap();
     file.commit().unwrap();
     let spills = || {
         let entries = std::fs::read_dir(dir.path().join(".untorn/journal")).unwrap().map(|entry| entry.unwrap().path());
@@ -401,7 +402,7 @@ fn the_bytes_of_a_large_commit_outlast_their_file() {
         fastrand::Rng::with_seed(seed).fill(&mut bytes);
         bytes
     };
-    let mut follow = Store::open_read_only(dir.path()).unwrap().follow().unwrap();
+    let mut follow = Reader::open(dir.path()).unwrap().follow().unwrap();
     let mut commit_large = |seed| {
         file.write_all_at(&contents(seed), 5).and_then(|()| file.commit()).unwrap();
         next_commit(&mut follow)
@@ -436,7 +437,7 @@ fn the_bytes_of_another_process_are_read_after_its_end() {
     let dir = directory();
     let mut process = ChildProcess::owning(dir.path());
     process.ok(&["create", "a"]);
-    let mut follow = Store::open_read_only(dir.path()).unwrap().follow().unwrap();
+    let mut follow = Reader::open(dir.path()).unwrap().follow().unwrap();
     process.commit("a", "one");
     process.commit("a", "two");
     let first = next_commit(&mut follow);
@@ -454,7 +455,7 @@ fn a_standalone_file_is_read_beside_its_owner() {
     let path = dir.path().join("settings");
     let file = untorn::File::open_or_create(&path).unwrap();
     file.write_all_at(b"dark", 0).and_then(|()| file.commit()).unwrap();
-    let reader = Store::open_read_only(&path).unwrap();
+    let reader = Reader::open(&path).unwrap();
     assert_eq!(reader.read("settings").unwrap(), b"dark");
     refused(reader.read("other"), &["invalid"]);
     assert_eq!(reader.snapshot().unwrap().list("").unwrap(), ["settings"]);
@@ -463,20 +464,20 @@ fn a_standalone_file_is_read_beside_its_owner() {
 #[test]
 fn what_is_no_store_and_what_was_copied_is_refused() {
     let dir = directory();
-    refused(Store::open_read_only(dir.path()), &["io"]);
-    refused(Store::open_read_only(dir.path().join("nothing")), &["io"]);
+    refused(Reader::open(dir.path()), &["io"]);
+    refused(Reader::open(dir.path().join("nothing")), &["io"]);
     let store = open(dir.path());
     commit(&store, "a", b"one");
     store.checkpoint().unwrap();
     commit(&store, "a", b"two");
     run("cp", [Path::new("-a"), &dir.path().join("a"), &dir.path().join("copy")]);
-    let reader = Store::open_read_only(dir.path()).unwrap();
+    let reader = Reader::open(dir.path()).unwrap();
     refused(reader.read("copy"), &["needs-its-journal"]);
     // A copy of the whole store counts as a store whose owner was killed; its readers' page does not matter.
     let copy = directory();
     let whole = copy.path().join("store");
     run("cp", [Path::new("-a"), dir.path(), &whole]);
-    let of_copy = Store::open_read_only(&whole).unwrap();
+    let of_copy = Reader::open(&whole).unwrap();
     assert_eq!(of_copy.read("a").unwrap(), b"two");
     commit(&store, "a", b"three");
     store.checkpoint().unwrap();
@@ -488,7 +489,7 @@ fn what_is_no_store_and_what_was_copied_is_refused() {
 #[test]
 fn readers_beside_a_busy_owner_see_whole_commits() {
     let dir = directory();
-    let store = StoreOptions::default().journal_bytes(256 << 10).open(dir.path()).unwrap();
+    let store = StoreOptions::new().create(true).journal_bytes(256 << 10).open(dir.path()).unwrap();
     for name in ["a", "b"] {
         commit(&store, name, &0u64.to_le_bytes().repeat(4000));
     }
@@ -503,7 +504,7 @@ fn readers_beside_a_busy_owner_see_whole_commits() {
     std::thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {
-                let reader = Store::open_read_only(&path).unwrap();
+                let reader = Reader::open(&path).unwrap();
                 let (mut last, mut reads) = (0, 0);
                 while !stop.load(std::sync::atomic::Ordering::SeqCst) || reads == 0 {
                     let both = reader.with_snapshot(|snapshot| {

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::child_process::{ChildProcess, again, path_text};
+use common::child_process::{ChildProcess, path_text};
 use common::shown_files::*;
 use common::*;
 use std::os::unix::fs::{FileExt, symlink};
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
-use untorn::{Error, Store, StoreOptions};
+use untorn::{Error, Reader, Store, StoreOptions};
 use untorn_journal::readers::readers_page::{
     Cell, PAGE_CELL_BYTES, PAGE_CELLS_AT, PAGE_HEAD_BYTES, PageHead, encode_cell,
 };
@@ -22,13 +22,13 @@ const LONG: Duration = Duration::from_secs(120);
 const CELLS: [Cell; 4] = [Cell::Durable, Cell::NamesTo, Cell::WantedTo, Cell::ApplyingTo];
 
 fn open(path: &Path) -> Store {
-    StoreOptions::default().background(false).leases(LONG).open(path).expect("open")
+    StoreOptions::new().create(true).background(false).leases(LONG).open(path).expect("open")
 }
 
 /// Opens a reader and reads a file; anything may be at the path.
 fn read(path: &Path) -> untorn::Result<Vec<u8>> {
     let path = path.to_owned();
-    within(LONG, "reading", move || Store::open_read_only(path)?.read("a"))
+    within(LONG, "reading", move || Reader::open(path)?.read("a"))
 }
 
 /// Puts something in the place of a file that was moved away.
@@ -74,7 +74,7 @@ fn absurd_pages_show_nothing_else() {
     let less = [0, 1].map(|lsn| with_cell(Cell::Durable, lsn));
     for bytes in absurd {
         std::fs::write(&page, &bytes).unwrap();
-        let reader = match Store::open_read_only(dir.path()) {
+        let reader = match Reader::open(dir.path()) {
             Ok(reader) => reader,
             Err(Error::Busy { .. } | Error::SnapshotExpired { .. } | Error::Conflict { .. }) => continue,
             Err(e) => panic!("{e:?}"),
@@ -146,10 +146,10 @@ fn what_is_no_file_is_told_and_nobody_waits() {
 fn a_file_that_is_too_large_is_read_in_pieces() {
     let dir = directory();
     let store = open(dir.path());
-    let file = store.open_or_create("a").unwrap();
+    let file = store.open_or_create_file("a").unwrap();
     let end = 1 << 40;
     file.set_len(end).and_then(|()| file.write_all_at(b"end", end - 3)).and_then(|()| file.commit()).unwrap();
-    let reader = Store::open_read_only(dir.path()).unwrap();
+    let reader = Reader::open(dir.path()).unwrap();
     let snapshot = reader.snapshot().unwrap();
     let a = snapshot.open("a").unwrap();
     let mut bytes = [9; 8];
@@ -174,7 +174,7 @@ fn a_store_that_is_removed_or_replaced_is_not_mixed_with_another() {
         owner.ok(&["create", name]);
         owner.commit(name, "one");
     }
-    let reader = Store::open_read_only(&dir).unwrap();
+    let reader = Reader::open(&dir).unwrap();
     let snapshot = reader.snapshot().unwrap();
     let held = reader.held_snapshot().unwrap();
     let a = snapshot.open("a").unwrap();
@@ -208,10 +208,10 @@ fn a_store_that_is_removed_or_replaced_is_not_mixed_with_another() {
         Ok(found) => assert_eq!(found, b"of another store"),
         Err(e) => assert!(matches!(e, Error::Conflict { .. }), "{e:?}"),
     }
-    assert_eq!(Store::open_read_only(&dir).unwrap().read("b").unwrap(), b"of another store");
+    assert_eq!(Reader::open(&dir).unwrap().read("b").unwrap(), b"of another store");
     store.close().unwrap();
     // The directory itself is removed, and another one gets its name.
-    let reader = Store::open_read_only(&dir).unwrap();
+    let reader = Reader::open(&dir).unwrap();
     std::fs::remove_dir_all(&dir).unwrap();
     std::fs::create_dir(&dir).unwrap();
     let store = open(&dir);
@@ -220,7 +220,7 @@ fn a_store_that_is_removed_or_replaced_is_not_mixed_with_another() {
         matches!(reader.read("b"), Err(Error::Io { .. } | Error::Conflict { .. })),
         "of the directory that is gone"
     );
-    assert_eq!(Store::open_read_only(&dir).unwrap().read("b").unwrap(), b"of a third one");
+    assert_eq!(Reader::open(&dir).unwrap().read("b").unwrap(), b"of a third one");
     store.close().unwrap();
 }
 
@@ -238,7 +238,7 @@ fn a_lease_ends_with_its_reader_whatever_it_has_begun() {
     eventually(LONG, "a forked child holds nothing", || store.status().held.is_empty());
     // SAFETY: signals a process that the test made.
     unsafe { libc::kill(sleeper, libc::SIGKILL) };
-    let held = Store::open_read_only(dir.path()).unwrap().held_snapshot().unwrap();
+    let held = Reader::open(dir.path()).unwrap().held_snapshot().unwrap();
     let mut program = std::process::Command::new("sleep").arg("60").spawn().unwrap();
     assert_eq!(store.status().held.len(), 1);
     held.release();
@@ -254,7 +254,7 @@ fn reader_without_standard_streams() {
     // SAFETY: nothing in this process uses them from now on.
     (0..3).for_each(|fd| _ = unsafe { libc::close(fd) });
     let read = || {
-        let snapshot = Store::open_read_only(&path)?.held_snapshot()?;
+        let snapshot = Reader::open(&path)?.held_snapshot()?;
         let found = shown(&snapshot, "a")?;
         drop(snapshot);
         Ok::<bool, Error>(found == b"one")
@@ -269,7 +269,7 @@ fn a_reader_needs_no_standard_streams() {
     let store = open(dir.path());
     commit(&store, "a", b"one");
     for owned in [true, false] {
-        let mut command = again("reader_without_standard_streams");
+        let mut command = untorn_testkit::again!("reader_without_standard_streams");
         command.env("UNTORN_TEST_STREAMLESS", dir.path()).stdout(Stdio::null()).stderr(Stdio::null());
         assert_eq!(command.status().unwrap().code(), Some(17), "owned: {owned}");
         if owned {
@@ -289,7 +289,7 @@ fn very_many_readers_hold_what_each_has_read() {
         commit(&store, "a", &[n as u8; 100]);
         // Two of the same commit: the end of one lease does not end the other.
         for _ in 0..=usize::from(n % 10 == 0) {
-            held.push((n, Store::open_read_only(dir.path()).unwrap().held_snapshot().unwrap()));
+            held.push((n, Reader::open(dir.path()).unwrap().held_snapshot().unwrap()));
         }
     }
     assert_eq!(store.status().held.len(), READERS);
@@ -319,19 +319,23 @@ fn very_many_readers_hold_what_each_has_read() {
 #[test]
 fn threads_share_a_reader() {
     let dir = directory();
-    let store =
-        StoreOptions::default().journal_bytes(128 << 10).leases(Duration::from_millis(5)).open(dir.path()).unwrap();
+    let store = StoreOptions::new()
+        .create(true)
+        .journal_bytes(128 << 10)
+        .leases(Duration::from_millis(5))
+        .open(dir.path())
+        .unwrap();
     commit(&store, "a", &[0; 8192]);
-    let reader = Store::open_read_only(dir.path()).unwrap();
+    let reader = Reader::open(dir.path()).unwrap();
     let (stop, whole, expired) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
-    let shared = std::sync::Mutex::new(std::sync::Arc::new(reader.snapshot().unwrap()));
+    let shared = parking_lot::Mutex::new(std::sync::Arc::new(reader.snapshot().unwrap()));
     std::thread::scope(|scope| {
         for thread in 0..4 {
             let (reader, shared, stop, whole, expired) = (&reader, &shared, &stop, &whole, &expired);
             scope.spawn(move || {
                 let mut last = 0;
                 while !stop.load(SeqCst) {
-                    let snapshot = shared.lock().unwrap().clone();
+                    let snapshot = shared.lock().clone();
                     let found = shown(&snapshot, "a");
                     match &found {
                         Ok(bytes) => {
@@ -348,7 +352,7 @@ fn threads_share_a_reader() {
                             let newer = reader.snapshot().unwrap();
                             assert!(newer.lsn() >= last);
                             last = newer.lsn();
-                            *shared.lock().unwrap() = std::sync::Arc::new(newer);
+                            *shared.lock() = std::sync::Arc::new(newer);
                         }
                         _ => _ = snapshot.check(),
                     }
@@ -371,7 +375,7 @@ fn threads_share_a_reader() {
 fn small_reads_beside_checkpoints_are_of_one_commit() {
     const PAGES: u64 = 64;
     let dir = directory();
-    let store = StoreOptions::default().background(false).leases(Duration::ZERO).open(dir.path()).unwrap();
+    let store = StoreOptions::new().create(true).background(false).leases(Duration::ZERO).open(dir.path()).unwrap();
     let write = |n: u32| commit(&store, "a", &n.to_le_bytes().repeat(PAGES as usize * 1024));
     write(0);
     let (stop, shown) = (AtomicBool::new(false), AtomicU64::new(0));
@@ -380,7 +384,7 @@ fn small_reads_beside_checkpoints_are_of_one_commit() {
             let (dir, stop, shown) = (dir.path(), &stop, &shown);
             scope.spawn(move || {
                 let mut random = fastrand::Rng::with_seed(thread);
-                let reader = Store::open_read_only(dir).unwrap();
+                let reader = Reader::open(dir).unwrap();
                 while !stop.load(SeqCst) {
                     let mut first = None;
                     let mut read = |file: &untorn::reader::SnapshotFile| {
@@ -431,9 +435,9 @@ fn a_read_only_mount_shows_what_a_killed_owner_left() {
     owner.kill();
     disk.remount("ro");
     assert_same(&read(disk.path()).unwrap(), &text("two", "a"), "read-only");
-    let held = Store::open_read_only(disk.path()).unwrap().held_snapshot().unwrap();
+    let held = Reader::open(disk.path()).unwrap().held_snapshot().unwrap();
     assert_same(&shown(&held, "a").unwrap(), &text("two", "a"), "read-only, and held");
-    assert_eq!(&Store::open_read_only(disk.path()).unwrap().map("a").unwrap()[..], &text("two", "a")[..]);
+    assert_eq!(&Reader::open(disk.path()).unwrap().map("a").unwrap()[..], &text("two", "a")[..]);
 }
 
 /// Files and directories of other users and groups, in a store that its group may read. A member of the group sees the
@@ -505,7 +509,7 @@ fn readers_outlive_a_salvage() {
     owner.commit("a", "two");
     owner.commit("a", "three");
     owner.kill();
-    let reader = Store::open_read_only(dir.path()).unwrap();
+    let reader = Reader::open(dir.path()).unwrap();
     let snapshot = reader.snapshot().unwrap();
     let a = snapshot.open("a").unwrap();
     // The last record but one is damaged: it was durable, as a later one says. An idle owner writes durable marks, too,
@@ -527,5 +531,5 @@ fn readers_outlive_a_salvage() {
     refused(a.read_at(&mut found, 0), &["snapshot-expired"]);
     let now = reader.read("a");
     assert!(now.is_ok() || matches!(now, Err(Error::Conflict { .. })), "{now:?}");
-    Store::open_read_only(dir.path()).unwrap().read("a").unwrap();
+    Reader::open(dir.path()).unwrap().read("a").unwrap();
 }

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::child_process::{ChildProcess, again, path_text};
+use common::child_process::{ChildProcess, path_text};
 use common::shown_files::*;
 use common::*;
 use rustix::process::Signal;
@@ -17,13 +17,13 @@ use std::thread::{JoinHandle, spawn};
 use std::time::{Duration, Instant};
 use untorn::heap::{Heap, HeapVec};
 use untorn::offline::{self, RecoverOptions};
-use untorn::{Error, File, Readers, Store, StoreOptions};
+use untorn::{Error, File, Reader, Readers, Store, StoreOptions};
 
 /// Longer than any test takes: only a broken program waits this long.
 const LONG: Duration = Duration::from_secs(120);
 
 fn open(path: &Path, leases: Duration) -> Store {
-    StoreOptions::default().background(false).leases(leases).open(path).expect("open")
+    StoreOptions::new().create(true).background(false).leases(leases).open(path).expect("open")
 }
 
 /// A call that must wait until a lease ends.
@@ -58,7 +58,7 @@ fn a_checkpoint_waits_for_who_holds_an_older_commit() {
     let dir = directory();
     let store = open(dir.path(), LONG);
     commit(&store, "a", b"one");
-    let reader = Store::open_read_only(dir.path()).unwrap();
+    let reader = Reader::open(dir.path()).unwrap();
     let snapshot = reader.held_snapshot().unwrap();
     assert!(snapshot.is_held());
     assert_eq!(store.status().held, [snapshot.lsn()]);
@@ -98,7 +98,7 @@ fn names_are_those_of_the_commit_that_is_held() {
         commit(&store, name, name.as_bytes());
     }
     store.checkpoint().unwrap();
-    let reader = Store::open_read_only(dir.path()).unwrap();
+    let reader = Reader::open(dir.path()).unwrap();
     let snapshot = reader.held_snapshot().unwrap();
     let mut txn = store.begin();
     txn.unlink("gone").unwrap();
@@ -141,7 +141,8 @@ fn names_are_those_of_the_commit_that_is_held() {
 fn what_directories_keep_closed_is_not_parked() {
     let dir = directory();
     set_mode(dir.path(), 0o755);
-    let store = StoreOptions::default().background(false).leases(LONG).readers(Readers::All).open(dir.path()).unwrap();
+    let store =
+        StoreOptions::new().create(true).background(false).leases(LONG).readers(Readers::All).open(dir.path()).unwrap();
     for (name, mode) in [("open", 0o755), ("private", 0o700)] {
         std::fs::create_dir(dir.path().join(name)).unwrap();
         set_mode(dir.path().join(name), mode);
@@ -149,7 +150,7 @@ fn what_directories_keep_closed_is_not_parked() {
     }
     // The log has nothing any more, which a reader could read in any case.
     store.checkpoint().unwrap();
-    let reader = Store::open_read_only(dir.path()).unwrap();
+    let reader = Reader::open(dir.path()).unwrap();
     let snapshot = reader.held_snapshot().unwrap();
     let mut txn = store.begin();
     txn.unlink("open/file").and_then(|()| txn.unlink("private/file")).and_then(|()| txn.commit()).unwrap();
@@ -166,7 +167,7 @@ fn what_directories_of_another_group_keep_closed_is_not_parked() {
     }
     let dir = directory();
     set_mode(dir.path(), 0o750);
-    let options = StoreOptions::default().background(false).leases(LONG);
+    let options = StoreOptions::new().create(true).background(false).leases(LONG);
     let store = options.readers(Readers::Group).open(dir.path()).unwrap();
     let own = std::fs::metadata(dir.path().join(".untorn")).unwrap().gid();
     let parked = dir.path().join(".untorn/parked");
@@ -191,7 +192,7 @@ fn what_directories_of_another_group_keep_closed_is_not_parked() {
     let flags = rustix::fs::XattrFlags::empty();
     let has_lists = rustix::fs::setxattr(dir.path().join("listed"), name, &list, flags).is_ok();
     store.checkpoint().unwrap();
-    let snapshot = Store::open_read_only(dir.path()).unwrap().held_snapshot().unwrap();
+    let snapshot = Reader::open(dir.path()).unwrap().held_snapshot().unwrap();
     let mut txn = store.begin();
     for name in ["own", "open", "secret", "listed"] {
         txn.unlink(format!("{name}/file")).unwrap();
@@ -228,7 +229,7 @@ fn lock_as_a_reader(path: &Path) -> std::fs::File {
 fn who_locks_the_lock_file_keeps_nobody_out() {
     let dir = directory();
     set_mode(dir.path(), 0o755);
-    let options = || StoreOptions::default().background(false).leases(Duration::ZERO).readers(Readers::All);
+    let options = || StoreOptions::new().create(true).background(false).leases(Duration::ZERO).readers(Readers::All);
     options().open(dir.path()).unwrap().close().unwrap();
     let of_store = |name: &str| dir.path().join(".untorn").join(name);
     assert_eq!((mode(of_store("lock")), mode(of_store("owner"))), (0o644, 0o600));
@@ -239,7 +240,7 @@ fn who_locks_the_lock_file_keeps_nobody_out() {
     assert_eq!(offline::inspect(dir.path()).unwrap().owner, None, "nobody who may know has it open");
     let store = options().open(dir.path()).unwrap();
     commit(&store, "a", b"one");
-    assert_eq!(Store::open_read_only(dir.path()).unwrap().read("a").unwrap(), b"one");
+    assert_eq!(Reader::open(dir.path()).unwrap().read("a").unwrap(), b"one");
     refused(options().open(dir.path()), &["busy"]);
     store.close().unwrap();
     drop(locked);
@@ -254,21 +255,21 @@ fn who_locks_the_lock_file_keeps_nobody_out() {
 #[test]
 fn what_is_no_lock_file_is_told() {
     let dir = directory();
-    Store::open(dir.path()).unwrap().close().unwrap();
+    Store::open_or_create(dir.path()).unwrap().close().unwrap();
     for name in ["owner", "lock"] {
         let path = dir.path().join(".untorn").join(name);
         let away = dir.path().join(name);
         std::fs::rename(&path, &away).unwrap();
         std::fs::create_dir(&path).unwrap();
-        let why = refused(Store::open(dir.path()), &["foreign"]).to_string();
+        let why = refused(Store::open_or_create(dir.path()), &["foreign"]).to_string();
         assert!(why.contains("Remove it"), "{why}");
         std::fs::remove_dir(&path).unwrap();
         std::os::unix::fs::symlink(&away, &path).unwrap();
-        refused(Store::open(dir.path()), &["foreign"]);
+        refused(Store::open_or_create(dir.path()), &["foreign"]);
         std::fs::remove_file(&path).unwrap();
         std::fs::rename(&away, &path).unwrap();
     }
-    Store::open(dir.path()).unwrap().close().unwrap();
+    Store::open_or_create(dir.path()).unwrap().close().unwrap();
 }
 
 /// A reader may lock any part of the page: a lock of all of it does not count as a lease.
@@ -288,9 +289,9 @@ fn who_locks_the_whole_page_holds_nobody_up() {
 #[test]
 fn what_was_parked_goes_with_its_reader() {
     let dir = directory();
-    let store = StoreOptions::default().leases(LONG).open(dir.path()).unwrap();
+    let store = StoreOptions::new().create(true).leases(LONG).open(dir.path()).unwrap();
     commit(&store, "a", b"one");
-    let reader = Store::open_read_only(dir.path()).unwrap();
+    let reader = Reader::open(dir.path()).unwrap();
     let snapshot = reader.held_snapshot().unwrap();
     let mut txn = store.begin();
     txn.unlink("a").unwrap();
@@ -334,7 +335,7 @@ fn who_waits_for_nobody_waits_for_nobody() {
     let dir = directory();
     let store = open(dir.path(), Duration::ZERO);
     commit(&store, "a", b"one");
-    let reader = Store::open_read_only(dir.path()).unwrap();
+    let reader = Reader::open(dir.path()).unwrap();
     let snapshot = reader.held_snapshot().unwrap();
     commit(&store, "a", b"two");
     store.checkpoint().unwrap();
@@ -348,7 +349,7 @@ fn the_next_owner_waits_for_readers_of_what_was_left() {
     let mut owner = ChildProcess::owning(dir.path());
     owner.ok(&["create", "a"]);
     owner.commit("a", "one");
-    let reader = Store::open_read_only(dir.path()).unwrap();
+    let reader = Reader::open(dir.path()).unwrap();
     let beside = reader.held_snapshot().unwrap();
     owner.kill();
     let without = reader.held_snapshot().unwrap();
@@ -373,7 +374,7 @@ fn a_closed_store_is_held_against_opening_and_ejecting() {
     let store = open(dir.path(), LONG);
     commit(&store, "a", b"one");
     store.close().unwrap();
-    let reader = Store::open_read_only(dir.path()).unwrap();
+    let reader = Reader::open(dir.path()).unwrap();
     let acts: [fn(&Path); 3] = [
         |path| open(path, LONG).close().unwrap(),
         |path| drop(offline::recover(path, &RecoverOptions::default(), &|_, _| {}).unwrap()),
@@ -407,7 +408,7 @@ fn a_lease_that_is_refused_changes_nothing() {
         commit(&store, name, b"old");
     }
     store.close().unwrap();
-    let snapshot = Store::open_read_only(dir.path()).unwrap().snapshot().unwrap();
+    let snapshot = Reader::open(dir.path()).unwrap().snapshot().unwrap();
     assert_eq!(shown(&snapshot, "a").unwrap(), b"old");
     let store = open(dir.path(), LONG);
     let mut txn = store.begin();
@@ -428,7 +429,7 @@ fn a_lease_of_a_closed_store_is_broken_once() {
     let store = open(dir.path(), LONG);
     commit(&store, "a", b"one");
     store.close().unwrap();
-    let snapshot = Store::open_read_only(dir.path()).unwrap().held_snapshot().unwrap();
+    let snapshot = Reader::open(dir.path()).unwrap().held_snapshot().unwrap();
     open(dir.path(), Duration::from_millis(20)).close().unwrap();
     let since = Instant::now();
     for _ in 0..2 {
@@ -450,7 +451,7 @@ fn names_are_undone_while_the_next_owner_waits() {
         owner.commit(name, "one");
     }
     owner.ok(&["checkpoint"]);
-    let reader = Store::open_read_only(dir.path()).unwrap();
+    let reader = Reader::open(dir.path()).unwrap();
     let snapshot = reader.held_snapshot().unwrap();
     owner.ok(&["txn", "unlink:a"]);
     owner.kill();
@@ -474,7 +475,7 @@ fn closing_waits_for_readers_and_gives_out_no_lease() {
     let dir = directory();
     let store = open(dir.path(), LONG);
     commit(&store, "a", b"one");
-    let reader = Store::open_read_only(dir.path()).unwrap();
+    let reader = Reader::open(dir.path()).unwrap();
     let snapshot = reader.held_snapshot().unwrap();
     commit(&store, "a", b"two");
     let closing = Waiting::new(move || store.close());
@@ -500,7 +501,7 @@ fn maps_are_of_one_commit_and_are_refreshed() {
     let file = store.open_file("large").unwrap();
     file.write_all_at(&[8; 5000], 1 << 20).unwrap();
     file.commit().unwrap();
-    let reader = Store::open_read_only(dir.path()).unwrap();
+    let reader = Reader::open(dir.path()).unwrap();
     let mut map = reader.map("large").unwrap();
     let mut wanted = large.clone();
     wanted[1 << 20..][..5000].fill(8);
@@ -526,7 +527,7 @@ fn maps_are_of_one_commit_and_are_refreshed() {
 fn owner_of_a_heap() {
     let Some(path) = std::env::var_os("UNTORN_TEST_HEAP") else { return };
     let live = std::env::var_os("UNTORN_TEST_HEAP_LIVE").is_some();
-    let heap = untorn::heap::HeapOptions::new().live(live).address_space(64 << 20).open(path).unwrap();
+    let heap = untorn::heap::HeapOptions::new().create(true).live(live).address_space(64 << 20).open(path).unwrap();
     let numbers = heap.root_or("numbers", HeapVec::<u64>::new_in).unwrap();
     // SAFETY: this thread alone uses the root.
     let numbers = unsafe { &mut *numbers.as_ptr() };
@@ -547,7 +548,7 @@ fn a_heap_is_read_at_its_own_address_while_its_owner_goes_on() {
     for live in [false, true] {
         let dir = directory();
         let path = dir.path().join("heap");
-        let mut command = again("owner_of_a_heap");
+        let mut command = untorn_testkit::again!("owner_of_a_heap");
         command.env("UNTORN_TEST_HEAP", &path).stdin(Stdio::piped()).stdout(Stdio::piped());
         if live {
             command.env("UNTORN_TEST_HEAP_LIVE", "1");
@@ -560,7 +561,7 @@ fn a_heap_is_read_at_its_own_address_while_its_owner_goes_on() {
             output.find(|line| line.as_ref().unwrap().starts_with("done")).expect("a reply").unwrap();
         };
         tell("3");
-        let reader = Store::open_read_only(&path).unwrap();
+        let reader = Reader::open(&path).unwrap();
         let mut heap = reader.heap("heap").unwrap();
         let numbers = |heap: &untorn::heap::ReadHeap| heap.root::<HeapVec<u64>>("numbers").unwrap().unwrap().to_vec();
         assert_eq!(numbers(&heap), [0, 1, 2]);
@@ -589,7 +590,7 @@ fn a_heap_is_read_at_its_own_address_while_its_owner_goes_on() {
         own.close().unwrap();
         std::fs::write(dir.path().join("other"), "no heap").unwrap();
         File::open(dir.path().join("other")).unwrap();
-        let other = Store::open_read_only(dir.path().join("other")).unwrap();
+        let other = Reader::open(dir.path().join("other")).unwrap();
         assert!(matches!(other.heap("other"), Err(Error::Foreign { .. } | Error::Corrupt { .. })));
     }
 }
@@ -689,7 +690,7 @@ fn a_store_that_is_moved_is_held_all_the_same() {
     let (here, there) = (dir.path().join("here"), dir.path().join("there"));
     let store = open(&here, LONG);
     commit(&store, "a", b"one");
-    let reader = Store::open_read_only(&here).unwrap();
+    let reader = Reader::open(&here).unwrap();
     let mut snapshot = reader.held_snapshot().unwrap();
     std::fs::rename(&here, &there).unwrap();
     commit(&store, "a", b"two");
@@ -711,10 +712,10 @@ fn a_lease_on_a_full_disk_is_bounded() {
     let place = dir.path().join("disk");
     std::fs::create_dir(&place).unwrap();
     let Some(disk) = Mount::ext4(24 << 20, &place) else { return };
-    let options = StoreOptions::default().journal_bytes(1 << 20).leases(Duration::from_millis(300));
+    let options = StoreOptions::new().create(true).journal_bytes(1 << 20).leases(Duration::from_millis(300));
     let store = options.open(disk.path()).unwrap();
     commit(&store, "a", b"one");
-    let reader = Store::open_read_only(disk.path()).unwrap();
+    let reader = Reader::open(disk.path()).unwrap();
     let snapshot = reader.held_snapshot().unwrap();
     let mut ballast = std::fs::File::create(disk.path().join("ballast")).unwrap();
     while ballast.write(&[1; 4096]).is_ok_and(|n| n > 0) {}
@@ -747,7 +748,7 @@ fn a_planted_store_is_shown_to_nobody() {
         return;
     }
     let planted = directory();
-    let store = StoreOptions::default().readers(Readers::All).open(planted.path()).unwrap();
+    let store = StoreOptions::new().create(true).readers(Readers::All).open(planted.path()).unwrap();
     commit(&store, "a", b"what he likes");
     store.close().unwrap();
     run("chown", ["-R".as_ref(), "65534:65534".as_ref(), planted.path().as_os_str()]);
@@ -760,7 +761,7 @@ fn a_planted_store_is_shown_to_nobody() {
     let mut victim = process_of(OTHER);
     victim.refused(&["hold", path_text(shared.path())], &["untrusted"]);
     // The same holds for root, which is the user of this process.
-    refused(Store::open_read_only(shared.path()).map(drop), &["untrusted"]);
+    refused(Reader::open(shared.path()).map(drop), &["untrusted"]);
 }
 
 #[test]
@@ -772,7 +773,7 @@ fn a_directory_that_is_bind_mounted_read_only_is_read_and_held() {
     mount.remount("bind,ro");
     let store = open(&data, LONG);
     commit(&store, "a", b"one");
-    let reader = Store::open_read_only(&bound).unwrap();
+    let reader = Reader::open(&bound).unwrap();
     let snapshot = reader.held_snapshot().unwrap();
     assert_eq!(store.status().held, [snapshot.lsn()], "the same file, whatever the mount");
     let mut txn = store.begin();
@@ -800,10 +801,10 @@ fn an_overlay_over_a_store_that_is_open_is_refused() {
     commit(&store, "a", b"one");
     let options = format!("lowerdir={},upperdir={},workdir={}", lower.display(), upper.display(), work.display());
     let Some(_overlay) = Mount::new(&["-t", "overlay", "overlay", "-o", &options], &merged) else { return };
-    let why = refused(Store::open_read_only(&merged), &["unsupported"]).to_string();
-    assert!(why.contains("overlay") && why.contains("bind-mounted"), "{why}");
+    let why = refused(Reader::open(&merged), &["unsupported"]).to_string();
+    assert!(why.contains("overlay") && why.contains("bind mount"), "{why}");
     store.close().unwrap();
-    let reader = Store::open_read_only(&merged).unwrap();
+    let reader = Reader::open(&merged).unwrap();
     assert_eq!(reader.read("a").unwrap(), b"one", "closed");
     let store = open(&lower, LONG);
     refused(reader.read("a"), &["unsupported"]);
@@ -811,7 +812,7 @@ fn an_overlay_over_a_store_that_is_open_is_refused() {
     // Readers in the overlay see an owner in the overlay.
     let store = open(&merged, LONG);
     commit(&store, "a", b"two");
-    let reader = Store::open_read_only(&merged).unwrap();
+    let reader = Reader::open(&merged).unwrap();
     let snapshot = reader.held_snapshot().unwrap();
     commit(&store, "a", b"three");
     assert_eq!(shown(&snapshot, "a").unwrap(), b"two");

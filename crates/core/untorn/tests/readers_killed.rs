@@ -9,7 +9,6 @@
 
 mod common;
 
-use common::child_process::again;
 use common::*;
 use fastrand::Rng;
 use std::os::unix::fs::FileExt;
@@ -18,7 +17,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 use untorn::reader::Snapshot;
-use untorn::{Error, Reader, Store, StoreOptions};
+use untorn::{Error, Reader, StoreOptions};
 
 const FILES: u64 = 4;
 const READERS: u64 = 8;
@@ -58,7 +57,8 @@ fn environment(name: &str) -> Option<u64> {
 fn owner() {
     let Some(dir) = std::env::var_os("UNTORN_TEST_OWNER").map(PathBuf::from) else { return };
     let notes = std::fs::File::options().write(true).read(true).open(dir.join("notes")).unwrap();
-    let options = StoreOptions::default().journal_bytes(256 << 10).leases(Duration::from_millis(50)).wait(true);
+    let options =
+        StoreOptions::new().create(true).journal_bytes(256 << 10).leases(Duration::from_millis(50)).wait(true);
     let store = options.open(dir.join("store")).unwrap();
     let names = store.list("").unwrap();
     let generations = names.iter().filter_map(|name| name.to_str()?.strip_prefix("gen-")?.parse::<u64>().ok());
@@ -137,7 +137,7 @@ fn reader() {
         let one = || -> untorn::Result<u64> {
             let current = match &reader {
                 Some(reader) => reader.clone(),
-                None => Store::open_read_only(dir.join("store"))?,
+                None => Reader::open(dir.join("store"))?,
             };
             let snapshot = if holds { current.held_snapshot()? } else { current.snapshot()? };
             reader = Some(current);
@@ -194,13 +194,13 @@ impl Drop for Killed {
 }
 
 fn start_owner(dir: &Path) -> Killed {
-    let mut command = again("owner");
+    let mut command = untorn_testkit::again!("owner");
     command.env("UNTORN_TEST_OWNER", dir);
     Killed::start(command)
 }
 
 fn start_reader(dir: &Path, number: u64) -> Killed {
-    let mut command = again("reader");
+    let mut command = untorn_testkit::again!("reader");
     command.env("UNTORN_TEST_READER", dir).env("UNTORN_TEST_READER_NUMBER", number.to_string());
     Killed::start(command)
 }
@@ -239,7 +239,7 @@ fn readers_and_an_owner_that_are_killed() {
     );
     assert!(commits > 0 && total(0) > 0 && total(1) > 0, "nothing was read");
     // In the end there is one commit, in all files.
-    let reader = Store::open_read_only(dir.path().join("store")).unwrap();
+    let reader = Reader::open(dir.path().join("store")).unwrap();
     let n = shown(&reader.snapshot().unwrap()).unwrap();
     assert!(n >= commits && n <= number(&notes, BEGUN_AT));
 }

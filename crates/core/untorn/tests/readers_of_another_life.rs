@@ -2,14 +2,14 @@
 
 mod common;
 
-use common::child_process::is_alone;
 use common::*;
 use std::fs;
 use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::time::Duration;
+use untorn::__private::OpenStoreOn;
 use untorn::reader::{Followed, What};
-use untorn::{Store, StoreOptions};
+use untorn::{Reader, StoreOptions};
 
 /// Longer than any test here takes.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -18,11 +18,11 @@ const LIMIT: Duration = Duration::from_secs(30);
 #[test]
 fn what_was_copied_of_another_life_is_no_commit() {
     // The descriptors of all stores of the process are replaced.
-    if !is_alone("what_was_copied_of_another_life_is_no_commit") {
+    if !untorn_testkit::is_alone!("what_was_copied_of_another_life_is_no_commit") {
         return;
     }
     let dir = directory();
-    let options = || StoreOptions::default().background(false).sizes(8 << 20, 1 << 20, 64 << 10).page(true);
+    let options = || StoreOptions::new().create(true).background(false).sizes(8 << 20, 1 << 20, 64 << 10).page(true);
     // The log cannot be written, because its descriptors now refer to another file.
     let fails = |file: &untorn::File| {
         let other = fs::File::open("/dev/null").unwrap();
@@ -37,11 +37,11 @@ fn what_was_copied_of_another_life_is_no_commit() {
         assert!(file.commit().is_err());
     };
     let store = options().open(dir.path()).unwrap();
-    let file = store.open_or_create("a").unwrap();
+    let file = store.open_or_create_file("a").unwrap();
     for n in 0..30u8 {
         file.write_all_at(&[n; 3000], 0).and_then(|()| file.commit()).unwrap();
     }
-    let reader = Store::open_read_only(dir.path()).unwrap();
+    let reader = Reader::open(dir.path()).unwrap();
     let mut follow = reader.follow().unwrap();
     file.write_all_at(&[99; 3000], 0).unwrap();
     fails(&file);
@@ -49,7 +49,7 @@ fn what_was_copied_of_another_life_is_no_commit() {
     let store = options().open(dir.path()).unwrap();
     assert_eq!(follow.next_within(Duration::from_millis(50)).unwrap(), None);
     let before = reader.snapshot().unwrap();
-    let other = store.open_or_create("b").unwrap();
+    let other = store.open_or_create_file("b").unwrap();
     let Some(Followed::Commit(commit)) = follow.next_within(LIMIT).unwrap() else { panic!("the file that was made") };
     assert_eq!((commit.changes[0].what.clone(), &*commit.changes[0].path), (What::Created, Path::new("b")));
     let mut byte = [0];

@@ -52,7 +52,7 @@ fn killed_after_a_checkpoint(options: &[&str]) -> TempDir {
 
 /// Asserts that the store takes commits to all of its files again.
 fn goes_on(dir: &Path, names: &[&str]) {
-    let store = Store::open(dir).unwrap();
+    let store = Store::open_or_create(dir).unwrap();
     assert!(store.status().quarantined.is_empty(), "{:?}", store.status().quarantined);
     for name in names {
         let file = store.open_file(name).unwrap_or_else(|e| panic!("{name} is locked out: {e}"));
@@ -67,10 +67,10 @@ fn goes_on(dir: &Path, names: &[&str]) {
 fn salvage_of_a_damaged_header_locks_no_file_out() {
     let dir = killed_after_a_checkpoint(&[]);
     damage_header(&dir.path().join(".untorn"));
-    refused(Store::open(dir.path()), &["corrupt"]);
+    refused(Store::open_or_create(dir.path()), &["corrupt"]);
     let report = recover(dir.path(), &SALVAGE, &|_, _| {}).unwrap();
     assert_eq!(report.recovered.salvaged.len(), 1, "{report:?}");
-    assert_same(&stored(&Store::open(dir.path()).unwrap(), "a"), &text("new", "a"), "checkpointed before");
+    assert_same(&stored(&Store::open_or_create(dir.path()).unwrap(), "a"), &text("new", "a"), "checkpointed before");
     goes_on(dir.path(), &["a", "b"]);
 }
 
@@ -97,7 +97,7 @@ fn salvage_of_a_damaged_header_leaves_other_stores_alone() {
     recover(&lone[0], &SALVAGE, &|_, _| {}).unwrap();
 
     goes_on(dir.path(), &["a", "b"]);
-    assert_same(&stored(&Store::open(&inner).unwrap(), "c"), &text("new", "c"), "a store below");
+    assert_same(&stored(&Store::open_or_create(&inner).unwrap(), "c"), &text("new", "c"), "a store below");
     assert_same(&contents(&File::open(&lone[1]).unwrap()), &text("new", "lone"), "a standalone file beside");
     let one = File::open(&lone[0]).unwrap();
     one.write_all_at(b"goes on", 0).unwrap();
@@ -108,7 +108,7 @@ fn salvage_of_a_damaged_header_leaves_other_stores_alone() {
 fn accepting_an_unknown_state_locks_no_file_out() {
     let dir = killed_after_a_checkpoint(&["class=process"]);
     reboot(&dir.path().join(".untorn"));
-    refused(Store::open(dir.path()), &["unknown-state"]);
+    refused(Store::open_or_create(dir.path()), &["unknown-state"]);
     recover(dir.path(), &ACCEPT, &|_, _| {}).unwrap();
     goes_on(dir.path(), &["a", "b"]);
 }

@@ -11,14 +11,15 @@ fn a_large_change_that_is_changed_again_takes_no_more_room() {
     const MIB: usize = 1 << 20;
     let dir = directory();
     // Half a MiB may stay in memory, or go into a record.
-    let store = StoreOptions::default().background(false).journal_bytes(4 * MIB as u64).open(dir.path()).unwrap();
+    let store =
+        StoreOptions::new().create(true).background(false).journal_bytes(4 * MIB as u64).open(dir.path()).unwrap();
     let journal = dir.path().join(".untorn/journal");
     let spilled = || -> u64 {
         let files = fs::read_dir(&journal).unwrap().map(Result::unwrap);
         let spills = files.filter(|entry| entry.file_name().to_string_lossy().starts_with("spill."));
         spills.map(|entry| entry.metadata().unwrap().len()).sum()
     };
-    let file = store.open_or_create("a").unwrap();
+    let file = store.open_or_create_file("a").unwrap();
     let mut wanted = vec![0; 64 * MIB];
     let rng = &mut fastrand::Rng::with_seed(7);
     for round in 0..20 {

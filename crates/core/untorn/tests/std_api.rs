@@ -9,14 +9,14 @@ use untorn::{FileOptions, Store};
 
 fn store() -> (tempfile::TempDir, Store) {
     let dir = directory();
-    let store = Store::open(dir.path()).unwrap();
+    let store = Store::open_or_create(dir.path()).unwrap();
     (dir, store)
 }
 
 #[test]
 fn a_cursor_reads_writes_and_seeks() {
     let (_dir, store) = store();
-    let file = store.open_or_create("f").unwrap();
+    let file = store.open_or_create_file("f").unwrap();
     let mut cursor = file.cursor();
     cursor.write_all(b"one two three").unwrap();
     cursor.flush().unwrap();
@@ -44,7 +44,7 @@ fn positional_reads_and_writes_are_those_of_the_standard_library() {
         file.write_all_at(&bytes, 4)
     }
     let (_dir, store) = store();
-    let file = store.open_or_create("f").unwrap();
+    let file = store.open_or_create_file("f").unwrap();
     assert_eq!(file.write_at(b"abcd", 0).unwrap(), 4);
     double(&file).unwrap();
     assert_eq!(contents(&file), b"abcdabcd");
@@ -59,8 +59,8 @@ fn an_error_becomes_an_io_error_that_keeps_its_kind_and_its_text() {
     let text = missing.to_string();
     let missing = io::Error::from(missing);
     assert_eq!((missing.kind(), missing.to_string()), (ErrorKind::NotFound, text));
-    let existing = store.open_or_create("f").unwrap();
-    let again = store.open_file_with("f", &FileOptions::new().create_new(true)).unwrap_err();
+    let existing = store.open_or_create_file("f").unwrap();
+    let again = FileOptions::new().create_new(true).open_in(&store, "f").unwrap_err();
     assert_eq!(io::Error::from(again).kind(), ErrorKind::AlreadyExists);
     assert_eq!(io::Error::from(existing.write_all_at(b"x", u64::MAX).unwrap_err()).kind(), ErrorKind::InvalidInput);
 }
@@ -69,7 +69,7 @@ fn an_error_becomes_an_io_error_that_keeps_its_kind_and_its_text() {
 fn a_directory_lists_what_is_committed_and_nothing_of_untorns() {
     let (dir, store) = store();
     for name in ["b", "a", "c"] {
-        store.open_or_create(name).unwrap();
+        store.open_or_create_file(name).unwrap();
     }
     store.rename("c", "d").unwrap();
     let mut txn = store.begin();
@@ -89,7 +89,7 @@ fn a_directory_lists_what_is_committed_and_nothing_of_untorns() {
 #[test]
 fn every_handle_can_be_shown() {
     let (_dir, store) = store();
-    let file = store.open_or_create("f").unwrap();
+    let file = store.open_or_create_file("f").unwrap();
     file.set_len(1).unwrap();
     let ticket = file.commit_async().unwrap();
     let (map, txn) = (file.map().unwrap(), store.begin());

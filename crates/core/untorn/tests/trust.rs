@@ -79,7 +79,7 @@ fn a_planted_store_is_refused_by_its_victim() {
     let mut victim = process_of(OTHER);
     victim.refused(&["open", path_text(shared.path())], UNTRUSTED);
     // Root is protected, too.
-    refused(Store::open(shared.path()), UNTRUSTED);
+    refused(Store::open_or_create(shared.path()), UNTRUSTED);
     assert_same(&plain(shared.path().join("victim")), b"precious", "not written to");
 }
 
@@ -132,10 +132,10 @@ fn a_store_of_another_user_is_refused() {
     close_clean_with(dir.path(), &["a"], "old");
     chown(dir.path().join(".untorn"), Some(NOBODY), Some(NOBODY)).unwrap();
     let before = picture(dir.path());
-    refused(Store::open(dir.path()), UNTRUSTED);
+    refused(Store::open_or_create(dir.path()), UNTRUSTED);
     assert_eq!(picture(dir.path()), before, "nothing was touched");
     chown(dir.path().join(".untorn"), Some(0), Some(0)).unwrap();
-    Store::open(dir.path()).unwrap();
+    Store::open_or_create(dir.path()).unwrap();
 }
 
 #[test]
@@ -145,13 +145,13 @@ fn a_store_that_others_can_write_to_is_refused() {
     for wrong in [0o777, 0o770, 0o707, 0o720, 0o702, 0o1777] {
         set_mode(&journal, wrong);
         let before = plain(dir.path().join("a"));
-        let e = refused(Store::open(dir.path()), UNTRUSTED);
+        let e = refused(Store::open_or_create(dir.path()), UNTRUSTED);
         assert!(e.to_string().contains(".untorn"), "the message says what to look at: {e}");
         assert_eq!(mode(&journal), wrong, "not quietly put right");
         assert_same(&plain(dir.path().join("a")), &before, "not written to");
     }
     set_mode(&journal, 0o700);
-    assert_same(&stored(&Store::open(dir.path()).unwrap(), "a"), &text("new", "a"), "recovered");
+    assert_same(&stored(&Store::open_or_create(dir.path()).unwrap(), "a"), &text("new", "a"), "recovered");
 }
 
 #[test]
@@ -181,7 +181,7 @@ fn untorns_own_files_are_private_whatever_the_umask() {
 fn a_file_named_untorn_is_not_a_store() {
     let dir = directory();
     fs::write(dir.path().join(".untorn"), "somebody's notes").unwrap();
-    refused(Store::open(dir.path()), &["foreign", "untrusted", "invalid", "unsupported", "corrupt", "io"]);
+    refused(Store::open_or_create(dir.path()), &["foreign", "untrusted", "invalid", "unsupported", "corrupt", "io"]);
     assert_same(&plain(dir.path().join(".untorn")), b"somebody's notes", "left alone");
 }
 
@@ -191,7 +191,7 @@ fn a_directory_named_untorn_with_strange_contents_loses_nothing() {
     fs::create_dir(dir.path().join(".untorn")).unwrap();
     set_mode(dir.path().join(".untorn"), 0o700);
     fs::write(dir.path().join(".untorn/notes"), "somebody's").unwrap();
-    match Store::open(dir.path()) {
+    match Store::open_or_create(dir.path()) {
         // An opener that was killed before it had made its journal leaves such a directory, too.
         Ok(store) => store.close().unwrap(),
         Err(e) => assert!(["foreign", "untrusted", "corrupt"].contains(&e.kind()), "{e}"),
@@ -206,7 +206,7 @@ fn a_link_named_untorn_is_not_followed() {
     symlink(real.path().join(".untorn"), dir.path().join(".untorn")).unwrap();
     fs::write(dir.path().join("a"), "precious").unwrap();
     let before = picture(real.path());
-    refused(Store::open(dir.path()), ASTRAY);
+    refused(Store::open_or_create(dir.path()), ASTRAY);
     assert_eq!(picture(real.path()), before, "the store behind the link was not touched");
     assert_same(&plain(dir.path().join("a")), b"precious", "not written to");
 }
@@ -226,7 +226,7 @@ fn links_inside_untorn_are_not_followed() {
         let before = picture(outer.path());
         // Reserved room is not needed to open the store.
         let is_room = name.starts_with(".untorn/journal.spare") || name.ends_with("pending-files.spare");
-        assert!(Store::open(&dir).is_err() || is_room, "{} as a link must be refused", name.display());
+        assert!(Store::open_or_create(&dir).is_err() || is_room, "{} as a link must be refused", name.display());
         let about_outside = |lines: Vec<String>| -> Vec<String> {
             lines.into_iter().filter(|line| line.contains("/outside")).collect()
         };
@@ -245,15 +245,15 @@ fn links_do_not_lead_out_of_the_store() {
     symlink("../elsewhere/victim", dir.join("file link")).unwrap();
     symlink(".", dir.join("here")).unwrap();
     symlink("nowhere", dir.join("dangling")).unwrap();
-    let store = Store::open(&dir).unwrap();
+    let store = Store::open_or_create(&dir).unwrap();
     for name in ["link/victim", "link/new", "file link", "here/new", "dangling", "link"] {
         refused(store.open_file(name), ASTRAY);
-        refused(store.open_or_create(name), ASTRAY);
+        refused(store.open_or_create_file(name), ASTRAY);
         let mut txn = store.begin();
         let created = txn.create(name, 0o644).map(drop).and_then(|()| txn.commit());
         refused(created, &["untrusted", "invalid", "unsupported", "io", "conflict"]);
     }
-    store.open_or_create("plain").unwrap();
+    store.open_or_create_file("plain").unwrap();
     let mut txn = store.begin();
     assert!(txn.rename("plain", "link/plain").and_then(|()| txn.commit()).is_err(), "renamed out through a link");
     store.close().unwrap();
@@ -272,14 +272,18 @@ fn a_directory_swapped_for_a_link_before_recovery_is_not_followed() {
     fs::rename(dir.join("sub"), outer.path().join("aside")).unwrap();
     fs::write(elsewhere.join("a"), "precious").unwrap();
     symlink(&elsewhere, dir.join("sub")).unwrap();
-    let store = Store::open(&dir).unwrap();
+    let store = Store::open_or_create(&dir).unwrap();
     assert!(store.open_file("sub/a").is_err());
     assert_same(&stored(&store, "b"), &text("new", "b"), "the other file");
     store.close().unwrap();
     assert_same(&plain(elsewhere.join("a")), b"precious", "not written to");
     fs::remove_file(dir.join("sub")).unwrap();
     fs::rename(outer.path().join("aside"), dir.join("sub")).unwrap();
-    assert_same(&stored(&Store::open(&dir).unwrap(), "sub/a"), &text("new", "sub/a"), "recovered, back in place");
+    assert_same(
+        &stored(&Store::open_or_create(&dir).unwrap(), "sub/a"),
+        &text("new", "sub/a"),
+        "recovered, back in place",
+    );
 }
 
 #[test]
@@ -287,11 +291,11 @@ fn the_way_to_the_store_may_go_through_links() {
     let outer = directory();
     fs::create_dir(outer.path().join("store")).unwrap();
     symlink("store", outer.path().join("link")).unwrap();
-    let store = Store::open(outer.path().join("link")).unwrap();
-    store.open_or_create("a").unwrap();
-    refused(Store::open(outer.path().join("store")), &["busy"]);
+    let store = Store::open_or_create(outer.path().join("link")).unwrap();
+    store.open_or_create_file("a").unwrap();
+    refused(Store::open_or_create(outer.path().join("store")), &["busy"]);
     drop(store);
-    Store::open(outer.path().join("store")).unwrap();
+    Store::open_or_create(outer.path().join("store")).unwrap();
 }
 
 /// A bind mount or another file system under the store, with the store's path.
@@ -310,13 +314,13 @@ fn mounts_under_the_store_are_not_crossed() {
     let bind = ["--bind", path_text(elsewhere.path())];
     for arguments in [&bind[..], &["-t", "tmpfs", "none"]] {
         let Some((_outer, dir, _mount)) = with_mount_at("sub", arguments) else { return };
-        let store = Store::open(&dir).unwrap();
+        let store = Store::open_or_create(&dir).unwrap();
         for name in ["sub/victim", "sub/new"] {
-            refused(store.open_or_create(name), ASTRAY);
+            refused(store.open_or_create_file(name), ASTRAY);
             let mut txn = store.begin();
             assert!(txn.create(name, 0o644).map(drop).and_then(|()| txn.commit()).is_err());
         }
-        store.open_or_create("plain").unwrap();
+        store.open_or_create_file("plain").unwrap();
         let mut txn = store.begin();
         assert!(txn.rename("plain", "sub/plain").and_then(|()| txn.commit()).is_err());
         store.close().unwrap();
@@ -332,7 +336,7 @@ fn a_mount_in_the_place_of_untorn_is_not_a_store() {
     let source = real.path().join(".untorn");
     let Some((_outer, dir, _mount)) = with_mount_at(".untorn", &["--bind", path_text(&source)]) else { return };
     let before = picture(real.path());
-    refused(Store::open(&dir), ASTRAY);
+    refused(Store::open_or_create(&dir), ASTRAY);
     assert_eq!(picture(real.path()), before, "the store behind the mount was not touched");
 }
 
@@ -343,13 +347,17 @@ fn a_mount_over_a_pending_file_is_not_written_to() {
     fs::write(victim.path().join("victim"), "precious").unwrap();
     let (source, place) = (victim.path().join("victim"), real.path().join("a"));
     let Some(mount) = Mount::new(&["--bind", path_text(&source)], &place) else { return };
-    let store = Store::open(real.path()).unwrap();
+    let store = Store::open_or_create(real.path()).unwrap();
     assert!(store.open_file("a").is_err());
     assert_same(&stored(&store, "b"), &text("new", "b"), "the other file");
     drop(store);
     drop(mount);
     assert_same(&plain(&source), b"precious", "not written to");
-    assert_same(&stored(&Store::open(real.path()).unwrap(), "a"), &text("new", "a"), "recovered, uncovered again");
+    assert_same(
+        &stored(&Store::open_or_create(real.path()).unwrap(), "a"),
+        &text("new", "a"),
+        "recovered, uncovered again",
+    );
 }
 
 #[test]

@@ -12,7 +12,7 @@ use untorn::{File, Store, StoreOptions};
 fn store_with(names: &[&str]) -> (tempfile::TempDir, Store) {
     let dir = directory();
     child_process::close_clean_with(dir.path(), names, "old");
-    let store = Store::open(dir.path()).unwrap();
+    let store = Store::open_or_create(dir.path()).unwrap();
     (dir, store)
 }
 
@@ -143,7 +143,7 @@ fn names_change_at_commit() {
     store.close().unwrap();
     assert_eq!(plain(dir.path().join("sub/deeper/moved")).len(), TEXT_BYTES + 1);
 
-    let store = Store::open(dir.path()).unwrap();
+    let store = Store::open_or_create(dir.path()).unwrap();
     let mut txn = store.begin();
     txn.unlink("sub/deeper/moved").unwrap();
     txn.rmdir("sub/deeper").unwrap();
@@ -236,7 +236,7 @@ fn a_handle_of_a_file_that_is_gone_is_harmless() {
     drop(a);
     store.checkpoint().unwrap();
     assert_eq!(names(dir.path()), ["b"]);
-    store.open_or_create("a").unwrap().close().unwrap();
+    store.open_or_create_file("a").unwrap().close().unwrap();
     assert_eq!(stored(&store, "a").len(), 0, "a new file of the old name is empty");
 }
 
@@ -302,7 +302,7 @@ fn an_aborted_transaction_leaves_what_an_earlier_one_makes() {
     for in_order in [false, true] {
         let dir = directory();
         // Commits are written only when somebody waits.
-        let store = StoreOptions::default().background(false).in_order(in_order).open(dir.path()).unwrap();
+        let store = StoreOptions::new().create(true).background(false).in_order(in_order).open(dir.path()).unwrap();
         let mut first = store.begin();
         let made = first.create("made", 0o644).unwrap();
         made.write_all_at(b"first", 0).unwrap();

@@ -7,7 +7,6 @@
 
 mod common;
 
-use common::child_process::again;
 use common::*;
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -59,7 +58,7 @@ fn own(place: &Path, order: &str) {
     let [acknowledged, heal] = order.split(' ').map(|word| word.parse::<u64>().unwrap()).collect::<Vec<_>>()[..] else {
         panic!("{order}")
     };
-    let store = match StoreOptions::new().journal_bytes(64 << 10).open(place) {
+    let store = match StoreOptions::new().create(true).journal_bytes(64 << 10).open(place) {
         // There may be no room for the recovery.
         Err(e) if heal == 0 => return println!("closed {e}"),
         opened => opened.unwrap(),
@@ -162,7 +161,7 @@ fn versions_of_a_directory_survive_full_disks_closed_directories_and_kills() {
             let heals = round % 5 == 4 || round + 1 == rounds;
             place.fill(!heals && rng.u8(..3) == 0);
             place.close(!heals && rng.u8(..3) == 0);
-            let mut command = again(TEST);
+            let mut command = untorn_testkit::again!(TEST);
             command.env(PLACE, &store).env("UNTORN_TEST_ORDER", format!("{newest} {}", u8::from(heals)));
             let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
             let output = child.stdout.take().unwrap();

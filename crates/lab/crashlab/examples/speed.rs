@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::time::Instant;
-use untorn::sync_point;
+use untorn::__private::sync_point;
 use untorn_crashlab::{Options, PROFILES, SimDisk};
 use untorn_os::{AlignedBuf, Open};
 

@@ -4,6 +4,7 @@
 pub mod device;
 pub mod enumeration;
 pub mod heaps;
+pub mod mutants_table;
 pub mod mutation;
 pub mod names_fuzz;
 pub mod programs;

@@ -3,8 +3,9 @@
 
 use untorn_os::{Invariant, SyncPoint};
 
-const SYNC_POINTS: [&[SyncPoint]; 2] = [untorn_journal::sync_point::SYNC_POINTS, untorn::sync_point::SYNC_POINTS];
-const INVARIANTS: [&[Invariant]; 2] = [untorn_journal::invariant::INVARIANTS, untorn::invariant::INVARIANTS];
+const SYNC_POINTS: [&[SyncPoint]; 2] =
+    [untorn_journal::sync_point::SYNC_POINTS, untorn::__private::sync_point::SYNC_POINTS];
+const INVARIANTS: [&[Invariant]; 2] = [untorn_journal::invariant::INVARIANTS, untorn::__private::invariant::INVARIANTS];
 
 /// All sync points.
 pub fn sync_points() -> Vec<SyncPoint> {

@@ -17,8 +17,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
+use untorn::__private::{OpenStoreOn, StoreSteps, open_reader_on};
 use untorn::reader::{Followed, Snapshot as View};
-use untorn::{Error, Reader, Store, StoreOptions};
+use untorn::{Error, Store, StoreOptions};
 use untorn_journal::directories::store_dir::StoreDir;
 use untorn_journal::readers::look::Look;
 use untorn_os::Storage;
@@ -70,7 +71,7 @@ const SMALL: Sizes = (48 << 10, 8 << 10, 4 << 10);
 
 fn open(disk: &SimDisk, (journal, first, inline): Sizes) -> Result<(Store, KillOnDrop), String> {
     let life = KillOnDrop(disk.spawn());
-    let options = StoreOptions::default().background(false).sizes(journal, first, inline).page(true);
+    let options = StoreOptions::new().create(true).background(false).sizes(journal, first, inline).page(true);
     let store = options.open_on(life.0.clone(), StoreDir::of_directory(), PathBuf::new());
     Ok((store.map_err(said("opening the store"))?, life))
 }
@@ -428,7 +429,7 @@ impl Program {
             _ => Pace::Steps { one_in: rng.usize(8..40), most: rng.usize(1..=last / 8 + 1) },
         };
         let replayed = Replayed::new(&self.recording, from, pace, seed);
-        let reader = Reader::open_on(replayed.storage(), StoreDir::of_directory(), PathBuf::new());
+        let reader = open_reader_on(replayed.storage(), StoreDir::of_directory(), PathBuf::new());
         let reader = reader.map_err(said("opening a reader"))?;
         let mut follow = reader.follow().map_err(said("following"))?;
         let mut given = vec![Given { first_lsn: follow.lsn(), last_lsn: follow.lsn() }];
@@ -521,7 +522,7 @@ impl Program {
         let disk = moment.killed();
         disk.set_options(|options| options.skipped = skipped);
         let life = KillOnDrop(disk.spawn());
-        let reader = Reader::open_on(life.0.clone(), StoreDir::of_directory(), PathBuf::new());
+        let reader = open_reader_on(life.0.clone(), StoreDir::of_directory(), PathBuf::new());
         let storage: Arc<dyn Storage> = life.0.clone();
         let look = Look::take_after(&storage, &StoreDir::of_directory(), 0).map_err(said("a look"))?;
         self.commits.extend(look.accepted.iter().filter(|a| !a.record.restates()).map(|a| a.lsn));

@@ -17,6 +17,7 @@ use untorn_crashlab::device::watch::{self, Limits, say};
 use untorn_crashlab::device::{Again, Event, FileSystem, Image, Recorder, Trouble, serve_if_asked, unmount_now};
 use untorn_crashlab::replay::{Check, Program, seed_of};
 use untorn_crashlab::workloads::{Ended, FLAVOURS, Managed, settled};
+use untorn_testkit::test_path;
 
 /// The number of commits of a program; that gives enough places where a disk can fail.
 const COMMITS: usize = 12;
@@ -32,7 +33,7 @@ fn variable<T: std::str::FromStr>(name: &str, default: T) -> T {
 }
 
 fn again() -> Result<Again> {
-    Ok(Again::test("part")?)
+    Ok(Again::test(&test_path!("part"))?)
 }
 
 /// The entry of the other processes of these tests: devices and workers. Does nothing by itself.
@@ -141,8 +142,9 @@ fn again_after_failure(fs: FileSystem) -> Result<()> {
         let mut recorder = Recorder::start(&again()?, base.clone())?;
         let device = recorder.attach()?;
         fs.mount(device.path(), &at)?;
-        let store = Store::open(at.join("store"))?;
-        let handles = (0..files).map(|n| store.open_or_create(format!("file-{n}"))).collect::<Result<Vec<_>, _>>()?;
+        let store = Store::open_or_create(at.join("store"))?;
+        let handles =
+            (0..files).map(|n| store.open_or_create_file(format!("file-{n}"))).collect::<Result<Vec<_>, _>>()?;
         store.checkpoint()?;
         rustix::fs::syncfs(File::open(&at)?)?;
         handles.iter().try_for_each(|file| file.write_all_at(&whole, 0))?;
@@ -161,7 +163,7 @@ fn again_after_failure(fs: FileSystem) -> Result<()> {
         drop(handles);
         let second = if by_recovery {
             drop(store);
-            Store::open(at.join("store")).and_then(Store::close)
+            Store::open_or_create(at.join("store")).and_then(Store::close)
         } else {
             store.checkpoint().and_then(|()| store.close())
         };
@@ -169,7 +171,7 @@ fn again_after_failure(fs: FileSystem) -> Result<()> {
         fs.mount(device.path(), &at)?;
         if second.is_err() {
             // The file system has shut itself down, so this is left to the next opening.
-            Store::open(at.join("store"))?.close()?;
+            Store::open_or_create(at.join("store"))?.close()?;
         }
         for n in 0..files {
             let found = std::fs::read(at.join("store").join(format!("file-{n}")))?;

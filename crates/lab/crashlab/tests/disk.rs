@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use untorn::sync_point;
+use untorn::__private::sync_point;
 use untorn_crashlab::{Cut, Failed, Fault, Model, On, Options, PROFILES, Profile, SimDisk, What};
 use untorn_os::{AlignedBuf, File, Open, Storage, SyncPoint};
 

@@ -3,29 +3,29 @@
 //!
 //! In addition, programs of four and five operations on names, drawn from the seed.
 //!
-//! `UNTORN_ENUM_FULL=1` tries every program on every setup with more power cuts (hours); `UNTORN_ENUM_SECONDS` limits
-//! the time of the usual slice; `UNTORN_CASE` repeats one case.
+//! A usual run tries each program on one setup that a drawn seed chooses. `UNTORN_ENUM_SECONDS` tries them on every setup
+//! for that time; `UNTORN_ENUM_FULL=1` tries every program on every setup with more power cuts (hours); `UNTORN_CASE`
+//! repeats one case.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use untorn_crashlab::enumeration::enumerate::{Bounds, Effort, Enumeration, again, within};
 use untorn_crashlab::programs::program::{Case, Op, STARTS, Setup, Start, alphabet, names_alphabet};
-
-fn variable<T: std::str::FromStr>(name: &str) -> Option<T> {
-    std::env::var(name).ok()?.parse().ok()
-}
+use untorn_testkit::{drawn_seed, extent, is_full, variable};
 
 const LONGER_PROGRAMS: u64 = 500;
 
 #[test]
 fn every_program_survives_every_crash() {
     let full = variable::<u32>("UNTORN_ENUM_FULL").is_some();
-    let seconds = variable("UNTORN_ENUM_SECONDS").unwrap_or(240);
+    let seconds = variable("UNTORN_ENUM_SECONDS");
+    let (is_slice, seed) = (!full && !is_full() && seconds.is_none(), drawn_seed());
+    let seconds = seconds.unwrap_or(extent(60, 560));
     let started = Instant::now();
     let enumeration = Enumeration::new(Bounds {
         violations_max: variable("UNTORN_ENUM_VIOLATIONS").unwrap_or(1),
         deadline: if full { None } else { within(Duration::from_secs(seconds)) },
-        seed: variable("UNTORN_TEST_SEED").unwrap_or(1),
+        seed,
         ..Bounds::default()
     });
     let ops: Vec<Op> = alphabet().collect();
@@ -49,7 +49,12 @@ fn every_program_survives_every_crash() {
     };
     let mut pairs = Vec::new();
     for start in STARTS {
-        let everywhere = |at: usize| Setup::all(start, at).collect::<Vec<_>>();
+        // In a slice, one setup for each program.
+        let everywhere = |at: usize| {
+            let setups: Vec<Setup> = Setup::all(start, at).collect();
+            let chosen = fastrand::Rng::with_seed(seed << 16 | at as u64).usize(..setups.len());
+            if is_slice { vec![setups[chosen]] } else { setups }
+        };
         let opened = enumeration.level(&[], &ops, &everywhere, &one_op);
         let one = enumeration.level(&opened, &ops, &everywhere, &one_op);
         tell(start, 1, &one);
@@ -77,9 +82,8 @@ fn every_program_survives_every_crash() {
 /// their number.
 #[test]
 fn longer_programs_of_names_survive_every_crash() {
-    let seed: u64 = variable("UNTORN_TEST_SEED").unwrap_or(1);
-    let programs = variable("UNTORN_NAMES_PROGRAMS").unwrap_or(LONGER_PROGRAMS);
-    println!("UNTORN_TEST_SEED={seed}");
+    let seed = drawn_seed();
+    let programs = variable("UNTORN_NAMES_PROGRAMS").unwrap_or(extent(LONGER_PROGRAMS / 4, LONGER_PROGRAMS));
     let enumeration = Enumeration::new(Bounds { seed, ..Bounds::default() });
     let effort = Effort { cuts_max: 3, second_max: 1, after_failed_sync_max: 1, failed_sync_ways: 1 };
     let ops: Vec<Op> = names_alphabet().collect();

@@ -17,7 +17,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
-use untorn::sync_point;
+use untorn::__private::{OpenStoreOn, StoreSteps, sync_point};
 use untorn::{Error, StoreOptions};
 use untorn_crashlab::{Failed, Fault, Model, On, Options, PROFILES, What};
 
@@ -67,7 +67,7 @@ fn disk() -> Options {
 
 /// A store with a thread of its own, and a small journal that is sometimes full.
 fn options() -> StoreOptions {
-    StoreOptions::default().sizes(48 << 10, 16 << 10, 8 << 10)
+    StoreOptions::new().create(true).sizes(48 << 10, 16 << 10, 8 << 10)
 }
 
 /// Starts a thread in the fixture.
@@ -117,8 +117,8 @@ fn files_that_commit_together_stay_together() {
         let fixture = Fixture::new(disk(), options());
         let mut threads = vec![
             start(&fixture, |w| {
-                let Some(p) = w.ok(w.store.open_or_create("p")) else { return };
-                let Some(q) = w.ok(w.store.open_or_create("q")) else { return };
+                let Some(p) = w.ok(w.store.open_or_create_file("p")) else { return };
+                let Some(q) = w.ok(w.store.open_or_create_file("q")) else { return };
                 for number in 1..=3 {
                     w.ledger.tried("p", 0, number);
                     w.ledger.tried("q", 0, number);
@@ -134,7 +134,7 @@ fn files_that_commit_together_stay_together() {
             start(&fixture, |w| w.checkpoint()),
             // When a file is in a transaction, no other commit takes its changes.
             start(&fixture, |w| {
-                let Some(file) = w.ok(w.store.open_or_create("t")) else { return };
+                let Some(file) = w.ok(w.store.open_or_create_file("t")) else { return };
                 let mut txn = w.store.begin();
                 w.ledger.tried("t", 0, 1);
                 let committed = txn.add(&file).and_then(|()| write(&file, 0, 1)).and_then(|()| txn.commit());
@@ -143,7 +143,7 @@ fn files_that_commit_together_stay_together() {
                 }
             }),
             start(&fixture, |w| {
-                let Some(file) = w.ok(w.store.open_or_create("t")) else { return };
+                let Some(file) = w.ok(w.store.open_or_create_file("t")) else { return };
                 w.ledger.tried("t", 1, 1);
                 match write(&file, 1, 1).and_then(|()| file.commit()) {
                     Err(Error::InTransaction { .. }) => {}
@@ -191,7 +191,7 @@ fn names_change_under_committers() {
             // Writes to a file that another thread removes, or replaces, at any moment.
             start(&fixture, move |w| {
                 for name in ["doomed", "target"] {
-                    let Some(file) = w.ok(w.store.open_or_create(name)) else { return };
+                    let Some(file) = w.ok(w.store.open_or_create_file(name)) else { return };
                     w.ledger.tried(name, 1, 1);
                     match write(&file, 1, 1).and_then(|()| file.commit()) {
                         Err(e) if is_gone(&e) => {}
@@ -251,7 +251,7 @@ fn tickets_are_waited_for_elsewhere_and_closing_races_with_all() {
         let fixture = Fixture::new(disk(), options());
         let committer = |name: &'static str| {
             move |w: &Fixture| {
-                let Some(file) = w.ok(w.store.open_or_create(name)) else { return };
+                let Some(file) = w.ok(w.store.open_or_create_file(name)) else { return };
                 for number in 1..=2 {
                     w.ledger.tried(name, 0, number);
                     let Some(()) = w.ok(write(&file, 0, number)) else { return };
@@ -395,7 +395,7 @@ fn a_failed_flush_is_never_taken_for_a_good_one() {
     explore("failures", || {
         let fixture = Fixture::new(disk(), options());
         for name in ["a", "b", "c"] {
-            fixture.store.open_or_create(name).expect("a healthy disk");
+            fixture.store.open_or_create_file(name).expect("a healthy disk");
         }
         let step = [sync_point::COMMIT, sync_point::COMMIT, sync_point::CHECKPOINT_DATA, sync_point::HEADER]
             [thread_rng().gen_range(0..4)];

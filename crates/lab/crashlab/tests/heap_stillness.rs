@@ -4,14 +4,16 @@
 mod hooked;
 
 use hooked::Hooked;
+use parking_lot::Mutex;
 use std::alloc::Layout;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use untorn::__private::OpenStoreOn;
 use untorn::heap::HeapOptions;
-use untorn::{StoreOptions, Tracker};
+use untorn::{StoreOptions, TrackerKind};
 use untorn_crashlab::{Options, SimDisk};
 use untorn_journal::directories::store_dir::StoreDir;
 
@@ -20,7 +22,9 @@ const LIMIT: Duration = Duration::from_secs(10);
 
 #[test]
 fn threads_go_on_while_a_commit_compares_and_flushes() {
-    for (tracker, during) in [(Tracker::Scan, "read_at"), (Tracker::PageMap, "read_at"), (Tracker::Scan, "sync_data")] {
+    for (tracker, during) in
+        [(TrackerKind::Scan, "read_at"), (TrackerKind::PageMap, "read_at"), (TrackerKind::Scan, "sync_data")]
+    {
         let disk = SimDisk::new(Options { memory: true, ..Options::default() });
         let (armed, seen) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
         let (ask, asked) = channel::<()>();
@@ -30,7 +34,7 @@ fn threads_go_on_while_a_commit_compares_and_flushes() {
             let channels = Mutex::new((ask, answered));
             move |call: &str| {
                 if call == during && armed.swap(false, SeqCst) {
-                    let channels = channels.lock().expect("one thread commits");
+                    let channels = channels.lock();
                     channels.0.send(()).expect("the other thread");
                     let done = channels.1.recv_timeout(LIMIT);
                     assert!(done.is_ok(), "{tracker}: a thread waits for the guard during `{during}`");
@@ -39,9 +43,9 @@ fn threads_go_on_while_a_commit_compares_and_flushes() {
             }
         };
         let storage = Hooked::over(disk.spawn(), Arc::new(hook));
-        let options = StoreOptions::default().background(false);
+        let options = StoreOptions::new().create(true).background(false);
         let store = options.open_on(storage, StoreDir::of_directory(), PathBuf::new()).expect("a store");
-        let open = || HeapOptions::new().address_space(32 << 20).tracker(tracker).open_in(&store, "heap");
+        let open = || HeapOptions::new().create(true).address_space(32 << 20).tracker(tracker).open_in(&store, "heap");
         let heap = open().expect("a heap");
         let layout = Layout::from_size_align(100_000, 16).expect("a layout");
         let block = heap.allocate(layout).expect("a block");

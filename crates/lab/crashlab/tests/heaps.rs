@@ -5,14 +5,11 @@
 //! `UNTORN_TEST_SEED` chooses the programs, `UNTORN_ENUM_SECONDS` gives them more time. A violation prints the line
 //! that repeats it.
 
-use std::sync::Mutex;
+use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use untorn_crashlab::heaps::{Effort, FailedCalls, HeapCase, Programs, Totals, again_heap, fail_calls};
-
-fn variable<T: std::str::FromStr>(name: &str) -> Option<T> {
-    std::env::var(name).ok()?.parse().ok()
-}
+use untorn_testkit::{drawn_seed, extent, variable};
 
 /// The steps of a program that is crashed, and of one that is not.
 const STEPS: usize = 60;
@@ -24,19 +21,18 @@ const PROGRAMS_MAX: u64 = 1 << 32;
 
 #[test]
 fn every_heap_survives_every_crash() {
-    let seed: u64 = variable("UNTORN_TEST_SEED").unwrap_or(1);
-    println!("UNTORN_TEST_SEED={seed}");
-    let deadline = Instant::now() + Duration::from_secs(variable("UNTORN_ENUM_SECONDS").unwrap_or(25));
+    let seed = drawn_seed();
+    let deadline = Instant::now() + Duration::from_secs(variable("UNTORN_ENUM_SECONDS").unwrap_or(extent(12, 60)));
     let effort = Effort { cuts_max: 3, second_every: 4, deadline: Some(deadline) };
     let next = AtomicU64::new(0);
     let found = Mutex::new((Totals::default(), Vec::new()));
     let worker = || {
-        while Instant::now() < deadline && found.lock().unwrap().1.is_empty() {
+        while Instant::now() < deadline && found.lock().1.is_empty() {
             let (mut programs, nth) = (Programs::new(effort), next.fetch_add(1, Relaxed));
             let seed = seed * PROGRAMS_MAX + nth;
             let played = (1..=PLAYED).contains(&nth);
             let done = if played { programs.play(seed, STEPS_PLAYED) } else { programs.program(seed, STEPS) };
-            let (totals, violations) = &mut *found.lock().unwrap();
+            let (totals, violations) = &mut *found.lock();
             *totals += programs.totals();
             violations.extend(done.err());
         }
@@ -46,7 +42,7 @@ fn every_heap_survives_every_crash() {
             scope.spawn(worker);
         }
     });
-    let (totals, violations) = found.into_inner().unwrap();
+    let (totals, violations) = found.into_inner();
     println!(
         "{} programs with {} commits; {} crash states with something lost, {} recoveries checked, {} of them of recoveries",
         totals.programs, totals.commits, totals.states, totals.checked, totals.second
@@ -59,9 +55,8 @@ fn every_heap_survives_every_crash() {
 /// error and retries or rolls back, and no commit is lost, even by a crash.
 #[test]
 fn every_heap_survives_failing_calls() {
-    let seed: u64 = variable("UNTORN_TEST_SEED").unwrap_or(1);
-    println!("UNTORN_TEST_SEED={seed}");
-    let seconds = variable("UNTORN_ENUM_SECONDS").unwrap_or(10);
+    let seed = drawn_seed();
+    let seconds = variable("UNTORN_ENUM_SECONDS").unwrap_or(extent(5, 20));
     let deadline = Instant::now() + Duration::from_secs(seconds);
     let mut totals = FailedCalls::default();
     let mut nth = 0;

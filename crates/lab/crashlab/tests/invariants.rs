@@ -5,8 +5,9 @@ mod gate;
 
 use gate::{Mutant, gate, shows};
 use std::time::Duration;
-use untorn::invariant;
+use untorn::__private::invariant;
 use untorn_crashlab::enumeration::enumerate::{Bounds, Effort, Enumeration, within};
+use untorn_crashlab::mutants_table::Row;
 use untorn_crashlab::mutation::invariants;
 use untorn_crashlab::programs::program::{Case, Op, STARTS, Setup, Trouble, alphabet, mapped_alphabet};
 use untorn_os::{Invariant, disable};
@@ -31,7 +32,7 @@ fn known(invariant: Invariant) -> &'static [&'static str] {
         invariant::TRUNCATED_PAGES_HIDDEN => &["closed,ext4,sector,roomy,direct/0/empty,cut,grow,map,apply/"],
         invariant::STORES_BEHIND_THE_END => &["closed,ext4,sector,roomy,direct/0/end,grow/"],
         invariant::ZEROED_AT_ONCE => &["closed,ext4,sector,roomy,direct/0/map,zero/"],
-        invariant::TOLD_UNDONE => &["closed,ext4,sector,roomy,direct/0/told,poke,undo/"],
+        invariant::MARKED_UNDONE => &["closed,ext4,sector,roomy,direct/0/told,poke,undo/"],
         invariant::COMMITTED_BYTES_BACK => &["closed,ext4,sector,roomy,direct/0/line,poke,undo/"],
         _ => &[],
     }
@@ -41,7 +42,7 @@ fn known(invariant: Invariant) -> &'static [&'static str] {
 fn known_by_errors(invariant: Invariant) -> &'static [&'static str] {
     match invariant {
         invariant::FOUND_ONCE => &["closed,ext4,sector,tight,direct/0/map,pages,line/"],
-        invariant::TOLD_UNTIL_STAGED => &["closed,ext4,sector,tight,direct/0/told,pages,line/"],
+        invariant::MARKED_UNTIL_STAGED => &["closed,ext4,sector,tight,direct/0/told,pages,line/"],
         invariant::UNDONE_IS_NOT_COMMITTED => &["closed,ext4,sector,tight,direct/0/map,poke,undo/"],
         _ => &[],
     }
@@ -54,7 +55,7 @@ fn scenario(invariant: Invariant) -> Option<&'static str> {
         invariant::NEWEST_HEADER => Some("a_lost_header_is_missed"),
         invariant::START_LENGTH => Some("a_copy_without_attributes_is_not_taken_for_closed"),
         invariant::LEFT_MARKS_KEPT => Some("a_mark_that_stays_is_looked_for_again"),
-        invariant::UNTOLD_STAYS_OUT => Some("what_was_not_told_is_in_no_commit"),
+        invariant::UNMARKED_STAYS_OUT => Some("what_was_not_told_is_in_no_commit"),
         invariant::LAYERS_APPLIED => Some("large_commits_lie_over_each_other"),
         invariant::BODIES_UNLIKE_RECORDS => Some("contents_that_look_like_records_are_none"),
         invariant::MODES_LAST => Some("a_directory_that_is_closed_is_filled"),
@@ -107,7 +108,7 @@ fn scenario(invariant: Invariant) -> Option<&'static str> {
         invariant::CLOSED_VALIDATED => Some("two_owners_of_one_process_id_are_told_apart"),
         invariant::LEFT_OUT_KEPT => Some("what_a_checkpoint_leaves_out_is_kept_for_who_holds_it"),
         invariant::RESTATED_TOLD => Some("readers_see_what_waits"),
-        invariant::HEAP_TELLS => Some("a_told_heap_tells_of_itself"),
+        invariant::HEAP_MARKS => Some("a_told_heap_tells_of_itself"),
         invariant::HEAP_CREATED_WHOLE => Some("a_heap_is_made_whole_or_not_at_all"),
         invariant::HEAP_GROWS_WHOLE => Some("a_heap_grows_whole_or_not_at_all"),
         invariant::HEAP_IS_QUIET => Some("a_commit_of_a_heap_waits_for_a_change"),
@@ -231,16 +232,14 @@ fn search(enumeration: &Enumeration) {
 #[test]
 fn every_invariant_is_needed() {
     let mutant = |invariant: &Invariant| Mutant {
-        name: format!("{invariant:?}"),
-        about: invariant.about(),
-        why_not: why_not(*invariant),
+        row: Row { name: format!("{invariant:?}"), about: invariant.about(), why_not: why_not(*invariant) },
         skipped: 0,
         scenario: scenario(*invariant),
     };
     let invariant_of = |mutant: &Mutant| {
-        invariants().iter().copied().find(|invariant| format!("{invariant:?}") == mutant.name).unwrap()
+        invariants().iter().copied().find(|invariant| format!("{invariant:?}") == mutant.row.name).unwrap()
     };
     let only = std::env::var("UNTORN_INVARIANT").unwrap_or_default();
-    let mutants: Vec<Mutant> = invariants().iter().map(mutant).filter(|m| m.name.contains(&only)).collect();
+    let mutants: Vec<Mutant> = invariants().iter().map(mutant).filter(|m| m.row.name.contains(&only)).collect();
     gate("Invariant", &mutants, &|mutant, away| take(invariant_of(mutant), away), &|mutant| find(invariant_of(mutant)));
 }

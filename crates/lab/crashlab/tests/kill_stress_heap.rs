@@ -2,26 +2,23 @@
 //! depend only on the seed and its number, so the model of any commit can be computed. The heap must have the last
 //! acknowledged commit or the one after it, with all structures and pointers, and no other allocation.
 
-#[path = "../../../core/untorn/tests/common/kill.rs"]
-mod kill;
-
 use fastrand::Rng;
-use kill::run_and_kill;
 use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
 use untorn::heap::{Heap, HeapMap, HeapOptions, HeapVec, InHeap};
-use untorn::{Error, StoreOptions, Tracker};
+use untorn::{Error, StoreOptions, TrackerKind};
 use untorn_crashlab::device::Again;
 use untorn_crashlab::heaps::{Change, HeapFixture, HeapModel, blocks_of};
+use untorn_testkit::{run_and_kill, test_path};
 
 const TEST: &str = "heaps_survive_sigkill_whole";
 const CHILD: &str = "UNTORN_TEST_STRESS_HEAP";
 const DURATION: Duration = Duration::from_secs(6);
 
-fn open(path: &Path, tracker: Tracker) -> Result<Heap, Error> {
-    let store = StoreOptions::default().journal_bytes(256 << 10);
-    HeapOptions::new().store(store).tracker(tracker).dirty_max(1 << 20).open(path)
+fn open(path: &Path, tracker: TrackerKind) -> Result<Heap, Error> {
+    let store = StoreOptions::new().create(true).journal_bytes(256 << 10);
+    HeapOptions::new().create(true).store(store).tracker(tracker).dirty_max(1 << 20).open(path)
 }
 
 /// The changes of commit number `n`, one after the other.
@@ -45,7 +42,7 @@ fn follow(seed: u64, mut n: u64, model: &mut HeapModel, serial: u64) -> u64 {
 }
 
 /// In the second process: commits as fast as possible, and prints each commit that is acknowledged.
-fn commit_until_killed(path: &Path, seed: u64, tracker: Tracker) {
+fn commit_until_killed(path: &Path, seed: u64, tracker: TrackerKind) {
     let heap = open(path, tracker).expect("open");
     let fixture = || HeapFixture::of(&heap).expect("the structures");
     let mut model = HeapModel::default();
@@ -79,20 +76,20 @@ fn heaps_survive_sigkill_whole() {
         let mut words = order.splitn(3, ' ');
         let mut word = || words.next().expect("seed, tracker, path");
         let seed = word().parse().expect("a seed");
-        let tracker = if word() == "scan" { Tracker::Scan } else { Tracker::PageMap };
+        let tracker = if word() == "scan" { TrackerKind::Scan } else { TrackerKind::PageMap };
         return commit_until_killed(Path::new(word()), seed, tracker);
     }
     let seed = std::env::var("UNTORN_TEST_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(1u64);
     println!("UNTORN_TEST_SEED={seed}");
     let start = Instant::now();
-    let victim = |seed: u64, tracker: Tracker| {
+    let victim = |seed: u64, tracker: TrackerKind| {
         let dir = tempfile::tempdir_in("/var/tmp").expect("a directory");
         let path = dir.path().join("heap");
         if let Err(e) = open(&path, tracker).and_then(Heap::close) {
             return println!("skipped: tracker {tracker}: {e}");
         }
         let order = format!("{seed} {tracker} {}", path.display());
-        let again = Again::test(TEST).expect("this program");
+        let again = Again::test(&test_path!(TEST)).expect("this program");
         let rng = &mut Rng::with_seed(seed);
         let (mut model, mut verified, mut kills) = (HeapModel::default(), 0, 0u64);
         // At least this long, and until enough has happened to prove something.
@@ -121,7 +118,7 @@ fn heaps_survive_sigkill_whole() {
         println!("{tracker}: {kills} kills, {verified} commits");
     };
     std::thread::scope(|scope| {
-        for (i, tracker) in [Tracker::Scan, Tracker::PageMap].into_iter().enumerate() {
+        for (i, tracker) in [TrackerKind::Scan, TrackerKind::PageMap].into_iter().enumerate() {
             scope.spawn(move || victim(seed * 2 + i as u64, tracker));
         }
     });

@@ -7,19 +7,15 @@
 use std::time::{Duration, Instant};
 use untorn_crashlab::enumeration::enumerate::{Bounds, Effort, Enumeration, within};
 use untorn_crashlab::programs::program::{Op, STARTS, Setup, mapped_alphabet};
-
-fn variable<T: std::str::FromStr>(name: &str) -> Option<T> {
-    std::env::var(name).ok()?.parse().ok()
-}
+use untorn_testkit::{drawn_seed, extent, is_full, variable};
 
 #[test]
 fn every_mapped_program_survives_every_crash() {
     let more_seconds = variable("UNTORN_ENUM_SECONDS");
-    let seed = variable("UNTORN_TEST_SEED").unwrap_or(1);
-    println!("UNTORN_TEST_SEED={seed}");
+    let seed = drawn_seed();
     let started = Instant::now();
     let bounds = Bounds {
-        deadline: within(Duration::from_secs(more_seconds.unwrap_or(60))),
+        deadline: within(Duration::from_secs(more_seconds.unwrap_or(extent(25, 120)))),
         violations_max: variable("UNTORN_ENUM_VIOLATIONS").unwrap_or(1),
         seed,
         ..Bounds::default()
@@ -45,7 +41,14 @@ fn every_mapped_program_survives_every_crash() {
     let in_turn = |start, at: usize| Setup::all(start, at / 8).skip(at % 8).take(1).collect::<Vec<_>>();
     let mut pairs = Vec::new();
     for start in STARTS {
-        let one = enumeration.level(&map, &ops, &|at| Setup::all(start, at).collect(), &one_op);
+        let everywhere = |at| {
+            if is_full() || more_seconds.is_some() {
+                Setup::all(start, at).collect()
+            } else {
+                in_turn(start, at + seed as usize)
+            }
+        };
+        let one = enumeration.level(&map, &ops, &everywhere, &one_op);
         tell(&format!("{start:?}, one operation"), one.len());
         let two = enumeration.level(&one, &ops, &|at| in_turn(start, at), &more);
         tell(&format!("{start:?}, two operations"), two.len());

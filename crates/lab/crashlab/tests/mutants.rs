@@ -3,10 +3,11 @@
 
 mod gate;
 
-use gate::{Mutant, case_of, gate, listed, run, shows};
+use gate::{Mutant, case_of, gate, run, shows};
 use std::time::Duration;
-use untorn::sync_point;
+use untorn::__private::sync_point;
 use untorn_crashlab::enumeration::enumerate::{Bounds, Effort, Enumeration, NO_SUCH_CALL, within};
+use untorn_crashlab::mutants_table::{Row, listed};
 use untorn_crashlab::mutation::{sync_point_index, sync_points};
 use untorn_crashlab::programs::program::{Case, Op, STARTS, Setup, alphabet};
 use untorn_os::SyncPoint;
@@ -96,7 +97,7 @@ fn find(mutant: &Mutant) -> Option<Case> {
         let cases = enumeration.violations().into_iter().map(|violation| violation.case);
         cases.map(|case| Case { skipped: 0, ..case }).find(|case| shows(case, mutant.skipped, &|_| {}))
     };
-    for text in known(&mutant.name) {
+    for text in known(&mutant.row.name) {
         let case: Case = text.parse().unwrap();
         let enumeration = Enumeration::new(bounds);
         enumeration.program(&case.setup, &case.ops, &effort);
@@ -122,9 +123,7 @@ fn find(mutant: &Mutant) -> Option<Case> {
 #[test]
 fn every_flush_is_needed() {
     let mutant = |step: &SyncPoint| Mutant {
-        name: format!("{step:?}"),
-        about: step.about(),
-        why_not: why_not(*step),
+        row: Row { name: format!("{step:?}"), about: step.about(), why_not: why_not(*step) },
         skipped: 1 << sync_point_index(*step),
         scenario: None,
     };

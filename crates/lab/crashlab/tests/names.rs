@@ -6,17 +6,14 @@
 //! `UNTORN_TEST_SEED` chooses the programs, `UNTORN_NAMES_PROGRAMS` sets their number, for each test. A violation is
 //! minimised, and prints the line that repeats it.
 
-use std::sync::Mutex;
+use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use untorn_crashlab::names_fuzz::{
     Alphabet, NameEffort, NameProgram, NameTotals, Rights, drawn, numbered, programs_of, smallest_violation,
     steps_before, try_program,
 };
-
-fn variable<T: std::str::FromStr>(name: &str) -> Option<T> {
-    std::env::var(name).ok()?.parse().ok()
-}
+use untorn_testkit::{drawn_seed, extent, variable};
 
 const PROGRAMS: u64 = 60;
 const STEPS: usize = 14;
@@ -43,16 +40,16 @@ fn survive(programs: u64, program: &(dyn Fn(u64) -> (NameProgram, NameEffort) + 
     let worker = || {
         loop {
             let nth = next.fetch_add(1, Relaxed);
-            if nth >= programs || !found.lock().unwrap().1.is_empty() {
+            if nth >= programs || !found.lock().1.is_empty() {
                 return;
             }
             let (program, effort) = program(nth);
             match try_program(&program, effort) {
-                Ok(totals) => found.lock().unwrap().0 += totals,
+                Ok(totals) => found.lock().0 += totals,
                 Err(violation) => {
                     println!("program {nth}: {}", violation.what);
                     let smallest = smallest_violation(violation, effort, Instant::now() + SMALLER);
-                    found.lock().unwrap().1.push(smallest);
+                    found.lock().1.push(smallest);
                 }
             }
         }
@@ -62,7 +59,7 @@ fn survive(programs: u64, program: &(dyn Fn(u64) -> (NameProgram, NameEffort) + 
             scope.spawn(worker);
         }
     });
-    let (totals, violations) = found.into_inner().unwrap();
+    let (totals, violations) = found.into_inner();
     println!(
         "{} programs with {} commits; {} crash states with something lost, {} recoveries checked, {} recoveries crashed, {} recoveries while something was refused, {} of them with something in quarantine, {} calls refused",
         totals.programs,
@@ -79,19 +76,13 @@ fn survive(programs: u64, program: &(dyn Fn(u64) -> (NameProgram, NameEffort) + 
     totals
 }
 
-fn seed() -> u64 {
-    let seed = variable("UNTORN_TEST_SEED").unwrap_or(1);
-    println!("UNTORN_TEST_SEED={seed}");
-    seed
-}
-
 fn programs(default: u64) -> u64 {
-    variable("UNTORN_NAMES_PROGRAMS").unwrap_or(default)
+    variable("UNTORN_NAMES_PROGRAMS").unwrap_or(extent(default / 4, default))
 }
 
 #[test]
 fn names_survive_every_crash() {
-    let seed = seed();
+    let seed = drawn_seed();
     let program = |nth| (NameProgram::draw(seed * PROGRAMS_MAX + nth, STEPS, effort().alphabet), effort());
     survive(programs(PROGRAMS), &program);
 }
@@ -99,7 +90,7 @@ fn names_survive_every_crash() {
 /// Changes that the kernel refuses or fails, modes that take the right to write, both failure classes.
 #[test]
 fn names_survive_what_is_refused() {
-    let seed = seed();
+    let seed = drawn_seed();
     let program = |nth| (NameProgram::draw(seed * PROGRAMS_MAX + nth, STEPS, TROUBLES), troubled());
     let totals = survive(programs(PROGRAMS), &program);
     assert!(totals.quarantined > 0 && totals.failed > 0, "nothing was refused that mattered");
@@ -108,7 +99,7 @@ fn names_survive_what_is_refused() {
 /// Slices of all programs of one, two and three operations: `UNTORN_ENUM_FULL=1` tries all.
 #[test]
 fn short_programs_of_names_survive_what_is_refused() {
-    let (seed, full) = (seed(), variable::<u32>("UNTORN_ENUM_FULL").is_some());
+    let (seed, full) = (drawn_seed(), variable::<u32>("UNTORN_ENUM_FULL").is_some());
     for (operations, default) in [(1, 500), (2, 300), (3, 200)] {
         let all = programs_of(operations) as u64;
         let tried = if full { all } else { programs(default).min(all) };
@@ -127,7 +118,7 @@ fn short_programs_of_names_survive_what_is_refused() {
 /// Programs of up to five operations, drawn from the seed.
 #[test]
 fn longer_programs_of_names_survive_what_is_refused() {
-    let seed = seed();
+    let seed = drawn_seed();
     let program = |nth| (drawn(seed * PROGRAMS_MAX + nth), NameEffort { moments: 2, cuts: 2, ..troubled() });
     survive(programs(PROGRAMS), &program);
 }

@@ -5,11 +5,7 @@
 //!
 //! `UNTORN_TEST_SEED` chooses the commits, `UNTORN_NAMES_KILLS` sets the number of kills at each place.
 
-#[path = "../../../core/untorn/tests/common/kill.rs"]
-mod kill;
-
 use fastrand::Rng;
-use kill::run_and_kill;
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -18,6 +14,7 @@ use std::time::Duration;
 use untorn::{FailureClass, Store, StoreOptions, Ticket};
 use untorn_crashlab::device::{Again, FileSystem};
 use untorn_crashlab::names_fuzz::{Alphabet, NameChange, NamePlayer, NameTree, Rights, draw_transaction};
+use untorn_testkit::{run_and_kill, test_path};
 
 const TEST: &str = "names_survive_sigkill_whole";
 const CHILD: &str = "UNTORN_TEST_NAMES";
@@ -57,7 +54,7 @@ fn tree_after(seed: u64, n: u64, alphabet: Alphabet) -> NameTree {
 /// Opens in either failure class: a kill loses nothing in the cache.
 fn open(path: &Path, n: u64) -> Store {
     let class = if n.is_multiple_of(3) { FailureClass::Process } else { FailureClass::Power };
-    let store = StoreOptions::default().journal_bytes(64 << 10).class(class).open(path).expect("recovery");
+    let store = StoreOptions::new().create(true).journal_bytes(64 << 10).class(class).open(path).expect("recovery");
     assert_eq!(store.status().quarantined, []);
     store
 }
@@ -182,7 +179,7 @@ fn kill_at(place: &Path, name: &str, uid: u32, seed: u64, kills: u64) {
         }
     }
     let rng = &mut Rng::with_seed(seed);
-    let again = Again::test(TEST).expect("this program");
+    let again = Again::test(&test_path!(TEST)).expect("this program");
     let order = |what: &str, n: u64| format!("{what} {uid} {seed} {n} {}", store.display());
     let mut verified = 0;
     for _ in 0..kills {

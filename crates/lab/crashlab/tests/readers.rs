@@ -2,7 +2,7 @@
 //!
 //! `UNTORN_TEST_SEED` chooses the programs, `UNTORN_READERS_PROGRAMS` sets their number.
 
-use std::sync::Mutex;
+use parking_lot::Mutex;
 use untorn_crashlab::mutation::sync_point_index;
 use untorn_crashlab::readers::{ReaderTotals, readers_of, readers_of_what_waits};
 use untorn_crashlab::scenarios::SCENARIOS;

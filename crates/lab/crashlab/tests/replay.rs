@@ -19,6 +19,8 @@ use untorn_crashlab::replay::{
     record, seed_of,
 };
 use untorn_crashlab::workloads::{Killed, Reopening, by_name, controls_of, in_turn, run_if_asked};
+use untorn_testkit::extent;
+use untorn_testkit::test_path;
 
 /// The time without a state after which a hung worker is ended.
 const SILENCE: Duration = Duration::from_secs(60);
@@ -39,7 +41,7 @@ fn variable<T: std::str::FromStr>(name: &str, default: T) -> T {
 }
 
 fn again() -> Result<Again> {
-    Ok(Again::test("part")?)
+    Ok(Again::test(&test_path!("part"))?)
 }
 
 /// The entry of the other processes of these tests: devices and workers. Does nothing by itself.
@@ -102,7 +104,8 @@ fn seed() -> u64 {
 }
 
 fn survives(fs: FileSystem) {
-    let (states, seconds) = (variable("UNTORN_REPLAY_STATES", 2000), variable("UNTORN_REPLAY_SECONDS", 90));
+    let (states, seconds) =
+        (variable("UNTORN_REPLAY_STATES", extent(800, 4000)), variable("UNTORN_REPLAY_SECONDS", 90));
     if !possible(&[fs]) {
         return;
     }

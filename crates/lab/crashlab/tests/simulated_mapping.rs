@@ -5,10 +5,10 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use untorn_crashlab::{Fault, On, Options, SimDisk, What};
-use untorn_os::{File, Linux, MapRequest, Mapping, Open, Piece, Storage, Tracker};
+use untorn_os::{File, Linux, MapRequest, Mapping, Open, Piece, Storage, TrackerKind};
 
 const PAGE: u64 = 4096;
-const TRACKERS: [Tracker; 3] = [Tracker::Scan, Tracker::PageMap, Tracker::Told];
+const TRACKERS: [TrackerKind; 3] = [TrackerKind::Scan, TrackerKind::PageMap, TrackerKind::Explicit];
 
 /// A file of this many bytes, none of them zero.
 fn disk(len: usize) -> SimDisk {
@@ -17,11 +17,11 @@ fn disk(len: usize) -> SimDisk {
     disk
 }
 
-fn map_with(file: &Arc<dyn File>, tracker: Tracker) -> Box<dyn Mapping> {
+fn map_with(file: &Arc<dyn File>, tracker: TrackerKind) -> Box<dyn Mapping> {
     file.map(&MapRequest { address_space: 16 * PAGE, tracker: Some(tracker), ..MapRequest::default() }).unwrap()
 }
 
-fn mapped(disk: &SimDisk, tracker: Tracker) -> (Arc<dyn File>, Box<dyn Mapping>) {
+fn mapped(disk: &SimDisk, tracker: TrackerKind) -> (Arc<dyn File>, Box<dyn Mapping>) {
     let file = disk.process().open(Path::new("f"), Open::WRITE).unwrap();
     let mapping = map_with(&file, tracker);
     mapping.show(0..disk.meta("f").unwrap().size.next_multiple_of(PAGE)).unwrap();
@@ -53,7 +53,7 @@ fn is_gone<T: std::fmt::Debug>(result: io::Result<T>) -> bool {
 #[test]
 fn stores_stay_private_and_clean_pages_follow_the_file() {
     let disk = disk(3 * PAGE as usize);
-    let (file, mapping) = mapped(&disk, Tracker::Scan);
+    let (file, mapping) = mapped(&disk, TrackerKind::Scan);
     mapping.copy_in(PAGE - 2, b"over").unwrap();
     assert_eq!(load(&*mapping, PAGE - 3, 6).unwrap(), b"foverf");
     assert_eq!(disk.get("f").unwrap(), vec![b'f'; 3 * PAGE as usize]);
@@ -70,7 +70,7 @@ fn stores_stay_private_and_clean_pages_follow_the_file() {
 #[test]
 fn several_pieces_are_copied_out_at_once() {
     let disk = disk(2 * PAGE as usize);
-    let (_file, mapping) = mapped(&disk, Tracker::Scan);
+    let (_file, mapping) = mapped(&disk, TrackerKind::Scan);
     mapping.copy_in(10, b"ten").unwrap();
     let (mut one, mut two) = ([0; 4], [0; 3]);
     mapping.copy_out(&mut [Piece { offset: PAGE, into: &mut one }, Piece { offset: 10, into: &mut two }]).unwrap();
@@ -87,20 +87,20 @@ fn the_trackers_find_what_was_stored() {
         assert_eq!(changed(&*mapping, 0..6), []);
         mapping.copy_in(PAGE, b"1").unwrap();
         mapping.copy_in(3 * PAGE - 1, b"23").unwrap();
-        let first = if tracker == Tracker::Told { vec![] } else { vec![2, 3] };
+        let first = if tracker == TrackerKind::Explicit { vec![] } else { vec![2, 3] };
         assert_eq!(changed(&*mapping, 2..6), first);
-        // A scan returns new stores, the page map all private pages. The tracker `told` looks for nothing.
+        // A scan returns new stores, the page map all private pages. The tracker `explicit` looks for nothing.
         let again = match tracker {
-            Tracker::Scan => vec![1],
-            Tracker::PageMap => vec![1, 2, 3],
-            Tracker::Told => vec![],
+            TrackerKind::Scan => vec![1],
+            TrackerKind::PageMap => vec![1, 2, 3],
+            TrackerKind::Explicit => vec![],
         };
         assert_eq!(changed(&*mapping, 0..6), again);
         mapping.copy_in(2 * PAGE, b"4").unwrap();
         let again = match tracker {
-            Tracker::Scan => vec![2],
-            Tracker::PageMap => vec![1, 2, 3],
-            Tracker::Told => vec![],
+            TrackerKind::Scan => vec![2],
+            TrackerKind::PageMap => vec![1, 2, 3],
+            TrackerKind::Explicit => vec![],
         };
         assert_eq!(changed(&*mapping, 0..6), again);
         assert_eq!(private(&*mapping, 0..6), [1, 2, 3]);
@@ -112,7 +112,7 @@ fn the_trackers_find_what_was_stored() {
 #[test]
 fn pages_behind_the_end_are_gone() {
     let disk = disk(PAGE as usize + 100);
-    let (_file, mapping) = mapped(&disk, Tracker::Scan);
+    let (_file, mapping) = mapped(&disk, TrackerKind::Scan);
     mapping.show(0..4 * PAGE).unwrap();
     // The rest of the last page is zeros, and can be stored to.
     assert_eq!(load(&*mapping, PAGE + 99, 2).unwrap(), b"f\0");
@@ -128,7 +128,7 @@ fn pages_behind_the_end_are_gone() {
 #[test]
 fn a_truncation_takes_private_pages_and_zeroes_nothing_in_others() {
     let disk = disk(4 * PAGE as usize);
-    let (file, mapping) = mapped(&disk, Tracker::Scan);
+    let (file, mapping) = mapped(&disk, TrackerKind::Scan);
     mapping.copy_in(0, &vec![b's'; 4 * PAGE as usize]).unwrap();
     file.set_len(PAGE + 10).unwrap();
     assert!(is_gone(load(&*mapping, 2 * PAGE, 1)));
@@ -144,7 +144,7 @@ fn a_truncation_takes_private_pages_and_zeroes_nothing_in_others() {
 #[test]
 fn blank_pages_are_zeros_whatever_the_file_does_and_hidden_ones_are_gone() {
     let disk = disk(2 * PAGE as usize);
-    let (file, mapping) = mapped(&disk, Tracker::Scan);
+    let (file, mapping) = mapped(&disk, TrackerKind::Scan);
     mapping.blank(PAGE..4 * PAGE).unwrap();
     assert_eq!(load(&*mapping, PAGE - 1, 3).unwrap(), b"f\0\0");
     mapping.copy_in(3 * PAGE, b"grown").unwrap();
@@ -167,7 +167,7 @@ fn a_mapping_keeps_its_file_and_ends_with_its_process() {
     let process = disk.spawn();
     let file = process.open(Path::new("f"), Open::WRITE).unwrap();
     assert!(file.try_claim().unwrap());
-    let mapping = map_with(&file, Tracker::PageMap);
+    let mapping = map_with(&file, TrackerKind::PageMap);
     mapping.show(0..PAGE).unwrap();
     drop(file);
     // The claim belonged to the file, not to the mapping.
@@ -183,8 +183,8 @@ fn a_mapping_keeps_its_file_and_ends_with_its_process() {
 #[test]
 fn addresses_are_apart_and_taken_ones_refused() {
     let disk = disk(PAGE as usize);
-    let (file, first) = mapped(&disk, Tracker::Scan);
-    let second = map_with(&file, Tracker::Scan);
+    let (file, first) = mapped(&disk, TrackerKind::Scan);
+    let second = map_with(&file, TrackerKind::Scan);
     let (a, b) = (first.address() as u64, second.address() as u64);
     assert!(b >= a + first.address_space() || a >= b + second.address_space());
     let at =
@@ -199,7 +199,7 @@ fn addresses_are_apart_and_taken_ones_refused() {
 #[test]
 fn planned_faults_reach_mappings() {
     let disk = disk(PAGE as usize);
-    let (_file, mapping) = mapped(&disk, Tracker::Scan);
+    let (_file, mapping) = mapped(&disk, TrackerKind::Scan);
     mapping.copy_in(0, b"kept").unwrap();
     disk.fail(Fault { on: On::Any, after: 0, times: 1, what: What::Errno(libc::ENOMEM) });
     let refused = mapping.changed(0..PAGE, &mut Vec::new());
@@ -280,7 +280,7 @@ fn linux_does_the_same() {
         other.set_options(|options| options.memory = true);
         let storages: [Arc<dyn Storage>; 3] = [disk.process(), other.process(), Linux::open(dir.path()).unwrap()];
         let files = storages.map(|storage| storage.open(Path::new("f"), Open::WRITE).unwrap());
-        let maps = files.each_ref().map(|file| map_with(file, Tracker::PageMap));
+        let maps = files.each_ref().map(|file| map_with(file, TrackerKind::PageMap));
         if maps[2].page_bytes() != PAGE {
             return println!("skipped: pages of {} bytes", maps[2].page_bytes());
         }
@@ -297,7 +297,7 @@ fn linux_does_the_same() {
 #[test]
 fn a_program_loads_and_stores_by_address() {
     let disk = disk(PAGE as usize);
-    let (_file, mapping) = mapped(&disk, Tracker::Scan);
+    let (_file, mapping) = mapped(&disk, TrackerKind::Scan);
     let at = |offset: usize| mapping.address().wrapping_add(offset).cast_const();
     disk.store(at(4), b"poke").unwrap();
     let mut bytes = [0; 6];

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use untorn::__private::OpenStoreOn;
 use untorn::{Error, Store, StoreOptions};
 use untorn_crashlab::{Cut, Fault, On, Options, SimDisk, What};
 use untorn_journal::directories::store_dir::StoreDir;
@@ -14,7 +15,7 @@ const BLOCK: u64 = 4096;
 type Contents = BTreeMap<String, Vec<u8>>;
 
 fn open(disk: &SimDisk) -> Result<Store, Error> {
-    let options = StoreOptions::default().background(false).sizes(512 << 10, 32 << 10, 24 << 10);
+    let options = StoreOptions::new().create(true).background(false).sizes(512 << 10, 32 << 10, 24 << 10);
     options.open_on(disk.process(), StoreDir::of_directory(), PathBuf::new())
 }
 
@@ -57,7 +58,7 @@ struct Program {
 
 impl Program {
     fn commit(&mut self, name: &str, at: usize, bytes: &[u8]) {
-        let file = self.store.open_or_create(name).unwrap();
+        let file = self.store.open_or_create_file(name).unwrap();
         file.write_all_at(bytes, at as u64).unwrap();
         file.commit().unwrap();
         let now = self.now.entry(name.to_owned()).or_default();
@@ -69,7 +70,7 @@ impl Program {
     /// Two commits in one write: their records share a block.
     fn group(&mut self, names: [&str; 2], bytes: &[u8]) {
         let ticket = |name: &str| {
-            let file = self.store.open_or_create(name).unwrap();
+            let file = self.store.open_or_create_file(name).unwrap();
             file.write_all_at(bytes, 0).unwrap();
             file.commit_async().unwrap()
         };
@@ -312,7 +313,7 @@ fn what_is_torn_is_not_salvaged() {
     let disk = SimDisk::new(Options::default());
     let store = open(&disk).unwrap();
     for name in ["long", "gone"] {
-        let file = store.open_or_create(name).unwrap();
+        let file = store.open_or_create_file(name).unwrap();
         file.write_all_at(&[1; 9000], 0).unwrap();
         file.commit().unwrap();
     }

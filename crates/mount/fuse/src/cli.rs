@@ -2,17 +2,17 @@
 
 use crate::daemon::{self, start, supervisor};
 use crate::error_line::in_one_line;
-use crate::fuse::puller;
+use crate::fuse::write_back_helper;
 use crate::import_export::held_back::Skips;
 use crate::import_export::{export, import, made_plain};
 use crate::mounts::mount_point::{self, Allowed, Behind, Mounted};
 use crate::mounts::mounted_store;
 use crate::mounts::sync_paths;
 use crate::mounts::{mount_check, mount_status};
-use crate::processes::kept_log::KeptLog;
 use crate::processes::passed_descriptors;
 use crate::processes::passed_signals::Signals;
 use crate::processes::supervised::{DEVICE, Supervised, WithEnds};
+use crate::processes::supervised_log::SupervisedLog;
 use crate::session::run_on_plain::{self, Left};
 use crate::session::session_mount::Session;
 use anyhow::{Context, Result, bail, ensure};
@@ -26,10 +26,11 @@ use std::sync::Arc;
 use std::time::Duration;
 use untorn_terminal::pages::{Completions, Man};
 use untorn_terminal::{Failure, Output, tell};
-use untorn_tree::{CommitMode, FileTree, Kept, Limits};
+use untorn_tree::{CommitMode, FileTree, HandoverLog, Limits};
 
 /// Opens the store that is to be mounted, and creates it if it does not exist.
-pub type Open = fn(&Path, CommitMode, Option<Arc<dyn Kept>>, Option<Arc<dyn Limits>>) -> Result<Arc<dyn FileTree>>;
+pub type Open =
+    fn(&Path, CommitMode, Option<Arc<dyn HandoverLog>>, Option<Arc<dyn Limits>>) -> Result<Arc<dyn FileTree>>;
 
 /// How long `umount` waits in silence before it says why it still waits.
 const TELL_AFTER: Duration = Duration::from_secs(2);
@@ -88,8 +89,8 @@ enum Command {
     Check(Check),
     Eject(Eject),
     Session(SessionOf),
-    #[command(name = puller::PULLER, hide = true)]
-    Puller,
+    #[command(name = write_back_helper::WRITE_BACK_HELPER, hide = true)]
+    Helper,
     Completions(Completions),
     Man(Man),
 }
@@ -326,7 +327,7 @@ pub fn run(open: Open) -> Result<Output, Failure> {
         (Some(Command::Check(check)), _) => return mount_check::check(&check.path, check.json),
         (Some(Command::Eject(of)), _) => made_plain::eject(&of.store, of.yes, &Skips::new(&of.skip)).map(Output::text),
         (Some(Command::Session(session)), _) => return session.run(open),
-        (Some(Command::Puller), _) => puller::run().map(|()| Output::default()),
+        (Some(Command::Helper), _) => write_back_helper::run().map(|()| Output::default()),
         (None, Some(mount)) => mount.run(open),
         (None, None) => return Err(Failure::new(
             "nothing to do: give STORE and MOUNTPOINT, or a command (umount, sync, status, check, import, export, eject, run, \
@@ -394,7 +395,7 @@ impl Mount {
         open: Open,
         (store, at): (&Path, &Path),
         allowed: Allowed,
-        (kept, supervised): (Option<Arc<dyn Kept>>, Option<WithEnds<'_>>),
+        (kept, supervised): (Option<Arc<dyn HandoverLog>>, Option<WithEnds<'_>>),
         ready: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
         let new = mounted_store::NewStore::look(store);
@@ -469,7 +470,7 @@ impl Mount {
         let ends = supervised.ends()?;
         let served = (|| {
             let near = self.store.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("/"));
-            let kept = KeptLog::of(&supervised, near)?;
+            let kept = SupervisedLog::of(&supervised, near)?;
             // The handover log lists the kernel's writes that no commit has. A mount without that log cannot be
             // continued.
             ensure!(kept.len()? > 0 || supervised.kept_bytes(DEVICE).is_none(), "what was uncommitted is lost");
@@ -563,7 +564,7 @@ impl Umount {
         let at = mount_point::absolute(&self.mount_point)?;
         let shown = at.display();
         let Some(mounted) = mount_point::mounted_at(&at)? else { bail!("nothing is mounted at {shown}") };
-        ensure!(mounted.is_ours(), "{shown} is a mount of type {}, and none of Untorn; use umount", mounted.kind);
+        ensure!(mounted.is_ours(), "{shown} is a mount of type {}, not of Untorn; use umount", mounted.kind);
         match mount_point::behind(&at) {
             Behind::Answers => {}
             Behind::Dead => {
@@ -575,8 +576,8 @@ impl Umount {
         if mount_point::is_root() && mount_point::is_closed(&at) {
             mount_point::unmount_soon(&at)?;
             return Ok(Output::text(format!(
-                "{shown}, the mount of another user, is unmounted; its daemon commits everything before it ends, if it had not \
-                 ended before: `untorn status {}` says how the store is\n",
+                "{shown}, the mount of another user, is unmounted. If its daemon was still running, it commits \
+                 everything before it ends: `untorn status {}` shows the state of the store\n",
                 mounted.source.display()
             )));
         }
@@ -612,8 +613,8 @@ impl Umount {
         }
         ensure!(
             !has_failed,
-            "{shown} is unmounted, but a write or flush of its log had failed: what was not acknowledged is lost; {} has \
-             everything else",
+            "{shown} is unmounted, but a write or flush of its log had failed: changes that were not acknowledged are \
+             lost; {} has everything else",
             mounted.source.display()
         );
         if let Some(files) = lost {
@@ -626,8 +627,8 @@ impl Umount {
     fn why_it_goes_on(mounted: &Mounted, shown: &str) -> String {
         match mount_point::elsewhere(mounted.device) {
             Some((process, name)) => format!(
-                "everything is committed, and {shown} is unmounted here; but process {process} ({name}) has the mount in \
-                 another namespace of mounts, and its daemon goes on as long as that has it; waiting"
+                "everything is committed, and {shown} is unmounted here; but process {process} ({name}) has the mount \
+                 in another mount namespace, and the daemon runs until that process releases the mount; waiting"
             ),
             None => format!("{shown} is unmounted; waiting for its daemon, which closes the store"),
         }
@@ -640,8 +641,8 @@ fn had_ended(at: &Path, store: &Path) -> Output {
     Output::text(match mounted_store::is_there(store) {
         true => format!("the daemon of {shown} had ended before; {store_shown} has the last commits\n"),
         false => format!(
-            "the daemon of {shown} had ended before; {store_shown} is no store any more: the last commits are where it \
-             is now\n"
+            "the daemon of {shown} had ended before; {store_shown} is no longer a store: if the store was moved, the \
+             last commits are at its new place\n"
         ),
     })
 }

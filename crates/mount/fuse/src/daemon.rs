@@ -4,7 +4,7 @@ pub(crate) mod start;
 pub(crate) mod supervisor;
 
 use crate::fuse::device::End;
-use crate::fuse::kernel_pull::KernelPull;
+use crate::fuse::kernel_cache::MountCache;
 use crate::fuse::server::Server;
 use crate::mounts::mount_point::{self, Allowed};
 use crate::mounts::mount_status;
@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
-use untorn_terminal::tell;
+use untorn_terminal::{signals, tell};
 use untorn_tree::{CommitMode, Errno, FileTree};
 
 /// Default age at which the kernel is made to send the dirty pages of files that are open for writing.
@@ -65,21 +65,21 @@ pub fn serve(
         (Some(device), Some(id)) => (Server::go_on(device, Arc::clone(tree), commit)?, id),
         _ => mounted(tree, commit, source, at, allowed, supervised)?,
     };
-    let pull = server.pull();
+    let cache = server.cache();
     let hidden = supervised.and_then(|kept| kept.kept(HIDDEN_DIRECTORY));
-    // If the helper cannot be started, pulls fall back to dropping the kernel's cache of the file.
-    if pull.start(Path::new("/proc/self/exe"), at, hidden).is_ok()
-        && let (Some(supervised), Some(hidden)) = (supervised, pull.hidden_directory())
+    // If the helper cannot be started, write-backs fall back to dropping the kernel's cache of the file.
+    if cache.start(Path::new("/proc/self/exe"), at, hidden).is_ok()
+        && let (Some(supervised), Some(hidden)) = (supervised, cache.hidden_directory())
     {
         supervised.keep(HIDDEN_DIRECTORY, &[], (*hidden).as_fd())?;
         let supervised = Arc::clone(supervised);
-        pull.when_closed(move || supervised.let_go(HIDDEN_DIRECTORY));
+        cache.when_closed(move || supervised.let_go(HIDDEN_DIRECTORY));
     }
     server.leave_left();
-    let mut life = Life { tree, pull, at, id, writeback_after, stopping: false };
+    let mut life = Life { tree, cache, at, id, writeback_after, stopping: false };
     let (sender, events) = channel();
-    let signals = sender.clone();
-    ctrlc::set_handler(move || drop(signals.send(Event::Signal))).context("cannot receive signals")?;
+    let ended = sender.clone();
+    signals::handle(move || drop(ended.send(Event::Signal))).context("cannot receive signals")?;
     if let Some(ends) = ends {
         let signals = sender.clone();
         spawn(move || {
@@ -112,7 +112,7 @@ pub fn serve(
             Ok(Event::Signal) => life.stop()?,
             // The file system exists as long as any process has a descriptor on it, so the helper's descriptors must be
             // closed.
-            Ok(Event::Detached) => pull.close_when_unused(),
+            Ok(Event::Detached) => cache.close_when_unused(),
             Err(RecvTimeoutError::Timeout) => {
                 life.tick();
                 next_tick = Instant::now() + TICK;
@@ -165,7 +165,7 @@ fn wait_until_unmounted(id: u64) -> Result<()> {
 
 struct Life<'a> {
     tree: &'a Arc<dyn FileTree>,
-    pull: &'a Arc<KernelPull>,
+    cache: &'a Arc<MountCache>,
     at: &'a Path,
     id: u64,
     writeback_after: Option<Duration>,
@@ -174,18 +174,18 @@ struct Life<'a> {
 
 impl Life<'_> {
     fn tick(&self) {
-        self.tree.tick(&**self.pull);
+        self.tree.tick(&**self.cache);
         if let Some(after) = self.writeback_after {
-            self.tree.write_back_after(after, &**self.pull);
+            self.tree.write_back_after(after, &**self.cache);
         }
     }
 
     fn stop(&mut self) -> Result<()> {
-        let committed = self.tree.prepare_end(&**self.pull).map_err(|e| error("cannot commit everything", e));
+        let committed = self.tree.prepare_end(&**self.cache).map_err(|e| error("cannot commit everything", e));
         if std::mem::replace(&mut self.stopping, true) {
             committed?;
             bail!(
-                "ended by a second signal while programs use files of {}; what is committed stays",
+                "ended by a second signal while programs use files of {}; committed changes are kept",
                 self.at.display()
             );
         }
@@ -199,8 +199,8 @@ impl Life<'_> {
         if mount_point::unmount(self.at).is_err() {
             mount_point::detach(self.at)?;
             tell!(
-                "untorn-mount: programs use files of {}: it is detached, and ends with the last of them; \
-                 a second signal ends it at once",
+                "untorn-mount: programs use files of {}: the mount is detached, and the daemon ends when the last \
+                 program has closed its files; a second signal ends the daemon at once",
                 self.at.display()
             );
         }
@@ -208,7 +208,7 @@ impl Life<'_> {
     }
 
     fn end(&self, end: End) -> Result<()> {
-        let lost = close(self.tree, self.pull, end, self.at)?;
+        let lost = close(self.tree, self.cache, end, self.at)?;
         let count = lost.len() as u64;
         let lost: Vec<PathBuf> = lost.iter().map(|path| self.at.join(path)).collect();
         ensure!(lost.is_empty(), "{}", mount_status::not_committed(&(lost, count)));
@@ -219,19 +219,19 @@ impl Life<'_> {
 /// Commits everything when the mount is gone, and closes the tree.
 ///
 /// Returns the names of the files that stay as of their last commits because a write of them had failed.
-pub fn close(tree: &Arc<dyn FileTree>, pull: &KernelPull, end: End, at: &Path) -> Result<Vec<PathBuf>> {
+pub fn close(tree: &Arc<dyn FileTree>, cache: &MountCache, end: End, at: &Path) -> Result<Vec<PathBuf>> {
     ensure!(
         end == End::Unmounted,
         "the connection of {} was cut (umount -f?): the store has the last commits; mount it again",
         at.display()
     );
-    for (ino, writers) in pull.end() {
+    for (ino, writers) in cache.end() {
         (0..writers).for_each(|_| {
             tree.release(ino, true);
         });
     }
     let lost = tree.status().map(|status| status.poisoned).unwrap_or_default();
-    tree.close(pull).map_err(|e| error("cannot commit everything at the end; the last commits stand", e))?;
+    tree.close(cache).map_err(|e| error("cannot commit everything at the end; the last commits stand", e))?;
     Ok(lost)
 }
 

@@ -3,9 +3,9 @@
 
 pub(crate) mod device;
 pub(crate) mod handlers;
-pub mod kernel_pull;
+pub mod kernel_cache;
 pub(crate) mod privileges;
 pub(crate) mod protocol;
-pub(crate) mod puller;
 pub mod server;
 pub(crate) mod waiting_call;
+pub(crate) mod write_back_helper;

@@ -2,7 +2,7 @@
 //!
 //! The kernel sends requests through `/dev/fuse` (`fuse`), and the tree answers them. Programs commit by `fsync`,
 //! `msync`, or a rename over a file. If the kernel has dirty pages in its cache then, it is made to send them
-//! (`kernel_pull`).
+//! (`kernel_cache`).
 
 pub mod cli;
 pub mod daemon;

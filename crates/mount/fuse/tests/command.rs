@@ -275,7 +275,7 @@ fn mount_points_that_will_not_do() {
         says(&[store, &path(&at.join("file"))], "is no directory");
         says(&[store, &path(&at)], "is not empty");
         fs::remove_file(at.join("file")).unwrap();
-        says(&[&path(&at.join("below")), &path(&at)], "lie one in the other");
+        says(&[&path(&at.join("below")), &path(&at)], "one contains the other");
         says(&["umount", &path(&at)], "nothing is mounted at");
         says(&[store, &path(&at), "-o", "ro"], "the option `ro` is not known");
         place.mount();

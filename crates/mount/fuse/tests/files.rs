@@ -98,7 +98,7 @@ fn openings_of_every_sort() {
     assert_eq!(fs::read(mount.at("named")).unwrap(), b"unnamed");
     drop(unnamed);
 
-    // An unlinked file that is still open, and is pulled meanwhile.
+    // An unlinked file that is still open, and is written back meanwhile.
     let mut open = options.open(mount.at("named")).unwrap();
     open.write_all(b"UN").unwrap();
     open.sync_all().unwrap();

@@ -146,7 +146,7 @@ fn a_damaged_tree_is_not_sound() {
     found("the contents of d/g (inode 4) are missing: obj/0/4");
     anew();
     fs::write(place.at("store/obj/0/4"), vec![b'x'; 70_001]).unwrap();
-    found("d/g (inode 4) has 70000 bytes, and contents of 70001");
+    found("d/g (inode 4) has 70000 bytes, but its contents have 70001");
     anew();
     OpenOptions::new().write(true).open(place.at("store/pack")).unwrap().set_len(3).unwrap();
     found("the contents of d/f (inode 3) are missing: pack, byte 0");
@@ -162,10 +162,10 @@ fn a_damaged_tree_is_not_sound() {
     };
     for (sort, of, offset, value, words) in [
         (1, 2, 8, 99, "names no inode"),
-        (1, 2, 8 + 14, 9, "links, and has"),
+        (1, 2, 8 + 14, 9, "has a link count of"),
         (2, 2, 8, 99, "which is no directory"),
         (2, 1, 8 + 16, 99, "cannot be reached from the root"),
-        (1, 3, 8 + 30, 3, "d/f (inode 3) has 3 bytes, and contents of 4"),
+        (1, 3, 8 + 30, 3, "d/f (inode 3) has 3 bytes, but its contents have 4"),
         (1, 5, 8 + 74, 0, "the contents of d/f (inode 3) and of d/h (inode 5) overlap"),
         (1, 5, 8 + 74, 64, "no row of a tree at byte"),
     ] {
@@ -253,7 +253,7 @@ fn a_mount_that_still_waits_ends_with_its_command() {
         let mut errors = BufReader::new(child.stderr.take().unwrap());
         let mut line = String::new();
         errors.read_line(&mut line).unwrap();
-        has(&line, &["waiting for the daemon that had"]);
+        has(&line, &["waiting until the last daemon of"]);
         kill_process(Pid::from_child(&child), signal).unwrap();
         let status = child.wait().unwrap();
         // All processes of the mount have ended.

@@ -1,4 +1,4 @@
-//! The order of the kernel's requests on which the rules of commits rely, and pulls, which make up for the rest.
+//! The order of the kernel's requests on which the rules of commits rely, and write-backs, which make up for the rest.
 //!
 //! A kernel with another order fails these tests.
 
@@ -16,7 +16,7 @@ use std::io::{self, IoSlice, Seek, SeekFrom, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::thread;
 use untorn_tree::{CommitMode, FileTree};
 
@@ -72,8 +72,8 @@ fn durable_writes_send_their_range_alone_and_a_pull_the_rest() {
     }
 }
 
-/// If the program's call has sent the whole file, that is recognised by its system call, and nothing is pulled. Without
-/// the helper process, a pull drops the cache.
+/// If the program's call has sent the whole file, that is recognised by its system call, and nothing is written back.
+/// Without the helper process, a write-back drops the cache.
 #[test]
 fn what_has_sent_the_whole_file_is_not_pulled() {
     let _turn = one_at_a_time();
@@ -84,7 +84,7 @@ fn what_has_sent_the_whole_file_is_not_pulled() {
     };
     let Some(mount) = Mount::new() else { return };
     let file = new_file(&mount, "f");
-    mount.pull().close_all();
+    mount.cache().close_all();
     for (name, sync, stays) in
         [("fsync", File::sync_all as Sync, true), ("fdatasync", File::sync_data, true), ("write", by_write, false)]
     {
@@ -197,7 +197,7 @@ fn a_failed_write_is_told_once_and_then_forgotten() {
     assert!(!asked.iter().any(|asked| matches!(asked, Asked::Write(..))), "the data is gone: {asked:?}");
 }
 
-/// A write that fails while it is pulled makes the rename fail.
+/// A write that fails while it is written back makes the rename fail.
 #[test]
 fn a_pull_tells_of_a_failed_write() {
     let _turn = one_at_a_time();
@@ -228,7 +228,7 @@ fn a_pull_works_without_the_hidden_directory() {
     let _turn = one_at_a_time();
     let Some(mount) = Mount::new() else { return };
     let mut file = new_file(&mount, "f");
-    mount.pull().close_all();
+    mount.cache().close_all();
     file.write_all(&[1; PAGE]).unwrap();
     fs::rename(mount.at("f"), mount.at("g")).unwrap();
     let asked = mount.tree.asked();
@@ -248,15 +248,15 @@ fn the_hidden_directory_is_not_found() {
     assert_eq!(found.stdout.iter().filter(|byte| **byte == b'\n').count(), 1);
 }
 
-/// Handlers that pull, from more threads than receive, on files that others write, sync, rename and close.
+/// Handlers that cache, from more threads than receive, on files that others write, sync, rename and close.
 #[test]
 fn handlers_never_wait_for_each_other() {
     let _turn = one_at_a_time();
     let Some(mount) = Mount::new() else { return };
     let workers: Vec<_> = (0..4)
         .map(|n| {
-            let mut command = Command::new(std::env::current_exe().unwrap());
-            command.args(["--exact", "workers", "--nocapture"]).env(WORKS_ON, mount.path()).env(WORKER, n.to_string());
+            let mut command = untorn_testkit::again!("workers");
+            command.env(WORKS_ON, mount.path()).env(WORKER, n.to_string());
             command.stdout(Stdio::null()).spawn().unwrap()
         })
         .collect();
@@ -355,7 +355,7 @@ fn without_cache_mappings_and_writes_see_each_other() {
     assert_eq!(found, [2, 3, 4]);
 }
 
-/// A program may get a lease of a file that it alone has open, even after the file was pulled.
+/// A program may get a lease of a file that it alone has open, even after the file was written back.
 #[test]
 fn a_write_lease_is_had_after_a_rename_and_an_msync() {
     let _turn = one_at_a_time();

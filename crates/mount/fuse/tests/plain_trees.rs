@@ -127,8 +127,8 @@ fn what_will_not_do_is_refused_and_nothing_is_made() {
         place.done(&["import", "tree", "store"]);
         place.refused(&["import", "tree", "store"], "is not empty; give a new or an empty directory");
         place.refused(&["export", "store", "tree"], "is not empty; give a new or an empty directory");
-        place.refused(&["import", "tree", "tree/below"], "lie one in the other");
-        place.refused(&["import", "tree", "tree/file"], "and no directory");
+        place.refused(&["import", "tree", "tree/below"], "one contains the other");
+        place.refused(&["import", "tree", "tree/file"], "is not a directory");
         place.refused(&["import", "store", "new"], "is a store");
         place.refused(&["import", "none", "new"], "No such file or directory");
         place.refused(&["import", "tree/file", "new"], "Not a directory");
@@ -137,7 +137,7 @@ fn what_will_not_do_is_refused_and_nothing_is_made() {
         place.refused(&["export", "tree", "new"], "there is no store");
         place.refused(&["export", "tree/below", "new"], "there is no store");
         symlink("tree", place.at("link")).unwrap();
-        place.refused(&["import", "tree", "link"], "and no directory");
+        place.refused(&["import", "tree", "link"], "is not a directory");
         fs::remove_file(place.at("link")).unwrap();
         if place.uid != 0 {
             fs::set_permissions(place.at("tree/file"), Permissions::from_mode(0o0)).unwrap();
@@ -194,7 +194,7 @@ fn what_is_not_taken_is_told_and_may_be_left_out() {
         assert!(told.contains("cannot export null: it is a device") && told.contains("dir/zero: it is"), "{told}");
         let with = |skips: &[&'static str]| [&command[..1], skips, &command[1..]].concat();
         place.refused(&with(&["--skip", "null"]), "dir/zero");
-        place.refused(&with(&["--skip", "dir", "--skip", "null", "--skip", "zero"]), "there is no zero to be skipped");
+        place.refused(&with(&["--skip", "dir", "--skip", "null", "--skip", "zero"]), "there is no zero to skip");
         assert_eq!(place.left(&["tree", "store", "copy"]), [""; 0]);
         place.done(&with(&["--skip", "null", "--skip", "dir/zero"]));
         let made = place.at(command[command.len() - 1]);
@@ -387,7 +387,8 @@ fn a_store_with_something_else_in_it_is_not_ejected() {
         {
             fs::rename(place.at(from), place.at(to)).unwrap();
             let name = to.strip_prefix("store/").unwrap();
-            place.refused(&["eject", "--yes", "store"], &format!("has what is not of a store: {name}; move that out"));
+            let words = format!("has files that do not belong to a store: {name}; move them out");
+            place.refused(&["eject", "--yes", "store"], &words);
             assert_eq!(place.left(&["tree", "store", "in", "file"]), [""; 0]);
             place.done(&["check", "store"]);
             fs::rename(place.at(to), place.at(from)).unwrap();
@@ -396,7 +397,7 @@ fn a_store_with_something_else_in_it_is_not_ejected() {
         fs::rename(place.at("store"), place.at(".plain.untorn-unfinished")).unwrap();
         fs::create_dir(place.at("plain")).unwrap();
         fs::rename(place.at("in"), place.at(".plain.untorn-unfinished/in")).unwrap();
-        place.refused(&["eject", "--yes", "plain"], "has what is not of a store: in");
+        place.refused(&["eject", "--yes", "plain"], "has files that do not belong to a store: in");
         fs::rename(place.at(".plain.untorn-unfinished/in"), place.at("in")).unwrap();
         place.done(&["check", ".plain.untorn-unfinished"]);
         place.done(&["eject", "--yes", "plain"]);

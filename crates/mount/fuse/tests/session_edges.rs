@@ -6,11 +6,12 @@ mod common;
 use common::place::{Place, said};
 use common::{can_mount, device_for_everybody};
 use rustix::fs::{Mode, OFlags, mkdirat, openat};
-use std::fs::{self, File};
+use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+use untorn_testkit::{Mount, skipped};
 
 /// Root, and an ordinary user, who gets a user namespace.
 fn places() -> Vec<Place> {
@@ -21,55 +22,31 @@ fn places() -> Vec<Place> {
     Place::all()
 }
 
-/// A file system of its own, unmounted at the end.
-struct Disk(PathBuf);
-
-impl Disk {
-    fn tmpfs(place: &Place, name: &str, size: &str) -> Disk {
-        let at = place.at(name);
-        fs::create_dir(&at).unwrap();
-        let size = format!("size={size}");
-        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", &size, "untorn-test"]).arg(&at).status();
-        assert!(mounted.unwrap().success());
-        place.give(name);
-        Disk(at)
-    }
+fn tmpfs(place: &Place, name: &str, size: &str) -> Mount {
+    fs::create_dir(place.at(name)).unwrap();
+    let options = format!("size={size}");
+    let mount = Mount::new(&["-t", "tmpfs", "-o", &options, "untorn-test"], &place.at(name)).expect("a mount");
+    place.give(name);
+    mount
 }
 
-impl Disk {
-    /// A file system on a loop device; `None` if it cannot be had here.
-    fn of(place: &Place, kind: &str, size: u64) -> Option<Disk> {
-        if !rustix::process::geteuid().is_root() {
-            eprintln!("skipped: {kind} needs root");
-            return None;
-        }
-        let (image, at) = (place.at("image"), place.at("disk"));
-        File::create(&image).unwrap().set_len(size).unwrap();
-        fs::create_dir(&at).unwrap();
-        let tool = |command: &mut Command| command.output().is_ok_and(|done| done.status.success());
-        let is_mounted = tool(Command::new(format!("mkfs.{kind}")).arg("-q").arg(&image))
-            && tool(Command::new("mount").args(["-o", "loop"]).arg(&image).arg(&at));
-        if !is_mounted {
-            eprintln!("skipped: needs {kind} on a loop device");
-            fs::remove_dir(at).unwrap();
-            return None;
-        }
-        place.give("disk");
-        Some(Disk(at))
+/// A file system on a loop device; `None` if it cannot be had here.
+fn disk(place: &Place, kind: &str, size: u64) -> Option<Mount> {
+    let make = format!("mkfs.{kind}");
+    if !rustix::process::geteuid().is_root() || Command::new(&make).arg("-V").output().is_err() {
+        skipped(&format!("needs root and {make}"));
+        return None;
     }
-}
-
-impl Drop for Disk {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
-    }
+    let mount = Mount::made(&format!("{make} -q"), size, "", &place.at("disk"))?;
+    place.give("disk");
+    Some(mount)
 }
 
 /// Everything that the program had synced is kept, even if something fails after its end.
 #[test]
 fn a_disk_that_is_full_at_the_last_commit_loses_nothing_that_was_synced() {
     for place in places() {
-        let _disk = Disk::tmpfs(&place, "disk", "64m");
+        let _disk = tmpfs(&place, "disk", "64m");
         fs::create_dir(place.at("disk/tree")).unwrap();
         fs::write(place.at("disk/tree/old"), "old\n").unwrap();
         place.give("disk/tree");
@@ -162,7 +139,7 @@ fn one_name_that_is_refused_keeps_no_other_back() {
             let output = place.run(&["recover", "tree"]);
             assert_eq!(output.status.code(), Some(124), "as {}: {}", place.uid, said(&output));
             check(&said(&output));
-            place.refused(&["recover", "--skip", "none", "tree"], "there is no none to be skipped");
+            place.refused(&["recover", "--skip", "none", "tree"], "there is no none to skip");
             match ends {
                 "skip" => {
                     let names = ["closed/three", "./closed/new/", "closed/is", "closed/moved"];
@@ -202,7 +179,7 @@ fn a_session_refuses_what_the_directory_cannot_hold() {
     }
     for place in places() {
         for (kind, size) in [("ext4", 256 << 20), ("xfs", 512 << 20)] {
-            let Some(disk) = Disk::of(&place, kind, size) else { continue };
+            let Some(disk) = disk(&place, kind, size) else { continue };
             fs::create_dir(place.at("disk/tree")).unwrap();
             for name in ["fixed", "log", "plain"] {
                 fs::write(place.at("disk/tree").join(name), "old\n").unwrap();

@@ -3,11 +3,12 @@
 mod common;
 
 use common::{Mount, new_file};
+use parking_lot::Mutex;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::thread;
 
 /// `struct iocb` of `linux/aio_abi.h`.
@@ -73,18 +74,18 @@ fn what_is_written_past_the_cache_is_read_even_if_it_was_cached_meanwhile() {
     drop(made);
     let file = OpenOptions::new().read(true).write(true).custom_flags(libc::O_DIRECT).open(&path).unwrap();
     let seen = Arc::new(Mutex::new(Vec::new()));
-    let (pull, read, seen_by_reader) = (Arc::clone(mount.pull()), path.clone(), Arc::clone(&seen));
+    let (cache, read, seen_by_reader) = (Arc::clone(mount.cache()), path.clone(), Arc::clone(&seen));
     mount.tree.before_next_write(move |ino| {
         // Another thread answers requests from now on.
-        untorn_tree::Pull::pull(&*pull, ino).unwrap();
-        *seen_by_reader.lock().unwrap() = thread::spawn(move || fs::read(read).unwrap()).join().unwrap();
+        untorn_tree::KernelCache::write_back(&*cache, ino).unwrap();
+        *seen_by_reader.lock() = thread::spawn(move || fs::read(read).unwrap()).join().unwrap();
     });
     let buffer = memmap2::MmapMut::map_anon(4096).map(|mut page| {
         page.fill(2);
         page
     });
     write_asynchronously(&file, &buffer.unwrap());
-    assert!(*seen.lock().unwrap() == [1; 8192], "read while the write is under way");
+    assert!(*seen.lock() == [1; 8192], "read while the write is under way");
     let mut after = Vec::new();
     File::open(&path).unwrap().read_to_end(&mut after).unwrap();
     assert!(after == [[2; 4096], [1; 4096]].concat(), "it begins with {}", after[0]);

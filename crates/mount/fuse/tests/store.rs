@@ -279,7 +279,7 @@ fn directories_that_are_no_store_are_left_alone() {
     fs::write(place.store().join("mine"), "text").unwrap();
     let output = place.try_mount(&[]);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(!output.status.success() && said.contains("is not empty and no store"), "{said}");
+    assert!(!output.status.success() && said.contains("is not empty, and is not a store"), "{said}");
     assert_eq!(fs::read_dir(place.store()).unwrap().count(), 1);
 }
 
@@ -466,7 +466,7 @@ fn umount_says_who_has_the_mount_elsewhere() {
     let mut line = String::new();
     told.read_line(&mut line).unwrap();
     // Other tests that run at the same time may have copies, too.
-    assert!(line.contains("everything is committed") && line.contains("another namespace of mounts"), "{line}");
+    assert!(line.contains("everything is committed") && line.contains("another mount namespace"), "{line}");
     assert!(!place.at("f").exists(), "unmounted here");
     drop(elsewhere.stdin.take());
     elsewhere.wait().unwrap();

@@ -80,8 +80,8 @@ impl Place {
         self.processes().into_iter().find_map(|(pid, serves)| (!serves).then_some(pid))
     }
 
-    /// The process that pulls for the daemon.
-    fn puller(&self) -> Option<Pid> {
+    /// The process that writes back for the daemon.
+    fn helper(&self) -> Option<Pid> {
         let daemon = self.daemon()?.as_raw_pid();
         let children = fs::read_to_string(format!("/proc/{daemon}/task/{daemon}/children")).ok()?;
         children.split_whitespace().find_map(|pid| Pid::from_raw(pid.parse().ok()?))
@@ -319,14 +319,14 @@ fn whoever_is_killed_nothing_waits_for_ever() {
             programs.push(program);
         }
         thread::sleep(Duration::from_millis(random.u64(10..120)));
-        let whom = [place.supervisor(), place.daemon(), place.puller()];
+        let whom = [place.supervisor(), place.daemon(), place.helper()];
         let mut which = random.u8(1..8);
         if round == 0 {
             which = 3;
         }
         let killed = whom.iter().enumerate().filter(|(n, _)| which >> n & 1 == 1).filter_map(|(_, pid)| *pid);
         killed.for_each(|pid| kill_process(pid, Signal::KILL).unwrap_or(()));
-        let what = format!("round {round}, killed {which:03b} (puller, daemon, supervisor)");
+        let what = format!("round {round}, killed {which:03b} (helper, daemon, supervisor)");
         thread::sleep(Duration::from_millis(random.u64(1..80)));
         programs.into_iter().for_each(|program| end(program, &what));
         let deadline = Instant::now() + PATIENCE;
@@ -364,10 +364,10 @@ fn a_store_that_was_renamed_is_not_made_anew() {
     assert!(!place.path("store").exists(), "a new store was made");
     let status = Place::program().arg("status").arg(place.path("mnt")).output().unwrap();
     let said = String::from_utf8_lossy(&status.stdout).into_owned();
-    assert!(status.status.code() == Some(1) && said.contains("is no store any more"), "{said}");
+    assert!(status.status.code() == Some(1) && said.contains("is no longer a store"), "{said}");
     let sync = Place::program().arg("sync").arg(place.path("mnt")).output().unwrap();
     assert!(String::from_utf8_lossy(&sync.stderr).contains("daemon has ended"), "{sync:?}");
-    assert!(place.umount().contains("no store any more"));
+    assert!(place.umount().contains("no longer a store"));
     fs::rename(place.path("moved"), place.path("store")).unwrap();
     place.mount();
     assert_eq!(fs::read(place.at("a")).unwrap(), b"kept");

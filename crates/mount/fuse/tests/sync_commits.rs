@@ -4,12 +4,12 @@ mod common;
 
 use common::place::{NOBODY, Place, said};
 use common::{can_mount, one_at_a_time};
+use parking_lot::MutexGuard;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -172,7 +172,7 @@ fn the_mount_is_told_of_like_another() {
         |json: &[&str]| String::from_utf8(mounted.place.done(&[&["status", "mnt"], json].concat()).stdout).unwrap();
     let (text, json) = (status(&[]), status(&["--json"]));
     let store = mounted.place.at("store");
-    assert!(text.contains(store.to_str().unwrap()) && text.contains("by `sync` and `syncfs`"), "{text}");
+    assert!(text.contains(store.to_str().unwrap()) && text.contains("`sync` and `syncfs` commit everything"), "{text}");
     assert!(json.contains("\"sync_commits\": true") && json.contains(store.to_str().unwrap()), "{json}");
     mounted.place.refused(&["store", "mnt"], "is a mount point already");
     mounted.place.done(&["check", "mnt"]);

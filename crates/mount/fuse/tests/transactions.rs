@@ -295,8 +295,8 @@ fn program_that_dies() {
 fn what_a_program_leaves_that_dies_is_given_up() {
     let Some(mount) = Mount::new() else { return };
     drop((mount.synced("a", b"old"), mount.synced("b", b"old")));
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "program_that_dies", "--nocapture"]).env(DIES, mount.at("")).stdout(Stdio::piped());
+    let mut command = untorn_testkit::again!("program_that_dies");
+    command.env(DIES, mount.at("")).stdout(Stdio::piped());
     let mut child = command.spawn().unwrap();
     let (mut said, mut byte) = (Vec::new(), [0]);
     while !said.ends_with(b"ready\n") {

@@ -6,7 +6,7 @@ pub(crate) mod plain_contents;
 
 use crate::contents::holes::Holes;
 use crate::contents::places::{Source, read_all, read_extent};
-use crate::interface::file_tree::{Change, Errno, Ino, Pull, Result};
+use crate::interface::file_tree::{Change, Errno, Ino, KernelCache, Result};
 use crate::tree::core::{Core, refused};
 use crate::tree::store_tree::{CommitMode, Held, StoreTree};
 use std::sync::atomic::Ordering::Relaxed;
@@ -122,13 +122,13 @@ impl StoreTree {
     /// Prepares a poisoned file for a program that opens it for writing while no other program has it open so.
     ///
     /// The file goes back to its last commit, because nobody knows which contents it should have.
-    pub(crate) fn restore(&self, ino: Ino, pull: &dyn Pull) -> Result<()> {
+    pub(crate) fn restore(&self, ino: Ino, cache: &dyn KernelCache) -> Result<()> {
         if !self.any_poisoned.load(Relaxed) {
             return Ok(());
         }
         // A second caller must wait, so that it does not find the discarded contents in the kernel's cache.
         let _turn = self.restoring.try_lock().unwrap_or_else(|| {
-            pull.begin_waiting();
+            cache.begin_waiting();
             self.restoring.lock()
         });
         let is_due = |core: &Core| {
@@ -139,7 +139,7 @@ impl StoreTree {
         if !is_due(&*self.core()?) {
             return Ok(());
         }
-        if let Err(e) = self.bring_back(ino, pull)
+        if let Err(e) = self.bring_back(ino, cache)
             && e != Errno(libc::EIO)
         {
             // The kernel has all of the lost data, and there is only no room for it now: the file stays as it is.
@@ -153,8 +153,12 @@ impl StoreTree {
             core.roll_back(ino)?;
             core.inode(ino)?.size()
         };
-        tracing::warn!(ino, "a file of which a write had failed is as of its last commit, as a program opens it anew");
-        pull.rolled_back(ino, size);
+        tracing::warn!(
+            ino,
+            "rolled a file back to its last commit, because a write of it had failed and a program \
+                             opens it again"
+        );
+        cache.rolled_back(ino, size);
         Ok(())
     }
 
@@ -163,7 +167,7 @@ impl StoreTree {
     /// # Errors
     /// `EIO` if the kernel has not, or the failed writes are not known; else the reason why the data cannot be written
     /// now, either.
-    pub(crate) fn bring_back(&self, ino: Ino, pull: &dyn Pull) -> Result<()> {
+    pub(crate) fn bring_back(&self, ino: Ino, cache: &dyn KernelCache) -> Result<()> {
         let mut piece = vec![0; PIECE];
         loop {
             let (range, failures) = {
@@ -176,7 +180,7 @@ impl StoreTree {
                 (lost.start..lost.end.min(lost.start + PIECE as u64), inode.failures)
             };
             let bytes = &mut piece[..(range.end - range.start) as usize];
-            let found = pull.cached(ino, range.start, bytes);
+            let found = cache.cached(ino, range.start, bytes);
             let mut core = self.changing()?;
             let inode = core.inode_mut(ino)?;
             if inode.failures != failures {
@@ -184,7 +188,7 @@ impl StoreTree {
             }
             if let Err(e) = found {
                 inode.is_gone = e == Errno(libc::EIO);
-                tracing::warn!(ino, errno = e.0, "the kernel does not give what a failed write was to have");
+                tracing::warn!(ino, errno = e.0, "the kernel no longer has the data of a failed write");
                 return Err(Errno(libc::EIO));
             }
             // A program may have written a part of the range meanwhile; its bytes are newer.
@@ -207,6 +211,11 @@ impl StoreTree {
         let u = Self::begin_change(core, ino, offset)?;
         u.size = u.size.max(end);
         core.inode_mut(ino)?.regain(offset..end);
+        debug_assert!(
+            core.changed.contains(&ino) && !core.inode(ino)?.lost.overlaps(&(offset..end)),
+            "inode {ino} was written at {offset}..{end}, and has lost {:?}",
+            core.inode(ino)?.lost
+        );
         core.note_data(ino, offset, data);
         Ok(())
     }
@@ -240,6 +249,12 @@ impl StoreTree {
         if size == 0 {
             inode.cure();
         }
+        debug_assert!(
+            inode.size() == size && !inode.lost.overlaps(&(size..u64::MAX)),
+            "inode {ino} is cut to {size}, has {} bytes, and has lost {:?}",
+            inode.size(),
+            inode.lost
+        );
         self.changed(core, ino)
     }
 

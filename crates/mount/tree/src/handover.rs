@@ -1,9 +1,9 @@
 //! The handover log, from which another process continues a tree: collects the changes of an operation, and writes
 //! them.
 
-pub(crate) mod kept;
+pub(crate) mod log;
 
-use crate::handover::kept::Kept;
+use crate::handover::log::HandoverLog;
 use crate::interface::file_tree::Ino;
 use crate::table::row::Key;
 use std::collections::HashMap;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 /// The handover log of a tree.
 pub(crate) struct Continuation {
-    pub kept: Arc<dyn Kept>,
+    pub kept: Arc<dyn HandoverLog>,
     /// Random number that identifies the log through all processes that continue it.
     pub own: u64,
     /// Items of the present operation.
@@ -32,7 +32,7 @@ pub(crate) struct Continuation {
 }
 
 impl Continuation {
-    pub fn new(kept: Arc<dyn Kept>, own: u64) -> Continuation {
+    pub fn new(kept: Arc<dyn HandoverLog>, own: u64) -> Continuation {
         let (items, keys, inos) = Default::default();
         let (happened, happened_before, given, given_before) = Default::default();
         let (len, first_len) = (0, 0);

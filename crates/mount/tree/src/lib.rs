@@ -13,11 +13,11 @@ mod table;
 mod tree;
 
 pub use contents::plain_contents::Contents;
-pub use handover::kept::Kept;
+pub use handover::log::HandoverLog;
 pub use interface::clock::{Clock, SystemClock};
 pub use interface::file_tree::{
-    Attributes, Change, Entry, Errno, FileTree, Ino, Kind, Pull, ROOT, RenameFlags, Request, Result, SetTime, SpaceUse,
-    Time, Transaction, TreeStatus,
+    Attributes, Change, Entry, Errno, FileTree, Ino, KernelCache, Kind, ROOT, RenameFlags, Request, Result, SetTime,
+    SpaceUse, Time, Transaction, TreeStatus,
 };
 pub use interface::limits::{Limits, Xattrs};
 pub use resume::continuation::{answering, has_happened, is_repeated};

@@ -71,18 +71,22 @@ impl StoreTree {
                 core.add_links(dir, 1);
             }
         }
+        debug_assert!(
+            name.is_none_or(|name| core.find(dir, name) == Ok(ino)),
+            "inode {ino} was made, and has no name in {dir}"
+        );
         let answer = self.limits.shown(core.give(ino)?);
         core.note_happened(ino);
         self.named(core, answer)
     }
 
-    /// Seals a file: commits its contents so far together with the present names.
+    /// Commits the contents of files so far together with the present names.
     ///
     /// The commit is submitted in the same step as the change of the names, so that the log has both in one record.
-    fn seal(core: &mut Core, inos: &[Ino]) {
+    fn commit_or_defer(core: &mut Core, inos: &[Ino]) {
         let changed = |ino: &Ino| core.inodes.get(ino).is_some_and(|i| i.uncommitted.is_some() && i.row.nlink > 0);
         if inos.iter().any(changed) {
-            core.seal(inos);
+            core.commit_or_defer(inos);
         }
     }
 
@@ -97,14 +101,14 @@ impl StoreTree {
     }
 
     /// Whether names may be committed before the contents of other files.
-    fn seals(&self) -> bool {
+    fn commits_before_names(&self) -> bool {
         self.mode != CommitMode::Store
     }
 
-    /// The files that a rename has to pull and to seal.
-    fn to_seal(&self, core: &Core, from: Ino, to: Option<Ino>, flags: RenameFlags) -> Result<Vec<Ino>> {
+    /// The files that a rename has to write back and to commit.
+    fn committed_by_rename(&self, core: &Core, from: Ino, to: Option<Ino>, flags: RenameFlags) -> Result<Vec<Ino>> {
         let mut inos = Vec::new();
-        if !self.seals() {
+        if !self.commits_before_names() {
             return Ok(inos);
         }
         let source = core.inode(from)?;
@@ -177,6 +181,13 @@ impl StoreTree {
         }
         core.touch_dir(from.0);
         core.touch_dir(to.0);
+        debug_assert_eq!(core.find(to.0, to.1), Ok(from.2), "the new name of a renamed file");
+        debug_assert!(
+            core.find(from.0, from.1).ok() == to.2.filter(|_| exchanges) || (from.0, from.1) == (to.0, to.1),
+            "the old name of inode {} leads to {:?}",
+            from.2,
+            core.find(from.0, from.1)
+        );
         Ok(())
     }
 }
@@ -322,19 +333,19 @@ impl FileTree for StoreTree {
         }
     }
 
-    fn link(&self, ino: Ino, dir: Ino, name: &OsStr, pull: &dyn Pull) -> Result<Attributes> {
+    fn link(&self, ino: Ino, dir: Ino, name: &OsStr, cache: &dyn KernelCache) -> Result<Attributes> {
         let name = bytes(name)?;
-        let pulls = {
+        let writes_back = {
             let core = self.changing()?;
             if let Some(linked) = happened(&core) {
                 let answer = self.limits.shown(core.attributes(linked)?);
                 return self.named(core, answer);
             }
             let inode = core.inode(ino)?;
-            self.seals() && inode.is_file() && !inode.row.synced
+            self.commits_before_names() && inode.is_file() && !inode.row.synced
         };
-        if pulls {
-            self.pull_whole(ino, pull)?;
+        if writes_back {
+            self.write_back_and_restore(ino, cache)?;
         }
         let mut core = self.changing()?;
         if core.living_dir(dir)?.names.contains_key(name) {
@@ -350,9 +361,9 @@ impl FileTree for StoreTree {
         if inode.is_poisoned() {
             return Err(Errno(libc::EIO));
         }
-        let seals = self.seals() && inode.is_file() && !inode.row.synced;
-        if seals {
-            core.check_sealable(&[ino])?;
+        let contents = self.commits_before_names() && inode.is_file() && !inode.row.synced;
+        if contents {
+            core.check_committable(&[ino])?;
         }
         let inode = core.inode_mut(ino)?;
         inode.row.nlink = inode.row.nlink.checked_add(1).ok_or(Errno(libc::EMLINK))?;
@@ -360,8 +371,8 @@ impl FileTree for StoreTree {
         core.touch(ino);
         core.touch_dir(dir);
         core.note_happened(ino);
-        if seals {
-            Self::seal(&mut core, &[ino]);
+        if contents {
+            Self::commit_or_defer(&mut core, &[ino]);
         }
         let answer = self.limits.shown(core.give(ino)?);
         self.named(core, answer)
@@ -404,12 +415,18 @@ impl FileTree for StoreTree {
         self.named(core, ())
     }
 
-    fn rename(&self, from: (Ino, &OsStr), to: (Ino, &OsStr), flags: RenameFlags, pull: &dyn Pull) -> Result<()> {
+    fn rename(
+        &self,
+        from: (Ino, &OsStr),
+        to: (Ino, &OsStr),
+        flags: RenameFlags,
+        cache: &dyn KernelCache,
+    ) -> Result<()> {
         let (name, new_name) = (bytes(from.1)?, bytes(to.1)?);
-        let mut pulled: Vec<Ino> = Vec::new();
+        let mut written_back: Vec<Ino> = Vec::new();
         loop {
             let mut core = self.changing()?;
-            if pulled.is_empty() && happened(&core).is_some() {
+            if written_back.is_empty() && happened(&core).is_some() {
                 return self.named(core, ());
             }
             let source = core.find(from.0, name)?;
@@ -427,13 +444,13 @@ impl FileTree for StoreTree {
                 Some(target) => self.check_removal(&core, to.0, target)?,
                 None => self.check_name(to.0, new_name)?,
             }
-            let seals = self.to_seal(&core, source, target, flags)?;
-            let missing: Vec<Ino> = seals.iter().filter(|ino| !pulled.contains(ino)).copied().collect();
+            let contents = self.committed_by_rename(&core, source, target, flags)?;
+            let missing: Vec<Ino> = contents.iter().filter(|ino| !written_back.contains(ino)).copied().collect();
             if !missing.is_empty() {
                 drop(core);
                 for ino in missing {
-                    self.pull_whole(ino, pull)?;
-                    pulled.push(ino);
+                    self.write_back_and_restore(ino, cache)?;
+                    written_back.push(ino);
                 }
                 // The names may have changed meanwhile.
                 continue;
@@ -444,10 +461,10 @@ impl FileTree for StoreTree {
                     return Err(Errno(libc::EIO));
                 }
             }
-            core.check_sealable(&seals)?;
+            core.check_committable(&contents)?;
             Self::apply_rename(&mut core, (from.0, name, source), (to.0, new_name, target), flags)?;
             core.note_happened(source);
-            Self::seal(&mut core, &seals);
+            Self::commit_or_defer(&mut core, &contents);
             return self.named(core, ());
         }
     }
@@ -474,7 +491,7 @@ impl FileTree for StoreTree {
         let now = core.clock.elapsed();
         let inode = core.inode_mut(ino)?;
         if writable && inode.writers == 0 {
-            inode.pulled = now;
+            inode.written_back = now;
         }
         inode.openings += 1;
         inode.writers += u32::from(writable);
@@ -523,37 +540,37 @@ impl FileTree for StoreTree {
         self.write_contents(ino, offset, data, false)
     }
 
-    fn restore(&self, ino: Ino, pull: &dyn Pull) -> Result<()> {
-        StoreTree::restore(self, ino, pull)
+    fn restore(&self, ino: Ino, cache: &dyn KernelCache) -> Result<()> {
+        StoreTree::restore(self, ino, cache)
     }
 
     fn allocate(&self, ino: Ino, offset: u64, len: u64, mode: i32) -> Result<()> {
         self.allocate_contents(ino, offset, len, mode)
     }
 
-    fn seek(&self, ino: Ino, offset: u64, whence: i32, pull: &dyn Pull) -> Result<u64> {
-        self.pull(ino, pull)?;
+    fn seek(&self, ino: Ino, offset: u64, whence: i32, cache: &dyn KernelCache) -> Result<u64> {
+        self.write_back_file(ino, cache)?;
         self.seek_contents(ino, offset, whence)
     }
 
-    fn sync(&self, ino: Ino, pull: &dyn Pull) -> Result<()> {
-        self.commit_files(&[ino], pull)
+    fn sync(&self, ino: Ino, cache: &dyn KernelCache) -> Result<()> {
+        self.commit_files(&[ino], cache)
     }
 
-    fn sync_names(&self, pull: &dyn Pull) -> Result<()> {
-        self.commit_names(pull)
+    fn sync_names(&self, cache: &dyn KernelCache) -> Result<()> {
+        self.commit_names(cache)
     }
 
-    fn sync_all(&self, pull: &dyn Pull) -> Result<()> {
-        self.commit_all(pull)
+    fn sync_all(&self, cache: &dyn KernelCache) -> Result<()> {
+        self.commit_all(cache)
     }
 
-    fn prepare_end(&self, pull: &dyn Pull) -> Result<()> {
-        self.commit_finished(pull)
+    fn prepare_end(&self, cache: &dyn KernelCache) -> Result<()> {
+        self.commit_finished(cache)
     }
 
-    fn sync_files(&self, inos: &[Ino], pull: &dyn Pull) -> Result<()> {
-        self.commit_files(inos, pull)
+    fn sync_files(&self, inos: &[Ino], cache: &dyn KernelCache) -> Result<()> {
+        self.commit_files(inos, cache)
     }
 
     fn begin(&self, owner: u64, keeps: bool) -> Result<Transaction> {
@@ -564,12 +581,12 @@ impl FileTree for StoreTree {
         self.add_to(txn, ino)
     }
 
-    fn commit(&self, txn: Transaction, chains: bool, pull: &dyn Pull) -> Result<()> {
-        self.commit_transaction(txn, chains, pull)
+    fn commit(&self, txn: Transaction, chains: bool, cache: &dyn KernelCache) -> Result<()> {
+        self.commit_transaction(txn, chains, cache)
     }
 
-    fn abort(&self, txn: Transaction, chains: bool, pull: &dyn Pull) -> Result<bool> {
-        self.abort_transaction(txn, chains, pull)
+    fn abort(&self, txn: Transaction, chains: bool, cache: &dyn KernelCache) -> Result<bool> {
+        self.abort_transaction(txn, chains, cache)
     }
 
     fn dissolve(&self, txn: Transaction) {
@@ -588,18 +605,18 @@ impl FileTree for StoreTree {
         self.transactions_left()
     }
 
-    fn leave(&self, txn: Transaction, pull: &dyn Pull) {
-        self.leave_transaction(txn, pull);
+    fn leave(&self, txn: Transaction, cache: &dyn KernelCache) {
+        self.leave_transaction(txn, cache);
     }
 
-    fn tick(&self, pull: &dyn Pull) {
-        if let Err(e) = self.commit_due(pull) {
+    fn tick(&self, cache: &dyn KernelCache) {
+        if let Err(e) = self.commit_due(cache) {
             tracing::error!(errno = e.0, "the timer could not commit; reopen the store if this stays");
         }
     }
 
-    fn write_back_after(&self, after: Duration, pull: &dyn Pull) {
-        self.write_back_due(after, pull);
+    fn write_back_after(&self, after: Duration, cache: &dyn KernelCache) {
+        self.write_back_due(after, cache);
     }
 
     fn xattr(&self, ino: Ino, name: &OsStr) -> Result<Vec<u8>> {
@@ -703,8 +720,8 @@ impl FileTree for StoreTree {
         self.space_below()
     }
 
-    fn close(&self, pull: &dyn Pull) -> Result<()> {
-        self.close_store(pull)
+    fn close(&self, cache: &dyn KernelCache) -> Result<()> {
+        self.close_store(cache)
     }
 }
 

@@ -6,7 +6,7 @@
 pub(crate) mod continuation;
 
 use crate::handover::Continuation;
-use crate::handover::kept::{Item, Items, Kept, State};
+use crate::handover::log::{HandoverLog, Item, Items, State};
 use crate::interface::clock::Clock;
 use crate::interface::file_tree::{Errno, Ino, Kind, ROOT, Request};
 use crate::table::inode::{Inode, Uncommitted};
@@ -39,14 +39,14 @@ fn failed(Errno(e): Errno) -> Error {
 
 /// Reads the frames of a log, one after the other.
 struct Frames<'a> {
-    kept: &'a dyn Kept,
+    kept: &'a dyn HandoverLog,
     at: u64,
     end: u64,
     bytes: Vec<u8>,
 }
 
 impl<'a> Frames<'a> {
-    fn of(kept: &'a dyn Kept) -> untorn::Result<Frames<'a>> {
+    fn of(kept: &'a dyn HandoverLog) -> untorn::Result<Frames<'a>> {
         Ok(Frames { kept, at: 0, end: kept.len().map_err(unreadable)?, bytes: Vec::new() })
     }
 
@@ -92,7 +92,7 @@ struct Included {
 }
 
 impl Included {
-    fn of(kept: &dyn Kept, core: &Core) -> untorn::Result<(Included, u64)> {
+    fn of(kept: &dyn HandoverLog, core: &Core) -> untorn::Result<(Included, u64)> {
         let (commit, owner) = (core.numbers.commit, core.numbers.owner);
         let mut included = Included::default();
         let (mut own, mut commits) = (None, Vec::new());
@@ -104,7 +104,7 @@ impl Included {
                 match item {
                     Item::Begin { commit: base, owner: base_owner, own: of_log } => {
                         if owner != of_log && (owner, commit) != (base_owner, base) {
-                            return Err(lost("somebody else has used the store since it was written"));
+                            return Err(lost("another program has used the store since the log was written"));
                         }
                         own = Some(of_log);
                     }
@@ -116,7 +116,7 @@ impl Included {
                 }
             }
             if !items.0.is_empty() {
-                return Err(lost("it has a frame that is none"));
+                return Err(lost("it has an invalid frame"));
             }
         }
         included.end = frames.at;
@@ -126,7 +126,7 @@ impl Included {
                 included.contents.extend(inos.into_iter().map(|ino| (ino, n)));
             }
         }
-        Ok((included, own.ok_or_else(|| lost("it has no beginning"))?))
+        Ok((included, own.ok_or_else(|| lost("its beginning is missing"))?))
     }
 }
 
@@ -139,7 +139,7 @@ impl Core {
         clock: Arc<dyn Clock>,
         owner: Request,
         small_max: usize,
-        kept: Option<Arc<dyn Kept>>,
+        kept: Option<Arc<dyn HandoverLog>>,
     ) -> untorn::Result<Core> {
         let Some(kept) = kept else { return Core::open(store, clock, owner, small_max, false) };
         let resumes = kept.len().map_err(unreadable)? > 0;
@@ -161,7 +161,7 @@ impl Core {
         Ok(core)
     }
 
-    fn follow(&mut self, kept: &dyn Kept, included: &Included) -> untorn::Result<Unanswered> {
+    fn follow(&mut self, kept: &dyn HandoverLog, included: &Included) -> untorn::Result<Unanswered> {
         let mut unanswered = Unanswered::default();
         let mut last = self.numbers.commit;
         // The opening has removed the objects of inodes that no commit includes.
@@ -210,7 +210,7 @@ impl Core {
                         }
                         last = last.max(number);
                     }
-                    Item::Owed(ino) => self.owe(&[ino]),
+                    Item::Deferred(ino) => self.defer(&[ino]),
                     Item::RolledBack(ino) if contents(&ino) => self.give_up_bytes(ino)?,
                     Item::Begun { number, owner, keeps, left } => {
                         let txn = self.txns.entry(number);
@@ -232,19 +232,20 @@ impl Core {
     /// Redoes a commit, unless the store has it: it has those up to `last`.
     fn follow_commit(&mut self, number: u64, inos: &[Ino], last: u64) -> untorn::Result<()> {
         if number <= last {
-            self.settle_owed();
+            self.clear_deferred();
             return Ok(());
         }
         self.numbers.commit = number.wrapping_sub(1);
         // The files of a transaction are still in it.
         self.committing = inos.iter().find_map(|ino| self.inodes.get(ino)?.txn);
         // An earlier commit that found no room is part of this one, whose rows include its names.
-        let submitted = self.submit(&self.with_owed(inos));
+        debug_assert!(!self.waits, "somebody waits for commit {number}, which a killed process made");
+        let submitted = self.submit(&self.with_deferred(inos));
         self.committing = None;
         match submitted {
             // On a full disk the next commit includes it. Nobody was told that it is durable.
             Err(e) if !is_final(&e) => {
-                self.owe(inos);
+                self.defer(inos);
                 Ok(())
             }
             done => done,
@@ -257,6 +258,7 @@ impl Core {
             self.reserve()?;
         }
         self.numbers.next = self.numbers.next.max(ino + 1);
+        debug_assert!(self.numbers.next <= self.numbers.limit, "numbers {:?} after inode {ino}", self.numbers);
         Ok(())
     }
 
@@ -334,7 +336,7 @@ impl Core {
         (inode.known, inode.openings, inode.writers) = (state.known, state.openings, state.writers);
         inode.poisoned = state.poisoned;
         inode.lost = state.lost.iter().filter(|(start, end)| start < end).map(|(start, end)| *start..*end).collect();
-        // It is unknown whether the kernel has reported these failed writes. If it has not, the next pull does.
+        // It is unknown whether the kernel has reported these failed writes. If it has not, the next write-back does.
         inode.is_untold = !inode.lost.is_empty();
         let before = std::mem::replace(&mut inode.txn, state.txn);
         if contents {

@@ -16,7 +16,7 @@ use crashes::model::{Cache, Model, Op, Shown as State};
 use fastrand::Rng;
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use untorn::Reader;
+use untorn::__private::{OpenStoreOn, open_reader_on};
 use untorn_crashlab::{Cut, Options, PROFILES, SimDisk};
 use untorn_journal::directories::store_dir::StoreDir;
 use untorn_tree::*;
@@ -65,7 +65,7 @@ fn is_sound(disk: &SimDisk, is_closed: bool) -> std::result::Result<(), String> 
     // The owner on this disk shows nothing to readers, so they open the store after a kill.
     let disk = disk.fork();
     disk.kill();
-    let reader = Reader::open_on(disk.process(), StoreDir::of_directory(), "".into()).map_err(|e| e.to_string())?;
+    let reader = open_reader_on(disk.process(), StoreDir::of_directory(), "".into()).map_err(|e| e.to_string())?;
     let found = reader.with_snapshot(verify).map_err(|e| format!("a reader: {e}"))?;
     if found.problem_count > 0 || is_closed && found.unknown_objects + found.removed > 0 {
         return Err(format!("a reader finds {found:?}"));

@@ -6,7 +6,8 @@
 mod common;
 
 use common::*;
-use std::sync::{Arc, Mutex};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use untorn_crashlab::{Fault, On, SimDisk, What};
 use untorn_tree::*;
 
@@ -60,8 +61,8 @@ impl Cached<'_> {
     }
 }
 
-impl Pull for Cached<'_> {
-    fn pull(&self, _: Ino) -> Result<()> {
+impl KernelCache for Cached<'_> {
+    fn write_back(&self, _: Ino) -> Result<()> {
         Ok(())
     }
 
@@ -75,7 +76,7 @@ impl Pull for Cached<'_> {
     }
 
     fn rolled_back(&self, _: Ino, size: u64) {
-        self.rolled_back.lock().unwrap().push(size);
+        self.rolled_back.lock().push(size);
     }
 }
 
@@ -198,7 +199,7 @@ fn a_file_that_is_opened_anew_is_as_of_its_last_commit() {
     assert_eq!(tree.sync(a, &kernel), EIO, "another program has it open");
     tree.release(a, true);
     tree.restore(a, &kernel).unwrap();
-    assert_eq!(*kernel.rolled_back.lock().unwrap(), [LEN as u64]);
+    assert_eq!(*kernel.rolled_back.lock(), [LEN as u64]);
     assert_eq!(contents(&tree, a), [1; LEN]);
     tree.open(a, true).unwrap();
     tree.write(a, 0, &[7; 10]).unwrap();
@@ -209,7 +210,7 @@ fn a_file_that_is_opened_anew_is_as_of_its_last_commit() {
     tree.release(a, true);
     let kernel = Cached::up_to(u64::MAX);
     tree.restore(a, &kernel).unwrap();
-    assert!(kernel.rolled_back.lock().unwrap().is_empty() && contents(&tree, a) == whole());
+    assert!(kernel.rolled_back.lock().is_empty() && contents(&tree, a) == whole());
     // Nor is anything discarded if there is no room now.
     let (disk, _clock, tree, a) = with_lost();
     tree.release(a, true);
@@ -217,7 +218,7 @@ fn a_file_that_is_opened_anew_is_as_of_its_last_commit() {
     tree.restore(a, &kernel).unwrap();
     disk.clear_faults();
     tree.sync(a, &kernel).unwrap();
-    assert!(kernel.rolled_back.lock().unwrap().is_empty() && contents(&tree, a) == whole());
+    assert!(kernel.rolled_back.lock().is_empty() && contents(&tree, a) == whole());
 }
 
 /// A program that waits for its write knows that it failed.
@@ -234,8 +235,8 @@ fn a_write_that_a_program_waits_for_changes_nothing_if_it_fails() {
     assert!(found == whole()[..LEN], "{}", found.len());
 }
 
-/// The kernel reports the failed write at the next pull. That report must not be taken for another, unknown failed
-/// write.
+/// The kernel reports the failed write at the next write-back. That report must not be taken for another, unknown
+/// failed write.
 #[test]
 fn a_failed_write_is_told_of_once() {
     let (disk, clock, tree, a) = with_lost();

@@ -163,7 +163,7 @@ fn unnamed_files_get_names() {
     tree.link(a, ROOT, name("a"), &Clean).unwrap();
     tree.sync_names(&Clean).unwrap();
     let tree = reopen(&disk, &clock, tree);
-    assert_eq!(contents_of(&tree, "a"), b"all of it", "its contents were sealed");
+    assert_eq!(contents_of(&tree, "a"), b"all of it", "its contents were committed with the name");
 }
 
 #[test]

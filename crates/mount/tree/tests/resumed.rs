@@ -13,9 +13,11 @@ mod crashes {
 use common::*;
 use crashes::model::{Cache, Dirty, Model, Op, Shown};
 use fastrand::Rng;
+use parking_lot::Mutex;
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use untorn::__private::OpenStoreOn;
 use untorn_crashlab::{Cut, Fault, On, Options, PROFILES, SimDisk, Snapshot, What};
 use untorn_journal::directories::store_dir::StoreDir;
 use untorn_tree::*;
@@ -33,7 +35,7 @@ struct Moments {
 
 impl Moments {
     fn add(&mut self, log: Vec<u8>) {
-        let dirty = self.dirty.lock().unwrap().clone();
+        let dirty = self.dirty.lock().clone();
         self.of.push((self.step, log, dirty));
     }
 }
@@ -51,24 +53,24 @@ impl Memory {
     }
 
     fn mark(&self, log: &[u8]) {
-        let mut moments = self.moments.lock().unwrap();
+        let mut moments = self.moments.lock();
         moments.add(log.to_vec());
         self.disk.set_mark(moments.of.len() as u64 - 1);
     }
 }
 
-impl Kept for Memory {
+impl HandoverLog for Memory {
     fn len(&self) -> io::Result<u64> {
-        Ok(self.log.lock().unwrap().0.len() as u64)
+        Ok(self.log.lock().0.len() as u64)
     }
 
     fn read_at(&self, bytes: &mut [u8], at: u64) -> io::Result<()> {
-        bytes.copy_from_slice(&self.log.lock().unwrap().0[at as usize..at as usize + bytes.len()]);
+        bytes.copy_from_slice(&self.log.lock().0[at as usize..at as usize + bytes.len()]);
         Ok(())
     }
 
     fn append(&self, parts: &[&[u8]]) -> io::Result<()> {
-        let mut log = self.log.lock().unwrap();
+        let mut log = self.log.lock();
         let (current, next) = &mut *log;
         let to = next.as_mut().unwrap_or(current);
         parts.iter().for_each(|part| to.extend_from_slice(part));
@@ -77,17 +79,17 @@ impl Kept for Memory {
     }
 
     fn cut(&self, len: u64) -> io::Result<()> {
-        self.log.lock().unwrap().0.truncate(len as usize);
+        self.log.lock().0.truncate(len as usize);
         Ok(())
     }
 
     fn begin(&self, _: u64) -> io::Result<()> {
-        self.log.lock().unwrap().1 = Some(Vec::new());
+        self.log.lock().1 = Some(Vec::new());
         Ok(())
     }
 
     fn finish(&self) -> io::Result<()> {
-        let mut log = self.log.lock().unwrap();
+        let mut log = self.log.lock();
         log.0 = log.1.take().unwrap();
         self.mark(&log.0);
         Ok(())
@@ -118,7 +120,7 @@ fn open_kept(
     disk: &SimDisk,
     clock: &Arc<TestClock>,
     mode: CommitMode,
-    kept: Arc<dyn Kept>,
+    kept: Arc<dyn HandoverLog>,
 ) -> untorn::Result<StoreTree> {
     let store = store_options(disk).open_on(disk.process(), StoreDir::of_directory(), PathBuf::new())?;
     let small_max = small_max(disk);
@@ -213,7 +215,7 @@ fn resume(program: &Program, disk: SimDisk, moment: Moment, rng: &mut Rng, deep:
         return Err(format!("after step {until} and a power cut there is {found:?}, acknowledged: {acknowledged:?}"));
     }
     if deep > 0 {
-        let of = &moments.lock().unwrap().of;
+        let of = &moments.lock().of;
         let at = rng.usize(..snapshots.len());
         let again = moment_of(&snapshots, at, of, rng);
         let n = again.0;
@@ -226,7 +228,7 @@ fn resume(program: &Program, disk: SimDisk, moment: Moment, rng: &mut Rng, deep:
 type Outcome = std::result::Result<(), String>;
 
 fn begin_step(moments: &Mutex<Moments>, disk: &SimDisk, n: usize) {
-    let mut moments = moments.lock().unwrap();
+    let mut moments = moments.lock();
     moments.step = n;
     let log = moments.of.last().unwrap().1.clone();
     moments.add(log);
@@ -255,7 +257,7 @@ fn run(seed: u64, steps: usize) -> std::result::Result<usize, String> {
     let mut model = Model::new(d, mode);
     let mut program = Program { mode, steps: Vec::new(), lives: vec![model.live()], states: vec![model.state()] };
     let (mut acknowledged, mut now) = (0, 0);
-    let cache = Cache::with(&tree, Arc::clone(&moments.lock().unwrap().dirty));
+    let cache = Cache::with(&tree, Arc::clone(&moments.lock().dirty));
     disk.record();
     for n in 0..steps {
         let op = model.draw(&mut rng);
@@ -275,7 +277,7 @@ fn run(seed: u64, steps: usize) -> std::result::Result<usize, String> {
         program.states.push(model.state());
     }
     let snapshots = disk.recorded();
-    let moments = std::mem::take(&mut moments.lock().unwrap().of);
+    let moments = std::mem::take(&mut moments.lock().of);
     // Inodes are known as soon as they are made.
     program.steps.iter_mut().for_each(|step| step.model.learn(&model));
     let mut kills = 0;
@@ -311,7 +313,7 @@ fn a_store_that_somebody_else_used_meanwhile_is_not_resumed() {
     let disk = Arc::new(disk);
     drop(tree);
     let kept = Memory::new(&disk, Vec::new(), Arc::default());
-    let tree = open_kept(&disk, &clock, CommitMode::Sync, Arc::clone(&kept) as Arc<dyn Kept>).unwrap();
+    let tree = open_kept(&disk, &clock, CommitMode::Sync, Arc::clone(&kept) as Arc<dyn HandoverLog>).unwrap();
     file(&tree, "a");
     tree.sync_names(&Clean).unwrap();
     disk.kill();
@@ -322,7 +324,7 @@ fn a_store_that_somebody_else_used_meanwhile_is_not_resumed() {
     disk.kill();
     drop(other);
     let refused = open_kept(&disk, &clock, CommitMode::Sync, kept).err().expect("it is refused").to_string();
-    assert!(refused.contains("somebody else has used the store"), "{refused}");
+    assert!(refused.contains("another program has used the store"), "{refused}");
 }
 
 /// A tree with a log, whose process can be killed.
@@ -343,7 +345,7 @@ impl Killed {
         let clock = Arc::new(TestClock::default());
         let kept = Memory::new(&disk, Vec::new(), Arc::default());
         answering(0);
-        let tree = open_kept(&disk, &clock, CommitMode::Sync, Arc::clone(&kept) as Arc<dyn Kept>).unwrap();
+        let tree = open_kept(&disk, &clock, CommitMode::Sync, Arc::clone(&kept) as Arc<dyn HandoverLog>).unwrap();
         Killed { disk, clock, kept, tree: Some(tree) }
     }
 
@@ -358,7 +360,7 @@ impl Killed {
         answering(0);
         let store =
             store_options(&self.disk).open_on(self.disk.process(), StoreDir::of_directory(), PathBuf::new()).unwrap();
-        let kept = Some(Arc::clone(&self.kept) as Arc<dyn Kept>);
+        let kept = Some(Arc::clone(&self.kept) as Arc<dyn HandoverLog>);
         let (small_max, below) = (small_max(&self.disk), Some(room(free)));
         let options = TreeOptions { kept, below, small_max, ..tree_options(&self.clock, CommitMode::Sync) };
         self.tree = Some(StoreTree::open(store, options).unwrap());
@@ -396,10 +398,10 @@ fn what_is_logged_after_a_part_of_a_frame_is_followed() {
         });
         assert_eq!(refused, Some(Errno(libc::ENOSPC)));
         let part = [&len.to_le_bytes()[..], &[b'D'; 60]].concat();
-        at.kept.log.lock().unwrap().0.extend_from_slice(&part);
-        let before = at.kept.log.lock().unwrap().0.len() - part.len();
+        at.kept.log.lock().0.extend_from_slice(&part);
+        let before = at.kept.log.lock().0.len() - part.len();
         at.kill(MUCH);
-        assert_eq!(at.kept.log.lock().unwrap().0.len(), before, "the log goes on as it is, without the part");
+        assert_eq!(at.kept.log.lock().0.len(), before, "the log goes on as it is, without the part");
         at.tree().rename((ROOT, name("b")), (ROOT, name("c")), RenameFlags::Replace, &Clean).unwrap();
         at.tree().write(b, 0, b"new").unwrap();
         for _ in 0..2 {
@@ -567,8 +569,8 @@ fn what_was_given_in_no_answer_is_not_counted() {
 /// A kernel whose tree's process is killed before the kernel drops its cache of a file.
 struct Killing;
 
-impl Pull for Killing {
-    fn pull(&self, _: Ino) -> Result<()> {
+impl KernelCache for Killing {
+    fn write_back(&self, _: Ino) -> Result<()> {
         Ok(())
     }
 
@@ -581,13 +583,13 @@ impl Pull for Killing {
 #[derive(Default)]
 struct Dropping(Mutex<Vec<(Ino, u64)>>);
 
-impl Pull for Dropping {
-    fn pull(&self, _: Ino) -> Result<()> {
+impl KernelCache for Dropping {
+    fn write_back(&self, _: Ino) -> Result<()> {
         Ok(())
     }
 
     fn rolled_back(&self, ino: Ino, size: u64) {
-        self.0.lock().unwrap().push((ino, size));
+        self.0.lock().push((ino, size));
     }
 }
 
@@ -607,7 +609,7 @@ fn the_kernel_drops_what_a_killed_process_rolled_back() {
         answering(5);
         let kernel = Dropping::default();
         at.tree().abort(txn, chains, &kernel).unwrap();
-        assert_eq!(*kernel.0.lock().unwrap(), [(a, 3)], "{chains} {kills}");
+        assert_eq!(*kernel.0.lock(), [(a, 3)], "{chains} {kills}");
         assert_eq!(contents_of(at.tree(), "a"), b"old");
         answering(0);
     }
@@ -641,7 +643,7 @@ fn one_that_keeps_gives_up_only_what_comes_behind_its_first_commit() {
 /// names without its contents.
 #[test]
 fn what_finds_no_room_when_it_is_followed_comes_with_the_next_commit() {
-    let mut owed = 0;
+    let mut deferred = 0;
     for after in 0..40 {
         let mut at = Killed::new();
         let [a, b, c] = ["a", "b", "c"].map(|called| synced(at.tree(), called, b"old"));
@@ -661,7 +663,7 @@ fn what_finds_no_room_when_it_is_followed_comes_with_the_next_commit() {
         if !going_on {
             at.kill(MUCH);
         }
-        owed += usize::from(going_on && has_failed);
+        deferred += usize::from(going_on && has_failed);
         if at.tree().sync_names(&Clean).is_err() {
             // The log itself failed: that is final until another process continues.
             at.kill(MUCH);
@@ -671,8 +673,8 @@ fn what_finds_no_room_when_it_is_followed_comes_with_the_next_commit() {
         let all = ["a", "b", "d"].map(|called| contents_of(&found, called));
         assert_eq!(all, [[8; 10_000], [7; 10_000], [9; 10_000]], "after {after}");
     }
-    println!("{owed} commits found no room");
-    assert!(owed > 0, "nothing failed");
+    println!("{deferred} commits found no room");
+    assert!(deferred > 0, "nothing failed");
 }
 
 /// The data of a failed write is missing in the next process, too, until it is written anew.

@@ -3,6 +3,7 @@
 mod common;
 use common::*;
 use std::sync::Arc;
+use untorn::__private::OpenStoreOn;
 use untorn_crashlab::{Failed, Fault, On, SimDisk, What};
 use untorn_journal::directories::store_dir::StoreDir;
 use untorn_tree::*;
@@ -254,13 +255,13 @@ fn many_files_without_a_writer_are_committed_early() {
 struct Mapped<'a> {
     tree: &'a StoreTree,
     ino: Ino,
-    pulls: std::sync::atomic::AtomicUsize,
+    write_backs: std::sync::atomic::AtomicUsize,
 }
 
-impl Pull for Mapped<'_> {
-    fn pull(&self, ino: Ino) -> Result<()> {
+impl KernelCache for Mapped<'_> {
+    fn write_back(&self, ino: Ino) -> Result<()> {
         assert_eq!(ino, self.ino);
-        self.pulls.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+        self.write_backs.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
         self.tree.write(ino, 0, b"later")
     }
 }
@@ -269,26 +270,45 @@ impl Pull for Mapped<'_> {
 fn what_is_written_back_by_the_clock_is_not_committed() {
     let (disk, clock, tree) = new_tree();
     let a = synced(&tree, "a", b"first");
-    let (kernel, after) = (Mapped { tree: &tree, ino: a, pulls: 0.into() }, std::time::Duration::from_secs(30));
-    let pulls = || kernel.pulls.load(std::sync::atomic::Ordering::SeqCst);
+    let (kernel, after) = (Mapped { tree: &tree, ino: a, write_backs: 0.into() }, std::time::Duration::from_secs(30));
+    let flushes = || kernel.write_backs.load(std::sync::atomic::Ordering::SeqCst);
     clock.pass(29);
     tree.write_back_after(after, &kernel);
-    assert_eq!((pulls(), tree.status().unwrap().oldest), (0, None));
+    assert_eq!((flushes(), tree.status().unwrap().oldest), (0, None));
     clock.pass(1);
     tree.write_back_after(after, &kernel);
-    assert_eq!((pulls(), contents(&tree, a)), (1, b"later".to_vec()));
+    assert_eq!((flushes(), contents(&tree, a)), (1, b"later".to_vec()));
     clock.pass(29);
     tree.write_back_after(after, &kernel);
     tree.tick(&Clean);
     let status = tree.status().unwrap();
-    assert_eq!((pulls(), status.uncommitted), (1, 1));
+    assert_eq!((flushes(), status.uncommitted), (1, 1));
     assert_eq!(status.oldest, Some(std::time::Duration::from_secs(29)));
     clock.pass(1);
     tree.write_back_after(after, &kernel);
-    assert_eq!(pulls(), 2);
+    assert_eq!(flushes(), 2);
     tree.release(a, true);
     clock.pass(100);
     tree.write_back_after(after, &kernel);
-    assert_eq!(pulls(), 2, "nobody has it open for writing");
+    assert_eq!(flushes(), 2, "nobody has it open for writing");
     assert_eq!(contents_of(&open(&disk.fork(), &clock), "a"), b"first", "only syncs, and the timer, commit");
+}
+
+#[test]
+fn a_table_whose_numbers_cannot_be_is_damage() {
+    // The next number and the limit, in the head of the table.
+    for (next, limit) in [(2u64, 0u64), (9000, 4096), (2, 4096)] {
+        let (disk, clock, tree) = new_tree();
+        file(&tree, "f");
+        tree.close(&Clean).unwrap();
+        let store = store_options(&disk).open_on(disk.process(), StoreDir::of_directory(), "".into()).unwrap();
+        let table = store.open_file("table").unwrap();
+        table.write_all_at(&next.to_le_bytes(), 16).unwrap();
+        table.write_all_at(&limit.to_le_bytes(), 24).unwrap();
+        table.commit().unwrap();
+        table.close().unwrap();
+        store.close().unwrap();
+        let opened = open_with(&disk, &clock, CommitMode::Sync);
+        assert_eq!(opened.map(drop).unwrap_err().kind(), "corrupt", "{next} of {limit}");
+    }
 }

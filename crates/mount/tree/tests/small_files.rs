@@ -5,6 +5,7 @@ use common::*;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use untorn::__private::OpenStoreOn;
 use untorn_crashlab::{Cut, Fault, On, SimDisk, What};
 use untorn_journal::directories::store_dir::StoreDir;
 use untorn_tree::*;
@@ -72,7 +73,7 @@ fn a_commit_has_nothing_uncommitted_of_other_files() {
     let found = killed(&disk, &clock);
     assert_eq!(contents_of(&found, "a"), [1; 5000]);
     assert_eq!(contents_of(&found, "b"), [&[1; 4999][..], &[3; 2000]].concat());
-    // Neither are changes to a file since its seal.
+    // Neither are changes to a file since its commit.
     let c = file(&tree, "c");
     tree.write(c, 0, b"whole").unwrap();
     tree.rename((ROOT, name("c")), (ROOT, name("d")), RenameFlags::Replace, &Clean).unwrap();
@@ -284,7 +285,8 @@ fn faults() -> impl Iterator<Item = Fault> {
     calls.flat_map(of)
 }
 
-/// The store refuses a seal. A later commit that only makes something in the store must not include either half of it.
+/// The store refuses such a commit. A later commit that only makes something in the store must not include either half
+/// of it.
 #[test]
 fn what_is_made_in_the_store_brings_nothing_of_a_commit_that_was_refused() {
     let mut refused = 0;
@@ -298,7 +300,7 @@ fn what_is_made_in_the_store_brings_nothing_of_a_commit_that_was_refused() {
         disk.fail(fault);
         tree.rename((ROOT, name("a")), (ROOT, name("b")), RenameFlags::Exchange, &Clean).unwrap();
         disk.clear_faults();
-        refused += tree.status().unwrap().owed;
+        refused += tree.status().unwrap().deferred;
         assert!(tree.pack_is_as_rows_say().unwrap());
         // Makes an object, and a directory for objects.
         tree.write(z, LIMIT as u64, b"z").unwrap();
@@ -314,7 +316,7 @@ fn what_is_made_in_the_store_brings_nothing_of_a_commit_that_was_refused() {
         let found = killed(&disk, &clock);
         assert_eq!(["a", "b"].map(|called| contents_of(&found, called)), new);
     }
-    assert!(refused > 0, "no seal was refused");
+    assert!(refused > 0, "no such commit was refused");
 }
 
 /// The store refuses a sync: its changes stay uncommitted, and are in no commit of another file.

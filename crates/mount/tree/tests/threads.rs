@@ -77,20 +77,20 @@ fn sync_own_files(small_max: usize, objects: usize) {
     assert_eq!(found.count(), objects, "replaced files left nothing");
 }
 
-/// A kernel that checks that no two rounds pull at a time: the commit of one would have half of the changes that the
-/// other pulls.
+/// A kernel that checks that no two rounds write back at a time: the commit of one would have half of the changes that
+/// the other writes back.
 #[derive(Default)]
 struct OneAtATime {
-    pulls: AtomicBool,
+    write_backs: AtomicBool,
     count: AtomicUsize,
 }
 
-impl Pull for OneAtATime {
-    fn pull(&self, _: Ino) -> Result<()> {
-        assert!(!self.pulls.swap(true, SeqCst), "two rounds pull at a time");
+impl KernelCache for OneAtATime {
+    fn write_back(&self, _: Ino) -> Result<()> {
+        assert!(!self.write_backs.swap(true, SeqCst), "two rounds write back at a time");
         self.count.fetch_add(1, SeqCst);
         std::thread::yield_now();
-        self.pulls.store(false, SeqCst);
+        self.write_backs.store(false, SeqCst);
         Ok(())
     }
 }
@@ -99,23 +99,23 @@ impl Pull for OneAtATime {
 fn rounds_come_one_after_the_other_and_are_shared() {
     let temp = tempfile::tempdir().unwrap();
     let tree = open_in(temp.path(), CommitMode::Store);
-    let pull = OneAtATime::default();
+    let cache = OneAtATime::default();
     std::thread::scope(|scope| {
         for n in 0..4u8 {
-            let (tree, pull) = (&tree, &pull);
+            let (tree, cache) = (&tree, &cache);
             scope.spawn(move || {
                 let a = file(tree, &format!("{n}"));
                 tree.open(a, true).unwrap();
                 for round in 0..50u8 {
                     tree.write(a, 0, &[round; 100]).unwrap();
-                    tree.sync(a, pull).unwrap();
+                    tree.sync(a, cache).unwrap();
                 }
                 tree.release(a, true);
             });
         }
     });
-    assert!(pull.count.load(SeqCst) >= 50, "what is open is pulled");
-    tree.close(&pull).unwrap();
+    assert!(cache.count.load(SeqCst) >= 50, "an open file is written back");
+    tree.close(&cache).unwrap();
     drop(tree);
     let tree = open_in(temp.path(), CommitMode::Sync);
     (0..4).for_each(|n| assert_eq!(contents_of(&tree, &format!("{n}")), vec![49; 100]));

@@ -44,7 +44,7 @@ fn nothing_but_its_commit_has_what_it_writes() {
     assert_eq!(tree.sync(a, &Clean), EBUSY);
     assert_eq!(tree.sync_files(&[a, b], &Clean), EBUSY);
     assert_eq!(tree.rename((ROOT, name("b")), (ROOT, name("a")), RenameFlags::Replace, &Clean), EBUSY);
-    assert_eq!(tree.link(b, ROOT, name("c"), &Clean).map(drop), EBUSY, "it would be sealed");
+    assert_eq!(tree.link(b, ROOT, name("c"), &Clean).map(drop), EBUSY, "its contents would be committed");
     tree.link(a, ROOT, name("d"), &Clean).unwrap();
     tree.release(a, true);
     tree.sync_names(&Clean).unwrap();

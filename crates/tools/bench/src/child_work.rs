@@ -74,7 +74,7 @@ fn run(job: Job) -> Result<()> {
 ///
 /// Nothing is closed, and nothing is checkpointed at the end.
 fn fill_journal(root: &std::path::Path, file: &str, journal_bytes: u64, wanted_bytes: u64) -> Result<()> {
-    let store = StoreOptions::default().journal_bytes(journal_bytes).open(root)?;
+    let store = StoreOptions::new().create(true).journal_bytes(journal_bytes).open(root)?;
     let file = store.open_file(file)?;
     let mut pages: Vec<u64> = (0..file.len()? / 4096).collect();
     let mut random = Rng::with_seed(1);

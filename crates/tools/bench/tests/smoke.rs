@@ -74,7 +74,7 @@ fn key_value_stores_race_and_hold_what_they_should() {
             let names: Vec<&str> = contenders.iter().map(|contender| contender["name"].as_str().unwrap()).collect();
             for always in [
                 "hashbrown on Untorn (Rust)",
-                "told hash table on Untorn (Rust)",
+                "explicit hash table on Untorn (Rust)",
                 "redb",
                 "fjall",
                 "floor, buffered",

@@ -175,8 +175,8 @@ fn the_store_of_a_mount_is_asked_about() {
     let run = |arguments: &[&str]| -> Run {
         Command::new(&command).args(arguments).arg("store").current_dir(dir.path()).output().unwrap().into()
     };
-    let store = untorn::Store::open(&path).unwrap();
-    let table = store.open_or_create("table").unwrap();
+    let store = untorn::Store::open_or_create(&path).unwrap();
+    let table = store.open_or_create_file("table").unwrap();
     table.append(b"a table").unwrap();
     table.commit().unwrap();
     run(&["check"]).ok();

@@ -10,10 +10,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use tempfile::TempDir;
+use untorn::__private::OpenStoreOn;
 use untorn::{Store, StoreOptions};
 
 fn open(dir: &Path) -> Store {
-    StoreOptions::default().background(false).open(dir).unwrap()
+    StoreOptions::new().create(true).background(false).open(dir).unwrap()
 }
 
 fn copy(how: &str, from: &Path, to: &Path) {
@@ -26,7 +27,7 @@ fn copy(how: &str, from: &Path, to: &Path) {
 fn killed() -> (TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let store = open(&dir.path().join("live"));
-    let file = store.open_or_create("file").unwrap();
+    let file = store.open_or_create_file("file").unwrap();
     file.write_all_at(b"first commit", 0).unwrap();
     file.commit().unwrap();
     store.checkpoint().unwrap();
@@ -54,8 +55,8 @@ fn as_nobody(arguments: &[&str], path: &Path) -> Run {
 #[test]
 fn a_healthy_busy_store_is_never_damaged() {
     let dir = tempfile::tempdir().unwrap();
-    let store = StoreOptions::default().sizes(256 << 10, 32 << 10, 4 << 10).open(dir.path()).unwrap();
-    let file = store.open_or_create("file").unwrap();
+    let store = StoreOptions::new().create(true).sizes(256 << 10, 32 << 10, 4 << 10).open(dir.path()).unwrap();
+    let file = store.open_or_create_file("file").unwrap();
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -191,7 +192,7 @@ fn salvage_is_not_the_advice_for_what_can_be_put_right() {
     fs::hard_link(store.join("file"), &second).unwrap();
     let check = run(&["check"], &store);
     assert_eq!(check.code, Some(1), "{}", check.out);
-    assert!(check.out.contains("Put the causes right, then `untorn recover`"), "{}", check.out);
+    assert!(check.out.contains("Remove the causes, then run `untorn recover`"), "{}", check.out);
     assert!(!check.out.contains("--salvage` keeps it"), "{}", check.out);
     fs::remove_file(second).unwrap();
     run(&["recover"], &store).ok();
@@ -280,7 +281,7 @@ fn a_missing_header_is_damage_that_salvage_mends() {
 fn a_taken_name_is_a_problem_before_recovery_meets_it() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(&dir.path().join("live"));
-    let file = store.open_or_create("new").unwrap();
+    let file = store.open_or_create_file("new").unwrap();
     file.write_all_at(b"contents", 0).unwrap();
     file.commit().unwrap();
     let at = dir.path().join("store");
@@ -291,7 +292,7 @@ fn a_taken_name_is_a_problem_before_recovery_meets_it() {
     let check = run(&["check"], &at);
     assert_eq!(check.code, Some(1), "{}", check.out);
     assert!(
-        check.out.contains("new: the name is taken by a file that is not the one the journal knows"),
+        check.out.contains("new: the name is taken by another file, which the journal does not know"),
         "{}",
         check.out
     );
@@ -368,7 +369,7 @@ fn a_store_copied_without_attributes_is_adopted() {
     let before = everything(&store);
     let said = run(&["recover", "--adopt", "--dry-run"], &store).ok();
     assert!(
-        said.contains("file  12 B  would be adopted: taken to hold its commits up to 2; commit 3 is its last"),
+        said.contains("file  12 B  would be adopted: assumed to contain its commits up to 2; commit 3 is its last"),
         "{said}"
     );
     assert!(said.contains("nothing was changed"), "{said}");
@@ -430,7 +431,7 @@ fn what_is_quarantined_is_told_with_its_reason_and_what_to_do() {
     let Some(disk) = common::Tmpfs::mount("size=4m,nr_inodes=100") else { return };
     let (live, store) = (disk.dir.path().join("live"), disk.dir.path().join("store"));
     let opened = open(&live);
-    let a = opened.open_or_create("a").unwrap();
+    let a = opened.open_or_create_file("a").unwrap();
     a.write_all_at(b"old", 0).unwrap();
     a.commit().unwrap();
     opened.checkpoint().unwrap();
@@ -467,7 +468,7 @@ fn what_is_quarantined_is_told_with_its_reason_and_what_to_do() {
     }
     let eject = run(&["eject", "--yes"], &store).fails(1);
     assert!(eject.contains("nothing was removed; once the cause is gone, eject again"), "{eject}");
-    assert!(check.out.contains("not sound: commits are quarantined. Put the causes right, then `untorn recover`"));
+    assert!(check.out.contains("not sound: commits are quarantined. Remove the causes, then run `untorn recover`"));
     for said in [&recover, &status.out, &check.out] {
         for wanted in [
             "no space: cannot write a: No space left on device (os error 28). Free some space and try again. Its commits \
@@ -512,7 +513,7 @@ fn eject_names_the_directories_that_it_could_not_look_into() {
     assert!(Command::new("chown").args(["-R", &NOBODY.to_string()]).arg(&path).status().unwrap().success());
     fs::set_permissions(path.join("d"), Permissions::from_mode(0o000)).unwrap();
     let out = as_nobody(&["eject", "--yes"], &path).ok();
-    assert!(out.contains("cannot be looked at or changed") && out.trim_end().ends_with(": d"), "{out}");
+    assert!(out.contains("could not be examined or changed") && out.trim_end().ends_with(": d"), "{out}");
     assert!(!out.contains("nothing of Untorn's is left"), "{out}");
 }
 

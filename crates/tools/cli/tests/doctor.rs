@@ -97,8 +97,8 @@ fn a_journal_that_others_can_write_is_not_believed() {
 #[test]
 fn a_store_that_is_here_is_told_of() {
     let dir = tempfile::tempdir().unwrap();
-    let store = untorn::Store::open(dir.path()).unwrap();
-    let file = store.open_or_create("file").unwrap();
+    let store = untorn::Store::open_or_create(dir.path()).unwrap();
+    let file = store.open_or_create_file("file").unwrap();
     file.append(b"contents").unwrap();
     file.commit().unwrap();
     file.close().unwrap();

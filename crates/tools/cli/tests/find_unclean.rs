@@ -10,12 +10,12 @@ use std::process::{Command, Stdio};
 use untorn::{Store, StoreOptions};
 
 fn commit(store: &Store, contents: &[u8]) {
-    let file = store.open_or_create("a").unwrap();
+    let file = store.open_or_create_file("a").unwrap();
     file.write_all_at(contents, 0).and_then(|()| file.commit()).unwrap();
 }
 
 fn open(dir: &Path) -> Store {
-    StoreOptions::default().background(false).open(dir).unwrap()
+    StoreOptions::new().create(true).background(false).open(dir).unwrap()
 }
 
 /// A store whose owner was killed: a copy of an open store.

@@ -117,7 +117,7 @@ fn a_live_heap_whose_name_is_no_text_is_named_to_programs() {
     use std::os::unix::ffi::OsStrExt;
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join(std::ffi::OsStr::from_bytes(b"heap\xff"));
-    drop(HeapOptions::new().live(true).open(&path).unwrap());
+    drop(HeapOptions::new().create(true).live(true).open(&path).unwrap());
     for command in [&["status"][..], &["check", "heap"]] {
         let found = json(&run(&[command, &["--json"]].concat(), &path).ok());
         let named = found["live_memory"][0]["path"].as_str().unwrap();
@@ -130,13 +130,13 @@ fn a_live_heap_whose_name_is_no_text_is_named_to_programs() {
 fn what_a_killed_live_heap_has_in_memory_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("heap");
-    let heap = HeapOptions::new().live(true).open(&path).unwrap();
+    let heap = HeapOptions::new().create(true).live(true).open(&path).unwrap();
     let memory = heap.live().unwrap().memory;
     // Drops the heap without closing it, which is like a kill of its process.
     drop(heap);
     let text = run(&["check", "heap"], &path).ok();
     assert!(text.contains("this is the last cut") && text.contains(memory.to_str().unwrap()), "{text}");
-    assert!(text.contains("it is whole there") && text.ends_with("sound\n"), "{text}");
+    assert!(text.contains("the heap in memory is sound") && text.ends_with("sound\n"), "{text}");
     let found = json(&run(&["check", "heap", "--json"], &path).ok());
     assert_eq!(found["live_memory"][0]["memory"], memory.to_str().unwrap(), "{found}");
     assert_eq!(found["live"]["next"], "goes-on", "{found}");
@@ -151,7 +151,7 @@ fn what_a_killed_live_heap_has_in_memory_is_named() {
 fn what_becomes_of_live_memory_is_told() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("heap");
-    let live = || HeapOptions::new().live(true).address_space(64 << 20);
+    let live = || HeapOptions::new().create(true).live(true).address_space(64 << 20);
     let look = || {
         let memory = std::fs::read(live_memory(&path)).ok();
         let (text, found) = (run(&["check", "heap"], &path), json(&run(&["check", "heap", "--json"], &path).out));
@@ -183,7 +183,7 @@ fn what_becomes_of_live_memory_is_told() {
     }
     let (text, found) = look();
     let text = text.ok();
-    assert!(text.contains("it undoes 1 section that had not ended, and 1 that had seen what they did"), "{text}");
+    assert!(text.contains("it undoes 1 section that had not ended, and 1 that had seen their changes"), "{text}");
     let wanted = serde_json::json!(["goes-on", 1, 1, 0]);
     let live_found = &found["live"];
     let problems = live_found["heap"]["problems"].as_array().map(Vec::len);
@@ -201,14 +201,14 @@ fn what_becomes_of_live_memory_is_told() {
     let (text, found) = look();
     assert_eq!((text.code, &found["live"]["next"]), (Some(1), &"goes-on".into()), "{}{found}", text.out);
     assert!(text.out.contains("PROBLEM  in memory: root 1, \"lost\""), "{}", text.out);
-    assert!(text.out.ends_with("sound as of the last cut, and not in memory\n"), "{}", text.out);
+    assert!(text.out.ends_with("the last cut is sound; the memory is not\n"), "{}", text.out);
 
     // A change that is half done; then memory that is gone.
     let heap = live().open(&path).unwrap();
     heap.set_root::<u8>("lost", None).unwrap();
     std::mem::forget(heap.mutate());
     drop(heap);
-    for why in ["ended within a change under a guard", "the machine was restarted"] {
+    for why in ["ended while it held a mutation guard", "the machine was restarted"] {
         let (text, found) = look();
         let text = text.ok();
         assert!(text.contains("to which the next opening goes back") && text.contains(why), "{text}");

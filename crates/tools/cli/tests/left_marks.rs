@@ -22,7 +22,7 @@ const OWNER_DIR: &str = "UNTORN_TEST_MARK_DIR";
 #[ignore = "run by other tests, as a process of its own"]
 fn owner() {
     let dir = PathBuf::from(std::env::var_os(OWNER_DIR).expect("set by the other tests"));
-    let store = StoreOptions::default().background(false).open(&dir).unwrap();
+    let store = StoreOptions::new().create(true).background(false).open(&dir).unwrap();
     let files = ["f", "d/g"].map(|name| store.open_file(name).unwrap());
     for file in &files {
         file.write_all_at(b"commit", 0).unwrap();
@@ -64,7 +64,9 @@ impl Place {
             }
         }
         let mut command = ordinary(Command::new("/proc/self/exe"));
-        command.args(["--exact", "owner", "--ignored", "--nocapture"]).env(OWNER_DIR, dir.path());
+        command
+            .args(["--exact", &untorn_testkit::test_path!("owner"), "--ignored", "--nocapture"])
+            .env(OWNER_DIR, dir.path());
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
         assert!(lines.any(|line| line.ends_with("committed")), "the owner ended early");

@@ -115,7 +115,7 @@ fn directories_devices_and_missing_places_are_refused_with_advice() {
 fn a_managed_file_is_replaced_by_a_commit_and_keeps_its_inode() {
     let dir = tempfile::tempdir().unwrap();
     let file = file_in(dir.path(), "", 0o640);
-    let store = untorn::Store::open(dir.path()).unwrap();
+    let store = untorn::Store::open_or_create(dir.path()).unwrap();
     let managed = store.open_file("file").unwrap();
     managed.write_all_at(b"first, and longer than what comes", 0).unwrap();
     managed.commit().unwrap();
@@ -208,8 +208,8 @@ fn three_kinds(dir: &Path) -> [PathBuf; 3] {
     standalone.append(b"old").unwrap();
     standalone.commit().unwrap();
     standalone.close().unwrap();
-    let store = untorn::Store::open(dir.join("store")).unwrap();
-    let managed = store.open_or_create("managed").unwrap();
+    let store = untorn::Store::open_or_create(dir.join("store")).unwrap();
+    let managed = store.open_or_create_file("managed").unwrap();
     managed.append(b"old").unwrap();
     managed.commit().unwrap();
     managed.close().unwrap();

@@ -7,15 +7,15 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use untorn::{FailureClass, Store, StoreOptions};
+use untorn::{FailureClass, Reader, Store, StoreOptions};
 
 fn commit(store: &Store, name: &str, contents: &[u8]) {
-    let file = store.open_or_create(name).unwrap();
+    let file = store.open_or_create_file(name).unwrap();
     file.set_len(0).and_then(|()| file.write_all_at(contents, 0)).and_then(|()| file.commit()).unwrap();
 }
 
 fn open(dir: &Path) -> Store {
-    StoreOptions::default().background(false).open(dir).unwrap()
+    StoreOptions::new().create(true).background(false).open(dir).unwrap()
 }
 
 #[test]
@@ -50,7 +50,7 @@ fn what_cannot_be_read_is_told() {
     let dir = tempfile::tempdir().unwrap();
     let why = run(&["cat"], &dir.path().join("a")).fails(1);
     assert!(why.contains("cannot find a store above") && why.contains("check the path"), "{why}");
-    let store = StoreOptions::default().class(FailureClass::Process).open(dir.path()).unwrap();
+    let store = StoreOptions::new().create(true).class(FailureClass::Process).open(dir.path()).unwrap();
     commit(&store, "a", b"one");
     let why = run(&["cat"], &dir.path().join("a")).fails(1);
     assert!(why.contains("class `process`") && why.contains("use class `power`"), "{why}");
@@ -303,7 +303,7 @@ fn who_may_read_is_shown_and_changed_and_so_is_who_holds() {
     assert!(who("owner").ok().starts_with("owner: "));
     assert_eq!((mode(".untorn"), mode(".untorn/journal/header")), (0o700, 0o600));
     assert!(who("friends").code == Some(2));
-    let reader = Store::open_read_only(dir.path()).unwrap();
+    let reader = Reader::open(dir.path()).unwrap();
     let snapshot = reader.held_snapshot().unwrap();
     let status = run(&["status"], dir.path()).ok();
     assert!(status.contains(&format!("by readers: commit {}\n", snapshot.lsn())), "{status}");
@@ -321,7 +321,7 @@ fn strange_names_and_links_are_listed_and_left_out() {
     commit(&store, "a", b"one");
     commit(&store, "x\n#9  y\u{1b}[2K", b"two");
     let bytes = Path::new(std::ffi::OsStr::from_bytes(b"\xff\\"));
-    store.open_or_create(bytes).unwrap().commit().unwrap();
+    store.open_or_create_file(bytes).unwrap().commit().unwrap();
     std::os::unix::fs::symlink("/etc", dir.path().join("link")).unwrap();
     std::os::unix::fs::symlink("nothing", dir.path().join("broken")).unwrap();
     let listed = run(&["ls", "-R"], dir.path()).ok();

@@ -8,7 +8,7 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -34,11 +34,11 @@ fn rescue_child() {
         println!("\nnumber {}\nready", number(&heap).load(Relaxed));
         return;
     }
-    let mut options = HeapOptions::new().live(true).address_space(64 << 20);
+    let mut options = HeapOptions::new().create(true).live(true).address_space(64 << 20);
     if mode == "cuts" {
         options = options.cut_every(Duration::from_secs(3600));
     }
-    let store = (mode == "store").then(|| Store::open(place.parent().unwrap()).unwrap());
+    let store = (mode == "store").then(|| Store::open_or_create(place.parent().unwrap()).unwrap());
     let heap = match &store {
         Some(store) => options.open_in(store, place.file_name().unwrap()),
         None => options.open(&place),
@@ -86,8 +86,8 @@ impl Machine {
     }
 
     fn start(&self, mode: &str, heap: &Path, user: Option<u32>) -> Child {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "rescue_child", "--nocapture"]).env("UNTORN_LIVE_DIR", self.memory());
+        let mut command = untorn_testkit::again!("rescue_child");
+        command.env("UNTORN_LIVE_DIR", self.memory());
         command.env(MODE, mode).env(PLACE, heap).stdin(Stdio::null()).stdout(Stdio::piped());
         if let Some(user) = user {
             command.uid(user).gid(user);
@@ -140,8 +140,8 @@ fn heaps_of_programs_that_are_gone_are_committed() {
     let again = json(&machine.rescue(&["--json"]).out);
     assert_eq!(again.as_array().unwrap().len(), 3, "{again}");
     assert_eq!(machine.number_after_a_power_cut(&alone), 2);
-    let store = Store::open(machine.heap("store")).unwrap();
-    assert_eq!(number(&HeapOptions::new().open_in(&store, "heap").unwrap()).load(Relaxed), 2);
+    let store = Store::open_or_create(machine.heap("store")).unwrap();
+    assert_eq!(number(&HeapOptions::new().create(true).open_in(&store, "heap").unwrap()).load(Relaxed), 2);
 }
 
 /// The memory of heaps whose files are not found is removed on request, but not if the kernel still has the file.
@@ -169,9 +169,9 @@ fn memory_of_removed_heaps_is_removed() {
         let told = rescue(&[]);
         assert_eq!(told.code, Some(1), "{}{}", told.out, told.err);
         assert!(told.out.contains("/theirs/moved: NOT committed: the heap's file "), "{}", told.out);
-        assert!(told.out.contains("/theirs/removed: NOT committed: the heap's file is not there"), "{}", told.out);
+        assert!(told.out.contains("/theirs/removed: NOT committed: the heap's file no longer exists"), "{}", told.out);
         assert_eq!(machine.memories().len(), 2, "nothing is removed that nobody asked for");
-        if told.out.contains("/theirs/moved: NOT committed: the heap's file was moved from there") {
+        if told.out.contains("/theirs/moved: NOT committed: the heap's file was moved. ") {
             let said = rescue(&["--remove-lost"]);
             assert_eq!(said.code, Some(1), "{}", said.out);
             assert_eq!(machine.memories().len(), 1, "that of the heap that is somewhere else");
@@ -222,7 +222,7 @@ fn memory_that_was_not_finished_is_removed() {
         assert!(said.contains("no data: a program was killed while it made this memory"), "{n}: {said}");
         file.lock_shared().unwrap();
         let said = machine.rescue(&["--remove-lost"]).ok();
-        assert!(said.contains("a program is just making it"), "{n}: {said}");
+        assert!(said.contains("a program is making this memory now"), "{n}: {said}");
         file.unlock().unwrap();
         assert_eq!(machine.memories(), [memory.as_path()], "{n}: nothing is removed that nobody asked for");
     }
@@ -248,7 +248,7 @@ fn a_file_with_the_number_of_a_removed_one_is_another() {
     fs::rename(same, &heap).unwrap();
     for arguments in [&[][..], &["--remove-lost"]] {
         let said = machine.rescue(arguments).out;
-        assert!(said.contains("/heap: ") && said.contains("the heap's file is not there any more"), "{said}");
+        assert!(said.contains("/heap: ") && said.contains("the heap's file no longer exists"), "{said}");
     }
     assert_eq!(fs::read_dir(machine.memory()).unwrap().count(), 0, "nothing is left, not even a directory");
     assert_eq!(fs::read(&heap).unwrap(), b"plain");
@@ -277,14 +277,14 @@ fn a_heap_that_was_renamed_is_found_in_its_store() {
     fs::create_dir(machine.heap("store")).unwrap();
     let (before, after) = (machine.heap("store/before"), machine.heap("store/after"));
     kill(machine.start("store", &before, None));
-    let store = Store::open(machine.heap("store")).unwrap();
+    let store = Store::open_or_create(machine.heap("store")).unwrap();
     store.rename("before", "after").unwrap();
     store.close().unwrap();
     let said = machine.rescue(&[]).ok();
     assert!(said.contains(&format!("{}: committed (", after.display())), "{said}");
     let _ = fs::remove_dir_all(machine.memory());
-    let store = Store::open(machine.heap("store")).unwrap();
-    assert_eq!(number(&HeapOptions::new().open_in(&store, "after").unwrap()).load(Relaxed), 2);
+    let store = Store::open_or_create(machine.heap("store")).unwrap();
+    assert_eq!(number(&HeapOptions::new().create(true).open_in(&store, "after").unwrap()).load(Relaxed), 2);
 }
 
 /// The memory of a running program stays, even if its heap's file was removed.
@@ -312,7 +312,7 @@ fn programs_that_run_are_asked() {
     let other = machine.start("alone", &silent, None);
     let run = machine.rescue(&["--wait", "1"]);
     assert_eq!(run.code, Some(1), "{}{}", run.out, run.err);
-    assert!(run.out.contains("/silent: NOT committed: a program has it open that did not answer"), "{}", run.out);
+    assert!(run.out.contains("/silent: NOT committed: the program that has it open did not answer"), "{}", run.out);
     kill(running);
     kill(other);
     assert_eq!(machine.number_after_a_power_cut(&cuts), 2);
@@ -334,8 +334,8 @@ fn root_rescues_the_heaps_of_all_users_as_each_of_them() {
     assert!(said.contains(&format!("{}: committed (", own.display())), "{said}");
     assert_eq!(machine.number_after_a_power_cut(&own), 2);
     // For root, the store belongs to another user.
-    let mut show = Command::new(std::env::current_exe().unwrap());
-    show.args(["--exact", "rescue_child", "--nocapture"]).env(MODE, "show").env(PLACE, &theirs).uid(USER).gid(USER);
+    let mut show = untorn_testkit::again!("rescue_child");
+    show.env(MODE, "show").env(PLACE, &theirs).uid(USER).gid(USER);
     let shown = show.output().unwrap();
     let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
     assert!(shown.contains("\nnumber 2\n"), "{shown}");

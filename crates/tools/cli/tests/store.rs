@@ -30,7 +30,10 @@ impl Owner {
     }
 
     fn started_by(mut command: Command, dir: &Path, class: &str) -> Owner {
-        command.args(["--exact", "owner", "--ignored", "--nocapture"]).env(OWNER_DIR, dir).env(OWNER_CLASS, class);
+        command
+            .args(["--exact", &untorn_testkit::test_path!("owner"), "--ignored", "--nocapture"])
+            .env(OWNER_DIR, dir)
+            .env(OWNER_CLASS, class);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let ready = lines.map_while(Result::ok).any(|line| line.ends_with("committed"));
@@ -57,8 +60,8 @@ fn owner() {
         "process" => FailureClass::Process,
         _ => FailureClass::Power,
     };
-    let store = StoreOptions::default().class(class).open(&dir).unwrap();
-    let file = store.open_or_create("file").unwrap();
+    let store = StoreOptions::new().create(true).class(class).open(&dir).unwrap();
+    let file = store.open_or_create_file("file").unwrap();
     for n in 1..=COMMITS {
         file.write_all_at(format!("commit {n}").as_bytes(), 0).unwrap();
         file.commit().unwrap();
@@ -321,7 +324,7 @@ fn check_of_garbage_says_so() {
 fn live_memory_that_nobody_removed_is_not_untorns_own() {
     use std::os::unix::fs::MetadataExt;
     let (dir, live) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    StoreOptions::default().open(dir.path()).unwrap().close().unwrap();
+    StoreOptions::new().create(true).open(dir.path()).unwrap().close().unwrap();
     let lock = dir.path().join(".untorn/lock").metadata().unwrap();
     let users = live.path().join(format!("untorn-{}", lock.uid()));
     fs::create_dir(&users).unwrap();

@@ -17,8 +17,8 @@ fn full() -> Stdio {
 fn unclean(dir: &Path) {
     let store = dir.join("store");
     fs::create_dir_all(&store).unwrap();
-    let opened = untorn::Store::open(&store).unwrap();
-    let file = opened.open_or_create("file").unwrap();
+    let opened = untorn::Store::open_or_create(&store).unwrap();
+    let file = opened.open_or_create_file("file").unwrap();
     file.append(b"committed").unwrap();
     file.commit().unwrap();
     fs::create_dir(dir.join("copy")).unwrap();

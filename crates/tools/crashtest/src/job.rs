@@ -46,12 +46,12 @@ pub struct Done {
     pub acknowledged: u64,
     pub writes: u64,
     pub flushes: u64,
-    pub violation: Option<Found>,
+    pub violation: Option<FirstViolation>,
 }
 
 /// The first violation.
 #[derive(Serialize, Deserialize)]
-pub struct Found {
+pub struct FirstViolation {
     /// The seed of the state, for `--replay`.
     pub seed: u64,
     /// The lost writes, the files, and the output of the check.

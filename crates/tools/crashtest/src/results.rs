@@ -45,7 +45,7 @@ pub fn text(results: &[Result], again: &str, kept: &Path, seed: u64) -> String {
     text += &table(&head, &rows);
     let violated = results.iter().filter(|r| r.done.violation.is_some()).count();
     text += &match (violated, results.iter().map(|r| r.done.states).sum::<u64>()) {
-        (0, 0) => "NOTHING WAS CHECKED: no write was on its way at any moment\n".to_owned(),
+        (0, 0) => "NOTHING WAS CHECKED: no write was in flight at any moment\n".to_owned(),
         (0, _) => format!("no violation found (seed {seed})\n"),
         (n, _) => format!("VIOLATED on {n} of {} file systems (seed {seed})\n", results.len()),
     };

@@ -1,6 +1,6 @@
 //! The worker: records the program, explores crash states, and makes the first violation small.
 
-use crate::job::{Done, Found, Job, News};
+use crate::job::{Done, FirstViolation, Job, News};
 use crate::tested_program::{ShellCheck, Theirs};
 use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
@@ -89,12 +89,18 @@ fn without_a_crash(bench: &mut Bench, recording: &Recording, check: &ShellCheck)
     }
     match bench.with(recording.fs, &recording.image(end), |dir| check.run(dir, &said))??? {
         Ok(()) => Ok(()),
-        Err(why) => bail!("the check refuses the files that the program leaves without a crash: {why}"),
+        Err(why) => bail!("the check fails even without a crash: {why}"),
     }
 }
 
-fn found(job: &Job, bench: &mut Bench, recording: &Recording, check: &ShellCheck, v: &Violation) -> Result<Found> {
-    tell(&News::Says(format!("a violation after state {}; making it small", v.state.seed)));
+fn found(
+    job: &Job,
+    bench: &mut Bench,
+    recording: &Recording,
+    check: &ShellCheck,
+    v: &Violation,
+) -> Result<FirstViolation> {
+    tell(&News::Says(format!("a violation after state {}; reducing it to a small one", v.state.seed)));
     let (small, verdict) = minimise(bench, recording, &v.state, check, TRIES)?;
     let (state, verdict) = match verdict {
         // The check does not always give the same verdict.
@@ -106,9 +112,9 @@ fn found(job: &Job, bench: &mut Bench, recording: &Recording, check: &ShellCheck
     disk.store(&std::fs::File::create(&image).with_context(|| format!("create {}", image.display()))?)?;
     let mut text = explain(bench, recording, state, verdict)?;
     if state != &small {
-        text += "\n(seen once, and not again: the check does not always say the same)";
+        text += "\n(seen only once: the check does not always give the same result)";
     }
-    Ok(Found { seed: v.state.seed, text, image })
+    Ok(FirstViolation { seed: v.state.seed, text, image })
 }
 
 fn kept(keep: &Path, fs: FileSystem) -> PathBuf {

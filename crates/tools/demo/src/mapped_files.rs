@@ -67,9 +67,9 @@ pub struct Mapped {
 
 impl Mapped {
     pub fn open(dir: &Path) -> Result<Mapped, Failure> {
-        let store = Store::open(dir)?;
+        let store = Store::open_or_create(dir)?;
         let options = FileOptions::new().create(true);
-        let map = |name: &str| -> Result<Map, Failure> { Ok(store.open_file_with(name, &options)?.map()?) };
+        let map = |name: &str| -> Result<Map, Failure> { Ok(options.open_in(&store, name)?.map()?) };
         let maps = [map(NAMES[0])?, map(NAMES[1])?];
         Ok(Mapped { store, maps })
     }

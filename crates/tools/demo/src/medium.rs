@@ -74,9 +74,9 @@ pub struct Managed {
 
 impl Managed {
     pub fn open(dir: &Path) -> Result<Managed, Failure> {
-        let store = Store::open(dir)?;
+        let store = Store::open_or_create(dir)?;
         let options = FileOptions::new().create(true);
-        let files = [store.open_file_with(NAMES[0], &options)?, store.open_file_with(NAMES[1], &options)?];
+        let files = [options.open_in(&store, NAMES[0])?, options.open_in(&store, NAMES[1])?];
         Ok(Managed { store, files })
     }
 }

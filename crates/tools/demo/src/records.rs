@@ -159,7 +159,7 @@ pub fn verify(medium: &dyn Medium) -> Result<Result<u64, Torn>, Failure> {
         return torn("a header is cut off".to_owned());
     }
     if word(&data, 0) != MAGIC || word(&index, 0) != MAGIC {
-        return torn("a header is not one".to_owned());
+        return torn("a header is invalid".to_owned());
     }
     let (generation, of_index) = (word(&data, 1), word(&index, 1));
     let (count, sum) = (word(&index, 2), word(&index, 3));
@@ -173,7 +173,7 @@ pub fn verify(medium: &dyn Medium) -> Result<Result<u64, Torn>, Failure> {
         found_sum = found_sum.wrapping_add(entry.share(id));
         let record = medium.read(Which::Data, entry.offset, entry.len as usize)?;
         if record.len() < RECORD_HEAD_BYTES || checksum(&record) != entry.checksum {
-            return torn(format!("the index entry of record {id} points to something else than that record"));
+            return torn(format!("the index entry of record {id} does not point to that record"));
         }
         if word(&record, 0) != id as u64 || word(&record, 2) != entry.generation || entry.generation > generation {
             return torn(format!("record {id} is of another generation than the index says"));

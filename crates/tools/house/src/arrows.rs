@@ -22,10 +22,14 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
     ("untorn-mount", &["untorn-os", "untorn-journal", "untorn", "untorn-terminal", "untorn-tree"]),
     ("untorn-bench", &["untorn-os", "untorn-journal", "untorn", "untorn-terminal", "untorn-demo", "untorn-xsync"]),
     ("untorn-house", &[]),
+    (TESTKIT, &[]),
 ];
 
 /// The crash laboratory. Only programs may depend on it, so that it does not get into a library.
 const CRASHLAB: &str = "untorn-crashlab";
+
+/// Helpers of tests. Only tests may depend on it.
+const TESTKIT: &str = "untorn-testkit";
 
 /// One crate of the workspace.
 #[derive(Debug, Clone, Default)]
@@ -65,8 +69,12 @@ pub fn packages(workspace: &Path) -> Result<Vec<Package>> {
         let dependencies = list(&described["dependencies"]);
         // Tests of an unpublished crate may use the crash laboratory, because it does not get into anything that is
         // built from the crate.
-        let in_tests = |d: &Value| described["publish"].is_array() && text(&d["kind"]) == "dev";
-        let comes_in = |d: &&Value| names.contains(&text(&d["name"])) && !(text(&d["name"]) == CRASHLAB && in_tests(d));
+        let is_for_tests = |d: &Value| match text(&d["name"]).as_str() {
+            CRASHLAB => described["publish"].is_array() && text(&d["kind"]) == "dev",
+            TESTKIT => text(&d["kind"]) == "dev",
+            _ => false,
+        };
+        let comes_in = |d: &&Value| names.contains(&text(&d["name"])) && !is_for_tests(d);
         Package {
             name: text(&described["name"]),
             dir: manifest.parent().unwrap_or(workspace).to_owned(),

@@ -19,7 +19,19 @@ pub const FLOORS: &[(&str, &[&str])] = &[
     ("crates/core/untorn/src", &["engine", "reader", "heap", "admin"]),
     (
         "crates/core/untorn/src/engine",
-        &["waiting", "paths", "content", "region", "files", "commit", "checkpoint", "table", "lifecycle", "handles"],
+        &[
+            "waiting",
+            "paths",
+            "content",
+            "region",
+            "files",
+            "parts",
+            "commit",
+            "checkpoint",
+            "table",
+            "lifecycle",
+            "handles",
+        ],
     ),
     ("crates/core/untorn/src/heap", &["image", "log", "live", "alloc", "collections", "handle", "sections"]),
     (

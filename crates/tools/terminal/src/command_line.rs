@@ -1,7 +1,6 @@
 //! Parses the command line of a program.
 
 use crate::{output, standard_streams};
-use anstream::{AutoStream, ColorChoice};
 use clap::Parser;
 use clap::error::{Error, ErrorKind};
 
@@ -13,16 +12,12 @@ pub fn parse<C: Parser>() -> C {
 }
 
 fn answer(e: &Error) -> i32 {
-    let text = e.render();
-    let styled = |choice| match choice {
-        ColorChoice::Never => text.to_string(),
-        _ => text.ansi().to_string(),
-    };
+    let text = e.render().to_string();
     if e.use_stderr() {
-        crate::tell!("{}", styled(AutoStream::choice(&std::io::stderr())));
+        crate::tell!("{text}");
         return e.exit_code();
     }
-    match standard_streams::write_output(styled(AutoStream::choice(&std::io::stdout())).as_bytes()) {
+    match standard_streams::write_output(text.as_bytes()) {
         Ok(_) => e.exit_code(),
         Err(why) => {
             let what = if e.kind() == ErrorKind::DisplayVersion { "the version" } else { "the help" };

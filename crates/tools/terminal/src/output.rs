@@ -72,8 +72,8 @@ fn advice(e: &untorn::Error) -> Option<&'static str> {
             "check the path: a store is a directory with `.untorn` in it, or a file with `<file>.untorn` beside it",
         ),
         ErrorKind::PermissionDenied if crate::user_namespace::is_root() => Some(
-            "not even root may: the file or its directory cannot be changed (`lsattr -d` shows it, `chattr -i -a` ends it), \
-             or the system denies it to this process (a container, a file system of another machine)",
+            "even root is refused: the file or its directory cannot be changed (`lsattr -d` shows this, `chattr -i -a` \
+             allows changes), or the system denies it to this process (a container, a file system of another machine)",
         ),
         ErrorKind::PermissionDenied => Some("run this as the owner of the data, or as root"),
         ErrorKind::CrossesDevices | ErrorKind::ResourceBusy => Some(

@@ -1,18 +1,71 @@
 //! Interruption by signals: cleans up, prints a message, and exits as shells expect.
 
+use std::cell::UnsafeCell;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use std::{io, mem, ptr, thread};
 
 /// The exit code of shells for "ended by Ctrl-C".
 const INTERRUPTED: i32 = 130;
+
+/// Ctrl-C, and the signals by which others end a process.
+const ENDS: [libc::c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
+
+/// The number of signals that have come and that no thread has handled yet.
+struct Count(UnsafeCell<libc::sem_t>);
+
+// SAFETY: all access is by the functions for semaphores, which are made for several threads.
+unsafe impl Sync for Count {}
+
+// SAFETY: a semaphore is numbers, for which zero is a value.
+static COUNT: Count = Count(UnsafeCell::new(unsafe { mem::zeroed() }));
+
+extern "C" fn count(_: libc::c_int) {
+    // SAFETY: `handle` has initialized the semaphore, and a handler of signals may call this function.
+    unsafe { libc::sem_post(COUNT.0.get()) };
+}
+
+/// Calls a function, in a thread of its own, for every Ctrl-C, SIGTERM and SIGHUP from now on.
+///
+/// A second call fails.
+pub fn handle(mut handler: impl FnMut() + Send + 'static) -> io::Result<()> {
+    static IS_HANDLED: AtomicBool = AtomicBool::new(false);
+    if IS_HANDLED.swap(true, Ordering::SeqCst) {
+        return Err(io::Error::new(io::ErrorKind::AlreadyExists, "signals are handled already"));
+    }
+    // SAFETY: `sem_init` is called once, before any other use of the semaphore. A `sigaction` is numbers, for which
+    // zero is a value: no signal is blocked. `count` may run at any moment.
+    unsafe {
+        libc::sem_init(COUNT.0.get(), 0, 0);
+        let mut action: libc::sigaction = mem::zeroed();
+        action.sa_sigaction = count as *const () as usize;
+        action.sa_flags = libc::SA_RESTART;
+        for signal in ENDS {
+            if libc::sigaction(signal, &raw const action, ptr::null_mut()) != 0 {
+                return Err(io::Error::last_os_error());
+            }
+        }
+    }
+    let wait = move || {
+        loop {
+            // SAFETY: the semaphore is initialized. An error is an interruption by a signal.
+            if unsafe { libc::sem_wait(COUNT.0.get()) } == 0 {
+                handler();
+            }
+        }
+    };
+    thread::Builder::new().name("signals".to_owned()).spawn(wait)?;
+    Ok(())
+}
 
 /// On Ctrl-C, SIGTERM or SIGHUP: cleans up, prints `message`, and ends the process.
 pub fn on_interrupt(
     program: &'static str,
     message: &'static str,
     mut cleanup: impl FnMut() + Send + 'static,
-) -> Result<(), ctrlc::Error> {
-    ctrlc::set_handler(move || {
+) -> io::Result<()> {
+    handle(move || {
         cleanup();
         crate::tell!("{program}: {message}");
         std::process::exit(INTERRUPTED);

@@ -5,6 +5,7 @@
 //! take data at the moment, this module waits, even if the stream is non-blocking. `untorn-house` refuses `println!`
 //! and its kin in programs.
 
+use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use std::fmt::Arguments;
@@ -12,7 +13,6 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
 
 /// A bit for each standard descriptor that was closed at the start.
 ///
@@ -87,7 +87,7 @@ static UNSAID: Mutex<Option<Errno>> = Mutex::new(None);
 /// Writes the message of [`tell!`](crate::tell). The first message after lost ones also tells their number.
 pub fn tell(message: Arguments<'_>) {
     let mut text = lines(message);
-    let mut untold = UNTOLD.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut untold = UNTOLD.lock();
     if untold.messages > 0 {
         let (messages, why) = (untold.messages, io::Error::from(untold.why));
         text = format!("(messages lost before this one: {messages}, the last because of: {why})\n{text}");
@@ -100,7 +100,7 @@ pub fn tell(message: Arguments<'_>) {
 
 /// Writes the text of [`say!`](crate::say).
 pub fn say(text: Arguments<'_>) {
-    let mut unsaid = UNSAID.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut unsaid = UNSAID.lock();
     // Stops after a gap, because a reader would take the rest for a complete result.
     if unsaid.is_none() {
         *unsaid = write_output(lines(text).as_bytes()).err();
@@ -109,7 +109,7 @@ pub fn say(text: Arguments<'_>) {
 
 /// The error that lost a part of the result, if there was one.
 pub fn lost_output() -> Option<io::Error> {
-    UNSAID.lock().unwrap_or_else(PoisonError::into_inner).map(io::Error::from)
+    UNSAID.lock().map(io::Error::from)
 }
 
 /// Writes to standard output. False if the reader has closed the pipe (`| head`).

@@ -1,7 +1,6 @@
 //! Tables and amounts for people.
 
-use comfy_table::presets::NOTHING;
-use comfy_table::{CellAlignment, ContentArrangement, Table};
+use console::{Alignment, measure_text_width, pad_str};
 
 /// The alignment of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,22 +13,24 @@ pub enum Align {
 
 /// A table with a head and rows of cells. Columns are as wide as needed, with a rule under the head.
 pub fn aligned(head: &[String], rows: &[Vec<String>], align: impl Fn(usize) -> Align) -> String {
-    let mut table = Table::new();
-    table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
-    table.set_header(head).add_rows(rows);
-    let last = table.column_count().saturating_sub(1);
-    for (n, column) in table.column_iter_mut().enumerate() {
-        column.set_padding((0, if n == last { 0 } else { 2 }));
-        column.set_cell_alignment(match align(n) {
-            Align::Left => CellAlignment::Left,
-            Align::Right => CellAlignment::Right,
+    let columns = rows.iter().map(Vec::len).fold(head.len(), usize::max);
+    let width = |column: usize| {
+        let cells = std::iter::once(head).chain(rows.iter().map(Vec::as_slice)).filter_map(|row| row.get(column));
+        cells.map(|cell| measure_text_width(cell)).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    let line = |row: &[String]| {
+        let padded = row.iter().enumerate().map(|(column, cell)| {
+            let side = match align(column) {
+                Align::Left => Alignment::Left,
+                Align::Right => Alignment::Right,
+            };
+            pad_str(cell, widths[column], side, None)
         });
-    }
-    let widths = table.column_max_content_widths();
-    let rule = widths.iter().map(|&width| "─".repeat(width.into())).collect::<Vec<_>>().join("  ");
-    let mut lines = table.lines().map(|line| line.trim_end().to_owned()).collect::<Vec<_>>();
-    lines.insert(lines.len().min(1), rule);
-    lines.iter().map(|line| format!("{line}\n")).collect()
+        format!("{}\n", padded.collect::<Vec<_>>().join("  ").trim_end())
+    };
+    let rule = widths.iter().map(|&width| "─".repeat(width)).collect::<Vec<_>>().join("  ");
+    format!("{}{rule}\n{}", line(head), rows.iter().map(|row| line(row)).collect::<String>())
 }
 
 /// An indented table. Columns in which every cell is a number are aligned to the right.

@@ -244,7 +244,7 @@ impl<'a> Applying<'a> {
         };
         if let Err(e) = fs::rename(dir, to) {
             if had_other {
-                fs::rename(&gone, to).with_context(|| format!("it is {} now", gone.display()))?;
+                fs::rename(&gone, to).with_context(|| format!("it is at {} now", gone.display()))?;
             }
             return Err(e.into());
         }
@@ -260,7 +260,7 @@ impl<'a> Applying<'a> {
         for Aside { at, source, target } in asides {
             let Err(e) = renameat_with(CWD, &at, CWD, &source, RenameFlags::NOREPLACE) else { continue };
             let (at, source) = (at.display(), source.display());
-            let why = format!("{source} is {at} now, as it could not get its old name either: {e}");
+            let why = format!("{source} is now at {at}, because it could not get its old name back either: {e}");
             let target = target.strip_prefix(self.root).unwrap_or(&target);
             match self.refused.iter_mut().find(|(path, _)| target.starts_with(path)) {
                 Some((_, refused)) => refused.why = format!("{}; {why}", refused.why),
@@ -365,8 +365,8 @@ impl<'a> Applying<'a> {
         for (old, name) in self.indexed.values().filter_map(|indexed| indexed.old.as_ref()) {
             if fstat(old).is_ok_and(|stat| stat.st_nlink > 0) {
                 tell(format_args!(
-                    "{} has other names outside of {}, which keep the contents from before the session; name a directory that \
-                     has all of them (--overlay), and they stay one file",
+                    "{} has other names outside of {}, which keep the contents from before the session; to keep it one \
+                     file, name a directory that contains all of its names (--overlay)",
                     name.display(),
                     self.root.display()
                 ));

@@ -45,9 +45,9 @@ pub type RefusedChanges = BTreeMap<PathBuf, Refused>;
 
 /// The refused changes of all layers.
 #[derive(Debug, Default)]
-pub struct Kept(Vec<(Written, RefusedChanges)>);
+pub struct KeptChanges(Vec<(Written, RefusedChanges)>);
 
-impl Kept {
+impl KeptChanges {
     /// Adds the refused changes of a layer.
     pub fn add(&mut self, layer: &Written, refused: RefusedChanges) {
         if !refused.is_empty() {
@@ -74,11 +74,11 @@ impl Kept {
 }
 
 /// The refused changes of a copy to a new directory.
-pub fn of_copy(to: &Path, refused: RefusedChanges) -> Kept {
-    Kept(vec![(Written { dir: to.to_owned(), upper: PathBuf::new(), work: PathBuf::new() }, refused)])
+pub fn of_copy(to: &Path, refused: RefusedChanges) -> KeptChanges {
+    KeptChanges(vec![(Written { dir: to.to_owned(), upper: PathBuf::new(), work: PathBuf::new() }, refused)])
 }
 
-impl Display for Kept {
+impl Display for KeptChanges {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let all =
             || self.0.iter().flat_map(|(layer, refused)| refused.iter().map(move |(path, one)| (layer, path, one)));
@@ -93,7 +93,7 @@ impl Display for Kept {
     }
 }
 
-impl std::error::Error for Kept {}
+impl std::error::Error for KeptChanges {}
 
 fn attribute(name: &str) -> String {
     format!("{}{name}", overlay_attributes())

@@ -85,8 +85,9 @@ impl Rescued {
     pub fn tell(&self, to: &Path) -> String {
         let Rescued { files, bytes, missed } = self;
         let mut text = format!(
-            "{files} files ({bytes} bytes) were saved from memory to {}. The disk never had them like that: they may be \
-             newer than what was shown, and half written by the program. Compare before you use them",
+            "{files} files ({bytes} bytes) were saved from memory to {}. The disk never had these contents: they may \
+             be newer than the output that was shown, and half written by the program. Compare them before you use \
+             them",
             to.display()
         );
         if !missed.is_empty() {

@@ -49,7 +49,7 @@ pub fn run(wanted: &Wanted) -> Result<u8> {
     let cwd = std::env::current_dir().context("the working directory")?;
     ensure!(wanted.volume.is_none(), root_is_needed());
     check_kernel()?;
-    let place = on_directory::check(&wanted.place, wanted.cares)
+    let place = on_directory::check(&wanted.place)
         .with_context(|| format!("{}; --place {} cannot be used", root_is_needed(), wanted.place.display()))?;
     let dirs = wanted.dirs(&cwd)?;
     ensure!(!wanted.keep, "--keep keeps a volume, and a session without root has none; leave it out");
@@ -77,7 +77,7 @@ pub fn run(wanted: &Wanted) -> Result<u8> {
         tell_text(&(view.explain() + &explain_net(wanted.net)));
     }
     let ground = Ground { root: &home.root, at: &home.path, disk: &place.disk };
-    let committer = Committer::on(ground, &scratch, wanted.cares)?;
+    let committer = Committer::on(ground, &scratch, wanted.gate)?;
     committer.commit()?;
     let words: Vec<_> = wanted.command.iter().map(|word| word.to_string_lossy()).collect();
     let report = Report {
@@ -86,9 +86,9 @@ pub fn run(wanted: &Wanted) -> Result<u8> {
         volume: home.path.display().to_string(),
         ..Report::default()
     };
-    let Wanted { maps, exact, cares, net, .. } = *wanted;
+    let Wanted { maps, exact, net, .. } = *wanted;
     let (command, watcher) = (wanted.command.clone(), None);
-    let job = Job { command, view, maps, exact, cares, net, ports, report, watcher, host_mounts };
+    let job = Job { command, view, maps, exact, net, ports, report, watcher, host_mounts };
     let (ended, committer) = supervisor::run(job, committer, StatusSocket::bind()?)?;
     committer.close()?;
     if wanted.summary {
@@ -126,8 +126,8 @@ pub fn discard(path: &Path) -> Result<()> {
     let (home, work) = Home::left_over(path)?;
     if work.is_some_and(|work| work.phase == Phase::Applying) {
         bail!(
-            "the changes in {} were being applied, perhaps in part, and half of them is worse than all: `untorn xsync --resume {0}` \
-             applies the rest; if that can never be, remove it by hand",
+            "the changes in {} may be applied in part, and must not stay so: `untorn xsync --resume {0}` applies the \
+             rest; if that is impossible, remove the directory by hand",
             path.display()
         );
     }
@@ -171,7 +171,8 @@ impl Home {
         );
         ensure!(
             !is_root(),
-            "{} holds changes of an ordinary user: let them apply it, as root of the machine cannot see it as they do",
+            "{} holds changes of an ordinary user: let that user apply them, because root cannot see them as that user \
+             does",
             path.display()
         );
         let scratch = private_mounts()?;
@@ -208,7 +209,7 @@ impl Home {
             while is_used() {
                 ensure!(
                     started.elapsed() < LEFT_BEHIND_TIME_MAX,
-                    "somebody has the changes in {} mounted; wait for their end",
+                    "another process has the changes in {} mounted; wait for its end",
                     self.path.display()
                 );
                 std::thread::sleep(Duration::from_millis(5));
@@ -243,20 +244,20 @@ fn check_dir(dir: &Path, place: &Path) -> Result<()> {
     let meta = fs::metadata(dir).with_context(|| dir.display().to_string())?;
     ensure!(
         meta.uid() == rustix::process::geteuid().as_raw(),
-        "{} belongs to user {}: a session without root is over directories of its user; run it by sudo",
+        "{} belongs to user {}: a session without root works only on directories of its own user; run it by sudo",
         dir.display(),
         meta.uid()
     );
     ensure!(
         meta.gid() == rustix::process::getegid().as_raw(),
-        "{} belongs to group {}, which is unknown in a session without root that another group begins: `sg GROUP` begins \
-         it in that group, if it is one of yours",
+        "{} belongs to group {}, but a session without root knows only the group that begins it: begin it with `sg \
+         GROUP`, if you belong to this group",
         dir.display(),
         meta.gid()
     );
     match mount_points()?.iter().find(|at| *at != dir && at.starts_with(dir)) {
         Some(mount) => bail!(
-            "{} has another file system in it, at {}, which a session without root cannot be over; unmount it, or run \
+            "{} has another file system in it, at {}, which a session without root cannot cover; unmount it, or run \
              this by sudo",
             dir.display(),
             mount.display()

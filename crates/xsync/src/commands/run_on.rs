@@ -5,6 +5,7 @@ use crate::host::host_mounts::HostMounts;
 use crate::host::host_view::{OWN, View, mounts_of_the_host};
 use crate::host::outer_streams::{tell, tell_text};
 use crate::host::private_mounts::private_mounts;
+use crate::invariant::OUTSIDE_READERS_WAIT;
 use crate::network::session_network::explain_net;
 use crate::relays::listen::Port;
 use crate::report::session_report::Report;
@@ -16,17 +17,18 @@ use crate::volumes::committer::Committer;
 use anyhow::{Context, Result, ensure};
 use std::path::Path;
 use std::sync::Arc;
+use untorn_os::holds;
 
 /// Runs the session and returns the exit code.
 pub fn run(wanted: &Wanted, dir: &Path) -> Result<u8> {
     let cwd = std::env::current_dir().context("the working directory")?;
     ensure!(
         !wanted.exact,
-        "--exact needs an overlay over what the session writes, and with --on others see {0}, and change it, at the same \
-         time, which an overlay forbids: leave out --exact, or use a volume (--volume FILE)",
+        "--exact needs an overlay, but with --on other programs read and change {0} at the same time, which an overlay \
+         forbids: leave out --exact, or use a volume (--volume FILE)",
         dir.display()
     );
-    let on = OnDirectory::open(dir, wanted.cares)?;
+    let on = OnDirectory::open(dir)?;
     let ports = Arc::new(wanted.listen.iter().copied().map(Port::take).collect::<Result<Vec<_>>>()?);
     let host_mounts = HostMounts::look(vec![on.dir().to_owned(), cwd.clone()])?;
     let scratch = private_mounts()?;
@@ -45,9 +47,9 @@ pub fn run(wanted: &Wanted, dir: &Path) -> Result<u8> {
     if wanted.explain {
         tell_text(&(view.explain() + &explain_net(wanted.net)));
     }
-    let committer = Committer::on(on.ground(), &scratch, wanted.cares)?;
+    let committer = Committer::on(on.ground(), &scratch, wanted.gate)?;
     committer.commit()?;
-    let watcher = wanted.cares.outside_readers_wait.then(|| Watcher::hold(on.dir(), &mount)).transpose()?;
+    let watcher = holds(OUTSIDE_READERS_WAIT).then(|| Watcher::hold(on.dir(), &mount)).transpose()?;
     drop(mount);
     let words: Vec<_> = wanted.command.iter().map(|word| word.to_string_lossy()).collect();
     let report = Report {
@@ -56,8 +58,8 @@ pub fn run(wanted: &Wanted, dir: &Path) -> Result<u8> {
         volume: on.dir().display().to_string(),
         ..Report::default()
     };
-    let (command, maps, cares) = (wanted.command.clone(), wanted.maps, wanted.cares);
-    let job = Job { command, view, maps, exact: false, cares, net: wanted.net, ports, report, watcher, host_mounts };
+    let (command, maps) = (wanted.command.clone(), wanted.maps);
+    let job = Job { command, view, maps, exact: false, net: wanted.net, ports, report, watcher, host_mounts };
     let (ended, committer) = supervisor::run(job, committer, StatusSocket::bind()?)?;
     committer.close()?;
     if wanted.summary {
@@ -75,9 +77,9 @@ fn tell_what_is_lost(ended: &Ended, on: &OnDirectory) {
         bytes => format!("{bytes} bytes of output were held back, and nobody has seen them."),
     };
     tell(format_args!(
-        "the session was ended, because the file system of {} failed. {held} Everything that was shown is \
-         there, once the disk works and the file system was checked (`e2fsck`). What is newer is in memory until the \
-         file system is unmounted: copy it away before.",
+        "the session was ended, because the file system of {} failed. {held} When the disk works again and the file \
+         system was checked (`e2fsck`), it has everything that was shown. Newer data is in memory until the file \
+         system is unmounted: copy it before that.",
         on.dir().display()
     ));
 }

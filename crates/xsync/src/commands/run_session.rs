@@ -1,9 +1,8 @@
 //! A session with a volume, from the volume to the exit code.
 
-use crate::cares::Cares;
 use crate::changes::access_lists::AccessLists;
 use crate::changes::apply_changes::{self, Applied};
-use crate::changes::kept_changes::Kept;
+use crate::changes::kept_changes::KeptChanges;
 use crate::changes::rescue;
 use crate::changes::work_dirs::{DATA, Phase, WorkDirs, check_dirs};
 use crate::filter::syscall_filter::Maps;
@@ -64,8 +63,8 @@ pub struct Wanted {
     pub summary: bool,
     /// The program and its arguments.
     pub command: Vec<OsString>,
-    /// The invariants that the session keeps.
-    pub cares: Cares,
+    /// Output waits for a commit. False in measurements alone.
+    pub gate: bool,
 }
 
 impl Wanted {
@@ -87,7 +86,7 @@ impl Wanted {
             explain: false,
             summary: false,
             command,
-            cares: Cares::ALL,
+            gate: true,
         }
     }
 
@@ -115,7 +114,7 @@ impl Wanted {
         if self.explain {
             tell_text(&(view.explain() + &explain_net(self.net)));
         }
-        let committer = Committer::new(&volume, &scratch, self.cares)?;
+        let committer = Committer::new(&volume, &scratch, self.gate)?;
         committer.commit()?;
         let words: Vec<_> = self.command.iter().map(|word| word.to_string_lossy()).collect();
         let report = Report {
@@ -129,7 +128,6 @@ impl Wanted {
             view,
             maps: self.maps,
             exact: self.exact,
-            cares: self.cares,
             net: self.net,
             ports,
             report,
@@ -178,7 +176,7 @@ impl Wanted {
     /// memory.
     fn rescue(&self, volume: &Volume, work: &WorkDirs, to: Option<&Path>) {
         let Some(to) = to else {
-            tell("the data in memory that the disk does not have are gone now; --rescue DIR saves it next time");
+            tell("data that was only in memory, not on the disk, is lost now; --rescue DIR saves such data next time");
             return;
         };
         let data = self.volume.as_ref().map(|_| volume.at().join(DATA));
@@ -192,8 +190,8 @@ impl Wanted {
         let at = scratch.join("volume");
         fs::create_dir_all(&at)?;
         let mounted = |image: Image| {
-            let volume = image.mount(&at, self.cares)?;
-            check_mount(&at, self.cares)?;
+            let volume = image.mount(&at)?;
+            check_mount(&at)?;
             Ok::<Volume, anyhow::Error>(volume)
         };
         match &self.volume {
@@ -318,7 +316,7 @@ pub(crate) fn apply_all(volume: &Path, work: &WorkDirs, lists: &AccessLists) -> 
     // thrown away.
     let sizes = layers.iter().map(|layer| apply_changes::measure(&layer.upper)).collect::<Result<Vec<_>>>()?;
     work.begin_to_apply(volume)?;
-    let mut kept = Kept::default();
+    let mut kept = KeptChanges::default();
     for (layer, (_, bytes)) in layers.iter().zip(sizes) {
         let bar = progress(bytes, &format!("applying to {}", layer.dir.display()));
         let applied = apply_changes::apply(layer, lists, &mut |done: &Applied| bar.set_position(done.bytes))?;
@@ -342,9 +340,9 @@ fn progress(bytes: u64, what: &str) -> ProgressBar {
 /// Adds to an error that some or all changes were not applied, and how to go on.
 pub(crate) fn not_applied(e: anyhow::Error, path: &Path) -> anyhow::Error {
     let path = path.display();
-    if e.is::<Kept>() {
+    if e.is::<KeptChanges>() {
         return e.context(format!(
-            "some changes could not be applied, and all others are; `untorn xsync --resume {path}` applies them when the \
+            "some changes could not be applied, all others were; `untorn xsync --resume {path}` applies them when the \
              reason is gone, `untorn xsync --discard {path}` throws them away"
         ));
     }
@@ -382,7 +380,7 @@ pub fn resume(path: &Path) -> Result<()> {
         }
         if path.extension().is_some_and(|end| end == volume_name::KEPT) {
             volume.unmount()?;
-            bail!("{} holds what was applied already; `untorn xsync --discard {0}` removes it", path.display());
+            bail!("the changes in {} were applied already; `untorn xsync --discard {0}` removes it", path.display());
         }
         // The session was killed between the end of the apply and the removal of the volume.
         tell("everything was applied already");
@@ -417,8 +415,8 @@ pub fn discard(path: &Path) -> Result<()> {
     if work.phase == Phase::Applying {
         volume.unmount()?;
         bail!(
-            "the changes in {} were being applied, perhaps in part, and half of them is worse than all: `untorn xsync --resume {0}` \
-             applies the rest; if that can never be, remove the file",
+            "the changes in {} may be applied in part, and must not stay so: `untorn xsync --resume {0}` applies the \
+             rest; if that is impossible, remove the file",
             path.display()
         );
     }
@@ -438,5 +436,5 @@ fn is_for_data(volume: &Volume) -> bool {
 fn left_over(path: &Path, scratch: &Path) -> Result<Volume> {
     let at = scratch.join("volume");
     fs::create_dir_all(&at)?;
-    Image::open(path)?.mount(&at, Cares::ALL)
+    Image::open(path)?.mount(&at)
 }

@@ -3,12 +3,12 @@
 //! These are maps that are shared with files; with `--maps=strict` the flushes of a session that has such a map; with
 //! `--exact` the rings of io_uring.
 
-use crate::cares::Cares;
 use crate::filter::renames::Renames;
 use crate::filter::rings;
 use crate::filter::stale_maps::StaleMaps;
 use crate::filter::syscall_filter::{Call, Maps, call_of};
 use crate::host::outer_streams::tell;
+use crate::invariant::MAPS_BY_DESCRIPTOR;
 use crate::report::session_report::Counters;
 use crate::volumes::committer::Committer;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -23,6 +23,7 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
+use untorn_os::holds;
 
 /// `_IOWR('!', 0, struct seccomp_notif)`, `_IOWR('!', 1, struct seccomp_notif_resp)` of `<linux/seccomp.h>`.
 const RECEIVE: libc::Ioctl = 0xC050_2100;
@@ -37,8 +38,6 @@ const ELF32: [u8; 5] = *b"\x7fELF\x01";
 pub struct Answering {
     /// The treatment of shared maps, and whether flushes return exact results (`--exact`).
     pub calls: (Maps, bool),
-    /// The invariants that the session keeps.
-    pub cares: Cares,
     /// Makes commits.
     pub committer: Arc<Committer>,
     /// Counters for the status.
@@ -134,7 +133,7 @@ impl Answering {
             };
         }
         // A later mprotect may allow stores that the first protection forbids.
-        let may_store = self.cares.maps_by_descriptor || protection & libc::PROT_WRITE as u64 != 0;
+        let may_store = holds(MAPS_BY_DESCRIPTOR) || protection & libc::PROT_WRITE as u64 != 0;
         if flags & libc::O_ACCMODE != libc::O_RDWR || !may_store || !is_kept(pid, descriptor) {
             return Decided::Continue;
         }

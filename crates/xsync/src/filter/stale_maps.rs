@@ -48,8 +48,8 @@ impl StaleMaps {
         let refused = is_locked(pid, descriptor, &written.dir);
         if refused && !self.noted.get(&path).is_some_and(|(_, told)| *told) {
             tell(format_args!(
-                "{0}: a shared map was refused (ENODEV), as it would not show what the session writes to this file from now \
-                 on; programs that cannot do without find it mapped if it is written first (`touch {0}` in the session)",
+                "{0}: a shared map was refused (ENODEV), because it would not show later writes of the session to this \
+                 file; if a program needs the map, write to the file first (`touch {0}` in the session)",
                 path.display()
             ));
         }
@@ -69,8 +69,8 @@ impl StaleMaps {
             n => format!(" (and {} other files)", n - 1),
         };
         tell(format_args!(
-            "{0}{more} was mapped by a program before the session wrote to it: a map that was there longer did not show \
-             what was written; `touch {0}` in the session, before it is mapped, mends that",
+            "{0}{more} was mapped by a program before the session wrote to it: the older map did not show the writes; \
+             to avoid this, run `touch {0}` in the session before the file is mapped",
             first.display()
         ));
     }

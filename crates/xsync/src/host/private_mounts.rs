@@ -21,8 +21,8 @@ pub fn root_is_needed() -> &'static str {
 }
 
 /// The message for a root process to which the kernel refuses namespaces.
-pub const NOT_ALLOWED: &str = "this process is root without the right to make namespaces (CAP_SYS_ADMIN), as in a session or \
-    in a container: a session in a session cannot be; in a container, give it this capability";
+pub const NOT_ALLOWED: &str = "this process is root without the right to make namespaces (CAP_SYS_ADMIN), as in a \
+    session or in a container: a session cannot run in a session; in a container, give the container this capability";
 
 /// Enters a new mount namespace, and returns an empty directory for mounts. This process must have one thread.
 pub fn private_mounts() -> Result<PathBuf> {

@@ -72,7 +72,7 @@ impl Messages {
                 let kind = u16::from_ne_bytes(rest[4..6].try_into().expect("two bytes"));
                 let error = i32::from_ne_bytes(rest[HEADER_BYTES..HEADER_BYTES + 4].try_into().expect("four bytes"));
                 if i32::from(kind) != libc::NLMSG_ERROR || length < HEADER_BYTES + 4 {
-                    bail!("the kernel said something else than whether it did it");
+                    bail!("the kernel gave an unexpected answer");
                 }
                 if error != 0 {
                     return Err(io::Error::from_raw_os_error(-error).into());

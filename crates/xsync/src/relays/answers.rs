@@ -7,14 +7,15 @@ use crate::relays::relay::HELD_BYTES_MAX;
 use crate::report::session_report::Counters;
 use crate::volumes::committer::Committer;
 use anyhow::{Context, Result};
+use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::io::{Errno, read, write};
 use rustix::net::{Shutdown, shutdown};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
 
 /// The most events that are handled together.
 const EVENTS_MAX: usize = 512;
@@ -78,7 +79,7 @@ impl Answers {
 
     /// Relays the answers on this connection.
     pub fn add(&self, connection: &Arc<Connection>) {
-        self.arrived.lock().unwrap_or_else(|e| e.into_inner()).push(connection.clone());
+        self.arrived.lock().push(connection.clone());
         self.listen_to(Source::Inner(connection.number), &connection.inner, FROM_THE_SERVER);
     }
 
@@ -156,7 +157,7 @@ struct Relay<'a> {
 
 impl Relay<'_> {
     fn take_arrived(&mut self) {
-        let arrived = std::mem::take(&mut *self.answers.arrived.lock().unwrap_or_else(|e| e.into_inner()));
+        let arrived = std::mem::take(&mut *self.answers.arrived.lock());
         for connection in arrived {
             let number = connection.number;
             self.connections.insert(number, Outbound { connection, rest: Vec::new(), end: None });

@@ -8,6 +8,7 @@ use crate::network::session_network::be_transparent;
 use crate::report::session_report::Counters;
 use crate::volumes::committer::Committer;
 use anyhow::{Context, Result};
+use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::io::{Errno, write};
 use rustix::net::sockopt::set_socket_reuseaddr;
@@ -17,8 +18,8 @@ use rustix::net::{
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
 /// The size of the largest datagram.
@@ -114,7 +115,7 @@ fn listen_to(epoll: &OwnedFd, socket: &OwnedFd, number: u64) -> Result<()> {
 
 impl Shared {
     fn flow(&self, number: u64) -> Option<Arc<Flow>> {
-        self.flows.lock().unwrap_or_else(|e| e.into_inner()).get(&number).cloned()
+        self.flows.lock().get(&number).cloned()
     }
 
     /// Passes on datagrams from outside, until the session's end.
@@ -248,7 +249,7 @@ impl Leaving {
         self.next += 1;
         listen_to(&self.shared.leaving, &flow.inner, number)?;
         listen_to(&self.shared.coming, &flow.outer, number)?;
-        self.shared.flows.lock().unwrap_or_else(|e| e.into_inner()).insert(number, flow.clone());
+        self.shared.flows.lock().insert(number, flow.clone());
         self.recent.insert(ends, (number, now));
         Ok(flow)
     }
@@ -259,7 +260,7 @@ impl Leaving {
             return;
         };
         self.recent.remove(&ends);
-        let flow = self.shared.flows.lock().unwrap_or_else(|e| e.into_inner()).remove(&number);
+        let flow = self.shared.flows.lock().remove(&number);
         if let Some(flow) = flow {
             let _ = epoll::delete(&self.shared.leaving, &flow.inner);
             let _ = epoll::delete(&self.shared.coming, &flow.outer);

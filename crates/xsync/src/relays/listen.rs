@@ -1,7 +1,7 @@
 //! Ports of the session that clients outside may connect to. Each connection is relayed, its answers after a commit.
 
-use crate::cares::Cares;
 use crate::host::outer_streams::tell;
+use crate::invariant::LISTEN_LATE;
 use crate::relays::answers::{Answers, Ended};
 use crate::relays::requests::{Requests, Session};
 use crate::report::session_report::Counters;
@@ -16,6 +16,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
+use untorn_os::holds;
 
 /// The interval at which the supervisor checks whether the session listens yet.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
@@ -45,7 +46,7 @@ impl Port {
     pub fn open(&self, served: Arc<Served>) -> Result<()> {
         let (socket, number) = (self.socket.clone(), self.number);
         let work = move || {
-            if served.cares.listen_late && !wait_until_it_listens(&served, number) {
+            if holds(LISTEN_LATE) && !wait_until_it_listens(&served, number) {
                 return;
             }
             let opened =
@@ -78,7 +79,6 @@ fn bound(address: SocketAddr) -> rustix::io::Result<OwnedFd> {
 #[derive(Debug)]
 pub struct Served {
     init: Pid,
-    cares: Cares,
     committer: Weak<Committer>,
     requests: Requests,
     answers: Answers,
@@ -98,15 +98,14 @@ impl Served {
         init: Pid,
         network: OwnedFd,
         all_addresses: bool,
-        cares: Cares,
         committer: &Arc<Committer>,
         counters: &Arc<Counters>,
     ) -> Result<Threads> {
         let (requests, answers) = (Requests::new()?, Answers::new()?);
-        let served = Arc::new(Served { init, cares, committer: Arc::downgrade(committer), requests, answers });
+        let served = Arc::new(Served { init, committer: Arc::downgrade(committer), requests, answers });
         let (serves, session) = (
             served.clone(),
-            Session { network, all_addresses, cares, committer: served.committer.clone(), counters: counters.clone() },
+            Session { network, all_addresses, committer: served.committer.clone(), counters: counters.clone() },
         );
         let requests = move || serves.requests.relay(&session, |connection| serves.answers.add(connection));
         let (serves, committer, counters) = (served.clone(), committer.clone(), counters.clone());

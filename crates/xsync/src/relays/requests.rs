@@ -1,11 +1,12 @@
 //! Relays requests of clients to servers in the session, without commits.
 
-use crate::cares::Cares;
+use crate::invariant::REQUESTS_AT_ONCE;
 use crate::network::session_network::be_transparent;
 use crate::relays::connection::{Connection, Source, send_some};
 use crate::report::session_report::Counters;
 use crate::volumes::committer::Committer;
 use anyhow::{Context, Result};
+use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use rustix::io::{Errno, read, write};
 use rustix::net::sockopt::{
@@ -19,8 +20,9 @@ use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
+use untorn_os::holds;
 
 /// The most bytes that are read from one client at a time.
 const READ_BYTES_MAX: usize = 256 << 10;
@@ -48,8 +50,6 @@ pub struct Session {
     pub network: OwnedFd,
     /// All IPv4 addresses lead to the session's loopback.
     pub all_addresses: bool,
-    /// The invariants that the session keeps.
-    pub cares: Cares,
     /// The committer, which is gone when the session is over.
     pub committer: Weak<Committer>,
     /// Counters for the status.
@@ -80,7 +80,7 @@ impl Requests {
 
     /// Relays connections to this listening socket to the port of this number in the session.
     pub fn serve(&self, socket: Arc<OwnedFd>, number: u16) -> Result<()> {
-        let mut ports = self.ports.lock().unwrap_or_else(|e| e.into_inner());
+        let mut ports = self.ports.lock();
         let source = Source::Port(ports.len() as u64);
         ports.push((socket.clone(), number));
         epoll::add(&self.epoll, &socket, epoll::EventData::new_u64(source.to_number()), epoll::EventFlags::IN)
@@ -99,7 +99,7 @@ impl Requests {
 
     /// Relays the client's bytes in this connection.
     pub fn add(&self, connection: Arc<Connection>) {
-        self.arrived.lock().unwrap_or_else(|e| e.into_inner()).push(connection);
+        self.arrived.lock().push(connection);
         let _ = write(&self.wake, &1_u64.to_ne_bytes());
     }
 
@@ -152,7 +152,7 @@ struct Relay<'a> {
 
 impl Relay<'_> {
     fn accept(&mut self, port: usize, answers: &impl Fn(&Arc<Connection>)) {
-        let (socket, number) = self.requests.ports.lock().unwrap_or_else(|e| e.into_inner())[port].clone();
+        let (socket, number) = self.requests.ports.lock()[port].clone();
         if self.full.is_some() {
             let _ = epoll::delete(&self.requests.epoll, &socket);
             return;
@@ -203,7 +203,7 @@ impl Relay<'_> {
         {
             return;
         }
-        let ports = self.requests.ports.lock().unwrap_or_else(|e| e.into_inner());
+        let ports = self.requests.ports.lock();
         for (n, (socket, _)) in ports.iter().enumerate() {
             // A port that is in the epoll already is refused, which does no harm.
             self.listen_to(Source::Port(n as u64), socket, epoll::EventFlags::IN);
@@ -227,7 +227,7 @@ impl Relay<'_> {
 
     fn take_arrived(&mut self) {
         let _ = read(&self.requests.wake, &mut [0; 8]);
-        let arrived = std::mem::take(&mut *self.requests.arrived.lock().unwrap_or_else(|e| e.into_inner()));
+        let arrived = std::mem::take(&mut *self.requests.arrived.lock());
         arrived.into_iter().for_each(|connection| self.begin_to_read(connection));
     }
 
@@ -255,7 +255,7 @@ impl Relay<'_> {
             }
             Ok(bytes) => {
                 self.session.counters.came_in.fetch_add(bytes as u64, SeqCst);
-                if !self.session.cares.requests_at_once {
+                if !holds(REQUESTS_AT_ONCE) {
                     let _ = self.session.committer.upgrade().map(|committer| committer.commit());
                 }
                 inbound.waiting.extend_from_slice(&buffer[..bytes]);

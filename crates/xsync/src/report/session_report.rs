@@ -1,8 +1,8 @@
 //! Counts and reports the progress of a session, for users who ask.
 
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::fmt;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
@@ -43,7 +43,7 @@ pub struct Holding<'a> {
 impl Counters {
     /// Counts bytes as held from now on.
     pub fn hold(&self, bytes: usize) -> Holding<'_> {
-        let mut held = self.held.lock().unwrap_or_else(|e| e.into_inner());
+        let mut held = self.held.lock();
         let number = held.next;
         held.next += 1;
         held.bytes += bytes as u64;
@@ -53,14 +53,14 @@ impl Counters {
 
     /// The number of held bytes, and the time for which the oldest of them have been held.
     pub fn held(&self) -> (u64, Duration) {
-        let held = self.held.lock().unwrap_or_else(|e| e.into_inner());
+        let held = self.held.lock();
         (held.bytes, held.since.first().map_or(Duration::ZERO, |(_, since)| since.elapsed()))
     }
 }
 
 impl Drop for Holding<'_> {
     fn drop(&mut self) {
-        let mut held = self.counters.held.lock().unwrap_or_else(|e| e.into_inner());
+        let mut held = self.counters.held.lock();
         held.bytes -= self.bytes;
         held.since.retain(|(number, _)| *number != self.number);
     }

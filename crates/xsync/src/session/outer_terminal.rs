@@ -2,11 +2,11 @@
 
 use crate::session::session_init::TerminalLike;
 use anyhow::{Context, Result};
+use parking_lot::Mutex;
 use rustix::termios::{
     OptionalActions, OutputModes, Termios, isatty, tcgetattr, tcgetwinsize, tcsetattr, tcsetwinsize,
 };
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Mutex;
 
 /// The standard streams that are a terminal, and the terminal's settings at the start.
 #[derive(Debug)]
@@ -51,7 +51,7 @@ impl OuterTerminal {
         let Some(input) = &self.input else { return Ok(()) };
         let mut raw = self.before.clone();
         raw.make_raw();
-        let mut is_raw = self.is_raw.lock().unwrap_or_else(|e| e.into_inner());
+        let mut is_raw = self.is_raw.lock();
         tcsetattr(input, OptionalActions::Now, &raw).context("the terminal's settings")?;
         *is_raw = true;
         Ok(())
@@ -59,7 +59,7 @@ impl OuterTerminal {
 
     /// Restores the terminal's settings.
     pub fn restore(&self) {
-        let mut is_raw = self.is_raw.lock().unwrap_or_else(|e| e.into_inner());
+        let mut is_raw = self.is_raw.lock();
         if let (true, Some(input)) = (*is_raw, &self.input) {
             let _ = tcsetattr(input, OptionalActions::Drain, &self.before);
         }

@@ -3,11 +3,11 @@
 //! The supervisor makes it with `clone3` while it has one thread. The process never returns from here. When it ends,
 //! the kernel ends everything in the session.
 
-use crate::cares::Cares;
 use crate::control::{Control, News, Order};
 use crate::filter::syscall_filter::{self, Maps};
 use crate::host::capabilities;
 use crate::host::host_view::{OWN, View};
+use crate::invariant::{CAPABILITIES_DROPPED, DIRECTORY_SEALED, END_HEARD, OWN_TERMINALS};
 use crate::network::session_network::{self, HostNetwork};
 use crate::view::origins;
 use crate::view::sealed_directory;
@@ -26,6 +26,7 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
+use untorn_os::holds;
 use untorn_terminal::user_namespace::is_root;
 
 /// The exit code if the session could not begin, as with `timeout`, `chroot` and others.
@@ -63,8 +64,6 @@ pub struct Session {
     pub maps: Maps,
     /// Flushes return the results that they have outside of a session.
     pub exact: bool,
-    /// The invariants that the session keeps.
-    pub cares: Cares,
     /// The program and its arguments.
     pub command: Vec<OsString>,
     /// Standard input, output, error.
@@ -92,11 +91,11 @@ pub fn run(session: Session, control: Control) -> ! {
 
 fn supervised(session: Session, control: &Control) -> Result<(), (anyhow::Error, u8)> {
     let could_not = |e| (e, COULD_NOT);
-    let Session { view, maps, exact, cares, command, streams, terminal, network, signals } = session;
+    let Session { view, maps, exact, command, streams, terminal, network, signals } = session;
     end_with_the_supervisor().map_err(could_not)?;
-    let of_the_host = terminal.as_ref().filter(|_| !cares.own_terminals).map(|like| open_terminal(like, control));
+    let of_the_host = terminal.as_ref().filter(|_| !holds(OWN_TERMINALS)).map(|like| open_terminal(like, control));
     let renames = !view.written.iter().all(|written| origins::names_are_kept(&written.dir));
-    let mut missing = session_root::enter(&view, cares).map_err(could_not)?;
+    let mut missing = session_root::enter(&view).map_err(could_not)?;
     let slave = of_the_host.or_else(|| terminal.as_ref().map(|like| open_terminal(like, control)));
     let slave = slave.transpose().map_err(could_not)?;
     begin_session(slave.as_ref()).map_err(could_not)?;
@@ -108,18 +107,18 @@ fn supervised(session: Session, control: &Control) -> Result<(), (anyhow::Error,
     {
         missing.push(format!("the program cannot reach addresses outside: {e:#}"));
     }
-    if let Some((_, at)) = view.on.as_ref().filter(|_| cares.directory_sealed) {
+    if let Some((_, at)) = view.on.as_ref().filter(|_| holds(DIRECTORY_SEALED)) {
         let written = view.written.iter().map(|written| written.dir.as_path());
         let own = OWN.iter().map(Path::new).filter(|own| !at.starts_with(own));
         sealed_directory::allow_only_in(own.chain(written)).map_err(could_not)?;
     }
-    confine((maps, exact, renames), cares, control).map_err(could_not)?;
+    confine((maps, exact, renames), control).map_err(could_not)?;
     let children = children().map_err(could_not)?;
     let child = start(&command, streams, slave.as_ref(), signals)?;
     std::mem::forget(slave);
     close_all_but(&[control.as_fd().as_raw_fd(), children.as_raw_fd()]);
     control.send(&News::Running(missing), None).map_err(could_not)?;
-    watch(child, control, &children, cares).map_err(could_not)
+    watch(child, control, &children).map_err(could_not)
 }
 
 /// Makes the kernel end this process, and with it the session, when the supervisor ends.
@@ -181,13 +180,13 @@ fn show_mounts(control: &Control) -> Result<()> {
     control.send(&News::MountTable, Some(table.as_fd()))
 }
 
-fn confine((maps, exact, renames): (Maps, bool, bool), cares: Cares, control: &Control) -> Result<()> {
+fn confine((maps, exact, renames): (Maps, bool, bool), control: &Control) -> Result<()> {
     let listener = syscall_filter::install(maps, exact, renames)?;
     control.send(&News::Filter, Some(listener.as_fd()))?;
     drop(listener);
     if !is_root() {
         capabilities::drop_all()?;
-    } else if cares.capabilities_dropped {
+    } else if holds(CAPABILITIES_DROPPED) {
         capabilities::drop_what_leads_out()?;
     }
     // Keeps the session's processes from reading this process's memory, which is a copy of the supervisor's.
@@ -274,9 +273,9 @@ pub fn close_all_but(kept: &[i32]) {
 }
 
 /// Passes on signals, reaps every ended process, and reports how the program ends.
-fn watch(program: Pid, control: &Control, children: &OwnedFd, cares: Cares) -> Result<()> {
+fn watch(program: Pid, control: &Control, children: &OwnedFd) -> Result<()> {
     const LOOK_EVERY: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
-    let time = if cares.end_heard { None } else { Some(&LOOK_EVERY) };
+    let time = if holds(END_HEARD) { None } else { Some(&LOOK_EVERY) };
     loop {
         let mut ready = [PollFd::new(control, PollFlags::IN), PollFd::new(children, PollFlags::IN)];
         match poll(&mut ready, time) {

@@ -1,6 +1,5 @@
 //! The supervisor: it makes the session, relays between it and the outside, and waits for its end.
 
-use crate::cares::Cares;
 use crate::control::{Control, News, Order, Takes};
 use crate::filter::renames::Renames;
 use crate::filter::shared_maps::Answering;
@@ -51,8 +50,6 @@ pub struct Job {
     pub maps: Maps,
     /// Flushes return the results that they have outside of a session.
     pub exact: bool,
-    /// The invariants that the session keeps.
-    pub cares: Cares,
     /// The traffic that may leave the session.
     pub net: Net,
     /// The ports that clients outside may connect to when the session listens.
@@ -97,7 +94,6 @@ pub fn run(job: Job, committer: Committer, mut status: StatusSocket) -> Result<(
         view: job.view,
         maps: job.maps,
         exact: job.exact,
-        cares: job.cares,
         command: job.command,
         streams: streams.theirs,
         terminal: outer.as_ref().map(|outer| outer.like()).transpose()?,
@@ -115,7 +111,6 @@ pub fn run(job: Job, committer: Committer, mut status: StatusSocket) -> Result<(
         outer: outer.map(Arc::new),
         calls: (job.maps, job.exact),
         written,
-        cares: job.cares,
         report: job.report,
         ports: job.ports,
         relays: Vec::new(),
@@ -220,7 +215,6 @@ struct Running {
     calls: (Maps, bool),
     /// The directories whose changes are kept in layers.
     written: Vec<Written>,
-    cares: Cares,
     report: Report,
     ports: Arc<Vec<Port>>,
     relays: Vec<JoinHandle<End>>,
@@ -306,8 +300,7 @@ impl Running {
             let (sockets, network) = (std::mem::take(&mut self.takes_datagrams), network.try_clone()?);
             self.datagrams = Some(Datagrams::begin(sockets, network, &self.committer, &self.counters)?);
         }
-        let threads =
-            Served::begin(init, network, !self.ways_out.is_empty(), self.cares, &self.committer, &self.counters)?;
+        let threads = Served::begin(init, network, !self.ways_out.is_empty(), &self.committer, &self.counters)?;
         self.ports.iter().try_for_each(|port| port.open(threads.served().clone()))?;
         let sockets = std::mem::take(&mut self.ways_out);
         self.outgoing = Some(Outgoing::begin(sockets, threads.served(), &self.committer, &self.counters)?);
@@ -329,7 +322,6 @@ impl Running {
     fn answer(&mut self, listener: OwnedFd) {
         let answering = Answering {
             calls: self.calls,
-            cares: self.cares,
             committer: self.committer.clone(),
             counters: self.counters.clone(),
             stale: StaleMaps::new(std::mem::take(&mut self.written)),

@@ -10,6 +10,7 @@ use crate::host::outside_readers::OutsideReaders;
 use crate::session::session_init::close_all_but;
 use crate::view::on_directory::disk_of;
 use anyhow::{Context, Result, bail, ensure};
+use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{FileType, Mode, OFlags, fstat, fsync, openat};
 use rustix::io::Errno;
@@ -22,8 +23,8 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use untorn_terminal::user_namespace::is_root;
 
@@ -84,7 +85,7 @@ impl Watcher {
         self.hears = Some(thread::spawn(move || {
             let _ = connection.receive::<Answer>();
             if !ended.load(SeqCst) {
-                tell("the watcher has ended, and outside readers do not wait any more: so does the session");
+                tell("the watcher has ended, so outside readers no longer wait; the session ends, too");
                 let _ = rustix::process::pidfd_send_signal(&session, Signal::KILL);
             }
         }));
@@ -132,8 +133,8 @@ fn socket_of(dir: &Path) -> Result<PathBuf> {
 fn connect(dir: &Path) -> Result<Control> {
     let stream = UnixStream::connect(socket_of(dir)?).with_context(|| {
         format!(
-            "nobody holds outside readers of {0}, so a session without root cannot be on it; an administrator runs \
-             `untorn xsync --watch {0}` (`untorn xsync --print-fstab {0}` prints a unit for it)",
+            "no watcher holds outside readers of {0}, so a session without root cannot work on it; an administrator \
+             has to run `untorn xsync --watch {0}` (`untorn xsync --print-fstab {0}` prints a unit for it)",
             dir.display()
         )
     })?;
@@ -159,10 +160,10 @@ pub fn watch(dir: &Path) -> Result<()> {
         let stream = stream.context("the watcher's socket")?;
         let user = rustix::net::sockopt::socket_peercred(&stream).context("the watcher's socket")?.uid.as_raw();
         let sessions = sessions.clone();
-        *locked(&sessions).entry(user).or_default() += 1;
+        *sessions.lock().entry(user).or_default() += 1;
         thread::spawn(move || {
             let connection = Control::of(stream.into());
-            let served = if locked(&sessions)[&user] > SESSIONS_MAX {
+            let served = if sessions.lock()[&user] > SESSIONS_MAX {
                 connection.send(&Answer::Refused(format!("more than {SESSIONS_MAX} sessions of one user")), None)
             } else {
                 serve(&connection, device, user)
@@ -170,14 +171,10 @@ pub fn watch(dir: &Path) -> Result<()> {
             if let Err(e) = served {
                 tell(format_args!("a session of user {user}: {e:#}"));
             }
-            *locked(&sessions).get_mut(&user).expect("counted") -= 1;
+            *sessions.lock().get_mut(&user).expect("counted") -= 1;
         });
     }
     Ok(())
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|e| e.into_inner())
 }
 
 /// Serves one session until its supervisor and its processes have ended and its changes are durable.

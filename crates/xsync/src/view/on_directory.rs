@@ -1,7 +1,7 @@
 //! The directory of `--on DIR`: an existing directory of an ext4 file system with data in its journal.
 
-use crate::cares::Cares;
 use crate::host::mount_flags;
+use crate::invariant::DATA_IN_THE_JOURNAL;
 use crate::volumes::committer::Ground;
 use anyhow::{Context, Result, bail, ensure};
 use rustix::fs::{Access, AtFlags, CWD, FlockOperation, accessat, flock, major, minor, statfs};
@@ -11,6 +11,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+use untorn_os::holds;
 
 /// The subdirectory for files that commits need. The session sees it empty.
 pub const HIDDEN: &str = ".untorn-xsync";
@@ -36,15 +37,15 @@ pub struct OnDirectory {
 
 impl OnDirectory {
     /// Checks that the directory's file system keeps the order of writes, and locks the directory.
-    pub fn open(dir: &Path, cares: Cares) -> Result<OnDirectory> {
+    pub fn open(dir: &Path) -> Result<OnDirectory> {
         let named = dir;
         let dir = fs::canonicalize(dir).with_context(|| format!("--on {}", dir.display()))?;
         ensure!(dir.is_dir(), "--on {} is not a directory", named.display());
         ensure!(
             dir != Path::new("/"),
-            "a session on the root directory would have nothing outside of it; name another"
+            "a session cannot work on the root directory, because nothing is outside of it; name another directory"
         );
-        let Checked { dir, disk } = check(&dir, cares)?;
+        let Checked { dir, disk } = check(&dir)?;
         check_beneath(&dir)?;
         let root = File::open(&dir).with_context(|| format!("cannot open {}", dir.display()))?;
         let hidden = dir.join(HIDDEN);
@@ -90,10 +91,10 @@ pub struct Checked {
 }
 
 /// Checks that a directory's file system keeps the order of writes, and that this user may write there.
-pub fn check(dir: &Path, cares: Cares) -> Result<Checked> {
+pub fn check(dir: &Path) -> Result<Checked> {
     let dir = fs::canonicalize(dir).with_context(|| dir.display().to_string())?;
     let disk = disk_of(&dir)?;
-    check_options(&dir, &disk, cares)?;
+    check_options(&dir, &disk)?;
     check_flags(&dir)?;
     let writable = accessat(CWD, &dir, Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS);
     writable.with_context(|| {
@@ -124,7 +125,7 @@ fn the_way(dir: &Path) -> String {
 }
 
 /// Checks the mount options, from the kernel's list, which includes the defaults of the file system.
-fn check_options(dir: &Path, disk: &str, cares: Cares) -> Result<()> {
+fn check_options(dir: &Path, disk: &str) -> Result<()> {
     let path = format!("/proc/fs/ext4/{disk}/options");
     let text = fs::read_to_string(&path).with_context(|| format!("{path}: what {} is mounted with", dir.display()))?;
     let options: Vec<&str> = text.lines().collect();
@@ -137,7 +138,7 @@ fn check_options(dir: &Path, disk: &str, cares: Cares) -> Result<()> {
             );
         }
     }
-    if cares.data_in_the_journal && !options.contains(&"data=journal") {
+    if holds(DATA_IN_THE_JOURNAL) && !options.contains(&"data=journal") {
         bail!(
             "the file system of {} is not mounted with data=journal: a crash would mix old and new. {}",
             dir.display(),
@@ -154,7 +155,11 @@ fn check_flags(dir: &Path) -> Result<()> {
         return Err(std::io::Error::last_os_error()).with_context(|| format!("cannot ask about {}", dir.display()));
     }
     match TROUBLE.iter().find(|(flag, _)| flags & flag != 0) {
-        Some((_, what)) => bail!("{} {what}: a session cannot be on such a directory; name another", dir.display()),
+        Some((_, what)) => bail!(
+            "{} {what}: a session cannot work on such a directory; name another \
+                                  one",
+            dir.display()
+        ),
         None => Ok(()),
     }
 }
@@ -165,8 +170,8 @@ fn check_beneath(dir: &Path) -> Result<()> {
     let mounts = crate::host::host_view::mount_points()?;
     if let Some(mount) = mounts.iter().find(|at| *at != dir && at.starts_with(dir)) {
         bail!(
-            "{} has another file system in it, at {}: a session writes to one alone; unmount it, or name a directory \
-             beside it",
+            "{} has another file system in it, at {}: a session writes to only one file system; unmount it, or name a \
+             directory beside it",
             dir.display(),
             mount.display()
         );
@@ -210,7 +215,7 @@ fn lock(dir: &Path, hidden: &Path) -> Result<File> {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound && started.elapsed() < LEFT_BEHIND_TIME_MAX => continue,
             open => open.with_context(|| {
                 format!(
-                    "cannot open {}; a session of another user left it: let them, or root, remove it",
+                    "cannot open {}; a session of another user left it: let that user, or root, remove it",
                     hidden.display()
                 )
             })?,

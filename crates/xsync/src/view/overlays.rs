@@ -1,8 +1,8 @@
 //! Mounts overlays of the host's directories.
 
-use crate::cares::Cares;
 use crate::host::host_view::Shown;
 use crate::host::mount_flags;
+use crate::invariant::OVERLAYS_OF_THE_HOST;
 use anyhow::{Context, Result, bail};
 use rustix::fs::{CWD, Mode, OFlags, open};
 use rustix::mount::{
@@ -12,14 +12,15 @@ use rustix::mount::{
 use std::fs::{self, File};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
+use untorn_os::holds;
 use untorn_terminal::user_namespace::is_root;
 
 /// Shows a directory or file of the host, read-only.
 ///
 /// Sockets and FIFOs on an overlay are separate from those of the host. A bind mount would lead to the processes of the
 /// host that have them open.
-pub fn show(shown: &Shown, place: &Path, lowest: &Path, cares: Cares) -> Result<()> {
-    if shown.is_file || !cares.overlays_of_the_host {
+pub fn show(shown: &Shown, place: &Path, lowest: &Path) -> Result<()> {
+    if shown.is_file || !holds(OVERLAYS_OF_THE_HOST) {
         if shown.is_file && !fs::metadata(&shown.at)?.is_file() {
             bail!("neither a directory nor a regular file");
         }

@@ -1,6 +1,5 @@
 //! Mounts the session's root directory, in the mount namespace of the session's first process.
 
-use crate::cares::Cares;
 use crate::host::host_view::{OWN, Shown, View, Written};
 use crate::view::exact;
 use crate::view::on_directory::HIDDEN;
@@ -34,14 +33,14 @@ const PROC_READ_ONLY: [&str; 5] = ["sys", "sysrq-trigger", "irq", "bus", "fs"];
 
 /// Mounts everything, and makes it this process's root. Returns messages about parts of the host that could not be
 /// shown.
-pub fn enter(view: &View, cares: Cares) -> Result<Vec<String>> {
+pub fn enter(view: &View) -> Result<Vec<String>> {
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).context("private mounts")?;
     let root = view.scratch.join("root");
     let skeleton = skeleton(view)?;
     let empty = view.scratch.join("empty");
     let mut missing = Vec::new();
     if is_root() {
-        show_all(view, &root, &skeleton, cares, &mut missing)?;
+        show_all(view, &root, &skeleton, &mut missing)?;
     } else {
         split_view::show(Path::new("/"), &root, &empty, &mut missing).context("the session's root directory")?;
     }
@@ -57,7 +56,7 @@ pub fn enter(view: &View, cares: Cares) -> Result<Vec<String>> {
         let at = inside(&root, dir);
         fs::create_dir_all(&at).with_context(|| format!("a place for {}", dir.display()))?;
         let done = match is_root() {
-            true => show(&Shown { at: dir.clone(), is_file: false }, &at, &lowest(view, &skeleton, dir), cares),
+            true => show(&Shown { at: dir.clone(), is_file: false }, &at, &lowest(view, &skeleton, dir)),
             false => split_view::show(dir, &at, &empty, &mut missing),
         };
         done.with_context(|| format!("cannot show {}", dir.display()))?;
@@ -86,10 +85,10 @@ pub fn enter(view: &View, cares: Cares) -> Result<Vec<String>> {
 }
 
 /// Mounts root's view: an overlay of each mount of the host.
-fn show_all(view: &View, root: &Path, skeleton: &Path, cares: Cares, missing: &mut Vec<String>) -> Result<()> {
-    show(&Shown { at: "/".into(), is_file: false }, root, skeleton, cares).context("the session's root directory")?;
+fn show_all(view: &View, root: &Path, skeleton: &Path, missing: &mut Vec<String>) -> Result<()> {
+    show(&Shown { at: "/".into(), is_file: false }, root, skeleton).context("the session's root directory")?;
     for shown in view.shown.iter().filter(|shown| shown.at != Path::new("/")) {
-        if let Err(e) = show(shown, &inside(root, &shown.at), &lowest(view, skeleton, &shown.at), cares) {
+        if let Err(e) = show(shown, &inside(root, &shown.at), &lowest(view, skeleton, &shown.at)) {
             missing.push(format!("{} is not shown: {e:#}", shown.at.display()));
         }
     }

@@ -3,7 +3,6 @@
 //! In a user namespace, the lower directory of an overlay must have no mounts in it. A directory with mounts is made
 //! anew, in memory, with an overlay for each directory in it.
 
-use crate::cares::Cares;
 use crate::host::host_view::{KERNEL, OWN, Shown, mount_points};
 use crate::host::mount_flags;
 use crate::view::overlays::{self, memory};
@@ -45,7 +44,7 @@ impl Splitting<'_> {
     }
 
     fn overlay(&self, dir: &Path, place: &Path) -> Result<()> {
-        overlays::show(&Shown { at: dir.to_owned(), is_file: false }, place, self.empty, Cares::ALL)
+        overlays::show(&Shown { at: dir.to_owned(), is_file: false }, place, self.empty)
     }
 
     fn fill(&mut self, dir: &Path, place: &Path) -> Result<()> {
@@ -66,7 +65,7 @@ impl Splitting<'_> {
         }
         if meta.is_file() {
             File::create(to)?;
-            return overlays::show(&Shown { at: from.to_owned(), is_file: true }, to, self.empty, Cares::ALL);
+            return overlays::show(&Shown { at: from.to_owned(), is_file: true }, to, self.empty);
         }
         if !meta.is_dir() {
             return Ok(());

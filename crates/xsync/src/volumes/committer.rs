@@ -1,6 +1,6 @@
 //! Makes everything durable that the session has done so far: commits.
 
-use crate::cares::Cares;
+use crate::invariant::{COMMIT_OF_THE_JOURNAL, DATA_IN_THE_JOURNAL, OUTPUT_WAITS, WRITE_ERRORS_FOUND};
 use crate::volumes::volume::Volume;
 use anyhow::{Context, Result, bail};
 use rustix::fs::{fsync, syncfs};
@@ -12,6 +12,7 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use untorn_os::holds;
 
 /// The call that makes a commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,18 +58,18 @@ pub struct Ground<'a> {
 
 impl Committer {
     /// A committer for a mounted volume. `scratch` is a directory for mount points.
-    pub fn new(volume: &Volume, scratch: &Path, cares: Cares) -> Result<Committer> {
+    pub fn new(volume: &Volume, scratch: &Path, gate: bool) -> Result<Committer> {
         let disk = volume.disk().path().file_name().unwrap_or_default().to_string_lossy();
-        Committer::on(Ground { root: volume.root(), at: volume.at(), disk: &disk }, scratch, cares)
+        Committer::on(Ground { root: volume.root(), at: volume.at(), disk: &disk }, scratch, gate)
     }
 
     /// A committer for a file system with data in its journal.
-    pub fn on(ground: Ground<'_>, scratch: &Path, cares: Cares) -> Result<Committer> {
-        let canary = if cares.write_errors { Some(Canary::new(ground.at, scratch)?) } else { None };
+    pub fn on(ground: Ground<'_>, scratch: &Path, gate: bool) -> Result<Committer> {
+        let canary = if holds(WRITE_ERRORS_FOUND) { Some(Canary::new(ground.at, scratch)?) } else { None };
         let root = ground.root.try_clone()?;
-        let way = if cares.commit_of_the_journal && journal_is_enough(ground)? { Way::Journal } else { Way::All };
+        let way = if holds(COMMIT_OF_THE_JOURNAL) && journal_is_enough(ground)? { Way::Journal } else { Way::All };
         let (commits, failed) = (AtomicU64::new(0), OnceLock::new());
-        Ok(Committer { root, way, canary, commits, failed, gate: cares.gate })
+        Ok(Committer { root, way, canary, commits, failed, gate: gate && holds(OUTPUT_WAITS) })
     }
 
     /// Makes everything durable that the session has written before the call.
@@ -182,7 +183,7 @@ fn transactions(disk: &str) -> Option<u64> {
 }
 
 /// Refuses a mount that does not keep the order of writes, or does not flush.
-pub fn check_mount(at: &Path, cares: Cares) -> Result<()> {
+pub fn check_mount(at: &Path) -> Result<()> {
     let mounts = fs::read_to_string("/proc/self/mounts").context("/proc/self/mounts")?;
     let line = mounts.lines().rfind(|line| line.split(' ').nth(1) == at.to_str()).unwrap_or_default();
     let options: Vec<&str> = line.split(' ').nth(3).unwrap_or_default().split(',').collect();
@@ -191,7 +192,7 @@ pub fn check_mount(at: &Path, cares: Cares) -> Result<()> {
             bail!("the volume is mounted with {wrong}: a commit could not keep its promise");
         }
     }
-    if cares.data_in_the_journal && !options.contains(&"data=journal") {
+    if holds(DATA_IN_THE_JOURNAL) && !options.contains(&"data=journal") {
         bail!("the volume is not mounted with data=journal ({line}): a crash would mix old and new");
     }
     Ok(())

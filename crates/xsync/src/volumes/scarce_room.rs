@@ -19,7 +19,7 @@ pub fn tell_the_cause(volume: &Path, dirs: &[PathBuf], code: u8, way: &str) {
     let (room, all) = (stat.f_bavail * stat.f_frsize, stat.f_blocks * stat.f_frsize);
     if stat.f_bavail < stat.f_blocks / 100 || stat.f_favail == 0 {
         return tell(format_args!(
-            "the session's {} MiB are full: whatever it wrote beyond them failed (ENOSPC); {way}",
+            "the session's {} MiB are full: all further writes failed (ENOSPC); {way}",
             all / MIB
         ));
     }

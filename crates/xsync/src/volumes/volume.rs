@@ -1,9 +1,9 @@
 //! The session's volume: an ext4 file system with data in its journal, in a file or on a block device.
 
-use crate::cares::Cares;
 use crate::host::outer_streams::tell;
+use crate::invariant::DATA_IN_THE_JOURNAL;
+use crate::volumes::disk::{Disk, wait_until_detached};
 use crate::volumes::journal_blocks;
-use crate::volumes::loop_device::{Disk, wait_until_detached};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock, statfs};
 use rustix::io::Errno;
@@ -15,6 +15,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use untorn_os::holds;
 
 const MIB: u64 = 1 << 20;
 /// The size of a volume by default.
@@ -201,12 +202,12 @@ impl Image {
     }
 
     /// Mounts the volume at an existing directory of this mount namespace.
-    pub fn mount(self, at: &Path, cares: Cares) -> Result<Volume> {
+    pub fn mount(self, at: &Path) -> Result<Volume> {
         // Opens the file again: the loop device keeps its file open until the unmount, and the lock must be this
         // process's alone.
         let file = OpenOptions::new().read(true).write(true).open(&self.path);
         let disk = Disk::of(&file.with_context(|| format!("cannot open {}", self.path.display()))?, &self.path)?;
-        let data = if cares.data_in_the_journal { "journal" } else { "ordered" };
+        let data = if holds(DATA_IN_THE_JOURNAL) { "journal" } else { "ordered" };
         let options = CString::new(format!("data={data},errors=remount-ro,barrier=1")).expect("no zero in it");
         let flags = MountFlags::NOATIME | MountFlags::NODEV;
         let mut mounted = mount(disk.path(), at, "ext4", flags, &*options);

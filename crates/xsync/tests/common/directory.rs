@@ -7,35 +7,31 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use untorn_testkit::Mount;
 
 /// An ordinary user that every machine has.
 pub const NOBODY: u32 = 65534;
 
 /// A mounted ext4 file system, as an administrator provides it. It is unmounted when this value is dropped.
 pub struct Directory {
+    mount: Mount,
     dir: tempfile::TempDir,
 }
 
 impl Directory {
     /// The kernel commits by itself only after ten minutes, so that tests see requested commits only.
     pub fn mounted(options: &str) -> Directory {
-        let directory = Directory { dir: tempfile::tempdir().unwrap() };
-        fs::set_permissions(directory.dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
-        let (image, at) = (directory.dir.path().join("image"), directory.at());
-        fs::File::create(&image).unwrap().set_len(40 << 20).unwrap();
-        fs::create_dir(&at).unwrap();
-        let run = |command: &mut Command| {
-            let output = command.output().unwrap();
-            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        };
-        run(Command::new("mkfs.ext4").args(["-q", "-F", "-J", "size=8"]).arg(&image));
-        run(Command::new("mount").args(["-o", &format!("loop,noatime,commit=600,{options}")]).arg(&image).arg(&at));
-        fs::remove_dir(at.join("lost+found")).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let (make, options) = ("mkfs.ext4 -q -F -J size=8", format!("noatime,commit=600,{options}"));
+        let mount = Mount::made(make, 40 << 20, &options, &dir.path().join("mounted")).expect("a mount");
+        let directory = Directory { mount, dir };
+        fs::remove_dir(directory.at().join("lost+found")).unwrap();
         directory
     }
 
     pub fn at(&self) -> PathBuf {
-        self.dir.path().join("mounted")
+        self.mount.path().to_owned()
     }
 
     /// A link to a program, in a place where an ordinary user can execute it.
@@ -83,11 +79,5 @@ impl Directory {
         let ours = entries.find(|entry| entry.file_name().to_string_lossy().starts_with(&format!("{disk}-"))).unwrap();
         let info = fs::read_to_string(ours.path().join("info")).unwrap();
         info.split_whitespace().next().unwrap().parse().unwrap()
-    }
-}
-
-impl Drop for Directory {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(self.at()).status();
     }
 }

@@ -10,7 +10,7 @@ use std::fs;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::AsRawFd;
 use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
 
@@ -45,22 +45,12 @@ pub struct Place {
 
 /// The path of an example program. It is built with the profile of this test.
 pub fn example(name: &str) -> PathBuf {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    let dir = BUILT.get_or_init(|| {
-        let test = std::env::current_exe().expect("this test's own path");
-        let profile_dir = test.ancestors().nth(2).expect("target/PROFILE/deps/TEST");
-        let profile = if cfg!(debug_assertions) { "test" } else { "release" };
-        // In these cases everything is built: by `make test`, or by the process that started this worker.
-        if std::env::var_os("UNTORN_PREBUILT").is_none() && std::env::var_os("UNTORN_CRASHLAB_WORKER").is_none() {
-            let mut cargo = Command::new(env!("CARGO"));
-            cargo.args(["build", "--quiet", "--package", "untorn-xsync", "--examples", "--profile", profile]);
-            cargo.arg("--target-dir").arg(profile_dir.parent().expect("target/PROFILE"));
-            let built = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).status();
-            assert!(built.expect("cargo").success());
-        }
-        profile_dir.join("examples")
-    });
-    dir.join(name)
+    untorn_testkit::example("untorn-xsync", name)
+}
+
+/// The command `untorn-xsync`.
+pub fn xsync() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_untorn-xsync"))
 }
 
 impl Place {
@@ -116,7 +106,7 @@ impl Place {
 
     /// The command in the working directory, with options for small volumes before these arguments.
     pub fn xsync<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_untorn-xsync"));
+        let mut command = xsync();
         command.arg("--place").arg(self.volumes());
         if !arguments
             .iter()
@@ -125,15 +115,6 @@ impl Place {
             command.args(["--size", "64M"]);
         }
         command.args(arguments).current_dir(self.work()).stdin(Stdio::null());
-        command
-    }
-
-    /// A session without one invariant.
-    pub fn careless(&self, care: &str, volume: Option<&Path>, maps: &str, program: &[&str]) -> Command {
-        let mut command = Command::new(example("careless"));
-        let place = format!("{}/", self.volumes().display());
-        command.arg(care).arg(volume.map_or(OsStr::new(&place), |path| path.as_os_str())).arg(maps);
-        command.args(program).current_dir(self.work()).stdin(Stdio::null());
         command
     }
 

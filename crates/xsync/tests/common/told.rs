@@ -6,7 +6,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use untorn_crashlab::device::watch::say;
 use untorn_crashlab::replay::{Bench, Check, Exploration, Recording, explain};
-use untorn_xsync::cares::Cares;
 
 /// The number of changes that the program `probe mixed` makes.
 pub const CHANGES: u64 = 120;
@@ -44,7 +43,7 @@ impl Check for Told {
         let Some(at) = &self.image else { return self.judge(&dir.join("data"), said) };
         // Opens the image as a session does, which repairs a torn superblock.
         let image = untorn_xsync::volumes::volume::Image::open(&dir.join("volume.img"));
-        let volume = image.and_then(|image| image.mount(at, Cares::ALL)).map_err(|e| format!("{e:#}"))?;
+        let volume = image.and_then(|image| image.mount(at)).map_err(|e| format!("{e:#}"))?;
         let judged = self.judge(&at.join("data"), said);
         volume.unmount().map_err(|e| format!("{e:#}"))?;
         judged

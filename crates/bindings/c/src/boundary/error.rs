@@ -118,8 +118,8 @@ impl Failure {
     /// A handle of a store that is open for reading only, in the place of a handle that allows changes.
     pub(crate) fn reads_only(what: &str, handle: &str) -> Failure {
         let message = format!(
-            "not an open {what} handle, but a {handle} handle, which only reads, by functions of its own: \
-             untorn_store_open() and untorn_open() open for changes"
+            "not an open {what} handle, but a {handle} handle, which only reads, and has functions of its own: \
+             untorn_store_open() and untorn_open() open handles for changes"
         );
         Failure { kind: UNTORN_E_BAD_HANDLE, errno: libc::EBADF, message }
     }

@@ -16,8 +16,10 @@ pub const UNTORN_CLASS_POWER: u32 = 0;
 /// machine crash the store cannot be opened (UNTORN_E_UNKNOWN_STATE).
 pub const UNTORN_CLASS_PROCESS: u32 = 1;
 
-/// Options flag: the store must exist; otherwise fail with ENOENT.
-pub const UNTORN_MUST_EXIST: u32 = 1;
+/// Create what is missing; without this flag, opening it fails with ENOENT. A flag of untorn_options for
+/// untorn_store_open(): the store, and its directory if the parent exists. A flag of untorn_heap_options: the heap. A
+/// flag of untorn_open() and untorn_open_at(): the file, empty, at once and durably.
+pub const UNTORN_CREATE: u32 = 1;
 /// Options flag: wait until another owner has closed the store, instead of failing with EBUSY.
 pub const UNTORN_WAIT: u32 = 2;
 /// Options flag: log the whole 4 KiB page at its first change after the begin of a checkpoint. For disks
@@ -42,7 +44,7 @@ pub const UNTORN_READ_ONLY: u32 = 64;
 /// uncommitted again.
 pub const UNTORN_IN_ORDER: u32 = 128;
 
-const ALL_FLAGS: u32 = UNTORN_MUST_EXIST
+const ALL_FLAGS: u32 = UNTORN_CREATE
     | UNTORN_WAIT
     | UNTORN_FULL_PAGE
     | UNTORN_ACCEPT_UNKNOWN
@@ -61,7 +63,7 @@ pub struct untorn_options {
     pub size: usize,
     /// UNTORN_CLASS_POWER or UNTORN_CLASS_PROCESS.
     pub failure_class: u32,
-    /// UNTORN_MUST_EXIST, UNTORN_WAIT, UNTORN_FULL_PAGE, UNTORN_ACCEPT_UNKNOWN, UNTORN_READERS_GROUP,
+    /// UNTORN_CREATE, UNTORN_WAIT, UNTORN_FULL_PAGE, UNTORN_ACCEPT_UNKNOWN, UNTORN_READERS_GROUP,
     /// UNTORN_READERS_ALL, UNTORN_IN_ORDER, or'ed.
     pub flags: u32,
     /// The journal's largest size, in bytes: at this size commits wait for a checkpoint. 0: the default,
@@ -114,8 +116,8 @@ fn convert(options: untorn_options) -> Result<StoreOptions> {
     };
     let flags = options.flags;
     if flags & UNTORN_READ_ONLY != 0 {
-        let why = "UNTORN_READ_ONLY: whoever opens a store this way owns it, and writes to it; untorn_reader_open() opens \
-                   one only to read it, also while another process owns it";
+        let why = "UNTORN_READ_ONLY: a process that opens a store this way owns it, and writes to it; \
+                   untorn_reader_open() opens a store only to read it, also while another process owns it";
         return Err(Failure::invalid(why.to_owned()));
     }
     if flags & !ALL_FLAGS != 0 {
@@ -123,7 +125,7 @@ fn convert(options: untorn_options) -> Result<StoreOptions> {
     }
     let mut result = StoreOptions::default()
         .class(class)
-        .create(flags & UNTORN_MUST_EXIST == 0)
+        .create(flags & UNTORN_CREATE != 0)
         .wait(flags & UNTORN_WAIT != 0)
         .full_page(flags & UNTORN_FULL_PAGE != 0)
         .accept_unknown(flags & UNTORN_ACCEPT_UNKNOWN != 0)

@@ -22,7 +22,7 @@ fn memory(bytes: usize) -> Result<*mut u8> {
     // SAFETY: takes a number.
     let memory = unsafe { libc::malloc(bytes) }.cast::<u8>();
     if memory.is_null() {
-        let message = format!("no memory for {bytes} bytes that the caller is to get");
+        let message = format!("no memory for a result of {bytes} bytes");
         return Err(Failure { kind: UNTORN_E_NO_MEMORY, errno: libc::ENOMEM, message });
     }
     Ok(memory)

@@ -69,7 +69,7 @@ pub(crate) unsafe fn read<T: Versioned>(from: *const T) -> Result<Option<T>> {
     let (known, newer) = bytes.split_at(bytes.len().min(size_of::<T>()));
     if newer.iter().any(|&byte| byte != 0) {
         return Err(Failure::invalid(format!(
-            "members of {} that this version of the library does not know are set",
+            "the program has set members of {} that this version of the library does not know",
             T::NAME
         )));
     }

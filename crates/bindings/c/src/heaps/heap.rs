@@ -13,7 +13,7 @@ use untorn::heap::{Cuts, Heap, HeapOptions, LiveStart, WeakHeap};
 use crate::boundary::arguments;
 use crate::boundary::error::{Failure, Result, guard, guard_status};
 use crate::boundary::handle::{self, Handle, Handles, Kind};
-use crate::boundary::options::{self, untorn_options};
+use crate::boundary::options::{self, UNTORN_CREATE, untorn_options};
 use crate::boundary::versioned::{self, Versioned};
 use crate::stores::file::{untorn_file, with_files};
 use crate::stores::map::tracker_of;
@@ -35,8 +35,6 @@ impl Handle for Heap {
     }
 }
 
-/// Heap flag: the heap must exist; otherwise fail with ENOENT.
-pub const UNTORN_HEAP_MUST_EXIST: u32 = 1;
 /// Heap flag, for debugging: a commit reports a store that another thread made during the commit, with the
 /// store's address (UNTORN_E_RACING_STORE).
 pub const UNTORN_HEAP_DEBUG_RACES: u32 = 2;
@@ -54,12 +52,12 @@ pub const UNTORN_HEAP_DEBUG_GUARDS: u32 = 8;
 /// process; the message names the allocation and the offset. The commit reads the whole heap.
 pub const UNTORN_HEAP_DEBUG_POINTERS: u32 = 16;
 
-/// Heap flag, for debugging with UNTORN_TRACKER_TOLD: like UNTORN_MAP_DEBUG_TOLD.
-pub const UNTORN_HEAP_DEBUG_TOLD: u32 = 32;
+/// Heap flag, for debugging with UNTORN_TRACKER_EXPLICIT: like UNTORN_MAP_DEBUG_UNMARKED.
+pub const UNTORN_HEAP_DEBUG_UNMARKED: u32 = 32;
 
 /// Heap flag: a live heap. Its working memory outlives the process, however the process ends, until the machine goes
 /// down; the next opening with this flag continues with that memory. A commit is a cut: the state to which the heap
-/// goes back after a power cut. untorn_heap_live_start() says how the heap began. Not with UNTORN_TRACKER_TOLD. See
+/// goes back after a power cut. untorn_heap_live_start() says how the heap began. Not with UNTORN_TRACKER_EXPLICIT. See
 /// docs/LIVE_HEAPS.md.
 pub const UNTORN_HEAP_LIVE: u32 = 64;
 
@@ -81,12 +79,12 @@ pub const UNTORN_LIVE_WENT_ON: c_int = 2;
 /// untorn_heap_live_start(): the heap is as of the last cut.
 pub const UNTORN_LIVE_LAST_CUT: c_int = 3;
 
-const FLAGS: u32 = UNTORN_HEAP_MUST_EXIST
+const FLAGS: u32 = UNTORN_CREATE
     | UNTORN_HEAP_DEBUG_RACES
     | UNTORN_HEAP_QUIET
     | UNTORN_HEAP_DEBUG_GUARDS
     | UNTORN_HEAP_DEBUG_POINTERS
-    | UNTORN_HEAP_DEBUG_TOLD
+    | UNTORN_HEAP_DEBUG_UNMARKED
     | UNTORN_HEAP_LIVE
     | UNTORN_HEAP_LOG_BY_HAND
     | UNTORN_HEAP_CUTS_WAIT;
@@ -112,11 +110,11 @@ pub struct untorn_heap_options {
     /// The most bytes of pages that are changed in memory at any time, like `dirty_max` of untorn_map_options. Needed
     /// for heaps that use more than memory. 0: the number of bytes that the heap uses.
     pub dirty_max: u64,
-    /// UNTORN_HEAP_MUST_EXIST, UNTORN_HEAP_DEBUG_RACES, UNTORN_HEAP_QUIET, UNTORN_HEAP_DEBUG_GUARDS,
-    /// UNTORN_HEAP_DEBUG_POINTERS, UNTORN_HEAP_DEBUG_TOLD, UNTORN_HEAP_LIVE, UNTORN_HEAP_LOG_BY_HAND,
+    /// UNTORN_CREATE, UNTORN_HEAP_DEBUG_RACES, UNTORN_HEAP_QUIET, UNTORN_HEAP_DEBUG_GUARDS,
+    /// UNTORN_HEAP_DEBUG_POINTERS, UNTORN_HEAP_DEBUG_UNMARKED, UNTORN_HEAP_LIVE, UNTORN_HEAP_LOG_BY_HAND,
     /// UNTORN_HEAP_CUTS_WAIT, or'ed.
     pub flags: u32,
-    /// UNTORN_TRACKER_ANY, UNTORN_TRACKER_SCAN, UNTORN_TRACKER_PAGEMAP or UNTORN_TRACKER_TOLD.
+    /// UNTORN_TRACKER_ANY, UNTORN_TRACKER_SCAN, UNTORN_TRACKER_PAGEMAP or UNTORN_TRACKER_EXPLICIT.
     pub tracker: u32,
     /// With UNTORN_HEAP_LIVE: the interval, in milliseconds, at which a thread commits if the program has stored
     /// anything. 0: only the program commits.
@@ -178,11 +176,11 @@ unsafe fn read(options: *const untorn_heap_options, store: StoreOptions) -> Resu
         return Err(Failure::invalid(format!("unknown bits in the heap flags {:#x}", options.flags)));
     }
     let mut result = result
-        .create(options.flags & UNTORN_HEAP_MUST_EXIST == 0)
+        .create(options.flags & UNTORN_CREATE != 0)
         .debug_races(options.flags & UNTORN_HEAP_DEBUG_RACES != 0)
         .debug_guards(options.flags & UNTORN_HEAP_DEBUG_GUARDS != 0)
         .debug_pointers(options.flags & UNTORN_HEAP_DEBUG_POINTERS != 0)
-        .debug_told(options.flags & UNTORN_HEAP_DEBUG_TOLD != 0)
+        .debug_unmarked(options.flags & UNTORN_HEAP_DEBUG_UNMARKED != 0)
         .live(options.flags & UNTORN_HEAP_LIVE != 0);
     if options.flags & UNTORN_HEAP_CUTS_WAIT != 0 {
         result = result.cuts(Cuts::Wait);
@@ -253,10 +251,11 @@ fn insert(heap: Heap, by_hand: bool) -> Result<*mut untorn_heap> {
     handle::insert(heap)
 }
 
-/// Opens a heap in a standalone file, with a private store beside it. A missing heap is created. `options` and
-/// `store_options` may be NULL. A heap is always at the same address: EINVAL if that address is in use, if this heap
-/// or a copy of the heap is already open in this process, or if `address` or `address_space` conflicts with the
-/// heap's own. NULL with an error, also like untorn_open(); EMEDIUMTYPE: not a heap.
+/// Opens a heap in a standalone file, with a private store beside it. With UNTORN_CREATE in the flags of `options`, a
+/// missing heap is created; otherwise it is ENOENT. `options` and `store_options` may be NULL. A heap is always at the
+/// same address: EINVAL if that address is in use, if this heap or a copy of the heap is already open in this process,
+/// or if `address` or `address_space` conflicts with the heap's own. NULL with an error, also like untorn_open();
+/// EMEDIUMTYPE: not a heap.
 ///
 /// # Safety
 /// `path` is a string; the options are NULL or as large as their `size` says.
@@ -351,22 +350,24 @@ pub extern "C" fn untorn_heap_release_cuts(heap: *mut untorn_heap) -> c_int {
 pub extern "C" fn untorn_heap_base(heap: *const untorn_heap) -> *mut c_void {
     guard(null_mut(), || {
         if heap.is_null() {
-            let message = "the heap is not open (is it used by a static object that is made before it?)".to_owned();
+            let message = "the heap is not open (does a static object use it that is made before the heap is \
+                           opened?)"
+                .to_owned();
             return Err(Failure { message, ..Failure::bad_handle("heap") });
         }
         with_heap(heap, |heap| Ok(heap.memory().0.as_ptr().cast()))
     })
 }
 
-/// Says that the program changes `len` bytes at `address` in the heap. The call may come before or after the store.
-/// With UNTORN_TRACKER_TOLD a commit has the bytes that were reported since the last commit, and the heap's own
-/// changes. With any other tracker the call does nothing. Where several threads use the heap, make the store and the
-/// call between untorn_heap_begin() and untorn_heap_end(). untorn_heap_calloc(), untorn_heap_realloc() and the
-/// functions for roots report their own changes; a block of untorn_heap_allocate_at() is reported as a whole. Returns
-/// 0, or -1: EINVAL (not inside the heap, nothing was noted), EBADF.
+/// Marks `len` bytes at `address` in the heap as changed. The call may come before or after the store. With
+/// UNTORN_TRACKER_EXPLICIT a commit has the bytes that were marked since the last commit, and the heap's own changes.
+/// With any other tracker the heap finds stores by itself, and the call does nothing. Where several threads use the
+/// heap, make the store and the call between untorn_heap_begin() and untorn_heap_end(). untorn_heap_calloc(),
+/// untorn_heap_realloc() and the functions for roots mark their own changes; a block of untorn_heap_allocate_at() is
+/// marked as a whole. Returns 0, or -1: EINVAL (not inside the heap, nothing was marked), EBADF.
 #[unsafe(no_mangle)]
-pub extern "C" fn untorn_heap_touch(heap: *mut untorn_heap, address: *const c_void, len: usize) -> c_int {
-    guard_status(|| Ok(weak(heap)?.touch(address.cast(), len)?))
+pub extern "C" fn untorn_heap_mark_dirty(heap: *mut untorn_heap, address: *const c_void, len: usize) -> c_int {
+    guard_status(|| Ok(weak(heap)?.mark_dirty(address.cast(), len)?))
 }
 
 /// Begins changes that belong together: no commit takes place before the same thread calls
@@ -383,7 +384,7 @@ pub extern "C" fn untorn_heap_begin(heap: *mut untorn_heap) -> c_int {
 pub extern "C" fn untorn_heap_end(heap: *mut untorn_heap) -> c_int {
     guard_status(|| match weak(heap)?.end_mutation()? {
         true => Ok(()),
-        false => Err(Failure::invalid("this thread has begun no change of the heap")),
+        false => Err(Failure::invalid("this thread has not begun a change of the heap (untorn_heap_begin)")),
     })
 }
 
@@ -407,17 +408,13 @@ pub extern "C" fn untorn_heap_commit(heap: *mut untorn_heap) -> c_int {
 /// `files` is NULL or points to `n` handles.
 #[must_use]
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn untorn_heap_commit_with(
-    heap: *mut untorn_heap,
-    files: *const *mut untorn_file,
-    n: usize,
-) -> c_int {
+pub unsafe extern "C" fn untorn_heap_syncv(heap: *mut untorn_heap, files: *const *mut untorn_file, n: usize) -> c_int {
     guard(-1, || {
         with_heap(heap, |heap| {
             // SAFETY: the caller's promise.
             unsafe {
                 with_files(files, n, |_, files| {
-                    heap.commit_with(files)?;
+                    heap.syncv(files)?;
                     Ok(0)
                 })
             }
@@ -426,7 +423,8 @@ pub unsafe extern "C" fn untorn_heap_commit_with(
 }
 
 /// Starts a commit of the heap. All changes made before the call belong to the commit. The ticket reports when the
-/// commit is durable. NULL with an error like untorn_heap_commit().
+/// commit is durable. Of a live heap, a commit is a cut: the state to which the heap goes back after a power cut. NULL
+/// with an error like untorn_heap_commit().
 #[must_use]
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_heap_commit_async(heap: *mut untorn_heap) -> *mut untorn_ticket {

@@ -12,13 +12,13 @@ use crate::heaps::heap::{untorn_heap, weak, with_heap};
 
 fn layout(bytes: usize, align: usize) -> Result<Layout> {
     if !align.is_power_of_two() {
-        return Err(Failure::invalid(format!("an alignment of {align} is no power of two")));
+        return Err(Failure::invalid(format!("an alignment of {align} is not a power of two")));
     }
     Layout::from_size_align(bytes, align).map_err(|_| too_much(&format!("{bytes} bytes")))
 }
 
 fn too_much(what: &str) -> Failure {
-    let message = format!("{what} are more than a heap has");
+    let message = format!("{what} are more than a heap can have");
     Failure { kind: UNTORN_E_NO_MEMORY, errno: libc::ENOMEM, message }
 }
 
@@ -53,7 +53,7 @@ pub extern "C" fn untorn_heap_calloc(heap: *mut untorn_heap, n: usize, bytes: us
             let block = heap.allocate(layout(all, ALIGN)?)?;
             // SAFETY: allocated just now with so many bytes.
             unsafe { block.write_bytes(0, all) };
-            heap.touch(block.as_ptr(), all)?;
+            heap.mark_dirty(block.as_ptr(), all)?;
             Ok(block.as_ptr().cast())
         })
     })
@@ -87,7 +87,7 @@ pub unsafe extern "C" fn untorn_heap_realloc(
             // SAFETY: both are allocations of at least so many bytes, and not the same.
             unsafe {
                 new.copy_from_nonoverlapping(old, bytes.min(has));
-                heap.touch(new.as_ptr(), bytes.min(has))?;
+                heap.mark_dirty(new.as_ptr(), bytes.min(has))?;
                 heap.free(old)?;
             }
             Ok(new.as_ptr().cast())
@@ -127,7 +127,7 @@ pub extern "C" fn untorn_heap_malloc_usable_size(heap: *mut untorn_heap, address
 #[must_use]
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_heap_allocate_at(base: *const c_void, align: usize, bytes: usize) -> *mut c_void {
-    guard(null_mut(), || Ok(WeakHeap::at(base.cast())?.allocate_told(layout(bytes, align)?)?.as_ptr().cast()))
+    guard(null_mut(), || Ok(WeakHeap::at(base.cast())?.allocate_marked(layout(bytes, align)?)?.as_ptr().cast()))
 }
 
 /// Frees an allocation in the open heap whose address is `base`. Returns 0, or -1 as untorn_heap_free().

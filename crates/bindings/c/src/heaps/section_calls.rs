@@ -2,13 +2,12 @@
 
 use std::ffi::{c_int, c_void};
 
-use untorn::heap::{SectionLock, section_hooks};
+use untorn::__private::section_hooks;
+use untorn::heap::SectionLock;
 
 use crate::boundary::error::untorn_error::UNTORN_E_UNSUPPORTED;
 use crate::boundary::error::{Failure, Result, guard, guard_status};
-use crate::boundary::handle;
-use crate::heaps::heap::{is_logged_by_hand, untorn_heap, weak, with_heap};
-use crate::stores::ticket::untorn_ticket;
+use crate::heaps::heap::{is_logged_by_hand, untorn_heap, weak};
 
 /// A mutex whose critical sections are all or nothing. A section of a thread lasts from the first of these mutexes
 /// that it locks until it has unlocked all of them. If the process is killed, either all stores of a section to a
@@ -33,9 +32,9 @@ fn check_hooks() -> Result<()> {
     Err(Failure {
         kind: UNTORN_E_UNSUPPORTED,
         errno: libc::EOPNOTSUPP,
-        message: "this program was not built for sections: nothing would tell of its stores, and nothing could be undone. \
-                  Compile and link it with untorn-cc or untorn-c++; or open the heap with UNTORN_HEAP_LOG_BY_HAND and call \
-                  untorn_section_log() before each store"
+        message: "this program was not built for sections: its stores would not be logged, so they could not be \
+                  undone. Compile and link it with untorn-cc or untorn-c++; or open the heap with \
+                  UNTORN_HEAP_LOG_BY_HAND and call untorn_section_log() before each store"
             .into(),
     })
 }
@@ -207,7 +206,7 @@ impl Callback {
 /// function is called at once if there is nothing to wait for; otherwise by the thread that completes the last of
 /// these sections. Even then the heap goes back to its last cut if the process ends while any thread is between
 /// untorn_heap_begin() and untorn_heap_end(), or in a section that has changed more than its log holds; for that, and
-/// for power cuts, see untorn_heap_cut(). Returns 0, or -1: EINVAL (the heap is not live), EFAULT, EBADF.
+/// for power cuts, wait for untorn_heap_commit(). Returns 0, or -1: EINVAL (the heap is not live), EFAULT, EBADF.
 ///
 /// # Safety
 /// `function` may be called from any thread, with `argument`.
@@ -226,37 +225,23 @@ pub unsafe extern "C" fn untorn_on_stable(
     })
 }
 
-/// Begins a cut of a live heap: the state to which the heap goes back after a power cut. Waits until no thread is in
-/// a section, or between untorn_heap_begin() and untorn_heap_end(). The ticket reports when the cut is durable, in
-/// the store's failure class. The same as untorn_heap_commit_async(). NULL with an error like untorn_heap_commit().
-#[must_use]
-#[unsafe(no_mangle)]
-pub extern "C" fn untorn_heap_cut(heap: *mut untorn_heap) -> *mut untorn_ticket {
-    guard(std::ptr::null_mut(), || {
-        with_heap(heap, |heap| match heap.live() {
-            Some(_) => handle::insert(heap.commit_async()?),
-            None => Err(Failure::invalid("cuts are of live heaps: open the heap with UNTORN_HEAP_LIVE")),
-        })
-    })
-}
-
 /// Only for the hooks that untorn-cc links into programs. `writer` returns the log of the calling thread, to which
-/// the hooks write. `told` is the table in which they report stores to mappings with UNTORN_TRACKER_TOLD. `version`
+/// the hooks write. `marks` is the table in which they mark stores to mappings with UNTORN_TRACKER_EXPLICIT. `version`
 /// is the version of both layouts. Returns 0, or -1 with EINVAL: libuntorn has another version.
 ///
 /// # Safety
-/// `writer` returns the memory of a log that lives as long as its thread; `told` is a table of zeros that lives as
+/// `writer` returns the memory of a log that lives as long as its thread; `marks` is a table of zeros that lives as
 /// long as the process.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_live_hooks(
     version: u32,
     writer: Option<extern "C" fn() -> *mut c_void>,
-    told: *mut c_void,
+    marks: *mut c_void,
 ) -> c_int {
     guard_status(|| {
         // SAFETY: the caller's promise.
-        let told = unsafe { told.cast::<section_hooks::ToldTable>().as_ref() };
-        let (HOOKS_VERSION, Some(writer), Some(told)) = (version, writer, told) else {
+        let marks = unsafe { marks.cast::<section_hooks::MarkTable>().as_ref() };
+        let (HOOKS_VERSION, Some(writer), Some(marks)) = (version, writer, marks) else {
             return Err(Failure::invalid(format!(
                 "the program has hooks of version {version}, and libuntorn those of version {HOOKS_VERSION}: link it anew"
             )));
@@ -268,7 +253,7 @@ pub unsafe extern "C" fn untorn_live_hooks(
             )
         };
         section_hooks::set_hooks(writer);
-        section_hooks::set_told_table(told);
+        section_hooks::set_mark_table(marks);
         Ok(())
     })
 }
@@ -331,5 +316,5 @@ pub unsafe extern "C" fn untorn_live_unlock(writer: *mut c_void, mutex: *mut unt
     otherwise(mutex)
 }
 
-/// The version of the layouts of `LogWriter` and `ToldTable`; `live/hooks.c` has the same number.
+/// The version of the layouts of `LogWriter` and `MarkTable`; `live/hooks.c` has the same number.
 const HOOKS_VERSION: u32 = 4;

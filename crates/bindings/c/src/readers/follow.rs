@@ -169,10 +169,17 @@ impl OpenFollow {
     fn change(&self, lsn: u64, change: usize) -> Result<Change> {
         let last = self.last.lock();
         let Some(commit) = &*last else {
-            return Err(Failure::invalid("no commit was given out last: its bytes are read before the next call"));
+            return Err(Failure::invalid(
+                "the last call returned no commit: read the bytes of a commit before the next \
+                                         call",
+            ));
         };
         if commit.lsn != lsn {
-            let detail = format!("commit {} was given out last, not {lsn}: its bytes can be read no more", commit.lsn);
+            let detail = format!(
+                "the last call returned commit {}, not {lsn}, whose bytes can no longer be \
+                                  read",
+                commit.lsn
+            );
             return Err(Failure::invalid(detail));
         }
         let found = commit.changes.get(change).cloned();
@@ -224,7 +231,7 @@ fn to_caller(followed: &Followed) -> Result<*mut untorn_followed> {
     let (first_lsn, last_lsn, missed, changes): (_, _, _, &[Change]) = match followed {
         Followed::Commit(commit) => (commit.lsn, commit.lsn, 0, &commit.changes),
         Followed::Missed { first_lsn, last_lsn } => (*first_lsn, *last_lsn, 1, &[]),
-        _ => return Err(Failure::invalid("this version of the library has no C form for what was followed")),
+        _ => return Err(Failure::invalid("this version of the library cannot represent this change in C")),
     };
     let pointers_at = size_of::<untorn_followed>();
     let changes_at = pointers_at + changes.len() * size_of::<*const untorn_change>();

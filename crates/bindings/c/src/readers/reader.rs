@@ -8,8 +8,8 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use untorn::Reader;
 use untorn::reader::{Snapshot, SnapshotFile};
-use untorn::{Reader, Store};
 
 use crate::boundary::arguments;
 use crate::boundary::error::{Result, guard};
@@ -132,7 +132,7 @@ pub unsafe extern "C" fn untorn_reader_open(path: *const c_char) -> *mut untorn_
         // SAFETY: the caller's promise.
         let path = unsafe { arguments::path(path, "the path")? };
         crate::boundary::log::start();
-        handle::insert(Store::open_read_only(path)?)
+        handle::insert(Reader::open(path)?)
     })
 }
 

@@ -11,7 +11,7 @@ use untorn::{File, FileOptions, Store};
 use crate::boundary::arguments::{self, OFFSET_MAX};
 use crate::boundary::error::{Failure, Result, guard};
 use crate::boundary::handle::{self, Handle, Handles, Kind};
-use crate::boundary::options::{self, untorn_options};
+use crate::boundary::options::{self, UNTORN_CREATE, untorn_options};
 use crate::boundary::text;
 use crate::stores::store::untorn_store;
 use crate::stores::ticket::untorn_ticket;
@@ -23,9 +23,7 @@ pub struct untorn_file {
 }
 
 /// Open flag: a handle that cannot change the file (EBADF).
-pub const UNTORN_RDONLY: u32 = 1;
-/// Open flag: create a missing file, empty, at once and durably.
-pub const UNTORN_CREATE: u32 = 2;
+pub const UNTORN_RDONLY: u32 = 2;
 /// Open flag, with UNTORN_CREATE: fail with EEXIST if the file exists.
 pub const UNTORN_EXCL: u32 = 4;
 /// Open flag: truncate the file to length 0, which is an uncommitted change like any other.
@@ -146,7 +144,7 @@ pub(crate) unsafe fn with_files<R>(
 ///
 /// `flags`: UNTORN_RDONLY, UNTORN_CREATE, UNTORN_EXCL, UNTORN_TRUNC, or'ed, or 0 to open an existing
 /// file for reading and writing. `mode`: permissions of a created file, less the umask. `options` NULL:
-/// defaults; with UNTORN_MUST_EXIST the private store must exist.
+/// defaults; UNTORN_CREATE in their flags has no effect here.
 ///
 /// Returns a handle, or NULL with an error as untorn_store_open().
 ///
@@ -164,7 +162,7 @@ pub unsafe extern "C" fn untorn_open(
         let flags = Flags::new(flags, mode)?;
         // SAFETY: the caller's promise.
         let (path, options) = unsafe { (arguments::path(path, "the path")?, options::read(options)?) };
-        OpenFile::handle(options.open_standalone_with(path, &flags.options())?, flags.has(UNTORN_RDONLY))
+        OpenFile::handle(flags.options().store(options).open(path)?, flags.has(UNTORN_RDONLY))
     })
 }
 
@@ -189,7 +187,7 @@ pub unsafe extern "C" fn untorn_open_at(
         let flags = Flags::new(flags, mode)?;
         // SAFETY: the caller's promise.
         let path = unsafe { arguments::path(path, "the path") }?;
-        OpenFile::handle(store.open_file_with(path, &flags.options())?, flags.has(UNTORN_RDONLY))
+        OpenFile::handle(flags.options().open_in(&store, path)?, flags.has(UNTORN_RDONLY))
     })
 }
 

@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_void};
 use std::mem::size_of;
 use std::ptr::null_mut;
 
-use untorn::{Map, MapOptions, Tracker};
+use untorn::{Map, MapOptions, TrackerKind};
 
 use crate::boundary::arguments;
 use crate::boundary::error::{Failure, Result, guard};
@@ -29,16 +29,16 @@ pub const UNTORN_TRACKER_SCAN: u32 = 1;
 /// Tracker: /proc/self/pagemap, on any kernel. A commit compares all pages that were stored to since they
 /// were last dropped from memory.
 pub const UNTORN_TRACKER_PAGEMAP: u32 = 2;
-/// Tracker: the program says which bytes it changes, by untorn_map_touch() or untorn_heap_touch(). A commit has
-/// exactly these bytes, and costs as much as they do. A store that the program did not report is in NO commit: it
-/// stays in memory, and is gone when the file is opened again.
-pub const UNTORN_TRACKER_TOLD: u32 = 3;
+/// Tracker: explicit dirty ranges. The program says which bytes it changes, by untorn_map_mark_dirty() or
+/// untorn_heap_mark_dirty(). A commit has exactly these bytes, and costs as much as they do. A store that the program
+/// did not mark is in NO commit: it stays in memory, and is gone when the file is opened again.
+pub const UNTORN_TRACKER_EXPLICIT: u32 = 3;
 
-/// Map flag: the program promises that no thread stores to the file's maps during untorn_map_sync().
+/// Map flag: the program promises that no thread stores to the file's maps during untorn_map_msync().
 /// Commits may then drop pages that are also in the data file, and memory use follows the working set.
 /// Only the flag of a file's first map counts.
 pub const UNTORN_MAP_QUIET: u32 = 1;
-/// Map flag, for debugging: untorn_map_sync() looks for stores that were made during the commit, and
+/// Map flag, for debugging: untorn_map_msync() looks for stores that were made during the commit, and
 /// reports the first one (UNTORN_E_RACING_STORE).
 pub const UNTORN_MAP_DEBUG_RACES: u32 = 2;
 /// Map flag: read the file into memory at once.
@@ -48,18 +48,18 @@ pub const UNTORN_MAP_HUGE_PAGES: u32 = 8;
 /// Map flag: the map may extend behind the end of the file. Memory behind the end can be accessed once the
 /// file has grown that far; until then an access is SIGSEGV.
 pub const UNTORN_MAP_BEYOND_END: u32 = 16;
-/// Map flag, for debugging with UNTORN_TRACKER_TOLD: a commit is refused (EINVAL) if the program stored to bytes that
-/// it did not report by untorn_map_touch(); the message names their addresses. No thread may store while a commit
-/// runs. The environment variable UNTORN_TOLD_CHECK=1 has the same effect without the flag; UNTORN_TOLD_CHECK=warn
-/// prints the places instead, once each.
-pub const UNTORN_MAP_DEBUG_TOLD: u32 = 32;
+/// Map flag, for debugging with UNTORN_TRACKER_EXPLICIT: a commit is refused (EINVAL) if the program stored to bytes
+/// that it did not mark by untorn_map_mark_dirty(); the message names their addresses. No thread may store while a
+/// commit runs. The environment variable UNTORN_DEBUG_UNMARKED=1 has the same effect without the flag;
+/// UNTORN_DEBUG_UNMARKED=warn prints the places instead, once each.
+pub const UNTORN_MAP_DEBUG_UNMARKED: u32 = 32;
 
 const ALL_FLAGS: u32 = UNTORN_MAP_QUIET
     | UNTORN_MAP_DEBUG_RACES
     | UNTORN_MAP_POPULATE
     | UNTORN_MAP_HUGE_PAGES
     | UNTORN_MAP_BEYOND_END
-    | UNTORN_MAP_DEBUG_TOLD;
+    | UNTORN_MAP_DEBUG_UNMARKED;
 
 /// How to map a file. Zero is the default of every member but `size`. So both
 /// untorn_map_options_init(&options, sizeof options) and `untorn_map_options options = {.size = sizeof
@@ -83,10 +83,10 @@ pub struct untorn_map_options {
     /// The most bytes of pages that are changed in memory at any time. Needed for files that are larger
     /// than memory. 0: the file's size.
     pub dirty_max: u64,
-    /// UNTORN_TRACKER_ANY, UNTORN_TRACKER_SCAN, UNTORN_TRACKER_PAGEMAP or UNTORN_TRACKER_TOLD.
+    /// UNTORN_TRACKER_ANY, UNTORN_TRACKER_SCAN, UNTORN_TRACKER_PAGEMAP or UNTORN_TRACKER_EXPLICIT.
     pub tracker: u32,
     /// UNTORN_MAP_QUIET, UNTORN_MAP_DEBUG_RACES, UNTORN_MAP_POPULATE, UNTORN_MAP_HUGE_PAGES,
-    /// UNTORN_MAP_BEYOND_END, UNTORN_MAP_DEBUG_TOLD, or'ed.
+    /// UNTORN_MAP_BEYOND_END, UNTORN_MAP_DEBUG_UNMARKED, or'ed.
     pub flags: u32,
 }
 
@@ -118,7 +118,7 @@ fn convert(options: untorn_map_options) -> Result<MapOptions> {
         .offset(options.offset)
         .quiet(has(UNTORN_MAP_QUIET))
         .debug_races(has(UNTORN_MAP_DEBUG_RACES))
-        .debug_told(has(UNTORN_MAP_DEBUG_TOLD))
+        .debug_unmarked(has(UNTORN_MAP_DEBUG_UNMARKED))
         .populate(has(UNTORN_MAP_POPULATE))
         .huge_pages(has(UNTORN_MAP_HUGE_PAGES))
         .beyond_end(has(UNTORN_MAP_BEYOND_END));
@@ -138,12 +138,12 @@ fn convert(options: untorn_map_options) -> Result<MapOptions> {
 }
 
 /// The tracker with a number. None: the best one that works.
-pub(crate) fn tracker_of(number: u32) -> Result<Option<Tracker>> {
+pub(crate) fn tracker_of(number: u32) -> Result<Option<TrackerKind>> {
     match number {
         UNTORN_TRACKER_ANY => Ok(None),
-        UNTORN_TRACKER_SCAN => Ok(Some(Tracker::Scan)),
-        UNTORN_TRACKER_PAGEMAP => Ok(Some(Tracker::PageMap)),
-        UNTORN_TRACKER_TOLD => Ok(Some(Tracker::Told)),
+        UNTORN_TRACKER_SCAN => Ok(Some(TrackerKind::Scan)),
+        UNTORN_TRACKER_PAGEMAP => Ok(Some(TrackerKind::PageMap)),
+        UNTORN_TRACKER_EXPLICIT => Ok(Some(TrackerKind::Explicit)),
         other => Err(Failure::invalid(format!("there is no tracker {other}"))),
     }
 }
@@ -233,16 +233,16 @@ pub extern "C" fn untorn_map_len(map: *const untorn_map) -> i64 {
     guard(-1, || with_map(map, |map| Ok(map.len() as i64)))
 }
 
-/// Returns how stores are found: UNTORN_TRACKER_SCAN, UNTORN_TRACKER_PAGEMAP or UNTORN_TRACKER_TOLD. -1 with
+/// Returns how stores are found: UNTORN_TRACKER_SCAN, UNTORN_TRACKER_PAGEMAP or UNTORN_TRACKER_EXPLICIT. -1 with
 /// EBADF.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_map_tracker(map: *const untorn_map) -> c_int {
     guard(-1, || {
         with_map(map, |map| {
             Ok(match map.tracker()? {
-                Tracker::Scan => UNTORN_TRACKER_SCAN,
-                Tracker::PageMap => UNTORN_TRACKER_PAGEMAP,
-                Tracker::Told => UNTORN_TRACKER_TOLD,
+                TrackerKind::Scan => UNTORN_TRACKER_SCAN,
+                TrackerKind::PageMap => UNTORN_TRACKER_PAGEMAP,
+                TrackerKind::Explicit => UNTORN_TRACKER_EXPLICIT,
             } as c_int)
         })
     })
@@ -253,7 +253,7 @@ pub extern "C" fn untorn_map_tracker(map: *const untorn_map) -> c_int {
 /// file), EBUSY with UNTORN_E_RACING_STORE (see UNTORN_MAP_DEBUG_RACES).
 #[must_use]
 #[unsafe(no_mangle)]
-pub extern "C" fn untorn_map_sync(map: *mut untorn_map) -> c_int {
+pub extern "C" fn untorn_map_msync(map: *mut untorn_map) -> c_int {
     guard(-1, || {
         with_writable(map, |map| {
             map.msync()?;
@@ -262,11 +262,11 @@ pub extern "C" fn untorn_map_sync(map: *mut untorn_map) -> c_int {
     })
 }
 
-/// Starts a commit like untorn_map_sync(). All stores made before the call belong to the commit. The ticket reports
+/// Starts a commit like untorn_map_msync(). All stores made before the call belong to the commit. The ticket reports
 /// when the commit is durable. NULL with an error.
 #[must_use]
 #[unsafe(no_mangle)]
-pub extern "C" fn untorn_map_sync_async(map: *mut untorn_map) -> *mut untorn_ticket {
+pub extern "C" fn untorn_map_msync_async(map: *mut untorn_map) -> *mut untorn_ticket {
     guard(null_mut(), || with_writable(map, |map| handle::insert(map.msync_async()?)))
 }
 
@@ -295,29 +295,17 @@ pub extern "C" fn untorn_map_resize(map: *mut untorn_map, size: u64) -> c_int {
     })
 }
 
-/// Says that the program changes `len` bytes at `address` in the map. The call may come before or after the store,
-/// from any thread. With UNTORN_TRACKER_TOLD a commit has exactly the bytes that were reported since the last commit,
-/// and a rollback undoes exactly these. With any other tracker the call does nothing. The store and the call must be
-/// on the same side of a commit: if another thread may commit between them, make the call after the store. Returns 0,
-/// or -1: EINVAL (not inside the map, nothing was noted), EBADF.
+/// Marks `len` bytes at `address` in the map as changed: they are in the next commit. With UNTORN_TRACKER_EXPLICIT a
+/// commit has exactly the bytes that were marked since the last commit, and a rollback undoes exactly these. The other
+/// trackers find stores by themselves, except those of a device that writes to memory, as with registered io_uring
+/// buffers, and with O_DIRECT reads that run during a commit. The call may come before or after the store, from any
+/// thread; both must be on the same side of a commit: if another thread may commit between them, make the call after
+/// the store. Returns 0, or -1: EINVAL (not inside the map, nothing was marked), EBADF.
 #[unsafe(no_mangle)]
-pub extern "C" fn untorn_map_touch(map: *mut untorn_map, address: *const c_void, len: usize) -> c_int {
-    guard(-1, || {
-        with_map(map, |map| {
-            map.touch(address.cast(), len)?;
-            Ok(0)
-        })
-    })
-}
-
-/// Marks `len` bytes at `offset` of the map as changed. Needed for changes that no tracker sees: those by
-/// a device that writes to memory itself, as with registered io_uring buffers, and with O_DIRECT reads
-/// that run during a commit. Returns 0, or -1: EINVAL (not inside the map), EBADF.
-#[unsafe(no_mangle)]
-pub extern "C" fn untorn_map_mark_dirty(map: *mut untorn_map, offset: u64, len: u64) -> c_int {
+pub extern "C" fn untorn_map_mark_dirty(map: *mut untorn_map, address: *const c_void, len: usize) -> c_int {
     guard(-1, || {
         with_writable(map, |map| {
-            map.mark_dirty(offset, len)?;
+            map.mark_dirty(address.cast(), len)?;
             Ok(0)
         })
     })

@@ -29,10 +29,10 @@ impl Handle for Store {
 }
 
 /// Opens the directory `path` as a store. The store's own files are in the directory `.untorn` in it.
-/// A missing store is created, durably, unless UNTORN_MUST_EXIST is set; so is the directory itself (mode
-/// 0777 less the umask) if its parent exists. Recovery after a crash happens here: on return every file
-/// holds its last committed contents. `options` NULL: defaults. To read a store beside its owner there is
-/// untorn_reader_open(): UNTORN_READ_ONLY is EINVAL here.
+/// With UNTORN_CREATE in the flags of `options`, a missing store is created, durably, and so is the directory itself
+/// (mode 0777 less the umask) if its parent exists; otherwise a missing store is ENOENT. Recovery after a crash
+/// happens here: on return every file holds its last committed contents. `options` NULL: defaults, an existing store.
+/// To read a store beside its owner there is untorn_reader_open(): UNTORN_READ_ONLY is EINVAL here.
 ///
 /// Returns a handle, or NULL: EBUSY, EUCLEAN, EMEDIUMTYPE, EPROTONOSUPPORT, ENOTRECOVERABLE, EPERM,
 /// ENOSPC, ENOENT, ENOTDIR, EACCES …; see untorn_error.

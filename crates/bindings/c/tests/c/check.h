@@ -45,8 +45,14 @@ static inline void enter_scratch(int argc, char **argv) {
 
 /* Opens a store in a directory, which is created if it is missing. */
 static inline untorn_store *open_store(const char *path, const untorn_options *options) {
+    union {
+        untorn_options known;
+        char newer[256];
+    } create = {.known = {.size = sizeof create.known}};
+    if (options) memcpy(&create, options, options->size);
+    create.known.flags |= UNTORN_CREATE;
     CHECK(mkdir(path, 0755) == 0 || errno == EEXIST);
-    untorn_store *store = untorn_store_open(path, options);
+    untorn_store *store = untorn_store_open(path, &create.known);
     CHECK(store);
     return store;
 }

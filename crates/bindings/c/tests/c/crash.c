@@ -44,7 +44,7 @@ static void use_parents_handles(void *argument) {
     FORKED(untorn_txn_commit(p->txn));
     FORKED(untorn_ticket_wait(p->ticket));
     FORKED(untorn_ticket_free(p->ticket));
-    FORKED(untorn_map_sync(p->map));
+    FORKED(untorn_map_msync(p->map));
     FORKED(untorn_map_len(p->map));
     FORKED(untorn_map_close(p->map));
     FORKED(untorn_close(p->file));
@@ -100,7 +100,7 @@ static void forked_children(void) {
     CHECK(untorn_reader_close(p.reader) == 0);
     check_reads(p.file, "the parent's");
     memcpy((char *)untorn_map_address(p.map) + 4, "PARENT", 6);
-    CHECK(untorn_map_sync(p.map) == 0 && untorn_map_close(p.map) == 0);
+    CHECK(untorn_map_msync(p.map) == 0 && untorn_map_close(p.map) == 0);
     write_text(p.file, "THE", 0);
     CHECK(untorn_commit(p.file) == 0 && untorn_close(p.file) == 0 && untorn_store_close(p.store) == 0);
     check_plain("store/f", "THE PARENT's");

@@ -95,7 +95,7 @@ static void random_programs(const std::string &path, unsigned seed, int steps) {
     auto below = [&](unsigned n) { return random() % n; };
     auto text = [&] { return std::string(below(60), static_cast<char>('a' + below(26))); };
 
-    auto heap = std::make_unique<untorn::heap>(path);
+    auto heap = std::make_unique<untorn::heap>(untorn::heap::open_or_create(path));
     fixture *here = heap->root_or<fixture>("fixture", *heap);
     heap->commit();
     model now, committed;
@@ -176,7 +176,7 @@ static void random_programs(const std::string &path, unsigned seed, int steps) {
         case 19:
             if (below(20) == 0) {
                 heap->close();
-                heap = std::make_unique<untorn::heap>(path);
+                heap = std::make_unique<untorn::heap>(untorn::heap::open_or_create(path));
                 here = heap->root<fixture>("fixture");
                 assert(here);
                 now = committed;
@@ -215,7 +215,7 @@ static void empty_moved_and_swapped(const std::string &directory) {
     const std::string path = directory + "/moves";
     const std::string text = "a text that is too long for the inside of a string";
     {
-        untorn::heap heap(path), other(path + "-other");
+        auto heap = untorn::heap::open_or_create(path), other = untorn::heap::open_or_create(path + "-other");
         assert(heap.allocator<int>() == heap.allocator<long>());
         assert(heap.allocator<int>() != other.allocator<int>());
         static_assert(sizeof(untorn::allocator<int>) == sizeof(void *) && !std::is_polymorphic_v<untorn::allocator<int>>);
@@ -255,7 +255,7 @@ static void empty_moved_and_swapped(const std::string &directory) {
         heap.commit();
         other.commit();
     }
-    untorn::heap heap(path), other(path + "-other");
+    auto heap = untorn::heap::open_or_create(path), other = untorn::heap::open_or_create(path + "-other");
     words *a = heap.root<words>("a"), *b = heap.root<words>("b"), *c = heap.root<words>("c");
     assert(a->size() == 1 && b->size() == 1 && c->size() == 1 && std::string_view((*c)[0]) == text && *b == *c);
     for (words *each : {a, b, c}) each->emplace_back(text), each->shrink_to_fit();
@@ -300,12 +300,12 @@ template <> inline constexpr std::uint32_t untorn::layout_version<account> = 2;
 static void migrations(const std::string &directory) {
     const std::string path = directory + "/accounts";
     {
-        untorn::heap heap(path);
+        auto heap = untorn::heap::open_or_create(path);
         heap.root_or<account_1>("first")->coins = 70;
         heap.commit();
     }
     {
-        untorn::heap heap(path);
+        auto heap = untorn::heap::open_or_create(path);
         fails(UNTORN_E_LAYOUT_CHANGED, [&] { heap.root<account>("first"); });
         fails(UNTORN_E_LAYOUT_CHANGED, [&] { heap.root_or<account>("first", heap, 0); });
         fails(UNTORN_E_LAYOUT_CHANGED, [&] { heap.root<account_1>("first", 1); });
@@ -327,7 +327,7 @@ static void migrations(const std::string &directory) {
     }
     for (int run = 0; run < 2; run++) {
         // The program ends without a commit of its own: the migration is a commit.
-        untorn::heap heap(path);
+        auto heap = untorn::heap::open_or_create(path);
         account *first = heap.root<account>("first", 2, [&](const untorn::root_info &old) {
             assert(run == 0 && old.version == 0 && std::string_view(old.name) == "first");
             account_1 &before = old.as<account_1>();
@@ -339,7 +339,7 @@ static void migrations(const std::string &directory) {
         assert(first->coins == 70 && first->owner.size() == 41 && heap.stats().allocations == 2);
         heap.commit();
     }
-    untorn::heap heap(path);
+    auto heap = untorn::heap::open_or_create(path);
     assert(heap.root<account>("first")->coins == 70);
     auto never = [](const untorn::root_info &) -> account * { std::abort(); };
     assert(!heap.root<account>("none", 2, never));
@@ -351,7 +351,7 @@ static void errors_and_guards(const std::string &directory) {
     const std::string path = directory + "/errors";
     untorn::heap_options small;
     small.address_space = 8 << 20;
-    auto heap = std::make_unique<untorn::heap>(path, small);
+    auto heap = std::make_unique<untorn::heap>(untorn::heap::open_or_create(path, small));
     heap->root_or<long>("number");
     heap->commit();
     fails(UNTORN_E_LAYOUT_CHANGED, [&] { heap->root<double>("number"); });
@@ -396,16 +396,14 @@ static void errors_and_guards(const std::string &directory) {
     fails(UNTORN_E_BAD_HANDLE, [&] { heap->commit(); });
     fails(UNTORN_E_BAD_HANDLE, [&] { auto guard = heap->mutate(); });
     fails(UNTORN_E_BAD_HANDLE, [&] { heap->allocator<int>(); });
-    untorn::heap_options must;
-    must.flags = UNTORN_HEAP_MUST_EXIST;
-    fails(UNTORN_E_IO, [&] { untorn::heap nowhere(directory + "/nowhere", must); });
+    fails(UNTORN_E_IO, [&] { untorn::heap nowhere(directory + "/nowhere"); });
 }
 
 /* Many threads change the heap, and one commits; the heap and a file in one commit. */
 static void threads_and_files(const std::string &directory) {
-    untorn::store store(directory + "/store");
-    untorn::heap heap(store, "heap");
-    untorn::file log = store.create("log");
+    auto store = untorn::store::open_or_create(directory + "/store");
+    auto heap = untorn::heap::open_or_create(store, "heap");
+    untorn::file log = store.open_or_create_file("log");
     using counts = in_heap::map<int, std::pair<long, long>>;
     counts *all = heap.root_or<counts>("counts");
     for (int n = 0; n < 3; n++) all->emplace(n, std::pair(0L, 0L));
@@ -425,7 +423,7 @@ static void threads_and_files(const std::string &directory) {
     }
     for (int n = 0; n < 20; n++) {
         log.append("commit\n");
-        heap.commit_with({log});
+        heap.syncv({log});
     }
     done = true;
     for (auto &thread : threads) thread.join();
@@ -470,7 +468,7 @@ template <class Work> static void at_once(const Work &work) {
 
 /* Threads that look for a root and make it, or migrate it, at the same moment do so once. */
 static void roots_of_many_threads(const std::string &directory) {
-    untorn::heap heap(directory + "/roots");
+    auto heap = untorn::heap::open_or_create(directory + "/roots");
     for (int round = 0; round < 25; round++) {
         const std::string name = "root" + std::to_string(round), old = "old" + std::to_string(round);
         slow::made = 0;
@@ -508,7 +506,7 @@ static void roots_of_many_threads(const std::string &directory) {
 static void racing_stores(const std::string &directory) {
     untorn::heap_options debug;
     debug.flags = UNTORN_HEAP_DEBUG_RACES;
-    untorn::heap heap(directory + "/races", debug);
+    auto heap = untorn::heap::open_or_create(directory + "/races", debug);
     auto *number = heap.root_or<std::atomic<long>>("number");
     heap.commit();
     std::atomic<bool> done = false;
@@ -541,7 +539,7 @@ static struct at_end {
     std::string path;
 
     void use() const {
-        untorn::heap heap(path);
+        auto heap = untorn::heap::open_or_create(path);
         heap.root_or<type>("at end")->emplace_back("a string that is too long for the place of a short one");
         heap.commit();
         heap.close();
@@ -563,39 +561,39 @@ struct score {
 /* The program reports its stores; blocks from allocators, and roots, are reported by the library. */
 static void told(const std::string &directory) {
     untorn::heap_options options;
-    options.tracker = UNTORN_TRACKER_TOLD;
+    options.tracker = UNTORN_TRACKER_EXPLICIT;
     const std::string path = directory + "/told";
     using scores = in_heap::vector<score>;
     {
-        untorn::heap heap(path, options);
+        auto heap = untorn::heap::open_or_create(path, options);
         auto *all = heap.make<scores>(3, score{7, 0});
         heap.set_root("scores", all);
         heap.commit();
         {
             const auto guard = heap.mutate();
             (*all)[1].points = 5;
-            heap.touch((*all)[1].points);
+            heap.mark_dirty((*all)[1].points);
             (*all)[2].points = 1; /* and does not report it */
             all->push_back({9, 9});
-            heap.touch(*all);
+            heap.mark_dirty(*all);
         }
         heap.commit();
         try {
-            heap.touch(options);
+            heap.mark_dirty(options);
             assert(false);
         } catch (const untorn::error &e) {
             assert(e.kind() == UNTORN_E_INVALID);
         }
     }
     {
-        untorn::heap heap(path, options);
+        auto heap = untorn::heap::open_or_create(path, options);
         const auto &all = *heap.root<scores>("scores");
         /* The vector grew, into a block that was reported as a whole. */
         assert(all.size() == 4 && all[0].points == 7 && all[1].points == 5 && all[2].points == 1 && all[3].moves == 9);
         const_cast<score &>(all[2]).points = 2;
         heap.commit();
     }
-    untorn::heap heap(path);
+    auto heap = untorn::heap::open_or_create(path);
     assert((*heap.root<scores>("scores"))[2].points == 1);
 }
 
@@ -606,7 +604,7 @@ static void live(const std::string &directory) {
     const std::string path = directory + "/live";
     const pid_t child = fork();
     if (child == 0) {
-        untorn::heap heap(path, options);
+        auto heap = untorn::heap::open_or_create(path, options);
         assert(untorn_heap_live_start(heap.handle()) == UNTORN_LIVE_NEW);
         long *number = heap.make<long>(1);
         heap.set_root("number", number);
@@ -619,7 +617,7 @@ static void live(const std::string &directory) {
     {
         options.cut_every_ms = 5;
         options.cut_within_ms = 1000;
-        untorn::heap heap(path, options);
+        auto heap = untorn::heap::open_or_create(path, options);
         assert(untorn_heap_live_start(heap.handle()) == UNTORN_LIVE_WENT_ON && *heap.root<long>("number") == 2);
         assert(untorn_heap_hold_cuts(heap.handle()) == 0);
         *heap.root<long>("number") = 3;
@@ -629,12 +627,12 @@ static void live(const std::string &directory) {
     options = untorn::heap_options();
     options.cut_every_ms = 5;
     try {
-        untorn::heap heap(path, options);
+        auto heap = untorn::heap::open_or_create(path, options);
         assert(false);
     } catch (const untorn::error &e) {
         assert(e.kind() == UNTORN_E_INVALID);
     }
-    untorn::heap heap(path);
+    auto heap = untorn::heap::open_or_create(path);
     assert(untorn_heap_live_start(heap.handle()) == 0 && *heap.root<long>("number") == 3);
 }
 

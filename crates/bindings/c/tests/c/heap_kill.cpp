@@ -119,7 +119,7 @@ int main(int argc, char **argv) {
     const unsigned long commits_max = argc > 3 ? std::stoul(argv[3]) : 300;
     std::setvbuf(stdout, nullptr, _IOLBF, 0);
 
-    auto heap = std::make_unique<untorn::heap>(path);
+    auto heap = std::make_unique<untorn::heap>(untorn::heap::open_or_create(path));
     auto in_heap = [&](const std::string &text) { return untorn::string(text, heap->allocator<char>()); };
     auto outside = [](const std::string &text) { return text; };
     fixture *all = heap->root_or<fixture>("fixture", *heap);
@@ -143,7 +143,7 @@ int main(int argc, char **argv) {
         if (n % 40 == 0) {
             compare(*all, now);
             heap->close();
-            heap = std::make_unique<untorn::heap>(path);
+            heap = std::make_unique<untorn::heap>(untorn::heap::open_or_create(path));
             all = heap->root<fixture>("fixture");
             assert(all);
         }

@@ -165,21 +165,21 @@ static void found_again(untorn::heap &heap) {
 
 /* Files in containers. */
 static void many_files(const std::string &directory) {
-    untorn::store store(directory + "/files");
+    auto store = untorn::store::open_or_create(directory + "/files");
     std::vector<untorn::file> files;
-    for (const char *name : {"a", "b", "c"}) files.push_back(store.create(name));
+    for (const char *name : {"a", "b", "c"}) files.push_back(store.open_or_create_file(name));
     for (untorn::file &file : files) file.append("one");
-    untorn::sync(files);
+    untorn::syncv(files);
     std::vector<untorn::file *> pointers = {&files[0], &files[1]};
     files[0].append("two");
-    untorn::sync(pointers);
+    untorn::syncv(pointers);
     std::vector<std::reference_wrapper<untorn::file>> references(files.begin(), files.end());
     files[1].append("two");
-    untorn::sync_async(references).wait();
-    untorn::sync({files[0], files[1]});
+    untorn::syncv_async(references).wait();
+    untorn::syncv({files[0], files[1]});
     store.close();
     untorn::store again(directory + "/files");
-    assert(again.open("a").size() == 6 && again.open("b").size() == 6 && again.open("c").size() == 3);
+    assert(again.open_file("a").size() == 6 && again.open_file("b").size() == 6 && again.open_file("c").size() == 3);
 }
 
 /* Members that the compiler cannot see: a class with a constructor, without UNTORN_LAYOUT. */
@@ -206,7 +206,7 @@ static void pointers_out_of_the_heap(const std::string &directory) {
     untorn::heap_options debug;
     debug.flags = UNTORN_HEAP_DEBUG_POINTERS;
     {
-        untorn::heap heap(path, debug);
+        auto heap = untorn::heap::open_or_create(path, debug);
         everything &all = *heap.root_or<everything>("everything");
         all.counts[long_text] = 1;
         all.by_name[long_text].games.push_back(1);
@@ -239,7 +239,7 @@ static void pointers_out_of_the_heap(const std::string &directory) {
     assert(report_of(path, 0).find("\"pointers\"") == std::string::npos);
     {
         // Without the flag the pointer goes unnoticed until the heap is checked.
-        untorn::heap heap(path);
+        auto heap = untorn::heap::open_or_create(path);
         heap.root_or<hidden>("hidden")->number = 8;
         heap.commit();
         heap.root<hidden>("hidden")->name.~basic_string();
@@ -255,13 +255,13 @@ int main(int argc, char **argv) {
     assert(argc > 1);
     const std::string directory = argv[1], path = directory + "/heap";
     {
-        untorn::heap heap(path);
+        auto heap = untorn::heap::open_or_create(path);
         text(heap);
         structs(heap);
         heap.commit();
     }
     {
-        untorn::heap heap(path);
+        auto heap = untorn::heap::open_or_create(path);
         found_again(heap);
     }
     many_files(directory);

@@ -22,7 +22,7 @@ static std::string path;
 static untorn_heap *open_heap() {
     untorn_heap_options options = {};
     options.size = sizeof options;
-    options.flags = UNTORN_HEAP_LIVE;
+    options.flags = UNTORN_HEAP_LIVE | UNTORN_CREATE;
     untorn_heap *heap = untorn_heap_open(path.c_str(), &options, nullptr);
     TRUE_OR_ABORT(heap);
     return heap;
@@ -117,7 +117,7 @@ static void within_root_or() {
     if (child == 0) {
         untorn::heap_options options;
         options.flags = UNTORN_HEAP_LIVE;
-        untorn::heap heap(path, options);
+        auto heap = untorn::heap::open_or_create(path, options);
         numbers *all = heap.root_or<numbers>("cpp");
         all->done = 1;
         heap.commit();

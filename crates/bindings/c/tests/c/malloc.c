@@ -17,7 +17,13 @@ struct node {
 };
 
 static untorn_heap *open_heap(const char *path, const untorn_heap_options *options) {
-    untorn_heap *heap = untorn_heap_open(path, options, NULL);
+    union {
+        untorn_heap_options known;
+        char newer[256];
+    } create = {.known = {.size = sizeof create.known}};
+    if (options) memcpy(&create, options, options->size);
+    create.known.flags |= UNTORN_CREATE;
+    untorn_heap *heap = untorn_heap_open(path, &create.known, NULL);
     CHECK(heap);
     return heap;
 }
@@ -30,7 +36,7 @@ static untorn_heap_stats stats_of(untorn_heap *heap) {
 
 /* The program reports its stores, and the heap reports its own. */
 static void told(void) {
-    untorn_heap_options options = {.size = sizeof options, .tracker = UNTORN_TRACKER_TOLD};
+    untorn_heap_options options = {.size = sizeof options, .tracker = UNTORN_TRACKER_EXPLICIT};
     untorn_heap *heap = open_heap("told", &options);
     struct node *node = untorn_heap_malloc(heap, sizeof *node);
     char *zeros = untorn_heap_calloc(heap, 100, 1);
@@ -38,23 +44,23 @@ static void told(void) {
     CHECK(node && zeros && text);
     memset(text, '.', 20);
     strcpy(text, "moved");
-    CHECK(untorn_heap_touch(heap, text, 6) == 0);
+    CHECK(untorn_heap_mark_dirty(heap, text, 6) == 0);
     text = untorn_heap_realloc(heap, text, 3000);
     *node = (struct node){.text = text, .next = (struct node *)zeros};
-    CHECK(text && untorn_heap_touch(heap, node, sizeof *node) == 0);
+    CHECK(text && untorn_heap_mark_dirty(heap, node, sizeof *node) == 0);
     CHECK(SET_ROOT(heap, "node", struct node, 0, node) == 0 && untorn_heap_commit(heap) == 0);
     node->next = NULL; /* and does not report it */
     CHECK(untorn_heap_commit(heap) == 0);
-    FAILS(untorn_heap_touch(heap, NULL, 1), EINVAL, UNTORN_E_INVALID);
-    FAILS(untorn_heap_touch(heap, &heap, 1), EINVAL, UNTORN_E_INVALID);
-    FAILS(untorn_heap_touch(heap, node, SIZE_MAX), EINVAL, UNTORN_E_INVALID);
+    FAILS(untorn_heap_mark_dirty(heap, NULL, 1), EINVAL, UNTORN_E_INVALID);
+    FAILS(untorn_heap_mark_dirty(heap, &heap, 1), EINVAL, UNTORN_E_INVALID);
+    FAILS(untorn_heap_mark_dirty(heap, node, SIZE_MAX), EINVAL, UNTORN_E_INVALID);
     CHECK(untorn_heap_close(heap) == 0);
-    FAILS(untorn_heap_touch(heap, node, 1), EBADF, UNTORN_E_BAD_HANDLE);
+    FAILS(untorn_heap_mark_dirty(heap, node, 1), EBADF, UNTORN_E_BAD_HANDLE);
     heap = open_heap("told", NULL);
     CHECK(ROOT(heap, "node", struct node, 0, &node) == 1 && node && node->text == text);
     CHECK(strcmp(text, "moved") == 0 && node->next == (struct node *)zeros && stats_of(heap).allocations == 3);
     for (int i = 0; i < 100; i++) CHECK(zeros[i] == 0);
-    CHECK(untorn_heap_touch(heap, node, 1) == 0 && untorn_heap_close(heap) == 0);
+    CHECK(untorn_heap_mark_dirty(heap, node, 1) == 0 && untorn_heap_close(heap) == 0);
 }
 
 static void memory(void) {
@@ -233,7 +239,9 @@ static void changes(void) {
 
 static void with_files(void) {
     untorn_store *store = open_store("store", NULL);
-    untorn_heap *heap = untorn_heap_open_at(store, "heap", NULL);
+    FAILS(untorn_heap_open_at(store, "heap", NULL), ENOENT, UNTORN_E_IO);
+    untorn_heap_options create = {.size = sizeof create, .flags = UNTORN_CREATE};
+    untorn_heap *heap = untorn_heap_open_at(store, "heap", &create);
     untorn_file *file = untorn_open_at(store, "file", UNTORN_CREATE, 0644);
     untorn_file *alone = untorn_open("alone", UNTORN_CREATE, 0644, NULL);
     CHECK(heap && file && alone);
@@ -241,21 +249,21 @@ static void with_files(void) {
     CHECK(number && SET_ROOT(heap, "number", long, 0, number) == 0);
     *number = 7;
     write_text(file, "seven", 0);
-    CHECK(untorn_heap_commit_with(heap, &file, 1) == 0);
+    CHECK(untorn_heap_syncv(heap, &file, 1) == 0);
     *number = 8;
     CHECK(untorn_heap_rollback(heap) == 0 && untorn_rollback(file) == 0 && *number == 7);
     check_reads(file, "seven");
     write_text(alone, "x", 0);
-    FAILS(untorn_heap_commit_with(heap, &alone, 1), EINVAL, UNTORN_E_INVALID);
-    FAILS(untorn_heap_commit_with(heap, NULL, 1), EFAULT, UNTORN_E_NULL);
-    FAILS(untorn_heap_commit_with(heap, &file, 0), EINVAL, UNTORN_E_INVALID);
+    FAILS(untorn_heap_syncv(heap, &alone, 1), EINVAL, UNTORN_E_INVALID);
+    FAILS(untorn_heap_syncv(heap, NULL, 1), EFAULT, UNTORN_E_NULL);
+    FAILS(untorn_heap_syncv(heap, &file, 0), EINVAL, UNTORN_E_INVALID);
     CHECK(untorn_close(alone) == 0);
-    BAD_HANDLE(untorn_heap_commit_with(heap, &alone, 1));
+    BAD_HANDLE(untorn_heap_syncv(heap, &alone, 1));
     CHECK(untorn_close(file) == 0 && untorn_heap_close(heap) == 0 && untorn_store_close(store) == 0);
 }
 
 static void openings(void) {
-    untorn_heap_options options = {.size = sizeof options, .flags = UNTORN_HEAP_MUST_EXIST};
+    untorn_heap_options options = {.size = sizeof options};
     FAILS(untorn_heap_open("none", &options, NULL), ENOENT, UNTORN_E_IO);
     options.flags = 1u << 31;
     FAILS(untorn_heap_open("none", &options, NULL), EINVAL, UNTORN_E_INVALID);

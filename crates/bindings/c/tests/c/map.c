@@ -17,7 +17,7 @@ static char *address(untorn_map *map) {
     return address;
 }
 
-static void sync_map(untorn_map *map) { CHECK(untorn_map_sync(map) == 0); }
+static void sync_map(untorn_map *map) { CHECK(untorn_map_msync(map) == 0); }
 
 static void stores_and_commits(untorn_store *store, uint32_t tracker) {
     untorn_map_options options = {.size = sizeof options, .tracker = tracker};
@@ -44,7 +44,7 @@ static void stores_and_commits(untorn_store *store, uint32_t tracker) {
 
     /* The commit has all stores made so far. */
     strcpy(at + page, "batch");
-    untorn_ticket *ticket = untorn_map_sync_async(map);
+    untorn_ticket *ticket = untorn_map_msync_async(map);
     CHECK(ticket);
     strcpy(at + page, "later");
     CHECK(untorn_ticket_wait(ticket) == 0 && untorn_ticket_free(ticket) == 0);
@@ -53,7 +53,7 @@ static void stores_and_commits(untorn_store *store, uint32_t tracker) {
     /* The file's handle may be closed first; uncommitted changes are discarded when handle and map are both closed. */
     CHECK(untorn_close(file) == 0);
     strcpy(at + 2 * page, "kept");
-    CHECK(untorn_map_mark_dirty(map, 2 * page, 4) == 0);
+    CHECK(untorn_map_mark_dirty(map, at + 2 * page, 4) == 0);
     sync_map(map);
     CHECK(untorn_map_reclaim(map) == 0 && strcmp(at + 2 * page, "kept") == 0);
     strcpy(at, "gone");
@@ -92,29 +92,29 @@ static void growth(untorn_store *store) {
     CHECK(untorn_map_close(second) == 0 && untorn_close(file) == 0);
 }
 
-/* With the tracker `told` a commit has the reported bytes, and nothing else. */
+/* With the tracker `explicit` a commit has the reported bytes, and nothing else. */
 static void told(untorn_store *store) {
-    untorn_map_options options = {.size = sizeof options, .tracker = UNTORN_TRACKER_TOLD};
+    untorn_map_options options = {.size = sizeof options, .tracker = UNTORN_TRACKER_EXPLICIT};
     untorn_file *file = untorn_open_at(store, "told", UNTORN_CREATE | UNTORN_TRUNC, 0644);
     CHECK(file && untorn_ftruncate(file, 4 * page) == 0);
     untorn_map *map = map_file(file, &options);
-    CHECK(untorn_map_tracker(map) == UNTORN_TRACKER_TOLD);
+    CHECK(untorn_map_tracker(map) == UNTORN_TRACKER_EXPLICIT);
     char *at = address(map);
     strcpy(at + 100, "one two");
-    CHECK(untorn_map_touch(map, at + 104, 3) == 0);
+    CHECK(untorn_map_mark_dirty(map, at + 104, 3) == 0);
     sync_map(map);
     /* A rollback undoes the reported bytes. */
     strcpy(at + 104, "2 ");
-    CHECK(untorn_map_touch(map, at + 104, 3) == 0 && untorn_map_rollback(map) == 0);
+    CHECK(untorn_map_mark_dirty(map, at + 104, 3) == 0 && untorn_map_rollback(map) == 0);
     CHECK(memcmp(at + 100, "one two", 7) == 0);
-    FAILS(untorn_map_touch(map, NULL, 1), EINVAL, UNTORN_E_INVALID);
-    FAILS(untorn_map_touch(map, NULL, 0), EINVAL, UNTORN_E_INVALID);
-    FAILS(untorn_map_touch(map, at - 1, 1), EINVAL, UNTORN_E_INVALID);
-    FAILS(untorn_map_touch(map, at, 4 * page + 1), EINVAL, UNTORN_E_INVALID);
-    FAILS(untorn_map_touch(map, at + 1, SIZE_MAX), EINVAL, UNTORN_E_INVALID);
-    CHECK(untorn_map_touch(map, at, 0) == 0 && untorn_map_touch(map, at + 4 * page, 0) == 0);
+    FAILS(untorn_map_mark_dirty(map, NULL, 1), EINVAL, UNTORN_E_INVALID);
+    FAILS(untorn_map_mark_dirty(map, NULL, 0), EINVAL, UNTORN_E_INVALID);
+    FAILS(untorn_map_mark_dirty(map, at - 1, 1), EINVAL, UNTORN_E_INVALID);
+    FAILS(untorn_map_mark_dirty(map, at, 4 * page + 1), EINVAL, UNTORN_E_INVALID);
+    FAILS(untorn_map_mark_dirty(map, at + 1, SIZE_MAX), EINVAL, UNTORN_E_INVALID);
+    CHECK(untorn_map_mark_dirty(map, at, 0) == 0 && untorn_map_mark_dirty(map, at + 4 * page, 0) == 0);
     CHECK(untorn_map_close(map) == 0);
-    FAILS(untorn_map_touch(map, at, 1), EBADF, UNTORN_E_BAD_HANDLE);
+    FAILS(untorn_map_mark_dirty(map, at, 1), EBADF, UNTORN_E_BAD_HANDLE);
     char buf[8] = "";
     CHECK(untorn_pread(file, buf, 7, 100) == 7 && memcmp(buf, "\0\0\0\0two", 7) == 0);
     CHECK(untorn_close(file) == 0);
@@ -155,8 +155,8 @@ static void refused(untorn_store *store) {
     newer.newer = 0;
 
     untorn_map *map = map_file(file, &newer.known);
-    FAILS(untorn_map_mark_dirty(map, 1, page), EINVAL, UNTORN_E_INVALID);
-    FAILS(untorn_map_mark_dirty(map, UINT64_MAX, UINT64_MAX), EINVAL, UNTORN_E_INVALID);
+    FAILS(untorn_map_mark_dirty(map, address(map) + 1, page), EINVAL, UNTORN_E_INVALID);
+    FAILS(untorn_map_mark_dirty(map, (void *)UINTPTR_MAX, SIZE_MAX), EINVAL, UNTORN_E_INVALID);
     untorn_status status = {.size = sizeof status};
     CHECK(untorn_store_status(store, &status) == 0);
     CHECK(status.mapped_files == 1 && status.mapped_bytes == page && status.mapped_private_bytes == 0);
@@ -182,7 +182,7 @@ static void refused(untorn_store *store) {
     untorn_file *reader = untorn_open_at(store, "refused", UNTORN_RDONLY, 0);
     CHECK(reader);
     map = map_file(reader, NULL);
-    FAILS(untorn_map_sync(map), EBADF, UNTORN_E_INVALID);
+    FAILS(untorn_map_msync(map), EBADF, UNTORN_E_INVALID);
     FAILS(untorn_map_rollback(map), EBADF, UNTORN_E_INVALID);
     FAILS(untorn_map_resize(map, 0), EBADF, UNTORN_E_INVALID);
     CHECK(untorn_map_close(map) == 0 && untorn_close(reader) == 0 && untorn_close(file) == 0);
@@ -218,7 +218,7 @@ static void closed_stores(untorn_store *store) {
     char *at = address(map);
     CHECK(untorn_store_close(store) == 0);
     CHECK(strcmp(at + 100, "stored") == 0);
-    FAILS(untorn_map_sync(map), EBADF, UNTORN_E_BAD_HANDLE);
+    FAILS(untorn_map_msync(map), EBADF, UNTORN_E_BAD_HANDLE);
     CHECK(untorn_map_close(map) == 0);
     untorn_close(file);
 }

@@ -82,12 +82,11 @@ static void try_everything(void *bad, int kinds) {
         BAD_HANDLE(untorn_map_address(m));
         BAD_HANDLE(untorn_map_len(m));
         BAD_HANDLE(untorn_map_tracker(m));
-        BAD_HANDLE(untorn_map_sync(m));
-        BAD_HANDLE(untorn_map_sync_async(m));
+        BAD_HANDLE(untorn_map_msync(m));
+        BAD_HANDLE(untorn_map_msync_async(m));
         BAD_HANDLE(untorn_map_rollback(m));
         BAD_HANDLE(untorn_map_resize(m, 0));
-        BAD_HANDLE(untorn_map_mark_dirty(m, 0, 1));
-        BAD_HANDLE(untorn_map_touch(m, buf, 1));
+        BAD_HANDLE(untorn_map_mark_dirty(m, buf, 1));
         BAD_HANDLE(untorn_map_reclaim(m));
         BAD_HANDLE(untorn_map_close(m));
     }
@@ -97,7 +96,7 @@ static void try_everything(void *bad, int kinds) {
         untorn_heap_root_info info = {.size = sizeof info};
         void *found;
         BAD_HANDLE(untorn_heap_base(h));
-        BAD_HANDLE(untorn_heap_touch(h, buf, 1));
+        BAD_HANDLE(untorn_heap_mark_dirty(h, buf, 1));
         BAD_HANDLE(untorn_heap_begin(h));
         BAD_HANDLE(untorn_heap_end(h));
         BAD_HANDLE(untorn_heap_commit(h));
@@ -230,7 +229,7 @@ static void of_readers(untorn_store *store) {
     FAILS(untorn_snapshot_pread(file, buf, 1, UINT64_MAX), EINVAL, UNTORN_E_INVALID);
     FAILS(untorn_follow_next(follow, 0, NULL), EFAULT, UNTORN_E_NULL);
     FAILS(untorn_follow_pread(follow, 0, 0, buf, 1, 0), EINVAL, UNTORN_E_INVALID);
-    CHECK(strstr(untorn_error_message(), "no commit was given out last"));
+    CHECK(strstr(untorn_error_message(), "the last call returned no commit"));
     CHECK(untorn_snapshot_pread(file, buf, sizeof buf, INT64_MAX) == 0);
 
     CHECK(untorn_reader_close(reader) == 0 && untorn_snapshot_close(snapshot) == 0);
@@ -263,7 +262,8 @@ static void wrong_kind_and_closed(void) {
     CHECK(untorn_map_close(map) == 0);
     try_everything(map, ALL);
 
-    untorn_heap *heap = untorn_heap_open_at(store, "h", NULL);
+    untorn_heap_options create = {.size = sizeof create, .flags = UNTORN_CREATE};
+    untorn_heap *heap = untorn_heap_open_at(store, "h", &create);
     CHECK(heap);
     try_everything(heap, ALL & ~HEAP);
     CHECK(untorn_heap_close(heap) == 0);

@@ -10,7 +10,7 @@ static void own(void) {
     close(orders[1]);
     close(answers[0]);
     untorn_store *store = open_store("store", NULL);
-    untorn_heap_options how = {.size = sizeof how, .address_space = 64 << 20};
+    untorn_heap_options how = {.size = sizeof how, .address_space = 64 << 20, .flags = UNTORN_CREATE};
     untorn_heap *heap = untorn_heap_open_at(store, "heap", &how);
     CHECK(heap);
     int *number = untorn_heap_calloc(heap, 1, sizeof *number);

@@ -39,11 +39,11 @@ static_assert(moves_only<untorn::store> && moves_only<untorn::file> && moves_onl
               moves_only<untorn::snapshot_file> && moves_only<untorn::follow> && moves_only<untorn::read_map>);
 
 static void files_and_transactions() {
-    untorn::store store("store");
-    untorn::file a = store.create("a"), b = store.create("b", 0600);
+    auto store = untorn::store::open_or_create("store");
+    untorn::file a = store.open_or_create_file("a"), b = store.open_or_create_file("b", 0600);
     a.write("one", 0);
     CHECK(b.append("two") == 0 && b.append("!") == 3 && b.size() == 4);
-    untorn::sync({a, b});
+    untorn::syncv({a, b});
     a.write("ONE", 0);
     a.rollback();
     CHECK(a.read(100, 0) == "one" && b.path() == "b" && store.path() == "store");
@@ -60,19 +60,19 @@ static void files_and_transactions() {
         untorn::txn dropped = store.begin();
         dropped.unlink("a");
     }
-    CHECK(store.open("dir/b").read(9, 0) == "two!");
-    CHECK(store.open("a", UNTORN_RDONLY).read(9, 0) == "one");
-    untorn::ticket ticket = a.sync_async();
+    CHECK(store.open_file("dir/b").read(9, 0) == "two!");
+    CHECK(store.open_file("a", UNTORN_RDONLY).read(9, 0) == "one");
+    untorn::ticket ticket = a.commit_async();
     ticket.wait();
     CHECK(ticket.poll());
-    untorn::sync_async({a, b}).wait();
+    untorn::syncv_async({a, b}).wait();
     {
         int ends[2];
         char said[9] = {};
         CHECK(pipe(ends) == 0);
         untorn::gate gate;
         untorn::output output = gate.add(ends[1]);
-        output.write("told", 4, a.sync_async());
+        output.write("told", 4, a.commit_async());
         output.write("more", 4);
         gate.drain();
         CHECK(read(ends[0], said, 8) == 8 && std::strcmp(said, "toldmore") == 0);
@@ -81,8 +81,8 @@ static void files_and_transactions() {
         fails(EBADF, UNTORN_E_IO, [&] { gate.add(12345); });
     }
     CHECK(store.status().commits >= 4 && store.status_json().find("\"store_id\"") != std::string::npos);
-    fails(ENOENT, UNTORN_E_IO, [&] { store.open("missing"); });
-    fails(EINVAL, UNTORN_E_INVALID, [&] { untorn::sync({}); });
+    fails(ENOENT, UNTORN_E_IO, [&] { store.open_file("missing"); });
+    fails(EINVAL, UNTORN_E_INVALID, [&] { untorn::syncv({}); });
 
     untorn::file moved = std::move(a);
     fails(EBADF, UNTORN_E_BAD_HANDLE, [&] { a.size(); });
@@ -104,35 +104,35 @@ static void maps() {
     account *accounts = map.as<account>();
     accounts[0] = {70, 1};
     accounts[1] = {30, 1};
-    map.sync();
+    map.msync();
     accounts[0].coins = 0;
     map.rollback();
     CHECK(accounts[0].coins == 70 && map.size() == 2 * sizeof(account));
     map.resize(1 << 20);
-    map.mark_dirty(0, 8);
-    map.sync_async().wait();
+    map.mark_dirty(accounts, 8);
+    map.msync_async().wait();
     map.reclaim();
     CHECK(map.size() == 1 << 20 && map.data() == accounts && map.tracker() >= 1);
-    map.touch(accounts[1]);
-    fails(EINVAL, UNTORN_E_INVALID, [&] { map.touch(accounts - 1, 1); });
+    map.mark_dirty(accounts[1]);
+    fails(EINVAL, UNTORN_E_INVALID, [&] { map.mark_dirty(accounts - 1, 1); });
     map.close();
     untorn::map_options options;
-    options.tracker = UNTORN_TRACKER_TOLD;
+    options.tracker = UNTORN_TRACKER_EXPLICIT;
     {
         untorn::map told = file.map(options);
         account *of_told = told.as<account>();
         of_told[0].coins = 1;
         of_told[1].coins = 2;
-        told.touch(of_told[1].coins);
-        told.sync();
-        CHECK(told.tracker() == UNTORN_TRACKER_TOLD);
+        told.mark_dirty(of_told[1].coins);
+        told.msync();
+        CHECK(told.tracker() == UNTORN_TRACKER_EXPLICIT);
     }
     map = file.map();
     accounts = map.as<account>();
     CHECK(accounts[0].coins == 70 && accounts[1].coins == 2);
     file.close();
     map.close();
-    fails(EBADF, UNTORN_E_BAD_HANDLE, [&] { map.sync(); });
+    fails(EBADF, UNTORN_E_BAD_HANDLE, [&] { map.msync(); });
     untorn::map_options missing;
     missing.len = 1 << 30;
     fails(EINVAL, UNTORN_E_INVALID, [&] { untorn::file("accounts").map(missing); });
@@ -141,10 +141,10 @@ static void maps() {
 /* Reads as in another process. */
 static void readers() {
     fails(ENOENT, UNTORN_E_IO, [] { untorn::reader("missing"); });
-    untorn::store store("read");
-    untorn::file a = store.create("a", 0600);
+    auto store = untorn::store::open_or_create("read");
+    untorn::file a = store.open_or_create_file("a", 0600);
     a.write(std::string_view("o\0e", 3), 0);
-    a.sync();
+    a.commit();
     untorn::reader reader("read");
     CHECK(reader.read("a") == std::string("o\0e", 3) && reader.wait_for(store.status().lsn));
     CHECK(!reader.wait_for(store.status().lsn + 1, 1));
@@ -155,12 +155,12 @@ static void readers() {
     CHECK(snapshot.lsn() <= store.status().lsn && snapshot.list() == std::vector<std::string>{"a"});
     CHECK(snapshot.metadata("a").len == 3 && snapshot.metadata("").is_directory);
     a.write("ONE", 0);
-    a.sync();
+    a.commit();
     const untorn::followed commit = follow.next();
     CHECK(commit && !commit->missed && commit->changes_len == 1 && commit->last_lsn > snapshot.lsn());
     CHECK(commit->changes[0]->what == UNTORN_CHANGE_WRITTEN && std::strcmp(commit->changes[0]->path, "a") == 0);
     a.write("later", 0);
-    a.sync();
+    a.commit();
     char last[2];
     CHECK(follow.read(*commit, 0) == "ONE" && follow.read(*commit, 0, last, 2, 2) == 1 && last[0] == 'E');
     fails(EINVAL, UNTORN_E_INVALID, [&] { follow.read(*commit, 1); });
@@ -168,7 +168,7 @@ static void readers() {
     fails(EINVAL, UNTORN_E_INVALID, [&] { follow.read(*commit, 0); });
     a.write("ONE", 0);
     a.truncate(3);
-    a.sync();
+    a.commit();
     CHECK(follow.read(*later, 0) == "later");
     CHECK(file.read(9, 2) == "e" && file.size() == 3 && reader.read("a") == "ONE");
     snapshot.check();

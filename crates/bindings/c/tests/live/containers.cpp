@@ -32,7 +32,7 @@ static void require(bool holds, const char *what) {
 int main(int, char **arguments) {
     untorn::heap_options how;
     how.flags = UNTORN_HEAP_LIVE;
-    untorn::heap heap(arguments[1], how);
+    auto heap = untorn::heap::open_or_create(arguments[1], how);
     const int rounds = std::atoi(arguments[2]);
     numbers &all = *heap.root_or<numbers>("numbers");
     table &names = *heap.root_or<table>("names");
@@ -125,7 +125,7 @@ int main(int, char **arguments) {
         shared.unlock_shared();
     }
     require(all[1000] == 1, "what was done under a condition");
-    heap.cut().wait();
+    heap.commit_async().wait();
     std::printf("%d\n", rounds);
     heap.close();
     return 0;

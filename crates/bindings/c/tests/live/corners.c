@@ -32,7 +32,7 @@ static int ends[2];
 static volatile int step, thread_id;
 
 static untorn_heap *open_heap(const char *file, unsigned flags, unsigned tracker) {
-    untorn_heap_options options = {.size = sizeof options, .flags = flags, .tracker = tracker};
+    untorn_heap_options options = {.size = sizeof options, .flags = flags | UNTORN_CREATE, .tracker = tracker};
     untorn_heap *opened = untorn_heap_open(file, &options, NULL);
     CHECK(opened);
     return opened;
@@ -66,14 +66,14 @@ __attribute__((constructor)) static void early(void) {
     CHECK(!pthread_mutex_lock(&mutex) && !pthread_mutex_unlock(&mutex));
     CHECK(!pthread_rwlock_wrlock(&rwlock) && !pthread_rwlock_unlock(&rwlock));
     if (!file) return;
-    heap = open_heap(file, 0, UNTORN_TRACKER_TOLD);
+    heap = open_heap(file, 0, UNTORN_TRACKER_EXPLICIT);
     block = untorn_heap_aligned_alloc(heap, 64, 4096);
     CHECK(!untorn_heap_set_root(heap, "block", block, "block", 4096, 64, 1) && !untorn_heap_commit(heap));
 }
 
 static char *found(const char *file) {
     void *root = NULL;
-    heap = open_heap(file, 0, UNTORN_TRACKER_TOLD);
+    heap = open_heap(file, 0, UNTORN_TRACKER_EXPLICIT);
     CHECK(untorn_heap_root(heap, "block", "block", 4096, 64, 1, &root) >= 0 && root);
     return root;
 }
@@ -107,7 +107,7 @@ static void blocked_read(const char *file) {
 static void one_after_the_other(const char *file) {
     CHECK(!untorn_heap_close(heap));
     for (int n = 0; n < 200; n++) {
-        untorn_heap_options options = {.size = sizeof options, .tracker = UNTORN_TRACKER_TOLD};
+        untorn_heap_options options = {.size = sizeof options, .tracker = UNTORN_TRACKER_EXPLICIT};
         void *root = NULL;
         options.address_space = (64ull << 30) + ((uint64_t)n << 22);
         CHECK(heap = untorn_heap_open(file, &options, NULL));

@@ -106,7 +106,7 @@ static void *work(void *argument) {
 }
 
 int main(int argc, char **argv) {
-    untorn_heap_options options = {.size = sizeof options, .flags = UNTORN_HEAP_LIVE};
+    untorn_heap_options options = {.size = sizeof options, .flags = UNTORN_HEAP_LIVE | UNTORN_CREATE};
     int threads = argc == 3 ? atoi(argv[2]) : 0;
     untorn_heap *heap = threads ? untorn_heap_open(argv[1], &options, NULL) : NULL;
     pthread_mutexattr_t recursive;

@@ -171,10 +171,11 @@ static void check(int result) {
     }
 }
 
-/* An ordinary heap with the tracker `told`: a commit is refused if a store was not reported. */
+/* An ordinary heap with the tracker `explicit`: a commit is refused if a store was not reported. */
 static int told(const char *file) {
     const size_t count = sizeof kinds / sizeof *kinds;
-    untorn_heap_options options = {.size = sizeof options, .flags = UNTORN_HEAP_DEBUG_TOLD, .tracker = UNTORN_TRACKER_TOLD};
+    untorn_heap_options options = {
+        .size = sizeof options, .flags = UNTORN_HEAP_DEBUG_UNMARKED | UNTORN_CREATE, .tracker = UNTORN_TRACKER_EXPLICIT};
     untorn_heap *heap = untorn_heap_open(file, &options, NULL);
     unsigned char *block, before[SIZE], expected[SIZE];
     if (!heap) check(-1);
@@ -189,7 +190,7 @@ static int told(const char *file) {
         if (!memcmp(before, block, SIZE)) printf("nothing %s\n", kinds[kind].name);
         if (untorn_heap_commit(heap)) {
             printf("missed %s\n", kinds[kind].name);
-            check(untorn_heap_touch(heap, block, SIZE));
+            check(untorn_heap_mark_dirty(heap, block, SIZE));
             check(untorn_heap_commit(heap));
         }
         memcpy(expected, block, SIZE);
@@ -207,7 +208,7 @@ static int told(const char *file) {
 int main(int argc, char **argv) {
     if (argc == 3) return told(argv[2]);
     const size_t count = sizeof kinds / sizeof *kinds;
-    untorn_heap_options options = {.size = sizeof options, .flags = UNTORN_HEAP_LIVE};
+    untorn_heap_options options = {.size = sizeof options, .flags = UNTORN_HEAP_LIVE | UNTORN_CREATE};
     untorn_heap *heap = untorn_heap_open(argv[argc - 1], &options, NULL);
     unsigned char *block, before[SIZE], after[SIZE];
     if (!heap) check(-1);

@@ -57,6 +57,7 @@ impl FileState {
     /// Takes over a record that restates everything that the file lacks. Its predecessors need not be consecutive,
     /// because the log may have lost the first of them.
     fn restated(&mut self, file: &FileRef, lsn: u64) {
+        debug_assert!(lsn >= self.last_lsn, "record {lsn} restates {} behind it", self.last_lsn);
         if holds(invariant::RESTATED_WHOLE) {
             self.previous_lsn = self.previous_lsn.min(file.previous_lsn);
         }
@@ -114,11 +115,12 @@ impl FinalState {
                 continue;
             }
             if state.last_lsn != file.previous_lsn {
-                return gap(&file.path, "a commit before it that touched this file is missing");
+                return gap(&file.path, "an earlier commit to this file is missing");
             }
             if state.name.as_deref() != Some(&file.path) {
-                return gap(&file.path, "it names a file that has another name by then");
+                return gap(&file.path, "it uses a name that the file does not have at this commit");
             }
+            debug_assert!(lsn >= state.last_lsn, "record {lsn} is added behind {}", state.last_lsn);
             state.last_lsn = lsn;
         }
         for op in &record.ops {
@@ -141,6 +143,7 @@ impl FinalState {
                 let state = self.file(record, *file);
                 state.names.push(to.clone());
                 state.name = Some(to.clone());
+                debug_assert!(state.names.len() > 1, "a renamed file had no name: {to:?}");
             }
             Op::Unlink { file } => {
                 let state = self.file(record, *file);
@@ -170,6 +173,7 @@ impl FinalState {
 
     /// Adds the name changes of this state to a record, for files that lack all commits after their `previous_lsn`.
     pub fn restate_names(&self, record: &mut Record, previous_lsn: impl Fn(&FileState) -> u64) {
+        debug_assert!(record.restates(), "names are restated by a commit: {:?}", record.ops.first());
         for file in self.files.values() {
             let (index, path) = (record.files.len() as u32, file.names[0].clone());
             record.files.push(FileRef { id: file.id, previous_lsn: previous_lsn(file), path });

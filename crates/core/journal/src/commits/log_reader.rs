@@ -53,7 +53,8 @@ impl LogSegment {
 
     /// Sets the LSN of the last record in the segment.
     pub fn ends_with(&self, lsn: u64) {
-        self.last_lsn.store(lsn, Relaxed);
+        let before = self.last_lsn.swap(lsn, Relaxed);
+        debug_assert!(before <= lsn, "{self:?} ended with record {before}, and now with {lsn}");
     }
 
     /// Whether the segment is still needed when the log is truncated behind this LSN.
@@ -63,6 +64,7 @@ impl LogSegment {
 
     /// Reads a piece, and checks it against this checksum.
     pub fn read(&self, at: u64, len: u64, crc: u64) -> Result<Vec<u8>> {
+        debug_assert!((1..=PIECE_BYTES_MAX).contains(&len), "a piece of {len} bytes at {at} of {self:?}");
         let mut piece = sized_memory::zeros(len, &self.path)?;
         let n = match read_full_at(&*self.file, &mut piece, at) {
             // Read-ahead of the kernel may have met a bad block outside of the piece.

@@ -126,6 +126,17 @@ impl Source {
         }
     }
 
+    /// Whether the source has all bytes of a range. Only zeros have no end.
+    fn has(&self, range: &Range<u64>) -> bool {
+        let (origin, len) = match self {
+            Source::Bytes { bytes, origin } => (*origin, bytes.len() as u64),
+            Source::Spill { origin, len, .. } | Source::Log { origin, len, .. } => (*origin, *len),
+            Source::Zero => return true,
+            Source::Unreadable(_) => return range.end != NO_END,
+        };
+        origin <= range.start && range.end - origin <= len
+    }
+
     /// The journal segment that holds the bytes, and the end of their piece in it.
     pub fn log_place(&self) -> Option<(&LogSegment, u64)> {
         match self {
@@ -157,8 +168,20 @@ impl Overlay {
     /// Sets the sources of ranges, which are in order and disjoint. This is much faster than single inserts if the
     /// overlay has no range behind the start of the first.
     pub fn insert_all(&mut self, ranges: Vec<(Range<u64>, Source)>) {
-        debug_assert!(ranges.iter().all(|(range, _)| !range.is_empty()));
-        debug_assert!(ranges.is_sorted_by(|(one, _), (next, _)| one.end <= next.start));
+        debug_assert!(
+            ranges.iter().all(|(range, source)| !range.is_empty() && source.has(range)),
+            "a range is empty, or its source has less: {ranges:?}"
+        );
+        debug_assert!(
+            ranges.is_sorted_by(|(one, _), (next, _)| one.end <= next.start),
+            "ranges overlap, or are not in order: {ranges:?}"
+        );
+        debug_assert!(
+            self.run.is_empty() || self.ranges.is_empty(),
+            "{} ranges in a run, and {} others",
+            self.run.len(),
+            self.ranges.len()
+        );
         let is_behind = |(last, _): &(Range<u64>, _)| ranges.first().is_none_or(|(first, _)| last.end <= first.start);
         if !self.ranges.is_empty() || !self.run.last().is_none_or(is_behind) {
             ranges.into_iter().for_each(|(range, source)| self.insert(range, source));
@@ -172,6 +195,11 @@ impl Overlay {
         } else {
             self.run.extend(ranges);
         }
+        debug_assert!(
+            self.run.is_sorted_by(|(one, _), (next, _)| one.end <= next.start),
+            "the run is not in order: {:?}",
+            self.run
+        );
     }
 
     fn note_memory(&mut self, range: &Range<u64>, source: &Source) {
@@ -226,12 +254,14 @@ impl Overlay {
         if range.is_empty() {
             return;
         }
+        debug_assert!(source.has(&range), "{source:?} has less than {range:?}");
         self.note_memory(&range, &source);
         self.map().insert(range, source);
     }
 
     /// Sets the size, and hides the contents beyond it, of this overlay and of the layers below.
     pub fn truncate(&mut self, size: u64) {
+        debug_assert!(size < NO_END, "a file of {size} bytes");
         self.map().insert(size..NO_END, Source::Zero);
         self.size = Some(size);
     }
@@ -252,6 +282,12 @@ impl Overlay {
         if self.in_memory.len() > 2 * self.ranges.len() + IN_MEMORY_MIN {
             let in_memory = self.ranges.iter().filter(|(_, source)| matches!(source, Source::Bytes { .. }));
             self.in_memory = in_memory.map(|(range, _)| range.clone()).collect();
+            debug_assert!(
+                self.memory_bytes >= self.inline_bytes(),
+                "{} bytes were given, and {} are in memory",
+                self.memory_bytes,
+                self.inline_bytes()
+            );
         }
     }
 
@@ -288,6 +324,11 @@ impl Overlay {
         self.spill_together(space, &mut small)?;
         self.in_memory = stay;
         self.memory_bytes = memory_bytes;
+        debug_assert_eq!(self.memory_bytes, self.inline_bytes(), "bytes in memory are in no list");
+        debug_assert!(
+            self.ranges().all(|(range, source)| source.slice(range).is_none_or(|b| (b.len() as u64) < least_bytes)),
+            "a range of {least_bytes} bytes or more stays in memory"
+        );
         Ok(())
     }
 
@@ -342,6 +383,7 @@ impl Overlay {
             _ => !holds(invariant::PORTION_OUT_OF_LOG),
         };
         let (rest, portion): (Vec<_>, Vec<_>) = self.ranges().partition(stays);
+        debug_assert_eq!(rest.len() + portion.len(), self.ranges_len(), "ranges are lost at {lsn}");
         let overlay_of = |ranges: Vec<(&Range<u64>, &Source)>| {
             let mut overlay = Overlay { size: self.size, ..Overlay::default() };
             overlay.insert_all(ranges.into_iter().map(|(range, source)| (range.clone(), source.clone())).collect());
@@ -367,6 +409,8 @@ impl Overlay {
             }
             overlay.insert(range.clone(), source);
         }
+        debug_assert!(!overlay.lies_in_log(), "ranges stay in the log");
+        debug_assert_eq!(overlay.changed_bytes(), self.changed_bytes(), "bytes left the log and were lost");
         Ok(overlay)
     }
 
@@ -382,6 +426,7 @@ impl Overlay {
         };
         let mut trimmed = Overlay { size: self.size, ..Overlay::default() };
         trimmed.insert_all(self.ranges().map(of_its_own).collect());
+        debug_assert_eq!(trimmed.changed_bytes(), self.changed_bytes(), "a copy lacks bytes");
         trimmed
     }
 
@@ -456,6 +501,12 @@ pub fn read_through(overlays: &[&Overlay], base: Option<&dyn File>, buf: &mut [u
         }
         missing = below;
     }
+    debug_assert_eq!(
+        pieces.iter().map(|(part, _)| part.end - part.start).sum::<u64>()
+            + missing.iter().map(|range| range.end - range.start).sum::<u64>(),
+        buf.len() as u64,
+        "each byte has one place"
+    );
     // One read that includes bytes under overlay pieces costs less than several reads. If the disk cannot read those
     // bytes, the missing ranges are read one by one.
     let read = |ranges: &[Range<u64>], buf: &mut [u8]| {
@@ -470,6 +521,7 @@ pub fn read_through(overlays: &[&Overlay], base: Option<&dyn File>, buf: &mut [u
 
 /// Ranges, sorted by start, joined where the gap between them has at most this many bytes.
 pub(crate) fn joined(ranges: &[Range<u64>], gap_bytes: u64) -> Vec<Range<u64>> {
+    debug_assert!(ranges.is_sorted_by_key(|range| range.start), "ranges are not in order: {ranges:?}");
     let mut joined: Vec<Range<u64>> = Vec::with_capacity(ranges.len());
     for range in ranges {
         match joined.last_mut() {
@@ -477,6 +529,7 @@ pub(crate) fn joined(ranges: &[Range<u64>], gap_bytes: u64) -> Vec<Range<u64>> {
             _ => joined.push(range.clone()),
         }
     }
+    debug_assert!(joined.is_sorted_by(|one, next| one.end < next.start), "joined ranges touch: {joined:?}");
     joined
 }
 

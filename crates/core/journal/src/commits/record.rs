@@ -62,6 +62,19 @@ pub enum Op {
 }
 
 impl Op {
+    /// The index of the operation's file.
+    pub(crate) fn file(&self) -> Option<u32> {
+        match self {
+            Op::Write { file, .. }
+            | Op::Truncate { file, .. }
+            | Op::Create { file, .. }
+            | Op::Rename { file, .. }
+            | Op::Unlink { file }
+            | Op::Mode { file, .. } => Some(*file),
+            Op::Mkdir { .. } | Op::Rmdir { .. } | Op::DirMode { .. } | Op::Restate => None,
+        }
+    }
+
     /// Whether the operation changes a directory.
     pub fn names_a_directory(&self) -> bool {
         matches!(self, Op::Mkdir { .. } | Op::Rmdir { .. } | Op::DirMode { .. })
@@ -85,6 +98,7 @@ impl Record {
 
     /// Adds a file's contents: the ranges and size of an overlay.
     pub fn push_overlay(&mut self, file: u32, overlay: &Overlay) {
+        debug_assert!((file as usize) < self.files.len(), "file {file} of {}", self.files.len());
         for (range, source) in overlay.ranges() {
             self.ops.push(Op::Write { file, range: range.clone(), source: source.clone() });
         }
@@ -162,7 +176,7 @@ const RESTATE: u8 = 12;
 
 fn append_path(out: &mut impl Sink, path: &Path) {
     let bytes = path.as_os_str().as_bytes();
-    debug_assert!(bytes.len() <= PATH_BYTES_MAX);
+    debug_assert!(bytes.len() <= PATH_BYTES_MAX, "a path of {} bytes", bytes.len());
     out.append(&(bytes.len() as u16).to_le_bytes());
     out.append(bytes);
 }
@@ -391,7 +405,7 @@ impl<'a> Decoder<'a> {
         let ops = d.u32()? as usize;
         // Counts are bounded by the length of the body before memory is allocated for them.
         if files > body.len() / 18 || ops > body.len() / 5 {
-            return Err(d.bad("it lists more than it can hold"));
+            return Err(d.bad("it lists more files or operations than it has room for"));
         }
         let mut record = Record { files: Vec::with_capacity(files), ops: Vec::with_capacity(ops) };
         for _ in 0..files {
@@ -451,7 +465,7 @@ impl<'a> Decoder<'a> {
 
     fn mode(&mut self) -> Result<u32> {
         let mode = self.u32()?;
-        if mode > 0o7777 { Err(self.bad("a mode has bits that no mode has")) } else { Ok(mode) }
+        if mode > 0o7777 { Err(self.bad("a mode has invalid bits")) } else { Ok(mode) }
     }
 
     fn file(&mut self, files: u32) -> Result<u32> {
@@ -512,7 +526,7 @@ impl<'a> Decoder<'a> {
             DIR_MODE => Op::DirMode { path: self.path()?, mode: self.mode()? },
             RMDIR => Op::Rmdir { path: self.path()? },
             RESTATE if ops.is_empty() => Op::Restate,
-            RESTATE => return Err(self.bad("an operation that must be the first")),
+            RESTATE => return Err(self.bad("an operation that is valid only as the first one")),
             other => return Err(self.bad(&format!("unknown operation {other}"))),
         });
         Ok(())
@@ -540,6 +554,11 @@ impl<'a> Decoder<'a> {
             ops.push(Op::Write { file, range: origin..origin + len, source });
             (origin, at) = (origin + len, at + len);
         }
+        debug_assert!(
+            at <= place.start + self.body.len() as u64,
+            "the pieces end at {at}, and the body at {}",
+            place.start + self.body.len() as u64
+        );
     }
 }
 

@@ -88,7 +88,13 @@ impl Spill {
 
     /// Marks the file as one that no record refers to.
     pub(crate) fn clear_referenced(&self) {
-        self.referenced.store(false, SeqCst);
+        let was_referenced = self.referenced.swap(false, SeqCst);
+        debug_assert!(was_referenced, "no record referred to {self:?}");
+    }
+
+    /// Whether all contents are flushed.
+    pub(crate) fn is_durable(&self) -> bool {
+        self.durable_len.load(SeqCst) == self.len()
     }
 
     /// Length in bytes.
@@ -118,6 +124,13 @@ impl Spill {
 
     /// Overwrites a range that nothing refers to.
     fn write_again(&self, bytes: &[u8], at: u64) -> Result<()> {
+        debug_assert!(!self.referenced.load(SeqCst), "a record refers to {self:?}, of which a part is overwritten");
+        debug_assert!(
+            at + bytes.len() as u64 <= self.len(),
+            "{} bytes at {at} of {self:?}, which has {}",
+            bytes.len(),
+            self.len()
+        );
         self.durable_len.store(0, SeqCst);
         write_all_at(&*self.file, bytes, at).context("write", self.path())
     }
@@ -201,6 +214,7 @@ pub fn append_summed(spill: &Spill, bytes: &[u8], origin: Option<u64>) -> Result
         return Ok((spill.append(bytes, origin)?, crc64(bytes)));
     }
     let start = spill.take_room(bytes.len() as u64, origin);
+    debug_assert!(start + bytes.len() as u64 <= spill.len(), "{} bytes at {start} of {}", bytes.len(), spill.len());
     let mut sum = Crc64::new();
     let mut at = start;
     for chunk in bytes.chunks(CHUNK_BYTES) {
@@ -215,7 +229,13 @@ pub fn append_summed(spill: &Spill, bytes: &[u8], origin: Option<u64>) -> Result
 /// The first offset from `at` on that has the same position within its block as `origin`; `at` itself without an
 /// origin.
 fn congruent(at: u64, origin: Option<u64>) -> u64 {
-    at + origin.map_or(0, |origin| origin.wrapping_sub(at) % BLOCK_BYTES as u64)
+    let (block, found) =
+        (BLOCK_BYTES as u64, at + origin.map_or(0, |origin| origin.wrapping_sub(at) % BLOCK_BYTES as u64));
+    debug_assert!(
+        origin.is_none_or(|origin| found % block == origin % block) && found - at < block,
+        "{found} from {at} on, for {origin:?}"
+    );
+    found
 }
 
 /// A spill file for uncommitted changes of one file, whose space is reused when a change is overwritten. No record
@@ -261,6 +281,7 @@ impl SpillSpace {
         self.look_after = bytes.max(self.look_after_min);
         self.free = used.gaps(&(0..self.spill.len())).map(|gap| (gap.end - gap.start, gap.start)).collect();
         self.free_bytes = self.free.iter().map(|(len, _)| len).sum();
+        debug_assert_eq!(self.free_bytes + bytes, self.spill.len(), "bytes are neither free nor in use: {used:?}");
     }
 
     /// Writes bytes that belong at offset `origin` of a data file, into a gap if they fit into one. Returns their
@@ -304,7 +325,8 @@ impl SpillSpace {
         let (gap_len, gap_at) = gap;
         let at = congruent(gap_at, origin);
         self.spill.write_again(bytes, at)?;
-        self.free.remove(&gap);
+        let was_free = self.free.remove(&gap);
+        debug_assert!(was_free && len <= self.free_bytes, "{gap:?} for {len} bytes, {} are free", self.free_bytes);
         self.free_bytes -= len;
         for rest in [gap_at..at, at + len..gap_at + gap_len] {
             if !rest.is_empty() {

@@ -34,7 +34,17 @@ impl DataFiles<'_> {
     /// the file that has it now) is tried again as long as any action succeeds. Modes of directories come last, because
     /// they may forbid changes inside. Returns the directories that could not be brought to their final state.
     pub fn apply_names(&self, state: &FinalState, locations: &mut Locations) -> Vec<DirLeft> {
+        debug_assert!(
+            state.files.keys().all(|id| locations.contains_key(id)),
+            "{} files have {} locations",
+            state.files.len(),
+            locations.len()
+        );
         let mut left = self.apply_entries(state, locations);
+        debug_assert!(
+            state.files.values().all(|file| is_final(file, locations)),
+            "a file is neither where it belongs nor left alone: {locations:?}"
+        );
         self.put_back(state, locations);
         if self.newest_lsn.is_some() {
             self.remove_creation_temporaries(state, locations);
@@ -89,6 +99,7 @@ impl DataFiles<'_> {
                     }
                 }
             }
+            debug_assert!(todo.len() <= before, "{before} actions became {}", todo.len());
             if todo.is_empty() {
                 return Vec::new();
             }
@@ -307,6 +318,16 @@ impl DataFiles<'_> {
     }
 }
 
+/// Whether a file is where it belongs, or left alone with a reason.
+fn is_final(file: &FileState, locations: &Locations) -> bool {
+    match locations.get(&file.id) {
+        Some(Ok(Location::At(at))) => file.name.as_ref() == Some(at),
+        Some(Ok(Location::Absent)) => file.name.is_none(),
+        Some(Err(_)) => true,
+        None => false,
+    }
+}
+
 /// Whether an item waits for itself, directly or through others.
 fn in_cycle(start: usize, count: usize, waits_for: &dyn Fn(usize, usize) -> bool) -> bool {
     let (mut seen, mut next) = (vec![false; count], vec![start]);
@@ -390,6 +411,10 @@ pub fn apply_overlay_in_steps(
                 let range = range.start..end;
                 let cloned = clone_bytes_least.and_then(|least| clone_blocks(file, source, &range, least));
                 let cloned = cloned.unwrap_or(range.end..range.end);
+                debug_assert!(
+                    range.start <= cloned.start && cloned.end <= range.end,
+                    "blocks at {cloned:?} are shared for {range:?}"
+                );
                 for mut rest in [range.start..cloned.start, cloned.end..range.end] {
                     sized_memory::resize(&mut chunk, CHUNK_BYTES.min((end - range.start) as usize), path)?;
                     while rest.start < rest.end {
@@ -406,7 +431,10 @@ pub fn apply_overlay_in_steps(
     if file.meta().context("stat", path)?.size != size {
         file.set_len(size).context("extend", path)?;
     }
-    debug_assert!(overlay.ranges().all(|(r, s)| r.end != NO_END || *s == Source::Zero));
+    debug_assert!(
+        overlay.ranges().all(|(range, source)| range.end != NO_END || *source == Source::Zero),
+        "bytes without an end in {overlay:?}"
+    );
     Ok(())
 }
 

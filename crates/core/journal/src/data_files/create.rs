@@ -3,7 +3,7 @@
 use crate::commits::final_state::{FileState, FinalState};
 use crate::data_files::create_ahead::Ahead;
 use crate::data_files::locate::{
-    DataFiles, Found, Location, Locations, creation_temporaries, creation_temporary, open_for_writing,
+    DataFiles, FoundFile, Location, Locations, creation_temporaries, creation_temporary, open_for_writing,
 };
 use crate::directories::store_dir::parked_name;
 use crate::error::{Context, Error, Result, is_loop};
@@ -30,7 +30,7 @@ pub(crate) fn may_pass(e: &std::io::Error) -> bool {
 
 pub(crate) fn occupied(path: &Path, e: &std::io::Error) -> Error {
     let detail = match e.kind() {
-        ErrorKind::AlreadyExists => "the name is taken by a file that is not the one the journal knows".to_owned(),
+        ErrorKind::AlreadyExists => "the name is taken by another file, which the journal does not know".to_owned(),
         _ => format!("its directory is not there ({e})"),
     };
     Error::Conflict { path: path.to_owned(), detail }
@@ -99,10 +99,11 @@ impl DataFiles<'_> {
         ahead: &Ahead,
         locations: &mut Locations,
     ) -> Result<Attempt> {
+        debug_assert_eq!(file.name.as_deref(), Some(at), "a file is created under another name");
         let mut created = None;
         if let Some(Ok(Location::Absent)) = locations.get(&file.id) {
             let replaced = replacements.replaced_by(locations, at);
-            let half_created = || matches!(self.inspect(file, at), Ok(Found::HalfCreated | Found::Ours));
+            let half_created = || matches!(self.inspect(file, at), Ok(FoundFile::HalfCreated | FoundFile::Ours));
             if replaced.is_some() || (self.are_missing(file) && !half_created()) {
                 return self.create_whole(state, file, at, replaced, ahead, locations);
             }
@@ -110,7 +111,7 @@ impl DataFiles<'_> {
             match self.with_rights(state, &[at], || self.storage.open(at, Open::create(mode))) {
                 Ok(handle) => created = Some(handle),
                 Err(e) if may_pass(&e) => {
-                    if !matches!(self.inspect(file, at), Ok(Found::HalfCreated | Found::Ours)) {
+                    if !matches!(self.inspect(file, at), Ok(FoundFile::HalfCreated | FoundFile::Ours)) {
                         return Ok(Attempt::Blocked(occupied(at, &e)));
                     }
                 }
@@ -219,6 +220,10 @@ impl DataFiles<'_> {
         ahead: &Ahead,
         locations: &mut Locations,
     ) -> Result<Attempt> {
+        debug_assert!(
+            replaced.is_none_or(|victim| matches!(locations.get(&victim), Some(Ok(Location::At(it))) if it == at)),
+            "file {replaced:?} is replaced at {at:?}, and is not there"
+        );
         if replaced.is_none() && self.storage.stat(at).is_ok() {
             return Ok(Attempt::Blocked(occupied(at, &ErrorKind::AlreadyExists.into())));
         }

@@ -82,6 +82,7 @@ impl DataFiles<'_> {
         if holds(invariant::HALF_CREATED) {
             self.find_half_created(state, new, &mut locations);
         }
+        debug_assert_eq!(locations.len(), state.files.len(), "files without a location");
         locations
     }
 
@@ -99,7 +100,7 @@ impl DataFiles<'_> {
                 }
             }
         }
-        claims.retain(|name, files| matches!(self.inspect(files[0], name), Ok(Found::HalfCreated)));
+        claims.retain(|name, files| matches!(self.inspect(files[0], name), Ok(FoundFile::HalfCreated)));
         for (name, files) in &mut claims {
             // A file that finally gets this name comes first.
             files.sort_by_key(|file| file.name.as_ref() != Some(name));
@@ -108,6 +109,11 @@ impl DataFiles<'_> {
         for name in claims.keys() {
             assign_name(name, &claims, &mut assigned, &mut BTreeSet::new());
         }
+        debug_assert_eq!(
+            assigned.values().collect::<BTreeSet<_>>().len(),
+            assigned.len(),
+            "a name is assigned to two files: {assigned:?}"
+        );
         locations.extend(assigned.into_iter().map(|(id, name)| (id, Ok(Location::At(name.to_owned())))));
     }
 
@@ -153,9 +159,9 @@ impl DataFiles<'_> {
         temporaries.insert(self.rename_temporary(file.id));
         for name in file.names.iter().rev().chain(&temporaries) {
             match self.inspect(file, name)? {
-                Found::Ours => return Ok(Location::At(name.clone())),
-                Found::Nothing => {}
-                Found::HalfCreated | Found::Foreign => foreign = Some(name.clone()),
+                FoundFile::Ours => return Ok(Location::At(name.clone())),
+                FoundFile::Nothing => {}
+                FoundFile::HalfCreated | FoundFile::Foreign => foreign = Some(name.clone()),
             }
         }
         if file.name.is_none() || file.created.is_some() {
@@ -167,14 +173,15 @@ impl DataFiles<'_> {
             Some(name) => Error::Conflict {
                 path: name,
                 detail: format!(
-                    "another file is in the place of one with committed changes (up to commit {}) still in the journal",
+                    "another file is in the place of a file whose committed changes (up to commit {}) are still in the \
+                     journal",
                     file.last_lsn
                 ),
             },
             None => Error::NeedsJournal {
                 path: path.to_owned(),
                 detail: format!(
-                    "the file is gone from its place, with changes up to commit {} not yet in it",
+                    "the file is gone from its place, and its changes up to commit {} are still in the journal",
                     file.last_lsn
                 ),
             },
@@ -182,11 +189,13 @@ impl DataFiles<'_> {
     }
 
     /// Opens a name and compares its attribute.
-    pub(crate) fn inspect(&self, file: &FileState, name: &Path) -> Result<Found> {
+    pub(crate) fn inspect(&self, file: &FileState, name: &Path) -> Result<FoundFile> {
         let handle = match self.storage.open(name, Open::READ) {
             Ok(handle) => handle,
-            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(Found::Nothing),
-            Err(e) if is_loop(&e) => return Ok(Found::Foreign),
+            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+                return Ok(FoundFile::Nothing);
+            }
+            Err(e) if is_loop(&e) => return Ok(FoundFile::Foreign),
             Err(e) if e.kind() == ErrorKind::CrossesDevices => {
                 return Err(Error::Conflict {
                     path: name.to_owned(),
@@ -199,10 +208,10 @@ impl DataFiles<'_> {
         };
         let meta = handle.meta().context("stat", name)?;
         if meta.kind != Kind::File {
-            return Ok(Found::Foreign);
+            return Ok(FoundFile::Foreign);
         }
         match Attribute::decode(handle.attribute().context("read the attribute of", name)?.as_deref()) {
-            AttributeFound::None if meta.size == 0 => Ok(Found::HalfCreated),
+            AttributeFound::None if meta.size == 0 => Ok(FoundFile::HalfCreated),
             AttributeFound::Valid(a) if a.store == self.store && a.file == file.id => {
                 if meta.links != 1 {
                     return Err(Error::Conflict {
@@ -227,9 +236,9 @@ impl DataFiles<'_> {
                         detail: format!("it is newer (commit {}) than the journal (commit {newest})", a.checkpoint_lsn),
                     });
                 }
-                Ok(Found::Ours)
+                Ok(FoundFile::Ours)
             }
-            _ => Ok(Found::Foreign),
+            _ => Ok(FoundFile::Foreign),
         }
     }
 
@@ -265,7 +274,7 @@ pub fn check_attribute(
         AttributeFound::Unreadable => {
             return Err(Error::Foreign {
                 path: path.to_owned(),
-                detail: "its attribute user.untorn is not one that this version understands".into(),
+                detail: "this version does not understand its attribute user.untorn".into(),
             });
         }
         AttributeFound::Valid(a) => a,
@@ -362,7 +371,7 @@ pub fn open_for_writing(storage: &dyn Storage, path: &Path) -> std::io::Result<A
     opened
 }
 
-pub(crate) enum Found {
+pub(crate) enum FoundFile {
     Nothing,
     Ours,
     /// Empty and without an attribute: the result of an interrupted creation.

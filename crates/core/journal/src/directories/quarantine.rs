@@ -67,6 +67,7 @@ impl PendingFiles {
         let reasons = self.files.values().chain(self.dirs.values()).filter(|_| with_reasons);
         let reasons: Vec<u8> = reasons.flat_map(|reason| cut(reason).bytes().chain([0])).collect();
         b.extend((reasons.len() as u32).to_le_bytes());
+        debug_assert_eq!(b.len(), HEAD_BYTES, "the head of a list");
         for id in self.files.keys() {
             b.extend(id.to_le_bytes());
         }
@@ -116,6 +117,7 @@ impl PendingFiles {
     /// Writes the list into a journal, and replaces an older one as a whole. On a full disk it goes into the reserved
     /// space, without reasons if these are too long.
     pub fn write(&self, storage: &dyn Storage, journal: &Path) -> Result<()> {
+        debug_assert!(!self.files.is_empty() || !self.dirs.is_empty(), "nothing waits for {journal:?}");
         let (new, path) = (journal.join(NAME_NEW), journal.join(NAME));
         // A new file each time: if a flush of the old one failed, a later flush may succeed without writing anything.
         remove(storage, &new)?;

@@ -94,7 +94,7 @@ impl StoreDir {
         let names = storage.list(&self.dir).context("list", &self.dir)?;
         let mut found: Vec<PathBuf> =
             names.iter().filter(|n| n.to_string_lossy().starts_with("quarantine.")).map(|n| self.dir.join(n)).collect();
-        found.sort();
+        found.sort_unstable();
         Ok(found)
     }
 
@@ -119,8 +119,8 @@ impl StoreDir {
         }
         if !may_be_mode(meta.mode) {
             return untrusted(format!(
-                "its mode {:04o} lets others in, and not just to read; if you know why, `chmod 700` it and open again, or \
-                 `untorn readers` says who may read",
+                "its mode {:04o} gives other users more than read access; if you know why, `chmod 700` it and open the \
+                 store again, or set who may read it with `untorn readers`",
                 meta.mode
             ));
         }

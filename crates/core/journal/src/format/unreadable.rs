@@ -95,15 +95,15 @@ pub(crate) fn stops(at: &Path, what: &str) -> Error {
 
 /// The error of a header that cannot be read.
 pub(crate) fn header_stops(at: &Path) -> Error {
-    let salvaged = "goes on with the header before it, if that can be read; which commits the files have already, that \
-                    header cannot tell, and they may be of different ones";
+    let salvaged = "uses the header before it, if the disk can read that one; an older header does not say which \
+                    commits the files have already, so they may be of different commits";
     refuses(at, "the disk cannot read a header, which may be the newest", salvaged)
 }
 
 fn refuses(at: &Path, what: &str, salvaged: &str) -> Error {
     let detail = format!(
-        "{what}. Nothing was changed. If the disk cannot be brought to read it (a copy of the whole disk by a program \
-         that tries again, as `ddrescue`, may), `untorn recover --salvage` {salvaged}"
+        "{what}. Nothing was changed. Copy the whole disk with a program that tries again, such as `ddrescue`, which \
+         may succeed. If the disk cannot be read at all there, `untorn recover --salvage` {salvaged}"
     );
     Error::unreadable(at, detail)
 }

@@ -19,6 +19,7 @@ impl Journal {
         if !holds(invariant::FIRST_COMMIT_APPENDED) {
             return self.commit(records).map(Some);
         }
+        self.assert_sound(records);
         let align = RECORD_ALIGN_BYTES as u64;
         let needed: u64 = records.iter().map(|record| self.room_for(record).next_multiple_of(align)).sum();
         let needed = needed.next_multiple_of(BLOCK_BYTES as u64);
@@ -54,6 +55,7 @@ impl Journal {
             return appended.map(|_| None);
         }
         let committed = self.finish_commit(first_lsn, records.len())?;
+        debug_assert_eq!(self.position, position, "an appended group moved the position of the others");
         self.note_length();
         Ok(Some(committed))
     }
@@ -73,9 +75,11 @@ impl Journal {
     fn append_group(&mut self, from: u64) -> Result<bool> {
         self.buf.pad_to_block();
         let segment = &mut self.segments[self.current];
+        debug_assert_eq!(from, segment.bytes + segment.appended, "a group behind the end of its segment");
         match write_all_at(&*segment.file, &self.buf, from) {
             Ok(()) => {
                 segment.appended += self.buf.len() as u64;
+                debug_assert!(segment.appended <= APPENDED_BYTES_MAX, "{} bytes are appended", segment.appended);
                 self.group_at = from;
                 self.note_written();
                 Ok(true)

@@ -36,6 +36,18 @@ impl Journal {
     /// new record, and everything to which they refer stays until the log is truncated behind them. Returns false if
     /// the disk has no room for that header; commits then wait for a checkpoint.
     pub fn go_on(&mut self, spills: Vec<(Arc<Spill>, u64)>) -> Result<bool> {
+        debug_assert!(
+            self.spills.is_empty() && self.last_lsn() + 1 == self.header.open_lsn,
+            "{} spill files and records to {} in an epoch from {}",
+            self.spills.len(),
+            self.last_lsn(),
+            self.header.open_lsn
+        );
+        debug_assert!(
+            spills.iter().all(|(_, last_lsn)| *last_lsn < self.header.open_lsn),
+            "a spill file of a commit behind {}: {spills:?}",
+            self.header.open_lsn
+        );
         self.spills = spills.into_iter().map(|(spill, last_lsn)| LiveSpill { spill, last_lsn }).collect();
         self.last_commit = self.last_lsn();
         self.list_due = true;
@@ -59,13 +71,24 @@ impl Journal {
 
     /// The target of a checkpoint that begins now: everything committed so far.
     pub fn begin_checkpoint(&self) -> CheckpointTarget {
+        debug_assert!(
+            self.header.checkpoint_lsn < self.next_lsn,
+            "checkpoint {} is ahead of the log, which ends before {}",
+            self.header.checkpoint_lsn,
+            self.next_lsn
+        );
         CheckpointTarget { checkpoint_lsn: self.next_lsn - 1, durable_lsn: self.durable_lsn, crc: self.previous_crc }
     }
 
     /// The target of a checkpoint of commits that precede this opening, up to one of them that is not the last. All of
     /// these are on the disk.
     pub fn begin_portion(&self, lsn: u64) -> CheckpointTarget {
-        debug_assert!(lsn + 1 < self.header.open_lsn);
+        debug_assert!(
+            lsn > self.header.checkpoint_lsn && lsn + 1 < self.header.open_lsn,
+            "a portion to {lsn}, between {} and {}",
+            self.header.checkpoint_lsn,
+            self.header.open_lsn
+        );
         let lsn = if holds(invariant::PORTION_END) { lsn } else { self.header.open_lsn - 1 };
         CheckpointTarget { checkpoint_lsn: lsn, durable_lsn: lsn, crc: self.header.link }
     }
@@ -78,6 +101,13 @@ impl Journal {
 
     /// The next header, with the log truncated behind the target's last record.
     fn truncated_header(&self, target: CheckpointTarget) -> Header {
+        debug_assert!(
+            (self.header.checkpoint_lsn..self.next_lsn).contains(&target.checkpoint_lsn),
+            "checkpoint {} goes to {}, and the log to {}",
+            self.header.checkpoint_lsn,
+            target.checkpoint_lsn,
+            self.next_lsn - 1
+        );
         let mut header = self.next_header();
         header.checkpoint_lsn = target.checkpoint_lsn;
         header.listed.retain(|listed| listed.last_lsn > target.checkpoint_lsn || !holds(invariant::LIST_CLIPPED));
@@ -85,6 +115,12 @@ impl Journal {
             header.open_lsn = target.checkpoint_lsn + 1;
             header.link = target.crc;
         }
+        debug_assert!(
+            header.open_lsn > header.checkpoint_lsn,
+            "the open epoch begins with {}, and checkpoint {} is behind that",
+            header.open_lsn,
+            header.checkpoint_lsn
+        );
         header
     }
 
@@ -130,6 +166,23 @@ impl Journal {
     /// Finishes a truncation that [`Journal::begin_truncate`] began: the header is durable, and the segments and spill
     /// files of the records before it are free.
     pub fn finish_truncate(&mut self, written: HeaderWrite) {
+        let (before, after) = (&self.header, &written.header);
+        debug_assert!(
+            after.generation > before.generation && after.epoch == self.epoch && after.store == before.store,
+            "header {} of epoch {} follows {} in epoch {}",
+            after.generation,
+            after.epoch,
+            before.generation,
+            self.epoch
+        );
+        debug_assert!(
+            after.checkpoint_lsn >= before.checkpoint_lsn && after.open_lsn >= before.open_lsn,
+            "checkpoint {} and open epoch {} go back to {} and {}",
+            before.checkpoint_lsn,
+            before.open_lsn,
+            after.checkpoint_lsn,
+            after.open_lsn
+        );
         if written.sync.is_some() {
             self.durable_generation = written.header.generation;
         }
@@ -141,6 +194,7 @@ impl Journal {
         let truncated =
             self.spills.extract_if(.., |e| e.last_lsn <= checkpoint_lsn || !holds(invariant::SPILL_FILES_STAY));
         truncated.for_each(|e| e.spill.clear_referenced());
+        self.assert_consistent();
     }
 
     /// Names the boot durably, before the first commit of class `process`.
@@ -164,6 +218,12 @@ impl Journal {
     fn clean_header(&self) -> Header {
         let mut header = self.truncated_header(self.begin_checkpoint());
         let current = &self.segments[self.current];
+        debug_assert!(
+            header.listed.is_empty() || !holds(invariant::LIST_CLIPPED),
+            "a clean header lists {:?} behind checkpoint {}",
+            header.listed,
+            header.checkpoint_lsn
+        );
         header.start_segment = current.index;
         header.start_crc = current.first_block_crc.unwrap_or(0);
         header.start_blocks = (current.bytes / BLOCK_BYTES as u64) as u32;
@@ -248,6 +308,7 @@ impl Journal {
         let write = self.header_write_with(header, flushed.then_some(sync_point::HEADER));
         write.write()?;
         self.finish_truncate(write);
+        debug_assert_eq!(self.pending_bytes(), 0, "records behind checkpoint {}", self.header.checkpoint_lsn);
         if let Some(cut) = self.cut_segments() {
             // Flush the cut before the next epoch appends to the segment.
             cut.sync_all(sync_point::HEADER).context("flush", &self.dir)?;
@@ -276,6 +337,7 @@ impl Journal {
         // This slot serves copies of the store that lack attributes. It is not flushed.
         let _ = copy.write();
         self.finish_truncate(copy);
+        debug_assert_eq!(self.pending_bytes(), 0, "records behind checkpoint {}", self.header.checkpoint_lsn);
         Ok(true)
     }
 

@@ -12,6 +12,7 @@ impl Journal {
     /// Reserves space for this record, which restates unapplied commits; `None` reserves nothing, because nothing is
     /// unapplied.
     pub fn reserve(&mut self, record: Option<&Record>) {
+        debug_assert!(record.is_none_or(Record::restates), "space for a commit is not reserved");
         self.reserved = record.map_or(0, |record| self.room_for(record).next_multiple_of(BLOCK_BYTES as u64));
     }
 
@@ -36,6 +37,8 @@ impl Journal {
     /// Writes and flushes a record that restates unapplied commits, in the reserved space. Returns its LSN, or `None`
     /// if there is no room. The log may then be truncated behind the records that it restates.
     pub fn restate(&mut self, record: &Record) -> Result<Option<u64>> {
+        debug_assert!(record.restates(), "no record that restates: {:?}", record.ops.first());
+        self.assert_sound(std::slice::from_ref(record));
         if let Some(e) = self.failure() {
             return Err(e);
         }
@@ -54,11 +57,18 @@ impl Journal {
         self.flush(sync_point::RESTATED)?;
         self.mark_due = true;
         self.last_restated = self.last_lsn();
+        debug_assert!(
+            self.last_restated > self.last_commit,
+            "record {} restates commits up to {}",
+            self.last_restated,
+            self.last_commit
+        );
         if let Some(page) = self.page.as_ref().filter(|_| holds(invariant::RESTATED_TOLD)) {
             // Once the log is truncated, a reader's copy that ends before this record lacks the unapplied commits.
             page.raise_applying(self.last_restated)?;
         }
         self.reserve(Some(record));
+        self.assert_consistent();
         Ok(Some(self.last_restated))
     }
 

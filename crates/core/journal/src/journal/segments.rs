@@ -93,6 +93,7 @@ impl Journal {
     }
 
     pub(super) fn add_segment(&mut self, bytes: u64) -> Result<usize> {
+        debug_assert!(bytes > 0 && bytes.is_multiple_of(BLOCK_BYTES as u64), "a segment of {bytes} bytes");
         let index = self.segments.iter().map(|s| s.index + 1).max().unwrap_or(0);
         let durable = self.options.durable;
         let create = || create_segment(&*self.storage, &self.dir, index, bytes, durable, sync_point::SEGMENT_CONTENTS);

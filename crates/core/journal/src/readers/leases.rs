@@ -34,7 +34,9 @@ pub fn lease_at(life: u64, lsn: u64) -> Option<u64> {
 pub fn leases_of(life: u64, lsns: Range<u64>) -> Range<u64> {
     let most = (1 << LSN_BITS) - 1;
     let at = |lsn: u64| lease_at(life, lsn.min(most)).expect("a number that is small enough");
-    at(lsns.start)..at(lsns.end).max(at(lsns.start))
+    let leases = at(lsns.start)..at(lsns.end).max(at(lsns.start));
+    debug_assert!(leases.end < 1 << (LSN_BITS + LIFE_BITS), "leases at {leases:?} reach to the byte of all readers");
+    leases
 }
 
 /// Limit for reported leases, because a reader may lock any number of bytes.

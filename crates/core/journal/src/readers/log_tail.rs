@@ -108,6 +108,7 @@ impl LogTail {
     }
 
     fn pass(&mut self, head: &RecordHead, crc: u64) {
+        debug_assert_eq!(head.lsn, self.lsn + 1, "a record was skipped");
         (self.lsn, self.crc, self.at) = (head.lsn, crc, head.position + head.len);
         self.epoch = Some(head.epoch);
     }

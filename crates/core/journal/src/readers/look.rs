@@ -165,6 +165,11 @@ impl Look {
         if lsn < self.lsn || !page.look()?.is_kept || !goes_on() {
             return Ok(false);
         }
+        debug_assert!(
+            accepted.iter().all(|commit| self.lsn < commit.lsn && commit.lsn <= lsn),
+            "commits beyond {} to {lsn}",
+            self.lsn
+        );
         (self.lsn, self.accepted, self.is_missing_some) = (lsn, accepted, false);
         self.tail = Some(tail);
         Ok(true)
@@ -428,9 +433,9 @@ fn no_page(storage: &dyn Storage, store_dir: &StoreDir, pid: Option<u32>) -> Res
 
 fn changing(store_dir: &StoreDir, pid: Option<u32>) -> Error {
     let detail = format!(
-        "{} tells readers nothing: it is opening or closing the store, works in failure class `process`, had no room on the \
-         disk for `readers` when it opened it, or is of an Untorn that has no readers. Try again, or open the store there \
-         again",
+        "{} does not serve readers: it is opening or closing the store, works in failure class `process`, had no room \
+         on the disk for the file `readers` when it opened the store, or uses a version of Untorn that has no readers. \
+         Try again, or let that process reopen the store",
         if pid.is_some() { ", which" } else { " by a process that" }
     );
     Error::Busy { path: store_dir.dir.clone(), pid, detail }
@@ -450,7 +455,7 @@ fn went_back(store_dir: &StoreDir, at_least: u64, lsn: u64) -> Error {
     Error::Conflict {
         path: store_dir.dir.clone(),
         detail: format!(
-            "it holds commits up to {lsn}, and {at_least} was read before; it was replaced by an older copy"
+            "its last commit is {lsn}, but commit {at_least} was read before; an older copy has replaced it"
         ),
     }
 }
@@ -544,10 +549,11 @@ fn was_owned_here(storage: &dyn Storage, store_dir: &StoreDir) -> bool {
 fn unseen_owner(store_dir: &StoreDir) -> Error {
     Error::Unsupported {
         path: store_dir.dir.clone(),
-        detail: "this file system (overlay, FUSE) shows files of another one, whose locks it does not see: a process may have \
-                 the store open there, and nothing here would tell. Read the store where it is, for example with its \
-                 directory bind-mounted, read-only if you like; once it was closed, it can be read here, too"
-            .into(),
+        detail: "this file system (overlay, FUSE) shows files of another file system, but not their locks: a process \
+                 that has the store open there cannot be detected here. Read the store on its own file system, for \
+                 example through a bind mount, which may be read-only. After the store is closed, it can be read here, \
+                 too"
+        .into(),
     }
 }
 

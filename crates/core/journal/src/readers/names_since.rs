@@ -74,6 +74,12 @@ impl NamesSince {
                 }
             }
         }
+        debug_assert!(
+            self.before.len() <= self.files.len(),
+            "{} names of {} files, up to {to}",
+            self.before.len(),
+            self.files.len()
+        );
         self.to = self.to.max(to);
     }
 

@@ -20,10 +20,11 @@ use crate::format::{BLOCK_BYTES, StoreId, crc64, u32_at, u64_at};
 use crate::invariant;
 use crate::readers::leases::{closed_life, header_bytes, held, lease_at, leases_of, wait};
 use crate::readers::moment::{Moment, is_read, let_pass};
+use parking_lot::Mutex;
 use std::io::{self, ErrorKind};
 use std::path::PathBuf;
 use std::sync::atomic::{Ordering::SeqCst, fence};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use untorn_os::{File, Listener, Open, Pauses, Storage, holds, read_full_at, write_all_at};
 
@@ -181,7 +182,7 @@ impl OwnersPage {
         honoured: Duration,
     ) -> Result<Arc<OwnersPage>> {
         let path = store_dir.readers_page();
-        let boot = storage.boot_id().context("ask for the boot, for", &path)?;
+        let boot = storage.boot_id().context("read the boot id for", &path)?;
         let (file, _) = open_or_create(&**storage, &path, false).context("make", &path)?;
         let meta = file.meta().context("look at", &path)?;
         let mut life = [0; 8];
@@ -206,17 +207,13 @@ impl OwnersPage {
         Ok(Arc::new(OwnersPage { storage, file, path, head, published, passed, honoured, ends_since }))
     }
 
-    fn published(&self) -> MutexGuard<'_, Option<[u64; CELLS]>> {
-        self.published.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Publishes an LSN, if it is higher than the published one. A page that cannot be written is given up: readers are
     /// refused from then on.
     ///
     /// # Errors
     /// The page can be neither written nor given up, so the change that it was to announce must not be made.
     pub fn raise(&self, cell: Cell, lsn: u64) -> Result<()> {
-        let mut published = self.published();
+        let mut published = self.published.lock();
         let Some(cells) = &mut *published else { return Ok(()) };
         let known = &mut cells[cell as usize];
         if *known >= lsn {
@@ -224,6 +221,10 @@ impl OwnersPage {
         }
         if write_all_at(&*self.file, &encode_cell(cell, lsn), cell_at(cell)).is_ok() {
             *known = lsn;
+            debug_assert!(
+                cells[Cell::ApplyingTo as usize] <= cells[Cell::WantedTo as usize],
+                "{cell:?} to {lsn}: applying was announced before it was wanted: {cells:?}"
+            );
             fence(SeqCst);
             return Ok(());
         }
@@ -236,7 +237,7 @@ impl OwnersPage {
     /// Copies a flushed group, written at this offset of its segment, to where readers find it without disk access, if
     /// there are readers. They verify it: a copy that does not continue their log is ignored.
     pub(crate) fn show_log(&self, position: u64, group: &[u8]) {
-        if group.len() > GROUP_SHOWN_MAX || self.published().is_none() || !is_read(&*self.file) {
+        if group.len() > GROUP_SHOWN_MAX || self.published.lock().is_none() || !is_read(&*self.file) {
             return;
         }
         let mut left = group;
@@ -252,7 +253,7 @@ impl OwnersPage {
 
     /// The published LSN, or `None` if the page was given up.
     pub fn told(&self, cell: Cell) -> Option<u64> {
-        self.published().map(|cells| cells[cell as usize])
+        self.published.lock().map(|cells| cells[cell as usize])
     }
 
     /// Announces that data files are about to hold parts of commits up to this one. First waits for leases on older
@@ -270,7 +271,7 @@ impl OwnersPage {
         }
         // A second thread that applies up to the same LSN continues when the grace period is over, not when the LSN was
         // announced.
-        let mut passed = self.passed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut passed = self.passed.lock();
         if *passed < lsn {
             self.raise(Cell::ApplyingTo, lsn)?;
             if holds(invariant::MOMENT_PASSES) {
@@ -313,7 +314,7 @@ impl OwnersPage {
         if let Some(applied) = self.told(Cell::ApplyingTo).filter(|_| holds(invariant::LEASES_WAITED_FOR)) {
             self.wait_for_leases(applied, u64::MAX);
         }
-        let mut published = self.published();
+        let mut published = self.published.lock();
         if published.is_some() {
             self.end_life().context("withdraw", &self.path)?;
             *published = None;

@@ -23,11 +23,12 @@ use crate::readers::look::{Look, Valid, Watch, is_owned, quarantined_files};
 use crate::readers::names_since::NamesSince;
 use crate::readers::readers_page::Cell;
 use crate::scanning::scan::{AcceptedRecord, read_header};
+use parking_lot::{Mutex, RwLock};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::Arc;
 use untorn_os::{AlignedBuf, BLOCK_BYTES, File, Kind, Open, Storage, holds, read_full_at, write_all_at};
 
 /// Searches for a file that is under none of its names.
@@ -74,6 +75,10 @@ impl View {
         let known = if is_same { accepted.len() } else { 0 };
         accepted.extend(newer.into_iter().filter(|a| a.lsn > checkpoint_lsn).map(Arc::new));
         accepted[known..].iter().try_for_each(|accepted| state.add_record(&accepted.record, accepted.lsn))?;
+        debug_assert!(
+            accepted.is_sorted_by(|one, next| one.lsn < next.lsn),
+            "commits behind {checkpoint_lsn} are not in order"
+        );
         let (store, left_by) = (self.store, self.left_by.clone());
         Ok(View { checkpoint_lsn, accepted, state, store, left_by, quarantined })
     }
@@ -124,7 +129,7 @@ pub struct SnapshotFile {
 }
 
 /// The result of looking up a name.
-enum Found {
+enum FoundName {
     /// A file with changes in the log, under any name on the disk.
     Logged(Option<Arc<dyn File>>, Box<FileState>),
     /// A file without changes in the log, and its permission bits.
@@ -207,7 +212,7 @@ impl Snapshot {
     /// [`Error::SnapshotExpired`]: newer commits are being applied, or names have changed. [`Error::Unsupported`]:
     /// there is no page to lock.
     pub fn hold(&self) -> Result<()> {
-        let mut lease = self.lease.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lease = self.lease.lock();
         if lease.is_some() {
             return self.check();
         }
@@ -215,8 +220,8 @@ impl Snapshot {
             Error::Io { source, .. } if source.kind() == ErrorKind::NotFound => Error::Unsupported {
                 path: self.store_dir.dir.clone(),
                 detail:
-                    "it has no page for readers, in which a lease could be taken; opening and closing the store once \
-                         makes one"
+                    "it has no page for readers, which a lease needs; open and close the store once, which makes this \
+                         page"
                         .into(),
             },
             e => e,
@@ -227,12 +232,12 @@ impl Snapshot {
 
     /// Ends the lease, if there is one. The snapshot stays valid until a change makes it expire.
     pub fn release(&self) {
-        *self.lease.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.lease.lock() = None;
     }
 
     /// Whether there is a lease. The owner may nevertheless have stopped waiting for it.
     pub fn is_held(&self) -> bool {
-        self.lease.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+        self.lease.lock().is_some()
     }
 
     fn expired(&self) -> Error {
@@ -293,16 +298,16 @@ impl Snapshot {
         };
         let mut now = since.clone();
         now.add(&accepted, to);
-        *self.since.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(now);
+        *self.since.write() = Arc::new(now);
         Ok(())
     }
 
     fn since(&self) -> Arc<NamesSince> {
-        self.since.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.since.read().clone()
     }
 
     fn view(&self) -> Arc<View> {
-        self.view.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.view.read().clone()
     }
 
     /// Reads the log again, because a checkpoint may have applied a file's commits. Returns false if the log was not
@@ -317,7 +322,7 @@ impl Snapshot {
         if view.checkpoint_lsn == old.checkpoint_lsn {
             return Ok(false);
         }
-        *self.view.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(view);
+        *self.view.write() = Arc::new(view);
         Ok(true)
     }
 
@@ -368,16 +373,16 @@ impl Snapshot {
         self.check_name(path)?;
         let found = self.of_this_moment(|view, since| {
             let found = self.find(view, since, path)?;
-            let by_name = !matches!(found, Found::Logged(..));
+            let by_name = !matches!(found, FoundName::Logged(..));
             Ok((found, by_name))
         })?;
         let open =
             |data, overlay, mode| SnapshotFile { snapshot: self.clone(), path: path.to_owned(), data, overlay, mode };
         match found {
-            Found::Logged(data, file) => Ok(open(data, file.overlay.clone(), file.final_mode())),
-            Found::Plain(data, mode) => Ok(open(Some(data), Overlay::default(), Some(mode))),
-            Found::Moved(data, mode) => Ok(open(Some(data), Overlay::default(), mode)),
-            Found::Nothing => Err(Error::io("open", path, ErrorKind::NotFound.into())),
+            FoundName::Logged(data, file) => Ok(open(data, file.overlay.clone(), file.final_mode())),
+            FoundName::Plain(data, mode) => Ok(open(Some(data), Overlay::default(), Some(mode))),
+            FoundName::Moved(data, mode) => Ok(open(Some(data), Overlay::default(), mode)),
+            FoundName::Nothing => Err(Error::io("open", path, ErrorKind::NotFound.into())),
         }
     }
 
@@ -391,22 +396,24 @@ impl Snapshot {
         }
     }
 
-    fn find(&self, view: &View, since: &NamesSince, path: &Path) -> Result<Found> {
+    fn find(&self, view: &View, since: &NamesSince, path: &Path) -> Result<FoundName> {
         if let Some(file) = view.state.files.values().find(|file| file.name.as_deref() == Some(path)) {
             let data = if file.created.is_some() { None } else { self.data_of(view, since, file)? };
-            return Ok(Found::Logged(data, Box::new(file.clone())));
+            return Ok(FoundName::Logged(data, Box::new(file.clone())));
         }
         if view.is_gone(path) {
-            return Ok(Found::Nothing);
+            return Ok(FoundName::Nothing);
         }
         if let Some(id) = since.file_of(path) {
             return self.moved(view, since, id, path);
         }
         if since.is_new(path) {
-            return Ok(Found::Nothing);
+            return Ok(FoundName::Nothing);
         }
         let data = match self.storage.open(path, Open::READ) {
-            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(Found::Nothing),
+            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+                return Ok(FoundName::Nothing);
+            }
             done => done.context("open", path)?,
         };
         let meta = data.meta().context("look at", path)?;
@@ -426,11 +433,11 @@ impl Snapshot {
         let is_known = |a: &Attribute| view.state.files.contains_key(&a.file);
         let is_newer = |a: &Attribute| view.left_by.as_ref().is_some_and(|header| !header.knows(a));
         check_attribute(found, path, view.store, quarantined, is_known, is_newer)?;
-        Ok(Found::Plain(data, meta.mode))
+        Ok(FoundName::Plain(data, meta.mode))
     }
 
     /// Finds a file that only commits behind the snapshot touch.
-    fn moved(&self, view: &View, since: &NamesSince, id: u64, path: &Path) -> Result<Found> {
+    fn moved(&self, view: &View, since: &NamesSince, id: u64, path: &Path) -> Result<FoundName> {
         let data = self.data_of(view, since, &FileState::named(id, path))?;
         let is_whole = |data: &Arc<dyn File>| match Attribute::decode(data.attribute().ok().flatten().as_deref()) {
             AttributeFound::Valid(a) => a.checkpoint_lsn >= since.previous_lsn(id) || !holds(invariant::LEFT_OUT_KEPT),
@@ -440,10 +447,10 @@ impl Snapshot {
         match (data, self.taken.state.files.get(&id)) {
             (Some(data), _) if is_whole(&data) => {
                 let mode = data.meta().context("look at", path)?.mode;
-                Ok(Found::Moved(data, (!since.has_mode(path)).then_some(mode)))
+                Ok(FoundName::Moved(data, (!since.has_mode(path)).then_some(mode)))
             }
             (data, Some(file)) if data.is_some() || file.created.is_some() => {
-                Ok(Found::Logged(data.filter(|_| file.created.is_none()), Box::new(file.clone())))
+                Ok(FoundName::Logged(data.filter(|_| file.created.is_none()), Box::new(file.clone())))
             }
             _ => Err(self.expired()),
         }

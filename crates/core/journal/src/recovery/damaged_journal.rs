@@ -2,7 +2,7 @@
 
 use super::{Opening, Redone};
 use crate::data_files::data_tree::{TreeFile, Unreached};
-use crate::data_files::strip::{strip, strip_attribute};
+use crate::data_files::detach::{detach, detach_file};
 use crate::directories::quarantine::PendingFiles;
 use crate::error::{Context, Error, Result};
 use crate::format::{Attribute, Header, StoreId};
@@ -30,18 +30,18 @@ impl Opening<'_> {
                 self.quarantined.truncate(before);
                 kept = self.keep_contents(&redone, &dir)?;
                 if !matches!(why, Error::UnknownState { .. }) {
-                    self.strip_files(&redone);
+                    self.detach_files(&redone);
                 }
-                // Strip all files: names may have reached the disk without their records, and after a crash before the
+                // Detach all files: names may have reached the disk without their records, and after a crash before the
                 // next journal exists, that journal may begin another store.
-                self.strip(Some(scanned.header.store))?;
+                self.detach(Some(scanned.header.store))?;
             }
             Err(e) if !self.can_salvage(&e) => return Err(e),
             Err(e) => {
                 self.recovered.notes.push(format!("nothing of the journal could be used: {e}"));
                 // It is unknown which store the files belong to, so all are taken as they are, regardless of their
                 // attributes.
-                self.strip(None)?;
+                self.detach(None)?;
             }
         }
         // A power cut that brought back an attribute would make its file unusable, so the removals are flushed.
@@ -55,7 +55,7 @@ impl Opening<'_> {
     pub(super) fn keep_contents(&mut self, redone: &Redone, dir: &Path) -> Result<Vec<PathBuf>> {
         for file in redone.state.files.values() {
             if let (Some(name), Some(e)) = (&file.name, file.overlay.unreadable()) {
-                let why = format!("what is kept of {} is older in parts: {e}", name.display());
+                let why = format!("the salvaged contents of {} are older in some places: {e}", name.display());
                 self.recovered.notes.push(why);
             }
         }
@@ -75,7 +75,7 @@ impl Opening<'_> {
         for name in kept {
             let contents = to.join(SALVAGED).join(name);
             self.recovered.notes.push(format!(
-                "{} was left as it is; what its commits make of it is in {}",
+                "{} was left as it is; its contents after its last commit are in {}",
                 name.display(),
                 contents.display()
             ));
@@ -85,22 +85,22 @@ impl Opening<'_> {
     }
 
     /// Takes the files of a salvaged journal as they are: removes their attributes.
-    pub(super) fn strip_files(&self, redone: &Redone) {
+    pub(super) fn detach_files(&self, redone: &Redone) {
         for name in redone.state.files.values().flat_map(|file| &file.names) {
-            let _ = strip_attribute(self.storage(), name, &mut |_| true);
+            let _ = detach_file(self.storage(), name, &mut |_| true);
         }
     }
 
     /// Takes the files of this store, or of an unknown one, as they are: removes their attributes, except those of
     /// files that wait for a quarantined journal.
-    fn strip(&self, store: Option<StoreId>) -> Result<()> {
+    fn detach(&self, store: Option<StoreId>) -> Result<()> {
         let mut waiting = BTreeSet::new();
         for dir in self.store_dir.quarantined_journals(self.storage())? {
             waiting
                 .extend(PendingFiles::read(self.storage(), &dir)?.into_iter().flat_map(|pending| pending.file_ids()));
         }
         let ours = |a: &Attribute| store.is_none_or(|store| a.store == store) && !waiting.contains(&a.file);
-        let kept = strip(self.storage(), self.store_dir, &mut |file, a| match file {
+        let kept = detach(self.storage(), self.store_dir, &mut |file, a| match file {
             // Another store may still create this file.
             TreeFile::CreationTemporary(_) if store.is_none() => false,
             _ => ours(a),

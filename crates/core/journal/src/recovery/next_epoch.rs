@@ -17,6 +17,15 @@ impl Opening<'_> {
     /// Begins a new epoch behind records that are not applied.
     pub(super) fn list_epochs(&mut self, dir: PathBuf, scanned: Scan, mut listed: Vec<ListedEpoch>) -> Result<Journal> {
         listed.drain(..listed.len().saturating_sub(EPOCHS_MAX));
+        debug_assert!(
+            listed.is_sorted_by(|one, next| one.last_lsn < next.first_lsn),
+            "epochs overlap, or are not in order: {listed:?}"
+        );
+        debug_assert!(
+            listed.last().is_some_and(|last| last.last_lsn == scanned.last_lsn),
+            "the list {listed:?} does not end with record {}",
+            scanned.last_lsn
+        );
         let open_lsn = scanned.last_lsn + 1;
         let nothing_new = scanned.header.open_lsn == open_lsn;
         let mut header = Header { listed, open_lsn, link: scanned.last_crc, clean: false, ..scanned.header };
@@ -74,6 +83,7 @@ impl Opening<'_> {
         }
         let mut journal =
             Journal::new(self.storage.clone(), dir.clone(), self.options.journal, header, scanned.segments)?;
+        debug_assert_eq!(journal.pending_bytes(), 0, "unapplied records in a new epoch from {open_lsn}");
         self.clear_pending_of(redone, journal.store(), flushed)?;
         if flushed && !unreadable.is_empty() {
             // After a crash before the blocks are written, the next opening sees a clean header and does not read them.
@@ -111,8 +121,8 @@ impl Opening<'_> {
             if let Err(e) = written {
                 let blocks: u64 = unreadable.iter().map(|range| (range.end - range.start) / BLOCK_BYTES as u64).sum();
                 let note = format!(
-                    "{blocks} blocks of {} cannot be read, and not be written anew either ({e}); if the disk cannot read \
-                     them at the opening after a crash, that opening refuses",
+                    "{blocks} blocks of {} can neither be read nor be written anew ({e}); if the disk still cannot \
+                     read them after a crash, the store cannot be opened",
                     path.display()
                 );
                 self.recovered.notes.push(note);

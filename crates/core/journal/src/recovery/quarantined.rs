@@ -55,7 +55,7 @@ impl Opening<'_> {
                 let kept = self.keep_contents(&redone, &dir)?;
                 // From here on, these contents are the only copy of the commits.
                 self.storage().sync_file_system(sync_point::RECOVER_DATA).context("flush", &dir)?;
-                self.strip_files(&redone);
+                self.detach_files(&redone);
                 self.quarantined.truncate(before);
                 self.archive(&dir, pending.epoch, &why, &kept)?;
             } else if not_redone != pending.files || redone.dirs_left != pending.dirs {

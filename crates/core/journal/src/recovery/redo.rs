@@ -18,7 +18,7 @@ use untorn_os::{File, Storage, SyncPoint};
 
 impl Opening<'_> {
     /// Redoes a journal: applies names, contents and attributes, and flushes them. `only`: just the files and
-    /// directories in this list. With `carry`, and if nothing must be left out, contents stay in the journal, except
+    /// directories in this list. With `may_stay`, and if nothing must be left out, contents stay in the journal, except
     /// those of files that get names.
     pub(super) fn redo(
         &mut self,
@@ -26,8 +26,13 @@ impl Opening<'_> {
         scanned: &Scan,
         only: Option<&PendingFiles>,
         flush: bool,
-        carry: bool,
+        may_stay: bool,
     ) -> Result<Redone> {
+        debug_assert!(
+            scanned.accepted.is_sorted_by(|one, next| one.lsn < next.lsn),
+            "commits are not in order, up to {}",
+            scanned.last_lsn
+        );
         let mut state = FinalState::default();
         for accepted in &scanned.accepted {
             self.check_standalone(&accepted.record, dir)?;
@@ -65,7 +70,8 @@ impl Opening<'_> {
             |o: &Result<Location>| matches!(o, Ok(Location::At(at)) if at.starts_with(&data_files.rename_dir));
         let from_temporary = locations.values().any(temporary);
         let left = data_files.apply_names(&state, &mut locations);
-        if carry && left.is_empty() && locations.values().all(Result::is_ok) {
+        debug_assert_eq!(locations.len(), state.files.len(), "files without a location");
+        if may_stay && left.is_empty() && locations.values().all(Result::is_ok) {
             let r = &mut self.recovered;
             r.commits += scanned.commits();
             r.files += locations.len() as u64;

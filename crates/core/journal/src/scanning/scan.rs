@@ -17,7 +17,7 @@ use crate::format::{
 };
 use crate::invariant;
 use crate::scanning::segment_reader::{
-    FoundRecords, ReadMode, ScannedSegment, SegmentReader, ValidRecord, each_record, open_segments,
+    ReadMode, ReadRecords, ScannedSegment, SegmentReader, ValidRecord, each_record, open_segments,
     start_block_is_unchanged,
 };
 use crate::sync_point;
@@ -62,7 +62,7 @@ pub struct Scan {
     /// Every valid record after the header's `checkpoint_lsn`, by LSN.
     pub valid: Vec<ValidRecord>,
     /// Commits that were decoded when they were found, and not taken from here yet.
-    found: FoundRecords,
+    found: ReadRecords,
     /// Accepted commits, in order. Durable marks are accepted, too, but change nothing.
     pub accepted: Vec<AcceptedRecord>,
     /// The accepted records themselves, durable marks included.
@@ -95,6 +95,37 @@ impl Scan {
     /// How many commits are accepted.
     pub fn commits(&self) -> u64 {
         self.accepted.iter().filter(|accepted| !accepted.record.restates()).count() as u64
+    }
+
+    /// Checks that the accepted records are one run without gaps, whatever is on the disk.
+    fn assert_chained(&self) {
+        debug_assert!(
+            self.accepted_heads.is_sorted_by(|one, next| one.head.lsn + 1 == next.head.lsn),
+            "accepted records have gaps: {:?}",
+            self.accepted_heads.iter().map(|v| v.head.lsn).collect::<Vec<_>>()
+        );
+        debug_assert!(
+            self.accepted_heads.last().is_none_or(|v| v.head.lsn == self.last_lsn)
+                && self.accepted.last().is_none_or(|accepted| accepted.lsn <= self.last_lsn),
+            "record {:?} was accepted last, and {} counts as the last",
+            self.accepted_heads.last().map(|v| v.head.lsn),
+            self.last_lsn
+        );
+        debug_assert!(
+            self.accepted.len() <= self.accepted_heads.len()
+                && self.segments.iter().all(|segment| segment.last_lsn <= self.last_lsn),
+            "{} commits of {} records up to {}",
+            self.accepted.len(),
+            self.accepted_heads.len(),
+            self.last_lsn
+        );
+        debug_assert!(
+            self.epochs.is_sorted_by(|one, next| one.last_lsn < next.first_lsn)
+                && self.epochs.last().is_none_or(|epoch| epoch.last_lsn == self.last_lsn),
+            "epochs {:?} of records up to {}",
+            self.epochs,
+            self.last_lsn
+        );
     }
 
     /// The epoch of the last accepted record, or that of the header if none was accepted.
@@ -236,7 +267,7 @@ pub fn scan_quarantined(
 ) -> Result<Scan> {
     let mut scan = scan_to(storage, journal, ReadMode::PastCache, Keep::Contents, true, Some(last_lsn), progress)?;
     if scan.corrupt.is_none() && scan.last_lsn < last_lsn {
-        let what = format!("it ends with commit {}, and {last_lsn} was in it before", scan.last_lsn);
+        let what = format!("it ends with commit {}, but commit {last_lsn} was in it before", scan.last_lsn);
         scan.corrupt = Some(Error::corrupt(journal, what));
     }
     Ok(scan)
@@ -259,7 +290,7 @@ fn scan_to(
         header,
         segments: Vec::new(),
         valid: Vec::new(),
-        found: FoundRecords::new(),
+        found: ReadRecords::new(),
         accepted: Vec::new(),
         accepted_heads: Vec::new(),
         epochs: Vec::new(),
@@ -282,7 +313,14 @@ fn scan_to(
     }
     scan.segments = open_segments(&**storage, journal, names.iter().map(|name| &**name), mode)?;
     scan.cut_short = cut_short(&scan.header, &scan.segments, journal);
-    let may_be_clean = scan.header.is_closed() && scan.cut_short.is_none() && header_unreadable.is_none() && !read_all;
+    // A clean header whose numbers contradict each other is refused when the log is scanned.
+    let is_empty =
+        scan.header.listed.is_empty() && scan.header.checkpoint_lsn.checked_add(1) == Some(scan.header.open_lsn);
+    let may_be_clean = scan.header.is_closed()
+        && (is_empty || !holds(invariant::LIST_CLIPPED))
+        && scan.cut_short.is_none()
+        && header_unreadable.is_none()
+        && !read_all;
     if may_be_clean && start_block_is_unchanged(&mut scan.segments, &scan.header, mode, journal)? {
         scan.clean_shutdown = true;
         return Ok(scan);
@@ -299,7 +337,7 @@ fn scan_to(
     };
     (scan.valid, scan.found) = match in_parts {
         Some(found) => found,
-        None => (reader.read_all(&mut scan.segments)?, FoundRecords::new()),
+        None => (reader.read_all(&mut scan.segments)?, ReadRecords::new()),
     };
     let start = scan.segments.iter().find(|s| s.index == scan.header.start_segment);
     scan.start_changed =
@@ -385,9 +423,11 @@ impl<'a> ByLsn<'a> {
 /// the last record of a journal that is not written any more.
 fn accept(journal: &Path, end: Option<u64>, spills: &mut SpillCache, scan: &mut Scan) -> Result<()> {
     let valid = std::mem::take(&mut scan.valid);
+    debug_assert!(valid.is_sorted_by_key(|v| v.head.lsn), "{} records are not in order", valid.len());
     let accepted = accept_listed(journal, ByLsn(&valid), spills, scan)
         .and_then(|()| accept_open(journal, ByLsn(&valid), spills, scan));
-    (scan.valid, scan.found) = (valid, FoundRecords::new());
+    (scan.valid, scan.found) = (valid, ReadRecords::new());
+    scan.assert_chained();
     if let Err(e) = &accepted
         && !e.is_unreadable()
         && !matches!(e, Error::Corrupt { .. })
@@ -396,6 +436,7 @@ fn accept(journal: &Path, end: Option<u64>, spills: &mut SpillCache, scan: &mut 
     }
     // Drop possibly torn commits before anything else, because salvage must not redo them either.
     let known = drop_what_may_be_torn(journal, end, scan);
+    scan.assert_chained();
     let known = match accepted {
         Err(e) if e.is_unreadable() => Err(e),
         accepted => known.and_then(|()| check_unreadable(journal, end, scan)).and(accepted),
@@ -418,9 +459,9 @@ fn accept_listed(journal: &Path, by_lsn: ByLsn<'_>, spills: &mut SpillCache, sca
         if listed.last_lsn <= header.checkpoint_lsn && holds(invariant::LIST_CLIPPED) {
             return Err(wrong(format!("it lists an epoch whose last commit, {}, is applied", listed.last_lsn)));
         }
-        let first = listed.first_lsn.max(header.checkpoint_lsn + 1);
-        if first != scan.last_lsn + 1 || listed.last_lsn < first {
-            return Err(wrong(format!("its list of epochs does not go on behind commit {}", scan.last_lsn)));
+        let first = listed.first_lsn.max(header.checkpoint_lsn.saturating_add(1));
+        if Some(first) != scan.last_lsn.checked_add(1) || listed.last_lsn < first {
+            return Err(wrong(format!("its list of epochs does not continue after commit {}", scan.last_lsn)));
         }
         let (mut run, mut crc) = (Vec::new(), listed.last_crc);
         for lsn in (first..=listed.last_lsn).rev() {
@@ -442,8 +483,12 @@ fn accept_listed(journal: &Path, by_lsn: ByLsn<'_>, spills: &mut SpillCache, sca
         }
         run.into_iter().rev().try_for_each(|v| accept_record(journal, v, spills, scan))?;
     }
-    if scan.last_lsn + 1 != header.open_lsn {
-        let detail = format!("its open epoch begins with commit {}, and not behind {}", header.open_lsn, scan.last_lsn);
+    if scan.last_lsn.checked_add(1) != Some(header.open_lsn) {
+        let detail = format!(
+            "its open epoch begins with commit {}, but should begin after commit \
+                              {}",
+            header.open_lsn, scan.last_lsn
+        );
         return Err(Error::corrupt(journal.join("header"), detail));
     }
     Ok(())
@@ -495,6 +540,7 @@ fn accept_open(journal: &Path, by_lsn: ByLsn<'_>, spills: &mut SpillCache, scan:
 fn accept_record(journal: &Path, v: ValidRecord, spills: &mut SpillCache, scan: &mut Scan) -> Result<()> {
     let ValidRecord { head, crc, segment, .. } = v;
     let lsn = head.lsn;
+    debug_assert_eq!(lsn, scan.last_lsn + 1, "a gap before an accepted record");
     if head.kind == RecordKind::Commit {
         let path = segment_path(journal, scan, &v);
         let decoded = match scan.found.remove(&(segment, head.position)) {
@@ -587,7 +633,7 @@ fn drop_what_may_be_torn(journal: &Path, end: Option<u64>, scan: &mut Scan) -> R
             segment.last_lsn = scan.last_lsn.min(segment.last_lsn);
         }
     }
-    let what = format!("the disk cannot read all of commit {lsn}, of which nothing says that it is not torn");
+    let what = format!("the disk cannot read all of commit {lsn}, which may be torn");
     Err(stops(&segment_path(journal, scan, &v), &what))
 }
 
@@ -613,7 +659,7 @@ fn check_for_damage(journal: &Path, scan: &mut Scan) {
     let evidence = scan.valid.iter().find(|v| v.head.durable_lsn > scan.last_lsn);
     if let (Some(v), true) = (evidence, holds(invariant::DURABLE_LSN)) {
         let detail = format!(
-            "commit {} is missing or damaged, though commit {} in {} was written when it was durable already",
+            "commit {} is missing or damaged, although commit {} in {} shows that it was durable",
             scan.last_lsn + 1,
             v.head.lsn,
             segment_path(journal, scan, v).display()

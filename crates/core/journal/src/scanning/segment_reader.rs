@@ -85,10 +85,10 @@ pub struct ScannedSegment {
 }
 
 /// A commit that was decoded when it was found, and the spill files that it refers to.
-pub(crate) type Found = Result<(Record, Vec<Arc<Spill>>)>;
+pub(crate) type ReadRecord = Result<(Record, Vec<Arc<Spill>>)>;
 
 /// Commits by segment and position.
-pub(crate) type FoundRecords = HashMap<(usize, u64), Found>;
+pub(crate) type ReadRecords = HashMap<(usize, u64), ReadRecord>;
 
 /// Opens the segments among these names, in order.
 pub(crate) fn open_segments<'a>(
@@ -128,7 +128,7 @@ pub(crate) fn open_segments<'a>(
             log: None,
         });
     }
-    segments.sort_by_key(|s| s.index);
+    segments.sort_unstable_by_key(|s| s.index);
     Ok(segments)
 }
 
@@ -240,11 +240,11 @@ impl SegmentReader<'_> {
         window_bytes: usize,
         in_memory_max: u64,
         spills: &mut SpillCache,
-    ) -> Result<Option<(Vec<ValidRecord>, FoundRecords)>> {
+    ) -> Result<Option<(Vec<ValidRecord>, ReadRecords)>> {
         let all: u64 = segments.iter().map(|s| s.bytes).sum();
         let most = segments.iter().map(|s| s.bytes).max().unwrap_or(0).min((WINDOWS * window_bytes) as u64);
         let mut window = Window::new(most as usize).context("find memory to read", self.journal)?;
-        let (mut valid, mut records, mut done) = (Vec::new(), FoundRecords::new(), 0);
+        let (mut valid, mut records, mut done) = (Vec::new(), ReadRecords::new(), 0);
         for (at, segment) in segments.iter_mut().enumerate() {
             let log = LogSegment::open(self.storage, &self.journal.join(segment_name(segment.index)))?;
             let mut found = |head: RecordHead, crc, body: &[u8]| {
@@ -282,10 +282,12 @@ impl SegmentReader<'_> {
             look.each_record(known, segment.bytes, self.key, &mut found);
             segment.log = Some(log);
         }
+        debug_assert_eq!(done, all, "bytes of the segments were not read");
+        debug_assert!(records.len() <= valid.len(), "{} commits of {} records", records.len(), valid.len());
         Ok(Some((valid, records)))
     }
 
-    fn decode(&self, head: &RecordHead, body: &[u8], place: BodyInLog<'_>, spills: &mut SpillCache) -> Found {
+    fn decode(&self, head: &RecordHead, body: &[u8], place: BodyInLog<'_>, spills: &mut SpillCache) -> ReadRecord {
         // Discard the spill files of an earlier record that failed to decode.
         spills.take_used();
         let lost = || contents_of(head.lsn, place.segment.path());
@@ -366,6 +368,13 @@ impl Window {
         }
         self.filled = kept.len();
         self.look.start += passed as u64;
+        debug_assert!(
+            self.filled + len <= self.memory.len() && self.look.start.is_multiple_of(BLOCK_BYTES as u64),
+            "{} bytes from {} on, and room for {len} more in {}",
+            self.filled,
+            self.look.start,
+            self.memory.len()
+        );
         Ok(())
     }
 
@@ -381,6 +390,7 @@ impl Look {
     /// memory. The segment ends at `end`.
     fn each_record(&mut self, bytes: &[u8], end: u64, key: Key, found: &mut impl FnMut(RecordHead, u64, &[u8])) {
         let known = self.start + bytes.len() as u64;
+        debug_assert!(self.start <= self.at && known <= end, "{} to {known} of {end}, from {} on", self.start, self.at);
         while self.at + RECORD_HEAD_BYTES as u64 <= known {
             let rest = &bytes[(self.at - self.start) as usize..];
             let head = RecordHead::decode_head(rest, self.at, end - self.at, key);

@@ -61,9 +61,9 @@ struct ClosedByProgram;
 impl std::fmt::Display for ClosedByProgram {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(
-            "this program has closed a descriptor that it did not open (close_range, closefrom, or a loop over all numbers); \
-             nothing was written to what has its number now. Close descriptors before the store is opened, or leave out those \
-             that are not the program's",
+            "this program has closed a descriptor of Untorn's (by close_range, closefrom, or a loop over all numbers); \
+             nothing was written to the file that has its number now. Close descriptors before you open the store, or \
+             close only those that the program has opened",
         )
     }
 }

@@ -68,8 +68,8 @@ fn make_directory(dir: &Path) -> io::Result<()> {
         false => Err(io::Error::new(
             ErrorKind::PermissionDenied,
             format!(
-                "{} is not a directory of this user's alone: remove it, or set UNTORN_LIVE_DIR to a directory in another \
-                 tmpfs",
+                "{} is not a private directory of this user: remove it, or set UNTORN_LIVE_DIR to a directory in \
+                 another tmpfs",
                 dir.display()
             ),
         )),

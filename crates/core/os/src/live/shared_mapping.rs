@@ -7,7 +7,7 @@
 use crate::descriptors::descriptor::Fd;
 use crate::mapping::linux_map::LinuxMapping;
 use crate::mapping::still_copy::StillCopy;
-use crate::mapping::{MapRequest, Mapping, Piece, Tracker};
+use crate::mapping::{MapRequest, Mapping, Piece, TrackerKind};
 use crate::memory::buffer::AlignedBuf;
 use crate::storage::File;
 use crate::storage::read_write::read_full_at;
@@ -140,7 +140,7 @@ impl Mapping for SharedMapping {
         self.inner.page_bytes()
     }
 
-    fn tracker(&self) -> Tracker {
+    fn tracker(&self) -> TrackerKind {
         self.inner.tracker()
     }
 
@@ -194,7 +194,7 @@ impl Mapping for SharedMapping {
         // Ask for one more than `most`, to detect that there are more.
         self.inner.changed_or_absent(within, most.saturating_add(1), &mut |range| into.push(range))?;
         // With another tracker, a second search would find no fewer pages, so copy all.
-        if into.pages() > most && self.tracker() == Tracker::Scan {
+        if into.pages() > most && self.tracker() == TrackerKind::Scan {
             return Ok(false);
         }
         // SAFETY: accessible, like every range that a caller asks about; the caller that stopped the threads ensures

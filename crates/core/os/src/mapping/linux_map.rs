@@ -4,7 +4,7 @@ use crate::descriptors::descriptor::{Fd, above_standard};
 use crate::descriptors::fork::process_generation;
 use crate::mapping::chunk_scan::ChunkScan;
 use crate::mapping::tracker::PageMap;
-use crate::mapping::{MapRequest, Mapping, Piece, Tracker};
+use crate::mapping::{MapRequest, Mapping, Piece, TrackerKind};
 use rustix::fs::{self, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
@@ -25,10 +25,10 @@ pub(crate) struct LinuxMapping {
     protection: ProtFlags,
     huge_pages: bool,
     file: Fd,
-    /// `None` is possible with the tracker `told` only, which does not need it.
+    /// `None` is possible with the tracker `explicit` only, which does not need it.
     pagemap: Option<PageMap>,
     scan: Option<ChunkScan>,
-    told: bool,
+    explicit: bool,
 }
 
 // SAFETY: the address is only handed out and given to the kernel, which does its own locking.
@@ -59,11 +59,11 @@ impl LinuxMapping {
         let bytes = request.address_space.max(1).checked_next_multiple_of(page_bytes).ok_or(Errno::NOMEM)?;
         let len = usize::try_from(bytes).map_err(|_| Errno::NOMEM)?;
         let file = Fd::new(file)?;
-        let told = request.tracker == Some(Tracker::Told);
-        let pagemap = PageMap::open().map(Some).or_else(|e| if told { Ok(None) } else { Err(e) })?;
+        let explicit = request.tracker == Some(TrackerKind::Explicit);
+        let pagemap = PageMap::open().map(Some).or_else(|e| if explicit { Ok(None) } else { Err(e) })?;
         let scan = match request.tracker {
-            Some(Tracker::PageMap | Tracker::Told) => None,
-            Some(Tracker::Scan) => Some(ChunkScan::open()?),
+            Some(TrackerKind::PageMap | TrackerKind::Explicit) => None,
+            Some(TrackerKind::Scan) => Some(ChunkScan::open()?),
             None => ChunkScan::open().ok(),
         };
         let mut flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
@@ -89,7 +89,7 @@ impl LinuxMapping {
             file,
             pagemap,
             scan,
-            told,
+            explicit,
         };
         // Kernels before 4.17 treat the address as a hint.
         if request.address.is_some_and(|address| address != base as usize) {
@@ -218,11 +218,11 @@ impl Mapping for LinuxMapping {
         self.page_bytes
     }
 
-    fn tracker(&self) -> Tracker {
-        match (&self.scan, self.told) {
-            (_, true) => Tracker::Told,
-            (Some(_), false) => Tracker::Scan,
-            (None, false) => Tracker::PageMap,
+    fn tracker(&self) -> TrackerKind {
+        match (&self.scan, self.explicit) {
+            (_, true) => TrackerKind::Explicit,
+            (Some(_), false) => TrackerKind::Scan,
+            (None, false) => TrackerKind::PageMap,
         }
     }
 
@@ -285,7 +285,7 @@ impl Mapping for LinuxMapping {
     }
 
     fn changed(&self, within: Range<u64>, into: &mut Vec<Range<u64>>) -> io::Result<()> {
-        if within.is_empty() || self.told {
+        if within.is_empty() || self.explicit {
             return Ok(());
         }
         let mut found = Vec::new();

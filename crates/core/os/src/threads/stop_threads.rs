@@ -71,26 +71,27 @@ impl fmt::Display for NotStopped {
             NotStopped::NoSignal(e) => write!(f, "there is no signal to stop threads with: {e}"),
             NotStopped::Taken(signal) => write!(
                 f,
-                "the program has taken signal {signal}, which stops its threads, for something else; name another one in \
-                 UNTORN_STOP_SIGNAL"
+                "the program uses signal {signal}, which Untorn needs to stop threads, for something else; name \
+                 another signal in UNTORN_STOP_SIGNAL"
             ),
             NotStopped::Thread { id, name, signal, waits_for_signals: true, .. } => write!(
                 f,
-                "thread {id} ({name}) waits for signals (sigwait, sigtimedwait), and takes signal {signal}, which stops it, \
-                 out of the handler's hands. Leave this signal out of what the thread waits for, and unblock it there \
-                 (sigdelset before pthread_sigmask and sigwait); or wait for signals by a signalfd"
+                "thread {id} ({name}) waits for signals (sigwait, sigtimedwait), and so receives signal {signal}, \
+                 which should stop it, before the signal handler does. Remove this signal from the set that the thread \
+                 waits for, and unblock it in the thread (sigdelset before pthread_sigmask and sigwait); or wait for \
+                 signals with a signalfd"
             ),
             NotStopped::Thread { id, name, signal, blocks: true, .. } => {
                 write!(
                     f,
-                    "thread {id} ({name}) blocks signal {signal}, which stops it; unblock it, or name another one in \
-                     UNTORN_STOP_SIGNAL"
+                    "thread {id} ({name}) blocks signal {signal}, with which Untorn stops threads; unblock it, or name \
+                     another signal in UNTORN_STOP_SIGNAL"
                 )
             }
             NotStopped::Thread { id, name, .. } => write!(
                 f,
-                "thread {id} ({name}) does not stop: a debugger has it, or a system call of it lasts and cannot be \
-                 interrupted"
+                "thread {id} ({name}) does not stop: a debugger has stopped it, or it is in a long system call that \
+                 cannot be interrupted"
             ),
             NotStopped::TooMany(most) => write!(f, "the process has more than {most} threads"),
             NotStopped::List(e) => write!(f, "/proc/self/task cannot be read: {e}"),
@@ -203,7 +204,7 @@ fn signal() -> Result<i32, NotStopped> {
             let signal = name.parse().map_err(|_| invalid("UNTORN_STOP_SIGNAL is not the number of a signal"))?;
             if !is_free(&signal) {
                 return Err(invalid(
-                    "the program uses the signal that UNTORN_STOP_SIGNAL names, or there is no such one",
+                    "the program uses the signal that UNTORN_STOP_SIGNAL names, or no such signal exists",
                 ));
             }
             signal
@@ -413,15 +414,15 @@ fn name_thread(id: i32, signal: i32) -> NotStopped {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use parking_lot::{Mutex, MutexGuard};
     use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-    use std::sync::{Mutex, MutexGuard, PoisonError};
 
     const MOST: Duration = Duration::from_secs(20);
 
     /// Serialises the tests, because a thread of one test that does not stop would delay the moments of the other.
     fn one_at_a_time() -> MutexGuard<'static, ()> {
         static ONE: Mutex<()> = Mutex::new(());
-        ONE.lock().unwrap_or_else(PoisonError::into_inner)
+        ONE.lock()
     }
 
     /// Ends the threads of a test, also if it fails.

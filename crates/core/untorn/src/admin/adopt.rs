@@ -138,13 +138,20 @@ fn find(storage: &Arc<dyn Storage>, journal: &Path, wanted: &mut Vec<Wanted>) ->
             // It is yet to be created, or was created and removed.
             [] if file.created.is_some() => {}
             [] => add(file.display_name(), None, Some("no file is there")),
-            [(name, Found { size, why: Some(why) })] => add(name, Some(*size), Some(why)),
-            [(name, Found { size, why: None })] if owners[name.as_path()].len() > 1 => {
-                add(name, Some(*size), Some("commits gave its name to several files: which one lies there is unknown"));
+            [(name, FoundObject { size, why: Some(why) })] => add(name, Some(*size), Some(why)),
+            [(name, FoundObject { size, why: None })] if owners[name.as_path()].len() > 1 => {
+                add(
+                    name,
+                    Some(*size),
+                    Some(
+                        "commits gave this name to several files, so it is unknown which of them \
+                                             this one is",
+                    ),
+                );
             }
-            [(name, Found { size, why: None })] => add(name, Some(*size), None),
-            [(name, Found { size, .. }), ..] => {
-                add(name, Some(*size), Some("commits renamed it, and files lie under several of its names"));
+            [(name, FoundObject { size, why: None })] => add(name, Some(*size), None),
+            [(name, FoundObject { size, .. }), ..] => {
+                add(name, Some(*size), Some("commits renamed it, and several of its names have files now"));
             }
         }
     }
@@ -165,16 +172,18 @@ fn attribute_of(file: &FileState, data_files: &DataFiles<'_>, path: &Path) -> At
 }
 
 /// The object under a name.
-struct Found {
+struct FoundObject {
     size: u64,
     /// Why it cannot be adopted.
     why: Option<&'static str>,
 }
 
-fn look(storage: &dyn Storage, name: &Path) -> Result<Option<Found>> {
+fn look(storage: &dyn Storage, name: &Path) -> Result<Option<FoundObject>> {
     match storage.stat(name) {
         Err(_) => return Ok(None),
-        Ok(meta) if meta.kind != Kind::File => return Ok(Some(Found { size: meta.size, why: Some("it is no file") })),
+        Ok(meta) if meta.kind != Kind::File => {
+            return Ok(Some(FoundObject { size: meta.size, why: Some("it is not a regular file") }));
+        }
         Ok(_) => {}
     }
     let file = storage.open(name, Open::READ).context("open", name)?;
@@ -183,7 +192,7 @@ fn look(storage: &dyn Storage, name: &Path) -> Result<Option<Found>> {
     let why = match Attribute::decode(value.as_deref()) {
         _ if meta.links != 1 => Some("it has several hard links; a managed file has one"),
         AttributeFound::None => None,
-        _ => Some("it has an attribute, and not the one that the journal knows"),
+        _ => Some("its attribute `user.untorn` is not the one that the journal knows"),
     };
-    Ok(Some(Found { size: meta.size, why }))
+    Ok(Some(FoundObject { size: meta.size, why }))
 }

@@ -179,8 +179,8 @@ pub(crate) fn inspect_on(
     }
     let pid = owner(&**storage, store_dir).map(|owner| owner.pid).filter(|pid| *pid != 0);
     let detail = format!(
-        "{} changes it all the time: there is no still picture of it. Nothing says that it is damaged; look again when it is \
-         less busy",
+        "{} changes it all the time, so it could not be examined in one state. There is no sign of damage; try again \
+         when it is less busy",
         if pid.is_some() { ", which" } else { " by a process that" }
     );
     Err(Error::Busy { path: path.to_owned(), pid, detail })
@@ -195,8 +195,8 @@ fn check_may_look(storage: &dyn Storage, store_dir: &StoreDir) -> Result<Option<
             match meta.kind {
                 Kind::Directory if store_dir.check_may_read(storage).is_ok() => Ok(None),
                 Kind::Directory => Ok(Some(format!(
-                    "{}: its mode {:04o} lets others in, and not just to read, so no program opens this store; if you know \
-                     why, `chmod 700` it",
+                    "{}: its mode {:04o} gives other users more than read access, so no program opens this store; if \
+                     you know why, `chmod 700` it",
                     store_dir.dir.display(),
                     meta.mode
                 ))),
@@ -440,7 +440,8 @@ fn name_is_taken(
     (!goes).then(|| Error::Conflict {
         path: name.clone(),
         detail:
-            "the name is taken by a file that is not the one the journal knows; move that file away, and open again"
+            "the name is taken by another file, which the journal does not know; move that file away, and open the \
+             store again"
                 .into(),
     })
 }

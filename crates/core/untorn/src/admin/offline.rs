@@ -1,6 +1,7 @@
 //! Inspects and repairs a store by its path, without handles of files.
 
 use crate::admin::inspection::{inspect_on, owner};
+use crate::admin::unneeded::{remove_store_dir, remove_unneeded, standalone_store};
 use crate::engine::files::file_state::check_kind;
 use crate::engine::handles::store::Store;
 use crate::engine::lifecycle::open_store::OpenStore;
@@ -14,19 +15,16 @@ use crate::heap::live::{self, LiveMemoryFound};
 use crate::heap::log::live_head::START_BYTES;
 use crate::heap::{Heap, HeapOptions, HeapReport, LiveOutlook};
 use crate::reader::locate_store::locate;
-use crate::sync_point;
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use untorn_journal::commits::overlay::{Overlay, read_through};
 use untorn_journal::data_files::data_tree::TreeFile;
+use untorn_journal::data_files::detach::detach;
 use untorn_journal::data_files::locate::Location;
-use untorn_journal::data_files::strip::strip;
-use untorn_journal::directories::store_dir::{StoreDir, lock_store, remove_tree};
+use untorn_journal::directories::store_dir::StoreDir;
 use untorn_journal::format::{Attribute, AttributeFound, hex};
-use untorn_journal::readers::leases::LEASES_HONOURED;
-use untorn_journal::readers::readers_page::OwnersPage;
 use untorn_journal::scanning::scan::read_header;
 use untorn_journal::{Context, Error, Result};
 use untorn_os::{Access, File, Kind, Linux, Meta, Open, Storage, memory_limit, shown_by};
@@ -39,8 +37,7 @@ pub use crate::reader::lost::{LostFile, accept_lost, lost_files};
 
 /// Store options for recovery with these options.
 fn open_options(options: &RecoverOptions) -> StoreOptions {
-    StoreOptions::default()
-        .create(false)
+    StoreOptions::new()
         .wait(options.wait)
         .accept_unknown(options.accept_unknown)
         .salvage(options.salvage)
@@ -84,7 +81,7 @@ pub fn collect_heap(path: &Path, progress: &dyn Fn(u64, u64)) -> Result<HeapRepo
     let (_, store_dir, name) = locate_heap(path)?;
     let whole = path.canonicalize().context("look at", path)?;
     let dirty_max = memory_limit().map_or(COLLECT_DIRTY_MAX, |limit| COLLECT_DIRTY_MAX.min(limit.bytes / 2));
-    let options = HeapOptions::new().create(false).dirty_max(dirty_max);
+    let options = HeapOptions::new().dirty_max(dirty_max);
     let options = options.store(StoreOptions::default().background(false));
     let heap = match store_dir {
         Some(StoreDir { standalone: None, .. }) => {
@@ -211,7 +208,7 @@ fn inspect_heap(path: &Path, depth: Depth, progress: &dyn Fn(u64, u64)) -> Resul
 fn look_at_live(heap: &Recoverable, meta: &Meta, storage: &dyn Storage, path: &Path) -> Result<Option<LiveOutlook>> {
     let mut start = [0; START_BYTES];
     heap.read(&mut start, 0)?;
-    let boot = storage.boot_id().context("ask for the boot, for", path)?;
+    let boot = storage.boot_id().context("read the boot id for", path)?;
     let named = Named { path, boot, device: meta.device, inode: meta.inode, start: &start };
     Ok(outlook(&named).map(|(found, _)| found))
 }
@@ -390,8 +387,8 @@ pub fn eject(path: &Path, progress: &dyn Fn(u64, u64)) -> Result<Report> {
     let refused = |path: &Path, reason: &str| Error::Conflict {
         path: path.to_owned(),
         detail: format!(
-            "it may wait for the journal that would be removed, and cannot be changed ({reason}). The journal was not \
-             removed; put that right, and eject again"
+            "it may need the journal that would be removed, and it cannot be changed ({reason}). The journal was not \
+             removed; remove the cause, and eject again"
         ),
     };
     if let Some(left) = store.open.clear_all_marks()?.first() {
@@ -400,7 +397,7 @@ pub fn eject(path: &Path, progress: &dyn Fn(u64, u64)) -> Result<Report> {
     // Readers that hold a commit need files that are removed now.
     store.open.leave_readers();
     let mut moved = None;
-    let mut kept = strip(&*storage, &store_dir, &mut |file, a| {
+    let mut kept = detach(&*storage, &store_dir, &mut |file, a| {
         let is_data = matches!(file, TreeFile::Data(_));
         let is_ours = a.store == store.open.store_id;
         if is_ours && a.pending && is_data {
@@ -475,7 +472,7 @@ fn bring_in_live_memory(path: &Path, store_dir: &StoreDir, progress: &dyn Fn(u64
     if found.is_empty() {
         return Ok(());
     }
-    let options = HeapOptions::new().create(false).store(StoreOptions::default().background(false));
+    let options = HeapOptions::new().store(StoreOptions::default().background(false));
     let bring_in = |heap: Result<Heap>, one: &LiveMemoryFound| match heap {
         Ok(heap) => heap.close(),
         // The memory belonged to another file, which had the same inode number before.
@@ -500,105 +497,10 @@ fn prove_removal(storage: &dyn Storage, store_dir: &StoreDir, path: &Path) -> Re
     let is_owner = storage.stat(Path::new("")).is_ok_and(|meta| meta.uid == storage.effective_user());
     let advice = match is_owner && e.kind() == ErrorKind::PermissionDenied {
         true => format!("`chmod u+w {}`, and eject again", within.display()),
-        false => "put that right, and eject again".to_owned(),
+        false => "remove the cause, and eject again".to_owned(),
     };
     let detail = format!("{} in it cannot be removed: {e}. Nothing was changed; {advice}", store_dir.dir.display());
     Err(Error::Unsupported { path: within.to_owned(), detail })
-}
-
-/// Removes everything of Untorn's. The caller has the store's lock. A journal is first renamed to an unfinished one, so
-/// that a crash in between leaves no journal without files.
-fn remove_store_dir(storage: &dyn Storage, store_dir: &StoreDir) -> Result<()> {
-    let unfinished = store_dir.journal_new();
-    let locked = [store_dir.lock_file(), store_dir.owner_file()];
-    // The locked files go last, while they are locked, so that a program that waits for the lock sees that the file is
-    // gone.
-    for name in storage.list(&store_dir.dir).context("list", &store_dir.dir)? {
-        let entry = store_dir.dir.join(&name);
-        if locked.contains(&entry) || entry == unfinished {
-            continue;
-        }
-        if entry == store_dir.journal_spare() {
-            remove_tree(storage, &entry)?;
-            continue;
-        }
-        match storage.unlink(&entry) {
-            Err(e) if e.kind() == ErrorKind::IsADirectory => {
-                remove_tree(storage, &unfinished)?;
-                storage.rename(&entry, &unfinished, false).context("rename", &entry)?;
-                storage.sync_dir(&store_dir.dir, sync_point::EJECT_JOURNAL).context("flush", &store_dir.dir)?;
-            }
-            done => done.context("remove", &entry)?,
-        }
-    }
-    remove_tree(storage, &unfinished)?;
-    locked.iter().try_for_each(|path| storage.unlink(path).context("remove", path))?;
-    match storage.rmdir(&store_dir.dir) {
-        // Another process is creating a new store.
-        Err(e) if e.kind() == ErrorKind::DirectoryNotEmpty => {}
-        done => done.context("remove", &store_dir.dir)?,
-    }
-    storage.sync_dir(Path::new(""), sync_point::EJECT).context("flush", ".")
-}
-
-/// The store of a standalone file by the file's path, whether or not the file exists. `None` if it has no store.
-fn standalone_store(path: &Path) -> Result<Option<(Arc<Linux>, StoreDir)>> {
-    let Some(name) = path.file_name() else { return Ok(None) };
-    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let storage = Linux::open(dir).context("open", dir)?;
-    let store_dir = StoreDir::of_file(Path::new(name));
-    Ok(store_dir.check_trust(&*storage)?.map(|_| (storage, store_dir)))
-}
-
-/// Removes the store of a standalone file that is gone from this name, unless commits wait in the store. Returns false
-/// if there is no store, or if it must stay.
-#[doc(hidden)]
-pub fn remove_unneeded(path: &Path) -> Result<bool> {
-    match standalone_store(path)? {
-        Some((storage, store_dir)) => remove_unneeded_on(path, &(storage as Arc<dyn Storage>), &store_dir),
-        None => Ok(false),
-    }
-}
-
-/// Removes like [`remove_unneeded`], on any storage.
-#[doc(hidden)]
-pub fn remove_unneeded_on(path: &Path, storage: &Arc<dyn Storage>, store_dir: &StoreDir) -> Result<bool> {
-    let lock = lock_store(&**storage, store_dir, None, false).map_err(|e| error_in_store(e, path))?;
-    OwnersPage::withdraw(&**storage, store_dir, LEASES_HONOURED)?;
-    let has_file = store_dir.standalone.as_ref().is_some_and(|name| storage.stat(name).is_ok());
-    // A clean header is no proof, because the first record does not change it.
-    let found = inspect_on(path, storage, store_dir)?.0;
-    let clean = found.clean && found.quarantined_journals == 0 && found.problems.is_empty();
-    if !clean || has_file {
-        if clean {
-            lock.release();
-        }
-        return Ok(false);
-    }
-    remove_store_dir(&**storage, store_dir)?;
-    Ok(true)
-}
-
-/// Unlinks a standalone file that no process has open, and removes its store: commits that wait in it are useless
-/// without the file.
-#[doc(hidden)]
-pub fn unlink(path: &Path, unlink: impl FnOnce() -> std::io::Result<()>) -> Result<()> {
-    let store = standalone_store(path)?;
-    let lock = match &store {
-        Some((storage, dir)) => Some(lock_store(&**storage, dir, None, false).map_err(|e| error_in_store(e, path))?),
-        None => None,
-    };
-    if let Some((storage, store_dir)) = &store {
-        OwnersPage::withdraw(&**storage, store_dir, LEASES_HONOURED)?;
-    }
-    let live = live::memories(path);
-    unlink().context("unlink", path)?;
-    // Live memory is useless without its file.
-    live.iter().for_each(|one| _ = live::forget(one));
-    if let (Some((storage, store_dir)), Some(_)) = (&store, &lock) {
-        remove_store_dir(&**storage, store_dir)?;
-    }
-    Ok(())
 }
 
 /// Why a file is quarantined, without its name and without text that the surrounding error has anyway.

@@ -13,9 +13,9 @@
 mod file_attributes;
 mod real_path;
 
-use crate::admin::turn;
+use crate::admin::replacement_lock;
 use crate::engine::handles::store::Store;
-use crate::{Error, File, Result, StoreOptions};
+use crate::{Error, File, FileOptions, Result, StoreOptions};
 use file_attributes::{MANAGED, attributes, copy_attributes, copy_flags};
 use real_path::real_path;
 use rustix::fs::{self, AtFlags, Gid, IFlags, Mode, OFlags, RenameFlags, Stat, StatxAttributes, StatxFlags, Uid};
@@ -52,11 +52,11 @@ pub(crate) fn put(path: &Path, from: &mut dyn Read) -> Result<u64> {
                 }
             }
             Managed::Standalone => {
-                let _turn = turn::lock_directory(&sibling(&target.path, STORE_NAME));
+                let _lock = replacement_lock::lock_directory(&sibling(&target.path, STORE_NAME));
                 return target.commit_alone(from);
             }
             Managed::InStore { root, inside } => {
-                let _turn = turn::lock_directory(&root.join(STORE_NAME));
+                let _lock = replacement_lock::lock_directory(&root.join(STORE_NAME));
                 return target.commit_in(&root, &inside, from);
             }
         }
@@ -72,17 +72,17 @@ pub(crate) fn put(path: &Path, from: &mut dyn Read) -> Result<u64> {
 pub(crate) fn put_files(store: &Path, files: &mut [(PathBuf, Box<dyn Read + '_>)], unmake: &dyn Fn()) -> Result<u64> {
     let store_dir = store.join(STORE_NAME);
     let is_new = !store_dir.exists();
-    let (turn, opened) = loop {
-        let turn = turn::lock_directory(&store_dir);
-        match StoreOptions::default().open(store) {
+    let (lock, opened) = loop {
+        let lock = replacement_lock::lock_directory(&store_dir);
+        match Store::open_or_create(store) {
             // Another replacement has just created the store.
-            Err(Error::Busy { .. }) if turn.is_none() && store_dir.exists() => {}
-            opened => break (turn, opened?),
+            Err(Error::Busy { .. }) if lock.is_none() && store_dir.exists() => {}
+            opened => break (lock, opened?),
         }
     };
     let done = commit_files(&opened, files);
     let closed = opened.close();
-    if done.is_err() && is_new && turn.is_none() {
+    if done.is_err() && is_new && lock.is_none() {
         unmake();
     }
     let bytes = done?;
@@ -205,8 +205,8 @@ impl Target {
             return Err(Error::invalid(format!("{} belongs to a store's journal; leave it alone", path.display())));
         }
         if is_stores_name(name) {
-            let detail = "is a name of Untorn's own: the store of the file without `.untorn` would be there, and could not be \
-                          made. Choose another name. Nothing was changed";
+            let detail = "is a name that Untorn reserves for the store of another file (the name without `.untorn`). \
+                          Choose another name. Nothing was changed";
             return Err(Error::invalid(format!("{} {detail}", path.display())));
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -256,19 +256,23 @@ impl Target {
             AttributeFound::None | AttributeFound::Valid(Attribute { pending: false, .. }) => Ok(()),
             AttributeFound::Valid(Attribute { store, .. }) => Err(Error::NeedsJournal {
                 path: self.path.clone(),
-                detail: format!("that of store {:032x}", u128::from_be_bytes(store)),
+                detail: format!("it is the journal of store {:032x}", u128::from_be_bytes(store)),
             }),
             AttributeFound::Unreadable => Err(Error::Foreign {
                 path: self.path.clone(),
-                detail: "its attribute `user.untorn` is unreadable; if nothing of Untorn's is wanted, \
-                         remove it with `setfattr -x user.untorn`"
+                detail: "its attribute `user.untorn` is unreadable; if the file need not belong to Untorn, remove the \
+                         attribute with `setfattr -x user.untorn`"
                     .to_owned(),
             }),
         }
     }
 
     fn commit_alone(&self, from: &mut dyn Read) -> Result<u64> {
-        let file = StoreOptions::default().create(self.old.is_none()).open_standalone(&self.path)?;
+        let options = match self.old {
+            Some(_) => FileOptions::new().existing_store(StoreOptions::new()),
+            None => FileOptions::new().create(true),
+        };
+        let file = options.open(&self.path)?;
         let bytes = refill(&file, &self.path, from)?;
         file.commit()?;
         file.close().map_err(|e| not_closed(&self.path, e))?;
@@ -276,7 +280,7 @@ impl Target {
     }
 
     fn commit_in(&self, root: &Path, inside: &Path, from: &mut dyn Read) -> Result<u64> {
-        let store = StoreOptions::default().create(false).open(root)?;
+        let store = Store::open(root)?;
         let mut txn = store.begin();
         let file = match self.old {
             Some(_) => {
@@ -325,13 +329,16 @@ impl Target {
             return Err(unsupported(&self.path, detail));
         }
         if has(&self.dir, &self.name, StatxAttributes::MOUNT_ROOT) {
-            let detail = "something is mounted on it, as a container has it: it can be written, but not replaced. Replace \
-                          the file that is mounted there. Nothing was changed";
+            let detail = "another file is mounted on it, as is usual in containers: it can be written, but not \
+                          replaced. Replace the mounted file itself. Nothing was changed";
             return Err(unsupported(&self.path, detail));
         }
         if old.stat.st_nlink > 1 {
             let n = old.stat.st_nlink;
-            let detail = format!("has {n} hard links, and replacing it would part them; unlink the others first");
+            let detail = format!(
+                "has {n} hard links, and a replacement would change only one of them; remove the \
+                                  others first"
+            );
             return Err(unsupported(&self.path, detail));
         }
         // A rename needs permission for the directory only, but replacing contents is a write.
@@ -413,7 +420,7 @@ impl Aside {
         let name = format!(".untorn-put-{:016x}", crc64(target.name.as_bytes()));
         let mut owners = vec![rustix::process::geteuid().as_raw()];
         owners.extend(target.old.as_ref().map(|old| old.stat.st_uid));
-        if let Some(file) = turn::create_locked(&target.dir, &name, mode, &owners).map_err(failed)? {
+        if let Some(file) = replacement_lock::create_locked(&target.dir, &name, mode, &owners).map_err(failed)? {
             return made(file, name);
         }
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -465,7 +472,14 @@ impl Aside {
     /// anything that cannot be kept is reported before the contents are read.
     fn try_attributes(&self, old: &Old) -> Result<()> {
         self.take_attributes(old)?;
-        fs::fchmod(&self.file, Mode::from_raw_mode(0o600)).map_err(|e| io("keep private the new", &self.path, e))
+        fs::fchmod(&self.file, Mode::from_raw_mode(0o600)).map_err(|e| {
+            io(
+                "remove the permissions of the \
+                                                                           new",
+                &self.path,
+                e,
+            )
+        })
     }
 
     /// Takes over ACL, extended attributes, flags and mode; repeated after the contents, because writing clears some of
@@ -509,7 +523,7 @@ impl Aside {
         done.map_err(|e| io("replace", path, e))?;
         self.name = None;
         // The file has its name now, and must not appear busy to a process that opens it.
-        turn::unlock(&self.file);
+        replacement_lock::unlock(&self.file);
         Ok(())
     }
 }

@@ -6,15 +6,15 @@
 //! truncate    a new header gives the records up                        (one flush, holds up nobody)
 //! ```
 //!
-//! While the log has little room, commits that were carried over from before the opening are applied in portions,
+//! While the log has little room, commits that the opening left unapplied are applied in portions,
 //! oldest first: each portion is a checkpoint of the commits in some segments of the log, which it frees. The remaining
 //! commits are then a part of the checkpoint of everything committed so far. A portion leaves out ranges that later
 //! segments overwrite: they stay in the log until a later portion has applied them.
 
-pub(crate) mod pace;
 pub(crate) mod restate;
+pub(crate) mod throttle;
 
-use crate::engine::checkpoint::pace::Pace;
+use crate::engine::checkpoint::throttle::Throttle;
 use crate::engine::content::edited;
 use crate::engine::files::file_state::{FileState, Life, SharedFile};
 use crate::engine::waiting::concurrency::unlock_fair;
@@ -24,7 +24,7 @@ use crate::sync_point;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::Ordering::Relaxed;
 use untorn_journal::commits::overlay::Overlay;
 use untorn_journal::data_files::apply::apply_overlay_in_steps;
 use untorn_journal::data_files::create::sync_names;
@@ -107,7 +107,7 @@ pub struct Checkpoint<'a> {
     target: CheckpointTarget,
     files: Vec<Part>,
     dirs: BTreeSet<PathBuf>,
-    /// It is a portion of the carried-over commits.
+    /// It is a portion of the commits that the opening left unapplied.
     is_portion: bool,
     done: bool,
     /// Why a part of it, which was restated, could not be applied.
@@ -126,12 +126,12 @@ impl Engine {
         Ok(())
     }
 
-    /// Runs one step of a checkpoint, with the limit of [`Self::checkpoint_beyond`]: a portion of the carried-over
+    /// Runs one step of a checkpoint, with the limit of [`Self::checkpoint_beyond`]: a portion of the unapplied
     /// commits if commits need room, or everything that remains, with one flush. Returns whether there is another step.
     /// The checkpoint lock is released in between for other waiting checkpoints.
     pub(crate) fn checkpoint_step(&self, lsn: u64) -> Result<bool> {
-        let turn = self.checkpoint_turn.lock();
-        self.check_not_shut_down()?;
+        let turn = self.checkpoints.lock.lock();
+        self.life.check_not_shut_down()?;
         let room = {
             let journal = &self.journal.lock().journal;
             if journal.header().checkpoint_lsn > lsn {
@@ -139,20 +139,20 @@ impl Engine {
             }
             self.options.journal.journal_bytes.saturating_sub(journal.pending_bytes())
         };
-        let is_short = self.room_wanted.load(Relaxed) || room < self.options.journal.journal_bytes / 4;
+        let is_short = self.checkpoints.room_wanted.load(Relaxed) || room < self.options.journal.journal_bytes / 4;
         let applied = if is_short { self.apply_portion() } else { Ok(false) };
         if let Ok(true) = applied {
             unlock_fair(turn);
             return Ok(true);
         }
         let done = applied.and_then(|_| self.apply_rest());
-        self.checkpoint_failed.store(done.is_err(), Relaxed);
+        self.checkpoints.failed.store(done.is_err(), Relaxed);
         done.map(|()| false)
     }
 
-    /// Applies the next portion of the carried-over commits, and truncates the log behind it. Returns false if there is
-    /// none, or if a part of it cannot be applied, so that everything that remains is applied at once. The caller holds
-    /// the checkpoint lock.
+    /// Applies the next portion of the commits that the opening left unapplied, and truncates the log behind it.
+    /// Returns false if there is none, or if a part of it cannot be applied, so that everything that remains is applied
+    /// at once. The caller holds the checkpoint lock.
     fn apply_portion(&self) -> Result<bool> {
         let Some(portion) = self.begin_portion()? else { return Ok(false) };
         let Err(e) = portion.apply().and_then(Checkpoint::truncate_log) else { return Ok(true) };
@@ -172,10 +172,10 @@ impl Engine {
         // Also if a part of the checkpoint could not be applied.
         let failed = self.journal.lock().journal.failure().is_some();
         let done = if failed { done } else { done.and(self.forget_unused()) };
-        if !failed && !self.has_spare.load(Relaxed) {
+        if !failed && !self.checkpoints.has_spare.load(Relaxed) {
             let made =
                 make_spare(&*self.storage, &self.store_dir, self.options.journal.segment_bytes_first, self.dir_mode());
-            self.has_spare.store(made.is_ok(), Relaxed);
+            self.checkpoints.has_spare.store(made.is_ok(), Relaxed);
         }
         done
     }
@@ -203,13 +203,28 @@ impl Engine {
             return Ok(None);
         }
         // A caller that makes a checkpoint step by step, as in tests, does not hold the checkpoint lock.
-        if self.checkpointing.swap(true, Relaxed) {
+        if self.checkpoints.running.swap(true, Relaxed) {
             return Ok(None);
         }
+        debug_assert!(
+            target.checkpoint_lsn > state.journal.header().checkpoint_lsn,
+            "a checkpoint to {} behind {}",
+            target.checkpoint_lsn,
+            state.journal.header().checkpoint_lsn
+        );
         let mut files = Vec::new();
         state.portions.clear();
+        debug_assert!(state.dirty.iter().all(|(id, file)| *id == file.id), "a file waits under another identity");
         for file in std::mem::take(&mut state.dirty).into_values() {
             let mut state = file.write();
+            debug_assert!(
+                state.last_lsn <= target.checkpoint_lsn,
+                "{:?} has commit {}, and the log ends with {}",
+                state.path(),
+                state.last_lsn,
+                target.checkpoint_lsn
+            );
+            let size = state.content.size();
             state.whole_pages.clear();
             let committed = std::mem::take(&mut state.content.committed).into_merged();
             let earlier = state.content.applying.take();
@@ -224,6 +239,7 @@ impl Engine {
                 None => Arc::new(committed),
             };
             state.content.applying = Some(overlay.clone());
+            debug_assert_eq!(state.content.size(), size, "a checkpoint changed the content that programs see");
             let names_changed = std::mem::take(&mut state.names_changed);
             drop(state);
             files.push(Part { file, overlay, rest: None, again, names_changed });
@@ -232,24 +248,29 @@ impl Engine {
         Ok(Some(Checkpoint { engine: self, target, files, dirs, is_portion: false, done: false, waits: None }))
     }
 
-    /// Begins a checkpoint of the next portion of the carried-over commits, or returns `None` if there is none. The
-    /// caller holds the checkpoint lock.
+    /// Begins a checkpoint of the next portion of the commits that the opening left unapplied, or returns `None` if
+    /// there is none. The caller holds the checkpoint lock.
     pub(crate) fn begin_portion(&self) -> Result<Option<Checkpoint<'_>>> {
         let mut state = self.journal.lock();
         let Some(end) = state.portions.front().copied() else { return Ok(None) };
         if let Some(e) = state.journal.failure() {
             return Err(e);
         }
-        if self.checkpointing.swap(true, Relaxed) {
+        if self.checkpoints.running.swap(true, Relaxed) {
             return Ok(None);
         }
+        debug_assert!(
+            state.portions.iter().is_sorted_by(|one, next| one < next),
+            "portions are not in order: {:?}",
+            state.portions
+        );
         let target = state.journal.begin_portion(end);
         let mut files = Vec::new();
         for file in state.dirty.values() {
             let of_file = file.read();
             // A file without ranges in the portion takes part, too: its attribute must cover every commit that is
             // truncated from the log.
-            if of_file.carried.as_ref().is_none_or(|carried| *carried.start() > end) {
+            if of_file.unapplied.as_ref().is_none_or(|unapplied| *unapplied.start() > end) {
                 continue;
             }
             let all = of_file.content.applying.as_deref();
@@ -292,7 +313,7 @@ impl<'a> Checkpoint<'a> {
             (journal.unapplied.first().map(|waiting| waiting.reason.clone()), reasons, journal.names_healed)
         };
         let one_by_one = flush_one_by_one(&*engine.storage, self.files.len());
-        let failures = engine.flush_failures.load(SeqCst);
+        let failures = engine.flush.failures();
         let attribute_unsynced = |part: &Part| !part.overlay.is_empty() && part.file.read().attribute_unsynced;
         if !one_by_one && engine.is_durable() && self.files.iter().any(attribute_unsynced) {
             // A file whose creation could not be applied is not on the disk yet: it gets its attribute, unflushed,
@@ -337,7 +358,7 @@ impl<'a> Checkpoint<'a> {
         }
         if engine.is_durable() && !one_by_one {
             engine.sync_file_system(sync_point::CHECKPOINT_MANY)?;
-            if engine.flush_failures.load(SeqCst) != failures {
+            if engine.flush.failures() != failures {
                 // The other flush may have reported a failed write of this checkpoint.
                 return Err(Error::io("flush", &engine.path, rustix::io::Errno::IO.into()));
             }
@@ -366,14 +387,20 @@ impl<'a> Checkpoint<'a> {
             self.waits = Some(reason);
         }
         self.done = true;
-        self.engine.checkpointing.store(false, Relaxed);
+        let was_running = self.engine.checkpoints.running.swap(false, Relaxed);
+        debug_assert!(was_running, "a checkpoint to {} ends twice", self.target.checkpoint_lsn);
         for part in self.files.iter().filter(|part| !waiting.contains_key(&part.file.id)) {
             let mut state = part.file.write();
+            debug_assert!(
+                self.is_portion || state.content.applying.is_some(),
+                "{:?} has nothing that was applied",
+                state.path()
+            );
             state.content.applying = part.rest.clone();
             state.applied_lsn = self.target.durable_lsn;
             state.attribute_unsynced = false;
         }
-        engine.checkpoints.fetch_add(1, Relaxed);
+        engine.checkpoints.count.fetch_add(1, Relaxed);
         Ok(self)
     }
 
@@ -433,8 +460,8 @@ impl<'a> Checkpoint<'a> {
             data.forget_cached().context("drop the cache of", &path)?;
         }
         let least = engine.clone_bytes_least(&file.read());
-        let mut pace = Pace::new(engine, &*data, &path);
-        let applied = apply_overlay_in_steps(&*data, &to_write, &path, least, &mut |bytes| pace.wrote(bytes));
+        let mut throttle = Throttle::new(engine, &*data, &path);
+        let applied = apply_overlay_in_steps(&*data, &to_write, &path, least, &mut |bytes| throttle.wrote(bytes));
         let restored = applied.is_ok().then(|| file.read().restore_mode(&*engine.storage, &*data));
         // Even a write that failed half-way has changed the file, and the change is this process's own.
         let meta = data.meta();
@@ -519,6 +546,7 @@ impl<'a> Checkpoint<'a> {
 
     /// Truncates the log up to the LSN at which the checkpoint began.
     pub fn truncate_log(self) -> Result<()> {
+        debug_assert!(self.done, "the log is truncated to {} before it is applied", self.target.checkpoint_lsn);
         let write = {
             let state = self.engine.journal.lock();
             // A disk that failed a flush of the journal may also have lost data-file writes, and reported that to
@@ -531,6 +559,7 @@ impl<'a> Checkpoint<'a> {
         write.write()?;
         let mut state = self.engine.journal.lock();
         state.journal.finish_truncate(write);
+        debug_assert_eq!(state.journal.header().checkpoint_lsn, self.target.checkpoint_lsn, "the log is truncated");
         if self.is_portion {
             self.finish_portion(&mut state);
         }
@@ -549,10 +578,11 @@ impl Checkpoint<'_> {
     /// Removes files without unapplied commits from the next checkpoint.
     fn finish_portion(&self, journal: &mut JournalState) {
         let end = self.target.checkpoint_lsn;
-        journal.portions.pop_front();
+        let portion = journal.portions.pop_front();
+        debug_assert!(portion.is_none_or(|portion| portion == end), "portion {portion:?} ended at {end}");
         for part in &self.files {
             let mut state = part.file.write();
-            state.carried = state.carried.take().filter(|carried| *carried.end() > end);
+            state.unapplied = state.unapplied.take().filter(|unapplied| *unapplied.end() > end);
             if state.last_lsn <= end {
                 state.names_changed = false;
                 journal.dirty.remove(&part.file.id);
@@ -571,7 +601,7 @@ enum Applied {
 
 impl Drop for Checkpoint<'_> {
     fn drop(&mut self) {
-        self.engine.checkpointing.store(false, Relaxed);
+        self.engine.checkpoints.running.store(false, Relaxed);
         if self.done || !holds(invariant::APPLY_AGAIN) {
             return;
         }

@@ -4,15 +4,23 @@
 //! submit    each file's write set becomes a commit in the queue     (in the caller's thread; its changes are fixed)
 //! write     the queue's commits become records: one write, one flush, then the files follow
 //! ```
+//!
+//! A commit (so an `msync`, too) waits for:
+//! - the locks of its files, and for a heap the guards and sections of other threads;
+//! - the batch that is being written, and at most [`JOIN_WAIT_MAX`] for threads that commit at the same time
+//!   ([`Engine::wait_for_others`]);
+//! - its own write and flush, and for names the readers that hold what they change ([`told_readers`]);
+//! - a checkpoint, if the journal has no room ([`Engine::make_room`]); `status` counts these waits.
 
-pub(crate) mod at_rest;
+pub(crate) mod capture;
 pub(crate) mod committed_names;
 pub(crate) mod contents_first;
 pub(crate) mod names;
+pub(crate) mod stop_the_world;
 pub(crate) mod ticket;
 pub(crate) mod told_readers;
 
-use crate::engine::commit::at_rest::Stop;
+use crate::engine::commit::capture::Threads;
 use crate::engine::commit::names::Names;
 use crate::engine::content::SpillSink;
 use crate::engine::files::file_state::{FileState, Life, SharedFile};
@@ -26,7 +34,7 @@ use crate::sync_point;
 use std::collections::{HashMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 use untorn_journal::commits::final_state::FinalState;
 use untorn_journal::commits::record::{FileRef, Record};
@@ -43,16 +51,6 @@ const JOIN_WAIT_MAX: Duration = Duration::from_micros(200);
 /// commit on its way is an overlay that reads go through.
 const QUEUE_MAX: usize = 256;
 
-/// The program's threads are stopped: nobody stores to the files' mappings.
-pub(crate) struct Still<'a> {
-    /// A file whose stored pages the caller has already queried during this stop.
-    pub looked: Option<u64>,
-    /// Ends the stop, after the stored bytes were copied.
-    pub copied: &'a mut dyn FnMut(),
-    /// The program is not stopped yet; this stops it.
-    pub stop: Option<&'a mut dyn Stop>,
-}
-
 /// The part of a transaction in its commit.
 pub(crate) struct TxnPart {
     pub id: u64,
@@ -64,22 +62,23 @@ impl Engine {
     /// Makes one commit of the write sets of these files, and queues it. With a transaction, the files must belong to
     /// it. If a file is quarantined, a checkpoint is tried first, which may end the quarantine.
     pub(crate) fn submit(&self, files: &[Arc<SharedFile>], txn: Option<TxnPart>) -> Result<Arc<Completion>> {
-        self.submit_still(files, txn, None)
+        self.submit_captured(files, txn, Threads::Run)
     }
 
-    /// Submits like [`Self::submit`]. While the program is stopped, stored bytes are only copied; slower work follows
-    /// afterwards.
-    pub(crate) fn submit_still(
+    /// Submits like [`Self::submit`], with the bytes that threads stored to mappings captured in one of the
+    /// [ways](Threads).
+    pub(crate) fn submit_captured(
         &self,
         files: &[Arc<SharedFile>],
         txn: Option<TxnPart>,
-        still: Option<Still<'_>>,
+        threads: Threads<'_>,
     ) -> Result<Arc<Completion>> {
         let (txn, names) = txn.map_or((None, Vec::new()), |txn| (Some(txn.id), txn.names));
         self.check_not_failed(files)?;
         // All files stay locked until the commit is queued, so that it captures one moment.
         let mut in_order: Vec<&Arc<SharedFile>> = files.iter().collect();
-        in_order.sort_by_key(|file| file.id);
+        in_order.sort_unstable_by_key(|file| file.id);
+        debug_assert!(in_order.is_sorted_by(|one, next| one.id < next.id), "a file is committed twice in one commit");
         let lock_all = || in_order.iter().map(|file| file.write()).collect::<Vec<_>>();
         let mut states = lock_all();
         if states.iter().any(|state| state.quarantine.is_some()) {
@@ -88,29 +87,10 @@ impl Engine {
             let _ = self.checkpoint();
             states = lock_all();
         }
-        states.iter_mut().try_for_each(|state| state.check_told())?;
-        let mut copies = Vec::new();
-        match still {
-            Some(Still { copied, stop: Some(stop), .. }) => {
-                self.copy_at_rest(&mut states, stop, copied)?;
-                copies.resize_with(states.len(), || None);
-            }
-            Some(Still { looked, copied, stop: None }) => {
-                for (state, file) in states.iter_mut().zip(&in_order) {
-                    state.check_commit(txn)?;
-                    copies.push(state.copy_stores(self, looked == Some(file.id))?);
-                }
-                copied();
-            }
-            None => {}
-        }
-        let (mut inline, mut copies) = (0, copies.into_iter());
+        states.iter_mut().try_for_each(|state| state.check_unmarked())?;
+        self.capture(&mut states, &in_order, txn, threads)?;
+        let mut inline = 0;
         for state in &mut states {
-            state.check_commit(txn)?;
-            match copies.next() {
-                Some(copies) => state.stage_copies(self, copies)?,
-                None => state.stage_stores(self)?,
-            }
             // A commit that could not be applied must not be acknowledged. The limit may have changed since the write.
             let content = &state.content;
             if !content.write_set.is_empty() && content.size() > self.file_bytes_max.min(self.storage.file_size_limit())
@@ -127,10 +107,14 @@ impl Engine {
             let mut shared = self.create_spill_space()?;
             let mut with_bytes = states.iter_mut().filter(|state| state.content.write_set.inline_bytes() > 0);
             with_bytes.try_for_each(|state| state.content.spill_write_set(&mut shared))?;
+            debug_assert!(
+                states.iter().all(|state| state.content.write_set.inline_bytes() == 0),
+                "a commit of {inline} bytes keeps some of them in memory"
+            );
         }
         let completion = Arc::new(Completion::default());
-        let mut queue = self.queue.lock();
-        self.check_usable()?;
+        let mut queue = self.commits.queue.lock();
+        self.life.check_usable()?;
         let mut changed = Vec::with_capacity(files.len());
         for (state, file) in states.iter_mut().zip(in_order) {
             // An empty commit still waits for the commit before it, because the changes of that one become part of this
@@ -152,13 +136,13 @@ impl Engine {
     pub(crate) fn submit_async(&self, files: &[Arc<SharedFile>], txn: Option<TxnPart>) -> Result<Arc<Completion>> {
         self.shorten_queue()?;
         let completion = self.submit(files, txn)?;
-        self.wakeup.wake();
+        self.commits.wakeup.wake();
         Ok(completion)
     }
 
     /// Refuses commits after a failed write or flush of the journal.
     fn check_not_failed(&self, files: &[Arc<SharedFile>]) -> Result<()> {
-        if !self.failed.load(SeqCst) {
+        if !self.life.has_failed() {
             return Ok(());
         }
         let Some(e) = self.journal.lock().journal.failure() else { return Ok(()) };
@@ -174,7 +158,7 @@ impl Engine {
 impl Engine {
     /// Waits for a commit; writes a batch itself if no other thread does.
     pub(crate) fn finish(&self, completion: &Completion) -> Result<()> {
-        let mut queue = self.queue.lock();
+        let mut queue = self.commits.queue.lock();
         queue.waiters += 1;
         queue.waiters_max = queue.waiters_max.max(queue.waiters);
         let mut led = false;
@@ -183,7 +167,7 @@ impl Engine {
                 break result;
             }
             if queue.leading || queue.waiting.is_empty() {
-                self.queue_changed.wait(&mut queue);
+                self.commits.changed.wait(&mut queue);
                 continue;
             }
             match &queue.stuck {
@@ -192,13 +176,14 @@ impl Engine {
             }
             led = true;
         };
+        debug_assert!(queue.waiters > 0, "a thread that waits is not counted");
         queue.waiters -= 1;
         result
     }
 
     /// Writes one batch, unless another thread is writing or nothing is queued.
     pub(crate) fn write_one_batch(&self) -> bool {
-        let queue = self.queue.lock();
+        let queue = self.commits.queue.lock();
         let leads = !queue.leading && !queue.waiting.is_empty() && queue.stuck.is_none();
         if leads {
             drop(self.lead(queue));
@@ -214,19 +199,24 @@ impl Engine {
 
     /// Fails the commits that could not be written and kept their places, because the store is closing.
     pub(crate) fn fail_stuck(&self) {
-        let mut queue = self.queue.lock();
+        let mut queue = self.commits.queue.lock();
         // A thread that waits for one of them may be trying to write them again.
         while queue.leading {
-            self.queue_changed.wait(&mut queue);
+            self.commits.changed.wait(&mut queue);
         }
+        debug_assert!(
+            queue.stuck.is_some() || queue.waiting.is_empty(),
+            "{} commits wait in a store that is closing",
+            queue.waiting.len()
+        );
         let Some(e) = queue.stuck.take() else { return };
         let waiting = std::mem::take(&mut queue.waiting);
         drop(queue);
         self.fail(waiting.into(), &e);
         // Notified under the queue's lock: otherwise a thread that has just checked the queue could miss this and sleep
         // for ever.
-        let _queue = self.queue.lock();
-        self.queue_changed.notify_all();
+        let _queue = self.commits.queue.lock();
+        self.commits.changed.notify_all();
     }
 
     /// Waits until the queue is not full.
@@ -246,11 +236,11 @@ impl Engine {
 
     /// Writes batches, or waits for the thread that writes them, as long as `must` is true.
     fn write_while(&self, must: impl Fn(&Queue) -> bool) -> Result<()> {
-        let mut queue = self.queue.lock();
+        let mut queue = self.commits.queue.lock();
         let mut led = false;
         while must(&queue) {
             if queue.leading {
-                self.queue_changed.wait(&mut queue);
+                self.commits.changed.wait(&mut queue);
                 continue;
             }
             match &queue.stuck {
@@ -264,20 +254,28 @@ impl Engine {
 
     /// Whether commits are queued that no thread is writing.
     pub(crate) fn has_waiting(&self) -> bool {
-        let queue = self.queue.lock();
-        !queue.waiting.is_empty() && queue.stuck.is_none() && !queue.leading && !self.closed.load(SeqCst)
+        let queue = self.commits.queue.lock();
+        !queue.waiting.is_empty() && queue.stuck.is_none() && !queue.leading && !self.life.is_closed()
     }
 
     /// Takes all queued commits and writes them.
     fn lead<'a>(&'a self, mut queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
+        debug_assert!(!queue.leading, "two threads lead, with {} commits waiting", queue.waiting.len());
         queue.leading = true;
         let mut queue = self.wait_for_others(queue);
+        debug_assert!(queue.leading, "another thread ended this one's lead before the batch");
         let batch = std::mem::take(&mut queue.waiting);
         queue.waiters_max = queue.waiters;
         drop(queue);
         let start = Instant::now();
         let (wants_checkpoint, stuck) = self.write(batch);
-        let mut queue = self.queue.lock();
+        let mut queue = self.commits.queue.lock();
+        debug_assert!(queue.leading, "another thread ended this one's lead");
+        debug_assert!(
+            stuck.is_none() || self.options.in_order,
+            "a commit keeps its place: {:?}",
+            stuck.as_ref().map(|(_, e)| e)
+        );
         queue.leading = false;
         queue.stuck = stuck.map(|(mut left, e)| {
             left.append(&mut queue.waiting);
@@ -285,12 +283,13 @@ impl Engine {
             e
         });
         queue.batch_took = start.elapsed();
-        self.queue_changed.notify_all();
-        self.batches.fetch_add(1, Relaxed);
-        self.wakeup.note_commit();
-        if self.options.background && (wants_checkpoint || self.merge_wanted.load(Relaxed) || !queue.waiting.is_empty())
+        self.commits.changed.notify_all();
+        self.commits.batches.fetch_add(1, Relaxed);
+        self.commits.wakeup.note_commit();
+        if self.options.background
+            && (wants_checkpoint || self.checkpoints.merge_wanted.load(Relaxed) || !queue.waiting.is_empty())
         {
-            self.wakeup.wake();
+            self.commits.wakeup.wake();
         }
         queue
     }
@@ -306,7 +305,7 @@ impl Engine {
         while queue.waiting.len() < expected && start.elapsed() < most {
             drop(queue);
             thread::yield_now();
-            queue = self.queue.lock();
+            queue = self.commits.queue.lock();
         }
         queue
     }
@@ -349,6 +348,12 @@ impl RunState {
         *part.index.get_or_insert_with(|| {
             let id = part.file.id;
             let earlier = self.last_lsn.insert(id, lsn);
+            debug_assert!(
+                earlier.unwrap_or(state.last_lsn) < lsn,
+                "commit {lsn} of {:?} follows {earlier:?}, {}",
+                state.path(),
+                state.last_lsn
+            );
             let needs_attribute = !state.attribute_set || state.attribute_due;
             if earlier.is_none() && needs_attribute && state.life == Life::Named {
                 self.without_attribute.push(part.file.clone());
@@ -394,7 +399,7 @@ impl Engine {
             let failure = match written {
                 Ok(0) => {
                     if !std::mem::replace(&mut waited, true) {
-                        self.commits_waited.fetch_add(run as u64, Relaxed);
+                        self.commits.waited.fetch_add(run as u64, Relaxed);
                     }
                     let tried = no_room.take();
                     let is_last = tried.is_some();
@@ -413,6 +418,7 @@ impl Engine {
                     }
                 }
                 Ok(n) => {
+                    debug_assert!(n <= run, "{n} commits of {run} were written");
                     no_room = None;
                     (singles_left, waited) = (usize::saturating_sub(singles_left, n), false);
                     batch.drain(..n).for_each(|request| {
@@ -440,9 +446,9 @@ impl Engine {
 
     /// Truncates the log beyond this LSN by a checkpoint.
     fn make_room(&self, checkpoint_lsn: u64) -> Result<()> {
-        self.room_wanted.store(true, Relaxed);
+        self.checkpoints.room_wanted.store(true, Relaxed);
         let done = self.checkpoint_beyond(checkpoint_lsn);
-        self.room_wanted.store(false, Relaxed);
+        self.checkpoints.room_wanted.store(false, Relaxed);
         if self.journal.lock().journal.header().checkpoint_lsn > checkpoint_lsn {
             // Unapplied changes may remain, but they were restated and take no room.
             return Ok(());
@@ -455,7 +461,7 @@ impl Engine {
         });
         Err(Error::NoSpace {
             detail: match quarantined {
-                Some(why) => format!("the journal is full and cannot be given up, because of {why}"),
+                Some(why) => format!("the journal is full and cannot be emptied, because of {why}"),
                 None => "the commit is larger than the journal".to_owned(),
             },
         })
@@ -465,6 +471,11 @@ impl Engine {
     /// their number; 0 if the journal has no room before a checkpoint. `in_reserved`: small records may use the
     /// reserved space.
     fn write_run(&self, requests: &[Request], journal: &mut JournalState, in_reserved: bool) -> Result<usize> {
+        debug_assert!(
+            requests.len() == 1 || requests.iter().all(|request| request.names.is_empty()),
+            "a change of names is one of {} commits",
+            requests.len()
+        );
         if let Some(e) = journal.journal.failure() {
             return Err(e);
         }
@@ -491,9 +502,16 @@ impl Engine {
             (last_lsn, requests.len())
         } else {
             let committed = self.write_records(&records, unflushed, journal, in_reserved);
-            self.note_failure(&journal.journal);
+            self.life.note_failure(&journal.journal, &self.path);
             match committed? {
-                Committed::Records { first_lsn: first, n } => (first, n),
+                Committed::Records { first_lsn: first, n } => {
+                    debug_assert!(
+                        first == last_lsn + 1 && (1..=records.len()).contains(&n),
+                        "{n} of {} records from {first} on, behind {last_lsn}",
+                        records.len()
+                    );
+                    (first, n)
+                }
                 Committed::Full => return Ok(0),
             }
         };
@@ -504,11 +522,12 @@ impl Engine {
                 if part.has_overlay {
                     state.finish_commit();
                     if state.content.committed.wants_merge() {
-                        self.merge_wanted.store(true, Relaxed);
+                        self.checkpoints.merge_wanted.store(true, Relaxed);
                     }
                 }
                 state.whole_pages.extend(&part.whole_pages);
                 if part.index.is_some() {
+                    debug_assert!(state.last_lsn < lsn, "{:?}: commit {lsn} after {}", state.path(), state.last_lsn);
                     state.last_lsn = lsn;
                     drop(state);
                     journal.dirty.insert(part.file.id, part.file.clone());
@@ -560,6 +579,12 @@ impl Engine {
             let nth = std::mem::replace(taken, *taken + 1);
             let full_page = self.options.full_page && holds(invariant::FULL_PAGE);
             let state = if full_page { self.readable(file)? } else { file.read() };
+            debug_assert!(
+                nth < state.content.committing.len(),
+                "commit {nth} of {:?}, which has {} on their way",
+                state.path(),
+                state.content.committing.len()
+            );
             // An earlier commit may have removed the file, or failed to create it.
             state.check_alive()?;
             let part = built.part(file);
@@ -590,6 +615,8 @@ impl Engine {
         let mut set = Vec::new();
         for file in files {
             let mut state = self.changeable(file)?;
+            // Only a commit takes a name away, and the caller holds the journal's lock.
+            debug_assert_eq!(state.life, Life::Named, "an attribute for {:?}", state.path());
             let Some(data) = state.content.data.clone() else { continue };
             let path = state.path().to_owned();
             if let Some(changed) = state.changed_outside(&*self.storage)? {
@@ -645,7 +672,7 @@ impl Engine {
     /// Notes that the commit has a result, so its names no longer change.
     fn settle_names(&self, request: &Request) {
         if !request.names.is_empty() {
-            self.queue.lock().settle(&request.names);
+            self.commits.queue.lock().settle(&request.names);
         }
     }
 
@@ -684,6 +711,7 @@ impl Engine {
             self.forget_names(named.iter().map(PathBuf::as_path));
             request.completion.complete(Err(e));
         }
+        debug_assert!(overlays.values().all(|left| *left == 0), "changes of failed commits are left: {overlays:?}");
     }
 }
 

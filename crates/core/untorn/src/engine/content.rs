@@ -144,7 +144,9 @@ impl Content {
         if range.end > size {
             self.write_set.size = Some(range.end);
         }
+        let end = range.end;
         self.write_set.insert(range, source);
+        debug_assert_eq!(self.size(), size.max(end), "a write up to {end}");
     }
 
     /// Keeps the memory of uncommitted changes within bounds.
@@ -154,6 +156,7 @@ impl Content {
 
     /// Extends the file with zeros.
     pub(crate) fn grow(&mut self, size: u64) {
+        debug_assert!(size >= self.size(), "{} bytes grow to {size}", self.size());
         self.fill_gap(size);
         self.write_set.size = Some(size);
     }
@@ -164,6 +167,7 @@ impl Content {
             true => self.grow(size),
             false => self.write_set.truncate(size),
         }
+        debug_assert_eq!(self.size(), size, "another overlay decides about the size");
     }
 
     /// Makes the gap between the old end and new bytes explicit zeros in the change. Recovery must not rely on a hole,
@@ -178,8 +182,11 @@ impl Content {
     /// Loads committed bytes from the journal's segments into memory, because the segments are about to be reused.
     pub(crate) fn leave_log(&mut self) -> Result<()> {
         if let Some(applying) = self.applying.as_mut().filter(|overlay| overlay.lies_in_log()) {
+            let size = applying.size;
             *applying = Arc::new(applying.without_log()?);
+            debug_assert_eq!(applying.size, size, "a file got another size when it left the log");
         }
+        debug_assert!(self.committed.overlays().all(|overlay| !overlay.lies_in_log()), "new commits lie in the log");
         Ok(())
     }
 
@@ -191,8 +198,10 @@ impl Content {
 
     /// Moves the write set into a new commit.
     pub(crate) fn take_write_set(&mut self, is_txn: bool) {
+        let size = self.size();
         self.spill = None;
         self.committing.push_back(Committing { overlay: Arc::new(std::mem::take(&mut self.write_set)), is_txn });
+        debug_assert_eq!(self.size(), size, "a commit changed the content that programs see");
     }
 
     /// The spill file of uncommitted changes, prepared for this many bytes.
@@ -220,18 +229,26 @@ impl Content {
                 self.write_set.spill(space, least_bytes)?;
             }
         }
+        debug_assert!(
+            self.write_set.memory_bytes() <= most,
+            "{} bytes are in memory, and {most} may be",
+            self.write_set.memory_bytes()
+        );
         Ok(())
     }
 
     /// Moves the write set's bytes to the file's own spill file, or to a spill file that several files share.
     pub(crate) fn spill_write_set(&mut self, shared: &mut SpillSpace) -> Result<()> {
         let space = self.spill.as_mut().unwrap_or(shared);
-        self.write_set.spill(space, 1)
+        self.write_set.spill(space, 1)?;
+        debug_assert_eq!(self.write_set.memory_bytes(), 0, "bytes that were spilled are in memory");
+        Ok(())
     }
 
     /// Takes back the n-th commit on its way, which failed. Its changes become part of the next commit, or uncommitted
     /// again.
     pub(crate) fn uncommit(&mut self, nth: usize) {
+        let size = self.size();
         let failed = self.committing.remove(nth).expect("a commit on its way");
         let mut merged = (*failed.overlay).clone();
         match self.committing.get_mut(nth) {
@@ -244,6 +261,7 @@ impl Content {
                 self.write_set = merged;
             }
         }
+        debug_assert_eq!(self.size(), size, "a failed commit changed the content that programs see");
     }
 
     /// With the option `full_page`: the n-th commit on its way, as it is logged, and the pages that it logs. Each
@@ -327,6 +345,10 @@ pub(crate) fn changed_ranges(overlays: &[&Overlay], within: &Range<u64>) -> (Ran
             to.insert(range);
         }
     }
+    debug_assert!(
+        zeros.iter().all(|range| !bytes.overlaps(range)),
+        "a range is of zeros and of bytes: {zeros:?}, {bytes:?}"
+    );
     (zeros, bytes)
 }
 

@@ -4,7 +4,6 @@ pub(crate) mod cursor;
 pub(crate) mod file;
 pub(crate) mod map;
 pub(crate) mod output_gate;
-#[doc(hidden)]
 pub mod relocate;
 pub(crate) mod store;
 pub(crate) mod txn;

@@ -23,7 +23,7 @@ pub enum FailureClass {
     Power,
 }
 
-/// Users that may read a store besides its owner ([`crate::Store::open_read_only`]).
+/// Users that may read a store besides its owner ([`crate::Reader::open`]).
 ///
 /// The journal holds bytes of all files: with read access to it, a user sees the committed contents of every file, even
 /// of one that only its owner may read. Contents that are already in the data files have the permissions of these
@@ -73,7 +73,7 @@ type Progress = Arc<dyn Fn(u64, u64) + Send + Sync>;
 ///
 /// ```no_run
 /// use untorn::{FailureClass, StoreOptions};
-/// let store = StoreOptions::default().class(FailureClass::Power).journal_bytes(16 << 20).open("data")?;
+/// let store = StoreOptions::new().create(true).class(FailureClass::Power).journal_bytes(16 << 20).open("data")?;
 /// # Ok::<(), untorn::Error>(())
 /// ```
 #[derive(Clone)]
@@ -122,7 +122,7 @@ impl Default for StoreOptions {
                 dir_mode: 0o700,
             },
             full_page: false,
-            create: true,
+            create: false,
             wait: false,
             accept_unknown: false,
             salvage: false,
@@ -165,7 +165,7 @@ impl StoreOptions {
         self
     }
 
-    /// Create the store if there is none (default), or fail with `NotFound`.
+    /// Create the store if there is none. Default: off; opening then fails with `NotFound`.
     pub fn create(mut self, on: bool) -> Self {
         self.create = on;
         self
@@ -225,9 +225,8 @@ impl StoreOptions {
         self
     }
 
-    /// Use no background thread: asynchronous commits and checkpoints happen only in calls. For tests that replay the
-    /// same steps.
-    #[doc(hidden)]
+    /// Whether the store has a thread of its own, which writes asynchronous commits, makes checkpoints, and merges large
+    /// commits. Without it, all of that happens in calls, as for a test that repeats the same steps. Default: on.
     pub fn background(mut self, on: bool) -> Self {
         self.background = on;
         self
@@ -235,8 +234,7 @@ impl StoreOptions {
 
     /// Set exact sizes, below the limits of [`StoreOptions::journal_bytes`], without a spare journal and without
     /// readers. For tests of small journals.
-    #[doc(hidden)]
-    pub fn sizes(mut self, journal_bytes: u64, segment_bytes_first: u64, inline_bytes_max: u64) -> Self {
+    pub(crate) fn sizes(mut self, journal_bytes: u64, segment_bytes_first: u64, inline_bytes_max: u64) -> Self {
         self.journal.spare = false;
         self.journal.readers = false;
         self.journal.journal_bytes = journal_bytes;
@@ -249,29 +247,27 @@ impl StoreOptions {
     }
 
     /// Keep a page for readers, in tests that set sizes.
-    #[doc(hidden)]
-    pub fn page(mut self, on: bool) -> Self {
+    pub(crate) fn page(mut self, on: bool) -> Self {
         self.journal.readers = on;
         self
     }
 
     /// Reserve space for another journal, in tests that set sizes.
-    #[doc(hidden)]
-    pub fn spare(mut self, on: bool) -> Self {
+    pub(crate) fn spare(mut self, on: bool) -> Self {
         self.journal.spare = on;
         self
     }
 }
 
-/// Options for opening a file of a store.
+/// Options for opening a file: one of a store ([`FileOptions::open_in`]), or a standalone one ([`FileOptions::open`]).
 ///
 /// ```no_run
 /// use untorn::{FileOptions, Store};
 /// let store = Store::open("data")?;
-/// let file = store.open_file_with("log", &FileOptions::new().create(true).mode(0o600))?;
+/// let file = FileOptions::new().create(true).mode(0o600).open_in(&store, "log")?;
 /// # Ok::<(), untorn::Error>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 #[must_use]
 pub struct FileOptions {
     pub(crate) read_only: bool,
@@ -279,11 +275,13 @@ pub struct FileOptions {
     pub(crate) create_new: bool,
     pub(crate) mode: u32,
     pub(crate) truncate: bool,
+    pub(crate) store: StoreOptions,
 }
 
 impl Default for FileOptions {
     fn default() -> Self {
-        FileOptions { read_only: false, create: false, create_new: false, mode: 0o666, truncate: false }
+        let store = StoreOptions::new().create(true);
+        FileOptions { read_only: false, create: false, create_new: false, mode: 0o666, truncate: false, store }
     }
 }
 
@@ -320,6 +318,19 @@ impl FileOptions {
     /// Start at length 0, as an uncommitted change. Default: off.
     pub fn truncate(mut self, on: bool) -> Self {
         self.truncate = on;
+        self
+    }
+
+    /// How the store beside a standalone file is opened: failure class, journal size, waiting. It is made if there is
+    /// none, whatever [`StoreOptions::create`] says.
+    pub fn store(mut self, options: StoreOptions) -> Self {
+        self.store = options.create(true);
+        self
+    }
+
+    /// Like [`FileOptions::store`], but the store beside the file must exist.
+    pub(crate) fn existing_store(mut self, options: StoreOptions) -> Self {
+        self.store = options.create(false);
         self
     }
 

@@ -13,35 +13,35 @@
 //! reclaim        drop copies that no overlay knows: the file shows through again (only while nobody stores)
 //! ```
 //!
-//! With the tracker `told` (explicit dirty ranges), the program or its hooks report the changed bytes. Exactly these
+//! With the tracker `explicit` (explicit dirty ranges), the program or its hooks report the changed bytes. Exactly these
 //! bytes are copied and staged, regardless of the content there, and no page is examined. A range that was reported but
 //! not stored to is staged from the page, which shows the content, so the page need not be private.
 
 mod ahead;
 mod changes;
+mod mark_hooks;
+mod marked;
+mod marked_changes;
 mod stopped;
-mod told;
-mod told_changes;
-mod told_check;
-mod told_hooks;
 mod undo;
+mod unmarked_check;
 
 use crate::engine::content::{Content, changed_ranges};
 use crate::invariant;
 use ahead::Ahead;
 pub(crate) use changes::{Copies, Race};
+pub use mark_hooks::{MarkTable, set_mark_table};
+pub(crate) use marked::{Marked, UnmarkedCheck};
 use rangemap::RangeSet;
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
-pub(crate) use told::{Told, ToldCheck};
-pub use told_hooks::{ToldTable, set_told_table};
-use untorn_journal::commits::begun_reads::{begin_file_reads, begin_log_reads};
 use untorn_journal::commits::overlay::read_through;
+use untorn_journal::commits::prefetch::{prefetch_file, prefetch_log};
 use untorn_journal::format::sized_memory;
 use untorn_journal::{Error, Result};
-use untorn_os::{AlignedBuf, File, Mapping, Piece, StillCopy, Tracker, holds, value_if_holds};
+use untorn_os::{AlignedBuf, File, Mapping, Piece, StillCopy, TrackerKind, holds, value_if_holds};
 
 /// Pages that are stored in one call.
 const PAGES_AT_ONCE: usize = 256;
@@ -72,13 +72,13 @@ pub(crate) struct Region {
     /// Pages with stores that were found and are not staged yet.
     found: RangeSet<u64>,
     /// Ranges that the program reported and that were not taken yet.
-    told: Arc<Told>,
+    marked: Arc<Marked>,
     /// Ranges that were taken from there and are not staged yet: in order, to the byte, not in pages.
     taken: Vec<Range<u64>>,
     /// If set, commits check for unreported stores.
-    checked: Option<told::Checked>,
+    checked: Option<marked::Checked>,
     /// Ranges that were undone in the overlays but not in memory, and why. No commit is made until memory follows.
-    owed: Option<(RangeSet<u64>, Error)>,
+    not_undone: Option<(RangeSet<u64>, Error)>,
     /// Buffer for the next copies.
     copies: Vec<u8>,
     /// Buffer for the next copies of all stored pages at one moment.
@@ -110,21 +110,21 @@ impl Region {
         data: Arc<dyn File>,
         content: &Content,
         writable: bool,
-        is_told: bool,
+        is_explicit: bool,
     ) -> Result<Region> {
-        let mut told = Told::new(is_told);
-        if is_told {
-            let hooked = told.hear_hooks(mapping.address() as usize, mapping.address_space());
+        let mut marked = Marked::new(is_explicit);
+        if is_explicit {
+            let hooked = marked.hear_hooks(mapping.address() as usize, mapping.address_space());
             hooked.map_err(|e| Error::io("have the hooks tell of", &content.path, e))?;
         }
-        let mut region = Region::of(mapping, data, writable, told);
+        let mut region = Region::of(mapping, data, writable, marked);
         region.reach(content, content.size())?;
         Ok(region)
     }
 
     /// Makes a region like [`Region::new`], of live memory into which the mapping copies the file.
     pub(crate) fn new_live(mapping: Box<dyn Mapping>, data: Arc<dyn File>, content: &Content) -> Result<Region> {
-        let mut region = Region { live: true, ..Region::of(mapping, data, true, Told::new(false)) };
+        let mut region = Region { live: true, ..Region::of(mapping, data, true, Marked::new(false)) };
         region.reach(content, content.size())?;
         // The copied bytes are not stores.
         region.find_stores(content)?;
@@ -134,7 +134,7 @@ impl Region {
 
     /// The region of live memory that a dead process left: any of its pages may have been stored to.
     pub(crate) fn resumed(mapping: Box<dyn Mapping>, data: Arc<dyn File>, bytes: u64) -> Region {
-        let mut region = Region { live: true, ..Region::of(mapping, data, true, Told::new(false)) };
+        let mut region = Region { live: true, ..Region::of(mapping, data, true, Marked::new(false)) };
         region.set_accessible(bytes);
         if holds(invariant::LIVE_ALL_COMPARED) {
             region.found.insert(0..bytes);
@@ -142,7 +142,7 @@ impl Region {
         region
     }
 
-    fn of(mapping: Box<dyn Mapping>, data: Arc<dyn File>, writable: bool, told: Told) -> Region {
+    fn of(mapping: Box<dyn Mapping>, data: Arc<dyn File>, writable: bool, marked: Marked) -> Region {
         let mut region = Region {
             mapping,
             data: Some(data),
@@ -151,10 +151,10 @@ impl Region {
             pages: HashMap::new(),
             copies_bytes: 0,
             found: RangeSet::new(),
-            told: Arc::new(told),
+            marked: Arc::new(marked),
             taken: Vec::new(),
             checked: None,
-            owed: None,
+            not_undone: None,
             copies: Vec::new(),
             copies_at_once: Vec::new(),
             still_copy: None,
@@ -197,8 +197,8 @@ impl Region {
         self.mapping.address_space()
     }
 
-    pub(crate) fn tracker(&self) -> Tracker {
-        if self.is_told() { Tracker::Told } else { self.mapping.tracker() }
+    pub(crate) fn tracker(&self) -> TrackerKind {
+        if self.is_explicit() { TrackerKind::Explicit } else { self.mapping.tracker() }
     }
 
     /// Whether its stores outlive the process.
@@ -206,23 +206,51 @@ impl Region {
         self.live
     }
 
-    fn is_told(&self) -> bool {
-        self.told.is_on()
+    fn is_explicit(&self) -> bool {
+        self.marked.is_on()
     }
 
     /// Turns on the check for unreported stores.
-    pub(crate) fn check_from_now_on(&mut self, how: ToldCheck) {
-        self.checked = Some(told::Checked::new(how));
+    pub(crate) fn check_from_now_on(&mut self, how: UnmarkedCheck) {
+        self.checked = Some(marked::Checked::new(how));
     }
 
     /// The lists in which the program's threads report changes.
-    pub(crate) fn told(&self) -> Arc<Told> {
-        self.told.clone()
+    pub(crate) fn marked(&self) -> Arc<Marked> {
+        self.marked.clone()
+    }
+
+    /// Whether memory reaches to this end of the file, or lacks a rollback that failed.
+    pub(crate) fn reaches(&self, size: u64) -> bool {
+        self.accessible >= size || self.not_undone.is_some()
+    }
+
+    /// Checks that nothing is known of pages behind the accessible memory. Called at the end of each change of its size.
+    fn assert_within(&self) {
+        let behind = self.accessible..u64::MAX;
+        debug_assert!(
+            !self.shown.overlaps(&behind) && !self.found.overlaps(&behind),
+            "{:?} are shown and {:?} found of {} accessible bytes",
+            self.shown,
+            self.found,
+            self.accessible
+        );
+        debug_assert!(
+            self.taken.last().is_none_or(|last| last.end <= self.accessible),
+            "{:?} are reported of {} accessible bytes",
+            self.taken.last(),
+            self.accessible
+        );
     }
 
     fn set_accessible(&mut self, end: u64) {
+        debug_assert!(
+            end.is_multiple_of(self.page()) && end <= self.address_space(),
+            "{end} accessible bytes in {} of address space",
+            self.address_space()
+        );
         self.accessible = end;
-        self.told.set_end(end);
+        self.marked.set_end(end);
     }
 
     pub(crate) fn accessible(&self) -> u64 {
@@ -323,6 +351,7 @@ impl Region {
             self.mapping.hide(new..old).map_err(|e| self.fail(content, "unmap the end of", e))?;
             self.forget(new..old);
             self.set_accessible(new);
+            self.assert_within();
             return Ok(());
         }
         self.load(content, old..new)
@@ -333,7 +362,7 @@ impl Region {
         self.shown.remove(range.clone());
         self.found.remove(range.clone());
         self.ahead.forget(&range, self.page());
-        told::remove(&mut self.taken, &range);
+        marked::remove(&mut self.taken, &range);
         self.drop_pages(&range);
     }
 
@@ -376,8 +405,8 @@ impl Region {
         let overlays = value_if_holds(invariant::OVERLAYS_SHOW, content.overlays());
         let (zeros, bytes) = changed_ranges(&overlays, &range);
         // Each store reads the page below. After a crash, neither these pages nor the log are in the page cache.
-        begin_log_reads(&overlays, bytes.iter());
-        begin_file_reads(self.data()?, file_end, bytes.iter());
+        prefetch_log(&overlays, bytes.iter());
+        prefetch_file(self.data()?, file_end, bytes.iter());
         for range in zeros.iter() {
             self.store_zeros(content, range.clone())?;
         }
@@ -389,6 +418,12 @@ impl Region {
 
     /// Stores bytes like the program.
     fn store(&mut self, content: &Content, offset: u64, bytes: &[u8]) -> Result<()> {
+        debug_assert!(
+            offset + bytes.len() as u64 <= self.accessible,
+            "{} bytes at {offset} of {} accessible ones",
+            bytes.len(),
+            self.accessible
+        );
         self.expect_private(content, bytes.len() / self.page() as usize + 2)?;
         self.mapping.copy_in(offset, bytes).map_err(|e| self.fail(content, "store to the mapping of", e))?;
         // These pages are private now, and differ from their copies.
@@ -484,8 +519,8 @@ impl Region {
     /// Notes that these bytes may have changed, even if the tracker does not report them.
     pub(crate) fn mark(&mut self, range: Range<u64>) {
         let end = self.accessible;
-        if self.is_told() {
-            self.told.note(range.start..range.end.min(end));
+        if self.is_explicit() {
+            self.marked.note(range.start..range.end.min(end));
             return;
         }
         let pages = self.pages_of(&range);
@@ -515,6 +550,8 @@ impl Region {
             mapped.map_err(|e| self.fail(content, "map the end of", e))?;
             self.set_accessible(new);
         }
+        debug_assert!(self.accessible >= size, "{} bytes are accessible of {size}", self.accessible);
+        self.assert_within();
         Ok(())
     }
 
@@ -541,7 +578,7 @@ impl Region {
         if end == 0 || self.live {
             return Ok(());
         }
-        self.told.take(self.accessible, &mut self.taken);
+        self.marked.take(self.accessible, &mut self.taken);
         let mut free = RangeSet::new();
         let pages = self.pages.keys().filter(|at| **at < end);
         pages.for_each(|at| free.insert(*at..at + page));
@@ -559,6 +596,13 @@ impl Region {
             self.drop_pages(range);
         }
         // Pages in use stay private, so another search pays when their number has doubled.
+        debug_assert_eq!(
+            self.pages.values().flatten().count() as u64 * page,
+            self.copies_bytes,
+            "copies of {} pages",
+            self.pages.len()
+        );
+        self.assert_within();
         self.reclaim_bytes = (2 * self.pages.len() as u64 * page).max(self.reclaim_bytes_min());
         Ok(())
     }
@@ -567,8 +611,8 @@ impl Region {
     /// private pages.
     fn reclaim_bytes_min(&self) -> u64 {
         match self.tracker() {
-            Tracker::Scan | Tracker::Told => COPIES_BYTES_MAX,
-            Tracker::PageMap => PAGES_AT_ONCE as u64 * self.page(),
+            TrackerKind::Scan | TrackerKind::Explicit => COPIES_BYTES_MAX,
+            TrackerKind::PageMap => PAGES_AT_ONCE as u64 * self.page(),
         }
     }
 }

@@ -5,7 +5,7 @@ pub(super) mod arena;
 pub(super) mod body;
 pub(super) mod chunk_table;
 pub(super) mod guard;
-pub(super) mod in_memory;
+pub(crate) mod in_memory;
 pub(super) mod metadata;
 pub(super) mod registry;
 pub(super) mod space;

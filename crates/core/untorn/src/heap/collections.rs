@@ -3,5 +3,5 @@
 pub(super) mod btree_map;
 pub(super) mod in_heap;
 pub(super) mod map;
-pub(super) mod storable;
+pub(crate) mod storable;
 pub(super) mod string;

@@ -73,17 +73,17 @@ pub(crate) struct Working {
 }
 
 /// The state of the working memory that a heap's file names.
-pub(crate) enum Found {
+pub(crate) enum FoundLive {
     /// The file names no memory.
     Nothing,
     /// Memory from which the heap continues.
-    Kept(Kept),
+    Resumable(Resumable),
     /// The heap is at its last cut; the text says why.
     LastCut(String),
 }
 
 /// Live memory from which an opening continues.
-pub(crate) struct Kept {
+pub(crate) struct Resumable {
     pub working: Working,
     /// The size of the heap.
     pub bytes: u64,
@@ -103,7 +103,7 @@ fn place(file: &File) -> Result<(u64, u64)> {
 /// The owner that live memory must have to be that of a heap's file now.
 fn owner(file: &File, incarnation: [u8; 16]) -> Result<Owner> {
     let (device, inode) = place(file)?;
-    let boot = file.store.storage.boot_id().context("ask for the boot, for", file.path())?;
+    let boot = file.store.storage.boot_id().context("read the boot id for", file.path())?;
     Ok(Owner { boot, incarnation, device, inode })
 }
 
@@ -170,15 +170,15 @@ impl HeapImage for Body<'_> {
 pub(crate) fn not_there(e: std::io::Error, memory: &Path, uid: u32, file: impl FnOnce() -> PathBuf) -> Result<String> {
     match e.kind() {
         ErrorKind::NotFound => {
-            Ok("there is no such memory any more: the machine was restarted, or the file was removed".to_owned())
+            Ok("this memory no longer exists: the machine was restarted, or the file was removed".to_owned())
         }
         _ if e.kind() == ErrorKind::InvalidData || Errno::from_io_error(&e) == Some(Errno::LOOP) => {
-            Ok("this is no live memory of the user who made it".to_owned())
+            Ok("it is not live memory of the user who made the heap".to_owned())
         }
         ErrorKind::PermissionDenied => {
             let detail = format!(
-                "its working memory, {}, is that of user {uid}. Open the heap as that user or as root; to go back to the \
-                 last cut instead, have that user remove this file",
+                "its working memory, {}, belongs to user {uid}. Open the heap as that user or as root; if that user \
+                 removes the memory file instead, the heap goes back to its last cut",
                 memory.display()
             );
             Err(Error::Untrusted { path: file(), detail })
@@ -191,17 +191,17 @@ pub(crate) fn not_there(e: std::io::Error, memory: &Path, uid: u32, file: impl F
 ///
 /// # Errors
 /// The memory may exist, but this user has no access to it.
-pub(crate) fn find(file: &File, start: &[u8; START_BYTES]) -> Result<Found> {
+pub(crate) fn find(file: &File, start: &[u8; START_BYTES]) -> Result<FoundLive> {
     let Some(stamp) = Stamp::read(start) else {
         // Removes memory of a process that was killed before the file named it, or after the file named it no more.
         let (device, inode) = place(file)?;
         let path = live_memory_path(file.store.storage.effective_user(), device, inode);
         let _ = std::fs::remove_file(path);
-        return Ok(Found::Nothing);
+        return Ok(FoundLive::Nothing);
     };
     let owner = owner(file, stamp.incarnation)?;
     let path = live_memory_path(stamp.uid, owner.device, owner.inode);
-    let last_cut = |why: &str| Ok(Found::LastCut(format!("{}: {why}", path.display())));
+    let last_cut = |why: &str| Ok(FoundLive::LastCut(format!("{}: {why}", path.display())));
     let mut memory = match LiveMemory::open(&path, stamp.uid) {
         Ok(memory) => memory,
         Err(e) => return last_cut(&not_there(e, &path, stamp.uid, || file.path())?),
@@ -213,7 +213,7 @@ pub(crate) fn find(file: &File, start: &[u8; START_BYTES]) -> Result<Found> {
                     memory = %path.display(),
                     incomplete = recovery.incomplete,
                     cascaded = recovery.cascaded,
-                    "sections were undone that had not ended, and those that had seen what they did"
+                    "undid sections that had not ended, and sections that had seen their changes"
                 );
             }
             // SAFETY: mapped by the memory, for ever.
@@ -229,7 +229,7 @@ pub(crate) fn find(file: &File, start: &[u8; START_BYTES]) -> Result<Found> {
                 stops: Mutex::default(),
                 copied_pages: AtomicU64::new(0),
             };
-            Ok(Found::Kept(Kept { working, bytes, address_space: header.address_space }))
+            Ok(FoundLive::Resumable(Resumable { working, bytes, address_space: header.address_space }))
         }
         Err(problem) => {
             let _ = memory.remove();
@@ -261,7 +261,7 @@ pub(crate) fn mend(
     }
     head.undo(|bytes, offset| memory.write(bytes, offset))?;
     let Some(recovery) = undo_sections(memory)? else {
-        return Ok(Err("the logs of sections in it make no sense".to_owned()));
+        return Ok(Err("the logs of its sections are invalid".to_owned()));
     };
     Ok(heap_in(memory)?.map(|(header, bytes)| Mended { recovery, header, bytes }))
 }
@@ -296,13 +296,13 @@ fn heap_in(memory: &dyn Mendable) -> Result<std::result::Result<(Header, u64), S
         return Ok(Err("it is too short".to_owned()));
     }
     memory.read(&mut bytes, 0)?;
-    let Ok(header) = Header::read(&bytes, memory.name()) else { return Ok(Err("no heap is in it".to_owned())) };
+    let Ok(header) = Header::read(&bytes, memory.name()) else { return Ok(Err("it contains no heap".to_owned())) };
     let bytes = header.segments.saturating_mul(SEGMENT_BYTES as u64);
     if let Some(problem) = header.problem(bytes) {
         return Ok(Err(problem));
     }
     if body < bytes {
-        return Ok(Err(format!("it has {body} bytes of a heap of {bytes}")));
+        return Ok(Err(format!("it has only {body} bytes, but the heap has {bytes}")));
     }
     if !holds(invariant::LIVE_CHECKED) {
         return Ok(Ok((header, bytes)));
@@ -328,12 +328,12 @@ impl Working {
             ErrorKind::NotFound => Error::Unsupported {
                 path: file.path(),
                 detail: format!(
-                    "the directory of {} does not exist, where its working memory would be. Mount a tmpfs there, or set \
-                     UNTORN_LIVE_DIR to a directory in one",
+                    "its working memory would be in {}, but the directory above that does not exist. Mount a tmpfs \
+                     there, or set UNTORN_LIVE_DIR to a directory in a tmpfs",
                     path.parent().unwrap_or(&path).display()
                 ),
             },
-            _ => Error::io("make live memory,", &path, e),
+            _ => Error::io("make the live memory", &path, e),
         })?;
         // SAFETY: mapped by the memory, for ever.
         let head = unsafe { LiveHead::at(memory.head()) };
@@ -426,8 +426,8 @@ pub(crate) fn set_stamp(map: &Map, stamp: Stamp) -> Result<()> {
     // SAFETY: in the header of a heap, which is mapped; the caller has the heap to itself.
     unsafe { at.cast::<Stamp>().write(stamp) };
     own_pages::lock(map, page);
-    // The tracker `told` does not see the store by itself.
-    map.touch(at, size_of::<Stamp>())
+    // The tracker `explicit` does not see the store by itself.
+    map.note_store(at, size_of::<Stamp>())
 }
 
 /// A file that has live memory.

@@ -20,8 +20,8 @@
 //! Nothing in a heap may point out of it: no `Box` of the program's own heap, no vtable, no `&'static str`. The trait
 //! [`Storable`](trait@Storable) and its derive macro ensure that.
 
-mod alloc;
-mod collections;
+pub(crate) mod alloc;
+pub(crate) mod collections;
 pub(crate) mod handle;
 pub(crate) mod image;
 pub(crate) mod live;
@@ -29,12 +29,11 @@ pub(crate) mod log;
 pub(crate) mod sections;
 
 pub use alloc::guard::Mutating;
-pub use alloc::in_memory::fuzz_heap;
 pub use alloc::registry::WeakHeap;
 pub use collections::btree_map::{HeapBTreeMap, Iter as HeapBTreeMapIter};
 pub use collections::in_heap::{HeapBox, HeapVec, InHeap};
 pub use collections::map::{FixedHash, HeapMap};
-pub use collections::storable::{RawPointer, Storable, is_pointer, is_storable};
+pub use collections::storable::Storable;
 pub use collections::string::HeapString;
 pub use handle::open::HeapOptions;
 pub use handle::open_heap::Heap;
@@ -46,11 +45,7 @@ pub use image::report::{
     HeapChunk, HeapClass, HeapLarge, HeapLeak, HeapLeaks, HeapReport, HeapRoot, LiveOutlook, NextStart,
 };
 pub use live::cuts::{Cuts, StopTimes};
-#[doc(hidden)]
-pub use live::outlook::{LiveImage, live_outlook};
 pub use live::{LiveMemoryFound, LiveReport, LiveStart};
 pub use sections::lock::SectionLock;
 pub use sections::section::Section;
-#[doc(hidden)]
-pub use sections::section_hooks;
 pub use untorn_derive::Storable;

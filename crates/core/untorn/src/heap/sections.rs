@@ -5,5 +5,4 @@ pub(super) mod audit;
 pub(super) mod lock;
 pub(super) mod run;
 pub(super) mod section;
-#[doc(hidden)]
 pub mod section_hooks;

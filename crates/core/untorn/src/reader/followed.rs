@@ -122,11 +122,11 @@ impl Change {
     /// ```
     /// # let dir = tempfile::tempdir().unwrap();
     /// # let path = dir.path();
-    /// # use untorn::{Store, reader::{Followed, What}};
-    /// # let store = Store::open(path)?;
-    /// # let file = store.open_or_create("greetings")?;
+    /// # use untorn::{Reader, Store, reader::{Followed, What}};
+    /// # let store = Store::open_or_create(path)?;
+    /// # let file = store.open_or_create_file("greetings")?;
     /// # file.commit()?;
-    /// let mut follow = Store::open_read_only(path)?.follow()?;
+    /// let mut follow = Reader::open(path)?.follow()?;
     /// file.write_at(b"hello", 0)?;
     /// file.commit()?;
     /// if let Some(Followed::Commit(commit)) = follow.next().transpose()? {
@@ -153,7 +153,7 @@ impl Change {
         if !(start..=end).contains(&offset) {
             let path = self.path.display();
             return Err(Error::invalid(format!(
-                "offset {offset} of {path} is not among those that this change wrote, {start} to {end}"
+                "offset {offset} of {path} is outside of the range that this change wrote, {start} to {end}"
             )));
         }
         let len = usize::try_from(end - offset).map_or(buf.len(), |left| left.min(buf.len()));

@@ -6,8 +6,8 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use untorn_journal::data_files::data_tree::{Unreached, each_data_file};
+use untorn_journal::data_files::detach::detach_file;
 use untorn_journal::data_files::locate::older_journal;
-use untorn_journal::data_files::strip::strip_attribute;
 use untorn_journal::directories::quarantine::PendingFiles;
 use untorn_journal::directories::store_dir::{STORE_DIR, StoreDir};
 use untorn_journal::format::{Attribute, AttributeFound, Header, StoreId, hex};
@@ -228,7 +228,7 @@ pub fn accept_lost(path: &Path) -> Result<Vec<LostFile>> {
             |a: &Attribute| stores_here(path, &*storage, &store_dir).is_ok_and(|now| now.loss(&file.path, a).is_some());
         let may_come = file.older_journal || file.moved;
         // A file that keeps its attribute is found below.
-        let _ = strip_attribute(&*storage, &file.path, &mut |a| {
+        let _ = detach_file(&*storage, &file.path, &mut |a| {
             here.loss(&file.path, a).is_some() && (!may_come || is_lost_now(a))
         });
     }

@@ -12,11 +12,11 @@ use untorn_os::{File, Linux, ReadMapping};
 /// ```
 /// # let dir = tempfile::tempdir().unwrap();
 /// # let path = dir.path();
-/// # let store = untorn::Store::open(path)?;
-/// # let file = store.open_or_create("settings")?;
+/// # let store = untorn::Store::open_or_create(path)?;
+/// # let file = store.open_or_create_file("settings")?;
 /// # file.write_at(b"dark", 0)?;
 /// # file.commit()?;
-/// let reader = untorn::Store::open_read_only(path)?;
+/// let reader = untorn::Reader::open(path)?;
 /// let mut settings = reader.map("settings")?;
 /// assert_eq!(&settings[..], b"dark");
 /// file.write_at(b"dull", 0)?;

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 use untorn::reader::Snapshot;
@@ -39,7 +39,7 @@ pub struct ChildProcess {
 impl ChildProcess {
     /// A new process, which owns nothing yet.
     pub fn start() -> ChildProcess {
-        let mut child = again("common::child_process::child_process")
+        let mut child = untorn_testkit::again!("child_process")
             .env(ENVIRONMENT, "1")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -165,21 +165,6 @@ pub fn kills<N: FromStr>(usual: N) -> N {
     std::env::var("UNTORN_LIVE_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(usual)
 }
 
-/// A command that runs only the named test of this program.
-pub fn again(test: &str) -> Command {
-    let mut command = Command::new(std::env::current_exe().expect("this program's path"));
-    command.args(["--exact", test, "--nocapture", "--test-threads=1"]);
-    command
-}
-
-/// Whether this process runs the named test alone. If not, runs it in a process of its own, where it must pass.
-pub fn is_alone(test: &str) -> bool {
-    const ALONE: &str = "UNTORN_TEST_ALONE";
-    let is_alone = std::env::var_os(ALONE).is_some();
-    assert!(is_alone || again(test).env(ALONE, "").status().expect("a second process").success(), "{test} alone");
-    is_alone
-}
-
 /// A path for a command; the tests' directories have plain names.
 pub fn path_text(path: &(impl AsRef<Path> + ?Sized)) -> &str {
     path.as_ref().to_str().expect("a path in UTF-8")
@@ -209,9 +194,9 @@ pub fn crash_in(dir: &Path, names: &[&str]) {
 /// Commits the version to each file, creating missing files, and closes.
 #[track_caller]
 pub fn close_clean_with(dir: &Path, names: &[&str], version: &str) {
-    let store = Store::open(dir).expect("open");
+    let store = Store::open_or_create(dir).expect("open");
     for name in names {
-        let file = store.open_or_create(name).expect("create");
+        let file = store.open_or_create_file(name).expect("create");
         file.write_all_at(&text(version, name), 0).expect("write");
         file.commit().expect("commit");
     }
@@ -277,10 +262,10 @@ impl Handles {
             ["open", path, options @ ..] => self.store = Some(store_options(options).open(path)?),
             ["lone", path] => self.keep("lone", File::open_or_create(path)?),
             ["file", name] => self.keep(name, self.store().open_file(name)?),
-            ["create", name] => self.keep(name, self.store().open_or_create(name)?),
+            ["create", name] => self.keep(name, self.store().open_or_create_file(name)?),
             ["create", name, mode] => {
                 let options = FileOptions::new().create(true).mode(octal(mode));
-                self.keep(name, self.store().open_file_with(name, &options)?);
+                self.keep(name, options.open_in(self.store(), name)?);
             }
             ["txn-create", name, mode, version] => {
                 let mut txn = self.store().begin();
@@ -313,13 +298,13 @@ impl Handles {
                 // A reply is one line.
                 return Ok(String::from_utf8_lossy(&start[..bytes]).replace('\n', "\u{1}"));
             }
-            ["reader", path] => self.reader = Some(Store::open_read_only(path)?),
+            ["reader", path] => self.reader = Some(Reader::open(path)?),
             ["show", name] => {
                 let bytes = self.reader.as_ref().expect("a reader").read(name)?;
                 return Ok(String::from_utf8_lossy(&bytes[..20.min(bytes.len())]).replace('\n', "\u{1}"));
             }
             ["hold", path] => {
-                let reader = Store::open_read_only(path)?;
+                let reader = Reader::open(path)?;
                 self.held = Some(reader.held_snapshot()?);
             }
             ["show-held", name] => {
@@ -455,7 +440,7 @@ impl Handles {
 }
 
 fn store_options(words: &[&str]) -> StoreOptions {
-    words.iter().fold(StoreOptions::default(), |options, word| match word.split_once('=') {
+    words.iter().fold(StoreOptions::new().create(true), |options, word| match word.split_once('=') {
         Some(("class", "process")) => options.class(FailureClass::Process),
         Some(("leases", ms)) => options.leases(Duration::from_millis(ms.parse().expect("a number"))),
         Some(("readers", "all")) => options.readers(Readers::All),
@@ -477,7 +462,7 @@ fn race(path: &str, rounds: u32) -> Result<(), Error> {
     let mut won = 0;
     while won < rounds {
         assert!(start.elapsed() < Duration::from_secs(120), "wedged: owner only {won} times");
-        let store = match Store::open(path) {
+        let store = match Store::open_or_create(path) {
             Ok(store) => store,
             Err(Error::Busy { .. }) => {
                 std::thread::sleep(Duration::from_micros(300));
@@ -486,7 +471,7 @@ fn race(path: &str, rounds: u32) -> Result<(), Error> {
             Err(e) => return Err(e),
         };
         std::fs::File::create_new(&token).expect("two owners at one time");
-        let counter = store.open_or_create("counter")?;
+        let counter = store.open_or_create_file("counter")?;
         let mut bytes = [0; 8];
         counter.read_at(&mut bytes, 0)?;
         counter.write_all_at(&(u64::from_le_bytes(bytes) + 1).to_le_bytes(), 0)?;

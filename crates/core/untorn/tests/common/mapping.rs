@@ -6,14 +6,14 @@ use std::fs;
 use std::ops::Range;
 use std::path::Path;
 use tempfile::TempDir;
-use untorn::{Error, File, Map, MapOptions, Store, StoreOptions, Tracker};
+use untorn::{Error, File, Map, MapOptions, Store, StoreOptions, TrackerKind};
 
 /// Bytes of a page.
 pub const PAGE: usize = 4096;
 
 /// Runs a test with each tracker that works here.
-pub fn with_trackers(test: impl Fn(Tracker)) {
-    for tracker in [Tracker::Scan, Tracker::PageMap, Tracker::Told] {
+pub fn with_trackers(test: impl Fn(TrackerKind)) {
+    for tracker in [TrackerKind::Scan, TrackerKind::PageMap, TrackerKind::Explicit] {
         let dir = directory();
         let file = File::open_or_create(dir.path().join("probe")).expect("create");
         match file.map_with(&MapOptions::new().tracker(tracker)) {
@@ -25,7 +25,7 @@ pub fn with_trackers(test: impl Fn(Tracker)) {
 }
 
 /// A map with this tracker.
-pub fn options(tracker: Tracker) -> MapOptions {
+pub fn options(tracker: TrackerKind) -> MapOptions {
     MapOptions::new().tracker(tracker)
 }
 
@@ -33,7 +33,7 @@ pub fn options(tracker: Tracker) -> MapOptions {
 pub fn store_of(dir: &Path, pages: usize) -> (Store, File) {
     let contents: Vec<u8> = (0..pages * PAGE).map(|i| (i / PAGE) as u8).collect();
     fs::write(dir.join("f"), &contents).expect("write");
-    let store = StoreOptions::default().background(false).open(dir).expect("open");
+    let store = StoreOptions::new().create(true).background(false).open(dir).expect("open");
     let file = store.open_file("f").expect("file");
     (store, file)
 }
@@ -52,7 +52,7 @@ pub fn mapped(dir: &Path, pages: usize, options: &MapOptions) -> (Store, File, M
     (store, file, map)
 }
 
-/// Stores as a program does, and calls `touch`, which only the tracker `told` needs.
+/// Stores as a program does, and marks the bytes, which only the tracker `explicit` needs.
 pub fn poke(map: &Map, offset: usize, bytes: &[u8]) {
     assert!(offset + bytes.len() <= map.len() as usize);
     // SAFETY: inside the map, and no other thread is here.
@@ -76,9 +76,12 @@ pub fn fill(map: &Map, range: Range<usize>, byte: u8) {
     tell(map, range.start, range.len());
 }
 
-/// Declares a change of these bytes by `touch`, which fails in a forked child.
+/// Marks these bytes, which fails in a forked child, if the tracker is `explicit`: another one must find them itself.
 pub fn tell(map: &Map, offset: usize, len: usize) {
-    match map.touch(map.as_ptr().wrapping_add(offset), len) {
+    if !matches!(map.tracker(), Ok(TrackerKind::Explicit)) {
+        return;
+    }
+    match map.mark_dirty(map.as_ptr().wrapping_add(offset), len) {
         Ok(()) | Err(Error::Forked) => {}
         Err(e) => panic!("{e}"),
     }

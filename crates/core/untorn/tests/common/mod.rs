@@ -2,11 +2,10 @@
 //! errors, messages of skipped tests, and a second process to be killed ([`child_process`]).
 
 // Every test program compiles this for itself and uses only a part of it.
-#![allow(dead_code)]
+#![allow(dead_code, unused_imports)]
 
 pub mod bank;
 pub mod child_process;
-pub mod kill;
 pub mod mapping;
 pub mod shown_files;
 pub mod stepping;
@@ -21,6 +20,8 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use untorn::{Error, File, Store};
+
+pub use untorn_testkit::{Mount, skipped};
 
 /// The bytes of a file in [`text`].
 pub const TEXT_BYTES: usize = 10_000;
@@ -201,13 +202,6 @@ pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Reports, past the test runner's capture, that the current test was skipped, and why.
-pub fn skipped(why: &str) {
-    let thread = std::thread::current();
-    let line = format!("{} skipped: {why}\n", thread.name().unwrap_or("a test"));
-    let _ = std::io::stderr().write_all(line.as_bytes());
-}
-
 /// The seed of a random test: `UNTORN_TEST_SEED` repeats a run, and the default is always the same.
 pub fn seed() -> u64 {
     let seed = match std::env::var("UNTORN_TEST_SEED") {
@@ -216,49 +210,4 @@ pub fn seed() -> u64 {
     };
     println!("seed {seed} (UNTORN_TEST_SEED={seed} repeats this run)");
     seed
-}
-
-/// A file system that is mounted for one test, and unmounted when dropped.
-pub struct Mount(PathBuf);
-
-impl Mount {
-    /// Runs `mount` with these arguments at this place. `None`, with a message, if that is not allowed.
-    pub fn new(arguments: &[&str], at: &Path) -> Option<Mount> {
-        if !is_root() {
-            skipped("needs root (to mount)");
-            return None;
-        }
-        let output = Command::new("mount").args(arguments).arg(at).output().expect("the mount program");
-        if output.status.success() {
-            return Some(Mount(at.to_owned()));
-        }
-        skipped(&format!("cannot mount {arguments:?} here: {}", String::from_utf8_lossy(&output.stderr).trim()));
-        None
-    }
-
-    /// A new ext4 of this many bytes in an image beside the place, writable for everybody.
-    pub fn ext4(bytes: u64, at: &Path) -> Option<Mount> {
-        let image = at.with_extension("image");
-        fs::File::create(&image).expect("image").set_len(bytes).expect("image size");
-        run("mkfs.ext4", ["-q".as_ref(), "-m".as_ref(), "0".as_ref(), image.as_os_str()]);
-        Mount::new(&["-o", "loop", image.to_str().expect("UTF-8 path")], at)
-    }
-
-    /// Mounts again with other options, such as `ro`.
-    pub fn remount(&self, options: &str) {
-        let options = format!("remount,{options}");
-        run("mount", ["-o".as_ref(), options.as_ref(), self.0.as_os_str()]);
-    }
-
-    /// The place of the mount.
-    pub fn path(&self) -> &Path {
-        &self.0
-    }
-}
-
-impl Drop for Mount {
-    fn drop(&mut self) {
-        // A store that is closing may still use it briefly; the lazy unmount ends after that.
-        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
-    }
 }

@@ -6,7 +6,7 @@ use untorn::reader::Snapshot;
 
 /// Commits a file with these contents.
 pub fn commit(store: &Store, name: &str, contents: &[u8]) {
-    let file = store.open_or_create(name).unwrap();
+    let file = store.open_or_create_file(name).unwrap();
     file.set_len(0).and_then(|()| file.write_all_at(contents, 0)).and_then(|()| file.commit()).unwrap();
 }
 

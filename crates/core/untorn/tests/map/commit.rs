@@ -3,6 +3,7 @@
 use crate::common::mapping::*;
 use crate::common::*;
 use std::fs;
+use untorn::__private::OpenStoreOn;
 use untorn::{MapOptions, StoreOptions};
 
 #[test]
@@ -103,8 +104,12 @@ fn a_commit_that_fails_half_way_compares_anew() {
         let (store, file) = store_of(dir.path(), 64);
         drop((store, file));
         // If more than one page has changed, the bytes go to a spill file.
-        let store =
-            StoreOptions::default().sizes(1 << 20, 16 << 10, 4096).background(false).open(dir.path()).expect("open");
+        let store = StoreOptions::new()
+            .create(true)
+            .sizes(1 << 20, 16 << 10, 4096)
+            .background(false)
+            .open(dir.path())
+            .expect("open");
         let file = store.open_file("f").expect("file");
         let map = file.map_with(&MapOptions::new().tracker(tracker)).expect("map");
         fill(&map, 0..1, 1);

@@ -4,6 +4,7 @@ use crate::common::mapping::*;
 use crate::common::*;
 use std::fs;
 use std::os::unix::fs::FileExt;
+use untorn::__private::StoreSteps;
 use untorn::MapOptions;
 
 #[test]

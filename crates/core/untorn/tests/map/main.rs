@@ -5,6 +5,7 @@ mod common;
 
 mod closing;
 mod commit;
+mod explicit;
 mod growth;
 mod memory;
 mod outside;
@@ -12,6 +13,5 @@ mod permissions;
 mod rollback;
 mod sharing;
 mod system_calls;
-mod told;
 mod tracking;
 mod transactions;

@@ -86,8 +86,8 @@ const CHILD: &str = "UNTORN_TEST_MAP_CHILD";
 
 /// A command that runs one of these tests in a child process, with its order in the environment.
 fn child(test: &str, order: &str) -> Command {
-    let mut command = Command::new(std::env::current_exe().expect("this program"));
-    command.args(["--exact", test, "--nocapture", "--test-threads=1"]).env(CHILD, order);
+    let mut command = untorn_testkit::again!(test);
+    command.env(CHILD, order);
     command
 }
 
@@ -170,7 +170,7 @@ fn more_dirty_pages_than_memory() {
     let path = dir.path().join("f");
     fs::File::create(&path).expect("create").set_len(SIZE).expect("size");
     let order = format!("{} {}", group.0.display(), path.display());
-    let (text, status) = output_of(child("memory::more_dirty_pages_than_memory", &order));
+    let (text, status) = output_of(child("more_dirty_pages_than_memory", &order));
     assert_eq!(status.signal(), None, "killed: {text}");
     assert!(status.success() && text.contains("done"), "{text}");
     let file = fs::File::open(&path).expect("open");
@@ -204,7 +204,7 @@ fn little_address_space() {
     let dir = directory();
     let path = dir.path().join("f");
     fs::write(&path, [1; 3 * PAGE]).expect("write");
-    let (text, status) = output_of(child("memory::little_address_space", path.to_str().expect("UTF-8")));
+    let (text, status) = output_of(child("little_address_space", path.to_str().expect("UTF-8")));
     assert!(status.success() && text.contains("done"), "{text}");
     assert_eq!(&plain(&path)[..5], b"small");
 }

@@ -39,7 +39,7 @@ fn other_programs_that_change_the_file() {
             if how != "truncate" {
                 poke(&map, 1, b"X");
             } else {
-                map.mark_dirty(0, 1).expect("mark");
+                map.mark_dirty(map.as_ptr(), 1).expect("mark");
             }
             let e = match map.msync() {
                 // A replaced file is detected when the checkpoint is about to write it.
@@ -61,7 +61,7 @@ fn a_truncation_behind_our_back_is_an_error_not_a_signal() {
         fs::OpenOptions::new().write(true).open(&path).expect("open").set_len(0).expect("truncate");
         refused(map.load(&mut [0; 10], 0), &["conflict"]);
         refused(map.store(b"x", 0), &["conflict"]);
-        map.mark_dirty(0, 10).expect("mark");
+        map.mark_dirty(map.as_ptr(), 10).expect("mark");
         refused(map.msync(), &["conflict"]);
     });
 }
@@ -80,7 +80,7 @@ fn overlayfs() {
         let options =
             format!("lowerdir={},upperdir={},workdir={},userxattr", lower.display(), upper.display(), work.display());
         let Some(mount) = Mount::new(&["-t", "overlay", "overlay", "-o", &options], &merged) else { return };
-        let store = match StoreOptions::default().background(false).open(mount.path()) {
+        let store = match StoreOptions::new().create(true).background(false).open(mount.path()) {
             Ok(store) => store,
             Err(e) => return skipped(&format!("overlayfs here: {e}")),
         };

@@ -13,9 +13,7 @@ fn a_file_that_can_only_be_read() {
     fs::write(&path, [9; 5000]).expect("write");
     set_mode(&path, 0o444);
     let work = |path: &Path| {
-        let file = untorn::StoreOptions::default()
-            .open_standalone_with(path, &untorn::FileOptions::new().read_only(true))
-            .expect("open");
+        let file = untorn::FileOptions::new().read_only(true).open(path).expect("open");
         let map = file.map().expect("map");
         assert_eq!(peek(&map, 4990, 10), [9; 10]);
         refused(map.store(b"x", 0), &["invalid"]);
@@ -27,13 +25,13 @@ fn a_file_that_can_only_be_read() {
 #[test]
 fn a_map_for_reading_is_not_given_to_who_stores() {
     const ORDER: &str = "UNTORN_TEST_MAP_READER";
-    let name = "permissions::a_map_for_reading_is_not_given_to_who_stores";
+    let name = "a_map_for_reading_is_not_given_to_who_stores";
     let Some(dir) = std::env::var_os(ORDER) else {
         let dir = directory();
         fs::write(dir.path().join("f"), [1; PAGE]).expect("write");
         set_mode(dir.path().join("f"), 0o444);
-        let mut command = std::process::Command::new(std::env::current_exe().expect("this program"));
-        command.args(["--exact", name, "--nocapture"]).env(ORDER, dir.path());
+        let mut command = untorn_testkit::again!(name);
+        command.env(ORDER, dir.path());
         if is_root() {
             // An ordinary user, for whom modes have an effect.
             use std::os::unix::process::CommandExt;
@@ -50,9 +48,9 @@ fn a_map_for_reading_is_not_given_to_who_stores() {
         assert!(output.status.success(), "{}: {}", output.status, String::from_utf8_lossy(&output.stderr));
         return;
     };
-    let store = StoreOptions::default().background(false).open(Path::new(&dir)).expect("open");
+    let store = StoreOptions::new().create(true).background(false).open(Path::new(&dir)).expect("open");
     let reading = untorn::FileOptions::new().read_only(true);
-    let reader = store.open_file_with("f", &reading).expect("file");
+    let reader = reading.open_in(&store, "f").expect("file");
     let map = reader.map().expect("map");
     let mut txn = store.begin();
     txn.chmod("f", 0o644).expect("chmod");

@@ -37,7 +37,7 @@ fn a_write_is_whole_in_whatever_commit_takes_it() {
         let (store, file) = store_of(dir.path(), 0);
         let _map = file.map_with(&MapOptions::new().tracker(tracker)).expect("map");
         // Another file in the same commits takes a long time.
-        let other = store.open_or_create("other").expect("create");
+        let other = store.open_or_create_file("other").expect("create");
         other.set_len(256 * PAGE as u64).expect("truncate");
         let other_map = other.map_with(&MapOptions::new().tracker(tracker)).expect("map");
         let done = AtomicBool::new(false);

@@ -32,7 +32,7 @@ fn protection_locks_and_advice_of_the_program() {
                 assert_eq!(peek(&map, 2 * PAGE, 6), b"locked");
                 poke(&map, 2 * PAGE, b"again!");
                 assert_committed(dir.path(), &store, &map, 2 * PAGE, b"again!");
-                // `mlock` made a page private, which the tracker `told` does not see and which was not dropped.
+                // `mlock` made a page private, which the tracker `explicit` does not see and which was not dropped.
                 libc::munlock(at(&map, 2 * PAGE), 2 * PAGE);
             } else {
                 skipped(&format!("mlock: {}", last_os_error()));
@@ -109,8 +109,8 @@ fn system_calls_that_write_into_a_map_are_stores() {
         tell(&map, 4 * PAGE - 10, 5000);
         assert_committed(dir.path(), &store, &map, 4 * PAGE - 10, &[0x77; 5000]);
         // Declares all stores that a tracker does not see.
-        map.mark_dirty(0, map.len()).expect("mark");
+        map.mark_dirty(map.as_ptr(), map.len() as usize).expect("mark");
         map.msync().expect("msync");
-        refused(map.mark_dirty(1, map.len()), &["invalid"]);
+        refused(map.mark_dirty(map.as_ptr().wrapping_add(1), map.len() as usize), &["invalid"]);
     });
 }

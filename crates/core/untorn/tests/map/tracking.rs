@@ -10,7 +10,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
-use untorn::{File, Map, MapOptions, Store, StoreOptions, Tracker};
+use untorn::{File, Map, MapOptions, Store, StoreOptions, TrackerKind};
 
 /// The bytes that one page table maps.
 const CHUNK: usize = 2 << 20;
@@ -32,7 +32,7 @@ struct Program<'a> {
 }
 
 impl<'a> Program<'a> {
-    fn new(dir: &'a Path, tracker: Tracker, seed: u64) -> Program<'a> {
+    fn new(dir: &'a Path, tracker: TrackerKind, seed: u64) -> Program<'a> {
         let mut rng = Rng::with_seed(seed);
         let mut first = vec![0; SIZE];
         rng.fill(&mut first);
@@ -62,7 +62,7 @@ impl<'a> Program<'a> {
     }
 
     fn open(&mut self) {
-        let store = StoreOptions::default().background(false).open(self.dir).expect("open");
+        let store = StoreOptions::new().create(true).background(false).open(self.dir).expect("open");
         let file = store.open_file("f").expect("file");
         self.map = Some(file.map_with(&self.options).expect("map"));
         (self.store, self.file) = (Some(store), Some(file));
@@ -222,7 +222,7 @@ impl<'a> Program<'a> {
         let copy = directory();
         let to = copy.path().join("copy");
         run("cp", ["-a".as_ref(), self.dir.as_os_str(), to.as_os_str()]);
-        drop(StoreOptions::default().background(false).open(&to).expect("open the copy"));
+        drop(StoreOptions::new().create(true).background(false).open(&to).expect("open the copy"));
         assert_same(&plain(to.join("f")), &self.committed, &format!("{}: a copy, reopened", self.what));
     }
 
@@ -330,15 +330,11 @@ fn every_store_is_found() {
 /// A file system of some kind in an image, and the directory that has the image.
 fn made_by(maker: &str, bytes: u64) -> Option<(Mount, tempfile::TempDir)> {
     let outer = directory();
-    let (image, place) = (outer.path().join("image"), outer.path().join("disk"));
-    fs::create_dir(&place).expect("create");
-    fs::File::create(&image).expect("create").set_len(bytes).expect("size");
     if !is_root() || Command::new(maker).arg("-V").output().is_err() {
         skipped(&format!("needs root and {maker}"));
         return None;
     }
-    run(maker, ["-q", path_text(&image)]);
-    Mount::new(&["-o", "loop", path_text(&image)], &place).map(|mount| (mount, outer))
+    Mount::made(&format!("{maker} -q"), bytes, "", &outer.path().join("disk")).map(|mount| (mount, outer))
 }
 
 #[test]
@@ -377,9 +373,8 @@ fn every_store_is_found_for_an_ordinary_user() {
     }
     let dir = directory();
     std::os::unix::fs::chown(dir.path(), Some(NOBODY), Some(NOBODY)).expect("chown");
-    let mut command = Command::new(std::env::current_exe().expect("this program"));
-    let test = "tracking::every_store_is_found_for_an_ordinary_user";
-    command.args(["--exact", test, "--nocapture", "--test-threads=1"]).env(CHILD, dir.path());
+    let mut command = untorn_testkit::again!("every_store_is_found_for_an_ordinary_user");
+    command.env(CHILD, dir.path());
     let output = command.uid(NOBODY).gid(NOBODY).current_dir("/").output().expect("a child");
     let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && text.contains("done"), "{text}");

@@ -9,7 +9,7 @@ use untorn::MapOptions;
 fn many_files_and_transactions_take_mapped_files() {
     with_trackers(|tracker| {
         let (_dir, store, file) = new_store_of(1);
-        let other = store.open_or_create("other").unwrap();
+        let other = store.open_or_create_file("other").unwrap();
         other.write_all_at(&[7; 100], 0).unwrap();
         other.commit().unwrap();
         let (map, other_map) = (file.map_with(&options(tracker)).unwrap(), other.map_with(&options(tracker)).unwrap());

@@ -18,9 +18,9 @@ impl Again {
         Ok(Again { program: std::env::current_exe()?, arguments })
     }
 
-    /// A test program that runs only the test of this name.
-    pub fn test(name: &str) -> io::Result<Again> {
-        Again::with(&["--exact", name, "--nocapture", "--test-threads=1"])
+    /// A test program that runs only the test of this path in it.
+    pub fn test(path: &str) -> io::Result<Again> {
+        Again::with(&["--exact", path, "--nocapture", "--test-threads=1"])
     }
 
     /// The command; the caller sets its environment.

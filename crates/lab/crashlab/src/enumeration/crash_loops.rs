@@ -11,6 +11,7 @@ use crate::programs::runner::KillOnDrop;
 use crate::simulation::{Model, Options, PROFILES, SimDisk, Snapshot};
 use fastrand::Rng;
 use std::path::{Path, PathBuf};
+use untorn::__private::{OpenStoreOn, StoreSteps};
 use untorn::{Error, FailureClass, Store, StoreOptions};
 use untorn_journal::directories::store_dir::StoreDir;
 use untorn_journal::format::EPOCHS_MAX;
@@ -25,7 +26,7 @@ pub struct LoopTotals {
     /// The number of openings.
     pub openings: u64,
     /// Openings that left commits to be applied later.
-    pub carried: u64,
+    pub unapplied: u64,
     /// The largest number of epochs in a header.
     pub listed_max: usize,
     /// The number of crashes during an opening.
@@ -78,7 +79,7 @@ pub fn crash_loop(seed: u64, skipped: u64, tell: &dyn Fn(String)) -> Result<Loop
     let size = rng.usize(..SIZES.len());
     let (journal, first, inline) = SIZES[size];
     let full_page = disk.options().model == Model::PageGarbage;
-    let options = StoreOptions::default().background(false).sizes(journal, first, inline).full_page(full_page);
+    let options = StoreOptions::new().create(true).background(false).sizes(journal, first, inline).full_page(full_page);
     let states = vec![plain_files(&disk)];
     let mut run = CrashLoop {
         rng,
@@ -108,7 +109,7 @@ impl CrashLoop {
             .map_err(text("the store cannot be opened"))?;
         self.totals.openings += 1;
         if store.status().journal_bytes_pending > 0 {
-            self.totals.carried += 1;
+            self.totals.unapplied += 1;
         }
         if let Ok(header) = read_header(&*life.0, Path::new(".untorn/journal")) {
             self.totals.listed_max = self.totals.listed_max.max(header.listed.len());

@@ -15,12 +15,12 @@ use crate::simulation::Failed;
 use crate::simulation::SimDisk;
 use crate::simulation::Snapshot;
 use crate::simulation::state::inodes::{hash_bytes, mix};
+use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The effort of an enumeration.
@@ -89,7 +89,7 @@ impl Seen {
 
     fn insert(&self, number: u64) -> bool {
         let shard = &self.0[(number % SHARDS as u64) as usize];
-        shard.lock().unwrap_or_else(PoisonError::into_inner).insert(number)
+        shard.lock().insert(number)
     }
 }
 
@@ -159,7 +159,7 @@ impl Enumeration {
 
     /// The violations so far, shortest programs first.
     pub fn violations(&self) -> Vec<Violation> {
-        let mut found = self.violations.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut found = self.violations.lock().clone();
         found.sort_by_key(|v| (v.case.ops.len(), v.case.troubles.len(), v.case.to_string()));
         found
     }
@@ -174,7 +174,7 @@ impl Enumeration {
     }
 
     fn report(&self, violation: Violation) {
-        let mut found = self.violations.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut found = self.violations.lock();
         found.push(violation);
         if found.len() >= self.bounds.violations_max {
             self.stop.store(true, Relaxed);
@@ -207,7 +207,7 @@ impl Enumeration {
                     moved |= self.trial(&mut bases, &Trial { setup: &setup, ops: program, effort });
                 }
                 if moved {
-                    alive.lock().unwrap_or_else(PoisonError::into_inner).push((at, program.clone()));
+                    alive.lock().push((at, program.clone()));
                 }
             }
         };
@@ -217,7 +217,7 @@ impl Enumeration {
                 scope.spawn(worker);
             }
         });
-        let mut alive = alive.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let mut alive = alive.into_inner();
         alive.sort_by_key(|(at, _)| *at);
         alive.into_iter().map(|(_, program)| program).collect()
     }

@@ -142,7 +142,7 @@ fn fail_one_call(place: &Place, seed: u64, steps: usize, trouble: Trouble) -> Re
 fn goes_on(session: &mut Session<'_>, begun: usize) -> Result<bool, String> {
     if session.window.begun > begun {
         // The changes of a failed commit are uncommitted again.
-        let retried = session.heap.commit_with(&[&session.note_file]);
+        let retried = session.heap.syncv(&[&session.note_file]);
         if retried.is_err() {
             return Ok(false);
         }

@@ -22,8 +22,9 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Instant;
+use untorn::__private::OpenStoreOn;
 use untorn::heap::{Heap, HeapOptions};
-use untorn::{Error, FailureClass, File, Store, Ticket, Tracker};
+use untorn::{Error, FailureClass, File, Store, Ticket, TrackerKind};
 use untorn_journal::directories::store_dir::StoreDir;
 
 const HEAP: &str = "heap";
@@ -180,7 +181,7 @@ pub(super) struct Session<'d> {
     pub(super) commits: Vec<State>,
     pub(super) window: Window,
     tickets: Vec<(Ticket, usize)>,
-    /// The heap has the tracker `told`.
+    /// The heap has the tracker `explicit`.
     told: bool,
 }
 
@@ -216,12 +217,12 @@ impl<'d> Session<'d> {
             return Err(format!("{REFUSED}, files are quarantined: {quarantined:?}"));
         }
         let tracker = match (place.told, setup.direct) {
-            (true, _) => Tracker::Told,
-            (false, true) => Tracker::Scan,
-            (false, false) => Tracker::PageMap,
+            (true, _) => TrackerKind::Explicit,
+            (false, true) => TrackerKind::Scan,
+            (false, false) => TrackerKind::PageMap,
         };
         let told = place.told;
-        let mut options = HeapOptions::new().address_space(ADDRESS_SPACE).tracker(tracker);
+        let mut options = HeapOptions::new().create(true).address_space(ADDRESS_SPACE).tracker(tracker);
         if setup.journal != Journal::Roomy {
             // SAFETY: one thread uses the heap.
             options = unsafe { options.quiet(true) }.dirty_max(DIRTY_MAX);
@@ -324,7 +325,7 @@ impl<'d> Session<'d> {
             let differs = |(a, b): (&u8, &u8)| a != b;
             let first = bytes.iter().zip(old).position(differs).unwrap_or(0);
             let last = bytes.iter().zip(old).rposition(differs).unwrap_or(0);
-            self.heap.touch_value(&bytes[first..=last]).map_err(text("what changed"))?;
+            self.heap.mark_dirty_value(&bytes[first..=last]).map_err(text("what changed"))?;
         }
         Ok(())
     }
@@ -351,7 +352,7 @@ impl<'d> Session<'d> {
                 let written = self.note_file.write_at(&note_bytes(self.note), 0);
                 written.map_err(text("the note"))?;
                 let number = self.begin();
-                self.heap.commit_with(&[&self.note_file]).map_err(text("a commit with a file"))?;
+                self.heap.syncv(&[&self.note_file]).map_err(text("a commit with a file"))?;
                 self.settled();
                 self.done(number);
             }

@@ -13,6 +13,7 @@ use crate::simulation::state::inodes::mix;
 use crate::simulation::{Fault, On, SimDisk, Snapshot, What};
 use fastrand::Rng;
 use std::path::PathBuf;
+use untorn::__private::{OpenStoreOn, StoreSteps};
 use untorn::{Error, FailureClass, Outcome, Store, Ticket};
 use untorn_journal::directories::store_dir::StoreDir;
 

@@ -27,7 +27,7 @@ pub(crate) fn shown_files_of(store: &Store, disk: &SimDisk, is_meant: impl Fn(&P
 
 fn read_shown(store: &Store, name: &Path) -> Result<Vec<u8>, String> {
     let text = |e: Error| format!("{} cannot be read through the store: {e}", name.display());
-    let file = store.open_file_with(name, &FileOptions::default().read_only(true)).map_err(text)?;
+    let file = FileOptions::new().read_only(true).open_in(store, name).map_err(text)?;
     let mut found = vec![0; file.len().map_err(text)? as usize];
     let n = file.read_at(&mut found, 0).map_err(text)?;
     if n == found.len() { Ok(found) } else { Err(format!("{} ends early", name.display())) }

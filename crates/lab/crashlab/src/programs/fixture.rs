@@ -7,6 +7,7 @@ use crate::simulation::Model;
 use crate::simulation::SimDisk;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
+use untorn::__private::OpenStoreOn;
 use untorn::{FailureClass, StoreOptions};
 use untorn_journal::directories::store_dir::StoreDir;
 
@@ -46,7 +47,8 @@ impl Expect {
 /// The options of every store in the laboratory: no thread of its own, so that everything happens in calls.
 pub(crate) fn store_options(setup: &Setup, class: FailureClass) -> StoreOptions {
     let (journal_bytes, segment_bytes_first, inline_bytes_max) = setup.journal.sizes();
-    StoreOptions::default()
+    StoreOptions::new()
+        .create(true)
         .background(false)
         .sizes(journal_bytes, segment_bytes_first, inline_bytes_max)
         .class(class)

@@ -5,7 +5,7 @@ use crate::programs::program::{Journal, Op};
 use crate::programs::reference_model::{Change, Node};
 use crate::programs::runner::{Mapped, Runner, Step, wrong};
 use std::path::{Path, PathBuf};
-use untorn::{Error, MapOptions, Store, Tracker};
+use untorn::{Error, MapOptions, Store, TrackerKind};
 
 const PAGE_BYTES: u64 = 4096;
 /// The address space of a mapped file: more than programs use.
@@ -81,9 +81,9 @@ impl Runner<'_> {
     /// `told`.
     fn map_options(&self) -> MapOptions {
         let tracker = match (self.told, self.setup.direct) {
-            (true, _) => Tracker::Told,
-            (false, true) => Tracker::Scan,
-            (false, false) => Tracker::PageMap,
+            (true, _) => TrackerKind::Explicit,
+            (false, true) => TrackerKind::Scan,
+            (false, false) => TrackerKind::PageMap,
         };
         let options = MapOptions::new().tracker(tracker).address_space(ADDRESS_SPACE);
         if self.is_quiet() { options.quiet(true).dirty_max(PAGE_BYTES) } else { options }
@@ -132,13 +132,14 @@ impl Runner<'_> {
         }
         let Mapped { map, name } = self.mapped.as_ref().expect("a file is mapped");
         let at = map.as_ptr().wrapping_add(offset as usize);
-        // Declared before the store, or after it. Trackers that find stores need no declaration.
-        let told = if self.serial.is_multiple_of(2) { map.touch(at, bytes.len()) } else { Ok(()) };
+        // Marked before the store, or after it. Other trackers must find the store by themselves.
+        let mark = |now: bool| if self.told && now { map.mark_dirty(at, bytes.len()) } else { Ok(()) };
+        let told = mark(self.serial.is_multiple_of(2));
         if let Err(e) = self.disk.store(at, bytes) {
             return if self.troubled { Ok(()) } else { wrong(format!("memory of a mapped file is gone: {e}")) };
         }
-        if let Err(e) = told.and_then(|()| map.touch(at, bytes.len())) {
-            return wrong(format!("a change was told of: {e}"));
+        if let Err(e) = told.and_then(|()| mark(true)) {
+            return wrong(format!("a change was marked: {e}"));
         }
         if let Some(Node::File(contents, _)) = self.reference.now.get_mut(Path::new(name)) {
             let inside = bytes.len().min(contents.len().saturating_sub(offset as usize));

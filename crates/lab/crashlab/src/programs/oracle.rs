@@ -9,6 +9,7 @@ use crate::simulation::SimProcess;
 use crate::simulation::Snapshot;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use untorn::__private::OpenStoreOn;
 use untorn::{Error, FailureClass, Store};
 use untorn_journal::directories::store_dir::StoreDir;
 use untorn_journal::format::{Attribute, AttributeFound};
@@ -132,7 +133,7 @@ impl Oracle<'_> {
         let checked = name != "z";
         let allowed = if checked { expect.allowed | 1 << AGAIN } else { 0 };
         disk.set_mark(Expect { allowed, exposed, ..expect }.pack());
-        let file = store.open_or_create(name).map_err(text)?;
+        let file = store.open_or_create_file(name).map_err(text)?;
         file.write_at(b"again", 2).map_err(text)?;
         file.commit().map_err(text)?;
         disk.set_mark(Expect { allowed: 1 << AGAIN, exposed, ..expect }.pack());

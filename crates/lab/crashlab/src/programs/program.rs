@@ -111,7 +111,7 @@ alphabet! { OPERATIONS:
     Abort = "abort",
     /// The mapped file gives its memory back.
     Quiesce = "quiesce",
-    /// Maps `a`, or maps it anew, with the tracker `told`, which later maps have, too.
+    /// Maps `a`, or maps it anew, with the tracker `explicit`, which later maps have, too.
     Told = "told",
 }
 

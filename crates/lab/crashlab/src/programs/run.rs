@@ -8,7 +8,8 @@ use crate::programs::runner::{KillOnDrop, Runner, Step, Stop, wrong};
 use crate::simulation::SimProcess;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use untorn::{Checkpoint, Error, FailureClass, File, Store};
+use untorn::__private::{Checkpoint, OpenStoreOn, StoreSteps};
+use untorn::{Error, FailureClass, File, Store};
 use untorn_journal::directories::store_dir::StoreDir;
 
 /// The most bytes of journal that a commit needs: two blocks, if it creates its file first.

@@ -57,7 +57,7 @@ pub(crate) struct Runner<'d> {
     pub tickets: Vec<(Ticket, usize)>,
     /// The file that is mapped, if one is.
     pub mapped: Option<Mapped>,
-    /// Files are mapped with the tracker `told`.
+    /// Files are mapped with the tracker `explicit`.
     pub told: bool,
     /// The moments of the last operation, or of the whole program if a fault is planned.
     pub snapshots: Vec<Snapshot>,
@@ -138,7 +138,7 @@ impl<'d> Runner<'d> {
         }
         let node = Node::File(Vec::new(), 0o666 & !umask());
         let number = self.submit(vec![Change::Set(path.to_owned(), node.clone())]);
-        let created = store.open_or_create(name);
+        let created = store.open_or_create_file(name);
         let (file, result) = match created {
             Ok(file) => (Some(file), Ok(())),
             Err(e) => (None, Err(e)),

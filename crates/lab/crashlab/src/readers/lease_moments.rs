@@ -8,7 +8,8 @@ use crate::simulation::replayed::{Pace, Recording, Replayed};
 use crate::simulation::{Options, SimDisk};
 use std::path::PathBuf;
 use std::sync::Arc;
-use untorn::{Error, Reader, Store, StoreOptions};
+use untorn::__private::{OpenStoreOn, open_reader_on};
+use untorn::{Error, Store, StoreOptions};
 use untorn_journal::directories::store_dir::StoreDir;
 
 /// Calls of a reader that takes a lease.
@@ -54,7 +55,7 @@ fn act(store: &Store, what: Act) -> untorn::Result<()> {
 fn recorded(what: Act, after: u64) -> Result<Option<Arc<Recording>>, String> {
     let disk = SimDisk::new(Options::default());
     let life = KillOnDrop(disk.spawn());
-    let options = StoreOptions::default().background(false).sizes(256 << 10, 16 << 10, 8 << 10).page(true);
+    let options = StoreOptions::new().create(true).background(false).sizes(256 << 10, 16 << 10, 8 << 10).page(true);
     let store = options.open_on(life.0.clone(), StoreDir::of_directory(), PathBuf::new()).map_err(said("open"))?;
     for name in ["a", "b"] {
         let mut txn = store.begin();
@@ -89,7 +90,7 @@ fn recorded(what: Act, after: u64) -> Result<Option<Arc<Recording>>, String> {
 /// of its calls.
 fn read(recording: &Arc<Recording>, call: usize, moments: usize) -> Result<(), String> {
     let replayed = Replayed::new(recording, 0, Pace::Steps { one_in: usize::MAX, most: 0 }, 0);
-    let reader = Reader::open_on(replayed.storage(), StoreDir::of_directory(), PathBuf::new());
+    let reader = open_reader_on(replayed.storage(), StoreDir::of_directory(), PathBuf::new());
     let view = reader.and_then(|reader| reader.snapshot()).map_err(said("a snapshot"))?;
     replayed.leap(call, moments);
     if view.hold().is_err() {

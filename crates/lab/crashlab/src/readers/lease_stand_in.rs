@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use untorn::Reader;
+use untorn::__private::open_reader_on;
 use untorn_journal::directories::store_dir::StoreDir;
 use untorn_journal::readers::leases::lease_at;
 use untorn_journal::readers::moment::READ_AT;
@@ -76,7 +76,7 @@ pub(crate) fn read_on(disk: &SimDisk) -> Result<(), String> {
 /// Takes a lease of the last commit of a store that nobody has open, if that is possible.
 pub(crate) fn lease_closed(disk: &SimDisk) {
     let process = KillOnDrop(disk.spawn());
-    let reader = Reader::open_on(process.0.clone(), StoreDir::of_directory(), PathBuf::new());
+    let reader = open_reader_on(process.0.clone(), StoreDir::of_directory(), PathBuf::new());
     let Ok(_held) = reader.and_then(|reader| reader.held_snapshot()) else { return };
     // The lease outlives this process.
     let mut machine = disk.machine();

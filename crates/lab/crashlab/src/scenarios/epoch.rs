@@ -21,11 +21,11 @@ fn contents(store: &Store, name: &str) -> Result<Vec<u8>, Error> {
 }
 
 /// Two files with commits in the journal of a killed owner.
-fn carried() -> Result<SimDisk, String> {
+fn unapplied() -> Result<SimDisk, String> {
     let disk = SimDisk::new(Options::default());
     let store = open(&disk, FailureClass::Power).map_err(failed)?;
     for (name, byte) in [("a", 7), ("b", 9)] {
-        let file = store.open_or_create(name).map_err(failed)?;
+        let file = store.open_or_create_file(name).map_err(failed)?;
         store.checkpoint().map_err(failed)?;
         file.write_all_at(&[byte; 3000], 0).and_then(|()| file.commit()).map_err(failed)?;
     }
@@ -37,7 +37,7 @@ fn carried() -> Result<SimDisk, String> {
 
 /// The disk damages bytes of a commit after the store was opened: that file alone cannot be read.
 pub(crate) fn damage_in_the_journal_is_not_shown() -> Result<(), String> {
-    let disk = carried()?;
+    let disk = unapplied()?;
     let store = open(&disk, FailureClass::Power).map_err(failed)?;
     let segments = disk.tree().into_iter().filter(|(path, _)| path.starts_with(".untorn/journal"));
     let mut found = segments
@@ -58,7 +58,7 @@ pub(crate) fn damage_in_the_journal_is_not_shown() -> Result<(), String> {
 
 /// A file with commits in the journal cannot be written; the journal goes on, and its segments are reused.
 pub(crate) fn what_waits_outlives_its_segment() -> Result<(), String> {
-    let disk = carried()?;
+    let disk = unapplied()?;
     let store = open(&disk, FailureClass::Power).map_err(failed)?;
     let text = |e: std::io::Error| e.to_string();
     disk.rename("a", "elsewhere").map_err(text)?;
@@ -77,7 +77,7 @@ pub(crate) fn what_waits_outlives_its_segment() -> Result<(), String> {
 /// A store is opened on a full disk that has no room for overwriting either. Then there is room, and a commit succeeds.
 /// After any crash, that commit and those in the journal are still there.
 pub(crate) fn commits_wait_for_the_list_of_epochs() -> Result<(), String> {
-    let disk = carried()?;
+    let disk = unapplied()?;
     disk.record();
     disk.set_options(|options| (options.copy_on_write, options.capacity_bytes) = (true, Some(0)));
     let store = open(&disk, FailureClass::Power).map_err(failed)?;

@@ -7,7 +7,7 @@ use std::alloc::Layout;
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 use untorn::heap::{Heap, HeapOptions};
-use untorn::{Error, FailureClass, Store, Tracker};
+use untorn::{Error, FailureClass, Store, TrackerKind};
 use untorn_os::set_read_only;
 
 const CHUNK_BYTES: usize = 64 << 10;
@@ -19,7 +19,7 @@ fn disk(seed: u64) -> SimDisk {
 }
 
 fn heap_in(store: &Store) -> Result<Heap, String> {
-    HeapOptions::new().address_space(64 << 20).open_in(store, "heap").map_err(failed)
+    HeapOptions::new().create(true).address_space(64 << 20).open_in(store, "heap").map_err(failed)
 }
 
 /// Runs `act` with a heap, and closes it.
@@ -80,11 +80,11 @@ pub(crate) fn a_heap_grows_whole_or_not_at_all() -> Result<(), String> {
     })
 }
 
-/// With the tracker `told`, a heap declares its own changes: blocks, large allocations, growth, roots.
+/// With the tracker `explicit`, a heap declares its own changes: blocks, large allocations, growth, roots.
 pub(crate) fn a_told_heap_tells_of_itself() -> Result<(), String> {
     let disk = disk(115);
     let store = open(&disk, FailureClass::Power).map_err(failed)?;
-    let told = HeapOptions::new().address_space(64 << 20).tracker(Tracker::Told);
+    let told = HeapOptions::new().create(true).address_space(64 << 20).tracker(TrackerKind::Explicit);
     let heap = told.open_in(&store, "heap").map_err(failed)?;
     let sizes = [100, 100_000, 5 << 20, 30];
     for (n, bytes) in sizes.into_iter().enumerate() {
@@ -226,7 +226,7 @@ pub(crate) fn a_race_is_told_and_the_commit_takes_place() -> Result<(), String> 
     for nth in 0.. {
         let disk = disk(108);
         let store = open(&disk, FailureClass::Power).map_err(failed)?;
-        let options = HeapOptions::new().address_space(64 << 20).debug_races(true);
+        let options = HeapOptions::new().create(true).address_space(64 << 20).debug_races(true);
         let heap = options.open_in(&store, "heap").map_err(failed)?;
         let block = allocate(&heap, 100)?;
         heap.set_root("block", Some(block)).map_err(failed)?;

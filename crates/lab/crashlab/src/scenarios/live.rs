@@ -8,12 +8,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use tempfile::TempDir;
-use untorn::heap::{Heap, HeapOptions, LiveStart, SectionLock, section_hooks};
+use untorn::__private::section_hooks;
+use untorn::heap::{Heap, HeapOptions, LiveStart, SectionLock};
 
 const LARGE_BYTES: usize = 11 << 20;
 
 fn open(path: &Path) -> Result<Heap, String> {
-    HeapOptions::new().live(true).address_space(64 << 20).open(path).map_err(failed)
+    HeapOptions::new().create(true).live(true).address_space(64 << 20).open(path).map_err(failed)
 }
 
 /// A number, as a root of the heap.

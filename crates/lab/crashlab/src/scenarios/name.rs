@@ -27,7 +27,7 @@ pub(crate) fn a_directory_that_is_closed_is_filled() -> Result<(), String> {
 pub(crate) fn a_file_that_waits_keeps_its_place() -> Result<(), String> {
     let disk = SimDisk::new(Options::default());
     let store = open(&disk, FailureClass::Power).map_err(failed)?;
-    let file = store.open_or_create("a").map_err(failed)?;
+    let file = store.open_or_create_file("a").map_err(failed)?;
     file.write_all_at(b"text", 0).and_then(|()| file.commit()).map_err(failed)?;
     store.checkpoint().map_err(failed)?;
     disk.record();

@@ -1,4 +1,4 @@
-//! Commits that were carried over are applied in portions: crashes between any two calls, up to three in a row.
+//! Commits that an opening left unapplied are applied in portions: crashes between any two calls, up to three in a row.
 //!
 //! An owner was killed with commits in all segments of its journal. The next owner applies them in portions, with
 //! commits in between, and crashes; so do the two owners after it, each with one more epoch.
@@ -11,6 +11,7 @@ use crate::programs::runner::KillOnDrop;
 use crate::simulation::{Options, PROFILES, Profile, SimDisk, Snapshot};
 use fastrand::Rng;
 use std::path::{Path, PathBuf};
+use untorn::__private::{OpenStoreOn, StoreSteps};
 use untorn::{Error, Store, StoreOptions};
 use untorn_journal::directories::store_dir::StoreDir;
 use untorn_journal::format::ListedEpoch;
@@ -50,7 +51,7 @@ fn pack(first: usize, last: usize) -> u64 {
 fn open(disk: &SimDisk) -> Result<(Store, KillOnDrop), String> {
     let life = KillOnDrop(disk.spawn());
     // Segments of 2, 4, 4 and 4 blocks; a commit takes one block, or its bytes go to a spill file.
-    let options = StoreOptions::default().background(false).sizes(64 << 10, 8 << 10, 4 << 10);
+    let options = StoreOptions::new().create(true).background(false).sizes(64 << 10, 8 << 10, 4 << 10);
     let store = options.open_on(life.0.clone(), StoreDir::of_directory(), PathBuf::new());
     Ok((store.map_err(|e| format!("the store cannot be opened: {e}"))?, life))
 }

@@ -8,6 +8,7 @@ use crate::readers::{readers_of, readers_of_what_waits};
 use crate::simulation::{Options, SimDisk};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use untorn::__private::{OpenStoreOn, open_reader_on};
 use untorn::reader::Snapshot;
 use untorn::{Error, Reader, Store, StoreOptions};
 use untorn_journal::directories::store_dir::StoreDir;
@@ -45,7 +46,7 @@ pub(crate) fn leases_bound_the_wait() -> Result<(), String> {
     let disk = SimDisk::new(Options::default());
     let open = || {
         let process = KillOnDrop(disk.spawn());
-        let options = StoreOptions::default().background(false).sizes(64 << 10, 16 << 10, 32 << 10).page(true);
+        let options = StoreOptions::new().create(true).background(false).sizes(64 << 10, 16 << 10, 32 << 10).page(true);
         let store = options.open_on(process.0.clone(), StoreDir::of_directory(), PathBuf::new()).map_err(failed)?;
         Ok::<_, String>((store, process))
     };
@@ -59,7 +60,7 @@ pub(crate) fn leases_bound_the_wait() -> Result<(), String> {
         }
     };
     let (store, process) = open()?;
-    let file = store.open_or_create("a").map_err(failed)?;
+    let file = store.open_or_create_file("a").map_err(failed)?;
     let commit = |n: u8| file.write_all_at(&[n; 100], 0).and_then(|()| file.commit()).map_err(failed);
     let mut leases = Vec::new();
     for n in 1..4 {
@@ -102,14 +103,14 @@ pub(crate) fn leases_bound_the_wait() -> Result<(), String> {
 
 fn owner_on(disk: &SimDisk, leases: Duration) -> Result<(Store, KillOnDrop), String> {
     let process = KillOnDrop(disk.spawn());
-    let options = StoreOptions::default().background(false).leases(leases).page(true);
+    let options = StoreOptions::new().create(true).background(false).leases(leases).page(true);
     let store = options.open_on(process.0.clone(), StoreDir::of_directory(), PathBuf::new()).map_err(failed)?;
     Ok((store, process))
 }
 
 fn reader_on(disk: &SimDisk) -> Result<(Reader, KillOnDrop), String> {
     let process = KillOnDrop(disk.spawn());
-    let reader = Reader::open_on(process.0.clone(), StoreDir::of_directory(), PathBuf::new()).map_err(failed)?;
+    let reader = open_reader_on(process.0.clone(), StoreDir::of_directory(), PathBuf::new()).map_err(failed)?;
     Ok((reader, process))
 }
 
@@ -124,7 +125,7 @@ pub(crate) fn two_owners_of_one_process_id_are_told_apart() -> Result<(), String
     let disk = SimDisk::new(Options::default());
     let (store, process) = owner_on(&disk, LEASES_HONOURED)?;
     for name in ["a", "b"] {
-        let file = store.open_or_create(name).map_err(failed)?;
+        let file = store.open_or_create_file(name).map_err(failed)?;
         file.write_all_at(&[1; 100], 0).and_then(|()| file.commit()).map_err(failed)?;
     }
     store.close().map_err(failed)?;
@@ -169,7 +170,7 @@ pub(crate) fn what_a_checkpoint_leaves_out_is_kept_for_who_holds_it() -> Result<
     let mut txn = store.begin();
     txn.mkdir("d", 0o700).and_then(|()| txn.commit()).map_err(failed)?;
     let write = |name: &str, n: u8| {
-        let file = store.open_or_create(name).map_err(failed)?;
+        let file = store.open_or_create_file(name).map_err(failed)?;
         file.write_all_at(&[n; 5000], 0).and_then(|()| file.commit()).map_err(failed)
     };
     write("a", 1)?;
@@ -228,7 +229,7 @@ pub(crate) fn what_was_seen_counts_for_a_moment() -> Result<(), String> {
 fn behind(what: Behind) -> Result<(), String> {
     let disk = SimDisk::new(Options::default());
     let write = |store: &Store, n: u8| {
-        let file = store.open_or_create("a").map_err(failed)?;
+        let file = store.open_or_create_file("a").map_err(failed)?;
         file.write_all_at(&[n; 100], 0).and_then(|()| file.commit()).map_err(failed)
     };
     let (store, process) = owner_on(&disk, LEASES_HONOURED)?;

@@ -5,7 +5,8 @@ use crate::programs::oracle::check_marks;
 use crate::simulation::SimDisk;
 use crate::simulation::{Cut, Options, Profile};
 use std::path::{Path, PathBuf};
-use untorn::{Error, FailureClass, File, MapOptions, Store, StoreOptions, Tracker};
+use untorn::__private::{OpenStoreOn, StoreSteps};
+use untorn::{Error, FailureClass, File, MapOptions, Store, StoreOptions, TrackerKind};
 use untorn_journal::directories::store_dir::StoreDir;
 use untorn_journal::format::{
     Attribute, AttributeFound, BLOCK_BYTES, HEADER_SLOTS, Header, RECORD_HEAD_BYTES, RecordHead, RecordKind,
@@ -25,7 +26,7 @@ fn is_refused(opened: Result<Store, Error>) -> Result<(), String> {
 pub(crate) fn damage_before_durable_commits_is_no_torn_end() -> Result<(), String> {
     let disk = SimDisk::new(Options::default());
     let store = open(&disk, FailureClass::Power).map_err(failed)?;
-    let file = store.open_or_create("a").map_err(failed)?;
+    let file = store.open_or_create_file("a").map_err(failed)?;
     for text in [b"one", b"two"] {
         file.write_all_at(text, 0).and_then(|()| file.commit()).map_err(failed)?;
     }
@@ -36,14 +37,14 @@ pub(crate) fn damage_before_durable_commits_is_no_torn_end() -> Result<(), Strin
 
 /// Opens a store whose segments have room to grow.
 fn open_roomy(disk: &SimDisk) -> Result<Store, String> {
-    let options = StoreOptions::default().background(false).sizes(1 << 20, 16 << 10, 32 << 10);
+    let options = StoreOptions::new().create(true).background(false).sizes(1 << 20, 16 << 10, 32 << 10);
     options.open_on(disk.process(), StoreDir::of_directory(), PathBuf::new()).map_err(failed)
 }
 
 /// Opens a store, and commits to its file "a".
 fn commit(disk: &SimDisk, bytes: &[u8]) -> Result<(Store, File), String> {
     let store = open_roomy(disk)?;
-    let file = store.open_or_create("a").map_err(failed)?;
+    let file = store.open_or_create_file("a").map_err(failed)?;
     file.write_all_at(bytes, 0).and_then(|()| file.commit()).map_err(failed)?;
     Ok((store, file))
 }
@@ -96,7 +97,7 @@ pub(crate) fn a_mark_cleared_by_a_killed_owner_stays_cleared() -> Result<(), Str
     for profile in [Profile::Btrfs, Profile::AnyPosix] {
         let disk = SimDisk::new(Options { profile, ..Options::default() });
         let store = open(&disk, FailureClass::Power).map_err(failed)?;
-        let file = store.open_or_create("a").map_err(failed)?;
+        let file = store.open_or_create_file("a").map_err(failed)?;
         file.write_all_at(b"one", 0).and_then(|()| file.commit()).map_err(failed)?;
         store.checkpoint().map_err(failed)?;
         disk.kill();
@@ -123,10 +124,10 @@ const FILLING_BYTES: usize = 11 << 10;
 /// start of their record.
 fn recycled(filling: &[u8]) -> Result<SimDisk, String> {
     let disk = SimDisk::new(Options::default());
-    let options = StoreOptions::default().background(false).sizes(16 << 10, 16 << 10, 12 << 10);
+    let options = StoreOptions::new().create(true).background(false).sizes(16 << 10, 16 << 10, 12 << 10);
     let opened = options.open_on(disk.process(), StoreDir::of_directory(), PathBuf::new());
     let store = opened.map_err(failed)?;
-    let file = store.open_or_create("a").map_err(failed)?;
+    let file = store.open_or_create_file("a").map_err(failed)?;
     // In blocks 1 to 3 of the segment, then 0 to 2, 3, and 0.
     for bytes in [filling, filling, b"first", b"small"] {
         store.checkpoint().map_err(failed)?;
@@ -195,7 +196,7 @@ pub(crate) fn a_lost_header_is_missed() -> Result<(), String> {
 
 /// Another thread stores to a page during its commit, at every moment in turn.
 pub(crate) fn a_racing_store_is_in_this_commit_or_the_next() -> Result<(), String> {
-    for tracker in [Tracker::Scan, Tracker::PageMap, Tracker::Told] {
+    for tracker in [TrackerKind::Scan, TrackerKind::PageMap, TrackerKind::Explicit] {
         for nth in 0.. {
             let disk = SimDisk::new(Options::default());
             disk.put("a", &[b'.'; 6000]).map_err(|e| e.to_string())?;
@@ -204,15 +205,17 @@ pub(crate) fn a_racing_store_is_in_this_commit_or_the_next() -> Result<(), Strin
             let map = file.map_with(&MapOptions::new().tracker(tracker).address_space(1 << 16)).map_err(failed)?;
             let store_to = |at: usize| map.as_ptr().wrapping_add(at);
             disk.store(store_to(10), b"first").map_err(|e| e.to_string())?;
-            map.touch(store_to(10), 5).and_then(|()| map.touch(store_to(200), 4)).map_err(failed)?;
+            let mark =
+                |at, len| if tracker == TrackerKind::Explicit { map.mark_dirty(store_to(at), len) } else { Ok(()) };
+            mark(10, 5).and_then(|()| mark(200, 4)).map_err(failed)?;
             let race = disk.calls() + nth;
             disk.store_at(race, store_to(200), b"race");
             map.msync().map_err(failed)?;
             if disk.calls() <= race {
                 break;
             }
-            // The other thread declares its store afterwards.
-            map.touch(store_to(200), 4).map_err(failed)?;
+            // The other thread marks its store afterwards.
+            mark(200, 4).map_err(failed)?;
             map.msync().map_err(failed)?;
             let after = disk.fork();
             drop((map, file));
@@ -226,19 +229,19 @@ pub(crate) fn a_racing_store_is_in_this_commit_or_the_next() -> Result<(), Strin
     Ok(())
 }
 
-/// With the tracker `told`, bytes that were not declared are in no commit and no checkpoint, before and after a power
+/// With the tracker `explicit`, bytes that were not declared are in no commit and no checkpoint, before and after a power
 /// cut.
 pub(crate) fn what_was_not_told_is_in_no_commit() -> Result<(), String> {
     let disk = SimDisk::new(Options::default());
     disk.put("a", &[b'.'; 6000]).map_err(|e| e.to_string())?;
     let store = open(&disk, FailureClass::Power).map_err(failed)?;
     let file = store.open_file("a").map_err(failed)?;
-    let options = MapOptions::new().tracker(Tracker::Told).address_space(1 << 16);
+    let options = MapOptions::new().tracker(TrackerKind::Explicit).address_space(1 << 16);
     let map = file.map_with(&options).map_err(failed)?;
     let mut wanted = [b'.'; 6000];
     for (round, at) in [70usize, 4090, 5990].into_iter().enumerate() {
         disk.store(map.as_ptr().wrapping_add(at - 10), &[b'X'; 20]).map_err(|e| e.to_string())?;
-        map.touch(map.as_ptr().wrapping_add(at), 8).map_err(failed)?;
+        map.mark_dirty(map.as_ptr().wrapping_add(at), 8).map_err(failed)?;
         map.msync().map_err(failed)?;
         wanted[at..at + 8].fill(b'X');
         let after = disk.fork();
@@ -260,7 +263,7 @@ pub(crate) fn large_commits_lie_over_each_other() -> Result<(), String> {
     disk.put("a", &[b'.'; PLACES * 16]).map_err(|e| e.to_string())?;
     let store = open(&disk, FailureClass::Power).map_err(failed)?;
     let file = store.open_file("a").map_err(failed)?;
-    let options = MapOptions::new().tracker(Tracker::Told).address_space(1 << 16);
+    let options = MapOptions::new().tracker(TrackerKind::Explicit).address_space(1 << 16);
     let map = file.map_with(&options).map_err(failed)?;
     let mut wanted = vec![b'.'; PLACES * 16];
     for round in 0..20 {
@@ -269,7 +272,7 @@ pub(crate) fn large_commits_lie_over_each_other() -> Result<(), String> {
         for at in (round % 3..PLACES).step_by(every).map(|place| place * 16 + round % 8) {
             wanted[at..at + 4].fill(b'a' + round as u8);
             disk.store(map.as_ptr().wrapping_add(at), &wanted[at..at + 4]).map_err(|e| e.to_string())?;
-            map.touch(map.as_ptr().wrapping_add(at), 4).map_err(failed)?;
+            map.mark_dirty(map.as_ptr().wrapping_add(at), 4).map_err(failed)?;
         }
         map.msync().map_err(failed)?;
         let after = disk.fork();
@@ -291,7 +294,7 @@ pub(crate) fn large_commits_lie_over_each_other() -> Result<(), String> {
 pub(crate) fn what_is_spilled_is_overwritten_by_nothing_else() -> Result<(), String> {
     let disk = SimDisk::new(Options::default());
     let store = open(&disk, FailureClass::Power).map_err(failed)?;
-    let file = store.open_or_create("a").map_err(failed)?;
+    let file = store.open_or_create_file("a").map_err(failed)?;
     file.write_all_at(&[1; 40_000], 100_000).map_err(failed)?;
     for round in 2..8 {
         file.write_all_at(&[round; 40_000], 0).map_err(failed)?;
@@ -337,7 +340,7 @@ pub(crate) fn a_name_shows_what_is_committed() -> Result<(), String> {
         txn.rename("new", "a").and_then(|()| txn.commit()).map_err(failed)?;
         is_shown(&disk, "a", b"second")?;
 
-        let moving = store.open_or_create("b").map_err(failed)?;
+        let moving = store.open_or_create_file("b").map_err(failed)?;
         for text in [&b"older and longer"[..], b"third"] {
             moving.set_len(0).and_then(|()| moving.write_all_at(text, 0)).map_err(failed)?;
             moving.commit().map_err(failed)?;
@@ -356,7 +359,7 @@ pub(crate) fn a_name_shows_what_is_committed() -> Result<(), String> {
 pub(crate) fn a_checkpoint_leaves_newer_contents() -> Result<(), String> {
     let disk = SimDisk::new(Options::default());
     let store = open(&disk, FailureClass::Power).map_err(failed)?;
-    let file = store.open_or_create("a").map_err(failed)?;
+    let file = store.open_or_create_file("a").map_err(failed)?;
     let change = |text: &[u8]| file.write_all_at(text, 0).and_then(|()| file.commit()).map_err(failed);
     change(b"old")?;
     let checkpoint = store.begin_checkpoint().map_err(failed)?.ok_or("nothing to apply")?;

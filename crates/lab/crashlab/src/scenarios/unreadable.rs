@@ -16,7 +16,7 @@ fn text(e: std::io::Error) -> String {
 }
 
 fn commit(store: &Store, name: &str, bytes: &[u8]) -> Result<(), String> {
-    let file = store.open_or_create(name).map_err(failed)?;
+    let file = store.open_or_create_file(name).map_err(failed)?;
     file.write_all_at(bytes, 0).and_then(|()| file.commit()).map_err(failed)
 }
 

@@ -52,11 +52,11 @@ struct Open {
 
 impl Open {
     fn at(dir: &Path) -> Result<Open, untorn::Error> {
-        let store = StoreOptions::default().journal_bytes(256 << 10).open(dir.join(STORE))?;
+        let store = StoreOptions::new().create(true).journal_bytes(256 << 10).open(dir.join(STORE))?;
         // SAFETY: one thread uses the heap.
-        let options = unsafe { HeapOptions::new().quiet(true) }.dirty_max(1 << 20);
+        let options = unsafe { HeapOptions::new().create(true).quiet(true) }.dirty_max(1 << 20);
         let heap = options.open_in(&store, HEAP)?;
-        Ok(Open { heap, note: store.open_or_create(NOTE)?, store })
+        Ok(Open { heap, note: store.open_or_create_file(NOTE)?, store })
     }
 
     fn close(self) -> Result<()> {
@@ -71,7 +71,7 @@ impl Open {
             How::InBackground => self.heap.commit_async()?.wait(),
             How::WithNote => {
                 self.note.write_at(&number.to_le_bytes(), 0)?;
-                self.heap.commit_with(&[&self.note])
+                self.heap.syncv(&[&self.note])
             }
             // SAFETY: nothing that was allocated since is used.
             How::RolledBack => unsafe { self.heap.rollback() },

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use untorn::{File, Map, MapOptions, Store, StoreOptions};
+use untorn::{File, FileOptions, Map, MapOptions, Store, StoreOptions};
 
 pub(super) const SUBMIT: &str = "submit ";
 pub(super) const COMMIT: &str = "commit ";
@@ -56,7 +56,7 @@ impl Flavour {
     }
 
     fn options(self) -> StoreOptions {
-        let options = StoreOptions::default();
+        let options = StoreOptions::new().create(true);
         match self {
             Flavour::Tight => options.journal_bytes(64 << 10),
             _ => options.journal_bytes(1 << 20),
@@ -125,7 +125,7 @@ impl Managed {
         let options = self.flavour.options();
         match self.flavour {
             Flavour::Lone => {
-                let file = options.open_standalone(dir.join(LONE))?;
+                let file = FileOptions::new().create(true).store(options).open(dir.join(LONE))?;
                 let handles: BTreeMap<String, File> = [(LONE.to_owned(), file)].into();
                 Ok(Open { store: handles[LONE].store(), handles, maps: None })
             }

@@ -51,7 +51,7 @@ impl OverNames {
     }
 
     fn open(&self, dir: &Path) -> Result<Store, untorn::Error> {
-        StoreOptions::default().journal_bytes(128 << 10).open(dir.join(STORE))
+        StoreOptions::new().create(true).journal_bytes(128 << 10).open(dir.join(STORE))
     }
 
     /// Opens the store, and finds the commit that it shows, among those in question.

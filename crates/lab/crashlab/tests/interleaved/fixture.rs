@@ -1,11 +1,13 @@
 //! A store under the scheduler, and a ledger of the allowed and required contents of its files.
 
 use crate::interleaved::interleaved;
+use parking_lot::Mutex;
 use shuttle::rand::{Rng, thread_rng};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
+use untorn::__private::OpenStoreOn;
 use untorn::{Error, File, Outcome, Result, Store, StoreOptions};
 use untorn_crashlab::{Options, SimDisk, SimProcess, Snapshot};
 use untorn_journal::directories::store_dir::StoreDir;
@@ -23,11 +25,11 @@ pub struct Ledger(Arc<Mutex<Areas>>);
 
 impl Ledger {
     fn areas(&self) -> Areas {
-        self.0.lock().unwrap().clone()
+        self.0.lock().clone()
     }
 
     fn with(&self, name: &'static str, area: u64, change: impl FnOnce(&mut (u8, u8))) {
-        change(self.0.lock().unwrap().entry((name, area)).or_default());
+        change(self.0.lock().entry((name, area)).or_default());
     }
 
     fn of(&self, name: &'static str, area: u64) -> (u8, u8) {
@@ -105,7 +107,7 @@ impl Fixture {
 
     /// Writes the next numbers into an area and commits each.
     pub fn commit_numbers(&self, name: &'static str, area: u64, count: u8) {
-        let Some(file) = self.ok(self.store.open_or_create(name)) else { return };
+        let Some(file) = self.ok(self.store.open_or_create_file(name)) else { return };
         for number in 1..=count {
             self.ledger.tried(name, area, number);
             if self.ok(write(&file, area, number).and_then(|()| file.commit())).is_none() {
@@ -164,12 +166,12 @@ impl Fixture {
         // No other thread runs in between, as nothing here is a point of the scheduler.
         let moment = Moment { snapshot: self.disk.snapshot(), areas: self.ledger.areas() };
         self.process.kill();
-        *self.crash.lock().unwrap() = Some(moment);
+        *self.crash.lock() = Some(moment);
     }
 
     /// Checks the state after the crash, or after one now, when all threads have ended.
     pub fn verify(&self) {
-        let crash = self.crash.lock().unwrap().take();
+        let crash = self.crash.lock().take();
         let moment = crash.unwrap_or_else(|| Moment { snapshot: self.disk.snapshot(), areas: self.ledger.areas() });
         self.verify_after(&moment.snapshot.killed(), &moment.areas, "killed");
         for cut in moment.snapshot.cuts(CUTS, thread_rng().r#gen()) {

@@ -3,7 +3,7 @@
 use crate::fixture::{Difference, Fixture, contents, holds, refused, rules, same};
 use libc::{EBADF, EFBIG, EINVAL, EISDIR, ENOSPC, EOPNOTSUPP};
 use std::path::Path;
-use untorn::sync_point;
+use untorn::__private::sync_point;
 use untorn_os::{AlignedBuf, BLOCK_BYTES, Open, read_full_at, read_full_past_cache_at, write_all_at};
 
 rules! {

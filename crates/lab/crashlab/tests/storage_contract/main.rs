@@ -24,6 +24,7 @@ use untorn_crashlab::device::watch::{self, Limits, say};
 use untorn_crashlab::device::{Again, FileSystem, unmount_now};
 use untorn_crashlab::replay::Bench;
 use untorn_crashlab::{Options, PROFILES};
+use untorn_testkit::test_path;
 
 const VIOLATION: &str = "VIOLATION ";
 /// A user other than root: `nobody`.
@@ -82,7 +83,7 @@ fn the_temporary_directory_keeps_the_contract_for_an_ordinary_user() {
     if !rustix::process::geteuid().is_root() {
         return println!("skipped: the tests run as an ordinary user anyway");
     }
-    let again = Again::test("the_temporary_directory_keeps_the_contract").expect("this program");
+    let again = Again::test(&test_path!("the_temporary_directory_keeps_the_contract")).expect("this program");
     let mut command = again.command();
     command.uid(ORDINARY_USER).gid(ORDINARY_USER).current_dir("/");
     match command.output() {
@@ -104,7 +105,7 @@ fn an_old_kernel_keeps_the_contract() {
     // In a process of its own, because the available system calls are detected once for all threads.
     const WITHOUT: &str = "UNTORN_TEST_OLD_KERNEL";
     if std::env::var_os(WITHOUT).is_none() {
-        let again = Again::test("an_old_kernel_keeps_the_contract").expect("this program");
+        let again = Again::test(&test_path!("an_old_kernel_keeps_the_contract")).expect("this program");
         return must_pass(again.command().env(WITHOUT, "").output().expect("this program"));
     }
     if let Err(e) = old_kernel::imitate() {
@@ -201,7 +202,7 @@ fn watched(job: &str, programs: &[String]) {
     }
     let limits = Limits { whole: Duration::from_secs(120), silence: Duration::from_secs(120) };
     let (mut violations, mut finished, mut failed) = (Vec::new(), false, None);
-    let done = watch::supervise(&Again::test("part").expect("this program"), job, limits, |line| {
+    let done = watch::supervise(&Again::test(&test_path!("part")).expect("this program"), job, limits, |line| {
         let line = line.replace('\u{2028}', "\n");
         finished |= line.contains(" rules on ");
         failed = line.strip_prefix("FAILED ").map(str::to_owned).or(failed.take());

@@ -6,7 +6,7 @@ use std::io;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
-use untorn_os::{File, MapRequest, Mapping, Open, Piece, Tracker, write_all_at};
+use untorn_os::{File, MapRequest, Mapping, Open, Piece, TrackerKind, write_all_at};
 
 rules! {
     addresses_are_reserved,
@@ -35,11 +35,11 @@ fn page_bytes() -> u64 {
 
 /// Runs `act` with each tracker that works here, with a file of this many pages full of `f`, all of them shown.
 fn with_each_tracker(fixture: &Fixture, pages: u64, act: impl Fn(Arc<dyn File>, Box<dyn Mapping>)) {
-    for tracker in [Tracker::Scan, Tracker::PageMap] {
+    for tracker in [TrackerKind::Scan, TrackerKind::PageMap] {
         let file = fixture.file("f", &vec![b'f'; (pages * page_bytes()) as usize]);
         match file.map(&MapRequest { tracker: Some(tracker), ..request(16) }) {
             Err(e) => {
-                same((tracker, e.raw_os_error()), (Tracker::Scan, Some(EOPNOTSUPP)));
+                same((tracker, e.raw_os_error()), (TrackerKind::Scan, Some(EOPNOTSUPP)));
                 println!("skipped: the tracker {tracker} does not work here");
             }
             Ok(mapping) => {
@@ -176,7 +176,7 @@ fn stores_are_private(fixture: &Fixture) {
 fn stores_are_found(fixture: &Fixture) {
     let page = page_bytes();
     with_each_tracker(fixture, 6, |_, mapping| {
-        let once = mapping.tracker() == Tracker::Scan;
+        let once = mapping.tracker() == TrackerKind::Scan;
         same(changed(&*mapping, 0..6), vec![]);
         load(&*mapping, 0, 6 * page as usize).unwrap();
         let loaded = changed(&*mapping, 0..6);
@@ -201,8 +201,8 @@ fn stores_are_found(fixture: &Fixture) {
 
 fn what_is_told_is_not_looked_for(fixture: &Fixture) {
     let (page, file) = (page_bytes(), fixture.file("f", &vec![b'f'; 3 * page_bytes() as usize]));
-    let mapping = file.map(&MapRequest { tracker: Some(Tracker::Told), ..request(16) }).unwrap();
-    same(mapping.tracker(), Tracker::Told);
+    let mapping = file.map(&MapRequest { tracker: Some(TrackerKind::Explicit), ..request(16) }).unwrap();
+    same(mapping.tracker(), TrackerKind::Explicit);
     mapping.show(0..3 * page).unwrap();
     mapping.copy_in(page + 7, b"stored").unwrap();
     same(changed(&*mapping, 0..3), vec![]);

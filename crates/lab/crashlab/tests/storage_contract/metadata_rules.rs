@@ -4,7 +4,7 @@
 use crate::fixture::{Fixture, contents, holds, same};
 use std::path::Path;
 use std::time::Duration;
-use untorn::sync_point;
+use untorn::__private::sync_point;
 use untorn_os::{Kind, Open};
 
 crate::fixture::rules! {

@@ -3,7 +3,7 @@
 use crate::fixture::{Difference, Fixture, contents, holds, refused, rules, same};
 use libc::{EEXIST, EINVAL, EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, ENOTEMPTY, EPERM, EROFS, EXDEV};
 use std::path::Path;
-use untorn::sync_point;
+use untorn::__private::sync_point;
 use untorn_os::{Kind, Open};
 
 rules! {

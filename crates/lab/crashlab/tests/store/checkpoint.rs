@@ -2,9 +2,10 @@
 
 use crate::fixture::{contents, roomy, survives};
 use crate::hooked::Hooked;
+use parking_lot::Mutex;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
-use untorn::sync_point;
+use std::sync::Arc;
+use untorn::__private::{OpenStoreOn, StoreSteps, sync_point};
 use untorn::{Store, StoreOptions};
 use untorn_crashlab::{Fault, On, PROFILES, SimDisk, What};
 use untorn_journal::directories::store_dir::StoreDir;
@@ -20,7 +21,7 @@ pub fn open_with_surprise(
     let armed: Arc<Mutex<Option<(Store, u64)>>> = Arc::default();
     let counted = armed.clone();
     let due = move || {
-        let mut armed = counted.lock().unwrap();
+        let mut armed = counted.lock();
         let (_, left) = armed.as_mut()?;
         match left.checked_sub(1) {
             Some(fewer) => {
@@ -41,7 +42,7 @@ pub fn open_with_surprise(
     let store = options.open_on(storage, StoreDir::of_directory(), PathBuf::new()).expect("a healthy disk");
     let arm = {
         let store = store.clone();
-        move |calls| *armed.lock().unwrap() = Some((store.clone(), calls))
+        move |calls| *armed.lock() = Some((store.clone(), calls))
     };
     (store, arm)
 }
@@ -60,7 +61,7 @@ fn a_file_removed_under_a_checkpoint_does_not_come_back_as_an_older_one() {
     for profile in PROFILES {
         let disk = roomy::disk(profile);
         let store = roomy::open(&disk);
-        let file = store.open_or_create("a").unwrap();
+        let file = store.open_or_create_file("a").unwrap();
         store.checkpoint().unwrap();
         file.write_at(b"doomed", 0).unwrap();
         file.commit().unwrap();
@@ -86,7 +87,7 @@ fn a_mode_that_changes_under_a_checkpoint_is_flushed_by_close() {
             txn.chmod("a", 0o640).unwrap();
             txn.commit().unwrap();
         });
-        let file = store.open_or_create("a").unwrap();
+        let file = store.open_or_create_file("a").unwrap();
         file.write_at(b"contents", 0).unwrap();
         file.commit().unwrap();
         arm(0);
@@ -149,7 +150,7 @@ fn a_checkpoint_that_found_no_space_is_tried_again_by_the_next_commit() {
     for (profile, on) in PROFILES.into_iter().flat_map(|profile| faults.map(|on| (profile, on))) {
         let disk = roomy::disk(profile);
         let store = roomy::open(&disk);
-        let file = store.open_or_create("a").unwrap();
+        let file = store.open_or_create_file("a").unwrap();
         file.write_at(b"before", 0).unwrap();
         file.commit().unwrap();
         disk.fail(Fault { on, after: 0, times: 2, what: What::Errno(libc::ENOSPC) });

@@ -27,7 +27,7 @@ fn all_options() -> impl Iterator<Item = Options> {
 fn replace(store: &Store, moves: bool) -> untorn::Result<()> {
     let mut txn = store.begin();
     if moves {
-        let file = store.open_or_create("b")?;
+        let file = store.open_or_create_file("b")?;
         file.write_all_at(NEW, 0)?;
         file.commit()?;
         txn.rename("b", "a")?;
@@ -80,7 +80,7 @@ fn recovery_makes_names_of_whole_files() {
         for moves in [false, true] {
             let (disk, store) = disk_with_old(options);
             if moves {
-                drop(store.open_or_create("b").unwrap());
+                drop(store.open_or_create_file("b").unwrap());
             }
             disk.fail(Fault { on: On::Name, after: 0, times: 1000, what: What::Errno(libc::ENOSPC) });
             replace(&store, moves).unwrap();
@@ -113,7 +113,7 @@ fn contents_that_a_failed_writeback_took_are_written_again() {
             replace(&store, false).unwrap();
             if reopened {
                 for name in ["x", "y", "z"] {
-                    drop(store.open_or_create(name).unwrap());
+                    drop(store.open_or_create_file(name).unwrap());
                 }
             }
             disk.fail_writeback(Path::new("a"), Failed::Lost).unwrap();

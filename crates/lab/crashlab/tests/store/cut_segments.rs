@@ -20,7 +20,7 @@ fn cut(disk: &SimDisk, name: &str, bytes: u64) {
 }
 
 fn commit(store: &Store, nth: u64) {
-    let file = store.open_or_create(if nth.is_multiple_of(5) { "other" } else { "a" }).unwrap();
+    let file = store.open_or_create_file(if nth.is_multiple_of(5) { "other" } else { "a" }).unwrap();
     file.write_all_at(&[nth as u8; 1500], nth * 1500).unwrap();
     file.commit().unwrap();
 }

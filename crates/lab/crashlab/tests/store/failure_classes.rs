@@ -28,7 +28,7 @@ fn accepting_an_unknown_state_may_be_interrupted_anywhere() {
     let accept = || small::options().class(FailureClass::Process).accept_unknown(true);
     let disk = small::disk();
     let store = small::open_with(&disk, accept()).unwrap();
-    let (a, b) = (store.open_or_create("a").unwrap(), store.open_or_create("b").unwrap());
+    let (a, b) = (store.open_or_create_file("a").unwrap(), store.open_or_create_file("b").unwrap());
     a.write_at(b"checkpointed", 0).unwrap();
     a.commit().unwrap();
     store.checkpoint().unwrap();
@@ -61,7 +61,7 @@ fn a_power_cut_while_a_lost_flush_is_noted_leaves_the_state_unknown() {
     for checkpoints in 0..3 {
         let disk = small::disk();
         let store = small::open_with(&disk, small::options().class(FailureClass::Process)).unwrap();
-        let a = store.open_or_create("a").unwrap();
+        let a = store.open_or_create_file("a").unwrap();
         for n in 0..=checkpoints {
             a.write_at(&[b'a' + n; 9000], 0).unwrap();
             a.commit().unwrap();
@@ -96,7 +96,7 @@ fn a_failed_flush_on_the_way_to_class_power_is_not_forgotten() {
             let disk = small::disk();
             let process = || small::options().class(FailureClass::Process);
             let store = small::open_with(&disk, process()).unwrap();
-            let (a, b) = (store.open_or_create("a").unwrap(), store.open_or_create("b").unwrap());
+            let (a, b) = (store.open_or_create_file("a").unwrap(), store.open_or_create_file("b").unwrap());
             a.write_at(&[b'a'; 9000], 0).unwrap();
             a.commit().unwrap();
             store.checkpoint().unwrap();
@@ -148,7 +148,7 @@ fn what_a_power_cut_left_of_new_files_goes_when_the_state_is_accepted() {
     let disk = SimDisk::new(Options { profile: Profile::Ext4, unnamed: false, ..Options::default() });
     let store = small::open_with(&disk, accept()).unwrap();
     for name in ["victim", "other"] {
-        let file = store.open_or_create(name).unwrap();
+        let file = store.open_or_create_file(name).unwrap();
         file.write_at(b"before", 0).unwrap();
         file.commit().unwrap();
     }

@@ -1,6 +1,7 @@
 //! Stores on simulated disks, for the tests beside this file.
 
 use std::path::PathBuf;
+use untorn::__private::OpenStoreOn;
 use untorn::{File, Store, StoreOptions};
 use untorn_crashlab::enumeration::enumerate::{Bounds, Effort, Enumeration};
 use untorn_crashlab::programs::program::Case;
@@ -22,7 +23,7 @@ pub mod roomy {
     }
 
     pub fn options() -> StoreOptions {
-        StoreOptions::default().background(false).sizes(256 << 10, 16 << 10, 32 << 10)
+        StoreOptions::new().create(true).background(false).sizes(256 << 10, 16 << 10, 32 << 10)
     }
 
     pub fn open(disk: &SimDisk) -> Store {
@@ -54,7 +55,7 @@ pub mod small {
     }
 
     pub fn options() -> StoreOptions {
-        StoreOptions::default().background(false).sizes(64 << 10, 16 << 10, 4 << 10)
+        StoreOptions::new().create(true).background(false).sizes(64 << 10, 16 << 10, 4 << 10)
     }
 
     pub fn open(disk: &SimDisk) -> Store {

@@ -2,9 +2,11 @@
 
 use crate::checkpoint::open_with_surprise;
 use crate::fixture::roomy;
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
-use untorn::{Store, sync_point};
+use std::sync::Arc;
+use untorn::__private::sync_point;
+use untorn::Store;
 use untorn_crashlab::{Fault, On, PROFILES, Profile, SimDisk, What};
 
 /// The user's files, by name.
@@ -158,7 +160,7 @@ fn a_file_that_is_being_flushed_is_not_forgotten() {
     let told = result.clone();
     let _store = while_forgetting(&disk, move |store| {
         drop(store.open_file("a").unwrap());
-        *told.lock().unwrap() = Some(store.open_file("a").map(drop));
+        *told.lock() = Some(store.open_file("a").map(drop));
     });
-    result.lock().unwrap().take().expect("it was opened").expect("nobody else has it");
+    result.lock().take().expect("it was opened").expect("nobody else has it");
 }

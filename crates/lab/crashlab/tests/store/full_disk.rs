@@ -3,11 +3,12 @@
 
 use crate::fixture::{contents, open_on};
 use std::path::Path;
+use untorn::__private::OpenStoreOn;
 use untorn::{FailureClass, File, Store, StoreOptions};
 use untorn_crashlab::{Fault, Model, On, Options, PROFILES, Profile, SimDisk, What};
 
 fn options(class: FailureClass) -> StoreOptions {
-    StoreOptions::default().background(false).sizes(64 << 10, 16 << 10, 4 << 10).spare(true).class(class)
+    StoreOptions::new().create(true).background(false).sizes(64 << 10, 16 << 10, 4 << 10).spare(true).class(class)
 }
 
 fn commit(file: &File, contents: &[u8]) {
@@ -24,7 +25,7 @@ fn killed_on_full_disk(profile: Profile, way: (bool, bool), class: FailureClass)
     let disk = SimDisk::new(Options { profile, model: Model::SectorAtomic, ..Options::default() });
     let store = open_on(&disk, options(class)).unwrap();
     for name in ["grown", "small", "big", "old"] {
-        commit(&store.open_or_create(name).unwrap(), b"before");
+        commit(&store.open_or_create_file(name).unwrap(), b"before");
     }
     commit(&store.open_file("big").unwrap(), &[b'b'; 60 << 10]);
     store.checkpoint().unwrap();
@@ -146,7 +147,7 @@ fn an_open_store_makes_room_on_a_full_disk_while_a_new_file_waits() {
         // Contents go into the journal, and the disk has no room for more segments.
         let options = options(FailureClass::Power).sizes(512 << 10, 16 << 10, 128 << 10);
         let store = open_on(&disk, options).unwrap();
-        let large = store.open_or_create("large").unwrap();
+        let large = store.open_or_create_file("large").unwrap();
         for at in 0..8 {
             large.write_all_at(&[b'l'; 8 << 10], at << 13).unwrap();
             large.commit().unwrap();

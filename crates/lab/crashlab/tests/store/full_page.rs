@@ -1,6 +1,7 @@
 //! Option `full_page`, on a disk that damages the page being written.
 
 use crate::fixture::{roomy, survives};
+use untorn::__private::StoreSteps;
 use untorn_crashlab::{Model, Options, Profile, SimDisk};
 
 /// With option `full_page`, zeros over a part of a page were not logged as a whole page, and neither was a commit that

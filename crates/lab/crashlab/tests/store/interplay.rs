@@ -3,10 +3,12 @@
 
 use crate::checkpoint::open_with_surprise;
 use crate::fixture::{contents, roomy, small};
+use parking_lot::Mutex;
 use std::path::Path;
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
-use untorn::{Error, File, Outcome, Store, sync_point};
+use untorn::__private::{StoreSteps, sync_point};
+use untorn::{Error, File, Outcome, Store};
 use untorn_crashlab::{Cut, Failed, Fault, On, PROFILES, Profile, SimDisk, What};
 
 fn commit(file: &File, contents: &[u8]) {
@@ -76,7 +78,7 @@ fn contents_whose_loss_another_checkpoint_was_told_of_are_written_again() {
     for profile in PROFILES {
         let disk = roomy::disk(profile);
         let store = roomy::open(&disk);
-        let many: Vec<_> = (0..20).map(|n| store.open_or_create(n.to_string()).unwrap()).collect();
+        let many: Vec<_> = (0..20).map(|n| store.open_or_create_file(n.to_string()).unwrap()).collect();
         store.checkpoint().unwrap();
         many.iter().for_each(|file| commit(file, b"one"));
         let checkpoint = store.begin_checkpoint().unwrap().unwrap();
@@ -102,7 +104,7 @@ fn two_directories(store: &Store) {
     drop(txn.create("z/y", 0o600).unwrap());
     drop(txn.create("w", 0o600).unwrap());
     txn.commit().unwrap();
-    let filler = store.open_or_create("filler").unwrap();
+    let filler = store.open_or_create_file("filler").unwrap();
     while store.status().journal_bytes_pending * 2 <= store.status().journal_bytes_max {
         commit(&filler, &[7; 1900]);
     }
@@ -123,8 +125,8 @@ fn a_file_that_waits_and_is_removed_under_the_checkpoint_is_not_restated() {
             }
             txn.commit().unwrap();
         });
-        commit(&store.open_or_create("n").unwrap(), b"replacement");
-        let old = store.open_or_create("old").unwrap();
+        commit(&store.open_or_create_file("n").unwrap(), b"replacement");
+        let old = store.open_or_create_file("old").unwrap();
         commit(&old, b"before");
         two_directories(&store);
         commit(&old, b"newest");
@@ -164,7 +166,7 @@ fn a_removal_that_waits_under_the_checkpoint_keeps_the_log() {
             NAMES.into_iter().for_each(|name| txn.unlink(name).unwrap());
             txn.commit().unwrap();
         });
-        let files = NAMES.map(|name| store.open_or_create(name).unwrap());
+        let files = NAMES.map(|name| store.open_or_create_file(name).unwrap());
         files.iter().for_each(|file| commit(file, b"before, and longer"));
         store.checkpoint().unwrap();
         files.iter().for_each(|file| commit(file, b"newest"));
@@ -186,7 +188,7 @@ fn a_removal_that_waits_under_the_checkpoint_keeps_the_log() {
 fn a_commit_that_finds_no_room_restates_what_waits() {
     let disk = small::disk();
     let store = small::open(&disk);
-    let a = store.open_or_create("a").unwrap();
+    let a = store.open_or_create_file("a").unwrap();
     while store.status().journal_bytes_allocated < 32 << 10 {
         commit(&a, &[1; 1900]);
     }
@@ -223,7 +225,7 @@ fn a_commit_that_may_have_failed_is_not_written_before_a_name() {
         let disk = roomy::disk(profile);
         let store = roomy::open(&disk);
         let [x, y, other] = ["x", "y", "other"].map(|name| {
-            let file = store.open_or_create(name).unwrap();
+            let file = store.open_or_create_file(name).unwrap();
             commit(&file, b"old");
             file
         });
@@ -274,7 +276,7 @@ fn contents_whose_loss_a_commit_was_told_of_are_written_again() {
             let flushes_all = !matches!(profile, Profile::Ext4 | Profile::Xfs);
             assert_eq!(committed.is_err(), flushes_all, "{profile:?}: who was told");
         });
-        let many: Vec<_> = (0..20).map(|n| store.open_or_create(n.to_string()).unwrap()).collect();
+        let many: Vec<_> = (0..20).map(|n| store.open_or_create_file(n.to_string()).unwrap()).collect();
         store.checkpoint().unwrap();
         many.iter().for_each(|file| commit(file, b"one"));
         // When the last file gets its attribute, all files are written.
@@ -297,7 +299,7 @@ fn opening_a_name_waits_for_the_rename_that_takes_it_away() {
     let (tell, told) = mpsc::channel();
     let moment = Arc::new(Mutex::new(Some(tell)));
     let (store, arm) = open_with_surprise(&disk, roomy::options(), "rename", move |store| {
-        let (store, tell) = (store.clone(), moment.lock().unwrap().take().unwrap());
+        let (store, tell) = (store.clone(), moment.lock().take().unwrap());
         let (end, ended) = mpsc::channel();
         std::thread::spawn(move || {
             tell.send(store.open_file("x").map(drop)).unwrap();
@@ -306,7 +308,7 @@ fn opening_a_name_waits_for_the_rename_that_takes_it_away() {
         // A call that does not wait is done by then.
         let _ = ended.recv_timeout(Duration::from_millis(300));
     });
-    commit(&store.open_or_create("x").unwrap(), b"contents");
+    commit(&store.open_or_create_file("x").unwrap(), b"contents");
     store.checkpoint().unwrap();
     arm(0);
     store.rename("x", "y").unwrap();

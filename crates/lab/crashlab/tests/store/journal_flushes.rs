@@ -1,7 +1,7 @@
 //! Flushes of the journal's own files that fail or are missing.
 
 use crate::fixture::roomy;
-use untorn::sync_point;
+use untorn::__private::{StoreSteps, sync_point};
 use untorn_crashlab::{Cut, Failed, Fault, On, PROFILES, Profile, SimDisk, What};
 use untorn_os::SyncPoint;
 
@@ -10,7 +10,7 @@ fn a_mark_that_was_not_flushed_makes_no_file_newer_than_the_journal() {
     for profile in PROFILES {
         let disk = roomy::disk(profile);
         let store = roomy::open(&disk);
-        let file = store.open_or_create("a").unwrap();
+        let file = store.open_or_create_file("a").unwrap();
         file.write_at(b"acknowledged", 0).unwrap();
         file.commit().unwrap();
         assert!(store.write_durable_mark().unwrap());
@@ -30,7 +30,7 @@ fn a_mark_that_was_not_flushed_makes_no_file_newer_than_the_journal() {
 fn a_segment_whose_name_was_not_flushed_can_be_made_again() {
     let disk = roomy::disk(Profile::Ext4);
     let store = roomy::open(&disk);
-    let file = store.open_or_create("a").unwrap();
+    let file = store.open_or_create_file("a").unwrap();
     let once =
         Fault { on: On::SyncPoint(sync_point::SEGMENT_NAME), after: 0, times: 1, what: What::Writeback(Failed::Lost) };
     disk.fail(once);
@@ -48,7 +48,7 @@ fn a_segment_whose_name_was_not_flushed_can_be_made_again() {
 fn moved_after_a_power_cut(disk: &SimDisk) -> untorn::Result<()> {
     let store = roomy::open(disk);
     for name in ["a", "b"] {
-        let file = store.open_or_create(name)?;
+        let file = store.open_or_create_file(name)?;
         file.write_at(b"acknowledged", 0)?;
         file.commit()?;
         // One file has its last checkpoint before the closing one.
@@ -90,7 +90,7 @@ fn a_closed_file_can_be_moved_after_a_power_cut() {
 fn committed(profile: Profile) -> (SimDisk, untorn::Store) {
     let disk = roomy::disk(profile);
     let store = roomy::open(&disk);
-    let file = store.open_or_create("a").unwrap();
+    let file = store.open_or_create_file("a").unwrap();
     file.write_at(b"ACK", 0).unwrap();
     file.commit().unwrap();
     store.checkpoint().unwrap();

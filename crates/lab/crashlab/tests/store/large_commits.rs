@@ -2,7 +2,7 @@
 
 use crate::fixture::{contents, roomy, small, survives};
 use std::path::Path;
-use untorn::sync_point;
+use untorn::__private::sync_point;
 use untorn::{Error, Outcome};
 use untorn_crashlab::{Cut, Fault, On, PROFILES, Profile, SimDisk, What};
 
@@ -36,8 +36,11 @@ fn an_extent_of_a_change_that_was_never_committed_does_not_stay() {
 fn large_changes_of_a_refused_commit_can_be_committed_one_file_after_the_other() {
     let disk = roomy::disk(Profile::Ext4);
     let store = roomy::open(&disk);
-    let (a, b, c) =
-        (store.open_or_create("a").unwrap(), store.open_or_create("b").unwrap(), store.open_or_create("c").unwrap());
+    let (a, b, c) = (
+        store.open_or_create_file("a").unwrap(),
+        store.open_or_create_file("b").unwrap(),
+        store.open_or_create_file("c").unwrap(),
+    );
     store.syncv(&[&a, &b, &c]).unwrap();
     disk.settle();
     a.write_at(&[1; 30_000], 0).unwrap();
@@ -60,7 +63,7 @@ fn large_changes_of_a_refused_commit_can_be_committed_one_file_after_the_other()
 fn a_rolled_back_large_change_leaves_nothing_after_a_refused_commit() {
     let disk = roomy::disk(Profile::Ext4);
     let store = roomy::open(&disk);
-    let file = store.open_or_create("a").unwrap();
+    let file = store.open_or_create_file("a").unwrap();
     file.commit().unwrap();
     file.write_at(&[7; 100_000], 0).unwrap();
     // The record finds no segment, and no room for a new one.
@@ -77,7 +80,7 @@ fn an_operation_list_whose_flush_found_no_room_is_not_committed() {
     for errno in [libc::ENOSPC, libc::EDQUOT] {
         let disk = small::disk();
         let store = small::open(&disk);
-        let file = store.open_or_create("a").unwrap();
+        let file = store.open_or_create_file("a").unwrap();
         file.write_at(b"old", 0).unwrap();
         file.commit().unwrap();
         // So many ranges that their list fits into no segment.
@@ -98,7 +101,7 @@ fn a_failed_flush_of_an_extent_is_not_believed_to_have_mended() {
     for errno in [libc::ENOSPC, libc::EDQUOT] {
         let disk = small::disk();
         let store = small::open(&disk);
-        let file = store.open_or_create("a").unwrap();
+        let file = store.open_or_create_file("a").unwrap();
         file.write_at(b"old", 0).unwrap();
         file.commit().unwrap();
         file.write_at(&[7; 20_000], 0).unwrap();
@@ -130,7 +133,7 @@ fn whole_blocks_of_a_large_commit_are_shared_and_the_rest_is_copied() {
             let rng = &mut fastrand::Rng::with_seed(seed);
             let disk = roomy::disk(profile);
             let store = roomy::open(&disk);
-            let file = store.open_or_create("a").unwrap();
+            let file = store.open_or_create_file("a").unwrap();
             let mut model = vec![1; rng.usize(1..20_000)];
             file.write_at(&model, 0).unwrap();
             file.commit().unwrap();
@@ -166,7 +169,7 @@ fn whole_blocks_of_a_large_commit_are_shared_and_the_rest_is_copied() {
 fn blocks_that_memory_shows_are_copied() {
     let disk = SimDisk::new(untorn_crashlab::Options { profile: Profile::Xfs, memory: true, ..Default::default() });
     let store = roomy::open(&disk);
-    let file = store.open_or_create("a").unwrap();
+    let file = store.open_or_create_file("a").unwrap();
     file.write_at(&[1; 100_000], 0).unwrap();
     file.commit().unwrap();
     assert_eq!(shared_blocks(&disk, &store), (1, 0), "nothing is mapped");
@@ -185,7 +188,7 @@ fn blocks_that_memory_shows_are_copied() {
 fn sharing_that_fails_is_copying() {
     let disk = roomy::disk(Profile::Xfs);
     let store = roomy::open(&disk);
-    let file = store.open_or_create("a").unwrap();
+    let file = store.open_or_create_file("a").unwrap();
     file.write_at(&[1; 100_000], 0).unwrap();
     file.commit().unwrap();
     disk.fail(Fault { on: On::Write, after: 0, times: 1, what: What::Errno(libc::ENOSPC) });

@@ -3,6 +3,7 @@
 
 use crate::fixture::roomy;
 use std::path::{Path, PathBuf};
+use untorn::__private::StoreSteps;
 use untorn::Store;
 use untorn_crashlab::{Cut, PROFILES, Profile, SimDisk, Snapshot};
 use untorn_journal::format::{Attribute, AttributeFound};
@@ -15,7 +16,7 @@ fn marked(disk: &SimDisk) -> Vec<PathBuf> {
 }
 
 fn write(store: &Store, name: &str, bytes: &[u8]) -> untorn::Result<()> {
-    let file = store.open_or_create(name)?;
+    let file = store.open_or_create_file(name)?;
     file.write_all_at(bytes, 0)?;
     file.commit()
 }

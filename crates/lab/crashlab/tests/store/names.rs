@@ -77,7 +77,7 @@ fn a_file_that_cannot_be_renamed_keeps_the_others_in_their_places() {
     let disk = roomy::disk(Profile::Ext4);
     let store = roomy::open(&disk);
     for name in ["a", "b"] {
-        let file = store.open_or_create(name).unwrap();
+        let file = store.open_or_create_file(name).unwrap();
         file.write_all_at(name.as_bytes(), 0).unwrap();
         file.commit().unwrap();
     }

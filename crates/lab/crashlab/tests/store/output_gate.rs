@@ -1,9 +1,11 @@
 //! Output behind a gate: when the output leaves, a power cut loses nothing that it tells of.
 
 use crate::fixture::roomy;
+use parking_lot::Mutex;
 use std::io;
-use std::sync::{Arc, Mutex};
-use untorn::{Gate, Sink};
+use std::sync::Arc;
+use untorn::__private::{GateSteps, Sink};
+use untorn::Gate;
 use untorn_crashlab::{Cut, Fault, On, Profile, SimDisk, What};
 
 /// An outside observer: cuts the power of a copy of the machine each time that it gets output.
@@ -15,7 +17,7 @@ struct Observer {
 
 impl Sink for Observer {
     fn take(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let mut told = self.told.lock().unwrap();
+        let mut told = self.told.lock();
         // A slow reader, which takes little at a time.
         let taken = bytes.len().min(3);
         told.extend_from_slice(&bytes[..taken]);
@@ -23,7 +25,7 @@ impl Sink for Observer {
             let after = roomy::recovered(&self.disk.snapshot().power_cut(cut).disk);
             let log = after.get("log").unwrap_or_default();
             if !log.starts_with(&told) {
-                self.lost.lock().unwrap().push(format!("{} bytes were told, {} are there", told.len(), log.len()));
+                self.lost.lock().push(format!("{} bytes were told, {} are there", told.len(), log.len()));
             }
         }
         Ok(taken)
@@ -34,7 +36,7 @@ impl Sink for Observer {
 fn told_too_early(profile: Profile, waits: bool) -> Vec<String> {
     let disk = Arc::new(roomy::disk(profile));
     let store = roomy::open(&disk);
-    let log = store.open_or_create("log").unwrap();
+    let log = store.open_or_create_file("log").unwrap();
     log.commit().unwrap();
     let gate = Gate::without_thread(64).unwrap();
     let (told, lost) = <(Arc<Mutex<Vec<u8>>>, Arc<Mutex<Vec<String>>>)>::default();
@@ -54,8 +56,8 @@ fn told_too_early(profile: Profile, waits: bool) -> Vec<String> {
         }
     }
     gate.drain().unwrap();
-    assert_eq!(*told.lock().unwrap(), all);
-    let lost = lost.lock().unwrap();
+    assert_eq!(*told.lock(), all);
+    let lost = lost.lock();
     lost.clone()
 }
 
@@ -71,7 +73,7 @@ fn what_has_left_survives_a_power_cut() {
 fn what_waits_for_a_failed_commit_never_leaves() {
     let disk = Arc::new(roomy::disk(Profile::Ext4));
     let store = roomy::open(&disk);
-    let log = store.open_or_create("log").unwrap();
+    let log = store.open_or_create_file("log").unwrap();
     log.commit().unwrap();
     let gate = Gate::without_thread(1000).unwrap();
     let (told, lost) = <(Arc<Mutex<Vec<u8>>>, Arc<Mutex<Vec<String>>>)>::default();
@@ -86,5 +88,5 @@ fn what_waits_for_a_failed_commit_never_leaves() {
     gate.release();
     assert!(output.write(b"fourth", None).is_err());
     assert!(gate.drain().is_err());
-    assert_eq!(*told.lock().unwrap(), b"first");
+    assert_eq!(*told.lock(), b"first");
 }

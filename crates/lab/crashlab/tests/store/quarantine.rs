@@ -20,7 +20,7 @@ fn setting_a_journal_aside_flushes_what_class_process_had_not() {
     let process = || small::options().class(FailureClass::Process);
     let disk = small::disk();
     let store = small::open_with(&disk, process()).unwrap();
-    let (a, b) = (store.open_or_create("a").unwrap(), store.open_or_create("b").unwrap());
+    let (a, b) = (store.open_or_create_file("a").unwrap(), store.open_or_create_file("b").unwrap());
     store.checkpoint().unwrap();
     a.write_at(b"aaaa", 0).unwrap();
     a.commit().unwrap();
@@ -47,7 +47,7 @@ fn setting_a_journal_aside_flushes_what_class_process_had_not() {
 fn a_journal_set_aside_that_lost_its_end_is_damaged() {
     let disk = small::disk();
     let store = small::open(&disk);
-    let a = store.open_or_create("a").unwrap();
+    let a = store.open_or_create_file("a").unwrap();
     store.checkpoint().unwrap();
     for version in [b"one", b"two"] {
         a.write_at(version, 0).unwrap();

@@ -1,7 +1,7 @@
 //! Commits that are refused or fail, and the commits behind them.
 
 use crate::fixture::roomy;
-use untorn::sync_point;
+use untorn::__private::sync_point;
 use untorn::{Error, Outcome};
 use untorn_crashlab::{Fault, On, Profile, What};
 
@@ -11,7 +11,7 @@ use untorn_crashlab::{Fault, On, Profile, What};
 fn a_commit_does_not_rely_on_one_that_failed() {
     let disk = roomy::disk(Profile::Ext4);
     let store = roomy::open(&disk);
-    let file = store.open_or_create("a").unwrap();
+    let file = store.open_or_create_file("a").unwrap();
     file.write_at(b"acknowledged", 0).unwrap();
     let first = file.commit_async().unwrap();
     // A change of names keeps the two from sharing a group.
@@ -30,7 +30,7 @@ fn a_commit_does_not_rely_on_one_that_failed() {
 fn a_commit_takes_over_what_one_before_it_could_not_do() {
     let disk = roomy::disk(Profile::Ext4);
     let store = roomy::open(&disk);
-    let file = store.open_or_create("a").unwrap();
+    let file = store.open_or_create_file("a").unwrap();
     // Many pieces: their list goes into a spill file, for which there is no room the first time.
     for i in 0..4000u64 {
         file.write_all_at(b"x", i * 2).unwrap();
@@ -53,7 +53,7 @@ fn what_was_written_and_not_flushed_is_not_called_refused() {
     for blocks in 0..4 {
         let disk = roomy::disk(Profile::Ext4);
         let store = roomy::open(&disk);
-        let (a, b) = (store.open_or_create("a").unwrap(), store.open_or_create("b").unwrap());
+        let (a, b) = (store.open_or_create_file("a").unwrap(), store.open_or_create_file("b").unwrap());
         for size in 0..blocks {
             a.set_len(size).unwrap();
             a.commit().unwrap();
@@ -84,7 +84,7 @@ fn what_was_written_and_not_flushed_is_not_called_refused() {
 fn a_commit_behind_the_removal_of_its_file_is_refused() {
     let disk = roomy::disk(Profile::Ext4);
     let store = roomy::open(&disk);
-    let (a, b) = (store.open_or_create("a").unwrap(), store.open_or_create("b").unwrap());
+    let (a, b) = (store.open_or_create_file("a").unwrap(), store.open_or_create_file("b").unwrap());
     let mut removal = store.begin();
     removal.unlink("a").unwrap();
     let removed = removal.commit_async().unwrap();

@@ -2,15 +2,16 @@
 
 use crate::fixture::roomy;
 use std::path::Path;
-use untorn::offline::remove_unneeded_on;
-use untorn::relocate::{flush_names_on, put_back, uncommitted};
-use untorn::{File, FileOptions, Result, sync_point};
+use untorn::__private::relocate::{flush_names_on, put_back, uncommitted};
+use untorn::__private::remove_unneeded_on;
+use untorn::__private::sync_point;
+use untorn::{File, FileOptions, Result};
 use untorn_crashlab::{PROFILES, Profile, SimDisk};
 use untorn_journal::directories::store_dir::StoreDir;
 
 fn open(disk: &SimDisk, name: &str) -> Result<File> {
-    let options = FileOptions::new().create(true);
-    roomy::options().open_standalone_on(disk.process(), Path::new(name), name.into(), &options)
+    let options = FileOptions::new().create(true).store(roomy::options());
+    untorn::__private::open_file_on(&options, disk.process(), Path::new(name), name.into())
 }
 
 fn commit(file: &File, contents: &[u8; 6]) -> Result<()> {

@@ -7,7 +7,7 @@ use untorn_crashlab::Profile;
 fn a_transaction_without_changes_does_not_stand_before_the_next_commit() {
     let disk = roomy::disk(Profile::Ext4);
     let store = roomy::open(&disk);
-    let file = store.open_or_create("a").unwrap();
+    let file = store.open_or_create_file("a").unwrap();
     let mut txn = store.begin();
     txn.add(&file).unwrap();
     txn.commit().unwrap();
@@ -20,7 +20,7 @@ fn a_transaction_without_changes_does_not_stand_before_the_next_commit() {
 fn a_transaction_that_names_a_file_without_changes_breaks_no_chain() {
     let disk = roomy::disk(Profile::Ext4);
     let store = roomy::open(&disk);
-    let (a, b) = (store.open_or_create("a").unwrap(), store.open_or_create("b").unwrap());
+    let (a, b) = (store.open_or_create_file("a").unwrap(), store.open_or_create_file("b").unwrap());
     a.write_at(b"one", 0).unwrap();
     a.commit().unwrap();
     let mut txn = store.begin();
@@ -38,7 +38,7 @@ fn a_transaction_that_names_a_file_without_changes_breaks_no_chain() {
 fn a_directory_of_the_transaction_alone_can_be_removed() {
     let disk = roomy::disk(Profile::Ext4);
     let store = roomy::open(&disk);
-    drop(store.open_or_create("a").unwrap());
+    drop(store.open_or_create_file("a").unwrap());
     let mut txn = store.begin();
     txn.rename("a", "b").unwrap();
     txn.mkdir("a", 0o700).unwrap();

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use untorn::__private::{OpenStoreOn, StoreSteps};
 use untorn::{FailureClass, File, Store};
 use untorn_crashlab::{Failed, Fault, On, Refusal, Refused, SimDisk, What};
 use untorn_journal::directories::store_dir::StoreDir;
@@ -42,7 +43,7 @@ fn commit_versions(disk: &SimDisk, store: &Store, versions: std::ops::Range<u64>
 fn grown(disk: &SimDisk) -> Store {
     let store = small::open(disk);
     for name in ["a", "old", "victim"] {
-        commit(&store.open_or_create(name).unwrap(), b"before");
+        commit(&store.open_or_create_file(name).unwrap(), b"before");
     }
     let mut txn = store.begin();
     txn.mkdir("gone", 0o700).unwrap();
@@ -54,7 +55,7 @@ fn grown(disk: &SimDisk) -> Store {
 
 /// Commits until the log is filling up: waiting changes are restated only then.
 fn fill_log(store: &Store) {
-    let filler = store.open_or_create("filler").unwrap();
+    let filler = store.open_or_create_file("filler").unwrap();
     while {
         let status = store.status();
         status.journal_bytes_pending * 2 <= status.journal_bytes_max
@@ -232,7 +233,7 @@ fn contents_that_wait_do_not_keep_the_journal() {
     disk.hard_link("old", "second").unwrap();
     disk.settle();
     // The attribute of this file was never flushed.
-    commit(&store.open_or_create("new").unwrap(), b"newest");
+    commit(&store.open_or_create_file("new").unwrap(), b"newest");
     disk.hard_link("new", "third").unwrap();
     disk.record();
     commit_versions(&disk, &store, 100..200);
@@ -324,13 +325,13 @@ fn a_commit_larger_than_every_segment_while_something_is_restated() {
     const LARGE_BYTES: usize = 10 << 10;
     let disk = small::disk();
     let store = small::open_with(&disk, small::options().sizes(16 << 10, 4 << 10, 2 << 10)).unwrap();
-    commit(&store.open_or_create("a").unwrap(), b"before");
+    commit(&store.open_or_create_file("a").unwrap(), b"before");
     commit_versions(&disk, &store, 1..20);
     assert_eq!(store.status().journal_bytes_allocated, 16 << 10);
     store.close().unwrap();
     let options = || small::options().sizes(16 << 10, 16 << 10, 12 << 10);
     let store = small::open_with(&disk, options()).unwrap();
-    let large = store.open_or_create("large").unwrap();
+    let large = store.open_or_create_file("large").unwrap();
     store.checkpoint().unwrap();
     refuse_names(&disk);
     change(&store, "create").unwrap();
@@ -420,8 +421,8 @@ fn a_part_of_a_file_is_never_taken_for_the_whole() {
         let options = || small::options().class(class);
         let disk = small::disk();
         let store = small::open_with(&disk, options()).unwrap();
-        commit(&store.open_or_create("other").unwrap(), b"other");
-        let file = store.open_or_create("f").unwrap();
+        commit(&store.open_or_create_file("other").unwrap(), b"other");
+        let file = store.open_or_create_file("f").unwrap();
         commit(&file, &[b'f'; 9000]);
         store.checkpoint().unwrap();
         commit(&file, b"newest");
@@ -452,8 +453,8 @@ fn names_that_heal_under_a_checkpoint_are_flushed_by_the_next() {
         drop(txn.create("w", 0o600).unwrap());
         txn.commit().unwrap();
     });
-    commit(&store.open_or_create("a").unwrap(), &[0; 8]);
-    commit(&store.open_or_create("old").unwrap(), b"before");
+    commit(&store.open_or_create_file("a").unwrap(), &[0; 8]);
+    commit(&store.open_or_create_file("old").unwrap(), b"before");
     let mut txn = store.begin();
     txn.mkdir("z", 0o700).unwrap();
     txn.commit().unwrap();
@@ -507,7 +508,7 @@ fn what_heals_by_a_commit_goes_on_in_the_same_log() {
     for what in ["create", "rename", "replace"] {
         let disk = small::disk();
         let store = grown(&disk);
-        commit(&store.open_or_create("filler").unwrap(), b"before");
+        commit(&store.open_or_create_file("filler").unwrap(), b"before");
         refuse_names(&disk);
         change(&store, what).unwrap();
         fill_log(&store);
@@ -642,7 +643,7 @@ fn a_directory_that_closes_while_a_commit_is_flushed() {
         small::options().open_on(storage, StoreDir::of_directory(), dir.path().to_owned()).unwrap()
     };
     let store = open(Arc::new(hook));
-    let a = store.open_or_create("a").unwrap();
+    let a = store.open_or_create_file("a").unwrap();
     let go_on =
         |versions: std::ops::Range<u64>| versions.for_each(|version| commit(&a, &[version as u8; VERSION_BYTES]));
     go_on(0..50);

@@ -62,9 +62,9 @@ struct Daemon {
 }
 
 /// Descriptors and bytes that are kept for the next daemon, by letter.
-type Kept = BTreeMap<u8, (Vec<u8>, OwnedFd)>;
+type HandedOver = BTreeMap<u8, (Vec<u8>, OwnedFd)>;
 
-fn start(arguments: &[std::ffi::OsString], kept: &Kept) -> Result<Daemon> {
+fn start(arguments: &[std::ffi::OsString], kept: &HandedOver) -> Result<Daemon> {
     let (ours, theirs) = connection().context("a connection")?;
     let mut command = Command::new("/proc/self/exe");
     command.arg0("untorn-mount").args(arguments).stdin(Stdio::from(theirs)).stdout(Stdio::null());
@@ -79,7 +79,7 @@ fn start(arguments: &[std::ffi::OsString], kept: &Kept) -> Result<Daemon> {
 
 impl Daemon {
     /// Takes a message from the daemon; false at the daemon's end.
-    fn hear(&mut self, kept: &mut Kept) -> bool {
+    fn hear(&mut self, kept: &mut HandedOver) -> bool {
         let mut message = [0; MESSAGE_MAX];
         match receive(&self.connection, &mut message) {
             Ok((len, Some(descriptor))) if len >= 2 && message[0] == KEEP => {
@@ -105,7 +105,7 @@ impl Daemon {
 /// Returns the exit code of that last one. `ready` is called when the first daemon is ready.
 pub fn supervise(arguments: &[std::ffi::OsString], ready: impl FnOnce() -> Result<()>) -> Result<u8> {
     let signals = Signals::new()?;
-    let (mut kept, mut ready, mut dead) = (Kept::new(), Some(ready), Vec::<Child>::new());
+    let (mut kept, mut ready, mut dead) = (HandedOver::new(), Some(ready), Vec::<Child>::new());
     let (mut ends, mut short) = (0, 0);
     loop {
         let mut daemon = start(arguments, &kept)?;
@@ -144,8 +144,9 @@ pub fn supervise(arguments: &[std::ffi::OsString], ready: impl FnOnce() -> Resul
         short = if daemon.ready.is_none() || lived < SHORT { short + 1 } else { 0 };
         if short >= SHORT_MOST {
             bail!(
-                "the daemon was killed {SHORT_MOST} times, each time as soon as it served: that is left so, and programs \
-                 get errors. The store has the last commits; please report this, if nobody killed it"
+                "the daemon was killed {SHORT_MOST} times, each time as soon as it served: it is not started again, \
+                 and programs get errors. The store has the last commits; if nobody killed the daemon, please report \
+                 this"
             );
         }
     }

@@ -1,6 +1,6 @@
 //! Translates each request of the kernel into calls of the tree.
 
-use crate::fuse::kernel_pull::{HIDDEN, KernelPull, rand_u128};
+use crate::fuse::kernel_cache::{HIDDEN, MountCache, rand_u128};
 use crate::fuse::privileges::Privileges;
 use crate::fuse::protocol::{
     Answer, ENTRY_LEN, Fields, Header, MAX_READ, OPEN_KILL_SUIDGID, SETXATTR_KILL_SGID, WRITE_CACHE,
@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use untorn_os::mount_calls;
 use untorn_tree::{
-    Attributes, Change, CommitMode, Entry, Errno, FileTree, Ino, Kind, Pull, ROOT, RenameFlags, Request, Result,
+    Attributes, Change, CommitMode, Entry, Errno, FileTree, Ino, KernelCache, Kind, ROOT, RenameFlags, Request, Result,
     SetTime, Time, Transaction,
 };
 
@@ -32,7 +32,7 @@ const NAMES: usize = 128;
 /// Answers requests from a tree.
 pub struct Handlers {
     tree: Arc<dyn FileTree>,
-    pull: Arc<KernelPull>,
+    cache: Arc<MountCache>,
     privileges: Privileges,
     calls: WaitingCalls,
     commit: CommitMode,
@@ -44,7 +44,7 @@ pub struct Handlers {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waits {
     No,
-    /// Only if dirty pages of a file have to be pulled; the pull itself announces the wait.
+    /// Only if dirty pages of a file have to be written back; the write-back itself announces the wait.
     InPulls,
     /// For most of the handler's time.
     Always,
@@ -84,19 +84,19 @@ fn errno<T>(error: i32) -> Result<T> {
 }
 
 fn writable(flags: u32) -> bool {
-    // The fourth access mode, neither for reading nor for writing, is the one with which the puller opens files.
+    // The fourth access mode, neither for reading nor for writing, is the one with which the helper opens files.
     matches!(flags.cast_signed() & libc::O_ACCMODE, libc::O_WRONLY | libc::O_RDWR)
 }
 
 impl Handlers {
     /// Creates handlers for a tree.
-    pub fn new(tree: Arc<dyn FileTree>, pull: Arc<KernelPull>, commit: CommitMode) -> Handlers {
+    pub fn new(tree: Arc<dyn FileTree>, cache: Arc<MountCache>, commit: CommitMode) -> Handlers {
         // Openings that another process numbered may continue, so counting starts at random: no number is used twice.
         let openings = AtomicU64::new(rand_u128() as u64);
         Handlers {
             privileges: Privileges::new(Arc::clone(&tree)),
             tree,
-            pull,
+            cache,
             calls: WaitingCalls::new(),
             commit,
             openings,
@@ -174,7 +174,7 @@ impl Handlers {
             }
             opcode::LINK => {
                 let linked = fields.u64()?;
-                self.tree.link(linked, ino, fields.name()?, &*self.pull).map(entry)
+                self.tree.link(linked, ino, fields.name()?, &*self.cache).map(entry)
             }
             opcode::OPEN => self.open(header, fields.u32()?, fields.u32()?),
             opcode::READ => {
@@ -189,8 +189,8 @@ impl Handlers {
                 self.leave_transactions(handle);
                 let unlinked = self.tree.has_no_name(ino);
                 if self.tree.release(ino, writable) && writable {
-                    self.pull.released(ino);
-                    // The file lost its last name while it was open, and nothing else closes the puller's descriptor of
+                    self.cache.released(ino);
+                    // The file lost its last name while it was open, and nothing else closes the helper's descriptor of
                     // it.
                     if unlinked {
                         self.close_unlinked();
@@ -199,8 +199,8 @@ impl Handlers {
                 Ok(Answer::default())
             }
             opcode::FSYNC => done(self.sync(header)),
-            opcode::FSYNCDIR => done(self.tree.sync_names(&*self.pull)),
-            opcode::SYNCFS => done(self.tree.sync_all(&*self.pull)),
+            opcode::FSYNCDIR => done(self.tree.sync_names(&*self.cache)),
+            opcode::SYNCFS => done(self.tree.sync_all(&*self.cache)),
             opcode::DESTROY => Ok(Answer::default()),
             opcode::SETXATTR => {
                 let (len, flags) = (fields.u32()? as usize, fields.u32()?.cast_signed());
@@ -236,19 +236,19 @@ impl Handlers {
                 let handle = fields.u64()?;
                 let (offset, len, mode) = (fields.u64()?, fields.u64()?, fields.u32()?);
                 if self.privileges.before_allocation(header, ino)? {
-                    self.pull.forget_attributes(ino)?;
+                    self.cache.forget_attributes(ino)?;
                 }
                 self.tree.allocate(ino, offset, len, mode.cast_signed())?;
                 // The kernel itself requests a sync after a durable write, but not after `fallocate`.
                 match handle & 2 != 0 {
-                    true => done(self.tree.sync(ino, &*self.pull)),
+                    true => done(self.tree.sync(ino, &*self.cache)),
                     false => Ok(Answer::default()),
                 }
             }
             opcode::LSEEK => {
                 fields.skip(8)?;
                 let (offset, whence) = (fields.u64()?, fields.u32()?.cast_signed());
-                Ok(Answer::default().u64(self.tree.seek(ino, offset, whence, &*self.pull)?))
+                Ok(Answer::default().u64(self.tree.seek(ino, offset, whence, &*self.cache)?))
             }
             opcode::IOCTL => self.control(header, fields),
             _ => errno(libc::ENOSYS),
@@ -259,13 +259,13 @@ impl Handlers {
         // With `--commit=store`, concurrent syncs share a commit, and the other callers want changes that came later
         // than this one's.
         match self.commit != CommitMode::Store && self.calls.have_sent_all(header.thread) {
-            true => self.tree.sync(header.ino, &AllSent { ino: header.ino, pull: &*self.pull }),
-            false => self.tree.sync(header.ino, &*self.pull),
+            true => self.tree.sync(header.ino, &AllSent { ino: header.ino, cache: &*self.cache }),
+            false => self.tree.sync(header.ino, &*self.cache),
         }
     }
 
     fn lookup(&self, dir: Ino, name: &OsStr) -> Result<Answer> {
-        if dir == ROOT && self.pull.is_hidden(name) {
+        if dir == ROOT && self.cache.is_hidden(name) {
             return Ok(Answer::default().unbelieved_entry(&hidden_attributes(&self.tree.attributes(ROOT)?)));
         }
         match self.tree.lookup(dir, name) {
@@ -284,7 +284,7 @@ impl Handlers {
             opcode::LOOKUP => {
                 let ino = fields.name()?.to_str().and_then(|name| name.parse().ok()).ok_or(Errno(libc::ENOENT))?;
                 let found = self.tree.attributes(ino)?;
-                if found.kind != Kind::File || !self.pull.gives(ino) {
+                if found.kind != Kind::File || !self.cache.gives(ino) {
                     return errno(libc::ENOENT);
                 }
                 Ok(Answer::default().unbelieved_entry(&found))
@@ -314,7 +314,7 @@ impl Handlers {
         if ino == HIDDEN || ino == ROOT {
             return;
         }
-        match self.pull.forgotten(ino, count) {
+        match self.cache.forgotten(ino, count) {
             0 => {}
             count => self.tree.forget(ino, count),
         }
@@ -348,11 +348,11 @@ impl Handlers {
             ctime: is(meant::CTIME).then(|| time(2)),
         };
         // Stores to mappings before the time was set must not change it afterwards. A kernel with a write cache ensures
-        // that itself. Without one, it sends the stores at any time, so they are pulled here. (While a size is being
-        // set, the kernel holds them back.)
+        // that itself. Without one, it sends the stores at any time, so they are written back here. (While a size is
+        // being set, the kernel holds them back.)
         if self.direct() && change.size.is_none() && (change.atime.is_some() || change.mtime.is_some()) {
             // The tree already knows of a failed write.
-            let _ = self.pull.pull(ino);
+            let _ = self.cache.write_back(ino);
         }
         let change = self.privileges.with_change(header, ino, change, is(meant::KILL_SUIDGID))?;
         Ok(Answer::default().stat(&self.tree.set_attributes(ino, &change)?))
@@ -366,14 +366,14 @@ impl Handlers {
             libc::RENAME_EXCHANGE => RenameFlags::Exchange,
             _ => return errno(libc::EINVAL),
         };
-        self.tree.rename((from, old), (to, new), flags, &*self.pull)?;
+        self.tree.rename((from, old), (to, new), flags, &*self.cache)?;
         self.close_unlinked();
         Ok(Answer::default())
     }
 
-    /// Closes the puller's descriptors of files that have just lost their last name.
+    /// Closes the helper's descriptors of files that have just lost their last name.
     fn close_unlinked(&self) {
-        self.pull.unlinked(|ino| self.tree.has_no_name(ino));
+        self.cache.unlinked(|ino| self.tree.has_no_name(ino));
     }
 
     /// Tells the tree that the kernel has received an answer, and does not repeat that request.
@@ -384,7 +384,7 @@ impl Handlers {
     /// Takes over the openings of programs from the process that served the mount before.
     pub fn take_over(&self) {
         for (ino, times) in self.tree.opened_for_writing() {
-            self.pull.opened(ino, times);
+            self.cache.opened(ino, times);
             self.privileges.opened(ino);
         }
     }
@@ -393,7 +393,7 @@ impl Handlers {
         let ino = header.ino;
         let truncates = flags.cast_signed() & libc::O_TRUNC != 0;
         if writable(flags) && !truncates {
-            self.tree.restore(ino, &*self.pull)?;
+            self.tree.restore(ino, &*self.cache)?;
         }
         self.begin(ino, flags)?;
         if truncates {
@@ -402,7 +402,7 @@ impl Handlers {
                 .privileges
                 .with_change(header, ino, Change { size: Some(0), ..Change::default() }, kill)
                 .and_then(|change| self.tree.set_attributes(ino, &change).map(|_| change.mode.is_some()))
-                .and_then(|lost_bits| if lost_bits { self.pull.forget_attributes(ino) } else { Ok(()) });
+                .and_then(|lost_bits| if lost_bits { self.cache.forget_attributes(ino) } else { Ok(()) });
             if let Err(e) = truncated {
                 self.end(ino, flags);
                 return Err(e);
@@ -417,7 +417,7 @@ impl Handlers {
         if writable(flags) {
             // If the last process had registered this opening before it was killed, `take_over` has already counted it.
             if !untorn_tree::is_repeated() {
-                self.pull.opened(ino, 1);
+                self.cache.opened(ino, 1);
             }
             self.privileges.opened(ino);
         }
@@ -426,7 +426,7 @@ impl Handlers {
 
     fn end(&self, ino: Ino, flags: u32) {
         if writable(flags) {
-            self.pull.released(ino);
+            self.cache.released(ino);
         }
         self.tree.release(ino, writable(flags));
     }
@@ -453,7 +453,7 @@ impl Handlers {
         fields.skip(16)?;
         let data = fields.bytes(len as usize)?;
         if self.privileges.before_write(header, ino, flags & WRITE_KILL_SUIDGID != 0)? {
-            self.pull.forget_attributes(ino)?;
+            self.cache.forget_attributes(ino)?;
         }
         match flags & WRITE_CACHE != 0 {
             true => self.tree.write(ino, offset, data)?,
@@ -509,9 +509,9 @@ impl Handlers {
 
     fn leave(&self, transactions: Vec<Transaction>) {
         for txn in transactions {
-            let (tree, pull) = (Arc::clone(&self.tree), Arc::clone(&self.pull));
+            let (tree, cache) = (Arc::clone(&self.tree), Arc::clone(&self.cache));
             // If no thread can be had, nothing of the transaction is committed, and it is given up when the mount ends.
-            let _ = std::thread::Builder::new().spawn(move || tree.leave(txn, &*pull));
+            let _ = std::thread::Builder::new().spawn(move || tree.leave(txn, &*cache));
         }
     }
 
@@ -530,10 +530,10 @@ impl Handlers {
             }
             mount_calls::ADD => self.tree.add(given, ino)?,
             mount_calls::COMMIT | mount_calls::COMMIT_AND_CHAIN => {
-                self.tree.commit(given, command == mount_calls::COMMIT_AND_CHAIN, &*self.pull)?;
+                self.tree.commit(given, command == mount_calls::COMMIT_AND_CHAIN, &*self.cache)?;
             }
             mount_calls::ABORT | mount_calls::ABORT_AND_CHAIN => {
-                let had_changes = self.tree.abort(given, command == mount_calls::ABORT_AND_CHAIN, &*self.pull)?;
+                let had_changes = self.tree.abort(given, command == mount_calls::ABORT_AND_CHAIN, &*self.cache)?;
                 return Ok(Answer::default().u32(had_changes.into()).u32(0).u32(0).u32(0));
             }
             _ => self.tree.dissolve(given),
@@ -551,7 +551,7 @@ impl Handlers {
         match command {
             mount_control::PREPARE_UNMOUNT if !of_daemon => errno(libc::EPERM),
             mount_control::PREPARE_UNMOUNT => {
-                if let Err(e) = self.tree.prepare_end(&*self.pull) {
+                if let Err(e) = self.tree.prepare_end(&*self.cache) {
                     let status = self.tree.status()?;
                     // Writes that are lost for good do not delay the unmount. With `--commit=store` a lost write keeps
                     // everything else uncommitted, so the unmount is refused.
@@ -567,7 +567,7 @@ impl Handlers {
             mount_calls::STATUS if !of_daemon => errno(libc::EPERM),
             mount_calls::STATUS => Ok(done.raw(&mount_status::answer(&self.tree.status()?, self.commit))),
             mount_control::SYNC_ALL => {
-                self.tree.sync_all(&*self.pull)?;
+                self.tree.sync_all(&*self.cache)?;
                 Ok(done)
             }
             mount_control::SYNC_FILES => {
@@ -579,7 +579,7 @@ impl Handlers {
                         return errno(libc::EPERM);
                     }
                 }
-                self.tree.sync_files(&files, &*self.pull)?;
+                self.tree.sync_files(&files, &*self.cache)?;
                 Ok(done)
             }
             mount_calls::BEGIN
@@ -623,36 +623,36 @@ fn hidden_attributes(root: &Attributes) -> Attributes {
 mod tests {
     use super::*;
     use crate::fuse::device::Device;
+    use parking_lot::Mutex;
     use std::io;
-    use std::sync::Mutex;
-    use untorn_tree::{Kept, StoreTree, TreeOptions};
+    use untorn_tree::{HandoverLog, StoreTree, TreeOptions};
 
     /// A log that is being written, and the one before it.
     #[derive(Default)]
     struct Log(Mutex<(Vec<u8>, Vec<u8>)>);
 
-    impl Kept for Log {
+    impl HandoverLog for Log {
         fn len(&self) -> io::Result<u64> {
-            Ok(self.0.lock().unwrap().0.len() as u64)
+            Ok(self.0.lock().0.len() as u64)
         }
 
         fn read_at(&self, bytes: &mut [u8], at: u64) -> io::Result<()> {
-            bytes.copy_from_slice(&self.0.lock().unwrap().0[at as usize..][..bytes.len()]);
+            bytes.copy_from_slice(&self.0.lock().0[at as usize..][..bytes.len()]);
             Ok(())
         }
 
         fn append(&self, parts: &[&[u8]]) -> io::Result<()> {
-            self.0.lock().unwrap().1.extend(parts.concat());
+            self.0.lock().1.extend(parts.concat());
             Ok(())
         }
 
         fn cut(&self, len: u64) -> io::Result<()> {
-            self.0.lock().unwrap().0.truncate(len as usize);
+            self.0.lock().0.truncate(len as usize);
             Ok(())
         }
 
         fn begin(&self, _: u64) -> io::Result<()> {
-            self.0.lock().unwrap().1.clear();
+            self.0.lock().1.clear();
             Ok(())
         }
 
@@ -669,7 +669,7 @@ mod tests {
     impl Log {
         /// Ends the process: the next one finds the log as written so far.
         fn kill(&self) {
-            let mut logs = self.0.lock().unwrap();
+            let mut logs = self.0.lock();
             logs.0 = logs.1.clone();
         }
     }
@@ -682,12 +682,12 @@ mod tests {
         let start = || {
             let store = StoreTree::store_options().open(dir.path()).unwrap();
             let options = TreeOptions { kept: Some(log.clone()), ..TreeOptions::default() };
-            let pull =
-                Arc::new(KernelPull::new(Arc::new(Device::new(std::fs::File::open("/dev/null").unwrap().into()))));
+            let cache =
+                Arc::new(MountCache::new(Arc::new(Device::new(std::fs::File::open("/dev/null").unwrap().into()))));
             let tree = Arc::new(StoreTree::open(store, options).unwrap());
-            let handlers = Handlers::new(tree, Arc::clone(&pull), CommitMode::Sync);
+            let handlers = Handlers::new(tree, Arc::clone(&cache), CommitMode::Sync);
             handlers.take_over();
-            (handlers, pull)
+            (handlers, cache)
         };
         let create = [0, opcode::CREATE, 7, 0, 1, 0, 0, 0, 0, 0, libc::O_WRONLY.cast_unsigned(), 0o644, 0, 0];
         let message: Vec<u8> = create.into_iter().flat_map(u32::to_ne_bytes).chain(*b"f\0").collect();
@@ -696,13 +696,13 @@ mod tests {
             let (header, fields) = Fields::of(&message).unwrap();
             assert!(handlers.answer(&header, fields).unwrap().is_ok());
         };
-        let (killed, pull) = start();
+        let (killed, cache) = start();
         ask(&killed);
-        assert_eq!(pull.end().iter().map(|(_, writers)| *writers).collect::<Vec<_>>(), [1]);
+        assert_eq!(cache.end().iter().map(|(_, writers)| *writers).collect::<Vec<_>>(), [1]);
         drop(killed);
         log.kill();
-        let (handlers, pull) = start();
+        let (handlers, cache) = start();
         ask(&handlers);
-        assert_eq!(pull.end().iter().map(|(_, writers)| *writers).collect::<Vec<_>>(), [1]);
+        assert_eq!(cache.end().iter().map(|(_, writers)| *writers).collect::<Vec<_>>(), [1]);
     }
 }

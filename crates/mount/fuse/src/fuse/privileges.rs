@@ -6,10 +6,11 @@
 //! told to forget its cached mode.
 
 use crate::fuse::protocol::Header;
+use parking_lot::Mutex;
 use std::collections::HashSet;
 use std::ffi::OsStr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use untorn_tree::{Change, FileTree, Ino, Kind, Result};
 
 const CAPABILITY: &str = "security.capability";
@@ -45,7 +46,7 @@ impl Privileges {
     }
 
     fn add(&self, ino: Ino) {
-        self.capable.lock().unwrap_or_else(PoisonError::into_inner).insert(ino);
+        self.capable.lock().insert(ino);
         self.any_capable.store(true, Ordering::Release);
     }
 
@@ -53,7 +54,7 @@ impl Privileges {
         if !self.any_capable.load(Ordering::Acquire) {
             return Ok(());
         }
-        match self.capable.lock().unwrap_or_else(PoisonError::into_inner).remove(&ino) {
+        match self.capable.lock().remove(&ino) {
             // An error is ignored: the attribute was removed meanwhile.
             true => self.tree.remove_xattr(ino, CAPABILITY.as_ref()).or(Ok(())),
             false => Ok(()),

@@ -7,15 +7,16 @@
 
 use crate::fuse::device::{Device, End, Look};
 use crate::fuse::handlers::{Handlers, Waits};
-use crate::fuse::kernel_pull::KernelPull;
+use crate::fuse::kernel_cache::MountCache;
 use crate::fuse::protocol::{
     ASKED_AGAIN, Answer, BUFFER, Fields, Header, MAJOR, MAX_WRITE, MINOR, REQUEST_HEADER, agreed, opcode,
 };
 use anyhow::{Context, Result, bail, ensure};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::fd::OwnedFd;
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use untorn_tree::{CommitMode, Errno, FileTree};
 
@@ -58,7 +59,7 @@ struct Counted(Arc<Server>);
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        self.0.threads().all -= 1;
+        self.0.threads.lock().all -= 1;
         self.0.ended.notify_all();
     }
 }
@@ -67,7 +68,7 @@ impl Drop for Counted {
 pub struct Server {
     device: Arc<Device>,
     handlers: Handlers,
-    pull: Arc<KernelPull>,
+    cache: Arc<MountCache>,
     threads: Mutex<Threads>,
     called: Condvar,
     ended: Condvar,
@@ -95,18 +96,18 @@ impl Server {
     }
 
     fn with(device: Arc<Device>, tree: Arc<dyn FileTree>, commit: CommitMode) -> Result<Arc<Server>> {
-        let pull = Arc::new(KernelPull::new(Arc::clone(&device)));
-        let handlers = Handlers::new(tree, Arc::clone(&pull), commit);
+        let cache = Arc::new(MountCache::new(Arc::clone(&device)));
+        let handlers = Handlers::new(tree, Arc::clone(&cache), commit);
         handlers.take_over();
         let (threads, called, ended) = Default::default();
-        let server = Arc::new(Server { device, handlers, pull, threads, called, ended });
-        let of_pulls = Arc::downgrade(&server);
-        server.pull.before_waiting(move || {
-            if let Some(server) = of_pulls.upgrade() {
+        let server = Arc::new(Server { device, handlers, cache, threads, called, ended });
+        let of_cache = Arc::downgrade(&server);
+        server.cache.before_waiting(move || {
+            if let Some(server) = of_cache.upgrade() {
                 server.begin_waiting();
             }
         });
-        let mut threads = server.threads();
+        let mut threads = server.threads.lock();
         server.add_reserve(&mut threads)?;
         server.add_reserve(&mut threads)?;
         server.call(threads);
@@ -114,28 +115,24 @@ impl Server {
     }
 
     /// Returns the object that makes the kernel send dirty pages to the tree.
-    pub fn pull(&self) -> &Arc<KernelPull> {
-        &self.pull
+    pub fn cache(&self) -> &Arc<MountCache> {
+        &self.cache
     }
 
-    /// Ends the transactions that a killed process was ending. Call it after pulls were started.
+    /// Ends the transactions that a killed process was ending. Call it after write-backs were started.
     pub fn leave_left(&self) {
         self.handlers.leave_left();
     }
 
     /// Waits until the mount is gone and every handler has ended.
     pub fn wait(&self) -> End {
-        let mut threads = self.threads();
+        let mut threads = self.threads.lock();
         loop {
             match threads.end {
                 Some(end) if threads.all == 0 => return end,
-                _ => threads = self.ended.wait(threads).unwrap_or_else(PoisonError::into_inner),
+                _ => self.ended.wait(&mut threads),
             }
         }
-    }
-
-    fn threads(&self) -> MutexGuard<'_, Threads> {
-        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn add_reserve(self: &Arc<Server>, threads: &mut Threads) -> Result<()> {
@@ -159,7 +156,7 @@ impl Server {
     /// Sleeps until this thread is called; false at the end.
     fn wait_for_call(&self, mut threads: MutexGuard<'_, Threads>) -> bool {
         while threads.calls == 0 && threads.end.is_none() {
-            threads = self.called.wait(threads).unwrap_or_else(PoisonError::into_inner);
+            self.called.wait(&mut threads);
         }
         if threads.end.is_some() {
             return false;
@@ -172,7 +169,7 @@ impl Server {
     fn serve(self: Arc<Server>) {
         let counted = Counted(self);
         let mut buffer = resident();
-        if counted.0.wait_for_call(counted.0.threads()) {
+        if counted.0.wait_for_call(counted.0.threads.lock()) {
             counted.0.receive_all(&mut buffer);
         }
     }
@@ -180,11 +177,11 @@ impl Server {
     fn receive_all(self: &Arc<Server>, buffer: &mut [u8]) {
         let mut look = Look::default();
         loop {
-            let is_alone = self.threads().receiving == 1;
+            let is_alone = self.threads.lock().receiving == 1;
             let len = match self.device.receive(buffer, is_alone.then_some(&mut look)) {
                 Ok(len) => len,
                 Err(end) => {
-                    self.threads().end.get_or_insert(end);
+                    self.threads.lock().end.get_or_insert(end);
                     self.called.notify_all();
                     return;
                 }
@@ -225,7 +222,7 @@ impl Server {
     /// The thread stays in reserve until this one calls it: only the last receiving thread calls one, and this thread
     /// receives.
     fn prepare_waiting(self: &Arc<Server>) -> Result<(), Errno> {
-        let mut threads = self.threads();
+        let mut threads = self.threads.lock();
         match threads.reserve {
             0 => self.add_reserve(&mut threads).map_err(|_| Errno(libc::ENOMEM)),
             _ => Ok(()),
@@ -238,7 +235,7 @@ impl Server {
             return;
         }
         PART.set(Part::Waits);
-        let mut threads = self.threads();
+        let mut threads = self.threads.lock();
         threads.receiving -= 1;
         threads.waiting += 1;
         if threads.receiving == 0 {
@@ -253,7 +250,7 @@ impl Server {
     /// as much as the single receiver saves.
     fn goes_on(&self, reads: bool) -> bool {
         let has_waited = PART.replace(Part::Receives) == Part::Waits;
-        let mut threads = self.threads();
+        let mut threads = self.threads.lock();
         threads.waiting -= usize::from(has_waited);
         let several = reads || threads.waiting > 0;
         if has_waited && several && threads.receiving < RECEIVING_MOST {

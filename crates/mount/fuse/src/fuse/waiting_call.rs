@@ -9,7 +9,7 @@ use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 use std::ffi::c_long;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-use untorn_tree::{Ino, Pull, Result};
+use untorn_tree::{Ino, KernelCache, Result};
 
 /// After a thread that this process may not inspect, this many syncs are not inspected.
 const PASSED_BY: u32 = 64;
@@ -79,24 +79,24 @@ fn sends_all(line: &[u8]) -> bool {
 /// Pulls all files except one that the kernel has already sent.
 pub struct AllSent<'a> {
     pub ino: Ino,
-    pub pull: &'a dyn Pull,
+    pub cache: &'a dyn KernelCache,
 }
 
-impl Pull for AllSent<'_> {
-    fn pull(&self, ino: Ino) -> Result<()> {
-        if ino == self.ino { Ok(()) } else { self.pull.pull(ino) }
+impl KernelCache for AllSent<'_> {
+    fn write_back(&self, ino: Ino) -> Result<()> {
+        if ino == self.ino { Ok(()) } else { self.cache.write_back(ino) }
     }
 
     fn cached(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<()> {
-        self.pull.cached(ino, offset, buf)
+        self.cache.cached(ino, offset, buf)
     }
 
     fn begin_waiting(&self) {
-        self.pull.begin_waiting();
+        self.cache.begin_waiting();
     }
 
     fn rolled_back(&self, ino: Ino, size: u64) {
-        self.pull.rolled_back(ino, size);
+        self.cache.rolled_back(ino, size);
     }
 }
 

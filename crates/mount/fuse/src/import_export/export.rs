@@ -1,7 +1,7 @@
 //! `untorn export`: makes a plain tree of a store that can be mounted.
 
+use crate::import_export::atomic_directory::AtomicDirectory;
 use crate::import_export::held_back::{HeldBack, Skips};
-use crate::import_export::made_whole::MadeWhole;
 use crate::mounts::mounted_store;
 use crate::plain_trees::copying::{self, NoKernel, Report, path_of};
 use crate::plain_trees::deep_paths::Below;
@@ -23,7 +23,7 @@ const NAMES: usize = 1024;
 /// Makes a plain tree of all that was committed in a store, except skipped names; returns a message for the user.
 pub fn export(store: &Path, to: &Path, skips: &Skips) -> Result<String> {
     let source = store.canonicalize().with_context(|| format!("cannot open the store {}", store.display()))?;
-    let made = MadeWhole::begin(to)?;
+    let made = AtomicDirectory::begin(to)?;
     let place = made.place().display();
     ensure!(!made.place().starts_with(&source), "{place} lies in the store; use another directory");
     let tree = mounted_store::open_to_export(&source)?;

@@ -114,7 +114,7 @@ impl Skips {
         let missing = self.names.difference(&self.found.borrow()).next().cloned();
         ensure!(
             missing.is_none(),
-            "there is no {} to be skipped; give names as they are told, from the directory on",
+            "there is no {} to skip; give names as the messages show them, relative to the directory",
             missing.unwrap_or_default().display()
         );
         Ok(())

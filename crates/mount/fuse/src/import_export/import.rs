@@ -1,6 +1,6 @@
 //! `untorn import`: makes a store that can be mounted of a plain tree.
 
-use crate::import_export::made_whole::MadeWhole;
+use crate::import_export::atomic_directory::AtomicDirectory;
 use crate::mounts::store_files::{self, JOURNAL};
 use crate::plain_trees::copying::{self, NoKernel, Report, path_of};
 use crate::plain_trees::deep_paths::{self, Below};
@@ -29,11 +29,11 @@ pub fn import(directory: &Path, store: &Path, manifest: Option<&Path>) -> Result
     if manifest.is_none() {
         store_files::check_place(store)?;
     }
-    let made = MadeWhole::begin(store)?;
+    let made = AtomicDirectory::begin(store)?;
     let place = made.place().display();
     ensure!(
         !made.place().starts_with(&source) && !source.starts_with(made.place()),
-        "{shown} and {place} lie one in the other; use another directory"
+        "of {shown} and {place}, one contains the other; use another directory"
     );
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let opened = rustix::fs::open(&source, flags, Mode::empty()).with_context(|| format!("cannot open {shown}"))?;
@@ -282,7 +282,7 @@ fn kind(about: &Stat) -> Result<Kind> {
         FileType::Socket => Kind::Socket,
         FileType::CharacterDevice => Kind::CharDevice,
         FileType::BlockDevice => Kind::BlockDevice,
-        other => bail!("{other:?} is no kind of file that is known"),
+        other => bail!("{other:?} is an unknown kind of file"),
     })
 }
 

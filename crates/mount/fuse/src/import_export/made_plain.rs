@@ -5,9 +5,9 @@
 //! removed. After a kill at any point there is either the store, or the tree with a rest of the store beside it;
 //! running the command again completes the work.
 
+use crate::import_export::atomic_directory::{AtomicDirectory, remove_left};
 use crate::import_export::export::Export;
 use crate::import_export::held_back::Skips;
-use crate::import_export::made_whole::{MadeWhole, remove_left};
 use crate::mounts::mount_point;
 use crate::mounts::mounted_store;
 use crate::mounts::store_files::{self, JOURNAL};
@@ -27,7 +27,7 @@ pub fn eject(store: &Path, yes: bool, skips: &Skips) -> Result<String> {
     if !place.join(JOURNAL).exists() {
         // An earlier run was killed after the exchange.
         ensure!(remove_left(&place)?, "there is no store in {shown}; nothing was changed");
-        return Ok(format!("{shown} had its plain tree already; what was left of its store is removed\n"));
+        return Ok(format!("{shown} was a plain directory already; the rest of its store is removed\n"));
     }
     let tree = mounted_store::open_to_export(&place)?;
     store_files::check(&place).context("nothing was changed, as this would be removed with the store")?;
@@ -38,7 +38,7 @@ pub fn eject(store: &Path, yes: bool, skips: &Skips) -> Result<String> {
     tree.write_back()
         .map_err(error)
         .with_context(|| format!("cannot bring {shown} up to date; nothing was changed"))?;
-    let made = MadeWhole::beside(&place)?;
+    let made = AtomicDirectory::beside(&place)?;
     let mut export = Export::new(&tree, "ejecting");
     export.root(made.path(), skips).context("nothing was changed")?;
     let report = export.report;

@@ -8,7 +8,7 @@ use serde_json::json;
 use std::path::Path;
 use std::time::Duration;
 use untorn::offline::{self, Inspection};
-use untorn::{Error, Store};
+use untorn::{Error, Reader};
 use untorn_terminal::table::{bytes, count};
 use untorn_terminal::{Failure, Output};
 use untorn_tree::{Verified, verify};
@@ -86,7 +86,7 @@ pub fn check(path: &Path, json: bool) -> Result<Output, Failure> {
             );
         }
         if log.is_none() && sound {
-            text += "note     the log changed all the time: only what readers read of it was looked at\n";
+            text += "note     the log changed all the time, so only the part that readers use was verified\n";
         }
         problems.iter().for_each(|problem| text += &format!("PROBLEM  {problem}\n"));
         text += match (sound, is_unclean) {
@@ -113,7 +113,7 @@ fn look(store: &Path) -> untorn::Result<Inspection> {
 
 /// Verifies the tree under a lease, so that a large tree can be read to its end; without one if the owner grants none.
 fn look_at_tree(store: &Path) -> untorn::Result<(u64, Verified)> {
-    let reader = Store::open_read_only(store)?;
+    let reader = Reader::open(store)?;
     match reader.held_snapshot() {
         Ok(snapshot) => match verify(&snapshot) {
             Err(Error::SnapshotExpired { .. }) => {}

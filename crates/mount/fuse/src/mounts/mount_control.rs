@@ -39,7 +39,7 @@ pub fn prepare_unmount(mount_point: &Path) -> Result<u32> {
     let result = unsafe { ioctl(&directory, Getter::<{ PREPARE_UNMOUNT }, u32>::new()) };
     let shown = mount_point.display();
     match result {
-        Err(Errno::PERM) => bail!("{shown} is a mount of another user, who alone can unmount it (and root)"),
+        Err(Errno::PERM) => bail!("{shown} is a mount of another user; only that user and root can unmount it"),
         result => result.with_context(|| {
             format!("cannot commit everything on {shown}, so it stays mounted; find the cause, and try again")
         }),
@@ -65,7 +65,7 @@ pub fn sync_all(directory_on_it: &Path) -> Result<bool> {
         Err(Errno::NOTTY) => Ok(false),
         Err(e) => Err(e).with_context(|| {
             format!(
-                "cannot commit everything on the mount of {}; what cannot be is as of its last commit",
+                "cannot commit everything on the mount of {}; files that cannot be committed keep their last commits",
                 directory_on_it.display()
             )
         }),

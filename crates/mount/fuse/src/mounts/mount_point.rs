@@ -201,8 +201,8 @@ pub fn is_dead(at: &Path) -> bool {
 /// Explains why a daemon may not answer, and how to help.
 pub fn no_answer(at: &Path) -> String {
     format!(
-        "its daemon does not answer: it is stopped, or waits for the disk; `pgrep -af untorn-mount` finds it; SIGCONT makes a \
-         stopped one go on, and `umount -f {}` ends the mount and loses all uncommitted changes",
+        "its daemon does not answer: it is stopped, or waits for the disk; `pgrep -af untorn-mount` finds it; SIGCONT \
+         continues a stopped daemon, and `umount -f {}` ends the mount and loses all uncommitted changes",
         at.display()
     )
 }
@@ -244,7 +244,7 @@ pub fn prepare(store: &Path, at: &Path) -> Result<()> {
             mounted.source.display(),
             mounted.kind
         );
-        detach(at).with_context(|| format!("the daemon of {shown} has ended, and what it left cannot be unmounted"))?;
+        detach(at).with_context(|| format!("the daemon of {shown} has ended, and its mount cannot be unmounted"))?;
     }
     let mut entries = match fs::read_dir(at) {
         Ok(entries) => entries,
@@ -257,11 +257,15 @@ pub fn prepare(store: &Path, at: &Path) -> Result<()> {
         Err(e) => return Err(e).with_context(|| format!("cannot read the mount point {shown}")),
     };
     if store.starts_with(at) || at.starts_with(store) {
-        bail!("the mount point {shown} and the store {} lie one in the other; use another directory", store.display());
+        bail!(
+            "of the mount point {shown} and the store {}, one contains the other; use another \
+               directory",
+            store.display()
+        );
     }
     ensure!(
         entries.next().is_none(),
-        "the mount point {shown} is not empty, and what is in it would be hidden; use an empty directory"
+        "the mount point {shown} is not empty, and its files would be hidden; use an empty directory"
     );
     Ok(())
 }
@@ -314,7 +318,7 @@ fn mount_as_root(descriptor: OwnedFd, source: &Path, at: &Path, allowed: Allowed
 pub fn remount(at: &Path, allowed: Allowed, read_only: bool) -> Result<()> {
     let shown = at.display();
     let mounted = mounted_at(at)?.with_context(|| format!("nothing is mounted at {shown}"))?;
-    ensure!(mounted.is_ours(), "{shown} is a mount of type {}, and none of Untorn", mounted.kind);
+    ensure!(mounted.is_ours(), "{shown} is a mount of type {}, not of Untorn", mounted.kind);
     ensure!(
         mounted.sync_commits() || !allowed.sync_commits,
         "sync_commits cannot be changed while {shown} is mounted; unmount it, and mount it anew"

@@ -39,7 +39,7 @@ pub fn answer(status: &TreeStatus, mode: CommitMode) -> Vec<u8> {
             "uncommitted_seconds": status.oldest.map(|age| age.as_secs()),
             "names_uncommitted": status.names_uncommitted,
             "on_their_way": status.on_their_way,
-            "owed": status.owed,
+            "deferred": status.deferred,
             "transactions": status.transactions,
             "poisoned": status.poisoned.len(),
             "poisoned_names": names,
@@ -56,7 +56,7 @@ pub fn answer(status: &TreeStatus, mode: CommitMode) -> Vec<u8> {
 }
 
 /// The mount that a path is on.
-pub struct Found {
+pub struct FoundMount {
     /// The mount's entry in `mountinfo`.
     pub mounted: Mounted,
     /// The daemon's answer; `None` if it has ended, or does not answer.
@@ -66,21 +66,21 @@ pub struct Found {
 }
 
 /// Finds the mount of Untorn that a directory is on or is the mount point of; `None` if there is none.
-pub fn find(path: &Path) -> Result<Option<Found>> {
+pub fn find(path: &Path) -> Result<Option<FoundMount>> {
     let Some(asked) = status_question::ask(path)? else {
         let mounted = mount_point::by_name(path)?;
         let mounted = mounted.with_context(|| format!("the file system of {} does not answer", path.display()))?;
-        return Ok(Some(Found { mounted, said: None, hangs: true }));
+        return Ok(Some(FoundMount { mounted, said: None, hangs: true }));
     };
     let (said, device) = match asked {
         Ok(said) => said,
         Err(Errno::NOTCONN | Errno::CONNABORTED) => {
             let at = mount_point::absolute(path)?;
             let mounted = mount_point::mounted_at(&at)?.filter(Mounted::is_ours);
-            return Ok(mounted.map(|mounted| Found { mounted, said: None, hangs: false }));
+            return Ok(mounted.map(|mounted| FoundMount { mounted, said: None, hangs: false }));
         }
         Err(Errno::PERM) => {
-            bail!("{} is on a mount of another user, who alone is told of it (and root)", path.display())
+            bail!("{} is on a mount of another user; only that user and root can see its state", path.display())
         }
         // The caller's next check reports the error of the path.
         Err(_) => return Ok(None),
@@ -89,13 +89,13 @@ pub fn find(path: &Path) -> Result<Option<Found>> {
     let is = |mounted: &Mounted| mounted.is_ours() && mounted.device == device;
     let mounted = mount_point::mounts()?.into_iter().find(is);
     let mounted = mounted.with_context(|| format!("the mount of {} is in no directory any more", path.display()))?;
-    Ok(Some(Found { mounted, said: Some(said), hangs: false }))
+    Ok(Some(FoundMount { mounted, said: Some(said), hangs: false }))
 }
 
 /// Asks the daemon of a mount for the files of which a write failed: the paths that the answer has room for, and the
 /// number of all. `None` if the daemon does not answer this user.
 pub fn poisoned(on: &Path) -> Option<(Vec<PathBuf>, u64)> {
-    let Found { mounted, said, .. } = find(on).ok()??;
+    let FoundMount { mounted, said, .. } = find(on).ok()??;
     let said = said?;
     let names = said["poisoned_names"].as_array().into_iter().flatten().filter_map(Value::as_str);
     let paths: Vec<PathBuf> = names.map(|name| mounted.at.join(name)).collect();
@@ -108,7 +108,7 @@ pub fn not_committed((paths, count): &(Vec<PathBuf>, u64)) -> String {
     if *count > names.len() as u64 {
         names.push(format!("and {} more", count - names.len() as u64));
     }
-    format!("not committed, as a write of it failed, so that its last commit stands: {}", names.join(", "))
+    format!("not committed, because a write failed; the last commit stands: {}", names.join(", "))
 }
 
 /// Whether a write or a flush of the log has failed on the mount at a directory.
@@ -118,8 +118,8 @@ pub fn has_failed(at: &Path) -> bool {
 }
 
 /// Prints the condition of a mount. The exit code is 1 if something is wrong.
-pub fn status(found: &Found, json: bool) -> Output {
-    let Found { mounted, said, hangs } = found;
+pub fn status(found: &FoundMount, json: bool) -> Output {
+    let FoundMount { mounted, said, hangs } = found;
     let (at, store) = (&mounted.at, &mounted.source);
     let number = |name: &str| said.as_ref().and_then(|said| said[name].as_u64()).unwrap_or(0);
     let is = |name: &str| said.as_ref().is_some_and(|said| said[name] == true);
@@ -142,7 +142,8 @@ pub fn status(found: &Found, json: bool) -> Output {
                 _ if *hangs => mount_point::no_answer(at),
                 true => format!("dead: its daemon has ended; `{again}` goes on from the last commits"),
                 false => format!(
-                    "dead: its daemon has ended, and {} is no store any more; its last commits are where it is now",
+                    "dead: its daemon has ended, and {} is no longer a store; if the store was moved, its last commits \
+                     are at its new place",
                     store.display()
                 ),
             },
@@ -156,9 +157,9 @@ pub fn status(found: &Found, json: bool) -> Output {
     lines.push(("served by", served));
     let mut commits = mode_in_words(said["mode"].as_str().unwrap_or("?"));
     if mounted.sync_commits() {
-        commits += "; everything by `sync` and `syncfs` (-o sync_commits)";
+        commits += "; `sync` and `syncfs` commit everything (-o sync_commits)";
     } else if said["mode"] != "write" {
-        commits += &format!("; nothing by `sync` and `syncfs`, but by `untorn sync {}`", at.display());
+        commits += &format!("; `sync` and `syncfs` commit nothing, but `untorn sync {}` does", at.display());
     }
     lines.push(("commits", commits));
     let writing = count(number("open_for_writing"), "file is open for writing", "files are open for writing");
@@ -171,14 +172,14 @@ pub fn status(found: &Found, json: bool) -> Output {
     if is("names_uncommitted") {
         uncommitted += ", names or attributes";
     }
-    if number("owed") > 0 {
-        uncommitted += &format!(", {} renamed on a full disk", count(number("owed"), "file", "files"));
+    if number("deferred") > 0 {
+        uncommitted += &format!(", {} renamed on a full disk", count(number("deferred"), "file", "files"));
     }
     let age = match said["uncommitted_seconds"].as_u64() {
         Some(seconds) => format!(", the oldest for {}", count(seconds, "second", "seconds")),
         None => String::new(),
     };
-    lines.push(("uncommitted", format!("{uncommitted}{age}, and what the kernel has not sent yet")));
+    lines.push(("uncommitted", format!("{uncommitted}{age}, and changes that the kernel has not sent yet")));
     lines.push(("on their way", count(number("on_their_way"), "commit", "commits")));
     let state = match (is("failed"), number("poisoned")) {
         (true, _) => {
@@ -198,17 +199,22 @@ pub fn status(found: &Found, json: bool) -> Output {
         text += &format!("POISONED  and {} more\n", number("poisoned") - names.len() as u64);
     }
     if number("poisoned") > 0 {
-        text += "A poisoned file is committed by nothing, and its last commit stands, until what failed is written anew, or cut off, \
-             or the file is truncated to 0 or removed; a program that opens it for writing, when no other has it open so, \
-             finds its last commit. Where the kernel has all that failed still, the next sync writes it again.\n";
+        text += "A poisoned file keeps its last commit: nothing commits it until the failed data is written anew or \
+             cut off, or the file is truncated to 0 or removed. When a program opens it for writing, and no other \
+             program has it open for writing, the program finds its last commit. If the kernel still has all of the \
+             failed data, the next sync writes it again.\n";
     }
     Output::text(text).code(code)
 }
 
 fn mode_in_words(mode: &str) -> String {
     match mode {
-        "fsync" => "by fsync and its kin; after some seconds what nobody has open for writing".to_owned(),
-        "close" => "by fsync and its kin, and soon after the last writer has closed a file (--commit=close)".to_owned(),
+        "fsync" => "by fsync and similar calls; after some seconds, files that no program has open for \
+                    writing"
+            .to_owned(),
+        "close" => "by fsync and similar calls, and soon after the last writer has closed a file \
+                    (--commit=close)"
+            .to_owned(),
         "write" => "each write, before it returns (--commit=write)".to_owned(),
         "store" => "everything by each sync, and by nothing else (--commit=store)".to_owned(),
         other => other.to_owned(),

@@ -13,7 +13,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use untorn::Store;
 use untorn_terminal::tell;
-use untorn_tree::{CommitMode, FileTree, Kept, Limits, PACK, ROOT, StoreTree, TABLE, TreeOptions, missing_table};
+use untorn_tree::{
+    CommitMode, FileTree, HandoverLog, Limits, PACK, ROOT, StoreTree, TABLE, TreeOptions, missing_table,
+};
 
 /// How long a daemon may take to close a store that nobody uses any more.
 const CLOSING_MAX: Duration = Duration::from_secs(60);
@@ -25,13 +27,13 @@ const TELL_AFTER: Duration = Duration::from_secs(2);
 pub fn open(
     path: &Path,
     commit: CommitMode,
-    kept: Option<Arc<dyn Kept>>,
+    kept: Option<Arc<dyn HandoverLog>>,
     limits: Option<Arc<dyn Limits>>,
 ) -> Result<Arc<dyn FileTree>> {
     let goes_on = kept.as_ref().is_some_and(|kept| kept.len().is_ok_and(|len| len > 0));
     ensure!(
         !goes_on || is_there(path),
-        "the store {} is there no more: it was renamed or removed while it was mounted",
+        "the store {} no longer exists: it was renamed or removed while it was mounted",
         path.display()
     );
     if is_new(path)? {
@@ -142,7 +144,7 @@ fn open_when_closed(path: &Path) -> (untorn::Result<Store>, Option<Mounted>) {
         }
         if !told && started.elapsed() > TELL_AFTER {
             told = true;
-            tell!("untorn-mount: waiting for the daemon that had {} mounted, and closes it", path.display());
+            tell!("untorn-mount: waiting until the last daemon of {} has closed the store", path.display());
         }
         std::thread::sleep(Duration::from_millis(10));
     }
@@ -158,8 +160,8 @@ fn busy(path: &Path, process: Option<u32>, mounted: Option<Mounted>) -> String {
             at.display()
         ),
         None => format!(
-            "{shown} is in use{of}, and not mounted where this process sees it: another program has opened it, or it is \
-             mounted in another namespace of mounts (untorn run, a container); end that first"
+            "{shown} is in use{of}, but this process sees no mount of it: another program has opened it, or it is \
+             mounted in another mount namespace (untorn run, a container); end that program or mount first"
         ),
     }
 }
@@ -180,7 +182,7 @@ fn is_new(path: &Path) -> Result<bool> {
             return Ok(true);
         }
         Err(e) if e.kind() == ErrorKind::NotADirectory => {
-            bail!("{shown} is no directory; a store that can be mounted is one")
+            bail!("{shown} is not a directory; only a store that is a directory can be mounted")
         }
         Err(e) => return Err(e).with_context(|| format!("cannot read the store {shown}")),
     };
@@ -194,9 +196,9 @@ fn is_new(path: &Path) -> Result<bool> {
             Ok(false)
         }
         (true, false) => {
-            bail!("{shown} is a store with files of programs, and none that can be mounted; use another directory")
+            bail!("{shown} is a store with files of programs, which cannot be mounted; use another directory")
         }
         (false, _) if names.is_empty() => store_files::check_place(path).map(|()| true),
-        (false, _) => bail!("{shown} is not empty and no store; use a new or an empty directory"),
+        (false, _) => bail!("{shown} is not empty, and is not a store; use a new or an empty directory"),
     }
 }

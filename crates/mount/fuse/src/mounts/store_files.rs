@@ -57,7 +57,7 @@ impl Names {
         };
         ensure!(
             self.others.is_empty(),
-            "{} has what is not of a store: {}{more}; move that out of it first",
+            "{} has files that do not belong to a store: {}{more}; move them out of it first",
             store.display(),
             shown.join(", ")
         );
@@ -125,7 +125,7 @@ pub fn check_place(place: &Path) -> Result<()> {
     let at = place.canonicalize().or_else(|_| mount_point::absolute(place))?;
     if let Some(store) = at.ancestors().skip(1).find(|above| above.join(JOURNAL).is_dir()) {
         bail!(
-            "{} lies in the store {}, and no store is made in another; give a directory outside of it",
+            "{} lies in the store {}, and a store cannot contain another store; give a directory outside of it",
             place.display(),
             store.display()
         );

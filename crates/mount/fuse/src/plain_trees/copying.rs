@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use untorn_terminal::table::{bytes, count};
 use untorn_terminal::tell;
-use untorn_tree::{Ino, Kind, Pull};
+use untorn_tree::{Ino, KernelCache, Kind};
 
 /// Bytes that are copied between two reports of progress.
 const PART: u64 = 16 << 20;
@@ -26,8 +26,8 @@ pub const ACCESS_LISTS: &[u8] = b"system.posix_acl_";
 /// A tree that is not mounted: no kernel caches any of it.
 pub struct NoKernel;
 
-impl Pull for NoKernel {
-    fn pull(&self, _: Ino) -> untorn_tree::Result<()> {
+impl KernelCache for NoKernel {
+    fn write_back(&self, _: Ino) -> untorn_tree::Result<()> {
         Ok(())
     }
 }
@@ -90,7 +90,11 @@ impl Report {
     pub fn refuse_what_was_left_out(&self) -> Result<()> {
         match self.left_out.iter().next() {
             None => Ok(()),
-            Some((what, (_, first))) => bail!("{}: {what}, and would be lost; this is refused", first.display()),
+            Some((what, (_, first))) => bail!(
+                "{}: {what}; this is refused, because they would be \
+                                               lost",
+                first.display()
+            ),
         }
     }
 

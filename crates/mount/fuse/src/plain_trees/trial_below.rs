@@ -2,6 +2,7 @@
 
 use crate::plain_trees::copying::{self, path_of};
 use crate::plain_trees::manifest::Fixed;
+use parking_lot::Mutex;
 use rustix::fd::OwnedFd;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, XattrFlags, linkat, mkdirat, mknodat, openat, symlinkat, unlinkat};
 use rustix::io::Errno as SystemErrno;
@@ -11,7 +12,6 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use untorn_tree::{Attributes, Change, Errno, Ino, Kind, Limits, Result, SetTime, Xattrs};
 
 /// Number of names that every file system allows for a file.
@@ -126,10 +126,6 @@ impl Trial {
         Ok(trial)
     }
 
-    fn tried(&self) -> MutexGuard<'_, Tried> {
-        self.tried.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn try_name(&self, name: &[u8]) -> Result<()> {
         mknodat(&self.directory, name, FileType::RegularFile, Mode::RUSR, 0).map_err(error)?;
         unlinkat(&self.directory, name, AtFlags::empty()).map_err(error)
@@ -168,7 +164,7 @@ impl Limits for Trial {
     }
 
     fn links(&self, links: u32) -> Result<()> {
-        let mut tried = self.tried();
+        let mut tried = self.tried.lock();
         while links > LINKS && links > tried.links {
             let name = format!("link{}", tried.links);
             linkat(&self.directory, OTHER, &self.directory, name, AtFlags::empty()).map_err(error)?;
@@ -183,7 +179,7 @@ impl Limits for Trial {
             true => Err(Errno(libc::ENAMETOOLONG)),
             false if self.takes_strange_names || is_plain && name.last() != Some(&b'.') => Ok(()),
             false => {
-                let _one = self.tried();
+                let _one = self.tried.lock();
                 // The trials' own names are plain, so they do not collide with this one.
                 self.try_name(name)
             }
@@ -191,7 +187,7 @@ impl Limits for Trial {
     }
 
     fn target(&self, target: &[u8]) -> Result<()> {
-        let mut tried = self.tried();
+        let mut tried = self.tried.lock();
         if target.len() > tried.target {
             symlinkat(target, &self.directory, "symlink").map_err(error)?;
             unlinkat(&self.directory, "symlink", AtFlags::empty()).map_err(error)?;
@@ -201,7 +197,7 @@ impl Limits for Trial {
     }
 
     fn xattrs(&self, kind: Kind, xattrs: &Xattrs) -> Result<()> {
-        let _one = self.tried();
+        let _one = self.tried.lock();
         let at = path_of(&self.directory).join(if kind == Kind::Directory { DIRECTORY } else { FILE });
         self.try_xattrs(&at, xattrs).map_err(|e| {
             // A failed trial may leave some of the attributes; the next trial must begin without them.
@@ -329,7 +325,7 @@ mod tests {
         assert_eq!(trial.change(7), Err(Errno(libc::EPERM)));
         assert_eq!((trial.add_name(7), trial.add_name(8)), (Err(Errno(libc::EPERM)), Ok(())));
         assert!(trial.links(300).is_ok());
-        assert_eq!(trial.tried().links, 300);
+        assert_eq!(trial.tried.lock().links, 300);
         assert!(trial.target(&[b'x'; 900]).is_ok() && trial.name(b"a name").is_ok());
         assert_eq!(trial.name(&[b'n'; 300]), Err(Errno(libc::ENAMETOOLONG)));
         let xattrs = |names: &[&str]| -> Xattrs {

@@ -1,13 +1,14 @@
 //! Passes signals that are sent to a session on to its program.
 
 use anyhow::{Context, Result, ensure};
+use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::{FromRawFd, OwnedFd};
 use rustix::process::{Pid, Signal, set_parent_process_death_signal};
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread;
 
 /// Signals by which a user ends a program.
@@ -171,7 +172,7 @@ impl Meant {
     /// Names the program, and passes on the earlier signals, even if the terminal sent them to the group: the program
     /// was not in it yet.
     pub fn is(&self, pid: Pid) {
-        let mut meant = self.lock();
+        let mut meant = self.0.lock();
         meant.1.extend(std::iter::from_fn(Heard::next));
         meant.0 = Whom::Program(pid);
         meant.1.drain(..).for_each(|signal| signal.send(pid));
@@ -179,26 +180,26 @@ impl Meant {
 
     /// Names a process that runs before the program. Signals that end the session end this process.
     pub fn is_preparing(&self, pid: Pid) {
-        let mut meant = self.lock();
+        let mut meant = self.0.lock();
         meant.0 = Whom::Preparing(pid);
         meant.1.iter().filter(|signal| signal.ends()).for_each(|signal| signal.send(pid));
     }
 
     /// Notes that the named process has ended.
     pub fn is_nobody(&self) {
-        self.lock().0 = Whom::Nobody;
+        self.0.lock().0 = Whom::Nobody;
     }
 
     /// The signal that ended the work before the program was there.
     pub fn ended_by(&self) -> Option<libc::c_int> {
-        let mut meant = self.lock();
+        let mut meant = self.0.lock();
         meant.1.extend(std::iter::from_fn(Heard::next));
         meant.1.iter().find(|signal| signal.ends()).map(|signal| signal.signal)
     }
 
     /// Takes all pending signals, and passes them on.
     fn hear(&self) {
-        let mut meant = self.lock();
+        let mut meant = self.0.lock();
         while let Some(signal) = Heard::next() {
             match meant.0 {
                 // The terminal has sent it to the program, too.
@@ -213,10 +214,6 @@ impl Meant {
                 Whom::Nobody => meant.1.push(signal),
             }
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, (Whom, Vec<Heard>)> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

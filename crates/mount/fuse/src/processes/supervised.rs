@@ -2,11 +2,12 @@
 
 use crate::processes::passed_descriptors::{receive, send};
 use anyhow::{Context, Result};
+use parking_lot::Mutex;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use untorn_terminal::tell;
 
@@ -82,13 +83,9 @@ impl Supervised {
         Ok(Supervised { connection, kept: Mutex::new(kept), mounts })
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<u8, (Vec<u8>, OwnedFd)>> {
-        held(&self.kept)
-    }
-
     /// Notes that something is mounted from now on.
     pub fn mounts(&self) {
-        *held(&self.mounts) = true;
+        *self.mounts.lock() = true;
     }
 
     /// Starts to receive the signals that end the mount, as messages to the receiver.
@@ -101,7 +98,7 @@ impl Supervised {
         let hear = move || {
             loop {
                 let is_end = supervised.wait_for_end();
-                let mounts = held(&supervised.mounts);
+                let mounts = supervised.mounts.lock();
                 if !*mounts {
                     tell!("untorn-mount: ended before anything was mounted");
                     supervised.ending();
@@ -119,12 +116,12 @@ impl Supervised {
 
     /// Takes the descriptor that the last daemon left under a letter.
     pub fn kept(&self, letter: u8) -> Option<OwnedFd> {
-        self.lock().remove(&letter).map(|(_, descriptor)| descriptor)
+        self.kept.lock().remove(&letter).map(|(_, descriptor)| descriptor)
     }
 
     /// The bytes that the last daemon left under a letter.
     pub fn kept_bytes(&self, letter: u8) -> Option<Vec<u8>> {
-        self.lock().get(&letter).map(|(bytes, _)| bytes.clone())
+        self.kept.lock().get(&letter).map(|(bytes, _)| bytes.clone())
     }
 
     /// Makes the supervisor keep a descriptor under a letter, with some bytes.
@@ -153,8 +150,4 @@ impl Supervised {
         let mut message = [0; MESSAGE_MAX];
         matches!(receive(self.connection.as_fd(), &mut message), Ok((1, _)) if message[0] == END)
     }
-}
-
-fn held<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
-    of.lock().unwrap_or_else(PoisonError::into_inner)
 }

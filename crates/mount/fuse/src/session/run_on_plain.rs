@@ -121,7 +121,7 @@ fn finish(session: SessionDir, overwrite: bool, skips: &Skips) -> Result<Finishe
     let of = session.of().display().to_string();
     let put = put_back(&session, overwrite, skips);
     let put =
-        put.with_context(|| format!("not all that the session did is put back; `untorn recover {of}` goes on with it"));
+        put.with_context(|| format!("not all changes of the session are put back; `untorn recover {of}` continues"));
     match put? {
         PutBack::All(changed, removed) => {
             session.remove()?;
@@ -132,14 +132,15 @@ fn finish(session: SessionDir, overwrite: bool, skips: &Skips) -> Result<Finishe
             if !conflicts.is_empty() {
                 let names: Vec<String> = conflicts.iter().map(|path| format!("  {}", path.display())).collect();
                 texts.push(format!(
-                    "somebody else changed in {of} what the session changed, so that was left as it is:\n{}",
+                    "these names in {of} were changed by the session and by another program, so they were left as they \
+                     are:\n{}",
                     names.join("\n")
                 ));
             }
             if held.len() > 0 {
                 texts.push(format!(
-                    "{} cannot be put back to {of}, and all others are:\n{}\n`untorn recover {of}` tries it again; `untorn \
-                     recover --skip NAME {of}` leaves one out.",
+                    "{} cannot be put back to {of}; all others were put back:\n{}\n`untorn recover {of}` tries it \
+                     again; `untorn recover --skip NAME {of}` leaves one out.",
                     count(held.len() as u64, "name", "names"),
                     held.lines()
                 ));
@@ -213,8 +214,8 @@ pub fn status(of: &Path, json: bool) -> Result<Output> {
             Condition::None => format!("{of} is on no mount of Untorn; no session works on it, and none was left\n"),
             Condition::Running => format!("a session works on {of}; its files are in {at}\n"),
             Condition::Left => format!(
-                "a session on {of} was killed, or met a conflict; what it did is in {at}: `untorn recover {of}` puts it \
-                 back, or says what is in conflict\n"
+                "a session on {of} was killed, or met a conflict; its changes are in {at}: `untorn recover {of}` puts \
+                 them back, or lists the conflicts\n"
             ),
         })
     };

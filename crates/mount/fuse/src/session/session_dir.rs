@@ -35,7 +35,7 @@ pub struct SessionDir {
 /// Path of the session's directory for a plain directory, whose path must have no symbolic links.
 fn place(of: &Path) -> Result<PathBuf> {
     let (Some(parent), Some(name)) = (of.parent(), of.file_name()) else {
-        bail!("a session on the root directory cannot be; name another")
+        bail!("a session cannot work on the root directory; name another one")
     };
     let mut hidden = OsString::from(".");
     hidden.push(name);
@@ -90,8 +90,8 @@ impl SessionDir {
         let session = SessionDir::lock(of, at)?;
         if session.manifest().exists() && !session.done().exists() {
             bail!(
-                "a session on {0} was killed, or met a conflict; `untorn recover {0}` puts back what it did, or says what is in conflict; \
-                 `untorn recover --discard {0}` throws it away",
+                "a session on {0} was killed, or met a conflict; `untorn recover {0}` puts its changes back, or lists \
+                 the conflicts; `untorn recover --discard {0}` throws them away",
                 session.of.display()
             );
         }
@@ -123,8 +123,8 @@ impl SessionDir {
         // A user who can change the contents of this directory could choose the files that are put back.
         ensure!(
             ours.uid() == rustix::process::geteuid().as_raw() && ours.mode() & 0o077 == 0,
-            "{} is another user's, or open to others, so no session keeps its files there; see whose it is (user {}), and \
-             remove it, or do this as that user",
+            "{} belongs to another user, or others have access to it, so no session keeps its files there; find out \
+             who owns it (user {}), and remove it, or do this as that user",
             at.display(),
             ours.uid()
         );
@@ -194,7 +194,7 @@ fn check(of: &Path) -> Result<()> {
     let shown = of.display();
     if let Some(mounted) = mount_point::mounts()?.into_iter().find(|mounted| mounted.at.starts_with(of)) {
         bail!(
-            "{} is a mount point, and a session on {shown} has none in it; name another directory",
+            "{} is a mount point, and {shown} must not contain one for a session; name another directory",
             mounted.at.display()
         );
     }
@@ -202,7 +202,7 @@ fn check(of: &Path) -> Result<()> {
     let parent = of.parent().context("it has a parent")?;
     ensure!(
         device(of).context("stat")? == device(parent).context("stat")?,
-        "{shown} is on another file system than the directory that it is in; name a directory in it"
+        "{shown} is on another file system than its parent directory; name a directory inside of it"
     );
     Ok(())
 }

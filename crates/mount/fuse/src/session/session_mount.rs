@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 use untorn_terminal::{tell, user_namespace};
-use untorn_tree::{CommitMode, FileTree, Kept, Limits};
+use untorn_tree::{CommitMode, FileTree, HandoverLog, Limits};
 
 /// Name of the directory for trials, beside the store.
 const TRIAL: &str = "trial";
@@ -104,54 +104,63 @@ impl Session {
     fn tell(&self, progress: Progress) -> Result<()> {
         // A line is short enough for a pipe to take it at once.
         let told = rustix::io::write(&self.tells, progress.line().as_bytes());
-        told.map(drop).context("whoever began the session has ended")
+        told.map(drop).context("the process that began the session has ended")
     }
 
     /// Runs the session. This process must have one thread, and end with the process that started it.
     pub fn run(
         self,
-        open: impl FnOnce(&Path, CommitMode, Option<Arc<dyn Kept>>, Option<Arc<dyn Limits>>) -> Result<Arc<dyn FileTree>>,
+        open: impl FnOnce(
+            &Path,
+            CommitMode,
+            Option<Arc<dyn HandoverLog>>,
+            Option<Arc<dyn Limits>>,
+        ) -> Result<Arc<dyn FileTree>>,
     ) -> Result<()> {
         let user = User::present().context("the user's groups")?;
         private_mounts()?;
         // Entering a new user namespace may have cleared this setting.
         set_parent_process_death_signal(Some(Signal::KILL)).context("the end of the session")?;
-        ensure!(rustix::process::getppid() == Pid::from_raw(self.parent), "whoever began the session has ended");
+        ensure!(
+            rustix::process::getppid() == Pid::from_raw(self.parent),
+            "the process that began the session has \
+                                                                           ended"
+        );
         set_child_subreaper(Some(rustix::process::getpid())).context("cannot look after processes")?;
         std::env::set_current_dir("/").context("/")?;
         let user = (!user_namespace::is_root()).then_some(user);
         let trial = Trial::begin(&self.store.with_file_name(TRIAL), manifest::read_fixed(&self.store)?, user);
-        let trial = trial.context("cannot try what the directory takes")?;
+        let trial = trial.context("cannot test which files the directory accepts")?;
         let tree = open(&self.store, self.commit, None, Some(Arc::new(trial)))?;
         let descriptor = mount_point::mount_directly(&self.store, &self.at, Allowed::default())?;
         let server = Server::start(descriptor, Arc::clone(&tree), self.commit)?;
-        // If the helper cannot be started, pulls drop the kernel's cache.
-        let _ = server.pull().start(Path::new("/proc/self/exe"), &self.at, None);
-        let puller = server.pull().process().and_then(|id| Pid::from_raw(id.cast_signed()));
-        let (ticking, pull) = (Arc::clone(&tree), Arc::clone(server.pull()));
+        // If the helper cannot be started, write-backs drop the kernel's cache.
+        let _ = server.cache().start(Path::new("/proc/self/exe"), &self.at, None);
+        let helper = server.cache().process().and_then(|id| Pid::from_raw(id.cast_signed()));
+        let (ticking, cache) = (Arc::clone(&tree), Arc::clone(server.cache()));
         thread::Builder::new()
             .spawn(move || {
                 loop {
                     thread::sleep(TICK);
-                    ticking.tick(&*pull);
-                    ticking.write_back_after(daemon::WRITEBACK_AFTER, &*pull);
+                    ticking.tick(&*cache);
+                    ticking.write_back_after(daemon::WRITEBACK_AFTER, &*cache);
                 }
             })
             .context("cannot start a thread")?;
         self.tell(Progress::Begun)?;
         let code = self.program();
         self.tell(Progress::Exited(code))?;
-        end_the_rest(puller);
+        end_the_rest(helper);
         // Retries writes that failed on a full disk, while the kernel still has the pages. Files that cannot be
         // committed are reported below.
-        let _ = tree.prepare_end(&**server.pull());
-        server.pull().close_all();
+        let _ = tree.prepare_end(&**server.cache());
+        server.cache().close_all();
         if rustix::mount::unmount(&self.at, UnmountFlags::NOFOLLOW).is_err() {
             rustix::mount::unmount(&self.at, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH)
                 .context("cannot unmount")?;
         }
         let end = server.wait();
-        let lost = daemon::close(&tree, server.pull(), end, &self.at)?;
+        let lost = daemon::close(&tree, server.cache(), end, &self.at)?;
         for name in &lost {
             tell!("untorn-mount: {} is as of its last commit: a write of it had failed", self.at.join(name).display());
         }
@@ -213,12 +222,12 @@ fn private_mounts() -> Result<()> {
 }
 
 /// Ends the processes that the program left behind.
-fn end_the_rest(puller: Option<Pid>) {
+fn end_the_rest(helper: Option<Pid>) {
     let started = Instant::now();
     let mut told = false;
     loop {
         while let Ok(Some(_)) = waitpid(None, WaitOptions::NOHANG) {}
-        let others = others(puller);
+        let others = others(helper);
         // A process that cannot be ended keeps the mount until it ends.
         if others.is_empty() || started.elapsed() > GIVEN_UP_AFTER {
             return;
@@ -235,8 +244,8 @@ fn end_the_rest(puller: Option<Pid>) {
     }
 }
 
-/// All processes in this process's mount namespace, and its descendants in any namespace, except the puller.
-fn others(puller: Option<Pid>) -> Vec<Pid> {
+/// All processes in this process's mount namespace, and its descendants in any namespace, except the helper.
+fn others(helper: Option<Pid>) -> Vec<Pid> {
     let namespace = |pid: i32| fs::read_link(format!("/proc/{pid}/ns/mnt")).ok();
     let own = rustix::process::getpid().as_raw_pid();
     let ours = namespace(own);
@@ -248,7 +257,7 @@ fn others(puller: Option<Pid>) -> Vec<Pid> {
         ancestors.any(|ancestor| ancestor == own)
     };
     let is_other = |pid: &i32| *pid != own && (comes_from_us(*pid) || ours.is_some() && namespace(*pid) == ours);
-    pids.into_iter().filter(is_other).filter_map(Pid::from_raw).filter(|pid| Some(*pid) != puller).collect()
+    pids.into_iter().filter(is_other).filter_map(Pid::from_raw).filter(|pid| Some(*pid) != helper).collect()
 }
 
 fn parent(pid: i32) -> Option<i32> {

@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::ptr;
 
 pub const PAGE: usize = 4096;
@@ -24,8 +24,8 @@ pub struct Mapping {
 impl Mapping {
     pub fn of(file: &File, len: usize) -> Mapping {
         let (line, theirs) = UnixStream::pair().unwrap();
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "mapping::child", "--nocapture"]).env(LEN, len.to_string());
+        let mut command = untorn_testkit::again!("child");
+        command.env(LEN, len.to_string());
         command.stdin(file.try_clone().unwrap()).stdout(Stdio::null()).stderr(Stdio::from(OwnedFd::from(theirs)));
         let mut mapping = Mapping { process: command.spawn().unwrap(), line, len };
         assert_eq!(mapping.answer(), 0, "mmap");

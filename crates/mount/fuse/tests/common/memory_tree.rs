@@ -2,13 +2,13 @@
 
 #![allow(dead_code, reason = "not every program that is tested needs all of it")]
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{OsStr, OsString};
-use std::sync::{Mutex, MutexGuard};
 use std::time::SystemTime;
 use untorn_tree::{
-    Attributes, Change, Entry, Errno, FileTree, Ino, Kind, Pull, ROOT, RenameFlags, Request, Result, SetTime, SpaceUse,
-    Time, Transaction, TreeStatus,
+    Attributes, Change, Entry, Errno, FileTree, Ino, KernelCache, Kind, ROOT, RenameFlags, Request, Result, SetTime,
+    SpaceUse, Time, Transaction, TreeStatus,
 };
 
 /// Requests of the kernel, in the order of the answers.
@@ -191,7 +191,7 @@ impl MemoryTree {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap()
+        self.state.lock()
     }
 
     /// The kernel's requests since the last call.
@@ -201,7 +201,7 @@ impl MemoryTree {
 
     /// Sets a function that the handler of the next write calls first.
     pub fn before_next_write(&self, run: impl FnOnce(Ino) + Send + 'static) {
-        *self.before_write.lock().unwrap() = Some(Box::new(run));
+        *self.before_write.lock() = Some(Box::new(run));
     }
 
     /// Makes writes and syncs of everything fail from now on, or succeed again.
@@ -214,9 +214,9 @@ impl MemoryTree {
         self.state().lazy = true;
     }
 
-    fn pull(&self, ino: Ino, pull: &dyn Pull) -> Result<()> {
+    fn write_back(&self, ino: Ino, cache: &dyn KernelCache) -> Result<()> {
         let lazy = self.state().lazy;
-        if lazy { Ok(()) } else { pull.pull(ino) }
+        if lazy { Ok(()) } else { cache.write_back(ino) }
     }
 
     /// Number of inodes.
@@ -300,8 +300,8 @@ impl FileTree for MemoryTree {
         Ok(self.state().get(ino)?.target.clone())
     }
 
-    fn link(&self, ino: Ino, dir: Ino, name: &OsStr, pull: &dyn Pull) -> Result<Attributes> {
-        self.pull(ino, pull)?;
+    fn link(&self, ino: Ino, dir: Ino, name: &OsStr, cache: &dyn KernelCache) -> Result<Attributes> {
+        self.write_back(ino, cache)?;
         let mut state = self.state();
         state.add(dir, name, ino)?;
         state.asked.push(Asked::Link);
@@ -329,9 +329,15 @@ impl FileTree for MemoryTree {
         Ok(())
     }
 
-    fn rename(&self, from: (Ino, &OsStr), to: (Ino, &OsStr), flags: RenameFlags, pull: &dyn Pull) -> Result<()> {
+    fn rename(
+        &self,
+        from: (Ino, &OsStr),
+        to: (Ino, &OsStr),
+        flags: RenameFlags,
+        cache: &dyn KernelCache,
+    ) -> Result<()> {
         let ino = self.state().find(from.0, from.1)?;
-        self.pull(ino, pull)?;
+        self.write_back(ino, cache)?;
         let mut state = self.state();
         state.asked.push(Asked::Rename);
         let target = state.find(to.0, to.1).ok();
@@ -396,7 +402,7 @@ impl FileTree for MemoryTree {
     }
 
     fn write(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<()> {
-        let before = self.before_write.lock().unwrap().take();
+        let before = self.before_write.lock().take();
         if let Some(before) = before {
             before(ino);
         }
@@ -434,8 +440,8 @@ impl FileTree for MemoryTree {
         Ok(())
     }
 
-    fn seek(&self, ino: Ino, offset: u64, whence: i32, pull: &dyn Pull) -> Result<u64> {
-        self.pull(ino, pull)?;
+    fn seek(&self, ino: Ino, offset: u64, whence: i32, cache: &dyn KernelCache) -> Result<u64> {
+        self.write_back(ino, cache)?;
         let mut state = self.state();
         state.asked.push(Asked::Seek(ino));
         let size = state.get(ino)?.data.len() as u64;
@@ -447,31 +453,31 @@ impl FileTree for MemoryTree {
         }
     }
 
-    fn sync(&self, ino: Ino, pull: &dyn Pull) -> Result<()> {
-        self.pull(ino, pull)?;
+    fn sync(&self, ino: Ino, cache: &dyn KernelCache) -> Result<()> {
+        self.write_back(ino, cache)?;
         self.state().asked.push(Asked::Sync(ino));
         Ok(())
     }
 
-    fn sync_names(&self, _pull: &dyn Pull) -> Result<()> {
+    fn sync_names(&self, _cache: &dyn KernelCache) -> Result<()> {
         Ok(())
     }
 
-    fn sync_all(&self, pull: &dyn Pull) -> Result<()> {
+    fn sync_all(&self, cache: &dyn KernelCache) -> Result<()> {
         let open: Vec<Ino> =
             self.state().inodes.iter().filter(|(_, inode)| inode.open > 0).map(|(ino, _)| *ino).collect();
-        open.into_iter().try_for_each(|ino| self.pull(ino, pull))?;
+        open.into_iter().try_for_each(|ino| self.write_back(ino, cache))?;
         let mut state = self.state();
         state.asked.push(Asked::SyncAll);
         if state.failing { errno(libc::EIO) } else { Ok(()) }
     }
 
-    fn prepare_end(&self, pull: &dyn Pull) -> Result<()> {
-        self.sync_all(pull)
+    fn prepare_end(&self, cache: &dyn KernelCache) -> Result<()> {
+        self.sync_all(cache)
     }
 
-    fn sync_files(&self, inos: &[Ino], pull: &dyn Pull) -> Result<()> {
-        inos.iter().try_for_each(|ino| self.pull(*ino, pull))?;
+    fn sync_files(&self, inos: &[Ino], cache: &dyn KernelCache) -> Result<()> {
+        inos.iter().try_for_each(|ino| self.write_back(*ino, cache))?;
         self.state().asked.push(Asked::SyncFiles(inos.to_vec()));
         Ok(())
     }
@@ -484,11 +490,11 @@ impl FileTree for MemoryTree {
         Err(Errno(libc::ENOTTY))
     }
 
-    fn commit(&self, _: Transaction, _: bool, _: &dyn Pull) -> Result<()> {
+    fn commit(&self, _: Transaction, _: bool, _: &dyn KernelCache) -> Result<()> {
         Err(Errno(libc::ENOTTY))
     }
 
-    fn abort(&self, _: Transaction, _: bool, _: &dyn Pull) -> Result<bool> {
+    fn abort(&self, _: Transaction, _: bool, _: &dyn KernelCache) -> Result<bool> {
         Err(Errno(libc::ENOTTY))
     }
 
@@ -520,9 +526,9 @@ impl FileTree for MemoryTree {
         Vec::new()
     }
 
-    fn leave(&self, _: Transaction, _: &dyn Pull) {}
+    fn leave(&self, _: Transaction, _: &dyn KernelCache) {}
 
-    fn tick(&self, _pull: &dyn Pull) {}
+    fn tick(&self, _cache: &dyn KernelCache) {}
 
     fn xattr(&self, ino: Ino, name: &OsStr) -> Result<Vec<u8>> {
         self.state().get(ino)?.xattrs.get(name).cloned().ok_or(Errno(libc::ENODATA))
@@ -554,7 +560,7 @@ impl FileTree for MemoryTree {
         Ok(SpaceUse { block_size: 4096, blocks, free: blocks, available: blocks, files, files_free: files })
     }
 
-    fn close(&self, _pull: &dyn Pull) -> Result<()> {
+    fn close(&self, _cache: &dyn KernelCache) -> Result<()> {
         Ok(())
     }
 }

@@ -7,19 +7,19 @@ pub mod place;
 pub mod store_mount;
 
 use memory_tree::{Asked, MemoryTree};
+use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::{CWD, FileType, Mode};
 use rustix::mount::MountPropagationFlags;
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 use tempfile::TempDir;
 use untorn_mount::End;
-use untorn_mount::fuse::kernel_pull::KernelPull;
+use untorn_mount::fuse::kernel_cache::MountCache;
 use untorn_mount::fuse::server::Server;
 use untorn_mount::mounts::mount_point::{self, Allowed};
 use untorn_tree::{CommitMode, FileTree};
@@ -39,22 +39,7 @@ pub fn seed() -> u64 {
 
 /// A program of the tests, built with the profile of this test.
 pub fn example(name: &str) -> PathBuf {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    let dir = BUILT.get_or_init(|| {
-        let test = std::env::current_exe().expect("this test's own path");
-        let profile_dir = test.ancestors().nth(2).expect("target/PROFILE/deps/TEST");
-        let profile = if cfg!(debug_assertions) { "test" } else { "release" };
-        // `make test` has built everything already.
-        if std::env::var_os("UNTORN_PREBUILT").is_none() {
-            let mut cargo = Command::new(env!("CARGO"));
-            cargo.args(["build", "--quiet", "--package", "untorn-mount", "--examples", "--profile", profile]);
-            cargo.arg("--target-dir").arg(profile_dir.parent().expect("target/PROFILE"));
-            let built = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).status();
-            assert!(built.expect("cargo").success());
-        }
-        profile_dir.join("examples")
-    });
-    dir.join(name)
+    untorn_testkit::example("untorn-mount", name)
 }
 
 /// A mount that this process serves. If the test does not end in time, the connection is cut, so that nothing waits for
@@ -125,7 +110,7 @@ impl Mount {
             }
         });
         let server = Server::start(descriptor, Arc::clone(&tree) as Arc<dyn FileTree>, commit).unwrap();
-        server.pull().start(Path::new(env!("CARGO_BIN_EXE_untorn-mount")), &at, None).unwrap();
+        server.cache().start(Path::new(env!("CARGO_BIN_EXE_untorn-mount")), &at, None).unwrap();
         Mount { dir, tree, server, _watchdog: watchdog }
     }
 
@@ -137,14 +122,14 @@ impl Mount {
         self.dir.path().join(name)
     }
 
-    pub fn pull(&self) -> &Arc<KernelPull> {
-        self.server.pull()
+    pub fn cache(&self) -> &Arc<MountCache> {
+        self.server.cache()
     }
 
     /// Unmounts, and waits for the end.
     pub fn unmount(self) -> End {
         mount_point::unmount(self.path()).unwrap();
-        self.server.pull().close_all();
+        self.server.cache().close_all();
         self.server.wait()
     }
 }
@@ -152,7 +137,7 @@ impl Mount {
 impl Drop for Mount {
     fn drop(&mut self) {
         let _ = mount_point::detach(self.dir.path());
-        self.server.pull().close_all();
+        self.server.cache().close_all();
     }
 }
 
@@ -175,7 +160,7 @@ pub fn device_for_everybody() {
 /// closes them; and `sync` concerns all mounts.
 pub fn one_at_a_time() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
-    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+    ONE.lock()
 }
 
 pub fn new_file(mount: &Mount, name: &str) -> File {

@@ -60,6 +60,10 @@ impl Holes {
             Err(SystemErrno::NOENT) => Below::Nothing,
             Err(_) => Below::Unknown,
         };
+        debug_assert!(
+            [&bytes, &zeros].into_iter().all(|ranges| ranges.is_sorted_by(|one, next| one.end <= next.start)),
+            "changed ranges of inode {ino} are not in order: {bytes:?}, {zeros:?}"
+        );
         // A store on the simulated disk has no path.
         let data = if store.as_os_str().is_empty() { Below::Unknown } else { open(store.join(object_path(ino))) };
         Ok(Some(Holes { data, bytes, zeros, end }))

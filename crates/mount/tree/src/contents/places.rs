@@ -136,6 +136,10 @@ impl Core {
     fn draft(&mut self, ino: Ino, of: u64) -> Result<&mut Draft> {
         let Place::Pack(extent) = self.place(ino)? else {
             let all = self.drafts.clone();
+            debug_assert!(
+                self.place(ino)? != Place::Object,
+                "a draft of inode {ino}, which has its bytes in an object"
+            );
             return Ok(self.inode_mut(ino)?.draft.get_or_insert_with(|| Box::new(Draft::new(&all, Vec::new()))));
         };
         // Bytes that will be cut off or overwritten need not be read.
@@ -180,11 +184,13 @@ impl Core {
         }
         let inode = self.inode_mut(ino)?;
         (inode.draft, inode.is_grown) = (None, inode.row.extent.is_some());
+        debug_assert_eq!(inode.place(), Place::Object, "the bytes of inode {ino} were written to its object");
         Ok(object)
     }
 
     /// Frees the bytes of an inode that is gone.
     pub fn doom_bytes(&mut self, ino: Ino, of: &Inode) {
+        debug_assert!(!self.inodes.contains_key(&ino), "the bytes of inode {ino} are freed, and it is there");
         if let Some(extent) = of.row.extent {
             self.pack.free(extent);
         }
@@ -201,6 +207,11 @@ impl Core {
             object.rollback()?;
         }
         (inode.draft, inode.is_grown) = (None, false);
+        debug_assert!(
+            inode.place() != Place::Draft && inode.staged.is_empty(),
+            "inode {ino} keeps uncommitted bytes at {:?}",
+            inode.place()
+        );
         Ok(())
     }
 }

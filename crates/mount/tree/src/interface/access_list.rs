@@ -92,12 +92,14 @@ impl AccessList {
     /// Applies a `chmod`.
     pub fn set_mode(&mut self, mode: u32) {
         self.classes().for_each(|(rights, shift)| *rights = (mode >> shift & 7) as u16);
+        debug_assert_eq!(self.mode(0), mode & 0o777, "a list that cannot express the mode: {self:?}");
     }
 
     /// The list that a directory passes on to a new inode with a mode, limited to the rights of the mode.
     pub fn passed_on(&self, mode: u32) -> AccessList {
         let mut list = self.clone();
         list.classes().for_each(|(rights, shift)| *rights &= (mode >> shift & 7) as u16);
+        debug_assert_eq!(list.mode(0) & !mode, 0, "a list passes on more than {mode:o}: {list:?}");
         list
     }
 }

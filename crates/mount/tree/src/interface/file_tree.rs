@@ -176,7 +176,7 @@ pub struct TreeStatus {
     /// Commits that may not be durable yet.
     pub on_their_way: usize,
     /// Files of renames that found no room for their commits: the next commit includes them.
-    pub owed: usize,
+    pub deferred: usize,
     /// Transactions of programs.
     pub transactions: usize,
     /// Files of which a write failed: nothing commits them until they are written anew, truncated, or opened anew. One
@@ -187,17 +187,17 @@ pub struct TreeStatus {
 }
 
 /// Brings a file's dirty pages from the kernel's cache to the tree.
-pub trait Pull: Send + Sync {
+pub trait KernelCache: Send + Sync {
     /// Makes the kernel send the dirty pages of `ino`, and waits until [`FileTree::write`] has got them all.
     ///
     /// The tree calls it without holding any lock that `write`, `read` or `attributes` need. An error means that a
     /// write failed (the file is *poisoned*). Unless the tree itself has refused that write, its data is not known.
-    fn pull(&self, ino: Ino) -> Result<()>;
+    fn write_back(&self, ino: Ino) -> Result<()>;
 
     /// Reads bytes of `ino` that the kernel has in its cache, and the tree has not. `EIO` if the kernel does not have
     /// all of them.
     ///
-    /// Called without locks, as [`pull`](Pull::pull).
+    /// Called without locks, as [`write_back`](KernelCache::write_back).
     fn cached(&self, _ino: Ino, _offset: u64, _buf: &mut [u8]) -> Result<()> {
         Err(Errno(libc::EIO))
     }
@@ -208,7 +208,7 @@ pub trait Pull: Send + Sync {
     /// Called when the tree has discarded changes of `ino`: the kernel's cache is out of date, and the file has this
     /// size.
     ///
-    /// Called without locks, as [`pull`](Pull::pull).
+    /// Called without locks, as [`write_back`](KernelCache::write_back).
     fn rolled_back(&self, _ino: Ino, _size: u64) {}
 }
 
@@ -247,13 +247,14 @@ pub trait FileTree: Send + Sync {
     /// The target of a symbolic link.
     fn read_link(&self, ino: Ino) -> Result<OsString>;
     /// Gives `ino` one more name.
-    fn link(&self, ino: Ino, dir: Ino, name: &OsStr, pull: &dyn Pull) -> Result<Attributes>;
+    fn link(&self, ino: Ino, dir: Ino, name: &OsStr, cache: &dyn KernelCache) -> Result<Attributes>;
     /// Removes a name that is not a directory's.
     fn unlink(&self, dir: Ino, name: &OsStr) -> Result<()>;
     /// Removes an empty directory.
     fn remove_dir(&self, dir: Ino, name: &OsStr) -> Result<()>;
     /// Renames a file or directory.
-    fn rename(&self, from: (Ino, &OsStr), to: (Ino, &OsStr), flags: RenameFlags, pull: &dyn Pull) -> Result<()>;
+    fn rename(&self, from: (Ino, &OsStr), to: (Ino, &OsStr), flags: RenameFlags, cache: &dyn KernelCache)
+    -> Result<()>;
     /// Reads at most `most` entries of `dir` after the position `start`: 0, or an entry's `next`.
     ///
     /// A name that exists all the time is returned exactly once, even if other names are made and removed meanwhile.
@@ -265,7 +266,7 @@ pub trait FileTree: Send + Sync {
     ///
     /// If the file is poisoned, and no other program has it open for writing, it goes back to its last commit, unless
     /// the kernel still has all of the lost data, and only room is missing.
-    fn restore(&self, _ino: Ino, _pull: &dyn Pull) -> Result<()> {
+    fn restore(&self, _ino: Ino, _cache: &dyn KernelCache) -> Result<()> {
         Ok(())
     }
     /// Ends an opening, with its descriptors and its mappings. False if this end was registered before.
@@ -284,22 +285,22 @@ pub trait FileTree: Send + Sync {
     /// `fallocate`, with `mode` as the kernel passes it.
     fn allocate(&self, ino: Ino, offset: u64, len: u64, mode: i32) -> Result<()>;
     /// `lseek` with `SEEK_DATA` and `SEEK_HOLE`.
-    fn seek(&self, ino: Ino, offset: u64, whence: i32, pull: &dyn Pull) -> Result<u64>;
+    fn seek(&self, ino: Ino, offset: u64, whence: i32, cache: &dyn KernelCache) -> Result<u64>;
 
     /// Commits the file's contents, and all names and attributes: `fsync`, `fdatasync`, `msync`, `O_SYNC`.
-    fn sync(&self, ino: Ino, pull: &dyn Pull) -> Result<()>;
+    fn sync(&self, ino: Ino, cache: &dyn KernelCache) -> Result<()>;
     /// Commits all names and attributes: `fsync` of a directory.
-    fn sync_names(&self, pull: &dyn Pull) -> Result<()>;
+    fn sync_names(&self, cache: &dyn KernelCache) -> Result<()>;
     /// Commits everything except files that a program syncs itself and has open for writing: `syncfs`.
     ///
     /// If a file is poisoned, everything else is committed, and the result is `EIO`, or the reason why the lost data
     /// cannot be recovered yet, such as `ENOSPC`.
-    fn sync_all(&self, pull: &dyn Pull) -> Result<()>;
+    fn sync_all(&self, cache: &dyn KernelCache) -> Result<()>;
     /// Commits before an unmount, as [`sync_all`](FileTree::sync_all) does, but no changes that a program may be in the
     /// middle of.
-    fn prepare_end(&self, pull: &dyn Pull) -> Result<()>;
+    fn prepare_end(&self, cache: &dyn KernelCache) -> Result<()>;
     /// Commits several files in one commit.
-    fn sync_files(&self, inos: &[Ino], pull: &dyn Pull) -> Result<()>;
+    fn sync_files(&self, inos: &[Ino], cache: &dyn KernelCache) -> Result<()>;
     /// Begins a transaction of an opening, without files. At the end of the opening it is dissolved if it `keeps`, else
     /// aborted.
     ///
@@ -314,11 +315,11 @@ pub trait FileTree: Send + Sync {
     /// If the store refuses the commit, the transaction continues; if the commit was accepted and cannot be written, as
     /// on a full disk, the next sync of any file tries again. With `chains`, the transaction continues with the same
     /// files, and the end of its opening aborts it from then on.
-    fn commit(&self, txn: Transaction, chains: bool, pull: &dyn Pull) -> Result<()>;
+    fn commit(&self, txn: Transaction, chains: bool, cache: &dyn KernelCache) -> Result<()>;
     /// Aborts the transaction: the files go back to their last commits. Returns whether they had uncommitted changes.
     ///
     /// With `chains`, the transaction continues with the same files.
-    fn abort(&self, txn: Transaction, chains: bool, pull: &dyn Pull) -> Result<bool>;
+    fn abort(&self, txn: Transaction, chains: bool, cache: &dyn KernelCache) -> Result<bool>;
     /// Ends the transaction; the uncommitted changes of its files stay uncommitted.
     fn dissolve(&self, txn: Transaction);
     /// The transactions that an opening has begun, and that continue.
@@ -329,13 +330,13 @@ pub trait FileTree: Send + Sync {
     /// The transactions that a killed process was to leave.
     fn left(&self) -> Vec<Transaction>;
     /// Ends a transaction whose opening has ended.
-    fn leave(&self, txn: Transaction, pull: &dyn Pull);
+    fn leave(&self, txn: Transaction, cache: &dyn KernelCache);
 
     /// Does the work that is due by time; must be called about every second.
-    fn tick(&self, pull: &dyn Pull);
+    fn tick(&self, cache: &dyn KernelCache);
     /// Makes the kernel send the dirty pages of files that programs have had open for writing for `after` since it last
     /// sent them. Commits nothing.
-    fn write_back_after(&self, _after: Duration, _pull: &dyn Pull) {}
+    fn write_back_after(&self, _after: Duration, _cache: &dyn KernelCache) {}
 
     /// An extended attribute's value; `ENODATA` if there is none.
     fn xattr(&self, ino: Ino, name: &OsStr) -> Result<Vec<u8>>;
@@ -362,5 +363,5 @@ pub trait FileTree: Send + Sync {
     fn space(&self) -> Result<SpaceUse>;
     /// Commits as [`prepare_end`](FileTree::prepare_end) does, applies everything and closes the store. No call works
     /// after it.
-    fn close(&self, pull: &dyn Pull) -> Result<()>;
+    fn close(&self, cache: &dyn KernelCache) -> Result<()>;
 }

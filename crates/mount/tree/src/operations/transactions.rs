@@ -1,6 +1,6 @@
 //! Transactions: groups of files whose uncommitted contents are committed together, or given up.
 
-use crate::interface::file_tree::{Errno, FileTree, Ino, Pull, Result, Transaction};
+use crate::interface::file_tree::{Errno, FileTree, Ino, KernelCache, Result, Transaction};
 use crate::resume::continuation::happened;
 use crate::tree::core::{Core, Txn};
 use crate::tree::store_tree::{CommitMode, StoreTree};
@@ -27,6 +27,7 @@ fn set_free(core: &mut Core, txn: Transaction) {
     let Some(ended) = core.txns.remove(&txn) else { return };
     for ino in &ended.files {
         if let Ok(inode) = core.inode_mut(*ino) {
+            debug_assert_eq!(inode.txn, Some(txn), "inode {ino} belongs to another transaction");
             inode.txn = None;
         }
     }
@@ -56,7 +57,8 @@ impl StoreTree {
         let txn = u64::from_ne_bytes(number);
         let begun = Txn { owner, keeps, left: false, resumed: false, files: BTreeSet::new() };
         core.note_begun(txn, &begun);
-        core.txns.insert(txn, begun);
+        let before = core.txns.insert(txn, begun);
+        debug_assert!(before.is_none(), "two transactions have the number {txn}");
         core.note_happened(txn);
         Ok(txn)
     }
@@ -64,7 +66,7 @@ impl StoreTree {
     pub(crate) fn add_to(&self, txn: Transaction, ino: Ino) -> Result<()> {
         let mut core = self.changing()?;
         files(&core, txn)?;
-        if core.owes(ino) {
+        if core.is_deferred(ino) {
             // A rename has made these contents visible; aborting the transaction must not discard them.
             core.commit(&[])?;
         }
@@ -82,7 +84,7 @@ impl StoreTree {
         Ok(())
     }
 
-    pub(crate) fn commit_transaction(&self, txn: Transaction, chains: bool, pull: &dyn Pull) -> Result<()> {
+    pub(crate) fn commit_transaction(&self, txn: Transaction, chains: bool, cache: &dyn KernelCache) -> Result<()> {
         let inos = {
             let core = self.changing()?;
             // If the transaction still exists, the commit was refused, or its end was not logged, or it chains: it is
@@ -93,13 +95,13 @@ impl StoreTree {
             files(&core, txn)?
         };
         for ino in &inos {
-            self.pull_whole(*ino, pull)?;
+            self.write_back_and_restore(*ino, cache)?;
         }
         let mut core = self.changing()?;
         if self.mode == CommitMode::Store {
             check_whole(&core, &inos)?;
             drop(core);
-            return self.commit_round_with(txn, chains, pull);
+            return self.commit_round_with(txn, chains, cache);
         }
         Self::submit_transaction(&mut core, txn, chains, &[])?;
         self.wait(core)
@@ -114,6 +116,7 @@ impl StoreTree {
         Self::mark_synced(core, &inos)?;
         let all: Vec<Ino> = inos.iter().chain(others).copied().collect();
         core.note_happened(txn);
+        debug_assert!(core.committing.is_none(), "{:?} is committed, and {txn}", core.committing);
         core.committing = Some(txn);
         let asked = core.commit(&all);
         core.committing = None;
@@ -125,7 +128,7 @@ impl StoreTree {
         Ok(())
     }
 
-    pub(crate) fn abort_transaction(&self, txn: Transaction, chains: bool, pull: &dyn Pull) -> Result<bool> {
+    pub(crate) fn abort_transaction(&self, txn: Transaction, chains: bool, cache: &dyn KernelCache) -> Result<bool> {
         let inos = {
             let core = self.core()?;
             if happened(&core).is_some() {
@@ -134,7 +137,7 @@ impl StoreTree {
             files(&core, txn)?
         };
         // Pulled, so that the kernel's dirty pages are discarded, too. A write that fails does no harm.
-        let failed: Vec<Ino> = inos.iter().copied().filter(|ino| self.pull(*ino, pull).is_err()).collect();
+        let failed: Vec<Ino> = inos.iter().copied().filter(|ino| self.write_back_file(*ino, cache).is_err()).collect();
         let (mut done, mut had_changes, mut stale) = (Ok(()), false, Vec::new());
         {
             let mut core = self.core()?;
@@ -151,7 +154,7 @@ impl StoreTree {
         }
         for ino in &stale {
             if let Ok(of) = self.attributes(*ino) {
-                pull.rolled_back(*ino, of.size);
+                cache.rolled_back(*ino, of.size);
             }
         }
         // Noted only when the kernel has dropped its cache: if this process is killed before, the next one does the
@@ -192,12 +195,12 @@ impl StoreTree {
         core.txns.iter().filter(|(_, txn)| txn.left).map(|(number, _)| *number).collect()
     }
 
-    pub(crate) fn leave_transaction(&self, txn: Transaction, pull: &dyn Pull) {
+    pub(crate) fn leave_transaction(&self, txn: Transaction, cache: &dyn KernelCache) {
         let keeps = self.core().is_ok_and(|core| core.txns.get(&txn).is_none_or(|txn| txn.keeps));
         if keeps {
             self.dissolve_transaction(txn);
-        } else if let Err(e) = self.abort_transaction(txn, false, pull) {
-            tracing::error!(errno = e.0, "a transaction could not be given up");
+        } else if let Err(e) = self.abort_transaction(txn, false, cache) {
+            tracing::error!(errno = e.0, "a transaction could not be aborted");
         }
     }
 }

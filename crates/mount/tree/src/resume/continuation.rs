@@ -3,7 +3,7 @@
 //! The log is not durable, and durable data does not depend on it: after a crash of the machine it is gone. It is
 //! written before the operation's commit is submitted, so that no commit is ahead of it.
 
-use crate::handover::kept::{Item, State};
+use crate::handover::log::{Item, State};
 use crate::interface::file_tree::{Errno, Ino, Result, Transaction};
 use crate::table::inode::Inode;
 use crate::table::row::Key;
@@ -195,7 +195,8 @@ impl Core {
     fn append(&mut self, more: &[u8]) {
         let Some(continuation) = &mut self.continuation else { return };
         if let Err(e) = continuation.append(more) {
-            tracing::error!(error = %e, "a process that takes over from this one will not know what is uncommitted");
+            tracing::error!(error = %e, "a process that takes over from this one will not know the uncommitted \
+                                         changes");
             continuation.kept.give_up();
             self.continuation = None;
         }
@@ -220,9 +221,9 @@ impl Core {
         self.note(&Item::Begun { number, owner: txn.owner, keeps: txn.keeps, left: txn.left });
     }
 
-    /// Notes that a seal of the file is deferred to the next commit.
-    pub fn note_owed(&mut self, ino: Ino) {
-        self.note(&Item::Owed(ino));
+    /// Notes that the commit of the file is deferred to the next commit.
+    pub fn note_deferred(&mut self, ino: Ino) {
+        self.note(&Item::Deferred(ino));
     }
 
     /// Notes that a transaction has ended.
@@ -237,6 +238,12 @@ impl Core {
 
     /// Ends the operation: appends its changes to the log, in one frame.
     pub fn end_operation(&mut self) {
+        // An operation that panicked may end anywhere.
+        debug_assert!(
+            std::thread::panicking() || !self.waits && self.committing.is_none() && !self.table.is_staged(),
+            "an operation ends while commit {} is built",
+            self.numbers.commit
+        );
         let Some(continuation) = &self.continuation else { return };
         if continuation.keys.is_empty() && continuation.inos.is_empty() && continuation.items.is_empty() {
             return;
@@ -268,7 +275,11 @@ impl Core {
     /// Begins a new log in place of the last one.
     pub fn begin_log(&mut self) {
         if let Err(e) = self.try_begin_log() {
-            tracing::error!(errno = e.0, "a process that takes over from this one will not know what is uncommitted");
+            tracing::error!(
+                errno = e.0,
+                "a process that takes over from this one will not know the uncommitted \
+                                          changes"
+            );
             if let Some(continuation) = self.continuation.take() {
                 continuation.kept.give_up();
             }
@@ -289,6 +300,11 @@ impl Core {
         let lost = |e: io::Error| Errno(e.raw_os_error().unwrap_or(libc::EIO));
         let contents: u64 = self.changed.iter().filter_map(|ino| self.inodes.get(ino)).map(staged_bytes).sum();
         let Some(continuation) = &mut self.continuation else { return Ok(()) };
+        debug_assert!(
+            continuation.items.is_empty() && continuation.keys.is_empty() && continuation.inos.is_empty(),
+            "{} bytes of an operation belong to the log before",
+            continuation.items.len()
+        );
         continuation.kept.begin(contents).map_err(lost)?;
         continuation.len = 0;
         let (own, numbers, of_table) = (continuation.own, self.numbers, self.table.numbers());
@@ -310,8 +326,8 @@ impl Core {
         for ino in self.doomed() {
             self.note(&Item::Doomed(ino));
         }
-        for ino in self.owed() {
-            self.note_owed(ino);
+        for ino in self.deferred() {
+            self.note_deferred(ino);
         }
         for key in self.dirty_keys() {
             self.note_key(&key);

@@ -45,12 +45,14 @@ impl Draft {
     }
 
     fn resize(&mut self, len: usize) {
-        self.all.0.fetch_sub(self.bytes.len(), Relaxed);
+        let all = self.all.0.fetch_sub(self.bytes.len(), Relaxed);
+        debug_assert!(all >= self.bytes.len(), "a draft of {} bytes, and {all} of all drafts", self.bytes.len());
         self.bytes.resize(len, 0);
         self.all.0.fetch_add(len, Relaxed);
     }
 
     fn change(&mut self, range: Range<usize>) {
+        debug_assert!(range.end <= self.bytes.len(), "{range:?} of {} bytes changed", self.bytes.len());
         if range.is_empty() {
             return;
         }
@@ -68,6 +70,11 @@ impl Draft {
         }
         self.bytes[offset..end].copy_from_slice(data);
         self.change(offset.min(len)..end);
+        debug_assert!(
+            data.is_empty() || self.changed.start <= offset && end <= self.changed.end,
+            "{offset}..{end} is written, and {:?} counts as changed",
+            self.changed
+        );
     }
 
     /// Sets a range to zeros, as far as there are bytes.
@@ -85,6 +92,7 @@ impl Draft {
             self.resize(len);
             self.changed = self.changed.start.min(len)..self.changed.end.min(len);
         }
+        debug_assert!(self.changed.end <= self.bytes.len(), "{:?} changed of {} bytes", self.changed, self.bytes.len());
     }
 }
 

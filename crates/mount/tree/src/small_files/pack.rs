@@ -66,6 +66,11 @@ impl Pack {
     /// Stages contents for the commit under construction, in place of earlier ones. Bytes outside `changed` are the
     /// same as before.
     pub fn put(&mut self, before: Option<Extent>, bytes: &[u8], changed: Range<usize>) -> Result<Option<Extent>> {
+        debug_assert!(
+            changed.start <= changed.end && changed.end <= bytes.len(),
+            "{changed:?} of {} bytes changed",
+            bytes.len()
+        );
         if let Some(extent) = before.and_then(|extent| extent.with_len(bytes.len())) {
             if !changed.is_empty() {
                 self.is_staged = true;
@@ -101,6 +106,7 @@ impl Pack {
     pub fn stage_holes(&mut self) -> Result<()> {
         let end = self.file.len()?;
         for block in &self.emptied {
+            debug_assert!(block.is_multiple_of(BLOCK), "a block at {block}");
             if self.extents.is_free(*block) && *block < end {
                 self.is_staged = true;
                 self.file.zero(*block, BLOCK.min(end - block))?;

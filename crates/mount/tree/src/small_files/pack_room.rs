@@ -90,6 +90,10 @@ impl Extents {
 
     /// Frees a range, as the largest pieces that lie at multiples of their sizes.
     fn fill(&mut self, mut at: u64, end: u64) {
+        debug_assert!(
+            at <= end && at.is_multiple_of(UNIT) && end.is_multiple_of(UNIT),
+            "room from {at} to {end} is not of whole units"
+        );
         while at < end {
             let aligned = (at / UNIT).trailing_zeros() as usize;
             let fits = ((end - at) / UNIT).ilog2() as usize;
@@ -116,17 +120,29 @@ impl Extents {
         for half in exponent..larger {
             self.free[half].insert(offset + (UNIT << half));
         }
-        Some(Extent { offset, len })
+        let extent = Extent { offset, len };
+        debug_assert!(
+            extent.is_possible() && self.is_used(extent) && extent.room_end() <= self.end,
+            "{extent:?} is given in a pack of {} bytes",
+            self.end
+        );
+        Some(extent)
     }
 
     /// Frees an extent; returns its block if all of the block is free now.
     pub fn take_back(&mut self, extent: Extent) -> Option<u64> {
+        debug_assert!(self.is_used(extent), "{extent:?} is freed, and is not in use");
         let (mut offset, mut exponent) = (extent.offset, extent.exponent());
         while exponent < BLOCK_EXPONENT && self.free[exponent].remove(&(offset ^ UNIT << exponent)) {
             offset &= !(UNIT << exponent);
             exponent += 1;
         }
         self.free[exponent].insert(offset);
+        debug_assert!(
+            offset <= extent.offset && extent.room_end() <= offset + (UNIT << exponent),
+            "{extent:?} is freed as {} bytes at {offset}",
+            UNIT << exponent
+        );
         (exponent == BLOCK_EXPONENT).then_some(offset)
     }
 
@@ -135,10 +151,21 @@ impl Extents {
         let lowest = extent.exponent();
         let start = |exponent: usize| extent.offset & !((UNIT << exponent) - 1);
         let within = (lowest..=BLOCK_EXPONENT).find(|exponent| self.free[*exponent].remove(&start(*exponent)));
+        debug_assert!(within.is_some(), "{extent:?} is not free");
         let Some(within) = within else { return };
         for half in lowest..within {
             self.free[half].insert(start(half) ^ UNIT << half);
         }
+        debug_assert!(self.is_used(extent), "{extent:?} is given again, and a part of it is free");
+    }
+
+    /// Whether no part of an extent's room is free.
+    fn is_used(&self, extent: Extent) -> bool {
+        let room = extent.offset..extent.room_end();
+        self.free.iter().enumerate().all(|(exponent, free)| match exponent < extent.exponent() {
+            true => free.range(room.clone()).next().is_none(),
+            false => !free.contains(&(extent.offset & !((UNIT << exponent) - 1))),
+        })
     }
 
     /// Whether exactly these extents are in use; for tests.

@@ -63,7 +63,7 @@ pub(crate) struct Inode {
     pub writers: u32,
     /// For a file that is open for writing: when the kernel was last made to send all dirty pages, or when the file was
     /// opened.
-    pub pulled: Duration,
+    pub written_back: Duration,
     /// The transaction that alone commits the uncommitted contents.
     pub txn: Option<Transaction>,
     /// An unknown write failed: the uncommitted contents lack bytes that nobody can restore.
@@ -72,7 +72,7 @@ pub(crate) struct Inode {
     pub lost: RangeSet<u64>,
     /// Number of failed writes.
     pub failures: u64,
-    /// The kernel has not reported the last failed write yet; a pull may do so.
+    /// The kernel has not reported the last failed write yet; a write-back may do so.
     pub is_untold: bool,
     /// The kernel no longer has all of the lost data.
     pub is_gone: bool,
@@ -97,7 +97,7 @@ impl Inode {
             known: 0,
             openings: 0,
             writers: 0,
-            pulled: Duration::ZERO,
+            written_back: Duration::ZERO,
             txn: None,
             poisoned: false,
             lost: RangeSet::new(),
@@ -199,6 +199,7 @@ impl Inode {
     /// Moves the uncommitted size and times to the row. Returns the former state for [`unfold`](Self::unfold), if there
     /// were uncommitted contents.
     pub fn fold(&mut self) -> Option<Folded> {
+        let shown = self.size();
         let in_object = self.place() == Place::Object;
         let u = self.uncommitted.take()?;
         let (cut, staged) = (self.cut.take(), std::mem::take(&mut self.staged));
@@ -210,11 +211,23 @@ impl Inode {
         if in_object {
             row.extent = None;
         }
+        debug_assert_eq!(self.size(), shown, "a commit changed the size that programs see");
+        debug_assert!(
+            self.place() != Place::Draft && (!in_object || self.place() == Place::Object),
+            "committed contents are at {:?}",
+            self.place()
+        );
         Some(folded)
     }
 
     /// Undoes [`fold`](Self::fold) after the store refused the commit.
     pub fn unfold(&mut self, folded: Folded) {
+        debug_assert!(
+            self.uncommitted.is_none() && self.draft.is_none(),
+            "a file of {} bytes changed while its commit was built",
+            self.size()
+        );
+        let size = folded.uncommitted.size;
         let row = &mut self.row;
         row.size = folded.size;
         [row.atime, row.mtime, row.ctime] = folded.times;
@@ -222,6 +235,7 @@ impl Inode {
         (self.draft, self.is_grown) = (folded.draft, folded.is_grown);
         self.uncommitted = Some(folded.uncommitted);
         (self.cut, self.staged) = (folded.cut, folded.staged);
+        debug_assert_eq!(self.size(), size, "a refused commit changed the size that programs see");
     }
 
     /// Times of access, contents and inode; those of the uncommitted contents if there are some.
@@ -307,6 +321,11 @@ impl Dir {
         loop {
             let Some(place) = self.free.next_back() else {
                 self.free = self.largest_gap();
+                debug_assert!(
+                    self.free.is_empty() || self.order.range(self.free.clone()).next().is_none(),
+                    "a name is in the gap {:?}",
+                    self.free
+                );
                 match self.free.is_empty() {
                     // More names than 31 bits can count: the rest is for 64-bit programs.
                     true => return self.order.last_key_value().map_or(1, |(last, _)| last + 1),
@@ -314,6 +333,7 @@ impl Dir {
                 }
             };
             if !self.order.contains_key(&place) {
+                debug_assert!(Self::is_place(place), "a new name gets position {place}");
                 return place;
             }
         }

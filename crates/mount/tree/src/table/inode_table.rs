@@ -118,6 +118,11 @@ impl Table {
         bytes[8..16].copy_from_slice(&numbers.limit.to_le_bytes());
         bytes[16..24].copy_from_slice(&numbers.commit.to_le_bytes());
         bytes[24..32].copy_from_slice(&numbers.owner.to_le_bytes());
+        debug_assert!(
+            numbers.next <= numbers.limit && numbers.limit >= self.numbers.limit,
+            "numbers {numbers:?} follow {:?}",
+            self.numbers
+        );
         self.staged.insert(16, bytes);
         self.undo.push(Step::Numbers(std::mem::replace(&mut self.numbers, numbers)));
     }
@@ -142,6 +147,11 @@ impl Table {
         out.extend(bytes);
         self.stage_slot(slot, out);
         let before = self.slots.insert(key.clone(), slot);
+        debug_assert!(
+            before.is_none_or(|before| before.offset == slot.offset),
+            "{key:?} has a slot, and gets another at {}",
+            slot.offset
+        );
         if before.is_none_or(|before| before.offset != slot.offset) {
             self.undo.push(Step::Row(key, before));
         }
@@ -150,6 +160,12 @@ impl Table {
     /// Removes a row, if there is one.
     pub fn remove(&mut self, key: &Key) {
         let Some(slot) = self.slots.remove(key) else { return };
+        debug_assert!(
+            slot.offset + size_of_slot(slot.exponent) as u64 <= self.end,
+            "{key:?} is at {}, and the table ends at {}",
+            slot.offset,
+            self.end
+        );
         self.stage_slot(slot, vec![slot.exponent, 0, 0, 0, 0, 0, 0, 0]);
         self.free[usize::from(slot.exponent)].push(slot.offset);
         self.undo.extend([Step::Row(key.clone(), Some(slot)), Step::TakenBack(slot)]);
@@ -175,6 +191,13 @@ impl Table {
         if self.file.len()? < self.end {
             self.file.set_len(self.end)?;
         }
+        let ends = self.staged.iter().map(|(at, bytes)| at + bytes.len() as u64);
+        debug_assert!(
+            ends.clone().zip(self.staged.keys().skip(1)).all(|(end, next)| end <= *next),
+            "staged bytes overlap: {:?}",
+            self.staged.keys()
+        );
+        debug_assert!(ends.max().is_none_or(|end| end <= self.end), "bytes behind the table's end, {}", self.end);
         self.staged.iter().try_for_each(|(at, bytes)| self.file.write_all_at(bytes, *at))
     }
 
@@ -188,11 +211,21 @@ impl Table {
     pub fn undo(&mut self) -> Result<()> {
         while let Some(step) = self.undo.pop() {
             match step {
-                Step::Row(key, None) => drop(self.slots.remove(&key)),
+                Step::Row(key, None) => {
+                    let slot = self.slots.remove(&key);
+                    debug_assert!(slot.is_some(), "{key:?} was added, and is not there");
+                }
                 Step::Row(key, Some(slot)) => drop(self.slots.insert(key, slot)),
                 Step::Given(slot) => self.free[usize::from(slot.exponent)].push(slot.offset),
-                Step::Added(slot) => self.end = slot.offset,
-                Step::TakenBack(slot) => drop(self.free[usize::from(slot.exponent)].pop()),
+                Step::Added(slot) => {
+                    let end = slot.offset + size_of_slot(slot.exponent) as u64;
+                    debug_assert_eq!(self.end, end, "slots were not added in order");
+                    self.end = slot.offset;
+                }
+                Step::TakenBack(slot) => {
+                    let offset = self.free[usize::from(slot.exponent)].pop();
+                    debug_assert_eq!(offset, Some(slot.offset), "another slot was freed last");
+                }
                 Step::Numbers(numbers) => self.numbers = numbers,
             }
         }
@@ -201,6 +234,13 @@ impl Table {
     }
 
     fn stage_slot(&mut self, slot: Slot, bytes: Vec<u8>) {
+        debug_assert!(
+            bytes.len() <= size_of_slot(slot.exponent) && slot.offset >= HEAD as u64,
+            "{} bytes in a slot of {} at {}",
+            bytes.len(),
+            size_of_slot(slot.exponent),
+            slot.offset
+        );
         let within = slot.offset..slot.offset + size_of_slot(slot.exponent) as u64;
         let older: Vec<u64> = self.staged.range(within).map(|(at, _)| *at).collect();
         older.iter().for_each(|at| drop(self.staged.remove(at)));
@@ -210,6 +250,11 @@ impl Table {
     fn take_slot(&mut self, exponent: u8) -> Slot {
         if let Some(offset) = self.free[usize::from(exponent)].pop() {
             let slot = Slot { offset, exponent };
+            debug_assert!(
+                offset + size_of_slot(exponent) as u64 <= self.end,
+                "a free slot at {offset}, behind the table's end, {}",
+                self.end
+            );
             self.undo.push(Step::Given(slot));
             return slot;
         }
@@ -279,5 +324,7 @@ fn size_of_slot(exponent: u8) -> usize {
 }
 
 fn exponent_for(bytes: usize) -> u8 {
-    (bytes.div_ceil(64).next_power_of_two().trailing_zeros()) as u8
+    let exponent = bytes.div_ceil(64).next_power_of_two().trailing_zeros();
+    debug_assert!((exponent as usize) < EXPONENTS, "a row of {bytes} bytes");
+    exponent as u8
 }

@@ -67,8 +67,8 @@ pub(crate) struct Core {
     pub doomed: BTreeSet<Ino>,
     /// Commits on their way, in the order of the log.
     pub pending: Vec<Ticket>,
-    /// Files whose seals the store refused: every commit includes them until one is accepted.
-    pub owed: BTreeSet<Ino>,
+    /// Files whose contents the store refused: every commit includes them until one is accepted.
+    pub deferred: BTreeSet<Ino>,
     /// Transactions that continue, with their files.
     pub txns: HashMap<Transaction, Txn>,
     /// A flush failed: no later commit is acknowledged.
@@ -93,7 +93,7 @@ pub(crate) fn object_path(ino: Ino) -> PathBuf {
 pub(crate) fn errno(e: untorn::Error) -> Errno {
     use untorn::Error as E;
     let number = match &e {
-        E::Io { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
+        e @ E::Io { .. } => e.os_error().unwrap_or(libc::EIO),
         E::NoSpace { .. } if e.is_of_quota() => libc::EDQUOT,
         E::NoSpace { .. } => libc::ENOSPC,
         E::NoMemory { .. } => libc::ENOMEM,
@@ -155,7 +155,7 @@ impl Core {
             early: Early::default(),
             doomed: BTreeSet::new(),
             pending: Vec::new(),
-            owed: BTreeSet::new(),
+            deferred: BTreeSet::new(),
             txns: HashMap::new(),
             failed: false,
             waits: false,
@@ -223,6 +223,13 @@ impl Core {
         (core.inodes, core.dirs) = (inodes, dirs);
         if !core.dirs.contains_key(&ROOT) {
             return Err(damaged("there is no root".into()));
+        }
+        let Numbers { next, limit, .. } = core.numbers;
+        if next > limit || limit == 0 {
+            return Err(damaged("numbers were given for which there is no room".into()));
+        }
+        if let Some(ino) = core.inodes.keys().find(|ino| **ino >= next) {
+            return Err(damaged(format!("inode {ino} has a number that was never given")));
         }
         core.settle_root();
         if !resumes {
@@ -341,9 +348,9 @@ impl Core {
         if inos.iter().any(taken) { Err(Errno(libc::EBUSY)) } else { Ok(()) }
     }
 
-    /// Checks like [`check_free`](Self::check_free) before a seal of these files: a file without uncommitted contents
-    /// is not sealed.
-    pub fn check_sealable(&self, inos: &[Ino]) -> Result<()> {
+    /// Checks like [`check_free`](Self::check_free) before these files are committed with their names: a file without
+    /// uncommitted contents is not committed.
+    pub fn check_committable(&self, inos: &[Ino]) -> Result<()> {
         let has_changes = |ino: &Ino| self.inodes.get(ino).is_some_and(|inode| inode.uncommitted.is_some());
         self.check_free(&inos.iter().copied().filter(has_changes).collect::<Vec<_>>())
     }
@@ -386,6 +393,10 @@ impl Core {
 
     /// Sets a name like [`set_name`](Self::set_name); a new name gets this position in the directory.
     pub fn set_name_at(&mut self, dir: Ino, name: &[u8], ino: Ino, at: Option<u64>) {
+        debug_assert!(
+            self.dirs.contains_key(&dir) && self.inodes.contains_key(&ino),
+            "a name in {dir} for {ino}, of which one is gone"
+        );
         let name: Arc<[u8]> = name.into();
         if let Some(names) = self.dirs.get_mut(&dir) {
             names.set(name.clone(), ino, at);
@@ -401,12 +412,14 @@ impl Core {
     /// Removes a name; returns its position in the directory.
     pub fn remove_name(&mut self, dir: Ino, name: &[u8]) -> Option<u64> {
         let place = self.dirs.get_mut(&dir).and_then(|names| names.remove(name));
+        debug_assert!(place.is_some(), "{dir} had no name {:?}", String::from_utf8_lossy(name));
         self.mark(Key::Name(dir, name.into()));
         place
     }
 
     /// Removes a name of an inode; a directory has only one.
     pub fn lose_name(&mut self, ino: Ino) {
+        debug_assert!(self.inodes.contains_key(&ino), "inode {ino} is gone, and loses a name");
         self.note_state(ino);
         if let Some(inode) = self.inodes.get_mut(&ino) {
             inode.row.nlink = if inode.is_dir() { 0 } else { inode.row.nlink.saturating_sub(1) };
@@ -419,6 +432,7 @@ impl Core {
     }
 
     pub fn add_links(&mut self, dir: Ino, by: i32) {
+        debug_assert!(self.dirs.contains_key(&dir) && (-1..=1).contains(&by), "{by} directories in inode {dir}");
         if let Some(inode) = self.inodes.get_mut(&dir) {
             inode.row.nlink = inode.row.nlink.saturating_add_signed(by);
         }
@@ -464,6 +478,7 @@ impl Core {
         let inode = self.inode_mut(ino)?;
         inode.uncommitted = None;
         inode.cure();
+        debug_assert!(!inode.is_poisoned() && inode.size() == inode.row.size, "inode {ino} is not as committed");
         self.changed.remove(&ino);
         self.close_object(ino);
         self.note_rolled_back(ino);
@@ -477,10 +492,12 @@ impl Core {
         }
         let ino = self.numbers.next;
         self.numbers.next += 1;
+        debug_assert!(self.numbers.next <= self.numbers.limit, "numbers {:?} for inode {ino}", self.numbers);
         if inode.is_dir() {
             self.dirs.insert(ino, Dir::default());
         }
-        self.inodes.insert(ino, inode);
+        let before = self.inodes.insert(ino, inode);
+        debug_assert!(before.is_none(), "two inodes have the number {ino}");
         self.mark(Key::Inode(ino));
         Ok(ino)
     }

@@ -1,12 +1,12 @@
 //! A tree in a store: opening it, the syncs and other triggers that commit its files, and the timer.
 //!
 //! One lock, `core`, protects names, inodes and the order in which commits are submitted. A thread that waits for a
-//! flush or a pull does not hold it, except for the flush before a new handover log. Below it in the order come the
-//! locks of the store's engine, which never calls back.
+//! flush or a write-back does not hold it, except for the flush before a new handover log. Below it in the order come
+//! the locks of the store's engine, which never calls back.
 
-use crate::handover::kept::Kept;
+use crate::handover::log::HandoverLog;
 use crate::interface::clock::{Clock, SystemClock};
-use crate::interface::file_tree::{Errno, Ino, Pull, Request, Result, SpaceUse, Transaction};
+use crate::interface::file_tree::{Errno, Ino, KernelCache, Request, Result, SpaceUse, Transaction};
 use crate::interface::limits::{Limits, Unlimited};
 use crate::small_files::pack_room::EXTENT_MAX;
 use crate::tree::core::{Core, errno, is_final};
@@ -62,7 +62,7 @@ pub struct TreeOptions {
     pub small_max: usize,
     /// Handover log, which outlives this process. If it is not empty, the tree continues where the process that wrote
     /// it was killed.
-    pub kept: Option<Arc<dyn Kept>>,
+    pub kept: Option<Arc<dyn HandoverLog>>,
     /// Limits: changes that are refused because something below would refuse them.
     pub limits: Arc<dyn Limits>,
 }
@@ -83,7 +83,7 @@ impl Default for TreeOptions {
     }
 }
 
-/// Commits of the whole tree. They run one at a time, because each needs all files completely pulled.
+/// Commits of the whole tree. They run one at a time, because each needs all files completely written back.
 #[derive(Default)]
 struct Rounds {
     begun: AtomicU64,
@@ -133,7 +133,7 @@ pub struct StoreTree {
 impl StoreTree {
     /// Options of a tree's store: commits stay in order, because names and contents of one commit must not come apart.
     pub fn store_options() -> untorn::StoreOptions {
-        untorn::StoreOptions::default().in_order(true)
+        untorn::StoreOptions::new().create(true).in_order(true)
     }
 
     /// Opens the tree in a store, or makes a new one if the store has none.
@@ -186,9 +186,9 @@ impl StoreTree {
         Ok(core)
     }
 
-    /// Pulls a file; a failure poisons it. Called without the lock.
-    pub(crate) fn pull(&self, ino: Ino, pull: &dyn Pull) -> Result<()> {
-        let Err(e) = pull.pull(ino) else { return Ok(()) };
+    /// Writes back a file; a failure poisons it. Called without the lock.
+    pub(crate) fn write_back_file(&self, ino: Ino, cache: &dyn KernelCache) -> Result<()> {
+        let Err(e) = cache.write_back(ino) else { return Ok(()) };
         let mut core = self.core()?;
         // The kernel reports a write that this tree refused; the lost range of that write is known.
         if core.inode_mut(ino).is_ok_and(|inode| std::mem::take(&mut inode.is_untold)) {
@@ -200,11 +200,11 @@ impl StoreTree {
         Err(Errno(libc::EIO))
     }
 
-    /// Pulls a file for a commit, and recovers its lost data. An error is that of either.
-    pub(crate) fn pull_whole(&self, ino: Ino, pull: &dyn Pull) -> Result<()> {
-        self.pull(ino, pull)?;
+    /// Writes back a file for a commit, and recovers its lost data. An error is that of either.
+    pub(crate) fn write_back_and_restore(&self, ino: Ino, cache: &dyn KernelCache) -> Result<()> {
+        self.write_back_file(ino, cache)?;
         match self.any_poisoned.load(Ordering::Relaxed) {
-            true => self.bring_back(ino, pull),
+            true => self.bring_back(ino, cache),
             false => Ok(()),
         }
     }
@@ -212,7 +212,7 @@ impl StoreTree {
     /// Recovers the lost data of all files, as far as possible.
     ///
     /// Returns the reason why data of a file with a name cannot be recovered: no room for now, or lost for good.
-    fn bring_all_back(&self, pull: &dyn Pull) -> Result<Option<Errno>> {
+    fn bring_all_back(&self, cache: &dyn KernelCache) -> Result<Option<Errno>> {
         if !self.any_poisoned.load(Ordering::Relaxed) {
             return Ok(None);
         }
@@ -224,7 +224,7 @@ impl StoreTree {
         };
         let mut why = None;
         for ino in poisoned {
-            let done = self.bring_back(ino, pull);
+            let done = self.bring_back(ino, cache);
             let is_poisoned = self.core()?.inodes.get(&ino).is_some_and(crate::table::inode::Inode::is_poisoned);
             let e = done.err().unwrap_or(Errno(libc::EIO));
             if is_poisoned && why.is_none_or(|before| before == Errno(libc::EIO)) {
@@ -256,14 +256,14 @@ impl StoreTree {
     }
 
     /// Commits all changes that programs made before the call, in one commit, and waits. Callers share a round.
-    pub(crate) fn commit_round(&self, pull: &dyn Pull) -> Result<()> {
-        // A round that is under way may have pulled files before the caller's last changes, so the caller needs the
-        // next one.
+    pub(crate) fn commit_round(&self, cache: &dyn KernelCache) -> Result<()> {
+        // A round that is under way may have written back files before the caller's last changes, so the caller needs
+        // the next one.
         let wanted = self.rounds.begun.load(Ordering::SeqCst) + 1;
         let mut last = self.rounds.last.lock();
         if self.rounds.begun.load(Ordering::SeqCst) < wanted {
             self.rounds.begun.fetch_add(1, Ordering::SeqCst);
-            *last = self.submit_round(None, pull).err();
+            *last = self.submit_round(None, cache).err();
         }
         let failed = *last;
         drop(last);
@@ -275,21 +275,21 @@ impl StoreTree {
 
     /// Commits a round like [`commit_round`](Self::commit_round), with a transaction, which continues if that fails, or
     /// if it `chains`.
-    pub(crate) fn commit_round_with(&self, txn: Transaction, chains: bool, pull: &dyn Pull) -> Result<()> {
-        // This round is not shared: a caller that waits meanwhile may have made changes after the pulls.
+    pub(crate) fn commit_round_with(&self, txn: Transaction, chains: bool, cache: &dyn KernelCache) -> Result<()> {
+        // This round is not shared: a caller that waits meanwhile may have made changes after the write-backs.
         let last = self.rounds.last.lock();
-        self.submit_round(Some((txn, chains)), pull)?;
+        self.submit_round(Some((txn, chains)), cache)?;
         drop(last);
         self.wait(self.core()?)
     }
 
-    fn submit_round(&self, txn: Option<(Transaction, bool)>, pull: &dyn Pull) -> Result<()> {
+    fn submit_round(&self, txn: Option<(Transaction, bool)>, cache: &dyn KernelCache) -> Result<()> {
         let open = self.changing()?.open_for_writing.clone();
         for ino in open {
-            // A failed pull poisons the file.
-            let _ = self.pull(ino, pull);
+            // A failed write-back poisons the file.
+            let _ = self.write_back_file(ino, cache);
         }
-        let lost = self.bring_all_back(pull)?;
+        let lost = self.bring_all_back(cache)?;
         let mut core = self.changing()?;
         let free = |ino: &Ino| core.inodes.get(ino).is_some_and(|inode| inode.txn.is_none());
         let changed: Vec<Ino> = core.changed.iter().copied().filter(free).collect();
@@ -303,14 +303,14 @@ impl StoreTree {
     }
 
     /// Commits files, with all names and attributes, in one commit.
-    pub(crate) fn commit_files(&self, inos: &[Ino], pull: &dyn Pull) -> Result<()> {
+    pub(crate) fn commit_files(&self, inos: &[Ino], cache: &dyn KernelCache) -> Result<()> {
         self.changing()?.check_free(inos)?;
         if self.mode == CommitMode::Store {
             Self::mark_synced(&mut *self.changing()?, inos)?;
-            return self.commit_round(pull);
+            return self.commit_round(cache);
         }
         for ino in inos {
-            self.pull_whole(*ino, pull)?;
+            self.write_back_and_restore(*ino, cache)?;
         }
         let mut core = self.changing()?;
         for ino in inos {
@@ -338,9 +338,9 @@ impl StoreTree {
         Ok(())
     }
 
-    pub(crate) fn commit_names(&self, pull: &dyn Pull) -> Result<()> {
+    pub(crate) fn commit_names(&self, cache: &dyn KernelCache) -> Result<()> {
         if self.mode == CommitMode::Store {
-            return self.commit_round(pull);
+            return self.commit_round(cache);
         }
         let mut core = self.changing()?;
         core.commit_waited(&[])?;
@@ -349,14 +349,14 @@ impl StoreTree {
 
     /// Commits everything except files that a program syncs itself and has open for writing. Poisoned files are an
     /// error.
-    pub(crate) fn commit_all(&self, pull: &dyn Pull) -> Result<()> {
-        self.commit_all_but_lost(pull)?.map_or(Ok(()), Err)
+    pub(crate) fn commit_all(&self, cache: &dyn KernelCache) -> Result<()> {
+        self.commit_all_but_lost(cache)?.map_or(Ok(()), Err)
     }
 
     /// Commits like [`commit_all`](Self::commit_all); returns the reason why poisoned files are not committed.
-    fn commit_all_but_lost(&self, pull: &dyn Pull) -> Result<Option<Errno>> {
+    fn commit_all_but_lost(&self, cache: &dyn KernelCache) -> Result<Option<Errno>> {
         if self.mode == CommitMode::Store {
-            return self.commit_round(pull).map(|()| None);
+            return self.commit_round(cache).map(|()| None);
         }
         let open: Vec<Ino> = {
             let core = self.core()?;
@@ -364,10 +364,10 @@ impl StoreTree {
             core.open_for_writing.iter().copied().filter(|ino| !synced(ino)).collect()
         };
         for ino in open {
-            // A failed pull poisons the file, which is skipped below.
-            let _ = self.pull(ino, pull);
+            // A failed write-back poisons the file, which is skipped below.
+            let _ = self.write_back_file(ino, cache);
         }
-        let lost = self.bring_all_back(pull)?;
+        let lost = self.bring_all_back(cache)?;
         let mut core = self.changing()?;
         let mut due = Vec::new();
         for ino in core.changed.clone() {
@@ -383,19 +383,19 @@ impl StoreTree {
 
     /// Commits before the end like [`commit_all`](Self::commit_all), but no changes that a program may be in the middle
     /// of.
-    pub(crate) fn commit_finished(&self, pull: &dyn Pull) -> Result<()> {
-        self.commit_finished_but_lost(pull)?.map_or(Ok(()), Err)
+    pub(crate) fn commit_finished(&self, cache: &dyn KernelCache) -> Result<()> {
+        self.commit_finished_but_lost(cache)?.map_or(Ok(()), Err)
     }
 
-    fn commit_finished_but_lost(&self, pull: &dyn Pull) -> Result<Option<Errno>> {
+    fn commit_finished_but_lost(&self, cache: &dyn KernelCache) -> Result<Option<Errno>> {
         if self.mode == CommitMode::Store && !self.core()?.open_for_writing.is_empty() {
             return Ok(None);
         }
-        self.commit_all_but_lost(pull)
+        self.commit_all_but_lost(cache)
     }
 
     /// Commits the changes that are due by time.
-    pub(crate) fn commit_due(&self, pull: &dyn Pull) -> Result<()> {
+    pub(crate) fn commit_due(&self, cache: &dyn KernelCache) -> Result<()> {
         if self.mode == CommitMode::Store {
             return Ok(());
         }
@@ -418,7 +418,7 @@ impl StoreTree {
         }
         if !appended.is_empty() {
             drop(core);
-            appended.retain(|ino| self.pull_whole(*ino, pull).is_ok());
+            appended.retain(|ino| self.write_back_and_restore(*ino, cache).is_ok());
             core = self.changing()?;
             // A write that came meanwhile may have changed committed bytes.
             appended.retain(|ino| core.inodes.get(ino).is_some_and(is_appended));
@@ -427,8 +427,8 @@ impl StoreTree {
         self.wait(core)
     }
 
-    /// Pulls files that programs have had open for writing for `after` since their last pull of this kind.
-    pub(crate) fn write_back_due(&self, after: Duration, pull: &dyn Pull) {
+    /// Writes back files that programs have had open for writing for `after` since their last write-back of this kind.
+    pub(crate) fn write_back_due(&self, after: Duration, cache: &dyn KernelCache) {
         let mut due = Vec::new();
         {
             let Ok(mut core) = self.changing() else { return };
@@ -436,15 +436,15 @@ impl StoreTree {
             let now = core.clock.elapsed();
             for ino in &core.open_for_writing {
                 let Some(inode) = core.inodes.get_mut(ino) else { continue };
-                if now.saturating_sub(inode.pulled) >= after {
-                    inode.pulled = now;
+                if now.saturating_sub(inode.written_back) >= after {
+                    inode.written_back = now;
                     due.push(*ino);
                 }
             }
         }
         for ino in due {
-            // A failed pull poisons the file.
-            let _ = self.pull(ino, pull);
+            // A failed write-back poisons the file.
+            let _ = self.write_back_file(ino, cache);
         }
     }
 
@@ -510,14 +510,14 @@ impl StoreTree {
         let is = |ino: &Ino| core.inodes.get(ino).is_some_and(crate::table::inode::Inode::is_poisoned);
         for ino in core.changed.iter().copied().filter(is).collect::<Vec<_>>() {
             if let Err(e) = core.roll_back(ino) {
-                tracing::error!(ino, errno = e.0, "what is uncommitted of a file cannot be given up");
+                tracing::error!(ino, errno = e.0, "the uncommitted changes of a file cannot be discarded");
             }
         }
     }
 
-    pub(crate) fn close_store(&self, pull: &dyn Pull) -> Result<()> {
+    pub(crate) fn close_store(&self, cache: &dyn KernelCache) -> Result<()> {
         self.give_up_poisoned();
-        let done = self.commit_finished_but_lost(pull).map(drop);
+        let done = self.commit_finished_but_lost(cache).map(drop);
         let Some(core) = self.core.lock().take() else { return Err(Errno(libc::EIO)) };
         let store = core.store.clone();
         // Closes its handles, and thereby discards uncommitted changes.

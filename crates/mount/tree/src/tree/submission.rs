@@ -8,6 +8,7 @@ use crate::tree::core::{Core, OBJECTS, errno, is_final, object_dir, object_path}
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
+use untorn::__private::{StoreSteps, submit_unwritten};
 use untorn::{File, Ticket};
 
 /// Number of commits that nobody has waited for at which those that are done are swept.
@@ -34,6 +35,7 @@ impl Core {
     pub fn make_object(&mut self, ino: Ino) -> Result<Arc<File>> {
         let file = Arc::new(self.make(&New::Object(ino))?.ok_or(Errno(libc::EIO))?);
         let inode = self.inode_mut(ino)?;
+        debug_assert!(!inode.row.object && inode.object.is_none(), "inode {ino} has an object, and gets another");
         inode.row.object = true;
         inode.object = Some(file.clone());
         self.mark(Key::Inode(ino));
@@ -42,6 +44,12 @@ impl Core {
 
     /// Reserves numbers for more inodes, with a directory for their objects.
     pub fn reserve(&mut self) -> Result<()> {
+        debug_assert!(
+            self.table.numbers().limit <= self.numbers.limit,
+            "the table has numbers {:?}, the tree {:?}",
+            self.table.numbers(),
+            self.numbers
+        );
         let limit = self.numbers.limit + OBJECTS;
         self.make(&New::Directory { path: object_dir(self.numbers.limit), limit })?;
         self.numbers.limit = limit;
@@ -53,6 +61,7 @@ impl Core {
     ///
     /// If no commit of those follows, the next opening recognises the rest by its number, and removes it.
     fn make_in_store(&mut self, new: &New) -> untorn::Result<Option<File>> {
+        debug_assert!(!self.table.is_staged(), "commit {} is built, and another begins", self.numbers.commit);
         let mut txn = self.store.begin();
         let made = match new {
             New::Object(ino) => {
@@ -73,7 +82,7 @@ impl Core {
         };
         self.table.stage()?;
         // The next commit that is waited for flushes the log for both, at the latest the timer's.
-        let ticket = txn.commit_quietly()?;
+        let ticket = submit_unwritten(txn)?;
         self.table.submitted();
         self.keep(ticket);
         Ok(made)
@@ -95,6 +104,11 @@ impl Core {
             tracing::error!(error = %e, "nothing is committed until the tree is opened again");
             self.failed = true;
         }
+        debug_assert!(
+            !self.table.is_staged() && self.pack.staged().is_none(),
+            "changes of commit {} are left",
+            self.numbers.commit
+        );
     }
 }
 
@@ -105,9 +119,9 @@ impl Core {
     pub fn commit(&mut self, contents: &[Ino]) -> Result<()> {
         self.check()?;
         let number = self.numbers.commit;
-        let done = match self.owed.is_empty() {
+        let done = match self.deferred.is_empty() {
             true => self.submit(contents),
-            false => self.submit(&self.with_owed(contents)),
+            false => self.submit(&self.with_deferred(contents)),
         };
         if done.is_err() && self.numbers.commit != number {
             self.note_void();
@@ -117,6 +131,7 @@ impl Core {
 
     /// Commits like [`commit`](Self::commit), for a caller that waits for it next.
     pub fn commit_waited(&mut self, contents: &[Ino]) -> Result<()> {
+        debug_assert!(!self.waits, "two callers wait for commit {}", self.numbers.commit);
         self.waits = true;
         let done = self.commit(contents);
         self.waits = false;
@@ -127,37 +142,37 @@ impl Core {
     /// durable without the contents.
     ///
     /// If the store refuses that, as on a full disk, the next commit includes them.
-    pub fn seal(&mut self, contents: &[Ino]) {
+    pub fn commit_or_defer(&mut self, contents: &[Ino]) {
         if self.commit(contents).is_err() {
-            self.owe(contents);
+            self.defer(contents);
         }
     }
 
     /// Makes every commit include these files, until the store accepts one.
-    pub fn owe(&mut self, contents: &[Ino]) {
-        self.owed.extend(contents);
-        contents.iter().for_each(|ino| self.note_owed(*ino));
+    pub fn defer(&mut self, contents: &[Ino]) {
+        self.deferred.extend(contents);
+        contents.iter().for_each(|ino| self.note_deferred(*ino));
     }
 
-    /// These files, and those with deferred seals.
-    pub fn with_owed(&self, contents: &[Ino]) -> Vec<Ino> {
-        let all: BTreeSet<Ino> = self.owed.iter().chain(contents).copied().collect();
+    /// These files, and those with deferred contents.
+    pub fn with_deferred(&self, contents: &[Ino]) -> Vec<Ino> {
+        let all: BTreeSet<Ino> = self.deferred.iter().chain(contents).copied().collect();
         all.into_iter().collect()
     }
 
-    /// Files with deferred seals.
-    pub fn owed(&self) -> Vec<Ino> {
-        self.owed.iter().copied().collect()
+    /// Files with deferred contents.
+    pub fn deferred(&self) -> Vec<Ino> {
+        self.deferred.iter().copied().collect()
     }
 
-    /// Forgets the deferred seals, because the store has accepted a commit that includes them.
-    pub fn settle_owed(&mut self) {
-        self.owed.clear();
+    /// Forgets the deferred contents, because the store has accepted a commit that includes them.
+    pub fn clear_deferred(&mut self) {
+        self.deferred.clear();
     }
 
-    /// Whether a seal of the file is deferred.
-    pub fn owes(&self, ino: Ino) -> bool {
-        self.owed.contains(&ino)
+    /// Whether the commit of the file is deferred.
+    pub fn is_deferred(&self, ino: Ino) -> bool {
+        self.deferred.contains(&ino)
     }
 
     fn outcome<T>(&mut self, done: untorn::Result<T>) -> Result<T> {
@@ -171,6 +186,11 @@ impl Core {
     }
 
     pub fn submit(&mut self, contents: &[Ino]) -> untorn::Result<()> {
+        debug_assert!(
+            !self.table.is_staged() && self.pack.staged().is_none(),
+            "changes before commit {} are staged",
+            self.numbers.commit
+        );
         self.note_rows();
         let mut folded = Vec::new();
         for ino in contents {
@@ -192,14 +212,17 @@ impl Core {
                 self.pack.submitted();
                 self.keep(ticket);
                 self.doomed.clear();
-                self.settle_owed();
+                self.clear_deferred();
                 self.dirty_since = None;
+                debug_assert_eq!(self.table.numbers(), self.numbers, "numbers of the commit that was submitted");
+                debug_assert!(self.dirty.is_empty(), "rows changed while a commit was built: {:?}", self.dirty);
                 folded.iter().for_each(|(ino, _)| self.close_object(*ino));
                 Ok(())
             }
             Err(e) => {
                 for (ino, before) in folded {
                     self.note_state(ino);
+                    debug_assert!(self.inodes.contains_key(&ino), "inode {ino} went while its commit was built");
                     if let Some(inode) = self.inodes.get_mut(&ino) {
                         inode.unfold(before);
                     }
@@ -254,7 +277,7 @@ impl Core {
         let shared = std::iter::once(self.table.file()).chain(self.pack.staged());
         let files: Vec<&File> = shared.chain(objects.iter().map(|o| &**o)).collect();
         if self.doomed.is_empty() {
-            return if self.waits { self.store.syncv_quietly(&files) } else { self.store.syncv_async(&files) };
+            return if self.waits { self.store.submit_unwritten(&files) } else { self.store.syncv_async(&files) };
         }
         let mut txn = self.store.begin();
         for ino in &self.doomed {
@@ -263,7 +286,7 @@ impl Core {
         for file in files {
             txn.add(file)?;
         }
-        if self.waits { txn.commit_quietly() } else { txn.commit_async() }
+        if self.waits { submit_unwritten(txn) } else { txn.commit_async() }
     }
 
     fn keep(&mut self, ticket: Ticket) {

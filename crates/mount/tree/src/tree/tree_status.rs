@@ -25,7 +25,7 @@ impl Core {
             oldest,
             names_uncommitted: !self.dirty.is_empty(),
             on_their_way: self.pending.len(),
-            owed: self.owed().len(),
+            deferred: self.deferred().len(),
             transactions: self.txns.len(),
             poisoned: self.paths(&poisoned),
             failed: self.failed,

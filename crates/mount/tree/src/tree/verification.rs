@@ -42,7 +42,7 @@ pub struct Verified {
 type Bytes = Box<[u8]>;
 
 #[derive(Default)]
-struct Found {
+struct FoundRows {
     inodes: HashMap<Ino, InodeRow>,
     /// Directory and name of each of an inode's names.
     names: HashMap<Ino, Vec<(Ino, Bytes)>>,
@@ -51,7 +51,7 @@ struct Found {
     verified: Verified,
 }
 
-impl Found {
+impl FoundRows {
     fn problem(&mut self, what: String) {
         self.verified.problem_count += 1;
         if self.verified.problems.len() < TOLD {
@@ -123,7 +123,12 @@ impl Found {
                 _ => names,
             };
             if u64::from(row.nlink) != expected {
-                problems.push(format!("{} counts {} links, and has {expected}", self.shown(*ino), row.nlink));
+                problems.push(format!(
+                    "{} has a link count of {}, but should have \
+                                       {expected}",
+                    self.shown(*ino),
+                    row.nlink
+                ));
             }
         }
         // Finds all inodes that can be reached from the root.
@@ -146,10 +151,10 @@ impl Found {
         for (ino, name, value) in std::mem::take(&mut self.xattrs) {
             let shown = String::from_utf8_lossy(&name).into_owned();
             if !self.inodes.contains_key(&ino) {
-                self.problem(format!("the attribute {shown} is of inode {ino}, which is not there"));
+                self.problem(format!("the attribute {shown} belongs to inode {ino}, which does not exist"));
             }
             if access_list::is_list(&name) && AccessList::decode(&value).is_err() {
-                self.problem(format!("the access list {shown} of {} is none", self.shown(ino)));
+                self.problem(format!("the access list {shown} of {} is invalid", self.shown(ino)));
             }
         }
     }
@@ -166,7 +171,7 @@ impl Found {
         packed.sort_unstable();
         for (extent, ino, size) in &packed {
             if extent.len() as u64 > *size {
-                let what = format!("{} has {size} bytes, and contents of {}", self.shown(*ino), extent.len());
+                let what = format!("{} has {size} bytes, but its contents have {}", self.shown(*ino), extent.len());
                 self.problem(what);
             }
             if extent.end() > end {
@@ -201,7 +206,7 @@ impl Found {
                 _ => counts.others += 1,
             }
             if kind != Kind::File && (object || extent.is_some()) {
-                self.problem(format!("{} is no file, and has contents", self.shown(ino)));
+                self.problem(format!("{} is not a file, but has contents", self.shown(ino)));
             }
             if !object {
                 continue;
@@ -211,7 +216,12 @@ impl Found {
                     self.problem(format!("the contents of {} are a directory", self.shown(ino)));
                 }
                 Ok(found) if found.len > in_object => {
-                    let what = format!("{} has {in_object} bytes, and contents of {}", self.shown(ino), found.len);
+                    let what = format!(
+                        "{} has {in_object} bytes, but its contents have \
+                                        {}",
+                        self.shown(ino),
+                        found.len
+                    );
                     self.problem(what);
                 }
                 Ok(_) => {}
@@ -256,7 +266,7 @@ pub fn verify(snapshot: &Snapshot) -> Result<Verified> {
         }
     }
     bytes.truncate(done);
-    let mut found = Found::default();
+    let mut found = FoundRows::default();
     let (mut keys, mut twice) = (BTreeSet::<Key>::new(), Vec::new());
     let numbers = read_slots(&bytes, &mut |_, _, row| {
         let Some(row) = row else { return };
@@ -268,10 +278,10 @@ pub fn verify(snapshot: &Snapshot) -> Result<Verified> {
     twice.iter().for_each(|key| found.problem(format!("the table has two rows of {key:?}")));
     let beyond: Vec<Ino> = found.inodes.keys().copied().filter(|ino| *ino >= numbers.next || *ino == 0).collect();
     for ino in beyond {
-        found.problem(format!("inode {ino} has a number that was never given"));
+        found.problem(format!("the number of inode {ino} was never assigned"));
     }
     if numbers.next > numbers.limit {
-        found.problem("numbers were given for which there is no room".to_owned());
+        found.problem("more inode numbers were assigned than there is room for".to_owned());
     }
     found.names();
     found.attributes();

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
+use untorn::__private::OpenStoreOn;
 use untorn::StoreOptions;
 use untorn_crashlab::SimDisk;
 use untorn_journal::directories::store_dir::StoreDir;
@@ -14,8 +15,8 @@ use untorn_tree::*;
 /// A kernel without dirty pages.
 pub struct Clean;
 
-impl Pull for Clean {
-    fn pull(&self, _: Ino) -> Result<()> {
+impl KernelCache for Clean {
+    fn write_back(&self, _: Ino) -> Result<()> {
         Ok(())
     }
 }
@@ -23,8 +24,8 @@ impl Pull for Clean {
 /// A kernel whose writes fail.
 pub struct Failing;
 
-impl Pull for Failing {
-    fn pull(&self, _: Ino) -> Result<()> {
+impl KernelCache for Failing {
+    fn write_back(&self, _: Ino) -> Result<()> {
         Err(Errno(libc::EIO))
     }
 }
@@ -32,8 +33,8 @@ impl Pull for Failing {
 /// A kernel whose writes of one file fail.
 pub struct FailingOf(pub Ino);
 
-impl Pull for FailingOf {
-    fn pull(&self, ino: Ino) -> Result<()> {
+impl KernelCache for FailingOf {
+    fn write_back(&self, ino: Ino) -> Result<()> {
         if ino == self.0 { Err(Errno(libc::EIO)) } else { Ok(()) }
     }
 }

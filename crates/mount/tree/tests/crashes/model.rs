@@ -4,9 +4,10 @@
 
 use crate::common::{ME, TestClock, name};
 use fastrand::Rng;
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
 use untorn_tree::*;
 
 type File = usize;
@@ -301,8 +302,8 @@ impl Model {
                 if target == Some(file) {
                     return true;
                 }
-                let seals = self.round.is_none() && (target.is_some() || !self.files[file].synced);
-                if !self.seal(file, seals) {
+                let contents = self.round.is_none() && (target.is_some() || !self.files[file].synced);
+                if !self.commit_or_defer(file, contents) {
                     return false;
                 }
                 self.names.remove(&from);
@@ -314,23 +315,23 @@ impl Model {
                 if a == b {
                     return true;
                 }
-                let sealed: Vec<File> = if self.round.is_none() { vec![a, b] } else { Vec::new() };
-                // Both files are pulled before either is checked.
-                sealed.iter().for_each(|n| self.files[*n].send(now));
+                let committed: Vec<File> = if self.round.is_none() { vec![a, b] } else { Vec::new() };
+                // Both files are written back before either is checked.
+                committed.iter().for_each(|n| self.files[*n].send(now));
                 if self.files[a].poisoned || self.files[b].poisoned {
                     return false;
                 }
-                if sealed.iter().any(|n| self.files[*n].in_txn && self.files[*n].changed) {
+                if committed.iter().any(|n| self.files[*n].in_txn && self.files[*n].changed) {
                     return false;
                 }
-                sealed.iter().for_each(|n| assert!(self.seal(*n, true)));
+                committed.iter().for_each(|n| assert!(self.commit_or_defer(*n, true)));
                 self.names.insert(one, b);
                 self.names.insert(other, a);
             }
             Op::Link(from, to) => {
                 let file = self.names[&from];
-                let seals = self.round.is_none() && !self.files[file].synced;
-                if !self.seal(file, seals) {
+                let contents = self.round.is_none() && !self.files[file].synced;
+                if !self.commit_or_defer(file, contents) {
                     return false;
                 }
                 self.names.insert(to, file);
@@ -401,16 +402,16 @@ impl Model {
         self.files.iter_mut().for_each(|file| file.in_txn = false);
     }
 
-    fn seal(&mut self, file: File, seals: bool) -> bool {
+    fn commit_or_defer(&mut self, file: File, contents: bool) -> bool {
         let now = self.now;
         let file = &mut self.files[file];
-        if seals {
+        if contents {
             file.send(now);
         }
-        if file.poisoned || seals && file.in_txn && file.changed {
+        if file.poisoned || contents && file.in_txn && file.changed {
             return false;
         }
-        if seals {
+        if contents {
             file.commit();
         }
         true
@@ -435,22 +436,22 @@ pub struct Cache<'a> {
     fails: AtomicBool,
 }
 
-impl Pull for Cache<'_> {
-    fn pull(&self, ino: Ino) -> Result<()> {
-        let first = || self.dirty.lock().unwrap().get(&ino).and_then(|writes| writes.first().copied());
+impl KernelCache for Cache<'_> {
+    fn write_back(&self, ino: Ino) -> Result<()> {
+        let first = || self.dirty.lock().get(&ino).and_then(|writes| writes.first().copied());
         while let Some((at, stamp, len)) = first() {
             let failed = self.fails.load(SeqCst);
             let written =
                 if failed { Err(Errno(libc::EIO)) } else { self.tree.write(ino, at as u64, &vec![stamp; len]) };
             // The cache keeps the write until it is answered.
-            let mut dirty = self.dirty.lock().unwrap();
+            let mut dirty = self.dirty.lock();
             if let Err(e) = written {
                 dirty.remove(&ino);
                 return Err(e);
             }
             dirty.get_mut(&ino).unwrap().remove(0);
         }
-        self.dirty.lock().unwrap().remove(&ino);
+        self.dirty.lock().remove(&ino);
         if self.fails.load(SeqCst) { Err(Errno(libc::EIO)) } else { Ok(()) }
     }
 }
@@ -478,15 +479,15 @@ impl<'a> Cache<'a> {
             }
             Op::Open(file) => tree.open(ino(model, file), true)?,
             Op::Write(file, at, stamp, len) => {
-                self.dirty.lock().unwrap().entry(ino(model, file)).or_default().push((at, stamp, len));
+                self.dirty.lock().entry(ino(model, file)).or_default().push((at, stamp, len));
             }
-            Op::Send(file) => self.pull(ino(model, file))?,
+            Op::Send(file) => self.write_back(ino(model, file))?,
             Op::Release(file) => {
-                self.pull(ino(model, file))?;
+                self.write_back(ino(model, file))?;
                 tree.release(ino(model, file), true);
             }
             Op::Truncate(file, size) => {
-                self.pull(ino(model, file))?;
+                self.write_back(ino(model, file))?;
                 tree.set_attributes(ino(model, file), &Change { size: Some(size as u64), ..Change::default() })?;
             }
             Op::Sync(file) => tree.sync(ino(model, file), self)?,

@@ -3,6 +3,7 @@
 //! They are the standard containers on Untorn's heap, and the stores that people would use instead.
 
 mod crates;
+mod explicit_table;
 pub mod first;
 mod gdbm;
 pub mod kv_store;
@@ -15,7 +16,6 @@ mod roster;
 mod rust_heap;
 pub mod sqlite;
 mod stl;
-mod told_table;
 
 use crate::measuring::bench_run::Run;
 use crate::measuring::fs::Place;
@@ -135,7 +135,8 @@ fn notes(roster: &Roster) -> Vec<String> {
         "Floor: one pwrite of the bytes of keys and values, padded to 4 KiB, at the next place of a preallocated, \
          already written file, plus fdatasync. In memory: the same C++ program without durability."
             .to_owned(),
-        "Told: a hash table of 150 lines over a heap with the tracker told, which says what it changes.".to_owned(),
+        "Explicit: a hash table of 150 lines over a heap with the tracker explicit, which marks what it changes."
+            .to_owned(),
         "LevelDB, RocksDB: sync=true. LMDB: default. SQLite: synchronous=FULL. Kyoto Cabinet: hard transactions, or \
          OAUTOSYNC. gdbm: gdbm_sync after each, durable but not atomic. redb: Durability::Immediate. fjall: \
          PersistMode::SyncAll."
@@ -229,11 +230,11 @@ fn row(pass: &str, load: &str, measured: &[(Role, &Taken)], quick: bool) -> Row 
         Ratio { against: format!("{}, medians", ratio.against), ..ratio }
     };
     let other = |ratio: Ratio, target| Other::new(&ratio.against.clone(), ratio, target, quick);
-    let told = measured.iter().find(|(_, taken)| taken.means.name == roster::TOLD);
+    let told = measured.iter().find(|(_, taken)| taken.means.name == roster::EXPLICIT);
     let told = told.into_iter().flat_map(|(_, taken)| {
         [(Role::Floor, None), (Role::Peer, Some(Target::AtMost(1.0)))].map(|(role, target)| {
             let ratio = Ratio::cost(&taken.means, &of(role));
-            other(Ratio { against: format!("told against {}", ratio.against), ..ratio }, target)
+            other(Ratio { against: format!("explicit against {}", ratio.against), ..ratio }, target)
         })
     });
     let told: Vec<Other> = told.collect();

@@ -1,6 +1,7 @@
 //! The stores that take part.
 
 use super::crates::{FjallStore, RedbStore};
+use super::explicit_table::ExplicitStore;
 use super::gdbm::{Gdbm, GdbmStore};
 use super::kv_store::{Entry, Key, Scan, Store};
 use super::kyoto::{Durable, Kind, Kyoto, KyotoStore};
@@ -9,7 +10,6 @@ use super::lsm::{Lsm, LsmStore};
 use super::rust_heap::HashbrownStore;
 use super::sqlite::{JournalMode, Sqlite, SqliteStore};
 use super::stl::{Container, Stl, StlStore};
-use super::told_table::ToldStore;
 use crate::measuring::peers::Floor;
 use anyhow::{Context, Result, ensure};
 use std::path::Path;
@@ -26,7 +26,7 @@ pub enum Role {
 }
 
 /// The hash table with explicit dirty ranges.
-pub const TOLD: &str = "told hash table on Untorn (Rust)";
+pub const EXPLICIT: &str = "explicit hash table on Untorn (Rust)";
 
 type Open = Box<dyn Fn(&Path) -> Result<Box<dyn Store>>>;
 
@@ -78,7 +78,7 @@ impl Roster {
         }
         roster.add("hashbrown on Untorn (Rust)", Role::Untorn, HashbrownStore::open);
         let places = if work.bulk { 1 << 20 } else { 1 << 12 };
-        roster.add(TOLD, Role::Untorn, move |dir| ToldStore::open(dir, places));
+        roster.add(EXPLICIT, Role::Untorn, move |dir| ExplicitStore::open(dir, places));
         for (name, library) in [("LevelDB", Lsm::leveldb as fn() -> Result<Lsm>), ("RocksDB", Lsm::rocksdb)] {
             if let Some(lsm) = roster.look(name, || library().map(Rc::new)) {
                 roster.add(name, Role::Peer, move |dir| LsmStore::open(&lsm, dir));

@@ -18,8 +18,8 @@ pub struct HashbrownStore {
 
 impl HashbrownStore {
     pub fn open(dir: &Path) -> Result<HashbrownStore> {
-        let store = untorn::Store::open(dir)?;
-        let heap = HeapOptions::new().open_in(&store, "heap")?;
+        let store = untorn::Store::open_or_create(dir)?;
+        let heap = HeapOptions::new().create(true).open_in(&store, "heap")?;
         let table = heap.root_or("all", HeapMap::<Key, HeapVec<'_, u8>>::new_in)?.cast();
         Ok(HashbrownStore { store, heap, table })
     }

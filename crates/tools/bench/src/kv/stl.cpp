@@ -76,7 +76,7 @@ protected:
 template <class Map> class durable : public store<Map> {
 public:
     explicit durable(const char *directory)
-        : store_(directory), heap_(store_, "heap"),
+        : store_(untorn::store::open_or_create(directory)), heap_(untorn::heap::open_or_create(store_, "heap")),
           all_(*heap_.root_or<Map>("all", heap_.allocator<typename Map::value_type>())) {}
     counters count() override {
         const untorn_status s = store_.status();

@@ -24,7 +24,7 @@ const STOP_MOST: Duration = Duration::from_millis(1);
 const OPENING_MOST: Duration = Duration::from_millis(20);
 
 fn options() -> HeapOptions {
-    HeapOptions::new().live(true)
+    HeapOptions::new().create(true).live(true)
 }
 
 /// The block of a heap, made and filled if it is new.

@@ -34,7 +34,7 @@ int main(int argc, char **arguments) {
 #ifndef PLAIN
     untorn::heap_options how;
     how.flags = UNTORN_HEAP_LIVE;
-    untorn::heap opened(arguments[1], how);
+    auto opened = untorn::heap::open_or_create(arguments[1], how);
     heap = opened.handle();
 #endif
     skip_list &list = *new (memory(sizeof(skip_list))) skip_list(memory);

@@ -110,7 +110,7 @@ int main(int argc, char **arguments) {
     untorn::heap_options how;
     how.flags = UNTORN_HEAP_LIVE;
     how.cut_every_ms = argc == 7 ? std::atoi(arguments[6]) : 0;
-    untorn::heap opened(arguments[1], how);
+    auto opened = untorn::heap::open_or_create(arguments[1], how);
     heap = opened.handle();
     buckets = static_cast<entry **>(untorn_heap_calloc(heap, bucket_count, sizeof(entry *)));
 #endif

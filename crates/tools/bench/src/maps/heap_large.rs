@@ -17,7 +17,7 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use untorn::heap::{Heap, HeapOptions};
-use untorn::{StoreOptions, Tracker};
+use untorn::{StoreOptions, TrackerKind};
 
 const BLOCK_BYTES: usize = 32 << 10;
 const SMALL_BYTES: u64 = 16 << 20;
@@ -37,7 +37,7 @@ pub fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
     let mut rows = Vec::new();
     let heaps = [TestHeap::new(&small, bytes[0])?, TestHeap::new(&large, bytes[1])?];
     compare(run, place, "new", heaps, &mut rows)?;
-    for (state, tracker) in [("reopened", None), ("told", Some(Tracker::Told))] {
+    for (state, tracker) in [("reopened", None), ("explicit", Some(TrackerKind::Explicit))] {
         let heaps = [TestHeap::open(&small, tracker)?, TestHeap::open(&large, tracker)?];
         compare(run, place, state, heaps, &mut rows)?;
     }
@@ -65,8 +65,8 @@ pub fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
                     bytes_text(bytes[1]),
                     bytes_text(bytes[0])
                 ),
-                "New: what was read is the zero page. Reopened: it is the file's, in whatever folios reading makes. Told: the \
-                 same with the tracker told."
+                "New: what was read is the zero page. Reopened: it is the file's, in whatever folios reading makes. Explicit: \
+                 the same with the tracker explicit."
                     .to_owned(),
             ],
         ),
@@ -87,7 +87,7 @@ struct TestHeap {
 }
 
 fn options() -> HeapOptions {
-    HeapOptions::new().store(StoreOptions::default().journal_bytes(16 << 20)).dirty_max(LARGE_BYTES)
+    HeapOptions::new().create(true).store(StoreOptions::default().journal_bytes(16 << 20)).dirty_max(LARGE_BYTES)
 }
 
 fn block() -> Layout {
@@ -104,7 +104,7 @@ impl TestHeap {
         TestHeap::of(heap)
     }
 
-    fn open(path: &Path, tracker: Option<Tracker>) -> Result<TestHeap> {
+    fn open(path: &Path, tracker: Option<TrackerKind>) -> Result<TestHeap> {
         let options = tracker.into_iter().fold(options(), |options, tracker| options.tracker(tracker));
         TestHeap::of(options.open(path)?)
     }
@@ -119,7 +119,7 @@ impl TestHeap {
         Ok(TestHeap { heap, blocks, random: Rng::with_seed(1) })
     }
 
-    /// Stores to random pages, and names the dirty ranges, which only the tracker `told` uses.
+    /// Stores to random pages, and names the dirty ranges, which only the tracker `explicit` uses.
     fn store(&mut self, count: usize) -> Result<()> {
         for _ in 0..count {
             let block = self.blocks[self.random.usize(..self.blocks.len())];
@@ -128,7 +128,7 @@ impl TestHeap {
             let place = unsafe { block.add(at).cast::<u64>() };
             // SAFETY: as above.
             unsafe { place.write_volatile(self.random.u64(..)) };
-            self.heap.touch(place.as_ptr().cast(), size_of::<u64>())?;
+            self.heap.mark_dirty(place.as_ptr().cast(), size_of::<u64>())?;
         }
         Ok(())
     }

@@ -17,14 +17,14 @@ use anyhow::Result;
 use memmap2::MmapMut;
 use std::path::Path;
 use std::time::Duration;
-use untorn::Tracker;
+use untorn::TrackerKind;
 
 const MAPPING_BYTES: u64 = 16 << 20;
 const SIZES: [usize; 3] = [64, 1 << 10, 4 << 10];
 const PAGES: [usize; 11] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024];
 
 const PAGEMAP: &str = "Untorn, pagemap";
-const TOLD: &str = "Untorn, told";
+const EXPLICIT: &str = "Untorn, explicit";
 const EAGER: &str = "Untorn, eager";
 const SMALL: &str = "msync, 4 KiB folios";
 const LARGE: &str = "msync, large folios";
@@ -33,7 +33,7 @@ const DATA_JOURNAL: &str = "msync, data=journal";
 /// The `msync` sections of one place: for each size and load, stores and commit, and the commit alone.
 pub fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
     let dir = place.directory("msync")?;
-    for name in ["scan", "pagemap", "told", "eager"] {
+    for name in ["scan", "pagemap", "explicit", "eager"] {
         std::fs::create_dir(dir.join(name))?;
         fill(&dir.join(name).join("data"), MAPPING_BYTES)?;
     }
@@ -124,7 +124,7 @@ impl Setting<'_> {
                         bytes_text(MAPPING_BYTES)
                     ),
                     "Untorn: tracker scan, checkpoints in the background. Pagemap: the other tracker, told that commits \
-                     are quiet. Told: the program says what it changes, which is a part of the stores. Eager: a whole \
+                     are quiet. Explicit: the program says what it changes, which is a part of the stores. Eager: a whole \
                      checkpoint in each commit."
                         .to_owned(),
                     "msync: MS_SYNC over an ordinary shared mapping, not atomic. 4 KiB folios: the file was written page \
@@ -159,16 +159,16 @@ impl Setting<'_> {
             Ok(memory)
         };
         let mut ours = Vec::new();
-        match open("scan", Tracker::Scan, false) {
+        match open("scan", TrackerKind::Scan, false) {
             Ok(memory) => {
                 ours.push(("Untorn", memory));
-                ours.push((EAGER, open("eager", Tracker::Scan, true)?));
+                ours.push((EAGER, open("eager", TrackerKind::Scan, true)?));
             }
             // The kernel is older than Linux 6.7, or `userfaultfd` is forbidden.
-            Err(_) => ours.push((EAGER, open("eager", Tracker::PageMap, true)?)),
+            Err(_) => ours.push((EAGER, open("eager", TrackerKind::PageMap, true)?)),
         }
-        ours.insert(ours.len() - 1, (PAGEMAP, open("pagemap", Tracker::PageMap, false)?));
-        ours.insert(ours.len() - 1, (TOLD, open("told", Tracker::Told, false)?));
+        ours.insert(ours.len() - 1, (PAGEMAP, open("pagemap", TrackerKind::PageMap, false)?));
+        ours.insert(ours.len() - 1, (EXPLICIT, open("explicit", TrackerKind::Explicit, false)?));
         let mut floors = [
             (Floor::BUFFERED, Some(Floor::buffered(self.dir, changed_bytes, journal_bytes)?)),
             (Floor::DIRECT, Floor::direct(self.dir, changed_bytes, journal_bytes)?),
@@ -206,7 +206,7 @@ impl Setting<'_> {
                 waited.add(
                     match *name {
                         PAGEMAP => "waited, pagemap",
-                        TOLD => "waited, told",
+                        EXPLICIT => "waited, explicit",
                         _ => "waited",
                     },
                     status.commits_waited as f64,
@@ -263,7 +263,7 @@ fn cycle_row(
             row.others.push(Other::new(&peer.name, Ratio::cost(ours, &[peer]), target, quick));
         }
     }
-    for own in [PAGEMAP, TOLD, EAGER].into_iter().filter_map(|name| named(&shown[1..], name)) {
+    for own in [PAGEMAP, EXPLICIT, EAGER].into_iter().filter_map(|name| named(&shown[1..], name)) {
         row.others.push(Other::new(&own.name, Ratio::cost(own, &[small]), None, quick));
     }
     Row { extras, details, ..row }
@@ -277,8 +277,8 @@ fn commit_row(names: &(usize, String), measured: &[&Measured], quick: bool) -> R
     let target = Target::AtMost(if names.0 <= 64 { 1.25 } else { 2.0 });
     let mut row =
         row(names, &shown, Ratio::cost(shown[0], &floors)).against_target(Some(target), Waited::Allowed, quick);
-    for own in [PAGEMAP, TOLD, EAGER].into_iter().filter_map(|name| named(&shown[1..], name)) {
-        let target = (own.name == TOLD).then_some(Target::AtMost(1.15));
+    for own in [PAGEMAP, EXPLICIT, EAGER].into_iter().filter_map(|name| named(&shown[1..], name)) {
+        let target = (own.name == EXPLICIT).then_some(Target::AtMost(1.15));
         row.others.push(Other::new(&own.name, Ratio::cost(own, &floors), target, quick));
     }
     row

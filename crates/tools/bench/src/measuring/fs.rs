@@ -12,7 +12,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
-use untorn_os::AlignedBuf;
+use untorn_os::{AlignedBuf, LoopDevice};
 use untorn_terminal::tell;
 
 /// Size of an image; large enough for two files of 1 GiB, a journal, and the floors.
@@ -138,12 +138,10 @@ impl Place {
         write_image(&image, quick).with_context(|| format!("cannot write the image {}", image.display()))?;
         let device = attach(&image)?;
         let mount = Scratch::new_in(&std::env::temp_dir())?;
-        let mounted = run(fs.make_command().arg(&device)).and_then(|_| mount_device(fs, &device, mount.path()));
-        // From now on, the loop device is detached with the mount, and the image can be removed after it.
-        run(Command::new("losetup").arg("--detach").arg(&device))?;
-        mounted?;
+        make_and_mount(fs, &device, mount.path())?;
         let how = if quick { "sparse" } else { "written through" };
-        let direct = fs::read_to_string(format!("/sys/block/{}/loop/dio", device.trim_start_matches("/dev/")));
+        let name = device.path.file_name().unwrap_or_default().display();
+        let direct = fs::read_to_string(format!("/sys/block/{name}/loop/dio"));
         let direct = if direct.is_ok_and(|flag| flag.trim() == "1") { "direct I/O" } else { "the page cache below" };
         let details = format!("; image of {}, {how}, loop device with {direct}", bytes_text(IMAGE_BYTES));
         let below = untorn_os::file_system_info(dir)?;
@@ -160,9 +158,7 @@ impl Place {
         let device = attach(&disk.path())?;
         let mount = Scratch::new_in(&std::env::temp_dir())?;
         let fs = FileSystem::Ext4;
-        let mounted = run(fs.make_command().arg(&device)).and_then(|_| mount_device(fs, &device, mount.path()));
-        run(Command::new("losetup").arg("--detach").arg(&device))?;
-        mounted?;
+        make_and_mount(fs, &device, mount.path())?;
         let details = format!("; a disk whose flushes take {} ms", flush.as_secs_f64() * 1e3);
         let directory = Scratch::new_in(mount.path())?;
         let place = Place::open(fs.name(), directory, Some(mount), &details)?;
@@ -253,17 +249,19 @@ pub fn libc_o_direct() -> i32 {
     rustix::fs::OFlags::DIRECT.bits() as i32
 }
 
-/// Attaches a loop device to the image.
+/// Attaches a loop device to the image. It is detached with the mount, and the image can be removed after it.
 ///
 /// It bypasses the page cache if the file system below has direct I/O. Then a flush of the device is a flush of the
 /// disk, and nothing is cached twice.
-fn attach(image: &Path) -> Result<String> {
-    let attach = |options: &[&str]| run(Command::new("losetup").args(["--find", "--show"]).args(options).arg(image));
-    Ok(attach(&["--direct-io=on"]).or_else(|_| attach(&[]))?.trim().to_owned())
+fn attach(image: &Path) -> Result<LoopDevice> {
+    let file = OpenOptions::new().read(true).write(true).open(image);
+    let file = file.with_context(|| format!("cannot open {}", image.display()))?;
+    LoopDevice::attach(&file, true, 0).or_else(|_| LoopDevice::attach(&file, false, 0)).context("no loop device")
 }
 
-fn mount_device(fs: FileSystem, device: &str, on: &Path) -> Result<String> {
-    run(Command::new("mount").args(fs.mount_words()).arg(device).arg(on))
+fn make_and_mount(fs: FileSystem, device: &LoopDevice, on: &Path) -> Result<String> {
+    run(fs.make_command().arg(&device.path))?;
+    run(Command::new("mount").args(fs.mount_words()).arg(&device.path).arg(on))
 }
 
 /// Makes an ext4 file system with a journal in an image in this directory, and mounts it with `sync`.
@@ -276,9 +274,8 @@ pub fn mounted_sync(dir: &Path, bytes: u64) -> Result<Scratch> {
     run(Command::new("mkfs.ext4").args(["-q", "-E", "nodiscard,lazy_itable_init=0,lazy_journal_init=0"]).arg(&image))?;
     let device = attach(&image)?;
     let mount = Scratch::new_in(&std::env::temp_dir())?;
-    let mounted = run(Command::new("mount").args(["-t", "ext4", "-o", "sync"]).arg(&device).arg(mount.path()));
-    run(Command::new("losetup").arg("--detach").arg(&device))?;
-    mounted.map(|_| mount)
+    run(Command::new("mount").args(["-t", "ext4", "-o", "sync"]).arg(&device.path).arg(mount.path()))?;
+    Ok(mount)
 }
 
 /// Runs a command, and returns its standard output. An error has its standard error.

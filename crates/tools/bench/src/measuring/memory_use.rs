@@ -10,7 +10,7 @@ use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
-use untorn::{Map, MapOptions, Status, Store, StoreOptions, Tracker};
+use untorn::{Map, MapOptions, Status, Store, StoreOptions, TrackerKind};
 
 pub const PAGE_BYTES: usize = 4096;
 
@@ -18,8 +18,8 @@ pub const PAGE_BYTES: usize = 4096;
 ///
 /// With `pagemap`, every commit compares all pages that were ever stored to, unless they are dropped. That needs the
 /// promise `quiet`: no thread stores during a commit. Here none does.
-pub fn tracked_by(tracker: Tracker) -> MapOptions {
-    MapOptions::new().tracker(tracker).quiet(tracker == Tracker::PageMap)
+pub fn tracked_by(tracker: TrackerKind) -> MapOptions {
+    MapOptions::new().tracker(tracker).quiet(tracker == TrackerKind::PageMap)
 }
 
 /// A memory-mapped file.
@@ -47,14 +47,17 @@ pub struct Managed {
     map: Map,
     store: Store,
     eager: bool,
+    /// The tracker is `explicit`, so that the program marks its stores.
+    marks: bool,
 }
 
 impl Managed {
     /// Maps `data` in the store `root`. `eager` makes a checkpoint part of each commit.
     pub fn open(root: &Path, journal_bytes: u64, options: &MapOptions, eager: bool) -> Result<Managed> {
-        let store = StoreOptions::default().journal_bytes(journal_bytes).open(root)?;
+        let store = StoreOptions::new().create(true).journal_bytes(journal_bytes).open(root)?;
         let map = store.open_file("data")?.map_with(options)?;
-        Ok(Managed { map, store, eager })
+        let marks = map.tracker()? == TrackerKind::Explicit;
+        Ok(Managed { map, store, eager, marks })
     }
 
     pub fn close(self) -> Result<()> {
@@ -70,7 +73,10 @@ impl Memory for Managed {
     }
 
     fn tell(&mut self, offset: usize, len: usize) -> Result<()> {
-        Ok(self.map.touch(self.map.as_ptr().wrapping_add(offset), len)?)
+        if self.marks {
+            self.map.mark_dirty(self.map.as_ptr().wrapping_add(offset), len)?;
+        }
+        Ok(())
     }
 
     fn commit(&mut self) -> Result<()> {
@@ -80,8 +86,8 @@ impl Memory for Managed {
 
     fn settle(&mut self) -> Result<()> {
         match self.map.tracker()? {
-            Tracker::Scan | Tracker::Told => Ok(self.store.checkpoint()?),
-            Tracker::PageMap => Ok(self.map.reclaim()?),
+            TrackerKind::Scan | TrackerKind::Explicit => Ok(self.store.checkpoint()?),
+            TrackerKind::PageMap => Ok(self.map.reclaim()?),
         }
     }
 

@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 use parking_lot::Mutex;
 use rustix::mount::UnmountFlags;
 use std::path::{Path, PathBuf};
-use untorn_terminal::tell;
+use untorn_terminal::{signals, tell};
 
 /// The exit code of shells for "ended by Ctrl-C".
 const INTERRUPTED: i32 = 130;
@@ -39,7 +39,7 @@ impl Drop for Scratch {
 
 /// Cleans up on SIGINT, SIGTERM and SIGHUP.
 pub fn clean_up_on_signals() -> Result<()> {
-    ctrlc::set_handler(|| {
+    signals::handle(|| {
         let left = LEFT.lock();
         left.iter().rev().for_each(|path| remove(path));
         // Holds the lock until the end: a thread that waits for it would only make more directories.

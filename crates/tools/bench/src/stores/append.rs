@@ -70,10 +70,10 @@ fn cell(run: &Run, place: &Place, dir: &Path, size: usize, think: Duration) -> R
     let journal_bytes = journal_bytes(run, size);
     let root = dir.join("store");
     std::fs::create_dir(&root)?;
-    let store = StoreOptions::default().journal_bytes(journal_bytes).open(&root)?;
+    let store = StoreOptions::new().create(true).journal_bytes(journal_bytes).open(&root)?;
     let mut bytes = vec![0; size];
     fastrand::fill(&mut bytes);
-    let mut ours = Ours { file: store.open_or_create("data")?, store: store.clone(), bytes: &bytes };
+    let mut ours = Ours { file: store.open_or_create_file("data")?, store: store.clone(), bytes: &bytes };
     let mut plain = Plain { file: File::create(dir.join("plain"))?, at: 0, bytes: &bytes };
     ours.append()?;
     plain.append()?;

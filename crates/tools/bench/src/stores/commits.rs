@@ -118,7 +118,7 @@ impl Offsets {
 
 impl Setting<'_> {
     fn open(&self, class: FailureClass, journal_bytes: u64) -> Result<Store> {
-        Ok(StoreOptions::default().class(class).journal_bytes(journal_bytes).open(self.dir.join("store"))?)
+        Ok(StoreOptions::new().create(true).class(class).journal_bytes(journal_bytes).open(self.dir.join("store"))?)
     }
 
     fn against_floor(&self) -> Result<Section> {

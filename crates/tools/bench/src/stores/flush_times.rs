@@ -14,7 +14,7 @@ use crate::stores::threads::crowd;
 use anyhow::Result;
 use std::path::Path;
 use std::time::Duration;
-use untorn::{StoreOptions, Tracker};
+use untorn::{StoreOptions, TrackerKind};
 
 /// The flush times of disks with a capacitor, of disks without one, and of hard disks.
 const FLUSHES_US: [u64; 4] = [100, 1000, 5000, 10_000];
@@ -98,7 +98,7 @@ fn of_a_file(run: &Run, dir: &Path, commits: usize) -> Result<Vec<Measured>> {
     let root = dir.join("file");
     std::fs::create_dir(&root)?;
     fill(&root.join("data"), FILE_BYTES)?;
-    let store = StoreOptions::default().journal_bytes(JOURNAL_BYTES).open(&root)?;
+    let store = StoreOptions::new().create(true).journal_bytes(JOURNAL_BYTES).open(&root)?;
     let mut writer = Writer::new(store.open_file("data")?, COMMIT_BYTES, FILE_BYTES);
     writer.commit()?;
     let mut floor = Floor::buffered(dir, COMMIT_BYTES, JOURNAL_BYTES)?;
@@ -117,7 +117,7 @@ fn of_a_mapping(run: &Run, dir: &Path, commits: usize) -> Result<Vec<Measured>> 
     let root = dir.join("mapping");
     std::fs::create_dir(&root)?;
     fill(&root.join("data"), FILE_BYTES)?;
-    let mut ours = Managed::open(&root, JOURNAL_BYTES, &tracked_by(Tracker::Scan), false)?;
+    let mut ours = Managed::open(&root, JOURNAL_BYTES, &tracked_by(TrackerKind::Scan), false)?;
     let mut plain = plain_mapping(&dir.join("plain"), FILE_BYTES, Folios::Small)?;
     warm_up(&mut ours)?;
     warm_up(&mut plain)?;
@@ -141,7 +141,7 @@ fn of_threads(run: &Run, dir: &Path, commits: usize) -> Result<(Vec<Measured>, V
     let root = dir.join("threads");
     std::fs::create_dir(&root)?;
     (0..THREADS).try_for_each(|n| fill(&root.join(n.to_string()), FILE_BYTES))?;
-    let store = StoreOptions::default().journal_bytes(JOURNAL_BYTES).open(&root)?;
+    let store = StoreOptions::new().create(true).journal_bytes(JOURNAL_BYTES).open(&root)?;
     let mut writers = Vec::new();
     for n in 0..THREADS {
         let mut writer = Writer::new(store.open_file(n.to_string())?, COMMIT_BYTES, FILE_BYTES);

@@ -16,7 +16,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use untorn::reader::Snapshot;
-use untorn::{Error, Store, StoreOptions};
+use untorn::{Error, Reader, Store, StoreOptions};
 use untorn_terminal::standard_streams::write_output;
 
 const PAGE: usize = 4096;
@@ -79,7 +79,7 @@ impl Setting<'_> {
         // Each reader has a processor of its own.
         let count = std::thread::available_parallelism()?.get().saturating_sub(1).clamp(1, 8);
         let journal_bytes = journal_bytes(self.run, PAGE);
-        let store = StoreOptions::default().journal_bytes(journal_bytes).open(self.store())?;
+        let store = StoreOptions::new().create(true).journal_bytes(journal_bytes).open(self.store())?;
         let writer = RefCell::new(Writer::new(store.open_file("data")?, PAGE, FILE_BYTES));
         writer.borrow_mut().commit()?;
         let jobs = [
@@ -160,11 +160,11 @@ impl Setting<'_> {
     /// Reads through a snapshot against `pread` of a plain file, with few or many pending ranges.
     fn reads(&self) -> Result<Section> {
         let mut rows = Vec::new();
-        let store = StoreOptions::default().background(false).open(self.store())?;
+        let store = StoreOptions::new().create(true).background(false).open(self.store())?;
         for (pending, limit) in [(0, 1.2), (if self.run.quick { 100 } else { PENDING.0 }, 2.0)] {
             self.cell(&format!("reads over {pending} pending ranges"));
             self.leave_pending(&store, pending)?;
-            let reader = Store::open_read_only(self.store())?;
+            let reader = Reader::open(self.store())?;
             let file = reader.snapshot()?.open("data")?;
             let plain = File::open(self.dir.join("plain"))?;
             for bytes in [PAGE, 64 << 10, 1 << 20] {
@@ -227,7 +227,7 @@ impl Setting<'_> {
         self.cell("following");
         let mut rows = Vec::new();
         for think in [Duration::ZERO, THINK, 10 * THINK] {
-            let store = StoreOptions::default().open(self.store())?;
+            let store = StoreOptions::new().create(true).open(self.store())?;
             let writer = RefCell::new(Writer::new(store.open_file("data")?, PAGE, FILE_BYTES));
             writer.borrow_mut().commit()?;
             let jobs = [Job::Follow { store: self.store() }, Job::BeTold];
@@ -283,9 +283,9 @@ impl Setting<'_> {
     fn opening(&self) -> Result<Section> {
         let mut rows = Vec::new();
         let path = self.dir.join("empty");
-        let options = || StoreOptions::default().background(false);
+        let options = || StoreOptions::new().create(true).background(false);
         let store = options().open(&path)?;
-        store.open_or_create("file")?.close()?;
+        store.open_or_create_file("file")?.close()?;
         store.close()?;
         for owned in [false, true] {
             let owner = if owned { Some(options().open(&path)?) } else { None };
@@ -294,7 +294,7 @@ impl Setting<'_> {
             let plain = self.dir.join("plain");
             let mut byte = [0];
             let mut contenders = [
-                Contender::new("open a reader", 10, || timed(|| Store::open_read_only(&path).map(drop))),
+                Contender::new("open a reader", 10, || timed(|| Reader::open(&path).map(drop))),
                 Contender::new("open and read a file", 10, || timed(|| File::open(&plain)?.read_exact(&mut byte))),
             ];
             let plan = self.plan(COMMITS_MIN, 10, Duration::ZERO);
@@ -341,7 +341,7 @@ fn say(word: impl std::fmt::Display) -> Result<()> {
 
 /// Reads all the time until its input ends, then prints the number of reads.
 pub fn read_on(store: &Path, file: &str) -> Result<()> {
-    let reader = Store::open_read_only(store)?;
+    let reader = Reader::open(store)?;
     let ended = std::thread::spawn(|| std::io::stdin().read(&mut [0]));
     say("ready")?;
     let (mut snapshot, mut buf, mut reads) = (reader.snapshot()?, [0; PAGE], 0u64);
@@ -380,7 +380,7 @@ fn read_pages(snapshot: &Snapshot, file: &str, buf: &mut [u8], reads: &mut u64) 
 
 /// Follows the commits of a store, and prints the time at which it sees each.
 pub fn follow(store: &Path) -> Result<()> {
-    let follow = Store::open_read_only(store)?.follow()?;
+    let follow = Reader::open(store)?.follow()?;
     say("ready")?;
     for followed in follow {
         let at = monotonic();

@@ -30,7 +30,7 @@ pub fn run(run: &Run, place: &Place) -> Result<Section> {
 
     // A checkpoint starts before the journal is full. With twice the size, the wanted part can fill up.
     let journal_bytes = 2 * wanted_bytes;
-    let options = StoreOptions::default().journal_bytes(journal_bytes);
+    let options = StoreOptions::new().create(true).journal_bytes(journal_bytes);
     let rounds = if run.quick { 1 } else { ROUNDS_MIN };
     let [mut first, mut reading] = ["Untorn, open + first read", "read the journal"].map(Measured::new);
     let [mut ours, mut peer] = ["Untorn, checkpoint", "pwrites + fdatasync"].map(Measured::new);

@@ -59,7 +59,7 @@ fn cell(run: &Run, dir: &Path, count: usize) -> Result<Row> {
     rustix::fs::syncfs(std::fs::File::open(dir)?)?;
     // Three commits or more fit, with the record's overhead for each file.
     let journal_bytes = (4 * (count * (FILE_BYTES + 512)) as u64).clamp(4 << 20, 192 << 20);
-    let options = StoreOptions::default().journal_bytes(journal_bytes);
+    let options = StoreOptions::new().create(true).journal_bytes(journal_bytes);
     let (store, mut files) = open(&options, &root, count)?;
     let mut extras = Extras::default();
     extras.add("first ever µs", write_all(&store, &files)?.as_secs_f64() * 1e6, 0);

@@ -91,7 +91,7 @@ fn files(run: &Run, place: &Place, dir: &Path) -> Result<Section> {
     for n in 0..most {
         fill(&root.join(n.to_string()), FILE_BYTES)?;
     }
-    let store = StoreOptions::default().journal_bytes(journal_bytes).open(&root)?;
+    let store = StoreOptions::new().create(true).journal_bytes(journal_bytes).open(&root)?;
     let mut writers = Vec::new();
     for n in 0..most {
         let mut writer = Writer::new(store.open_file(n.to_string())?, COMMIT_BYTES, FILE_BYTES);
@@ -192,7 +192,7 @@ impl Work for Keeper {
                 self.heap.free(std::mem::replace(&mut self.blocks[n], block))?;
             }
             self.file.write()?;
-            self.heap.commit_with(&[&self.file.file])
+            self.heap.syncv(&[&self.file.file])
         })
     }
 }
@@ -202,7 +202,7 @@ fn heaps(run: &Run, place: &Place, dir: &Path) -> Result<Section> {
     std::fs::create_dir(&root)?;
     run.progress.cell(format!("{}: {} threads with heaps", place.name, HEAPS[1]));
     let journal_bytes = journal_bytes(run, COMMIT_BYTES);
-    let store = StoreOptions::default().journal_bytes(journal_bytes).open(&root)?;
+    let store = StoreOptions::new().create(true).journal_bytes(journal_bytes).open(&root)?;
     let keepers = (0..HEAPS[1]).map(|n| Keeper::new(&store, &root, n));
     let mut keepers = keepers.collect::<Result<Vec<_>>>()?;
     let (rounds, commits) = if run.quick { (2, 20) } else { (ROUNDS_MIN, 300) };

@@ -4,19 +4,17 @@ use crate::measuring::child::{JOB_VARIABLE, Job, SessionJob};
 use anyhow::{Context, Result, bail, ensure};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use untorn_xsync::cares::Cares;
 use untorn_xsync::commands::run_session::Wanted;
 
 /// Runs the session of a job in this process, which must have one thread. Fails unless the program's exit code is 0.
 pub fn run(job: SessionJob) -> Result<()> {
     let SessionJob { gate, exact, volume, place, listen, program } = job;
-    let cares = if gate { Cares::ALL } else { Cares::without("gate").expect("the name of a care") };
     let listen: Vec<std::net::SocketAddr> =
         listen.into_iter().map(|port| (std::net::Ipv4Addr::LOCALHOST, port).into()).collect();
     let bytes = 1 << 30;
     let volume = volume.map(|path| (path, Some(bytes)));
     let program = program.into_iter().map(Into::into).collect();
-    let code = Wanted { cares, exact, volume, place, bytes, listen, ..Wanted::new(program) }.run()?;
+    let code = Wanted { gate, exact, volume, place, bytes, listen, ..Wanted::new(program) }.run()?;
     ensure!(code == 0, "the session ended with code {code}");
     Ok(())
 }

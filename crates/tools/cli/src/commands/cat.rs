@@ -31,7 +31,7 @@ impl Cat {
         if let Some(said) = siblings::of_a_mount(&self.path) {
             return Err(Failure::new(said));
         }
-        let (reader, name) = Reader::of(&self.path)?;
+        let (reader, name) = Reader::open_containing(&self.path)?;
         if name.as_os_str().is_empty() {
             let path = self.path.display();
             return Err(Failure::new(format!("{path} is a store; name a file in it (`untorn ls {path}` lists them)")));
@@ -52,8 +52,8 @@ impl Cat {
         loop {
             let n = file.read_at(&mut piece, at).map_err(|e| match e {
                 Error::SnapshotExpired { .. } if at > 0 => Failure::new(format!(
-                    "{}: a checkpoint overtook this after {}; what was printed is of one commit, and not all of it. Run \
-                     this again, or copy the store with `untorn cp`",
+                    "{}: a checkpoint overtook this command after {}; the printed part is of one commit, but the rest \
+                     of the file is missing. Run the command again, or copy the store with `untorn cp`",
                     self.path.display(),
                     bytes(at)
                 )),

@@ -131,18 +131,18 @@ fn live_text(found: &HeapReport, live: &[LiveMemoryFound]) -> String {
             format!("note     this is the last cut, to which the next opening goes back: {memory}: {why}\n")
         }
         NextStart::Unknown(why) => {
-            format!("note     this is the last cut; what is in memory could not be looked at: {why}\n")
+            format!("note     this is the last cut; the memory could not be examined: {why}\n")
         }
         NextStart::GoesOn => format!(
-            "note     this is the last cut; a process that has ended left more in {memory}. The next opening goes on from \
-             that; `--gc`, `untorn rescue` and `untorn eject` bring it into the file\n"
+            "note     this is the last cut; an ended process left newer changes in {memory}. The next opening \
+             continues from them; `--gc`, `untorn rescue` and `untorn eject` bring them into the file\n"
         ),
     };
     if outlook.undone > 0 {
         let undone = count(outlook.undone as u64, "section that had not ended", "sections that had not ended");
         let cascaded = match outlook.cascaded {
             0 => String::new(),
-            n => format!(", and {n} that had seen what they did"),
+            n => format!(", and {n} that had seen their changes"),
         };
         text += &format!("         it undoes {undone}{cascaded}\n");
     }
@@ -156,7 +156,7 @@ fn live_text(found: &HeapReport, live: &[LiveMemoryFound]) -> String {
             text += &format!("         no root reaches {all} there\n");
         }
         if heap.is_sound() {
-            text += "         it is whole there\n";
+            text += "         the heap in memory is sound\n";
         }
     }
     text
@@ -179,17 +179,17 @@ fn text(found: &Inspection, sound: bool) -> String {
     } else if !found.lost_files.is_empty() && found.lost_files.len() == found.problems.len() {
         "not sound: files wait for a journal that is not here\n".to_owned()
     } else if found.left_marks.iter().filter(|left| left.seen).count() == found.problems.len() {
-        "not sound: files keep marks. Put the causes right, then `untorn recover`\n".to_owned()
+        "not sound: files keep marks. Remove the causes, then run `untorn recover`\n".to_owned()
     } else if found.quarantined.len() == found.problems.len() {
-        "not sound: commits are quarantined. Put the causes right, then `untorn recover`, or open the store\n"
+        "not sound: commits are quarantined. Remove the causes, then run `untorn recover`, or open the store\n"
             .to_owned()
     } else if let Some(advice) = recover::adoption_advice(&found.path) {
         format!("not sound. {advice}\n")
     } else if found.quarantined.len() + found.problems.iter().filter(|problem| cannot_be_applied(problem)).count()
         == found.problems.len()
     {
-        "not sound: commits cannot be applied. Put the causes right, then `untorn recover`, or open the store; for what \
-         cannot be put right, `untorn recover --salvage --dry-run` shows what can be kept\n"
+        "not sound: commits cannot be applied. Remove the causes, then run `untorn recover`, or open the store; if a \
+         cause cannot be removed, `untorn recover --salvage --dry-run` shows what can be kept\n"
             .to_owned()
     } else {
         "not sound; `untorn recover --salvage --dry-run` shows what can be kept, `untorn recover --salvage` keeps it\n"

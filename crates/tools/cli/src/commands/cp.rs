@@ -11,7 +11,7 @@ use std::fs::{DirBuilder, File, Permissions};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 use untorn::reader::{Snapshot, SnapshotFile};
-use untorn::{Error, Reader, Store};
+use untorn::{Error, Reader};
 use untorn_terminal::table::{bytes, count};
 use untorn_terminal::{Failure, Output, signals};
 
@@ -80,7 +80,7 @@ impl Cp {
             (Some(parent), Some(name)) => (parent, name),
             _ => return Err(Failure::new(format!("{} is no name for a copy", self.dest.display()))),
         };
-        let reader = Store::open_read_only(&self.store)?;
+        let reader = Reader::open(&self.store)?;
         refuse_inside(&reader, parent)?;
         let unfinished = parent.join(format!(".{}.{}.copy", name.to_string_lossy(), std::process::id()));
         let (made, left) = (unfinished.clone(), unfinished.clone());

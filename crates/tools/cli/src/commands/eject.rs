@@ -51,8 +51,8 @@ impl Eject {
         }
         let kept: Vec<_> = report.kept.iter().map(|path| path.display().to_string()).collect();
         Ok(Output::text(format!(
-            "{recovered}{path}: the journal is gone. These files and directories cannot be looked at or changed; they keep \
-             the attribute `user.untorn`, or files in them do, which does no harm: {}\n",
+            "{recovered}{path}: the journal is removed. These files and directories could not be examined or changed, \
+             so they, or files in them, keep the attribute `user.untorn`, which does no harm: {}\n",
             kept.join(", ")
         )))
     }

@@ -81,7 +81,7 @@ fn name(condition: Condition) -> &'static str {
 }
 
 #[derive(Serialize)]
-struct Found {
+struct FoundStore {
     #[serde(serialize_with = "json::path")]
     path: PathBuf,
     condition: Condition,
@@ -92,7 +92,7 @@ struct Found {
 
 #[derive(Default, Serialize)]
 struct Search {
-    stores: Vec<Found>,
+    stores: Vec<FoundStore>,
     /// Directories that could not be read, with the error.
     unread: BTreeMap<String, String>,
     #[serde(skip)]
@@ -199,7 +199,7 @@ impl Search {
             }
             (false, false) => return,
         };
-        self.stores.push(Found { path: of.to_owned(), condition, files_pending: 0, detail });
+        self.stores.push(FoundStore { path: of.to_owned(), condition, files_pending: 0, detail });
     }
 
     fn tell(&mut self) {
@@ -228,8 +228,9 @@ fn device_of_directory(path: &Path) -> Option<u64> {
     is_directory.then(|| makedev(found.stx_dev_major, found.stx_dev_minor))
 }
 
-fn look(path: &Path) -> Found {
-    let found = |condition, files_pending, detail| Found { path: path.to_owned(), condition, files_pending, detail };
+fn look(path: &Path) -> FoundStore {
+    let found =
+        |condition, files_pending, detail| FoundStore { path: path.to_owned(), condition, files_pending, detail };
     match offline::inspect(path) {
         Ok(inspection) => found(condition(&inspection), inspection.files_pending.len(), problem(&inspection)),
         Err(
@@ -263,7 +264,7 @@ fn problem(found: &Inspection) -> Option<String> {
 }
 
 /// Recovers a store as its owner, because nobody else may.
-fn recover(found: &mut Found) {
+fn recover(found: &mut FoundStore) {
     let done = match other_owner(&found.path) {
         Some((user, group)) => recover_as(&found.path, user, group),
         None => {
@@ -271,11 +272,11 @@ fn recover(found: &mut Found) {
         }
     };
     *found = match done {
-        Err(why) => Found { condition: Condition::Problem, detail: Some(why), path: found.path.clone(), ..*found },
+        Err(why) => FoundStore { condition: Condition::Problem, detail: Some(why), path: found.path.clone(), ..*found },
         Ok(()) => {
             let now = look(&found.path);
             let condition = if now.condition == Condition::Clean { Condition::Recovered } else { now.condition };
-            Found { condition, ..now }
+            FoundStore { condition, ..now }
         }
     };
 }

@@ -70,12 +70,12 @@ pub fn check_text(found: &HeapReport, collected: bool, note: &str) -> String {
         }
         text += match pointers.count {
             0 => "no pointers out of the heap\n",
-            _ => "these may be pointers out of the heap, which are addresses of nothing after a restart\n",
+            _ => "these may be pointers out of the heap, which are invalid after a restart\n",
         };
     }
     text + match (found.is_sound(), found.is_sound_with_live()) {
         (true, true) => "sound\n",
-        (true, false) => "sound as of the last cut, and not in memory\n",
+        (true, false) => "the last cut is sound; the memory is not\n",
         (false, _) => "not sound; leaks were not looked for\n",
     }
 }

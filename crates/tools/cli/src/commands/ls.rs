@@ -52,7 +52,7 @@ impl Ls {
         if let Some(said) = siblings::of_a_mount(&self.path) {
             return Err(Failure::new(said));
         }
-        let (reader, name) = Reader::of(&self.path)?;
+        let (reader, name) = Reader::open_containing(&self.path)?;
         let listing = reader.with_snapshot(|snapshot| {
             let mut entries = Vec::new();
             if snapshot.metadata(&name)?.is_directory {

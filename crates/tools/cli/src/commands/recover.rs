@@ -34,17 +34,19 @@ pub struct Recover {
     /// commit would have given them go to `untorn-salvage.*/salvaged`.
     #[arg(long)]
     salvage: bool,
-    /// For a store that was copied without extended attributes (`rsync -a`, `cp -r`, tar): accept the files that have
-    /// names known to the journal as files of the store, and bring them to their last commit. Only for a copy of the
-    /// whole store, `.untorn` included, that was made at one moment.
+    /// Recover a store that was copied without extended attributes (`rsync -a`, `cp -r`, tar).
+    ///
+    /// Files whose names the journal knows become files of the store, and are brought to their last commit. Only for a
+    /// copy of the whole store, `.untorn` included, that was made at one moment.
     #[arg(long, conflicts_with_all = ["salvage", "accept_unknown"])]
     adopt: bool,
     /// Accept the files as they are if the machine went down while the store was in use in failure class `process`.
     #[arg(long)]
     accept_unknown: bool,
-    /// Accept files whose journal is lost as they are: files that wait for commits in the journal of a store that is
-    /// no longer here, because its `.untorn` was removed or the files were moved away from it. Their last commits may
-    /// be missing or torn.
+    /// Accept files as they are whose journal is lost; their last commits may be missing or torn.
+    ///
+    /// Such files wait for commits in the journal of a store that is no longer here, because its `.untorn` was removed
+    /// or the files were moved away from it.
     #[arg(long, conflicts_with_all = ["salvage", "adopt", "accept_unknown", "wait"])]
     accept_lost: bool,
     /// Wait for the present owner to close the store.
@@ -130,7 +132,7 @@ fn adopt(path: &Path, wait: bool, dry_run: bool) -> Result<String, Failure> {
         let what = match &file.refused {
             Some(why) => format!("cannot be adopted: {why}"),
             None => format!(
-                "{}: taken to hold its commits up to {}; commit {} is its last",
+                "{}: assumed to contain its commits up to {}; commit {} is its last",
                 if dry_run { "would be adopted" } else { "adopted" },
                 file.previous_lsn,
                 file.last_lsn
@@ -164,7 +166,8 @@ fn would_salvage(path: &Path) -> Result<String, Failure> {
         text += &match file.recoverable {
             true => format!("{path} would be brought to commit {}\n", file.last_lsn),
             false => format!(
-                "{path} would be left as it is; what commit {} makes of it would go to `untorn-salvage.*/{SALVAGED}`\n",
+                "{path} would be left as it is; its contents after commit {} would go to \
+                 `untorn-salvage.*/{SALVAGED}`\n",
                 file.last_lsn
             ),
         };
@@ -179,7 +182,7 @@ pub fn adoption_advice(path: &Path) -> Option<&'static str> {
     let found = offline::adopt(path, false, true).ok()?;
     found.iter().any(|file| file.refused.is_none()).then_some(
         "If this store was copied without extended attributes (`rsync -a`, `cp -r`, tar), `untorn recover --adopt` \
-         brings the copy to its last commit; with --dry-run, it says how",
+         brings the copy to its last commit; with --dry-run, it only lists the files",
     )
 }
 

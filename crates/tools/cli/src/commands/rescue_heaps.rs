@@ -32,8 +32,9 @@ pub struct Rescue {
     /// How long to wait for the answer of a running program.
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     wait: u64,
-    /// Remove the memory of heaps that no program has open and whose files are not found: they were removed, not
-    /// moved. Also remove memory without data, of programs that were killed while they created it.
+    /// Remove the memory of heaps whose files were removed, not moved, and that no program has open.
+    ///
+    /// Also remove memory without data, of programs that were killed while they created it.
     #[arg(long)]
     remove_lost: bool,
     /// Print JSON, for programs.
@@ -69,8 +70,8 @@ impl Line {
             }
             (Some(Rescued::Answered), _) => format!("{name}: its program has made a cut ({took} ms)"),
             (Some(Rescued::Silent), _) => format!(
-                "{name}: NOT committed: a program has it open that did not answer. Only programs that make cuts in the \
-                 background (cut_every) can, and the log of such a program says why a cut of it fails"
+                "{name}: NOT committed: the program that has it open did not answer. Only programs that make cuts in \
+                 the background (cut_every) can answer; the log of such a program says why a cut fails"
             ),
             (Some(Rescued::Removed { bytes }), _) if self.heap.is_none() => {
                 format!("{name}: it had no data, and was removed ({})", table::bytes(*bytes))
@@ -79,23 +80,21 @@ impl Line {
                 "{name}: no data: a program was killed while it made this memory. `untorn rescue --remove-lost` removes it"
             ),
             (Some(Rescued::Removed { bytes }), _) => {
-                format!(
-                    "{name}: the heap's file is not there any more; its memory was removed ({})",
-                    table::bytes(*bytes)
-                )
+                format!("{name}: the heap's file no longer exists; its memory was removed ({})", table::bytes(*bytes))
             }
             (Some(Rescued::Lost { exists: Some(true) }), _) => format!(
-                "{name}: NOT committed: the heap's file was moved from there. Open the heap once where it is now, and rescue \
+                "{name}: NOT committed: the heap's file was moved. Open the heap once at its new place, and rescue \
                  again"
             ),
             (Some(Rescued::Lost { exists: Some(false) }), _) => format!(
-                "{name}: NOT committed: the heap's file is not there any more: it was removed. `untorn rescue --remove-lost` \
-                 removes its memory, {}",
+                "{name}: NOT committed: the heap's file no longer exists: it was removed. `untorn rescue \
+                 --remove-lost` removes its memory, {}",
                 self.memory.display()
             ),
             (Some(Rescued::Lost { exists: None }), _) => format!(
-                "{name}: NOT committed: the heap's file is not there any more. If it was moved, open the heap once where it is \
-                 now, and rescue again; if it was removed, `untorn rescue --remove-lost` removes its memory, {}",
+                "{name}: NOT committed: the heap's file no longer exists there. If it was moved, open the heap once at \
+                 its new place, and rescue again; if it was removed, `untorn rescue --remove-lost` removes its memory, \
+                 {}",
                 self.memory.display()
             ),
             (Some(Rescued::Nothing(why)), _) => format!("{name}: nothing to commit: {why}"),

@@ -157,7 +157,10 @@ fn owner(found: &Inspection) -> String {
     match found.owner {
         None => "none".to_owned(),
         Some(pid) if found.owner_elsewhere => {
-            format!("process {pid} of another pid namespace (as of a container); its number here is another one")
+            format!(
+                "process {pid} of another pid namespace (such as a container's); the process has another number \
+                     here"
+            )
         }
         Some(pid) => format!("process {pid}"),
     }

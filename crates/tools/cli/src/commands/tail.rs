@@ -3,7 +3,7 @@
 use clap::{Args, ValueHint};
 use std::fmt::Write;
 use std::path::PathBuf;
-use untorn::Store;
+use untorn::Reader;
 use untorn::reader::{Change, Commit, Followed, What};
 use untorn_terminal::{Failure, Output, shown, tell, write};
 
@@ -35,7 +35,7 @@ const PIECE_BYTES: usize = 64 << 10;
 
 impl Tail {
     pub fn run(self) -> Result<Output, Failure> {
-        let mut follow = Store::open_read_only(&self.path)?.follow()?;
+        let mut follow = Reader::open(&self.path)?.follow()?;
         tell!("following {} after commit {}", self.path.display(), follow.lsn());
         let mut left = self.commits.unwrap_or(u64::MAX);
         while left > 0 {
@@ -111,7 +111,10 @@ impl Tail {
             let value = serde_json::json!({ "missed": { "first_lsn": first_lsn, "last_lsn": last_lsn } });
             return format!("{value}\n");
         }
-        format!("commits #{first_lsn} to #{last_lsn} were applied before they were read; the files hold them\n")
+        format!(
+            "commits #{first_lsn} to #{last_lsn} were applied before this command could read them; the files \
+                 contain them\n"
+        )
     }
 }
 

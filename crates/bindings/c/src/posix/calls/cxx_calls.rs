@@ -88,7 +88,7 @@ impl ErrorCode {
 }
 
 /// The files and stores behind a path, as this process knows them.
-struct Found {
+struct KnownFiles {
     path: PathBuf,
     is_managed: bool,
     has_store: bool,
@@ -99,7 +99,7 @@ struct Found {
 ///
 /// # Safety
 /// `path` is NULL or ends in NUL.
-unsafe fn find(path: *const c_char) -> Option<Found> {
+unsafe fn find(path: *const c_char) -> Option<KnownFiles> {
     if is_borrower() || !is_any_managed() && !patterns::is_any() {
         return None;
     }
@@ -109,16 +109,16 @@ unsafe fn find(path: *const c_char) -> Option<Found> {
     let stat = lstat(&path);
     let is_managed = stat.as_ref().is_some_and(|stat| find_by_key(stat).is_some());
     let (has_store, is_named) = (has_store(&path), patterns::match_path(&path));
-    (is_managed || has_store || is_named).then_some(Found { path, is_managed, has_store, is_named })
+    (is_managed || has_store || is_named).then_some(KnownFiles { path, is_managed, has_store, is_named })
 }
 
 /// Refuses a call that would bypass a managed file that is open.
-fn refuse(call: &str, found: &Found) {
+fn refuse(call: &str, found: &KnownFiles) {
     reported(call, (), || {
         Err(refusal(
             libc::ENOTSUP,
             format!(
-                "{} is a managed file, and {call} would go past it: use open, fopen, read and write instead",
+                "{} is a managed file, and {call} would bypass Untorn: use open, fopen, read and write instead",
                 found.path.display()
             ),
         ))

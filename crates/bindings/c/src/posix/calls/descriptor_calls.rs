@@ -174,7 +174,7 @@ fn refuse<T>(call: &str, fds: [c_int; 2], failed: T, errno: c_int) -> Option<T> 
         let path = path_of(fd).unwrap_or_default();
         Err(refusal(
             errno,
-            format!("{} is a managed file, and {call} would go past it: read or write it", path.display()),
+            format!("{} is a managed file, and {call} would bypass Untorn: read or write it", path.display()),
         ))
     };
     Some(reported(call, failed, refusal))

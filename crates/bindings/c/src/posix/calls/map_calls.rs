@@ -256,7 +256,7 @@ pub unsafe extern "C" fn untorn_mremap(
     let Some(_section) = begin("mremap") else { return libc::MAP_FAILED };
     let old = pages(address, old_len.max(1));
     if old.as_ref().is_some_and(is_doubled) {
-        let detail = "two maps of a file that lost its name have these addresses: they are neither resized nor moved";
+        let detail = "two maps of a file that lost its name have these addresses: such maps cannot be resized or moved";
         return reported("mremap", libc::MAP_FAILED, || Err(failure(libc::ENOMEM, detail)));
     }
     let Some(old) = old.filter(|old| !mapped_in(old).is_empty()) else {
@@ -280,7 +280,7 @@ pub unsafe extern "C" fn untorn_mremap(
     reported("mremap", libc::MAP_FAILED, || {
         let new = pages(address, new_len).ok_or_else(|| failure(libc::EINVAL, "an invalid length"))?;
         if old_len == 0 || flags & !libc::MREMAP_MAYMOVE != 0 {
-            return Err(failure(libc::EINVAL, "the map of a managed file is neither doubled nor moved"));
+            return Err(failure(libc::EINVAL, "the map of a managed file cannot be duplicated or moved"));
         }
         if new.end > old.end {
             extend(&old, new.end)?;

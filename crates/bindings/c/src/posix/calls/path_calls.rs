@@ -197,7 +197,7 @@ fn remove_dir(path: impl FnOnce() -> Option<PathBuf>, remove: impl Fn() -> c_int
         let store = entry.path();
         let file = store.as_os_str().as_bytes().strip_suffix(b".untorn").map(|file| Path::new(OsStr::from_bytes(file)));
         if let Some(file) = file.filter(|file| file.file_name().is_some_and(|name| !name.is_empty())) {
-            removed |= reported("rmdir", false, || Ok(untorn::offline::remove_unneeded(file)?));
+            removed |= reported("rmdir", false, || Ok(untorn::__private::remove_unneeded(file)?));
         }
     }
     if removed {

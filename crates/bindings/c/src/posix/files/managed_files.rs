@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, Once, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use untorn::relocate::has_uncommitted;
+use untorn::__private::relocate::has_uncommitted;
 use untorn::{File, Map, MapOptions};
 
 use super::mount_files::{self, MountFile, tell_discarded};

@@ -199,8 +199,8 @@ fn begin(file: BorrowedFd<'_>) -> Result<Option<Transaction>> {
             Err(untorn::Error::InTransaction { .. }) if started.elapsed() < PATIENCE => std::thread::sleep(MOMENT),
             Err(untorn::Error::InTransaction { path }) => {
                 let message = format!(
-                    "{} is in a transaction of another process, or of another call of this one: one at a time opens a \
-                     named file for writing",
+                    "{} is in a transaction of another process, or of another call in this process: only one call at a \
+                     time can open a named file for writing",
                     path.display()
                 );
                 return Err(Failure { kind: UNTORN_E_BUSY, ..failure(libc::EBUSY, message) });

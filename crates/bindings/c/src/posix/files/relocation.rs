@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
 
-use untorn::relocate::{Uncommitted, flush_names, leave_mapping, put_back, take_mapping, uncommitted};
+use untorn::__private::relocate::{Uncommitted, flush_names, leave_mapping, put_back, take_mapping, uncommitted};
 use untorn::{File, MapOptions};
 
 use super::managed_files::{Managed, Managing, double, find_by_key, forget, renew_maps, windows_of};
@@ -104,12 +104,12 @@ pub(crate) fn recover(path: &Path) -> Result<()> {
 /// Deals with the store of a file that no longer exists, before another file gets the name. If commits wait in the
 /// store, it gets another name, because the file may have been moved.
 pub(crate) fn set_aside(path: &Path) -> Result<()> {
-    if untorn::offline::remove_unneeded(path)? {
+    if untorn::__private::remove_unneeded(path)? {
         return Ok(());
     }
     // The journal may have the creation of the file itself.
     untorn::offline::recover(path, &Default::default(), &|_, _| ())?;
-    if path.exists() || untorn::offline::remove_unneeded(path)? {
+    if path.exists() || untorn::__private::remove_unneeded(path)? {
         return Ok(());
     }
     let store = store_dir(path);
@@ -165,7 +165,7 @@ impl<'m> Suspended<'m> {
         let Suspended { file, closed, changes, managing } = self;
         let open = File::open(path).inspect_err(|_| {
             tell(&format!(
-                "{} cannot be opened again after it changed its name: its calls fail from now on, and it is whole",
+                "{} cannot be opened again after its rename: calls on it fail from now on; the file is whole",
                 path.display()
             ));
             // The program's maps stay accessible.
@@ -331,8 +331,8 @@ pub(crate) fn rename(
         return Err(refusal(
             libc::EBUSY,
             format!(
-                "{} (inode {}) gets a managed name, {}, and is mapped, but not managed: name it by untorn_manage() or \
-                 UNTORN_MANAGE, too, before it is mapped",
+                "{} (inode {}) would get a managed name, {}, while it is mapped, but not managed: name its present \
+                 path by untorn_manage() or UNTORN_MANAGE, too, before you map it",
                 from.path.display(),
                 key.1,
                 to.path.display()
@@ -372,7 +372,7 @@ pub(crate) fn rename(
         _ => {}
     }
     if !exchange {
-        untorn::offline::remove_unneeded(&from.path)?;
+        untorn::__private::remove_unneeded(&from.path)?;
     }
     match mover {
         Some(mover) => mover.resume(&to.path)?,
@@ -457,11 +457,11 @@ pub(crate) fn unlink(name: &Name, unlink: impl FnOnce() -> c_int, managing: &Man
         _ => Err(std::io::Error::last_os_error()),
     };
     let Some(file) = &name.file else {
-        return Ok(untorn::offline::unlink(&name.path, unlinked)?);
+        return Ok(untorn::__private::unlink(&name.path, unlinked)?);
     };
     let nameless = Descriptor::open(&name.path, libc::O_RDWR)?;
     let suspended = Suspended::begin(file, false, managing)?;
-    if let Err(e) = untorn::offline::unlink(&name.path, unlinked) {
+    if let Err(e) = untorn::__private::unlink(&name.path, unlinked) {
         suspended.resume(&name.path)?;
         return Err(e.into());
     }

@@ -46,8 +46,7 @@ fn check_link(parent: &Path, full: &Path, link: &Metadata) -> Result<()> {
     let shared = dir.mode() & SHARED == SHARED;
     let me = rustix::process::geteuid().as_raw();
     if shared && link.uid() != me && link.uid() != dir.uid() {
-        let detail =
-            format!("a link that user {} put into a shared directory; name the file that is meant", link.uid());
+        let detail = format!("it is a link that user {} put into a shared directory; name the file itself", link.uid());
         return Err(Error::Untrusted { path: full.to_owned(), detail });
     }
     Ok(())

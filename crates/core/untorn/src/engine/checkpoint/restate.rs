@@ -20,7 +20,7 @@ impl Engine {
     /// not if there is no room for the record, or if the log holds only restated commits. As long as the log is not
     /// filling up, nothing is done, because a full disk may refuse the record, too.
     pub(crate) fn restate(&self, journal: &mut JournalState, waiting: &BTreeMap<u64, Arc<SharedFile>>) -> Result<bool> {
-        let is_due = self.wants_checkpoint(journal) || self.room_wanted.load(Relaxed);
+        let is_due = self.wants_checkpoint(journal) || self.checkpoints.room_wanted.load(Relaxed);
         if journal.journal.holds_only_restated() || !is_due {
             return Ok(false);
         }
@@ -29,10 +29,12 @@ impl Engine {
             file.write().content.leave_log()?;
         }
         let restated = journal.journal.restate(&record);
-        self.note_failure(&journal.journal);
+        self.life.note_failure(&journal.journal, &self.path);
         let Some(lsn) = restated? else { return Ok(false) };
         for file in files {
-            file.write().last_lsn = lsn;
+            let mut state = file.write();
+            debug_assert!(state.last_lsn < lsn, "{:?}: restated as {lsn} after {}", state.path(), state.last_lsn);
+            state.last_lsn = lsn;
         }
         Ok(true)
     }

@@ -8,7 +8,6 @@ use crate::engine::{Engine, JournalState, Unapplied};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
 use untorn_journal::commits::final_state::FinalState;
 use untorn_journal::data_files::locate::{DataFiles, Location, open_for_writing};
 use untorn_journal::{Error, Result};
@@ -25,6 +24,7 @@ impl Engine {
         parks: bool,
         journal: &mut JournalState,
     ) {
+        debug_assert_eq!(files.len(), names.files.len(), "files of a change of names");
         journal.dirs.extend(names.touched_dirs());
         let renaming = self.renaming.write();
         let new = files.iter().filter(|file| file.read().life == Life::Uncommitted).map(|file| file.id).collect();
@@ -72,7 +72,7 @@ impl Engine {
             None => Ok(()),
             Some((path, reason)) => Err(Error::Conflict {
                 path: path.to_owned(),
-                detail: format!("a change of this name is committed and could not be made yet: {reason}"),
+                detail: format!("a committed change of this name could not be applied yet: {reason}"),
             }),
         }
     }
@@ -82,6 +82,7 @@ impl Engine {
         let mut table = self.files.lock();
         for file in files {
             let mut state = file.write();
+            debug_assert_ne!(state.life, Life::Gone, "{:?} is in a commit of names, and has none", state.path());
             table.remove_name(state.path(), file);
             let last = &names.files[&file.id];
             state.names_changed |= last.names.len() > 1 || last.mode.is_some() || last.created.is_some();
@@ -133,6 +134,7 @@ impl Engine {
         };
         let mut locations = data_files.find_but(&names, new);
         let left = data_files.apply_names(&names, &mut locations);
+        debug_assert_eq!(locations.len(), names.files.len(), "files without a location");
         for dir in &left {
             tracing::warn!(error = %dir.reason, given_up = dir.given_up, "a committed change of names waits");
         }
@@ -160,19 +162,23 @@ impl Engine {
         drop(table);
         if locations.values().any(|at| at.as_ref().is_err_and(Error::is_failed_flush)) {
             // The failed flush may have been one of the whole file system, and so of other files' data.
-            self.flush_failures.fetch_add(1, SeqCst);
+            self.flush.note_failure();
         }
         let reason = reason?;
         let waiting: BTreeSet<u64> = locations.iter().filter(|(_, at)| at.is_err()).map(|(id, _)| *id).collect();
         let mut dirs: BTreeSet<PathBuf> = dirs_left().map(|dir| dir.path.clone()).collect();
         dirs.extend(waiting.iter().flat_map(|id| names.dirs_of(&names.files[id])));
+        debug_assert!(!waiting.is_empty() || !dirs.is_empty(), "names wait for nothing: {reason}");
         names.retain(&waiting, &dirs);
+        debug_assert_eq!(names.files.len(), waiting.len(), "files that wait");
         files.retain(|file| waiting.contains(&file.id));
         Some(Unapplied { names, files, reason })
     }
 
     /// Opens the data file of a created file. A file that is not opened here is opened when it is needed.
     fn open_created(&self, state: &mut FileState, at: &Path, written: Option<Arc<dyn File>>) -> bool {
+        debug_assert!(state.content.data.is_none(), "{:?} is open already", state.path());
+        debug_assert_eq!(state.path(), at, "a created file has another name");
         let Ok(file) = written.map_or_else(|| open_for_writing(&*self.storage, at), Ok) else { return false };
         let claimed = file.try_claim().unwrap_or(false);
         let meta = file.meta();

@@ -12,7 +12,6 @@ use crate::sync_point;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
 use untorn_journal::commits::final_state::FileState as Final;
 use untorn_journal::commits::overlay::Overlay;
 use untorn_journal::data_files::apply::apply_overlay;
@@ -107,7 +106,10 @@ impl ContentsFirst<'_> {
         }
         self.written.borrow_mut().remove(&file.id);
         if state.outcome_unknown {
-            return Err(state.content.conflict("a commit may have failed; opening the store again tells"));
+            return Err(state.content.conflict(
+                "it is unknown whether a commit of it failed; reopen the store to find \
+                                               out",
+            ));
         }
         let path = state.path().to_owned();
         let data = state.content.data.clone().unwrap_or_else(|| handle.clone());
@@ -130,7 +132,7 @@ impl ContentsFirst<'_> {
         let mut overlay = state.content.applying.as_deref().map_or_else(Overlay::default, Overlay::clone);
         state.content.committed.lay_over(&mut overlay);
         state.attribute_unsynced = false;
-        let (through, failures) = (Arc::downgrade(&data), engine.flush_failures.load(SeqCst));
+        let (through, failures) = (Arc::downgrade(&data), engine.flush.failures());
         state.written_first = Some(WrittenFirst { through: through.clone(), failures, is_all: false });
         let least = engine.clone_bytes_least(&state);
         let applied =

@@ -175,7 +175,7 @@ impl<'a> Names<'a> {
         }
         let path = path.display();
         Err(Error::invalid(format!(
-            "{path}: the mode {mode:04o} takes the right to read from the owner, and no crash could be recovered from; in a store a file's mode has at least 0400, that of a directory 0500"
+            "{path}: with mode {mode:04o} the owner cannot read it, so recovery after a crash would fail; in a store, a file needs at least mode 0400, and a directory 0500"
         )))
     }
 

@@ -24,14 +24,14 @@ impl Ticket {
     /// Waits until the commit is durable (in the store's failure class), or failed.
     pub fn wait(&self) -> Result<()> {
         let Some(engine) = self.engine.upgrade() else { return self.completion.result().unwrap_or(Err(Error::Closed)) };
-        engine.check_fork()?;
+        engine.life.check_fork()?;
         engine.finish(&self.completion)
     }
 
     /// The commit's result; `None` while it is on its way.
     pub fn poll(&self) -> Option<Result<()>> {
         let Some(engine) = self.engine.upgrade() else { return Some(self.wait()) };
-        if let Err(e) = engine.check_fork() {
+        if let Err(e) = engine.life.check_fork() {
             return Some(Err(e));
         }
         if !engine.options.background && self.completion.result().is_none() {

@@ -59,6 +59,7 @@ impl Committed {
         {
             Arc::make_mut(&mut self.base).merge(&oldest);
         }
+        debug_assert!(self.layers.len() <= LAYERS_MOST, "{} layers", self.layers.len());
     }
 
     /// Whether there are enough layers for a merge to pay.
@@ -74,6 +75,8 @@ impl Committed {
 
     /// Replaces these layers by their merged copy, unless they have changed.
     pub(crate) fn replace(&mut self, of: &Layers, merged: Overlay) {
+        debug_assert!(!of.layers.is_empty(), "a base without layers was merged");
+        let size = self.size();
         let same = |(one, other): (&Arc<Overlay>, &Arc<Overlay>)| Arc::ptr_eq(one, other);
         let are_here = self.layers.len() >= of.layers.len() && self.layers.iter().zip(&of.layers).all(same);
         let unchanged = Arc::ptr_eq(&self.base, &of.base) && are_here;
@@ -81,17 +84,28 @@ impl Committed {
             self.base = Arc::new(merged);
             self.layers.drain(..of.layers.len().min(self.layers.len()));
         }
+        debug_assert_eq!(self.size(), size, "merging {} layers changed the size", of.layers.len());
+    }
+
+    /// The size that these commits give to the file, if they do.
+    fn size(&self) -> Option<u64> {
+        self.overlays().find_map(|overlay| overlay.size)
     }
 
     /// Everything as one overlay.
     pub(crate) fn into_merged(self) -> Overlay {
-        merge(Arc::unwrap_or_clone(self.base), self.layers)
+        let size = self.size();
+        let merged = merge(Arc::unwrap_or_clone(self.base), self.layers);
+        debug_assert_eq!(merged.size, size, "a merged commit has another size");
+        merged
     }
 
     /// Lays everything over an older overlay.
     pub(crate) fn lay_over(&self, older: &mut Overlay) {
+        let size = self.size().or(older.size);
         older.merge(&self.base);
         self.layers.iter().for_each(|layer| older.merge(layer));
+        debug_assert_eq!(older.size, size, "a merged commit has another size");
     }
 }
 

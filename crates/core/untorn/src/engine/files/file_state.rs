@@ -14,7 +14,7 @@ use std::sync::{Arc, Weak};
 use untorn_journal::commits::overlay::{Overlay, Source};
 use untorn_journal::commits::record::FILE_BYTES_MAX;
 use untorn_journal::{Context, Error, Result};
-use untorn_os::{File, Kind, Meta, Storage, Tracker, holds};
+use untorn_os::{File, Kind, Meta, Storage, TrackerKind, holds};
 
 /// Target of log events about changes that were lost when a file was closed.
 pub const DISCARDED: &str = "untorn::discarded";
@@ -36,8 +36,8 @@ pub(crate) struct SharedFile {
 /// references, would see them.
 pub(crate) fn is_a_heap(path: &Path) -> Error {
     Error::invalid(format!(
-        "{} is open as a heap: it is changed, committed and rolled back by the heap's own calls only (with other files by \
-         `commit_with`)",
+        "{} is open as a heap: only the heap's own calls can change it, commit it or roll it back (with other files: \
+         `Heap::syncv`)",
         path.display()
     ))
 }
@@ -137,7 +137,7 @@ pub(crate) struct FileState {
     /// The data file holds every commit up to this LSN, and its attribute says so at least.
     pub applied_lsn: u64,
     /// LSNs of the first and the last commit before the opening that touched the file, if the data file may lack any.
-    pub carried: Option<RangeInclusive<u64>>,
+    pub unapplied: Option<RangeInclusive<u64>>,
     /// It is unknown whether a commit of the file is in the journal.
     pub outcome_unknown: bool,
     /// The transaction that the file takes part in.
@@ -165,7 +165,7 @@ impl FileState {
             written_first: None,
             last_lsn: 0,
             applied_lsn: 0,
-            carried: None,
+            unapplied: None,
             outcome_unknown: false,
             txn: None,
             quarantine: None,
@@ -268,6 +268,7 @@ impl FileState {
         }
         // Memory holds the bytes already. With the write set holding them as well, a commit takes all of them or none.
         self.content.write(range, source);
+        self.assert_reached();
         Ok(offset)
     }
 
@@ -289,7 +290,18 @@ impl FileState {
             region.resize(&self.content, size)?;
         }
         self.content.set_size(size);
+        self.assert_reached();
         Ok(())
+    }
+
+    /// Checks that memory reaches to the end of a mapped file.
+    fn assert_reached(&self) {
+        debug_assert!(
+            self.region.as_ref().is_none_or(|region| region.reaches(self.content.size())),
+            "the mapping of {:?} ends before {} bytes",
+            self.path(),
+            self.content.size()
+        );
     }
 
     pub(crate) fn zero(&mut self, sink: &dyn SpillSink, offset: u64, len: u64) -> Result<()> {
@@ -304,6 +316,11 @@ impl FileState {
         if let Some(region) = self.region.as_mut().filter(|_| holds(invariant::ZEROED_AT_ONCE)) {
             region.store_zeros(&self.content, range.clone())?;
         }
+        debug_assert!(
+            range.end <= self.content.size(),
+            "zeros in {range:?} of a file of {} bytes",
+            self.content.size()
+        );
         self.content.write_set.insert(range, Source::Zero);
         Ok(())
     }
@@ -348,19 +365,25 @@ impl FileState {
     /// and no commit succeeds until a later call does.
     pub(crate) fn discard_changes(&mut self) -> Result<()> {
         self.drop_unused_region();
-        match &mut self.region {
+        let done = match &mut self.region {
             Some(region) => region.discard(&mut self.content),
             None => {
                 self.content.discard();
                 Ok(())
             }
-        }
+        };
+        debug_assert!(
+            self.content.write_set.is_empty() && self.content.spill.is_none(),
+            "changes of {:?} outlive a rollback",
+            self.path()
+        );
+        done
     }
 
-    /// With the tracker `told`, if the check is on: checks that all stores were reported.
-    pub(crate) fn check_told(&mut self) -> Result<()> {
+    /// With the tracker `explicit`, if the check is on: checks that all stores were reported.
+    pub(crate) fn check_unmarked(&mut self) -> Result<()> {
         match self.region.as_mut().filter(|_| self.life != Life::Gone && self.writable) {
-            Some(region) => region.check_told(&self.content),
+            Some(region) => region.check_unmarked(&self.content),
             None => Ok(()),
         }
     }
@@ -417,7 +440,7 @@ impl FileState {
 
     /// Drops pages of the mapping whose contents the data file has, while nobody stores.
     pub(crate) fn drop_clean_pages(&mut self, sink: &dyn SpillSink) -> Result<()> {
-        let finds_stores_once = self.region.as_ref().is_some_and(|region| region.tracker() != Tracker::PageMap);
+        let finds_stores_once = self.region.as_ref().is_some_and(|region| region.tracker() != TrackerKind::PageMap);
         match &mut self.region {
             // Found pages stay noted; comparing them can wait for the commit.
             Some(region) if finds_stores_once => region.find_stores(&self.content)?,
@@ -438,26 +461,37 @@ impl FileState {
     /// Notes that the oldest commit on its way is in the journal. It may be empty, and then no record names the file. A
     /// file that the same commit creates is already open, so any user of it must find its contents at once.
     pub(crate) fn finish_commit(&mut self) {
+        let size = self.content.size();
         let commit = self.content.committing.pop_front().expect("a commit on its way");
         if let Some(written) = self.written_first.as_mut().filter(|_| !commit.overlay.is_empty()) {
             written.is_all = false;
         }
         if self.life != Life::Gone {
             self.content.committed.lay(commit.overlay);
+            debug_assert_eq!(self.content.size(), size, "a commit changed the content that programs see");
         }
+        debug_assert!(!self.attribute_due || self.attribute_set, "no attribute is due, and {:?} has none", self.path());
     }
 
     /// Notes that it is unknown whether the oldest commit on its way is in the journal: it stays visible, and is never
     /// applied.
     pub(crate) fn finish_commit_unknown(&mut self) {
+        let size = self.content.size();
         let commit = self.content.committing.pop_front().expect("a commit on its way");
         self.content.committed.lay(commit.overlay);
         self.outcome_unknown = true;
+        debug_assert_eq!(self.content.size(), size, "a commit of unknown outcome changed the content");
     }
 
     /// Takes back the n-th commit on its way, which did not happen. Its changes become part of the next commit, or
     /// uncommitted again; those of a transaction are dropped.
     pub(crate) fn uncommit(&mut self, sink: &dyn SpillSink, nth: usize, is_txn: bool) {
+        debug_assert_eq!(
+            self.content.committing.get(nth).map(|commit| commit.is_txn),
+            Some(is_txn),
+            "commit {nth} of {} is of another request",
+            self.content.committing.len()
+        );
         if !is_txn {
             self.content.uncommit(nth);
             if self.handles == 0 && self.txn.is_none() {
@@ -486,6 +520,7 @@ impl FileState {
 
     /// Marks the file as one without a name.
     pub(crate) fn be_gone(&mut self) {
+        debug_assert_ne!(self.life, Life::Gone, "{:?} loses its name twice", self.path());
         self.life = Life::Gone;
         self.content.write_set = Overlay::default();
         self.content.committed = Committed::default();
@@ -521,7 +556,7 @@ impl FileState {
 fn checked_range(offset: u64, len: u64) -> Result<Range<u64>> {
     match offset.checked_add(len) {
         Some(end) if end <= FILE_BYTES_MAX => Ok(offset..end),
-        _ => Err(Error::invalid(format!("{len} bytes at offset {offset} reach beyond the largest file"))),
+        _ => Err(Error::invalid(format!("{len} bytes at offset {offset} would end beyond the size limit of files"))),
     }
 }
 

@@ -97,7 +97,12 @@ impl FileTable {
 
     /// Notes that a data file was opened.
     pub(crate) fn note_descriptor(&mut self, file: &Arc<SharedFile>) {
-        self.with_descriptor.insert(file.id, Arc::downgrade(file));
+        let before = self.with_descriptor.insert(file.id, Arc::downgrade(file));
+        debug_assert!(
+            before.is_none_or(|before| before.ptr_eq(&Arc::downgrade(file))),
+            "two files have the identity {}",
+            file.id
+        );
     }
 
     /// Upper bound of the open data files.

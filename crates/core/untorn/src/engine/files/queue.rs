@@ -29,6 +29,16 @@ pub(crate) struct Queue {
 
 impl Queue {
     pub(crate) fn push(&mut self, request: Request) {
+        debug_assert!(
+            request.files.is_sorted_by(|one, next| one.id < next.id),
+            "files {:?} are locked in another order, or twice",
+            request.files.iter().map(|file| file.id).collect::<Vec<_>>()
+        );
+        debug_assert!(
+            request.is_txn || request.names.is_empty(),
+            "{} changes of names outside of a transaction",
+            request.names.len()
+        );
         for path in request.names.iter().flat_map(NameOp::paths) {
             *self.names.entry(path.to_owned()).or_insert(0) += 1;
         }
@@ -38,6 +48,7 @@ impl Queue {
     /// Notes that the commit with these names has a result.
     pub(crate) fn settle(&mut self, names: &[NameOp]) {
         for path in names.iter().flat_map(NameOp::paths) {
+            debug_assert!(self.names.get(path).is_some_and(|n| *n > 0), "no commit on its way changes {path:?}");
             if let Some(n) = self.names.get_mut(path) {
                 *n -= 1;
                 if *n == 0 {

@@ -9,8 +9,8 @@ use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 /// # let dir = tempfile::tempdir().unwrap();
 /// use std::io::{Seek, Write};
 ///
-/// let store = untorn::Store::open(dir.path())?;
-/// let file = store.open_or_create("log")?;
+/// let store = untorn::Store::open_or_create(dir.path())?;
+/// let file = store.open_or_create_file("log")?;
 /// let mut cursor = file.cursor();
 /// cursor.seek(std::io::SeekFrom::End(0))?;
 /// writeln!(cursor, "one more line")?;

@@ -9,7 +9,7 @@ use std::io::{self, ErrorKind};
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::Ordering::Relaxed;
 use untorn_journal::{Error, Result};
 
 /// One handle of a file.
@@ -42,7 +42,7 @@ impl File {
 
     /// Another handle of the file.
     pub fn try_clone(&self) -> Result<File> {
-        self.store.check_usable()?;
+        self.store.life.check_usable()?;
         let mut other = File::new(self.store.clone(), self.shared.clone(), self.read_only);
         other.is_heaps_own = self.is_heaps_own;
         Ok(other)
@@ -83,7 +83,7 @@ impl File {
 
     /// Reads committed and uncommitted bytes alike. Returns fewer bytes than requested only at the end of the file.
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
-        self.store.check_usable()?;
+        self.store.life.check_usable()?;
         self.store.readable(&self.shared)?.read_at(buf, offset)
     }
 
@@ -99,7 +99,7 @@ impl File {
     }
 
     pub(crate) fn check_write(&self) -> Result<()> {
-        self.store.check_usable()?;
+        self.store.life.check_usable()?;
         self.check_not_heap()?;
         if self.read_only { Err(Error::invalid("the handle is for reading only")) } else { Ok(()) }
     }
@@ -134,7 +134,7 @@ impl File {
     /// Size in bytes, uncommitted changes included.
     #[allow(clippy::len_without_is_empty, reason = "as std's metadata of a file")]
     pub fn len(&self) -> Result<u64> {
-        self.store.check_usable()?;
+        self.store.life.check_usable()?;
         let state = self.shared.read();
         state.check_alive()?;
         Ok(state.content.size())
@@ -144,7 +144,7 @@ impl File {
     /// data file, including holes.
     #[allow(clippy::type_complexity)]
     pub fn unapplied(&self) -> Result<(Vec<Range<u64>>, Vec<Range<u64>>)> {
-        self.store.check_usable()?;
+        self.store.life.check_usable()?;
         let state = self.shared.read();
         state.check_alive()?;
         let (zeros, bytes) = changed_ranges(&state.content.overlays(), &(0..state.content.size()));
@@ -209,7 +209,7 @@ impl File {
     /// Closes the handle. **Uncommitted changes are discarded when the last handle closes.** The last
     /// handle of a standalone file closes its store, too.
     pub fn close(mut self) -> Result<()> {
-        self.store.check_fork()?;
+        self.store.life.check_fork()?;
         self.close_now()
     }
 
@@ -223,9 +223,10 @@ impl File {
         };
         {
             let mut state = self.shared.write();
+            debug_assert!(state.handles > 0, "{:?} has no handle to close", state.path());
             state.handles -= 1;
             if state.handles == 0 && state.txn.is_none() {
-                if !self.store.closed.load(SeqCst) {
+                if !self.store.life.is_closed() {
                     state.tell_what_is_discarded(&self.store.path);
                 }
                 // Without handles and maps, nothing here can fail.
@@ -242,7 +243,7 @@ impl File {
 
 impl Drop for File {
     fn drop(&mut self) {
-        if self.store.check_fork().is_ok()
+        if self.store.life.check_fork().is_ok()
             && let Err(e) = self.close_now()
         {
             tracing::error!(file = %self.path().display(), error = %e, "closing failed");

@@ -5,12 +5,12 @@ use crate::engine::commit::ticket::Ticket;
 use crate::engine::content::Content;
 use crate::engine::files::file_state::{FileState, Life, SharedFile};
 use crate::engine::handles::file::File;
-use crate::engine::region::{Region, Told, ToldCheck};
+use crate::engine::region::{Marked, Region, UnmarkedCheck};
 use rustix::io::Errno;
 use std::path::Path;
 use std::sync::Arc;
 use untorn_journal::{Context, Error, Result};
-use untorn_os::{LiveMemory, MapRequest, Tracker, memory_limit};
+use untorn_os::{LiveMemory, MapRequest, TrackerKind, memory_limit};
 
 /// Least address space of a mapped file, unless [`MapOptions::address_space`] sets it: the reservation is this much or
 /// four times the file's size, whichever is larger.
@@ -24,11 +24,11 @@ pub struct MapOptions {
     len: Option<u64>,
     address_space: Option<u64>,
     address: Option<usize>,
-    tracker: Option<Tracker>,
+    tracker: Option<TrackerKind>,
     dirty_max: Option<u64>,
     quiet: bool,
     debug_races: bool,
-    debug_told: bool,
+    debug_unmarked: bool,
     populate: bool,
     huge_pages: bool,
     beyond_end: bool,
@@ -74,7 +74,7 @@ impl MapOptions {
     }
 
     /// The way of finding stores. Default: the best one that works here, which [`Map::tracker`] returns.
-    pub fn tracker(mut self, tracker: Tracker) -> Self {
+    pub fn tracker(mut self, tracker: TrackerKind) -> Self {
         self.tracker = Some(tracker);
         self
     }
@@ -102,14 +102,14 @@ impl MapOptions {
         self
     }
 
-    /// For debugging with [`Tracker::Told`]: a commit checks for bytes that were stored to and not reported, as the
+    /// For debugging with [`TrackerKind::Explicit`]: a commit checks for bytes that were stored to and not marked, as the
     /// other trackers would find them. If there are any, it is refused with [`Error::Invalid`] before anything is
     /// written; the message names addresses. The check costs as much as the other trackers. No thread may store while a
-    /// commit runs; otherwise a store that is about to be reported counts as an error. Default: off, unless the
-    /// environment has `UNTORN_TOLD_CHECK=1`; with `UNTORN_TOLD_CHECK=warn`, commits are made, and each place is
+    /// commit runs; otherwise a store that is about to be marked counts as an error. Default: off, unless the
+    /// environment has `UNTORN_DEBUG_UNMARKED=1`; with `UNTORN_DEBUG_UNMARKED=warn`, commits are made, and each place is
     /// printed once to stderr. The first map of a file decides.
-    pub fn debug_told(mut self, on: bool) -> Self {
-        self.debug_told = on;
+    pub fn debug_unmarked(mut self, on: bool) -> Self {
+        self.debug_unmarked = on;
         self
     }
 
@@ -137,18 +137,18 @@ impl MapOptions {
         self.dirty_max
     }
 
-    /// Whether the program chose the tracker `told`.
-    pub(crate) fn is_told(&self) -> bool {
-        self.tracker == Some(Tracker::Told)
+    /// Whether the program chose the tracker `explicit`.
+    pub(crate) fn is_explicit(&self) -> bool {
+        self.tracker == Some(TrackerKind::Explicit)
     }
 
     /// The way of checking for unreported stores, if the check is on.
-    fn told_check(&self) -> Option<ToldCheck> {
-        let wanted = std::env::var_os("UNTORN_TOLD_CHECK").filter(|wanted| !wanted.is_empty() && wanted != "0");
+    fn unmarked_check(&self) -> Option<UnmarkedCheck> {
+        let wanted = std::env::var_os("UNTORN_DEBUG_UNMARKED").filter(|wanted| !wanted.is_empty() && wanted != "0");
         match wanted {
-            _ if self.debug_told => Some(ToldCheck::Refuse),
-            Some(wanted) if wanted == "warn" => Some(ToldCheck::Warn),
-            Some(_) => Some(ToldCheck::Refuse),
+            _ if self.debug_unmarked => Some(UnmarkedCheck::Refuse),
+            Some(wanted) if wanted == "warn" => Some(UnmarkedCheck::Warn),
+            Some(_) => Some(UnmarkedCheck::Refuse),
             None => None,
         }
     }
@@ -173,7 +173,7 @@ pub struct Map {
     address: *mut u8,
     offset: u64,
     len: Option<u64>,
-    told: Arc<Told>,
+    marked: Arc<Marked>,
     unmapped: bool,
 }
 
@@ -199,11 +199,11 @@ impl File {
     }
 
     /// Maps the file, which must not be mapped yet, in memory that outlives the process.
-    pub(crate) fn map_live(&self, options: &MapOptions, memory: &LiveMemory, kept: Kept) -> Result<Map> {
+    pub(crate) fn map_live(&self, options: &MapOptions, memory: &LiveMemory, kept: LiveInit) -> Result<Map> {
         self.map_region(options, Some((memory, kept)))
     }
 
-    fn map_region(&self, options: &MapOptions, live: Option<(&LiveMemory, Kept)>) -> Result<Map> {
+    fn map_region(&self, options: &MapOptions, live: Option<(&LiveMemory, LiveInit)>) -> Result<Map> {
         let file = self.try_clone()?;
         let mut state = file.store.changeable(&file.shared)?;
         state.check_alive()?;
@@ -220,7 +220,7 @@ impl File {
         if fresh {
             let region = new_region(&state, options, live)?;
             state.region = Some(region);
-            if let Some((_, Kept::Bytes(bytes))) = live {
+            if let Some((_, LiveInit::Bytes(bytes))) = live {
                 state.content.set_size(bytes);
             }
         } else if live.is_some() {
@@ -238,15 +238,20 @@ impl File {
             }
             return Err(e);
         }
+        debug_assert!(
+            end.is_none_or(|end| end <= region.address_space()),
+            "a map up to {end:?} in {} bytes of address space",
+            region.address_space()
+        );
         region.maps += 1;
         region.debug_races |= options.debug_races;
         if let Some(most) = options.dirty_max {
             region.dirty_max = Some(region.dirty_max.map_or(most, |old| old.min(most)));
         }
         let address = region.address().wrapping_add(options.offset as usize);
-        let told = region.told();
+        let marked = region.marked();
         drop(state);
-        Ok(Map { file, address, offset: options.offset, len: options.len, told, unmapped: false })
+        Ok(Map { file, address, offset: options.offset, len: options.len, marked, unmapped: false })
     }
 }
 
@@ -261,9 +266,9 @@ fn check_same(region: &Region, writable: bool, options: &MapOptions, end: Option
             format!("with {} bytes of address space", region.address_space())
         }
         _ if end.is_none_or(|end| end > region.address_space()) => {
-            format!("with {} bytes of address space, which the range does not fit in", region.address_space())
+            format!("with {} bytes of address space, too few for this range", region.address_space())
         }
-        _ if writable && !region.writable => "for reading only, from when it could not be written".to_owned(),
+        _ if writable && !region.writable => "for reading only, because the file could not be written then".to_owned(),
         _ => return Ok(()),
     };
     Err(Error::invalid(format!("the file is mapped already {wrong}; unmap it first, or map it the same way")))
@@ -271,21 +276,21 @@ fn check_same(region: &Region, writable: bool, options: &MapOptions, end: Option
 
 /// Contents of live memory when it is mapped.
 #[derive(Clone, Copy)]
-pub(crate) enum Kept {
+pub(crate) enum LiveInit {
     /// None: it is filled with the content of the file.
     Nothing,
     /// This many bytes, which are the state that a commit would give to the file.
     Bytes(u64),
 }
 
-fn new_region(state: &FileState, options: &MapOptions, live: Option<(&LiveMemory, Kept)>) -> Result<Region> {
+fn new_region(state: &FileState, options: &MapOptions, live: Option<(&LiveMemory, LiveInit)>) -> Result<Region> {
     let content = &state.content;
     let Some(data) = content.data.clone().filter(|_| state.life == Life::Named) else {
         return Err(not_made_yet(state.path()));
     };
     check_memory(state, options)?;
-    let is_told = options.tracker == Some(Tracker::Told);
-    let check = if is_told { options.told_check() } else { None };
+    let is_explicit = options.tracker == Some(TrackerKind::Explicit);
+    let check = if is_explicit { options.unmarked_check() } else { None };
     let size = content.size_max();
     let least = options.end(size).unwrap_or(u64::MAX).max(size);
     let wanted = options.address_space.unwrap_or(size.saturating_mul(4).max(ADDRESS_SPACE_MIN)).max(least);
@@ -307,7 +312,7 @@ fn new_region(state: &FileState, options: &MapOptions, live: Option<(&LiveMemory
         mapping = data.map(&request);
     }
     let mapping = mapping.map_err(|e| cannot_map(state, options.address, e))?;
-    let mut region = Region::new(mapping, data, content, state.writable, is_told).map_err(|e| match e {
+    let mut region = Region::new(mapping, data, content, state.writable, is_explicit).map_err(|e| match e {
         // The error of strict overcommit for a writable private mapping.
         Error::Io { source, .. } if Errno::from_io_error(&source) == Some(Errno::NOMEM) => no_memory(
             content,
@@ -345,8 +350,8 @@ fn cannot_map(state: &FileState, address: Option<usize>, e: std::io::Error) -> E
         },
         Some(Errno::ACCESS) => Error::Unsupported {
             path: content.path.clone(),
-            detail: "finding stores to a mapping needs /proc/self/pagemap, which the kernel keeps from a process that \
-                     changed its user: call prctl(PR_SET_DUMPABLE, 1) after that"
+            detail: "finding stores to a mapping needs /proc/self/pagemap, which the kernel denies to a process that \
+                     has changed its user: call prctl(PR_SET_DUMPABLE, 1) after the change"
                 .into(),
         },
         Some(Errno::EXIST) => Error::invalid(format!(
@@ -364,22 +369,22 @@ fn live_region(
     data: Arc<dyn untorn_os::File>,
     request: &MapRequest,
     memory: &LiveMemory,
-    kept: Kept,
+    kept: LiveInit,
 ) -> Result<Region> {
     if !state.writable {
         return Err(Error::invalid(format!(
-            "{}: a live heap is one that can be written; this file, or the file system, is read-only",
+            "{}: a live heap needs a file that can be written; this file, or its file system, is read-only",
             state.path().display()
         )));
     }
     let bytes = match kept {
-        Kept::Nothing => 0,
-        Kept::Bytes(bytes) => bytes,
+        LiveInit::Nothing => 0,
+        LiveInit::Bytes(bytes) => bytes,
     };
     let mapping = memory.map(data.clone(), request, bytes).map_err(|e| cannot_map(state, request.address, e))?;
     match kept {
-        Kept::Nothing => Region::new_live(mapping, data, &state.content),
-        Kept::Bytes(bytes) => Ok(Region::resumed(mapping, data, bytes)),
+        LiveInit::Nothing => Region::new_live(mapping, data, &state.content),
+        LiveInit::Bytes(bytes) => Ok(Region::resumed(mapping, data, bytes)),
     }
 }
 
@@ -397,7 +402,7 @@ fn check_memory(state: &FileState, options: &MapOptions) -> Result<()> {
     let (most, what) = match options.dirty_max {
         Some(most) => (most, "`dirty_max`".to_owned()),
         None => match options.in_use {
-            Some(bytes) => (bytes, "what is in use in the file".to_owned()),
+            Some(bytes) => (bytes, "the part of the file in use".to_owned()),
             None => (state.content.size(), "the file".to_owned()),
         },
     };
@@ -407,8 +412,8 @@ fn check_memory(state: &FileState, options: &MapOptions) -> Result<()> {
     Err(no_memory(
         &state.content,
         format!(
-            "{what} has {most} bytes, and {} allows {} bytes of memory and swap; give a `dirty_max` below that, and \
-             commit before more than that is stored to",
+            "{what} has {most} bytes, but {} allows only {} bytes of memory and swap; set a `dirty_max` below this \
+             limit, and commit before the changed pages exceed it",
             limit.of, limit.bytes
         ),
     ))
@@ -476,14 +481,17 @@ impl Map {
     }
 
     fn usable(&self) -> Result<(&Engine, &Arc<SharedFile>)> {
-        self.file.store.check_usable()?;
+        self.file.store.life.check_usable()?;
         Ok((&self.file.store, &self.file.shared))
     }
 
     fn within(&self, state: &FileState, offset: u64, len: u64) -> Result<u64> {
         let most = self.len_in(state);
         if offset.checked_add(len).is_none_or(|end| end > most) {
-            return Err(Error::invalid(format!("{len} bytes at offset {offset} reach beyond the map's {most}")));
+            return Err(Error::invalid(format!(
+                "{len} bytes at offset {offset} end beyond the map, which has {most} \
+                                               bytes"
+            )));
         }
         Ok(self.offset + offset)
     }
@@ -585,60 +593,69 @@ impl Map {
         self.file.set_len(size)
     }
 
-    /// Reports that the program changes the bytes of an object in the map; see [`Map::touch`].
+    /// Marks the bytes of an object in the map as changed; see [`Map::mark_dirty`].
     ///
     /// # Errors
-    /// Those of [`Map::touch`].
-    pub fn touch_value<T: ?Sized>(&self, value: &T) -> Result<()> {
-        self.touch(std::ptr::from_ref(value).cast(), size_of_val(value))
+    /// Those of [`Map::mark_dirty`].
+    pub fn mark_dirty_value<T: ?Sized>(&self, value: &T) -> Result<()> {
+        self.mark_dirty(std::ptr::from_ref(value).cast(), size_of_val(value))
     }
 
-    /// Reports that the program changes `len` bytes at `address`, which is in the map. With [`Tracker::Told`], a commit
-    /// has exactly the bytes that were reported since the last one, and a rollback undoes these. With every other
-    /// tracker no report is needed, and this does nothing.
+    /// Marks `len` bytes at `address`, which is in the map, as changed: they are in the next commit.
     ///
-    /// Any thread may report, before it stores or afterwards. **A store and its report must be on the same side of a
+    /// With [`TrackerKind::Explicit`], a commit has exactly the bytes that were marked since the last one, and a
+    /// rollback undoes these. The other trackers find stores by themselves, except those of a device that writes to
+    /// memory, as with registered io_uring buffers and O_DIRECT reads that are on their way during a commit. With them,
+    /// the call takes the lock of the file.
+    ///
+    /// Any thread may mark, before it stores or afterwards. **A store and its mark must be on the same side of a
     /// commit**: if another thread may commit between them, call this after the store.
     ///
     /// # Errors
-    /// [`Error::Invalid`]: some of the bytes are not in the map; nothing was noted. [`Error::Closed`],
+    /// [`Error::Invalid`]: some of the bytes are not in the map; nothing was marked. [`Error::Closed`],
     /// [`Error::Forked`].
     #[inline]
-    pub fn touch(&self, address: *const u8, len: usize) -> Result<()> {
-        self.file.store.check_usable()?;
+    pub fn mark_dirty(&self, address: *const u8, len: usize) -> Result<()> {
+        self.note_store(address, len)?;
+        if self.marked.is_on() { Ok(()) } else { self.mark_pages(address, len) }
+    }
+
+    /// Marks pages for a tracker that finds stores by itself.
+    #[cold]
+    fn mark_pages(&self, address: *const u8, len: usize) -> Result<()> {
+        let (_, shared) = self.usable()?;
+        let at = self.offset + (address as usize - self.address as usize) as u64;
+        shared.write().region.as_mut().ok_or(Error::Closed)?.mark(at..at + len as u64);
+        Ok(())
+    }
+
+    /// Marks a store of the library's own, which other trackers than [`TrackerKind::Explicit`] find by themselves.
+    #[inline]
+    pub(crate) fn note_store(&self, address: *const u8, len: usize) -> Result<()> {
+        self.file.store.life.check_usable()?;
         let at = (address as usize).wrapping_sub(self.address as usize) as u64;
         let in_window = at.checked_add(len as u64).is_some_and(|end| end <= self.len.unwrap_or(u64::MAX));
         let base = (self.address as usize).wrapping_sub(self.offset as usize);
-        match in_window && self.told.touch(base, address as usize, len) {
+        match in_window && self.marked.mark_dirty(base, address as usize, len) {
             true => Ok(()),
             false => Err(self.not_in_the_map(address, len)),
         }
     }
 
     /// The lists in which the program's threads report changes.
-    pub(crate) fn told(&self) -> Arc<Told> {
-        self.told.clone()
+    pub(crate) fn marked(&self) -> Arc<Marked> {
+        self.marked.clone()
     }
 
     #[cold]
     fn not_in_the_map(&self, address: *const u8, len: usize) -> Error {
         Error::invalid(format!(
-            "{}: {len} bytes at address {address:p} are not in the map, which has {} bytes at {:p}; nothing was noted. \
-             Name bytes of the map as it is now",
+            "{}: {len} bytes at address {address:p} are not in the map, which has {} bytes at {:p}; nothing was \
+             marked. Mark only bytes that are in the map now",
             self.file.path().display(),
             self.len(),
             self.address
         ))
-    }
-
-    /// Reports that bytes may have changed in a way that no tracker sees: by a device that writes to memory itself, as
-    /// with registered io_uring buffers and O_DIRECT reads that are on their way during a commit.
-    pub fn mark_dirty(&self, offset: u64, len: u64) -> Result<()> {
-        let (_, shared) = self.usable()?;
-        let mut state = shared.write();
-        let at = self.within(&state, offset, len)?;
-        state.region.as_mut().ok_or(Error::Closed)?.mark(at..at + len);
-        Ok(())
     }
 
     /// Gives memory back: brings the data file up to the last commit, then drops all pages whose contents it has. **No
@@ -666,7 +683,7 @@ impl Map {
     }
 
     /// The way in which stores are found.
-    pub fn tracker(&self) -> Result<Tracker> {
+    pub fn tracker(&self) -> Result<TrackerKind> {
         let (_, shared) = self.usable()?;
         shared.read().region.as_ref().map(Region::tracker).ok_or(Error::Closed)
     }
@@ -680,7 +697,7 @@ impl Map {
     /// discarded. After an error, the memory stays until a commit could read it, or until the file is rolled back or
     /// closed.
     pub fn unmap(mut self) -> Result<()> {
-        self.file.store.check_fork()?;
+        self.file.store.life.check_fork()?;
         self.unmap_now()
     }
 
@@ -695,6 +712,7 @@ impl Map {
         }
         let mut state = self.file.shared.write();
         let Some(region) = state.region.as_mut() else { return Ok(()) };
+        debug_assert!(region.maps > 0, "a map of a mapping without maps, at {:?}", self.address);
         region.maps -= 1;
         if region.maps > 0 {
             return Ok(());
@@ -706,7 +724,7 @@ impl Map {
         }
         // Without other handles, nobody would see the stores.
         let is_seen = state.handles > 1 || state.txn.is_some();
-        if is_seen && self.file.store.check_usable().is_ok() {
+        if is_seen && self.file.store.life.check_usable().is_ok() {
             return state.stage_stores(&**self.file.store);
         }
         state.region = None;
@@ -717,7 +735,7 @@ impl Map {
 impl Drop for Map {
     fn drop(&mut self) {
         // In a forked child, a lock may be held by a thread that does not exist there.
-        if self.file.store.check_fork().is_ok()
+        if self.file.store.life.check_fork().is_ok()
             && let Err(e) = self.unmap_now()
         {
             tracing::error!(file = %self.file.path().display(), error = %e, "what was stored to a mapping waits");

@@ -31,8 +31,8 @@ const PIPE_PIECE_BYTES: usize = 4096;
 /// # let (mut client, server) = std::os::unix::net::UnixStream::pair().unwrap();
 /// use untorn::{Gate, Store};
 ///
-/// let store = Store::open(dir.path())?;
-/// let log = store.open_or_create("log")?;
+/// let store = Store::open_or_create(dir.path())?;
+/// let log = store.open_or_create_file("log")?;
 /// let gate = Gate::new()?;
 /// let answers = gate.output(server.into());
 /// log.append(b"an order\n")?;
@@ -63,7 +63,6 @@ pub struct Output {
 }
 
 /// The destination of an output's bytes.
-#[doc(hidden)]
 pub trait Sink: Send {
     /// Takes some of the bytes without blocking, and returns their number.
     fn take(&mut self, bytes: &[u8]) -> io::Result<usize>;
@@ -127,8 +126,7 @@ impl Gate {
     }
 
     /// A gate without a thread: all work happens in calls of [`Gate::release`], and in writes that find no room.
-    #[doc(hidden)]
-    pub fn without_thread(bytes_max: usize) -> Result<Gate> {
+    pub(crate) fn without_thread(bytes_max: usize) -> Result<Gate> {
         Gate::make(bytes_max, false)
     }
 
@@ -146,13 +144,13 @@ impl Gate {
     }
 
     /// Puts any sink behind the gate.
-    #[doc(hidden)]
-    pub fn output_to(&self, sink: Box<dyn Sink>) -> Output {
+    pub(crate) fn output_to(&self, sink: Box<dyn Sink>) -> Output {
         let mut state = self.shared.state.lock();
         let number = state.next;
         state.next += 1;
         let queue = Queue { sink, ready: VecDeque::new(), bytes: 0, dropped: false, failed: None };
-        state.outputs.insert(number, queue);
+        let before = state.outputs.insert(number, queue);
+        debug_assert!(before.is_none(), "two outputs have the number {number}");
         Output { shared: self.shared.clone(), number }
     }
 
@@ -162,8 +160,7 @@ impl Gate {
     }
 
     /// Waits for the oldest commit, and sends all bytes that are durable then.
-    #[doc(hidden)]
-    pub fn release(&self) {
+    pub(crate) fn release(&self) {
         self.shared.release(false);
     }
 
@@ -331,6 +328,7 @@ impl Shared {
             queue.let_out();
             !(queue.dropped && (queue.bytes == 0 || queue.failed.is_some()))
         });
+        state.assert_counted();
         self.changed.notify_all();
     }
 
@@ -358,6 +356,19 @@ impl State {
     fn discard(&mut self) {
         self.held.clear();
         self.outputs.values_mut().for_each(|queue| queue.bytes = queue.ready.len());
+        self.assert_counted();
+    }
+
+    /// Checks that outputs count the bytes that wait for a commit or for the sink.
+    fn assert_counted(&self) {
+        let works = |output: &u64| self.outputs.get(output).is_some_and(|queue| queue.failed.is_none());
+        debug_assert_eq!(
+            self.outputs.values().map(|queue| queue.bytes).sum::<usize>(),
+            self.outputs.values().map(|queue| queue.ready.len()).sum::<usize>()
+                + self.held.iter().filter(|held| works(&held.output)).map(|held| held.bytes.len()).sum::<usize>(),
+            "bytes of {} outputs",
+            self.outputs.len()
+        );
     }
 }
 
@@ -367,6 +378,7 @@ impl Queue {
             match self.sink.take(self.ready.as_slices().0) {
                 Ok(0) => return,
                 Ok(taken) => {
+                    debug_assert!(self.ready.len() <= self.bytes, "{} of {} bytes", self.ready.len(), self.bytes);
                     self.ready.drain(..taken);
                     self.bytes -= taken;
                 }

@@ -1,8 +1,9 @@
 //! The handle of an open store, and every way to open one.
 
 use crate::engine::checkpoint::Checkpoint;
+use crate::engine::commit::TxnPart;
+use crate::engine::commit::capture::Threads;
 use crate::engine::commit::ticket::Ticket;
-use crate::engine::commit::{Still, TxnPart};
 use crate::engine::files::file_state::{SharedFile, check_kind};
 use crate::engine::handles::file::File;
 use crate::engine::handles::txn::Txn;
@@ -31,28 +32,38 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens a directory as a store, with default options; makes the store if there is none.
+    /// Opens an existing store, with default options.
+    ///
+    /// # Errors
+    /// Those of [`StoreOptions::open`]; [`Error::Io`] of kind `NotFound` if there is no store.
     pub fn open(path: impl AsRef<Path>) -> Result<Store> {
-        StoreOptions::default().open(path)
+        StoreOptions::new().open(path)
+    }
+
+    /// Opens a directory as a store, with default options; creates the store, and the directory, if there is none.
+    ///
+    /// # Errors
+    /// Those of [`StoreOptions::open`].
+    pub fn open_or_create(path: impl AsRef<Path>) -> Result<Store> {
+        StoreOptions::new().create(true).open(path)
     }
 
     /// Opens an existing file, by its name relative to the store's directory.
     pub fn open_file(&self, path: impl AsRef<Path>) -> Result<File> {
-        self.open_file_with(path, &FileOptions::new())
+        FileOptions::new().open_in(self, path)
     }
 
     /// Opens a file; creates it, in a separate commit, if there is none (mode 0666 less the umask). An existing file
     /// keeps its contents.
-    pub fn open_or_create(&self, path: impl AsRef<Path>) -> Result<File> {
-        self.open_file_with(path, &FileOptions::new().create(true))
+    pub fn open_or_create_file(&self, path: impl AsRef<Path>) -> Result<File> {
+        FileOptions::new().create(true).open_in(self, path)
     }
 
     /// Opens or creates a file according to its options.
-    pub fn open_file_with(&self, path: impl AsRef<Path>, options: &FileOptions) -> Result<File> {
+    fn open_file_with(&self, path: &Path, options: &FileOptions) -> Result<File> {
         let store = &self.open;
-        store.check_usable()?;
-        let path = path.as_ref();
-        let is_missing = |loaded: &Result<_>| matches!(loaded, Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound);
+        store.life.check_usable()?;
+        let is_missing = |loaded: &Result<_>| loaded.as_ref().is_err_and(is_not_found);
         // Until a commit of names is written, its names lead to their old files.
         store.settle_name(path)?;
         let mut loaded = store.load(path, 1);
@@ -70,6 +81,9 @@ impl Store {
                 created => created?,
             }
         } else {
+            if is_missing(&loaded) {
+                return Err(Error::not_there(path));
+            }
             let shared = loaded?;
             if options.create_new {
                 store.remove_handle(&shared);
@@ -101,13 +115,13 @@ impl Store {
     /// Untorn's own directories are left out.
     pub fn list(&self, dir: impl AsRef<Path>) -> Result<Vec<OsString>> {
         let store = &self.open;
-        store.check_usable()?;
+        store.life.check_usable()?;
         store.drain();
         let _names = store.steady_names();
         let dir = dir.as_ref();
         let mut names = store.storage.list(dir).context("list", dir)?;
         names.retain(|name| !name.as_encoded_bytes().ends_with(STORE_DIR.as_bytes()));
-        names.sort();
+        names.sort_unstable();
         Ok(names)
     }
 
@@ -134,9 +148,9 @@ impl Store {
         self.open.submit(&self.distinct(files)?, None)
     }
 
-    /// Submits like [`Self::submit`], for files that nobody stores to now.
-    pub(crate) fn submit_still(&self, files: &[&File], still: Still<'_>) -> Result<Arc<Completion>> {
-        self.open.submit_still(&self.distinct(files)?, None, Some(still))
+    /// Submits like [`Self::submit`], with the stores to mappings captured in one of the [ways](Threads).
+    pub(crate) fn submit_captured(&self, files: &[&File], threads: Threads<'_>) -> Result<Arc<Completion>> {
+        self.open.submit_captured(&self.distinct(files)?, None, threads)
     }
 
     /// Commits the changes of many files as one commit, without waiting.
@@ -147,15 +161,14 @@ impl Store {
 
     /// Commits like [`Self::syncv_async`], but wakes no thread: the commit is written when a thread waits for its
     /// ticket, or for a later one.
-    #[doc(hidden)]
-    pub fn syncv_quietly(&self, files: &[&File]) -> Result<Ticket> {
+    pub(crate) fn submit_unwritten(&self, files: &[&File]) -> Result<Ticket> {
         self.open.shorten_queue()?;
         let completion = self.submit(files)?;
         Ok(self.open.ticket(completion))
     }
 
     fn distinct(&self, files: &[&File]) -> Result<Vec<Arc<SharedFile>>> {
-        self.open.check_usable()?;
+        self.open.life.check_usable()?;
         if files.iter().any(|f| !Arc::ptr_eq(&f.store, &self.open)) {
             return Err(Error::invalid(
                 "a file belongs to another store; files that commit together live in one store",
@@ -169,15 +182,14 @@ impl Store {
     /// Brings the data files up to everything committed so far, and truncates the log. Without commits in between, the
     /// data files are plain and complete afterwards.
     pub fn checkpoint(&self) -> Result<()> {
-        self.open.check_usable()?;
+        self.open.life.check_usable()?;
         self.open.checkpoint()
     }
 
-    /// Runs only the first step of a checkpoint, for tests: it covers the next portion of the carried-over commits, or
-    /// everything committed so far.
-    #[doc(hidden)]
-    pub fn begin_checkpoint(&self) -> Result<Option<Checkpoint<'_>>> {
-        self.open.check_usable()?;
+    /// Runs only the first step of a checkpoint, for tests: it covers the next portion of the commits that the opening
+    /// left unapplied, or everything committed so far.
+    pub(crate) fn begin_checkpoint(&self) -> Result<Option<Checkpoint<'_>>> {
+        self.open.life.check_usable()?;
         match self.open.begin_portion()? {
             Some(portion) => Ok(Some(portion)),
             None => self.open.begin_checkpoint(),
@@ -185,16 +197,14 @@ impl Store {
     }
 
     /// Writes a durable mark, like the background thread after a while without commits.
-    #[doc(hidden)]
-    pub fn write_durable_mark(&self) -> Result<bool> {
-        self.open.check_usable()?;
+    pub(crate) fn write_durable_mark(&self) -> Result<bool> {
+        self.open.life.check_usable()?;
         self.open.journal.lock().journal.write_durable_mark()
     }
 
     /// Number of files visited by walks through the whole table, for tests: no commit, name change or checkpoint may
     /// cause a walk.
-    #[doc(hidden)]
-    pub fn files_walked(&self) -> u64 {
+    pub(crate) fn files_walked(&self) -> u64 {
         self.open.files.lock().walked()
     }
 
@@ -225,15 +235,19 @@ impl std::fmt::Debug for Store {
 }
 
 impl File {
-    /// Opens an existing file with its own store beside it, `<path>.untorn/`.
+    /// Opens an existing file, to read and to write it. Its own store is beside it, `<path>.untorn/`, and is made if
+    /// there is none.
+    ///
+    /// # Errors
+    /// Those of [`FileOptions::open`]; [`Error::Io`] of kind `NotFound` if there is no file.
     pub fn open(path: impl AsRef<Path>) -> Result<File> {
-        StoreOptions::default().open_standalone_with(path, &FileOptions::new())
+        FileOptions::new().open(path)
     }
 
-    /// Opens a file with its own store beside it; creates the file if there is none, with mode 0666 less the umask. An
-    /// existing file keeps its contents.
+    /// Opens a file like [`File::open`]; creates it if there is none, with mode 0666 less the umask. An existing file
+    /// keeps its contents.
     pub fn open_or_create(path: impl AsRef<Path>) -> Result<File> {
-        StoreOptions::default().open_standalone(path)
+        FileOptions::new().create(true).open(path)
     }
 
     /// The store of the file.
@@ -243,41 +257,30 @@ impl File {
 }
 
 impl StoreOptions {
-    /// Opens a directory as a store; with `create`, makes the directory (mode 0777 less the umask) if its
-    /// parent exists.
+    /// Opens a directory as a store. With `create`, a missing store is created, and so is the directory (mode 0777 less
+    /// the umask) if its parent exists.
     ///
     /// # Errors
-    /// [`Error::Busy`] if another process owns the store, [`Error::Untrusted`], [`Error::Corrupt`],
-    /// [`Error::UnknownState`], [`Error::NewerVersion`], [`Error::Foreign`], [`Error::Io`].
+    /// [`Error::Io`] of kind `NotFound` if there is no store and `create` is off, [`Error::Busy`] if another process
+    /// owns the store, [`Error::Untrusted`], [`Error::Corrupt`], [`Error::UnknownState`], [`Error::NewerVersion`],
+    /// [`Error::Foreign`], [`Error::Io`].
     pub fn open(&self, path: impl AsRef<Path>) -> Result<Store> {
         let path = path.as_ref();
         if self.create {
             make_directory(path)?;
         }
         check_outside(path)?;
-        let storage = Linux::open(path).context("open", path)?;
-        self.open_on(storage, StoreDir::of_directory(), path.to_owned())
-    }
-
-    /// Opens a standalone file, which has its own store beside it, `<path>.untorn/`. With `create`, creates the file
-    /// (mode 0666 less the umask) if there is none. Closing the last handle closes the store.
-    pub fn open_standalone(&self, path: impl AsRef<Path>) -> Result<File> {
-        self.open_standalone_with(path, &FileOptions::new().create(self.create))
-    }
-
-    /// Opens a standalone file; the file's own options say whether and how it is created.
-    pub fn open_standalone_with(&self, path: impl AsRef<Path>, options: &FileOptions) -> Result<File> {
-        let path = path.as_ref();
-        let name = path.file_name().ok_or_else(|| Error::invalid(format!("{} names no file", path.display())))?;
-        let dir = path.parent().unwrap_or(Path::new(""));
-        check_outside(dir)?;
-        let storage = Linux::open(dir).context("open", dir)?;
-        self.open_standalone_on(storage, Path::new(name), path.to_owned(), options)
+        let opened = Linux::open(path)
+            .context("open", path)
+            .and_then(|storage| self.open_on(storage, StoreDir::of_directory(), path.to_owned()));
+        match opened {
+            Err(e) if !self.create && is_not_found(&e) && !path.join(STORE_DIR).exists() => Err(Error::not_there(path)),
+            opened => opened,
+        }
     }
 
     /// Opens a store on any storage.
-    #[doc(hidden)]
-    pub fn open_on(&self, storage: Arc<dyn Storage>, store_dir: StoreDir, path: PathBuf) -> Result<Store> {
+    pub(crate) fn open_on(&self, storage: Arc<dyn Storage>, store_dir: StoreDir, path: PathBuf) -> Result<Store> {
         let progress = |done, all| {
             if let Some(f) = &self.progress {
                 f(done, all);
@@ -285,30 +288,52 @@ impl StoreOptions {
         };
         Ok(Store { open: OpenStore::open(storage, store_dir, path, self, &progress)? })
     }
+}
+
+impl FileOptions {
+    /// Opens a file of a store, by its name relative to the store's directory.
+    ///
+    /// # Errors
+    /// [`Error::Io`] of kind `NotFound` if there is no file and it is not to be created; otherwise those of
+    /// [`StoreOptions::open`], and [`Error::NeedsJournal`].
+    pub fn open_in(&self, store: &Store, path: impl AsRef<Path>) -> Result<File> {
+        store.open_file_with(path.as_ref(), self)
+    }
+
+    /// Opens a standalone file. Its own store is beside it, `<path>.untorn/`, is made if there is none, and closes with
+    /// the file's last handle.
+    ///
+    /// # Errors
+    /// Those of [`FileOptions::open_in`].
+    pub fn open(&self, path: impl AsRef<Path>) -> Result<File> {
+        let path = path.as_ref();
+        let name = path.file_name().ok_or_else(|| Error::invalid(format!("{} names no file", path.display())))?;
+        let dir = path.parent().unwrap_or(Path::new(""));
+        check_outside(dir)?;
+        let storage = Linux::open(dir).context("open", dir)?;
+        self.open_on(storage, Path::new(name), path.to_owned())
+    }
 
     /// Opens a standalone file on any storage.
-    #[doc(hidden)]
-    pub fn open_standalone_on(
-        &self,
-        storage: Arc<dyn Storage>,
-        name: &Path,
-        path: PathBuf,
-        options: &FileOptions,
-    ) -> Result<File> {
+    pub(crate) fn open_on(&self, storage: Arc<dyn Storage>, name: &Path, path: PathBuf) -> Result<File> {
         let store_dir = StoreDir::of_file(name);
         // Check the name before a store is made for it. If there is a store, a missing file may have been created by a
         // commit that only its journal holds.
         match storage.stat(name) {
-            Ok(_) if options.create_new => {
+            Ok(_) if self.create_new => {
                 return Err(Error::io("create", &path, ErrorKind::AlreadyExists.into()));
             }
             Ok(meta) => check_kind(&meta, name)?,
-            Err(e)
-                if e.kind() == ErrorKind::NotFound && (options.creates() || storage.stat(&store_dir.dir).is_ok()) => {}
+            Err(e) if e.kind() == ErrorKind::NotFound && (self.creates() || storage.stat(&store_dir.dir).is_ok()) => {}
+            Err(e) if e.kind() == ErrorKind::NotFound => return Err(Error::not_there(&path)),
             Err(e) => return Err(Error::io("open", &path, e)),
         }
-        self.open_on(storage, store_dir, path)?.open_file_with(name, options)
+        self.store.open_on(storage, store_dir, path)?.open_file_with(name, self)
     }
+}
+
+fn is_not_found(e: &Error) -> bool {
+    matches!(e, Error::Io { source, .. } if source.kind() == ErrorKind::NotFound)
 }
 
 /// Makes a store's directory, durably, if there is none. A directory without a journal may have been created by a

@@ -33,7 +33,7 @@ pub struct Txn {
 
 impl Txn {
     pub(crate) fn new(store: Arc<OpenStore>) -> Txn {
-        let id = store.new_txn_id();
+        let id = store.commits.new_txn_id();
         Txn {
             store,
             id,
@@ -48,7 +48,7 @@ impl Txn {
 
     /// Adds a file: its uncommitted changes, past and future, belong to this transaction until it ends.
     pub fn add(&mut self, file: &File) -> Result<()> {
-        self.store.check_usable()?;
+        self.store.life.check_usable()?;
         if !Arc::ptr_eq(&file.store, &self.store) {
             return Err(Error::invalid("the file belongs to another store"));
         }
@@ -72,7 +72,7 @@ impl Txn {
     }
 
     fn change(&mut self, op: NameOp) -> Result<()> {
-        self.store.check_usable()?;
+        self.store.life.check_usable()?;
         let mut names = Names::resume(&self.store, std::mem::take(&mut self.changes));
         let mut added = names.add(&op);
         if added.is_err() {
@@ -98,13 +98,14 @@ impl Txn {
 
     /// Adds a new file with exactly this mode and no handle.
     pub(crate) fn create_shared(&mut self, path: &Path, mode: u32) -> Result<Arc<SharedFile>> {
-        self.store.check_usable()?;
+        self.store.life.check_usable()?;
         let path = path.to_owned();
         let mut state = FileState::new(path.clone(), Life::Uncommitted);
         state.txn = Some(self.id);
         let shared = SharedFile::new(self.store.new_file_id()?, state);
         self.change(NameOp::Create { file: shared.clone(), path, mode })?;
-        self.made.insert(shared.id);
+        let is_new = self.made.insert(shared.id);
+        debug_assert!(is_new, "two files of transaction {} have the identity {}", self.id, shared.id);
         self.files.push(shared.clone());
         Ok(shared)
     }
@@ -153,15 +154,15 @@ impl Txn {
 
     /// Commits like [`Txn::commit_async`], but wakes no thread: the commit is written with the next one that a thread
     /// waits for.
-    #[doc(hidden)]
-    pub fn commit_quietly(mut self) -> Result<Ticket> {
+    pub(crate) fn submit_unwritten(mut self) -> Result<Ticket> {
         self.store.shorten_queue()?;
         let completion = self.end(false)?;
         Ok(self.store.ticket(completion))
     }
 
     fn end(&mut self, in_background: bool) -> Result<Arc<Completion>> {
-        self.store.check_usable()?;
+        debug_assert!(!self.ended, "transaction {} ends twice", self.id);
+        self.store.life.check_usable()?;
         let names = std::mem::take(&mut self.names);
         let txn = Some(TxnPart { id: self.id, names });
         let completion = match in_background {
@@ -178,7 +179,7 @@ impl Txn {
     /// # Errors
     /// The memory of a mapped file still shows changes: roll that file back.
     pub fn abort(mut self) -> Result<()> {
-        self.store.check_fork()?;
+        self.store.life.check_fork()?;
         self.forget()
     }
 
@@ -226,7 +227,7 @@ impl Drop for Txn {
         }
         self.names.clear();
         self.changes = NameChanges::default();
-        if self.store.check_fork().is_ok() {
+        if self.store.life.check_fork().is_ok() {
             self.files.drain(..).for_each(|file| self.store.forget_if_idle(&file));
             self.store.forget_names(self.loaded.iter().map(PathBuf::as_path));
         }

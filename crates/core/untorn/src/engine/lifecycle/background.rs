@@ -20,10 +20,10 @@ const RETRY_MAX: Duration = Duration::from_secs(60);
 
 /// Starts the thread of a store.
 pub(crate) fn start(engine: &Arc<Engine>) -> Result<()> {
-    let (weak, wakeup) = (Arc::downgrade(engine), engine.wakeup.clone());
+    let (weak, wakeup) = (Arc::downgrade(engine), engine.commits.wakeup.clone());
     let start = || thread::Builder::new().name("untorn".into()).spawn(move || run(&weak, &wakeup));
     let thread = without_signals(start).map_err(|e| Error::io("start a thread for", &engine.path, e))?;
-    engine.wakeup.started(thread);
+    engine.commits.wakeup.started(thread);
     Ok(())
 }
 
@@ -61,21 +61,22 @@ fn write_waiting(engine: &Engine) {
 /// Does all work that is due; returns the longest wait until the next call.
 fn work(engine: &Engine, retry: &mut Duration) -> Option<Duration> {
     write_waiting(engine);
-    if engine.merge_wanted.swap(false, Relaxed) {
+    if engine.checkpoints.merge_wanted.swap(false, Relaxed) {
         engine.merge_layers();
     }
-    let wants_checkpoint = engine.wants_checkpoint(&engine.journal.lock()) || engine.checkpoint_failed.load(Relaxed);
+    let wants_checkpoint = engine.wants_checkpoint(&engine.journal.lock()) || engine.checkpoints.failed.load(Relaxed);
     let failed = wants_checkpoint && !checkpoint(engine);
-    let busy = engine.wakeup.take_busy();
+    let busy = engine.commits.wakeup.take_busy();
     if !busy {
         let journal = &mut engine.journal.lock().journal;
         if let Err(e) = journal.write_durable_mark() {
             tracing::warn!(error = %e, "mark failed");
-            engine.note_failure(journal);
+            engine.life.note_failure(journal, &engine.path);
         }
     }
     let parked = engine.remove_unheld();
     let pause = *retry;
+    debug_assert!((RETRY_MIN..=RETRY_MAX).contains(&pause), "the next try comes in {pause:?}");
     *retry = if failed { (2 * pause).min(RETRY_MAX) } else { RETRY_MIN };
     match (busy, failed) {
         (_, true) => Some(pause),

@@ -13,8 +13,8 @@ use std::collections::BTreeSet;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use untorn_journal::data_files::data_tree::{TreeFile, each_file};
+use untorn_journal::data_files::detach::remove_temporary;
 use untorn_journal::data_files::locate::open_for_writing;
-use untorn_journal::data_files::strip::remove_temporary;
 use untorn_journal::format::{Attribute, AttributeFound, Header};
 use untorn_journal::recovery::clear_pending;
 use untorn_journal::{Context, Result};
@@ -42,13 +42,14 @@ impl LeftMark {
         let path = self.path.display();
         match self.seen {
             true => format!(
-                "{path} keeps the mark of a program that used it through the store ({}): moved away or without `.untorn`, it \
-                 would be refused. If it was not put back from a copy, it is whole. Put that right, and run `untorn recover`",
+                "{path} keeps the mark of a program that used it through the store, because the mark could not be \
+                 removed ({}). Untorn will refuse the file if it is moved away or `.untorn` is removed. The file is \
+                 whole, unless it was restored from a copy. Remove the cause, and run `untorn recover`",
                 self.reason
             ),
             false => format!(
-                "{path} cannot be looked at ({}): a file there may keep the mark of a program that did not close the store. \
-                 Run `untorn recover` when it can be looked at, before it is moved away or `.untorn` is removed",
+                "{path} cannot be looked at ({}): a file there may keep the mark of a program that did not close the \
+                 store. Run `untorn recover` as soon as it can be, and before you move it away or remove `.untorn`",
                 self.reason
             ),
         }
@@ -63,7 +64,8 @@ impl Engine {
         if !is_due || !holds(invariant::LEFT_MARKS_CLEARED) {
             return Ok(Vec::new());
         }
-        let waiting: BTreeSet<&Path> = self.quarantined.iter().map(|quarantined| quarantined.path.as_path()).collect();
+        let waiting: BTreeSet<&Path> =
+            self.opening.quarantined.iter().map(|quarantined| quarantined.path.as_path()).collect();
         let mut left = Vec::new();
         let mut clear = |path: &Path| {
             if waiting.contains(path) {
@@ -101,7 +103,7 @@ impl Engine {
 
     /// Whether a mark is of an owner that this journal does not know, or was made when the journal had more commits.
     pub(crate) fn is_of_another_journal(&self, a: &Attribute) -> bool {
-        !self.found.knows(a) || Header::is_behind(a, self.found_lsn)
+        !self.opening.header.knows(a) || Header::is_behind(a, self.opening.last_lsn)
     }
 
     /// Whether the file of a name has a mark whose commits never came.
@@ -118,8 +120,8 @@ impl Engine {
     fn is_of_former_owner(&self, a: &Attribute) -> bool {
         a.store == self.store_id
             && a.epoch != self.epoch
-            && !self.carried.contains(&a.file)
-            && !self.quarantined.iter().any(|quarantined| quarantined.id == a.file)
+            && !self.opening.unapplied.contains(&a.file)
+            && !self.opening.quarantined.iter().any(|quarantined| quarantined.id == a.file)
     }
 
     /// Clears a mark. The error says why it remains.

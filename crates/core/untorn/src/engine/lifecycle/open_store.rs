@@ -5,21 +5,25 @@ use crate::engine::commit::ticket::Ticket;
 use crate::engine::lifecycle::background;
 use crate::engine::lifecycle::left_marks::LeftMark;
 use crate::engine::options::StoreOptions;
+use crate::engine::parts::checkpoints::Checkpoints;
+use crate::engine::parts::commit_queue::CommitQueue;
+use crate::engine::parts::file_system_flush::FileSystemFlush;
+use crate::engine::parts::life::Life;
+use crate::engine::parts::opening::Opening;
 use crate::engine::paths::error_paths::error_in_store;
 use crate::engine::waiting::completion::Completion;
-use crate::engine::waiting::concurrency::{AtomicBool, AtomicU64, Condvar, Mutex, RwLock};
+use crate::engine::waiting::concurrency::{AtomicBool, AtomicU64, Mutex, RwLock};
 use crate::engine::{Engine, JournalState};
 use crate::sync_point;
 use std::ops::Deref;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
 use untorn_journal::directories::store_dir::{StoreDir, StoreLock};
 use untorn_journal::format::UNCLOSED_MAX;
 use untorn_journal::recovery::{OpenOptions, Opened, clear_pending, flush_one_by_one, open};
 use untorn_journal::scanning::scan::note_lost_flush;
 use untorn_journal::{Context, Result};
-use untorn_os::{Storage, process_generation};
+use untorn_os::Storage;
 
 /// The shared part of a store's handles. When the last handle is dropped, the store closes at once, even while the
 /// background thread works.
@@ -59,7 +63,7 @@ impl OpenStore {
             redo: options.redo || options.full_page,
             progress,
         };
-        let Opened { journal, store_lock, recovered, quarantined, carried, has_spare } =
+        let Opened { journal, store_lock, recovered, quarantined, unapplied, has_spare } =
             open(&storage, &store_dir, &how).map_err(|e| error_in_store(e, &path))?;
         for q in &quarantined {
             tracing::warn!(file = %q.path.display(), reason = %q.reason, "file quarantined");
@@ -80,39 +84,25 @@ impl OpenStore {
             options: options.clone(),
             epoch: journal.epoch(),
             store_id: journal.store(),
-            generation: process_generation(),
-            recovered,
-            quarantined,
-            found: journal.header().clone(),
-            found_lsn: journal.last_lsn(),
-            carried: carried.files.iter().map(|file| file.state.id).collect(),
-            checkpoint_turn: Mutex::new(()),
+            opening: Opening {
+                recovered,
+                quarantined,
+                unapplied: unapplied.files.iter().map(|file| file.state.id).collect(),
+                header: journal.header().clone(),
+                last_lsn: journal.last_lsn(),
+            },
+            life: Life::new(),
+            checkpoints: Checkpoints { has_spare: AtomicBool::new(has_spare), ..Checkpoints::default() },
             page: journal.readers_page().cloned(),
             parked_to: AtomicU64::new(0),
             journal: Mutex::new(JournalState::new(journal)),
-            closing: Mutex::new(()),
-            closed: AtomicBool::new(false),
-            shut_down: AtomicBool::new(false),
             renaming: RwLock::default(),
-            queue: Mutex::default(),
-            queue_changed: Condvar::new(),
             files: Mutex::default(),
-            wakeup: Arc::default(),
-            failed: AtomicBool::new(false),
-            next_txn: AtomicU64::new(1),
-            commits_waited: AtomicU64::new(0),
-            batches: AtomicU64::new(0),
-            checkpoints: AtomicU64::new(0),
-            flushing: Mutex::new(()),
-            flush_failures: AtomicU64::new(0),
-            checkpointing: AtomicBool::new(false),
-            room_wanted: AtomicBool::new(false),
-            checkpoint_failed: AtomicBool::new(false),
-            merge_wanted: AtomicBool::new(false),
-            has_spare: AtomicBool::new(has_spare),
+            commits: CommitQueue::new(),
+            flush: FileSystemFlush::default(),
         });
-        engine.take_over(carried);
-        if engine.found.unclosed.len() == UNCLOSED_MAX {
+        engine.take_over(unapplied);
+        if engine.opening.header.unclosed.len() == UNCLOSED_MAX {
             // The list is full, and would soon drop one of them.
             engine.clear_left_marks(true)?;
         }
@@ -124,22 +114,19 @@ impl OpenStore {
 
     /// Closes the store: finishes commits, makes a checkpoint, and leaves plain, complete files.
     pub(crate) fn close(&self) -> Result<()> {
-        self.check_fork()?;
-        let _closing = self.closing.lock();
-        if self.closed.swap(true, SeqCst) {
-            return Ok(());
-        }
+        self.life.check_fork()?;
+        let Some(_closing) = self.life.close() else { return Ok(()) };
         if let Some(page) = &self.page {
             page.begin_end();
         }
         self.drain();
         self.fail_stuck();
-        self.wakeup.stop();
+        self.commits.wakeup.stop();
         let done = {
-            let _turn = self.checkpoint_turn.lock();
+            let _turn = self.checkpoints.lock.lock();
             let done = self.close_journal();
             self.leave_readers();
-            self.shut_down.store(true, SeqCst);
+            self.life.shut_down();
             done
         };
         for file in self.files.lock().take_all() {
@@ -212,9 +199,12 @@ impl OpenStore {
             self.journal.lock().journal.keep_epoch();
         }
         if by_one_flush {
-            if self.journal.lock().journal.write_closed_header()? {
+            let mut state = self.journal.lock();
+            state.assert_applied();
+            if state.journal.write_closed_header()? {
                 return Ok(());
             }
+            drop(state);
             self.storage.sync_file_system(sync_point::CLEARED).context("flush", &self.path)?;
         } else if self.is_durable() && !one_by_one(count) {
             self.storage.sync_file_system(sync_point::CLEARED).context("flush", &self.path)?;
@@ -232,7 +222,9 @@ impl OpenStore {
             }
             return Err(e);
         }
-        self.journal.lock().journal.write_clean_header()?;
+        let mut state = self.journal.lock();
+        state.assert_applied();
+        state.journal.write_clean_header()?;
         Ok(())
     }
 
@@ -247,13 +239,13 @@ impl OpenStore {
 
     /// Marks the store as closed, because none of it is left on the disk.
     pub(crate) fn forget(&self) {
-        self.closed.store(true, SeqCst);
+        drop(self.life.close());
     }
 }
 
 impl Drop for OpenStore {
     fn drop(&mut self) {
-        if self.check_fork().is_err() {
+        if self.life.check_fork().is_err() {
             // In a forked child, all descriptors of the store are closed already.
             return;
         }

@@ -87,6 +87,7 @@ impl Quarantined {
 impl Status {
     pub(crate) fn of(engine: &Engine) -> Status {
         let mut quarantined: Vec<Quarantined> = engine
+            .opening
             .quarantined
             .iter()
             .map(|q| Quarantined { path: q.path.clone(), reason: q.reason.to_string() })
@@ -115,8 +116,8 @@ impl Status {
             journal_direct: journal.is_direct(),
             commits: counted.commits,
             commit_groups: counted.groups,
-            commits_waited: engine.commits_waited.load(Relaxed),
-            checkpoints: engine.checkpoints.load(Relaxed),
+            commits_waited: engine.commits.waited.load(Relaxed),
+            checkpoints: engine.checkpoints.count.load(Relaxed),
             lsn: journal.last_commit_lsn(),
             syncs: totals.syncs,
             bytes_written: totals.bytes_written,
@@ -127,7 +128,7 @@ impl Status {
             quarantined,
             held: engine.page.as_ref().map(|page| page.held_before(u64::MAX)).unwrap_or_default(),
             maps,
-            recovered: engine.recovered.clone(),
+            recovered: engine.opening.recovered.clone(),
         }
     }
 }

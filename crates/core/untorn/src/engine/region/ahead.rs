@@ -37,6 +37,7 @@ impl Ahead {
     /// Makes room for a copy of each of these pages, which are in order, and marks the copies as good. Returns `None`
     /// if there is no memory.
     pub(super) fn add(&mut self, pages: &[u64], page_bytes: usize) -> Option<Vec<&mut [u8]>> {
+        debug_assert!(pages.is_sorted_by(|one, next| one < next), "a page comes twice: {pages:?}");
         let more = self.bytes_with(pages, page_bytes) - self.bytes.len();
         self.bytes.try_reserve(more).ok()?;
         let mut places = Vec::with_capacity(pages.len());
@@ -50,6 +51,7 @@ impl Ahead {
             places.push(copy.at);
         }
         self.bytes.resize(end, 0);
+        debug_assert_eq!(self.bytes.len(), self.copies.len() * page_bytes, "room of {} copies", self.copies.len());
         let base = self.bytes.as_mut_ptr();
         // SAFETY: places of pages lie within the bytes and apart from each other, and no page comes twice.
         Some(places.into_iter().map(|at| unsafe { std::slice::from_raw_parts_mut(base.add(at), page_bytes) }).collect())

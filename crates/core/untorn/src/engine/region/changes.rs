@@ -1,6 +1,6 @@
 //! From stores in memory to staged changes: find the pages, copy them once, compare, stage the differences.
 
-use super::{COPIES_BYTES_MAX, Region, told};
+use super::{COPIES_BYTES_MAX, Region, marked};
 use crate::engine::content::{Content, SpillSink, edited};
 use crate::invariant;
 use bytes::Bytes;
@@ -10,7 +10,7 @@ use std::path::Path;
 use untorn_journal::commits::overlay::{Overlay, Source, read_through};
 use untorn_journal::format::sized_memory;
 use untorn_journal::{Context, Error, Result};
-use untorn_os::{Invariant, Piece, Tracker, holds, value_if_holds};
+use untorn_os::{Invariant, Piece, TrackerKind, holds, value_if_holds};
 
 /// Pages that are copied and compared at once, so that both sides stay in the processor's cache.
 pub(super) const LOT_PAGES: usize = 32;
@@ -27,7 +27,7 @@ const UNSURE_MOST: usize = 2048;
 /// Pages that were stored to, as of one moment.
 pub(crate) struct Copies {
     pub(super) pages: Vec<u64>,
-    /// Used instead of pages with the tracker `told`.
+    /// Used instead of pages with the tracker `explicit`.
     pub(super) ranges: Vec<Range<u64>>,
     pub(super) bytes: Vec<u8>,
 }
@@ -41,13 +41,13 @@ pub(crate) struct Race {
 impl Region {
     /// Queries the pages that were stored to, and notes them, because the tracker reports each of them only once.
     pub(crate) fn find_stores(&mut self, content: &Content) -> Result<()> {
-        if self.is_told() {
-            self.told.take(self.accessible, &mut self.taken);
+        if self.is_explicit() {
+            self.marked.take(self.accessible, &mut self.taken);
             return Ok(());
         }
         let mut found = Vec::new();
         let mut asked = self.mapping.changed(0..self.accessible, &mut found);
-        if asked.is_ok() && self.tracker() == Tracker::Scan && !self.live {
+        if asked.is_ok() && self.tracker() == TrackerKind::Scan && !self.live {
             // The tracker also reports pages of the file that were read for the first time.
             let mut stored = Vec::new();
             asked = found.iter().try_for_each(|range| self.stored_to(range, &mut stored));
@@ -113,13 +113,13 @@ impl Region {
 
     /// Turns stores into staged changes, in whole units.
     pub(crate) fn stage_stores(&mut self, content: &mut Content, sink: &dyn SpillSink, unit: usize) -> Result<()> {
-        self.check_owed()?;
+        self.check_undone()?;
         self.find_stores(content)?;
         self.stage_found(content, sink, unit)
     }
 
-    pub(super) fn check_owed(&self) -> Result<()> {
-        match self.owed.as_ref().filter(|_| holds(invariant::UNDONE_IS_NOT_COMMITTED)) {
+    pub(super) fn check_undone(&self) -> Result<()> {
+        match self.not_undone.as_ref().filter(|_| holds(invariant::UNDONE_IS_NOT_COMMITTED)) {
             Some((_, e)) => Err(e.clone()),
             None => Ok(()),
         }
@@ -134,9 +134,9 @@ impl Region {
         unit: usize,
         looked: bool,
     ) -> Result<Copies> {
-        self.check_owed()?;
-        if self.is_told() {
-            return self.copy_told(content, sink, unit);
+        self.check_undone()?;
+        if self.is_explicit() {
+            return self.copy_marked(content, sink, unit);
         }
         if !looked {
             let mut found = Vec::new();
@@ -166,7 +166,7 @@ impl Region {
 
     /// Removes found pages that still show the file, because they were only read.
     fn leave_out_unstored(&mut self, content: &Content) -> Result<()> {
-        if self.tracker() == Tracker::Scan && !self.live {
+        if self.tracker() == TrackerKind::Scan && !self.live {
             let (found, mut stored) = (std::mem::take(&mut self.found), Vec::new());
             let asked = found.iter().try_for_each(|range| self.stored_to(range, &mut stored));
             if let Err(e) = asked {
@@ -186,8 +186,8 @@ impl Region {
         unit: usize,
         copies: Copies,
     ) -> Result<()> {
-        if self.is_told() {
-            return self.stage_told_copies(content, sink, unit, copies);
+        if self.is_explicit() {
+            return self.stage_marked_copies(content, sink, unit, copies);
         }
         if !copies.pages.is_empty() {
             self.check_unchanged(content)?;
@@ -220,8 +220,8 @@ impl Region {
             return Ok(());
         }
         self.check_unchanged(content)?;
-        if self.is_told() {
-            return self.stage_told(content, sink, unit);
+        if self.is_explicit() {
+            return self.stage_marked(content, sink, unit);
         }
         let (page, size) = (self.page(), content.size());
         loop {
@@ -247,7 +247,13 @@ impl Region {
     ) -> Result<()> {
         let (Some(first), Some(last)) = (pages.first(), pages.last()) else { return Ok(()) };
         let page = self.page();
+        debug_assert!(
+            copies.len() == pages.len() * page as usize && pages.is_sorted_by(|one, next| one < next),
+            "{} bytes of pages {pages:?}",
+            copies.len()
+        );
         let done = *first..*last + page;
+        debug_assert!(done.end <= self.accessible, "pages {done:?} of {} accessible bytes", self.accessible);
         let mut stage = Stage { size, unit, ranges: Vec::new(), bytes: Vec::new(), has_memory: true };
         self.expect_private(content, pages.len())?;
         self.compare(invariant::COMPARE_WITH_VIEW, content, pages, &copies, |at, copy, base| {
@@ -277,6 +283,7 @@ impl Region {
     }
 
     fn copy_out(&self, content: &Content, pages: &[u64], into: &mut [u8]) -> Result<()> {
+        debug_assert_eq!(into.len(), pages.len() * self.page() as usize, "room for copies of {} pages", pages.len());
         let into = into.chunks_exact_mut(self.page() as usize);
         let mut pieces: Vec<Piece<'_>> = pages.iter().zip(into).map(|(at, into)| Piece { offset: *at, into }).collect();
         self.mapping.copy_out(&mut pieces).map_err(|e| self.fail(content, "read the mapping of", e))
@@ -336,6 +343,12 @@ impl Region {
                 *known = Some(copy.into());
             }
         }
+        debug_assert!(
+            self.copies_bytes <= COPIES_BYTES_MAX.min(self.pages.len() as u64 * page),
+            "{} bytes are copies of {} pages",
+            self.copies_bytes,
+            self.pages.len()
+        );
     }
 
     /// A store since the last staging, if there was one.
@@ -348,7 +361,7 @@ impl Region {
         for pages in pages.chunks(LOT_PAGES) {
             let copies = self.copies(content, pages)?;
             let mut race = None;
-            let expected = |offset: &u64| !self.is_told() || told::contains(&self.taken, *offset);
+            let expected = |offset: &u64| !self.is_explicit() || marked::contains(&self.taken, *offset);
             self.compare(invariant::COMPARE_WITH_VIEW, content, pages, &copies, |at, copy, base| {
                 let mut bytes = (at..).zip(copy.iter().zip(base));
                 let differs = bytes.find(|(offset, (a, b))| a != b && expected(offset)).map(|(offset, _)| offset);
@@ -403,6 +416,18 @@ impl Stage {
     }
 
     fn into(self, write_set: &mut Overlay) {
+        debug_assert_eq!(
+            self.ranges.iter().map(|range| range.end - range.start).sum::<u64>(),
+            self.bytes.len() as u64,
+            "bytes of {} ranges",
+            self.ranges.len()
+        );
+        debug_assert!(
+            self.ranges.last().is_none_or(|last| last.end <= self.size),
+            "{:?} of a file of {} bytes",
+            self.ranges.last(),
+            self.size
+        );
         let bytes = Bytes::from(self.bytes);
         let mut at = 0;
         let with_bytes = |range: Range<u64>| {

@@ -7,13 +7,13 @@
 use super::Region;
 use super::ahead::Ahead;
 use super::changes::LOT_PAGES;
-use super::told::tidy;
+use super::marked::tidy;
 use crate::engine::content::{Content, SpillSink};
 use crate::invariant;
 use std::ops::Range;
 use untorn_journal::Result;
 use untorn_journal::format::sized_memory;
-use untorn_os::{Piece, StillCopy, Tracker, holds};
+use untorn_os::{Piece, StillCopy, TrackerKind, holds};
 
 /// Limit for the rounds of copying before the threads are stopped.
 const ROUNDS_MOST: usize = 6;
@@ -49,7 +49,7 @@ impl Region {
         // Keep the copies of an earlier attempt that are still good.
         self.ahead.retain(|page| self.found.contains(&page));
         // Without tracking of stores, everything is copied during the stop.
-        if self.tracker() != Tracker::Scan {
+        if self.tracker() != TrackerKind::Scan {
             return Ok(());
         }
         for _ in 0..ROUNDS_MOST {
@@ -72,8 +72,8 @@ impl Region {
     /// Returns false if more pages were stored to; these should be copied ahead in another round.
     pub(crate) fn prepare_copy(&mut self, content: &mut Content, most: u64) -> Result<bool> {
         self.touched.get_or_insert_default();
-        self.check_owed()?;
-        if self.tracker() == Tracker::Scan {
+        self.check_undone()?;
+        if self.tracker() == TrackerKind::Scan {
             self.find_stores(content)?;
             let pages = self.uncopied();
             // Too many to copy here, because threads may wait for locks that the caller holds.
@@ -145,6 +145,12 @@ impl Region {
         }
         self.check_unchanged(content)?;
         copies.sort_unstable_by_key(|(at, _)| *at);
+        debug_assert!(
+            copies.is_sorted_by(|(one, _), (next, _)| one < next),
+            "a page was copied during the stop and before it: {:?}",
+            copies.iter().map(|(at, _)| at).collect::<Vec<_>>()
+        );
+        debug_assert!(copies.iter().all(|(at, _)| self.found.contains(at)), "a copy of a page that was not found");
         for lot in copies.chunks(LOT_PAGES) {
             let pages: Vec<u64> = lot.iter().map(|(at, _)| *at).collect();
             let mut bytes = std::mem::take(&mut self.copies);

@@ -25,7 +25,7 @@ impl Mapping for Failing {
     fn page_bytes(&self) -> u64 {
         self.mapping.page_bytes()
     }
-    fn tracker(&self) -> Tracker {
+    fn tracker(&self) -> TrackerKind {
         self.mapping.tracker()
     }
     fn show(&self, range: Range<u64>) -> io::Result<()> {
@@ -78,7 +78,7 @@ impl Mapping for Stored {
     fn page_bytes(&self) -> u64 {
         self.mapping.page_bytes()
     }
-    fn tracker(&self) -> Tracker {
+    fn tracker(&self) -> TrackerKind {
         self.mapping.tracker()
     }
     fn show(&self, range: Range<u64>) -> io::Result<()> {
@@ -140,7 +140,7 @@ fn a_rollback_costs_what_was_stored_since_the_last_one() {
     store(8);
     map.rollback().unwrap();
     assert_eq!(count.load(SeqCst), 1, "to one page of 100 that were");
-    if map.tracker().unwrap() == Tracker::Scan {
+    if map.tracker().unwrap() == TrackerKind::Scan {
         assert_eq!(map.stored_pages().unwrap(), [], "a commit has nothing to compare");
     }
     // SAFETY: inside the map.
@@ -165,7 +165,7 @@ fn a_store_during_a_rollback_is_not_forgotten() {
 /// A mapped file of two pages of zeros, with the best tracker that works here.
 fn mapped(dir: &std::path::Path) -> (crate::File, crate::Map) {
     std::fs::write(dir.join("f"), [0; 8192]).unwrap();
-    let file = StoreOptions::default().background(false).open(dir).unwrap().open_file("f").unwrap();
+    let file = StoreOptions::new().create(true).background(false).open(dir).unwrap().open_file("f").unwrap();
     let map = file.map_with(&MapOptions::new()).unwrap();
     (file, map)
 }
@@ -179,7 +179,7 @@ fn fail_next(file: &crate::File, panics: bool) {
 }
 
 #[test]
-fn pages_that_were_told_before_an_error_are_not_forgotten() {
+fn pages_that_were_marked_before_an_error_are_not_forgotten() {
     let dir = tempfile::tempdir().unwrap();
     let (file, map) = mapped(dir.path());
     fail_next(&file, false);

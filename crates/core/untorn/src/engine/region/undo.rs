@@ -13,7 +13,7 @@ use std::ops::Range;
 use untorn_journal::Result;
 use untorn_journal::commits::overlay::{Overlay, read_through};
 use untorn_journal::format::sized_memory;
-use untorn_os::{Tracker, holds, value_if_holds};
+use untorn_os::{TrackerKind, holds, value_if_holds};
 
 /// Reported ranges that are restored at once.
 const LOT_RANGES: usize = 64;
@@ -27,7 +27,7 @@ impl Region {
         let found = self.find_stores(content);
         let mut undone = std::mem::take(&mut self.found);
         std::mem::take(&mut self.taken).into_iter().for_each(|range| undone.insert(range));
-        if self.tracker() == Tracker::Told && !holds(invariant::TOLD_UNDONE) {
+        if self.tracker() == TrackerKind::Explicit && !holds(invariant::MARKED_UNDONE) {
             undone = RangeSet::new();
         }
         let (zeros, bytes) = changed_ranges(&[&content.write_set], &(0..self.accessible));
@@ -36,6 +36,7 @@ impl Region {
             undone.insert(range.clone());
         }
         content.discard();
+        debug_assert!(self.found.is_empty() && self.taken.is_empty(), "stores are found, and not undone");
         self.undo(content, undone, found)
     }
 
@@ -50,11 +51,11 @@ impl Region {
     /// Removes changes from memory that the caller has just removed from the overlays, and earlier ones that could not
     /// be removed.
     fn undo(&mut self, content: &Content, mut undone: RangeSet<u64>, found: Result<()>) -> Result<()> {
-        if let Some((owed, _)) = self.owed.take() {
-            owed.into_iter().for_each(|range| undone.insert(range));
+        if let Some((ranges, _)) = self.not_undone.take() {
+            ranges.into_iter().for_each(|range| undone.insert(range));
         }
         let done = found.and_then(|()| self.restore(content, &undone));
-        self.owed = done.as_ref().err().map(|e| (undone, e.clone()));
+        self.not_undone = done.as_ref().err().map(|e| (undone, e.clone()));
         done
     }
 
@@ -63,6 +64,12 @@ impl Region {
         self.data()?;
         let end = self.accessible.min(self.round_up(content.size()));
         self.reach(content, content.size())?;
+        debug_assert!(
+            self.accessible >= content.size(),
+            "{} bytes are accessible of {}",
+            self.accessible,
+            content.size()
+        );
         let mut by_page = RangeSet::new();
         for range in undone.iter() {
             let range = range.start..range.end.min(end);
@@ -79,7 +86,7 @@ impl Region {
                 by_page.insert(range);
             }
         }
-        if self.is_told() {
+        if self.is_explicit() {
             let ranges: Vec<Range<u64>> = by_page.iter().cloned().collect();
             return ranges.chunks(LOT_RANGES).try_for_each(|lot| self.restore_bytes(content, lot));
         }
@@ -98,6 +105,7 @@ impl Region {
         let overlays = value_if_holds(invariant::COMMITTED_BYTES_BACK, content.overlays());
         let mut copies = copies.as_slice();
         for range in ranges {
+            debug_assert!(range.end <= self.accessible, "{range:?} of {} accessible bytes", self.accessible);
             let (copy, rest) = copies.split_at((range.end - range.start) as usize);
             copies = rest;
             let mut base = sized_memory::zeros(copy.len() as u64, &content.path)?;
@@ -156,14 +164,14 @@ impl Region {
     /// Makes the tracker forget the stores just made to pages, except pages to which other threads stored, too.
     fn settle(&mut self, content: &Content, pages: &[u64]) -> Result<()> {
         // With the tracker `pagemap`, a page stays found until it is dropped.
-        if self.tracker() != Tracker::Scan {
+        if self.tracker() != TrackerKind::Scan {
             return Ok(());
         }
         let page = self.page();
         for near in pages.chunk_by(|one, other| one / NEAR_BYTES == other / NEAR_BYTES) {
-            let mut told = Vec::new();
-            let asked = self.mapping.changed(near[0]..near[near.len() - 1] + page, &mut told);
-            told.into_iter().for_each(|range| self.is_stored_to(range));
+            let mut marked = Vec::new();
+            let asked = self.mapping.changed(near[0]..near[near.len() - 1] + page, &mut marked);
+            marked.into_iter().for_each(|range| self.is_stored_to(range));
             asked.map_err(|e| self.fail(content, "look for changed pages of", e))?;
         }
         // Copy after the query: stores from now on are found the next time.
@@ -189,6 +197,7 @@ fn hull(one: &[u8], other: &[u8]) -> Option<Range<usize>> {
     let start = n * BLOCK_BYTES + a.iter().zip(b).position(differs)?;
     let (n, (a, b)) = blocks.next_back().unwrap_or((n, (a, b)));
     let end = n * BLOCK_BYTES + a.iter().zip(b).rposition(differs)? + 1;
+    debug_assert!(start < end && end <= one.len().min(other.len()), "{start}..{end} of {} bytes", one.len());
     Some(start..end)
 }
 

@@ -27,7 +27,7 @@ impl Engine {
     }
 
     fn refuse_quarantined(&self, is_meant: impl Fn(&Quarantined) -> bool) -> Result<()> {
-        match self.quarantined.iter().find(|q| is_meant(q)) {
+        match self.opening.quarantined.iter().find(|q| is_meant(q)) {
             Some(q) => Err(error_in_store(q.reason.clone(), &self.path)),
             None => Ok(()),
         }
@@ -41,7 +41,7 @@ impl Engine {
         // While a commit changes names, table and disk differ.
         let _names = self.steady_names();
         let mut files = self.files.lock();
-        self.check_not_shut_down()?;
+        self.life.check_not_shut_down()?;
         if let Some(known) = files.get(path) {
             if handles > 0 {
                 known.write().handles += handles;
@@ -78,7 +78,7 @@ impl Engine {
     fn check_attribute(&self, path: &Path, found: AttributeFound) -> Result<()> {
         // The file is refused under each of its names, because its commits are still in a quarantined journal.
         let quarantined = |id: u64| self.refuse_quarantined(|q| q.id == id);
-        let is_known = |a: &Attribute| a.epoch == self.epoch || self.carried.contains(&a.file);
+        let is_known = |a: &Attribute| a.epoch == self.epoch || self.opening.unapplied.contains(&a.file);
         check_attribute(found, path, Some(self.store_id), quarantined, is_known, |a| self.is_of_another_journal(a))
     }
 
@@ -112,7 +112,7 @@ impl Engine {
     pub(crate) fn reopen(&self, shared: &Arc<SharedFile>) -> Result<()> {
         let _names = self.steady_names();
         let mut files = self.files.lock();
-        self.check_not_shut_down()?;
+        self.life.check_not_shut_down()?;
         files.close_descriptors(self.storage.open_files_max());
         let (path, writable) = {
             let state = shared.read();
@@ -175,7 +175,10 @@ impl Engine {
 
     /// Uncounts a handle that was not created after all.
     pub(crate) fn remove_handle(&self, shared: &Arc<SharedFile>) {
-        shared.write().handles -= 1;
+        let mut state = shared.write();
+        debug_assert!(state.handles > 0, "{:?} has no handle to uncount", state.path());
+        state.handles -= 1;
+        drop(state);
         self.forget_if_idle(shared);
     }
 }
@@ -195,8 +198,8 @@ fn open_error(path: &Path, e: io::Error) -> Error {
     let because = |what: &str| Error::invalid(format!("{}: {what}", path.display()));
     match Errno::from_io_error(&e) {
         Some(Errno::ISDIR) => because("it is a directory, not a regular file"),
-        Some(Errno::XDEV) => because("a mount point lies on the way; a store is on one file system"),
-        Some(Errno::LOOP) => because("a symbolic link lies on the way; links are never followed"),
+        Some(Errno::XDEV) => because("its path crosses a mount point; a store is on one file system"),
+        Some(Errno::LOOP) => because("its path contains a symbolic link; links are never followed"),
         // The error of opening a socket, or a device without a driver.
         Some(Errno::NXIO) => because("it is a device, a pipe or a socket, not a regular file"),
         _ => Error::io("open", path, e),

@@ -61,6 +61,11 @@ impl Engine {
             files.note_idle(shared);
             return;
         }
+        debug_assert!(
+            !state.names_changed && !state.attribute_due,
+            "{:?} is forgotten, and waits for a checkpoint",
+            state.path()
+        );
         files.remove(state.path(), shared);
         // The claim on the file must not prevent reopening it.
         state.content.data = None;

@@ -11,7 +11,8 @@ pub(crate) struct Completion {
 
 impl Completion {
     pub(crate) fn complete(&self, result: Result<()>) {
-        *self.result.lock() = Some(result);
+        let before = self.result.lock().replace(result);
+        debug_assert!(before.is_none(), "a commit had a result: {before:?}");
     }
 
     pub(crate) fn result(&self) -> Option<Result<()>> {

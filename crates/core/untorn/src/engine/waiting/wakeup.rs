@@ -39,7 +39,8 @@ impl Wakeup {
     }
 
     pub(crate) fn started(&self, thread: JoinHandle<()>) {
-        *self.thread.lock() = Some(thread);
+        let before = self.thread.lock().replace(thread);
+        debug_assert!(before.is_none(), "a store has two threads");
     }
 
     /// Ends the thread, and waits for that unless the thread itself calls.

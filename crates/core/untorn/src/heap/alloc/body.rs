@@ -46,8 +46,8 @@ impl Backing for Body {
         let space = self.map.address_space()?;
         if (segments * SEGMENT_BYTES) as u64 > space {
             let detail = format!(
-                "the heap is full: it has grown to all of its address space ({} MiB). Free something, or close it and open it \
-                 once with a larger `address_space`, which it has from then on",
+                "the heap is full: it uses all of its address space ({} MiB). Free something, or close the heap and \
+                 open it once with a larger `address_space`, which it then keeps",
                 space >> 20
             );
             return Err(Error::NoMemory { path: self.file.path(), detail });
@@ -79,8 +79,8 @@ impl Backing for Body {
             Some(limit) => Err(Error::NoMemory {
                 path: self.file.path(),
                 detail: format!(
-                    "the heap would have {bytes} bytes in use, and {} allows {} bytes of memory and swap; open the heap \
-                     with a `dirty_max` below that, and commit before more than that is stored to",
+                    "the heap would have {bytes} bytes in use, but {} allows only {} bytes of memory and swap; open \
+                     the heap with a `dirty_max` below this limit, and commit before the changed pages exceed it",
                     limit.of, limit.bytes
                 ),
             }),
@@ -101,9 +101,9 @@ impl Body {
         match why {
             Refused::Corrupt(detail) => self.corrupt(detail),
             Refused::NotAllocated => {
-                Error::invalid("the pointer is not one that this heap gave out, or was freed already".to_owned())
+                Error::invalid("this heap did not allocate the pointer, or the program has freed it already".to_owned())
             }
-            Refused::Absurd => Error::invalid("no heap has so much memory, or memory of such an alignment".to_owned()),
+            Refused::Absurd => Error::invalid("the size or the alignment is larger than any heap supports".to_owned()),
             Refused::Grow(e) => e,
         }
     }
@@ -117,7 +117,7 @@ impl HeapImage for File {
     fn read(&self, buf: &mut [u8], offset: u64) -> Result<()> {
         match self.read_at(buf, offset)? == buf.len() {
             true => Ok(()),
-            false => Err(Error::corrupt_heap(self.path(), "it became shorter just now")),
+            false => Err(Error::corrupt_heap(self.path(), "it became shorter while it was read")),
         }
     }
 }

@@ -229,7 +229,6 @@ impl Work<'_> {
 /// Fuzz target: lays bytes over a heap's metadata, behind the header, checks the heap, and lets an allocator work in
 /// it. The first byte gives the number of segments, among which the rest is divided, and the number of bytes that are
 /// operations. Panics if Untorn has a bug.
-#[doc(hidden)]
 pub fn fuzz_heap(input: &[u8]) {
     let Some((first, rest)) = input.split_first() else { return };
     let segments = usize::from(first % 3) + 1;

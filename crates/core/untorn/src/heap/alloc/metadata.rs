@@ -1,7 +1,7 @@
 //! The metadata of a heap in its mapped memory. A thread that changes a chunk's metadata holds the lock of the chunk's
 //! owner.
 
-use crate::engine::region::Told;
+use crate::engine::region::Marked;
 use crate::heap::image::layout::*;
 use crate::heap::log::live_head::LiveHead;
 use crate::invariant;
@@ -40,8 +40,8 @@ pub(crate) fn split(number: Number) -> (usize, usize) {
 /// A heap's metadata, in memory that stays mapped as long as it is used.
 pub(crate) struct Metadata {
     base: *mut u8,
-    /// With the tracker `told`, the dirty ranges: every store here is added to them.
-    told: Option<Arc<Told>>,
+    /// With the tracker `explicit`, the dirty ranges: every store here is added to them.
+    marked: Option<Arc<Marked>>,
     /// The head of a live heap: the old bytes of a change that spans several lines are kept there until the change is
     /// complete.
     live: Option<LiveHead>,
@@ -53,8 +53,8 @@ unsafe impl Send for Metadata {}
 unsafe impl Sync for Metadata {}
 
 impl Metadata {
-    pub(crate) fn new(base: *mut u8, told: Option<Arc<Told>>, live: Option<LiveHead>) -> Metadata {
-        Metadata { base, told, live }
+    pub(crate) fn new(base: *mut u8, marked: Option<Arc<Marked>>, live: Option<LiveHead>) -> Metadata {
+        Metadata { base, marked, live }
     }
 
     /// Saves bytes that are about to change. The caller has the lock of the space.
@@ -76,8 +76,8 @@ impl Metadata {
     /// Adds the bytes of this value to the dirty ranges.
     #[inline]
     fn tell<T>(&self, at: *mut T) {
-        if let Some(told) = self.told.as_ref().filter(|_| holds(invariant::HEAP_TELLS)) {
-            told.touch(self.base as usize, at as usize, size_of::<T>());
+        if let Some(marked) = self.marked.as_ref().filter(|_| holds(invariant::HEAP_MARKS)) {
+            marked.mark_dirty(self.base as usize, at as usize, size_of::<T>());
         }
     }
 

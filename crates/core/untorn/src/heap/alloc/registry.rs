@@ -9,8 +9,8 @@ use super::chunk_table::{ChunkTable, NOBODY};
 use super::guard::Guard;
 use super::metadata::{Metadata, Refused};
 use super::space::{Space, size_of_use};
-use super::thread_local::{Found, LOCAL, slot_of_this_thread};
-use crate::engine::region::Told;
+use super::thread_local::{FoundHeap, LOCAL, slot_of_this_thread};
+use crate::engine::region::Marked;
 use crate::engine::waiting::concurrency::{Mutex, MutexGuard};
 use crate::heap::image::layout::{SEGMENT_BYTES, class_of};
 use crate::heap::log::live_head::LiveHead;
@@ -47,8 +47,8 @@ pub(crate) struct Entry {
     pub(crate) live: Mutex<Option<Live>>,
     /// With `debug_guards`: a thread allocated or freed without a guard since the last commit.
     pub(crate) unguarded: AtomicBool,
-    /// The heap's tracker is `told`.
-    is_told: AtomicBool,
+    /// The heap's tracker is `explicit`.
+    is_explicit: AtomicBool,
 }
 
 /// On cache lines of its own.
@@ -61,7 +61,7 @@ pub(crate) struct LiveSlot {
     debug_guards: bool,
     pub(crate) arena: Arena,
     base: usize,
-    told: Arc<Told>,
+    marked: Arc<Marked>,
 }
 
 /// The part of an open heap that allocations use beyond a slot.
@@ -73,7 +73,7 @@ pub(crate) struct Live {
 
 impl Live {
     /// Ends an allocation. The caller holds every lock.
-    pub(crate) fn free_still(
+    pub(crate) fn free_quiescent(
         &mut self,
         slots: &mut [LockedSlot<'_>],
         address: *mut u8,
@@ -106,7 +106,7 @@ impl Entry {
             slots: std::array::from_fn(|_| Slot(Mutex::new(None))),
             live: Mutex::new(None),
             unguarded: AtomicBool::new(false),
-            is_told: AtomicBool::new(false),
+            is_explicit: AtomicBool::new(false),
         }
     }
 
@@ -162,10 +162,10 @@ pub(crate) fn insert(base: usize, segments: usize, segments_most: usize, body: A
         (registry.openings, registry.empty_entry())
     };
     let entry = entry.unwrap_or_else(|| Box::leak(Box::new(Entry::new())));
-    let told = body.map.told();
+    let marked = body.map.marked();
     let live = body.working.as_ref().map(|working| working.head);
-    let (is_live, is_told) = (live.is_some(), told.is_on());
-    let metadata = Metadata::new(base as *mut u8, Some(told.clone()).filter(|_| is_told), live);
+    let (is_live, is_explicit) = (live.is_some(), marked.is_on());
+    let metadata = Metadata::new(base as *mut u8, Some(marked.clone()).filter(|_| is_explicit), live);
     entry.guard.set_live(body.working.as_ref().map(|working| working.memory().head()));
     entry.section_lock.reset();
     entry.sections.set_heap(opening, body.working.as_ref().map(|working| working.memory().clone()));
@@ -173,12 +173,12 @@ pub(crate) fn insert(base: usize, segments: usize, segments_most: usize, body: A
     let table = Arc::new(ChunkTable::new(metadata, segments_most));
     for (id, slot) in entry.slots.iter().enumerate() {
         let arena = Arena::new(table.clone(), id as u8);
-        let told = told.clone();
-        *slot.0.lock() = Some(LiveSlot { opening, debug_guards: body.debug_guards, arena, base, told });
+        let marked = marked.clone();
+        *slot.0.lock() = Some(LiveSlot { opening, debug_guards: body.debug_guards, arena, base, marked });
     }
     *entry.live.lock() = Some(Live { opening, space: Space::new(table, segments), body });
     entry.unguarded.store(false, Relaxed);
-    entry.is_told.store(is_told, Relaxed);
+    entry.is_explicit.store(is_explicit, Relaxed);
     entry.guard.forgive();
     entry.opening.store(opening, Release);
     let heap = WeakHeap { entry, opening, process: process_generation() };
@@ -210,8 +210,7 @@ pub(crate) fn is_open(base: usize) -> bool {
 #[cold]
 fn not_in_the_heap(address: *const u8, len: usize) -> Error {
     Error::invalid(format!(
-        "{len} bytes at address {address:p} are not in the heap; nothing was noted. Tell of what lies in the heap, as it is \
-         now"
+        "{len} bytes at address {address:p} are not in the heap; nothing was marked. Mark only bytes that are in the heap now"
     ))
 }
 
@@ -224,16 +223,16 @@ pub struct WeakHeap {
     process: u64,
 }
 
-impl From<WeakHeap> for Found {
+impl From<WeakHeap> for FoundHeap {
     #[inline(always)]
-    fn from(heap: WeakHeap) -> Found {
-        Found { entry: std::ptr::from_ref(heap.entry).cast(), opening: heap.opening, process: heap.process }
+    fn from(heap: WeakHeap) -> FoundHeap {
+        FoundHeap { entry: std::ptr::from_ref(heap.entry).cast(), opening: heap.opening, process: heap.process }
     }
 }
 
-impl From<Found> for WeakHeap {
+impl From<FoundHeap> for WeakHeap {
     #[inline(always)]
-    fn from(found: Found) -> WeakHeap {
+    fn from(found: FoundHeap) -> WeakHeap {
         // SAFETY: made from a reference to an entry by the conversion above, and entries are never freed.
         let entry = unsafe { &*found.entry.cast::<Entry>() };
         WeakHeap { entry, opening: found.opening, process: found.process }
@@ -291,8 +290,8 @@ impl WeakHeap {
         }
         match (live.next(), live.next()) {
             (Some(one), None) => Ok(one.heap),
-            (None, _) => Err(Error::invalid("no live heap is open, for whose sections this lock could be")),
-            _ => Err(Error::invalid("several live heaps are open: say of which one this lock is")),
+            (None, _) => Err(Error::invalid("no live heap is open, but this lock is for the sections of one")),
+            _ => Err(Error::invalid("several live heaps are open: name the heap that this lock is for")),
         }
     }
 
@@ -321,7 +320,7 @@ impl WeakHeap {
         let registry = REGISTRY.read();
         let found = registry.open.iter().find(|one| one.heap.opening == self.opening).ok_or(Error::Closed)?;
         let Some(head) = self.entry.guard.live_memory() else {
-            return Err(Error::invalid("sections are of live heaps: open the heap with `HeapOptions::live`"));
+            return Err(Error::invalid("only live heaps have sections: open the heap with `HeapOptions::live`"));
         };
         // SAFETY: the head of a live heap's memory, which is mapped for ever.
         let (head, logs) = unsafe { (LiveHead::at(head), SectionLogs::at(head)) };
@@ -390,11 +389,11 @@ impl WeakHeap {
         Ok(NonNull::new(address).expect("inside the heap"))
     }
 
-    /// Like [`WeakHeap::allocate`], for a collection that fills the block at once: with the tracker `told`, the whole
+    /// Like [`WeakHeap::allocate`], for a collection that fills the block at once: with the tracker `explicit`, the whole
     /// block is added to the dirty ranges.
-    pub fn allocate_told(self, layout: Layout) -> Result<NonNull<u8>> {
+    pub fn allocate_marked(self, layout: Layout) -> Result<NonNull<u8>> {
         let block = self.allocate(layout)?;
-        self.touch(block.as_ptr(), layout.size())?;
+        self.mark_dirty(block.as_ptr(), layout.size())?;
         Ok(block)
     }
 
@@ -466,25 +465,27 @@ impl WeakHeap {
         }
     }
 
-    /// Like [`crate::heap::Heap::touch`].
+    /// Like [`crate::heap::Heap::mark_dirty`].
     ///
-    /// A commit holds the locks of all slots while it copies, so it has all ranges that a thread told before.
+    /// A commit holds the locks of all slots while it copies, so it has all ranges that a thread marked before.
     #[inline]
-    pub fn touch(self, address: *const u8, len: usize) -> Result<()> {
+    pub fn mark_dirty(self, address: *const u8, len: usize) -> Result<()> {
         self.check_fork()?;
-        self.with_slot(slot_of_this_thread() % SLOTS, |slot| match slot.told.touch(slot.base, address as usize, len) {
-            true => Ok(()),
-            false => Err(not_in_the_heap(address, len)),
+        self.with_slot(slot_of_this_thread() % SLOTS, |slot| {
+            match slot.marked.mark_dirty(slot.base, address as usize, len) {
+                true => Ok(()),
+                false => Err(not_in_the_heap(address, len)),
+            }
         })
     }
 
-    /// Like [`WeakHeap::touch`], but does nothing if the heap's tracker is not `told`, or the bytes are not in the
+    /// Like [`WeakHeap::mark_dirty`], but does nothing if the heap's tracker is not `explicit`, or the bytes are not in the
     /// heap.
     #[inline]
     pub(crate) fn tell(self, address: *const u8, len: usize) {
-        if self.entry.is_told.load(Relaxed) {
+        if self.entry.is_explicit.load(Relaxed) {
             _ = self.with_slot(slot_of_this_thread() % SLOTS, |slot| {
-                slot.told.touch(slot.base, address as usize, len);
+                slot.marked.mark_dirty(slot.base, address as usize, len);
                 Ok(())
             });
         }

@@ -144,7 +144,15 @@ impl Space {
                     metadata.check_huge(number, segments, self.all())?;
                     break;
                 }
-                Use::Rest => return Err(corrupt(number, format_args!("a part of nothing"))),
+                Use::Rest => {
+                    return Err(corrupt(
+                        number,
+                        format_args!(
+                            "marked as a part of an allocation, but no \
+                                                                      allocation contains it"
+                        ),
+                    ));
+                }
             }
             index += 1;
         }

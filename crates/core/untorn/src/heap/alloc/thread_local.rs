@@ -5,7 +5,7 @@ use std::cell::Cell;
 
 pub(crate) struct Local {
     /// The heap that was looked up last in the registry, with the address or handle that was looked up.
-    pub found: Cell<Option<(usize, Found)>>,
+    pub found: Cell<Option<(usize, FoundHeap)>>,
     /// The address of the guard that was taken last, and the number of times that the thread holds it.
     pub guard: Cell<(usize, usize)>,
     /// The thread's number among those that allocate, from 1 on; 0: it has none yet.
@@ -20,7 +20,7 @@ impl Local {
 
 /// A heap that the registry found. The entry is untyped here, because this module is below the registry.
 #[derive(Clone, Copy)]
-pub(crate) struct Found {
+pub(crate) struct FoundHeap {
     /// An entry of the registry, which is never freed.
     pub entry: *const (),
     pub opening: u64,

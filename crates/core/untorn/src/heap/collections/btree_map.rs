@@ -1,6 +1,6 @@
 //! An ordered map in a heap: a B-tree whose nodes are vectors in the heap. This file defines its layout, which does not
 //! change with the compiler. The map logs each change before it makes it, so programs with sections or with the tracker
-//! `told` need not call `modify` or `touch` for it.
+//! `explicit` need not call `modify` or `mark_dirty` for it.
 
 use super::in_heap::{HeapVec, InHeap};
 use super::storable::Storable;

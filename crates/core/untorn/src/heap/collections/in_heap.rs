@@ -41,7 +41,7 @@ impl<'h> InHeap<'h> {
         InHeap { base, heap: PhantomData }
     }
 
-    /// Notes that a collection is about to change bytes: the thread's section logs them, and with the tracker `told`
+    /// Notes that a collection is about to change bytes: the thread's section logs them, and with the tracker `explicit`
     /// they join the dirty ranges. Bytes that are not in the heap are ignored.
     ///
     /// # Safety
@@ -92,10 +92,11 @@ unsafe impl<T: Storable> Storable for HeapBox<'_, T> {}
 // They stay where they are as long as the heap is open.
 unsafe impl allocator_api2::alloc::Allocator for InHeap<'_> {
     fn allocate(&self, layout: Layout) -> std::result::Result<NonNull<[u8]>, allocator_api2::alloc::AllocError> {
-        let block = WeakHeap::at(self.base as *const u8).and_then(|heap| heap.allocate_told(layout)).map_err(|e| {
-            tracing::error!(error = %e, bytes = layout.size(), "no memory from the heap");
-            allocator_api2::alloc::AllocError
-        })?;
+        let block =
+            WeakHeap::at(self.base as *const u8).and_then(|heap| heap.allocate_marked(layout)).map_err(|e| {
+                tracing::error!(error = %e, bytes = layout.size(), "no memory from the heap");
+                allocator_api2::alloc::AllocError
+            })?;
         Ok(NonNull::slice_from_raw_parts(block, layout.size()))
     }
 

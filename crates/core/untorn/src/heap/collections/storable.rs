@@ -207,11 +207,9 @@ macro_rules! storable_tuples {
 storable_tuples!((A)(A, B)(A, B, C)(A, B, C, D)(A, B, C, D, E)(A, B, C, D, E, F));
 
 /// Does nothing; it compiles for storable types only.
-#[doc(hidden)]
 pub const fn is_storable<T: Storable + ?Sized>() {}
 
 /// A raw pointer, or an array or option of them: only `unsafe` code follows it.
-#[doc(hidden)]
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no raw pointer: `#[storable(pointer)]` is for `*const`, `*mut` and `NonNull`, and these in `Option` \
                or arrays"
@@ -225,5 +223,4 @@ impl<P: RawPointer> RawPointer for Option<P> {}
 impl<P: RawPointer, const N: usize> RawPointer for [P; N] {}
 
 /// Does nothing; it compiles for raw pointers only.
-#[doc(hidden)]
 pub const fn is_pointer<T: RawPointer>() {}

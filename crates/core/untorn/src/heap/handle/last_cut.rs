@@ -1,7 +1,7 @@
 //! Last cuts of live heaps, requested by another process before the machine shuts down.
 
 use super::open::HeapOptions;
-use crate::engine::options::StoreOptions;
+use crate::engine::handles::store::Store;
 use crate::heap::live::lost_memory::{self, Fate};
 use crate::heap::log::live_head::{LiveHead, Said};
 use std::io::ErrorKind;
@@ -68,7 +68,7 @@ pub(crate) fn candidates() -> Vec<Candidate> {
             }
         }
     }
-    found.sort_by(|a, b| a.memory.cmp(&b.memory));
+    found.sort_unstable_by(|a, b| a.memory.cmp(&b.memory));
     found
 }
 
@@ -83,7 +83,7 @@ pub(crate) fn rescue(memory: &Path, wait: Duration) -> Result<(Option<PathBuf>, 
     let whose = match Said::read(&found).context("read", memory)? {
         Said::Of(whose) => whose,
         Said::Unfinished if found.is_used().context("look at", memory)? => {
-            return Ok((None, Rescued::Nothing("a program is just making it".to_owned())));
+            return Ok((None, Rescued::Nothing("a program is making this memory now".to_owned())));
         }
         Said::Unfinished => return Ok((None, Rescued::Unfinished)),
         Said::Nothing(why) => return Ok((None, Rescued::Nothing(why.to_owned()))),
@@ -101,12 +101,10 @@ pub(crate) fn rescue(memory: &Path, wait: Duration) -> Result<(Option<PathBuf>, 
     // SAFETY: mapped by the memory, for ever.
     let head = unsafe { LiveHead::at(live.head()) };
     let bytes = live.body_bytes().context("look at", memory)?;
-    let options = HeapOptions::new().create(false).live(true);
+    let options = HeapOptions::new().live(true);
     let opened = match &place.name {
         None => options.open(&place.store),
-        Some(name) => {
-            StoreOptions::new().create(false).open(&place.store).and_then(|store| options.open_in(&store, name))
-        }
+        Some(name) => Store::open(&place.store).and_then(|store| options.open_in(&store, name)),
     };
     let heap = match opened {
         Ok(heap) => heap,
@@ -115,14 +113,14 @@ pub(crate) fn rescue(memory: &Path, wait: Duration) -> Result<(Option<PathBuf>, 
     };
     let start = heap.live().map(|live| live.start);
     if let Some(crate::heap::live::LiveStart::LastCut(why)) = start {
-        return Ok((Some(path), Rescued::Nothing(format!("it is at its last cut: {why}"))));
+        return Ok((Some(path), Rescued::Nothing(format!("the heap is at its last cut: {why}"))));
     }
     heap.commit()?;
     Ok((Some(path), Rescued::Committed { bytes }))
 }
 
 fn not_one() -> Rescued {
-    Rescued::Nothing("it is no live memory of this user's".to_owned())
+    Rescued::Nothing("it is not live memory of this user".to_owned())
 }
 
 /// Removes a memory that has no data, or whose heap's file is not found; the caller has confirmed that the file was

@@ -2,7 +2,7 @@
 
 use super::open_heap::Heap;
 use crate::engine::handles::file::File;
-use crate::engine::handles::map::{Kept, Map, MapOptions};
+use crate::engine::handles::map::{LiveInit, Map, MapOptions};
 use crate::engine::handles::store::Store;
 use crate::engine::options::{FileOptions, StoreOptions};
 use crate::heap::alloc::body::{Body, segments_of};
@@ -10,7 +10,7 @@ use crate::heap::alloc::registry;
 use crate::heap::image::layout::*;
 use crate::heap::live::cuts::Cuts;
 use crate::heap::live::own_pages;
-use crate::heap::live::{self, Found, LiveStart, Working};
+use crate::heap::live::{self, FoundLive, LiveStart, Working};
 use crate::heap::log::live_head::START_BYTES;
 use crate::invariant;
 use std::ops::Range;
@@ -29,8 +29,7 @@ const TRIES: usize = 16;
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct HeapOptions {
-    store: StoreOptions,
-    create: bool,
+    file: FileOptions,
     address_space: Option<u64>,
     address: Option<usize>,
     map: MapOptions,
@@ -47,8 +46,7 @@ pub struct HeapOptions {
 impl Default for HeapOptions {
     fn default() -> Self {
         HeapOptions {
-            store: StoreOptions::default(),
-            create: true,
+            file: FileOptions::new(),
             address_space: None,
             address: None,
             map: MapOptions::new(),
@@ -65,20 +63,20 @@ impl Default for HeapOptions {
 }
 
 impl HeapOptions {
-    /// Default options: a heap is created if there is none, with 64 GiB of address space to grow in.
+    /// Opens an existing heap. A new heap has 64 GiB of address space to grow in.
     pub fn new() -> HeapOptions {
         HeapOptions::default()
     }
 
     /// Sets how the store of a standalone heap file is opened: failure class, journal size, waiting.
     pub fn store(mut self, options: StoreOptions) -> Self {
-        self.store = options;
+        self.file = self.file.store(options);
         self
     }
 
-    /// Creates the heap if there is none (default); otherwise opening fails with `NotFound`.
+    /// Creates the heap if there is none. Default: off; opening then fails with `NotFound`.
     pub fn create(mut self, on: bool) -> Self {
-        self.create = on;
+        self.file = self.file.create(on);
         self
     }
 
@@ -143,9 +141,9 @@ impl HeapOptions {
         self
     }
 
-    /// Like [`MapOptions::debug_told`]: a commit is refused if the heap was stored to without [`Heap::touch`].
-    pub fn debug_told(mut self, on: bool) -> Self {
-        self.map = self.map.debug_told(on);
+    /// Like [`MapOptions::debug_unmarked`]: a commit is refused if the heap was stored to without [`Heap::mark_dirty`].
+    pub fn debug_unmarked(mut self, on: bool) -> Self {
+        self.map = self.map.debug_unmarked(on);
         self
     }
 
@@ -160,7 +158,7 @@ impl HeapOptions {
     }
 
     /// Sets how a cut of a live heap treats threads that store. Default: [`Cuts::Stop`]. A commit together with other
-    /// files ([`Heap::commit_with`]) and the last commit ([`Heap::close`]) wait for guards and sections in either case.
+    /// files ([`Heap::syncv`]) and the last commit ([`Heap::close`]) wait for guards and sections in either case.
     pub fn cuts(mut self, cuts: Cuts) -> Self {
         self.cuts = cuts;
         self
@@ -183,20 +181,19 @@ impl HeapOptions {
     }
 
     /// Like [`MapOptions::tracker`].
-    pub fn tracker(mut self, tracker: untorn_os::Tracker) -> Self {
+    pub fn tracker(mut self, tracker: untorn_os::TrackerKind) -> Self {
         self.map = self.map.tracker(tracker);
         self
     }
 
     /// Opens a standalone heap file, with a store of its own beside it.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<Heap> {
-        let file = self.store.open_standalone_with(path, &FileOptions::new().create(self.create))?;
-        self.open_file(file)
+        self.open_file(self.file.open(path)?)
     }
 
     /// Opens a heap file of a store by its name; such a heap can commit together with the store's other files.
     pub fn open_in(&self, store: &Store, path: impl AsRef<Path>) -> Result<Heap> {
-        self.open_file(store.open_file_with(path, &FileOptions::new().create(self.create))?)
+        self.open_file(self.file.open_in(store, path)?)
     }
 
     fn open_file(&self, file: File) -> Result<Heap> {
@@ -237,15 +234,15 @@ impl HeapOptions {
     }
 
     fn check_live(&self) -> Result<()> {
-        if self.live && self.map.is_told() {
-            return Err(Error::invalid("a live heap finds stores by itself: it cannot have the tracker `told`"));
+        if self.live && self.map.is_explicit() {
+            return Err(Error::invalid("a live heap finds stores by itself: it cannot have the tracker `explicit`"));
         }
         if self.cut_every.is_some_and(|every| !self.live || every.is_zero()) {
-            return Err(Error::invalid("cuts are of live heaps, and time passes between them"));
+            return Err(Error::invalid("`cut_every` needs a live heap and a time longer than zero"));
         }
         if self.cut_within.is_some_and(|most| self.cut_every.is_none() || most.is_zero()) {
             return Err(Error::invalid(
-                "only cuts in the background (`cut_every`) are made within a time, which passes",
+                "`cut_within` needs cuts in the background (`cut_every`) and a time longer than zero",
             ));
         }
         Ok(())
@@ -255,7 +252,7 @@ impl HeapOptions {
     fn map_with(&self, file: &File, options: &MapOptions, working: Option<&Working>) -> Result<Map> {
         match working {
             None => file.map_with(options),
-            Some(working) => file.map_live(options, working.memory(), Kept::Nothing),
+            Some(working) => file.map_live(options, working.memory(), LiveInit::Nothing),
         }
     }
 
@@ -268,7 +265,7 @@ impl HeapOptions {
         let space = self.address_space_wanted()?.unwrap_or(usual);
         if space > addresses.len() as u64 {
             return Err(Error::invalid(format!(
-                "a heap of {space} bytes of address space is larger than its addresses"
+                "an address space of {space} bytes is larger than the range of addresses for heaps"
             )));
         }
         let working = if self.live { Some(Working::create(file, LiveStart::New)?) } else { None };
@@ -283,7 +280,7 @@ impl HeapOptions {
     fn address_space_wanted(&self) -> Result<Option<u64>> {
         let whole = |bytes: u64| {
             let bytes = bytes.max(SEGMENT_BYTES as u64).checked_next_multiple_of(SEGMENT_BYTES as u64);
-            bytes.ok_or_else(|| Error::invalid("no heap has so much address space"))
+            bytes.ok_or_else(|| Error::invalid("the address space is larger than any heap supports"))
         };
         self.address_space.map(whole).transpose()
     }
@@ -296,8 +293,8 @@ impl HeapOptions {
         let refused = |why: String| Err(Error::invalid(format!("{}: {why}", file.path().display())));
         if let Some(wanted) = self.address.filter(|wanted| *wanted as u64 != address) {
             return refused(format!(
-                "the heap is always at {address:#x}, and the option `address` says {wanted:#x}. It is for new heaps: leave it \
-                 out"
+                "the heap is always at {address:#x}, but the option `address` says {wanted:#x}. Leave out this option, \
+                 which is for new heaps"
             ));
         }
         let mib = |bytes: u64| format!("{} MiB", bytes >> 20);
@@ -348,7 +345,7 @@ impl HeapOptions {
         };
         // SAFETY: the first segment was mapped just now, and nobody else knows of it.
         unsafe { map.as_mut_ptr().cast::<Header>().write(header.summed()) };
-        map.touch(map.as_ptr(), size_of::<Header>())?;
+        map.note_store(map.as_ptr(), size_of::<Header>())?;
         match working {
             Some(working) => name(working, &map)?,
             None => map.msync()?,
@@ -397,7 +394,7 @@ impl HeapOptions {
         }
         check_sanitizer(file, address as usize)?;
         let found = live::find(file, &start)?;
-        let had = if let Found::Kept(kept) = &found { kept.address_space.max(has) } else { has };
+        let had = if let FoundLive::Resumable(kept) = &found { kept.address_space.max(has) } else { has };
         let address_space = self.address_space_of(file, address, had)?;
         let mut map = self.map.address(address as usize).address_space(address_space);
         if memory_limit().is_some_and(|limit| header.segments * SEGMENT_BYTES as u64 > limit.bytes) {
@@ -406,8 +403,8 @@ impl HeapOptions {
         }
         let (mapped, working, unfreed) = self.map_found(file, found, &map).map_err(|e| match e {
             Error::Invalid { detail } if address_space > has => Error::invalid(format!(
-                "{detail}. The heap, which has {} MiB of address space, was to get {} MiB: open it where these addresses are \
-                 free, before other heaps",
+                "{detail}. The heap has {} MiB of address space, and the options ask for {} MiB, but these addresses \
+                 are in use: open this heap before other heaps, or in another program",
                 has >> 20,
                 address_space >> 20
             )),
@@ -416,7 +413,7 @@ impl HeapOptions {
         let grows = address_space > has;
         if grows && !mapped.is_writable() {
             return Err(Error::invalid(format!(
-                "{}: only who can write the file can give the heap more address space",
+                "{}: the heap cannot get more address space, because this user cannot write the file",
                 file.path().display()
             )));
         }
@@ -424,18 +421,18 @@ impl HeapOptions {
     }
 
     /// Maps an existing heap: returns the map, its working memory, and the blocks of sections that are to be freed.
-    fn map_found(&self, file: &File, found: Found, map: &MapOptions) -> Result<(Map, Option<Working>, Vec<usize>)> {
+    fn map_found(&self, file: &File, found: FoundLive, map: &MapOptions) -> Result<(Map, Option<Working>, Vec<usize>)> {
         match found {
-            Found::Kept(live::Kept { mut working, bytes, .. }) if self.live => {
+            FoundLive::Resumable(live::Resumable { mut working, bytes, .. }) if self.live => {
                 let unfreed = working.take_unfreed();
-                let map = file.map_live(map, working.memory(), Kept::Bytes(bytes))?;
+                let map = file.map_live(map, working.memory(), LiveInit::Bytes(bytes))?;
                 working.go_on(&map)?;
                 Ok((map, Some(working), unfreed))
             }
-            Found::Kept(live::Kept { mut working, bytes, .. }) => {
+            FoundLive::Resumable(live::Resumable { mut working, bytes, .. }) => {
                 let unfreed = working.take_unfreed();
                 if holds(invariant::LIVE_BROUGHT_IN) {
-                    let map = file.map_live(map, working.memory(), Kept::Bytes(bytes))?;
+                    let map = file.map_live(map, working.memory(), LiveInit::Bytes(bytes))?;
                     live::set_stamp(&map, Stamp::NONE)?;
                     map.msync()?;
                     map.unmap()?;
@@ -445,7 +442,7 @@ impl HeapOptions {
             }
             found => {
                 let start = match &found {
-                    Found::LastCut(why) => {
+                    FoundLive::LastCut(why) => {
                         tracing::warn!(file = %file.path().display(), why, "the heap is as of its last cut");
                         LiveStart::LastCut(why.clone())
                     }
@@ -453,14 +450,14 @@ impl HeapOptions {
                 };
                 if !self.live {
                     let map = file.map_with(map)?;
-                    if matches!(found, Found::LastCut(_)) && map.is_writable() {
+                    if matches!(found, FoundLive::LastCut(_)) && map.is_writable() {
                         live::set_stamp(&map, Stamp::NONE)?;
                         map.msync()?;
                     }
                     return Ok((map, None, Vec::new()));
                 }
                 let working = Working::create(file, start)?;
-                let mapped = file.map_live(map, working.memory(), Kept::Nothing);
+                let mapped = file.map_live(map, working.memory(), LiveInit::Nothing);
                 let named = mapped.and_then(|map| name(&working, &map).map(|()| map));
                 if named.is_err() {
                     let _ = working.remove();
@@ -509,9 +506,9 @@ fn name(working: &Working, map: &Map) -> Result<()> {
 fn check_sanitizer(file: &File, address: usize) -> Result<()> {
     match sanitizer() {
         Some(name) if !(SANITIZED_MIN..SANITIZED_MAX).contains(&address) => Err(Error::invalid(format!(
-            "{}: the heap is always at {address:#x}, and {name}, which this program was built with, keeps that address for \
-             itself. A heap that this program makes has another address; so has a heap that is made with the option \
-             `address` between {SANITIZED_MIN:#x} and {SANITIZED_MAX:#x}, for programs with and without {name}",
+            "{}: the heap is always at {address:#x}, but {name}, with which this program was built, needs that \
+             address. Let this program make a new heap; or make one with the option `address` between \
+             {SANITIZED_MIN:#x} and {SANITIZED_MAX:#x}, which programs with and without {name} can open",
             file.path().display()
         ))),
         _ => Ok(()),
@@ -542,11 +539,11 @@ fn bytes_in_use(file: &File, segments: usize) -> Result<u64> {
 impl Heap {
     /// Opens an existing heap.
     pub fn open(path: impl AsRef<Path>) -> Result<Heap> {
-        HeapOptions::new().create(false).open(path)
+        HeapOptions::new().open(path)
     }
 
     /// Opens a heap; creates it if there is none.
     pub fn open_or_create(path: impl AsRef<Path>) -> Result<Heap> {
-        HeapOptions::new().open(path)
+        HeapOptions::new().create(true).open(path)
     }
 }

@@ -1,6 +1,6 @@
 //! The handle of an open heap.
 
-use crate::engine::commit;
+use crate::engine::commit::capture::Threads;
 use crate::engine::commit::ticket::Ticket;
 use crate::engine::handles::file::File;
 use crate::engine::waiting::completion::Completion;
@@ -56,9 +56,9 @@ enum Next {
 }
 
 /// Why a commit that waits for sections is refused.
-pub(crate) const ABANDONED_SECTION: &str = "a thread ended within a section, and its changes are half done. This commit was not made; a rollback undoes \
-     what was changed since the last commit, and ends this condition, or end the process without `close`: the next opening \
-     undoes the section and keeps all else";
+pub(crate) const ABANDONED_SECTION: &str = "a thread ended within a section, and its changes are half done. This \
+     commit was not made. Either roll back, which undoes all changes since the last commit; or end the process without \
+     `close`: then the next opening undoes the section and keeps all other changes";
 
 /// A rollback waits this long for threads in sections, which may wait for a thread that ended.
 const ABANDONED_PATIENCE: Duration = Duration::from_secs(10);
@@ -73,7 +73,7 @@ struct Submitted {
 }
 
 /// While it lives, no thread changes the heap or allocates in it.
-pub(crate) struct Still<'a> {
+pub(crate) struct Quiescent<'a> {
     // Dropped in this order: a thread that waits for the guard finds the other locks free.
     pub(crate) live: MutexGuard<'a, Option<Live>>,
     pub(crate) slots: Vec<LockedSlot<'a>>,
@@ -107,7 +107,7 @@ impl Heap {
         let failed = move |e: &Error| body.map.note(e);
         let (stored, cut) = (move || heap.stored_bytes(), move || cut.commit());
         let head = self.shared.body.working.as_ref().map(|working| working.head);
-        let head = head.ok_or_else(|| Error::invalid("cuts are of live heaps"))?;
+        let head = head.ok_or_else(|| Error::invalid("only live heaps have cuts"))?;
         let cutter = Cutter::start(every, within.map(Within::new), head, would_wait, stored, cut, failed);
         let cutter = cutter.map_err(|e| Error::io("start a thread for", path, e))?;
         self.cutter = Some(Arc::new(cutter));
@@ -137,7 +137,6 @@ impl Heap {
     }
 
     /// A weak handle, which does not keep the heap open.
-    #[doc(hidden)]
     pub fn downgrade(&self) -> WeakHeap {
         self.shared.registration.0
     }
@@ -159,26 +158,26 @@ impl Heap {
         self.shared.registration.0.size_of(address)
     }
 
-    /// Declares that the program changes `len` bytes at `address`, which is in the heap. With
-    /// [`Tracker::Told`](crate::Tracker) a commit has the ranges that were declared since the last one and the heap's
-    /// own changes, and nothing else; see [`crate::Map::touch`]. With every other tracker this does nothing.
+    /// Marks `len` bytes at `address`, which is in the heap, as changed. With [`crate::TrackerKind::Explicit`] a commit has
+    /// the ranges that were marked since the last one and the heap's own changes, and nothing else; see
+    /// [`crate::Map::mark_dirty`]. With every other tracker the heap finds stores by itself, and this does nothing.
     ///
     /// If several threads use the heap, make the store and this call under one guard of [`Heap::mutate`].
     ///
     /// # Errors
-    /// [`Error::Invalid`]: some of the bytes are not in the heap; nothing was noted. [`Error::Closed`],
+    /// [`Error::Invalid`]: some of the bytes are not in the heap; nothing was marked. [`Error::Closed`],
     /// [`Error::Forked`].
     #[inline]
-    pub fn touch(&self, address: *const u8, len: usize) -> Result<()> {
-        self.shared.registration.0.touch(address, len)
+    pub fn mark_dirty(&self, address: *const u8, len: usize) -> Result<()> {
+        self.shared.registration.0.mark_dirty(address, len)
     }
 
-    /// Declares that the program changes an object in the heap; see [`Heap::touch`].
+    /// Marks an object in the heap as changed; see [`Heap::mark_dirty`].
     ///
     /// # Errors
-    /// Those of [`Heap::touch`].
-    pub fn touch_value<T: ?Sized>(&self, value: &T) -> Result<()> {
-        self.touch(std::ptr::from_ref(value).cast(), size_of_val(value))
+    /// Those of [`Heap::mark_dirty`].
+    pub fn mark_dirty_value<T: ?Sized>(&self, value: &T) -> Result<()> {
+        self.mark_dirty(std::ptr::from_ref(value).cast(), size_of_val(value))
     }
 
     /// Takes a guard: while it lives, no commit takes place. For changes that belong together when several threads
@@ -202,11 +201,11 @@ impl Heap {
     /// Those of [`crate::Map::msync`]. [`Error::Invalid`]: this thread holds such a guard itself, or a thread has ended
     /// with one since the last rollback.
     pub fn commit(&self) -> Result<()> {
-        self.commit_with(&[])
+        self.syncv(&[])
     }
 
-    /// Commits the heap and ordinary files of the same store in one commit.
-    pub fn commit_with(&self, files: &[&File]) -> Result<()> {
+    /// Commits the heap and ordinary files of the same store as one commit, like [`crate::Store::syncv`].
+    pub fn syncv(&self, files: &[&File]) -> Result<()> {
         let Submitted { completion, raced, cut } = self.submit(files, Next::Cut)?;
         // The commit takes place even if a race was found in memory.
         self.shared.body.file.store.finish(&completion)?;
@@ -223,7 +222,7 @@ impl Heap {
         let body = &self.shared.body;
         body.file.store.shorten_queue()?;
         let Submitted { completion, raced, .. } = self.submit(&[], Next::Cut)?;
-        body.file.store.wakeup.wake();
+        body.file.store.commits.wakeup.wake();
         self.reclaim_quiet(&completion);
         raced?;
         Ok(body.file.store.ticket(completion))
@@ -249,7 +248,7 @@ impl Heap {
         }
         let mut all = vec![&body.file];
         all.extend(files);
-        let still = self.still()?;
+        let quiescent = self.quiesce()?;
         self.check_not_abandoned()?;
         let cut = match (&body.working, next) {
             (None, _) => None,
@@ -259,16 +258,16 @@ impl Heap {
                 None
             }
         };
-        let looked = self.verify(&still)?;
-        let mut still = Some(still);
+        let looked = self.verify(&quiescent)?;
+        let mut quiescent = Some(quiescent);
         let mut copied = || {
             if !body.debug_races {
-                still = None;
+                quiescent = None;
             }
         };
         let looked = looked.then_some(body.file.shared.id);
-        let completion =
-            body.file.store().submit_still(&all, commit::Still { looked, copied: &mut copied, stop: None })?;
+        let threads = Threads::Stopped { looked, copied: &mut copied };
+        let completion = body.file.store().submit_captured(&all, threads)?;
         let raced = if body.debug_races { body.map.check_races() } else { Ok(()) };
         Ok(Submitted { completion, raced, cut })
     }
@@ -281,7 +280,7 @@ impl Heap {
             return;
         }
         let drop_clean = || {
-            let _still = self.still()?;
+            let _quiescent = self.quiesce()?;
             let dropped = body.map.drop_clean_pages();
             own_pages::lock_all(&body.map);
             dropped
@@ -309,7 +308,7 @@ impl Heap {
 
     /// Like [`Heap::rollback`]; the caller keeps the promise of its safety section.
     pub(crate) fn roll_back(&self) -> Result<()> {
-        let mut still = self.still_to_roll_back()?;
+        let mut quiescent = self.quiesce_to_roll_back()?;
         let body = &self.shared.body;
         if let Some(working) = &body.working {
             working.head.begin_change();
@@ -321,7 +320,7 @@ impl Heap {
             entry.sections.next_era();
             entry.section_lock.reset();
         }
-        let Still { live, slots, .. } = &mut still;
+        let Quiescent { live, slots, .. } = &mut quiescent;
         if let Some(live) = &mut **live
             && holds(invariant::HEAP_FORGETS)
         {
@@ -343,7 +342,7 @@ impl Heap {
     /// # Safety
     /// During the call, no thread stores to the heap without a guard of [`Heap::mutate`]: such a store could be lost.
     pub unsafe fn reclaim(&self) -> Result<()> {
-        let _still = self.still()?;
+        let _quiescent = self.quiesce()?;
         let reclaimed = self.shared.body.map.reclaim();
         own_pages::lock_all(&self.shared.body.map);
         reclaimed
@@ -353,7 +352,7 @@ impl Heap {
     /// have leaked. It sees uncommitted changes, too. `progress` gets bytes done and bytes in all, first for the
     /// metadata and then for the data in use. Nobody can change the heap meanwhile.
     pub fn check(&self, progress: &dyn Fn(u64, u64)) -> Result<HeapReport> {
-        let _still = self.still()?;
+        let _quiescent = self.quiesce()?;
         Ok(self.check_all(progress)?.report)
     }
 
@@ -372,17 +371,17 @@ impl Heap {
 
     /// Frees all allocations that no root reaches; the caller knows that the program has no pointer to them.
     pub(crate) fn free_leaks(&self, progress: &dyn Fn(u64, u64)) -> Result<HeapReport> {
-        let mut still = self.still()?;
+        let mut quiescent = self.quiesce()?;
         let checker = self.check_all(progress)?;
         let body = &*self.shared.body;
         if let Some(problem) = checker.report.problems.first() {
             return Err(body.corrupt(problem.clone()));
         }
-        let Still { live, slots, .. } = &mut still;
+        let Quiescent { live, slots, .. } = &mut quiescent;
         let live = live.as_mut().ok_or(Error::Closed)?;
         for (offset, _) in checker.leaked() {
             let address = (self.shared.base + offset as usize) as *mut u8;
-            live.free_still(slots, address, body).map_err(|e| body.refused(e))?;
+            live.free_quiescent(slots, address, body).map_err(|e| body.refused(e))?;
         }
         Ok(checker.report)
     }
@@ -396,38 +395,41 @@ impl Heap {
 
     fn check_no_guard(&self) -> Result<()> {
         // In a forked child the locks may be held for ever.
-        self.shared.body.file.store.check_fork()?;
+        self.shared.body.file.store.life.check_fork()?;
         if section_of(self.shared.registration.0.opening()).is_some() {
             return Err(Error::invalid(
-                "this thread is in a section of the heap; a commit has nothing of sections that have not ended",
+                "this thread is in a section of the heap; end the section before you commit or roll back",
             ));
         }
         if self.shared.registration.0.entry.guard.is_held() {
             return Err(Error::invalid(
-                "this thread holds a mutation guard of the heap; a commit waits for all of them to go".to_owned(),
+                "this thread holds a mutation guard of the heap; drop the guard before you commit or roll \
+                 back"
+                    .to_owned(),
             ));
         }
         Ok(())
     }
 
-    pub(crate) fn still(&self) -> Result<Still<'_>> {
+    pub(crate) fn quiesce(&self) -> Result<Quiescent<'_>> {
         let sections = &self.shared.registration.0.entry.sections;
-        self.still_while(|| !sections.is_abandoned(), ABANDONED_SECTION)
+        self.quiesce_while(|| !sections.is_abandoned(), ABANDONED_SECTION)
     }
 
     /// Like [`Heap::still`], but also works if a thread ended within a section. Other threads may wait for its locks
     /// for ever.
-    fn still_to_roll_back(&self) -> Result<Still<'_>> {
+    fn quiesce_to_roll_back(&self) -> Result<Quiescent<'_>> {
         let sections = &self.shared.registration.0.entry.sections;
         let begun = Instant::now();
-        self.still_while(
+        self.quiesce_while(
             || !sections.is_abandoned() || begun.elapsed() < ABANDONED_PATIENCE,
-            "a thread ended within a section, and others are in sections for more than 10 seconds now: they may wait for \
-             its locks. Nothing was rolled back; end the process without `close`, and the next opening undoes the section",
+            "a thread ended within a section, and other threads have been in sections for more than 10 seconds: they \
+             may wait for its locks. Nothing was rolled back; end the process without `close`, and the next opening \
+             undoes the section",
         )
     }
 
-    fn still_while(&self, waits: impl Fn() -> bool, otherwise: &str) -> Result<Still<'_>> {
+    fn quiesce_while(&self, waits: impl Fn() -> bool, otherwise: &str) -> Result<Quiescent<'_>> {
         self.check_no_guard()?;
         let entry = self.shared.registration.0.entry;
         let (quiet, closed) = loop {
@@ -442,14 +444,14 @@ impl Heap {
         Ok(self.lock_allocator(quiet, closed))
     }
 
-    fn lock_allocator<'h>(&'h self, quiet: Quiet<'h>, closed: Option<Closed<'h>>) -> Still<'h> {
+    fn lock_allocator<'h>(&'h self, quiet: Quiet<'h>, closed: Option<Closed<'h>>) -> Quiescent<'h> {
         let entry = self.shared.registration.0.entry;
         let slots = entry.lock_slots();
-        Still { live: entry.live.lock(), slots, _quiet: quiet, _closed: closed }
+        Quiescent { live: entry.live.lock(), slots, _quiet: quiet, _closed: closed }
     }
 
     /// Like [`Heap::still`], but threads may be in sections. None: threads held guards for longer than `most`.
-    pub(crate) fn still_for(&self, most: Duration) -> Result<Option<Still<'_>>> {
+    pub(crate) fn quiesce_for(&self, most: Duration) -> Result<Option<Quiescent<'_>>> {
         let quiet = self.shared.registration.0.entry.guard.quiet_for(most);
         quiet.map(|quiet| self.check_not_abandoned().map(|()| self.lock_allocator(quiet, None))).transpose()
     }
@@ -457,8 +459,8 @@ impl Heap {
     fn check_not_abandoned(&self) -> Result<()> {
         match self.shared.registration.0.entry.guard.is_abandoned() {
             true => Err(Error::invalid(
-                "a thread ended while it held a mutation guard: its change may be half done. This commit was \
-                 not made; a rollback undoes what was changed since the last commit, and ends this condition",
+                "a thread ended while it held a mutation guard: its change may be half done. This commit was not made; \
+                 roll back, which undoes all changes since the last commit",
             )),
             false => Ok(()),
         }

@@ -72,11 +72,11 @@ impl Heap {
     /// # Errors
     /// [`Error::Corrupt`] if the heap is damaged.
     pub fn find_pointers(&self) -> Result<HeapPointers> {
-        let _still = self.still()?;
-        self.find_pointers_still()
+        let _quiescent = self.quiesce()?;
+        self.find_pointers_quiescent()
     }
 
-    pub(crate) fn find_pointers_still(&self) -> Result<HeapPointers> {
+    pub(crate) fn find_pointers_quiescent(&self) -> Result<HeapPointers> {
         let quiet = |_, _| {};
         let checker = self.check_all(&quiet)?;
         if let Some(problem) = checker.report.problems.first() {
@@ -84,7 +84,7 @@ impl Heap {
         }
         let mut memory = process_memory().map_err(|e| Error::io("read", "/proc/self/maps", e))?;
         memory.retain(|(range, _)| range.end - range.start <= MAPPING_MOST);
-        memory.sort_by_key(|(range, _)| range.start);
+        memory.sort_unstable_by_key(|(range, _)| range.start);
         let (start, space) = (checker.report.address, checker.report.address_space_bytes);
         find(&checker, |value| {
             if value < LOWEST || value.wrapping_sub(start) <= space {
@@ -98,12 +98,12 @@ impl Heap {
 
     /// Refuses a commit in debug mode if a pointer leads out of the heap.
     pub(crate) fn refuse_pointers(&self) -> Result<()> {
-        let found = self.find_pointers_still()?;
+        let found = self.find_pointers_quiescent()?;
         let Some(first) = found.first.first() else { return Ok(()) };
         let more = if found.count > 1 { format!("; {} such pointers in all", found.count) } else { String::new() };
         Err(Error::invalid(format!(
-            "{}: {first}{more}: such pointers lead out of the heap, and are addresses of nothing after a restart. The \
-             commit was not made. Store only types that stay in the heap",
+            "{}: {first}{more}. Pointers out of the heap are invalid after a restart. The commit was not made. Store \
+             only types whose pointers stay in the heap",
             self.file().path().display()
         )))
     }

@@ -30,7 +30,7 @@ use untorn_os::{ReadMapping, read_full_at};
 /// heap.close()?;
 /// # }
 ///
-/// let reader = untorn::Store::open_read_only(&path)?;
+/// let reader = untorn::Reader::open(&path)?;
 /// let mut heap = reader.heap("numbers")?;
 /// let numbers = heap.root::<HeapVec<u64>>("numbers")?.expect("a root");
 /// assert_eq!(numbers[0], 7);
@@ -59,7 +59,7 @@ impl Reader {
         let address = header.address as usize;
         let taken = |what: &str| {
             Error::invalid(format!(
-                "{}: the heap is always at {address:#x}, and in this process {what} is there",
+                "{}: the heap is always at {address:#x}, but in this process {what} is at that address",
                 path.display()
             ))
         };
@@ -114,7 +114,7 @@ impl ReadHeap {
         }
         if len as u64 > self.space {
             return conflict(
-                "the heap has more address space than it had when this was opened, and uses it; open it again",
+                "the heap has grown beyond the address space that it had when this copy was opened; open it again",
             );
         }
         copy.file.show_in(&mut self.memory, len).context("map", &self.path)?;

@@ -303,7 +303,7 @@ impl Heap {
         let place = self.allocate(Layout::new::<T>())?.cast::<T>();
         // SAFETY: allocated just now with this layout.
         unsafe { place.write(what) };
-        self.touch(place.as_ptr().cast(), size_of::<T>())?;
+        self.mark_dirty(place.as_ptr().cast(), size_of::<T>())?;
         Ok(place)
     }
 
@@ -322,8 +322,8 @@ impl Heap {
     fn check_no_section(&self, name: &str) -> Result<()> {
         match section_of(self.downgrade().opening()) {
             Some(_) => Err(Error::invalid(format!(
-                "the root {name:?} cannot be set within a section, which could not undo that. Set it before the section, to \
-                 something that has a pointer, and change that pointer in sections"
+                "the root {name:?} cannot be set within a section, because a section cannot undo this. Set the root \
+                 before the section, to an object with a pointer, and change only that pointer in sections"
             ))),
             None => Ok(()),
         }
@@ -371,9 +371,9 @@ impl Heap {
         let changed = self
             .downgrade()
             .change_whole(entry.as_ptr().cast(), size_of::<RootEntry>(), || unsafe { entry.write(new) });
-        let told = self.touch(entry.as_ptr().cast(), size_of::<RootEntry>());
+        let marked = self.mark_dirty(entry.as_ptr().cast(), size_of::<RootEntry>());
         own_pages::lock(&self.body().map, ROOT_PAGES);
-        changed.and(told)
+        changed.and(marked)
     }
 
     /// Calls `work` while other threads that find or set roots wait, and commits, too. So looking up a root and acting
@@ -383,7 +383,7 @@ impl Heap {
     /// [`Error::Forked`]; `work` was not called.
     pub fn with_roots<R>(&self, work: impl FnOnce() -> R) -> Result<R> {
         // In a forked child the locks may be held for ever.
-        self.body().file.store.check_fork()?;
+        self.body().file.store.life.check_fork()?;
         let _held = self.hold_cuts();
         let _roots = self.lock_roots();
         Ok(work())

@@ -1,6 +1,6 @@
 //! Statistics of a heap: used and free room.
 
-use super::open_heap::{Heap, Still};
+use super::open_heap::{Heap, Quiescent};
 use crate::heap::image::layout::{
     BITMAP_WORDS, BITMAPS_AT, CHUNK_BYTES, CHUNKS, DESCRIPTORS_AT, Descriptor, SEGMENT_BYTES, SIZES, Use, blocks,
 };
@@ -40,11 +40,11 @@ impl Heap {
     /// # Errors
     /// [`Error::Corrupt`]; [`Error::Invalid`] if this thread holds a mutation guard.
     pub fn stats(&self) -> Result<HeapStats> {
-        let still = self.still()?;
+        let quiescent = self.quiesce()?;
         let mut stats = HeapStats { heap_bytes: self.memory().1 as u64, ..HeapStats::default() };
         let mut segment = 0;
         while segment < self.memory().1 / SEGMENT_BYTES {
-            segment += self.segment_stats(&still, segment, &mut stats)?;
+            segment += self.segment_stats(&quiescent, segment, &mut stats)?;
         }
         stats.roots = self.roots().len() as u64;
         let maps = self.file().store().status().maps;
@@ -56,7 +56,7 @@ impl Heap {
     }
 
     /// Adds a segment's numbers; returns the number of segments that they cover.
-    fn segment_stats(&self, _still: &Still<'_>, segment: usize, stats: &mut HeapStats) -> Result<usize> {
+    fn segment_stats(&self, _quiescent: &Quiescent<'_>, segment: usize, stats: &mut HeapStats) -> Result<usize> {
         // SAFETY: a mapped segment, which nobody changes.
         let at = |offset: usize| unsafe { self.memory().0.add(segment * SEGMENT_BYTES + offset) };
         let mut index = 1;

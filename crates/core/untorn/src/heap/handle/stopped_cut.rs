@@ -16,8 +16,9 @@
 
 use super::open_heap::Heap;
 use super::verify::verify_image;
-use crate::engine::commit;
-use crate::engine::commit::at_rest::{Staged, Stop};
+
+use crate::engine::commit::capture::{Stop, Threads};
+use crate::engine::commit::stop_the_world::Staged;
 use crate::engine::waiting::completion::Completion;
 use crate::heap::image::check::{HeapImage, HeapImageMut};
 use crate::heap::image::free_in_image::free;
@@ -47,8 +48,8 @@ const SAME_PAGES: usize = 3;
 /// A thread that does not stop within this time is an error.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-const ABANDONED_UNLOGGED: &str = "a thread ended within a section that had changed more than its log holds: its changes are half done, and only a \
-     rollback to the last commit undoes it. This commit was not made";
+const ABANDONED_UNLOGGED: &str = "a thread ended within a section that had changed more than its log holds: its \
+     changes are half done, and only a rollback to the last commit undoes them. This commit was not made";
 
 /// The reason to retry a cut.
 enum Again {
@@ -116,7 +117,7 @@ impl Stop for Attempt<'_> {
         self.later(Again::TooMany)
     }
 
-    fn at_rest(&mut self, copy: &mut dyn FnMut() -> std::io::Result<bool>) -> Result<()> {
+    fn while_stopped(&mut self, copy: &mut dyn FnMut() -> std::io::Result<bool>) -> Result<()> {
         let (head, logs) = (self.working.head, self.working.logs());
         let copied = self.logs();
         let mut work = || {
@@ -151,7 +152,14 @@ impl Stop for Attempt<'_> {
         if holds(invariant::CUT_RECOVERS) {
             // SAFETY: the copy is this attempt's.
             let recovery = unsafe { section_recovery::recover(&self.logs(), self.addresses.clone()) };
-            let senseless = || Error::corrupt_heap(self.path.clone(), "the logs of sections make no sense".to_owned());
+            let senseless = || {
+                Error::corrupt_heap(
+                    self.path.clone(),
+                    "the logs of its sections are \
+                                                                       invalid"
+                        .to_owned(),
+                )
+            };
             let recovery = recovery.ok_or_else(senseless)?;
             for old in &recovery.restore {
                 let offset = (old.address - base) as u64;
@@ -197,7 +205,7 @@ impl Heap {
         let mut tries = 0;
         let mut stubborn_since = None;
         loop {
-            let Some(still) = self.still_for(QUIET_MOST)? else {
+            let Some(quiescent) = self.quiesce_for(QUIET_MOST)? else {
                 std::thread::sleep(Duration::from_millis(1));
                 continue;
             };
@@ -208,11 +216,11 @@ impl Heap {
             let (path, base) = (body.file.path(), base.as_ptr() as usize);
             let addresses = base..base + bytes;
             let mut attempt = Attempt { working, path, addresses, copy, most, pages_most, again: None };
-            let mut still = Some(still);
-            let mut copied = || still = None;
-            let moment = commit::Still { looked: None, copied: &mut copied, stop: Some(&mut attempt) };
-            let done = body.file.store().submit_still(&[&body.file], moment);
-            drop(still);
+            let mut quiescent = Some(quiescent);
+            let mut copied = || quiescent = None;
+            let threads = Threads::Stop { stop: &mut attempt, copied: &mut copied };
+            let done = body.file.store().submit_captured(&[&body.file], threads);
+            drop(quiescent);
             match (done, attempt.again) {
                 (Ok(completion), _) => {
                     working.note_copied_pages(pages_most / 2);
@@ -236,8 +244,9 @@ impl Heap {
                     let may_stop = matches!(why, NotStopped::Thread { .. } | NotStopped::List(_));
                     if !may_stop || stubborn_since.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
                         let detail = format!(
-                            "a cut stops all threads of the program, and {why}. Nothing was committed. A heap that is opened \
-                             with cuts that wait for guards (Cuts::Wait, UNTORN_HEAP_CUTS_WAIT) stops none"
+                            "a cut has to stop all threads of the program, but {why}. Nothing was committed. If you \
+                             open the heap with cuts that wait for guards (Cuts::Wait, UNTORN_HEAP_CUTS_WAIT), cuts \
+                             stop no threads"
                         );
                         return Err(Error::Unsupported { path: body.file.path(), detail });
                     }

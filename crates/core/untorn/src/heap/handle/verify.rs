@@ -5,7 +5,7 @@
 //! In a segment whose descriptors nobody stored to, only the bitmaps on stored pages are read: a commit that allocates
 //! one block reads two pages.
 
-use super::open_heap::{Heap, Still};
+use super::open_heap::{Heap, Quiescent};
 use crate::heap::image::check::{Checker, ChunkSet, HeapImage};
 use crate::heap::image::layout::{CHUNK_BYTES, Header, ROOTS_AT, SEGMENT_BYTES};
 use crate::invariant;
@@ -23,7 +23,7 @@ impl Heap {
     ///
     /// # Errors
     /// [`Error::Corrupt`]: somebody stored to the heap's own bytes.
-    pub(crate) fn verify(&self, _still: &Still<'_>) -> Result<bool> {
+    pub(crate) fn verify(&self, _quiescent: &Quiescent<'_>) -> Result<bool> {
         if !holds(invariant::HEAP_VERIFIED) {
             return Ok(false);
         }

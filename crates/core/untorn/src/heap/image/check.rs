@@ -234,10 +234,13 @@ impl<'a> Checker<'a> {
     /// Checks that the segments behind the first one of an allocation are marked as inside of it.
     fn check_insides(&mut self, segment: usize, spans: usize) {
         if self.is_inside(segment) {
-            self.report.problem(format!("segment {segment}: marked as inside of an allocation that there is not"));
+            self.report.problem(format!(
+                "segment {segment}: marked as inside of an allocation, but that allocation \
+                                         does not exist"
+            ));
         }
         if let Some(inside) = (segment + 1..segment + spans).find(|segment| !self.is_inside(*segment)) {
-            self.report.problem(format!("segment {inside}: inside of an allocation, and not marked so"));
+            self.report.problem(format!("segment {inside}: inside of an allocation, but not marked as such"));
         }
         if segment / INSIDES != (segment + spans - 1) / INSIDES {
             self.report.problem(format!("segment {segment}: an allocation of {spans} segments hides others' marks"));
@@ -273,19 +276,29 @@ impl<'a> Checker<'a> {
             let at = |index: usize| format!("segment {segment}, chunk {index}");
             let found = descriptor(index);
             let Some(what) = found.what(index).filter(|what| found.is_exactly(*what)) else {
-                self.report.problem(format!("{}: no allocator writes {found:?}", at(index)));
+                self.report.problem(format!("{}: its descriptor is invalid: {found:?}", at(index)));
                 self.push(HeapChunk::Free, Chunk::default());
                 index += 1;
                 continue;
             };
             let blocks_of = |index: usize, blocks: usize| {
                 let stray = |(word, bits): (usize, u64)| bits & !word_mask(blocks, word) != 0;
-                bitmap(index).enumerate().any(stray).then(|| format!("{}: bits of blocks that it has not", at(index)))
+                bitmap(index).enumerate().any(stray).then(|| {
+                    format!(
+                        "{}: bits are set for blocks that it does not \
+                                                                      have",
+                        at(index)
+                    )
+                })
             };
             match what {
                 Use::Free | Use::Rest => {
                     if what == Use::Rest {
-                        self.report.problem(format!("{}: a part of nothing", at(index)));
+                        self.report.problem(format!(
+                            "{}: marked as a part of an allocation, but no allocation contains \
+                                                     it",
+                            at(index)
+                        ));
                     }
                     self.report.free_bytes += CHUNK_BYTES as u64;
                     blocks_of(index, 0).into_iter().for_each(|problem| self.report.problem(problem));
@@ -403,9 +416,9 @@ impl<'a> Checker<'a> {
                 problems.push(what.to_owned());
             }
         };
-        unless(is_text(&entry.name) && entry.name[0] != 0 && entry.name[47] == 0, "its name is none");
-        unless(is_text(&entry.type_name), "its type's name is none");
-        unless(entry.align.is_power_of_two(), "its alignment is no power of two");
+        unless(is_text(&entry.name) && entry.name[0] != 0 && entry.name[47] == 0, "its name is invalid");
+        unless(is_text(&entry.type_name), "the name of its type is invalid");
+        unless(entry.align.is_power_of_two(), "its alignment is not a power of two");
         unless(entry.align == 0 || entry.pointer.is_multiple_of(u64::from(entry.align)), "it is not aligned");
         let type_name = entry.type_name.split(|byte| *byte == 0).next().unwrap_or_default();
         // If the name was cut off, its fingerprint cannot be checked. A character has up to four bytes.
@@ -600,7 +613,7 @@ impl Chunk {
 }
 
 fn keep_largest(leaks: &mut Vec<HeapLeak>) {
-    leaks.sort_by_key(|leak| (std::cmp::Reverse(leak.bytes), leak.address));
+    leaks.sort_unstable_by_key(|leak| (std::cmp::Reverse(leak.bytes), leak.address));
     leaks.truncate(LEAKS_MOST);
 }
 

@@ -96,7 +96,7 @@ impl Header {
         // SAFETY: a header is numbers, and any bytes are numbers.
         let header: Header = unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast()) };
         if header.magic != MAGIC {
-            return Err(Error::Foreign { path: path.to_owned(), detail: "this is no heap of Untorn's".into() });
+            return Err(Error::Foreign { path: path.to_owned(), detail: "this is not a heap of Untorn".into() });
         }
         if header.version < VERSION {
             let detail = format!(
@@ -121,7 +121,7 @@ impl Header {
             && file_bytes <= address_space
             && may_lie(address, address_space)
             && address.is_multiple_of(SEGMENT_BYTES as u64);
-        (!sound).then(|| format!("the heap's header makes no sense: {self:?}, {file_bytes} bytes"))
+        (!sound).then(|| format!("the heap's header is invalid: {self:?}, in a file of {file_bytes} bytes"))
     }
 
     /// The header with its checksum.

@@ -123,6 +123,6 @@ pub fn live_outlook(path: &Path, last_commit: &[u8]) -> Result<Option<(LiveOutlo
     let start = last_commit.first_chunk().ok_or_else(|| Error::invalid("no heap is so short"))?;
     let meta = std::fs::metadata(path).context("look at", path)?;
     let dir = path.parent().unwrap_or(Path::new("/"));
-    let boot = Linux::open(dir).and_then(|storage| storage.boot_id()).context("ask for the boot, for", path)?;
+    let boot = Linux::open(dir).and_then(|storage| storage.boot_id()).context("read the boot id for", path)?;
     Ok(outlook(&Named { path, boot, device: meta.dev(), inode: meta.ino(), start }))
 }

@@ -153,7 +153,7 @@ impl Said {
         }
         let (store, name) = (path(offset_of!(Head, store))?, path(offset_of!(Head, name))?);
         if store.as_os_str().is_empty() {
-            return Ok(Said::Nothing("it does not say where its heap is; open the heap, which commits it"));
+            return Ok(Said::Nothing("it does not name its heap; open the heap, which also commits this memory"));
         }
         let owner = offset_of!(Head, owner);
         let mut handle = FileHandle::NONE;
@@ -338,33 +338,33 @@ impl LiveHead {
     pub(crate) fn problem(&self, owner: &Owner, stamp: &Stamp, bytes: u64) -> Option<&'static str> {
         let head = self.head();
         if head.magic != MAGIC || head.version != VERSION {
-            return Some("it is no live memory of this version of Untorn's");
+            return Some("it is not live memory of this version of Untorn");
         }
         if head.owner.boot != owner.boot && holds(invariant::LIVE_OF_THIS_BOOT) {
-            return Some("it is of another boot of the machine");
+            return Some("it is from another boot of the machine");
         }
         if (head.owner.device, head.owner.inode) != (owner.device, owner.inode) && holds(invariant::LIVE_OF_THIS_FILE) {
             return Some("it was made for another file");
         }
         if holds(invariant::LIVE_OF_THIS_CUT) {
             if head.owner.incarnation != stamp.incarnation {
-                return Some("the heap was committed without it since");
+                return Some("the heap was committed without this memory later");
             }
             if stamp.cut < head.durable.load(Acquire) || stamp.cut > head.cut.load(Acquire) {
-                return Some("the heap's file is of another time: it was brought back from a copy");
+                return Some("the heap's file was restored from a copy of another time");
             }
         }
         if head.ready.load(Acquire) != 1 && holds(invariant::LIVE_WHEN_READY) {
-            return Some("its process ended while it made it");
+            return Some("its process ended while it made this memory");
         }
         if head.changing.load(Acquire) != 0 && holds(invariant::LIVE_NOT_IN_A_CHANGE) {
-            return Some("its process ended within a change under a guard, which is half done");
+            return Some("its process ended while it held a mutation guard, so a change may be half done");
         }
         if !self.is_within(bytes) {
-            return Some("what the allocator had begun makes no sense");
+            return Some("the allocator's records of its unfinished change are invalid");
         }
         if head.unlogged.load(Acquire) != 0 || head.used.load(Acquire) > RECORDS as u64 {
-            return Some("its process ended within a very large allocation, which is half done");
+            return Some("its process ended during a very large allocation, which is half done");
         }
         None
     }

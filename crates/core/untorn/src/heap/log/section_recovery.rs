@@ -30,7 +30,7 @@ pub(crate) struct Recovery {
 }
 
 /// A section as its log records it.
-struct Found<'l> {
+struct LoggedSection<'l> {
     number: u64,
     complete: bool,
     depends: Vec<SectionId>,
@@ -41,8 +41,8 @@ struct Found<'l> {
 }
 
 /// The sections in the log of a place, in order. None: the log makes no sense.
-fn sections_of(log: &[u8]) -> Option<Vec<Found<'_>>> {
-    let (mut all, mut now): (Vec<Found<'_>>, u64) = (Vec::new(), 0);
+fn sections_of(log: &[u8]) -> Option<Vec<LoggedSection<'_>>> {
+    let (mut all, mut now): (Vec<LoggedSection<'_>>, u64) = (Vec::new(), 0);
     for found in parse(log) {
         let (_, record) = found?;
         if let Record::Begin { number, clock } = record {
@@ -50,7 +50,7 @@ fn sections_of(log: &[u8]) -> Option<Vec<Found<'_>>> {
                 return None;
             }
             now = clock;
-            all.push(Found {
+            all.push(LoggedSection {
                 number,
                 complete: false,
                 depends: Vec::new(),
@@ -81,7 +81,7 @@ fn sections_of(log: &[u8]) -> Option<Vec<Found<'_>>> {
 }
 
 /// The number of sections of each place that have happened: the largest consistent set.
-fn happened(places: &[Vec<Found<'_>>], stable: impl Fn(Place) -> u64) -> Vec<usize> {
+fn happened(places: &[Vec<LoggedSection<'_>>], stable: impl Fn(Place) -> u64) -> Vec<usize> {
     let mut limits: Vec<usize> =
         places.iter().map(|all| all.iter().take_while(|section| section.complete).count()).collect();
     loop {

@@ -254,7 +254,10 @@ pub(crate) fn sections_in<'t>(heap: &SectionHeap) -> Result<&'t mut ThreadSectio
     });
     let Ok(found) = found else {
         // Callers that lock a pthread lock do not look at errors, so this is logged.
-        tracing::warn!("a thread that is ending can begin no section: what it does under a lock is not all or nothing");
+        tracing::warn!(
+            "a thread that is ending cannot begin a section: its changes under a lock are not \
+                        all-or-nothing"
+        );
         return Err(Error::invalid("a thread that is ending can begin no section"));
     };
     set_current(found);
@@ -300,8 +303,8 @@ impl ThreadSections {
         }
         if self.depth > 0 {
             tracing::error!(
-                "a thread ended within a section of a live heap: cuts undo the section in what they commit, commits that \
-                 wait for sections are refused, and when the process ends, the section is undone"
+                "a thread ended within a section of a live heap: cuts commit the heap without the section's changes, \
+                 commits that wait for sections are refused, and the section is undone when the process ends"
             );
             self.writer().end();
             self.heap.sections.abandon(self.log.take().map(|log| log.place), self.unlogged, self.heap.opening);

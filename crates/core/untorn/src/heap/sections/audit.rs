@@ -90,9 +90,9 @@ fn compare(heap: WeakHeap, base: usize, before: &[u8], now: &[u8], section: &Thr
     let Some(first) = (0..undone.len()).find(differs) else { return };
     let end = (first..undone.len()).take_while(differs).last().unwrap_or(first) + 1;
     eprintln!(
-        "untorn: audit: a section stored to {} bytes at {:#x} (offset {first:#x} of the heap) that its log does not have: they \
-         were {:02x?}, and are {:02x?}. Compile everything that stores to the heap with untorn-cc or untorn-c++, and tell \
-         of other stores by untorn_section_log()",
+        "untorn: audit: a section stored to {} bytes at {:#x} (offset {first:#x} of the heap), but did not log them: \
+         they were {:02x?}, and are {:02x?}. Compile everything that stores to the heap with untorn-cc or untorn-c++, \
+         and call untorn_section_log() before all other stores",
         end - first,
         base + first,
         &before[first..end.min(first + 16)],

@@ -238,7 +238,7 @@ impl SectionLock {
     fn give_back(&self, mode: Mode) -> Result<()> {
         let heap = self.heap()?;
         if !self.is_of(&heap.entry.sections) || !self.lock.is_locked(mode) {
-            return Err(Error::invalid("this thread does not have the lock that it gives back"));
+            return Err(Error::invalid("this thread does not hold the lock that it releases"));
         }
         run::release(heap, Some((&self.lock, mode)))
     }
@@ -254,7 +254,7 @@ impl Heap {
     ///
     /// static LOCKS: [SectionLock; 2] = [const { SectionLock::new() }; 2];
     ///
-    /// let heap = HeapOptions::new().live(true).open(&path)?;
+    /// let heap = HeapOptions::new().create(true).live(true).open(&path)?;
     /// let accounts = heap.root_or("accounts", |_| [100i64, 0])?;
     /// {
     ///     let section = heap.section_with(&LOCKS[0])?;

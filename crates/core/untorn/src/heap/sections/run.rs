@@ -47,7 +47,7 @@ fn begin_outermost(heap: WeakHeap) -> Result<()> {
 
 /// This thread's section of a heap.
 pub(crate) fn current<'t>(heap: WeakHeap) -> Result<&'t mut ThreadSections> {
-    section_of(heap.opening()).ok_or_else(|| Error::invalid("this thread is in no section of the heap"))
+    section_of(heap.opening()).ok_or_else(|| Error::invalid("this thread is not in a section of the heap"))
 }
 
 /// Takes a lock and begins a section by the fast path: without a look at the registry, and with one look at the
@@ -231,11 +231,11 @@ pub(crate) unsafe fn abort(heap: WeakHeap) -> Result<()> {
     let section = current(heap)?;
     if section.is_marked() {
         return Err(Error::invalid(
-            "the section has given a lock back already: others may have seen what it did, and it can not be taken back",
+            "the section has already released a lock: other threads may have seen its changes, so it cannot be undone",
         ));
     }
     if section.is_unlogged() || !section.has_log() {
-        return Err(Error::invalid("the section has no log of all that it has changed, and can not be taken back"));
+        return Err(Error::invalid("the section has not logged all of its changes, so it cannot be undone"));
     }
     // SAFETY: the caller's promise, and no other thread has seen it, as all locks are held.
     let allocated = unsafe { section.undo() };

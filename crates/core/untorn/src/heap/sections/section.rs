@@ -85,15 +85,15 @@ impl<'h> Section<'h> {
         let offset = (at as usize).wrapping_sub(base.as_ptr() as usize);
         if offset.checked_add(len).is_none_or(|end| end > bytes) {
             return Err(Error::invalid(format!(
-                "{len} bytes at address {at:p} are not in the heap; nothing was noted"
+                "{len} bytes at address {at:p} are not in the heap; nothing was logged"
             )));
         }
         let section = run::current(self.heap.downgrade())?;
         if !section.can_log(len) {
             return Err(Error::NoSpace {
                 detail: format!(
-                    "the log of a section has no room for {len} more bytes; nothing was noted. Make smaller sections, or \
-                     change so much under `mutate`"
+                    "the log of a section has no room for {len} more bytes; nothing was logged. Make smaller sections, \
+                     or make such large changes under `mutate`"
                 ),
             });
         }

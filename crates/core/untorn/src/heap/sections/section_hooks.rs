@@ -1,7 +1,7 @@
 //! The interface of sections for compiled hooks and other languages. It is not part of the library's stable interface
 //! for Rust programs.
 
-pub use crate::engine::region::{ToldTable, set_told_table};
+pub use crate::engine::region::{MarkTable, set_mark_table};
 use crate::heap::alloc::registry::WeakHeap;
 pub use crate::heap::log::section_log::LogWriter;
 use crate::heap::log::section_stability::Then;

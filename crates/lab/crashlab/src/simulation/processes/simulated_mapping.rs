@@ -12,7 +12,7 @@ use std::io;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
-use untorn_os::{MapRequest, Mapping, Piece, Tracker};
+use untorn_os::{MapRequest, Mapping, Piece, TrackerKind};
 
 const PAGE: u64 = PAGE_BYTES as u64;
 /// The address of a machine's first mapping, unless another one was requested.
@@ -23,7 +23,7 @@ pub(crate) struct SimMapping {
     path: Box<Path>,
     handle: u64,
     addresses: Range<usize>,
-    tracker: Tracker,
+    tracker: TrackerKind,
 }
 
 impl SimMapping {
@@ -61,7 +61,7 @@ impl SimMapping {
             machine.maps.insert(handle, mapped);
             Ok((handle, addresses))
         })?;
-        let tracker = request.tracker.unwrap_or(Tracker::Scan);
+        let tracker = request.tracker.unwrap_or(TrackerKind::Scan);
         let (shared, life) = (shared.clone(), life.clone());
         Ok(Box::new(SimMapping { shared, life, path: path.into(), handle, addresses, tracker }))
     }
@@ -117,7 +117,7 @@ impl Mapping for SimMapping {
         PAGE
     }
 
-    fn tracker(&self) -> Tracker {
+    fn tracker(&self) -> TrackerKind {
         self.tracker
     }
 
@@ -142,9 +142,9 @@ impl Mapping for SimMapping {
 
     fn changed(&self, within: Range<u64>, into: &mut Vec<Range<u64>>) -> io::Result<()> {
         match self.tracker {
-            Tracker::Scan => {}
-            Tracker::PageMap => return self.private(within, into),
-            Tracker::Told => return Ok(()),
+            TrackerKind::Scan => {}
+            TrackerKind::PageMap => return self.private(within, into),
+            TrackerKind::Explicit => return Ok(()),
         }
         let pages = whole_pages(&within);
         self.call("changed", within, |mapped, _| {

@@ -45,8 +45,8 @@ fn assess_nested(info: &FileSystemInfo, cache: Cache, journal: Option<bool>, lef
         ));
     }
     if info.kind == mount_calls::TYPE {
-        let note = "programs that rely on them commit nothing; `untorn sync` does, and so do they on a mount that root has \
-                    made with `-o sync_commits`";
+        let note = "programs that rely on them commit nothing; `untorn sync` commits everything, and so do sync and \
+                    syncfs on a mount that root has made with `-o sync_commits`";
         findings.push(Finding::new("sync and syncfs", "commit nothing here").note(note));
     }
     findings.extend(options(info, cache));

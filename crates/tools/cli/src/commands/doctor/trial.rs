@@ -8,9 +8,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use untorn::sync_point;
+use untorn::__private::sync_point;
 use untorn_os::{
-    AlignedBuf, BLOCK_BYTES, File, FileSystemInfo, Linux, MapRequest, Open, Storage, Tracker, memory_limit,
+    AlignedBuf, BLOCK_BYTES, File, FileSystemInfo, Linux, MapRequest, Open, Storage, TrackerKind, memory_limit,
 };
 use untorn_terminal::Failure;
 use untorn_terminal::table::bytes;
@@ -86,7 +86,7 @@ fn mappings(file: &dyn File) -> Finding {
         })
     };
     let works = |tracker| tracked(tracker).unwrap_or(false);
-    match (works(Tracker::Scan), works(Tracker::PageMap)) {
+    match (works(TrackerKind::Scan), works(TrackerKind::PageMap)) {
         (true, _) => Finding::new("mappings", "tracker scan"),
         (false, true) => Finding::new("mappings", "tracker pagemap").note(
             "commits compare all pages changed since they were last dropped; Linux 6.7 or newer with userfaultfd permitted is faster",

@@ -27,7 +27,7 @@ pub fn directory(path: &Path, dir: &Path) -> Result<Vec<Finding>, Failure> {
     if mode & OTHERS_WRITE != 0 {
         let found = Finding::new("directory mode", format!("{mode:04o}"));
         findings.push(found.note(if mode & STICKY != 0 {
-            "others may create files here, but not touch yours"
+            "others may create files here, but not change yours"
         } else {
             "others may rename and remove files here, a store included; they cannot write into it"
         }));
@@ -44,9 +44,9 @@ pub fn journal(journal: &Path) -> Option<Finding> {
     Some(if meta.is_symlink() || !meta.is_dir() {
         found.rules_out("it is not a directory; another user put it here")
     } else if meta.uid() != me && meta.uid() != 0 {
-        found.rules_out("it belongs to another user, and is not believed")
+        found.rules_out("it belongs to another user, so Untorn does not trust it")
     } else if mode & 0o077 != 0 {
-        found.rules_out("others may get at it; it must be 0700")
+        found.rules_out("other users have access to it; its mode must be 0700")
     } else {
         found
     })

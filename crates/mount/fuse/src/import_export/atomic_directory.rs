@@ -4,6 +4,7 @@ use crate::mounts::{mount_point, store_files};
 use crate::plain_trees::copying::path_of;
 use crate::plain_trees::deep_paths::remove_all;
 use anyhow::{Context, Result, bail, ensure};
+use parking_lot::Mutex;
 use rustix::fd::AsFd;
 use rustix::fs::{CWD, FlockOperation, Mode, OFlags, RenameFlags, renameat_with};
 use rustix::io::Errno;
@@ -12,7 +13,7 @@ use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use untorn_terminal::{signals, tell};
 
 /// Progress, as an interruption finds it.
@@ -25,9 +26,9 @@ enum State {
     Done,
 }
 
-/// A directory that is being made. It is removed if it is dropped before [`finish`](MadeWhole::finish), or if Ctrl-C,
-/// SIGTERM or SIGHUP ends the process.
-pub struct MadeWhole {
+/// A directory that is being made. It is removed if it is dropped before [`finish`](AtomicDirectory::finish), or if
+/// Ctrl-C, SIGTERM or SIGHUP ends the process.
+pub struct AtomicDirectory {
     place: PathBuf,
     path: PathBuf,
     /// Locked, so that no other process takes it for the rest of a killed process.
@@ -35,35 +36,35 @@ pub struct MadeWhole {
     state: Arc<Mutex<State>>,
 }
 
-impl MadeWhole {
+impl AtomicDirectory {
     /// Begins a directory for a place where nothing is, or an empty directory.
-    pub fn begin(place: &Path) -> Result<MadeWhole> {
+    pub fn begin(place: &Path) -> Result<AtomicDirectory> {
         let place = mount_point::absolute(place)?;
         let shown = place.display();
         match fs::symlink_metadata(&place) {
             Err(e) if e.kind() == ErrorKind::NotFound => {}
             Err(e) => return Err(e).with_context(|| format!("cannot look at {shown}")),
             Ok(about) => {
-                ensure!(about.is_dir(), "{shown} is there, and no directory; give another name");
+                ensure!(about.is_dir(), "{shown} exists, but is not a directory; give another name");
                 let mut entries = fs::read_dir(&place).with_context(|| format!("cannot read {shown}"))?;
                 ensure!(entries.next().is_none(), "{shown} is not empty; give a new or an empty directory");
             }
         }
-        MadeWhole::beside(&place)
+        AtomicDirectory::beside(&place)
     }
 
-    /// Begins a directory that will [exchange](MadeWhole::exchange) its place with an existing one.
-    pub fn beside(place: &Path) -> Result<MadeWhole> {
+    /// Begins a directory that will [exchange](AtomicDirectory::exchange) its place with an existing one.
+    pub fn beside(place: &Path) -> Result<AtomicDirectory> {
         let (place, path) = (place.to_owned(), unfinished(place)?);
         let state = Arc::new(Mutex::new(State::Nothing));
         remove_on_interrupt(&state)?;
         let directory = {
-            let mut state = held(&state);
+            let mut state = state.lock();
             let directory = locked(&path, &place)?;
             *state = State::Unfinished(path.clone());
             directory
         };
-        let made = MadeWhole { place, path, directory, state };
+        let made = AtomicDirectory { place, path, directory, state };
         let path = &made.path;
         for list in ["system.posix_acl_access", "system.posix_acl_default"] {
             // Access lists inherited from the directory above are not part of the copy.
@@ -88,7 +89,7 @@ impl MadeWhole {
         rustix::fs::syncfs(&self.directory)
             .with_context(|| format!("cannot make {shown} durable; nothing was made"))?;
         // An interruption waits for this lock.
-        let mut state = held(&self.state);
+        let mut state = self.state.lock();
         match rustix::fs::rename(&self.path, &self.place) {
             Err(Errno::NOTEMPTY | Errno::EXIST | Errno::NOTDIR) => {
                 bail!("somebody else has made {shown} meanwhile; nothing was made")
@@ -96,7 +97,7 @@ impl MadeWhole {
             renamed => renamed.with_context(|| format!("cannot give {shown} its name; nothing was made"))?,
         }
         *state = State::Done;
-        self.name_is_durable().with_context(|| format!("{shown} is made, and its name is perhaps not durable"))
+        self.name_is_durable().with_context(|| format!("{shown} is made, but its name may not be durable"))
     }
 
     /// Makes the directory durable, and exchanges it with the directory at its place. Returns when both names are
@@ -105,7 +106,7 @@ impl MadeWhole {
         let shown = self.place.display();
         rustix::fs::syncfs(&self.directory)
             .with_context(|| format!("cannot make the new {shown} durable; nothing was changed"))?;
-        let mut state = held(&self.state);
+        let mut state = self.state.lock();
         match renameat_with(CWD, &self.path, CWD, &self.place, RenameFlags::EXCHANGE) {
             Err(Errno::BUSY | Errno::XDEV) => bail!("{shown} is a mount point, or in use; nothing was changed"),
             Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => bail!(
@@ -116,7 +117,7 @@ impl MadeWhole {
         }
         *state = State::Done;
         self.name_is_durable().with_context(|| {
-            format!("{shown} is plain now, but that is perhaps not durable: {} is kept", self.path.display())
+            format!("{shown} is plain now, but the change may not be durable, so {} is kept", self.path.display())
         })?;
         Ok(Replaced(self.path.clone()))
     }
@@ -159,18 +160,14 @@ fn unfinished(place: &Path) -> Result<PathBuf> {
     Ok(parent.join(hidden))
 }
 
-impl Drop for MadeWhole {
+impl Drop for AtomicDirectory {
     fn drop(&mut self) {
-        if let State::Unfinished(path) = std::mem::replace(&mut *held(&self.state), State::Done)
+        if let State::Unfinished(path) = std::mem::replace(&mut *self.state.lock(), State::Done)
             && let Err(e) = remove_all(&path)
         {
             tell!("untorn-mount: cannot remove {}, which is unfinished: {e}", path.display());
         }
     }
-}
-
-fn held(state: &Mutex<State>) -> MutexGuard<'_, State> {
-    state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn remove_on_interrupt(state: &Arc<Mutex<State>>) -> Result<()> {
@@ -188,7 +185,7 @@ fn remove_on_interrupt(state: &Arc<Mutex<State>>) -> Result<()> {
 
 /// Cleans up after an interruption; returns whether the process must end, because nothing was made.
 fn clean_up(state: &Mutex<State>) -> bool {
-    let held = held(state);
+    let held = state.lock();
     match &*held {
         State::Nothing => {}
         State::Unfinished(path) => {
@@ -217,7 +214,8 @@ fn locked(path: &Path, place: &Path) -> Result<File> {
         if is_new {
             ensure!(
                 is_ours,
-                "{shown} is another user's as soon as it is made, and could be changed; use another directory"
+                "{shown} belongs to another user as soon as it is made, and that user could change it; use another \
+                 directory"
             );
             return Ok(directory);
         }
@@ -241,7 +239,7 @@ fn lock_there(path: &Path, place: &Path) -> Result<Option<File>> {
     let open = |path: &Path, flags| rustix::fs::open(path, flags | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
     let found = match open(path, OFlags::PATH | OFlags::NOFOLLOW) {
         Err(Errno::NOENT) => return Ok(None),
-        Err(Errno::NOTDIR | Errno::LOOP) => bail!("{shown} is in the way, and no directory; remove it"),
+        Err(Errno::NOTDIR | Errno::LOOP) => bail!("{shown} is in the way, and is not a directory; remove it"),
         opened => opened.with_context(|| format!("cannot open {shown}"))?,
     };
     let is_ours = is_mine(&found)?;
@@ -270,13 +268,13 @@ mod tests {
     fn an_interruption_after_all_is_made_takes_nothing_back_and_holds_nobody_up() {
         let state = Mutex::new(State::Done);
         assert!(!clean_up(&state), "the process ends by itself");
-        assert!(state.try_lock().is_ok(), "which needs the lock");
+        assert!(state.try_lock().is_some(), "which needs the lock");
         let dir = tempfile::tempdir().unwrap();
         let unfinished = dir.path().join("unfinished");
         fs::create_dir(&unfinished).unwrap();
         let state = Mutex::new(State::Unfinished(unfinished.clone()));
         assert!(clean_up(&state) && !unfinished.exists());
-        assert!(state.try_lock().is_err(), "it gets no place any more");
+        assert!(state.try_lock().is_none(), "it gets no place any more");
     }
 
     #[test]

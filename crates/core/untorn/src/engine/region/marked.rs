@@ -1,10 +1,10 @@
-//! Explicit dirty ranges: with the tracker `told`, a commit stages exactly the bytes that the program reported.
+//! Explicit dirty ranges: with the tracker `explicit`, a commit stages exactly the bytes that the program reported.
 //!
 //! Threads report often, and commits are rare. So each thread adds ranges to one of several lists, under a lock that
 //! other threads rarely need. A list that has grown is sorted and joined, so that its length depends on the ranges, not
 //! on the number of calls.
 
-use super::told_hooks::Hooked;
+use super::mark_hooks::Hooked;
 use crate::engine::waiting::concurrency::{AtomicU64, Mutex};
 use rangemap::RangeSet;
 use std::cell::Cell;
@@ -18,7 +18,7 @@ const LISTS: usize = 16;
 const TIDY_AT: usize = 1024;
 
 /// The reported ranges of a mapping that no commit has staged.
-pub(crate) struct Told {
+pub(crate) struct Marked {
     lists: Box<[List]>,
     /// Accessible bytes, from the beginning of the file.
     end: AtomicU64,
@@ -51,11 +51,11 @@ fn list_of_thread() -> usize {
     })
 }
 
-impl Told {
+impl Marked {
     /// Makes the lists. Without `on`, reports are ignored, because another tracker finds the stores.
-    pub(super) fn new(on: bool) -> Told {
+    pub(super) fn new(on: bool) -> Marked {
         let lists = if on { LISTS } else { 0 };
-        Told { lists: (0..lists).map(|_| List::default()).collect(), end: AtomicU64::new(0), hooked: None }
+        Marked { lists: (0..lists).map(|_| List::default()).collect(), end: AtomicU64::new(0), hooked: None }
     }
 
     /// Includes stores that the program's hooks report for a mapping at this address, if it has hooks.
@@ -87,7 +87,7 @@ impl Told {
 
     /// Adds `len` bytes at an address, if they lie before the end; `base` is the address of the file's first byte.
     #[inline]
-    pub(crate) fn touch(&self, base: usize, address: usize, len: usize) -> bool {
+    pub(crate) fn mark_dirty(&self, base: usize, address: usize, len: usize) -> bool {
         let start = address.wrapping_sub(base) as u64;
         match start.checked_add(len as u64) {
             Some(end) if end <= self.end() => {
@@ -114,6 +114,7 @@ impl Told {
             tidy(into);
             clip(into, end);
         }
+        debug_assert!(into.last().is_none_or(|last| last.end <= end), "{:?} is behind {end}", into.last());
     }
 }
 
@@ -145,6 +146,7 @@ pub(super) fn tidy(ranges: &mut Vec<Range<u64>>) {
         }
         meet
     });
+    debug_assert!(ranges.is_sorted_by(|one, next| one.end < next.start), "ranges touch: {ranges:?}");
 }
 
 /// Cuts ordered ranges at an end.
@@ -162,6 +164,11 @@ pub(super) fn remove(ranges: &mut Vec<Range<u64>>, gone: &Range<u64>) {
     let parts = |range: &Range<u64>| [range.start..gone.start, gone.end..range.end];
     let left: Vec<Range<u64>> = ranges[first..end].iter().flat_map(parts).filter(|part| !part.is_empty()).collect();
     ranges.splice(first..end, left);
+    debug_assert!(ranges.is_sorted_by(|one, next| one.end <= next.start), "ranges overlap: {ranges:?}");
+    debug_assert!(
+        gone.is_empty() || !ranges.iter().any(|range| range.start < gone.end && gone.start < range.end),
+        "a part of {gone:?} is left: {ranges:?}"
+    );
 }
 
 /// Whether one of these ordered ranges contains a byte.
@@ -171,7 +178,7 @@ pub(super) fn contains(ranges: &[Range<u64>], offset: u64) -> bool {
 
 /// Reaction to an unreported store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ToldCheck {
+pub(crate) enum UnmarkedCheck {
     /// The commit is refused.
     Refuse,
     /// The store is printed.
@@ -180,7 +187,7 @@ pub(crate) enum ToldCheck {
 
 /// State of the check of a mapping for such stores.
 pub(super) struct Checked {
-    pub(super) how: ToldCheck,
+    pub(super) how: UnmarkedCheck,
     /// Pages that were stored to and may have unreported bytes.
     pub(super) pages: RangeSet<u64>,
     /// Places that were printed, by offset.
@@ -189,7 +196,7 @@ pub(super) struct Checked {
 }
 
 impl Checked {
-    pub(super) fn new(how: ToldCheck) -> Checked {
+    pub(super) fn new(how: UnmarkedCheck) -> Checked {
         Checked { how, pages: RangeSet::new(), printed: HashSet::new(), commits: 0 }
     }
 }
@@ -198,19 +205,19 @@ impl Checked {
 mod tests {
     use super::*;
 
-    fn taken(told: &Told, end: u64) -> Vec<Range<u64>> {
+    fn taken(marked: &Marked, end: u64) -> Vec<Range<u64>> {
         let mut into = Vec::new();
-        told.take(end, &mut into);
+        marked.take(end, &mut into);
         into
     }
 
     #[test]
     fn ranges_are_joined_and_taken_once() {
-        let told = Told::new(true);
-        [5..9, 9..12, 100..101, 7..8, 300..400, 50..60, 250..350].into_iter().for_each(|range| told.note(range));
-        assert_eq!(taken(&told, 360), [5..12, 50..60, 100..101, 250..360]);
-        assert_eq!(taken(&told, 360), []);
-        let off = Told::new(false);
+        let marked = Marked::new(true);
+        [5..9, 9..12, 100..101, 7..8, 300..400, 50..60, 250..350].into_iter().for_each(|range| marked.note(range));
+        assert_eq!(taken(&marked, 360), [5..12, 50..60, 100..101, 250..360]);
+        assert_eq!(taken(&marked, 360), []);
+        let off = Marked::new(false);
         off.note(1..2);
         assert_eq!(taken(&off, 360), []);
     }
@@ -223,17 +230,17 @@ mod tests {
                 let start = rng.u64(..100);
                 start..start + rng.u64(1..20)
             };
-            let told = Told::new(true);
+            let marked = Marked::new(true);
             let (mut ranges, mut model) = (Vec::new(), [false; 140]);
             for _ in 0..20 {
                 let bytes = range(rng);
-                let (within, told_of) = (bytes.start as usize..bytes.end as usize, rng.u8(..3) > 0);
-                match told_of {
-                    true => told.note(bytes),
+                let (within, is_marked) = (bytes.start as usize..bytes.end as usize, rng.u8(..3) > 0);
+                match is_marked {
+                    true => marked.note(bytes),
                     false => remove(&mut ranges, &bytes),
                 }
-                model[within].fill(told_of);
-                told.take(u64::MAX, &mut ranges);
+                model[within].fill(is_marked);
+                marked.take(u64::MAX, &mut ranges);
                 let found: Vec<bool> = (0..140).map(|offset| contains(&ranges, offset)).collect();
                 assert_eq!(found, model, "seed {seed}: {ranges:?}");
                 assert!(ranges.is_sorted_by(|one, next| one.start < one.end && one.end <= next.start), "{ranges:?}");
@@ -248,25 +255,26 @@ mod tests {
 
     #[test]
     fn a_list_grows_with_the_ranges_and_not_with_the_calls() {
-        let told = Told::new(true);
+        let marked = Marked::new(true);
         for call in 0..100_000u64 {
             let at = call * 7919 % 1000 * 16;
-            told.note(at..at + 8);
+            marked.note(at..at + 8);
         }
-        assert!(told.lists.iter().map(|list| list.0.lock().ranges.len()).sum::<usize>() <= 2 * TIDY_AT);
-        assert_eq!(taken(&told, u64::MAX), (0..1000).map(|n| n * 16..n * 16 + 8).collect::<Vec<_>>());
+        assert!(marked.lists.iter().map(|list| list.0.lock().ranges.len()).sum::<usize>() <= 2 * TIDY_AT);
+        assert_eq!(taken(&marked, u64::MAX), (0..1000).map(|n| n * 16..n * 16 + 8).collect::<Vec<_>>());
     }
 
     #[test]
     fn every_thread_is_heard() {
-        let told = Told::new(true);
+        let marked = Marked::new(true);
         std::thread::scope(|scope| {
             for thread in 0..40u64 {
-                let told = &told;
-                scope
-                    .spawn(move || (0..1000).for_each(|n| told.note((n * 40 + thread) * 2..(n * 40 + thread) * 2 + 1)));
+                let marked = &marked;
+                scope.spawn(move || {
+                    (0..1000).for_each(|n| marked.note((n * 40 + thread) * 2..(n * 40 + thread) * 2 + 1))
+                });
             }
         });
-        assert_eq!(taken(&told, u64::MAX).len(), 40_000);
+        assert_eq!(taken(&marked, u64::MAX).len(), 40_000);
     }
 }

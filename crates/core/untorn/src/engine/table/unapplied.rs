@@ -6,18 +6,31 @@
 use crate::engine::Engine;
 use crate::engine::files::file_state::{FileState, Life, SharedFile};
 use std::sync::Arc;
-use untorn_journal::recovery::carry::Carried;
+use untorn_journal::recovery::unapplied::Unapplied;
 
 impl Engine {
     /// Takes over commits that are not applied. Nobody uses the store yet.
-    pub(crate) fn take_over(&self, carried: Carried) {
+    pub(crate) fn take_over(&self, unapplied: Unapplied) {
         let mut journal = self.journal.lock();
         let mut table = self.files.lock();
-        journal.dirs.extend(carried.dirs);
-        journal.portions = carried.portions;
-        for file in carried.files {
+        let last_lsn = journal.journal.last_lsn();
+        debug_assert!(
+            table.len() == 0 && journal.dirty.is_empty(),
+            "{} files are in use, {} wait",
+            table.len(),
+            journal.dirty.len()
+        );
+        debug_assert!(
+            unapplied.portions.iter().is_sorted_by(|one, next| one < next)
+                && unapplied.portions.back().is_none_or(|end| *end < last_lsn),
+            "portions {:?} of commits to {last_lsn}",
+            unapplied.portions
+        );
+        journal.dirs.extend(unapplied.dirs);
+        journal.portions = unapplied.portions;
+        for file in unapplied.files {
             let (last, meta) = (file.state, file.meta);
-            let path = last.name.clone().expect("a carried file has a name");
+            let path = last.name.clone().expect("an unapplied file has a name");
             let mut state = FileState::new(path.clone(), Life::Named);
             state.names_changed = last.names.len() > 1 || last.mode.is_some() || last.created.is_some();
             state.mode_set = last.final_mode();
@@ -25,7 +38,13 @@ impl Engine {
             state.attribute_unsynced = last.created.is_some();
             state.last_lsn = last.last_lsn;
             state.applied_lsn = last.previous_lsn;
-            state.carried = Some(last.first_lsn..=last.last_lsn);
+            debug_assert!(
+                last.first_lsn <= last.last_lsn && last.last_lsn <= last_lsn,
+                "{path:?} has commits {} to {}, and the log ends with {last_lsn}",
+                last.first_lsn,
+                last.last_lsn
+            );
+            state.unapplied = Some(last.first_lsn..=last.last_lsn);
             state.writable = file.writable;
             // The same state as after a failed checkpoint: the previous owner may have had one, and the page cache may
             // show bytes that the disk never got.
@@ -37,5 +56,6 @@ impl Engine {
             table.note_idle(&shared);
             journal.dirty.insert(last.id, shared);
         }
+        debug_assert_eq!(journal.dirty.len(), table.len(), "two carried files have one name or identity");
     }
 }

@@ -6,7 +6,7 @@ use anyhow::Result;
 use std::alloc::Layout;
 use std::path::Path;
 use std::ptr::{NonNull, null_mut};
-use untorn::Tracker;
+use untorn::TrackerKind;
 use untorn::heap::{Heap, HeapOptions};
 
 /// The head of a node. The value's bytes follow it.
@@ -30,24 +30,24 @@ impl Node {
     }
 }
 
-pub struct ToldStore {
+pub struct ExplicitStore {
     store: untorn::Store,
     heap: Heap,
     places: NonNull<*mut Node>,
     count: usize,
 }
 
-impl ToldStore {
-    pub fn open(dir: &Path, places: usize) -> Result<ToldStore> {
-        let store = untorn::Store::open(dir)?;
-        let heap = HeapOptions::new().tracker(Tracker::Told).open_in(&store, "heap")?;
+impl ExplicitStore {
+    pub fn open(dir: &Path, places: usize) -> Result<ExplicitStore> {
+        let store = untorn::Store::open_or_create(dir)?;
+        let heap = HeapOptions::new().create(true).tracker(TrackerKind::Explicit).open_in(&store, "heap")?;
         let table = heap.allocate(Layout::array::<*mut Node>(places)?)?.cast::<*mut Node>();
         // SAFETY: so many pointers were just allocated.
         unsafe { table.as_ptr().write_bytes(0, places) };
-        heap.touch(table.as_ptr().cast(), places * size_of::<*mut Node>())?;
+        heap.mark_dirty(table.as_ptr().cast(), places * size_of::<*mut Node>())?;
         heap.root_or("places", |_| table.as_ptr() as u64)?;
         heap.commit()?;
-        Ok(ToldStore { store, heap, places: table, count: places })
+        Ok(ExplicitStore { store, heap, places: table, count: places })
     }
 
     /// The place of the pointer to the node with this key. If there is none, the end of its chain.
@@ -67,7 +67,7 @@ impl ToldStore {
     fn set(&self, at: *mut *mut Node, node: *mut Node) -> Result<()> {
         // SAFETY: a pointer of the table.
         unsafe { *at = node };
-        Ok(self.heap.touch(at.cast(), size_of::<*mut Node>())?)
+        Ok(self.heap.mark_dirty(at.cast(), size_of::<*mut Node>())?)
     }
 
     fn put_one(&self, entry: &Entry<'_>) -> Result<()> {
@@ -77,13 +77,13 @@ impl ToldStore {
             let old = *at;
             if !old.is_null() && Node::value(old).len() == bytes {
                 Node::value(old).copy_from_slice(entry.value);
-                return Ok(self.heap.touch(old.add(1).cast(), bytes)?);
+                return Ok(self.heap.mark_dirty(old.add(1).cast(), bytes)?);
             }
             let new = self.heap.allocate(Node::layout(bytes)?)?.cast::<Node>().as_ptr();
             let next = if old.is_null() { null_mut() } else { (*old).next };
             new.write(Node { next, key: *entry.key, bytes: bytes as u64 });
             Node::value(new).copy_from_slice(entry.value);
-            self.heap.touch(new.cast(), size_of::<Node>() + bytes)?;
+            self.heap.mark_dirty(new.cast(), size_of::<Node>() + bytes)?;
             self.set(at, new)?;
             if let Some(old) = NonNull::new(old) {
                 self.heap.free(old.cast())?;
@@ -93,7 +93,7 @@ impl ToldStore {
     }
 }
 
-impl Store for ToldStore {
+impl Store for ExplicitStore {
     fn put(&mut self, entries: &[Entry<'_>]) -> Result<()> {
         entries.iter().try_for_each(|entry| self.put_one(entry))?;
         Ok(self.heap.commit()?)

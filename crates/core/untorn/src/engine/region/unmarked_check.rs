@@ -1,11 +1,11 @@
-//! For debugging with the tracker `told`: finds stores that the program did not report.
+//! For debugging with the tracker `explicit`: finds stores that the program did not report.
 //!
 //! The mapping is tracked as well, and before a commit the pages that were stored to are compared with the content, as
 //! with the other trackers. Differences that were not reported are errors.
 
 use super::Region;
 use super::changes::LOT_PAGES;
-use super::told::{self, Checked, ToldCheck};
+use super::marked::{self, Checked, UnmarkedCheck};
 use crate::engine::content::Content;
 use crate::invariant;
 use std::fmt::Write;
@@ -25,15 +25,15 @@ impl Region {
     ///
     /// # Errors
     /// [`Error::Invalid`] names places that were not reported; nothing is staged.
-    pub(crate) fn check_told(&mut self, content: &Content) -> Result<()> {
+    pub(crate) fn check_unmarked(&mut self, content: &Content) -> Result<()> {
         let Some(mut checked) = self.checked.take() else { return Ok(()) };
-        let found = self.find_untold(content, &mut checked);
+        let found = self.find_unmarked(content, &mut checked);
         checked.commits += 1;
-        let refused = found.and_then(|untold| match checked.how {
-            _ if untold.is_empty() => Ok(()),
-            ToldCheck::Refuse => Err(self.refuse_untold(content, &untold, checked.commits)),
-            ToldCheck::Warn => {
-                self.print_untold(content, &untold, &mut checked);
+        let refused = found.and_then(|unmarked| match checked.how {
+            _ if unmarked.is_empty() => Ok(()),
+            UnmarkedCheck::Refuse => Err(self.refuse_unmarked(content, &unmarked, checked.commits)),
+            UnmarkedCheck::Warn => {
+                self.print_unmarked(content, &unmarked, &mut checked);
                 Ok(())
             }
         });
@@ -41,7 +41,7 @@ impl Region {
         refused
     }
 
-    fn find_untold(&mut self, content: &Content, checked: &mut Checked) -> Result<Vec<Range<u64>>> {
+    fn find_unmarked(&mut self, content: &Content, checked: &mut Checked) -> Result<Vec<Range<u64>>> {
         let mut pages = Vec::new();
         let asked = self.mapping.changed(0..self.accessible, &mut pages);
         pages.into_iter().for_each(|range| checked.pages.insert(range));
@@ -49,7 +49,7 @@ impl Region {
         checked.pages.remove(self.accessible..u64::MAX);
         let page = self.page();
         let pages: Vec<u64> = checked.pages.iter().flat_map(|range| range.clone().step_by(page as usize)).collect();
-        let mut untold: Vec<Range<u64>> = Vec::new();
+        let mut unmarked: Vec<Range<u64>> = Vec::new();
         for lot in pages.chunks(LOT_PAGES) {
             let copies = self.copies(content, lot)?;
             // Queried after the copies were made, so that a thread that stores and reports meanwhile is not blamed.
@@ -57,17 +57,17 @@ impl Region {
             let size = content.size();
             self.compare(invariant::COMPARE_WITH_VIEW, content, lot, &copies, |at, copy, base| {
                 for (offset, _) in (at..size).zip(copy.iter().zip(base)).filter(|(_, (a, b))| a != b) {
-                    match untold.last_mut() {
-                        _ if told::contains(&self.taken, offset) => {}
+                    match unmarked.last_mut() {
+                        _ if marked::contains(&self.taken, offset) => {}
                         Some(last) if offset - last.end <= NEAR_BYTES => last.end = offset + 1,
-                        _ => untold.push(offset..offset + 1),
+                        _ => unmarked.push(offset..offset + 1),
                     }
                 }
             })?;
             self.copies = copies;
         }
-        checked.pages = untold.iter().map(|range| self.pages_of(range)).collect();
-        Ok(untold)
+        checked.pages = unmarked.iter().map(|range| self.pages_of(range)).collect();
+        Ok(unmarked)
     }
 
     /// A description of one place: its bytes, address, offset and page.
@@ -77,28 +77,28 @@ impl Region {
         format!("{len} bytes at address {address:#x} (offset {}, page {page})", range.start)
     }
 
-    fn refuse_untold(&self, content: &Content, untold: &[Range<u64>], commit: u64) -> Error {
+    fn refuse_unmarked(&self, content: &Content, unmarked: &[Range<u64>], commit: u64) -> Error {
         let mut places = String::new();
-        for (n, range) in untold.iter().take(NAMED_MOST).enumerate() {
+        for (n, range) in unmarked.iter().take(NAMED_MOST).enumerate() {
             let _ = write!(places, "{}{}", if n == 0 { "" } else { ", " }, self.place(range));
         }
-        if untold.len() > NAMED_MOST {
-            let _ = write!(places, " and {} other places", untold.len() - NAMED_MOST);
+        if unmarked.len() > NAMED_MOST {
+            let _ = write!(places, " and {} other places", unmarked.len() - NAMED_MOST);
         }
         Error::invalid(format!(
-            "{}: stored to and not told of before commit {commit} of this mapping: {places}. The commit was not made: call \
-             `touch` for these stores, and commit again",
+            "{}: the program stored to these bytes, but did not mark them dirty, before commit {commit} of this \
+             mapping: {places}. The commit was not made: call `mark_dirty` for these stores, and commit again",
             content.path.display()
         ))
     }
 
-    fn print_untold(&self, content: &Content, untold: &[Range<u64>], checked: &mut Checked) {
-        for range in untold {
+    fn print_unmarked(&self, content: &Content, unmarked: &[Range<u64>], checked: &mut Checked) {
+        for range in unmarked {
             let printed = checked.printed.len();
             if printed < PRINTED_MOST && checked.printed.insert(range.start) {
                 let (path, commit) = (content.path.display(), checked.commits);
                 let last = if printed + 1 == PRINTED_MOST { "; more places are not printed" } else { "" };
-                eprintln!("untorn: {path}: not told of before commit {commit}: {}{last}", self.place(range));
+                eprintln!("untorn: {path}: not marked dirty before commit {commit}: {}{last}", self.place(range));
             }
         }
     }

@@ -13,7 +13,7 @@ const STEP_BESIDE_COMMITS: u64 = 4 << 20;
 const STEP_ALONE: u64 = 64 << 20;
 
 /// Progress of writing one file: bytes that were written and not yet sent to the device.
-pub(crate) struct Pace<'a> {
+pub(crate) struct Throttle<'a> {
     engine: &'a Engine,
     file: &'a dyn File,
     path: &'a Path,
@@ -22,19 +22,20 @@ pub(crate) struct Pace<'a> {
     batches: u64,
 }
 
-impl<'a> Pace<'a> {
-    pub(crate) fn new(engine: &'a Engine, file: &'a dyn File, path: &'a Path) -> Pace<'a> {
-        Pace { engine, file, path, written: 0, looked_at: 0, batches: engine.batches.load(Relaxed) }
+impl<'a> Throttle<'a> {
+    pub(crate) fn new(engine: &'a Engine, file: &'a dyn File, path: &'a Path) -> Throttle<'a> {
+        Throttle { engine, file, path, written: 0, looked_at: 0, batches: engine.commits.batches.load(Relaxed) }
     }
 
     /// Notes that bytes were written to the file, and sends them to the device if a step is full.
     pub(crate) fn wrote(&mut self, bytes: u64) -> Result<()> {
+        debug_assert!(self.looked_at <= self.written, "looked at {} of {}", self.looked_at, self.written);
         self.written += bytes;
         if self.written - self.looked_at < STEP_BESIDE_COMMITS || !self.engine.is_durable() {
             return Ok(());
         }
         self.looked_at = self.written;
-        let batches = self.engine.batches.load(Relaxed);
+        let batches = self.engine.commits.batches.load(Relaxed);
         let commits_are_made = std::mem::replace(&mut self.batches, batches) != batches;
         if !commits_are_made && self.written < STEP_ALONE {
             return Ok(());

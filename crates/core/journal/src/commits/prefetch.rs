@@ -14,7 +14,7 @@ const LONG_BYTES: u64 = 256 << 10;
 const GAP_BYTES: u64 = 32 << 10;
 
 /// Prefetches the parts of these ranges that the overlays have in the log.
-pub fn begin_log_reads<'a>(overlays: &[&Overlay], ranges: impl Iterator<Item = &'a Range<u64>>) {
+pub fn prefetch_log<'a>(overlays: &[&Overlay], ranges: impl Iterator<Item = &'a Range<u64>>) {
     let mut places = BTreeMap::<*const LogSegment, (&Arc<LogSegment>, Vec<Range<u64>>)>::new();
     for range in ranges {
         for (_, source) in overlays.iter().flat_map(|overlay| overlay.overlapping(range)) {
@@ -29,7 +29,7 @@ pub fn begin_log_reads<'a>(overlays: &[&Overlay], ranges: impl Iterator<Item = &
 }
 
 /// Prefetches the data file's contents in these ranges, up to its end.
-pub fn begin_file_reads<'a>(file: &dyn File, end: u64, ranges: impl Iterator<Item = &'a Range<u64>>) {
+pub fn prefetch_file<'a>(file: &dyn File, end: u64, ranges: impl Iterator<Item = &'a Range<u64>>) {
     let short = ranges.filter(|range| range.end - range.start <= LONG_BYTES);
     let within = short.map(|range| range.start..range.end.min(end)).filter(|range| !range.is_empty());
     blocks_of(within.collect()).into_iter().for_each(|blocks| file.begin_read(blocks));

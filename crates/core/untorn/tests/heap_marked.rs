@@ -1,4 +1,4 @@
-//! Heaps with the tracker `told`: the program declares its stores, and the heap declares its own.
+//! Heaps with the tracker `explicit`: the program declares its stores, and the heap declares its own.
 
 mod common;
 
@@ -6,10 +6,10 @@ use common::*;
 use std::alloc::Layout;
 use std::ptr::NonNull;
 use untorn::heap::{Heap, HeapOptions, HeapVec};
-use untorn::{Error, Tracker};
+use untorn::{Error, TrackerKind};
 
 fn open(path: &std::path::Path) -> Heap {
-    HeapOptions::new().tracker(Tracker::Told).open(path).expect("open")
+    HeapOptions::new().create(true).tracker(TrackerKind::Explicit).open(path).expect("open")
 }
 
 /// An object of a list.
@@ -24,9 +24,9 @@ fn push(heap: &Heap, head: &mut *mut Node, value: u64) {
     let node = heap.allocate(Layout::new::<Node>()).expect("memory").cast::<Node>();
     // SAFETY: allocated just now with this layout.
     unsafe { node.write(Node { value, next: *head }) };
-    heap.touch(node.as_ptr().cast(), size_of::<Node>()).expect("a node");
+    heap.mark_dirty(node.as_ptr().cast(), size_of::<Node>()).expect("a node");
     *head = node.as_ptr();
-    heap.touch_value(head).expect("the head");
+    heap.mark_dirty_value(head).expect("the head");
 }
 
 fn values(head: *mut Node) -> Vec<u64> {
@@ -81,7 +81,7 @@ fn a_heap_that_is_told_is_whole_after_each_opening() {
                     heap.free(first.cast()).expect("free");
                 }
             }
-            heap.touch_value(head).expect("the head");
+            heap.mark_dirty_value(head).expect("the head");
         }
         wanted.drain(..freed);
         heap.commit().expect("commit");
@@ -104,7 +104,7 @@ fn large_and_small_allocations_and_roots_are_the_heaps_own() {
         let block = heap.allocate(Layout::from_size_align(bytes, 8).expect("a layout")).expect("memory");
         // SAFETY: allocated just now with this many bytes.
         unsafe { block.write_bytes(n as u8 + 1, bytes) };
-        heap.touch(block.as_ptr(), bytes).expect("a block");
+        heap.mark_dirty(block.as_ptr(), bytes).expect("a block");
         heap.set_root(&format!("block {n}"), Some(block)).expect("a root");
         blocks.push((format!("block {n}"), block, bytes));
     }
@@ -155,22 +155,22 @@ fn what_is_not_in_the_heap_is_refused() {
         (base.wrapping_add(len), 1),
         (base.wrapping_add(8), usize::MAX),
     ] {
-        refused(heap.touch(address, bytes), &["invalid"]);
+        refused(heap.mark_dirty(address, bytes), &["invalid"]);
     }
-    heap.touch(base.wrapping_add(len), 0).expect("nothing");
+    heap.mark_dirty(base.wrapping_add(len), 0).expect("nothing");
     let weak = heap.downgrade();
     heap.close().expect("close");
-    assert!(matches!(weak.touch(base, 1), Err(Error::Closed)));
+    assert!(matches!(weak.mark_dirty(base, 1), Err(Error::Closed)));
     // Other trackers find stores by themselves.
-    let heap = HeapOptions::new().open(dir.path().join("heap")).expect("open");
-    heap.touch(base, 1).expect("a heap that is not told");
-    refused(heap.touch(std::ptr::null(), 1), &["invalid"]);
+    let heap = HeapOptions::new().create(true).open(dir.path().join("heap")).expect("open");
+    heap.mark_dirty(base, 1).expect("a heap with another tracker");
+    refused(heap.mark_dirty(std::ptr::null(), 1), &["invalid"]);
 }
 
 #[test]
 fn a_store_to_the_heap_that_nobody_told_of_is_found() {
     let dir = directory();
-    let options = HeapOptions::new().tracker(Tracker::Told).debug_told(true);
+    let options = HeapOptions::new().create(true).tracker(TrackerKind::Explicit).debug_unmarked(true);
     let heap = options.open(dir.path().join("heap")).expect("open");
     let head = head_of(&heap);
     // The heap declares all of its own stores.
@@ -195,9 +195,9 @@ fn a_store_to_the_heap_that_nobody_told_of_is_found() {
     // SAFETY: a node of the list.
     unsafe { (**head).value = 1 << 40 };
     let message = refused(heap.commit(), &["invalid"]).to_string();
-    assert!(message.contains("stored to and not told of"), "{message}");
+    assert!(message.contains("did not mark them dirty"), "{message}");
     // SAFETY: as above.
-    heap.touch_value(unsafe { &(**head).value }).expect("a value");
+    heap.mark_dirty_value(unsafe { &(**head).value }).expect("a value");
     heap.commit().expect("commit");
 }
 
@@ -223,7 +223,7 @@ fn commits_among_threads_are_whole() {
                         let at = (address as *mut u64).wrapping_add(word);
                         // SAFETY: a word of the root that is this thread's own.
                         unsafe { at.write_volatile(n) };
-                        heap.touch(at.cast(), 8).expect("a word");
+                        heap.mark_dirty(at.cast(), 8).expect("a word");
                     }
                 }
             });

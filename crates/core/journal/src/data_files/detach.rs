@@ -8,9 +8,9 @@ use std::io::{self, ErrorKind};
 use std::path::Path;
 use untorn_os::{Open, Storage};
 
-/// Removes, of the files of a store, the attributes and the creation temporaries that are `ours`. Returns the directories
-/// and files that may keep an attribute, which is harmless if it is not pending.
-pub fn strip(
+/// Removes, of the files of a store, the attributes and the creation temporaries that are `ours`. Returns the
+/// directories and files that may keep an attribute, which is harmless if it is not pending.
+pub fn detach(
     storage: &dyn Storage,
     store_dir: &StoreDir,
     ours: &mut dyn FnMut(TreeFile<'_>, &Attribute) -> bool,
@@ -18,7 +18,7 @@ pub fn strip(
     let mut kept = Vec::new();
     let unreached = each_file(storage, store_dir, &mut |file| match file {
         TreeFile::Data(path) => {
-            if let Err(error) = strip_attribute(storage, path, &mut |a| ours(file, a)) {
+            if let Err(error) = detach_file(storage, path, &mut |a| ours(file, a)) {
                 kept.push(Unreached { path: path.to_owned(), error });
             }
         }
@@ -32,7 +32,7 @@ pub fn strip(
 ///
 /// # Errors
 /// It may have one, which could not be read or removed.
-pub fn strip_attribute(storage: &dyn Storage, path: &Path, ours: &mut dyn FnMut(&Attribute) -> bool) -> io::Result<()> {
+pub fn detach_file(storage: &dyn Storage, path: &Path, ours: &mut dyn FnMut(&Attribute) -> bool) -> io::Result<()> {
     let writable = open_for_writing(storage, path);
     let read = || storage.open(path, Open::READ);
     let value = match writable.as_ref().map_or_else(|_| read()?.attribute(), |file| file.attribute()) {
@@ -45,9 +45,9 @@ pub fn strip_attribute(storage: &dyn Storage, path: &Path, ours: &mut dyn FnMut(
     }
 }
 
-/// Removes a creation temporary if it is `ours` by the identity in its name and by the one in its attribute. A power cut
-/// leaves it when it takes away the commit of its file. The two differ if the file had its final name and was marked
-/// again there, and only the rename is lost.
+/// Removes a creation temporary if it is `ours` by the identity in its name and by the one in its attribute. A power
+/// cut leaves it when it takes away the commit of its file. The two differ if the file had its final name and was
+/// marked again there, and only the rename is lost.
 pub fn remove_temporary(storage: &dyn Storage, path: &Path, ours: &mut dyn FnMut(&Attribute) -> bool) {
     let value = storage.open(path, Open::READ).and_then(|file| file.attribute());
     if let Ok(value) = value

@@ -1,12 +1,13 @@
-//! Makes the kernel send the cached dirty pages of a file to the tree, through a helper process (`puller`) that has
-//! descriptors on the mount.
+//! Makes the kernel send the cached dirty pages of a file to the tree, through a helper process (`write_back_helper`)
+//! that has descriptors on the mount.
 //!
 //! The helper keeps a descriptor of each file as long as a program has the file open for writing, and of a few files
 //! some time longer. Where the helper cannot be had, the kernel is made to send by dropping its cache of the file.
 
 use crate::fuse::device::Device;
-use crate::fuse::puller::{FOR_READING, NOT_ALLOWED, NOT_OPENED, PULLER};
+use crate::fuse::write_back_helper::{FOR_READING, NOT_ALLOWED, NOT_OPENED, WRITE_BACK_HELPER};
 use crate::processes::passed_descriptors::{connection, receive, send};
+use parking_lot::{Mutex, MutexGuard};
 use rustix::fd::{AsFd, OwnedFd};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ffi::{OsStr, OsString};
@@ -16,9 +17,9 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
-use untorn_tree::{Errno, Ino, Pull, Result};
+use untorn_tree::{Errno, Ino, KernelCache, Result};
 
 /// Inode number of the hidden directory.
 pub const HIDDEN: Ino = u64::MAX - 1;
@@ -43,8 +44,8 @@ struct Hidden {
     expected: HashSet<Ino>,
 }
 
-/// The helper process, which pulls.
-struct Puller {
+/// The helper process, which writes back.
+struct Helper {
     control: OwnedFd,
     /// Connections that no request is using.
     lines: Mutex<Vec<OwnedFd>>,
@@ -57,18 +58,18 @@ struct Files {
     /// How often programs have each file open for writing.
     writers: HashMap<Ino, u64>,
     /// Files that the helper has open.
-    pulled: HashSet<Ino>,
-    /// Those of `pulled` that have no writers, the longest idle first.
+    written_back: HashSet<Ino>,
+    /// Those of `written_back` that have no writers, the longest idle first.
     idle: VecDeque<Ino>,
     /// The mount is no longer attached to any directory.
     detached: bool,
 }
 
 /// Makes the kernel send dirty pages, by the helper process or, without it, by dropping the cache.
-pub struct KernelPull {
+pub struct MountCache {
     device: Arc<Device>,
     hidden: Mutex<Hidden>,
-    puller: Mutex<Option<Arc<Puller>>>,
+    helper: Mutex<Option<Arc<Helper>>>,
     program: Mutex<Option<PathBuf>>,
     starts: Mutex<usize>,
     files: Mutex<Files>,
@@ -80,27 +81,28 @@ pub struct KernelPull {
     before_waiting: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Puller {
-    fn start(program: &Path) -> io::Result<Puller> {
+impl Helper {
+    fn start(program: &Path) -> io::Result<Helper> {
         let (ours, theirs) = connection()?;
         let mut command = Command::new(program);
-        command.arg0("untorn-mount").arg(PULLER).stdin(Stdio::from(theirs)).stdout(Stdio::null()).stderr(Stdio::null());
+        command
+            .arg0("untorn-mount")
+            .arg(WRITE_BACK_HELPER)
+            .stdin(Stdio::from(theirs))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
         // `spawn` does not copy this process. After a copy, the kernel has to find memory for pages that it was about
         // to hand over to a thread, and if the daemon is killed at that time, a write is lost.
         let child = command.spawn()?;
-        Ok(Puller { control: ours, lines: Mutex::default(), child: Mutex::new(child) })
+        Ok(Helper { control: ours, lines: Mutex::default(), child: Mutex::new(child) })
     }
 
-    /// Sends a request of numbers, as [`puller`](crate::fuse::puller) defines them. Returns an error number, and fills
-    /// `bytes` if there are some.
+    /// Sends a request of numbers, as [`write_back_helper`](crate::fuse::write_back_helper) defines them. Returns an
+    /// error number, and fills `bytes` if there are some.
     ///
     /// An error of the connection means that the helper has ended.
     fn ask(&self, asked: &[u64], bytes: &mut [u8]) -> rustix::io::Result<i32> {
-        let idle = locked(&self.lines).pop();
+        let idle = self.lines.lock().pop();
         let line = match idle {
             Some(line) => line,
             None => {
@@ -114,7 +116,7 @@ impl Puller {
         let mut answer = vec![0; 4 + bytes.len()];
         let (len, _) = receive(&line, &mut answer)?;
         let (number, read) = answer[..len].split_first_chunk().ok_or(rustix::io::Errno::PIPE)?;
-        locked(&self.lines).push(line);
+        self.lines.lock().push(line);
         match i32::from_ne_bytes(*number) {
             0 if read.len() == bytes.len() => bytes.copy_from_slice(read),
             0 => return Ok(libc::EIO),
@@ -129,25 +131,25 @@ impl Puller {
     }
 }
 
-impl Drop for Puller {
+impl Drop for Helper {
     fn drop(&mut self) {
         // The helper ends when the connection is closed and the kernel has sent the dirty pages of its files.
         let _ = rustix::net::shutdown(&self.control, rustix::net::Shutdown::Both);
         let started = Instant::now();
-        let mut child = locked(&self.child);
+        let mut child = self.child.lock();
         while matches!(child.try_wait(), Ok(None)) && started.elapsed() < PATIENCE {
             std::thread::sleep(MOMENT);
         }
     }
 }
 
-impl KernelPull {
+impl MountCache {
     /// Creates it without a helper process.
-    pub fn new(device: Arc<Device>) -> KernelPull {
-        KernelPull {
+    pub fn new(device: Arc<Device>) -> MountCache {
+        MountCache {
             device,
             hidden: Mutex::default(),
-            puller: Mutex::default(),
+            helper: Mutex::default(),
             program: Mutex::default(),
             starts: Mutex::default(),
             files: Mutex::default(),
@@ -158,7 +160,7 @@ impl KernelPull {
         }
     }
 
-    /// Sets a function that a thread calls before it waits for a pull.
+    /// Sets a function that a thread calls before it waits for a write-back.
     pub fn before_waiting(&self, first: impl Fn() + Send + Sync + 'static) {
         let _ = self.before_waiting.set(Box::new(first));
     }
@@ -167,86 +169,86 @@ impl KernelPull {
     ///
     /// The hidden directory is `given`, or is opened beneath a mount point that answers.
     pub fn start(&self, program: &Path, at: &Path, given: Option<OwnedFd>) -> io::Result<()> {
-        *locked(&self.program) = Some(program.to_owned());
+        *self.program.lock() = Some(program.to_owned());
         if let Some(given) = given {
-            locked(&self.hidden).directory = Some(Arc::new(given));
+            self.hidden.lock().directory = Some(Arc::new(given));
             return self.start_again().map(drop);
         }
-        let puller = Puller::start(program)?;
+        let helper = Helper::start(program)?;
         let name = OsString::from(format!(".{:032x}", rand_u128()));
-        locked(&self.hidden).name = Some(name.clone());
-        let asked = send(&puller.control, at.join(&name).as_os_str().as_bytes(), None);
-        let answered = asked.and_then(|()| receive(&puller.control, &mut [0]));
-        let mut hidden = locked(&self.hidden);
+        self.hidden.lock().name = Some(name.clone());
+        let asked = send(&helper.control, at.join(&name).as_os_str().as_bytes(), None);
+        let answered = asked.and_then(|()| receive(&helper.control, &mut [0]));
+        let mut hidden = self.hidden.lock();
         hidden.name = None;
         let (_, directory) = answered?;
         let directory = directory.ok_or(io::ErrorKind::PermissionDenied)?;
         hidden.directory = Some(Arc::new(directory));
         drop(hidden);
-        *locked(&self.puller) = Some(Arc::new(puller));
+        *self.helper.lock() = Some(Arc::new(helper));
         Ok(())
     }
 
     /// Returns the hidden directory, for the process that serves the mount after this one.
     pub fn hidden_directory(&self) -> Option<Arc<OwnedFd>> {
-        locked(&self.hidden).directory.clone()
+        self.hidden.lock().directory.clone()
     }
 
     /// Sets a function that is called when the hidden directory is closed here.
     pub fn when_closed(&self, then: impl FnOnce() + Send + 'static) {
-        *locked(&self.when_closed) = Some(Box::new(then));
+        *self.when_closed.lock() = Some(Box::new(then));
     }
 
     /// Returns the number of the helper process, which no program has started.
     pub fn process(&self) -> Option<u32> {
-        locked(&self.puller).as_ref().map(|puller| locked(&puller.child).id())
+        self.helper.lock().as_ref().map(|helper| helper.child.lock().id())
     }
 
-    fn start_again(&self) -> io::Result<Arc<Puller>> {
-        let mut current = locked(&self.puller);
-        if let Some(puller) = &*current {
-            return Ok(Arc::clone(puller));
+    fn start_again(&self) -> io::Result<Arc<Helper>> {
+        let mut current = self.helper.lock();
+        if let Some(helper) = &*current {
+            return Ok(Arc::clone(helper));
         }
-        let directory = locked(&self.hidden).directory.clone().ok_or(io::ErrorKind::NotFound)?;
-        let program = locked(&self.program).clone().ok_or(io::ErrorKind::NotFound)?;
-        let mut starts = locked(&self.starts);
+        let directory = self.hidden.lock().directory.clone().ok_or(io::ErrorKind::NotFound)?;
+        let program = self.program.lock().clone().ok_or(io::ErrorKind::NotFound)?;
+        let mut starts = self.starts.lock();
         if *starts >= STARTS_MAX {
             return Err(io::ErrorKind::QuotaExceeded.into());
         }
         *starts += 1;
-        let puller = Puller::start(&program)?;
-        send(&puller.control, b"hidden", Some(directory.as_fd()))?;
-        let puller = Arc::new(puller);
-        *current = Some(Arc::clone(&puller));
-        Ok(puller)
+        let helper = Helper::start(&program)?;
+        send(&helper.control, b"hidden", Some(directory.as_fd()))?;
+        let helper = Arc::new(helper);
+        *current = Some(Arc::clone(&helper));
+        Ok(helper)
     }
 
     /// Forgets a helper that was killed.
-    fn lost(&self, puller: &Arc<Puller>) {
-        let mut current = locked(&self.puller);
-        if current.as_ref().is_some_and(|current| Arc::ptr_eq(current, puller)) {
+    fn lost(&self, helper: &Arc<Helper>) {
+        let mut current = self.helper.lock();
+        if current.as_ref().is_some_and(|current| Arc::ptr_eq(current, helper)) {
             *current = None;
-            let mut files = locked(&self.files);
-            files.pulled.clear();
+            let mut files = self.files.lock();
+            files.written_back.clear();
             files.idle.clear();
         }
     }
 
-    /// Stops all pulls, when the mount is gone and the kernel has sent everything.
+    /// Stops all write-backs, when the mount is gone and the kernel has sent everything.
     ///
     /// Returns each file that was open for writing, and how often; the kernel need not have sent a release for these
     /// openings.
     pub fn end(&self) -> Vec<(Ino, u64)> {
         self.ended.store(true, Ordering::Release);
         self.close_all();
-        locked(&self.files).writers.drain().collect()
+        self.files.lock().writers.drain().collect()
     }
 
     /// Closes all descriptors on the mount as soon as no program has a file open for writing, so that the kernel can
     /// end the mount. Called when the mount is no longer attached to any directory.
-    pub fn close_when_unused(self: &Arc<KernelPull>) {
+    pub fn close_when_unused(self: &Arc<MountCache>) {
         let unused = {
-            let mut files = locked(&self.files);
+            let mut files = self.files.lock();
             files.detached = true;
             files.writers.is_empty()
         };
@@ -257,42 +259,42 @@ impl KernelPull {
 
     /// Closes all descriptors on the mount. Pulls still work, and drop the kernel's cache.
     pub fn close_all(&self) {
-        locked(&self.hidden).directory = None;
-        if let Some(then) = locked(&self.when_closed).take() {
+        self.hidden.lock().directory = None;
+        if let Some(then) = self.when_closed.lock().take() {
             then();
         }
-        let puller = locked(&self.puller).take();
+        let helper = self.helper.lock().take();
         {
-            let mut files = locked(&self.files);
-            files.pulled.clear();
+            let mut files = self.files.lock();
+            files.written_back.clear();
             files.idle.clear();
         }
         // Waits for the helper's end. A handler that uses the helper holds a reference until it has its answer.
-        let Some(puller) = puller else { return };
+        let Some(helper) = helper else { return };
         let started = Instant::now();
-        while Arc::strong_count(&puller) > 1 && started.elapsed() < PATIENCE {
+        while Arc::strong_count(&helper) > 1 && started.elapsed() < PATIENCE {
             std::thread::sleep(MOMENT);
         }
     }
 
     /// Whether a name in the root is that of the hidden directory.
     pub fn is_hidden(&self, name: &OsStr) -> bool {
-        locked(&self.hidden).name.as_deref() == Some(name)
+        self.hidden.lock().name.as_deref() == Some(name)
     }
 
-    /// Whether a file is being looked up in the hidden directory for a pull; if so, counts that the kernel gets the
-    /// inode once more.
+    /// Whether a file is being looked up in the hidden directory for a write-back; if so, counts that the kernel gets
+    /// the inode once more.
     pub fn gives(&self, ino: Ino) -> bool {
-        let expected = locked(&self.hidden).expected.remove(&ino);
+        let expected = self.hidden.lock().expected.remove(&ino);
         if expected {
-            *locked(&self.given).entry(ino).or_default() += 1;
+            *self.given.lock().entry(ino).or_default() += 1;
         }
         expected
     }
 
     /// Returns how many of the `count` lookups that the kernel forgets were lookups in the tree.
     pub fn forgotten(&self, ino: Ino, count: u64) -> u64 {
-        let mut given = locked(&self.given);
+        let mut given = self.given.lock();
         let Some(own) = given.get_mut(&ino) else { return count };
         let taken = count.min(*own);
         *own -= taken;
@@ -310,14 +312,14 @@ impl KernelPull {
 
     /// Notes that programs have opened a file for writing `times` times.
     pub fn opened(&self, ino: Ino, times: u64) {
-        let mut files = locked(&self.files);
+        let mut files = self.files.lock();
         *files.writers.entry(ino).or_default() += times;
         files.idle.retain(|idle| *idle != ino);
     }
 
     /// Notes that one of those openings has ended.
-    pub fn released(self: &Arc<KernelPull>, ino: Ino) {
-        let mut files = locked(&self.files);
+    pub fn released(self: &Arc<MountCache>, ino: Ino) {
+        let mut files = self.files.lock();
         let Some(writers) = files.writers.get_mut(&ino) else { return };
         *writers -= 1;
         if *writers > 0 {
@@ -326,10 +328,10 @@ impl KernelPull {
         files.writers.remove(&ino);
         if files.detached && files.writers.is_empty() {
             // Not in this thread, which may have to answer requests that the end of the helper waits for.
-            let pull = Arc::clone(self);
-            let _ = std::thread::Builder::new().spawn(move || pull.close_all());
+            let cache = Arc::clone(self);
+            let _ = std::thread::Builder::new().spawn(move || cache.close_all());
         }
-        if !files.pulled.contains(&ino) {
+        if !files.written_back.contains(&ino) {
             return;
         }
         files.idle.push_back(ino);
@@ -342,9 +344,9 @@ impl KernelPull {
 
     /// Closes the descriptors of idle files that have lost their last name.
     pub fn unlinked(&self, is_gone: impl Fn(Ino) -> bool) {
-        let idle: Vec<Ino> = locked(&self.files).idle.iter().copied().collect();
+        let idle: Vec<Ino> = self.files.lock().idle.iter().copied().collect();
         for ino in idle.into_iter().filter(|ino| is_gone(*ino)) {
-            let mut files = locked(&self.files);
+            let mut files = self.files.lock();
             if files.idle.contains(&ino) {
                 files.idle.retain(|idle| *idle != ino);
                 self.close(files, ino);
@@ -353,68 +355,68 @@ impl KernelPull {
     }
 
     fn close(&self, mut files: MutexGuard<'_, Files>, ino: Ino) {
-        files.pulled.remove(&ino);
+        files.written_back.remove(&ino);
         drop(files);
-        if let Some(puller) = &*locked(&self.puller) {
-            puller.close(ino);
+        if let Some(helper) = &*self.helper.lock() {
+            helper.close(ino);
         }
     }
 
     /// Sends a request for which the helper looks the file up once. `None` if the helper cannot be had.
     fn ask_once(&self, ino: Ino, asked: &[u64], bytes: &mut [u8]) -> Option<i32> {
-        let puller = self.start_again().ok()?;
-        locked(&self.hidden).expected.insert(ino);
-        let answer = puller.ask(asked, bytes);
-        locked(&self.hidden).expected.remove(&ino);
-        answer.inspect_err(|_| self.lost(&puller)).ok()
+        let helper = self.start_again().ok()?;
+        self.hidden.lock().expected.insert(ino);
+        let answer = helper.ask(asked, bytes);
+        self.hidden.lock().expected.remove(&ino);
+        answer.inspect_err(|_| self.lost(&helper)).ok()
     }
 
-    /// Pulls a file by the helper; `None` if that cannot be done.
-    fn by_puller(&self, ino: Ino) -> Option<Result<()>> {
+    /// Writes back a file by the helper; `None` if that cannot be done.
+    fn by_helper(&self, ino: Ino) -> Option<Result<()>> {
         for _ in 0..2 {
-            let puller = self.start_again().ok()?;
+            let helper = self.start_again().ok()?;
             let is_first = {
-                let mut files = locked(&self.files);
+                let mut files = self.files.lock();
                 // The last writer may have gone meanwhile; its close has sent everything.
                 if !files.writers.contains_key(&ino) {
                     return Some(Ok(()));
                 }
-                let is_first = files.pulled.insert(ino);
+                let is_first = files.written_back.insert(ino);
                 if is_first {
-                    locked(&self.hidden).expected.insert(ino);
+                    self.hidden.lock().expected.insert(ino);
                 }
                 is_first
             };
-            let mut pulled = puller.ask(&[ino], &mut []);
-            if pulled == Ok(NOT_ALLOWED) {
-                locked(&self.hidden).expected.insert(ino);
-                pulled = puller.ask(&[ino, u64::from_ne_bytes(FOR_READING)], &mut []);
+            let mut written_back = helper.ask(&[ino], &mut []);
+            if written_back == Ok(NOT_ALLOWED) {
+                self.hidden.lock().expected.insert(ino);
+                written_back = helper.ask(&[ino, u64::from_ne_bytes(FOR_READING)], &mut []);
             }
             if is_first {
-                locked(&self.hidden).expected.remove(&ino);
+                self.hidden.lock().expected.remove(&ino);
             }
-            match pulled {
+            match written_back {
                 Ok(0) => return Some(Ok(())),
                 Ok(NOT_OPENED) => {
-                    locked(&self.files).pulled.remove(&ino);
+                    self.files.lock().written_back.remove(&ino);
                     return None;
                 }
                 Ok(error) => return Some(Err(Errno(error))),
                 // The pages that the lost helper was about to send were sent, or will be sent by the next one.
-                Err(_) => self.lost(&puller),
+                Err(_) => self.lost(&helper),
             }
         }
         None
     }
 }
 
-impl Pull for KernelPull {
-    fn pull(&self, ino: Ino) -> Result<()> {
-        if self.ended.load(Ordering::Acquire) || !locked(&self.files).writers.contains_key(&ino) {
+impl KernelCache for MountCache {
+    fn write_back(&self, ino: Ino) -> Result<()> {
+        if self.ended.load(Ordering::Acquire) || !self.files.lock().writers.contains_key(&ino) {
             return Ok(());
         }
         self.begin_waiting();
-        self.by_puller(ino).unwrap_or_else(|| self.device.drop_cache(ino))
+        self.by_helper(ino).unwrap_or_else(|| self.device.drop_cache(ino))
     }
 
     fn cached(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<()> {

@@ -1,4 +1,4 @@
-//! Reports of a program's hooks (`live/hooks.c`): for each mapping with the tracker `told`, a byte for each line of 64
+//! Reports of a program's hooks (`live/hooks.c`): for each mapping with the tracker `explicit`, a byte for each line of 64
 //! bytes that was stored to, and a byte for each page with such a line.
 //!
 //! A hook sets the line's byte and then the page's, before the store. [`Hooked::take`] clears a page's byte and then
@@ -10,12 +10,13 @@
 //! never changed or freed, and the bytes that hooks set stay mapped: those of one mapping are reused for a later one,
 //! for which an extra byte that is set is harmless.
 
+use parking_lot::Mutex;
 use std::io;
 use std::ops::Range;
 use std::ptr::null_mut;
+use std::sync::OnceLock;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicUsize};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use untorn_os::Scratch;
 
 const LINE_BYTES: u64 = 64;
@@ -26,7 +27,7 @@ const MAPPINGS_MOST: usize = 64;
 
 /// The table that the hooks read before each store, in the program's memory. Laid out as in `live/hooks.c`.
 #[repr(C)]
-pub struct ToldTable {
+pub struct MarkTable {
     /// Number of entries that were ever used.
     used: AtomicUsize,
     /// Null for an entry without a mapping.
@@ -66,23 +67,19 @@ impl Room {
     }
 }
 
-static TABLE: OnceLock<&'static ToldTable> = OnceLock::new();
+static TABLE: OnceLock<&'static MarkTable> = OnceLock::new();
 /// For each entry that was ever used.
 static ROOMS: Mutex<Vec<Room>> = Mutex::new(Vec::new());
 
-fn rooms() -> MutexGuard<'static, Vec<Room>> {
-    ROOMS.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Sets the table that the program's hooks read.
-pub fn set_told_table(table: &'static ToldTable) {
+pub fn set_mark_table(table: &'static MarkTable) {
     let _ = TABLE.set(table);
 }
 
 /// A mapping that the hooks know.
 pub(super) struct Hooked {
     entry: usize,
-    table: &'static ToldTable,
+    table: &'static MarkTable,
     known: &'static Known,
 }
 
@@ -90,7 +87,7 @@ impl Hooked {
     /// Registers a mapping with the hooks. Returns `None` if the program has no hooks.
     pub(super) fn new(base: usize, bytes: u64) -> io::Result<Option<Hooked>> {
         let Some(table) = TABLE.get() else { return Ok(None) };
-        let mut rooms = rooms();
+        let mut rooms = ROOMS.lock();
         let is_free = |room: &Room| !room.is_taken && room.bytes >= bytes;
         let free = rooms.iter().position(is_free);
         let entry = match free {
@@ -102,7 +99,7 @@ impl Hooked {
             None => {
                 let Some(entry) = rooms.iter().position(|room| !room.is_taken) else {
                     return Err(io::Error::other(format!(
-                        "the program's hooks know {MAPPINGS_MOST} mappings with the tracker `told` already; unmap one first"
+                        "the program's hooks support at most {MAPPINGS_MOST} mappings with the tracker `explicit`; unmap one first"
                     )));
                 };
                 let last = rooms[entry].last;
@@ -112,6 +109,8 @@ impl Hooked {
             }
         };
         let room = &mut rooms[entry];
+        debug_assert!(!room.is_taken && room.bytes >= bytes, "entry {entry} of {} bytes for {bytes}", room.bytes);
+        debug_assert!(table.entries[entry].load(Relaxed).is_null(), "the hooks know a mapping in entry {entry}");
         let known: &'static Known = Box::leak(Box::new(Known {
             base,
             bytes: bytes as usize,
@@ -133,6 +132,7 @@ impl Hooked {
     /// Appends the lines before `end` that were stored to.
     pub(super) fn take(&self, end: u64, into: &mut Vec<Range<u64>>) {
         const AT_ONCE: usize = 8;
+        debug_assert!(end <= self.known.bytes as u64, "{end} bytes of a mapping of {}", self.known.bytes);
         let pages = self.flags(self.known.pages, 0..end.div_ceil(PAGE_BYTES) as usize);
         for (n, some) in pages.chunks(AT_ONCE).enumerate() {
             // Usually all of them are clear.
@@ -164,7 +164,7 @@ impl Hooked {
 impl Drop for Hooked {
     fn drop(&mut self) {
         self.table.entries[self.entry].store(null_mut(), Release);
-        let mut rooms = rooms();
+        let mut rooms = ROOMS.lock();
         let room = &mut rooms[self.entry];
         room.lines.clear();
         room.pages.clear();

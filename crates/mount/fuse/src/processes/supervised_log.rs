@@ -3,14 +3,15 @@
 
 use crate::processes::supervised::Supervised;
 use anyhow::{Context, Result};
+use parking_lot::Mutex;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{MemfdFlags, Mode, OFlags, ftruncate, memfd_create};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use untorn_tree::Kept;
+use std::sync::Arc;
+use untorn_tree::HandoverLog;
 
 /// A log that is longer than this at its start goes to the file system.
 const IN_MEMORY: u64 = 32 << 20;
@@ -38,15 +39,15 @@ struct Piece {
 }
 
 /// The log, in alternating files.
-pub struct KeptLog {
+pub struct SupervisedLog {
     files: Vec<File>,
     state: Mutex<State>,
     piece: Mutex<Piece>,
 }
 
-impl KeptLog {
+impl SupervisedLog {
     /// Takes the log that the supervisor keeps, or creates a new one.
-    pub fn of(supervised: &Supervised, store: &Path) -> Result<Arc<KeptLog>> {
+    pub fn of(supervised: &Supervised, store: &Path) -> Result<Arc<SupervisedLog>> {
         let mut files = Vec::new();
         for name in NAMES {
             let file = match supervised.kept(name) {
@@ -66,19 +67,11 @@ impl KeptLog {
         let current = (0..files.len()).max_by_key(|n| numbers[*n]).unwrap_or(0);
         let end = files[current].metadata().context("the log")?.len();
         let state = State { current, number: numbers[current], end, next: None };
-        Ok(Arc::new(KeptLog { files, state: Mutex::new(state), piece: Mutex::default() }))
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn piece(&self) -> MutexGuard<'_, Piece> {
-        self.piece.lock().unwrap_or_else(PoisonError::into_inner)
+        Ok(Arc::new(SupervisedLog { files, state: Mutex::new(state), piece: Mutex::default() }))
     }
 
     fn forget_piece(&self) {
-        *self.piece() = Piece::default();
+        *self.piece.lock() = Piece::default();
     }
 }
 
@@ -105,20 +98,20 @@ fn on_disk(store: &Path) -> rustix::io::Result<OwnedFd> {
     })
 }
 
-impl Kept for KeptLog {
+impl HandoverLog for SupervisedLog {
     fn len(&self) -> io::Result<u64> {
-        let state = self.state();
+        let state = self.state.lock();
         Ok(if state.number == 0 { 0 } else { state.end.saturating_sub(HEAD) })
     }
 
     fn read_at(&self, bytes: &mut [u8], at: u64) -> io::Result<()> {
         let (file, end) = {
-            let state = self.state();
+            let state = self.state.lock();
             (&self.files[state.current], state.end)
         };
         let at = HEAD + at;
         // Read ahead: frames are short, and are read one after the other while programs wait.
-        let mut piece = self.piece();
+        let mut piece = self.piece.lock();
         let covers = |piece: &Piece| piece.at <= at && at + bytes.len() as u64 <= piece.at + piece.bytes.len() as u64;
         if !covers(&piece) {
             let len = (end.saturating_sub(at) as usize).min(PIECE.max(bytes.len()));
@@ -135,7 +128,7 @@ impl Kept for KeptLog {
     }
 
     fn append(&self, parts: &[&[u8]]) -> io::Result<()> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let file = &self.files[state.next.unwrap_or(state.current)];
         let len: usize = parts.iter().map(|part| part.len()).sum();
         let slices: Vec<io::IoSlice<'_>> = parts.iter().map(|part| io::IoSlice::new(part)).collect();
@@ -154,7 +147,7 @@ impl Kept for KeptLog {
 
     fn cut(&self, len: u64) -> io::Result<()> {
         self.forget_piece();
-        let mut state = self.state();
+        let mut state = self.state.lock();
         ftruncate(&self.files[state.current], HEAD + len)?;
         state.end = HEAD + len;
         Ok(())
@@ -162,7 +155,7 @@ impl Kept for KeptLog {
 
     fn begin(&self, bytes: u64) -> io::Result<()> {
         self.forget_piece();
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let first = if bytes > IN_MEMORY { 2 } else { 0 };
         let next = if state.current == first { first + 1 } else { first };
         ftruncate(&self.files[next], 0)?;
@@ -172,7 +165,7 @@ impl Kept for KeptLog {
     }
 
     fn finish(&self) -> io::Result<()> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let Some(next) = state.next.take() else { return Ok(()) };
         state.number += 1;
         self.files[next].write_all_at(&state.number.to_ne_bytes(), 0)?;
@@ -184,7 +177,7 @@ impl Kept for KeptLog {
     }
 
     fn give_up(&self) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.number = 0;
         for file in &self.files {
             let _ = ftruncate(file, 0);

@@ -6,7 +6,7 @@
 //! list                  the header lists the epochs of the records, durably, with a fresh link for the next one
 //! ```
 //!
-//! An open store with carried records is in the same state as after its last commit: names are applied, and contents
+//! An open store with unapplied records is in the same state as after its last commit: names are applied, and contents
 //! wait in overlays for a checkpoint. None of it was flushed, and nothing needs a flush before the log is truncated.
 
 use crate::commits::final_state::{FileState, FinalState};
@@ -17,11 +17,11 @@ use std::collections::{BTreeSet, VecDeque};
 use std::path::PathBuf;
 use untorn_os::{Meta, Open, Storage};
 
-/// Limit for the portions in which carried commits are applied.
+/// Limit for the portions in which these commits are applied.
 const PORTIONS_MAX: u64 = 16;
 
 /// A data file that lacks commits which are in the journal, or whose attribute names them.
-pub struct CarriedFile {
+pub struct UnappliedFile {
     /// The net effect of the commits. Its overlay lies over the data file.
     pub state: FileState,
     /// The data file's metadata, after its names were applied.
@@ -32,9 +32,9 @@ pub struct CarriedFile {
 
 /// Commits that stay in the journal, unapplied, when a store is opened.
 #[derive(Default)]
-pub struct Carried {
+pub struct Unapplied {
     /// Files that have names.
-    pub files: Vec<CarriedFile>,
+    pub files: Vec<UnappliedFile>,
     /// Directories whose entries changed and may not be flushed.
     pub dirs: BTreeSet<PathBuf>,
     /// LSNs at which the log can be truncated before all of it is applied, in order. Each truncation frees a segment.
@@ -43,8 +43,13 @@ pub struct Carried {
 
 /// Takes over the files of a final state, whose names are applied, without applying contents. Returns `None` if a file
 /// is not where it should be.
-pub fn carry(storage: &dyn Storage, state: FinalState, locations: &Locations, scan: &Scan) -> Result<Option<Carried>> {
-    let mut carried = Carried { files: Vec::new(), dirs: state.touched_dirs(), portions: portions(scan) };
+pub fn leave_unapplied(
+    storage: &dyn Storage,
+    state: FinalState,
+    locations: &Locations,
+    scan: &Scan,
+) -> Result<Option<Unapplied>> {
+    let mut unapplied = Unapplied { files: Vec::new(), dirs: state.touched_dirs(), portions: portions(scan) };
     let mut metas = Vec::new();
     for file in state.files.values() {
         match locations.get(&file.id) {
@@ -64,12 +69,17 @@ pub fn carry(storage: &dyn Storage, state: FinalState, locations: &Locations, sc
     for segment in &scan.segments {
         segment.log.iter().for_each(|log| log.ends_with(segment.last_lsn));
     }
+    debug_assert_eq!(
+        state.files.values().filter(|file| file.name.is_some()).count(),
+        metas.len(),
+        "files with names that are not opened"
+    );
     let named = state.files.into_values().filter(|file| file.name.is_some());
     for (mut state, (meta, writable)) in named.zip(metas) {
         state.overlay = state.overlay.trimmed();
-        carried.files.push(CarriedFile { state, meta, writable });
+        unapplied.files.push(UnappliedFile { state, meta, writable });
     }
-    Ok(Some(carried))
+    Ok(Some(unapplied))
 }
 
 /// The LSNs at which the log can be cut between segments, except the last LSN. An LSN that would free too little is
@@ -88,5 +98,10 @@ fn portions(scan: &Scan) -> VecDeque<u64> {
             ends.push_back(newest);
         }
     }
+    debug_assert!(
+        ends.iter().is_sorted_by(|one, next| one < next) && ends.back().is_none_or(|end| *end < scan.last_lsn),
+        "portions {ends:?} of commits to {}",
+        scan.last_lsn
+    );
     ends
 }

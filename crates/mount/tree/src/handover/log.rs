@@ -9,19 +9,19 @@ use std::io;
 
 /// Storage of the log, which lasts as long as the machine runs.
 #[allow(clippy::len_without_is_empty)]
-pub trait Kept: Send + Sync {
+pub trait HandoverLog: Send + Sync {
     /// Length of the log in bytes; 0 if there is none.
     fn len(&self) -> io::Result<u64>;
     /// Reads bytes of the log.
     fn read_at(&self, bytes: &mut [u8], at: u64) -> io::Result<()>;
     /// Appends all parts to the log; if the process is killed meanwhile, perhaps only a first part of them, and
-    /// [`len`](Kept::len) then ends with that part.
+    /// [`len`](HandoverLog::len) then ends with that part.
     fn append(&self, parts: &[&[u8]]) -> io::Result<()>;
     /// Truncates the log to `len` bytes, to remove an incomplete frame at the end.
     fn cut(&self, len: u64) -> io::Result<()>;
-    /// Begins another log of about `bytes` bytes. Until [`finish`](Kept::finish), the last one stays valid.
+    /// Begins another log of about `bytes` bytes. Until [`finish`](HandoverLog::finish), the last one stays valid.
     fn begin(&self, bytes: u64) -> io::Result<()>;
-    /// Replaces the log by everything that was appended since [`begin`](Kept::begin).
+    /// Replaces the log by everything that was appended since [`begin`](HandoverLog::begin).
     fn finish(&self) -> io::Result<()>;
     /// Discards the log.
     fn give_up(&self);
@@ -95,8 +95,8 @@ pub(crate) enum Item<'a> {
         left: bool,
     },
     Ended(Transaction),
-    /// The store refused a seal of the file, so the next commit includes it.
-    Owed(Ino),
+    /// The store refused to commit the file with its names, so the next commit includes it.
+    Deferred(Ino),
     /// A step of a request is complete; the request is answered, or is about to be.
     Happened {
         unique: u64,
@@ -154,7 +154,7 @@ impl Item<'_> {
             Item::Begun { .. } => b'T',
             Item::Ended(_) => b'E',
             Item::Happened { .. } => b'H',
-            Item::Owed(_) => b'W',
+            Item::Deferred(_) => b'W',
             Item::Given { .. } => b'I',
             Item::TakenBack { .. } => b'K',
         };
@@ -202,7 +202,7 @@ impl Item<'_> {
                 out.u64s(inos);
             }
             Item::Void { number } => out.u64s(&[*number]),
-            Item::Doomed(ino) | Item::RolledBack(ino) | Item::Ended(ino) | Item::Owed(ino) => out.u64s(&[*ino]),
+            Item::Doomed(ino) | Item::RolledBack(ino) | Item::Ended(ino) | Item::Deferred(ino) => out.u64s(&[*ino]),
             Item::Begun { number, owner, keeps, left } => {
                 out.u64s(&[*number, *owner]);
                 out.0.push(u8::from(*keeps) | u8::from(*left) << 1);
@@ -294,7 +294,7 @@ impl<'a> Items<'a> {
                 Item::Begun { number, owner, keeps: flags & 1 != 0, left: flags & 2 != 0 }
             }
             b'E' => Item::Ended(self.u64()?),
-            b'W' => Item::Owed(self.u64()?),
+            b'W' => Item::Deferred(self.u64()?),
             b'H' => Item::Happened { unique: self.u64()?, ino: self.u64()? },
             b'I' => Item::Given { unique: self.u64()?, ino: self.u64()? },
             b'K' => Item::TakenBack { unique: self.u64()? },

@@ -1,17 +1,16 @@
-//! The tracker `told`: a commit has exactly the dirty ranges that the program declared.
+//! The tracker `explicit`: a commit has exactly the dirty ranges that the program declared.
 
-use crate::common;
 use crate::common::mapping::*;
 use crate::common::*;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use untorn::{Error, Map, MapOptions, Tracker};
+use untorn::{Error, Map, MapOptions, TrackerKind};
 
-fn told() -> MapOptions {
-    MapOptions::new().tracker(Tracker::Told)
+fn explicit() -> MapOptions {
+    MapOptions::new().tracker(TrackerKind::Explicit)
 }
 
 /// Stores without declaring it.
-fn store_untold(map: &Map, offset: usize, bytes: &[u8]) {
+fn store_unmarked(map: &Map, offset: usize, bytes: &[u8]) {
     assert!(offset + bytes.len() <= map.len() as usize);
     // SAFETY: inside the map, and no other thread is here.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), map.as_mut_ptr().add(offset), bytes.len()) }
@@ -20,10 +19,10 @@ fn store_untold(map: &Map, offset: usize, bytes: &[u8]) {
 #[test]
 fn a_commit_has_exactly_what_was_told() {
     let dir = directory();
-    let (store, file, map) = mapped(dir.path(), 4, &told());
-    assert_eq!(map.tracker().expect("a map"), Tracker::Told);
+    let (store, file, map) = mapped(dir.path(), 4, &explicit());
+    assert_eq!(map.tracker().expect("a map"), TrackerKind::Explicit);
     for round in 1..4u8 {
-        store_untold(&map, 100, &[b'a' + round; 30]);
+        store_unmarked(&map, 100, &[b'a' + round; 30]);
         tell(&map, 110, 10);
         map.msync().expect("msync");
         let mut wanted = vec![0; 30];
@@ -32,33 +31,33 @@ fn a_commit_has_exactly_what_was_told() {
         assert_eq!(peek(&map, 100, 30), [b'a' + round; 30], "memory has all of it");
     }
     // A declaration holds for one commit.
-    store_untold(&map, 110, b"later");
+    store_unmarked(&map, 110, b"later");
     map.msync().expect("msync");
     assert_eq!(committed(dir.path(), &store)[110..115], *b"ddddd");
     tell(&map, 110, 5);
     map.msync().expect("msync");
     assert_eq!(committed(dir.path(), &store)[110..115], *b"later");
     // The library's own stores declare exactly their bytes.
-    store_untold(&map, 3 * PAGE, b"untold");
+    store_unmarked(&map, 3 * PAGE, b"untold");
     map.store(b"store", 3 * PAGE as u64 + 10).expect("store");
     file.write_all_at(b"write", 3 * PAGE as u64 + 20).expect("write");
-    map.mark_dirty(3 * PAGE as u64 + 4, 2).expect("mark");
+    map.mark_dirty(map.as_ptr().wrapping_add(3 * PAGE + 4), 2).expect("mark");
     map.msync().expect("msync");
     assert_eq!(
         committed(dir.path(), &store)[3 * PAGE..][..26],
         *b"\x03\x03\x03\x03ld\x03\x03\x03\x03store\x03\x03\x03\x03\x03write\x03"
     );
     // A rollback leaves bytes alone that were not declared.
-    store_untold(&map, PAGE, b"untold");
+    store_unmarked(&map, PAGE, b"untold");
     poke(&map, PAGE + 6, b"told");
     map.rollback().expect("rollback");
     assert_eq!(peek(&map, PAGE, 12), b"untold\x01\x01\x01\x01\x01\x01");
     drop((map, file));
     store.close().expect("close");
     let (_store, _file, map) = {
-        let store = untorn::Store::open(dir.path()).expect("open");
+        let store = untorn::Store::open_or_create(dir.path()).expect("open");
         let file = store.open_file("f").expect("file");
-        let map = file.map_with(&told()).expect("map");
+        let map = file.map_with(&explicit()).expect("map");
         (store, file, map)
     };
     assert_eq!(peek(&map, PAGE, 6), [1; 6], "opened again, it is gone");
@@ -68,7 +67,7 @@ fn a_commit_has_exactly_what_was_told() {
 #[test]
 fn ranges_may_be_many_and_large() {
     let dir = directory();
-    let (store, _file, map) = mapped(dir.path(), 1500, &told());
+    let (store, _file, map) = mapped(dir.path(), 1500, &explicit());
     let mut wanted: Vec<u8> = (0..1500 * PAGE).map(|at| (at / PAGE) as u8).collect();
     // More ranges than are staged at once, and then one range of more bytes than are staged at once.
     for at in (0..400 * PAGE).step_by(48) {
@@ -92,7 +91,7 @@ fn ranges_may_be_many_and_large() {
 #[test]
 fn what_is_told_behind_the_end_is_no_part_of_the_file() {
     let dir = directory();
-    let (store, _file, map) = mapped(dir.path(), 2, &told());
+    let (store, _file, map) = mapped(dir.path(), 2, &explicit());
     map.resize(PAGE as u64 + 100).expect("shrink");
     map.msync().expect("msync");
     // Behind the end there is nothing to commit.
@@ -117,18 +116,18 @@ fn what_is_told_behind_the_end_is_no_part_of_the_file() {
 #[test]
 fn it_may_be_told_before_and_after_and_without_a_store() {
     let dir = directory();
-    let (store, file, map) = mapped(dir.path(), 600, &told());
+    let (store, file, map) = mapped(dir.path(), 600, &explicit());
     // Declared before the store.
     tell(&map, PAGE - 3, 6);
-    store_untold(&map, PAGE - 3, b"before");
+    store_unmarked(&map, PAGE - 3, b"before");
     // Declarations of values, of nothing, and of far more bytes than were stored.
     // SAFETY: aligned bytes of the map, which nobody else uses.
     let value = unsafe { &mut *map.as_mut_ptr().add(2 * PAGE).cast::<[u64; 2]>() };
     value[1] = u64::from_le_bytes(*b"a value.");
-    map.touch_value(value).expect("a value in the map");
+    map.mark_dirty_value(value).expect("a value in the map");
     tell(&map, 5, 0);
     tell(&map, 3 * PAGE, 590 * PAGE);
-    store_untold(&map, 500 * PAGE, b"far");
+    store_unmarked(&map, 500 * PAGE, b"far");
     map.msync().expect("msync");
     let mut wanted: Vec<u8> = (0..600 * PAGE).map(|i| (i / PAGE) as u8).collect();
     wanted[PAGE - 3..PAGE + 3].copy_from_slice(b"before");
@@ -137,7 +136,7 @@ fn it_may_be_told_before_and_after_and_without_a_store() {
     assert_same(&committed(dir.path(), &store), &wanted, "the file");
     // Behind the end there is nothing to commit.
     file.set_len(10 * PAGE as u64 + 5).expect("shrink");
-    fill_untold(&map, 10 * PAGE, 100);
+    fill_unmarked(&map, 10 * PAGE, 100);
     tell(&map, 10 * PAGE, 100);
     map.msync().expect("msync");
     assert_eq!(committed(dir.path(), &store).len(), 10 * PAGE + 5);
@@ -150,7 +149,7 @@ fn it_may_be_told_before_and_after_and_without_a_store() {
     assert_eq!((found.len(), &found[10 * PAGE..10 * PAGE + 7]), (11 * PAGE, &b"XXXXX\0\0"[..]));
 }
 
-fn fill_untold(map: &Map, offset: usize, len: usize) {
+fn fill_unmarked(map: &Map, offset: usize, len: usize) {
     // SAFETY: inside the map's last page, and no other thread is here.
     unsafe { std::ptr::write_bytes(map.as_mut_ptr().add(offset), b'X', len) }
 }
@@ -177,20 +176,20 @@ fn what_is_not_in_the_map_is_refused() {
             (start.wrapping_add(5), usize::MAX - 4),
             (std::ptr::without_provenance(usize::MAX), 1),
         ] {
-            refused(map.touch(address, len), &["invalid"]);
+            refused(map.mark_dirty(address, len), &["invalid"]);
         }
         for (at, len) in [(-1isize, 1), (0, 51), (50, 1), (49, 2), (51, 0)] {
-            refused(window.touch(window.as_ptr().wrapping_offset(at), len), &["invalid"]);
+            refused(window.mark_dirty(window.as_ptr().wrapping_offset(at), len), &["invalid"]);
         }
-        window.touch(window.as_ptr(), 50).expect("all of it");
-        window.touch(window.as_ptr().wrapping_add(50), 0).expect("nothing");
+        window.mark_dirty(window.as_ptr(), 50).expect("all of it");
+        window.mark_dirty(window.as_ptr().wrapping_add(50), 0).expect("nothing");
         map.resize(PAGE as u64).expect("shrink");
-        refused(map.touch(start.wrapping_add(PAGE), 1), &["invalid"]);
+        refused(map.mark_dirty(start.wrapping_add(PAGE), 1), &["invalid"]);
         map.msync().expect("msync");
         assert_eq!(committed(dir.path(), &store)[..5], *b"stays");
         drop((window, file));
         store.close().expect("close");
-        refused(map.touch(start, 1), &["closed"]);
+        refused(map.mark_dirty(start, 1), &["closed"]);
     });
 }
 
@@ -199,10 +198,10 @@ fn other_trackers_need_not_be_told() {
     with_trackers(|tracker| {
         let dir = directory();
         let (store, _file, map) = mapped(dir.path(), 2, &options(tracker));
-        store_untold(&map, 0, b"store");
+        store_unmarked(&map, 0, b"store");
         tell(&map, PAGE, 8);
         map.msync().expect("msync");
-        let wanted: &[u8] = if tracker == Tracker::Told { &[0; 5] } else { b"store" };
+        let wanted: &[u8] = if tracker == TrackerKind::Explicit { &[0; 5] } else { b"store" };
         assert_eq!(&committed(dir.path(), &store)[..5], wanted);
     });
 }
@@ -212,7 +211,7 @@ fn other_trackers_need_not_be_told() {
 fn every_thread_is_heard() {
     const THREADS: usize = 6;
     let dir = directory();
-    let (store, _file, map) = mapped(dir.path(), 64, &told());
+    let (store, _file, map) = mapped(dir.path(), 64, &explicit());
     let (stop, map) = (AtomicBool::new(false), &map);
     let (address, words) = (map.as_mut_ptr() as usize, 64 * PAGE / 8 / THREADS);
     let last: Vec<u64> = std::thread::scope(|scope| {
@@ -252,7 +251,7 @@ fn every_thread_is_heard() {
 #[test]
 fn what_is_told_beside_bytes_of_a_transaction_that_fails() {
     let dir = directory();
-    let (store, file, map) = mapped(dir.path(), 2, &told());
+    let (store, file, map) = mapped(dir.path(), 2, &explicit());
     map.msync().expect("msync");
     let (mut first, mut second) = (store.begin(), store.begin());
     first.create("name", 0o600).expect("create");
@@ -261,7 +260,7 @@ fn what_is_told_beside_bytes_of_a_transaction_that_fails() {
     poke(&map, 0, b"TTTT");
     let first = first.commit_async().expect("submit");
     let second = second.commit_async().expect("submit");
-    store_untold(&map, 8, b"SSSS");
+    store_unmarked(&map, 8, b"SSSS");
     tell(&map, 0, 64);
     let behind = map.msync_async().expect("submit");
     first.wait().expect("the first has the name");
@@ -274,7 +273,7 @@ fn what_is_told_beside_bytes_of_a_transaction_that_fails() {
 #[test]
 fn told_pages_are_given_back() {
     let dir = directory();
-    let (store, _file, map) = mapped(dir.path(), 2000, &told());
+    let (store, _file, map) = mapped(dir.path(), 2000, &explicit());
     (0..2000).for_each(|page| poke(&map, page * PAGE + 7, b"told"));
     map.msync().expect("msync");
     assert!(store.status().maps[0].private_bytes >= 2000 * PAGE as u64);
@@ -286,8 +285,8 @@ fn told_pages_are_given_back() {
 #[test]
 fn a_map_of_another_tracker_is_refused() {
     let (_dir, _store, file) = new_store_of(1);
-    let map = file.map_with(&told()).expect("map");
-    match file.map_with(&MapOptions::new().tracker(Tracker::PageMap)) {
+    let map = file.map_with(&explicit()).expect("map");
+    match file.map_with(&MapOptions::new().tracker(TrackerKind::PageMap)) {
         Err(Error::Invalid { detail, .. }) => assert!(detail.contains("tracker told"), "{detail}"),
         other => panic!("{other:?}"),
     }
@@ -297,13 +296,13 @@ fn a_map_of_another_tracker_is_refused() {
 #[test]
 fn stores_that_nobody_told_of_are_found() {
     let dir = directory();
-    let (store, file, map) = mapped(dir.path(), 64, &told().debug_told(true));
-    assert_eq!(map.tracker().expect("a map"), Tracker::Told);
+    let (store, file, map) = mapped(dir.path(), 64, &explicit().debug_unmarked(true));
+    assert_eq!(map.tracker().expect("a map"), TrackerKind::Explicit);
     poke(&map, 10, b"told");
     file.write_all_at(b"written", 2 * PAGE as u64).expect("write");
     map.msync().expect("all of it was told of");
-    store_untold(&map, PAGE + 100, &[0xAA; 8]);
-    store_untold(&map, 60 * PAGE - 1, &[0xAA; 2]);
+    store_unmarked(&map, PAGE + 100, &[0xAA; 8]);
+    store_unmarked(&map, 60 * PAGE - 1, &[0xAA; 2]);
     poke(&map, PAGE + 200, b"beside");
     for commit in 2..4 {
         let message = refused(map.msync(), &["invalid"]).to_string();
@@ -328,27 +327,27 @@ fn stores_that_nobody_told_of_are_found() {
     map.reclaim().expect("reclaim");
     map.msync().expect("nothing has changed");
     // Storing the old value is no change.
-    store_untold(&map, 10, b"told");
+    store_unmarked(&map, 10, b"told");
     map.msync().expect("nothing has changed");
-    (0..20).for_each(|page| store_untold(&map, page * PAGE + 50, &[0xBB]));
+    (0..20).for_each(|page| store_unmarked(&map, page * PAGE + 50, &[0xBB]));
     let message = refused(map.msync(), &["invalid"]).to_string();
     assert!(message.contains("and 12 other places"), "{message}");
     // With another tracker there is nothing to check.
     drop(map);
-    let map = file.map_with(&MapOptions::new().debug_told(true)).expect("map");
-    store_untold(&map, 10, b"found");
+    let map = file.map_with(&MapOptions::new().debug_unmarked(true)).expect("map");
+    store_unmarked(&map, 10, b"found");
     map.msync().expect("found");
 }
 
 #[test]
 fn the_environment_asks_for_the_check() {
-    const TEST: &str = "told::the_environment_asks_for_the_check";
+    const TEST: &str = "the_environment_asks_for_the_check";
     const DIRECTORY: &str = "UNTORN_TEST_TOLD";
     let stores = |dir: &std::path::Path| {
-        let (store, _file, map) = mapped(dir, 8, &told());
+        let (store, _file, map) = mapped(dir, 8, &explicit());
         let commits = (0..3).map(|_| {
-            store_untold(&map, 7, b"X");
-            store_untold(&map, 5 * PAGE, b"Y");
+            store_unmarked(&map, 7, b"X");
+            store_unmarked(&map, 5 * PAGE, b"Y");
             map.msync()
         });
         let kinds: Vec<&str> = commits.map(|done| done.map_or_else(|e| e.kind(), |()| "done")).collect();
@@ -365,11 +364,11 @@ fn the_environment_asks_for_the_check() {
         ("", "done done done", 0),
     ] {
         let dir = directory();
-        let mut child = common::child_process::again(TEST);
-        let out = child.env(DIRECTORY, dir.path()).env("UNTORN_TOLD_CHECK", wanted).output().expect("a child");
+        let mut child = untorn_testkit::again!(TEST);
+        let out = child.env(DIRECTORY, dir.path()).env("UNTORN_DEBUG_UNMARKED", wanted).output().expect("a child");
         let (out, err) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
         assert!(out.contains(&format!("commits: {commits}")), "{wanted}: {out}{err}");
-        let places = err.lines().filter(|line| line.contains("not told of before commit 1: 1 bytes at address"));
-        assert_eq!((places.count(), err.matches("not told of").count()), (printed, printed), "{wanted}: {err}");
+        let places = err.lines().filter(|line| line.contains("not marked dirty before commit 1: 1 bytes at address"));
+        assert_eq!((places.count(), err.matches("not marked dirty").count()), (printed, printed), "{wanted}: {err}");
     }
 }

@@ -11,23 +11,24 @@
 
 use crate::processes::passed_descriptors::{receive, send};
 use anyhow::{Context, Result, bail};
+use parking_lot::Mutex;
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use rustix::mount::{MountPropagationFlags, OpenTreeFlags, mount_change};
 use std::collections::HashMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use untorn_terminal::user_namespace;
 
 /// The subcommand of this process.
-pub const PULLER: &str = "puller";
+pub const WRITE_BACK_HELPER: &str = "write-back-helper";
 
-/// Answer: the file could not be opened, so nothing was pulled.
+/// Answer: the file could not be opened, so nothing was written back.
 pub const NOT_OPENED: i32 = -1;
-/// Answer: this user may not open the file as pulls do; the daemon asks again, [for reading](FOR_READING).
+/// Answer: this user may not open the file as write-backs do; the daemon asks again, [for reading](FOR_READING).
 pub const NOT_ALLOWED: i32 = -2;
-/// Second number of a request: open the file for reading, and pull it. No file has this size.
+/// Second number of a request: open the file for reading, and write it back. No file has this size.
 pub const FOR_READING: Number = [0xff; 8];
 /// Access mode neither for reading nor for writing, so that a program can still get a lease, which requires that nobody
 /// else has the file open.
@@ -66,7 +67,7 @@ struct Files {
 impl Files {
     /// Returns a descriptor of the file, and whether it was opened just now.
     fn descriptor(&self, number: Number, mode: OFlags) -> rustix::io::Result<(Arc<OwnedFd>, bool)> {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.open.lock();
         if let Some(own) = open.get(&number) {
             return Ok((Arc::clone(own), false));
         }
@@ -77,7 +78,7 @@ impl Files {
     }
 
     fn close(&self, number: Number) {
-        let closed = self.open.lock().unwrap_or_else(PoisonError::into_inner).remove(&number);
+        let closed = self.open.lock().remove(&number);
         // Closing waits until the kernel has sent the dirty pages, and for the file's lock, so another thread does it.
         if let Some(closed) = closed {
             let _ = thread::Builder::new().spawn(move || drop(closed));
@@ -118,9 +119,9 @@ impl Files {
 
     /// Serves the requests of one connection.
     ///
-    /// One number: pull that file. Two numbers: set the size of the file to the second, or, if that is [`FOR_READING`],
-    /// open the file for reading and pull it. Three numbers: read bytes at an offset, with a length. The answer is an
-    /// error number or 0, and the bytes.
+    /// One number: write back that file. Two numbers: set the size of the file to the second, or, if that is
+    /// [`FOR_READING`], open the file for reading and write it back. Three numbers: read bytes at an offset, with a
+    /// length. The answer is an error number or 0, and the bytes.
     fn serve(&self, line: &OwnedFd) {
         let mut asked = [Number::default(); 3];
         while let Ok((len @ (8 | 16 | 24), _)) = receive(line, asked.as_flattened_mut()) {
@@ -128,12 +129,12 @@ impl Files {
             let mut bytes = Vec::new();
             let (answer, is_new) = match len {
                 8 => match self.descriptor(number, NEITHER) {
-                    Ok((own, is_new)) => (pull(&own), is_new),
+                    Ok((own, is_new)) => (write_back(&own), is_new),
                     Err(rustix::io::Errno::ACCESS) => (NOT_ALLOWED, false),
                     Err(_) => (NOT_OPENED, false),
                 },
                 16 if asked[1] == FOR_READING => match self.descriptor(number, OFlags::RDONLY) {
-                    Ok((own, is_new)) => (pull(&own), is_new),
+                    Ok((own, is_new)) => (write_back(&own), is_new),
                     Err(_) => (NOT_OPENED, false),
                 },
                 16 => match self.set_size(number, asked[1]) {
@@ -169,7 +170,7 @@ fn name(number: Number) -> String {
     u64::from_ne_bytes(number).to_string()
 }
 
-fn pull(own: &OwnedFd) -> i32 {
+fn write_back(own: &OwnedFd) -> i32 {
     let all = libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
     // SAFETY: a system call on a descriptor that is open as long as `own` is there; it takes no memory.
     match unsafe { libc::sync_file_range(own.as_raw_fd(), 0, 0, all) } {

@@ -2,7 +2,7 @@
 
 use super::Region;
 use super::changes::Copies;
-use super::told::tidy;
+use super::marked::tidy;
 use crate::engine::content::{Content, SpillSink};
 use crate::invariant;
 use bytes::Bytes;
@@ -33,6 +33,7 @@ fn first_lot(ranges: &[Range<u64>]) -> Vec<Range<u64>> {
             break;
         }
     }
+    debug_assert!(len_of(&lot) <= LOT_BYTES && lot.len() <= ranges.len(), "{} bytes in {} ranges", bytes, lot.len());
     lot
 }
 
@@ -40,7 +41,7 @@ impl Region {
     /// Without the invariant, extends ranges to whole lines, which the other trackers compare. Exactly the reported
     /// bytes must be staged.
     fn add_lines(&mut self) {
-        if !holds(invariant::UNTOLD_STAYS_OUT) {
+        if !holds(invariant::UNMARKED_STAYS_OUT) {
             for range in &mut self.taken {
                 *range = range.start / 64 * 64..range.end.next_multiple_of(64).min(self.accessible);
             }
@@ -49,16 +50,16 @@ impl Region {
     }
 
     /// Stages the reported bytes, as they are in memory now.
-    pub(super) fn stage_told(&mut self, content: &mut Content, sink: &dyn SpillSink, unit: usize) -> Result<()> {
+    pub(super) fn stage_marked(&mut self, content: &mut Content, sink: &dyn SpillSink, unit: usize) -> Result<()> {
         self.add_lines();
         let mut taken = std::mem::take(&mut self.taken);
         let (mut staged, mut done) = (0, Ok(()));
         while staged < taken.len() && done.is_ok() {
             let lot = first_lot(&taken[staged..]);
             done =
-                self.copies_of(content, &lot).and_then(|bytes| self.stage_told_lot(content, sink, unit, &lot, bytes));
+                self.copies_of(content, &lot).and_then(|bytes| self.stage_marked_lot(content, sink, unit, &lot, bytes));
             // Ranges that cannot be staged stay, for the next commit.
-            if done.is_ok() || !holds(invariant::TOLD_UNTIL_STAGED) {
+            if done.is_ok() || !holds(invariant::MARKED_UNTIL_STAGED) {
                 staged += lot.len();
                 let (whole, last) = (&mut taken[staged - 1], &lot[lot.len() - 1]);
                 if last.end < whole.end {
@@ -67,17 +68,19 @@ impl Region {
                 }
             }
         }
+        debug_assert!(self.taken.is_empty(), "ranges were taken while others are staged: {:?}", self.taken);
+        debug_assert!(done.is_err() || staged == taken.len(), "{staged} of {} ranges are staged", taken.len());
         taken.drain(..staged);
         self.taken = taken;
         done
     }
 
     /// Copies all reported bytes, as of this moment.
-    pub(super) fn copy_told(&mut self, content: &mut Content, sink: &dyn SpillSink, unit: usize) -> Result<Copies> {
+    pub(super) fn copy_marked(&mut self, content: &mut Content, sink: &dyn SpillSink, unit: usize) -> Result<Copies> {
         self.find_stores(content)?;
         if len_of(&self.taken) > COPIES_MOST {
             self.check_unchanged(content)?;
-            self.stage_told(content, sink, unit)?;
+            self.stage_marked(content, sink, unit)?;
         }
         self.add_lines();
         let ranges = self.taken.clone();
@@ -86,7 +89,7 @@ impl Region {
     }
 
     /// Stages copies of all ranges that were taken.
-    pub(super) fn stage_told_copies(
+    pub(super) fn stage_marked_copies(
         &mut self,
         content: &mut Content,
         sink: &dyn SpillSink,
@@ -97,13 +100,13 @@ impl Region {
             return Ok(());
         }
         self.check_unchanged(content)?;
-        self.stage_told_lot(content, sink, unit, &copies.ranges, copies.bytes)?;
+        self.stage_marked_lot(content, sink, unit, &copies.ranges, copies.bytes)?;
         self.taken.clear();
         Ok(())
     }
 
     /// Stages bytes of reported ranges. Other bytes on the same page or line are not included.
-    fn stage_told_lot(
+    fn stage_marked_lot(
         &mut self,
         content: &mut Content,
         sink: &dyn SpillSink,
@@ -111,6 +114,7 @@ impl Region {
         ranges: &[Range<u64>],
         bytes: Vec<u8>,
     ) -> Result<()> {
+        debug_assert_eq!(bytes.len() as u64, len_of(ranges), "bytes of {} ranges", ranges.len());
         let (page, size) = (self.page(), content.size());
         let bytes = Bytes::from(bytes);
         let mut staged: Vec<(Range<u64>, Source)> = Vec::with_capacity(ranges.len());
@@ -174,6 +178,7 @@ impl Region {
             pieces.push(Piece { offset: range.start, into: piece });
             into = rest;
         }
+        debug_assert!(into.is_empty(), "{} bytes more than {} ranges have", into.len(), ranges.len());
         self.mapping.copy_out(&mut pieces).map_err(|e| self.fail(content, "read the mapping of", e))
     }
 }

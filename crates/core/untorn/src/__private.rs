@@ -1,0 +1,135 @@
+//! For the other crates of this project: the C library, mounts, the derive macro, tests. **Not a part of the API**: it may
+//! change in any version.
+
+pub use crate::admin::unneeded::{remove_unneeded, remove_unneeded_on, unlink};
+pub use crate::engine::checkpoint::Checkpoint;
+pub use crate::engine::handles::output_gate::Sink;
+pub use crate::engine::handles::relocate;
+pub use crate::heap::alloc::in_memory::fuzz_heap;
+pub use crate::heap::collections::storable::{RawPointer, is_pointer, is_storable};
+pub use crate::heap::live::outlook::{LiveImage, live_outlook};
+pub use crate::heap::sections::section_hooks;
+
+use crate::engine::commit::ticket::Ticket;
+use crate::engine::handles::file::File;
+use crate::engine::handles::output_gate::{Gate, Output};
+use crate::engine::handles::store::Store;
+use crate::engine::handles::txn::Txn;
+use crate::engine::options::{FileOptions, StoreOptions};
+use crate::reader::Reader;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use untorn_journal::Result;
+use untorn_journal::directories::store_dir::StoreDir;
+use untorn_os::Storage;
+
+/// The invariants of all crates below, and of this one.
+pub mod invariant {
+    pub use crate::invariant::*;
+}
+
+/// The sync points of all crates below, and of this one.
+pub mod sync_point {
+    pub use crate::sync_point::*;
+}
+
+/// Stores on any storage, with exact sizes.
+pub trait OpenStoreOn: Sized {
+    /// Opens a store on any storage.
+    fn open_on(&self, storage: Arc<dyn Storage>, store_dir: StoreDir, path: PathBuf) -> Result<Store>;
+    /// Sets exact sizes, below the limits of [`StoreOptions::journal_bytes`], without a spare journal and without readers.
+    fn sizes(self, journal_bytes: u64, segment_bytes_first: u64, inline_bytes_max: u64) -> Self;
+    /// Keeps a page for readers, although sizes are set.
+    fn page(self, on: bool) -> Self;
+    /// Reserves space for another journal, although sizes are set.
+    fn spare(self, on: bool) -> Self;
+}
+
+impl OpenStoreOn for StoreOptions {
+    fn open_on(&self, storage: Arc<dyn Storage>, store_dir: StoreDir, path: PathBuf) -> Result<Store> {
+        StoreOptions::open_on(self, storage, store_dir, path)
+    }
+
+    fn sizes(self, journal_bytes: u64, segment_bytes_first: u64, inline_bytes_max: u64) -> Self {
+        StoreOptions::sizes(self, journal_bytes, segment_bytes_first, inline_bytes_max)
+    }
+
+    fn page(self, on: bool) -> Self {
+        StoreOptions::page(self, on)
+    }
+
+    fn spare(self, on: bool) -> Self {
+        StoreOptions::spare(self, on)
+    }
+}
+
+/// Opens a standalone file on any storage.
+pub fn open_file_on(options: &FileOptions, storage: Arc<dyn Storage>, name: &Path, path: PathBuf) -> Result<File> {
+    options.open_on(storage, name, path)
+}
+
+/// Opens a store for reading on any storage.
+pub fn open_reader_on(storage: Arc<dyn Storage>, store_dir: StoreDir, path: PathBuf) -> Result<Reader> {
+    Reader::open_on(storage, store_dir, path)
+}
+
+/// Steps of an open store, one by one.
+pub trait StoreSteps {
+    /// Queues one commit of many files, and wakes no thread: it is written when a thread waits for its ticket, or for a
+    /// later one.
+    fn submit_unwritten(&self, files: &[&File]) -> Result<Ticket>;
+    /// Runs only the first step of a checkpoint: it covers the next portion of the carried-over commits, or everything
+    /// committed so far.
+    fn begin_checkpoint(&self) -> Result<Option<Checkpoint<'_>>>;
+    /// Writes a durable mark, like the background thread after a while without commits.
+    fn write_durable_mark(&self) -> Result<bool>;
+    /// Number of files visited by walks through the whole table: no commit, name change or checkpoint may cause a walk.
+    fn files_walked(&self) -> u64;
+}
+
+impl StoreSteps for Store {
+    fn submit_unwritten(&self, files: &[&File]) -> Result<Ticket> {
+        Store::submit_unwritten(self, files)
+    }
+
+    fn begin_checkpoint(&self) -> Result<Option<Checkpoint<'_>>> {
+        Store::begin_checkpoint(self)
+    }
+
+    fn write_durable_mark(&self) -> Result<bool> {
+        Store::write_durable_mark(self)
+    }
+
+    fn files_walked(&self) -> u64 {
+        Store::files_walked(self)
+    }
+}
+
+/// Queues the commit of a transaction, like [`StoreSteps::submit_unwritten`].
+pub fn submit_unwritten(txn: Txn) -> Result<Ticket> {
+    txn.submit_unwritten()
+}
+
+/// Steps of a gate, one by one.
+pub trait GateSteps: Sized {
+    /// A gate without a thread: all work happens in calls of [`GateSteps::release`], and in writes that find no room.
+    fn without_thread(bytes_max: usize) -> Result<Self>;
+    /// Puts any sink behind the gate.
+    fn output_to(&self, sink: Box<dyn Sink>) -> Output;
+    /// Waits for the oldest commit, and sends all bytes that are durable then.
+    fn release(&self);
+}
+
+impl GateSteps for Gate {
+    fn without_thread(bytes_max: usize) -> Result<Gate> {
+        Gate::without_thread(bytes_max)
+    }
+
+    fn output_to(&self, sink: Box<dyn Sink>) -> Output {
+        Gate::output_to(self, sink)
+    }
+
+    fn release(&self) {
+        Gate::release(self);
+    }
+}

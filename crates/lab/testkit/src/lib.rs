@@ -1,0 +1,123 @@
+//! Helpers of tests: the test program as a second process, kills, example programs, file systems, settings.
+
+mod mount;
+mod settings;
+
+pub use mount::Mount;
+pub use settings::{NOBODY, drawn_seed, extent, is_full, is_root, slice, variable};
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+/// The name by which the test program knows a test of the calling module, wherever that module is in the program.
+#[macro_export]
+macro_rules! test_path {
+    ($test:expr) => {
+        $crate::path_in(module_path!(), $test)
+    };
+}
+
+/// A command that runs only the named test of the calling module, in a second process of this program.
+#[macro_export]
+macro_rules! again {
+    ($test:expr) => {
+        $crate::again($crate::test_path!($test))
+    };
+}
+
+/// Whether this process runs the named test of the calling module alone. If not, runs it in a process of its own, where
+/// it must pass.
+#[macro_export]
+macro_rules! is_alone {
+    ($test:expr) => {
+        $crate::is_alone($crate::test_path!($test))
+    };
+}
+
+/// The path of a test in a module, for [`test_path!`]: without the name of the program.
+#[doc(hidden)]
+pub fn path_in(module: &str, test: &str) -> String {
+    module.split_once("::").map_or_else(|| test.to_owned(), |(_, inside)| format!("{inside}::{test}"))
+}
+
+/// A command that runs only the test of this path; [`again!`] knows the path.
+#[doc(hidden)]
+pub fn again(path: String) -> Command {
+    let mut command = Command::new(std::env::current_exe().expect("this program's path"));
+    command.args(["--exact", &path, "--nocapture", "--test-threads=1"]);
+    command
+}
+
+/// See [`is_alone!`].
+#[doc(hidden)]
+pub fn is_alone(path: String) -> bool {
+    const ALONE: &str = "UNTORN_TEST_ALONE";
+    let is_alone = std::env::var_os(ALONE).is_some();
+    let passes = || again(path.clone()).env(ALONE, "").status().expect("a second process").success();
+    assert!(is_alone || passes(), "{path} alone");
+    is_alone
+}
+
+/// Reports, past the test runner's capture, that the current test was skipped, and why.
+pub fn skipped(why: &str) {
+    let thread = std::thread::current();
+    let line = format!("{} skipped: {why}\n", thread.name().unwrap_or("a test"));
+    let _ = std::io::stderr().write_all(line.as_bytes());
+}
+
+/// Starts a process that prints `ack N` after each commit, kills it after a while, and returns the last N.
+pub fn run_and_kill(command: &mut Command, after: Duration) -> u64 {
+    let mut child = command.stdout(Stdio::piped()).spawn().expect("a second process");
+    let output = child.stdout.take().expect("piped");
+    // Reads while it runs: a full pipe would stop the child at the same place each time.
+    let reader = std::thread::spawn(move || {
+        let lines = BufReader::new(output).lines().map_while(Result::ok);
+        lines.filter_map(|line| line.strip_prefix("ack ")?.parse().ok()).last()
+    });
+    std::thread::sleep(after);
+    child.kill().expect("kill");
+    assert_eq!(child.wait().expect("wait").signal(), Some(9), "it ended by itself: {command:?}");
+    reader.join().expect("reader").unwrap_or(0)
+}
+
+/// The path of an example program of the test's package. Unless everything is built already, builds the package's
+/// examples with the profile of this test.
+pub fn example(package: &str, name: &str) -> PathBuf {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    let dir = BUILT.get_or_init(|| {
+        let test = std::env::current_exe().expect("this test's own path");
+        let profile_dir = test.ancestors().nth(2).expect("target/PROFILE/deps/TEST");
+        let profile = if cfg!(debug_assertions) { "test" } else { "release" };
+        // Built by `make test`, or by the process that started this worker.
+        let is_built = |variable: &&str| std::env::var_os(variable).is_some();
+        if !["UNTORN_PREBUILT", "UNTORN_CRASHLAB_WORKER"].iter().any(is_built) {
+            let mut cargo = Command::new(env!("CARGO"));
+            cargo.args(["build", "--quiet", "--package", package, "--examples", "--profile", profile]);
+            cargo.arg("--target-dir").arg(profile_dir.parent().expect("target/PROFILE"));
+            let built = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).status();
+            assert!(built.expect("cargo").success());
+        }
+        profile_dir.join("examples")
+    });
+    dir.join(name)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_test_is_found_in_its_module() {
+        assert_eq!(crate::test_path!("name"), "tests::name");
+        assert_eq!(crate::path_in("program", "name"), "name");
+    }
+
+    #[test]
+    fn a_test_runs_again_alone() {
+        if crate::is_alone!("a_test_runs_again_alone") {
+            assert!(crate::again!("there is no such test").status().unwrap().success());
+        }
+    }
+}
