@@ -601,8 +601,9 @@ impl Journal {
     fn write_group(&mut self) -> Result<()> {
         self.buf.pad_to_block();
         let segment = &mut self.segments[self.current];
+        // Appended records lie behind the position.
         debug_assert!(
-            self.position > 0 || segment.last_lsn <= self.header.checkpoint_lsn,
+            self.position > 0 || segment.appended > 0 || segment.last_lsn <= self.header.checkpoint_lsn,
             "record {} would be overwritten, and everything to {} is applied",
             segment.last_lsn,
             self.header.checkpoint_lsn
