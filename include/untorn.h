@@ -1400,8 +1400,8 @@ int untorn_map_resize(struct untorn_map *map,
  * the store. Returns 0, or -1: EINVAL (not inside the map, nothing was marked), EBADF.
  */
 int untorn_map_mark_dirty(struct untorn_map *map,
-                     const void *address,
-                     size_t len);
+                          const void *address,
+                          size_t len);
 
 /**
  * Reclaims memory: applies all committed changes to the data file, then drops every page that the data
@@ -1477,8 +1477,8 @@ void *untorn_heap_base(const struct untorn_heap *heap);
  * marked as a whole. Returns 0, or -1: EINVAL (not inside the heap, nothing was marked), EBADF.
  */
 int untorn_heap_mark_dirty(struct untorn_heap *heap,
-                      const void *address,
-                      size_t len);
+                           const void *address,
+                           size_t len);
 
 /**
  * Begins changes that belong together: no commit takes place before the same thread calls
@@ -1503,8 +1503,8 @@ UNTORN_MUST_USE int untorn_heap_commit(struct untorn_heap *heap);
 /** Commits the heap and ordinary files of the same store as one. Returns 0, or -1 with an error like untorn_syncv(). */
 UNTORN_MUST_USE
 int untorn_heap_syncv(struct untorn_heap *heap,
-                            struct untorn_file *const *files,
-                            size_t n);
+                      struct untorn_file *const *files,
+                      size_t n);
 
 /**
  * Starts a commit of the heap. All changes made before the call belong to the commit. The ticket reports when the

@@ -252,7 +252,7 @@ fn all_under_sanitizers() {
         skipped(&format!("cc has no {sanitize} here"));
         return;
     }
-    for program in slice(&PROGRAMS, 5, drawn_seed()) {
+    for program in slice(&PROGRAMS, 4, drawn_seed()) {
         let binary = build.path().join(program);
         let mut command = compiler(&source(program));
         command.args([sanitize, "-fno-sanitize-recover=all"]).arg(source(program)).arg("-o").arg(&binary);
@@ -342,7 +342,7 @@ fn all_under_valgrind() {
     }
     build_library();
     let build = tempfile::tempdir().expect("a build directory");
-    for program in slice(&PROGRAMS, 4, drawn_seed()) {
+    for program in slice(&PROGRAMS, 3, drawn_seed()) {
         let directory = build.path().join(format!("build-{program}"));
         fs::create_dir(&directory).expect("a build directory");
         let binary = directory.join(program);

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use common::killed_programs::{Moments, kill, kills};
 use common::{build_library, cc, crate_dir, have, is_here, link_with, output_of, profile, run, skipped, target_dir};
+use untorn_testkit::{drawn_seed, slice};
 
 /// An installation, for all tests of this program.
 fn prefix() -> &'static Path {
@@ -93,29 +94,29 @@ fn hooks_see_every_store() {
         cpu if cpu.contains(" avx2 ") => &["-O3", "-mavx2"],
         _ => &["-O3"],
     };
-    for (compiler, _) in compilers() {
-        for flags in [&["-O0"][..], &["-O2"], wide] {
-            let binary = dir.path().join(format!("{compiler}{}", flags.concat()));
-            let mut command = wrapper("untorn-cc", compiler);
-            // The sources of this test compute nothing.
-            command.args(["-std=gnu11", "-Wno-psabi"]).args(flags).arg(source("zoo.c"));
-            run(command.arg("-o").arg(&binary));
-            let text = output_of(program(&binary).arg(dir.path().join("heap")));
-            let all: usize = text.lines().last().and_then(|line| line.parse().ok()).expect("a number");
-            assert!(all > 55, "{text}");
-            let of = |word: &str| text.lines().filter_map(|line| line.strip_prefix(word)).map(str::to_owned).collect();
-            let (nothing, found): (BTreeSet<String>, BTreeSet<String>) = (of("nothing "), of("missed "));
-            assert!(nothing.is_empty(), "{compiler} {flags:?}: these change nothing: {nothing:?}");
-            assert_eq!(found, missed(compiler, flags), "{compiler} {flags:?}");
-            println!("{compiler} {flags:?}: {all} kinds of stores, {found:?} not seen");
-            // The same for an ordinary heap with the tracker `explicit`.
-            let text = output_of(program(&binary).arg("told").arg(dir.path().join("told")));
-            let of = |word: &str| text.lines().filter_map(|line| line.strip_prefix(word)).map(str::to_owned).collect();
-            let (nothing, found): (BTreeSet<String>, BTreeSet<String>) = (of("nothing "), of("missed "));
-            assert!(nothing.is_empty() && text.lines().last() == Some(&all.to_string()), "{text}");
-            assert_eq!(found, missed(compiler, flags), "{compiler} {flags:?}, told");
-            fs::remove_file(dir.path().join("told")).expect("a heap");
-        }
+    let all =
+        compilers().iter().flat_map(|(compiler, _)| [&["-O0"][..], &["-O2"], wide].map(|flags| (compiler, flags)));
+    for (compiler, flags) in slice(&all.collect::<Vec<_>>(), 4, drawn_seed()) {
+        let binary = dir.path().join(format!("{compiler}{}", flags.concat()));
+        let mut command = wrapper("untorn-cc", compiler);
+        // The sources of this test compute nothing.
+        command.args(["-std=gnu11", "-Wno-psabi"]).args(flags).arg(source("zoo.c"));
+        run(command.arg("-o").arg(&binary));
+        let text = output_of(program(&binary).arg(dir.path().join("heap")));
+        let all: usize = text.lines().last().and_then(|line| line.parse().ok()).expect("a number");
+        assert!(all > 55, "{text}");
+        let of = |word: &str| text.lines().filter_map(|line| line.strip_prefix(word)).map(str::to_owned).collect();
+        let (nothing, found): (BTreeSet<String>, BTreeSet<String>) = (of("nothing "), of("missed "));
+        assert!(nothing.is_empty(), "{compiler} {flags:?}: these change nothing: {nothing:?}");
+        assert_eq!(found, missed(compiler, flags), "{compiler} {flags:?}");
+        println!("{compiler} {flags:?}: {all} kinds of stores, {found:?} not seen");
+        // The same for an ordinary heap with the tracker `explicit`.
+        let text = output_of(program(&binary).arg("told").arg(dir.path().join("told")));
+        let of = |word: &str| text.lines().filter_map(|line| line.strip_prefix(word)).map(str::to_owned).collect();
+        let (nothing, found): (BTreeSet<String>, BTreeSet<String>) = (of("nothing "), of("missed "));
+        assert!(nothing.is_empty() && text.lines().last() == Some(&all.to_string()), "{text}");
+        assert_eq!(found, missed(compiler, flags), "{compiler} {flags:?}, told");
+        fs::remove_file(dir.path().join("told")).expect("a heap");
     }
 }
 

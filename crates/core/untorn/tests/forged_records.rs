@@ -142,7 +142,7 @@ fn made_up_lengths_are_not_summed_up() {
 fn a_clean_header_whose_numbers_contradict_each_other_is_damage() {
     for (checkpoint_lsn, open_lsn) in [(7, 3), (7, 0), (0, 9), (u64::MAX, 0), (u64::MAX, u64::MAX)] {
         let dir = directory();
-        Store::open(dir.path()).unwrap().close().unwrap();
+        Store::open_or_create(dir.path()).unwrap().close().unwrap();
         let closed = read_header(&*Linux::open(dir.path()).unwrap(), Path::new(".untorn/journal")).unwrap();
         assert!(closed.clean);
         let forged = Header { generation: closed.generation + 2, checkpoint_lsn, open_lsn, ..closed };

@@ -224,7 +224,10 @@ fn a_closed_store_opens_on_a_full_disk() {
         txn.unlink(if emptied { "more" } else { "big" }).unwrap();
         txn.commit().expect("unlinking must work on a full disk");
         store.close().unwrap();
-        assert_eq!(plain(&lock), b"closed     \n");
+        // ext4 frees the blocks of a removed file when it commits its own journal. If none is free yet, the lock file
+        // stays empty, and the next opening looks for more than it has to.
+        let said = plain(&lock);
+        assert!(said == b"closed     \n" || emptied && said.is_empty(), "{said:?}");
     }
     options.open(dir).unwrap().close().unwrap();
 }
@@ -396,6 +399,8 @@ fn no_room_for_a_store_is_told() {
         Err(e) => assert!(matches!(e, Error::NoSpace { .. }), "{e}"),
     }
     fs::remove_file(dir.join("ballast")).unwrap();
+    // ext4 frees the blocks of a removed file when it commits its own journal.
+    rustix::fs::syncfs(fs::File::open(dir).unwrap()).unwrap();
     let store = Store::open_or_create(dir).expect("a creation that failed leaves no wreck");
     assert_same(&stored(&store, "a"), b"plain", "as it was");
 }

@@ -15,7 +15,7 @@ pub fn variable<T: FromStr>(name: &str) -> Option<T> {
     Some(text.parse().unwrap_or_else(|_| panic!("{name}={text} cannot be understood")))
 }
 
-/// Whether everything is to be tested (`make test-full`), not only a part of what takes long.
+/// Whether everything is to be tested (`make test-full`), not only a part of each long test.
 pub fn is_full() -> bool {
     std::env::var_os("UNTORN_FULL").is_some()
 }

@@ -287,7 +287,7 @@ fn a_map_of_another_tracker_is_refused() {
     let (_dir, _store, file) = new_store_of(1);
     let map = file.map_with(&explicit()).expect("map");
     match file.map_with(&MapOptions::new().tracker(TrackerKind::PageMap)) {
-        Err(Error::Invalid { detail, .. }) => assert!(detail.contains("tracker told"), "{detail}"),
+        Err(Error::Invalid { detail, .. }) => assert!(detail.contains("tracker explicit"), "{detail}"),
         other => panic!("{other:?}"),
     }
     drop(map);
