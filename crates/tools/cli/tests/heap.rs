@@ -81,7 +81,7 @@ fn a_damaged_heap_is_told_and_left_alone() {
     }
     assert!(run(&["dump", "heap"], &path).ok().contains("PROBLEM"));
     std::fs::write(&path, "text").unwrap();
-    assert!(run(&["check", "heap"], &path).fails(2).contains("no heap"));
+    assert!(run(&["check", "heap"], &path).fails(2).contains("not a heap"));
     assert!(run(&["check", "heap"], &dir.path().join("missing")).fails(2).contains("missing"));
 }
 

@@ -269,9 +269,8 @@ impl StoreOptions {
         if self.create {
             make_directory(path)?;
         }
-        check_outside(path)?;
-        let opened = Linux::open(path)
-            .context("open", path)
+        let opened = check_outside(path)
+            .and_then(|()| Linux::open(path).context("open", path))
             .and_then(|storage| self.open_on(storage, StoreDir::of_directory(), path.to_owned()));
         match opened {
             Err(e) if !self.create && is_not_found(&e) && !path.join(STORE_DIR).exists() => Err(Error::not_there(path)),
