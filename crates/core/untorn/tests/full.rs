@@ -258,7 +258,7 @@ fn a_disk_that_fills_up_loses_no_commit() {
         drop(file);
         let _ = store.close();
     }
-    fs::remove_file(dir.join("ballast")).unwrap();
+    make_room(&dir.join("ballast"));
     let store = Store::open_or_create(dir).unwrap();
     let found = stored(&store, "a");
     assert_eq!(found.len() as u64, acknowledged * 50_000);
@@ -287,7 +287,7 @@ fn recovery_on_a_full_disk_keeps_the_journal() {
         }
         drop(store);
     }
-    fs::remove_file(dir.join("ballast")).unwrap();
+    make_room(&dir.join("ballast"));
     let store = Store::open_or_create(dir).unwrap();
     assert!(store.status().quarantined.is_empty(), "{:?}", store.status().quarantined);
     assert_same(&stored(&store, "a"), &text("new", "a"), "with room again");
@@ -372,7 +372,7 @@ fn quarantines_on_a_full_disk(dir: &Path, user: Option<u32>, inodes: bool, when:
         process.kill();
     }
     match inodes {
-        false => fs::remove_file(&ballast).unwrap(),
+        false => make_room(&ballast),
         true => fs::remove_dir_all(&ballast).unwrap(),
     }
     let mut process = start();
@@ -398,9 +398,7 @@ fn no_room_for_a_store_is_told() {
         Ok(store) => drop(store),
         Err(e) => assert!(matches!(e, Error::NoSpace { .. }), "{e}"),
     }
-    fs::remove_file(dir.join("ballast")).unwrap();
-    // ext4 frees the blocks of a removed file when it commits its own journal.
-    rustix::fs::syncfs(fs::File::open(dir).unwrap()).unwrap();
+    make_room(&dir.join("ballast"));
     let store = Store::open_or_create(dir).expect("a creation that failed leaves no wreck");
     assert_same(&stored(&store, "a"), b"plain", "as it was");
 }

@@ -736,7 +736,7 @@ fn a_lease_on_a_full_disk_is_bounded() {
     }
     drop(snapshot);
     drop(ballast);
-    std::fs::remove_file(disk.path().join("ballast")).unwrap();
+    make_room(&disk.path().join("ballast"));
     store.close().unwrap();
     assert_eq!(std::fs::read(disk.path().join("a")).unwrap(), last);
 }

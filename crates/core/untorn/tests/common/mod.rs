@@ -211,3 +211,15 @@ pub fn seed() -> u64 {
     println!("seed {seed} (UNTORN_TEST_SEED={seed} repeats this run)");
     seed
 }
+
+/// Removes a large file, and waits until its blocks are free: a child of another test may have it open until it begins
+/// its own program.
+pub fn make_room(ballast: &Path) {
+    let dir = ballast.parent().expect("a directory");
+    let free = || rustix::fs::statvfs(dir).expect("statvfs").f_bfree;
+    let before = free();
+    fs::remove_file(ballast).expect("remove");
+    while free() <= before {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
