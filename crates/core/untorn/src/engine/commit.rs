@@ -51,6 +51,18 @@ const JOIN_WAIT_MAX: Duration = Duration::from_micros(200);
 /// commit on its way is an overlay that reads go through.
 const QUEUE_MAX: usize = 256;
 
+/// The lead of a thread that writes a batch. A panic ends it, so that a close does not wait for ever.
+struct Lead<'e>(&'e Engine);
+
+impl Drop for Lead<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.commits.queue.lock().leading = false;
+            self.0.commits.changed.notify_all();
+        }
+    }
+}
+
 /// The part of a transaction in its commit.
 pub(crate) struct TxnPart {
     pub id: u64,
@@ -268,7 +280,10 @@ impl Engine {
         queue.waiters_max = queue.waiters;
         drop(queue);
         let start = Instant::now();
-        let (wants_checkpoint, stuck) = self.write(batch);
+        let (wants_checkpoint, stuck) = {
+            let _lead = Lead(self);
+            self.write(batch)
+        };
         let mut queue = self.commits.queue.lock();
         debug_assert!(queue.leading, "another thread ended this one's lead");
         debug_assert!(
