@@ -363,6 +363,11 @@ impl Journal {
         Error::SyncFailed { outcome, source }
     }
 
+    /// Ends commits, because a commit was interrupted at an unknown place.
+    pub fn abandon(&mut self, why: &'static str) {
+        self.fail(Outcome::UnknownUntilReopened, io::Error::other(why));
+    }
+
     /// Commits records: flushes spill files, then encodes, writes and flushes the records. Commits all of them, or as
     /// many as fit.
     pub fn commit(&mut self, records: &[Record]) -> Result<Committed> {

@@ -9,7 +9,7 @@
 //! - the locks of its files, and for a heap the guards and sections of other threads;
 //! - the batch that is being written, and at most [`JOIN_WAIT_MAX`] for threads that commit at the same time
 //!   ([`Engine::wait_for_others`]);
-//! - its own write and flush, and for names the readers that hold what they change ([`told_readers`]);
+//! - its own write and flush, and, for a change of names, readers that hold these names ([`told_readers`]);
 //! - a checkpoint, if the journal has no room ([`Engine::make_room`]); `status` counts these waits.
 
 pub(crate) mod capture;
@@ -26,7 +26,7 @@ use crate::engine::content::SpillSink;
 use crate::engine::files::file_state::{FileState, Life, SharedFile};
 use crate::engine::files::name_op::NameOp;
 use crate::engine::files::queue::{Queue, Request};
-use crate::engine::waiting::completion::Completion;
+use crate::engine::waiting::completion::{Completion, PANICKED, Promise};
 use crate::engine::waiting::concurrency::{Instant, MutexGuard, thread};
 use crate::engine::{Engine, JournalState};
 use crate::invariant;
@@ -51,12 +51,18 @@ const JOIN_WAIT_MAX: Duration = Duration::from_micros(200);
 /// commit on its way is an overlay that reads go through.
 const QUEUE_MAX: usize = 256;
 
-/// The lead of a thread that writes a batch. A panic ends it, so that a close does not wait for ever.
+/// The lead of a thread that writes a batch. If the thread panics, the commits of the batch [fail](Promise), the store
+/// accepts no more commits, and nobody waits for this thread.
 struct Lead<'e>(&'e Engine);
 
 impl Drop for Lead<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
+            {
+                let journal = &mut self.0.journal.lock().journal;
+                journal.abandon(PANICKED);
+                self.0.life.note_failure(journal, &self.0.path);
+            }
             self.0.commits.queue.lock().leading = false;
             self.0.commits.changed.notify_all();
         }
@@ -139,7 +145,7 @@ impl Engine {
             changed.push(file.clone());
         }
         let is_txn = txn.is_some();
-        queue.push(Request { files: changed, names, is_txn, completion: completion.clone() });
+        queue.push(Request { files: changed, names, is_txn, completion: Promise(completion.clone()) });
         Ok(completion)
     }
 

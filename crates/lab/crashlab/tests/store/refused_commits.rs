@@ -1,6 +1,8 @@
 //! Commits that are refused or fail, and the commits behind them.
 
+use crate::checkpoint::open_with_surprise;
 use crate::fixture::roomy;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use untorn::__private::sync_point;
 use untorn::{Error, Outcome};
 use untorn_crashlab::{Fault, On, Profile, What};
@@ -43,6 +45,33 @@ fn a_commit_takes_over_what_one_before_it_could_not_do() {
     assert!(first.is_err());
     if second.is_ok() {
         assert_eq!(roomy::recovered(&disk).get("a").unwrap().len(), 7999);
+    }
+}
+
+/// A panic in the thread that writes a batch: the other commits in it fail, later ones too, and nobody waits for ever.
+#[test]
+fn a_panic_while_commits_are_written_fails_all_of_them() {
+    for call in ["write_at", "sync_data"] {
+        let disk = roomy::disk(Profile::Ext4);
+        let (store, arm) = open_with_surprise(&disk, roomy::options(), call, |_| panic!("a surprise"));
+        let files = ["a", "b"].map(|name| store.open_or_create_file(name).unwrap());
+        for file in &files {
+            file.write_all_at(b"old", 0).unwrap();
+            file.commit().unwrap();
+            file.write_all_at(b"new", 0).unwrap();
+        }
+        let other = files[0].commit_async().unwrap();
+        arm(0);
+        assert!(catch_unwind(AssertUnwindSafe(|| files[1].commit())).is_err(), "{call}: it panics");
+        let failed = |result| matches!(result, Err(Error::SyncFailed { outcome: Outcome::UnknownUntilReopened, .. }));
+        assert!(failed(other.wait()), "{call}: in the same batch");
+        assert!(matches!(files[0].commit(), Err(Error::SyncFailed { .. })), "{call}: later");
+        drop((files, arm));
+        assert!(store.close().is_err(), "{call}: no clean close");
+        let after = roomy::recovered(&disk);
+        for name in ["a", "b"] {
+            assert!([&b"old"[..], b"new"].contains(&&*after.get(name).unwrap()), "{call}, {name}");
+        }
     }
 }
 
