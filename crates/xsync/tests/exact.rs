@@ -17,7 +17,7 @@ use std::time::Duration;
 use untorn_crashlab::device::watch::{self, Limits, say};
 use untorn_crashlab::device::{Again, FileSystem, Image, Recorder, Trouble, serve_if_asked};
 use untorn_crashlab::replay::Recording;
-use untorn_testkit::test_path;
+use untorn_testkit::{test_path, variable_or};
 use untorn_xsync::volumes::volume::Use;
 
 /// The size of a volume in these tests.
@@ -207,16 +207,12 @@ fn watched(job: &str) -> Option<Vec<String>> {
     Some(said)
 }
 
-fn variable(name: &str, default: u64) -> u64 {
-    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
-}
-
 /// Writes that flush by themselves, and writes in a ring, keep the promise of the gate.
 #[test]
 fn nothing_that_was_shown_is_lost() {
-    let seed = variable("UNTORN_TEST_SEED", 20_260_101);
+    let seed = variable_or("UNTORN_TEST_SEED", 20_260_101);
     println!("seed {seed} (UNTORN_TEST_SEED={seed} repeats programs and states)");
-    let states = variable("UNTORN_XSYNC_STATES", 150);
+    let states = variable_or("UNTORN_XSYNC_STATES", 150);
     let said = watched(&format!("told {seed} {states}"));
     assert!(said.is_none_or(|said| !said.iter().any(|line| line.starts_with("VIOLATION"))));
 }

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::directory::{Directory, NOBODY};
+use common::directory::Directory;
 use common::{OUTSIDE4, Place, Run, Session, example, network_of_its_own};
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::mount::{OpenTreeFlags, open_tree};
@@ -16,6 +16,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
+use untorn_testkit::NOBODY;
 use untorn_xsync::host::outside_readers::OutsideReaders;
 
 /// None, with a message, if sessions do not work on this machine.

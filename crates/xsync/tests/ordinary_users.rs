@@ -2,12 +2,13 @@
 
 mod common;
 
-use common::directory::{Directory, NOBODY};
+use common::directory::Directory;
 use common::{OUTSIDE4, OUTSIDE6, Place, Run, example, network_of_its_own};
 use std::fs;
 use std::net::UdpSocket;
 use std::process::{Command, Stdio};
 use std::thread;
+use untorn_testkit::NOBODY;
 
 /// A DNS server outside, which answers every question with one address. Returns the types of the questions.
 fn answer_names(socket: &UdpSocket, questions: usize) -> Vec<u8> {

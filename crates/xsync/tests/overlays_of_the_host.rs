@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::directory::{Directory, NOBODY};
+use common::directory::Directory;
 use common::{Place, Run, Session};
 use std::fs;
 use std::io::Read;
@@ -10,6 +10,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
+use untorn_testkit::NOBODY;
 
 /// SQLite sees the writes of another process, even with memory-mapped reads enabled.
 #[test]

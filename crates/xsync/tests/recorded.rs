@@ -21,15 +21,11 @@ use std::time::Duration;
 use untorn_crashlab::device::watch::{self, Limits, say};
 use untorn_crashlab::device::{Acks, Again, FileSystem, Image, Recorder, Trouble, serve_if_asked};
 use untorn_crashlab::replay::{Bench, Check, Program, Recorded, Recording, record};
-use untorn_testkit::test_path;
+use untorn_testkit::{test_path, variable_or};
 use untorn_xsync::volumes::volume::Use;
 
 /// The size of a volume in these tests.
 const BYTES: u64 = 40 << 20;
-
-fn variable(name: &str, default: u64) -> u64 {
-    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
-}
 
 fn again() -> Result<Again> {
     Ok(Again::test(&test_path!("part"))?)
@@ -85,7 +81,7 @@ fn watched(job: &str) -> Vec<String> {
 }
 
 fn seed() -> u64 {
-    let seed = variable("UNTORN_TEST_SEED", 20_260_101);
+    let seed = variable_or("UNTORN_TEST_SEED", 20_260_101);
     println!("seed {seed} (UNTORN_TEST_SEED={seed} repeats programs and states)");
     seed
 }
@@ -99,14 +95,14 @@ fn nothing_that_was_shown_is_lost() {
     if !possible(FileSystem::Ext4) {
         return;
     }
-    let said = watched(&format!("device {} {}", seed(), variable("UNTORN_XSYNC_STATES", 150)));
+    let said = watched(&format!("device {} {}", seed(), variable_or("UNTORN_XSYNC_STATES", 150)));
     assert_eq!(violations(&said), 0);
 }
 
 #[test]
 fn nothing_is_lost_on_an_image_on_xfs() {
     if possible(FileSystem::Xfs) {
-        let said = watched(&format!("image xfs {} {}", seed(), variable("UNTORN_XSYNC_STATES", 150) / 5));
+        let said = watched(&format!("image xfs {} {}", seed(), variable_or("UNTORN_XSYNC_STATES", 150) / 5));
         assert_eq!(violations(&said), 0);
     }
 }
@@ -114,7 +110,7 @@ fn nothing_is_lost_on_an_image_on_xfs() {
 #[test]
 fn nothing_is_lost_on_an_image_on_ext4() {
     if possible(FileSystem::Ext4) {
-        let said = watched(&format!("image ext4 {} {}", seed(), variable("UNTORN_XSYNC_STATES", 150) / 5));
+        let said = watched(&format!("image ext4 {} {}", seed(), variable_or("UNTORN_XSYNC_STATES", 150) / 5));
         assert_eq!(violations(&said), 0);
     }
 }
@@ -130,7 +126,7 @@ fn stores_to_maps_under_load_are_found() {
     }
     let found = (0..60).map(|n| seed() + n).any(|seed| {
         let said = watched(&format!("stores {seed} 40"));
-        assert!(!said.iter().any(|line| line.contains("LOST")), "what was shown was lost");
+        assert!(!said.iter().any(|line| line.contains("LOST")), "shown output was lost");
         violations(&said) > 0
     });
     assert!(found, "stores that pass writes were not found: the documents are wrong, or the laboratory is");
@@ -142,14 +138,14 @@ fn nothing_that_a_client_was_told_is_lost() {
     if !possible(FileSystem::Ext4) {
         return;
     }
-    let states = variable("UNTORN_XSYNC_STATES", 150) / 3;
+    let states = variable_or("UNTORN_XSYNC_STATES", 150) / 3;
     assert_eq!(violations(&watched(&format!("server {} {states}", seed()))), 0);
 }
 
 /// Lines that a program in a session has sent to a server outside are there.
 fn nothing_that_was_told_is_lost(kind: &str) {
     if possible(FileSystem::Ext4) {
-        let states = variable("UNTORN_XSYNC_STATES", 150) / 3;
+        let states = variable_or("UNTORN_XSYNC_STATES", 150) / 3;
         assert_eq!(violations(&watched(&format!("told {kind} {} {states}", seed()))), 0);
     }
 }

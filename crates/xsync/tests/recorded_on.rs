@@ -6,7 +6,6 @@
 mod common;
 
 use anyhow::{Result, bail};
-use common::directory::NOBODY;
 use common::example;
 use common::told::{CHANGES, Told, explore};
 use std::fs::{self, OpenOptions};
@@ -20,16 +19,13 @@ use untorn_crashlab::device::watch::{self, Limits, say};
 use untorn_crashlab::device::{Acks, Again, FileSystem, Recorder, serve_if_asked};
 use untorn_crashlab::replay::{Check, Recording};
 use untorn_os::holds;
-use untorn_testkit::test_path;
+use untorn_testkit::NOBODY;
+use untorn_testkit::{test_path, variable_or};
 use untorn_xsync::invariant::DATA_IN_THE_JOURNAL;
 
 const BYTES: u64 = 64 << 20;
 /// The number of lines that the program appends to its log.
 const LINES: u64 = 20_000;
-
-fn variable(name: &str, default: u64) -> u64 {
-    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
-}
 
 /// Runs devices and workers, which are other processes of these tests. It does nothing in a normal run.
 #[test]
@@ -57,7 +53,7 @@ fn violations(job: &str, states: u64) -> Option<usize> {
     }
     common::Place::new()?;
     example("probe");
-    let seed = variable("UNTORN_TEST_SEED", 20_260_101);
+    let seed = variable_or("UNTORN_TEST_SEED", 20_260_101);
     println!("seed {seed} (UNTORN_TEST_SEED={seed} repeats programs and states)");
     let limits = Limits { whole: Duration::from_secs(150), silence: Duration::from_secs(60) };
     let mut found = 0;
@@ -72,7 +68,7 @@ fn violations(job: &str, states: u64) -> Option<usize> {
 }
 
 fn states() -> u64 {
-    variable("UNTORN_XSYNC_STATES", 150)
+    variable_or("UNTORN_XSYNC_STATES", 150)
 }
 
 #[test]

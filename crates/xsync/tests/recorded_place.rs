@@ -19,16 +19,12 @@ use untorn_crashlab::device::watch::{self, Limits, say};
 use untorn_crashlab::device::{Acks, Again, FileSystem, Loop, Recorder, Trouble, serve_if_asked};
 use untorn_crashlab::replay::{Bench, Check, Recording};
 use untorn_os::holds;
-use untorn_testkit::test_path;
+use untorn_testkit::{test_path, variable_or};
 use untorn_xsync::invariant::DATA_IN_THE_JOURNAL;
 use untorn_xsync::view::on_directory::disk_of;
 
 const BYTES: u64 = 64 << 20;
 const USER: u32 = 12345;
-
-fn variable(name: &str, default: u64) -> u64 {
-    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
-}
 
 /// Runs devices and workers, which are other processes of these tests. It does nothing in a normal run.
 #[test]
@@ -50,7 +46,7 @@ fn violations(states: u64) -> Option<usize> {
     if !possible() {
         return None;
     }
-    let seed = variable("UNTORN_TEST_SEED", 20_260_101);
+    let seed = variable_or("UNTORN_TEST_SEED", 20_260_101);
     println!("seed {seed} (UNTORN_TEST_SEED={seed} repeats programs and states)");
     let said = watched(&format!("told {seed} {states}"));
     Some(said.iter().filter(|line| line.starts_with("VIOLATION")).count())
@@ -82,7 +78,7 @@ fn possible() -> bool {
 
 #[test]
 fn nothing_that_was_shown_is_lost() {
-    let states = variable("UNTORN_XSYNC_STATES", 150);
+    let states = variable_or("UNTORN_XSYNC_STATES", 150);
     assert!(violations(states).is_none_or(|found| found == 0));
 }
 

@@ -529,7 +529,7 @@ fn small_stays_small() {
 fn create_off_makes_nothing() {
     let dir = directory();
     let missing = |opened: Result<(), Error>| {
-        let Err(e @ Error::Io { .. }) = opened else { panic!("opened what is not there") };
+        let Err(e @ Error::Io { .. }) = opened else { panic!("a missing store or file was opened") };
         assert_eq!(e.os_error(), Some(libc::ENOENT));
         assert!(e.to_string().contains("`create`"), "{e}");
     };
@@ -559,7 +559,9 @@ fn create_off_makes_nothing() {
 fn errors_name_the_path() {
     let dir = directory();
     let store = Store::open_or_create(dir.path()).unwrap();
-    let Err(e @ Error::Io { .. }) = store.open_file("no such file") else { panic!("opened what is not there") };
+    let Err(e @ Error::Io { .. }) = store.open_file("no such file") else {
+        panic!("a missing store or file was opened")
+    };
     assert!(e.to_string().contains("no such file"), "{e}");
 }
 

@@ -12,10 +12,9 @@ use std::path::Path;
 use std::time::Duration;
 use tempfile::TempDir;
 use untorn::{Error, Store, StoreOptions};
+use untorn_testkit::NOBODY;
 
 const MIB: u64 = 1 << 20;
-/// A user that owns nothing else.
-const NOBODY: u32 = 65534;
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// A small ext4 of the test's own, to be filled.

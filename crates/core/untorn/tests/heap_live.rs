@@ -21,10 +21,10 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::Duration;
 use untorn::heap::{Heap, HeapOptions, LiveStart, NextStart, Storable};
 use untorn::{Error, offline};
+use untorn_testkit::NOBODY;
 
 const MODE: &str = "UNTORN_TEST_LIVE";
 const PLACE: &str = "UNTORN_TEST_PLACE";
-const NOBODY: u32 = 65534;
 /// The bytes before the heap in its memory.
 const HEAD: u64 = 68 << 20;
 const LIMIT: Duration = Duration::from_secs(60);

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use untorn::heap::{Heap, HeapVec};
 use untorn::offline::{self, RecoverOptions};
 use untorn::{Error, File, Reader, Readers, Store, StoreOptions};
+use untorn_testkit::NOBODY;
 
 /// Longer than any test takes: only a broken program waits this long.
 const LONG: Duration = Duration::from_secs(120);
@@ -595,7 +596,6 @@ fn a_heap_is_read_at_its_own_address_while_its_owner_goes_on() {
     }
 }
 
-const NOBODY: u32 = 65534;
 const OTHER: u32 = 65533;
 
 fn two_users() -> bool {

@@ -10,9 +10,8 @@ use std::os::unix::fs::{MetadataExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 use untorn::{File, Store};
+use untorn_testkit::NOBODY;
 
-/// Two ordinary users.
-const NOBODY: u32 = 65534;
 const OTHER: u32 = 65533;
 
 /// The errors for a store that another user could have written.

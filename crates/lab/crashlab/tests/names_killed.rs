@@ -14,18 +14,13 @@ use std::time::Duration;
 use untorn::{FailureClass, Store, StoreOptions, Ticket};
 use untorn_crashlab::device::{Again, FileSystem};
 use untorn_crashlab::names_fuzz::{Alphabet, NameChange, NamePlayer, NameTree, Rights, draw_transaction};
-use untorn_testkit::{run_and_kill, test_path};
+use untorn_testkit::{NOBODY, is_root, run_and_kill, test_path, variable};
 
 const TEST: &str = "names_survive_sigkill_whole";
 const CHILD: &str = "UNTORN_TEST_NAMES";
 const KILLS: u64 = 4;
-const NOBODY: u32 = 65534;
 /// A file whose size is the number of the last commit.
 const NUMBER: &str = "number";
-
-fn variable(name: &str) -> Option<u64> {
-    std::env::var(name).ok()?.parse().ok()
-}
 
 /// The changes of an ordinary user keep the user's right to recover them.
 fn alphabet(uid: u32) -> Alphabet {
@@ -122,10 +117,6 @@ fn become_user(uid: u32) {
             && libc::setresuid(uid, uid, uid) == 0
     };
     assert!(done, "cannot become user {uid}");
-}
-
-fn is_root() -> bool {
-    rustix::process::geteuid().is_root()
 }
 
 /// A place for stores: a directory, on a file system of its own if one is requested.

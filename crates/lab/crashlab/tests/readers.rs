@@ -7,16 +7,13 @@ use untorn_crashlab::mutation::sync_point_index;
 use untorn_crashlab::readers::{ReaderTotals, readers_of, readers_of_what_waits};
 use untorn_crashlab::scenarios::SCENARIOS;
 use untorn_journal::sync_point;
+use untorn_testkit::variable;
 
 const PROGRAMS: u64 = 40;
 const READERS: u64 = 60;
 
 /// Serialises the tests, because a switched-off mutant is off for the whole process.
 static SWITCHES: Mutex<()> = Mutex::new(());
-
-fn variable(name: &str) -> Option<u64> {
-    std::env::var(name).ok()?.parse().ok()
-}
 
 #[test]
 fn readers_see_one_moment() {

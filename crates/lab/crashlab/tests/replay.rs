@@ -19,8 +19,8 @@ use untorn_crashlab::replay::{
     record, seed_of,
 };
 use untorn_crashlab::workloads::{Killed, Reopening, by_name, controls_of, in_turn, run_if_asked};
-use untorn_testkit::extent;
 use untorn_testkit::test_path;
+use untorn_testkit::{extent, variable_or};
 
 /// The time without a state after which a hung worker is ended.
 const SILENCE: Duration = Duration::from_secs(60);
@@ -35,10 +35,6 @@ const WORKERS: u64 = 3;
 const TRIES: usize = 200;
 /// Marks a violation among the lines of a worker.
 const VIOLATION: &str = "VIOLATION ";
-
-fn variable<T: std::str::FromStr>(name: &str, default: T) -> T {
-    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
-}
 
 fn again() -> Result<Again> {
     Ok(Again::test(&test_path!("part"))?)
@@ -98,18 +94,18 @@ fn watched(job: &str, seconds: u64) -> Vec<String> {
 }
 
 fn seed() -> u64 {
-    let seed = variable("UNTORN_TEST_SEED", 20_260_101);
+    let seed = variable_or("UNTORN_TEST_SEED", 20_260_101);
     println!("seed {seed} (UNTORN_TEST_SEED={seed} repeats the programs and the choice of states)");
     seed
 }
 
 fn survives(fs: FileSystem) {
     let (states, seconds) =
-        (variable("UNTORN_REPLAY_STATES", extent(800, 4000)), variable("UNTORN_REPLAY_SECONDS", 90));
+        (variable_or("UNTORN_REPLAY_STATES", extent(800, 4000)), variable_or("UNTORN_REPLAY_SECONDS", 90));
     if !possible(&[fs]) {
         return;
     }
-    let (seed, workers) = (seed(), variable("UNTORN_REPLAY_WORKERS", WORKERS));
+    let (seed, workers) = (seed(), variable_or("UNTORN_REPLAY_WORKERS", WORKERS));
     let share = u64::div_ceil(states, SOUND.len() as u64 * workers);
     let job = |nth: u64| {
         let seed = if nth == 0 { seed } else { seed_of(seed, nth << 32) };
@@ -236,11 +232,11 @@ fn controls(fs: FileSystem, seed: u64) -> Result<()> {
 
 fn managed(fs: FileSystem, seed: u64, states: u64, deadline: Instant) -> Result<()> {
     let started = Instant::now();
-    let per_recording = variable("UNTORN_REPLAY_PER_RECORDING", STATES_PER_RECORDING);
+    let per_recording = variable_or("UNTORN_REPLAY_PER_RECORDING", STATES_PER_RECORDING);
     let mut recorded = Duration::ZERO;
     let (base, mut bench) = (fs.make(0)?, Bench::new()?);
     let (mut totals, mut recordings, mut flushes) = (Totals::default(), 0, 0);
-    let only = variable("UNTORN_REPLAY_ONLY", String::new());
+    let only = variable_or("UNTORN_REPLAY_ONLY", String::new());
     while totals.states < states && Instant::now() < deadline {
         let program_seed = seed_of(seed, recordings) % 1_000_000;
         let (name, program) = (recordings..recordings + 10)

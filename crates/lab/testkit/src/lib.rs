@@ -4,7 +4,7 @@ mod mount;
 mod settings;
 
 pub use mount::Mount;
-pub use settings::{NOBODY, drawn_seed, extent, is_full, is_root, slice, variable};
+pub use settings::{NOBODY, drawn_seed, extent, is_full, is_root, seed, slice, variable, variable_or};
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;

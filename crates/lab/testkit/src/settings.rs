@@ -15,6 +15,21 @@ pub fn variable<T: FromStr>(name: &str) -> Option<T> {
     Some(text.parse().unwrap_or_else(|_| panic!("{name}={text} cannot be understood")))
 }
 
+/// The value of an environment variable, or the usual value.
+///
+/// # Panics
+/// The value is of another type.
+pub fn variable_or<T: FromStr>(name: &str, usual: T) -> T {
+    variable(name).unwrap_or(usual)
+}
+
+/// The seed of a random test: `UNTORN_TEST_SEED` repeats a run, and the default is always the same.
+pub fn seed() -> u64 {
+    let seed = variable_or("UNTORN_TEST_SEED", 20_260_101);
+    println!("seed {seed} (UNTORN_TEST_SEED={seed} repeats this run)");
+    seed
+}
+
 /// Whether everything is to be tested (`make test-full`), not only a part of each long test.
 pub fn is_full() -> bool {
     std::env::var_os("UNTORN_FULL").is_some()

@@ -8,12 +8,11 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::Command;
+use untorn_testkit::NOBODY;
 
 const NONE: u32 = u32::MAX;
 const ACCESS: &str = "system.posix_acl_access";
 const DEFAULT: &str = "system.posix_acl_default";
-/// A user that owns nothing else.
-const NOBODY: u32 = 65534;
 
 /// Encodes a list; each entry has tag, rights, user or group number.
 fn list(entries: &[(u16, u16, u32)]) -> Vec<u8> {

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{can_mount, seed};
+use common::can_mount;
 use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -11,6 +11,7 @@ use std::process::{Command, Stdio};
 use std::sync::Once;
 use std::time::Duration;
 use tempfile::TempDir;
+use untorn_testkit::seed;
 
 fn here(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)

@@ -11,8 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
-
-const NOBODY: u32 = 65534;
+use untorn_testkit::NOBODY;
 
 /// A directory with a mount point, and the user who works in it.
 struct Place {

@@ -6,7 +6,7 @@
 mod common;
 
 use common::place::{Place, listing, said};
-use common::{can_mount, device_for_everybody, seed};
+use common::{can_mount, device_for_everybody};
 use rustix::process::{Pid, Signal, kill_process};
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,6 +15,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output};
 use std::time::{Duration, Instant};
+use untorn_testkit::seed;
 
 /// Root, and an ordinary user, who gets a user namespace.
 fn places() -> Vec<Place> {

@@ -3,8 +3,8 @@
 
 mod common;
 
+use common::can_mount;
 use common::place::{NOBODY, Place, listing, said};
-use common::{can_mount, seed};
 use fastrand::Rng;
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, Timespec, Timestamps, XattrFlags, lgetxattr, lsetxattr, mknodat, utimensat,
@@ -18,6 +18,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
+use untorn_testkit::seed;
 
 /// Files of all kinds that the user can make.
 fn make_tree(place: &Place, name: &str) -> PathBuf {

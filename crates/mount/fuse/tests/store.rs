@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{can_mount, seed};
+use common::can_mount;
 use std::fs::{self, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::thread;
 use std::time::Duration;
 use tempfile::TempDir;
+use untorn_testkit::seed;
 
 struct Place {
     dir: TempDir,

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{can_mount, seed};
+use common::can_mount;
 use fastrand::Rng;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{self, File, OpenOptions};
@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::thread;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
+use untorn_testkit::seed;
 
 const PAGE: usize = 4096;
 /// Everything that must end ends within this time.

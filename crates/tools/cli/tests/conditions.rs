@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{NOBODY, Run, json, root, run, untorn};
+use common::{Run, json, root, run, untorn};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use tempfile::TempDir;
 use untorn::__private::OpenStoreOn;
 use untorn::{Store, StoreOptions};
+use untorn_testkit::NOBODY;
 
 fn open(dir: &Path) -> Store {
     StoreOptions::new().create(true).background(false).open(dir).unwrap()

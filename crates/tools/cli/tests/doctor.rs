@@ -2,13 +2,14 @@
 
 mod common;
 
-use common::{NOBODY, Tmpfs, json, root, run, untorn};
+use common::{Tmpfs, json, root, run, untorn};
 use serde_json::Value;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
+use untorn_testkit::NOBODY;
 
 fn report(path: &Path) -> Value {
     json(&run(&["doctor", "--json"], path).out)

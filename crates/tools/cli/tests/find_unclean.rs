@@ -2,12 +2,13 @@
 
 mod common;
 
-use common::{NOBODY, json, root, run, untorn};
+use common::{json, root, run, untorn};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use untorn::{Store, StoreOptions};
+use untorn_testkit::NOBODY;
 
 fn commit(store: &Store, contents: &[u8]) {
     let file = store.open_or_create_file("a").unwrap();
@@ -85,7 +86,7 @@ fn root_recovers_the_stores_of_others_as_these() {
     find(&["--recover"], dir.path()).ok();
     assert_eq!(std::fs::read(crashed.join("a")).unwrap(), b"committed");
     use std::os::unix::fs::MetadataExt;
-    assert_eq!(crashed.join("a").metadata().unwrap().uid(), common::NOBODY);
+    assert_eq!(crashed.join("a").metadata().unwrap().uid(), untorn_testkit::NOBODY);
 }
 
 #[test]

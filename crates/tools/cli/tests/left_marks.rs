@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{NOBODY, Run, untorn};
+use common::{Run, untorn};
 use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
 use std::fs::{self, File, Permissions};
 use std::io::{BufRead, BufReader};
@@ -14,6 +14,8 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use tempfile::TempDir;
 use untorn::StoreOptions;
+use untorn_testkit::NOBODY;
+use untorn_testkit::is_root;
 
 const OWNER_DIR: &str = "UNTORN_TEST_MARK_DIR";
 
@@ -33,10 +35,6 @@ fn owner() {
     files[0].commit().unwrap();
     println!("committed");
     std::io::stdin().read_line(&mut String::new()).unwrap();
-}
-
-fn is_root() -> bool {
-    rustix::process::geteuid().is_root()
 }
 
 /// The command as an ordinary user, if this process is root.

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{NOBODY, Run, Tmpfs, put, root, run, untorn};
+use common::{Run, Tmpfs, put, root, run, untorn};
 use std::fs::{self, Permissions};
 use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
@@ -10,6 +10,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
+use untorn_testkit::NOBODY;
 
 fn file_in(dir: &Path, contents: &str, mode: u32) -> PathBuf {
     let path = dir.join("file");

@@ -72,7 +72,7 @@ fn an_ordinary_user_reads_its_own_and_nobody_elses() {
     let as_nobody = |path: &Path| {
         use std::os::unix::process::CommandExt;
         let mut command = untorn();
-        command.arg("cat").arg(path).stdin(Stdio::null()).uid(common::NOBODY).gid(common::NOBODY);
+        command.arg("cat").arg(path).stdin(Stdio::null()).uid(untorn_testkit::NOBODY).gid(untorn_testkit::NOBODY);
         common::Run::from(command.output().unwrap())
     };
     let why = as_nobody(&dir.path().join("a")).fails(1);
@@ -290,7 +290,7 @@ fn who_may_read_is_shown_and_changed_and_so_is_who_holds() {
         use std::os::unix::process::CommandExt;
         let as_nobody = |words: &[&str]| {
             let mut command = untorn();
-            command.args(words).stdin(Stdio::null()).uid(common::NOBODY).gid(common::NOBODY);
+            command.args(words).stdin(Stdio::null()).uid(untorn_testkit::NOBODY).gid(untorn_testkit::NOBODY);
             common::Run::from(command.output().unwrap())
         };
         let (path, file) = (dir.path().to_str().unwrap(), dir.path().join("a"));

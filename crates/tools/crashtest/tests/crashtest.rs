@@ -7,6 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
+use untorn_testkit::NOBODY;
 
 /// Replaces a file forty times, with or without the needed flushes.
 const REPLACE: &str = r#"
@@ -33,9 +34,6 @@ done
 echo "it is neither $last nor the next one"
 exit 1
 "#;
-
-/// A user and group that own nothing.
-const NOBODY: u32 = 65534;
 
 /// The result of a run.
 struct Run {

@@ -9,9 +9,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use untorn_testkit::Mount;
 
-/// An ordinary user that every machine has.
-pub const NOBODY: u32 = 65534;
-
 /// A mounted ext4 file system, as an administrator provides it. It is unmounted when this value is dropped.
 pub struct Directory {
     mount: Mount,

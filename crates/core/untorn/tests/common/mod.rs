@@ -20,8 +20,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use untorn::{Error, File, Store};
-
-pub use untorn_testkit::{Mount, skipped};
+pub use untorn_testkit::{Mount, is_root, seed, skipped};
 
 /// The bytes of a file in [`text`].
 pub const TEXT_BYTES: usize = 10_000;
@@ -195,21 +194,6 @@ pub fn picture(root: &Path) -> Vec<String> {
     }
     lines.sort();
     lines
-}
-
-/// Whether this process is root.
-pub fn is_root() -> bool {
-    rustix::process::geteuid().is_root()
-}
-
-/// The seed of a random test: `UNTORN_TEST_SEED` repeats a run, and the default is always the same.
-pub fn seed() -> u64 {
-    let seed = match std::env::var("UNTORN_TEST_SEED") {
-        Ok(text) => text.parse().expect("UNTORN_TEST_SEED must be a number"),
-        Err(_) => 20_260_101,
-    };
-    println!("seed {seed} (UNTORN_TEST_SEED={seed} repeats this run)");
-    seed
 }
 
 /// Removes a large file, and waits until its blocks are free: a child of another test may have it open until it begins

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use untorn::{File, Map, MapOptions, Store, StoreOptions, TrackerKind};
+use untorn_testkit::NOBODY;
 
 /// The bytes that one page table maps.
 const CHUNK: usize = 2 << 20;
@@ -358,7 +359,6 @@ fn every_store_is_found_on_other_file_systems() {
 }
 
 const CHILD: &str = "UNTORN_TEST_TRACKING_CHILD";
-const NOBODY: u32 = 65_534;
 
 /// For an ordinary user, the kernel makes a `userfaultfd` only for faults of user mode.
 #[test]

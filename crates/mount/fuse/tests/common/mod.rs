@@ -27,16 +27,6 @@ use untorn_tree::{CommitMode, FileTree};
 /// Longer than any test takes, unless a handler waits for ever.
 const WATCHDOG: Duration = Duration::from_secs(300);
 
-/// The seed of this run's random choices.
-pub fn seed() -> u64 {
-    let seed = match std::env::var("UNTORN_TEST_SEED") {
-        Ok(text) => text.parse().expect("UNTORN_TEST_SEED must be a number"),
-        Err(_) => 20_260_101,
-    };
-    println!("seed {seed} (UNTORN_TEST_SEED={seed} repeats this run)");
-    seed
-}
-
 /// A program of the tests, built with the profile of this test.
 pub fn example(name: &str) -> PathBuf {
     untorn_testkit::example("untorn-mount", name)

@@ -9,8 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use tempfile::TempDir;
-
-pub const NOBODY: u32 = 65534;
+pub use untorn_testkit::NOBODY;
 
 /// A directory, and the user who works in it.
 pub struct Place {

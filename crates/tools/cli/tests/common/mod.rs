@@ -6,9 +6,6 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-/// A user and group that own nothing.
-pub const NOBODY: u32 = 65534;
-
 pub fn untorn() -> Command {
     Command::new(env!("CARGO_BIN_EXE_untorn"))
 }
