@@ -35,14 +35,14 @@ export -f run_program
 # The directory of the package and the path of each test program.
 list_programs() {
     ${CARGO:-cargo} test --workspace --locked --no-run --message-format=json 2>/dev/null |
-        sed -n 's/.*"manifest_path":"\([^"]*\)\/Cargo.toml".*"profile":{[^}]*"test":true}.*"executable":"\([^"]*\)".*/\1 \2/p'
+        sed -n 's/.*"manifest_path":"\([^"]*\)\/Cargo.toml".*"profile":{[^}]*"test":true}.*"executable":"\([^"]*\)".*/\1\t\2/p'
 }
 export -f list_programs
 
 # Runs those of the listed programs whose directories match, or with -v do not, one after the other.
 run_lane() {
     local status=0 dir program
-    while read -r dir program; do
+    while IFS=$'\t' read -r dir program; do
         run_program "$dir" "$program" || status=$?
     done < <(grep -E "$@" "$programs")
     return "$status"
