@@ -34,10 +34,20 @@ pub fn handle(mut handler: impl FnMut() + Send + 'static) -> io::Result<()> {
     if IS_HANDLED.swap(true, Ordering::SeqCst) {
         return Err(io::Error::new(io::ErrorKind::AlreadyExists, "signals are handled already"));
     }
-    // SAFETY: `sem_init` is called once, before any other use of the semaphore. A `sigaction` is numbers, for which
-    // zero is a value: no signal is blocked. `count` may run at any moment.
+    // SAFETY: `sem_init` is called once, before any other use of the semaphore.
+    unsafe { libc::sem_init(COUNT.0.get(), 0, 0) };
+    let wait = move || {
+        loop {
+            // SAFETY: the semaphore is initialized. An error is an interruption by a signal.
+            if unsafe { libc::sem_wait(COUNT.0.get()) } == 0 {
+                handler();
+            }
+        }
+    };
+    // Before signals are caught: without the thread, they end the process as usual.
+    thread::Builder::new().name("signals".to_owned()).spawn(wait)?;
+    // SAFETY: a `sigaction` is numbers, for which zero is a value: no signal is blocked. `count` may run at any moment.
     unsafe {
-        libc::sem_init(COUNT.0.get(), 0, 0);
         let mut action: libc::sigaction = mem::zeroed();
         action.sa_sigaction = count as *const () as usize;
         action.sa_flags = libc::SA_RESTART;
@@ -47,15 +57,6 @@ pub fn handle(mut handler: impl FnMut() + Send + 'static) -> io::Result<()> {
             }
         }
     }
-    let wait = move || {
-        loop {
-            // SAFETY: the semaphore is initialized. An error is an interruption by a signal.
-            if unsafe { libc::sem_wait(COUNT.0.get()) } == 0 {
-                handler();
-            }
-        }
-    };
-    thread::Builder::new().name("signals".to_owned()).spawn(wait)?;
     Ok(())
 }
 
