@@ -101,7 +101,7 @@
 #define UNTORN_CLASS_PROCESS 1
 
 /**
- * Create what is missing; without this flag, opening it fails with ENOENT. A flag of untorn_options for
+ * Create a missing store, heap or file; without this flag, opening it fails with ENOENT. A flag of untorn_options for
  * untorn_store_open(): the store, and its directory if the parent exists. A flag of untorn_heap_options: the heap. A
  * flag of untorn_open() and untorn_open_at(): the file, empty, at once and durably.
  */

@@ -78,8 +78,8 @@ pub trait StoreSteps {
     /// Queues one commit of many files, and wakes no thread: it is written when a thread waits for its ticket, or for a
     /// later one.
     fn submit_unwritten(&self, files: &[&File]) -> Result<Ticket>;
-    /// Runs only the first step of a checkpoint: it covers the next portion of the carried-over commits, or everything
-    /// committed so far.
+    /// Runs only the first step of a checkpoint: it covers the next portion of the commits that the opening left
+    /// unapplied, or everything committed so far.
     fn begin_checkpoint(&self) -> Result<Option<Checkpoint<'_>>>;
     /// Writes a durable mark, like the background thread after a while without commits.
     fn write_durable_mark(&self) -> Result<bool>;

@@ -51,7 +51,7 @@ pub fn is_checking() -> bool {
 /// If a mutant survives, or if the table is out of step.
 pub fn check_section(section: &str, rows: &[Row], show: &mut dyn FnMut(usize, Option<&str>) -> Option<String>) {
     let listed = listed(section);
-    let mut text = format!("\n| {} | what it is about | without it |\n|---|---|---|\n", section.to_lowercase());
+    let mut text = format!("\n| {} | purpose | without it |\n|---|---|---|\n", section.to_lowercase());
     let mut survived = Vec::new();
     for (n, Row { name, about, why_not }) in rows.iter().enumerate() {
         let started = Instant::now();

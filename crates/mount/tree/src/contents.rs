@@ -155,8 +155,7 @@ impl StoreTree {
         };
         tracing::warn!(
             ino,
-            "rolled a file back to its last commit, because a write of it had failed and a program \
-                             opens it again"
+            "rolled a file back to its last commit, because a write of it had failed and a program opens it again"
         );
         cache.rolled_back(ino, size);
         Ok(())

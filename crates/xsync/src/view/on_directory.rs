@@ -155,11 +155,9 @@ fn check_flags(dir: &Path) -> Result<()> {
         return Err(std::io::Error::last_os_error()).with_context(|| format!("cannot ask about {}", dir.display()));
     }
     match TROUBLE.iter().find(|(flag, _)| flags & flag != 0) {
-        Some((_, what)) => bail!(
-            "{} {what}: a session cannot work on such a directory; name another \
-                                  one",
-            dir.display()
-        ),
+        Some((_, what)) => {
+            bail!("{} {what}: a session cannot work on such a directory; name another one", dir.display())
+        }
         None => Ok(()),
     }
 }

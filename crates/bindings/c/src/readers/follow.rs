@@ -170,16 +170,12 @@ impl OpenFollow {
         let last = self.last.lock();
         let Some(commit) = &*last else {
             return Err(Failure::invalid(
-                "the last call returned no commit: read the bytes of a commit before the next \
-                                         call",
+                "the last call returned no commit: read the bytes of a commit before the next call",
             ));
         };
         if commit.lsn != lsn {
-            let detail = format!(
-                "the last call returned commit {}, not {lsn}, whose bytes can no longer be \
-                                  read",
-                commit.lsn
-            );
+            let detail =
+                format!("the last call returned commit {}, not {lsn}, whose bytes can no longer be read", commit.lsn);
             return Err(Failure::invalid(detail));
         }
         let found = commit.changes.get(change).cloned();

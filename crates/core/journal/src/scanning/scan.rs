@@ -97,7 +97,7 @@ impl Scan {
         self.accepted.iter().filter(|accepted| !accepted.record.restates()).count() as u64
     }
 
-    /// Checks that the accepted records are one run without gaps, whatever is on the disk.
+    /// Checks that the accepted records are one run without gaps, for any bytes on the disk.
     fn assert_chained(&self) {
         debug_assert!(
             self.accepted_heads.is_sorted_by(|one, next| one.head.lsn + 1 == next.head.lsn),
@@ -485,8 +485,7 @@ fn accept_listed(journal: &Path, by_lsn: ByLsn<'_>, spills: &mut SpillCache, sca
     }
     if scan.last_lsn.checked_add(1) != Some(header.open_lsn) {
         let detail = format!(
-            "its open epoch begins with commit {}, but should begin after commit \
-                              {}",
+            "its open epoch begins with commit {}, but should begin after commit {}",
             header.open_lsn, scan.last_lsn
         );
         return Err(Error::corrupt(journal.join("header"), detail));

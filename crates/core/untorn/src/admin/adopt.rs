@@ -143,10 +143,7 @@ fn find(storage: &Arc<dyn Storage>, journal: &Path, wanted: &mut Vec<Wanted>) ->
                 add(
                     name,
                     Some(*size),
-                    Some(
-                        "commits gave this name to several files, so it is unknown which of them \
-                                             this one is",
-                    ),
+                    Some("commits gave this name to several files, so it is unknown which of them this one is"),
                 );
             }
             [(name, FoundObject { size, why: None })] => add(name, Some(*size), None),

@@ -335,10 +335,8 @@ impl Target {
         }
         if old.stat.st_nlink > 1 {
             let n = old.stat.st_nlink;
-            let detail = format!(
-                "has {n} hard links, and a replacement would change only one of them; remove the \
-                                  others first"
-            );
+            let detail =
+                format!("has {n} hard links, and a replacement would change only one of them; remove the others first");
             return Err(unsupported(&self.path, detail));
         }
         // A rename needs permission for the directory only, but replacing contents is a write.
@@ -472,14 +470,8 @@ impl Aside {
     /// anything that cannot be kept is reported before the contents are read.
     fn try_attributes(&self, old: &Old) -> Result<()> {
         self.take_attributes(old)?;
-        fs::fchmod(&self.file, Mode::from_raw_mode(0o600)).map_err(|e| {
-            io(
-                "remove the permissions of the \
-                                                                           new",
-                &self.path,
-                e,
-            )
-        })
+        fs::fchmod(&self.file, Mode::from_raw_mode(0o600))
+            .map_err(|e| io("remove the permissions of the new", &self.path, e))
     }
 
     /// Takes over ACL, extended attributes, flags and mode; repeated after the contents, because writing clears some of

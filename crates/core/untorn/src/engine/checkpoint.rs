@@ -151,8 +151,8 @@ impl Engine {
     }
 
     /// Applies the next portion of the commits that the opening left unapplied, and truncates the log behind it.
-    /// Returns false if there is none, or if a part of it cannot be applied, so that everything that remains is applied
-    /// at once. The caller holds the checkpoint lock.
+    /// Returns false without such commits, or if a part of the portion cannot be applied: then everything that remains
+    /// is applied at once. The caller holds the checkpoint lock.
     fn apply_portion(&self) -> Result<bool> {
         let Some(portion) = self.begin_portion()? else { return Ok(false) };
         let Err(e) = portion.apply().and_then(Checkpoint::truncate_log) else { return Ok(true) };
@@ -248,8 +248,8 @@ impl Engine {
         Ok(Some(Checkpoint { engine: self, target, files, dirs, is_portion: false, done: false, waits: None }))
     }
 
-    /// Begins a checkpoint of the next portion of the commits that the opening left unapplied, or returns `None` if
-    /// there is none. The caller holds the checkpoint lock.
+    /// Begins a checkpoint of the next portion of the commits that the opening left unapplied. Returns `None` without
+    /// such commits. The caller holds the checkpoint lock.
     pub(crate) fn begin_portion(&self) -> Result<Option<Checkpoint<'_>>> {
         let mut state = self.journal.lock();
         let Some(end) = state.portions.front().copied() else { return Ok(None) };

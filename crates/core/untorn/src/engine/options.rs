@@ -321,8 +321,8 @@ impl FileOptions {
         self
     }
 
-    /// How the store beside a standalone file is opened: failure class, journal size, waiting. It is made if there is
-    /// none, whatever [`StoreOptions::create`] says.
+    /// How the store beside a standalone file is opened: failure class, journal size, waiting. A missing one is
+    /// made, also without [`StoreOptions::create`].
     pub fn store(mut self, options: StoreOptions) -> Self {
         self.store = options.create(true);
         self

@@ -325,7 +325,7 @@ impl<'d> Session<'d> {
             let differs = |(a, b): (&u8, &u8)| a != b;
             let first = bytes.iter().zip(old).position(differs).unwrap_or(0);
             let last = bytes.iter().zip(old).rposition(differs).unwrap_or(0);
-            self.heap.mark_dirty_value(&bytes[first..=last]).map_err(text("what changed"))?;
+            self.heap.mark_dirty_value(&bytes[first..=last]).map_err(text("mark the changes"))?;
         }
         Ok(())
     }

@@ -209,12 +209,12 @@ pub fn status(found: &FoundMount, json: bool) -> Output {
 
 fn mode_in_words(mode: &str) -> String {
     match mode {
-        "fsync" => "by fsync and similar calls; after some seconds, files that no program has open for \
-                    writing"
-            .to_owned(),
-        "close" => "by fsync and similar calls, and soon after the last writer has closed a file \
-                    (--commit=close)"
-            .to_owned(),
+        "fsync" => {
+            "by fsync and similar calls; after some seconds, files that no program has open for writing".to_owned()
+        }
+        "close" => {
+            "by fsync and similar calls, and soon after the last writer has closed a file (--commit=close)".to_owned()
+        }
         "write" => "each write, before it returns (--commit=write)".to_owned(),
         "store" => "everything by each sync, and by nothing else (--commit=store)".to_owned(),
         other => other.to_owned(),

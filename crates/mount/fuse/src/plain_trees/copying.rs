@@ -90,11 +90,9 @@ impl Report {
     pub fn refuse_what_was_left_out(&self) -> Result<()> {
         match self.left_out.iter().next() {
             None => Ok(()),
-            Some((what, (_, first))) => bail!(
-                "{}: {what}; this is refused, because they would be \
-                                               lost",
-                first.display()
-            ),
+            Some((what, (_, first))) => {
+                bail!("{}: {what}; this is refused, because they would be lost", first.display())
+            }
         }
     }
 

@@ -123,8 +123,7 @@ impl Session {
         set_parent_process_death_signal(Some(Signal::KILL)).context("the end of the session")?;
         ensure!(
             rustix::process::getppid() == Pid::from_raw(self.parent),
-            "the process that began the session has \
-                                                                           ended"
+            "the process that began the session has ended"
         );
         set_child_subreaper(Some(rustix::process::getpid())).context("cannot look after processes")?;
         std::env::set_current_dir("/").context("/")?;

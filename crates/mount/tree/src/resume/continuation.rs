@@ -277,8 +277,7 @@ impl Core {
         if let Err(e) = self.try_begin_log() {
             tracing::error!(
                 errno = e.0,
-                "a process that takes over from this one will not know the uncommitted \
-                                          changes"
+                "a process that takes over from this one will not know the uncommitted changes"
             );
             if let Some(continuation) = self.continuation.take() {
                 continuation.kept.give_up();

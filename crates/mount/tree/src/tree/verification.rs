@@ -124,8 +124,7 @@ impl FoundRows {
             };
             if u64::from(row.nlink) != expected {
                 problems.push(format!(
-                    "{} has a link count of {}, but should have \
-                                       {expected}",
+                    "{} has a link count of {}, but should have {expected}",
                     self.shown(*ino),
                     row.nlink
                 ));
@@ -216,12 +215,8 @@ impl FoundRows {
                     self.problem(format!("the contents of {} are a directory", self.shown(ino)));
                 }
                 Ok(found) if found.len > in_object => {
-                    let what = format!(
-                        "{} has {in_object} bytes, but its contents have \
-                                        {}",
-                        self.shown(ino),
-                        found.len
-                    );
+                    let what =
+                        format!("{} has {in_object} bytes, but its contents have {}", self.shown(ino), found.len);
                     self.problem(what);
                 }
                 Ok(_) => {}

@@ -65,7 +65,7 @@ pub fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
                     bytes_text(bytes[1]),
                     bytes_text(bytes[0])
                 ),
-                "New: what was read is the zero page. Reopened: it is the file's, in whatever folios reading makes. Explicit: \
+                "New: a page that was read is the zero page. Reopened: it is the file's, in whatever folios reading makes. Explicit: \
                  the same with the tracker explicit."
                     .to_owned(),
             ],

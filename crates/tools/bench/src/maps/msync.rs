@@ -124,7 +124,7 @@ impl Setting<'_> {
                         bytes_text(MAPPING_BYTES)
                     ),
                     "Untorn: tracker scan, checkpoints in the background. Pagemap: the other tracker, told that commits \
-                     are quiet. Explicit: the program says what it changes, which is a part of the stores. Eager: a whole \
+                     are quiet. Explicit: the program marks its changes, which is a part of the stores. Eager: a whole \
                      checkpoint in each commit."
                         .to_owned(),
                     "msync: MS_SYNC over an ordinary shared mapping, not atomic. 4 KiB folios: the file was written page \

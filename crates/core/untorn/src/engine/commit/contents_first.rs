@@ -106,10 +106,8 @@ impl ContentsFirst<'_> {
         }
         self.written.borrow_mut().remove(&file.id);
         if state.outcome_unknown {
-            return Err(state.content.conflict(
-                "it is unknown whether a commit of it failed; reopen the store to find \
-                                               out",
-            ));
+            let detail = "it is unknown whether a commit of it failed; reopen the store to find out";
+            return Err(state.content.conflict(detail));
         }
         let path = state.path().to_owned();
         let data = state.content.data.clone().unwrap_or_else(|| handle.clone());

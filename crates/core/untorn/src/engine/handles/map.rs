@@ -489,8 +489,7 @@ impl Map {
         let most = self.len_in(state);
         if offset.checked_add(len).is_none_or(|end| end > most) {
             return Err(Error::invalid(format!(
-                "{len} bytes at offset {offset} end beyond the map, which has {most} \
-                                               bytes"
+                "{len} bytes at offset {offset} end beyond the map, which has {most} bytes"
             )));
         }
         Ok(self.offset + offset)

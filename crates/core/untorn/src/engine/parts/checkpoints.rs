@@ -1,4 +1,4 @@
-//! Who runs a checkpoint, and who waits for one.
+//! The state of checkpoints: the running one, and the reasons for the next.
 //!
 //! The checkpoint lock comes after `closing` and before the journal.
 

@@ -56,6 +56,6 @@ impl Engine {
             table.note_idle(&shared);
             journal.dirty.insert(last.id, shared);
         }
-        debug_assert_eq!(journal.dirty.len(), table.len(), "two carried files have one name or identity");
+        debug_assert_eq!(journal.dirty.len(), table.len(), "two unapplied files have one name or identity");
     }
 }

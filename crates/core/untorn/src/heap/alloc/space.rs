@@ -147,10 +147,7 @@ impl Space {
                 Use::Rest => {
                     return Err(corrupt(
                         number,
-                        format_args!(
-                            "marked as a part of an allocation, but no \
-                                                                      allocation contains it"
-                        ),
+                        format_args!("marked as a part of an allocation, but no allocation contains it"),
                     ));
                 }
             }

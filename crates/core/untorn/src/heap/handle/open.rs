@@ -74,7 +74,7 @@ impl HeapOptions {
         self
     }
 
-    /// Creates the heap if there is none. Default: off; opening then fails with `NotFound`.
+    /// Creates a missing heap. Default: off; opening then fails with `NotFound`.
     pub fn create(mut self, on: bool) -> Self {
         self.file = self.file.create(on);
         self

@@ -152,14 +152,8 @@ impl Stop for Attempt<'_> {
         if holds(invariant::CUT_RECOVERS) {
             // SAFETY: the copy is this attempt's.
             let recovery = unsafe { section_recovery::recover(&self.logs(), self.addresses.clone()) };
-            let senseless = || {
-                Error::corrupt_heap(
-                    self.path.clone(),
-                    "the logs of its sections are \
-                                                                       invalid"
-                        .to_owned(),
-                )
-            };
+            let senseless =
+                || Error::corrupt_heap(self.path.clone(), "the logs of its sections are invalid".to_owned());
             let recovery = recovery.ok_or_else(senseless)?;
             for old in &recovery.restore {
                 let offset = (old.address - base) as u64;

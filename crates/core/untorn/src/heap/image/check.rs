@@ -235,8 +235,7 @@ impl<'a> Checker<'a> {
     fn check_insides(&mut self, segment: usize, spans: usize) {
         if self.is_inside(segment) {
             self.report.problem(format!(
-                "segment {segment}: marked as inside of an allocation, but that allocation \
-                                         does not exist"
+                "segment {segment}: marked as inside of an allocation, but that allocation does not exist"
             ));
         }
         if let Some(inside) = (segment + 1..segment + spans).find(|segment| !self.is_inside(*segment)) {
@@ -283,20 +282,16 @@ impl<'a> Checker<'a> {
             };
             let blocks_of = |index: usize, blocks: usize| {
                 let stray = |(word, bits): (usize, u64)| bits & !word_mask(blocks, word) != 0;
-                bitmap(index).enumerate().any(stray).then(|| {
-                    format!(
-                        "{}: bits are set for blocks that it does not \
-                                                                      have",
-                        at(index)
-                    )
-                })
+                bitmap(index)
+                    .enumerate()
+                    .any(stray)
+                    .then(|| format!("{}: bits are set for blocks that it does not have", at(index)))
             };
             match what {
                 Use::Free | Use::Rest => {
                     if what == Use::Rest {
                         self.report.problem(format!(
-                            "{}: marked as a part of an allocation, but no allocation contains \
-                                                     it",
+                            "{}: marked as a part of an allocation, but no allocation contains it",
                             at(index)
                         ));
                     }
