@@ -20,7 +20,7 @@ fn every_program_survives_every_crash() {
     let full = variable::<u32>("UNTORN_ENUM_FULL").is_some();
     let seconds = variable("UNTORN_ENUM_SECONDS");
     let (is_slice, seed) = (!full && !is_full() && seconds.is_none(), drawn_seed());
-    let seconds = seconds.unwrap_or(extent(60, 560));
+    let seconds = seconds.unwrap_or(extent(40, 560));
     let started = Instant::now();
     let enumeration = Enumeration::new(Bounds {
         violations_max: variable("UNTORN_ENUM_VIOLATIONS").unwrap_or(1),
@@ -122,4 +122,11 @@ fn again_one_case() {
     if let Err(what) = again(&case, &|line| println!("{line}")) {
         panic!("{case}\n  {what}");
     }
+}
+
+/// The program ends its begun checkpoint where a commit would wait for it.
+#[test]
+fn a_commit_beside_a_begun_checkpoint_has_room() {
+    let case: Case = "pending,ext4,garbage,growing,direct/0/cut,large,mkdir,across/".parse().unwrap();
+    again(&case, &|_| ()).unwrap_or_else(|what| panic!("{case}\n  {what}"));
 }

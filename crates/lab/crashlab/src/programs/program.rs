@@ -175,6 +175,15 @@ impl Journal {
             Journal::Growing => (32 << 10, 4 << 10, 4096),
         }
     }
+
+    /// The most bytes that a commit needs: two blocks, if it creates its file first. A journal that grows also has a
+    /// block at the end of a segment that a record of two blocks passes over.
+    pub fn room_bytes_min(self) -> u64 {
+        match self {
+            Journal::Tight | Journal::Roomy => 8 << 10,
+            Journal::Growing => 12 << 10,
+        }
+    }
 }
 
 /// The disk and store that a program starts on.

@@ -12,9 +12,6 @@ use untorn::__private::{Checkpoint, OpenStoreOn, StoreSteps};
 use untorn::{Error, FailureClass, File, Store};
 use untorn_journal::directories::store_dir::StoreDir;
 
-/// The most bytes of journal that a commit needs: two blocks, if it creates its file first.
-const ROOM_BYTES_MIN: u64 = 8 << 10;
-
 /// A checkpoint that a program has begun.
 enum Stage<'s> {
     Cut(Checkpoint<'s>),
@@ -140,7 +137,9 @@ impl Runner<'_> {
                 }
                 op => {
                     // A commit that finds the journal full would wait for the running checkpoint.
-                    if stage.is_some() && (self.room_bytes(store) < ROOM_BYTES_MIN || self.may_checkpoint(*op)) {
+                    if stage.is_some()
+                        && (self.room_bytes(store) < self.setup.journal.room_bytes_min() || self.may_checkpoint(*op))
+                    {
                         self.advance(store, &mut stage, 3)?;
                     }
                     self.operate(store, *op)?;
