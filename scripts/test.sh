@@ -8,9 +8,10 @@ export CARGO_BUILD_RUSTC_WORKSPACE_WRAPPER=$PWD/scripts/rustc.sh
 
 log=$(mktemp)
 started=$SECONDS
-export lock programs seconds_max
+export lock programs mounting seconds_max
 lock=$(mktemp)
 programs=$(mktemp)
+mounting=$(mktemp)
 seconds_max=${UNTORN_TEST_SECONDS_MAX:-600}
 # A test program that hangs is killed and counts as failed, whatever it waits for.
 host=$(rustc -vV | sed -n 's/^host: //p' | tr 'a-z-' 'A-Z_')
@@ -39,12 +40,12 @@ list_programs() {
 }
 export -f list_programs
 
-# Runs those of the listed programs whose directories match, or with -v do not, one after the other.
+# Runs the programs of a list, each of which is taken off it by one lane only.
 run_lane() {
-    local status=0 dir program
-    while IFS=$'\t' read -r dir program; do
+    local status=0 list=$1 dir program
+    while IFS=$'\t' read -r dir program < <(flock "$lock" sed -i -e '1w /dev/stdout' -e 1d "$list"); do
         run_program "$dir" "$program" || status=$?
-    done < <(grep -E "$@" "$programs")
+    done
     return "$status"
 }
 export -f run_lane
@@ -61,10 +62,14 @@ run_all() {
     export UNTORN_PREBUILT=1
     list_programs >"$programs"
     [ -s "$programs" ] || { echo "error: no test program was found"; return 1; }
-    # Two programs at a time, as tests spend much of their time waiting, for a kill, a lease or a disk. Those of mounts
-    # and sessions are in one lane, because a `sync` waits for all mounts of the machine.
-    run_lane '/crates/(core|lab)/' &
-    run_lane -v '/crates/(core|lab)/' || status=$?
+    # Two programs at a time, as tests spend much of their time waiting, for a kill or a disk. Those of mounts and
+    # sessions run one after the other, because a `sync` waits for all mounts of the machine.
+    local mounts='/crates/(mount|xsync|tools)/'
+    grep -E "$mounts" "$programs" >"$mounting"
+    sed -i -E "\\:$mounts:d" "$programs"
+    run_lane "$programs" &
+    run_lane "$mounting" || status=$?
+    run_lane "$programs" || status=$?
     wait $! || status=$?
     $cargo test --workspace --locked --no-fail-fast --doc -- --show-output || status=$?
     # Concurrent commits under a scheduler that replaces the library's locks and threads. Of the whole workspace, so
@@ -81,7 +86,7 @@ setsid bash -c 'run_all "$@"' run_all "$@" >"$log" 2>&1 </dev/null &
 session=$!
 clean_up() {
     pkill -KILL --session "$session"
-    rm -f "$log" "$lock" "$programs"
+    rm -f "$log" "$lock" "$programs" "$mounting"
 }
 trap clean_up EXIT
 trap 'exit 130' INT TERM

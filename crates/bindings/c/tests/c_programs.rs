@@ -6,11 +6,13 @@ mod common;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
 
 use untorn_testkit::{drawn_seed, run_and_kill, slice};
 
 use common::{
-    STATIC_LIBS, build_library, cc, crate_dir, cxx, have, libcxx, library_dir, link_with, output_of, run, skipped,
+    STATIC_LIBS, build_library, cc, crate_dir, cxx, have, libcxx, library_dir, link_with, output_of, profile, run,
+    skipped,
 };
 
 const PROGRAMS: [&str; 19] = [
@@ -58,6 +60,20 @@ fn compiler(source: &Path) -> Command {
     if source.extension().is_some_and(|extension| extension == "cpp") { cxx() } else { cc() }
 }
 
+/// A program of `tests/c`, linked with `libuntorn.so`. Each one is built once in this process.
+fn built(program: &str) -> PathBuf {
+    static BUILT: [OnceLock<PathBuf>; PROGRAMS.len()] = [const { OnceLock::new() }; PROGRAMS.len()];
+    let at = PROGRAMS.iter().position(|listed| *listed == program).expect("a program of the list");
+    let build = || {
+        let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(profile()).join(program);
+        fs::create_dir_all(&directory).expect("a build directory");
+        let binary = directory.join(program);
+        link_shared(&source(program), &binary);
+        binary
+    };
+    BUILT[at].get_or_init(build).clone()
+}
+
 /// Links a program with `libuntorn.so`, found at run time where cargo built it.
 fn link_shared(source: &Path, to: &Path) {
     link_shared_with(&[], source, to);
@@ -92,10 +108,7 @@ fn every_program_of_the_directory_is_run() {
 
 fn shared(program: &str) {
     build_library();
-    let build = tempfile::tempdir().expect("a build directory");
-    let binary = build.path().join(program);
-    link_shared(&source(program), &binary);
-    run_in_scratch(&[], &binary);
+    run_in_scratch(&[], &built(program));
 }
 
 #[test]
@@ -165,7 +178,7 @@ fn heap_with_libcxx() {
     build_library();
     let build = tempfile::tempdir().expect("a build directory");
     let flags: Vec<_> = command.get_args().map(ToOwned::to_owned).collect();
-    for program in ["heap", "heap_plain"] {
+    for program in slice(&["heap", "heap_plain"], 1, drawn_seed()) {
         let binary = build.path().join(program);
         let mut command = Command::new(command.get_program());
         run(link_with(command.args(&flags).arg(source(program)), &binary));
@@ -188,9 +201,7 @@ fn live_kill() {
 #[test]
 fn containers_survive_sigkill_whole() {
     build_library();
-    let build = tempfile::tempdir().expect("a build directory");
-    let binary = build.path().join("heap_kill");
-    link_shared(&source("heap_kill"), &binary);
+    let binary = built("heap_kill");
     let seed = std::env::var("UNTORN_TEST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1u64);
     println!("UNTORN_TEST_SEED={seed}");
     let scratch = tempfile::tempdir_in("/var/tmp").expect("a scratch directory");
@@ -312,7 +323,7 @@ fn programs_of_an_ordinary_user() {
     // Placed where the user can reach it: cargo's directory may be root's.
     let library = build.path().join("libuntorn.so.0");
     fs::copy(library_dir().join("libuntorn.so"), &library).expect("a copy of the library");
-    for program in [
+    let programs = [
         "posix",
         "posix_names",
         "posix_threads",
@@ -323,9 +334,10 @@ fn programs_of_an_ordinary_user() {
         "malloc",
         "reader",
         "reader_copies",
-    ] {
+    ];
+    for program in slice(&programs, 5, drawn_seed()) {
         let binary = build.path().join(program);
-        link_shared(&source(program), &binary);
+        fs::copy(built(program), &binary).expect("a copy of the program");
         let scratch = tempfile::tempdir_in("/var/tmp").expect("a scratch directory");
         open_to_all(scratch.path());
         let mut command = Command::new(&binary);
@@ -341,12 +353,8 @@ fn all_under_valgrind() {
         return;
     }
     build_library();
-    let build = tempfile::tempdir().expect("a build directory");
     for program in slice(&PROGRAMS, 3, drawn_seed()) {
-        let directory = build.path().join(format!("build-{program}"));
-        fs::create_dir(&directory).expect("a build directory");
-        let binary = directory.join(program);
-        link_shared(&source(program), &binary);
+        let binary = built(program);
         let mut launcher = VALGRIND.to_vec();
         if ["crash", "reader", "reader_copies", "malloc", "map", "posix", "posix_names", "posix_threads", "posix_cxx"]
             .contains(&program)

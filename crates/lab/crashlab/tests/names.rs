@@ -77,7 +77,7 @@ fn survive(programs: u64, program: &(dyn Fn(u64) -> (NameProgram, NameEffort) + 
 }
 
 fn programs(default: u64) -> u64 {
-    variable("UNTORN_NAMES_PROGRAMS").unwrap_or(extent(default / 4, default))
+    variable("UNTORN_NAMES_PROGRAMS").unwrap_or(extent(default / 6, default))
 }
 
 #[test]
