@@ -9,19 +9,17 @@
 
 mod appended;
 mod consistency;
+mod encoding;
 mod headers;
 mod reserved;
 mod segments;
+mod spills;
 
-use crate::commits::overlay::Source;
-use crate::commits::record::{Op, Record};
-use crate::commits::spill::{Spill, append_summed};
+use crate::commits::record::Record;
+use crate::commits::spill::Spill;
 use crate::directories::store_dir::segment_name;
 use crate::error::{Context, Error, Outcome, Result};
-use crate::format::sized_memory;
-use crate::format::{
-    BLOCK_BYTES, Header, RECORD_ALIGN_BYTES, RECORD_HEAD_BYTES, RECORD_MAGIC, RecordHead, RecordKind, StoreId, crc64,
-};
+use crate::format::{BLOCK_BYTES, Header, RECORD_HEAD_BYTES, RecordKind, StoreId, crc64};
 use crate::invariant;
 use crate::readers::readers_page::{Cell, OwnersPage};
 use crate::scanning::segment_reader::ScannedSegment;
@@ -461,144 +459,6 @@ impl Journal {
                 current.last_lsn,
                 self.header.checkpoint_lsn
             );
-        }
-    }
-
-    /// Makes spill files durable, names included, before a record refers to them.
-    fn flush_spills(&mut self, records: &[Record]) -> Result<()> {
-        let mut any = false;
-        for op in records.iter().flat_map(|r| &r.ops) {
-            let Op::Write { source: Source::Spill { spill, .. }, .. } = op else { continue };
-            if !self.options.durable {
-                continue;
-            }
-            match spill.sync() {
-                Ok(synced) => any |= synced,
-                // Fail for every reason, lack of space included: success of a second flush would prove nothing.
-                Err(e) => return Err(self.fail(Outcome::NotCommitted, e)),
-            }
-        }
-        if any && let Err(e) = self.storage.sync_dir(&self.dir, sync_point::SPILL_NAME) {
-            return Err(self.fail(Outcome::NotCommitted, e));
-        }
-        Ok(())
-    }
-
-    /// The most bytes that a record can need in a segment.
-    fn room_for(&self, record: &Record) -> u64 {
-        let body = record.body_bytes();
-        let inline = RECORD_HEAD_BYTES as u64 + body;
-        let most = self.options.segment_bytes_max();
-        // A body that fits into no segment goes into a spill file, and the record refers to it.
-        if inline > most { RECORD_HEAD_BYTES as u64 + 24 } else { inline }
-    }
-
-    /// Encodes as many records as fit into `room` bytes at the current position into the buffer, linked and sealed.
-    fn encode_group(&mut self, records: &[Record], room: u64) -> Result<usize> {
-        debug_assert!(self.bodies.is_empty(), "{} spilled bodies of other records", self.bodies.len());
-        self.buf.clear();
-        let mut sealed = 0;
-        for record in records {
-            let at = self.buf.len().next_multiple_of(RECORD_ALIGN_BYTES);
-            let needed = self.room_for(record);
-            if at as u64 + needed > room {
-                break;
-            }
-            let end = at + needed as usize;
-            self.buf.try_reserve(end).map_err(|_| sized_memory::none(end, &self.dir))?;
-            self.buf.resize(at + RECORD_HEAD_BYTES);
-            let mut by_reference = record.body_bytes() + RECORD_HEAD_BYTES as u64 > self.options.segment_bytes_max();
-            if !by_reference {
-                record.encode(&mut self.buf)?;
-                by_reference = self.looks_like_records(at) && holds(invariant::BODIES_UNLIKE_RECORDS);
-            }
-            if by_reference {
-                self.buf.resize(at + RECORD_HEAD_BYTES);
-                let reference = self.spill_body(record)?;
-                self.buf.extend(&reference);
-            }
-            debug_assert!(self.buf.len() <= end, "a record ends at {}, and at {end} at the latest", self.buf.len());
-            self.seal_record(at, RecordKind::Commit, by_reference);
-            sealed += 1;
-        }
-        debug_assert!(sealed == 0 || self.buf.len() as u64 <= room, "a group of {} bytes in {room}", self.buf.len());
-        Ok(sealed)
-    }
-
-    /// Whether a block of the body of the record at `at` in the buffer begins like a record. Every reader of the store
-    /// knows the key, so file contents may forge a record.
-    fn looks_like_records(&self, at: usize) -> bool {
-        let blocks = (at + 1).next_multiple_of(BLOCK_BYTES)..self.buf.len();
-        blocks.step_by(BLOCK_BYTES).any(|block| self.buf[block..].starts_with(RECORD_MAGIC))
-    }
-
-    /// Completes the record that starts at `at` in the buffer: head, checksum, chain.
-    fn seal_record(&mut self, at: usize, kind: RecordKind, body_by_reference: bool) {
-        debug_assert!(
-            self.durable_lsn < self.next_lsn,
-            "record {} says that {} is durable",
-            self.next_lsn,
-            self.durable_lsn
-        );
-        debug_assert!(
-            self.position.is_multiple_of(BLOCK_BYTES as u64) && at.is_multiple_of(RECORD_ALIGN_BYTES),
-            "a record at {at} of a group at {}",
-            self.position
-        );
-        let head = RecordHead {
-            kind,
-            body_by_reference,
-            len: (self.buf.len() - at) as u64,
-            lsn: self.next_lsn,
-            epoch: self.epoch,
-            // The newest header that is certainly on the disk: an attribute header, or one of class `process`, may not
-            // be there yet.
-            generation: self.durable_generation,
-            position: self.position + at as u64,
-            previous_crc: self.previous_crc,
-            durable_lsn: self.durable_lsn,
-        };
-        self.previous_crc = head.seal(&mut self.buf[at..], self.header.key);
-        self.next_lsn += 1;
-    }
-
-    fn spill_body(&mut self, record: &Record) -> Result<[u8; 24]> {
-        let spill = Spill::create(&self.storage, &self.dir)?;
-        let mut body = Vec::new();
-        sized_memory::reserve(&mut body, record.body_bytes() as usize, &self.dir)?;
-        record.encode(&mut body)?;
-        let (_, crc) = append_summed(&spill, &body, None)?;
-        self.counters.bytes_written += body.len() as u64;
-        if self.options.durable {
-            let named = spill.sync().and_then(|_| self.storage.sync_dir(&self.dir, sync_point::SPILL_NAME));
-            named.map_err(|e| self.fail(Outcome::NotCommitted, e))?;
-        }
-        let mut reference = [0; 24];
-        reference[..8].copy_from_slice(&spill.id.to_le_bytes());
-        reference[8..16].copy_from_slice(&(body.len() as u64).to_le_bytes());
-        reference[16..].copy_from_slice(&crc.to_le_bytes());
-        self.bodies.push((spill, self.next_lsn));
-        Ok(reference)
-    }
-
-    /// Keeps the spill files of records that are about to be written until the log is truncated behind those records.
-    fn keep_spills(&mut self, records: &[Record], first: u64) {
-        let mut referenced = std::mem::take(&mut self.bodies);
-        for (record, lsn) in records.iter().zip(first..) {
-            for op in &record.ops {
-                if let Op::Write { source: Source::Spill { spill, .. }, .. } = op {
-                    referenced.push((spill.clone(), lsn));
-                }
-            }
-        }
-        debug_assert!(first > self.header.checkpoint_lsn, "record {first} is before {}", self.header.checkpoint_lsn);
-        for (spill, lsn) in referenced {
-            debug_assert!(!self.options.durable || spill.is_durable(), "record {lsn} refers to {spill:?}, not durable");
-            spill.set_referenced();
-            match self.spills.iter_mut().find(|e| e.spill.id == spill.id) {
-                Some(known) => known.last_lsn = lsn,
-                None => self.spills.push(LiveSpill { spill, last_lsn: lsn }),
-            }
         }
     }
 

@@ -45,7 +45,8 @@ pub use memory::process_memory::{process_memory, set_read_only};
 /// Names of the kernel's error numbers.
 pub use rustix::io::Errno;
 pub use sanitizer::sanitizer;
-pub use storage::linux::{FileSystemInfo, Linux, file_system_info, umask};
+pub use storage::file_system_info::{FileSystemInfo, file_system_info};
+pub use storage::linux::{Linux, umask};
 pub use storage::read_write::{read_full_at, read_full_past_cache_at, write_all_at, write_more_at};
 pub use storage::{Access, Counters, File, Kind, Meta, Open, Space, Storage, shown_by};
 pub use sync_point::SyncPoint;

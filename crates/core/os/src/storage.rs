@@ -1,8 +1,10 @@
 //! The traits in front of the operating system, and the arguments and results of their calls.
 
 pub(crate) mod clone_range;
+pub(crate) mod file_system_info;
 pub(crate) mod kernel;
 pub(crate) mod linux;
+pub(crate) mod linux_file;
 pub(crate) mod metadata_order;
 pub(crate) mod other_process;
 pub(crate) mod read_write;

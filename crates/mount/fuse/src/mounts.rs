@@ -10,3 +10,4 @@ pub mod mounted_store;
 pub(crate) mod status_question;
 pub(crate) mod store_files;
 pub(crate) mod sync_paths;
+pub(crate) mod unmount;

@@ -1,5 +1,8 @@
 //! The operations of a tree, as the kernel requests them.
 
+mod extended_attributes;
+mod new_inode;
+mod renames;
 pub(crate) mod transactions;
 
 use crate::contents::size_of_change;
@@ -8,15 +11,13 @@ use crate::interface::file_tree::*;
 use crate::resume::continuation::happened;
 use crate::table::inode::Inode;
 use crate::table::row::Key;
-use crate::tree::core::{Core, new_row};
+use crate::tree::core::Core;
 use crate::tree::store_tree::{CommitMode, StoreTree};
-use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::time::Duration;
 
 const NAME_MAX: usize = 255;
-const VALUE_MAX: usize = 65536;
 
 fn bytes(name: &OsStr) -> Result<&[u8]> {
     match name.as_bytes() {
@@ -27,59 +28,6 @@ fn bytes(name: &OsStr) -> Result<&[u8]> {
 }
 
 impl StoreTree {
-    fn make_inode(
-        &self,
-        by: Request,
-        at: (Ino, Option<&OsStr>),
-        kind: Kind,
-        change: &dyn Fn(&mut Inode),
-    ) -> Result<Attributes> {
-        let (dir, name) = (at.0, at.1.map(bytes).transpose()?);
-        let room = self.check_room().and_then(|()| name.map_or(Ok(()), |name| self.check_name(dir, name)));
-        let mut core = self.changing()?;
-        // A request that is repeated was done already, and needs no room.
-        if let Some(made) = happened(&core) {
-            let answer = self.limits.shown(core.attributes(made)?);
-            return self.named(core, answer);
-        }
-        room?;
-        let names = core.living_dir(dir)?;
-        if name.is_some_and(|name| names.names.contains_key(name)) {
-            return Err(Errno(libc::EEXIST));
-        }
-        let parent = &core.inode(dir)?.row;
-        let inherits = parent.mode & libc::S_ISGID != 0;
-        let mut row = new_row(kind, 0, by.uid, if inherits { parent.gid } else { by.gid }, core.clock.now());
-        row.nlink = match kind {
-            Kind::Directory => 2,
-            _ => u32::from(name.is_some()),
-        };
-        let mut inode = Inode::new(row);
-        change(&mut inode);
-        let parent = core.inode(dir)?;
-        pass_on(&parent.xattrs, by.umask, &mut inode)?;
-        if inherits && kind == Kind::Directory {
-            inode.row.mode |= libc::S_ISGID;
-        }
-        let lists: Vec<Box<[u8]>> = inode.xattrs.keys().cloned().collect();
-        let ino = core.add_inode(inode)?;
-        lists.into_iter().for_each(|list| core.mark(Key::Xattr(ino, list)));
-        if let Some(name) = name {
-            core.set_name(dir, name, ino);
-            core.touch_dir(dir);
-            if kind == Kind::Directory {
-                core.add_links(dir, 1);
-            }
-        }
-        debug_assert!(
-            name.is_none_or(|name| core.find(dir, name) == Ok(ino)),
-            "inode {ino} was made, and has no name in {dir}"
-        );
-        let answer = self.limits.shown(core.give(ino)?);
-        core.note_happened(ino);
-        self.named(core, answer)
-    }
-
     /// Commits the contents of files so far together with the present names.
     ///
     /// The commit is submitted in the same step as the change of the names, so that the log has both in one record.
@@ -90,127 +38,10 @@ impl StoreTree {
         }
     }
 
-    fn is_in_or_below(core: &Core, mut dir: Ino, above: Ino) -> Result<bool> {
-        while dir != ROOT {
-            if dir == above {
-                return Ok(true);
-            }
-            dir = core.inode(dir)?.parent;
-        }
-        Ok(dir == above)
-    }
-
     /// Whether names may be committed before the contents of other files.
     fn commits_before_names(&self) -> bool {
         self.mode != CommitMode::Store
     }
-
-    /// The files that a rename has to write back and to commit.
-    fn committed_by_rename(&self, core: &Core, from: Ino, to: Option<Ino>, flags: RenameFlags) -> Result<Vec<Ino>> {
-        let mut inos = Vec::new();
-        if !self.commits_before_names() {
-            return Ok(inos);
-        }
-        let source = core.inode(from)?;
-        if source.is_file() && (to.is_some() || !source.row.synced) {
-            inos.push(from);
-        }
-        if let (RenameFlags::Exchange, Some(to)) = (flags, to)
-            && core.inode(to)?.is_file()
-        {
-            inos.push(to);
-        }
-        Ok(inos)
-    }
-
-    fn check_rename(core: &Core, from: (Ino, Ino), to: (Ino, Option<Ino>), flags: RenameFlags) -> Result<()> {
-        let (source, fail) = (core.inode(from.1)?, |number| Err(Errno(number)));
-        core.living_dir(to.0)?;
-        match (flags, to.1) {
-            (RenameFlags::NoReplace, Some(_)) => return fail(libc::EEXIST),
-            (RenameFlags::Exchange, None) => return fail(libc::ENOENT),
-            _ => {}
-        }
-        if source.is_dir() && Self::is_in_or_below(core, to.0, from.1)? {
-            return fail(libc::EINVAL);
-        }
-        let Some(other) = to.1 else { return Ok(()) };
-        let target = core.inode(other)?;
-        if flags == RenameFlags::Exchange {
-            let below = target.is_dir() && Self::is_in_or_below(core, from.0, other)?;
-            return if below { fail(libc::EINVAL) } else { Ok(()) };
-        }
-        match (source.is_dir(), target.is_dir()) {
-            (false, true) => fail(libc::EISDIR),
-            (true, false) => fail(libc::ENOTDIR),
-            (true, true) if !core.dir(other)?.names.is_empty() => fail(libc::ENOTEMPTY),
-            _ => Ok(()),
-        }
-    }
-
-    fn apply_rename(
-        core: &mut Core,
-        from: (Ino, &[u8], Ino),
-        to: (Ino, &[u8], Option<Ino>),
-        flags: RenameFlags,
-    ) -> Result<()> {
-        let (is_dir, exchanges) = (core.inode(from.2)?.is_dir(), flags == RenameFlags::Exchange);
-        let target_is_dir = match to.2 {
-            Some(other) => core.inode(other)?.is_dir(),
-            None => false,
-        };
-        let place = match to.2 {
-            Some(other) if exchanges => {
-                core.set_name(from.0, from.1, other);
-                None
-            }
-            _ => core.remove_name(from.0, from.1),
-        };
-        // A program that reads the directory finds the file once, by its old name or its new one.
-        core.set_name_at(to.0, to.1, from.2, place.filter(|_| from.0 == to.0));
-        // A directory has one link for each directory in it.
-        let moved = i32::from(is_dir);
-        let other = i32::from(target_is_dir);
-        core.add_links(from.0, if exchanges { other - moved } else { -moved });
-        core.add_links(to.0, moved - other);
-        core.touch(from.2);
-        match to.2 {
-            Some(other) if exchanges => core.touch(other),
-            Some(other) => core.lose_name(other),
-            None => {}
-        }
-        core.touch_dir(from.0);
-        core.touch_dir(to.0);
-        debug_assert_eq!(core.find(to.0, to.1), Ok(from.2), "the new name of a renamed file");
-        debug_assert!(
-            core.find(from.0, from.1).ok() == to.2.filter(|_| exchanges) || (from.0, from.1) == (to.0, to.1),
-            "the old name of inode {} leads to {:?}",
-            from.2,
-            core.find(from.0, from.1)
-        );
-        Ok(())
-    }
-}
-
-/// Gives a new inode the rights that its directory, with these attributes, passes on.
-fn pass_on(of_dir: &BTreeMap<Box<[u8]>, Box<[u8]>>, umask: u32, made: &mut Inode) -> Result<()> {
-    if made.row.kind == Kind::Symlink {
-        return Ok(());
-    }
-    let Some(value) = of_dir.get(access_list::DEFAULT) else {
-        made.row.mode &= !umask;
-        return Ok(());
-    };
-    let Some(list) = AccessList::decode(value)? else { return Ok(()) };
-    let passed = list.passed_on(made.row.mode);
-    made.row.mode = passed.mode(made.row.mode);
-    if !passed.is_mode() {
-        made.xattrs.insert(access_list::ACCESS.into(), passed.encode());
-    }
-    if made.is_dir() {
-        made.xattrs.insert(access_list::DEFAULT.into(), value.clone());
-    }
-    Ok(())
 }
 
 impl FileTree for StoreTree {
@@ -620,84 +451,19 @@ impl FileTree for StoreTree {
     }
 
     fn xattr(&self, ino: Ino, name: &OsStr) -> Result<Vec<u8>> {
-        let core = self.core()?;
-        let value = core.inode(ino)?.xattrs.get(name.as_bytes());
-        value.map(|value| value.to_vec()).ok_or(Errno(libc::ENODATA))
+        self.value_of_xattr(ino, name)
     }
 
     fn set_xattr(&self, ino: Ino, name: &OsStr, value: &[u8], flags: i32) -> Result<()> {
-        match name.as_bytes() {
-            [] => return Err(Errno(libc::EINVAL)),
-            name if name.len() > NAME_MAX => return Err(Errno(libc::ERANGE)),
-            _ if value.len() > VALUE_MAX => return Err(Errno(libc::E2BIG)),
-            _ => {}
-        }
-        let mut core = self.changing()?;
-        if happened(&core).is_some() {
-            return self.named(core, ());
-        }
-        self.limits.change(ino)?;
-        let inode = core.inode_mut(ino)?;
-        let is_there = inode.xattrs.contains_key(name.as_bytes());
-        if is_there && flags & libc::XATTR_CREATE != 0 {
-            return Err(Errno(libc::EEXIST));
-        }
-        if !is_there && flags & libc::XATTR_REPLACE != 0 {
-            return Err(Errno(libc::ENODATA));
-        }
-        let list = match access_list::is_list(name.as_bytes()) {
-            true => Some(AccessList::decode(value)?),
-            false => None,
-        };
-        if list.is_some() {
-            let change = Change { mode: Some(inode.row.mode), ..Change::default() };
-            self.limits.attributes(&inode.attributes(ino), &change)?;
-        } else {
-            let mut then = inode.xattrs.clone();
-            then.insert(name.as_bytes().into(), value.into());
-            self.limits.xattrs(inode.row.kind, &then)?;
-        }
-        let row = &mut inode.row;
-        let is_access = name.as_bytes() == access_list::ACCESS;
-        match list {
-            // Only directories pass a list on.
-            Some(_) if !is_access && row.kind != Kind::Directory => return Err(Errno(libc::EACCES)),
-            Some(_) if row.kind == Kind::Symlink => return Err(Errno(libc::EOPNOTSUPP)),
-            Some(Some(list)) => {
-                row.mode = if is_access { list.mode(row.mode) } else { row.mode };
-                match is_access && list.is_mode() {
-                    true => inode.xattrs.remove(name.as_bytes()),
-                    false => inode.xattrs.insert(name.as_bytes().into(), list.encode()),
-                };
-            }
-            Some(None) => drop(inode.xattrs.remove(name.as_bytes())),
-            None => drop(inode.xattrs.insert(name.as_bytes().into(), value.into())),
-        }
-        core.mark(Key::Xattr(ino, name.as_bytes().into()));
-        core.touch(ino);
-        core.note_happened(ino);
-        self.named(core, ())
+        self.change_xattr(ino, name, value, flags)
     }
 
     fn xattrs(&self, ino: Ino) -> Result<Vec<OsString>> {
-        let core = self.core()?;
-        Ok(core.inode(ino)?.xattrs.keys().map(|name| OsString::from_vec(name.to_vec())).collect())
+        self.names_of_xattrs(ino)
     }
 
     fn remove_xattr(&self, ino: Ino, name: &OsStr) -> Result<()> {
-        let mut core = self.changing()?;
-        if happened(&core).is_some() {
-            return self.named(core, ());
-        }
-        self.limits.change(ino)?;
-        let removed = core.inode_mut(ino)?.xattrs.remove(name.as_bytes());
-        if removed.is_none() && !access_list::is_list(name.as_bytes()) {
-            return Err(Errno(libc::ENODATA));
-        }
-        core.mark(Key::Xattr(ino, name.as_bytes().into()));
-        core.touch(ino);
-        core.note_happened(ino);
-        self.named(core, ())
+        self.drop_xattr(ino, name)
     }
 
     fn answered(&self, unique: u64) {

@@ -4,6 +4,7 @@
 //!   have an order ([`folders`]); crates depend on those below them, and the drawing in `docs/ARCHITECTURE.md` names
 //!   every crate ([`arrows`]).
 //! - First lines of doc comments stand alone, errors of the system are compared by name ([`habits`]).
+//! - Source files are short ([`sizes`]).
 //! - The public API changes on purpose only ([`listing`]).
 //!
 //! The tests of this crate check the rules in the workspace. `cargo run -p untorn-house -- graph` prints all imports.
@@ -35,4 +36,5 @@ pub mod imports;
 pub mod listing;
 pub mod modules;
 pub mod paths;
+pub mod sizes;
 pub mod violations;

@@ -1,6 +1,6 @@
 //! Applies all rules to the workspace, for `untorn-house check`.
 
-use crate::{arrows, folders, habits, imports, modules};
+use crate::{arrows, folders, habits, imports, modules, sizes};
 use anyhow::Result;
 use std::fs;
 use std::path::Path;
@@ -14,6 +14,7 @@ pub fn all(workspace: &Path) -> Result<Vec<String>> {
         wording(workspace)?,
         errors(workspace)?,
         printing(workspace)?,
+        long_files(workspace)?,
     ]
     .concat())
 }
@@ -96,6 +97,16 @@ pub fn printing(workspace: &Path) -> Result<Vec<String>> {
         if package.name == STREAMS || package.dependencies.iter().any(|of| of == STREAMS) {
             found.extend(in_files(&package.dir.join("src"), workspace, what, habits::printing)?);
         }
+    }
+    Ok(found)
+}
+
+/// Source files with too many lines.
+pub fn long_files(workspace: &Path) -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    for path in habits::rust_files(workspace)? {
+        let shown = path.strip_prefix(workspace).unwrap_or(&path);
+        found.extend(sizes::wrong(shown, &fs::read_to_string(&path)?, sizes::LONGER)?);
     }
     Ok(found)
 }

@@ -8,6 +8,7 @@ use untorn_house::habits::{bare_errors, clauses_as_nouns, first_lines_that_lean,
 use untorn_house::imports::{Imports, imports_of};
 use untorn_house::listing::{self, Listing};
 use untorn_house::modules::Crate;
+use untorn_house::sizes;
 
 /// The imports of a crate with these files. The first file is its root.
 fn crate_of(files: &[(&str, &str)]) -> Imports {
@@ -384,4 +385,31 @@ fn macros_that_panic_where_a_stream_takes_nothing() {
     mod tests { fn h() { println!(\"e\"); } }
     fn i() { dbg!(1); }";
     assert_eq!(printing(text).expect("tokens"), [2, 3, 8, 11]);
+}
+
+/// The violation of a file with this many lines of its own, and a module for tests behind them.
+fn too_long(name: &str, own: usize) -> Option<String> {
+    let tests = "\n#[cfg(test)]\nmod tests {\n    #[test]\n    fn t() {}\n}\n";
+    let text = "fn f() {}\n".repeat(own) + tests;
+    sizes::wrong(Path::new(name), &text, &["src/longer.rs"]).expect("a source")
+}
+
+#[test]
+fn files_that_are_too_long() {
+    assert_eq!(too_long("src/a.rs", 600), None);
+    assert_eq!(too_long("src/a.rs", 601).as_deref(), Some("src/a.rs: 601 lines; at most 600"));
+    for of_tests in ["tests/a.rs", "tests/deep/a.rs", "src/a/tests.rs", "src/longer.rs"] {
+        assert_eq!(too_long(of_tests, 601), None, "{of_tests}");
+    }
+}
+
+#[test]
+fn lines_of_a_file_without_the_tests_at_its_end() {
+    let lines = |text| sizes::lines(text).expect("a source");
+    assert_eq!(lines(""), 0);
+    assert_eq!(lines("//! A file.\n\nfn f() {}\n\n"), 3);
+    assert_eq!(lines("fn f() {}\n\n/// Tests.\n#[cfg(test)]\nmod tests;\n"), 1);
+    // Such a module in the middle counts.
+    assert_eq!(lines("#[cfg(test)]\nmod tests {\n}\nfn f() {}\n"), 4);
+    assert_eq!(lines("fn f() {}\nmod tests {\n}\n"), 3);
 }

@@ -48,6 +48,11 @@ fn programs_print_where_nothing_panics() {
     none(violations::printing(&workspace()));
 }
 
+#[test]
+fn source_files_are_short() {
+    none(violations::long_files(&workspace()));
+}
+
 /// A checker that sees nothing finds nothing, so it must find the workspace's imports.
 #[test]
 fn the_checker_sees_the_sources() {

@@ -12,37 +12,38 @@
 //! - its own write and flush, and, for a change of names, readers that hold these names ([`told_readers`]);
 //! - a checkpoint, if the journal has no room ([`Engine::make_room`]); `status` counts these waits.
 
+mod built_record;
 pub(crate) mod capture;
 pub(crate) mod committed_names;
 pub(crate) mod contents_first;
+mod failed;
+mod first_attributes;
 pub(crate) mod names;
 pub(crate) mod stop_the_world;
 pub(crate) mod ticket;
 pub(crate) mod told_readers;
 
+use crate::engine::commit::built_record::{BuiltRecord, RunState};
 use crate::engine::commit::capture::Threads;
-use crate::engine::commit::names::Names;
+use crate::engine::commit::failed::with_unknown_outcome;
+use crate::engine::commit::first_attributes::Marked;
 use crate::engine::content::SpillSink;
-use crate::engine::files::file_state::{FileState, Life, SharedFile};
+use crate::engine::files::file_state::SharedFile;
 use crate::engine::files::name_op::NameOp;
 use crate::engine::files::queue::{Queue, Request};
 use crate::engine::waiting::completion::{Completion, PANICKED, Promise};
 use crate::engine::waiting::concurrency::{Instant, MutexGuard, thread};
 use crate::engine::{Engine, JournalState};
-use crate::invariant;
-use crate::sync_point;
-use std::collections::{HashMap, VecDeque};
-use std::path::{Path, PathBuf};
+use std::collections::VecDeque;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 use untorn_journal::commits::final_state::FinalState;
-use untorn_journal::commits::record::{FileRef, Record};
-use untorn_journal::format::{Attribute, VERSION};
+use untorn_journal::commits::record::Record;
 use untorn_journal::journal::Committed;
-use untorn_journal::recovery::{boot_id, flush_one_by_one};
-use untorn_journal::{Context, Error, Outcome, Result};
-use untorn_os::{File, holds};
+use untorn_journal::recovery::boot_id;
+use untorn_journal::{Error, Result};
 
 /// The longest wait for other threads to join a batch.
 const JOIN_WAIT_MAX: Duration = Duration::from_micros(200);
@@ -332,71 +333,6 @@ impl Engine {
     }
 }
 
-/// A commit as a record, and its files.
-#[derive(Default)]
-struct BuiltRecord {
-    record: Record,
-    files: Vec<RecordFile>,
-    /// Index of a file in `files`.
-    index: HashMap<u64, usize>,
-}
-
-struct RecordFile {
-    file: Arc<SharedFile>,
-    /// Whether the request took the file's write set.
-    has_overlay: bool,
-    /// Index of the file in the record, if the record names it.
-    index: Option<u32>,
-    /// With `full_page`: pages that are completely in the record.
-    whole_pages: Vec<u64>,
-}
-
-/// State of each file after the requests of a run that are built so far.
-#[derive(Default)]
-struct RunState {
-    /// LSN of the last commit that touches the file.
-    last_lsn: HashMap<u64, u64>,
-    /// Number of the file's overlays that the requests took.
-    overlays: HashMap<u64, usize>,
-    /// Files whose first commit in this epoch is in the run. Their attributes must precede the records.
-    without_attribute: Vec<Arc<SharedFile>>,
-}
-
-impl RunState {
-    /// The index of a file of the commit in its record.
-    fn index_in_record(&mut self, built: &mut BuiltRecord, at: usize, lsn: u64, state: &FileState) -> u32 {
-        let part = &mut built.files[at];
-        *part.index.get_or_insert_with(|| {
-            let id = part.file.id;
-            let earlier = self.last_lsn.insert(id, lsn);
-            debug_assert!(
-                earlier.unwrap_or(state.last_lsn) < lsn,
-                "commit {lsn} of {:?} follows {earlier:?}, {}",
-                state.path(),
-                state.last_lsn
-            );
-            let needs_attribute = !state.attribute_set || state.attribute_due;
-            if earlier.is_none() && needs_attribute && state.life == Life::Named {
-                self.without_attribute.push(part.file.clone());
-            }
-            let path = state.path().to_owned();
-            built.record.files.push(FileRef { id, previous_lsn: earlier.unwrap_or(state.last_lsn), path });
-            built.record.files.len() as u32 - 1
-        })
-    }
-}
-
-impl BuiltRecord {
-    /// The index of a file in `files`; adds the file if it is new.
-    fn part(&mut self, file: &Arc<SharedFile>) -> usize {
-        *self.index.entry(file.id).or_insert_with(|| {
-            let file = file.clone();
-            self.files.push(RecordFile { file, has_overlay: false, index: None, whole_pages: Vec::new() });
-            self.files.len() - 1
-        })
-    }
-}
-
 // Write.
 impl Engine {
     /// Writes commits: as many as share a flush at a time, with more flushes if the journal fills up in between. A
@@ -588,159 +524,10 @@ impl Engine {
         }
     }
 
-    /// Builds the record of a request.
-    fn build_record(&self, request: &Request, lsn: u64, run: &mut RunState) -> Result<BuiltRecord> {
-        let mut names = Names::new(self);
-        for op in &request.names {
-            names.add(op)?;
-        }
-        let mut built = BuiltRecord::default();
-        for file in &request.files {
-            let taken = run.overlays.entry(file.id).or_insert(0);
-            let nth = std::mem::replace(taken, *taken + 1);
-            let full_page = self.options.full_page && holds(invariant::FULL_PAGE);
-            let state = if full_page { self.readable(file)? } else { file.read() };
-            debug_assert!(
-                nth < state.content.committing.len(),
-                "commit {nth} of {:?}, which has {} on their way",
-                state.path(),
-                state.content.committing.len()
-            );
-            // An earlier commit may have removed the file, or failed to create it.
-            state.check_alive()?;
-            let part = built.part(file);
-            built.files[part].has_overlay = true;
-            let overlay = if full_page {
-                let (overlay, pages) = state.content.with_whole_pages(nth, &state.whole_pages)?;
-                built.files[part].whole_pages = pages;
-                Arc::new(overlay)
-            } else {
-                state.content.committing[nth].overlay.clone()
-            };
-            if !overlay.is_empty() {
-                let index = run.index_in_record(&mut built, part, lsn, &state);
-                built.record.push_overlay(index, &overlay);
-            }
-        }
-        let operations = names.operations(|file| {
-            let part = built.part(file);
-            run.index_in_record(&mut built, part, lsn, &file.read())
-        });
-        built.record.ops.extend(operations);
-        Ok(built)
-    }
-
-    /// Gives files their attributes, before the record of their first commit in this epoch. Returns those whose
-    /// attribute must be flushed before that record, or with it.
-    fn set_attributes(&self, files: &[Arc<SharedFile>], checkpoint_lsn: u64) -> Result<Vec<Marked>> {
-        let mut set = Vec::new();
-        for file in files {
-            let mut state = self.changeable(file)?;
-            // Only a commit takes a name away, and the caller holds the journal's lock.
-            debug_assert_eq!(state.life, Life::Named, "an attribute for {:?}", state.path());
-            let Some(data) = state.content.data.clone() else { continue };
-            let path = state.path().to_owned();
-            if let Some(changed) = state.changed_outside(&*self.storage)? {
-                return Err(changed);
-            }
-            let attribute = Attribute {
-                version: VERSION,
-                store: self.store_id,
-                file: file.id,
-                epoch: self.epoch,
-                checkpoint_lsn,
-                path_crc: Attribute::path_crc_of(&path),
-                pending: true,
-            };
-            data.set_attribute(&attribute.encode()).map_err(|e| Error::attribute(&path, e))?;
-            state.last_lsn = checkpoint_lsn;
-            state.applied_lsn = checkpoint_lsn;
-            (state.attribute_set, state.attribute_due) = (true, self.is_durable());
-            if self.is_durable() {
-                // A flush of the whole file system needs no descriptors.
-                let data = flush_one_by_one(&*self.storage, files.len()).then_some(data);
-                set.push(Marked { file: file.clone(), data, path });
-            }
-        }
-        Ok(set)
-    }
-
-    /// Flushes attributes that were all set before: on most file systems, the first flush makes the others durable,
-    /// too.
-    fn flush_attributes(&self, files: Vec<Marked>) -> Result<()> {
-        if files.iter().any(|marked| marked.data.is_none()) {
-            self.sync_file_system(sync_point::ATTRIBUTE_MANY)?;
-        }
-        for Marked { file, data, path } in files {
-            if let Some(data) = data {
-                data.sync_all(sync_point::ATTRIBUTE).context("flush the attribute of", &path)?;
-            }
-            file.write().attribute_due = false;
-        }
-        Ok(())
-    }
-}
-
-/// A file whose attribute is set but not flushed.
-struct Marked {
-    file: Arc<SharedFile>,
-    data: Option<Arc<dyn File>>,
-    path: PathBuf,
-}
-
-// Fail.
-impl Engine {
     /// Notes that the commit has a result, so its names no longer change.
     fn settle_names(&self, request: &Request) {
         if !request.names.is_empty() {
             self.commits.queue.lock().settle(&request.names);
         }
-    }
-
-    /// Fails these commits: none of them happened, or the outcome is unknown. Changes that were not committed become
-    /// uncommitted again.
-    fn fail(&self, requests: Vec<Request>, e: &Error) {
-        if matches!(e, Error::SyncFailed { outcome: Outcome::UnknownUntilReopened, .. }) {
-            for request in requests {
-                self.settle_names(&request);
-                request.files.iter().for_each(|file| file.write().finish_commit_unknown());
-                request.completion.complete(Err(e.clone()));
-            }
-            return;
-        }
-        let mut overlays: HashMap<u64, usize> = HashMap::new();
-        for file in requests.iter().flat_map(|request| &request.files) {
-            *overlays.entry(file.id).or_insert(0) += 1;
-        }
-        for request in requests.into_iter().rev() {
-            let mut e = e.clone().of_commit();
-            for file in &request.files {
-                let nth = overlays.get_mut(&file.id).expect("counted above");
-                *nth -= 1;
-                let mut state = file.write();
-                if state.outcome_unknown && state.content.committing[*nth].overlay.is_empty() {
-                    e = with_unknown_outcome(e);
-                }
-                state.uncommit(self, *nth, request.is_txn);
-                drop(state);
-                // If the last handle was closed meanwhile, nothing of the refused commit is kept.
-                self.forget_if_idle(file);
-            }
-            self.settle_names(&request);
-            let named: Vec<_> = request.names.iter().flat_map(NameOp::paths).map(Path::to_owned).collect();
-            drop(request.names);
-            self.forget_names(named.iter().map(PathBuf::as_path));
-            request.completion.complete(Err(e));
-        }
-        debug_assert!(overlays.values().all(|left| *left == 0), "changes of failed commits are left: {overlays:?}");
-    }
-}
-
-/// Marks an error as one of unknown outcome, because all changes of the failed commit were part of another one, whose
-/// outcome is unknown.
-fn with_unknown_outcome(e: Error) -> Error {
-    match e {
-        Error::SyncFailed { source, .. } => Error::SyncFailed { outcome: Outcome::UnknownUntilReopened, source },
-        other => other,
     }
 }

@@ -3,6 +3,8 @@
 pub(crate) mod cursor;
 pub(crate) mod file;
 pub(crate) mod map;
+pub(crate) mod map_options;
+pub(crate) mod new_mapping;
 pub(crate) mod output_gate;
 pub mod relocate;
 pub(crate) mod store;

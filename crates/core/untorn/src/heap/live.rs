@@ -10,7 +10,8 @@ pub(crate) mod outlook;
 pub(super) mod own_pages;
 
 use crate::engine::handles::file::File;
-use crate::engine::handles::map::{Map, not_made_yet};
+use crate::engine::handles::map::Map;
+use crate::engine::handles::new_mapping::not_made_yet;
 use crate::heap::image::check::{Checker, ChunkSet, HeapImage, HeapImageMut};
 use crate::heap::image::layout::{Header, SEGMENT_BYTES, STAMP_AT, Stamp};
 use crate::heap::live::cuts::StopTimes;

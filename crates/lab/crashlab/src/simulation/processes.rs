@@ -4,4 +4,5 @@ pub(super) mod machine;
 pub(super) mod mapped_pages;
 pub(super) mod process;
 pub(super) mod real_memory;
+mod simulated_file;
 pub(super) mod simulated_mapping;

@@ -7,7 +7,7 @@
 use crate::engine::content::changed_ranges;
 pub use crate::engine::files::file_state::DISCARDED;
 use crate::engine::handles::file::File;
-use crate::engine::handles::map::not_made_yet;
+use crate::engine::handles::new_mapping::not_made_yet;
 use crate::sync_point;
 use std::ops::Range;
 use std::path::Path;

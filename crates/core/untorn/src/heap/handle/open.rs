@@ -2,7 +2,9 @@
 
 use super::open_heap::Heap;
 use crate::engine::handles::file::File;
-use crate::engine::handles::map::{LiveInit, Map, MapOptions};
+use crate::engine::handles::map::Map;
+use crate::engine::handles::map_options::MapOptions;
+use crate::engine::handles::new_mapping::LiveInit;
 use crate::engine::handles::store::Store;
 use crate::engine::options::{FileOptions, StoreOptions};
 use crate::heap::alloc::body::{Body, segments_of};

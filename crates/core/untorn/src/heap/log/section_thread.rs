@@ -3,19 +3,27 @@
 //! A thread keeps a place in each live heap in which it has had sections, until the thread ends. It is in sections of
 //! only one heap at a time.
 
+mod log_writer;
+mod lookup;
+mod undo;
+
 use super::live_head::LiveHead;
 use super::section_log::{
-    LOG_BYTES, LogWriter, Numbers, Place, RECORD_BYTES, Record, SectionId, SectionLogs, bytes_record, parse,
+    LOG_BYTES, LogWriter, Numbers, Place, RECORD_BYTES, Record, SectionId, SectionLogs, bytes_record,
 };
 use super::section_mark::{Mark, MarkedLock, Mode};
 use super::section_stability::{Complete, Then};
 use super::sections::{Busy, Sections, Settled};
 use crate::invariant;
-use std::cell::{Cell, RefCell};
+pub(crate) use log_writer::writer;
+pub use log_writer::{has_hooks, set_hooks};
+pub use lookup::log;
+pub(crate) use lookup::{
+    current_of, known_sections, last_sections, open_section, section_of, sections_in, set_current,
+};
 use std::ops::Range;
-use std::ptr::{NonNull, null, null_mut};
+use std::ptr::null;
 use std::sync::atomic::Ordering::{Relaxed, Release};
-use untorn_journal::Error;
 use untorn_os::{holds, is_asymmetric, process_generation};
 
 /// The heap of a thread's sections.
@@ -92,179 +100,6 @@ pub(crate) struct Ended {
     pub place: Option<Place>,
     /// The log is to be emptied when the blocks are free.
     pub empties: bool,
-}
-
-/// Finds the log writer of the calling thread, if the program has hooks: then it is in the program's own memory.
-static WRITER_OF_HOOKS: std::sync::OnceLock<extern "C" fn() -> *mut LogWriter> = std::sync::OnceLock::new();
-
-/// Registers the program's hooks: they write to the log writer that this call returns for the calling thread.
-pub fn set_hooks(writer: extern "C" fn() -> *mut LogWriter) {
-    let _ = WRITER_OF_HOOKS.set(writer);
-}
-
-/// Whether the program has hooks.
-pub fn has_hooks() -> bool {
-    WRITER_OF_HOOKS.get().is_some()
-}
-
-thread_local! {
-    /// The log writer of this thread. It has the state of the heap of its section, or of its last one. It has no
-    /// destructor, so that it works while the thread ends.
-    static WRITER: Cell<*mut LogWriter> = const { Cell::new(null_mut()) };
-    static ALL: All = const { All(RefCell::new(Vec::new())) };
-}
-
-/// A thread's state in all heaps, dropped when the thread ends.
-struct All(RefCell<Vec<*mut ThreadSections>>);
-
-impl Drop for All {
-    fn drop(&mut self) {
-        set_current(null_mut());
-        for one in self.0.take() {
-            // SAFETY: made by `Box::into_raw`, and nobody else uses it any more.
-            let one = unsafe { Box::from_raw(one) };
-            one.thread_ends();
-        }
-    }
-}
-
-/// The log writer of this thread.
-#[inline]
-pub(crate) fn writer() -> *mut LogWriter {
-    #[cold]
-    fn find() -> *mut LogWriter {
-        let found = match WRITER_OF_HOOKS.get() {
-            Some(writer) => writer(),
-            // Leaked on purpose, since a thread may store while it ends.
-            None => Box::into_raw(Box::new(LogWriter::new())),
-        };
-        WRITER.set(found);
-        found
-    }
-    let known = WRITER.get();
-    if known.is_null() { find() } else { known }
-}
-
-/// The thread's state in the heap in which it had its last section.
-///
-/// # Safety
-/// The writer is this thread's. The caller stops using the result before it asks for another one.
-#[inline]
-pub(crate) unsafe fn current_of<'t>(writer: *mut LogWriter) -> Option<&'t mut ThreadSections> {
-    // SAFETY: the caller's promise, and a box of this thread's, which it frees when it ends.
-    unsafe { (*writer).section.cast::<ThreadSections>().as_mut() }
-}
-
-#[inline]
-fn current<'t>() -> Option<&'t mut ThreadSections> {
-    // Do not make a writer for a thread without sections: it would leak when the thread ends.
-    let known = NonNull::new(WRITER.get())?;
-    // SAFETY: this thread's; each caller stops using it before it calls another one.
-    unsafe { current_of(known.as_ptr()) }
-}
-
-pub(crate) fn set_current(section: *mut ThreadSections) {
-    if section.is_null() && WRITER.get().is_null() {
-        return;
-    }
-    // SAFETY: this thread's own, for ever.
-    unsafe { (*writer()).section = section.cast() };
-}
-
-/// The section that this thread is in, in any heap.
-#[inline]
-pub(crate) fn open_section<'t>() -> Option<&'t mut ThreadSections> {
-    let section = current();
-    // In a forked child there is none: the state is the parent's.
-    section.filter(|section| section.depth > 0 && section.process == process_generation())
-}
-
-/// Logs bytes that are about to be changed. Bytes out of the heap of the thread's section are ignored.
-///
-/// # Safety
-/// They can be read, and no other thread changes them.
-pub unsafe fn log(address: usize, len: usize) {
-    if let Some(section) = open_section() {
-        let heap = section.heap().addresses.clone();
-        let (start, end) = (address.max(heap.start), address.saturating_add(len).min(heap.end));
-        if start < end {
-            // SAFETY: the caller's promise.
-            unsafe { section.log_bytes(start, end - start) };
-        }
-    }
-}
-
-/// The section that this thread is in, if it is in this opening of a heap.
-#[inline]
-pub(crate) fn section_of<'t>(opening: u64) -> Option<&'t mut ThreadSections> {
-    open_section().filter(|section| section.heap.opening == opening)
-}
-
-/// The thread's state in the heap in which it had its last section, if that is this opening.
-#[inline]
-pub(crate) fn last_sections<'t>(opening: u64) -> Option<&'t mut ThreadSections> {
-    current().filter(|last| last.heap.opening == opening && last.process == process_generation())
-}
-
-/// The thread's state in a heap, whichever heap it used last.
-pub(crate) fn known_sections<'t>(opening: u64) -> Option<&'t mut ThreadSections> {
-    let known = ALL.try_with(|all| {
-        // SAFETY: boxes of this thread's.
-        all.0.borrow().iter().copied().find(|one| unsafe { &**one }.is_of(opening))
-    });
-    // While the thread ends, the list is gone.
-    match known {
-        // SAFETY: as in `current`.
-        Ok(known) => known.map(|known| unsafe { &mut *known }),
-        Err(_) => last_sections(opening),
-    }
-}
-
-/// The thread's state in a heap, created if there is none.
-///
-/// # Errors
-/// The thread is in a section of another heap, or it is ending.
-pub(crate) fn sections_in<'t>(heap: &SectionHeap) -> Result<&'t mut ThreadSections, Error> {
-    if let Some(current) = current() {
-        if current.heap.opening == heap.opening && current.process == process_generation() {
-            return Ok(current);
-        }
-        if current.depth > 0 && current.heap.sections.are_of(current.heap.opening) {
-            return Err(Error::invalid("this thread is in a section of another heap; end that one first"));
-        }
-    }
-    let found = ALL.try_with(|all| {
-        let mut all = all.0.borrow_mut();
-        all.retain(|one| {
-            // SAFETY: a box of this thread's.
-            let gone = unsafe { &**one }.is_gone();
-            if gone {
-                // SAFETY: made by `Box::into_raw`, and nobody else uses it.
-                drop(unsafe { Box::from_raw(*one) });
-            }
-            !gone
-        });
-        // SAFETY: a box of this thread's.
-        let known = all.iter().copied().find(|one| unsafe { &**one }.heap.opening == heap.opening);
-        known.unwrap_or_else(|| {
-            let made = Box::into_raw(Box::new(ThreadSections::new(heap.clone())));
-            all.push(made);
-            made
-        })
-    });
-    let Ok(found) = found else {
-        // Callers that lock a pthread lock do not look at errors, so this is logged.
-        tracing::warn!(
-            "a thread that is ending cannot begin a section: its changes under a lock are not all-or-nothing"
-        );
-        return Err(Error::invalid("a thread that is ending can begin no section"));
-    };
-    set_current(found);
-    // SAFETY: as in `current`.
-    let found = unsafe { &mut *found };
-    // The writer was set up for the log of another heap.
-    found.ready = false;
-    Ok(found)
 }
 
 impl ThreadSections {
@@ -683,66 +518,6 @@ impl ThreadSections {
             Some(log) => sections.add_then(Some(log.place), then),
             None => Some(then),
         }
-    }
-
-    /// The records that the section has logged so far.
-    fn records(&self) -> Vec<Record<'_>> {
-        let Some(log) = self.log.as_ref().filter(|log| log.begun) else { return Vec::new() };
-        // SAFETY: this thread's log, up to where it has written.
-        let all = unsafe { std::slice::from_raw_parts(log.logs.records(log.place).as_ptr(), self.writer().used()) };
-        parse(&all[log.begun_at..]).flatten().map(|found| found.1).collect()
-    }
-
-    /// Passes the section's old bytes and their addresses to `put`, newest first; returns the blocks that it has
-    /// allocated.
-    fn take_back(&self, mut put: impl FnMut(usize, &[u8])) -> Vec<usize> {
-        let mut allocated = Vec::new();
-        for record in self.records().iter().rev() {
-            match record {
-                Record::Store { address, old, len } => put(*address, &old[..*len]),
-                Record::Bytes { address, old } => put(*address, old),
-                Record::Allocated { address } => allocated.push(*address),
-                _ => {}
-            }
-        }
-        allocated
-    }
-
-    /// Undoes the section in a copy of a heap at this address; returns the blocks that it has allocated.
-    pub(crate) fn undo_in(&self, base: usize, copy: &mut [u8]) -> Vec<usize> {
-        self.take_back(|address, old| {
-            if let Some(there) = copy.get_mut(address - base..).and_then(|rest| rest.get_mut(..old.len())) {
-                there.copy_from_slice(old);
-            }
-        })
-    }
-
-    /// Undoes the section so far; returns the blocks that it has allocated, for the caller to free.
-    ///
-    /// # Safety
-    /// No other thread has seen any of its changes.
-    pub(crate) unsafe fn undo(&mut self) -> Vec<usize> {
-        self.frees.clear();
-        self.then.clear();
-        let Some(begun_at) = self.log.as_ref().filter(|log| log.begun).map(|log| log.begun_at) else {
-            return Vec::new();
-        };
-        let allocated = self.take_back(|address, old| {
-            let at = std::ptr::with_exposed_provenance_mut::<u8>(address);
-            // SAFETY: bytes of the heap that this section has changed.
-            unsafe { at.copy_from_nonoverlapping(old.as_ptr(), old.len()) };
-        });
-        self.first = null();
-        // A kill from here on leaks the blocks that it had allocated.
-        self.writer().cut_back(begun_at + RECORD_BYTES);
-        // The section goes on, so it keeps its dependencies.
-        for on in self.depends.clone() {
-            self.log_record(&Record::Depends { on });
-        }
-        if let Some(clock) = self.log.as_ref().map(|log| log.clock) {
-            self.log_record(&Record::Clock { clock });
-        }
-        allocated
     }
 
     /// Empties the log, after the blocks that the section freed are free.
