@@ -8,7 +8,9 @@ export CARGO_BUILD_RUSTC_WORKSPACE_WRAPPER=$PWD/scripts/rustc.sh
 
 log=$(mktemp)
 started=$SECONDS
-export lock programs mounting seconds_max
+export lock programs mounting seconds_max libraries
+# The unit tests of a procedural macro load the compiler's libraries.
+libraries=$(rustc --print target-libdir)
 lock=$(mktemp)
 programs=$(mktemp)
 mounting=$(mktemp)
@@ -21,7 +23,7 @@ export "CARGO_TARGET_${host}_RUNNER=timeout --kill-after=10 $seconds_max"
 run_program() {
     local dir=$1 program=$2 out status=0
     out=$(mktemp)
-    (cd "$dir" && CARGO_MANIFEST_DIR=$dir timeout --kill-after=10 "$seconds_max" "$program" --show-output) >"$out" 2>&1 </dev/null ||
+    (cd "$dir" && LD_LIBRARY_PATH=$libraries CARGO_MANIFEST_DIR=$dir timeout --kill-after=10 "$seconds_max" "$program" --show-output) >"$out" 2>&1 </dev/null ||
         status=$?
     {
         flock 9
