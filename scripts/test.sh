@@ -61,6 +61,7 @@ run_all() {
     fi
     # All at once, the programs and libraries for C included, so that no test builds anything.
     $cargo build --workspace --locked --all-targets --profile test || return
+    echo "Everything was built in $SECONDS s."
     export UNTORN_PREBUILT=1
     list_programs >"$programs"
     [ -s "$programs" ] || { echo "error: no test program was found"; return 1; }
