@@ -10,7 +10,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-use untorn_testkit::variable_or;
+use untorn_testkit::{seed, variable_or};
 
 /// Prepares the directory for the program.
 const BEFORE: &str = "mkdir -p d/sub e keep; echo a > a; echo b > b; echo in > d/in; echo sub > d/sub/x; echo e > e/e; \
@@ -598,8 +598,7 @@ fn a_session_killed_while_it_applies_is_resumed() {
     );
     let before = format!("{BEFORE}; {files}");
     let expected = expected(&before, &change);
-    let seed: u64 = variable_or("UNTORN_TEST_SEED", 20_260_101);
-    println!("seed {seed} (UNTORN_TEST_SEED={seed} repeats the moments)");
+    let seed = seed();
     let mut random = seed | 1;
     let mut applying = 0;
     let rounds: u64 = variable_or("UNTORN_XSYNC_KILLS", 5);

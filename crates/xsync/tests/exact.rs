@@ -17,7 +17,7 @@ use std::time::Duration;
 use untorn_crashlab::device::watch::{self, Limits, say};
 use untorn_crashlab::device::{Again, FileSystem, Image, Recorder, Trouble, serve_if_asked};
 use untorn_crashlab::replay::Recording;
-use untorn_testkit::{test_path, variable_or};
+use untorn_testkit::{seed, test_path, variable_or};
 use untorn_xsync::volumes::volume::Use;
 
 /// The size of a volume in these tests.
@@ -210,8 +210,7 @@ fn watched(job: &str) -> Option<Vec<String>> {
 /// Writes that flush by themselves, and writes in a ring, keep the promise of the gate.
 #[test]
 fn nothing_that_was_shown_is_lost() {
-    let seed = variable_or("UNTORN_TEST_SEED", 20_260_101);
-    println!("seed {seed} (UNTORN_TEST_SEED={seed} repeats programs and states)");
+    let seed = seed();
     let states = variable_or("UNTORN_XSYNC_STATES", 150);
     let said = watched(&format!("told {seed} {states}"));
     assert!(said.is_none_or(|said| !said.iter().any(|line| line.starts_with("VIOLATION"))));

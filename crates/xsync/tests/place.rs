@@ -15,7 +15,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
-use untorn_testkit::variable_or;
+use untorn_testkit::{seed, variable_or};
 
 /// A user, and a second group of that user.
 const USER: u32 = 12345;
@@ -293,8 +293,7 @@ fn a_session_killed_while_it_applies_is_resumed() {
     let before = format!("{BEFORE}; for i in $(seq 1000 {}); do echo old > t$i; done", 1000 + FILES);
     let change = format!("for i in $(seq 1000 {}); do echo new > t$i; done; rm t1201; {PROGRAM}", 1000 + FILES);
     let expected = expected(&before, &change).unwrap();
-    let seed: u64 = variable_or("UNTORN_TEST_SEED", 20_260_101);
-    println!("seed {seed} (UNTORN_TEST_SEED={seed} repeats the moments)");
+    let seed = seed();
     let (mut random, mut applying) = (seed | 1, 0);
     let rounds: u64 = variable_or("UNTORN_XSYNC_KILLS", 4);
     for round in 0..10 * rounds {

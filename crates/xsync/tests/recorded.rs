@@ -21,7 +21,7 @@ use std::time::Duration;
 use untorn_crashlab::device::watch::{self, Limits, say};
 use untorn_crashlab::device::{Acks, Again, FileSystem, Image, Recorder, Trouble, serve_if_asked};
 use untorn_crashlab::replay::{Bench, Check, Program, Recorded, Recording, record};
-use untorn_testkit::{test_path, variable_or};
+use untorn_testkit::{seed, test_path, variable_or};
 use untorn_xsync::volumes::volume::Use;
 
 /// The size of a volume in these tests.
@@ -78,12 +78,6 @@ fn watched(job: &str) -> Vec<String> {
     });
     done.unwrap_or_else(|e| panic!("{job}: {e}; {said:?}"));
     said
-}
-
-fn seed() -> u64 {
-    let seed = variable_or("UNTORN_TEST_SEED", 20_260_101);
-    println!("seed {seed} (UNTORN_TEST_SEED={seed} repeats programs and states)");
-    seed
 }
 
 fn violations(said: &[String]) -> usize {

@@ -19,8 +19,7 @@ use untorn_crashlab::device::watch::{self, Limits, say};
 use untorn_crashlab::device::{Acks, Again, FileSystem, Recorder, serve_if_asked};
 use untorn_crashlab::replay::{Check, Recording};
 use untorn_os::holds;
-use untorn_testkit::NOBODY;
-use untorn_testkit::{test_path, variable_or};
+use untorn_testkit::{NOBODY, seed, test_path, variable_or};
 use untorn_xsync::invariant::DATA_IN_THE_JOURNAL;
 
 const BYTES: u64 = 64 << 20;
@@ -53,8 +52,7 @@ fn violations(job: &str, states: u64) -> Option<usize> {
     }
     common::Place::new()?;
     example("probe");
-    let seed = variable_or("UNTORN_TEST_SEED", 20_260_101);
-    println!("seed {seed} (UNTORN_TEST_SEED={seed} repeats programs and states)");
+    let seed = seed();
     let limits = Limits { whole: Duration::from_secs(150), silence: Duration::from_secs(60) };
     let mut found = 0;
     let done = watch::supervise(&again, &format!("{job} {seed} {states}"), limits, |line| {

@@ -19,7 +19,7 @@ use untorn_crashlab::device::watch::{self, Limits, say};
 use untorn_crashlab::device::{Acks, Again, FileSystem, Loop, Recorder, Trouble, serve_if_asked};
 use untorn_crashlab::replay::{Bench, Check, Recording};
 use untorn_os::holds;
-use untorn_testkit::{test_path, variable_or};
+use untorn_testkit::{seed, test_path, variable_or};
 use untorn_xsync::invariant::DATA_IN_THE_JOURNAL;
 use untorn_xsync::view::on_directory::disk_of;
 
@@ -46,8 +46,7 @@ fn violations(states: u64) -> Option<usize> {
     if !possible() {
         return None;
     }
-    let seed = variable_or("UNTORN_TEST_SEED", 20_260_101);
-    println!("seed {seed} (UNTORN_TEST_SEED={seed} repeats programs and states)");
+    let seed = seed();
     let said = watched(&format!("told {seed} {states}"));
     Some(said.iter().filter(|line| line.starts_with("VIOLATION")).count())
 }

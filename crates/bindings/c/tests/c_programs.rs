@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use untorn_testkit::{drawn_seed, run_and_kill, slice};
+use untorn_testkit::{drawn_seed, run_and_kill, seed, slice};
 
 use common::{
     STATIC_LIBS, build_library, cc, crate_dir, cxx, have, libcxx, library_dir, link_with, output_of, profile, run,
@@ -202,8 +202,7 @@ fn live_kill() {
 fn containers_survive_sigkill_whole() {
     build_library();
     let binary = built("heap_kill");
-    let seed = std::env::var("UNTORN_TEST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1u64);
-    println!("UNTORN_TEST_SEED={seed}");
+    let seed = seed();
     let scratch = tempfile::tempdir_in("/var/tmp").expect("a scratch directory");
     let program = |commits: u64| {
         let mut command = Command::new(&binary);
@@ -398,8 +397,7 @@ fn the_tutorials_programs_run() {
         .arg(binary("before")));
     run(Command::new(binary("before")).arg(build.path().join("plain")).arg("2"));
     link_shared(&example("after"), &binary("after"));
-    let seed = std::env::var("UNTORN_TEST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1u64);
-    println!("UNTORN_TEST_SEED={seed}");
+    let seed = seed();
     let file = build.path().join("coins");
     for n in 0..40u64 {
         let mut child = Command::new(binary("after")).arg(&file).arg("1000000").spawn().expect("the program");

@@ -17,7 +17,7 @@ use untorn_crashlab::device::watch::{self, Limits, say};
 use untorn_crashlab::device::{Again, Event, FileSystem, Image, Recorder, Trouble, serve_if_asked, unmount_now};
 use untorn_crashlab::replay::{Check, Program, seed_of};
 use untorn_crashlab::workloads::{Ended, FLAVOURS, Managed, settled};
-use untorn_testkit::{test_path, variable_or};
+use untorn_testkit::{seed, test_path, variable_or};
 
 /// The number of commits of a program; that gives enough places where a disk can fail.
 const COMMITS: usize = 12;
@@ -65,9 +65,7 @@ fn watched(what: &str, fs: FileSystem) {
         println!("skipped: {why}");
         return;
     }
-    let (seed, seconds): (u64, u64) =
-        (variable_or("UNTORN_TEST_SEED", 20_260_101), variable_or("UNTORN_FAULT_SECONDS", 8));
-    println!("seed {seed} (UNTORN_TEST_SEED={seed} repeats the programs and the places)");
+    let (seed, seconds): (_, u64) = (seed(), variable_or("UNTORN_FAULT_SECONDS", 8));
     let limits = Limits { whole: Duration::from_secs(seconds + 60), silence: Duration::from_secs(45) };
     let mut violations = 0;
     let job = format!("{what} {fs} {seed} {seconds}");

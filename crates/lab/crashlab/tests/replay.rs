@@ -19,8 +19,7 @@ use untorn_crashlab::replay::{
     record, seed_of,
 };
 use untorn_crashlab::workloads::{Killed, Reopening, by_name, controls_of, in_turn, run_if_asked};
-use untorn_testkit::test_path;
-use untorn_testkit::{extent, variable_or};
+use untorn_testkit::{extent, seed, test_path, variable_or};
 
 /// The time without a state after which a hung worker is ended.
 const SILENCE: Duration = Duration::from_secs(60);
@@ -91,12 +90,6 @@ fn watched(job: &str, seconds: u64) -> Vec<String> {
     });
     done.unwrap_or_else(|e| panic!("{job}: {e}"));
     violations
-}
-
-fn seed() -> u64 {
-    let seed = variable_or("UNTORN_TEST_SEED", 20_260_101);
-    println!("seed {seed} (UNTORN_TEST_SEED={seed} repeats the programs and the choice of states)");
-    seed
 }
 
 fn survives(fs: FileSystem) {

@@ -26,7 +26,7 @@ pub fn variable_or<T: FromStr>(name: &str, usual: T) -> T {
 /// The seed of a random test: `UNTORN_TEST_SEED` repeats a run, and the default is always the same.
 pub fn seed() -> u64 {
     let seed = variable_or("UNTORN_TEST_SEED", 20_260_101);
-    println!("seed {seed} (UNTORN_TEST_SEED={seed} repeats this run)");
+    println!("seed {seed} (UNTORN_TEST_SEED={seed} makes the same choices)");
     seed
 }
 
@@ -44,7 +44,7 @@ pub fn extent<T>(usual: T, full: T) -> T {
 /// the run.
 pub fn drawn_seed() -> u64 {
     let seed = variable("UNTORN_TEST_SEED").unwrap_or_else(|| fastrand::u64(1..1_000_000));
-    println!("seed {seed} (UNTORN_TEST_SEED={seed} repeats this run)");
+    println!("seed {seed} (UNTORN_TEST_SEED={seed} makes the same choices)");
     seed
 }
 
