@@ -231,7 +231,7 @@ impl Header {
     }
 
     /// Decodes the header in an attribute of the header file with these slots, if it is of the same journal.
-    /// `Ok(None)`: there is none.
+    /// `Ok(None)`: the attribute is no such header.
     pub fn decode_closed(&self, b: &[u8], slots: &[u8], path: &Path) -> Result<Option<Header>> {
         if b.len() != CLOSED_BYTES || &b[..4] != CLOSED_MAGIC {
             return Ok(None);

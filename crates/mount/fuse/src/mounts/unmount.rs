@@ -1,4 +1,4 @@
-//! Unmounts a mount: commits everything, tells what was lost, and waits for the daemon.
+//! Unmounts a mount: commits everything, reports changes that are lost, and waits for the daemon.
 
 use crate::mounts::mount_control;
 use crate::mounts::mount_point::{self, Behind, Mounted};

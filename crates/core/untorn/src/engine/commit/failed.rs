@@ -1,4 +1,4 @@
-//! Commits that failed: none of them happened, or the outcome is unknown.
+//! Fails commits: either no commit happened, or the outcome is unknown.
 
 use crate::engine::Engine;
 use crate::engine::files::name_op::NameOp;

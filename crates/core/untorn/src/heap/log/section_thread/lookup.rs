@@ -56,7 +56,7 @@ pub(crate) fn set_current(section: *mut ThreadSections) {
 #[inline]
 pub(crate) fn open_section<'t>() -> Option<&'t mut ThreadSections> {
     let section = current();
-    // In a forked child there is none: the state is the parent's.
+    // A forked child has no section: the state that it sees is the parent's.
     section.filter(|section| section.depth > 0 && section.process == process_generation())
 }
 
@@ -101,7 +101,7 @@ pub(crate) fn known_sections<'t>(opening: u64) -> Option<&'t mut ThreadSections>
     }
 }
 
-/// The thread's state in a heap, created if there is none.
+/// The state of this thread in a heap; creates it for the thread's first section there.
 ///
 /// # Errors
 /// The thread is in a section of another heap, or it is ending.
