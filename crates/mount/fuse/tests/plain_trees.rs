@@ -143,6 +143,9 @@ fn what_will_not_do_is_refused_and_nothing_is_made() {
         if place.uid != 0 {
             fs::set_permissions(place.at("tree/file"), Permissions::from_mode(0o0)).unwrap();
             place.refused(&["import", "tree", "new"], "cannot import tree/file: Permission denied");
+            let one_thread = ["prlimit", "--nproc=1", "--"];
+            let refused = place.command_by(&one_thread, &["import", "tree", "new"]).output().unwrap();
+            assert!(refused.status.code() == Some(1) && said(&refused).contains("(ulimit -u)"), "{}", said(&refused));
         }
         assert_eq!(place.left(&["tree", "store"]), [""; 0], "as {}", place.uid);
         assert!(fs::read_dir(place.at("tree/below")).unwrap().next().is_none());

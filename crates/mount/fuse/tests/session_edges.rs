@@ -9,7 +9,7 @@ use rustix::fs::{Mode, OFlags, mkdirat, openat};
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 use untorn_testkit::{Mount, skipped};
 
@@ -410,12 +410,8 @@ fn depth(at: &Path, name: &str) -> (usize, usize) {
 
 /// Runs a command with less stack and fewer descriptors than there are levels.
 fn done_with_little(place: &Place, arguments: &[&str]) {
-    let mut command = Command::new("prlimit");
-    command.args(["--stack=1048576:", "--nofile=256:", "--"]);
-    let of = place.command(arguments);
-    command.arg(of.get_program()).args(of.get_args()).current_dir(place.at("")).stdin(Stdio::null());
-    command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
-    let output = command.output().unwrap();
+    let limits = ["prlimit", "--stack=1048576:", "--nofile=256:", "--"];
+    let output = place.command_by(&limits, arguments).output().unwrap();
     assert!(output.status.success(), "as {}: {arguments:?}: {}", place.uid, said(&output));
 }
 

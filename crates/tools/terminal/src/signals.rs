@@ -44,8 +44,12 @@ pub fn handle(mut handler: impl FnMut() + Send + 'static) -> io::Result<()> {
             }
         }
     };
-    // Before signals are caught: without the thread, they end the process as usual.
-    thread::Builder::new().name("signals".to_owned()).spawn(wait)?;
+    // The thread comes first: if it cannot be started, signals still end the process.
+    let started = thread::Builder::new().name("signals".to_owned()).spawn(wait);
+    started.map_err(|e| {
+        let why = format!("no thread can be started; end some processes, or raise their limit (ulimit -u): {e}");
+        io::Error::new(e.kind(), why)
+    })?;
     // SAFETY: a `sigaction` is numbers, for which zero is a value: no signal is blocked. `count` may run at any moment.
     unsafe {
         let mut action: libc::sigaction = mem::zeroed();

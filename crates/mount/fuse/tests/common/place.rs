@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "not every test program needs all of it")]
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::MetadataExt;
@@ -54,13 +55,18 @@ impl Place {
     }
 
     pub fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(self.at("program"));
-        if rustix::process::geteuid().is_root() {
-            let uid = self.uid.to_string();
-            command = Command::new("setpriv");
-            command.args(["--reuid", &uid, "--regid", &uid, "--clear-groups"]).arg(self.at("program"));
-        }
-        command.args(arguments).current_dir(self.at("")).stdin(Stdio::null());
+        self.command_by(&[], arguments)
+    }
+
+    /// A command that the user starts by another program, with that program's arguments.
+    pub fn command_by(&self, launcher: &[&str], arguments: &[&str]) -> Command {
+        let (uid, program) = (self.uid.to_string(), self.at("program"));
+        let become_user = ["setpriv", "--reuid", &uid, "--regid", &uid, "--clear-groups"];
+        let become_user = if rustix::process::geteuid().is_root() { &become_user[..] } else { &[] };
+        let before = become_user.iter().chain(launcher).map(OsStr::new);
+        let mut words = before.chain([program.as_os_str()]).chain(arguments.iter().map(OsStr::new));
+        let mut command = Command::new(words.next().expect("a program"));
+        command.args(words).current_dir(self.at("")).stdin(Stdio::null());
         // Without directories that the user may not read.
         command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
