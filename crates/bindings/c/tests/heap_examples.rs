@@ -12,6 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{build_library, cc, crate_dir, cxx, link_with, output_of, run};
+use untorn_testkit::variable_or;
 
 fn example(path: &str) -> PathBuf {
     crate_dir().join("../../../examples/heap").join(path)
@@ -31,7 +32,7 @@ struct Chance(u64);
 
 impl Chance {
     fn new() -> Chance {
-        let seed = std::env::var("UNTORN_TEST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
+        let seed = variable_or("UNTORN_TEST_SEED", 1);
         println!("UNTORN_TEST_SEED={seed}");
         Chance(seed)
     }

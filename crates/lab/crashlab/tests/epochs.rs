@@ -10,6 +10,7 @@ use untorn_crashlab::scenarios::{PortionTotals, crash_in_portions};
 use untorn_crashlab::{Fault, On, PROFILES, SimDisk, What};
 use untorn_journal::directories::store_dir::StoreDir;
 use untorn_journal::format::EPOCHS_MAX;
+use untorn_testkit::variable_or;
 
 /// If the header that lists epochs is not flushed, some store loses a commit, or is reported as damaged.
 #[test]
@@ -29,7 +30,7 @@ fn again() {
 #[test]
 fn epochs_upon_epochs_survive_every_crash() {
     let most = std::env::var("UNTORN_LOOPS").ok().and_then(|text| text.parse().ok()).unwrap_or(1000);
-    let first: u64 = std::env::var("UNTORN_TEST_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
+    let first: u64 = variable_or("UNTORN_TEST_SEED", 1);
     let (mut all, mut wrong) = (LoopTotals::default(), Vec::new());
     let begun = Instant::now();
     for seed in first..first + most {
@@ -53,7 +54,7 @@ fn epochs_upon_epochs_survive_every_crash() {
 /// Repeats the seed in `UNTORN_TEST_SEED` on every disk.
 #[test]
 fn portions_survive_crashes_upon_crashes() {
-    let first: u64 = std::env::var("UNTORN_TEST_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(2);
+    let first: u64 = variable_or("UNTORN_TEST_SEED", 2);
     let mut totals = PortionTotals::default();
     for profile in PROFILES {
         crash_in_portions(profile, first, &mut totals).unwrap_or_else(|what| panic!("{what}"));

@@ -10,7 +10,7 @@ use untorn::heap::{Heap, HeapMap, HeapOptions, HeapVec, InHeap};
 use untorn::{Error, StoreOptions, TrackerKind};
 use untorn_crashlab::device::Again;
 use untorn_crashlab::heaps::{Change, HeapFixture, HeapModel, blocks_of};
-use untorn_testkit::{run_and_kill, test_path};
+use untorn_testkit::{run_and_kill, test_path, variable_or};
 
 const TEST: &str = "heaps_survive_sigkill_whole";
 const CHILD: &str = "UNTORN_TEST_STRESS_HEAP";
@@ -79,7 +79,7 @@ fn heaps_survive_sigkill_whole() {
         let tracker = if word() == "scan" { TrackerKind::Scan } else { TrackerKind::PageMap };
         return commit_until_killed(Path::new(word()), seed, tracker);
     }
-    let seed = std::env::var("UNTORN_TEST_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(1u64);
+    let seed = variable_or("UNTORN_TEST_SEED", 1);
     println!("UNTORN_TEST_SEED={seed}");
     let start = Instant::now();
     let victim = |seed: u64, tracker: TrackerKind| {

@@ -5,13 +5,14 @@ mod entries;
 
 use fastrand::Rng;
 use std::time::{Duration, Instant};
+use untorn_testkit::variable_or;
 
 /// The time for each entry and each kind of input.
 const TIME: Duration = Duration::from_millis(400);
 
 /// Calls the entry with inputs from `make` for a while, and prints the number of calls.
 fn run(name: &str, entry: fn(&[u8]), mut make: impl FnMut(&mut Rng) -> Vec<u8>) {
-    let seed = std::env::var("UNTORN_TEST_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
+    let seed = variable_or("UNTORN_TEST_SEED", 1);
     let rng = &mut Rng::with_seed(seed);
     let (start, mut inputs) = (Instant::now(), 0u32);
     while inputs < 50 || start.elapsed() < TIME {

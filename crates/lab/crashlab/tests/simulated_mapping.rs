@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use untorn_crashlab::{Fault, On, Options, SimDisk, What};
 use untorn_os::{File, Linux, MapRequest, Mapping, Open, Piece, Storage, TrackerKind};
+use untorn_testkit::variable_or;
 
 const PAGE: u64 = 4096;
 const TRACKERS: [TrackerKind; 3] = [TrackerKind::Scan, TrackerKind::PageMap, TrackerKind::Explicit];
@@ -270,7 +271,7 @@ fn step(rng: &mut fastrand::Rng, byte: u8, file: &dyn File, mapping: &dyn Mappin
 /// system of the temporary directory.
 #[test]
 fn linux_does_the_same() {
-    let seed = std::env::var("UNTORN_TEST_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(1);
+    let seed = variable_or("UNTORN_TEST_SEED", 1);
     println!("UNTORN_TEST_SEED={seed}");
     for round in 0..200 {
         let dir = tempfile::tempdir().unwrap();

@@ -2,6 +2,7 @@
 
 use std::io::Read;
 use std::process::Child;
+use untorn_testkit::variable_or;
 
 /// Random numbers of a test.
 pub struct Moments {
@@ -12,7 +13,7 @@ pub struct Moments {
 
 impl Moments {
     pub fn of_test() -> Moments {
-        let seed = std::env::var("UNTORN_TEST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
+        let seed = variable_or("UNTORN_TEST_SEED", 1);
         println!("UNTORN_TEST_SEED={seed}");
         Moments { seed, random: seed }
     }
