@@ -48,7 +48,7 @@ pub use sanitizer::sanitizer;
 pub use storage::file_system_info::{FileSystemInfo, file_system_info};
 pub use storage::linux::{Linux, umask};
 pub use storage::read_write::{read_full_at, read_full_past_cache_at, write_all_at, write_more_at};
-pub use storage::{Access, Counters, File, Kind, Meta, Open, Space, Storage, shown_by};
+pub use storage::{Access, Counters, File, Kind, Meta, Open, Space, Storage, View, shown_by};
 pub use sync_point::SyncPoint;
 pub use threads::asymmetric_barrier::{heavy_barrier, is_asymmetric, light_barrier};
 pub use threads::futex::{wait_shared, wake_shared};

@@ -3,6 +3,7 @@
 pub(crate) mod chunk_scan;
 pub(crate) mod linux_map;
 pub(crate) mod read_mapping;
+pub(crate) mod shared_view;
 pub(crate) mod still_copy;
 pub(crate) mod tracker;
 

@@ -218,6 +218,12 @@ pub trait Storage: Send + Sync {
     fn counters(&self) -> Counters;
 }
 
+/// The first bytes of a file, which other processes may change.
+pub trait View: Send + Sync {
+    /// Reads the eight bytes at an offset, a multiple of eight, in native byte order. Later loads see no older bytes.
+    fn load(&self, at: usize) -> u64;
+}
+
 /// One open file.
 pub trait File: Any + Send + Sync {
     /// Names a file of [`Storage::create_unnamed`] in the directory in which it was made. `EEXIST`: the name is taken.
@@ -297,14 +303,25 @@ pub trait File: Any + Send + Sync {
     /// be open for writing (`EBADF`). Returns false if another opening holds the lock. Ends when this `File` is
     /// dropped.
     fn lock(&self, wait: bool) -> io::Result<bool>;
-    /// Whether another opening holds [`File::lock`], or a lease; takes neither.
+    /// Whether another opening holds [`File::lock`], or bytes of the file; takes neither.
     fn is_locked(&self) -> io::Result<bool>;
-    /// Takes a lease: the open-file-description read lock on one byte. Any number of openings may hold it, and the byte
-    /// may lie beyond the end of the file. The file may be open for reading only. Returns false if another opening
-    /// excludes it. Ends when this `File` is dropped.
-    fn lease(&self, at: u64) -> io::Result<bool>;
-    /// A byte in the range on which another opening has a lease.
-    fn leased(&self, range: Range<u64>) -> io::Result<Option<u64>>;
+    /// Holds a range of bytes: takes the open-file-description read lock on it. Any number of openings may hold the
+    /// same bytes, which may lie beyond the end of the file. The file may be open for reading only. Returns false if
+    /// another opening excludes it. Ends when this `File` is dropped.
+    fn hold(&self, range: Range<u64>) -> io::Result<bool>;
+    /// Releases bytes that this opening holds; it keeps the others.
+    fn release(&self, range: Range<u64>) -> io::Result<()>;
+    /// Bytes in the range that another opening holds: any one of the held ranges, cut to the range.
+    fn held(&self, range: Range<u64>) -> io::Result<Option<Range<u64>>>;
+    fn lease(&self, at: u64) -> io::Result<bool> {
+        self.hold(at..at.saturating_add(1))
+    }
+    fn leased(&self, range: Range<u64>) -> io::Result<Option<u64>> {
+        Ok(self.held(range)?.map(|found| found.start))
+    }
+    /// The first bytes of the file as they are now and as they will be: changes by any process show at once. The file
+    /// must not become shorter while the view lives.
+    fn view(&self, len: usize) -> io::Result<Box<dyn View>>;
     /// Whether the process with this id, in this process's pid namespace, has the file open. `None` if this process may
     /// not know.
     fn is_open_in(&self, _pid: u32) -> Option<bool> {

@@ -4,13 +4,14 @@ use crate::descriptors::descriptor::{Fd, above_standard};
 use crate::descriptors::listener::{Inotify, Listener};
 use crate::mapping::linux_map::LinuxMapping;
 use crate::mapping::read_mapping::ReadMapping;
+use crate::mapping::shared_view::SharedView;
 use crate::mapping::{MapRequest, Mapping};
 use crate::memory::buffer::{AlignedBuf, BLOCK_BYTES};
 use crate::storage::clone_range::clone_range;
 use crate::storage::other_process;
 use crate::storage::read_write::write_all_at;
 use crate::storage::write_out;
-use crate::storage::{File, Kind, Meta};
+use crate::storage::{File, Kind, Meta, View};
 use crate::sync_point::SyncPoint;
 use parking_lot::Mutex;
 use rustix::fs::{self, AtFlags, FallocateFlags, FlockOperation, Mode};
@@ -81,13 +82,13 @@ impl Drop for LinuxFile {
 }
 
 /// Sets, releases or queries an open-file-description lock on a range (`fcntl`); an empty range means the whole file.
-/// Returns the lock type that the kernel reports, and the start of that lock.
+/// Returns the lock type that the kernel reports, and the range of that lock.
 fn set_lock(
     fd: BorrowedFd<'_>,
     kind: libc::c_int,
     command: libc::c_int,
     range: Range<u64>,
-) -> io::Result<(libc::c_int, u64)> {
+) -> io::Result<(libc::c_int, Range<u64>)> {
     let number = |n: u64| libc::off_t::try_from(n).map_err(|_| io::Error::from(Errno::OVERFLOW));
     // SAFETY: all-zero is a valid `flock`: the whole file, from its start.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
@@ -97,7 +98,9 @@ fn set_lock(
     lock.l_len = number(range.end - range.start)?;
     // SAFETY: a live descriptor and a valid `flock`, which the kernel may fill.
     if unsafe { libc::fcntl(fd.as_raw_fd(), command, &raw mut lock) } == 0 {
-        Ok((lock.l_type.into(), lock.l_start as u64))
+        // A length of 0 means that the lock has no end.
+        let end = if lock.l_len == 0 { u64::MAX } else { (lock.l_start + lock.l_len) as u64 };
+        Ok((lock.l_type.into(), lock.l_start as u64..end))
     } else {
         Err(io::Error::last_os_error())
     }
@@ -368,16 +371,27 @@ impl File for LinuxFile {
         Ok(set_lock(self.fd.get()?, libc::F_WRLCK, libc::F_OFD_GETLK, 0..0)?.0 != libc::F_UNLCK)
     }
 
-    fn lease(&self, at: u64) -> io::Result<bool> {
-        self.take_lock(libc::F_RDLCK, libc::F_OFD_SETLK, at..at.saturating_add(1))
+    fn hold(&self, range: Range<u64>) -> io::Result<bool> {
+        self.take_lock(libc::F_RDLCK, libc::F_OFD_SETLK, range)
     }
 
-    fn leased(&self, range: Range<u64>) -> io::Result<Option<u64>> {
+    fn release(&self, range: Range<u64>) -> io::Result<()> {
+        if range.is_empty() {
+            return Ok(());
+        }
+        set_lock(self.fd.own()?, libc::F_UNLCK, libc::F_OFD_SETLK, range).map(drop)
+    }
+
+    fn held(&self, range: Range<u64>) -> io::Result<Option<Range<u64>>> {
         if range.is_empty() {
             return Ok(None);
         }
-        let (kind, start) = set_lock(self.fd.get()?, libc::F_WRLCK, libc::F_OFD_GETLK, range.clone())?;
-        Ok((kind != libc::F_UNLCK).then(|| start.max(range.start)))
+        let (kind, found) = set_lock(self.fd.get()?, libc::F_WRLCK, libc::F_OFD_GETLK, range.clone())?;
+        Ok((kind != libc::F_UNLCK).then(|| found.start.max(range.start)..found.end.min(range.end)))
+    }
+
+    fn view(&self, len: usize) -> io::Result<Box<dyn View>> {
+        Ok(Box::new(SharedView::of(self.fd.get()?, len)?))
     }
 
     fn is_open_in(&self, pid: u32) -> Option<bool> {
