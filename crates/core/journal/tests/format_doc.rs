@@ -9,9 +9,10 @@ use untorn_journal::commits::overlay::{NO_END, Source};
 use untorn_journal::commits::record::{FILE_BYTES_MAX, FileRef, Op, PATH_BYTES_MAX, Record};
 use untorn_journal::commits::spill::{Spill, spill_name};
 use untorn_journal::directories::quarantine::PendingFiles;
-use untorn_journal::directories::store_dir::{StoreDir, parked_name, segment_name};
+use untorn_journal::directories::store_dir::{StoreDir, segment_name};
 use untorn_journal::format::*;
-use untorn_journal::readers::readers_page::{Cell, PageHead, encode_cell};
+use untorn_journal::undo::index::{Entry, Old, Was, index_name, link_name, old_bytes_name};
+use untorn_journal::undo::page::{Cell, PAGE_VERSION, PageHead, Published, encode_cell};
 use untorn_os::{Linux, Open, Storage, read_full_at};
 
 /// The directories in the sample of a quarantined journal's list.
@@ -123,7 +124,9 @@ fn names() {
         store_dir.owner_file(),
         store_dir.lock_file(),
         store_dir.readers_page(),
-        store_dir.parked().join(parked_name(0xab)),
+        store_dir.undo().join(index_name(0xab)),
+        store_dir.undo().join(old_bytes_name(&(0xab..0xcd))),
+        store_dir.undo().join(link_name(0xab)),
         journal.join("header"),
         journal.join(segment_name(0)),
         journal.join(spill_name(0xab)),
@@ -487,7 +490,7 @@ fn list_of_a_quarantined_journal() {
 
 #[test]
 fn readers_page() {
-    let head = PageHead { pid: 77, store: [7; 16], boot: [5; 16], place: (3, 4), life: 9 };
+    let head = PageHead { pid: 77, store: [7; 16], boot: [5; 16], place: (3, 4), chain: 9 };
     let written = head.encode();
     let fields: [(&str, &[u8]); 7] = [
         ("pid", &77u32.to_le_bytes()),
@@ -495,14 +498,78 @@ fn readers_page() {
         ("boot", &[5; 16]),
         ("device", &3u64.to_le_bytes()),
         ("inode", &4u64.to_le_bytes()),
-        ("life", &9u64.to_le_bytes()),
+        ("chain", &9u64.to_le_bytes()),
         ("crc", &crc64(&written[..88]).to_le_bytes()),
     ];
     describes("page-head", &written, 0, &fields);
-    assert_eq!(PageHead::decode(&written), Some((head, 1)));
-    for (c, cell) in [Cell::Durable, Cell::NamesTo, Cell::WantedTo, Cell::ApplyingTo].into_iter().enumerate() {
-        let lsn = 0x0102_0304_0506_0708_u64.to_le_bytes();
-        let crc = crc64(&[&[c as u8][..], &lsn].concat()).to_le_bytes();
-        describes("page-cell", &encode_cell(cell, u64::from_le_bytes(lsn)), 0, &[("lsn", &lsn), ("crc", &crc)]);
+    assert_eq!(PageHead::decode(&written), Some((head, PAGE_VERSION)));
+    for (c, cell) in [Cell::Durable, Cell::Named, Cell::Kept, Cell::GivenUp].into_iter().enumerate() {
+        let number = 0x0102_0304_0506_0708_u64.to_le_bytes();
+        let crc = crc64(&[&[c as u8][..], &number].concat()).to_le_bytes();
+        let fields: [(&str, &[u8]); 2] = [("number", &number), ("crc", &crc)];
+        describes("page-cell", &encode_cell(cell, u64::from_le_bytes(number)), 0, &fields);
+    }
+    assert_eq!(Published { generation: 3, bytes: 5 }.number(), 3 * (1 << 40) + 5);
+}
+
+/// The part of an entry behind its head, which is checked here.
+fn entry_of(old: Old, kind: u8) -> Vec<u8> {
+    let mut written = Vec::new();
+    Entry { commits: 2..3, old }.encode(&mut written);
+    let fields: [(&str, &[u8]); 5] = [
+        ("crc", &crc64(&written[8..]).to_le_bytes()),
+        ("len", &(written.len() as u32 - 16).to_le_bytes()),
+        ("kind", &[kind, 0, 0, 0]),
+        ("from", &2u64.to_le_bytes()),
+        ("to", &3u64.to_le_bytes()),
+    ];
+    describes("undo-entry", &written[..32], 0, &fields);
+    written.split_off(32)
+}
+
+#[test]
+fn index_of_old_data() {
+    let [device, inode, start, end, at] = [4u64, 5, 6, 7, 8].map(u64::to_le_bytes);
+    let of_file: [(&str, &[u8]); 2] = [("device", &device), ("inode", &inode)];
+    let of_bytes: [(&str, &[u8]); 3] = [("start", &start), ("end", &end), ("at", &at)];
+    let written = entry_of(Old::Bytes { file: (4, 5), range: 6..7, at: 8 }, 1);
+    describes("undo-bytes", &written, 0, &[&of_file[..], &of_bytes[..]].concat());
+    let written = entry_of(Old::Length { file: (4, 5), len: 6 }, 2);
+    let of_length: [(&str, &[u8]); 1] = [("length", &start)];
+    describes("undo-length", &written, 0, &[&of_file[..], &of_length[..]].concat());
+
+    let header = Header {
+        version: VERSION,
+        store: [0x11; 16],
+        generation: 2,
+        checkpoint_lsn: 3,
+        listed: Vec::new(),
+        open_lsn: 4,
+        link: 5,
+        clean: false,
+        start_segment: 6,
+        start_crc: 7,
+        start_blocks: 9,
+        boot: None,
+        epoch: 8,
+        lengths: Vec::new(),
+        unclosed: Vec::new(),
+        marks_left: false,
+        key: Key(10),
+        by_attribute: false,
+    };
+    assert_eq!(entry_of(Old::Header(Box::new(header.clone())), 3), header.encode());
+
+    let names: [(Was, [u64; 3]); 4] = [
+        (Was::Nothing, [0; 3]),
+        (Was::Directory(0o740), [1, 0o740, 0]),
+        (Was::File { mode: 0o640, link: 9 }, [2, 0o640, 9]),
+        (Was::Lost, [3, 0, 0]),
+    ];
+    for (was, numbers) in names {
+        let written = entry_of(Old::Name { path: "name".into(), was }, 4);
+        let [was, mode, link] = numbers.map(u64::to_le_bytes);
+        let fields: [(&str, &[u8]); 4] = [("was", &was), ("mode", &mode), ("link", &link), ("path", b"name")];
+        describes("undo-name", &written, 4, &fields);
     }
 }
