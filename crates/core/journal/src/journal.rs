@@ -11,7 +11,7 @@ mod appended;
 mod consistency;
 mod encoding;
 mod headers;
-mod kept_segments;
+mod kept_log;
 mod reserved;
 mod segments;
 mod spills;
@@ -20,6 +20,7 @@ use crate::commits::record::Record;
 use crate::commits::spill::Spill;
 use crate::directories::store_dir::segment_name;
 use crate::error::{Context, Error, Outcome, Result};
+use crate::journal::kept_log::KeptSpill;
 use crate::format::{BLOCK_BYTES, Header, RECORD_HEAD_BYTES, RecordKind, StoreId, crc64};
 use crate::invariant;
 use crate::scanning::segment_reader::ScannedSegment;
@@ -99,6 +100,8 @@ fn outcome_of_write(e: &io::Error) -> Outcome {
 /// A spill file that records in the journal refer to.
 struct LiveSpill {
     spill: Arc<Spill>,
+    /// LSN of the first record that refers to it; 0 if that is not known.
+    first_lsn: u64,
     /// LSN of the last record that refers to it.
     last_lsn: u64,
 }
@@ -184,6 +187,8 @@ pub struct Journal {
     last_restated: u64,
     counters: JournalCounters,
     undo: Option<Arc<Undo>>,
+    /// Spill files of truncated records, which readers need.
+    kept_spills: Vec<KeptSpill>,
     /// Segments that are about to be removed, because the journal has more than it may have.
     doomed: Vec<u32>,
 }
@@ -228,6 +233,7 @@ impl Journal {
             last_restated: 0,
             counters: JournalCounters::default(),
             undo,
+            kept_spills: Vec::new(),
             doomed: Vec::new(),
             storage,
             dir,
@@ -256,7 +262,7 @@ impl Journal {
                 durable_bytes,
             });
         }
-        journal.keep_former_segments()?;
+        journal.keep_former_log()?;
         let checkpoint_lsn = journal.header.checkpoint_lsn;
         let is_free = |s: &Segment| s.bytes > 0 && s.is_free(checkpoint_lsn);
         if let Some(at) = journal.segments.iter().position(|s| s.index == start && is_free(s)) {

@@ -12,10 +12,11 @@ pub mod salvage;
 pub mod unapplied;
 
 use crate::commits::final_state::FinalState;
+use crate::commits::spill::spill_id;
 use crate::data_files::locate::{Location, Locations, open_for_writing};
 use crate::directories::quarantine::{NAME_SPARE, PendingFiles};
 use crate::directories::store_dir::{
-    NewJournal, StoreDir, StoreLock, create_journal, lock_store, make_spare,
+    NewJournal, StoreDir, StoreLock, create_journal, lock_store, make_spare, remove_tree,
 };
 use crate::error::{Context, Error, Result};
 use crate::format::{Attribute, AttributeFound, EPOCHS_MAX, Header, Key, ListedEpoch, StoreId};
@@ -115,6 +116,8 @@ pub fn open(storage: &Arc<dyn Storage>, store_dir: &StoreDir, options: &OpenOpti
             // Class `process` shows nothing to readers, and the commits of a quarantined journal are older than theirs.
             Undo::end(&**storage, store_dir)?;
         }
+        // Where an older version kept files for readers: they have second names there.
+        remove_tree(&**storage, &store_dir.dir.join("parked"))?;
     }
     let mut opening = Opening {
         storage,
@@ -364,9 +367,10 @@ impl Opening<'_> {
                     segment.file.sync_data(sync_point::RECOVER_LENGTHS).context("flush", &dir)?;
                 }
             }
-            self.remove_orphans(&dir, &scanned.orphans);
-            let Scan { header, segments, .. } = scanned;
-            let mut journal = Journal::new(self.storage.clone(), dir, self.options.journal, header, segments, self.undo.clone())?;
+            let Scan { header, segments, orphans, .. } = scanned;
+            let (storage, undo) = (self.storage.clone(), self.undo.clone());
+            let mut journal = Journal::new(storage, dir.clone(), self.options.journal, header, segments, undo)?;
+            self.remove_orphans(&mut journal, &dir, &orphans)?;
             if self.options.journal.durable && !self.storage().keeps_order() {
                 // Written here and not with the first commit, which has enough to flush.
                 match journal.note_open() {
@@ -472,11 +476,16 @@ impl Opening<'_> {
         }
     }
 
-    /// Removes files that no record refers to. If one cannot be removed, the next opening tries again.
-    fn remove_orphans(&self, dir: &Path, orphans: &[String]) {
+    /// Removes files that no record refers to, unless readers of an earlier owner need them. If one cannot be removed,
+    /// the next opening tries again.
+    fn remove_orphans(&self, journal: &mut Journal, dir: &Path, orphans: &[String]) -> Result<()> {
+        let keeps_spills = journal.keep_former_spills(orphans)?;
         for name in orphans.iter().filter(|name| *name != NAME_SPARE || !self.options.journal.spare) {
-            let _ = self.storage().unlink(&dir.join(name));
+            if !keeps_spills || spill_id(name).is_none() {
+                let _ = self.storage().unlink(&dir.join(name));
+            }
         }
+        Ok(())
     }
 
     /// Clears the pending flags of files that are complete without the journal, before the journal is given up. A flag

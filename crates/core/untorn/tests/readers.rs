@@ -10,7 +10,7 @@ use std::path::Path;
 use std::time::Duration;
 use untorn::__private::StoreSteps;
 use untorn::reader::{Change, Commit, Follow, Followed, What};
-use untorn::{Error, FailureClass, Reader, Store, StoreOptions};
+use untorn::{FailureClass, Reader, Store, StoreOptions};
 
 const LIMIT: Duration = Duration::from_secs(10);
 
@@ -73,7 +73,7 @@ fn a_refresh_does_not_show_what_was_applied_over_a_file_that_is_plain_again() {
 }
 
 #[test]
-fn a_snapshot_stays_as_it_is_or_says_that_it_has_expired() {
+fn a_snapshot_stays_as_it_is() {
     let dir = directory();
     let store = open(dir.path());
     commit(&store, "a", &text("one", "a"));
@@ -88,16 +88,27 @@ fn a_snapshot_stays_as_it_is_or_says_that_it_has_expired() {
     assert_same(&bytes, &text("one", "a"), "opened before");
     assert_eq!(snapshot.open("b").unwrap().read_at(&mut bytes, 0).unwrap(), TEXT_BYTES);
     assert_same(&bytes, &text("one", "b"), "opened after");
-    store.checkpoint().unwrap();
-    expired(a.read_at(&mut bytes, 0));
-    expired(a.len());
-    expired(snapshot.open("b"));
+    for n in 0..3 {
+        store.checkpoint().unwrap();
+        assert_eq!(a.len().unwrap(), TEXT_BYTES as u64, "checkpoint {n}");
+        assert_same(&shown(&snapshot, "a").unwrap(), &text("one", "a"), "opened anew");
+        assert_same(&shown(&snapshot, "b").unwrap(), &text("one", "b"), "opened anew");
+        commit(&store, "a", &vec![n; 3 * TEXT_BYTES]);
+        commit(&store, "b", &[n; 10]);
+    }
     let before = snapshot.lsn();
+    let late = reader.snapshot().unwrap();
     snapshot.refresh().unwrap();
     assert!(snapshot.lsn() > before);
-    assert_eq!(snapshot.metadata("b").unwrap().len, 3);
+    assert_eq!(snapshot.metadata("b").unwrap().len, 10);
     store.close().unwrap();
-    expired(snapshot.metadata("b"));
+    assert_eq!(late.metadata("b").unwrap().len, 10, "looked at after the close only");
+    let store = open(dir.path());
+    commit(&store, "b", b"another");
+    store.close().unwrap();
+    assert_eq!(shown(&late, "b").unwrap(), [2; 10], "beside the next owner");
+    assert_same(&a.len().unwrap().to_le_bytes(), &(TEXT_BYTES as u64).to_le_bytes(), "the first one");
+    drop((a, late, snapshot));
 }
 
 #[test]
@@ -117,7 +128,8 @@ fn names_are_of_one_moment() {
     txn.unlink("b").unwrap();
     txn.mkdir("e", 0o755).unwrap();
     txn.commit().unwrap();
-    expired(snapshot.list(""));
+    assert_eq!(snapshot.list("").unwrap(), ["a", "b", "c"]);
+    assert_eq!(shown(&snapshot, "a").unwrap(), b"a");
     let mut byte = [0];
     b.read_at(&mut byte, 0).unwrap();
     assert_eq!(&byte, b"b", "a file that was opened before it was unlinked");
@@ -163,8 +175,8 @@ fn of_a_killed_owner_everything_acknowledged_is_read_and_nothing_is_changed() {
     assert_eq!(listing(dir.path()), before, "nothing is made, changed or removed");
     let closed = another.snapshot().unwrap();
     let store = open(dir.path());
-    expired(snapshot.check());
-    expired(closed.check());
+    assert_same(&shown(&snapshot, "a").unwrap(), &text("two", "a"), "beside the next owner");
+    assert_same(&shown(&closed, "a").unwrap(), &text("two", "a"), "beside the next owner");
     assert_same(&another.read("a").unwrap(), &text("two", "a"), "after the next owner has opened it");
     assert_eq!(follow.next_within(Duration::from_millis(5)).unwrap(), None, "nothing was committed");
     commit(&store, "b", b"new");
@@ -212,46 +224,6 @@ fn class_process_tells_readers_nothing_until_it_is_closed() {
     assert!(why.contains("class `process`") && why.contains("after it was closed"), "{why}");
     store.close().unwrap();
     assert_eq!(Reader::open(dir.path()).unwrap().read("a").unwrap(), b"one");
-}
-
-/// The owner puts a copy of its log writes where readers follow the log. Readers see the right commits, even if
-/// somebody changes the copy.
-#[test]
-fn what_the_owner_copies_of_the_log_is_taken_for_nothing_else() {
-    let dir = directory();
-    let store = open(dir.path());
-    commit(&store, "a", b"one");
-    let page = dir.path().join(".untorn/readers");
-    let copied = || std::fs::read(&page).unwrap().split_off(4096);
-    assert!(copied().is_empty(), "nobody reads");
-    let reader = Reader::open(dir.path()).unwrap();
-    let mut follow = reader.follow().unwrap();
-    let file = store.open_file("a").unwrap();
-    let mut snapshot = reader.snapshot().unwrap();
-    for n in 0..200u32 {
-        let contents = format!("{n:04}").repeat(if n % 50 == 7 { 20_000 } else { 25 + n as usize % 7 * 1000 });
-        file.write_all_at(contents.as_bytes(), 0).and_then(|()| file.commit()).unwrap();
-        let found = copied();
-        let is_there = found.windows(100).any(|bytes| bytes == &contents.as_bytes()[..100]);
-        assert!(is_there || contents.len() > 12_000, "commit {n}");
-        let other = std::fs::OpenOptions::new().write(true).open(&page).unwrap();
-        let garbage = |bytes: &[u8]| other.write_all_at(bytes, 4096).unwrap();
-        match n % 4 {
-            1 => garbage(&vec![0xff; found.len()]),
-            // The same bytes at a wrong position.
-            2 => garbage(&found.iter().copied().cycle().skip(4096).take(found.len()).collect::<Vec<_>>()),
-            3 => garbage(&found.iter().map(|byte| byte ^ u8::from(*byte == b'0')).collect::<Vec<_>>()),
-            _ => {}
-        }
-        let Some(Followed::Commit(commit)) = follow.next_within(LIMIT).unwrap() else { panic!("commit {n}") };
-        assert_eq!(commit.changes[0].what, What::Written(0..contents.len() as u64), "commit {n}");
-        assert_same(&written(&commit, "a").1, contents.as_bytes(), "what was followed");
-        snapshot.refresh().unwrap();
-        let mut read = vec![0; contents.len()];
-        assert_eq!(snapshot.open("a").unwrap().read_at(&mut read, 0).unwrap(), contents.len());
-        assert_eq!(read, contents.as_bytes(), "commit {n}");
-    }
-    store.close().unwrap();
 }
 
 /// A reader that has read a commit reads the next one behind it. It does not read the whole log again, which begins
@@ -316,17 +288,49 @@ fn commits_are_followed_in_order() {
     store.checkpoint().unwrap();
     assert!(matches!(follow.next_within(LIMIT).unwrap(), Some(Followed::Commit(_))));
     assert_eq!(follow.next_within(Duration::from_millis(5)).unwrap(), None, "a durable mark is no commit");
-    // Commits that are gone by then are reported, not skipped silently.
+    // The log stays for a follower.
+    let before = late.lsn();
     for n in 0..100u8 {
         commit(&store, "c", &[n; 4000]);
         store.checkpoint().unwrap();
     }
     store.close().unwrap();
-    let first = late.lsn() + 1;
-    match late.next_within(LIMIT).unwrap() {
-        Some(Followed::Missed { first_lsn, last_lsn }) => assert!(first_lsn == first && last_lsn > first + 99),
+    let lsn = next_commit(&mut late).lsn;
+    assert_eq!(lsn, before + 1);
+    let followed = std::iter::from_fn(|| late.next_within(Duration::from_millis(5)).unwrap());
+    let commits = followed.filter(|followed| matches!(followed, Followed::Commit(_))).count();
+    assert_eq!(commits, 100, "of each commit once");
+}
+
+/// A follower that comes late gets every commit that is still in the log, and learns which are not.
+#[test]
+fn commits_are_followed_from_any_place() {
+    let dir = directory();
+    let store = open(dir.path());
+    commit(&store, "a", b"one");
+    let reader = Reader::open(dir.path()).unwrap();
+    let from = reader.snapshot().unwrap().lsn();
+    for n in 0..5u8 {
+        commit(&store, "a", &[n; 100]);
+    }
+    let mut follow = reader.follow_from(from).unwrap();
+    for n in 1..=5 {
+        assert_eq!(next_commit(&mut follow).lsn, from + n);
+    }
+    assert_eq!(follow.next_within(Duration::from_millis(5)).unwrap(), None);
+    refused(reader.follow_from(from + 6), &["conflict"]);
+    refused(reader.follow_from(u64::MAX), &["conflict"]);
+    drop(follow);
+    // Nobody follows, so the log is reused.
+    for n in 0..100u8 {
+        commit(&store, "a", &[n; 4000]);
+        store.checkpoint().unwrap();
+    }
+    match reader.follow_from(from).unwrap().next_within(LIMIT).unwrap() {
+        Some(Followed::Missed { first_lsn, last_lsn }) => assert!(first_lsn == from + 1 && last_lsn > from + 99),
         other => panic!("{other:?}"),
     }
+    store.close().unwrap();
 }
 
 fn next_commit(follow: &mut Follow) -> Commit {
@@ -516,10 +520,7 @@ fn readers_beside_a_busy_owner_see_whole_commits() {
                         };
                         Ok((read("a")?, read("b")?))
                     });
-                    let (a, b) = match both {
-                        Err(Error::SnapshotExpired { .. }) => continue,
-                        done => done.unwrap(),
-                    };
+                    let (a, b) = both.unwrap();
                     let (a, b) = (number(&a), number(&b));
                     assert_eq!(a, b, "a mixture of commits");
                     assert!(a >= last, "backwards: {a} after {last}");

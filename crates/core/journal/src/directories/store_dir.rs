@@ -9,7 +9,7 @@
 //!     journal.new/        an unfinished new journal
 //!     journal.spare/      reserved space for one when the disk is full
 //!     readers             the page: the owner's published numbers, and the locks of readers
-//!     undo/               what the owner keeps for readers of older commits: index.N, old.A.C, name.N
+//!     undo/               what the owner keeps for readers of older commits: index.N, old.A.C, names/N
 //!     quarantine.N/       a quarantined journal: some of its files could not be redone
 //! ```
 

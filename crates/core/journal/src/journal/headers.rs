@@ -48,7 +48,7 @@ impl Journal {
             "a spill file of a commit behind {}: {spills:?}",
             self.header.open_lsn
         );
-        self.spills = spills.into_iter().map(|(spill, last_lsn)| LiveSpill { spill, last_lsn }).collect();
+        self.spills = spills.into_iter().map(|(spill, last_lsn)| LiveSpill { spill, first_lsn: 0, last_lsn }).collect();
         self.last_commit = self.last_lsn();
         self.list_due = true;
         self.list()
@@ -200,23 +200,16 @@ impl Journal {
         }
         self.header = written.header;
         self.list_due = false;
-        if let Err(e) = self.keep_segments(checkpoint_before) {
-            // Without a list of readers, each segment may be needed.
-            tracing::warn!(error = %e, "segments stay for readers");
-            let given_up = checkpoint_before + 1..self.header.checkpoint_lsn + 1;
-            for segment in self.segments.iter_mut().filter(|segment| given_up.contains(&segment.last_lsn)) {
-                segment.kept = Some(segment.first_lsn..self.header.checkpoint_lsn + 1);
-            }
-        }
+        let checkpoint_lsn = self.header.checkpoint_lsn;
+        let truncated =
+            self.spills.extract_if(.., |e| e.last_lsn <= checkpoint_lsn || !holds(invariant::SPILL_FILES_STAY));
+        let truncated: Vec<LiveSpill> = truncated.collect();
+        self.keep_log(checkpoint_before, truncated);
         if is_durable {
             self.remove_doomed();
         }
-        let checkpoint_lsn = self.header.checkpoint_lsn;
         // A durable mark at the end of the truncated log counts, too, now that everything before it is applied.
         self.tell_durable(checkpoint_lsn);
-        let truncated =
-            self.spills.extract_if(.., |e| e.last_lsn <= checkpoint_lsn || !holds(invariant::SPILL_FILES_STAY));
-        truncated.for_each(|e| e.spill.clear_referenced());
         self.assert_consistent();
     }
 

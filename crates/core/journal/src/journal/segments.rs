@@ -74,7 +74,7 @@ impl Journal {
                 Ok(true)
             }
             // Readers get the space that commits leave.
-            Err(Error::NoSpace { .. }) if self.take_kept_segments()? => self.switch_segment(bytes),
+            Err(Error::NoSpace { .. }) if self.take_kept_log()? => self.switch_segment(bytes),
             // If a checkpoint can free a segment, the caller runs one; otherwise it gets this error.
             Err(Error::NoSpace { .. }) if self.pending_bytes() > 0 => Ok(false),
             Err(e) => Err(e),

@@ -43,7 +43,7 @@ impl Journal {
             spill.set_referenced();
             match self.spills.iter_mut().find(|e| e.spill.id == spill.id) {
                 Some(known) => known.last_lsn = lsn,
-                None => self.spills.push(LiveSpill { spill, last_lsn: lsn }),
+                None => self.spills.push(LiveSpill { spill, first_lsn: lsn, last_lsn: lsn }),
             }
         }
     }

@@ -1,6 +1,7 @@
 //! The log of a store between its checkpoint and the commit of a snapshot.
 
 use crate::commits::final_state::FinalState;
+use crate::commits::record::Op;
 use crate::directories::store_dir::StoreDir;
 use crate::error::{Error, Result};
 use crate::format::{Header, StoreId};
@@ -158,6 +159,13 @@ fn look_once(
 }
 
 impl KnownLog {
+    /// The last of these commits that changes names; 0 if none does.
+    pub(crate) fn last_named(&self) -> u64 {
+        let changes_names = |op: &Op| !matches!(op, Op::Write { .. } | Op::Truncate { .. } | Op::Restate);
+        let named = self.accepted.iter().rev().find(|accepted| accepted.record.ops.iter().any(changes_names));
+        named.map_or(0, |accepted| accepted.lsn)
+    }
+
     /// Whether the log says that nothing has this name any more.
     pub(crate) fn is_gone(&self, path: &Path) -> bool {
         let files = || self.state.files.values();

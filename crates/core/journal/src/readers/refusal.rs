@@ -3,26 +3,22 @@
 use crate::directories::store_dir::StoreDir;
 use crate::error::Error;
 
-fn process(pid: Option<u32>) -> String {
-    pid.map_or_else(|| "the program that has it open".into(), |pid| format!("process {pid}, which has it open,"))
-}
-
 /// The owner has no page yet, or none at all.
 pub(crate) fn opening(store_dir: &StoreDir, pid: Option<u32>) -> Error {
     let detail = format!(
-        "{} is opening the store: try again. If this message stays, it had no room on the disk for the file `readers`, \
-         or is an older version; let it open the store again",
-        process(pid)
+        "{} is opening it: try again. If this stays, that program had no room on the disk for the file `readers`, or is \
+         of an older version; let it open the store again",
+        if pid.is_some() { ", which" } else { " by a program that" }
     );
     Error::Busy { path: store_dir.dir.clone(), pid, detail }
 }
 
 /// The owner flushes nothing.
 pub(crate) fn class_process(store_dir: &StoreDir, pid: Option<u32>) -> Error {
+    let owner = pid.map_or_else(|| "its owner".into(), |pid| format!("process {pid}, its owner,"));
     let detail = format!(
-        "{} works in class `process`: nothing of it is durable, so there is nothing to read. Read it after it was \
-         closed, or open it in class `power` there",
-        process(pid)
+        "{owner} works in class `process`: nothing in it is durable yet, so there is nothing to read. Read it after it \
+         was closed, or open it in class `power` there"
     );
     Error::Unsupported { path: store_dir.dir.clone(), detail }
 }

@@ -17,7 +17,7 @@ use crate::readers::known_log::KnownLog;
 use crate::readers::refusal;
 use crate::readers::watch::{KnownPage, Taken, Wanted, Watch};
 use crate::scanning::scan::read_header;
-use crate::undo::index::{Inode, UndoIndex, Was, link_name};
+use crate::undo::index::{Inode, NAMES_DIR, UndoIndex, Was, link_name};
 use crate::undo::kept_links::KeptLinks;
 use crate::undo::page::Published;
 use parking_lot::{Mutex, MutexGuard};
@@ -27,7 +27,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use untorn_os::{AlignedBuf, BLOCK_BYTES, File, Kind, Open, Storage, holds, read_full_at, write_all_at};
+use untorn_os::{AlignedBuf, BLOCK_BYTES, Errno, File, Kind, Open, Storage, holds, read_full_at, write_all_at};
 
 /// Searches for a file that is under none of its names. It may move from the name that is looked at last to the one that
 /// was looked at first, because the names of a commit reach the disk after it is durable.
@@ -268,7 +268,7 @@ impl Snapshot {
 
     /// Opens a kept file.
     fn open_link(&self, path: &Path, link: u64) -> Result<Arc<dyn File>> {
-        match self.storage.open(&self.store_dir.undo().join(link_name(link)), Open::READ) {
+        match self.storage.open(&self.store_dir.undo().join(NAMES_DIR).join(link_name(link)), Open::READ) {
             Err(e) if e.kind() == ErrorKind::NotFound => {
                 self.check()?;
                 Err(self.not_kept(path))
@@ -294,40 +294,33 @@ impl Snapshot {
             contents: None,
             kept_links: KeptLinks::any(),
         };
-        let is_it = |data: &Arc<dyn File>| {
-            let attribute = data.attribute().ok().flatten();
-            let found = Attribute::decode(attribute.as_deref());
-            matches!(found, AttributeFound::Valid(a) if a.store == store && a.file == file.id)
+        let identity = |data: &Arc<dyn File>| match Attribute::decode(data.attribute().ok().flatten().as_deref()) {
+            AttributeFound::Valid(a) if a.store == store => Some(a.file),
+            _ => None,
         };
+        let name = file.display_name();
         let mut found = Ok(Location::Absent);
         for _ in 0..SEARCHES_MAX {
             found = data_files.find_one(file);
             if let Ok(Location::At(at)) = &found
                 && let Ok(data) = self.storage.open(at, Open::READ)
-                && is_it(&data)
+                && identity(&data) == Some(file.id)
             {
                 return Ok(Some(data));
             }
-            let mut is_lost = false;
-            let was: Vec<Was> = {
-                let index = self.index()?;
-                file.names.iter().rev().filter_map(|name| index.name(name)).collect()
+            // An owner that forgot the file meanwhile has given it another identity. Under its name it is the file all
+            // the same, unless a later commit changed that name.
+            let is_named = self.watch.names_are_applied(&*self.storage, log.last_named())?;
+            let opened = self.storage.open(name, Open::READ).ok();
+            let was = self.index()?.name(name);
+            let data = match was {
+                Some(Was::File { link, .. }) => Some(self.open_link(name, link)?),
+                Some(Was::Lost) => return Err(self.not_kept(name)),
+                Some(Was::Nothing | Was::Directory(_)) => None,
+                None => opened.filter(|_| is_named),
             };
-            for was in was {
-                match was {
-                    Was::File { link, .. } => {
-                        if let Ok(data) = self.open_link(file.display_name(), link)
-                            && is_it(&data)
-                        {
-                            return Ok(Some(data));
-                        }
-                    }
-                    Was::Lost => is_lost = true,
-                    Was::Nothing | Was::Directory(_) => {}
-                }
-            }
-            if is_lost {
-                return Err(self.not_kept(file.display_name()));
+            if let Some(data) = data.filter(|data| identity(data).is_some()) {
+                return Ok(Some(data));
             }
         }
         match found? {
@@ -358,6 +351,10 @@ impl Snapshot {
         let was = index.name(dir);
         if matches!(was, Some(Was::Nothing)) && !log.state.dirs.get(dir).is_some_and(|state| state.exists) {
             return Err(missing());
+        }
+        let is_file = matches!(was, Some(Was::File { .. } | Was::Lost));
+        if is_file || log.state.files.values().any(|file| file.name.as_deref() == Some(dir)) {
+            return Err(Error::io("list", dir, Errno::NOTDIR.into()));
         }
         let may_be_gone = log.state.dirs.contains_key(dir) || was.is_some();
         let mut names: BTreeSet<OsString> = match listed {

@@ -147,6 +147,14 @@ impl Watch {
         }
     }
 
+    /// Whether the names of commits up to this one are on the disk.
+    pub(crate) fn names_are_applied(&self, storage: &dyn Storage, lsn: u64) -> Result<bool> {
+        match self {
+            Watch::Page { page, .. } if page.chain(storage)? == Chain::Begun => Ok(page.number(Cell::Named)? >= lsn),
+            _ => Ok(false),
+        }
+    }
+
     /// The page, if it is that of a chain.
     pub(crate) fn page(&self) -> Option<&Arc<ReadersPage>> {
         match self {
@@ -181,7 +189,6 @@ fn attempt(
     let page = known.get(disk, store_dir)?;
     if let Some(page) = &page
         && page.chain(disk)? == Chain::Begun
-        && !disk.shows_another()
     {
         return by_page(disk, store_dir, known, page, wanted);
     }
@@ -210,18 +217,22 @@ fn by_page(
         Ok(true) => Ok(()),
         _ => Err(refusal::no_locks(store_dir)),
     };
-    let before = page.number(Cell::Durable)?;
+    let durable = || match page.number(Cell::Durable)? {
+        lsn if lsn < HOLDS_END => Ok(lsn),
+        lsn => Err(Error::corrupt(store_dir.readers_page(), format!("it says that commit {lsn} is durable"))),
+    };
+    let before = durable()?;
     let (lsn, locked, at_least) = match wanted {
         Wanted::Snapshot { at_least } => {
             hold(before..HOLDS_END)?;
-            let lsn = if holds(invariant::LOCKED_FIRST) { page.number(Cell::Durable)? } else { before };
+            let lsn = if holds(invariant::LOCKED_FIRST) { durable()?.max(before) } else { before };
             keep_only(&*lock, before, lsn, store_dir)?;
             (lsn, lsn, at_least)
         }
         Wanted::Commits { after, at_least } => {
             let after = after.unwrap_or(before).min(HOLDS_END);
             hold(FOLLOWED + after..FOLLOWED + after + 1)?;
-            (page.number(Cell::Durable)?, after, at_least)
+            (durable()?, after, at_least)
         }
     };
     if page.chain(storage)? != Chain::Begun {

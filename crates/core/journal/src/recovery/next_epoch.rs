@@ -47,7 +47,7 @@ impl Opening<'_> {
             live && holds(invariant::LISTED_SPILLS_STAY)
         };
         let orphans: Vec<String> = scanned.orphans.iter().filter(|name| !is_live(name)).cloned().collect();
-        self.remove_orphans(&dir, &orphans);
+        self.remove_orphans(&mut journal, &dir, &orphans)?;
         Ok(journal)
     }
 
@@ -97,7 +97,7 @@ impl Opening<'_> {
         if dirty {
             journal.write_emptied_header(flushed)?;
         }
-        self.remove_orphans(&dir, &scanned.orphans);
+        self.remove_orphans(&mut journal, &dir, &scanned.orphans)?;
         Ok(journal)
     }
 

@@ -101,7 +101,7 @@ impl Entry {
                 2
             }
             Old::Header(header) => {
-                to.extend(header.encode());
+                encode_sparse(&header.encode(), to);
                 3
             }
             Old::Name { path, was } => {
@@ -139,7 +139,7 @@ impl Entry {
         let old = match kind {
             1 => Old::Bytes { file: (number(0)?, number(1)?), range: number(2)?..number(3)?, at: number(4)? },
             2 => Old::Length { file: (number(0)?, number(1)?), len: number(2)? },
-            3 => Old::Header(Box::new(Header::decode(payload.get(..BLOCK_BYTES)?, Path::new("index")).ok()??)),
+            3 => Old::Header(Box::new(Header::decode(&decode_sparse(payload)?, Path::new("index")).ok()??)),
             4 => {
                 let was = match number(0)? {
                     0 => Was::Nothing,
@@ -153,6 +153,38 @@ impl Entry {
         };
         Some((Entry { commits, old }, end))
     }
+}
+
+/// Zeros of a header of which an index spares the bytes.
+const ZEROS_MIN: usize = 16;
+
+/// Appends the runs of a block between longer runs of zeros: the offset and the length of each, two bytes each, and
+/// then its bytes.
+fn encode_sparse(block: &[u8; BLOCK_BYTES], to: &mut Vec<u8>) {
+    let is_zeros = |at: usize| block[at..(at + ZEROS_MIN).min(BLOCK_BYTES)].iter().all(|byte| *byte == 0);
+    let mut at = 0;
+    while at < BLOCK_BYTES {
+        if is_zeros(at) {
+            at += block[at..].iter().take_while(|byte| **byte == 0).count();
+            continue;
+        }
+        let end = (at..BLOCK_BYTES).find(|end| is_zeros(*end)).unwrap_or(BLOCK_BYTES);
+        to.extend((at as u16).to_le_bytes());
+        to.extend(((end - at) as u16).to_le_bytes());
+        to.extend(&block[at..end]);
+        at = end;
+    }
+}
+
+fn decode_sparse(mut b: &[u8]) -> Option<[u8; BLOCK_BYTES]> {
+    let mut block = [0; BLOCK_BYTES];
+    while !b.is_empty() {
+        let at = u16::from_le_bytes(b.get(..2)?.try_into().ok()?) as usize;
+        let len = u16::from_le_bytes(b.get(2..4)?.try_into().ok()?) as usize;
+        block.get_mut(at..at + len)?.copy_from_slice(b.get(4..4 + len)?);
+        b = &b[4 + len..];
+    }
+    Some(block)
 }
 
 /// The name of an index.
@@ -171,14 +203,17 @@ pub fn interval_of(name: &str) -> Option<Range<u64>> {
     Some(u64::from_str_radix(from, 16).ok()?..u64::from_str_radix(to, 16).ok()?)
 }
 
+/// The directory of kept files. They are data files, whose permissions belong to the program.
+pub const NAMES_DIR: &str = "names";
+
 /// The name of a kept file.
 pub fn link_name(link: u64) -> String {
-    format!("name.{link:x}")
+    format!("{link:x}")
 }
 
 /// The number in the name of a kept file.
 pub fn link_of(name: &str) -> Option<u64> {
-    u64::from_str_radix(name.strip_prefix("name.")?, 16).ok()
+    u64::from_str_radix(name, 16).ok()
 }
 
 /// Reads entries that were published, in order.
@@ -332,6 +367,10 @@ impl UndoIndex {
     /// The ranges of a file whose old bytes are kept, within this range.
     pub fn kept_in(&self, file: Inode, range: &Range<u64>) -> Vec<Range<u64>> {
         let Some(old) = self.files.get(&file) else { return Vec::new() };
+        let range = range.start..range.end.min(old.len.unwrap_or(u64::MAX)).max(range.start);
+        if range.is_empty() {
+            return Vec::new();
+        }
         let within = old.pieces.overlapping(range.clone());
         within.map(|(kept, _)| kept.start.max(range.start)..kept.end.min(range.end)).collect()
     }
@@ -345,9 +384,10 @@ impl UndoIndex {
         buf: &mut [u8],
         offset: u64,
     ) -> Result<()> {
-        let range = offset..offset + buf.len() as u64;
         let UndoIndex { files, opened, .. } = self;
         let Some(old) = files.get(&file) else { return Ok(()) };
+        // Behind the end that the file had, the log has everything, and nothing is kept.
+        let range = offset..(offset + buf.len() as u64).min(old.len.unwrap_or(u64::MAX));
         if range.is_empty() {
             return Ok(());
         }

@@ -19,7 +19,7 @@ use crate::error::{Context, Error, Result, is_no_space};
 use crate::format::{Header, StoreId};
 use crate::invariant;
 use crate::undo::holds::Holds;
-use crate::undo::index::{Entry, Inode, Old, Was, index_name, interval_of, link_name, link_of, old_bytes_name, read_entries};
+use crate::undo::index::{Entry, Inode, Old, Was, index_name, interval_of, NAMES_DIR, link_name, link_of, old_bytes_name, read_entries};
 use crate::undo::kept_links::KeptLinks;
 use crate::undo::page::{Cell, OwnersPage, Published, end_chain};
 use parking_lot::Mutex;
@@ -34,7 +34,7 @@ use untorn_os::{File, Kind, Open, Storage, holds, read_full_at, write_all_at};
 /// Bytes that are copied at once.
 const COPY_BYTES: usize = 1 << 20;
 
-/// An index of fewer bytes is not worth writing anew.
+/// An index of fewer bytes is not worth writing anew, unless it takes an eighth of the limit.
 const INDEX_BYTES_MIN: u64 = 1 << 20;
 
 /// What an owner keeps for readers of older commits.
@@ -76,8 +76,8 @@ struct Kept {
     names: BTreeMap<PathBuf, u64>,
     /// Intervals of entries without bytes of their own.
     intervals: BTreeSet<(u64, u64)>,
-    /// Bytes of segments of the log that are kept.
-    segment_bytes: u64,
+    /// Bytes of the log that are kept.
+    log_bytes: u64,
 }
 
 impl Kept {
@@ -93,14 +93,14 @@ impl Kept {
             lengths: BTreeMap::new(),
             names: BTreeMap::new(),
             intervals: BTreeSet::new(),
-            segment_bytes: 0,
+            log_bytes: 0,
         }
     }
 
     fn bytes(&self) -> u64 {
         let old: u64 = self.old_bytes.values().map(|old| old.bytes).sum();
         let links: u64 = self.links.values().map(|link| link.bytes).sum();
-        old + links + self.segment_bytes + self.published.bytes
+        old + links + self.log_bytes + self.published.bytes
     }
 
     fn is_empty(&self) -> bool {
@@ -173,7 +173,7 @@ impl Undo {
     /// Bytes that are kept for readers.
     pub fn bytes(&self) -> u64 {
         let kept = self.kept.lock();
-        if kept.is_empty() { kept.segment_bytes } else { kept.bytes() }
+        if kept.is_empty() { kept.log_bytes } else { kept.bytes() }
     }
 
     /// Keeps the contents of a data file which this overlay is about to overwrite, if somebody holds a commit before
@@ -206,6 +206,10 @@ impl Undo {
                 return Ok(());
             }
             if kept.bytes() + bytes > self.space {
+                // Nobody may need a part of what is kept any more.
+                self.free_in(&mut kept)?;
+            }
+            if kept.bytes() + bytes > self.space {
                 self.give_up_oldest(&mut kept, &held)?;
                 continue;
             }
@@ -228,7 +232,11 @@ impl Undo {
                 for (range, _) in needed {
                     kept.ranges.entry(inode).or_default().insert(range, to);
                 }
-                kept.lengths.insert(inode, to);
+                if length.is_some() {
+                    kept.lengths.insert(inode, to);
+                    // Readers of these commits need nothing beyond that length.
+                    kept.ranges.entry(inode).or_default().insert(meta.size..u64::MAX, to);
+                }
                 return Ok(());
             }
         }
@@ -280,7 +288,7 @@ impl Undo {
         let create = || self.storage.open(path, Open::create(0o600).shown());
         match create() {
             Err(e) if e.kind() == ErrorKind::NotFound => {
-                self.make_dir()?;
+                self.make_dir(&self.dir)?;
                 create()
             }
             // Left by an owner that was killed before it published an entry of it.
@@ -292,9 +300,13 @@ impl Undo {
         }
     }
 
-    fn make_dir(&self) -> io::Result<()> {
+    fn names(&self) -> PathBuf {
+        self.dir.join(NAMES_DIR)
+    }
+
+    fn make_dir(&self, dir: &Path) -> io::Result<()> {
         let own = self.dir.parent().map_or(Ok(0o700), |dir| self.storage.stat(dir).map(|meta| meta.mode))?;
-        match self.storage.mkdir(&self.dir, own) {
+        match self.storage.mkdir(dir, own) {
             Err(e) if e.kind() != ErrorKind::AlreadyExists => Err(e),
             _ => Ok(()),
         }
@@ -397,10 +409,6 @@ impl Undo {
                 };
                 entries.push(Entry { commits, old: Old::Name { path: path.to_path_buf(), was } });
             }
-            if kept.bytes() > self.space && !held.is_empty() {
-                self.give_up_oldest(&mut kept, &held)?;
-                continue;
-            }
             if self.publish(&mut kept, &held, &entries)? {
                 changed.iter().for_each(|(path, _)| _ = kept.names.insert(path.to_path_buf(), lsn));
                 return Ok(());
@@ -415,9 +423,12 @@ impl Undo {
             return Was::Lost;
         }
         let link = kept.next_link;
-        let to = self.dir.join(link_name(link));
+        let to = self.names().join(link_name(link));
         let made = match self.storage.link(path, &to) {
-            Err(e) if e.kind() == ErrorKind::NotFound => self.make_dir().and_then(|()| self.storage.link(path, &to)),
+            Err(e) if e.kind() == ErrorKind::NotFound => {
+                let dirs = [&self.dir, &self.names()];
+                dirs.into_iter().try_for_each(|dir| self.make_dir(dir)).and_then(|()| self.storage.link(path, &to))
+            }
             Err(e) if e.kind() == ErrorKind::AlreadyExists => {
                 self.storage.unlink(&to).and_then(|()| self.storage.link(path, &to))
             }
@@ -455,18 +466,18 @@ impl Undo {
         let _ = self.page.raise(Cell::Named, lsn);
     }
 
-    /// Whether a segment of the log that a truncation has given up is still needed: somebody holds one of the commits
+    /// Whether a part of the log that a truncation has given up is still needed: somebody holds one of the commits
     /// from its first one to the one that was published at the truncation, or follows the log and lacks its last one.
-    pub fn needs_segment(&self, commits: &Range<u64>, last: u64, held: &Holds) -> bool {
+    pub fn needs_log(&self, commits: &Range<u64>, last: u64, held: &Holds) -> bool {
         let is_followed = || self.page.oldest_follower().is_some_and(|has| has < last);
         holds(invariant::SEGMENTS_KEPT) && (held.any_in(commits.clone()) || is_followed())
     }
 
-    /// Notes how many bytes of segments are kept. Beyond the limit, the oldest reader is given up; true if one was, so
-    /// that segments have to be freed.
-    pub fn note_segments(&self, bytes: u64) -> Result<bool> {
+    /// Notes how many bytes of the log are kept. Beyond the limit, the oldest reader is given up; true if one was, so
+    /// that a part of the log has to be freed.
+    pub fn note_log(&self, bytes: u64) -> Result<bool> {
         let mut kept = self.kept.lock();
-        kept.segment_bytes = bytes;
+        kept.log_bytes = bytes;
         if kept.bytes() <= self.space {
             return Ok(false);
         }
@@ -474,10 +485,10 @@ impl Undo {
         self.give_up_oldest(&mut kept, &held)
     }
 
-    /// Whether this many bytes of segments may be kept.
+    /// Whether this many bytes of the log may be kept.
     pub fn has_room(&self, bytes: u64) -> bool {
         let kept = self.kept.lock();
-        kept.bytes() - kept.segment_bytes + bytes <= self.space
+        kept.bytes() - kept.log_bytes + bytes <= self.space
     }
 
     /// Gives up the oldest reader, because the disk or the store needs its space. False if there is none.
@@ -526,11 +537,11 @@ impl Undo {
             kept.old_bytes.keys().copied().filter(|(from, to)| !is_needed(*from..*to)).collect();
         for (from, to) in unneeded {
             kept.old_bytes.remove(&(from, to));
-            self.remove(&old_bytes_name(&(from..to)))?;
+            self.remove(old_bytes_name(&(from..to)))?;
         }
         let unneeded: Vec<_> = kept.links.iter().filter(|(_, link)| !is_needed(link.commits.clone())).map(|(n, _)| *n).collect();
         for link in unneeded {
-            self.remove(&link_name(link))?;
+            self.remove(&Path::new(NAMES_DIR).join(link_name(link)))?;
             let Link { file, .. } = kept.links.remove(&link).expect("listed above");
             kept.own_links.remove(file.0, file.1);
         }
@@ -538,14 +549,14 @@ impl Undo {
         let Kept { links, own_links, .. } = &mut *kept;
         for (number, link) in links {
             // Only a file that has lost its own name takes space for readers.
-            let found = self.storage.stat(&self.dir.join(link_name(*number)));
+            let found = self.storage.stat(&self.names().join(link_name(*number)));
             link.bytes = found.map_or(0, |meta| if own_links.own_links(&meta) == 0 { meta.size } else { 0 });
         }
         if kept.is_empty() {
             return self.begin_index(kept, &[]);
         }
         // Entries of intervals that nobody holds are passed over by each reader.
-        if kept.published.bytes >= INDEX_BYTES_MIN {
+        if kept.published.bytes >= INDEX_BYTES_MIN.min(self.space / 8) {
             let old = self.read_index(kept)?;
             let mut needed = Vec::new();
             let mut bytes = 0;
@@ -600,10 +611,10 @@ impl Undo {
             kept.lengths.clear();
             kept.names.clear();
         }
-        self.remove(&index_name(before.generation))
+        self.remove(index_name(before.generation))
     }
 
-    fn remove(&self, name: &str) -> Result<()> {
+    fn remove(&self, name: impl AsRef<Path>) -> Result<()> {
         let path = self.dir.join(name);
         match self.storage.unlink(&path) {
             Err(e) if e.kind() != ErrorKind::NotFound => Err(Error::io("remove", path, e)),
@@ -670,18 +681,29 @@ fn taken_over(storage: &dyn Storage, dir: &Path, published: Published) -> Result
             kept.old_bytes.insert((commits.start, commits.end), OldBytes { file, bytes });
             continue;
         }
-        if let Some(link) = link_of(&text)
-            && let Some(commits) = links.get(&link)
-        {
-            let meta = storage.stat(&path).context("look at", &path)?;
-            let file = (meta.device, meta.inode);
-            kept.own_links.add(file.0, file.1);
-            kept.links.insert(link, Link { commits: commits.clone(), file, bytes: 0 });
-            kept.next_link = kept.next_link.max(link + 1);
+        if text == NAMES_DIR {
             continue;
         }
         if published.bytes == 0 || text != index_name(published.generation) {
             storage.unlink(&path).context("remove", &path)?;
+        }
+    }
+    let dir = dir.join(NAMES_DIR);
+    let names = match storage.list(&dir) {
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(kept),
+        done => done.context("list", &dir)?,
+    };
+    for name in names {
+        let path = dir.join(&name);
+        match link_of(&name.to_string_lossy()).and_then(|link| Some((link, links.get(&link)?))) {
+            Some((link, commits)) => {
+                let meta = storage.stat(&path).context("look at", &path)?;
+                let file = (meta.device, meta.inode);
+                kept.own_links.add(file.0, file.1);
+                kept.links.insert(link, Link { commits: commits.clone(), file, bytes: 0 });
+                kept.next_link = kept.next_link.max(link + 1);
+            }
+            None => storage.unlink(&path).context("remove", &path)?,
         }
     }
     Ok(kept)

@@ -1,6 +1,6 @@
 //! Names in the undo directory of files that are also under their own names: these do not count as second names.
 
-use crate::undo::index::link_of;
+use crate::undo::index::{NAMES_DIR, link_of};
 use std::collections::BTreeMap;
 use std::path::Path;
 use untorn_os::{Meta, Storage};
@@ -21,9 +21,10 @@ impl KeptLinks {
     /// The names that are in an undo directory now, for tools that do not own the store.
     pub fn found(storage: &dyn Storage, undo: &Path) -> KeptLinks {
         let mut found = KeptLinks::default();
-        for name in storage.list(undo).unwrap_or_default() {
+        let names = undo.join(NAMES_DIR);
+        for name in storage.list(&names).unwrap_or_default() {
             if let Some(true) = name.to_str().map(|name| link_of(name).is_some())
-                && let Ok(meta) = storage.stat(&undo.join(&name))
+                && let Ok(meta) = storage.stat(&names.join(&name))
             {
                 found.add(meta.device, meta.inode);
             }

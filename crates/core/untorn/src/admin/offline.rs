@@ -26,7 +26,7 @@ use untorn_journal::data_files::locate::Location;
 use untorn_journal::directories::store_dir::StoreDir;
 use untorn_journal::format::{Attribute, AttributeFound, hex};
 use untorn_journal::scanning::scan::read_header;
-use untorn_journal::undo::index::link_of;
+use untorn_journal::undo::index::NAMES_DIR;
 use untorn_journal::{Context, Error, Result};
 use untorn_os::{Access, File, Kind, Linux, Meta, Open, Storage, memory_limit, shown_by};
 
@@ -267,17 +267,18 @@ pub fn set_readers(path: &Path, who: Readers) -> Result<()> {
             Kind::File if entry == store_dir.owner_file() => {}
             Kind::File => set_shown(&*storage, &entry, mode)?,
             Kind::Directory => {
-                // Kept files are data files, whose modes belong to the program. When they were kept, it was not checked
-                // whether their directories exclude the users that get access now.
-                let is_undo = entry == store_dir.undo();
-                if is_undo && !is_narrower {
-                    continue;
-                }
                 // Files that are created in it meanwhile take its permissions.
                 set(&entry)?;
-                let names = storage.list(&entry).context("list", &entry)?;
-                let names = names.iter().filter(|name| !is_undo || link_of(&name.to_string_lossy()).is_none());
-                names.into_iter().try_for_each(|name| set_shown(&*storage, &entry.join(name), mode))?;
+                for name in storage.list(&entry).context("list", &entry)? {
+                    let inner = entry.join(&name);
+                    if entry != store_dir.undo() || name != NAMES_DIR {
+                        set_shown(&*storage, &inner, mode)?;
+                    } else if is_narrower {
+                        // Kept files are data files, whose modes belong to the program. When they were kept, it was not
+                        // checked whether their directories exclude the users that get access now.
+                        set(&inner)?;
+                    }
+                }
             }
             _ => {}
         }

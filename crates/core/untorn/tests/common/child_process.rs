@@ -305,7 +305,7 @@ impl Handles {
             }
             ["hold", path] => {
                 let reader = Reader::open(path)?;
-                self.held = Some(reader.held_snapshot()?);
+                self.held = Some(reader.snapshot()?);
             }
             ["show-held", name] => {
                 let file = self.held.as_ref().expect("a snapshot").open(name)?;
@@ -442,7 +442,7 @@ impl Handles {
 fn store_options(words: &[&str]) -> StoreOptions {
     words.iter().fold(StoreOptions::new().create(true), |options, word| match word.split_once('=') {
         Some(("class", "process")) => options.class(FailureClass::Process),
-        Some(("leases", ms)) => options.leases(Duration::from_millis(ms.parse().expect("a number"))),
+        Some(("readers-space", bytes)) => options.readers_space(bytes.parse().expect("a number")),
         Some(("readers", "all")) => options.readers(Readers::All),
         Some(("readers", "group")) => options.readers(Readers::Group),
         Some(("journal", bytes)) => options.journal_bytes(bytes.parse().expect("a number")),

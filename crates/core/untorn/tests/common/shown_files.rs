@@ -18,7 +18,7 @@ pub fn shown(snapshot: &Snapshot, name: &str) -> untorn::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Asserts that the snapshot has expired.
+/// Asserts that the snapshot was given up for space.
 #[track_caller]
 pub fn expired<T>(result: untorn::Result<T>) {
     refused(result, &["snapshot-expired"]);

@@ -82,7 +82,7 @@ fn is_of_store(path: &Path, is_dir: bool) -> bool {
 }
 
 fn is_of_journal(name: &[u8]) -> bool {
-    let names = ["owner", "lock", "journal", "journal.new", "journal.spare", "readers", "parked"];
+    let names = ["owner", "lock", "journal", "journal.new", "journal.spare", "readers", "undo"];
     names.iter().any(|known| known.as_bytes() == name) || name.starts_with(b"quarantine.")
 }
 

@@ -49,7 +49,7 @@ impl Engine {
         let freed = || -> Result<bool> {
             let state = &mut *self.journal.lock();
             let is_left = undo.free()?;
-            state.journal.free_kept_segments()?;
+            state.journal.free_kept_log()?;
             Ok(is_left || state.journal.kept_bytes() > 0)
         };
         freed().unwrap_or_else(|e: Error| {
