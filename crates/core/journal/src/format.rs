@@ -214,6 +214,11 @@ impl RecordHead {
         (b.len() >= RECORD_HEAD_BYTES && &b[..4] == RECORD_MAGIC).then(|| u64_at(b, 8))
     }
 
+    /// The offset in the segment that the head of a record states.
+    pub(crate) fn position_of(head: &[u8]) -> u64 {
+        u64_at(head, 40)
+    }
+
     /// Decodes the record at the beginning of bytes that lie at `position` of a segment.
     pub fn decode_at(b: &[u8], position: u64, key: Key) -> Option<(RecordHead, u64)> {
         let (head, stored) = RecordHead::decode_head(b, position, b.len() as u64, key)?;

@@ -11,6 +11,7 @@ mod appended;
 mod consistency;
 mod encoding;
 mod headers;
+pub(crate) mod indexing;
 mod kept_log;
 mod reserved;
 mod segments;
@@ -20,6 +21,7 @@ use crate::commits::record::Record;
 use crate::commits::spill::Spill;
 use crate::directories::store_dir::segment_name;
 use crate::error::{Context, Error, Outcome, Result};
+use crate::journal::indexing::{NewEntries, SegmentIndex};
 use crate::journal::kept_log::KeptSpill;
 use crate::format::{BLOCK_BYTES, Header, RECORD_HEAD_BYTES, RecordKind, StoreId, crc64};
 use crate::invariant;
@@ -84,6 +86,8 @@ struct Segment {
     kept: Option<Range<u64>>,
     /// Checksum of its first block, if known.
     first_block_crc: Option<u64>,
+    /// Its index, for readers.
+    log_index: SegmentIndex,
     /// Its attribute states its length, and is not flushed yet.
     length_due: bool,
     /// The length that is certainly on the disk: a failed flush may have lost the rest, though the page cache still
@@ -176,6 +180,8 @@ pub struct Journal {
     bodies: Vec<(Arc<Spill>, u64)>,
     failed: Option<(Outcome, Arc<io::Error>)>,
     buf: AlignedBuf,
+    /// Entries of the index for the records in the buffer.
+    entries: NewEntries,
     /// Segments with records that are not flushed yet.
     unflushed: Vec<usize>,
     /// A durable mark is due: the last record is a commit, and no later record states that it is durable.
@@ -226,6 +232,7 @@ impl Journal {
             bodies: Vec::new(),
             failed: None,
             buf: AlignedBuf::default(),
+            entries: NewEntries::default(),
             unflushed: Vec::new(),
             mark_due: false,
             reserved: 0,
@@ -258,6 +265,7 @@ impl Journal {
                 last_lsn,
                 kept: None,
                 first_block_crc,
+                log_index: SegmentIndex::New,
                 length_due: false,
                 durable_bytes,
             });
@@ -508,6 +516,9 @@ impl Journal {
         let written = write_all_at(&*segment.file, &self.buf, self.position);
         self.position += self.buf.len() as u64;
         self.note_written();
+        if written.is_ok() {
+            self.write_index();
+        }
         written.map_err(|e| self.fail(outcome_of_write(&e), e))
     }
 
@@ -566,7 +577,9 @@ impl Journal {
         debug_assert_eq!(self.durable_lsn, self.last_lsn(), "an unflushed record before a durable mark");
         debug_assert!(!self.list_due, "a mark before the header that lists the epochs before {}", self.next_lsn);
         self.buf.clear();
+        self.entries.clear();
         self.buf.resize(RECORD_HEAD_BYTES);
+        self.entries.begin();
         self.seal_record(0, RecordKind::DurableMark, false);
         self.write_group()?;
         self.mark_due = false;

@@ -1,11 +1,13 @@
 //! The contents of a commit: files and operations, in memory and as the body of a record.
 
 mod decoder;
+mod indexed;
 
 use crate::commits::overlay::{NO_END, Overlay, Source};
 use crate::error::Result;
 use crate::format::sized_memory;
 pub(crate) use decoder::{BodyInLog, UnreadableBody};
+pub use indexed::IndexedSink;
 pub use decoder::{Decoder, SpillCache, body_by_reference};
 use std::fmt;
 use std::ops::Range;
@@ -141,6 +143,10 @@ impl Record {
 pub trait Sink {
     /// Appends.
     fn append(&mut self, bytes: &[u8]);
+    /// Appends contents of a file.
+    fn append_contents(&mut self, bytes: &[u8]) {
+        self.append(bytes);
+    }
 }
 
 impl Sink for untorn_os::AlignedBuf {
@@ -191,12 +197,12 @@ fn encode_op(op: &Op, out: &mut impl Sink) -> Result<()> {
             out.append(&len);
             match source {
                 Source::Bytes { bytes, origin } => {
-                    out.append(&bytes[(range.start - origin) as usize..(range.end - origin) as usize]);
+                    out.append_contents(&bytes[(range.start - origin) as usize..(range.end - origin) as usize]);
                 }
                 Source::Log { segment, .. } => {
                     let mut bytes = sized_memory::zeros(range.end - range.start, segment.path())?;
                     source.copy_to(&mut bytes, range.start)?;
-                    out.append(&bytes);
+                    out.append_contents(&bytes);
                 }
                 Source::Zero | Source::Unreadable(_) => {}
                 Source::Spill { spill, at, origin, len: whole, crc } => {

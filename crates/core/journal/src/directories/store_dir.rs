@@ -5,7 +5,7 @@
 //!                         may read the store
 //!     owner               locked by the process that has the store open; never readable for others, never removed
 //!     lock                shows others that the store is open: the owner read-locks it, and writes its id into it
-//!     journal/            header, segment.N, spill.X
+//!     journal/            header, segment.N, spill.X, index.N (what is in a segment, for readers)
 //!     journal.new/        an unfinished new journal
 //!     journal.spare/      reserved space for one when the disk is full
 //!     readers             the page: the owner's published numbers, and the locks of readers
@@ -489,6 +489,11 @@ fn fill_journal(storage: &dyn Storage, store_dir: &StoreDir, from: &NewJournal) 
 /// The name of a segment.
 pub fn segment_name(index: u32) -> String {
     format!("segment.{index}")
+}
+
+/// The name of the index of a segment, for readers.
+pub fn log_index_name(index: u32) -> String {
+    format!("index.{index}")
 }
 
 /// The index in a segment's name.

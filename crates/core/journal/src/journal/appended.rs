@@ -81,6 +81,7 @@ impl Journal {
                 segment.appended += self.buf.len() as u64;
                 debug_assert!(segment.appended <= APPENDED_BYTES_MAX, "{} bytes are appended", segment.appended);
                 self.note_written();
+                self.write_index();
                 Ok(true)
             }
             // Its first records may be whole on the disk. They must be durably gone before they are written elsewhere.

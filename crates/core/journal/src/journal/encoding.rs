@@ -1,7 +1,7 @@
 //! Encodes commits as records of one group: each with its head, its checksum, and its link to the record before it.
 
 use super::Journal;
-use crate::commits::record::Record;
+use crate::commits::record::{IndexedSink, Record};
 use crate::commits::spill::{Spill, append_summed};
 use crate::error::{Outcome, Result};
 use crate::format::sized_memory;
@@ -24,6 +24,7 @@ impl Journal {
     pub(super) fn encode_group(&mut self, records: &[Record], room: u64) -> Result<usize> {
         debug_assert!(self.bodies.is_empty(), "{} spilled bodies of other records", self.bodies.len());
         self.buf.clear();
+        self.entries.clear();
         let mut sealed = 0;
         for record in records {
             let at = self.buf.len().next_multiple_of(RECORD_ALIGN_BYTES);
@@ -35,14 +36,19 @@ impl Journal {
             self.buf.try_reserve(end).map_err(|_| sized_memory::none(end, &self.dir))?;
             self.buf.resize(at + RECORD_HEAD_BYTES);
             let mut by_reference = record.body_bytes() + RECORD_HEAD_BYTES as u64 > self.options.segment_bytes_max();
+            let index = self.entries.begin();
             if !by_reference {
-                record.encode(&mut self.buf)?;
+                match self.undo {
+                    Some(_) => record.encode(&mut IndexedSink { buf: &mut self.buf, start: self.position, index })?,
+                    None => record.encode(&mut self.buf)?,
+                }
                 by_reference = self.looks_like_records(at) && holds(invariant::BODIES_UNLIKE_RECORDS);
             }
             if by_reference {
                 self.buf.resize(at + RECORD_HEAD_BYTES);
                 let reference = self.spill_body(record)?;
                 self.buf.extend(&reference);
+                self.entries.set_body(&reference);
             }
             debug_assert!(self.buf.len() <= end, "a record ends at {}, and at {end} at the latest", self.buf.len());
             self.seal_record(at, RecordKind::Commit, by_reference);
@@ -86,6 +92,7 @@ impl Journal {
             durable_lsn: self.durable_lsn,
         };
         self.previous_crc = head.seal(&mut self.buf[at..], self.header.key);
+        self.entries.end(&self.buf[at..], self.header.key);
         self.next_lsn += 1;
     }
 

@@ -5,7 +5,7 @@
 
 use super::{Journal, LiveSpill, Segment};
 use crate::commits::spill::{Spill, spill_id};
-use crate::directories::store_dir::segment_name;
+use crate::directories::store_dir::{log_index_name, segment_name};
 use crate::error::Result;
 use crate::invariant;
 use crate::undo::holds::Holds;
@@ -180,6 +180,7 @@ impl Journal {
             let is_free = self.segments[at].is_free(self.header.checkpoint_lsn) && at != self.current;
             // One that cannot be removed is listed again by the next header.
             if is_free && self.storage.unlink(&self.dir.join(segment_name(index))).is_ok() {
+                let _ = self.storage.unlink(&self.dir.join(log_index_name(index)));
                 self.segments.remove(at);
                 self.current -= usize::from(at < self.current);
                 self.unflushed.iter_mut().for_each(|other| *other -= usize::from(at < *other));

@@ -73,8 +73,8 @@ impl Journal {
         }
         // The first restating record has no reserved space. The journal may grow beyond its limit for it, if the disk
         // has room.
-        self.current = self.add_segment(self.room_for(record).next_multiple_of(BLOCK_BYTES as u64))?;
-        self.position = 0;
+        let at = self.add_segment(self.room_for(record).next_multiple_of(BLOCK_BYTES as u64))?;
+        self.begin_segment(at);
         Ok(self.write_some(records)? == 1)
     }
 
@@ -104,8 +104,7 @@ impl Journal {
             return Ok(false);
         }
         let at = self.add_segment(bytes.next_multiple_of(BLOCK_BYTES as u64))?;
-        self.current = at;
-        self.position = 0;
+        self.begin_segment(at);
         Ok(true)
     }
 }

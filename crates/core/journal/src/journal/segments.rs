@@ -1,5 +1,6 @@
 //! Segments of the journal: the choice of the next one for commits, and the creation of new ones.
 
+use super::indexing::SegmentIndex;
 use super::{Journal, Segment};
 use crate::directories::store_dir::{create_segment, segment_name};
 use crate::error::{Context, Error, Result};
@@ -45,7 +46,7 @@ impl Journal {
             && self.segments[current].is_free(checkpoint_lsn)
             && self.usable_bytes(current) >= bytes
         {
-            self.position = 0;
+            self.begin_segment(current);
             return Ok(true);
         }
         let free = (0..self.segments.len())
@@ -54,8 +55,7 @@ impl Journal {
             .filter(|at| !self.doomed.contains(&self.segments[*at].index))
             .find(|at| self.usable_bytes(*at) >= bytes + self.reserved_here(*at));
         if let Some(at) = free {
-            self.current = at;
-            self.position = 0;
+            self.begin_segment(at);
             return Ok(true);
         }
         let allocated = self.allocated_bytes();
@@ -69,8 +69,7 @@ impl Journal {
         }
         match self.add_segment(size) {
             Ok(at) => {
-                self.current = at;
-                self.position = 0;
+                self.begin_segment(at);
                 Ok(true)
             }
             // Readers get the space that commits leave.
@@ -79,6 +78,12 @@ impl Journal {
             Err(Error::NoSpace { .. }) if self.pending_bytes() > 0 => Ok(false),
             Err(e) => Err(e),
         }
+    }
+
+    /// Goes on at the beginning of a segment.
+    pub(super) fn begin_segment(&mut self, at: usize) {
+        (self.current, self.position) = (at, 0);
+        self.segments[at].log_index = SegmentIndex::New;
     }
 
     /// Cuts segments back to their lengths before commits were appended to them, because the journal is empty. Returns
@@ -131,6 +136,7 @@ impl Journal {
             last_lsn: 0,
             kept: None,
             first_block_crc,
+            log_index: SegmentIndex::New,
             length_due,
             durable_bytes: bytes,
         });

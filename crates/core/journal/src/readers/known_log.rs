@@ -146,7 +146,7 @@ fn look_once(
         return known(accepted, Some(tail)).with_state().map(Some);
     }
     // The unfinished work of a running owner is no damage.
-    let mut scanned = scan_as_of(storage, &journal, header)?;
+    let mut scanned = scan_as_of(storage, &journal, header, lsn, true)?;
     if scanned.last_lsn < lsn {
         return match scanned.corrupt.take() {
             Some(e) => Err(e),

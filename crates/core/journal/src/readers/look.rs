@@ -70,7 +70,7 @@ impl Look {
                 return Err(refusal::class_process(store_dir, None));
             }
             let checkpoint_lsn = header.checkpoint_lsn;
-            let mut scanned = match scan_as_of(storage, &journal, header) {
+            let mut scanned = match scan_as_of(storage, &journal, header, lsn, checkpoint_lsn <= after) {
                 Ok(scanned) => scanned,
                 Err(e @ (Error::NewerVersion { .. } | Error::Foreign { .. })) => return Err(e),
                 Err(e) => {

@@ -14,6 +14,7 @@ use crate::error::{Context, Error, Result};
 use crate::format::unreadable::{contents_of, first_unknown, is_unreadable, stops};
 use crate::format::{BLOCK_BYTES, Header, ListedEpoch, RECORD_HEAD_BYTES, RecordHead, RecordKind};
 use crate::invariant;
+use crate::scanning::log_index;
 use crate::scanning::segment_reader::{
     ReadMode, ReadRecords, ScannedSegment, SegmentReader, ValidRecord, each_record, open_segments,
     start_block_is_unchanged,
@@ -144,8 +145,26 @@ pub fn scan(
     scan_to(storage, journal, header, mode, keep, read_all, None, progress)
 }
 
-/// Reads a journal as of this header, for a reader: through the page cache, beside the owner.
-pub fn scan_as_of(storage: &Arc<dyn Storage>, journal: &Path, header: Header) -> Result<Scan> {
+/// Reads a journal as of this header, up to this commit at least, for a reader: through the page cache, beside the
+/// owner. With `indexed`, reads the index of the log if it has all commits, and not the log.
+pub fn scan_as_of(
+    storage: &Arc<dyn Storage>,
+    journal: &Path,
+    header: Header,
+    lsn: u64,
+    indexed: bool,
+) -> Result<Scan> {
+    if indexed {
+        let mut scan = begin(&**storage, journal, header.clone(), ReadMode::Cached)?;
+        let mut spills = SpillCache::new(storage.clone(), journal.to_owned());
+        let (key, after) = (header.key, header.checkpoint_lsn);
+        (scan.valid, scan.found) = log_index::read(&**storage, journal, &scan.segments, key, after, &mut spills);
+        scan.valid.sort_by_key(|v| v.head.lsn);
+        if accept(journal, None, &mut spills, &mut scan).is_ok() && scan.last_lsn >= lsn {
+            scan.corrupt = None;
+            return Ok(scan);
+        }
+    }
     scan_to(storage, journal, (header, None), ReadMode::Cached, Keep::Contents, true, None, &|_, _| {})
 }
 
@@ -177,36 +196,7 @@ fn scan_to(
     end: Option<u64>,
     progress: &dyn Fn(u64, u64),
 ) -> Result<Scan> {
-    let mut scan = Scan {
-        last_lsn: header.checkpoint_lsn,
-        last_crc: header.link,
-        live_spills: Vec::new(),
-        header,
-        segments: Vec::new(),
-        valid: Vec::new(),
-        found: ReadRecords::new(),
-        accepted: Vec::new(),
-        accepted_heads: Vec::new(),
-        epochs: Vec::new(),
-        torn_tail: false,
-        start_changed: false,
-        cut_short: None,
-        corrupt: None,
-        spills: Vec::new(),
-        orphans: Vec::new(),
-        clean_shutdown: false,
-    };
-    let names = storage.list(journal).context("list", journal)?;
-    for name in names.iter().map(|name| name.to_string_lossy()) {
-        if let Some(id) = crate::commits::spill::spill_id(&name) {
-            scan.spills.push(id);
-            scan.orphans.push(name.to_string());
-        } else if [NAME_NEW, NAME_SPARE].contains(&&*name) {
-            scan.orphans.push(name.to_string());
-        }
-    }
-    scan.segments = open_segments(&**storage, journal, names.iter().map(|name| &**name), mode)?;
-    scan.cut_short = cut_short(&scan.header, &scan.segments, journal);
+    let mut scan = begin(&**storage, journal, header, mode)?;
     // A clean header whose numbers contradict each other is refused when the log is scanned.
     let is_empty =
         scan.header.listed.is_empty() && scan.header.checkpoint_lsn.checked_add(1) == Some(scan.header.open_lsn);
@@ -243,6 +233,41 @@ fn scan_to(
     let is_whole = is_closed || end.is_some_and(|end| scan.last_lsn >= end);
     let damage = if is_whole { None } else { scan.cut_short.clone() };
     scan.corrupt = header_unreadable.or(scan.corrupt).or(damage);
+    Ok(scan)
+}
+
+/// Opens the segments of a journal with this header, without reading them.
+fn begin(storage: &dyn Storage, journal: &Path, header: Header, mode: ReadMode) -> Result<Scan> {
+    let mut scan = Scan {
+        last_lsn: header.checkpoint_lsn,
+        last_crc: header.link,
+        live_spills: Vec::new(),
+        header,
+        segments: Vec::new(),
+        valid: Vec::new(),
+        found: ReadRecords::new(),
+        accepted: Vec::new(),
+        accepted_heads: Vec::new(),
+        epochs: Vec::new(),
+        torn_tail: false,
+        start_changed: false,
+        cut_short: None,
+        corrupt: None,
+        spills: Vec::new(),
+        orphans: Vec::new(),
+        clean_shutdown: false,
+    };
+    let names = storage.list(journal).context("list", journal)?;
+    for name in names.iter().map(|name| name.to_string_lossy()) {
+        if let Some(id) = crate::commits::spill::spill_id(&name) {
+            scan.spills.push(id);
+            scan.orphans.push(name.to_string());
+        } else if [NAME_NEW, NAME_SPARE].contains(&&*name) {
+            scan.orphans.push(name.to_string());
+        }
+    }
+    scan.segments = open_segments(storage, journal, names.iter().map(|name| &**name), mode)?;
+    scan.cut_short = cut_short(&scan.header, &scan.segments, journal);
     Ok(scan)
 }
 

@@ -38,6 +38,8 @@ enum Contents<'a> {
     InMemory(&'a Bytes),
     /// References to their place in the log.
     InLog(BodyInLog<'a>),
+    /// The body is one of an index: it has the places and checksums of contents in this segment.
+    InIndex(&'a Arc<LogSegment>),
 }
 
 /// A body in a segment, whose contents stay in the log.
@@ -123,6 +125,15 @@ impl<'a> Decoder<'a> {
         lost: Option<Arc<Error>>,
     ) -> Result<Record> {
         Decoder { lost, ..Decoder::new(body, Contents::InLog(place), spills) }.record()
+    }
+
+    /// Decodes a body of an index, whose contents are in this segment.
+    pub(crate) fn decode_indexed(
+        body: &'a [u8],
+        segment: &'a Arc<LogSegment>,
+        spills: &'a mut SpillCache,
+    ) -> Result<Record> {
+        Decoder::new(body, Contents::InIndex(segment), spills).record()
     }
 
     fn new(body: &'a [u8], contents: Contents<'a>, spills: &'a mut SpillCache) -> Decoder<'a> {
@@ -228,6 +239,10 @@ impl<'a> Decoder<'a> {
                 if end == NO_END && code != ZERO {
                     return Err(self.bad("a write without end"));
                 }
+                if let (WRITE, Contents::InIndex(segment)) = (code, &self.contents) {
+                    let segment = *segment;
+                    return self.push_indexed(file, offset..end, segment, ops);
+                }
                 let source = match code {
                     ZERO => Source::Zero,
                     WRITE => {
@@ -283,9 +298,28 @@ impl<'a> Decoder<'a> {
             Contents::InLog(place) if len > place.in_memory_max => {
                 return self.push_places(file, offset, part, place, ops);
             }
-            Contents::InLog(_) => Bytes::copy_from_slice(&self.body[part]),
+            Contents::InLog(_) | Contents::InIndex(_) => Bytes::copy_from_slice(&self.body[part]),
         };
         ops.push(Op::Write { file, range: offset..offset + len, source: Source::Bytes { bytes, origin: offset } });
+    }
+
+    /// Adds the write of contents in the log, whose place and checksums follow.
+    fn push_indexed(
+        &mut self,
+        file: u32,
+        range: Range<u64>,
+        segment: &Arc<LogSegment>,
+        ops: &mut Vec<Op>,
+    ) -> Result<()> {
+        let mut at = self.u64()?;
+        let mut origin = range.start;
+        while origin < range.end {
+            let (len, crc) = (PIECE_BYTES_MAX.min(range.end - origin), self.u64()?);
+            let source = Source::Log { segment: segment.clone(), at, origin, len, crc };
+            ops.push(Op::Write { file, range: origin..origin + len, source });
+            (origin, at) = (origin + len, at + len);
+        }
+        Ok(())
     }
 
     /// Adds the write of contents that stay in the log, piece by piece.

@@ -1,0 +1,64 @@
+//! Reads the index of the log: the records, without reading the segments.
+
+use crate::commits::log_reader::LogSegment;
+use crate::commits::record::{Decoder, SpillCache, body_by_reference};
+use crate::directories::store_dir::{log_index_name, segment_name};
+use crate::format::{Key, RECORD_HEAD_BYTES, RecordHead, RecordKind, u32_at, u64_at};
+use crate::scanning::segment_reader::{ReadRecords, ScannedSegment, ValidRecord};
+use std::path::Path;
+use untorn_os::{Open, Storage, read_full_at};
+
+/// Bytes of an entry before its record: checksum, and length of the body.
+pub(crate) const ENTRY_HEAD_BYTES: usize = 16;
+
+/// Calls `found` for each entry of an index: the head of its record, the record's checksum, and the body without
+/// contents. What follows the entries of a segment that is in use again is left over from before, or not whole.
+pub(crate) fn each_entry(index: &[u8], key: Key, mut found: impl FnMut(RecordHead, u64, &[u8])) {
+    let mut rest = index;
+    while rest.len() >= ENTRY_HEAD_BYTES + RECORD_HEAD_BYTES {
+        let end = ENTRY_HEAD_BYTES + RECORD_HEAD_BYTES + u32_at(rest, 8) as usize;
+        if end > rest.len() || u64_at(rest, 0) != key.crc64(&[&rest[8..end]]) {
+            return;
+        }
+        let (head, body) = rest[ENTRY_HEAD_BYTES..end].split_at(RECORD_HEAD_BYTES);
+        let position = RecordHead::position_of(head);
+        let Some((head, crc)) = RecordHead::decode_head(head, position, u64::MAX, key) else { return };
+        found(head, crc, body);
+        rest = &rest[end..];
+    }
+}
+
+/// The records behind this LSN in the indexes of these segments. An index that is missing or has a gap shows fewer.
+pub(crate) fn read(
+    storage: &dyn Storage,
+    journal: &Path,
+    segments: &[ScannedSegment],
+    key: Key,
+    after: u64,
+    spills: &mut SpillCache,
+) -> (Vec<ValidRecord>, ReadRecords) {
+    let (mut valid, mut found) = (Vec::new(), ReadRecords::new());
+    spills.verify = false;
+    for (at, segment) in segments.iter().enumerate() {
+        let Ok(file) = storage.open(&journal.join(log_index_name(segment.index)), Open::READ) else { continue };
+        let Ok(len) = file.meta().map(|meta| meta.size) else { continue };
+        let mut bytes = vec![0; len as usize];
+        let Ok(n) = read_full_at(&*file, &mut bytes, 0) else { continue };
+        let Ok(log) = LogSegment::open(storage, &journal.join(segment_name(segment.index))) else { continue };
+        each_entry(&bytes[..n], key, |head, crc, body| {
+            if head.lsn <= after {
+                return;
+            }
+            valid.push(ValidRecord { head, crc, segment: at, is_whole: true });
+            if head.kind == RecordKind::Commit {
+                let record = match head.body_by_reference {
+                    true => body_by_reference(body, spills).and_then(|body| Decoder::decode(&body, spills)),
+                    false => Decoder::decode_indexed(body, &log, spills),
+                };
+                found.insert((at, head.position), record.map(|record| (record, spills.take_used())));
+            }
+        });
+    }
+    spills.verify = true;
+    (valid, found)
+}
