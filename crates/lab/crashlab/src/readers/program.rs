@@ -4,7 +4,7 @@ use super::ReaderTotals;
 use super::owner::{LARGE, Owner, SMALL, Sizes};
 use super::reading::Reading;
 use super::world::World;
-use crate::simulation::turns::{Seat, Turns};
+use crate::simulation::turns::{FIRST, Seat, Turns};
 use crate::simulation::{Cut, Options, PROFILES, SimDisk, SimProcess};
 use fastrand::Rng;
 use parking_lot::Mutex;
@@ -13,7 +13,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use untorn::Error;
 
-const STEPS_MAX: usize = 16;
+const STEPS_MAX: usize = 24;
 /// The most things that a reader does in one life.
 const READER_STEPS_MAX: usize = 40;
 /// Beside readers, a step of the owner may take so many times the calls that it takes alone, and some more.
@@ -54,13 +54,10 @@ impl Default for LifePlan {
     }
 }
 
-/// The lives of one reader: their steps, and the calls before which they are killed.
-type ReaderLives = Vec<(usize, Option<u64>)>;
-
 /// Everything until the power is cut, or until all processes are done.
 pub(super) struct BootPlan {
     pub lives: Vec<LifePlan>,
-    readers: Vec<ReaderLives>,
+    readers: usize,
     off_at: u64,
     cut: Cut,
     turns_seed: u64,
@@ -80,25 +77,20 @@ pub(super) struct Plan {
 
 impl BootPlan {
     fn draw(rng: &mut Rng, cuts_power: bool) -> BootPlan {
-        let lives = (0..rng.usize(1..4)).map(|_| LifePlan {
+        let lives = (0..rng.usize(1..6)).map(|_| LifePlan {
             steps: rng.usize(1..STEPS_MAX),
-            dies_at: (rng.u8(..3) > 0).then(|| rng.u64(1..900)),
+            dies_at: (rng.u8(..3) > 0).then(|| rng.u64(1..1500)),
             closes: rng.bool(),
             ..LifePlan::default()
         });
         let lives = lives.collect();
-        let readers = (0..rng.usize(1..4)).map(|_| {
-            let lives = 0..rng.usize(1..4);
-            lives.map(|_| (rng.usize(1..READER_STEPS_MAX), (rng.u8(..4) == 0).then(|| rng.u64(1..400)))).collect()
-        });
-        let readers = readers.collect();
         let cut = match rng.u8(..3) {
             0 => Cut::Nothing,
             1 => Cut::Everything,
             _ => Cut::Seed(rng.u64(..)),
         };
         let off_at = if cuts_power { rng.u64(1..6000) } else { u64::MAX };
-        BootPlan { lives, readers, off_at, cut, turns_seed: rng.u64(..) }
+        BootPlan { lives, readers: rng.usize(1..4), off_at, cut, turns_seed: rng.u64(..) }
     }
 }
 
@@ -140,7 +132,7 @@ impl Plan {
     fn alone(&self) -> Option<Plan> {
         let first = self.boots.first()?.lives.first()?;
         let lives = vec![LifePlan { dies_at: None, closes: false, ..first.clone() }];
-        let boot = BootPlan { lives, readers: Vec::new(), off_at: u64::MAX, cut: Cut::Nothing, turns_seed: 0 };
+        let boot = BootPlan { lives, readers: 0, off_at: u64::MAX, cut: Cut::Nothing, turns_seed: 0 };
         Some(Plan {
             sizes: self.sizes,
             may_give_up: self.may_give_up,
@@ -195,15 +187,21 @@ fn own(owner: &mut Owner, boot: &BootPlan, seat: &Seat, killed: &mut u64) -> Res
     Ok(())
 }
 
-fn read(reader: &mut Reading, lives: &ReaderLives, seat: &Seat) -> Result<(), Stop> {
-    for (steps, dies_at) in lives {
-        match reader.live(*steps, *dies_at, Some(seat)) {
-            Err(Stop::Dead) if seat.is_off() => break,
+/// The lives of a reader until the machine is off, or until the owner and then this life are done.
+fn read(reader: &mut Reading, seat: &Seat) -> Result<(), Stop> {
+    loop {
+        let is_last = !seat.has_first();
+        let steps = reader.rng.usize(1..READER_STEPS_MAX);
+        let dies_at = (reader.rng.u8(..4) == 0).then(|| reader.rng.u64(1..400));
+        match reader.live(steps, dies_at, Some(seat)) {
+            Err(Stop::Dead) if seat.is_off() => return Ok(()),
             Err(Stop::Dead) => reader.totals.died += 1,
             done => done?,
         }
+        if is_last {
+            return Ok(());
+        }
     }
-    Ok(())
 }
 
 impl Plan {
@@ -247,22 +245,22 @@ impl Plan {
 
     fn run_boot(&self, boot: &BootPlan, owner: &mut Owner) -> Result<ReaderTotals, String> {
         let (disk, world) = (owner.disk, owner.world);
-        let names = std::iter::once("owner".to_owned()).chain((1..=boot.readers.len()).map(|n| format!("reader {n}")));
+        let names = std::iter::once("owner".to_owned()).chain((1..=boot.readers).map(|n| format!("reader {n}")));
         let turns: Arc<Turns> = Turns::new(boot.turns_seed, names.collect(), boot.off_at);
         let mut totals = ReaderTotals::default();
         let mut killed = 0;
-        let mut readings: Vec<Reading> = (0..boot.readers.len() as u64)
+        let mut readings: Vec<Reading> = (1..=boot.readers as u64)
             .map(|n| {
-                let rng = Rng::with_seed(boot.turns_seed ^ (n + 1) << 56);
+                let rng = Rng::with_seed(boot.turns_seed ^ (n << 56));
                 Reading { rng, disk, world, plan: self, totals: ReaderTotals::default() }
             })
             .collect();
         std::thread::scope(|scope| {
-            for (n, (reading, lives)) in readings.iter_mut().zip(&boot.readers).enumerate() {
-                let seat = turns.seat(n + 1);
-                scope.spawn(move || in_turns(&seat, || read(reading, lives, &seat)));
+            for (n, reading) in readings.iter_mut().enumerate() {
+                let seat = turns.seat(FIRST + 1 + n);
+                scope.spawn(move || in_turns(&seat, || read(reading, &seat)));
             }
-            let seat = turns.seat(0);
+            let seat = turns.seat(FIRST);
             in_turns(&seat, || own(owner, boot, &seat, &mut killed));
         });
         if let Some(failure) = turns.failure() {

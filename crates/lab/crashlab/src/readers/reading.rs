@@ -82,7 +82,7 @@ impl Reading<'_> {
         seat.into_iter().for_each(|seat| life.0.take_turns(seat.clone()));
         dies_at.into_iter().for_each(|call| life.0.die_at(call));
         let reader = self.open(&life.0, seat)?;
-        let mut process = Process { of: self, process: life.0.clone(), reader, held: Vec::new(), newest_lsn: 0 };
+        let mut process = Process { of: self, process: life.0.clone(), reader, held: Vec::new(), newest_lsn: 0, seat };
         process.run(steps)
     }
 
@@ -106,6 +106,7 @@ struct Process<'r, 'p> {
     reader: Reader,
     held: Vec<Held>,
     newest_lsn: u64,
+    seat: Option<&'r Seat>,
 }
 
 impl Process<'_, '_> {
@@ -114,6 +115,10 @@ impl Process<'_, '_> {
         let mut follow = done(&self.process, "following", self.reader.follow())?;
         let mut followed = follow.lsn();
         for _ in 0..steps {
+            if self.seat.is_some_and(|seat| !seat.has_first()) && self.held.is_empty() {
+                self.take()?;
+                break;
+            }
             self.process.allow(CALLS_MAX);
             match self.of.rng.u8(..16) {
                 0..=3 if self.held.len() < HELD_MAX => self.take()?,
@@ -121,6 +126,7 @@ impl Process<'_, '_> {
                 5 => self.read_newest()?,
                 6 | 7 => self.finish_one()?,
                 8 => drop(self.choose()),
+                9 | 10 => self.rest(),
                 _ => self.read_some()?,
             }
         }
@@ -128,6 +134,12 @@ impl Process<'_, '_> {
             self.finish_one()?;
         }
         self.follow(&mut follow, &mut followed)
+    }
+
+    /// Does nothing for a while.
+    fn rest(&mut self) {
+        let calls = self.of.rng.u64(1..600);
+        self.seat.into_iter().for_each(|seat| seat.rest(calls));
     }
 
     fn is_missing(&self, name: &str) -> bool {

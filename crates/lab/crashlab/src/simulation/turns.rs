@@ -14,6 +14,10 @@ use std::sync::Arc;
 /// The number of calls that a failure shows.
 const RECENT_MAX: usize = 60;
 
+/// The seat that gets every second turn, and longer ones: an operation of an owner takes more calls than one of a
+/// reader.
+pub(crate) const FIRST: usize = 0;
+
 /// What a process does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
@@ -110,11 +114,13 @@ impl Table {
         let ready: Vec<usize> = present.into_iter().filter(|seat| self.out_until[*seat] <= self.calls).collect();
         let others: Vec<usize> = ready.iter().copied().filter(|seat| *seat != self.now).collect();
         let from = if others.is_empty() { &ready } else { &others };
-        self.now = self.rng.choice(from).copied().unwrap_or(next_back);
+        let is_for_first = others.contains(&FIRST) && self.rng.bool();
+        self.now = if is_for_first { FIRST } else { self.rng.choice(from).copied().unwrap_or(next_back) };
         self.left = match self.rng.u8(..8) {
             0..=2 => self.rng.u64(1..4),
             3..=6 => self.rng.u64(1..40),
-            _ => self.rng.u64(1..600),
+            _ if self.now == FIRST => self.rng.u64(1..1000),
+            _ => self.rng.u64(1..200),
         };
     }
 
@@ -122,7 +128,13 @@ impl Table {
     fn loses_turn(&mut self, seat: usize, description: &str) -> bool {
         if is_crossing(description) && self.rng.u64(..self.stops_one_in) == 0 {
             if self.rng.u8(..5) == 0 {
-                let most = if self.rng.bool() { 60 } else { 1500 };
+                let most = if self.rng.bool() {
+                    60
+                } else if seat == FIRST {
+                    400
+                } else {
+                    1500
+                };
                 self.out_until[seat] = self.calls + self.rng.u64(1..=most);
             }
             return true;
@@ -152,9 +164,20 @@ impl Seat {
         }
     }
 
+    /// Whether the first seat still takes turns.
+    pub fn has_first(&self) -> bool {
+        self.turns.table.lock().present[FIRST]
+    }
+
     /// Gives the turn to somebody else, and waits for the next one.
     pub fn pass(&self) {
+        self.rest(0);
+    }
+
+    /// Lets others make about this many calls.
+    pub fn rest(&self, calls: u64) {
         let mut table = self.turns.table.lock();
+        table.out_until[self.number] = table.calls + calls;
         table.choose();
         drop(self.wait(table));
     }
@@ -166,7 +189,12 @@ impl Seat {
             let recent: Vec<&str> = table.recent.iter().map(String::as_str).collect();
             table.failure = Some(format!("{what}\nThe last calls:\n{}", recent.join("\n")));
         }
-        self.switch_off(&mut table);
+        self.wake_all(&mut table);
+    }
+
+    /// The machine is off, and all processes are dead: nobody waits for a turn any more.
+    pub fn switch_off(&self) {
+        self.wake_all(&mut self.turns.table.lock());
     }
 
     /// Whether the machine is off.
@@ -181,10 +209,7 @@ impl Seat {
             table.choose();
         }
         let mut table = self.wait(table);
-        if table.calls >= table.off_at {
-            self.switch_off(&mut table);
-        }
-        if table.is_off {
+        if table.is_off || table.calls >= table.off_at {
             return Next::Off;
         }
         table.calls += 1;
@@ -207,7 +232,7 @@ impl Seat {
         }
     }
 
-    fn switch_off(&self, table: &mut Table) {
+    fn wake_all(&self, table: &mut Table) {
         table.is_off = true;
         self.turns.wakeups.iter().for_each(|wakeup| _ = wakeup.notify_all());
     }

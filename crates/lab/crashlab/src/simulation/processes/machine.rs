@@ -110,7 +110,10 @@ impl Shared {
         match seat.before(&description) {
             // Nobody else runs now.
             Next::Call => self.end_life(life, seat, &description),
-            Next::Off => self.machine().kill_all(),
+            Next::Off => {
+                self.machine().kill_all();
+                seat.switch_off();
+            }
         }
         let result = self.call_now(life, call, || format!("{} {description}", seat.name()), act);
         if life.alive.load(SeqCst) {
