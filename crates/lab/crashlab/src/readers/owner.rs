@@ -17,6 +17,8 @@ use untorn_journal::directories::store_dir::StoreDir;
 pub(super) const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
 /// The name to which another program moves a file for a while.
 pub(super) const ELSEWHERE: &str = "elsewhere";
+/// A name that a transaction uses, and that no commit shows.
+const TEMPORARY: &str = "temporary";
 /// The directory of all that is kept for readers.
 const UNDO: &str = ".untorn/undo";
 const FILE_BYTES_MAX: usize = 9000;
@@ -152,7 +154,9 @@ impl Owner<'_> {
         let mut tree = self.world.lock().tree();
         let Some(name) = self.name(&tree) else { return self.create(life, tree) };
         let store = &life.store;
-        match self.rng.u8(..10) {
+        match self.rng.u8(..12) {
+            10 => self.replace(life, tree, name),
+            11 => self.exchange(life, tree, name),
             0..=3 => self.write(life, tree, name),
             4 => {
                 let len = self.rng.usize(..FILE_BYTES_MAX / 2);
@@ -220,6 +224,35 @@ impl Owner<'_> {
             txn.commit()
         })?;
         Ok("create")
+    }
+
+    /// Replaces a file by a new one, as programs do: under another name first.
+    fn replace(&mut self, life: &Life, mut tree: Tree, name: String) -> Result<&'static str, Stop> {
+        let bytes = self.bytes();
+        tree.insert(name.clone(), bytes.clone());
+        self.commit(life, tree, || {
+            let mut txn = life.store.begin();
+            txn.create(TEMPORARY, 0o644)?.write_all_at(&bytes, 0)?;
+            txn.rename(TEMPORARY, &name)?;
+            txn.commit()
+        })?;
+        Ok("replace")
+    }
+
+    /// Exchanges the names of two files.
+    fn exchange(&mut self, life: &Life, mut tree: Tree, name: String) -> Result<&'static str, Stop> {
+        if let Some(other) = self.name(&tree).filter(|other| *other != name) {
+            let [one, two] = [&name, &other].map(|name| tree.remove(name).expect("a name"));
+            tree.extend([(name.clone(), two), (other.clone(), one)]);
+            self.commit(life, tree, || {
+                let mut txn = life.store.begin();
+                txn.rename(&name, TEMPORARY)?;
+                txn.rename(&other, &name)?;
+                txn.rename(TEMPORARY, &other)?;
+                txn.commit()
+            })?;
+        }
+        Ok("exchange")
     }
 
     /// A checkpoint, with commits between its steps, unless the log may get full meanwhile: then a commit makes a

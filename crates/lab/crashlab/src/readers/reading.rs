@@ -244,6 +244,7 @@ impl Process<'_, '_> {
     fn finish_one(&mut self) -> Result<(), Stop> {
         let Some(mut held) = self.choose() else { return Ok(()) };
         let Some(mut names) = self.list(&mut held)? else { return Ok(()) };
+        names.extend(self.of.plan.missing.map(String::from));
         self.of.rng.shuffle(&mut names);
         for name in &names {
             self.process.allow(CALLS_MAX);

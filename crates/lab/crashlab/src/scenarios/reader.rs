@@ -3,8 +3,9 @@
 use crate::readers::{ReaderTotals, readers_of, readers_of_what_waits};
 
 /// The numbers of programs that show every broken invariant of readers.
-const PROGRAMS: u64 = 400;
-const PROGRAMS_WITH_WAITING: u64 = 40;
+const PROGRAMS: u64 = 800;
+const PROGRAMS_THAT_KEEP: u64 = 40;
+const PROGRAMS_WITH_WAITING: u64 = 200;
 
 /// Readers in turns with owners.
 pub(crate) fn readers_see_one_commit() -> Result<(), String> {
@@ -20,7 +21,7 @@ pub(crate) fn readers_see_what_waits() -> Result<(), String> {
 /// end.
 pub(crate) fn kept_space_is_freed() -> Result<(), String> {
     let mut totals = ReaderTotals::default();
-    for seed in 0..PROGRAMS_WITH_WAITING {
+    for seed in 0..PROGRAMS_THAT_KEEP {
         totals += readers_of(seed)?;
     }
     match totals.kept_most {
