@@ -24,15 +24,15 @@ pub(super) struct World {
     commits: Vec<Commit>,
     acknowledged: u64,
     next: u64,
-    /// The newest LSN that a reader was shown.
-    shown_lsn: u64,
+    /// The newest commit that a reader was shown for certain.
+    shown: u64,
 }
 
 impl World {
     /// An empty store.
     pub fn new() -> World {
         let empty = Commit { number: 0, tree: Arc::default(), lsn_before: 0, lsn_after: Some(0) };
-        World { commits: vec![empty], acknowledged: 0, next: 1, shown_lsn: 0 }
+        World { commits: vec![empty], acknowledged: 0, next: 1, shown: 0 }
     }
 
     fn newest(&self) -> &Commit {
@@ -70,9 +70,9 @@ impl World {
         self.commits.last_mut().expect("the first one stays").lsn_after = Some(lsn);
     }
 
-    /// A reader was shown this LSN.
-    pub fn show(&mut self, lsn: u64) {
-        self.shown_lsn = self.shown_lsn.max(lsn);
+    /// A reader was shown this commit.
+    pub fn show(&mut self, number: u64) {
+        self.shown = self.shown.max(number);
     }
 
     /// The commits that a snapshot with this LSN can show: one, unless a commit is pending.
@@ -104,11 +104,10 @@ impl World {
     /// An owner opened the store, and found this tree at this LSN. Later commits are gone.
     pub fn recover(&mut self, tree: &Tree, lsn: u64) -> Result<(), String> {
         let number = self.recovered_commit(tree)?;
-        if number < self.acknowledged {
-            return Err(format!("commit {} was acknowledged, and recovery finds {number}", self.acknowledged));
-        }
-        if lsn < self.shown_lsn {
-            return Err(format!("a reader was shown LSN {}, and recovery finds LSN {lsn}", self.shown_lsn));
+        for (what, least) in [("acknowledged", self.acknowledged), ("shown", self.shown)] {
+            if number < least {
+                return Err(format!("commit {least} was {what}, and recovery finds commit {number} at LSN {lsn}"));
+            }
         }
         self.commits.retain(|commit| commit.number <= number);
         if self.newest().lsn_after.is_none() {
