@@ -15,7 +15,7 @@ use untorn::Error;
 
 const STEPS_MAX: usize = 24;
 /// The most things that a reader does in one life.
-const READER_STEPS_MAX: usize = 40;
+const READER_STEPS_MAX: usize = 60;
 /// Beside readers, a step of the owner may take so many times the calls that it takes alone, and some more.
 const CALLS_TIMES: u64 = 8;
 const CALLS_MORE: u64 = 300;

@@ -124,9 +124,9 @@ impl Process<'_, '_> {
                 0..=3 if self.held.len() < HELD_MAX => self.take()?,
                 4 => self.follow(&mut follow, &mut followed)?,
                 5 => self.read_newest()?,
-                6 | 7 => self.finish_one()?,
+                6 => self.finish_one()?,
                 8 => drop(self.choose()),
-                9 | 10 => self.rest(),
+                9 => self.rest(),
                 _ => self.read_some()?,
             }
         }
@@ -217,23 +217,26 @@ impl Process<'_, '_> {
         }
     }
 
-    /// Reads a part of one snapshot.
+    /// Reads some parts of one snapshot.
     fn read_some(&mut self) -> Result<(), Stop> {
         let Some(mut held) = self.choose() else { return self.take() };
-        let name = NAMES[self.of.rng.usize(..NAMES.len())];
-        let is_kept = match self.of.rng.u8(..6) {
-            0 => self.list(&mut held)?.is_some(),
-            1 | 2 => self.open(&mut held, name)?,
-            3 => self.look_at(&mut held, name)?,
-            _ if held.files.is_empty() => true,
-            _ => {
-                let file = self.of.rng.usize(..held.files.len());
-                self.read_piece(&mut held, file)?
+        for _ in 0..self.of.rng.usize(1..5) {
+            let name = NAMES[self.of.rng.usize(..NAMES.len())];
+            let is_kept = match self.of.rng.u8(..8) {
+                0 => self.list(&mut held)?.is_some(),
+                1 => self.look_at(&mut held, name)?,
+                2 | 3 => self.open(&mut held, name)?,
+                _ if held.files.is_empty() => self.open(&mut held, name)?,
+                _ => {
+                    let file = self.of.rng.usize(..held.files.len());
+                    self.read_piece(&mut held, file)?
+                }
+            };
+            if !is_kept {
+                return Ok(());
             }
-        };
-        if is_kept {
-            self.held.push(held);
         }
+        self.held.push(held);
         Ok(())
     }
 
