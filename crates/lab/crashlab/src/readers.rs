@@ -117,7 +117,7 @@ pub fn reader_after_a_killed_owner(seed: u64, skipped: u64) -> Result<(), String
     let shown = reader.snapshot().map_err(failed)?.lsn();
     let disk = disk.snapshot().power_cut(Cut::Nothing).disk;
     let life = KillOnDrop(disk.spawn());
-    let left = open(&life.0, LARGE, true).map_err(failed)?.status().lsn;
+    let left = open(&life.0, &plan, true).map_err(failed)?.status().lsn;
     match left < shown {
         true => Err(format!("program {seed}: LSN {shown} was shown, and a power cut leaves {left}")),
         false => Ok(()),

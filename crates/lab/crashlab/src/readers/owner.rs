@@ -31,9 +31,9 @@ pub(super) type Sizes = (u64, u64, u64);
 pub(super) const LARGE: Sizes = (256 << 10, 4 << 10, 2 << 10);
 pub(super) const SMALL: Sizes = (48 << 10, 8 << 10, 4 << 10);
 
-/// Opens the store in a process.
-pub(super) fn open(process: &Arc<SimProcess>, sizes: Sizes, has_page: bool) -> untorn::Result<Store> {
-    let (journal, first, inline) = sizes;
+/// Opens the store of a program in a process.
+pub(super) fn open(process: &Arc<SimProcess>, plan: &Plan, has_page: bool) -> untorn::Result<Store> {
+    let (journal, first, inline) = plan.sizes;
     let options = StoreOptions::new().create(true).background(false).sizes(journal, first, inline).page(has_page);
     options.open_on(process.clone(), StoreDir::of_directory(), PathBuf::new())
 }
@@ -80,7 +80,7 @@ impl Owner<'_> {
         seat.into_iter().for_each(|seat| process.0.take_turns(seat.clone()));
         life.dies_at.into_iter().for_each(|call| process.0.die_at(call));
         process.0.allow(STEP_CALLS_MAX);
-        let store = done(&process.0, "opening the store", open(&process.0, self.plan.sizes, life.has_page))?;
+        let store = done(&process.0, "opening the store", open(&process.0, self.plan, life.has_page))?;
         Ok(Life { process, store })
     }
 

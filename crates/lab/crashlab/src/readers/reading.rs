@@ -185,7 +185,7 @@ impl Process<'_, '_> {
         let life = KillOnDrop(disk.spawn());
         let wrong =
             |what: String| Stop::Wrong(format!("after a power cut ({cut}) behind a snapshot of LSN {lsn}: {what}"));
-        let store = open(&life.0, self.of.plan.sizes, true).map_err(|e| wrong(e.to_string()))?;
+        let store = open(&life.0, self.of.plan, true).map_err(|e| wrong(e.to_string()))?;
         // An LSN alone may also be of a record without changes, which nobody misses.
         if self.of.plan.missing.is_none() {
             let tree = tree_of(&store).map_err(|e| wrong(e.to_string()))?;
