@@ -131,12 +131,29 @@ pub enum Error {
         /// The layout that is there, the expected one, and the remedy.
         detail: String,
     },
-    /// A checkpoint has overwritten data that a snapshot shows, or its owner has closed the store.
-    #[error("{}: the snapshot as of commit {lsn} has expired: the store no longer has its data. The data that were read from it are correct; take a new snapshot", path.display())]
+    /// The owner no longer keeps the data of a snapshot, because these took too much space.
+    #[error("{}: the snapshot of commit {lsn} was given up for space: the program that has the store open keeps old data for readers up to a limit (`readers_space`: 1 GiB, or a tenth of the free space if that is less), and while the disk has room. What was read before is right; take a new snapshot", path.display())]
     SnapshotExpired {
         /// The store, or the file in it.
         path: PathBuf,
         /// The commit that the snapshot showed.
+        lsn: u64,
+    },
+    /// A snapshot ended because the store was ejected, salvaged, opened in class `process` or by another version, or
+    /// because an older copy of it was put back.
+    #[error("{}: the snapshot of commit {lsn} has ended: the store was ejected or repaired, was opened in class `process` or by an older version, or an older copy took its place. What was read before is right; open the store again", path.display())]
+    SnapshotEnded {
+        /// The store, or the file in it.
+        path: PathBuf,
+        /// The commit that the snapshot showed.
+        lsn: u64,
+    },
+    /// A file of a snapshot was removed, moved or replaced meanwhile, and could not be kept.
+    #[error("{}: the file was removed, moved or replaced after commit {lsn}, and could not be kept for this snapshot, because the file system has no hard links, or a directory keeps some readers of the store out. Other files of the snapshot can be read; take a new snapshot", path.display())]
+    FileNotKept {
+        /// The file.
+        path: PathBuf,
+        /// The commit that the snapshot shows.
         lsn: u64,
     },
     /// The handle was made before a `fork`, by the parent.
@@ -306,6 +323,8 @@ impl Error {
             Error::RacingStore { .. } => "racing-store",
             Error::LayoutChanged { .. } => "layout-changed",
             Error::SnapshotExpired { .. } => "snapshot-expired",
+            Error::SnapshotEnded { .. } => "snapshot-ended",
+            Error::FileNotKept { .. } => "file-not-kept",
             Error::Forked => "forked",
             Error::Closed => "closed",
             Error::InTransaction { .. } => "in-transaction",

@@ -84,61 +84,48 @@ untorn_os::invariants! {
     /// A failed flush of unflushed data of class `process` is remembered: the next flush reports success, although the
     /// data are lost.
     FAILED_FLUSH_NOTED,
-    /// A commit is announced to readers after its flush.
+    /// A commit is published to readers after its flush.
     TOLD_WHEN_DURABLE,
-    /// A change of names is announced to readers before it is made.
-    NAMES_TOLD_FIRST,
-    /// A checkpoint is announced to readers before it writes to the data files.
-    APPLYING_TOLD_FIRST,
-    /// Contents that a commit writes before it names their file are announced to readers first.
-    CONTENTS_TOLD_FIRST,
-    /// A restatement is announced to readers before the log is truncated behind the records that it repeats.
-    RESTATED_TOLD,
-    /// A new owner ends the life of the previous owner's page before it changes anything.
-    PAGE_WITHDRAWN,
-    /// A reader believes data that it read only if nothing newer was being applied by then.
-    READ_VALIDATED,
-    /// A reader believes a name only if no newer commit had changed names by then.
-    NAME_VALIDATED,
-    /// A reader takes a log only if it reaches the commit that the reader shows.
-    LOG_REACHES,
+    /// A checkpoint goes no further than the published commit.
+    CHECKPOINT_PUBLISHED,
+    /// Old contents that a held commit needs are kept.
+    OLD_BYTES_KEPT,
+    /// What is kept is published before anything is overwritten.
+    KEPT_PUBLISHED,
+    /// The old header is kept before another one truncates the log.
+    HEADER_KEPT,
+    /// What names led to is kept before they change.
+    NAMES_KEPT,
+    /// Segments of the log that a held commit needs are not reused.
+    SEGMENTS_KEPT,
+    /// Segments that an earlier owner gave up are not reused while a commit of its readers is held.
+    FORMER_SEGMENTS_KEPT,
+    /// What is kept is needed as long as a lock lies anywhere in its interval.
+    WHOLE_INTERVAL,
+    /// The next owner of a boot goes on with what its predecessor kept.
+    CHAIN_CONTINUED,
+    /// The next owner keeps the names that its predecessor did not get on the disk.
+    FORMER_NAMES_KEPT,
+    /// The page of another boot is not believed.
+    OTHER_BOOT_VOID,
+    /// A reader locks its commit before it reads which one is published.
+    LOCKED_FIRST,
+    /// A reader reads the data, and then the index.
+    INDEX_AFTER_DATA,
+    /// A reader reads the header, and then the index.
+    INDEX_AFTER_HEADER,
+    /// A reader opens a name, and then reads the index.
+    INDEX_AFTER_NAME,
+    /// Entries that end with the commit of a reader are of an older state.
+    NEWER_UNDONE,
+    /// Of several entries that apply, the earliest is the truth.
+    EARLIEST_UNDO,
+    /// A reader checks last that its commit was not given up.
+    GIVEN_UP_CHECKED,
     /// A reader identifies files with unapplied commits by their identities, not by their names.
     READ_BY_IDENTITY,
-    /// A reader of a closed store believes data that it read only if nobody opened the store meanwhile.
+    /// A reader of a closed store without a page believes data only if nobody opened the store meanwhile.
     CLOSED_VALIDATED,
-    /// A reader of a closed store compares the head of the page, because two owners may leave the same note in the lock
-    /// file, and the same header.
-    PAGE_HEAD_COMPARED,
-    /// Changes that a checkpoint leaves out, because a later commit removed their file, are read from the log as it
-    /// was.
-    LEFT_OUT_KEPT,
-    /// A checkpoint waits for leases before it is applied.
-    LEASES_WAITED_FOR,
-    /// The owner looks for leases after it announced the commits that it wants to apply.
-    WANTED_FIRST,
-    /// One timer bounds the wait for all leases.
-    ONE_TIMER,
-    /// Data that a reader read is valid for a moment, and the owner waits out a longer time before it invalidates that
-    /// data.
-    MOMENT_PASSES,
-    /// An owner that opens a store without a page cannot see readers, and waits out the time all the same.
-    MOMENT_PASSES_UNSEEN,
-    /// A lease on a commit that was applied all the same is no longer waited for.
-    BROKEN_LEASES_FORGOTTEN,
-    /// The next owner waits for the leases that the last one left.
-    NEXT_OWNER_WAITS,
-    /// A reader locks first, and then checks whether the owner wants to apply newer commits.
-    LOCKED_FIRST,
-    /// Data that was read under a lease is validated like any other.
-    LEASES_VALIDATED,
-    /// A file that is removed or replaced while a reader holds an older commit keeps a name.
-    PARKED,
-    /// The owner looks for readers of older commits after it announced new names.
-    PARKED_AFTER_NAMES,
-    /// Recovery removes parked files before it examines files.
-    PARKED_CLEARED,
-    /// Name changes of commits behind a held one are undone when a name is looked up.
-    NAMES_UNDONE,
     /// Only a file that waits for itself, through others, is moved to a rename temporary.
     ONLY_CYCLES,
 }

@@ -11,6 +11,7 @@ mod appended;
 mod consistency;
 mod encoding;
 mod headers;
+mod kept_segments;
 mod reserved;
 mod segments;
 mod spills;
@@ -21,13 +22,14 @@ use crate::directories::store_dir::segment_name;
 use crate::error::{Context, Error, Outcome, Result};
 use crate::format::{BLOCK_BYTES, Header, RECORD_HEAD_BYTES, RecordKind, StoreId, crc64};
 use crate::invariant;
-use crate::readers::readers_page::{Cell, OwnersPage};
 use crate::scanning::segment_reader::ScannedSegment;
 use crate::sync_point;
+use crate::undo::keep::Undo;
+use crate::undo::page::Cell;
 use std::io;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 use untorn_os::{
     AlignedBuf, File, Open, Storage, SyncPoint, holds, is_closed_by_program, value_if_holds, write_all_at,
 };
@@ -53,8 +55,8 @@ pub struct Options {
     pub spare: bool,
     /// Keep a page for readers, in class `power`.
     pub readers: bool,
-    /// How long leases of readers are honoured.
-    pub leases: Duration,
+    /// Limit for the bytes that are kept for readers of older commits; `None`: 1 GiB, or a tenth of the free space.
+    pub readers_space: Option<u64>,
     /// Permission bits of the directory of a new store, which decide on read access.
     pub dir_mode: u32,
 }
@@ -73,8 +75,12 @@ struct Segment {
     /// Bytes that were appended to the segment in this epoch, in whole groups, behind `bytes`.
     appended: u64,
     file: Arc<dyn File>,
+    /// LSN of the first record in it since it was used last; 0 if that is not known.
+    first_lsn: u64,
     /// LSN of the last record in it; 0 if none is live.
     last_lsn: u64,
+    /// It is not live any more, and readers that hold one of these commits need it.
+    kept: Option<Range<u64>>,
     /// Checksum of its first block, if known.
     first_block_crc: Option<u64>,
     /// Its attribute states its length, and is not flushed yet.
@@ -152,8 +158,6 @@ pub struct Journal {
     segments: Vec<Segment>,
     current: usize,
     position: u64,
-    /// Position in the segment at which the buffer was last written.
-    group_at: u64,
     next_lsn: u64,
     previous_crc: u64,
     durable_lsn: u64,
@@ -179,7 +183,9 @@ pub struct Journal {
     last_commit: u64,
     last_restated: u64,
     counters: JournalCounters,
-    page: Option<Arc<OwnersPage>>,
+    undo: Option<Arc<Undo>>,
+    /// Segments that are about to be removed, because the journal has more than it may have.
+    doomed: Vec<u32>,
 }
 
 impl Journal {
@@ -190,6 +196,7 @@ impl Journal {
         options: Options,
         header: Header,
         segments: Vec<ScannedSegment>,
+        undo: Option<Arc<Undo>>,
     ) -> Result<Journal> {
         let path = dir.join("header");
         let header_file = storage.open(&path, Open::WRITE).context("open", &path)?;
@@ -210,7 +217,6 @@ impl Journal {
             segments: Vec::new(),
             current: 0,
             position: 0,
-            group_at: 0,
             spills: Vec::new(),
             bodies: Vec::new(),
             failed: None,
@@ -221,7 +227,8 @@ impl Journal {
             last_commit: open_lsn - 1,
             last_restated: 0,
             counters: JournalCounters::default(),
-            page: None,
+            undo,
+            doomed: Vec::new(),
             storage,
             dir,
             options,
@@ -241,14 +248,17 @@ impl Journal {
                 bytes,
                 appended: 0,
                 file,
+                first_lsn: 0,
                 last_lsn,
+                kept: None,
                 first_block_crc,
                 length_due: false,
                 durable_bytes,
             });
         }
+        journal.keep_former_segments()?;
         let checkpoint_lsn = journal.header.checkpoint_lsn;
-        let is_free = |s: &Segment| s.bytes > 0 && s.last_lsn <= checkpoint_lsn;
+        let is_free = |s: &Segment| s.bytes > 0 && s.is_free(checkpoint_lsn);
         if let Some(at) = journal.segments.iter().position(|s| s.index == start && is_free(s)) {
             journal.current = at;
         } else if journal.header.listed.is_empty() {
@@ -305,7 +315,7 @@ impl Journal {
 
     /// Bytes of all segments.
     pub fn allocated_bytes(&self) -> u64 {
-        self.segments.iter().map(|s| s.bytes + s.appended).sum()
+        self.segments.iter().filter(|s| s.kept.is_none()).map(|s| s.bytes + s.appended).sum()
     }
 
     /// Bytes of segments that a checkpoint would free.
@@ -326,20 +336,25 @@ impl Journal {
         self.segments[self.current].file.is_direct()
     }
 
-    /// From now on the journal announces its LSNs to readers in this page.
-    pub fn tell_readers(&mut self, page: Arc<OwnersPage>) {
-        self.page = Some(page);
+    /// What the owner keeps for readers of older commits; `None` if the store does not serve readers.
+    pub fn undo(&self) -> Option<&Arc<Undo>> {
+        self.undo.as_ref()
     }
 
-    /// The page in which readers learn the journal's LSNs.
-    pub fn readers_page(&self) -> Option<&Arc<OwnersPage>> {
-        self.page.as_ref()
+    /// Publishes to readers that commits are durable, before a checkpoint of them. A durable mark behind the last commit
+    /// counts, too.
+    pub fn publish(&self, lsn: u64) -> Result<()> {
+        match &self.undo {
+            Some(undo) if holds(invariant::CHECKPOINT_PUBLISHED) => undo.page().raise(Cell::Durable, lsn),
+            _ => Ok(()),
+        }
     }
 
-    /// Announces to readers that commits are durable. A failed announcement makes no commit less durable.
+    /// Publishes to readers that commits are durable. If that fails, no commit is less durable; a checkpoint of them
+    /// tries again.
     fn tell_durable(&self, lsn: u64) {
-        if let Some(page) = &self.page {
-            let _ = page.raise(Cell::Durable, lsn);
+        if let Some(undo) = &self.undo {
+            let _ = undo.page().raise(Cell::Durable, lsn);
         }
     }
 
@@ -453,7 +468,7 @@ impl Journal {
                 self.room_for(&records[0])
             );
             debug_assert!(
-                current.last_lsn <= self.header.checkpoint_lsn,
+                current.is_free(self.header.checkpoint_lsn),
                 "segment {} is reused, and record {} in it is behind checkpoint {}",
                 current.index,
                 current.last_lsn,
@@ -481,10 +496,10 @@ impl Journal {
             segment.bytes
         );
         if self.position == 0 {
+            segment.first_lsn = self.durable_lsn + 1;
             segment.first_block_crc = Some(crc64(&self.buf[..BLOCK_BYTES]));
         }
         let written = write_all_at(&*segment.file, &self.buf, self.position);
-        self.group_at = self.position;
         self.position += self.buf.len() as u64;
         self.note_written();
         written.map_err(|e| self.fail(outcome_of_write(&e), e))
@@ -498,7 +513,10 @@ impl Journal {
             self.next_lsn - 1,
             self.segments[self.current].last_lsn
         );
-        self.segments[self.current].last_lsn = self.next_lsn - 1;
+        let segment = &mut self.segments[self.current];
+        segment.last_lsn = self.next_lsn - 1;
+        // A segment of readers is written only behind what they need.
+        segment.kept = None;
         self.counters.bytes_written += self.buf.len() as u64;
         if !self.unflushed.contains(&self.current) {
             self.unflushed.push(self.current);
@@ -522,9 +540,6 @@ impl Journal {
             if let Err(e) = flushed {
                 return Err(self.fail(Outcome::UnknownUntilReopened, e));
             }
-        }
-        if let Some(page) = &self.page {
-            page.show_log(self.group_at, &self.buf);
         }
         self.durable_lsn = self.next_lsn - 1;
         self.tell_durable(self.durable_lsn);

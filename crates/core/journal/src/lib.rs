@@ -20,5 +20,6 @@ pub mod recovery;
 pub mod scanning;
 #[doc(hidden)]
 pub mod sync_point;
+pub mod undo;
 
 pub use error::{Context, Error, Outcome, Result};

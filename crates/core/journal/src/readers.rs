@@ -1,10 +1,10 @@
-//! Readers beside the owner: the state that the owner announces to them, and how they read a store without owning it.
-//! Stands on `scanning` and `data_files`.
+//! Readers beside the owner: how they read a store without owning it, and without anybody waiting for them. Stands on
+//! `scanning`, `data_files` and `undo`.
 
-pub mod leases;
+pub mod closed_store;
+pub mod known_log;
 pub mod log_tail;
 pub mod look;
-pub mod moment;
-pub mod names_since;
-pub mod readers_page;
+pub mod refusal;
 pub mod snapshot;
+pub mod watch;

@@ -15,17 +15,17 @@ use crate::commits::final_state::FinalState;
 use crate::data_files::locate::{Location, Locations, open_for_writing};
 use crate::directories::quarantine::{NAME_SPARE, PendingFiles};
 use crate::directories::store_dir::{
-    NewJournal, StoreDir, StoreLock, create_journal, lock_store, make_spare, remove_tree,
+    NewJournal, StoreDir, StoreLock, create_journal, lock_store, make_spare,
 };
 use crate::error::{Context, Error, Result};
 use crate::format::{Attribute, AttributeFound, EPOCHS_MAX, Header, Key, ListedEpoch, StoreId};
 use crate::invariant;
 use crate::journal::{Journal, Options};
-use crate::readers::readers_page::OwnersPage;
 use crate::recovery::unapplied::{Unapplied, leave_unapplied};
 use crate::scanning::scan::{Keep, Scan, flush_header, note_lost_flush, read_header, read_readable_header, scan};
 use crate::scanning::segment_reader::ReadMode;
 use crate::sync_point;
+use crate::undo::keep::Undo;
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -34,6 +34,9 @@ use untorn_os::{File, Open, Storage, holds};
 
 /// More files than this are flushed by one `syncfs` instead of one by one.
 const FLUSH_ONE_BY_ONE_MAX: usize = 16;
+
+/// Limit for what is kept for readers, unless the owner sets one.
+const READERS_SPACE_MAX: u64 = 1 << 30;
 
 /// Whether this many files are flushed one by one.
 pub fn flush_one_by_one(storage: &dyn Storage, files: usize) -> bool {
@@ -106,12 +109,12 @@ pub struct Opened {
 pub fn open(storage: &Arc<dyn Storage>, store_dir: &StoreDir, options: &OpenOptions<'_>) -> Result<Opened> {
     let store_lock =
         lock_store(&**storage, store_dir, options.create.then_some(options.journal.dir_mode), options.wait)?;
-    if options.journal.readers && holds(invariant::PAGE_WITHDRAWN) {
-        OwnersPage::withdraw(&**storage, store_dir, options.journal.leases)?;
-    }
-    if options.journal.readers && holds(invariant::PARKED_CLEARED) {
-        // A crash during parking leaves a file with two names, and no reader can hold an older commit any more.
-        remove_tree(&**storage, &store_dir.parked())?;
+    if options.journal.readers {
+        let shown = options.journal.durable && store_dir.quarantined_journals(&**storage)?.is_empty();
+        if !shown {
+            // Class `process` shows nothing to readers, and the commits of a quarantined journal are older than theirs.
+            Undo::end(&**storage, store_dir)?;
+        }
     }
     let mut opening = Opening {
         storage,
@@ -124,31 +127,40 @@ pub fn open(storage: &Arc<dyn Storage>, store_dir: &StoreDir, options: &OpenOpti
         unclean: store_lock.unclean,
         read_whole: true,
         dir_mode: store_lock.dir_mode,
+        undo: None,
     };
     if store_lock.unclean {
         opening.flush_after_kill().map_err(|e| opening.doubt(e))?;
     }
     opening.finish_creation()?;
     opening.recover_quarantined()?;
-    let mut journal = match opening.recover_current() {
+    let journal = match opening.recover_current() {
         Err(e) if opening.can_salvage(&e) => {
             opening.salvage_current(&e)?;
             opening.recover_current()?
         }
         done => done?,
     };
-    let Opening { mut recovered, quarantined, unapplied, .. } = opening;
+    let Opening { recovered, quarantined, unapplied, .. } = opening;
     // Without space, the store works without the reserve; checkpoints try again.
     let has_spare = !options.journal.spare
         || make_spare(&**storage, store_dir, options.journal.segment_bytes_first, store_lock.dir_mode).is_ok();
-    if options.journal.readers && options.journal.durable {
-        // The page comes after the reserve, which is needed more when space is short.
-        match OwnersPage::publish(storage, store_dir, journal.store(), journal.last_lsn(), options.journal.leases) {
-            Ok(page) => journal.tell_readers(page),
-            Err(e) => recovered.notes.push(format!("no process can read this store until it is opened again: {e}")),
-        }
-    }
     Ok(Opened { journal, store_lock, recovered, quarantined, unapplied, has_spare })
+}
+
+/// Limit for what is kept for readers, in bytes. A small one would give up a reader that has not looked at the log yet,
+/// again and again, so it leaves room for two logs; or nothing is kept.
+fn readers_space(storage: &dyn Storage, options: &Options) -> u64 {
+    let least = 2 * options.journal_bytes;
+    if let Some(space) = options.readers_space {
+        return if space == 0 { 0 } else { space.max(least) };
+    }
+    let Ok(free) = storage.space().map(|space| space.available_bytes) else { return 0 };
+    match READERS_SPACE_MAX.min(free / 10) {
+        space if space >= least => space,
+        _ if least <= free / 2 => least,
+        _ => 0,
+    }
 }
 
 /// The list of epochs in a header that begins a new epoch behind these records.
@@ -185,6 +197,8 @@ struct Opening<'a> {
     read_whole: bool,
     /// Permission bits of the store directory.
     dir_mode: u32,
+    /// What is kept for readers of older commits, as soon as it is known where the log ends.
+    undo: Option<Arc<Undo>>,
 }
 
 /// The result of redoing one journal.
@@ -249,6 +263,9 @@ impl Opening<'_> {
         if self.exists(&journal)? {
             let Some(pending) = PendingFiles::read(self.storage(), &journal)? else { return Ok(()) };
             // A crash came between writing the list and renaming the journal.
+            if self.options.journal.readers {
+                Undo::end(self.storage(), self.store_dir)?;
+            }
             self.quarantine_journal(&pending)?;
         }
         let mut key = [0; 8];
@@ -337,6 +354,7 @@ impl Opening<'_> {
         if let Some(e) = scanned.corrupt.take() {
             return Err(e);
         }
+        self.open_undo(scanned.header.store, scanned.last_lsn)?;
         if scanned.clean_shutdown {
             if self.unclean {
                 // A closing owner cuts its segments after it wrote the header. The next commit must not append below a
@@ -348,7 +366,7 @@ impl Opening<'_> {
             }
             self.remove_orphans(&dir, &scanned.orphans);
             let Scan { header, segments, .. } = scanned;
-            let mut journal = Journal::new(self.storage.clone(), dir, self.options.journal, header, segments)?;
+            let mut journal = Journal::new(self.storage.clone(), dir, self.options.journal, header, segments, self.undo.clone())?;
             if self.options.journal.durable && !self.storage().keeps_order() {
                 // Written here and not with the first commit, which has enough to flush.
                 match journal.note_open() {
@@ -412,14 +430,46 @@ impl Opening<'_> {
                 files: redone.not_redone(),
                 dirs: redone.dirs_left.clone(),
             };
+            self.end_undo()?;
             pending.write(self.storage(), &dir)?;
             self.quarantine_journal(&pending)?;
             self.finish_creation()?;
             self.set_list_apart(&self.store_dir.quarantined_journal(epoch));
             let scanned = scan(self.storage, &dir, ReadMode::PastCache, keep, false, self.options.progress)?;
-            return Journal::new(self.storage.clone(), dir, self.options.journal, scanned.header, scanned.segments);
+            self.open_undo(scanned.header.store, scanned.last_lsn)?;
+            let (header, segments) = (scanned.header, scanned.segments);
+            return Journal::new(self.storage.clone(), dir, self.options.journal, header, segments, self.undo.clone());
         }
         self.begin_epoch(dir, scanned, &redone, flush)
+    }
+
+    /// Takes over what an earlier owner kept for readers, or begins anew, before anything is changed. The log ends with
+    /// this commit.
+    fn open_undo(&mut self, store: StoreId, last_lsn: u64) -> Result<()> {
+        if !self.options.journal.readers || !self.options.journal.durable {
+            return Ok(());
+        }
+        let space = readers_space(self.storage(), &self.options.journal);
+        match Undo::open(self.storage, self.store_dir, store, last_lsn, space) {
+            Ok(undo) => self.undo = Some(Arc::new(undo)),
+            Err(e @ Error::NewerVersion { .. }) => return Err(e),
+            Err(e) => {
+                // Nobody may rely on the page any more.
+                self.end_undo()?;
+                let note = format!("no process can read this store until it is opened again: {e}");
+                self.recovered.notes.push(note);
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends what is kept for readers, because they cannot be shown what follows.
+    fn end_undo(&mut self) -> Result<()> {
+        self.undo = None;
+        match self.options.journal.readers {
+            true => Undo::end(self.storage(), self.store_dir),
+            false => Ok(()),
+        }
     }
 
     /// Removes files that no record refers to. If one cannot be removed, the next opening tries again.

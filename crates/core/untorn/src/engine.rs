@@ -22,7 +22,7 @@ use crate::engine::parts::commit_queue::CommitQueue;
 use crate::engine::parts::file_system_flush::FileSystemFlush;
 use crate::engine::parts::life::Life;
 use crate::engine::parts::opening::Opening;
-use crate::engine::waiting::concurrency::{AtomicU64, Mutex, RwLock, RwLockReadGuard};
+use crate::engine::waiting::concurrency::{Mutex, RwLock, RwLockReadGuard};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
@@ -33,7 +33,7 @@ use untorn_journal::commits::record::check_path;
 use untorn_journal::commits::spill::{Spill, SpillSpace};
 use untorn_journal::directories::store_dir::StoreDir;
 use untorn_journal::journal::Journal;
-use untorn_journal::readers::readers_page::OwnersPage;
+use untorn_journal::undo::keep::Undo;
 use untorn_journal::{Context, Error, Result};
 use untorn_os::{Storage, SyncPoint};
 
@@ -56,10 +56,8 @@ pub(crate) struct Engine {
     pub life: Life,
     pub checkpoints: Checkpoints,
     pub journal: Mutex<JournalState>,
-    /// The page in which readers learn the store's state.
-    pub page: Option<Arc<OwnersPage>>,
-    /// The newest commit for which files were parked; 0 if none are parked.
-    pub parked_to: AtomicU64,
+    /// What is kept for readers of older commits; `None` if the store does not serve readers.
+    pub undo: Option<Arc<Undo>>,
     /// Held for writing while committed names and names on disk differ.
     pub renaming: RwLock<()>,
     pub files: Mutex<FileTable>,

@@ -18,21 +18,18 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use untorn_journal::directories::store_dir::{STORE_DIR, StoreDir};
 use untorn_journal::readers::look::Look;
+use untorn_journal::readers::watch::KnownPage;
 use untorn_journal::readers::snapshot::{Entry, Snapshot as Files, SnapshotFile as FileOfSnapshot};
 use untorn_journal::{Context, Error, Result};
 use untorn_os::{Linux, Listener, Storage};
-
-/// Tries at a read that checkpoints disturb.
-const READS_MAX: usize = 100;
 
 /// Longest wait for a commit before the next check whether the owner lives.
 const WAIT_MAX: Duration = Duration::from_millis(20);
 
 /// A store opened for reading only. Any number of processes can read while one writes, and none waits for another.
 ///
-/// Nothing is created or changed, the owner waits for readers with leases only, and no write permission is needed; the
-/// store may be on a read-only mount. The data shown is durable, and of one moment. `docs/READERS.md` describes this in
-/// full.
+/// Nothing is created or changed, and no write permission is needed; the store may be on a read-only mount. The data
+/// shown is durable, and of one commit. `docs/READERS.md` describes this in full.
 ///
 /// ```
 /// # let dir = tempfile::tempdir().unwrap();
@@ -62,6 +59,7 @@ struct Shared {
     last_lsn: AtomicU64,
     /// The newest snapshot, as long as it is in use: the next one continues from it.
     newest: Mutex<Weak<Files>>,
+    page: KnownPage,
 }
 
 impl Shared {
@@ -76,12 +74,11 @@ impl Shared {
             Error::SnapshotExpired { path, lsn } if path == self.store_dir.dir => {
                 Error::SnapshotExpired { path: self.path.clone(), lsn }
             }
+            Error::SnapshotEnded { path, lsn } if path == self.store_dir.dir => {
+                Error::SnapshotEnded { path: self.path.clone(), lsn }
+            }
             e => error_in_store(e, &self.path),
         }
-    }
-
-    fn look(&self, at_least: u64) -> Result<Look> {
-        Look::take(&self.storage, &self.store_dir, at_least).map_err(|e| self.error(e))
     }
 }
 
@@ -103,10 +100,10 @@ impl Reader {
 
     /// Opens a store on any storage.
     pub(crate) fn open_on(storage: Arc<dyn Storage>, store_dir: StoreDir, path: PathBuf) -> Result<Reader> {
-        let (last_lsn, newest) = (AtomicU64::new(0), Mutex::default());
-        let shared = Arc::new(Shared { storage, store_dir, path, last_lsn, newest });
+        let (last_lsn, newest, page) = (AtomicU64::new(0), Mutex::default(), KnownPage::default());
+        let shared = Arc::new(Shared { storage, store_dir, path, last_lsn, newest, page });
         let reader = Reader { shared };
-        reader.snapshot()?;
+        reader.snapshot()?.files.check_header().map_err(|e| reader.shared.error(e))?;
         Ok(reader)
     }
 
@@ -147,48 +144,27 @@ impl Reader {
         self.shared.store_dir.standalone.as_deref()
     }
 
-    /// A snapshot of the files as of the last durable commit; never older than an earlier one.
+    /// A snapshot of the files as of the last durable commit; never older than an earlier one. The owner keeps what the
+    /// snapshot shows until it and its files are dropped.
     pub fn snapshot(&self) -> Result<Snapshot> {
-        let Shared { storage, store_dir, last_lsn, newest, .. } = &*self.shared;
+        let Shared { storage, store_dir, last_lsn, newest, page, .. } = &*self.shared;
         let at_least = last_lsn.load(SeqCst);
         let before = newest.lock().upgrade();
-        let files = match before.and_then(|before| before.go_on(at_least)) {
-            Some(files) => files,
-            None => Files::take(storage, store_dir, at_least).map_err(|e| self.shared.error(e))?,
-        };
+        let taken = store_dir
+            .check_may_read(&**storage)
+            .and_then(|()| Files::take(storage, store_dir, page, at_least, before.as_deref()));
+        let files = taken.map_err(|e| self.shared.error(e))?;
         *newest.lock() = Arc::downgrade(&files);
         last_lsn.fetch_max(files.lsn(), SeqCst);
         Ok(Snapshot { reader: self.clone(), files })
     }
 
-    /// A snapshot that is held ([`Snapshot::hold`]).
+    /// Calls `act` with a snapshot of the last durable commit.
     ///
     /// # Errors
-    /// Those of [`Reader::snapshot`] and [`Snapshot::hold`].
-    pub fn held_snapshot(&self) -> Result<Snapshot> {
-        self.with_snapshot_of(|snapshot| snapshot.hold().map(|()| snapshot))
-    }
-
-    /// Calls `act` with a snapshot, and again with a newer one if a checkpoint has overtaken it.
-    ///
-    /// # Errors
-    /// Those of `act`; [`Error::SnapshotExpired`] if a checkpoint was faster each time.
-    pub fn with_snapshot<T>(&self, act: impl Fn(&Snapshot) -> Result<T>) -> Result<T> {
-        self.with_snapshot_of(|snapshot| act(&snapshot))
-    }
-
-    fn with_snapshot_of<T>(&self, act: impl Fn(Snapshot) -> Result<T>) -> Result<T> {
-        let mut snapshot = self.snapshot()?;
-        for _ in 1..READS_MAX {
-            // The next snapshot continues from this one, without reading the same log again.
-            let before = snapshot.files.clone();
-            match act(snapshot) {
-                Err(Error::SnapshotExpired { .. }) => snapshot = self.snapshot()?,
-                done => return done,
-            }
-            drop(before);
-        }
-        act(snapshot)
+    /// Those of `act` and of [`Reader::snapshot`].
+    pub fn with_snapshot<T>(&self, act: impl FnOnce(&Snapshot) -> Result<T>) -> Result<T> {
+        act(&self.snapshot()?)
     }
 
     /// The contents of a file, as of the last durable commit.
@@ -225,15 +201,31 @@ impl Reader {
 
     /// Follows the commits after the last durable one.
     pub fn follow(&self) -> Result<Follow> {
-        let look = self.shared.look(self.shared.last_lsn.load(SeqCst))?;
+        let Shared { storage, store_dir, last_lsn, page, .. } = &*self.shared;
+        let look = Look::take(storage, store_dir, page, last_lsn.load(SeqCst)).map_err(|e| self.shared.error(e))?;
         Ok(Follow { reader: self.clone(), look, listener: None, ready: VecDeque::new() })
+    }
+
+    /// Follows the commits after this one. If the log no longer has all of them, the first result is
+    /// [`Followed::Missed`].
+    ///
+    /// # Errors
+    /// [`Error::Conflict`] if the store has no such commit yet.
+    pub fn follow_from(&self, lsn: u64) -> Result<Follow> {
+        let Shared { storage, store_dir, page, .. } = &*self.shared;
+        let look = Look::take_after(storage, store_dir, page, lsn).map_err(|e| self.shared.error(e))?;
+        let mut follow = Follow { reader: self.clone(), look, listener: None, ready: VecDeque::new() };
+        follow.take_found(lsn);
+        Ok(follow)
     }
 }
 
 /// The files of a store as of one commit.
 ///
-/// A snapshot by itself holds nothing: it lasts until a checkpoint applies a newer commit, or the owner closes or
-/// reopens the store. After that its calls return [`Error::SnapshotExpired`], and never show other contents.
+/// It is held until it and its files are dropped, or this process ends: the owner keeps what it shows, also across
+/// checkpoints, closes, kills and the next owner, and nobody waits for anybody. It ends earlier only if what is kept
+/// takes too much space ([`Error::SnapshotExpired`], [`crate::StoreOptions::readers_space`]), or if the store is ejected
+/// or repaired ([`Error::SnapshotEnded`]). It never shows contents of another commit.
 pub struct Snapshot {
     reader: Reader,
     files: Arc<Files>,
@@ -266,30 +258,7 @@ impl Snapshot {
         self.files.lsn()
     }
 
-    /// Holds the snapshot by a lease: the owner delays changes that would make it expire, and keeps files that it
-    /// removes. The lease ends with [`Snapshot::release`], with the last handle of the snapshot and its files, or with
-    /// this process. It lasts at most as long as the owner honours leases ([`crate::StoreOptions::leases`]); then calls
-    /// return [`Error::SnapshotExpired`], as without a lease. No write permission is needed.
-    ///
-    /// # Errors
-    /// [`Error::SnapshotExpired`]: newer commits are already being applied, or names have changed; a newer snapshot can
-    /// be held ([`Reader::held_snapshot`]). [`Error::Unsupported`]: the store has no page for readers, because it was
-    /// not opened since readers are supported.
-    pub fn hold(&self) -> Result<()> {
-        self.map(self.files.hold())
-    }
-
-    /// Ends the lease. The snapshot stays valid until a change makes it expire.
-    pub fn release(&self) {
-        self.files.release();
-    }
-
-    /// Whether it has a lease.
-    pub fn is_held(&self) -> bool {
-        self.files.is_held()
-    }
-
-    /// Advances to the last durable commit; the new snapshot is not held.
+    /// Advances to the last durable commit.
     pub fn refresh(&mut self) -> Result<()> {
         *self = self.reader.snapshot()?;
         Ok(())
@@ -397,13 +366,18 @@ impl Follow {
             }
             let before = self.look.lsn;
             self.go_on()?;
-            if self.look.is_missing_some {
-                self.ready.push_back(Followed::Missed { first_lsn: before + 1, last_lsn: self.look.checkpoint_lsn });
-            }
-            let store: Arc<Path> = self.reader.path().into();
-            let commits = self.look.accepted.iter().filter(|a| a.lsn > before && !a.record.restates());
-            self.ready.extend(commits.map(|a| Followed::Commit(Commit::of(a.lsn, &a.record, &store))));
+            self.take_found(before);
         }
+    }
+
+    /// Queues what the last look found behind this commit.
+    fn take_found(&mut self, before: u64) {
+        if self.look.is_missing_some {
+            self.ready.push_back(Followed::Missed { first_lsn: before + 1, last_lsn: self.look.checkpoint_lsn });
+        }
+        let store: Arc<Path> = self.reader.path().into();
+        let commits = self.look.accepted.iter().filter(|a| a.lsn > before && !a.record.restates());
+        self.ready.extend(commits.map(|a| Followed::Commit(Commit::of(a.lsn, &a.record, &store))));
     }
 
     /// Waits until the view is stale. Returns false if it is not yet.
@@ -426,10 +400,10 @@ impl Follow {
 
     /// Advances the view to the newest commits.
     fn go_on(&mut self) -> Result<()> {
-        let Shared { storage, store_dir, .. } = &*self.reader.shared;
+        let Shared { storage, store_dir, page, .. } = &*self.reader.shared;
         let error = |e| self.reader.shared.error(e);
         if !self.look.go_on(storage, store_dir).map_err(error)? {
-            self.look = Look::take_after(storage, store_dir, self.look.lsn).map_err(error)?;
+            self.look = Look::take_after(storage, store_dir, page, self.look.lsn).map_err(error)?;
             self.listener = None;
         }
         Ok(())

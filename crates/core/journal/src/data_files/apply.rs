@@ -159,12 +159,8 @@ impl DataFiles<'_> {
                 if let Some(reason) = replacements.waits(locations, at) {
                     return Ok(Attempt::Blocked(reason));
                 }
-                self.park(id, at);
                 match self.with_rights(state, &[at], || self.storage.unlink(at)) {
-                    Err(e) if e.kind() != ErrorKind::NotFound => {
-                        self.unpark(id);
-                        return Err(Error::io("unlink", at, e));
-                    }
+                    Err(e) if e.kind() != ErrorKind::NotFound => return Err(Error::io("unlink", at, e)),
                     _ => {}
                 }
                 locations.insert(id, Ok(Location::Absent));
@@ -204,11 +200,7 @@ impl DataFiles<'_> {
         if self.durable && state.files[&id].created.is_none() && from.parent() != to.parent() {
             self.sync_parents(to)?;
         }
-        replaced.into_iter().for_each(|victim| self.park(victim, to));
         let renamed = self.with_rights(state, &[&from, to], || self.storage.rename(&from, to, replaced.is_some()));
-        if renamed.is_err() {
-            replaced.into_iter().for_each(|victim| self.unpark(victim));
-        }
         match renamed {
             Ok(()) => {
                 if let Some(victim) = replaced {

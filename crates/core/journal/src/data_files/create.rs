@@ -5,7 +5,6 @@ use crate::data_files::create_ahead::Ahead;
 use crate::data_files::locate::{
     DataFiles, FoundFile, Location, Locations, creation_temporaries, creation_temporary, open_for_writing,
 };
-use crate::directories::store_dir::parked_name;
 use crate::error::{Context, Error, Result, is_loop};
 use crate::format::{Attribute, AttributeFound, VERSION};
 use crate::invariant;
@@ -133,7 +132,7 @@ impl DataFiles<'_> {
     pub(crate) fn identify(&self, file: &FileState, handle: &dyn File, at: &Path, name: &Path) -> Result<()> {
         let conflict = |detail: String| Err(Error::Conflict { path: at.to_owned(), detail });
         let meta = handle.meta().context("stat", at)?;
-        if meta.links != 1 {
+        if self.kept_links.own_links(&meta) != 1 {
             return conflict(format!("it has {} hard links; a managed file has one", meta.links));
         }
         let found = Attribute::decode(handle.attribute().context("read the attribute of", at)?.as_deref());
@@ -144,36 +143,6 @@ impl DataFiles<'_> {
             return conflict("it was replaced just now".into());
         }
         self.set_identity(file, handle, name)
-    }
-
-    /// Parks a file that is about to lose its name, if parking is on because readers hold older commits. If that fails,
-    /// the reader learns that its commit has expired.
-    pub(crate) fn park(&self, id: u64, at: &Path) {
-        let Some(parking) = self.parking.as_ref().filter(|_| holds(invariant::PARKED)) else { return };
-        let Some(own) = parking.parent().and_then(|dir| self.storage.stat(dir).ok()) else { return };
-        let mode = own.mode;
-        // The parking directory must not give access to a file to users that a directory on its path keeps out: by its
-        // mode, by another group, or by an access list.
-        let is_as_open = |dir: &Path| {
-            mode & 0o055 == 0
-                || self.storage.stat(dir).is_ok_and(|meta| {
-                    meta.mode & mode & 0o055 == mode & 0o055
-                        && (meta.gid == own.gid || meta.mode & 0o005 == 0o005)
-                        && !self.storage.has_access_list(dir)
-                })
-        };
-        if !at.ancestors().skip(1).all(is_as_open) {
-            return;
-        }
-        let _ = self.storage.mkdir(parking, mode);
-        let _ = self.storage.link(at, &parking.join(parked_name(id)));
-    }
-
-    /// Removes the parked name, because the file kept its own.
-    pub(crate) fn unpark(&self, id: u64) {
-        if let Some(parking) = &self.parking {
-            let _ = self.storage.unlink(&parking.join(parked_name(id)));
-        }
     }
 
     pub(crate) fn set_identity(&self, file: &FileState, handle: &dyn File, name: &Path) -> Result<()> {
@@ -246,13 +215,9 @@ impl DataFiles<'_> {
             Err(e) => return Err(Error::io("create", at, e)),
         };
         let filled = self.set_identity(file, &*handle, at).and_then(|()| self.fill(file, &handle, at, false));
-        let named = filled.map(|()| {
-            replaced.into_iter().for_each(|victim| self.park(victim, at));
-            self.storage.rename(&temporary, at, replaced.is_some())
-        });
+        let named = filled.map(|()| self.storage.rename(&temporary, at, replaced.is_some()));
         if !matches!(named, Ok(Ok(()))) {
             let _ = self.storage.unlink(&temporary);
-            replaced.into_iter().for_each(|victim| self.unpark(victim));
         }
         match named? {
             Ok(()) => {

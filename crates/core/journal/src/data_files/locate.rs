@@ -4,6 +4,7 @@ use crate::commits::final_state::{FileState, FinalState};
 use crate::error::{Context, Error, Result, is_loop};
 use crate::format::{Attribute, AttributeFound, StoreId, hex};
 use crate::invariant;
+use crate::undo::kept_links::KeptLinks;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -28,8 +29,8 @@ pub struct DataFiles<'a> {
     pub durable: bool,
     /// Contents to write into files before these get names; with `None`, names alone are applied.
     pub contents: Option<&'a dyn Contents>,
-    /// Directory in which removed files keep a name, for readers that hold an older commit; `None` if no reader does.
-    pub parking: Option<PathBuf>,
+    /// Names in the undo directory, which do not count as names of their files.
+    pub kept_links: KeptLinks,
 }
 
 /// Committed contents that a data file lacks. They are written before the file gets a name, so that a name never shows
@@ -144,7 +145,7 @@ impl DataFiles<'_> {
         let handle = self.storage.open(name, Open::READ).ok()?;
         let meta = handle.meta().ok().filter(|meta| meta.kind == Kind::File)?;
         match Attribute::decode(handle.attribute().ok()?.as_deref()) {
-            AttributeFound::Valid(a) if a.store == self.store && a.file == file.id => Some(meta.links),
+            AttributeFound::Valid(a) if a.store == self.store && a.file == file.id => Some(self.kept_links.own_links(&meta)),
             _ => None,
         }
     }
@@ -213,7 +214,7 @@ impl DataFiles<'_> {
         match Attribute::decode(handle.attribute().context("read the attribute of", name)?.as_deref()) {
             AttributeFound::None if meta.size == 0 => Ok(FoundFile::HalfCreated),
             AttributeFound::Valid(a) if a.store == self.store && a.file == file.id => {
-                if meta.links != 1 {
+                if self.kept_links.own_links(&meta) != 1 {
                     return Err(Error::Conflict {
                         path: name.to_owned(),
                         detail: format!("it has {} hard links; a managed file has one", meta.links),

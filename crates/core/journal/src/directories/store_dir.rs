@@ -8,8 +8,8 @@
 //!     journal/            header, segment.N, spill.X
 //!     journal.new/        an unfinished new journal
 //!     journal.spare/      reserved space for one when the disk is full
-//!     readers             the owner's announcements to readers, and the leases of readers
-//!     parked/             files that were removed while a reader held an older commit
+//!     readers             the page: the owner's published numbers, and the locks of readers
+//!     undo/               what the owner keeps for readers of older commits: index.N, old.A.C, name.N
 //!     quarantine.N/       a quarantined journal: some of its files could not be redone
 //! ```
 
@@ -74,9 +74,9 @@ impl StoreDir {
         self.dir.join("readers")
     }
 
-    /// Directory in which removed files keep a name, for readers that hold older commits.
-    pub fn parked(&self) -> PathBuf {
-        self.dir.join("parked")
+    /// Directory of what the owner keeps for readers of older commits.
+    pub fn undo(&self) -> PathBuf {
+        self.dir.join("undo")
     }
 
     /// Reserved space for a new journal.
@@ -251,7 +251,7 @@ pub fn lock_store(storage: &dyn Storage, store_dir: &StoreDir, create: Option<u3
         }
         // Created only now: a process that ejects the store removes this file first, and then the directory.
         let file = open_lock_file(storage, &path, Open::create(0o600).shown())?;
-        if !file.lease(0).context("lock", &path)? {
+        if !file.hold(0..1).context("lock", &path)? {
             return Err(busy(&store_dir.dir, lock().as_deref()));
         }
         if is_named(storage, &*owner, &owner_path)? && is_named(storage, &*file, &path)? {
@@ -484,11 +484,6 @@ fn fill_journal(storage: &dyn Storage, store_dir: &StoreDir, from: &NewJournal) 
         storage.sync_dir(&new, sync_point::CREATE_ENTRIES).context("flush", &new)?;
     }
     Ok(())
-}
-
-/// The name of a parked file.
-pub fn parked_name(id: u64) -> String {
-    format!("{id:016x}")
 }
 
 /// The name of a segment.

@@ -80,7 +80,6 @@ impl Journal {
             Ok(()) => {
                 segment.appended += self.buf.len() as u64;
                 debug_assert!(segment.appended <= APPENDED_BYTES_MAX, "{} bytes are appended", segment.appended);
-                self.group_at = from;
                 self.note_written();
                 Ok(true)
             }

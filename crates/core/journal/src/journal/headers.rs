@@ -95,8 +95,18 @@ impl Journal {
 
     /// Begins to truncate the log behind the target's last record. The data files must have been flushed. The caller
     /// writes the header and then calls [`Journal::finish_truncate`].
-    pub fn begin_truncate(&self, target: CheckpointTarget) -> HeaderWrite {
-        self.header_write(self.truncated_header(target), sync_point::HEADER)
+    ///
+    /// # Errors
+    /// Readers cannot be told of what is kept for them.
+    pub fn begin_truncate(&mut self, target: CheckpointTarget) -> Result<HeaderWrite> {
+        self.keep_header()?;
+        self.doom_segments();
+        Ok(self.header_write(self.truncated_header(target), sync_point::HEADER))
+    }
+
+    /// Keeps the present header for readers of older commits.
+    fn keep_header(&self) -> Result<()> {
+        self.undo.as_ref().map_or(Ok(()), |undo| undo.keep_header(&self.header))
     }
 
     /// The next header, with the log truncated behind the target's last record.
@@ -138,7 +148,7 @@ impl Journal {
     /// Lengths of segments, without bytes appended in this epoch, because closing cuts these off again.
     fn lengths(&self) -> Vec<u32> {
         let mut lengths = Vec::new();
-        for segment in &self.segments {
+        for segment in self.segments.iter().filter(|segment| !self.doomed.contains(&segment.index)) {
             let index = segment.index as usize;
             lengths.resize(lengths.len().max(index + 1).min(LENGTHS_MAX), 0);
             if let Some(length) = lengths.get_mut(index) {
@@ -183,11 +193,24 @@ impl Journal {
             after.checkpoint_lsn,
             after.open_lsn
         );
-        if written.sync.is_some() {
+        let checkpoint_before = before.checkpoint_lsn;
+        let is_durable = written.sync.is_some();
+        if is_durable {
             self.durable_generation = written.header.generation;
         }
         self.header = written.header;
         self.list_due = false;
+        if let Err(e) = self.keep_segments(checkpoint_before) {
+            // Without a list of readers, each segment may be needed.
+            tracing::warn!(error = %e, "segments stay for readers");
+            let given_up = checkpoint_before + 1..self.header.checkpoint_lsn + 1;
+            for segment in self.segments.iter_mut().filter(|segment| given_up.contains(&segment.last_lsn)) {
+                segment.kept = Some(segment.first_lsn..self.header.checkpoint_lsn + 1);
+            }
+        }
+        if is_durable {
+            self.remove_doomed();
+        }
         let checkpoint_lsn = self.header.checkpoint_lsn;
         // A durable mark at the end of the truncated log counts, too, now that everything before it is applied.
         self.tell_durable(checkpoint_lsn);
@@ -301,6 +324,7 @@ impl Journal {
     }
 
     fn write_empty(&mut self, mut header: Header, flushed: bool) -> Result<()> {
+        self.keep_header()?;
         if flushed {
             header.boot = None;
         }
@@ -324,6 +348,7 @@ impl Journal {
     /// Returns false if the attribute cannot be set, or cannot express the header. The caller must then flush the
     /// written data before [`Journal::write_clean_header`].
     pub fn write_closed_header(&mut self) -> Result<bool> {
+        self.keep_header()?;
         let header = Header { boot: None, ..self.clean_header() };
         let copy = self.header_write_with(header, None);
         let slots = read_slots(&*copy.file, &copy.path)?;

@@ -4,9 +4,7 @@ use super::{Committed, Journal, Segment};
 use crate::commits::record::Record;
 use crate::error::{Error, Result};
 use crate::format::BLOCK_BYTES;
-use crate::invariant;
 use crate::sync_point;
-use untorn_os::holds;
 
 impl Journal {
     /// Reserves space for this record, which restates unapplied commits; `None` reserves nothing, because nothing is
@@ -63,10 +61,6 @@ impl Journal {
             self.last_restated,
             self.last_commit
         );
-        if let Some(page) = self.page.as_ref().filter(|_| holds(invariant::RESTATED_TOLD)) {
-            // Once the log is truncated, a reader's copy that ends before this record lacks the unapplied commits.
-            page.raise_applying(self.last_restated)?;
-        }
         self.reserve(Some(record));
         self.assert_consistent();
         Ok(Some(self.last_restated))
@@ -88,7 +82,7 @@ impl Journal {
     pub(super) fn reserved_here(&self, current: usize) -> u64 {
         let checkpoint_lsn = self.header.checkpoint_lsn;
         let free = |(at, s): (usize, &Segment)| {
-            at != current && s.last_lsn <= checkpoint_lsn && self.usable_bytes(at) >= self.reserved
+            at != current && s.is_free(checkpoint_lsn) && self.usable_bytes(at) >= self.reserved
         };
         if self.segments.iter().enumerate().any(free) { 0 } else { self.reserved }
     }
@@ -97,7 +91,7 @@ impl Journal {
     /// does so as soon as the other segments hold only restated commits.
     pub(super) fn replace_small_segments(&mut self, bytes: u64) -> Result<bool> {
         let checkpoint_lsn = self.header.checkpoint_lsn;
-        let is_free = |s: &Segment| s.last_lsn <= checkpoint_lsn;
+        let is_free = |s: &Segment| s.is_free(checkpoint_lsn);
         let large_is_free = self.segments.iter().any(|s| s.bytes >= bytes && is_free(s));
         if large_is_free || bytes > self.options.segment_bytes_max() {
             return Ok(false);
@@ -105,7 +99,8 @@ impl Journal {
         // Restated commits take at most one large segment, so with two, one of them is free.
         let large = self.segments.iter().filter(|s| s.bytes >= bytes).count();
         let restated = self.holds_only_restated() && large <= 1;
-        if !self.segments.iter().all(is_free) && !restated {
+        // Kept segments are not part of the journal.
+        if !self.segments.iter().all(|s| is_free(s) || s.kept.is_some()) && !restated {
             return Ok(false);
         }
         let at = self.add_segment(bytes.next_multiple_of(BLOCK_BYTES as u64))?;

@@ -41,14 +41,17 @@ impl Journal {
     pub(super) fn switch_segment(&mut self, bytes: u64) -> Result<bool> {
         let checkpoint_lsn = self.header.checkpoint_lsn;
         let current = self.current;
-        if self.position > 0 && self.segments[current].last_lsn <= checkpoint_lsn && self.usable_bytes(current) >= bytes
+        if self.position > 0
+            && self.segments[current].is_free(checkpoint_lsn)
+            && self.usable_bytes(current) >= bytes
         {
             self.position = 0;
             return Ok(true);
         }
         let free = (0..self.segments.len())
             .filter(|at| *at != current)
-            .filter(|at| self.segments[*at].last_lsn <= checkpoint_lsn)
+            .filter(|at| self.segments[*at].is_free(checkpoint_lsn))
+            .filter(|at| !self.doomed.contains(&self.segments[*at].index))
             .find(|at| self.usable_bytes(*at) >= bytes + self.reserved_here(*at));
         if let Some(at) = free {
             self.current = at;
@@ -70,6 +73,8 @@ impl Journal {
                 self.position = 0;
                 Ok(true)
             }
+            // Readers get the space that commits leave.
+            Err(Error::NoSpace { .. }) if self.take_kept_segments()? => self.switch_segment(bytes),
             // If a checkpoint can free a segment, the caller runs one; otherwise it gets this error.
             Err(Error::NoSpace { .. }) if self.pending_bytes() > 0 => Ok(false),
             Err(e) => Err(e),
@@ -81,7 +86,8 @@ impl Journal {
     /// anything is appended again: an earlier length must not cover a new record.
     pub(super) fn cut_segments(&mut self) -> Option<Arc<dyn File>> {
         let mut last = None;
-        for segment in self.segments.iter_mut().filter(|segment| segment.appended > 0) {
+        // What readers need stays; the next owner finds a longer segment, as after a crash.
+        for segment in self.segments.iter_mut().filter(|segment| segment.appended > 0 && segment.kept.is_none()) {
             // The attribute comes first, so that the segment is never shorter than its attribute says.
             let said = segment.file.set_attribute(&encode_length(segment.index, segment.bytes));
             if said.and_then(|()| segment.file.set_len(segment.bytes)).is_ok() {
@@ -121,7 +127,9 @@ impl Journal {
             bytes,
             appended: 0,
             file,
+            first_lsn: 0,
             last_lsn: 0,
+            kept: None,
             first_block_crc,
             length_due,
             durable_bytes: bytes,

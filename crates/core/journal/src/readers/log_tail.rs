@@ -4,15 +4,13 @@
 //! repeats the checksum of the last record, so nothing else that is written there meanwhile can be mistaken for it. If
 //! it is not found, the whole log must be scanned.
 //!
-//! The owner also copies flushed groups behind its page, where reading takes no disk access. Either the copy holds the
-//! next record, or the log itself is read. The log is read past the page cache, as it is written: pages that a reader
-//! left in the cache would slow down each write of the owner.
+//! The log is read past the page cache, as it is written: pages that a reader left in the cache would slow down each
+//! write of the owner.
 
 use crate::commits::record::SpillCache;
 use crate::directories::store_dir::{segment_index, segment_name};
 use crate::format::{BLOCK_BYTES, Key, RECORD_ALIGN_BYTES, RECORD_HEAD_BYTES, RecordHead, RecordKind};
 use crate::invariant;
-use crate::readers::readers_page::{GROUP_SHOWN_MAX, ReadersPage};
 use crate::scanning::scan::{AcceptedRecord, Scan, decode_body};
 use bytes::Bytes;
 use std::path::Path;
@@ -20,7 +18,7 @@ use std::sync::Arc;
 use untorn_os::{AlignedBuf, File, Open, Storage, holds, read_full_at};
 
 /// Bytes that are read at once, unless the record is larger.
-const READ_BYTES: usize = GROUP_SHOWN_MAX;
+const READ_BYTES: usize = 16 << 10;
 
 /// The end of a record, behind which the log continues.
 #[derive(Clone)]
@@ -60,7 +58,6 @@ impl LogTail {
     pub fn read_to(
         &mut self,
         lsn: u64,
-        page: &ReadersPage,
         storage: &Arc<dyn Storage>,
         journal: &Path,
         verify: bool,
@@ -69,7 +66,7 @@ impl LogTail {
         spills.verify = verify;
         let mut accepted = Vec::new();
         while self.lsn < lsn {
-            let (head, body) = self.next(page, &**storage, journal)?;
+            let (head, body) = self.next(&**storage, journal)?;
             if head.kind == RecordKind::Commit {
                 accepted.push(AcceptedRecord { lsn: head.lsn, record: decode_body(&head, body, &mut spills).ok()? });
             }
@@ -78,16 +75,12 @@ impl LogTail {
     }
 
     /// Returns the next record and its body, and moves the tail behind it.
-    fn next(&mut self, page: &ReadersPage, storage: &dyn Storage, journal: &Path) -> Option<(RecordHead, Bytes)> {
+    fn next(&mut self, storage: &dyn Storage, journal: &Path) -> Option<(RecordHead, Bytes)> {
         let behind = self.at.next_multiple_of(RECORD_ALIGN_BYTES as u64);
         let on_block = self.at.next_multiple_of(BLOCK_BYTES as u64);
         let from = behind - behind % BLOCK_BYTES as u64;
-        let shown = page.shown_log(from, READ_BYTES).unwrap_or_default();
-        let in_copy = |at: u64| self.record_in(shown.get((at - from) as usize..)?, at);
-        let found = [behind, on_block].into_iter().find_map(in_copy).or_else(|| {
-            let blocks = read(&*self.segment, from, READ_BYTES)?;
-            [behind, on_block].into_iter().find_map(|at| self.record_at(&*self.segment, &blocks, from, at))
-        });
+        let blocks = read(&*self.segment, from, READ_BYTES)?;
+        let found = [behind, on_block].into_iter().find_map(|at| self.record_at(&*self.segment, &blocks, from, at));
         if let Some((head, crc, body)) = found {
             self.pass(&head, crc);
             return Some((head, body));

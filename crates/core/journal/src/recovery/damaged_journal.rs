@@ -18,6 +18,7 @@ use untorn_os::Kind;
 impl Opening<'_> {
     /// `--salvage`: redoes the records that are accepted before the damage, then archives the journal.
     pub(super) fn salvage_current(&mut self, why: &Error) -> Result<()> {
+        self.end_undo()?;
         let dir = self.store_dir.journal();
         let (mut epoch, mut kept) = (0, Vec::new());
         match scan(self.storage, &dir, ReadMode::PastCache, Keep::Contents, true, self.options.progress) {

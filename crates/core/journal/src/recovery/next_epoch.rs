@@ -8,6 +8,7 @@ use crate::format::{EPOCHS_MAX, Header, ListedEpoch, encode_length};
 use crate::invariant;
 use crate::journal::Journal;
 use crate::scanning::scan::Scan;
+use crate::scanning::segment_reader::ScannedSegment;
 use crate::sync_point;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -33,7 +34,7 @@ impl Opening<'_> {
             header.link = self.fresh_link(&dir)?;
         }
         let mut journal =
-            Journal::new(self.storage.clone(), dir.clone(), self.options.journal, header, scanned.segments)?;
+            self.new_journal(&dir, header, scanned.segments)?;
         if (holds(invariant::LISTED_ANEW) || !nothing_new) && !journal.go_on(scanned.live_spills.clone())? {
             let note = "no room for the journal's header: files are read from the journal, and commits wait for a \
                         checkpoint; make room on the disk";
@@ -75,6 +76,9 @@ impl Opening<'_> {
         if !holds(invariant::UNREADABLE_STAYS) {
             self.write_anew(&unreadable);
         }
+        if let Some(undo) = &self.undo {
+            undo.keep_header(&scanned.header)?;
+        }
         let (checkpoint_lsn, open_lsn) = (scanned.last_lsn, scanned.last_lsn + 1);
         let mut header =
             Header { checkpoint_lsn, open_lsn, link: scanned.last_crc, listed: Vec::new(), ..scanned.header };
@@ -82,7 +86,7 @@ impl Opening<'_> {
             header.link = self.fresh_link(&dir)?;
         }
         let mut journal =
-            Journal::new(self.storage.clone(), dir.clone(), self.options.journal, header, scanned.segments)?;
+            self.new_journal(&dir, header, scanned.segments)?;
         debug_assert_eq!(journal.pending_bytes(), 0, "unapplied records in a new epoch from {open_lsn}");
         self.clear_pending_of(redone, journal.store(), flushed)?;
         if flushed && !unreadable.is_empty() {
@@ -95,6 +99,11 @@ impl Opening<'_> {
         }
         self.remove_orphans(&dir, &scanned.orphans);
         Ok(journal)
+    }
+
+    fn new_journal(&self, dir: &Path, header: Header, segments: Vec<ScannedSegment>) -> Result<Journal> {
+        let (storage, undo) = (self.storage.clone(), self.undo.clone());
+        Journal::new(storage, dir.to_owned(), self.options.journal, header, segments, undo)
     }
 
     /// A random link, which the first record of an epoch repeats and no earlier record does. A record that was dropped

@@ -8,13 +8,16 @@ use crate::data_files::create::sync_names;
 use crate::data_files::locate::{Contents, DataFiles, Location, leave_unreadable};
 use crate::directories::quarantine::PendingFiles;
 use crate::error::{Context, Error, Result};
+use crate::invariant;
 use crate::scanning::scan::Scan;
 use crate::sync_point;
+use crate::undo::keep::Undo;
+use crate::undo::page::Cell;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use untorn_os::{File, Storage, SyncPoint};
+use untorn_os::{File, Storage, SyncPoint, holds};
 
 impl Opening<'_> {
     /// Redoes a journal: applies names, contents and attributes, and flushes them. `only`: just the files and
@@ -50,7 +53,11 @@ impl Opening<'_> {
             clone_bytes_least: flush.then_some(self.options.journal.clone_bytes_least),
             flush: (flush && one_by_one).then_some(sync_point::CHECKPOINT_DATA),
             done: RefCell::default(),
+            undo: self.undo.as_deref(),
         };
+        if let Some(undo) = self.undo.as_ref().filter(|_| only.is_none()) {
+            keep_former_names(undo, scanned)?;
+        }
         let data_files = DataFiles {
             storage: self.storage(),
             store: scanned.header.store,
@@ -59,7 +66,7 @@ impl Opening<'_> {
             rename_dir: dir.to_owned(),
             durable: flush,
             contents: Some(&redo),
-            parking: None,
+            kept_links: self.undo.as_ref().map(|undo| undo.links()).unwrap_or_default(),
         };
         let mut locations = data_files.find(&state);
         if data_files.finish_half_renames(&state, &locations) {
@@ -71,6 +78,9 @@ impl Opening<'_> {
         let from_temporary = locations.values().any(temporary);
         let left = data_files.apply_names(&state, &mut locations);
         debug_assert_eq!(locations.len(), state.files.len(), "files without a location");
+        if let Some(undo) = self.undo.as_ref().filter(|_| only.is_none()) {
+            undo.tell_named(scanned.last_lsn);
+        }
         if may_stay && left.is_empty() && locations.values().all(Result::is_ok) {
             let r = &mut self.recovered;
             r.commits += scanned.commits();
@@ -152,6 +162,21 @@ struct Redo<'a> {
     flush: Option<SyncPoint>,
     /// Files that got their contents before their names.
     done: RefCell<BTreeSet<u64>>,
+    undo: Option<&'a Undo>,
+}
+
+/// Keeps what names led to before the commits whose names the last owner may not have got on the disk.
+fn keep_former_names(undo: &Undo, scanned: &Scan) -> Result<()> {
+    let named = undo.page().told(Cell::Named);
+    let after = scanned.accepted.iter().filter(|accepted| accepted.lsn > named && !accepted.record.restates());
+    for accepted in after.filter(|_| holds(invariant::FORMER_NAMES_KEPT)) {
+        let mut names = FinalState::default();
+        names.add_record(&accepted.record, accepted.lsn)?;
+        if names.has_name_changes() {
+            undo.keep_names(&names, accepted.lsn)?;
+        }
+    }
+    Ok(())
 }
 
 impl Redo<'_> {
@@ -169,6 +194,9 @@ impl Redo<'_> {
         };
         if is_new && flushed {
             handle.sync_all(attribute).context("flush the attribute of", at)?;
+        }
+        if let Some(undo) = self.undo {
+            undo.keep_contents(handle, &file.overlay, self.checkpoint_lsn, at)?;
         }
         apply_overlay(handle, &file.overlay, at, self.clone_bytes_least)?;
         if let Some(mode) = file.final_mode()

@@ -140,7 +140,13 @@ pub fn scan(
     read_all: bool,
     progress: &dyn Fn(u64, u64),
 ) -> Result<Scan> {
-    scan_to(storage, journal, mode, keep, read_all, None, progress)
+    let header = read_readable_header(&**storage, journal)?;
+    scan_to(storage, journal, header, mode, keep, read_all, None, progress)
+}
+
+/// Reads a journal as of this header, for a reader: through the page cache, beside the owner.
+pub fn scan_as_of(storage: &Arc<dyn Storage>, journal: &Path, header: Header) -> Result<Scan> {
+    scan_to(storage, journal, (header, None), ReadMode::Cached, Keep::Contents, true, None, &|_, _| {})
 }
 
 /// Reads a quarantined journal. It ended with this commit when it was quarantined, and all of it was durable.
@@ -150,7 +156,9 @@ pub fn scan_quarantined(
     last_lsn: u64,
     progress: &dyn Fn(u64, u64),
 ) -> Result<Scan> {
-    let mut scan = scan_to(storage, journal, ReadMode::PastCache, Keep::Contents, true, Some(last_lsn), progress)?;
+    let header = read_readable_header(&**storage, journal)?;
+    let keep = Keep::Contents;
+    let mut scan = scan_to(storage, journal, header, ReadMode::PastCache, keep, true, Some(last_lsn), progress)?;
     if scan.corrupt.is_none() && scan.last_lsn < last_lsn {
         let what = format!("it ends with commit {}, but commit {last_lsn} was in it before", scan.last_lsn);
         scan.corrupt = Some(Error::corrupt(journal, what));
@@ -158,16 +166,17 @@ pub fn scan_quarantined(
     Ok(scan)
 }
 
+#[allow(clippy::too_many_arguments)]
 fn scan_to(
     storage: &Arc<dyn Storage>,
     journal: &Path,
+    (header, header_unreadable): (Header, Option<Error>),
     mode: ReadMode,
     keep: Keep,
     read_all: bool,
     end: Option<u64>,
     progress: &dyn Fn(u64, u64),
 ) -> Result<Scan> {
-    let (header, header_unreadable) = read_readable_header(&**storage, journal)?;
     let mut scan = Scan {
         last_lsn: header.checkpoint_lsn,
         last_crc: header.link,

@@ -105,7 +105,11 @@ pub(crate) fn open_segments<'a>(
             ReadMode::PastCacheReadOnly => Open::READ.direct(),
             ReadMode::Cached => Open::READ,
         };
-        let file = storage.open(&path, how).context("open", &path)?;
+        let file = match storage.open(&path, how) {
+            // The owner has just removed a segment that no reader needs.
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound && mode == ReadMode::Cached => continue,
+            done => done.context("open", &path)?,
+        };
         let said = || file.attribute().context("read the attribute of", &path);
         let mut said_bytes = decode_length(index, said()?.as_deref());
         let bytes = file.meta().context("stat", &path)?.size;

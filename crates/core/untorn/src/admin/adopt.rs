@@ -13,10 +13,10 @@ use untorn_journal::data_files::locate::{DataFiles, Location, open_for_writing};
 use untorn_journal::directories::quarantine::PendingFiles;
 use untorn_journal::directories::store_dir::lock_store;
 use untorn_journal::format::{Attribute, AttributeFound, VERSION};
-use untorn_journal::readers::leases::LEASES_HONOURED;
-use untorn_journal::readers::readers_page::OwnersPage;
 use untorn_journal::scanning::scan::{Keep, scan};
 use untorn_journal::scanning::segment_reader::ReadMode;
+use untorn_journal::undo::keep::Undo;
+use untorn_journal::undo::kept_links::KeptLinks;
 use untorn_journal::{Context, Error, Result};
 use untorn_os::{Kind, Open, Storage};
 
@@ -56,7 +56,7 @@ pub fn adopt(path: &Path, wait: bool, dry_run: bool) -> Result<Vec<Adoption>> {
         false => Some(lock_store(&*storage, &store_dir, None, wait)?),
     };
     if !dry_run {
-        OwnersPage::withdraw(&*storage, &store_dir, LEASES_HONOURED)?;
+        Undo::end(&*storage, &store_dir)?;
     }
     let mut journals = store_dir.quarantined_journals(&*storage)?;
     if storage.stat(&store_dir.journal()).is_ok() {
@@ -101,7 +101,7 @@ fn find(storage: &Arc<dyn Storage>, journal: &Path, wanted: &mut Vec<Wanted>) ->
         rename_dir: journal.to_owned(),
         durable: true,
         contents: None,
-        parking: None,
+        kept_links: KeptLinks::default(),
     };
     let locations = data_files.find(&state);
     // If several files had a name, the file under it may be any of them.

@@ -17,10 +17,11 @@ use untorn_journal::directories::store_dir::{
     StoreDir, is_of_another_namespace, is_owned_by_somebody, read_pid, segment_name,
 };
 use untorn_journal::format::{Header, RecordKind, VERSION, hex};
-use untorn_journal::readers::readers_page::held_commits;
 use untorn_journal::recovery::boot_id;
 use untorn_journal::scanning::scan::{Keep, Scan, read_header, scan};
 use untorn_journal::scanning::segment_reader::{ReadMode, ValidRecord};
+use untorn_journal::undo::kept_links::KeptLinks;
+use untorn_journal::undo::page::held_commits;
 use untorn_journal::{Context, Error, Result};
 use untorn_os::{Kind, Open, Storage};
 
@@ -363,7 +364,7 @@ fn inspect_files(
         rename_dir: dir.to_owned(),
         durable: true,
         contents: None,
-        parking: None,
+        kept_links: dir.parent().map(|dir| KeptLinks::found(&**storage, &dir.join("undo"))).unwrap_or_default(),
     };
     let mut locations = data_files.find(&state);
     leave_unreadable(&state, &mut locations);

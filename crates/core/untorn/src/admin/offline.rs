@@ -26,6 +26,7 @@ use untorn_journal::data_files::locate::Location;
 use untorn_journal::directories::store_dir::StoreDir;
 use untorn_journal::format::{Attribute, AttributeFound, hex};
 use untorn_journal::scanning::scan::read_header;
+use untorn_journal::undo::index::link_of;
 use untorn_journal::{Context, Error, Result};
 use untorn_os::{Access, File, Kind, Linux, Meta, Open, Storage, memory_limit, shown_by};
 
@@ -176,7 +177,7 @@ fn inspect_heap(path: &Path, depth: Depth, progress: &dyn Fn(u64, u64)) -> Resul
     if let Some(place) = place {
         let data = storage.open(&place, Open::READ).context("open", path)?;
         let meta = data.meta().context("look at", path)?;
-        check_kind(&meta, path)?;
+        check_kind(&meta, meta.links, path)?;
         if store_dir.is_none() {
             refuse_pending(&*data, path)?;
         }
@@ -266,18 +267,17 @@ pub fn set_readers(path: &Path, who: Readers) -> Result<()> {
             Kind::File if entry == store_dir.owner_file() => {}
             Kind::File => set_shown(&*storage, &entry, mode)?,
             Kind::Directory => {
-                // Parked files are data files, whose modes belong to the program. When they were parked, it was not
-                // checked whether their directories exclude the users that get access now.
-                if entry == store_dir.parked() {
-                    if is_narrower {
-                        set(&entry)?;
-                    }
+                // Kept files are data files, whose modes belong to the program. When they were kept, it was not checked
+                // whether their directories exclude the users that get access now.
+                let is_undo = entry == store_dir.undo();
+                if is_undo && !is_narrower {
                     continue;
                 }
                 // Files that are created in it meanwhile take its permissions.
                 set(&entry)?;
                 let names = storage.list(&entry).context("list", &entry)?;
-                names.iter().try_for_each(|name| set_shown(&*storage, &entry.join(name), mode))?;
+                let names = names.iter().filter(|name| !is_undo || link_of(&name.to_string_lossy()).is_none());
+                names.into_iter().try_for_each(|name| set_shown(&*storage, &entry.join(name), mode))?;
             }
             _ => {}
         }
@@ -395,7 +395,7 @@ pub fn eject(path: &Path, progress: &dyn Fn(u64, u64)) -> Result<Report> {
         return Err(refused(&left.path, &left.reason));
     }
     // Readers that hold a commit need files that are removed now.
-    store.open.leave_readers();
+    store.open.end_readers()?;
     let mut moved = None;
     let mut kept = detach(&*storage, &store_dir, &mut |file, a| {
         let is_data = matches!(file, TreeFile::Data(_));

@@ -8,8 +8,7 @@ use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 use untorn_journal::directories::store_dir::{StoreDir, lock_store, remove_tree};
-use untorn_journal::readers::leases::LEASES_HONOURED;
-use untorn_journal::readers::readers_page::OwnersPage;
+use untorn_journal::undo::keep::Undo;
 use untorn_journal::{Context, Result};
 use untorn_os::{Linux, Storage};
 
@@ -34,7 +33,7 @@ pub fn remove_unneeded(path: &Path) -> Result<bool> {
 /// Removes like [`remove_unneeded`], on any storage.
 pub fn remove_unneeded_on(path: &Path, storage: &Arc<dyn Storage>, store_dir: &StoreDir) -> Result<bool> {
     let lock = lock_store(&**storage, store_dir, None, false).map_err(|e| error_in_store(e, path))?;
-    OwnersPage::withdraw(&**storage, store_dir, LEASES_HONOURED)?;
+    Undo::end(&**storage, store_dir)?;
     let has_file = store_dir.standalone.as_ref().is_some_and(|name| storage.stat(name).is_ok());
     // A clean header is no proof, because the first record does not change it.
     let found = inspect_on(path, storage, store_dir)?.0;
@@ -58,7 +57,7 @@ pub fn unlink(path: &Path, unlink: impl FnOnce() -> std::io::Result<()>) -> Resu
         None => None,
     };
     if let Some((storage, store_dir)) = &store {
-        OwnersPage::withdraw(&**storage, store_dir, LEASES_HONOURED)?;
+        Undo::end(&**storage, store_dir)?;
     }
     let live = live::memories(path);
     unlink().context("unlink", path)?;

@@ -58,10 +58,11 @@ struct Part {
 impl Part {
     /// The changes of the part that the data file still lacks. `None`: they may include a commit that failed.
     /// `failures`: a flush of the whole file system follows, and this many such flushes have failed so far.
-    fn to_write(&self, engine: &Engine, data: &Arc<dyn File>, failures: Option<u64>) -> Result<Option<ToWrite>> {
+    fn to_write(&self, data: &Arc<dyn File>, failures: Option<u64>) -> Result<Option<ToWrite>> {
         let mut state = self.file.write();
         let Some(written) = state.written_first.take() else {
-            return Ok(Some(ToWrite { overlay: self.overlay.clone(), again: self.again, first: false }));
+            let (overlay, again) = (self.overlay.clone(), self.again);
+            return Ok(Some(ToWrite { overlay, again, first: false, newest: 0 }));
         };
         if self.rest.is_some() {
             // The next portion must not overwrite these bytes either.
@@ -74,15 +75,14 @@ impl Part {
         let through = || written.through.upgrade().is_some_and(|through| Arc::ptr_eq(&through, data));
         let (again, first) = (self.again || !is_told && !through(), !is_told);
         if written.is_all && !again {
-            return Ok(Some(ToWrite { overlay: Arc::default(), again: false, first }));
+            return Ok(Some(ToWrite { overlay: Arc::default(), again: false, first, newest: 0 }));
         }
-        engine.tell_applying(state.last_lsn)?;
         // A commit also wrote newer changes, which older ones must not overwrite.
         let mut overlay = (*self.overlay).clone();
         if holds(invariant::NEWEST_OVER_OLDER) {
             state.content.committed.lay_over(&mut overlay);
         }
-        Ok(Some(ToWrite { overlay: Arc::new(overlay), again, first }))
+        Ok(Some(ToWrite { overlay: Arc::new(overlay), again, first, newest: state.last_lsn }))
     }
 }
 
@@ -94,6 +94,8 @@ struct ToWrite {
     /// A commit wrote to the file before, and only a flush of that descriptor surely reports a failure of that write:
     /// an error of `syncfs` has been reported to another caller since, or no `syncfs` follows.
     first: bool,
+    /// The newest commit among the changes, if it may be newer than the checkpoint.
+    newest: u64,
 }
 
 /// A checkpoint in progress. If it is dropped after an error, the next one takes over its part.
@@ -197,6 +199,8 @@ impl Engine {
         if target.checkpoint_lsn == state.journal.header().checkpoint_lsn {
             return Ok(None);
         }
+        // Readers that come from now on show everything that the checkpoint overwrites.
+        state.journal.publish(target.checkpoint_lsn)?;
         // A caller that makes a checkpoint step by step, as in tests, does not hold the checkpoint lock.
         if self.checkpoints.running.swap(true, Relaxed) {
             return Ok(None);
@@ -291,14 +295,10 @@ impl<'a> Checkpoint<'a> {
 
     pub(crate) fn apply_before(mut self, after: After) -> Result<Checkpoint<'a>> {
         let engine = self.engine;
-        if holds(invariant::APPLYING_TOLD_FIRST) {
-            engine.tell_applying(self.target.durable_lsn)?;
-        }
+        engine.free_kept();
         // A commit that needs a name may apply it after the flush below, which then does not cover it.
         let (names_wait, reasons, names_healed) = {
             let mut journal = engine.journal.lock();
-            // After the announcement, no reader holds a commit that needs the parked files.
-            engine.remove_parked(self.target.durable_lsn);
             engine.apply_waiting_names(&mut journal);
             self.dirs.append(&mut journal.dirs);
             let unapplied = journal.unapplied.iter();
@@ -437,13 +437,13 @@ impl<'a> Checkpoint<'a> {
     pub fn truncate_log(self) -> Result<()> {
         debug_assert!(self.done, "the log is truncated to {} before it is applied", self.target.checkpoint_lsn);
         let write = {
-            let state = self.engine.journal.lock();
+            let mut state = self.engine.journal.lock();
             // A disk that failed a flush of the journal may also have lost data-file writes, and reported that to
             // nobody else.
             if let Some(e) = state.journal.failure() {
                 return Err(e);
             }
-            state.journal.begin_truncate(self.target)
+            state.journal.begin_truncate(self.target)?
         };
         write.write()?;
         let mut state = self.engine.journal.lock();

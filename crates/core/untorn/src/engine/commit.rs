@@ -9,7 +9,7 @@
 //! - the locks of its files, and for a heap the guards and sections of other threads;
 //! - the batch that is being written, and at most [`JOIN_WAIT_MAX`] for threads that commit at the same time
 //!   ([`Engine::wait_for_others`]);
-//! - its own write and flush, and, for a change of names, readers that hold these names ([`told_readers`]);
+//! - its own write and flush;
 //! - a checkpoint, if the journal has no room ([`Engine::make_room`]); `status` counts these waits.
 
 mod built_record;
@@ -18,10 +18,10 @@ pub(crate) mod committed_names;
 pub(crate) mod contents_first;
 mod failed;
 mod first_attributes;
+mod kept_for_readers;
 pub(crate) mod names;
 pub(crate) mod stop_the_world;
 pub(crate) mod ticket;
-pub(crate) mod told_readers;
 
 use crate::engine::commit::built_record::{BuiltRecord, RunState};
 use crate::engine::commit::capture::Threads;
@@ -493,10 +493,11 @@ impl Engine {
             if !requests[i].names.is_empty() && !records[i].ops.is_empty() {
                 let mut names = FinalState::default();
                 names.add_record(&records[i], lsn).expect("a record that was built just now");
-                let parks = self.tell_names(lsn);
+                self.keep_names(&names, lsn);
                 let named: Vec<_> =
                     files.into_iter().filter(|part| part.index.is_some()).map(|part| part.file).collect();
-                self.follow_names(&named, names, parks, journal);
+                self.follow_names(&named, names, journal);
+                self.tell_named(lsn);
             }
         }
         Ok(n)

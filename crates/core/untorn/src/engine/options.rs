@@ -2,9 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
 use untorn_journal::journal::Options as JournalOptions;
-use untorn_journal::readers::leases::LEASES_HONOURED;
 use untorn_os::BLOCK_BYTES;
 
 /// Least size of a shared range of a spill file. For smaller ranges, sharing costs more than copying: changes of
@@ -118,7 +116,7 @@ impl Default for StoreOptions {
                 window_bytes: 4 << 20,
                 spare: true,
                 readers: true,
-                leases: LEASES_HONOURED,
+                readers_space: None,
                 dir_mode: 0o700,
             },
             full_page: false,
@@ -200,11 +198,12 @@ impl StoreOptions {
         self
     }
 
-    /// How long the store waits for readers that hold an older commit ([`crate::reader::Snapshot::hold`]) before it
-    /// applies newer ones, closes, or recovers. The limit is for all readers together. Default 10 seconds; with zero,
-    /// it does not wait.
-    pub fn leases(mut self, at_most: Duration) -> Self {
-        self.journal.leases = at_most;
+    /// Limit, in bytes, for the old data that the store keeps for readers of older commits
+    /// ([`crate::Reader::snapshot`]). Beyond it, or if the disk has no room, the oldest reader is given up: nobody ever
+    /// waits for readers. With 0 nothing is kept, and a snapshot lasts until the next checkpoint; any other limit is at
+    /// least twice [`StoreOptions::journal_bytes`]. Default: 1 GiB, or a tenth of the free space if that is less.
+    pub fn readers_space(mut self, bytes: u64) -> Self {
+        self.journal.readers_space = Some(bytes);
         self
     }
 

@@ -1,4 +1,4 @@
-//! Files of a snapshot as memory: copies, made while the snapshot is held, that nothing changes afterwards.
+//! Files of a snapshot as memory: copies that nothing changes afterwards.
 
 use crate::reader::{Reader, Snapshot};
 use std::ops::Deref;
@@ -41,9 +41,9 @@ pub(crate) struct ReadCopy {
 }
 
 impl ReadCopy {
-    /// Copies a file as of the last durable commit, from a held snapshot if possible.
+    /// Copies a file as of the last durable commit.
     pub(crate) fn take(reader: &Reader, path: &Path) -> Result<ReadCopy> {
-        reader.with_held_snapshot(|snapshot| ReadCopy::of(reader, snapshot, path))
+        reader.with_snapshot(|snapshot| ReadCopy::of(reader, snapshot, path))
     }
 
     fn of(reader: &Reader, snapshot: &Snapshot, path: &Path) -> Result<ReadCopy> {
@@ -97,18 +97,6 @@ impl Reader {
     /// Whether a file may differ from its state at this commit.
     pub(crate) fn has_changed(&self, lsn: u64) -> Result<bool> {
         Ok(self.snapshot()?.lsn() != lsn)
-    }
-
-    /// Calls `act` with a snapshot, which is held if possible.
-    pub(crate) fn with_held_snapshot<T>(&self, act: impl Fn(&Snapshot) -> Result<T>) -> Result<T> {
-        self.with_snapshot(|snapshot| {
-            match snapshot.hold() {
-                // The result is equally valid without a lease, but may need more tries.
-                Err(Error::SnapshotExpired { .. } | Error::Unsupported { .. }) | Ok(()) => {}
-                Err(e) => return Err(e),
-            }
-            act(snapshot)
-        })
     }
 }
 

@@ -34,10 +34,14 @@ impl Checkpoint<'_> {
             file.write().attribute_unsynced = false;
         }
         let writing = file.writing.lock();
-        let Some(ToWrite { overlay: to_write, again, first }) = part.to_write(engine, &data, failures)? else {
+        let Some(ToWrite { overlay: to_write, again, first, newest }) = part.to_write(&data, failures)? else {
             drop(writing);
             return Err(engine.journal.lock().journal.failure().unwrap_or(Error::Closed));
         };
+        let to = self.target.checkpoint_lsn.max(newest);
+        if let Err(e) = engine.keep_contents(&*data, &to_write, to, &path) {
+            return Ok(Applied::Not(e));
+        }
         if again && engine.is_durable() {
             data.forget_cached().context("drop the cache of", &path)?;
         }
@@ -92,7 +96,7 @@ impl Checkpoint<'_> {
                     return Ok(None);
                 }
                 if let Some(data) = &state.content.data {
-                    return match state.changed_outside(&*self.engine.storage)? {
+                    return match state.changed_outside(&*self.engine.storage, |meta| self.engine.own_links(meta))? {
                         Some(changed) => {
                             self.disown(file.id, &state)?;
                             Err(changed)

@@ -16,12 +16,11 @@ use untorn_os::File;
 impl Engine {
     /// Applies a commit of names: first to the table of open files, then to the disk. Changes that cannot be made on
     /// the disk now are left to the next checkpoint; recovery would make all of them, so correctness does not depend on
-    /// this call. With `parks`, removed files are parked for readers.
+    /// this call.
     pub(crate) fn follow_names(
         &self,
         files: &[Arc<SharedFile>],
         names: FinalState,
-        parks: bool,
         journal: &mut JournalState,
     ) {
         debug_assert_eq!(files.len(), names.files.len(), "files of a change of names");
@@ -29,7 +28,7 @@ impl Engine {
         let renaming = self.renaming.write();
         let new = files.iter().filter(|file| file.read().life == Life::Uncommitted).map(|file| file.id).collect();
         self.update_table(files, &names);
-        let unapplied = self.apply_names(files.to_vec(), names, &new, parks);
+        let unapplied = self.apply_names(files.to_vec(), names, &new);
         drop(renaming);
         let Some(mut unapplied) = unapplied else { return };
         for file in files {
@@ -48,7 +47,7 @@ impl Engine {
             let _renaming = self.renaming.write();
             let before = (waiting.names.files.len(), waiting.names.dirs.len());
             let touched = waiting.names.touched_dirs();
-            let still = self.apply_names(waiting.files, waiting.names, &BTreeSet::new(), self.parks_waiting());
+            let still = self.apply_names(waiting.files, waiting.names, &BTreeSet::new());
             let after = still.as_ref().map(|still| (still.names.files.len(), still.names.dirs.len()));
             if after != Some(before) {
                 // The directories may have been flushed before these names were in them.
@@ -118,7 +117,6 @@ impl Engine {
         mut files: Vec<Arc<SharedFile>>,
         mut names: FinalState,
         new: &BTreeSet<u64>,
-        parks: bool,
     ) -> Option<Unapplied> {
         let named = files.iter().filter(|file| file.read().life == Life::Named);
         let first = ContentsFirst::new(self, named.map(|file| (file.id, file.clone())).collect());
@@ -130,7 +128,7 @@ impl Engine {
             rename_dir: self.store_dir.journal(),
             durable: self.is_durable(),
             contents: Some(&first),
-            parking: parks.then(|| self.store_dir.parked()),
+            kept_links: self.kept_links(),
         };
         let mut locations = data_files.find_but(&names, new);
         let left = data_files.apply_names(&names, &mut locations);

@@ -7,7 +7,6 @@
 use crate::engine::Engine;
 use crate::engine::content::edited;
 use crate::engine::files::file_state::{SharedFile, WrittenFirst};
-use crate::invariant;
 use crate::sync_point;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -18,7 +17,7 @@ use untorn_journal::data_files::apply::apply_overlay;
 use untorn_journal::data_files::locate::Contents;
 use untorn_journal::recovery::flush_one_by_one;
 use untorn_journal::{Context, Result};
-use untorn_os::{File, holds};
+use untorn_os::File;
 
 /// The committed contents of files whose names change. The caller keeps the names locked meanwhile.
 pub(crate) struct ContentsFirst<'a> {
@@ -100,10 +99,6 @@ impl ContentsFirst<'_> {
         // A running checkpoint must not write older changes over these.
         let _writing = shared.writing.lock();
         let mut state = shared.write();
-        // For a file that this commit creates, readers take everything from the log.
-        if file.created.is_none() && holds(invariant::CONTENTS_TOLD_FIRST) {
-            engine.tell_applying(state.last_lsn)?;
-        }
         self.written.borrow_mut().remove(&file.id);
         if state.outcome_unknown {
             let detail = "it is unknown whether a commit of it failed; reopen the store to find out";
@@ -129,6 +124,10 @@ impl ContentsFirst<'_> {
         }
         let mut overlay = state.content.applying.as_deref().map_or_else(Overlay::default, Overlay::clone);
         state.content.committed.lay_over(&mut overlay);
+        // For a file that this commit creates, readers take everything from the log.
+        if file.created.is_none() {
+            engine.keep_contents(&*data, &overlay, state.last_lsn, &path)?;
+        }
         state.attribute_unsynced = false;
         let (through, failures) = (Arc::downgrade(&data), engine.flush.failures());
         state.written_first = Some(WrittenFirst { through: through.clone(), failures, is_all: false });

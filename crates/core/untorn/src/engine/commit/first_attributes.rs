@@ -28,7 +28,7 @@ impl Engine {
             debug_assert_eq!(state.life, Life::Named, "an attribute for {:?}", state.path());
             let Some(data) = state.content.data.clone() else { continue };
             let path = state.path().to_owned();
-            if let Some(changed) = state.changed_outside(&*self.storage)? {
+            if let Some(changed) = state.changed_outside(&*self.storage, |meta| self.own_links(meta))? {
                 return Err(changed);
             }
             let attribute = Attribute {

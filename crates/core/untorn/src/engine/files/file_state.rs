@@ -529,7 +529,11 @@ impl FileState {
 
     /// The conflict if another program wrote to, truncated, linked or replaced the data file since Untorn last wrote to
     /// it.
-    pub(crate) fn changed_outside(&self, storage: &dyn Storage) -> Result<Option<Error>> {
+    pub(crate) fn changed_outside(
+        &self,
+        storage: &dyn Storage,
+        own_links: impl Fn(&Meta) -> u64,
+    ) -> Result<Option<Error>> {
         let content = &self.content;
         let (Some(data), Some(last)) = (&content.data, content.last_stat) else { return Ok(None) };
         // If the program has closed the descriptor, its number says nothing about the file.
@@ -539,7 +543,7 @@ impl FileState {
         if edited(&now, &last) {
             return conflict("another program changed the file while it was in use");
         }
-        if now.links > 1 {
+        if own_links(&now) > 1 {
             return conflict("another program gave the file a second name");
         }
         match storage.stat(&content.path) {
@@ -560,14 +564,14 @@ fn checked_range(offset: u64, len: u64) -> Result<Range<u64>> {
     }
 }
 
-/// Checks that this is a regular file with one name; others are not managed.
-pub(crate) fn check_kind(meta: &Meta, path: &Path) -> Result<()> {
+/// Checks that this is a regular file with one name, besides those that are kept for readers; others are not managed.
+pub(crate) fn check_kind(meta: &Meta, own_links: u64, path: &Path) -> Result<()> {
     let what = match meta.kind {
-        Kind::File if meta.links <= 1 => return Ok(()),
+        Kind::File if own_links <= 1 => return Ok(()),
         Kind::File => {
             return Err(Error::Conflict {
                 path: path.to_owned(),
-                detail: format!("it has {} hard links; a managed file has one name", meta.links),
+                detail: format!("it has {own_links} hard links; a managed file has one name"),
             });
         }
         Kind::Directory => "a directory",

@@ -19,6 +19,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use untorn_journal::directories::store_dir::{STORE_DIR, StoreDir};
+use untorn_journal::undo::kept_links::KeptLinks;
 use untorn_journal::{Context, Error, Result};
 use untorn_os::{Linux, Storage};
 
@@ -322,7 +323,10 @@ impl FileOptions {
             Ok(_) if self.create_new => {
                 return Err(Error::io("create", &path, ErrorKind::AlreadyExists.into()));
             }
-            Ok(meta) => check_kind(&meta, name)?,
+            Ok(meta) => {
+                let kept_links = KeptLinks::found(&*storage, &store_dir.undo());
+                check_kind(&meta, kept_links.own_links(&meta), name)?;
+            }
             Err(e) if e.kind() == ErrorKind::NotFound && (self.creates() || storage.stat(&store_dir.dir).is_ok()) => {}
             Err(e) if e.kind() == ErrorKind::NotFound => return Err(Error::not_there(&path)),
             Err(e) => return Err(Error::io("open", &path, e)),

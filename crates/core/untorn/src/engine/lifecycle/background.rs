@@ -12,8 +12,8 @@ use untorn_os::{own_thread, without_signals};
 
 /// Time without commits after which a durable mark is due.
 const IDLE: Duration = Duration::from_millis(100);
-/// Interval of checks whether readers still need parked files.
-const LOOK_AT_LEASES: Duration = Duration::from_secs(1);
+/// Interval of checks whether readers still need what is kept for them.
+const FREE_KEPT: Duration = Duration::from_secs(1);
 /// Delay of the next checkpoint after a failed one. It doubles with each failure, up to the maximum.
 const RETRY_MIN: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_secs(60);
@@ -74,13 +74,13 @@ fn work(engine: &Engine, retry: &mut Duration) -> Option<Duration> {
             engine.life.note_failure(journal, &engine.path);
         }
     }
-    let parked = engine.remove_unheld();
+    let kept = engine.free_kept();
     let pause = *retry;
     debug_assert!((RETRY_MIN..=RETRY_MAX).contains(&pause), "the next try comes in {pause:?}");
     *retry = if failed { (2 * pause).min(RETRY_MAX) } else { RETRY_MIN };
     match (busy, failed) {
         (_, true) => Some(pause),
         (true, false) => Some(IDLE),
-        (false, false) => parked.then_some(LOOK_AT_LEASES),
+        (false, false) => kept.then_some(FREE_KEPT),
     }
 }

@@ -12,7 +12,7 @@ use crate::engine::parts::life::Life;
 use crate::engine::parts::opening::Opening;
 use crate::engine::paths::error_paths::error_in_store;
 use crate::engine::waiting::completion::Completion;
-use crate::engine::waiting::concurrency::{AtomicBool, AtomicU64, Mutex, RwLock};
+use crate::engine::waiting::concurrency::{AtomicBool, Mutex, RwLock};
 use crate::engine::{Engine, JournalState};
 use crate::sync_point;
 use std::ops::Deref;
@@ -22,6 +22,7 @@ use untorn_journal::directories::store_dir::{StoreDir, StoreLock};
 use untorn_journal::format::UNCLOSED_MAX;
 use untorn_journal::recovery::{OpenOptions, Opened, clear_pending, flush_one_by_one, open};
 use untorn_journal::scanning::scan::note_lost_flush;
+use untorn_journal::undo::keep::Undo;
 use untorn_journal::{Context, Result};
 use untorn_os::Storage;
 
@@ -93,8 +94,7 @@ impl OpenStore {
             },
             life: Life::new(),
             checkpoints: Checkpoints { has_spare: AtomicBool::new(has_spare), ..Checkpoints::default() },
-            page: journal.readers_page().cloned(),
-            parked_to: AtomicU64::new(0),
+            undo: journal.undo().cloned(),
             journal: Mutex::new(JournalState::new(journal)),
             renaming: RwLock::default(),
             files: Mutex::default(),
@@ -116,16 +116,13 @@ impl OpenStore {
     pub(crate) fn close(&self) -> Result<()> {
         self.life.check_fork()?;
         let Some(_closing) = self.life.close() else { return Ok(()) };
-        if let Some(page) = &self.page {
-            page.begin_end();
-        }
         self.drain();
         self.fail_stuck();
         self.commits.wakeup.stop();
         let done = {
             let _turn = self.checkpoints.lock.lock();
             let done = self.close_journal();
-            self.leave_readers();
+            self.free_kept();
             self.life.shut_down();
             done
         };
@@ -228,13 +225,9 @@ impl OpenStore {
         Ok(())
     }
 
-    /// Waits for readers that hold a commit; then tells readers that later changes are not announced. Data that they
-    /// have read is as durable as before.
-    pub(crate) fn leave_readers(&self) {
-        if let Some(Err(e)) = self.page.as_ref().map(|page| page.end()) {
-            tracing::warn!(store = %self.path.display(), error = %e, "readers were not told that the store is closed");
-        }
-        self.remove_parked(u64::MAX);
+    /// Ends what readers hold, because later changes are not shown to them.
+    pub(crate) fn end_readers(&self) -> Result<()> {
+        self.undo.as_ref().map_or(Ok(()), |_| Undo::end(&*self.storage, &self.store_dir))
     }
 
     /// Marks the store as closed, because none of it is left on the disk.

@@ -54,6 +54,8 @@ pub struct Status {
     pub quarantined: Vec<Quarantined>,
     /// Commits that readers hold.
     pub held: Vec<u64>,
+    /// Bytes that are kept for readers of older commits: old contents, names, and segments of the journal.
+    pub kept_bytes: u64,
     /// Files that are mapped.
     pub maps: Vec<MapStatus>,
     /// The results of recovery when the store was opened.
@@ -103,6 +105,7 @@ impl Status {
                 quarantined.push(Quarantined { path: state.path().to_owned(), reason: reason.to_string() });
             }
         }
+        let undo = engine.undo.as_deref();
         let (journal, totals) = (&state.journal, engine.storage.counters());
         let counted = journal.counters();
         Status {
@@ -126,7 +129,8 @@ impl Status {
             memory_bytes,
             failed: journal.failure().map(|e| e.to_string()),
             quarantined,
-            held: engine.page.as_ref().map(|page| page.held_before(u64::MAX)).unwrap_or_default(),
+            held: undo.and_then(|undo| undo.page().holds().ok()).map(|holds| holds.commits()).unwrap_or_default(),
+            kept_bytes: undo.map_or(0, |undo| undo.bytes()),
             maps,
             recovered: engine.opening.recovered.clone(),
         }

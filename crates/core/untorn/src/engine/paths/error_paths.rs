@@ -16,6 +16,8 @@ pub(crate) fn error_in_store(e: Error, store: &Path) -> Error {
         Error::Conflict { path, detail } => Error::Conflict { path: inside(path), detail },
         Error::NeedsJournal { path, detail } => Error::NeedsJournal { path: inside(path), detail },
         Error::SnapshotExpired { path, lsn } => Error::SnapshotExpired { path: inside(path), lsn },
+        Error::SnapshotEnded { path, lsn } => Error::SnapshotEnded { path: inside(path), lsn },
+        Error::FileNotKept { path, lsn } => Error::FileNotKept { path: inside(path), lsn },
         Error::Io { action, path, source } => Error::Io { action, path: inside(path), source },
         other => other,
     }

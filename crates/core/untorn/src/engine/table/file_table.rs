@@ -56,7 +56,7 @@ impl Engine {
             done => (done.map_err(|e| open_error(path, e))?, true),
         };
         let meta = file.meta().context("look at", path)?;
-        check_kind(&meta, path)?;
+        check_kind(&meta, self.own_links(&meta), path)?;
         if writable && !file.try_claim().context("claim", path)? {
             return Err(claimed(path));
         }

@@ -1,0 +1,14 @@
+//! Old contents, names and log segments that the owner of a store keeps for readers of older commits.
+//!
+//! ```text
+//! holds    readers lock a range of bytes of the page: the kernel releases it when they end
+//! page     four numbers that the owner publishes, and that readers see at once
+//! index    what is kept, in the order in which it was published
+//! keep     the owner's part: what a held commit still needs is kept before it is overwritten
+//! ```
+
+pub mod holds;
+pub mod index;
+pub mod keep;
+pub mod kept_links;
+pub mod page;

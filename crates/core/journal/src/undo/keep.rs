@@ -1,0 +1,688 @@
+//! The owner's part: what a held commit still needs is kept before it is overwritten, and freed afterwards.
+//!
+//! ```text
+//! overwrite   locks listed ─▶ old state written to `undo/`, not flushed ─▶ `kept` published ─▶ overwritten
+//! free        locks listed ─▶ what no lock lies in the interval of is removed
+//! give up     `given_up` published ─▶ freed
+//! ```
+//!
+//! Everything kept has an interval of commits for which it is the truth, and is needed as long as a lock lies in it. For
+//! a range of a data file it begins with the last checkpoint that overwrote the range and kept it; 0, if none did.
+//!
+//! Nobody waits for readers. What is kept takes at most `space` bytes: beyond that, or when the disk is full, the oldest
+//! reader is given up.
+
+use crate::commits::final_state::FinalState;
+use crate::commits::overlay::Overlay;
+use crate::directories::store_dir::{StoreDir, remove_tree};
+use crate::error::{Context, Error, Result, is_no_space};
+use crate::format::{Header, StoreId};
+use crate::invariant;
+use crate::undo::holds::Holds;
+use crate::undo::index::{Entry, Inode, Old, Was, index_name, interval_of, link_name, link_of, old_bytes_name, read_entries};
+use crate::undo::kept_links::KeptLinks;
+use crate::undo::page::{Cell, OwnersPage, Published, end_chain};
+use parking_lot::Mutex;
+use rangemap::RangeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, ErrorKind};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use untorn_os::{File, Kind, Open, Storage, holds, read_full_at, write_all_at};
+
+/// Bytes that are copied at once.
+const COPY_BYTES: usize = 1 << 20;
+
+/// An index of fewer bytes is not worth writing anew.
+const INDEX_BYTES_MIN: u64 = 1 << 20;
+
+/// What an owner keeps for readers of older commits.
+pub struct Undo {
+    storage: Arc<dyn Storage>,
+    dir: PathBuf,
+    page: OwnersPage,
+    /// Limit for everything that is kept, in bytes.
+    space: u64,
+    kept: Mutex<Kept>,
+}
+
+/// Old bytes of one interval.
+struct OldBytes {
+    file: Arc<dyn File>,
+    bytes: u64,
+}
+
+/// A file that is kept under a name in the undo directory.
+struct Link {
+    commits: Range<u64>,
+    file: Inode,
+    /// Its bytes, which are freed with the link if the file has lost its own name.
+    bytes: u64,
+}
+
+struct Kept {
+    published: Published,
+    index: Option<Arc<dyn File>>,
+    /// Old bytes, by the interval's start and end.
+    old_bytes: BTreeMap<(u64, u64), OldBytes>,
+    links: BTreeMap<u64, Link>,
+    next_link: u64,
+    own_links: KeptLinks,
+    /// Up to which commit the ranges of each file, and its length, were kept last.
+    ranges: BTreeMap<Inode, RangeMap<u64, u64>>,
+    lengths: BTreeMap<Inode, u64>,
+    /// The commit that changed each name last, of those that were kept.
+    names: BTreeMap<PathBuf, u64>,
+    /// Intervals of entries without bytes of their own.
+    intervals: BTreeSet<(u64, u64)>,
+    /// Bytes of segments of the log that are kept.
+    segment_bytes: u64,
+}
+
+impl Kept {
+    fn new(published: Published) -> Kept {
+        Kept {
+            published,
+            index: None,
+            old_bytes: BTreeMap::new(),
+            links: BTreeMap::new(),
+            next_link: 0,
+            own_links: KeptLinks::default(),
+            ranges: BTreeMap::new(),
+            lengths: BTreeMap::new(),
+            names: BTreeMap::new(),
+            intervals: BTreeSet::new(),
+            segment_bytes: 0,
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        let old: u64 = self.old_bytes.values().map(|old| old.bytes).sum();
+        let links: u64 = self.links.values().map(|link| link.bytes).sum();
+        old + links + self.segment_bytes + self.published.bytes
+    }
+
+    fn is_empty(&self) -> bool {
+        self.old_bytes.is_empty() && self.links.is_empty() && self.intervals.is_empty()
+    }
+}
+
+/// A file of the undo directory is missing, or another one is in its place.
+fn damaged(dir: &Path) -> Error {
+    Error::corrupt(dir, "it was changed while the store was open".to_owned())
+}
+
+impl Undo {
+    /// Takes over what an earlier owner of this boot kept, or begins anew. The log ends with this commit; nothing has
+    /// been changed since the earlier owner ended.
+    pub fn open(
+        storage: &Arc<dyn Storage>,
+        store_dir: &StoreDir,
+        store: StoreId,
+        last_lsn: u64,
+        space: u64,
+    ) -> Result<Undo> {
+        let dir = store_dir.undo();
+        let continued = match holds(invariant::CHAIN_CONTINUED) {
+            true => OwnersPage::continued(&**storage, store_dir, store, last_lsn)?,
+            false => None,
+        };
+        let (page, kept) = match continued {
+            Some(page) => {
+                let kept = taken_over(&**storage, &dir, Published::of(page.told(Cell::Kept)))?;
+                (page, kept)
+            }
+            None => {
+                let before = OwnersPage::continued(&**storage, store_dir, store, u64::MAX)?;
+                if before.is_some() {
+                    // An older journal was put back: what is held is of commits that it does not have.
+                    end_chain(&**storage, store_dir)?;
+                }
+                remove_tree(&**storage, &dir)?;
+                let page = OwnersPage::begin(&**storage, store_dir, store, last_lsn)?;
+                let published = Published::of(page.told(Cell::Kept));
+                (page, Kept::new(published))
+            }
+        };
+        page.raise(Cell::Durable, last_lsn)?;
+        Ok(Undo { storage: storage.clone(), dir, page, space, kept: Mutex::new(kept) })
+    }
+
+    /// Ends everything that readers hold, because what follows is not shown to them.
+    pub fn end(storage: &dyn Storage, store_dir: &StoreDir) -> Result<()> {
+        end_chain(storage, store_dir)?;
+        remove_tree(storage, &store_dir.undo())
+    }
+
+    /// The page.
+    pub fn page(&self) -> &OwnersPage {
+        &self.page
+    }
+
+    /// How many names in the undo directory each file has.
+    pub fn links(&self) -> KeptLinks {
+        self.kept.lock().own_links.clone()
+    }
+
+    /// How many names of its own a file has, besides those in the undo directory.
+    pub fn own_links(&self, meta: &untorn_os::Meta) -> u64 {
+        self.kept.lock().own_links.own_links(meta)
+    }
+
+    /// Bytes that are kept for readers.
+    pub fn bytes(&self) -> u64 {
+        let kept = self.kept.lock();
+        if kept.is_empty() { kept.segment_bytes } else { kept.bytes() }
+    }
+
+    /// Keeps the contents of a data file which this overlay is about to overwrite, if somebody holds a commit before
+    /// `to` that needs them.
+    ///
+    /// # Errors
+    /// The page cannot be written, so the file must not be written either.
+    pub fn keep_contents(&self, data: &dyn File, overlay: &Overlay, to: u64, path: &Path) -> Result<()> {
+        // Readers that come from now on show this commit or a later one.
+        if holds(invariant::CHECKPOINT_PUBLISHED) {
+            self.page.raise(Cell::Durable, to)?;
+        }
+        if overlay.is_empty() || !self.page.is_held_before(to) || !holds(invariant::OLD_BYTES_KEPT) {
+            return Ok(());
+        }
+        let meta = data.meta().context("look at", path)?;
+        let inode = (meta.device, meta.inode);
+        let size = overlay.size.unwrap_or(meta.size);
+        let mut ranges: rangemap::RangeSet<u64> = rangemap::RangeSet::new();
+        let changed = overlay.ranges().map(|(range, _)| range.start..range.end.min(meta.size));
+        changed.chain([size..meta.size]).filter(|range| !range.is_empty()).for_each(|range| ranges.insert(range));
+        let mut kept = self.kept.lock();
+        loop {
+            let held = self.page.holds()?;
+            let needed = kept.needed(inode, &ranges, to, &held);
+            let bytes: u64 = needed.iter().map(|(range, _)| range.end - range.start).sum();
+            let from = kept.lengths.get(&inode).copied().unwrap_or(0);
+            let length = held.any_in(from..to).then_some(from);
+            if needed.is_empty() && length.is_none() {
+                return Ok(());
+            }
+            if kept.bytes() + bytes > self.space {
+                self.give_up_oldest(&mut kept, &held)?;
+                continue;
+            }
+            let mut entries = Vec::new();
+            entries.extend(length.map(|from| Entry { commits: from..to, old: Old::Length { file: inode, len: meta.size } }));
+            match self.copy_old(&mut kept, data, inode, &needed, to, &mut entries) {
+                Ok(()) => {}
+                Err(e) if is_no_space(&e) => {
+                    self.give_up_oldest(&mut kept, &held)?;
+                    continue;
+                }
+                Err(e) => {
+                    // What cannot be read cannot be kept.
+                    tracing::warn!(file = %path.display(), error = %e, "a snapshot of older contents ends");
+                    self.give_up_oldest(&mut kept, &held)?;
+                    continue;
+                }
+            }
+            if self.publish(&mut kept, &held, &entries)? {
+                for (range, _) in needed {
+                    kept.ranges.entry(inode).or_default().insert(range, to);
+                }
+                kept.lengths.insert(inode, to);
+                return Ok(());
+            }
+        }
+    }
+
+    /// Copies old bytes behind those that are kept of their intervals.
+    fn copy_old(
+        &self,
+        kept: &mut Kept,
+        data: &dyn File,
+        inode: Inode,
+        needed: &[(Range<u64>, u64)],
+        to: u64,
+        entries: &mut Vec<Entry>,
+    ) -> io::Result<()> {
+        // Single reads of cold ranges would take a time of the disk each.
+        needed.iter().for_each(|(range, _)| data.begin_read(range.clone()));
+        let mut chunk = Vec::new();
+        for (range, from) in needed {
+            let commits = *from..to;
+            let old = self.old_bytes(kept, &commits)?;
+            let at = old.bytes;
+            let mut done = 0;
+            while range.start + done < range.end {
+                let n = COPY_BYTES.min((range.end - range.start - done) as usize);
+                chunk.resize(n, 0);
+                let got = read_full_at(data, &mut chunk, range.start + done)?;
+                chunk[got..].fill(0);
+                write_all_at(&*old.file, &chunk, at + done)?;
+                done += n as u64;
+            }
+            old.bytes += done;
+            entries.push(Entry { commits, old: Old::Bytes { file: inode, range: range.clone(), at } });
+        }
+        Ok(())
+    }
+
+    fn old_bytes<'k>(&self, kept: &'k mut Kept, commits: &Range<u64>) -> io::Result<&'k mut OldBytes> {
+        let key = (commits.start, commits.end);
+        if !kept.old_bytes.contains_key(&key) {
+            let file = self.make(&self.dir.join(old_bytes_name(commits)))?;
+            kept.old_bytes.insert(key, OldBytes { file, bytes: 0 });
+        }
+        Ok(kept.old_bytes.get_mut(&key).expect("inserted above"))
+    }
+
+    /// Makes a file in the undo directory, whose users are those of the store.
+    fn make(&self, path: &Path) -> io::Result<Arc<dyn File>> {
+        let create = || self.storage.open(path, Open::create(0o600).shown());
+        match create() {
+            Err(e) if e.kind() == ErrorKind::NotFound => {
+                self.make_dir()?;
+                create()
+            }
+            // Left by an owner that was killed before it published an entry of it.
+            Err(e) if e.kind() == ErrorKind::AlreadyExists => {
+                self.storage.unlink(path)?;
+                create()
+            }
+            done => done,
+        }
+    }
+
+    fn make_dir(&self) -> io::Result<()> {
+        let own = self.dir.parent().map_or(Ok(0o700), |dir| self.storage.stat(dir).map(|meta| meta.mode))?;
+        match self.storage.mkdir(&self.dir, own) {
+            Err(e) if e.kind() != ErrorKind::AlreadyExists => Err(e),
+            _ => Ok(()),
+        }
+    }
+
+    /// Appends entries to the index, and publishes them. Returns false if there was no room, and a reader was given up.
+    fn publish(&self, kept: &mut Kept, held: &Holds, entries: &[Entry]) -> Result<bool> {
+        if entries.is_empty() {
+            return Ok(true);
+        }
+        let mut encoded = Vec::new();
+        entries.iter().for_each(|entry| entry.encode(&mut encoded));
+        let path = self.dir.join(index_name(kept.published.generation));
+        let index = match &kept.index {
+            Some(index) => Ok(index.clone()),
+            None => self.make(&path),
+        };
+        let written = index.and_then(|index| {
+            write_all_at(&*index, &encoded, kept.published.bytes)?;
+            Ok(index)
+        });
+        let index = match written {
+            Ok(index) => index,
+            Err(e) if is_no_space(&e) => {
+                self.give_up_oldest(kept, held)?;
+                return Ok(false);
+            }
+            Err(e) => return Err(Error::io("write", &path, e)),
+        };
+        kept.index = Some(index);
+        kept.published.bytes += encoded.len() as u64;
+        for entry in entries {
+            if !matches!(entry.old, Old::Bytes { .. }) {
+                kept.intervals.insert((entry.commits.start, entry.commits.end));
+            }
+        }
+        if holds(invariant::KEPT_PUBLISHED) {
+            self.page.raise(Cell::Kept, kept.published.number())?;
+        }
+        Ok(true)
+    }
+
+    /// Keeps the header of the journal before another one truncates the log, for commits from its checkpoint on up to
+    /// the published one. So a reader finds the log as it was, with changes that the checkpoint left out.
+    pub fn keep_header(&self, header: &Header) -> Result<()> {
+        let commits = header.checkpoint_lsn..self.page.told(Cell::Durable);
+        if !holds(invariant::HEADER_KEPT) || !self.page.is_held_before(commits.end) {
+            return Ok(());
+        }
+        let mut kept = self.kept.lock();
+        loop {
+            let held = self.page.holds()?;
+            if !held.any_in(commits.clone()) {
+                return Ok(());
+            }
+            let entry = Entry { commits: commits.clone(), old: Old::Header(Box::new(header.clone())) };
+            if self.publish(&mut kept, &held, &[entry])? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Keeps what the names of a commit led to before, if somebody holds an older commit. `names` is the net effect of
+    /// this commit alone, which is not yet on the disk.
+    pub fn keep_names(&self, names: &FinalState, lsn: u64) -> Result<()> {
+        if !self.page.is_held_before(lsn) || !holds(invariant::NAMES_KEPT) {
+            return Ok(());
+        }
+        let mut kept = self.kept.lock();
+        let mut before: BTreeMap<&Path, Option<u32>> = BTreeMap::new();
+        let mut owners: BTreeMap<&Path, bool> = BTreeMap::new();
+        for file in names.files.values() {
+            let changes = file.created.is_some() || file.names.len() > 1 || file.name.is_none() || file.mode.is_some();
+            if !changes {
+                continue;
+            }
+            for (n, name) in file.names.iter().enumerate() {
+                let was_its = n == 0 && file.created.is_none();
+                *owners.entry(name).or_default() |= was_its;
+            }
+        }
+        names.dirs.keys().for_each(|dir| _ = before.insert(dir, None));
+        let changed: Vec<(&Path, bool)> =
+            owners.into_iter().map(|(path, was_file)| (path, was_file)).chain(before.into_keys().map(|dir| (dir, false))).collect();
+        loop {
+            let held = self.page.holds()?;
+            let mut entries = Vec::new();
+            for (path, was_file) in &changed {
+                let from = kept.names.get(*path).copied().unwrap_or(0);
+                if !held.any_in(from..lsn) {
+                    continue;
+                }
+                let commits = from..lsn;
+                let was = match was_file {
+                    true => self.keep_link(&mut kept, path, &commits),
+                    false => match self.storage.stat(path) {
+                        Ok(meta) if meta.kind == Kind::Directory => Was::Directory(meta.mode),
+                        _ => Was::Nothing,
+                    },
+                };
+                entries.push(Entry { commits, old: Old::Name { path: path.to_path_buf(), was } });
+            }
+            if kept.bytes() > self.space && !held.is_empty() {
+                self.give_up_oldest(&mut kept, &held)?;
+                continue;
+            }
+            if self.publish(&mut kept, &held, &entries)? {
+                changed.iter().for_each(|(path, _)| _ = kept.names.insert(path.to_path_buf(), lsn));
+                return Ok(());
+            }
+        }
+    }
+
+    /// Gives the file under a name a second name in the undo directory.
+    fn keep_link(&self, kept: &mut Kept, path: &Path, commits: &Range<u64>) -> Was {
+        let Ok(meta) = self.storage.stat(path) else { return Was::Lost };
+        if meta.kind != Kind::File || !self.is_as_open(path) {
+            return Was::Lost;
+        }
+        let link = kept.next_link;
+        let to = self.dir.join(link_name(link));
+        let made = match self.storage.link(path, &to) {
+            Err(e) if e.kind() == ErrorKind::NotFound => self.make_dir().and_then(|()| self.storage.link(path, &to)),
+            Err(e) if e.kind() == ErrorKind::AlreadyExists => {
+                self.storage.unlink(&to).and_then(|()| self.storage.link(path, &to))
+            }
+            done => done,
+        };
+        if made.is_err() {
+            return Was::Lost;
+        }
+        kept.next_link += 1;
+        let file = (meta.device, meta.inode);
+        kept.own_links.add(file.0, file.1);
+        kept.links.insert(link, Link { commits: commits.clone(), file, bytes: 0 });
+        Was::File { mode: meta.mode, link }
+    }
+
+    /// Whether the undo directory gives access to a file under this name to nobody whom a directory on its path keeps
+    /// out: by its mode, by another group, or by an access list.
+    fn is_as_open(&self, path: &Path) -> bool {
+        let Some(own) = self.dir.parent().and_then(|dir| self.storage.stat(dir).ok()) else { return false };
+        let mode = own.mode;
+        let is_as_open = |dir: &Path| {
+            mode & 0o055 == 0
+                || self.storage.stat(dir).is_ok_and(|meta| {
+                    meta.mode & mode & 0o055 == mode & 0o055
+                        && (meta.gid == own.gid || meta.mode & 0o005 == 0o005)
+                        && !self.storage.has_access_list(dir)
+                })
+        };
+        path.ancestors().skip(1).all(is_as_open)
+    }
+
+    /// Notes that the names of commits up to this one are on the disk.
+    pub fn tell_named(&self, lsn: u64) {
+        // A next owner that does not learn this keeps the same names again.
+        let _ = self.page.raise(Cell::Named, lsn);
+    }
+
+    /// Whether a segment of the log that a truncation has given up is still needed: somebody holds one of the commits
+    /// from its first one to the one that was published at the truncation, or follows the log and lacks its last one.
+    pub fn needs_segment(&self, commits: &Range<u64>, last: u64, held: &Holds) -> bool {
+        let is_followed = || self.page.oldest_follower().is_some_and(|has| has < last);
+        holds(invariant::SEGMENTS_KEPT) && (held.any_in(commits.clone()) || is_followed())
+    }
+
+    /// Notes how many bytes of segments are kept. Beyond the limit, the oldest reader is given up; true if one was, so
+    /// that segments have to be freed.
+    pub fn note_segments(&self, bytes: u64) -> Result<bool> {
+        let mut kept = self.kept.lock();
+        kept.segment_bytes = bytes;
+        if kept.bytes() <= self.space {
+            return Ok(false);
+        }
+        let held = self.page.holds()?;
+        self.give_up_oldest(&mut kept, &held)
+    }
+
+    /// Whether this many bytes of segments may be kept.
+    pub fn has_room(&self, bytes: u64) -> bool {
+        let kept = self.kept.lock();
+        kept.bytes() - kept.segment_bytes + bytes <= self.space
+    }
+
+    /// Gives up the oldest reader, because the disk or the store needs its space. False if there is none.
+    pub fn give_up_one(&self) -> Result<bool> {
+        let mut kept = self.kept.lock();
+        let held = self.page.holds()?;
+        self.give_up_oldest(&mut kept, &held)
+    }
+
+    /// Gives up everything that is held of commits before this one.
+    pub fn give_up_before(&self, lsn: u64) -> Result<()> {
+        let mut kept = self.kept.lock();
+        if self.page.is_held_before(lsn) {
+            self.page.raise(Cell::GivenUp, lsn)?;
+        }
+        self.free_in(&mut kept)
+    }
+
+    /// Gives up the oldest reader. A reader that was stopped while it took its snapshot holds everything from some commit
+    /// on, so it is given up as far as commits are published. Snapshots of the published commit are never given up.
+    /// False if there is no other one.
+    fn give_up_oldest(&self, kept: &mut Kept, held: &Holds) -> Result<bool> {
+        let durable = self.page.told(Cell::Durable);
+        let Some(oldest) = held.oldest_range().filter(|oldest| oldest.start < durable) else { return Ok(false) };
+        self.page.raise(Cell::GivenUp, oldest.end.min(durable))?;
+        self.free_in(kept)?;
+        Ok(true)
+    }
+
+    /// Frees what nobody needs any more. Returns whether something is left.
+    pub fn free(&self) -> Result<bool> {
+        let mut kept = self.kept.lock();
+        if kept.is_empty() {
+            return Ok(false);
+        }
+        self.free_in(&mut kept)?;
+        Ok(!kept.is_empty())
+    }
+
+    fn free_in(&self, kept: &mut Kept) -> Result<()> {
+        let held = self.page.holds()?;
+        let is_needed = |commits: Range<u64>| {
+            if holds(invariant::WHOLE_INTERVAL) { held.any_in(commits) } else { held.any_in(commits.end - 1..commits.end) }
+        };
+        let unneeded: Vec<_> =
+            kept.old_bytes.keys().copied().filter(|(from, to)| !is_needed(*from..*to)).collect();
+        for (from, to) in unneeded {
+            kept.old_bytes.remove(&(from, to));
+            self.remove(&old_bytes_name(&(from..to)))?;
+        }
+        let unneeded: Vec<_> = kept.links.iter().filter(|(_, link)| !is_needed(link.commits.clone())).map(|(n, _)| *n).collect();
+        for link in unneeded {
+            self.remove(&link_name(link))?;
+            let Link { file, .. } = kept.links.remove(&link).expect("listed above");
+            kept.own_links.remove(file.0, file.1);
+        }
+        kept.intervals.retain(|(from, to)| is_needed(*from..*to));
+        let Kept { links, own_links, .. } = &mut *kept;
+        for (number, link) in links {
+            // Only a file that has lost its own name takes space for readers.
+            let found = self.storage.stat(&self.dir.join(link_name(*number)));
+            link.bytes = found.map_or(0, |meta| if own_links.own_links(&meta) == 0 { meta.size } else { 0 });
+        }
+        if kept.is_empty() {
+            return self.begin_index(kept, &[]);
+        }
+        // Entries of intervals that nobody holds are passed over by each reader.
+        if kept.published.bytes >= INDEX_BYTES_MIN {
+            let old = self.read_index(kept)?;
+            let mut needed = Vec::new();
+            let mut bytes = 0;
+            for entry in old.into_iter().filter(|entry| is_needed(entry.commits.clone())) {
+                let before = needed.len();
+                entry.encode(&mut needed);
+                bytes += needed.len() - before;
+            }
+            if (bytes as u64) < kept.published.bytes / 2 {
+                return self.begin_index(kept, &needed);
+            }
+        }
+        Ok(())
+    }
+
+    fn read_index(&self, kept: &Kept) -> Result<Vec<Entry>> {
+        let path = self.dir.join(index_name(kept.published.generation));
+        let Some(index) = &kept.index else { return Ok(Vec::new()) };
+        let mut b = vec![0; kept.published.bytes as usize];
+        if read_full_at(&**index, &mut b, 0).context("read", &path)? < b.len() {
+            return Err(damaged(&path));
+        }
+        let mut entries = Vec::new();
+        read_entries(&b, &path, |entry| entries.push(entry))?;
+        Ok(entries)
+    }
+
+    /// Publishes another index, with these entries, in the place of the present one.
+    fn begin_index(&self, kept: &mut Kept, entries: &[u8]) -> Result<()> {
+        let before = kept.published;
+        if before.bytes == 0 {
+            return Ok(());
+        }
+        let next = Published { generation: before.generation + 1, bytes: entries.len() as u64 };
+        let mut index = None;
+        if !entries.is_empty() {
+            let path = self.dir.join(index_name(next.generation));
+            let made = self.make(&path).and_then(|file| write_all_at(&*file, entries, 0).map(|()| file));
+            match made {
+                Ok(file) => index = Some(file),
+                // The present one serves as well.
+                Err(_) => {
+                    let _ = self.storage.unlink(&path);
+                    return Ok(());
+                }
+            }
+        }
+        self.page.raise(Cell::Kept, next.number())?;
+        (kept.published, kept.index) = (next, index);
+        if entries.is_empty() {
+            kept.ranges.clear();
+            kept.lengths.clear();
+            kept.names.clear();
+        }
+        self.remove(&index_name(before.generation))
+    }
+
+    fn remove(&self, name: &str) -> Result<()> {
+        let path = self.dir.join(name);
+        match self.storage.unlink(&path) {
+            Err(e) if e.kind() != ErrorKind::NotFound => Err(Error::io("remove", path, e)),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Kept {
+    /// The parts of these ranges that somebody needs, with the start of the interval of each.
+    fn needed(
+        &self,
+        inode: Inode,
+        ranges: &rangemap::RangeSet<u64>,
+        to: u64,
+        held: &Holds,
+    ) -> Vec<(Range<u64>, u64)> {
+        let mut needed = Vec::new();
+        let none = RangeMap::new();
+        let known = self.ranges.get(&inode).unwrap_or(&none);
+        for range in ranges.iter() {
+            let before = known.overlapping(range.clone());
+            let before = before.map(|(kept, from)| (kept.start.max(range.start)..kept.end.min(range.end), *from));
+            let mut parts: Vec<(Range<u64>, u64)> = before.chain(known.gaps(range).map(|gap| (gap, 0))).collect();
+            parts.sort_unstable_by_key(|(part, _)| part.start);
+            needed.extend(parts.into_iter().filter(|(_, from)| held.any_in(*from..to)));
+        }
+        needed
+    }
+}
+
+/// What an earlier owner kept, as far as it was published. Everything else is removed.
+fn taken_over(storage: &dyn Storage, dir: &Path, published: Published) -> Result<Kept> {
+    let mut kept = Kept::new(published);
+    let mut links: BTreeMap<u64, Range<u64>> = BTreeMap::new();
+    let path = dir.join(index_name(published.generation));
+    if published.bytes > 0 {
+        let index = storage.open(&path, Open::WRITE).context("open", &path)?;
+        let mut b = vec![0; published.bytes as usize];
+        if read_full_at(&*index, &mut b, 0).context("read", &path)? < b.len() {
+            return Err(damaged(&path));
+        }
+        let mut intervals = BTreeSet::new();
+        read_entries(&b, &path, |Entry { commits, old }| {
+            match old {
+                Old::Name { was: Was::File { link, .. }, .. } => _ = links.insert(link, commits.clone()),
+                Old::Bytes { .. } => return,
+                _ => {}
+            }
+            intervals.insert((commits.start, commits.end));
+        })?;
+        (kept.index, kept.intervals) = (Some(index), intervals);
+    }
+    let names = match storage.list(dir) {
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(kept),
+        done => done.context("list", dir)?,
+    };
+    for name in names {
+        let path = dir.join(&name);
+        let text = name.to_string_lossy();
+        if let Some(commits) = interval_of(&text) {
+            let file = storage.open(&path, Open::WRITE).context("open", &path)?;
+            let bytes = file.meta().context("look at", &path)?.size;
+            kept.old_bytes.insert((commits.start, commits.end), OldBytes { file, bytes });
+            continue;
+        }
+        if let Some(link) = link_of(&text)
+            && let Some(commits) = links.get(&link)
+        {
+            let meta = storage.stat(&path).context("look at", &path)?;
+            let file = (meta.device, meta.inode);
+            kept.own_links.add(file.0, file.1);
+            kept.links.insert(link, Link { commits: commits.clone(), file, bytes: 0 });
+            kept.next_link = kept.next_link.max(link + 1);
+            continue;
+        }
+        if published.bytes == 0 || text != index_name(published.generation) {
+            storage.unlink(&path).context("remove", &path)?;
+        }
+    }
+    Ok(kept)
+}

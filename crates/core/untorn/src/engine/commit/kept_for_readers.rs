@@ -1,0 +1,60 @@
+//! What a change overwrites, and readers of older commits still need, is kept before the change.
+
+use crate::engine::Engine;
+use std::path::Path;
+use untorn_journal::commits::final_state::FinalState;
+use untorn_journal::commits::overlay::Overlay;
+use untorn_journal::undo::kept_links::KeptLinks;
+use untorn_journal::{Error, Result};
+use untorn_os::{File, Meta};
+
+impl Engine {
+    /// Keeps the contents that this overlay is about to overwrite, for readers of commits before `to`.
+    pub(crate) fn keep_contents(&self, data: &dyn File, overlay: &Overlay, to: u64, path: &Path) -> Result<()> {
+        self.undo.as_ref().map_or(Ok(()), |undo| undo.keep_contents(data, overlay, to, path))
+    }
+
+    /// Keeps what the names of this commit led to, before they change on the disk.
+    pub(crate) fn keep_names(&self, names: &FinalState, lsn: u64) {
+        let Some(undo) = &self.undo else { return };
+        if let Err(e) = undo.keep_names(names, lsn) {
+            // If the disk accepts no entry of the index in the page cache, it accepts no name either.
+            tracing::error!(store = %self.path.display(), error = %e, "old names were not kept for readers");
+        }
+    }
+
+    /// Notes that the names of commits up to this one are on the disk.
+    pub(crate) fn tell_named(&self, lsn: u64) {
+        if let Some(undo) = &self.undo {
+            undo.tell_named(lsn);
+        }
+    }
+
+    /// Names of files in the undo directory.
+    pub(crate) fn kept_links(&self) -> KeptLinks {
+        self.undo.as_ref().map(|undo| undo.links()).unwrap_or_default()
+    }
+
+    /// How many names a file has, without those that are kept for readers.
+    pub(crate) fn own_links(&self, meta: &Meta) -> u64 {
+        if meta.links <= 1 {
+            return meta.links;
+        }
+        self.undo.as_ref().map_or(meta.links, |undo| undo.own_links(meta))
+    }
+
+    /// Frees what no reader needs any more. Returns whether something is left.
+    pub(crate) fn free_kept(&self) -> bool {
+        let Some(undo) = &self.undo else { return false };
+        let freed = || -> Result<bool> {
+            let state = &mut *self.journal.lock();
+            let is_left = undo.free()?;
+            state.journal.free_kept_segments()?;
+            Ok(is_left || state.journal.kept_bytes() > 0)
+        };
+        freed().unwrap_or_else(|e: Error| {
+            tracing::warn!(store = %self.path.display(), error = %e, "what was kept for readers is left");
+            true
+        })
+    }
+}
