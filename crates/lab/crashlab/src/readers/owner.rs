@@ -35,6 +35,11 @@ pub(super) const SMALL: Sizes = (48 << 10, 8 << 10, 4 << 10);
 pub(super) fn open(process: &Arc<SimProcess>, plan: &Plan, has_page: bool) -> untorn::Result<Store> {
     let (journal, first, inline) = plan.sizes;
     let options = StoreOptions::new().create(true).background(false).sizes(journal, first, inline).page(has_page);
+    let options = match plan.may_give_up {
+        // Of these programs, half keep nothing at all.
+        true => options.readers_space(if plan.keeps_nothing { 0 } else { 2 * journal }),
+        false => options,
+    };
     options.open_on(process.clone(), StoreDir::of_directory(), PathBuf::new())
 }
 

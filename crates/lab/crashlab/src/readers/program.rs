@@ -68,6 +68,8 @@ pub(super) struct Plan {
     pub sizes: Sizes,
     /// Whether so little space is allowed for kept bytes that snapshots may be given up.
     pub may_give_up: bool,
+    /// Whether nothing is kept at all.
+    pub keeps_nothing: bool,
     /// A file that another program has moved away for a while.
     pub missing: Option<&'static str>,
     options: Options,
@@ -97,13 +99,14 @@ impl BootPlan {
 impl Plan {
     /// The program of a seed.
     pub fn of_seed(seed: u64) -> Plan {
-        let mut rng = Rng::with_seed(seed);
+        let (mut rng, may_give_up) = (Rng::with_seed(seed), seed % 8 == 7);
         let boots = rng.usize(..3);
         let mut boots: Vec<BootPlan> = (0..boots).map(|_| BootPlan::draw(&mut rng, true)).collect();
         boots.push(BootPlan::draw(&mut rng, false));
         Plan {
-            sizes: if rng.u8(..4) == 0 { SMALL } else { LARGE },
-            may_give_up: false,
+            sizes: if rng.u8(..4) == 0 || may_give_up { SMALL } else { LARGE },
+            may_give_up,
+            keeps_nothing: seed % 16 == 7,
             missing: None,
             options: Options {
                 profile: PROFILES[rng.usize(..PROFILES.len())],
@@ -136,6 +139,7 @@ impl Plan {
         Some(Plan {
             sizes: self.sizes,
             may_give_up: self.may_give_up,
+            keeps_nothing: self.keeps_nothing,
             missing: self.missing,
             options: self.options,
             owner_seed: self.owner_seed,
