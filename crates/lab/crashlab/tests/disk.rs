@@ -462,6 +462,26 @@ fn a_killed_process_leaves_the_cache_and_no_locks() {
 }
 
 #[test]
+fn a_killed_process_holds_no_bytes_and_sees_no_more_changes() {
+    let disk = disk_with(Profile::AnyPosix, &[1; 16]);
+    let (first, second) = (disk.spawn(), disk.spawn());
+    let a = first.open(path("f"), Open::READ).unwrap();
+    let b = second.open(path("f"), Open::WRITE).unwrap();
+    let view = a.view(16).unwrap();
+    assert!(a.hold(3..10).unwrap());
+    assert_eq!((b.held(0..100).unwrap(), view.load(8)), (Some(3..10), u64::from_ne_bytes([1; 8])));
+    // A view also shows what is in the cache only, and a load counts as a call.
+    b.write_at(&[2; 8], 8).unwrap();
+    let calls = disk.calls();
+    assert_eq!((view.load(8), disk.calls()), (u64::from_ne_bytes([2; 8]), calls + 1));
+    first.kill();
+    assert_eq!(b.held(0..100).unwrap(), None);
+    assert_eq!(code(a.hold(3..4)), Some(libc::EBADF));
+    b.write_at(&[3; 8], 8).unwrap();
+    assert_eq!((view.load(8), disk.calls()), (0, calls + 3));
+}
+
+#[test]
 fn a_waiting_lock_is_given_when_its_holder_closes() {
     let disk = disk_with(Profile::AnyPosix, b"");
     let (process, holder) = open(&disk, "f");

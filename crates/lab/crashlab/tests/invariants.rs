@@ -97,16 +97,18 @@ fn scenario(invariant: Invariant) -> Option<&'static str> {
         | invariant::NEXT_OWNER_WAITS
         | invariant::LEASES_VALIDATED
         | invariant::PARKED_CLEARED
-        | invariant::NAMES_UNDONE => Some("readers_see_one_moment"),
-        invariant::LEASES_WAITED_FOR
+        | invariant::NAMES_UNDONE
+        | invariant::LEASES_WAITED_FOR
         | invariant::WANTED_FIRST
         | invariant::LOCKED_FIRST
         | invariant::PARKED
-        | invariant::PARKED_AFTER_NAMES => Some("a_lease_comes_at_any_moment"),
-        invariant::MOMENT_PASSES | invariant::MOMENT_PASSES_UNSEEN => Some("what_was_seen_counts_for_a_moment"),
-        invariant::ONE_TIMER | invariant::BROKEN_LEASES_FORGOTTEN => Some("leases_bound_the_wait"),
-        invariant::CLOSED_VALIDATED => Some("two_owners_of_one_process_id_are_told_apart"),
-        invariant::LEFT_OUT_KEPT => Some("what_a_checkpoint_leaves_out_is_kept_for_who_holds_it"),
+        | invariant::PARKED_AFTER_NAMES
+        | invariant::MOMENT_PASSES
+        | invariant::MOMENT_PASSES_UNSEEN
+        | invariant::ONE_TIMER
+        | invariant::BROKEN_LEASES_FORGOTTEN
+        | invariant::CLOSED_VALIDATED
+        | invariant::LEFT_OUT_KEPT => Some("readers_see_one_commit"),
         invariant::RESTATED_TOLD => Some("readers_see_what_waits"),
         invariant::HEAP_MARKS => Some("a_told_heap_tells_of_itself"),
         invariant::HEAP_CREATED_WHOLE => Some("a_heap_is_made_whole_or_not_at_all"),

@@ -31,7 +31,7 @@ fn salvage(disk: &SimDisk) -> Result<(Recovered, Vec<Quarantined>), Error> {
         window_bytes: 4096,
         spare: false,
         readers: false,
-        leases: std::time::Duration::ZERO,
+        readers_space: None,
         dir_mode: 0o700,
     };
     let progress = &|_, _| {};

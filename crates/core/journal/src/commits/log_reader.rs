@@ -39,6 +39,11 @@ impl fmt::Debug for LogSegment {
 }
 
 impl LogSegment {
+    /// LSN of the last accepted record in it.
+    pub(crate) fn last_lsn(&self) -> u64 {
+        self.last_lsn.load(std::sync::atomic::Ordering::Relaxed)
+    }
+
     /// Opens a segment for reading unapplied commits.
     pub fn open(storage: &dyn Storage, path: &Path) -> Result<Arc<LogSegment>> {
         let file = storage.open(path, Open::READ).context("open", path)?;

@@ -376,7 +376,7 @@ pub fn apply_overlay_in_steps(
     }
     // Ranges in the log are written in the order of the log, so that the log is read sequentially.
     let (mut logged, rest): (Vec<_>, Vec<_>) = overlay.ranges().partition(|(_, source)| source.log_place().is_some());
-    logged.sort_by_key(|(_, source)| source.log_place().map(|(segment, end)| (std::ptr::from_ref(segment), end)));
+    logged.sort_by_key(|(_, source)| source.log_place().map(|(segment, end)| (segment.last_lsn(), end)));
     let mut chunk = Vec::new();
     for (range, source) in rest.into_iter().chain(logged) {
         let end = range.end.min(size);

@@ -3,7 +3,6 @@
 use super::opening::{failed, open};
 use crate::simulation::{Options, SimDisk};
 use std::path::PathBuf;
-use std::time::Duration;
 use untorn::{Error, FailureClass, Store};
 use untorn_journal::directories::store_dir::StoreDir;
 use untorn_journal::journal::Options as JournalOptions;
@@ -137,7 +136,7 @@ fn salvage(disk: &SimDisk) -> Result<(), Error> {
         window_bytes: 4096,
         spare: false,
         readers: false,
-        leases: Duration::ZERO,
+        readers_space: None,
         dir_mode: 0o700,
     };
     let progress = &|_, _| {};

@@ -21,7 +21,7 @@
 //! are); room taken by names and attributes.
 
 use crate::mutation::sync_point_index;
-use crate::simulation::processes::machine::{Machine, Others, Shared};
+use crate::simulation::processes::machine::{Machine, Shared};
 use crate::simulation::processes::process::SimProcess;
 use crate::simulation::state::disk_options::{Failed, Fault, Options};
 use crate::simulation::state::disk_state::State;
@@ -152,11 +152,6 @@ impl SimDisk {
         self.machine().faults.push(fault);
     }
 
-    /// From now on calls `others` before each call, and while processes pause.
-    pub(crate) fn let_others(&self, others: Others) {
-        self.machine().others = Some(others);
-    }
-
     /// Plans a store by another thread right before this call.
     pub fn store_at(&self, call: u64, address: *const u8, bytes: &[u8]) {
         self.machine().races.push((call, address as usize, bytes.to_vec()));
@@ -251,12 +246,9 @@ pub struct Outcome {
 }
 
 impl Snapshot {
-    /// The machine after its processes were killed: nothing is lost, and nothing is open or locked, except for leases
-    /// of others.
+    /// The machine after its processes were killed: nothing is lost, and nothing is open or locked.
     pub fn killed(&self) -> SimDisk {
         let disk = SimDisk::boot(self.state_after_kill());
-        // Leases of others outlive the processes.
-        disk.machine().leases = self.leases.iter().map(|(slot, at)| (*slot, *at, None)).collect();
         disk.machine().uptime = self.uptime();
         disk
     }

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
-use untorn_os::{Access, Counters, File, MapRequest, Mapping, Meta, Open, Space, Storage, SyncPoint};
+use untorn_os::{Access, Counters, File, MapRequest, Mapping, Meta, Open, Space, Storage, SyncPoint, View};
 
 /// A callback that gets the name of the method.
 pub type Hook = Arc<dyn Fn(&str) + Send + Sync>;
@@ -105,8 +105,10 @@ impl File for HookedFile {
         fn try_claim(&self) -> Result<bool>;
         fn lock(&self, wait: bool) -> Result<bool>;
         fn is_locked(&self) -> Result<bool>;
-        fn lease(&self, at: u64) -> Result<bool>;
-        fn leased(&self, range: Range<u64>) -> Result<Option<u64>>;
+        fn hold(&self, range: Range<u64>) -> Result<bool>;
+        fn release(&self, range: Range<u64>) -> Result<()>;
+        fn held(&self, range: Range<u64>) -> Result<Option<Range<u64>>>;
+        fn view(&self, len: usize) -> Result<Box<dyn View>>;
         fn is_direct(&self) -> bool;
         fn map(&self, request: &MapRequest) -> Result<Box<dyn Mapping>>;
     }

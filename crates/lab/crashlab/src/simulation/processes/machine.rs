@@ -6,11 +6,13 @@ use crate::simulation::state::disk_options::{Call, Failed, Fault, What};
 use crate::simulation::state::disk_state::{State, errno};
 use crate::simulation::state::inodes::{Inode, PAGE_BYTES, Slot};
 use crate::simulation::state::power_cut::Snapshot;
+use crate::simulation::turns::{Next, Seat};
 use parking_lot::{Condvar, Mutex, MutexGuard};
+use rangemap::RangeSet;
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use untorn_os::Counters;
 
@@ -25,16 +27,30 @@ pub(crate) enum Lock {
 pub(crate) struct Life {
     pub alive: AtomicBool,
     counters: Mutex<Counters>,
+    /// The number of its calls so far, of the call before which it dies, and of its last allowed one.
+    pub calls: AtomicU64,
+    pub dies_at: AtomicU64,
+    pub calls_max: AtomicU64,
+    /// Its seat, if it takes turns with others.
+    pub seat: OnceLock<Seat>,
 }
 
 impl Life {
+    fn new() -> Life {
+        Life {
+            alive: AtomicBool::new(true),
+            counters: Mutex::default(),
+            calls: AtomicU64::new(0),
+            dies_at: AtomicU64::new(u64::MAX),
+            calls_max: AtomicU64::new(u64::MAX),
+            seat: OnceLock::new(),
+        }
+    }
+
     pub fn counters(&self) -> MutexGuard<'_, Counters> {
         self.counters.lock()
     }
 }
-
-/// Actions of others: before a call, or (true) while a process pauses.
-pub(crate) type Others = Box<dyn FnMut(&mut Machine, bool) + Send>;
 
 /// Disk and cache, everything that ends with the processes, and the laboratory's plans and counts.
 pub(crate) struct Machine {
@@ -42,10 +58,8 @@ pub(crate) struct Machine {
     /// Open files: by handle, the inode and the life of the process.
     pub open: BTreeMap<u64, (Slot, Arc<Life>)>,
     pub locks: BTreeMap<(Slot, Lock), u64>,
-    /// Leased bytes with the handle that has each lease; None: a reader that is not a simulated process.
-    pub leases: Vec<(Slot, u64, Option<u64>)>,
-    /// The actions of others between the calls of processes.
-    pub others: Option<Others>,
+    /// The ranges of bytes that each opening of a file holds.
+    pub held: BTreeMap<(Slot, u64), RangeSet<u64>>,
     /// The simulated time, which advances in pauses.
     pub uptime: Duration,
     /// Mappings, by the mapping's own handle of its file.
@@ -84,6 +98,44 @@ impl Shared {
     /// snapshot of the moment before it.
     pub fn call<T>(
         &self,
+        life: &Arc<Life>,
+        call: Call,
+        describe: impl FnOnce() -> String,
+        act: impl FnOnce(&mut Machine, Option<What>) -> io::Result<T>,
+    ) -> io::Result<T> {
+        let Some(seat) = life.seat.get().filter(|_| life.alive.load(SeqCst)) else {
+            return self.call_now(life, call, describe, act);
+        };
+        let description = describe();
+        match seat.before(&description) {
+            // Nobody else runs now.
+            Next::Call => self.end_life(life, seat, &description),
+            Next::Off => {
+                self.machine().kill_all();
+                seat.switch_off();
+            }
+        }
+        let result = self.call_now(life, call, || format!("{} {description}", seat.name()), act);
+        if life.alive.load(SeqCst) {
+            seat.after(&description, result.as_ref().err());
+        }
+        result
+    }
+
+    /// Kills a process if its time has come.
+    fn end_life(&self, life: &Arc<Life>, seat: &Seat, description: &str) {
+        let number = life.calls.load(SeqCst);
+        let is_too_many = number >= life.calls_max.load(SeqCst);
+        if is_too_many {
+            seat.fail(format!("{} makes too many calls; the next one is {description}", seat.name()));
+        }
+        if is_too_many || number >= life.dies_at.load(SeqCst) {
+            self.machine().kill(life);
+        }
+    }
+
+    fn call_now<T>(
+        &self,
         life: &Life,
         call: Call,
         describe: impl FnOnce() -> String,
@@ -98,8 +150,8 @@ impl Shared {
             return Err(io::Error::other("the machine is off"));
         }
         machine.calls += 1;
+        life.calls.fetch_add(1, SeqCst);
         machine.race(number);
-        machine.let_others(false);
         if call.changes() && machine.snapshots.is_some() {
             let snapshot = machine.snapshot(number);
             machine.snapshots.iter_mut().for_each(|kept| kept.push(snapshot.clone()));
@@ -138,8 +190,7 @@ impl Machine {
             state,
             open: BTreeMap::new(),
             locks: BTreeMap::new(),
-            leases: Vec::new(),
-            others: None,
+            held: BTreeMap::new(),
             uptime: Duration::ZERO,
             maps: BTreeMap::new(),
             next_handle: 0,
@@ -159,30 +210,12 @@ impl Machine {
 
     /// The machine before this call.
     pub fn snapshot(&self, call: u64) -> Snapshot {
-        Snapshot::new(self.state.clone(), call, self.locked(), self.leased(), self.uptime)
-    }
-
-    /// Inodes with a whole-file lock.
-    pub fn locked(&self) -> Vec<Slot> {
-        self.locks.keys().filter(|(_, lock)| *lock == Lock::WholeFile).map(|(slot, _)| *slot).collect()
-    }
-
-    /// The leases of readers that are not simulated processes: they outlive the owner.
-    pub fn leased(&self) -> Vec<(Slot, u64)> {
-        self.leases.iter().filter(|(_, _, holder)| holder.is_none()).map(|(slot, at, _)| (*slot, *at)).collect()
-    }
-
-    /// Runs the actions of others: before a call, or while a process pauses.
-    pub fn let_others(&mut self, pauses: bool) {
-        if let Some(mut others) = self.others.take() {
-            others(self, pauses);
-            self.others = Some(others);
-        }
+        Snapshot::new(self.state.clone(), call, self.uptime)
     }
 
     /// A new process.
     pub fn begin_life(&mut self) -> Arc<Life> {
-        let life = Arc::new(Life { alive: AtomicBool::new(true), counters: Mutex::default() });
+        let life = Arc::new(Life::new());
         self.processes.push(life.clone());
         life
     }
@@ -233,7 +266,7 @@ impl Machine {
     pub fn close(&mut self, handle: u64) {
         if let Some((slot, _)) = self.open.remove(&handle) {
             self.locks.retain(|_, holder| *holder != handle);
-            self.leases.retain(|(_, _, holder)| *holder != Some(handle));
+            self.held.remove(&(slot, handle));
             self.maps.remove(&handle);
             self.unnamed(slot);
         }

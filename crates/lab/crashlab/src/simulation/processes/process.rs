@@ -4,9 +4,10 @@ use super::machine::{Life, Machine, Shared};
 use super::simulated_file::{SimFile, told};
 use crate::simulation::state::disk_options::{Call, Failed, Profile, What};
 use crate::simulation::state::disk_state::errno;
-use crate::simulation::state::inodes::{Body, Inode, Slot};
+use crate::simulation::state::inodes::{Body, Inode};
 use crate::simulation::state::permissions::allows;
 use crate::simulation::state::refusal::Act;
+use crate::simulation::turns::Seat;
 use std::ffi::OsString;
 use std::io;
 use std::path::Path;
@@ -50,36 +51,41 @@ impl SimProcess {
         self.shared.call(&self.life, call, describe, |machine, _| act(machine))
     }
 
-    /// Lets time pass; in a pause, others may act. A killed process does not wait.
-    fn wait(&self, time: Duration, is_pause: bool) {
-        let mut machine = self.shared.machine();
-        if self.life.alive.load(SeqCst) {
-            machine.uptime += time;
-            machine.let_others(is_pause);
+    /// Lets time pass, and others act. A killed process does not wait.
+    fn wait(&self, time: Duration) {
+        if self.is_dead() {
+            return;
+        }
+        self.shared.machine().uptime += time;
+        if let Some(seat) = self.life.seat.get() {
+            seat.pass();
         }
     }
 
-    /// Opens an inode for reading, under any name.
-    pub(crate) fn open_slot(&self, slot: Slot, how: Open) -> io::Result<Arc<dyn File>> {
-        let (handle, direct) = self.call(
-            Call::Look,
-            || format!("open inode {slot}"),
-            |machine| {
-                machine.state.inode(slot)?;
-                Ok((machine.opened(slot, &self.life), how.direct && machine.state.options.direct))
-            },
-        )?;
-        Ok(Arc::new(SimFile {
-            shared: self.shared.clone(),
-            life: self.life.clone(),
-            path: Path::new("an inode").into(),
-            slot,
-            directory: None,
-            handle,
-            write: false,
-            direct,
-            failures_seen: AtomicU64::new(0),
-        }))
+    /// Makes this process's calls in turns with those of others.
+    pub(crate) fn take_turns(&self, seat: Seat) {
+        let _ = self.life.seat.set(seat);
+    }
+
+    /// Lets the process die right before its call with this number, counted from now.
+    pub(crate) fn die_at(&self, call: u64) {
+        self.life.dies_at.store(self.calls().saturating_add(call), SeqCst);
+    }
+
+    /// Allows at most this many calls from now on. With more, the process is killed, and its table of turns gets a
+    /// description.
+    pub(crate) fn allow(&self, calls: u64) {
+        self.life.calls_max.store(self.calls().saturating_add(calls), SeqCst);
+    }
+
+    /// The number of calls that the process has made.
+    pub(crate) fn calls(&self) -> u64 {
+        self.life.calls.load(SeqCst)
+    }
+
+    /// Whether the process was killed.
+    pub(crate) fn is_dead(&self) -> bool {
+        !self.life.alive.load(SeqCst)
     }
 }
 
@@ -335,11 +341,11 @@ impl Storage for SimProcess {
     }
 
     fn pause(&self) {
-        self.wait(PAUSE, true);
+        self.wait(PAUSE);
     }
 
     fn pause_for(&self, time: Duration) {
-        self.wait(time, false);
+        self.wait(time);
     }
 
     fn uptime(&self) -> Duration {

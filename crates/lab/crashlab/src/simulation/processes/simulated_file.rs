@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use untorn_os::{BLOCK_BYTES, File, MapRequest, Mapping, Meta, SyncPoint};
+use untorn_os::{BLOCK_BYTES, File, MapRequest, Mapping, Meta, SyncPoint, View};
 
 /// A longer attribute is not Untorn's: its value is not read.
 const ATTRIBUTE_BYTES_READ_MAX: usize = 256;
@@ -99,14 +99,20 @@ impl SimFile {
     }
 
     fn try_lock(&self, machine: &mut Machine, lock: Lock) -> bool {
-        if lock == Lock::WholeFile && self.is_leased_by_another(machine) {
+        if lock == Lock::WholeFile && self.is_held_by_another(machine) {
             return false;
         }
         *machine.locks.entry((self.slot, lock)).or_insert(self.handle) == self.handle
     }
 
-    fn is_leased_by_another(&self, machine: &Machine) -> bool {
-        machine.leases.iter().any(|(slot, _, holder)| *slot == self.slot && *holder != Some(self.handle))
+    /// The ranges that other openings hold, in the order of the openings.
+    fn held_by_others(&self, machine: &Machine) -> impl Iterator<Item = Range<u64>> {
+        let of_file = machine.held.range((self.slot, 0)..=(self.slot, u64::MAX));
+        of_file.filter(|((_, handle), _)| *handle != self.handle).flat_map(|(_, ranges)| ranges.iter().cloned())
+    }
+
+    fn is_held_by_another(&self, machine: &Machine) -> bool {
+        self.held_by_others(machine).next().is_some()
     }
 
     /// Whether Linux would copy these bytes at once: bytes in one page of the page cache are copied in one piece, and
@@ -300,6 +306,7 @@ impl File for SimFile {
         if got || !wait {
             return Ok(got);
         }
+        assert!(self.life.seat.get().is_none(), "a process that takes turns must not wait for a lock");
         // A wait is one call, however long it takes.
         let mut machine = self.shared.machine();
         loop {
@@ -317,30 +324,52 @@ impl File for SimFile {
         self.call(
             Call::Look,
             || "is locked".to_owned(),
-            |machine, _| Ok(self.is_locked_by_another(machine) || self.is_leased_by_another(machine)),
+            |machine, _| Ok(self.is_locked_by_another(machine) || self.is_held_by_another(machine)),
         )
     }
 
-    fn lease(&self, at: u64) -> io::Result<bool> {
-        self.call(
-            Call::Look,
-            || format!("lease {at}"),
-            |machine, _| {
-                if self.is_locked_by_another(machine) {
-                    return Ok(false);
-                }
-                machine.leases.push((self.slot, at, Some(self.handle)));
-                Ok(true)
-            },
-        )
-    }
-
-    fn leased(&self, range: Range<u64>) -> io::Result<Option<u64>> {
-        let describe = || format!("leased {range:?}");
+    fn hold(&self, range: Range<u64>) -> io::Result<bool> {
+        let describe = || format!("hold {range:?}");
         self.call(Call::Look, describe, |machine, _| {
-            let mut others = machine.leases.iter().filter(|(_, _, holder)| *holder != Some(self.handle));
-            Ok(others.find(|(slot, at, _)| *slot == self.slot && range.contains(at)).map(|(_, at, _)| *at))
+            if self.is_locked_by_another(machine) {
+                return Ok(false);
+            }
+            machine.held.entry((self.slot, self.handle)).or_default().insert(range.clone());
+            Ok(true)
         })
+    }
+
+    fn release(&self, range: Range<u64>) -> io::Result<()> {
+        if range.is_empty() {
+            return Ok(());
+        }
+        let describe = || format!("release {range:?}");
+        self.call(Call::Look, describe, |machine, _| {
+            if let Some(ranges) = machine.held.get_mut(&(self.slot, self.handle)) {
+                ranges.remove(range.clone());
+            }
+            Ok(())
+        })
+    }
+
+    fn held(&self, range: Range<u64>) -> io::Result<Option<Range<u64>>> {
+        if range.is_empty() {
+            return Ok(None);
+        }
+        let describe = || format!("held {range:?}");
+        self.call(Call::Look, describe, |machine, _| {
+            let clipped = |found: Range<u64>| found.start.max(range.start)..found.end.min(range.end);
+            // A lock on the whole file covers every range.
+            let whole = self.is_locked_by_another(machine).then(|| range.clone());
+            Ok(whole.or_else(|| self.held_by_others(machine).map(clipped).find(|found| !found.is_empty())))
+        })
+    }
+
+    fn view(&self, len: usize) -> io::Result<Box<dyn View>> {
+        let describe = || format!("view of {len} bytes");
+        let handle = self.call(Call::Look, describe, |machine, _| Ok(machine.opened(self.slot, &self.life)))?;
+        let (shared, life, path) = (self.shared.clone(), self.life.clone(), self.path.clone());
+        Ok(Box::new(SimView { shared, life, path, slot: self.slot, handle, len }))
     }
 
     fn is_direct(&self) -> bool {
@@ -357,5 +386,39 @@ impl Drop for SimFile {
         // Nothing happens if the process was killed, because its files were closed then.
         self.shared.machine().close(self.handle);
         self.shared.unlocked.notify_all();
+    }
+}
+
+/// The first bytes of a file, shared with everybody who writes them.
+struct SimView {
+    shared: Arc<Shared>,
+    life: Arc<Life>,
+    path: Box<Path>,
+    slot: Slot,
+    /// Keeps the inode, as a mapping does.
+    handle: u64,
+    len: usize,
+}
+
+impl View for SimView {
+    fn load(&self, at: usize) -> u64 {
+        assert!(at.is_multiple_of(8) && at + 8 <= self.len, "a load at {at} of {} bytes", self.len);
+        let describe = || format!("{} load {at}", self.path.display());
+        let loaded = self.shared.call(&self.life, Call::Load, describe, |machine, _| {
+            let inode = machine.state.inode(self.slot)?;
+            let end = machine.state.meta(self.slot)?.size.next_multiple_of(BLOCK_BYTES as u64);
+            assert!(at as u64 + 8 <= end, "SIGBUS: a load at {at}, behind the end of the file");
+            let mut bytes = [0; 8];
+            inode.read(&mut bytes, at as u64);
+            Ok(u64::from_ne_bytes(bytes))
+        });
+        // A killed process loads nothing any more.
+        loaded.unwrap_or(0)
+    }
+}
+
+impl Drop for SimView {
+    fn drop(&mut self) {
+        self.shared.machine().close(self.handle);
     }
 }

@@ -124,11 +124,13 @@ pub enum Call {
     Map,
     /// Opens, looks up, lists, locks, queries.
     Look,
+    /// Loads from memory that shows a file. No fault applies to it.
+    Load,
 }
 
 impl Call {
     pub(crate) fn changes(self) -> bool {
-        !matches!(self, Call::Read | Call::Map | Call::Look)
+        !matches!(self, Call::Read | Call::Map | Call::Look | Call::Load)
     }
 }
 
@@ -158,7 +160,7 @@ pub enum On {
 impl On {
     pub(crate) fn matches(self, call: Call) -> bool {
         match self {
-            On::Any => true,
+            On::Any => call != Call::Load,
             On::Change => call.changes(),
             On::Read => call == Call::Read,
             On::Write => call == Call::Write,

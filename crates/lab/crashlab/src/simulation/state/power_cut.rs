@@ -100,54 +100,19 @@ struct Plan {
 pub struct Snapshot {
     state: State,
     call: u64,
-    /// Inodes with a whole-file lock.
-    locked: Vec<Slot>,
-    /// Leased bytes.
-    pub(crate) leases: Vec<(Slot, u64)>,
     /// The machine's simulated time.
     uptime: Duration,
     plan: Arc<OnceLock<Plan>>,
 }
 
 impl Snapshot {
-    pub(crate) fn new(
-        state: State,
-        call: u64,
-        locked: Vec<Slot>,
-        leases: Vec<(Slot, u64)>,
-        uptime: Duration,
-    ) -> Snapshot {
-        Snapshot { state, call, locked, leases, uptime, plan: Arc::default() }
+    pub(crate) fn new(state: State, call: u64, uptime: Duration) -> Snapshot {
+        Snapshot { state, call, uptime, plan: Arc::default() }
     }
 
     /// The machine's simulated time.
     pub(crate) fn uptime(&self) -> Duration {
         self.uptime
-    }
-
-    /// The leased bytes.
-    pub(crate) fn leases(&self) -> &[(Slot, u64)] {
-        &self.leases
-    }
-
-    /// Whether this byte of an inode was leased.
-    pub(crate) fn is_leased(&self, slot: Slot, at: u64) -> bool {
-        self.leases.contains(&(slot, at))
-    }
-
-    /// Whether an inode had a whole-file lock.
-    pub(crate) fn is_locked(&self, slot: Slot) -> bool {
-        self.locked.contains(&slot)
-    }
-
-    /// Whether any whole-file lock was held, which means that a store had an owner.
-    pub(crate) fn is_any_locked(&self) -> bool {
-        !self.locked.is_empty()
-    }
-
-    /// Whether the inode existed, under any name.
-    pub(crate) fn has(&self, slot: Slot) -> bool {
-        self.state.live.get(slot).is_some_and(|inode| inode.links > 0)
     }
 
     /// The number of the next call; the crash is right before it.
