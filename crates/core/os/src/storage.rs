@@ -313,12 +313,6 @@ pub trait File: Any + Send + Sync {
     fn release(&self, range: Range<u64>) -> io::Result<()>;
     /// Bytes in the range that another opening holds: any one of the held ranges, cut to the range.
     fn held(&self, range: Range<u64>) -> io::Result<Option<Range<u64>>>;
-    fn lease(&self, at: u64) -> io::Result<bool> {
-        self.hold(at..at.saturating_add(1))
-    }
-    fn leased(&self, range: Range<u64>) -> io::Result<Option<u64>> {
-        Ok(self.held(range)?.map(|found| found.start))
-    }
     /// The first bytes of the file as they are now and as they will be: changes by any process show at once. The file
     /// must not become shorter while the view lives.
     fn view(&self, len: usize) -> io::Result<Box<dyn View>>;

@@ -93,6 +93,14 @@ impl Journal {
         }
     }
 
+    /// Whether a segment of an empty log is kept, or will be kept when the truncation is finished.
+    pub(super) fn is_needed_by_readers(&self, at: usize) -> bool {
+        let (segment, Some(undo)) = (&self.segments[at], &self.undo) else { return false };
+        let commits = segment.first_lsn..undo.page().told(Cell::Durable) + 1;
+        let held = undo.page().holds();
+        segment.kept.is_some() || held.map_or(true, |held| undo.needs_log(&commits, segment.last_lsn, &held))
+    }
+
     /// Frees the segments and spill files that nobody needs any more, and the oldest ones beyond the limit.
     pub fn free_kept_log(&mut self) -> Result<()> {
         let Some(undo) = self.undo.clone() else { return Ok(()) };
@@ -158,16 +166,15 @@ impl Journal {
     pub(super) fn doom_segments(&mut self) {
         self.doomed.clear();
         let (most, checkpoint_lsn) = (self.options.journal_bytes, self.header.checkpoint_lsn);
-        let mut allocated = self.allocated_bytes();
-        for at in (0..self.segments.len()).rev() {
-            let segment = &self.segments[at];
-            if allocated <= most {
-                return;
-            }
-            // A journal may be larger than its limit for one large record.
-            let is_extra = at != self.current && at > 0 && segment.is_free(checkpoint_lsn) && segment.last_lsn > 0;
-            if is_extra && allocated - segment.bytes - segment.appended >= most {
-                allocated -= segment.bytes + segment.appended;
+        let mut excess = self.allocated_bytes().saturating_sub(most);
+        let others = (0..self.segments.len()).filter(|at| *at != self.current);
+        // A journal may be larger than its limit for one large record, so the small ones go first.
+        let mut free: Vec<&Segment> = others.map(|at| &self.segments[at]).filter(|s| s.is_free(checkpoint_lsn)).collect();
+        free.sort_by_key(|segment| segment.bytes + segment.appended);
+        for segment in free {
+            let bytes = segment.bytes + segment.appended;
+            if bytes <= excess {
+                excess -= bytes;
                 self.doomed.push(segment.index);
             }
         }

@@ -91,8 +91,12 @@ impl Journal {
     /// anything is appended again: an earlier length must not cover a new record.
     pub(super) fn cut_segments(&mut self) -> Option<Arc<dyn File>> {
         let mut last = None;
-        // What readers need stays; the next owner finds a longer segment, as after a crash.
-        for segment in self.segments.iter_mut().filter(|segment| segment.appended > 0 && segment.kept.is_none()) {
+        for at in 0..self.segments.len() {
+            // What readers need stays; the next owner finds a longer segment, as after a crash.
+            if self.segments[at].appended == 0 || self.is_needed_by_readers(at) {
+                continue;
+            }
+            let segment = &mut self.segments[at];
             // The attribute comes first, so that the segment is never shorter than its attribute says.
             let said = segment.file.set_attribute(&encode_length(segment.index, segment.bytes));
             if said.and_then(|()| segment.file.set_len(segment.bytes)).is_ok() {

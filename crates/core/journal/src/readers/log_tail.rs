@@ -85,11 +85,13 @@ impl LogTail {
             self.pass(&head, crc);
             return Some((head, body));
         }
-        for name in storage.list(journal).ok()? {
-            let Some(index) = name.to_str().and_then(segment_index).filter(|index| *index != self.index) else {
-                continue;
-            };
-            let Ok(segment) = storage.open(&journal.join(&name), Open::READ.direct()) else { continue };
+        let names = storage.list(journal).ok()?;
+        let others = names.iter().filter_map(|name| segment_index(name.to_str()?)).filter(|index| *index != self.index);
+        let mut others: Vec<u32> = others.collect();
+        // The owner uses the segments in turn.
+        others.sort_by_key(|index| index.wrapping_sub(self.index));
+        for index in others {
+            let Ok(segment) = storage.open(&journal.join(segment_name(index)), Open::READ.direct()) else { continue };
             let Some(blocks) = read(&*segment, 0, READ_BYTES) else { continue };
             if let Some((head, crc, body)) = self.record_at(&*segment, &blocks, 0, 0) {
                 (self.segment, self.index) = (segment, index);

@@ -52,15 +52,15 @@ impl Look {
         wanted: Wanted,
     ) -> Result<Look> {
         store_dir.check_may_read(&**storage)?;
-        let Taken { watch, lsn, log, locked } = Watch::take(storage, store_dir, known, wanted)?;
+        let Taken { watch, lsn: taken, log, locked } = Watch::take(storage, store_dir, known, wanted)?;
         let after = match wanted {
             Wanted::Commits { after: Some(after), .. } => after,
-            _ => lsn,
+            _ => taken,
         };
         if let Some(log) = log {
             let accepted = log.accepted.into_iter().filter(|accepted| accepted.lsn > after).collect();
             let (checkpoint_lsn, is_missing_some) = (log.checkpoint_lsn, log.is_missing_some);
-            return Ok(Look { watch, locked, lsn, checkpoint_lsn, accepted, is_missing_some, tail: None });
+            return Ok(Look { watch, locked, lsn: taken, checkpoint_lsn, accepted, is_missing_some, tail: None });
         }
         let journal = store_dir.journal();
         let mut why = None;
@@ -70,6 +70,8 @@ impl Look {
                 return Err(refusal::class_process(store_dir, None));
             }
             let checkpoint_lsn = header.checkpoint_lsn;
+            // No checkpoint goes beyond the commit that is published then.
+            let lsn = watch.published_commit(&**storage)?.unwrap_or(taken);
             let mut scanned = match scan_as_of(storage, &journal, header, lsn, checkpoint_lsn <= after) {
                 Ok(scanned) => scanned,
                 Err(e @ (Error::NewerVersion { .. } | Error::Foreign { .. })) => return Err(e),
@@ -78,9 +80,7 @@ impl Look {
                     continue;
                 }
             };
-            // A checkpoint may truncate the log at a durable mark, which no reader was told of.
-            let is_whole = scanned.last_lsn >= lsn;
-            if !is_whole {
+            if scanned.last_lsn < lsn {
                 why = scanned.corrupt.take();
                 continue;
             }
@@ -92,7 +92,7 @@ impl Look {
             let tail = LogTail::behind(&scanned, lsn, &**storage, &journal);
             return Ok(Look { watch, locked, lsn, checkpoint_lsn, accepted, is_missing_some, tail });
         }
-        Err(why.unwrap_or_else(|| refusal::log_is_older(store_dir, lsn)))
+        Err(why.unwrap_or_else(|| refusal::log_is_older(store_dir, taken)))
     }
 
     /// Advances to the commits that the owner has published meanwhile. Returns false if these can be found only by

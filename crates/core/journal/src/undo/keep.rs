@@ -611,7 +611,12 @@ impl Undo {
             kept.lengths.clear();
             kept.names.clear();
         }
-        self.remove(index_name(before.generation))
+        self.remove(index_name(before.generation))?;
+        if entries.is_empty() {
+            // Empty directories do no harm.
+            let _ = self.storage.rmdir(&self.names()).and_then(|()| self.storage.rmdir(&self.dir));
+        }
+        Ok(())
     }
 
     fn remove(&self, name: impl AsRef<Path>) -> Result<()> {

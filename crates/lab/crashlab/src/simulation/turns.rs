@@ -12,7 +12,7 @@ use std::io;
 use std::sync::Arc;
 
 /// The number of calls that a failure shows.
-const RECENT_MAX: usize = 60;
+const RECENT_MAX: usize = 4000;
 
 /// The seat that gets every second turn, and longer ones: an operation of an owner takes more calls than one of a
 /// reader.

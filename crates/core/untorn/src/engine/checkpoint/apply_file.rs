@@ -38,7 +38,9 @@ impl Checkpoint<'_> {
             drop(writing);
             return Err(engine.journal.lock().journal.failure().unwrap_or(Error::Closed));
         };
-        let to = self.target.checkpoint_lsn.max(newest);
+        // A portion may have the length that the file has after later commits of those that the opening left unapplied.
+        let of_portion = if self.is_portion { engine.opening.last_lsn } else { 0 };
+        let to = self.target.checkpoint_lsn.max(newest).max(of_portion);
         if let Err(e) = engine.keep_contents(&*data, &to_write, to, &path) {
             return Ok(Applied::Not(e));
         }
