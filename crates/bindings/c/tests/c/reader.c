@@ -337,12 +337,25 @@ static void following(const untorn_reader *reader) {
     FAILS(untorn_snapshot_open(snapshot, "dir"), EISDIR, UNTORN_E_IO);
     CHECK(untorn_snapshot_close(snapshot) == 0);
 
+    /* The owner keeps commits for those that follow. */
+    uint64_t end = order('*');
+    int commits = 0;
+    for (uint64_t before = names; before < end; commits++) {
+        CHECK(untorn_follow_next(follow, LIMIT_MS, &commit) == 1 && !commit->missed && commit->first_lsn > before);
+        before = commit->last_lsn;
+        untorn_free(commit);
+    }
+    CHECK(commits >= 100);
+    CHECK(untorn_follow_lsn(follow) == (int64_t)end && untorn_follow_close(follow) == 0);
+
     /* Commits whose place in the journal was reused are reported as missed. */
     order('*');
-    CHECK(untorn_follow_next(follow, LIMIT_MS, &commit) == 1);
+    follow = untorn_follow_open_from(reader, names);
+    CHECK(follow && untorn_follow_next(follow, LIMIT_MS, &commit) == 1);
     CHECK(commit->missed == 1 && commit->first_lsn == names + 1 && commit->last_lsn > names + 50);
     CHECK(commit->changes_len == 0);
     FAILS(untorn_follow_pread(follow, commit->last_lsn, 0, &zero, 1, 0), EINVAL, UNTORN_E_INVALID);
+    CHECK(untorn_follow_lsn(follow) == (int64_t)names);
     untorn_free(commit);
     CHECK(untorn_follow_close(follow) == 0);
 }
