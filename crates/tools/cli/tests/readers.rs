@@ -247,9 +247,8 @@ fn tail_goes_on_after_a_commit() {
     let last = store.status().lsn;
     let tail = |arguments: &[&str]| run(&[&["tail", "-n", "2"], arguments].concat(), dir.path());
     let lines = tail(&["--from", &(last - 2).to_string()]).ok();
-    let expected = [(last - 1, 3), (last, 4)].map(|(lsn, n)| {
-        format!("#{lsn}  a  wrote {n} bytes at 0\n#{lsn}  a  has {n} bytes\n")
-    });
+    let expected = [(last - 1, 3), (last, 4)]
+        .map(|(lsn, n)| format!("#{lsn}  a  wrote {n} bytes at 0\n#{lsn}  a  has {n} bytes\n"));
     assert_eq!(lines, expected.concat());
     let why = tail(&["--from", &(last + 7).to_string()]).fails(1);
     assert!(why.contains(&format!("has no commit {} yet; its last one is {last}\n", last + 7)), "{why}");

@@ -362,7 +362,10 @@ pub extern "C" fn untorn_snapshot_copy(file: *const untorn_snapshot_file, fd: c_
             return Err(Failure::bad_handle("descriptor"));
         }
         if flags & libc::O_ACCMODE != libc::O_RDWR {
-            return Err(Failure { errno: libc::EBADF, ..Failure::invalid("the descriptor is not for reading and writing") });
+            return Err(Failure {
+                errno: libc::EBADF,
+                ..Failure::invalid("the descriptor is not for reading and writing")
+            });
         }
         // SAFETY: open, as was just checked; that it stays open during the call is the caller's business.
         let to = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned().map(File::from);

@@ -92,11 +92,16 @@ impl Setting<'_> {
     fn taking(&self) -> Result<Section> {
         self.run.progress.cell(format!("{}: snapshots, taking them", self.place.name));
         let pending = if self.run.quick { 100 } else { PENDING };
+        // Opening takes LMDB's lock, which a stopped owner may hold.
+        let lmdb = match &self.lmdb {
+            Some(lmdb) => Some(LmdbStore::open_for_any_thread(lmdb, &self.dir.join("lmdb"), MAP_BYTES)?),
+            None => None,
+        };
         let owner_job = Job::CommitOn { store: self.store(), bytes: self.file_bytes, pending };
-        let jobs = [Some(owner_job), self.lmdb.as_ref().map(|_| Job::CommitOnLmdb {
-            dir: self.dir.join("lmdb"),
-            values: self.pages(),
-        })];
+        let jobs = [
+            Some(owner_job),
+            self.lmdb.as_ref().map(|_| Job::CommitOnLmdb { dir: self.dir.join("lmdb"), values: self.pages() }),
+        ];
         let mut owners = jobs.iter().flatten().map(Running::start).collect::<Result<Vec<_>>>()?;
         owners.iter_mut().try_for_each(|owner| owner.line().map(drop))?;
         owners.iter().try_for_each(|owner| owner.pause(true))?;
@@ -113,10 +118,6 @@ impl Setting<'_> {
             Ok(())
         };
         let reader = Reader::open(self.store())?;
-        let lmdb = match &self.lmdb {
-            Some(lmdb) => Some(LmdbStore::open_for_any_thread(lmdb, &self.dir.join("lmdb"), MAP_BYTES)?),
-            None => None,
-        };
         let mut rows = Vec::new();
         for reads in [false, true] {
             let [mut random, mut theirs] = [(); 2].map(|()| fastrand::Rng::with_seed(1));

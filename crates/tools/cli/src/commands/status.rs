@@ -144,7 +144,10 @@ pub fn text(found: &Inspection) -> String {
         let kept = if kept > 0 { format!("; {} of old data kept for them", bytes(kept)) } else { String::new() };
         lines.push(("held", format!("by readers: commit {}{kept}", commits.join(", "))));
     } else if kept > 0 && found.owner.is_none() {
-        lines.push(("kept", format!("{} of old data for readers that have ended; the next opening removes it", bytes(kept))));
+        lines.push((
+            "kept",
+            format!("{} of old data for readers that have ended; the next opening removes it", bytes(kept)),
+        ));
     }
     if found.quarantined_journals > 0 {
         let waiting = count(found.quarantined.len() as u64, "file or directory", "files and directories");
