@@ -250,6 +250,33 @@ static void beside_an_owner(void) {
     for (int i = 0; i < 2; i++) CHECK(close(go[i]) == 0 && close(done[i]) == 0);
 }
 
+/* A named file in the store of a directory that another process has open. */
+static void in_a_store(void) {
+    int go[2], done[2];
+    char byte = 0;
+    CHECK(untorn_manage("in-a-store") == 0 && pipe(go) == 0 && pipe(done) == 0);
+    fflush(NULL);
+    pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        untorn_store *store = open_store("store", NULL);
+        untorn_file *file = untorn_open_at(store, "in-a-store", UNTORN_CREATE, 0644);
+        CHECK(file && untorn_pwrite(file, "5555", 4, 0) == 4 && untorn_commit(file) == 0);
+        CHECK(write(done[1], &byte, 1) == 1 && read(go[0], &byte, 1) == 1);
+        CHECK(untorn_close(file) == 0 && untorn_store_close(store) == 0);
+        _exit(0);
+    }
+    CHECK(read(done[0], &byte, 1) == 1);
+    int fd = open_file("store/in-a-store", O_RDONLY);
+    CHECK(size_of(fd) == 4 && first_byte(fd) == '5'); /* no checkpoint has written it yet */
+    CHECK(close(fd) == 0 && write(go[1], &byte, 1) == 1);
+    int status;
+    CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+    fd = open_file("store/in-a-store", O_RDONLY);
+    CHECK(first_byte(fd) == '5' && close(fd) == 0);
+    for (int i = 0; i < 2; i++) CHECK(close(go[i]) == 0 && close(done[i]) == 0);
+}
+
 /* Calls on files that are not managed go to the C library. */
 static void everything_else(void) {
     int fd = open_file("view", O_RDWR); /* has a store, and is managed at once */
@@ -363,6 +390,7 @@ int main(int argc, char **argv) {
     files_alone();
     refused();
     beside_an_owner();
+    in_a_store();
     everything_else();
     killed_at_random(getenv("UNDER_VALGRIND") ? 3 : getenv("BRIEF") ? 20 : 120);
     return 0;
