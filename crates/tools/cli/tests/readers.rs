@@ -169,7 +169,7 @@ fn cat_and_cp_say_what_an_owner_gave_up() {
     commit(&store, "a", &[2; 3 * MIB]);
     store.checkpoint().unwrap();
     let (out, err, code) = rest_of(cat);
-    assert_eq!((code, &out[..] == &[1; MIB][..]), (Some(1), true), "{} bytes: {err}", out.len());
+    assert_eq!((code, out == [1; MIB]), (Some(1), true), "{} bytes: {err}", out.len());
     assert_eq!(
         err,
         format!(

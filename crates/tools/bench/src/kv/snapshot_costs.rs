@@ -208,11 +208,9 @@ impl Setting<'_> {
             let mut held = held.borrow_mut();
             if holds && held.is_none() {
                 *held = Some(reader.snapshot()?);
-            } else if !holds {
-                if let Some(snapshot) = held.take() {
-                    snapshot.check()?;
-                    kept_bytes.set(kept_bytes.get().max(store.status().kept_bytes));
-                }
+            } else if !holds && let Some(snapshot) = held.take() {
+                snapshot.check()?;
+                kept_bytes.set(kept_bytes.get().max(store.status().kept_bytes));
             }
             let before = store.status();
             let time = writer.borrow_mut().commit()?;
