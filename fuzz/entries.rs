@@ -182,7 +182,7 @@ fn opened(storage: &Arc<dyn Storage>) -> untorn_journal::Result<Opened> {
         window_bytes: 4096,
         spare: false,
         readers: false,
-        leases: std::time::Duration::ZERO,
+        readers_space: None,
         dir_mode: 0o700,
     };
     let progress = |_, _| {};

@@ -146,6 +146,9 @@
  */
 #define UNTORN_IN_ORDER 128
 
+/** untorn_options.readers_space: keep nothing for readers. A snapshot then lasts until the next checkpoint. */
+#define UNTORN_READERS_SPACE_NONE UINT64_MAX
+
 /** Bytes of `untorn_status.store_id`, NUL included. */
 #define UNTORN_STORE_ID_BYTES 48
 
@@ -375,10 +378,20 @@ typedef enum untorn_error {
      */
     UNTORN_E_LAYOUT_CHANGED = 22,
     /**
-     * errno ESTALE. A snapshot for reading has expired: a checkpoint has overwritten the state that it shows, or the
-     * store's owner has closed the store. Take a new one.
+     * errno ESTALE. A snapshot for reading was given up for space: the store's owner keeps old data for readers up to a
+     * limit (untorn_options.readers_space), and while the disk has room. Take a new one.
      */
-    UNTORN_E_SNAPSHOT_EXPIRED = 23
+    UNTORN_E_SNAPSHOT_EXPIRED = 23,
+    /**
+     * errno ESTALE. A snapshot for reading has ended: the store was ejected or repaired, was opened in
+     * UNTORN_CLASS_PROCESS or by an older version, or an older copy took its place. Open the store again.
+     */
+    UNTORN_E_SNAPSHOT_ENDED = 24,
+    /**
+     * errno ESTALE. A file of a snapshot was removed, moved or replaced since, and could not be kept. Other files of the
+     * snapshot can be read. Take a new snapshot.
+     */
+    UNTORN_E_FILE_NOT_KEPT = 25
 } untorn_error;
 
 /** The kind of a change that a commit makes to a file or directory. */
@@ -408,7 +421,10 @@ typedef enum untorn_change_kind {
 /** A handle of a file. All handles of one file show the same contents, uncommitted changes included. */
 typedef struct untorn_file untorn_file;
 
-/** The commits of a store, each once, in order, as they become durable. */
+/**
+ * The commits of a store, each once, in order, as they become durable. The owner keeps commits that were not returned
+ * yet, up to a limit (untorn_options.readers_space); those beyond it are returned as a range of missed commits.
+ */
 typedef struct untorn_follow untorn_follow;
 
 /** Output that waits until the commits that it reports are durable: a thread, and any number of outputs. */
@@ -443,16 +459,17 @@ typedef struct untorn_read_map untorn_read_map;
 
 /**
  * A store that is open for reading only, beside the process that owns the store, or without one. Reading creates and
- * changes nothing, needs no right to write, and makes the owner wait only for leases. Everything that is read is
- * durable, and of one commit; see docs/READERS.md.
+ * changes nothing, needs no right to write, and never makes the owner wait. Everything that is read is durable, and of
+ * one commit; see docs/READERS.md.
  */
 typedef struct untorn_reader untorn_reader;
 
 /**
- * The files of a store as of one commit. A snapshot holds nothing: its calls fail with ESTALE
- * (UNTORN_E_SNAPSHOT_EXPIRED) once a checkpoint has applied newer commits, or the owner has closed the store or
- * another process owns it. They never show any other state. untorn_snapshot_refresh() then moves the snapshot to the
- * last commit.
+ * The files of a store as of one commit. The owner keeps what the snapshot shows until the snapshot and its files are
+ * closed, or this process ends: across checkpoints, the end of the owner, and the next owner. A snapshot ends earlier
+ * only if too much is kept, or the disk is full: its calls then fail with ESTALE (UNTORN_E_SNAPSHOT_EXPIRED), and
+ * untorn_snapshot_refresh() moves it to the last commit. If the store was ejected, repaired or replaced, they fail with
+ * ESTALE and UNTORN_E_SNAPSHOT_ENDED: open the store again. No call ever shows another commit.
  */
 typedef struct untorn_snapshot untorn_snapshot;
 
@@ -501,6 +518,13 @@ typedef struct untorn_options {
     void (*progress)(uint64_t bytes_done, uint64_t bytes_all, void *context);
     /** Passed to `progress`. */
     void *progress_context;
+    /**
+     * Limit, in bytes, for old data that the store keeps for readers of older commits (untorn_snapshot_take()).
+     * Beyond it, or when the disk is full, the oldest reader is given up; nobody ever waits for readers. 0: the default,
+     * 1 GiB, or a tenth of the free space if that is less. UNTORN_READERS_SPACE_NONE: nothing is kept. Other numbers
+     * mean at least twice `journal_bytes`.
+     */
+    uint64_t readers_space;
 } untorn_options;
 
 /**
@@ -566,6 +590,10 @@ typedef struct untorn_status {
     uint64_t mapped_copies_bytes;
     /** Mapped files with more changed bytes in memory than their `dirty_max` allows. */
     uint64_t mapped_files_over;
+    /** Commits that readers hold; untorn_store_status_json() lists them. */
+    uint64_t held;
+    /** Bytes that are kept for readers of older commits. */
+    uint64_t kept_bytes;
 } untorn_status;
 
 /** A file or directory that a snapshot has under a name. */
@@ -1192,8 +1220,8 @@ int untorn_reader_wait_for(const struct untorn_reader *reader,
  * Returns the whole contents of the file `path` as of the last durable commit.
  *
  * `path` is relative to the store's directory. A NUL follows the contents, which are to be freed with untorn_free().
- * Stores the length, without the NUL, in `*len`; `len` may be NULL. If a checkpoint interferes, the call starts
- * again by itself. NULL: ENOENT, EISDIR, EINVAL, ENOMEM, EBADF …
+ * Stores the length, without the NUL, in `*len`; `len` may be NULL. NULL: ENOENT, EISDIR, EINVAL, ENOMEM, ESTALE,
+ * EBADF …
  */
 UNTORN_MUST_USE
 char *untorn_reader_read(const struct untorn_reader *reader,
@@ -1214,22 +1242,6 @@ struct untorn_snapshot *untorn_snapshot_take(const struct untorn_reader *reader)
 UNTORN_MUST_USE
 int untorn_snapshot_refresh(struct untorn_snapshot *snapshot);
 
-/**
- * Holds the snapshot by a lease. The owner delays anything that would make the snapshot expire, and keeps files that
- * it removes.
- *
- * The lease lasts until untorn_snapshot_release() or untorn_snapshot_refresh(), until the last handle of the
- * snapshot and its files is closed, or until this process ends; but not longer than the owner honours leases. No
- * right to write is needed. Returns 0, or -1: ESTALE (newer commits are already being applied, or names have
- * changed: refresh the snapshot, and hold it then), EOPNOTSUPP (no process with support for readers has opened the
- * store yet), EBADF.
- */
-UNTORN_MUST_USE
-int untorn_snapshot_hold(const struct untorn_snapshot *snapshot);
-
-/** Ends the lease. The snapshot remains usable until it expires. Returns 0, or -1 with EBADF. */
-int untorn_snapshot_release(const struct untorn_snapshot *snapshot);
-
 /** Closes the snapshot; its files stay open. Returns 0, or -1 with EBADF. */
 int untorn_snapshot_close(struct untorn_snapshot *snapshot);
 
@@ -1237,7 +1249,7 @@ int untorn_snapshot_close(struct untorn_snapshot *snapshot);
 int64_t untorn_snapshot_lsn(const struct untorn_snapshot *snapshot);
 
 /**
- * Checks whether the snapshot is still valid. Returns 0: everything that was read so far is of its commit, and more
+ * Checks whether the snapshot is still held. Returns 0: everything that was read so far is of its commit, and more
  * can be read; or -1 with ESTALE or EBADF.
  */
 UNTORN_MUST_USE
@@ -1281,6 +1293,15 @@ ssize_t untorn_snapshot_pread(const struct untorn_snapshot_file *file,
                               size_t len,
                               uint64_t offset);
 
+/**
+ * Copies the whole file to the descriptor `fd`, which is open for reading and writing and of an empty regular file.
+ * Blocks are shared where the file system supports that; zeros become holes. Nothing is flushed, and the descriptor's
+ * own offset is not used. Returns the number of bytes, or -1: ESTALE, ENOSPC, EBADF, EIO … After an error the
+ * descriptor's file may hold anything.
+ */
+int64_t untorn_snapshot_copy(const struct untorn_snapshot_file *file,
+                             int fd);
+
 /** Returns the file's size in bytes, or -1: ESTALE, EBADF … */
 int64_t untorn_snapshot_size(const struct untorn_snapshot_file *file);
 
@@ -1290,6 +1311,21 @@ int untorn_snapshot_file_close(struct untorn_snapshot_file *file);
 /** Follows the commits after the last durable one. Returns a handle, or NULL with an error as untorn_reader_open(). */
 UNTORN_MUST_USE
 struct untorn_follow *untorn_follow_open(const struct untorn_reader *reader);
+
+/**
+ * Follows the commits after the commit `lsn`. If the journal no longer has all of them, the first one that is returned
+ * is a range of missed commits. Returns a handle, or NULL: EEXIST (UNTORN_E_CONFLICT) if the store has no commit `lsn`
+ * yet, or an error as untorn_reader_open().
+ */
+UNTORN_MUST_USE
+struct untorn_follow *untorn_follow_open_from(const struct untorn_reader *reader,
+                                              uint64_t lsn);
+
+/**
+ * Returns the number of the commit that untorn_follow_next() returned last; at first, of the commit after which
+ * following began. untorn_follow_open_from() goes on after it, also later and in another process. -1: EBADF.
+ */
+int64_t untorn_follow_lsn(const struct untorn_follow *follow);
 
 /**
  * Waits for the next commit, at most `timeout_ms` milliseconds; -1: without a limit. Returns 1, with the commit in

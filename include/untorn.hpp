@@ -354,13 +354,17 @@ public:
         bytes.resize(read(bytes.data(), len, offset));
         return bytes;
     }
+    /** Copies the file to a descriptor of an empty file, open for reading and writing: untorn_snapshot_copy(). */
+    std::uint64_t copy(int fd) const {
+        return static_cast<std::uint64_t>(detail::check(untorn_snapshot_copy(handle(), fd)));
+    }
     /** Size in bytes. */
     std::uint64_t size() const { return static_cast<std::uint64_t>(detail::check(untorn_snapshot_size(handle()))); }
 };
 
 /**
- * The files of a store as of one commit: untorn_snapshot. A snapshot that has expired throws error with ESTALE, and
- * is valid again after refresh().
+ * The files of a store as of one commit, which are kept until the object and its files end: untorn_snapshot. A snapshot
+ * that was given up for space throws error with ESTALE, and is valid again after refresh().
  */
 class snapshot : public detail::owner<untorn_snapshot, untorn_snapshot_close> {
 public:
@@ -368,13 +372,9 @@ public:
 
     /** Moves the snapshot to the last durable commit. Files that are open stay as they are. */
     void refresh() { detail::check(untorn_snapshot_refresh(handle())); }
-    /** Holds the snapshot by a lease: the owner delays anything that would make it expire. untorn_snapshot_hold(). */
-    void hold() const { detail::check(untorn_snapshot_hold(handle())); }
-    /** Ends the lease. */
-    void release() const { detail::check(untorn_snapshot_release(handle())); }
     /** The number of the commit. */
     std::uint64_t lsn() const { return static_cast<std::uint64_t>(detail::check(untorn_snapshot_lsn(handle()))); }
-    /** Throws if the snapshot has expired. */
+    /** Throws if the snapshot is no longer held. */
     void check() const { detail::check(untorn_snapshot_check(handle())); }
     /** The names in a directory, sorted; "" is the store's directory. */
     std::vector<std::string> list(const std::string &path = std::string()) const {
@@ -403,6 +403,9 @@ using followed = std::unique_ptr<untorn_followed, detail::freed>;
 class follow : public detail::owner<untorn_follow, untorn_follow_close> {
 public:
     explicit follow(untorn_follow *handle) : owner(handle) {}
+
+    /** The number of the commit that next() returned last; at first, of the one before the first. */
+    std::uint64_t lsn() const { return static_cast<std::uint64_t>(detail::check(untorn_follow_lsn(handle()))); }
 
     /** Waits for the next commit, at most this many milliseconds; -1: without a limit. */
     followed next(int timeout_ms = -1) {
@@ -465,6 +468,10 @@ public:
     untorn::snapshot snapshot() const { return untorn::snapshot(untorn_snapshot_take(handle())); }
     /** Follows the commits after the last durable one. */
     untorn::follow follow() const { return untorn::follow(untorn_follow_open(handle())); }
+    /** Follows the commits after this one: untorn_follow_open_from(). */
+    untorn::follow follow_from(std::uint64_t lsn) const {
+        return untorn::follow(untorn_follow_open_from(handle(), lsn));
+    }
     /** Waits until a commit is durable, at most this many milliseconds; -1: without a limit. False: it is not yet. */
     bool wait_for(std::uint64_t lsn, int timeout_ms = -1) const {
         return detail::check(untorn_reader_wait_for(handle(), lsn, timeout_ms)) == 1;

@@ -231,7 +231,11 @@ impl Benchmark {
             Benchmark::Live => live::run(run, place)?,
             Benchmark::Recovery => vec![recovery_time::run(run, place)?],
             Benchmark::Oneshot => vec![oneshot::run(run, place)?],
-            Benchmark::Readers => reader_costs::run(run, place)?,
+            Benchmark::Readers => {
+                let mut sections = reader_costs::run(run, place)?;
+                sections.extend(kv::snapshot_costs::run(run, place)?);
+                sections
+            }
             Benchmark::Kv => kv::run(run, place)?,
             Benchmark::KvLarge => vec![kv::large::run(run, place)?],
             Benchmark::KvOpen => vec![kv::first::run(run, place)?],

@@ -43,6 +43,8 @@ fn run(job: Job) -> Result<()> {
         }
         Job::EchoKeys { log } => return xsync::guest::echo_keys(log.as_deref()),
         Job::ReadOn { store, file } => return reader_costs::read_on(&store, &file),
+        Job::CommitOn { store, bytes, pending } => return kv::snapshot_costs::commit_on(&store, bytes, pending),
+        Job::CommitOnLmdb { dir, values } => return kv::snapshot_costs::commit_on_lmdb(&dir, values),
         Job::ReadPlain { path } => return reader_costs::read_plain(&path),
         Job::Follow { store } => return reader_costs::follow(&store),
         Job::BeTold => return reader_costs::be_told(),

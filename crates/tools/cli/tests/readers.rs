@@ -3,15 +3,21 @@
 mod common;
 
 use common::{json, run, untorn};
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use untorn::{FailureClass, Reader, Store, StoreOptions};
 
 fn commit(store: &Store, name: &str, contents: &[u8]) {
     let file = store.open_or_create_file(name).unwrap();
     file.set_len(0).and_then(|()| file.write_all_at(contents, 0)).and_then(|()| file.commit()).unwrap();
+}
+
+fn unlink(store: &Store, name: &str) {
+    let mut txn = store.begin();
+    txn.unlink(name).unwrap();
+    txn.commit().unwrap();
 }
 
 fn open(dir: &Path) -> Store {
@@ -53,7 +59,7 @@ fn what_cannot_be_read_is_told() {
     let store = StoreOptions::new().create(true).class(FailureClass::Process).open(dir.path()).unwrap();
     commit(&store, "a", b"one");
     let why = run(&["cat"], &dir.path().join("a")).fails(1);
-    assert!(why.contains("class `process`") && why.contains("use class `power`"), "{why}");
+    assert!(why.contains("class `process`") && why.contains("class `power`"), "{why}");
     store.close().unwrap();
     assert_eq!(run(&["cat"], &dir.path().join("a")).ok(), "one");
     assert!(run(&["cat"], &dir.path().join("b")).fails(1).contains("No such file"));
@@ -81,6 +87,184 @@ fn an_ordinary_user_reads_its_own_and_nobody_elses() {
     let done = Command::new("chown").args(["-R", "65534:65534"]).arg(dir.path()).status().unwrap();
     assert!(done.success());
     assert_eq!(as_nobody(&dir.path().join("a")).ok(), "one");
+}
+
+const MIB: usize = 1 << 20;
+
+/// Bytes that a pipe holds, and that a command prints before its consumer reads them.
+const PIPE_BYTES: usize = 64 << 10;
+
+/// Starts `untorn cat`, and waits until its first bytes can be read.
+fn slow_cat(paths: &[&Path]) -> (Child, Vec<u8>) {
+    let mut command = untorn();
+    command.arg("cat").args(paths).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut first = vec![0; PIPE_BYTES];
+    child.stdout.as_mut().unwrap().read_exact(&mut first).unwrap();
+    (child, first)
+}
+
+/// The whole output of a command that was started, and its errors.
+fn rest_of((mut child, mut out): (Child, Vec<u8>)) -> (Vec<u8>, String, Option<i32>) {
+    child.stdout.take().unwrap().read_to_end(&mut out).unwrap();
+    let ended = child.wait_with_output().unwrap();
+    (out, String::from_utf8(ended.stderr).unwrap(), ended.status.code())
+}
+
+#[test]
+fn cat_of_several_files_is_of_one_commit() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    let paths = ["a", "b", "c"].map(|name| dir.path().join(name));
+    let set = |n: u8| {
+        let mut txn = store.begin();
+        for (name, bytes) in [("a", MIB), ("b", 10), ("c", 10)] {
+            let file = store.open_or_create_file(name).unwrap();
+            txn.add(&file).and_then(|()| file.write_all_at(&vec![n; bytes], 0)).unwrap();
+        }
+        txn.commit().unwrap();
+    };
+    set(1);
+    let cat = slow_cat(&[&paths[0], &paths[1], &paths[2]]);
+    set(2);
+    store.checkpoint().unwrap();
+    // A name, too, is of the commit.
+    unlink(&store, "c");
+    let (out, err, code) = rest_of(cat);
+    assert_eq!((code, err.as_str()), (Some(0), ""));
+    assert!(out.len() == MIB + 20 && out.iter().all(|byte| *byte == 1), "{} bytes", out.len());
+    assert_eq!(run(&["cat"], &paths[1]).ok().as_bytes(), [2; 10]);
+    store.close().unwrap();
+}
+
+#[test]
+fn cat_shows_a_slow_consumer_all_of_a_large_file_of_one_commit() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    let every: Vec<u8> = (0..6 * MIB as u32).map(|n| (n / 1000) as u8).collect();
+    commit(&store, "a", &every);
+    let cat = slow_cat(&[&dir.path().join("a")]);
+    let file = store.open_file("a").unwrap();
+    for n in 0..3 {
+        file.write_all_at(&vec![n; 6 * MIB], 0).and_then(|()| file.commit()).unwrap();
+        store.checkpoint().unwrap();
+    }
+    file.set_len(0).and_then(|()| file.commit()).unwrap();
+    drop(file);
+    store.close().unwrap();
+    let (out, err, code) = rest_of(cat);
+    assert_eq!((code, err.as_str(), out == every), (Some(0), "", true), "{} bytes", out.len());
+    assert_eq!(run(&["cat"], &dir.path().join("a")).ok(), "");
+}
+
+/// An owner that keeps nothing for readers.
+#[test]
+fn cat_and_cp_say_what_an_owner_gave_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = StoreOptions::new().create(true).background(false).readers_space(0).open(dir.path()).unwrap();
+    commit(&store, "a", &[1; 3 * MIB]);
+    store.checkpoint().unwrap();
+    let (lsn, path) = (store.status().lsn, dir.path().join("a"));
+    let cat = slow_cat(&[&path]);
+    commit(&store, "a", &[2; 3 * MIB]);
+    store.checkpoint().unwrap();
+    let (out, err, code) = rest_of(cat);
+    assert_eq!((code, out == [1; MIB]), (Some(1), true), "{} bytes: {err}", out.len());
+    assert_eq!(
+        err,
+        format!(
+            "untorn: {}: commit {lsn} was given up, because the program that has the store open keeps no more for \
+             readers; 1048576 bytes were printed, all of that commit. Run the command again with a faster consumer, or \
+             copy the store with `untorn cp`; that program can keep more (`StoreOptions::readers_space`)\n",
+            path.display()
+        )
+    );
+    assert_eq!(run(&["cat"], &path).ok().len(), 3 * MIB, "the next one has the next commit");
+    store.close().unwrap();
+}
+
+/// A copy by another program has what was kept for readers of the original, who cannot read the copy.
+#[test]
+fn a_store_is_copied_while_readers_hold_a_commit() {
+    let (dir, copies) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let store = open(dir.path());
+    for name in ["a", "moved", "removed"] {
+        commit(&store, name, name.as_bytes());
+    }
+    store.checkpoint().unwrap();
+    let snapshot = Reader::open(dir.path()).unwrap().snapshot().unwrap();
+    commit(&store, "a", b"new");
+    store.rename("moved", "name").unwrap();
+    unlink(&store, "removed");
+    store.close().unwrap();
+    let kept = |dir: &Path| std::fs::read_dir(dir.join(".untorn/undo")).map_or(0, Iterator::count);
+    assert!(kept(dir.path()) >= 4, "an index, old bytes and two files");
+    let copy = copies.path().join("copy");
+    let done = Command::new("cp").arg("-a").arg(dir.path()).arg(&copy).status().unwrap();
+    assert!(done.success() && kept(&copy) == kept(dir.path()));
+    for command in ["status", "check", "find-unclean"] {
+        let said = run(&[command], &copy).ok();
+        assert!(!said.contains("PROBLEM") && !said.contains("by readers"), "{command}: {said}");
+    }
+    assert_eq!(run(&["cat"], &copy.join("name")).ok(), "moved");
+    open(&copy).close().unwrap();
+    assert_eq!(kept(&copy), 0, "nobody reads it");
+    assert_eq!(run(&["ls"], &copy).ok(), "a\nname\n");
+    assert_eq!(run(&["cat"], &copy.join("a")).ok(), "new");
+    // The original goes on, too.
+    for name in ["a", "moved", "removed"] {
+        let mut bytes = [0; 20];
+        let n = snapshot.open(name).unwrap().read_at(&mut bytes, 0).unwrap();
+        assert_eq!(&bytes[..n], name.as_bytes());
+    }
+}
+
+#[test]
+fn eject_ends_what_readers_hold() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    commit(&store, "a", b"one");
+    store.checkpoint().unwrap();
+    let reader = Reader::open(dir.path()).unwrap();
+    let snapshot = reader.snapshot().unwrap();
+    let file = snapshot.open("a").unwrap();
+    commit(&store, "a", b"two");
+    store.close().unwrap();
+    assert_eq!(file.read_at(&mut [0; 3], 0).unwrap(), 3);
+    run(&["eject", "--yes"], dir.path()).ok();
+    assert_eq!(file.read_at(&mut [0; 3], 0).unwrap_err().kind(), "snapshot-ended");
+    assert_eq!(snapshot.check().unwrap_err().kind(), "snapshot-ended");
+    assert_eq!(tree(dir.path()).len(), 1, "a plain file is left");
+}
+
+#[test]
+fn tail_goes_on_after_a_commit() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    for contents in [&b"1"[..], b"22", b"333", b"4444"] {
+        commit(&store, "a", contents);
+    }
+    let last = store.status().lsn;
+    let tail = |arguments: &[&str]| run(&[&["tail", "-n", "2"], arguments].concat(), dir.path());
+    let lines = tail(&["--from", &(last - 2).to_string()]).ok();
+    let expected = [(last - 1, 3), (last, 4)]
+        .map(|(lsn, n)| format!("#{lsn}  a  wrote {n} bytes at 0\n#{lsn}  a  has {n} bytes\n"));
+    assert_eq!(lines, expected.concat());
+    let why = tail(&["--from", &(last + 7).to_string()]).fails(1);
+    assert!(why.contains(&format!("has no commit {} yet; its last one is {last}\n", last + 7)), "{why}");
+    store.close().unwrap();
+    // Commits that the journal no longer has.
+    let store = StoreOptions::new().background(false).journal_bytes(64 << 10).open(dir.path()).unwrap();
+    for n in 0..40 {
+        commit(&store, "a", &[n; 4096]);
+        store.checkpoint().unwrap();
+    }
+    let (from, end) = (last.to_string(), store.status().lsn);
+    let from = ["-n", "1", "--json", "--from", &from];
+    let lines = lines_of_tail(&from, dir.path(), || commit(&store, "b", b"5"));
+    let missed = json(&lines[0])["missed"].clone();
+    assert_eq!((missed["first_lsn"].as_u64(), missed["last_lsn"].as_u64()), (Some(last + 1), Some(end)), "{lines:?}");
+    store.close().unwrap();
 }
 
 /// The output lines of `untorn tail` with these arguments, for the commits that are made while it follows.
@@ -304,12 +488,33 @@ fn who_may_read_is_shown_and_changed_and_so_is_who_holds() {
     assert_eq!((mode(".untorn"), mode(".untorn/journal/header")), (0o700, 0o600));
     assert!(who("friends").code == Some(2));
     let reader = Reader::open(dir.path()).unwrap();
-    let snapshot = reader.held_snapshot().unwrap();
+    let snapshot = reader.snapshot().unwrap();
     let status = run(&["status"], dir.path()).ok();
     assert!(status.contains(&format!("by readers: commit {}\n", snapshot.lsn())), "{status}");
-    drop(snapshot);
-    assert!(!run(&["status"], dir.path()).ok().contains("by readers"));
+    // An owner that overwrites what is held keeps it.
+    commit(&store, "big", &[1; MIB]);
+    let later = reader.snapshot().unwrap();
+    commit(&store, "big", &[2; MIB]);
+    store.checkpoint().unwrap();
+    commit(&store, "big", &[3; MIB]);
+    store.checkpoint().unwrap();
+    let status = run(&["status"], dir.path()).ok();
+    let held = format!("by readers: commit {}, {}; ", snapshot.lsn(), later.lsn());
+    let is_held = |line: &str| line.contains(&held) && line.ends_with(" of old data kept for them");
+    assert!(status.lines().any(is_held), "{status}");
+    let status = json(&run(&["status", "--json"], dir.path()).ok());
+    assert_eq!(status["held"], serde_json::json!([snapshot.lsn(), later.lsn()]));
+    assert!(status["kept_bytes"].as_u64().unwrap() > MIB as u64, "{status}");
+    // What is held stays when the owner has closed the store.
     store.close().unwrap();
+    assert!(run(&["status"], dir.path()).ok().lines().any(is_held));
+    assert_eq!(run(&["check"], dir.path()).code, Some(0));
+    drop((snapshot, later));
+    let status = run(&["status"], dir.path()).ok();
+    assert!(!status.contains("by readers") && status.contains("the next opening removes it"), "{status}");
+    open(dir.path()).close().unwrap();
+    let status = run(&["status"], dir.path()).ok();
+    assert!(!status.contains("by readers") && !status.contains("kept"), "{status}");
 }
 
 /// Special characters in a name cannot forge a line, and do not hide other names.

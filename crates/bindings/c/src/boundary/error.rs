@@ -75,9 +75,15 @@ pub enum untorn_error {
     /// errno EINVAL. A heap's root was set with another type, size, alignment or version than the program
     /// asks for; the message names both. Nothing was changed. untorn_heap_get_root_info() describes the root.
     UNTORN_E_LAYOUT_CHANGED = 22,
-    /// errno ESTALE. A snapshot for reading has expired: a checkpoint has overwritten the state that it shows, or the
-    /// store's owner has closed the store. Take a new one.
+    /// errno ESTALE. A snapshot for reading was given up for space: the store's owner keeps old data for readers up to a
+    /// limit (untorn_options.readers_space), and while the disk has room. Take a new one.
     UNTORN_E_SNAPSHOT_EXPIRED = 23,
+    /// errno ESTALE. A snapshot for reading has ended: the store was ejected or repaired, was opened in
+    /// UNTORN_CLASS_PROCESS or by an older version, or an older copy took its place. Open the store again.
+    UNTORN_E_SNAPSHOT_ENDED = 24,
+    /// errno ESTALE. A file of a snapshot was removed, moved or replaced since, and could not be kept. Other files of the
+    /// snapshot can be read. Take a new snapshot.
+    UNTORN_E_FILE_NOT_KEPT = 25,
 }
 
 use untorn_error::*;
@@ -158,6 +164,8 @@ impl From<Error> for Failure {
             Error::RacingStore { .. } => (UNTORN_E_RACING_STORE, libc::EBUSY),
             Error::LayoutChanged { .. } => (UNTORN_E_LAYOUT_CHANGED, libc::EINVAL),
             Error::SnapshotExpired { .. } => (UNTORN_E_SNAPSHOT_EXPIRED, libc::ESTALE),
+            Error::SnapshotEnded { .. } => (UNTORN_E_SNAPSHOT_ENDED, libc::ESTALE),
+            Error::FileNotKept { .. } => (UNTORN_E_FILE_NOT_KEPT, libc::ESTALE),
             Error::Forked => (UNTORN_E_FORKED, libc::ECHILD),
             Error::Closed => (UNTORN_E_BAD_HANDLE, libc::EBADF),
             Error::InTransaction { .. } => (UNTORN_E_IN_TRANSACTION, libc::EBUSY),

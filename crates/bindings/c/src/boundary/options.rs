@@ -44,6 +44,9 @@ pub const UNTORN_READ_ONLY: u32 = 64;
 /// uncommitted again.
 pub const UNTORN_IN_ORDER: u32 = 128;
 
+/// untorn_options.readers_space: keep nothing for readers. A snapshot then lasts until the next checkpoint.
+pub const UNTORN_READERS_SPACE_NONE: u64 = u64::MAX;
+
 const ALL_FLAGS: u32 = UNTORN_CREATE
     | UNTORN_WAIT
     | UNTORN_FULL_PAGE
@@ -74,9 +77,14 @@ pub struct untorn_options {
     pub progress: Option<extern "C" fn(bytes_done: u64, bytes_all: u64, context: *mut c_void)>,
     /// Passed to `progress`.
     pub progress_context: *mut c_void,
+    /// Limit, in bytes, for old data that the store keeps for readers of older commits (untorn_snapshot_take()).
+    /// Beyond it, or when the disk is full, the oldest reader is given up; nobody ever waits for readers. 0: the default,
+    /// 1 GiB, or a tenth of the free space if that is less. UNTORN_READERS_SPACE_NONE: nothing is kept. Other numbers
+    /// mean at least twice `journal_bytes`.
+    pub readers_space: u64,
 }
 
-const _: () = assert!(size_of::<untorn_options>() == 40, "members may be added at the end, never removed");
+const _: () = assert!(size_of::<untorn_options>() == 48, "members may be added at the end, never removed");
 
 // SAFETY: numbers, a pointer, and a callback that NULL is valid for.
 unsafe impl Versioned for untorn_options {
@@ -137,6 +145,11 @@ fn convert(options: untorn_options) -> Result<StoreOptions> {
     }
     if options.journal_bytes != 0 {
         result = result.journal_bytes(options.journal_bytes);
+    }
+    match options.readers_space {
+        0 => {}
+        UNTORN_READERS_SPACE_NONE => result = result.readers_space(0),
+        bytes => result = result.readers_space(bytes),
     }
     if let Some(progress) = options.progress {
         let context = Context(options.progress_context);

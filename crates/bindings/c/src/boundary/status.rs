@@ -75,9 +75,13 @@ pub struct untorn_status {
     pub mapped_copies_bytes: u64,
     /// Mapped files with more changed bytes in memory than their `dirty_max` allows.
     pub mapped_files_over: u64,
+    /// Commits that readers hold; untorn_store_status_json() lists them.
+    pub held: u64,
+    /// Bytes that are kept for readers of older commits.
+    pub kept_bytes: u64,
 }
 
-const _: () = assert!(size_of::<untorn_status>() == 8 + UNTORN_STORE_ID_BYTES + 4 * 4 + 23 * 8, "no padding");
+const _: () = assert!(size_of::<untorn_status>() == 8 + UNTORN_STORE_ID_BYTES + 4 * 4 + 25 * 8, "no padding");
 
 fn convert(status: &Status) -> untorn_status {
     let mut store_id = [0; UNTORN_STORE_ID_BYTES];
@@ -119,6 +123,8 @@ fn convert(status: &Status) -> untorn_status {
         mapped_private_bytes: maps.iter().map(|map| map.private_bytes).sum(),
         mapped_copies_bytes: maps.iter().map(|map| map.copies_bytes).sum(),
         mapped_files_over: maps.iter().filter(|map| map.over).count() as u64,
+        held: status.held.len() as u64,
+        kept_bytes: status.kept_bytes,
     }
 }
 

@@ -5,3 +5,4 @@ pub(super) mod managed_files;
 pub(super) mod managing;
 pub(super) mod mount_files;
 pub(super) mod relocation;
+pub(super) mod shown_commit;

@@ -6,6 +6,7 @@ use std::mem::{align_of, size_of};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::ptr::{null, null_mut};
+use std::sync::atomic::{AtomicU64, Ordering::*};
 use std::time::Duration;
 
 use untorn::Reader;
@@ -17,7 +18,8 @@ use crate::boundary::handle::{self, Handle, Handles, Kind};
 use crate::boundary::text::Block;
 use crate::readers::reader::{untorn_reader, wait};
 
-/// The commits of a store, each once, in order, as they become durable.
+/// The commits of a store, each once, in order, as they become durable. The owner keeps commits that were not returned
+/// yet, up to a limit (untorn_options.readers_space); those beyond it are returned as a range of missed commits.
 #[allow(non_camel_case_types)]
 pub struct untorn_follow {
     _opaque: (),
@@ -97,6 +99,8 @@ struct OpenFollow {
     /// The commit that was handed over last. It is apart from the state, which stays locked while a thread waits for
     /// the next commit.
     last: Mutex<Option<Commit>>,
+    /// The number of the commit that was handed over last; at first, of the commit after which following began.
+    lsn: AtomicU64,
 }
 
 struct State {
@@ -119,8 +123,28 @@ impl Handle for OpenFollow {
 pub extern "C" fn untorn_follow_open(reader: *const untorn_reader) -> *mut untorn_follow {
     guard(null_mut(), || {
         let follow = handle::get::<Reader, _>(reader)?.follow()?;
-        handle::insert(OpenFollow { state: Mutex::new(State { follow, ready: None }), last: Mutex::new(None) })
+        let lsn = follow.lsn();
+        handle::insert(OpenFollow::new(follow, lsn))
     })
+}
+
+/// Follows the commits after the commit `lsn`. If the journal no longer has all of them, the first one that is returned
+/// is a range of missed commits. Returns a handle, or NULL: EEXIST (UNTORN_E_CONFLICT) if the store has no commit `lsn`
+/// yet, or an error as untorn_reader_open().
+#[must_use]
+#[unsafe(no_mangle)]
+pub extern "C" fn untorn_follow_open_from(reader: *const untorn_reader, lsn: u64) -> *mut untorn_follow {
+    guard(null_mut(), || {
+        let follow = handle::get::<Reader, _>(reader)?.follow_from(lsn)?;
+        handle::insert(OpenFollow::new(follow, lsn))
+    })
+}
+
+/// Returns the number of the commit that untorn_follow_next() returned last; at first, of the commit after which
+/// following began. untorn_follow_open_from() goes on after it, also later and in another process. -1: EBADF.
+#[unsafe(no_mangle)]
+pub extern "C" fn untorn_follow_lsn(follow: *const untorn_follow) -> i64 {
+    guard(-1, || Ok(handle::get::<OpenFollow, _>(follow)?.lsn.load(Acquire).cast_signed()))
 }
 
 /// Waits for the next commit, at most `timeout_ms` milliseconds; -1: without a limit. Returns 1, with the commit in
@@ -151,6 +175,12 @@ pub unsafe extern "C" fn untorn_follow_next(
 }
 
 impl OpenFollow {
+    /// Commits behind `lsn`.
+    fn new(follow: Follow, lsn: u64) -> OpenFollow {
+        let state = Mutex::new(State { follow, ready: None });
+        OpenFollow { state, last: Mutex::default(), lsn: AtomicU64::new(lsn) }
+    }
+
     fn next_within(&self, at_most: Duration) -> Result<Option<*mut untorn_followed>> {
         let State { follow, ready } = &mut *self.state.lock();
         if ready.is_none() {
@@ -159,7 +189,10 @@ impl OpenFollow {
         let Some(next) = ready else { return Ok(None) };
         let for_caller = to_caller(next)?;
         *self.last.lock() = match ready.take() {
-            Some(Followed::Commit(commit)) => Some(commit),
+            Some(Followed::Commit(commit)) => {
+                self.lsn.store(commit.lsn, Release);
+                Some(commit)
+            }
             _ => None,
         };
         Ok(Some(for_caller))

@@ -2,33 +2,36 @@
 
 use parking_lot::RwLock;
 use std::ffi::{OsString, c_char, c_int, c_void};
+use std::fs::File;
 use std::mem::{offset_of, size_of};
+use std::os::fd::BorrowedFd;
 use std::os::unix::ffi::OsStringExt;
 use std::ptr::null_mut;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use untorn::Reader;
 use untorn::reader::{Snapshot, SnapshotFile};
+use untorn::{Error, Reader};
 
 use crate::boundary::arguments;
-use crate::boundary::error::{Result, guard};
+use crate::boundary::error::{Failure, Result, guard};
 use crate::boundary::handle::{self, Handle, Handles, Kind};
 use crate::boundary::text;
 use crate::boundary::versioned::{self, Versioned};
 
 /// A store that is open for reading only, beside the process that owns the store, or without one. Reading creates and
-/// changes nothing, needs no right to write, and makes the owner wait only for leases. Everything that is read is
-/// durable, and of one commit; see docs/READERS.md.
+/// changes nothing, needs no right to write, and never makes the owner wait. Everything that is read is durable, and of
+/// one commit; see docs/READERS.md.
 #[allow(non_camel_case_types)]
 pub struct untorn_reader {
     _opaque: (),
 }
 
-/// The files of a store as of one commit. A snapshot holds nothing: its calls fail with ESTALE
-/// (UNTORN_E_SNAPSHOT_EXPIRED) once a checkpoint has applied newer commits, or the owner has closed the store or
-/// another process owns it. They never show any other state. untorn_snapshot_refresh() then moves the snapshot to the
-/// last commit.
+/// The files of a store as of one commit. The owner keeps what the snapshot shows until the snapshot and its files are
+/// closed, or this process ends: across checkpoints, the end of the owner, and the next owner. A snapshot ends earlier
+/// only if too much is kept, or the disk is full: its calls then fail with ESTALE (UNTORN_E_SNAPSHOT_EXPIRED), and
+/// untorn_snapshot_refresh() moves it to the last commit. If the store was ejected, repaired or replaced, they fail with
+/// ESTALE and UNTORN_E_SNAPSHOT_ENDED: open the store again. No call ever shows another commit.
 #[allow(non_camel_case_types)]
 pub struct untorn_snapshot {
     _opaque: (),
@@ -162,8 +165,8 @@ pub extern "C" fn untorn_reader_wait_for(reader: *const untorn_reader, lsn: u64,
 /// Returns the whole contents of the file `path` as of the last durable commit.
 ///
 /// `path` is relative to the store's directory. A NUL follows the contents, which are to be freed with untorn_free().
-/// Stores the length, without the NUL, in `*len`; `len` may be NULL. If a checkpoint interferes, the call starts
-/// again by itself. NULL: ENOENT, EISDIR, EINVAL, ENOMEM, EBADF …
+/// Stores the length, without the NUL, in `*len`; `len` may be NULL. NULL: ENOENT, EISDIR, EINVAL, ENOMEM, ESTALE,
+/// EBADF …
 ///
 /// # Safety
 /// `path` ends in NUL; `len` is NULL or can be written to.
@@ -216,32 +219,6 @@ pub extern "C" fn untorn_snapshot_refresh(snapshot: *mut untorn_snapshot) -> c_i
     })
 }
 
-/// Holds the snapshot by a lease. The owner delays anything that would make the snapshot expire, and keeps files that
-/// it removes.
-///
-/// The lease lasts until untorn_snapshot_release() or untorn_snapshot_refresh(), until the last handle of the
-/// snapshot and its files is closed, or until this process ends; but not longer than the owner honours leases. No
-/// right to write is needed. Returns 0, or -1: ESTALE (newer commits are already being applied, or names have
-/// changed: refresh the snapshot, and hold it then), EOPNOTSUPP (no process with support for readers has opened the
-/// store yet), EBADF.
-#[must_use]
-#[unsafe(no_mangle)]
-pub extern "C" fn untorn_snapshot_hold(snapshot: *const untorn_snapshot) -> c_int {
-    guard(-1, || {
-        snapshot_of(snapshot)?.hold()?;
-        Ok(0)
-    })
-}
-
-/// Ends the lease. The snapshot remains usable until it expires. Returns 0, or -1 with EBADF.
-#[unsafe(no_mangle)]
-pub extern "C" fn untorn_snapshot_release(snapshot: *const untorn_snapshot) -> c_int {
-    guard(-1, || {
-        snapshot_of(snapshot)?.release();
-        Ok(0)
-    })
-}
-
 /// Closes the snapshot; its files stay open. Returns 0, or -1 with EBADF.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_snapshot_close(snapshot: *mut untorn_snapshot) -> c_int {
@@ -257,7 +234,7 @@ pub extern "C" fn untorn_snapshot_lsn(snapshot: *const untorn_snapshot) -> i64 {
     guard(-1, || Ok(snapshot_of(snapshot)?.lsn().cast_signed()))
 }
 
-/// Checks whether the snapshot is still valid. Returns 0: everything that was read so far is of its commit, and more
+/// Checks whether the snapshot is still held. Returns 0: everything that was read so far is of its commit, and more
 /// can be read; or -1 with ESTALE or EBADF.
 #[must_use]
 #[unsafe(no_mangle)]
@@ -368,6 +345,36 @@ pub unsafe extern "C" fn untorn_snapshot_pread(
         // SAFETY: the caller's promise.
         let buf = unsafe { arguments::bytes_mut(buf, len)? };
         Ok(file.read_at(buf, arguments::offset(offset)?)? as libc::ssize_t)
+    })
+}
+
+/// Copies the whole file to the descriptor `fd`, which is open for reading and writing and of an empty regular file.
+/// Blocks are shared where the file system supports that; zeros become holes. Nothing is flushed, and the descriptor's
+/// own offset is not used. Returns the number of bytes, or -1: ESTALE, ENOSPC, EBADF, EIO … After an error the
+/// descriptor's file may hold anything.
+#[unsafe(no_mangle)]
+pub extern "C" fn untorn_snapshot_copy(file: *const untorn_snapshot_file, fd: c_int) -> i64 {
+    guard(-1, || {
+        let file = handle::get::<SnapshotFile, _>(file)?;
+        // SAFETY: takes a number.
+        let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
+        if flags < 0 {
+            return Err(Failure::bad_handle("descriptor"));
+        }
+        if flags & libc::O_ACCMODE != libc::O_RDWR {
+            return Err(Failure {
+                errno: libc::EBADF,
+                ..Failure::invalid("the descriptor is not for reading and writing")
+            });
+        }
+        // SAFETY: open, as was just checked; that it stays open during the call is the caller's business.
+        let to = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned().map(File::from);
+        let to = to.map_err(|e| Error::io("duplicate", "the descriptor", e))?;
+        let meta = to.metadata().map_err(|e| Error::io("look at", "the descriptor", e))?;
+        if !meta.is_file() || meta.len() > 0 {
+            return Err(Failure::invalid("the descriptor is not of an empty regular file"));
+        }
+        Ok(file.copy_to(&to, &mut |_| {})?.cast_signed())
     })
 }
 

@@ -135,14 +135,13 @@ static void try_everything(void *bad, int kinds) {
         BAD_HANDLE(untorn_reader_read(r, "f", &len));
         BAD_HANDLE(untorn_snapshot_take(r));
         BAD_HANDLE(untorn_follow_open(r));
+        BAD_HANDLE(untorn_follow_open_from(r, 0));
         BAD_HANDLE(untorn_reader_close(r));
     }
     if (kinds & SNAPSHOT) {
         untorn_snapshot *s = bad;
         untorn_metadata metadata = {.size = sizeof metadata};
         BAD_HANDLE(untorn_snapshot_refresh(s));
-        BAD_HANDLE(untorn_snapshot_hold(s));
-        BAD_HANDLE(untorn_snapshot_release(s));
         BAD_HANDLE(untorn_snapshot_lsn(s));
         BAD_HANDLE(untorn_snapshot_check(s));
         BAD_HANDLE(untorn_snapshot_list(s, ""));
@@ -154,6 +153,7 @@ static void try_everything(void *bad, int kinds) {
         untorn_snapshot_file *f = bad;
         BAD_HANDLE(untorn_snapshot_pread(f, buf, 1, 0));
         BAD_HANDLE(untorn_snapshot_size(f));
+        BAD_HANDLE(untorn_snapshot_copy(f, -1));
         BAD_HANDLE(untorn_snapshot_file_close(f));
     }
     if (kinds & FOLLOW) {
@@ -162,6 +162,7 @@ static void try_everything(void *bad, int kinds) {
         BAD_HANDLE(untorn_follow_next(f, -1, &followed));
         BAD_HANDLE(untorn_follow_next(f, 0, NULL));
         BAD_HANDLE(untorn_follow_pread(f, 1, 0, buf, 1, 0));
+        BAD_HANDLE(untorn_follow_lsn(f));
         BAD_HANDLE(untorn_follow_close(f));
     }
 }

@@ -186,6 +186,97 @@ static void refused(void) {
     CHECK(munmap(at, page) == 0 && close(fd) == 0 && close(reader) == 0);
 }
 
+static char first_byte(int fd) {
+    char byte;
+    CHECK(pread(fd, &byte, 1, 0) == 1);
+    return byte;
+}
+
+/* Opened for reading only while another process has the file open: one commit, whatever the owner does. */
+static void beside_an_owner(void) {
+    CHECK(untorn_manage("owned") == 0);
+    int owned = open_file("owned", O_RDWR | O_CREAT), go[2], done[2];
+    CHECK(write(owned, "1111", 4) == 4 && fsync(owned) == 0 && close(owned) == 0 && pipe(go) == 0 && pipe(done) == 0);
+    fflush(NULL);
+    pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        int fd = open_file("owned", O_RDWR);
+        const char *texts[] = {"2222", "33333333", "4"};
+        for (int i = 0; i < 3; i++) {
+            char byte = 0;
+            CHECK(ftruncate(fd, 0) == 0 && pwrite(fd, texts[i], strlen(texts[i]), 0) > 0 && fsync(fd) == 0);
+            CHECK(pwrite(fd, "never synced", 12, 0) == 12 && untorn_fd_rollback(fd) == 0);
+            CHECK(write(done[1], &byte, 1) == 1 && read(go[0], &byte, 1) == 1);
+        }
+        CHECK(close(fd) == 0);
+        _exit(0);
+    }
+    char byte, buf[16];
+    CHECK(read(done[0], &byte, 1) == 1);
+    int fd = open_file("owned", O_RDONLY | O_CLOEXEC);
+    FILE *stream = fopen("owned", "r");
+    CHECK(stream && fcntl(fd, F_GETFD) == FD_CLOEXEC && size_of(fd) == 4);
+    char *map = mmap(NULL, page, PROT_READ, MAP_PRIVATE, fd, 0);
+    CHECK(map != MAP_FAILED && memcmp(map, "2222", 4) == 0);
+    FAILS_WITH(open("owned", O_RDWR), EBUSY);
+    CHECK(write(go[1], &byte, 1) == 1 && read(done[0], &byte, 1) == 1);
+
+    /* The owner has committed something longer. */
+    CHECK(size_of(fd) == 4 && first_byte(fd) == '2' && lseek(fd, 0, SEEK_END) == 4 && lseek(fd, 1, SEEK_SET) == 1);
+    CHECK(read(fd, buf, sizeof buf) == 3 && memcmp(buf, "222", 3) == 0 && memcmp(map, "2222", 4) == 0);
+    CHECK(fread(buf, 1, sizeof buf, stream) == 4 && memcmp(buf, "2222", 4) == 0 && fclose(stream) == 0);
+    FAILS_WITH(write(fd, "x", 1), EBADF);
+    FAILS_WITH(ftruncate(fd, 0), EINVAL); /* as Linux: not open for writing */
+    FAILS_WITH(mmap(NULL, page, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0), EACCES);
+    int copy = dup(fd), again = open_file("owned", O_RDONLY);
+    CHECK(copy >= 0 && size_of(again) == 8 && first_byte(again) == '3' && close(fd) == 0 && first_byte(copy) == '2');
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        CHECK(first_byte(copy) == '2' && first_byte(again) == '3' && map[0] == '2');
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    for (int i = 0; i < 2; i++) CHECK(write(go[1], &byte, 1) == 1);
+    CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+
+    /* The owner has applied everything, and closed the file. */
+    CHECK(first_byte(copy) == '2' && first_byte(again) == '3' && map[0] == '2');
+    CHECK(close(copy) == 0 && close(again) == 0 && munmap(map, page) == 0);
+    fd = open_file("owned", O_RDONLY);
+    CHECK(size_of(fd) == 1 && first_byte(fd) == '4' && close(fd) == 0);
+    for (int i = 0; i < 2; i++) CHECK(close(go[i]) == 0 && close(done[i]) == 0);
+}
+
+/* A named file in the store of a directory that another process has open. */
+static void in_a_store(void) {
+    int go[2], done[2];
+    char byte = 0;
+    CHECK(untorn_manage("in-a-store") == 0 && pipe(go) == 0 && pipe(done) == 0);
+    fflush(NULL);
+    pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        untorn_store *store = open_store("store", NULL);
+        untorn_file *file = untorn_open_at(store, "in-a-store", UNTORN_CREATE, 0644);
+        CHECK(file && untorn_pwrite(file, "5555", 4, 0) == 4 && untorn_commit(file) == 0);
+        CHECK(write(done[1], &byte, 1) == 1 && read(go[0], &byte, 1) == 1);
+        CHECK(untorn_close(file) == 0 && untorn_store_close(store) == 0);
+        _exit(0);
+    }
+    CHECK(read(done[0], &byte, 1) == 1);
+    int fd = open_file("store/in-a-store", O_RDONLY);
+    CHECK(size_of(fd) == 4 && first_byte(fd) == '5'); /* no checkpoint has written it yet */
+    CHECK(close(fd) == 0 && write(go[1], &byte, 1) == 1);
+    int status;
+    CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+    fd = open_file("store/in-a-store", O_RDONLY);
+    CHECK(first_byte(fd) == '5' && close(fd) == 0);
+    for (int i = 0; i < 2; i++) CHECK(close(go[i]) == 0 && close(done[i]) == 0);
+}
+
 /* Calls on files that are not managed go to the C library. */
 static void everything_else(void) {
     int fd = open_file("view", O_RDWR); /* has a store, and is managed at once */
@@ -298,6 +389,8 @@ int main(int argc, char **argv) {
     maps();
     files_alone();
     refused();
+    beside_an_owner();
+    in_a_store();
     everything_else();
     killed_at_random(getenv("UNDER_VALGRIND") ? 3 : getenv("BRIEF") ? 20 : 120);
     return 0;

@@ -163,6 +163,19 @@ static untorn_snapshot *take(const untorn_reader *reader) {
     return snapshot;
 }
 
+/* A file of a snapshot to a descriptor. */
+static void copies(const untorn_snapshot_file *file) {
+    int fd = open("copy", O_RDWR | O_CREAT | O_EXCL, 0600);
+    CHECK(fd >= 0 && untorn_snapshot_copy(file, fd) == 3);
+    check_plain("copy", "111");
+    FAILS(untorn_snapshot_copy(file, fd), EINVAL, UNTORN_E_INVALID); /* It is not empty. */
+    CHECK(ftruncate(fd, 0) == 0 && untorn_snapshot_copy(file, fd) == 3 && close(fd) == 0);
+    FAILS(untorn_snapshot_copy(file, fd), EBADF, UNTORN_E_BAD_HANDLE);
+    fd = open("copy", O_WRONLY | O_TRUNC);
+    FAILS(untorn_snapshot_copy(file, fd), EBADF, UNTORN_E_INVALID);
+    CHECK(close(fd) == 0 && unlink("copy") == 0);
+}
+
 static void snapshots(const untorn_reader *reader) {
     uint64_t first = order('1');
     CHECK(untorn_reader_wait_for(reader, first, 0) == 1);
@@ -186,20 +199,20 @@ static void snapshots(const untorn_reader *reader) {
     check_file(now, "a", "222");
     check_file(now, "b", "222");
 
-    /* A checkpoint writes the newer commit into the files: the old snapshot never shows it. */
+    /* A checkpoint writes the newer commit into the files: the old snapshot shows what the owner kept. */
     order('#');
-    char buf[8];
-    EXPIRED(untorn_snapshot_check(old));
-    EXPIRED(untorn_snapshot_open(old, "a"));
-    EXPIRED(untorn_snapshot_pread(file, buf, sizeof buf, 0));
-    EXPIRED(untorn_snapshot_size(file));
-    EXPIRED(untorn_snapshot_list(old, ""));
+    CHECK(untorn_snapshot_check(old) == 0);
+    check_file(old, "a", "111");
+    check_list(old, "", "a b ");
     CHECK(untorn_snapshot_lsn(old) >= (int64_t)first);
     check_file(now, "a", "222");
     CHECK(untorn_snapshot_refresh(old) == 0);
     check_file(old, "b", "222");
     /* The file was opened in the snapshot before. */
-    EXPIRED(untorn_snapshot_size(file));
+    char buf[8];
+    CHECK(untorn_snapshot_size(file) == 3);
+    CHECK(untorn_snapshot_pread(file, buf, sizeof buf, 0) == 3 && memcmp(buf, "111", 3) == 0);
+    copies(file);
     CHECK(untorn_snapshot_file_close(file) == 0);
     CHECK(untorn_snapshot_close(old) == 0 && untorn_snapshot_close(now) == 0);
 }
@@ -324,12 +337,25 @@ static void following(const untorn_reader *reader) {
     FAILS(untorn_snapshot_open(snapshot, "dir"), EISDIR, UNTORN_E_IO);
     CHECK(untorn_snapshot_close(snapshot) == 0);
 
+    /* The owner keeps commits for those that follow. */
+    uint64_t end = order('*');
+    int commits = 0;
+    for (uint64_t before = names; before < end; commits++) {
+        CHECK(untorn_follow_next(follow, LIMIT_MS, &commit) == 1 && !commit->missed && commit->first_lsn > before);
+        before = commit->last_lsn;
+        untorn_free(commit);
+    }
+    CHECK(commits >= 100);
+    CHECK(untorn_follow_lsn(follow) == (int64_t)end && untorn_follow_close(follow) == 0);
+
     /* Commits whose place in the journal was reused are reported as missed. */
     order('*');
-    CHECK(untorn_follow_next(follow, LIMIT_MS, &commit) == 1);
+    follow = untorn_follow_open_from(reader, names);
+    CHECK(follow && untorn_follow_next(follow, LIMIT_MS, &commit) == 1);
     CHECK(commit->missed == 1 && commit->first_lsn == names + 1 && commit->last_lsn > names + 50);
     CHECK(commit->changes_len == 0);
     FAILS(untorn_follow_pread(follow, commit->last_lsn, 0, &zero, 1, 0), EINVAL, UNTORN_E_INVALID);
+    CHECK(untorn_follow_lsn(follow) == (int64_t)names);
     untorn_free(commit);
     CHECK(untorn_follow_close(follow) == 0);
 }
@@ -382,13 +408,78 @@ static void after_a_kill(untorn_reader *reader) {
 
     start();
     order('5');
-    EXPIRED(untorn_snapshot_check(before));
-    EXPIRED(untorn_snapshot_check(closed));
+    /* The next owner keeps what the snapshots show. */
+    check_file(before, "a", "444");
+    check_file(closed, "a", "444");
+    CHECK(untorn_snapshot_check(before) == 0 && untorn_snapshot_check(closed) == 0);
     CHECK(untorn_snapshot_refresh(before) == 0 && untorn_snapshot_refresh(closed) == 0);
     check_file(before, "a", "555");
     check_file(closed, "a", "555");
     CHECK(untorn_snapshot_close(before) == 0 && untorn_snapshot_close(closed) == 0);
     CHECK(untorn_reader_close(another) == 0);
+}
+
+/* What ends a snapshot: an owner that keeps nothing, and the end of the store. */
+static void ended_snapshots(void) {
+    untorn_options options = {.size = sizeof options, .readers_space = UNTORN_READERS_SPACE_NONE};
+    untorn_store *store = open_store("small", &options);
+    write_both(store, "one");
+    CHECK(untorn_store_checkpoint(store) == 0);
+    untorn_reader *reader = untorn_reader_open("small");
+    CHECK(reader);
+    untorn_snapshot *snapshot = take(reader);
+    untorn_snapshot_file *file = untorn_snapshot_open(snapshot, "a");
+    CHECK(file);
+    write_both(store, "two");
+    char buf[8];
+    CHECK(untorn_snapshot_pread(file, buf, sizeof buf, 0) == 3 && memcmp(buf, "one", 3) == 0);
+    CHECK(untorn_store_checkpoint(store) == 0);
+    EXPIRED(untorn_snapshot_check(snapshot));
+    EXPIRED(untorn_snapshot_open(snapshot, "a"));
+    EXPIRED(untorn_snapshot_pread(file, buf, sizeof buf, 0));
+    EXPIRED(untorn_snapshot_size(file));
+    EXPIRED(untorn_snapshot_list(snapshot, ""));
+    CHECK(strstr(untorn_error_message(), "readers_space"));
+    untorn_status status = {.size = sizeof status};
+    CHECK(untorn_store_status(store, &status) == 0 && status.kept_bytes == 0);
+    CHECK(untorn_snapshot_refresh(snapshot) == 0);
+    check_file(snapshot, "a", "two");
+    CHECK(untorn_snapshot_close(snapshot) == 0 && untorn_snapshot_file_close(file) == 0);
+    CHECK(untorn_store_close(store) == 0);
+
+    /* The default keeps what is held, and tells how much that is. */
+    store = open_store("small", NULL);
+    snapshot = take(reader);
+    write_both(store, "ten");
+    CHECK(untorn_store_checkpoint(store) == 0);
+    CHECK(untorn_store_status(store, &status) == 0 && status.held == 1 && status.kept_bytes > 0);
+    check_file(snapshot, "a", "two");
+    CHECK(untorn_store_close(store) == 0);
+
+    /* Nobody opens a store of class `process` to readers. */
+    options = (untorn_options){.size = sizeof options, .failure_class = UNTORN_CLASS_PROCESS};
+    store = open_store("small", &options);
+    FAILS(untorn_snapshot_check(snapshot), ESTALE, UNTORN_E_SNAPSHOT_ENDED);
+    CHECK(untorn_snapshot_close(snapshot) == 0 && untorn_reader_close(reader) == 0 && untorn_store_close(store) == 0);
+}
+
+/* Commits from a number on. */
+static void following_from(const untorn_reader *reader) {
+    uint64_t last = order('8');
+    order('9');
+    untorn_follow *follow = untorn_follow_open_from(reader, last);
+    CHECK(follow && untorn_follow_lsn(follow) == (int64_t)last);
+    untorn_followed *commit = next(follow, 2);
+    CHECK(commit->last_lsn > last && untorn_follow_lsn(follow) == (int64_t)commit->last_lsn);
+    char buf[4];
+    size_t of_b = index_of(commit, UNTORN_CHANGE_WRITTEN, "b");
+    CHECK(untorn_follow_pread(follow, commit->last_lsn, of_b, buf, 3, 0) == 3 && memcmp(buf, "999", 3) == 0);
+    uint64_t end = commit->last_lsn;
+    untorn_free(commit);
+    CHECK(untorn_follow_close(follow) == 0);
+    follow = untorn_follow_open_from(reader, end);
+    CHECK(follow && untorn_follow_next(follow, 0, &commit) == 0 && untorn_follow_close(follow) == 0);
+    FAILS(untorn_follow_open_from(reader, end + 100), EEXIST, UNTORN_E_CONFLICT);
 }
 
 static void as_another_user(void) {
@@ -445,11 +536,13 @@ int main(int argc, char **argv) {
     CHECK(chmod(".", 0755) == 0 || getuid() != 0);
     refused();
     standalone();
+    ended_snapshots();
     start();
     order('0');
     untorn_reader *reader = untorn_reader_open("store");
     CHECK(reader);
     snapshots(reader);
+    following_from(reader);
     bytes_of_commits(reader);
     following(reader);
     closed_by_another_thread();

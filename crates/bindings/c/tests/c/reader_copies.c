@@ -19,14 +19,21 @@ static void own(void) {
     CHECK(file);
     char order;
     while (read(orders[0], &order, 1) == 1) {
+        untorn_status status = {.size = sizeof status};
         if (order == '#') {
             CHECK(untorn_store_checkpoint(store) == 0);
+        } else if (order == '?') {
+            CHECK(untorn_store_status(store, &status) == 0);
         } else {
             (*number)++;
             CHECK(untorn_pwrite(file, &order, 1, 0) == 1 && untorn_commit(file) == 0);
             CHECK(untorn_heap_commit(heap) == 0);
         }
         CHECK(write(answers[1], &order, 1) == 1);
+        if (order == '?') {
+            const uint64_t told[2] = {status.held, status.kept_bytes};
+            CHECK(write(answers[1], told, sizeof told) == sizeof told);
+        }
     }
     _exit(0);
 }
@@ -103,10 +110,16 @@ static void maps(const untorn_reader *reader) {
     BAD_HANDLE(untorn_read_map_close(map));
 }
 
-/* A forked child does not hold the parent's lease. */
+/* What the owner keeps, as untorn_status of the owner has it. */
+static void kept(uint64_t *held, uint64_t *bytes) {
+    order('?');
+    CHECK(read(answers[0], held, sizeof *held) == sizeof *held && read(answers[0], bytes, sizeof *bytes) == sizeof *bytes);
+}
+
+/* A snapshot is held until it and its files are closed. A forked child does not hold it. */
 static void held(const untorn_reader *reader) {
     untorn_snapshot *snapshot = untorn_snapshot_take(reader);
-    CHECK(snapshot && untorn_snapshot_hold(snapshot) == 0 && untorn_snapshot_hold(snapshot) == 0);
+    CHECK(snapshot);
     untorn_snapshot_file *file = untorn_snapshot_open(snapshot, "text");
     CHECK(file);
     int quit[2];
@@ -117,25 +130,33 @@ static void held(const untorn_reader *reader) {
     CHECK(child >= 0);
     if (child == 0) {
         close(quit[1]);
-        FAILS(untorn_snapshot_hold(snapshot), ECHILD, UNTORN_E_FORKED);
-        FAILS(untorn_snapshot_release(snapshot), ECHILD, UNTORN_E_FORKED);
+        FAILS(untorn_snapshot_check(snapshot), ECHILD, UNTORN_E_FORKED);
+        FAILS(untorn_snapshot_pread(file, &byte, 1, 0), ECHILD, UNTORN_E_FORKED);
         CHECK(read(quit[0], &byte, 1) == 0);
         _exit(0);
     }
     close(quit[0]);
-    order('d');
+    uint64_t commits, bytes;
+    for (char what = 'd'; what < 'g'; what++) {
+        order(what);
+        order('#');
+        CHECK(untorn_snapshot_pread(file, &byte, 1, 0) == 1 && byte == 'c');
+    }
+    kept(&commits, &bytes);
+    CHECK(commits == 1 && bytes > 0);
+    /* The file alone holds it, too. */
+    CHECK(untorn_snapshot_close(snapshot) == 0);
+    order('g');
+    order('#');
     CHECK(untorn_snapshot_pread(file, &byte, 1, 0) == 1 && byte == 'c');
-    CHECK(untorn_snapshot_release(snapshot) == 0 && untorn_snapshot_release(snapshot) == 0);
-    order('#'); /* Ten seconds long if the child held it. */
-    FAILS(untorn_snapshot_pread(file, &byte, 1, 0), ESTALE, UNTORN_E_SNAPSHOT_EXPIRED);
-    FAILS(untorn_snapshot_hold(snapshot), ESTALE, UNTORN_E_SNAPSHOT_EXPIRED);
-    CHECK(untorn_snapshot_refresh(snapshot) == 0 && untorn_snapshot_hold(snapshot) == 0);
-    CHECK(untorn_snapshot_close(snapshot) == 0 && untorn_snapshot_file_close(file) == 0);
+    CHECK(untorn_snapshot_file_close(file) == 0);
+    order('h');
+    order('#');
+    kept(&commits, &bytes);
+    CHECK(commits == 0 && bytes == 0);
     close(quit[1]);
     int status;
     CHECK(waitpid(child, &status, 0) == child && status == 0);
-    BAD_HANDLE(untorn_snapshot_hold(snapshot));
-    BAD_HANDLE(untorn_snapshot_release(NULL));
 }
 
 static void who_may_read(void) {

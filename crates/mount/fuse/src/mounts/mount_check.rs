@@ -111,16 +111,7 @@ fn look(store: &Path) -> untorn::Result<Inspection> {
     offline::inspect(store)
 }
 
-/// Verifies the tree under a lease, so that a large tree can be read to its end; without one if the owner grants none.
+/// Verifies the tree as of the last durable commit, which the owner keeps meanwhile.
 fn look_at_tree(store: &Path) -> untorn::Result<(u64, Verified)> {
-    let reader = Reader::open(store)?;
-    match reader.held_snapshot() {
-        Ok(snapshot) => match verify(&snapshot) {
-            Err(Error::SnapshotExpired { .. }) => {}
-            done => return Ok((snapshot.lsn(), done?)),
-        },
-        Err(Error::SnapshotExpired { .. } | Error::Unsupported { .. }) => {}
-        Err(e) => return Err(e),
-    }
-    reader.with_snapshot(|snapshot| Ok((snapshot.lsn(), verify(snapshot)?)))
+    Reader::open(store)?.with_snapshot(|snapshot| Ok((snapshot.lsn(), verify(snapshot)?)))
 }

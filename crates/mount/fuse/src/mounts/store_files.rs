@@ -139,8 +139,16 @@ mod tests {
 
     #[test]
     fn names_of_a_store_are_told_from_others() {
-        let dir = [".untorn", "obj", "obj/1f", ".untorn/journal", ".untorn/quarantine.7"];
-        let file = ["table", "pack", "obj/0/17", ".untorn/lock", ".untorn/journal/0", ".0123456789abcdef.untorn"];
+        let dir = [".untorn", "obj", "obj/1f", ".untorn/journal", ".untorn/undo", ".untorn/quarantine.7"];
+        let file = [
+            "table",
+            "pack",
+            "obj/0/17",
+            ".untorn/lock",
+            ".untorn/journal/0",
+            ".untorn/undo/index.1",
+            ".0123456789abcdef.untorn",
+        ];
         assert!(dir.iter().all(|name| is_of_store(Path::new(name), true)));
         assert!(file.iter().all(|name| is_of_store(Path::new(name), false)));
         let others = ["README", "obj/in", "obj/0/in", "obj/0/1/2", ".untorn/in", "in/table", "table.old", ".a.untorn"];

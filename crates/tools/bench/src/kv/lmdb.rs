@@ -51,6 +51,8 @@ functions!(Functions {
 });
 
 const READ_ONLY: c_uint = 0x20000;
+/// Transactions that read do not belong to threads.
+const NO_THREAD_SLOTS: c_uint = 0x20_0000;
 const NEXT: c_int = 8;
 const NOT_FOUND: c_int = -30798;
 
@@ -80,19 +82,47 @@ pub struct LmdbStore {
 
 impl LmdbStore {
     pub fn open(lmdb: &Rc<Lmdb>, dir: &Path, map_bytes: usize) -> Result<LmdbStore> {
+        LmdbStore::open_with(lmdb, dir, map_bytes, 0)
+    }
+
+    /// Opens a store in which a thread can read and write at the same time.
+    pub fn open_for_any_thread(lmdb: &Rc<Lmdb>, dir: &Path, map_bytes: usize) -> Result<LmdbStore> {
+        LmdbStore::open_with(lmdb, dir, map_bytes, NO_THREAD_SLOTS)
+    }
+
+    fn open_with(lmdb: &Rc<Lmdb>, dir: &Path, map_bytes: usize, flags: c_uint) -> Result<LmdbStore> {
         let (f, path) = (&lmdb.f, c_path(dir)?);
         let mut store = LmdbStore { lmdb: lmdb.clone(), env: null_mut(), dbi: 0 };
         // SAFETY: as the header has it; the environment is closed once, also if opening fails.
         unsafe {
             lmdb.check((f.env_create)(&mut store.env))?;
             lmdb.check((f.env_set_mapsize)(store.env, map_bytes))?;
-            lmdb.check((f.env_open)(store.env, path.as_ptr(), 0, 0o666))?;
+            lmdb.check((f.env_open)(store.env, path.as_ptr(), flags, 0o666))?;
         }
         let mut dbi = 0;
         // SAFETY: a running transaction.
         store.transact(0, |txn| unsafe { lmdb.check((f.dbi_open)(txn, std::ptr::null(), 0, &mut dbi)) })?;
         store.dbi = dbi;
         Ok(store)
+    }
+
+    /// Begins to read; the values are those of the last commit until the end.
+    pub fn begin_read(&self) -> Result<LmdbRead<'_>> {
+        let mut txn = null_mut();
+        // SAFETY: an open environment, which outlives the transaction.
+        self.lmdb.check(unsafe { (self.lmdb.f.txn_begin)(self.env, null_mut(), READ_ONLY, &mut txn) })?;
+        Ok(LmdbRead { store: self, txn })
+    }
+
+    /// Stores entries in one transaction, perhaps beside one that reads.
+    pub fn put_shared(&self, entries: &[Entry<'_>]) -> Result<()> {
+        self.transact(0, |txn| {
+            entries.iter().try_for_each(|entry| {
+                let (mut key, mut value) = (Value::of(entry.key), Value::of(entry.value));
+                // SAFETY: a running transaction; LMDB copies the bytes.
+                self.lmdb.check(unsafe { (self.lmdb.f.put)(txn, self.dbi, &mut key, &mut value, 0) })
+            })
+        })
     }
 
     fn transact<T>(&self, flags: c_uint, work: impl FnOnce(Any) -> Result<T>) -> Result<T> {
@@ -119,15 +149,37 @@ impl Drop for LmdbStore {
     }
 }
 
+/// A transaction that reads.
+pub struct LmdbRead<'a> {
+    store: &'a LmdbStore,
+    txn: Any,
+}
+
+impl LmdbRead<'_> {
+    /// Copies a value.
+    pub fn read(&self, key: &Key, buf: &mut [u8]) -> Result<()> {
+        let lmdb = &self.store.lmdb;
+        let mut value = Value::NONE;
+        // SAFETY: a running transaction, which keeps the value where it is.
+        let bytes = unsafe {
+            lmdb.check((lmdb.f.get)(self.txn, self.store.dbi, &mut Value::of(key), &mut value))?;
+            value.bytes()
+        };
+        buf[..bytes.len()].copy_from_slice(bytes);
+        Ok(())
+    }
+}
+
+impl Drop for LmdbRead<'_> {
+    fn drop(&mut self) {
+        // SAFETY: a running transaction.
+        unsafe { (self.store.lmdb.f.txn_abort)(self.txn) };
+    }
+}
+
 impl Store for LmdbStore {
     fn put(&mut self, entries: &[Entry<'_>]) -> Result<()> {
-        self.transact(0, |txn| {
-            entries.iter().try_for_each(|entry| {
-                let (mut key, mut value) = (Value::of(entry.key), Value::of(entry.value));
-                // SAFETY: a running transaction; LMDB copies the bytes.
-                self.lmdb.check(unsafe { (self.lmdb.f.put)(txn, self.dbi, &mut key, &mut value, 0) })
-            })
-        })
+        self.put_shared(entries)
     }
 
     fn delete(&mut self, key: &Key) -> Result<()> {

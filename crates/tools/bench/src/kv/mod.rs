@@ -14,6 +14,7 @@ mod lmdb;
 mod lsm;
 mod roster;
 mod rust_heap;
+pub mod snapshot_costs;
 pub mod sqlite;
 mod stl;
 

@@ -35,6 +35,10 @@ pub enum Job {
     SlowDisk { image: PathBuf, at: PathBuf, flush_us: u64 },
     /// Reads pages of a file of a store that another process has open, until its input ends.
     ReadOn { store: PathBuf, file: String },
+    /// Makes this many commits to a file of so many bytes, and then commits on, until its input ends.
+    CommitOn { store: PathBuf, bytes: u64, pending: usize },
+    /// Replaces values in a store of LMDB, until its input ends.
+    CommitOnLmdb { dir: PathBuf, values: u64 },
     /// Reads pages of a plain file, until its input ends.
     ReadPlain { path: PathBuf },
     /// Follows the commits of a store, until it is killed.

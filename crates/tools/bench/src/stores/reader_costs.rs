@@ -16,7 +16,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use untorn::reader::Snapshot;
-use untorn::{Error, Reader, Store, StoreOptions};
+use untorn::{Reader, Store, StoreOptions};
 use untorn_terminal::standard_streams::write_output;
 
 const PAGE: usize = 4096;
@@ -203,8 +203,8 @@ impl Setting<'_> {
             rows,
             &format!(
                 "A file of {}, all of it cached, at random places. What is pending are ranges of {} bytes, evenly spread, \
-                 that no checkpoint has applied. Each read_at asks the owner's page afterwards whether what was read is of \
-                 one moment.",
+                 that no checkpoint has applied. Each read_at looks afterwards into the owner's page, whether something \
+                 was kept for it.",
                 bytes_text(FILE_BYTES),
                 PENDING.1
             ),
@@ -346,10 +346,7 @@ pub fn read_on(store: &Path, file: &str) -> Result<()> {
     say("ready")?;
     let (mut snapshot, mut buf, mut reads) = (reader.snapshot()?, [0; PAGE], 0u64);
     while !ended.is_finished() {
-        match read_pages(&snapshot, file, &mut buf, &mut reads) {
-            Err(Error::SnapshotExpired { .. }) => {}
-            done => done?,
-        }
+        read_pages(&snapshot, file, &mut buf, &mut reads)?;
         snapshot.refresh()?;
     }
     say(reads)

@@ -5,77 +5,115 @@ use clap::{Args, ValueHint};
 use std::path::{Path, PathBuf};
 use untorn::reader::Snapshot;
 use untorn::{Error, Reader};
-use untorn_terminal::table::bytes;
 use untorn_terminal::{Failure, Output, write};
 
-/// Size up to which a file is read before anything is printed, so that a checkpoint of its owner has no effect.
-const WHOLE_BYTES_MAX: u64 = 64 << 20;
-
-/// Bytes of a larger file that are read at once.
+/// Bytes of a file that are read at once.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// Print a file of a store as of its last durable commit, while a program may have the store open.
+/// Print files of a store as of its last durable commit, while a program may have the store open.
 ///
-/// Changes nothing, and needs no right to write. While a file of more than 64 MiB is printed, a checkpoint waits, as
-/// for any reader that holds a commit (`StoreOptions::leases`). The system's `cat` prints the state of the last
-/// checkpoint, or a mixture while a checkpoint runs.
+/// All files of one store are of one commit, at whatever speed they are printed: the owner keeps what the commit needs,
+/// up to a limit (`StoreOptions::readers_space`), and does not wait. Changes nothing, and needs no right to write. The
+/// system's `cat` prints the state of the last checkpoint, or a mixture while a checkpoint runs.
 #[derive(Args)]
 pub struct Cat {
-    /// A file in a store, or a file with its own store.
-    #[arg(value_hint = ValueHint::FilePath)]
+    /// Files in a store, or files with their own stores.
+    #[arg(required = true, value_hint = ValueHint::FilePath)]
+    paths: Vec<PathBuf>,
+}
+
+/// A file to be printed.
+struct Source {
     path: PathBuf,
+    name: PathBuf,
+    /// The index of the store's snapshot.
+    store: usize,
+}
+
+/// A snapshot of one store, and the bytes that were printed of it.
+struct Printed {
+    store: PathBuf,
+    snapshot: Snapshot,
+    bytes: u64,
 }
 
 impl Cat {
     pub fn run(self) -> Result<Output, Failure> {
-        if let Some(said) = siblings::of_a_mount(&self.path) {
-            return Err(Failure::new(said));
+        let mut stores: Vec<Printed> = Vec::new();
+        let mut sources = Vec::new();
+        for path in self.paths {
+            sources.push(locate(path, &mut stores)?);
         }
-        let (reader, name) = Reader::open_containing(&self.path)?;
-        if name.as_os_str().is_empty() {
-            let path = self.path.display();
-            return Err(Failure::new(format!("{path} is a store; name a file in it (`untorn ls {path}` lists them)")));
-        }
-        let small = reader.with_snapshot(|snapshot| whole(snapshot, &name))?;
-        match small {
-            Some(contents) => write(&contents).map(drop)?,
-            None => self.pieces(&reader, &name)?,
+        for source in &sources {
+            if !stores[source.store].print(source)? {
+                break;
+            }
         }
         Ok(Output::default())
     }
-
-    /// Prints a large file in pieces, all of them from one snapshot.
-    fn pieces(&self, reader: &Reader, name: &Path) -> Result<(), Failure> {
-        // A snapshot with a lease, where possible, so that no checkpoint makes it expire.
-        let file = reader.held_snapshot().or_else(|_| reader.snapshot())?.open(name)?;
-        let (mut piece, mut at) = (vec![0; PIECE_BYTES], 0);
-        loop {
-            let n = file.read_at(&mut piece, at).map_err(|e| match e {
-                Error::SnapshotExpired { .. } if at > 0 => Failure::new(format!(
-                    "{}: a checkpoint overtook this command after {}; the printed part is of one commit, but the rest \
-                     of the file is missing. Run the command again, or copy the store with `untorn cp`",
-                    self.path.display(),
-                    bytes(at)
-                )),
-                e => e.into(),
-            })?;
-            if n == 0 || !write(&piece[..n])? {
-                return Ok(());
-            }
-            at += n as u64;
-        }
-    }
 }
 
-/// The contents of a file. None if it is large.
-fn whole(snapshot: &Snapshot, name: &Path) -> untorn::Result<Option<Vec<u8>>> {
-    let file = snapshot.open(name)?;
-    let len = file.len()?;
-    if len > WHOLE_BYTES_MAX {
-        return Ok(None);
+/// Finds the store of a file, and takes a snapshot of it unless there is one already.
+fn locate(path: PathBuf, stores: &mut Vec<Printed>) -> Result<Source, Failure> {
+    if let Some(said) = siblings::of_a_mount(&path) {
+        return Err(Failure::new(said));
     }
-    let mut contents = vec![0; len as usize];
-    let n = file.read_at(&mut contents, 0)?;
-    contents.truncate(n);
-    Ok(Some(contents))
+    let (reader, name) = Reader::open_containing(&path)?;
+    if name.as_os_str().is_empty() {
+        let path = path.display();
+        return Err(Failure::new(format!("{path} is a store; name a file in it (`untorn ls {path}` lists them)")));
+    }
+    let known = stores.iter().position(|known| known.store == reader.path());
+    let store = match known {
+        Some(known) => known,
+        None => {
+            stores.push(Printed { store: reader.path().to_owned(), snapshot: reader.snapshot()?, bytes: 0 });
+            stores.len() - 1
+        }
+    };
+    Ok(Source { path, name, store })
+}
+
+impl Printed {
+    /// Prints a file. False if the reader of the output has closed it.
+    fn print(&mut self, source: &Source) -> Result<bool, Failure> {
+        let file = self.snapshot.open(&source.name).map_err(|e| self.failure(&source.path, e))?;
+        let len = file.len().map_err(|e| self.failure(&source.path, e))?;
+        let (mut piece, mut at) = (vec![0; PIECE_BYTES.min(len as usize + 1)], 0);
+        loop {
+            let n = file.read_at(&mut piece, at).map_err(|e| self.failure(&source.path, e))?;
+            if n == 0 {
+                return Ok(true);
+            }
+            if !write(&piece[..n])? {
+                return Ok(false);
+            }
+            at += n as u64;
+            self.bytes += n as u64;
+        }
+    }
+
+    /// The failure of a read, with what was printed before it.
+    fn failure(&self, path: &Path, e: Error) -> Failure {
+        if !matches!(e, Error::SnapshotExpired { .. } | Error::SnapshotEnded { .. }) {
+            return e.into();
+        }
+        let (path, lsn) = (path.display(), self.snapshot.lsn());
+        let printed = match self.bytes {
+            0 => "nothing was printed".to_owned(),
+            1 => "1 byte was printed, of that commit".to_owned(),
+            n => format!("{n} bytes were printed, all of that commit"),
+        };
+        Failure::new(match e {
+            Error::SnapshotEnded { .. } => format!(
+                "{path}: the snapshot of commit {lsn} has ended, because the store was ejected, repaired or replaced; \
+                 {printed}. Run the command again"
+            ),
+            _ => format!(
+                "{path}: commit {lsn} was given up, because the program that has the store open keeps no more for \
+                 readers; {printed}. Run the command again with a faster consumer, or copy the store with `untorn cp`; \
+                 that program can keep more (`StoreOptions::readers_space`)"
+            ),
+        })
+    }
 }

@@ -15,9 +15,6 @@ use untorn::{Error, Reader};
 use untorn_terminal::table::{bytes, count};
 use untorn_terminal::{Failure, Output, signals};
 
-/// The limit for new attempts, when checkpoints make the snapshot of a copy expire.
-const ATTEMPTS_MAX: usize = 20;
-
 /// An attribute of more bytes is left out.
 const ATTRIBUTE_BYTES_MAX: usize = 64 << 10;
 
@@ -27,9 +24,8 @@ const ATTRIBUTE_BYTES_MAX: usize = 64 << 10;
 /// It appears under its name when it is complete. Blocks are shared with the store's files if the file system
 /// supports that. Names, contents and permission bits are copied; setuid and setgid only for files whose copy has the
 /// same owner and group (with `--attributes`, as root, or the user's own files). Symbolic links, pipes and devices do
-/// not belong to a store, and are left out. The copy holds its commit: the owner delays checkpoints, ten seconds at
-/// most unless it says otherwise. If a checkpoint overtakes the copy all the same, the copy begins again, up to about
-/// 20 times, and the owner no longer waits.
+/// not belong to a store, and are left out. The owner keeps what the commit needs until it is copied, up to a limit
+/// (`StoreOptions::readers_space`), and does not wait.
 #[derive(Args)]
 pub struct Cp {
     /// A store's directory, or a file with its own store.
@@ -88,7 +84,7 @@ impl Cp {
             signals::remove_meanwhile(&left);
         })
         .map_err(|e| Failure::new(format!("cannot watch for Ctrl-C: {e}")))?;
-        let done = self.attempts(&reader, &made);
+        let done = self.copy(&reader, &made);
         let named = done.and_then(|copied| {
             let from = if reader.standalone().is_some() { made.join("file") } else { made.clone() };
             renameat_with(CWD, &from, CWD, &self.dest, RenameFlags::NOREPLACE)
@@ -112,22 +108,23 @@ impl Cp {
         )))
     }
 
-    fn attempts(&self, reader: &Reader, made: &Path) -> Result<(Copied, u64), Failure> {
+    /// Copies everything from one snapshot, and flushes it.
+    fn copy(&self, reader: &Reader, made: &Path) -> Result<(Copied, u64), Failure> {
         let progress = Progress::new("copying");
-        let mut hold = true;
-        for _ in 0..ATTEMPTS_MAX {
-            match copy(reader, made, &mut hold, self.attributes, &progress) {
-                Ok(done) => return Ok(done),
-                Err(Stop::Store(Error::SnapshotExpired { .. })) => {}
-                Err(Stop::Store(e)) => return Err(e.into()),
-                Err(Stop::Other(e)) => return Err(e),
+        let snapshot = reader.snapshot()?;
+        copy(reader, &snapshot, made, self.attributes, &progress).map(|copied| (copied, snapshot.lsn())).map_err(|stop| {
+            match stop {
+                Stop::Store(Error::SnapshotExpired { .. }) => Failure::new(format!(
+                    "{}: commit {} was given up before it was copied, because the program that has the store open keeps \
+                     no more for readers, and nothing was copied. That program can keep more \
+                     (`StoreOptions::readers_space`); or copy the store when it is less busy, or closed",
+                    self.store.display(),
+                    snapshot.lsn()
+                )),
+                Stop::Store(e) => e.into(),
+                Stop::Other(e) => e,
             }
-        }
-        Err(Failure::new(format!(
-            "{}: checkpoints of its owner overtook the copy {ATTEMPTS_MAX} times, and nothing was copied. Copy it when it \
-             is less busy, or give it a larger journal",
-            self.store.display()
-        )))
+        })
     }
 }
 
@@ -141,40 +138,26 @@ fn refuse_inside(reader: &Reader, parent: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Copies everything from one snapshot, and flushes it.
-///
-/// If `hold` is set, the snapshot has a lease, and `hold` is cleared. A second lease would expire in the same way, and
-/// hold the owner up again.
 fn copy(
     reader: &Reader,
+    snapshot: &Snapshot,
     made: &Path,
-    hold: &mut bool,
     attributes: bool,
     progress: &Progress,
-) -> Result<(Copied, u64), Stop> {
+) -> Result<Copied, Stop> {
     if made.symlink_metadata().is_ok() {
         at_dest(std::fs::remove_dir_all(made), "remove", made)?;
     }
-    let held = if *hold { reader.held_snapshot().map(Some) } else { Ok(None) };
-    let snapshot = match held {
-        Ok(Some(held)) => {
-            *hold = false;
-            held
-        }
-        // Goes on without a lease. The copy may have to start again then.
-        Ok(None) | Err(Error::SnapshotExpired { .. } | Error::Unsupported { .. }) => reader.snapshot()?,
-        Err(e) => return Err(e.into()),
-    };
     at_dest(DirBuilder::new().mode(0o700).create(made), "make", made)?;
     let mut copied = Copied { attributes, ..Copied::default() };
     match reader.standalone() {
         Some(file) => copy_file(&snapshot.open(file)?, &made.join("file"), progress, &mut copied)?,
-        None => copy_directory(&snapshot, Path::new(""), made, progress, &mut copied)?,
+        None => copy_directory(snapshot, Path::new(""), made, progress, &mut copied)?,
     }
     snapshot.check()?;
     let dir = at_dest(File::open(made), "open", made)?;
     at_dest(syncfs(&dir).map_err(Into::into), "flush", made)?;
-    Ok((copied, snapshot.lsn()))
+    Ok(copied)
 }
 
 fn copy_directory(

@@ -53,15 +53,15 @@ impl Ls {
             return Err(Failure::new(said));
         }
         let (reader, name) = Reader::open_containing(&self.path)?;
-        let listing = reader.with_snapshot(|snapshot| {
-            let mut entries = Vec::new();
-            if snapshot.metadata(&name)?.is_directory {
-                list(snapshot, &name, Path::new(""), self.recursive, &mut entries)?;
-            } else {
-                entries.push(entry(snapshot, &name, &name)?);
-            }
-            Ok(Listing { lsn: snapshot.lsn(), entries })
-        })?;
+        let snapshot = reader.snapshot()?;
+        let mut entries = Vec::new();
+        if snapshot.metadata(&name)?.is_directory {
+            list(&snapshot, &name, Path::new(""), self.recursive, &mut entries)?;
+        } else {
+            entries.push(entry(&snapshot, &name, &name)?);
+        }
+        snapshot.check()?;
+        let listing = Listing { lsn: snapshot.lsn(), entries };
         if self.json {
             return json::output(&listing);
         }

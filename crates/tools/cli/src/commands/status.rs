@@ -5,6 +5,7 @@ use crate::siblings;
 use clap::{Args, ValueHint};
 use serde_json::json;
 use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use untorn::Error;
 use untorn::offline::{self, Inspection};
@@ -105,7 +106,23 @@ pub fn code(found: &Inspection) -> u8 {
 pub fn summary(found: &Inspection) -> Result<serde_json::Value, Failure> {
     let mut value = json::value(found)?;
     value["records"] = found.records.len().into();
+    value["kept_bytes"] = kept_bytes(&found.path).into();
     Ok(value)
+}
+
+/// Bytes in the files that a store keeps for readers of older commits, without segments of the journal. A file that
+/// still has a name of its own takes no room.
+fn kept_bytes(path: &Path) -> u64 {
+    let store_dir = if path.is_dir() {
+        path.join(".untorn")
+    } else {
+        let mut beside = path.as_os_str().to_owned();
+        beside.push(".untorn");
+        beside.into()
+    };
+    let files = std::fs::read_dir(store_dir.join("undo")).into_iter().flatten().flatten();
+    let metas = files.filter_map(|entry| entry.path().symlink_metadata().ok());
+    metas.filter(|meta| meta.is_file() && meta.nlink() == 1).map(|meta| meta.len()).sum()
 }
 
 /// A text for people about the condition of a store.
@@ -121,9 +138,16 @@ pub fn text(found: &Inspection) -> String {
         ("state", state(found)),
         ("journal", journal(found)),
     ];
+    let kept = kept_bytes(&found.path);
     if !found.held.is_empty() {
         let commits: Vec<String> = found.held.iter().map(u64::to_string).collect();
-        lines.push(("held", format!("by readers: commit {}", commits.join(", "))));
+        let kept = if kept > 0 { format!("; {} of old data kept for them", bytes(kept)) } else { String::new() };
+        lines.push(("held", format!("by readers: commit {}{kept}", commits.join(", "))));
+    } else if kept > 0 && found.owner.is_none() {
+        lines.push((
+            "kept",
+            format!("{} of old data for readers that have ended; the next opening removes it", bytes(kept)),
+        ));
     }
     if found.quarantined_journals > 0 {
         let waiting = count(found.quarantined.len() as u64, "file or directory", "files and directories");

@@ -3,20 +3,25 @@
 use clap::{Args, ValueHint};
 use std::fmt::Write;
 use std::path::PathBuf;
-use untorn::Reader;
 use untorn::reader::{Change, Commit, Followed, What};
+use untorn::{Error, Reader};
 use untorn_terminal::{Failure, Output, shown, tell, write};
 
 /// Follow the commits of a store as they become durable, while a program has it open.
 ///
 /// Prints a line for each change: the number of the commit, the name, and the kind of the change; with --bytes also
 /// the bytes that were written. Ends when it is interrupted, or after the requested number of commits. Changes
-/// nothing, and waits for nothing but the next commit.
+/// nothing, and waits for nothing but the next commit. The owner keeps commits that were not printed yet, up to a limit
+/// (`StoreOptions::readers_space`); beyond it, a line tells which ones were missed.
 #[derive(Args)]
 pub struct Tail {
     /// A store's directory, or a file with its own store.
     #[arg(value_hint = ValueHint::AnyPath)]
     path: PathBuf,
+    /// Begin with the first commit after this one (0: the first commit of all), as far as the journal still has them.
+    /// Without it: with the next commit that is made.
+    #[arg(long, value_name = "LSN")]
+    from: Option<u64>,
     /// End after this number of commits.
     #[arg(short = 'n', long)]
     commits: Option<u64>,
@@ -35,8 +40,15 @@ const PIECE_BYTES: usize = 64 << 10;
 
 impl Tail {
     pub fn run(self) -> Result<Output, Failure> {
-        let mut follow = Reader::open(&self.path)?.follow()?;
-        tell!("following {} after commit {}", self.path.display(), follow.lsn());
+        let reader = Reader::open(&self.path)?;
+        let mut follow = match self.from {
+            None => reader.follow()?,
+            Some(lsn) => reader.follow_from(lsn).map_err(|e| match e {
+                Error::Conflict { .. } => self.not_there_yet(&reader, lsn),
+                e => e.into(),
+            })?,
+        };
+        tell!("following {} after commit {}", self.path.display(), self.from.unwrap_or(follow.lsn()));
         let mut left = self.commits.unwrap_or(u64::MAX);
         while left > 0 {
             let Some(next) = follow.next().transpose()? else { break };
@@ -51,6 +63,11 @@ impl Tail {
             left -= u64::from(matches!(next, Followed::Commit(_)));
         }
         Ok(Output::default())
+    }
+
+    fn not_there_yet(&self, reader: &Reader, lsn: u64) -> Failure {
+        let last = reader.snapshot().map_or(String::new(), |snapshot| format!("; its last one is {}", snapshot.lsn()));
+        Failure::new(format!("{}: the store has no commit {lsn} yet{last}", self.path.display()))
     }
 
     /// Prints a commit. False if the reader of the output has closed it.

@@ -12,6 +12,7 @@ use crate::posix::files::managed_files::{Leaving, Managed, is_own, learn, map_of
 use crate::posix::files::managing::{has_store, keep_on_mount, manage};
 use crate::posix::files::mount_files::{self, MountFile, on_mount};
 use crate::posix::files::relocation::{is_dir_on_mount, recover, set_aside};
+use crate::posix::files::shown_commit::show;
 use crate::posix::state::call_section::{enter, is_inside};
 use crate::posix::state::descriptor_table::{COMMITS_WRITES, MANAGED, ON_MOUNT};
 use crate::posix::state::file_owner::is_borrower;
@@ -45,16 +46,16 @@ fn on_managed_only(
     })
 }
 
-/// Recovers a file that has a store beside it, before the program reads the file. A file with a store, and a file
-/// that the program has named, is managed from now on if it was opened for writing.
+/// Recovers a file that has a store beside it, before the program reads the file; if another process owns the store, the
+/// descriptor shows the last durable commit. A file with a store, and a file that the program has named, is managed from
+/// now on if it was opened for writing.
 fn adopt(fd: c_int, flags: c_int) -> Result<()> {
     if learn(fd).is_some_and(|file| !file.is_parents()) || mount_files::learn(fd).is_some_and(|file| !file.is_parents())
     {
         return Ok(());
     }
     let Ok(path) = path_of(fd) else { return Ok(()) };
-    let has_store = has_store(&path);
-    if !has_store && !patterns::match_path(&path) {
+    if !has_store(&path) && !patterns::match_path(&path) {
         return Ok(());
     }
     if flags & libc::O_ACCMODE != libc::O_RDONLY {
@@ -63,7 +64,7 @@ fn adopt(fd: c_int, flags: c_int) -> Result<()> {
         }
         return Ok(());
     }
-    if has_store { recover_unmanaged(&path) } else { Ok(()) }
+    show(fd, &path)
 }
 
 /// Recovers a file that has a store beside it and that this process does not have open.
@@ -182,7 +183,8 @@ pub(crate) unsafe fn open_path(dir: c_int, path: *const c_char, flags: c_int, mo
 
 /// `open`. A file that the program has named (untorn_manage(), the environment's UNTORN_MANAGE), or that has a store
 /// beside it (`<path>.untorn`), is recovered if needed. If it is opened for writing, it is managed from now on, and
-/// O_TRUNC is an uncommitted change. Other files are opened by the C library's `open`.
+/// O_TRUNC is an uncommitted change. If it is opened for reading only while another process has it open, the descriptor
+/// is of a copy without a name, as of the last durable commit. Other files are opened by the C library's `open`.
 ///
 /// # Safety
 /// `path` is NULL or ends in NUL.
