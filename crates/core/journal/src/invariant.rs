@@ -33,6 +33,8 @@ untorn_os::invariants! {
     FIRST_COMMIT_APPENDED,
     /// The header says that the store is open before a file is marked, so that a mark without its commit is found.
     OPEN_NOTED,
+    /// A first commit elsewhere than in the segment that a clean header names waits for the note that the store is open.
+    OPEN_NOTE_FLUSHED,
     /// A file that waits for commits of an owner that the header does not know belongs to another journal.
     OTHER_JOURNAL,
     /// A segment that is shorter than it was is damage: the lost commits may have been the last.

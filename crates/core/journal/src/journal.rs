@@ -172,6 +172,9 @@ pub struct Journal {
     durable_generation: u64,
     /// The header on the disk may differ from the one in memory.
     header_uncertain: bool,
+    /// The store is noted as open in an attribute that no flush has brought to the disk for certain. A clean header may
+    /// come back, and with it nobody looks beyond the first block of its start segment.
+    open_unflushed: bool,
     /// The header that lists the unapplied epochs could not be written. A header of any kind must be written before the
     /// first record.
     list_due: bool,
@@ -222,6 +225,7 @@ impl Journal {
             durable_lsn: open_lsn - 1,
             durable_generation: header.generation - u64::from(header.by_attribute),
             header_uncertain: false,
+            open_unflushed: false,
             list_due: false,
             header,
             header_file,
@@ -493,6 +497,7 @@ impl Journal {
 
     /// Writes the buffer at the current position and moves on to the next block.
     fn write_group(&mut self) -> Result<()> {
+        self.flush_open_note()?;
         self.buf.pad_to_block();
         let segment = &mut self.segments[self.current];
         // Appended records lie behind the position.
@@ -558,6 +563,8 @@ impl Journal {
                 return Err(self.fail(Outcome::UnknownUntilReopened, e));
             }
         }
+        // What was flushed is at the beginning of the start segment, or behind the attribute in the file system's log.
+        self.open_unflushed = false;
         self.durable_lsn = self.next_lsn - 1;
         self.tell_durable(self.durable_lsn);
         Ok(())

@@ -132,7 +132,7 @@ impl DataFiles<'_> {
     pub(crate) fn identify(&self, file: &FileState, handle: &dyn File, at: &Path, name: &Path) -> Result<()> {
         let conflict = |detail: String| Err(Error::Conflict { path: at.to_owned(), detail });
         let meta = handle.meta().context("stat", at)?;
-        if self.kept_links.own_links(&meta) != 1 {
+        if self.kept_links.own_links(&meta) > 1 {
             return conflict(format!("it has {} hard links; a managed file has one", meta.links));
         }
         let found = Attribute::decode(handle.attribute().context("read the attribute of", at)?.as_deref());

@@ -214,7 +214,7 @@ impl DataFiles<'_> {
         match Attribute::decode(handle.attribute().context("read the attribute of", name)?.as_deref()) {
             AttributeFound::None if meta.size == 0 => Ok(FoundFile::HalfCreated),
             AttributeFound::Valid(a) if a.store == self.store && a.file == file.id => {
-                if self.kept_links.own_links(&meta) != 1 {
+                if self.kept_links.own_links(&meta) > 1 {
                     return Err(Error::Conflict {
                         path: name.to_owned(),
                         detail: format!("it has {} hard links; a managed file has one", meta.links),

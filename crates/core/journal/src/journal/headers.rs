@@ -197,6 +197,7 @@ impl Journal {
         let is_durable = written.sync.is_some();
         if is_durable {
             self.durable_generation = written.header.generation;
+            self.open_unflushed = false;
         }
         self.header = written.header;
         self.list_due = false;
@@ -270,6 +271,7 @@ impl Journal {
                 // On a full disk the slot may still be writable.
                 if noted.file.set_attribute(&noted.header.encode_closed(&slots)).is_ok() {
                     self.header_uncertain = false;
+                    self.open_unflushed = holds(invariant::OPEN_NOTE_FLUSHED);
                     self.finish_truncate(noted);
                     return Ok(true);
                 }
@@ -281,6 +283,17 @@ impl Journal {
         self.header_uncertain = false;
         self.finish_truncate(write);
         Ok(true)
+    }
+
+    /// Flushes the note that the store is open, unless the group that is about to be written shows that by itself: a
+    /// clean header names the segment in whose first block the next owner sees a change.
+    pub(super) fn flush_open_note(&mut self) -> Result<()> {
+        let at_start = self.position == 0 && self.segments[self.current].index == self.header.start_segment;
+        if self.open_unflushed && !at_start {
+            self.header_file.sync_all(sync_point::HEADER_OPEN).context("flush", self.dir.join("header"))?;
+            self.open_unflushed = false;
+        }
+        Ok(())
     }
 
     /// Notes that marks of former owners are cleared, durably as soon as the next header is. The last epochs stay

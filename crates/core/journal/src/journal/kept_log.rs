@@ -113,8 +113,9 @@ impl Journal {
                 break;
             }
         }
-        // Followers, and readers of the published commit, get what the limit leaves.
-        while !undo.has_room(self.kept_bytes()) && self.free_oldest() {}
+        // Followers get what the limit leaves. Snapshots of the published commit are kept until there is a newer one.
+        let held = undo.page().holds()?;
+        while !undo.has_room(self.kept_bytes()) && self.free_oldest(&held) {}
         undo.note_log(self.kept_bytes()).map(drop)
     }
 
@@ -137,17 +138,22 @@ impl Journal {
         if undo.give_up_one()? {
             self.free_kept_log()?;
         }
-        if self.kept_bytes() == before && undo.bytes() == all {
-            self.free_oldest();
-            undo.note_log(self.kept_bytes())?;
+        if self.kept_bytes() == before && undo.bytes() == all && !self.free_oldest(&undo.page().holds()?) {
+            undo.give_up_published()?;
+            self.free_kept_log()?;
         }
+        undo.note_log(self.kept_bytes())?;
         Ok(self.kept_bytes() < before || undo.bytes() < all)
     }
 
-    fn free_oldest(&mut self) -> bool {
-        let segment = self.segments.iter().enumerate().filter(|(_, segment)| segment.kept.is_some());
+    /// Frees the oldest part of the log that is kept for followers only.
+    fn free_oldest(&mut self, held: &Holds) -> bool {
+        let is_followed = |commits: &Range<u64>| !held.any_in(commits.clone());
+        let segments = self.segments.iter().enumerate();
+        let segment = segments.filter(|(_, segment)| segment.kept.as_ref().is_some_and(is_followed));
         let segment = segment.map(|(at, segment)| (segment.last_lsn, at)).min();
-        let spill = self.kept_spills.iter().enumerate().map(|(at, kept)| (kept.last_lsn, at)).min();
+        let spills = self.kept_spills.iter().enumerate().filter(|(_, kept)| is_followed(&kept.commits));
+        let spill = spills.map(|(at, kept)| (kept.last_lsn, at)).min();
         match (segment, spill) {
             (Some((lsn, at)), spill) if spill.is_none_or(|(of_spill, _)| lsn <= of_spill) => self.segments[at].kept = None,
             (_, Some((_, at))) => self.kept_spills.swap_remove(at).spill.clear_referenced(),

@@ -227,21 +227,22 @@ impl Snapshot {
         let early = (!holds(invariant::INDEX_AFTER_NAME)).then(|| self.index().map(|index| index.name(path))).transpose()?;
         let opened = match self.storage.open(path, Open::READ) {
             Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
-            done => done.map(Some),
+            // The attribute is that of the name, too: a later commit changes both.
+            done => done.and_then(|data| Ok(Some((data.attribute(), data)))),
         };
         let was = match early {
             Some(was) => was,
             None => self.index()?.name(path),
         };
-        let (data, mode) = match was {
+        let (attribute, data, mode) = match was {
             None => match opened.context("open", path)? {
                 None => return Ok(FoundName::Nothing),
-                Some(data) => (data, None),
+                Some((attribute, data)) => (attribute, data, None),
             },
             Some(Was::Nothing) => return Ok(FoundName::Nothing),
             Some(Was::Directory(_)) => return Err(Error::io("open", path, ErrorKind::IsADirectory.into())),
             Some(Was::Lost) => return Err(self.not_kept(path)),
-            Some(Was::File { mode, link }) => (self.open_link(path, link)?, Some(mode)),
+            Some(Was::File { mode, link }) => (Ok(None), self.open_link(path, link)?, Some(mode)),
         };
         let meta = data.meta().context("look at", path)?;
         match meta.kind {
@@ -249,7 +250,7 @@ impl Snapshot {
             Kind::Directory => return Err(Error::io("open", path, ErrorKind::IsADirectory.into())),
             _ => return Err(Error::invalid(format!("{}: it is not a regular file", path.display()))),
         }
-        let found = Attribute::decode(data.attribute().context("read the attribute of", path)?.as_deref());
+        let found = Attribute::decode(attribute.context("read the attribute of", path)?.as_deref());
         let quarantined = |id: u64| match log.quarantined.get(&id) {
             None => Ok(()),
             Some(why) => Err(Error::NeedsJournal {

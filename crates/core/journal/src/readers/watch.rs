@@ -238,6 +238,10 @@ fn by_page(
     if page.chain(storage)? != Chain::Begun {
         return replaced();
     }
+    if matches!(wanted, Wanted::Snapshot { .. }) && page.number(Cell::GivenUp)? > lsn {
+        // The disk is full: the next commit makes snapshots possible again.
+        return Ok(Attempt::Disturbed(Error::SnapshotExpired { path: store_dir.dir.clone(), lsn }));
+    }
     if lsn < at_least {
         return Err(refusal::went_back(store_dir, at_least, lsn));
     }

@@ -76,6 +76,8 @@ struct Kept {
     names: BTreeMap<PathBuf, u64>,
     /// Intervals of entries without bytes of their own.
     intervals: BTreeSet<(u64, u64)>,
+    /// The undo directory may exist.
+    has_dir: bool,
     /// Bytes of the log that are kept.
     log_bytes: u64,
 }
@@ -93,6 +95,7 @@ impl Kept {
             lengths: BTreeMap::new(),
             names: BTreeMap::new(),
             intervals: BTreeSet::new(),
+            has_dir: true,
             log_bytes: 0,
         }
     }
@@ -422,6 +425,8 @@ impl Undo {
         if meta.kind != Kind::File || !self.is_as_open(path) {
             return Was::Lost;
         }
+        let file = (meta.device, meta.inode);
+        kept.own_links.add(file.0, file.1);
         let link = kept.next_link;
         let to = self.names().join(link_name(link));
         let made = match self.storage.link(path, &to) {
@@ -435,11 +440,10 @@ impl Undo {
             done => done,
         };
         if made.is_err() {
+            kept.own_links.remove(file.0, file.1);
             return Was::Lost;
         }
         kept.next_link += 1;
-        let file = (meta.device, meta.inode);
-        kept.own_links.add(file.0, file.1);
         kept.links.insert(link, Link { commits: commits.clone(), file, bytes: 0 });
         Was::File { mode: meta.mode, link }
     }
@@ -498,12 +502,11 @@ impl Undo {
         self.give_up_oldest(&mut kept, &held)
     }
 
-    /// Gives up everything that is held of commits before this one.
-    pub fn give_up_before(&self, lsn: u64) -> Result<()> {
+    /// Gives up the snapshots of the published commit, too, because a commit finds no room on the disk. Until the next
+    /// commit nobody can take a snapshot.
+    pub fn give_up_published(&self) -> Result<()> {
         let mut kept = self.kept.lock();
-        if self.page.is_held_before(lsn) {
-            self.page.raise(Cell::GivenUp, lsn)?;
-        }
+        self.page.raise(Cell::GivenUp, self.page.told(Cell::Durable) + 1)?;
         self.free_in(&mut kept)
     }
 
@@ -521,10 +524,9 @@ impl Undo {
     /// Frees what nobody needs any more. Returns whether something is left.
     pub fn free(&self) -> Result<bool> {
         let mut kept = self.kept.lock();
-        if kept.is_empty() {
-            return Ok(false);
+        if !kept.is_empty() || kept.has_dir {
+            self.free_in(&mut kept)?;
         }
-        self.free_in(&mut kept)?;
         Ok(!kept.is_empty())
     }
 
@@ -553,8 +555,14 @@ impl Undo {
             link.bytes = found.map_or(0, |meta| if own_links.own_links(&meta) == 0 { meta.size } else { 0 });
         }
         if kept.is_empty() {
-            return self.begin_index(kept, &[]);
+            self.begin_index(kept, &[])?;
+            // Empty directories do no harm.
+            let _ = self.storage.rmdir(&self.names());
+            let _ = self.storage.rmdir(&self.dir);
+            kept.has_dir = false;
+            return Ok(());
         }
+        kept.has_dir = true;
         // Entries of intervals that nobody holds are passed over by each reader.
         if kept.published.bytes >= INDEX_BYTES_MIN.min(self.space / 8) {
             let old = self.read_index(kept)?;
@@ -611,12 +619,7 @@ impl Undo {
             kept.lengths.clear();
             kept.names.clear();
         }
-        self.remove(index_name(before.generation))?;
-        if entries.is_empty() {
-            // Empty directories do no harm.
-            let _ = self.storage.rmdir(&self.names()).and_then(|()| self.storage.rmdir(&self.dir));
-        }
-        Ok(())
+        self.remove(index_name(before.generation))
     }
 
     fn remove(&self, name: impl AsRef<Path>) -> Result<()> {
