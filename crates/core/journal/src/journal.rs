@@ -21,10 +21,10 @@ use crate::commits::record::Record;
 use crate::commits::spill::Spill;
 use crate::directories::store_dir::segment_name;
 use crate::error::{Context, Error, Outcome, Result};
-use crate::journal::indexing::{NewEntries, SegmentIndex};
-use crate::journal::kept_log::KeptSpill;
 use crate::format::{BLOCK_BYTES, Header, RECORD_HEAD_BYTES, RecordKind, StoreId, crc64};
 use crate::invariant;
+use crate::journal::indexing::{NewEntries, SegmentIndex};
+use crate::journal::kept_log::KeptSpill;
 use crate::scanning::segment_reader::ScannedSegment;
 use crate::sync_point;
 use crate::undo::keep::Undo;
@@ -515,7 +515,6 @@ impl Journal {
             segment.bytes
         );
         if self.position == 0 {
-            segment.first_lsn = self.durable_lsn + 1;
             segment.first_block_crc = Some(crc64(&self.buf[..BLOCK_BYTES]));
         }
         let written = write_all_at(&*segment.file, &self.buf, self.position);
@@ -537,6 +536,10 @@ impl Journal {
         );
         let segment = &mut self.segments[self.current];
         segment.last_lsn = self.next_lsn - 1;
+        if segment.first_lsn == 0 {
+            // Or a later one, if a durable mark in another segment comes first.
+            segment.first_lsn = self.durable_lsn + 1;
+        }
         // A segment of readers is written only behind what they need.
         segment.kept = None;
         self.counters.bytes_written += self.buf.len() as u64;

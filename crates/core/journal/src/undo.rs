@@ -10,5 +10,7 @@
 pub mod holds;
 pub mod index;
 pub mod keep;
+mod keep_names;
 pub mod kept_links;
 pub mod page;
+mod taken_over;

@@ -12,6 +12,7 @@ pub(crate) mod write_out;
 
 use crate::descriptors::listener::Listener;
 use crate::mapping::read_mapping::ReadMapping;
+use crate::mapping::shared_view::View;
 use crate::mapping::{MapRequest, Mapping};
 use crate::sync_point::SyncPoint;
 use std::any::Any;
@@ -216,12 +217,6 @@ pub trait Storage: Send + Sync {
     }
     /// Totals so far.
     fn counters(&self) -> Counters;
-}
-
-/// The first bytes of a file, which other processes may change.
-pub trait View: Send + Sync {
-    /// Reads the eight bytes at an offset, a multiple of eight, in native byte order. Later loads see no older bytes.
-    fn load(&self, at: usize) -> u64;
 }
 
 /// One open file.

@@ -18,8 +18,8 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use untorn_journal::directories::store_dir::{STORE_DIR, StoreDir};
 use untorn_journal::readers::look::Look;
-use untorn_journal::readers::watch::KnownPage;
 use untorn_journal::readers::snapshot::{Entry, Snapshot as Files, SnapshotFile as FileOfSnapshot};
+use untorn_journal::readers::watch::KnownPage;
 use untorn_journal::{Context, Error, Result};
 use untorn_os::{Linux, Listener, Storage};
 

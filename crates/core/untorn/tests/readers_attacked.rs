@@ -74,7 +74,9 @@ fn absurd_pages_show_nothing_else() {
         std::fs::write(&page, &bytes).unwrap();
         let reader = match Reader::open(dir.path()) {
             Ok(reader) => reader,
-            Err(Error::Busy { .. } | Error::SnapshotExpired { .. } | Error::Conflict { .. } | Error::Corrupt { .. }) => {
+            Err(
+                Error::Busy { .. } | Error::SnapshotExpired { .. } | Error::Conflict { .. } | Error::Corrupt { .. },
+            ) => {
                 continue;
             }
             Err(e) => panic!("{e:?}"),

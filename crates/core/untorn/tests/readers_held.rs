@@ -216,8 +216,7 @@ fn names_are_those_of_the_commit_that_is_held() {
 fn what_directories_keep_closed_is_not_kept() {
     let dir = directory();
     set_mode(dir.path(), 0o755);
-    let store =
-        StoreOptions::new().create(true).background(false).readers(Readers::All).open(dir.path()).unwrap();
+    let store = StoreOptions::new().create(true).background(false).readers(Readers::All).open(dir.path()).unwrap();
     for (name, mode) in [("open", 0o755), ("private", 0o700)] {
         std::fs::create_dir(dir.path().join(name)).unwrap();
         set_mode(dir.path().join(name), mode);

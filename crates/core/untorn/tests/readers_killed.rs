@@ -228,11 +228,7 @@ fn readers_and_an_owner_that_are_killed() {
     readers.into_iter().for_each(|reader| reader.kill("a reader"));
     let total = |which: u64| (0..READERS).map(|n| number(&notes, COUNTS_AT + 24 * n + 8 * which)).sum::<u64>();
     let (commits, kills) = (number(&notes, ACKNOWLEDGED_AT), kills.into_inner());
-    println!(
-        "{commits} commits, {kills} kills; trees read whole: {} at once, {} with pauses",
-        total(0),
-        total(1)
-    );
+    println!("{commits} commits, {kills} kills; trees read whole: {} at once, {} with pauses", total(0), total(1));
     assert!(commits > 0 && total(0) > 0 && total(1) > 0, "nothing was read");
     // In the end there is one commit, in all files.
     let reader = Reader::open(dir.path().join("store")).unwrap();

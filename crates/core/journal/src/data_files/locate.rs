@@ -145,7 +145,9 @@ impl DataFiles<'_> {
         let handle = self.storage.open(name, Open::READ).ok()?;
         let meta = handle.meta().ok().filter(|meta| meta.kind == Kind::File)?;
         match Attribute::decode(handle.attribute().ok()?.as_deref()) {
-            AttributeFound::Valid(a) if a.store == self.store && a.file == file.id => Some(self.kept_links.own_links(&meta)),
+            AttributeFound::Valid(a) if a.store == self.store && a.file == file.id => {
+                Some(self.kept_links.own_links(&meta))
+            }
             _ => None,
         }
     }

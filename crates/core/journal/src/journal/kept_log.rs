@@ -155,7 +155,9 @@ impl Journal {
         let spills = self.kept_spills.iter().enumerate().filter(|(_, kept)| is_followed(&kept.commits));
         let spill = spills.map(|(at, kept)| (kept.last_lsn, at)).min();
         match (segment, spill) {
-            (Some((lsn, at)), spill) if spill.is_none_or(|(of_spill, _)| lsn <= of_spill) => self.segments[at].kept = None,
+            (Some((lsn, at)), spill) if spill.is_none_or(|(of_spill, _)| lsn <= of_spill) => {
+                self.segments[at].kept = None
+            }
             (_, Some((_, at))) => self.kept_spills.swap_remove(at).spill.clear_referenced(),
             _ => return false,
         }
@@ -175,7 +177,8 @@ impl Journal {
         let mut excess = self.allocated_bytes().saturating_sub(most);
         let others = (0..self.segments.len()).filter(|at| *at != self.current);
         // A journal may be larger than its limit for one large record, so the small ones go first.
-        let mut free: Vec<&Segment> = others.map(|at| &self.segments[at]).filter(|s| s.is_free(checkpoint_lsn)).collect();
+        let mut free: Vec<&Segment> =
+            others.map(|at| &self.segments[at]).filter(|s| s.is_free(checkpoint_lsn)).collect();
         free.sort_by_key(|segment| segment.bytes + segment.appended);
         for segment in free {
             let bytes = segment.bytes + segment.appended;

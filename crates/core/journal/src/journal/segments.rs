@@ -42,10 +42,7 @@ impl Journal {
     pub(super) fn switch_segment(&mut self, bytes: u64) -> Result<bool> {
         let checkpoint_lsn = self.header.checkpoint_lsn;
         let current = self.current;
-        if self.position > 0
-            && self.segments[current].is_free(checkpoint_lsn)
-            && self.usable_bytes(current) >= bytes
-        {
+        if self.position > 0 && self.segments[current].is_free(checkpoint_lsn) && self.usable_bytes(current) >= bytes {
             self.begin_segment(current);
             return Ok(true);
         }
@@ -83,7 +80,7 @@ impl Journal {
     /// Goes on at the beginning of a segment.
     pub(super) fn begin_segment(&mut self, at: usize) {
         (self.current, self.position) = (at, 0);
-        self.segments[at].log_index = SegmentIndex::New;
+        (self.segments[at].log_index, self.segments[at].first_lsn) = (SegmentIndex::New, 0);
     }
 
     /// Cuts segments back to their lengths before commits were appended to them, because the journal is empty. Returns

@@ -79,7 +79,9 @@ impl KnownLog {
             match look_once(storage, store_dir, watch, lsn, index, before) {
                 Ok(Some(known)) => return Ok(known),
                 Ok(None) => {}
-                Err(e @ (Error::NewerVersion { .. } | Error::Foreign { .. } | Error::Unsupported { .. })) => return Err(e),
+                Err(e @ (Error::NewerVersion { .. } | Error::Foreign { .. } | Error::Unsupported { .. })) => {
+                    return Err(e);
+                }
                 Err(e) => why = Some(e),
             }
             watch.check(&**storage, store_dir, lsn)?;

@@ -45,12 +45,7 @@ impl Look {
         Look::take_with(storage, store_dir, known, Wanted::Commits { after: Some(lsn), at_least: lsn })
     }
 
-    fn take_with(
-        storage: &Arc<dyn Storage>,
-        store_dir: &StoreDir,
-        known: &KnownPage,
-        wanted: Wanted,
-    ) -> Result<Look> {
+    fn take_with(storage: &Arc<dyn Storage>, store_dir: &StoreDir, known: &KnownPage, wanted: Wanted) -> Result<Look> {
         store_dir.check_may_read(&**storage)?;
         let Taken { watch, lsn: taken, log, locked } = Watch::take(storage, store_dir, known, wanted)?;
         let after = match wanted {

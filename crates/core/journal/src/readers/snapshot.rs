@@ -224,7 +224,8 @@ impl Snapshot {
         if log.is_gone(path) {
             return Ok(FoundName::Nothing);
         }
-        let early = (!holds(invariant::INDEX_AFTER_NAME)).then(|| self.index().map(|index| index.name(path))).transpose()?;
+        let early =
+            (!holds(invariant::INDEX_AFTER_NAME)).then(|| self.index().map(|index| index.name(path))).transpose()?;
         let opened = match self.storage.open(path, Open::READ) {
             Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
             // The attribute is that of the name, too: a later commit changes both.

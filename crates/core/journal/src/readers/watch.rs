@@ -132,10 +132,12 @@ impl Watch {
                 }
                 Chain::Begun => Ok(()),
             },
-            Watch::Left(left) => match !holds(invariant::CLOSED_VALIDATED) || left.is_still_there(storage, store_dir)? {
-                true => Ok(()),
-                false => ended(),
-            },
+            Watch::Left(left) => {
+                match !holds(invariant::CLOSED_VALIDATED) || left.is_still_there(storage, store_dir)? {
+                    true => Ok(()),
+                    false => ended(),
+                }
+            }
         }
     }
 
@@ -179,12 +181,7 @@ impl Watch {
     }
 }
 
-fn attempt(
-    storage: &Arc<dyn Storage>,
-    store_dir: &StoreDir,
-    known: &KnownPage,
-    wanted: Wanted,
-) -> Result<Attempt> {
+fn attempt(storage: &Arc<dyn Storage>, store_dir: &StoreDir, known: &KnownPage, wanted: Wanted) -> Result<Attempt> {
     let disk = &**storage;
     let page = known.get(disk, store_dir)?;
     if let Some(page) = &page

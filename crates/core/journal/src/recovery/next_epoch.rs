@@ -33,8 +33,7 @@ impl Opening<'_> {
         if holds(invariant::FRESH_START) {
             header.link = self.fresh_link(&dir)?;
         }
-        let mut journal =
-            self.new_journal(&dir, header, scanned.segments)?;
+        let mut journal = self.new_journal(&dir, header, scanned.segments)?;
         if (holds(invariant::LISTED_ANEW) || !nothing_new) && !journal.go_on(scanned.live_spills.clone())? {
             let note = "no room for the journal's header: files are read from the journal, and commits wait for a \
                         checkpoint; make room on the disk";
@@ -85,8 +84,7 @@ impl Opening<'_> {
         if dirty && holds(invariant::FRESH_START) {
             header.link = self.fresh_link(&dir)?;
         }
-        let mut journal =
-            self.new_journal(&dir, header, scanned.segments)?;
+        let mut journal = self.new_journal(&dir, header, scanned.segments)?;
         debug_assert_eq!(journal.pending_bytes(), 0, "unapplied records in a new epoch from {open_lsn}");
         self.clear_pending_of(redone, journal.store(), flushed)?;
         if flushed && !unreadable.is_empty() {

@@ -147,13 +147,7 @@ pub fn scan(
 
 /// Reads a journal as of this header, up to this commit at least, for a reader: through the page cache, beside the
 /// owner. With `indexed`, reads the index of the log if it has all commits, and not the log.
-pub fn scan_as_of(
-    storage: &Arc<dyn Storage>,
-    journal: &Path,
-    header: Header,
-    lsn: u64,
-    indexed: bool,
-) -> Result<Scan> {
+pub fn scan_as_of(storage: &Arc<dyn Storage>, journal: &Path, header: Header, lsn: u64, indexed: bool) -> Result<Scan> {
     if indexed {
         let mut scan = begin(&**storage, journal, header.clone(), ReadMode::Cached)?;
         let mut spills = SpillCache::new(storage.clone(), journal.to_owned());

@@ -376,14 +376,7 @@ impl UndoIndex {
     }
 
     /// Lays old bytes over bytes that were read from a data file at this offset.
-    pub fn undo(
-        &mut self,
-        storage: &dyn Storage,
-        undo: &Path,
-        file: Inode,
-        buf: &mut [u8],
-        offset: u64,
-    ) -> Result<()> {
+    pub fn undo(&mut self, storage: &dyn Storage, undo: &Path, file: Inode, buf: &mut [u8], offset: u64) -> Result<()> {
         let UndoIndex { files, opened, .. } = self;
         let Some(old) = files.get(&file) else { return Ok(()) };
         // Behind the end that the file had, the log has everything, and nothing is kept.
@@ -424,7 +417,8 @@ mod tests {
     #[test]
     fn entries_are_read_as_they_were_written() {
         let names = [Was::Nothing, Was::Directory(0o750), Was::File { mode: 0o640, link: 9 }, Was::Lost];
-        let mut entries = vec![bytes(3..7, 10..20), Entry { commits: 0..9, old: Old::Length { file: (1, 2), len: 77 } }];
+        let mut entries =
+            vec![bytes(3..7, 10..20), Entry { commits: 0..9, old: Old::Length { file: (1, 2), len: 77 } }];
         entries.extend(names.map(|was| Entry { commits: 1..2, old: Old::Name { path: "dir/name".into(), was } }));
         let mut encoded = Vec::new();
         entries.iter().for_each(|entry| entry.encode(&mut encoded));
@@ -447,7 +441,8 @@ mod tests {
             index.add(entry);
         }
         assert_eq!(index.kept_in((1, 2), &(0..25)), [10..20, 20..25]);
-        let pieces: Vec<_> = index.files[&(1, 2)].pieces.iter().map(|(range, p)| (range.clone(), p.commits.end)).collect();
+        let pieces: Vec<_> =
+            index.files[&(1, 2)].pieces.iter().map(|(range, p)| (range.clone(), p.commits.end)).collect();
         assert_eq!(pieces, [(10..20, 7), (20..30, 9), (30..40, 7)]);
     }
 }

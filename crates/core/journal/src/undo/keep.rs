@@ -12,16 +12,16 @@
 //! Nobody waits for readers. What is kept takes at most `space` bytes: beyond that, or when the disk is full, the oldest
 //! reader is given up.
 
-use crate::commits::final_state::FinalState;
 use crate::commits::overlay::Overlay;
 use crate::directories::store_dir::{StoreDir, remove_tree};
 use crate::error::{Context, Error, Result, is_no_space};
 use crate::format::{Header, StoreId};
 use crate::invariant;
 use crate::undo::holds::Holds;
-use crate::undo::index::{Entry, Inode, Old, Was, index_name, interval_of, NAMES_DIR, link_name, link_of, old_bytes_name, read_entries};
+use crate::undo::index::{Entry, Inode, NAMES_DIR, Old, index_name, link_name, old_bytes_name, read_entries};
 use crate::undo::kept_links::KeptLinks;
 use crate::undo::page::{Cell, OwnersPage, Published, end_chain};
+use crate::undo::taken_over::taken_over;
 use parking_lot::Mutex;
 use rangemap::RangeMap;
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,7 +29,7 @@ use std::io::{self, ErrorKind};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use untorn_os::{File, Kind, Open, Storage, holds, read_full_at, write_all_at};
+use untorn_os::{File, Open, Storage, holds, read_full_at, write_all_at};
 
 /// Bytes that are copied at once.
 const COPY_BYTES: usize = 1 << 20;
@@ -39,43 +39,44 @@ const INDEX_BYTES_MIN: u64 = 1 << 20;
 
 /// What an owner keeps for readers of older commits.
 pub struct Undo {
-    storage: Arc<dyn Storage>,
-    dir: PathBuf,
-    page: OwnersPage,
+    pub(super) storage: Arc<dyn Storage>,
+    pub(super) dir: PathBuf,
+    pub(super) page: OwnersPage,
     /// Limit for everything that is kept, in bytes.
     space: u64,
-    kept: Mutex<Kept>,
+    pub(super) kept: Mutex<Kept>,
 }
 
 /// Old bytes of one interval.
-struct OldBytes {
-    file: Arc<dyn File>,
-    bytes: u64,
+pub(super) struct OldBytes {
+    pub(super) file: Arc<dyn File>,
+    pub(super) bytes: u64,
 }
 
 /// A file that is kept under a name in the undo directory.
-struct Link {
-    commits: Range<u64>,
-    file: Inode,
+pub(super) struct Link {
+    pub(super) commits: Range<u64>,
+    pub(super) file: Inode,
     /// Its bytes, which are freed with the link if the file has lost its own name.
-    bytes: u64,
+    pub(super) bytes: u64,
 }
 
-struct Kept {
-    published: Published,
-    index: Option<Arc<dyn File>>,
+/// What is kept now.
+pub(super) struct Kept {
+    pub(super) published: Published,
+    pub(super) index: Option<Arc<dyn File>>,
     /// Old bytes, by the interval's start and end.
-    old_bytes: BTreeMap<(u64, u64), OldBytes>,
-    links: BTreeMap<u64, Link>,
-    next_link: u64,
-    own_links: KeptLinks,
+    pub(super) old_bytes: BTreeMap<(u64, u64), OldBytes>,
+    pub(super) links: BTreeMap<u64, Link>,
+    pub(super) next_link: u64,
+    pub(super) own_links: KeptLinks,
     /// Up to which commit the ranges of each file, and its length, were kept last.
     ranges: BTreeMap<Inode, RangeMap<u64, u64>>,
     lengths: BTreeMap<Inode, u64>,
     /// The commit that changed each name last, of those that were kept.
-    names: BTreeMap<PathBuf, u64>,
+    pub(super) names: BTreeMap<PathBuf, u64>,
     /// Intervals of entries without bytes of their own.
-    intervals: BTreeSet<(u64, u64)>,
+    pub(super) intervals: BTreeSet<(u64, u64)>,
     /// The undo directory may exist.
     has_dir: bool,
     /// Bytes of the log that are kept.
@@ -83,7 +84,7 @@ struct Kept {
 }
 
 impl Kept {
-    fn new(published: Published) -> Kept {
+    pub(super) fn new(published: Published) -> Kept {
         Kept {
             published,
             index: None,
@@ -112,7 +113,7 @@ impl Kept {
 }
 
 /// A file of the undo directory is missing, or another one is in its place.
-fn damaged(dir: &Path) -> Error {
+pub(super) fn damaged(dir: &Path) -> Error {
     Error::corrupt(dir, "it was changed while the store was open".to_owned())
 }
 
@@ -217,7 +218,9 @@ impl Undo {
                 continue;
             }
             let mut entries = Vec::new();
-            entries.extend(length.map(|from| Entry { commits: from..to, old: Old::Length { file: inode, len: meta.size } }));
+            entries.extend(
+                length.map(|from| Entry { commits: from..to, old: Old::Length { file: inode, len: meta.size } }),
+            );
             match self.copy_old(&mut kept, data, inode, &needed, to, &mut entries) {
                 Ok(()) => {}
                 Err(e) if is_no_space(&e) => {
@@ -303,11 +306,11 @@ impl Undo {
         }
     }
 
-    fn names(&self) -> PathBuf {
+    pub(super) fn names(&self) -> PathBuf {
         self.dir.join(NAMES_DIR)
     }
 
-    fn make_dir(&self, dir: &Path) -> io::Result<()> {
+    pub(super) fn make_dir(&self, dir: &Path) -> io::Result<()> {
         let own = self.dir.parent().map_or(Ok(0o700), |dir| self.storage.stat(dir).map(|meta| meta.mode))?;
         match self.storage.mkdir(dir, own) {
             Err(e) if e.kind() != ErrorKind::AlreadyExists => Err(e),
@@ -316,7 +319,7 @@ impl Undo {
     }
 
     /// Appends entries to the index, and publishes them. Returns false if there was no room, and a reader was given up.
-    fn publish(&self, kept: &mut Kept, held: &Holds, entries: &[Entry]) -> Result<bool> {
+    pub(super) fn publish(&self, kept: &mut Kept, held: &Holds, entries: &[Entry]) -> Result<bool> {
         if entries.is_empty() {
             return Ok(true);
         }
@@ -370,98 +373,6 @@ impl Undo {
                 return Ok(());
             }
         }
-    }
-
-    /// Keeps what the names of a commit led to before, if somebody holds an older commit. `names` is the net effect of
-    /// this commit alone, which is not yet on the disk.
-    pub fn keep_names(&self, names: &FinalState, lsn: u64) -> Result<()> {
-        if !self.page.is_held_before(lsn) || !holds(invariant::NAMES_KEPT) {
-            return Ok(());
-        }
-        let mut kept = self.kept.lock();
-        let mut before: BTreeMap<&Path, Option<u32>> = BTreeMap::new();
-        let mut owners: BTreeMap<&Path, bool> = BTreeMap::new();
-        for file in names.files.values() {
-            let changes = file.created.is_some() || file.names.len() > 1 || file.name.is_none() || file.mode.is_some();
-            if !changes {
-                continue;
-            }
-            for (n, name) in file.names.iter().enumerate() {
-                let was_its = n == 0 && file.created.is_none();
-                *owners.entry(name).or_default() |= was_its;
-            }
-        }
-        names.dirs.keys().for_each(|dir| _ = before.insert(dir, None));
-        let changed: Vec<(&Path, bool)> =
-            owners.into_iter().map(|(path, was_file)| (path, was_file)).chain(before.into_keys().map(|dir| (dir, false))).collect();
-        loop {
-            let held = self.page.holds()?;
-            let mut entries = Vec::new();
-            for (path, was_file) in &changed {
-                let from = kept.names.get(*path).copied().unwrap_or(0);
-                if !held.any_in(from..lsn) {
-                    continue;
-                }
-                let commits = from..lsn;
-                let was = match was_file {
-                    true => self.keep_link(&mut kept, path, &commits),
-                    false => match self.storage.stat(path) {
-                        Ok(meta) if meta.kind == Kind::Directory => Was::Directory(meta.mode),
-                        _ => Was::Nothing,
-                    },
-                };
-                entries.push(Entry { commits, old: Old::Name { path: path.to_path_buf(), was } });
-            }
-            if self.publish(&mut kept, &held, &entries)? {
-                changed.iter().for_each(|(path, _)| _ = kept.names.insert(path.to_path_buf(), lsn));
-                return Ok(());
-            }
-        }
-    }
-
-    /// Gives the file under a name a second name in the undo directory.
-    fn keep_link(&self, kept: &mut Kept, path: &Path, commits: &Range<u64>) -> Was {
-        let Ok(meta) = self.storage.stat(path) else { return Was::Lost };
-        if meta.kind != Kind::File || !self.is_as_open(path) {
-            return Was::Lost;
-        }
-        let file = (meta.device, meta.inode);
-        kept.own_links.add(file.0, file.1);
-        let link = kept.next_link;
-        let to = self.names().join(link_name(link));
-        let made = match self.storage.link(path, &to) {
-            Err(e) if e.kind() == ErrorKind::NotFound => {
-                let dirs = [&self.dir, &self.names()];
-                dirs.into_iter().try_for_each(|dir| self.make_dir(dir)).and_then(|()| self.storage.link(path, &to))
-            }
-            Err(e) if e.kind() == ErrorKind::AlreadyExists => {
-                self.storage.unlink(&to).and_then(|()| self.storage.link(path, &to))
-            }
-            done => done,
-        };
-        if made.is_err() {
-            kept.own_links.remove(file.0, file.1);
-            return Was::Lost;
-        }
-        kept.next_link += 1;
-        kept.links.insert(link, Link { commits: commits.clone(), file, bytes: 0 });
-        Was::File { mode: meta.mode, link }
-    }
-
-    /// Whether the undo directory gives access to a file under this name to nobody whom a directory on its path keeps
-    /// out: by its mode, by another group, or by an access list.
-    fn is_as_open(&self, path: &Path) -> bool {
-        let Some(own) = self.dir.parent().and_then(|dir| self.storage.stat(dir).ok()) else { return false };
-        let mode = own.mode;
-        let is_as_open = |dir: &Path| {
-            mode & 0o055 == 0
-                || self.storage.stat(dir).is_ok_and(|meta| {
-                    meta.mode & mode & 0o055 == mode & 0o055
-                        && (meta.gid == own.gid || meta.mode & 0o005 == 0o005)
-                        && !self.storage.has_access_list(dir)
-                })
-        };
-        path.ancestors().skip(1).all(is_as_open)
     }
 
     /// Notes that the names of commits up to this one are on the disk.
@@ -533,15 +444,19 @@ impl Undo {
     fn free_in(&self, kept: &mut Kept) -> Result<()> {
         let held = self.page.holds()?;
         let is_needed = |commits: Range<u64>| {
-            if holds(invariant::WHOLE_INTERVAL) { held.any_in(commits) } else { held.any_in(commits.end - 1..commits.end) }
+            if holds(invariant::WHOLE_INTERVAL) {
+                held.any_in(commits)
+            } else {
+                held.any_in(commits.end - 1..commits.end)
+            }
         };
-        let unneeded: Vec<_> =
-            kept.old_bytes.keys().copied().filter(|(from, to)| !is_needed(*from..*to)).collect();
+        let unneeded: Vec<_> = kept.old_bytes.keys().copied().filter(|(from, to)| !is_needed(*from..*to)).collect();
         for (from, to) in unneeded {
             kept.old_bytes.remove(&(from, to));
             self.remove(old_bytes_name(&(from..to)))?;
         }
-        let unneeded: Vec<_> = kept.links.iter().filter(|(_, link)| !is_needed(link.commits.clone())).map(|(n, _)| *n).collect();
+        let unneeded: Vec<_> =
+            kept.links.iter().filter(|(_, link)| !is_needed(link.commits.clone())).map(|(n, _)| *n).collect();
         for link in unneeded {
             self.remove(&Path::new(NAMES_DIR).join(link_name(link)))?;
             let Link { file, .. } = kept.links.remove(&link).expect("listed above");
@@ -633,13 +548,7 @@ impl Undo {
 
 impl Kept {
     /// The parts of these ranges that somebody needs, with the start of the interval of each.
-    fn needed(
-        &self,
-        inode: Inode,
-        ranges: &rangemap::RangeSet<u64>,
-        to: u64,
-        held: &Holds,
-    ) -> Vec<(Range<u64>, u64)> {
+    fn needed(&self, inode: Inode, ranges: &rangemap::RangeSet<u64>, to: u64, held: &Holds) -> Vec<(Range<u64>, u64)> {
         let mut needed = Vec::new();
         let none = RangeMap::new();
         let known = self.ranges.get(&inode).unwrap_or(&none);
@@ -652,67 +561,4 @@ impl Kept {
         }
         needed
     }
-}
-
-/// What an earlier owner kept, as far as it was published. Everything else is removed.
-fn taken_over(storage: &dyn Storage, dir: &Path, published: Published) -> Result<Kept> {
-    let mut kept = Kept::new(published);
-    let mut links: BTreeMap<u64, Range<u64>> = BTreeMap::new();
-    let path = dir.join(index_name(published.generation));
-    if published.bytes > 0 {
-        let index = storage.open(&path, Open::WRITE).context("open", &path)?;
-        let mut b = vec![0; published.bytes as usize];
-        if read_full_at(&*index, &mut b, 0).context("read", &path)? < b.len() {
-            return Err(damaged(&path));
-        }
-        let mut intervals = BTreeSet::new();
-        read_entries(&b, &path, |Entry { commits, old }| {
-            match old {
-                Old::Name { was: Was::File { link, .. }, .. } => _ = links.insert(link, commits.clone()),
-                Old::Bytes { .. } => return,
-                _ => {}
-            }
-            intervals.insert((commits.start, commits.end));
-        })?;
-        (kept.index, kept.intervals) = (Some(index), intervals);
-    }
-    let names = match storage.list(dir) {
-        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(kept),
-        done => done.context("list", dir)?,
-    };
-    for name in names {
-        let path = dir.join(&name);
-        let text = name.to_string_lossy();
-        if let Some(commits) = interval_of(&text) {
-            let file = storage.open(&path, Open::WRITE).context("open", &path)?;
-            let bytes = file.meta().context("look at", &path)?.size;
-            kept.old_bytes.insert((commits.start, commits.end), OldBytes { file, bytes });
-            continue;
-        }
-        if text == NAMES_DIR {
-            continue;
-        }
-        if published.bytes == 0 || text != index_name(published.generation) {
-            storage.unlink(&path).context("remove", &path)?;
-        }
-    }
-    let dir = dir.join(NAMES_DIR);
-    let names = match storage.list(&dir) {
-        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(kept),
-        done => done.context("list", &dir)?,
-    };
-    for name in names {
-        let path = dir.join(&name);
-        match link_of(&name.to_string_lossy()).and_then(|link| Some((link, links.get(&link)?))) {
-            Some((link, commits)) => {
-                let meta = storage.stat(&path).context("look at", &path)?;
-                let file = (meta.device, meta.inode);
-                kept.own_links.add(file.0, file.1);
-                kept.links.insert(link, Link { commits: commits.clone(), file, bytes: 0 });
-                kept.next_link = kept.next_link.max(link + 1);
-            }
-            None => storage.unlink(&path).context("remove", &path)?,
-        }
-    }
-    Ok(kept)
 }

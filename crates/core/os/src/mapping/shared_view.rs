@@ -1,12 +1,17 @@
 //! Read-only view of the first bytes of a file, which other processes change.
 
-use crate::storage::View;
 use rustix::io::Errno;
 use rustix::mm::{self, MapFlags, ProtFlags};
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+
+/// The first bytes of a file, which other processes may change.
+pub trait View: Send + Sync {
+    /// Reads the eight bytes at an offset, a multiple of eight, in native byte order. Later loads see no older bytes.
+    fn load(&self, at: usize) -> u64;
+}
 
 /// Memory that shows a file.
 pub(crate) struct SharedView {

@@ -17,12 +17,7 @@ impl Engine {
     /// Applies a commit of names: first to the table of open files, then to the disk. Changes that cannot be made on
     /// the disk now are left to the next checkpoint; recovery would make all of them, so correctness does not depend on
     /// this call.
-    pub(crate) fn follow_names(
-        &self,
-        files: &[Arc<SharedFile>],
-        names: FinalState,
-        journal: &mut JournalState,
-    ) {
+    pub(crate) fn follow_names(&self, files: &[Arc<SharedFile>], names: FinalState, journal: &mut JournalState) {
         debug_assert_eq!(files.len(), names.files.len(), "files of a change of names");
         journal.dirs.extend(names.touched_dirs());
         let renaming = self.renaming.write();
