@@ -92,17 +92,17 @@ untorn_os::invariants! {
     CHECKPOINT_PUBLISHED,
     /// Old contents that a held commit needs are kept.
     OLD_BYTES_KEPT,
-    /// What is kept is published before anything is overwritten.
+    /// Kept data is published before the data itself is overwritten.
     KEPT_PUBLISHED,
     /// The old header is kept before another one truncates the log.
     HEADER_KEPT,
-    /// What names led to is kept before they change.
+    /// The files and directories of names are kept before the names change.
     NAMES_KEPT,
     /// Segments of the log that a held commit needs are not reused.
     SEGMENTS_KEPT,
     /// Segments that an earlier owner gave up are not reused while a commit of its readers is held.
     FORMER_SEGMENTS_KEPT,
-    /// What is kept is needed as long as a lock lies anywhere in its interval.
+    /// Kept data is needed as long as a lock lies anywhere in its interval.
     WHOLE_INTERVAL,
     /// The next owner of a boot goes on with what its predecessor kept.
     CHAIN_CONTINUED,

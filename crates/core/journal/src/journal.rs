@@ -11,10 +11,12 @@ mod appended;
 mod consistency;
 mod encoding;
 mod headers;
-pub(crate) mod indexing;
+mod index_entries;
+mod indexing;
 mod kept_log;
 mod reserved;
 mod segments;
+mod spill_files;
 mod spills;
 
 use crate::commits::record::Record;
@@ -23,8 +25,8 @@ use crate::directories::store_dir::segment_name;
 use crate::error::{Context, Error, Outcome, Result};
 use crate::format::{BLOCK_BYTES, Header, RECORD_HEAD_BYTES, RecordKind, StoreId, crc64};
 use crate::invariant;
-use crate::journal::indexing::{NewEntries, SegmentIndex};
-use crate::journal::kept_log::KeptSpill;
+use crate::journal::index_entries::{NewEntries, SegmentIndex};
+use crate::journal::spill_files::{KeptSpill, LiveSpill};
 use crate::scanning::segment_reader::ScannedSegment;
 use crate::sync_point;
 use crate::undo::keep::Undo;
@@ -99,15 +101,6 @@ struct Segment {
 /// is checked before each write.
 fn outcome_of_write(e: &io::Error) -> Outcome {
     if is_closed_by_program(e) { Outcome::NotCommitted } else { Outcome::UnknownUntilReopened }
-}
-
-/// A spill file that records in the journal refer to.
-struct LiveSpill {
-    spill: Arc<Spill>,
-    /// LSN of the first record that refers to it; 0 if that is not known.
-    first_lsn: u64,
-    /// LSN of the last record that refers to it.
-    last_lsn: u64,
 }
 
 /// Totals since the journal was opened.
@@ -354,7 +347,7 @@ impl Journal {
         self.segments[self.current].file.is_direct()
     }
 
-    /// What the owner keeps for readers of older commits; `None` if the store does not serve readers.
+    /// The data kept for readers of older commits; `None` if the store does not serve readers.
     pub fn undo(&self) -> Option<&Arc<Undo>> {
         self.undo.as_ref()
     }

@@ -200,7 +200,7 @@ struct Opening<'a> {
     read_whole: bool,
     /// Permission bits of the store directory.
     dir_mode: u32,
-    /// What is kept for readers of older commits, as soon as it is known where the log ends.
+    /// The data kept for readers of older commits, as soon as it is known where the log ends.
     undo: Option<Arc<Undo>>,
 }
 

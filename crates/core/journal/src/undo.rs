@@ -11,6 +11,7 @@ pub mod holds;
 pub mod index;
 pub mod keep;
 mod keep_names;
+mod kept;
 pub mod kept_links;
 pub mod page;
 mod taken_over;

@@ -56,7 +56,7 @@ pub(crate) struct Engine {
     pub life: Life,
     pub checkpoints: Checkpoints,
     pub journal: Mutex<JournalState>,
-    /// What is kept for readers of older commits; `None` if the store does not serve readers.
+    /// The data kept for readers of older commits; `None` if the store does not serve readers.
     pub undo: Option<Arc<Undo>>,
     /// Held for writing while committed names and names on disk differ.
     pub renaming: RwLock<()>,

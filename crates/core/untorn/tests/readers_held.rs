@@ -362,7 +362,7 @@ fn who_locks_the_whole_page_holds_nobody_up() {
     store.close().unwrap();
 }
 
-/// What is kept takes room on the disk until its reader is gone, and no longer.
+/// Kept data takes room on the disk until its reader is gone, and no longer.
 #[test]
 fn what_was_kept_goes_with_its_reader() {
     let dir = directory();
@@ -566,7 +566,7 @@ fn a_closed_store_is_held_against_opening() {
     }
 }
 
-/// What ends a snapshot is told, and what was read stays right.
+/// The end of a snapshot is told, and everything read before stays right.
 #[test]
 fn a_snapshot_ends_with_its_store() {
     let dir = directory();

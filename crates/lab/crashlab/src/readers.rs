@@ -8,66 +8,26 @@
 //! snapshot ever shows must be of the one commit that its LSN names.
 
 mod owner;
+mod plan;
 mod program;
 mod reading;
+mod totals;
 mod world;
 
 use crate::programs::runner::KillOnDrop;
 use crate::simulation::{Cut, Options, PROFILES, SimDisk};
 use fastrand::Rng;
-use owner::{LARGE, Owner, open};
+use owner::{Owner, open};
 use parking_lot::Mutex;
-use program::{LifePlan, Plan};
+use plan::{LARGE, LifePlan, Plan};
 use std::path::PathBuf;
+pub use totals::ReaderTotals;
 use untorn::__private::open_reader_on;
 use untorn_journal::directories::store_dir::StoreDir;
 use world::World;
 
 /// Of so many programs, one is compared with the same owner without readers.
 const COMPARED_ONE_IN: u64 = 4;
-
-/// The counts of programs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ReaderTotals {
-    /// Snapshots that were read completely.
-    pub whole: u64,
-    /// The number of these during which the owner made commits.
-    pub across: u64,
-    /// Reads of parts of files.
-    pub pieces: u64,
-    /// Snapshots after which a power cut was tried.
-    pub survived: u64,
-    /// Commits that followers got.
-    pub followed: u64,
-    /// Snapshots that were given up.
-    pub given_up: u64,
-    /// Openings by readers that found an owner which was still opening the store.
-    pub busy: u64,
-    /// Readers that died.
-    pub died: u64,
-    /// Owners that were killed.
-    pub killed: u64,
-    /// Power cuts.
-    pub cuts: u64,
-    /// The most names that were kept for readers at once.
-    pub kept_most: u64,
-}
-
-impl std::ops::AddAssign for ReaderTotals {
-    fn add_assign(&mut self, other: ReaderTotals) {
-        self.whole += other.whole;
-        self.across += other.across;
-        self.pieces += other.pieces;
-        self.survived += other.survived;
-        self.followed += other.followed;
-        self.given_up += other.given_up;
-        self.busy += other.busy;
-        self.died += other.died;
-        self.killed += other.killed;
-        self.cuts += other.cuts;
-        self.kept_most = self.kept_most.max(other.kept_most);
-    }
-}
 
 /// Runs the program of a seed.
 pub fn readers_of(seed: u64) -> Result<ReaderTotals, String> {
@@ -107,7 +67,7 @@ pub fn reader_after_a_killed_owner(seed: u64, skipped: u64) -> Result<(), String
     }
     disk.settle();
     let dies_at = Some(owner.rng.u64(20..700));
-    if let Err(program::Stop::Wrong(what)) = owner.live(&LifePlan { steps: 16, dies_at, closes: false, ..life }, None) {
+    if let Err(plan::Stop::Wrong(what)) = owner.live(&LifePlan { steps: 16, dies_at, closes: false, ..life }, None) {
         return Err(format!("program {seed}: {what}"));
     }
     disk.set_options(|options| options.skipped = skipped);

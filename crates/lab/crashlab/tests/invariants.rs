@@ -86,30 +86,27 @@ fn scenario(invariant: Invariant) -> Option<&'static str> {
         invariant::UNREADABLE_STAYS => Some("what_cannot_be_read_stays_until_it_is_given_up"),
         invariant::RESTATED_LEAVES_LOG => Some("what_waits_outlives_its_segment"),
         invariant::TOLD_WHEN_DURABLE
-        | invariant::NAMES_TOLD_FIRST
-        | invariant::APPLYING_TOLD_FIRST
-        | invariant::CONTENTS_TOLD_FIRST
-        | invariant::PAGE_WITHDRAWN
-        | invariant::READ_VALIDATED
-        | invariant::NAME_VALIDATED
-        | invariant::LOG_REACHES
-        | invariant::READ_BY_IDENTITY
-        | invariant::NEXT_OWNER_WAITS
-        | invariant::LEASES_VALIDATED
-        | invariant::PARKED_CLEARED
-        | invariant::NAMES_UNDONE
-        | invariant::LEASES_WAITED_FOR
-        | invariant::WANTED_FIRST
+        | invariant::CHECKPOINT_PUBLISHED
+        | invariant::OLD_BYTES_KEPT
+        | invariant::KEPT_PUBLISHED
+        | invariant::HEADER_KEPT
+        | invariant::NAMES_KEPT
+        | invariant::SEGMENTS_KEPT
+        | invariant::FORMER_SEGMENTS_KEPT
+        | invariant::WHOLE_INTERVAL
+        | invariant::CHAIN_CONTINUED
+        | invariant::FORMER_NAMES_KEPT
+        | invariant::OTHER_BOOT_VOID
         | invariant::LOCKED_FIRST
-        | invariant::PARKED
-        | invariant::PARKED_AFTER_NAMES
-        | invariant::MOMENT_PASSES
-        | invariant::MOMENT_PASSES_UNSEEN
-        | invariant::ONE_TIMER
-        | invariant::BROKEN_LEASES_FORGOTTEN
-        | invariant::CLOSED_VALIDATED
-        | invariant::LEFT_OUT_KEPT => Some("readers_see_one_commit"),
-        invariant::RESTATED_TOLD => Some("readers_see_what_waits"),
+        | invariant::INDEX_AFTER_DATA
+        | invariant::INDEX_AFTER_HEADER
+        | invariant::INDEX_AFTER_NAME
+        | invariant::NEWER_UNDONE
+        | invariant::EARLIEST_UNDO
+        | invariant::GIVEN_UP_CHECKED
+        | invariant::READ_BY_IDENTITY
+        | invariant::OPEN_NOTE_FLUSHED => Some("readers_see_one_commit"),
+        invariant::CLOSED_VALIDATED => Some("a_closed_store_without_a_page_is_watched"),
         invariant::HEAP_MARKS => Some("a_told_heap_tells_of_itself"),
         invariant::HEAP_CREATED_WHOLE => Some("a_heap_is_made_whole_or_not_at_all"),
         invariant::HEAP_GROWS_WHOLE => Some("a_heap_grows_whole_or_not_at_all"),

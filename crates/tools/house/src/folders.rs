@@ -14,7 +14,7 @@ pub const FLOORS: &[(&str, &[&str])] = &[
     ("crates/core/os/src", &["descriptors", "mapping", "memory", "threads", "storage", "live"]),
     (
         "crates/core/journal/src",
-        &["format", "commits", "directories", "data_files", "scanning", "readers", "journal", "recovery"],
+        &["format", "commits", "directories", "undo", "data_files", "scanning", "readers", "journal", "recovery"],
     ),
     ("crates/core/untorn/src", &["engine", "reader", "heap", "admin"]),
     (

@@ -1,6 +1,7 @@
 //! Headers of the journal: each truncates the log, lists epochs, names a boot, or marks the store closed.
 
-use super::{CheckpointTarget, HeaderWrite, Journal, LiveSpill};
+use super::spill_files::LiveSpill;
+use super::{CheckpointTarget, HeaderWrite, Journal};
 use crate::commits::spill::Spill;
 use crate::error::{Context, Error, Result};
 use crate::format::{BLOCK_BYTES, Header, LENGTHS_MAX, UNCLOSED_MAX, VERSION};

@@ -3,61 +3,10 @@
 //! along the chain of checksums, and read the log itself where the index has a gap.
 
 use super::Journal;
+use super::index_entries::SegmentIndex;
 use crate::directories::spare::open_or_create;
 use crate::directories::store_dir::log_index_name;
-use crate::format::{Key, RECORD_HEAD_BYTES};
-use crate::scanning::log_index::ENTRY_HEAD_BYTES;
-use std::sync::Arc;
-use untorn_os::{File, write_all_at};
-
-/// The index of one segment.
-#[derive(Default)]
-pub(super) enum SegmentIndex {
-    /// No record was written to the segment since it is in use.
-    #[default]
-    New,
-    /// It has every record so far.
-    Whole { file: Arc<dyn File>, bytes: u64 },
-    /// It has a gap, and is useless until the segment is used again.
-    Broken,
-}
-
-/// Entries of the records in the buffer, which are not written yet.
-#[derive(Default)]
-pub(super) struct NewEntries {
-    bytes: Vec<u8>,
-    /// Start of the last entry, whose record is not sealed yet.
-    open: usize,
-}
-
-impl NewEntries {
-    pub(super) fn clear(&mut self) {
-        self.bytes.clear();
-    }
-
-    /// Begins an entry; its body is to be appended.
-    pub(super) fn begin(&mut self) -> &mut Vec<u8> {
-        self.open = self.bytes.len();
-        self.bytes.resize(self.open + ENTRY_HEAD_BYTES + RECORD_HEAD_BYTES, 0);
-        &mut self.bytes
-    }
-
-    /// Replaces the body of the entry that was begun.
-    pub(super) fn set_body(&mut self, body: &[u8]) {
-        self.bytes.truncate(self.open + ENTRY_HEAD_BYTES + RECORD_HEAD_BYTES);
-        self.bytes.extend_from_slice(body);
-    }
-
-    /// Ends the entry: its record was sealed, with this head.
-    pub(super) fn end(&mut self, head: &[u8], key: Key) {
-        let entry = &mut self.bytes[self.open..];
-        entry[ENTRY_HEAD_BYTES..ENTRY_HEAD_BYTES + RECORD_HEAD_BYTES].copy_from_slice(&head[..RECORD_HEAD_BYTES]);
-        let len = (entry.len() - ENTRY_HEAD_BYTES - RECORD_HEAD_BYTES) as u32;
-        entry[8..12].copy_from_slice(&len.to_le_bytes());
-        let crc = key.crc64(&[&entry[8..]]);
-        entry[..8].copy_from_slice(&crc.to_le_bytes());
-    }
-}
+use untorn_os::write_all_at;
 
 impl Journal {
     /// Writes the entries of the records that were just written to the current segment.

@@ -3,7 +3,8 @@
 //! Kept segments do not count as part of the journal, which gets other segments in their place. The segments that are
 //! too many when the readers have ended are removed after the header that no longer lists them.
 
-use super::{Journal, LiveSpill, Segment};
+use super::spill_files::{KeptSpill, LiveSpill};
+use super::{Journal, Segment};
 use crate::commits::spill::{Spill, spill_id};
 use crate::directories::store_dir::{log_index_name, segment_name};
 use crate::error::Result;
@@ -12,15 +13,7 @@ use crate::undo::holds::Holds;
 use crate::undo::keep::Undo;
 use crate::undo::page::Cell;
 use std::ops::Range;
-use std::sync::Arc;
 use untorn_os::holds;
-
-/// A spill file of truncated records.
-pub(super) struct KeptSpill {
-    spill: Arc<Spill>,
-    commits: Range<u64>,
-    last_lsn: u64,
-}
 
 impl Segment {
     /// Whether commits may overwrite it, with the log truncated behind this checkpoint.

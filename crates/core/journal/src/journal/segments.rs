@@ -1,6 +1,6 @@
 //! Segments of the journal: the choice of the next one for commits, and the creation of new ones.
 
-use super::indexing::SegmentIndex;
+use super::index_entries::SegmentIndex;
 use super::{Journal, Segment};
 use crate::directories::store_dir::{create_segment, segment_name};
 use crate::error::{Context, Error, Result};

@@ -1,6 +1,7 @@
 //! Spill files of commits: durable before a record refers to them, and kept as long as that record is.
 
-use super::{Journal, LiveSpill};
+use super::Journal;
+use super::spill_files::LiveSpill;
 use crate::commits::overlay::Source;
 use crate::commits::record::{Op, Record};
 use crate::error::{Outcome, Result};

@@ -53,7 +53,7 @@ pub struct Snapshot {
     store_dir: StoreDir,
     watch: Watch,
     lsn: u64,
-    /// What the owner has kept, as far as it was read.
+    /// The index of the data that the owner has kept, as far as it was read.
     index: Mutex<UndoIndex>,
     /// The published part of the index that was read.
     read: AtomicU64,

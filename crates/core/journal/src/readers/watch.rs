@@ -47,7 +47,7 @@ impl KnownPage {
     }
 }
 
-/// What a reader relies on.
+/// The lock or the files on which a reader relies.
 pub(crate) enum Watch {
     /// Locked bytes of the page.
     Page { page: Arc<ReadersPage>, lock: Arc<dyn File> },

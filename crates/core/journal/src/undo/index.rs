@@ -27,7 +27,7 @@ const TRIES: usize = 1000;
 /// A data file, by device and inode: identities are drawn anew when a store forgets a file.
 pub type Inode = (u64, u64);
 
-/// What a name led to.
+/// The file or directory that a name led to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Was {
     /// Nothing.
@@ -66,11 +66,11 @@ pub enum Old {
     },
     /// The header of the journal.
     Header(Box<Header>),
-    /// What a name led to.
+    /// The file or directory that a name led to.
     Name {
         /// The name.
         path: PathBuf,
-        /// What it led to.
+        /// The file or directory.
         was: Was,
     },
 }
@@ -244,7 +244,7 @@ struct OldFile {
     len: Option<u64>,
 }
 
-/// What the index says about one commit.
+/// The entries of the index that apply to one commit.
 pub struct UndoIndex {
     lsn: u64,
     read: Published,
@@ -343,7 +343,7 @@ impl UndoIndex {
         self.header.as_deref()
     }
 
-    /// What a name led to, if that has changed.
+    /// The file or directory that a name led to, if that has changed.
     pub fn name(&self, path: &Path) -> Option<Was> {
         self.names.get(path).copied()
     }

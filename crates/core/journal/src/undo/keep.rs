@@ -19,12 +19,11 @@ use crate::format::{Header, StoreId};
 use crate::invariant;
 use crate::undo::holds::Holds;
 use crate::undo::index::{Entry, Inode, NAMES_DIR, Old, index_name, link_name, old_bytes_name, read_entries};
+use crate::undo::kept::{Kept, Link, OldBytes, damaged};
 use crate::undo::kept_links::KeptLinks;
 use crate::undo::page::{Cell, OwnersPage, Published, end_chain};
 use crate::undo::taken_over::taken_over;
 use parking_lot::Mutex;
-use rangemap::RangeMap;
-use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, ErrorKind};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -37,7 +36,7 @@ const COPY_BYTES: usize = 1 << 20;
 /// An index of fewer bytes is not worth writing anew, unless it takes an eighth of the limit.
 const INDEX_BYTES_MIN: u64 = 1 << 20;
 
-/// What an owner keeps for readers of older commits.
+/// The data that an owner keeps for readers of older commits.
 pub struct Undo {
     pub(super) storage: Arc<dyn Storage>,
     pub(super) dir: PathBuf,
@@ -45,76 +44,6 @@ pub struct Undo {
     /// Limit for everything that is kept, in bytes.
     space: u64,
     pub(super) kept: Mutex<Kept>,
-}
-
-/// Old bytes of one interval.
-pub(super) struct OldBytes {
-    pub(super) file: Arc<dyn File>,
-    pub(super) bytes: u64,
-}
-
-/// A file that is kept under a name in the undo directory.
-pub(super) struct Link {
-    pub(super) commits: Range<u64>,
-    pub(super) file: Inode,
-    /// Its bytes, which are freed with the link if the file has lost its own name.
-    pub(super) bytes: u64,
-}
-
-/// What is kept now.
-pub(super) struct Kept {
-    pub(super) published: Published,
-    pub(super) index: Option<Arc<dyn File>>,
-    /// Old bytes, by the interval's start and end.
-    pub(super) old_bytes: BTreeMap<(u64, u64), OldBytes>,
-    pub(super) links: BTreeMap<u64, Link>,
-    pub(super) next_link: u64,
-    pub(super) own_links: KeptLinks,
-    /// Up to which commit the ranges of each file, and its length, were kept last.
-    ranges: BTreeMap<Inode, RangeMap<u64, u64>>,
-    lengths: BTreeMap<Inode, u64>,
-    /// The commit that changed each name last, of those that were kept.
-    pub(super) names: BTreeMap<PathBuf, u64>,
-    /// Intervals of entries without bytes of their own.
-    pub(super) intervals: BTreeSet<(u64, u64)>,
-    /// The undo directory may exist.
-    has_dir: bool,
-    /// Bytes of the log that are kept.
-    log_bytes: u64,
-}
-
-impl Kept {
-    pub(super) fn new(published: Published) -> Kept {
-        Kept {
-            published,
-            index: None,
-            old_bytes: BTreeMap::new(),
-            links: BTreeMap::new(),
-            next_link: 0,
-            own_links: KeptLinks::default(),
-            ranges: BTreeMap::new(),
-            lengths: BTreeMap::new(),
-            names: BTreeMap::new(),
-            intervals: BTreeSet::new(),
-            has_dir: true,
-            log_bytes: 0,
-        }
-    }
-
-    fn bytes(&self) -> u64 {
-        let old: u64 = self.old_bytes.values().map(|old| old.bytes).sum();
-        let links: u64 = self.links.values().map(|link| link.bytes).sum();
-        old + links + self.log_bytes + self.published.bytes
-    }
-
-    fn is_empty(&self) -> bool {
-        self.old_bytes.is_empty() && self.links.is_empty() && self.intervals.is_empty()
-    }
-}
-
-/// A file of the undo directory is missing, or another one is in its place.
-pub(super) fn damaged(dir: &Path) -> Error {
-    Error::corrupt(dir, "it was changed while the store was open".to_owned())
 }
 
 impl Undo {
@@ -543,22 +472,5 @@ impl Undo {
             Err(e) if e.kind() != ErrorKind::NotFound => Err(Error::io("remove", path, e)),
             _ => Ok(()),
         }
-    }
-}
-
-impl Kept {
-    /// The parts of these ranges that somebody needs, with the start of the interval of each.
-    fn needed(&self, inode: Inode, ranges: &rangemap::RangeSet<u64>, to: u64, held: &Holds) -> Vec<(Range<u64>, u64)> {
-        let mut needed = Vec::new();
-        let none = RangeMap::new();
-        let known = self.ranges.get(&inode).unwrap_or(&none);
-        for range in ranges.iter() {
-            let before = known.overlapping(range.clone());
-            let before = before.map(|(kept, from)| (kept.start.max(range.start)..kept.end.min(range.end), *from));
-            let mut parts: Vec<(Range<u64>, u64)> = before.chain(known.gaps(range).map(|gap| (gap, 0))).collect();
-            parts.sort_unstable_by_key(|(part, _)| part.start);
-            needed.extend(parts.into_iter().filter(|(_, from)| held.any_in(*from..to)));
-        }
-        needed
     }
 }

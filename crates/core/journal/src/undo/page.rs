@@ -48,7 +48,7 @@ pub enum Cell {
     Durable,
     /// The names of commits up to this one are on the disk.
     Named,
-    /// What is kept: the generation of the index, and how many of its bytes are published ([`Published`]).
+    /// The kept data: the generation of the index, and how many of its bytes are published ([`Published`]).
     Kept,
     /// Nothing is kept any more for commits before this one.
     GivenUp,
@@ -291,7 +291,7 @@ pub enum Chain {
     NotBegun,
     /// The numbers count.
     Begun,
-    /// What was held is no longer kept.
+    /// Held commits are no longer kept.
     Ended,
 }
 

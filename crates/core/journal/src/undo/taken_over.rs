@@ -2,7 +2,7 @@
 
 use crate::error::{Context, Result};
 use crate::undo::index::{Entry, NAMES_DIR, Old, Was, index_name, interval_of, link_of, read_entries};
-use crate::undo::keep::{Kept, Link, OldBytes, damaged};
+use crate::undo::kept::{Kept, Link, OldBytes, damaged};
 use crate::undo::page::Published;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::path::Path;
 use untorn_os::{Open, Storage, read_full_at};
 
-/// What an earlier owner kept, as far as it was published. Everything else is removed.
+/// The data that an earlier owner kept, as far as it was published. Everything else is removed.
 pub(super) fn taken_over(storage: &dyn Storage, dir: &Path, published: Published) -> Result<Kept> {
     let mut kept = Kept::new(published);
     let mut links: BTreeMap<u64, Range<u64>> = BTreeMap::new();

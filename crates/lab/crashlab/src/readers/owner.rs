@@ -1,6 +1,6 @@
 //! The owners of a program: each opens the store, changes it, and closes it or is killed.
 
-use super::program::{LifePlan, Plan, Stop, done};
+use super::plan::{LARGE, LifePlan, Plan, Stop, done};
 use super::world::{Tree, World};
 use crate::programs::runner::KillOnDrop;
 use crate::simulation::turns::Seat;
@@ -24,12 +24,6 @@ const UNDO: &str = ".untorn/undo";
 const FILE_BYTES_MAX: usize = 9000;
 /// The most calls of one step, whatever readers do.
 const STEP_CALLS_MAX: u64 = 6000;
-
-/// The bytes of the journal, of its first segment, and of the largest commit that is not spilled. With the small
-/// journal, commits wait for checkpoints.
-pub(super) type Sizes = (u64, u64, u64);
-pub(super) const LARGE: Sizes = (256 << 10, 4 << 10, 2 << 10);
-pub(super) const SMALL: Sizes = (48 << 10, 8 << 10, 4 << 10);
 
 /// Opens the store of a program in a process.
 pub(super) fn open(process: &Arc<SimProcess>, plan: &Plan, has_page: bool) -> untorn::Result<Store> {

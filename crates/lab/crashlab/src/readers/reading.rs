@@ -1,8 +1,8 @@
 //! One reader of a program: it takes snapshots, keeps several of them, and reads them in pieces.
 
-use super::ReaderTotals;
 use super::owner::{ELSEWHERE, NAMES, open, tree_of};
-use super::program::{Plan, Stop, done};
+use super::plan::{Plan, Stop, done};
+use super::totals::ReaderTotals;
 use super::world::{Commit, Tree, World};
 use crate::programs::runner::KillOnDrop;
 use crate::simulation::turns::Seat;

@@ -19,7 +19,7 @@ pub(super) struct Commit {
     lsn_after: Option<u64>,
 }
 
-/// What the program has committed and shown so far.
+/// The commits that the program has made and shown so far.
 pub(super) struct World {
     commits: Vec<Commit>,
     acknowledged: u64,

@@ -18,7 +18,7 @@ const RECENT_MAX: usize = 4000;
 /// reader.
 pub(crate) const FIRST: usize = 0;
 
-/// What a process does next.
+/// The next action of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     /// It makes its call.

@@ -1,4 +1,4 @@
-//! What a change overwrites, and readers of older commits still need, is kept before the change.
+//! Data that a change overwrites, and that readers of older commits still need, is kept before the change.
 
 use crate::engine::Engine;
 use std::path::Path;
