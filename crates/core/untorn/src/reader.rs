@@ -203,7 +203,8 @@ impl Reader {
     pub fn follow(&self) -> Result<Follow> {
         let Shared { storage, store_dir, last_lsn, page, .. } = &*self.shared;
         let look = Look::take(storage, store_dir, page, last_lsn.load(SeqCst)).map_err(|e| self.shared.error(e))?;
-        Ok(Follow { reader: self.clone(), look, listener: None, ready: VecDeque::new() })
+        let returned = look.lsn;
+        Ok(Follow { reader: self.clone(), look, listener: None, ready: VecDeque::new(), returned })
     }
 
     /// Follows the commits after this one. If the log no longer has all of them, the first result is
@@ -214,7 +215,7 @@ impl Reader {
     pub fn follow_from(&self, lsn: u64) -> Result<Follow> {
         let Shared { storage, store_dir, page, .. } = &*self.shared;
         let look = Look::take_after(storage, store_dir, page, lsn).map_err(|e| self.shared.error(e))?;
-        let mut follow = Follow { reader: self.clone(), look, listener: None, ready: VecDeque::new() };
+        let mut follow = Follow { reader: self.clone(), look, listener: None, ready: VecDeque::new(), returned: lsn };
         follow.take_found(lsn);
         Ok(follow)
     }
@@ -346,12 +347,14 @@ pub struct Follow {
     /// Waits for commits behind the view; `None` until the first wait.
     listener: Option<Box<dyn Listener>>,
     ready: VecDeque<Followed>,
+    /// LSN up to which commits were returned.
+    returned: u64,
 }
 
 impl Follow {
-    /// LSN of the last commit before the next one.
+    /// LSN of the last commit before the next one: up to it, every commit was returned, or reported as missed.
     pub fn lsn(&self) -> u64 {
-        self.look.lsn
+        if self.ready.is_empty() { self.look.lsn } else { self.returned }
     }
 
     /// The next commit, if there is one within this time.
@@ -359,6 +362,10 @@ impl Follow {
         let start = Instant::now();
         loop {
             if let Some(next) = self.ready.pop_front() {
+                self.returned = match &next {
+                    Followed::Commit(commit) => commit.lsn,
+                    Followed::Missed { last_lsn, .. } => *last_lsn,
+                };
                 return Ok(Some(next));
             }
             if !self.wait(at_most.saturating_sub(start.elapsed()))? {

@@ -315,8 +315,10 @@ fn commits_are_followed_from_any_place() {
     }
     let mut follow = reader.follow_from(from).unwrap();
     for n in 1..=5 {
+        assert_eq!(follow.lsn(), from + n - 1);
         assert_eq!(next_commit(&mut follow).lsn, from + n);
     }
+    assert_eq!(follow.lsn(), from + 5);
     assert_eq!(follow.next_within(Duration::from_millis(5)).unwrap(), None);
     refused(reader.follow_from(from + 6), &["conflict"]);
     refused(reader.follow_from(u64::MAX), &["conflict"]);
@@ -330,6 +332,50 @@ fn commits_are_followed_from_any_place() {
         Some(Followed::Missed { first_lsn, last_lsn }) => assert!(first_lsn == from + 1 && last_lsn > from + 99),
         other => panic!("{other:?}"),
     }
+    store.close().unwrap();
+}
+
+/// The index of the log is not flushed and may hold anything: readers believe only entries that continue the log.
+#[test]
+fn an_index_of_other_records_is_not_believed() {
+    let (dir, other) = (directory(), directory());
+    let commits = |dir: &Path, fill: u8| {
+        let store = open(dir);
+        for n in 0..20u8 {
+            commit(&store, "a", &[fill, n].repeat(3000));
+        }
+        store
+    };
+    let (store, another) = (commits(dir.path(), 7), commits(other.path(), 8));
+    let wanted = [7, 19].repeat(3000);
+    let indexes = |dir: &Path| {
+        let names = std::fs::read_dir(dir.join(".untorn/journal")).unwrap().map(|entry| entry.unwrap().path());
+        names.filter(|path| path.file_name().unwrap().to_str().unwrap().starts_with("index.")).collect::<Vec<_>>()
+    };
+    let good: Vec<_> = indexes(dir.path()).into_iter().map(|path| (std::fs::read(&path).unwrap(), path)).collect();
+    assert!(!good.is_empty());
+    let others: Vec<u8> = indexes(other.path()).into_iter().flat_map(|path| std::fs::read(path).unwrap()).collect();
+    let damages: [(&str, &dyn Fn(&[u8]) -> Vec<u8>); 6] = [
+        ("empty", &|_| Vec::new()),
+        ("cut", &|bytes| bytes[..bytes.len() / 2].to_vec()),
+        ("another store's", &|_| others.clone()),
+        ("flipped", &|bytes| bytes.iter().enumerate().map(|(at, byte)| byte ^ u8::from(at % 97 == 5)).collect()),
+        ("twice", &|bytes| [bytes, bytes].concat()),
+        ("without its beginning", &|bytes| bytes[bytes.len() / 3..].to_vec()),
+    ];
+    for (damage, damaged) in damages {
+        for (bytes, path) in &good {
+            std::fs::write(path, damaged(bytes)).unwrap();
+        }
+        assert_same(&Reader::open(dir.path()).unwrap().read("a").unwrap(), &wanted, damage);
+    }
+    for (bytes, path) in &good {
+        std::fs::write(path, bytes).unwrap();
+    }
+    // Without the segments' contents, the index alone shows the names and lengths.
+    let reader = Reader::open(dir.path()).unwrap();
+    assert_eq!(reader.snapshot().unwrap().metadata("a").unwrap().len, 6000);
+    drop(another);
     store.close().unwrap();
 }
 
