@@ -349,7 +349,7 @@ pub struct Follow {
 }
 
 impl Follow {
-    /// LSN of the last commit before the next one.
+    /// LSN up to which the log was looked at: commits up to it were returned, or are ready to be returned.
     pub fn lsn(&self) -> u64 {
         self.look.lsn
     }
