@@ -6,14 +6,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use untorn_journal::commits::overlay::{NO_END, Source};
-use untorn_journal::commits::record::{FILE_BYTES_MAX, FileRef, Op, PATH_BYTES_MAX, Record};
+use untorn_journal::commits::record::{FILE_BYTES_MAX, FileRef, IndexedSink, Op, PATH_BYTES_MAX, Record};
 use untorn_journal::commits::spill::{Spill, spill_name};
 use untorn_journal::directories::quarantine::PendingFiles;
-use untorn_journal::directories::store_dir::{StoreDir, segment_name};
+use untorn_journal::directories::store_dir::{StoreDir, log_index_name, segment_name};
 use untorn_journal::format::*;
-use untorn_journal::undo::index::{Entry, Old, Was, index_name, link_name, old_bytes_name};
+use untorn_journal::undo::index::{Entry, NAMES_DIR, Old, Was, index_name, link_name, old_bytes_name};
 use untorn_journal::undo::page::{Cell, PAGE_VERSION, PageHead, Published, encode_cell};
-use untorn_os::{Linux, Open, Storage, read_full_at};
+use untorn_os::{AlignedBuf, Linux, Open, Storage, read_full_at};
 
 /// The directories in the sample of a quarantined journal's list.
 const SAMPLE_DIRS: &[u8] = b"d\0d/e\0";
@@ -126,9 +126,10 @@ fn names() {
         store_dir.readers_page(),
         store_dir.undo().join(index_name(0xab)),
         store_dir.undo().join(old_bytes_name(&(0xab..0xcd))),
-        store_dir.undo().join(link_name(0xab)),
+        store_dir.undo().join(NAMES_DIR).join(link_name(0xab)),
         journal.join("header"),
         journal.join(segment_name(0)),
+        journal.join(log_index_name(0)),
         journal.join(spill_name(0xab)),
         journal.join("rename.00000000000000ab"),
         journal.join("pending-files"),
@@ -389,6 +390,26 @@ fn operations_on_contents() {
     describes("truncate", &written, 0, &[("file", file), ("size", len)]);
 }
 
+/// The index of the log has the places of contents, and checksums of their pieces.
+#[test]
+fn index_of_the_log() {
+    let contents = Bytes::from(vec![5; 20 << 10]);
+    let source = Source::Bytes { bytes: contents.clone(), origin: 7 };
+    let record = Record { files: vec![], ops: vec![Op::Write { file: 9, range: 7..7 + (20 << 10), source }] };
+    let (mut buf, mut index) = (AlignedBuf::default(), Vec::new());
+    record.encode(&mut IndexedSink { buf: &mut buf, start: 4096, index: &mut index }).expect("a body");
+    let crcs = [crc64(&contents[..16 << 10]), crc64(&contents[16 << 10..])].map(u64::to_le_bytes).concat();
+    let fields: [(&str, &[u8]); 5] = [
+        ("file", &[9, 0, 0, 0]),
+        ("offset", &7u64.to_le_bytes()),
+        ("len", &(20u64 << 10).to_le_bytes()),
+        // The counts of the body, and the operation before its bytes, lie before them.
+        ("at", &(4096u64 + 8 + 21).to_le_bytes()),
+        ("crcs", &crcs[..]),
+    ];
+    describes("write-indexed", &index[8..], 2, &fields);
+}
+
 #[test]
 fn operations_on_names() {
     let (file, mode): (&[u8], &[u8]) = (&[9, 0, 0, 0], &[0o340, 1, 0, 0]);
@@ -527,6 +548,22 @@ fn entry_of(old: Old, kind: u8) -> Vec<u8> {
     written.split_off(32)
 }
 
+/// The block of which an entry has these runs.
+fn block_of(mut runs: &[u8]) -> [u8; BLOCK_BYTES] {
+    let (mut block, mut end) = ([0; BLOCK_BYTES], 0);
+    while !runs.is_empty() {
+        let [at, len] = [0, 2].map(|field| u16::from_le_bytes([runs[field], runs[field + 1]]) as usize);
+        assert!(end == 0 || at >= end + 16, "few zeros before {at}");
+        end = at + len;
+        let (run, rest) = runs.split_at(4 + len);
+        let fields: [(&str, &[u8]); 3] = [("offset", &run[..2]), ("length", &run[2..4]), ("bytes", &run[4..])];
+        describes("undo-header-run", run, len, &fields);
+        block[at..end].copy_from_slice(&run[4..]);
+        runs = rest;
+    }
+    block
+}
+
 #[test]
 fn index_of_old_data() {
     let [device, inode, start, end, at] = [4u64, 5, 6, 7, 8].map(u64::to_le_bytes);
@@ -558,7 +595,7 @@ fn index_of_old_data() {
         key: Key(10),
         by_attribute: false,
     };
-    assert_eq!(entry_of(Old::Header(Box::new(header.clone())), 3), header.encode());
+    assert_eq!(block_of(&entry_of(Old::Header(Box::new(header.clone())), 3)), header.encode());
 
     let names: [(Was, [u64; 3]); 4] = [
         (Was::Nothing, [0; 3]),

@@ -74,7 +74,8 @@ pub struct Inspection {
     pub left_marks: Vec<LeftMark>,
     /// Files with the working memory of a live heap, which may be newer than the heap's last commit.
     pub live_memory: Vec<LiveMemoryFound>,
-    /// Commits that readers hold: the owner delays changes that would make these snapshots expire.
+    /// Commits that readers hold: the owner keeps the old data that they need, up to its limit
+    /// ([`crate::StoreOptions::readers_space`]).
     pub held: Vec<u64>,
     /// Damage and broken invariants; empty if the store is sound.
     pub problems: Vec<String>,
