@@ -352,8 +352,8 @@ impl Journal {
         self.undo.as_ref()
     }
 
-    /// Publishes to readers that commits are durable, before a checkpoint of them. A durable mark behind the last commit
-    /// counts, too.
+    /// Publishes to readers that commits are durable, before a checkpoint of them. A durable mark behind the last
+    /// commit counts, too.
     pub fn publish(&self, lsn: u64) -> Result<()> {
         match &self.undo {
             Some(undo) if holds(invariant::CHECKPOINT_PUBLISHED) => undo.page().raise(Cell::Durable, lsn),
@@ -559,7 +559,8 @@ impl Journal {
                 return Err(self.fail(Outcome::UnknownUntilReopened, e));
             }
         }
-        // What was flushed is at the beginning of the start segment, or behind the attribute in the file system's log.
+        // The flushed records are at the beginning of the start segment, or behind the attribute in the file system's
+        // log.
         self.open_unflushed = false;
         self.durable_lsn = self.next_lsn - 1;
         self.tell_durable(self.durable_lsn);

@@ -36,7 +36,7 @@ use untorn_os::{File, Open, Storage, holds};
 /// More files than this are flushed by one `syncfs` instead of one by one.
 const FLUSH_ONE_BY_ONE_MAX: usize = 16;
 
-/// Limit for what is kept for readers, unless the owner sets one.
+/// Limit for the data kept for readers, unless the owner sets one.
 const READERS_SPACE_MAX: u64 = 1 << 30;
 
 /// Whether this many files are flushed one by one.
@@ -151,8 +151,8 @@ pub fn open(storage: &Arc<dyn Storage>, store_dir: &StoreDir, options: &OpenOpti
     Ok(Opened { journal, store_lock, recovered, quarantined, unapplied, has_spare })
 }
 
-/// Limit for what is kept for readers, in bytes. A small one would give up a reader that has not looked at the log yet,
-/// again and again, so it leaves room for two logs; or nothing is kept.
+/// Limit for the data kept for readers, in bytes. A small one would give up a reader that has not looked at the log
+/// yet, again and again, so it leaves room for two logs; or nothing is kept.
 fn readers_space(storage: &dyn Storage, options: &Options) -> u64 {
     let least = 2 * options.journal_bytes;
     if let Some(space) = options.readers_space {
@@ -447,8 +447,8 @@ impl Opening<'_> {
         self.begin_epoch(dir, scanned, &redone, flush)
     }
 
-    /// Takes over what an earlier owner kept for readers, or begins anew, before anything is changed. The log ends with
-    /// this commit.
+    /// Takes over the data that an earlier owner kept for readers, or begins anew, before anything is changed. The log
+    /// ends with this commit.
     fn open_undo(&mut self, store: StoreId, last_lsn: u64) -> Result<()> {
         if !self.options.journal.readers || !self.options.journal.durable {
             return Ok(());
@@ -467,7 +467,7 @@ impl Opening<'_> {
         Ok(())
     }
 
-    /// Ends what is kept for readers, because they cannot be shown what follows.
+    /// Ends everything that readers hold, because later changes are not shown to them.
     fn end_undo(&mut self) -> Result<()> {
         self.undo = None;
         match self.options.journal.readers {

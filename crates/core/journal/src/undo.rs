@@ -3,8 +3,8 @@
 //! ```text
 //! holds    readers lock a range of bytes of the page: the kernel releases it when they end
 //! page     four numbers that the owner publishes, and that readers see at once
-//! index    what is kept, in the order in which it was published
-//! keep     the owner's part: what a held commit still needs is kept before it is overwritten
+//! index    all kept data, in the order in which it was published
+//! keep     the owner's part: data that a held commit needs is kept before it is overwritten
 //! ```
 
 pub mod holds;

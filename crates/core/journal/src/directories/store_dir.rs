@@ -5,11 +5,11 @@
 //!                         may read the store
 //!     owner               locked by the process that has the store open; never readable for others, never removed
 //!     lock                shows others that the store is open: the owner read-locks it, and writes its id into it
-//!     journal/            header, segment.N, spill.X, index.N (what is in a segment, for readers)
+//!     journal/            header, segment.N, spill.X, index.N (the records in a segment, for readers)
 //!     journal.new/        an unfinished new journal
 //!     journal.spare/      reserved space for one when the disk is full
 //!     readers             the page: the owner's published numbers, and the locks of readers
-//!     undo/               what the owner keeps for readers of older commits: index.N, old.A.C, names/N
+//!     undo/               data that the owner keeps for readers of older commits: index.N, old.A.C, names/N
 //!     quarantine.N/       a quarantined journal: some of its files could not be redone
 //! ```
 
@@ -74,7 +74,7 @@ impl StoreDir {
         self.dir.join("readers")
     }
 
-    /// Directory of what the owner keeps for readers of older commits.
+    /// Directory of the data that the owner keeps for readers of older commits.
     pub fn undo(&self) -> PathBuf {
         self.dir.join("undo")
     }

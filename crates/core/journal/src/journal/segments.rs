@@ -89,7 +89,7 @@ impl Journal {
     pub(super) fn cut_segments(&mut self) -> Option<Arc<dyn File>> {
         let mut last = None;
         for at in 0..self.segments.len() {
-            // What readers need stays; the next owner finds a longer segment, as after a crash.
+            // Bytes that readers need stay; the next owner finds a longer segment, as after a crash.
             if self.segments[at].appended == 0 || self.is_needed_by_readers(at) {
                 continue;
             }

@@ -17,8 +17,8 @@ use std::path::Path;
 use std::sync::Arc;
 use untorn_os::{Storage, holds};
 
-/// Looks at the log. One is enough, unless the owner gave up the segments that a look needs, because it keeps little for
-/// readers: the next look may then find the commits applied.
+/// Looks at the log. One is enough, unless the owner gave up the segments that a look needs, because it keeps little
+/// for readers: the next look may then find the commits applied.
 const LOOKS_MAX: usize = 8;
 
 /// The net effect of the commits between a checkpoint and a snapshot.
@@ -101,7 +101,7 @@ fn look_once(
 ) -> Result<Option<KnownLog>> {
     let (disk, journal) = (&**storage, store_dir.journal());
     let mut update = || index.update(disk, &store_dir.undo(), || watch.published(disk, store_dir, lsn));
-    // What may be overwritten is read first, the index afterwards.
+    // Data that may be overwritten is read first, the index afterwards.
     let header = match holds(invariant::INDEX_AFTER_HEADER) {
         true => {
             let header = read_header(disk, &journal)?;

@@ -1,7 +1,7 @@
 //! Reading a store without its lock: a snapshot of its files as of one commit, without writing.
 //!
 //! A file of a snapshot is its data file, with old bytes that the owner kept, under its changes in the log between the
-//! header's checkpoint and the commit. What may be overwritten is read first, the index of what is kept afterwards.
+//! header's checkpoint and the commit. Data that may be overwritten is read first, the index of kept data afterwards.
 //! Nothing is read twice, and nobody waits.
 
 use crate::commits::final_state::{DirState, FileState};
@@ -29,8 +29,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use untorn_os::{AlignedBuf, BLOCK_BYTES, Errno, File, Kind, Open, Storage, holds, read_full_at, write_all_at};
 
-/// Searches for a file that is under none of its names. It may move from the name that is looked at last to the one that
-/// was looked at first, because the names of a commit reach the disk after it is durable.
+/// Searches for a file that is under none of its names. It may move from the name that is looked at last to the one
+/// that was looked at first, because the names of a commit reach the disk after it is durable.
 const SEARCHES_MAX: usize = 3;
 
 /// Bytes that are copied at once.

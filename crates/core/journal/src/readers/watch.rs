@@ -1,4 +1,5 @@
-//! How a reader takes and keeps a snapshot: it holds a byte of the page, and the owner keeps what the snapshot needs.
+//! How a reader takes and keeps a snapshot: it holds a byte of the page, and the owner keeps the data that the snapshot
+//! needs.
 //!
 //! ```text
 //! by the page    load durable = S0 ─▶ hold [S0, end) ─▶ load durable = S ─▶ release all but S

@@ -165,7 +165,7 @@ struct Redo<'a> {
     undo: Option<&'a Undo>,
 }
 
-/// Keeps what names led to before the commits whose names the last owner may not have got on the disk.
+/// Keeps the files and directories of names before the commits whose names the last owner may not have got on the disk.
 fn keep_former_names(undo: &Undo, scanned: &Scan) -> Result<()> {
     let named = undo.page().told(Cell::Named);
     let after = scanned.accepted.iter().filter(|accepted| accepted.lsn > named && !accepted.record.restates());

@@ -1,4 +1,4 @@
-//! Holds: a reader locks the byte of its commit in the page, and the owner keeps what that commit needs.
+//! Holds: a reader locks the byte of its commit in the page, and the owner keeps the data that the commit needs.
 //!
 //! A hold is an open-file-description read lock and ends with its holder. The offset of a byte is the LSN of a commit.
 //! A reader first locks everything from the published commit on, then reads the published commit again, and releases

@@ -1,8 +1,8 @@
-//! The index of what an owner keeps for readers: `undo/index.N` in the store directory.
+//! The index of the data that an owner keeps for readers: `undo/index.N` in the store directory.
 //!
-//! Each entry says for which commits `[from, to)` it is the truth. A reader of commit S reads the data file, the name or
-//! the header first and the index afterwards: the **earliest** published entry with `to` > S has the state at S. A later
-//! entry may be of a state that a killed checkpoint had overwritten in part.
+//! Each entry says for which commits `[from, to)` it is the truth. A reader of commit S reads the data file, the name
+//! or the header first and the index afterwards: the **earliest** published entry with `to` > S has the state at S. A
+//! later entry may be of a state that a killed checkpoint had overwritten in part.
 
 use crate::error::{Context, Error, Result};
 use crate::format::{BLOCK_BYTES, Header, crc64, u32_at, u64_at};

@@ -1,15 +1,15 @@
-//! The owner's part: what a held commit still needs is kept before it is overwritten, and freed afterwards.
+//! The owner's part: data that a held commit still needs is kept before it is overwritten, and freed afterwards.
 //!
 //! ```text
 //! overwrite   locks listed ─▶ old state written to `undo/`, not flushed ─▶ `kept` published ─▶ overwritten
-//! free        locks listed ─▶ what no lock lies in the interval of is removed
+//! free        locks listed ─▶ data without a lock in its interval is removed
 //! give up     `given_up` published ─▶ freed
 //! ```
 //!
-//! Everything kept has an interval of commits for which it is the truth, and is needed as long as a lock lies in it. For
-//! a range of a data file it begins with the last checkpoint that overwrote the range and kept it; 0, if none did.
+//! Everything kept has an interval of commits for which it is the truth, and is needed as long as a lock lies in it.
+//! For a range of a data file it begins with the last checkpoint that overwrote the range and kept it; 0, if none did.
 //!
-//! Nobody waits for readers. What is kept takes at most `space` bytes: beyond that, or when the disk is full, the oldest
+//! Nobody waits for readers. Kept data takes at most `space` bytes: beyond that, or when the disk is full, the oldest
 //! reader is given up.
 
 use crate::commits::overlay::Overlay;
@@ -47,8 +47,8 @@ pub struct Undo {
 }
 
 impl Undo {
-    /// Takes over what an earlier owner of this boot kept, or begins anew. The log ends with this commit; nothing has
-    /// been changed since the earlier owner ended.
+    /// Takes over the data that an earlier owner of this boot kept, or begins anew. The log ends with this commit;
+    /// nothing has been changed since the earlier owner ended.
     pub fn open(
         storage: &Arc<dyn Storage>,
         store_dir: &StoreDir,
@@ -69,7 +69,7 @@ impl Undo {
             None => {
                 let before = OwnersPage::continued(&**storage, store_dir, store, u64::MAX)?;
                 if before.is_some() {
-                    // An older journal was put back: what is held is of commits that it does not have.
+                    // An older journal was put back: readers hold commits that it does not have.
                     end_chain(&**storage, store_dir)?;
                 }
                 remove_tree(&**storage, &dir)?;
@@ -82,7 +82,7 @@ impl Undo {
         Ok(Undo { storage: storage.clone(), dir, page, space, kept: Mutex::new(kept) })
     }
 
-    /// Ends everything that readers hold, because what follows is not shown to them.
+    /// Ends everything that readers hold, because later changes are not shown to them.
     pub fn end(storage: &dyn Storage, store_dir: &StoreDir) -> Result<()> {
         end_chain(storage, store_dir)?;
         remove_tree(storage, &store_dir.undo())
@@ -139,7 +139,7 @@ impl Undo {
                 return Ok(());
             }
             if kept.bytes() + bytes > self.space {
-                // Nobody may need a part of what is kept any more.
+                // Some kept data may be needed by nobody any more.
                 self.free_in(&mut kept)?;
             }
             if kept.bytes() + bytes > self.space {
@@ -157,7 +157,7 @@ impl Undo {
                     continue;
                 }
                 Err(e) => {
-                    // What cannot be read cannot be kept.
+                    // Data that cannot be read cannot be kept.
                     tracing::warn!(file = %path.display(), error = %e, "a snapshot of older contents ends");
                     self.give_up_oldest(&mut kept, &held)?;
                     continue;
@@ -350,9 +350,9 @@ impl Undo {
         self.free_in(&mut kept)
     }
 
-    /// Gives up the oldest reader. A reader that was stopped while it took its snapshot holds everything from some commit
-    /// on, so it is given up as far as commits are published. Snapshots of the published commit are never given up.
-    /// False if there is no other one.
+    /// Gives up the oldest reader. A reader that was stopped while it took its snapshot holds everything from some
+    /// commit on, so it is given up as far as commits are published. Snapshots of the published commit are never given
+    /// up. False if there is no other one.
     fn give_up_oldest(&self, kept: &mut Kept, held: &Holds) -> Result<bool> {
         let durable = self.page.told(Cell::Durable);
         let Some(oldest) = held.oldest_range().filter(|oldest| oldest.start < durable) else { return Ok(false) };
@@ -361,7 +361,7 @@ impl Undo {
         Ok(true)
     }
 
-    /// Frees what nobody needs any more. Returns whether something is left.
+    /// Frees data that nobody needs any more. Returns whether something is left.
     pub fn free(&self) -> Result<bool> {
         let mut kept = self.kept.lock();
         if !kept.is_empty() || kept.has_dir {

@@ -1,4 +1,5 @@
-//! Keeps what names led to before a commit changes them: a file also under a name in the undo directory.
+//! Keeps the files and directories of names before a commit changes the names: a file also under a name in the undo
+//! directory.
 
 use crate::commits::final_state::FinalState;
 use crate::error::Result;
@@ -13,8 +14,8 @@ use std::path::Path;
 use untorn_os::{Kind, holds};
 
 impl Undo {
-    /// Keeps what the names of a commit led to before, if somebody holds an older commit. `names` is the net effect of
-    /// this commit alone, which is not yet on the disk.
+    /// Keeps the files and directories to which the names of a commit led before, if somebody holds an older commit.
+    /// `names` is the net effect of this commit alone, which is not yet on the disk.
     pub fn keep_names(&self, names: &FinalState, lsn: u64) -> Result<()> {
         if !self.page.is_held_before(lsn) || !holds(invariant::NAMES_KEPT) {
             return Ok(());

@@ -249,7 +249,7 @@ impl OwnersPage {
     }
 }
 
-/// Ends the chain of a page, because what follows is not shown to readers: every snapshot ends.
+/// Ends the chain of a page, because later changes are not shown to readers: every snapshot ends.
 pub fn end_chain(storage: &dyn Storage, store_dir: &StoreDir) -> Result<()> {
     let path = store_dir.readers_page();
     let file = match storage.open(&path, Open::WRITE) {
@@ -278,7 +278,7 @@ pub struct ReadersPage {
     view: Box<dyn View>,
     path: PathBuf,
     place: (u64, u64),
-    /// The chain, or what is in its place in the page of a store that nobody has opened since the boot.
+    /// The chain, or the bytes in its place in the page of a store that nobody has opened since the boot.
     chain: AtomicU64,
     /// The chain of this boot was seen.
     has_begun: std::sync::atomic::AtomicBool,

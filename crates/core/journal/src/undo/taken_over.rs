@@ -1,4 +1,4 @@
-//! Takes over what an earlier owner of the same boot kept for readers.
+//! Takes over the data that an earlier owner of the same boot kept for readers.
 
 use crate::error::{Context, Result};
 use crate::undo::index::{Entry, NAMES_DIR, Old, Was, index_name, interval_of, link_of, read_entries};

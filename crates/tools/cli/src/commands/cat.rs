@@ -12,9 +12,9 @@ const PIECE_BYTES: usize = 1 << 20;
 
 /// Print files of a store as of its last durable commit, while a program may have the store open.
 ///
-/// All files of one store are of one commit, at whatever speed they are printed: the owner keeps what the commit needs,
-/// up to a limit (`StoreOptions::readers_space`), and does not wait. Changes nothing, and needs no right to write. The
-/// system's `cat` prints the state of the last checkpoint, or a mixture while a checkpoint runs.
+/// All files of one store are of one commit, at whatever speed they are printed: the owner keeps the data of the
+/// commit, up to a limit (`StoreOptions::readers_space`), and does not wait. Changes nothing, and needs no right to
+/// write. The system's `cat` prints the state of the last checkpoint, or a mixture while a checkpoint runs.
 #[derive(Args)]
 pub struct Cat {
     /// Files in a store, or files with their own stores.
@@ -93,7 +93,7 @@ impl Printed {
         }
     }
 
-    /// The failure of a read, with what was printed before it.
+    /// The failure of a read, with the number of bytes printed before it.
     fn failure(&self, path: &Path, e: Error) -> Failure {
         if !matches!(e, Error::SnapshotExpired { .. } | Error::SnapshotEnded { .. }) {
             return e.into();

@@ -24,7 +24,7 @@ const ATTRIBUTE_BYTES_MAX: usize = 64 << 10;
 /// It appears under its name when it is complete. Blocks are shared with the store's files if the file system
 /// supports that. Names, contents and permission bits are copied; setuid and setgid only for files whose copy has the
 /// same owner and group (with `--attributes`, as root, or the user's own files). Symbolic links, pipes and devices do
-/// not belong to a store, and are left out. The owner keeps what the commit needs until it is copied, up to a limit
+/// not belong to a store, and are left out. The owner keeps the data of the commit until it is copied, up to a limit
 /// (`StoreOptions::readers_space`), and does not wait.
 #[derive(Args)]
 pub struct Cp {

@@ -120,7 +120,8 @@ fn kept_bytes(path: &Path) -> u64 {
         beside.push(".untorn");
         beside.into()
     };
-    let files = std::fs::read_dir(store_dir.join("undo")).into_iter().flatten().flatten();
+    let dirs = [store_dir.join("undo"), store_dir.join("undo/names")];
+    let files = dirs.into_iter().flat_map(std::fs::read_dir).flatten().flatten();
     let metas = files.filter_map(|entry| entry.path().symlink_metadata().ok());
     metas.filter(|meta| meta.is_file() && meta.nlink() == 1).map(|meta| meta.len()).sum()
 }
