@@ -1,11 +1,12 @@
-//! Eight readers and an owner in processes of their own, all killed at random, against an exact oracle.
+//! Readers and an owner in processes of their own, all killed at random, against an exact oracle.
 //!
 //! Commit `n` leaves each of four files full of `n`, with a length that belongs to `n`, and three files named after the
 //! last three commits. The owner notes in a plain file the commit that it begins, and the last one that was
 //! acknowledged. A reader must see one `n` in all files. That commit must have begun before the read ended, must not be
 //! older than the one acknowledged before the read, and must not be older than one that the reader saw before.
 //!
-//! `UNTORN_READERS_SECONDS` sets the duration, `UNTORN_TEST_SEED` repeats the kills.
+//! `UNTORN_READERS_SECONDS` sets the duration, `UNTORN_TEST_READERS` the number of readers, `UNTORN_TEST_SEED` repeats
+//! the kills.
 
 mod common;
 
@@ -20,14 +21,14 @@ use untorn::reader::Snapshot;
 use untorn::{Error, Reader, StoreOptions};
 
 const FILES: u64 = 4;
-const READERS: u64 = 8;
+const READERS_USUAL: u64 = 8;
 const SECONDS: u64 = 5;
 const GENERATIONS: u64 = 3;
 
 /// Offsets of the owner's notes.
 const BEGUN_AT: u64 = 0;
 const ACKNOWLEDGED_AT: u64 = 8;
-/// Offset of each reader's counts: whole trees, trees under a lease, and expired ones.
+/// Offset of each reader's counts: trees that were read at once, and with pauses.
 const COUNTS_AT: u64 = 64;
 
 fn number(notes: &std::fs::File, at: u64) -> u64 {
@@ -206,12 +207,13 @@ fn start_reader(dir: &Path, number: u64) -> Killed {
 fn readers_and_an_owner_that_are_killed() {
     let mut rng = Rng::with_seed(seed());
     let dir = directory();
-    std::fs::write(dir.path().join("notes"), [0; 512]).unwrap();
+    let all = environment("UNTORN_TEST_READERS").unwrap_or(READERS_USUAL);
+    std::fs::write(dir.path().join("notes"), vec![0; (COUNTS_AT + 24 * all) as usize]).unwrap();
     std::fs::create_dir(dir.path().join("store")).unwrap();
     let notes = std::fs::File::open(dir.path().join("notes")).unwrap();
     let mut owner = start_owner(dir.path());
     eventually(Duration::from_secs(60), "a first commit", || number(&notes, ACKNOWLEDGED_AT) > 0);
-    let mut readers: Vec<Killed> = (0..READERS).map(|n| start_reader(dir.path(), n)).collect();
+    let mut readers: Vec<Killed> = (0..all).map(|n| start_reader(dir.path(), n)).collect();
     let (begun, kills) = (Instant::now(), AtomicU64::new(0));
     let lasts = Duration::from_secs(environment("UNTORN_READERS_SECONDS").unwrap_or(SECONDS));
     while begun.elapsed() < lasts {
@@ -219,14 +221,14 @@ fn readers_and_an_owner_that_are_killed() {
         if rng.u8(..3) == 0 {
             std::mem::replace(&mut owner, start_owner(dir.path())).kill("the owner");
         } else {
-            let n = rng.u64(..READERS);
+            let n = rng.u64(..all);
             std::mem::replace(&mut readers[n as usize], start_reader(dir.path(), n)).kill("a reader");
         }
         kills.fetch_add(1, SeqCst);
     }
     owner.kill("the owner");
     readers.into_iter().for_each(|reader| reader.kill("a reader"));
-    let total = |which: u64| (0..READERS).map(|n| number(&notes, COUNTS_AT + 24 * n + 8 * which)).sum::<u64>();
+    let total = |which: u64| (0..all).map(|n| number(&notes, COUNTS_AT + 24 * n + 8 * which)).sum::<u64>();
     let (commits, kills) = (number(&notes, ACKNOWLEDGED_AT), kills.into_inner());
     println!("{commits} commits, {kills} kills; trees read whole: {} at once, {} with pauses", total(0), total(1));
     assert!(commits > 0 && total(0) > 0 && total(1) > 0, "nothing was read");
