@@ -272,10 +272,10 @@ impl Journal {
         let is_free = |s: &Segment| s.bytes > 0 && s.is_free(checkpoint_lsn);
         if let Some(at) = journal.segments.iter().position(|s| s.index == start && is_free(s)) {
             journal.current = at;
-        } else if journal.header.listed.is_empty() {
-            journal.current = journal.add_segment(options.segment_bytes_first)?;
         } else if let Some(at) = journal.segments.iter().position(is_free) {
             journal.current = at;
+        } else if journal.header.listed.is_empty() {
+            journal.current = journal.add_segment(options.segment_bytes_first)?;
         } else {
             // Full: commits add a segment or wait for a checkpoint. Reads need neither.
             journal.position = journal.segments[0].bytes;

@@ -340,7 +340,8 @@ fn interrupted_in_a_store_leaves_the_old_file() {
     for store in [&alone, &dir.path().join("store")] {
         assert!(untorn::offline::inspect(store).unwrap().clean);
     }
-    assert_eq!(names(&dir.path().join("store/.untorn/journal")), ["header", "pending-files.spare", "segment.0"]);
+    let journal = names(&dir.path().join("store/.untorn/journal"));
+    assert_eq!(journal, ["header", "index.0", "pending-files.spare", "segment.0"]);
 }
 
 #[test]

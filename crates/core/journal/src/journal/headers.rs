@@ -3,7 +3,7 @@
 use super::spill_files::LiveSpill;
 use super::{CheckpointTarget, HeaderWrite, Journal};
 use crate::commits::spill::Spill;
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Error, Outcome, Result};
 use crate::format::{BLOCK_BYTES, Header, LENGTHS_MAX, UNCLOSED_MAX, VERSION};
 use crate::invariant;
 use crate::scanning::scan::read_slots;
@@ -291,7 +291,9 @@ impl Journal {
     pub(super) fn flush_open_note(&mut self) -> Result<()> {
         let at_start = self.position == 0 && self.segments[self.current].index == self.header.start_segment;
         if self.open_unflushed && !at_start {
-            self.header_file.sync_all(sync_point::HEADER_OPEN).context("flush", self.dir.join("header"))?;
+            if let Err(e) = self.header_file.sync_all(sync_point::HEADER_OPEN) {
+                return Err(self.fail(Outcome::NotCommitted, e));
+            }
             self.open_unflushed = false;
         }
         Ok(())

@@ -168,7 +168,9 @@ impl Journal {
         self.doomed.clear();
         let (most, checkpoint_lsn) = (self.options.journal_bytes, self.header.checkpoint_lsn);
         let mut excess = self.allocated_bytes().saturating_sub(most);
-        let others = (0..self.segments.len()).filter(|at| *at != self.current);
+        // The header names a segment with which the next epoch begins.
+        let is_named = |segment: &Segment| segment.index == self.header.start_segment;
+        let others = (0..self.segments.len()).filter(|at| *at != self.current && !is_named(&self.segments[*at]));
         // A journal may be larger than its limit for one large record, so the small ones go first.
         let mut free: Vec<&Segment> =
             others.map(|at| &self.segments[at]).filter(|s| s.is_free(checkpoint_lsn)).collect();

@@ -229,7 +229,7 @@ impl Snapshot {
         let opened = match self.storage.open(path, Open::READ) {
             Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
             // The attribute is that of the name, too: a later commit changes both.
-            done => done.and_then(|data| Ok(Some((data.attribute(), data)))),
+            done => done.map(|data| Some((data.attribute(), data))),
         };
         let was = match early {
             Some(was) => was,

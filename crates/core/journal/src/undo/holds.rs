@@ -24,7 +24,8 @@ pub struct Holds(Vec<Range<u64>>);
 impl Holds {
     /// Lists the locks on commits from this one on.
     pub fn list(page: &dyn File, from: u64) -> io::Result<Holds> {
-        let (mut found, mut left) = (Vec::new(), vec![from.min(HOLDS_END)..HOLDS_END]);
+        let (mut found, mut left) = (Vec::new(), Vec::new());
+        left.push(from.min(HOLDS_END)..HOLDS_END);
         while let Some(range) = left.pop() {
             if found.len() >= LISTED_MAX {
                 found.push(range);

@@ -24,6 +24,7 @@ use crate::undo::kept_links::KeptLinks;
 use crate::undo::page::{Cell, OwnersPage, Published, end_chain};
 use crate::undo::taken_over::taken_over;
 use parking_lot::Mutex;
+use std::collections::btree_map;
 use std::io::{self, ErrorKind};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -127,7 +128,10 @@ impl Undo {
         let size = overlay.size.unwrap_or(meta.size);
         let mut ranges: rangemap::RangeSet<u64> = rangemap::RangeSet::new();
         let changed = overlay.ranges().map(|(range, _)| range.start..range.end.min(meta.size));
-        changed.chain([size..meta.size]).filter(|range| !range.is_empty()).for_each(|range| ranges.insert(range));
+        changed
+            .chain(std::iter::once(size..meta.size))
+            .filter(|range| !range.is_empty())
+            .for_each(|range| ranges.insert(range));
         let mut kept = self.kept.lock();
         loop {
             let held = self.page.holds()?;
@@ -210,12 +214,13 @@ impl Undo {
     }
 
     fn old_bytes<'k>(&self, kept: &'k mut Kept, commits: &Range<u64>) -> io::Result<&'k mut OldBytes> {
-        let key = (commits.start, commits.end);
-        if !kept.old_bytes.contains_key(&key) {
-            let file = self.make(&self.dir.join(old_bytes_name(commits)))?;
-            kept.old_bytes.insert(key, OldBytes { file, bytes: 0 });
+        match kept.old_bytes.entry((commits.start, commits.end)) {
+            btree_map::Entry::Occupied(known) => Ok(known.into_mut()),
+            btree_map::Entry::Vacant(new) => {
+                let file = self.make(&self.dir.join(old_bytes_name(commits)))?;
+                Ok(new.insert(OldBytes { file, bytes: 0 }))
+            }
         }
-        Ok(kept.old_bytes.get_mut(&key).expect("inserted above"))
     }
 
     /// Makes a file in the undo directory, whose users are those of the store.
@@ -387,7 +392,7 @@ impl Undo {
         let unneeded: Vec<_> =
             kept.links.iter().filter(|(_, link)| !is_needed(link.commits.clone())).map(|(n, _)| *n).collect();
         for link in unneeded {
-            self.remove(&Path::new(NAMES_DIR).join(link_name(link)))?;
+            self.remove(Path::new(NAMES_DIR).join(link_name(link)))?;
             let Link { file, .. } = kept.links.remove(&link).expect("listed above");
             kept.own_links.remove(file.0, file.1);
         }

@@ -21,24 +21,15 @@ impl Undo {
             return Ok(());
         }
         let mut kept = self.kept.lock();
-        let mut before: BTreeMap<&Path, Option<u32>> = BTreeMap::new();
-        let mut owners: BTreeMap<&Path, bool> = BTreeMap::new();
+        // Each name, and whether it led to a file that the commit has.
+        let mut changed: BTreeMap<&Path, bool> = BTreeMap::new();
         for file in names.files.values() {
             let changes = file.created.is_some() || file.names.len() > 1 || file.name.is_none() || file.mode.is_some();
-            if !changes {
-                continue;
-            }
-            for (n, name) in file.names.iter().enumerate() {
-                let was_its = n == 0 && file.created.is_none();
-                *owners.entry(name).or_default() |= was_its;
+            for (n, name) in file.names.iter().enumerate().filter(|_| changes) {
+                *changed.entry(name).or_default() |= n == 0 && file.created.is_none();
             }
         }
-        names.dirs.keys().for_each(|dir| _ = before.insert(dir, None));
-        let changed: Vec<(&Path, bool)> = owners
-            .into_iter()
-            .map(|(path, was_file)| (path, was_file))
-            .chain(before.into_keys().map(|dir| (dir, false)))
-            .collect();
+        names.dirs.keys().for_each(|dir| _ = changed.entry(dir).or_default());
         loop {
             let held = self.page.holds()?;
             let mut entries = Vec::new();
@@ -58,7 +49,7 @@ impl Undo {
                 entries.push(Entry { commits, old: Old::Name { path: path.to_path_buf(), was } });
             }
             if self.publish(&mut kept, &held, &entries)? {
-                changed.iter().for_each(|(path, _)| _ = kept.names.insert(path.to_path_buf(), lsn));
+                changed.keys().for_each(|path| _ = kept.names.insert(path.to_path_buf(), lsn));
                 return Ok(());
             }
         }

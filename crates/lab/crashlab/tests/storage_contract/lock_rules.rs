@@ -180,7 +180,7 @@ fn held_ranges_are_a_union(fixture: &Fixture) {
     holds(reader.hold(15..30).unwrap());
     same(file.held(0..100).unwrap(), Some(10..30));
     holds(reader.hold(12..14).unwrap());
-    holds(held_by_others(&*file) == [10..30]);
+    same(held_by_others(&*file).as_slice(), std::slice::from_ref(&(10..30)));
     // Ranges that touch become one, others do not.
     holds(reader.hold(30..31).unwrap() && reader.hold(40..41).unwrap());
     same(held_by_others(&*file), vec![10..31, 40..41]);
@@ -203,7 +203,7 @@ fn released_bytes_split_a_range(fixture: &Fixture) {
     // Others keep theirs.
     holds(second.hold(10..30).unwrap());
     first.release(ALL).unwrap();
-    holds(held_by_others(&*file) == [10..30]);
+    same(held_by_others(&*file).as_slice(), std::slice::from_ref(&(10..30)));
     holds(first.held(ALL).unwrap() == Some(10..30) && second.held(ALL).unwrap().is_none());
     // A reader shrinks its range to one byte without letting go of it.
     holds(first.hold(3..1 << 48).unwrap());

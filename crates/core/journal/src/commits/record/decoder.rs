@@ -39,7 +39,7 @@ enum Contents<'a> {
     /// References to their place in the log.
     InLog(BodyInLog<'a>),
     /// The body is one of an index: it has the places and checksums of contents in this segment.
-    InIndex(&'a Arc<LogSegment>),
+    Indexed(&'a Arc<LogSegment>),
 }
 
 /// A body in a segment, whose contents stay in the log.
@@ -133,7 +133,7 @@ impl<'a> Decoder<'a> {
         segment: &'a Arc<LogSegment>,
         spills: &'a mut SpillCache,
     ) -> Result<Record> {
-        Decoder::new(body, Contents::InIndex(segment), spills).record()
+        Decoder::new(body, Contents::Indexed(segment), spills).record()
     }
 
     fn new(body: &'a [u8], contents: Contents<'a>, spills: &'a mut SpillCache) -> Decoder<'a> {
@@ -239,7 +239,7 @@ impl<'a> Decoder<'a> {
                 if end == NO_END && code != ZERO {
                     return Err(self.bad("a write without end"));
                 }
-                if let (WRITE, Contents::InIndex(segment)) = (code, &self.contents) {
+                if let (WRITE, Contents::Indexed(segment)) = (code, &self.contents) {
                     let segment = *segment;
                     return self.push_indexed(file, offset..end, segment, ops);
                 }
@@ -298,7 +298,7 @@ impl<'a> Decoder<'a> {
             Contents::InLog(place) if len > place.in_memory_max => {
                 return self.push_places(file, offset, part, place, ops);
             }
-            Contents::InLog(_) | Contents::InIndex(_) => Bytes::copy_from_slice(&self.body[part]),
+            Contents::InLog(_) | Contents::Indexed(_) => Bytes::copy_from_slice(&self.body[part]),
         };
         ops.push(Op::Write { file, range: offset..offset + len, source: Source::Bytes { bytes, origin: offset } });
     }
