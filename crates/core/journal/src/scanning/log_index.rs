@@ -42,7 +42,8 @@ pub(crate) fn read(
     for (at, segment) in segments.iter().enumerate() {
         let Ok(file) = storage.open(&journal.join(log_index_name(segment.index)), Open::READ) else { continue };
         let Ok(len) = file.meta().map(|meta| meta.size) else { continue };
-        let mut bytes = vec![0; len as usize];
+        // An index that is longer than this has been tampered with.
+        let mut bytes = vec![0; len.min(2 * segment.bytes) as usize];
         let Ok(n) = read_full_at(&*file, &mut bytes, 0) else { continue };
         let Ok(log) = LogSegment::open(storage, &journal.join(segment_name(segment.index))) else { continue };
         each_entry(&bytes[..n], key, |head, crc, body| {
