@@ -142,7 +142,10 @@ impl<'p> Run<'p> {
             return Err(format!("of {} commits that may be the last, {what}", commits.len()));
         };
         let mut tree = commits.swap_remove(last);
-        tree.forget_history();
+        // Entries of names that came and went before may still have to change.
+        if store.status().journal_bytes_pending == 0 {
+            tree.forget_history();
+        }
         compare_views(&store, &files)?;
         let exposed = mark.exposed && mark.class == FailureClass::Process;
         let run = Run {
