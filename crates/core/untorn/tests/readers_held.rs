@@ -621,7 +621,7 @@ fn maps_are_of_one_commit_and_are_refreshed() {
     let mut wanted = large.clone();
     wanted[1 << 20..][..5000].fill(8);
     assert_same(&map, &wanted, "under what waits");
-    assert!(store.status().held.is_empty(), "the lease ends with the copy");
+    assert!(store.status().held.is_empty(), "the snapshot ends with the copy");
     assert!(!map.refresh().unwrap(), "nothing new");
     file.set_len(9).and_then(|()| file.commit()).unwrap();
     store.checkpoint().unwrap();
@@ -768,7 +768,7 @@ fn others_read_where_the_owner_lets_them() {
     late.ok(&["hold", path_text(dir.path())]);
 }
 
-/// A member of the group reads and takes leases; another user can do neither.
+/// A member of the group reads and holds snapshots; another user can do neither.
 #[test]
 fn a_member_of_the_group_reads() {
     if !two_users() {
