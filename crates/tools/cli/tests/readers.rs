@@ -183,7 +183,7 @@ fn cat_and_cp_say_what_an_owner_gave_up() {
     store.close().unwrap();
 }
 
-/// A copy by another program has what was kept for readers of the original, who cannot read the copy.
+/// A copy by another program has the data kept for readers of the original, who cannot read the copy.
 #[test]
 fn a_store_is_copied_while_readers_hold_a_commit() {
     let (dir, copies) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
@@ -492,7 +492,7 @@ fn who_may_read_is_shown_and_changed_and_so_is_who_holds() {
     let snapshot = reader.snapshot().unwrap();
     let status = run(&["status"], dir.path()).ok();
     assert!(status.contains(&format!("by readers: commit {}\n", snapshot.lsn())), "{status}");
-    // An owner that overwrites what is held keeps it.
+    // An owner keeps held data before it overwrites it.
     commit(&store, "big", &[1; MIB]);
     let later = reader.snapshot().unwrap();
     store.checkpoint().unwrap();
@@ -507,7 +507,7 @@ fn who_may_read_is_shown_and_changed_and_so_is_who_holds() {
     let status = json(&run(&["status", "--json"], dir.path()).ok());
     assert_eq!(status["held"], serde_json::json!([snapshot.lsn(), later.lsn()]));
     assert!(status["kept_bytes"].as_u64().unwrap() > MIB as u64, "{status}");
-    // What is held stays when the owner has closed the store.
+    // Held data stays when the owner has closed the store.
     store.close().unwrap();
     assert!(run(&["status"], dir.path()).ok().lines().any(is_held));
     assert_eq!(run(&["check"], dir.path()).code, Some(0));
