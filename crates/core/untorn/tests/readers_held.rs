@@ -856,8 +856,8 @@ fn readers_on_a_full_disk_are_given_up() {
     drop(snapshot);
     drop(ballast);
     make_room(&disk.path().join("ballast"));
-    file.write_all_at(b"room", 0).and_then(|()| file.commit()).unwrap();
-    last[..4].copy_from_slice(b"room");
+    let last = b"room".repeat(1000);
+    file.write_all_at(&last, 0).and_then(|()| file.commit()).unwrap();
     assert_eq!(reader.read("a").unwrap(), last, "with room again");
     drop(file);
     store.close().unwrap();
