@@ -5,6 +5,7 @@ use crate::error_line::in_one_line;
 use crate::fuse::write_back_helper;
 use crate::import_export::held_back::Skips;
 use crate::import_export::{export, import, made_plain};
+use crate::mounts::committed_files::{self, Form};
 use crate::mounts::mount_point::{self, Allowed};
 use crate::mounts::mounted_store;
 use crate::mounts::sync_paths;
@@ -83,6 +84,8 @@ enum Command {
     Recover(Recover),
     Status(Status),
     Check(Check),
+    Cat(Cat),
+    Ls(Ls),
     Eject(Eject),
     Session(SessionOf),
     #[command(name = write_back_helper::WRITE_BACK_HELPER, hide = true)]
@@ -269,6 +272,33 @@ struct Check {
     json: bool,
 }
 
+/// Print files of a store that can be mounted, as of its last commit: `untorn cat`.
+#[derive(Args)]
+#[command(hide = true)]
+struct Cat {
+    /// Files, each as the store's path followed by the path in the mounted tree.
+    #[arg(required = true, value_hint = ValueHint::FilePath)]
+    paths: Vec<PathBuf>,
+}
+
+/// List the files of a store that can be mounted, as of its last commit: `untorn ls`.
+#[derive(Args)]
+#[command(hide = true)]
+struct Ls {
+    /// The store, or the store's path followed by a path in the mounted tree.
+    #[arg(value_hint = ValueHint::AnyPath)]
+    path: PathBuf,
+    /// Also print permission bits, sizes, and the targets of symbolic links.
+    #[arg(short, long)]
+    long: bool,
+    /// Also list everything in the directories below.
+    #[arg(short = 'R', long)]
+    recursive: bool,
+    /// Print JSON, for programs.
+    #[arg(long)]
+    json: bool,
+}
+
 /// Turn a store that is not mounted into a plain directory, in its place, all or nothing.
 ///
 /// The files are copied (blocks are shared if the file system supports it), flushed, and take the store's place; then
@@ -321,6 +351,8 @@ pub fn run(open: Open) -> Result<Output, Failure> {
         (Some(Command::Recover(recover)), _) => recover.run(),
         (Some(Command::Status(status)), _) => status.run(),
         (Some(Command::Check(check)), _) => return mount_check::check(&check.path, check.json),
+        (Some(Command::Cat(cat)), _) => return committed_files::cat(&cat.paths),
+        (Some(Command::Ls(ls)), _) => return ls.run(),
         (Some(Command::Eject(of)), _) => made_plain::eject(&of.store, of.yes, &Skips::new(&of.skip)).map(Output::text),
         (Some(Command::Session(session)), _) => return session.run(open),
         (Some(Command::Helper), _) => write_back_helper::run().map(|()| Output::default()),
@@ -520,6 +552,13 @@ impl Status {
             Some(found) => Ok(mount_status::status(&found, self.json)),
             None => run_on_plain::status(&self.directory, self.json),
         }
+    }
+}
+
+impl Ls {
+    fn run(&self) -> Result<Output, Failure> {
+        let Ls { path, long, recursive, json } = self;
+        committed_files::ls(path, Form { long: *long, recursive: *recursive, json: *json })
     }
 }
 

@@ -1,6 +1,7 @@
 //! Mount points: making and finding them, the store behind a mount, its status, and the requests of commands to it.
 //! Stands on `processes` and `plain_trees`.
 
+pub(crate) mod committed_files;
 pub(crate) mod mount_check;
 pub mod mount_control;
 pub(crate) mod mount_device;

@@ -3,6 +3,7 @@
 //! The crate knows nothing of FUSE: `crates/mount/fuse` serves a [`FileTree`] to the kernel, and the tests run one on
 //! the simulated disk.
 
+mod committed_tree;
 mod contents;
 mod handover;
 mod interface;
@@ -12,6 +13,7 @@ mod small_files;
 mod table;
 mod tree;
 
+pub use committed_tree::{CommittedFile, CommittedTree};
 pub use contents::plain_contents::Contents;
 pub use handover::log::HandoverLog;
 pub use interface::clock::{Clock, SystemClock};

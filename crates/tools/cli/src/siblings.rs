@@ -11,7 +11,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use untorn_os::mount_calls;
-use untorn_terminal::{Failure, standard_streams};
+use untorn_terminal::{Failure, standard_streams, stays_within};
 
 /// The first bytes of a tree's table; see `docs/MOUNT.md`.
 const TREE: &[u8; 11] = b"untorn tree";
@@ -47,6 +47,10 @@ pub enum Other {
     /// For a mount, or its store.
     Check,
     /// For the store of a mount.
+    Cat,
+    /// For the store of a mount.
+    Ls,
+    /// For the store of a mount.
     Eject,
     Bench,
     Demo,
@@ -66,6 +70,8 @@ impl Other {
             Other::Status => "status",
             Other::Recover => "recover",
             Other::Check => "check",
+            Other::Cat => "cat",
+            Other::Ls => "ls",
             Other::Eject => "eject",
             Other::Bench => "bench",
             Other::Demo => "demo",
@@ -86,6 +92,8 @@ impl Other {
             Other::Status => ("untorn-mount", Some("status")),
             Other::Recover => ("untorn-mount", Some("recover")),
             Other::Check => ("untorn-mount", Some("check")),
+            Other::Cat => ("untorn-mount", Some("cat")),
+            Other::Ls => ("untorn-mount", Some("ls")),
             Other::Eject => ("untorn-mount", Some("eject")),
             Other::Bench => ("untorn-bench", None),
             Other::Demo => ("untorn-bench", Some("demo")),
@@ -156,14 +164,14 @@ pub fn holds_a_tree(store: &Path) -> bool {
     begins_a_tree(store) || has_names_of_tree(store)
 }
 
-/// A message if a path is in the store of a mount. The names there are not those of the mount's files.
-pub fn of_a_mount(path: &Path) -> Option<String> {
-    let whole = std::path::absolute(path).ok()?;
-    let store = whole.ancestors().find(|dir| holds_a_tree(dir))?.display();
-    Some(format!(
-        "{store} is the store of a mount: its files are at the mount point, or `untorn export {store} DIRECTORY` copies them \
-         out"
-    ))
+/// Whether a path is the store of a mount, or continues it. The names there are those of the mount's files, which only
+/// the table has.
+pub fn is_in_tree(path: &Path) -> bool {
+    let Ok(whole) = std::path::absolute(path) else { return false };
+    whole.ancestors().any(|dir| {
+        let name = whole.strip_prefix(dir).expect("an ancestor");
+        stays_within(name) && holds_a_tree(dir)
+    })
 }
 
 fn has_names_of_tree(store: &Path) -> bool {

@@ -189,16 +189,25 @@ fn the_store_of_a_mount_is_asked_about() {
         assert_eq!((run.code, run.out), (Some(7), format!("{} store\n", arguments.join(" "))));
     }
     run(&["status"]).ok();
-    // Names in the store are not those of the mount's files.
-    for arguments in [&["ls"][..], &["ls", "-l"]] {
-        let e = run(arguments).fails(1);
-        assert!(e.contains("store is the store of a mount") && e.contains("`untorn export "), "{e}");
+    // Paths in the store continue with names of the mount's files.
+    let of_names = |arguments: &[&str], at: &Path| -> Run {
+        Command::new(&command).args(arguments).current_dir(at).output().unwrap().into()
+    };
+    for arguments in [
+        &["ls", "store"][..],
+        &["ls", "-l", "store/d"],
+        &["cat", "store/table"],
+        &["cat", "store/notes.txt", "store/d/notes.txt"],
+        &["cat", "store/d/../notes.txt"],
+    ] {
+        let run = of_names(arguments, dir.path());
+        assert_eq!((run.code, run.out), (Some(7), format!("{}\n", arguments.join(" "))));
     }
-    for file in ["store/table", "store/notes.txt", "store/d/notes.txt"] {
-        let run = Command::new(&command).args(["cat", file]).current_dir(dir.path()).output().unwrap();
-        let e = Run::from(run).fails(1);
-        assert!(e.contains("store is the store of a mount"), "{e}");
-    }
+    std::fs::write(dir.path().join("plain"), "").unwrap();
+    let e = of_names(&["cat", "store/notes.txt", "plain"], dir.path()).fails(1);
+    assert!(e.contains("are in the store of a mount, and others are not"), "{e}");
+    let outside = of_names(&["cat", "../plain"], &path);
+    assert_eq!(outside.code, Some(1), "the file is not in the store: {}", outside.out);
     // If the table is damaged or lost, the other names tell.
     std::fs::create_dir(path.join("obj")).unwrap();
     std::fs::write(path.join("pack"), "").unwrap();

@@ -2,7 +2,7 @@
 //!
 //! They are output, errors and exit codes ([`Output`], [`Failure`]), tables ([`mod@table`]), interruption
 //! ([`signals`]), standard streams ([`standard_streams`]), user namespaces ([`user_namespace`]), questions with a time
-//! limit ([`time_limit`]), and, with the feature `pages`, command lines, completion scripts and manual pages.
+//! limit ([`time_limit`]), relative paths ([`stays_within`]), and, with the feature `pages`, command lines, completion scripts and manual pages.
 
 #[cfg(feature = "pages")]
 mod command_line;
@@ -10,6 +10,7 @@ mod name_text;
 mod output;
 #[cfg(feature = "pages")]
 pub mod pages;
+mod relative_path;
 pub mod signals;
 pub mod standard_streams;
 pub mod table;
@@ -20,3 +21,4 @@ pub mod user_namespace;
 pub use command_line::parse;
 pub use name_text::shown;
 pub use output::{Failure, Output, print, write};
+pub use relative_path::stays_within;

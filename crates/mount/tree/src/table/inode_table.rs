@@ -4,9 +4,12 @@
 //! never change, so that an opening finds all slots one after the other. The first 64 bytes are the table's head.
 
 use crate::interface::file_tree::Ino;
+use crate::small_files::pack::PACK;
 use crate::table::row::{InodeRow, Key, Row};
 use std::collections::{BTreeMap, HashMap};
+use std::io::ErrorKind;
 use std::path::PathBuf;
+use untorn::reader::Snapshot;
 use untorn::{Error, File, Result};
 
 /// The table's name in the store.
@@ -96,7 +99,7 @@ impl Table {
             }
         })?;
         match twice {
-            Some(at) => Err(damaged(at as usize)),
+            Some(at) => Err(damaged_at(at as usize)),
             None => Ok(Table { slots, free, end: bytes.len() as u64, ..Table::new(file, numbers) }),
         }
     }
@@ -265,21 +268,46 @@ impl Table {
     }
 }
 
-fn damaged(at: usize) -> Error {
-    Error::Corrupt {
-        path: PathBuf::from(TABLE),
-        detail: format!("no row of a tree at byte {at}"),
-        advice: "Restore the store from a copy.",
-    }
+/// The error for a table with damage.
+pub(crate) fn damaged(detail: String) -> Error {
+    Error::Corrupt { path: PathBuf::from(TABLE), detail, advice: "Restore the store from a copy." }
+}
+
+/// The error for a position in the table that has no valid row.
+pub(crate) fn damaged_at(at: usize) -> Error {
+    damaged(format!("no row of a tree at byte {at}"))
 }
 
 /// The error for a tree without its table.
 pub fn missing_table() -> Error {
-    Error::Corrupt {
+    damaged("the file is missing".to_owned())
+}
+
+/// All bytes of the table in a snapshot.
+pub(crate) fn table_bytes(snapshot: &Snapshot) -> Result<Vec<u8>> {
+    let file = match snapshot.open(TABLE) {
+        Err(e) if is_missing(&e) && snapshot.metadata(PACK).is_ok() => return Err(missing_table()),
+        opened => opened?,
+    };
+    let (len, mut bytes, mut done) = (file.len()?, Vec::new(), 0);
+    bytes.try_reserve_exact(usize::try_from(len).unwrap_or(usize::MAX)).map_err(|_| Error::NoMemory {
         path: PathBuf::from(TABLE),
-        detail: "the file is missing".to_owned(),
-        advice: "Restore the store from a copy.",
+        detail: format!("it has {len} bytes, which memory cannot hold"),
+    })?;
+    bytes.resize(len as usize, 0);
+    while done < bytes.len() {
+        match file.read_at(&mut bytes[done..], done as u64)? {
+            0 => break,
+            n => done += n,
+        }
     }
+    bytes.truncate(done);
+    Ok(bytes)
+}
+
+/// Whether an error means that a file of the store does not exist.
+pub(crate) fn is_missing(e: &Error) -> bool {
+    matches!(e, Error::Io { source, .. } if source.kind() == ErrorKind::NotFound)
 }
 
 /// The version in a table's first bytes.
@@ -294,29 +322,29 @@ pub(crate) fn read_slots(bytes: &[u8], each: &mut dyn FnMut(u64, u8, Option<Row>
         return Err(Error::NewerVersion { path: PathBuf::from(TABLE), found, supported: VERSION });
     }
     if bytes.len() < HEAD || !bytes.starts_with(MAGIC) {
-        return Err(damaged(0));
+        return Err(damaged_at(0));
     }
     let number = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
     let numbers = Numbers { next: number(16), limit: number(24), commit: number(32), owner: number(40) };
     let mut at = HEAD;
     while at < bytes.len() {
-        let head = bytes.get(at..at + SLOT_HEAD).ok_or_else(|| damaged(at))?;
+        let head = bytes.get(at..at + SLOT_HEAD).ok_or_else(|| damaged_at(at))?;
         let (exponent, sort) = (head[0], head[1]);
         let len = u32::from_le_bytes(head[4..8].try_into().expect("4 bytes")) as usize;
         if usize::from(exponent) >= EXPONENTS || len > size_of_slot(exponent) - SLOT_HEAD {
-            return Err(damaged(at));
+            return Err(damaged_at(at));
         }
         let row = match sort {
             0 => None,
             _ => {
                 let row = bytes.get(at + SLOT_HEAD..at + SLOT_HEAD + len).and_then(|row| Row::decode(sort, row));
-                Some(row.ok_or_else(|| damaged(at))?)
+                Some(row.ok_or_else(|| damaged_at(at))?)
             }
         };
         each(at as u64, exponent, row);
         at += size_of_slot(exponent);
     }
-    if at == bytes.len() { Ok(numbers) } else { Err(damaged(bytes.len())) }
+    if at == bytes.len() { Ok(numbers) } else { Err(damaged_at(bytes.len())) }
 }
 
 fn size_of_slot(exponent: u8) -> usize {

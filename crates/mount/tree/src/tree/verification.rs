@@ -6,14 +6,13 @@ use crate::interface::access_list::{self, AccessList};
 use crate::interface::file_tree::{Ino, Kind, ROOT};
 use crate::small_files::pack::PACK;
 use crate::small_files::pack_room::Extent;
-use crate::table::inode_table::{TABLE, missing_table, read_slots};
+use crate::table::inode_table::{is_missing, read_slots, table_bytes};
 use crate::table::row::{InodeRow, Key, Row};
 use crate::tree::core::object_path;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::io::ErrorKind;
 use std::path::PathBuf;
+use untorn::Result;
 use untorn::reader::Snapshot;
-use untorn::{Error, Result};
 
 /// The most problems that are listed.
 const TOLD: usize = 100;
@@ -162,7 +161,7 @@ impl FoundRows {
     fn packed(&mut self, snapshot: &Snapshot) -> Result<()> {
         let end = match snapshot.metadata(PACK) {
             Ok(found) => found.len,
-            Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => 0,
+            Err(e) if is_missing(&e) => 0,
             Err(e) => return Err(e),
         };
         let packed = self.inodes.iter().filter_map(|(ino, row)| Some((row.extent?, *ino, row.size)));
@@ -220,7 +219,7 @@ impl FoundRows {
                     self.problem(what);
                 }
                 Ok(_) => {}
-                Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => {
+                Err(e) if is_missing(&e) => {
                     let object = object_path(ino);
                     let what = format!("the contents of {} are missing: {}", self.shown(ino), object.display());
                     self.problem(what);
@@ -239,28 +238,13 @@ impl FoundRows {
     }
 }
 
-fn is_missing(e: &Error) -> bool {
-    matches!(e, Error::Io { source, .. } if source.kind() == ErrorKind::NotFound)
-}
-
 /// Verifies a whole tree.
 ///
 /// # Errors
-/// Those of the snapshot; [`Error::Corrupt`] if its table is damaged, [`Error::NewerVersion`] if the table is newer.
+/// Those of the snapshot; [`untorn::Error::Corrupt`] if its table is damaged, [`untorn::Error::NewerVersion`] if it is
+/// newer.
 pub fn verify(snapshot: &Snapshot) -> Result<Verified> {
-    let file = match snapshot.open(TABLE) {
-        Err(e) if is_missing(&e) && snapshot.metadata(PACK).is_ok() => return Err(missing_table()),
-        opened => opened?,
-    };
-    let mut bytes = vec![0; file.len()? as usize];
-    let mut done = 0;
-    while done < bytes.len() {
-        match file.read_at(&mut bytes[done..], done as u64)? {
-            0 => break,
-            n => done += n,
-        }
-    }
-    bytes.truncate(done);
+    let bytes = table_bytes(snapshot)?;
     let mut found = FoundRows::default();
     let (mut keys, mut twice) = (BTreeSet::<Key>::new(), Vec::new());
     let numbers = read_slots(&bytes, &mut |_, _, row| {

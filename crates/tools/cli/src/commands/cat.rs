@@ -15,6 +15,9 @@ const PIECE_BYTES: usize = 1 << 20;
 /// All files of one store are of one commit, at whatever speed they are printed: the owner keeps the data of the
 /// commit, up to a limit (`StoreOptions::readers_space`), and does not wait. Changes nothing, and needs no right to
 /// write. The system's `cat` prints the state of the last checkpoint, or a mixture while a checkpoint runs.
+///
+/// Of the store of a mount, prints the mount's files (the program untorn-mount): a path is that of the store, followed
+/// by the path from the mount point.
 #[derive(Args)]
 pub struct Cat {
     /// Files in a store, or files with their own stores.
@@ -39,6 +42,15 @@ struct Printed {
 
 impl Cat {
     pub fn run(self) -> Result<Output, Failure> {
+        match self.paths.iter().filter(|path| siblings::is_in_tree(path)).count() {
+            0 => {}
+            n if n == self.paths.len() => return Err(siblings::Other::Cat.execute()),
+            _ => {
+                return Err(Failure::new(
+                    "some of these files are in the store of a mount, and others are not; print them with two commands",
+                ));
+            }
+        }
         let mut stores: Vec<Printed> = Vec::new();
         let mut sources = Vec::new();
         for path in self.paths {
@@ -55,9 +67,6 @@ impl Cat {
 
 /// Finds the store of a file, and takes a snapshot of it unless there is one already.
 fn locate(path: PathBuf, stores: &mut Vec<Printed>) -> Result<Source, Failure> {
-    if let Some(said) = siblings::of_a_mount(&path) {
-        return Err(Failure::new(said));
-    }
     let (reader, name) = Reader::open_containing(&path)?;
     if name.as_os_str().is_empty() {
         let path = path.display();

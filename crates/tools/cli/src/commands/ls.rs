@@ -15,6 +15,9 @@ use untorn_terminal::{Failure, Output, shown};
 /// For a directory of a store, prints the names in it; for a file, the file's name. Symbolic links, pipes and devices
 /// do not belong to a store, and are left out. In names, control characters, backslashes and bytes that are not UTF-8
 /// are escaped. Changes nothing.
+///
+/// For the store of a mount, lists the mount's files, of all kinds (the program untorn-mount): PATH is the store, or
+/// the store's path followed by a path from the mount point.
 #[derive(Args)]
 pub struct Ls {
     /// A store's directory, a directory or file in a store, or a file with its own store.
@@ -49,8 +52,8 @@ struct Entry {
 
 impl Ls {
     pub fn run(self) -> Result<Output, Failure> {
-        if let Some(said) = siblings::of_a_mount(&self.path) {
-            return Err(Failure::new(said));
+        if siblings::is_in_tree(&self.path) {
+            return Err(siblings::Other::Ls.execute());
         }
         let (reader, name) = Reader::open_containing(&self.path)?;
         let snapshot = reader.snapshot()?;
