@@ -355,7 +355,8 @@ fn an_index_of_other_records_is_not_believed() {
     let good: Vec<_> = indexes(dir.path()).into_iter().map(|path| (std::fs::read(&path).unwrap(), path)).collect();
     assert!(!good.is_empty());
     let others: Vec<u8> = indexes(other.path()).into_iter().flat_map(|path| std::fs::read(path).unwrap()).collect();
-    let damages: [(&str, &dyn Fn(&[u8]) -> Vec<u8>); 6] = [
+    type Damage<'a> = &'a dyn Fn(&[u8]) -> Vec<u8>;
+    let damages: [(&str, Damage); 6] = [
         ("empty", &|_| Vec::new()),
         ("cut", &|bytes| bytes[..bytes.len() / 2].to_vec()),
         ("another store's", &|_| others.clone()),
