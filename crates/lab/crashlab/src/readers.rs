@@ -2,9 +2,9 @@
 //! durable, a name as of another moment, or anything older than it saw before; and what it holds must last.
 //!
 //! Owners and readers run on one simulated disk, each in a thread of its own, and make their calls in turns that a seed
-//! decides ([`turns`](crate::simulation::turns)). Owners commit bytes and names, make checkpoints with commits in
+//! decides (`simulation::turns`). Owners commit bytes and names, make checkpoints with commits in
 //! between, close the store, are killed, and follow each other. Readers take snapshots, keep several of them, read them
-//! in pieces, and die. The power is cut at any moment. [`world`] knows the tree after each commit, and all that a
+//! in pieces, and die. The power is cut at any moment. `world` knows the tree after each commit, and all that a
 //! snapshot ever shows must be of the one commit that its LSN names.
 
 mod owner;

@@ -143,10 +143,6 @@ fn why_not(invariant: Invariant) -> Option<&'static str> {
         invariant::LISTED_ANEW => Some(
             "not needed: the header that says that the store is open is durable before the first record, with the new link",
         ),
-        invariant::PAGE_HEAD_COMPARED => Some(
-            "not needed: every owner says in the header that the store is open before its first record, so that the header \
-             of two owners differs",
-        ),
         invariant::EPOCH => {
             Some("not needed: the chain of checksums, which begins at a random number, refuses other epochs' records")
         }

@@ -39,7 +39,7 @@ impl Journal {
         self.free_kept_log()
     }
 
-    /// Keeps spill files that an earlier owner gave up, like [`Journal::keep_former_log`]. Returns whether it did.
+    /// Keeps spill files that an earlier owner gave up and readers may need. Returns whether it did.
     pub fn keep_former_spills(&mut self, names: &[String]) -> Result<bool> {
         let Some(undo) = self.undo.clone() else { return Ok(false) };
         let held = undo.page().holds()?;
