@@ -375,7 +375,7 @@ fn what_was_kept_goes_with_its_reader() {
     txn.commit().unwrap();
     assert_eq!(kept_names(dir.path()), 1);
     drop(snapshot);
-    eventually(LONG, "an idle store removes what was kept", || kept(dir.path()).is_empty());
+    eventually(LONG, "an idle store removes kept data", || kept(dir.path()).is_empty());
     store.close().unwrap();
 }
 
@@ -471,7 +471,7 @@ fn the_oldest_reader_is_given_up_first() {
     store.close().unwrap();
 }
 
-/// The next owner keeps what its predecessor kept, also of a killed one, and of a store that nobody had open.
+/// The next owner keeps the data that its predecessor kept, also if that was killed, and in a store that nobody had open.
 #[test]
 fn held_commits_outlive_their_owners() {
     let dir = directory();
@@ -862,6 +862,30 @@ fn readers_on_a_full_disk_are_given_up() {
     drop(file);
     store.close().unwrap();
     assert_eq!(std::fs::read(disk.path().join("a")).unwrap(), last);
+}
+
+/// Without a place for the old names, readers get an error, not the new files.
+#[test]
+fn names_that_cannot_be_kept_end_the_snapshots() {
+    let dir = directory();
+    let store = open(dir.path());
+    commit(&store, "a", b"old");
+    store.checkpoint().unwrap();
+    let reader = Reader::open(dir.path()).unwrap();
+    let snapshot = reader.snapshot().unwrap();
+    let undo = dir.path().join(".untorn/undo");
+    std::fs::remove_dir_all(&undo).unwrap_or_default();
+    std::fs::write(&undo, "in the way").unwrap();
+    let mut txn = store.begin();
+    txn.rename("a", "b").and_then(|()| txn.commit()).unwrap();
+    commit(&store, "a", b"new");
+    store.checkpoint().unwrap_or_default();
+    let found = shown(&snapshot, "a");
+    assert!(matches!(found, Err(Error::SnapshotExpired { .. })), "{found:?}");
+    std::fs::remove_file(&undo).unwrap();
+    commit(&store, "a", b"newer");
+    assert_eq!(reader.read("a").unwrap(), b"newer");
+    assert_eq!(reader.read("b").unwrap(), b"old");
 }
 
 /// A user cannot plant a store for readers in a directory of another user.

@@ -99,11 +99,6 @@ impl Undo {
         self.kept.lock().own_links.clone()
     }
 
-    /// How many names of its own a file has, besides those in the undo directory.
-    pub fn own_links(&self, meta: &untorn_os::Meta) -> u64 {
-        self.kept.lock().own_links.own_links(meta)
-    }
-
     /// Bytes that are kept for readers.
     pub fn bytes(&self) -> u64 {
         let kept = self.kept.lock();
@@ -144,7 +139,7 @@ impl Undo {
             }
             if kept.bytes() + bytes > self.space {
                 // Some kept data may be needed by nobody any more.
-                self.free_in(&mut kept)?;
+                self.try_free(&mut kept);
             }
             if kept.bytes() + bytes > self.space {
                 self.give_up_oldest(&mut kept, &held)?;
@@ -252,7 +247,8 @@ impl Undo {
         }
     }
 
-    /// Appends entries to the index, and publishes them. Returns false if there was no room, and a reader was given up.
+    /// Appends entries to the index, and publishes them. Returns false if the index could not be written, and a reader
+    /// was given up.
     pub(super) fn publish(&self, kept: &mut Kept, held: &Holds, entries: &[Entry]) -> Result<bool> {
         if entries.is_empty() {
             return Ok(true);
@@ -270,11 +266,13 @@ impl Undo {
         });
         let index = match written {
             Ok(index) => index,
-            Err(e) if is_no_space(&e) => {
+            Err(e) => {
+                if !is_no_space(&e) {
+                    tracing::warn!(file = %path.display(), error = %e, "a snapshot of an older commit ends");
+                }
                 self.give_up_oldest(kept, held)?;
                 return Ok(false);
             }
-            Err(e) => return Err(Error::io("write", &path, e)),
         };
         kept.index = Some(index);
         kept.published.bytes += encoded.len() as u64;
@@ -340,7 +338,8 @@ impl Undo {
         kept.bytes() - kept.log_bytes + bytes <= self.space
     }
 
-    /// Gives up the oldest reader, because the disk or the store needs its space. False if there is none.
+    /// Gives up the oldest reader, because the disk or the store needs its space. Returns false if there is
+    /// no such reader.
     pub fn give_up_one(&self) -> Result<bool> {
         let mut kept = self.kept.lock();
         let held = self.page.holds()?;
@@ -362,8 +361,15 @@ impl Undo {
         let durable = self.page.told(Cell::Durable);
         let Some(oldest) = held.oldest_range().filter(|oldest| oldest.start < durable) else { return Ok(false) };
         self.page.raise(Cell::GivenUp, oldest.end.min(durable))?;
-        self.free_in(kept)?;
+        self.try_free(kept);
         Ok(true)
+    }
+
+    /// Frees data, or leaves it for the next time: nothing else depends on it.
+    fn try_free(&self, kept: &mut Kept) {
+        if let Err(e) = self.free_in(kept) {
+            tracing::warn!(dir = %self.dir.display(), error = %e, "old data of readers that have ended stays");
+        }
     }
 
     /// Frees data that nobody needs any more. Returns whether something is left.

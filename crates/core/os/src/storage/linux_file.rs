@@ -368,7 +368,7 @@ impl File for LinuxFile {
     }
 
     fn is_locked(&self) -> io::Result<bool> {
-        Ok(set_lock(self.fd.get()?, libc::F_WRLCK, libc::F_OFD_GETLK, 0..0)?.0 != libc::F_UNLCK)
+        Ok(set_lock(self.fd.own()?, libc::F_WRLCK, libc::F_OFD_GETLK, 0..0)?.0 != libc::F_UNLCK)
     }
 
     fn hold(&self, range: Range<u64>) -> io::Result<bool> {
@@ -389,7 +389,7 @@ impl File for LinuxFile {
         if range.is_empty() {
             return Ok(None);
         }
-        let (kind, found) = set_lock(self.fd.get()?, libc::F_WRLCK, libc::F_OFD_GETLK, range.clone())?;
+        let (kind, found) = set_lock(self.fd.own()?, libc::F_WRLCK, libc::F_OFD_GETLK, range.clone())?;
         Ok((kind != libc::F_UNLCK).then(|| found.start.max(range.start)..found.end.min(range.end)))
     }
 

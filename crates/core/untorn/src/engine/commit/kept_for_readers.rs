@@ -4,6 +4,7 @@ use crate::engine::Engine;
 use std::path::Path;
 use untorn_journal::commits::final_state::FinalState;
 use untorn_journal::commits::overlay::Overlay;
+use untorn_journal::undo::keep::Undo;
 use untorn_journal::undo::kept_links::KeptLinks;
 use untorn_journal::{Error, Result};
 use untorn_os::{File, Meta};
@@ -14,13 +15,20 @@ impl Engine {
         self.undo.as_ref().map_or(Ok(()), |undo| undo.keep_contents(data, overlay, to, path))
     }
 
-    /// Keeps what the names of this commit led to, before they change on the disk.
+    /// Keeps the files and directories to which the names of this commit led, before the names change on the disk.
     pub(crate) fn keep_names(&self, names: &FinalState, lsn: u64) {
         let Some(undo) = &self.undo else { return };
-        if let Err(e) = undo.keep_names(names, lsn) {
-            // If the disk accepts no entry of the index in the page cache, it accepts no name either.
-            tracing::error!(store = %self.path.display(), error = %e, "old names were not kept for readers");
+        let Err(e) = undo.keep_names(names, lsn) else { return };
+        tracing::error!(store = %self.path.display(), error = %e, "all snapshots end: old names cannot be kept");
+        // The commit is durable, so its names change all the same.
+        if let Err(e) = self.end_readers() {
+            tracing::error!(store = %self.path.display(), error = %e, "readers were not told");
         }
+    }
+
+    /// Ends all snapshots, because later changes are not shown to readers.
+    pub(crate) fn end_readers(&self) -> Result<()> {
+        self.undo.as_ref().map_or(Ok(()), |_| Undo::end(&*self.storage, &self.store_dir))
     }
 
     /// Notes that the names of commits up to this one are on the disk.
@@ -40,10 +48,10 @@ impl Engine {
         if meta.links <= 1 {
             return meta.links;
         }
-        self.undo.as_ref().map_or(meta.links, |undo| undo.own_links(meta))
+        self.kept_links().own_links(meta)
     }
 
-    /// Frees what no reader needs any more. Returns whether something is left.
+    /// Frees kept data that no reader needs any more. Returns whether something is left.
     pub(crate) fn free_kept(&self) -> bool {
         let Some(undo) = &self.undo else { return false };
         let freed = || -> Result<bool> {
@@ -53,7 +61,7 @@ impl Engine {
             Ok(is_left || state.journal.kept_bytes() > 0)
         };
         freed().unwrap_or_else(|e: Error| {
-            tracing::warn!(store = %self.path.display(), error = %e, "what was kept for readers is left");
+            tracing::warn!(store = %self.path.display(), error = %e, "data that was kept for readers stays");
             true
         })
     }

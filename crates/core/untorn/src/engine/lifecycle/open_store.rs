@@ -22,7 +22,6 @@ use untorn_journal::directories::store_dir::{StoreDir, StoreLock};
 use untorn_journal::format::UNCLOSED_MAX;
 use untorn_journal::recovery::{OpenOptions, Opened, clear_pending, flush_one_by_one, open};
 use untorn_journal::scanning::scan::note_lost_flush;
-use untorn_journal::undo::keep::Undo;
 use untorn_journal::{Context, Result};
 use untorn_os::Storage;
 
@@ -223,11 +222,6 @@ impl OpenStore {
         state.assert_applied();
         state.journal.write_clean_header()?;
         Ok(())
-    }
-
-    /// Ends what readers hold, because later changes are not shown to them.
-    pub(crate) fn end_readers(&self) -> Result<()> {
-        self.undo.as_ref().map_or(Ok(()), |_| Undo::end(&*self.storage, &self.store_dir))
     }
 
     /// Marks the store as closed, because none of it is left on the disk.
