@@ -106,7 +106,7 @@ impl Journal {
                 break;
             }
         }
-        // Followers get what the limit leaves. Snapshots of the published commit are kept until there is a newer one.
+        // Followers get the space that the limit leaves. Snapshots of the published commit are kept until there is a newer one.
         let held = undo.page().holds()?;
         while !undo.has_room(self.kept_bytes()) && self.free_oldest(&held) {}
         undo.note_log(self.kept_bytes()).map(drop)
@@ -187,6 +187,7 @@ impl Journal {
     /// Removes the segments that the header, which is durable, no longer lists.
     pub(super) fn remove_doomed(&mut self) {
         for index in std::mem::take(&mut self.doomed) {
+            debug_assert_ne!(index, self.header.start_segment, "the segment that the header names is removed");
             let Some(at) = self.segments.iter().position(|segment| segment.index == index) else { continue };
             let is_free = self.segments[at].is_free(self.header.checkpoint_lsn) && at != self.current;
             // One that cannot be removed is listed again by the next header.
