@@ -132,7 +132,7 @@ pub enum Error {
         detail: String,
     },
     /// The owner no longer keeps the data of a snapshot, because these took too much space.
-    #[error("{}: the snapshot of commit {lsn} was given up for space: the program that has the store open keeps old data for readers up to a limit (`readers_space`: 1 GiB, or a tenth of the free space if that is less), and while the disk has room. What was read before is right; take a new snapshot", path.display())]
+    #[error("{}: the snapshot of commit {lsn} was given up for space: the program that has the store open keeps old data for readers up to a limit (`readers_space`: 1 GiB, or a tenth of the free space if that is less), and while the disk has room. Bytes that were read before are right; take a new snapshot", path.display())]
     SnapshotExpired {
         /// The store, or the file in it.
         path: PathBuf,
@@ -141,7 +141,7 @@ pub enum Error {
     },
     /// A snapshot ended because the store was ejected, salvaged, opened in class `process` or by another version, or
     /// because an older copy of it was put back.
-    #[error("{}: the snapshot of commit {lsn} has ended: the store was ejected or repaired, was opened in class `process` or by an older version, or an older copy took its place. What was read before is right; open the store again", path.display())]
+    #[error("{}: the snapshot of commit {lsn} has ended: the store was ejected or repaired, was opened in class `process` or by an older version, or an older copy took its place. Bytes that were read before are right; open the store again", path.display())]
     SnapshotEnded {
         /// The store, or the file in it.
         path: PathBuf,

@@ -104,7 +104,7 @@ untorn_os::invariants! {
     FORMER_SEGMENTS_KEPT,
     /// Kept data is needed as long as a lock lies anywhere in its interval.
     WHOLE_INTERVAL,
-    /// The next owner of a boot goes on with what its predecessor kept.
+    /// The next owner of a boot goes on with the data that its predecessor kept.
     CHAIN_CONTINUED,
     /// The next owner keeps the names that its predecessor did not get on the disk.
     FORMER_NAMES_KEPT,

@@ -533,7 +533,7 @@ impl Journal {
             // Or a later one, if a durable mark in another segment comes first.
             segment.first_lsn = self.durable_lsn + 1;
         }
-        // A segment of readers is written only behind what they need.
+        // A segment that is kept for readers is written only behind the records that they need.
         segment.kept = None;
         self.counters.bytes_written += self.buf.len() as u64;
         if !self.unflushed.contains(&self.current) {

@@ -213,9 +213,9 @@ fn header_slot() {
     assert_eq!(clean[64..80], [0; 16]);
 }
 
-#[test]
-fn closed_header() {
-    let header = Header {
+/// The header of an open store without unapplied epochs.
+fn header() -> Header {
+    Header {
         version: VERSION,
         store: [0x11; 16],
         generation: 2,
@@ -223,17 +223,29 @@ fn closed_header() {
         listed: Vec::new(),
         open_lsn: 4,
         link: 5,
-        clean: true,
+        clean: false,
         start_segment: 6,
         start_crc: 7,
         start_blocks: 9,
         boot: None,
         epoch: 8,
         lengths: Vec::new(),
+        unclosed: Vec::new(),
+        marks_left: false,
+        key: Key(10),
+        by_attribute: false,
+    }
+}
+
+#[test]
+fn closed_header() {
+    let header = Header {
+        clean: true,
         unclosed: vec![8],
         marks_left: true,
         key: Key(0x0807_0605_0403_0201),
         by_attribute: true,
+        ..header()
     };
     let slot_crc = [9, 10, 11, 12, 13, 14, 15, 16];
     // The checksum ends the slot of an odd generation.
@@ -575,26 +587,7 @@ fn index_of_old_data() {
     let of_length: [(&str, &[u8]); 1] = [("length", &start)];
     describes("undo-length", &written, 0, &[&of_file[..], &of_length[..]].concat());
 
-    let header = Header {
-        version: VERSION,
-        store: [0x11; 16],
-        generation: 2,
-        checkpoint_lsn: 3,
-        listed: Vec::new(),
-        open_lsn: 4,
-        link: 5,
-        clean: false,
-        start_segment: 6,
-        start_crc: 7,
-        start_blocks: 9,
-        boot: None,
-        epoch: 8,
-        lengths: Vec::new(),
-        unclosed: Vec::new(),
-        marks_left: false,
-        key: Key(10),
-        by_attribute: false,
-    };
+    let header = header();
     assert_eq!(block_of(&entry_of(Old::Header(Box::new(header.clone())), 3)), header.encode());
 
     let names: [(Was, [u64; 3]); 4] = [

@@ -144,8 +144,8 @@ impl Reader {
         self.shared.store_dir.standalone.as_deref()
     }
 
-    /// A snapshot of the files as of the last durable commit; never older than an earlier one. The owner keeps what the
-    /// snapshot shows until it and its files are dropped.
+    /// A snapshot of the files as of the last durable commit; never older than an earlier one. The owner keeps the
+    /// data of the snapshot until the snapshot and its files are dropped.
     pub fn snapshot(&self) -> Result<Snapshot> {
         let Shared { storage, store_dir, last_lsn, newest, page, .. } = &*self.shared;
         let at_least = last_lsn.load(SeqCst);
@@ -223,9 +223,9 @@ impl Reader {
 
 /// The files of a store as of one commit.
 ///
-/// It is held until it and its files are dropped, or this process ends: the owner keeps what it shows, also across
-/// checkpoints, closes, kills and the next owner, and nobody waits for anybody. It ends earlier only if what is kept
-/// takes too much space ([`Error::SnapshotExpired`], [`crate::StoreOptions::readers_space`]), or if the store is ejected
+/// It is held until it and its files are dropped, or this process ends: the owner keeps its data, also across
+/// checkpoints, closes and kills, and so does the next owner. Nobody waits for anybody. It ends earlier only if the kept
+/// data takes too much space ([`Error::SnapshotExpired`], [`crate::StoreOptions::readers_space`]), or if the store is ejected
 /// or repaired ([`Error::SnapshotEnded`]). It never shows contents of another commit.
 pub struct Snapshot {
     reader: Reader,
@@ -377,7 +377,7 @@ impl Follow {
         }
     }
 
-    /// Queues what the last look found behind this commit.
+    /// Queues the commits behind this one that the last look found.
     fn take_found(&mut self, before: u64) {
         if self.look.is_missing_some {
             self.ready.push_back(Followed::Missed { first_lsn: before + 1, last_lsn: self.look.checkpoint_lsn });

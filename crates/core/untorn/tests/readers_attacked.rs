@@ -509,7 +509,7 @@ fn readers_outlive_a_salvage() {
     let segment = std::fs::OpenOptions::new().write(true).open(path).unwrap();
     segment.write_all_at(b"damage", at as u64).unwrap();
     let damaged = reader.read("a");
-    assert!(!matches!(&damaged, Ok(found) if *found == text("one", "a")), "what is damaged is not passed over");
+    assert!(!matches!(&damaged, Ok(found) if *found == text("one", "a")), "damage is not passed over");
     let options = untorn::offline::RecoverOptions { salvage: true, ..Default::default() };
     untorn::offline::recover(dir.path(), &options, &|_, _| {}).unwrap();
     let mut found = vec![0; TEXT_BYTES];

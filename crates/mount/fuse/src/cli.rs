@@ -5,7 +5,7 @@ use crate::error_line::in_one_line;
 use crate::fuse::write_back_helper;
 use crate::import_export::held_back::Skips;
 use crate::import_export::{export, import, made_plain};
-use crate::mounts::committed_files::{self, Form};
+use crate::mounts::committed_files;
 use crate::mounts::mount_point::{self, Allowed};
 use crate::mounts::mounted_store;
 use crate::mounts::sync_paths;
@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use untorn_terminal::pages::{Completions, Man};
-use untorn_terminal::{Failure, Output, tell};
+use untorn_terminal::{Failure, ListingForm, Output, tell};
 use untorn_tree::{CommitMode, FileTree, HandoverLog, Limits};
 
 /// Opens the store that is to be mounted, and creates it if it does not exist.
@@ -288,15 +288,8 @@ struct Ls {
     /// The store, or the store's path followed by a path in the mounted tree.
     #[arg(value_hint = ValueHint::AnyPath)]
     path: PathBuf,
-    /// Also print permission bits, sizes, and the targets of symbolic links.
-    #[arg(short, long)]
-    long: bool,
-    /// Also list everything in the directories below.
-    #[arg(short = 'R', long)]
-    recursive: bool,
-    /// Print JSON, for programs.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    form: ListingForm,
 }
 
 /// Turn a store that is not mounted into a plain directory, in its place, all or nothing.
@@ -557,8 +550,7 @@ impl Status {
 
 impl Ls {
     fn run(&self) -> Result<Output, Failure> {
-        let Ls { path, long, recursive, json } = self;
-        committed_files::ls(path, Form { long: *long, recursive: *recursive, json: *json })
+        committed_files::ls(&self.path, self.form)
     }
 }
 

@@ -2,10 +2,13 @@
 //!
 //! They are output, errors and exit codes ([`Output`], [`Failure`]), tables ([`mod@table`]), interruption
 //! ([`signals`]), standard streams ([`standard_streams`]), user namespaces ([`user_namespace`]), questions with a time
-//! limit ([`time_limit`]), relative paths ([`stays_within`]), and, with the feature `pages`, command lines, completion scripts and manual pages.
+//! limit ([`time_limit`]), relative paths ([`stays_within`]), and, with the feature `pages`, command lines, forms of listings,
+//! completion scripts and manual pages.
 
 #[cfg(feature = "pages")]
 mod command_line;
+#[cfg(feature = "pages")]
+mod listing;
 mod name_text;
 mod output;
 #[cfg(feature = "pages")]
@@ -19,6 +22,8 @@ pub mod user_namespace;
 
 #[cfg(feature = "pages")]
 pub use command_line::parse;
+#[cfg(feature = "pages")]
+pub use listing::ListingForm;
 pub use name_text::shown;
 pub use output::{Failure, Output, print, write};
 pub use relative_path::stays_within;

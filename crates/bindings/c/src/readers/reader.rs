@@ -27,7 +27,7 @@ pub struct untorn_reader {
     _opaque: (),
 }
 
-/// The files of a store as of one commit. The owner keeps what the snapshot shows until the snapshot and its files are
+/// The files of a store as of one commit. The owner keeps the data of the snapshot until the snapshot and its files are
 /// closed, or this process ends: across checkpoints, the end of the owner, and the next owner. A snapshot ends earlier
 /// only if too much is kept, or the disk is full: its calls then fail with ESTALE (UNTORN_E_SNAPSHOT_EXPIRED), and
 /// untorn_snapshot_refresh() moves it to the last commit. If the store was ejected, repaired or replaced, they fail with

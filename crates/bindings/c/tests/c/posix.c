@@ -192,7 +192,7 @@ static char first_byte(int fd) {
     return byte;
 }
 
-/* Opened for reading only while another process has the file open: one commit, whatever the owner does. */
+/* Opened for reading only while another process has the file open: one commit, also when the owner goes on. */
 static void beside_an_owner(void) {
     CHECK(untorn_manage("owned") == 0);
     int owned = open_file("owned", O_RDWR | O_CREAT), go[2], done[2];

@@ -199,7 +199,7 @@ static void snapshots(const untorn_reader *reader) {
     check_file(now, "a", "222");
     check_file(now, "b", "222");
 
-    /* A checkpoint writes the newer commit into the files: the old snapshot shows what the owner kept. */
+    /* A checkpoint writes the newer commit into the files: the old snapshot shows the kept bytes. */
     order('#');
     CHECK(untorn_snapshot_check(old) == 0);
     check_file(old, "a", "111");
@@ -408,7 +408,7 @@ static void after_a_kill(untorn_reader *reader) {
 
     start();
     order('5');
-    /* The next owner keeps what the snapshots show. */
+    /* The next owner keeps the data of the snapshots. */
     check_file(before, "a", "444");
     check_file(closed, "a", "444");
     CHECK(untorn_snapshot_check(before) == 0 && untorn_snapshot_check(closed) == 0);
@@ -419,7 +419,7 @@ static void after_a_kill(untorn_reader *reader) {
     CHECK(untorn_reader_close(another) == 0);
 }
 
-/* What ends a snapshot: an owner that keeps nothing, and the end of the store. */
+/* A snapshot ends if the owner keeps nothing, and with the store. */
 static void ended_snapshots(void) {
     untorn_options options = {.size = sizeof options, .readers_space = UNTORN_READERS_SPACE_NONE};
     untorn_store *store = open_store("small", &options);
@@ -447,7 +447,7 @@ static void ended_snapshots(void) {
     CHECK(untorn_snapshot_close(snapshot) == 0 && untorn_snapshot_file_close(file) == 0);
     CHECK(untorn_store_close(store) == 0);
 
-    /* The default keeps what is held, and tells how much that is. */
+    /* By default the data of held commits is kept, and status tells how many bytes. */
     store = open_store("small", NULL);
     snapshot = take(reader);
     write_both(store, "ten");

@@ -110,7 +110,7 @@ static void maps(const untorn_reader *reader) {
     BAD_HANDLE(untorn_read_map_close(map));
 }
 
-/* What the owner keeps, as untorn_status of the owner has it. */
+/* The kept bytes, as untorn_status of the owner has them. */
 static void kept(uint64_t *held, uint64_t *bytes) {
     order('?');
     CHECK(read(answers[0], held, sizeof *held) == sizeof *held && read(answers[0], bytes, sizeof *bytes) == sizeof *bytes);

@@ -98,7 +98,7 @@ impl Journal {
     /// writes the header and then calls [`Journal::finish_truncate`].
     ///
     /// # Errors
-    /// Readers cannot be told of what is kept for them.
+    /// Readers cannot be told of the data that is kept for them.
     pub fn begin_truncate(&mut self, target: CheckpointTarget) -> Result<HeaderWrite> {
         self.keep_header()?;
         self.doom_segments();

@@ -9,7 +9,7 @@ use crate::invariant;
 use crate::readers::closed_store::{ClosedLog, quarantined_files};
 use crate::readers::log_tail::LogTail;
 use crate::readers::refusal;
-use crate::readers::watch::Watch;
+use crate::readers::watch::{LOOKS_MAX, Watch};
 use crate::scanning::scan::{AcceptedRecord, read_header, scan_as_of};
 use crate::undo::index::UndoIndex;
 use std::collections::BTreeMap;
@@ -17,11 +17,8 @@ use std::path::Path;
 use std::sync::Arc;
 use untorn_os::{Storage, holds};
 
-/// Looks at the log. One is enough, unless the owner gave up the segments that a look needs, because it keeps little
-/// for readers: the next look may then find the commits applied.
-const LOOKS_MAX: usize = 8;
-
 /// The net effect of the commits between a checkpoint and a snapshot.
+#[derive(Default)]
 pub(crate) struct KnownLog {
     /// The last of these commits.
     pub lsn: u64,
@@ -44,17 +41,8 @@ impl KnownLog {
         let ClosedLog { lsn, checkpoint_lsn, accepted, header, quarantined, .. } = log;
         let store = header.as_ref().map(|header| header.store);
         let accepted = accepted.into_iter().map(Arc::new).collect();
-        let known = KnownLog {
-            lsn,
-            checkpoint_lsn,
-            accepted,
-            state: FinalState::default(),
-            store,
-            left_by: header,
-            quarantined,
-            tail: None,
-        };
-        known.with_state()
+        KnownLog { lsn, checkpoint_lsn, accepted, store, left_by: header, quarantined, ..KnownLog::default() }
+            .with_state()
     }
 
     fn with_state(mut self) -> Result<KnownLog> {
@@ -64,8 +52,8 @@ impl KnownLog {
         Ok(self)
     }
 
-    /// Looks at the log for a snapshot of this commit. What was known of an older commit of the same chain is not read
-    /// again.
+    /// Looks at the log for a snapshot of this commit. Records that an older snapshot of the same chain has read are not
+    /// read again.
     pub(crate) fn look(
         storage: &Arc<dyn Storage>,
         store_dir: &StoreDir,
@@ -126,11 +114,10 @@ fn look_once(
         lsn,
         checkpoint_lsn,
         accepted,
-        state: FinalState::default(),
         store: Some(store),
-        left_by: None,
         quarantined,
         tail,
+        ..KnownLog::default()
     };
     if checkpoint_lsn == lsn {
         return Ok(Some(known(Vec::new(), None)));

@@ -5,14 +5,10 @@ use crate::error::{Error, Result};
 use crate::readers::closed_store::add_given_up;
 use crate::readers::log_tail::LogTail;
 use crate::readers::refusal;
-use crate::readers::watch::{KnownPage, Taken, Wanted, Watch};
+use crate::readers::watch::{KnownPage, LOOKS_MAX, Taken, Wanted, Watch};
 use crate::scanning::scan::{AcceptedRecord, read_header, scan_as_of};
 use std::sync::Arc;
 use untorn_os::{Listener, Storage};
-
-/// Looks at the log. The owner keeps the segments that a follower needs, so more than one is needed only if it gave them
-/// up for space.
-const LOOKS_MAX: usize = 8;
 
 /// A place in the log of a store.
 pub struct Look {
@@ -80,9 +76,8 @@ impl Look {
                 continue;
             }
             let mut accepted = std::mem::take(&mut scanned.accepted);
-            accepted.retain(|record| record.lsn > after && record.lsn <= lsn);
-            let missing = checkpoint_lsn > after && after < lsn;
-            let is_missing_some = missing && add_given_up(storage, &journal, &scanned, Some(after), &mut accepted);
+            accepted.retain(|record| record.lsn > after);
+            let is_missing_some = after < lsn && add_given_up(storage, &journal, &scanned, Some(after), &mut accepted);
             accepted.retain(|record| record.lsn <= lsn);
             let tail = LogTail::behind(&scanned, lsn, &**storage, &journal);
             return Ok(Look { watch, locked, lsn, checkpoint_lsn, accepted, is_missing_some, tail });

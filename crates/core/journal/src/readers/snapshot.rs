@@ -19,14 +19,12 @@ use crate::readers::watch::{KnownPage, Taken, Wanted, Watch};
 use crate::scanning::scan::read_header;
 use crate::undo::index::{Inode, NAMES_DIR, UndoIndex, Was, link_name};
 use crate::undo::kept_links::KeptLinks;
-use crate::undo::page::Published;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use untorn_os::{AlignedBuf, BLOCK_BYTES, Errno, File, Kind, Open, Storage, holds, read_full_at, write_all_at};
 
 /// Searches for a file that is under none of its names. It may move from the name that is looked at last to the one
@@ -55,8 +53,6 @@ pub struct Snapshot {
     lsn: u64,
     /// The index of the data that the owner has kept, as far as it was read.
     index: Mutex<UndoIndex>,
-    /// The published part of the index that was read.
-    read: AtomicU64,
     /// The log, once it was looked at.
     log: Mutex<Option<Arc<KnownLog>>>,
     /// The log of an older snapshot, from which a look goes on.
@@ -104,7 +100,6 @@ impl Snapshot {
             watch,
             lsn,
             index: Mutex::new(UndoIndex::new(lsn)),
-            read: AtomicU64::new(Published { generation: 0, bytes: 0 }.number()),
             log: Mutex::new(log),
             before: Mutex::new(before),
         }))
@@ -153,26 +148,12 @@ impl Snapshot {
         Ok(looked)
     }
 
-    fn published(&self) -> Result<Published> {
-        self.watch.published(&*self.storage, &self.store_dir, self.lsn)
-    }
-
     /// The index with everything that is published now; the caller has read the data before.
     fn index(&self) -> Result<MutexGuard<'_, UndoIndex>> {
         let mut index = self.index.lock();
-        let undo = self.store_dir.undo();
-        let mut read = Published { generation: 0, bytes: 0 };
-        index.update(&*self.storage, &undo, || {
-            read = self.published()?;
-            Ok(read)
-        })?;
-        self.read.store(read.number(), SeqCst);
+        let disk = &*self.storage;
+        index.update(disk, &self.store_dir.undo(), || self.watch.published(disk, &self.store_dir, self.lsn))?;
         Ok(index)
-    }
-
-    /// Whether nothing was published since the index was read.
-    fn is_index_read(&self) -> Result<bool> {
-        Ok(self.published()?.number() == self.read.load(SeqCst))
     }
 
     fn not_kept(&self, path: &Path) -> Error {
@@ -496,7 +477,7 @@ impl SnapshotFile {
                 }
                 from = range.end;
             }
-            // Old bytes lie over what was copied, some of which may be newer.
+            // Some of the copied bytes may be newer than the commit: its own bytes, which were kept, replace them.
             let kept = self.snapshot.index()?.kept_in(*inode, &(0..size));
             for mut range in kept {
                 while range.start < range.end {
@@ -540,16 +521,10 @@ impl SnapshotFile {
             drop(self.snapshot.index()?);
         }
         let read = read_full_at(&**data, buf, offset);
-        // The index comes after the data. It is read again only if something was published.
-        let (is_changed, old_len) = match early || self.snapshot.is_index_read()? {
-            true => {
-                let index = self.snapshot.index.lock();
-                (index.has(*inode), index.len(*inode))
-            }
-            false => {
-                let index = self.snapshot.index()?;
-                (index.has(*inode), index.len(*inode))
-            }
+        // The index comes after the data.
+        let (is_changed, old_len) = {
+            let index = if early { self.snapshot.index.lock() } else { self.snapshot.index()? };
+            (index.has(*inode), index.len(*inode))
         };
         let mut over = self.overlay.overlapping(&range).peekable();
         let read = match read {

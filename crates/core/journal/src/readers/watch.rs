@@ -6,9 +6,9 @@
 //! not begun      hold [0, end) ─▶ read header and log, flushed ─▶ S ─▶ still not begun? ─▶ release all but S
 //! ```
 //!
-//! Nothing is repeated, except once if somebody opens a store that nobody had opened since the boot. Whoever would
-//! overwrite data of commit S goes up to a newer commit, which was published after S was loaded, and so after the hold;
-//! it lists the locks after that.
+//! Nothing is repeated, except once if somebody opens a store that nobody had opened since the boot. A checkpoint that
+//! overwrites data of commit S goes up to a newer commit, which was published after S was loaded, and so after the hold.
+//! The owner lists the locks after that.
 
 use crate::directories::store_dir::{StoreDir, is_closed_note};
 use crate::error::{Error, Result};
@@ -26,6 +26,10 @@ use untorn_os::{File, Listener, Pauses, Storage, holds};
 const ATTEMPTS_MAX: usize = 400;
 /// Attempts without a pause.
 const ATTEMPTS_AT_ONCE: usize = 4;
+
+/// Looks at the log. One is enough, unless the owner gave up the segments that a look needs, because it keeps little
+/// for readers: the next look may then find the commits applied.
+pub(crate) const LOOKS_MAX: usize = 8;
 
 /// The page that a reader saw last.
 #[derive(Default)]
@@ -118,7 +122,7 @@ impl Watch {
         }
     }
 
-    /// Checks, after a read, that what was read is of this commit.
+    /// Checks, after a read, that the bytes are of this commit.
     ///
     /// # Errors
     /// [`Error::SnapshotExpired`] · [`Error::SnapshotEnded`]

@@ -12,7 +12,7 @@ use untorn_os::{Open, Storage, read_full_at};
 pub(crate) const ENTRY_HEAD_BYTES: usize = 16;
 
 /// Calls `found` for each entry of an index: the head of its record, the record's checksum, and the body without
-/// contents. What follows the entries of a segment that is in use again is left over from before, or not whole.
+/// contents. Bytes behind the entries are left from an earlier use of the segment, or are of an entry that is not whole.
 pub(crate) fn each_entry(index: &[u8], key: Key, mut found: impl FnMut(RecordHead, u64, &[u8])) {
     let mut rest = index;
     while rest.len() >= ENTRY_HEAD_BYTES + RECORD_HEAD_BYTES {

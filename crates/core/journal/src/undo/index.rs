@@ -267,7 +267,7 @@ impl UndoIndex {
         }
     }
 
-    /// Takes what is published now into account. `published` tells how much that is.
+    /// Reads the entries that were published since the last call. `published` tells how many bytes there are now.
     pub fn update(
         &mut self,
         storage: &dyn Storage,

@@ -16,7 +16,7 @@ pub struct KeptLinks {
 }
 
 impl KeptLinks {
-    /// For readers, which do not know what the owner keeps: any number of names is right.
+    /// For readers, which do not know the kept names of the owner: any number of names is right.
     pub fn any() -> KeptLinks {
         KeptLinks { is_any: true, ..KeptLinks::default() }
     }

@@ -296,7 +296,7 @@ pub enum Chain {
 }
 
 impl ReadersPage {
-    /// Opens the page, whoever wrote it. `None` if there is none.
+    /// Opens the page of any owner. `None` if there is no page.
     pub fn open(storage: &dyn Storage, store_dir: &StoreDir) -> Result<Option<ReadersPage>> {
         let path = store_dir.readers_page();
         let file = match storage.open(&path, Open::READ) {

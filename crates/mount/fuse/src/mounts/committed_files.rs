@@ -6,22 +6,11 @@ use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use untorn::Reader;
-use untorn_terminal::{Failure, Output, shown, stays_within, write};
+use untorn_terminal::{Failure, ListingForm, Output, shown, stays_within, write};
 use untorn_tree::{CommittedTree, Ino, Kind};
 
 /// Bytes of a file that are read at once.
 const PIECE_BYTES: usize = 1 << 20;
-
-/// The form of a listing.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Form {
-    /// With permission bits and sizes.
-    pub long: bool,
-    /// With everything in the directories below.
-    pub recursive: bool,
-    /// JSON instead of text.
-    pub json: bool,
-}
 
 /// A name in a listing.
 struct Listed {
@@ -73,7 +62,7 @@ pub fn cat(paths: &[PathBuf]) -> Result<Output, Failure> {
 }
 
 /// Lists a directory, or a file.
-pub fn ls(path: &Path, form: Form) -> Result<Output, Failure> {
+pub fn ls(path: &Path, form: ListingForm) -> Result<Output, Failure> {
     let (store, name) = locate(path)?;
     let tree = open(&store)?;
     let listed = list(&tree, &name, form.recursive).map_err(|e| failure(path, &e))?;

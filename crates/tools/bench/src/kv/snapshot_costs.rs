@@ -190,7 +190,7 @@ impl Setting<'_> {
             rows,
             format!(
                 "{batch} commits of a page at random while one snapshot of the commit before them is held, then as many \
-                 without, and so on. Checkpoints go on meanwhile: what they overwrite is kept once for the snapshot. LMDB: \
+                 without, and so on. Checkpoints go on meanwhile: the bytes that they overwrite are kept once for the snapshot. LMDB: \
                  the same with a read transaction, which keeps it from using freed pages again.",
             ),
         ))

@@ -12,12 +12,12 @@ const PIECE_BYTES: usize = 1 << 20;
 
 /// Print files of a store as of its last durable commit, while a program may have the store open.
 ///
-/// All files of one store are of one commit, at whatever speed they are printed: the owner keeps the data of the
+/// All files of one store are of one commit, at any speed of the output: the owner keeps the data of the
 /// commit, up to a limit (`StoreOptions::readers_space`), and does not wait. Changes nothing, and needs no right to
 /// write. The system's `cat` prints the state of the last checkpoint, or a mixture while a checkpoint runs.
 ///
-/// Of the store of a mount, prints the mount's files (the program untorn-mount): a path is that of the store, followed
-/// by the path from the mount point.
+/// For the store of a mount, prints the mount's files (the program untorn-mount): PATHS are the store's path, followed by
+/// the path from the mount point.
 #[derive(Args)]
 pub struct Cat {
     /// Files in a store, or files with their own stores.

@@ -8,7 +8,7 @@ use serde::Serialize;
 use std::path::{Path, PathBuf};
 use untorn::Reader;
 use untorn::reader::Snapshot;
-use untorn_terminal::{Failure, Output, shown};
+use untorn_terminal::{Failure, ListingForm, Output, shown};
 
 /// List the files of a store as of its last durable commit, while a program may have the store open.
 ///
@@ -23,15 +23,8 @@ pub struct Ls {
     /// A store's directory, a directory or file in a store, or a file with its own store.
     #[arg(value_hint = ValueHint::AnyPath)]
     path: PathBuf,
-    /// Also print permission bits and sizes.
-    #[arg(short, long)]
-    long: bool,
-    /// Also list everything in the directories below.
-    #[arg(short = 'R', long)]
-    recursive: bool,
-    /// Print JSON, for programs.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    form: ListingForm,
 }
 
 /// A listing of one commit.
@@ -59,16 +52,16 @@ impl Ls {
         let snapshot = reader.snapshot()?;
         let mut entries = Vec::new();
         if snapshot.metadata(&name)?.is_directory {
-            list(&snapshot, &name, Path::new(""), self.recursive, &mut entries)?;
+            list(&snapshot, &name, Path::new(""), self.form.recursive, &mut entries)?;
         } else {
             entries.push(entry(&snapshot, &name, &name)?);
         }
         snapshot.check()?;
         let listing = Listing { lsn: snapshot.lsn(), entries };
-        if self.json {
+        if self.form.json {
             return json::output(&listing);
         }
-        let line = |entry: &Entry| match self.long {
+        let line = |entry: &Entry| match self.form.long {
             true => format!("{} {:>12}  {}\n", entry.mode, entry.bytes, shown(&entry.path)),
             false => format!("{}\n", shown(&entry.path)),
         };

@@ -12,7 +12,7 @@ use untorn_os::{own_thread, without_signals};
 
 /// Time without commits after which a durable mark is due.
 const IDLE: Duration = Duration::from_millis(100);
-/// Interval of checks whether readers still need what is kept for them.
+/// Interval of checks whether readers still need the data kept for them.
 const FREE_KEPT: Duration = Duration::from_secs(1);
 /// Delay of the next checkpoint after a failed one. It doubles with each failure, up to the maximum.
 const RETRY_MIN: Duration = Duration::from_secs(1);
