@@ -9,24 +9,13 @@ use syn::Item;
 /// Lines that a source file may have, without the tests at its end.
 pub const LINES_MAX: usize = 600;
 
-/// Files that have more lines for now. Each must go from this list once it is short.
-pub const LONGER: &[&str] = &[
-    // Readers get another protocol, which replaces most of this file.
-    "crates/core/journal/src/readers/snapshot.rs",
-];
-
-/// The violation of a file, if it is too long, or is listed as longer and is not. `shown` is its path in the workspace.
-pub fn wrong(shown: &Path, text: &str, longer: &[&str]) -> Result<Option<String>> {
+/// The violation of a file, if it is too long. `shown` is its path in the workspace.
+pub fn wrong(shown: &Path, text: &str) -> Result<Option<String>> {
     if is_of_tests(shown) {
         return Ok(None);
     }
     let lines = lines(text).with_context(|| shown.display().to_string())?;
-    let is_listed = longer.iter().any(|longer| shown == Path::new(longer));
-    Ok(match (lines > LINES_MAX, is_listed) {
-        (true, false) => Some(format!("{}: {lines} lines; at most {LINES_MAX}", shown.display())),
-        (false, true) => Some(format!("{}: {lines} lines; take it off the list of longer files", shown.display())),
-        _ => None,
-    })
+    Ok((lines > LINES_MAX).then(|| format!("{}: {lines} lines; at most {LINES_MAX}", shown.display())))
 }
 
 /// Whether a file has nothing but tests, by its path: it is in a folder `tests`, or it is a module `tests`.

@@ -106,7 +106,7 @@ pub fn long_files(workspace: &Path) -> Result<Vec<String>> {
     let mut found = Vec::new();
     for path in habits::rust_files(workspace)? {
         let shown = path.strip_prefix(workspace).unwrap_or(&path);
-        found.extend(sizes::wrong(shown, &fs::read_to_string(&path)?, sizes::LONGER)?);
+        found.extend(sizes::wrong(shown, &fs::read_to_string(&path)?)?);
     }
     Ok(found)
 }
