@@ -362,6 +362,8 @@ impl<'d> Session<'d> {
                 self.back();
                 let last = self.commits.last().expect("the start");
                 if last.sum.is_some_and(|wanted| wanted != sum(&self.heap)) {
+                    // An asynchronous commit that failed is rolled back, too.
+                    self.wait()?;
                     return Err("a roll-back leaves other bytes than the commit had".to_owned());
                 }
                 self.compare()?;
