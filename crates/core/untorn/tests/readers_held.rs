@@ -427,6 +427,55 @@ fn without_space_nothing_is_kept() {
     store.close().unwrap();
 }
 
+/// A range that is larger than the limit ends the snapshots that need it, and no byte of it is copied.
+#[test]
+fn a_range_beyond_the_limit_is_not_copied() {
+    let dir = directory();
+    let options = StoreOptions::new().create(true).background(false).journal_bytes(256 << 10).readers_space(512 << 10);
+    let store = options.open(dir.path()).unwrap();
+    commit(&store, "a", b"one");
+    commit(&store, "large", &[7; 3 << 20]);
+    store.checkpoint().unwrap();
+    let reader = Reader::open(dir.path()).unwrap();
+    let snapshot = reader.snapshot().unwrap();
+    commit(&store, "a", b"two");
+    store.checkpoint().unwrap();
+    assert_eq!(shown(&snapshot, "a").unwrap(), b"one");
+    let large = store.open_file("large").unwrap();
+    large.set_len(1).unwrap();
+    large.commit().unwrap();
+    let last = reader.snapshot().unwrap();
+    store.checkpoint().unwrap();
+    let why = refused(shown(&snapshot, "large"), &["snapshot-expired"]).to_string();
+    assert!(why.contains("given up for space"), "{why}");
+    assert_eq!(kept(dir.path()), [""; 0], "nothing is kept for a snapshot that ended");
+    assert_eq!(shown(&last, "large").unwrap(), [7], "a snapshot of the newest commit goes on");
+    store.close().unwrap();
+}
+
+/// A checkpoint forgets files that nobody uses, and a later opening numbers them anew: old bytes belong to the inode.
+#[test]
+fn files_that_are_forgotten_and_numbered_anew_are_held() {
+    let dir = directory();
+    let store = open(dir.path());
+    let name = |n: usize| format!("f{n}");
+    (0..20).for_each(|n| commit(&store, &name(n), name(n).repeat(100).as_bytes()));
+    let reader = Reader::open(dir.path()).unwrap();
+    let snapshot = reader.snapshot().unwrap();
+    let mut rng = fastrand::Rng::with_seed(untorn_testkit::seed());
+    for round in 0..30 {
+        let mut order: Vec<usize> = (0..20).collect();
+        rng.shuffle(&mut order);
+        order[..5].iter().for_each(|n| commit(&store, &name(*n), format!("{round} of {n}").as_bytes()));
+        store.checkpoint().unwrap();
+        assert_eq!(store.status().open_files, 0, "a checkpoint forgets them");
+    }
+    for n in 0..20 {
+        assert_same(&shown(&snapshot, &name(n)).unwrap(), name(n).repeat(100).as_bytes(), &name(n));
+    }
+    store.close().unwrap();
+}
+
 /// Beyond the limit the oldest reader is given up, and the others go on.
 #[test]
 fn the_oldest_reader_is_given_up_first() {

@@ -15,7 +15,6 @@ use fastrand::Rng;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 use untorn::reader::Snapshot;
 use untorn::{Error, Reader, StoreOptions};
@@ -214,23 +213,25 @@ fn readers_and_an_owner_that_are_killed() {
     let mut owner = start_owner(dir.path());
     eventually(Duration::from_secs(60), "a first commit", || number(&notes, ACKNOWLEDGED_AT) > 0);
     let mut readers: Vec<Killed> = (0..all).map(|n| start_reader(dir.path(), n)).collect();
-    let (begun, kills) = (Instant::now(), AtomicU64::new(0));
+    let (begun, mut owners_killed, mut readers_killed) = (Instant::now(), 0u64, 0u64);
     let lasts = Duration::from_secs(environment("UNTORN_READERS_SECONDS").unwrap_or(SECONDS));
     while begun.elapsed() < lasts {
         std::thread::sleep(Duration::from_millis(rng.u64(20..400)));
         if rng.u8(..3) == 0 {
             std::mem::replace(&mut owner, start_owner(dir.path())).kill("the owner");
+            owners_killed += 1;
         } else {
             let n = rng.u64(..all);
             std::mem::replace(&mut readers[n as usize], start_reader(dir.path(), n)).kill("a reader");
+            readers_killed += 1;
         }
-        kills.fetch_add(1, SeqCst);
     }
     owner.kill("the owner");
     readers.into_iter().for_each(|reader| reader.kill("a reader"));
     let total = |which: u64| (0..all).map(|n| number(&notes, COUNTS_AT + 24 * n + 8 * which)).sum::<u64>();
-    let (commits, kills) = (number(&notes, ACKNOWLEDGED_AT), kills.into_inner());
-    println!("{commits} commits, {kills} kills; trees read whole: {} at once, {} with pauses", total(0), total(1));
+    let commits = number(&notes, ACKNOWLEDGED_AT);
+    println!("{commits} commits, {owners_killed} owners and {readers_killed} readers killed");
+    println!("trees read whole: {} at once, {} with pauses", total(0), total(1));
     assert!(commits > 0 && total(0) > 0 && total(1) > 0, "nothing was read");
     // In the end there is one commit, in all files.
     let reader = Reader::open(dir.path().join("store")).unwrap();

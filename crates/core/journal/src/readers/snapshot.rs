@@ -516,6 +516,12 @@ impl SnapshotFile {
             let n = buf.len().min(usize::try_from(left).unwrap_or(usize::MAX));
             return read_through(&[&self.overlay], None, &mut buf[..n], offset).map(|()| n);
         };
+        if self.overlay.covers(&range) {
+            // Nothing below shows, and an overlay that leaves the size alone lies within the file.
+            let end = self.overlay.size.unwrap_or(range.end).clamp(range.start, range.end);
+            let n = (end - offset) as usize;
+            return read_through(&[&self.overlay], None, &mut buf[..n], offset).map(|()| n);
+        }
         let early = !holds(invariant::INDEX_AFTER_DATA);
         if early {
             drop(self.snapshot.index()?);
