@@ -2,6 +2,7 @@
 //! `scanning`, `data_files` and `undo`.
 
 pub mod closed_store;
+pub(crate) mod index_tail;
 pub mod known_log;
 pub mod log_tail;
 pub mod look;

@@ -8,18 +8,17 @@ pub(crate) mod read_map;
 use crate::engine::paths::error_paths::{check_outside, error_in_store};
 pub use crate::reader::followed::{Change, Commit, Followed, What};
 use crate::reader::locate_store::locate;
-use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use untorn_journal::directories::store_dir::{STORE_DIR, StoreDir};
+use untorn_journal::readers::known_log::Known;
 use untorn_journal::readers::look::Look;
 use untorn_journal::readers::snapshot::{Entry, Snapshot as Files, SnapshotFile as FileOfSnapshot};
-use untorn_journal::readers::watch::KnownPage;
 use untorn_journal::{Context, Error, Result};
 use untorn_os::{Linux, Listener, Storage};
 
@@ -57,9 +56,7 @@ struct Shared {
     path: PathBuf,
     /// LSN of the newest commit that was shown. Nothing older is shown after it.
     last_lsn: AtomicU64,
-    /// The newest snapshot, as long as it is in use: the next one continues from it.
-    newest: Mutex<Weak<Files>>,
-    page: KnownPage,
+    known: Arc<Known>,
 }
 
 impl Shared {
@@ -100,8 +97,8 @@ impl Reader {
 
     /// Opens a store on any storage.
     pub(crate) fn open_on(storage: Arc<dyn Storage>, store_dir: StoreDir, path: PathBuf) -> Result<Reader> {
-        let (last_lsn, newest, page) = (AtomicU64::new(0), Mutex::default(), KnownPage::default());
-        let shared = Arc::new(Shared { storage, store_dir, path, last_lsn, newest, page });
+        let (last_lsn, known) = (AtomicU64::new(0), Arc::default());
+        let shared = Arc::new(Shared { storage, store_dir, path, last_lsn, known });
         let reader = Reader { shared };
         reader.snapshot()?.files.check_header().map_err(|e| reader.shared.error(e))?;
         Ok(reader)
@@ -147,14 +144,11 @@ impl Reader {
     /// A snapshot of the files as of the last durable commit; never older than an earlier one. The owner keeps the
     /// data of the snapshot until the snapshot and its files are dropped.
     pub fn snapshot(&self) -> Result<Snapshot> {
-        let Shared { storage, store_dir, last_lsn, newest, page, .. } = &*self.shared;
+        let Shared { storage, store_dir, last_lsn, known, .. } = &*self.shared;
         let at_least = last_lsn.load(SeqCst);
-        let before = newest.lock().upgrade();
-        let taken = store_dir
-            .check_may_read(&**storage)
-            .and_then(|()| Files::take(storage, store_dir, page, at_least, before.as_deref()));
+        let taken =
+            store_dir.check_may_read(&**storage).and_then(|()| Files::take(storage, store_dir, known, at_least));
         let files = taken.map_err(|e| self.shared.error(e))?;
-        *newest.lock() = Arc::downgrade(&files);
         last_lsn.fetch_max(files.lsn(), SeqCst);
         Ok(Snapshot { reader: self.clone(), files })
     }
@@ -201,8 +195,9 @@ impl Reader {
 
     /// Follows the commits after the last durable one.
     pub fn follow(&self) -> Result<Follow> {
-        let Shared { storage, store_dir, last_lsn, page, .. } = &*self.shared;
-        let look = Look::take(storage, store_dir, page, last_lsn.load(SeqCst)).map_err(|e| self.shared.error(e))?;
+        let Shared { storage, store_dir, last_lsn, known, .. } = &*self.shared;
+        let look =
+            Look::take(storage, store_dir, &known.page, last_lsn.load(SeqCst)).map_err(|e| self.shared.error(e))?;
         let returned = look.lsn;
         Ok(Follow { reader: self.clone(), look, listener: None, ready: VecDeque::new(), returned })
     }
@@ -213,8 +208,8 @@ impl Reader {
     /// # Errors
     /// [`Error::Conflict`] if the store has no such commit yet.
     pub fn follow_from(&self, lsn: u64) -> Result<Follow> {
-        let Shared { storage, store_dir, page, .. } = &*self.shared;
-        let look = Look::take_after(storage, store_dir, page, lsn).map_err(|e| self.shared.error(e))?;
+        let Shared { storage, store_dir, known, .. } = &*self.shared;
+        let look = Look::take_after(storage, store_dir, &known.page, lsn).map_err(|e| self.shared.error(e))?;
         let mut follow = Follow { reader: self.clone(), look, listener: None, ready: VecDeque::new(), returned: lsn };
         follow.take_found(lsn);
         Ok(follow)
@@ -407,10 +402,10 @@ impl Follow {
 
     /// Advances the view to the newest commits.
     fn go_on(&mut self) -> Result<()> {
-        let Shared { storage, store_dir, page, .. } = &*self.reader.shared;
+        let Shared { storage, store_dir, known, .. } = &*self.reader.shared;
         let error = |e| self.reader.shared.error(e);
         if !self.look.go_on(storage, store_dir).map_err(error)? {
-            self.look = Look::take_after(storage, store_dir, page, self.look.lsn).map_err(error)?;
+            self.look = Look::take_after(storage, store_dir, &known.page, self.look.lsn).map_err(error)?;
             self.listener = None;
         }
         Ok(())

@@ -72,6 +72,35 @@ fn a_refresh_does_not_show_what_was_applied_over_a_file_that_is_plain_again() {
     assert_eq!((&bytes, reader.read("a").unwrap()), (b"edited", b"edited".to_vec()));
 }
 
+/// Each snapshot goes on from the log that the one before has read, with the descriptors of that one.
+#[test]
+fn many_snapshots_need_no_more_descriptors() {
+    let dir = directory();
+    let store = StoreOptions::new().create(true).background(false).open(dir.path()).unwrap();
+    commit(&store, "a", b"0");
+    let reader = Reader::open(dir.path()).unwrap();
+    let descriptors = || {
+        let all = std::fs::read_dir("/proc/self/fd").unwrap();
+        let links = all.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
+        links.filter(|to| to.starts_with(dir.path())).count()
+    };
+    let mut before = 0;
+    for n in 1..300 {
+        commit(&store, "a", format!("{n}").as_bytes());
+        let snapshot = reader.snapshot().unwrap();
+        assert_eq!(shown(&snapshot, "a").unwrap(), format!("{n}").as_bytes());
+        if n == 10 {
+            before = descriptors();
+        }
+        if n % 70 == 0 {
+            store.checkpoint().unwrap();
+        }
+    }
+    let after = descriptors();
+    assert!(after <= before + 4, "{before} descriptors after ten snapshots, {after} after 300");
+    store.close().unwrap();
+}
+
 #[test]
 fn a_snapshot_stays_as_it_is() {
     let dir = directory();

@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use untorn_os::{AlignedBuf, BLOCK_BYTES, File, Open, Storage, holds, read_full_at, read_full_past_cache_at};
+use untorn_os::{AlignedBuf, BLOCK_BYTES, File, Meta, Open, Storage, holds, read_full_at, read_full_past_cache_at};
 
 /// Limit for the bytes of a piece, all of which are read and checked for any one of its bytes.
 pub const PIECE_BYTES_MAX: u64 = 16 << 10;
@@ -54,6 +54,11 @@ impl LogSegment {
     /// The segment's path.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Whether this is the file with this metadata.
+    pub(crate) fn is_file(&self, meta: &Meta) -> bool {
+        self.file.meta().is_ok_and(|own| (own.device, own.inode) == (meta.device, meta.inode))
     }
 
     /// Sets the LSN of the last record in the segment.

@@ -1,24 +1,57 @@
 //! The log of a store between its checkpoint and the commit of a snapshot.
 
 use crate::commits::final_state::FinalState;
+use crate::commits::overlay::Source;
 use crate::commits::record::Op;
 use crate::directories::store_dir::StoreDir;
 use crate::error::{Error, Result};
 use crate::format::{Header, StoreId};
 use crate::invariant;
 use crate::readers::closed_store::{ClosedLog, quarantined_files};
-use crate::readers::log_tail::LogTail;
+use crate::readers::index_tail::IndexTail;
 use crate::readers::refusal;
-use crate::readers::watch::{LOOKS_MAX, Watch};
+use crate::readers::watch::{KnownPage, LOOKS_MAX, Watch};
 use crate::scanning::scan::{AcceptedRecord, read_header, scan_as_of};
 use crate::undo::index::UndoIndex;
+use crate::undo::page::ReadersPage;
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use untorn_os::{Storage, holds};
 
-/// The net effect of the commits between a checkpoint and a snapshot.
+/// The page that a reader saw last, and the log as its newest look read it: the next look goes on from there.
 #[derive(Default)]
+pub struct Known {
+    /// The page.
+    pub page: KnownPage,
+    log: Mutex<Option<(Arc<ReadersPage>, Arc<KnownLog>)>>,
+}
+
+impl Known {
+    /// Takes out the log, if it is of this chain, and not newer.
+    pub(crate) fn take_log(&self, page: &Arc<ReadersPage>, lsn: u64) -> Option<Arc<KnownLog>> {
+        let mut log = self.log.lock();
+        let (of, known) = log.take()?;
+        if Arc::ptr_eq(&of, page) && known.lsn <= lsn {
+            return Some(known);
+        }
+        *log = Some((of, known));
+        None
+    }
+
+    /// Puts in the log, unless a newer one is there. Spill files would take space on the disk as long as they are open.
+    pub(crate) fn put_log(&self, page: &Arc<ReadersPage>, new: &Arc<KnownLog>) {
+        let mut log = self.log.lock();
+        let is_newer = log.as_ref().is_none_or(|(of, known)| !Arc::ptr_eq(of, page) || known.lsn < new.lsn);
+        if is_newer && !new.has_spills() {
+            *log = Some((page.clone(), new.clone()));
+        }
+    }
+}
+
+/// The net effect of the commits between a checkpoint and a snapshot.
+#[derive(Clone, Default)]
 pub(crate) struct KnownLog {
     /// The last of these commits.
     pub lsn: u64,
@@ -32,7 +65,7 @@ pub(crate) struct KnownLog {
     /// Files that wait for commits in quarantined journals, and why.
     pub quarantined: BTreeMap<u64, String>,
     /// Where the owner's log goes on.
-    tail: Option<LogTail>,
+    tail: Option<IndexTail>,
 }
 
 impl KnownLog {
@@ -46,25 +79,53 @@ impl KnownLog {
     }
 
     fn with_state(mut self) -> Result<KnownLog> {
-        for accepted in &self.accepted {
-            self.state.add_record(&accepted.record, accepted.lsn)?;
-        }
-        Ok(self)
+        self.compute_state().map(|()| self)
     }
 
-    /// Looks at the log for a snapshot of this commit. Records that an older snapshot of the same chain has read are not
-    /// read again.
+    fn compute_state(&mut self) -> Result<()> {
+        self.state = FinalState::default();
+        self.accepted.iter().try_for_each(|accepted| self.state.add_record(&accepted.record, accepted.lsn))
+    }
+
+    /// Goes on to a checkpoint, and to newer commits, some of which it may have applied.
+    fn go_on(&mut self, checkpoint_lsn: u64, newer: Vec<AcceptedRecord>) -> Result<()> {
+        if self.checkpoint_lsn < checkpoint_lsn {
+            self.checkpoint_lsn = checkpoint_lsn;
+            self.accepted.retain(|accepted| accepted.lsn > checkpoint_lsn);
+            self.compute_state()?;
+        }
+        for accepted in newer.into_iter().filter(|accepted| accepted.lsn > checkpoint_lsn) {
+            self.state.add_record(&accepted.record, accepted.lsn)?;
+            self.accepted.push(Arc::new(accepted));
+        }
+        debug_assert!(
+            self.accepted.is_sorted_by(|one, next| one.lsn < next.lsn),
+            "commits behind {checkpoint_lsn} are not in order"
+        );
+        Ok(())
+    }
+
+    /// Whether commits have contents in spill files.
+    pub(crate) fn has_spills(&self) -> bool {
+        self.state
+            .files
+            .values()
+            .any(|file| file.overlay.ranges().any(|(_, source)| matches!(source, Source::Spill { .. })))
+    }
+
+    /// Looks at the log for a snapshot of this commit. `before`: the log as an older snapshot of the same chain has read
+    /// it, which is not read again.
     pub(crate) fn look(
         storage: &Arc<dyn Storage>,
         store_dir: &StoreDir,
         watch: &Watch,
         lsn: u64,
         index: &mut UndoIndex,
-        before: Option<&KnownLog>,
+        mut before: Option<Arc<KnownLog>>,
     ) -> Result<KnownLog> {
         let mut why = None;
         for _ in 0..LOOKS_MAX {
-            match look_once(storage, store_dir, watch, lsn, index, before) {
+            match look_once(storage, store_dir, watch, lsn, index, &mut before) {
                 Ok(Some(known)) => return Ok(known),
                 Ok(None) => {}
                 Err(e @ (Error::NewerVersion { .. } | Error::Foreign { .. } | Error::Unsupported { .. })) => {
@@ -85,7 +146,7 @@ fn look_once(
     watch: &Watch,
     lsn: u64,
     index: &mut UndoIndex,
-    before: Option<&KnownLog>,
+    before: &mut Option<Arc<KnownLog>>,
 ) -> Result<Option<KnownLog>> {
     let (disk, journal) = (&**storage, store_dir.journal());
     let mut update = || index.update(disk, &store_dir.undo(), || watch.published(disk, store_dir, lsn));
@@ -110,6 +171,14 @@ fn look_once(
     }
     let (store, checkpoint_lsn) = (header.store, header.checkpoint_lsn);
     let quarantined = quarantined_files(disk, store_dir)?;
+    if let Some(mut log) = before.take().map(Arc::unwrap_or_clone)
+        && log.checkpoint_lsn <= checkpoint_lsn
+        && let Some(newer) = log.tail.as_mut().and_then(|tail| tail.read_to(lsn, storage, &journal))
+    {
+        (log.lsn, log.quarantined) = (lsn, quarantined);
+        log.go_on(checkpoint_lsn, newer)?;
+        return Ok(Some(log));
+    }
     let known = |accepted, tail| KnownLog {
         lsn,
         checkpoint_lsn,
@@ -122,18 +191,6 @@ fn look_once(
     if checkpoint_lsn == lsn {
         return Ok(Some(known(Vec::new(), None)));
     }
-    if let Some(before) = before.filter(|before| before.lsn <= lsn && before.checkpoint_lsn <= checkpoint_lsn)
-        && let Some(mut tail) = before.tail.clone()
-        && let Some(newer) = tail.read_to(lsn, storage, &journal, true)
-    {
-        let accepted = before.accepted.iter().cloned().chain(newer.into_iter().map(Arc::new));
-        let accepted: Vec<_> = accepted.filter(|accepted| accepted.lsn > checkpoint_lsn).collect();
-        debug_assert!(
-            accepted.is_sorted_by(|one, next| one.lsn < next.lsn),
-            "commits behind {checkpoint_lsn} are not in order"
-        );
-        return known(accepted, Some(tail)).with_state().map(Some);
-    }
     // The unfinished work of a running owner is no damage.
     let mut scanned = scan_as_of(storage, &journal, header, lsn, true)?;
     if scanned.last_lsn < lsn {
@@ -142,7 +199,7 @@ fn look_once(
             None => Ok(None),
         };
     }
-    let tail = LogTail::behind(&scanned, lsn, disk, &journal);
+    let tail = IndexTail::behind(&scanned, lsn);
     let accepted = std::mem::take(&mut scanned.accepted).into_iter().filter(|accepted| accepted.lsn <= lsn);
     known(accepted.map(Arc::new).collect(), tail).with_state().map(Some)
 }

@@ -1,21 +1,20 @@
 //! Follows the log of a running owner, behind a commit that was read before.
 //!
-//! The next record lies directly behind the last one, on the next block, or at the beginning of another segment. It
-//! repeats the checksum of the last record, so nothing else that is written there meanwhile can be mistaken for it. If
-//! it is not found, the whole log must be scanned.
+//! The next record lies directly behind the last one, on the next block, or at the beginning of another segment. If it
+//! is not found, the whole log must be scanned.
 //!
 //! The log is read past the page cache, as it is written: pages that a reader left in the cache would slow down each
 //! write of the owner.
 
 use crate::commits::record::SpillCache;
 use crate::directories::store_dir::{segment_index, segment_name};
-use crate::format::{BLOCK_BYTES, Key, RECORD_ALIGN_BYTES, RECORD_HEAD_BYTES, RecordHead, RecordKind};
-use crate::invariant;
+use crate::format::{BLOCK_BYTES, RECORD_ALIGN_BYTES, RECORD_HEAD_BYTES, RecordHead, RecordKind};
+use crate::scanning::log_end::LogEnd;
 use crate::scanning::scan::{AcceptedRecord, Scan, decode_body};
 use bytes::Bytes;
 use std::path::Path;
 use std::sync::Arc;
-use untorn_os::{AlignedBuf, File, Open, Storage, holds, read_full_at};
+use untorn_os::{AlignedBuf, File, Open, Storage, read_full_at};
 
 /// Bytes that are read at once, unless the record is larger.
 const READ_BYTES: usize = 16 << 10;
@@ -23,34 +22,16 @@ const READ_BYTES: usize = 16 << 10;
 /// The end of a record, behind which the log continues.
 #[derive(Clone)]
 pub struct LogTail {
-    key: Key,
-    /// Only records of this epoch may follow. `None` if the next record opens the open epoch, and so determines it.
-    epoch: Option<u64>,
-    lsn: u64,
-    /// The checksum that the next record repeats.
-    crc: u64,
+    end: LogEnd,
     segment: Arc<dyn File>,
-    index: u32,
-    at: u64,
 }
 
 impl LogTail {
     /// The end of the record with this LSN, or `None` if that record was not accepted.
     pub fn behind(scan: &Scan, lsn: u64, storage: &dyn Storage, journal: &Path) -> Option<LogTail> {
-        let last = scan.accepted_heads.iter().rev().find(|v| v.head.lsn == lsn)?;
-        let index = scan.segments[last.segment].index;
-        // The first record of an epoch repeats the link in the header, not the checksum of the record accepted before
-        // it.
-        let is_first = lsn + 1 == scan.header.open_lsn && holds(invariant::OPEN_LINK);
-        Some(LogTail {
-            key: scan.header.key,
-            epoch: (!is_first).then_some(last.head.epoch),
-            lsn,
-            crc: if is_first { scan.header.link } else { last.crc },
-            segment: storage.open(&journal.join(segment_name(index)), Open::READ.direct()).ok()?,
-            index,
-            at: last.head.position + last.head.len,
-        })
+        let end = LogEnd::behind(scan, lsn)?;
+        let segment = storage.open(&journal.join(segment_name(end.segment)), Open::READ.direct()).ok()?;
+        Some(LogTail { end, segment })
     }
 
     /// Reads the commits up to this LSN, which is durable. With `verify`, bytes in spill files are checked against
@@ -65,7 +46,7 @@ impl LogTail {
         let mut spills = SpillCache::new(storage.clone(), journal.to_owned());
         spills.verify = verify;
         let mut accepted = Vec::new();
-        while self.lsn < lsn {
+        while self.end.lsn < lsn {
             let (head, body) = self.next(&**storage, journal)?;
             if head.kind == RecordKind::Commit {
                 accepted.push(AcceptedRecord { lsn: head.lsn, record: decode_body(&head, body, &mut spills).ok()? });
@@ -76,36 +57,29 @@ impl LogTail {
 
     /// Returns the next record and its body, and moves the tail behind it.
     fn next(&mut self, storage: &dyn Storage, journal: &Path) -> Option<(RecordHead, Bytes)> {
-        let behind = self.at.next_multiple_of(RECORD_ALIGN_BYTES as u64);
-        let on_block = self.at.next_multiple_of(BLOCK_BYTES as u64);
+        let behind = self.end.at.next_multiple_of(RECORD_ALIGN_BYTES as u64);
+        let on_block = self.end.at.next_multiple_of(BLOCK_BYTES as u64);
         let from = behind - behind % BLOCK_BYTES as u64;
         let blocks = read(&*self.segment, from, READ_BYTES)?;
         let found = [behind, on_block].into_iter().find_map(|at| self.record_at(&*self.segment, &blocks, from, at));
         if let Some((head, crc, body)) = found {
-            self.pass(&head, crc);
+            self.end.pass(&head, crc, self.end.segment);
             return Some((head, body));
         }
         let names = storage.list(journal).ok()?;
-        let others = names.iter().filter_map(|name| segment_index(name.to_str()?)).filter(|index| *index != self.index);
-        let mut others: Vec<u32> = others.collect();
-        // The owner uses the segments in turn.
-        others.sort_by_key(|index| index.wrapping_sub(self.index));
+        let segments = names.iter().filter_map(|name| segment_index(name.to_str()?));
+        let mut others: Vec<u32> = segments.filter(|index| *index != self.end.segment).collect();
+        self.end.in_turn(&mut others);
         for index in others {
             let Ok(segment) = storage.open(&journal.join(segment_name(index)), Open::READ.direct()) else { continue };
             let Some(blocks) = read(&*segment, 0, READ_BYTES) else { continue };
             if let Some((head, crc, body)) = self.record_at(&*segment, &blocks, 0, 0) {
-                (self.segment, self.index) = (segment, index);
-                self.pass(&head, crc);
+                self.segment = segment;
+                self.end.pass(&head, crc, index);
                 return Some((head, body));
             }
         }
         None
-    }
-
-    fn pass(&mut self, head: &RecordHead, crc: u64) {
-        debug_assert_eq!(head.lsn, self.lsn + 1, "a record was skipped");
-        (self.lsn, self.crc, self.at) = (head.lsn, crc, head.position + head.len);
-        self.epoch = Some(head.epoch);
     }
 
     /// The record at offset `at`, if it is the next one. `blocks` holds the segment from offset `from` on.
@@ -126,10 +100,10 @@ impl LogTail {
 
     /// The record that begins these bytes, which lie at offset `at` of a segment, if it is the next one.
     fn record_in(&self, found: &[u8], at: u64) -> Option<(RecordHead, u64, Bytes)> {
-        let (head, crc) = RecordHead::decode_at(found, at, self.key)?;
-        let is_next = head.lsn == self.lsn + 1 && head.previous_crc == self.crc;
-        let is_next = is_next && self.epoch.is_none_or(|epoch| epoch == head.epoch);
-        is_next.then(|| (head, crc, Bytes::copy_from_slice(&found[RECORD_HEAD_BYTES..head.len as usize])))
+        let (head, crc) = RecordHead::decode_at(found, at, self.end.key)?;
+        self.end
+            .is_before(&head)
+            .then(|| (head, crc, Bytes::copy_from_slice(&found[RECORD_HEAD_BYTES..head.len as usize])))
     }
 }
 

@@ -13,9 +13,9 @@ use crate::directories::store_dir::{STORE_DIR, StoreDir};
 use crate::error::{Context, Error, Result};
 use crate::format::{Attribute, AttributeFound};
 use crate::invariant;
-use crate::readers::known_log::KnownLog;
+use crate::readers::known_log::{Known, KnownLog};
 use crate::readers::refusal;
-use crate::readers::watch::{KnownPage, Taken, Wanted, Watch};
+use crate::readers::watch::{Taken, Wanted, Watch};
 use crate::scanning::scan::read_header;
 use crate::undo::index::{Inode, NAMES_DIR, UndoIndex, Was, link_name};
 use crate::undo::kept_links::KeptLinks;
@@ -24,7 +24,7 @@ use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use untorn_os::{AlignedBuf, BLOCK_BYTES, Errno, File, Kind, Open, Storage, holds, read_full_at, write_all_at};
 
 /// Searches for a file that is under none of its names. It may move from the name that is looked at last to the one
@@ -55,8 +55,7 @@ pub struct Snapshot {
     index: Mutex<UndoIndex>,
     /// The log, once it was looked at.
     log: Mutex<Option<Arc<KnownLog>>>,
-    /// The log of an older snapshot, from which a look goes on.
-    before: Mutex<Option<Arc<KnownLog>>>,
+    known: Arc<Known>,
 }
 
 /// A file of a snapshot, open for reading.
@@ -64,36 +63,34 @@ pub struct SnapshotFile {
     snapshot: Arc<Snapshot>,
     path: PathBuf,
     data: Option<(Arc<dyn File>, Inode)>,
-    overlay: Overlay,
+    /// The log, and the identity of the file, if the log changes it.
+    logged: Option<(Arc<KnownLog>, u64)>,
     mode: Option<u32>,
 }
 
+/// The changes of a file that the log does not change.
+static NO_CHANGES: LazyLock<Overlay> = LazyLock::new(Overlay::default);
+
 /// The result of looking up a name.
 enum FoundName {
-    /// A file with changes in the log, under any name on the disk.
-    Logged(Option<Arc<dyn File>>, Box<FileState>),
+    /// A file of this identity with changes in the log, under any name on the disk.
+    Logged(Option<Arc<dyn File>>, Arc<KnownLog>, u64),
     /// A file without changes in the log, and its permission bits if they are known.
     Plain(Arc<dyn File>, Option<u32>),
     Nothing,
 }
 
 impl Snapshot {
-    /// Takes a snapshot of a store, as of this commit or a later one. Nothing is read yet. `before`: an older snapshot
-    /// of the same reader, whose log need not be read again.
+    /// Takes a snapshot of a store, as of this commit or a later one. Nothing is read yet.
     pub fn take(
         storage: &Arc<dyn Storage>,
         store_dir: &StoreDir,
-        known: &KnownPage,
+        known: &Arc<Known>,
         at_least: u64,
-        before: Option<&Snapshot>,
     ) -> Result<Arc<Snapshot>> {
-        let Taken { watch, lsn, log, .. } = Watch::take(storage, store_dir, known, Wanted::Snapshot { at_least })?;
+        let wanted = Wanted::Snapshot { at_least };
+        let Taken { watch, lsn, log, .. } = Watch::take(storage, store_dir, &known.page, wanted)?;
         let log = log.map(|log| KnownLog::of_closed(log).map(Arc::new)).transpose()?;
-        let is_same = |older: &&Snapshot| match (older.watch.page(), watch.page()) {
-            (Some(one), Some(other)) => Arc::ptr_eq(one, other),
-            _ => false,
-        };
-        let before = before.filter(is_same).and_then(Snapshot::known_log);
         Ok(Arc::new(Snapshot {
             storage: storage.clone(),
             store_dir: store_dir.clone(),
@@ -101,17 +98,13 @@ impl Snapshot {
             lsn,
             index: Mutex::new(UndoIndex::new(lsn)),
             log: Mutex::new(log),
-            before: Mutex::new(before),
+            known: known.clone(),
         }))
     }
 
     /// The commit that the snapshot shows.
     pub fn lsn(&self) -> u64 {
         self.lsn
-    }
-
-    fn known_log(&self) -> Option<Arc<KnownLog>> {
-        self.log.lock().clone().or_else(|| self.before.lock().clone())
     }
 
     /// Checks that everything that was read so far is of this one commit, and that more can be read.
@@ -139,11 +132,14 @@ impl Snapshot {
         if let Some(log) = &*log {
             return Ok(log.clone());
         }
-        let before = self.before.lock().take();
+        let page = self.watch.page();
+        let before = page.and_then(|page| self.known.take_log(page, self.lsn));
         let mut index = self.index.lock();
-        let looked =
-            KnownLog::look(&self.storage, &self.store_dir, &self.watch, self.lsn, &mut index, before.as_deref());
-        let looked = Arc::new(looked.inspect_err(|_| *self.before.lock() = before)?);
+        let looked = KnownLog::look(&self.storage, &self.store_dir, &self.watch, self.lsn, &mut index, before)?;
+        let looked = Arc::new(looked);
+        if let Some(page) = page {
+            self.known.put_log(page, &looked);
+        }
         *log = Some(looked.clone());
         Ok(looked)
     }
@@ -168,14 +164,17 @@ impl Snapshot {
     pub fn open(self: &Arc<Snapshot>, path: &Path) -> Result<SnapshotFile> {
         self.check_name(path)?;
         let found = self.checked(self.find(path))?;
-        let open = |data: Option<Arc<dyn File>>, overlay, mode| {
+        let open = |data: Option<Arc<dyn File>>, logged, mode| {
             let data = data.map(|data| data.meta().map(|meta| (data.clone(), (meta.device, meta.inode)))).transpose();
             let data = data.context("look at", path)?;
-            Ok(SnapshotFile { snapshot: self.clone(), path: path.to_owned(), data, overlay, mode })
+            Ok(SnapshotFile { snapshot: self.clone(), path: path.to_owned(), data, logged, mode })
         };
         match found {
-            FoundName::Logged(data, file) => open(data, file.overlay.clone(), file.final_mode()),
-            FoundName::Plain(data, mode) => open(Some(data), Overlay::default(), mode),
+            FoundName::Logged(data, log, id) => {
+                let mode = log.state.files[&id].final_mode();
+                open(data, Some((log, id)), mode)
+            }
+            FoundName::Plain(data, mode) => open(Some(data), None, mode),
             FoundName::Nothing => Err(Error::io("open", path, ErrorKind::NotFound.into())),
         }
     }
@@ -200,7 +199,8 @@ impl Snapshot {
         let log = self.log()?;
         if let Some(file) = log.state.files.values().find(|file| file.name.as_deref() == Some(path)) {
             let data = if file.created.is_some() { None } else { self.data_of(&log, file)? };
-            return Ok(FoundName::Logged(data, Box::new(file.clone())));
+            let id = file.id;
+            return Ok(FoundName::Logged(data, log, id));
         }
         if log.is_gone(path) {
             return Ok(FoundName::Nothing);
@@ -410,6 +410,14 @@ impl SnapshotFile {
         &self.path
     }
 
+    /// Its changes in the log.
+    fn overlay(&self) -> &Overlay {
+        match &self.logged {
+            Some((log, id)) => &log.state.files[id].overlay,
+            None => &NO_CHANGES,
+        }
+    }
+
     /// Length in bytes.
     pub fn len(&self) -> Result<u64> {
         self.snapshot.checked(self.len_now())
@@ -421,7 +429,7 @@ impl SnapshotFile {
     }
 
     fn len_now(&self) -> Result<u64> {
-        match (self.overlay.size, &self.data) {
+        match (self.overlay().size, &self.data) {
             (Some(size), _) => Ok(size),
             (None, Some((data, inode))) => {
                 let len = data.meta().context("look at", &self.path)?.size;
@@ -488,7 +496,7 @@ impl SnapshotFile {
                 }
             }
         }
-        let applied = apply_overlay(to, &self.overlay, &self.path, Some(BLOCK_BYTES as u64));
+        let applied = apply_overlay(to, self.overlay(), &self.path, Some(BLOCK_BYTES as u64));
         self.snapshot.check()?;
         applied?;
         to.set_len(size).context("make a copy of", &self.path)?;
@@ -514,13 +522,13 @@ impl SnapshotFile {
         let Some((data, inode)) = &self.data else {
             let left = self.len_now()?.saturating_sub(offset);
             let n = buf.len().min(usize::try_from(left).unwrap_or(usize::MAX));
-            return read_through(&[&self.overlay], None, &mut buf[..n], offset).map(|()| n);
+            return read_through(&[self.overlay()], None, &mut buf[..n], offset).map(|()| n);
         };
-        if self.overlay.covers(&range) {
+        if self.overlay().covers(&range) {
             // Nothing below shows, and an overlay that leaves the size alone lies within the file.
-            let end = self.overlay.size.unwrap_or(range.end).clamp(range.start, range.end);
+            let end = self.overlay().size.unwrap_or(range.end).clamp(range.start, range.end);
             let n = (end - offset) as usize;
-            return read_through(&[&self.overlay], None, &mut buf[..n], offset).map(|()| n);
+            return read_through(&[self.overlay()], None, &mut buf[..n], offset).map(|()| n);
         }
         let early = !holds(invariant::INDEX_AFTER_DATA);
         if early {
@@ -532,13 +540,13 @@ impl SnapshotFile {
             let index = if early { self.snapshot.index.lock() } else { self.snapshot.index()? };
             (index.has(*inode), index.len(*inode))
         };
-        let mut over = self.overlay.overlapping(&range).peekable();
+        let mut over = self.overlay().overlapping(&range).peekable();
         let read = match read {
             // A part that the disk cannot read may be covered.
             Err(e) if over.peek().is_none() && !is_changed => return Err(Error::io("read", &self.path, e)),
             read => read,
         };
-        let size = match (self.overlay.size.or(old_len), &read) {
+        let size = match (self.overlay().size.or(old_len), &read) {
             (Some(size), _) => Some(size),
             // The read ended at the end of the file.
             (None, Ok(n)) if *n > 0 => Some(offset + *n as u64),
@@ -551,7 +559,7 @@ impl SnapshotFile {
         let n = buf.len().min(usize::try_from(size.saturating_sub(offset)).unwrap_or(usize::MAX));
         match read {
             Ok(got) => buf[got.min(n)..n].fill(0),
-            Err(_) => read_through(&[&self.overlay], Some(&**data), &mut buf[..n], offset)?,
+            Err(_) => read_through(&[self.overlay()], Some(&**data), &mut buf[..n], offset)?,
         }
         if is_changed {
             self.undo(*inode, &mut buf[..n], offset)?;

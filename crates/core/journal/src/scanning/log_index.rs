@@ -1,11 +1,13 @@
 //! Reads the index of the log: the records, without reading the segments.
 
 use crate::commits::log_reader::LogSegment;
-use crate::commits::record::{Decoder, SpillCache, body_by_reference};
+use crate::commits::record::{Decoder, Record, SpillCache, body_by_reference};
 use crate::directories::store_dir::{log_index_name, segment_name};
+use crate::error::Result;
 use crate::format::{Key, RECORD_HEAD_BYTES, RecordHead, RecordKind, u32_at, u64_at};
 use crate::scanning::segment_reader::{ReadRecords, ScannedSegment, ValidRecord};
 use std::path::Path;
+use std::sync::Arc;
 use untorn_os::{Open, Storage, read_full_at};
 
 /// Bytes of an entry before its record: checksum, and length of the body.
@@ -28,6 +30,24 @@ pub(crate) fn each_entry(index: &[u8], key: Key, mut found: impl FnMut(RecordHea
     }
 }
 
+/// The index of a segment of this length.
+pub(crate) fn read_index(storage: &dyn Storage, journal: &Path, segment: u32, bytes: u64) -> Option<Vec<u8>> {
+    let file = storage.open(&journal.join(log_index_name(segment)), Open::READ).ok()?;
+    // An index that is longer than this has been tampered with.
+    let mut index = vec![0; file.meta().ok()?.size.min(2 * bytes) as usize];
+    let n = read_full_at(&*file, &mut index, 0).ok()?;
+    index.truncate(n);
+    Some(index)
+}
+
+/// The record of a commit in the index of this segment.
+pub(crate) fn decode(head: &RecordHead, body: &[u8], log: &Arc<LogSegment>, spills: &mut SpillCache) -> Result<Record> {
+    match head.body_by_reference {
+        true => body_by_reference(body, spills).and_then(|body| Decoder::decode(&body, spills)),
+        false => Decoder::decode_indexed(body, log, spills),
+    }
+}
+
 /// The records behind this LSN in the indexes of these segments. An index that is missing or has a gap shows fewer.
 pub(crate) fn read(
     storage: &dyn Storage,
@@ -40,22 +60,15 @@ pub(crate) fn read(
     let (mut valid, mut found) = (Vec::new(), ReadRecords::new());
     spills.verify = false;
     for (at, segment) in segments.iter().enumerate() {
-        let Ok(file) = storage.open(&journal.join(log_index_name(segment.index)), Open::READ) else { continue };
-        let Ok(len) = file.meta().map(|meta| meta.size) else { continue };
-        // An index that is longer than this has been tampered with.
-        let mut bytes = vec![0; len.min(2 * segment.bytes) as usize];
-        let Ok(n) = read_full_at(&*file, &mut bytes, 0) else { continue };
+        let Some(index) = read_index(storage, journal, segment.index, segment.bytes) else { continue };
         let Ok(log) = LogSegment::open(storage, &journal.join(segment_name(segment.index))) else { continue };
-        each_entry(&bytes[..n], key, |head, crc, body| {
+        each_entry(&index, key, |head, crc, body| {
             if head.lsn <= after {
                 return;
             }
             valid.push(ValidRecord { head, crc, segment: at, is_whole: true });
             if head.kind == RecordKind::Commit {
-                let record = match head.body_by_reference {
-                    true => body_by_reference(body, spills).and_then(|body| Decoder::decode(&body, spills)),
-                    false => Decoder::decode_indexed(body, &log, spills),
-                };
+                let record = decode(&head, body, &log, spills);
                 found.insert((at, head.position), record.map(|record| (record, spills.take_used())));
             }
         });
