@@ -46,6 +46,7 @@ pub const SCENARIOS: &[Scenario] = &[
     ("contents_that_cannot_be_read_wait", unreadable::contents_that_cannot_be_read_wait),
     ("what_cannot_be_read_stays_until_it_is_given_up", unreadable::what_cannot_be_read_stays_until_it_is_given_up),
     ("readers_see_one_commit", reader::readers_see_one_commit),
+    ("a_commit_whose_flush_fails_is_not_shown", reader::a_commit_whose_flush_fails_is_not_shown),
     ("a_closed_store_without_a_page_is_watched", reader::a_closed_store_without_a_page_is_watched),
     ("readers_see_what_waits", reader::readers_see_what_waits),
     ("kept_space_is_freed", reader::kept_space_is_freed),
