@@ -151,6 +151,11 @@ done
 ar rcs "$work/libuntorn-pthread.a" "$work/pthread.o" "$work/pthread_cxx.o"
 put 644 "$work/libuntorn-pthread.a" "$LIBDIR/libuntorn-pthread.a"
 
+if [ $library_only = no ]; then
+    crates/bindings/preload/link.sh "$out/libuntorn.a" "$work/libuntorn-preload.so"
+    put 755 "$work/libuntorn-preload.so" "$LIBDIR/untorn/libuntorn-preload.so"
+fi
+
 # A page for each function, from the comments of the header.
 mkdir "$work/man3"
 awk -v version="$version" -v to="$work/man3" -f scripts/man3.awk include/untorn.h

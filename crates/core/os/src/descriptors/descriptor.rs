@@ -5,7 +5,8 @@
 //! [`above_standard`] or [`Fd`].
 //!
 //! A program may also close all descriptors that it does not know (`close_range`) and open its own files, which then
-//! get the numbers of ours. [`Fd::own`] detects that.
+//! get the numbers of ours. [`Fd::own`] detects that. A shell opens files under numbers of its own choice: [`keep_from`]
+//! keeps ours out of the way.
 
 use crate::descriptors::descriptor_identity::Identity;
 use crate::descriptors::fork::{Slot, process_generation, register};
@@ -14,9 +15,18 @@ use rustix::io::Errno;
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 
 /// The first descriptor number above the standard streams.
 const FIRST_KEPT: RawFd = 3;
+
+/// The lowest number of a descriptor that is kept, if the limit of the process allows it.
+static KEPT_FROM: AtomicI32 = AtomicI32::new(FIRST_KEPT);
+
+/// From now on, descriptors that are kept have this number or a higher one, where the limit of the process allows it.
+pub fn keep_from(number: RawFd) {
+    KEPT_FROM.store(number.max(FIRST_KEPT), Relaxed);
+}
 
 /// Opens a file whose descriptor is 3 or higher.
 pub fn above_standard<E: From<Errno>>(open: impl FnOnce() -> Result<OwnedFd, E>) -> Result<OwnedFd, E> {
@@ -24,9 +34,17 @@ pub fn above_standard<E: From<Errno>>(open: impl FnOnce() -> Result<OwnedFd, E>)
     Ok(moved(open()?)?)
 }
 
-/// The descriptor, or a copy of it that is 3 or higher.
+/// The descriptor, or a copy of it that has a number for keeping.
 fn moved(fd: OwnedFd) -> rustix::io::Result<OwnedFd> {
-    if fd.as_raw_fd() >= FIRST_KEPT { Ok(fd) } else { rustix::io::fcntl_dupfd_cloexec(&fd, FIRST_KEPT) }
+    let from = KEPT_FROM.load(Relaxed);
+    if fd.as_raw_fd() >= from {
+        return Ok(fd);
+    }
+    match rustix::io::fcntl_dupfd_cloexec(&fd, from) {
+        Ok(copy) => Ok(copy),
+        Err(_) if fd.as_raw_fd() >= FIRST_KEPT => Ok(fd),
+        Err(_) => rustix::io::fcntl_dupfd_cloexec(&fd, FIRST_KEPT),
+    }
 }
 
 /// A placeholder with the number of a closed standard stream. It can be neither read nor written, so another thread

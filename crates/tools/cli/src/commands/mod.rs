@@ -12,6 +12,7 @@ pub mod find_unclean;
 pub mod heap;
 pub mod ls;
 pub mod port_check;
+pub mod preload;
 pub mod put;
 pub mod recover;
 pub mod rescue_heaps;

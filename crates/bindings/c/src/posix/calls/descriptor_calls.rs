@@ -56,6 +56,11 @@ fn replace(call: &str, fd: c_int, to: c_int, dup: impl FnOnce() -> c_int) -> c_i
         );
         return reported(call, -1, || Err(refusal(libc::EBUSY, text)));
     }
+    if fd != to && to <= libc::STDERR_FILENO && (MANAGED.has(fd) && find(fd).is_some()) {
+        let text = "the streams of the C and C++ libraries write to standard descriptors past Untorn, and so do the \
+                    programs that inherit them: write to another descriptor, or copy the file when it is complete";
+        return reported(call, -1, || Err(refusal(libc::EINVAL, text.to_owned())));
+    }
     let leaving = if fd == to { Leaving::default() } else { Leaving::of(to) };
     let done = dup();
     if done < 0 || is_borrower() {
@@ -81,6 +86,17 @@ pub extern "C" fn untorn_fd_dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
     replace("dup3", fd, to, || unsafe { libc::dup3(fd, to, flags) })
 }
 
+/// Refuses to keep a descriptor of a managed file open across `exec`. None: it is of another file.
+fn refuse_inheriting(call: &str, fd: c_int) -> Option<c_int> {
+    let text = "the descriptor is of a managed file, and a program that inherits it by `exec` would write past Untorn: let \
+                that program open the file by its name";
+    let refused = on_managed(call, fd, -1, |file| match file.is_parents() {
+        true => Ok(0),
+        false => Err(refusal(libc::EINVAL, text.to_owned())),
+    });
+    refused.filter(|refused| *refused < 0)
+}
+
 /// `fcntl`. Copies of descriptors are of the same file. Locks stay when Untorn closes its own descriptors.
 ///
 /// # Safety
@@ -91,6 +107,12 @@ pub unsafe extern "C" fn untorn_fd_fcntl(fd: c_int, command: c_int, argument: *m
         let Some(_section) = begin("fcntl", [fd, -1]) else { return -1 };
         // SAFETY: as below.
         return copied("fcntl", fd, unsafe { libc::fcntl(fd, command, argument) });
+    }
+    if command == libc::F_SETFD
+        && argument.addr() as c_int & libc::FD_CLOEXEC == 0
+        && let Some(refused) = refuse_inheriting("fcntl", fd)
+    {
+        return refused;
     }
     // SAFETY: the caller's promise; a number goes through unchanged.
     let done = unsafe { libc::fcntl(fd, command, argument) };
@@ -320,6 +342,7 @@ pub unsafe extern "C" fn untorn_fd_ioctl(fd: c_int, request: libc::c_ulong, argu
         // SAFETY: the caller's promise.
         Some(1) => refuse("ioctl", [fd, unsafe { argument.cast::<i64>().read() } as c_int], -1, libc::EOPNOTSUPP),
         Some(_) => refuse("ioctl", [fd, -1], -1, libc::EOPNOTSUPP),
+        None if request == libc::FIONCLEX => refuse_inheriting("ioctl", fd),
         None => None,
     };
     // SAFETY: the caller's promise.

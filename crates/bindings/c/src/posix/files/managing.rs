@@ -15,6 +15,9 @@ use super::mount_files;
 use crate::boundary::error::Result;
 use crate::posix::state::posix_descriptor::{failure, key_of, open_descriptors, path_of, stat};
 
+/// The lowest descriptor of the library's own, unless the limit is low.
+const HIGH_DESCRIPTORS: c_int = 512;
+
 /// Whether a file has a private store beside it.
 pub(crate) fn has_store(path: &Path) -> bool {
     store_dir(path).is_dir()
@@ -46,7 +49,17 @@ pub(crate) fn keep_on_mount_locked(fd: c_int, _managing: &Managing) -> Result<bo
     mount_files::keep(fd, commits_on_close())
 }
 
+/// Keeps the library's descriptors out of the way of programs that choose numbers by themselves, as shells do.
+fn keep_descriptors_high() {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is writable.
+    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0 {
+        untorn_os::keep_from(HIGH_DESCRIPTORS.min(c_int::try_from(limit.rlim_cur / 2).unwrap_or(c_int::MAX)));
+    }
+}
+
 pub(crate) fn manage_locked(fd: c_int, managing: &Managing) -> Result<Arc<Managed>> {
+    keep_descriptors_high();
     watch_forks();
     at_exit::register();
     if let Some(file) = learn(fd).filter(|file| !file.is_parents()) {

@@ -1,0 +1,199 @@
+//! `untorn preload`.
+
+mod program;
+
+use clap::{Args, ValueHint};
+use program::{Obstacle, Program, called_past};
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use untorn_terminal::table::count;
+use untorn_terminal::{Failure, Output, standard_streams};
+
+/// The library that is loaded before all others of a program.
+const LIBRARY: &str = "libuntorn-preload.so";
+
+/// The exit code of a shell that cannot find a command.
+const NOT_FOUND: u8 = 127;
+/// The exit code of a shell that cannot execute a command.
+const NOT_EXECUTABLE: u8 = 126;
+
+/// Run a program, unchanged, whose named files change all or nothing at each fsync and msync.
+///
+/// A library is loaded before all others of the program, and of every program that it starts. It takes the calls on the
+/// named files: open, write, mmap, fsync, rename and so on. All other files are as before. It needs no root, no mount
+/// and no other kernel.
+///
+/// A file that is named is managed from its opening for writing on. Changes reach it at fsync, fdatasync and
+/// msync(MS_SYNC), all at once, also through any crash. Changes that were not synced when the file is closed are
+/// DISCARDED, with a message, unless --commit-on-close is given. Another program that opens the file for writing by
+/// this command gets EBUSY. A change by a program without the library is noticed as a conflict while the file is open,
+/// if it changes the file's time or length.
+///
+/// For programs that this cannot reach (static ones, Go, setuid): `untorn run` and `untorn mount`.
+///
+/// A file cannot become standard input, output or error, because streams write there past the library: in a shell,
+/// `program > app.db` is refused for a named file.
+///
+/// SQLite: use `PRAGMA journal_mode=MEMORY`, and one database in a transaction.
+///
+/// Exit code: that of the program; 126 if it cannot be run so, 127 if it is not found.
+#[derive(Args)]
+#[command(after_help = "Example:\n  untorn preload --manage '*.db' -- sqlite3 app.db")]
+pub struct Preload {
+    /// Files to manage: a pattern without a slash is for names, any other for whole paths; as for fnmatch.
+    #[arg(long, short, value_name = "PATTERN", value_hint = ValueHint::FilePath)]
+    manage: Vec<OsString>,
+    /// Commit a file when it is closed: for programs that write files without fsync, as `sed -i` does.
+    #[arg(long)]
+    commit_on_close: bool,
+    /// Do not run it; list the calls of the program and its libraries that go past the library.
+    ///
+    /// Finds no calls of libraries that the program loads while it runs, such as modules of Python. Exit code: 0 none
+    /// does, 1 some may, 126 the program cannot be preloaded.
+    #[arg(long)]
+    check: bool,
+    /// The library, if it is not where `make install` puts it.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    library: Option<PathBuf>,
+    /// The program, and its arguments.
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_hint = ValueHint::CommandWithArguments)]
+    program: Vec<OsString>,
+}
+
+impl Preload {
+    pub fn run(self) -> Result<Output, Failure> {
+        let (name, arguments) = self.program.split_first().expect("clap requires one");
+        let path = find(name)
+            .ok_or_else(|| Failure::new(format!("{}: no such program is in PATH", name.display())).code(NOT_FOUND))?;
+        let program = Program::examine(&path).map_err(|why| Failure::new(why).code(NOT_EXECUTABLE))?;
+        if let Some(obstacle) = program.obstacle {
+            return Err(refusal(&program.binary, obstacle));
+        }
+        if self.check {
+            return check(&program);
+        }
+        let patterns = self.patterns()?;
+        let library = self.library()?;
+        let mut command = Command::new(&path);
+        command.arg0(name).args(arguments).env("UNTORN_MANAGE", patterns);
+        command.env("LD_PRELOAD", preloaded(&library, env::var_os("LD_PRELOAD")));
+        if self.commit_on_close {
+            command.env("UNTORN_COMMIT_ON_CLOSE", "1");
+        }
+        standard_streams::leave_closed();
+        Err(Failure::io("execute", &path, command.exec()).code(NOT_EXECUTABLE))
+    }
+
+    /// The patterns as the library reads them, with those that are in the environment.
+    fn patterns(&self) -> Result<OsString, Failure> {
+        let inherited = env::var_os("UNTORN_MANAGE").filter(|patterns| !patterns.is_empty());
+        if self.manage.is_empty() && inherited.is_none() {
+            return Err(Failure::new(
+                "name the files that are to be managed, such as --manage '*.db': if all were, the program's temporary \
+                 files, logs and pipes to others would be, too",
+            )
+            .code(2));
+        }
+        let here = env::current_dir().map_err(|e| Failure::new(format!("cannot find the current directory: {e}")))?;
+        let mut all = Vec::new();
+        for pattern in &self.manage {
+            if pattern.as_bytes().contains(&b':') {
+                let message = format!("{}: a pattern cannot contain `:`; use `?` in its place", pattern.display());
+                return Err(Failure::new(message).code(2));
+            }
+            let is_path = pattern.as_bytes().contains(&b'/');
+            let relative = pattern.as_bytes().strip_prefix(b"./").unwrap_or(pattern.as_bytes());
+            all.push(if is_path { here.join(OsStr::from_bytes(relative)).into_os_string() } else { pattern.clone() });
+        }
+        all.extend(inherited);
+        Ok(all.join(OsStr::new(":")))
+    }
+
+    fn library(&self) -> Result<PathBuf, Failure> {
+        let missing = |what: String| Failure::new(what).code(NOT_FOUND);
+        let found = match &self.library {
+            Some(named) => named.is_file().then(|| named.clone()),
+            None => places().into_iter().find(|place| place.is_file()),
+        };
+        let Some(found) = found else {
+            return Err(missing(match &self.library {
+                Some(named) => format!("{}: no such file", named.display()),
+                None => format!(
+                    "{LIBRARY} is neither beside this program nor in ../lib/untorn; `make install` in Untorn's source \
+                     installs it, and --library names another place"
+                ),
+            }));
+        };
+        let whole = found.canonicalize().map_err(|e| Failure::io("find", &found, e))?;
+        if whole.as_os_str().as_bytes().iter().any(|byte| b": ".contains(byte)) {
+            let message = format!("{}: the dynamic linker takes no path with a space or `:`", whole.display());
+            return Err(missing(message));
+        }
+        Ok(whole)
+    }
+}
+
+/// Where the library may be.
+fn places() -> Vec<PathBuf> {
+    let Some(dir) = env::current_exe().ok().and_then(|exe| exe.parent().map(Path::to_owned)) else {
+        return Vec::new();
+    };
+    let triple = format!("lib/{}-linux-gnu", env::consts::ARCH);
+    let installed = ["lib", "lib64", &triple].map(|lib| dir.join("..").join(lib).join("untorn").join(LIBRARY));
+    std::iter::once(dir.join(LIBRARY)).chain(installed).collect()
+}
+
+/// The libraries that are preloaded: ours last, as it calls none behind it, and once.
+fn preloaded(library: &Path, others: Option<OsString>) -> OsString {
+    let others = others.unwrap_or_default();
+    let others = others.as_bytes().split(|byte| b": ".contains(byte));
+    let others = others.filter(|other| !other.is_empty() && *other != library.as_os_str().as_bytes());
+    let all: Vec<&[u8]> = others.chain([library.as_os_str().as_bytes()]).collect();
+    OsString::from_vec(all.join(&b':'))
+}
+
+/// The program as a shell finds it.
+fn find(name: &OsStr) -> Option<PathBuf> {
+    if name.as_bytes().contains(&b'/') {
+        let path = PathBuf::from(name);
+        return path.exists().then_some(path);
+    }
+    let path = env::var_os("PATH").unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".into());
+    let mut places = env::split_paths(&path).map(|dir| dir.join(name));
+    places.find(|place| rustix::fs::access(place, rustix::fs::Access::EXEC_OK).is_ok() && place.is_file())
+}
+
+fn refusal(binary: &Path, obstacle: Obstacle) -> Failure {
+    let why = match obstacle {
+        Obstacle::Static => "it is linked statically, so no library can be loaded before its own",
+        Obstacle::SetId => "it runs with the rights of another user or group, and then no library is preloaded",
+        Obstacle::Capabilities => "it has file capabilities, and with these no library is preloaded",
+        Obstacle::Go => "it is a Go program, which calls the kernel directly",
+        Obstacle::OtherLibc => "it uses another C library than GNU's",
+        Obstacle::OtherMachine => "it is a program for another machine than this command",
+    };
+    let message =
+        format!("{}: {why}; use `untorn run` or `untorn mount`, which work with any program", binary.display());
+    Failure::new(message).code(NOT_EXECUTABLE)
+}
+
+fn check(program: &Program) -> Result<Output, Failure> {
+    let found = called_past(program).map_err(|why| Failure::new(why).code(NOT_EXECUTABLE))?;
+    let mut text = String::new();
+    for (binary, calls) in &found.calls {
+        text += &format!("{}\n", binary.display());
+        for (call, advice) in calls {
+            text += &format!("    {call}: {advice}\n");
+        }
+    }
+    let files = count(found.looked_at, "file", "files");
+    text += &match found.calls.is_empty() {
+        true => format!("{files} looked at: no call goes past the library\n"),
+        false => format!("{files} looked at: the calls above may go past the library\n"),
+    };
+    Ok(Output::text(text).code(u8::from(!found.calls.is_empty())))
+}

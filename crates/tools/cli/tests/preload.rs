@@ -1,0 +1,318 @@
+//! `untorn preload`: unchanged programs whose files change all or nothing.
+//!
+//! `UNTORN_TEST_SEED` repeats the moments of the kills.
+
+mod common;
+
+use common::{Run, untorn};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+use std::time::Duration;
+use untorn_testkit::{extent, is_root, run_and_kill, seed, skipped};
+
+/// The library, linked anew from the `libuntorn.a` of this build.
+fn library() -> &'static Path {
+    static LINKED: OnceLock<PathBuf> = OnceLock::new();
+    LINKED.get_or_init(|| {
+        let test = std::env::current_exe().expect("this test's own path");
+        let dir = test.ancestors().nth(2).expect("target/PROFILE/deps/TEST").to_owned();
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..");
+        // `make test` has built everything.
+        if std::env::var_os("UNTORN_PREBUILT").is_none() {
+            let profile = if cfg!(debug_assertions) { "test" } else { "release" };
+            let mut cargo = Command::new(env!("CARGO"));
+            cargo.args(["build", "--quiet", "--package", "untorn-capi", "--profile", profile, "--target-dir"]);
+            done(cargo.arg(dir.parent().expect("target/PROFILE")).current_dir(&root));
+        }
+        let linked = dir.join("libuntorn-preload.so");
+        done(Command::new(root.join("crates/bindings/preload/link.sh")).arg(dir.join("libuntorn.a")).arg(&linked));
+        linked
+    })
+}
+
+/// The standard output of a program that must succeed.
+#[track_caller]
+fn done(command: &mut Command) -> String {
+    Run::from(command.stdin(Stdio::null()).output().unwrap_or_else(|e| panic!("{command:?}: {e}"))).ok()
+}
+
+/// `untorn preload` in a directory. The arguments follow.
+fn preload(dir: &Path, pattern: &str) -> Command {
+    let mut command = untorn();
+    command.arg("preload").arg("--library").arg(library()).args(["--manage", pattern]).current_dir(dir);
+    command.stdin(Stdio::null());
+    command
+}
+
+#[track_caller]
+fn run(dir: &Path, options: &[&str], script: &str) -> Run {
+    preload(dir, "*.db").args(options).args(["--", "bash", "-c", script]).output().unwrap().into()
+}
+
+/// A compiled C program or library.
+fn compiled(dir: &Path, name: &str, source: &str, options: &[&str]) -> PathBuf {
+    let (file, to) = (dir.join(format!("{name}.c")), dir.join(name));
+    fs::write(&file, source).unwrap();
+    done(Command::new("cc").args(["-O2", "-Wall", "-Werror", "-o"]).arg(&to).arg(&file).args(options));
+    to
+}
+
+fn is_here(program: &str) -> bool {
+    let is_here = Command::new(program).arg("--version").output().is_ok();
+    if !is_here {
+        skipped(&format!("there is no {program} here"));
+    }
+    is_here
+}
+
+/// Each of the library's own calls goes to a function of its own, which jumps to the C library.
+#[test]
+fn the_library_needs_none_of_the_names_that_it_has() {
+    let names = |kind: &str| -> Vec<String> {
+        let listed = done(Command::new("nm").args(["-D", kind]).arg(library()));
+        let names = listed.lines().filter_map(|line| line.split_whitespace().last());
+        names.map(|name| name.split('@').next().expect("a part").to_owned()).collect()
+    };
+    let (own, needed) = (names("--defined-only"), names("--undefined-only"));
+    for expected in ["open", "open64", "fsync", "mmap", "rename", "__open_2", "__read_chk", "__xstat"] {
+        assert!(own.iter().any(|name| name == expected), "{expected} is not there: {own:?}");
+    }
+    let both: Vec<_> = needed.iter().filter(|name| own.contains(name)).collect();
+    assert!(both.is_empty(), "it calls itself by {both:?}");
+    assert!(needed.len() > 50, "{needed:?}");
+}
+
+/// Another library that is preloaded sees the program's calls if it comes first, and never the library's own.
+#[test]
+fn other_preloaded_libraries_do_not_come_between() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = "#define _GNU_SOURCE\n#include <unistd.h>\n#include <stdio.h>\n\
+         static int refuse(const char *what) { fprintf(stderr, \"OTHER %s\\n\", what); return 0; }\n\
+         int fsync(int fd) { (void)fd; return refuse(\"fsync\"); }\n\
+         int fdatasync(int fd) { (void)fd; return refuse(\"fdatasync\"); }\n\
+         long pwrite64(int fd, const void *b, unsigned long n, long at) { (void)fd; (void)b; (void)at; refuse(\"pwrite\"); return n; }\n";
+    let other = compiled(dir.path(), "other.so", source, &["-shared", "-fPIC"]);
+    let program = "#include <fcntl.h>\n#include <unistd.h>\n\
+         int main(int n, char **a) { int f = open(a[1], O_RDWR | O_CREAT, 0600); (void)n;\n\
+         return f < 0 || write(f, \"committed\", 9) != 9 || fdatasync(f) || close(f); }\n";
+    let program = compiled(dir.path(), "program", program, &[]);
+    for ours_is_first in [true, false] {
+        let _ = fs::remove_file(dir.path().join("a.db"));
+        let mut libraries = [library().display().to_string(), other.display().to_string()];
+        if !ours_is_first {
+            libraries.reverse();
+        }
+        let start = |name: &str| -> Run {
+            let mut command = Command::new(&program);
+            command.arg(dir.path().join(name)).env("LD_PRELOAD", libraries.join(":")).env("UNTORN_MANAGE", "*.db");
+            command.output().unwrap().into()
+        };
+        let managed = start("a.db");
+        assert_eq!(managed.code, Some(0), "{}", managed.err);
+        let other_saw: Vec<_> = managed.err.lines().filter(|line| line.starts_with("OTHER")).collect();
+        if ours_is_first {
+            assert!(other_saw.is_empty(), "{}", managed.err);
+            assert_eq!(fs::read(dir.path().join("a.db")).unwrap(), b"committed");
+            assert_eq!(start("plain").err, "", "a file that is not managed");
+        } else {
+            // The program's own call ends at the other library, as the user asked for.
+            assert_eq!(other_saw, ["OTHER fdatasync"], "{}", managed.err);
+            assert_eq!(start("plain").err, "OTHER fdatasync\n", "a file that is not managed");
+        }
+    }
+}
+
+/// Functions under the names that distributions compile programs with.
+#[test]
+fn programs_with_checked_and_old_calls_see_their_changes() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = "#define _GNU_SOURCE\n#include <fcntl.h>\n#include <stdio.h>\n#include <stdlib.h>\n#include <sys/stat.h>\n#include <unistd.h>\n\
+         int __xstat(int, const char *, struct stat *);\n\
+         int main(int n, char **a) {\n\
+         volatile int flags = O_RDWR; int f; struct stat s; char b[16]; volatile unsigned long want = 16;\n\
+         close(open(a[1], O_RDWR | O_CREAT, 0600)); (void)n;\n\
+         f = open(a[1], flags);\n\
+         if (f < 0 || write(f, \"uncommitted\", 11) != 11 || lseek(f, 0, SEEK_SET)) return 1;\n\
+         if (read(f, b, want) != 11 || b[0] != 'u' || pread(f, b, want, 2) != 9 || b[0] != 'c') return 2;\n\
+         if (__xstat(1, a[1], &s) || s.st_size != 11) return 3;\n\
+         return 0; }\n";
+    let program = compiled(dir.path(), "program", source, &["-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2"]);
+    let needed = done(Command::new("nm").args(["-D", "--undefined-only"]).arg(&program));
+    for name in ["__open_2", "__read_chk", "__pread_chk", "__xstat"] {
+        assert!(needed.contains(name), "the compiler makes no call of {name}: {needed}");
+    }
+    let run = Run::from(preload(dir.path(), "*.db").arg("--").arg(&program).arg("a.db").output().unwrap());
+    assert_eq!(run.code, Some(0), "{}", run.err);
+    assert!(run.err.contains("a.db") && run.err.contains("discard"), "nothing was synced: {}", run.err);
+    assert_eq!(fs::read(dir.path().join("a.db")).unwrap(), b"");
+}
+
+/// Writes by descriptor.
+const WRITES: &str =
+    "import os, sys\nf = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)\nos.write(f, sys.argv[2].encode())\n";
+
+#[track_caller]
+fn python(dir: &Path, options: &[&str], script: &str, arguments: &[&str]) -> Run {
+    let mut command = preload(dir, "*.db");
+    command.args(options).args(["--", "python3", "-c", script]).args(arguments).output().unwrap().into()
+}
+
+#[test]
+fn files_that_are_closed_without_a_sync_are_discarded_or_committed() {
+    if !is_here("python3") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let close = format!("{WRITES}os.close(f)");
+    let discarded = python(dir.path(), &[], &close, &["a.db", "one"]);
+    assert!(discarded.err.contains("a.db") && discarded.err.contains("discarded"), "{}", discarded.err);
+    assert_eq!(fs::read(dir.path().join("a.db")).unwrap(), b"");
+    python(dir.path(), &[], &close, &["plain", "two"]).ok();
+    assert_eq!(fs::read(dir.path().join("plain")).unwrap(), b"two");
+    python(dir.path(), &["--commit-on-close"], &close, &["a.db", "three"]).ok();
+    assert_eq!(fs::read(dir.path().join("a.db")).unwrap(), b"three");
+    // Editors replace the file; programs that a program starts inherit the library.
+    let script = "sed -i s/three/four/ a.db; bash -c 'cat a.db'";
+    assert_eq!(run(dir.path(), &["--commit-on-close"], script).ok(), "four");
+    assert_eq!(fs::read(dir.path().join("a.db")).unwrap(), b"four");
+}
+
+/// One program at a time writes a file; the others are told who does.
+#[test]
+fn a_second_program_is_told_that_the_file_is_in_use() {
+    if !is_here("python3") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let script = format!(
+        "{WRITES}os.fsync(f)\nimport subprocess\nif len(sys.argv) < 4:\n print(subprocess.run([sys.executable, '-c', \
+         {WRITES:?}, 'a.db', 'two']).returncode)"
+    );
+    let run = python(dir.path(), &[], &script, &["a.db", "one"]);
+    assert_eq!(run.out, "1\n", "{}", run.err);
+    assert!(run.err.contains("a.db") && run.err.contains("Device or resource busy"), "{}", run.err);
+    assert_eq!(fs::read(dir.path().join("a.db")).unwrap(), b"one");
+}
+
+/// A program that inherited a descriptor would write to the plain file.
+#[test]
+fn descriptors_of_named_files_are_closed_by_exec() {
+    if !is_here("python3") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let script = format!(
+        "{WRITES}os.fsync(f)\nos.dup2(f, 20)\nimport subprocess\n\
+         print(subprocess.run(['bash', '-c', 'echo two >&20'], close_fds=False).returncode != 0)\n\
+         try: os.set_inheritable(f, True)\n\
+         except OSError as e: print(e.errno)"
+    );
+    let run = python(dir.path(), &[], &script, &["a.db", "one"]);
+    assert_eq!(run.out, "True\n22\n", "{}", run.err);
+    assert!(run.err.contains("inherits it by `exec`"), "{}", run.err);
+    assert_eq!(fs::read(dir.path().join("a.db")).unwrap(), b"one");
+}
+
+/// Shells choose descriptors by themselves; streams write to standard ones past the library.
+#[test]
+fn shells_reach_named_files_by_other_descriptors_than_the_standard_ones() {
+    let dir = tempfile::tempdir().unwrap();
+    let run_in = |script: &str| run(dir.path(), &["--commit-on-close"], script);
+    let numbers = run_in("exec 3<>a.db 4<>b.db 5<>c.db 6<>plain; read -u 3 line; echo $?; cat <&6");
+    assert_eq!((numbers.code, numbers.out.as_str(), numbers.err.as_str()), (Some(0), "1\n", ""));
+    for script in ["echo one > a.db", "cat < a.db 3<>a.db 0<&3", "exec 7<>a.db; echo one >&7", "exec 7<>a.db 2>&7"] {
+        let refused = run_in(script);
+        assert_ne!(refused.code, Some(0), "{script}: {}", refused.err);
+        assert!(refused.err.contains("past Untorn"), "{script}: {}", refused.err);
+        assert_eq!(fs::read(dir.path().join("a.db")).unwrap(), b"", "{script}");
+    }
+    assert_eq!(run_in("echo one > plain; cat < plain").ok(), "one\n");
+}
+
+#[test]
+fn programs_that_cannot_be_preloaded_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let refused = |command: &mut Command| Run::from(command.output().unwrap());
+    let main = "int main(void) { return 0; }\n";
+    let fixed = compiled(dir.path(), "fixed", main, &["-static"]);
+    let why = refused(preload(dir.path(), "*.db").arg("--").arg(&fixed)).fails(126);
+    assert!(why.contains("linked statically") && why.contains("untorn run"), "{why}");
+    let script = dir.path().join("script");
+    fs::write(&script, format!("#!{}\n", fixed.display())).unwrap();
+    let why = refused(preload(dir.path(), "*.db").arg("--").arg(&script)).fails(126);
+    assert!(why.contains("linked statically"), "{why}");
+    let go = "__attribute__((section(\".go.buildinfo\"))) const int go = 1;\nint main(void) { return go - 1; }\n";
+    let go = compiled(dir.path(), "go", go, &[]);
+    assert!(refused(preload(dir.path(), "*.db").arg("--").arg(go)).fails(126).contains("Go program"));
+    let text = dir.path().join("text");
+    fs::write(&text, "no program").unwrap();
+    assert!(refused(preload(dir.path(), "*.db").arg("--").arg(&text)).fails(126).contains("neither a program"));
+    assert!(refused(preload(dir.path(), "*.db").args(["--", "no-such-program"])).fails(127).contains("PATH"));
+    let unnamed = untorn().args(["preload", "--", "true"]).env_remove("UNTORN_MANAGE").output().unwrap();
+    assert!(Run::from(unnamed).fails(2).contains("--manage '*.db'"));
+    assert!(refused(preload(dir.path(), "a:b").args(["--", "true"])).fails(2).contains("cannot contain `:`"));
+    if !is_root() {
+        return skipped("only root can make a program of another user's");
+    }
+    let other = compiled(dir.path(), "other", main, &[]);
+    std::os::unix::fs::chown(&other, Some(1), None).unwrap();
+    done(Command::new("chmod").arg("4755").arg(&other));
+    let why = refused(preload(dir.path(), "*.db").arg("--").arg(&other)).fails(126);
+    assert!(why.contains("rights of another user"), "{why}");
+}
+
+#[test]
+fn calls_that_go_past_the_library_are_listed() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = "#include <unistd.h>\n#include <sys/syscall.h>\nint main(void) { return syscall(SYS_getpid) == 0; }\n";
+    let direct = compiled(dir.path(), "direct", source, &["-D_GNU_SOURCE"]);
+    let check = |program: &Path| Run::from(untorn().args(["preload", "--check", "--"]).arg(program).output().unwrap());
+    let run = check(&direct);
+    assert_eq!(run.code, Some(1), "{}", run.err);
+    assert!(run.out.contains("syscall: may call the kernel directly"), "{}", run.out);
+    let none = compiled(dir.path(), "none", "int main(void) { return 0; }\n", &[]);
+    assert_eq!(check(&none).ok(), "1 file looked at: no call goes past the library\n");
+}
+
+/// SQLite without a journal of its own on the disk: a kill at any moment loses nothing that was acknowledged.
+#[test]
+fn sqlite_survives_kills() {
+    if !is_here("python3") || !is_here("sqlite3") {
+        return;
+    }
+    let script = "\
+import sqlite3, sys
+db = sqlite3.connect('app.db', isolation_level=None)
+db.execute('pragma journal_mode=memory')
+last = db.execute('select coalesce(max(n), 0) from t').fetchone()[0]
+while True:
+    last += 1
+    db.execute('begin')
+    for part in range(3):
+        db.execute('insert into t values(?, ?)', (last + part, bytes(900)))
+    last += 2
+    db.execute('commit')
+    print('ack', last, flush=True)
+";
+    let dir = tempfile::tempdir().unwrap();
+    let mut rng = fastrand::Rng::with_seed(seed());
+    let create = "pragma journal_mode=memory; create table t(n integer primary key, b blob)";
+    done(preload(dir.path(), "*.db").args(["--", "sqlite3", "app.db", create]));
+    let mut least = 0;
+    for _ in 0..extent(12, 1000) {
+        let after = Duration::from_millis(rng.u64(60..400));
+        let acknowledged = run_and_kill(preload(dir.path(), "*.db").args(["--", "python3", "-c", script]), after);
+        least = least.max(acknowledged);
+        let query = "pragma integrity_check; select count(*), coalesce(max(n), 0), count(*) % 3 from t";
+        let found = done(preload(dir.path(), "*.db").args(["--", "sqlite3", "app.db", query]));
+        let (state, counts) = found.trim_end().split_once('\n').unwrap_or_else(|| panic!("{found}"));
+        let counts: Vec<u64> = counts.split('|').map(|n| n.parse().expect("a number")).collect();
+        assert_eq!((state, counts[0], counts[2]), ("ok", counts[1], 0), "a part of a transaction: {found}");
+        assert!(counts[0] >= least, "{found} and {least} were acknowledged");
+        least = counts[0];
+    }
+    println!("{least} rows");
+    assert!(least > 0, "nothing was acknowledged");
+}
