@@ -4,14 +4,17 @@
  *
  * Each function jumps to its counterpart in libuntorn, with all registers as they are. The linker turns libuntorn's
  * own calls of `open` into calls of `__wrap_open` (its option `--wrap`), which jumps to the C library's function. Its
- * address comes from the C library itself, so that neither this library nor any other that is preloaded beside it can
+ * address comes from the C library's own table of symbols, so that neither this library nor any other that is preloaded beside it can
  * come between.
  */
 
 #define _GNU_SOURCE
-#include <dlfcn.h>
+#include <elf.h>
 #include <errno.h>
+#include <link.h>
 #include <stddef.h>
+#include <stdint.h>
+#include <string.h>
 #include <sys/stat.h>
 
 /* A function of the C library, as the assembler below lays it out. */
@@ -28,19 +31,74 @@ static long missing(void) {
     return -1;
 }
 
+/* The parts of a library's dynamic section that a search needs. */
+struct symbols {
+    const ElfW(Sym) *symbols;
+    const char *names;
+    const uint32_t *hash;
+    const uint16_t *versions;
+};
+
+/* The C library as the dynamic linker has loaded it. Nothing is allocated: this may run within `malloc`. */
+static struct symbols symbols_of_libc(uintptr_t *base) {
+    struct symbols found = {0};
+    for (const struct link_map *library = _r_debug.r_map; library; library = library->l_next) {
+        const char *name = strrchr(library->l_name, '/');
+        if (strcmp(name ? name + 1 : library->l_name, "libc.so.6"))
+            continue;
+        *base = library->l_addr;
+        for (const ElfW(Dyn) *part = library->l_ld; part->d_tag != DT_NULL; part++) {
+            const void *at = (const void *)part->d_un.d_ptr;
+            switch (part->d_tag) {
+            case DT_SYMTAB: found.symbols = at; break;
+            case DT_STRTAB: found.names = at; break;
+            case DT_GNU_HASH: found.hash = at; break;
+            case DT_VERSYM: found.versions = at; break;
+            }
+        }
+        break;
+    }
+    return found;
+}
+
+/* The default version of a function; NULL: the C library does not have it. */
+static void *find(const char *name) {
+    uintptr_t base = 0;
+    struct symbols libc = symbols_of_libc(&base);
+    if (!libc.symbols || !libc.names || !libc.hash || !libc.versions)
+        return NULL;
+    uint32_t hash = 5381;
+    for (const unsigned char *c = (const unsigned char *)name; *c; c++)
+        hash = hash * 33 + *c;
+    uint32_t buckets = libc.hash[0], first = libc.hash[1], words = libc.hash[2];
+    const uint32_t *bucket = libc.hash + 4 + words * (sizeof(ElfW(Addr)) / 4), *chain = bucket + buckets;
+    for (uint32_t at = bucket[hash % buckets]; at >= first; at++) {
+        const ElfW(Sym) *symbol = libc.symbols + at;
+        const int is_default = !(libc.versions[at] & 0x8000);
+        if (((chain[at - first] ^ hash) | 1) == 1 && is_default && symbol->st_shndx != SHN_UNDEF &&
+            ELF64_ST_TYPE(symbol->st_info) == STT_FUNC && !strcmp(libc.names + symbol->st_name, name))
+            return (void *)(base + symbol->st_value);
+        if (chain[at - first] & 1)
+            break;
+    }
+    return NULL;
+}
+
 /* Finds a function of the C library. Any thread may do so, at any time. */
 __attribute__((visibility("hidden"), used)) void untorn_preload_resolve(struct slot *slot) {
-    void *library = dlopen("libc.so.6", RTLD_LAZY | RTLD_NOLOAD);
-    void *function = dlsym(library ? library : RTLD_NEXT, slot->name);
-    if (library)
-        dlclose(library);
+    void *function = find(slot->name);
     __atomic_store_n(&slot->function, function ? function : (void *)missing, __ATOMIC_RELEASE);
 }
 
+/* Not 0 once this library has begun. Constructors of other libraries may call its functions before, even from within
+ * `malloc`: these calls go to the C library. */
+__attribute__((visibility("hidden"), used)) unsigned char untorn_preload_begun;
+
 /* Finds all functions before a signal handler or a child that shares the memory needs one. */
-__attribute__((constructor(101))) static void resolve_all(void) {
+__attribute__((constructor(101))) static void begin(void) {
     for (struct slot *slot = __start_untorn_slots; slot < __stop_untorn_slots; slot++)
         untorn_preload_resolve(slot);
+    __atomic_store_n(&untorn_preload_begun, 1, __ATOMIC_RELEASE);
 }
 
 #define SLOT(name)                                                                                                     \
@@ -55,7 +113,8 @@ __attribute__((constructor(101))) static void resolve_all(void) {
 #define END(symbol) ".size " symbol ", . - " symbol "\n"
 
 #if defined(__x86_64__)
-#define JUMP(to) "endbr64\n jmp " to "\n"
+#define JUMP(to, original)                                                                                             \
+    "endbr64\n cmpb $0, untorn_preload_begun(%rip)\n je " original "\n jmp " to "\n"
 #define CALL_ORIGINAL(name)                                                                                            \
     "endbr64\n"                                                                                                        \
     "movq untorn_slot_" #name "(%rip), %r11\n"                                                                         \
@@ -80,7 +139,9 @@ __asm__(".text\n.type untorn_preload_find,@function\n"
         "jmp *(%r11)\n"
         ".size untorn_preload_find, . - untorn_preload_find\n");
 #elif defined(__aarch64__)
-#define JUMP(to) "hint #34\n b " to "\n"
+#define JUMP(to, original)                                                                                             \
+    "hint #34\n adrp x16, untorn_preload_begun\n ldrb w16, [x16, :lo12:untorn_preload_begun]\n"                        \
+    "cbnz w16, 1f\n b " original "\n1: b " to "\n"
 #define CALL_ORIGINAL(name)                                                                                            \
     "hint #34\n"                                                                                                       \
     "adrp x16, untorn_slot_" #name "\n"                                                                                \
@@ -110,21 +171,21 @@ __asm__(".text\n.type untorn_preload_find,%function\n"
 #endif
 
 #define NAME(name, to)                                                                                                 \
-    __asm__(".text\n" BEGIN(#name) JUMP(#to) END(#name) BEGIN("__wrap_" #name) CALL_ORIGINAL(name)                     \
+    __asm__(".text\n" BEGIN(#name) JUMP(#to, "__wrap_" #name) END(#name) BEGIN("__wrap_" #name) CALL_ORIGINAL(name)                     \
                 END("__wrap_" #name) SLOT(name) ".hidden __wrap_" #name "\n.hidden " #to "\n");
 #include "names.h"
 #undef NAME
 
 /* Names under which programs call the same functions: those of compilations with _FORTIFY_SOURCE, whose arguments
  * begin with the same ones, and those of the C library before 2.33. */
-#define ALIAS(name, to) __asm__(".text\n" BEGIN(#name) JUMP(#to) END(#name));
-ALIAS(__open_2, untorn_fd_open)
-ALIAS(__open64_2, untorn_fd_open)
-ALIAS(__openat_2, untorn_fd_openat)
-ALIAS(__openat64_2, untorn_fd_openat)
-ALIAS(__read_chk, untorn_fd_read)
-ALIAS(__pread_chk, untorn_fd_pread)
-ALIAS(__pread64_chk, untorn_fd_pread)
+#define ALIAS(name, of, to) __asm__(".text\n" BEGIN(#name) JUMP(#to, "__wrap_" #of) END(#name));
+ALIAS(__open_2, open, untorn_fd_open)
+ALIAS(__open64_2, open, untorn_fd_open)
+ALIAS(__openat_2, openat, untorn_fd_openat)
+ALIAS(__openat64_2, openat, untorn_fd_openat)
+ALIAS(__read_chk, read, untorn_fd_read)
+ALIAS(__pread_chk, pread, untorn_fd_pread)
+ALIAS(__pread64_chk, pread, untorn_fd_pread)
 
 int untorn_path_stat(const char *path, struct stat *stat);
 int untorn_path_lstat(const char *path, struct stat *stat);

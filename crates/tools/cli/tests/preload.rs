@@ -316,3 +316,44 @@ while True:
     println!("{least} rows");
     assert!(least > 0, "nothing was acknowledged");
 }
+
+/// Redis with an append-only file, and jemalloc, which calls the library before it has begun.
+#[test]
+fn redis_survives_kills() {
+    if !is_here("redis-server") || !is_here("redis-cli") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let client = |arguments: &[&str]| -> String {
+        let mut command = Command::new("redis-cli");
+        Run::from(command.args(["-s", "socket"]).args(arguments).current_dir(dir.path()).output().unwrap()).out
+    };
+    for round in 0..extent(3, 100) {
+        let mut server = preload(dir.path(), "*.aof");
+        server.args(["--", "redis-server", "--port", "0", "--unixsocket", "socket", "--save", ""]);
+        server.args(["--appendonly", "yes", "--appendfsync", "always", "--logfile", "log"]);
+        let mut server = server.spawn().unwrap();
+        let answers = (0..600).any(|_| {
+            std::thread::sleep(Duration::from_millis(50));
+            client(&["ping"]) == "PONG\n"
+        });
+        assert!(answers, "redis does not answer: {}", fs::read_to_string(dir.path().join("log")).unwrap_or_default());
+        for key in 0..round * 10 {
+            assert_eq!(client(&["get", &key.to_string()]).trim_end(), format!("value {key}"), "round {round}");
+        }
+        for key in round * 10..(round + 1) * 10 {
+            assert_eq!(client(&["set", &key.to_string(), &format!("value {key}")]), "OK\n");
+        }
+        server.kill().unwrap();
+        server.wait().unwrap();
+    }
+    let is_managed = walk(dir.path()).iter().any(|path| path.extension().is_some_and(|end| end == "untorn"));
+    assert!(is_managed, "{:?}", walk(dir.path()));
+}
+
+/// All directories below a directory.
+fn walk(dir: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    let dirs: Vec<PathBuf> = entries.filter(|path| path.is_dir()).collect();
+    dirs.iter().flat_map(|dir| std::iter::once(dir.clone()).chain(walk(dir))).collect()
+}

@@ -716,11 +716,12 @@ static void synced_writes(void) {
 
 /* Programs close all descriptors, and choose numbers for new ones. Untorn's own descriptors are not the program's. */
 static void own_descriptors(void) {
-    char before[64];
-    for (int i = 0; i < 64; i++) before[i] = fcntl(i, F_GETFD) != -1;
+    char before[1024];
+    const int numbers = sysconf(_SC_OPEN_MAX) < 1024 ? (int)sysconf(_SC_OPEN_MAX) : 1024;
+    for (int i = 0; i < numbers; i++) before[i] = fcntl(i, F_GETFD) != -1;
     int fd = open("own.db", O_RDWR | O_CREAT, 0644), other = open("own", O_RDWR | O_CREAT, 0644), refused_ = 0;
     CHECK(fd >= 0 && other >= 0 && write(fd, "first", 5) == 5 && fsync(fd) == 0);
-    for (int i = 3; i < 64; i++) {
+    for (int i = 3; i < numbers; i++) {
         if (before[i] || i == fd || i == other || fcntl(i, F_GETFD) == -1) continue;
         FAILS_WITH(dup2(other, i), EBUSY);
         FAILS_WITH(dup3(other, i, O_CLOEXEC), EBUSY);
@@ -734,7 +735,7 @@ static void own_descriptors(void) {
     pid_t pid = fork();
     CHECK(pid >= 0);
     if (pid == 0) { /* The calls of a child before it executes a program. */
-        for (int i = 3; i < 64; i++) {
+        for (int i = 3; i < numbers; i++) {
             if (i != fd && !before[i] && dup2(2, i) != i) _exit(1);
             close(i);
         }

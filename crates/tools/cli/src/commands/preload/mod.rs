@@ -3,7 +3,7 @@
 mod program;
 
 use clap::{Args, ValueHint};
-use program::{Obstacle, Program, called_past};
+use program::{Obstacle, Program, called_past, find};
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -154,17 +154,6 @@ fn preloaded(library: &Path, others: Option<OsString>) -> OsString {
     let others = others.filter(|other| !other.is_empty() && *other != library.as_os_str().as_bytes());
     let all: Vec<&[u8]> = others.chain([library.as_os_str().as_bytes()]).collect();
     OsString::from_vec(all.join(&b':'))
-}
-
-/// The program as a shell finds it.
-fn find(name: &OsStr) -> Option<PathBuf> {
-    if name.as_bytes().contains(&b'/') {
-        let path = PathBuf::from(name);
-        return path.exists().then_some(path);
-    }
-    let path = env::var_os("PATH").unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".into());
-    let mut places = env::split_paths(&path).map(|dir| dir.join(name));
-    places.find(|place| rustix::fs::access(place, rustix::fs::Access::EXEC_OK).is_ok() && place.is_file())
 }
 
 fn refusal(binary: &Path, obstacle: Obstacle) -> Failure {

@@ -4,6 +4,8 @@ use object::elf::{ET_DYN, ET_EXEC, FileHeader64, PT_INTERP};
 use object::read::elf::{ElfFile64, FileHeader, ProgramHeader};
 use object::{Endianness, Object, ObjectSymbol};
 use std::collections::BTreeMap;
+use std::env;
+use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -86,21 +88,32 @@ impl Program {
         let parts = header.program_headers(endian, bytes).unwrap_or_default();
         let named = parts.iter().find(|part| part.p_type(endian) == PT_INTERP);
         let named = named.and_then(|part| part.interpreter(endian, bytes).ok().flatten());
-        let linker = named.map(|path| PathBuf::from(std::ffi::OsStr::from_bytes(path)));
+        let linker = named.map(|path| PathBuf::from(OsStr::from_bytes(path)));
         let obstacle = obstacle(&binary, bytes, linker.as_deref());
         Ok(Program { binary, linker, obstacle })
     }
+}
+
+/// The program as a shell finds it.
+pub fn find(name: &OsStr) -> Option<PathBuf> {
+    if name.as_bytes().contains(&b'/') {
+        let path = PathBuf::from(name);
+        return path.exists().then_some(path);
+    }
+    let path = env::var_os("PATH").unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".into());
+    let mut places = env::split_paths(&path).map(|dir| dir.join(name));
+    places.find(|place| rustix::fs::access(place, rustix::fs::Access::EXEC_OK).is_ok() && place.is_file())
 }
 
 /// The interpreter of a script.
 fn interpreter(bytes: &[u8]) -> Option<PathBuf> {
     let line = bytes.strip_prefix(b"#!")?.split(|byte| *byte == b'\n').next()?;
     let mut words = line.split(|byte| b" \t".contains(byte)).filter(|word| !word.is_empty());
-    let first = Path::new(std::ffi::OsStr::from_bytes(words.next()?));
+    let first = Path::new(OsStr::from_bytes(words.next()?));
     // `env` searches the interpreter.
     let second = words.find(|word| !word.starts_with(b"-") && !word.contains(&b'='));
     match (first.file_name(), second) {
-        (Some(name), Some(searched)) if name == "env" => super::find(std::ffi::OsStr::from_bytes(searched)),
+        (Some(name), Some(searched)) if name == "env" => find(OsStr::from_bytes(searched)),
         _ => None,
     }
     .or_else(|| Some(first.to_owned()))
