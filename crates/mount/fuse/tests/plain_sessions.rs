@@ -383,17 +383,19 @@ fn what_somebody_else_changed_is_not_overwritten() {
             for what in ["--overwrite", "--discard"] {
                 let tree = make_tree(&place, "tree");
                 let session = |script: &str| {
-                    let mut child = begun(
+                    let child = begun(
                         &place,
                         &format!("{script}; echo too > also; > ../begun; while ! [ -e ../go ]; do sleep 0.01; done"),
                     );
                     edit(&tree);
                     fs::write(place.at("go"), "").unwrap();
-                    let output = child.wait().unwrap();
+                    let output = child.wait_with_output().unwrap();
                     fs::remove_file(place.at("go")).unwrap();
-                    output.code()
+                    output
                 };
-                assert_eq!(session(script), Some(124), "as {}: {name}, edit {at}", place.uid);
+                let output = session(script);
+                let told = said(&output);
+                assert_eq!(output.status.code(), Some(124), "as {}: {name}, edit {at}: {told}", place.uid);
                 let outside = listing(&tree);
                 let output = place.run(&["recover", "tree"]);
                 assert_eq!(output.status.code(), Some(124));
