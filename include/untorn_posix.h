@@ -109,6 +109,7 @@
 #pragma redefine_extname futimens untorn_fd_futimens
 #pragma redefine_extname futimes untorn_fd_futimes
 #pragma redefine_extname ioctl untorn_fd_ioctl
+#pragma redefine_extname posix_spawn_file_actions_adddup2 untorn_fd_adddup2
 #pragma redefine_extname rename untorn_path_rename
 #pragma redefine_extname renameat untorn_path_renameat
 #pragma redefine_extname renameat2 untorn_path_renameat2
@@ -220,6 +221,8 @@ long untorn_fd_splice(int from, long *from_offset, int to, long *to_offset, unsi
 int untorn_fd_futimens(int fd, const struct timespec *times);
 int untorn_fd_futimes(int fd, const struct timeval *times);
 int untorn_fd_ioctl(int fd, unsigned long request, void *argument);
+/* `void` is posix_spawn_file_actions_t. */
+int untorn_fd_adddup2(void *actions, int fd, int to);
 int untorn_path_rename(const char *from, const char *to);
 int untorn_path_renameat(int from_dir, const char *from, int to_dir, const char *to);
 int untorn_path_renameat2(int from_dir, const char *from, int to_dir, const char *to, unsigned flags);

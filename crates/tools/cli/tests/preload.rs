@@ -196,23 +196,36 @@ fn a_second_program_is_told_that_the_file_is_in_use() {
     assert_eq!(fs::read(dir.path().join("a.db")).unwrap(), b"one");
 }
 
-/// A program that inherited a descriptor would write to the plain file.
+/// A program that inherited a descriptor would write to the plain file, whichever way it gets it.
 #[test]
 fn descriptors_of_named_files_are_closed_by_exec() {
     if !is_here("python3") {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let script = format!(
-        "{WRITES}os.fsync(f)\nos.dup2(f, 20)\nimport subprocess\n\
-         print(subprocess.run(['bash', '-c', 'echo two >&20'], close_fds=False).returncode != 0)\n\
-         try: os.set_inheritable(f, True)\n\
-         except OSError as e: print(e.errno)"
-    );
-    let run = python(dir.path(), &[], &script, &["a.db", "one"]);
-    assert_eq!(run.out, "True\n22\n", "{}", run.err);
-    assert!(run.err.contains("inherits it by `exec`"), "{}", run.err);
-    assert_eq!(fs::read(dir.path().join("a.db")).unwrap(), b"one");
+    let ways = [
+        "os.dup2(f, 20); subprocess.run(bash, close_fds=False)",
+        "os.set_inheritable(f, True)",
+        "subprocess.run(bash, pass_fds=[f])",
+        "subprocess.run(bash, stdout=f)",
+        "os.posix_spawn('/bin/bash', bash, os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, f, 20)])",
+        "pid = os.fork()\n if not pid:\n  os.dup2(f, 20); os.execv('/bin/bash', bash)\n os.waitpid(pid, 0)",
+        "pid = os.fork()\n if not pid:\n  try: os.set_inheritable(f, True)\n  finally: os._exit(0)\n os.waitpid(pid, 0)",
+    ];
+    for way in ways {
+        let script = format!(
+            "import subprocess\n{WRITES}os.fsync(f)\n\
+             bash = ['bash', '-c', f'for n in {{f}} 20 1; do echo two >&$n; done 2> /dev/null']\n\
+             try:\n {way}\n\
+             except OSError as e: print(e.errno)\n\
+             os.pwrite(f, b'three', 0); os.fsync(f); os.close(f)"
+        );
+        let run = python(dir.path(), &[], &script, &["a.db", "one"]);
+        assert_eq!(run.code, Some(0), "{way}: {}", run.err);
+        assert_eq!(fs::read(dir.path().join("a.db")).unwrap(), b"three", "{way}: {}", run.err);
+        fs::remove_file(dir.path().join("a.db")).unwrap();
+        fs::remove_dir_all(dir.path().join("a.db.untorn")).unwrap();
+    }
 }
 
 /// Shells choose descriptors by themselves; streams write to standard ones past the library.

@@ -10,6 +10,7 @@
 #include <linux/seccomp.h>
 #include <sched.h>
 #include <signal.h>
+#include <spawn.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/file.h>
@@ -748,6 +749,23 @@ static void own_descriptors(void) {
     CHECK(unlink("own.db") == 0);
 }
 
+/* Streams and other programs would write past Untorn by these descriptors. */
+static void descriptors_for_others(void) {
+    posix_spawn_file_actions_t actions;
+    int fd = open("others.db", O_RDWR | O_CREAT, 0644), plain = open("others", O_RDWR | O_CREAT, 0644);
+    CHECK(fd >= 0 && plain >= 0 && fcntl(fd, F_GETFD) == FD_CLOEXEC && fcntl(plain, F_GETFD) == 0);
+    for (int i = 0; i < 3; i++) FAILS_WITH(dup2(fd, i), EINVAL);
+    int copy = dup(fd);
+    CHECK(copy >= 0 && fcntl(copy, F_GETFD) == FD_CLOEXEC && close(copy) == 0);
+    FAILS_WITH(fcntl(fd, F_SETFD, 0), EINVAL);
+    CHECK(fcntl(fd, F_SETFD, FD_CLOEXEC) == 0 && fcntl(plain, F_SETFD, 0) == 0);
+    CHECK(posix_spawn_file_actions_init(&actions) == 0);
+    CHECK(posix_spawn_file_actions_adddup2(&actions, fd, 20) == EINVAL);
+    CHECK(posix_spawn_file_actions_adddup2(&actions, plain, 20) == 0);
+    CHECK(posix_spawn_file_actions_destroy(&actions) == 0);
+    CHECK(close(fd) == 0 && close(plain) == 0 && unlink("others.db") == 0 && unlink("others") == 0);
+}
+
 /* A close discards changes that were not synced. */
 static void discarding(void) {
     int fd = open("discarded.db", O_RDWR | O_CREAT, 0644);
@@ -794,7 +812,7 @@ static const struct part {
     {"ends_without_closing", ends_without_closing}, {"vfork_child", vfork_child}, {"record_locks", record_locks},
     {"others_cost_nothing", others_cost_nothing}, {"in_signal_handlers", in_signal_handlers},
     {"managed_in_signal_handlers", managed_in_signal_handlers}, {"synced_writes", synced_writes},
-    {"own_descriptors", own_descriptors}, {"discarding", discarding},
+    {"own_descriptors", own_descriptors}, {"descriptors_for_others", descriptors_for_others}, {"discarding", discarding},
     {"discarding_is_said", discarding_is_said}, {"backup_by_a_command", backup_by_a_command},
 };
 

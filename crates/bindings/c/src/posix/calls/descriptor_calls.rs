@@ -6,7 +6,9 @@ use std::sync::Arc;
 use libc::{off_t, size_t, ssize_t};
 
 use crate::boundary::error::Result;
-use crate::posix::files::managed_files::{Leaving, all, find, is_any_managed, is_own, note_descriptor, on_managed};
+use crate::posix::files::managed_files::{
+    Leaving, all, close_by_exec, find, is_any_managed, is_own, note_descriptor, on_managed,
+};
 use crate::posix::files::mount_files::{self, MountFile, on_mount, written};
 use crate::posix::state::call_section::{Section, enter};
 use crate::posix::state::descriptor_table::{COMMITS_WRITES, MANAGED, Marks, ON_MOUNT};
@@ -56,13 +58,17 @@ fn replace(call: &str, fd: c_int, to: c_int, dup: impl FnOnce() -> c_int) -> c_i
         );
         return reported(call, -1, || Err(refusal(libc::EBUSY, text)));
     }
-    if fd != to && to <= libc::STDERR_FILENO && (MANAGED.has(fd) && find(fd).is_some()) {
+    let is_managed = fd != to && find(fd).is_some();
+    if is_managed && to <= libc::STDERR_FILENO {
         let text = "the streams of the C and C++ libraries write to standard descriptors past Untorn, and so do the \
                     programs that inherit them: write to another descriptor, or copy the file when it is complete";
         return reported(call, -1, || Err(refusal(libc::EINVAL, text.to_owned())));
     }
     let leaving = if fd == to { Leaving::default() } else { Leaving::of(to) };
     let done = dup();
+    if done >= 0 && is_managed {
+        close_by_exec(done);
+    }
     if done < 0 || is_borrower() {
         return done;
     }
@@ -86,15 +92,29 @@ pub extern "C" fn untorn_fd_dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
     replace("dup3", fd, to, || unsafe { libc::dup3(fd, to, flags) })
 }
 
-/// Refuses to keep a descriptor of a managed file open across `exec`. None: it is of another file.
+/// Refuses to keep a descriptor of a managed file open across `exec`, also in a child. None: it is of another file.
 fn refuse_inheriting(call: &str, fd: c_int) -> Option<c_int> {
     let text = "the descriptor is of a managed file, and a program that inherits it by `exec` would write past Untorn: let \
                 that program open the file by its name";
-    let refused = on_managed(call, fd, -1, |file| match file.is_parents() {
-        true => Ok(0),
-        false => Err(refusal(libc::EINVAL, text.to_owned())),
-    });
-    refused.filter(|refused| *refused < 0)
+    on_managed(call, fd, -1, |_| Err(refusal(libc::EINVAL, text.to_owned())))
+}
+
+/// `posix_spawn_file_actions_adddup2`. A descriptor of a managed file: EINVAL.
+///
+/// # Safety
+/// As for `posix_spawn_file_actions_adddup2`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_fd_adddup2(
+    actions: *mut libc::posix_spawn_file_actions_t,
+    fd: c_int,
+    to: c_int,
+) -> c_int {
+    match refuse_inheriting("posix_spawn_file_actions_adddup2", fd) {
+        // This call returns its error.
+        Some(_) => libc::EINVAL,
+        // SAFETY: the caller's promise.
+        None => unsafe { libc::posix_spawn_file_actions_adddup2(actions, fd, to) },
+    }
 }
 
 /// `fcntl`. Copies of descriptors are of the same file. Locks stay when Untorn closes its own descriptors.

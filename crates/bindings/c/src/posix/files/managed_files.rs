@@ -255,21 +255,26 @@ pub(crate) fn learn(fd: c_int) -> Option<Arc<Managed>> {
     Some(file)
 }
 
-/// Notes that a descriptor is of a managed file. The file stays managed until that descriptor is closed, too. It is
-/// closed by `exec`: the next program would write to the plain file, and these writes would be lost.
-pub(crate) fn note_descriptor(file: &Managed, fd: c_int) -> Result<()> {
-    if file.is_parents() {
-        return Ok(());
-    }
-    if !MANAGED.set(fd) {
-        return Err(failure(libc::EMFILE, format!("descriptor {fd}: managed files need smaller numbers")));
-    }
+/// Lets `exec` close a descriptor of a managed file, also one of a child: the next program would write to the plain
+/// file.
+pub(crate) fn close_by_exec(fd: c_int) {
     // SAFETY: takes numbers.
     unsafe {
         let flags = libc::fcntl(fd, libc::F_GETFD);
         if flags >= 0 && flags & libc::FD_CLOEXEC == 0 {
             libc::fcntl(fd, libc::F_SETFD, flags | libc::FD_CLOEXEC);
         }
+    }
+}
+
+/// Notes that a descriptor is of a managed file. The file stays managed until that descriptor is closed, too.
+pub(crate) fn note_descriptor(file: &Managed, fd: c_int) -> Result<()> {
+    close_by_exec(fd);
+    if file.is_parents() {
+        return Ok(());
+    }
+    if !MANAGED.set(fd) {
+        return Err(failure(libc::EMFILE, format!("descriptor {fd}: managed files need smaller numbers")));
     }
     lock(&file.descriptors).insert(fd);
     Ok(())

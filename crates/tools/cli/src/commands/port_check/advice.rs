@@ -97,6 +97,7 @@ const ADVICE: &[(&[&str], Verdict, &str)] = {
             Look,
             "the file is recovered at its next opening; until then the plain file is as of the last checkpoint",
         ),
+        (&["posix_spawn_file_actions_adddup2"], Look, "a managed file is EINVAL: let the program open it by its name"),
         (&["system", "popen"], Look, "the command sees the plain file, as of the last sync"),
         (
             &["posix_spawn", "posix_spawnp"],
