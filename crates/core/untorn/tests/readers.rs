@@ -72,6 +72,30 @@ fn a_refresh_does_not_show_what_was_applied_over_a_file_that_is_plain_again() {
     assert_eq!((&bytes, reader.read("a").unwrap()), (b"edited", b"edited".to_vec()));
 }
 
+/// This process's descriptors of files below a directory.
+fn descriptors_below(dir: &Path) -> Vec<String> {
+    let all = std::fs::read_dir("/proc/self/fd").unwrap();
+    let links = all.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
+    links.filter(|to| to.starts_with(dir)).map(|to| to.display().to_string()).collect()
+}
+
+/// A reader without a snapshot keeps no spill file open, whose space a checkpoint frees.
+#[test]
+fn spill_files_are_closed_with_the_snapshot() {
+    let dir = directory();
+    let store = open(dir.path());
+    let file = store.open_or_create_file("a").unwrap();
+    file.write_all_at(&vec![7; 20 << 20], 0).and_then(|()| file.commit()).unwrap();
+    // The snapshot shows none of these bytes.
+    file.set_len(0).and_then(|()| file.commit()).unwrap();
+    let reader = Reader::open(dir.path()).unwrap();
+    assert_eq!(shown(&reader.snapshot().unwrap(), "a").unwrap(), b"");
+    store.checkpoint().unwrap();
+    let spills: Vec<_> = descriptors_below(dir.path()).into_iter().filter(|to| to.contains("/spill.")).collect();
+    assert_eq!(spills, [""; 0]);
+    store.close().unwrap();
+}
+
 /// Each snapshot goes on from the log that the one before has read, with the descriptors of that one.
 #[test]
 fn many_snapshots_need_no_more_descriptors() {
@@ -79,11 +103,7 @@ fn many_snapshots_need_no_more_descriptors() {
     let store = StoreOptions::new().create(true).background(false).open(dir.path()).unwrap();
     commit(&store, "a", b"0");
     let reader = Reader::open(dir.path()).unwrap();
-    let descriptors = || {
-        let all = std::fs::read_dir("/proc/self/fd").unwrap();
-        let links = all.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
-        links.filter(|to| to.starts_with(dir.path())).count()
-    };
+    let descriptors = || descriptors_below(dir.path()).len();
     let mut before = 0;
     for n in 1..300 {
         commit(&store, "a", format!("{n}").as_bytes());

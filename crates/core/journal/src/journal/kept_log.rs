@@ -106,7 +106,8 @@ impl Journal {
                 break;
             }
         }
-        // Followers get the space that the limit leaves. Snapshots of the published commit are kept until there is a newer one.
+        // Followers get the space that the limit leaves. Snapshots of the published commit are kept until there is a
+        // newer one.
         let held = undo.page().holds()?;
         while !undo.has_room(self.kept_bytes()) && self.free_oldest(&held) {}
         undo.note_log(self.kept_bytes()).map(drop)

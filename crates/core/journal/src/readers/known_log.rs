@@ -107,10 +107,8 @@ impl KnownLog {
 
     /// Whether commits have contents in spill files.
     pub(crate) fn has_spills(&self) -> bool {
-        self.state
-            .files
-            .values()
-            .any(|file| file.overlay.ranges().any(|(_, source)| matches!(source, Source::Spill { .. })))
+        let is_spill = |op: &Op| matches!(op, Op::Write { source: Source::Spill { .. }, .. });
+        self.accepted.iter().any(|accepted| accepted.record.ops.iter().any(is_spill))
     }
 
     /// Looks at the log for a snapshot of this commit. `before`: the log as an older snapshot of the same chain has read
