@@ -9,6 +9,7 @@ pub use crate::heap::alloc::in_memory::fuzz_heap;
 pub use crate::heap::collections::storable::{RawPointer, is_pointer, is_storable};
 pub use crate::heap::live::outlook::{LiveImage, live_outlook};
 pub use crate::heap::sections::section_hooks;
+pub use untorn_journal::directories::store_dir::is_own_name;
 
 use crate::engine::commit::ticket::Ticket;
 use crate::engine::handles::file::File;

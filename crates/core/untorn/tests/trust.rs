@@ -9,7 +9,7 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
-use untorn::{File, Store};
+use untorn::{File, Store, offline};
 use untorn_testkit::NOBODY;
 
 const OTHER: u32 = 65533;
@@ -196,6 +196,40 @@ fn a_directory_named_untorn_with_strange_contents_loses_nothing() {
         Err(e) => assert!(["foreign", "untrusted", "corrupt"].contains(&e.kind()), "{e}"),
     }
     assert_same(&plain(dir.path().join(".untorn/notes")), b"somebody's", "left alone");
+}
+
+/// Removing a store leaves the files of others in its directory.
+#[test]
+fn a_store_that_is_removed_leaves_foreign_files() {
+    let dir = directory();
+    let store = Store::open_or_create(dir.path()).unwrap();
+    let a = store.open_or_create_file("a").unwrap();
+    a.write_all_at(b"bytes", 0).and_then(|()| a.commit()).unwrap();
+    store.close().unwrap();
+    let notes = |dir: &Path| {
+        fs::create_dir_all(dir.join("deep")).unwrap();
+        set_mode(dir, 0o700);
+        fs::write(dir.join("notes"), "somebody's").unwrap();
+        fs::write(dir.join("deep/notes"), "somebody's").unwrap();
+    };
+    let left = |dir: &Path| {
+        assert_same(&plain(dir.join("notes")), b"somebody's", "left alone");
+        assert_same(&plain(dir.join("deep/notes")), b"somebody's", "left alone");
+        assert_eq!(fs::read_dir(dir).unwrap().count(), 2, "nothing of Untorn's is left: {}", dir.display());
+    };
+    notes(&dir.path().join(".untorn"));
+    offline::eject(dir.path(), &|_, _| ()).unwrap();
+    left(&dir.path().join(".untorn"));
+    // Of a file that is missing, or goes.
+    let beside = dir.path().join("lone.untorn");
+    notes(&beside);
+    untorn::__private::remove_unneeded(&dir.path().join("lone")).unwrap();
+    left(&beside);
+    let lone = File::open_or_create(dir.path().join("lone")).unwrap();
+    lone.write_all_at(b"bytes", 0).and_then(|()| lone.commit()).unwrap();
+    lone.close().unwrap();
+    untorn::__private::unlink(&dir.path().join("lone"), || fs::remove_file(dir.path().join("lone"))).unwrap();
+    left(&beside);
 }
 
 #[test]

@@ -18,7 +18,7 @@ use crate::directories::spare::{open_or_create, set_apart};
 use crate::error::{Context, Error, Result, is_loop, is_no_space};
 use crate::format::{BLOCK_BYTES, HEADER_SLOTS, Header, Key, StoreId, VERSION, crc64};
 use crate::sync_point;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -27,6 +27,9 @@ use untorn_os::{AlignedBuf, File, Kind, Open, Storage, SyncPoint, read_full_at, 
 /// Name of the store directory.
 pub const STORE_DIR: &str = ".untorn";
 
+/// Beginning of the name of a quarantined journal.
+const QUARANTINE: &str = "quarantine.";
+
 /// The store directory, relative to the storage's root.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreDir {
@@ -34,6 +37,12 @@ pub struct StoreDir {
     pub dir: PathBuf,
     /// The name of a standalone store's data file, or `None` if the store is a directory of files.
     pub standalone: Option<PathBuf>,
+}
+
+/// Whether a name in a store directory is Untorn's. `parked` is of version 1 of the readers' page.
+pub fn is_own_name(name: &OsStr) -> bool {
+    let names = ["owner", "lock", "journal", "journal.new", "journal.spare", "readers", "undo", "parked"];
+    names.iter().any(|own| name == *own) || name.as_encoded_bytes().starts_with(QUARANTINE.as_bytes())
 }
 
 impl StoreDir {
@@ -86,14 +95,14 @@ impl StoreDir {
 
     /// The directory of the quarantined journal of an epoch.
     pub fn quarantined_journal(&self, epoch: u64) -> PathBuf {
-        self.dir.join(format!("quarantine.{epoch:016x}"))
+        self.dir.join(format!("{QUARANTINE}{epoch:016x}"))
     }
 
     /// The directories of all quarantined journals.
     pub fn quarantined_journals(&self, storage: &dyn Storage) -> Result<Vec<PathBuf>> {
         let names = storage.list(&self.dir).context("list", &self.dir)?;
         let mut found: Vec<PathBuf> =
-            names.iter().filter(|n| n.to_string_lossy().starts_with("quarantine.")).map(|n| self.dir.join(n)).collect();
+            names.iter().filter(|n| n.to_string_lossy().starts_with(QUARANTINE)).map(|n| self.dir.join(n)).collect();
         found.sort_unstable();
         Ok(found)
     }

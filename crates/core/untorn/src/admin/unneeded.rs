@@ -7,7 +7,7 @@ use crate::sync_point;
 use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
-use untorn_journal::directories::store_dir::{StoreDir, lock_store, remove_tree};
+use untorn_journal::directories::store_dir::{StoreDir, is_own_name, lock_store, remove_tree};
 use untorn_journal::undo::keep::Undo;
 use untorn_journal::{Context, Result};
 use untorn_os::{Linux, Storage};
@@ -69,7 +69,7 @@ pub fn unlink(path: &Path, unlink: impl FnOnce() -> std::io::Result<()>) -> Resu
     Ok(())
 }
 
-/// Removes everything of Untorn's. The caller has the store's lock. A journal is first renamed to an unfinished one, so
+/// Removes everything of Untorn's, and the directory if nothing else is in it. The caller has the store's lock. A journal is first renamed to an unfinished one, so
 /// that a crash in between leaves no journal without files.
 pub(crate) fn remove_store_dir(storage: &dyn Storage, store_dir: &StoreDir) -> Result<()> {
     let unfinished = store_dir.journal_new();
@@ -78,7 +78,7 @@ pub(crate) fn remove_store_dir(storage: &dyn Storage, store_dir: &StoreDir) -> R
     // gone.
     for name in storage.list(&store_dir.dir).context("list", &store_dir.dir)? {
         let entry = store_dir.dir.join(&name);
-        if locked.contains(&entry) || entry == unfinished {
+        if locked.contains(&entry) || entry == unfinished || !is_own_name(&name) {
             continue;
         }
         if entry == store_dir.journal_spare() {
@@ -97,7 +97,7 @@ pub(crate) fn remove_store_dir(storage: &dyn Storage, store_dir: &StoreDir) -> R
     remove_tree(storage, &unfinished)?;
     locked.iter().try_for_each(|path| storage.unlink(path).context("remove", path))?;
     match storage.rmdir(&store_dir.dir) {
-        // Another process is creating a new store.
+        // Another process is creating a new store, or somebody has put files there.
         Err(e) if e.kind() == ErrorKind::DirectoryNotEmpty => {}
         done => done.context("remove", &store_dir.dir)?,
     }

@@ -2,9 +2,11 @@
 
 use crate::mounts::mount_point;
 use anyhow::{Context, Result, bail, ensure};
+use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use untorn::__private::is_own_name;
 use untorn_tree::{PACK, TABLE};
 
 /// The journal's directory in a store.
@@ -73,17 +75,12 @@ fn is_of_store(path: &Path, is_dir: bool) -> bool {
     match (rest, is_dir) {
         ([], true) => is(JOURNAL) || is(OBJECTS),
         ([], false) => is(TABLE) || is(PACK) || is_temporary(first),
-        ([name, ..], _) if is(JOURNAL) => is_of_journal(name),
+        ([name, ..], _) if is(JOURNAL) => is_own_name(OsStr::from_bytes(name)),
         ([name], true) => is(OBJECTS) && is_number(name),
         ([name] | [_, name], false) if is_temporary(name) => is(OBJECTS),
         ([_, name], false) => is(OBJECTS) && is_number(name),
         _ => false,
     }
-}
-
-fn is_of_journal(name: &[u8]) -> bool {
-    let names = ["owner", "lock", "journal", "journal.new", "journal.spare", "readers", "undo"];
-    names.iter().any(|known| known.as_bytes() == name) || name.starts_with(b"quarantine.")
 }
 
 /// Whether a name is that of a creation temporary, a file that the store is making.
