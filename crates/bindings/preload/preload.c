@@ -4,8 +4,8 @@
  *
  * Each function jumps to its counterpart in libuntorn, with all registers as they are. The linker turns libuntorn's
  * own calls of `open` into calls of `__wrap_open` (its option `--wrap`), which jumps to the C library's function. Its
- * address comes from the C library's own table of symbols, so that neither this library nor any other that is preloaded beside it can
- * come between.
+ * address comes from the C library's own table of symbols, so that neither this library nor any other that is preloaded
+ * beside it can come between.
  */
 
 #define _GNU_SOURCE
@@ -171,8 +171,8 @@ __asm__(".text\n.type untorn_preload_find,%function\n"
 #endif
 
 #define NAME(name, to)                                                                                                 \
-    __asm__(".text\n" BEGIN(#name) JUMP(#to, "__wrap_" #name) END(#name) BEGIN("__wrap_" #name) CALL_ORIGINAL(name)                     \
-                END("__wrap_" #name) SLOT(name) ".hidden __wrap_" #name "\n.hidden " #to "\n");
+    __asm__(".text\n" BEGIN(#name) JUMP(#to, "__wrap_" #name) END(#name) BEGIN("__wrap_" #name) \
+                CALL_ORIGINAL(name) END("__wrap_" #name) SLOT(name) ".hidden __wrap_" #name "\n.hidden " #to "\n");
 #include "names.h"
 #undef NAME
 

@@ -1,12 +1,11 @@
 //! Subcommands that are programs of their own, which are searched beside this program and in PATH.
 
 use clap::Args;
-use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};
+use rustix::fs::{Access, AtFlags, CWD, FileType, StatxFlags, access, statx};
 use rustix::io::Errno;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::Read;
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,9 +16,9 @@ use untorn_terminal::{Failure, standard_streams, stays_within};
 const TREE: &[u8; 11] = b"untorn tree";
 
 /// The exit code of a shell that cannot find a command.
-const NOT_FOUND: u8 = 127;
+pub const NOT_FOUND: u8 = 127;
 /// The exit code of a shell that cannot execute a command.
-const NOT_EXECUTABLE: u8 = 126;
+pub const NOT_EXECUTABLE: u8 = 126;
 
 /// The arguments that follow belong to that program, `--help` included.
 #[derive(Args)]
@@ -186,9 +185,18 @@ fn begins_a_tree(store: &Path) -> bool {
     read.is_ok() && begin == *TREE
 }
 
+/// A program beside this one, or in PATH.
 fn find(name: &str) -> Option<PathBuf> {
-    let beside = std::env::current_exe().ok().and_then(|exe| exe.parent().map(Path::to_owned));
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let mut places = beside.into_iter().chain(std::env::split_paths(&path)).map(|dir| dir.join(name));
-    places.find(|program| program.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0))
+    let beside = std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.join(name)));
+    beside.filter(|program| is_executable(program)).or_else(|| in_path(name.as_ref()))
+}
+
+/// A program as a shell finds it by a name without a slash.
+pub fn in_path(name: &OsStr) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".into());
+    std::env::split_paths(&path).map(|dir| dir.join(name)).find(|program| is_executable(program))
+}
+
+fn is_executable(program: &Path) -> bool {
+    program.is_file() && access(program, Access::EXEC_OK).is_ok()
 }

@@ -2,6 +2,7 @@
 
 mod program;
 
+use crate::siblings::{NOT_EXECUTABLE, NOT_FOUND};
 use clap::{Args, ValueHint};
 use program::{Obstacle, Program, called_past, find};
 use std::env;
@@ -15,11 +16,6 @@ use untorn_terminal::{Failure, Output, standard_streams};
 
 /// The library that is loaded before all others of a program.
 const LIBRARY: &str = "libuntorn-preload.so";
-
-/// The exit code of a shell that cannot find a command.
-const NOT_FOUND: u8 = 127;
-/// The exit code of a shell that cannot execute a command.
-const NOT_EXECUTABLE: u8 = 126;
 
 /// Run a program, unchanged, whose named files change all or nothing at each fsync and msync.
 ///

@@ -1,10 +1,10 @@
 //! Programs as their files describe them: whether a library can be loaded before their own, and which calls go past it.
 
+use crate::siblings::in_path;
 use object::elf::{ET_DYN, ET_EXEC, FileHeader64, PT_INTERP};
 use object::read::elf::{ElfFile64, FileHeader, ProgramHeader};
 use object::{Endianness, Object, ObjectSymbol};
 use std::collections::BTreeMap;
-use std::env;
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -100,9 +100,7 @@ pub fn find(name: &OsStr) -> Option<PathBuf> {
         let path = PathBuf::from(name);
         return path.exists().then_some(path);
     }
-    let path = env::var_os("PATH").unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".into());
-    let mut places = env::split_paths(&path).map(|dir| dir.join(name));
-    places.find(|place| rustix::fs::access(place, rustix::fs::Access::EXEC_OK).is_ok() && place.is_file())
+    in_path(name)
 }
 
 /// The interpreter of a script.
