@@ -2,7 +2,7 @@
 
 use crate::commits::log_reader::LogSegment;
 use crate::commits::record::SpillCache;
-use crate::directories::store_dir::{segment_index, segment_name};
+use crate::directories::store_dir::segment_name;
 use crate::format::RecordKind;
 use crate::scanning::log_end::LogEnd;
 use crate::scanning::log_index::{decode, each_entry, read_index};
@@ -28,15 +28,13 @@ impl IndexTail {
     /// Reads the commits up to this LSN, which is published. `None`: the indexes do not have all of them.
     pub fn read_to(&mut self, lsn: u64, storage: &Arc<dyn Storage>, journal: &Path) -> Option<Vec<AcceptedRecord>> {
         let mut spills = SpillCache::new(storage.clone(), journal.to_owned());
-        spills.verify = false;
         let mut newer = Vec::new();
-        self.read_in(self.end.segment, lsn, &**storage, journal, &mut spills, &mut newer)?;
+        if self.end.lsn < lsn {
+            self.read_in(self.end.segment, lsn, &**storage, journal, &mut spills, &mut newer)?;
+        }
         while self.end.lsn < lsn {
             let before = self.end.lsn;
-            let names = storage.list(journal).ok()?;
-            let mut segments: Vec<u32> = names.iter().filter_map(|name| segment_index(name.to_str()?)).collect();
-            self.end.in_turn(&mut segments);
-            for segment in segments {
+            for segment in self.end.segments_in_turn(&**storage, journal).ok()? {
                 self.read_in(segment, lsn, &**storage, journal, &mut spills, &mut newer)?;
             }
             if self.end.lsn == before {

@@ -7,7 +7,7 @@
 //! write of the owner.
 
 use crate::commits::record::SpillCache;
-use crate::directories::store_dir::{segment_index, segment_name};
+use crate::directories::store_dir::segment_name;
 use crate::format::{BLOCK_BYTES, RECORD_ALIGN_BYTES, RECORD_HEAD_BYTES, RecordHead, RecordKind};
 use crate::scanning::log_end::LogEnd;
 use crate::scanning::scan::{AcceptedRecord, Scan, decode_body};
@@ -20,7 +20,6 @@ use untorn_os::{AlignedBuf, File, Open, Storage, read_full_at};
 const READ_BYTES: usize = 16 << 10;
 
 /// The end of a record, behind which the log continues.
-#[derive(Clone)]
 pub struct LogTail {
     end: LogEnd,
     segment: Arc<dyn File>,
@@ -34,17 +33,11 @@ impl LogTail {
         Some(LogTail { end, segment })
     }
 
-    /// Reads the commits up to this LSN, which is durable. With `verify`, bytes in spill files are checked against
-    /// their checksums. Returns `None` if a commit is not at any place where it would follow.
-    pub fn read_to(
-        &mut self,
-        lsn: u64,
-        storage: &Arc<dyn Storage>,
-        journal: &Path,
-        verify: bool,
-    ) -> Option<Vec<AcceptedRecord>> {
+    /// Reads the commits up to this LSN, which is durable. Bytes in spill files are not checked against their checksums
+    /// yet. Returns `None` if a commit is not at any place where it would follow.
+    pub fn read_to(&mut self, lsn: u64, storage: &Arc<dyn Storage>, journal: &Path) -> Option<Vec<AcceptedRecord>> {
         let mut spills = SpillCache::new(storage.clone(), journal.to_owned());
-        spills.verify = verify;
+        spills.verify = false;
         let mut accepted = Vec::new();
         while self.end.lsn < lsn {
             let (head, body) = self.next(&**storage, journal)?;
@@ -66,11 +59,9 @@ impl LogTail {
             self.end.pass(&head, crc, self.end.segment);
             return Some((head, body));
         }
-        let names = storage.list(journal).ok()?;
-        let segments = names.iter().filter_map(|name| segment_index(name.to_str()?));
-        let mut others: Vec<u32> = segments.filter(|index| *index != self.end.segment).collect();
-        self.end.in_turn(&mut others);
-        for index in others {
+        let own = self.end.segment;
+        let segments = self.end.segments_in_turn(storage, journal).ok()?;
+        for index in segments.into_iter().filter(|index| *index != own) {
             let Ok(segment) = storage.open(&journal.join(segment_name(index)), Open::READ.direct()) else { continue };
             let Some(blocks) = read(&*segment, 0, READ_BYTES) else { continue };
             if let Some((head, crc, body)) = self.record_at(&*segment, &blocks, 0, 0) {

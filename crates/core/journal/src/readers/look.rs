@@ -90,7 +90,7 @@ impl Look {
     pub fn go_on(&mut self, storage: &Arc<dyn Storage>, store_dir: &StoreDir) -> Result<bool> {
         let Some(mut tail) = self.tail.take() else { return Ok(false) };
         let Some(lsn) = self.watch.published_commit(&**storage)? else { return Ok(false) };
-        let Some(accepted) = tail.read_to(lsn, storage, &store_dir.journal(), false) else { return Ok(false) };
+        let Some(accepted) = tail.read_to(lsn, storage, &store_dir.journal()) else { return Ok(false) };
         debug_assert!(
             accepted.iter().all(|commit| self.lsn < commit.lsn && commit.lsn <= lsn),
             "commits beyond {} to {lsn}",

@@ -3,10 +3,13 @@
 //! The next record repeats the checksum of the last one, so nothing else that is written meanwhile can be mistaken for
 //! it.
 
+use crate::directories::store_dir::segment_index;
 use crate::format::{Key, RecordHead};
 use crate::invariant;
 use crate::scanning::scan::Scan;
-use untorn_os::holds;
+use std::io;
+use std::path::Path;
+use untorn_os::{Storage, holds};
 
 /// The last record of the part that was read.
 #[derive(Clone)]
@@ -53,8 +56,11 @@ impl LogEnd {
         (self.epoch, self.segment) = (Some(head.epoch), segment);
     }
 
-    /// Sorts indexes of segments in the order in which the owner uses them, from the segment of this end on.
-    pub fn in_turn(&self, segments: &mut [u32]) {
+    /// The indexes of all segments, in the order in which the owner uses them, from the segment of this end on.
+    pub fn segments_in_turn(&self, storage: &dyn Storage, journal: &Path) -> io::Result<Vec<u32>> {
+        let names = storage.list(journal)?;
+        let mut segments: Vec<u32> = names.iter().filter_map(|name| segment_index(name.to_str()?)).collect();
         segments.sort_by_key(|index| index.wrapping_sub(self.segment));
+        Ok(segments)
     }
 }
