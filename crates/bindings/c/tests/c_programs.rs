@@ -15,13 +15,14 @@ use common::{
     skipped,
 };
 
-const PROGRAMS: [&str; 19] = [
+const PROGRAMS: [&str; 20] = [
     "store",
     "file",
     "txn",
     "map",
     "posix",
     "posix_names",
+    "posix_store",
     "posix_threads",
     "posix_cxx",
     "misuse",
@@ -139,6 +140,11 @@ fn posix() {
 #[test]
 fn posix_names() {
     shared("posix_names");
+}
+
+#[test]
+fn posix_store() {
+    shared("posix_store");
 }
 
 #[test]
@@ -325,6 +331,7 @@ fn programs_of_an_ordinary_user() {
     let programs = [
         "posix",
         "posix_names",
+        "posix_store",
         "posix_threads",
         "posix_cxx",
         "map",
@@ -355,8 +362,19 @@ fn all_under_valgrind() {
     for program in slice(&PROGRAMS, 3, drawn_seed()) {
         let binary = built(program);
         let mut launcher = VALGRIND.to_vec();
-        if ["crash", "reader", "reader_copies", "malloc", "map", "posix", "posix_names", "posix_threads", "posix_cxx"]
-            .contains(&program)
+        if [
+            "crash",
+            "reader",
+            "reader_copies",
+            "malloc",
+            "map",
+            "posix",
+            "posix_names",
+            "posix_store",
+            "posix_threads",
+            "posix_cxx",
+        ]
+        .contains(&program)
         {
             // A forked child leaves its parent's handles alone, which looks like a leak in the child.
             launcher.push("--leak-check=no");

@@ -196,6 +196,75 @@ fn a_second_program_is_told_that_the_file_is_in_use() {
     assert_eq!(fs::read(dir.path().join("a.db")).unwrap(), b"one");
 }
 
+/// A program waits, if it may, and reads the newest commit meanwhile.
+#[test]
+fn a_second_program_waits_and_reads() {
+    if !is_here("python3") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let script = format!(
+        "{WRITES}os.fsync(f)\nimport subprocess, time\n\
+         reader = \"import os; f = os.open('a.db', 0); print(os.read(f, 9).decode(), flush=True); input(); \" \\\n         \"os.lseek(f, 0, 0); print(os.read(f, 9).decode())\"\n\
+         reader = subprocess.Popen([sys.executable, '-c', reader], stdin=-1, stdout=-1, text=True)\n\
+         print(reader.stdout.readline(), end='')\n\
+         os.pwrite(f, b'two', 0); os.fsync(f)\n\
+         print(reader.communicate('\\n')[0], end='', flush=True)\n\
+         second = subprocess.Popen([sys.executable, '-c', {WRITES:?} + 'os.fsync(f)', 'a.db', 'three'])\n\
+         time.sleep(0.5); assert second.poll() is None\n\
+         os.close(f); print(second.wait())"
+    );
+    let run = python(dir.path(), &["--wait", "100"], &script, &["a.db", "one"]);
+    assert_eq!(run.ok(), "one\ntwo\n0\n");
+    assert_eq!(fs::read(dir.path().join("a.db")).unwrap(), b"three");
+    let wrong = Run::from(preload(dir.path(), "*.db").args(["--wait", "-1", "--", "true"]).output().unwrap());
+    let told = wrong.fails(2);
+    assert!(told.contains("--wait"), "{told}");
+}
+
+/// Python commits files and names as one by `ctypes`.
+#[test]
+fn files_of_a_store_are_committed_as_one() {
+    if !is_here("python3") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    fs::create_dir(dir.path().join("d")).unwrap();
+    let script = "\
+import ctypes, os
+untorn = ctypes.CDLL(None)
+def create(name, text):
+    f = os.open(name, os.O_RDWR | os.O_CREAT)
+    os.write(f, text)
+    return f
+a, b = create('d/a.db', b'a1'), create('d/b.db', b'b1')
+both = (ctypes.c_int * 2)(a, b)
+assert untorn.untorn_fd_syncv(both, 2) == 0
+txn = untorn.untorn_fd_txn_begin(both, 2)
+os.pwrite(a, b'a2', 0)
+c = create('d/c.tmp.db', b'c2')
+os.rename('d/c.tmp.db', 'd/c.db')
+os.unlink('d/b.db')
+assert sorted(os.listdir('d')) == ['.untorn', 'a.db', 'b.db']
+assert untorn.untorn_fd_txn_commit(txn) == 0
+assert sorted(os.listdir('d')) == ['.untorn', 'a.db', 'c.db']
+untorn.untorn_fd_txn_begin(both, 1)
+os.pwrite(a, b'a3', 0)
+os.kill(os.getpid(), 9)
+";
+    let run = python(dir.path(), &["--store", "d"], script, &[]);
+    assert_eq!(run.code, None, "{}", run.err);
+    assert_eq!(Run::from(untorn().args(["recover", "d"]).current_dir(dir.path()).output().unwrap()).code, Some(0));
+    assert_eq!(fs::read(dir.path().join("d/a.db")).unwrap(), b"a2");
+    assert_eq!(fs::read(dir.path().join("d/c.db")).unwrap(), b"c2");
+    assert!(!dir.path().join("d/b.db").exists());
+    for (store, told) in [("missing", "missing"), ("d/a.db", "a store is a directory")] {
+        let wrong = Run::from(preload(dir.path(), "*.db").args(["--store", store, "--", "true"]).output().unwrap());
+        let why = wrong.fails(2);
+        assert!(why.contains(told), "{why}");
+    }
+}
+
 /// A program that inherited a descriptor would write to the plain file, whichever way it gets it.
 #[test]
 fn descriptors_of_named_files_are_closed_by_exec() {

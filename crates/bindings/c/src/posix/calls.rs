@@ -8,3 +8,4 @@ pub(super) mod open_calls;
 pub(super) mod path_calls;
 pub(super) mod shell_calls;
 pub(super) mod stream_calls;
+pub(super) mod txn_calls;

@@ -2,7 +2,12 @@
 
 pub(super) mod at_exit;
 pub(super) mod managed_files;
+pub(super) mod managed_stores;
 pub(super) mod managing;
 pub(super) mod mount_files;
+pub(super) mod name;
+pub(super) mod patience;
 pub(super) mod relocation;
 pub(super) mod shown_commit;
+pub(super) mod store_changes;
+pub(super) mod transactions;

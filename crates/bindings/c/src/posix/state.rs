@@ -1,6 +1,7 @@
 //! The state of the POSIX-shaped calls: descriptors and addresses. Stands on nothing else here.
 
 pub(super) mod address_ranges;
+pub(super) mod append_list;
 pub(super) mod call_section;
 pub(super) mod descriptor_table;
 pub(super) mod file_owner;

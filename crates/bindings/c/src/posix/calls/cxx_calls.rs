@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicPtr, Ordering::*};
 use super::open_calls::recover_unmanaged;
 use super::path_calls::{untorn_path_remove, untorn_path_rename, untorn_path_stat, untorn_path_truncate};
 use crate::posix::files::managed_files::{find_by_key, is_any_managed};
-use crate::posix::files::managing::has_store;
+use crate::posix::files::managed_stores::has_store;
 use crate::posix::state::file_owner::is_borrower;
 use crate::posix::state::patterns;
 use crate::posix::state::posix_descriptor::{lstat, path_at, refusal};

@@ -10,8 +10,9 @@ use crate::posix::files::managed_files::{
     Leaving, all, close_by_exec, find, is_any_managed, is_own, note_descriptor, on_managed,
 };
 use crate::posix::files::mount_files::{self, MountFile, on_mount, written};
+use crate::posix::files::shown_commit::{self, refresh};
 use crate::posix::state::call_section::{Section, enter};
-use crate::posix::state::descriptor_table::{COMMITS_WRITES, MANAGED, Marks, ON_MOUNT};
+use crate::posix::state::descriptor_table::{COMMITS_WRITES, MANAGED, Marks, ON_MOUNT, SHOWN};
 use crate::posix::state::file_owner::is_borrower;
 use crate::posix::state::posix_descriptor::{path_of, refusal, seek};
 use crate::posix::state::report::reported;
@@ -23,6 +24,7 @@ fn copied(call: &str, fd: c_int, copy: c_int) -> c_int {
     }
     let note = || {
         find(fd).map_or(Ok(()), |file| note_descriptor(&file, copy))?;
+        shown_commit::copied(fd, copy);
         mount_files::copied(fd, copy).map(|()| 0)
     };
     match reported(call, -1, note) {
@@ -37,7 +39,11 @@ fn copied(call: &str, fd: c_int, copy: c_int) -> c_int {
 
 /// Begins a call on one or two descriptors. None: refused; otherwise a section if one of them may be of a managed file.
 fn begin(call: &str, fds: [c_int; 2]) -> Option<Option<Section>> {
-    if fds.into_iter().any(|fd| MANAGED.has(fd) || ON_MOUNT.has(fd)) { enter(call).map(Some) } else { Some(None) }
+    if fds.into_iter().any(|fd| MANAGED.has(fd) || ON_MOUNT.has(fd) || SHOWN.has(fd)) {
+        enter(call).map(Some)
+    } else {
+        Some(None)
+    }
 }
 
 /// `dup`.
@@ -73,6 +79,9 @@ fn replace(call: &str, fd: c_int, to: c_int, dup: impl FnOnce() -> c_int) -> c_i
         return done;
     }
     leaving.forget(to);
+    if fd != to {
+        shown_commit::forget(to);
+    }
     let done = copied(call, fd, done);
     reported(call, -1, || leaving.release().map(|()| done))
 }
@@ -133,6 +142,9 @@ pub unsafe extern "C" fn untorn_fd_fcntl(fd: c_int, command: c_int, argument: *m
         && let Some(refused) = refuse_inheriting("fcntl", fd)
     {
         return refused;
+    }
+    if matches!(command, libc::F_SETLK | libc::F_SETLKW | libc::F_OFD_SETLK | libc::F_OFD_SETLKW) {
+        refresh("fcntl", fd);
     }
     // SAFETY: the caller's promise; a number goes through unchanged.
     let done = unsafe { libc::fcntl(fd, command, argument) };

@@ -9,6 +9,7 @@ use crate::boundary::arguments::{self, OFFSET_MAX};
 use crate::boundary::error::{Failure, Result};
 use crate::posix::files::managed_files::{Managed, on_managed};
 use crate::posix::files::mount_files::written;
+use crate::posix::files::shown_commit::refresh;
 use crate::posix::state::call_section::lock;
 use crate::posix::state::posix_descriptor::{self, check_readable, check_writable, failure, seek, system};
 
@@ -241,7 +242,8 @@ pub unsafe extern "C" fn untorn_fd_pwritev(fd: c_int, vector: *const libc::iovec
     .unwrap_or_else(|| written("pwritev", fd, unsafe { libc::pwritev(fd, vector, count, at) }))
 }
 
-/// `lseek`. SEEK_END uses the current size, uncommitted changes included; holes are not reported.
+/// `lseek`. SEEK_END uses the current size, uncommitted changes included; holes are not reported. To the beginning of a
+/// file that another process changes: shows its last durable commit.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_fd_lseek(fd: c_int, to: off_t, whence: c_int) -> off_t {
     let managed = |managed: &std::sync::Arc<Managed>| {
@@ -260,6 +262,9 @@ pub extern "C" fn untorn_fd_lseek(fd: c_int, to: off_t, whence: c_int) -> off_t 
             seek(fd, to, libc::SEEK_SET)
         })
     };
+    if (to, whence) == (0, libc::SEEK_SET) {
+        refresh("lseek", fd);
+    }
     // SAFETY: takes numbers.
     on_managed("lseek", fd, -1, managed).unwrap_or_else(|| unsafe { libc::lseek(fd, to, whence) })
 }

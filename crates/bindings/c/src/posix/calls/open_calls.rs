@@ -8,13 +8,19 @@ use std::sync::atomic::Ordering::Release;
 
 use super::io_calls::untorn_fd_ftruncate;
 use crate::boundary::error::{Failure, Result, guard};
-use crate::posix::files::managed_files::{Leaving, Managed, is_own, learn, map_of, note_lock, on_managed};
-use crate::posix::files::managing::{has_store, keep_on_mount, manage};
+use crate::posix::files::managed_files::{
+    Leaving, Managed, begin_managing, is_own, learn, map_of, note_lock, on_managed,
+};
+use crate::posix::files::managed_stores::{self, StoreUse, has_store};
+use crate::posix::files::managing::{keep_on_mount, manage};
 use crate::posix::files::mount_files::{self, MountFile, on_mount};
-use crate::posix::files::relocation::{is_dir_on_mount, recover, set_aside};
-use crate::posix::files::shown_commit::show;
+use crate::posix::files::name::{Name, recover, set_aside};
+use crate::posix::files::patience::patiently;
+use crate::posix::files::relocation::is_dir_on_mount;
+use crate::posix::files::shown_commit::{self, show};
+use crate::posix::files::transactions;
 use crate::posix::state::call_section::{enter, is_inside};
-use crate::posix::state::descriptor_table::{COMMITS_WRITES, MANAGED, ON_MOUNT};
+use crate::posix::state::descriptor_table::{COMMITS_WRITES, MANAGED, ON_MOUNT, SHOWN};
 use crate::posix::state::file_owner::is_borrower;
 use crate::posix::state::patterns;
 use crate::posix::state::posix_descriptor::{
@@ -84,8 +90,9 @@ fn clear_name(path: &Path, flags: c_int) -> Result<()> {
     }
     let name_bytes = path.file_name().map_or(0, OsStr::len);
     let fits = name_bytes <= NAME_BYTES_MAX || name_bytes > libc::NAME_MAX as usize;
-    if !fits && flags & libc::O_ACCMODE != libc::O_RDONLY && patterns::match_path(path) && !is_beside_mount_files(path)
-    {
+    let has_private_store =
+        || Name::of(path).is_ok_and(|name| name.shared.is_none() && patterns::match_path(&name.path));
+    if !fits && flags & libc::O_ACCMODE != libc::O_RDONLY && has_private_store() && !is_beside_mount_files(path) {
         return Err(refusal(
             libc::ENAMETOOLONG,
             format!(
@@ -114,6 +121,32 @@ fn takes_sync(path: Option<&Path>, flags: c_int) -> bool {
     whole.is_some_and(|path| patterns::match_path(&path) && !has_store(&path) && is_beside_mount_files(&path))
 }
 
+/// The first part of an opening.
+enum Begun {
+    /// The descriptor of a file that a transaction creates.
+    Created(c_int),
+    /// The use of the named store of the path, if it has one.
+    Ordinary(Option<StoreUse>),
+}
+
+/// Opens the named store of a path before the path is looked up: recovery may make the file or remove it.
+fn begin_in_store(path: Option<&Path>, flags: c_int, mode: libc::mode_t) -> Result<Begun> {
+    let writes = flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_CREAT != 0;
+    let path = path.filter(|_| writes && managed_stores::is_any()).map(Name::of);
+    let Some(Ok(name)) = path else { return Ok(Begun::Ordinary(None)) };
+    let Some(store) = name.shared.filter(|_| name.file.is_none()) else { return Ok(Begun::Ordinary(None)) };
+    if flags & libc::O_CREAT != 0
+        && let Some(fd) = transactions::create(&store, &name.path, flags, mode)?
+    {
+        return Ok(Begun::Created(fd));
+    }
+    let begin_use = || {
+        let _managing = begin_managing();
+        store.begin_use()
+    };
+    patiently(begin_use).map(|shared| Begun::Ordinary(Some(shared)))
+}
+
 /// Closes a descriptor after a failed call, and keeps the call's error.
 fn give_up(fd: c_int) -> c_int {
     let failed = errno();
@@ -138,10 +171,15 @@ pub(crate) unsafe fn open_path(dir: c_int, path: *const c_char, flags: c_int, mo
     // SAFETY: the caller's promise.
     let named = unsafe { path_at(dir, path) };
     if let Some(path) = named.as_deref().filter(|_| flags & libc::O_CREAT != 0)
-        && reported("open", -1, || clear_name(path, flags).map(|()| 0)) < 0
+        && reported("open", -1, || patiently(|| clear_name(path, flags)).map(|()| 0)) < 0
     {
         return -1;
     }
+    let begun = match reported("open", None, || begin_in_store(named.as_deref(), flags, mode).map(Some)) {
+        None => return -1,
+        Some(Begun::Created(fd)) => return fd,
+        Some(Begun::Ordinary(shared)) => shared,
+    };
     let commits_writes = takes_sync(named.as_deref(), flags);
     let wanted = flags;
     let flags = if commits_writes { flags & !libc::O_SYNC } else { flags };
@@ -152,6 +190,7 @@ pub(crate) unsafe fn open_path(dir: c_int, path: *const c_char, flags: c_int, mo
     }
     crate::boundary::log::start();
     let adopted = reported("open", -1, || adopt(fd, flags).map(|()| 0));
+    drop(begun);
     drop(section);
     if adopted < 0 {
         return give_up(fd);
@@ -271,10 +310,12 @@ pub extern "C" fn untorn_fd_close(fd: c_int) -> c_int {
         set_errno(libc::EBADF);
         return -1;
     }
-    let section = if MANAGED.has(fd) || ON_MOUNT.has(fd) { enter("close").map(Some) } else { Some(None) };
+    let section =
+        if MANAGED.has(fd) || ON_MOUNT.has(fd) || SHOWN.has(fd) { enter("close").map(Some) } else { Some(None) };
     let Some(_section) = section else { return -1 };
     let leaving = Leaving::of(fd);
     leaving.forget(fd);
+    shown_commit::forget(fd);
     // SAFETY: closes the descriptor that the caller passed to be closed.
     let closed = unsafe { libc::close(fd) };
     reported("close", -1, || leaving.release().map(|()| closed))

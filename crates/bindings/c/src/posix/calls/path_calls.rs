@@ -9,10 +9,12 @@ use libc::off_t;
 use super::io_calls::untorn_fd_ftruncate;
 use super::open_calls::{open_path, untorn_fd_close, untorn_fd_fsync};
 use crate::boundary::error::Result;
-use crate::posix::files::managed_files::{begin_managing, find_by_key, is_any_managed};
-use crate::posix::files::managing::has_store;
+use crate::posix::files::managed_files::{begin_managing, find_by_key, is_any_managed, is_in_use};
+use crate::posix::files::managed_stores::has_store;
 use crate::posix::files::mount_files;
-use crate::posix::files::relocation::{self, Name};
+use crate::posix::files::name::Name;
+use crate::posix::files::relocation;
+use crate::posix::files::transactions::{change_names, is_created};
 use crate::posix::state::call_section::enter;
 use crate::posix::state::file_owner::is_borrower;
 use crate::posix::state::patterns;
@@ -42,6 +44,10 @@ unsafe fn rename_managed(
     let (from_path, to_path) = unsafe { (path_at(from_dir, from), path_at(to_dir, to)) };
     let managing = begin_managing();
     let (old, new) = (name(from_path)?, name(to_path)?);
+    if old.is_directory() && is_in_use(&old.path) {
+        let text = format!("{}: files below it are open, and their store knows them by this name", old.path.display());
+        return Some(reported(call, -1, || Err(refusal(libc::EBUSY, text))));
+    }
     if old.is_ordinary() && new.is_ordinary() {
         return None;
     }
@@ -54,9 +60,10 @@ unsafe fn rename_managed(
             // SAFETY: the caller's promise.
             unsafe { libc::renameat2(from_dir, from, to_dir, to, flags) }
         };
-        match relocation::is_on_mount(&old, &new) {
-            true => relocation::rename_on_mount(&old, &new, exchange, rename, &managing),
-            false => relocation::rename(&old, &new, exchange, rename, &managing),
+        match (old.shared.as_ref().or(new.shared.as_ref()), relocation::is_on_mount(&old, &new)) {
+            (Some(store), _) => change_names(store, &managing, |changes| changes.rename(&old, &new, flags)),
+            (None, true) => relocation::rename_on_mount(&old, &new, exchange, rename, &managing),
+            (None, false) => relocation::rename(&old, &new, exchange, rename, &managing),
         }
         .map(|()| 0)
     }))
@@ -119,6 +126,11 @@ fn unlink_managed(call: &str, path: impl FnOnce() -> Option<PathBuf>, unlink: im
     let Some(_section) = enter(call) else { return Some(-1) };
     let managing = begin_managing();
     let name = name(path())?;
+    if let Some(store) = name.shared.as_ref().filter(|_| !name.is_missing() || is_created(&name.path)) {
+        return Some(reported(call, -1, || {
+            change_names(store, &managing, |changes| changes.unlink(&name)).map(|()| 0)
+        }));
+    }
     if name.file.is_none() && !has_store(&name.path) || name.is_missing() {
         return None;
     }
@@ -210,7 +222,8 @@ fn remove_dir(path: impl FnOnce() -> Option<PathBuf>, remove: impl Fn() -> c_int
 /// Refuses a second name of a managed file. None: the system's call is to be made.
 fn refuse_link(call: &str, path: impl FnOnce() -> Option<PathBuf>) -> Option<c_int> {
     let Some(_section) = enter(call) else { return Some(-1) };
-    let name = name(path()).filter(|name| name.file.is_some() || has_store(&name.path))?;
+    let name = name(path())
+        .filter(|name| name.file.is_some() || has_store(&name.path) || name.shared.is_some() && !name.is_missing())?;
     let refuse = || {
         let path = name.path.display();
         Err(refusal(libc::EPERM, format!("{path} is a managed file, which has one name: rename it instead")))

@@ -10,7 +10,7 @@ use libc::{FILE, off64_t, size_t, ssize_t};
 use super::io_calls::{untorn_fd_lseek, untorn_fd_read, untorn_fd_write};
 use super::open_calls::{open_path, untorn_fd_close};
 use crate::posix::files::managed_files::{find, find_by_key};
-use crate::posix::files::managing::has_store;
+use crate::posix::files::managed_stores::has_store;
 use crate::posix::files::mount_files;
 use crate::posix::state::call_section::{Section, enter, is_inside, lock};
 use crate::posix::state::file_owner::is_borrower;

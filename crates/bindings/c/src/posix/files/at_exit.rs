@@ -1,6 +1,8 @@
 //! The end of the process: files that are still open become plain files, as of their last commit.
 
-use super::managed_files::{all, begin_managing};
+use std::sync::OnceLock;
+
+use super::managed_files::{Managing, all, begin_managing};
 use super::mount_files;
 use crate::posix::state::call_section::enter;
 use crate::posix::state::file_owner::is_borrower;
@@ -16,6 +18,14 @@ pub(crate) fn register() {
     std::hint::black_box(&raw const AT_EXIT);
 }
 
+/// Ends the transactions over the files.
+static FIRST: OnceLock<fn(&Managing)> = OnceLock::new();
+
+/// Sets the function that runs before the files are closed.
+pub(crate) fn run_first(end: fn(&Managing)) {
+    let _ = FIRST.set(end);
+}
+
 /// Closes all files of this process, as the last `close` would. A child that shares its parent's files leaves them alone.
 extern "C" fn close_all() {
     if is_borrower() {
@@ -24,12 +34,14 @@ extern "C" fn close_all() {
     // A handler may end the process in the middle of a call. The locks of that call are never released.
     let Some(_section) = enter("exit") else { return };
     mount_files::end_all();
-    let files = all();
-    if files.is_empty() {
+    if all().is_empty() {
         return;
     }
-    let _managing = begin_managing();
-    for file in files {
+    let managing = begin_managing();
+    if let Some(end) = FIRST.get() {
+        end(&managing);
+    }
+    for file in all() {
         reported("exit", (), || file.end());
     }
 }

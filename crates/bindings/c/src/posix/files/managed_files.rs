@@ -4,18 +4,20 @@ use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::c_int;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, Once, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use untorn::__private::relocate::has_uncommitted;
 use untorn::{File, Map, MapOptions};
 
+use super::managed_stores::{ManagedStore, StoreUse};
 use super::mount_files::{self, MountFile, tell_discarded};
 use crate::boundary::error::{Failure, Result};
 use crate::boundary::log::told;
 use crate::posix::state::address_ranges::{overlap, subtract};
 use crate::posix::state::call_section::{self, Held, enter, lock};
-use crate::posix::state::descriptor_table::MANAGED;
+use crate::posix::state::descriptor_table::{MANAGED, SHOWN};
 use crate::posix::state::file_owner::{become_owner, is_borrower};
 use crate::posix::state::posix_descriptor::{Key, failure, is_regular, key_of, path_of, stat};
 use crate::posix::state::record_locks::RecordLocks;
@@ -23,11 +25,17 @@ use crate::posix::state::report::{about, reported};
 
 /// A managed file.
 pub(crate) struct Managed {
-    pub key: Key,
+    device: libc::dev_t,
+    /// The file's inode. A file that a transaction creates has that of a stand-in until the commit.
+    inode: AtomicU64,
     /// The process that manages it, as a count of forks.
     process: u64,
     /// None: no longer managed.
     pub file: RwLock<Option<File>>,
+    /// The store that the program has named for the file. None: the file has a private store.
+    store: Mutex<Option<StoreUse>>,
+    /// The number of transactions that have changes of the file: it stays managed until these end.
+    pub transactions: AtomicUsize,
     /// Descriptors of the file.
     descriptors: Mutex<BTreeSet<c_int>>,
     /// The file's mapping, kept from the first map on: a program that maps the file again whenever it grows gets
@@ -131,11 +139,14 @@ pub(crate) fn commits_on_close() -> bool {
 
 impl Managed {
     /// A file that this process manages from now on.
-    pub fn new(key: Key, file: File) -> Managed {
+    pub fn new(key: Key, file: File, store: Option<StoreUse>) -> Managed {
         Managed {
-            key,
+            device: key.0,
+            inode: AtomicU64::new(key.1),
             process: untorn_os::process_generation(),
             file: RwLock::new(Some(file)),
+            store: Mutex::new(store),
+            transactions: AtomicUsize::new(0),
             descriptors: Mutex::default(),
             place: Mutex::new(None),
             position: Mutex::new(()),
@@ -191,8 +202,34 @@ impl Managed {
             tell_if_discarded("exit", &file);
             Ok(())
         };
-        committed.and(told(|| file.store().close()))?;
-        Ok(())
+        match lock(&self.store).take() {
+            Some(shared) => {
+                // Closes the store if this is its last file.
+                drop(file);
+                committed?;
+                shared.end()
+            }
+            None => Ok(committed.and(told(|| file.store().close()))?),
+        }
+    }
+
+    pub fn key(&self) -> Key {
+        (self.device, self.inode.load(Acquire))
+    }
+
+    /// The named store of the file.
+    pub fn shared_store(&self) -> Option<Arc<ManagedStore>> {
+        lock(&self.store).as_ref().map(|shared| shared.of().clone())
+    }
+
+    /// Ends the use of the named store, after the file was closed or has lost its name.
+    pub fn leave_store(&self) -> Result<()> {
+        lock(&self.store).take().map_or(Ok(()), StoreUse::end)
+    }
+
+    /// The descriptors of the file that are open.
+    pub fn open_descriptors(&self) -> Vec<c_int> {
+        lock(&self.descriptors).iter().copied().filter(|fd| self.is_of(*fd)).collect()
     }
 
     /// Takes the program's record locks again, after a descriptor of the file was closed.
@@ -206,7 +243,7 @@ impl Managed {
     }
 
     fn is_of(&self, fd: c_int) -> bool {
-        stat(fd).is_some_and(|stat| (stat.st_dev, stat.st_ino) == self.key)
+        stat(fd).is_some_and(|stat| (stat.st_dev, stat.st_ino) == self.key())
     }
 }
 
@@ -218,7 +255,7 @@ pub(crate) fn is_any_managed() -> bool {
 /// Whether a descriptor belongs to Untorn itself, and was never opened by the program. If the program closed it,
 /// commits would go elsewhere. Takes no lock.
 pub(crate) fn is_own(fd: c_int) -> bool {
-    is_any_managed() && untorn_os::is_own_descriptor(fd) && !is_borrower()
+    (is_any_managed() || SHOWN.is_used()) && untorn_os::is_own_descriptor(fd) && !is_borrower()
 }
 
 /// The managed file of a descriptor that is marked.
@@ -300,6 +337,16 @@ pub(crate) fn all() -> Vec<Arc<Managed>> {
     read().files.values().filter(|file| !file.is_parents()).cloned().collect()
 }
 
+/// Whether a file of a named store below a directory is open.
+pub(crate) fn is_in_use(dir: &Path) -> bool {
+    let is_below = |file: &Arc<Managed>| {
+        let store = file.shared_store();
+        let path = file.with(|file| Ok(file.path())).ok();
+        store.zip(path).is_some_and(|(store, path)| store.dir().join(path).starts_with(dir))
+    };
+    all().iter().any(is_below)
+}
+
 /// Records that the program took or released a lock on a file that is not managed.
 pub(crate) fn note_lock(fd: c_int, operation: c_int) {
     match operation & !libc::LOCK_NB {
@@ -310,9 +357,15 @@ pub(crate) fn note_lock(fd: c_int, operation: c_int) {
 
 /// Stops managing a file if its last descriptor and map are gone. **Discards uncommitted changes**, unless the
 /// program asked for a commit on close.
-fn release_if_unused(managed: &Arc<Managed>) -> Result<()> {
-    let managing = begin_managing();
-    release_if_unused_locked(managed, &managing)
+pub(crate) fn release_if_unused(managed: &Arc<Managed>, managing: &Managing) -> Result<()> {
+    {
+        let mut descriptors = lock(&managed.descriptors);
+        descriptors.retain(|fd| managed.is_of(*fd));
+        if !descriptors.is_empty() || is_mapped(managed) || managed.transactions.load(Acquire) > 0 {
+            return Ok(());
+        }
+    }
+    close_file(managed, managing)
 }
 
 /// The file of a descriptor that is about to be closed: managed, on a mount, or neither.
@@ -343,20 +396,9 @@ impl Leaving {
 
     /// Releases the file after the descriptor was closed.
     pub fn release(self) -> Result<()> {
-        self.managed.map_or(Ok(()), |file| release_if_unused(&file))?;
+        self.managed.map_or(Ok(()), |file| release_if_unused(&file, &begin_managing()))?;
         self.on_mount.map_or(Ok(()), |file| mount_files::release_if_unused(&file))
     }
-}
-
-fn release_if_unused_locked(managed: &Arc<Managed>, managing: &Managing) -> Result<()> {
-    {
-        let mut descriptors = lock(&managed.descriptors);
-        descriptors.retain(|fd| managed.is_of(*fd));
-        if !descriptors.is_empty() || is_mapped(managed) {
-            return Ok(());
-        }
-    }
-    close_file(managed, managing)
 }
 
 /// Reports that closing a file discards changes, if there are any.
@@ -378,7 +420,10 @@ pub(crate) fn close_file(managed: &Arc<Managed>, managing: &Managing) -> Result<
                 tell_if_discarded("close", &file);
             }
             file.set_commit_on_close(commits);
-            Ok(told(|| file.close())?)
+            let closed = told(|| file.close());
+            let left = managed.leave_store();
+            closed?;
+            left
         }
         _ => Ok(()),
     }
@@ -387,8 +432,18 @@ pub(crate) fn close_file(managed: &Arc<Managed>, managing: &Managing) -> Result<
 /// Adds a file to the table.
 pub(crate) fn insert(file: Arc<Managed>, _managing: &Managing) {
     let mut table = write();
-    table.files.insert(file.key, file);
+    table.files.insert(file.key(), file);
     FILES.store(table.files.len(), Release);
+}
+
+/// Gives a file another inode, because a transaction that created it was committed. `replace` makes its descriptors
+/// descriptors of that inode; at each moment, both are known.
+pub(crate) fn identify(managed: &Arc<Managed>, inode: libc::ino_t, _managing: &Managing, replace: impl FnOnce()) {
+    write().files.insert((managed.device, inode), managed.clone());
+    replace();
+    let mut table = write();
+    table.files.remove(&managed.key());
+    managed.inode.store(inode, Release);
 }
 
 /// Whether the program has a map of a file.
@@ -399,8 +454,9 @@ pub(crate) fn is_mapped(file: &Arc<Managed>) -> bool {
 /// Takes a file out of the table: its descriptors are ordinary descriptors from now on.
 pub(crate) fn forget(managed: &Arc<Managed>, _managing: &Managing) {
     let mut table = write();
-    if table.files.get(&managed.key).is_some_and(|known| Arc::ptr_eq(known, managed)) {
-        table.files.remove(&managed.key);
+    let key = managed.key();
+    if table.files.get(&key).is_some_and(|known| Arc::ptr_eq(known, managed)) {
+        table.files.remove(&key);
         FILES.store(table.files.len(), Release);
     }
     lock(&managed.descriptors).iter().for_each(|fd| MANAGED.clear(*fd));
@@ -418,8 +474,7 @@ pub(crate) fn unmap(addresses: Range<usize>) -> Result<bool> {
             Some(map) if !file.is_parents() => map.unmap().map_err(Failure::from),
             _ => Ok(()),
         };
-        result =
-            result.and_then(|found| unmapped.and_then(|()| release_if_unused_locked(&file, &managing)).map(|()| found));
+        result = result.and_then(|found| unmapped.and_then(|()| release_if_unused(&file, &managing)).map(|()| found));
     }
     result
 }

@@ -1,7 +1,6 @@
 //! Starts managing files.
 
 use std::ffi::c_int;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use untorn::File;
@@ -11,27 +10,18 @@ use super::managed_files::{
     Managed, Managing, begin_managing, close_file, commits_on_close, insert, is_mapped, learn, note_descriptor,
     watch_forks, write,
 };
+use super::managed_stores::{has_store, store_of};
 use super::mount_files;
-use crate::boundary::error::Result;
+use super::patience::patiently;
+use crate::boundary::error::{Failure, Result};
 use crate::posix::state::posix_descriptor::{failure, key_of, open_descriptors, path_of, stat};
 
 /// The lowest descriptor of the library's own, unless the limit is low.
 const HIGH_DESCRIPTORS: c_int = 512;
 
-/// Whether a file has a private store beside it.
-pub(crate) fn has_store(path: &Path) -> bool {
-    store_dir(path).is_dir()
-}
-
-pub(crate) fn store_dir(path: &Path) -> PathBuf {
-    let mut store = path.as_os_str().to_owned();
-    store.push(".untorn");
-    PathBuf::from(store)
-}
-
 /// The managed file of a regular file's descriptor. The file is managed from now on if it was not before.
 pub(crate) fn manage(fd: c_int) -> Result<Arc<Managed>> {
-    manage_locked(fd, &begin_managing())
+    patiently(|| manage_locked(fd, &begin_managing()))
 }
 
 /// Puts a file that is open for writing into a transaction, if it is on an Untorn mount. False: it is not on a mount,
@@ -50,7 +40,7 @@ pub(crate) fn keep_on_mount_locked(fd: c_int, _managing: &Managing) -> Result<bo
 }
 
 /// Keeps the library's descriptors out of the way of programs that choose numbers by themselves, as shells do.
-fn keep_descriptors_high() {
+pub(crate) fn keep_descriptors_high() {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: `limit` is writable.
     if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0 {
@@ -72,7 +62,11 @@ pub(crate) fn manage_locked(fd: c_int, managing: &Managing) -> Result<Arc<Manage
         // SAFETY: takes numbers.
         unsafe { libc::flock(fd, libc::LOCK_UN) };
     }
-    let file = File::open(&path).inspect_err(|_| {
+    let opened = match store_of(&path) {
+        Some(shared) => shared.begin_use().and_then(|shared| Ok((shared.open_file(&path)?, Some(shared)))),
+        None => File::open(&path).map(|file| (file, None)).map_err(Failure::from),
+    };
+    let (file, shared) = opened.inspect_err(|_| {
         if let Some(lock) = lock {
             // SAFETY: as above.
             unsafe { libc::flock(fd, lock | libc::LOCK_NB) };
@@ -84,7 +78,7 @@ pub(crate) fn manage_locked(fd: c_int, managing: &Managing) -> Result<Arc<Manage
         return Err(failure(libc::ESTALE, format!("{} was replaced meanwhile", path.display())));
     }
     let key = stat(fd).as_ref().map(key_of).ok_or_else(|| failure(libc::EBADF, "no descriptor"))?;
-    let managed = Arc::new(Managed::new(key, file));
+    let managed = Arc::new(Managed::new(key, file, shared));
     insert(managed.clone(), managing);
     // Includes descriptors that were opened for reading, or by calls that are not renamed. Untorn's own descriptors
     // do not count, because the program never closes them.

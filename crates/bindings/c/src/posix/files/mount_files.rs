@@ -5,9 +5,9 @@
 //! transaction ends, and changes that were not synced are discarded.
 
 use std::collections::{BTreeSet, HashMap};
-use std::ffi::{CString, c_int};
+use std::ffi::c_int;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
@@ -17,6 +17,7 @@ use untorn::on_mount::Transaction;
 use untorn_os::Fd;
 use untorn_os::mount_calls::is_on_mount;
 
+use super::patience::{MOMENT, patience};
 use crate::boundary::error::untorn_error::UNTORN_E_BUSY;
 use crate::boundary::error::{Failure, Result};
 use crate::posix::state::address_ranges::{overlap, subtract};
@@ -24,14 +25,13 @@ use crate::posix::state::call_section::{Held, enter, lock};
 use crate::posix::state::descriptor_table::{COMMITS_WRITES, ON_MOUNT};
 use crate::posix::state::file_owner::is_borrower;
 use crate::posix::state::posix_descriptor::{
-    Key, check_writable, failure, flags, is_regular, key_of, open_descriptors, path_of, refusal, stat, system,
+    Key, check_writable, failure, flags, is_regular, key_of, open_descriptors, path_of, refusal, reopen, stat, system,
 };
 use crate::posix::state::report::{about, reported, tell};
 
 /// How long the opening of a file in another process's transaction is tried again. That process may have been killed
 /// just now, and its changes are discarded only after its end.
 const PATIENCE: Duration = Duration::from_secs(1);
-const MOMENT: Duration = Duration::from_millis(10);
 
 /// A file in a transaction.
 pub(crate) struct MountFile {
@@ -152,17 +152,6 @@ pub(crate) fn tell_discarded(call: &str, path: &Path) {
     ));
 }
 
-/// Opens the file of a descriptor once more.
-fn reopen(fd: c_int, flags: c_int) -> Result<OwnedFd> {
-    let path = CString::new(format!("/proc/self/fd/{fd}")).unwrap_or_default();
-    // SAFETY: `path` ends in NUL.
-    match unsafe { libc::open(path.as_ptr(), flags | libc::O_CLOEXEC | libc::O_NONBLOCK) } {
-        -1 => Err(system("open the file once more")),
-        // SAFETY: opened here, and known to no other code.
-        own => Ok(unsafe { OwnedFd::from_raw_fd(own) }),
-    }
-}
-
 /// Refuses a file with a descriptor by which each write asks the kernel for a sync: only the transaction can commit
 /// its changes. A descriptor that another thread closes in the meantime is ignored.
 fn check_no_sync(key: Key, fds: &[c_int]) -> Result<()> {
@@ -187,7 +176,8 @@ fn own_opening(fd: c_int) -> Result<Fd> {
         let copy = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned();
         copy.map_err(|_| system("copy the descriptor"))
     };
-    Fd::new(reopen(fd, libc::O_WRONLY).or_else(|_| copy())?).map_err(|_| system("keep a descriptor of the file"))
+    Fd::new(reopen(fd, libc::O_WRONLY | libc::O_CLOEXEC | libc::O_NONBLOCK).or_else(|_| copy())?)
+        .map_err(|_| system("keep a descriptor of the file"))
 }
 
 /// Begins a transaction. None: the file is not on an Untorn mount.
@@ -196,7 +186,9 @@ fn begin(file: BorrowedFd<'_>) -> Result<Option<Transaction>> {
     loop {
         // Earlier changes, by any process, are committed first: they must not be discarded together with later ones.
         match Transaction::begin_committed(file) {
-            Err(untorn::Error::InTransaction { .. }) if started.elapsed() < PATIENCE => std::thread::sleep(MOMENT),
+            Err(untorn::Error::InTransaction { .. }) if started.elapsed() < PATIENCE.max(patience()) => {
+                std::thread::sleep(MOMENT)
+            }
             Err(untorn::Error::InTransaction { path }) => {
                 let message = format!(
                     "{} is in a transaction of another process, or of another call in this process: only one call at a \

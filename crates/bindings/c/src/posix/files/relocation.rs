@@ -6,135 +6,25 @@
 
 use std::ffi::{CString, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, PoisonError};
 
 use untorn::__private::relocate::{Uncommitted, flush_names, leave_mapping, put_back, take_mapping, uncommitted};
 use untorn::{File, MapOptions};
 
-use super::managed_files::{Managed, Managing, double, find_by_key, forget, renew_maps, windows_of};
-use super::managing::{has_store, keep_on_mount_locked, manage_locked, store_dir};
-use super::mount_files::{self, MountFile};
+use super::managed_files::{Managed, Managing, double, forget, renew_maps, windows_of};
+use super::managing::{keep_on_mount_locked, manage_locked};
+use super::name::{Name, kept};
 use crate::boundary::error::{Failure, Result};
 use crate::boundary::log::told;
 use crate::posix::state::address_ranges::subtract;
 use crate::posix::state::call_section::lock;
 use crate::posix::state::patterns;
-use crate::posix::state::posix_descriptor::{
-    Key, failure, is_regular, key_of, lstat, open_descriptors, refusal, system,
-};
+use crate::posix::state::posix_descriptor::{Key, failure, open_descriptors, refusal, system};
 use crate::posix::state::report::{errno, tell};
 
-/// A name, and the file and store behind it.
-pub(crate) struct Name {
-    /// The whole path, without symbolic links on the way.
-    pub path: PathBuf,
-    stat: Option<libc::stat>,
-    /// The managed file of this name.
-    pub file: Option<Arc<Managed>>,
-    has_store: bool,
-}
-
-impl Name {
-    pub fn of(path: &Path) -> Result<Name> {
-        let missing = |e: std::io::Error| failure(e.raw_os_error().unwrap_or(libc::ENOENT), e.to_string());
-        let name = path.file_name().ok_or_else(|| failure(libc::EINVAL, "a path without a name"))?;
-        let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let path = std::fs::canonicalize(dir).map_err(missing)?.join(name);
-        let stat = lstat(&path);
-        let file = stat.as_ref().and_then(find_by_key);
-        let has_store = has_store(&path);
-        Ok(Name { path, stat, file, has_store })
-    }
-
-    /// Whether Untorn has neither a managed file nor a store of this name.
-    pub fn is_ordinary(&self) -> bool {
-        self.file.is_none()
-            && !self.has_store
-            && kept(self).is_none()
-            && !(self.is_regular_or_missing() && patterns::match_path(&self.path))
-    }
-
-    pub fn is_missing(&self) -> bool {
-        self.stat.is_none()
-    }
-
-    fn is_regular_or_missing(&self) -> bool {
-        self.stat.as_ref().is_none_or(is_regular)
-    }
-
-    fn key(&self) -> Option<Key> {
-        self.stat.as_ref().filter(|stat| is_regular(stat)).map(key_of)
-    }
-
-    fn dir(&self) -> &Path {
-        self.path.parent().unwrap_or(Path::new("/"))
-    }
-
-    /// Refuses a file that a parent process manages.
-    pub fn check_own(&self) -> Result<()> {
-        match &self.file {
-            Some(file) if file.is_parents() => Err(Failure::forked()),
-            _ => Ok(()),
-        }
-    }
-
-    /// Recovers a file that this process does not have open, and whose store was not closed.
-    fn recover(&self) -> Result<()> {
-        if self.file.is_none() && self.has_store {
-            match self.stat {
-                Some(_) => recover(&self.path)?,
-                None => set_aside(&self.path)?,
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Recovers a file whose store was not closed. Refused if its commits cannot be applied: nobody must take its present
-/// contents for the committed ones.
-pub(crate) fn recover(path: &Path) -> Result<()> {
-    let report = untorn::offline::recover(path, &Default::default(), &|_, _| ())?;
-    match report.quarantined.first() {
-        None => Ok(()),
-        Some(waiting) => Err(refusal(libc::ESTALE, waiting.problem())),
-    }
-}
-
-/// Deals with the store of a file that no longer exists, before another file gets the name. If commits wait in the
-/// store, it gets another name, because the file may have been moved.
-pub(crate) fn set_aside(path: &Path) -> Result<()> {
-    if untorn::__private::remove_unneeded(path)? {
-        return Ok(());
-    }
-    // The journal may have the creation of the file itself.
-    untorn::offline::recover(path, &Default::default(), &|_, _| ())?;
-    if path.exists() || untorn::__private::remove_unneeded(path)? {
-        return Ok(());
-    }
-    let store = store_dir(path);
-    for n in 1.. {
-        let mut aside = path.as_os_str().to_owned();
-        aside.push(format!(".removed-{n}.untorn"));
-        let aside = PathBuf::from(aside);
-        if aside.exists() {
-            continue;
-        }
-        std::fs::rename(&store, &aside)
-            .map_err(|e| failure(e.raw_os_error().unwrap_or(libc::EIO), format!("{}: {e}", store.display())))?;
-        tell(&format!(
-            "{} was removed or moved while commits waited in its journal. The journal is now {}: if you moved the file, \
-             rename that directory to <new name>.untorn; if you removed the file, remove the directory",
-            path.display(),
-            aside.display()
-        ));
-        break;
-    }
-    Ok(())
-}
-
-/// A managed file whose store is closed while the file changes its name.
-struct Suspended<'m> {
+/// A managed file that changes or loses its name. A private store is closed meanwhile.
+pub(super) struct Suspended<'m> {
     file: Arc<Managed>,
     closed: File,
     changes: Option<Uncommitted>,
@@ -158,6 +48,22 @@ impl<'m> Suspended<'m> {
         // Changes are restored when the file is opened again.
         told(|| suspended.closed.store().close())?;
         Ok(suspended)
+    }
+
+    /// Begins the removal of a name from a file of a named store, which stays open.
+    pub fn begin_in_store(file: &Arc<Managed>, managing: &'m Managing) -> Result<Suspended<'m>> {
+        let mut slot = file.file.write().unwrap_or_else(PoisonError::into_inner);
+        let open = slot.as_ref().ok_or_else(|| Failure::bad_handle("file"))?;
+        let changes = uncommitted(open)?;
+        // Afterwards the data file has all that is committed.
+        open.store().checkpoint()?;
+        let closed = slot.take().ok_or_else(|| Failure::bad_handle("file"))?;
+        Ok(Suspended { file: file.clone(), closed, changes, managing })
+    }
+
+    /// Leaves a file of a named store as it was.
+    pub fn resume_in_store(self) {
+        *self.file.file.write().unwrap_or_else(PoisonError::into_inner) = Some(self.closed);
     }
 
     /// Opens the file again, under this name.
@@ -193,7 +99,7 @@ impl<'m> Suspended<'m> {
 
     /// Ends the managing of a file that has lost its name: its descriptors and maps become ordinary ones of `fd`'s
     /// file. `fd` is open for reading and writing.
-    fn become_nameless(self, fd: c_int) -> Result<()> {
+    pub fn become_nameless(self, fd: c_int) -> Result<()> {
         let Suspended { file, closed, changes, managing } = self;
         if let Some(changes) = &changes {
             write_changes(fd, changes)?;
@@ -227,7 +133,8 @@ impl<'m> Suspended<'m> {
             }
         }
         forget(&file, managing);
-        Ok(())
+        drop(closed);
+        file.leave_store()
     }
 }
 
@@ -263,10 +170,10 @@ fn write_changes(fd: c_int, changes: &Uncommitted) -> Result<()> {
 }
 
 /// A descriptor that is closed when this value is dropped.
-struct Descriptor(c_int);
+pub(super) struct Descriptor(pub c_int);
 
 impl Descriptor {
-    fn open(path: &Path, flags: c_int) -> Result<Descriptor> {
+    pub fn open(path: &Path, flags: c_int) -> Result<Descriptor> {
         let path = CString::new(path.as_os_str().as_bytes()).map_err(|_| failure(libc::EINVAL, "NUL in a path"))?;
         // SAFETY: `path` ends in NUL.
         match unsafe { libc::open(path.as_ptr(), flags | libc::O_CLOEXEC | libc::O_NOFOLLOW) } {
@@ -276,7 +183,7 @@ impl Descriptor {
     }
 
     /// Flushes the file, whose path is for the message.
-    fn flush(&self, path: &Path) -> Result<()> {
+    pub fn flush(&self, path: &Path) -> Result<()> {
         // SAFETY: takes a number.
         match unsafe { libc::fsync(self.0) } {
             0 => Ok(()),
@@ -293,7 +200,7 @@ impl Drop for Descriptor {
 }
 
 /// Whether this process has a plain, shared, writable map of a file.
-fn is_mapped_plainly(key: Key) -> bool {
+pub(super) fn is_mapped_plainly(key: Key) -> bool {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     maps.lines().any(|line| {
         let mut fields = line.split_whitespace();
@@ -304,7 +211,7 @@ fn is_mapped_plainly(key: Key) -> bool {
 }
 
 /// Descriptors through which the program may write to a file that is not managed.
-fn writers(key: Key) -> Vec<c_int> {
+pub(super) fn writers(key: Key) -> Vec<c_int> {
     let mut found = open_descriptors(key, &untorn_os::is_own_descriptor);
     // SAFETY: asks only.
     found.retain(|fd| unsafe { libc::fcntl(*fd, libc::F_GETFL) } & libc::O_ACCMODE != libc::O_RDONLY);
@@ -397,11 +304,6 @@ pub(crate) fn is_on_mount(from: &Name, to: &Name) -> bool {
 pub(crate) fn is_dir_on_mount(dir: &Path) -> bool {
     let dir = std::fs::File::open(dir);
     dir.is_ok_and(|dir| untorn_os::mount_calls::is_on_mount(&dir).is_ok_and(|is| is))
-}
-
-/// The file of a name, if it is in a transaction of this process.
-fn kept(name: &Name) -> Option<Arc<MountFile>> {
-    name.stat.as_ref().and_then(mount_files::find_by_key)
 }
 
 /// How often the contents are committed again if other threads write between the commit and the rename.

@@ -2,39 +2,140 @@
 //!
 //! The program gets a copy of the file as of the last durable commit, without a name, in the place of the data file,
 //! which the owner overwrites at checkpoints. So all calls on the descriptor work, also those that are not renamed, in
-//! forked children and in other programs.
+//! forked children and in other programs. The program gets a newer commit when it begins to read again: at `lseek` to
+//! the beginning of the file, and when it takes a lock by `fcntl`.
 
+use std::collections::HashMap;
 use std::ffi::c_int;
 use std::fs::{File, FileTimes, OpenOptions, Permissions};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::{LazyLock, Mutex};
 
 use untorn::reader::SnapshotFile;
 use untorn::{Error, Reader, offline};
 
-use super::managing::has_store;
-use super::relocation::recover;
+use super::managed_files::{Managing, begin_managing, watch_forks};
+use super::managed_stores::{has_store, store_of};
+use super::managing::keep_descriptors_high;
+use super::name::recover;
 use crate::boundary::error::{Failure, Result};
+use crate::posix::state::call_section::{enter, lock};
+use crate::posix::state::descriptor_table::SHOWN;
+use crate::posix::state::file_owner::is_borrower;
 use crate::posix::state::patterns;
-use crate::posix::state::posix_descriptor::{failure, system};
+use crate::posix::state::posix_descriptor::{Key, failure, key_of, seek, stat, system};
+
+/// The view that a descriptor has of a file.
+#[derive(Clone)]
+struct Shown {
+    /// The identity of the copy, or of the data file.
+    key: Key,
+    path: PathBuf,
+    /// The store, the file's name in it, and the commit that is shown. None: there was no store.
+    commit: Option<(Reader, PathBuf, u64)>,
+}
+
+/// Used only while no file can start or stop being managed, so that no fork happens meanwhile.
+static TABLE: LazyLock<Mutex<HashMap<c_int, Shown>>> = LazyLock::new(Mutex::default);
 
 /// Prepares a file that was opened for reading only and that may have a store. A file that another process has open is
 /// shown as of its last durable commit; a file that nobody has open is recovered.
 pub(crate) fn show(fd: c_int, path: &Path) -> Result<()> {
+    let commit = if is_in_use(path)? { show_commit(fd, path)? } else { plain_commit(path) };
+    keep_descriptors_high();
+    watch_forks();
+    let managing = begin_managing();
+    if let Some(key) = stat(fd).as_ref().map(key_of) {
+        note(fd, Shown { key, path: path.to_owned(), commit }, &managing);
+    }
+    Ok(())
+}
+
+fn note(fd: c_int, shown: Shown, _managing: &Managing) {
+    if SHOWN.set(fd) {
+        lock(&TABLE).insert(fd, shown);
+    }
+}
+
+/// Notes that a descriptor is a copy of another one.
+pub(crate) fn copied(fd: c_int, copy: c_int) {
+    if SHOWN.has(fd) {
+        let managing = begin_managing();
+        let shown = lock(&TABLE).get(&fd).cloned();
+        shown.into_iter().for_each(|shown| note(copy, shown, &managing));
+    }
+}
+
+/// Notes that a descriptor was closed.
+pub(crate) fn forget(fd: c_int) {
+    if SHOWN.has(fd) {
+        let _managing = begin_managing();
+        SHOWN.clear(fd);
+        lock(&TABLE).remove(&fd);
+    }
+}
+
+/// Shows a newer commit, if there is one. If that fails, the descriptor keeps its view.
+pub(crate) fn refresh(call: &str, fd: c_int) {
+    if !SHOWN.has(fd) || is_borrower() {
+        return;
+    }
+    let Some(_section) = enter(call) else { return };
+    let managing = begin_managing();
+    let Some(mut shown) = lock(&TABLE).get(&fd).cloned() else { return };
+    if stat(fd).as_ref().map(key_of) != Some(shown.key) {
+        // The descriptor was closed by a call that is not renamed, and its number may have another file by now.
+        SHOWN.clear(fd);
+        lock(&TABLE).remove(&fd);
+        return;
+    }
+    match newer(fd, &shown) {
+        Ok(None) => {}
+        Ok(Some(commit)) => {
+            shown.commit = Some(commit);
+            shown.key = stat(fd).as_ref().map_or(shown.key, key_of);
+            note(fd, shown, &managing);
+        }
+        Err(failure) => tracing::debug!(path = %shown.path.display(), "no newer commit: {}", failure.message),
+    }
+}
+
+/// Shows the last commit, if the descriptor does not show it.
+fn newer(fd: c_int, shown: &Shown) -> Result<Option<(Reader, PathBuf, u64)>> {
+    let (reader, name, lsn) = match &shown.commit {
+        Some(commit) => commit.clone(),
+        None if has_store(&shown.path) || is_of_used_store(&shown.path) => {
+            let (reader, name) = Reader::open_containing(&shown.path)?;
+            (reader, name, u64::MAX)
+        }
+        None => return Ok(None),
+    };
+    let snapshot = reader.snapshot()?;
+    if snapshot.lsn() == lsn {
+        return Ok(None);
+    }
+    put_copy(fd, &snapshot.open(&name)?, &shown.path)?;
+    Ok(Some((reader, name, snapshot.lsn())))
+}
+
+/// Whether a process has the file's store open. A store that a crash left is recovered first.
+fn is_in_use(path: &Path) -> Result<bool> {
     if !has_store(path) {
-        return if is_of_used_store(path) { show_commit(fd, path) } else { Ok(()) };
+        // Files of an open store that this process has closed are plain.
+        return Ok(!store_of(path).is_some_and(|store| store.is_open()) && is_of_used_store(path));
     }
     match offline::inspect(path) {
-        Ok(found) if found.owner.is_none() && found.clean && found.quarantined.is_empty() => return Ok(()),
+        Ok(found) if found.owner.is_none() && found.clean && found.quarantined.is_empty() => return Ok(false),
         Ok(found) if found.owner.is_none() => {}
-        Ok(_) | Err(Error::Busy { .. }) => return show_commit(fd, path),
+        Ok(_) | Err(Error::Busy { .. }) => return Ok(true),
         Err(e) => return Err(e.into()),
     }
     match recover(path) {
-        Err(Failure { errno: libc::EBUSY, .. }) => show_commit(fd, path),
-        done => done,
+        Err(Failure { errno: libc::EBUSY, .. }) => Ok(true),
+        done => done.map(|()| false),
     }
 }
 
@@ -48,17 +149,32 @@ fn is_of_used_store(path: &Path) -> bool {
     offline::inspect(top).is_ok_and(|found| found.owner.is_some() || !found.clean)
 }
 
-fn show_commit(fd: c_int, path: &Path) -> Result<()> {
+/// The commit that a plain file shows.
+fn plain_commit(path: &Path) -> Option<(Reader, PathBuf, u64)> {
+    let (reader, name) = Reader::open_containing(path).ok()?;
+    let lsn = reader.snapshot().ok()?.lsn();
+    Some((reader, name, lsn))
+}
+
+fn show_commit(fd: c_int, path: &Path) -> Result<Option<(Reader, PathBuf, u64)>> {
     let (reader, name) = Reader::open_containing(path)?;
-    let from = match reader.snapshot()?.open(&name) {
+    let snapshot = reader.snapshot()?;
+    let from = match snapshot.open(&name) {
         // Not a file of the store, although it lies in it.
         Err(e @ (Error::Invalid { .. } | Error::Unsupported { .. })) if !has_store(path) => {
             tracing::debug!(error = %e, "opened as it is");
-            return Ok(());
+            return Ok(None);
         }
         opened => opened?,
     };
-    let copy = copy_of(&from, path)?;
+    put_copy(fd, &from, path)?;
+    let lsn = snapshot.lsn();
+    Ok(Some((reader, name, lsn)))
+}
+
+/// Puts a copy of a commit in the place of the file of a descriptor, at the same offset.
+fn put_copy(fd: c_int, from: &SnapshotFile, path: &Path) -> Result<()> {
+    let copy = copy_of(from, path)?;
     let io = |e: io::Error| Failure::from(Error::io("copy a commit of", path, e));
     // The program must not be able to change the copy.
     let shown = File::open(format!("/proc/self/fd/{}", copy.as_raw_fd())).map_err(io)?;
@@ -67,10 +183,11 @@ fn show_commit(fd: c_int, path: &Path) -> Result<()> {
         let _ = times.and_then(|times| copy.set_times(times));
     }
     let _ = copy.set_permissions(Permissions::from_mode(from.mode()? & 0o777));
+    seek(shown.as_raw_fd(), seek(fd, 0, libc::SEEK_CUR)?, libc::SEEK_SET)?;
     // SAFETY: takes numbers.
     let flags = unsafe { libc::fcntl(fd, libc::F_GETFD) };
     let flags = if flags & libc::FD_CLOEXEC != 0 { libc::O_CLOEXEC } else { 0 };
-    // SAFETY: takes numbers; the caller has just opened `fd`, and nobody else knows it yet.
+    // SAFETY: takes numbers; the descriptor shows a file of the same name afterwards.
     match unsafe { libc::dup3(shown.as_raw_fd(), fd, flags) } {
         -1 => Err(system("show a commit")),
         _ => Ok(()),

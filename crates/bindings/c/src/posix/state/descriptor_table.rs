@@ -4,7 +4,7 @@
 
 use std::ffi::c_int;
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering::*};
 
 /// Numbers in one chunk.
 const CHUNK: usize = 64 * 64;
@@ -21,15 +21,20 @@ pub(crate) static ON_MOUNT: Marks = Marks::new();
 /// The descriptors of [`ON_MOUNT`] by which each write is a commit.
 pub(crate) static COMMITS_WRITES: Marks = Marks::new();
 
+/// Descriptors for reading only, which show one commit of a file.
+pub(crate) static SHOWN: Marks = Marks::new();
+
 /// Marks of descriptors.
 pub(crate) struct Marks {
     /// Chunks are never freed.
     chunks: [AtomicPtr<Chunk>; CHUNKS],
+    /// Whether any descriptor was ever marked.
+    is_used: AtomicBool,
 }
 
 impl Marks {
     const fn new() -> Marks {
-        Marks { chunks: [const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS] }
+        Marks { chunks: [const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS], is_used: AtomicBool::new(false) }
     }
 
     /// The word and the bit of a descriptor.
@@ -47,6 +52,11 @@ impl Marks {
         })
     }
 
+    /// Whether any descriptor was ever marked.
+    pub fn is_used(&self) -> bool {
+        self.is_used.load(Acquire)
+    }
+
     /// Marks a descriptor. False: its number is too large.
     pub fn set(&self, fd: c_int) -> bool {
         let Some((chunk, word, bit)) = self.place(fd) else { return false };
@@ -61,6 +71,7 @@ impl Marks {
         if let Some(chunk) = unsafe { chunk.load(Acquire).as_ref() } {
             chunk[word].fetch_or(bit, AcqRel);
         }
+        self.is_used.store(true, Release);
         true
     }
 

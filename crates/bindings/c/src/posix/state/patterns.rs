@@ -3,21 +3,13 @@
 use std::ffi::{CString, OsStr};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::ptr;
 use std::sync::Once;
-use std::sync::atomic::{AtomicPtr, Ordering::*};
 
+use super::append_list::AppendList;
 use super::posix_descriptor::failure;
 use crate::boundary::error::Result;
 
-/// A list of patterns, and the shorter list that it replaced, which another thread may still read.
-struct List {
-    patterns: Vec<CString>,
-    _before: *mut List,
-}
-
-/// The patterns. A list is replaced by a longer one, and never freed, so that it can be read without a lock.
-static PATTERNS: AtomicPtr<List> = AtomicPtr::new(ptr::null_mut());
+static PATTERNS: AppendList<CString> = AppendList::new();
 
 /// Patterns of the environment, separated by colons.
 const VARIABLE: &str = "UNTORN_MANAGE";
@@ -50,41 +42,24 @@ fn insert(pattern: &[u8]) -> Result<()> {
         whole = here.join(OsStr::from_bytes(pattern)).into_os_string().into_encoded_bytes();
     }
     let whole = CString::new(whole).map_err(|_| failure(libc::EINVAL, "a pattern with NUL in it"))?;
-    let mut old = PATTERNS.load(Acquire);
-    loop {
-        // SAFETY: null, or a list that is never freed.
-        let mut patterns = unsafe { old.as_ref() }.map_or_else(Vec::new, |list| list.patterns.clone());
-        if patterns.contains(&whole) {
-            return Ok(());
-        }
-        patterns.push(whole.clone());
-        let fresh = Box::into_raw(Box::new(List { patterns, _before: old }));
-        match PATTERNS.compare_exchange(old, fresh, AcqRel, Acquire) {
-            Ok(_) => return Ok(()),
-            Err(now) => {
-                // SAFETY: made above, and nobody else has seen it.
-                drop(unsafe { Box::from_raw(fresh) });
-                old = now;
-            }
-        }
-    }
+    PATTERNS.add(whole);
+    Ok(())
 }
 
-fn all() -> &'static [CString] {
+fn all() -> impl Iterator<Item = &'static CString> {
     read_environment();
-    // SAFETY: null, or a list that is never freed.
-    unsafe { PATTERNS.load(Acquire).as_ref() }.map_or(&[], |list| &list.patterns)
+    PATTERNS.iter()
 }
 
 /// Whether the program has given any pattern.
 pub(crate) fn is_any() -> bool {
-    !all().is_empty()
+    all().next().is_some()
 }
 
 /// Whether an absolute path belongs to a file that the program wants to be managed. A pattern without a slash is
 /// matched against the file's name.
 pub(crate) fn match_path(path: &Path) -> bool {
-    all().iter().any(|pattern| {
+    all().any(|pattern| {
         let whole = pattern.as_bytes().contains(&b'/');
         let text = if whole { Some(path.as_os_str()) } else { path.file_name() };
         let Some(text) = text.and_then(|text| CString::new(text.as_bytes()).ok()) else { return false };

@@ -2,6 +2,7 @@
 
 use std::ffi::{CStr, CString, OsStr, c_char, c_int};
 use std::io;
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -59,6 +60,17 @@ pub(crate) fn open_descriptors(key: Key, except: &dyn Fn(c_int) -> bool) -> Vec<
     let found = entries.flatten().filter(|entry| is_of(&entry.path()));
     let numbers = found.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     numbers.filter(|fd| !except(*fd)).collect()
+}
+
+/// Opens the file of a descriptor once more.
+pub(crate) fn reopen(fd: c_int, flags: c_int) -> Result<OwnedFd> {
+    let path = CString::new(format!("/proc/self/fd/{fd}")).unwrap_or_default();
+    // SAFETY: `path` ends in NUL.
+    match unsafe { libc::open(path.as_ptr(), flags) } {
+        -1 => Err(system("open the file once more")),
+        // SAFETY: opened here, and known to no other code.
+        own => Ok(unsafe { OwnedFd::from_raw_fd(own) }),
+    }
 }
 
 /// The path of a descriptor's file.

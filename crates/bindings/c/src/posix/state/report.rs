@@ -15,7 +15,7 @@ fn is_ordinary(failure: &Failure) -> bool {
         UNTORN_E_IO => matches!(failure.errno, libc::EINVAL | libc::ENXIO | libc::ESPIPE | libc::EBADF | libc::ENOENT),
         UNTORN_E_INVALID | UNTORN_E_NULL | UNTORN_E_BAD_HANDLE => matches!(
             failure.errno,
-            libc::EBADF | libc::EINVAL | libc::EFBIG | libc::EACCES | libc::EFAULT | libc::ENXIO
+            libc::EBADF | libc::EINVAL | libc::EFBIG | libc::EACCES | libc::EFAULT | libc::ENXIO | libc::EEXIST
         ),
         _ => false,
     }

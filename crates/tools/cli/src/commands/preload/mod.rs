@@ -11,6 +11,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 use untorn_terminal::table::count;
 use untorn_terminal::{Failure, Output, standard_streams};
 
@@ -43,6 +44,16 @@ pub struct Preload {
     /// Files to manage: a pattern without a slash is for names, any other for whole paths; as for fnmatch.
     #[arg(long, short, value_name = "PATTERN", value_hint = ValueHint::FilePath)]
     manage: Vec<OsString>,
+    /// A directory whose managed files belong to one store, so that they can be committed together.
+    ///
+    /// Without it, each file has a store of its own beside it. With it, all of them are in use by one program at a time;
+    /// a rename or an unlink is a commit; `untorn_fd_syncv` and `untorn_fd_txn_begin` (see `untorn_posix.h`) commit
+    /// several files and their names as one. May be repeated.
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    store: Vec<PathBuf>,
+    /// How long to wait for a file that another program has open for writing, before EBUSY.
+    #[arg(long, value_name = "SECONDS")]
+    wait: Option<f64>,
     /// Commit a file when it is closed: for programs that write files without fsync, as `sed -i` does.
     #[arg(long)]
     commit_on_close: bool,
@@ -80,6 +91,15 @@ impl Preload {
         if self.commit_on_close {
             command.env("UNTORN_COMMIT_ON_CLOSE", "1");
         }
+        if let Some(stores) = self.stores()? {
+            command.env("UNTORN_STORE", stores);
+        }
+        if let Some(seconds) = self.wait {
+            if Duration::try_from_secs_f64(seconds).is_err() {
+                return Err(Failure::new(format!("--wait {seconds}: not a number of seconds")).code(2));
+            }
+            command.env("UNTORN_WAIT", seconds.to_string());
+        }
         standard_streams::leave_closed();
         Err(Failure::io("execute", &path, command.exec()).code(NOT_EXECUTABLE))
     }
@@ -107,6 +127,24 @@ impl Preload {
         }
         all.extend(inherited);
         Ok(all.join(OsStr::new(":")))
+    }
+
+    /// The directories of stores as the library reads them, with those that are in the environment.
+    fn stores(&self) -> Result<Option<OsString>, Failure> {
+        let mut all = Vec::new();
+        for dir in &self.store {
+            let whole = dir.canonicalize().map_err(|e| Failure::io("find the store's directory", dir, e).code(2))?;
+            if !whole.is_dir() {
+                return Err(Failure::new(format!("{}: a store is a directory", dir.display())).code(2));
+            }
+            if whole.as_os_str().as_bytes().contains(&b':') {
+                let message = format!("{}: the path of a store cannot contain `:`", whole.display());
+                return Err(Failure::new(message).code(2));
+            }
+            all.push(whole.into_os_string());
+        }
+        all.extend(env::var_os("UNTORN_STORE").filter(|stores| !stores.is_empty()));
+        Ok((!all.is_empty()).then(|| all.join(OsStr::new(":"))))
     }
 
     fn library(&self) -> Result<PathBuf, Failure> {
