@@ -20,6 +20,7 @@ setup: ## Install the system packages that are missing (Debian and Ubuntu); does
 
 build: ## Build the libraries and the five programs, optimised
 	$(CARGO) build --release --workspace
+	crates/bindings/preload/link.sh $(TARGET)/release/libuntorn.a $(TARGET)/release/libuntorn-preload.so
 
 test: setup ## Run every test; prints totals
 	@scripts/test.sh

@@ -5,6 +5,7 @@ use crate::measuring::bench_run::Run;
 use crate::measuring::fs::{FileSystem, Place};
 use crate::measuring::{fs, scratch};
 use crate::mounts::{mounted, mounted_programs};
+use crate::preloaded::programs;
 use crate::report::section::{Report, Section};
 use crate::report::section_text;
 use crate::report::status_line::StatusLine;
@@ -101,7 +102,9 @@ enum Benchmark {
     FlushTimes,
     /// Files on a mounted store (untorn-mount must be beside this program)
     Mount,
-    /// All benchmarks except kv, live, xsync, mount and flush-times
+    /// Unchanged programs under untorn preload (`untorn` and its library must be beside this program)
+    Preload,
+    /// All benchmarks except kv, live, xsync, mount, preload and flush-times
     All,
 }
 
@@ -193,13 +196,15 @@ impl Bench {
     fn chosen(&self) -> Vec<Benchmark> {
         use Benchmark::{
             All, Append, Commit, FlushTimes, HeapLarge, Kv, KvLarge, KvOpen, Live, Mount, Msync, MsyncLarge, Oneshot,
-            Readers, Recovery, Syncv, Threads, Xsync,
+            Preload, Readers, Recovery, Syncv, Threads, Xsync,
         };
         let every = [Commit, Threads, Append, Syncv, Msync, MsyncLarge, HeapLarge, Recovery, Oneshot, Readers];
         let all = self.benchmarks.contains(&All);
         let mut chosen: Vec<_> = every.into_iter().filter(|b| all || self.benchmarks.contains(b)).collect();
         chosen.extend(
-            [Kv, KvLarge, KvOpen, FlushTimes, Live, Mount, Xsync].into_iter().filter(|b| self.benchmarks.contains(b)),
+            [Kv, KvLarge, KvOpen, FlushTimes, Live, Mount, Preload, Xsync]
+                .into_iter()
+                .filter(|b| self.benchmarks.contains(b)),
         );
         chosen
     }
@@ -241,6 +246,7 @@ impl Benchmark {
             Benchmark::KvOpen => vec![kv::first::run(run, place)?],
             Benchmark::FlushTimes => flush_times::run(run)?,
             Benchmark::Mount => vec![mounted::run(run, place)?, mounted_programs::run(run, place)?],
+            Benchmark::Preload => programs::run(run, place)?,
             Benchmark::Xsync => xsync::run(run, place)?,
             Benchmark::All => unreachable!("All stands for the others"),
         })

@@ -12,6 +12,7 @@ mod maps;
 mod measuring;
 mod mounts;
 mod plot;
+mod preloaded;
 mod report;
 mod stores;
 mod xsync;

@@ -39,7 +39,7 @@ pub enum Kind {
 }
 
 /// The way in which an operation becomes durable.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Durable {
     Transactions,
     AutoSync,

@@ -27,10 +27,12 @@ functions!(Functions {
 const ROW: c_int = 100;
 const DONE: c_int = 101;
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, serde::Serialize, serde::Deserialize)]
 pub enum JournalMode {
     Wal,
     Delete,
+    /// A rollback journal in memory: the file system below makes updates atomic.
+    Memory,
     /// No journal: the file system below makes updates atomic.
     Off,
 }

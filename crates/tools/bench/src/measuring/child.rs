@@ -47,6 +47,8 @@ pub enum Job {
     BeTold,
     /// Stores to a live heap with a block of `bytes`, and is killed.
     StoreToLive { path: PathBuf, bytes: usize },
+    /// Repeats an operation, under `untorn preload` or not.
+    Preloaded(serde_json::Value),
     /// Makes and changes many small files.
     Postmark { dir: PathBuf, files: u64, transactions: u64 },
 }
@@ -109,7 +111,13 @@ pub struct Running {
 impl Running {
     /// Starts a job.
     pub fn start(job: &Job) -> Result<Running> {
-        let mut child = command(job)?.stdin(Stdio::piped()).spawn().context("cannot start a child process")?;
+        Running::start_command(job_command(job)?)
+    }
+
+    /// Starts a command, which ends in that of a job.
+    pub fn start_command(mut command: Command) -> Result<Running> {
+        let mut child =
+            command.stdout(Stdio::piped()).stdin(Stdio::piped()).spawn().context("cannot start a child process")?;
         let (input, output) = (child.stdin.take(), BufReader::new(child.stdout.take().expect("piped")));
         Ok(Running { child, input, output })
     }
@@ -153,14 +161,15 @@ impl Drop for Running {
     }
 }
 
-fn command(job: &Job) -> Result<Command> {
+/// The command of a job.
+pub fn job_command(job: &Job) -> Result<Command> {
     let mut command = Command::new(std::env::current_exe()?);
     command.env(JOB_VARIABLE, serde_json::to_string(job)?).stdout(Stdio::piped());
     Ok(command)
 }
 
 fn start_and_wait(job: &Job) -> Result<(String, std::process::ExitStatus)> {
-    let mut child = command(job)?.stdin(Stdio::null()).spawn().context("cannot start a child process")?;
+    let mut child = job_command(job)?.stdin(Stdio::null()).spawn().context("cannot start a child process")?;
     let mut line = String::new();
     BufReader::new(child.stdout.take().expect("piped")).read_line(&mut line)?;
     Ok((line, child.wait()?))
