@@ -6,6 +6,8 @@
  * The program names the files that are to be managed, by their names or paths:
  *
  *     untorn_manage("*.db");         before they are opened; or the environment: UNTORN_MANAGE="*.db:/data/x/index"
+ *     open(path, O_RDWR | O_ATOMIC)                            this file, for this opening
+ *     mmap(..., MAP_SHARED | MAP_ATOMIC, fd, 0)                  this file, from its map on
  *
  * A named regular file is managed from its opening for writing until the last of its descriptors and maps is
  * gone. While a file is managed:
@@ -166,6 +168,15 @@
 #endif
 #endif
 
+/* Flags by which a program names a file where it opens or maps it. No kernel has flags of these values, and Untorn
+ * passes them on to none. Where Untorn is not there they mean nothing; but a kernel refuses MAP_ATOMIC together with
+ * MAP_SHARED_VALIDATE (EOPNOTSUPP). */
+#if defined(O_ATOMIC) || defined(MAP_ATOMIC)
+#error "untorn_posix.h: O_ATOMIC and MAP_ATOMIC are defined here: remove the program's own definitions"
+#endif
+#define O_ATOMIC 01000000000
+#define MAP_ATOMIC 0x2000000
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -272,6 +283,10 @@ int untorn_fd_rollback(int fd);
  * and map are gone. Call it after the file has become managed, each time. With
  * UNTORN_COMMIT_ON_CLOSE=1 in the environment, 1 is the default. Returns 0, or -1. */
 int untorn_fd_commit_on_close(int fd, int on);
+/* Sets, for all files, whether msync(MS_INVALIDATE) without MS_SYNC and MS_ASYNC discards all uncommitted changes of the
+ * whole file, as untorn_fd_rollback() (`on` not 0), or does nothing (0, the default). With UNTORN_INVALIDATE=rollback
+ * in the environment, 1 is the default. Returns 0. */
+int untorn_invalidate_rolls_back(int on);
 /* Reclaims memory: drops pages that were stored to and synced. NO THREAD may store to the file's maps during the
  * call. Returns 0, or -1. */
 int untorn_fd_reclaim(int fd);

@@ -1,4 +1,4 @@
-//! The state of the POSIX-shaped calls: descriptors and addresses. Stands on nothing else here.
+//! The state of the POSIX-shaped calls: descriptors, addresses and settings. Stands on nothing else here.
 
 pub(super) mod address_ranges;
 pub(super) mod append_list;
@@ -9,3 +9,4 @@ pub(super) mod patterns;
 pub(super) mod posix_descriptor;
 pub(super) mod record_locks;
 pub(super) mod report;
+pub(super) mod settings;

@@ -186,6 +186,75 @@ static void refused(void) {
     CHECK(munmap(at, page) == 0 && close(fd) == 0 && close(reader) == 0);
 }
 
+/* Files that no pattern names. */
+static void named_by_flags(void) {
+    int fd = open_file("flagged", O_RDWR | O_CREAT | O_ATOMIC);
+    CHECK(untorn_fd_is_managed(fd) == 1 && (fcntl(fd, F_GETFL) & O_ATOMIC) == 0);
+    CHECK(write(fd, "one", 3) == 3 && fsync(fd) == 0 && write(fd, "lost", 4) == 4 && close(fd) == 0);
+    check_on_disk("flagged", "one", 3);
+    fd = open_file("flagged", O_WRONLY | O_TRUNC | O_ATOMIC);
+    CHECK(untorn_fd_is_managed(fd) == 1 && close(fd) == 0);
+    check_on_disk("flagged", "one", 3);
+    int reader = open_file("flagged", O_RDONLY | O_ATOMIC);
+    CHECK(untorn_fd_is_managed(reader) == 0 && close(reader) == 0);
+    CHECK(access("plain-flags.untorn", F_OK) != 0 && close(open_file("plain-flags", O_RDWR | O_CREAT)) == 0);
+    CHECK(access("plain-flags.untorn", F_OK) != 0);
+    char pattern[] = "flagged-XXXXXX";
+    fd = mkostemp(pattern, O_ATOMIC | O_CLOEXEC);
+    CHECK(fd >= 0 && untorn_fd_is_managed(fd) == 1 && fcntl(fd, F_GETFD) == FD_CLOEXEC && close(fd) == 0);
+    FAILS_WITH(open(".", O_RDONLY | O_ATOMIC), EINVAL);
+    FAILS_WITH(open("/dev/null", O_RDWR | O_ATOMIC), EINVAL);
+    FAILS_WITH(open(".", O_RDWR | O_TMPFILE | O_ATOMIC, 0600), EINVAL);
+    FAILS_WITH(open("missing-flags", O_RDWR | O_ATOMIC), ENOENT);
+
+    fd = open_file("mapped-flags", O_RDWR | O_CREAT);
+    CHECK(ftruncate(fd, (off_t)page) == 0 && untorn_fd_is_managed(fd) == 0);
+    const int rw = PROT_READ | PROT_WRITE;
+    char *plain = mmap(NULL, page, rw, MAP_PRIVATE | MAP_ANONYMOUS | MAP_ATOMIC, -1, 0);
+    char *copy = mmap(NULL, page, rw, MAP_PRIVATE | MAP_ATOMIC, fd, 0);
+    CHECK(plain != MAP_FAILED && copy != MAP_FAILED && untorn_fd_is_managed(fd) == 0);
+    CHECK(munmap(plain, page) == 0 && munmap(copy, page) == 0);
+    char *at = mmap(NULL, page, rw, MAP_SHARED_VALIDATE | MAP_ATOMIC, fd, 0);
+    CHECK(at != MAP_FAILED && untorn_fd_is_managed(fd) == 1);
+    strcpy(at, "one");
+    CHECK(msync(at, page, MS_SYNC) == 0);
+    strcpy(at, "two");
+    CHECK(munmap(at, page) == 0 && close(fd) == 0);
+    check_on_disk("mapped-flags", "one", (off_t)page);
+    /* For reading at first. */
+    fd = open_file("later-flags", O_RDWR | O_CREAT);
+    CHECK(write(fd, "one", 3) == 3);
+    at = mmap(NULL, page, PROT_READ, MAP_SHARED | MAP_ATOMIC, fd, 0);
+    CHECK(at != MAP_FAILED && untorn_fd_is_managed(fd) == 1 && memcmp(at, "one", 3) == 0);
+    CHECK(munmap(at, page) == 0 && close(fd) == 0);
+    int zero = open_file("/dev/zero", O_RDWR);
+    FAILS_WITH(mmap(NULL, page, rw, MAP_SHARED | MAP_ATOMIC, zero, 0), EINVAL);
+    CHECK(close(zero) == 0);
+}
+
+/* msync(MS_INVALIDATE) as the paper on failure-atomic msync has it. */
+static void invalidates(void) {
+    int fd = open_file("invalidated", O_RDWR | O_CREAT | O_ATOMIC);
+    CHECK(ftruncate(fd, (off_t)(2 * page)) == 0);
+    char *at = map_file(fd, 2 * page);
+    strcpy(at, "one");
+    CHECK(msync(at, page, MS_SYNC | MS_INVALIDATE) == 0);
+    CHECK(untorn_invalidate_rolls_back(1) == 0);
+    strcpy(at, "two");
+    strcpy(at + page, "two");
+    CHECK(pwrite(fd, "x", 1, 100) == 1 && ftruncate(fd, (off_t)(4 * page)) == 0);
+    CHECK(msync(at, page, MS_INVALIDATE) == 0); /* of the whole file */
+    CHECK(strcmp(at, "one") == 0 && at[page] == 0 && at[100] == 0 && size_of(fd) == (off_t)(2 * page));
+    strcpy(at, "six");
+    CHECK(msync(at, page, MS_SYNC | MS_INVALIDATE) == 0 && strcmp(at, "six") == 0); /* a sync leaves nothing to discard */
+    CHECK(untorn_fd_rollback(fd) == 0 && strcmp(at, "six") == 0);
+    FAILS_WITH(msync(at, page, MS_SYNC | MS_ASYNC | MS_INVALIDATE), EINVAL);
+    strcpy(at, "ten");
+    CHECK(untorn_invalidate_rolls_back(0) == 0 && msync(at, page, MS_INVALIDATE) == 0 && strcmp(at, "ten") == 0);
+    CHECK(munmap(at, 2 * page) == 0 && close(fd) == 0);
+    check_on_disk("invalidated", "six", (off_t)(2 * page));
+}
+
 static char first_byte(int fd) {
     char byte;
     CHECK(pread(fd, &byte, 1, 0) == 1);
@@ -389,6 +458,8 @@ int main(int argc, char **argv) {
     maps();
     files_alone();
     refused();
+    named_by_flags();
+    invalidates();
     beside_an_owner();
     in_a_store();
     everything_else();

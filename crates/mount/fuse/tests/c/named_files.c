@@ -144,6 +144,38 @@ static void maps(void) {
     CHECK(read(fd, found, 4) == 4 && memcmp(found, "late", 4) == 0 && close(fd) == 0);
 }
 
+/* Files that no pattern names. */
+static void named_by_flags(void) {
+    const size_t page = 4096;
+    int fd = open_file("flagged", O_RDWR | O_CREAT | O_ATOMIC);
+    CHECK(untorn_fd_is_managed(fd) == 1);
+    put(fd, "one");
+    CHECK(fsync(fd) == 0);
+    put(fd, "two");
+    CHECK(close(fd) == 0);
+    check_seen("flagged", "one");
+    fd = open_file("flagged", O_RDWR | O_SYNC | O_ATOMIC);
+    put(fd, "six");
+    CHECK(untorn_fd_rollback(fd) == 0 && close(fd) == 0);
+    check_seen("flagged", "six");
+
+    fd = open_file("mapped", O_RDWR | O_CREAT);
+    CHECK(ftruncate(fd, 2 * 4096) == 0 && untorn_fd_is_managed(fd) == 0);
+    char *at = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ATOMIC, fd, 0);
+    CHECK(at != MAP_FAILED && untorn_fd_is_managed(fd) == 1);
+    strcpy(at, "one");
+    CHECK(msync(at, page, MS_SYNC) == 0);
+    strcpy(at, "two");
+    CHECK(msync(at, page, MS_INVALIDATE) == 0 && strcmp(at, "two") == 0);
+    CHECK(untorn_invalidate_rolls_back(1) == 0);
+    strcpy(at + page, "two");
+    CHECK(msync(at, page, MS_INVALIDATE) == 0 && strcmp(at, "one") == 0 && at[page] == 0); /* of the whole file */
+    strcpy(at, "six");
+    CHECK(msync(at, page, MS_SYNC | MS_INVALIDATE) == 0 && strcmp(at, "six") == 0);
+    CHECK(untorn_invalidate_rolls_back(0) == 0 && munmap(at, 2 * page) == 0 && close(fd) == 0);
+    check_seen("mapped", "six");
+}
+
 static void writes_that_sync(void) {
     int fd = open_file("sync.db", O_RDWR | O_CREAT | O_SYNC | O_APPEND);
     int other = open_file("sync.db", O_RDWR);
@@ -443,6 +475,7 @@ int main(int argc, char **argv) {
     commits_and_rolls_back();
     what_was_there();
     maps();
+    named_by_flags();
     writes_that_sync();
     threads();
     beside_a_store();

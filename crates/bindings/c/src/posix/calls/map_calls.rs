@@ -21,13 +21,19 @@ use crate::posix::state::posix_descriptor::{
     check_readable, check_writable, failure, is_regular, path_of, stat, system,
 };
 use crate::posix::state::report::{reported, tell};
+use crate::posix::state::settings;
+
+/// A flag of `mmap` that names the file. No kernel has a flag of this value; a kernel that gets it ignores it, or with
+/// `MAP_SHARED_VALIDATE` refuses it.
+const MAP_ATOMIC: c_int = 0x200_0000;
 
 /// Begins a call on addresses. None: refused; otherwise a section if they may be of a managed file.
 fn begin(call: &str) -> Option<Option<Section>> {
     if is_any_managed() || is_any_doubled() { enter(call).map(Some) } else { Some(None) }
 }
 
-/// Whether a map is Untorn's: a shared map of a managed file, or a writable one of a file that is to be managed.
+/// Whether a map is Untorn's: a shared map of a managed file, or a writable one of a file that is to be managed. With
+/// MAP_ATOMIC, a descriptor that is open for writing suffices: the map may be made writable later.
 fn is_ours(prot: c_int, flags: c_int, fd: c_int) -> bool {
     let shared = matches!(flags & libc::MAP_TYPE, libc::MAP_SHARED | libc::MAP_SHARED_VALIDATE);
     if !shared || flags & libc::MAP_ANONYMOUS != 0 || is_borrower() {
@@ -35,6 +41,9 @@ fn is_ours(prot: c_int, flags: c_int, fd: c_int) -> bool {
     }
     if learn(fd).is_some() || mount_files::learn(fd).is_some() {
         return true;
+    }
+    if flags & MAP_ATOMIC != 0 {
+        return prot & libc::PROT_WRITE != 0 || check_writable(fd).is_ok();
     }
     if prot & libc::PROT_WRITE == 0 || !stat(fd).as_ref().is_some_and(is_regular) {
         return false;
@@ -56,6 +65,9 @@ fn map(address: *mut c_void, len: usize, prot: c_int, flags: c_int, fd: c_int, a
     check_readable(fd).map_err(denied)?;
     if prot & libc::PROT_WRITE != 0 {
         check_writable(fd).map_err(denied)?;
+    }
+    if flags & MAP_ATOMIC != 0 && !stat(fd).as_ref().is_some_and(is_regular) {
+        return Err(failure(libc::EINVAL, "MAP_ATOMIC: only a regular file is all or nothing"));
     }
     if find(fd).is_none() {
         if mount_files::learn(fd).is_none() {
@@ -105,7 +117,7 @@ fn map_on_mount(
 ) -> Result<*mut c_void> {
     let map = || {
         // SAFETY: the promise of the caller of `mmap`.
-        let start = unsafe { libc::mmap(address, len, prot, flags, fd, at) };
+        let start = unsafe { libc::mmap(address, len, prot, flags & !MAP_ATOMIC, fd, at) };
         let is_ours = start != libc::MAP_FAILED && !file.is_parents();
         let change = pages(start, len)
             .filter(|_| is_ours)
@@ -119,8 +131,8 @@ fn map_on_mount(
 }
 
 /// `mmap`. Stores to a shared map of a managed file reach the disk at msync or fsync, all or nothing. The first
-/// writable one manages a file that the program has named (untorn_manage()) after it was opened. The map may extend
-/// behind the end of the file, which may grow into the map. All other maps are made by the C library's `mmap`.
+/// writable one manages a file that the program has named (untorn_manage(), or the flag MAP_ATOMIC) after it was opened.
+/// The map may extend behind the end of the file, which may grow into the map. All other maps are made by the C library's `mmap`.
 ///
 /// MAP_FAILED with an errno: ENOTSUP (MAP_FIXED), EBUSY (another process has the file open), ENOMEM, EACCES,
 /// EINVAL, and the errors of untorn_open().
@@ -154,7 +166,7 @@ pub unsafe extern "C" fn untorn_mmap(
     }
     let map = || {
         // SAFETY: the caller's promise.
-        unsafe { libc::mmap(address, len, prot, flags, fd, at) }
+        unsafe { libc::mmap(address, len, prot, flags & !MAP_ATOMIC, fd, at) }
     };
     if flags & libc::MAP_FIXED == 0 {
         return map();
@@ -167,9 +179,23 @@ pub unsafe extern "C" fn untorn_mmap(
     mount_files::change_maps("mmap", replace).0
 }
 
+/// Whether these flags of `msync` discard changes, if they ask for no sync.
+fn rolls_back(flags: c_int) -> bool {
+    flags & libc::MS_INVALIDATE != 0 && settings::invalidate_rolls_back()
+}
+
+/// Sets whether `msync(MS_INVALIDATE)` discards all changes of the whole file since its last commit (`on` not 0), or
+/// does nothing (0). With UNTORN_INVALIDATE=rollback in the environment, 1 is the default. Returns 0.
+#[unsafe(no_mangle)]
+pub extern "C" fn untorn_invalidate_rolls_back(on: c_int) -> c_int {
+    settings::set_invalidate_rolls_back(on != 0);
+    0
+}
+
 /// `msync`. MS_SYNC commits all changes of the whole file, durable on return, all or nothing. MS_ASYNC starts a
-/// commit of all stores made so far; the next fsync or MS_SYNC waits for that commit. MS_INVALIDATE does
-/// nothing: all maps show the same contents (untorn_fd_rollback() rolls back).
+/// commit of all stores made so far; the next fsync or MS_SYNC waits for that commit. MS_INVALIDATE does nothing, as
+/// all maps show the same contents; after untorn_invalidate_rolls_back(1), alone it discards all changes of the whole
+/// file since the last commit.
 ///
 /// # Safety
 /// As for `msync`.
@@ -180,13 +206,17 @@ pub unsafe extern "C" fn untorn_msync(address: *mut c_void, len: usize, flags: c
     let files = addresses.as_ref().map(mapped_in).unwrap_or_default();
     let on_mounts = addresses.as_ref().map(mount_files::mapped_in).unwrap_or_default();
     if files.is_empty() {
-        let syncs = flags & (libc::MS_SYNC | libc::MS_ASYNC) == libc::MS_SYNC && !on_mounts.is_empty();
+        let both = flags & (libc::MS_SYNC | libc::MS_ASYNC);
+        let syncs = both == libc::MS_SYNC && !on_mounts.is_empty();
         // SAFETY: the caller's promise. The kernel cannot sync changes that belong to a transaction.
         let done = unsafe { libc::msync(address, len, if syncs { flags & !libc::MS_SYNC } else { flags }) };
-        if done != 0 || !syncs {
-            return done;
+        if done == 0 && syncs {
+            return reported("msync", -1, || on_mounts.iter().try_for_each(|file| file.commit()).map(|()| 0));
         }
-        return reported("msync", -1, || on_mounts.iter().try_for_each(|file| file.commit()).map(|()| 0));
+        if done == 0 && both == 0 && !on_mounts.is_empty() && rolls_back(flags) {
+            return reported("msync", -1, || on_mounts.iter().try_for_each(|file| file.roll_back()).map(|()| 0));
+        }
+        return done;
     }
     reported("msync", -1, || {
         let both = libc::MS_SYNC | libc::MS_ASYNC;
@@ -198,6 +228,7 @@ pub unsafe extern "C" fn untorn_msync(address: *mut c_void, len: usize, flags: c
                 match flags & both {
                     libc::MS_SYNC => file.commit()?,
                     libc::MS_ASYNC => drop(file.commit_async()?),
+                    _ if rolls_back(flags) => file.rollback()?,
                     _ => {}
                 }
                 Ok(())

@@ -11,7 +11,7 @@ use crate::boundary::error::{Failure, Result, guard};
 use crate::posix::files::managed_files::{
     Leaving, Managed, begin_managing, is_own, learn, map_of, note_lock, on_managed,
 };
-use crate::posix::files::managed_stores::{self, StoreUse, has_store};
+use crate::posix::files::managed_stores::{self, StoreUse, has_store, store_above};
 use crate::posix::files::managing::{keep_on_mount, manage};
 use crate::posix::files::mount_files::{self, MountFile, on_mount};
 use crate::posix::files::name::{Name, recover, set_aside};
@@ -30,6 +30,10 @@ use crate::posix::state::report::{errno, reported, set_errno};
 
 /// The longest name of a managed file, as the name of its store ends in `.untorn`.
 const NAME_BYTES_MAX: usize = libc::NAME_MAX as usize - ".untorn".len();
+
+/// A flag of `open` that names the file, for this opening. No kernel has a flag of this value; a kernel that gets it
+/// ignores it.
+const O_ATOMIC: c_int = 0o1_000_000_000;
 
 /// Makes a call on the managed file of a descriptor, or on a named file on a mount; refuses a descriptor of another
 /// file.
@@ -56,12 +60,21 @@ fn on_managed_only(
 /// descriptor shows the last durable commit. A file with a store, and a file that the program has named, is managed from
 /// now on if it was opened for writing.
 fn adopt(fd: c_int, flags: c_int) -> Result<()> {
+    let refuse = |why: &str| Err(refusal(libc::EINVAL, format!("O_ATOMIC: {why}")));
+    let atomic = flags & O_ATOMIC != 0;
+    if atomic && !stat(fd).as_ref().is_some_and(is_regular) {
+        return refuse("only a regular file is all or nothing");
+    }
     if learn(fd).is_some_and(|file| !file.is_parents()) || mount_files::learn(fd).is_some_and(|file| !file.is_parents())
     {
         return Ok(());
     }
-    let Ok(path) = path_of(fd) else { return Ok(()) };
-    if !has_store(&path) && !patterns::match_path(&path) {
+    let path = match path_of(fd) {
+        Ok(path) => path,
+        Err(_) if atomic => return refuse("a file without a name has no store"),
+        Err(_) => return Ok(()),
+    };
+    if !has_store(&path) && !is_named(&path, flags) {
         return Ok(());
     }
     if flags & libc::O_ACCMODE != libc::O_RDONLY {
@@ -71,6 +84,11 @@ fn adopt(fd: c_int, flags: c_int) -> Result<()> {
         return Ok(());
     }
     show(fd, &path)
+}
+
+/// Whether the program has named the file, by a pattern or by the flags with which it opens the file.
+fn is_named(path: &Path, flags: c_int) -> bool {
+    flags & O_ATOMIC != 0 || patterns::match_path(path)
 }
 
 /// Recovers a file that has a store beside it and that this process does not have open.
@@ -91,7 +109,7 @@ fn clear_name(path: &Path, flags: c_int) -> Result<()> {
     let name_bytes = path.file_name().map_or(0, OsStr::len);
     let fits = name_bytes <= NAME_BYTES_MAX || name_bytes > libc::NAME_MAX as usize;
     let has_private_store =
-        || Name::of(path).is_ok_and(|name| name.shared.is_none() && patterns::match_path(&name.path));
+        || is_named(path, flags) && Name::of(path).is_ok_and(|name| store_above(&name.path).is_none());
     if !fits && flags & libc::O_ACCMODE != libc::O_RDONLY && has_private_store() && !is_beside_mount_files(path) {
         return Err(refusal(
             libc::ENAMETOOLONG,
@@ -118,7 +136,7 @@ fn takes_sync(path: Option<&Path>, flags: c_int) -> bool {
         return false;
     }
     let whole = path.and_then(|path| std::fs::canonicalize(path).or_else(|_| std::path::absolute(path)).ok());
-    whole.is_some_and(|path| patterns::match_path(&path) && !has_store(&path) && is_beside_mount_files(&path))
+    whole.is_some_and(|path| is_named(&path, flags) && !has_store(&path) && is_beside_mount_files(&path))
 }
 
 /// The first part of an opening.
@@ -134,7 +152,8 @@ fn begin_in_store(path: Option<&Path>, flags: c_int, mode: libc::mode_t) -> Resu
     let writes = flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_CREAT != 0;
     let path = path.filter(|_| writes && managed_stores::is_any()).map(Name::of);
     let Some(Ok(name)) = path else { return Ok(Begun::Ordinary(None)) };
-    let Some(store) = name.shared.filter(|_| name.file.is_none()) else { return Ok(Begun::Ordinary(None)) };
+    let store = store_above(&name.path).filter(|_| name.file.is_none() && is_named(&name.path, flags));
+    let Some(store) = store else { return Ok(Begun::Ordinary(None)) };
     if flags & libc::O_CREAT != 0
         && let Some(fd) = transactions::create(&store, &name.path, flags, mode)?
     {
@@ -162,7 +181,7 @@ fn give_up(fd: c_int) -> c_int {
 pub(crate) unsafe fn open_path(dir: c_int, path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
     let open = |flags| {
         // SAFETY: the caller's promise.
-        unsafe { libc::openat(dir, path, flags, mode) }
+        unsafe { libc::openat(dir, path, flags & !O_ATOMIC, mode) }
     };
     if is_borrower() {
         return open(flags);
@@ -185,7 +204,7 @@ pub(crate) unsafe fn open_path(dir: c_int, path: *const c_char, flags: c_int, mo
     let flags = if commits_writes { flags & !libc::O_SYNC } else { flags };
     let truncate = flags & libc::O_TRUNC != 0 && flags & libc::O_ACCMODE != libc::O_RDONLY;
     let fd = open(if truncate { flags & !libc::O_TRUNC } else { flags });
-    if fd < 0 || flags & libc::O_PATH != 0 || !stat(fd).as_ref().is_some_and(is_regular) {
+    if fd < 0 || flags & libc::O_PATH != 0 || flags & O_ATOMIC == 0 && !stat(fd).as_ref().is_some_and(is_regular) {
         return fd;
     }
     crate::boundary::log::start();
@@ -220,8 +239,8 @@ pub(crate) unsafe fn open_path(dir: c_int, path: *const c_char, flags: c_int, mo
     fd
 }
 
-/// `open`. A file that the program has named (untorn_manage(), the environment's UNTORN_MANAGE), or that has a store
-/// beside it (`<path>.untorn`), is recovered if needed. If it is opened for writing, it is managed from now on, and
+/// `open`. A file that the program has named (untorn_manage(), the environment's UNTORN_MANAGE, the flag O_ATOMIC), or
+/// that has a store beside it (`<path>.untorn`), is recovered if needed. If it is opened for writing, it is managed from now on, and
 /// O_TRUNC is an uncommitted change. If it is opened for reading only while another process has it open, the descriptor
 /// is of a copy without a name, as of the last durable commit. Other files are opened by the C library's `open`.
 ///
@@ -254,8 +273,9 @@ pub unsafe extern "C" fn untorn_fd_creat(path: *const c_char, mode: libc::mode_t
 }
 
 /// Manages a temporary file that was just made, if the program has named it.
-fn made(fd: c_int) -> c_int {
-    if fd >= 0 && !is_borrower() && reported("mkstemp", -1, || adopt(fd, libc::O_RDWR).map(|()| 0)) < 0 {
+fn made(fd: c_int, flags: c_int) -> c_int {
+    let adopt = || adopt(fd, libc::O_RDWR | flags & O_ATOMIC).map(|()| 0);
+    if fd >= 0 && !is_borrower() && reported("mkstemp", -1, adopt) < 0 {
         return give_up(fd);
     }
     fd
@@ -268,7 +288,7 @@ fn made(fd: c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_fd_mkstemp(template: *mut c_char) -> c_int {
     // SAFETY: the caller's promise.
-    made(unsafe { libc::mkstemp(template) })
+    made(unsafe { libc::mkstemp(template) }, 0)
 }
 
 /// `mkostemp`: as untorn_fd_open().
@@ -278,7 +298,7 @@ pub unsafe extern "C" fn untorn_fd_mkstemp(template: *mut c_char) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_fd_mkostemp(template: *mut c_char, flags: c_int) -> c_int {
     // SAFETY: the caller's promise.
-    made(unsafe { libc::mkostemp(template, flags) })
+    made(unsafe { libc::mkostemp(template, flags & !O_ATOMIC) }, flags)
 }
 
 /// `mkstemps`: as untorn_fd_open().
@@ -288,7 +308,7 @@ pub unsafe extern "C" fn untorn_fd_mkostemp(template: *mut c_char, flags: c_int)
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_fd_mkstemps(template: *mut c_char, suffix: c_int) -> c_int {
     // SAFETY: the caller's promise.
-    made(unsafe { libc::mkstemps(template, suffix) })
+    made(unsafe { libc::mkstemps(template, suffix) }, 0)
 }
 
 /// `mkostemps`: as untorn_fd_open().
@@ -298,7 +318,7 @@ pub unsafe extern "C" fn untorn_fd_mkstemps(template: *mut c_char, suffix: c_int
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_fd_mkostemps(template: *mut c_char, suffix: c_int, flags: c_int) -> c_int {
     // SAFETY: the caller's promise.
-    made(unsafe { libc::mkostemps(template, suffix, flags) })
+    made(unsafe { libc::mkostemps(template, suffix, flags & !O_ATOMIC) }, flags)
 }
 
 /// `close`. For a descriptor that belongs to Untorn itself: EBADF. When the last descriptor and map of a managed file

@@ -74,12 +74,16 @@ pub(crate) fn is_any() -> bool {
     STORES.iter().next().is_some()
 }
 
-/// The store of a path that the program has named as a managed one. None: a file of this path has a private store.
-pub(crate) fn store_of(path: &Path) -> Option<Arc<ManagedStore>> {
+/// The named store that a managed file of this path belongs to. None: it has a private store.
+pub(crate) fn store_above(path: &Path) -> Option<Arc<ManagedStore>> {
     read_environment();
     let above = STORES.iter().filter(|store| path.starts_with(&store.dir) && path != store.dir);
-    let nearest = above.max_by_key(|store| store.dir.as_os_str().len())?;
-    patterns::match_path(path).then(|| nearest.clone())
+    above.max_by_key(|store| store.dir.as_os_str().len()).cloned()
+}
+
+/// The named store of a path whose file the program has named.
+pub(crate) fn store_of(path: &Path) -> Option<Arc<ManagedStore>> {
+    store_above(path).filter(|_| patterns::match_path(path))
 }
 
 impl PartialEq for ManagedStore {

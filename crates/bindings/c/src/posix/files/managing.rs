@@ -10,7 +10,7 @@ use super::managed_files::{
     Managed, Managing, begin_managing, close_file, commits_on_close, insert, is_mapped, learn, note_descriptor,
     watch_forks, write,
 };
-use super::managed_stores::{has_store, store_of};
+use super::managed_stores::{has_store, store_above};
 use super::mount_files;
 use super::patience::patiently;
 use crate::boundary::error::{Failure, Result};
@@ -62,7 +62,7 @@ pub(crate) fn manage_locked(fd: c_int, managing: &Managing) -> Result<Arc<Manage
         // SAFETY: takes numbers.
         unsafe { libc::flock(fd, libc::LOCK_UN) };
     }
-    let opened = match store_of(&path) {
+    let opened = match store_above(&path) {
         Some(shared) => shared.begin_use().and_then(|shared| Ok((shared.open_file(&path)?, Some(shared)))),
         None => File::open(&path).map(|file| (file, None)).map_err(Failure::from),
     };
