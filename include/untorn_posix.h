@@ -279,9 +279,10 @@ int untorn_fd_manage(int fd);
 /* Discards all uncommitted changes of the file, also in memory: the file is as of its last sync. Returns 0, or
  * -1. */
 int untorn_fd_rollback(int fd);
-/* Sets whether uncommitted changes are committed (`on` not 0) or discarded (0, the default) when the last descriptor
- * and map are gone. Call it after the file has become managed, each time. With
- * UNTORN_COMMIT_ON_CLOSE=1 in the environment, 1 is the default. Returns 0, or -1. */
+/* Sets whether uncommitted changes are committed (`on` not 0) when the last descriptor for writing and the last map are
+ * gone, or discarded (0, the default) with the last descriptor and map. Call it after the file has become managed, each
+ * time. With UNTORN_COMMIT=close (or UNTORN_COMMIT_ON_CLOSE=1) in the environment, 1 is the default. Returns 0, or -1.
+ * With UNTORN_COMMIT=write, each call that changes a managed file is a commit. */
 int untorn_fd_commit_on_close(int fd, int on);
 /* Sets, for all files, whether msync(MS_INVALIDATE) without MS_SYNC and MS_ASYNC discards all uncommitted changes of the
  * whole file, as untorn_fd_rollback() (`on` not 0), or does nothing (0, the default). With UNTORN_INVALIDATE=rollback

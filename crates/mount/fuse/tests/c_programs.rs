@@ -103,6 +103,21 @@ fn a_sync_commits_and_the_end_gives_up() {
 }
 
 #[test]
+fn the_environment_says_when_named_files_are_committed() {
+    if !can_mount() {
+        return;
+    }
+    let place = Place::new();
+    place.mount(&[]);
+    let program = place.0.path().join("commit_modes");
+    compile(&here("tests/c/commit_modes.c"), &program);
+    for mode in ["write", "close"] {
+        run(Command::new(&program).arg(place.at("")).env("UNTORN_COMMIT", mode));
+    }
+    place.umount();
+}
+
+#[test]
 fn transactions_by_the_c_interface() {
     if !can_mount() {
         return;

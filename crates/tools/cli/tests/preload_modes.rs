@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::Run;
+use common::{Run, Tmpfs, untorn};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -90,4 +90,157 @@ int main(void) {
     // The kernel ignores the one flag, and refuses the other.
     let plain = Run::from(Command::new(&program).current_dir(dir.path()).output().unwrap());
     assert_eq!((plain.code, fs::read(dir.path().join("opened")).unwrap()), (Some(3), b"onetwo".to_vec()));
+}
+
+/// `untorn preload` in a directory, with a commit mode. The arguments follow.
+fn preload(dir: &Path, mode: &str) -> Command {
+    let mut command = untorn();
+    command.arg("preload").arg("--library").arg(library()).args(["--manage", "*.db", mode, "--"]).current_dir(dir);
+    command.stdin(Stdio::null());
+    command
+}
+
+/// Makes changes in steps, and ends as a crash does after one of them. The first argument is the number of that step.
+const STEPS: &str = r#"
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/uio.h>
+#include <unistd.h>
+static int ends_after;
+static void step(int n) { if (n == ends_after) kill(getpid(), SIGKILL); }
+int main(int n, char **a) {
+    ends_after = n > 1 ? atoi(a[1]) : 0;
+    int fd = open("a.db", O_RDWR | O_CREAT, 0600), reader = open("a.db", O_RDONLY);
+    struct iovec two[] = {{"cd", 2}, {"e", 1}};
+    if (fd < 0 || reader < 0 || write(fd, "ab", 2) != 2) return 1;
+    step(1);
+    if (writev(fd, two, 2) != 3 || pwrite(fd, "A", 1, 0) != 1) return 2;
+    step(2);
+    if (ftruncate(fd, 3)) return 3;
+    step(3);
+    if (posix_fallocate(fd, 0, 4)) return 4;
+    step(4);
+    int twice = dup(fd);
+    if (close(fd)) return 5;
+    step(5);
+    if (close(twice)) return 6;
+    step(6); /* the last writer has ended, and a reader goes on */
+    fd = open("a.db", O_RDWR);
+    char *at = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (at == MAP_FAILED || close(fd)) return 7;
+    at[1] = 'X';
+    step(7);
+    if (munmap(at, 4096)) return 8;
+    step(8); /* of the last map */
+    fd = open("a.db", O_RDWR | O_TRUNC);
+    step(9);
+    return close(fd) || close(reader);
+}
+"#;
+
+/// The contents after a crash at each step, in each mode.
+#[test]
+fn modes_commit_as_on_a_mount() {
+    let dir = tempfile::tempdir().unwrap();
+    let steps = compiled(dir.path(), "steps", STEPS);
+    let modes: [(&str, &[(i32, &str)]); 4] = [
+        ("--commit=fsync", &[(6, ""), (8, ""), (9, "")]),
+        ("--commit=close", &[(4, ""), (5, ""), (6, "Abc\0"), (7, "Abc\0"), (8, "AXc\0"), (9, "AXc\0")]),
+        ("--commit-on-close", &[(5, ""), (6, "Abc\0")]),
+        ("--commit=write", &[(1, "ab"), (2, "Abcde"), (3, "Abc"), (4, "Abc\0"), (7, "Abc\0"), (8, "Abc\0"), (9, "")]),
+    ];
+    for (mode, expected) in modes {
+        for (step, expected) in expected {
+            fs::remove_file(dir.path().join("a.db")).ok();
+            fs::remove_dir_all(dir.path().join("a.db.untorn")).ok();
+            let killed = preload(dir.path(), mode).arg(&steps).arg(step.to_string()).output().unwrap();
+            assert_eq!(killed.status.code(), None, "{mode} {step}: {}", String::from_utf8_lossy(&killed.stderr));
+            let found = done(preload(dir.path(), "--commit=fsync").args(["cat", "a.db"]));
+            assert_eq!(found, *expected, "{mode}, step {step}");
+        }
+        let whole = Run::from(preload(dir.path(), mode).arg(&steps).output().unwrap());
+        assert_eq!(whole.code, Some(0), "{mode}: {}", whole.err);
+    }
+}
+
+/// A write that finds no room changes nothing, so that no later commit takes it along.
+#[test]
+fn a_write_without_room_is_undone() {
+    let Some(small) = Tmpfs::mount("size=2m,mode=1777") else { return };
+    let source = r#"
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+static char much[100 << 10];
+int main(void) {
+    struct stat st;
+    int fd = open("a.db", O_RDWR | O_CREAT, 0600), n = 0;
+    memset(much, 'x', sizeof much);
+    for (; n < 100; n++)
+        if (pwrite(fd, much, sizeof much, (off_t)n * (off_t)sizeof much) != (ssize_t)sizeof much) break;
+    if (errno != ENOSPC || n < 1) return 1;
+    return fstat(fd, &st) || st.st_size != (off_t)n * (off_t)sizeof much ? 2 : 0;
+}
+"#;
+    let dir = tempfile::tempdir().unwrap();
+    let program = compiled(dir.path(), "program", source);
+    let run = Run::from(preload(small.dir.path(), "--commit=write").arg(&program).output().unwrap());
+    assert_eq!(run.code, Some(0), "{} {}", run.out, run.err);
+}
+
+/// Names are durable before the call returns: the directory is synced.
+#[test]
+fn names_are_durable_with_each_write() {
+    if Command::new("strace").arg("-V").output().is_err() {
+        return untorn_testkit::skipped("there is no strace here");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let source = "#include <fcntl.h>\n#include <stdio.h>\n#include <unistd.h>\n\
+         int main(void) { int fd = open(\"a.db\", O_RDWR | O_CREAT, 0600); access(\"made\", 0);\n\
+         if (fd < 0 || close(fd) || rename(\"a.db\", \"b.db\")) return 1;\n\
+         access(\"unlinks\", 0); return unlink(\"b.db\") || access(\"gone\", 0) != -1; }\n";
+    let program = compiled(dir.path(), "program", source);
+    let traced = |mode: &str| -> Vec<String> {
+        let mut command = Command::new("strace");
+        command.args(["-y", "-o", "trace", "-e", "trace=fsync,access,faccessat,faccessat2,unlink,unlinkat"]);
+        command.arg("-E").arg(format!("LD_PRELOAD={}", library().display()));
+        command.args(["-E", "UNTORN_MANAGE=*.db", "-E", &format!("UNTORN_COMMIT={mode}")]).arg(&program);
+        let run = Run::from(command.current_dir(dir.path()).output().unwrap());
+        if run.err.contains("ptrace") {
+            return Vec::new();
+        }
+        assert_eq!(run.code, Some(0), "{}", run.err);
+        fs::read_to_string(dir.path().join("trace")).unwrap().lines().map(str::to_owned).collect()
+    };
+    let trace = traced("write");
+    if trace.is_empty() {
+        return untorn_testkit::skipped("strace may not trace here");
+    }
+    let synced = format!("<{}>) = 0", dir.path().canonicalize().unwrap().display());
+    let is_sync =
+        |line: &String| line.starts_with("fsync") && line.replace("  ", "").contains(&synced.replace("  ", ""));
+    let at =
+        |text: &str| trace.iter().position(|line| line.contains(text)).unwrap_or_else(|| panic!("{text}: {trace:?}"));
+    assert!(trace[..at("\"made\"")].iter().any(is_sync), "{trace:#?}");
+    assert!(trace[at("b.db\"")..at("\"gone\"")].iter().any(is_sync), "{trace:#?}");
+    let without = traced("fsync");
+    let end = |text: &str| without.iter().position(|line| line.contains(text)).unwrap();
+    assert!(!without[end("\"unlinks\"")..end("\"gone\"")].iter().any(is_sync), "needs no mode: {without:#?}");
+}
+
+#[test]
+fn other_modes_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let refused = Run::from(preload(dir.path(), "--commit=store").arg("true").output().unwrap());
+    assert!(refused.code == Some(2) && refused.err.contains("fsync, close, write"), "{}", refused.err);
+    let steps = compiled(dir.path(), "steps", STEPS);
+    let mut command = Command::new(steps);
+    command.env("LD_PRELOAD", library()).env("UNTORN_MANAGE", "*.db").env("UNTORN_COMMIT", "often");
+    let run = Run::from(command.current_dir(dir.path()).output().unwrap());
+    assert!(run.code == Some(0) && run.err.contains("UNTORN_COMMIT=often"), "{}", run.err);
 }

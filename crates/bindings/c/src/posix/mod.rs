@@ -12,8 +12,8 @@
 //! 2. [`path_calls`](calls::path_calls), [`stream_calls`](calls::stream_calls): names and streams; [`txn_calls`](calls::txn_calls): several files as one
 //! 3. [`open_calls`](calls::open_calls), [`map_calls`](calls::map_calls), [`descriptor_calls`](calls::descriptor_calls), [`shell_calls`](calls::shell_calls)
 //! 4. [`io_calls`](calls::io_calls); [`transactions`](files::transactions), [`store_changes`](files::store_changes): changes of named stores; [`shown_commit`](files::shown_commit); [`relocation`](files::relocation): names of open files change
-//! 5. [`name`](files::name): names and the stores behind them; [`managing`](files::managing): files begin to be managed; [`at_exit`](files::at_exit): the end of the process
-//! 6. [`managed_files`](files::managed_files): the table of managed files
+//! 5. [`name`](files::name): names and the stores behind them; [`managing`](files::managing): files begin to be managed; [`own_commits`](files::own_commits): changes that are commits; [`at_exit`](files::at_exit): the end of the process
+//! 6. [`windows`](files::windows): maps of managed files; [`managed_files`](files::managed_files): the table of managed files
 //! 7. [`managed_stores`](files::managed_stores): directories whose files are committed together; [`mount_files`](files::mount_files): files that a mount of Untorn's manages
 //! 8. [`record_locks`](state::record_locks), [`patterns`](state::patterns), [`settings`](state::settings), [`descriptor_table`](state::descriptor_table)
 //! 9. [`append_list`](state::append_list), [`report`](state::report), [`posix_descriptor`](state::posix_descriptor), [`address_ranges`](state::address_ranges)

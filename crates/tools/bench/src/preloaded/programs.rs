@@ -187,7 +187,7 @@ fn measure(run: &Run, dir: &Path, cell: &Cell) -> Result<Row> {
     Ok(row.against_target(Some(cell.target), Waited::Allowed, run.quick))
 }
 
-/// What a program pays for files that are not managed.
+/// The additional time of calls on files that are not managed, and of starts.
 fn costs(run: &Run, place: &Place, dir: &Path) -> Result<Section> {
     run.progress.cell(format!("{}: preload, costs", place.name));
     let calls = 10_000;

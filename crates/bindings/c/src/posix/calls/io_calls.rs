@@ -9,9 +9,11 @@ use crate::boundary::arguments::{self, OFFSET_MAX};
 use crate::boundary::error::{Failure, Result};
 use crate::posix::files::managed_files::{Managed, on_managed};
 use crate::posix::files::mount_files::written;
+use crate::posix::files::own_commits::{change, changed_on_mount};
 use crate::posix::files::shown_commit::refresh;
 use crate::posix::state::call_section::lock;
 use crate::posix::state::posix_descriptor::{self, check_readable, check_writable, failure, seek, system};
+use crate::posix::state::report;
 
 fn offset(offset: off_t) -> Result<u64> {
     u64::try_from(offset).map_err(|_| failure(libc::EINVAL, format!("the offset {offset} is negative")))
@@ -32,8 +34,7 @@ fn read_at(file: &File, buffers: &mut [&mut [u8]], mut at: u64) -> Result<ssize_
     Ok(done as ssize_t)
 }
 
-/// Writes buffers one after the other; with O_APPEND always at the end, as Linux does. With O_SYNC or O_DSYNC, each write
-/// is a commit of the whole file.
+/// Writes buffers one after the other; with O_APPEND always at the end, as Linux does.
 fn write_at(file: &File, flags: c_int, buffers: &[&[u8]], at: u64) -> Result<(u64, ssize_t)> {
     let len = buffers.iter().map(|b| b.len()).sum::<usize>();
     let at = if flags & libc::O_APPEND != 0 { file.len()? } else { at };
@@ -55,10 +56,6 @@ fn write_at(file: &File, flags: c_int, buffers: &[&[u8]], at: u64) -> Result<(u6
         file.write_all_at(bytes, at)?;
         at
     };
-    // O_SYNC has this bit, too.
-    if flags & libc::O_DSYNC != 0 {
-        file.commit()?;
-    }
     Ok((at, len as ssize_t))
 }
 
@@ -80,7 +77,8 @@ fn write_on(managed: &Managed, fd: c_int, buffers: &[&[u8]]) -> Result<ssize_t> 
     managed.with(|file| {
         let _position = lock(&managed.position);
         let at = seek(fd, 0, libc::SEEK_CUR)?;
-        let (at, n) = write_at(file, flags, buffers, offset(at)?)?;
+        let at = offset(at)?;
+        let (at, n) = change(managed, file, flags, || write_at(file, flags, buffers, at))?;
         seek(fd, at as off_t + n as off_t, libc::SEEK_SET)?;
         Ok(n)
     })
@@ -114,7 +112,7 @@ pub unsafe extern "C" fn untorn_fd_pwrite(fd: c_int, buf: *const c_void, len: us
         // SAFETY: the caller's promise.
         let bytes = unsafe { arguments::bytes(buf, len) }?;
         let at = offset(at)?;
-        managed.with(|file| Ok(write_at(file, flags, &[bytes], at)?.1))
+        managed.with(|file| Ok(change(managed, file, flags, || write_at(file, flags, &[bytes], at))?.1))
     })
     // SAFETY: the caller's promise.
     .unwrap_or_else(|| written("pwrite", fd, unsafe { libc::pwrite(fd, buf, len, at) }))
@@ -236,7 +234,7 @@ pub unsafe extern "C" fn untorn_fd_pwritev(fd: c_int, vector: *const libc::iovec
         // SAFETY: the caller's promise.
         let buffers = unsafe { from(vector, count) }?;
         let at = offset(at)?;
-        managed.with(|file| Ok(write_at(file, flags, &buffers, at)?.1))
+        managed.with(|file| Ok(change(managed, file, flags, || write_at(file, flags, &buffers, at))?.1))
     })
     // SAFETY: the caller's promise.
     .unwrap_or_else(|| written("pwritev", fd, unsafe { libc::pwritev(fd, vector, count, at) }))
@@ -295,10 +293,10 @@ pub extern "C" fn untorn_fd_ftruncate(fd: c_int, size: off_t) -> c_int {
     on_managed("ftruncate", fd, -1, |managed| {
         check_writable(fd)?;
         let size = offset(size)?;
-        managed.with(|file| Ok(file.set_len(size)?)).map(|()| 0)
+        managed.with(|file| change(managed, file, 0, || Ok(file.set_len(size)?))).map(|()| 0)
     })
     // SAFETY: takes numbers.
-    .unwrap_or_else(|| unsafe { libc::ftruncate(fd, size) })
+    .unwrap_or_else(|| changed_on_mount("ftruncate", fd, unsafe { libc::ftruncate(fd, size) }))
 }
 
 const ZERO: c_int = libc::FALLOC_FL_ZERO_RANGE;
@@ -327,10 +325,10 @@ fn allocate(file: &File, mode: c_int, at: off_t, len: off_t) -> Result<()> {
 pub extern "C" fn untorn_fd_fallocate(fd: c_int, mode: c_int, at: off_t, len: off_t) -> c_int {
     on_managed("fallocate", fd, -1, |managed| {
         check_writable(fd)?;
-        managed.with(|file| allocate(file, mode, at, len)).map(|()| 0)
+        managed.with(|file| change(managed, file, 0, || allocate(file, mode, at, len))).map(|()| 0)
     })
     // SAFETY: takes numbers.
-    .unwrap_or_else(|| unsafe { libc::fallocate(fd, mode, at, len) })
+    .unwrap_or_else(|| changed_on_mount("fallocate", fd, unsafe { libc::fallocate(fd, mode, at, len) }))
 }
 
 /// `posix_fallocate`. Otherwise as untorn_fd_fallocate() with mode 0; returns an errno, as in POSIX.
@@ -339,11 +337,15 @@ pub extern "C" fn untorn_fd_posix_fallocate(fd: c_int, at: off_t, len: off_t) ->
     // The result if the call is refused in a signal handler.
     let mut errno = libc::EDEADLK;
     on_managed("posix_fallocate", fd, (), |managed| {
-        let done = check_writable(fd).and_then(|_| managed.with(|file| allocate(file, 0, at, len)));
+        let allocate = |file: &File| change(managed, file, 0, || allocate(file, 0, at, len));
+        let done = check_writable(fd).and_then(|_| managed.with(allocate));
         errno = done.as_ref().err().map_or(0, |failure| failure.errno);
         done
     })
     .map(|()| errno)
-    // SAFETY: takes numbers.
-    .unwrap_or_else(|| unsafe { libc::posix_fallocate(fd, at, len) })
+    .unwrap_or_else(|| {
+        // SAFETY: takes numbers.
+        let failed = unsafe { libc::posix_fallocate(fd, at, len) };
+        if changed_on_mount("posix_fallocate", fd, failed) < 0 { report::errno() } else { failed }
+    })
 }

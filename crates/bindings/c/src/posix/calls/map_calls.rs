@@ -8,11 +8,10 @@ use libc::off_t;
 use untorn::MapOptions;
 
 use crate::boundary::error::{Failure, Result};
-use crate::posix::files::managed_files::{
-    Window, add, extend, find, halve, is_any_doubled, is_any_managed, is_doubled, is_reserved, learn, mapped_in, unmap,
-};
+use crate::posix::files::managed_files::{Window, find, is_any_managed, learn};
 use crate::posix::files::managing::{keep_on_mount, manage, undo};
 use crate::posix::files::mount_files::{self, Change, MountFile, Shown};
+use crate::posix::files::windows::{add, extend, halve, is_any_doubled, is_doubled, is_reserved, mapped_in, unmap};
 use crate::posix::state::address_ranges::{page_bytes, pages};
 use crate::posix::state::call_section::{Section, enter};
 use crate::posix::state::file_owner::is_borrower;

@@ -8,17 +8,17 @@ use std::sync::atomic::Ordering::Release;
 
 use super::io_calls::untorn_fd_ftruncate;
 use crate::boundary::error::{Failure, Result, guard};
-use crate::posix::files::managed_files::{
-    Leaving, Managed, begin_managing, is_own, learn, map_of, note_lock, on_managed,
-};
+use crate::posix::files::managed_files::{Leaving, Managed, begin_managing, is_own, learn, note_lock, on_managed};
 use crate::posix::files::managed_stores::{self, StoreUse, has_store, store_above};
 use crate::posix::files::managing::{keep_on_mount, manage};
 use crate::posix::files::mount_files::{self, MountFile, on_mount};
 use crate::posix::files::name::{Name, recover, set_aside};
+use crate::posix::files::own_commits::sync_name;
 use crate::posix::files::patience::patiently;
 use crate::posix::files::relocation::is_dir_on_mount;
 use crate::posix::files::shown_commit::{self, show};
 use crate::posix::files::transactions;
+use crate::posix::files::windows::map_of;
 use crate::posix::state::call_section::{enter, is_inside};
 use crate::posix::state::descriptor_table::{COMMITS_WRITES, MANAGED, ON_MOUNT, SHOWN};
 use crate::posix::state::file_owner::is_borrower;
@@ -27,6 +27,7 @@ use crate::posix::state::posix_descriptor::{
     check_readable, check_writable, failure, is_regular, lstat, path_at, path_of, refusal, stat,
 };
 use crate::posix::state::report::{errno, reported, set_errno};
+use crate::posix::state::settings;
 
 /// The longest name of a managed file, as the name of its store ends in `.untorn`.
 const NAME_BYTES_MAX: usize = libc::NAME_MAX as usize - ".untorn".len();
@@ -199,6 +200,9 @@ pub(crate) unsafe fn open_path(dir: c_int, path: *const c_char, flags: c_int, mo
         Some(Begun::Created(fd)) => return fd,
         Some(Begun::Ordinary(shared)) => shared,
     };
+    let is_new = flags & libc::O_CREAT != 0
+        && settings::commits_writes()
+        && named.as_deref().is_some_and(|path| lstat(path).is_none());
     let commits_writes = takes_sync(named.as_deref(), flags);
     let wanted = flags;
     let flags = if commits_writes { flags & !libc::O_SYNC } else { flags };
@@ -233,10 +237,16 @@ pub(crate) unsafe fn open_path(dir: c_int, path: *const c_char, flags: c_int, mo
     if fd < 0 {
         return fd;
     }
-    if truncate && untorn_fd_ftruncate(fd, 0) != 0 {
+    if truncate && untorn_fd_ftruncate(fd, 0) != 0 || is_new && !settle_name(fd) {
         return give_up(fd);
     }
     fd
+}
+
+/// Makes the new name of a managed file durable, if each change is to be. False: that failed.
+fn settle_name(fd: c_int) -> bool {
+    let is_managed = MANAGED.has(fd) || ON_MOUNT.has(fd);
+    !is_managed || !settings::commits_writes() || reported("open", false, || sync_name(&path_of(fd)?).map(|()| true))
 }
 
 /// `open`. A file that the program has named (untorn_manage(), the environment's UNTORN_MANAGE, the flag O_ATOMIC), or
@@ -278,7 +288,7 @@ fn made(fd: c_int, flags: c_int) -> c_int {
     if fd >= 0 && !is_borrower() && reported("mkstemp", -1, adopt) < 0 {
         return give_up(fd);
     }
-    fd
+    if fd >= 0 && !settle_name(fd) { give_up(fd) } else { fd }
 }
 
 /// `mkstemp`: as untorn_fd_open().
@@ -431,8 +441,9 @@ pub extern "C" fn untorn_fd_rollback(fd: c_int) -> c_int {
     on_managed_only("untorn_fd_rollback", fd, roll_back, |file| file.roll_back())
 }
 
-/// Sets whether uncommitted changes are committed (`on` not 0) or discarded (0, the default) when the last of a
-/// managed file's descriptors and maps is gone. Returns 0, or -1 with EINVAL or ECHILD.
+/// Sets whether uncommitted changes of a managed file are committed (`on` not 0) when its last descriptor for writing and
+/// its last map are gone, or discarded (0, the default) with the last descriptor and map. Returns 0, or -1 with EINVAL or
+/// ECHILD.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_fd_commit_on_close(fd: c_int, on: c_int) -> c_int {
     let managed = |file: &Arc<Managed>| {

@@ -13,6 +13,7 @@ use crate::posix::files::managed_files::{begin_managing, find_by_key, is_any_man
 use crate::posix::files::managed_stores::has_store;
 use crate::posix::files::mount_files;
 use crate::posix::files::name::Name;
+use crate::posix::files::own_commits::name_removed;
 use crate::posix::files::relocation;
 use crate::posix::files::transactions::{change_names, is_created};
 use crate::posix::state::call_section::enter;
@@ -118,6 +119,12 @@ pub unsafe extern "C" fn untorn_path_renameat2(
     }
 }
 
+/// Unlinks a file.
+fn unlink(call: &str, path: impl Fn() -> Option<PathBuf>, unlink: impl Fn() -> c_int) -> c_int {
+    let done = unlink_managed(call, &path, &unlink).unwrap_or_else(unlink);
+    name_removed(call, path, done)
+}
+
 /// Unlinks a file. None: the system's call is to be made.
 fn unlink_managed(call: &str, path: impl FnOnce() -> Option<PathBuf>, unlink: impl FnOnce() -> c_int) -> Option<c_int> {
     if is_borrower() {
@@ -145,9 +152,9 @@ fn unlink_managed(call: &str, path: impl FnOnce() -> Option<PathBuf>, unlink: im
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_path_unlink(path: *const c_char) -> c_int {
     // SAFETY: the caller's promise.
-    let unlink = || unsafe { libc::unlink(path) };
+    let remove = || unsafe { libc::unlink(path) };
     // SAFETY: the caller's promise.
-    unlink_managed("unlink", || unsafe { path_at(libc::AT_FDCWD, path) }, unlink).unwrap_or_else(unlink)
+    unlink("unlink", || unsafe { path_at(libc::AT_FDCWD, path) }, remove)
 }
 
 /// `unlinkat`: as untorn_path_unlink(), or untorn_path_rmdir().
@@ -157,13 +164,13 @@ pub unsafe extern "C" fn untorn_path_unlink(path: *const c_char) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_path_unlinkat(dir: c_int, path: *const c_char, flags: c_int) -> c_int {
     // SAFETY: the caller's promise.
-    let unlink = || unsafe { libc::unlinkat(dir, path, flags) };
+    let remove = || unsafe { libc::unlinkat(dir, path, flags) };
     // SAFETY: the caller's promise.
     let at = || unsafe { path_at(dir, path) };
     if flags & libc::AT_REMOVEDIR != 0 {
-        return remove_dir(at, unlink);
+        return remove_dir(at, remove);
     }
-    unlink_managed("unlinkat", at, unlink).unwrap_or_else(unlink)
+    unlink("unlinkat", at, remove)
 }
 
 /// `remove`: as untorn_path_unlink(), or untorn_path_rmdir().
@@ -180,7 +187,7 @@ pub unsafe extern "C" fn untorn_path_remove(path: *const c_char) -> c_int {
     if is_dir {
         return remove_dir(at, remove);
     }
-    unlink_managed("remove", at, remove).unwrap_or_else(remove)
+    unlink("remove", at, remove)
 }
 
 /// `rmdir`. Stores of files that no longer exist do not prevent the removal of a directory.

@@ -15,13 +15,13 @@ use super::managed_stores::{ManagedStore, StoreUse};
 use super::mount_files::{self, MountFile, tell_discarded};
 use crate::boundary::error::{Failure, Result};
 use crate::boundary::log::told;
-use crate::posix::state::address_ranges::{overlap, subtract};
 use crate::posix::state::call_section::{self, Held, enter, lock};
 use crate::posix::state::descriptor_table::{MANAGED, SHOWN};
 use crate::posix::state::file_owner::{become_owner, is_borrower};
-use crate::posix::state::posix_descriptor::{Key, failure, is_regular, key_of, path_of, stat};
+use crate::posix::state::posix_descriptor::{Key, check_writable, failure, is_regular, key_of, path_of, stat};
 use crate::posix::state::record_locks::RecordLocks;
 use crate::posix::state::report::{about, reported};
+use crate::posix::state::settings::commits_on_close;
 
 /// A managed file.
 pub(crate) struct Managed {
@@ -43,7 +43,9 @@ pub(crate) struct Managed {
     pub place: Mutex<Option<Place>>,
     /// Held by calls that use a descriptor's offset.
     pub position: Mutex<()>,
-    /// The program wants uncommitted changes to be committed when the file is closed.
+    /// Held by changes that are commits of their own: shared, or alone to undo them.
+    pub changing: RwLock<()>,
+    /// The program wants uncommitted changes to be committed when the last writer ends.
     pub commit_on_close: AtomicBool,
     /// The program's locks by `fcntl`.
     pub record_locks: RecordLocks,
@@ -67,12 +69,12 @@ pub(crate) struct Window {
 
 #[derive(Default)]
 pub(crate) struct Table {
-    files: HashMap<Key, Arc<Managed>>,
+    pub files: HashMap<Key, Arc<Managed>>,
     /// The newest last.
     pub windows: Vec<Window>,
     /// Addresses that the program has mapped once more than the kernel knows: several maps of one range of a file had
     /// the same addresses, and the file is no longer managed.
-    doubled: Vec<Range<usize>>,
+    pub doubled: Vec<Range<usize>>,
     /// Locks that the program has taken by `flock` on files that are not managed, by descriptor.
     pub locks: HashMap<c_int, c_int>,
 }
@@ -80,8 +82,6 @@ pub(crate) struct Table {
 static TABLE: LazyLock<RwLock<Table>> = LazyLock::new(RwLock::default);
 /// The number of files in the table, including those of a parent process.
 static FILES: AtomicUsize = AtomicUsize::new(0);
-/// The number of ranges in the table that are doubled.
-static DOUBLED: AtomicUsize = AtomicUsize::new(0);
 /// Held while a file starts or stops being managed. Taken before the table's lock.
 static MANAGING: Mutex<()> = Mutex::new(());
 
@@ -131,12 +131,6 @@ pub(crate) fn watch_forks() {
     });
 }
 
-/// Whether the environment asks for a commit whenever a file is closed: for programs that never sync, and whose
-/// sources stay as they are.
-pub(crate) fn commits_on_close() -> bool {
-    std::env::var_os("UNTORN_COMMIT_ON_CLOSE").is_some_and(|wanted| !wanted.is_empty() && wanted != "0")
-}
-
 impl Managed {
     /// A file that this process manages from now on.
     pub fn new(key: Key, file: File, store: Option<StoreUse>) -> Managed {
@@ -150,6 +144,7 @@ impl Managed {
             descriptors: Mutex::default(),
             place: Mutex::new(None),
             position: Mutex::new(()),
+            changing: RwLock::new(()),
             commit_on_close: AtomicBool::new(commits_on_close()),
             record_locks: RecordLocks::default(),
         }
@@ -247,9 +242,14 @@ impl Managed {
     }
 }
 
+/// Whether the table has any file.
+pub(crate) fn has_files() -> bool {
+    FILES.load(Acquire) > 0
+}
+
 /// Whether this process manages any file, or has one on a mount.
 pub(crate) fn is_any_managed() -> bool {
-    FILES.load(Acquire) > 0 || mount_files::is_any()
+    has_files() || mount_files::is_any()
 }
 
 /// Whether a descriptor belongs to Untorn itself, and was never opened by the program. If the program closed it,
@@ -276,7 +276,7 @@ fn find_marked(fd: c_int) -> Option<Arc<Managed>> {
 
 /// The managed file of this identity.
 pub(crate) fn find_by_key(stat: &libc::stat) -> Option<Arc<Managed>> {
-    if FILES.load(Acquire) == 0 || !is_regular(stat) {
+    if !has_files() || !is_regular(stat) {
         return None;
     }
     read().files.get(&key_of(stat)).cloned()
@@ -284,7 +284,7 @@ pub(crate) fn find_by_key(stat: &libc::stat) -> Option<Arc<Managed>> {
 
 /// The managed file of a descriptor of any origin. The descriptor is marked from now on.
 pub(crate) fn learn(fd: c_int) -> Option<Arc<Managed>> {
-    if FILES.load(Acquire) == 0 {
+    if !has_files() {
         return None;
     }
     let file = stat(fd).and_then(|stat| find_by_key(&stat))?;
@@ -361,8 +361,14 @@ pub(crate) fn release_if_unused(managed: &Arc<Managed>, managing: &Managing) -> 
     {
         let mut descriptors = lock(&managed.descriptors);
         descriptors.retain(|fd| managed.is_of(*fd));
-        if !descriptors.is_empty() || is_mapped(managed) || managed.transactions.load(Acquire) > 0 {
+        if managed.transactions.load(Acquire) > 0 {
             return Ok(());
+        }
+        let has_writer = is_mapped(managed) || descriptors.iter().any(|fd| check_writable(*fd).is_ok());
+        if has_writer || !descriptors.is_empty() {
+            drop(descriptors);
+            let commits = !has_writer && managed.commit_on_close.load(Acquire);
+            return if commits { managed.with(|file| Ok(file.commit()?)) } else { Ok(()) };
         }
     }
     close_file(managed, managing)
@@ -460,140 +466,4 @@ pub(crate) fn forget(managed: &Arc<Managed>, _managing: &Managing) {
         FILES.store(table.files.len(), Release);
     }
     lock(&managed.descriptors).iter().for_each(|fd| MANAGED.clear(*fd));
-}
-
-/// Ends the newest windows that show a range of addresses, and stops managing their files if these are unused.
-/// False: no window shows the range.
-pub(crate) fn unmap(addresses: Range<usize>) -> Result<bool> {
-    let managing = begin_managing();
-    let taken = take_windows(addresses);
-    let found = !taken.is_empty();
-    let mut result = Ok(found);
-    for Window { file, map, .. } in taken {
-        let unmapped = match Arc::into_inner(map) {
-            Some(map) if !file.is_parents() => map.unmap().map_err(Failure::from),
-            _ => Ok(()),
-        };
-        result = result.and_then(|found| unmapped.and_then(|()| release_if_unused(&file, &managing)).map(|()| found));
-    }
-    result
-}
-
-/// The managed files that are mapped in a range of addresses.
-pub(crate) fn mapped_in(addresses: &Range<usize>) -> Vec<Arc<Managed>> {
-    let mut files: Vec<Arc<Managed>> = Vec::new();
-    if FILES.load(Acquire) > 0 {
-        for window in read().windows.iter().filter(|window| overlap(&window.addresses, addresses).is_some()) {
-            if !files.iter().any(|file| Arc::ptr_eq(file, &window.file)) {
-                files.push(window.file.clone());
-            }
-        }
-    }
-    files
-}
-
-/// Whether a range of addresses overlaps the reserved addresses of a managed file.
-pub(crate) fn is_reserved(addresses: &Range<usize>) -> bool {
-    FILES.load(Acquire) > 0 && read().files.values().any(|file| overlap(&file.reserved(), addresses).is_some())
-}
-
-/// A map of a file, if there is one.
-pub(crate) fn map_of(file: &Arc<Managed>) -> Option<Arc<Map>> {
-    read().windows.iter().find(|window| Arc::ptr_eq(&window.file, file)).map(|window| window.map.clone())
-}
-
-/// Adds the window of a new map.
-pub(crate) fn add(window: Window) {
-    write().windows.push(window);
-}
-
-/// Takes all windows of a file out of the table.
-pub(crate) fn windows_of(file: &Arc<Managed>, _managing: &Managing) -> Vec<Window> {
-    write().windows.extract_if(.., |window| Arc::ptr_eq(&window.file, file)).collect()
-}
-
-/// Puts new maps in the place of old ones.
-pub(crate) fn renew_maps(
-    file: &Arc<Managed>,
-    _managing: &Managing,
-    renew: impl Fn(&Map, usize) -> Result<Map>,
-) -> Result<()> {
-    let mut table = write();
-    let mut renewed: Vec<(Arc<Map>, Arc<Map>)> = Vec::new();
-    for window in table.windows.iter_mut().filter(|window| Arc::ptr_eq(&window.file, file)) {
-        let known = renewed.iter().find(|(old, _)| Arc::ptr_eq(old, &window.map)).map(|(_, new)| new.clone());
-        let new = match known {
-            Some(new) => new,
-            None => {
-                let new = Arc::new(renew(&window.map, window.addresses.end)?);
-                renewed.push((window.map.clone(), new.clone()));
-                new
-            }
-        };
-        window.map = new;
-    }
-    drop(table);
-    Ok(())
-}
-
-/// Takes a range of addresses out of the windows: each address out of the newest window that shows it. Returns
-/// the parts taken out.
-fn take_windows(addresses: Range<usize>) -> Vec<Window> {
-    let mut table = write();
-    let (mut left, mut kept, mut taken) = (vec![addresses], Vec::new(), Vec::new());
-    for window in std::mem::take(&mut table.windows).into_iter().rev() {
-        let part = |addresses| Window { addresses, file: window.file.clone(), map: window.map.clone() };
-        let here: Vec<_> = left.iter().filter_map(|range| overlap(range, &window.addresses)).collect();
-        let stays = here.iter().fold(vec![window.addresses.clone()], subtract);
-        kept.extend(stays.into_iter().map(part));
-        taken.extend(here.into_iter().map(part));
-        left = subtract(left, &window.addresses);
-    }
-    kept.reverse();
-    table.windows = kept;
-    taken
-}
-
-/// Notes that the program has mapped these addresses once more than the kernel knows.
-pub(crate) fn double(addresses: Range<usize>) {
-    let mut table = write();
-    table.doubled.push(addresses);
-    DOUBLED.store(table.doubled.len(), Release);
-}
-
-/// Whether any addresses are mapped more often than the kernel knows.
-pub(crate) fn is_any_doubled() -> bool {
-    DOUBLED.load(Acquire) > 0
-}
-
-/// Whether some of these addresses are mapped more often than the kernel knows.
-pub(crate) fn is_doubled(addresses: &Range<usize>) -> bool {
-    is_any_doubled() && read().doubled.iter().any(|range| overlap(range, addresses).is_some())
-}
-
-/// Ends one map of a range of addresses of files that are no longer managed. Returns the addresses that no other map
-/// shows.
-pub(crate) fn halve(addresses: Range<usize>) -> Vec<Range<usize>> {
-    let mut table = write();
-    let (mut left, mut kept) = (vec![addresses], Vec::new());
-    for range in std::mem::take(&mut table.doubled) {
-        let here: Vec<_> = left.iter().filter_map(|left| overlap(left, &range)).collect();
-        left = subtract(left, &range);
-        kept.extend(here.iter().fold(vec![range], subtract));
-    }
-    table.doubled = kept;
-    DOUBLED.store(table.doubled.len(), Release);
-    left
-}
-
-/// Extends the window that shows exactly this range, within the reserved addresses of its file.
-pub(crate) fn extend(addresses: &Range<usize>, end: usize) -> Result<()> {
-    let mut table = write();
-    let window = table.windows.iter_mut().rev().find(|window| window.addresses == *addresses);
-    let window = window.ok_or_else(|| failure(libc::EFAULT, "no map of a managed file has exactly these addresses"))?;
-    if end > window.file.reserved().end {
-        return Err(failure(libc::ENOMEM, "the map would outgrow the address space that is reserved for its file"));
-    }
-    window.addresses.end = end;
-    Ok(())
 }

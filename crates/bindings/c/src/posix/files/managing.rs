@@ -7,14 +7,14 @@ use untorn::File;
 
 use super::at_exit;
 use super::managed_files::{
-    Managed, Managing, begin_managing, close_file, commits_on_close, insert, is_mapped, learn, note_descriptor,
-    watch_forks, write,
+    Managed, Managing, begin_managing, close_file, insert, is_mapped, learn, note_descriptor, watch_forks, write,
 };
 use super::managed_stores::{has_store, store_above};
 use super::mount_files;
 use super::patience::patiently;
 use crate::boundary::error::{Failure, Result};
 use crate::posix::state::posix_descriptor::{failure, key_of, open_descriptors, path_of, stat};
+use crate::posix::state::settings::commits_on_close;
 
 /// The lowest descriptor of the library's own, unless the limit is low.
 const HIGH_DESCRIPTORS: c_int = 512;

@@ -28,6 +28,7 @@ use crate::posix::state::posix_descriptor::{
     Key, check_writable, failure, flags, is_regular, key_of, open_descriptors, path_of, refusal, reopen, stat, system,
 };
 use crate::posix::state::report::{about, reported, tell};
+use crate::posix::state::settings::commits_writes;
 
 /// How long the opening of a file in another process's transaction is tried again. That process may have been killed
 /// just now, and its changes are discarded only after its end.
@@ -46,7 +47,7 @@ pub(crate) struct MountFile {
     txn: Mutex<Option<Transaction>>,
     /// Descriptors of the file. None: the transaction has ended.
     descriptors: Mutex<Option<BTreeSet<c_int>>>,
-    /// The program wants uncommitted changes to be committed when the file is closed.
+    /// The program wants uncommitted changes to be committed when the last writer ends.
     pub commit_on_close: AtomicBool,
 }
 
@@ -113,7 +114,10 @@ impl MountFile {
             return Err(failure(libc::EMFILE, format!("descriptor {fd}: managed files need smaller numbers")));
         }
         if descriptors.insert(fd) || is_new {
-            COMMITS_WRITES.clear(fd);
+            match commits_writes() && check_writable(fd).is_ok() {
+                true => drop(COMMITS_WRITES.set(fd)),
+                false => COMMITS_WRITES.clear(fd),
+            }
         }
         Ok(())
     }
@@ -148,7 +152,7 @@ pub(crate) fn tell_discarded(call: &str, path: &Path) {
     let path = path.display();
     tell(&format!(
         "{call}: {path}: changes that were not synced are discarded. To keep them, call fsync or msync before, or \
-         untorn_fd_commit_on_close(), or set UNTORN_COMMIT_ON_CLOSE=1"
+         untorn_fd_commit_on_close(), or set UNTORN_COMMIT=close"
     ));
 }
 
@@ -339,8 +343,12 @@ pub(crate) fn release_if_unused(file: &Arc<MountFile>) -> Result<()> {
         let mut descriptors = lock(&file.descriptors);
         let Some(left) = descriptors.as_mut() else { return Ok(()) };
         left.retain(|fd| is_of(file.key, *fd));
-        if !left.is_empty() || table.windows.iter().any(|(_, of)| Arc::ptr_eq(of, file)) {
-            return Ok(());
+        let is_mapped = table.windows.iter().any(|(_, of)| Arc::ptr_eq(of, file));
+        if is_mapped || !left.is_empty() {
+            let has_writer = is_mapped || left.iter().any(|fd| check_writable(*fd).is_ok());
+            drop((descriptors, table));
+            let commits = !has_writer && file.commit_on_close.load(Acquire);
+            return if commits { file.commit() } else { Ok(()) };
         }
         *descriptors = None;
         table.files.remove(&file.key);

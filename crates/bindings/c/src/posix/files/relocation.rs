@@ -12,9 +12,10 @@ use std::sync::{Arc, PoisonError};
 use untorn::__private::relocate::{Uncommitted, flush_names, leave_mapping, put_back, take_mapping, uncommitted};
 use untorn::{File, MapOptions};
 
-use super::managed_files::{Managed, Managing, double, forget, renew_maps, windows_of};
+use super::managed_files::{Managed, Managing, forget};
 use super::managing::{keep_on_mount_locked, manage_locked};
 use super::name::{Name, kept};
+use super::windows::{double, renew_maps, windows_of};
 use crate::boundary::error::{Failure, Result};
 use crate::boundary::log::told;
 use crate::posix::state::address_ranges::subtract;

@@ -1,6 +1,7 @@
 //! Settings of the program, by its calls or by its environment.
 
 use std::ffi::OsString;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering::*};
 
 use super::report::tell;
@@ -44,6 +45,40 @@ pub(crate) fn invalidate_rolls_back() -> bool {
         }
         None => false,
     })
+}
+
+/// When a managed file is committed, beside its syncs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    Sync,
+    Close,
+    Write,
+}
+
+fn mode() -> Mode {
+    static MODE: OnceLock<Mode> = OnceLock::new();
+    *MODE.get_or_init(|| match variable("UNTORN_COMMIT") {
+        None => Mode::Sync,
+        Some(value) if value == "fsync" => Mode::Sync,
+        Some(value) if value == "close" => Mode::Close,
+        Some(value) if value == "write" => Mode::Write,
+        Some(value) => {
+            let value = value.display();
+            tell(&format!("UNTORN_COMMIT={value}: the values are fsync, close and write; as if it were fsync"));
+            Mode::Sync
+        }
+    })
+}
+
+/// Whether the environment asks for a commit when a file's last writer ends: for programs that never sync, and whose
+/// sources stay as they are.
+pub(crate) fn commits_on_close() -> bool {
+    mode() == Mode::Close || variable("UNTORN_COMMIT_ON_CLOSE").is_some_and(|wanted| wanted != "0")
+}
+
+/// Whether each change by a call is a commit.
+pub(crate) fn commits_writes() -> bool {
+    mode() == Mode::Write
 }
 
 pub(crate) fn set_invalidate_rolls_back(on: bool) {

@@ -3,7 +3,7 @@
 mod program;
 
 use crate::siblings::{NOT_EXECUTABLE, NOT_FOUND};
-use clap::{Args, ValueHint};
+use clap::{Args, ValueEnum, ValueHint};
 use program::{Obstacle, Program, called_past, find};
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -26,7 +26,7 @@ const LIBRARY: &str = "libuntorn-preload.so";
 ///
 /// A file that is named is managed from its opening for writing on. Changes reach it at fsync, fdatasync and
 /// msync(MS_SYNC), all at once, also through any crash. Changes that were not synced when the file is closed are
-/// DISCARDED, with a message, unless --commit-on-close is given. Another program that opens the file for writing by
+/// DISCARDED, with a message, unless --commit=close is given. Another program that opens the file for writing by
 /// this command gets EBUSY. A change by a program without the library is noticed as a conflict while the file is open,
 /// if it changes the file's time or length.
 ///
@@ -54,8 +54,11 @@ pub struct Preload {
     /// How long to wait for a file that another program has open for writing, before EBUSY.
     #[arg(long, value_name = "SECONDS")]
     wait: Option<f64>,
-    /// Commit a file when it is closed: for programs that write files without fsync, as `sed -i` does.
-    #[arg(long)]
+    /// When a file is committed.
+    #[arg(long, value_enum, value_name = "MODE")]
+    commit: Option<Mode>,
+    /// Another name of --commit=close.
+    #[arg(long, conflicts_with = "commit")]
     commit_on_close: bool,
     /// Do not run it; list the calls of the program and its libraries that go past the library.
     ///
@@ -69,6 +72,29 @@ pub struct Preload {
     /// The program, and its arguments.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_hint = ValueHint::CommandWithArguments)]
     program: Vec<OsString>,
+}
+
+/// Commit modes, as `untorn mount` has them.
+#[derive(Clone, Copy, ValueEnum)]
+enum Mode {
+    /// At fsync, fdatasync and msync(MS_SYNC); the default.
+    Fsync,
+    /// Also when its last descriptor for writing and its last map are gone: for programs that write files without
+    /// fsync, as `sed -i` does.
+    Close,
+    /// At each call that changes it or its name, before the call returns; stores through maps at msync.
+    Write,
+}
+
+impl Mode {
+    /// The value of the library's variable.
+    fn value(self) -> &'static str {
+        match self {
+            Mode::Fsync => "fsync",
+            Mode::Close => "close",
+            Mode::Write => "write",
+        }
+    }
 }
 
 impl Preload {
@@ -88,8 +114,8 @@ impl Preload {
         let mut command = Command::new(&path);
         command.arg0(name).args(arguments).env("UNTORN_MANAGE", patterns);
         command.env("LD_PRELOAD", preloaded(&library, env::var_os("LD_PRELOAD")));
-        if self.commit_on_close {
-            command.env("UNTORN_COMMIT_ON_CLOSE", "1");
+        if let Some(mode) = self.commit.or(self.commit_on_close.then_some(Mode::Close)) {
+            command.env("UNTORN_COMMIT", mode.value()).env_remove("UNTORN_COMMIT_ON_CLOSE");
         }
         if let Some(stores) = self.stores()? {
             command.env("UNTORN_STORE", stores);
