@@ -51,7 +51,7 @@ pub struct Program {
 /// Measures a batch for each byte of the input, and prints the nanoseconds.
 pub fn run(program: &Program) -> Result<()> {
     let mut operation = prepare(&program.dir, program.work)?;
-    for byte in std::io::stdin().bytes() {
+    for byte in std::io::stdin().lock().bytes() {
         byte?;
         say!("{}", timed(|| (0..program.batch).try_for_each(|_| operation()))?.as_nanos());
     }
