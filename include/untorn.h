@@ -525,6 +525,11 @@ typedef struct untorn_options {
      * mean at least twice `journal_bytes`.
      */
     uint64_t readers_space;
+    /**
+     * How long to wait, in milliseconds, until another owner has closed the store; then EBUSY. 0, the default: not at
+     * all, or for ever with UNTORN_WAIT.
+     */
+    uint64_t wait_ms;
 } untorn_options;
 
 /**
@@ -838,6 +843,26 @@ struct untorn_store *untorn_store_open(const char *path,
                                        const struct untorn_options *options);
 
 /**
+ * Another handle of the store of a directory, if this process has the store open: for parts of a program that do not
+ * know each other. Close it with untorn_store_release(). NULL: ENOENT, the process does not have it open.
+ */
+UNTORN_MUST_USE
+struct untorn_store *untorn_store_find(const char *path);
+
+/**
+ * Waits for all commits that were started, also by other threads; their tickets tell their results. Returns 0, or -1
+ * with an error.
+ */
+int untorn_store_wait(struct untorn_store *store);
+
+/**
+ * Returns a descriptor for event loops, an eventfd, which becomes readable whenever commits have results, once for each
+ * group of commits. Read its 8 bytes, then poll the tickets. The store owns the descriptor: do not close it. -1: EBADF,
+ * EMFILE.
+ */
+int untorn_store_notification_fd(struct untorn_store *store);
+
+/**
  * Closes the store and all its handles: waits for commits that were started, applies and flushes all
  * committed changes, and leaves plain, whole files. Uncommitted changes of open files are DISCARDED.
  * Calls on the store's files fail with EBADF afterwards; the handles of these files still have to be
@@ -947,6 +972,16 @@ ssize_t untorn_pread(const struct untorn_file *file, void *buf, size_t len, uint
 ssize_t untorn_pwrite(struct untorn_file *file, const void *buf, size_t len, uint64_t offset);
 
 /**
+ * Writes like untorn_pwrite(), but changes only the bytes that differ from the present ones, in units of 64 bytes, so
+ * that a commit logs no more than these: for programs that write whole pages of which little has changed. Returns 1 if
+ * any byte differed, 0 if none did, or -1 with an error as untorn_pwrite().
+ */
+int untorn_pwrite_changed(struct untorn_file *file,
+                          const void *buf,
+                          size_t len,
+                          uint64_t offset);
+
+/**
  * Writes `len` bytes at the end of the file, all or none. Appends of several threads do not overlap.
  * Returns the offset of the first byte written, or -1 with an error as untorn_pwrite().
  */
@@ -966,6 +1001,17 @@ int untorn_zero(struct untorn_file *file, uint64_t offset, uint64_t len);
 
 /** Returns the file's size in bytes, uncommitted changes included, or -1 with an error. */
 int64_t untorn_size(const struct untorn_file *file);
+
+/** Returns whether the file has uncommitted changes, stores to its map included. 1: it has; 0: it has none; -1: EBADF. */
+int untorn_has_changes(const struct untorn_file *file);
+
+/**
+ * Device and inode of the data file, by which a program recognises it: for locks of its own, or to see that the name has
+ * another file now. Returns 1, or 0: the commit that creates the file is on its way; or -1: EBADF, EFAULT.
+ */
+int untorn_identity(const struct untorn_file *file,
+                    uint64_t *device,
+                    uint64_t *inode);
 
 /**
  * Returns the file's path, relative to its store's directory, to be freed with untorn_free(). NULL: EBADF,
@@ -1015,6 +1061,13 @@ UNTORN_MUST_USE int untorn_ticket_wait(const struct untorn_ticket *ticket);
  * failed, with an error as untorn_commit(), or EBADF.
  */
 UNTORN_MUST_USE int untorn_ticket_poll(const struct untorn_ticket *ticket);
+
+/**
+ * Returns the commit's LSN, its place in the store's log, which untorn_reader_wait() and untorn_follow_open_from() of
+ * other processes take; that of a commit without changes is the LSN of the commit before. -1: the commit is not durable
+ * yet, or has failed (EAGAIN; untorn_ticket_poll() tells which), or EBADF.
+ */
+int64_t untorn_ticket_lsn(const struct untorn_ticket *ticket);
 
 /**
  * Frees the ticket; the commit goes on. Threads that wait on the ticket are not disturbed. Returns 0,

@@ -145,6 +145,8 @@ public:
     void wait() const { detail::check(untorn_ticket_wait(handle())); }
     /** Returns whether the commit is durable, without waiting. */
     bool poll() const { return detail::check(untorn_ticket_poll(handle())) == 1; }
+    /** The commit's LSN, for readers in other processes. Throws until the commit is durable. */
+    std::int64_t lsn() const { return detail::check(untorn_ticket_lsn(handle())); }
 };
 
 /** One descriptor behind a gate. Destroying it closes the gate's copy of the descriptor when everything has left. */
@@ -325,6 +327,10 @@ public:
     txn begin() { return txn(untorn_txn_begin(handle())); }
     /** Applies all committed changes to the data files. */
     void checkpoint() { detail::check(untorn_store_checkpoint(handle())); }
+    /** Waits for all commits that were started. */
+    void wait() { detail::check(untorn_store_wait(handle())); }
+    /** An eventfd that becomes readable whenever commits have results. The store owns it. */
+    int notification_fd() const { return detail::check(untorn_store_notification_fd(handle())); }
 
     untorn_status status() const {
         untorn_status status = {};

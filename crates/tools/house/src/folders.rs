@@ -61,7 +61,10 @@ pub const FLOORS: &[(&str, &[&str])] = &[
         ],
     ),
     ("crates/lab/crashlab/src/simulation", &["state", "processes"]),
-    ("crates/tools/bench/src", &["report", "measuring", "plot", "stores", "maps", "kv", "live", "preloaded", "xsync", "mounts"]),
+    (
+        "crates/tools/bench/src",
+        &["report", "measuring", "plot", "stores", "maps", "kv", "live", "preloaded", "xsync", "mounts"],
+    ),
 ];
 
 /// The parts of each folder, by the folder's module path, and the imports between them.

@@ -2,6 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::mem::size_of;
+use std::time::Duration;
 
 use untorn::{FailureClass, Readers, StoreOptions};
 
@@ -82,9 +83,12 @@ pub struct untorn_options {
     /// 1 GiB, or a tenth of the free space if that is less. UNTORN_READERS_SPACE_NONE: nothing is kept. Other numbers
     /// mean at least twice `journal_bytes`.
     pub readers_space: u64,
+    /// How long to wait, in milliseconds, until another owner has closed the store; then EBUSY. 0, the default: not at
+    /// all, or for ever with UNTORN_WAIT.
+    pub wait_ms: u64,
 }
 
-const _: () = assert!(size_of::<untorn_options>() == 48, "members may be added at the end, never removed");
+const _: () = assert!(size_of::<untorn_options>() == 56, "members may be added at the end, never removed");
 
 // SAFETY: numbers, a pointer, and a callback that NULL is valid for.
 unsafe impl Versioned for untorn_options {
@@ -135,6 +139,7 @@ fn convert(options: untorn_options) -> Result<StoreOptions> {
         .class(class)
         .create(flags & UNTORN_CREATE != 0)
         .wait(flags & UNTORN_WAIT != 0)
+        .wait_for(Duration::from_millis(options.wait_ms))
         .full_page(flags & UNTORN_FULL_PAGE != 0)
         .accept_unknown(flags & UNTORN_ACCEPT_UNKNOWN != 0)
         .in_order(flags & UNTORN_IN_ORDER != 0);

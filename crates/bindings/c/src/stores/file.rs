@@ -275,6 +275,29 @@ pub unsafe extern "C" fn untorn_pwrite(
     })
 }
 
+/// Writes like untorn_pwrite(), but changes only the bytes that differ from the present ones, in units of 64 bytes, so
+/// that a commit logs no more than these: for programs that write whole pages of which little has changed. Returns 1 if
+/// any byte differed, 0 if none did, or -1 with an error as untorn_pwrite().
+///
+/// # Safety
+/// As for untorn_pwrite().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_pwrite_changed(
+    file: *mut untorn_file,
+    buf: *const c_void,
+    len: usize,
+    offset: u64,
+) -> c_int {
+    guard(-1, || {
+        with_writable(file, |file| {
+            // SAFETY: the caller's promise.
+            let buf = unsafe { arguments::bytes(buf, len) }?;
+            arguments::range(offset, len as u64)?;
+            Ok(file.write_changed_at(buf, offset)?.into())
+        })
+    })
+}
+
 /// Writes `len` bytes at the end of the file, all or none. Appends of several threads do not overlap.
 /// Returns the offset of the first byte written, or -1 with an error as untorn_pwrite().
 ///
@@ -321,6 +344,30 @@ pub extern "C" fn untorn_zero(file: *mut untorn_file, offset: u64, len: u64) -> 
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_size(file: *const untorn_file) -> i64 {
     guard(-1, || with_file(file, |file| Ok(file.len()? as i64)))
+}
+
+/// Returns whether the file has uncommitted changes, stores to its map included. 1: it has; 0: it has none; -1: EBADF.
+#[unsafe(no_mangle)]
+pub extern "C" fn untorn_has_changes(file: *const untorn_file) -> c_int {
+    guard(-1, || with_file(file, |file| Ok(file.has_changes()?.into())))
+}
+
+/// Device and inode of the data file, by which a program recognises it: for locks of its own, or to see that the name has
+/// another file now. Returns 1, or 0: the commit that creates the file is on its way; or -1: EBADF, EFAULT.
+///
+/// # Safety
+/// `device` and `inode` are NULL or point to writable numbers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_identity(file: *const untorn_file, device: *mut u64, inode: *mut u64) -> c_int {
+    guard(-1, || {
+        if device.is_null() || inode.is_null() {
+            return Err(Failure::null("a number"));
+        }
+        let Some(found) = with_file(file, |file| Ok(file.identity()?))? else { return Ok(0) };
+        // SAFETY: not NULL; the rest is the caller's promise.
+        unsafe { (*device, *inode) = found };
+        Ok(1)
+    })
 }
 
 /// Returns the file's path, relative to its store's directory, to be freed with untorn_free(). NULL: EBADF,

@@ -1,6 +1,7 @@
 //! Exported functions: stores, and `untorn_put`.
 
 use std::ffi::{c_char, c_int, c_void};
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::ptr::null_mut;
 
@@ -47,6 +48,43 @@ pub unsafe extern "C" fn untorn_store_open(path: *const c_char, options: *const 
         let (path, options) = unsafe { (arguments::path(path, "the path")?, options::read(options)?) };
         handle::insert(options.open(path)?)
     })
+}
+
+/// Another handle of the store of a directory, if this process has the store open: for parts of a program that do not
+/// know each other. Close it with untorn_store_release(). NULL: ENOENT, the process does not have it open.
+///
+/// # Safety
+/// `path` ends in NUL.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn untorn_store_find(path: *const c_char) -> *mut untorn_store {
+    guard(null_mut(), || {
+        // SAFETY: the caller's promise.
+        let path = unsafe { arguments::path(path, "the path")? };
+        let none = || {
+            let message = format!("this process has no store open in {}", path.display());
+            Failure { errno: libc::ENOENT, ..Failure::invalid(message) }
+        };
+        handle::insert(Store::find(path).ok_or_else(none)?)
+    })
+}
+
+/// Waits for all commits that were started, also by other threads; their tickets tell their results. Returns 0, or -1
+/// with an error.
+#[unsafe(no_mangle)]
+pub extern "C" fn untorn_store_wait(store: *mut untorn_store) -> c_int {
+    guard(-1, || {
+        handle::get::<Store, _>(store)?.wait()?;
+        Ok(0)
+    })
+}
+
+/// Returns a descriptor for event loops, an eventfd, which becomes readable whenever commits have results, once for each
+/// group of commits. Read its 8 bytes, then poll the tickets. The store owns the descriptor: do not close it. -1: EBADF,
+/// EMFILE.
+#[unsafe(no_mangle)]
+pub extern "C" fn untorn_store_notification_fd(store: *mut untorn_store) -> c_int {
+    guard(-1, || Ok(handle::get::<Store, _>(store)?.notification_fd()?.as_raw_fd()))
 }
 
 /// Closes the store and all its handles: waits for commits that were started, applies and flushes all

@@ -4,7 +4,7 @@ use std::ffi::c_int;
 
 use untorn::Ticket;
 
-use crate::boundary::error::guard;
+use crate::boundary::error::{Failure, guard};
 use crate::boundary::handle::{self, Handle, Handles, Kind};
 
 /// A commit that was started and may not be durable yet. Freeing the ticket does not cancel the commit.
@@ -41,6 +41,19 @@ pub extern "C" fn untorn_ticket_poll(ticket: *const untorn_ticket) -> c_int {
         None => Ok(0),
         Some(Ok(())) => Ok(1),
         Some(Err(error)) => Err(error.into()),
+    })
+}
+
+/// Returns the commit's LSN, its place in the store's log, which untorn_reader_wait() and untorn_follow_open_from() of
+/// other processes take; that of a commit without changes is the LSN of the commit before. -1: the commit is not durable
+/// yet, or has failed (EAGAIN; untorn_ticket_poll() tells which), or EBADF.
+#[unsafe(no_mangle)]
+pub extern "C" fn untorn_ticket_lsn(ticket: *const untorn_ticket) -> i64 {
+    guard(-1, || {
+        let lsn = handle::get::<Ticket, _>(ticket)?.lsn();
+        let none =
+            || Failure { errno: libc::EAGAIN, ..Failure::invalid("the commit is not durable yet, or has failed") };
+        lsn.map(|lsn| lsn as i64).ok_or_else(none)
     })
 }
 

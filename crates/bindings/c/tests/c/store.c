@@ -162,6 +162,36 @@ static void put(void) {
     FAILS(untorn_put("put", "x", SIZE_MAX), EINVAL, UNTORN_E_INVALID);
 }
 
+/* For programs with event loops, and for databases. */
+static void loops(void) {
+    untorn_store *store = open_store("loops", NULL);
+    untorn_file *file = untorn_open_at(store, "f", UNTORN_CREATE, 0644);
+    int events = untorn_store_notification_fd(store);
+    CHECK(file && events >= 0 && untorn_store_notification_fd(store) == events);
+    BAD_HANDLE(untorn_store_notification_fd(NULL));
+    char page[4096] = {7};
+    CHECK(untorn_has_changes(file) == 0 && untorn_pwrite_changed(file, page, sizeof page, 0) == 1);
+    CHECK(untorn_has_changes(file) == 1);
+    untorn_ticket *ticket = untorn_commit_async(file);
+    CHECK(ticket && untorn_store_wait(store) == 0 && untorn_ticket_poll(ticket) == 1);
+    CHECK(untorn_ticket_lsn(ticket) > 0 && untorn_ticket_free(ticket) == 0);
+    uint64_t woken = 0, device = 0, inode = 0;
+    CHECK(read(events, &woken, sizeof woken) == sizeof woken && woken >= 1);
+    CHECK(untorn_pwrite_changed(file, page, sizeof page, 0) == 0 && untorn_has_changes(file) == 0);
+    FAILS(untorn_pwrite_changed(file, NULL, 1, 0), EFAULT, UNTORN_E_NULL);
+    struct stat st;
+    CHECK(stat("loops/f", &st) == 0 && untorn_identity(file, &device, &inode) == 1);
+    CHECK(device == st.st_dev && inode == st.st_ino);
+    FAILS(untorn_identity(file, NULL, &inode), EFAULT, UNTORN_E_NULL);
+    untorn_store *same = untorn_store_find("loops/.");
+    CHECK(same && untorn_store_release(same) == 0);
+    FAILS(untorn_store_find("nowhere"), ENOENT, UNTORN_E_INVALID);
+    untorn_options soon = {.size = sizeof soon, .wait_ms = 20};
+    FAILS(untorn_store_open("loops", &soon), EBUSY, UNTORN_E_BUSY);
+    CHECK(untorn_close(file) == 0 && untorn_store_close(store) == 0);
+    FAILS(untorn_store_find("loops"), ENOENT, UNTORN_E_INVALID);
+}
+
 int main(int argc, char **argv) {
     enter_scratch(argc, argv);
     char version[32];
@@ -174,5 +204,6 @@ int main(int argc, char **argv) {
     smallest_journal();
     stores_of_files();
     put();
+    loops();
     return 0;
 }

@@ -213,7 +213,12 @@ impl Engine {
     /// Waits until the queue is empty, except for commits that cannot be written now.
     pub(crate) fn drain(&self) {
         // Commits that cannot be written keep their places.
-        let _ = self.shorten_to(0);
+        let _ = self.wait_for_all();
+    }
+
+    /// Waits for all commits that are queued or being written.
+    pub(crate) fn wait_for_all(&self) -> Result<()> {
+        self.shorten_to(0)
     }
 
     /// Fails the commits that could not be written and kept their places, because the store is closing.
@@ -236,6 +241,7 @@ impl Engine {
         // for ever.
         let _queue = self.commits.queue.lock();
         self.commits.changed.notify_all();
+        self.commits.notification.signal();
     }
 
     /// Waits until the queue is not full.
@@ -306,6 +312,7 @@ impl Engine {
         });
         queue.batch_took = start.elapsed();
         self.commits.changed.notify_all();
+        self.commits.notification.signal();
         self.commits.batches.fetch_add(1, Relaxed);
         self.commits.wakeup.note_commit();
         if self.options.background
@@ -453,7 +460,8 @@ impl Engine {
         // A durable mark behind the last commit is not flushed, so no file's attribute may name it.
         let unflushed = self.set_attributes(&run.without_attribute, journal.journal.durable_lsn())?;
         let records: Vec<Record> = built.iter_mut().map(|s| std::mem::take(&mut s.record)).collect();
-        let (first, n) = if records.iter().all(|r| r.files.is_empty() && r.ops.is_empty()) {
+        let is_empty = records.iter().all(|r| r.files.is_empty() && r.ops.is_empty());
+        let (first, n) = if is_empty {
             // There is nothing to write. The empty overlays are removed here, so that the next commit does not mistake
             // them for its own.
             (last_lsn, requests.len())
@@ -474,6 +482,7 @@ impl Engine {
         };
         for (i, BuiltRecord { files, .. }) in built.into_iter().take(n).enumerate() {
             let lsn = first + i as u64;
+            requests[i].completion.note_lsn(if is_empty { last_lsn } else { lsn });
             for part in &files {
                 let mut state = part.file.write();
                 if part.has_overlay {

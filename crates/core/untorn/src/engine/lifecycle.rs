@@ -4,4 +4,5 @@
 pub(crate) mod background;
 pub(crate) mod left_marks;
 pub(crate) mod open_store;
+pub(crate) mod open_stores;
 pub(crate) mod status;

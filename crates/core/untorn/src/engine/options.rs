@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 use untorn_journal::journal::Options as JournalOptions;
 use untorn_os::BLOCK_BYTES;
 
@@ -82,6 +83,7 @@ pub struct StoreOptions {
     pub(crate) full_page: bool,
     pub(crate) create: bool,
     pub(crate) wait: bool,
+    pub(crate) wait_most: Duration,
     pub(crate) accept_unknown: bool,
     pub(crate) salvage: bool,
     pub(crate) redo: bool,
@@ -122,6 +124,7 @@ impl Default for StoreOptions {
             full_page: false,
             create: false,
             wait: false,
+            wait_most: Duration::ZERO,
             accept_unknown: false,
             salvage: false,
             redo: false,
@@ -172,6 +175,12 @@ impl StoreOptions {
     /// Wait for another owner to close, instead of [`crate::Error::Busy`]. Default: off.
     pub fn wait(mut self, on: bool) -> Self {
         self.wait = on;
+        self
+    }
+
+    /// Wait for another owner to close, for at most this long; then [`crate::Error::Busy`]. Default: zero.
+    pub fn wait_for(mut self, at_most: Duration) -> Self {
+        self.wait_most = at_most;
         self
     }
 

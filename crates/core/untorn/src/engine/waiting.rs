@@ -2,4 +2,5 @@
 
 pub(crate) mod completion;
 pub(crate) mod concurrency;
+pub(crate) mod notification;
 pub(crate) mod wakeup;

@@ -8,7 +8,6 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, Once, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use untorn::__private::relocate::has_uncommitted;
 use untorn::{File, Map, MapOptions};
 
 use super::managed_stores::{ManagedStore, StoreUse};
@@ -409,7 +408,7 @@ impl Leaving {
 
 /// Reports that closing a file discards changes, if there are any.
 fn tell_if_discarded(call: &str, file: &File) {
-    if has_uncommitted(file).unwrap_or(false) {
+    if file.has_changes().unwrap_or(false) {
         tell_discarded(call, &file.path());
     }
 }

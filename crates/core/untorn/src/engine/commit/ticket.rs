@@ -2,12 +2,16 @@
 
 use crate::engine::Engine;
 use crate::engine::waiting::completion::Completion;
+use std::pin::Pin;
 use std::sync::{Arc, Weak};
+use std::task::{Context, Poll};
 use untorn_journal::{Error, Result};
 
 /// A commit on its way. Its changes were determined when the ticket was made. Dropping the ticket neither cancels the
 /// commit nor waits for it. A clone refers to the same commit. A ticket does not keep the store open: closing the store
 /// finishes the commit, and the ticket reports its result.
+///
+/// A ticket is a future of that result, for any executor: the thread that writes the commit wakes the task.
 #[derive(Clone)]
 #[must_use = "a dropped ticket does not tell whether its commit went through"]
 pub struct Ticket {
@@ -38,6 +42,24 @@ impl Ticket {
             engine.write_one_batch();
         }
         self.completion.result()
+    }
+
+    /// The commit's place in the log, which [`Reader::wait_for`](crate::Reader::wait_for) and
+    /// [`Reader::follow_from`](crate::Reader::follow_from) of other processes take. `None` while it is on its way, and
+    /// if it failed. Of a commit without changes, it is that of the commit before.
+    pub fn lsn(&self) -> Option<u64> {
+        self.completion.lsn()
+    }
+}
+
+impl Future for Ticket {
+    type Output = Result<()>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
+        match Ticket::poll(&self) {
+            Some(result) => Poll::Ready(result),
+            None => self.completion.result_or_wake(context.waker()).map_or(Poll::Pending, Poll::Ready),
+        }
     }
 }
 

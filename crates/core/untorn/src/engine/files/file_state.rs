@@ -20,7 +20,7 @@ use untorn_os::{File, Kind, Meta, Storage, TrackerKind, holds};
 pub const DISCARDED: &str = "untorn::discarded";
 
 /// The unit of comparison of a mapped file: differences are journaled in whole lines.
-const LINE_BYTES: usize = 64;
+pub(super) const LINE_BYTES: usize = 64;
 
 /// A file that is open in a store, shared by its handles.
 pub(crate) struct SharedFile {
@@ -196,7 +196,7 @@ impl FileState {
     }
 
     /// Checks that this user can change the file.
-    fn check_writable(&self) -> Result<()> {
+    pub(super) fn check_writable(&self) -> Result<()> {
         self.check_alive()?;
         match self.writable {
             true => Ok(()),
@@ -205,7 +205,7 @@ impl FileState {
     }
 
     /// Checks that the file can grow to this size, within its mapping's addresses and on its file system.
-    fn check_growth(&self, sink: &dyn SpillSink, size: u64, action: &'static str) -> Result<()> {
+    pub(super) fn check_growth(&self, sink: &dyn SpillSink, size: u64, action: &'static str) -> Result<()> {
         if let Some(region) = &self.region {
             region.check_room(&self.content, size)?;
         }
@@ -557,7 +557,7 @@ impl FileState {
     }
 }
 
-fn checked_range(offset: u64, len: u64) -> Result<Range<u64>> {
+pub(super) fn checked_range(offset: u64, len: u64) -> Result<Range<u64>> {
     match offset.checked_add(len) {
         Some(end) if end <= FILE_BYTES_MAX => Ok(offset..end),
         _ => Err(Error::invalid(format!("{len} bytes at offset {offset} would end beyond the size limit of files"))),

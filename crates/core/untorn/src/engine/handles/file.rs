@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use untorn_journal::{Error, Result};
+use untorn_journal::{Context, Error, Result};
 
 /// One handle of a file.
 ///
@@ -116,6 +116,13 @@ impl File {
         self.changing()?.write_at(&**self.store, buf, Some(offset)).map(drop)
     }
 
+    /// Changes only the bytes that differ from the present ones, in units of 64 bytes, so that a commit logs no more than
+    /// these. For programs that write whole pages of which little has changed. Returns whether any byte differed.
+    pub fn write_changed_at(&self, buf: &[u8], offset: u64) -> Result<bool> {
+        self.check_write()?;
+        self.store.changeable(&self.shared)?.write_changed_at(&**self.store, buf, offset)
+    }
+
     /// Writes at the end of the file; returns the offset of the bytes.
     pub fn append(&self, buf: &[u8]) -> Result<u64> {
         self.changing()?.write_at(&**self.store, buf, None)
@@ -138,6 +145,25 @@ impl File {
         let state = self.shared.read();
         state.check_alive()?;
         Ok(state.content.size())
+    }
+
+    /// Whether the file has uncommitted changes, stores to its mapping included.
+    pub fn has_changes(&self) -> Result<bool> {
+        let mut state = self.store.changeable(&self.shared)?;
+        state.check_alive()?;
+        state.stage_stores(&**self.store)?;
+        Ok(!state.content.write_set.is_empty())
+    }
+
+    /// Device and inode of the data file, by which programs recognise it: for locks of their own, or to see that the
+    /// name has another file now. `None` if it is too early, because the commit that creates the file is on its way.
+    pub fn identity(&self) -> Result<Option<(u64, u64)>> {
+        self.store.life.check_usable()?;
+        let state = self.store.readable(&self.shared)?;
+        state.check_alive()?;
+        let Some(data) = &state.content.data else { return Ok(None) };
+        let meta = data.meta().context("look at", state.path())?;
+        Ok(Some((meta.device, meta.inode)))
     }
 
     /// Ranges of the file that its data file may not have yet: of bytes, and of zeros. All other ranges are as in the

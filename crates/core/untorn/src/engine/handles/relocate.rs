@@ -44,14 +44,6 @@ pub fn uncommitted(file: &File) -> Result<Option<Uncommitted>> {
     Ok(Some(Uncommitted { size, zeros: zeros.iter().cloned().collect(), bytes }))
 }
 
-/// Whether a file has uncommitted changes.
-pub fn has_uncommitted(file: &File) -> Result<bool> {
-    let mut state = file.store.changeable(&file.shared)?;
-    state.check_alive()?;
-    state.stage_stores(&**file.store)?;
-    Ok(!state.content.write_set.is_empty())
-}
-
 /// Repeats changes that [`uncommitted`] copied.
 pub fn put_back(file: &File, changes: &Uncommitted) -> Result<()> {
     file.set_len(changes.size)?;

@@ -8,6 +8,7 @@ use crate::engine::files::file_state::{SharedFile, check_kind};
 use crate::engine::handles::file::File;
 use crate::engine::handles::txn::Txn;
 use crate::engine::lifecycle::open_store::OpenStore;
+use crate::engine::lifecycle::open_stores;
 use crate::engine::lifecycle::status::Status;
 use crate::engine::options::{FileOptions, StoreOptions};
 use crate::engine::paths::error_paths::check_outside;
@@ -16,12 +17,17 @@ use crate::sync_point;
 use std::collections::HashSet;
 use std::ffi::OsString;
 use std::io::ErrorKind;
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use untorn_journal::directories::store_dir::{STORE_DIR, StoreDir};
 use untorn_journal::undo::kept_links::KeptLinks;
 use untorn_journal::{Context, Error, Result};
 use untorn_os::{Linux, Storage};
+
+/// The pause between two tries to open a store that another process owns.
+const WAIT_STEP: Duration = Duration::from_millis(10);
 
 /// An open store: a directory whose files change all or nothing.
 ///
@@ -47,6 +53,12 @@ impl Store {
     /// Those of [`StoreOptions::open`].
     pub fn open_or_create(path: impl AsRef<Path>) -> Result<Store> {
         StoreOptions::new().create(true).open(path)
+    }
+
+    /// The store of a directory, if this process has it open: for parts of a program that do not know each other. The
+    /// store closes when the last of all handles is gone.
+    pub fn find(path: impl AsRef<Path>) -> Option<Store> {
+        open_stores::find(path.as_ref()).map(|open| Store { open })
     }
 
     /// Opens an existing file, by its name relative to the store's directory.
@@ -187,6 +199,22 @@ impl Store {
         self.open.checkpoint()
     }
 
+    /// Waits for all commits that were started, also by other threads. Their tickets tell their results.
+    ///
+    /// # Errors
+    /// With [`StoreOptions::in_order`], the reason why a commit cannot be written now.
+    pub fn wait(&self) -> Result<()> {
+        self.open.life.check_usable()?;
+        self.open.wait_for_all()
+    }
+
+    /// A descriptor (an `eventfd`) for event loops: it becomes readable whenever commits have results, once for each
+    /// group. Read its 8 bytes, then poll the tickets. The store owns it.
+    pub fn notification_fd(&self) -> Result<BorrowedFd<'_>> {
+        self.open.life.check_usable()?;
+        self.open.commits.notification.descriptor()
+    }
+
     /// Runs only the first step of a checkpoint, for tests: it covers the next portion of the commits that the opening
     /// left unapplied, or everything committed so far.
     pub(crate) fn begin_checkpoint(&self) -> Result<Option<Checkpoint<'_>>> {
@@ -273,6 +301,9 @@ impl StoreOptions {
         let opened = check_outside(path)
             .and_then(|()| Linux::open(path).context("open", path))
             .and_then(|storage| self.open_on(storage, StoreDir::of_directory(), path.to_owned()));
+        if let Ok(store) = &opened {
+            open_stores::note(path, &store.open);
+        }
         match opened {
             Err(e) if !self.create && is_not_found(&e) && !path.join(STORE_DIR).exists() => Err(Error::not_there(path)),
             opened => opened,
@@ -286,7 +317,13 @@ impl StoreOptions {
                 f(done, all);
             }
         };
-        Ok(Store { open: OpenStore::open(storage, store_dir, path, self, &progress)? })
+        let started = Instant::now();
+        loop {
+            match OpenStore::open(storage.clone(), store_dir.clone(), path.clone(), self, &progress) {
+                Err(Error::Busy { .. }) if started.elapsed() < self.wait_most => std::thread::sleep(WAIT_STEP),
+                opened => return Ok(Store { open: opened? }),
+            }
+        }
     }
 }
 

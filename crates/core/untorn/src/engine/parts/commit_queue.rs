@@ -4,6 +4,7 @@
 
 use crate::engine::files::queue::Queue;
 use crate::engine::waiting::concurrency::{AtomicU64, Condvar, Mutex};
+use crate::engine::waiting::notification::Notification;
 use crate::engine::waiting::wakeup::Wakeup;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -12,6 +13,8 @@ use std::sync::atomic::Ordering::SeqCst;
 pub(crate) struct CommitQueue {
     pub queue: Mutex<Queue>,
     pub changed: Condvar,
+    /// Tells event loops of results.
+    pub notification: Notification,
     /// Wakes the background thread.
     pub wakeup: Arc<Wakeup>,
     next_txn: AtomicU64,
@@ -27,6 +30,7 @@ impl CommitQueue {
         CommitQueue {
             queue: Mutex::default(),
             changed: Condvar::new(),
+            notification: Notification::default(),
             wakeup: Arc::default(),
             next_txn: AtomicU64::new(1),
             waited: AtomicU64::new(0),

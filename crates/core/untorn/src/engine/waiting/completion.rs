@@ -3,22 +3,57 @@
 use crate::engine::waiting::concurrency::Mutex;
 use std::io;
 use std::sync::Arc;
+use std::task::Waker;
 use untorn_journal::{Error, Outcome, Result};
 
 /// The result of one commit, once it is known.
 #[derive(Default)]
 pub(crate) struct Completion {
-    result: Mutex<Option<Result<()>>>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    result: Option<Result<()>>,
+    /// The commit's place in the log.
+    lsn: Option<u64>,
+    /// Tasks that wait for the result.
+    wakers: Vec<Waker>,
 }
 
 impl Completion {
     pub(crate) fn complete(&self, result: Result<()>) {
-        let before = self.result.lock().replace(result);
-        debug_assert!(before.is_none(), "a commit had a result: {before:?}");
+        let wakers = {
+            let mut state = self.state.lock();
+            let before = state.result.replace(result);
+            debug_assert!(before.is_none(), "a commit had a result: {before:?}");
+            std::mem::take(&mut state.wakers)
+        };
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// Notes the commit's place in the log, before the result.
+    pub(crate) fn note_lsn(&self, lsn: u64) {
+        self.state.lock().lsn = Some(lsn);
+    }
+
+    /// The commit's place in the log, once it succeeded.
+    pub(crate) fn lsn(&self) -> Option<u64> {
+        let state = self.state.lock();
+        state.lsn.filter(|_| matches!(state.result, Some(Ok(()))))
     }
 
     pub(crate) fn result(&self) -> Option<Result<()>> {
-        self.result.lock().clone()
+        self.state.lock().result.clone()
+    }
+
+    /// The result; if it is not known yet, the task is woken when it is.
+    pub(crate) fn result_or_wake(&self, waker: &Waker) -> Option<Result<()>> {
+        let mut state = self.state.lock();
+        if state.result.is_none() && !state.wakers.iter().any(|known| known.will_wake(waker)) {
+            state.wakers.push(waker.clone());
+        }
+        state.result.clone()
     }
 }
 
@@ -33,6 +68,10 @@ pub(crate) struct Promise(pub(crate) Arc<Completion>);
 impl Promise {
     pub(crate) fn complete(&self, result: Result<()>) {
         self.0.complete(result);
+    }
+
+    pub(crate) fn note_lsn(&self, lsn: u64) {
+        self.0.note_lsn(lsn);
     }
 }
 
