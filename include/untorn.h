@@ -1064,7 +1064,7 @@ UNTORN_MUST_USE int untorn_ticket_poll(const struct untorn_ticket *ticket);
 
 /**
  * Returns the commit's LSN, its place in the store's log, which untorn_reader_wait() and untorn_follow_open_from() of
- * other processes take; that of a commit without changes is the LSN of the commit before. -1: the commit is not durable
+ * other processes take; that of a commit without changes is the LSN of the last record before. -1: the commit is not durable
  * yet, or has failed (EAGAIN; untorn_ticket_poll() tells which), or EBADF.
  */
 int64_t untorn_ticket_lsn(const struct untorn_ticket *ticket);

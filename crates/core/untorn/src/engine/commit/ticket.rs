@@ -46,7 +46,7 @@ impl Ticket {
 
     /// The commit's place in the log, which [`Reader::wait_for`](crate::Reader::wait_for) and
     /// [`Reader::follow_from`](crate::Reader::follow_from) of other processes take. `None` while it is on its way, and
-    /// if it failed. Of a commit without changes, it is that of the commit before.
+    /// if it failed. Of a commit without changes, it is that of the last record before.
     pub fn lsn(&self) -> Option<u64> {
         self.completion.lsn()
     }
