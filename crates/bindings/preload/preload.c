@@ -6,9 +6,12 @@
  * own calls of `open` into calls of `__wrap_open` (its option `--wrap`), which jumps to the C library's function. Its
  * address comes from the C library's own table of symbols, so that neither this library nor any other that is preloaded
  * beside it can come between.
+ *
+ * The calls that start programs are in `children.c`.
  */
 
 #define _GNU_SOURCE
+#include "preload.h"
 #include <elf.h>
 #include <errno.h>
 #include <link.h>
@@ -95,10 +98,11 @@ __attribute__((visibility("hidden"), used)) void untorn_preload_resolve(struct s
 __attribute__((visibility("hidden"), used)) unsigned char untorn_preload_begun;
 
 /* Finds all functions before a signal handler or a child that shares the memory needs one. */
-__attribute__((constructor(101))) static void begin(void) {
+__attribute__((constructor(101))) static void begin(int argc, char **argv, char **environment) {
+    (void)argc, (void)argv;
     for (struct slot *slot = __start_untorn_slots; slot < __stop_untorn_slots; slot++)
         untorn_preload_resolve(slot);
-    __atomic_store_n(&untorn_preload_begun, 1, __ATOMIC_RELEASE);
+    if (untorn_preload_note_environment(environment)) __atomic_store_n(&untorn_preload_begun, 1, __ATOMIC_RELEASE);
 }
 
 #define SLOT(name)                                                                                                     \

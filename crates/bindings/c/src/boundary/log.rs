@@ -72,7 +72,7 @@ pub(crate) fn tell(text: &str) {
         told.len() < TOLD_MAX && told.insert(hasher.finish())
     };
     if is_new {
-        standard_error::write(&format!("untorn: {text}\n"), false);
+        standard_error::write(format!("untorn: {text}\n").as_bytes(), false);
     }
 }
 
@@ -193,7 +193,7 @@ impl Subscriber for Log {
         let level = number(*event.metadata().level());
         let (to_stderr, to_sink) = (level <= STDERR_LEVEL.load(Relaxed), level <= SINK_LEVEL.load(Relaxed));
         if to_stderr {
-            standard_error::write(&format!("untorn: {}: {}\n", word(level), text.line()), true);
+            standard_error::write(format!("untorn: {}: {}\n", word(level), text.line()).as_bytes(), true);
         }
         if to_sink {
             send(level, text.line());

@@ -35,17 +35,19 @@ fn identity() -> Option<(u64, u64)> {
     (unsafe { libc::fstat(2, &raw mut stat) } == 0).then_some((stat.st_dev, stat.st_ino))
 }
 
+/// Whether descriptor 2 is still of the file that the program was started with.
+pub(crate) fn is_as_at_start() -> bool {
+    identity() == Some((DEVICE.load(Relaxed), INODE.load(Relaxed)))
+}
+
 /// Writes a line. Without `waits`, writes only as much as is taken at once, because no message is worth a blocked
-/// program.
-pub(crate) fn write(line: &str, waits: bool) {
-    if identity() != Some((DEVICE.load(Relaxed), INODE.load(Relaxed))) {
+/// program. Allocates nothing.
+pub(crate) fn write(line: &[u8], waits: bool) {
+    if !is_as_at_start() {
         return;
     }
     without_sigpipe(|| {
-        let mut left = match waits {
-            true => line.as_bytes(),
-            false => &line.as_bytes()[..line.len().min(PIPE_BYTES)],
-        };
+        let mut left = if waits { line } else { &line[..line.len().min(PIPE_BYTES)] };
         while !left.is_empty() && is_ready(waits) {
             // SAFETY: the bytes of `left`.
             match unsafe { libc::write(2, left.as_ptr().cast(), left.len()) } {

@@ -6,6 +6,7 @@ pub(super) mod io_calls;
 pub(super) mod map_calls;
 pub(super) mod open_calls;
 pub(super) mod path_calls;
+pub(super) mod preload_calls;
 pub(super) mod shell_calls;
 pub(super) mod stream_calls;
 pub(super) mod txn_calls;

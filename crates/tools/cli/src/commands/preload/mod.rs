@@ -4,7 +4,7 @@ mod program;
 
 use crate::siblings::{NOT_EXECUTABLE, NOT_FOUND};
 use clap::{Args, ValueEnum, ValueHint};
-use program::{Obstacle, Program, called_past, find};
+use program::{Program, called_past, find};
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -12,6 +12,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
+use untorn_os::program::Obstacle;
 use untorn_terminal::table::count;
 use untorn_terminal::{Failure, Output, standard_streams};
 
@@ -30,7 +31,10 @@ const LIBRARY: &str = "libuntorn-preload.so";
 /// this command gets EBUSY. A change by a program without the library is noticed as a conflict while the file is open,
 /// if it changes the file's time or length.
 ///
-/// For programs that this cannot reach (static ones, Go, setuid): `untorn run` and `untorn mount`.
+/// For programs that this cannot reach (static ones, Go, setuid): `untorn run` and `untorn mount`. One of these among
+/// the programs that the program starts is named on standard error, once by each program that starts it. Its changes are
+/// not noticed in files that nobody has open. With UNTORN_PRELOAD=off in its environment, a program runs without all
+/// this.
 ///
 /// A file cannot become standard input, output or error, because streams write there past the library: in a shell,
 /// `program > app.db` is refused for a named file.
@@ -60,6 +64,9 @@ pub struct Preload {
     /// Another name of --commit=close.
     #[arg(long, conflicts_with = "commit")]
     commit_on_close: bool,
+    /// Refuse to start programs that the library cannot be loaded into (EACCES), in place of naming them on standard error.
+    #[arg(long)]
+    strict: bool,
     /// Do not run it; list the calls of the program and its libraries that go past the library.
     ///
     /// Finds no calls of libraries that the program loads while it runs, such as modules of Python. Exit code: 0 none
@@ -126,6 +133,10 @@ impl Preload {
             }
             command.env("UNTORN_WAIT", seconds.to_string());
         }
+        if self.strict {
+            command.env("UNTORN_STRICT", "1");
+        }
+        command.env_remove("UNTORN_PRELOAD");
         standard_streams::leave_closed();
         Err(Failure::io("execute", &path, command.exec()).code(NOT_EXECUTABLE))
     }
@@ -217,17 +228,9 @@ fn preloaded(library: &Path, others: Option<OsString>) -> OsString {
 }
 
 fn refusal(binary: &Path, obstacle: Obstacle) -> Failure {
-    let why = match obstacle {
-        Obstacle::Static => "it is linked statically, so no library can be loaded before its own",
-        Obstacle::SetId => "it runs with the rights of another user or group, and then no library is preloaded",
-        Obstacle::Capabilities => "it has file capabilities, and with these no library is preloaded",
-        Obstacle::Go => "it is a Go program, which calls the kernel directly",
-        Obstacle::OtherLibc => "it uses another C library than GNU's",
-        Obstacle::OtherMachine => "it is a program for another machine than this command",
-    };
-    let message =
-        format!("{}: {why}; use `untorn run` or `untorn mount`, which work with any program", binary.display());
-    Failure::new(message).code(NOT_EXECUTABLE)
+    let (binary, why) = (binary.display(), obstacle.reason());
+    Failure::new(format!("{binary}: {why}; use `untorn run` or `untorn mount`, which work with any program"))
+        .code(NOT_EXECUTABLE)
 }
 
 fn check(program: &Program) -> Result<Output, Failure> {

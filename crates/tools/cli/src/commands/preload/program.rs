@@ -1,22 +1,15 @@
 //! Programs as their files describe them: whether a library can be loaded before their own, and which calls go past it.
 
 use crate::siblings::in_path;
-use object::elf::{ET_DYN, ET_EXEC, FileHeader64, PT_INTERP};
-use object::read::elf::{ElfFile64, FileHeader, ProgramHeader};
+use object::read::elf::ElfFile64;
 use object::{Endianness, Object, ObjectSymbol};
 use std::collections::BTreeMap;
-use std::ffi::OsStr;
-use std::fs;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-
-/// Scripts whose interpreters are scripts, at most.
-const SCRIPTS_MAX: usize = 4;
-
-/// The attribute with the capabilities of a file.
-const CAPABILITIES: &str = "security.capability";
+use std::{env, fs, io};
+use untorn_os::program::{self, NoProgram, Obstacle, SCRIPTS_MAX};
 
 /// Calls that the library does not see, and the reason.
 const PAST: &[(&str, &str)] = &[
@@ -41,56 +34,33 @@ pub struct Program {
     pub obstacle: Option<Obstacle>,
 }
 
-/// The reason why a library cannot be preloaded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Obstacle {
-    Static,
-    SetId,
-    Capabilities,
-    Go,
-    OtherLibc,
-    OtherMachine,
-}
-
 impl Program {
     /// Examines a program, or the interpreter of a script.
     ///
     /// # Errors
     /// It is not executable, or not a program.
     pub fn examine(path: &Path) -> Result<Program, String> {
-        let mut binary = path.to_owned();
-        for _ in 0..=SCRIPTS_MAX {
-            let bytes = fs::read(&binary).map_err(|e| format!("cannot read {}: {e}", binary.display()))?;
-            match interpreter(&bytes) {
-                Some(next) => binary = next,
-                None => return Program::examine_binary(binary, &bytes),
+        let mut found = Box::new(program::Program::NONE);
+        let search = env::var_os("PATH").unwrap_or_default();
+        let examined = found.examine(path.as_os_str().as_bytes(), Some(search.as_bytes()));
+        let path_of = |bytes: &[u8]| PathBuf::from(OsString::from_vec(bytes.to_vec()));
+        let binary = path_of(found.binary.as_bytes());
+        match examined {
+            Ok(()) => {
+                let linker = Some(path_of(found.linker.as_bytes())).filter(|path| !path.as_os_str().is_empty());
+                Ok(Program { binary, linker, obstacle: found.obstacle })
+            }
+            Err(NoProgram::Unreadable(e)) => {
+                Err(format!("cannot read {}: {}", binary.display(), io::Error::from_raw_os_error(e.raw_os_error())))
+            }
+            Err(NoProgram::NotExecutable) => {
+                Err(format!("{}: it is neither a program nor a script that begins with `#!`", binary.display()))
+            }
+            Err(NoProgram::Object) => Err(format!("{}: it is an object file, not a program", binary.display())),
+            Err(NoProgram::TooManyScripts) => {
+                Err(format!("{}: scripts whose interpreters are scripts, more than {SCRIPTS_MAX}", path.display()))
             }
         }
-        Err(format!("{}: scripts whose interpreters are scripts, more than {SCRIPTS_MAX}", path.display()))
-    }
-
-    fn examine_binary(binary: PathBuf, bytes: &[u8]) -> Result<Program, String> {
-        let no_program = |why: &str| Err(format!("{}: {why}", binary.display()));
-        if !bytes.starts_with(b"\x7fELF") {
-            return no_program("it is neither a program nor a script that begins with `#!`");
-        }
-        let other = |obstacle| Ok(Program { binary: binary.clone(), linker: None, obstacle: Some(obstacle) });
-        let Ok(header) = FileHeader64::<Endianness>::parse(bytes) else { return other(Obstacle::OtherMachine) };
-        let Ok(endian) = header.endian() else { return other(Obstacle::OtherMachine) };
-        let own = fs::read("/proc/self/exe").ok();
-        let own = own.as_deref().and_then(|own| FileHeader64::<Endianness>::parse(own).ok());
-        if own.is_some_and(|own| own.e_machine(endian) != header.e_machine(endian)) {
-            return other(Obstacle::OtherMachine);
-        }
-        if ![ET_EXEC, ET_DYN].contains(&header.e_type(endian)) {
-            return no_program("it is an object file, not a program");
-        }
-        let parts = header.program_headers(endian, bytes).unwrap_or_default();
-        let named = parts.iter().find(|part| part.p_type(endian) == PT_INTERP);
-        let named = named.and_then(|part| part.interpreter(endian, bytes).ok().flatten());
-        let linker = named.map(|path| PathBuf::from(OsStr::from_bytes(path)));
-        let obstacle = obstacle(&binary, bytes, linker.as_deref());
-        Ok(Program { binary, linker, obstacle })
     }
 }
 
@@ -101,41 +71,6 @@ pub fn find(name: &OsStr) -> Option<PathBuf> {
         return path.exists().then_some(path);
     }
     in_path(name)
-}
-
-/// The interpreter of a script.
-fn interpreter(bytes: &[u8]) -> Option<PathBuf> {
-    let line = bytes.strip_prefix(b"#!")?.split(|byte| *byte == b'\n').next()?;
-    let mut words = line.split(|byte| b" \t".contains(byte)).filter(|word| !word.is_empty());
-    let first = Path::new(OsStr::from_bytes(words.next()?));
-    // `env` searches the interpreter.
-    let second = words.find(|word| !word.starts_with(b"-") && !word.contains(&b'='));
-    match (first.file_name(), second) {
-        (Some(name), Some(searched)) if name == "env" => find(OsStr::from_bytes(searched)),
-        _ => None,
-    }
-    .or_else(|| Some(first.to_owned()))
-}
-
-fn obstacle(binary: &Path, bytes: &[u8], linker: Option<&Path>) -> Option<Obstacle> {
-    let Some(linker) = linker else { return Some(Obstacle::Static) };
-    if let Ok(file) = ElfFile64::<Endianness>::parse(bytes)
-        && (file.section_by_name(".go.buildinfo").is_some() || file.section_by_name(".note.go.buildid").is_some())
-    {
-        return Some(Obstacle::Go);
-    }
-    if !linker.as_os_str().as_bytes().windows(9).any(|part| part == b"ld-linux-") {
-        return Some(Obstacle::OtherLibc);
-    }
-    let meta = fs::metadata(binary).ok()?;
-    let [user, group] = [meta.mode() & 0o4000 != 0, meta.mode() & 0o2010 == 0o2010];
-    let is_other_user = user && meta.uid() != rustix::process::getuid().as_raw();
-    let is_other_group = group && meta.gid() != rustix::process::getgid().as_raw();
-    if is_other_user || is_other_group {
-        return Some(Obstacle::SetId);
-    }
-    let has_capabilities = rustix::fs::getxattr(binary, CAPABILITIES, &mut [0u8; 64]).is_ok_and(|bytes| bytes > 0);
-    (has_capabilities && !rustix::process::getuid().is_root()).then_some(Obstacle::Capabilities)
 }
 
 /// The calls of a program that go past the library.
