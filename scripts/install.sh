@@ -124,8 +124,9 @@ done
     -Wl,-z,defs -Wl,-z,relro -Wl,-z,now -Wl,--gc-sections -Wl,--strip-debug -Wl,--as-needed -lgcc_s -lpthread -ldl -lm
 put 755 "$work/libuntorn.so" "$LIBDIR/libuntorn.so.$version"
 # A dependency brings C functions under names that a program may well want for itself; those of the C++ library are for
-# the dynamic linker only.
-objcopy --wildcard --localize-symbol='digest_*' --localize-symbol='_ZNSt*' "$out/libuntorn.a" "$work/libuntorn.a"
+# the dynamic linker only, and others for the library that is preloaded.
+objcopy --wildcard --localize-symbol='digest_*' --localize-symbol='_ZNSt*' --localize-symbol='untorn_preload_*' \
+    "$out/libuntorn.a" "$work/libuntorn.a"
 put 644 "$work/libuntorn.a" "$LIBDIR/libuntorn.a"
 ln -sfn "libuntorn.so.$version" "$to/$LIBDIR/libuntorn.so.$abi_version"
 ln -sfn "libuntorn.so.$abi_version" "$to/$LIBDIR/libuntorn.so"
