@@ -186,6 +186,28 @@ static void refused(void) {
     CHECK(munmap(at, page) == 0 && close(fd) == 0 && close(reader) == 0);
 }
 
+/* The last writer commits, also while readers go on; a child that is no writer commits nothing. */
+static void readers_go_on(void) {
+    int fd = open_file("closed", O_RDWR | O_CREAT | O_ATOMIC), reader = open_file("closed", O_RDONLY);
+    CHECK(untorn_fd_commit_on_close(fd, 1) == 0 && ftruncate(fd, (off_t)page) == 0);
+    char *at = map_file(fd, page);
+    strcpy(at, "one");
+    CHECK(close(fd) == 0 && untorn_fd_rollback(reader) == 0 && size_of(reader) == 0); /* there is a map */
+    fd = open_file("closed", O_RDWR);
+    CHECK(ftruncate(fd, (off_t)page) == 0);
+    strcpy(at, "two");
+    CHECK(close(fd) == 0);
+    fflush(NULL);
+    pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) _exit(munmap(at, page) == 0 && close(reader) == 0 ? 0 : 1);
+    int status;
+    CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+    CHECK(munmap(at, page) == 0 && untorn_fd_rollback(reader) == 0 && size_of(reader) == (off_t)page);
+    CHECK(close(reader) == 0);
+    check_on_disk("closed", "two", (off_t)page);
+}
+
 /* Files that no pattern names. */
 static void named_by_flags(void) {
     int fd = open_file("flagged", O_RDWR | O_CREAT | O_ATOMIC);
@@ -460,6 +482,7 @@ int main(int argc, char **argv) {
     refused();
     named_by_flags();
     invalidates();
+    readers_go_on();
     beside_an_owner();
     in_a_store();
     everything_else();

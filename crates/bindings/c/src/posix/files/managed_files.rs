@@ -366,7 +366,7 @@ pub(crate) fn release_if_unused(managed: &Arc<Managed>, managing: &Managing) -> 
         let has_writer = is_mapped(managed) || descriptors.iter().any(|fd| check_writable(*fd).is_ok());
         if has_writer || !descriptors.is_empty() {
             drop(descriptors);
-            let commits = !has_writer && managed.commit_on_close.load(Acquire);
+            let commits = !has_writer && !managed.is_parents() && managed.commit_on_close.load(Acquire);
             return if commits { managed.with(|file| Ok(file.commit()?)) } else { Ok(()) };
         }
     }

@@ -156,7 +156,7 @@ fn of_mmap(arguments: &str) -> (Verdict, &'static str) {
 
 fn of_msync(arguments: &str) -> (Verdict, &'static str) {
     if arguments.contains("MS_INVALIDATE") {
-        (Verdict::Look, "MS_INVALIDATE does nothing: untorn_fd_rollback() rolls back")
+        (Verdict::Look, "MS_INVALIDATE does nothing, or rolls back after untorn_invalidate_rolls_back(1)")
     } else if arguments.contains("MS_ASYNC") {
         (Verdict::Look, "starts a commit of the whole file")
     } else {
