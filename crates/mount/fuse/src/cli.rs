@@ -2,7 +2,7 @@
 
 use crate::daemon::{self, start, supervisor};
 use crate::error_line::in_one_line;
-use crate::fuse::write_back_helper;
+use crate::fuse::{kernel, write_back_helper};
 use crate::import_export::held_back::Skips;
 use crate::import_export::{export, import, made_plain};
 use crate::mounts::committed_files;
@@ -377,15 +377,20 @@ impl Mount {
              `untorn sync {}` commits the same",
             at.display()
         );
+        ensure!(
+            !allowed.sync_commits || kernel::passes_on_sync(),
+            "the option `sync_commits` needs Linux 6.18: this kernel passes `sync` and `syncfs` on to no FUSE mount; leave it \
+             out: `untorn sync {}` commits the same",
+            at.display()
+        );
         mount_point::prepare(&store, &at)?;
         if !self.foreground {
             let arguments = self.arguments("--announce", &store, &at);
             let code = start::start(&arguments)?;
             // Not a result of the command: the mount is there, whether or not anybody reads this hint, so a failed
             // write is no error.
-            if let Some(said) = self.about_sync(&at).filter(|_| code == 0)
-                && untorn_terminal::write(said.as_bytes()).is_err()
-            {
+            let said = self.hints(&at);
+            if code == 0 && !said.is_empty() && untorn_terminal::write(said.as_bytes()).is_err() {
                 tell!("untorn-mount: {said}");
             }
             return Ok(Output::default().code(code));
@@ -397,12 +402,12 @@ impl Mount {
             if self.announce {
                 return start::ready();
             }
-            if let Some(said) = self.about_sync(&at) {
+            for said in self.hints(&at).lines() {
                 tell!("untorn-mount: {said}");
             }
             Ok(())
         };
-        if !self.no_supervisor {
+        if !self.no_supervisor && kernel::repeats_requests() {
             let arguments = self.arguments("--supervised", &store, &at);
             return supervisor::supervise(&arguments, ready).map(|code| Output::default().code(code));
         }
@@ -449,17 +454,20 @@ impl Mount {
         Ok(Output::default())
     }
 
-    /// Tells users that `sync` and `syncfs` commit nothing here: programs that rely on them (package managers,
-    /// containers) are not told by the calls themselves.
-    fn about_sync(&self, at: &Path) -> Option<String> {
+    /// Tells users what they may not expect, a line each.
+    fn hints(&self, at: &Path) -> String {
+        let mut said = String::new();
+        // Programs that rely on `sync` and `syncfs` (package managers, containers) are not told by the calls themselves.
         let commits = self.commit == Commit::Write || self.options.iter().any(|option| option == "sync_commits");
-        (!commits).then(|| {
-            format!(
-                "`sync` and `syncfs` commit nothing on {0}; `untorn sync {0}` does, and root can mount with \
-                 `-o sync_commits`\n",
-                at.display()
-            )
-        })
+        if !commits {
+            let root = if kernel::passes_on_sync() { ", and root can mount with `-o sync_commits`" } else { "" };
+            said += &format!("`sync` and `syncfs` commit nothing on {0}; `untorn sync {0}` does{root}\n", at.display());
+        }
+        if !self.no_supervisor && !kernel::repeats_requests() {
+            said += "no supervisor: Linux before 6.9 cannot hand over requests, so the mount is dead if its daemon is \
+                     killed; the store has the last commits then\n";
+        }
+        said
     }
 
     fn writeback_after(&self) -> Option<Duration> {

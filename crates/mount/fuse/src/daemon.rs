@@ -4,15 +4,15 @@ pub(crate) mod start;
 pub(crate) mod supervisor;
 
 use crate::fuse::device::End;
-use crate::fuse::kernel_cache::MountCache;
+use crate::fuse::kernel_cache::{Early, MountCache};
 use crate::fuse::server::Server;
 use crate::mounts::mount_point::{self, Allowed};
 use crate::mounts::mount_status;
 use crate::processes::passed_signals::Signals;
 use crate::processes::supervised::{DEVICE, HIDDEN_DIRECTORY, Supervised, WithEnds};
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Error, Result, bail, ensure};
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::fd::AsFd;
+use rustix::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -67,8 +67,7 @@ pub fn serve(
     };
     let cache = server.cache();
     let hidden = supervised.and_then(|kept| kept.kept(HIDDEN_DIRECTORY));
-    // If the helper cannot be started, write-backs fall back to dropping the kernel's cache of the file.
-    if cache.start(Path::new("/proc/self/exe"), at, hidden).is_ok()
+    if start_helper(cache, at, hidden)?
         && let (Some(supervised), Some(hidden)) = (supervised, cache.hidden_directory())
     {
         supervised.keep(HIDDEN_DIRECTORY, &[], (*hidden).as_fd())?;
@@ -147,6 +146,18 @@ fn mounted(
     })
 }
 
+/// Starts the write-back helper; returns whether there is one. Without it, write-backs fall back to dropping the kernel's
+/// cache of the file, which does not suffice for older kernels.
+pub fn start_helper(cache: &MountCache, at: &Path, hidden: Option<OwnedFd>) -> Result<bool> {
+    match cache.start(Path::new("/proc/self/exe"), at, hidden) {
+        Err(e) if cache.arrivals().is_some() => Err(Error::new(e).context(
+            "cannot start the process that writes back, without which Linux before 6.16 does not tell when data has \
+             come (an ordinary user needs user namespaces for it)",
+        )),
+        started => Ok(started.is_ok()),
+    }
+}
+
 /// Marks this process as an I/O flusher: its writes to disk for other processes must not wait for memory that those
 /// processes' writes would free.
 fn flush_first() {
@@ -176,7 +187,7 @@ impl Life<'_> {
     fn tick(&self) {
         self.tree.tick(&**self.cache);
         if let Some(after) = self.writeback_after {
-            self.tree.write_back_after(after, &**self.cache);
+            self.tree.write_back_after(after, &Early(self.cache));
         }
     }
 

@@ -1,8 +1,10 @@
 //! The file system: messages of the kernel, the threads that answer them, and requests to the kernel to send dirty
 //! pages. Stands on `mounts`.
 
+pub(crate) mod arrivals;
 pub(crate) mod device;
 pub(crate) mod handlers;
+pub mod kernel;
 pub mod kernel_cache;
 pub(crate) mod privileges;
 pub(crate) mod protocol;

@@ -105,3 +105,8 @@ fn fallocate_of_a_descriptor_that_is_to_be_durable_is() {
         }
     }
 }
+
+#[test]
+fn the_same_with_the_steps_for_an_older_kernel() {
+    common::again_as_on_an_older_kernel("6.8");
+}

@@ -152,3 +152,8 @@ fn what_is_allocated_has_its_room_before_it_is_written() {
     fallocate(file("beyond").unwrap(), beyond, 0, LEN).unwrap();
     assert_eq!(fs::metadata(mounted.at("beyond")).unwrap().len(), 0);
 }
+
+#[test]
+fn the_same_with_the_steps_for_an_older_kernel() {
+    common::again_as_on_an_older_kernel("6.8");
+}

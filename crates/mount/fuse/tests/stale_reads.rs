@@ -10,6 +10,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::Arc;
 use std::thread;
+use untorn_mount::fuse::kernel_cache::Locked;
 
 /// `struct iocb` of `linux/aio_abi.h`.
 #[repr(C)]
@@ -77,7 +78,7 @@ fn what_is_written_past_the_cache_is_read_even_if_it_was_cached_meanwhile() {
     let (cache, read, seen_by_reader) = (Arc::clone(mount.cache()), path.clone(), Arc::clone(&seen));
     mount.tree.before_next_write(move |ino| {
         // Another thread answers requests from now on.
-        untorn_tree::KernelCache::write_back(&*cache, ino).unwrap();
+        untorn_tree::KernelCache::write_back(&Locked(&cache), ino).unwrap();
         *seen_by_reader.lock() = thread::spawn(move || fs::read(read).unwrap()).join().unwrap();
     });
     let buffer = memmap2::MmapMut::map_anon(4096).map(|mut page| {
@@ -89,4 +90,9 @@ fn what_is_written_past_the_cache_is_read_even_if_it_was_cached_meanwhile() {
     let mut after = Vec::new();
     File::open(&path).unwrap().read_to_end(&mut after).unwrap();
     assert!(after == [[2; 4096], [1; 4096]].concat(), "it begins with {}", after[0]);
+}
+
+#[test]
+fn the_same_with_the_steps_for_an_older_kernel() {
+    common::again_as_on_an_older_kernel("6.8");
 }

@@ -373,3 +373,8 @@ fn a_store_that_was_renamed_is_not_made_anew() {
     place.mount();
     assert_eq!(fs::read(place.at("a")).unwrap(), b"kept");
 }
+
+#[test]
+fn the_same_with_the_steps_for_an_older_kernel() {
+    common::again_as_on_an_older_kernel("6.12");
+}

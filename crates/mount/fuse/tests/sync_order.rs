@@ -61,3 +61,8 @@ fn a_mount_of_a_device_is_sent_sync_and_syncfs_after_the_writes() {
     drop(file);
     assert_eq!(mount.unmount(), End::Unmounted);
 }
+
+#[test]
+fn the_same_with_the_steps_for_an_older_kernel() {
+    common::again_as_on_an_older_kernel("6.8");
+}

@@ -355,3 +355,8 @@ fn what_is_given_up_has_its_old_size_also_when_the_mount_is_about_to_end() {
     mount.untorn(&[&mount.dir.path().join(mount.store), &mount.at("")]);
     assert_eq!(fs::read(mount.at("a")).unwrap(), b"new");
 }
+
+#[test]
+fn the_same_with_the_steps_for_an_older_kernel() {
+    common::again_as_on_an_older_kernel("6.12");
+}

@@ -1,8 +1,9 @@
 //! Translates each request of the kernel into calls of the tree.
 
 mod control;
+mod hidden;
 
-use crate::fuse::kernel_cache::{HIDDEN, MountCache, rand_u128};
+use crate::fuse::kernel_cache::{HIDDEN, Locked, MARKS, MountCache, rand_u128};
 use crate::fuse::privileges::Privileges;
 use crate::fuse::protocol::{
     Answer, ENTRY_LEN, Fields, Header, MAX_READ, OPEN_KILL_SUIDGID, SETXATTR_KILL_SGID, WRITE_CACHE,
@@ -34,7 +35,7 @@ pub struct Handlers {
     privileges: Privileges,
     calls: WaitingCalls,
     commit: CommitMode,
-    /// The next opening's number, without its lowest two bits.
+    /// The next opening's number, without its lowest three bits.
     openings: AtomicU64,
 }
 
@@ -106,11 +107,17 @@ impl Handlers {
         waits(opcode, self.commit)
     }
 
-    /// Returns a number for an opening. Its lowest bits say whether the opening can write, and whether its writes must
-    /// be durable.
-    fn handle(&self, flags: u32) -> u64 {
+    /// Returns a number for an opening. Its lowest bits say whether the opening can write, whether its writes must be
+    /// durable, and whether it is the write-back helper's.
+    fn handle(&self, flags: u32, is_helpers: bool) -> u64 {
         let durable = flags.cast_signed() & libc::O_DSYNC != 0;
-        self.openings.fetch_add(4, Relaxed) & !3 | u64::from(writable(flags)) | u64::from(durable) << 1
+        let bits = u64::from(writable(flags)) | u64::from(durable) << 1 | u64::from(is_helpers) << 2;
+        self.openings.fetch_add(8, Relaxed) & !7 | bits
+    }
+
+    /// The cache, for a request during which the kernel has locked the inodes of all files that it pulls.
+    fn locked(&self) -> Locked<'_> {
+        Locked(&self.cache)
     }
 
     /// Whether each `read` and `write` of a program is one message, so that a write that must be committed as one
@@ -128,6 +135,7 @@ impl Handlers {
             }
             opcode::INTERRUPT => None,
             _ if header.ino == HIDDEN => Some(self.hidden(header, fields)),
+            _ if header.ino == MARKS => Some(self.marks(header, fields)),
             _ => Some(self.ask_tree(header, fields)),
         }
     }
@@ -172,7 +180,7 @@ impl Handlers {
             }
             opcode::LINK => {
                 let linked = fields.u64()?;
-                self.tree.link(linked, ino, fields.name()?, &*self.cache).map(entry)
+                self.tree.link(linked, ino, fields.name()?, &self.locked()).map(entry)
             }
             opcode::OPEN => self.open(header, fields.u32()?, fields.u32()?),
             opcode::READ => {
@@ -196,6 +204,8 @@ impl Handlers {
                 }
                 Ok(Answer::default())
             }
+            // The helper's own `fsync` waits for the file's data alone.
+            opcode::FSYNC if fields.u64()? & 4 != 0 => Ok(Answer::default()),
             opcode::FSYNC => done(self.sync(header)),
             opcode::FSYNCDIR => done(self.tree.sync_names(&*self.cache)),
             opcode::SYNCFS => done(self.tree.sync_all(&*self.cache)),
@@ -239,14 +249,14 @@ impl Handlers {
                 self.tree.allocate(ino, offset, len, mode.cast_signed())?;
                 // The kernel itself requests a sync after a durable write, but not after `fallocate`.
                 match handle & 2 != 0 {
-                    true => done(self.tree.sync(ino, &*self.cache)),
+                    true => done(self.tree.sync(ino, &self.locked())),
                     false => Ok(Answer::default()),
                 }
             }
             opcode::LSEEK => {
                 fields.skip(8)?;
                 let (offset, whence) = (fields.u64()?, fields.u32()?.cast_signed());
-                Ok(Answer::default().u64(self.tree.seek(ino, offset, whence, &*self.cache)?))
+                Ok(Answer::default().u64(self.tree.seek(ino, offset, whence, &self.locked())?))
             }
             opcode::IOCTL => self.control(header, fields),
             _ => errno(libc::ENOSYS),
@@ -257,14 +267,14 @@ impl Handlers {
         // With `--commit=store`, concurrent syncs share a commit, and the other callers want changes that came later
         // than this one's.
         match self.commit != CommitMode::Store && self.calls.have_sent_all(header.thread) {
-            true => self.tree.sync(header.ino, &AllSent { ino: header.ino, cache: &*self.cache }),
-            false => self.tree.sync(header.ino, &*self.cache),
+            true => self.tree.sync(header.ino, &AllSent { ino: header.ino, cache: &self.locked() }),
+            false => self.tree.sync(header.ino, &self.locked()),
         }
     }
 
     fn lookup(&self, dir: Ino, name: &OsStr) -> Result<Answer> {
         if dir == ROOT && self.cache.is_hidden(name) {
-            return Ok(Answer::default().unbelieved_entry(&hidden_attributes(&self.tree.attributes(ROOT)?)));
+            return Ok(Answer::default().unbelieved_entry(&self.hidden_attributes()?));
         }
         match self.tree.lookup(dir, name) {
             // The lookup resolves a file handle. The kernel must not cache this name.
@@ -272,26 +282,6 @@ impl Handlers {
             Ok(found) => Ok(Answer::default().entry(&found)),
             Err(Errno(libc::ENOENT)) => Ok(Answer::default().no_entry()),
             Err(e) => Err(e),
-        }
-    }
-
-    /// Answers a request in the hidden directory, where files can be opened by their numbers, and nothing else can be
-    /// done.
-    fn hidden(&self, header: &Header, mut fields: Fields<'_>) -> Result<Answer> {
-        match header.opcode {
-            opcode::LOOKUP => {
-                let ino = fields.name()?.to_str().and_then(|name| name.parse().ok()).ok_or(Errno(libc::ENOENT))?;
-                let found = self.tree.attributes(ino)?;
-                if found.kind != Kind::File || !self.cache.gives(ino) {
-                    return errno(libc::ENOENT);
-                }
-                Ok(Answer::default().unbelieved_entry(&found))
-            }
-            opcode::GETATTR => Ok(Answer::default().stat(&hidden_attributes(&self.tree.attributes(ROOT)?))),
-            opcode::STATFS => Ok(Answer::default().space(&self.tree.space()?)),
-            opcode::OPENDIR => Ok(Answer::default().opened_directory()),
-            opcode::RELEASEDIR => Ok(Answer::default()),
-            _ => errno(libc::EACCES),
         }
     }
 
@@ -309,7 +299,7 @@ impl Handlers {
     }
 
     fn forget_one(&self, ino: Ino, count: u64) {
-        if ino == HIDDEN || ino == ROOT {
+        if matches!(ino, HIDDEN | MARKS | ROOT) {
             return;
         }
         match self.cache.forgotten(ino, count) {
@@ -350,7 +340,7 @@ impl Handlers {
         // being set, the kernel holds them back.)
         if self.direct() && change.size.is_none() && (change.atime.is_some() || change.mtime.is_some()) {
             // The tree already knows of a failed write.
-            let _ = self.cache.write_back(ino);
+            let _ = self.locked().write_back(ino);
         }
         let change = self.privileges.with_change(header, ino, change, is(meant::KILL_SUIDGID))?;
         Ok(Answer::default().stat(&self.tree.set_attributes(ino, &change)?))
@@ -364,7 +354,7 @@ impl Handlers {
             libc::RENAME_EXCHANGE => RenameFlags::Exchange,
             _ => return errno(libc::EINVAL),
         };
-        self.tree.rename((from, old), (to, new), flags, &*self.cache)?;
+        self.tree.rename((from, old), (to, new), flags, &self.locked())?;
         self.close_unlinked();
         Ok(Answer::default())
     }
@@ -406,7 +396,8 @@ impl Handlers {
                 return Err(e);
             }
         }
-        Ok(Answer::default().opened(self.handle(flags), self.direct()))
+        let is_helpers = self.cache.is_opened_by_helper(ino, header.thread);
+        Ok(Answer::default().opened(self.handle(flags, is_helpers), self.direct()))
     }
 
     /// Registers an opening before the kernel is told of it, so that no write arrives before it.
@@ -441,7 +432,7 @@ impl Handlers {
             self.tree.forget(made.ino, 1);
             return Err(e);
         }
-        Ok(Answer::default().entry(&made).opened(self.handle(flags), self.direct()))
+        Ok(Answer::default().entry(&made).opened(self.handle(flags, false), self.direct()))
     }
 
     fn write(&self, header: &Header, mut fields: Fields<'_>) -> Result<Answer> {
@@ -503,18 +494,6 @@ fn sized(value: &[u8], room: usize) -> Result<Answer> {
         0 => Ok(Answer::default().u32(u32::try_from(value.len()).map_err(|_| Errno(libc::E2BIG))?).u32(0)),
         _ if value.len() > room => errno(libc::ERANGE),
         _ => Ok(Answer::default().raw(value)),
-    }
-}
-
-fn hidden_attributes(root: &Attributes) -> Attributes {
-    Attributes {
-        ino: HIDDEN,
-        kind: Kind::Directory,
-        mode: 0o700,
-        uid: rustix::process::geteuid().as_raw(),
-        gid: rustix::process::getegid().as_raw(),
-        nlink: 2,
-        ..*root
     }
 }
 
@@ -581,8 +560,10 @@ mod tests {
         let start = || {
             let store = StoreTree::store_options().open(dir.path()).unwrap();
             let options = TreeOptions { kept: Some(log.clone()), ..TreeOptions::default() };
-            let cache =
-                Arc::new(MountCache::new(Arc::new(Device::new(std::fs::File::open("/dev/null").unwrap().into()))));
+            let cache = Arc::new(MountCache::new(
+                Arc::new(Device::new(std::fs::File::open("/dev/null").unwrap().into())),
+                None,
+            ));
             let tree = Arc::new(StoreTree::open(store, options).unwrap());
             let handlers = Handlers::new(tree, Arc::clone(&cache), CommitMode::Sync);
             handlers.take_over();

@@ -4,8 +4,9 @@
 //! The helper keeps a descriptor of each file as long as a program has the file open for writing, and of a few files
 //! some time longer. Where the helper cannot be had, the kernel is made to send by dropping its cache of the file.
 
+use crate::fuse::arrivals::Arrivals;
 use crate::fuse::device::Device;
-use crate::fuse::write_back_helper::{FOR_READING, NOT_ALLOWED, NOT_OPENED, WRITE_BACK_HELPER};
+use crate::fuse::write_back_helper::{Awaits, NOT_ALLOWED, NOT_OPENED, WRITE_BACK_HELPER, WriteBack};
 use crate::processes::passed_descriptors::{connection, receive, send};
 use parking_lot::{Mutex, MutexGuard};
 use rustix::fd::{AsFd, OwnedFd};
@@ -23,6 +24,8 @@ use untorn_tree::{Errno, Ino, KernelCache, Result};
 
 /// Inode number of the hidden directory.
 pub const HIDDEN: Ino = u64::MAX - 1;
+/// Inode number of the file in it from which the helper reads [marks](crate::fuse::arrivals).
+pub const MARKS: Ino = u64::MAX - 2;
 
 /// How long the helper may take to end.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -31,6 +34,8 @@ const MOMENT: Duration = Duration::from_millis(1);
 /// How many files without writers keep their descriptors: many programs open a file, write, sync and close it, over and
 /// over.
 const KEPT: usize = 16;
+/// How often the helper is asked before a file's cache is dropped instead.
+const TRIES: usize = 4;
 /// After the helper was started this many times, it is not started again.
 const STARTS_MAX: usize = 100;
 
@@ -40,8 +45,46 @@ struct Hidden {
     /// The name under which a lookup in the root finds the directory, while the helper opens it.
     name: Option<OsString>,
     directory: Option<Arc<OwnedFd>>,
-    /// Files that the helper looks up in the directory now.
-    expected: HashSet<Ino>,
+    /// Files that the helper is asked to look up in the directory.
+    asked: HashMap<Ino, Asked>,
+}
+
+/// Requests to the helper to look a file up.
+#[derive(Default)]
+struct Asked {
+    /// Requests that are not answered.
+    requests: usize,
+    /// Whether a lookup is still to come.
+    expected: bool,
+    /// Threads of the helper that have looked the file up, and have not opened it.
+    threads: HashSet<u32>,
+}
+
+impl Hidden {
+    fn begin(&mut self, ino: Ino) {
+        let asked = self.asked.entry(ino).or_default();
+        asked.requests += 1;
+        asked.expected = true;
+    }
+
+    fn end(&mut self, ino: Ino) {
+        let Some(asked) = self.asked.get_mut(&ino) else { return };
+        asked.requests -= 1;
+        asked.expected = false;
+        if asked.requests == 0 {
+            self.asked.remove(&ino);
+        }
+    }
+
+    /// Whether a lookup was expected, which `thread` makes.
+    fn take(&mut self, ino: Ino, thread: u32) -> bool {
+        let Some(asked) = self.asked.get_mut(&ino) else { return false };
+        let expected = std::mem::take(&mut asked.expected);
+        if expected {
+            asked.threads.insert(thread);
+        }
+        expected
+    }
 }
 
 /// The helper process, which writes back.
@@ -79,6 +122,8 @@ pub struct MountCache {
     when_closed: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     ended: AtomicBool,
     before_waiting: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    /// For kernels whose writeback ends before this process has the data.
+    arrivals: Option<Arc<Arrivals>>,
 }
 
 impl Helper {
@@ -145,7 +190,7 @@ impl Drop for Helper {
 
 impl MountCache {
     /// Creates it without a helper process.
-    pub fn new(device: Arc<Device>) -> MountCache {
+    pub fn new(device: Arc<Device>, arrivals: Option<Arc<Arrivals>>) -> MountCache {
         MountCache {
             device,
             hidden: Mutex::default(),
@@ -157,6 +202,7 @@ impl MountCache {
             when_closed: Mutex::default(),
             ended: AtomicBool::new(false),
             before_waiting: OnceLock::new(),
+            arrivals,
         }
     }
 
@@ -284,12 +330,23 @@ impl MountCache {
 
     /// Whether a file is being looked up in the hidden directory for a write-back; if so, counts that the kernel gets
     /// the inode once more.
-    pub fn gives(&self, ino: Ino) -> bool {
-        let expected = self.hidden.lock().expected.remove(&ino);
+    pub fn gives(&self, ino: Ino, thread: u32) -> bool {
+        let expected = self.hidden.lock().take(ino, thread);
         if expected {
             *self.given.lock().entry(ino).or_default() += 1;
         }
         expected
+    }
+
+    /// Whether the helper opens the file with this request of a thread.
+    pub fn is_opened_by_helper(&self, ino: Ino, thread: u32) -> bool {
+        // A thread without a number here may be anybody's.
+        thread != 0 && self.hidden.lock().asked.get_mut(&ino).is_some_and(|asked| asked.threads.remove(&thread))
+    }
+
+    /// For kernels whose writeback ends before this process has the data.
+    pub fn arrivals(&self) -> Option<&Arrivals> {
+        self.arrivals.as_deref()
     }
 
     /// Returns how many of the `count` lookups that the kernel forgets were lookups in the tree.
@@ -365,15 +422,30 @@ impl MountCache {
     /// Sends a request for which the helper looks the file up once. `None` if the helper cannot be had.
     fn ask_once(&self, ino: Ino, asked: &[u64], bytes: &mut [u8]) -> Option<i32> {
         let helper = self.start_again().ok()?;
-        self.hidden.lock().expected.insert(ino);
+        self.hidden.lock().begin(ino);
         let answer = helper.ask(asked, bytes);
-        self.hidden.lock().expected.remove(&ino);
+        self.hidden.lock().end(ino);
         answer.inspect_err(|_| self.lost(&helper)).ok()
     }
 
+    /// Makes the kernel send the dirty pages of a file.
+    fn pull(&self, ino: Ino, awaits: Awaits) -> Result<()> {
+        if self.ended.load(Ordering::Acquire) || !self.files.lock().writers.contains_key(&ino) {
+            return Ok(());
+        }
+        self.begin_waiting();
+        let awaits = if self.arrivals.is_some() { awaits } else { Awaits::Pages };
+        self.by_helper(ino, awaits).unwrap_or_else(|| {
+            self.device.drop_cache(ino)?;
+            // Pages that were on their way before may not have come.
+            if awaits == Awaits::Pages { Ok(()) } else { Err(Errno(libc::EIO)) }
+        })
+    }
+
     /// Writes back a file by the helper; `None` if that cannot be done.
-    fn by_helper(&self, ino: Ino) -> Option<Result<()>> {
-        for _ in 0..2 {
+    fn by_helper(&self, ino: Ino, awaits: Awaits) -> Option<Result<()>> {
+        let asked = |reads| [ino, WriteBack { awaits, reads }.number()];
+        for tried in 0..TRIES {
             let helper = self.start_again().ok()?;
             let is_first = {
                 let mut files = self.files.lock();
@@ -383,23 +455,25 @@ impl MountCache {
                 }
                 let is_first = files.written_back.insert(ino);
                 if is_first {
-                    self.hidden.lock().expected.insert(ino);
+                    self.hidden.lock().begin(ino);
                 }
                 is_first
             };
-            let mut written_back = helper.ask(&[ino], &mut []);
-            if written_back == Ok(NOT_ALLOWED) {
-                self.hidden.lock().expected.insert(ino);
-                written_back = helper.ask(&[ino, u64::from_ne_bytes(FOR_READING)], &mut []);
-            }
+            let mut written_back = helper.ask(&asked(false), &mut []);
             if is_first {
-                self.hidden.lock().expected.remove(&ino);
+                self.hidden.lock().end(ino);
+            }
+            if written_back == Ok(NOT_ALLOWED) {
+                written_back = self.ask_once(ino, &asked(true), &mut []).ok_or(rustix::io::Errno::PIPE);
             }
             match written_back {
                 Ok(0) => return Some(Ok(())),
                 Ok(NOT_OPENED) => {
                     self.files.lock().written_back.remove(&ino);
-                    return None;
+                    // The helper may have closed its descriptor late, or another request took the lookup.
+                    if awaits == Awaits::Pages || tried + 1 == TRIES {
+                        return None;
+                    }
                 }
                 Ok(error) => return Some(Err(Errno(error))),
                 // The pages that the lost helper was about to send were sent, or will be sent by the next one.
@@ -412,11 +486,7 @@ impl MountCache {
 
 impl KernelCache for MountCache {
     fn write_back(&self, ino: Ino) -> Result<()> {
-        if self.ended.load(Ordering::Acquire) || !self.files.lock().writers.contains_key(&ino) {
-            return Ok(());
-        }
-        self.begin_waiting();
-        self.by_helper(ino).unwrap_or_else(|| self.device.drop_cache(ino))
+        self.pull(ino, Awaits::Sync)
     }
 
     fn cached(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<()> {
@@ -444,6 +514,37 @@ impl KernelCache for MountCache {
         let _ = self.ask_once(ino, &[ino, size], &mut []);
     }
 }
+
+/// Pulls for a request of a program during which the kernel has locked the inodes of the pulled files.
+pub struct Locked<'a>(pub &'a MountCache);
+
+/// Pulls that nothing relies on: the data may come later.
+pub struct Early<'a>(pub &'a MountCache);
+
+macro_rules! pulls {
+    ($of:ident, $awaits:expr) => {
+        impl KernelCache for $of<'_> {
+            fn write_back(&self, ino: Ino) -> Result<()> {
+                self.0.pull(ino, $awaits)
+            }
+
+            fn cached(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<()> {
+                self.0.cached(ino, offset, buf)
+            }
+
+            fn begin_waiting(&self) {
+                self.0.begin_waiting();
+            }
+
+            fn rolled_back(&self, ino: Ino, size: u64) {
+                self.0.rolled_back(ino, size);
+            }
+        }
+    };
+}
+
+pulls!(Locked, Awaits::Marks);
+pulls!(Early, Awaits::Pages);
 
 /// Returns a random number that nobody can guess.
 pub fn rand_u128() -> u128 {

@@ -17,9 +17,10 @@ pub const MAX_READ: usize = MAX_WRITE + 4096;
 
 /// Major version of the protocol.
 pub const MAJOR: u32 = 7;
-/// Minor version: that of Linux 6.16, since which the end of the kernel's writeback means that the server has the data.
-/// Later kernels fall back to it; earlier ones are refused.
+/// Minor version: that of Linux 6.16. Later kernels fall back to it.
 pub const MINOR: u32 = 44;
+/// The oldest minor version that is served: that of Linux 5.15.
+pub const MINOR_LEAST: u32 = 34;
 
 /// Numbers of the requests.
 pub mod opcode {
@@ -41,6 +42,7 @@ pub mod opcode {
     pub const STATFS: u32 = 17;
     pub const RELEASE: u32 = 18;
     pub const FSYNC: u32 = 20;
+    pub const FLUSH: u32 = 25;
     pub const SETXATTR: u32 = 21;
     pub const GETXATTR: u32 = 22;
     pub const LISTXATTR: u32 = 23;
@@ -162,6 +164,12 @@ impl<'a> Fields<'a> {
         };
         fields.skip(4)?;
         Ok((header, fields))
+    }
+
+    /// Whether these are the fields of a `WRITE` that comes from the kernel's cache.
+    pub fn are_cached_write(&self) -> bool {
+        let mut fields = Fields { left: self.left };
+        fields.skip(20).and_then(|()| fields.u32()).is_ok_and(|flags| flags & WRITE_CACHE != 0)
     }
 
     /// Takes `len` bytes.

@@ -5,11 +5,13 @@
 //! whose handler is about to wait, for dirty pages or for a commit, first calls another thread to receive. That thread
 //! answers the requests that the first one waits for.
 
+use crate::fuse::arrivals::Arrivals;
 use crate::fuse::device::{Device, End, Look};
 use crate::fuse::handlers::{Handlers, Waits};
+use crate::fuse::kernel;
 use crate::fuse::kernel_cache::MountCache;
 use crate::fuse::protocol::{
-    ASKED_AGAIN, Answer, BUFFER, Fields, Header, MAJOR, MAX_WRITE, MINOR, REQUEST_HEADER, agreed, opcode,
+    ASKED_AGAIN, Answer, BUFFER, Fields, Header, MAJOR, MAX_WRITE, MINOR, MINOR_LEAST, REQUEST_HEADER, agreed, opcode,
 };
 use anyhow::{Context, Result, bail, ensure};
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -69,6 +71,7 @@ pub struct Server {
     device: Arc<Device>,
     handlers: Handlers,
     cache: Arc<MountCache>,
+    arrivals: Option<Arc<Arrivals>>,
     threads: Mutex<Threads>,
     called: Condvar,
     ended: Condvar,
@@ -96,11 +99,12 @@ impl Server {
     }
 
     fn with(device: Arc<Device>, tree: Arc<dyn FileTree>, commit: CommitMode) -> Result<Arc<Server>> {
-        let cache = Arc::new(MountCache::new(Arc::clone(&device)));
+        let arrivals = kernel::ends_writeback_early().then(|| Arc::new(Arrivals::default()));
+        let cache = Arc::new(MountCache::new(Arc::clone(&device), arrivals.clone()));
         let handlers = Handlers::new(tree, Arc::clone(&cache), commit);
         handlers.take_over();
         let (threads, called, ended) = Default::default();
-        let server = Arc::new(Server { device, handlers, cache, threads, called, ended });
+        let server = Arc::new(Server { device, handlers, cache, arrivals, threads, called, ended });
         let of_cache = Arc::downgrade(&server);
         server.cache.before_waiting(move || {
             if let Some(server) = of_cache.upgrade() {
@@ -178,6 +182,7 @@ impl Server {
         let mut look = Look::default();
         loop {
             let is_alone = self.threads.lock().receiving == 1;
+            let turn = self.arrivals.as_ref().map(|arrivals| arrivals.turn());
             let len = match self.device.receive(buffer, is_alone.then_some(&mut look)) {
                 Ok(len) => len,
                 Err(end) => {
@@ -187,6 +192,9 @@ impl Server {
                 }
             };
             let Ok((header, fields)) = Fields::of(&buffer[..len]) else { continue };
+            let is_write = header.opcode == opcode::WRITE && fields.are_cached_write();
+            let write = self.arrivals.as_ref().filter(|_| is_write).map(|arrivals| arrivals.write());
+            drop(turn);
             let waits = self.handlers.waits(header.opcode);
             if waits != Waits::No
                 && let Err(e) = self.prepare_waiting()
@@ -198,6 +206,7 @@ impl Server {
                 self.begin_waiting();
             }
             self.answer(&header, fields);
+            drop(write);
             if !self.goes_on(header.opcode == opcode::READ) {
                 return;
             }
@@ -306,8 +315,13 @@ fn agree(device: &Device, commit: CommitMode) -> Result<()> {
             continue;
         }
         ensure!(
-            major == MAJOR && minor >= MINOR,
-            "the kernel's FUSE is version {major}.{minor}, and {MAJOR}.{MINOR} is needed; use Linux 6.16 or newer"
+            major == MAJOR && minor >= MINOR_LEAST,
+            "the kernel's FUSE is version {major}.{minor}, and {MAJOR}.{MINOR_LEAST} is needed; use Linux 5.15 or newer"
+        );
+        ensure!(
+            commit != CommitMode::Store || !kernel::ends_writeback_early(),
+            "--commit=store needs Linux 6.16: on this kernel, syncs of two files that each commit everything could wait \
+             for each other for ever; use another mode"
         );
         let writes = match commit {
             CommitMode::Write => agreed::DIRECT_IO_ALLOW_MMAP,
@@ -340,13 +354,17 @@ fn agree(device: &Device, commit: CommitMode) -> Result<()> {
             | agreed::DONT_MASK
             | agreed::POSIX_ACL
             | agreed::SETXATTR_EXT;
-        ensure!(flags & needed == needed, "the kernel's FUSE has no cache of writes; use a newer kernel");
+        ensure!(
+            flags & writes == writes || commit != CommitMode::Write,
+            "--commit=write needs Linux 6.6: this kernel cannot map files whose writes it does not cache; use another mode"
+        );
+        ensure!(flags & needed == needed, "the kernel's FUSE lacks a feature of Linux 5.15; use a newer kernel");
         // One page more than the data, because a program's buffer need not begin at a page. (The kernel has a limit of
         // its own.)
         let pages = u16::try_from(MAX_WRITE / rustix::param::page_size() + 1).unwrap_or(u16::MAX);
         let answer = Answer::default()
             .u32(MAJOR)
-            .u32(MINOR)
+            .u32(minor.min(MINOR))
             .u32(read_ahead)
             .u32(flags as u32)
             .u16(64)

@@ -9,6 +9,9 @@
 //! and does not exist after that. In it, each inode has its number as its name. Since the helper follows no path of the
 //! mount, it waits for no lock that the program of a waiting handler holds.
 
+pub mod marks;
+
+use self::marks::Marks;
 use crate::processes::passed_descriptors::{receive, send};
 use anyhow::{Context, Result, bail};
 use parking_lot::Mutex;
@@ -26,10 +29,8 @@ pub const WRITE_BACK_HELPER: &str = "write-back-helper";
 
 /// Answer: the file could not be opened, so nothing was written back.
 pub const NOT_OPENED: i32 = -1;
-/// Answer: this user may not open the file as write-backs do; the daemon asks again, [for reading](FOR_READING).
+/// Answer: this user may not open the file as write-backs do; the daemon asks again, for [reading](WriteBack::reads).
 pub const NOT_ALLOWED: i32 = -2;
-/// Second number of a request: open the file for reading, and write it back. No file has this size.
-pub const FOR_READING: Number = [0xff; 8];
 /// Access mode neither for reading nor for writing, so that a program can still get a lease, which requires that nobody
 /// else has the file open.
 const NEITHER: OFlags = OFlags::from_bits_retain(libc::O_ACCMODE.cast_unsigned());
@@ -39,6 +40,37 @@ const READ_MAX: usize = 64 << 10;
 
 /// Inode number of a file, as bytes of a message.
 pub type Number = [u8; 8];
+
+/// The event for which a write-back waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Awaits {
+    /// The end of the kernel's writeback. On Linux before 6.16 the daemon may get the data later.
+    Pages = 0,
+    /// In addition, the [arrival](crate::fuse::arrivals) of the data, if somebody else has the inode's lock.
+    Marks = 1,
+    /// The end of an `fsync`, which takes the inode's lock.
+    Sync = 2,
+}
+
+/// A request for a write-back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WriteBack {
+    pub awaits: Awaits,
+    /// Whether the file is opened for reading.
+    pub reads: bool,
+}
+
+impl WriteBack {
+    /// The second number of the request, which is not the size of any file.
+    pub fn number(self) -> u64 {
+        u64::MAX - (self.awaits as u64 * 2 + u64::from(self.reads))
+    }
+
+    fn of(number: u64) -> Option<WriteBack> {
+        let of = |awaits| [false, true].map(|reads| WriteBack { awaits, reads });
+        [Awaits::Pages, Awaits::Marks, Awaits::Sync].into_iter().flat_map(of).find(|all| all.number() == number)
+    }
+}
 
 /// Opens the hidden directory, in a mount of the helper's own, so that the mount point of the users is not busy.
 fn open_hidden(path: &Path) -> Result<OwnedFd> {
@@ -62,6 +94,7 @@ struct Files {
     hidden: OwnedFd,
     /// Locked while a file is opened, so that no file is opened twice.
     open: Mutex<HashMap<Number, Arc<OwnedFd>>>,
+    marks: Marks,
 }
 
 impl Files {
@@ -117,29 +150,43 @@ impl Files {
         Ok(())
     }
 
+    fn write_back(&self, own: &OwnedFd, awaits: Awaits) -> i32 {
+        let before = libc::SYNC_FILE_RANGE_WAIT_BEFORE;
+        let pages = || sync_range(own, before | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER);
+        let done = match awaits {
+            Awaits::Pages => pages(),
+            // The last step returns the errors of writes that the kernel sent before the marks.
+            Awaits::Marks => pages()
+                .and_then(|()| self.marks.send(&self.hidden))
+                .and_then(|()| self.marks.send(&self.hidden))
+                .and_then(|()| sync_range(own, before)),
+            Awaits::Sync => rustix::io::retry_on_intr(|| rustix::fs::fsync(own)),
+        };
+        done.err().map_or(0, rustix::io::Errno::raw_os_error)
+    }
+
+    /// Returns the answer, and whether the file was opened just now.
+    fn open_and_write_back(&self, number: Number, asked: WriteBack) -> (i32, bool) {
+        match self.descriptor(number, if asked.reads { OFlags::RDONLY } else { NEITHER }) {
+            Ok((own, is_new)) => (self.write_back(&own, asked.awaits), is_new),
+            Err(rustix::io::Errno::ACCESS) if !asked.reads => (NOT_ALLOWED, false),
+            Err(_) => (NOT_OPENED, false),
+        }
+    }
+
     /// Serves the requests of one connection.
     ///
-    /// One number: write back that file. Two numbers: set the size of the file to the second, or, if that is
-    /// [`FOR_READING`], open the file for reading and write it back. Three numbers: read bytes at an offset, with a
-    /// length. The answer is an error number or 0, and the bytes.
+    /// The first number is the file. Two numbers: [write it back](WriteBack), or set its size. Three numbers: read bytes
+    /// at an offset, with a length. The answer is an error number or 0, and the bytes.
     fn serve(&self, line: &OwnedFd) {
         let mut asked = [Number::default(); 3];
-        while let Ok((len @ (8 | 16 | 24), _)) = receive(line, asked.as_flattened_mut()) {
+        while let Ok((len @ (16 | 24), _)) = receive(line, asked.as_flattened_mut()) {
             let number = asked[0];
             let mut bytes = Vec::new();
             let (answer, is_new) = match len {
-                8 => match self.descriptor(number, NEITHER) {
-                    Ok((own, is_new)) => (write_back(&own), is_new),
-                    Err(rustix::io::Errno::ACCESS) => (NOT_ALLOWED, false),
-                    Err(_) => (NOT_OPENED, false),
-                },
-                16 if asked[1] == FOR_READING => match self.descriptor(number, OFlags::RDONLY) {
-                    Ok((own, is_new)) => (write_back(&own), is_new),
-                    Err(_) => (NOT_OPENED, false),
-                },
-                16 => match self.set_size(number, asked[1]) {
-                    Ok(()) => (0, true),
-                    Err(e) => (e.raw_os_error(), true),
+                16 => match WriteBack::of(u64::from_ne_bytes(asked[1])) {
+                    Some(asked) => self.open_and_write_back(number, asked),
+                    None => (self.set_size(number, asked[1]).err().map_or(0, rustix::io::Errno::raw_os_error), true),
                 },
                 _ => {
                     bytes.resize(usize::from_ne_bytes(asked[2]).min(READ_MAX), 0);
@@ -170,12 +217,12 @@ fn name(number: Number) -> String {
     u64::from_ne_bytes(number).to_string()
 }
 
-fn write_back(own: &OwnedFd) -> i32 {
-    let all = libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+/// Writes and waits as the flags say.
+fn sync_range(own: &OwnedFd, flags: libc::c_uint) -> rustix::io::Result<()> {
     // SAFETY: a system call on a descriptor that is open as long as `own` is there; it takes no memory.
-    match unsafe { libc::sync_file_range(own.as_raw_fd(), 0, 0, all) } {
-        0 => 0,
-        _ => std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO),
+    match unsafe { libc::sync_file_range(own.as_raw_fd(), 0, 0, flags) } {
+        0 => Ok(()),
+        _ => Err(rustix::io::Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(rustix::io::Errno::IO)),
     }
 }
 
@@ -204,7 +251,7 @@ pub fn run() -> Result<()> {
             opened?
         }
     };
-    let files = Arc::new(Files { hidden, open: Mutex::default() });
+    let files = Arc::new(Files { hidden, open: Mutex::default(), marks: Marks::new() });
     let mut number = Number::default();
     loop {
         match receive(&control, &mut number) {

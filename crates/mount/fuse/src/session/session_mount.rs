@@ -2,6 +2,7 @@
 //! program there.
 
 use crate::daemon;
+use crate::fuse::kernel_cache::Early;
 use crate::fuse::server::Server;
 use crate::mounts::mount_point::{self, Allowed};
 use crate::plain_trees::manifest;
@@ -133,8 +134,7 @@ impl Session {
         let tree = open(&self.store, self.commit, None, Some(Arc::new(trial)))?;
         let descriptor = mount_point::mount_directly(&self.store, &self.at, Allowed::default())?;
         let server = Server::start(descriptor, Arc::clone(&tree), self.commit)?;
-        // If the helper cannot be started, write-backs drop the kernel's cache.
-        let _ = server.cache().start(Path::new("/proc/self/exe"), &self.at, None);
+        daemon::start_helper(server.cache(), &self.at, None)?;
         let helper = server.cache().process().and_then(|id| Pid::from_raw(id.cast_signed()));
         let (ticking, cache) = (Arc::clone(&tree), Arc::clone(server.cache()));
         thread::Builder::new()
@@ -142,7 +142,7 @@ impl Session {
                 loop {
                     thread::sleep(TICK);
                     ticking.tick(&*cache);
-                    ticking.write_back_after(daemon::WRITEBACK_AFTER, &*cache);
+                    ticking.write_back_after(daemon::WRITEBACK_AFTER, &Early(&cache));
                 }
             })
             .context("cannot start a thread")?;

@@ -19,6 +19,7 @@ use std::thread;
 use std::time::Duration;
 use tempfile::TempDir;
 use untorn_mount::End;
+use untorn_mount::fuse::kernel;
 use untorn_mount::fuse::kernel_cache::MountCache;
 use untorn_mount::fuse::server::Server;
 use untorn_mount::mounts::mount_point::{self, Allowed};
@@ -44,9 +45,9 @@ pub struct Mount {
 /// Whether this process can mount; prints a message if not.
 pub fn can_mount() -> bool {
     let device = File::options().read(true).write(true).open("/dev/fuse").is_ok();
-    let can = device && may_mount() && kernel() >= (6, 16);
+    let can = device && may_mount() && kernel::version() >= (5, 15);
     if !can {
-        eprintln!("skipped: needs /dev/fuse, root with CAP_SYS_ADMIN, and Linux 6.16");
+        eprintln!("skipped: needs /dev/fuse, root with CAP_SYS_ADMIN, and Linux 5.15");
     }
     can
 }
@@ -58,12 +59,40 @@ fn may_mount() -> bool {
     effective.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).is_some_and(|set| set & CAP_SYS_ADMIN != 0)
 }
 
-/// The first two numbers of the kernel's version.
-fn kernel() -> (u32, u32) {
-    let name = rustix::system::uname();
-    let release = name.release().to_string_lossy().into_owned();
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|number| number.parse().ok());
-    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+/// Runs the tests of this program again, with the steps that the kernels before 6.16 and 6.9 need, under a time limit.
+///
+/// Called by a test named `the_same_with_the_steps_for_an_older_kernel`.
+pub fn again_as_on_an_older_kernel(version: &str) {
+    if kernel::ends_writeback_early() || !can_mount() {
+        return;
+    }
+    let mut again = std::process::Command::new("timeout");
+    again.args(["--kill-after=5", "120"]).arg(std::env::current_exe().unwrap());
+    let done = again.env(kernel::AS_KERNEL, version).output().unwrap();
+    let said = [done.stdout, done.stderr].concat();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&said));
+}
+
+/// Whether this kernel needs additional steps; prints that a test is left out then.
+pub fn is_older_kernel(why: &str) -> bool {
+    let is = kernel::ends_writeback_early();
+    if is {
+        eprintln!("skipped: with the steps for an older kernel, {why}");
+    }
+    is
+}
+
+/// Whether the kernel can be served in this mode.
+fn is_served(commit: CommitMode) -> bool {
+    let is = match commit {
+        CommitMode::Store => !kernel::ends_writeback_early(),
+        CommitMode::Write => kernel::version() >= (6, 6),
+        _ => true,
+    };
+    if !is {
+        eprintln!("skipped: the mode {commit:?} needs a newer kernel");
+    }
+    is
 }
 
 impl Mount {
@@ -72,14 +101,14 @@ impl Mount {
     }
 
     pub fn with(commit: CommitMode) -> Option<Mount> {
-        can_mount().then(|| Mount::mounted(commit, Allowed::default()))
+        (can_mount() && is_served(commit)).then(|| Mount::mounted(commit, Allowed::default()))
     }
 
     /// Mounts with `sync_commits`, if this process can have loop devices.
     pub fn of_device() -> Option<Mount> {
-        let can = can_mount() && Path::new("/dev/loop-control").exists();
+        let can = can_mount() && Path::new("/dev/loop-control").exists() && kernel::passes_on_sync();
         if !can {
-            eprintln!("skipped: needs loop devices");
+            eprintln!("skipped: needs loop devices and Linux 6.18");
         }
         can.then(|| Mount::mounted(CommitMode::Sync, Allowed { sync_commits: true, ..Allowed::default() }))
     }
