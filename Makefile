@@ -10,7 +10,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 PROGRAMS := $(addprefix $(TARGET)/release/,untorn untorn-crashtest untorn-xsync untorn-mount untorn-bench)
 FUZZ_SECONDS ?= 20
 
-.PHONY: help setup build test test-full demo bench check mutants install man fuzz crash-soak crash-totals ports xsync-programs mount-programs mount-xfstests clean
+.PHONY: help setup build test test-full demo bench check mutants install man fuzz crash-soak crash-totals ports xsync-programs mount-programs mount-kernels mount-xfstests clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -68,6 +68,9 @@ xsync-programs: ## Real programs in sessions of `untorn xsync`: databases, build
 
 mount-programs: ## Programs on a mounted store: fsx, pjdfstest, fio, databases through kills and power cuts (root, network)
 	@scripts/mount-programs.sh
+
+mount-kernels: setup ## A mount on Debian's kernels 6.1 and 6.12, in an emulated machine (network; or KERNEL=vmlinuz MODULES=DIR)
+	@scripts/mount-kernels.sh
 
 mount-xfstests: ## xfstests on mounted stores, in all modes of commits (root; XFSTESTS=DIR, a built checkout)
 	@scripts/mount-xfstests.sh "$(XFSTESTS)"

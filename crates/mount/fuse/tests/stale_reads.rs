@@ -4,11 +4,12 @@ mod common;
 
 use common::{Mount, new_file};
 use parking_lot::Mutex;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::thread;
 use untorn_mount::fuse::kernel_cache::Locked;
 
@@ -79,7 +80,14 @@ fn what_is_written_past_the_cache_is_read_even_if_it_was_cached_meanwhile() {
     mount.tree.before_next_write(move |ino| {
         // Another thread answers requests from now on.
         untorn_tree::KernelCache::write_back(&Locked(&cache), ino).unwrap();
-        *seen_by_reader.lock() = thread::spawn(move || fs::read(read).unwrap()).join().unwrap();
+        let (sender, receiver) = channel();
+        // Its `close` may wait for the lock that the kernel holds until this write is answered.
+        thread::spawn(move || {
+            let (mut file, mut bytes) = (File::open(read).unwrap(), vec![0; 8192]);
+            file.read_exact(&mut bytes).unwrap();
+            sender.send(bytes).unwrap();
+        });
+        *seen_by_reader.lock() = receiver.recv().unwrap();
     });
     let buffer = memmap2::MmapMut::map_anon(4096).map(|mut page| {
         page.fill(2);

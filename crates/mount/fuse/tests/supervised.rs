@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::thread;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
+use untorn_mount::fuse::kernel;
 use untorn_testkit::seed;
 
 const PAGE: usize = 4096;
@@ -27,6 +28,10 @@ struct Place {
 
 impl Place {
     fn new() -> Option<Place> {
+        if !kernel::repeats_requests() {
+            eprintln!("skipped: Linux before 6.9 has no supervisor");
+            return None;
+        }
         can_mount().then(|| {
             let dir = tempfile::tempdir().unwrap();
             fs::create_dir(dir.path().join("mnt")).unwrap();
