@@ -399,6 +399,26 @@ while True:
     assert!(least > 0, "nothing was acknowledged");
 }
 
+/// The shell looks at the file by `fopen` first, whose descriptor closes past the library and gets its number again.
+#[test]
+fn the_shell_of_sqlite_reads_statements_from_its_input() {
+    if !is_here("sqlite3") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let statements = dir.path().join("statements");
+    let inserts = (0..5).map(|n| format!("insert into t values({n}, randomblob(1000));\n")).collect::<String>();
+    fs::write(&statements, format!("pragma journal_mode=memory;\ncreate table if not exists t(n, b);\n{inserts}"))
+        .unwrap();
+    for round in 1..4 {
+        let mut shell = preload(dir.path(), "*.db");
+        shell.args(["--", "sqlite3", "app.db"]).stdin(fs::File::open(&statements).unwrap());
+        assert_eq!(Run::from(shell.output().unwrap()).ok(), "memory\n");
+        let rows = done(preload(dir.path(), "*.db").args(["--", "sqlite3", "app.db", "select count(*) from t"]));
+        assert_eq!(rows, format!("{}\n", round * 5));
+    }
+}
+
 /// Redis with an append-only file, and jemalloc, which calls the library before it has begun.
 #[test]
 fn redis_survives_kills() {

@@ -23,10 +23,10 @@ use super::managing::keep_descriptors_high;
 use super::name::recover;
 use crate::boundary::error::{Failure, Result};
 use crate::posix::state::call_section::{enter, lock};
-use crate::posix::state::descriptor_table::SHOWN;
+use crate::posix::state::descriptor_table::{MANAGED, SHOWN};
 use crate::posix::state::file_owner::is_borrower;
 use crate::posix::state::patterns;
-use crate::posix::state::posix_descriptor::{Key, failure, key_of, seek, stat, system};
+use crate::posix::state::posix_descriptor::{Key, check_writable, failure, key_of, seek, stat, system};
 
 /// The view that a descriptor has of a file.
 #[derive(Clone)]
@@ -86,8 +86,9 @@ pub(crate) fn refresh(call: &str, fd: c_int) {
     let Some(_section) = enter(call) else { return };
     let managing = begin_managing();
     let Some(mut shown) = lock(&TABLE).get(&fd).cloned() else { return };
-    if stat(fd).as_ref().map(key_of) != Some(shown.key) {
-        // The descriptor was closed by a call that is not renamed, and its number may have another file by now.
+    let is_same = stat(fd).as_ref().map(key_of) == Some(shown.key) && !MANAGED.has(fd) && check_writable(fd).is_err();
+    if !is_same {
+        // The descriptor was closed by a call that is not renamed, such as `fclose`, and its number is another's by now.
         SHOWN.clear(fd);
         lock(&TABLE).remove(&fd);
         return;
