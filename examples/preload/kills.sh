@@ -23,7 +23,7 @@ for ((kill = 1; kill <= kills; kill++)); do
     kill -KILL $sqlite
     wait $sqlite 2>/dev/null || true
     rm input
-    acknowledged=$(grep -x '[0-9]*' acknowledged | tail -n 1)
+    acknowledged=$(grep -x '[0-9]*' acknowledged | tail -n 1) || true
     IFS='|' read -r state rows last < <("${preload[@]}" sqlite3 app.db \
         "select (select integrity_check from pragma_integrity_check), count(*), coalesce(max(n), 0) from t")
     if [ "$state" != ok ] || [ "$rows" != "$last" ] || [ "$rows" -lt "${acknowledged:-0}" ]; then
