@@ -18,8 +18,8 @@ version=$(rustc --version | cut -d' ' -f2)
 printf '1.89.0\n%s\n' "${version%%-*}" | sort -VC || fail "Rust $version is too old: 1.89 or newer is needed (rustup update)"
 
 # What the tests run by name, and the packages that bring it.
-packages=(build-essential pkg-config cmake clang valgrind acl attr xfsprogs btrfs-progs e2fsprogs rsync git sqlite3 redis-server fuse3)
-programs=(cc pkg-config cmake clang valgrind setfacl setfattr mkfs.xfs mkfs.btrfs mkfs.ext4 rsync git sqlite3 redis-server fusermount3)
+packages=(build-essential pkg-config cmake clang valgrind acl attr xfsprogs btrfs-progs e2fsprogs rsync git sqlite3 redis-server fuse3 gdbmtool kyotocabinet-utils)
+programs=(cc pkg-config cmake clang valgrind setfacl setfattr mkfs.xfs mkfs.btrfs mkfs.ext4 rsync git sqlite3 redis-server fusermount3 gdbmtool kchashmgr)
 export PATH="$PATH:/usr/sbin:/sbin"
 
 missing() {
@@ -60,6 +60,11 @@ if ! have_sanitizers; then
     install "libclang-rt-$major-dev"
     have_sanitizers || fail "clang $major has no AddressSanitizer library even with libclang-rt-$major-dev"
 fi
+# Modules of the distribution's Python, whose databases `untorn preload` is tested with.
+if [ -x /usr/bin/python3 ]; then
+    /usr/bin/python3 -c 'import dbm.gnu' 2>/dev/null || install python3-gdbm
+    /usr/bin/python3 -c 'import lmdb' 2>/dev/null || install python3-lmdb
+fi
 # LLVM's C++ library, of the same version as clang.
 have_libcxx || install libc++-dev libc++abi-dev
 # The newest compiler that the distribution has besides, to try its stores, too. The tests go without it.
@@ -77,8 +82,8 @@ if [ "${1:-}" = bench ]; then
     [ ${#wanted[@]} = 0 ] || install "${wanted[@]}"
 fi
 if [ "${1:-}" = programs ]; then
-    packages=(vim bsdutils postgresql postgresql-contrib)
-    programs=(vim script pgbench pg_amcheck)
+    packages=(vim bsdutils postgresql postgresql-contrib rocksdb-tools)
+    programs=(vim script pgbench pg_amcheck ldb)
     PATH=$PATH:$(printf '%s:' /usr/lib/postgresql/*/bin)
     mapfile -t wanted < <(missing)
     [ ${#wanted[@]} = 0 ] || install "${wanted[@]}"

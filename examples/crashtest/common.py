@@ -1,8 +1,13 @@
 """Shared by the examples: the commands `SCRIPT setup|run|check DIR ...`, and the oracle for results."""
 import os, sys
 
-ROUNDS = 60
 KEYS = 20
+
+
+def rounds():
+    """The numbers of the transactions. A test that kills the program lets it go on where it was."""
+    first = int(os.environ.get("UNTORN_FIRST", 1))
+    return range(first, first + int(os.environ.get("UNTORN_ROUNDS", 60)))
 
 
 def acknowledge(n):

@@ -1,7 +1,7 @@
 """GDBM, opened to flush after each write (`s`): one key at a time, without transactions. That alone does not flush each
 write (seen with GDBM 1.23); with `sync`, the program asks for it."""
 import dbm.gnu, os, sys
-from common import KEYS, ROUNDS, acknowledge, oracle, main
+from common import KEYS, acknowledge, oracle, main, rounds
 
 
 def setup(dir, sync=None):
@@ -12,7 +12,7 @@ def setup(dir, sync=None):
 
 def run(dir, sync=None):
     with dbm.gnu.open(dir + "/db", "ws") as db:
-        for n in range(1, ROUNDS + 1):
+        for n in rounds():
             # Of another length, so that it moves.
             db["counter"] = f"{n} " + "x" * (n * 37 % 900)
             if sync:

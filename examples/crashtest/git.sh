@@ -1,5 +1,6 @@
 #!/bin/sh
-# Commits in a git repository, with everything flushed that git can flush: `setup|run|check DIR`.
+# Commits in a git repository, with everything flushed that git can flush: `setup|run|check DIR [ack]`. With `ack`, each is
+# acknowledged: where the rename of a file is durable.
 set -eu
 export HOME="$2" GIT_CONFIG_NOSYSTEM=1 GIT_AUTHOR_NAME=a GIT_AUTHOR_EMAIL=a@b GIT_COMMITTER_NAME=a GIT_COMMITTER_EMAIL=a@b
 case $1 in
@@ -15,14 +16,20 @@ setup)
 run)
     cd "$2/repository"
     rm -f .git/index.lock .git/HEAD.lock .git/refs/heads/main.lock
-    for n in $(seq 10); do
+    first=${UNTORN_FIRST:-1}
+    for n in $(seq "$first" $((first + ${UNTORN_ROUNDS:-10} - 1))); do
         echo "$n" >f
         git commit -qam "$n"
+        [ -z "${3:-}" ] || echo "$n"
     done
     ;;
 check)
     cd "$2/repository"
     git fsck --strict 2>&1
-    git cat-file -e HEAD:f
+    found=$(git cat-file blob HEAD:f)
+    [ -n "${3:-}" ] || exit 0
+    git status --porcelain >/dev/null
+    least=$(tail -n 1 "$UNTORN_ACKED")
+    [ "$found" -ge "${least:-0}" ] || { echo "$least was acknowledged, $found was found"; exit 1; }
     ;;
 esac

@@ -1,7 +1,7 @@
 """Kyoto Cabinet's hash database: twenty keys, in a hard transaction (`tran`) or with auto-sync alone (`sync`; with `each`,
 the check asks for no more than that: each key for itself)."""
 import ctypes, sys
-from common import KEYS, ROUNDS, acknowledge, oracle, main
+from common import KEYS, acknowledge, oracle, main, rounds
 
 kc = ctypes.CDLL("libkyotocabinet.so.16")
 kc.kcdbnew.restype = ctypes.c_void_p
@@ -42,7 +42,7 @@ def setup(dir, how):
 
 def run(dir, how):
     db = open_(dir, how)
-    for n in range(1, ROUNDS + 1):
+    for n in rounds():
         put(db, n, how)
         acknowledge(n)
 

@@ -1,6 +1,6 @@
 """LevelDB with `sync`: one batch puts twenty keys."""
 import plyvel
-from common import KEYS, ROUNDS, acknowledge, oracle, main
+from common import KEYS, acknowledge, oracle, main, rounds
 
 
 def put(db, n):
@@ -15,7 +15,7 @@ def setup(dir):
 
 def run(dir):
     db = plyvel.DB(dir + "/db")
-    for n in range(1, ROUNDS + 1):
+    for n in rounds():
         put(db, n)
         acknowledge(n)
 

@@ -1,10 +1,10 @@
-"""LMDB with its defaults: one transaction puts twenty keys."""
+"""LMDB with its defaults, or with `writemap`: one transaction puts twenty keys. `DIR [writemap]`"""
 import lmdb
-from common import KEYS, ROUNDS, acknowledge, oracle, main
+from common import KEYS, acknowledge, oracle, main, rounds
 
 
-def open_(dir):
-    return lmdb.open(dir + "/db", map_size=16 << 20)
+def open_(dir, how):
+    return lmdb.open(dir + "/db", map_size=16 << 20, writemap=how == "writemap")
 
 
 def put(db, n):
@@ -13,19 +13,19 @@ def put(db, n):
             txn.put(b"key-%d" % key, b"%d " % n + b"x" * 700)
 
 
-def setup(dir):
-    put(open_(dir), 0)
+def setup(dir, how=None):
+    put(open_(dir, how), 0)
 
 
-def run(dir):
-    db = open_(dir)
-    for n in range(1, ROUNDS + 1):
+def run(dir, how=None):
+    db = open_(dir, how)
+    for n in rounds():
         put(db, n)
         acknowledge(n)
 
 
-def check(dir):
-    with open_(dir).begin() as txn:
+def check(dir, how=None):
+    with open_(dir, how).begin() as txn:
         oracle([int(txn.get(b"key-%d" % key).split()[0]) for key in range(KEYS)])
 
 

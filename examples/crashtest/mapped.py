@@ -1,6 +1,6 @@
 """A mapped file: twenty pages get the same number, then one `msync` (`mmap.flush`)."""
 import mmap, os
-from common import KEYS, ROUNDS, acknowledge, oracle, main
+from common import KEYS, acknowledge, oracle, main, rounds
 
 PAGE = 4096
 
@@ -13,7 +13,7 @@ def setup(dir):
 
 def run(dir):
     with open(dir + "/mapped", "r+b") as file, mmap.mmap(file.fileno(), 0) as map:
-        for n in range(1, ROUNDS + 1):
+        for n in rounds():
             for key in range(KEYS):
                 map[key * PAGE : (key + 1) * PAGE] = (b"%d" % n).ljust(PAGE)
             map.flush()

@@ -1,16 +1,24 @@
 #!/bin/sh
-# A settings file that a script edits with `sed -i`: `setup|run|check DIR [sync]`. With `sync`, the script
-# flushes the file and its directory after each edit.
+# A settings file that a script edits with `sed -i`: `setup|run|check DIR [sync|vim]`. With `sync`, the script
+# flushes the file and its directory after each edit. With `vim`, it edits with that.
 set -u
 file=$2/settings
+how=${3:-}
+edit() {
+    case $how in
+    vim) vim -es -u NONE -i NONE -c "%s/= .*/= $1/" -c x "$file" ;;
+    *) sed -i "s/= .*/= $1/" "$file" ;;
+    esac
+}
 case $1 in
 setup)
     for n in $(seq 300); do echo "option-$n = 0"; done >"$file"
     ;;
 run)
-    for n in $(seq 60); do
-        sed -i "s/= .*/= $n/" "$file" || exit 1
-        if [ "${3:-}" = sync ]; then sync "$file" "$2" || exit 1; fi
+    first=${UNTORN_FIRST:-1}
+    for n in $(seq "$first" $((first + ${UNTORN_ROUNDS:-60} - 1))); do
+        edit "$n" || exit 1
+        if [ "$how" = sync ]; then sync "$file" "$2" || exit 1; fi
         echo "$n"
     done
     ;;

@@ -1,7 +1,7 @@
 """Several files that change together, by `write`, by a mapping, and by a new file in place of another; then one `fsync`, of
 one of them. Only a store that is mounted with `--commit=store` keeps them together."""
 import mmap, os
-from common import ROUNDS, acknowledge, oracle, main
+from common import acknowledge, oracle, main, rounds
 
 PAGE = 4096
 FILES = ["first", "second", "mapped", "replaced"]
@@ -23,7 +23,7 @@ def setup(dir):
 def run(dir):
     first, second, mapped = [open(f"{dir}/{name}", "r+b", buffering=0) for name in FILES[:3]]
     map = mmap.mmap(mapped.fileno(), 0)
-    for n in range(1, ROUNDS + 1):
+    for n in rounds():
         for at in range(4):
             os.pwrite(first.fileno(), page(n), at * PAGE)
             os.pwrite(second.fileno(), page(n), at * PAGE)

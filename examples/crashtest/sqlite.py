@@ -1,6 +1,6 @@
 """SQLite: one transaction updates twenty rows on as many pages. `DIR JOURNAL_MODE SYNCHRONOUS`"""
 import sqlite3, sys
-from common import KEYS, ROUNDS, acknowledge, oracle, main
+from common import KEYS, acknowledge, oracle, main, rounds
 
 
 def open_(dir, mode, synchronous):
@@ -19,7 +19,7 @@ def setup(dir, mode, synchronous):
 
 def run(dir, mode, synchronous):
     db = open_(dir, mode, synchronous)
-    for n in range(1, ROUNDS + 1):
+    for n in rounds():
         db.execute("BEGIN")
         db.execute("UPDATE t SET n = ?", (n,))
         db.execute("COMMIT")

@@ -1,70 +1,17 @@
 //! `untorn preload`: unchanged programs whose files change all or nothing.
-//!
-//! `UNTORN_TEST_SEED` repeats the moments of the kills.
 
 mod common;
 
+use common::preload::{compiled, done, is_here, library, preload};
 use common::{Run, untorn};
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::sync::OnceLock;
-use std::time::Duration;
-use untorn_testkit::{extent, is_root, run_and_kill, seed, skipped};
-
-/// The library, linked anew from the `libuntorn.a` of this build.
-fn library() -> &'static Path {
-    static LINKED: OnceLock<PathBuf> = OnceLock::new();
-    LINKED.get_or_init(|| {
-        let test = std::env::current_exe().expect("this test's own path");
-        let dir = test.ancestors().nth(2).expect("target/PROFILE/deps/TEST").to_owned();
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..");
-        // `make test` has built everything.
-        if std::env::var_os("UNTORN_PREBUILT").is_none() {
-            let profile = if cfg!(debug_assertions) { "test" } else { "release" };
-            let mut cargo = Command::new(env!("CARGO"));
-            cargo.args(["build", "--quiet", "--package", "untorn-capi", "--profile", profile, "--target-dir"]);
-            done(cargo.arg(dir.parent().expect("target/PROFILE")).current_dir(&root));
-        }
-        let linked = dir.join("libuntorn-preload.so");
-        done(Command::new(root.join("crates/bindings/preload/link.sh")).arg(dir.join("libuntorn.a")).arg(&linked));
-        linked
-    })
-}
-
-/// The standard output of a program that must succeed.
-#[track_caller]
-fn done(command: &mut Command) -> String {
-    Run::from(command.stdin(Stdio::null()).output().unwrap_or_else(|e| panic!("{command:?}: {e}"))).ok()
-}
-
-/// `untorn preload` in a directory. The arguments follow.
-fn preload(dir: &Path, pattern: &str) -> Command {
-    let mut command = untorn();
-    command.arg("preload").arg("--library").arg(library()).args(["--manage", pattern]).current_dir(dir);
-    command.stdin(Stdio::null());
-    command
-}
+use std::path::Path;
+use std::process::Command;
+use untorn_testkit::{is_root, skipped};
 
 #[track_caller]
 fn run(dir: &Path, options: &[&str], script: &str) -> Run {
     preload(dir, "*.db").args(options).args(["--", "bash", "-c", script]).output().unwrap().into()
-}
-
-/// A compiled C program or library.
-fn compiled(dir: &Path, name: &str, source: &str, options: &[&str]) -> PathBuf {
-    let (file, to) = (dir.join(format!("{name}.c")), dir.join(name));
-    fs::write(&file, source).unwrap();
-    done(Command::new("cc").args(["-O2", "-Wall", "-Werror", "-o"]).arg(&to).arg(&file).args(options));
-    to
-}
-
-fn is_here(program: &str) -> bool {
-    let is_here = Command::new(program).arg("--version").output().is_ok();
-    if !is_here {
-        skipped(&format!("there is no {program} here"));
-    }
-    is_here
 }
 
 /// Each of the library's own calls goes to a function of its own, which jumps to the C library.
@@ -358,47 +305,6 @@ fn calls_that_go_past_the_library_are_listed() {
     assert_eq!(check(&none).ok(), "1 file looked at: no call goes past the library\n");
 }
 
-/// SQLite without a journal of its own on the disk: a kill at any moment loses nothing that was acknowledged.
-#[test]
-fn sqlite_survives_kills() {
-    if !is_here("python3") || !is_here("sqlite3") {
-        return;
-    }
-    let script = "\
-import sqlite3, sys
-db = sqlite3.connect('app.db', isolation_level=None)
-db.execute('pragma journal_mode=memory')
-last = db.execute('select coalesce(max(n), 0) from t').fetchone()[0]
-while True:
-    last += 1
-    db.execute('begin')
-    for part in range(3):
-        db.execute('insert into t values(?, ?)', (last + part, bytes(900)))
-    last += 2
-    db.execute('commit')
-    print('ack', last, flush=True)
-";
-    let dir = tempfile::tempdir().unwrap();
-    let mut rng = fastrand::Rng::with_seed(seed());
-    let create = "pragma journal_mode=memory; create table t(n integer primary key, b blob)";
-    done(preload(dir.path(), "*.db").args(["--", "sqlite3", "app.db", create]));
-    let mut least = 0;
-    for _ in 0..extent(12, 1000) {
-        let after = Duration::from_millis(rng.u64(60..400));
-        let acknowledged = run_and_kill(preload(dir.path(), "*.db").args(["--", "python3", "-c", script]), after);
-        least = least.max(acknowledged);
-        let query = "pragma integrity_check; select count(*), coalesce(max(n), 0), count(*) % 3 from t";
-        let found = done(preload(dir.path(), "*.db").args(["--", "sqlite3", "app.db", query]));
-        let (state, counts) = found.trim_end().split_once('\n').unwrap_or_else(|| panic!("{found}"));
-        let counts: Vec<u64> = counts.split('|').map(|n| n.parse().expect("a number")).collect();
-        assert_eq!((state, counts[0], counts[2]), ("ok", counts[1], 0), "a part of a transaction: {found}");
-        assert!(counts[0] >= least, "{found} and {least} were acknowledged");
-        least = counts[0];
-    }
-    println!("{least} rows");
-    assert!(least > 0, "nothing was acknowledged");
-}
-
 /// The shell looks at the file by `fopen` first, whose descriptor closes past the library and gets its number again.
 #[test]
 fn the_shell_of_sqlite_reads_statements_from_its_input() {
@@ -417,45 +323,4 @@ fn the_shell_of_sqlite_reads_statements_from_its_input() {
         let rows = done(preload(dir.path(), "*.db").args(["--", "sqlite3", "app.db", "select count(*) from t"]));
         assert_eq!(rows, format!("{}\n", round * 5));
     }
-}
-
-/// Redis with an append-only file, and jemalloc, which calls the library before it has begun.
-#[test]
-fn redis_survives_kills() {
-    if !is_here("redis-server") || !is_here("redis-cli") {
-        return;
-    }
-    let dir = tempfile::tempdir().unwrap();
-    let client = |arguments: &[&str]| -> String {
-        let mut command = Command::new("redis-cli");
-        Run::from(command.args(["-s", "socket"]).args(arguments).current_dir(dir.path()).output().unwrap()).out
-    };
-    for round in 0..extent(3, 100) {
-        let mut server = preload(dir.path(), "*.aof");
-        server.args(["--", "redis-server", "--port", "0", "--unixsocket", "socket", "--save", ""]);
-        server.args(["--appendonly", "yes", "--appendfsync", "always", "--logfile", "log"]);
-        let mut server = server.spawn().unwrap();
-        let answers = (0..600).any(|_| {
-            std::thread::sleep(Duration::from_millis(50));
-            client(&["ping"]) == "PONG\n"
-        });
-        assert!(answers, "redis does not answer: {}", fs::read_to_string(dir.path().join("log")).unwrap_or_default());
-        for key in 0..round * 10 {
-            assert_eq!(client(&["get", &key.to_string()]).trim_end(), format!("value {key}"), "round {round}");
-        }
-        for key in round * 10..(round + 1) * 10 {
-            assert_eq!(client(&["set", &key.to_string(), &format!("value {key}")]), "OK\n");
-        }
-        server.kill().unwrap();
-        server.wait().unwrap();
-    }
-    let is_managed = walk(dir.path()).iter().any(|path| path.extension().is_some_and(|end| end == "untorn"));
-    assert!(is_managed, "{:?}", walk(dir.path()));
-}
-
-/// All directories below a directory.
-fn walk(dir: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
-    let dirs: Vec<PathBuf> = entries.filter(|path| path.is_dir()).collect();
-    dirs.iter().flat_map(|dir| std::iter::once(dir.clone()).chain(walk(dir))).collect()
 }

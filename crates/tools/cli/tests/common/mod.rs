@@ -1,6 +1,8 @@
 //! Helpers of the command's tests: they run it, and read its output.
 #![allow(dead_code, reason = "every test file uses its own part")]
 
+pub mod preload;
+
 use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
