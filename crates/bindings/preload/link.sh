@@ -27,5 +27,6 @@ ${CC:-cc} -shared -o "$work/preload.so" "$work/preload.o" "$work/children.o" \
     -Wl,--whole-archive "$archive" -Wl,--no-whole-archive \
     -Wl,@"$work/wrapped" -Wl,--version-script="$work/exported.map" -Wl,-soname,libuntorn-preload.so \
     -Wl,-z,nodelete -Wl,-z,defs -Wl,--gc-sections -Wl,-Bsymbolic -Wl,--strip-debug -lpthread -ldl -lm -lgcc_s
-# Another process may have the old one loaded.
-mv -f "$work/preload.so" "$output"
+# Another process may have the old one loaded, or load it now.
+cp "$work/preload.so" "$output.$$"
+mv -f "$output.$$" "$output"

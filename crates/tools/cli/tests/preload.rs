@@ -35,7 +35,7 @@ fn the_library_needs_none_of_the_names_that_it_has() {
 #[test]
 fn other_preloaded_libraries_do_not_come_between() {
     let dir = tempfile::tempdir().unwrap();
-    let source = "#define _GNU_SOURCE\n#include <unistd.h>\n#include <stdio.h>\n\
+    let source = "#include <unistd.h>\n#include <stdio.h>\n\
          static int refuse(const char *what) { fprintf(stderr, \"OTHER %s\\n\", what); return 0; }\n\
          int fsync(int fd) { (void)fd; return refuse(\"fsync\"); }\n\
          int fdatasync(int fd) { (void)fd; return refuse(\"fdatasync\"); }\n\
@@ -75,7 +75,7 @@ fn other_preloaded_libraries_do_not_come_between() {
 #[test]
 fn programs_with_checked_and_old_calls_see_their_changes() {
     let dir = tempfile::tempdir().unwrap();
-    let source = "#define _GNU_SOURCE\n#include <fcntl.h>\n#include <stdio.h>\n#include <stdlib.h>\n#include <sys/stat.h>\n#include <unistd.h>\n\
+    let source = "#include <fcntl.h>\n#include <stdio.h>\n#include <stdlib.h>\n#include <sys/stat.h>\n#include <unistd.h>\n\
          int __xstat(int, const char *, struct stat *);\n\
          int main(int n, char **a) {\n\
          volatile int flags = O_RDWR; int f; struct stat s; char b[16]; volatile unsigned long want = 16;\n\
@@ -296,7 +296,7 @@ fn programs_that_cannot_be_preloaded_are_refused() {
 fn calls_that_go_past_the_library_are_listed() {
     let dir = tempfile::tempdir().unwrap();
     let source = "#include <unistd.h>\n#include <sys/syscall.h>\nint main(void) { return syscall(SYS_getpid) == 0; }\n";
-    let direct = compiled(dir.path(), "direct", source, &["-D_GNU_SOURCE"]);
+    let direct = compiled(dir.path(), "direct", source, &[]);
     let check = |program: &Path| Run::from(untorn().args(["preload", "--check", "--"]).arg(program).output().unwrap());
     let run = check(&direct);
     assert_eq!(run.code, Some(1), "{}", run.err);

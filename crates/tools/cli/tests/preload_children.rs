@@ -3,47 +3,13 @@
 
 mod common;
 
+use common::preload::{compiled, done, library};
 use common::{Run, untorn};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::OnceLock;
 use untorn_testkit::{is_root, skipped};
-
-/// The library, linked anew from the `libuntorn.a` of this build.
-fn library() -> &'static Path {
-    static LINKED: OnceLock<PathBuf> = OnceLock::new();
-    LINKED.get_or_init(|| {
-        let test = std::env::current_exe().expect("this test's own path");
-        let dir = test.ancestors().nth(2).expect("target/PROFILE/deps/TEST").to_owned();
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..");
-        // `make test` has built everything.
-        if std::env::var_os("UNTORN_PREBUILT").is_none() {
-            let profile = if cfg!(debug_assertions) { "test" } else { "release" };
-            let mut cargo = Command::new(env!("CARGO"));
-            cargo.args(["build", "--quiet", "--package", "untorn-capi", "--profile", profile, "--target-dir"]);
-            done(cargo.arg(dir.parent().expect("target/PROFILE")).current_dir(&root));
-        }
-        let linked = dir.join("libuntorn-preload.so");
-        done(Command::new(root.join("crates/bindings/preload/link.sh")).arg(dir.join("libuntorn.a")).arg(&linked));
-        linked
-    })
-}
-
-/// The standard output of a program that must succeed.
-#[track_caller]
-fn done(command: &mut Command) -> String {
-    Run::from(command.stdin(Stdio::null()).output().unwrap_or_else(|e| panic!("{command:?}: {e}"))).ok()
-}
-
-/// A compiled C program.
-fn compiled(dir: &Path, name: &str, source: &str, options: &[&str]) -> PathBuf {
-    let (file, to) = (dir.join(format!("{name}.c")), dir.join(name));
-    fs::write(&file, source).unwrap();
-    done(Command::new("cc").args(["-O2", "-Wall", "-Werror", "-D_GNU_SOURCE", "-o"]).arg(&to).arg(&file).args(options));
-    to
-}
 
 /// `untorn preload` in a directory. The arguments follow.
 fn preload(dir: &Path, options: &[&str]) -> Command {

@@ -2,45 +2,11 @@
 
 mod common;
 
+use common::preload::{compiled, done, library};
 use common::{Run, Tmpfs, untorn};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::OnceLock;
-
-/// The library, linked anew from the `libuntorn.a` of this build.
-fn library() -> &'static Path {
-    static LINKED: OnceLock<PathBuf> = OnceLock::new();
-    LINKED.get_or_init(|| {
-        let test = std::env::current_exe().expect("this test's own path");
-        let dir = test.ancestors().nth(2).expect("target/PROFILE/deps/TEST").to_owned();
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..");
-        // `make test` has built everything.
-        if std::env::var_os("UNTORN_PREBUILT").is_none() {
-            let profile = if cfg!(debug_assertions) { "test" } else { "release" };
-            let mut cargo = Command::new(env!("CARGO"));
-            cargo.args(["build", "--quiet", "--package", "untorn-capi", "--profile", profile, "--target-dir"]);
-            done(cargo.arg(dir.parent().expect("target/PROFILE")).current_dir(&root));
-        }
-        let linked = dir.join("libuntorn-preload.so");
-        done(Command::new(root.join("crates/bindings/preload/link.sh")).arg(dir.join("libuntorn.a")).arg(&linked));
-        linked
-    })
-}
-
-/// The standard output of a program that must succeed.
-#[track_caller]
-fn done(command: &mut Command) -> String {
-    Run::from(command.stdin(Stdio::null()).output().unwrap_or_else(|e| panic!("{command:?}: {e}"))).ok()
-}
-
-/// A compiled C program.
-fn compiled(dir: &Path, name: &str, source: &str) -> PathBuf {
-    let (file, to) = (dir.join(format!("{name}.c")), dir.join(name));
-    fs::write(&file, source).unwrap();
-    done(Command::new("cc").args(["-O2", "-Wall", "-Werror", "-D_GNU_SOURCE", "-o"]).arg(&to).arg(&file));
-    to
-}
 
 /// The papers' programs change one line, and are compiled without a header of Untorn's.
 #[test]
@@ -69,7 +35,7 @@ int main(void) {
     return munmap(at, 4096) || close(fd);
 }
 "#;
-    let program = compiled(dir.path(), "program", source);
+    let program = compiled(dir.path(), "program", source, &[]);
     let start = |invalidate: &str| -> Run {
         for name in ["opened", "mapped"] {
             fs::remove_file(dir.path().join(name)).ok();
@@ -145,7 +111,7 @@ int main(int n, char **a) {
 #[test]
 fn modes_commit_as_on_a_mount() {
     let dir = tempfile::tempdir().unwrap();
-    let steps = compiled(dir.path(), "steps", STEPS);
+    let steps = compiled(dir.path(), "steps", STEPS, &[]);
     let modes: [(&str, &[(i32, &str)]); 4] = [
         ("--commit=fsync", &[(6, ""), (8, ""), (9, "")]),
         ("--commit=close", &[(4, ""), (5, ""), (6, "Abc\0"), (7, "Abc\0"), (8, "AXc\0"), (9, "AXc\0")]),
@@ -188,7 +154,7 @@ int main(void) {
 }
 "#;
     let dir = tempfile::tempdir().unwrap();
-    let program = compiled(dir.path(), "program", source);
+    let program = compiled(dir.path(), "program", source, &[]);
     let run = Run::from(preload(small.dir.path(), "--commit=write").arg(&program).output().unwrap());
     assert_eq!(run.code, Some(0), "{} {}", run.out, run.err);
 }
@@ -204,7 +170,7 @@ fn names_are_durable_with_each_write() {
          int main(void) { int fd = open(\"a.db\", O_RDWR | O_CREAT, 0600); access(\"made\", 0);\n\
          if (fd < 0 || close(fd) || rename(\"a.db\", \"b.db\")) return 1;\n\
          access(\"unlinks\", 0); return unlink(\"b.db\") || access(\"gone\", 0) != -1; }\n";
-    let program = compiled(dir.path(), "program", source);
+    let program = compiled(dir.path(), "program", source, &[]);
     let traced = |mode: &str| -> Vec<String> {
         let mut command = Command::new("strace");
         command.args(["-y", "-o", "trace", "-e", "trace=fsync,access,faccessat,faccessat2,unlink,unlinkat"]);
@@ -238,7 +204,7 @@ fn other_modes_are_named() {
     let dir = tempfile::tempdir().unwrap();
     let refused = Run::from(preload(dir.path(), "--commit=store").arg("true").output().unwrap());
     assert!(refused.code == Some(2) && refused.err.contains("fsync, close, write"), "{}", refused.err);
-    let steps = compiled(dir.path(), "steps", STEPS);
+    let steps = compiled(dir.path(), "steps", STEPS, &[]);
     let mut command = Command::new(steps);
     command.env("LD_PRELOAD", library()).env("UNTORN_MANAGE", "*.db").env("UNTORN_COMMIT", "often");
     let run = Run::from(command.current_dir(dir.path()).output().unwrap());

@@ -45,7 +45,7 @@ pub fn preload(dir: &Path, pattern: &str) -> Command {
 pub fn compiled(dir: &Path, name: &str, source: &str, options: &[&str]) -> PathBuf {
     let (file, to) = (dir.join(format!("{name}.c")), dir.join(name));
     fs::write(&file, source).unwrap();
-    done(Command::new("cc").args(["-O2", "-Wall", "-Werror", "-o"]).arg(&to).arg(&file).args(options));
+    done(Command::new("cc").args(["-O2", "-Wall", "-Werror", "-D_GNU_SOURCE", "-o"]).arg(&to).arg(&file).args(options));
     to
 }
 
