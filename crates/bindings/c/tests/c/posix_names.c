@@ -329,7 +329,7 @@ static void refused(void) {
         FAILS_WITH(aio_read(&control), EINVAL);
         FAILS_WITH(aio_write(&control), EINVAL);
         FAILS_WITH(aio_fsync(O_SYNC, &control), EINVAL);
-        FAILS_WITH(close_range((unsigned)fd, (unsigned)fd, 0), ENOTSUP);
+        FAILS_WITH(close_range((unsigned)fd, (unsigned)fd, CLOSE_RANGE_UNSHARE), ENOTSUP);
         FAILS_WITH((void *)mmap((void *)page, page, PROT_READ, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED ? -1 : 0,
                    ENOTSUP);
     }

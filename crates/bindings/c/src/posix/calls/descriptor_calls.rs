@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use libc::{off_t, size_t, ssize_t};
 
-use crate::boundary::error::Result;
+use super::open_calls::untorn_fd_close;
 use crate::posix::files::managed_files::{
-    Leaving, all, close_by_exec, find, is_any_managed, is_own, note_descriptor, on_managed,
+    Leaving, above_standard, all, close_by_exec, find, is_any_managed, is_own, note_descriptor, on_managed,
 };
 use crate::posix::files::mount_files::{self, MountFile, on_mount, written};
 use crate::posix::files::shown_commit::{self, refresh};
@@ -17,23 +17,31 @@ use crate::posix::state::file_owner::is_borrower;
 use crate::posix::state::posix_descriptor::{path_of, refusal, seek};
 use crate::posix::state::report::reported;
 
-/// Notes that a copy of a descriptor, made just now, is of the same file.
+/// Notes that a copy of a descriptor, made just now, is of the same file. Returns the copy's number, which is above those
+/// of the standard streams for a managed file.
 fn copied(call: &str, fd: c_int, copy: c_int) -> c_int {
     if copy < 0 {
         return copy;
     }
     let note = || {
-        find(fd).map_or(Ok(()), |file| note_descriptor(&file, copy))?;
+        let copy = match find(fd) {
+            Some(file) => {
+                let copy = if file.is_parents() || copy == fd { copy } else { above_standard(&file, copy)? };
+                note_descriptor(&file, copy)?;
+                copy
+            }
+            None => copy,
+        };
         shown_commit::copied(fd, copy);
-        mount_files::copied(fd, copy).map(|()| 0)
+        mount_files::copied(fd, copy).map(|()| copy)
     };
     match reported(call, -1, note) {
-        0 => copy,
-        failed => {
+        -1 => {
             // SAFETY: the copy that was just made.
             unsafe { libc::close(copy) };
-            failed
+            -1
         }
+        copy => copy,
     }
 }
 
@@ -185,35 +193,68 @@ pub extern "C" fn untorn_fd_lockf(fd: c_int, operation: c_int, len: off_t) -> c_
     .unwrap_or(done)
 }
 
-/// `closefrom` and `close_range` would also close Untorn's own descriptors. None: nothing is managed.
-fn refuse_range(call: &str) -> Option<c_int> {
-    if is_borrower() || !is_any_managed() {
+/// Closes descriptors one by one, because a managed file ends with its last one, and without those of Untorn's own. None:
+/// no file is managed, and the system's call is to be made.
+fn close_each(call: &str, first: c_uint, last: c_uint) -> Option<c_int> {
+    if is_borrower() || !is_any_managed() || first > last {
         return None;
     }
-    let Some(_section) = enter(call) else { return Some(-1) };
+    let Some(section) = enter(call) else { return Some(-1) };
     if all().is_empty() && !mount_files::is_any_own() {
         return None;
     }
-    Some(reported(call, -1, || -> Result<c_int> {
-        Err(refusal(libc::ENOTSUP, "it would close descriptors of managed files: close them one by one, or in a child"))
-    }))
+    let open = std::fs::read_dir("/proc/self/fd").map(|entries| {
+        let numbers = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<c_uint>().ok());
+        numbers.filter(|fd| (first..=last).contains(fd)).collect::<Vec<_>>()
+    });
+    let open = match open {
+        Ok(open) => open,
+        Err(e) => {
+            let text = format!("descriptors of managed files are among them, and /proc does not list them: {e}");
+            return Some(reported(call, -1, || Err(refusal(libc::ENOTSUP, text))));
+        }
+    };
+    drop(section);
+    let mut done = 0;
+    for fd in open.into_iter().map(|fd| fd as c_int).filter(|fd| !is_own(*fd)) {
+        let is_ours = MANAGED.has(fd) || ON_MOUNT.has(fd);
+        if untorn_fd_close(fd) != 0 && is_ours {
+            done = -1;
+        }
+    }
+    Some(done)
 }
 
-/// `close_range`. While this process has managed files open: ENOTSUP, except with CLOSE_RANGE_CLOEXEC.
+/// `close_range`. While this process has managed files open, it closes each of the program's descriptors as
+/// untorn_fd_close() does, and none of Untorn's own; CLOSE_RANGE_UNSHARE is then ENOTSUP.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_fd_close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-    let only_marks = flags as c_uint & libc::CLOSE_RANGE_CLOEXEC != 0;
-    let refused = if only_marks { None } else { refuse_range("close_range") };
+    let done = match flags as c_uint {
+        0 => close_each("close_range", first, last),
+        flags if flags & libc::CLOSE_RANGE_UNSHARE != 0 && flags & libc::CLOSE_RANGE_CLOEXEC == 0 => refuse_unshared(),
+        _ => None,
+    };
     // SAFETY: takes numbers; the caller wants these closed.
-    refused.unwrap_or_else(|| unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) as c_int })
+    done.unwrap_or_else(|| unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) as c_int })
 }
 
-/// `closefrom`: as untorn_fd_close_range(); as it returns nothing, a refusal is reported on standard error only.
+/// Refuses descriptors of one thread only. None: no file is managed.
+fn refuse_unshared() -> Option<c_int> {
+    if is_borrower() || all().is_empty() && !mount_files::is_any_own() {
+        return None;
+    }
+    let text = "a thread with descriptors of its own would not see those of managed files: close them without \
+                CLOSE_RANGE_UNSHARE";
+    Some(reported("close_range", -1, || Err(refusal(libc::ENOTSUP, text.to_owned()))))
+}
+
+/// `closefrom`: as untorn_fd_close_range().
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_fd_closefrom(first: c_int) {
-    if refuse_range("closefrom").is_none() {
+    let first = first.max(0) as c_uint;
+    if close_each("closefrom", first, c_uint::MAX).is_none() {
         // SAFETY: takes numbers; the caller wants these closed.
-        unsafe { libc::syscall(libc::SYS_close_range, first.max(0), c_uint::MAX, 0) };
+        unsafe { libc::syscall(libc::SYS_close_range, first, c_uint::MAX, 0) };
     }
 }
 

@@ -8,7 +8,9 @@ use std::sync::atomic::Ordering::Release;
 
 use super::io_calls::untorn_fd_ftruncate;
 use crate::boundary::error::{Failure, Result, guard};
-use crate::posix::files::managed_files::{Leaving, Managed, begin_managing, is_own, learn, note_lock, on_managed};
+use crate::posix::files::managed_files::{
+    Leaving, Managed, above_standard, begin_managing, find, is_own, learn, note_lock, on_managed,
+};
 use crate::posix::files::managed_stores::{self, StoreUse, has_store, store_above};
 use crate::posix::files::managing::{keep_on_mount, manage};
 use crate::posix::files::mount_files::{self, MountFile, on_mount};
@@ -175,6 +177,15 @@ fn give_up(fd: c_int) -> c_int {
     -1
 }
 
+/// Gives a managed file that was just opened a number above those of the standard streams.
+fn keep_above_standard(fd: c_int) -> c_int {
+    let Some(file) = (fd <= libc::STDERR_FILENO).then(|| find(fd)).flatten() else { return fd };
+    match reported("open", -1, || above_standard(&file, fd)) {
+        -1 => give_up(fd),
+        moved => moved,
+    }
+}
+
 /// Opens a file: the common part of `open` and its relatives.
 ///
 /// # Safety
@@ -217,6 +228,10 @@ pub(crate) unsafe fn open_path(dir: c_int, path: *const c_char, flags: c_int, mo
     drop(section);
     if adopted < 0 {
         return give_up(fd);
+    }
+    let fd = keep_above_standard(fd);
+    if fd < 0 {
+        return fd;
     }
     let fd = match commits_writes {
         false => fd,
@@ -288,7 +303,7 @@ fn made(fd: c_int, flags: c_int) -> c_int {
     if fd >= 0 && !is_borrower() && reported("mkstemp", -1, adopt) < 0 {
         return give_up(fd);
     }
-    if fd >= 0 && !settle_name(fd) { give_up(fd) } else { fd }
+    if fd >= 0 && !settle_name(fd) { give_up(fd) } else { keep_above_standard(fd) }
 }
 
 /// `mkstemp`: as untorn_fd_open().

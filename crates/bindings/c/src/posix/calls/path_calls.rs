@@ -226,29 +226,72 @@ fn remove_dir(path: impl FnOnce() -> Option<PathBuf>, remove: impl Fn() -> c_int
     -1
 }
 
-/// Refuses a second name of a managed file. None: the system's call is to be made.
-fn refuse_link(call: &str, path: impl FnOnce() -> Option<PathBuf>) -> Option<c_int> {
-    let Some(_section) = enter(call) else { return Some(-1) };
-    let name = name(path())
-        .filter(|name| name.file.is_some() || has_store(&name.path) || name.shared.is_some() && !name.is_missing())?;
-    let refuse = || {
-        let path = name.path.display();
-        Err(refusal(libc::EPERM, format!("{path} is a managed file, which has one name: rename it instead")))
-    };
-    Some(reported(call, -1, refuse))
+/// The `stat` of the file that `linkat` gives a further name.
+///
+/// # Safety
+/// `path` is NULL or ends in NUL.
+unsafe fn stat_of_linked(dir: c_int, path: *const c_char, flags: c_int) -> Option<libc::stat> {
+    let follow = if flags & libc::AT_SYMLINK_FOLLOW != 0 { 0 } else { libc::AT_SYMLINK_NOFOLLOW };
+    // SAFETY: zeros are a valid `stat`, and the kernel fills it.
+    let mut stat = unsafe { std::mem::zeroed() };
+    // SAFETY: the caller's promise; `stat` is writable.
+    let done = unsafe { libc::fstatat(dir, path, &raw mut stat, follow | flags & libc::AT_EMPTY_PATH) };
+    (done == 0).then_some(stat)
 }
 
-/// `link`. A managed file has one name: EPERM.
+/// Refuses a second name of a managed file, and makes a file durable that gets a managed name. None: the system's call is
+/// to be made.
+///
+/// # Safety
+/// The paths are NULL or end in NUL.
+unsafe fn link_managed(
+    call: &str,
+    (from_dir, from): (c_int, *const c_char),
+    (to_dir, to): (c_int, *const c_char),
+    flags: c_int,
+    link: impl FnOnce() -> c_int,
+) -> Option<c_int> {
+    if is_borrower() {
+        return None;
+    }
+    let Some(_section) = enter(call) else { return Some(-1) };
+    let managing = begin_managing();
+    // SAFETY: the caller's promise.
+    let (from_path, to_path, stat) =
+        unsafe { (path_at(from_dir, from), path_at(to_dir, to), stat_of_linked(from_dir, from, flags)?) };
+    let is_stored =
+        |name: &Name| name.file.is_some() || has_store(&name.path) || name.shared.is_some() && !name.is_missing();
+    let stored = name(from_path).filter(is_stored);
+    if stored.is_some() || find_by_key(&stat).is_some() {
+        return Some(reported(call, -1, || {
+            let path = stored.map_or_else(String::new, |name| format!("{}: ", name.path.display()));
+            Err(refusal(libc::EPERM, format!("{path}a managed file has one name: rename it instead")))
+        }));
+    }
+    let target = name(to_path)?;
+    if !relocation::links_to_managed_name(&stat, &target) {
+        return None;
+    }
+    // SAFETY: the caller's promise.
+    let open = || unsafe { relocation::open_linked(from_dir, from, flags) };
+    Some(reported(call, -1, || relocation::link(&stat, open()?, &target, link, &managing).map(|()| 0)))
+}
+
+/// `link`. A managed file has one name: EPERM. A file that gets the name of one to be managed is flushed before.
 ///
 /// # Safety
 /// As for `link`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_path_link(from: *const c_char, to: *const c_char) -> c_int {
+    let here = libc::AT_FDCWD;
     // SAFETY: the caller's promise.
-    unsafe { refuse_link("link", || path_at(libc::AT_FDCWD, from)).unwrap_or_else(|| libc::link(from, to)) }
+    let link = || unsafe { libc::link(from, to) };
+    // SAFETY: the caller's promise.
+    unsafe { link_managed("link", (here, from), (here, to), 0, link) }.unwrap_or_else(link)
 }
 
-/// `linkat`: as untorn_path_link().
+/// `linkat`: as untorn_path_link(). A file without a name (O_TMPFILE) that gets a name to be managed, and that is still
+/// open for writing, is managed from now on.
 ///
 /// # Safety
 /// As for `linkat`.
@@ -261,10 +304,9 @@ pub unsafe extern "C" fn untorn_path_linkat(
     flags: c_int,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe {
-        refuse_link("linkat", || path_at(from_dir, from))
-            .unwrap_or_else(|| libc::linkat(from_dir, from, to_dir, to, flags))
-    }
+    let link = || unsafe { libc::linkat(from_dir, from, to_dir, to, flags) };
+    // SAFETY: the caller's promise.
+    unsafe { link_managed("linkat", (from_dir, from), (to_dir, to), flags, link) }.unwrap_or_else(link)
 }
 
 /// `truncate`. For an open managed file, the new size is an uncommitted change. For a file that is to be managed and

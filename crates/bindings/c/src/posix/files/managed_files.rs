@@ -17,7 +17,7 @@ use crate::boundary::log::told;
 use crate::posix::state::call_section::{self, Held, enter, lock};
 use crate::posix::state::descriptor_table::{MANAGED, SHOWN};
 use crate::posix::state::file_owner::{become_owner, is_borrower};
-use crate::posix::state::posix_descriptor::{Key, check_writable, failure, is_regular, key_of, path_of, stat};
+use crate::posix::state::posix_descriptor::{Key, check_writable, failure, is_regular, key_of, path_of, stat, system};
 use crate::posix::state::record_locks::RecordLocks;
 use crate::posix::state::report::{about, reported};
 use crate::posix::state::settings::commits_on_close;
@@ -173,8 +173,6 @@ impl Managed {
                 // The program has no map of the file, so the mapping may move or get a larger place.
                 *place = None;
                 map = file.map_with(options);
-                // Closing the old mapping's descriptor made the kernel drop all record locks.
-                self.retake_locks()?;
             }
             let map = map?;
             if place.is_none() {
@@ -182,6 +180,8 @@ impl Managed {
                 let start = whole.as_ptr().addr();
                 *place = Some(Place { reserved: start..start + bytes as usize, map: whole });
             }
+            // A mapping opens the file once more, and closes it: the kernel drops all record locks.
+            self.retake_locks()?;
             Ok(map)
         })
     }
@@ -228,6 +228,9 @@ impl Managed {
 
     /// Takes the program's record locks again, after a descriptor of the file was closed.
     pub fn retake_locks(&self) -> Result<()> {
+        if self.record_locks.is_empty() {
+            return Ok(());
+        }
         let fd = lock(&self.descriptors).iter().copied().find(|fd| self.is_of(*fd));
         fd.map_or(Ok(()), |fd| self.record_locks.retake(fd))
     }
@@ -301,6 +304,27 @@ pub(crate) fn close_by_exec(fd: c_int) {
             libc::fcntl(fd, libc::F_SETFD, flags | libc::FD_CLOEXEC);
         }
     }
+}
+
+/// Gives a new descriptor of a managed file another number if it got that of a standard stream, which the program had
+/// closed: the streams of the C library would write past this library.
+pub(crate) fn above_standard(file: &Managed, fd: c_int) -> Result<c_int> {
+    if fd > libc::STDERR_FILENO {
+        return Ok(fd);
+    }
+    // SAFETY: takes numbers.
+    let moved = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, libc::STDERR_FILENO + 1) };
+    if moved < 0 {
+        return Err(system("give the managed file a number above those of the standard streams"));
+    }
+    note_descriptor(file, moved)?;
+    MANAGED.clear(fd);
+    lock(&file.descriptors).remove(&fd);
+    // SAFETY: the caller has just got this descriptor, and nobody else knows it yet.
+    unsafe { libc::close(fd) };
+    // Closing a descriptor made the kernel drop all record locks.
+    file.retake_locks()?;
+    Ok(moved)
 }
 
 /// Notes that a descriptor is of a managed file. The file stays managed until that descriptor is closed, too.

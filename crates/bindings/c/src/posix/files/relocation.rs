@@ -4,7 +4,7 @@
 //! plain, whole files. A file that stays managed is opened again under its new name, and keeps its maps. A file that
 //! lost its name becomes an ordinary file without a name, as in POSIX, until its last descriptor and map are gone.
 
-use std::ffi::{CString, c_int, c_void};
+use std::ffi::{CString, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::{Arc, PoisonError};
@@ -20,8 +20,9 @@ use crate::boundary::error::{Failure, Result};
 use crate::boundary::log::told;
 use crate::posix::state::address_ranges::subtract;
 use crate::posix::state::call_section::lock;
+use crate::posix::state::descriptor_table::MANAGED;
 use crate::posix::state::patterns;
-use crate::posix::state::posix_descriptor::{Key, failure, open_descriptors, refusal, system};
+use crate::posix::state::posix_descriptor::{Key, failure, is_regular, key_of, open_descriptors, refusal, system};
 use crate::posix::state::report::{errno, tell};
 
 /// A managed file that changes or loses its name. A private store is closed meanwhile.
@@ -171,7 +172,7 @@ fn write_changes(fd: c_int, changes: &Uncommitted) -> Result<()> {
 }
 
 /// A descriptor that is closed when this value is dropped.
-pub(super) struct Descriptor(pub c_int);
+pub(crate) struct Descriptor(pub c_int);
 
 impl Descriptor {
     pub fn open(path: &Path, flags: c_int) -> Result<Descriptor> {
@@ -291,6 +292,56 @@ pub(crate) fn rename(
         }
     }
     Ok(flushed?)
+}
+
+/// Whether `link` gives a file a name that is to be managed, outside of a mount.
+pub(crate) fn links_to_managed_name(stat: &libc::stat, to: &Name) -> bool {
+    is_regular(stat) && to.is_missing() && patterns::match_path(&to.path) && !is_dir_on_mount(to.dir())
+}
+
+/// Opens the file that `linkat` gives a further name, to flush it.
+///
+/// # Safety
+/// `path` is NULL or ends in NUL.
+pub(crate) unsafe fn open_linked(dir: c_int, path: *const c_char, flags: c_int) -> Result<Descriptor> {
+    let follow = if flags & libc::AT_SYMLINK_FOLLOW != 0 { 0 } else { libc::O_NOFOLLOW };
+    // SAFETY: the caller's promise.
+    let fd = match unsafe { libc::openat(dir, path, libc::O_RDONLY | libc::O_CLOEXEC | follow) } {
+        // An empty path stands for `dir`.
+        // SAFETY: takes numbers.
+        -1 if flags & libc::AT_EMPTY_PATH != 0 => unsafe { libc::fcntl(dir, libc::F_DUPFD_CLOEXEC, 3) },
+        fd => fd,
+    };
+    if fd < 0 { Err(system("open the file that gets a managed name, to flush it")) } else { Ok(Descriptor(fd)) }
+}
+
+/// Gives a file a name that is to be managed. If it had no name (`O_TMPFILE`) and the program can still write to it, it
+/// is managed from now on. `link` makes the system's call.
+pub(crate) fn link(
+    stat: &libc::stat,
+    file: Descriptor,
+    to: &Name,
+    link: impl FnOnce() -> c_int,
+    managing: &Managing,
+) -> Result<()> {
+    if is_mapped_plainly(key_of(stat)) {
+        let text = "would get a managed name while it is mapped, but not managed: unmap it before";
+        return Err(refusal(libc::EBUSY, format!("a file (inode {}) {text}, {}", stat.st_ino, to.path.display())));
+    }
+    to.recover()?;
+    file.flush(&to.path)?;
+    drop(file);
+    if link() != 0 {
+        return Err(system(&format!("link {}", to.path.display())));
+    }
+    flush_names(&[to.dir()])?;
+    if stat.st_nlink == 0 && !writers(key_of(stat)).is_empty() {
+        // The descriptor itself does not tell its new name.
+        let named = Descriptor::open(&to.path, libc::O_RDWR)?;
+        manage_locked(named.0, managing)?;
+        MANAGED.clear(named.0);
+    }
+    Ok(())
 }
 
 /// Whether both names are on an Untorn mount, without a store beside them.

@@ -50,6 +50,10 @@ impl RecordLocks {
         lay(&mut locks, Lock { kind: done.l_type.into(), start, end });
     }
 
+    pub fn is_empty(&self) -> bool {
+        self.locks.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+
     /// Takes all locks again.
     pub fn retake(&self, fd: c_int) -> Result<()> {
         for lock in self.locks.lock().unwrap_or_else(PoisonError::into_inner).iter() {

@@ -37,6 +37,7 @@ const ADVICE: &[(&[&str], Verdict, &str)] = {
             Look,
             "the last one discards changes without a sync: sync before, or untorn_fd_commit_on_close()",
         ),
+        (&["close_range", "closefrom"], Look, "as close; descriptors of the library's own stay open"),
         (
             &["exit", "quick_exit"],
             Look,
@@ -79,7 +80,6 @@ const ADVICE: &[(&[&str], Verdict, &str)] = {
             "refused for a managed file: read, write and sync it",
         ),
         (&["futimens", "futimes", "utimensat", "utimes", "utime"], Past, "refused for an open managed file"),
-        (&["close_range", "closefrom"], Past, "refused while this process has managed files: close in the child"),
         (&["freopen"], Past, "refused for a managed file: close the stream and open another"),
         (
             &["open_by_handle_at", "remap_file_pages", "io_setup", "io_uring_queue_init", "io_uring_queue_init_params"],
