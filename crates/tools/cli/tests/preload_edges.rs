@@ -9,7 +9,6 @@ use std::path::Path;
 
 /// The beginning of each program: a check that ends it with the line's number, and a file that is written and synced.
 const BEGIN: &str = r#"
-#define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
