@@ -8,6 +8,7 @@ pub mod kernel;
 pub mod kernel_cache;
 pub(crate) mod privileges;
 pub(crate) mod protocol;
+pub(crate) mod random;
 pub mod server;
 pub(crate) mod waiting_call;
 pub(crate) mod write_back_helper;

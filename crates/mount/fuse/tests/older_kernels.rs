@@ -1,4 +1,4 @@
-//! What a mount does on kernels before 6.16, where the end of the kernel's writeback does not mean that the daemon has
+//! Mounts on kernels before 6.16, where the end of the kernel's writeback does not mean that the daemon has
 //! the data, and before 6.9, which do not repeat requests.
 
 mod common;

@@ -3,12 +3,13 @@
 mod control;
 mod hidden;
 
-use crate::fuse::kernel_cache::{HIDDEN, Locked, MARKS, MountCache, rand_u128};
+use crate::fuse::kernel_cache::{HIDDEN, Locked, MARKS, MountCache};
 use crate::fuse::privileges::Privileges;
 use crate::fuse::protocol::{
     Answer, ENTRY_LEN, Fields, Header, MAX_READ, OPEN_KILL_SUIDGID, SETXATTR_KILL_SGID, WRITE_CACHE,
     WRITE_KILL_SUIDGID, dirent_len, kind_of, meant, opcode,
 };
+use crate::fuse::random::rand_u128;
 use crate::fuse::waiting_call::{AllSent, WaitingCalls};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;

@@ -6,6 +6,7 @@
 
 use crate::fuse::arrivals::Arrivals;
 use crate::fuse::device::Device;
+use crate::fuse::random::rand_u128;
 use crate::fuse::write_back_helper::{Awaits, NOT_ALLOWED, NOT_OPENED, WRITE_BACK_HELPER, WriteBack};
 use crate::processes::passed_descriptors::{connection, receive, send};
 use parking_lot::{Mutex, MutexGuard};
@@ -545,11 +546,3 @@ macro_rules! pulls {
 
 pulls!(Locked, Awaits::Marks);
 pulls!(Early, Awaits::Pages);
-
-/// Returns a random number that nobody can guess.
-pub fn rand_u128() -> u128 {
-    let mut bytes = [0; 16];
-    let got = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
-    assert_eq!(got, Ok(bytes.len()), "the system has random numbers");
-    u128::from_ne_bytes(bytes)
-}

@@ -1,7 +1,7 @@
 //! Sends [marks](crate::fuse::arrivals) behind the kernel's writes.
 
 use crate::fuse::arrivals::mark_len;
-use crate::fuse::kernel_cache::rand_u128;
+use crate::fuse::random::rand_u128;
 use parking_lot::Mutex;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{Advice, Mode, OFlags};
