@@ -155,6 +155,13 @@ put 644 "$work/libuntorn-pthread.a" "$LIBDIR/libuntorn-pthread.a"
 if [ $library_only = no ]; then
     crates/bindings/preload/link.sh "$out/libuntorn.a" "$work/libuntorn-preload.so"
     put 755 "$work/libuntorn-preload.so" "$LIBDIR/untorn/libuntorn-preload.so"
+    # SQLite is not needed for anything else.
+    if echo '#include <sqlite3ext.h>' | "${CC:-cc}" -E -x c - >"$work/header" 2>&1; then
+        crates/bindings/sqlite/link.sh "$out/libuntorn.a" "$work/libuntorn_sqlite.so"
+        put 755 "$work/libuntorn_sqlite.so" "$LIBDIR/untorn/libuntorn_sqlite.so"
+    else
+        echo "install.sh: the SQLite extension is left out, as sqlite3ext.h is not here (Debian: libsqlite3-dev)" >&2
+    fi
 fi
 
 # A page for each function, from the comments of the header.

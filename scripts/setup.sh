@@ -67,6 +67,8 @@ if [ -x /usr/bin/python3 ]; then
 fi
 # LLVM's C++ library, of the same version as clang.
 have_libcxx || install libc++-dev libc++abi-dev
+# SQLite's headers, for the extension.
+echo '#include <sqlite3ext.h>' | cc -E -x c - >/dev/null 2>&1 || install libsqlite3-dev
 # The newest compiler that the distribution has besides, to try its stores, too. The tests go without it.
 newest=$(apt-cache --names-only search '^clang-[0-9]+$' 2>/dev/null | cut -d' ' -f1 | sort -V | tail -1)
 if [ -n "$newest" ] && [ "${newest#clang-}" != "$(clang -dumpversion | cut -d. -f1)" ]; then

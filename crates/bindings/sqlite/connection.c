@@ -1,0 +1,263 @@
+/* A database file as SQLite's pager uses it. */
+#define _GNU_SOURCE
+#include "untorn_sqlite.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <unistd.h>
+SQLITE_EXTENSION_INIT3
+
+static struct handle *of(sqlite3_file *file) {
+    return (struct handle *)file;
+}
+
+static int is_foreign(const struct handle *handle) {
+    return handle->generation != generation;
+}
+
+static int db_close(sqlite3_file *file) {
+    struct handle *handle = of(file);
+    if (is_foreign(handle))
+        return SQLITE_OK;
+    if (handle->lock >= SQLITE_LOCK_RESERVED)
+        (void)roll_back(handle);
+    lock_give(handle, SQLITE_LOCK_NONE);
+    pthread_mutex_lock(&registry);
+    struct handle **at = &handles;
+    while (*at != handle)
+        at = &(*at)->next;
+    *at = handle->next;
+    struct database *database = handle->database;
+    int last = --database->handles == 0;
+    pthread_mutex_unlock(&registry);
+    if (last) {
+        database->journal.exists = 0;
+        journal_empty(&database->journal);
+    }
+    return SQLITE_OK;
+}
+
+/* Before the first lock the database may not be open: SQLite takes a short header for "not known yet", and reads it again
+ * under the lock. */
+static int db_read(sqlite3_file *file, void *to, int len, sqlite3_int64 offset) {
+    struct handle *handle = of(file);
+    if (is_foreign(handle))
+        return SQLITE_IOERR_READ;
+    FAULT("xRead", SQLITE_IOERR_READ);
+    ssize_t n = handle->lock == SQLITE_LOCK_NONE ? 0 : untorn_pread(handle->database->file, to, len, offset);
+    if (n < 0)
+        return sorry(SQLITE_IOERR_READ, "%s: %s", handle->database->path, untorn_error_message());
+    if (n == len)
+        return SQLITE_OK;
+    memset((char *)to + n, 0, len - n);
+    return SQLITE_IOERR_SHORT_READ;
+}
+
+static int not_changed(const struct handle *handle) {
+    int full = untorn_last_error() == UNTORN_E_NO_SPACE;
+    return sorry(full ? SQLITE_FULL : SQLITE_IOERR_WRITE, "%s: %s", handle->database->path, untorn_error_message());
+}
+
+static int db_write(sqlite3_file *file, const void *from, int len, sqlite3_int64 offset) {
+    struct handle *handle = of(file);
+    TRACE("xWrite\n");
+    if (is_foreign(handle) || handle->lock == SQLITE_LOCK_NONE)
+        return SQLITE_IOERR_WRITE;
+    handle->synced = 0;
+    handle->changed = 1;
+    FAULT("xWrite", SQLITE_IOERR_WRITE);
+    return untorn_pwrite_changed(handle->database->file, from, len, offset) >= 0 ? SQLITE_OK : not_changed(handle);
+}
+
+static int db_truncate(sqlite3_file *file, sqlite3_int64 size) {
+    struct handle *handle = of(file);
+    TRACE("xTruncate\n");
+    if (is_foreign(handle) || handle->lock == SQLITE_LOCK_NONE)
+        return SQLITE_IOERR_TRUNCATE;
+    handle->changed = 1;
+    FAULT("xTruncate", SQLITE_IOERR_TRUNCATE);
+    return untorn_ftruncate(handle->database->file, size) == 0 ? SQLITE_OK : not_changed(handle);
+}
+
+/* A note only: SQLite syncs the database on a rollback, too, and never with synchronous=OFF. */
+static int db_sync(sqlite3_file *file, int flags) {
+    (void)flags;
+    TRACE("xSync\n");
+    of(file)->durable = 1;
+#ifdef UNTORN_SQLITE_COMMIT_AT_SYNC
+    return commit_phase_two(of(file));
+#else
+    return SQLITE_OK;
+#endif
+}
+
+static int db_size(sqlite3_file *file, sqlite3_int64 *size) {
+    struct handle *handle = of(file);
+    *size = 0;
+    if (is_foreign(handle))
+        return SQLITE_IOERR_FSTAT;
+    if (handle->lock == SQLITE_LOCK_NONE) {
+        struct stat is;
+        *size = stat(handle->database->path, &is) == 0 ? is.st_size : 0;
+        return SQLITE_OK;
+    }
+    *size = untorn_size(handle->database->file);
+    return *size >= 0 ? SQLITE_OK : SQLITE_IOERR_FSTAT;
+}
+
+static int db_lock(sqlite3_file *file, int level) {
+    FAULT("xLock", SQLITE_IOERR_LOCK);
+    int rc = lock_take(of(file), level);
+    TRACE("xLock %d: %d\n", level, rc);
+    return rc;
+}
+
+/* Changes that are left at the end of a transaction are those of a rollback, or of a failure. */
+static int db_unlock(sqlite3_file *file, int level) {
+    struct handle *handle = of(file);
+    int rc = SQLITE_OK;
+    TRACE("xUnlock %d\n", level);
+    if (is_foreign(handle))
+        return SQLITE_OK;
+    if (handle->lock >= SQLITE_LOCK_RESERVED && level < SQLITE_LOCK_RESERVED) {
+        rc = roll_back(handle);
+        journal_empty(&handle->database->journal);
+    }
+    lock_give(handle, level);
+    return rc;
+}
+
+static int db_check_reserved(sqlite3_file *file, int *reserved) {
+    struct handle *handle = of(file);
+    if (is_foreign(handle))
+        return SQLITE_IOERR_CHECKRESERVEDLOCK;
+    pthread_mutex_lock(&registry);
+    *reserved = handle->database->writer != NULL;
+    pthread_mutex_unlock(&registry);
+    return SQLITE_OK;
+}
+
+/* SQLite is about to commit; with several databases it names the super-journal, which must be ours. */
+static int about_to_commit(struct handle *handle, const char *super_name) {
+    struct database *database = handle->database;
+    FAULT("SYNC", SQLITE_IOERR_FSYNC);
+    pthread_mutex_lock(&registry);
+    struct super *super = super_name ? super_find(super_name) : NULL;
+    int fits = !super_name || (super && super->store == database->store);
+    if (fits) {
+        handle->synced = 1;
+        if (super)
+            handle->super = super;
+    }
+    pthread_mutex_unlock(&registry);
+    if (fits)
+        return SQLITE_OK;
+    return sorry(SQLITE_IOERR_FSYNC,
+                 "databases of one transaction must belong to one store: open each with vfs=untorn&store=DIR (%s)",
+                 database->path);
+}
+
+/* The journal lives in memory in every mode. WAL needs shared memory, and OFF cannot roll back: asked for them, SQLite
+ * answers the present mode, as if the program had only asked which one it is. */
+static void only_ask_for_the_mode(char *mode) {
+    size_t len = strlen(mode);
+    if (len > 0 && (sqlite3_strnicmp(mode, "wal", (int)len) == 0 || sqlite3_strnicmp(mode, "off", (int)len) == 0))
+        *mode = '?';
+}
+
+static int pragma(struct handle *handle, char **argument) {
+    if (sqlite3_stricmp(argument[1], "journal_mode") == 0 && argument[2]) {
+        only_ask_for_the_mode(argument[2]);
+    } else if (sqlite3_stricmp(argument[1], "untorn_error") == 0) {
+        argument[0] = last_sentence();
+        return SQLITE_OK;
+    } else if (sqlite3_stricmp(argument[1], "untorn_release") == 0) {
+        int rc = is_foreign(handle) ? SQLITE_IOERR : store_release(handle->database->store);
+        argument[0] = rc == SQLITE_IOERR_CLOSE ? last_sentence()
+                                               : sqlite3_mprintf("%s", rc == SQLITE_OK ? "released" : "busy");
+        return rc == SQLITE_IOERR_CLOSE || rc == SQLITE_IOERR ? SQLITE_ERROR : SQLITE_OK;
+    }
+    return SQLITE_NOTFOUND;
+}
+
+static int has_moved(const struct handle *handle) {
+    struct stat is;
+    return stat(handle->database->path, &is) != 0 || is.st_dev != handle->database->device ||
+           is.st_ino != handle->database->inode;
+}
+
+static int db_control(sqlite3_file *file, int op, void *argument) {
+    struct handle *handle = of(file);
+    switch (op) {
+    case SQLITE_FCNTL_SYNC:
+        TRACE("SYNC %s\n", argument ? "super" : "-");
+        return about_to_commit(handle, argument);
+    case SQLITE_FCNTL_COMMIT_PHASETWO:
+        TRACE("PHASETWO\n");
+        return is_foreign(handle) ? SQLITE_IOERR_FSYNC : commit_phase_two(handle);
+    case SQLITE_FCNTL_PDB:
+        pthread_mutex_lock(&registry);
+        handle->connection = argument;
+        pthread_mutex_unlock(&registry);
+        return SQLITE_OK;
+    case SQLITE_FCNTL_PRAGMA:
+        return pragma(handle, argument);
+    case SQLITE_FCNTL_HAS_MOVED:
+        *(int *)argument = has_moved(handle);
+        return SQLITE_OK;
+    case SQLITE_FCNTL_LOCKSTATE:
+        *(int *)argument = handle->lock;
+        return SQLITE_OK;
+    case SQLITE_FCNTL_VFSNAME:
+        *(char **)argument = sqlite3_mprintf("untorn");
+        return SQLITE_OK;
+    case SQLITE_FCNTL_POWERSAFE_OVERWRITE:
+        *(int *)argument = 1;
+        return SQLITE_OK;
+    default:
+        return SQLITE_NOTFOUND;
+    }
+}
+
+static int db_sector_size(sqlite3_file *file) {
+    (void)file;
+    return 512;
+}
+
+static int db_characteristics(sqlite3_file *file) {
+    (void)file;
+    return SQLITE_IOCAP_SAFE_APPEND | SQLITE_IOCAP_SEQUENTIAL | SQLITE_IOCAP_POWERSAFE_OVERWRITE;
+}
+
+/* Version 1: without shared memory, which WAL would need, and without mappings. */
+static const sqlite3_io_methods db_methods = {
+    .iVersion = 1, .xClose = db_close, .xRead = db_read, .xWrite = db_write, .xTruncate = db_truncate, .xSync = db_sync,
+    .xFileSize = db_size, .xLock = db_lock, .xUnlock = db_unlock, .xCheckReservedLock = db_check_reserved,
+    .xFileControl = db_control, .xSectorSize = db_sector_size, .xDeviceCharacteristics = db_characteristics,
+};
+
+/* Opens a database for a connection. It is not opened in its store yet: that may find another owner, and
+ * sqlite3_open() has no busy handler. */
+int handle_open(const char *name, sqlite3_file *file, int flags, int *flags_out) {
+    struct handle *handle = of(file);
+    struct database *database;
+    if (flags & SQLITE_OPEN_CREATE) {
+        int exclusive = flags & SQLITE_OPEN_EXCLUSIVE ? 1 : 0;
+        int fd = open(name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOCTTY, 0644);
+        if (fd < 0 && (errno != EEXIST || exclusive))
+            return sorry(SQLITE_CANTOPEN, "%s: %m", name);
+        if (fd >= 0)
+            close(fd);
+    }
+    int rc = database_find_or_add(name, sqlite3_uri_parameter(name, "store"), &database);
+    if (rc != SQLITE_OK)
+        return rc;
+    *handle = (struct handle){.base.pMethods = &db_methods, .database = database, .generation = generation};
+    pthread_mutex_lock(&registry);
+    handle->next = handles;
+    handles = handle;
+    pthread_mutex_unlock(&registry);
+    if (flags_out)
+        *flags_out = flags;
+    return SQLITE_OK;
+}
