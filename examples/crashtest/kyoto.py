@@ -55,7 +55,7 @@ def check(dir, how):
         value = kc.kcdbget(db, name, len(name), ctypes.byref(size))
         found.append(int(ctypes.string_at(value, size.value).split()[0]) if value else -1)
     if how == "each":
-        if found != sorted(found, reverse=True) or len(set(found)) > 2:
+        if found != sorted(found, reverse=True):
             sys.exit(f"not what twenty changes one by one leave: {found}")
         found = found[-1:]
     oracle(found)

@@ -6,7 +6,7 @@ file=$2/settings
 how=${3:-}
 edit() {
     case $how in
-    vim) vim -esn -u NONE -i NONE -c "%s/= .*/= $1/" -c x "$file" ;;
+    vim) vim -es -n -u NONE -i NONE -c "set backupcopy=yes" -c "%s/= .*/= $1/" -c x "$file" ;;
     *) sed -i "s/= .*/= $1/" "$file" ;;
     esac
 }
