@@ -19,6 +19,7 @@ mod live;
 mod mapping;
 mod memory;
 pub mod mount_calls;
+pub mod mount_kernels;
 pub mod program;
 mod sanitizer;
 mod storage;

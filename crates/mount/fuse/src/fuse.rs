@@ -4,7 +4,6 @@
 pub(crate) mod arrivals;
 pub(crate) mod device;
 pub(crate) mod handlers;
-pub mod kernel;
 pub mod kernel_cache;
 pub(crate) mod privileges;
 pub(crate) mod protocol;
@@ -12,3 +11,5 @@ pub(crate) mod random;
 pub mod server;
 pub(crate) mod waiting_call;
 pub(crate) mod write_back_helper;
+
+pub use untorn_os::mount_kernels as kernel;

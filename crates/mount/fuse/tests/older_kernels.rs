@@ -155,7 +155,7 @@ fn what_an_older_kernel_lacks_is_refused_by_name_or_said() {
     ];
     for (version, option, reason) in refused {
         // Here the kernel's features count, and not its version.
-        if option == "--commit=write" && kernel::version() >= (6, 6) {
+        if option == "--commit=write" && kernel::maps_uncached_files() {
             continue;
         }
         let place = Place::of(0);

@@ -9,6 +9,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
+use untorn_os::mount_kernels;
 use untorn_testkit::NOBODY;
 
 fn report(path: &Path) -> Value {
@@ -42,6 +43,19 @@ fn an_ordinary_directory_is_usable_and_left_as_it_was() {
     assert_eq!(promise(&report, "disk_damage", "class_power"), "not_kept");
     assert_eq!(report["store"], Value::Null);
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "the trial file is gone");
+}
+
+#[test]
+fn parts_of_a_mount_that_the_kernel_lacks_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    for (version, named, not_named) in
+        [("6.1", "a supervisor (6.9)", "5.15"), ("6.12", "--commit=store (6.16)", "(6.9)")]
+    {
+        let told = untorn().args(["doctor", "--json"]).arg(dir.path()).env(mount_kernels::AS_KERNEL, version).output();
+        let report: Value = serde_json::from_slice(&told.unwrap().stdout).unwrap();
+        let why = finding(&report, "untorn mount")["why"].as_str().unwrap().to_owned();
+        assert!(why.contains(named) && !why.contains(not_named), "{version}: {why}");
+    }
 }
 
 #[test]

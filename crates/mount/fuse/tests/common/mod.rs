@@ -45,7 +45,7 @@ pub struct Mount {
 /// Whether this process can mount; prints a message if not.
 pub fn can_mount() -> bool {
     let device = File::options().read(true).write(true).open("/dev/fuse").is_ok();
-    let can = device && may_mount() && kernel::version() >= (5, 15);
+    let can = device && may_mount() && kernel::is_served();
     if !can {
         eprintln!("skipped: needs /dev/fuse, root with CAP_SYS_ADMIN, and Linux 5.15");
     }
@@ -86,7 +86,7 @@ pub fn is_older_kernel(why: &str) -> bool {
 fn is_served(commit: CommitMode) -> bool {
     let is = match commit {
         CommitMode::Store => !kernel::ends_writeback_early(),
-        CommitMode::Write => kernel::version() >= (6, 6),
+        CommitMode::Write => kernel::maps_uncached_files(),
         _ => true,
     };
     if !is {

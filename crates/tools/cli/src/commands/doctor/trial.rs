@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use untorn::__private::sync_point;
 use untorn_os::{
     AlignedBuf, BLOCK_BYTES, File, FileSystemInfo, Linux, MapRequest, Open, Storage, TrackerKind, memory_limit,
+    mount_kernels,
 };
 use untorn_terminal::Failure;
 use untorn_terminal::table::bytes;
@@ -53,7 +54,25 @@ pub fn kernel(dir: &Path) -> Vec<Finding> {
         }
         _ => Finding::new("openat2", "yes"),
     };
-    vec![found]
+    vec![found, mounts()]
+}
+
+/// Examines what a mount (`untorn mount`) can do on this kernel.
+fn mounts() -> Finding {
+    let lacks: Vec<&str> = [
+        (mount_kernels::maps_uncached_files(), "--commit=write (Linux 6.6)"),
+        (mount_kernels::repeats_requests(), "a supervisor (6.9)"),
+        (!mount_kernels::ends_writeback_early(), "--commit=store (6.16)"),
+        (mount_kernels::passes_on_sync(), "-o sync_commits (6.18)"),
+    ]
+    .into_iter()
+    .filter_map(|(has, what)| (!has).then_some(what))
+    .collect();
+    match (mount_kernels::is_served(), &lacks[..]) {
+        (false, _) => Finding::new("untorn mount", "no").note("it needs Linux 5.15"),
+        (true, []) => Finding::new("untorn mount", "in all modes"),
+        (true, lacks) => Finding::new("untorn mount", "yes").note(format!("not on this kernel: {}", lacks.join(", "))),
+    }
 }
 
 /// Examines how much memory the changed pages of mapped files can take, and whether the system must be asked first.

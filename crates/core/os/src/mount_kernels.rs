@@ -1,4 +1,4 @@
-//! The kernel's version, and what FUSE can do since which version.
+//! The parts of a mount (`untorn mount`) that work since which version of the kernel.
 
 /// Version of an older kernel (`6.1`) as which this one is treated, for tests.
 pub const AS_KERNEL: &str = "UNTORN_MOUNT_AS_KERNEL";
@@ -15,6 +15,16 @@ fn parse(release: &str) -> Version {
 pub fn version() -> Version {
     let present = parse(&rustix::system::uname().release().to_string_lossy());
     std::env::var(AS_KERNEL).map_or(present, |other| present.min(parse(&other)))
+}
+
+/// Whether a store can be mounted.
+pub fn is_served() -> bool {
+    version() >= (5, 15)
+}
+
+/// Whether files whose writes are not cached can be mapped, as the mode `write` needs.
+pub fn maps_uncached_files() -> bool {
+    version() >= (6, 6)
 }
 
 /// Whether the kernel's writeback may end before the daemon has the data.
