@@ -437,9 +437,9 @@ impl MountCache {
         self.begin_waiting();
         let awaits = if self.arrivals.is_some() { awaits } else { Awaits::Pages };
         self.by_helper(ino, awaits).unwrap_or_else(|| {
-            self.device.drop_cache(ino)?;
-            // Pages that were on their way before may not have come.
-            if awaits == Awaits::Pages { Ok(()) } else { Err(Errno(libc::EIO)) }
+            // Where the arrival counts, dropping the cache does not tell of pages that are on their way, and the thread
+            // that drops it would keep `/dev/fuse` open if this process were killed.
+            if awaits == Awaits::Pages { self.device.drop_cache(ino) } else { Err(Errno(libc::EIO)) }
         })
     }
 
