@@ -49,6 +49,7 @@ static int commit(struct handle **group, size_t n, int durable) {
     if (!files)
         return SQLITE_IOERR_NOMEM;
     FAULT("commit", SQLITE_FULL);
+    TRACE("commit of %d\n", (int)n);
     for (size_t i = 0; i < n; i++)
         files[i] = group[i]->database->file;
     if (durable)

@@ -260,6 +260,10 @@ static int store_close(struct store *store) {
         files_close(store, NULL, plain);
         (void)untorn_store_release(store->open);
     } else if (store->open) {
+        /* Left at the exit of the process, in which connections are still open. */
+        for (struct database *database = databases; database; database = database->next)
+            if (database->store == store && database->file && untorn_has_changes(database->file) == 1)
+                (void)untorn_rollback(database->file);
         plain = untorn_store_close(store->open) == 0;
         if (!plain)
             sorry(SQLITE_IOERR_CLOSE, "%s: %s", store->path, untorn_error_message());

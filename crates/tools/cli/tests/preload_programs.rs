@@ -87,7 +87,7 @@ impl Program<'_> {
         assert!(self.leaves_store(usual), "no file was managed: {:?}", self.pattern);
     }
 
-    /// As `survives_kills`. Returns whether a file had a store after any of the kills.
+    /// Survives kills like `survives_kills`, and returns whether a file had a store after any of the kills.
     fn leaves_store(&self, usual: u32) -> bool {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir(dir.path().join("data")).unwrap();

@@ -178,7 +178,7 @@ fn kills_find_databases_that_commit_one_by_one() {
     }
 }
 
-/// What a plain sqlite3 does to a database after a kill: whether it read or wrote anything, and what the VFS finds then.
+/// Whether a plain sqlite3 read or wrote anything after a kill, and whether the VFS then finds the database in order.
 fn plain_after_a_kill(build: &Path) -> (bool, bool) {
     let dir = tempfile::tempdir().unwrap();
     let mut driver = Driver::with(Some(build));

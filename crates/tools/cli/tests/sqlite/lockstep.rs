@@ -36,7 +36,7 @@ impl Pair {
         self.driver.tell(&format!("1 ATTACH '{}' AS x", plain("b.db"))).ok();
     }
 
-    /// The same statement on both.
+    /// Runs a statement on both.
     #[track_caller]
     fn both(&mut self, sql: &str) {
         let (ours, theirs) = (self.driver.tell(&format!("0 {sql}")), self.driver.tell(&format!("1 {sql}")));

@@ -1,4 +1,4 @@
-//! What programs meet: other processes, journals that others left, files that were replaced, pragmas, threads.
+//! Other processes, journals that others left, files that were replaced, pragmas, threads, and the order of calls.
 
 use crate::driver::{Answer, Driver, extension, plain, program, uri};
 use std::fs::{self, File};
@@ -344,13 +344,15 @@ assert db.execute('PRAGMA untorn_error').fetchone() == ('no error',)
     assert_eq!(rows(dir.path()), "1");
 }
 
-/// The calls of SQLite in the transactions of a script, by the build that prints them. A blank line ends each statement.
+/// SQLite's calls in a script on `a.db` and `b.db`, by the build that prints them.
 fn trace(dir: &Path, statements: &[&str]) -> Vec<String> {
-    let mut script = format!("open 0 {}\n", uri(dir, &format!("a.db?store={}", dir.display())));
-    script += &format!(
-        "0 ATTACH '{}' AS b; CREATE TABLE t(a); CREATE TABLE b.t(a)\n",
-        uri(dir, &format!("b.db?store={}", dir.display()))
-    );
+    let open = format!("open 0 {}", uri(dir, &format!("a.db?store={}", dir.display())));
+    trace_of(dir, &open, statements)
+}
+
+fn trace_of(dir: &Path, open: &str, statements: &[&str]) -> Vec<String> {
+    let b = uri(dir, &format!("b.db?store={}", dir.display()));
+    let mut script = format!("{open}\n0 ATTACH '{b}' AS b; CREATE TABLE main.t(a); CREATE TABLE b.t(a)\n");
     for statement in statements {
         script += &format!("0 {statement}\n");
     }
@@ -381,7 +383,7 @@ fn sqlite_commits_in_the_order_that_the_commit_rests_on() {
             );
             let calls = trace(dir.path(), &[&set, "INSERT INTO t VALUES (1)"]);
             let one = last(&calls);
-            let end = ["PHASETWO", "xUnlock 1", "xUnlock 0"];
+            let end = ["PHASETWO", "commit of 1", "xUnlock 1", "xUnlock 0"];
             assert!(one.ends_with(&end), "{mode} {synchronous}: {one:?}");
             let at = |call: &str| one.iter().position(|&other| other == call).expect("a call");
             assert!(at("xLock 4: 0") < at("xWrite") && at("xWrite") < at("SYNC -"), "{one:?}");
@@ -396,10 +398,22 @@ fn sqlite_commits_in_the_order_that_the_commit_rests_on() {
                 many.iter().rposition(|call| call.starts_with("SYNC")).unwrap(),
             );
             assert!(at < first, "all are synced before one commits: {many:?}");
+            let commits: Vec<_> = many.iter().filter(|call| call.starts_with("commit")).collect();
+            assert_eq!(commits, ["commit of 2"], "{mode} {synchronous}: {many:?}");
             let commit = many.iter().position(|call| call == "xDelete super 1");
             assert_eq!(commit.is_some(), mode != "MEMORY" && synchronous != "OFF", "{mode} {synchronous}: {many:?}");
             assert!(commit.is_none_or(|commit| at < commit && commit < first), "{many:?}");
         }
+        // A main database in memory: SQLite makes no super-journal.
+        let dir = tempfile::tempdir().unwrap();
+        let c = uri(dir.path(), &format!("c.db?store={}", dir.path().display()));
+        let set = format!(
+            "ATTACH '{c}' AS c; CREATE TABLE c.t(a); PRAGMA b.journal_mode={mode}; PRAGMA c.journal_mode={mode}"
+        );
+        let many = "BEGIN; INSERT INTO b.t VALUES (1); INSERT INTO c.t VALUES (1); COMMIT";
+        let calls = trace_of(dir.path(), "open 0 file::memory:", &[&set, many]);
+        let is_commit = |call: &&String| call.starts_with("commit");
+        assert_eq!(calls.iter().rfind(is_commit).map(String::as_str), Some("commit of 2"), "{mode}: {calls:?}");
         // A rollback of pages that were written never commits.
         let dir = tempfile::tempdir().unwrap();
         let set = format!("PRAGMA journal_mode={mode}; PRAGMA cache_size=2");
