@@ -112,7 +112,8 @@ fn with_versions(prefix: &Path, temp: &Path) {
     assert!(defined.iter().all(versioned), "{defined:?}");
     let cargo =
         output_of(Command::new("nm").args(["--dynamic", "--defined-only"]).arg(library_dir().join("libuntorn.so")));
-    assert_eq!(defined.len(), cargo.lines().count());
+    // The preloaded library alone calls the others.
+    assert_eq!(defined.len(), cargo.lines().filter(|line| !line.contains(" untorn_preload_")).count());
     let dynamic = output_of(Command::new("readelf").arg("--dynamic").arg(&library));
     assert!(dynamic.contains("soname: [libuntorn.so.0]") && dynamic.contains("NODELETE"), "{dynamic}");
     let program = output_of(Command::new("readelf").arg("--version-info").arg(temp.join("shared")));
@@ -129,8 +130,11 @@ fn every_function_has_a_manual_page() {
         output_of(Command::new("nm").args(["--dynamic", "--defined-only"]).arg(library_dir().join("libuntorn.so")));
     let posix = fs::read_to_string(crate_dir().join("../../../include/untorn_posix.h")).expect("untorn_posix.h");
     let functions = nm.lines().filter_map(|line| line.split_whitespace().nth(2));
-    let functions: Vec<&str> =
-        functions.filter(|name| name.starts_with("untorn_") && !posix.contains(&format!("{name}("))).collect();
+    let functions: Vec<&str> = functions
+        .filter(|name| {
+            name.starts_with("untorn_") && !name.starts_with("untorn_preload_") && !posix.contains(&format!("{name}("))
+        })
+        .collect();
     assert!(functions.len() > 50, "{functions:?}");
     for name in functions.iter().chain(&["untorn"]) {
         let page = pages.join(format!("{name}.3"));

@@ -454,12 +454,13 @@ static void other_processes(const char *self) {
 static void own_descriptors(void) {
     int fd = open_file("own.db", O_RDWR | O_CREAT), busy = 0;
     put(fd, "kept");
-    for (int other = 3; other < 64; other++) {
+    for (int other = 3; other < 1024; other++) {
         if (fcntl(other, F_GETFD) < 0 || other == fd) continue;
         if (dup2(fd, other) == -1 && errno == EBUSY) busy++;
     }
     CHECK(busy > 0);
-    FAILS_WITH(close_range(fd + 1, ~0U, 0), ENOTSUP);
+    /* Closes descriptors of the program alone. */
+    CHECK(close_range(fd + 1, ~0U, 0) == 0 && fcntl(fd + 1, F_GETFD) < 0);
     CHECK(flock(fd, LOCK_EX) == 0 && fsync(fd) == 0 && close(fd) == 0);
     check_committed("own.db", "kept");
 }
