@@ -1,6 +1,7 @@
 //! The files that programs have open through the POSIX-shaped calls, in stores and on mounts. Stands on `state`.
 
 pub(super) mod at_exit;
+mod changed_names;
 pub(super) mod managed_files;
 pub(super) mod managed_stores;
 pub(super) mod managing;

@@ -165,6 +165,49 @@ static void names(void) {
     on_disk("d/moved.db", NULL);
 }
 
+/* Names that change more than once in a transaction. The descriptors stay with their files. */
+static void names_again(void) {
+    int cur = file("d/cur.db", "first"), next = file("d/next.db", "second");
+    int txn = untorn_fd_txn_begin(NULL, 0);
+    CHECK(rename("d/cur.db", "d/old.db") == 0 && rename("d/next.db", "d/cur.db") == 0);
+    FAILS_WITH(rename("d/next.db", "d/x.db"), ENOENT);
+    FAILS_WITH(renameat2(AT_FDCWD, "d/old.db", AT_FDCWD, "d/none.db", RENAME_EXCHANGE), ENOENT);
+    CHECK(untorn_fd_txn_commit(txn) == 0);
+    CHECK(untorn_fd_is_managed(cur) == 1 && pwrite(cur, "FIRST", 5, 0) == 5 && fsync(cur) == 0);
+    on_disk("d/old.db", "FIRST");
+    on_disk("d/cur.db", "second");
+    /* Two replace one, the second of them also the first. */
+    txn = untorn_fd_txn_begin(NULL, 0);
+    int one = open("d/one.db", O_RDWR | O_CREAT, 0644), two = open("d/two.db", O_RDWR | O_CREAT, 0644);
+    struct stat made;
+    CHECK(fstat(one, &made) == 0 && (made.st_mode & 0777) == 0644);
+    CHECK(write(one, "one", 3) == 3 && write(two, "two", 3) == 3);
+    CHECK(rename("d/old.db", "d/cur.db") == 0 && rename("d/one.db", "d/cur.db") == 0);
+    CHECK(rename("d/two.db", "d/cur.db") == 0 && close(open("d/gone.db", O_RDWR | O_CREAT, 0644)) == 0);
+    CHECK(unlink("d/gone.db") == 0 && untorn_fd_txn_commit(txn) == 0);
+    on_disk("d/cur.db", "two");
+    shows(cur, "FIRST");
+    shows(next, "second");
+    shows(one, "one");
+    shows(two, "two");
+    CHECK(pwrite(one, "O", 1, 0) == 1 && fsync(one) == 0 && untorn_fd_is_managed(one) == 0);
+    /* The name of a file in another transaction. */
+    CHECK((txn = untorn_fd_txn_begin(&two, 1)) > 0 && pwrite(two, "TWO", 3, 0) == 3);
+    int other = untorn_fd_txn_begin(NULL, 0);
+    FAILS_WITH(unlink("d/cur.db"), EBUSY);
+    CHECK(untorn_fd_txn_commit(other) == 0 && untorn_fd_txn_commit(txn) == 0);
+    on_disk("d/cur.db", "TWO");
+    CHECK(close(cur) == 0 && close(next) == 0 && close(one) == 0 && unlink("d/cur.db") == 0 && close(two) == 0);
+    /* Nothing keeps the store open. */
+    pid_t child = fork();
+    int state = 0;
+    if (child == 0) {
+        CHECK(close(open("d/sub/b.db", O_RDWR)) == 0);
+        _exit(0);
+    }
+    CHECK(waitpid(child, &state, 0) == child && state == 0);
+}
+
 static void processes(void) {
     int a = file("d/a.db", "a5");
     CHECK(fsync(a) == 0);
@@ -231,7 +274,7 @@ static void a_reader(const char *path) {
     READS("n", "plain"); /* nobody has the file open */
     int fd = open(path, O_RDWR);
     CHECK(fd >= 0 && pwrite(fd, "first", 5, 0) == 5);
-    READS("s", "plain");
+    READS("s", "plain"); /* from now on a copy, as checkpoints write to the data file */
     CHECK(fsync(fd) == 0);
     READS("s", "first");
     CHECK(pwrite(fd, "second", 6, 0) == 6 && fsync(fd) == 0);
@@ -297,6 +340,7 @@ int main(int argc, char **argv) {
     several_as_one();
     contents();
     names();
+    names_again();
     processes();
     const char *const paths[] = {"read.db", "d/read.db"};
     for (int i = 0; i < 2; i++) {

@@ -309,6 +309,12 @@ impl Owner {
     }
 }
 
+/// Whether a process has a store open.
+pub fn has_owner(path: &Path) -> Result<bool> {
+    let (storage, store_dir) = locate(path)?;
+    Ok(owner(&*storage, &store_dir).is_some())
+}
+
 pub(crate) fn owner(storage: &dyn Storage, store_dir: &StoreDir) -> Option<Owner> {
     let lock = storage.open(&store_dir.lock_file(), Open::READ).ok()?;
     // If the lock cannot be queried, assume that the store is owned.

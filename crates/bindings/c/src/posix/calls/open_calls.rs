@@ -146,17 +146,29 @@ fn takes_sync(path: Option<&Path>, flags: c_int) -> bool {
 enum Begun {
     /// The descriptor of a file that a transaction creates.
     Created(c_int),
-    /// The use of the named store of the path, if it has one.
-    Ordinary(Option<StoreUse>),
+    Ordinary(Opening),
+}
+
+/// The use of the named store of the path, if it has one, while the path is opened.
+struct Opening(Option<StoreUse>);
+
+impl Drop for Opening {
+    fn drop(&mut self) {
+        if let Some(shared) = self.0.take() {
+            // No fork happens while the store closes.
+            let _managing = begin_managing();
+            drop(shared);
+        }
+    }
 }
 
 /// Opens the named store of a path before the path is looked up: recovery may make the file or remove it.
 fn begin_in_store(path: Option<&Path>, flags: c_int, mode: libc::mode_t) -> Result<Begun> {
     let writes = flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_CREAT != 0;
     let path = path.filter(|_| writes && managed_stores::is_any()).map(Name::of);
-    let Some(Ok(name)) = path else { return Ok(Begun::Ordinary(None)) };
+    let Some(Ok(name)) = path else { return Ok(Begun::Ordinary(Opening(None))) };
     let store = store_above(&name.path).filter(|_| name.file.is_none() && is_named(&name.path, flags));
-    let Some(store) = store else { return Ok(Begun::Ordinary(None)) };
+    let Some(store) = store else { return Ok(Begun::Ordinary(Opening(None))) };
     if flags & libc::O_CREAT != 0
         && let Some(fd) = transactions::create(&store, &name.path, flags, mode)?
     {
@@ -166,7 +178,7 @@ fn begin_in_store(path: Option<&Path>, flags: c_int, mode: libc::mode_t) -> Resu
         let _managing = begin_managing();
         store.begin_use()
     };
-    patiently(begin_use).map(|shared| Begun::Ordinary(Some(shared)))
+    patiently(begin_use).map(|shared| Begun::Ordinary(Opening(Some(shared))))
 }
 
 /// Closes a descriptor after a failed call, and keeps the call's error.

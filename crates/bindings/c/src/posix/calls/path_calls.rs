@@ -15,7 +15,7 @@ use crate::posix::files::mount_files;
 use crate::posix::files::name::Name;
 use crate::posix::files::own_commits::name_removed;
 use crate::posix::files::relocation;
-use crate::posix::files::transactions::{change_names, is_created};
+use crate::posix::files::transactions::{change_names, is_given};
 use crate::posix::state::call_section::enter;
 use crate::posix::state::file_owner::is_borrower;
 use crate::posix::state::patterns;
@@ -133,7 +133,7 @@ fn unlink_managed(call: &str, path: impl FnOnce() -> Option<PathBuf>, unlink: im
     let Some(_section) = enter(call) else { return Some(-1) };
     let managing = begin_managing();
     let name = name(path())?;
-    if let Some(store) = name.shared.as_ref().filter(|_| !name.is_missing() || is_created(&name.path)) {
+    if let Some(store) = name.shared.as_ref().filter(|_| !name.is_missing() || is_given(&name.path)) {
         return Some(reported(call, -1, || {
             change_names(store, &managing, |changes| changes.unlink(&name)).map(|()| 0)
         }));

@@ -34,11 +34,12 @@ extern "C" fn close_all() {
     // A handler may end the process in the middle of a call. The locks of that call are never released.
     let Some(_section) = enter("exit") else { return };
     mount_files::end_all();
-    if all().is_empty() {
+    let first = FIRST.get();
+    if first.is_none() && all().is_empty() {
         return;
     }
     let managing = begin_managing();
-    if let Some(end) = FIRST.get() {
+    if let Some(end) = first {
         end(&managing);
     }
     for file in all() {

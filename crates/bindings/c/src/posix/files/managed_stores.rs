@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, Once};
 
 use untorn::{File, Store, StoreOptions, offline};
 
+use super::managing::keep_descriptors_high;
 use crate::boundary::error::{Failure, Result};
 use crate::posix::state::append_list::AppendList;
 use crate::posix::state::call_section::lock;
@@ -111,6 +112,7 @@ impl ManagedStore {
             _ => {
                 // A parent's store is closed in this process.
                 *state = State::default();
+                keep_descriptors_high();
                 let open = StoreOptions::new().create(true).open(&self.dir)?;
                 state.open = Some((open.clone(), process));
                 open

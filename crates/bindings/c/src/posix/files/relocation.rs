@@ -178,7 +178,7 @@ impl Descriptor {
     pub fn open(path: &Path, flags: c_int) -> Result<Descriptor> {
         let path = CString::new(path.as_os_str().as_bytes()).map_err(|_| failure(libc::EINVAL, "NUL in a path"))?;
         // SAFETY: `path` ends in NUL.
-        match unsafe { libc::open(path.as_ptr(), flags | libc::O_CLOEXEC | libc::O_NOFOLLOW) } {
+        match unsafe { libc::open(path.as_ptr(), flags | libc::O_CLOEXEC | libc::O_NOFOLLOW, 0o600) } {
             -1 => Err(system(&format!("open {}", path.to_string_lossy()))),
             fd => Ok(Descriptor(fd)),
         }

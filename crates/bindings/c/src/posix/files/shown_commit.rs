@@ -33,6 +33,7 @@ use crate::posix::state::posix_descriptor::{Key, check_writable, failure, key_of
 struct Shown {
     /// The identity of the copy, or of the data file.
     key: Key,
+    is_copy: bool,
     path: PathBuf,
     /// The store, the file's name in it, and the commit that is shown. None: there was no store.
     commit: Option<(Reader, PathBuf, u64)>,
@@ -44,12 +45,15 @@ static TABLE: LazyLock<Mutex<HashMap<c_int, Shown>>> = LazyLock::new(Mutex::defa
 /// Prepares a file that was opened for reading only and that may have a store. A file that another process has open is
 /// shown as of its last durable commit; a file that nobody has open is recovered.
 pub(crate) fn show(fd: c_int, path: &Path) -> Result<()> {
-    let commit = if is_in_use(path)? { show_commit(fd, path)? } else { plain_commit(path) };
+    let (commit, is_copy) = match is_in_use(path)? {
+        true => (show_commit(fd, path)?, true),
+        false => (plain_commit(path), false),
+    };
     keep_descriptors_high();
     watch_forks();
     let managing = begin_managing();
     if let Some(key) = stat(fd).as_ref().map(key_of) {
-        note(fd, Shown { key, path: path.to_owned(), commit }, &managing);
+        note(fd, Shown { key, is_copy, path: path.to_owned(), commit }, &managing);
     }
     Ok(())
 }
@@ -96,7 +100,7 @@ pub(crate) fn refresh(call: &str, fd: c_int) {
     match newer(fd, &shown) {
         Ok(None) => {}
         Ok(Some(commit)) => {
-            shown.commit = Some(commit);
+            (shown.commit, shown.is_copy) = (Some(commit), true);
             shown.key = stat(fd).as_ref().map_or(shown.key, key_of);
             note(fd, shown, &managing);
         }
@@ -115,7 +119,9 @@ fn newer(fd: c_int, shown: &Shown) -> Result<Option<(Reader, PathBuf, u64)>> {
         None => return Ok(None),
     };
     let snapshot = reader.snapshot()?;
-    if snapshot.lsn() == lsn {
+    // An owner may write to the data file at any time.
+    let may_change = || !shown.is_copy && untorn::__private::has_owner(reader.path()).unwrap_or(true);
+    if snapshot.lsn() == lsn && !may_change() {
         return Ok(None);
     }
     put_copy(fd, &snapshot.open(&name)?, &shown.path)?;
@@ -126,7 +132,11 @@ fn newer(fd: c_int, shown: &Shown) -> Result<Option<(Reader, PathBuf, u64)>> {
 fn is_in_use(path: &Path) -> Result<bool> {
     if !has_store(path) {
         // Files of an open store that this process has closed are plain.
-        return Ok(!store_of(path).is_some_and(|store| store.is_open()) && is_of_used_store(path));
+        let is_own = store_of(path).is_some_and(|store| {
+            let _managing = begin_managing();
+            store.is_open()
+        });
+        return Ok(!is_own && is_of_used_store(path));
     }
     match offline::inspect(path) {
         Ok(found) if found.owner.is_none() && found.clean && found.quarantined.is_empty() => return Ok(false),

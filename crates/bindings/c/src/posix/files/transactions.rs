@@ -124,7 +124,7 @@ fn take(number: c_int, _managing: &Managing) -> Result<Transaction> {
 pub(crate) fn commit(number: c_int) -> Result<()> {
     let taken = take(number, &begin_managing())?;
     let Some(changes) = taken.changes else { return Ok(()) };
-    if changes.moves_descriptors() {
+    if changes.has_names() {
         return changes.commit(&begin_managing());
     }
     let (done, left) = changes.commit_contents();
@@ -184,13 +184,13 @@ pub(crate) fn create(
     }
 }
 
-/// Whether a transaction of this process creates a file of this name.
-pub(crate) fn is_created(path: &Path) -> bool {
+/// Whether a transaction of this process gives this name to a file.
+pub(crate) fn is_given(path: &Path) -> bool {
     OPEN.load(Acquire) > 0
         && lock(&TABLE)
             .open
             .values()
-            .any(|one| one.check_own().is_ok() && one.changes.as_ref().is_some_and(|changes| changes.creates(path)))
+            .any(|one| one.check_own().is_ok() && one.changes.as_ref().is_some_and(|changes| changes.gives(path)))
 }
 
 fn newest<'t>(table: &'t mut Table, store: &Arc<ManagedStore>) -> Result<Option<&'t mut Changes>> {
