@@ -28,12 +28,10 @@ static int db_close(sqlite3_file *file) {
         at = &(*at)->next;
     *at = handle->next;
     struct database *database = handle->database;
-    int last = --database->handles == 0;
+    /* Under `registry`: the next connection may begin a journal at once. */
+    if (--database->handles == 0)
+        journal_remove(&database->journal);
     pthread_mutex_unlock(&registry);
-    if (last) {
-        database->journal.exists = 0;
-        journal_empty(&database->journal);
-    }
     return SQLITE_OK;
 }
 

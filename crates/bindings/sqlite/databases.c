@@ -102,6 +102,7 @@ static struct database *database_add(const char *path, struct store *store, cons
     database->device = is->st_dev;
     database->inode = is->st_ino;
     database->journal.spill = -1;
+    pthread_mutex_init(&database->journal.guard, NULL);
     databases = database;
     return database;
 }

@@ -58,8 +58,7 @@ static int in_memory(sqlite3_int64 offset, int len) {
     return offset + len > JOURNAL_MEMORY ? (int)(JOURNAL_MEMORY - offset) : len;
 }
 
-static int journal_read(sqlite3_file *file, void *to, int len, sqlite3_int64 offset) {
-    struct journal *journal = ((struct journal_file *)file)->journal;
+static int read_bytes(struct journal *journal, void *to, int len, sqlite3_int64 offset) {
     int there = offset >= journal->size ? 0 : journal->size - offset < len ? (int)(journal->size - offset) : len;
     int first = in_memory(offset, there);
     if (first > 0)
@@ -72,6 +71,14 @@ static int journal_read(sqlite3_file *file, void *to, int len, sqlite3_int64 off
     }
     memset((char *)to + there, 0, len - there);
     return there < len ? SQLITE_IOERR_SHORT_READ : SQLITE_OK;
+}
+
+static int journal_read(sqlite3_file *file, void *to, int len, sqlite3_int64 offset) {
+    struct journal *journal = ((struct journal_file *)file)->journal;
+    pthread_mutex_lock(&journal->guard);
+    int rc = read_bytes(journal, to, len, offset);
+    pthread_mutex_unlock(&journal->guard);
+    return rc;
 }
 
 /* A super-journal names journals. One that is not in this VFS, or of another store, would not be part of the commit. */
@@ -88,14 +95,8 @@ static int super_names(struct super *super, const char *name) {
                  "databases of one transaction must belong to one store: open each with vfs=untorn&store=DIR (%s)", name);
 }
 
-static int journal_write(sqlite3_file *file, const void *from, int len, sqlite3_int64 offset) {
-    struct journal_file *self = (struct journal_file *)file;
-    struct journal *journal = self->journal;
+static int write_bytes(struct journal *journal, const void *from, int len, sqlite3_int64 offset) {
     int rc = SQLITE_OK, first = in_memory(offset, len);
-    if (offset >= journal->size)
-        FAULT(self->super ? "super" : "journal", SQLITE_FULL);
-    if (self->super && (rc = super_names(self->super, from)) != SQLITE_OK)
-        return rc;
     if (offset > journal->size && offset <= JOURNAL_MEMORY && (rc = grow(journal, offset)) != SQLITE_OK)
         return rc;
     if (first > 0) {
@@ -118,16 +119,22 @@ static int journal_write(sqlite3_file *file, const void *from, int len, sqlite3_
     return SQLITE_OK;
 }
 
-static int journal_truncate(sqlite3_file *file, sqlite3_int64 size) {
-    struct journal *journal = ((struct journal_file *)file)->journal;
-    if (size == 0)
-        journal_empty(journal);
-    else if (size < journal->size)
-        journal->size = size;
-    return SQLITE_OK;
+static int journal_write(sqlite3_file *file, const void *from, int len, sqlite3_int64 offset) {
+    struct journal_file *self = (struct journal_file *)file;
+    struct journal *journal = self->journal;
+    int rc = self->super ? super_names(self->super, from) : SQLITE_OK;
+    if (rc != SQLITE_OK)
+        return rc;
+    /* The zeros that end a journal lie within its length. */
+    if (offset >= journal->size)
+        FAULT(self->super ? "super" : "journal", SQLITE_FULL);
+    pthread_mutex_lock(&journal->guard);
+    rc = write_bytes(journal, from, len, offset);
+    pthread_mutex_unlock(&journal->guard);
+    return rc;
 }
 
-void journal_empty(struct journal *journal) {
+static void drop_bytes(struct journal *journal) {
     if (journal->spill >= 0)
         close(journal->spill);
     journal->spill = -1;
@@ -140,8 +147,42 @@ void journal_empty(struct journal *journal) {
     }
 }
 
+static int journal_truncate(sqlite3_file *file, sqlite3_int64 size) {
+    struct journal *journal = ((struct journal_file *)file)->journal;
+    pthread_mutex_lock(&journal->guard);
+    if (size == 0)
+        drop_bytes(journal);
+    else if (size < journal->size)
+        journal->size = size;
+    pthread_mutex_unlock(&journal->guard);
+    return SQLITE_OK;
+}
+
+void journal_empty(struct journal *journal) {
+    pthread_mutex_lock(&journal->guard);
+    drop_bytes(journal);
+    pthread_mutex_unlock(&journal->guard);
+}
+
+void journal_remove(struct journal *journal) {
+    pthread_mutex_lock(&journal->guard);
+    journal->exists = 0;
+    drop_bytes(journal);
+    pthread_mutex_unlock(&journal->guard);
+}
+
+int journal_is_there(struct journal *journal) {
+    pthread_mutex_lock(&journal->guard);
+    int exists = journal->exists;
+    pthread_mutex_unlock(&journal->guard);
+    return exists;
+}
+
 static int journal_size(sqlite3_file *file, sqlite3_int64 *size) {
-    *size = ((struct journal_file *)file)->journal->size;
+    struct journal *journal = ((struct journal_file *)file)->journal;
+    pthread_mutex_lock(&journal->guard);
+    *size = journal->size;
+    pthread_mutex_unlock(&journal->guard);
     return SQLITE_OK;
 }
 
@@ -185,9 +226,13 @@ static const sqlite3_io_methods journal_methods = {
 
 int journal_open(struct journal *journal, struct super *super, sqlite3_file *file, int flags) {
     struct journal_file *self = (struct journal_file *)file;
-    if (!journal->exists && !(flags & SQLITE_OPEN_CREATE))
+    pthread_mutex_lock(&journal->guard);
+    if (flags & SQLITE_OPEN_CREATE)
+        journal->exists = 1;
+    int exists = journal->exists;
+    pthread_mutex_unlock(&journal->guard);
+    if (!exists)
         return SQLITE_CANTOPEN;
-    journal->exists = 1;
     *self = (struct journal_file){.base.pMethods = &journal_methods, .journal = journal, .super = super};
     return SQLITE_OK;
 }
@@ -207,6 +252,7 @@ int super_open(const char *name, sqlite3_file *file, int flags) {
     if (!super && !wrong && (super = sqlite3_malloc64(sizeof *super + strlen(name) + 1))) {
         *super = (struct super){.next = supers, .name = (char *)(super + 1), .journal.spill = -1};
         strcpy(super->name, name);
+        pthread_mutex_init(&super->journal.guard, NULL);
         supers = super;
     }
     pthread_mutex_unlock(&registry);
@@ -230,7 +276,8 @@ int super_delete(struct super *super, int commit) {
         at = &(*at)->next;
     *at = super->next;
     pthread_mutex_unlock(&registry);
-    journal_empty(&super->journal);
+    journal_remove(&super->journal);
+    pthread_mutex_destroy(&super->journal.guard);
     sqlite3_free(super->journal.bytes);
     sqlite3_free(super);
     return SQLITE_OK;

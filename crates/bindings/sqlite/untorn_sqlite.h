@@ -10,7 +10,7 @@
  *
  * `registry` guards the lists, the locks and the marks of handles. It is held for some instructions only: never while
  * something is opened, committed, rolled back or closed. `store.opening` is held while a store or its files open or close,
- * and is taken before `registry`. */
+ * and is taken before `registry`; `journal.guard` is taken last. */
 #ifndef UNTORN_SQLITE_H
 #define UNTORN_SQLITE_H
 
@@ -49,8 +49,10 @@ static inline int is_fault(const char *kind) {
 #define FAULT(kind, code) ((void)0)
 #endif
 
-/* A journal in memory; all but its beginning lies in a file without a name. */
+/* A journal in memory; all but its beginning lies in a file without a name. One connection writes it, and others look at
+ * its first byte meanwhile, to see whether a transaction was left. */
 struct journal {
+    pthread_mutex_t guard;
     int exists;
     char *bytes;
     size_t room;
@@ -144,7 +146,9 @@ int refuse_two_stores(struct handle *handle);
 
 /* journals.c */
 int journal_open(struct journal *journal, struct super *super, sqlite3_file *file, int flags);
+int journal_is_there(struct journal *journal);
 void journal_empty(struct journal *journal);
+void journal_remove(struct journal *journal);
 int journal_file_size(void);
 struct super *super_find(const char *name);
 int super_open(const char *name, sqlite3_file *file, int flags);

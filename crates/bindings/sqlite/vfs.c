@@ -56,8 +56,7 @@ static int vfs_delete(sqlite3_vfs *vfs, const char *name, int sync_directory) {
     if (!database)
         return below(vfs)->xDelete(below(vfs), name, sync_directory);
     TRACE("xDelete journal\n");
-    database->journal.exists = 0;
-    journal_empty(&database->journal);
+    journal_remove(&database->journal);
     return SQLITE_OK;
 }
 
@@ -73,7 +72,7 @@ static int is_unused_log(const char *name) {
 
 static int vfs_access(sqlite3_vfs *vfs, const char *name, int flags, int *answer) {
     struct database *database = database_by_journal(name);
-    *answer = super_by_name(name) != NULL || (database && database->journal.exists);
+    *answer = super_by_name(name) != NULL || (database && journal_is_there(&database->journal));
     if (*answer || database || is_unused_log(name))
         return SQLITE_OK;
     return below(vfs)->xAccess(below(vfs), name, flags, answer);

@@ -262,11 +262,14 @@ fn the_vfs_comes_back_after_a_shutdown() {
 
 #[test]
 fn threads_write_the_same_database() {
-    for (of, parameter) in [("a.db", ""), ("shared.db", "&cache=shared")] {
+    // With PERSIST, all look at the journal that one of them writes.
+    for (of, parameter, mode) in [("a.db", "", "DELETE"), ("b.db", "", "PERSIST"), ("c.db", "&cache=shared", "DELETE")]
+    {
         let dir = tempfile::tempdir().unwrap();
         let mut driver = Driver::start();
         for at in 0..4 {
             driver.tell(&format!("open {at} {}{parameter}", uri(dir.path(), of))).ok();
+            driver.tell(&format!("{at} PRAGMA journal_mode={mode}")).ok();
         }
         driver.sql(
             "CREATE TABLE account(id INTEGER PRIMARY KEY, has INT); INSERT INTO account VALUES (1, 0), (2, 0), (3, 0)",
