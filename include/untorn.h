@@ -843,8 +843,8 @@ struct untorn_store *untorn_store_open(const char *path,
                                        const struct untorn_options *options);
 
 /**
- * Another handle of the store of a directory, if this process has the store open: for parts of a program that do not
- * know each other. Close it with untorn_store_release(). NULL: ENOENT, the process does not have it open.
+ * Returns another handle of the store of a directory, if this process has the store open. It is for parts of a program
+ * that do not know each other. Close it with untorn_store_release(). NULL: ENOENT, the process does not have it open.
  */
 UNTORN_MUST_USE
 struct untorn_store *untorn_store_find(const char *path);
@@ -856,8 +856,8 @@ struct untorn_store *untorn_store_find(const char *path);
 int untorn_store_wait(struct untorn_store *store);
 
 /**
- * Returns a descriptor for event loops, an eventfd, which becomes readable whenever commits have results, once for each
- * group of commits. Read its 8 bytes, then poll the tickets. The store owns the descriptor: do not close it. -1: EBADF,
+ * Returns a descriptor for event loops, which becomes readable whenever commits have results. It is an eventfd, written
+ * to once for each group of commits. Read its 8 bytes, then poll the tickets. The store owns the descriptor: do not close it. -1: EBADF,
  * EMFILE.
  */
 int untorn_store_notification_fd(struct untorn_store *store);
@@ -972,9 +972,9 @@ ssize_t untorn_pread(const struct untorn_file *file, void *buf, size_t len, uint
 ssize_t untorn_pwrite(struct untorn_file *file, const void *buf, size_t len, uint64_t offset);
 
 /**
- * Writes like untorn_pwrite(), but changes only the bytes that differ from the present ones, in units of 64 bytes, so
- * that a commit logs no more than these: for programs that write whole pages of which little has changed. Returns 1 if
- * any byte differed, 0 if none did, or -1 with an error as untorn_pwrite().
+ * Writes like untorn_pwrite(), but changes only the bytes that differ from the present ones. They are compared in
+ * units of 64 bytes, and a commit logs no more than those that differ: for programs that write whole pages of which
+ * little has changed. Returns 1 if any byte differed, 0 if none did, or -1 with an error as untorn_pwrite().
  */
 int untorn_pwrite_changed(struct untorn_file *file,
                           const void *buf,
@@ -1006,8 +1006,8 @@ int64_t untorn_size(const struct untorn_file *file);
 int untorn_has_changes(const struct untorn_file *file);
 
 /**
- * Device and inode of the data file, by which a program recognises it: for locks of its own, or to see that the name has
- * another file now. Returns 1, or 0: the commit that creates the file is on its way; or -1: EBADF, EFAULT.
+ * Tells device and inode of the data file. A program recognises the file by them: for locks of its own, or to see that
+ * the name has another file now. Returns 1, or 0: the commit that creates the file is on its way; or -1: EBADF, EFAULT.
  */
 int untorn_identity(const struct untorn_file *file,
                     uint64_t *device,
@@ -1063,8 +1063,8 @@ UNTORN_MUST_USE int untorn_ticket_wait(const struct untorn_ticket *ticket);
 UNTORN_MUST_USE int untorn_ticket_poll(const struct untorn_ticket *ticket);
 
 /**
- * Returns the commit's LSN, its place in the store's log, which untorn_reader_wait() and untorn_follow_open_from() of
- * other processes take; that of a commit without changes is the LSN of the last record before. -1: the commit is not durable
+ * Returns the commit's LSN, its place in the store's log. untorn_reader_wait() and untorn_follow_open_from() of other
+ * processes take it; that of a commit without changes is the LSN of the last record before. -1: the commit is not durable
  * yet, or has failed (EAGAIN; untorn_ticket_poll() tells which), or EBADF.
  */
 int64_t untorn_ticket_lsn(const struct untorn_ticket *ticket);

@@ -275,9 +275,9 @@ pub unsafe extern "C" fn untorn_pwrite(
     })
 }
 
-/// Writes like untorn_pwrite(), but changes only the bytes that differ from the present ones, in units of 64 bytes, so
-/// that a commit logs no more than these: for programs that write whole pages of which little has changed. Returns 1 if
-/// any byte differed, 0 if none did, or -1 with an error as untorn_pwrite().
+/// Writes like untorn_pwrite(), but changes only the bytes that differ from the present ones. They are compared in
+/// units of 64 bytes, and a commit logs no more than those that differ: for programs that write whole pages of which
+/// little has changed. Returns 1 if any byte differed, 0 if none did, or -1 with an error as untorn_pwrite().
 ///
 /// # Safety
 /// As for untorn_pwrite().
@@ -352,8 +352,8 @@ pub extern "C" fn untorn_has_changes(file: *const untorn_file) -> c_int {
     guard(-1, || with_file(file, |file| Ok(file.has_changes()?.into())))
 }
 
-/// Device and inode of the data file, by which a program recognises it: for locks of its own, or to see that the name has
-/// another file now. Returns 1, or 0: the commit that creates the file is on its way; or -1: EBADF, EFAULT.
+/// Tells device and inode of the data file. A program recognises the file by them: for locks of its own, or to see that
+/// the name has another file now. Returns 1, or 0: the commit that creates the file is on its way; or -1: EBADF, EFAULT.
 ///
 /// # Safety
 /// `device` and `inode` are NULL or point to writable numbers.

@@ -50,8 +50,8 @@ pub unsafe extern "C" fn untorn_store_open(path: *const c_char, options: *const 
     })
 }
 
-/// Another handle of the store of a directory, if this process has the store open: for parts of a program that do not
-/// know each other. Close it with untorn_store_release(). NULL: ENOENT, the process does not have it open.
+/// Returns another handle of the store of a directory, if this process has the store open. It is for parts of a program
+/// that do not know each other. Close it with untorn_store_release(). NULL: ENOENT, the process does not have it open.
 ///
 /// # Safety
 /// `path` ends in NUL.
@@ -79,8 +79,8 @@ pub extern "C" fn untorn_store_wait(store: *mut untorn_store) -> c_int {
     })
 }
 
-/// Returns a descriptor for event loops, an eventfd, which becomes readable whenever commits have results, once for each
-/// group of commits. Read its 8 bytes, then poll the tickets. The store owns the descriptor: do not close it. -1: EBADF,
+/// Returns a descriptor for event loops, which becomes readable whenever commits have results. It is an eventfd, written
+/// to once for each group of commits. Read its 8 bytes, then poll the tickets. The store owns the descriptor: do not close it. -1: EBADF,
 /// EMFILE.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_store_notification_fd(store: *mut untorn_store) -> c_int {
