@@ -104,7 +104,7 @@ int untorn_preload_note_environment(char *const *environment) {
     return 1;
 }
 
-/* An environment that gets back what is missing. */
+/* The variables that are to be added to an environment. */
 struct completion {
     char *const *given;
     size_t entries;

@@ -105,7 +105,7 @@ impl<const N: usize> PathBytes<N> {
 pub struct Program {
     /// The program's file, or that of its interpreter.
     pub binary: PathBytes<PATH_BYTES>,
-    /// The dynamic linker; empty if there is none.
+    /// The path of the dynamic linker. Empty: the program needs none.
     pub linker: PathBytes<LINKER_BYTES>,
     /// None: a library can be preloaded.
     pub obstacle: Option<Obstacle>,

@@ -454,7 +454,7 @@ impl Mount {
         Ok(Output::default())
     }
 
-    /// Tells users what they may not expect, a line each.
+    /// The limits of this mount, a line each.
     fn hints(&self, at: &Path) -> String {
         let mut said = String::new();
         // Programs that rely on `sync` and `syncfs` (package managers, containers) are not told by the calls themselves.

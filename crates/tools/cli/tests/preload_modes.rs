@@ -199,6 +199,45 @@ fn names_are_durable_with_each_write() {
     assert!(!without[end("\"unlinks\"")..end("\"gone\"")].iter().any(is_sync), "needs no mode: {without:#?}");
 }
 
+/// The contents of a file are durable before it gets a managed name, so that no crash shows the name without them.
+#[test]
+fn contents_are_durable_before_a_managed_name() {
+    if Command::new("strace").arg("-V").output().is_err() {
+        return untorn_testkit::skipped("there is no strace here");
+    }
+    // The second time the store knows the file, which had the managed name in between; another file keeps it open.
+    let source = "#include <fcntl.h>\n#include <stdio.h>\n#include <string.h>\n#include <unistd.h>\n\
+         int main(int n, char **a) { if (n != 2 || open(\"b.db\", O_RDWR | O_CREAT, 0600) < 0) return 4;\n\
+         for (int again = 1; again >= 0; again--) {\n\
+         int fd = open(\"new\", O_WRONLY | O_CREAT | O_TRUNC, 0600);\n\
+         if (fd < 0 || write(fd, again ? \"old\" : \"new\", 3) != 3 || close(fd)) return 1;\n\
+         if (strcmp(a[1], \"link\") ? rename(\"new\", \"a.db\") : link(\"new\", \"a.db\")) return 2;\n\
+         if (again && (strcmp(a[1], \"link\") ? rename(\"a.db\", \"new\") : unlink(\"a.db\"))) return 3; }\n\
+         return 0; }\n";
+    let build = tempfile::tempdir().unwrap();
+    let program = compiled(build.path(), "program", source, &[]);
+    for (how, store) in [("rename", ""), ("rename", "."), ("link", "")] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut command = Command::new("strace");
+        command.args(["-f", "-y", "-o", "trace", "-e", "trace=fsync,rename,renameat,renameat2,link,linkat"]);
+        command.arg("-E").arg(format!("LD_PRELOAD={}", library().display()));
+        command.args(["-E", "UNTORN_MANAGE=*.db", "-E", &format!("UNTORN_STORE={store}")]).arg(&program).arg(how);
+        let run = Run::from(command.current_dir(dir.path()).output().unwrap());
+        if run.err.contains("ptrace") {
+            return untorn_testkit::skipped("strace may not trace here");
+        }
+        assert_eq!(run.code, Some(0), "{how}: {}", run.err);
+        assert_eq!(fs::read(dir.path().join("a.db")).unwrap(), b"new");
+        let trace = fs::read_to_string(dir.path().join("trace")).unwrap();
+        let names = |line: &str| line.contains(how) && line.contains("\"new\"") && line.contains("\"a.db\"");
+        let syncs = |line: &str| line.contains("fsync(") && line.contains("/new>");
+        let steps: Vec<bool> = trace.lines().filter(|line| names(line) || syncs(line)).map(syncs).collect();
+        // The last step is the managed name, and the one before it the flush.
+        assert_eq!(steps.last_chunk(), Some(&[true, false]), "{how} {store:?}: {trace}");
+        assert_eq!(steps.first(), Some(&true), "{how} {store:?}: {trace}");
+    }
+}
+
 #[test]
 fn other_modes_are_named() {
     let dir = tempfile::tempdir().unwrap();

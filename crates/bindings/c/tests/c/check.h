@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,6 +28,14 @@ static inline void report_and_exit(const char *file, int line, const char *what)
         if (!failed(call)) report_and_exit(__FILE__, __LINE__, "did not fail: " #call);                                \
         if (errno != (expected_errno) || untorn_last_error() != (expected_kind) || !*untorn_error_message())           \
             report_and_exit(__FILE__, __LINE__, "failed otherwise than by " #expected_errno ": " #call);               \
+    } while (0)
+
+/* As FAILS, but only errno is checked: the failed call may be one of the C library. */
+#define FAILS_WITH(call, expected_errno)                                                                               \
+    do {                                                                                                               \
+        errno = 0;                                                                                                     \
+        if ((intptr_t)(call) != -1) report_and_exit(__FILE__, __LINE__, "did not fail: " #call);                       \
+        if (errno != (expected_errno)) report_and_exit(__FILE__, __LINE__, "not by " #expected_errno ": " #call);      \
     } while (0)
 
 static inline int failed_number(int64_t result) { return result == -1; }

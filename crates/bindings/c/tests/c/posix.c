@@ -13,14 +13,6 @@
 
 static size_t page;
 
-/* As FAILS, but only errno is checked: the failed call may be one of the C library. */
-#define FAILS_WITH(call, expected_errno)                                                                               \
-    do {                                                                                                               \
-        errno = 0;                                                                                                     \
-        if ((intptr_t)(call) != -1) report_and_exit(__FILE__, __LINE__, "did not fail: " #call);                       \
-        if (errno != (expected_errno)) report_and_exit(__FILE__, __LINE__, "not by " #expected_errno ": " #call);      \
-    } while (0)
-
 static int open_file(const char *path, int flags) {
     int fd = open(path, flags, 0644);
     CHECK(fd >= 0);

@@ -31,13 +31,6 @@
 static size_t page;
 static const char *program;
 
-#define FAILS_WITH(call, expected_errno)                                                                               \
-    do {                                                                                                               \
-        errno = 0;                                                                                                     \
-        if ((intptr_t)(call) != -1) report_and_exit(__FILE__, __LINE__, "did not fail: " #call);                       \
-        if (errno != (expected_errno)) report_and_exit(__FILE__, __LINE__, "not by " #expected_errno ": " #call);      \
-    } while (0)
-
 /* Creates a database: one page, mapped, with a text that is synced. */
 static char *create(const char *path, const char *text, int *fd) {
     *fd = open(path, O_RDWR | O_CREAT | O_TRUNC, 0644);

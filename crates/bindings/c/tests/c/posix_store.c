@@ -7,13 +7,6 @@
 #include <sys/mman.h>
 #include <sys/wait.h>
 
-#define FAILS_WITH(call, expected_errno)                                                                               \
-    do {                                                                                                               \
-        errno = 0;                                                                                                     \
-        if ((intptr_t)(call) != -1) report_and_exit(__FILE__, __LINE__, "did not fail: " #call);                       \
-        if (errno != (expected_errno)) report_and_exit(__FILE__, __LINE__, "not by " #expected_errno ": " #call);      \
-    } while (0)
-
 static int file(const char *path, const char *text) {
     int fd = open(path, O_RDWR | O_CREAT, 0644);
     CHECK(fd >= 0 && untorn_fd_is_managed(fd) == 1);

@@ -101,6 +101,13 @@ pub fn replace_file(dir: &Path, name: &str, content: &[u8]) -> std::io::Result<(
     File::open(dir)?.sync_all()
 }
 
+/// A page with new contents each time.
+pub fn fresh_page() -> [u8; BLOCK_BYTES] {
+    let mut page = [7; BLOCK_BYTES];
+    page[..8].copy_from_slice(&fastrand::u64(..).to_le_bytes());
+    page
+}
+
 /// Writes these pages of a file, each by its own call, then flushes the file.
 pub fn write_pages(path: &Path, pages: &[u64], page_bytes: u64) -> std::io::Result<()> {
     let file = File::options().write(true).open(path)?;

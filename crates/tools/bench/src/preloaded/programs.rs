@@ -1,6 +1,6 @@
 //! Programs under `untorn preload`, against the same programs without it.
 
-use super::worker::{Program, Work, directory};
+use super::worker::{Program, Work};
 use crate::kv::kyoto::Durable;
 use crate::kv::sqlite::JournalMode;
 use crate::measuring::bench_run::Run;
@@ -9,7 +9,7 @@ use crate::measuring::fs::Place;
 use crate::measuring::harness::{Contender, Plan, ROUNDS_MIN, interleave, timed};
 use crate::report::section::{Chart, Extras, Row, Section, Target, TimeUnit, Waited, bytes_text};
 use crate::report::statistics::{Measured, Ratio};
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -44,7 +44,8 @@ fn preload(dir: &Path) -> Result<Command> {
 
 /// Starts a program, natively or under `untorn preload`.
 fn start(dir: &Path, name: &str, is_preloaded: bool, work: Work, batch: usize) -> Result<Running> {
-    let dir = directory(&dir.join(name))?;
+    let dir = dir.join(name);
+    std::fs::create_dir_all(&dir)?;
     let job = Job::Preloaded(serde_json::to_value(Program { dir: dir.clone(), work, batch })?);
     if !is_preloaded {
         return Running::start(&job);
@@ -156,11 +157,8 @@ fn measure(run: &Run, dir: &Path, cell: &Cell) -> Result<Row> {
         });
         interleave(&mut contenders, &plan, &run.progress, || true)?
     } else {
-        let mut started = both.map(|(name, is_preloaded, work)| begin(name, is_preloaded, work)).into_iter();
-        let (mut ours, mut peer) = match (started.next(), started.next()) {
-            (Some(ours), Some(peer)) => (ours?, peer?),
-            _ => bail!("two programs"),
-        };
+        let [ours, peer] = both.map(|(name, is_preloaded, work)| begin(name, is_preloaded, work));
+        let (mut ours, mut peer) = (ours?, peer?);
         // The first commits make logs and journals of their full size.
         for _ in 0..if run.quick { 0 } else { 2 } {
             batch(&mut ours)?;
@@ -191,13 +189,11 @@ fn measure(run: &Run, dir: &Path, cell: &Cell) -> Result<Row> {
 fn costs(run: &Run, place: &Place, dir: &Path) -> Result<Section> {
     run.progress.cell(format!("{}: preload, costs", place.name));
     let calls = 10_000;
-    let [mut ours, mut peer] =
-        [true, false].map(|is| start(dir, if is { "seek" } else { "seek-natively" }, is, Work::Seek, calls));
-    let (ours, peer) =
-        (ours.as_mut().map_err(|e| anyhow::anyhow!("{e:#}"))?, peer.as_mut().map_err(|e| anyhow::anyhow!("{e:#}"))?);
+    let mut ours = start(dir, "seek", true, Work::Seek, calls)?;
+    let mut peer = start(dir, "seek-natively", false, Work::Seek, calls)?;
     let plan = Plan::spread(if run.quick { 2 } else { 20 * ROUNDS_MIN }, 1, run.quick, Duration::ZERO);
     let mut contenders =
-        [Contender::new("under preload", 1, || batch(ours)), Contender::new("without", 1, || batch(peer))];
+        [Contender::new("under preload", 1, || batch(&mut ours)), Contender::new("without", 1, || batch(&mut peer))];
     let seeks = interleave(&mut contenders, &plan, &run.progress, || true)?;
     drop(contenders);
     let begin = |mut command: Command| {

@@ -4,11 +4,11 @@ use crate::kv::kv_store::{Entry, Store, key};
 use crate::kv::kyoto::{Durable, Kind, Kyoto, KyotoStore};
 use crate::kv::sqlite::{JournalMode, Sqlite, SqliteStore};
 use crate::measuring::harness::timed;
-use crate::measuring::peers::replace_file;
+use crate::measuring::peers::{fresh_page, replace_file};
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 use std::ffi::c_int;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
@@ -18,8 +18,6 @@ use untorn_terminal::say;
 
 /// The rows of a database.
 const KEYS: u64 = 1000;
-/// The bytes of each file of the work with many files.
-const FILE_BYTES: usize = 4096;
 /// At this size the file of the appends starts anew.
 const APPENDED_MAX: u64 = 256 << 20;
 
@@ -84,7 +82,7 @@ fn prepare(dir: &Path, work: Work) -> Result<Operation> {
         }
         Work::Replace { files } => {
             let dir = dir.to_owned();
-            Ok(Box::new(move || (0..files).try_for_each(|n| Ok(replace_file(&dir, &n.to_string(), &content())?))))
+            Ok(Box::new(move || (0..files).try_for_each(|n| Ok(replace_file(&dir, &n.to_string(), &fresh_page())?))))
         }
         Work::Syncv { files } => syncv(dir, files),
         Work::Seek => {
@@ -121,22 +119,9 @@ fn syncv(dir: &Path, files: usize) -> Result<Operation> {
     let commit = unsafe { program.get::<unsafe extern "C" fn(*const c_int, usize) -> c_int>(b"untorn_fd_syncv\0") };
     let commit = *commit.context("this process is not under `untorn preload`")?;
     Ok(Box::new(move || {
-        files.iter().try_for_each(|file| file.write_all_at(&content(), 0))?;
+        files.iter().try_for_each(|file| file.write_all_at(&fresh_page(), 0))?;
         // SAFETY: the descriptors are as many.
         ensure!(unsafe { commit(fds.as_ptr(), fds.len()) } == 0, "{}", std::io::Error::last_os_error());
         Ok(())
     }))
-}
-
-/// A page with new contents each time.
-fn content() -> [u8; FILE_BYTES] {
-    let mut content = [7; FILE_BYTES];
-    content[..8].copy_from_slice(&fastrand::u64(..).to_le_bytes());
-    content
-}
-
-/// Makes the program's directory.
-pub fn directory(at: &Path) -> Result<PathBuf> {
-    fs::create_dir_all(at)?;
-    Ok(at.to_owned())
 }

@@ -3,7 +3,7 @@
 use crate::measuring::bench_run::Run;
 use crate::measuring::fs::Place;
 use crate::measuring::harness::{Activity, COMMITS_MIN, Contender, Plan, ROUNDS_MIN, interleave, timed};
-use crate::measuring::peers::replace_file;
+use crate::measuring::peers::{fresh_page, replace_file};
 use crate::report::section::{Chart, Extras, Row, Section, Target, TimeUnit, Waited};
 use crate::report::statistics::Ratio;
 use anyhow::Result;
@@ -78,7 +78,7 @@ fn cell(run: &Run, dir: &Path, count: usize) -> Result<Row> {
         Contender::new("write, fsync, rename, fsync each", 1, || {
             let start = Instant::now();
             for n in 0..sample {
-                replace_file(&plain, &n.to_string(), &content())?;
+                replace_file(&plain, &n.to_string(), &fresh_page())?;
             }
             Ok(start.elapsed() * u32::try_from(count / sample).expect("few files"))
         }),
@@ -122,15 +122,8 @@ fn write_all(store: &Store, files: &[File]) -> Result<Duration> {
     let handles: Vec<&File> = files.iter().collect();
     timed(|| {
         for file in files {
-            file.write_all_at(&content(), 0)?;
+            file.write_all_at(&fresh_page(), 0)?;
         }
         store.syncv(&handles)
     })
-}
-
-/// A page with new contents each time.
-fn content() -> [u8; FILE_BYTES] {
-    let mut content = [7; FILE_BYTES];
-    content[..8].copy_from_slice(&fastrand::u64(..).to_le_bytes());
-    content
 }

@@ -142,6 +142,30 @@ fn without_synchronous_a_failed_flush_loses_the_end_only() {
     }
 }
 
+/// After a power cut, a commit must not be there without the marker, which keeps other programs from older pages.
+#[test]
+fn the_marker_is_durable_before_the_first_commit() {
+    if Command::new("strace").arg("-V").output().is_err() {
+        return skipped("there is no strace here");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let trace = dir.path().join("trace");
+    let mut command = Command::new("strace");
+    command.args(["-f", "-y", "-e", "trace=mkdir,mkdirat,fsync,fdatasync", "-o"]).arg(&trace);
+    let mut driver = Driver::from(command.arg(program()).arg(extension(&[])));
+    driver.open(0, dir.path(), "a.db");
+    driver.sql("CREATE TABLE t(a); INSERT INTO t VALUES (1)");
+    driver.end();
+    let trace = std::fs::read_to_string(trace).unwrap();
+    let lines: Vec<&str> = trace.lines().collect();
+    let marked = lines.iter().position(|line| line.contains("mkdir") && line.contains("a.db-journal"));
+    let after = &lines[marked.unwrap_or_else(|| panic!("no marker: {trace}"))..];
+    let dir = format!("<{}>)", dir.path().canonicalize().unwrap().display());
+    let flushed = after.iter().position(|line| line.contains("fsync(") && line.replace(' ', "").contains(&dir));
+    let committed = after.iter().position(|line| line.contains("fdatasync("));
+    assert!(flushed.is_some() && flushed < committed, "{trace}");
+}
+
 /// The way back to a plain database that docs/SQLITE.md names.
 #[test]
 fn a_database_of_a_killed_process_becomes_plain_again() {

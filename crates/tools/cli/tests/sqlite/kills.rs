@@ -94,7 +94,7 @@ fn check(dir: &Path, n: usize, acknowledged: u64, exact: bool) -> Result<u64, St
     if is_one && is_last { Ok(counter) } else { Err(format!("{acknowledged} acknowledged; {counters:?}, sum {sum}")) }
 }
 
-/// Kills a process again and again. Returns what was found wrong.
+/// Kills a process again and again. Returns the violations that it found.
 fn kills(build: &Path, n: usize, kills: usize, modes: &[&str], synchronous: &[&str]) -> Vec<String> {
     let mut random = fastrand::Rng::with_seed(seed() ^ n as u64);
     let mut found = Vec::new();

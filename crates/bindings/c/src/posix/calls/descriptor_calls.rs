@@ -12,7 +12,7 @@ use crate::posix::files::managed_files::{
 use crate::posix::files::mount_files::{self, MountFile, on_mount, written};
 use crate::posix::files::shown_commit::{self, refresh};
 use crate::posix::state::call_section::{Section, enter};
-use crate::posix::state::descriptor_table::{COMMITS_WRITES, MANAGED, Marks, ON_MOUNT, SHOWN};
+use crate::posix::state::descriptor_table::{COMMITS_WRITES, MANAGED, Marks, ON_MOUNT, is_marked};
 use crate::posix::state::file_owner::is_borrower;
 use crate::posix::state::posix_descriptor::{path_of, refusal, seek};
 use crate::posix::state::report::reported;
@@ -47,11 +47,7 @@ fn copied(call: &str, fd: c_int, copy: c_int) -> c_int {
 
 /// Begins a call on one or two descriptors. None: refused; otherwise a section if one of them may be of a managed file.
 fn begin(call: &str, fds: [c_int; 2]) -> Option<Option<Section>> {
-    if fds.into_iter().any(|fd| MANAGED.has(fd) || ON_MOUNT.has(fd) || SHOWN.has(fd)) {
-        enter(call).map(Some)
-    } else {
-        Some(None)
-    }
+    if fds.into_iter().any(is_marked) { enter(call).map(Some) } else { Some(None) }
 }
 
 /// `dup`.

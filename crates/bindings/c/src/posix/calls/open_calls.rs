@@ -22,7 +22,7 @@ use crate::posix::files::shown_commit::{self, show};
 use crate::posix::files::transactions;
 use crate::posix::files::windows::map_of;
 use crate::posix::state::call_section::{enter, is_inside};
-use crate::posix::state::descriptor_table::{COMMITS_WRITES, MANAGED, ON_MOUNT, SHOWN};
+use crate::posix::state::descriptor_table::{COMMITS_WRITES, MANAGED, ON_MOUNT, is_marked};
 use crate::posix::state::file_owner::is_borrower;
 use crate::posix::state::patterns;
 use crate::posix::state::posix_descriptor::{
@@ -367,8 +367,7 @@ pub extern "C" fn untorn_fd_close(fd: c_int) -> c_int {
         set_errno(libc::EBADF);
         return -1;
     }
-    let section =
-        if MANAGED.has(fd) || ON_MOUNT.has(fd) || SHOWN.has(fd) { enter("close").map(Some) } else { Some(None) };
+    let section = if is_marked(fd) { enter("close").map(Some) } else { Some(None) };
     let Some(_section) = section else { return -1 };
     let leaving = Leaving::of(fd);
     leaving.forget(fd);

@@ -2,8 +2,6 @@
 //!
 //! A store is open while this process manages any of its files. Another process cannot write to its files until then.
 
-use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Once};
 
@@ -15,6 +13,7 @@ use crate::posix::state::append_list::AppendList;
 use crate::posix::state::call_section::lock;
 use crate::posix::state::patterns;
 use crate::posix::state::posix_descriptor::failure;
+use crate::posix::state::settings;
 
 /// Directories of the environment, separated by colons.
 const VARIABLE: &str = "UNTORN_STORE";
@@ -38,10 +37,8 @@ struct State {
 fn read_environment() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        let given = std::env::var_os(VARIABLE).unwrap_or_default();
-        for dir in given.as_bytes().split(|byte| *byte == b':').filter(|dir| !dir.is_empty()) {
-            let dir = Path::new(OsStr::from_bytes(dir));
-            if let Err(failure) = insert(dir) {
+        for dir in settings::list(VARIABLE) {
+            if let Err(failure) = insert(Path::new(&dir)) {
                 crate::boundary::log::tell(&format!("{VARIABLE}: {}", failure.message));
             }
         }

@@ -17,7 +17,7 @@ use untorn::on_mount::Transaction;
 use untorn_os::Fd;
 use untorn_os::mount_calls::is_on_mount;
 
-use super::patience::{MOMENT, patience};
+use super::patience::MOMENT;
 use crate::boundary::error::untorn_error::UNTORN_E_BUSY;
 use crate::boundary::error::{Failure, Result};
 use crate::posix::state::address_ranges::{overlap, subtract};
@@ -29,6 +29,7 @@ use crate::posix::state::posix_descriptor::{
 };
 use crate::posix::state::report::{about, reported, tell};
 use crate::posix::state::settings::commits_writes;
+use crate::posix::state::settings::patience;
 
 /// How long the opening of a file in another process's transaction is tried again. That process may have been killed
 /// just now, and its changes are discarded only after its end.

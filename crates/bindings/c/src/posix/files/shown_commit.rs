@@ -35,9 +35,12 @@ struct Shown {
     key: Key,
     is_copy: bool,
     path: PathBuf,
-    /// The store, the file's name in it, and the commit that is shown. None: there was no store.
-    commit: Option<(Reader, PathBuf, u64)>,
+    /// None: there was no store.
+    commit: Option<Commit>,
 }
+
+/// A store, the file's name in it, and the LSN of the commit that is shown.
+type Commit = (Reader, PathBuf, u64);
 
 /// Used only while no file can start or stop being managed, so that no fork happens meanwhile.
 static TABLE: LazyLock<Mutex<HashMap<c_int, Shown>>> = LazyLock::new(Mutex::default);
@@ -109,7 +112,7 @@ pub(crate) fn refresh(call: &str, fd: c_int) {
 }
 
 /// Shows the last commit, if the descriptor does not show it.
-fn newer(fd: c_int, shown: &Shown) -> Result<Option<(Reader, PathBuf, u64)>> {
+fn newer(fd: c_int, shown: &Shown) -> Result<Option<Commit>> {
     let (reader, name, lsn) = match &shown.commit {
         Some(commit) => commit.clone(),
         None if has_store(&shown.path) || is_of_used_store(&shown.path) => {
@@ -161,13 +164,13 @@ fn is_of_used_store(path: &Path) -> bool {
 }
 
 /// The commit that a plain file shows.
-fn plain_commit(path: &Path) -> Option<(Reader, PathBuf, u64)> {
+fn plain_commit(path: &Path) -> Option<Commit> {
     let (reader, name) = Reader::open_containing(path).ok()?;
     let lsn = reader.snapshot().ok()?.lsn();
     Some((reader, name, lsn))
 }
 
-fn show_commit(fd: c_int, path: &Path) -> Result<Option<(Reader, PathBuf, u64)>> {
+fn show_commit(fd: c_int, path: &Path) -> Result<Option<Commit>> {
     let (reader, name) = Reader::open_containing(path)?;
     let snapshot = reader.snapshot()?;
     let from = match snapshot.open(&name) {

@@ -24,6 +24,12 @@ pub(crate) static COMMITS_WRITES: Marks = Marks::new();
 /// Descriptors for reading only, which show one commit of a file.
 pub(crate) static SHOWN: Marks = Marks::new();
 
+/// Whether a descriptor may be of a managed file, of a named file on a mount, or one that shows a commit.
+#[inline]
+pub(crate) fn is_marked(fd: c_int) -> bool {
+    MANAGED.has(fd) || ON_MOUNT.has(fd) || SHOWN.has(fd)
+}
+
 /// Marks of descriptors.
 pub(crate) struct Marks {
     /// Chunks are never freed.

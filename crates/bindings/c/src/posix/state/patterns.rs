@@ -7,6 +7,7 @@ use std::sync::Once;
 
 use super::append_list::AppendList;
 use super::posix_descriptor::failure;
+use super::settings;
 use crate::boundary::error::Result;
 
 static PATTERNS: AppendList<CString> = AppendList::new();
@@ -19,12 +20,7 @@ fn read_environment() {
     if ONCE.is_completed() {
         return;
     }
-    ONCE.call_once(|| {
-        let given = std::env::var_os(VARIABLE).unwrap_or_default();
-        for pattern in given.as_bytes().split(|byte| *byte == b':').filter(|pattern| !pattern.is_empty()) {
-            let _ = insert(pattern);
-        }
-    });
+    ONCE.call_once(|| settings::list(VARIABLE).iter().for_each(|pattern| _ = insert(pattern.as_bytes())));
 }
 
 /// Adds a pattern. A relative pattern with a slash is resolved against the present working directory.

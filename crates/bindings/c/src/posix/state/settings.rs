@@ -1,8 +1,10 @@
 //! Settings of the program, by its calls or by its environment.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering::*};
+use std::time::Duration;
 
 use super::report::tell;
 
@@ -33,6 +35,26 @@ static INVALIDATE_ROLLS_BACK: Switch = Switch(AtomicU8::new(UNSET));
 /// A variable of the environment that is set and not empty.
 fn variable(name: &str) -> Option<OsString> {
     std::env::var_os(name).filter(|value| !value.is_empty())
+}
+
+/// The values of a variable of the environment that colons separate.
+pub(crate) fn list(name: &str) -> Vec<OsString> {
+    let given = variable(name).unwrap_or_default();
+    let values = given.as_bytes().split(|byte| *byte == b':').filter(|value| !value.is_empty());
+    values.map(|value| OsStr::from_bytes(value).to_owned()).collect()
+}
+
+/// How long a call waits for a file that another process has open.
+pub(crate) fn patience() -> Duration {
+    static GIVEN: OnceLock<Duration> = OnceLock::new();
+    *GIVEN.get_or_init(|| {
+        let Some(given) = variable("UNTORN_WAIT") else { return Duration::ZERO };
+        let seconds = given.to_str().and_then(|given| given.parse().ok());
+        seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()).unwrap_or_else(|| {
+            tell(&format!("UNTORN_WAIT={}: not a number of seconds, so no call waits", given.display()));
+            Duration::ZERO
+        })
+    })
 }
 
 /// Whether `msync(MS_INVALIDATE)` discards all changes since the last commit.
