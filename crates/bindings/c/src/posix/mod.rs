@@ -16,7 +16,7 @@
 //! 6. [`windows`](files::windows): maps of managed files; [`managed_files`](files::managed_files): the table of managed files
 //! 7. [`managed_stores`](files::managed_stores): directories whose files are committed together; [`mount_files`](files::mount_files): files that a mount of Untorn's manages
 //! 8. [`record_locks`](state::record_locks), [`patterns`](state::patterns), [`settings`](state::settings), [`descriptor_table`](state::descriptor_table)
-//! 9. [`append_list`](state::append_list), [`report`](state::report), [`posix_descriptor`](state::posix_descriptor), [`address_ranges`](state::address_ranges)
+//! 9. [`append_list`](state::append_list), [`own_descriptors`](state::own_descriptors), [`report`](state::report), [`posix_descriptor`](state::posix_descriptor), [`address_ranges`](state::address_ranges)
 //! 10. [`call_section`](state::call_section): calls in signal handlers; [`file_owner`](state::file_owner): children that share the memory
 
 mod calls;

@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex, Once};
 
 use untorn::{File, Store, StoreOptions, offline};
 
-use super::managing::keep_descriptors_high;
 use crate::boundary::error::{Failure, Result};
 use crate::posix::state::append_list::AppendList;
 use crate::posix::state::call_section::lock;
+use crate::posix::state::own_descriptors::keep_descriptors_high;
 use crate::posix::state::patterns;
 use crate::posix::state::posix_descriptor::failure;
 use crate::posix::state::settings;

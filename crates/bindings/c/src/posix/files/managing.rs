@@ -13,11 +13,9 @@ use super::managed_stores::{has_store, store_above};
 use super::mount_files;
 use super::patience::patiently;
 use crate::boundary::error::{Failure, Result};
+use crate::posix::state::own_descriptors::keep_descriptors_high;
 use crate::posix::state::posix_descriptor::{failure, key_of, open_descriptors, path_of, stat};
 use crate::posix::state::settings::commits_on_close;
-
-/// The lowest descriptor of the library's own, unless the limit is low.
-const HIGH_DESCRIPTORS: c_int = 512;
 
 /// The managed file of a regular file's descriptor. The file is managed from now on if it was not before.
 pub(crate) fn manage(fd: c_int) -> Result<Arc<Managed>> {
@@ -37,15 +35,6 @@ pub(crate) fn keep_on_mount_locked(fd: c_int, _managing: &Managing) -> Result<bo
     watch_forks();
     at_exit::register();
     mount_files::keep(fd, commits_on_close())
-}
-
-/// Keeps the library's descriptors out of the way of programs that choose numbers by themselves, as shells do.
-pub(crate) fn keep_descriptors_high() {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is writable.
-    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0 {
-        untorn_os::keep_from(HIGH_DESCRIPTORS.min(c_int::try_from(limit.rlim_cur / 2).unwrap_or(c_int::MAX)));
-    }
 }
 
 pub(crate) fn manage_locked(fd: c_int, managing: &Managing) -> Result<Arc<Managed>> {

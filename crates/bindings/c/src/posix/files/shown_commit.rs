@@ -19,12 +19,12 @@ use untorn::{Error, Reader, offline};
 
 use super::managed_files::{Managing, begin_managing, watch_forks};
 use super::managed_stores::{has_store, store_of};
-use super::managing::keep_descriptors_high;
 use super::name::recover;
 use crate::boundary::error::{Failure, Result};
 use crate::posix::state::call_section::{enter, lock};
 use crate::posix::state::descriptor_table::{MANAGED, SHOWN};
 use crate::posix::state::file_owner::is_borrower;
+use crate::posix::state::own_descriptors::keep_descriptors_high;
 use crate::posix::state::patterns;
 use crate::posix::state::posix_descriptor::{Key, check_writable, failure, key_of, seek, stat, system};
 
