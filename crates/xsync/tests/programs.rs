@@ -59,6 +59,26 @@ fn sqlite_commits_and_its_database_is_whole() {
     assert_eq!(outside(&place, whole).split_whitespace().collect::<Vec<_>>(), ["ok", "500"]);
 }
 
+/// The preloaded library in a session, in a program that is killed when it has written half of a transaction.
+#[test]
+fn a_preloaded_program_is_killed() {
+    let Some(place) = Place::new() else { return };
+    if !is_here("sqlite3") {
+        return;
+    }
+    let sql = "PRAGMA journal_mode=MEMORY; PRAGMA cache_size=2; CREATE TABLE t(n); INSERT INTO t VALUES (1);\n\
+        BEGIN; INSERT INTO t VALUES (zeroblob(300000));\n\
+        .shell kill -9 $PPID\n";
+    fs::write(place.work().join("script"), sql).unwrap();
+    let library = untorn_testkit::preload_library().display();
+    let preloaded = format!("LD_PRELOAD='{library}' UNTORN_MANAGE=app.db sqlite3 app.db");
+    let again = format!("{preloaded} 'PRAGMA integrity_check; SELECT n FROM t; INSERT INTO t VALUES (2)'");
+    let said = place.script(&format!("{preloaded} < script; echo $?; {again}")).ok();
+    assert_eq!(said.split_whitespace().collect::<Vec<_>>(), ["memory", "137", "ok", "1"]);
+    let whole = outside(&place, "sqlite3 app.db 'PRAGMA integrity_check; SELECT n FROM t;'");
+    assert_eq!(whole.split_whitespace().collect::<Vec<_>>(), ["ok", "1", "2"]);
+}
+
 #[test]
 fn a_package_is_made_and_installed() {
     let Some(place) = Place::new() else { return };

@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 use untorn_testkit::{drawn_seed, run_and_kill, seed, slice};
 
 use common::{
-    STATIC_LIBS, build_library, cc, crate_dir, cxx, have, libcxx, library_dir, link_with, output_of, profile, run,
+    STATIC_LIBS, cc, crate_dir, cxx, have, libcxx, library_dir, link_with, output_of, profile, run,
     skipped,
 };
 
@@ -108,7 +108,6 @@ fn every_program_of_the_directory_is_run() {
 }
 
 fn shared(program: &str) {
-    build_library();
     run_in_scratch(&[], &built(program));
 }
 
@@ -181,7 +180,6 @@ fn malloc() {
 #[test]
 fn heap_with_libcxx() {
     let Some(command) = libcxx() else { return };
-    build_library();
     let build = tempfile::tempdir().expect("a build directory");
     let flags: Vec<_> = command.get_args().map(ToOwned::to_owned).collect();
     for program in slice(&["heap", "heap_plain"], 1, drawn_seed()) {
@@ -206,7 +204,6 @@ fn live_kill() {
 /// start of the program compares the containers with a model.
 #[test]
 fn containers_survive_sigkill_whole() {
-    build_library();
     let binary = built("heap_kill");
     let seed = seed();
     let scratch = tempfile::tempdir_in("/var/tmp").expect("a scratch directory");
@@ -258,7 +255,6 @@ fn reader_copies() {
 /// The C code is instrumented. The allocator is instrumented for C and Rust, so leaks and invalid frees are found.
 #[test]
 fn all_under_sanitizers() {
-    build_library();
     let build = tempfile::tempdir().expect("a build directory");
     let sanitize = "-fsanitize=address,undefined";
     let probe = build.path().join("probe.c");
@@ -280,7 +276,6 @@ fn all_under_sanitizers() {
 /// The calls of POSIX by threads, in signal handlers, and beside children that share the memory.
 #[test]
 fn posix_calls_under_the_thread_sanitizer() {
-    build_library();
     let build = tempfile::tempdir().expect("a build directory");
     let probe = build.path().join("probe.c");
     fs::write(&probe, "int main(void) { return 0; }\n").expect("a probe");
@@ -319,7 +314,6 @@ fn programs_of_an_ordinary_user() {
     if unsafe { libc::geteuid() } != 0 {
         return;
     }
-    build_library();
     let build = tempfile::tempdir_in("/var/tmp").expect("a build directory");
     let open_to_all = |path: &Path| {
         fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o777)).expect("a mode");
@@ -358,7 +352,6 @@ fn all_under_valgrind() {
     if !have("valgrind") {
         return;
     }
-    build_library();
     for program in slice(&PROGRAMS, 3, drawn_seed()) {
         let binary = built(program);
         let mut launcher = VALGRIND.to_vec();
@@ -385,7 +378,6 @@ fn all_under_valgrind() {
 
 #[test]
 fn the_example_runs() {
-    build_library();
     let build = tempfile::tempdir().expect("a build directory");
     let binary = build.path().join("hello");
     link_shared(&crate_dir().join("../../../examples/c/hello.c"), &binary);
@@ -404,7 +396,6 @@ fn the_example_runs() {
 /// Both programs of the tutorial work; the second one never loses a coin, however often it is killed.
 #[test]
 fn the_tutorials_programs_run() {
-    build_library();
     let build = tempfile::tempdir().expect("a build directory");
     let example = |name: &str| crate_dir().join("../../../examples/mmap").join(name).with_extension("c");
     let binary = |name: &str| build.path().join(name);
@@ -437,7 +428,6 @@ fn the_tutorials_programs_run() {
 /// The figures of docs/PERFORMANCE.md come from this program.
 #[test]
 fn the_measurement_of_heaps_runs() {
-    build_library();
     let build = tempfile::tempdir().expect("a build directory");
     let binary = build.path().join("heap_cost");
     run(link_with(cxx().arg(crate_dir().join("../../tools/bench/heap_cost.cpp")), &binary));

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::process::Command;
 
-use common::{build_library, crate_dir, cxx, link_with, output_of, skipped};
+use common::{crate_dir, cxx, link_with, output_of, skipped};
 use untorn_testkit::{drawn_seed, slice};
 
 /// Name, code, and a part of the expected compiler error.
@@ -259,7 +259,6 @@ int main() {
 /// exception.
 #[test]
 fn a_static_heap_works_and_says_when_it_is_used_too_early() {
-    build_library();
     let build = tempfile::tempdir().expect("a build directory");
     let (source, binary) = (build.path().join("static.cpp"), build.path().join("static"));
     fs::write(&source, STATIC).expect("a source");
@@ -320,7 +319,6 @@ int main(int, char **argv) {
 /// information; it is the same with both compilers.
 #[test]
 fn a_changed_element_or_member_is_a_changed_layout() {
-    build_library();
     let build = tempfile::tempdir().expect("a build directory");
     let source = build.path().join("layout.cpp");
     fs::write(&source, LAYOUT).expect("a source");

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::process::Command;
 
-use common::{build_library, crate_dir, library_dir, output_of};
+use common::{crate_dir, library_dir, output_of};
 
 /// In the order in which the header should introduce things.
 const SOURCES: [&str; 20] = [
@@ -164,7 +164,6 @@ fn exported(nm_arguments: &[&str], library: &str) -> BTreeSet<String> {
 
 #[test]
 fn the_libraries_export_exactly_the_documented_functions() {
-    build_library();
     let both = declared().into_iter().chain(declared_in(&posix_header()));
     let documented: BTreeSet<_> = both.map(|(name, _)| name).collect();
     let shared = exported(&["--dynamic", "--defined-only"], "libuntorn.so");
@@ -187,7 +186,6 @@ fn the_libraries_export_exactly_the_documented_functions() {
 
 #[test]
 fn the_shared_library_carries_its_name_and_stays_loaded() {
-    build_library();
     let dynamic = output_of(Command::new("readelf").arg("--dynamic").arg(library_dir().join("libuntorn.so")));
     assert!(dynamic.contains("soname: [libuntorn.so.0]"), "{dynamic}");
     assert!(dynamic.contains("NODELETE"), "{dynamic}");

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{build_library, cc, crate_dir, cxx, link_with, output_of, run};
+use common::{cc, crate_dir, cxx, link_with, output_of, run};
 use untorn_testkit::variable_or;
 
 fn example(path: &str) -> PathBuf {
@@ -19,7 +19,6 @@ fn example(path: &str) -> PathBuf {
 }
 
 fn build(source: &str, directory: &Path) -> PathBuf {
-    build_library();
     let source = example(source);
     let mut compiler = if source.extension().is_some_and(|e| e == "cpp") { cxx() } else { cc() };
     let binary = directory.join(source.file_stem().expect("a name"));

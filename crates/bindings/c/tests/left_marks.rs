@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{build_library, cc, crate_dir, link_with, output_of, run, skipped};
+use common::{cc, crate_dir, link_with, output_of, run, skipped};
 use parking_lot::Mutex;
 use std::fs;
 use std::os::unix::process::CommandExt;
@@ -83,7 +83,6 @@ static TURN: Mutex<()> = Mutex::new(());
 #[test]
 fn a_file_that_cannot_be_recovered_is_neither_read_nor_renamed() {
     let _turn = TURN.lock();
-    build_library();
     let scratch = tempfile::tempdir_in("/var/tmp").expect("a scratch directory");
     let (program, dir) = (scratch.path().join("left_mark"), scratch.path().join("files"));
     run(link_with(cc().arg(crate_dir().join("tests/left_mark.c")), &program));
@@ -112,7 +111,6 @@ fn a_file_that_cannot_be_recovered_is_neither_read_nor_renamed() {
 #[test]
 fn a_file_that_was_marked_and_not_committed_can_be_renamed() {
     let _turn = TURN.lock();
-    build_library();
     let scratch = tempfile::tempdir().expect("a scratch directory");
     let (program, dir) = (scratch.path().join("left_mark"), scratch.path().join("files"));
     run(link_with(cc().arg(crate_dir().join("tests/left_mark.c")), &program));

@@ -12,14 +12,13 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use common::killed_programs::{Moments, kill, kills};
-use common::{build_library, cc, crate_dir, have, is_here, link_with, output_of, profile, run, skipped, target_dir};
+use common::{cc, crate_dir, have, is_here, link_with, output_of, profile, run, skipped, target_dir};
 use untorn_testkit::{drawn_seed, slice};
 
 /// An installation, for all tests of this program.
 fn prefix() -> &'static Path {
     static PREFIX: OnceLock<tempfile::TempDir> = OnceLock::new();
     let dir = PREFIX.get_or_init(|| {
-        build_library();
         let dir = tempfile::tempdir().expect("a temporary directory");
         let mut script = Command::new("sh");
         script.arg(crate_dir().join("../../../scripts/install.sh")).args(["--library-only", "--profile", profile()]);
@@ -164,7 +163,6 @@ fn what_is_not_seen_is_not_trusted() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let (file, heap) = (dir.path().join("missing.c"), dir.path().join("heap"));
     fs::write(&file, MISSING).expect("a source");
-    build_library();
     let plain = dir.path().join("plain");
     run(link_with(cc().arg(&file), &plain));
     assert_eq!(Command::new(&plain).arg(&heap).status().expect("a program").code(), Some(7));

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use common::killed_programs::{Moments, kill, kills};
-use common::{build_library, crate_dir, cxx, link_with, run};
+use common::{crate_dir, cxx, link_with, run};
 
 const THREADS: usize = 16;
 
@@ -18,7 +18,6 @@ fn a_lock_free_skip_list_loses_nothing_and_keeps_its_order() {
     let mut random = Moments::of_test();
     let (seed, kills) = (random.seed, kills(40));
     let dir = tempfile::tempdir().expect("a temporary directory");
-    build_library();
     let (binary, heap) = (dir.path().join("skip_list"), dir.path().join("heap"));
     run(link_with(cxx().arg("-O2").arg(crate_dir().join("../../../examples/heap/skip_list/skip_list.cpp")), &binary));
     let mut acknowledged = [0u64; THREADS];

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{build_library, cc, link_with, run};
+use common::{cc, link_with, run};
 use std::fs;
 use std::io::{Write, pipe};
 use std::os::fd::AsRawFd;
@@ -69,7 +69,6 @@ fn logged(program: &Path, level: u32, foreign: bool, variable: Option<&str>) -> 
 
 #[test]
 fn recovery_and_quarantine_are_logged_to_whom_it_concerns() {
-    build_library();
     let build = tempfile::tempdir().expect("a directory");
     let (source, program) = (build.path().join("log.c"), build.path().join("log"));
     fs::write(&source, PROGRAM).expect("a source");
@@ -132,7 +131,6 @@ int main(int argc, char **argv) {
 
 #[test]
 fn closing_with_uncommitted_changes_is_told() {
-    build_library();
     let build = tempfile::tempdir().expect("a directory");
     let (source, program) = (build.path().join("leaves.c"), build.path().join("leaves"));
     fs::write(&source, LEAVES).expect("a source");
@@ -163,7 +161,6 @@ fn closing_with_uncommitted_changes_is_told() {
 /// program nor blocks it.
 #[test]
 fn a_message_that_nobody_has_asked_for_does_no_harm() {
-    build_library();
     let build = tempfile::tempdir().expect("a directory");
     let (source, program) = (build.path().join("leaves.c"), build.path().join("leaves"));
     fs::write(&source, LEAVES).expect("a source");

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use common::{build_library, crate_dir, link_with, skipped};
+use common::{crate_dir, link_with, skipped};
 
 const PROGRAM: &str = r#"
 #include <stdio.h>
@@ -94,7 +94,6 @@ fn counted(binary: &Path, heap: &Path, address: &str) -> (u64, u64) {
 
 #[test]
 fn a_heap_works_under_every_sanitizer() {
-    build_library();
     let dir = tempfile::tempdir().expect("a directory");
     let plain = build(dir.path(), "plain", "cc", "").expect("a program");
     let ordinary = dir.path().join("ordinary");

@@ -221,13 +221,17 @@ impl std::fmt::Debug for Error {
 /// Advice about a store that another process has open.
 const BUSY_ADVICE: &str = "; end that program, read beside it (`untorn cat`, `Reader::open`), or wait for it \
                            (`StoreOptions::wait`, `UNTORN_WAIT`)";
+/// Advice about a store that this process has open.
+const BUSY_HERE: &str = ", which is this process itself: use the store that it has open (`Store::find`), or, if another \
+                         copy of the library has it (preloaded, linked, or in an extension), leave it to that copy";
 /// Added for a process whose id in the lock file denotes another process here.
 const ELSEWHERE: &str = " of another pid namespace (such as a container's; the process has another number here)";
 
 impl Error {
-    /// A store that another process has open.
+    /// A store that another process, or this one, has open.
     pub fn busy(path: impl Into<PathBuf>, pid: Option<u32>) -> Error {
-        Error::Busy { path: path.into(), pid, detail: BUSY_ADVICE.to_owned() }
+        let is_own = pid == Some(std::process::id());
+        Error::Busy { path: path.into(), pid, detail: if is_own { BUSY_HERE } else { BUSY_ADVICE }.to_owned() }
     }
 
     /// A store that is open in a process of another pid namespace, with that process's id there.

@@ -1,16 +1,16 @@
 //! Helpers of tests: the test program as a second process, kills, example programs, file systems, settings.
 
+mod builds;
 mod mount;
 mod settings;
 
+pub use builds::{example, library_dir, link_by, preload_library};
 pub use mount::Mount;
 pub use settings::{NOBODY, drawn_seed, extent, is_full, is_root, seed, slice, variable, variable_or};
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
-use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::sync::OnceLock;
 use std::time::Duration;
 
 /// The name by which the test program knows a test of the calling module, wherever that module is in the program.
@@ -82,28 +82,6 @@ pub fn run_and_kill(command: &mut Command, after: Duration) -> u64 {
     child.kill().expect("kill");
     assert_eq!(child.wait().expect("wait").signal(), Some(9), "it ended by itself: {command:?}");
     reader.join().expect("reader").unwrap_or(0)
-}
-
-/// The path of an example program of the test's package. Unless everything is built already, builds the package's
-/// examples with the profile of this test.
-pub fn example(package: &str, name: &str) -> PathBuf {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    let dir = BUILT.get_or_init(|| {
-        let test = std::env::current_exe().expect("this test's own path");
-        let profile_dir = test.ancestors().nth(2).expect("target/PROFILE/deps/TEST");
-        let profile = if cfg!(debug_assertions) { "test" } else { "release" };
-        // Built by `make test`, or by the process that started this worker.
-        let is_built = |variable: &&str| std::env::var_os(variable).is_some();
-        if !["UNTORN_PREBUILT", "UNTORN_CRASHLAB_WORKER"].iter().any(is_built) {
-            let mut cargo = Command::new(env!("CARGO"));
-            cargo.args(["build", "--quiet", "--package", package, "--examples", "--profile", profile]);
-            cargo.arg("--target-dir").arg(profile_dir.parent().expect("target/PROFILE"));
-            let built = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).status();
-            assert!(built.expect("cargo").success());
-        }
-        profile_dir.join("examples")
-    });
-    dir.join(name)
 }
 
 #[cfg(test)]

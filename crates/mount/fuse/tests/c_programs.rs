@@ -5,35 +5,19 @@ mod common;
 
 use common::can_mount;
 use std::fs;
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Once;
 use std::time::Duration;
 use tempfile::TempDir;
-use untorn_testkit::seed;
+use untorn_testkit::{NOBODY, library_dir, preload_library, seed, skipped};
 
 fn here(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
-/// Where cargo puts the library, `target/PROFILE`.
-fn library_dir() -> PathBuf {
-    std::env::current_exe().unwrap().ancestors().nth(2).unwrap().to_owned()
-}
-
 /// Compiles a C program with the library.
 fn compile(source: &Path, to: &Path) {
-    static BUILT: Once = Once::new();
-    // `make test` has built everything already.
-    BUILT.call_once(|| {
-        if std::env::var_os("UNTORN_PREBUILT").is_none() {
-            let profile = if cfg!(debug_assertions) { "test" } else { "release" };
-            let mut cargo = Command::new(env!("CARGO"));
-            cargo.args(["build", "--quiet", "--package", "untorn-capi", "--profile", profile, "--target-dir"]);
-            run(cargo.arg(library_dir().parent().unwrap()).current_dir(here("")));
-        }
-    });
     let mut cc = Command::new("cc");
     cc.args(["-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", "-D_GNU_SOURCE", "-I"]);
     cc.arg(here("../../../include")).arg(source).arg("-o").arg(to).arg(library_dir().join("libuntorn.a"));
@@ -100,6 +84,42 @@ fn a_sync_commits_and_the_end_gives_up() {
         }
         place.umount();
     }
+}
+
+/// The preloaded library on a mount, in a program that is killed when it has written half of a transaction.
+#[test]
+fn a_preloaded_program_is_killed() {
+    if !can_mount() {
+        return;
+    }
+    if Command::new("sqlite3").arg("--version").output().is_err() {
+        return skipped("there is no sqlite3 here");
+    }
+    let place = Place::new();
+    place.mount(&["-o", "allow_other"]);
+    let files = place.at("files");
+    fs::create_dir(&files).unwrap();
+    std::os::unix::fs::chown(&files, Some(NOBODY), Some(NOBODY)).unwrap();
+    let preloaded = |sql: &str| {
+        fs::write(place.0.path().join("sql"), sql).unwrap();
+        let mut sqlite = Command::new("sqlite3");
+        sqlite.arg("app.db").stdin(fs::File::open(place.0.path().join("sql")).unwrap()).current_dir(&files);
+        sqlite.env("LD_PRELOAD", preload_library()).env("UNTORN_MANAGE", "*.db").uid(NOBODY).gid(NOBODY);
+        sqlite.output().unwrap()
+    };
+    let killed = preloaded(
+        "PRAGMA journal_mode=MEMORY; PRAGMA cache_size=2; CREATE TABLE t(n); INSERT INTO t VALUES (1);\n\
+        BEGIN; INSERT INTO t VALUES (zeroblob(300000));\n\
+        .shell kill -9 $PPID\n",
+    );
+    assert_eq!(killed.status.signal(), Some(9), "{killed:?}");
+    let again = preloaded("PRAGMA integrity_check; SELECT n FROM t; INSERT INTO t VALUES (2);");
+    assert_eq!((again.status.code(), &*again.stdout), (Some(0), &b"ok\n1\n"[..]), "{again:?}");
+    let mut plain = Command::new("sqlite3");
+    let whole = run(plain.arg(files.join("app.db")).arg("PRAGMA integrity_check; SELECT n FROM t;"));
+    assert_eq!(whole, "ok\n1\n2\n");
+    assert!(!files.join("app.db.untorn").exists(), "the mount keeps the commits");
+    place.umount();
 }
 
 #[test]

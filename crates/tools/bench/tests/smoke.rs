@@ -3,6 +3,7 @@
 use serde_json::Value;
 use std::path::Path;
 use std::process::Command;
+use untorn_testkit::library_dir;
 
 /// The figures, table and picture of a quick run. The run must leave nothing else.
 fn quick_run(words: &[&str]) -> (Value, String, String) {
@@ -43,22 +44,9 @@ fn every_benchmark_runs_and_leaves_only_its_figures() {
     assert!(titles.iter().all(|title| table.contains(title) && picture.contains(title)));
 }
 
-/// Builds `libuntorn.so` beside the benchmark, because cargo does not build it for a test.
-fn build_library() {
-    // `make test` has built everything.
-    if std::env::var_os("UNTORN_PREBUILT").is_some() {
-        return;
-    }
-    let beside = Path::new(env!("CARGO_BIN_EXE_untorn-bench")).parent().unwrap();
-    let profile = if cfg!(debug_assertions) { "test" } else { "release" };
-    let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["build", "--quiet", "--package", "untorn-capi", "--profile", profile, "--target-dir"]);
-    assert!(cargo.arg(beside.parent().unwrap()).status().unwrap().success());
-}
-
 #[test]
 fn key_value_stores_race_and_hold_what_they_should() {
-    build_library();
+    library_dir();
     let words = ["kv", "kv-large", "kv-open", "--think-ms", "0,1", "--runs", "1", "--without", "Kyoto Cabinet tree"];
     let (report, table, picture) = quick_run(&words);
     let sections = report["sections"].as_array().unwrap();

@@ -2,12 +2,12 @@
 
 mod common;
 
-use common::preload::{compiled, done, is_here, library, preload};
+use common::preload::{compiled, done, is_here, preload};
 use common::{Run, untorn};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
-use untorn_testkit::{is_root, skipped};
+use untorn_testkit::{is_root, preload_library, skipped};
 
 #[track_caller]
 fn run(dir: &Path, options: &[&str], script: &str) -> Run {
@@ -18,7 +18,7 @@ fn run(dir: &Path, options: &[&str], script: &str) -> Run {
 #[test]
 fn the_library_needs_none_of_the_names_that_it_has() {
     let names = |kind: &str| -> Vec<String> {
-        let listed = done(Command::new("nm").args(["-D", kind]).arg(library()));
+        let listed = done(Command::new("nm").args(["-D", kind]).arg(preload_library()));
         let names = listed.lines().filter_map(|line| line.split_whitespace().last());
         names.map(|name| name.split('@').next().expect("a part").to_owned()).collect()
     };
@@ -47,7 +47,7 @@ fn other_preloaded_libraries_do_not_come_between() {
     let program = compiled(dir.path(), "program", program, &[]);
     for ours_is_first in [true, false] {
         let _ = fs::remove_file(dir.path().join("a.db"));
-        let mut libraries = [library().display().to_string(), other.display().to_string()];
+        let mut libraries = [preload_library().display().to_string(), other.display().to_string()];
         if !ours_is_first {
             libraries.reverse();
         }

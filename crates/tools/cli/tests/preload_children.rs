@@ -3,18 +3,18 @@
 
 mod common;
 
-use common::preload::{compiled, done, library};
+use common::preload::{compiled, done};
 use common::{Run, untorn};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use untorn_testkit::{is_root, skipped};
+use untorn_testkit::{is_root, preload_library, skipped};
 
 /// `untorn preload` in a directory. The arguments follow.
 fn preload(dir: &Path, options: &[&str]) -> Command {
     let mut command = untorn();
-    command.arg("preload").arg("--library").arg(library()).args(["--manage", "*.db"]).args(options);
+    command.arg("preload").arg("--library").arg(preload_library()).args(["--manage", "*.db"]).args(options);
     command.arg("--").current_dir(dir).stdin(Stdio::null());
     command
 }
@@ -239,7 +239,7 @@ fn programs_with_other_rights_are_named() {
 fn environments_get_back_what_is_missing() {
     let dir = tempfile::tempdir().unwrap();
     compiled(dir.path(), "child", CHILD, &[]);
-    let library = library().display().to_string();
+    let library = preload_library().display().to_string();
     let state = |prefix: &str| -> (String, String) {
         let run = shell(
             dir.path(),

@@ -3,9 +3,10 @@
 mod common;
 
 use common::Run;
-use common::preload::{compiled, done, library, preload};
+use common::preload::{compiled, done, preload};
 use std::fs;
 use std::path::Path;
+use untorn_testkit::library_dir;
 
 /// The beginning of each program: a check that ends it with the line's number, and a file that is written and synced.
 const BEGIN: &str = r#"
@@ -382,7 +383,7 @@ fn streams_of_c() {
 #[test]
 fn a_program_that_is_linked_with_the_library() {
     let dir = tempfile::tempdir().unwrap();
-    let archive = library().with_file_name("libuntorn.a");
+    let archive = library_dir().join("libuntorn.a");
     let include = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../include");
     let source = r#"#include <untorn.h>
         int main(void) {
@@ -402,6 +403,8 @@ fn a_program_that_is_linked_with_the_library() {
     let run = run_with(dir.path(), source, &options);
     assert_eq!(run.code, Some(0), "{}", run.err);
     assert!(run.err.contains("own.db"), "{}", run.err);
+    let inner = run.err.lines().find(|line| line.starts_with("inner: ")).expect("the inner copy's message");
+    assert!(inner.contains("this process itself") && inner.contains("another copy of the library"), "{inner}");
     assert_holds(dir.path(), "own.db", "own and its");
 }
 

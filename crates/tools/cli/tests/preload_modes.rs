@@ -2,11 +2,12 @@
 
 mod common;
 
-use common::preload::{compiled, done, library};
+use common::preload::{compiled, done};
 use common::{Run, Tmpfs, untorn};
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use untorn_testkit::preload_library;
 
 /// The papers' programs change one line, and are compiled without a header of Untorn's.
 #[test]
@@ -42,7 +43,7 @@ int main(void) {
             fs::remove_dir_all(dir.path().join(name).with_extension("untorn")).ok();
         }
         let mut command = Command::new(&program);
-        command.current_dir(dir.path()).env("LD_PRELOAD", library()).env_remove("UNTORN_MANAGE");
+        command.current_dir(dir.path()).env("LD_PRELOAD", preload_library()).env_remove("UNTORN_MANAGE");
         command.env("UNTORN_INVALIDATE", invalidate).output().unwrap().into()
     };
     for (invalidate, expected, discarded) in [("rollback", "one\n", 1), ("", "two\n", 2), ("yes", "two\n", 2)] {
@@ -61,7 +62,7 @@ int main(void) {
 /// `untorn preload` in a directory, with a commit mode. The arguments follow.
 fn preload(dir: &Path, mode: &str) -> Command {
     let mut command = untorn();
-    command.arg("preload").arg("--library").arg(library()).args(["--manage", "*.db", mode, "--"]).current_dir(dir);
+    command.arg("preload").arg("--library").arg(preload_library()).args(["--manage", "*.db", mode, "--"]).current_dir(dir);
     command.stdin(Stdio::null());
     command
 }
@@ -174,7 +175,7 @@ fn names_are_durable_with_each_write() {
     let traced = |mode: &str| -> Vec<String> {
         let mut command = Command::new("strace");
         command.args(["-y", "-o", "trace", "-e", "trace=fsync,access,faccessat,faccessat2,unlink,unlinkat"]);
-        command.arg("-E").arg(format!("LD_PRELOAD={}", library().display()));
+        command.arg("-E").arg(format!("LD_PRELOAD={}", preload_library().display()));
         command.args(["-E", "UNTORN_MANAGE=*.db", "-E", &format!("UNTORN_COMMIT={mode}")]).arg(&program);
         let run = Run::from(command.current_dir(dir.path()).output().unwrap());
         if run.err.contains("ptrace") {
@@ -220,7 +221,7 @@ fn contents_are_durable_before_a_managed_name() {
         let dir = tempfile::tempdir().unwrap();
         let mut command = Command::new("strace");
         command.args(["-f", "-y", "-o", "trace", "-e", "trace=fsync,rename,renameat,renameat2,link,linkat"]);
-        command.arg("-E").arg(format!("LD_PRELOAD={}", library().display()));
+        command.arg("-E").arg(format!("LD_PRELOAD={}", preload_library().display()));
         command.args(["-E", "UNTORN_MANAGE=*.db", "-E", &format!("UNTORN_STORE={store}")]).arg(&program).arg(how);
         let run = Run::from(command.current_dir(dir.path()).output().unwrap());
         if run.err.contains("ptrace") {
@@ -245,7 +246,7 @@ fn other_modes_are_named() {
     assert!(refused.code == Some(2) && refused.err.contains("fsync, close, write"), "{}", refused.err);
     let steps = compiled(dir.path(), "steps", STEPS, &[]);
     let mut command = Command::new(steps);
-    command.env("LD_PRELOAD", library()).env("UNTORN_MANAGE", "*.db").env("UNTORN_COMMIT", "often");
+    command.env("LD_PRELOAD", preload_library()).env("UNTORN_MANAGE", "*.db").env("UNTORN_COMMIT", "often");
     let run = Run::from(command.current_dir(dir.path()).output().unwrap());
     assert!(run.code == Some(0) && run.err.contains("UNTORN_COMMIT=often"), "{}", run.err);
 }

@@ -3,11 +3,11 @@
 
 pub mod killed_programs;
 
-use std::env;
+pub use untorn_testkit::library_dir;
+
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Once;
 
 /// This crate's directory.
 pub fn crate_dir() -> &'static Path {
@@ -19,29 +19,9 @@ pub fn profile() -> &'static str {
     if cfg!(debug_assertions) { "test" } else { "release" }
 }
 
-/// The directory of the finished libraries: two levels above this test, `target/debug/deps/…`.
-pub fn library_dir() -> PathBuf {
-    let test = env::current_exe().expect("this test's own path");
-    test.ancestors().nth(2).expect("target/PROFILE/deps/TEST").to_owned()
-}
-
 /// The cargo target directory.
 pub fn target_dir() -> PathBuf {
     library_dir().parent().expect("target/PROFILE").to_owned()
-}
-
-/// Builds `libuntorn.so` and `libuntorn.a`: cargo by itself makes neither for a test.
-pub fn build_library() {
-    // `make test` has built everything.
-    if env::var_os("UNTORN_PREBUILT").is_some() {
-        return;
-    }
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--quiet", "--package", "untorn-capi", "--profile", profile(), "--target-dir"]);
-        run(cargo.arg(target_dir()).current_dir(crate_dir()));
-    });
 }
 
 /// Runs a program that must succeed; its output is shown if it does not.

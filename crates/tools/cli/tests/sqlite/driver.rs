@@ -5,27 +5,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::OnceLock;
-
-/// `target/PROFILE`, with the `libuntorn.a` of this build.
-fn profile_dir() -> &'static Path {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let test = std::env::current_exe().expect("this test's own path");
-        let dir = test.ancestors().nth(2).expect("target/PROFILE/deps/TEST").to_owned();
-        // `make test` has built everything.
-        if std::env::var_os("UNTORN_PREBUILT").is_none() {
-            let profile = if cfg!(debug_assertions) { "test" } else { "release" };
-            let mut cargo = Command::new(env!("CARGO"));
-            cargo.args(["build", "--quiet", "--package", "untorn-capi", "--profile", profile, "--target-dir"]);
-            succeed(cargo.arg(dir.parent().expect("target/PROFILE")).current_dir(root()));
-        }
-        dir
-    })
-}
-
-pub fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..")
-}
+use untorn_testkit::link_by;
 
 #[track_caller]
 pub fn succeed(command: &mut Command) -> String {
@@ -48,9 +28,7 @@ pub fn extension(options: &[&str]) -> PathBuf {
     if !dir.exists() {
         // Under another name until it is complete: tests run at the same time.
         let made = tempfile::tempdir_in(builds()).unwrap().keep();
-        let script = root().join("crates/bindings/sqlite/link.sh");
-        let (archive, linked) = (profile_dir().join("libuntorn.a"), made.join("libuntorn_sqlite.so"));
-        succeed(Command::new(script).arg(archive).arg(&linked).args(options));
+        link_by("crates/bindings/sqlite/link.sh", &made.join("libuntorn_sqlite.so"), options);
         // Another test may have been faster.
         let _ = fs::rename(made, &dir);
     }

@@ -428,3 +428,29 @@ fn sqlite_commits_in_the_order_that_the_commit_rests_on() {
         );
     }
 }
+
+/// The extension in a program under the preloaded library: two copies of Untorn.
+#[test]
+fn a_preloaded_library_leaves_the_databases_of_the_extension_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let start = |pattern: &str| {
+        let mut command = Command::new(program());
+        command.arg(extension(&[])).env("LD_PRELOAD", untorn_testkit::preload_library());
+        Driver::from(command.env("UNTORN_MANAGE", pattern))
+    };
+    let mut driver = start("*.txt");
+    driver.open(0, dir.path(), "a.db");
+    driver.sql("CREATE TABLE t(a); INSERT INTO t VALUES (1)");
+    driver.kill();
+    // A pattern that names the database: one copy has it, and the message says which program that is.
+    let mut driver = start("*.db");
+    driver.open(0, dir.path(), "a.db");
+    let refused = driver.tell("0 INSERT INTO t VALUES (2)");
+    assert_ne!(refused.code, 0, "{refused:?}");
+    let why = driver.sql("PRAGMA untorn_error");
+    assert!(why.contains("this process itself") && why.contains("another copy of the library"), "{why}");
+    driver.end();
+    let mut driver = Driver::start();
+    driver.open(0, dir.path(), "a.db");
+    assert_eq!(driver.sql("SELECT a FROM t"), "1");
+}
