@@ -10,10 +10,7 @@ use std::sync::OnceLock;
 
 use untorn_testkit::{drawn_seed, run_and_kill, seed, slice};
 
-use common::{
-    STATIC_LIBS, cc, crate_dir, cxx, have, libcxx, library_dir, link_with, output_of, profile, run,
-    skipped,
-};
+use common::{STATIC_LIBS, cc, crate_dir, cxx, have, libcxx, library_dir, link_with, output_of, profile, run, skipped};
 
 const PROGRAMS: [&str; 20] = [
     "store",

@@ -298,3 +298,20 @@ fn descriptors_do_not_leak_into_other_programs() {
     let list = String::from_utf8_lossy(&output.stdout);
     assert!(!list.contains(path_text(dir.path())), "{list}");
 }
+
+/// A store that was plain is no longer plain while a process has it open, and after a kill; a clean close ends both.
+#[test]
+fn a_plain_store_is_known_by_its_note() {
+    let dir = directory();
+    let is_plain = || [false, true].map(|was_plain| untorn::__private::is_plain(dir.path(), was_plain).unwrap());
+    Store::open_or_create(dir.path()).unwrap().close().unwrap();
+    assert_eq!(is_plain(), [true; 2], "closed");
+    let mut process = ChildProcess::owning(dir.path());
+    assert_eq!(is_plain(), [false; 2], "open");
+    process.ok(&["create", "a"]);
+    process.commit("a", "one");
+    drop(process);
+    assert_eq!(is_plain(), [false; 2], "killed");
+    Store::open_or_create(dir.path()).unwrap().close().unwrap();
+    assert_eq!(is_plain(), [true; 2], "recovered");
+}

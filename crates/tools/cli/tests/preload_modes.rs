@@ -62,7 +62,12 @@ int main(void) {
 /// `untorn preload` in a directory, with a commit mode. The arguments follow.
 fn preload(dir: &Path, mode: &str) -> Command {
     let mut command = untorn();
-    command.arg("preload").arg("--library").arg(preload_library()).args(["--manage", "*.db", mode, "--"]).current_dir(dir);
+    command
+        .arg("preload")
+        .arg("--library")
+        .arg(preload_library())
+        .args(["--manage", "*.db", mode, "--"])
+        .current_dir(dir);
     command.stdin(Stdio::null());
     command
 }
@@ -249,4 +254,30 @@ fn other_modes_are_named() {
     command.env("LD_PRELOAD", preload_library()).env("UNTORN_MANAGE", "*.db").env("UNTORN_COMMIT", "often");
     let run = Run::from(command.current_dir(dir.path()).output().unwrap());
     assert!(run.code == Some(0) && run.err.contains("UNTORN_COMMIT=often"), "{}", run.err);
+}
+
+/// A file of a closed store is opened for reading without a look at the other files.
+#[test]
+fn a_read_looks_at_one_file() {
+    if Command::new("strace").arg("-V").output().is_err() {
+        return untorn_testkit::skipped("there is no strace here");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let script = "import os\nfor i in range(50):\n    f = os.open(f'{i}.db', os.O_RDWR | os.O_CREAT, 0o600)\n\
+         \x20   os.write(f, b'%d' % i)\n    os.fsync(f)\n    os.close(f)\n\
+         os.access('read', 0)\n\
+         for i in range(50):\n    f = os.open(f'{i}.db', os.O_RDONLY)\n    assert os.read(f, 9) == b'%d' % i\n";
+    let mut command = Command::new("strace");
+    command.args(["-f", "-o", "trace", "-e", "trace=fgetxattr,access,faccessat,faccessat2"]);
+    command.arg("-E").arg(format!("LD_PRELOAD={}", preload_library().display()));
+    command.args(["-E", "UNTORN_MANAGE=*.db", "-E", "UNTORN_STORE=."]).args(["python3", "-c", script]);
+    let run = Run::from(command.current_dir(dir.path()).output().unwrap());
+    if run.err.contains("ptrace") {
+        return untorn_testkit::skipped("strace may not trace here");
+    }
+    assert_eq!(run.code, Some(0), "{}", run.err);
+    let trace = fs::read_to_string(dir.path().join("trace")).unwrap();
+    let read = trace.lines().skip_while(|line| !line.contains("\"read\""));
+    let looks = read.filter(|line| line.contains("user.untorn")).count();
+    assert!(looks <= 100, "{looks} looks at the attributes of 50 files");
 }

@@ -203,6 +203,12 @@ pub(crate) fn is_closed_note(note: &[u8]) -> bool {
     note == CLOSED.as_bytes()
 }
 
+/// Whether a lock file says that the store is closed.
+pub fn is_noted_closed(lock: &dyn File) -> bool {
+    let mut note = [0; CLOSED.len() + 1];
+    read_full_at(lock, &mut note, 0).is_ok_and(|n| is_closed_note(&note[..n]))
+}
+
 /// Contents of the lock file while a process has the store open; as long as [`CLOSED`], so that each overwrites the
 /// other.
 fn opened_by(pid: u32) -> String {

@@ -14,7 +14,7 @@ use untorn_journal::commits::final_state::{FileState, FinalState};
 use untorn_journal::data_files::locate::{DataFiles, Location, Locations, leave_unreadable};
 use untorn_journal::directories::quarantine::PendingFiles;
 use untorn_journal::directories::store_dir::{
-    StoreDir, is_of_another_namespace, is_owned_by_somebody, read_pid, segment_name,
+    StoreDir, is_noted_closed, is_of_another_namespace, is_owned_by_somebody, read_pid, segment_name,
 };
 use untorn_journal::format::{Header, RecordKind, VERSION, hex};
 use untorn_journal::recovery::boot_id;
@@ -307,6 +307,23 @@ impl Owner {
             Owner { pid, .. } => Error::busy(path, Some(pid).filter(|pid| *pid != 0)),
         }
     }
+}
+
+/// Whether nobody has a store open, and all its commits are in the data files. `was_plain`: this was so at some time
+/// since the system started, so that the log need not be read again: each opening since then has replaced the note of a
+/// closed store, and only a clean close has put it back.
+pub fn is_plain(path: &Path, was_plain: bool) -> Result<bool> {
+    let (linux, store_dir) = locate(path)?;
+    let storage: Arc<dyn Storage> = linux;
+    if owner(&*storage, &store_dir).is_some() || !store_dir.quarantined_journals(&*storage)?.is_empty() {
+        return Ok(false);
+    }
+    if !was_plain {
+        let found = inspect_on(path, &storage, &store_dir)?.0;
+        return Ok(found.owner.is_none() && found.clean && found.quarantined.is_empty());
+    }
+    let lock = storage.open(&store_dir.lock_file(), Open::READ).context("open", &store_dir.lock_file())?;
+    Ok(is_noted_closed(&*lock) && read_header(&*storage, &store_dir.journal())?.clean)
 }
 
 /// Whether a process has a store open.

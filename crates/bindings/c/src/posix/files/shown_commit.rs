@@ -5,7 +5,7 @@
 //! forked children and in other programs. The program gets a newer commit when it begins to read again: at `lseek` to
 //! the beginning of the file, and when it takes a lock by `fcntl`.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::c_int;
 use std::fs::{File, FileTimes, OpenOptions, Permissions};
 use std::io;
@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{LazyLock, Mutex};
 
 use untorn::reader::SnapshotFile;
-use untorn::{Error, Reader, offline};
+use untorn::{Error, Reader};
 
 use super::managed_files::{Managing, begin_managing, watch_forks};
 use super::managed_stores::{has_store, store_of};
@@ -50,7 +50,8 @@ static TABLE: LazyLock<Mutex<HashMap<c_int, Shown>>> = LazyLock::new(Mutex::defa
 pub(crate) fn show(fd: c_int, path: &Path) -> Result<()> {
     let (commit, is_copy) = match is_in_use(path)? {
         true => (show_commit(fd, path)?, true),
-        false => (plain_commit(path), false),
+        false if has_store(path) => (plain_commit(path), false),
+        false => (None, false),
     };
     keep_descriptors_high();
     watch_forks();
@@ -141,10 +142,10 @@ fn is_in_use(path: &Path) -> Result<bool> {
         });
         return Ok(!is_own && is_of_used_store(path));
     }
-    match offline::inspect(path) {
-        Ok(found) if found.owner.is_none() && found.clean && found.quarantined.is_empty() => return Ok(false),
-        Ok(found) if found.owner.is_none() => {}
-        Ok(_) | Err(Error::Busy { .. }) => return Ok(true),
+    match is_plain(path) {
+        Ok(true) => return Ok(false),
+        Ok(false) if !untorn::__private::has_owner(path)? => {}
+        Ok(false) | Err(Error::Busy { .. }) => return Ok(true),
         Err(e) => return Err(e.into()),
     }
     match recover(path) {
@@ -160,7 +161,19 @@ fn is_of_used_store(path: &Path) -> bool {
         return false;
     }
     let Some(top) = path.ancestors().skip(1).find(|dir| dir.join(".untorn").is_dir()) else { return false };
-    offline::inspect(top).is_ok_and(|found| found.owner.is_some() || !found.clean)
+    is_plain(top).is_ok_and(|is_plain| !is_plain)
+}
+
+/// Whether nobody has a store open, and all its commits are in the data files.
+fn is_plain(of: &Path) -> untorn::Result<bool> {
+    /// The stores of which this process has read a whole log.
+    static PLAIN: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+    let was_plain = lock(&PLAIN).contains(of);
+    let is_plain = untorn::__private::is_plain(of, was_plain)?;
+    if is_plain && !was_plain {
+        lock(&PLAIN).insert(of.to_owned());
+    }
+    Ok(is_plain)
 }
 
 /// The commit that a plain file shows.
