@@ -48,6 +48,7 @@ pub use memory::process_memory::{process_memory, set_read_only};
 /// Names of the kernel's error numbers.
 pub use rustix::io::Errno;
 pub use sanitizer::sanitizer;
+pub use storage::byte_locks::{ByteLock, lock_bytes, lock_of_others};
 pub use storage::file_system_info::{FileSystemInfo, file_system_info};
 pub use storage::linux::{Linux, umask};
 pub use storage::read_write::{read_full_at, read_full_past_cache_at, write_all_at, write_more_at};

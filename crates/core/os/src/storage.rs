@@ -1,5 +1,6 @@
 //! The traits in front of the operating system, and the arguments and results of their calls.
 
+pub(crate) mod byte_locks;
 pub(crate) mod clone_range;
 pub(crate) mod file_system_info;
 pub(crate) mod kernel;

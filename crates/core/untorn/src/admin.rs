@@ -3,6 +3,7 @@
 
 pub(crate) mod adopt;
 pub(crate) mod inspection;
+pub(crate) mod leave;
 pub mod offline;
 pub(crate) mod put;
 pub(crate) mod replacement_lock;

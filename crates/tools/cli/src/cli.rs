@@ -39,6 +39,7 @@ enum Command {
     FindUnclean(commands::find_unclean::FindUnclean),
     PortCheck(commands::port_check::PortCheck),
     Preload(commands::preload::Preload),
+    Sqlite(commands::sqlite::Sqlite),
     /// Cut the power under any program, and show the possible results (the program untorn-crashtest).
     #[command(disable_help_flag = true, disable_version_flag = true)]
     Crashtest(Arguments),
@@ -95,6 +96,7 @@ pub fn run() -> Result<Output, Failure> {
         Command::FindUnclean(c) => c.run(),
         Command::PortCheck(c) => c.run(),
         Command::Preload(c) => c.run(),
+        Command::Sqlite(c) => c.run(),
         Command::Crashtest(_) => Err(Other::Crashtest.execute()),
         Command::Xsync(_) => Err(Other::Xsync.execute()),
         Command::Mount(_) => Err(Other::Mount.execute()),

@@ -5,6 +5,7 @@ mod commands;
 mod json;
 mod progress_bar;
 mod siblings;
+mod sqlite_files;
 mod standard_input;
 
 use std::process::ExitCode;

@@ -7,6 +7,7 @@ use crate::mapping::read_mapping::ReadMapping;
 use crate::mapping::shared_view::{SharedView, View};
 use crate::mapping::{MapRequest, Mapping};
 use crate::memory::buffer::{AlignedBuf, BLOCK_BYTES};
+use crate::storage::byte_locks::ask_lock;
 use crate::storage::clone_range::clone_range;
 use crate::storage::other_process;
 use crate::storage::read_write::write_all_at;
@@ -89,21 +90,10 @@ fn set_lock(
     command: libc::c_int,
     range: Range<u64>,
 ) -> io::Result<(libc::c_int, Range<u64>)> {
-    let number = |n: u64| libc::off_t::try_from(n).map_err(|_| io::Error::from(Errno::OVERFLOW));
-    // SAFETY: all-zero is a valid `flock`: the whole file, from its start.
-    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-    lock.l_type = kind as libc::c_short;
-    lock.l_whence = libc::SEEK_SET as libc::c_short;
-    lock.l_start = number(range.start)?;
-    lock.l_len = number(range.end - range.start)?;
-    // SAFETY: a live descriptor and a valid `flock`, which the kernel may fill.
-    if unsafe { libc::fcntl(fd.as_raw_fd(), command, &raw mut lock) } == 0 {
-        // A length of 0 means that the lock has no end.
-        let end = if lock.l_len == 0 { u64::MAX } else { (lock.l_start + lock.l_len) as u64 };
-        Ok((lock.l_type.into(), lock.l_start as u64..end))
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    let lock = ask_lock(fd, kind, command, range)?;
+    // A length of 0 means that the lock has no end.
+    let end = if lock.l_len == 0 { u64::MAX } else { (lock.l_start + lock.l_len) as u64 };
+    Ok((lock.l_type.into(), lock.l_start as u64..end))
 }
 
 /// The present `RLIMIT_FSIZE`.

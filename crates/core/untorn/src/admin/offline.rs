@@ -1,6 +1,7 @@
 //! Inspects and repairs a store by its path, without handles of files.
 
 use crate::admin::inspection::{inspect_on, owner};
+use crate::admin::leave::take_out;
 use crate::admin::unneeded::{remove_store_dir, remove_unneeded, standalone_store};
 use crate::engine::files::file_state::check_kind;
 use crate::engine::handles::store::Store;
@@ -32,6 +33,7 @@ use untorn_os::{Access, File, Kind, Linux, Meta, Open, Storage, memory_limit, sh
 
 pub use crate::admin::adopt::{Adoption, adopt};
 pub use crate::admin::inspection::{Inspection, PendingFile, RecordInfo, inspect};
+pub use crate::admin::leave::{FileMark, file_mark};
 pub use crate::engine::lifecycle::left_marks::LeftMark;
 pub use crate::heap::handle::last_cut::{Candidate, Rescued};
 pub use crate::reader::lost::{LostFile, accept_lost, lost_files};
@@ -425,6 +427,16 @@ pub fn eject(path: &Path, progress: &dyn Fn(u64, u64)) -> Result<Report> {
         left_marks: Vec::new(),
         kept: kept.into_iter().map(|one| one.path).collect(),
     })
+}
+
+/// Recovers the store of a directory, and takes the file `name` out of it: the file is plain, and no longer the store's.
+/// Returns the results of recovery, and whether other files are the store's.
+///
+/// # Errors
+/// [`Error::NeedsJournal`]: the file waits for commits that could not be applied.
+pub fn leave(path: &Path, name: &Path, progress: &dyn Fn(u64, u64)) -> Result<(Report, bool)> {
+    let report = recover(path, &RecoverOptions::default(), progress)?;
+    Ok((report, take_out(path, name)?))
 }
 
 /// Replaces the contents of `path` by everything that `from` yields; returns the bytes written.

@@ -6,6 +6,7 @@ use super::status::{self, COULD_NOT_LOOK, PROBLEMS};
 use crate::json;
 use crate::progress_bar::Progress;
 use crate::siblings;
+use crate::sqlite_files;
 use clap::Args;
 use std::path::Path;
 use untorn::heap::{HeapReport, LiveMemoryFound, NextStart};
@@ -163,7 +164,7 @@ fn live_text(found: &HeapReport, live: &[LiveMemoryFound]) -> String {
 }
 
 fn text(found: &Inspection, sound: bool) -> String {
-    let mut text = status::text(found);
+    let mut text = status::text(found) + &sqlite_files::left_markers(found);
     if found.owner.is_some() {
         text += "note     the store is in use; this was its state a moment ago\n";
     }

@@ -3,17 +3,18 @@
 use super::recover;
 use crate::progress_bar::Progress;
 use crate::siblings;
+use crate::sqlite_files::Guard;
 use clap::{Args, ValueHint};
 use std::io::IsTerminal;
 use std::path::PathBuf;
-use untorn::offline;
+use untorn::offline::{self, RecoverOptions};
 use untorn_terminal::standard_streams::confirmed;
 use untorn_terminal::{Failure, Output};
 
 /// Leave plain files: recover, then remove everything of Untorn's.
 ///
 /// Data files keep their contents; the journal and Untorn's marks on the files are removed. Programs that open the
-/// files through Untorn make a new store.
+/// files through Untorn make a new store. SQLite databases get rid of the markers of Untorn's extension, too.
 ///
 /// The store of a mount, which must not be mounted, becomes a plain directory with the files that the mount showed,
 /// all or nothing. The program untorn-mount does this.
@@ -43,8 +44,14 @@ impl Eject {
             return Err(Failure::new("nothing was changed"));
         }
         let progress = Progress::new("recovering");
-        let report = offline::eject(&self.path, &|done, all| progress.show(done, all))?;
-        let recovered = recover::text(&report.recovered);
+        let show = |done, all| progress.show(done, all);
+        let guard = Guard::of_store(&self.path, false)?;
+        // Without the store, nothing would tell that a marker is not needed any more.
+        let first =
+            guard.any_marker().then(|| offline::recover(&self.path, &RecoverOptions::default(), &show)).transpose()?;
+        let removed = guard.remove_markers()?;
+        let report = offline::eject(&self.path, &show)?;
+        let recovered = recover::text(first.as_ref().map_or(&report.recovered, |first| &first.recovered)) + &removed;
         let path = self.path.display();
         if report.kept.is_empty() {
             return Ok(Output::text(format!("{recovered}{path}: nothing of Untorn's is left\n")));

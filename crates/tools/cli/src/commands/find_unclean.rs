@@ -3,6 +3,7 @@
 use super::status;
 use crate::json;
 use crate::siblings::SESSION;
+use crate::sqlite_files::{self, Guard};
 use clap::{Args, ValueHint};
 use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, makedev, statx};
 use serde::Serialize;
@@ -232,7 +233,10 @@ fn look(path: &Path) -> FoundStore {
     let found =
         |condition, files_pending, detail| FoundStore { path: path.to_owned(), condition, files_pending, detail };
     match offline::inspect(path) {
-        Ok(inspection) => found(condition(&inspection), inspection.files_pending.len(), problem(&inspection)),
+        Ok(inspection) => {
+            let detail = problem(&inspection).or_else(|| marker(&inspection));
+            found(condition(&inspection), inspection.files_pending.len(), detail)
+        }
         Err(
             e @ (untorn::Error::Corrupt { .. }
             | untorn::Error::UnknownState { .. }
@@ -249,7 +253,7 @@ fn condition(found: &Inspection) -> Condition {
         Condition::InUse
     } else if !found.problems.is_empty() || found.unknown_state {
         Condition::Problem
-    } else if status::is_unclean(found) {
+    } else if status::is_unclean(found) || marker(found).is_some() {
         Condition::Unclean
     } else {
         Condition::Clean
@@ -263,13 +267,23 @@ fn problem(found: &Inspection) -> Option<String> {
     found.problems.first().cloned()
 }
 
+/// A text about a marker of a SQLite database that was left.
+fn marker(found: &Inspection) -> Option<String> {
+    let first = sqlite_files::marked_databases(&found.path).into_iter().next().filter(|_| found.owner.is_none())?;
+    Some(format!("{} keeps other programs from the database", shown(&sqlite_files::journal_of(&first))))
+}
+
+fn recover_here(path: &Path) -> Result<(), Failure> {
+    let guard = Guard::of_store(path, false)?;
+    offline::recover(path, &RecoverOptions::default(), &|_, _| {})?;
+    guard.remove_markers().map(drop)
+}
+
 /// Recovers a store as its owner, because nobody else may.
 fn recover(found: &mut FoundStore) {
     let done = match other_owner(&found.path) {
         Some((user, group)) => recover_as(&found.path, user, group),
-        None => {
-            offline::recover(&found.path, &RecoverOptions::default(), &|_, _| {}).map(drop).map_err(|e| e.to_string())
-        }
+        None => recover_here(&found.path).map_err(|failure| failure.message),
     };
     *found = match done {
         Err(why) => FoundStore { condition: Condition::Problem, detail: Some(why), path: found.path.clone(), ..*found },

@@ -16,5 +16,6 @@ pub mod preload;
 pub mod put;
 pub mod recover;
 pub mod rescue_heaps;
+pub mod sqlite;
 pub mod status;
 pub mod tail;

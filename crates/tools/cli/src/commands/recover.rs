@@ -3,6 +3,7 @@
 use super::status;
 use crate::progress_bar::Progress;
 use crate::siblings;
+use crate::sqlite_files::{self, Guard};
 use clap::{Args, ValueHint};
 use std::path::{Path, PathBuf};
 use untorn::offline::{self, LostFile, RecoverOptions};
@@ -17,6 +18,9 @@ const SALVAGED: &str = "salvaged";
 /// Bring a store that was not closed back to its last commit.
 ///
 /// Opening a store does the same by itself. An interruption does no harm: run the command again, or open the store.
+///
+/// Of SQLite databases, it also removes the markers that Untorn's extension for SQLite left, so that any program can open
+/// them; meanwhile it has SQLite's locks.
 ///
 /// For a directory with a session of `untorn run` that was killed or met a conflict, puts the session's changes back.
 /// The program untorn-mount does this. Exit code 124: some changes are not put back, because of a conflict, or
@@ -93,11 +97,14 @@ impl Recover {
             said = adopt(&self.path, self.wait, false)?;
         }
         let options = RecoverOptions { salvage: self.salvage, accept_unknown: self.accept_unknown, wait: self.wait };
+        let guard = Guard::of_store(&self.path, self.wait)?;
         let progress = Progress::new("recovering");
         let report = offline::recover(&self.path, &options, &|done, all| progress.show(done, all))?;
+        let removed = guard.remove_markers()?;
         refuse_quarantined(&report.quarantined).map_err(|e| advise_adoption(&self.path, e))?;
         refuse_lost(&report.lost_files)?;
         said += &text(&report.recovered);
+        said += &removed;
         let is_left = report.left_marks.iter().any(|left| left.seen);
         report.left_marks.iter().for_each(|left| said += &format!("{}\n", left.problem()));
         Ok(Output::text(said).code(u8::from(is_left)))
@@ -117,6 +124,7 @@ impl Recover {
         } else {
             let found = status::look(&self.path)?;
             text += &status::text(&found);
+            text += &sqlite_files::left_markers(&found);
             code = status::code(&found);
         }
         Ok(Output::text(text + "dry run: nothing was changed\n").code(code))

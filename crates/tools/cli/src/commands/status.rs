@@ -2,6 +2,7 @@
 
 use crate::json;
 use crate::siblings;
+use crate::sqlite_files;
 use clap::{Args, ValueHint};
 use serde_json::json;
 use std::io::ErrorKind;
@@ -23,7 +24,8 @@ use untorn_terminal::{Failure, Output};
 /// is `none`.
 ///
 /// Exit code: 0 in order; 1 something is to be done: there are problems, or the owner did not close the store, and it
-/// has to be recovered; 2 could not look, or the directory has no store, mount or session.
+/// has to be recovered; 2 could not look, or the directory has no store, mount or session. `untorn sqlite status` says
+/// more about SQLite databases.
 #[derive(Args)]
 pub struct Status {
     /// A store's directory, or a file with its own store.
@@ -43,7 +45,11 @@ impl Status {
             return self.of_no_store();
         }
         let found = look(&self.path)?;
-        let output = if self.json { json::output(&summary(&found)?)? } else { Output::text(text(&found)) };
+        let output = if self.json {
+            json::output(&summary(&found)?)?
+        } else {
+            Output::text(text(&found) + &sqlite_files::left_markers(&found))
+        };
         Ok(output.code(code(&found)))
     }
 
@@ -99,7 +105,7 @@ pub fn is_unclean(found: &Inspection) -> bool {
 
 /// The exit code for an examination. `status`, `check`, `dump` and `find-unclean` use this rule.
 pub fn code(found: &Inspection) -> u8 {
-    if is_sound(found) && !is_unclean(found) { 0 } else { PROBLEMS }
+    if is_sound(found) && !is_unclean(found) && sqlite_files::left_markers(found).is_empty() { 0 } else { PROBLEMS }
 }
 
 /// The inspection as JSON. It has only the number of records, because there can be very many.
@@ -107,6 +113,8 @@ pub fn summary(found: &Inspection) -> Result<serde_json::Value, Failure> {
     let mut value = json::value(found)?;
     value["records"] = found.records.len().into();
     value["kept_bytes"] = kept_bytes(&found.path).into();
+    let markers = sqlite_files::marked_databases(&found.path);
+    value["sqlite_markers"] = markers.iter().map(|database| database.to_string_lossy()).collect();
     Ok(value)
 }
 

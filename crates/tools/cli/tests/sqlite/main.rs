@@ -3,6 +3,7 @@
 //! `UNTORN_TEST_SEED` repeats the statements and the moments of the kills. `UNTORN_TEST_SQLITE=DIR` tests another
 //! version of SQLite, whose `sqlite3.c` and `sqlite3.h` are in DIR.
 
+mod commands;
 mod driver;
 mod faults;
 mod kills;

@@ -7,6 +7,7 @@ mod device;
 mod file_system;
 mod finding;
 mod promises;
+mod sqlite;
 mod trial;
 mod trust;
 
@@ -83,6 +84,7 @@ fn examine(path: &Path) -> Result<Report, Failure> {
     findings.extend(trial::kernel(dir));
     findings.extend(trial::memory());
     findings.extend(trial::on_a_file(dir));
+    findings.extend(sqlite::databases(path));
 
     let journal = journal_of(path);
     let mut store = None;
