@@ -48,6 +48,7 @@ static int commit(struct handle **group, size_t n, int durable) {
     int done;
     if (!files)
         return SQLITE_IOERR_NOMEM;
+    sqlite3_int64 before = tickets_started(group[0]->database->store);
     FAULT("commit", SQLITE_FULL);
     TRACE("commit of %d\n", (int)n);
     for (size_t i = 0; i < n; i++)
@@ -60,6 +61,7 @@ static int commit(struct handle **group, size_t n, int durable) {
     if (!done)
         return failed(group[0]->database);
     remember(group[0]->database, ticket);
+    tickets_note(group, n, durable, before);
     pthread_mutex_lock(&registry);
     for (size_t i = 0; i < n; i++)
         group[i]->changed = group[i]->synced = group[i]->durable = 0;

@@ -155,29 +155,6 @@ static int about_to_commit(struct handle *handle, const char *super_name) {
                  database->path);
 }
 
-/* The journal lives in memory in every mode. WAL needs shared memory, and OFF cannot roll back: asked for them, SQLite
- * answers the present mode, as if the program had only asked which one it is. */
-static void only_ask_for_the_mode(char *mode) {
-    size_t len = strlen(mode);
-    if (len > 0 && (sqlite3_strnicmp(mode, "wal", (int)len) == 0 || sqlite3_strnicmp(mode, "off", (int)len) == 0))
-        *mode = '?';
-}
-
-static int pragma(struct handle *handle, char **argument) {
-    if (sqlite3_stricmp(argument[1], "journal_mode") == 0 && argument[2]) {
-        only_ask_for_the_mode(argument[2]);
-    } else if (sqlite3_stricmp(argument[1], "untorn_error") == 0) {
-        argument[0] = last_sentence();
-        return SQLITE_OK;
-    } else if (sqlite3_stricmp(argument[1], "untorn_release") == 0) {
-        int rc = is_foreign(handle) ? SQLITE_IOERR : store_release(handle->database->store);
-        argument[0] = rc == SQLITE_IOERR_CLOSE ? last_sentence()
-                                               : sqlite3_mprintf("%s", rc == SQLITE_OK ? "released" : "busy");
-        return rc == SQLITE_IOERR_CLOSE || rc == SQLITE_IOERR ? SQLITE_ERROR : SQLITE_OK;
-    }
-    return SQLITE_NOTFOUND;
-}
-
 static int has_moved(const struct handle *handle) {
     struct stat is;
     return stat(handle->database->path, &is) != 0 || is.st_dev != handle->database->device ||

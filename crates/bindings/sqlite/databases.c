@@ -169,7 +169,7 @@ static int not_opened(const struct database *database) {
 /* Opens the store, unless it is open, and the file. */
 static int open_in_store(struct database *database) {
     struct store *store = database->store;
-    untorn_options options = {.size = sizeof options, .flags = UNTORN_CREATE};
+    untorn_options options = {.size = sizeof options, .flags = UNTORN_CREATE, .failure_class = store->failure_class};
     if (store->standalone) {
         if (!(database->file = untorn_open(database->path, 0, 0, &options)))
             return not_opened(database);
@@ -270,6 +270,7 @@ static int store_close(struct store *store) {
             sorry(SQLITE_IOERR_CLOSE, "%s: %s", store->path, untorn_error_message());
         files_close(store, NULL, plain);
     }
+    tickets_close(store, plain && !store->failed);
     store->open = NULL;
     store->failed = 0;
     return plain;
@@ -316,6 +317,14 @@ static void look_at_last(struct database *database) {
     if (database->last && untorn_ticket_poll(database->last) < 0)
         database->store->failed = 1;
     pthread_mutex_unlock(&registry);
+}
+
+/* Whether a commit has failed that somebody, or nobody, waited for. The caller holds `registry`. */
+int store_has_failed(struct store *store) {
+    for (struct database *database = databases; database; database = database->next)
+        if (database->store == store && database->last && untorn_ticket_poll(database->last) < 0)
+            store->failed = 1;
+    return store->failed;
 }
 
 /* Opens the database for a lock, unless it is open. A failed store is closed and opened again: recovery decides which

@@ -6,7 +6,7 @@
  *
  *   vfs.c       entry point, names        databases.c  stores and files of this process    connection.c  a connection's file
  *   locks.c     locks within the process  marker.c     keeps other programs away           commit.c      the commit point
- *   journals.c  journals in memory
+ *   journals.c  journals in memory        pragmas.c    the pragmas `untorn_*`              tickets.c       numbers of commits
  *
  * `registry` guards the lists, the locks and the marks of handles. It is held for some instructions only: never while
  * something is opened, committed, rolled back or closed. `store.opening` is held while a store or its files open or close,
@@ -69,6 +69,8 @@ struct store {
     int failed;     /* a commit's outcome is unknown: closed and opened again once nobody has a lock */
     int closing;
     int locked;     /* handles with any lock */
+    uint32_t failure_class;
+    sqlite3_int64 started, durable, lost_from, lost_to; /* commits by their numbers: tickets.c */
     pthread_mutex_t opening;
 };
 
@@ -111,6 +113,7 @@ struct handle {
     int changed;
     int synced;  /* SQLite has written everything and is about to commit (or has rolled back) */
     int durable; /* synchronous is not OFF */
+    sqlite3_int64 ticket; /* its last commit, or 0 */
 };
 
 /* databases.c */
@@ -123,6 +126,7 @@ struct database *database_of_journal(const char *name);
 int database_use(struct database *database);
 void database_unuse(struct database *database);
 int store_release(struct store *store);
+int store_has_failed(struct store *store);
 int sorry(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 char *last_sentence(void);
 
@@ -153,6 +157,18 @@ int journal_file_size(void);
 struct super *super_find(const char *name);
 int super_open(const char *name, sqlite3_file *file, int flags);
 int super_delete(struct super *super, int commit);
+
+/* tickets.c */
+sqlite3_int64 tickets_started(struct store *store);
+void tickets_note(struct handle **group, size_t n, int durable, sqlite3_int64 before);
+void tickets_close(struct store *store, int plain);
+sqlite3_int64 tickets_durable(struct store *store);
+int tickets_wait(struct store *store, sqlite3_int64 ticket, sqlite3_int64 *lsn);
+const char *class_name(struct store *store);
+int class_set(struct store *store, uint32_t failure_class);
+
+/* pragmas.c */
+int pragma(struct handle *handle, char **argument);
 
 /* connection.c */
 int handle_open(const char *name, sqlite3_file *file, int flags, int *flags_out);

@@ -8,4 +8,5 @@ mod driver;
 mod faults;
 mod kills;
 mod lockstep;
+mod pragmas;
 mod vfs;
