@@ -159,6 +159,8 @@ if [ $library_only = no ]; then
     if echo '#include <sqlite3ext.h>' | "${CC:-cc}" -E -x c - >"$work/header" 2>&1; then
         crates/bindings/sqlite/link.sh "$out/libuntorn.a" "$work/libuntorn_sqlite.so"
         put 755 "$work/libuntorn_sqlite.so" "$LIBDIR/untorn/libuntorn_sqlite.so"
+        crates/bindings/sqlite/archive.sh "$work/libuntorn_sqlite.a"
+        put 644 "$work/libuntorn_sqlite.a" "$LIBDIR/untorn/libuntorn_sqlite.a"
     else
         echo "install.sh: the SQLite extension is left out, as sqlite3ext.h is not here (Debian: libsqlite3-dev)" >&2
     fi

@@ -140,6 +140,15 @@ static int start(void) {
     return sqlite3_vfs_register(&untorn_vfs, 0);
 }
 
+#ifdef SQLITE_CORE
+/* For an application that compiles SQLite itself, with SQLITE_EXTRA_INIT=untorn_sqlite_init: sqlite3_initialize() calls it. */
+int untorn_sqlite_init(const char *unused) {
+    (void)unused;
+    if (sqlite3_libversion_number() < 3037000)
+        return sorry(SQLITE_ERROR, "the VFS untorn needs SQLite 3.37 or newer, and this is %s", sqlite3_libversion());
+    return start();
+}
+#else
 /* SQLite makes this name of the file's. The library stays loaded: it has databases open. */
 __attribute__((visibility("default"))) int sqlite3_untornsqlite_init(sqlite3 *connection, char **error,
                                                                      const sqlite3_api_routines *api) {
@@ -152,3 +161,4 @@ __attribute__((visibility("default"))) int sqlite3_untornsqlite_init(sqlite3 *co
     int rc = start();
     return rc == SQLITE_OK ? SQLITE_OK_LOAD_PERMANENTLY : rc;
 }
+#endif

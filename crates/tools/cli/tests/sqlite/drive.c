@@ -14,6 +14,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#ifdef UNTORN_STATIC
+/* libuntorn_sqlite.a; an SQLite that was compiled with SQLITE_EXTRA_INIT calls it by itself. */
+int untorn_sqlite_init(const char *unused);
+#endif
+
 static sqlite3 *connections[64];
 static const char *extension;
 
@@ -123,6 +128,10 @@ static void backup(int to, int from) {
 int main(int argc, char **argv) {
     static char line[1 << 20];
     extension = argc > 1 ? argv[1] : NULL;
+#ifdef UNTORN_STATIC
+    if (!sqlite3_vfs_find("untorn") && (untorn_sqlite_init(NULL) != SQLITE_OK || !sqlite3_vfs_find("untorn")))
+        return 1;
+#endif
     if (extension)
         load();
     while (fgets(line, sizeof line, stdin)) {

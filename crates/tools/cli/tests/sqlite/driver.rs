@@ -38,17 +38,27 @@ pub fn extension(options: &[&str]) -> PathBuf {
 /// The program of `drive.c`, with the system's SQLite, or with that of a directory that has `sqlite3.c` and `sqlite3.h`.
 pub fn program() -> &'static Path {
     static COMPILED: OnceLock<PathBuf> = OnceLock::new();
-    COMPILED.get_or_init(|| {
-        let (source, to) = (Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/sqlite/drive.c"), builds().join("drive"));
-        let mut compiler = Command::new("cc");
-        compiler.args(["-O1", "-g", "-o"]).arg(&to);
-        match std::env::var_os("UNTORN_TEST_SQLITE").map(PathBuf::from) {
-            Some(dir) => compiler.arg("-w").arg(source).arg("-I").arg(&dir).arg(dir.join("sqlite3.c")),
-            None => compiler.args(["-Wall", "-Wextra", "-Werror"]).arg(source).arg("-lsqlite3"),
-        };
-        succeed(compiler.args(["-lpthread", "-ldl", "-lm"]));
-        to
-    })
+    COMPILED.get_or_init(|| compile("drive", &[], &[]))
+}
+
+/// The program with the VFS in it: libuntorn_sqlite.a and libuntorn.a. An SQLite that is compiled with it starts the VFS.
+pub fn static_program() -> PathBuf {
+    let archive = builds().join("libuntorn_sqlite.a");
+    succeed(Command::new(root().join("crates/bindings/sqlite/archive.sh")).arg(&archive));
+    let options = ["-DUNTORN_STATIC", "-DSQLITE_EXTRA_INIT=untorn_sqlite_init"];
+    compile("static", &options, &[archive, profile_dir().join("libuntorn.a")])
+}
+
+fn compile(name: &str, options: &[&str], archives: &[PathBuf]) -> PathBuf {
+    let (source, to) = (Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/sqlite/drive.c"), builds().join(name));
+    let mut compiler = Command::new("cc");
+    compiler.args(["-O1", "-g", "-o"]).arg(&to).args(options);
+    match std::env::var_os("UNTORN_TEST_SQLITE").map(PathBuf::from) {
+        Some(dir) => compiler.arg("-w").arg(source).arg("-I").arg(&dir).arg(dir.join("sqlite3.c")).args(archives),
+        None => compiler.args(["-Wall", "-Wextra", "-Werror"]).arg(source).args(archives).arg("-lsqlite3"),
+    };
+    succeed(compiler.args(["-lpthread", "-ldl", "-lm", "-lgcc_s"]));
+    to
 }
 
 /// An answer: rows, SQLite's code, and its message.

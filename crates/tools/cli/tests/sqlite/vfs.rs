@@ -1,6 +1,6 @@
 //! Other processes, journals that others left, files that were replaced, pragmas, threads, and the order of calls.
 
-use crate::driver::{Answer, Driver, extension, plain, program, uri};
+use crate::driver::{Answer, Driver, extension, plain, program, static_program, uri};
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -298,6 +298,31 @@ fn the_backup_interface_copies_both_ways() {
         driver.tell(&format!("2 ATTACH '{}' AS c; SELECT count(*) FROM c.t", uri(dir.path(), "c.db"))).ok(),
         "2"
     );
+}
+
+/// An application that has SQLite and the VFS in it needs no extension.
+#[test]
+fn the_vfs_is_linked_into_a_program() {
+    let program = static_program();
+    let dir = tempfile::tempdir().unwrap();
+    let mut driver = Driver::from(&mut Command::new(&program));
+    driver.open(0, dir.path(), "a.db");
+    driver.sql("CREATE TABLE t(a); INSERT INTO t VALUES (1), (2)");
+    assert!(driver.sql("PRAGMA untorn_status").contains("\"owned\": true"));
+    is(&plain(dir.path(), "a.db", "SELECT * FROM t"), BUSY);
+    driver.tell("close 0").ok();
+    if std::env::var_os("UNTORN_TEST_SQLITE").is_some() {
+        // SQLite starts it again.
+        driver.tell("shutdown").ok();
+    }
+    driver.open(0, dir.path(), "a.db");
+    assert_eq!(driver.sql("INSERT INTO t VALUES (3); SELECT count(*) FROM t"), "3");
+    driver.kill();
+    let mut driver = Driver::from(&mut Command::new(&program));
+    driver.open(0, dir.path(), "a.db");
+    assert_eq!(driver.sql("SELECT count(*) FROM t"), "3");
+    driver.end();
+    assert_eq!(rows(dir.path()), "1,2,3");
 }
 
 /// The sqlite3 shell loads the extension by its name.
