@@ -8,5 +8,6 @@ mod driver;
 mod faults;
 mod kills;
 mod lockstep;
+mod plain_writers;
 mod pragmas;
 mod vfs;

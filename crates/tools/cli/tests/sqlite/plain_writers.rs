@@ -1,0 +1,134 @@
+//! Plain SQLite writes between the kills of a process that has the VFS, and while it works: nothing of either is lost.
+
+use crate::driver::{Driver, extension, plain, program, succeed, uri};
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+use untorn_testkit::{extent, seed};
+
+/// A process that counts in a row of its own, as often as it can.
+struct Counting {
+    child: Child,
+    counted: JoinHandle<u64>,
+}
+
+impl Counting {
+    fn start(command: &mut Command, dir: &Path, uri: &str, row: u32, settings: &str) -> Counting {
+        let count = format!("0 UPDATE t SET counter = counter + 1, filler = randomblob(900) WHERE id = {row}\n");
+        let script = dir.join(format!("script{row}"));
+        fs::write(&script, format!("open 0 {uri}\n0 {settings}\n{}", count.repeat(20_000))).unwrap();
+        let mut child = command.stdin(File::open(&script).unwrap()).stdout(Stdio::piped()).spawn().unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        // The first two lines are of the opening and of the settings.
+        let counted = thread::spawn(move || {
+            let lines = output.lines().map_while(Result::ok).filter(|line| line.starts_with("done ")).skip(2);
+            lines.filter(|line| line.starts_with("done 0 ")).count() as u64
+        });
+        Counting { child, counted }
+    }
+
+    fn kill(mut self) -> u64 {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+        self.counted.join().unwrap()
+    }
+}
+
+const SCHEMA: &str = "CREATE TABLE t(id INTEGER PRIMARY KEY, counter INT, filler);
+    INSERT INTO t VALUES (1, 0, randomblob(900)), (2, 0, randomblob(900)); INSERT INTO t(filler) SELECT randomblob(900) FROM t, t a, t b";
+
+/// What a round does after the kill.
+#[derive(Clone, Copy, Debug)]
+enum Between {
+    PlainTries,
+    Recover,
+    PlainAllTheTime,
+}
+
+/// Kills the process again and again. Returns the violations.
+fn rounds(build: &Path, rounds: usize) -> Vec<String> {
+    let mut random = fastrand::Rng::with_seed(seed());
+    let mut found = Vec::new();
+    let (mut ours, mut theirs, mut refused, mut wrote) = (0, 0, 0, 0);
+    let mut dir = None;
+    for round in 0..rounds {
+        let at = dir.get_or_insert_with(|| {
+            (ours, theirs) = (0, 0);
+            let dir = tempfile::tempdir().unwrap();
+            plain(dir.path(), "a.db", &SCHEMA.replace('\n', " ")).ok();
+            dir
+        });
+        let path = at.path().join("a.db");
+        let between = *random.choice(&[Between::PlainTries, Between::Recover, Between::PlainAllTheTime]).unwrap();
+        let settings = format!("PRAGMA cache_size={}", random.u32(1..20));
+        let mut other = None;
+        if matches!(between, Between::PlainAllTheTime) {
+            let mut command = Command::new(program());
+            other = Some(Counting::start(&mut command, at.path(), path.to_str().unwrap(), 2, &settings));
+        }
+        let mut command = Command::new(program());
+        command.arg(build);
+        let running = Counting::start(&mut command, at.path(), &uri(at.path(), "a.db"), 1, &settings);
+        thread::sleep(Duration::from_micros(random.u64(2_000..60_000)));
+        let acknowledged = ours + running.kill();
+        let mut may_be_more = 0;
+        if let Some(other) = other {
+            thread::sleep(Duration::from_micros(random.u64(0..5_000)));
+            theirs += other.kill();
+            may_be_more = 1;
+        }
+        if matches!(between, Between::Recover) {
+            succeed(Command::new(env!("CARGO_BIN_EXE_untorn")).arg("recover").arg(&path));
+        }
+        for _ in 0..2 {
+            let answer = plain(at.path(), "a.db", "UPDATE t SET counter = counter + 1 WHERE id = 2");
+            match answer.code & 255 {
+                0 => (theirs, wrote) = (theirs + 1, wrote + 1),
+                5 | 10 | 14 if !matches!(between, Between::Recover) => refused += 1,
+                _ => found.push(format!("round {round}, {between:?}: {answer:?}")),
+            }
+        }
+        match check(at.path(), acknowledged, theirs, may_be_more) {
+            Ok(counters) => (ours, theirs) = counters,
+            Err(wrong) => {
+                found.push(format!("round {round}, {between:?}: {wrong}"));
+                dir = None;
+            }
+        }
+    }
+    println!("{rounds} kills; plain SQLite wrote {wrote} times, and was refused {refused} times");
+    assert!(wrote > 0 && (refused > 0 || !found.is_empty()), "the rounds have shown nothing");
+    found
+}
+
+/// The counters, if they are those of the last commits, or of one more that was not acknowledged.
+fn check(dir: &Path, acknowledged: u64, theirs: u64, more: u64) -> Result<(u64, u64), String> {
+    let mut driver = Driver::start();
+    driver.open(0, dir, "a.db");
+    let found = driver.tell("0 SELECT counter FROM t WHERE id < 3 ORDER BY id; PRAGMA integrity_check");
+    driver.end();
+    let counters: Vec<u64> = found.rows.iter().filter_map(|row| row.parse().ok()).collect();
+    let [ours, their] = counters[..] else { return Err(format!("{found:?}")) };
+    let is_right = (acknowledged..=acknowledged + 1).contains(&ours)
+        && (theirs..=theirs + more).contains(&their)
+        && found.rows.last().is_some_and(|last| last == "ok");
+    if is_right { Ok((ours, their)) } else { Err(format!("{acknowledged} and {theirs} were acknowledged: {found:?}")) }
+}
+
+#[test]
+fn a_plain_writer_between_kills_loses_nothing() {
+    let found = rounds(&extension(&[]), extent(20, 500));
+    assert!(found.is_empty(), "{found:#?}");
+}
+
+/// The rounds must be able to find lost commits: without the marker they do.
+#[test]
+fn rounds_without_the_marker_find_lost_commits() {
+    let build = extension(&["-DUNTORN_SQLITE_NO_MARKER"]);
+    let found = (0..20).map(|_| rounds(&build, 10)).find(|found| !found.is_empty());
+    println!("{found:?}");
+    assert!(found.is_some(), "without the marker, the rounds have found nothing");
+}
