@@ -952,6 +952,25 @@ UNTORN_MUST_USE struct untorn_file *untorn_dup(const struct untorn_file *file);
 int untorn_close(struct untorn_file *file);
 
 /**
+ * Closes the handle like untorn_close(), and leaves the file plain while its store stays open.
+ *
+ * The file then has every commit, and other programs may change it, move it or remove it. If the store's log has
+ * commits of the file, this takes a checkpoint of the store. Returns 0, or -1: EBUSY (the file has other handles or
+ * maps, or is in a transaction), or an error as untorn_file_checkpoint(); the handle is closed in either case.
+ */
+int untorn_close_plain(struct untorn_file *file);
+
+/**
+ * Applies all committed changes of the file to its data file, and flushes that.
+ *
+ * Waits for commits that were started. Other programs that read the file then see its last commit. Unlike
+ * untorn_store_checkpoint(), the call leaves the log and all other files as they are. So the file is still in use:
+ * after a crash, recovery writes it again, over changes of other programs. Returns 0, or -1: EEXIST (another program
+ * changed or replaced the file), ENOSPC, EIO, EBADF …
+ */
+int untorn_file_checkpoint(struct untorn_file *file);
+
+/**
  * Sets whether closing this handle commits the file's changes (`on` not 0). With `on` 0, the default, the
  * changes stay uncommitted, and are discarded with the file's last handle. Returns 0, or -1 with EBADF,
  * also for a read-only handle.

@@ -260,6 +260,8 @@ public:
     ticket commit_async() { return ticket(untorn_commit_async(handle())); }
     /** Discards all changes since the last commit. */
     void rollback() { detail::check(untorn_rollback(handle())); }
+    /** Brings the data file up to its last commit, durably: untorn_file_checkpoint(). */
+    void checkpoint() { detail::check(untorn_file_checkpoint(handle())); }
     /** Sets whether closing this handle commits the file's changes instead of discarding them. */
     void set_commit_on_close(bool on) { detail::check(untorn_set_commit_on_close(handle(), on)); }
 
@@ -268,6 +270,8 @@ public:
 
     /** Closes the handle and reports errors. */
     void close() { close_by(untorn_close); }
+    /** Closes the handle, and leaves the file plain while its store stays open: untorn_close_plain(). */
+    void close_plain() { close_by(untorn_close_plain); }
 };
 
 /** A transaction over files and names of one store, to be committed by commit(). The destructor aborts. */

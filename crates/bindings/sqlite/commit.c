@@ -34,8 +34,7 @@ static void remember(struct database *database, untorn_ticket *ticket) {
 static void commit_empty_first(struct database *database) {
     if (!database->was_empty)
         return;
-    untorn_store *store = database->store->open;
-    if (untorn_store_wait(store) == 0 && untorn_store_checkpoint(store) == 0)
+    if (untorn_file_checkpoint(database->file) == 0)
         database->was_empty = 0;
     else
         sorry(SQLITE_NOTICE, "%s: %s", database->path, untorn_error_message());

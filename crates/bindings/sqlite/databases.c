@@ -233,12 +233,19 @@ static int database_open(struct database *database) {
     return rc;
 }
 
-/* Closes one file of a store, or all of them. With `plain`, the data files have every commit. */
-static void files_close(struct store *store, struct database *only, int plain) {
+/* Whether a file that is closed is plain then: its store was closed whole, or failed to close, or stays open. */
+enum left { PLAIN, NOT_PLAIN, STORE_STAYS };
+
+/* Closes one file of a store, or all of them. Returns whether they are plain. */
+static int files_close(struct store *store, struct database *only, enum left left) {
+    int all = 1;
     for (struct database *database = databases; database; database = database->next) {
         if (database->store != store || !database->file || (only && database != only))
             continue;
-        (void)untorn_close(database->file);
+        int plain = (left == STORE_STAYS ? untorn_close_plain : untorn_close)(database->file) == 0 && left != NOT_PLAIN;
+        if (left == STORE_STAYS && !plain)
+            sorry(SQLITE_IOERR_CLOSE, "%s: %s", database->path, untorn_error_message());
+        all &= plain;
         if (database->last)
             (void)untorn_ticket_free(database->last);
         pthread_mutex_lock(&registry);
@@ -251,14 +258,14 @@ static void files_close(struct store *store, struct database *only, int plain) {
         database->marked = 0;
         lock_bytes_give(database);
     }
+    return all;
 }
 
 /* Closes a store in which nobody has a lock. The caller holds `store.opening`. Returns whether the files are plain. */
 static int store_close(struct store *store) {
     int plain = 1;
     if (store->open && store->found) {
-        plain = untorn_store_wait(store->open) == 0 && untorn_store_checkpoint(store->open) == 0;
-        files_close(store, NULL, plain);
+        plain = files_close(store, NULL, STORE_STAYS);
         (void)untorn_store_release(store->open);
     } else if (store->open) {
         /* Left at the exit of the process, in which connections are still open. */
@@ -268,7 +275,7 @@ static int store_close(struct store *store) {
         plain = untorn_store_close(store->open) == 0;
         if (!plain)
             sorry(SQLITE_IOERR_CLOSE, "%s: %s", store->path, untorn_error_message());
-        files_close(store, NULL, plain);
+        files_close(store, NULL, plain ? PLAIN : NOT_PLAIN);
     }
     tickets_close(store, plain && !store->failed);
     store->open = NULL;
@@ -282,7 +289,7 @@ static void replaced_close(struct database *database) {
     if (store->standalone)
         store_close(store);
     else
-        files_close(store, database, untorn_store_wait(store->open) == 0 && untorn_store_checkpoint(store->open) == 0);
+        files_close(store, database, STORE_STAYS);
 }
 
 /* Whether a lock can be taken at once; if so, it counts. */

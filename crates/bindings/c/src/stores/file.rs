@@ -214,6 +214,37 @@ pub extern "C" fn untorn_close(file: *mut untorn_file) -> c_int {
     })
 }
 
+/// Closes the handle like untorn_close(), and leaves the file plain while its store stays open.
+///
+/// The file then has every commit, and other programs may change it, move it or remove it. If the store's log has
+/// commits of the file, this takes a checkpoint of the store. Returns 0, or -1: EBUSY (the file has other handles or
+/// maps, or is in a transaction), or an error as untorn_file_checkpoint(); the handle is closed in either case.
+#[unsafe(no_mangle)]
+pub extern "C" fn untorn_close_plain(file: *mut untorn_file) -> c_int {
+    guard(-1, || {
+        let entry = handle::take::<OpenFile, _>(file)?;
+        let file = entry.file.write().take();
+        file.ok_or_else(|| Failure::bad_handle("file"))?.close_plain()?;
+        Ok(0)
+    })
+}
+
+/// Applies all committed changes of the file to its data file, and flushes that.
+///
+/// Waits for commits that were started. Other programs that read the file then see its last commit. Unlike
+/// untorn_store_checkpoint(), the call leaves the log and all other files as they are. So the file is still in use:
+/// after a crash, recovery writes it again, over changes of other programs. Returns 0, or -1: EEXIST (another program
+/// changed or replaced the file), ENOSPC, EIO, EBADF …
+#[unsafe(no_mangle)]
+pub extern "C" fn untorn_file_checkpoint(file: *mut untorn_file) -> c_int {
+    guard(-1, || {
+        with_file(file, |file| {
+            file.checkpoint()?;
+            Ok(0)
+        })
+    })
+}
+
 /// Sets whether closing this handle commits the file's changes (`on` not 0). With `on` 0, the default, the
 /// changes stay uncommitted, and are discarded with the file's last handle. Returns 0, or -1 with EBADF,
 /// also for a read-only handle.

@@ -106,8 +106,25 @@ static void status(void) {
     CHECK(strstr(json, "\"class\":\"process\"") && strstr(json, "\"quarantined\":[]"));
     untorn_free(json);
 
-    CHECK(untorn_store_checkpoint(store) == 0);
+    /* One file alone. */
+    CHECK(untorn_file_checkpoint(file) == 0);
     check_plain("two/f", "hello");
+    s.size = sizeof s;
+    CHECK(untorn_store_status(store, &s) == 0 && s.checkpoints == checkpoints && s.journal_bytes_pending > 0);
+    untorn_file *other = untorn_open_at(store, "g", UNTORN_CREATE, 0600);
+    write_text(other, "plain", 0);
+    CHECK(untorn_commit(other) == 0 && untorn_close_plain(other) == 0);
+    BAD_HANDLE(untorn_close_plain(other));
+    check_plain("two/g", "plain");
+    CHECK(unlink("two/g") == 0 && (other = untorn_open_at(store, "g", UNTORN_CREATE, 0600)));
+    CHECK(untorn_size(other) == 0);
+    FAILS(untorn_close_plain(untorn_dup(other)), EBUSY, UNTORN_E_BUSY);
+    CHECK(untorn_close(other) == 0);
+    write_text(file, "H", 0);
+    CHECK(untorn_commit(file) == 0);
+
+    CHECK(untorn_store_checkpoint(store) == 0);
+    check_plain("two/f", "Hello");
     s.size = sizeof s;
     CHECK(untorn_store_status(store, &s) == 0 && s.checkpoints > checkpoints && s.journal_bytes_pending == 0);
 

@@ -12,6 +12,7 @@
 //! segments overwrite: they stay in the log until a later portion has applied them.
 
 mod apply_file;
+mod one_file;
 pub(crate) mod restate;
 pub(crate) mod throttle;
 
@@ -180,12 +181,14 @@ impl Engine {
     /// Merges the committed layers of each file, while commits continue.
     pub(crate) fn merge_layers(&self) {
         let files: Vec<_> = self.journal.lock().dirty.values().cloned().collect();
-        for file in files {
-            let layers = file.read().content.committed.to_merge();
-            if let Some(layers) = layers {
-                let merged = layers.merged();
-                file.write().content.committed.replace(&layers, merged);
-            }
+        files.iter().for_each(|file| self.merge_layers_of(file));
+    }
+
+    fn merge_layers_of(&self, file: &SharedFile) {
+        let layers = file.read().content.committed.to_merge();
+        if let Some(layers) = layers {
+            let merged = layers.merged();
+            file.write().content.committed.replace(&layers, merged);
         }
     }
 
@@ -223,22 +226,8 @@ impl Engine {
                 state.last_lsn,
                 target.checkpoint_lsn
             );
-            let size = state.content.size();
             state.whole_pages.clear();
-            let committed = std::mem::take(&mut state.content.committed).into_merged();
-            let earlier = state.content.applying.take();
-            let again = earlier.is_some();
-            let overlay = match earlier {
-                // Changes that an earlier checkpoint could not apply come first.
-                Some(earlier) => {
-                    let mut overlay = (*earlier).clone();
-                    overlay.merge(&committed);
-                    Arc::new(overlay)
-                }
-                None => Arc::new(committed),
-            };
-            state.content.applying = Some(overlay.clone());
-            debug_assert_eq!(state.content.size(), size, "a checkpoint changed the content that programs see");
+            let (overlay, again) = state.content.begin_applying();
             let names_changed = std::mem::take(&mut state.names_changed);
             drop(state);
             files.push(Part { file, overlay, rest: None, again, names_changed });

@@ -112,6 +112,26 @@ impl Content {
         self.overlays().iter().filter_map(|o| o.size).fold(self.base_size, u64::max)
     }
 
+    /// Makes everything committed the part of a checkpoint, after the changes that an earlier one could not apply.
+    /// Returns it, and whether there are such changes.
+    pub(crate) fn begin_applying(&mut self) -> (Arc<Overlay>, bool) {
+        let size = self.size();
+        let committed = std::mem::take(&mut self.committed).into_merged();
+        let earlier = self.applying.take();
+        let again = earlier.is_some();
+        let overlay = match earlier {
+            Some(earlier) => {
+                let mut overlay = (*earlier).clone();
+                overlay.merge(&committed);
+                Arc::new(overlay)
+            }
+            None => Arc::new(committed),
+        };
+        self.applying = Some(overlay.clone());
+        debug_assert_eq!(self.size(), size, "a checkpoint changed the content that programs see");
+        (overlay, again)
+    }
+
     /// Whether commits, finished or on their way, are missing from the data file.
     pub(crate) fn is_pending(&self) -> bool {
         !self.committed.is_empty() || self.applying.is_some() || !self.committing.is_empty()

@@ -69,6 +69,8 @@ alphabet! { OPERATIONS:
     Apply = "apply",
     /// Finishes a checkpoint: the log is truncated.
     Retire = "retire",
+    /// A checkpoint of `a` alone.
+    Only = "only",
     /// Close and open again.
     Close = "close",
     /// Close and open again in the other failure class.
@@ -122,9 +124,10 @@ impl Op {
     }
 }
 
-/// The operations of which every program is made. The others need many files, another program, or a mapping.
+/// The operations of which every program is made. The others need many files, another program, or a mapping, or have a
+/// test of their own.
 pub fn alphabet() -> impl Iterator<Item = Op> + Clone {
-    let plain = |op: &Op| !matches!(op, Op::Many | Op::Away) && !op.is_of_maps();
+    let plain = |op: &Op| !matches!(op, Op::Many | Op::Away | Op::Only) && !op.is_of_maps();
     OPERATIONS.iter().map(|(op, _)| *op).filter(plain)
 }
 

@@ -274,6 +274,10 @@ impl Runner<'_> {
             Op::Group => self.group(store),
             Op::Rollback => self.rollback(store),
             Op::Many => self.many(store),
+            Op::Only => {
+                let Some(at) = self.handle(store, "a")? else { return Ok(()) };
+                self.handles[at].checkpoint().or_else(|e| self.refused("a checkpoint of `a`", &e))
+            }
             op if op.is_of_maps() => self.on_mapped(store, op),
             op => self.names(store, op),
         }?;

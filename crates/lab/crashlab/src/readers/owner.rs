@@ -105,6 +105,7 @@ impl Owner<'_> {
             life.process.0.allow(STEP_CALLS_MAX);
             let step = match self.rng.u8(..8) {
                 0 | 1 => self.checkpoint(life)?,
+                2 if self.rng.bool() => self.checkpoint_of_one(life)?,
                 2 => life.done("a durable mark", life.store.write_durable_mark()).map(|_| "durable mark")?,
                 _ => self.change(life)?,
             };
@@ -252,6 +253,16 @@ impl Owner<'_> {
             })?;
         }
         Ok("exchange")
+    }
+
+    /// A checkpoint of one file, which leaves the log and the other files.
+    fn checkpoint_of_one(&mut self, life: &Life) -> Result<&'static str, Stop> {
+        let tree = self.world.lock().tree();
+        if let Some(name) = self.name(&tree) {
+            let file = life.done("open", life.store.open_file(&name))?;
+            life.done("a checkpoint of one file", file.checkpoint())?;
+        }
+        Ok("checkpoint of one file")
     }
 
     /// A checkpoint, with commits between its steps, unless the log may get full meanwhile: then a commit makes a

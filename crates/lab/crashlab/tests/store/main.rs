@@ -16,6 +16,7 @@ mod journal_flushes;
 mod large_commits;
 mod left_marks;
 mod names;
+mod one_file;
 mod output_gate;
 mod quarantine;
 mod recovery;

@@ -212,6 +212,35 @@ impl File {
         Ok(self.store.ticket(completion))
     }
 
+    /// Brings the data file up to everything committed so far, durably, also by commits that were started: other
+    /// programs that read it see its last commit. Unlike [`Store::checkpoint`](crate::Store::checkpoint), it leaves the
+    /// log and all other files as they are. So the file is still in use: after a crash, recovery writes it again, over
+    /// changes of other programs.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`], [`Error::Io`], [`Error::SyncFailed`].
+    pub fn checkpoint(&self) -> Result<()> {
+        self.store.life.check_usable()?;
+        self.store.wait_for_all()?;
+        self.store.checkpoint_file(&self.shared)
+    }
+
+    /// Closes the handle like [`File::close`], and leaves the file plain: it has every commit, and other programs may
+    /// change it, move it or remove it, while the store stays open. That takes a checkpoint of the store if the log has
+    /// commits of the file.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] if the file has other handles or maps, or takes part in a transaction; those of
+    /// [`File::checkpoint`]. The handle is closed in any case.
+    pub fn close_plain(mut self) -> Result<()> {
+        self.store.life.check_usable()?;
+        let (store, shared) = (self.store.clone(), Arc::downgrade(&self.shared));
+        self.close_now()?;
+        drop(self);
+        // The last handle of a standalone file closes its store.
+        if store.life.is_closed() { Ok(()) } else { store.leave_plain(&shared) }
+    }
+
     /// Forgets all uncommitted changes.
     pub fn rollback(&self) -> Result<()> {
         self.changing()?.rollback()

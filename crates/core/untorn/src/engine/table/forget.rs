@@ -14,10 +14,10 @@ use crate::engine::files::file_state::{FileState, Life, SharedFile};
 use crate::engine::files::open_files::FileTable;
 use crate::sync_point;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use untorn_journal::format::{Attribute, AttributeFound};
 use untorn_journal::recovery::{clear_pending, flush_one_by_one};
-use untorn_journal::{Context, Result};
+use untorn_journal::{Context, Error, Result};
 use untorn_os::File;
 
 /// The result of trying to forget a file.
@@ -69,6 +69,21 @@ impl Engine {
         files.remove(state.path(), shared);
         // The claim on the file must not prevent reopening it.
         state.content.data = None;
+    }
+
+    /// Makes a file plain that was just closed, and forgets it, with a checkpoint if the log has commits of it.
+    pub(crate) fn leave_plain(&self, file: &Weak<SharedFile>) -> Result<()> {
+        self.wait_for_all()?;
+        let Some((id, path)) = file.upgrade().map(|file| (file.id, file.read().path().to_owned())) else {
+            return Ok(());
+        };
+        let done = self.checkpoint();
+        if self.files.lock().get(&path).is_none_or(|known| known.id != id) {
+            // Another file may wait.
+            return Ok(());
+        }
+        let detail = " by other handles, maps or transactions of this process: close them first".to_owned();
+        done.and(Err(Error::Busy { path, pid: None, detail }))
     }
 
     /// Forgets the files that are unused and plain, after a checkpoint. The caller holds the checkpoint lock.
