@@ -21,6 +21,8 @@ setup: ## Install the system packages that are missing (Debian and Ubuntu); does
 build: ## Build the libraries and the five programs, optimised
 	$(CARGO) build --release --workspace
 	crates/bindings/preload/link.sh $(TARGET)/release/libuntorn.a $(TARGET)/release/libuntorn-preload.so
+	if echo '#include <sqlite3ext.h>' | $${CC:-cc} -E -x c - >/dev/null 2>&1; then \
+		crates/bindings/sqlite/link.sh $(TARGET)/release/libuntorn.a $(TARGET)/release/libuntorn_sqlite.so; fi
 
 test: setup ## Run every test; prints totals
 	@scripts/test.sh

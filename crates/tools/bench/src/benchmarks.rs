@@ -9,6 +9,7 @@ use crate::preloaded::programs;
 use crate::report::section::{Report, Section};
 use crate::report::section_text;
 use crate::report::status_line::StatusLine;
+use crate::sqlite::transactions;
 use crate::stores::{append, commits, flush_times, oneshot, reader_costs, recovery_time, syncv, threads};
 use crate::{kv, live, plot, xsync};
 use anyhow::{Context, Result, bail};
@@ -104,7 +105,10 @@ enum Benchmark {
     Mount,
     /// Unchanged programs under untorn preload (`untorn` and its library must be beside this program)
     Preload,
-    /// All benchmarks except kv, live, xsync, mount, preload and flush-times
+    /// Transactions of SQLite with the extension, against its own WAL and rollback journal (`libuntorn_sqlite.so` must be
+    /// beside this program)
+    Sqlite,
+    /// All benchmarks except kv, live, xsync, mount, preload, sqlite and flush-times
     All,
 }
 
@@ -196,13 +200,13 @@ impl Bench {
     fn chosen(&self) -> Vec<Benchmark> {
         use Benchmark::{
             All, Append, Commit, FlushTimes, HeapLarge, Kv, KvLarge, KvOpen, Live, Mount, Msync, MsyncLarge, Oneshot,
-            Preload, Readers, Recovery, Syncv, Threads, Xsync,
+            Preload, Readers, Recovery, Sqlite, Syncv, Threads, Xsync,
         };
         let every = [Commit, Threads, Append, Syncv, Msync, MsyncLarge, HeapLarge, Recovery, Oneshot, Readers];
         let all = self.benchmarks.contains(&All);
         let mut chosen: Vec<_> = every.into_iter().filter(|b| all || self.benchmarks.contains(b)).collect();
         chosen.extend(
-            [Kv, KvLarge, KvOpen, FlushTimes, Live, Mount, Preload, Xsync]
+            [Kv, KvLarge, KvOpen, FlushTimes, Live, Mount, Preload, Sqlite, Xsync]
                 .into_iter()
                 .filter(|b| self.benchmarks.contains(b)),
         );
@@ -247,6 +251,7 @@ impl Benchmark {
             Benchmark::FlushTimes => flush_times::run(run)?,
             Benchmark::Mount => vec![mounted::run(run, place)?, mounted_programs::run(run, place)?],
             Benchmark::Preload => programs::run(run, place)?,
+            Benchmark::Sqlite => transactions::run(run, place)?,
             Benchmark::Xsync => xsync::run(run, place)?,
             Benchmark::All => unreachable!("All stands for the others"),
         })

@@ -6,6 +6,7 @@ use crate::measuring::child::{JOB_VARIABLE, Job};
 use crate::measuring::peers::replace_file;
 use crate::measuring::slow_disk;
 use crate::preloaded;
+use crate::sqlite;
 use crate::stores::reader_costs;
 use crate::xsync;
 use anyhow::{Context, Result, bail};
@@ -38,6 +39,7 @@ fn run(job: Job) -> Result<()> {
         }
         Job::StoreToLive { path, bytes } => return say_and_die(live::store_before_kill(&path, bytes)?),
         Job::Preloaded(program) => return preloaded::worker::run(&serde_json::from_value(program)?),
+        Job::Sqlite(program) => return sqlite::worker::run(&serde_json::from_value(program)?),
         Job::Session(session) => return xsync::session::run(session),
         Job::Serve { port, log, flush } => return xsync::guest::serve(port, &log, flush),
         Job::SlowDisk { image, at, flush_us } => {

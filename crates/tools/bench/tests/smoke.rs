@@ -94,6 +94,34 @@ fn key_value_stores_race_and_hold_what_they_should() {
 }
 
 #[test]
+fn transactions_of_sqlite_are_measured() {
+    build_library();
+    let beside = Path::new(env!("CARGO_BIN_EXE_untorn-bench")).parent().unwrap();
+    let link = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bindings/sqlite/link.sh");
+    let linked = Command::new(link).args(["libuntorn.a", "libuntorn_sqlite.so"].map(|name| beside.join(name))).output();
+    let complaint = String::from_utf8_lossy(&linked.unwrap().stderr).into_owned();
+    if complaint.contains("sqlite3ext.h") {
+        println!("skipped: sqlite3ext.h is not here (Debian: libsqlite3-dev)");
+        return;
+    }
+    assert_eq!(complaint, "");
+    let (report, table, _) = quick_run(&["sqlite"]);
+    let rows = report["sections"][0]["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 9);
+    for row in rows {
+        let times: Vec<_> =
+            row["contenders"].as_array().unwrap().iter().map(|c| c["median_us"].as_f64().unwrap()).collect();
+        assert!(times.len() == 3 && times.iter().all(|&time| time > 0.0), "{row}");
+    }
+    // A commit is written to the journal, and in the end to the database.
+    let apart = &rows[8]["details"][0];
+    for head in ["B written each", "B in the end, each"] {
+        assert!(apart[1][head].as_f64().is_some_and(|bytes| bytes > 0.0), "{apart}");
+    }
+    assert!(table.contains("one database, 8 threads"), "{table}");
+}
+
+#[test]
 fn commits_are_measured_over_the_flush() {
     if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
         println!("skipped: needs root and /dev/fuse for a disk whose flushes take a given time");

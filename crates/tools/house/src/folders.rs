@@ -63,7 +63,7 @@ pub const FLOORS: &[(&str, &[&str])] = &[
     ("crates/lab/crashlab/src/simulation", &["state", "processes"]),
     (
         "crates/tools/bench/src",
-        &["report", "measuring", "plot", "stores", "maps", "kv", "live", "preloaded", "xsync", "mounts"],
+        &["report", "measuring", "plot", "stores", "maps", "kv", "live", "preloaded", "sqlite", "xsync", "mounts"],
     ),
 ];
 

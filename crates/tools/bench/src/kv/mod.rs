@@ -9,7 +9,7 @@ mod gdbm;
 pub mod kv_store;
 pub mod kyoto;
 pub mod large;
-mod library;
+pub(crate) mod library;
 mod lmdb;
 mod lsm;
 mod roster;

@@ -49,6 +49,8 @@ pub enum Job {
     StoreToLive { path: PathBuf, bytes: usize },
     /// Repeats an operation, under `untorn preload` or not.
     Preloaded(serde_json::Value),
+    /// Repeats a transaction of SQLite.
+    Sqlite(serde_json::Value),
     /// Makes and changes many small files.
     Postmark { dir: PathBuf, files: u64, transactions: u64 },
 }
