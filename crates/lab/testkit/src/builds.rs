@@ -12,7 +12,7 @@ fn profile_dir() -> PathBuf {
 }
 
 /// The root of the source.
-fn root() -> PathBuf {
+pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..")
 }
 

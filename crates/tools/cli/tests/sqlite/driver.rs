@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::OnceLock;
-use untorn_testkit::link_by;
+use untorn_testkit::{library_dir, link_by, root};
 
 #[track_caller]
 pub fn succeed(command: &mut Command) -> String {
@@ -46,7 +46,7 @@ pub fn static_program() -> PathBuf {
     let archive = builds().join("libuntorn_sqlite.a");
     succeed(Command::new(root().join("crates/bindings/sqlite/archive.sh")).arg(&archive));
     let options = ["-DUNTORN_STATIC", "-DSQLITE_EXTRA_INIT=untorn_sqlite_init"];
-    compile("static", &options, &[archive, profile_dir().join("libuntorn.a")])
+    compile("static", &options, &[archive, library_dir().join("libuntorn.a")])
 }
 
 fn compile(name: &str, options: &[&str], archives: &[PathBuf]) -> PathBuf {
