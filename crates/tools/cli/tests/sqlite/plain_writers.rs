@@ -5,40 +5,61 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use untorn_testkit::{extent, seed};
 
 /// A process that counts in a row of its own, as often as it can.
 struct Counting {
     child: Child,
-    counted: JoinHandle<u64>,
+    counted: Arc<AtomicU64>,
+    counter: JoinHandle<()>,
 }
 
 impl Counting {
     fn start(command: &mut Command, dir: &Path, uri: &str, row: u32, settings: &str) -> Counting {
-        let count = format!("0 UPDATE t SET counter = counter + 1, filler = randomblob(900) WHERE id = {row}\n");
+        let count = format!("0 {}\n", count(row));
         let script = dir.join(format!("script{row}"));
         fs::write(&script, format!("open 0 {uri}\n0 {settings}\n{}", count.repeat(20_000))).unwrap();
         let mut child = command.stdin(File::open(&script).unwrap()).stdout(Stdio::piped()).spawn().unwrap();
         let output = BufReader::new(child.stdout.take().unwrap());
         // The first two lines are of the opening and of the settings.
-        let counted = thread::spawn(move || {
+        let counted = Arc::new(AtomicU64::new(0));
+        let so_far = counted.clone();
+        let counter = thread::spawn(move || {
             let lines = output.lines().map_while(Result::ok).filter(|line| line.starts_with("done ")).skip(2);
-            lines.filter(|line| line.starts_with("done 0 ")).count() as u64
+            lines.filter(|line| line.starts_with("done 0 ")).for_each(|_| {
+                so_far.fetch_add(1, Ordering::Relaxed);
+            });
         });
-        Counting { child, counted }
+        Counting { child, counted, counter }
+    }
+
+    /// Waits for a number of commits. The other process can keep them away for ever, so the wait ends by itself.
+    fn wait_for(&self, commits: u64) {
+        let end = Instant::now() + Duration::from_secs(2);
+        while self.counted.load(Ordering::Relaxed) < commits && Instant::now() < end {
+            thread::sleep(Duration::from_millis(1));
+        }
     }
 
     fn kill(mut self) -> u64 {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
-        self.counted.join().unwrap()
+        self.counter.join().unwrap();
+        self.counted.load(Ordering::Relaxed)
     }
 }
 
 const SCHEMA: &str = "CREATE TABLE t(id INTEGER PRIMARY KEY, counter INT, filler);
     INSERT INTO t VALUES (1, 0, randomblob(900)), (2, 0, randomblob(900)); INSERT INTO t(filler) SELECT randomblob(900) FROM t, t a, t b";
+
+/// Counts. Rows of changing sizes move cells and pages, so that pages of two states do not fit together.
+fn count(row: u32) -> String {
+    format!("UPDATE t SET counter = counter + 1, filler = randomblob(abs(random() % 3000)) WHERE id = {row}")
+}
 
 /// What a round does after the kill.
 #[derive(Clone, Copy, Debug)]
@@ -72,7 +93,8 @@ fn rounds(build: &Path, rounds: usize) -> Vec<String> {
         let mut command = Command::new(program());
         command.arg(build);
         let running = Counting::start(&mut command, at.path(), &uri(at.path(), "a.db"), 1, &settings);
-        thread::sleep(Duration::from_micros(random.u64(2_000..60_000)));
+        running.wait_for(random.u64(0..8));
+        thread::sleep(Duration::from_micros(random.u64(0..5_000)));
         let acknowledged = ours + running.kill();
         let mut may_be_more = 0;
         if let Some(other) = other {
@@ -84,7 +106,7 @@ fn rounds(build: &Path, rounds: usize) -> Vec<String> {
             succeed(Command::new(env!("CARGO_BIN_EXE_untorn")).arg("recover").arg(&path));
         }
         for _ in 0..2 {
-            let answer = plain(at.path(), "a.db", "UPDATE t SET counter = counter + 1 WHERE id = 2");
+            let answer = plain(at.path(), "a.db", &count(2));
             match answer.code & 255 {
                 0 => (theirs, wrote) = (theirs + 1, wrote + 1),
                 5 | 10 | 14 if !matches!(between, Between::Recover) => refused += 1,
@@ -100,7 +122,6 @@ fn rounds(build: &Path, rounds: usize) -> Vec<String> {
         }
     }
     println!("{rounds} kills; plain SQLite wrote {wrote} times, and was refused {refused} times");
-    assert!(wrote > 0 && (refused > 0 || !found.is_empty()), "the rounds have shown nothing");
     found
 }
 
