@@ -15,6 +15,7 @@ mod index_entries;
 mod indexing;
 mod kept_log;
 mod reserved;
+mod room;
 mod segments;
 mod spill_files;
 mod spills;
@@ -26,6 +27,7 @@ use crate::error::{Context, Error, Outcome, Result};
 use crate::format::{BLOCK_BYTES, Header, RECORD_HEAD_BYTES, RecordKind, StoreId, crc64};
 use crate::invariant;
 use crate::journal::index_entries::{NewEntries, SegmentIndex};
+use crate::journal::room::HeldBack;
 use crate::journal::spill_files::{KeptSpill, LiveSpill};
 use crate::scanning::segment_reader::ScannedSegment;
 use crate::sync_point;
@@ -193,6 +195,10 @@ pub struct Journal {
     kept_spills: Vec<KeptSpill>,
     /// Segments that are about to be removed, because the journal has more than it may have.
     doomed: Vec<u32>,
+    /// The last growth that waited for a checkpoint.
+    held_back: Option<HeldBack>,
+    /// Bytes of the current segment for which the data files had room when it was begun.
+    limit: u64,
 }
 
 impl Journal {
@@ -239,6 +245,8 @@ impl Journal {
             undo,
             kept_spills: Vec::new(),
             doomed: Vec::new(),
+            held_back: None,
+            limit: u64::MAX,
             storage,
             dir,
             options,
@@ -453,7 +461,7 @@ impl Journal {
         self.check_file_size_limit(self.room_for(&records[0]))?;
         loop {
             let (next_lsn, previous_crc) = (self.next_lsn, self.previous_crc);
-            let room = self.usable_bytes(self.current).saturating_sub(self.position);
+            let room = self.limited_bytes().saturating_sub(self.position);
             match self.encode_group(records, room.saturating_sub(self.reserved_here(self.current))) {
                 Ok(0) => {}
                 Ok(n) => {

@@ -267,6 +267,58 @@ fn a_disk_that_fills_up_loses_no_commit() {
     store.close().unwrap();
 }
 
+/// Appends in commits of this size until the disk is full; returns the length.
+fn append_until_full(file: &untorn::File, bytes: usize, when: &str) -> u64 {
+    for nth in 0.. {
+        let len = file.len().unwrap();
+        match file.append(&vec![nth as u8; bytes]).and_then(|_| file.commit()) {
+            Ok(()) => assert!(nth < 100_000, "{when}: the disk never fills up"),
+            Err(e) => {
+                assert_eq!(e.kind(), "no-space", "{when}: {e}");
+                file.rollback().unwrap();
+                assert_eq!(file.len().unwrap(), len, "{when}");
+                return len;
+            }
+        }
+    }
+    unreachable!()
+}
+
+/// With a journal that may be larger than the disk: data take the disk, and a full disk refuses growth alone.
+#[test]
+fn a_small_disk_is_full_of_data_and_not_of_the_journal() {
+    for (bytes, share) in [(3000, 40), (20_000, 40), (300_000, 40)] {
+        let Some((_dir, disk)) = small_disk(12 * MIB) else { return };
+        let dir = disk.path();
+        let when = format!("commits of {bytes} bytes");
+        let open = || Store::open_or_create(dir).unwrap_or_else(|e| panic!("{when}: {e}"));
+        let mut store = open();
+        for round in 0..3 {
+            let file = store.open_or_create_file("a").unwrap();
+            let full = append_until_full(&file, bytes, &when);
+            let all = rustix::fs::statvfs(dir).unwrap();
+            let all = all.f_blocks * all.f_frsize;
+            assert!(full * 100 > all * share, "{when}: {full} bytes of {all} in round {round}");
+            // Other commits go on.
+            for nth in 0..20u64 {
+                file.write_all_at(&[nth as u8; 500], nth * 4096).unwrap();
+                file.commit().unwrap_or_else(|e| panic!("{when}, overwriting {nth}: {e}"));
+            }
+            if round == 1 {
+                // Also when the process was killed, or as here without a checkpoint.
+                drop(file);
+                let _ = store.close();
+                store = open();
+            }
+            let file = store.open_file("a").unwrap();
+            file.set_len(full / 4).unwrap();
+            file.commit().unwrap_or_else(|e| panic!("{when}: shrinking: {e}"));
+            store.checkpoint().unwrap_or_else(|e| panic!("{when}: {e}"));
+        }
+        store.close().unwrap_or_else(|e| panic!("{when}: {e}"));
+    }
+}
+
 #[test]
 fn recovery_on_a_full_disk_keeps_the_journal() {
     let Some((_dir, disk)) = small_disk(24 * MIB) else { return };

@@ -249,6 +249,11 @@ impl Overlay {
         self.ranges().filter(|(r, _)| r.end != NO_END).map(|(r, _)| r.end - r.start).sum()
     }
 
+    /// Bytes that differ from the layer below and are not zeros, wherever they are kept.
+    pub fn stored_bytes(&self) -> u64 {
+        self.ranges().filter(|(_, source)| **source != Source::Zero).map(|(r, _)| r.end - r.start).sum()
+    }
+
     /// Sets the source of a range. Does not change the size.
     pub fn insert(&mut self, range: Range<u64>, source: Source) {
         if range.is_empty() {

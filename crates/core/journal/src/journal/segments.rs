@@ -43,8 +43,7 @@ impl Journal {
         let checkpoint_lsn = self.header.checkpoint_lsn;
         let current = self.current;
         if self.position > 0 && self.segments[current].is_free(checkpoint_lsn) && self.usable_bytes(current) >= bytes {
-            self.begin_segment(current);
-            return Ok(true);
+            return Ok(self.begin_if_room(current, bytes));
         }
         let free = (0..self.segments.len())
             .filter(|at| *at != current)
@@ -52,8 +51,7 @@ impl Journal {
             .filter(|at| !self.doomed.contains(&self.segments[*at].index))
             .find(|at| self.usable_bytes(*at) >= bytes + self.reserved_here(*at));
         if let Some(at) = free {
-            self.begin_segment(at);
-            return Ok(true);
+            return Ok(self.begin_if_room(at, bytes));
         }
         let allocated = self.allocated_bytes();
         // Fourfold growth keeps the number of flushes for new segments small.
@@ -64,11 +62,9 @@ impl Journal {
         if size < bytes {
             return self.replace_small_segments(bytes);
         }
+        let Some(size) = self.size_that_fits(size, bytes) else { return Ok(false) };
         match self.add_segment(size) {
-            Ok(at) => {
-                self.begin_segment(at);
-                Ok(true)
-            }
+            Ok(at) => Ok(self.begin_if_room(at, bytes)),
             // Readers get the space that commits leave.
             Err(Error::NoSpace { .. }) if self.take_kept_log()? => self.switch_segment(bytes),
             // If a checkpoint can free a segment, the caller runs one; otherwise it gets this error.
@@ -81,6 +77,7 @@ impl Journal {
     pub(super) fn begin_segment(&mut self, at: usize) {
         (self.current, self.position) = (at, 0);
         (self.segments[at].log_index, self.segments[at].first_lsn) = (SegmentIndex::New, 0);
+        self.limit = u64::MAX;
     }
 
     /// Cuts segments back to their lengths before commits were appended to them, because the journal is empty. Returns

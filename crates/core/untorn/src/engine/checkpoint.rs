@@ -163,10 +163,10 @@ impl Engine {
     fn apply_rest(&self) -> Result<()> {
         // Merging first shortens the time that the beginning holds up commits.
         self.merge_layers();
-        let done = match self.begin_checkpoint()? {
+        let done = self.with_room(|| match self.begin_checkpoint()? {
             Some(checkpoint) => checkpoint.apply().and_then(Checkpoint::truncate_log),
             None => Ok(()),
-        };
+        });
         // Also if a part of the checkpoint could not be applied.
         let failed = self.journal.lock().journal.failure().is_some();
         let done = if failed { done } else { done.and(self.forget_unused()) };
@@ -176,6 +176,14 @@ impl Engine {
             self.checkpoints.has_spare.store(made.is_ok(), Relaxed);
         }
         done
+    }
+
+    /// Applies by this function. If a data file finds no room, the journal gives its free segments back, and the function
+    /// is called again. The caller holds the checkpoint lock.
+    pub(crate) fn with_room(&self, apply: impl Fn() -> Result<()>) -> Result<()> {
+        let done = apply();
+        let is_full = matches!(done, Err(Error::NoSpace { .. }));
+        if is_full && self.journal.lock().journal.give_back()? { apply() } else { done }
     }
 
     /// Merges the committed layers of each file, while commits continue.

@@ -94,6 +94,7 @@ impl Engine {
     ) -> Result<Arc<Completion>> {
         let (txn, names) = txn.map_or((None, Vec::new()), |txn| (Some(txn.id), txn.names));
         self.check_not_failed(files)?;
+        self.check_room(files)?;
         // All files stay locked until the commit is queued, so that it captures one moment.
         let mut in_order: Vec<&Arc<SharedFile>> = files.iter().collect();
         in_order.sort_unstable_by_key(|file| file.id);
@@ -157,6 +158,21 @@ impl Engine {
         let completion = self.submit(files, txn)?;
         self.commits.wakeup.wake();
         Ok(completion)
+    }
+
+    /// Refuses a large commit for which the data files have no room. It would take room on the disk for its spill file,
+    /// and then wait for ever.
+    fn check_room(&self, files: &[Arc<SharedFile>]) -> Result<()> {
+        let bytes = files.iter().map(|file| file.read().content.write_set.stored_bytes()).sum::<u64>();
+        let has_room = || self.journal.lock().journal.has_room_for(bytes);
+        if bytes <= self.inline_bytes_max() || has_room() {
+            return Ok(());
+        }
+        let _ = self.checkpoint();
+        match has_room() {
+            true => Ok(()),
+            false => Err(Error::NoSpace { detail: format!("the disk has no room for a commit of {bytes} bytes") }),
+        }
     }
 
     /// Refuses commits after a failed write or flush of the journal.
@@ -415,6 +431,9 @@ impl Engine {
         self.checkpoints.room_wanted.store(false, Relaxed);
         if self.journal.lock().journal.header().checkpoint_lsn > checkpoint_lsn {
             // Unapplied changes may remain, but they were restated and take no room.
+            return Ok(());
+        }
+        if done.is_err() && self.journal.lock().journal.end_holding_back() {
             return Ok(());
         }
         done?;

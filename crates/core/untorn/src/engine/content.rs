@@ -107,6 +107,14 @@ impl Content {
         bytes.chain(grown).max().unwrap_or(0)
     }
 
+    /// Whether the uncommitted changes extend the file.
+    pub(crate) fn grows(&self) -> bool {
+        let Some(size) = self.write_set.size else { return false };
+        let overlays = self.overlays();
+        let committed = overlays.iter().filter(|o| !std::ptr::eq(**o, &self.write_set)).find_map(|o| o.size);
+        size > committed.unwrap_or(self.base_size)
+    }
+
     /// The largest size in any overlay. A rollback, or a failed commit, may bring that size back.
     pub(crate) fn size_max(&self) -> u64 {
         self.overlays().iter().filter_map(|o| o.size).fold(self.base_size, u64::max)

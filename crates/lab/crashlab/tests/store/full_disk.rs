@@ -210,3 +210,67 @@ fn a_list_that_finds_no_room_keeps_all_of_it_quarantined() {
     assert_eq!(disk.get("grown").unwrap().starts_with(b"newer"), is_newer);
     assert!(is_newer || disk.get("grown").unwrap() == [b'g'; 14 << 10]);
 }
+
+/// The journal has taken room that a data file needs. It gives segments back, at every crash without a loss; commits that
+/// take no room go on.
+#[test]
+fn a_journal_that_gives_segments_back_survives_every_crash() {
+    let (mut crashes, mut lost, mut given) = (0, 0, 0);
+    for profile in PROFILES {
+        let disk = SimDisk::new(Options { profile, model: Model::SectorAtomic, ..Options::default() });
+        let options = || options(FailureClass::Power).sizes(128 << 10, 16 << 10, 32 << 10);
+        let store = open_on(&disk, options()).unwrap();
+        let file = store.open_or_create_file("a").unwrap();
+        let mut bytes = Vec::new();
+        let append = |bytes: &mut Vec<u8>, nth: u8| {
+            let done = file.append(&[nth; 6000]).and_then(|_| file.commit());
+            match done {
+                Ok(()) => bytes.extend([nth; 6000]),
+                Err(_) => file.rollback().unwrap(),
+            }
+            done.is_ok()
+        };
+        for nth in 0..18 {
+            assert!(append(&mut bytes, nth));
+        }
+        store.checkpoint().unwrap();
+        let allocated = store.status().journal_bytes_allocated;
+        assert!(append(&mut bytes, 20) && append(&mut bytes, 21));
+        disk.fill_up(true, false);
+        disk.record();
+        let before = bytes.len();
+        store.checkpoint().unwrap_or_else(|e| panic!("{profile:?}: {e}"));
+        assert!(disk.get("a").unwrap() == bytes, "{profile:?}");
+        given += u64::from(store.status().journal_bytes_allocated < allocated);
+        let moments = disk.recorded();
+        // Growth ends at last, and other commits go on.
+        while append(&mut bytes, 30) {
+            assert!(bytes.len() < 1 << 20, "{profile:?}: the disk never fills up");
+        }
+        file.write_all_at(&[40; 100], 50).unwrap();
+        file.commit().unwrap_or_else(|e| panic!("{profile:?}: {e}"));
+        bytes[50..150].fill(40);
+        file.set_len(1000).unwrap();
+        file.commit().unwrap_or_else(|e| panic!("{profile:?}: {e}"));
+        store.checkpoint().unwrap_or_else(|e| panic!("{profile:?}: {e}"));
+        drop(file);
+        close(store, &format!("{profile:?}"));
+        assert!(disk.get("a").unwrap() == bytes[..1000], "{profile:?}");
+        for moment in moments {
+            let states = moment.cuts(8, moment.call()).into_iter().map(|cut| {
+                let outcome = moment.power_cut(cut);
+                lost += u64::from(outcome.something_lost);
+                (cut.to_string(), outcome.disk)
+            });
+            for (how, after) in states.collect::<Vec<_>>().into_iter().chain([("killed".into(), moment.killed())]) {
+                let when = format!("{profile:?}, call {}, {how}", moment.call());
+                after.set_options(|options| options.capacity_bytes = None);
+                close(open_on(&after, options()).unwrap_or_else(|e| panic!("{when}: {e}")), &when);
+                let found = after.get("a").unwrap();
+                assert!(found.len() == before && found.ends_with(&[21; 6000]), "{when}: {} bytes", found.len());
+                crashes += 1;
+            }
+        }
+    }
+    assert!(crashes > 100 && lost > 0 && given > 0, "{crashes} crashes, {lost} lost something, {given} gave back");
+}

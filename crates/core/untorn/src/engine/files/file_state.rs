@@ -192,7 +192,12 @@ impl FileState {
         if self.txn != txn {
             return Err(Error::InTransaction { path: self.path().to_owned() });
         }
-        self.quarantine.clone().map_or(Ok(()), Err)
+        match &self.quarantine {
+            // It may be the commit that makes room.
+            Some(Error::NoSpace { .. }) if !self.content.grows() => Ok(()),
+            Some(why) => Err(why.clone()),
+            None => Ok(()),
+        }
     }
 
     /// Checks that this user can change the file.

@@ -158,9 +158,11 @@ impl OpenStore {
             is_dirty
         };
         let by_one_flush = self.is_durable() && self.storage.keeps_order();
-        if let Some(checkpoint) = self.begin_checkpoint()? {
-            checkpoint.apply_before(if by_one_flush { After::Closed } else { After::Clean })?;
-        }
+        let after = if by_one_flush { After::Closed } else { After::Clean };
+        self.with_room(|| match self.begin_checkpoint()? {
+            Some(checkpoint) => checkpoint.apply_before(after).map(drop),
+            None => Ok(()),
+        })?;
         let with_attribute: Vec<_> = self.files.lock().all().filter(|f| f.read().attribute_set).cloned().collect();
         // The files durably hold everything, so no file needs the journal any more, even if it is moved.
         let left = self.clear_left_marks(!by_one_flush)?;
