@@ -146,9 +146,11 @@ fn mixed_stores_are_refused() {
     is(&driver.tell("1 BEGIN; INSERT INTO main.t VALUES (1); INSERT INTO b.t VALUES (1); COMMIT"), IO_ERROR);
     let _ = driver.tell("1 ROLLBACK");
     assert_eq!(driver.tell("1 SELECT (SELECT count(*) FROM main.t) || (SELECT count(*) FROM b.t)").ok(), "00");
-    // Each alone can be written.
+    // Each alone can be written, also from the contents of another: ATTACH must not refuse it.
     driver.sql("INSERT INTO main.t VALUES (1); INSERT INTO b.t VALUES (1); INSERT INTO c.t VALUES (1)");
-    assert_eq!(driver.sql(count), "111");
+    driver.sql("INSERT INTO main.t SELECT a FROM b.t; INSERT INTO b.t SELECT a FROM c.t; BEGIN; SELECT * FROM main.t");
+    driver.sql("INSERT INTO c.t SELECT a FROM b.t; COMMIT");
+    assert_eq!(driver.sql(count), "223");
 }
 
 #[test]
