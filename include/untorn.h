@@ -1033,6 +1033,13 @@ int untorn_identity(const struct untorn_file *file,
                     uint64_t *inode);
 
 /**
+ * Tells whether an open file has every commit of its store, if it belongs to one, so that any program may read it.
+ * Returns 1; or 0: its store must be opened or recovered first; or -1 with an error, such as EBADF. Looks at one
+ * attribute of the file.
+ */
+int untorn_is_plain(int fd);
+
+/**
  * Returns the file's path, relative to its store's directory, to be freed with untorn_free(). NULL: EBADF,
  * ENOMEM.
  */

@@ -42,6 +42,8 @@ static int db_read(sqlite3_file *file, void *to, int len, sqlite3_int64 offset) 
     if (is_foreign(handle))
         return SQLITE_IOERR_READ;
     FAULT("xRead", SQLITE_IOERR_READ);
+    if (handle->plain)
+        return plain_read(handle, to, len, offset);
     ssize_t n = handle->lock == SQLITE_LOCK_NONE ? 0 : untorn_pread(handle->database->file, to, len, offset);
     if (n < 0)
         return sorry(SQLITE_IOERR_READ, "%s: %s", handle->database->path, untorn_error_message());
@@ -99,6 +101,8 @@ static int db_size(sqlite3_file *file, sqlite3_int64 *size) {
         *size = stat(handle->database->path, &is) == 0 ? is.st_size : 0;
         return SQLITE_OK;
     }
+    if (handle->plain)
+        return plain_size(handle, size);
     *size = untorn_size(handle->database->file);
     return *size >= 0 ? SQLITE_OK : SQLITE_IOERR_FSTAT;
 }

@@ -216,9 +216,10 @@ static int check_opened(struct database *database) {
     return SQLITE_OK;
 }
 
-/* The caller holds `store.opening`, and has no lock. */
+/* The caller holds `store.opening`. */
 static int database_open(struct database *database) {
-    int rc = plain_journal_roll_back(database);
+    /* Readers of this process would wait for SQLite's own VFS, and have seen that there is no journal. */
+    int rc = plain_has_readers(database) ? SQLITE_OK : plain_journal_roll_back(database);
     if (rc == SQLITE_OK)
         rc = lock_bytes_take(database);
     if (rc != SQLITE_OK)

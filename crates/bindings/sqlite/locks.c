@@ -25,21 +25,32 @@ static int grant(struct handle *handle, int level) {
     return SQLITE_OK;
 }
 
-/* Takes a lock. The first one opens the database. */
+static void unuse(struct handle *handle) {
+    if (handle->plain)
+        plain_unuse(handle);
+    else
+        database_unuse(handle->database);
+}
+
+/* Takes a lock. The first one opens the database; if it has nothing in a journal, the first one to write does. */
 int lock_take(struct handle *handle, int level) {
     if (handle->lock >= level)
         return SQLITE_OK;
     if (handle->generation != generation)
         return sorry(SQLITE_IOERR_LOCK, "the connection was opened before a fork: open another one in the child");
     int was = handle->lock, rc = SQLITE_OK;
-    if (was == SQLITE_LOCK_NONE && (rc = database_use(handle->database)) != SQLITE_OK)
+    if (was == SQLITE_LOCK_NONE && (rc = plain_use(handle)) == SQLITE_NOTFOUND)
+        rc = database_use(handle->database);
+    if (rc == SQLITE_OK && handle->plain && level >= SQLITE_LOCK_RESERVED)
+        rc = plain_own(handle);
+    if (rc != SQLITE_OK)
         return rc;
     pthread_mutex_lock(&registry);
     rc = grant(handle, level);
     pthread_mutex_unlock(&registry);
     if (rc != SQLITE_OK) {
         if (was == SQLITE_LOCK_NONE)
-            database_unuse(handle->database);
+            unuse(handle);
         return rc;
     }
     if (was < SQLITE_LOCK_RESERVED && level >= SQLITE_LOCK_RESERVED) {
@@ -65,5 +76,5 @@ void lock_give(struct handle *handle, int level) {
     handle->lock = level;
     pthread_mutex_unlock(&registry);
     if (level == SQLITE_LOCK_NONE)
-        database_unuse(database);
+        unuse(handle);
 }

@@ -12,44 +12,8 @@
 #include <unistd.h>
 SQLITE_EXTENSION_INIT3
 
-/* SQLite's lock bytes: PENDING, RESERVED and 510 of SHARED. */
-#define LOCK_BYTES_START 0x40000000
-#define LOCK_BYTES_LEN 512
-
 static void beside(const struct database *database, char *name, size_t room) {
     sqlite3_snprintf((int)room, name, "%s-journal", database->path);
-}
-
-/* Takes all lock bytes, for the open file description: POSIX locks would go with any descriptor that Untorn closes.
- * The descriptor of an attempt that failed stays open: closing it would drop locks that SQLite's own VFS has here. */
-int lock_bytes_take(struct database *database) {
-    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = LOCK_BYTES_START, .l_len = LOCK_BYTES_LEN};
-    struct stat now, held;
-    if (stat(database->path, &now) != 0)
-        return sorry(SQLITE_CANTOPEN, "%s: %m", database->path);
-    if (database->lock_bytes >= 0 && (fstat(database->lock_bytes, &held) != 0 || held.st_ino != now.st_ino)) {
-        close(database->lock_bytes);
-        database->lock_bytes = -1;
-    }
-    if (database->lock_bytes < 0)
-        database->lock_bytes = open(database->path, O_RDWR | O_CLOEXEC | O_NOCTTY);
-    if (database->lock_bytes < 0)
-        return sorry(SQLITE_CANTOPEN, "%s: %m", database->path);
-    if (fcntl(database->lock_bytes, F_OFD_SETLK, &lock) == 0)
-        return SQLITE_OK;
-    if (errno == EAGAIN || errno == EACCES)
-        return SQLITE_BUSY;
-    return sorry(SQLITE_IOERR_LOCK, "%s: %m", database->path);
-}
-
-void lock_bytes_give(struct database *database) {
-    struct flock lock = {.l_type = F_UNLCK, .l_whence = SEEK_SET, .l_start = LOCK_BYTES_START, .l_len = LOCK_BYTES_LEN};
-    if (database->lock_bytes < 0)
-        return;
-    /* By name: a child may still have the description. */
-    fcntl(database->lock_bytes, F_OFD_SETLK, &lock);
-    close(database->lock_bytes);
-    database->lock_bytes = -1;
 }
 
 /* A journal that SQLite's own VFS left, perhaps killed in a transaction: its VFS rolls it back. */

@@ -7,6 +7,7 @@
  *   vfs.c       entry point, names        databases.c  stores and files of this process    connection.c  a connection's file
  *   locks.c     locks within the process  marker.c     keeps other programs away           commit.c      the commit point
  *   journals.c  journals in memory        pragmas.c    the pragmas `untorn_*`              tickets.c       numbers of commits
+ *   plain.c     reading without owning    lock_bytes.c SQLite's locks, for other processes
  *
  * `registry` guards the lists, the locks and the marks of handles. It is held for some instructions only: never while
  * something is opened, committed, rolled back or closed. `store.opening` is held while a store or its files open or close,
@@ -83,6 +84,7 @@ struct database {
     int handles;
     untorn_file *file;   /* NULL until the first lock */
     int lock_bytes;      /* descriptor that holds SQLite's lock bytes, or -1 */
+    int readers;         /* handles that read the file as it is: plain.c */
     int replaced;        /* the name has another file now: `file` is that of the old one */
     int marked;
     int was_empty;       /* the data file has had no page on disk yet */
@@ -108,6 +110,7 @@ struct handle {
     struct database *database;
     unsigned generation;
     int lock;
+    int plain;   /* counts in `database.readers` */
     sqlite3 **connection;
     struct super *super;
     int changed;
@@ -134,9 +137,22 @@ char *last_sentence(void);
 int lock_take(struct handle *handle, int level);
 void lock_give(struct handle *handle, int level);
 
-/* marker.c */
+/* plain.c */
+int plain_use(struct handle *handle);
+void plain_unuse(struct handle *handle);
+int plain_own(struct handle *handle);
+int plain_has_readers(struct database *database);
+int plain_read(struct handle *handle, void *to, int len, sqlite3_int64 offset);
+int plain_size(struct handle *handle, sqlite3_int64 *size);
+
+/* lock_bytes.c */
+int lock_bytes_share(struct database *database);
+void lock_bytes_unshare(struct database *database);
+int lock_bytes_is_reserved(struct database *database);
 int lock_bytes_take(struct database *database);
 void lock_bytes_give(struct database *database);
+
+/* marker.c */
 int plain_journal_roll_back(struct database *database);
 int plain_journal_remove(struct database *database);
 int marker_make(struct database *database);

@@ -51,6 +51,7 @@ pub use sanitizer::sanitizer;
 pub use storage::byte_locks::{ByteLock, lock_bytes, lock_of_others};
 pub use storage::file_system_info::{FileSystemInfo, file_system_info};
 pub use storage::linux::{Linux, umask};
+pub use storage::linux_file::attribute_of;
 pub use storage::read_write::{read_full_at, read_full_past_cache_at, write_all_at, write_more_at};
 pub use storage::{Access, Counters, File, Kind, Meta, Open, Space, Storage, shown_by};
 pub use sync_point::SyncPoint;

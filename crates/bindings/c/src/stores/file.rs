@@ -2,7 +2,9 @@
 
 use parking_lot::{RwLock, RwLockReadGuard};
 use std::ffi::{c_char, c_int, c_void};
+use std::os::fd::BorrowedFd;
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
@@ -398,6 +400,23 @@ pub unsafe extern "C" fn untorn_identity(file: *const untorn_file, device: *mut 
         // SAFETY: not NULL; the rest is the caller's promise.
         unsafe { (*device, *inode) = found };
         Ok(1)
+    })
+}
+
+/// Tells whether an open file has every commit of its store, if it belongs to one, so that any program may read it.
+/// Returns 1; or 0: its store must be opened or recovered first; or -1 with an error, such as EBADF. Looks at one
+/// attribute of the file.
+#[unsafe(no_mangle)]
+pub extern "C" fn untorn_is_plain(fd: c_int) -> c_int {
+    guard(-1, || {
+        if fd < 0 {
+            return Err(Failure { errno: libc::EBADF, ..Failure::invalid("no open descriptor".to_owned()) });
+        }
+        // SAFETY: used during this call only; the kernel refuses a number that is not open.
+        let file = unsafe { BorrowedFd::borrow_raw(fd) };
+        let plain =
+            untorn::offline::is_plain(file).map_err(|e| untorn::Error::io("look at", Path::new("a file"), e))?;
+        Ok(plain.into())
     })
 }
 

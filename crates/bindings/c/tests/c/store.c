@@ -205,7 +205,11 @@ static void loops(void) {
     FAILS(untorn_store_find("nowhere"), ENOENT, UNTORN_E_INVALID);
     untorn_options soon = {.size = sizeof soon, .wait_ms = 20};
     FAILS(untorn_store_open("loops", &soon), EBUSY, UNTORN_E_BUSY);
+    int plain = open("loops/f", O_RDONLY | O_CLOEXEC);
+    CHECK(plain >= 0 && untorn_is_plain(plain) == 0);
     CHECK(untorn_close(file) == 0 && untorn_store_close(store) == 0);
+    CHECK(untorn_is_plain(plain) == 1 && close(plain) == 0);
+    FAILS(untorn_is_plain(-1), EBADF, UNTORN_E_INVALID);
     FAILS(untorn_store_find("loops"), ENOENT, UNTORN_E_INVALID);
 }
 

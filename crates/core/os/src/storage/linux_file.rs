@@ -96,6 +96,18 @@ fn set_lock(
     Ok((lock.l_type.into(), lock.l_start as u64..end))
 }
 
+/// Untorn's attribute of an open file, if it has one.
+pub fn attribute_of(fd: BorrowedFd<'_>) -> io::Result<Option<Vec<u8>>> {
+    let mut value = [0; 256];
+    match fs::fgetxattr(fd, ATTRIBUTE, &mut value[..]) {
+        Ok(n) => Ok(Some(value[..n].to_vec())),
+        Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(None),
+        // Longer than any attribute of ours: it is not ours, and must not be overwritten.
+        Err(Errno::RANGE) => Ok(Some(Vec::new())),
+        Err(e) => Err(e.into()),
+    }
+}
+
 /// The present `RLIMIT_FSIZE`.
 pub(super) fn file_size_limit() -> u64 {
     rustix::process::getrlimit(rustix::process::Resource::Fsize).current.unwrap_or(u64::MAX)
@@ -315,14 +327,7 @@ impl File for LinuxFile {
     }
 
     fn attribute(&self) -> io::Result<Option<Vec<u8>>> {
-        let mut value = [0; 256];
-        match fs::fgetxattr(self.fd.get()?, ATTRIBUTE, &mut value[..]) {
-            Ok(n) => Ok(Some(value[..n].to_vec())),
-            Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(None),
-            // Longer than any attribute of ours: it is not ours, and must not be overwritten.
-            Err(Errno::RANGE) => Ok(Some(Vec::new())),
-            Err(e) => Err(e.into()),
-        }
+        attribute_of(self.fd.get()?)
     }
 
     fn set_attribute(&self, value: &[u8]) -> io::Result<()> {

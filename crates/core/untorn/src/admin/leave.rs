@@ -1,7 +1,8 @@
-//! Takes one file out of a directory's store.
+//! The attribute that ties a file to a store: looks at it, and takes one file out of a directory's store.
 
 use crate::engine::paths::error_paths::error_in_store;
 use crate::reader::locate_store::locate;
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use untorn_journal::data_files::data_tree::each_data_file;
 use untorn_journal::data_files::detach::detach_file;
@@ -10,7 +11,7 @@ use untorn_journal::format::{Attribute, AttributeFound, hex};
 use untorn_journal::scanning::scan::read_header;
 use untorn_journal::undo::keep::Undo;
 use untorn_journal::{Context, Error, Result};
-use untorn_os::{Linux, Open, Storage};
+use untorn_os::{Linux, Open, Storage, attribute_of};
 
 /// The attribute of a file, which ties it to a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +30,16 @@ pub fn file_mark(path: &Path) -> Result<Option<FileMark>> {
     Ok(mark_of(&*storage, Path::new(name))
         .context("look at", path)?
         .map(|a| FileMark { store_id: hex(&a.store), pending: a.pending }))
+}
+
+/// Whether a file lacks nothing that is in the journal of a store, by its attribute: then any program may read it. If it
+/// is not, its store must be opened or recovered first.
+pub fn is_plain(file: BorrowedFd<'_>) -> std::io::Result<bool> {
+    Ok(match Attribute::decode(attribute_of(file)?.as_deref()) {
+        AttributeFound::None => true,
+        AttributeFound::Valid(a) => !a.pending,
+        AttributeFound::Unreadable => false,
+    })
 }
 
 fn mark_of(storage: &dyn Storage, path: &Path) -> std::io::Result<Option<Attribute>> {

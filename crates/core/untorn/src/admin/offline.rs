@@ -33,7 +33,7 @@ use untorn_os::{Access, File, Kind, Linux, Meta, Open, Storage, memory_limit, sh
 
 pub use crate::admin::adopt::{Adoption, adopt};
 pub use crate::admin::inspection::{Inspection, PendingFile, RecordInfo, inspect};
-pub use crate::admin::leave::{FileMark, file_mark};
+pub use crate::admin::leave::{FileMark, file_mark, is_plain};
 pub use crate::engine::lifecycle::left_marks::LeftMark;
 pub use crate::heap::handle::last_cut::{Candidate, Rescued};
 pub use crate::reader::lost::{LostFile, accept_lost, lost_files};

@@ -8,6 +8,7 @@ mod driver;
 mod faults;
 mod kills;
 mod lockstep;
+mod plain_reading;
 mod plain_writers;
 mod pragmas;
 mod vfs;
