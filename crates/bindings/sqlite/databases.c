@@ -196,6 +196,8 @@ static void give_up(struct database *database) {
         (void)untorn_store_release(database->store->open);
         database->store->open = NULL;
     }
+    /* Another owner may remove the marker. */
+    database->marked = 0;
     lock_bytes_give(database);
 }
 

@@ -194,6 +194,26 @@ fn a_database_that_was_replaced_or_removed_is_noticed() {
     assert_eq!(rows(dir.path()), "9");
 }
 
+/// In a store with other databases, the old file must be forgotten.
+#[test]
+fn a_database_of_a_store_that_was_removed_can_be_made_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let copy = dir.path().join("b.db");
+    let name = |name: &str| format!("{name}?store={}", dir.path().display());
+    let mut driver = Driver::start();
+    driver.open(0, dir.path(), &name("a.db"));
+    driver.sql("CREATE TABLE t(a); INSERT INTO t VALUES (1)");
+    for rows in 1..4 {
+        driver.sql(&format!("VACUUM INTO '{}'", uri(dir.path(), &name("b.db"))));
+        driver.open(1, dir.path(), &name("b.db"));
+        assert_eq!(driver.tell("1 SELECT count(*) FROM t").ok(), rows.to_string());
+        driver.tell("close 1").ok();
+        fs::remove_file(&copy).unwrap();
+        driver.sql("INSERT INTO t VALUES (1)");
+    }
+    driver.end();
+}
+
 #[test]
 fn a_directory_that_was_made_again_has_a_new_database() {
     let dir = tempfile::tempdir().unwrap();
