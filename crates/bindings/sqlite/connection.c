@@ -35,8 +35,7 @@ static int db_close(sqlite3_file *file) {
     return SQLITE_OK;
 }
 
-/* Before the first lock the database may not be open: SQLite takes a short header for "not known yet", and reads it again
- * under the lock. */
+/* Before the first lock SQLite reads the header, and under the lock again. */
 static int db_read(sqlite3_file *file, void *to, int len, sqlite3_int64 offset) {
     struct handle *handle = of(file);
     if (is_foreign(handle))
@@ -44,7 +43,8 @@ static int db_read(sqlite3_file *file, void *to, int len, sqlite3_int64 offset) 
     FAULT("xRead", SQLITE_IOERR_READ);
     if (handle->plain)
         return plain_read(handle, to, len, offset);
-    ssize_t n = handle->lock == SQLITE_LOCK_NONE ? 0 : untorn_pread(handle->database->file, to, len, offset);
+    ssize_t n = handle->lock == SQLITE_LOCK_NONE ? database_peek(handle->database, to, len, offset)
+                                                 : untorn_pread(handle->database->file, to, len, offset);
     if (n < 0)
         return sorry(SQLITE_IOERR_READ, "%s: %s", handle->database->path, untorn_error_message());
     if (n == len)

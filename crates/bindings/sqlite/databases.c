@@ -306,6 +306,20 @@ static int use_at_once(struct database *database) {
     return ready;
 }
 
+/* Reads without a lock, as SQLite does only when it opens a database, for the size of its pages: the bytes may be old. */
+ssize_t database_peek(struct database *database, void *to, int len, sqlite3_int64 offset) {
+    ssize_t n;
+    if (use_at_once(database)) {
+        n = untorn_pread(database->file, to, len, offset);
+        database_unuse(database);
+        return n;
+    }
+    pthread_mutex_lock(&database->store->opening);
+    n = lock_bytes_open(database) == SQLITE_OK ? pread(database->lock_bytes, to, len, offset) : 0;
+    pthread_mutex_unlock(&database->store->opening);
+    return n;
+}
+
 /* Whether nobody has a lock; if so, nobody gets one before `closing` is 0 again. */
 static int close_for_others(struct store *store) {
     pthread_mutex_lock(&registry);

@@ -37,7 +37,7 @@ static int is_another(struct database *database, const struct stat *now) {
 
 /* Opens the file whose bytes are locked, unless it is open. The descriptor stays open when the locks are given back: closing
  * it would drop locks that SQLite's own VFS has in this process. */
-static int prepare(struct database *database) {
+int lock_bytes_open(struct database *database) {
     struct stat now, held;
     if (stat(database->path, &now) != 0)
         return sorry(SQLITE_CANTOPEN, "%s: %m", database->path);
@@ -56,7 +56,7 @@ static int prepare(struct database *database) {
 
 /* Takes the lock of a reader. */
 int lock_bytes_share(struct database *database) {
-    int rc = prepare(database);
+    int rc = lock_bytes_open(database);
     if (rc != SQLITE_OK || (rc = set(database, F_RDLCK, PENDING, 1)) != SQLITE_OK)
         return rc;
     rc = set(database, F_RDLCK, SHARED, SHARED_LEN);
@@ -87,7 +87,7 @@ static void back(struct database *database) {
 /* Takes all lock bytes, at once or step by step as SQLite does: with PENDING, no new readers come. The caller may have
  * SHARED, and has it all the time. */
 int lock_bytes_take(struct database *database) {
-    int rc = prepare(database);
+    int rc = lock_bytes_open(database);
     if (rc != SQLITE_OK)
         return rc;
     if ((rc = set(database, F_WRLCK, RESERVED, 1)) != SQLITE_OK)

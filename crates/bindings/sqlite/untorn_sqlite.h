@@ -128,6 +128,7 @@ int database_find_or_add(const char *path, const char *store, struct database **
 struct database *database_of_journal(const char *name);
 int database_use(struct database *database);
 void database_unuse(struct database *database);
+ssize_t database_peek(struct database *database, void *to, int len, sqlite3_int64 offset);
 int store_release(struct store *store);
 int store_has_failed(struct store *store);
 int sorry(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
@@ -146,6 +147,7 @@ int plain_read(struct handle *handle, void *to, int len, sqlite3_int64 offset);
 int plain_size(struct handle *handle, sqlite3_int64 *size);
 
 /* lock_bytes.c */
+int lock_bytes_open(struct database *database);
 int lock_bytes_share(struct database *database);
 void lock_bytes_unshare(struct database *database);
 int lock_bytes_is_reserved(struct database *database);

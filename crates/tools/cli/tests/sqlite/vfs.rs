@@ -215,6 +215,21 @@ fn a_database_of_a_store_that_was_removed_can_be_made_again() {
 }
 
 #[test]
+fn the_page_size_is_known_before_the_first_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut driver = Driver::start();
+    driver.open(0, dir.path(), "a.db");
+    driver.sql("PRAGMA page_size=512; CREATE TABLE t(a)");
+    driver.open(1, dir.path(), "a.db");
+    assert_eq!(driver.tell("1 PRAGMA page_size").ok(), "512");
+    driver.end();
+    let mut driver = Driver::start();
+    driver.open(0, dir.path(), "a.db");
+    assert_eq!(driver.sql("PRAGMA page_size"), "512");
+    driver.end();
+}
+
+#[test]
 fn a_directory_that_was_made_again_has_a_new_database() {
     let dir = tempfile::tempdir().unwrap();
     let inner = dir.path().join("inner");
