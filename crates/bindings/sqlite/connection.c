@@ -220,6 +220,9 @@ static const sqlite3_io_methods db_methods = {
 int handle_open(const char *name, sqlite3_file *file, int flags, int *flags_out) {
     struct handle *handle = of(file);
     struct database *database;
+    /* Without locks, nothing would open the database in its store: SQLite would read old pages. */
+    if (sqlite3_uri_boolean(name, "nolock", 0) || sqlite3_uri_boolean(name, "immutable", 0))
+        return sorry(SQLITE_CANTOPEN, "%s: open it without nolock=1 and immutable=1: the VFS untorn needs locks", name);
     if (flags & SQLITE_OPEN_CREATE) {
         int exclusive = flags & SQLITE_OPEN_EXCLUSIVE ? 1 : 0;
         int fd = open(name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOCTTY, 0644);

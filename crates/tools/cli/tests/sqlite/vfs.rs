@@ -230,6 +230,17 @@ fn the_page_size_is_known_before_the_first_read() {
 }
 
 #[test]
+fn a_connection_without_locks_is_refused() {
+    let (dir, mut driver) = database();
+    for without in ["a.db?nolock=1", "a.db?immutable=1"] {
+        is(&driver.tell(&format!("open 1 {}", uri(dir.path(), without))), CANNOT_OPEN);
+        let why = driver.sql("PRAGMA untorn_error");
+        assert!(why.contains("without nolock=1"), "{why}");
+        driver.tell("close 1").ok();
+    }
+}
+
+#[test]
 fn a_directory_that_was_made_again_has_a_new_database() {
     let dir = tempfile::tempdir().unwrap();
     let inner = dir.path().join("inner");
