@@ -27,6 +27,7 @@ mod sync_point;
 mod threads;
 
 pub use descriptors::descriptor::{Fd, above_standard, is_closed_by_program, keep_from};
+pub use descriptors::descriptor_identity::file_identity;
 pub use descriptors::file_handle::FileHandle;
 pub use descriptors::fork::{is_own_descriptor, process_generation};
 pub use descriptors::listener::{Listener, Pauses};

@@ -17,7 +17,9 @@ use crate::boundary::log::told;
 use crate::posix::state::call_section::{self, Held, enter, lock};
 use crate::posix::state::descriptor_table::{MANAGED, SHOWN};
 use crate::posix::state::file_owner::{become_owner, is_borrower};
-use crate::posix::state::posix_descriptor::{Key, check_writable, failure, is_regular, key_of, path_of, stat, system};
+use crate::posix::state::posix_descriptor::{
+    Key, check_writable, failure, identity, is_regular, key_of, path_of, system,
+};
 use crate::posix::state::record_locks::RecordLocks;
 use crate::posix::state::report::{about, reported};
 use crate::posix::state::settings::commits_on_close;
@@ -240,7 +242,7 @@ impl Managed {
     }
 
     fn is_of(&self, fd: c_int) -> bool {
-        stat(fd).is_some_and(|stat| (stat.st_dev, stat.st_ino) == self.key())
+        identity(fd) == Some(self.key())
     }
 }
 
@@ -266,7 +268,7 @@ pub(crate) fn find(fd: c_int) -> Option<Arc<Managed>> {
 }
 
 fn find_marked(fd: c_int) -> Option<Arc<Managed>> {
-    let file = stat(fd).and_then(|stat| find_by_key(&stat));
+    let file = identity(fd).and_then(find_by_identity);
     match &file {
         Some(file) => drop(lock(&file.descriptors).insert(fd)),
         // The descriptor was closed by a call that is not renamed, and its number may have another file by now.
@@ -278,10 +280,11 @@ fn find_marked(fd: c_int) -> Option<Arc<Managed>> {
 
 /// The managed file of this identity.
 pub(crate) fn find_by_key(stat: &libc::stat) -> Option<Arc<Managed>> {
-    if !has_files() || !is_regular(stat) {
-        return None;
-    }
-    read().files.get(&key_of(stat)).cloned()
+    if is_regular(stat) { find_by_identity(key_of(stat)) } else { None }
+}
+
+fn find_by_identity(key: Key) -> Option<Arc<Managed>> {
+    if has_files() { read().files.get(&key).cloned() } else { None }
 }
 
 /// The managed file of a descriptor of any origin. The descriptor is marked from now on.
@@ -289,7 +292,7 @@ pub(crate) fn learn(fd: c_int) -> Option<Arc<Managed>> {
     if !has_files() {
         return None;
     }
-    let file = stat(fd).and_then(|stat| find_by_key(&stat))?;
+    let file = identity(fd).and_then(find_by_identity)?;
     note_descriptor(&file, fd).ok()?;
     Some(file)
 }

@@ -25,7 +25,8 @@ use crate::posix::state::call_section::{Held, enter, lock};
 use crate::posix::state::descriptor_table::{COMMITS_WRITES, ON_MOUNT};
 use crate::posix::state::file_owner::is_borrower;
 use crate::posix::state::posix_descriptor::{
-    Key, check_writable, failure, flags, is_regular, key_of, open_descriptors, path_of, refusal, reopen, stat, system,
+    Key, check_writable, failure, flags, identity, is_regular, key_of, open_descriptors, path_of, refusal, reopen,
+    stat, system,
 };
 use crate::posix::state::report::{about, reported, tell};
 use crate::posix::state::settings::commits_writes;
@@ -75,7 +76,7 @@ pub(crate) fn is_any() -> bool {
 }
 
 fn is_of(key: Key, fd: c_int) -> bool {
-    stat(fd).is_some_and(|stat| key_of(&stat) == key)
+    identity(fd) == Some(key)
 }
 
 impl MountFile {
@@ -263,17 +264,18 @@ pub(crate) fn learn(fd: c_int) -> Option<Arc<MountFile>> {
     if !is_any() {
         return None;
     }
-    let file = find_by_key(&stat(fd)?)?;
+    let file = find_by_identity(identity(fd)?)?;
     file.note(fd).ok()?;
     Some(file)
 }
 
 /// The file of this identity.
 pub(crate) fn find_by_key(stat: &libc::stat) -> Option<Arc<MountFile>> {
-    if !is_any() || !is_regular(stat) {
-        return None;
-    }
-    table().files.get(&key_of(stat)).cloned()
+    if is_regular(stat) { find_by_identity(key_of(stat)) } else { None }
+}
+
+fn find_by_identity(key: Key) -> Option<Arc<MountFile>> {
+    if is_any() { table().files.get(&key).cloned() } else { None }
 }
 
 /// Whether the file of this identity is in a transaction of this process.
@@ -286,7 +288,7 @@ pub(crate) fn find(fd: c_int) -> Option<Arc<MountFile>> {
     if !ON_MOUNT.has(fd) {
         return None;
     }
-    let found = stat(fd).and_then(|stat| find_by_key(&stat));
+    let found = identity(fd).and_then(find_by_identity);
     if found.is_none() && !is_borrower() {
         // The descriptor was closed by a call that is not renamed, and its number may have another file by now.
         ON_MOUNT.clear(fd);

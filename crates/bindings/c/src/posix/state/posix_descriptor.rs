@@ -38,6 +38,11 @@ pub(crate) fn stat(fd: c_int) -> Option<libc::stat> {
     (unsafe { libc::fstat(fd, &raw mut stat) } == 0).then_some(stat)
 }
 
+/// The identity of a descriptor's file. None: not an open descriptor.
+pub(crate) fn identity(fd: c_int) -> Option<Key> {
+    untorn_os::file_identity(fd)
+}
+
 /// The `lstat` of a path. None: no such file.
 pub(crate) fn lstat(path: &Path) -> Option<libc::stat> {
     let path = CString::new(path.as_os_str().as_bytes()).ok()?;
