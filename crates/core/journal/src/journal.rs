@@ -458,10 +458,11 @@ impl Journal {
 
     /// Writes as many records as fit into one segment, and returns their number; 0 if there is no room for the first.
     fn write_some(&mut self, records: &[Record]) -> Result<usize> {
-        self.check_file_size_limit(self.room_for(&records[0]))?;
+        let most = self.segment_bytes_here();
+        self.check_file_size_limit(self.room_for(&records[0]), most)?;
         loop {
             let (next_lsn, previous_crc) = (self.next_lsn, self.previous_crc);
-            let room = self.limited_bytes().saturating_sub(self.position);
+            let room = self.limited_bytes(most).saturating_sub(self.position);
             match self.encode_group(records, room.saturating_sub(self.reserved_here(self.current))) {
                 Ok(0) => {}
                 Ok(n) => {

@@ -80,6 +80,9 @@ impl Journal {
 
     /// Bytes that commits must leave free in the current segment; 0 if another segment has that space.
     pub(super) fn reserved_here(&self, current: usize) -> u64 {
+        if self.reserved == 0 {
+            return 0;
+        }
         let checkpoint_lsn = self.header.checkpoint_lsn;
         let free = |(at, s): (usize, &Segment)| {
             at != current && s.is_free(checkpoint_lsn) && self.usable_bytes(at) >= self.reserved

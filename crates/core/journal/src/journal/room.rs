@@ -48,9 +48,10 @@ impl Journal {
         holds_back
     }
 
-    /// Bytes of the current segment that commits may use: the data files need room for them, too.
-    pub(super) fn limited_bytes(&self) -> u64 {
-        let usable = self.usable_bytes(self.current);
+    /// Bytes of the current segment that commits may use, where this process may write files of `most` bytes: the data
+    /// files need room for them, too.
+    pub(super) fn limited_bytes(&self, most: u64) -> u64 {
+        let usable = self.segments[self.current].bytes.min(most);
         if self.may_fill_disk() { usable } else { usable.min(self.limit) }
     }
 

@@ -18,15 +18,15 @@ impl Journal {
     }
 
     /// The largest segment that this process may write to (`RLIMIT_FSIZE`).
-    fn segment_bytes_here(&self) -> u64 {
+    pub(super) fn segment_bytes_here(&self) -> u64 {
         let limit = self.storage.file_size_limit();
         limit - limit % BLOCK_BYTES as u64
     }
 
-    /// Refuses a record that fits into no segment under this process's file-size limit. Nothing is written; with a
-    /// higher limit the commit can succeed.
-    pub(super) fn check_file_size_limit(&self, bytes: u64) -> Result<()> {
-        if bytes <= self.segment_bytes_here() {
+    /// Refuses a record that fits into no segment of `most` bytes, which is the most that this process may write
+    /// (`RLIMIT_FSIZE`). Nothing is written; with a higher limit the commit can succeed.
+    pub(super) fn check_file_size_limit(&self, bytes: u64, most: u64) -> Result<()> {
+        if bytes <= most {
             return Ok(());
         }
         let limit = self.storage.file_size_limit();
