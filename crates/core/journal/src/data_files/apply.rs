@@ -378,6 +378,7 @@ pub fn apply_overlay_in_steps(
     let (mut logged, rest): (Vec<_>, Vec<_>) = overlay.ranges().partition(|(_, source)| source.log_place().is_some());
     logged.sort_by_key(|(_, source)| source.log_place().map(|(segment, end)| (segment.last_lsn(), end)));
     let mut chunk = Vec::new();
+    let mut joined = Joined { file, path, start: 0, bytes: Vec::new() };
     for (range, source) in rest.into_iter().chain(logged) {
         let end = range.end.min(size);
         if range.start >= end {
@@ -391,10 +392,9 @@ pub fn apply_overlay_in_steps(
                     file.zero(range.start, end - range.start).context("zero a range of", path)?;
                 }
             }
-            Source::Bytes { .. } => {
-                let bytes = source.slice(&(range.start..end)).expect("bytes in memory");
-                write_more_at(file, &bytes, range.start).context("write", path)?;
-                step(end - range.start)?;
+            Source::Bytes { bytes, origin } => {
+                let from = (range.start - origin) as usize;
+                joined.write(range.start, &bytes[from..from + (end - range.start) as usize], step)?;
             }
             Source::Spill { .. } | Source::Log { .. } => {
                 if let Some((segment, end)) = source.log_place() {
@@ -420,6 +420,7 @@ pub fn apply_overlay_in_steps(
             }
         }
     }
+    joined.end(step)?;
     if file.meta().context("stat", path)?.size != size {
         file.set_len(size).context("extend", path)?;
     }
@@ -428,6 +429,49 @@ pub fn apply_overlay_in_steps(
         "bytes without an end in {overlay:?}"
     );
     Ok(())
+}
+
+/// The most bytes that are written together, and the least that are written alone: a copy of them takes longer than a
+/// write.
+const JOINED_BYTES_MAX: usize = 256 << 10;
+const ALONE_BYTES: usize = 32 << 10;
+
+/// Ranges in memory that lie next to each other, and are written together: a program that changes page after page has one
+/// range for each.
+struct Joined<'a> {
+    file: &'a dyn File,
+    path: &'a Path,
+    /// Offset of the first byte.
+    start: u64,
+    bytes: Vec<u8>,
+}
+
+impl Joined<'_> {
+    /// Writes a range, perhaps later, together with the next ones.
+    fn write(&mut self, at: u64, bytes: &[u8], step: &mut dyn FnMut(u64) -> Result<()>) -> Result<()> {
+        if at != self.start + self.bytes.len() as u64 || self.bytes.len() + bytes.len() > JOINED_BYTES_MAX {
+            self.end(step)?;
+        }
+        if bytes.len() < ALONE_BYTES && self.bytes.try_reserve(bytes.len()).is_ok() {
+            self.start = at - self.bytes.len() as u64;
+            self.bytes.extend_from_slice(bytes);
+            return Ok(());
+        }
+        self.end(step)?;
+        write_more_at(self.file, bytes, at).context("write", self.path)?;
+        step(bytes.len() as u64)
+    }
+
+    /// Writes the ranges that are left.
+    fn end(&mut self, step: &mut dyn FnMut(u64) -> Result<()>) -> Result<()> {
+        if self.bytes.is_empty() {
+            return Ok(());
+        }
+        write_more_at(self.file, &self.bytes, self.start).context("write", self.path)?;
+        let len = self.bytes.len() as u64;
+        self.bytes.clear();
+        step(len)
+    }
 }
 
 /// Lets the data file share the whole blocks of a range that lie in a spill file, and returns the shared range. Returns
@@ -441,4 +485,43 @@ fn clone_blocks(file: &dyn File, source: &Source, range: &Range<u64>, least: u64
     }
     spill.clone_to(file, at + (start - origin), start, end - start).ok()?;
     Some(start..end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bytes::Bytes;
+    use untorn_os::{Linux, Open, Storage};
+
+    #[test]
+    fn ranges_side_by_side_are_written_together() {
+        const PAGE: usize = 4096;
+        let dir = tempfile::tempdir().expect("a directory");
+        let storage = Linux::open(dir.path()).expect("open");
+        let file = storage.open(Path::new("f"), Open::create(0o600)).expect("make");
+        let mut model = vec![0; 400 * PAGE];
+        let mut overlay = Overlay::default();
+        let mut insert = |overlay: &mut Overlay, pages: Range<usize>, value: u8| {
+            let range = pages.start * PAGE..pages.end * PAGE;
+            model[range.clone()].fill(value);
+            let source = Source::Bytes { bytes: Bytes::from(vec![value; range.len()]), origin: range.start as u64 };
+            overlay.insert(range.start as u64..range.end as u64, source);
+        };
+        // 30 pages, a gap, and more pages than are joined; a long range; the last page.
+        (0..30).for_each(|n| insert(&mut overlay, n..n + 1, n as u8 + 1));
+        (31..131).for_each(|n| insert(&mut overlay, n..n + 1, n as u8 + 1));
+        insert(&mut overlay, 131..331, 3);
+        insert(&mut overlay, 399..400, 4);
+        overlay.size = Some(400 * PAGE as u64);
+        let mut steps = Vec::new();
+        let before = storage.counters().writes;
+        let step = &mut |bytes| {
+            steps.push(bytes / PAGE as u64);
+            Ok(())
+        };
+        apply_overlay_in_steps(&*file, &overlay, Path::new("f"), None, step).expect("apply");
+        assert_eq!(steps, [30, 64, 36, 200, 1]);
+        assert_eq!(storage.counters().writes - before, 5);
+        assert!(std::fs::read(dir.path().join("f")).expect("read") == model);
+    }
 }
