@@ -75,6 +75,12 @@ pub fn open_reader_on(storage: Arc<dyn Storage>, store_dir: StoreDir, path: Path
     Reader::open_on(storage, store_dir, path)
 }
 
+/// Writes like [`File::write_all_at`], for programs that write whole pages: lines of 64 bytes that stay the same are not
+/// logged again, where that is known without a read of the data file.
+pub fn write_over(file: &File, bytes: &[u8], offset: u64) -> Result<()> {
+    file.changing()?.write_over_at(&**file.store, bytes, offset)
+}
+
 /// Steps of an open store, one by one.
 pub trait StoreSteps {
     /// Queues one commit of many files, and wakes no thread: it is written when a thread waits for its ticket, or for a

@@ -145,6 +145,70 @@ fn only_lines_that_differ_are_logged() {
     assert!(!file.write_changed_at(&page, 4096).unwrap());
 }
 
+/// Whole pages over pages of which the store has the contents in memory.
+#[test]
+fn lines_that_stay_the_same_are_not_logged_again() {
+    use untorn::__private::write_over;
+    let dir = tempfile::tempdir().unwrap();
+    let store = StoreOptions::new().create(true).background(false).open(dir.path()).unwrap();
+    let file = store.open_or_create_file("f").unwrap();
+    let mut rng = fastrand::Rng::with_seed(1);
+    let mut model = vec![7u8; 5 * 4096];
+    let check = |model: &[u8]| {
+        let mut read = vec![0; model.len()];
+        file.read_exact_at(&mut read, 0).unwrap();
+        assert!(read == model);
+    };
+    write_over(&file, &model, 0).unwrap();
+    file.commit().unwrap();
+    let logged = |n: usize, model: &mut Vec<u8>| {
+        let before = store.status().journal_bytes_written;
+        for _ in 0..n {
+            model[2 * 4096 + 300] += 1;
+            write_over(&file, &model[4096..4 * 4096], 4096).unwrap();
+            file.commit().unwrap();
+        }
+        store.status().journal_bytes_written - before
+    };
+    assert_eq!(logged(8, &mut model), 8 * 4096, "one block for each commit");
+    // The bytes are not in memory any more: the first commit has all of them.
+    store.checkpoint().unwrap();
+    assert_eq!(logged(1, &mut model), 4 * 4096);
+    assert_eq!(logged(8, &mut model), 8 * 4096);
+    check(&model);
+    // Unlike those of a commit that may still fail.
+    write_over(&file, &[9; 4096], 0).unwrap();
+    let ticket = file.commit_async().unwrap();
+    write_over(&file, &[9; 4096], 0).unwrap();
+    assert!(file.has_changes().unwrap());
+    file.commit().unwrap();
+    ticket.wait().unwrap();
+    model[..4096].fill(9);
+    check(&model);
+    for n in 0..300 {
+        let at = rng.usize(..model.len());
+        let end = (at + rng.usize(1..5000)).min(model.len());
+        (0..rng.usize(..4)).for_each(|_| model[rng.usize(at..end)] = n as u8);
+        write_over(&file, &model[at..end], at as u64).unwrap();
+        match rng.u8(..8) {
+            0 => store.checkpoint().unwrap(),
+            1 => {
+                model.truncate(model.len() - rng.usize(..500));
+                file.set_len(model.len() as u64).unwrap();
+                model.resize(5 * 4096, 0);
+                file.set_len(model.len() as u64).unwrap();
+            }
+            2 => file.commit().unwrap(),
+            _ => {}
+        }
+        check(&model);
+    }
+    file.commit().unwrap();
+    drop(store);
+    file.close().unwrap();
+    assert!(std::fs::read(dir.path().join("f")).unwrap() == model);
+}
+
 #[test]
 fn a_file_is_recognised_by_its_data_file() {
     use std::os::unix::fs::MetadataExt;

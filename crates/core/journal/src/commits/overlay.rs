@@ -480,11 +480,47 @@ impl Overlay {
 /// clipped `buf` to the size of the view. Stack and time do not depend on the number of overlays below the newest ones
 /// that have the bytes.
 pub fn read_through(overlays: &[&Overlay], base: Option<&dyn File>, buf: &mut [u8], offset: u64) -> Result<()> {
-    // Ranges that none of the overlays so far has, in order.
-    let all = offset..offset + buf.len() as u64;
-    let mut missing: Vec<Range<u64>> = Vec::from_iter((!all.is_empty()).then_some(all));
+    let (pieces, missing) = pieces_of(overlays, offset..offset + buf.len() as u64);
     let within = |range: &Range<u64>| (range.start - offset) as usize..(range.end - offset) as usize;
-    let mut pieces = Vec::new();
+    // One read that includes bytes under overlay pieces costs less than several reads. If the disk cannot read those
+    // bytes, the missing ranges are read one by one.
+    let read = |ranges: &[Range<u64>], buf: &mut [u8]| {
+        ranges.iter().try_for_each(|range| read_base(base, &mut buf[within(range)], range.start))
+    };
+    match read(&joined(&missing, GAP_BYTES), buf) {
+        Err(_) if !pieces.is_empty() => read(&missing, buf)?,
+        done => done?,
+    }
+    pieces.into_iter().try_for_each(|(part, source)| source.copy_to(&mut buf[within(&part)], part.start))
+}
+
+/// The bytes of a range, if overlays have all of them in memory.
+pub fn read_in_memory(overlays: &[&Overlay], range: Range<u64>) -> Option<Vec<u8>> {
+    let (mut pieces, missing) = pieces_of(overlays, range.clone());
+    let are_in_memory = pieces.iter().all(|(_, source)| matches!(source, Source::Bytes { .. } | Source::Zero));
+    if !missing.is_empty() || !are_in_memory {
+        return None;
+    }
+    pieces.sort_unstable_by_key(|(part, _)| part.start);
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact((range.end - range.start) as usize).ok()?;
+    for (part, source) in pieces {
+        match source.slice(&part) {
+            Some(piece) => bytes.extend_from_slice(&piece),
+            None => bytes.resize(bytes.len() + (part.end - part.start) as usize, 0),
+        }
+    }
+    Some(bytes)
+}
+
+/// A part of a range, and the source of its bytes.
+type Piece<'a> = (Range<u64>, &'a Source);
+
+/// The parts of a range that overlays have, and those that none of them has, in order.
+fn pieces_of<'a>(overlays: &[&'a Overlay], all: Range<u64>) -> (Vec<Piece<'a>>, Vec<Range<u64>>) {
+    let bytes = all.end - all.start;
+    let mut missing: Vec<Range<u64>> = Vec::from_iter((!all.is_empty()).then_some(all));
+    let mut pieces: Vec<Piece<'a>> = Vec::new();
     for overlay in overlays.iter().filter(|overlay| !overlay.has_no_ranges()) {
         if missing.is_empty() {
             break;
@@ -509,19 +545,10 @@ pub fn read_through(overlays: &[&Overlay], base: Option<&dyn File>, buf: &mut [u
     debug_assert_eq!(
         pieces.iter().map(|(part, _)| part.end - part.start).sum::<u64>()
             + missing.iter().map(|range| range.end - range.start).sum::<u64>(),
-        buf.len() as u64,
+        bytes,
         "each byte has one place"
     );
-    // One read that includes bytes under overlay pieces costs less than several reads. If the disk cannot read those
-    // bytes, the missing ranges are read one by one.
-    let read = |ranges: &[Range<u64>], buf: &mut [u8]| {
-        ranges.iter().try_for_each(|range| read_base(base, &mut buf[within(range)], range.start))
-    };
-    match read(&joined(&missing, GAP_BYTES), buf) {
-        Err(_) if !pieces.is_empty() => read(&missing, buf)?,
-        done => done?,
-    }
-    pieces.into_iter().try_for_each(|(part, source)| source.copy_to(&mut buf[within(&part)], part.start))
+    (pieces, missing)
 }
 
 /// Ranges, sorted by start, joined where the gap between them has at most this many bytes.

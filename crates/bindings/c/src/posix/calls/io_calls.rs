@@ -53,7 +53,7 @@ fn write_at(file: &File, flags: c_int, buffers: &[&[u8]], at: u64) -> Result<(u6
     let at = if flags & libc::O_APPEND != 0 {
         file.append(bytes)?
     } else {
-        file.write_all_at(bytes, at)?;
+        untorn::__private::write_over(file, bytes, at)?;
         at
     };
     Ok((at, len as ssize_t))

@@ -4,7 +4,11 @@ use crate::engine::content::SpillSink;
 use crate::engine::files::file_state::{FileState, LINE_BYTES, checked_range};
 use std::ops::Range;
 use untorn_journal::Result;
+use untorn_journal::commits::overlay::read_in_memory;
 use untorn_journal::format::sized_memory;
+
+/// Longer writes than this are hardly of pages that have few changes.
+const COMPARED_BYTES_MAX: usize = 64 << 10;
 
 impl FileState {
     /// Writes the lines that differ from the present ones. Returns whether there are any.
@@ -18,11 +22,32 @@ impl FileState {
         if range.end > self.content.size() {
             self.check_growth(sink, range.end, "write")?;
         }
+        self.write_runs(sink, &runs, bytes, offset)?;
+        Ok(!runs.is_empty())
+    }
+
+    /// Writes like [`Self::write_at`], without lines that stay the same, if overlays have the present bytes in memory.
+    /// They then have all of the written range afterwards, too.
+    pub(crate) fn write_over_at(&mut self, sink: &dyn SpillSink, bytes: &[u8], offset: u64) -> Result<()> {
+        self.check_writable()?;
+        let range = checked_range(offset, bytes.len() as u64)?;
+        // If a commit on its way fails, its bytes may go, and these must stay.
+        let is_settled = self.region.is_none() && self.content.committing.is_empty();
+        let is_page = !range.is_empty() && bytes.len() <= COMPARED_BYTES_MAX && range.end <= self.content.size();
+        let present = || read_in_memory(&self.content.overlays(), range);
+        match (is_settled && is_page).then(present).flatten() {
+            Some(present) => self.write_runs(sink, &changed_lines(bytes, &present, offset), bytes, offset),
+            None => self.write_at(sink, bytes, Some(offset)).map(drop),
+        }
+    }
+
+    /// Writes parts of `bytes`, of which the first byte is at `offset`.
+    fn write_runs(&mut self, sink: &dyn SpillSink, runs: &[Range<usize>], bytes: &[u8], offset: u64) -> Result<()> {
         self.content.make_room(sink, runs.iter().map(|run| run.len() as u64).sum())?;
-        for run in &runs {
+        for run in runs {
             self.write_at(sink, &bytes[run.clone()], Some(offset + run.start as u64))?;
         }
-        Ok(!runs.is_empty())
+        Ok(())
     }
 }
 
