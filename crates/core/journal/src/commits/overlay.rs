@@ -153,8 +153,7 @@ const TOGETHER_BYTES: u64 = 60 << 10;
 /// Changes of one file that lie over its older contents.
 #[derive(Clone, Debug, Default)]
 pub struct Overlay {
-    /// Ranges that were inserted all at once, in order, while nothing else was inserted. Either this or the map is
-    /// empty.
+    /// Ranges that were inserted in order, while nothing else was inserted. Either this or the map is empty.
     run: Vec<(Range<u64>, Source)>,
     ranges: RangeMap<u64, Source>,
     /// The file's size, if this overlay changes it.
@@ -261,7 +260,12 @@ impl Overlay {
         }
         debug_assert!(source.has(&range), "{source:?} has less than {range:?}");
         self.note_memory(&range, &source);
-        self.map().insert(range, source);
+        let is_behind = self.run.last().is_none_or(|(last, _)| last.end <= range.start);
+        match self.ranges.is_empty() && is_behind {
+            // Programs often write in order.
+            true => self.run.push((range, source)),
+            false => _ = self.map().insert(range, source),
+        }
     }
 
     /// Sets the size, and hides the contents beyond it, of this overlay and of the layers below.
