@@ -2,7 +2,7 @@
 
 use rustix::fd::AsFd;
 use rustix::io::{Errno, Result};
-use rustix::ioctl::{Getter, Ioctl, IoctlOutput, Opcode, Updater, ioctl, opcode};
+use rustix::ioctl::{Getter, Ioctl, IoctlOutput, Opcode, Setter, Updater, ioctl, opcode};
 use std::ffi::c_void;
 
 /// Begins a transaction with the file of a descriptor, which is open for writing. The transaction ends when that
@@ -23,6 +23,11 @@ pub const DISSOLVE: u32 = opcode::write::<u64>(b'U', 8);
 pub const COMMIT_AND_CHAIN: u32 = opcode::write::<u64>(b'U', 10);
 /// Rolls back like [`ABORT`], and begins the next transaction with the same files.
 pub const ABORT_AND_CHAIN: u32 = opcode::write::<u64>(b'U', 11);
+/// The most transactions that [`COMMIT_TOGETHER`] commits.
+pub const TOGETHER_MOST: usize = 511;
+/// Commits the files of several transactions in one commit; each continues with its files, as after
+/// [`COMMIT_AND_CHAIN`]. The argument is the number of transactions, followed by the transactions' numbers.
+pub const COMMIT_TOGETHER: u32 = opcode::write::<[u64; 1 + TOGETHER_MOST]>(b'U', 12);
 
 /// Begins a transaction: see [`BEGIN`]. `ENOTTY` if the file is not on an Untorn mount.
 pub fn begin(file: impl AsFd, keeps: bool) -> Result<u64> {
@@ -58,6 +63,16 @@ unsafe impl<const CALL: u32> Ioctl for Call<CALL> {
 pub fn ask<const CALL: u32>(file: impl AsFd, transaction: u64) -> Result<i32> {
     // SAFETY: as `Call` says.
     unsafe { ioctl(file, Call::<CALL>(transaction)) }
+}
+
+/// Commits transactions: see [`COMMIT_TOGETHER`]. `E2BIG` if they are too many.
+pub fn commit_together(file: impl AsFd, transactions: &[u64]) -> Result<()> {
+    let mut numbers = [0; 1 + TOGETHER_MOST];
+    let (count, places) = numbers.split_at_mut(1);
+    places.get_mut(..transactions.len()).ok_or(Errno::TOOBIG)?.copy_from_slice(transactions);
+    count[0] = transactions.len() as u64;
+    // SAFETY: the number says that so many bytes are read, and `numbers` has as many.
+    unsafe { ioctl(file, Setter::<{ COMMIT_TOGETHER }, _>::new(numbers)) }
 }
 
 /// Whether a file or directory is on an Untorn mount.

@@ -201,6 +201,28 @@ impl Drop for Transaction {
     }
 }
 
+/// Commits the changes of several transactions of one mount as one commit, all or none. Each transaction continues with
+/// its files, as after [`Transaction::commit_and_chain`]. At most 511 transactions.
+///
+/// # Errors
+/// Those of [`Transaction::commit_and_chain`], after each of which all transactions continue. [`Error::Invalid`] if
+/// there are none or too many, or they are of different mounts.
+pub fn commit_together(transactions: &mut [&mut Transaction]) -> Result<()> {
+    let first = transactions.first().ok_or_else(|| Error::invalid("no transactions to commit"))?.first()?;
+    for transaction in &*transactions {
+        transaction.first()?;
+    }
+    let numbers: Vec<u64> = transactions.iter().map(|transaction| transaction.number).collect();
+    match mount_calls::commit_together(first, &numbers) {
+        Err(Errno::TOOBIG) => Err(Error::invalid(format!(
+            "{} transactions are too many: at most {} are committed together",
+            numbers.len(),
+            mount_calls::TOGETHER_MOST
+        ))),
+        said => told("commit", first, said),
+    }
+}
+
 /// Commits several files of one mount as one commit, all or none. Each must be open for writing.
 ///
 /// # Errors

@@ -413,7 +413,11 @@ impl FileTree for StoreTree {
     }
 
     fn commit(&self, txn: Transaction, chains: bool, cache: &dyn KernelCache) -> Result<()> {
-        self.commit_transaction(txn, chains, cache)
+        self.commit_transactions(&[txn], chains, cache)
+    }
+
+    fn commit_together(&self, txns: &[Transaction], cache: &dyn KernelCache) -> Result<()> {
+        self.commit_transactions(txns, true, cache)
     }
 
     fn abort(&self, txn: Transaction, chains: bool, cache: &dyn KernelCache) -> Result<bool> {

@@ -236,12 +236,12 @@ impl Core {
             return Ok(());
         }
         self.numbers.commit = number.wrapping_sub(1);
-        // The files of a transaction are still in it.
-        self.committing = inos.iter().find_map(|ino| self.inodes.get(ino)?.txn);
+        // The files of transactions are still in them.
+        self.committing = inos.iter().filter_map(|ino| self.inodes.get(ino)?.txn).collect();
         // An earlier commit that found no room is part of this one, whose rows include its names.
         debug_assert!(!self.waits, "somebody waits for commit {number}, which a killed process made");
         let submitted = self.submit(&self.with_deferred(inos));
-        self.committing = None;
+        self.committing.clear();
         match submitted {
             // On a full disk the next commit includes it. Nobody was told that it is durable.
             Err(e) if !is_final(&e) => {

@@ -134,6 +134,7 @@ fn run(seed: u64, steps: usize) -> std::result::Result<usize, String> {
     let d = dir(&tree, ROOT, "d");
     tree.sync_names(&Clean).unwrap();
     let mut model = Model::new(d, mode);
+    model.apart = rng.bool();
     let mut states = vec![model.state()];
     let mut acknowledged = 0;
     disk.set_mark(pack(0, 0));

@@ -255,6 +255,7 @@ fn run(seed: u64, steps: usize) -> std::result::Result<usize, String> {
     let d = dir(&tree, ROOT, "d");
     tree.sync_names(&Clean).unwrap();
     let mut model = Model::new(d, mode);
+    model.apart = rng.bool();
     let mut program = Program { mode, steps: Vec::new(), lives: vec![model.live()], states: vec![model.state()] };
     let (mut acknowledged, mut now) = (0, 0);
     let cache = Cache::with(&tree, Arc::clone(&moments.lock().dirty));
@@ -613,6 +614,51 @@ fn the_kernel_drops_what_a_killed_process_rolled_back() {
         assert_eq!(contents_of(at.tree(), "a"), b"old");
         answering(0);
     }
+}
+
+/// The killed process had logged a commit of several transactions, and perhaps submitted it: the next one makes it with
+/// the files of all of them, and it happens once.
+#[test]
+fn transactions_that_are_committed_together_are_all_in_the_commit_that_is_made_again() {
+    let mut made_again = 0;
+    for after in 0..20 {
+        let mut at = Killed::new();
+        let inos = ["a", "b", "c"].map(|called| synced(at.tree(), called, b"old"));
+        let txns = inos.map(|ino| {
+            let txn = at.tree().begin(7, false).unwrap();
+            at.tree().add(txn, ino).unwrap();
+            at.tree().write(ino, 0, &[7; 10_000]).unwrap();
+            txn
+        });
+        at.disk.fail(Fault { on: On::Change, after, times: 10_000, what: What::Errno(libc::EIO) });
+        answering(5);
+        let done = at.tree().commit_together(&txns, &Clean);
+        at.disk.clear_faults();
+        at.kill(MUCH);
+        // The commit is made without the program, whose request is repeated later.
+        at.tree().sync_names(&Clean).unwrap();
+        let found = at.cut();
+        let all = ["a", "b", "c"].map(|called| contents_of(&found, called));
+        let is_new = all[0].len() == 10_000;
+        assert!(
+            all.iter().all(|one| *one == if is_new { vec![7; 10_000] } else { b"old".to_vec() }),
+            "{after}: {all:?}"
+        );
+        made_again += usize::from(is_new && done.is_err());
+        answering(5);
+        at.tree().commit_together(&txns, &Clean).unwrap();
+        answering(0);
+        for (ino, called) in inos.iter().zip(["a", "b", "c"]) {
+            assert_eq!(contents_of(&at.cut(), called), [7; 10_000], "{after}");
+            at.tree().write(*ino, 0, b"half").unwrap();
+        }
+        for left in at.tree().end_opening(7) {
+            at.tree().leave(left, &Clean);
+        }
+        inos.iter().for_each(|ino| assert_eq!(contents(at.tree(), *ino), [7; 10_000], "{after}: it goes on"));
+    }
+    println!("{made_again} commits were made again");
+    assert!(made_again > 0);
 }
 
 /// If a file had changes before its transaction's first commit, the end of the opening discards only changes after that

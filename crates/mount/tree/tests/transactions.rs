@@ -31,6 +31,72 @@ fn a_crash_finds_all_files_or_none() {
     assert!(found.iter().all(|times| *times > 0), "{found:?}");
 }
 
+/// Transactions that are committed together stay apart.
+#[test]
+fn a_crash_finds_all_transactions_of_a_commit_or_none() {
+    for mode in [CommitMode::Sync, CommitMode::Close, CommitMode::Write, CommitMode::Store] {
+        let (disk, clock) = (SimDisk::new(Options::default()), Arc::new(TestClock::default()));
+        let tree = open_with(&disk, &clock, mode).unwrap();
+        let names = ["a", "b", "c"];
+        let inos = names.map(|called| synced(&tree, called, b"old"));
+        let txns = inos.map(|ino| {
+            let txn = tree.begin(7, true).unwrap();
+            tree.add(txn, ino).unwrap();
+            tree.write(ino, 0, b"new").unwrap();
+            txn
+        });
+        disk.record();
+        tree.commit_together(&txns, &Clean).unwrap();
+        let mut found = [0, 0];
+        for (n, snapshot) in disk.recorded().iter().enumerate() {
+            for cut in [Cut::Nothing, Cut::Everything, Cut::Seed(n as u64), Cut::Seed(n as u64 + 1000)] {
+                let after = open(&snapshot.power_cut(cut).disk, &clock);
+                let all = names.map(|called| contents_of(&after, called));
+                assert!(all == [b"old"; 3] || all == [b"new"; 3], "{mode:?} {n} {cut}: {all:?}");
+                found[usize::from(all[0] == b"new")] += 1;
+            }
+        }
+        assert!(found.iter().all(|times| *times > 0), "{mode:?} {found:?}");
+        let stranger = tree.begin(9, false).unwrap();
+        for ino in inos {
+            assert_eq!(tree.add(stranger, ino), EBUSY, "{mode:?}: it goes on");
+        }
+        // Each goes on alone: one is committed, one aborted, and the end of its opening aborts the third.
+        inos.iter().for_each(|ino| tree.write(*ino, 0, b"six").unwrap());
+        tree.commit(txns[0], false, &Clean).unwrap();
+        assert_eq!(tree.abort(txns[1], true, &Clean), Ok(true));
+        assert_eq!(tree.commit_together(&txns, &Clean), Err(Errno(libc::ENOENT)), "one has ended");
+        tree.end_opening(7).into_iter().for_each(|txn| tree.leave(txn, &Clean));
+        tree.sync_all(&Clean).unwrap();
+        let tree = reopen(&disk, &clock, tree);
+        assert_eq!(names.map(|called| contents_of(&tree, called)), [b"six", b"new", b"new"], "{mode:?}");
+    }
+}
+
+/// One of them cannot be committed: none is, and all go on.
+#[test]
+fn a_failed_write_of_one_keeps_back_all_that_are_committed_together() {
+    for mode in [CommitMode::Sync, CommitMode::Store] {
+        let (disk, clock) = (SimDisk::new(Options::default()), Arc::new(TestClock::default()));
+        let tree = open_with(&disk, &clock, mode).unwrap();
+        let inos = ["a", "b"].map(|called| synced(&tree, called, b"old"));
+        let txns = inos.map(|ino| {
+            let txn = tree.begin(7, false).unwrap();
+            tree.add(txn, ino).unwrap();
+            tree.write(ino, 0, b"new").unwrap();
+            txn
+        });
+        assert_eq!(tree.commit_together(&txns, &FailingOf(inos[1])), Err(Errno(libc::EIO)));
+        tree.sync_names(&Clean).unwrap();
+        assert_eq!(contents_of(&open(&disk.fork(), &clock), "a"), b"old", "{mode:?}");
+        assert_eq!(tree.abort(txns[1], true, &Clean), Ok(true));
+        tree.write(inos[1], 0, b"six").unwrap();
+        tree.commit_together(&txns, &Clean).unwrap();
+        let tree = reopen(&disk, &clock, tree);
+        assert_eq!((contents_of(&tree, "a"), contents_of(&tree, "b")), (b"new".to_vec(), b"six".to_vec()));
+    }
+}
+
 #[test]
 fn nothing_but_its_commit_has_what_it_writes() {
     let (disk, clock, tree) = new_tree();

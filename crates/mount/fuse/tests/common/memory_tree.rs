@@ -490,6 +490,10 @@ impl FileTree for MemoryTree {
         Err(Errno(libc::ENOTTY))
     }
 
+    fn commit_together(&self, _: &[Transaction], _: &dyn KernelCache) -> Result<()> {
+        Err(Errno(libc::ENOSYS))
+    }
+
     fn commit(&self, _: Transaction, _: bool, _: &dyn KernelCache) -> Result<()> {
         Err(Errno(libc::ENOTTY))
     }

@@ -316,6 +316,8 @@ pub trait FileTree: Send + Sync {
     /// on a full disk, the next sync of any file tries again. With `chains`, the transaction continues with the same
     /// files, and the end of its opening aborts it from then on.
     fn commit(&self, txn: Transaction, chains: bool, cache: &dyn KernelCache) -> Result<()>;
+    /// Commits the files of several transactions in one commit, as [`commit`](FileTree::commit) does with `chains`.
+    fn commit_together(&self, txns: &[Transaction], cache: &dyn KernelCache) -> Result<()>;
     /// Aborts the transaction: the files go back to their last commits. Returns whether they had uncommitted changes.
     ///
     /// With `chains`, the transaction continues with the same files.

@@ -6,10 +6,13 @@ use crate::tree::core::{Core, Txn};
 use crate::tree::store_tree::{CommitMode, StoreTree};
 use std::collections::BTreeSet;
 
-/// The files of a transaction that continues.
-fn files(core: &Core, txn: Transaction) -> Result<Vec<Ino>> {
-    let txn = core.txns.get(&txn).ok_or(Errno(libc::ENOENT))?;
-    Ok(txn.files.iter().copied().collect())
+/// The files of transactions that continue.
+fn files(core: &Core, txns: &[Transaction]) -> Result<Vec<Ino>> {
+    let mut inos = Vec::new();
+    for txn in txns {
+        inos.extend(&core.txns.get(txn).ok_or(Errno(libc::ENOENT))?.files);
+    }
+    Ok(inos)
 }
 
 /// Checks that no write of these files has failed.
@@ -65,7 +68,7 @@ impl StoreTree {
 
     pub(crate) fn add_to(&self, txn: Transaction, ino: Ino) -> Result<()> {
         let mut core = self.changing()?;
-        files(&core, txn)?;
+        files(&core, &[txn])?;
         if core.is_deferred(ino) {
             // A rename has made these contents visible; aborting the transaction must not discard them.
             core.commit(&[])?;
@@ -84,15 +87,21 @@ impl StoreTree {
         Ok(())
     }
 
-    pub(crate) fn commit_transaction(&self, txn: Transaction, chains: bool, cache: &dyn KernelCache) -> Result<()> {
+    /// Commits the files of transactions in one commit. With `chains`, the transactions continue.
+    pub(crate) fn commit_transactions(
+        &self,
+        txns: &[Transaction],
+        chains: bool,
+        cache: &dyn KernelCache,
+    ) -> Result<()> {
         let inos = {
             let core = self.changing()?;
-            // If the transaction still exists, the commit was refused, or its end was not logged, or it chains: it is
+            // If a transaction still exists, the commit was refused, or its end was not logged, or it chains: it is
             // committed, perhaps a second time.
-            if happened(&core).is_some() && !core.txns.contains_key(&txn) {
+            if happened(&core).is_some() && !txns.iter().any(|txn| core.txns.contains_key(txn)) {
                 return self.wait(core);
             }
-            files(&core, txn)?
+            files(&core, txns)?
         };
         for ino in &inos {
             self.write_back_and_restore(*ino, cache)?;
@@ -101,29 +110,36 @@ impl StoreTree {
         if self.mode == CommitMode::Store {
             check_whole(&core, &inos)?;
             drop(core);
-            return self.commit_round_with(txn, chains, cache);
+            return self.commit_round_with(txns, chains, cache);
         }
-        Self::submit_transaction(&mut core, txn, chains, &[])?;
+        Self::submit_transactions(&mut core, txns, chains, &[])?;
         self.wait(core)
     }
 
-    /// Submits a commit of a transaction's files, and of others. If that fails, or with `chains`, the transaction
-    /// continues.
-    pub(crate) fn submit_transaction(core: &mut Core, txn: Transaction, chains: bool, others: &[Ino]) -> Result<()> {
-        let inos = files(core, txn)?;
+    /// Submits a commit of the transactions' files, and of others. If that fails, or with `chains`, the transactions
+    /// continue.
+    pub(crate) fn submit_transactions(
+        core: &mut Core,
+        txns: &[Transaction],
+        chains: bool,
+        others: &[Ino],
+    ) -> Result<()> {
+        let inos = files(core, txns)?;
         check_whole(core, &inos)?;
         check_whole(core, others)?;
         Self::mark_synced(core, &inos)?;
         let all: Vec<Ino> = inos.iter().chain(others).copied().collect();
-        core.note_happened(txn);
-        debug_assert!(core.committing.is_none(), "{:?} is committed, and {txn}", core.committing);
-        core.committing = Some(txn);
+        txns.first().into_iter().for_each(|txn| core.note_happened(*txn));
+        debug_assert!(core.committing.is_empty(), "{:?} are committed, and {txns:?}", core.committing);
+        core.committing = txns.to_vec();
         let asked = core.commit(&all);
-        core.committing = None;
+        core.committing.clear();
         asked?;
-        match chains {
-            true => core.end_keeping(txn),
-            false => set_free(core, txn),
+        for txn in txns {
+            match chains {
+                true => core.end_keeping(*txn),
+                false => set_free(core, *txn),
+            }
         }
         Ok(())
     }
@@ -134,7 +150,7 @@ impl StoreTree {
             if happened(&core).is_some() {
                 return Ok(false);
             }
-            files(&core, txn)?
+            files(&core, &[txn])?
         };
         // Pulled, so that the kernel's dirty pages are discarded, too. A write that fails does no harm.
         let failed: Vec<Ino> = inos.iter().copied().filter(|ino| self.write_back_file(*ino, cache).is_err()).collect();

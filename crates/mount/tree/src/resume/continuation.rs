@@ -240,7 +240,7 @@ impl Core {
     pub fn end_operation(&mut self) {
         // An operation that panicked may end anywhere.
         debug_assert!(
-            std::thread::panicking() || !self.waits && self.committing.is_none() && !self.table.is_staged(),
+            std::thread::panicking() || !self.waits && self.committing.is_empty() && !self.table.is_staged(),
             "an operation ends while commit {} is built",
             self.numbers.commit
         );

@@ -123,12 +123,12 @@ impl Inode {
 
     /// Whether a commit of no transaction may include the uncommitted contents.
     pub fn is_committable(&self) -> bool {
-        self.is_committable_by(None)
+        self.is_committable_by(&[])
     }
 
-    /// Whether a commit of this transaction, or of none, may include the uncommitted contents.
-    pub fn is_committable_by(&self, txn: Option<Transaction>) -> bool {
-        !self.is_poisoned() && (self.txn.is_none() || self.txn == txn)
+    /// Whether a commit of these transactions may include the uncommitted contents.
+    pub fn is_committable_by(&self, txns: &[Transaction]) -> bool {
+        !self.is_poisoned() && self.txn.is_none_or(|txn| txns.contains(&txn))
     }
 
     /// Whether the uncommitted contents lack data of a failed write.

@@ -75,8 +75,8 @@ pub(crate) struct Core {
     pub failed: bool,
     /// The caller waits for its commit at once.
     pub waits: bool,
-    /// The transaction that is being committed: its files stay in it until the commit is submitted.
-    pub committing: Option<Transaction>,
+    /// The transactions that are being committed: their files stay in them until the commit is submitted.
+    pub committing: Vec<Transaction>,
     /// The handover log, from which another process continues if this one is killed.
     pub continuation: Option<Continuation>,
 }
@@ -159,7 +159,7 @@ impl Core {
             txns: HashMap::new(),
             failed: false,
             waits: false,
-            committing: None,
+            committing: Vec::new(),
             continuation: None,
         }
     }

@@ -273,17 +273,17 @@ impl StoreTree {
         }
     }
 
-    /// Commits a round like [`commit_round`](Self::commit_round), with a transaction, which continues if that fails, or
-    /// if it `chains`.
-    pub(crate) fn commit_round_with(&self, txn: Transaction, chains: bool, cache: &dyn KernelCache) -> Result<()> {
+    /// Commits a round like [`commit_round`](Self::commit_round), with transactions, which continue if that fails, or
+    /// with `chains`.
+    pub(crate) fn commit_round_with(&self, txns: &[Transaction], chains: bool, cache: &dyn KernelCache) -> Result<()> {
         // This round is not shared: a caller that waits meanwhile may have made changes after the write-backs.
         let last = self.rounds.last.lock();
-        self.submit_round(Some((txn, chains)), cache)?;
+        self.submit_round(Some((txns, chains)), cache)?;
         drop(last);
         self.wait(self.core()?)
     }
 
-    fn submit_round(&self, txn: Option<(Transaction, bool)>, cache: &dyn KernelCache) -> Result<()> {
+    fn submit_round(&self, with: Option<(&[Transaction], bool)>, cache: &dyn KernelCache) -> Result<()> {
         let open = self.changing()?.open_for_writing.clone();
         for ino in open {
             // A failed write-back poisons the file.
@@ -293,8 +293,8 @@ impl StoreTree {
         let mut core = self.changing()?;
         let free = |ino: &Ino| core.inodes.get(ino).is_some_and(|inode| inode.txn.is_none());
         let changed: Vec<Ino> = core.changed.iter().copied().filter(free).collect();
-        if let Some((txn, chains)) = txn {
-            return Self::submit_transaction(&mut core, txn, chains, &changed);
+        if let Some((txns, chains)) = with {
+            return Self::submit_transactions(&mut core, txns, chains, &changed);
         }
         if changed.iter().any(|ino| core.inodes.get(ino).is_some_and(crate::table::inode::Inode::is_poisoned)) {
             return Err(lost.unwrap_or(Errno(libc::EIO)));

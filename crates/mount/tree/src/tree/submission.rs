@@ -195,7 +195,7 @@ impl Core {
         let mut folded = Vec::new();
         for ino in contents {
             let Some(inode) = self.inodes.get_mut(ino) else { continue };
-            if inode.row.nlink == 0 || !inode.is_committable_by(self.committing) {
+            if inode.row.nlink == 0 || !inode.is_committable_by(&self.committing) {
                 continue;
             }
             if let Some(before) = inode.fold() {

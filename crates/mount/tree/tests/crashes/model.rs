@@ -90,6 +90,8 @@ pub struct Model {
     /// With `CommitMode::Store`: the state that the last sync committed.
     round: Option<Shown>,
     txn: bool,
+    /// Each file of the transaction has a transaction of its own in the tree, and they are committed together.
+    pub apart: bool,
 }
 
 /// Contents by path; `None` for directories.
@@ -129,7 +131,8 @@ impl Inode {
 impl Model {
     pub fn new(dir: Ino, mode: CommitMode) -> Model {
         let (names, files) = Default::default();
-        let mut model = Model { dir, dir_name: "d", names, files, now: 0, stamp: 0, round: None, txn: false };
+        let mut model =
+            Model { dir, dir_name: "d", names, files, now: 0, stamp: 0, round: None, txn: false, apart: false };
         model.round = (mode == CommitMode::Store).then(|| model.live());
         model
     }
@@ -523,18 +526,44 @@ impl<'a> Cache<'a> {
             Op::SyncAll => tree.sync_all(self)?,
             Op::Join(file) => {
                 let txn = match tree.transactions_of(OWNER).pop() {
-                    Some(txn) => txn,
-                    None => tree.begin(OWNER, false)?,
+                    Some(txn) if !model.apart => txn,
+                    _ => tree.begin(OWNER, false)?,
                 };
-                tree.add(txn, ino(model, file))?;
+                match tree.add(txn, ino(model, file)) {
+                    // It is in a transaction of its own already.
+                    Err(Errno(libc::EBUSY | libc::ENOENT)) if model.apart => tree.dissolve(txn),
+                    added => added?,
+                }
             }
-            // If the process was killed before it answered, the commit of an ended transaction is requested again.
-            Op::CommitTxn(chains) => tree.commit(tree.transactions_of(OWNER).pop().unwrap_or(0), chains, self)?,
-            Op::AbortTxn(chains) => {
-                tree.abort(tree.transactions_of(OWNER).pop().unwrap_or(0), chains, self)?;
+            Op::CommitTxn(chains) if model.apart => {
+                let txns = self.transactions();
+                tree.commit_together(&txns, self)?;
+                self.dissolve(if chains { &[] } else { &txns });
             }
-            Op::DissolveTxn => tree.dissolve(tree.transactions_of(OWNER).pop().unwrap_or(0)),
+            Op::CommitTxn(chains) => tree.commit(self.transactions()[0], chains, self)?,
+            Op::AbortTxn(chains) if model.apart => {
+                let txns = self.transactions();
+                for txn in &txns {
+                    tree.abort(*txn, true, self)?;
+                }
+                self.dissolve(if chains { &[] } else { &txns });
+            }
+            Op::AbortTxn(chains) => drop(tree.abort(self.transactions()[0], chains, self)?),
+            Op::DissolveTxn => self.dissolve(&self.transactions()),
         }
         Ok(())
+    }
+
+    /// The transactions. If the process was killed before it answered, the commit of one that has ended is requested
+    /// again.
+    fn transactions(&self) -> Vec<Transaction> {
+        let mut txns = self.tree.transactions_of(OWNER);
+        // The repeated request has the same order.
+        txns.sort_unstable();
+        if txns.is_empty() { vec![0] } else { txns }
+    }
+
+    fn dissolve(&self, txns: &[Transaction]) {
+        txns.iter().for_each(|txn| self.tree.dissolve(*txn));
     }
 }

@@ -51,6 +51,13 @@ impl Handlers {
                 self.tree.sync_files(&files, &*self.cache)?;
                 Ok(done)
             }
+            mount_calls::COMMIT_TOGETHER => {
+                let count =
+                    usize::try_from(fields.u64()?).ok().filter(|n| (1..=mount_calls::TOGETHER_MOST).contains(n));
+                let txns = (0..count.ok_or(Errno(libc::EINVAL))?).map(|_| fields.u64()).collect::<Result<Vec<_>>>()?;
+                self.tree.commit_together(&txns, &*self.cache)?;
+                Ok(done)
+            }
             mount_calls::BEGIN
             | mount_calls::ADD
             | mount_calls::COMMIT
