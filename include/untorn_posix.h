@@ -294,21 +294,22 @@ int untorn_fd_reclaim(int fd);
 /* Names a directory whose managed files belong to one store, so that they can be committed together: before they are
  * opened. UNTORN_STORE in the environment has more, separated by colons. Returns 0, or -1. */
 int untorn_manage_store(const char *dir);
-/* Commits all changes of several files of one store as one: after any crash all of them are there, or none. Returns 0,
- * or -1: EINVAL (`n` is 0, a file is not managed, or they belong to several stores), EBUSY (one is in a transaction),
- * and the errors of fsync(). */
+/* Commits all changes of several files of one store, or of one mount, as one: after any crash all of them are there, or
+ * none. Returns 0, or -1: EINVAL (`n` is 0, a file is not managed, or they belong to several stores or mounts; on a mount
+ * there are more than 511), EBUSY (one is in a transaction), and the errors of fsync(). */
 int untorn_fd_syncv(const int *fds, unsigned long n);
-/* Begins a transaction over the files of `n` descriptors, managed files of one store; `n` may be 0. All their uncommitted
- * changes, earlier and later ones, by descriptors and maps, belong to it, and so do names in that store that this thread
- * creates, renames or unlinks until the transaction ends: they change on the disk when it commits. Only the transaction
- * commits them: fsync() of one of the files is EBUSY. The end of the process aborts it. Returns its number, greater than
- * 0, or -1: EINVAL, EBUSY (a file is in a transaction), ECHILD. */
+/* Begins a transaction over the files of `n` descriptors, managed files of one store or one mount; `n` may be 0. All their
+ * uncommitted changes, earlier and later ones, by descriptors and maps, belong to it, and so do names in that store that
+ * this thread creates, renames or unlinks until the transaction ends: they change on the disk when it commits. (On a mount
+ * such a call fails with EOPNOTSUPP.) Only the transaction commits them: fsync() of one of the files is EBUSY. The end of
+ * the process aborts it. Returns its number, greater than 0, or -1: EINVAL, EBUSY (a file is in a transaction), ECHILD. */
 int untorn_fd_txn_begin(const int *fds, unsigned long n);
 /* Adds the file of a descriptor. Returns 0, or -1: EBADF (no such transaction), and as untorn_fd_txn_begin(). */
 int untorn_fd_txn_add(int txn, int fd);
 /* Commits and ends a transaction: after any crash all of it is there, or nothing. Returns 0, or -1: EBADF (no such
  * transaction), EEXIST, ENOENT (names have changed), and the errors of fsync(). A failure aborts the transaction, unless
- * the outcome is unknown (UNTORN_E_SYNC_UNKNOWN). */
+ * the outcome is unknown (UNTORN_E_SYNC_UNKNOWN). On a mount, after ENOSPC and EDQUOT it goes on: make room and commit
+ * again, without writing in between, or abort. */
 int untorn_fd_txn_commit(int txn);
 /* Aborts a transaction: its files are as of their last commits, also in memory, and no name has changed. Returns 0, or
  * -1 with EBADF. */

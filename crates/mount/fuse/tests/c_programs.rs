@@ -3,14 +3,17 @@
 
 mod common;
 
-use common::can_mount;
+use common::{can_mount, serving_processes};
+use rustix::process::{Signal, kill_process};
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 use tempfile::TempDir;
-use untorn_testkit::{NOBODY, library_dir, preload_library, seed, skipped};
+use untorn_mount::fuse::kernel;
+use untorn_testkit::{NOBODY, extent, is_root, library_dir, preload_library, run_and_kill, seed, skipped};
 
 fn here(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
@@ -31,15 +34,18 @@ fn run(command: &mut Command) -> String {
     out.into_owned() + &err
 }
 
-/// A store, and a directory at which it is mounted.
-struct Place(TempDir);
+const MODES: [&str; 4] = ["fsync", "close", "write", "store"];
+
+/// A directory to mount at, and a store.
+struct Place(TempDir, PathBuf);
 
 impl Place {
     fn new() -> Place {
         let dir = tempfile::tempdir().unwrap();
         fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
         fs::create_dir(dir.path().join("mnt")).unwrap();
-        Place(dir)
+        let store = dir.path().join("store");
+        Place(dir, store)
     }
 
     fn at(&self, name: &str) -> PathBuf {
@@ -48,11 +54,51 @@ impl Place {
 
     fn mount(&self, options: &[&str]) {
         let mut mount = Command::new(env!("CARGO_BIN_EXE_untorn-mount"));
-        run(mount.args(options).arg(self.0.path().join("store")).arg(self.at("")));
+        run(mount.args(options).arg(&self.1).arg(self.at("")));
     }
 
     fn umount(&self) {
         run(Command::new(env!("CARGO_BIN_EXE_untorn-mount")).arg("umount").arg(self.at("")));
+    }
+}
+
+/// A file system below a store.
+struct Below(PathBuf);
+
+impl Drop for Below {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(&self.0, rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
+/// The processes that are killed besides the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Victims {
+    None,
+    /// The supervisor starts another one.
+    Daemon,
+    DaemonAndSupervisor,
+}
+
+impl Place {
+    fn kill(&self, victims: Victims) {
+        let is_victim = |serves: bool| match victims {
+            Victims::None => false,
+            Victims::Daemon => serves,
+            Victims::DaemonAndSupervisor => true,
+        };
+        loop {
+            // The supervisor first, which starts another daemon.
+            let mut killed = serving_processes(&self.1);
+            killed.retain(|(_, serves)| is_victim(*serves));
+            killed.sort_by_key(|(_, serves)| *serves);
+            for (pid, _) in &killed {
+                let _ = kill_process(*pid, Signal::KILL);
+            }
+            if killed.is_empty() || victims == Victims::Daemon {
+                return;
+            }
+        }
     }
 }
 
@@ -70,7 +116,7 @@ fn a_sync_commits_and_the_end_gives_up() {
     if !can_mount() {
         return;
     }
-    for mode in ["fsync", "close", "write", "store"] {
+    for mode in MODES {
         let place = Place::new();
         place.mount(&["--commit", mode, "-o", "allow_other"]);
         let program = place.0.path().join("named_files");
@@ -156,6 +202,126 @@ fn transactions_by_the_c_interface() {
     place.umount();
 }
 
+#[test]
+fn named_files_are_committed_together_by_their_descriptors() {
+    if !can_mount() {
+        return;
+    }
+    for mode in MODES {
+        let place = Place::new();
+        place.mount(&["--commit", mode, "-o", "allow_other"]);
+        let program = place.0.path().join("descriptor_transactions");
+        compile(&here("tests/c/descriptor_transactions.c"), &program);
+        for user in [0, 65534] {
+            let files = place.at(&format!("of-{user}"));
+            fs::create_dir(&files).unwrap();
+            std::os::unix::fs::chown(&files, Some(user), Some(user)).unwrap();
+            let said = run(Command::new(&program).arg(&files).uid(user).gid(user));
+            assert!(said.contains("was neither committed nor aborted"), "{mode}: {said}");
+        }
+        place.umount();
+        place.mount(&["--commit", mode]);
+        for (name, text) in [("a.db", "old"), ("sub/b.db", "old")] {
+            assert_eq!(fs::read_to_string(place.at("of-0").join(name)).unwrap(), text, "{mode}");
+        }
+        place.umount();
+    }
+}
+
+#[test]
+fn as_many_files_as_a_message_to_the_mount_has_room_for_are_committed_together() {
+    if !can_mount() {
+        return;
+    }
+    let place = Place::new();
+    place.mount(&[]);
+    let program = place.0.path().join("descriptor_transactions");
+    compile(&here("tests/c/descriptor_transactions.c"), &program);
+    run(Command::new(&program).arg(place.at("")).arg("many"));
+    place.umount();
+}
+
+/// Killed are the program, the daemon, which another one replaces, or both with the supervisor: after each kill three
+/// files have the same commit, and no acknowledged one is lost.
+#[test]
+fn kills_leave_all_files_of_a_transaction_with_the_same_commit() {
+    if !can_mount() {
+        return;
+    }
+    let mut rng = fastrand::Rng::with_seed(seed());
+    let (mut commits, mut kills) = (0, BTreeMap::new());
+    for mode in MODES {
+        let place = Place::new();
+        let program = place.0.path().join("descriptor_transactions");
+        compile(&here("tests/c/descriptor_transactions.c"), &program);
+        let count = |how: &str| {
+            let mut command = Command::new(&program);
+            command.arg(place.at("")).arg(how).env("UNTORN_WAIT", "100");
+            command
+        };
+        let mut acknowledged = 0;
+        place.mount(&["--commit", mode]);
+        for round in 0..extent(6, 60) {
+            let victims = [Victims::None, Victims::Daemon, Victims::DaemonAndSupervisor][rng.usize(..3)];
+            let times = [(); 2].map(|()| Duration::from_millis(rng.u64(20..250)));
+            let killer = || {
+                std::thread::sleep(times[0]);
+                place.kill(victims);
+            };
+            let last = std::thread::scope(|scope| {
+                scope.spawn(killer);
+                let how = if victims == Victims::DaemonAndSupervisor { "dying" } else { "count" };
+                run_and_kill(&mut count(how), times[0] + times[1])
+            });
+            if victims == Victims::DaemonAndSupervisor {
+                place.mount(&["--commit", mode]);
+            }
+            acknowledged = acknowledged.max(last);
+            let shown = run(&mut count("shown"));
+            let shown: u64 = shown.trim().strip_prefix("ack ").and_then(|n| n.parse().ok()).expect(&shown);
+            assert!(
+                shown == acknowledged || shown == acknowledged + 1,
+                "{mode}: {acknowledged} was acknowledged, {shown} is there"
+            );
+            acknowledged = shown;
+            *kills.entry(format!("{victims:?}")).or_insert(0) += 1;
+            // A supervisor gives up after eight daemons that lived less than a second.
+            if round % 5 == 4 {
+                place.umount();
+                place.mount(&["--commit", mode]);
+            }
+        }
+        commits += acknowledged;
+        place.umount();
+    }
+    println!("{commits} commits; killed besides the program: {kills:?}");
+    assert!(commits > 0);
+}
+
+/// A commit that finds no room ends no transaction: it is made when there is room.
+#[test]
+fn a_commit_of_several_files_that_finds_no_room_goes_on() {
+    // Before Linux 6.6 tmpfs has no extended attributes.
+    if !is_root() || !can_mount() || kernel::version() < (6, 6) {
+        return skipped("a file system that is full needs root and Linux 6.6");
+    }
+    let refused = (0..20).any(|_| {
+        let mut place = Place::new();
+        let below = place.0.path().join("store");
+        fs::create_dir(&below).unwrap();
+        rustix::mount::mount("none", &below, "tmpfs", rustix::mount::MountFlags::empty(), c"size=100m").unwrap();
+        let _below = Below(below.clone());
+        place.1 = below.join("store");
+        place.mount(&[]);
+        let program = place.0.path().join("descriptor_transactions");
+        compile(&here("tests/c/descriptor_transactions.c"), &program);
+        let said = run(Command::new(&program).arg(place.at("")).arg("full").arg(below.join("filler")));
+        place.umount();
+        said.starts_with("refused")
+    });
+    assert!(refused, "no commit found the disk full");
+}
+
 /// The tutorial's second program never loses a coin, however often it is killed, with the daemon and without.
 #[test]
 fn the_program_of_the_tutorial_loses_nothing() {
@@ -169,7 +335,7 @@ fn the_program_of_the_tutorial_loses_nothing() {
     for n in 0..12 {
         let options = ["--foreground", "--no-supervisor"];
         let mut mount = Command::new(env!("CARGO_BIN_EXE_untorn-mount"));
-        mount.args(options).arg(place.0.path().join("store")).arg(place.at(""));
+        mount.args(options).arg(&place.1).arg(place.at(""));
         let mut daemon = mount.stderr(Stdio::null()).spawn().unwrap();
         while untorn_mount::mounts::mount_point::mounted_at(&place.at("")).unwrap().is_none() {
             assert!(daemon.try_wait().unwrap().is_none(), "it cannot be mounted");

@@ -64,17 +64,8 @@ impl Place {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// Processes with the store among their arguments, and whether each is the daemon.
     fn processes(&self) -> Vec<(Pid, bool)> {
-        let store = self.path("store");
-        let of = |entry: fs::DirEntry| {
-            let pid = Pid::from_raw(entry.file_name().to_str()?.parse().ok()?)?;
-            let words = fs::read(entry.path().join("cmdline")).ok()?;
-            let words: Vec<&[u8]> = words.split(|byte| *byte == 0).collect();
-            let has = |word: &[u8]| words.contains(&word);
-            has(store.as_os_str().as_encoded_bytes()).then(|| (pid, has(b"--supervised")))
-        };
-        fs::read_dir("/proc").unwrap().filter_map(|entry| of(entry.ok()?)).collect()
+        common::serving_processes(&self.path("store"))
     }
 
     /// The daemon. Shortly after a kill there is another one.

@@ -10,6 +10,7 @@ use memory_tree::{Asked, MemoryTree};
 use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::{CWD, FileType, Mode};
 use rustix::mount::MountPropagationFlags;
+use rustix::process::Pid;
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -40,6 +41,18 @@ pub struct Mount {
     pub tree: Arc<MemoryTree>,
     server: Arc<Server>,
     _watchdog: Sender<()>,
+}
+
+/// Processes with the store among their arguments, and whether each is the daemon of a supervisor.
+pub fn serving_processes(store: &Path) -> Vec<(Pid, bool)> {
+    let of = |entry: fs::DirEntry| {
+        let pid = Pid::from_raw(entry.file_name().to_str()?.parse().ok()?)?;
+        let words = fs::read(entry.path().join("cmdline")).ok()?;
+        let words: Vec<&[u8]> = words.split(|byte| *byte == 0).collect();
+        let has = |word: &[u8]| words.contains(&word);
+        has(store.as_os_str().as_encoded_bytes()).then(|| (pid, has(b"--supervised")))
+    };
+    fs::read_dir("/proc").unwrap().filter_map(|entry| of(entry.ok()?)).collect()
 }
 
 /// Whether this process can mount; prints a message if not.

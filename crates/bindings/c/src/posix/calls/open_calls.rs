@@ -109,6 +109,11 @@ fn clear_name(path: &Path, flags: c_int) -> Result<()> {
     if has_store(path) {
         set_aside(path)?;
     }
+    if let Ok(name) = Name::of(path)
+        && is_named(&name.path, flags)
+    {
+        transactions::check_name_on_mount(&name)?;
+    }
     let name_bytes = path.file_name().map_or(0, OsStr::len);
     let fits = name_bytes <= NAME_BYTES_MAX || name_bytes > libc::NAME_MAX as usize;
     let has_private_store =

@@ -15,7 +15,7 @@ use crate::posix::files::mount_files;
 use crate::posix::files::name::Name;
 use crate::posix::files::own_commits::name_removed;
 use crate::posix::files::relocation;
-use crate::posix::files::transactions::{change_names, is_given};
+use crate::posix::files::transactions::{change_names, check_name_on_mount, is_given};
 use crate::posix::state::call_section::enter;
 use crate::posix::state::file_owner::is_borrower;
 use crate::posix::state::patterns;
@@ -63,7 +63,9 @@ unsafe fn rename_managed(
         };
         match (old.shared.as_ref().or(new.shared.as_ref()), relocation::is_on_mount(&old, &new)) {
             (Some(store), _) => change_names(store, &managing, |changes| changes.rename(&old, &new, flags)),
-            (None, true) => relocation::rename_on_mount(&old, &new, exchange, rename, &managing),
+            (None, true) => check_name_on_mount(&old)
+                .and_then(|()| check_name_on_mount(&new))
+                .and_then(|()| relocation::rename_on_mount(&old, &new, exchange, rename, &managing)),
             (None, false) => relocation::rename(&old, &new, exchange, rename, &managing),
         }
         .map(|()| 0)
@@ -138,8 +140,13 @@ fn unlink_managed(call: &str, path: impl FnOnce() -> Option<PathBuf>, unlink: im
             change_names(store, &managing, |changes| changes.unlink(&name)).map(|()| 0)
         }));
     }
-    if name.file.is_none() && !has_store(&name.path) || name.is_missing() {
+    if name.is_missing() || name.is_ordinary() {
         return None;
+    }
+    if name.file.is_none() && !has_store(&name.path) {
+        // A name on a mount, or one that nobody has opened yet.
+        let checked = reported(call, -1, || check_name_on_mount(&name).map(|()| 0));
+        return (checked < 0).then_some(checked);
     }
     Some(reported(call, -1, || relocation::unlink(&name, unlink, &managing).map(|()| 0)))
 }

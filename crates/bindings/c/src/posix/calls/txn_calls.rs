@@ -7,7 +7,6 @@ use std::path::Path;
 use crate::boundary::error::{Failure, Result, guard};
 use crate::posix::files::{managed_stores, transactions};
 use crate::posix::state::call_section::enter;
-use crate::posix::state::posix_descriptor::failure;
 use crate::posix::state::report::reported;
 
 /// The caller's array of descriptors.
@@ -41,9 +40,9 @@ pub unsafe extern "C" fn untorn_manage_store(dir: *const c_char) -> c_int {
     })
 }
 
-/// Commits all changes of several files of one store as one: after any crash all of them are there, or none. Returns 0,
-/// or -1: EINVAL (`n` is 0, a descriptor is not of a managed file, or the files belong to several stores), EBUSY (one is
-/// in a transaction), and the errors of `fsync`.
+/// Commits all changes of several files of one store, or of one mount, as one: after any crash all of them are there, or
+/// none. Returns 0, or -1: EINVAL (`n` is 0, a descriptor is not of a managed file, or the files belong to several stores
+/// or mounts; on a mount there are more than 511), EBUSY (one is in a transaction), and the errors of `fsync`.
 ///
 /// # Safety
 /// `fds` is NULL or points to `n` numbers.
@@ -52,27 +51,16 @@ pub unsafe extern "C" fn untorn_fd_syncv(fds: *const c_int, n: usize) -> c_int {
     let Some(_section) = enter("untorn_fd_syncv") else { return -1 };
     reported("untorn_fd_syncv", -1, || {
         // SAFETY: the caller's promise.
-        let fds = unsafe { descriptors(fds, n) }?;
-        let files = fds.iter().map(|fd| transactions::file_of(*fd)).collect::<Result<Vec<_>>>()?;
-        // Handles of their own, so that no call holds the locks of two files.
-        let handles = files.iter().map(|file| file.with(|file| Ok(file.try_clone()?))).collect::<Result<Vec<_>>>()?;
-        let first = handles.first().ok_or_else(|| failure(libc::EINVAL, "no descriptors"))?;
-        first.store().syncv(&handles.iter().collect::<Vec<_>>()).map_err(|e| match Failure::from(e) {
-            Failure { errno: libc::EINVAL, message, .. } => failure(
-                libc::EINVAL,
-                format!("{message}: name that directory (untorn_manage_store(), --store) before they are opened"),
-            ),
-            other => other,
-        })?;
-        Ok(0)
+        transactions::syncv(unsafe { descriptors(fds, n) }?).map(|()| 0)
     })
 }
 
-/// Begins a transaction over the files of `n` descriptors, which are managed files of one store; `n` may be 0. All their
-/// uncommitted changes, earlier and later ones, by descriptors and maps, belong to it, and so do names in that store that
-/// this thread creates, renames or unlinks until the transaction ends. Only the transaction commits them: `fsync` of one
-/// of the files fails with EBUSY. The end of the process aborts it. Returns the transaction's number, which is greater
-/// than 0, or -1: EINVAL, EBUSY (a file is in a transaction), ECHILD (the parent process manages a file).
+/// Begins a transaction over the files of `n` descriptors, managed files of one store or one mount; `n` may be 0. All
+/// their uncommitted changes, earlier and later ones, by descriptors and maps, belong to it, and so do names in that store
+/// that this thread creates, renames or unlinks until the transaction ends (on a mount such a call fails with EOPNOTSUPP).
+/// Only the transaction commits them: `fsync` of one of the files fails with EBUSY. The end of the process aborts it.
+/// Returns the transaction's number, which is greater than 0, or -1: EINVAL, EBUSY (a file is in a transaction), ECHILD
+/// (the parent process manages a file).
 ///
 /// # Safety
 /// `fds` is NULL or points to `n` numbers.
@@ -93,7 +81,8 @@ pub extern "C" fn untorn_fd_txn_add(txn: c_int, fd: c_int) -> c_int {
 
 /// Commits and ends a transaction: after any crash all of it is there, or nothing. Returns 0, or -1: EBADF (no such
 /// transaction), EEXIST, ENOENT … (names have changed meanwhile), and the errors of `fsync`. A failure aborts the
-/// transaction, unless the outcome is unknown (UNTORN_E_SYNC_UNKNOWN).
+/// transaction, unless the outcome is unknown (UNTORN_E_SYNC_UNKNOWN). On a mount, after ENOSPC and EDQUOT it goes on: make
+/// room and commit again, without writing in between, or abort.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_fd_txn_commit(txn: c_int) -> c_int {
     let Some(_section) = enter("untorn_fd_txn_commit") else { return -1 };

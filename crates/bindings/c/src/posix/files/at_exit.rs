@@ -33,15 +33,15 @@ extern "C" fn close_all() {
     }
     // A handler may end the process in the middle of a call. The locks of that call are never released.
     let Some(_section) = enter("exit") else { return };
-    mount_files::end_all();
     let first = FIRST.get();
     if first.is_none() && all().is_empty() {
-        return;
+        return mount_files::end_all();
     }
     let managing = begin_managing();
     if let Some(end) = first {
         end(&managing);
     }
+    mount_files::end_all();
     for file in all() {
         reported("exit", (), || file.end());
     }

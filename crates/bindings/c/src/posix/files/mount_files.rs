@@ -18,7 +18,7 @@ use untorn_os::Fd;
 use untorn_os::mount_calls::is_on_mount;
 
 use super::patience::MOMENT;
-use crate::boundary::error::untorn_error::UNTORN_E_BUSY;
+use crate::boundary::error::untorn_error::{UNTORN_E_BUSY, UNTORN_E_IN_TRANSACTION};
 use crate::boundary::error::{Failure, Result};
 use crate::posix::state::address_ranges::{overlap, subtract};
 use crate::posix::state::call_section::{Held, enter, lock};
@@ -51,6 +51,9 @@ pub(crate) struct MountFile {
     descriptors: Mutex<Option<BTreeSet<c_int>>>,
     /// The program wants uncommitted changes to be committed when the last writer ends.
     pub commit_on_close: AtomicBool,
+    /// The file is in a transaction of the program, which alone commits it. Changes while `txn` and the table are
+    /// locked.
+    is_joined: AtomicBool,
 }
 
 #[derive(Default)]
@@ -85,17 +88,82 @@ impl MountFile {
         self.process != untorn_os::process_generation() || is_borrower()
     }
 
-    fn with<T>(&self, call: impl FnOnce(&mut Transaction) -> untorn::Result<T>) -> Result<T> {
-        if self.is_parents() {
-            return Err(Failure::forked());
+    fn check_own(&self) -> Result<()> {
+        if self.is_parents() { Err(Failure::forked()) } else { Ok(()) }
+    }
+
+    /// Refuses what a transaction of the program does not allow.
+    pub fn check_not_joined(&self) -> Result<()> {
+        match self.is_joined() {
+            false => Ok(()),
+            true => Err(Failure {
+                kind: UNTORN_E_IN_TRANSACTION,
+                ..failure(libc::EBUSY, "the file is in a transaction, which alone commits it, or discards its changes")
+            }),
         }
+    }
+
+    fn with<T>(&self, call: impl FnOnce(&mut Transaction) -> untorn::Result<T>) -> Result<T> {
+        self.check_own()?;
         let mut txn = lock(&self.txn);
+        self.check_not_joined()?;
         Ok(call(txn.as_mut().ok_or_else(|| Failure::bad_handle("file"))?)?)
+    }
+
+    /// Whether the file is in a transaction of the program.
+    pub fn is_joined(&self) -> bool {
+        self.is_joined.load(Acquire)
+    }
+
+    /// The device number of the file's mount.
+    pub fn mount(&self) -> libc::dev_t {
+        self.key.0
+    }
+
+    /// Puts the file into a transaction of the program: until the file leaves it, only [`commit_together`] commits it.
+    pub fn join(&self) -> Result<()> {
+        self.check_own()?;
+        let _no_commit = lock(&self.txn);
+        let table = table();
+        // The last descriptor may just have been closed.
+        if lock(&self.descriptors).is_none() {
+            return Err(Failure::bad_handle("file"));
+        }
+        self.check_not_joined()?;
+        self.is_joined.store(true, Release);
+        drop(table);
+        Ok(())
+    }
+
+    /// Takes the file out of its transaction, which has ended, and releases it if the program has closed it meanwhile.
+    pub fn leave(self: &Arc<Self>) -> Result<()> {
+        {
+            let _no_commit = lock(&self.txn);
+            let _table = table();
+            self.is_joined.store(false, Release);
+        }
+        release_if_unused(self)
+    }
+
+    /// Discards the changes of a file in a transaction.
+    pub fn roll_back_joined(&self) -> Result<()> {
+        self.check_own()?;
+        let mut txn = lock(&self.txn);
+        txn.as_mut().ok_or_else(|| Failure::bad_handle("file"))?.abort_and_chain()?;
+        Ok(())
     }
 
     /// Commits all changes of the file, durable on return.
     pub fn commit(&self) -> Result<()> {
         self.with(Transaction::commit_and_chain)
+    }
+
+    /// Commits a change that is to be a commit of its own. Changes in a transaction are committed by its end.
+    pub fn commit_change(&self) -> Result<()> {
+        match self.commit() {
+            Err(_) if self.is_joined() => Ok(()),
+            done => done,
+        }
     }
 
     /// Discards all changes since the last commit.
@@ -156,6 +224,21 @@ pub(crate) fn tell_discarded(call: &str, path: &Path) {
         "{call}: {path}: changes that were not synced are discarded. To keep them, call fsync or msync before, or \
          untorn_fd_commit_on_close(), or set UNTORN_COMMIT=close"
     ));
+}
+
+/// Commits the changes of several files as one: files in the program's transaction, or files that are in none.
+pub(crate) fn commit_together(files: &[Arc<MountFile>], are_joined: bool) -> Result<()> {
+    let mut files: Vec<&Arc<MountFile>> = files.iter().collect();
+    // Locked in one order, so that two calls do not wait for each other.
+    files.sort_unstable_by_key(|file| file.key);
+    files.dedup_by_key(|file| file.key);
+    files.iter().try_for_each(|file| file.check_own())?;
+    let mut locked: Vec<_> = files.iter().map(|file| lock(&file.txn)).collect();
+    if !are_joined {
+        files.iter().try_for_each(|file| file.check_not_joined())?;
+    }
+    let txns = locked.iter_mut().map(|txn| txn.as_mut().ok_or_else(|| Failure::bad_handle("file")));
+    Ok(untorn::on_mount::commit_together(&mut txns.collect::<Result<Vec<_>>>()?)?)
 }
 
 /// Refuses a file with a descriptor by which each write asks the kernel for a sync: only the transaction can commit
@@ -238,6 +321,7 @@ pub(crate) fn keep(fd: c_int, commits_on_close: bool) -> Result<bool> {
         txn: Mutex::new(Some(txn)),
         descriptors: Mutex::new(Some(BTreeSet::new())),
         commit_on_close: AtomicBool::new(commits_on_close),
+        is_joined: AtomicBool::new(false),
     });
     // Noted before another thread can find the file without descriptors.
     file.note(fd)?;
@@ -322,7 +406,7 @@ pub(crate) fn written(call: &str, fd: c_int, n: isize) -> isize {
 /// Commits the write that was just made, and returns `n`; -1 if the commit fails.
 pub(crate) fn commit_written(call: &str, fd: c_int, n: isize) -> isize {
     // A write by a forked child belongs to its parent's transaction.
-    let commit = |file: &Arc<MountFile>| if file.is_parents() { Ok(n) } else { file.commit().map(|()| n) };
+    let commit = |file: &Arc<MountFile>| if file.is_parents() { Ok(n) } else { file.commit_change().map(|()| n) };
     on_mount(call, fd, -1, commit).unwrap_or(n)
 }
 
@@ -347,11 +431,11 @@ pub(crate) fn release_if_unused(file: &Arc<MountFile>) -> Result<()> {
         let Some(left) = descriptors.as_mut() else { return Ok(()) };
         left.retain(|fd| is_of(file.key, *fd));
         let is_mapped = table.windows.iter().any(|(_, of)| Arc::ptr_eq(of, file));
-        if is_mapped || !left.is_empty() {
+        if is_mapped || !left.is_empty() || file.is_joined() {
             let has_writer = is_mapped || left.iter().any(|fd| check_writable(*fd).is_ok());
             drop((descriptors, table));
             let commits = !has_writer && file.commit_on_close.load(Acquire);
-            return if commits { file.commit() } else { Ok(()) };
+            return if commits { file.commit_change() } else { Ok(()) };
         }
         *descriptors = None;
         table.files.remove(&file.key);

@@ -47,7 +47,8 @@ pub(crate) fn changed_on_mount(call: &str, fd: c_int, done: c_int) -> c_int {
         return done;
     }
     // A change by a forked child belongs to its parent's transaction.
-    on_mount(call, fd, -1, |file| if file.is_parents() { Ok(0) } else { file.commit().map(|()| 0) }).unwrap_or(done)
+    on_mount(call, fd, -1, |file| if file.is_parents() { Ok(0) } else { file.commit_change().map(|()| 0) })
+        .unwrap_or(done)
 }
 
 /// Makes the removal of a named file's name durable, if each change is to be. Returns `done`, or -1 if that fails.
