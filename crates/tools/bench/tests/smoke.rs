@@ -95,7 +95,7 @@ fn key_value_stores_race_and_hold_what_they_should() {
 
 #[test]
 fn transactions_of_sqlite_are_measured() {
-    build_library();
+    library_dir();
     let beside = Path::new(env!("CARGO_BIN_EXE_untorn-bench")).parent().unwrap();
     let link = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bindings/sqlite/link.sh");
     let linked = Command::new(link).args(["libuntorn.a", "libuntorn_sqlite.so"].map(|name| beside.join(name))).output();
