@@ -218,6 +218,7 @@ fn named_files_are_committed_together_by_their_descriptors() {
             std::os::unix::fs::chown(&files, Some(user), Some(user)).unwrap();
             let said = run(Command::new(&program).arg(&files).uid(user).gid(user));
             assert!(said.contains("was neither committed nor aborted"), "{mode}: {said}");
+            assert!(!said.contains("exit: the file is in a transaction"), "{mode}: it is not ended first: {said}");
         }
         place.umount();
         place.mount(&["--commit", mode]);

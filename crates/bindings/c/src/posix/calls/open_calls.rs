@@ -109,7 +109,8 @@ fn clear_name(path: &Path, flags: c_int) -> Result<()> {
     if has_store(path) {
         set_aside(path)?;
     }
-    if let Ok(name) = Name::of(path)
+    if transactions::is_any_open()
+        && let Ok(name) = Name::of(path)
         && is_named(&name.path, flags)
     {
         transactions::check_name_on_mount(&name)?;

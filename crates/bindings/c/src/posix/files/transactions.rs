@@ -58,6 +58,11 @@ static TABLE: Mutex<Table> = Mutex::new(Table { open: BTreeMap::new(), newest: 0
 /// The number of open transactions, those of a parent process included.
 static OPEN: AtomicUsize = AtomicUsize::new(0);
 
+/// Whether there are open transactions.
+pub(crate) fn is_any_open() -> bool {
+    OPEN.load(Acquire) > 0
+}
+
 fn own_thread() -> libc::pid_t {
     // SAFETY: asks only.
     unsafe { libc::gettid() }
@@ -298,7 +303,7 @@ pub(crate) fn create(
     flags: c_int,
     mode: libc::mode_t,
 ) -> Result<Option<c_int>> {
-    if OPEN.load(Acquire) == 0 {
+    if !is_any_open() {
         return Ok(None);
     }
     let managing = begin_managing();
@@ -313,7 +318,7 @@ pub(crate) fn create(
 
 /// Whether a transaction of this process gives this name to a file.
 pub(crate) fn is_given(path: &Path) -> bool {
-    OPEN.load(Acquire) > 0
+    is_any_open()
         && lock(&TABLE).open.values().any(|one| {
             one.check_own().is_ok() && matches!(&one.content, Content::InStore(changes) if changes.gives(path))
         })
@@ -341,7 +346,7 @@ fn newest<'t>(table: &'t mut Table, store: &Arc<ManagedStore>) -> Result<Option<
 /// thread, or if the file is in a transaction.
 pub(crate) fn check_name_on_mount(name: &Name) -> Result<()> {
     let dir = name.dir();
-    if OPEN.load(Acquire) == 0 || !is_dir_on_mount(dir) {
+    if !is_any_open() || !is_dir_on_mount(dir) {
         return Ok(());
     }
     let mount = std::fs::metadata(dir).map(|found| found.dev()).ok();
