@@ -8,7 +8,7 @@
 SQLITE_EXTENSION_INIT3
 
 /* SQLite's code for a commit that failed. Nothing but a full disk lets the store go on. */
-static int failed(struct database *database) {
+int commit_failed(struct database *database) {
     untorn_error kind = untorn_last_error();
     int code = kind == UNTORN_E_NO_SPACE ? SQLITE_FULL : kind == UNTORN_E_NO_MEMORY ? SQLITE_IOERR_NOMEM : SQLITE_IOERR_FSYNC;
     sorry(code, "%s: %s", database->path, untorn_error_message());
@@ -44,7 +44,7 @@ static void commit_empty_first(struct database *database) {
 static int commit(struct handle **group, size_t n, int durable) {
     untorn_file **files = sqlite3_malloc64(n * sizeof *files);
     untorn_ticket *ticket = NULL;
-    int done;
+    int done, waited = durable && !(n == 1 && early_may_start(group[0]));
     if (!files)
         return SQLITE_IOERR_NOMEM;
     sqlite3_int64 before = tickets_started(group[0]->database->store);
@@ -52,15 +52,17 @@ static int commit(struct handle **group, size_t n, int durable) {
     TRACE("commit of %d\n", (int)n);
     for (size_t i = 0; i < n; i++)
         files[i] = group[i]->database->file;
-    if (durable)
+    if (durable && !waited)
+        done = early_start(group[0]);
+    else if (durable)
         done = (n == 1 ? untorn_commit(files[0]) : untorn_syncv(files, n)) == 0;
     else
         done = (ticket = n == 1 ? untorn_commit_async(files[0]) : untorn_syncv_async(files, n)) != NULL;
     sqlite3_free(files);
     if (!done)
-        return failed(group[0]->database);
+        return commit_failed(group[0]->database);
     remember(group[0]->database, ticket);
-    tickets_note(group, n, durable, before);
+    tickets_note(group, n, waited, before);
     pthread_mutex_lock(&registry);
     for (size_t i = 0; i < n; i++)
         group[i]->changed = group[i]->synced = group[i]->durable = 0;
@@ -114,7 +116,9 @@ static int commit_group(struct super *super, struct handle *first) {
 int commit_phase_two(struct handle *handle) {
     if (!handle->changed && !handle->synced)
         return SQLITE_OK;
-    int rc = commit_group(NULL, handle);
+    int rc = handle->database->store->failed
+                 ? sorry(SQLITE_IOERR_FSYNC, "%s: an earlier commit has failed", handle->database->path)
+                 : commit_group(NULL, handle);
     if (rc != SQLITE_OK)
         (void)roll_back(handle);
     return rc;
@@ -130,7 +134,7 @@ int roll_back(struct handle *handle) {
     handle->changed = handle->synced = handle->durable = 0;
     if (!changed)
         return SQLITE_OK;
-    return untorn_rollback(handle->database->file) == 0 ? SQLITE_OK : failed(handle->database);
+    return untorn_rollback(handle->database->file) == 0 ? SQLITE_OK : commit_failed(handle->database);
 }
 
 /* Databases of several stores cannot be one commit. The second one is refused when its transaction begins to write. */

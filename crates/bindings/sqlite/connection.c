@@ -21,7 +21,7 @@ static int db_close(sqlite3_file *file) {
         return SQLITE_OK;
     if (handle->lock >= SQLITE_LOCK_RESERVED)
         (void)roll_back(handle);
-    lock_give(handle, SQLITE_LOCK_NONE);
+    (void)early_unlock(handle, SQLITE_LOCK_NONE);
     pthread_mutex_lock(&registry);
     struct handle **at = &handles;
     while (*at != handle)
@@ -41,10 +41,16 @@ static int db_read(sqlite3_file *file, void *to, int len, sqlite3_int64 offset) 
     if (is_foreign(handle))
         return SQLITE_IOERR_READ;
     FAULT("xRead", SQLITE_IOERR_READ);
-    if (handle->plain)
-        return plain_read(handle, to, len, offset);
-    ssize_t n = handle->lock == SQLITE_LOCK_NONE ? database_peek(handle->database, to, len, offset)
-                                                 : untorn_pread(handle->database->file, to, len, offset);
+    if (handle->absent)
+        return sorry(SQLITE_IOERR_READ, "%s: another connection has written since this one's commit", handle->database->path);
+    ssize_t n = 0;
+    if (handle->lock == SQLITE_LOCK_NONE)
+        n = database_peek(handle->database, to, len, offset);
+    else if (!early_forgets(handle, len, offset)) {
+        if (handle->plain)
+            return plain_read(handle, to, len, offset);
+        n = untorn_pread(handle->database->file, to, len, offset);
+    }
     if (n < 0)
         return sorry(SQLITE_IOERR_READ, "%s: %s", handle->database->path, untorn_error_message());
     if (n == len)
@@ -125,8 +131,8 @@ static int db_unlock(sqlite3_file *file, int level) {
         rc = roll_back(handle);
         journal_empty(&handle->database->journal);
     }
-    lock_give(handle, level);
-    return rc;
+    int landed = early_unlock(handle, level);
+    return rc == SQLITE_OK ? landed : rc;
 }
 
 static int db_check_reserved(sqlite3_file *file, int *reserved) {
@@ -148,6 +154,7 @@ static int about_to_commit(struct handle *handle, const char *super_name) {
     int fits = !super_name || (super && super->store == database->store);
     if (fits) {
         handle->synced = 1;
+        handle->deleted = 0;
         if (super)
             handle->super = super;
     }
@@ -177,6 +184,7 @@ static int db_control(sqlite3_file *file, int op, void *argument) {
     case SQLITE_FCNTL_PDB:
         pthread_mutex_lock(&registry);
         handle->connection = argument;
+        handle->sharers++;
         pthread_mutex_unlock(&registry);
         return SQLITE_OK;
     case SQLITE_FCNTL_PRAGMA:

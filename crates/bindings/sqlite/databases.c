@@ -28,6 +28,14 @@ int sorry(int code, const char *format, ...) {
     return code;
 }
 
+/* Keeps a reason without telling the log. */
+void tell(const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(sentence, sizeof sentence, format, arguments);
+    va_end(arguments);
+}
+
 char *last_sentence(void) {
     return sqlite3_mprintf("%s", *sentence ? sentence : "no error");
 }
@@ -58,7 +66,7 @@ static int is_directory(const char *path) {
 }
 
 /* The store of a database: that of `store=DIR`, or that of the directory that it lies in, or one of its own. */
-static int choose_store(const char *path, const char *asked, char *dir, int *standalone) {
+int store_choose(const char *path, const char *asked, char *dir, int *standalone) {
     char own[PATH_MAX + 16];
     *standalone = 0;
     if (asked) {
@@ -110,7 +118,7 @@ static struct database *database_add(const char *path, struct store *store, cons
 /* The database of a path, which exists, with one more handle. */
 int database_find_or_add(const char *path, const char *asked, struct database **found) {
     char dir[PATH_MAX + 1];
-    int standalone, rc = choose_store(path, asked, dir, &standalone);
+    int standalone, rc = store_choose(path, asked, dir, &standalone);
     struct stat is;
     if (rc != SQLITE_OK)
         return rc;
@@ -145,6 +153,17 @@ int database_find_or_add(const char *path, const char *asked, struct database **
     if (!same)
         return sorry(SQLITE_CANTOPEN, "%s: a connection has a database of this name that was removed or renamed", path);
     return SQLITE_OK;
+}
+
+/* Whether this process has the database open, or keeps it. */
+int database_is_here(const char *path) {
+    pthread_mutex_lock(&registry);
+    struct database *database = databases;
+    while (database && strcmp(database->path, path) != 0)
+        database = database->next;
+    int is_here = database && (database->file || database->handles > 0);
+    pthread_mutex_unlock(&registry);
+    return is_here;
 }
 
 /* The caller holds `registry`. */
@@ -231,7 +250,9 @@ static int database_open(struct database *database) {
         rc = open_in_store(database);
     if (rc == SQLITE_OK)
         rc = check_opened(database);
-    if (rc != SQLITE_OK)
+    if (rc == SQLITE_OK)
+        early_reopened(database);
+    else
         give_up(database);
     return rc;
 }
@@ -249,6 +270,7 @@ static int files_close(struct store *store, struct database *only, enum left lef
         if (left == STORE_STAYS && !plain)
             sorry(SQLITE_IOERR_CLOSE, "%s: %s", database->path, untorn_error_message());
         all &= plain;
+        early_forget(database);
         if (database->last)
             (void)untorn_ticket_free(database->last);
         pthread_mutex_lock(&registry);
@@ -346,7 +368,8 @@ static void look_at_last(struct database *database) {
 /* Whether a commit has failed that somebody, or nobody, waited for. The caller holds `registry`. */
 int store_has_failed(struct store *store) {
     for (struct database *database = databases; database; database = database->next)
-        if (database->store == store && database->last && untorn_ticket_poll(database->last) < 0)
+        if (database->store == store &&
+            ((database->last && untorn_ticket_poll(database->last) < 0) || early_has_failed(database)))
             store->failed = 1;
     return store->failed;
 }
@@ -362,8 +385,9 @@ int database_use(struct database *database) {
     pthread_mutex_lock(&store->opening);
     if (!use_at_once(database)) {
         if (store->failed && !close_for_others(store)) {
-            rc = sorry(SQLITE_IOERR_LOCK, "%s: a commit has failed; end all transactions, then the store opens again",
-                       store->path);
+            /* Busy handlers wait for the others. */
+            tell("%s: a commit has failed; end all transactions, then the store opens again", store->path);
+            rc = SQLITE_BUSY;
         } else {
             if (store->failed)
                 store_close(store);

@@ -6,6 +6,8 @@
 #include "untorn_sqlite.h"
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
+#include <string.h>
 #include <unistd.h>
 SQLITE_EXTENSION_INIT3
 
@@ -18,13 +20,49 @@ SQLITE_EXTENSION_INIT3
 /* How often, with a pause of 1 ms, a writer looks whether the readers of other processes have ended. */
 #define TRIES 20
 
-static int set(struct database *database, short type, off_t start, off_t len) {
+static int try_to_set(int fd, short type, off_t start, off_t len) {
     struct flock lock = {.l_type = type, .l_whence = SEEK_SET, .l_start = start, .l_len = len};
-    if (fcntl(database->lock_bytes, F_OFD_SETLK, &lock) == 0)
+    if (fcntl(fd, F_OFD_SETLK, &lock) == 0)
         return SQLITE_OK;
-    if (errno == EAGAIN || errno == EACCES)
-        return SQLITE_BUSY;
-    return sorry(SQLITE_IOERR_LOCK, "%s: %m", database->path);
+    return errno == EAGAIN || errno == EACCES ? SQLITE_BUSY : SQLITE_IOERR_LOCK;
+}
+
+static int set(struct database *database, short type, off_t start, off_t len) {
+    int rc = try_to_set(database->lock_bytes, type, start, len);
+    return rc == SQLITE_IOERR_LOCK ? sorry(rc, "%s: %m", database->path) : rc;
+}
+
+/* The process that has a database: of a plain SQLite by its lock, of an owner by its store's lock file. 0: not known. */
+static int holder(const struct database *database, const struct flock *lock, char *text, size_t room) {
+    char name[PATH_MAX + 32], pid[16] = {0};
+    if (lock->l_pid > 0)
+        return sqlite3_snprintf((int)room, text, "process %d without the extension", (int)lock->l_pid) != NULL;
+    const struct store *store = database->store;
+    sqlite3_snprintf(sizeof name, name, store->standalone ? "%s.untorn/lock" : "%s/.untorn/lock", store->path);
+    int fd = open(name, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? -1 : pread(fd, pid, sizeof pid - 1, 0);
+    if (fd >= 0)
+        close(fd);
+    if (n <= 0 || pid[0] < '1' || pid[0] > '9')
+        return 0;
+    pid[strspn(pid, "0123456789")] = '\0';
+    return sqlite3_snprintf((int)room, text, "process %s", pid) != NULL;
+}
+
+/* Somebody else has the database. Without SQLite's log, for which a busy handler would ask too often. */
+static int busy(const struct database *database) {
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = PENDING, .l_len = ALL_LEN};
+    char who[64];
+    int known = fcntl(database->lock_bytes, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK &&
+                holder(database, &lock, who, sizeof who);
+    tell("%s is open in %s; mode=ro reads it meanwhile", database->path, known ? who : "another process");
+    return SQLITE_BUSY;
+}
+
+/* Whether an owner has all the bytes, for its open file description. */
+int lock_bytes_have_owner(int fd) {
+    struct flock lock = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = PENDING, .l_len = ALL_LEN};
+    return fcntl(fd, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK && lock.l_pid < 0;
 }
 
 /* Connections may have pages of the file that they opened, and a counter in another file that fits them by chance. */
@@ -54,18 +92,29 @@ int lock_bytes_open(struct database *database) {
     return database->lock_bytes >= 0 ? SQLITE_OK : sorry(SQLITE_CANTOPEN, "%s: %m", database->path);
 }
 
-/* Takes the lock of a reader. */
-int lock_bytes_share(struct database *database) {
-    int rc = lock_bytes_open(database);
-    if (rc != SQLITE_OK || (rc = set(database, F_RDLCK, PENDING, 1)) != SQLITE_OK)
+/* Takes the lock of a reader, by a descriptor. */
+int lock_bytes_share_by(int fd) {
+    int rc = try_to_set(fd, F_RDLCK, PENDING, 1);
+    if (rc != SQLITE_OK)
         return rc;
-    rc = set(database, F_RDLCK, SHARED, SHARED_LEN);
-    (void)set(database, F_UNLCK, PENDING, 1);
+    rc = try_to_set(fd, F_RDLCK, SHARED, SHARED_LEN);
+    (void)try_to_set(fd, F_UNLCK, PENDING, 1);
     return rc;
 }
 
+void lock_bytes_unshare_by(int fd) {
+    (void)try_to_set(fd, F_UNLCK, PENDING, ALL_LEN);
+}
+
+int lock_bytes_share(struct database *database) {
+    int rc = lock_bytes_open(database);
+    if (rc != SQLITE_OK || (rc = lock_bytes_share_by(database->lock_bytes)) == SQLITE_OK)
+        return rc;
+    return rc == SQLITE_BUSY ? busy(database) : sorry(rc, "%s: %m", database->path);
+}
+
 void lock_bytes_unshare(struct database *database) {
-    (void)set(database, F_UNLCK, PENDING, ALL_LEN);
+    lock_bytes_unshare_by(database->lock_bytes);
 }
 
 /* Whether another process is in a transaction that writes. */
@@ -91,7 +140,7 @@ int lock_bytes_take(struct database *database) {
     if (rc != SQLITE_OK)
         return rc;
     if ((rc = set(database, F_WRLCK, RESERVED, 1)) != SQLITE_OK)
-        return rc;
+        return rc == SQLITE_BUSY ? busy(database) : rc;
     rc = set(database, F_WRLCK, PENDING, 1);
     if (rc == SQLITE_OK)
         rc = set(database, F_WRLCK, SHARED, SHARED_LEN);
@@ -100,6 +149,8 @@ int lock_bytes_take(struct database *database) {
         if (set(database, F_WRLCK, PENDING, 1) == SQLITE_OK)
             rc = set(database, F_WRLCK, SHARED, SHARED_LEN);
     }
+    if (rc == SQLITE_BUSY)
+        busy(database);
     if (rc != SQLITE_OK)
         back(database);
     return rc;

@@ -6,9 +6,11 @@ SQLITE_EXTENSION_INIT3
 static int grant(struct handle *handle, int level) {
     struct database *database = handle->database;
     if (level == SQLITE_LOCK_SHARED) {
-        if (database->pending)
-            return SQLITE_BUSY;
+        int rc = database->pending ? SQLITE_BUSY : early_begin(handle);
+        if (rc != SQLITE_OK)
+            return rc;
         database->shared++;
+        database->grants++;
     } else {
         if (database->writer && database->writer != handle)
             return SQLITE_BUSY;
@@ -19,6 +21,7 @@ static int grant(struct handle *handle, int level) {
                 handle->lock = SQLITE_LOCK_PENDING;
                 return SQLITE_BUSY;
             }
+            database->writes++;
         }
     }
     handle->lock = level;
@@ -38,6 +41,9 @@ int lock_take(struct handle *handle, int level) {
         return SQLITE_OK;
     if (handle->generation != generation)
         return sorry(SQLITE_IOERR_LOCK, "the connection was opened before a fork: open another one in the child");
+    /* Somebody has written since. */
+    if (handle->absent)
+        return SQLITE_BUSY;
     int was = handle->lock, rc = SQLITE_OK;
     if (was == SQLITE_LOCK_NONE && (rc = plain_use(handle)) == SQLITE_NOTFOUND)
         rc = database_use(handle->database);
@@ -51,6 +57,8 @@ int lock_take(struct handle *handle, int level) {
     if (rc != SQLITE_OK) {
         if (was == SQLITE_LOCK_NONE)
             unuse(handle);
+        if (rc == SQLITE_IOERR_LOCK)
+            sorry(rc, "%s: this connection has read a schema of a commit that failed: close it", handle->database->path);
         return rc;
     }
     if (was < SQLITE_LOCK_RESERVED && level >= SQLITE_LOCK_RESERVED) {
@@ -62,19 +70,51 @@ int lock_take(struct handle *handle, int level) {
     return rc;
 }
 
+/* The caller holds `registry`. */
+static void give_writers(struct handle *handle) {
+    struct database *database = handle->database;
+    if (database->writer == handle) {
+        database->writer = NULL;
+        database->pending = 0;
+    }
+    handle->granted = database->grants;
+    handle->written = database->writes;
+    handle->deleted = 0;
+}
+
 void lock_give(struct handle *handle, int level) {
     struct database *database = handle->database;
     if (handle->lock <= level)
         return;
     pthread_mutex_lock(&registry);
-    if (database->writer == handle) {
-        database->writer = NULL;
-        database->pending = 0;
+    give_writers(handle);
+    if (level == SQLITE_LOCK_NONE) {
+        database->shared -= !handle->absent;
+        handle->absent = 0;
     }
-    if (level == SQLITE_LOCK_NONE)
-        database->shared--;
     handle->lock = level;
     pthread_mutex_unlock(&registry);
     if (level == SQLITE_LOCK_NONE)
         unuse(handle);
+}
+
+/* Gives all locks back for others, while SQLite takes the handle for one with SHARED. */
+void lock_leave(struct handle *handle) {
+    pthread_mutex_lock(&registry);
+    give_writers(handle);
+    handle->database->shared -= !handle->absent;
+    handle->absent = 1;
+    handle->lock = SQLITE_LOCK_SHARED;
+    pthread_mutex_unlock(&registry);
+}
+
+/* Takes SHARED again, unless somebody has written meanwhile. */
+void lock_return(struct handle *handle) {
+    struct database *database = handle->database;
+    pthread_mutex_lock(&registry);
+    if (handle->absent && database->writes == handle->written && !database->pending) {
+        database->shared++;
+        handle->absent = 0;
+    }
+    pthread_mutex_unlock(&registry);
 }

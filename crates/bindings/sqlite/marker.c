@@ -16,6 +16,14 @@ static void beside(const struct database *database, char *name, size_t room) {
     sqlite3_snprintf((int)room, name, "%s-journal", database->path);
 }
 
+/* Whether the marker of a database is there. */
+int marker_is_there(const char *path) {
+    char name[PATH_MAX + 16];
+    struct stat found;
+    sqlite3_snprintf(sizeof name, name, "%s-journal", path);
+    return stat(name, &found) == 0 && S_ISDIR(found.st_mode);
+}
+
 /* A journal that SQLite's own VFS left, perhaps killed in a transaction: its VFS rolls it back. */
 int plain_journal_roll_back(struct database *database) {
     char name[PATH_MAX + 16];

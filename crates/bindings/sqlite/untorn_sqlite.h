@@ -8,6 +8,7 @@
  *   locks.c     locks within the process  marker.c     keeps other programs away           commit.c      the commit point
  *   journals.c  journals in memory        pragmas.c    the pragmas `untorn_*`              tickets.c       numbers of commits
  *   plain.c     reading without owning    lock_bytes.c SQLite's locks, for other processes
+ *   early.c     commits that are waited for without the lock                               readers.c       reading beside an owner
  *
  * `registry` guards the lists, the locks and the marks of handles. It is held for some instructions only: never while
  * something is opened, committed, rolled back or closed. `store.opening` is held while a store or its files open or close,
@@ -45,10 +46,10 @@ static inline int is_fault(const char *kind) {
     calls++;
     return calls >= n && calls < n + times;
 }
-#define FAULT(kind, code) do { if (is_fault(kind)) return code; } while (0)
 #else
-#define FAULT(kind, code) ((void)0)
+#define is_fault(kind) 0
 #endif
+#define FAULT(kind, code) do { if (is_fault(kind)) return code; } while (0)
 
 /* A journal in memory; all but its beginning lies in a file without a name. One connection writes it, and others look at
  * its first byte meanwhile, to see whether a transaction was left. */
@@ -94,6 +95,9 @@ struct database {
     int shared;
     struct handle *writer;
     int pending;
+    unsigned grants;       /* of SHARED, and of EXCLUSIVE, so far */
+    unsigned writes;
+    struct flight *newest; /* the last commit whose lock was given back before its flush */
 };
 
 struct super {
@@ -117,6 +121,17 @@ struct handle {
     int synced;  /* SQLite has written everything and is about to commit (or has rolled back) */
     int durable; /* synchronous is not OFF */
     sqlite3_int64 ticket; /* its last commit, or 0 */
+    /* early.c */
+    int sharers; /* connections with this page cache */
+    int deleted; /* SQLite has deleted its journal: it will unlock */
+    struct flight *own, *seen; /* commits to wait for: its own, and the one on which it began */
+    unsigned cookie;   /* the schema's, when it began */
+    unsigned granted;  /* the database's `grants` and `writes` when it gave its locks back */
+    unsigned written;
+    int absent;   /* it has SHARED for SQLite, and keeps nobody from writing: it waits and will not read */
+    int tainted;  /* it has read a commit that failed */
+    int forgets;  /* its page cache is not right */
+    int is_void;  /* its schema is not right */
 };
 
 /* databases.c */
@@ -132,11 +147,28 @@ ssize_t database_peek(struct database *database, void *to, int len, sqlite3_int6
 int store_release(struct store *store);
 int store_has_failed(struct store *store);
 int sorry(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void tell(const char *format, ...) __attribute__((format(printf, 1, 2)));
 char *last_sentence(void);
+
+int store_choose(const char *path, const char *asked, char *dir, int *standalone);
+int database_is_here(const char *path);
 
 /* locks.c */
 int lock_take(struct handle *handle, int level);
 void lock_give(struct handle *handle, int level);
+void lock_leave(struct handle *handle);
+void lock_return(struct handle *handle);
+
+/* early.c */
+void early_note_deleted(struct database *database);
+int early_may_start(struct handle *handle);
+int early_start(struct handle *handle);
+int early_has_failed(struct database *database);
+int early_begin(struct handle *handle);
+int early_unlock(struct handle *handle, int level);
+int early_forgets(struct handle *handle, int len, sqlite3_int64 offset);
+void early_reopened(struct database *database);
+void early_forget(struct database *database);
 
 /* plain.c */
 int plain_use(struct handle *handle);
@@ -153,16 +185,21 @@ void lock_bytes_unshare(struct database *database);
 int lock_bytes_is_reserved(struct database *database);
 int lock_bytes_take(struct database *database);
 void lock_bytes_give(struct database *database);
+int lock_bytes_have_owner(int fd);
+int lock_bytes_share_by(int fd);
+void lock_bytes_unshare_by(int fd);
 
 /* marker.c */
 int plain_journal_roll_back(struct database *database);
 int plain_journal_remove(struct database *database);
 int marker_make(struct database *database);
 void marker_remove(struct database *database);
+int marker_is_there(const char *path);
 
 /* commit.c */
 int commit_phase_two(struct handle *handle);
 int commit_super(struct super *super);
+int commit_failed(struct database *database);
 int roll_back(struct handle *handle);
 int refuse_two_stores(struct handle *handle);
 
@@ -187,6 +224,10 @@ int class_set(struct store *store, uint32_t failure_class);
 
 /* pragmas.c */
 int pragma(struct handle *handle, char **argument);
+/* readers.c */
+int reading_file_size(void);
+int reading_open(const char *name, sqlite3_file *file, int *flags_out);
+int reading_hides(const char *name);
 
 /* connection.c */
 int handle_open(const char *name, sqlite3_file *file, int flags, int *flags_out);

@@ -34,8 +34,14 @@ static int vfs_open(sqlite3_vfs *vfs, const char *name, sqlite3_file *file, int 
         TRACE("xOpen super\n");
         return super_open(name, file, flags);
     }
-    if ((flags & SQLITE_OPEN_MAIN_DB) && name && *name && !is_read_only(name))
-        return handle_open(name, file, flags, flags_out);
+    if ((flags & SQLITE_OPEN_MAIN_DB) && name && *name) {
+        int only_reads = flags & SQLITE_OPEN_READONLY || is_read_only(name);
+        int rc = only_reads && !database_is_here(name) ? reading_open(name, file, flags_out) : SQLITE_NOTFOUND;
+        if (rc != SQLITE_NOTFOUND)
+            return rc;
+        if (!is_read_only(name) && (!only_reads || database_is_here(name)))
+            return handle_open(name, file, flags, flags_out);
+    }
     return below(vfs)->xOpen(below(vfs), name, file, flags, flags_out);
 }
 
@@ -57,6 +63,7 @@ static int vfs_delete(sqlite3_vfs *vfs, const char *name, int sync_directory) {
         return below(vfs)->xDelete(below(vfs), name, sync_directory);
     TRACE("xDelete journal\n");
     journal_remove(&database->journal);
+    early_note_deleted(database);
     return SQLITE_OK;
 }
 
@@ -73,7 +80,7 @@ static int is_unused_log(const char *name) {
 static int vfs_access(sqlite3_vfs *vfs, const char *name, int flags, int *answer) {
     struct database *database = database_by_journal(name);
     *answer = super_by_name(name) != NULL || (database && journal_is_there(&database->journal));
-    if (*answer || database || is_unused_log(name))
+    if (*answer || database || is_unused_log(name) || reading_hides(name))
         return SQLITE_OK;
     return below(vfs)->xAccess(below(vfs), name, flags, answer);
 }
@@ -132,8 +139,9 @@ static int start(void) {
     sqlite3_vfs *plain = sqlite3_vfs_find("unix");
     if (!plain || plain->iVersion < 2)
         return SQLITE_ERROR;
-    int own = journal_file_size() > (int)sizeof(struct handle) ? journal_file_size() : (int)sizeof(struct handle);
-    untorn_vfs.szOsFile = plain->szOsFile > own ? plain->szOsFile : own;
+    const int sizes[] = {plain->szOsFile, sizeof(struct handle), journal_file_size(), reading_file_size()};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        untorn_vfs.szOsFile = sizes[i] > untorn_vfs.szOsFile ? sizes[i] : untorn_vfs.szOsFile;
     untorn_vfs.mxPathname = plain->mxPathname;
     untorn_vfs.pAppData = plain;
     registry_start();

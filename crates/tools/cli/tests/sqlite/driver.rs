@@ -107,10 +107,21 @@ impl Driver {
         Driver { child, input, output }
     }
 
+    /// Sends a command.
+    pub fn say(&mut self, command: &str) {
+        writeln!(self.input.as_mut().expect("open"), "{command}").unwrap();
+    }
+
+    /// The next line that the program prints; `None` at its end.
+    pub fn line(&mut self) -> Option<String> {
+        let mut line = String::new();
+        (self.output.read_line(&mut line).unwrap() > 0).then(|| line.trim_end().to_owned())
+    }
+
     /// Sends a command and waits for its answer.
     #[track_caller]
     pub fn tell(&mut self, command: &str) -> Answer {
-        writeln!(self.input.as_mut().expect("open"), "{command}").unwrap();
+        self.say(command);
         let mut rows = Vec::new();
         loop {
             let mut line = String::new();

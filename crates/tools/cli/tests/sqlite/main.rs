@@ -5,10 +5,12 @@
 
 mod commands;
 mod driver;
+mod early;
 mod faults;
 mod kills;
 mod lockstep;
 mod plain_reading;
 mod plain_writers;
 mod pragmas;
+mod readers;
 mod vfs;
