@@ -10,7 +10,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 PROGRAMS := $(addprefix $(TARGET)/release/,untorn untorn-crashtest untorn-xsync untorn-mount untorn-bench)
 FUZZ_SECONDS ?= 20
 
-.PHONY: help setup build test test-full demo bench check mutants install man fuzz crash-soak crash-totals ports xsync-programs mount-programs mount-kernels mount-xfstests clean
+.PHONY: help setup build test test-full demo bench check mutants install man fuzz crash-soak crash-totals ports sqlite-tests xsync-programs mount-programs mount-kernels mount-xfstests clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -30,6 +30,7 @@ test: setup ## Run every test; prints totals
 test-full: setup ## All of every long test, and other projects' programs and suites (root; needs the network; hours)
 	UNTORN_FULL=1 UNTORN_TEST_SECONDS_MAX=7200 scripts/test.sh
 	scripts/ports.sh
+	scripts/sqlite-tests.sh
 	scripts/xsync-programs.sh
 	scripts/mount-programs.sh
 
@@ -64,6 +65,9 @@ crash-totals: ## The sums of everything that `make crash-soak` has tried (WRITE=
 
 ports: setup ## Port five programs to Untorn, test, kill and measure them (needs the network)
 	@scripts/ports.sh
+
+sqlite-tests: build ## SQLite's own tests and programs with the VFS as the default one (tcl-dev; needs the network; an hour)
+	@scripts/sqlite-tests.sh
 
 xsync-programs: ## Real programs in sessions of `untorn xsync`: databases, builds, packages (root; needs the network)
 	@scripts/xsync-programs.sh
