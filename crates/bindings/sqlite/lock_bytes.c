@@ -93,7 +93,7 @@ int lock_bytes_open(struct database *database) {
 }
 
 /* Takes the lock of a reader, by a descriptor. */
-int lock_bytes_share_by(int fd) {
+int lock_bytes_share(int fd) {
     int rc = try_to_set(fd, F_RDLCK, PENDING, 1);
     if (rc != SQLITE_OK)
         return rc;
@@ -102,19 +102,19 @@ int lock_bytes_share_by(int fd) {
     return rc;
 }
 
-void lock_bytes_unshare_by(int fd) {
+void lock_bytes_unshare(int fd) {
     (void)try_to_set(fd, F_UNLCK, PENDING, ALL_LEN);
 }
 
-int lock_bytes_share(struct database *database) {
+int lock_bytes_read(struct database *database) {
     int rc = lock_bytes_open(database);
-    if (rc != SQLITE_OK || (rc = lock_bytes_share_by(database->lock_bytes)) == SQLITE_OK)
+    if (rc != SQLITE_OK || (rc = lock_bytes_share(database->lock_bytes)) == SQLITE_OK)
         return rc;
     return rc == SQLITE_BUSY ? busy(database) : sorry(rc, "%s: %m", database->path);
 }
 
-void lock_bytes_unshare(struct database *database) {
-    lock_bytes_unshare_by(database->lock_bytes);
+void lock_bytes_unread(struct database *database) {
+    lock_bytes_unshare(database->lock_bytes);
 }
 
 /* Whether another process is in a transaction that writes. */
@@ -129,7 +129,7 @@ static void back(struct database *database) {
         (void)set(database, F_RDLCK, SHARED, SHARED_LEN);
         (void)set(database, F_UNLCK, PENDING, 2);
     } else {
-        lock_bytes_unshare(database);
+        lock_bytes_unread(database);
     }
 }
 

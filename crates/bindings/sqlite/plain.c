@@ -62,12 +62,12 @@ static int is_plain(struct database *database) {
 /* The caller holds `store.opening`. SQLITE_NOTFOUND: the database must be opened in its store. */
 static int first_use(struct handle *handle) {
     struct database *database = handle->database;
-    int rc = lock_bytes_share(database);
+    int rc = lock_bytes_read(database);
     if (rc != SQLITE_OK)
         return rc;
     if (is_plain(database) && join(handle, 1))
         return SQLITE_OK;
-    lock_bytes_unshare(database);
+    lock_bytes_unread(database);
     return SQLITE_NOTFOUND;
 }
 
@@ -120,7 +120,7 @@ void plain_unuse(struct handle *handle) {
     is_last = database->readers == 0 && !database->file;
     pthread_mutex_unlock(&registry);
     if (is_last)
-        lock_bytes_unshare(database);
+        lock_bytes_unread(database);
     pthread_mutex_unlock(&database->store->opening);
 }
 

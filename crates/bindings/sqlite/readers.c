@@ -47,7 +47,7 @@ static void end(struct reading *reading) {
     reading->file = NULL;
     reading->snapshot = NULL;
     reading->shares = 0;
-    lock_bytes_unshare_by(reading->fd);
+    lock_bytes_unshare(reading->fd);
 }
 
 static void drop_reader(struct reading *reading) {
@@ -94,7 +94,7 @@ static int is_kept(struct reading *reading) {
     char now[16] = {0};
     if (reading->shares || lock_bytes_have_owner(reading->fd) || marker_is_there(reading->path))
         return 1;
-    reading->shares = lock_bytes_share_by(reading->fd) == SQLITE_OK;
+    reading->shares = lock_bytes_share(reading->fd) == SQLITE_OK;
     return reading->shares && pread(reading->fd, now, sizeof now, 24) >= 0 &&
            memcmp(now, reading->version, sizeof now) == 0;
 }
@@ -106,7 +106,7 @@ static int ro_lock(sqlite3_file *file, int level) {
     if (level > SQLITE_LOCK_SHARED)
         return sorry(SQLITE_READONLY, "%s: it is open for reading only", reading->path);
     int rc = SQLITE_OK;
-    reading->shares = lock_bytes_share_by(reading->fd) == SQLITE_OK;
+    reading->shares = lock_bytes_share(reading->fd) == SQLITE_OK;
     if (!reading->shares && !lock_bytes_have_owner(reading->fd))
         return SQLITE_BUSY;
     if ((rc = begin(reading)) != SQLITE_OK) {

@@ -180,14 +180,14 @@ int plain_size(struct handle *handle, sqlite3_int64 *size);
 
 /* lock_bytes.c */
 int lock_bytes_open(struct database *database);
-int lock_bytes_share(struct database *database);
-void lock_bytes_unshare(struct database *database);
+int lock_bytes_read(struct database *database);
+void lock_bytes_unread(struct database *database);
 int lock_bytes_is_reserved(struct database *database);
 int lock_bytes_take(struct database *database);
 void lock_bytes_give(struct database *database);
 int lock_bytes_have_owner(int fd);
-int lock_bytes_share_by(int fd);
-void lock_bytes_unshare_by(int fd);
+int lock_bytes_share(int fd);
+void lock_bytes_unshare(int fd);
 
 /* marker.c */
 int plain_journal_roll_back(struct database *database);

@@ -10,7 +10,7 @@ use std::io::{self, ErrorKind};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use untorn::offline::{self, Inspection};
+use untorn::offline::{self, Inspection, Report};
 use untorn_os::{lock_bytes, lock_of_others};
 use untorn_terminal::{Failure, shown};
 
@@ -208,11 +208,13 @@ impl Guard {
         self.locked.iter().any(|locked| marker_of(&locked.path).is_some())
     }
 
-    /// Removes the markers of the databases that wait for nothing. Returns a line about each.
-    pub fn remove_markers(&self) -> Result<String, Failure> {
+    /// Removes the markers of the databases that wait for nothing after a recovery. Returns a line about each.
+    pub fn remove_markers(&self, after: &Report) -> Result<String, Failure> {
         let mut said = String::new();
         for locked in &self.locked {
-            if offline::file_mark(&locked.path)?.is_some_and(|mark| mark.pending) {
+            // A copy without attributes may be quarantined: its file has no mark.
+            let is_quarantined = after.quarantined.iter().any(|file| locked.path.ends_with(&file.path));
+            if is_quarantined || offline::file_mark(&locked.path)?.is_some_and(|mark| mark.pending) {
                 continue;
             }
             if let Some(marker) = locked.remove_marker()? {

@@ -49,7 +49,7 @@ impl Eject {
         // Without the store, nothing would tell that a marker is not needed any more.
         let first =
             guard.any_marker().then(|| offline::recover(&self.path, &RecoverOptions::default(), &show)).transpose()?;
-        let removed = guard.remove_markers()?;
+        let removed = first.as_ref().map_or(Ok(String::new()), |first| guard.remove_markers(first))?;
         let report = offline::eject(&self.path, &show)?;
         let recovered = recover::text(first.as_ref().map_or(&report.recovered, |first| &first.recovered)) + &removed;
         let path = self.path.display();

@@ -275,8 +275,8 @@ fn marker(found: &Inspection) -> Option<String> {
 
 fn recover_here(path: &Path) -> Result<(), Failure> {
     let guard = Guard::of_store(path, false)?;
-    offline::recover(path, &RecoverOptions::default(), &|_, _| {})?;
-    guard.remove_markers().map(drop)
+    let report = offline::recover(path, &RecoverOptions::default(), &|_, _| {})?;
+    guard.remove_markers(&report).map(drop)
 }
 
 /// Recovers a store as its owner, because nobody else may.

@@ -100,7 +100,7 @@ impl Recover {
         let guard = Guard::of_store(&self.path, self.wait)?;
         let progress = Progress::new("recovering");
         let report = offline::recover(&self.path, &options, &|done, all| progress.show(done, all))?;
-        let removed = guard.remove_markers()?;
+        let removed = guard.remove_markers(&report)?;
         refuse_quarantined(&report.quarantined).map_err(|e| advise_adoption(&self.path, e))?;
         refuse_lost(&report.lost_files)?;
         said += &text(&report.recovered);

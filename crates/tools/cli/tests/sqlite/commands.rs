@@ -342,6 +342,25 @@ fn a_file_that_waits_for_a_lost_journal_is_not_called_plain() {
     assert!(journal(&path).is_dir());
 }
 
+/// A copy without extended attributes: recovery cannot tell that the file is the journal's.
+#[test]
+fn the_marker_stays_on_a_copy_that_is_quarantined() {
+    let dir = tempfile::tempdir().unwrap();
+    killed(dir.path(), "a.db");
+    let copy = tempfile::tempdir().unwrap();
+    let cp = Command::new("cp").args(["-r", "--no-preserve=xattr"]).arg(dir.path().join(".")).arg(copy.path()).status();
+    assert!(cp.unwrap().success());
+    let path = copy.path().join("a.db");
+    for command in [&["recover"][..], &["eject", "--yes"], &["sqlite", "plain"], &["sqlite", "adopt"]] {
+        let why = untorn(command, &path).fails();
+        assert!(why.contains("another file is in the place"), "{command:?}: {why}");
+        assert!(journal(&path).is_dir(), "{command:?}");
+    }
+    assert_eq!(plain(copy.path(), "a.db", "SELECT 1 FROM t").code & 255, IO_ERROR);
+    untorn(&["recover", "--adopt"], &path).ok();
+    is_plain(copy.path(), "a.db");
+}
+
 /// Kills of the command itself leave a database that it then makes plain.
 #[test]
 fn a_killed_recovery_is_repeated() {

@@ -3,7 +3,7 @@
  *   open N URI      opens connection N                    N SQL        runs SQL on connection N
  *   close N         closes it                             ack N        prints "ack N"
  *   load            loads the extension again             fork N SQL   runs SQL on connection N in a forked child
- *   fault KIND N    a call of this kind fails             threads, backup, shutdown: see below
+ *   fault KIND N    a call of this kind fails             threads, backup, shutdown, cycles: see below
  *
  * Each command but `ack` ends with a line "done CODE MESSAGE"; rows come before it, one a line. */
 #include <pthread.h>
@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #ifdef UNTORN_STATIC
@@ -130,6 +131,32 @@ static void backup(int to, int from) {
     done(sqlite3_extended_errcode(connections[to]), sqlite3_errmsg(connections[to]));
 }
 
+static int compare(const void *one, const void *other) {
+    return *(const int *)one - *(const int *)other;
+}
+
+/* cycles N URI: opens, reads the table t and closes, N times. Answers the median time in microseconds. */
+static void cycles(int n, const char *uri) {
+    int *times = malloc(n * sizeof *times), code = SQLITE_OK;
+    for (int i = 0; times && i < n && code == SQLITE_OK; i++) {
+        struct timespec from, to;
+        sqlite3 *one = NULL;
+        clock_gettime(CLOCK_MONOTONIC, &from);
+        code = sqlite3_open_v2(uri, &one, SQLITE_OPEN_READWRITE | SQLITE_OPEN_URI, NULL);
+        if (code == SQLITE_OK)
+            code = sqlite3_exec(one, "SELECT * FROM t", NULL, NULL, NULL);
+        sqlite3_close(one);
+        clock_gettime(CLOCK_MONOTONIC, &to);
+        times[i] = (int)((to.tv_sec - from.tv_sec) * 1000000 + (to.tv_nsec - from.tv_nsec) / 1000);
+    }
+    if (times && code == SQLITE_OK) {
+        qsort(times, n, sizeof *times, compare);
+        printf("row %d\n", times[n / 2]);
+    }
+    free(times);
+    done(code, NULL);
+}
+
 int main(int argc, char **argv) {
     static char line[1 << 20];
     extension = argc > 1 ? argv[1] : NULL;
@@ -156,6 +183,8 @@ int main(int argc, char **argv) {
             threads(at, other);
         } else if (sscanf(line, "backup %d %d", &at, &other) == 2) {
             backup(at, other);
+        } else if (sscanf(line, "cycles %d", &at) == 1) {
+            cycles(at, strchr(rest + 1, ' ') + 1);
         } else if (strncmp(line, "fault ", 6) == 0) {
             done(setenv("UNTORN_SQLITE_FAULT", rest + 1, 1), NULL);
         } else if (strcmp(line, "shutdown") == 0) {

@@ -4,7 +4,7 @@ use crate::driver::{Driver, extension, plain, program, uri};
 use std::fs::{self, File};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use untorn_testkit::extent;
+use untorn_testkit::{extent, skipped};
 
 const BUSY: i32 = 5;
 
@@ -171,6 +171,38 @@ fn a_file_that_takes_the_name_is_not_read_by_older_connections() {
         driver.open(0, dir.path(), "a.db");
         assert_ne!(driver.sql("SELECT a FROM t"), mine);
         fs::rename(dir.path().join("c.db"), &b).unwrap();
+    }
+}
+
+/// To open, read and close takes some system calls, none of which writes or flushes. Prints the median times.
+#[test]
+fn opening_to_read_is_cheap() {
+    const CYCLES: usize = 200;
+    let dir = database();
+    let (path, uri) = (dir.path().join("a.db"), uri(dir.path(), "a.db"));
+    let mut driver = Driver::start();
+    let mut time = |uri: &str| driver.tell(&format!("cycles {CYCLES} {uri}")).ok();
+    let (own, read) = (time(path.to_str().unwrap()), time(&uri));
+    driver.open(0, dir.path(), "a.db");
+    driver.sql("INSERT INTO t VALUES (2); DELETE FROM t WHERE a = 2");
+    let owned = driver.tell(&format!("cycles {CYCLES} {uri}")).ok();
+    driver.end();
+    println!("open, select, close: SQLite's own VFS {own} us, read {read} us, owned {owned} us");
+    let script = dir.path().join("script");
+    fs::write(&script, format!("cycles {CYCLES} {uri}\n")).unwrap();
+    let mut strace = Command::new("strace");
+    strace.args(["-f", "-c", "-U", "name,calls"]).arg(program()).arg(extension(&[]));
+    let Ok(output) = strace.stdin(File::open(&script).unwrap()).output() else {
+        return skipped("there is no strace here");
+    };
+    let text = String::from_utf8(output.stderr).unwrap();
+    let count = |name: &str| {
+        let mut lines = text.lines().filter_map(|line| line.split_once(' '));
+        lines.find(|(of, _)| *of == name).map_or(0, |(_, calls)| calls.trim().parse::<usize>().unwrap())
+    };
+    assert!(count("total") > CYCLES && count("total") < 40 * CYCLES + 400, "{text}");
+    for never in ["fsync", "fdatasync", "pwrite64", "mkdir", "ftruncate", "fallocate"] {
+        assert_eq!(count(never), 0, "{text}");
     }
 }
 
