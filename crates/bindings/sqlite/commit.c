@@ -30,11 +30,12 @@ static void remember(struct database *database, untorn_ticket *ticket) {
         (void)untorn_ticket_free(before);
 }
 
-/* After its first commit a database must not be empty on disk: SQLite takes an empty file for a new database. */
+/* After its first commit a database must not be empty on disk: SQLite takes an empty file for a new database. The log keeps
+ * no commit of it, so that a new copy that is removed again can be made anew. */
 static void commit_empty_first(struct database *database) {
     if (!database->was_empty)
         return;
-    if (untorn_file_checkpoint(database->file) == 0)
+    if (untorn_store_checkpoint(database->store->open) == 0)
         database->was_empty = 0;
     else
         sorry(SQLITE_NOTICE, "%s: %s", database->path, untorn_error_message());
