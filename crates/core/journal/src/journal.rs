@@ -11,6 +11,7 @@ mod appended;
 mod consistency;
 mod encoding;
 mod headers;
+mod held_back;
 mod index_entries;
 mod indexing;
 mod kept_log;
@@ -26,8 +27,8 @@ use crate::directories::store_dir::segment_name;
 use crate::error::{Context, Error, Outcome, Result};
 use crate::format::{BLOCK_BYTES, Header, RECORD_HEAD_BYTES, RecordKind, StoreId, crc64};
 use crate::invariant;
+use crate::journal::held_back::HeldBack;
 use crate::journal::index_entries::{NewEntries, SegmentIndex};
-use crate::journal::room::HeldBack;
 use crate::journal::spill_files::{KeptSpill, LiveSpill};
 use crate::scanning::segment_reader::ScannedSegment;
 use crate::sync_point;
@@ -195,7 +196,6 @@ pub struct Journal {
     kept_spills: Vec<KeptSpill>,
     /// Segments that are about to be removed, because the journal has more than it may have.
     doomed: Vec<u32>,
-    /// The last growth that waited for a checkpoint.
     held_back: Option<HeldBack>,
     /// Bytes of the current segment for which the data files had room when it was begun.
     limit: u64,

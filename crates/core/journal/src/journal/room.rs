@@ -2,18 +2,10 @@
 //! when they cannot.
 
 use super::Journal;
+use super::held_back::HeldBack;
 use crate::error::Result;
 use crate::format::BLOCK_BYTES;
 use crate::sync_point;
-
-/// Growth of the journal that waits for a checkpoint, because the disk is filling up.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct HeldBack {
-    /// The checkpoint LSN at that time.
-    checkpoint_lsn: u64,
-    /// The checkpoint has failed, so the journal may take the room.
-    is_over: bool,
-}
 
 impl Journal {
     /// Bytes that data files may need for the commits that wait for a checkpoint.
