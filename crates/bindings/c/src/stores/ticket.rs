@@ -45,8 +45,9 @@ pub extern "C" fn untorn_ticket_poll(ticket: *const untorn_ticket) -> c_int {
 }
 
 /// Returns the commit's LSN, its place in the store's log. untorn_reader_wait() and untorn_follow_open_from() of other
-/// processes take it; that of a commit without changes is the LSN of the last record before. -1: the commit is not durable
-/// yet, or has failed (EAGAIN; untorn_ticket_poll() tells which), or EBADF.
+/// processes take it; that of a commit without changes is the LSN of the last record before. A commit of
+/// unknown outcome (UNTORN_E_SYNC_UNKNOWN) has happened if, right after the store was opened again, untorn_status.lsn is
+/// not less. -1: the commit is not durable yet, or did not happen (EAGAIN; untorn_ticket_poll() tells which), or EBADF.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_ticket_lsn(ticket: *const untorn_ticket) -> i64 {
     guard(-1, || {

@@ -487,6 +487,10 @@ impl Engine {
         } else {
             let committed = self.write_records(&records, unflushed, journal, in_reserved);
             self.life.note_failure(&journal.journal, &self.path);
+            if committed.is_err() {
+                // If the outcome is unknown, recovery decides by these.
+                requests.iter().zip(last_lsn + 1..).for_each(|(request, lsn)| request.completion.note_lsn(lsn));
+            }
             match committed? {
                 Committed::Records { first_lsn: first, n } => {
                     debug_assert!(

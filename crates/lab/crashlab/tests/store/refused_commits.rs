@@ -1,11 +1,11 @@
 //! Commits that are refused or fail, and the commits behind them.
 
 use crate::checkpoint::open_with_surprise;
-use crate::fixture::roomy;
+use crate::fixture::{contents, roomy};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use untorn::__private::sync_point;
+use untorn::__private::{StoreSteps, sync_point};
 use untorn::{Error, Outcome};
-use untorn_crashlab::{Fault, On, Profile, What};
+use untorn_crashlab::{Failed, Fault, On, Profile, What};
 
 /// Two commits of one file, the second without changes of its own: it must write the changes that the first took and
 /// could not write, or refuse.
@@ -26,6 +26,50 @@ fn a_commit_does_not_rely_on_one_that_failed() {
     assert!(first.wait().is_err());
     let third = file.commit();
     assert!(matches!(third, Err(Error::SyncFailed { outcome: Outcome::UnknownUntilReopened, .. })), "{third:?}");
+}
+
+/// A flush fails: by the commits' places in the log, the next opening tells which of them happened.
+#[test]
+fn the_next_opening_tells_whether_a_commit_of_unknown_outcome_happened() {
+    let mut happened = [0, 0];
+    for (how, after) in
+        [Failed::Lost, Failed::Half, Failed::Landed].into_iter().flat_map(|how| (0..6).map(move |n| (how, n)))
+    {
+        let when = format!("{how:?}, flush {after}");
+        let disk = roomy::disk(Profile::AnyPosix);
+        let store = roomy::open(&disk);
+        let file = store.open_or_create_file("a").unwrap();
+        let tickets = [1u8, 2, 3].map(|nth| {
+            file.write_all_at(&[nth; 5000], 0).unwrap();
+            let ticket = store.submit_unwritten(&[&file]).unwrap();
+            assert_eq!(ticket.lsn(), None, "{when}");
+            ticket
+        });
+        disk.fail(Fault { on: On::Sync, after, times: 1, what: What::Writeback(how) });
+        let unknown = |ticket: &untorn::Ticket| match ticket.wait() {
+            Err(Error::SyncFailed { outcome, .. }) => outcome == Outcome::UnknownUntilReopened,
+            _ => false,
+        };
+        let is_unknown = unknown(&tickets[2]);
+        disk.clear_faults();
+        if !is_unknown {
+            continue;
+        }
+        let places = tickets.each_ref().map(|ticket| ticket.lsn().expect("it may be there"));
+        assert!(places.is_sorted(), "{when}: {places:?}");
+        disk.kill();
+        drop((file, store));
+        let snapshot = disk.snapshot();
+        let cuts = snapshot.cuts(32, 1).into_iter().map(|cut| snapshot.power_cut(cut).disk);
+        for after in cuts.chain([disk.fork()]) {
+            let store = roomy::open(&after);
+            let (last, found) = (store.status().lsn, contents(&store.open_file("a").unwrap()));
+            let there = places.iter().filter(|place| **place <= last).count();
+            assert_eq!(found.first().copied().unwrap_or(0), there as u8, "{when}: {places:?}, {last}");
+            happened[usize::from(there > 0)] += 1;
+        }
+    }
+    assert!(happened.iter().all(|n| *n > 0), "{happened:?}");
 }
 
 #[test]

@@ -37,10 +37,15 @@ impl Completion {
         self.state.lock().lsn = Some(lsn);
     }
 
-    /// The commit's place in the log, once it succeeded.
+    /// The commit's place in the log, once it has a result and may be there.
     pub(crate) fn lsn(&self) -> Option<u64> {
         let state = self.state.lock();
-        state.lsn.filter(|_| matches!(state.result, Some(Ok(()))))
+        let unknown = Outcome::UnknownUntilReopened;
+        let may_be_there = match &state.result {
+            Some(Err(Error::SyncFailed { outcome, .. })) => *outcome == unknown,
+            result => matches!(result, Some(Ok(()))),
+        };
+        state.lsn.filter(|_| may_be_there)
     }
 
     pub(crate) fn result(&self) -> Option<Result<()>> {
