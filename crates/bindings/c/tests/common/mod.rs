@@ -97,7 +97,7 @@ pub fn link_with<'c>(command: &'c mut Command, to: &Path) -> &'c mut Command {
     if !soname.exists() {
         std::os::unix::fs::symlink(libraries.join("libuntorn.so"), soname).expect("a link to the library");
     }
-    command.arg("-o").arg(to).arg("-L").arg(&libraries).args(["-luntorn", "-Wl,-rpath,$ORIGIN"])
+    command.arg("-o").arg(to).arg("-L").arg(libraries).args(["-luntorn", "-Wl,-rpath,$ORIGIN"])
 }
 
 /// Libraries that a static link with `libuntorn.a` also needs.

@@ -261,10 +261,11 @@ impl Overlay {
         debug_assert!(source.has(&range), "{source:?} has less than {range:?}");
         self.note_memory(&range, &source);
         let is_behind = self.run.last().is_none_or(|(last, _)| last.end <= range.start);
-        match self.ranges.is_empty() && is_behind {
+        if self.ranges.is_empty() && is_behind {
             // Programs often write in order.
-            true => self.run.push((range, source)),
-            false => _ = self.map().insert(range, source),
+            self.run.push((range, source));
+        } else {
+            self.map().insert(range, source);
         }
     }
 

@@ -322,7 +322,7 @@ pub fn is_plain(path: &Path, was_plain: bool) -> Result<bool> {
         let found = inspect_on(path, &storage, &store_dir)?.0;
         return Ok(found.owner.is_none() && found.clean && found.quarantined.is_empty());
     }
-    let lock = storage.open(&store_dir.lock_file(), Open::READ).context("open", &store_dir.lock_file())?;
+    let lock = storage.open(&store_dir.lock_file(), Open::READ).context("open", store_dir.lock_file())?;
     Ok(is_noted_closed(&*lock) && read_header(&*storage, &store_dir.journal())?.clean)
 }
 
