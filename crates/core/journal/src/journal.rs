@@ -446,12 +446,8 @@ impl Journal {
         self.last_commit = self.last_lsn();
         self.counters.commits += n as u64;
         self.counters.groups += 1;
-        debug_assert!(
-            self.counters.groups <= self.counters.commits,
-            "{} commits shared {} flushes",
-            self.counters.commits,
-            self.counters.groups
-        );
+        let (commits, groups) = (self.counters.commits, self.counters.groups);
+        debug_assert!(groups <= commits, "{commits} commits shared {groups} flushes");
         self.assert_consistent();
         Ok(Committed::Records { first_lsn, n })
     }
@@ -462,8 +458,8 @@ impl Journal {
         self.check_file_size_limit(self.room_for(&records[0]), most)?;
         loop {
             let (next_lsn, previous_crc) = (self.next_lsn, self.previous_crc);
-            let room = self.limited_bytes(most).saturating_sub(self.position);
-            match self.encode_group(records, room.saturating_sub(self.reserved_here(self.current))) {
+            let taken = self.position + self.reserved_here(self.current);
+            match self.encode_group(records, self.limited_bytes(most).saturating_sub(taken)) {
                 Ok(0) => {}
                 Ok(n) => {
                     self.keep_spills(&records[..n], next_lsn);

@@ -120,7 +120,7 @@ fn a_connection_reads_on_after_its_commit() {
     driver.end();
 }
 
-/// Kills with several connections: what a connection acknowledged is there, whatever the others did.
+/// Kills with several connections: the acknowledged commits of each are there.
 #[test]
 fn killed_writers_keep_what_they_acknowledged() {
     let mut random = fastrand::Rng::with_seed(seed());

@@ -57,7 +57,7 @@ fn a_reading_transaction_keeps_writers_of_other_processes_away() {
     assert_eq!(reader.sql("BEGIN; SELECT count(*) FROM t"), "1");
     assert_eq!(plain(dir.path(), "a.db", "INSERT INTO t VALUES (2)").code & 255, BUSY);
     assert_eq!(writer.tell("0 INSERT INTO t VALUES (2)").code & 255, BUSY);
-    // Both read, and both want to write: neither changes what the other has read.
+    // Both read, and both want to write: neither changes pages that the other has read.
     assert_eq!(writer.sql("BEGIN; SELECT count(*) FROM t"), "1");
     assert_eq!(reader.tell("0 INSERT INTO t VALUES (2)").code & 255, BUSY);
     assert_eq!(writer.tell("0 INSERT INTO t VALUES (2)").code & 255, BUSY);

@@ -61,7 +61,7 @@ fn count(row: u32) -> String {
     format!("UPDATE t SET counter = counter + 1, filler = randomblob(abs(random() % 3000)) WHERE id = {row}")
 }
 
-/// What a round does after the kill.
+/// The step of a round after the kill.
 #[derive(Clone, Copy, Debug)]
 enum Between {
     PlainTries,

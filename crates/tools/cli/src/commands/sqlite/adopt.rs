@@ -15,7 +15,7 @@ use untorn_terminal::{Failure, Output, shown};
 /// Make SQLite databases belong to a store, so that Untorn's extension opens them.
 ///
 /// The extension does the same at the first opening. This command also ends WAL mode, for which no write-ahead log may be
-/// there, and tells beforehand what stands against it. No program may have the databases open.
+/// there, and names the obstacles beforehand. No program may have the databases open.
 #[derive(Args)]
 pub struct Adopt {
     /// Databases.
