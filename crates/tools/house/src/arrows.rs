@@ -12,6 +12,7 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
     ("untorn-journal", &["untorn-os"]),
     ("untorn", &["untorn-derive", "untorn-os", "untorn-journal"]),
     ("untorn-capi", &["untorn-os", "untorn-journal", "untorn"]),
+    ("untorn-python", &["untorn"]),
     (CRASHLAB, &["untorn-os", "untorn-journal", "untorn"]),
     ("untorn-terminal", &["untorn-os", "untorn-journal", "untorn"]),
     ("untorn-demo", &["untorn-os", "untorn-journal", "untorn", "untorn-terminal"]),

@@ -45,6 +45,7 @@ pub const FLOORS: &[(&str, &[&str])] = &[
     ),
     ("crates/bindings/c/src", &["boundary", "stores", "readers", "heaps", "posix"]),
     ("crates/bindings/c/src/posix", &["state", "files", "calls"]),
+    ("crates/bindings/python/src", &["boundary", "stores", "memory", "readers"]),
     (
         "crates/lab/crashlab/src",
         &[
