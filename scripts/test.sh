@@ -79,6 +79,8 @@ run_all() {
     # that only the library and the crash laboratory are built again.
     $cargo test --workspace --locked --features untorn-crashlab/shuttle --test group_commit --test heap_schedules -- --show-output ||
         status=$?
+    # The Python package, as a wheel.
+    scripts/python-tests.sh || status=$?
     return "$status"
 }
 export -f run_all
