@@ -8,6 +8,7 @@ never commits.
 from __future__ import annotations
 
 import io
+import operator
 import os
 import warnings
 from collections.abc import Callable
@@ -28,6 +29,14 @@ _UNCOMMITTED = (
     "{}: closed with uncommitted changes, which were discarded. Call commit() before close(), or use the file in a "
     "`with` block; for code that closes the file by itself, open it with commit_on_close=True"
 )
+
+
+def decoded(path: Path) -> str:
+    """A path as ``str``. Raises ``ValueError`` for one that no file can have, as ``open`` does."""
+    name = os.fsdecode(path)
+    if "\0" in name:
+        raise ValueError("embedded null byte")
+    return name
 
 
 class RawFile(io.RawIOBase):
@@ -193,10 +202,16 @@ class SnapshotRaw(io.RawIOBase):
         self._position = 0
 
     def readable(self) -> bool:
+        self._check_open()
         return True
 
     def seekable(self) -> bool:
+        self._check_open()
         return True
+
+    def write(self, data: ReadableBuffer) -> int:
+        self._check_open()
+        raise io.UnsupportedOperation("File not open for writing")
 
     def readinto(self, buffer: WriteableBuffer) -> int:
         self._check_open()
@@ -206,6 +221,7 @@ class SnapshotRaw(io.RawIOBase):
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         self._check_open()
+        offset = operator.index(offset)
         if whence == os.SEEK_CUR:
             offset += self._position
         elif whence == os.SEEK_END:
@@ -408,8 +424,16 @@ def file_args(mode: str, permissions: int) -> dict[str, Any]:
     }
 
 
-def check_text_args(text: bool, encoding: str | None, errors: str | None, newline: str | None) -> None:
-    """Raise as ``open`` does."""
+def check_args(
+    text: bool, buffering: int, encoding: str | None, errors: str | None, newline: str | None
+) -> None:
+    """Raise and warn as ``open`` does, before anything is opened."""
+    if text and buffering == 0:
+        raise ValueError("can't have unbuffered text I/O")
+    if buffering == 1 and not text:
+        warnings.warn("line buffering (buffering=1) isn't supported in binary mode", RuntimeWarning, stacklevel=3)
+    if newline not in (None, "", "\n", "\r", "\r\n"):
+        raise ValueError(f"illegal newline value: {newline!r}")
     for name, value in (("encoding", encoding), ("errors", errors), ("newline", newline)):
         if not text and value is not None:
             raise ValueError(f"binary mode doesn't take {'an' if name[0] in 'e' else 'a'} {name} argument")
@@ -420,8 +444,6 @@ def wrap(
 ) -> IO[Any]:
     """The file object of a mode, as ``open`` makes it."""
     if buffering == 0:
-        if text:
-            raise ValueError("can't have unbuffered text I/O")
         return raw  # type: ignore[return-value]
     line_buffering = buffering == 1 and text
     size = io.DEFAULT_BUFFER_SIZE if buffering in (-1, 1) else buffering
@@ -444,8 +466,6 @@ def wrap_snapshot(
 ) -> IO[Any]:
     """The file object of a file that is only read."""
     if buffering == 0:
-        if text:
-            raise ValueError("can't have unbuffered text I/O")
         return raw  # type: ignore[return-value]
     buffer = io.BufferedReader(raw, io.DEFAULT_BUFFER_SIZE if buffering in (-1, 1) else buffering)
     return io.TextIOWrapper(buffer, encoding, errors, newline) if text else buffer

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import math
-import os
 import sys
 import weakref
 from io import BytesIO
@@ -16,7 +15,7 @@ from numpy.lib import format as npy
 
 from . import _untorn
 from ._errors import make_error
-from ._io import Path
+from ._io import Path, decoded
 from ._store import Store, store_options
 from ._untorn import Ticket
 
@@ -91,7 +90,7 @@ class memmap(np.ndarray[Any, Any]):
             raise ValueError(f"mode must be one of ['r', 'r+', 'w+'] (got {mode!r})")
         if mode == "w+" and shape is None:
             raise ValueError("shape must be given if mode == 'w+'")
-        name = os.fsdecode(filename)
+        name = decoded(filename)
         args = {
             "create": mode == "w+",
             "create_new": False,
@@ -290,7 +289,7 @@ def open_memmap(
         )
         array._open().file.pwrite(prefix, 0)
         return array
-    name = os.fsdecode(filename)
+    name = decoded(filename)
     if store is not None:
         opened = store.open(name, "rb")
     else:

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from . import _untorn
-from ._io import Path, SnapshotRaw, check_mode, check_text_args, wrap_snapshot
+from ._io import Path, SnapshotRaw, check_args, check_mode, decoded, wrap_snapshot
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,7 +29,7 @@ class Reader(_untorn.Reader):
     """
 
     def __new__(cls, path: Path) -> Reader:
-        return super().__new__(cls, os.fsdecode(path))
+        return super().__new__(cls, decoded(path))
 
     def __init__(self, path: Path) -> None:
         pass
@@ -52,7 +52,7 @@ class Reader(_untorn.Reader):
         """A file as an array for reading, as of the last durable commit. ``offset`` is in bytes."""
         from ._memmap import array_of
 
-        return array_of(self._map(os.fsdecode(name)), dtype, offset, shape, order)
+        return array_of(self._map(decoded(name)), dtype, offset, shape, order)
 
 
 class Snapshot:
@@ -79,8 +79,8 @@ class Snapshot:
         letters, text = check_mode(mode)
         if letters != "r":
             raise ValueError(f"a snapshot is for reading only: mode 'r' or 'rb', not {mode!r}")
-        check_text_args(text, encoding, errors, newline)
-        name = os.fsdecode(name)
+        check_args(text, buffering, encoding, errors, newline)
+        name = decoded(name)
         raw = SnapshotRaw(self._snapshot._open(name), name)
         return wrap_snapshot(raw, text, buffering, encoding, errors, newline)
 
@@ -92,11 +92,11 @@ class Snapshot:
 
     def list(self, directory: Path = "") -> list[str]:
         """Names in a directory, sorted; "" is the store itself."""
-        return self._snapshot.list(os.fsdecode(directory))
+        return self._snapshot.list(decoded(directory))
 
     def stat(self, name: Path) -> Metadata:
         """Type, permissions and size of a name."""
-        is_directory, size, mode = self._snapshot._metadata(os.fsdecode(name))
+        is_directory, size, mode = self._snapshot._metadata(decoded(name))
         return Metadata(mode | (_stat.S_IFDIR if is_directory else _stat.S_IFREG), size)
 
     def check(self) -> None:

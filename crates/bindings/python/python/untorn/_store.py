@@ -16,8 +16,9 @@ from ._io import (
     RawFile,
     SnapshotRaw,
     _close_quietly,
+    check_args,
     check_mode,
-    check_text_args,
+    decoded,
     file_args,
     wrap,
     wrap_snapshot,
@@ -62,7 +63,7 @@ class Store(_untorn.Store):
     """
 
     def __new__(cls, path: Path, *, create: bool = True, **options: Any) -> Store:
-        return super().__new__(cls, os.fsdecode(path), create, store_options(**options))
+        return super().__new__(cls, decoded(path), create, store_options(**options))
 
     def __init__(
         self,
@@ -95,8 +96,8 @@ class Store(_untorn.Store):
         All file objects of one file share its uncommitted changes.
         """
         letters, text = check_mode(mode)
-        check_text_args(text, encoding, errors, newline)
-        name = os.fsdecode(name)
+        check_args(text, buffering, encoding, errors, newline)
+        name = decoded(name)
         file = self._open_file(name, file_args(letters, permissions))
         raw = RawFile(file, name, letters + ("" if text else "b"), commit_on_close=commit_on_close)
         return wrap(raw, text, buffering, encoding, errors, newline)
@@ -170,8 +171,8 @@ class Transaction:
         A ``with`` block around the file commits nothing: if it ends with an exception, the transaction cannot commit.
         """
         letters, text = check_mode(mode)
-        check_text_args(text, encoding, errors, newline)
-        name = os.fsdecode(name)
+        check_args(text, buffering, encoding, errors, newline)
+        name = decoded(name)
         file = self._open_raw(name, letters, permissions)
         raw = RawFile(file, name, letters + ("" if text else "b"), transaction=self)
         opened = wrap(raw, text, buffering, encoding, errors, newline)
@@ -205,23 +206,23 @@ class Transaction:
 
     def rename(self, old: Path, new: Path) -> None:
         """Rename a file; a file with the new name is replaced."""
-        self._txn.rename(os.fsdecode(old), os.fsdecode(new))
+        self._txn.rename(decoded(old), decoded(new))
 
     def unlink(self, name: Path) -> None:
         """Remove a file."""
-        self._txn.unlink(os.fsdecode(name))
+        self._txn.unlink(decoded(name))
 
     def mkdir(self, name: Path, permissions: int = 0o777) -> None:
         """Make a directory, with these permissions less the umask."""
-        self._txn.mkdir(os.fsdecode(name), permissions)
+        self._txn.mkdir(decoded(name), permissions)
 
     def rmdir(self, name: Path) -> None:
         """Remove an empty directory."""
-        self._txn.rmdir(os.fsdecode(name))
+        self._txn.rmdir(decoded(name))
 
     def chmod(self, name: Path, permissions: int) -> None:
         """Set the permissions of a file or directory."""
-        self._txn.chmod(os.fsdecode(name), permissions)
+        self._txn.chmod(decoded(name), permissions)
 
     def commit(self) -> None:
         """Commit: after a crash at any point, all of it is there, or nothing. The transaction has ended then."""
@@ -322,8 +323,8 @@ def open(
     another process has the file open, and creates nothing. ``options`` are those of :class:`Store`.
     """
     letters, text = check_mode(mode)
-    check_text_args(text, encoding, errors, newline)
-    path = os.fsdecode(path)
+    check_args(text, buffering, encoding, errors, newline)
+    path = decoded(path)
     if letters == "r":
         snapshot = _untorn.Reader._containing(path) if _has_store(path) else None
         if snapshot is None:
@@ -355,7 +356,7 @@ def write(path: Path, data: str | ReadableBuffer) -> None:
     Owner, mode, ACL and extended attributes are kept. It is durable on return: file and directory are flushed. A file
     that belongs to a store is replaced by a commit of that store.
     """
-    _untorn.put(os.fsdecode(path), data.encode() if isinstance(data, str) else data)
+    _untorn.put(decoded(path), data.encode() if isinstance(data, str) else data)
 
 
 class replace:
@@ -376,8 +377,8 @@ class replace:
         letters, text = check_mode(mode)
         if letters[0] != "w":
             raise ValueError(f"replace() takes the modes 'w' and 'w+', with 'b' or without, not {mode!r}")
-        check_text_args(text, encoding, errors, newline)
-        self._path = os.fsdecode(path)
+        check_args(text, -1, encoding, errors, newline)
+        self._path = decoded(path)
         self._args: Any = {"mode": "w+" if text else "w+b", "encoding": encoding, "errors": errors, "newline": newline}
         self._file: IO[Any] | None = None
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from . import _untorn
 from ._errors import Error, NotFound, make_error
-from ._io import Path, file_args
+from ._io import Path, decoded, file_args
 from ._store import open as open_file
 from ._store import store_options
 from ._untorn import Ticket
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Table", "error", "open", "whichdb"]
 
-#: The exceptions of this module, as other ``dbm`` modules have them.
-error = (Error, OSError)
+#: The exception of this module, as other ``dbm`` modules have one.
+error = Error
 library = "untorn.dbm"
 
 Flag = Literal["r", "w", "c", "n"]
@@ -60,7 +60,7 @@ class Table(MutableMapping[bytes, bytes]):
 
     @classmethod
     def _open_in(cls, store: Store, name: Path, flag: Flag, commit_on_close: bool) -> Table:
-        name = os.fsdecode(name)
+        name = decoded(name)
         table = cls(_untorn.Table.open_in(store, name, flag in "cn"), name, flag != "r", commit_on_close)
         return table._emptied() if flag == "n" else table
 
@@ -229,15 +229,15 @@ class _Block:
             self._table.rollback()
 
 
-def open(path: Path, flag: Flag = "r", mode: int = 0o666, *, commit_on_close: bool = False, **options: Any) -> Table:
+def open(file: Path, flag: Flag = "r", mode: int = 0o666, *, commit_on_close: bool = False, **options: Any) -> Table:
     """Open a table; flags as in ``dbm.open``: "r" and "w" for an existing one, "c" creates, "n" begins empty.
 
-    The table is the heap file ``path``, with a store beside it. One process opens it at a time, also with flag "r".
+    The table is the heap ``file``, with a store beside it. One process opens it at a time, also with flag "r".
     ``options`` are those of :class:`untorn.Store`.
     """
     if flag not in ("r", "w", "c", "n"):
         raise ValueError(f"flag is 'r', 'w', 'c' or 'n', not {flag!r}")
-    name = os.fsdecode(path)
+    name = decoded(file)
     is_new = not os.path.exists(name)
     if is_new and flag in "rw":
         raise make_error("io", 2, f"cannot open {name}: No such file or directory. Flag 'c' creates it", name)
@@ -251,7 +251,7 @@ def open(path: Path, flag: Flag = "r", mode: int = 0o666, *, commit_on_close: bo
 
 def whichdb(path: Path) -> str | None:
     """``"untorn.dbm"`` if the file is a table of this module, ``None`` if there is no file, otherwise ``""``."""
-    name = os.fsdecode(path)
+    name = decoded(path)
     try:
         with open_file(name, "rb") as file:
             start = file.read(len(_MAGIC))

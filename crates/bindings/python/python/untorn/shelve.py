@@ -120,7 +120,7 @@ class _Block:
 
 
 def open(
-    path: Path,
+    filename: Path,
     flag: _dbm.Flag = "c",
     protocol: int | None = None,
     writeback: bool = False,
@@ -129,9 +129,9 @@ def open(
     commit_on_close: bool = False,
     **options: Any,
 ) -> Shelf:
-    """Open a shelf, as ``shelve.open`` does. With ``store``, ``path`` is a name in that store."""
+    """Open a shelf, as ``shelve.open`` does. With ``store``, ``filename`` is a name in that store."""
     if store is not None:
-        table = store.dbm(path, flag, commit_on_close=commit_on_close)
+        table = store.dbm(filename, flag, commit_on_close=commit_on_close)
     else:
-        table = _dbm.open(path, flag, commit_on_close=commit_on_close, **options)
+        table = _dbm.open(filename, flag, commit_on_close=commit_on_close, **options)
     return Shelf(table, protocol, writeback)
