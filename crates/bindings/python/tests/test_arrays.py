@@ -107,6 +107,17 @@ def test_results_of_computations_are_plain_arrays() -> None:
         array[1:].flush()
 
 
+def test_a_finaliser_never_commits() -> None:
+    array = untorn.memmap("a", mode="w+", shape=10)
+    array[:] = 1
+    array.flush()
+    array[:] = 2
+    with pytest.warns(ResourceWarning, match="unclosed memmap"):
+        del array
+        gc.collect()
+    assert on_disk("a") == b"\1" * 10
+
+
 def test_shapes_offsets_and_orders() -> None:
     with untorn.memmap("a", "<u2", "w+", offset=6, shape=(2, 3), order="F") as array:
         array[:] = [[1, 2, 3], [4, 5, 6]]

@@ -70,7 +70,14 @@ def test_files_within_a_transaction_commit_with_it_only(store: untorn.Store) -> 
             with pytest.raises(untorn.Error) as taken:
                 file.commit()
             assert taken.value.kind == "in-transaction"
-    assert untorn.Reader("store").read("a") == b"TWO"
+        file.write(b"!")
+        with pytest.raises(ZeroDivisionError), store.transaction() as txn:
+            txn.add(file)
+            file.write(b"lost")
+            1 / 0
+        assert file.tell() == 3
+        file.write(b".")
+    assert untorn.Reader("store").read("a") == b"TWO."
     with store.transaction() as txn, pytest.raises(FileExistsError):
         txn.open("a", "x")
 

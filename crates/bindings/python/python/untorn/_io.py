@@ -353,6 +353,17 @@ def _discard_buffers(file: Any, raw: RawFile) -> None:
         raw._discarding = False
 
 
+def _follow(file: Any, raw: RawFile, committed: bool) -> None:
+    """Let a file go on after a transaction of which it was a part."""
+    if committed:
+        raw._committed_position = raw.tell()
+        return
+    _discard_buffers(file, raw)
+    raw.seek(raw._committed_position)
+    if file is not raw:
+        file._seek_to(raw._committed_position)
+
+
 def _leave(file: Any, raw: RawFile, well: bool) -> None:
     """Leave a ``with`` block."""
     if raw.closed:

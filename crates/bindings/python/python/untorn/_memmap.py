@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import math
+import os
 import sys
+import warnings
 import weakref
 from io import BytesIO
 from types import TracebackType
@@ -14,7 +16,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from . import _untorn
-from ._errors import make_error
+from ._errors import Error, make_error
 from ._io import Path, decoded
 from ._store import Store, store_options
 from ._untorn import Ticket
@@ -30,12 +32,26 @@ class _Mapped:
     """The mapping behind a memmap and its views."""
 
     def __init__(self, file: _untorn.File, alone: bool, read_only: bool) -> None:
+        self.closed = False
+        self.pid = os.getpid()
         self.file = file
-        self.alone = alone
         self.map = _untorn.Map(file, read_only)
+        self.alone = alone
         self.views: dict[int, weakref.ref[Any]] = {}
         # The arrays of bytes below, which plain views keep, too.
         self.roots: list[np.ndarray[Any, Any]] = []
+
+    def __del__(self) -> None:
+        # A store's other handles may have changes of their own.
+        if not getattr(self, "alone", False) or self.closed or self.pid != os.getpid():
+            return
+        try:
+            lost = self.file.has_changes()
+            self.map.end(False)
+        except Error:
+            return
+        if lost:
+            warnings.warn("unclosed memmap: changes since its last flush are discarded", ResourceWarning, source=self)
 
     def array(self, dtype: DTypeLike, offset: int, shape: Any, order: str) -> np.ndarray[Any, Any]:
         array = array_of(self.map, dtype, offset, shape, order)
@@ -54,6 +70,7 @@ class _Mapped:
 
     def close(self) -> bool:
         """Whether uncommitted changes were discarded."""
+        self.closed = True
         self.file.close()
         return self.map.end(self.alone)
 

@@ -16,6 +16,7 @@ from ._io import (
     RawFile,
     SnapshotRaw,
     _close_quietly,
+    _follow,
     check_args,
     check_mode,
     decoded,
@@ -153,6 +154,7 @@ class Transaction:
         self._txn = store._begin()
         self._store = store
         self._files: list[tuple[Any, RawFile]] = []
+        self._added: list[tuple[Any, RawFile]] = []
         self._spoiled: str | None = None
 
     def open(
@@ -197,12 +199,15 @@ class Transaction:
         return file
 
     def add(self, file: IO[Any]) -> None:
-        """Add a file that is open: its uncommitted changes, past and future, belong to the transaction."""
+        """Add a file that is open: its uncommitted changes, past and future, belong to the transaction.
+
+        It stays open when the transaction ends.
+        """
         raw = raw_of(file)
         file.flush()
         self._txn.add(raw._file)
         raw._transaction = self
-        self._files.append((file, raw))
+        self._added.append((file, raw))
 
     def rename(self, old: Path, new: Path) -> None:
         """Rename a file; a file with the new name is replaced."""
@@ -229,24 +234,28 @@ class Transaction:
         self._flush()
         try:
             self._txn.commit()
-        finally:
-            self._end()
+        except BaseException:
+            self._end(committed=False)
+            raise
+        self._end(committed=True)
 
     def commit_async(self) -> Ticket:
         """Start the commit; the ticket tells when it is durable. The transaction has ended then."""
         self._flush()
         try:
-            return self._txn.commit_async()
-        finally:
-            self._end()
+            ticket = self._txn.commit_async()
+        except BaseException:
+            self._end(committed=False)
+            raise
+        self._end(committed=True)
+        return ticket
 
     def abort(self) -> None:
         """Drop all changes. Does nothing if the transaction has ended."""
         try:
-            self._discard_buffers()
             self._txn.abort()
         finally:
-            self._end()
+            self._end(committed=False)
 
     def _flush(self) -> None:
         if self._spoiled is not None:
@@ -255,19 +264,20 @@ class Transaction:
             raise make_error(
                 "invalid", None, f"the block of {spoiled} ended with an exception; the transaction was aborted"
             )
-        for file, raw in self._files:
+        for file, raw in self._files + self._added:
             if not raw.closed:
                 file.flush()
 
-    def _discard_buffers(self) -> None:
-        for _, raw in self._files:
-            raw._discarding = True
-
-    def _end(self) -> None:
+    def _end(self, committed: bool) -> None:
         files, self._files = self._files, []
         for file, raw in files:
             if not raw.closed:
                 _close_quietly(file, raw)
+        added, self._added = self._added, []
+        for file, raw in added:
+            raw._transaction = None
+            if not raw.closed:
+                _follow(file, raw, committed)
 
     def _spoil(self, name: str) -> None:
         self._spoiled = name
