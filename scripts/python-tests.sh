@@ -37,8 +37,8 @@ if ! pip install --no-index --find-links "$wheels" "${packages[@]}"; then
 fi
 
 echo "     Running $here/tests (pytest)"
-# The profile of the other tests, whose builds of the libraries it shares.
-if ! PATH=$bin:$PATH "$bin/maturin" build --quiet --profile test --locked --manifest-path "$here/Cargo.toml" \
+# Not with the profile of the other tests: with that name, cargo builds a test program in place of the library.
+if ! PATH=$bin:$PATH "$bin/maturin" build --quiet --profile dev --locked --manifest-path "$here/Cargo.toml" \
     --interpreter "$bin/python" --out "$work/dist" >"$work/log" 2>&1 || ! pip install --no-index "$work"/dist/*.whl; then
     cat "$work/log"
     echo "test result: FAILED. 0 passed; 1 failed; 0 ignored; finished in 0s"
