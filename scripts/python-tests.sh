@@ -45,6 +45,12 @@ if ! PATH=$bin:$PATH "$bin/maturin" build --quiet --profile dev --locked --manif
     exit 1
 fi
 
+# For untorn.sqlite, where the tests before these have built the C library.
+archive=$target/debug/libuntorn.a
+if [ -f "$archive" ] && crates/bindings/sqlite/link.sh "$archive" "$work/libuntorn_sqlite.so" 2>"$work/log"; then
+    export UNTORN_SQLITE=$work/libuntorn_sqlite.so
+fi
+
 # Away from the source, which would come before the installed package.
 cp -r "$here/tests" "$here/pyproject.toml" "$work"
 started=$SECONDS
