@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -188,3 +190,37 @@ def test_a_close_during_calls_of_other_threads() -> None:
     for worker in workers:
         worker.join()
     assert failures == []
+
+
+def test_the_end_of_the_interpreter_with_everything_open() -> None:
+    program = """
+import os, threading, untorn
+store = untorn.Store("store")
+file = store.open("a", "wb")
+file.write(b"one")
+file.commit()
+file.write(b"two")
+table = untorn.dbm.open("t", "c")
+table["a"] = "1"
+gate = untorn.Gate()
+output = gate.output(os.pipe()[1])
+output.write(b"x" * 100, after=file.commit_async())
+txn = store.transaction()
+txn.open("b", "wb").write(b"half")
+follow = untorn.Reader("store").follow()
+snapshot = untorn.Reader("store").snapshot()
+threading.Thread(target=lambda: next(untorn.Reader("store").follow()), daemon=True).start()
+try:
+    import numpy
+    array = untorn.memmap("m", mode="w+", shape=10)
+    array[:] = 1
+except ImportError:
+    pass
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert untorn.Reader("store").read("a") == b"onetwo"
+    with untorn.Store("store") as store:
+        assert store.list() == ["a"]
+    with untorn.dbm.open("t", "r") as table:
+        assert len(table) == 0

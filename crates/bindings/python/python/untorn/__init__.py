@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from ._errors import (
     Busy,
@@ -28,6 +29,11 @@ from ._io import BufferedRandom, BufferedReader, BufferedWriter, RawFile, TextIO
 from ._reader import Metadata, Reader, Snapshot
 from ._store import Store, Transaction, open, replace, sync, sync_async, write
 from ._untorn import Change, Commit, Follow, Gate, Missed, Output, Ticket, __version__
+
+if TYPE_CHECKING:
+    from . import aio, dbm, shelve, sqlite
+    from ._memmap import memmap as memmap
+    from ._memmap import open_memmap as open_memmap
 
 __all__ = [
     "BufferedRandom",
@@ -66,10 +72,12 @@ __all__ = [
     "Uncommitted",
     "UnknownState",
     "__version__",
-    "memmap",
+    "aio",
+    "dbm",
     "open",
-    "open_memmap",
     "replace",
+    "shelve",
+    "sqlite",
     "sync",
     "sync_async",
     "write",
@@ -77,9 +85,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # numpy is imported by the programs that use arrays.
+    # Imported when they are used: numpy, for example, by programs with arrays only.
     if name in ("memmap", "open_memmap"):
-        from . import _memmap
-
-        return getattr(_memmap, name)
+        return getattr(importlib.import_module("._memmap", __name__), name)
+    if name in ("aio", "dbm", "shelve", "sqlite"):
+        return importlib.import_module("." + name, __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
