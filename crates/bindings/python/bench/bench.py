@@ -9,6 +9,7 @@ system that counts.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import os
 import shelve
@@ -38,6 +39,22 @@ def helper(path: str, data: bytes) -> None:
     os.close(directory)
 
 
+def commit(file: Any, number: int) -> None:
+    file.pwrite(DATA[:100], number % 40 * 100)
+    file.commit()
+
+
+def flush(array: Any, number: int) -> None:
+    array[number % 256 << 12] = number % 251 + 1
+    array.flush()
+
+
+def set_key(shelf: Any, number: int) -> None:
+    shelf[str(number % 1000)] = DATA[:200]
+    # sqlitedict has commit, diskcache commits by itself.
+    getattr(shelf, "sync", getattr(shelf, "commit", lambda: None))()
+
+
 def loop(action: Callable[[int], object]) -> Callable[[int], float]:
     """Times `action`, which gets the number of its call."""
 
@@ -50,6 +67,16 @@ def loop(action: Callable[[int], object]) -> Callable[[int], float]:
     return timed
 
 
+def within(open_it: Callable[[], Any], action: Callable[[Any, int], object]) -> Callable[[int], float]:
+    """Times `action` on something that is opened before: pyperf calls this file once for each benchmark."""
+
+    def timed(loops: int) -> float:
+        with open_it() as opened:
+            return loop(lambda number: action(opened, number))(loops)
+
+    return timed
+
+
 def optional(name: str) -> Any:
     try:
         return importlib.import_module(name)
@@ -58,20 +85,20 @@ def optional(name: str) -> Any:
 
 
 def tickets(loops: int) -> float:
-    """1,000 awaited commits."""
+    """Awaits commits, 1,000 at once."""
 
     async def main() -> float:
         spent = 0.0
         with untorn.open("tickets", "wb", 0, failure_class="process") as file:
-            for number in range(loops):
+            for done in range(0, loops, 1000):
                 started = []
-                for _ in range(1000):
+                for number in range(done, min(done + 1000, loops)):
                     file.pwrite(b"%08d" % number, 0)
                     started.append(file.commit_async())
                 start = time.perf_counter()
                 await asyncio.gather(*started)
                 spent += time.perf_counter() - start
-        return spent / 1000
+        return spent
 
     return asyncio.run(main())
 
@@ -79,52 +106,43 @@ def tickets(loops: int) -> float:
 def main() -> None:
     runner = pyperf.Runner(processes=3, values=3, warmups=1)
     runner.metadata["description"] = "untorn beside other ways"
+    bench = runner.bench_time_func
     with tempfile.TemporaryDirectory() as directory:
         os.chdir(directory)
         here = os.path.join(directory, "file")
-        runner.bench_time_func("write 4 KiB: untorn.write", loop(lambda _: untorn.write(here, DATA)))
-        runner.bench_time_func("write 4 KiB: helper", loop(lambda _: helper(here, DATA)))
+        bench("write 4 KiB: untorn.write", loop(lambda _: untorn.write(here, DATA)))
+        bench("write 4 KiB: helper", loop(lambda _: helper(here, DATA)))
         if safer := optional("safer"):
 
             def with_safer(_: int) -> None:
                 with safer.open(here, "wb") as file:
                     file.write(DATA)
 
-            runner.bench_time_func("write 4 KiB: safer (no flush)", loop(with_safer))
+            bench("write 4 KiB: safer (no flush)", loop(with_safer))
 
-        raw = untorn.open("raw", "w+b", 0)
-        runner.bench_time_func("commit 100 bytes", loop(lambda n: (raw.pwrite(DATA[:100], n % 40 * 100), raw.commit())))
-        raw.close()
-        fast = untorn.open("fast", "w+b", 0, failure_class="process")
-        runner.bench_time_func(
-            "commit 100 bytes, class process", loop(lambda n: (fast.pwrite(DATA[:100], n % 40 * 100), fast.commit()))
-        )
-        fast.close()
-        runner.bench_time_func("await a ticket, 1,000 at once", tickets)
+        bench("commit 100 bytes", within(lambda: untorn.open("raw", "w+b", 0), commit))
+        fast = within(lambda: untorn.open("fast", "w+b", 0, failure_class="process"), commit)
+        bench("commit 100 bytes, class process", fast)
+        bench("await a ticket, 1,000 at once", tickets)
 
         if np := optional("numpy"):
-            ours = untorn.memmap("ours", "u1", "w+", shape=1 << 20)
-            runner.bench_time_func("flush one page: untorn.memmap", loop(lambda n: (ours.__setitem__(n % 256 << 12, n % 256), ours.flush())))
-            ours.flush()
-            ours.close()
-            theirs = np.memmap("theirs", "u1", "w+", shape=1 << 20)
-            runner.bench_time_func("flush one page: numpy.memmap, not whole", loop(lambda n: (theirs.__setitem__(n % 256 << 12, n % 256), theirs.flush())))
+            shape = 1 << 20
+            bench("flush one page: untorn.memmap", within(lambda: untorn.memmap("ours", "u1", "w+", shape=shape), flush))
+            theirs = within(lambda: contextlib.nullcontext(np.memmap("theirs", "u1", "w+", shape=shape)), flush)
+            bench("flush one page: numpy.memmap, not whole", theirs)
 
-        def shelf(opened: Any, sync: Callable[[], object]) -> Callable[[int], float]:
-            return loop(lambda n: (opened.__setitem__(str(n % 1000), DATA[:200]), sync()))
-
-        with untorn.shelve.open("shelf") as opened:
-            runner.bench_time_func("set a key: untorn.shelve", shelf(opened, opened.sync))
+        bench("set a key: untorn.shelve", within(lambda: untorn.shelve.open("shelf"), set_key))
         for module in ("dbm.gnu", "dbm.sqlite3", "dbm.dumb"):
             if made := optional(module):
-                with shelve.Shelf(made.open("other " + module, "c")) as opened:
-                    runner.bench_time_func(f"set a key: shelve on {module}", shelf(opened, opened.sync))
+                bench(
+                    f"set a key: shelve on {module}",
+                    within(lambda made=made: shelve.Shelf(made.open("other", "n")), set_key),
+                )
         if sqlitedict := optional("sqlitedict"):
-            with sqlitedict.SqliteDict("sqlitedict") as opened:
-                runner.bench_time_func("set a key: sqlitedict", shelf(opened, opened.commit))
+            bench("set a key: sqlitedict", within(lambda: sqlitedict.SqliteDict("sqlitedict"), set_key))
         if diskcache := optional("diskcache"):
-            with diskcache.Cache("diskcache", sqlite_synchronous=2) as opened:
-                runner.bench_time_func("set a key: diskcache, synchronous FULL", shelf(opened, lambda: None))
+            cache = within(lambda: diskcache.Cache("diskcache", sqlite_synchronous=2), set_key)
+            bench("set a key: diskcache, synchronous FULL", cache)
 
 
 if __name__ == "__main__":
