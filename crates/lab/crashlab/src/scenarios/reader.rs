@@ -21,9 +21,10 @@ pub(crate) fn readers_see_one_commit() -> Result<(), String> {
     all.into_iter().try_for_each(|seed| readers_of(seed).map(drop))
 }
 
-/// Programs with turns that few others have: they show an index that is read before the header. Another order of calls
-/// needs others, of which some 8,000 have one.
-const RARE: std::ops::Range<u64> = 5950..5960;
+/// Programs with turns that few others have: the first two show a first commit that does not wait for the note of an open
+/// store, the others an index that is read before the header. Another order of calls needs others: of 12,000 programs, 12
+/// and 2 have such turns.
+const RARE: [u64; 4] = [885, 1218, 1857, 5707];
 
 /// Readers of a file that waits, and whose commits are restated.
 pub(crate) fn readers_see_what_waits() -> Result<(), String> {
