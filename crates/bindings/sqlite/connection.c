@@ -223,14 +223,21 @@ static const sqlite3_io_methods db_methods = {
     .xFileControl = db_control, .xSectorSize = db_sector_size, .xDeviceCharacteristics = db_characteristics,
 };
 
+/* Without locks, nothing would open the database in its store, or take a snapshot: SQLite would read old pages, or none. */
+int refuse_unlocked(const char *name) {
+    if (!sqlite3_uri_boolean(name, "nolock", 0) && !sqlite3_uri_boolean(name, "immutable", 0))
+        return SQLITE_OK;
+    return sorry(SQLITE_CANTOPEN, "%s: open it without nolock=1 and immutable=1: the VFS untorn needs locks", name);
+}
+
 /* Opens a database for a connection. It is not opened in its store yet: that may find another owner, and
  * sqlite3_open() has no busy handler. */
 int handle_open(const char *name, sqlite3_file *file, int flags, int *flags_out) {
     struct handle *handle = of(file);
     struct database *database;
-    /* Without locks, nothing would open the database in its store: SQLite would read old pages. */
-    if (sqlite3_uri_boolean(name, "nolock", 0) || sqlite3_uri_boolean(name, "immutable", 0))
-        return sorry(SQLITE_CANTOPEN, "%s: open it without nolock=1 and immutable=1: the VFS untorn needs locks", name);
+    int rc = refuse_unlocked(name);
+    if (rc != SQLITE_OK)
+        return rc;
     if (flags & SQLITE_OPEN_CREATE) {
         int exclusive = flags & SQLITE_OPEN_EXCLUSIVE ? 1 : 0;
         int fd = open(name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOCTTY, 0644);
@@ -239,7 +246,7 @@ int handle_open(const char *name, sqlite3_file *file, int flags, int *flags_out)
         if (fd >= 0)
             close(fd);
     }
-    int rc = database_find_or_add(name, sqlite3_uri_parameter(name, "store"), &database);
+    rc = database_find_or_add(name, sqlite3_uri_parameter(name, "store"), &database);
     if (rc != SQLITE_OK)
         return rc;
     *handle = (struct handle){.base.pMethods = &db_methods, .database = database, .generation = generation};

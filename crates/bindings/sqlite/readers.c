@@ -262,6 +262,8 @@ int reading_open(const char *name, sqlite3_file *file, int *flags_out) {
         return rc;
     if (!store_is_there(store, standalone))
         return SQLITE_NOTFOUND;
+    if ((rc = refuse_unlocked(name)) != SQLITE_OK)
+        return rc;
     int fd = open(name, O_RDONLY | O_CLOEXEC | O_NOCTTY);
     if (fd < 0)
         return sorry(SQLITE_CANTOPEN, "%s: %m", name);

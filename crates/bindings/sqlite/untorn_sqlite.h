@@ -230,6 +230,7 @@ int reading_open(const char *name, sqlite3_file *file, int *flags_out);
 int reading_hides(const char *name);
 
 /* connection.c */
+int refuse_unlocked(const char *name);
 int handle_open(const char *name, sqlite3_file *file, int flags, int *flags_out);
 
 #endif

@@ -238,6 +238,11 @@ fn a_connection_without_locks_is_refused() {
         assert!(why.contains("without nolock=1"), "{why}");
         driver.tell("close 1").ok();
     }
+    // For reading, beside the owner.
+    for without in ["a.db?mode=ro&nolock=1", "a.db?mode=ro&immutable=1"] {
+        let mut reader = Driver::start();
+        is(&reader.tell(&format!("open 0 {}", uri(dir.path(), without))), CANNOT_OPEN);
+    }
 }
 
 #[test]
