@@ -223,6 +223,29 @@ fn a_tree_goes_on_after_every_failure_but_of_a_flush() {
     assert!(failures > 200, "hardly anything failed");
 }
 
+/// A checkpoint finds no room for the table, and the journal cannot be written either. The tree ends; opened again, it
+/// has its last commit.
+#[test]
+fn a_removal_that_cannot_be_logged_ends_the_tree() {
+    for error in [libc::ENOSPC, libc::EDQUOT] {
+        let (disk, clock, tree) = new_tree();
+        let (kept, gone) = (synced(&tree, "kept", b"kept"), file(&tree, "gone"));
+        tree.write(gone, 0, b"much").unwrap();
+        tree.sync_all(&Clean).unwrap();
+        disk.fail(Fault { on: On::Write, after: 0, times: 1000, what: What::Errno(error) });
+        assert_eq!(tree.write_back(), Err(Errno(error)), "the error of the system");
+        tree.unlink(ROOT, name("gone")).unwrap();
+        tree.forget(gone, 1);
+        assert_eq!(tree.sync(kept, &Clean), Err(Errno(libc::EIO)), "the journal failed");
+        disk.clear_faults();
+        assert_eq!(tree.sync(kept, &Clean), Err(Errno(libc::EIO)), "until the tree is opened again");
+        let tree = open(&disk.fork(), &clock);
+        assert_eq!(contents_of(&tree, "kept"), b"kept");
+        let gone = tree.lookup(ROOT, name("gone")).map(|_| contents_of(&tree, "gone"));
+        assert!(gone.is_err() || gone.is_ok_and(|gone| gone == b"much"));
+    }
+}
+
 /// A checkpoint finds no room for the table. When there is room again, a commit that removes objects continues, too.
 #[test]
 fn removals_go_on_when_the_table_could_not_be_written_for_a_while() {
