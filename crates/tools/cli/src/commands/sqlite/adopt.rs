@@ -1,6 +1,7 @@
 //! `untorn sqlite adopt`.
 
 use super::belonging::{Belonging, database};
+use super::each::{Done, each};
 use crate::commands::recover;
 use crate::json;
 use crate::progress_bar::Progress;
@@ -43,27 +44,20 @@ struct Adopted {
     text: String,
 }
 
-impl Adopt {
-    pub fn run(self) -> Result<Output, Failure> {
-        let mut done = Vec::new();
-        for path in &self.databases {
-            let one = adopt(path, self.store.as_deref()).map_err(|failure| of_several(failure, &done))?;
-            done.push(one);
-        }
-        match self.json {
-            true => json::output(&done),
-            false => Ok(Output::text(done.iter().map(|one| one.text.as_str()).collect::<String>())),
-        }
+impl Done for Adopted {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn text(&self) -> &str {
+        &self.text
     }
 }
 
-/// Names the databases that were adopted before a failure.
-fn of_several(failure: Failure, done: &[Adopted]) -> Failure {
-    if done.is_empty() {
-        return failure;
+impl Adopt {
+    pub fn run(self) -> Result<Output, Failure> {
+        each(&self.databases, self.json, |path| adopt(path, self.store.as_deref()))
     }
-    let names: Vec<_> = done.iter().map(|one| shown(&one.path)).collect();
-    Failure { message: format!("{} (adopted before: {})", failure.message, names.join(", ")), ..failure }
 }
 
 fn adopt(path: &Path, store: Option<&Path>) -> Result<Adopted, Failure> {

@@ -2,6 +2,7 @@
 
 mod adopt;
 mod belonging;
+mod each;
 mod plain;
 mod status;
 

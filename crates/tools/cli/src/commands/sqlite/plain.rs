@@ -1,6 +1,7 @@
 //! `untorn sqlite plain`.
 
 use super::belonging::{Belonging, database};
+use super::each::{Done, each};
 use crate::commands::recover;
 use crate::json;
 use crate::progress_bar::Progress;
@@ -43,16 +44,19 @@ struct Released {
     text: String,
 }
 
+impl Done for Released {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn text(&self) -> &str {
+        &self.text
+    }
+}
+
 impl Plain {
     pub fn run(self) -> Result<Output, Failure> {
-        let mut done = Vec::new();
-        for path in &self.databases {
-            done.push(release(path)?);
-        }
-        match self.json {
-            true => json::output(&done),
-            false => Ok(Output::text(done.iter().map(|one| one.text.as_str()).collect::<String>())),
-        }
+        each(&self.databases, self.json, release)
     }
 }
 
