@@ -9,13 +9,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#define CHECK(condition) ((condition) ? (void)0 : failed(__LINE__, #condition))
-
-static void failed(int line, const char *what) {
-    fprintf(stderr, "line %d: not true: %s (errno %d, %s)\n", line, what, errno, strerror(errno));
-    _exit(1);
-}
+#include "check.h"
 
 static off_t size_of(int fd) {
     struct stat st;

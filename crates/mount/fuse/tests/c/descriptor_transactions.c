@@ -16,26 +16,11 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#define CHECK(condition) ((condition) ? (void)0 : failed(__LINE__, #condition))
-#define FAILS_WITH(call, number)                                                                                       \
-    do {                                                                                                               \
-        errno = 0;                                                                                                     \
-        if ((intptr_t)(call) != -1 || errno != (number)) failed(__LINE__, #call " fails by " #number);                 \
-    } while (0)
-
-/* The mount may end: the program waits until it is killed. */
-static int outlives_mount;
+#include "check.h"
 
 static void on_bus_error(int number) {
     (void)number;
     while (outlives_mount) pause();
-    _exit(1);
-}
-
-static void failed(int line, const char *what) {
-    while (outlives_mount && (errno == ENOTCONN || errno == ECONNABORTED)) pause();
-    fprintf(stderr, "line %d: not true: %s (errno %d, %s)\n", line, what, errno, strerror(errno));
     _exit(1);
 }
 

@@ -18,18 +18,7 @@
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#define CHECK(condition) ((condition) ? (void)0 : failed(__LINE__, #condition))
-#define FAILS_WITH(call, number)                                                                                       \
-    do {                                                                                                               \
-        errno = 0;                                                                                                     \
-        if ((intptr_t)(call) != -1 || errno != (number)) failed(__LINE__, #call " fails by " #number);                 \
-    } while (0)
-
-static void failed(int line, const char *what) {
-    fprintf(stderr, "line %d: not true: %s (errno %d, %s)\n", line, what, errno, strerror(errno));
-    _exit(1);
-}
+#include "check.h"
 
 static int open_file(const char *path, int flags) {
     int fd = open(path, flags, 0644);

@@ -8,13 +8,7 @@
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#define CHECK(condition) ((condition) ? (void)0 : failed(__LINE__, #condition))
-
-static void failed(int line, const char *what) {
-    fprintf(stderr, "line %d: not true: %s (errno %d, %s)\n", line, what, errno, untorn_error_message());
-    _exit(1);
-}
+#include "check.h"
 
 static void put(int fd, const char *text) { CHECK(pwrite(fd, text, 3, 0) == 3); }
 
