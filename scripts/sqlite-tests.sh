@@ -96,7 +96,7 @@ run_programs() {
         status=0
         case $name in
         speedtest1)
-            # What it reads is the same with both VFSs.
+            # It reads the same with both VFSs.
             for kind in untorn unix; do
                 program $kind speedtest1 "$build/speedtest1" --size "${SQLITE_SPEED:-20}" --verify speed.db || status=1
             done

@@ -1,6 +1,6 @@
 //! The extension module of the Python package `untorn`.
 //!
-//! It holds what needs Rust: handles, buffers, waits without the interpreter's lock. The objects that Python programs
+//! It has the parts that need Rust: handles, buffers, waits without the interpreter's lock. The objects that Python programs
 //! see (`io` classes, arrays, tables) are built on it in `python/untorn`.
 
 mod boundary;

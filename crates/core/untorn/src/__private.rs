@@ -1,7 +1,7 @@
 //! For the other crates of this project: the C library, mounts, the derive macro, tests. **Not a part of the API**: it may
 //! change in any version.
 
-pub use crate::admin::inspection::{has_owner, is_plain};
+pub use crate::admin::inspection::{has_owner, is_store_plain};
 pub use crate::admin::unneeded::{remove_unneeded, remove_unneeded_on, unlink};
 pub use crate::engine::checkpoint::Checkpoint;
 pub use crate::engine::handles::output_gate::Sink;

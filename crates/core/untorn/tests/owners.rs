@@ -303,7 +303,7 @@ fn descriptors_do_not_leak_into_other_programs() {
 #[test]
 fn a_plain_store_is_known_by_its_note() {
     let dir = directory();
-    let is_plain = || [false, true].map(|was_plain| untorn::__private::is_plain(dir.path(), was_plain).unwrap());
+    let is_plain = || [false, true].map(|was_plain| untorn::__private::is_store_plain(dir.path(), was_plain).unwrap());
     Store::open_or_create(dir.path()).unwrap().close().unwrap();
     assert_eq!(is_plain(), [true; 2], "closed");
     let mut process = ChildProcess::owning(dir.path());

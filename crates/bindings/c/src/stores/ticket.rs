@@ -44,7 +44,7 @@ pub extern "C" fn untorn_ticket_poll(ticket: *const untorn_ticket) -> c_int {
     })
 }
 
-/// Returns the commit's LSN, its place in the store's log. untorn_reader_wait() and untorn_follow_open_from() of other
+/// Returns the commit's LSN, its place in the store's log. untorn_reader_wait_for() and untorn_follow_open_from() of other
 /// processes take it; that of a commit without changes is the LSN of the last record before. A commit of
 /// unknown outcome (UNTORN_E_SYNC_UNKNOWN) has happened if, right after the store was opened again, untorn_status.lsn is
 /// not less. -1: the commit is not durable yet, or did not happen (EAGAIN; untorn_ticket_poll() tells which), or EBADF.

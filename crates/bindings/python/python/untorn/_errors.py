@@ -1,4 +1,4 @@
-"""Exceptions of the package. Every one says what happened, which state still holds, and what to do."""
+"""Exceptions of the package. Each one names the failure, the state that still holds, and the remedy."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ class RawFile(io.RawIOBase):
     def fileno(self) -> int:
         raise io.UnsupportedOperation("a file of Untorn has no descriptor: its changes are not in the data file yet")
 
-    # What Untorn adds.
+    # Calls that Python's files do not have.
 
     def pread(self, size: int, offset: int) -> bytes:
         """At most ``size`` bytes from ``offset``; fewer only at the end. Other threads run meanwhile."""
@@ -345,7 +345,7 @@ class TextIOWrapper(_Committing, io.TextIOWrapper):
 
 
 def _discard_buffers(file: Any, raw: RawFile) -> None:
-    """Drop what Python's buffers hold: a flush into a file that takes nothing."""
+    """Empty Python's buffers by a flush into a file that takes nothing."""
     raw._discarding = True
     try:
         file.flush()

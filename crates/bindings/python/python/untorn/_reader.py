@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Metadata(NamedTuple):
-    """What a snapshot knows of a name: the mode, with the type as in ``os.stat``, and the size in bytes."""
+    """Mode (with the type, as in ``os.stat``) and size in bytes of a name in a snapshot."""
 
     st_mode: int
     st_size: int

@@ -18,7 +18,7 @@ __all__ = ["GatedWriter"]
 
 
 class GatedWriter:
-    """Holds back what is written to an ``asyncio.StreamWriter`` until its ticket is durable, in the order of writing.
+    """Sends data to an ``asyncio.StreamWriter`` when their tickets are durable, in the order of writing.
 
     If a commit fails, bytes behind it are discarded, and every later call raises that error.
     """
@@ -49,7 +49,7 @@ class GatedWriter:
         await self._writer.drain()
 
     def close(self) -> None:
-        """Discard what is held, and close the writer."""
+        """Discard data that are not sent yet, and close the writer."""
         if self._task is not None:
             self._task.cancel()
         self._held.clear()

@@ -312,7 +312,7 @@ impl Owner {
 /// Whether nobody has a store open, and all its commits are in the data files. `was_plain`: this was so at some time
 /// since the system started, so that the log need not be read again: each opening since then has replaced the note of a
 /// closed store, and only a clean close has put it back.
-pub fn is_plain(path: &Path, was_plain: bool) -> Result<bool> {
+pub fn is_store_plain(path: &Path, was_plain: bool) -> Result<bool> {
     let (linux, store_dir) = locate(path)?;
     let storage: Arc<dyn Storage> = linux;
     if owner(&*storage, &store_dir).is_some() || !store_dir.quarantined_journals(&*storage)?.is_empty() {

@@ -120,7 +120,7 @@ pub fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
     }])
 }
 
-/// A process that does the work of a comparison, and what it has written.
+/// A process that does the work of a comparison, with the bytes that it has written so far.
 struct Contestant<'a> {
     comparison: &'a Comparison,
     kept: Kept,

@@ -92,7 +92,7 @@ impl MountFile {
         if self.is_parents() { Err(Failure::forked()) } else { Ok(()) }
     }
 
-    /// Refuses what a transaction of the program does not allow.
+    /// Refuses commits and roll-backs of a file that is in a transaction of the program.
     pub fn check_not_joined(&self) -> Result<()> {
         match self.is_joined() {
             false => Ok(()),

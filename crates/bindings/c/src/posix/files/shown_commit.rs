@@ -169,7 +169,7 @@ fn is_plain(of: &Path) -> untorn::Result<bool> {
     /// The stores of which this process has read a whole log.
     static PLAIN: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
     let was_plain = lock(&PLAIN).contains(of);
-    let is_plain = untorn::__private::is_plain(of, was_plain)?;
+    let is_plain = untorn::__private::is_store_plain(of, was_plain)?;
     if is_plain && !was_plain {
         lock(&PLAIN).insert(of.to_owned());
     }
