@@ -7,10 +7,10 @@ CARGO ?= cargo
 PREFIX ?= /usr/local
 # Where cargo builds; the programs below are run from there.
 TARGET := $(or $(CARGO_TARGET_DIR),target)
-PROGRAMS := $(addprefix $(TARGET)/release/,untorn untorn-crashtest untorn-xsync untorn-mount untorn-bench)
+PROGRAMS := $(addprefix $(TARGET)/release/,untorn untorn-crashtest untorn-xsync untorn-mount untorn-ship untorn-bench)
 FUZZ_SECONDS ?= 20
 
-.PHONY: help setup build test test-full demo bench check mutants install man fuzz crash-soak crash-totals ports sqlite-tests xsync-programs mount-programs mount-kernels mount-xfstests clean
+.PHONY: help setup build test test-full demo bench check mutants install uninstall man fuzz crash-soak crash-totals deb deb-tests wheel ports sqlite-tests ship-tests xsync-programs mount-programs mount-kernels mount-xfstests clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -18,17 +18,21 @@ help: ## Show this list
 setup: ## Install the system packages that are missing (Debian and Ubuntu); does nothing when all are there
 	@scripts/setup.sh
 
-build: ## Build the libraries and the five programs, optimised
+build: ## Build the libraries and the six programs, optimised
 	$(CARGO) build --release --workspace
-	crates/bindings/preload/link.sh $(TARGET)/release/libuntorn.a $(TARGET)/release/libuntorn-preload.so
-	if echo '#include <sqlite3ext.h>' | $${CC:-cc} -E -x c - >/dev/null 2>&1; then \
-		crates/bindings/sqlite/link.sh $(TARGET)/release/libuntorn.a $(TARGET)/release/libuntorn_sqlite.so; fi
+	scripts/assemble.sh $(TARGET)/release
+	ln -sf install/libuntorn-preload.so $(TARGET)/release/libuntorn-preload.so
+	if [ -e $(TARGET)/release/install/libuntorn_sqlite.so ]; then \
+		ln -sf install/libuntorn_sqlite.so $(TARGET)/release/libuntorn_sqlite.so; fi
 
 test: setup ## Run every test; prints totals
 	@scripts/test.sh
 
 test-full: setup ## All of every long test, and other projects' programs and suites (root; needs the network; hours)
 	UNTORN_FULL=1 UNTORN_TEST_SECONDS_MAX=7200 scripts/test.sh
+	scripts/wheel.sh
+	scripts/deb.sh
+	scripts/deb-tests.sh
 	scripts/ports.sh
 	scripts/sqlite-tests.sh
 	scripts/xsync-programs.sh
@@ -49,6 +53,9 @@ mutants: ## Take every sync point and invariant away, one at a time: something m
 install: ## Install library, header, programs and their pages under PREFIX (default /usr/local)
 	PREFIX="$(PREFIX)" scripts/install.sh
 
+uninstall: ## Remove what `make install` has installed under PREFIX
+	PREFIX="$(PREFIX)" scripts/uninstall.sh
+
 man: build ## Write man pages to $(TARGET)/man
 	mkdir -p $(TARGET)/man
 	for program in $(PROGRAMS); do $$program man $(TARGET)/man; done
@@ -63,11 +70,24 @@ crash-totals: ## The sums of everything that `make crash-soak` has tried (WRITE=
 	@scripts/crash-soak.sh totals
 	@WRITE="$(WRITE)" scripts/evidence.sh
 
+deb: ## Build Debian packages in $(TARGET)/debian, and check them with lintian (debhelper, libsqlite3-dev)
+	@scripts/deb.sh
+
+deb-tests: ## Install, use, upgrade and remove the packages of `make deb` in a container that boots (root; network)
+	@scripts/deb-tests.sh
+
+wheel: ## Build the Python wheel for manylinux in $(TARGET)/wheels, and check it with auditwheel and abi3audit (network)
+	@scripts/wheel.sh
+
 ports: setup ## Port five programs to Untorn, test, kill and measure them (needs the network)
 	@scripts/ports.sh
 
 sqlite-tests: build ## SQLite's own tests and programs with the VFS as the default one (tcl-dev; needs the network; an hour)
 	@scripts/sqlite-tests.sh
+
+ship-tests: ## Ship, restore and follow on servers that speak S3: versitygw and moto (Go, Python; needs the network once)
+	@scripts/setup.sh ship
+	@scripts/ship-tests.sh
 
 xsync-programs: ## Real programs in sessions of `untorn xsync`: databases, builds, packages (root; needs the network)
 	@scripts/xsync-programs.sh

@@ -180,6 +180,7 @@ fn opened(storage: &Arc<dyn Storage>) -> untorn_journal::Result<Opened> {
         clone_bytes_least: 4 << 10,
         in_memory_max: 0,
         window_bytes: 4096,
+        index_bytes_least: 0,
         spare: false,
         readers: false,
         readers_space: None,

@@ -101,6 +101,22 @@
 #define UNTORN_CLASS_PROCESS 1
 
 /**
+ * Failure class: commits survive the loss of the machine, too. No class of a store, whose commits are of
+ * UNTORN_CLASS_POWER first: untorn_ticket_wait_for(), untorn_gate_output_when() and untorn_store_wait_for() wait until the
+ * slot of untorn_options.remote_slot has acknowledged them.
+ */
+#define UNTORN_CLASS_REMOTE 2
+
+/** untorn_options.remote_on_timeout: all that waits for the slot is held, for as long as it takes. The default. */
+#define UNTORN_REMOTE_HOLD 0
+
+/**
+ * untorn_options.remote_on_timeout: commits that are durable on this machine count as remote until the slot has caught
+ * up. The loss of the machine then loses them, although somebody was told of them.
+ */
+#define UNTORN_REMOTE_DEGRADE 1
+
+/**
  * Create a missing store, heap or file; without this flag, opening it fails with ENOENT. A flag of untorn_options for
  * untorn_store_open(): the store, and its directory if the parent exists. A flag of untorn_heap_options: the heap. A
  * flag of untorn_open() and untorn_open_at(): the file, empty, at once and durably.
@@ -530,6 +546,12 @@ typedef struct untorn_options {
      * all, or for ever with UNTORN_WAIT.
      */
     uint64_t wait_ms;
+    /** Name of the slot whose acknowledgements make commits remote (UNTORN_CLASS_REMOTE). NULL, the default: none. */
+    const char *remote_slot;
+    /** How long the slot may take, in milliseconds, before remote_on_timeout. 0: the default, 5 seconds. */
+    uint64_t remote_timeout_ms;
+    /** UNTORN_REMOTE_HOLD or UNTORN_REMOTE_DEGRADE. */
+    uint64_t remote_on_timeout;
 } untorn_options;
 
 /**
@@ -599,6 +621,12 @@ typedef struct untorn_status {
     uint64_t held;
     /** Bytes that are kept for readers of older commits. */
     uint64_t kept_bytes;
+    /** LSN of the last commit that the slot of untorn_options.remote_slot has acknowledged; 0: none, or no slot. */
+    uint64_t remote_lsn;
+    /** 1 if a commit has waited for the slot for longer than untorn_options.remote_timeout_ms. */
+    uint64_t remote_late;
+    /** 1 if commits count as remote without an acknowledgement: UNTORN_REMOTE_DEGRADE, and remote_late. */
+    uint64_t remote_degraded;
 } untorn_status;
 
 /** A file or directory that a snapshot has under a name. */
@@ -616,7 +644,7 @@ typedef struct untorn_metadata {
 /** A change of one file or directory. */
 typedef struct untorn_change {
     /** The kind of the change. */
-    enum untorn_change_kind what;
+    enum untorn_change_kind kind;
     /** Permission bits, for UNTORN_CHANGE_MODE. */
     uint32_t mode;
     /** The offset at which bytes were written or became zeros. */
@@ -856,6 +884,14 @@ struct untorn_store *untorn_store_find(const char *path);
 int untorn_store_wait(struct untorn_store *store);
 
 /**
+ * Waits until all commits so far, also of earlier openings, survive the failures of a class. Returns and errors are
+ * those of untorn_ticket_wait_for().
+ */
+UNTORN_MUST_USE
+int untorn_store_wait_for(struct untorn_store *store,
+                          uint32_t failure_class);
+
+/**
  * Returns a descriptor for event loops, which becomes readable whenever commits have results. It is an eventfd, written
  * to once for each group of commits. Read its 8 bytes, then poll the tickets. The store owns the descriptor: do not close it. -1: EBADF,
  * EMFILE.
@@ -1089,6 +1125,24 @@ UNTORN_MUST_USE int untorn_ticket_wait(const struct untorn_ticket *ticket);
 UNTORN_MUST_USE int untorn_ticket_poll(const struct untorn_ticket *ticket);
 
 /**
+ * Waits until the commit survives the failures of a class, or has failed. UNTORN_CLASS_REMOTE: until the slot of
+ * untorn_options.remote_slot has acknowledged it, for as long as that takes, unless UNTORN_REMOTE_DEGRADE ends the wait.
+ * Closing the store ends it with an error. Returns 0, or -1 with an error as untorn_commit(), or EINVAL: the store's
+ * commits do not reach the class.
+ */
+UNTORN_MUST_USE
+int untorn_ticket_wait_for(const struct untorn_ticket *ticket,
+                           uint32_t failure_class);
+
+/**
+ * Tells whether the commit survives the failures of a class, without waiting. Returns 1: it does; 0: not yet; -1: an
+ * error as untorn_ticket_wait_for().
+ */
+UNTORN_MUST_USE
+int untorn_ticket_poll_for(const struct untorn_ticket *ticket,
+                           uint32_t failure_class);
+
+/**
  * Returns the commit's LSN, its place in the store's log. untorn_reader_wait_for() and untorn_follow_open_from() of other
  * processes take it; that of a commit without changes is the LSN of the last record before. A commit of
  * unknown outcome (UNTORN_E_SYNC_UNKNOWN) has happened if, right after the store was opened again, untorn_status.lsn is
@@ -1112,6 +1166,12 @@ struct untorn_gate *untorn_gate_open(size_t bytes_max);
  */
 struct untorn_output *untorn_gate_output(struct untorn_gate *gate,
                                          int fd);
+
+/**
+ * Like untorn_gate_output(); bytes leave when their commits survive the failures of a class, such as
+ * UNTORN_CLASS_REMOTE. Outputs of other classes do not wait for it. NULL with an error.
+ */
+struct untorn_output *untorn_gate_output_when(struct untorn_gate *gate, int fd, uint32_t failure_class);
 
 /**
  * Hands over n bytes, which are copied. They leave when the ticket's commit is durable. If the ticket is NULL, they

@@ -143,6 +143,12 @@ public:
 
     /** Waits until the commit is durable. */
     void wait() const { detail::check(untorn_ticket_wait(handle())); }
+    /** Waits until the commit survives the failures of a class, such as UNTORN_CLASS_REMOTE. */
+    void wait_for(std::uint32_t failure_class) const { detail::check(untorn_ticket_wait_for(handle(), failure_class)); }
+    /** Returns whether the commit survives the failures of a class, without waiting. */
+    bool poll_for(std::uint32_t failure_class) const {
+        return detail::check(untorn_ticket_poll_for(handle(), failure_class)) == 1;
+    }
     /** Returns whether the commit is durable, without waiting. */
     bool poll() const { return detail::check(untorn_ticket_poll(handle())) == 1; }
     /** The commit's LSN, for readers in other processes. Throws until the commit is durable. */
@@ -170,6 +176,10 @@ public:
 
     /** Puts a descriptor behind the gate, which works with a copy of it. */
     output add(int fd) { return output(untorn_gate_output(handle(), fd)); }
+    /** Puts a descriptor behind the gate, whose bytes leave when their commits survive the failures of a class. */
+    output add(int fd, std::uint32_t failure_class) {
+        return output(untorn_gate_output_when(handle(), fd, failure_class));
+    }
     /** Waits until everything that was written has left. */
     void drain() { detail::check(untorn_gate_drain(handle())); }
 };
@@ -333,6 +343,8 @@ public:
     void checkpoint() { detail::check(untorn_store_checkpoint(handle())); }
     /** Waits for all commits that were started. */
     void wait() { detail::check(untorn_store_wait(handle())); }
+    /** Waits until all commits so far survive the failures of a class, such as UNTORN_CLASS_REMOTE. */
+    void wait_for(std::uint32_t failure_class) { detail::check(untorn_store_wait_for(handle(), failure_class)); }
     /** An eventfd that becomes readable whenever commits have results. The store owns it. */
     int notification_fd() const { return detail::check(untorn_store_notification_fd(handle())); }
 
@@ -435,7 +447,7 @@ public:
     /** All bytes that a change of that commit wrote. */
     std::string read(const untorn_followed &commit, std::size_t change) const {
         const untorn_change *of = change < commit.changes_len ? commit.changes[change] : nullptr;
-        const bool has_bytes = of && (of->what == UNTORN_CHANGE_WRITTEN || of->what == UNTORN_CHANGE_ZEROED);
+        const bool has_bytes = of && (of->kind == UNTORN_CHANGE_WRITTEN || of->kind == UNTORN_CHANGE_ZEROED);
         std::string bytes(has_bytes ? of->len : 0, '\0');
         bytes.resize(read(commit, change, bytes.data(), bytes.size(), has_bytes ? of->offset : 0));
         return bytes;

@@ -11,6 +11,6 @@ if [ -n "${WRITE:-}" ]; then UNTORN_MUTANTS=write; fi
 # Of the whole workspace, so that dependencies have the features that `make test` built them with; and so that only
 # what contains the switches is built again for the second.
 $cargo test --workspace --locked --test mutants -- --show-output
-features=untorn-crashlab/mutants,untorn-xsync/mutants
+features=untorn-crashlab/mutants,untorn-ship/mutants,untorn-xsync/mutants
 $cargo build --workspace --locked --profile test --features $features --example probe --example exact
 UNTORN_PREBUILT=1 $cargo test --workspace --locked --features $features --test invariants -- --show-output

@@ -4,6 +4,7 @@
 #
 #     setup.sh          for building and testing
 #     setup.sh bench    also the key-value stores that `untorn-bench kv` measures Untorn against
+#     setup.sh ship     also the servers that `make ship-tests` ships to
 #     setup.sh programs also what `make xsync-programs` runs in sessions
 set -euo pipefail
 
@@ -89,4 +90,28 @@ if [ "${1:-}" = programs ]; then
     PATH=$PATH:$(printf '%s:' /usr/lib/postgresql/*/bin)
     mapfile -t wanted < <(missing)
     [ ${#wanted[@]} = 0 ] || install "${wanted[@]}"
+fi
+if [ "${1:-}" = ship ]; then
+    servers=${UNTORN_SHIP_SERVERS:-$(dirname "$0")/../target/ship-servers}
+    mkdir -p "$servers"
+    servers=$(cd "$servers" && pwd)
+    if [ ! -x "$servers/versitygw" ]; then
+        command -v go >/dev/null || install golang-go
+        echo "setup: building versitygw (a few minutes)"
+        GOBIN=$servers GOFLAGS=-mod=mod go install github.com/versity/versitygw/cmd/versitygw@v1.8.0 ||
+            fail "Go could not install versitygw v1.8.0: it needs Go 1.25 or newer, and the network"
+    fi
+    if [ ! -x "$servers/toxiproxy" ]; then
+        GOBIN=$servers GOFLAGS=-mod=mod go install github.com/Shopify/toxiproxy/v2/cmd/server@v2.5.0 ||
+            fail "Go could not install toxiproxy v2.5.0: it needs the network"
+        mv "$servers/server" "$servers/toxiproxy"
+    fi
+    if [ ! -x "$servers/litestream" ]; then
+        GOBIN=$servers GOFLAGS=-mod=mod go install github.com/benbjohnson/litestream/cmd/litestream@v0.5.18 ||
+            fail "Go could not install litestream v0.5.18, the peer of scripts/ship-peer.py: it needs the network"
+    fi
+    if [ ! -x "$servers/python/bin/moto_server" ]; then
+        python3 -m venv "$servers/python" || install python3-venv && python3 -m venv "$servers/python"
+        "$servers/python/bin/pip" install --quiet 'moto[server]==5.2.5' || fail "pip could not install moto 5.2.5"
+    fi
 fi

@@ -71,9 +71,10 @@ run_all() {
     grep -E "$mounts" "$programs" >"$mounting"
     sed -i -E "\\:$mounts:d" "$programs"
     run_lane "$programs" &
+    local lane=$!
     run_lane "$mounting" || status=$?
     run_lane "$programs" || status=$?
-    wait $! || status=$?
+    wait "$lane" || status=$?
     $cargo test --workspace --locked --no-fail-fast --doc -- --show-output || status=$?
     # Concurrent commits under a scheduler that replaces the library's locks and threads. Of the whole workspace, so
     # that only the library and the crash laboratory are built again.

@@ -1,8 +1,10 @@
 //! A key-value server that loses nothing that it has answered, and waits for no disk.
-//! `kv_server DIRECTORY [ADDRESS:PORT]`, then lines over TCP: `set KEY VALUE`, `get KEY`. Prints where it listens.
+//! `kv_server DIRECTORY [ADDRESS:PORT [SLOT]]`, then lines over TCP: `set KEY VALUE`, `get KEY`. Prints where it listens.
 //!
 //! Each change is appended to a log in a store and its commit is started; the answer waits behind a gate until that
-//! commit is durable, while the server goes on with other requests. All answers that wait share the next commit.
+//! commit is durable, while the server goes on with other requests. All answers that wait share the next commit. With a
+//! slot, which `untorn ship` serves, they wait until the commit is in the bucket: the loss of the machine loses nothing
+//! that a client was told.
 
 // Here a poisoned lock is wanted: it stops the other connections.
 #![allow(clippy::disallowed_types)]
@@ -11,7 +13,7 @@ use std::collections::HashMap;
 use std::io::{BufRead, BufReader};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
-use untorn::{File, Gate, Output, Store, Ticket};
+use untorn::{FailureClass, File, Gate, Output, Remote, Store, StoreOptions, Ticket};
 
 /// State that all connections share.
 struct Server {
@@ -62,16 +64,21 @@ fn serve(server: &Mutex<Server>, stream: TcpStream, answers: &Output) -> Result<
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
-    let directory = arguments.next().ok_or("usage: kv_server DIRECTORY [ADDRESS:PORT]")?;
+    let directory = arguments.next().ok_or("usage: kv_server DIRECTORY [ADDRESS:PORT [SLOT]]")?;
     let address = arguments.next().unwrap_or_else(|| "127.0.0.1:0".to_owned());
-    let store = Store::open_or_create(&directory)?;
+    let options = StoreOptions::new().create(true);
+    let (options, class) = match arguments.next() {
+        Some(slot) => (options.remote(slot, Remote::default()), FailureClass::Remote),
+        None => (options, FailureClass::Power),
+    };
+    let store = options.open(&directory)?;
     let server = Arc::new(Mutex::new(Server::open(&store)?));
     let gate = Gate::new()?;
     let listener = TcpListener::bind(address)?;
     println!("{}", listener.local_addr()?);
     for stream in listener.incoming() {
         let stream = stream?;
-        let (server, answers) = (server.clone(), gate.output(stream.try_clone()?.into()));
+        let (server, answers) = (server.clone(), gate.output_when(stream.try_clone()?.into(), class));
         std::thread::spawn(move || {
             if let Err(e) = serve(&server, stream, &answers) {
                 eprintln!("a connection ended: {e}");

@@ -108,6 +108,9 @@ struct Xsync {
     /// If the volume's disk fails, save the volume's files from memory to this new directory.
     #[arg(long, value_name = "DIR", conflicts_with = "on")]
     rescue: Option<PathBuf>,
+    /// Refused: a session's volume is no store.
+    #[arg(long, hide = true, num_args = 0..=1, value_name = "SLOT")]
+    remote: Option<Option<String>>,
     /// First print which parts of this machine the program sees.
     #[arg(long)]
     explain: bool,
@@ -154,6 +157,12 @@ pub fn run() -> Result<Output, Failure> {
 
 impl Xsync {
     fn run(self) -> anyhow::Result<Output> {
+        anyhow::ensure!(
+            self.remote.is_none(),
+            "--remote: output can wait for a slot of a store, which `untorn ship` ships elsewhere, and a session's volume is \
+             no store; keep the data in a store that is mounted with `untorn mount --remote`, or let the program use the \
+             library"
+        );
         if let Some(path) = self.resume.as_ref().or(self.discard.as_ref())
             && path.symlink_metadata().is_err_and(|e| e.kind() == ErrorKind::NotFound)
         {

@@ -63,7 +63,7 @@ const RUNS_MAX: u64 = 8;
 /// Runs a test with an invariant disabled; `""` disables none. Of the whole workspace, as `scripts/mutants.sh` has built
 /// it.
 fn passes((program, test): Test, disabled: &str, seed: u64) -> bool {
-    let features = "untorn-crashlab/mutants,untorn-xsync/mutants";
+    let features = "untorn-crashlab/mutants,untorn-ship/mutants,untorn-xsync/mutants";
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["test", "--quiet", "--workspace", "--locked", "--features", features, "--test", program]);
     cargo.args(["--", "--exact", test]).current_dir(env!("CARGO_MANIFEST_DIR"));

@@ -3,7 +3,9 @@
     python bench.py -o result.json          (pip install pyperf; optional: numpy, sqlitedict, diskcache, safer)
 
 Everything is durable, in class `power`, unless its name says otherwise. The directory is TMPDIR: choose one on the file
-system that counts.
+system that counts. UNTORN_COMMIT_COST is the program that makes the same commits without Python:
+
+    cargo build --release -p untorn --example commit_cost         (target/release/examples/commit_cost)
 """
 
 from __future__ import annotations
@@ -13,9 +15,10 @@ import contextlib
 import importlib
 import os
 import shelve
+import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pyperf  # type: ignore[import-not-found]
@@ -50,7 +53,9 @@ def flush(array: Any, number: int) -> None:
 
 
 def set_key(shelf: Any, number: int) -> None:
-    shelf[str(number % 1000)] = DATA[:200]
+    # Another value than the key had: what is unchanged is not written.
+    start = number % 997
+    shelf[str(number % 1000)] = DATA[start : start + 200]
     # sqlitedict has commit, diskcache commits by itself.
     getattr(shelf, "sync", getattr(shelf, "commit", lambda: None))()
 
@@ -84,10 +89,10 @@ def optional(name: str) -> Any:
         return None
 
 
-def tickets(loops: int) -> float:
-    """Awaits commits, 1,000 at once."""
+def tickets(wait: Callable[[list[untorn.Ticket]], Awaitable[object]]) -> Callable[[int], float]:
+    """Times the wait for commits, 1,000 at once."""
 
-    async def main() -> float:
+    async def main(loops: int) -> float:
         spent = 0.0
         with untorn.open("tickets", "wb", 0, failure_class="process") as file:
             for done in range(0, loops, 1000):
@@ -96,15 +101,52 @@ def tickets(loops: int) -> float:
                     file.pwrite(b"%08d" % number, 0)
                     started.append(file.commit_async())
                 start = time.perf_counter()
-                await asyncio.gather(*started)
+                await wait(started)
                 spent += time.perf_counter() - start
+        return spent
+
+    return lambda loops: asyncio.run(main(loops))
+
+
+async def one_by_one(started: list[untorn.Ticket]) -> None:
+    for ticket in started:
+        await ticket
+
+
+class Nothing:
+    """Something to wait for that is there."""
+
+    def __await__(self) -> Iterator[None]:
+        return iter(())
+
+
+def gather_nothing(loops: int) -> float:
+    """Times `asyncio.gather` itself, which makes a task for everything that is no future."""
+
+    async def main() -> float:
+        spent = 0.0
+        for done in range(0, loops, 1000):
+            things = [Nothing() for _ in range(done, min(done + 1000, loops))]
+            start = time.perf_counter()
+            await asyncio.gather(*things)
+            spent += time.perf_counter() - start
         return spent
 
     return asyncio.run(main())
 
 
+def without_python(program: str) -> Callable[[int], float]:
+    """The commits of a program in Rust."""
+    return lambda loops: float(subprocess.check_output([program, ".", str(loops)]))
+
+
 def main() -> None:
+    if program := os.environ.get("UNTORN_COMMIT_COST"):
+        os.environ["UNTORN_COMMIT_COST"] = os.path.abspath(program)
     runner = pyperf.Runner(processes=3, values=3, warmups=1)
+    # The processes that measure get these, too.
+    variables = runner.parse_args().inherit_environ or []
+    runner.args.inherit_environ = [*variables, "TMPDIR", "UNTORN_COMMIT_COST"]
     runner.metadata["description"] = "untorn beside other ways"
     bench = runner.bench_time_func
     with tempfile.TemporaryDirectory() as directory:
@@ -123,7 +165,11 @@ def main() -> None:
         bench("commit 100 bytes", within(lambda: untorn.open("raw", "w+b", 0), commit))
         fast = within(lambda: untorn.open("fast", "w+b", 0, failure_class="process"), commit)
         bench("commit 100 bytes, class process", fast)
-        bench("await a ticket, 1,000 at once", tickets)
+        if program := os.environ.get("UNTORN_COMMIT_COST"):
+            bench("commit 100 bytes, class process: Rust", without_python(program))
+        bench("await a ticket, 1,000 one by one", tickets(one_by_one))
+        bench("await a ticket, 1,000 in asyncio.gather", tickets(lambda started: asyncio.gather(*started)))
+        bench("asyncio.gather of 1,000 that are done", gather_nothing)
 
         if np := optional("numpy"):
             shape = 1 << 20

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 import random
 import signal
+import tempfile
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,10 +17,36 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def directory(tmp_path: Path) -> Iterator[Path]:
     """The working directory: an empty one."""
-    monkeypatch.chdir(tmp_path)
+    before = os.getcwd()
+    os.chdir(tmp_path)
     yield tmp_path
+    os.chdir(before)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "thread_unsafe: the test cannot run in several threads at a time")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """With `--parallel-threads`, each thread runs the test in an empty working directory of its own."""
+    if "store" in getattr(item, "fixturenames", ()):
+        # The threads would get the same one.
+        item.add_marker("thread_unsafe")
+    body = getattr(item, "obj", None)
+    if body is None or inspect.iscoroutinefunction(body) or not hasattr(os, "unshare"):
+        return
+
+    @functools.wraps(body)
+    def alone(*args: object, **kwargs: object) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            os.unshare(os.CLONE_FS)
+            os.chdir(tempfile.mkdtemp(dir=os.getcwd()))
+        body(*args, **kwargs)
+
+    item.obj = alone  # type: ignore[attr-defined]
 
 
 @pytest.fixture

@@ -90,6 +90,8 @@ def test_close_waits_for_no_view_and_keeps_memory_safe() -> None:
         assert other[0] == 1.0
 
 
+# A collection does nothing while another thread collects.
+@pytest.mark.thread_unsafe
 def test_views_in_a_cycle_do_not_count() -> None:
     array = untorn.memmap("a", "f8", "w+", shape=8)
     array.flush()
@@ -131,10 +133,12 @@ def test_shapes_offsets_and_orders() -> None:
     with pytest.raises(ValueError, match="shape"):
         untorn.memmap("b", mode="w+")
     with pytest.raises(ValueError, match="mode"):
-        untorn.memmap("b", mode="c")
+        untorn.memmap("b", mode="x")
     with pytest.raises(FileNotFoundError):
         untorn.memmap("b")
     with untorn.memmap("a", "<u2", offset=6) as array:
+        with pytest.raises(ValueError, match="resized"):
+            array.resize(1000)
         larger = array.resized((1000,))
         assert larger[:6].tolist() == [1, 4, 2, 5, 3, 6] and not larger[6:].any()
         larger[999] = 9
@@ -143,6 +147,43 @@ def test_shapes_offsets_and_orders() -> None:
     assert len(on_disk("a")) == 6 + 2000
     with untorn.memmap("e", "u1", "w+", shape=0) as array:
         assert array.size == 0
+
+
+def test_stores_to_a_copy_never_reach_the_file() -> None:
+    with untorn.memmap("a", "u1", "w+", shape=10) as array:
+        array[:] = 1
+    plain = np.memmap("plain", "u1", "w+", shape=10)
+    plain[:] = 1
+    plain.flush()
+    for name, module in ("plain", np), ("plain", untorn), ("a", untorn):
+        copy = module.memmap(name, "u1", "c", offset=2)
+        copy[0] = 2
+        copy[1:].flush()
+        copy.flush()
+        assert copy.tolist() == [2] + [1] * 7 and copy.mode == copy[1:].mode == "c"
+        with pytest.raises(ValueError):
+            module.memmap(name, "u1", "c", shape=11)
+    assert on_disk("a") == on_disk("plain") == b"\1" * 10
+    with untorn.Store("store") as store:
+        array = store.memmap("a", "u1", "w+", shape=4)
+        array[:] = 1
+        with store.memmap("a", "u1", "c") as copy, store.memmap("a", "u1") as other:
+            copy[:] = 2
+            with pytest.raises(TypeError):
+                untorn.sync(array, copy)
+            for call in copy.rollback, copy.flush_async:
+                with pytest.raises(ValueError, match="a copy"):
+                    call()
+            array.flush()
+            assert other.tolist() == [1] * 4 and copy.tolist() == [2] * 4
+            copy.close()
+        array.close()
+    assert untorn.Reader("store").read("a") == b"\1" * 4
+    with untorn.open_memmap("a.npy", "w+", "<f4", (3,)) as array:
+        array[:] = 1
+    copy = untorn.open_memmap("a.npy", "c")
+    copy[:] = 2
+    assert np.load("a.npy").tolist() == [1, 1, 1]
 
 
 def test_npy_files() -> None:

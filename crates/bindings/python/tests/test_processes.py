@@ -115,6 +115,42 @@ def test_ctrl_c_ends_a_wait(wait: str) -> None:
     os.close(writing)
 
 
+def test_ctrl_c_ends_a_write_to_a_full_gate_and_loses_nothing() -> None:
+    reading, writing = os.pipe()
+    received = bytearray()
+    with untorn.Gate(bytes_max=50_000) as gate:
+        output = gate.output(writing)
+        os.close(writing)
+        taken = b""
+        # Until neither the pipe nor the gate takes more.
+        while gate.held_bytes <= 10_000:
+            piece = bytes([len(taken) % 251]) * 40_000
+            output.write(piece)
+            taken += piece
+            time.sleep(0.1)
+        for _ in range(5):
+            other = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+            other.start()
+            started = time.monotonic()
+            with pytest.raises(KeyboardInterrupt):
+                output.write(b"never" * 8000)
+            assert time.monotonic() - started < 5
+            other.join()
+
+        def receive() -> None:
+            while data := os.read(reading, 1 << 16):
+                received.extend(data)
+
+        reader = threading.Thread(target=receive)
+        reader.start()
+        output.write(b"end")
+        output.close()
+        gate.drain()
+    reader.join()
+    os.close(reading)
+    assert received == taken + b"end"
+
+
 def test_threads_write_their_own_ranges() -> None:
     threads, rounds, size = 8, 40, 1000
     with untorn.open("a", "w+b", 0) as file:

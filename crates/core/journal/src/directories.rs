@@ -3,3 +3,4 @@
 pub mod quarantine;
 pub(crate) mod spare;
 pub mod store_dir;
+mod trust;

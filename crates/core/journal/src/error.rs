@@ -222,7 +222,7 @@ impl std::fmt::Debug for Error {
 const BUSY_ADVICE: &str = "; end that program, read beside it (`untorn cat`, `Reader::open`), or wait for it \
                            (`StoreOptions::wait`, `UNTORN_WAIT`)";
 /// Advice about a store that this process has open.
-const BUSY_HERE: &str = ", which is this process itself: use the store that it has open (`Store::find`), or, if another \
+const BUSY_HERE: &str = ", which is this process itself: use the store that it has open, or, if another \
                          copy of the library has it (preloaded, linked, or in an extension), leave it to that copy";
 /// Added for a process whose id in the lock file denotes another process here.
 const ELSEWHERE: &str = " of another pid namespace (such as a container's; the process has another number here)";

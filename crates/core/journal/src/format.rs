@@ -4,6 +4,7 @@
 //! with the constants. All numbers are little-endian.
 
 mod header;
+mod index_head;
 pub mod sized_memory;
 pub(crate) mod unreadable;
 
@@ -13,11 +14,12 @@ pub use header::{
     CLOSED_BYTES, CLOSED_CRC_AT, CLOSED_MAGIC, EPOCH_BYTES, EPOCHS_AT, EPOCHS_MAX, HEADER_CRC_AT, HEADER_MAGIC,
     HEADER_SLOTS, Header, LENGTHS_AT, LENGTHS_MAX, ListedEpoch, UNCLOSED_AT, UNCLOSED_MAX,
 };
+pub use index_head::{INDEX_HEAD_BYTES, INDEX_HEAD_CRC_AT, INDEX_MAGIC, IndexHead, NO_BOUND, place_of};
 use std::path::Path;
 use untorn_os::holds;
 
 /// Version of the whole format. Readers refuse a newer one.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 5;
 /// Unit of the journal: every commit group starts on a fresh block.
 pub const BLOCK_BYTES: usize = untorn_os::BLOCK_BYTES;
 
@@ -212,6 +214,11 @@ impl RecordHead {
     /// The length in the head of the record at the beginning of these bytes, or `None` if there is no record.
     pub fn len_of(b: &[u8]) -> Option<u64> {
         (b.len() >= RECORD_HEAD_BYTES && &b[..4] == RECORD_MAGIC).then(|| u64_at(b, 8))
+    }
+
+    /// The LSN that the head of a record states.
+    pub(crate) fn lsn_of(head: &[u8]) -> u64 {
+        u64_at(head, 16)
     }
 
     /// The offset in the segment that the head of a record states.

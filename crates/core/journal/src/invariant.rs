@@ -102,6 +102,8 @@ untorn_os::invariants! {
     SEGMENTS_KEPT,
     /// Segments that an earlier owner gave up are not reused while a commit of its readers is held.
     FORMER_SEGMENTS_KEPT,
+    /// Records of an earlier owner before the first one that recovery accepts are kept for readers with their segment.
+    FORMER_RECORDS_KEPT,
     /// Kept data is needed as long as a lock lies anywhere in its interval.
     WHOLE_INTERVAL,
     /// The next owner of a boot goes on with the data that its predecessor kept.
@@ -128,6 +130,34 @@ untorn_os::invariants! {
     READ_BY_IDENTITY,
     /// A reader of a closed store without a page believes data only if nobody opened the store meanwhile.
     CLOSED_VALIDATED,
+    /// A list of epochs that is newer than the journal is cut to its last commit.
+    EPOCHS_CUT,
+    /// A list of epochs that is older than the journal does not say where its last epoch ends.
+    EPOCHS_GAP_KNOWN,
+    /// The list of epochs has an epoch before the first header and the first record of it.
+    EPOCH_LISTED_FIRST,
+    /// An acknowledgement counts only if this store holds the commit, and not another of the same LSN.
+    ACKNOWLEDGED_BY_EPOCH,
+    /// Log that slots need has its second names before it is truncated.
+    KEPT_FOR_SLOTS,
+    /// These names are flushed before the header that truncates the log.
+    KEPT_NAMES_FLUSHED,
+    /// A segment with a second name is not written again.
+    KEPT_NOT_REUSED,
+    /// Spill files of the log that slots need are kept with it.
+    KEPT_SPILLS,
+    /// A closed store begins its next epoch in another segment than the kept one.
+    KEPT_AT_CLOSE,
+    /// Recovered commits that slots need are kept before recovery truncates the log.
+    KEPT_AT_RECOVERY,
+    /// A segment holds no record beyond the bound in the head of its index.
+    BOUND_RAISED,
+    /// A bound of an earlier use of a segment does not count for the next one.
+    BOUND_OF_THIS_USE,
+    /// The head of an index is believed only where it was written, not in a copy.
+    BOUND_IN_PLACE,
+    /// Recovery believes an entry of the index only if the record is known to be durable.
+    INDEXED_DURABLE,
     /// Only a file that waits for itself, through others, is moved to a rename temporary.
     ONLY_CYCLES,
 }

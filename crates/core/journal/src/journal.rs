@@ -10,6 +10,7 @@
 mod appended;
 mod consistency;
 mod encoding;
+mod for_slots;
 mod headers;
 mod held_back;
 mod index_entries;
@@ -17,6 +18,8 @@ mod indexing;
 mod kept_log;
 mod reserved;
 mod room;
+mod segment;
+mod segment_index;
 mod segments;
 mod spill_files;
 mod spills;
@@ -25,17 +28,20 @@ use crate::commits::record::Record;
 use crate::commits::spill::Spill;
 use crate::directories::store_dir::segment_name;
 use crate::error::{Context, Error, Outcome, Result};
-use crate::format::{BLOCK_BYTES, Header, RECORD_HEAD_BYTES, RecordKind, StoreId, crc64};
+use crate::format::{BLOCK_BYTES, Header, RECORD_HEAD_BYTES, RecordHead, RecordKind, StoreId, crc64};
 use crate::invariant;
 use crate::journal::held_back::HeldBack;
-use crate::journal::index_entries::{NewEntries, SegmentIndex};
+use crate::journal::index_entries::NewEntries;
+use crate::journal::segment::{Segment, is_linked};
+use crate::journal::segment_index::SegmentIndex;
 use crate::journal::spill_files::{KeptSpill, LiveSpill};
 use crate::scanning::segment_reader::ScannedSegment;
+use crate::slots::epochs::EpochStart;
+use crate::slots::slot_log::SlotLog;
 use crate::sync_point;
 use crate::undo::keep::Undo;
 use crate::undo::page::Cell;
 use std::io;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use untorn_os::{
@@ -61,6 +67,9 @@ pub struct Options {
     pub window_bytes: usize,
     /// Reserve space for quarantining the journal on a full disk.
     pub spare: bool,
+    /// Segments of at most this many bytes are read as a whole after a crash. The index of a larger one shows its durable
+    /// records, and bounds the rest.
+    pub index_bytes_least: u64,
     /// Keep a page for readers, in class `power`.
     pub readers: bool,
     /// Limit for the bytes that are kept for readers of older commits; `None`: 1 GiB, or a tenth of the free space.
@@ -75,29 +84,6 @@ impl Options {
         let quarter = self.journal_bytes / 4;
         (quarter - quarter % BLOCK_BYTES as u64).max(self.segment_bytes_first)
     }
-}
-
-struct Segment {
-    index: u32,
-    bytes: u64,
-    /// Bytes that were appended to the segment in this epoch, in whole groups, behind `bytes`.
-    appended: u64,
-    file: Arc<dyn File>,
-    /// LSN of the first record in it since it was used last; 0 if that is not known.
-    first_lsn: u64,
-    /// LSN of the last record in it; 0 if none is live.
-    last_lsn: u64,
-    /// It is not live any more, and readers that hold one of these commits need it.
-    kept: Option<Range<u64>>,
-    /// Checksum of its first block, if known.
-    first_block_crc: Option<u64>,
-    /// Its index, for readers.
-    log_index: SegmentIndex,
-    /// Its attribute states its length, and is not flushed yet.
-    length_due: bool,
-    /// The length that is certainly on the disk: a failed flush may have lost the rest, though the page cache still
-    /// shows it.
-    durable_bytes: u64,
 }
 
 /// The outcome of a failed write of records. If the program closed the descriptor, nothing was written: the descriptor
@@ -134,6 +120,8 @@ pub struct HeaderWrite {
     file: Arc<dyn File>,
     path: PathBuf,
     sync: Option<SyncPoint>,
+    /// A directory whose names are flushed first.
+    names: Option<(Arc<dyn Storage>, PathBuf)>,
 }
 
 /// How a group of commits went.
@@ -192,6 +180,7 @@ pub struct Journal {
     last_restated: u64,
     counters: JournalCounters,
     undo: Option<Arc<Undo>>,
+    slots: SlotLog,
     /// Spill files of truncated records, which readers need.
     kept_spills: Vec<KeptSpill>,
     /// Segments that are about to be removed, because the journal has more than it may have.
@@ -210,6 +199,7 @@ impl Journal {
         header: Header,
         segments: Vec<ScannedSegment>,
         undo: Option<Arc<Undo>>,
+        slots: SlotLog,
     ) -> Result<Journal> {
         let path = dir.join("header");
         let header_file = storage.open(&path, Open::WRITE).context("open", &path)?;
@@ -243,6 +233,7 @@ impl Journal {
             last_restated: 0,
             counters: JournalCounters::default(),
             undo,
+            slots,
             kept_spills: Vec::new(),
             doomed: Vec::new(),
             held_back: None,
@@ -256,25 +247,29 @@ impl Journal {
             let path = journal.dir.join(segment_name(s.index));
             let how = if options.durable { Open::WRITE.direct() } else { Open::WRITE };
             let file = journal.storage.open(&path, how).context("open", &path)?;
-            let first_block_crc = (s.first_block_crc != 0).then_some(s.first_block_crc);
-            let (index, bytes) = (s.index, s.bytes);
             let last_lsn = value_if_holds(invariant::LISTED_SEGMENTS_STAY, s.last_lsn);
-            let listed = journal.header.lengths.get(index as usize).map_or(0, |blocks| u64::from(*blocks));
-            let durable_bytes = s.said_bytes.max(listed * BLOCK_BYTES as u64).min(bytes);
+            let listed = journal.header.lengths.get(s.index as usize).map_or(0, |blocks| u64::from(*blocks));
+            let log_index = match options.durable && s.bytes > options.index_bytes_least {
+                true => {
+                    let killed = !journal.header.is_closed();
+                    SegmentIndex::found(&*journal.storage, &journal.dir, s.index, journal.header.key, killed)
+                }
+                false => SegmentIndex::default(),
+            };
+            let durable_bytes = s.said_bytes.max(listed * BLOCK_BYTES as u64).min(s.bytes);
             journal.segments.push(Segment {
-                index,
-                bytes,
-                appended: 0,
-                file,
-                first_lsn: 0,
+                // Of an applied segment, commits are written from the beginning.
+                first_lsn: if last_lsn > journal.header.checkpoint_lsn { s.first_lsn } else { 0 },
+                former: last_lsn > journal.header.checkpoint_lsn && holds(invariant::FORMER_RECORDS_KEPT),
                 last_lsn,
-                kept: None,
-                first_block_crc,
-                log_index: SegmentIndex::New,
-                length_due: false,
+                linked: is_linked(&*file),
+                first_block_crc: (s.first_block_crc != 0).then_some(s.first_block_crc),
                 durable_bytes,
+                log_index,
+                ..Segment::new(s.index, s.bytes, file)
             });
         }
+        journal.slots.begin(EpochStart { epoch: journal.epoch, first_lsn: open_lsn })?;
         journal.keep_former_log()?;
         let checkpoint_lsn = journal.header.checkpoint_lsn;
         let is_free = |s: &Segment| s.bytes > 0 && s.is_free(checkpoint_lsn);
@@ -283,7 +278,7 @@ impl Journal {
         } else if let Some(at) = journal.segments.iter().position(is_free) {
             journal.current = at;
         } else if journal.header.listed.is_empty() {
-            journal.current = journal.add_segment(options.segment_bytes_first)?;
+            journal.current = journal.add_first_segment()?;
         } else {
             // Full: commits add a segment or wait for a checkpoint. Reads need neither.
             journal.position = journal.segments[0].bytes;
@@ -334,7 +329,8 @@ impl Journal {
 
     /// Bytes of all segments.
     pub fn allocated_bytes(&self) -> u64 {
-        self.segments.iter().filter(|s| s.kept.is_none()).map(|s| s.bytes + s.appended).sum()
+        let own = (0..self.segments.len()).filter(|at| self.is_part(*at)).map(|at| &self.segments[at]);
+        own.map(|s| s.bytes + s.appended).sum()
     }
 
     /// Bytes of segments that a checkpoint would free.
@@ -515,6 +511,8 @@ impl Journal {
         if self.position == 0 {
             segment.first_block_crc = Some(crc64(&self.buf[..BLOCK_BYTES]));
         }
+        self.raise_bound(self.position + self.buf.len() as u64)?;
+        let segment = &self.segments[self.current];
         let written = write_all_at(&*segment.file, &self.buf, self.position);
         self.position += self.buf.len() as u64;
         self.note_written();
@@ -535,8 +533,7 @@ impl Journal {
         let segment = &mut self.segments[self.current];
         segment.last_lsn = self.next_lsn - 1;
         if segment.first_lsn == 0 {
-            // Or a later one, if a durable mark in another segment comes first.
-            segment.first_lsn = self.durable_lsn + 1;
+            segment.first_lsn = RecordHead::lsn_of(&self.buf);
         }
         // A segment that is kept for readers is written only behind the records that they need.
         segment.kept = None;

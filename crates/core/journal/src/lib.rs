@@ -18,6 +18,7 @@ pub mod journal;
 pub mod readers;
 pub mod recovery;
 pub mod scanning;
+pub mod slots;
 #[doc(hidden)]
 pub mod sync_point;
 pub mod undo;

@@ -23,8 +23,9 @@ use crate::format::{Attribute, AttributeFound, EPOCHS_MAX, Header, Key, ListedEp
 use crate::invariant;
 use crate::journal::{Journal, Options};
 use crate::recovery::unapplied::{Unapplied, leave_unapplied};
-use crate::scanning::scan::{Keep, Scan, flush_header, note_lost_flush, read_header, read_readable_header, scan};
-use crate::scanning::segment_reader::ReadMode;
+use crate::scanning::scan::{Scan, flush_header, note_lost_flush, read_header, read_readable_header, scan};
+use crate::scanning::segment_reader::{Keep, ReadMode};
+use crate::slots::slot_log::SlotLog;
 use crate::sync_point;
 use crate::undo::keep::Undo;
 use std::collections::BTreeMap;
@@ -131,6 +132,7 @@ pub fn open(storage: &Arc<dyn Storage>, store_dir: &StoreDir, options: &OpenOpti
         read_whole: true,
         dir_mode: store_lock.dir_mode,
         undo: None,
+        slots: None,
     };
     if store_lock.unclean {
         opening.flush_after_kill().map_err(|e| opening.doubt(e))?;
@@ -202,6 +204,8 @@ struct Opening<'a> {
     dir_mode: u32,
     /// The data kept for readers of older commits, as soon as it is known where the log ends.
     undo: Option<Arc<Undo>>,
+    /// The slots, as soon as it is known where the log ends, and until the journal has them.
+    slots: Option<SlotLog>,
 }
 
 /// The result of redoing one journal.
@@ -280,6 +284,7 @@ impl Opening<'_> {
             link: 0,
             generation: 0,
             unclosed: Vec::new(),
+            epoch: 0,
             segment_bytes: self.options.journal.segment_bytes_first,
             closed: false,
             read_whole: self.read_whole,
@@ -351,13 +356,17 @@ impl Opening<'_> {
         let flush = self.options.journal.durable || boot.is_none() || boot != now;
         let mode = if flush { ReadMode::PastCache } else { ReadMode::Cached };
         // Writes of class `process` may be in the page cache only: its segments are read even after a clean shutdown.
-        let Options { in_memory_max, window_bytes, .. } = self.options.journal;
-        let keep = Keep::Places { in_memory_max, window_bytes };
+        let Options { in_memory_max, window_bytes, index_bytes_least, .. } = self.options.journal;
+        // A recovery that applies or salvages everything reads the whole log: it finds damage before it changes a file.
+        let reads_all = self.options.redo || self.options.salvage;
+        let index_bytes_least = if reads_all { u64::MAX } else { index_bytes_least };
+        let keep = Keep::Places { in_memory_max, window_bytes, index_bytes_least };
         let mut scanned = scan(self.storage, &dir, mode, keep, boot.is_some(), self.options.progress)?;
         if let Some(e) = scanned.corrupt.take() {
             return Err(e);
         }
         self.open_undo(scanned.header.store, scanned.last_lsn)?;
+        self.open_slots(&scanned)?;
         if scanned.clean_shutdown {
             if self.unclean {
                 // A closing owner cuts its segments after it wrote the header. The next commit must not append below a
@@ -368,8 +377,7 @@ impl Opening<'_> {
                 }
             }
             let Scan { header, segments, orphans, .. } = scanned;
-            let (storage, undo) = (self.storage.clone(), self.undo.clone());
-            let mut journal = Journal::new(storage, dir.clone(), self.options.journal, header, segments, undo)?;
+            let mut journal = self.new_journal(&dir, header, segments)?;
             self.remove_orphans(&mut journal, &dir, &orphans)?;
             if self.options.journal.durable && !self.storage().keeps_order() {
                 // Written here and not with the first commit, which has enough to flush.
@@ -435,6 +443,10 @@ impl Opening<'_> {
                 dirs: redone.dirs_left.clone(),
             };
             self.end_undo()?;
+            if let Some(slots) = &mut self.slots {
+                // The next journal cannot read the log of this one.
+                slots.lose(scanned.last_lsn)?;
+            }
             pending.write(self.storage(), &dir)?;
             self.quarantine_journal(&pending)?;
             self.finish_creation()?;
@@ -442,7 +454,7 @@ impl Opening<'_> {
             let scanned = scan(self.storage, &dir, ReadMode::PastCache, keep, false, self.options.progress)?;
             self.open_undo(scanned.header.store, scanned.last_lsn)?;
             let (header, segments) = (scanned.header, scanned.segments);
-            return Journal::new(self.storage.clone(), dir, self.options.journal, header, segments, self.undo.clone());
+            return self.new_journal(&dir, header, segments);
         }
         self.begin_epoch(dir, scanned, &redone, flush)
     }
@@ -464,6 +476,27 @@ impl Opening<'_> {
                 self.recovered.notes.push(note);
             }
         }
+        Ok(())
+    }
+
+    /// Looks at the slots, and at the epochs of the store.
+    fn open_slots(&mut self, scanned: &Scan) -> Result<()> {
+        let Scan { header, epochs, last_lsn, .. } = scanned;
+        let mut slots = SlotLog::open(self.storage, self.store_dir, header, epochs, *last_lsn)?;
+        if self.archived_header.is_some() {
+            // Salvaged files are not those of the commits that are lost.
+            slots.end_history(*last_lsn)?;
+        }
+        if let (false, Some(name)) = (self.options.journal.durable, slots.names()?.first()) {
+            return Err(Error::Unsupported {
+                path: self.store_dir.dir.clone(),
+                detail: format!(
+                    "it has the slot {name}, whose consumer gets durable commits only, and failure class `process` makes \
+                     none: open it in class `power`, or drop the slot with `untorn slots --drop {name}`"
+                ),
+            });
+        }
+        self.slots = Some(slots);
         Ok(())
     }
 

@@ -25,6 +25,12 @@ untorn_os::sync_points! {
     SPILL_NAME,
     /// A commit group: the one flush of a commit.
     COMMIT,
+    /// The head of the index of a segment, before a record lies beyond the bound in it.
+    INDEX_BOUND,
+    /// The head of an index as a killed owner left it in the page cache, before a record relies on it.
+    INDEX_FOUND,
+    /// The removal of an index whose head could not be written, before a record lies beyond its bound.
+    INDEX_REMOVED,
     /// Changes that wait to be applied, restated, before the log is truncated behind their records.
     RESTATED,
     /// Data files, applied, before the log is truncated behind their records.
@@ -62,6 +68,16 @@ untorn_os::sync_points! {
     READER_LOG,
     /// Data files whose journal was of class `process`, before they are promised to be durable.
     RECOVER_DATA,
+    /// The list of epochs, before it gets its name.
+    EPOCHS,
+    /// The name of the list of epochs, before the first record of its last epoch.
+    EPOCHS_NAME,
+    /// A new slot, before the log is kept for it.
+    SLOT,
+    /// Durable marks in the log that slots need, before it is truncated.
+    KEPT_MARKS,
+    /// Names of the log that slots need, before the header that truncates the log.
+    KEPT_NAMES,
     /// A quarantined journal: its list of pending files.
     QUARANTINE_CONTENTS,
     /// A quarantined journal: its new name.

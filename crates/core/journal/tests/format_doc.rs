@@ -11,6 +11,9 @@ use untorn_journal::commits::spill::{Spill, spill_name};
 use untorn_journal::directories::quarantine::PendingFiles;
 use untorn_journal::directories::store_dir::{StoreDir, log_index_name, segment_name};
 use untorn_journal::format::*;
+use untorn_journal::slots::epochs::{EpochStart, Epochs, Point};
+use untorn_journal::slots::kept_files::{kept_log_name, kept_spill_name};
+use untorn_journal::slots::slot_dir::{Acknowledged, CAP_MAGIC, LOST_MAGIC, SlotDir, encode_number};
 use untorn_journal::undo::index::{Entry, NAMES_DIR, Old, Was, index_name, link_name, old_bytes_name};
 use untorn_journal::undo::page::{Cell, PAGE_VERSION, PageHead, Published, encode_cell};
 use untorn_os::{AlignedBuf, Linux, Open, Storage, read_full_at};
@@ -99,6 +102,8 @@ fn constants() {
         ("RECORD_HEAD_CRC_AT", RECORD_HEAD_CRC_AT as u64),
         ("RECORD_CRC_AT", RECORD_CRC_AT as u64),
         ("RECORD_ALIGN_BYTES", RECORD_ALIGN_BYTES as u64),
+        ("INDEX_HEAD_BYTES", INDEX_HEAD_BYTES as u64),
+        ("INDEX_HEAD_CRC_AT", INDEX_HEAD_CRC_AT as u64),
         ("UNCLOSED_AT", UNCLOSED_AT as u64),
         ("UNCLOSED_MAX", UNCLOSED_MAX as u64),
         ("LENGTHS_AT", LENGTHS_AT as u64),
@@ -108,6 +113,7 @@ fn constants() {
         ("PATH_BYTES_MAX", PATH_BYTES_MAX as u64),
         ("FILE_BYTES_MAX", FILE_BYTES_MAX),
         ("NO_END", NO_END),
+        ("NO_BOUND", NO_BOUND),
     ]
     .into();
     let written: BTreeMap<&str, u64> =
@@ -136,6 +142,10 @@ fn names() {
         store_dir.journal_new(),
         store_dir.journal_spare(),
         store_dir.quarantined_journal(0xab),
+        store_dir.epochs(),
+        SlotDir::of(&store_dir, "backup").unwrap().dir,
+        store_dir.kept().join(kept_log_name(0xab)),
+        store_dir.kept().join(kept_spill_name(0xab, 0xcd)),
     ]
     .into();
     let written: BTreeSet<PathBuf> = table("names").iter().map(|row| PathBuf::from(row[0].trim_matches('`'))).collect();
@@ -402,6 +412,16 @@ fn operations_on_contents() {
     describes("truncate", &written, 0, &[("file", file), ("size", len)]);
 }
 
+#[test]
+fn index_head() {
+    let head = IndexHead { epoch: 1, first_lsn: 2, bound: 3, bytes: 4, place: (5, 6) };
+    let written = head.encode(Key(7));
+    let numbers = [1u64, 2, 3, 4, 5, 6, Key(7).crc64(&[&written[..INDEX_HEAD_CRC_AT]])].map(u64::to_le_bytes);
+    let names = ["epoch", "first_lsn", "bound", "bytes", "device", "inode", "crc"];
+    let fields: Vec<(&str, &[u8])> = names.into_iter().zip(numbers.iter().map(|number| &number[..])).collect();
+    describes("index-head", &written, 0, &fields);
+}
+
 /// The index of the log has the places of contents, and checksums of their pieces.
 #[test]
 fn index_of_the_log() {
@@ -602,4 +622,39 @@ fn index_of_old_data() {
         let fields: [(&str, &[u8]); 4] = [("was", &was), ("mode", &mode), ("link", &link), ("path", b"name")];
         describes("undo-name", &written, 4, &fields);
     }
+}
+
+#[test]
+fn slots() {
+    let starts = [EpochStart { epoch: 5, first_lsn: 6 }, EpochStart { epoch: 7, first_lsn: 8 }];
+    let written = Epochs::new(&starts).unwrap().encode(&[9; 16]);
+    let end = written.len() - 8;
+    let entries: Vec<u8> = [5u64, 6, 7, 8].into_iter().flat_map(u64::to_le_bytes).collect();
+    let fields: [(&str, &[u8]); 4] = [
+        ("count", &2u32.to_le_bytes()),
+        ("store", &[9; 16]),
+        ("entries", &entries),
+        ("crc", &crc64(&written[..end]).to_le_bytes()),
+    ];
+    describes("epochs", &written, 2, &fields);
+
+    for magic in [CAP_MAGIC, LOST_MAGIC] {
+        let written = encode_number(magic, 5);
+        let fields: [(&str, &[u8]); 3] =
+            [("magic", magic), ("number", &5u64.to_le_bytes()), ("crc", &crc64(&written[..24]).to_le_bytes())];
+        describes("slot-number", &written, 0, &fields);
+    }
+
+    let (point, hash) = (Point { epoch: 5, lsn: 6 }, [7; 32]);
+    let written = Acknowledged { point, hash, time_ns: 8, generation: 9 }.encode();
+    let [epoch, lsn, time, generation] = [5u64, 6, 8, 9].map(u64::to_le_bytes);
+    let fields: [(&str, &[u8]); 6] = [
+        ("epoch", &epoch),
+        ("lsn", &lsn),
+        ("hash", &hash),
+        ("time", &time),
+        ("generation", &generation),
+        ("crc", &crc64(&written[..88]).to_le_bytes()),
+    ];
+    describes("acknowledged", &written, 0, &fields);
 }

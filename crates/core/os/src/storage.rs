@@ -2,6 +2,7 @@
 
 pub(crate) mod byte_locks;
 pub(crate) mod clone_range;
+pub(crate) mod file_system_id;
 pub(crate) mod file_system_info;
 pub(crate) mod kernel;
 pub(crate) mod linux;
@@ -9,6 +10,7 @@ pub(crate) mod linux_file;
 pub(crate) mod metadata_order;
 pub(crate) mod other_process;
 pub(crate) mod read_write;
+pub(crate) mod share_out;
 pub(crate) mod write_out;
 
 use crate::descriptors::listener::Listener;
@@ -216,6 +218,11 @@ pub trait Storage: Send + Sync {
         other();
         own();
     }
+    /// Calls the function in this thread and, if possible, at the same time in others, up to `most` together; returns
+    /// when all calls have returned. The calls share out the work among themselves, so a single one does all of it.
+    fn in_threads(&self, _most: usize, work: &(dyn Fn() + Sync)) {
+        work();
+    }
     /// Totals so far.
     fn counters(&self) -> Counters;
 }
@@ -236,6 +243,11 @@ pub trait File: Any + Send + Sync {
     /// `write_at`, because one check can serve many writes.
     fn check_own(&self) -> io::Result<()> {
         Ok(())
+    }
+    /// When the file was made, in nanoseconds since 1970; 0 if the file system does not know. Tells a file from a later
+    /// one that got the same inode number.
+    fn born_ns(&self) -> u64 {
+        0
     }
     /// Reads from the device, not from the cache. Call after a flush of the file. Buffer, offset and length are
     /// multiples of [`BLOCK_BYTES`](crate::BLOCK_BYTES).
@@ -273,8 +285,8 @@ pub trait File: Any + Send + Sync {
     fn sync_data(&self, point: SyncPoint) -> io::Result<()>;
     /// `fsync`: contents, size and attributes.
     fn sync_all(&self, point: SyncPoint) -> io::Result<()>;
-    /// Starts to write a range of the contents to the device (`sync_file_range`), without waiting. This is for speed
-    /// only: the next flush reports errors.
+    /// Starts to write a range of the contents, with length 0 up to the end, to the device (`sync_file_range`), without
+    /// waiting for it. This is for speed only: the next flush reports errors.
     fn begin_write_out(&self, _offset: u64, _len: u64) {}
     /// Writes the contents to the device's cache, and waits for that (`sync_file_range`). A power cut may still lose
     /// them until the device is flushed. If the storage keeps order ([`Storage::keeps_order`]), the flush of any file

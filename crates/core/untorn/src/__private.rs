@@ -12,13 +12,14 @@ pub use crate::heap::live::outlook::{LiveImage, live_outlook};
 pub use crate::heap::sections::section_hooks;
 pub use untorn_journal::directories::store_dir::is_own_name;
 
+use crate::FailureClass;
 use crate::engine::commit::ticket::Ticket;
 use crate::engine::handles::file::File;
 use crate::engine::handles::output_gate::{Gate, Output};
 use crate::engine::handles::store::Store;
 use crate::engine::handles::txn::Txn;
 use crate::engine::options::{FileOptions, StoreOptions};
-use crate::reader::Reader;
+use crate::reader::{Reader, Slot};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use untorn_journal::Result;
@@ -45,6 +46,10 @@ pub trait OpenStoreOn: Sized {
     fn page(self, on: bool) -> Self;
     /// Reserves space for another journal, although sizes are set.
     fn spare(self, on: bool) -> Self;
+    /// Recovers by the index of each segment of more than this many bytes, although sizes are set.
+    fn index_bytes_least(self, bytes: u64) -> Self;
+    /// Sets the most threads of a checkpoint. One alone writes one file after the other.
+    fn checkpoint_threads(self, most: usize) -> Self;
 }
 
 impl OpenStoreOn for StoreOptions {
@@ -63,6 +68,14 @@ impl OpenStoreOn for StoreOptions {
     fn spare(self, on: bool) -> Self {
         StoreOptions::spare(self, on)
     }
+
+    fn index_bytes_least(self, bytes: u64) -> Self {
+        StoreOptions::index_bytes_least(self, bytes)
+    }
+
+    fn checkpoint_threads(self, most: usize) -> Self {
+        StoreOptions { checkpoint_threads: most, ..self }
+    }
 }
 
 /// Opens a standalone file on any storage.
@@ -73,6 +86,17 @@ pub fn open_file_on(options: &FileOptions, storage: Arc<dyn Storage>, name: &Pat
 /// Opens a store for reading on any storage.
 pub fn open_reader_on(storage: Arc<dyn Storage>, store_dir: StoreDir, path: PathBuf) -> Result<Reader> {
     Reader::open_on(storage, store_dir, path)
+}
+
+/// Opens or makes a slot on any storage.
+pub fn open_slot_on(
+    storage: Arc<dyn Storage>,
+    store_dir: StoreDir,
+    path: PathBuf,
+    name: &str,
+    cap: Option<u64>,
+) -> Result<Slot> {
+    Slot::open_or_create_on(storage, store_dir, path, name, cap)
 }
 
 /// Writes like [`File::write_all_at`], for programs that write whole pages: lines of 64 bytes that stay the same are not
@@ -124,6 +148,8 @@ pub trait GateSteps: Sized {
     fn without_thread(bytes_max: usize) -> Result<Self>;
     /// Puts any sink behind the gate.
     fn output_to(&self, sink: Box<dyn Sink>) -> Output;
+    /// Puts any sink behind the gate, as [`Gate::output_when`] does.
+    fn output_to_when(&self, sink: Box<dyn Sink>, class: FailureClass) -> Output;
     /// Waits for the oldest commit, and sends all bytes that are durable then.
     fn release(&self);
 }
@@ -134,7 +160,11 @@ impl GateSteps for Gate {
     }
 
     fn output_to(&self, sink: Box<dyn Sink>) -> Output {
-        Gate::output_to(self, sink)
+        Gate::output_to(self, sink, None)
+    }
+
+    fn output_to_when(&self, sink: Box<dyn Sink>, class: FailureClass) -> Output {
+        Gate::output_to(self, sink, Some(class))
     }
 
     fn release(&self) {

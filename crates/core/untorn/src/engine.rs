@@ -23,6 +23,7 @@ use crate::engine::parts::file_system_flush::FileSystemFlush;
 use crate::engine::parts::life::Life;
 use crate::engine::parts::opening::Opening;
 use crate::engine::waiting::concurrency::{Mutex, RwLock, RwLockReadGuard};
+use crate::engine::waiting::remote_slot::RemoteSlot;
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
@@ -41,7 +42,7 @@ use untorn_os::{Storage, SyncPoint};
 ///
 /// Locks, in the order in which they may be taken: `life.closing`, `checkpoints.lock`, `journal`, `renaming`,
 /// `files`, a file's `writing` (without `files`), a file's state (of several files in the order of their ids),
-/// `commits.queue`.
+/// `commits.queue`, that of `remote`.
 pub(crate) struct Engine {
     pub storage: Arc<dyn Storage>,
     pub store_dir: StoreDir,
@@ -63,6 +64,8 @@ pub(crate) struct Engine {
     pub files: Mutex<FileTable>,
     pub commits: CommitQueue,
     pub flush: FileSystemFlush,
+    /// The slot whose acknowledgements make commits remote.
+    pub remote: Option<Arc<RemoteSlot>>,
 }
 
 /// The journal, and the commits that are to be applied.
@@ -121,7 +124,7 @@ const IDLE_FILES_MAX: usize = 4096;
 
 impl Engine {
     pub(crate) fn is_durable(&self) -> bool {
-        self.options.class == FailureClass::Power
+        self.options.class != FailureClass::Process
     }
 
     /// Size from which blocks of a file are shared with a spill file. `None` while memory shows the file: sharing makes

@@ -3,6 +3,8 @@
 pub use untorn_journal::invariant::*;
 
 untorn_os::invariants! {
+    /// An acknowledgement of a slot counts only if this store holds the commit, not for another commit of its LSN.
+    REMOTE_BY_EPOCH,
     /// A change that was not applied, or not flushed, is applied again by the next checkpoint.
     APPLY_AGAIN,
     /// A checkpoint does not overwrite newer changes that a commit wrote before it named the file.

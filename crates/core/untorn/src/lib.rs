@@ -31,8 +31,9 @@ pub mod on_mount;
 pub mod reader;
 mod sync_point;
 
+pub use admin::begin_at::begin_at;
 pub use admin::offline;
-pub use engine::commit::ticket::Ticket;
+pub use engine::commit::ticket::{Durable, Ticket};
 pub use engine::handles::cursor::Cursor;
 pub use engine::handles::file::File;
 pub use engine::handles::map::Map;
@@ -40,12 +41,13 @@ pub use engine::handles::map_options::MapOptions;
 pub use engine::handles::output_gate::{GATE_BYTES_DEFAULT, Gate, Output};
 pub use engine::handles::store::Store;
 pub use engine::handles::txn::Txn;
-pub use engine::lifecycle::status::{MapStatus, Quarantined, Recovered, Status};
+pub use engine::lifecycle::status::{MapStatus, Quarantined, Recovered, RemoteStatus, Status};
 pub use engine::options::{
-    FailureClass, FileOptions, JOURNAL_BYTES_DEFAULT, JOURNAL_BYTES_MAX, JOURNAL_BYTES_MIN, Readers, StoreOptions,
+    FailureClass, FileOptions, JOURNAL_BYTES_DEFAULT, JOURNAL_BYTES_MAX, JOURNAL_BYTES_MIN, OnTimeout, Readers, Remote,
+    StoreOptions,
 };
-pub use reader::Reader;
 pub use reader::read_map::ReadMap;
+pub use reader::{EpochStart, Point, Reader, Slot};
 pub use untorn_journal::{Error, Outcome, Result};
 pub use untorn_os::TrackerKind;
 

@@ -3,11 +3,14 @@
 pub(crate) mod followed;
 pub(crate) mod locate_store;
 pub(crate) mod lost;
+pub(crate) mod points;
 pub(crate) mod read_map;
+pub(crate) mod slot;
 
 use crate::engine::paths::error_paths::{check_outside, error_in_store};
-pub use crate::reader::followed::{Change, Commit, Followed, What};
+pub use crate::reader::followed::{Change, ChangeKind, Commit, Followed};
 use crate::reader::locate_store::locate;
+pub use crate::reader::slot::{Slot, SlotLock, SlotStatus};
 use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::io::ErrorKind;
@@ -16,9 +19,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 use untorn_journal::directories::store_dir::{STORE_DIR, StoreDir};
+use untorn_journal::readers::follower::Follower;
 use untorn_journal::readers::known_log::Known;
-use untorn_journal::readers::look::Look;
 use untorn_journal::readers::snapshot::{Entry, Snapshot as Files, SnapshotFile as FileOfSnapshot};
+pub use untorn_journal::slots::epochs::{EpochStart, Point};
+pub use untorn_journal::slots::slot_dir::Acknowledged;
 use untorn_journal::{Context, Error, Result};
 use untorn_os::{Linux, Listener, Storage};
 
@@ -196,10 +201,10 @@ impl Reader {
     /// Follows the commits after the last durable one.
     pub fn follow(&self) -> Result<Follow> {
         let Shared { storage, store_dir, last_lsn, known, .. } = &*self.shared;
-        let look =
-            Look::take(storage, store_dir, &known.page, last_lsn.load(SeqCst)).map_err(|e| self.shared.error(e))?;
-        let returned = look.lsn;
-        Ok(Follow { reader: self.clone(), look, listener: None, ready: VecDeque::new(), returned })
+        let at = Follower::at_end(storage, store_dir, &known.page, last_lsn.load(SeqCst));
+        let at = at.map_err(|e| self.shared.error(e))?;
+        let returned = at.part.lsn;
+        Ok(Follow { reader: self.clone(), at, listener: None, ready: VecDeque::new(), returned })
     }
 
     /// Follows the commits after this one. If the log no longer has all of them, the first result is
@@ -209,8 +214,8 @@ impl Reader {
     /// [`Error::Conflict`] if the store has no such commit yet.
     pub fn follow_from(&self, lsn: u64) -> Result<Follow> {
         let Shared { storage, store_dir, known, .. } = &*self.shared;
-        let look = Look::take_after(storage, store_dir, &known.page, lsn).map_err(|e| self.shared.error(e))?;
-        let mut follow = Follow { reader: self.clone(), look, listener: None, ready: VecDeque::new(), returned: lsn };
+        let at = Follower::behind(storage, store_dir, &known.page, lsn).map_err(|e| self.shared.error(e))?;
+        let mut follow = Follow { reader: self.clone(), at, listener: None, ready: VecDeque::new(), returned: lsn };
         follow.take_found(lsn);
         Ok(follow)
     }
@@ -337,9 +342,9 @@ impl SnapshotFile {
 /// Commits as they become durable, each once, in order. [`Iterator::next`] waits for the next one.
 pub struct Follow {
     reader: Reader,
-    /// The view of the log. All commits up to its LSN were returned, or are in `ready`.
-    look: Look,
-    /// Waits for commits behind the view; `None` until the first wait.
+    /// The place in the log. All commits before it were returned, or are in `ready`.
+    at: Follower,
+    /// Waits for commits behind the place; `None` until the first wait.
     listener: Option<Box<dyn Listener>>,
     ready: VecDeque<Followed>,
     /// LSN up to which commits were returned.
@@ -349,7 +354,7 @@ pub struct Follow {
 impl Follow {
     /// LSN of the last commit before the next one: up to it, every commit was returned, or reported as missed.
     pub fn lsn(&self) -> u64 {
-        if self.ready.is_empty() { self.look.lsn } else { self.returned }
+        if self.ready.is_empty() { self.at.part.lsn } else { self.returned }
     }
 
     /// The next commit, if there is one within this time.
@@ -366,7 +371,7 @@ impl Follow {
             if !self.wait(at_most.saturating_sub(start.elapsed()))? {
                 return Ok(None);
             }
-            let before = self.look.lsn;
+            let before = self.at.part.lsn;
             self.go_on()?;
             self.take_found(before);
         }
@@ -374,20 +379,20 @@ impl Follow {
 
     /// Queues the commits behind this one that the last look found.
     fn take_found(&mut self, before: u64) {
-        if self.look.is_missing_some {
-            self.ready.push_back(Followed::Missed { first_lsn: before + 1, last_lsn: self.look.checkpoint_lsn });
+        if let Some((first_lsn, last_lsn)) = self.at.part.missed {
+            self.ready.push_back(Followed::Missed { first_lsn, last_lsn });
         }
         let store: Arc<Path> = self.reader.path().into();
-        let commits = self.look.accepted.iter().filter(|a| a.lsn > before && !a.record.restates());
-        self.ready.extend(commits.map(|a| Followed::Commit(Commit::of(a.lsn, &a.record, &store))));
+        let commits = self.at.part.found.iter().filter(|a| a.lsn > before && !a.record.restates());
+        self.ready.extend(commits.map(|accepted| Followed::Commit(Commit::of(accepted, &store))));
     }
 
-    /// Waits until the view is stale. Returns false if it is not yet.
+    /// Waits until the place is stale. Returns false if it is not yet.
     fn wait(&mut self, at_most: Duration) -> Result<bool> {
         let Shared { storage, store_dir, .. } = &*self.reader.shared;
         let start = Instant::now();
         loop {
-            if self.look.is_stale(storage, store_dir).map_err(|e| self.reader.shared.error(e))? {
+            if self.at.is_stale(storage, store_dir).map_err(|e| self.reader.shared.error(e))? {
                 return Ok(true);
             }
             let left = at_most.saturating_sub(start.elapsed());
@@ -395,17 +400,15 @@ impl Follow {
                 _ if left.is_zero() => return Ok(false),
                 Some(listener) => listener.wait(left.min(WAIT_MAX)),
                 // Earlier commits do not trigger the new listener, so check again.
-                None => self.listener = Some(self.look.listen()),
+                None => self.listener = Some(self.at.listen()),
             }
         }
     }
 
-    /// Advances the view to the newest commits.
+    /// Advances to newer commits.
     fn go_on(&mut self) -> Result<()> {
         let Shared { storage, store_dir, known, .. } = &*self.reader.shared;
-        let error = |e| self.reader.shared.error(e);
-        if !self.look.go_on(storage, store_dir).map_err(error)? {
-            self.look = Look::take_after(storage, store_dir, &known.page, self.look.lsn).map_err(error)?;
+        if !self.at.go_on(storage, store_dir, &known.page).map_err(|e| self.reader.shared.error(e))? {
             self.listener = None;
         }
         Ok(())

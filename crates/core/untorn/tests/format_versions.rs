@@ -19,6 +19,12 @@ use untorn_journal::format::{Attribute, AttributeFound, BLOCK_BYTES, VERSION};
 const CLOSED: &str = include_str!("data/version_2_closed.txt");
 const KILLED: &str = include_str!("data/version_2_killed.txt");
 const MARKED: &str = include_str!("data/version_2_marked.txt");
+const CLOSED_3: &str = include_str!("data/version_3_closed.txt");
+const KILLED_3: &str = include_str!("data/version_3_killed.txt");
+const MARKED_3: &str = include_str!("data/version_3_marked.txt");
+const CLOSED_4: &str = include_str!("data/version_4_closed.txt");
+const KILLED_4: &str = include_str!("data/version_4_killed.txt");
+const MARKED_4: &str = include_str!("data/version_4_marked.txt");
 
 fn bytes(digits: &str) -> Vec<u8> {
     (0..digits.len()).step_by(2).map(|at| u8::from_str_radix(&digits[at..at + 2], 16).unwrap()).collect()
@@ -115,10 +121,55 @@ fn a_mark_that_version_2_left_is_cleared() {
     opens(MARKED, true, &[("a", "first a\nmore of it\n"), ("b", "first b\n"), ("c", "plain c\n")]);
 }
 
+#[test]
+fn a_closed_store_of_version_3_opens() {
+    opens(CLOSED_3, true, &[("a", "first a\nmore of it\n"), ("b", "first b\n"), ("c", "plain c\n")]);
+}
+
+#[test]
+fn a_killed_store_of_version_3_recovers() {
+    let files = [("a", "second amore of it\n"), ("b", "first b\n"), ("c", "plain c\n"), ("d", "created d\n")];
+    opens(KILLED_3, false, &files);
+}
+
+#[test]
+fn a_mark_that_version_3_left_is_cleared() {
+    let dir = directory();
+    lay_out(MARKED_3, dir.path());
+    assert!(is_pending(&dir.path().join("c")));
+    opens(MARKED_3, false, &[("a", "first a\nmore of it\n"), ("b", "first b\n"), ("c", "plain c\n")]);
+}
+
+#[test]
+fn a_closed_store_of_version_4_opens() {
+    opens(CLOSED_4, true, &[("a", "first a\nmore of it\n"), ("b", "first b\n"), ("c", "plain c\n")]);
+}
+
+#[test]
+fn a_killed_store_of_version_4_recovers() {
+    let files = [("a", "second amore of it\n"), ("b", "first b\n"), ("c", "plain c\n"), ("d", "created d\n")];
+    opens(KILLED_4, false, &files);
+}
+
+#[test]
+fn a_mark_that_version_4_left_is_cleared() {
+    let dir = directory();
+    lay_out(MARKED_4, dir.path());
+    assert!(is_pending(&dir.path().join("c")));
+    opens(MARKED_4, false, &[("a", "first a\nmore of it\n"), ("b", "first b\n"), ("c", "plain c\n")]);
+}
+
 /// Kills the owner of the present version before and after its first commit.
 #[test]
-fn a_store_of_version_2_survives_kills_of_the_present_version() {
-    for (kept, a) in [(CLOSED, "first a\nmore of it\n"), (KILLED, "second a\nore of it\n")] {
+fn a_store_of_an_earlier_version_survives_kills_of_the_present_version() {
+    for (kept, a) in [
+        (CLOSED, "first a\nmore of it\n"),
+        (KILLED, "second a\nore of it\n"),
+        (CLOSED_3, "first a\nmore of it\n"),
+        (KILLED_3, "second amore of it\n"),
+        (CLOSED_4, "first a\nmore of it\n"),
+        (KILLED_4, "second amore of it\n"),
+    ] {
         for commits in [false, true] {
             let dir = directory();
             lay_out(kept, dir.path());

@@ -84,6 +84,45 @@ fn a_slow_reader_holds_up_its_own_output_alone() {
 }
 
 #[test]
+fn a_write_that_may_not_wait_any_longer_takes_nothing() {
+    const MOMENT: Duration = Duration::from_millis(20);
+    let gate = Gate::with_bytes_max(1000).unwrap();
+    let (mut slow, to_slow) = std::io::pipe().unwrap();
+    let to_slow = gate.output(to_slow.into());
+    let mut taken = Vec::new();
+    let mut number = 0_u32;
+    let mut write = |at_most| {
+        // Pieces that tell whether one was lost or sent twice.
+        let piece = number.to_le_bytes().repeat(100);
+        let is_taken = to_slow.write_within(&piece, None, at_most).unwrap();
+        number += 1;
+        if is_taken {
+            taken.extend_from_slice(&piece);
+        }
+        is_taken
+    };
+    // Until neither the pipe nor the gate takes more; then a few more attempts.
+    while write(MOMENT) {}
+    assert!((0..3).all(|_| !write(Duration::ZERO)));
+    assert!(!gate.drain_within(MOMENT).unwrap());
+    let held = gate.held_bytes();
+    assert!(0 < held && held <= 1000, "{held}");
+    let mut begin = vec![0; 32_000];
+    std::thread::scope(|threads| {
+        let waits = threads.spawn(|| write(Duration::from_secs(60)));
+        slow.read_exact(&mut begin).unwrap();
+        assert!(waits.join().unwrap(), "a reader makes room");
+    });
+    let rest = std::thread::spawn(move || {
+        let mut rest = Vec::new();
+        slow.read_to_end(&mut rest).map(|_| rest)
+    });
+    assert!(gate.drain_within(Duration::from_secs(60)).unwrap());
+    drop(to_slow);
+    assert!([begin, rest.join().unwrap().unwrap()].concat() == taken, "bytes were lost or sent twice");
+}
+
+#[test]
 fn a_failed_commit_poisons_the_gate_and_shows_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("f");

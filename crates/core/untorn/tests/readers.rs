@@ -9,7 +9,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::time::Duration;
 use untorn::__private::StoreSteps;
-use untorn::reader::{Change, Commit, Follow, Followed, What};
+use untorn::reader::{Change, ChangeKind, Commit, Follow, Followed};
 use untorn::{FailureClass, Reader, Store, StoreOptions};
 
 const LIMIT: Duration = Duration::from_secs(10);
@@ -312,9 +312,9 @@ fn commits_are_followed_in_order() {
     let first = next();
     assert_eq!(first.changes.len(), 2, "{first:?}");
     assert!(first.changes.iter().all(|change| change.path == Path::new("a")));
-    assert_eq!(first.changes[0].what, What::Written(3..6));
+    assert_eq!(first.changes[0].kind, ChangeKind::Written(3..6));
     let second = next();
-    assert_eq!(second.changes[0].what, What::Renamed("b".into()));
+    assert_eq!(second.changes[0].kind, ChangeKind::Renamed("b".into()));
     assert!(second.lsn > first.lsn);
     assert!(reader.wait_for(second.lsn, LIMIT).unwrap());
     assert!(!reader.wait_for(second.lsn + 1, Duration::from_millis(5)).unwrap());
@@ -323,11 +323,11 @@ fn commits_are_followed_in_order() {
     file.set_len(4).and_then(|()| file.zero(3, 1)).and_then(|()| file.set_len(9)).unwrap();
     file.commit().unwrap();
     let cut = next();
-    let whats: Vec<What> = cut.changes.into_iter().map(|change| change.what).collect();
-    assert_eq!(whats, [What::Zeroed(3..9), What::Resized(9)]);
+    let kinds: Vec<ChangeKind> = cut.changes.into_iter().map(|change| change.kind).collect();
+    assert_eq!(kinds, [ChangeKind::Zeroed(3..9), ChangeKind::Resized(9)]);
     commit(&store, "c", b"made");
     let created = next();
-    assert_eq!(created.changes[0].what, What::Created);
+    assert!(matches!(created.changes[0].kind, ChangeKind::Created(_)));
     next();
     // A checkpoint leaves the applied records in place until the space is reused.
     let mut late = reader.follow().unwrap();
@@ -439,10 +439,10 @@ fn next_commit(follow: &mut Follow) -> Commit {
 /// All bytes of the only range that a commit wrote to this file.
 #[track_caller]
 fn written<'a>(commit: &'a Commit, name: &str) -> (&'a Change, Vec<u8>) {
-    let is_it = |change: &&Change| change.path == Path::new(name) && matches!(change.what, What::Written(_));
+    let is_it = |change: &&Change| change.path == Path::new(name) && matches!(change.kind, ChangeKind::Written(_));
     let found: Vec<&Change> = commit.changes.iter().filter(is_it).collect();
     let [change] = found[..] else { panic!("{commit:?}") };
-    let What::Written(range) = &change.what else { unreachable!() };
+    let ChangeKind::Written(range) = &change.kind else { unreachable!() };
     let mut bytes = vec![0xaa; (range.end - range.start) as usize];
     assert_eq!(change.read_at(&mut bytes, range.start).unwrap(), bytes.len());
     (change, bytes)
@@ -479,7 +479,7 @@ fn the_bytes_of_a_commit_are_read_after_later_ones() {
     }
     // A zeroed range reads as zeros; a change of length has no bytes.
     let (zeros, length) = (&cut.changes[0], &cut.changes[1]);
-    assert_eq!((&zeros.what, &length.what), (&What::Zeroed(0..9), &What::Resized(9)));
+    assert_eq!((&zeros.kind, &length.kind), (&ChangeKind::Zeroed(0..9), &ChangeKind::Resized(9)));
     assert_eq!(zeros.read_at(&mut buf, 2).unwrap(), 7);
     assert_eq!(buf[..7], [0; 7]);
     refused(length.read_at(&mut buf, 0), &["invalid"]);
@@ -524,7 +524,7 @@ fn the_bytes_of_a_large_commit_outlast_their_file() {
     let mut byte = [0];
     spill.read_exact_at(&mut byte, 9_000_000).unwrap();
     spill.write_all_at(&[!byte[0]], 9_000_000).unwrap();
-    let is_written = |change: &&Change| matches!(change.what, What::Written(_));
+    let is_written = |change: &&Change| matches!(change.kind, ChangeKind::Written(_));
     let why = refused(third.changes.iter().find(is_written).unwrap().read_at(&mut part, 5), &["corrupt"]);
     assert!(why.to_string().contains(dir.path().to_str().unwrap()), "{why}");
     spill.write_all_at(&byte, 9_000_000).unwrap();

@@ -74,6 +74,34 @@ fn a_held_commit_stays_and_the_owner_goes_on() {
     store.close().unwrap();
 }
 
+/// The log that a held commit needs is in a segment to which the owner wrote on behind the checkpoint, and is killed. The
+/// next owner knows only the later records in it.
+#[test]
+fn a_commit_that_is_held_across_a_kill_keeps_its_log() {
+    for before in [1, 2, 5] {
+        let dir = directory();
+        let mut owner = ChildProcess::owning(dir.path());
+        owner.ok(&["create", "a"]);
+        for n in 0..before {
+            owner.commit("a", &format!("version {n}"));
+        }
+        owner.commit("a", "held");
+        let reader = Reader::open(dir.path()).unwrap();
+        // Its log is read when it is shown.
+        let snapshot = reader.snapshot().unwrap();
+        owner.commit("a", "newer");
+        owner.ok(&["checkpoint"]);
+        owner.commit("a", "later");
+        owner.kill();
+        let store = StoreOptions::new().background(false).journal_bytes(64 << 10).open(dir.path()).unwrap();
+        for n in 0..30 {
+            store.checkpoint().unwrap();
+            commit(&store, "a", &[n; 3000]);
+        }
+        assert_same(&shown(&snapshot, "a").unwrap(), &text("held", "a"), "the held commit");
+    }
+}
+
 /// Cut, grown, zeroed, rewritten, removed and made anew: a snapshot of each state shows that state.
 #[test]
 fn each_reader_sees_its_own_commit() {

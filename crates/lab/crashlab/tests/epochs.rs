@@ -6,8 +6,8 @@ use untorn::__private::{OpenStoreOn, StoreSteps, sync_point};
 use untorn::{Store, StoreOptions};
 use untorn_crashlab::enumeration::crash_loops::{LoopTotals, crash_loop};
 use untorn_crashlab::mutation::{sync_point_index, sync_points};
-use untorn_crashlab::scenarios::{PortionTotals, crash_in_portions};
-use untorn_crashlab::{Fault, On, PROFILES, SimDisk, What};
+use untorn_crashlab::scenarios::{PortionTotals, begin_in_a_bounded_segment, crash_in_portions, crash_indexed};
+use untorn_crashlab::{Fault, On, PROFILES, Profile, SimDisk, What};
 use untorn_journal::directories::store_dir::StoreDir;
 use untorn_journal::format::EPOCHS_MAX;
 use untorn_testkit::variable_or;
@@ -57,10 +57,35 @@ fn portions_survive_crashes_upon_crashes() {
     let first: u64 = variable_or("UNTORN_TEST_SEED", 2);
     let mut totals = PortionTotals::default();
     for profile in PROFILES {
-        crash_in_portions(profile, first, &mut totals).unwrap_or_else(|what| panic!("{what}"));
+        crash_in_portions(profile, first, first.is_multiple_of(2), &mut totals).unwrap_or_else(|what| panic!("{what}"));
     }
     println!("{totals:?}, seed {first}");
     assert!(totals.portions > totals.openings && totals.within_listed > 100, "{totals:?}");
+}
+
+/// Repeats the seed in `UNTORN_TEST_SEED` on every disk.
+#[test]
+fn indexed_logs_survive_crashes_upon_crashes() {
+    let seed: u64 = variable_or("UNTORN_TEST_SEED", 2);
+    println!("seed {seed}");
+    PROFILES
+        .into_iter()
+        .try_for_each(|profile| crash_indexed(profile, seed, None))
+        .unwrap_or_else(|what| panic!("{what}"));
+}
+
+/// Without the flush of a bound, or of the removal of an index, some crash loses commits.
+#[test]
+fn bounds_are_on_the_disk_before_records_beyond_them() {
+    let profile = Profile::AnyPosix;
+    for point in [sync_point::INDEX_BOUND, sync_point::INDEX_FOUND, sync_point::INDEX_REMOVED] {
+        let shown = match point {
+            sync_point::INDEX_FOUND => begin_in_a_bounded_segment(profile, Some(point)).err(),
+            _ => (0..8).find_map(|seed| crash_indexed(profile, seed, Some(point)).err()),
+        };
+        println!("{point:?}: {}", shown.as_deref().unwrap_or("nothing is lost"));
+        assert!(shown.is_some(), "{point:?}");
+    }
 }
 
 fn options() -> StoreOptions {

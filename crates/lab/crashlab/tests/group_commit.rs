@@ -419,3 +419,45 @@ fn a_failed_flush_is_never_taken_for_a_good_one() {
         fixture.verify();
     });
 }
+
+/// Threads of one checkpoint write a large file and small ones side by side, while others commit and the power is cut. Another checkpoint, if a write fails, writes everything again.
+#[test]
+fn a_checkpoint_writes_files_side_by_side() {
+    const AREAS: u64 = 10;
+    explore("side by side", || {
+        let sized = options().sizes(128 << 10, 64 << 10, 8 << 10).background(thread_rng().r#gen());
+        let fixture = Fixture::with_files(disk(), sized, &["a", "b", "c"]);
+        if thread_rng().r#gen() {
+            let (after, what) = (thread_rng().gen_range(0..40), What::Errno(libc::EIO));
+            fixture.disk.fail(Fault { on: On::Write, after, times: 1, what });
+            fixture.may_end();
+        }
+        let threads = vec![
+            start(&fixture, |w| {
+                let Some(file) = w.ok(w.store.open_file("a")) else { return };
+                for number in 1..=2 {
+                    for area in 0..AREAS {
+                        w.ledger.tried("a", area, number);
+                        if w.ok(write(&file, area, number)).is_none() {
+                            return;
+                        }
+                    }
+                    if w.ok(file.commit()).is_none() {
+                        return;
+                    }
+                    (0..AREAS).for_each(|area| w.ledger.done("a", area, number));
+                    if w.store.checkpoint().is_err() {
+                        w.checkpoint();
+                    }
+                }
+            }),
+            start(&fixture, |w| w.commit_numbers("a", AREAS, 3)),
+            start(&fixture, |w| w.commit_numbers("b", 0, 3)),
+            start(&fixture, |w| w.commit_numbers("c", 0, 3)),
+            start(&fixture, |w| w.watch("a", 3, 3)),
+            start(&fixture, |w| w.kill_at_some_time(1200)),
+        ];
+        join(threads);
+        fixture.verify();
+    });
+}

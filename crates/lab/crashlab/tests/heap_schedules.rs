@@ -45,7 +45,7 @@ impl Drop for SeedOfFailure {
 fn open(disk: &SimDisk) -> (Store, Heap) {
     // Every call of the storage is a point where another thread may run, like an access to an atomic.
     let point = AtomicU64::new(0);
-    let storage = Hooked::over(disk.spawn(), Arc::new(move |_| _ = point.load(SeqCst)));
+    let storage = Arc::new(Hooked::over(disk.spawn(), Arc::new(move |_| _ = point.load(SeqCst))));
     let options = StoreOptions::new().create(true).sizes(48 << 10, 16 << 10, 8 << 10);
     let store = options.open_on(storage, StoreDir::of_directory(), PathBuf::new()).expect("a store");
     let heap = HeapOptions::new().create(true).address_space(32 << 20).open_in(&store, "heap").expect("a heap");

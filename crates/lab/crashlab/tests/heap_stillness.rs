@@ -42,7 +42,7 @@ fn threads_go_on_while_a_commit_compares_and_flushes() {
                 }
             }
         };
-        let storage = Hooked::over(disk.spawn(), Arc::new(hook));
+        let storage = Arc::new(Hooked::over(disk.spawn(), Arc::new(hook)));
         let options = StoreOptions::new().create(true).background(false);
         let store = options.open_on(storage, StoreDir::of_directory(), PathBuf::new()).expect("a store");
         let open = || HeapOptions::new().create(true).address_space(32 << 20).tracker(tracker).open_in(&store, "heap");

@@ -75,6 +75,10 @@ fn scenario(invariant: Invariant) -> Option<&'static str> {
         | invariant::PORTION_OUT_OF_LOG
         | invariant::PORTION_REACHES_ALL
         | invariant::PORTION_REST_STAYS => Some("portions_survive_every_crash"),
+        invariant::BOUND_RAISED | invariant::BOUND_OF_THIS_USE | invariant::INDEXED_DURABLE => {
+            Some("an_indexed_log_survives_every_crash")
+        }
+        invariant::BOUND_IN_PLACE => Some("an_index_of_another_time_is_not_believed"),
         invariant::LISTED_FIRST => Some("commits_wait_for_the_list_of_epochs"),
         invariant::LOG_VERIFIED => Some("damage_in_the_journal_is_not_shown"),
         invariant::UNREADABLE_STOPS => Some("what_cannot_be_read_is_not_the_end"),
@@ -132,6 +136,17 @@ fn scenario(invariant: Invariant) -> Option<&'static str> {
         invariant::SECTION_CASCADES | invariant::SECTION_UNDONE_IN_ORDER | invariant::SECTION_MARKS => {
             Some("what_saw_a_section_is_undone_with_it")
         }
+        invariant::EPOCH_LISTED_FIRST
+        | invariant::KEPT_FOR_SLOTS
+        | invariant::KEPT_NAMES_FLUSHED
+        | invariant::KEPT_NOT_REUSED
+        | invariant::KEPT_SPILLS
+        | invariant::KEPT_AT_RECOVERY => Some("log_that_slots_need_survives"),
+        invariant::EPOCHS_CUT => Some("openings_without_commits_leave_no_epochs"),
+        invariant::EPOCHS_GAP_KNOWN => Some("an_older_list_of_epochs_claims_no_commits"),
+        invariant::ACKNOWLEDGED_BY_EPOCH => Some("another_stores_acknowledgement_frees_no_log"),
+        invariant::KEPT_AT_CLOSE => Some("a_store_with_a_slot_opens_on_a_full_disk"),
+        invariant::REMOTE_BY_EPOCH => Some("another_epochs_acknowledgement_releases_nothing"),
         invariant::LIVE_BROUGHT_IN => Some("what_a_live_heap_had_is_committed"),
         _ => None,
     }
@@ -168,6 +183,9 @@ fn why_not(invariant: Invariant) -> Option<&'static str> {
         invariant::LIVE_ALL_COMPARED => Some(
             "not needed: pages that are not in the page table count as stored to, and of a new mapping none is there",
         ),
+        invariant::FORMER_RECORDS_KEPT => {
+            Some("not here: `a_commit_that_is_held_across_a_kill_keeps_its_log` fails without it")
+        }
         invariant::LIVE_UNDONE => Some(
             "not here: no scenario kills a process within the allocator; \
              `a_kill_at_any_instruction_leaves_the_allocator_whole` fails without it",

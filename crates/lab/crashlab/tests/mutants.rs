@@ -82,6 +82,18 @@ fn why_not(step: SyncPoint) -> Option<&'static str> {
             "not here: no enumerated program has changes that wait in an open store; \
              `names_that_wait_survive_every_crash` fails without it",
         ),
+        sync_point::EPOCHS
+        | sync_point::EPOCHS_NAME
+        | sync_point::SLOT
+        | sync_point::KEPT_MARKS
+        | sync_point::KEPT_NAMES => Some(
+            "not here: no enumerated program has slots; \
+             `the_log_of_slots_survives_every_crash` fails without it",
+        ),
+        sync_point::INDEX_BOUND | sync_point::INDEX_FOUND | sync_point::INDEX_REMOVED => Some(
+            "not here: no enumerated program has a log that recovery reads by its indexes; \
+             `bounds_are_on_the_disk_before_records_beyond_them` fails without it",
+        ),
         sync_point::PUT_CONTENTS | sync_point::PUT_NAME => {
             Some("not here: `put` has no store and no journal; it has its own tests")
         }

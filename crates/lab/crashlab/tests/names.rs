@@ -195,3 +195,16 @@ fn a_file_takes_the_place_of_its_closed_directory() {
          commit=chmod:b/d:755;rename:b/d/y:c;rmdir:b/d;rename:c:b/d|commit=write:b/d:0:5:2",
     );
 }
+
+/// A directory is made with a file and both are removed, and the disk refuses the removal of the directory: its entries
+/// are flushed all the same, or a power cut would bring the file back after the log has forgotten it.
+#[test]
+fn a_directory_that_stays_does_not_get_its_files_back() {
+    for profile in ["posix", "btrfs"] {
+        try_seeds(
+            &format!("plain,{profile},garbage,growing,buffered"),
+            0..20,
+            "commit=mkdir:d:700;create:d/a:644;write:d/a:0:90:3|commit=unlink:d/a;rmdir:d|refuse=entries::1:told",
+        );
+    }
+}

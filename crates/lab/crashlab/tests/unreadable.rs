@@ -29,6 +29,7 @@ fn salvage(disk: &SimDisk) -> Result<(Recovered, Vec<Quarantined>), Error> {
         clone_bytes_least: 1 << 20,
         in_memory_max: 64,
         window_bytes: 4096,
+        index_bytes_least: u64::MAX,
         spare: false,
         readers: false,
         readers_space: None,

@@ -9,6 +9,6 @@ use std::sync::Arc;
 fn main() -> ExitCode {
     untorn_terminal::print(
         "untorn-mount",
-        untorn_mount::cli::run(|_, _, _, _| Ok(Arc::new(memory_tree::MemoryTree::new()))),
+        untorn_mount::cli::run(|_, _, _, _, _| Ok(Arc::new(memory_tree::MemoryTree::new()))),
     )
 }

@@ -5,7 +5,9 @@ use crate::error_line::in_one_line;
 use crate::fuse::{kernel, write_back_helper};
 use crate::import_export::held_back::Skips;
 use crate::import_export::{export, import, made_plain};
+use crate::mounts::awaited_slot::AwaitedSlot;
 use crate::mounts::committed_files;
+use crate::mounts::mount_options::allowed;
 use crate::mounts::mount_point::{self, Allowed};
 use crate::mounts::mounted_store;
 use crate::mounts::sync_paths;
@@ -17,7 +19,7 @@ use crate::processes::supervised::{DEVICE, Supervised, WithEnds};
 use crate::processes::supervised_log::SupervisedLog;
 use crate::session::run_on_plain::{self, Left};
 use crate::session::session_mount::Session;
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum, ValueHint};
 use std::cell::Cell;
 use std::ffi::OsString;
@@ -29,8 +31,13 @@ use untorn_terminal::{Failure, ListingForm, Output, tell};
 use untorn_tree::{CommitMode, FileTree, HandoverLog, Limits};
 
 /// Opens the store that is to be mounted, and creates it if it does not exist.
-pub type Open =
-    fn(&Path, CommitMode, Option<Arc<dyn HandoverLog>>, Option<Arc<dyn Limits>>) -> Result<Arc<dyn FileTree>>;
+pub type Open = fn(
+    &Path,
+    CommitMode,
+    Option<Arc<dyn HandoverLog>>,
+    Option<Arc<dyn Limits>>,
+    Option<&AwaitedSlot>,
+) -> Result<Arc<dyn FileTree>>;
 
 /// The trigger that commits a file, besides a sync of it and a rename over another file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -113,6 +120,14 @@ struct Mount {
     /// The trigger that commits a file, besides fsync and similar calls, and a rename over another file.
     #[arg(long, value_enum, default_value_t)]
     commit: Commit,
+    /// The slot that untorn ship serves: fsync and the other calls that commit return when the slot has acknowledged the
+    /// commit, so that the loss of this machine does not lose it.
+    ///
+    /// After the time limit, by default 5 seconds, `hold` goes on waiting, for as long as it takes; `degrade` returns when
+    /// the commit is durable on this machine, until the slot has caught up. The daemon's log tells it. Commits without a
+    /// caller, and unmounting, do not wait for the slot.
+    #[arg(long, value_name = "SLOT[,timeout=SECONDS,on-timeout=hold|degrade]")]
+    remote: Option<AwaitedSlot>,
     /// Options as in /etc/fstab: nosuid, nodev, noexec, allow_other, sync_commits.
     ///
     /// With sync_commits, `sync` and `syncfs` by any user commit everything on the mount, as `untorn sync MOUNTPOINT`
@@ -431,7 +446,7 @@ impl Mount {
             ready()
         };
         let mut tree = None;
-        let served = open(store, self.commit.into(), kept, None).and_then(|opened| {
+        let served = open(store, self.commit.into(), kept, None, self.remote.as_ref()).and_then(|opened| {
             let tree = tree.insert(opened);
             daemon::serve((&*tree, self.commit.into()), store, at, allowed, supervised, self.writeback_after(), ready)
         });
@@ -485,6 +500,9 @@ impl Mount {
         }
         arguments.push(format!("--commit={}", self.commit.name()).into());
         arguments.push(format!("--writeback-after={}", self.writeback_after).into());
+        if let Some(remote) = &self.remote {
+            arguments.push(format!("--remote={}", remote.text).into());
+        }
         for option in &self.options {
             arguments.extend(["-o".into(), option.into()]);
         }
@@ -568,30 +586,11 @@ impl SessionOf {
         let (commit, blocked) = (commit.into(), Signals(blocked));
         let tells = passed_descriptors::inherited(tells).map_err(|e| could_not(&e))?;
         let session = Session { store, at, cwd, tells, parent, commit, blocked, command };
-        session.run(open).map_err(|e| could_not(&e))?;
+        session
+            .run(|store, commit, kept, limits| open(store, commit, kept, limits, None))
+            .map_err(|e| could_not(&e))?;
         Ok(Output::default())
     }
-}
-
-/// Parses options as `mount` passes them on; options that describe the default behaviour have no effect.
-fn allowed(options: &[String]) -> Result<Allowed> {
-    let mut allowed = Allowed::default();
-    for option in options {
-        match option.as_str() {
-            "nosuid" => allowed.no_setuid = true,
-            "nodev" => allowed.no_devices = true,
-            "noexec" => allowed.no_execute = true,
-            "allow_other" => allowed.others = true,
-            "sync_commits" => allowed.sync_commits = true,
-            "rw" | "defaults" | "suid" | "dev" | "exec" | "auto" | "noauto" | "nofail" | "_netdev" | "noatime"
-            | "relatime" => {}
-            other if other.starts_with("x-") || other.starts_with("comment=") => {}
-            other => bail!(
-                "the option `{other}` is not known; there are nosuid, nodev, noexec, allow_other and sync_commits"
-            ),
-        }
-    }
-    Ok(allowed)
 }
 
 #[cfg(test)]
@@ -601,15 +600,5 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
-    }
-
-    #[test]
-    fn options_of_fstab_are_understood() {
-        let of = |text: &str| allowed(&text.split(',').map(str::to_owned).collect::<Vec<_>>());
-        assert_eq!(of("rw,defaults,x-systemd.automount").unwrap(), Allowed::default());
-        let some = Allowed { no_setuid: true, no_execute: true, ..Allowed::default() };
-        assert_eq!(of("nosuid,noexec").unwrap(), some);
-        assert!(of("sync_commits").unwrap().sync_commits);
-        assert!(of("ro").unwrap_err().to_string().contains("`ro`"));
     }
 }

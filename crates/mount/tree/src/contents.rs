@@ -88,7 +88,7 @@ impl StoreTree {
                 return Ok(());
             }
             core.commit_waited(&[ino])?;
-            return self.wait(core);
+            return self.wait_to_tell(core);
         }
         self.relieve(&mut core)
     }

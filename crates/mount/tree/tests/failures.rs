@@ -223,19 +223,26 @@ fn a_tree_goes_on_after_every_failure_but_of_a_flush() {
     assert!(failures > 200, "hardly anything failed");
 }
 
+/// A tree whose checkpoint found no room for the table, and which still finds none, with a file `kept`, and a file `gone`
+/// that was removed since.
+fn removed_behind_a_full_table(error: i32) -> (SimDisk, Arc<TestClock>, StoreTree, Ino) {
+    let (disk, clock, tree) = new_tree();
+    let (kept, gone) = (synced(&tree, "kept", b"kept"), file(&tree, "gone"));
+    tree.write(gone, 0, b"much").unwrap();
+    tree.sync_all(&Clean).unwrap();
+    disk.fail(Fault { on: On::Write, after: 0, times: 1000, what: What::Errno(error) });
+    assert_eq!(tree.write_back(), Err(Errno(error)), "the error of the system");
+    tree.unlink(ROOT, name("gone")).unwrap();
+    tree.forget(gone, 1);
+    (disk, clock, tree, kept)
+}
+
 /// A checkpoint finds no room for the table, and the journal cannot be written either. The tree ends; opened again, it
 /// has its last commit.
 #[test]
 fn a_removal_that_cannot_be_logged_ends_the_tree() {
     for error in [libc::ENOSPC, libc::EDQUOT] {
-        let (disk, clock, tree) = new_tree();
-        let (kept, gone) = (synced(&tree, "kept", b"kept"), file(&tree, "gone"));
-        tree.write(gone, 0, b"much").unwrap();
-        tree.sync_all(&Clean).unwrap();
-        disk.fail(Fault { on: On::Write, after: 0, times: 1000, what: What::Errno(error) });
-        assert_eq!(tree.write_back(), Err(Errno(error)), "the error of the system");
-        tree.unlink(ROOT, name("gone")).unwrap();
-        tree.forget(gone, 1);
+        let (disk, clock, tree, kept) = removed_behind_a_full_table(error);
         assert_eq!(tree.sync(kept, &Clean), Err(Errno(libc::EIO)), "the journal failed");
         disk.clear_faults();
         assert_eq!(tree.sync(kept, &Clean), Err(Errno(libc::EIO)), "until the tree is opened again");
@@ -250,14 +257,7 @@ fn a_removal_that_cannot_be_logged_ends_the_tree() {
 #[test]
 fn removals_go_on_when_the_table_could_not_be_written_for_a_while() {
     for error in [libc::ENOSPC, libc::EDQUOT] {
-        let (disk, clock, tree) = new_tree();
-        let (kept, gone) = (synced(&tree, "kept", b"kept"), file(&tree, "gone"));
-        tree.write(gone, 0, b"much").unwrap();
-        tree.sync_all(&Clean).unwrap();
-        disk.fail(Fault { on: On::Write, after: 0, times: 1000, what: What::Errno(error) });
-        assert_eq!(tree.write_back(), Err(Errno(error)), "the error of the system");
-        tree.unlink(ROOT, name("gone")).unwrap();
-        tree.forget(gone, 1);
+        let (disk, clock, tree, kept) = removed_behind_a_full_table(error);
         disk.clear_faults();
         tree.sync(kept, &Clean).unwrap();
         let tree = reopen(&disk, &clock, tree);

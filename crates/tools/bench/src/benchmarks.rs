@@ -2,6 +2,7 @@
 
 use crate::maps::{heap_large, msync, msync_large};
 use crate::measuring::bench_run::Run;
+use crate::measuring::child::DiskTimes;
 use crate::measuring::fs::{FileSystem, Place};
 use crate::measuring::{fs, scratch};
 use crate::mounts::{mounted, mounted_programs};
@@ -9,8 +10,9 @@ use crate::preloaded::programs;
 use crate::report::section::{Report, Section};
 use crate::report::section_text;
 use crate::report::status_line::StatusLine;
+use crate::shipped::shipping;
 use crate::sqlite::transactions;
-use crate::stores::{append, commits, flush_times, oneshot, reader_costs, recovery_time, syncv, threads};
+use crate::stores::{append, checkpoints, commits, flush_times, oneshot, reader_costs, recovery_time, syncv, threads};
 use crate::{kv, live, plot, xsync};
 use anyhow::{Context, Result, bail};
 use std::path::PathBuf;
@@ -36,6 +38,10 @@ pub struct Bench {
     #[arg(long, value_delimiter = ',', value_name = "MS", conflicts_with = "fs", value_parser = flush_ms)]
     flush_ms: Vec<f64>,
 
+    /// With --flush-ms: writes of that disk take this number of milliseconds, several at a time
+    #[arg(long, value_name = "MS", requires = "flush_ms", default_value = "0", value_parser = flush_ms)]
+    write_ms: f64,
+
     /// Directory for the images, or for the measurements
     #[arg(long, value_name = "DIR", default_value = ".")]
     dir: PathBuf,
@@ -59,6 +65,11 @@ pub struct Bench {
     /// kv: think times in milliseconds, separated by commas; the default is 0,10
     #[arg(long, value_delimiter = ',', value_name = "MS")]
     think_ms: Vec<u64>,
+
+    /// recovery: sizes of the log in MiB, separated by commas; the default is 256. Each needs up to four times its size on
+    /// the disk, and at least 3 GiB
+    #[arg(long, value_delimiter = ',', value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=4096))]
+    log_mib: Vec<u64>,
 
     /// kv: leave out the stores whose names begin with one of these; xsync: parts to leave out, of session, server,
     /// postmark, postgresql, programs, flush; separated by commas
@@ -86,6 +97,8 @@ enum Benchmark {
     Live,
     /// Opening after a crash with a full journal
     Recovery,
+    /// Checkpoints side by side, one file after the other, and after each commit; commits beside them
+    Checkpoints,
     /// One small change in a new process
     Oneshot,
     /// Readers in other processes: the owner's commits beside them, their reads, following, opening
@@ -108,7 +121,10 @@ enum Benchmark {
     /// Transactions of SQLite with the extension, against its own WAL and rollback journal (`libuntorn_sqlite.so` must be
     /// beside this program)
     Sqlite,
-    /// All benchmarks except kv, live, xsync, mount, preload, sqlite and flush-times
+    /// Stores that are shipped: commits, answers that wait for the bucket, restores (`untorn-ship` must be beside this
+    /// program)
+    Ship,
+    /// All benchmarks except kv, live, xsync, mount, preload, ship, sqlite and flush-times
     All,
 }
 
@@ -150,6 +166,7 @@ impl Bench {
             quick: self.quick,
             runs: self.runs,
             think_ms: self.think_ms.clone(),
+            log_mib: self.log_mib.clone(),
             without: self.without.clone(),
             dir: dir.clone(),
             progress: StatusLine::new(),
@@ -176,7 +193,8 @@ impl Bench {
         }
         for ms in &self.flush_ms {
             run.progress.cell(format!("making the disk with flushes of {ms} ms"));
-            let place = Place::on_slow_disk(&dir, fs::IMAGE_BYTES, Duration::from_secs_f64(ms / 1e3))?;
+            let [flush, write] = [*ms, self.write_ms].map(|ms| Duration::from_secs_f64(ms / 1e3));
+            let place = Place::on_disk(&dir, fs::IMAGE_BYTES, DiskTimes { flush, write })?;
             self.measure_in(&place, &run, &mut report)?;
         }
         if report.sections.is_empty() {
@@ -199,14 +217,15 @@ impl Bench {
 
     fn chosen(&self) -> Vec<Benchmark> {
         use Benchmark::{
-            All, Append, Commit, FlushTimes, HeapLarge, Kv, KvLarge, KvOpen, Live, Mount, Msync, MsyncLarge, Oneshot,
-            Preload, Readers, Recovery, Sqlite, Syncv, Threads, Xsync,
+            All, Append, Checkpoints, Commit, FlushTimes, HeapLarge, Kv, KvLarge, KvOpen, Live, Mount, Msync,
+            MsyncLarge, Oneshot, Preload, Readers, Recovery, Ship, Sqlite, Syncv, Threads, Xsync,
         };
-        let every = [Commit, Threads, Append, Syncv, Msync, MsyncLarge, HeapLarge, Recovery, Oneshot, Readers];
+        let every =
+            [Commit, Threads, Append, Syncv, Msync, MsyncLarge, HeapLarge, Recovery, Checkpoints, Oneshot, Readers];
         let all = self.benchmarks.contains(&All);
         let mut chosen: Vec<_> = every.into_iter().filter(|b| all || self.benchmarks.contains(b)).collect();
         chosen.extend(
-            [Kv, KvLarge, KvOpen, FlushTimes, Live, Mount, Preload, Sqlite, Xsync]
+            [Kv, KvLarge, KvOpen, FlushTimes, Live, Mount, Preload, Ship, Sqlite, Xsync]
                 .into_iter()
                 .filter(|b| self.benchmarks.contains(b)),
         );
@@ -239,6 +258,7 @@ impl Benchmark {
             Benchmark::HeapLarge => heap_large::run(run, place)?,
             Benchmark::Live => live::run(run, place)?,
             Benchmark::Recovery => vec![recovery_time::run(run, place)?],
+            Benchmark::Checkpoints => checkpoints::run(run, place)?,
             Benchmark::Oneshot => vec![oneshot::run(run, place)?],
             Benchmark::Readers => {
                 let mut sections = reader_costs::run(run, place)?;
@@ -251,6 +271,7 @@ impl Benchmark {
             Benchmark::FlushTimes => flush_times::run(run)?,
             Benchmark::Mount => vec![mounted::run(run, place)?, mounted_programs::run(run, place)?],
             Benchmark::Preload => programs::run(run, place)?,
+            Benchmark::Ship => shipping::run(run, place)?,
             Benchmark::Sqlite => transactions::run(run, place)?,
             Benchmark::Xsync => xsync::run(run, place)?,
             Benchmark::All => unreachable!("All stands for the others"),

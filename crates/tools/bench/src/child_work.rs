@@ -6,6 +6,7 @@ use crate::measuring::child::{JOB_VARIABLE, Job};
 use crate::measuring::peers::replace_file;
 use crate::measuring::slow_disk;
 use crate::preloaded;
+use crate::shipped::slow_place;
 use crate::sqlite;
 use crate::stores::reader_costs;
 use crate::xsync;
@@ -42,9 +43,7 @@ fn run(job: Job) -> Result<()> {
         Job::Sqlite(program) => return sqlite::worker::run(&serde_json::from_value(program)?),
         Job::Session(session) => return xsync::session::run(session),
         Job::Serve { port, log, flush } => return xsync::guest::serve(port, &log, flush),
-        Job::SlowDisk { image, at, flush_us } => {
-            return slow_disk::serve(&image, &at, Duration::from_micros(flush_us));
-        }
+        Job::SlowDisk { image, at, times } => return slow_disk::serve(&image, &at, times),
         Job::EchoKeys { log } => return xsync::guest::echo_keys(log.as_deref()),
         Job::ReadOn { store, file } => return reader_costs::read_on(&store, &file),
         Job::CommitOn { store, bytes, pending } => return kv::snapshot_costs::commit_on(&store, bytes, pending),
@@ -52,6 +51,7 @@ fn run(job: Job) -> Result<()> {
         Job::ReadPlain { path } => return reader_costs::read_plain(&path),
         Job::Follow { store } => return reader_costs::follow(&store),
         Job::BeTold => return reader_costs::be_told(),
+        Job::ServeBucket { dir, put_us } => return slow_place::serve_bucket(dir, Duration::from_micros(put_us)),
         Job::Postmark { dir, files, transactions } => return xsync::postmark::run(&dir, files, transactions),
         Job::Update { path, bytes } => {
             let content = content(bytes);

@@ -14,6 +14,7 @@ mod mounts;
 mod plot;
 mod preloaded;
 mod report;
+mod shipped;
 mod sqlite;
 mod stores;
 mod xsync;

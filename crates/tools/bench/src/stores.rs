@@ -1,6 +1,7 @@
-//! Benchmarks of stores: commits, threads, readers, recovery. Stands on `measuring`.
+//! Benchmarks of stores: commits, threads, checkpoints, readers, recovery. Stands on `measuring`.
 
 pub(crate) mod append;
+pub(crate) mod checkpoints;
 pub(crate) mod commits;
 pub(crate) mod flush_times;
 pub(crate) mod oneshot;

@@ -31,7 +31,7 @@ fn every_benchmark_runs_and_leaves_only_its_figures() {
     let (report, table, picture) = quick_run(&["all"]);
     let sections = report["sections"].as_array().unwrap();
     let titles: Vec<&str> = sections.iter().map(|section| section["title"].as_str().unwrap()).collect();
-    assert_eq!(titles.len(), 22, "{titles:?}");
+    assert_eq!(titles.len(), 25, "{titles:?}");
     for row in sections.iter().flat_map(|section| section["rows"].as_array().unwrap()) {
         assert!(row["ratio"]["value"].as_f64().is_some_and(|ratio| ratio > 0.0), "{row}");
         assert!(row["verdict"].is_null(), "a smoke run has no verdicts: {row}");

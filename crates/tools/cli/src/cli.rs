@@ -36,6 +36,7 @@ enum Command {
     Tail(commands::tail::Tail),
     Cp(commands::cp::Cp),
     Readers(commands::audience::Readers),
+    Slots(commands::slots::Slots),
     FindUnclean(commands::find_unclean::FindUnclean),
     PortCheck(commands::port_check::PortCheck),
     Preload(commands::preload::Preload),
@@ -66,6 +67,15 @@ enum Command {
     /// untorn-mount).
     #[command(disable_help_flag = true, disable_version_flag = true)]
     Run(Arguments),
+    /// Ship the commits of a store to an object store (the program untorn-ship).
+    #[command(disable_help_flag = true, disable_version_flag = true)]
+    Ship(Arguments),
+    /// Restore any point of a store from an object store (the program untorn-ship).
+    #[command(disable_help_flag = true, disable_version_flag = true)]
+    Restore(Arguments),
+    /// Follow a store's commits in an object store live (the program untorn-ship).
+    #[command(disable_help_flag = true, disable_version_flag = true)]
+    Follow(Arguments),
     /// Measure commits beside plain system calls (the program untorn-bench).
     #[command(disable_help_flag = true, disable_version_flag = true)]
     Bench(Arguments),
@@ -93,6 +103,7 @@ pub fn run() -> Result<Output, Failure> {
         Command::Tail(c) => c.run(),
         Command::Cp(c) => c.run(),
         Command::Readers(c) => c.run(),
+        Command::Slots(c) => c.run(),
         Command::FindUnclean(c) => c.run(),
         Command::PortCheck(c) => c.run(),
         Command::Preload(c) => c.run(),
@@ -105,6 +116,9 @@ pub fn run() -> Result<Output, Failure> {
         Command::Import(_) => Err(Other::Import.execute()),
         Command::Export(_) => Err(Other::Export.execute()),
         Command::Run(_) => Err(Other::Run.execute()),
+        Command::Ship(_) => Err(Other::Ship.execute()),
+        Command::Restore(_) => Err(Other::Restore.execute()),
+        Command::Follow(_) => Err(Other::Follow.execute()),
         Command::Bench(_) => Err(Other::Bench.execute()),
         Command::Demo(_) => Err(Other::Demo.execute()),
         Command::Completions(c) => c.run(Cli::command()),

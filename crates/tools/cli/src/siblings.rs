@@ -51,6 +51,9 @@ pub enum Other {
     Ls,
     /// For the store of a mount.
     Eject,
+    Ship,
+    Restore,
+    Follow,
     Bench,
     Demo,
 }
@@ -72,6 +75,9 @@ impl Other {
             Other::Cat => "cat",
             Other::Ls => "ls",
             Other::Eject => "eject",
+            Other::Ship => "ship",
+            Other::Restore => "restore",
+            Other::Follow => "follow",
             Other::Bench => "bench",
             Other::Demo => "demo",
         }
@@ -94,6 +100,9 @@ impl Other {
             Other::Cat => ("untorn-mount", Some("cat")),
             Other::Ls => ("untorn-mount", Some("ls")),
             Other::Eject => ("untorn-mount", Some("eject")),
+            Other::Ship => ("untorn-ship", Some("ship")),
+            Other::Restore => ("untorn-ship", Some("restore")),
+            Other::Follow => ("untorn-ship", Some("follow")),
             Other::Bench => ("untorn-bench", None),
             Other::Demo => ("untorn-bench", Some("demo")),
         }

@@ -10,8 +10,21 @@ use std::process::{Command, Stdio};
 const COMMANDS: [&str; 9] =
     ["status", "check", "dump", "recover", "checkpoint", "eject", "doctor", "put", "completions"];
 /// Subcommands that are programs of their own.
-const OTHERS: [&str; 10] =
-    ["crashtest", "xsync", "mount", "umount", "sync", "import", "export", "run", "bench", "demo"];
+const OTHERS: [&str; 13] = [
+    "crashtest",
+    "xsync",
+    "mount",
+    "umount",
+    "sync",
+    "import",
+    "export",
+    "run",
+    "ship",
+    "restore",
+    "follow",
+    "bench",
+    "demo",
+];
 const HIDDEN: [&str; 1] = ["man"];
 
 #[test]
@@ -108,6 +121,9 @@ fn other_programs_get_all_arguments_and_their_exit_code_is_passed_on() {
         ("import", "untorn-mount", "import "),
         ("export", "untorn-mount", "export "),
         ("run", "untorn-mount", "run "),
+        ("ship", "untorn-ship", "ship "),
+        ("restore", "untorn-ship", "restore "),
+        ("follow", "untorn-ship", "follow "),
         ("bench", "untorn-bench", ""),
         ("demo", "untorn-bench", "demo "),
     ] {

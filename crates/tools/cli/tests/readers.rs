@@ -332,7 +332,7 @@ fn tail_prints_the_bytes_of_each_commit() {
     assert_eq!(
         json(first)["changes"][0],
         serde_json::json!({
-            "path": "a", "what": "written", "offset": 4, "bytes": 3, "hex": "6f6e65"
+            "path": "a", "kind": "written", "offset": 4, "bytes": 3, "hex": "6f6e65"
         })
     );
     assert!(json(first)["lsn"].as_u64() < json(second)["lsn"].as_u64());
@@ -341,13 +341,13 @@ fn tail_prints_the_bytes_of_each_commit() {
     assert_eq!(json(third)["changes"][0]["hex"], *hex);
     assert_eq!(
         json(fourth)["changes"][0],
-        serde_json::json!({ "path": "a", "what": "zeroed", "offset": 4, "bytes": 3 })
+        serde_json::json!({ "path": "a", "kind": "zeroed", "offset": 4, "bytes": 3 })
     );
     // Without `--bytes`, the bytes are not printed. Several changes of a commit are one line of JSON.
     let lines = lines_of_tail(&["-n", "2", "--json"], dir.path(), || commit(&store, "b", b"made"));
     let changes = json(&lines[1])["changes"].clone();
-    let whats: Vec<&str> = changes.as_array().unwrap().iter().map(|change| change["what"].as_str().unwrap()).collect();
-    assert_eq!(whats, ["written", "resized"]);
+    let kinds: Vec<&str> = changes.as_array().unwrap().iter().map(|change| change["kind"].as_str().unwrap()).collect();
+    assert_eq!(kinds, ["written", "resized"]);
     assert_eq!(changes[0].get("hex"), None);
     store.close().unwrap();
 }

@@ -40,7 +40,7 @@ fn tree(dir: &Path) -> Vec<(String, Vec<u8>)> {
     found
 }
 
-const COMMANDS: [&[&str]; 27] = [
+const COMMANDS: [&[&str]; 29] = [
     &["status", "store"],
     &["status", "absent"],
     &["check", "store"],
@@ -64,6 +64,8 @@ const COMMANDS: [&[&str]; 27] = [
     &["tail", "absent"],
     &["cp", "absent", "there"],
     &["readers", "absent"],
+    &["slots", "store"],
+    &["slots", "--drop", "x", "absent"],
     &["find-unclean", "--recover", "."],
     &["port-check", "absent"],
     &["frobnicate"],

@@ -20,8 +20,12 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
     ("untorn-crashtest", &["untorn-os", "untorn-journal", "untorn", "untorn-terminal", CRASHLAB]),
     ("untorn-tree", &["untorn-os", "untorn-journal", "untorn"]),
     ("untorn-xsync", &["untorn-os", "untorn-journal", "untorn", "untorn-terminal", CRASHLAB]),
+    ("untorn-ship", &["untorn-os", "untorn-journal", "untorn", "untorn-terminal", CRASHLAB]),
     ("untorn-mount", &["untorn-os", "untorn-journal", "untorn", "untorn-terminal", "untorn-tree"]),
-    ("untorn-bench", &["untorn-os", "untorn-journal", "untorn", "untorn-terminal", "untorn-demo", "untorn-xsync"]),
+    (
+        "untorn-bench",
+        &["untorn-os", "untorn-journal", "untorn", "untorn-terminal", "untorn-demo", "untorn-ship", "untorn-xsync"],
+    ),
     ("untorn-house", &[]),
     (TESTKIT, &[]),
 ];

@@ -14,7 +14,18 @@ pub const FLOORS: &[(&str, &[&str])] = &[
     ("crates/core/os/src", &["descriptors", "mapping", "memory", "threads", "storage", "live"]),
     (
         "crates/core/journal/src",
-        &["format", "commits", "directories", "undo", "data_files", "scanning", "readers", "journal", "recovery"],
+        &[
+            "format",
+            "commits",
+            "directories",
+            "undo",
+            "data_files",
+            "scanning",
+            "slots",
+            "readers",
+            "journal",
+            "recovery",
+        ],
     ),
     ("crates/core/untorn/src", &["engine", "reader", "heap", "admin"]),
     (
@@ -43,6 +54,7 @@ pub const FLOORS: &[(&str, &[&str])] = &[
         "crates/xsync/src",
         &["report", "host", "volumes", "view", "network", "filter", "relays", "session", "changes", "commands"],
     ),
+    ("crates/ship/src", &["bucket", "object", "chain", "ship", "restore", "retain", "store", "program"]),
     ("crates/bindings/c/src", &["boundary", "stores", "readers", "heaps", "posix"]),
     ("crates/bindings/c/src/posix", &["state", "files", "calls"]),
     ("crates/bindings/python/src", &["boundary", "stores", "memory", "readers"]),
@@ -64,7 +76,20 @@ pub const FLOORS: &[(&str, &[&str])] = &[
     ("crates/lab/crashlab/src/simulation", &["state", "processes"]),
     (
         "crates/tools/bench/src",
-        &["report", "measuring", "plot", "stores", "maps", "kv", "live", "preloaded", "sqlite", "xsync", "mounts"],
+        &[
+            "report",
+            "measuring",
+            "plot",
+            "stores",
+            "maps",
+            "kv",
+            "live",
+            "preloaded",
+            "shipped",
+            "sqlite",
+            "xsync",
+            "mounts",
+        ],
     ),
 ];
 

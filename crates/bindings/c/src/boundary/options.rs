@@ -1,11 +1,12 @@
 //! Options for opening a store: `untorn_options`, checked and converted to the options of the Rust library.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_char, c_int, c_void};
 use std::mem::size_of;
 use std::time::Duration;
 
-use untorn::{FailureClass, Readers, StoreOptions};
+use untorn::{FailureClass, OnTimeout, Readers, Remote, StoreOptions};
 
+use crate::boundary::arguments;
 use crate::boundary::error::{Failure, Result, guard};
 use crate::boundary::log;
 use crate::boundary::versioned::{self, Versioned};
@@ -16,6 +17,16 @@ pub const UNTORN_CLASS_POWER: u32 = 0;
 /// Failure class: commits survive a crash of the process, but not of the machine. No flushes. After a
 /// machine crash the store cannot be opened (UNTORN_E_UNKNOWN_STATE).
 pub const UNTORN_CLASS_PROCESS: u32 = 1;
+/// Failure class: commits survive the loss of the machine, too. No class of a store, whose commits are of
+/// UNTORN_CLASS_POWER first: untorn_ticket_wait_for(), untorn_gate_output_when() and untorn_store_wait_for() wait until the
+/// slot of untorn_options.remote_slot has acknowledged them.
+pub const UNTORN_CLASS_REMOTE: u32 = 2;
+
+/// untorn_options.remote_on_timeout: all that waits for the slot is held, for as long as it takes. The default.
+pub const UNTORN_REMOTE_HOLD: u64 = 0;
+/// untorn_options.remote_on_timeout: commits that are durable on this machine count as remote until the slot has caught
+/// up. The loss of the machine then loses them, although somebody was told of them.
+pub const UNTORN_REMOTE_DEGRADE: u64 = 1;
 
 /// Create a missing store, heap or file; without this flag, opening it fails with ENOENT. A flag of untorn_options for
 /// untorn_store_open(): the store, and its directory if the parent exists. A flag of untorn_heap_options: the heap. A
@@ -86,9 +97,15 @@ pub struct untorn_options {
     /// How long to wait, in milliseconds, until another owner has closed the store; then EBUSY. 0, the default: not at
     /// all, or for ever with UNTORN_WAIT.
     pub wait_ms: u64,
+    /// Name of the slot whose acknowledgements make commits remote (UNTORN_CLASS_REMOTE). NULL, the default: none.
+    pub remote_slot: *const c_char,
+    /// How long the slot may take, in milliseconds, before remote_on_timeout. 0: the default, 5 seconds.
+    pub remote_timeout_ms: u64,
+    /// UNTORN_REMOTE_HOLD or UNTORN_REMOTE_DEGRADE.
+    pub remote_on_timeout: u64,
 }
 
-const _: () = assert!(size_of::<untorn_options>() == 56, "members may be added at the end, never removed");
+const _: () = assert!(size_of::<untorn_options>() == 80, "members may be added at the end, never removed");
 
 // SAFETY: numbers, a pointer, and a callback that NULL is valid for.
 unsafe impl Versioned for untorn_options {
@@ -117,15 +134,37 @@ pub unsafe extern "C" fn untorn_options_init(options: *mut untorn_options, size:
 pub(crate) unsafe fn read(options: *const untorn_options) -> Result<StoreOptions> {
     log::start();
     // SAFETY: the caller's promise.
-    unsafe { versioned::read(options)? }.map_or(Ok(StoreOptions::default()), convert)
+    let Some(options) = (unsafe { versioned::read(options)? }) else { return Ok(StoreOptions::default()) };
+    if options.remote_slot.is_null() {
+        return convert(options);
+    }
+    // SAFETY: a text that ends with NUL, by the caller's promise.
+    let slot = unsafe { arguments::path(options.remote_slot, "remote_slot")? };
+    let slot = slot.to_str().ok_or_else(|| Failure::invalid("remote_slot is not UTF-8"))?;
+    let on_timeout = match options.remote_on_timeout {
+        UNTORN_REMOTE_HOLD => OnTimeout::Hold,
+        UNTORN_REMOTE_DEGRADE => OnTimeout::Degrade,
+        other => return Err(Failure::invalid(format!("there is no remote_on_timeout {other}"))),
+    };
+    let timeout = match options.remote_timeout_ms {
+        0 => Remote::default().timeout,
+        ms => Duration::from_millis(ms),
+    };
+    Ok(convert(options)?.remote(slot, Remote { timeout, on_timeout }))
+}
+
+/// The failure class of a number.
+pub(crate) fn class(number: u32) -> Result<FailureClass> {
+    match number {
+        UNTORN_CLASS_POWER => Ok(FailureClass::Power),
+        UNTORN_CLASS_PROCESS => Ok(FailureClass::Process),
+        UNTORN_CLASS_REMOTE => Ok(FailureClass::Remote),
+        other => Err(Failure::invalid(format!("there is no failure class {other}"))),
+    }
 }
 
 fn convert(options: untorn_options) -> Result<StoreOptions> {
-    let class = match options.failure_class {
-        UNTORN_CLASS_POWER => FailureClass::Power,
-        UNTORN_CLASS_PROCESS => FailureClass::Process,
-        other => return Err(Failure::invalid(format!("there is no failure class {other}"))),
-    };
+    let class = class(options.failure_class)?;
     let flags = options.flags;
     if flags & UNTORN_READ_ONLY != 0 {
         let why = "UNTORN_READ_ONLY: a process that opens a store this way owns it, and writes to it; \

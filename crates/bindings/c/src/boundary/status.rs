@@ -79,9 +79,15 @@ pub struct untorn_status {
     pub held: u64,
     /// Bytes that are kept for readers of older commits.
     pub kept_bytes: u64,
+    /// LSN of the last commit that the slot of untorn_options.remote_slot has acknowledged; 0: none, or no slot.
+    pub remote_lsn: u64,
+    /// 1 if a commit has waited for the slot for longer than untorn_options.remote_timeout_ms.
+    pub remote_late: u64,
+    /// 1 if commits count as remote without an acknowledgement: UNTORN_REMOTE_DEGRADE, and remote_late.
+    pub remote_degraded: u64,
 }
 
-const _: () = assert!(size_of::<untorn_status>() == 8 + UNTORN_STORE_ID_BYTES + 4 * 4 + 25 * 8, "no padding");
+const _: () = assert!(size_of::<untorn_status>() == 8 + UNTORN_STORE_ID_BYTES + 4 * 4 + 28 * 8, "no padding");
 
 fn convert(status: &Status) -> untorn_status {
     let mut store_id = [0; UNTORN_STORE_ID_BYTES];
@@ -94,7 +100,8 @@ fn convert(status: &Status) -> untorn_status {
         size: size_of::<untorn_status>(),
         store_id,
         failure_class: match status.class {
-            FailureClass::Power => UNTORN_CLASS_POWER,
+            // Commits of any other class are of class `power` first.
+            FailureClass::Power | FailureClass::Remote => UNTORN_CLASS_POWER,
             FailureClass::Process => UNTORN_CLASS_PROCESS,
         },
         full_page: status.full_page.into(),
@@ -125,6 +132,9 @@ fn convert(status: &Status) -> untorn_status {
         mapped_files_over: maps.iter().filter(|map| map.over).count() as u64,
         held: status.held.len() as u64,
         kept_bytes: status.kept_bytes,
+        remote_lsn: status.remote.as_ref().and_then(|remote| remote.acknowledged).map_or(0, |point| point.lsn),
+        remote_late: status.remote.as_ref().is_some_and(|remote| remote.late).into(),
+        remote_degraded: status.remote.as_ref().is_some_and(|remote| remote.degraded).into(),
     }
 }
 

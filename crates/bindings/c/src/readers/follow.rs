@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering::*};
 use std::time::Duration;
 
 use untorn::Reader;
-use untorn::reader::{Change, Commit, Follow, Followed, What};
+use untorn::reader::{Change, ChangeKind, Commit, Follow, Followed};
 
 use crate::boundary::arguments;
 use crate::boundary::error::{Failure, Result, guard};
@@ -59,7 +59,7 @@ use untorn_change_kind::*;
 #[allow(non_camel_case_types)]
 pub struct untorn_change {
     /// The kind of the change.
-    pub what: untorn_change_kind,
+    pub kind: untorn_change_kind,
     /// Permission bits, for UNTORN_CHANGE_MODE.
     pub mode: u32,
     /// The offset at which bytes were written or became zeros.
@@ -269,7 +269,8 @@ fn to_caller(followed: &Followed) -> Result<*mut untorn_followed> {
     let texts: Vec<(usize, Option<usize>)> = changes
         .iter()
         .map(|change| {
-            let new_path = if let What::Renamed(to) = &change.what { Some(path_at(&mut block, to)) } else { None };
+            let new_path =
+                if let ChangeKind::Renamed(to) = &change.kind { Some(path_at(&mut block, to)) } else { None };
             (path_at(&mut block, &change.path), new_path)
         })
         .collect();
@@ -287,7 +288,7 @@ fn to_caller(followed: &Followed) -> Result<*mut untorn_followed> {
         unsafe {
             let to = all.add(changes_at).cast::<untorn_change>().add(n);
             let text = |at: usize| all.add(at).cast::<c_char>().cast_const();
-            to.write(filled(&change.what, text(path), new_path.map_or(null(), text)));
+            to.write(filled(&change.kind, text(path), new_path.map_or(null(), text)));
             all.add(pointers_at).cast::<*const untorn_change>().add(n).write(to);
         }
     }
@@ -297,18 +298,18 @@ fn to_caller(followed: &Followed) -> Result<*mut untorn_followed> {
     Ok(to)
 }
 
-fn filled(what: &What, path: *const c_char, new_path: *const c_char) -> untorn_change {
-    let (what, offset, len, mode) = match what {
-        What::Written(range) => (UNTORN_CHANGE_WRITTEN, range.start, range.end - range.start, 0),
-        What::Zeroed(range) => (UNTORN_CHANGE_ZEROED, range.start, range.end - range.start, 0),
-        What::Resized(len) => (UNTORN_CHANGE_RESIZED, 0, *len, 0),
-        What::Created => (UNTORN_CHANGE_CREATED, 0, 0, 0),
-        What::Renamed(_) => (UNTORN_CHANGE_RENAMED, 0, 0, 0),
-        What::Removed => (UNTORN_CHANGE_REMOVED, 0, 0, 0),
-        What::Mode(mode) => (UNTORN_CHANGE_MODE, 0, 0, *mode),
-        What::DirectoryMade => (UNTORN_CHANGE_DIRECTORY_MADE, 0, 0, 0),
-        What::DirectoryRemoved => (UNTORN_CHANGE_DIRECTORY_REMOVED, 0, 0, 0),
+fn filled(kind: &ChangeKind, path: *const c_char, new_path: *const c_char) -> untorn_change {
+    let (kind, offset, len, mode) = match kind {
+        ChangeKind::Written(range) => (UNTORN_CHANGE_WRITTEN, range.start, range.end - range.start, 0),
+        ChangeKind::Zeroed(range) => (UNTORN_CHANGE_ZEROED, range.start, range.end - range.start, 0),
+        ChangeKind::Resized(len) => (UNTORN_CHANGE_RESIZED, 0, *len, 0),
+        ChangeKind::Created(mode) => (UNTORN_CHANGE_CREATED, 0, 0, *mode),
+        ChangeKind::Renamed(_) => (UNTORN_CHANGE_RENAMED, 0, 0, 0),
+        ChangeKind::Removed => (UNTORN_CHANGE_REMOVED, 0, 0, 0),
+        ChangeKind::Mode(mode) => (UNTORN_CHANGE_MODE, 0, 0, *mode),
+        ChangeKind::DirectoryMade(mode) => (UNTORN_CHANGE_DIRECTORY_MADE, 0, 0, *mode),
+        ChangeKind::DirectoryRemoved => (UNTORN_CHANGE_DIRECTORY_REMOVED, 0, 0, 0),
         _ => (UNTORN_CHANGE_OTHER, 0, 0, 0),
     };
-    untorn_change { what, mode, offset, len, path, new_path }
+    untorn_change { kind, mode, offset, len, path, new_path }
 }

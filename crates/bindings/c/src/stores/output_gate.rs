@@ -1,12 +1,13 @@
 //! Exported functions: output that is held back until commits are durable.
 
 use std::ffi::{c_int, c_void};
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 use untorn::{Error, Gate, Output, Ticket};
 
-use crate::boundary::error::{Failure, guard};
+use crate::boundary::error::{Failure, Result, guard};
 use crate::boundary::handle::{self, Handle, Handles, Kind};
+use crate::boundary::options::class;
 use crate::stores::ticket::untorn_ticket;
 
 /// Output that waits until the commits that it reports are durable: a thread, and any number of outputs.
@@ -51,15 +52,27 @@ pub extern "C" fn untorn_gate_open(bytes_max: usize) -> *mut untorn_gate {
 /// they were written. A pipe whose reader has left sends SIGPIPE, as usual. NULL with an error.
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_gate_output(gate: *mut untorn_gate, fd: c_int) -> *mut untorn_output {
+    guard(std::ptr::null_mut(), || handle::insert(handle::get::<Gate, _>(gate)?.output(copied(fd)?)))
+}
+
+/// Like untorn_gate_output(); bytes leave when their commits survive the failures of a class, such as
+/// UNTORN_CLASS_REMOTE. Outputs of other classes do not wait for it. NULL with an error.
+#[unsafe(no_mangle)]
+pub extern "C" fn untorn_gate_output_when(gate: *mut untorn_gate, fd: c_int, failure_class: u32) -> *mut untorn_output {
     guard(std::ptr::null_mut(), || {
-        let gate = handle::get::<Gate, _>(gate)?;
-        if fd < 0 {
-            return Err(Failure::invalid(format!("{fd} is not a descriptor")));
-        }
-        // SAFETY: not -1, and only used for the call that copies it, which fails if the descriptor is not open.
-        let copied = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned();
-        handle::insert(gate.output(copied.map_err(|e| Error::io("copy", format!("descriptor {fd}"), e))?))
+        let class = class(failure_class)?;
+        handle::insert(handle::get::<Gate, _>(gate)?.output_when(copied(fd)?, class))
     })
+}
+
+/// A copy of a caller's descriptor.
+fn copied(fd: c_int) -> Result<OwnedFd> {
+    if fd < 0 {
+        return Err(Failure::invalid(format!("{fd} is not a descriptor")));
+    }
+    // SAFETY: not -1, and only used for the call that copies it, which fails if the descriptor is not open.
+    let copied = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned();
+    Ok(copied.map_err(|e| Error::io("copy", format!("descriptor {fd}"), e))?)
 }
 
 /// Hands over n bytes, which are copied. They leave when the ticket's commit is durable. If the ticket is NULL, they

@@ -79,6 +79,17 @@ pub extern "C" fn untorn_store_wait(store: *mut untorn_store) -> c_int {
     })
 }
 
+/// Waits until all commits so far, also of earlier openings, survive the failures of a class. Returns and errors are
+/// those of untorn_ticket_wait_for().
+#[must_use]
+#[unsafe(no_mangle)]
+pub extern "C" fn untorn_store_wait_for(store: *mut untorn_store, failure_class: u32) -> c_int {
+    guard(-1, || {
+        handle::get::<Store, _>(store)?.wait_for(options::class(failure_class)?)?;
+        Ok(0)
+    })
+}
+
 /// Returns a descriptor for event loops, which becomes readable whenever commits have results. It is an eventfd, written
 /// to once for each group of commits. Read its 8 bytes, then poll the tickets. The store owns the descriptor: do not close it. -1: EBADF,
 /// EMFILE.

@@ -6,6 +6,7 @@ use untorn::Ticket;
 
 use crate::boundary::error::{Failure, guard};
 use crate::boundary::handle::{self, Handle, Handles, Kind};
+use crate::boundary::options::class;
 
 /// A commit that was started and may not be durable yet. Freeing the ticket does not cancel the commit.
 #[allow(non_camel_case_types)]
@@ -38,6 +39,31 @@ pub extern "C" fn untorn_ticket_wait(ticket: *const untorn_ticket) -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_ticket_poll(ticket: *const untorn_ticket) -> c_int {
     guard(-1, || match handle::get::<Ticket, _>(ticket)?.poll() {
+        None => Ok(0),
+        Some(Ok(())) => Ok(1),
+        Some(Err(error)) => Err(error.into()),
+    })
+}
+
+/// Waits until the commit survives the failures of a class, or has failed. UNTORN_CLASS_REMOTE: until the slot of
+/// untorn_options.remote_slot has acknowledged it, for as long as that takes, unless UNTORN_REMOTE_DEGRADE ends the wait.
+/// Closing the store ends it with an error. Returns 0, or -1 with an error as untorn_commit(), or EINVAL: the store's
+/// commits do not reach the class.
+#[must_use]
+#[unsafe(no_mangle)]
+pub extern "C" fn untorn_ticket_wait_for(ticket: *const untorn_ticket, failure_class: u32) -> c_int {
+    guard(-1, || {
+        handle::get::<Ticket, _>(ticket)?.wait_for(class(failure_class)?)?;
+        Ok(0)
+    })
+}
+
+/// Tells whether the commit survives the failures of a class, without waiting. Returns 1: it does; 0: not yet; -1: an
+/// error as untorn_ticket_wait_for().
+#[must_use]
+#[unsafe(no_mangle)]
+pub extern "C" fn untorn_ticket_poll_for(ticket: *const untorn_ticket, failure_class: u32) -> c_int {
+    guard(-1, || match handle::get::<Ticket, _>(ticket)?.poll_for(class(failure_class)?) {
         None => Ok(0),
         Some(Ok(())) => Ok(1),
         Some(Err(error)) => Err(error.into()),

@@ -226,21 +226,21 @@ static untorn_followed *next(untorn_follow *follow, uint32_t changes) {
 }
 
 /* The commit's one change of this kind to this name; changes of different files are in any order. */
-static const untorn_change *change(const untorn_followed *followed, untorn_change_kind what, const char *path) {
+static const untorn_change *change(const untorn_followed *followed, untorn_change_kind kind, const char *path) {
     const untorn_change *found = NULL;
     for (uint32_t n = 0; n < followed->changes_len; n++) {
         const untorn_change *at = followed->changes[n];
-        if (at->what != what || strcmp(at->path, path) != 0) continue;
+        if (at->kind != kind || strcmp(at->path, path) != 0) continue;
         CHECK(!found);
         found = at;
     }
-    CHECK(found && (found->new_path != NULL) == (what == UNTORN_CHANGE_RENAMED));
+    CHECK(found && (found->new_path != NULL) == (kind == UNTORN_CHANGE_RENAMED));
     return found;
 }
 
 /* The index of the commit's one change of this kind to this name. */
-static size_t index_of(const untorn_followed *followed, untorn_change_kind what, const char *path) {
-    const untorn_change *of = change(followed, what, path);
+static size_t index_of(const untorn_followed *followed, untorn_change_kind kind, const char *path) {
+    const untorn_change *of = change(followed, kind, path);
     for (size_t n = 0;; n++) {
         if (followed->changes[n] == of) return n;
     }

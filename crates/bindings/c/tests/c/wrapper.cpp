@@ -158,7 +158,7 @@ static void readers() {
     a.commit();
     const untorn::followed commit = follow.next();
     CHECK(commit && !commit->missed && commit->changes_len == 1 && commit->last_lsn > snapshot.lsn());
-    CHECK(commit->changes[0]->what == UNTORN_CHANGE_WRITTEN && std::strcmp(commit->changes[0]->path, "a") == 0);
+    CHECK(commit->changes[0]->kind == UNTORN_CHANGE_WRITTEN && std::strcmp(commit->changes[0]->path, "a") == 0);
     a.write("later", 0);
     a.commit();
     char last[2];

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Generator
-from typing import TYPE_CHECKING, Any
+from collections import deque
+from typing import TYPE_CHECKING
 
 from ._untorn import Commit, Follow, Missed, Ticket
 
 if TYPE_CHECKING:
-    Pending = list[tuple[Ticket, asyncio.Future[None]]]
+    Pending = deque[tuple[Ticket, asyncio.Future[None]]]
 
 
 class Watch:
@@ -28,7 +28,7 @@ class Watch:
         with self._lock:
             pending = self._waiting.get(loop)
             if pending is None:
-                pending = self._waiting[loop] = []
+                pending = self._waiting[loop] = deque()
                 loop.add_reader(self._descriptor, self._ready)
             pending.append((ticket, future))
         if ticket.done():
@@ -55,34 +55,16 @@ class Watch:
         self._settle(here)
 
     def _settle(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Give every commit that has a result to its waiter."""
+        """Give every commit that has a result to its waiter. Commits get their results in the order of their tickets."""
         with self._lock:
             pending = self._waiting.get(loop)
             if pending is None:
                 return
-            done = [entry for entry in pending if entry[0].done()]
-            if len(done) == len(pending):
+            while pending and pending[0][0]._settle(pending[0][1]):
+                pending.popleft()
+            if not pending:
                 del self._waiting[loop]
                 loop.remove_reader(self._descriptor)
-            elif done:
-                pending[:] = [entry for entry in pending if not entry[0].done() and entry not in done]
-        for ticket, future in done:
-            if future.done():
-                continue
-            try:
-                ticket.result(0)
-            except Exception as error:
-                future.set_exception(error)
-            else:
-                future.set_result(None)
-
-
-def wait(ticket: Ticket) -> Generator[Any, None, None]:
-    """The body of ``await ticket``."""
-    if ticket.done():
-        ticket.result(0)
-        return
-    yield from ticket._watch.add(asyncio.get_running_loop(), ticket).__await__()
 
 
 async def next_commit(follow: Follow) -> Commit | Missed:

@@ -87,12 +87,14 @@ class RawFile(io.RawIOBase):
         return True
 
     def readinto(self, buffer: WriteableBuffer) -> int:
+        """Read bytes from the position into ``buffer``. Returns how many; 0 at the end."""
         self._check_open()
         if not self._readable:
             raise io.UnsupportedOperation("File not open for reading")
         return self._file.readinto(buffer)
 
     def write(self, data: ReadableBuffer) -> int:
+        """Write at the position, in mode "a" at the end, as an uncommitted change. Returns the number of bytes: all."""
         self._check_open()
         if not self._writable:
             raise io.UnsupportedOperation("File not open for writing")
@@ -119,6 +121,7 @@ class RawFile(io.RawIOBase):
         return size
 
     def fileno(self) -> int:
+        """Raises ``io.UnsupportedOperation``: there is no descriptor that shows uncommitted changes."""
         raise io.UnsupportedOperation("a file of Untorn has no descriptor: its changes are not in the data file yet")
 
     # Calls that Python's files do not have.
@@ -129,14 +132,17 @@ class RawFile(io.RawIOBase):
         return self._file.pread(size, offset)
 
     def pwrite(self, data: ReadableBuffer, offset: int) -> int:
-        """Write at ``offset``, as an uncommitted change. Other threads run meanwhile."""
+        """Write at ``offset``, as an uncommitted change. Returns the number of bytes. Other threads run meanwhile."""
         self._check_open()
         if not self._writable:
             raise io.UnsupportedOperation("File not open for writing")
         return self._file.pwrite(data, offset)
 
     def commit(self) -> None:
-        """Commit all changes of the file: durable on return, all or nothing."""
+        """Commit all changes of the file: durable on return, all or nothing.
+
+        Raises ``Error``, whose ``outcome`` tells what became of the commit.
+        """
         self._check_open()
         self._file.commit()
         self._committed_position = self._file.tell()
@@ -257,7 +263,10 @@ class _Committing:
         flush: Callable[[], None]
 
     def commit(self) -> None:
-        """Flush Python's buffers, then commit all changes of the file: durable on return, all or nothing."""
+        """Flush Python's buffers, then commit all changes of the file: durable on return, all or nothing.
+
+        Raises ``Error``, whose ``outcome`` tells what became of the commit.
+        """
         self.flush()
         self._raw_file.commit()
 

@@ -24,8 +24,8 @@ from ._untorn import Ticket
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
-Mode = Literal["r", "r+", "w+", "readonly", "readwrite", "write"]
-_MODES = {"readonly": "r", "readwrite": "r+", "write": "w+"}
+Mode = Literal["r", "c", "r+", "w+", "readonly", "copyonwrite", "readwrite", "write"]
+_MODES = {"readonly": "r", "copyonwrite": "c", "readwrite": "r+", "write": "w+"}
 
 
 class _Mapped:
@@ -76,11 +76,16 @@ class _Mapped:
 
 
 class memmap(np.ndarray[Any, Any]):
-    """An array over a file, with the signature of ``numpy.memmap``. Modes: "r", "r+" and "w+".
+    """An array over a file, with the signature of ``numpy.memmap``. Modes: "r", "c", "r+" and "w+".
 
     ``flush`` commits all changes of the file: durable on return, all or nothing. Until then, no store reaches the
     file. With ``store``, ``filename`` is a name in that store; otherwise the file's store is beside it. A ``with`` block
     commits at its end, rolls back on an exception, and closes.
+
+    ``offset`` is in bytes. Raises ``ValueError`` if the file is too short for ``shape`` in modes "r" and "c", and what
+    :func:`untorn.open` raises. ``options`` are those of :class:`untorn.Store`.
+
+    Mode "c" reads the file into memory: stores never reach the file, and ``flush`` does nothing.
 
     A store by another thread during ``flush`` is in that commit or in the next one, for each byte: docs/MAPPINGS.md.
     """
@@ -103,11 +108,16 @@ class memmap(np.ndarray[Any, Any]):
         **options: Any,
     ) -> memmap:
         mode = _MODES.get(mode, mode)  # type: ignore[assignment]
-        if mode not in ("r", "r+", "w+"):
-            raise ValueError(f"mode must be one of ['r', 'r+', 'w+'] (got {mode!r})")
+        if mode not in ("r", "c", "r+", "w+"):
+            raise ValueError(f"mode must be one of ['r', 'c', 'r+', 'w+'] (got {mode!r})")
         if mode == "w+" and shape is None:
             raise ValueError("shape must be given if mode == 'w+'")
         name = decoded(filename)
+        if mode == "c":
+            store_options(**options)
+            array = array_of(_contents(name, store), dtype, offset, shape, order).view(cls)
+            array.filename, array.offset, array.mode = name, offset, mode
+            return array
         args = {
             "create": mode == "w+",
             "create_new": False,
@@ -134,9 +144,10 @@ class memmap(np.ndarray[Any, Any]):
 
     def __array_finalize__(self, of: Any) -> None:
         self._mapped = None
-        if isinstance(of, memmap) and of._mapped is not None and np.may_share_memory(self, of):
+        if isinstance(of, memmap) and of._is_open() and np.may_share_memory(self, of):
             self._mapped, self.filename, self.offset, self.mode = of._mapped, of.filename, of.offset, of.mode
-            self._mapped.note_view(self)
+            if self._mapped is not None:
+                self._mapped.note_view(self)
 
     def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
         array = super().__array_wrap__(array, context)
@@ -147,21 +158,28 @@ class memmap(np.ndarray[Any, Any]):
 
     def __getitem__(self, index: Any) -> Any:
         found = super().__getitem__(index)
-        if type(found) is memmap and found._mapped is None:
+        if type(found) is memmap and not found._is_open():
             return found.view(np.ndarray)
         return found
 
     def __reduce__(self) -> Any:
         return np.asarray(self).copy().__reduce__()
 
+    def _is_open(self) -> bool:
+        return self._mapped is not None or self.mode == "c"
+
     def _open(self) -> _Mapped:
         if self._mapped is None:
-            raise ValueError("the array is closed, or is not one of a file")
+            raise ValueError(f"the array is {'a copy' if self.mode == 'c' else 'closed, or is not one'} of a file")
         return self._mapped
 
     def flush(self) -> None:
-        """Commit all changes of the file: durable on return, all or nothing."""
-        self._open().map.flush()
+        """Commit all changes of the file: durable on return, all or nothing.
+
+        Raises ``Error``, whose ``outcome`` tells what became of the commit.
+        """
+        if self.mode != "c":
+            self._open().map.flush()
 
     def flush_async(self) -> Ticket:
         """Start a commit of all stores made so far; the ticket, which can be awaited, tells when it is durable."""
@@ -184,6 +202,10 @@ class memmap(np.ndarray[Any, Any]):
         array._mapped, array.filename, array.offset, array.mode = mapped, self.filename, self.offset, self.mode
         mapped.note_view(array)
         return array
+
+    def resize(self, *_: Any, **__: Any) -> None:
+        """Raises ``ValueError``, as that of ``numpy.memmap`` does: an array that does not own its memory keeps its size."""
+        raise ValueError("cannot resize this array in place: its memory is the file's. resized() gives a larger array")
 
     def close(self) -> None:
         """Close the file. Raises ``BufferError`` while views of the array exist, as ``mmap`` does.
@@ -214,7 +236,8 @@ class memmap(np.ndarray[Any, Any]):
             )
 
     def __enter__(self) -> memmap:
-        self._open()
+        if self.mode != "c":
+            self._open()
         return self
 
     def __exit__(
@@ -229,6 +252,20 @@ class memmap(np.ndarray[Any, Any]):
             else:
                 mapped.map.rollback()
         self._close(complain=False)
+
+
+def _contents(name: str, store: Store | None) -> bytearray:
+    """The contents of a file; without ``store``, those of its last commit."""
+    with _open_for_reading(name, store) as file:
+        return bytearray(file.read())
+
+
+def _open_for_reading(name: str, store: Store | None) -> IO[bytes]:
+    if store is not None:
+        return store.open(name, "rb")
+    from ._store import open as open_file
+
+    return open_file(name, "rb")
 
 
 def _call(reference: weakref.ref[Any]) -> Any:
@@ -291,7 +328,10 @@ def open_memmap(
     store: Store | None = None,
     **options: Any,
 ) -> memmap:
-    """A ``.npy`` file as an array, with the signature of ``numpy.lib.format.open_memmap``."""
+    """A ``.npy`` file as an array, with the signature of ``numpy.lib.format.open_memmap``.
+
+    Raises ``ValueError`` for a header that cannot be mapped, and what :class:`memmap` raises.
+    """
     if mode in ("w+", "write"):
         kind = np.dtype(dtype)
         if kind.hasobject:
@@ -307,13 +347,7 @@ def open_memmap(
         array._open().file.pwrite(prefix, 0)
         return array
     name = decoded(filename)
-    if store is not None:
-        opened = store.open(name, "rb")
-    else:
-        from ._store import open as open_file
-
-        opened = open_file(name, "rb")
-    with opened as file:
+    with _open_for_reading(name, store) as file:
         lengths, fortran_order, kind = _read_header(file)
         offset = file.tell()
     if kind.hasobject:

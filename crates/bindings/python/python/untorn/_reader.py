@@ -25,7 +25,8 @@ class Metadata(NamedTuple):
 class Reader(_untorn.Reader):
     """A store opened for reading only: in any process, in any number of them, also in pool workers and after a fork.
 
-    It shows durable commits, whole. Nobody waits for readers, and readers wait for nobody.
+    It shows durable commits, whole. Nobody waits for readers, and readers wait for nobody. Raises ``NotFound`` if there is
+    no store.
     """
 
     def __new__(cls, path: Path) -> Reader:
@@ -49,7 +50,10 @@ class Reader(_untorn.Reader):
         shape: int | tuple[int, ...] | None = None,
         order: str = "C",
     ) -> np.ndarray[Any, Any]:
-        """A file as an array for reading, as of the last durable commit. ``offset`` is in bytes."""
+        """A file as an array for reading, as of the last durable commit. ``offset`` is in bytes.
+
+        Raises ``NotFound``, and ``ValueError`` if the file is too short for ``shape``.
+        """
         from ._memmap import array_of
 
         return array_of(self._map(decoded(name)), dtype, offset, shape, order)
@@ -75,7 +79,7 @@ class Snapshot:
         errors: str | None = None,
         newline: str | None = None,
     ) -> IO[Any]:
-        """Open a file for reading; modes "r" and "rb"."""
+        """Open a file for reading; modes "r" and "rb". Raises ``NotFound``; reading raises ``SnapshotExpired``."""
         letters, text = check_mode(mode)
         if letters != "r":
             raise ValueError(f"a snapshot is for reading only: mode 'r' or 'rb', not {mode!r}")
@@ -85,17 +89,17 @@ class Snapshot:
         return wrap_snapshot(raw, text, buffering, encoding, errors, newline)
 
     def read(self, name: Path) -> bytes:
-        """The contents of a file."""
+        """The contents of a file. Raises ``NotFound`` and ``SnapshotExpired``."""
         with self.open(name, "rb") as file:
             contents: bytes = file.read()
             return contents
 
     def list(self, directory: Path = "") -> list[str]:
-        """Names in a directory, sorted; "" is the store itself."""
+        """Names in a directory, sorted; "" is the store itself. Raises ``NotFound``."""
         return self._snapshot.list(decoded(directory))
 
     def stat(self, name: Path) -> Metadata:
-        """Type, permissions and size of a name."""
+        """Type, permissions and size in bytes of a name. Raises ``NotFound``."""
         is_directory, size, mode = self._snapshot._metadata(decoded(name))
         return Metadata(mode | (_stat.S_IFDIR if is_directory else _stat.S_IFREG), size)
 

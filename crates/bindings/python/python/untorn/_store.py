@@ -60,7 +60,11 @@ class Store(_untorn.Store):
 
     ``failure_class``: commits survive ``"power"`` cuts, or only the end of the ``"process"``. ``wait``: seconds to wait
     for another process that has the store open. ``readers``: the users that may read a store that this call creates.
-    ``journal_bytes``, ``readers_space``: limits, as in docs/GUARANTEES.md. In a ``with`` block, the end closes the store.
+    ``journal_bytes``, ``readers_space``: limits in bytes, as in docs/GUARANTEES.md. In a ``with`` block, the end closes the
+    store.
+
+    Raises ``Busy`` if it is open elsewhere, after ``wait``; ``NotFound`` without ``create``; ``UnknownState`` after a crash
+    of the machine in class ``"process"``, unless ``accept_unknown``; ``Corrupt``.
     """
 
     def __new__(cls, path: Path, *, create: bool = True, **options: Any) -> Store:
@@ -94,7 +98,7 @@ class Store(_untorn.Store):
     ) -> IO[Any]:
         """Open a file of the store, by its name in it; otherwise like :func:`untorn.open`.
 
-        All file objects of one file share its uncommitted changes.
+        All file objects of one file share its uncommitted changes. Raises ``NotFound`` and ``Exists`` as ``open`` does.
         """
         letters, text = check_mode(mode)
         check_args(text, buffering, encoding, errors, newline)
@@ -104,7 +108,7 @@ class Store(_untorn.Store):
         return wrap(raw, text, buffering, encoding, errors, newline)
 
     def write(self, name: Path, data: str | ReadableBuffer) -> None:
-        """Replace the contents of a file, whole or not at all; a ``str`` is written as UTF-8."""
+        """Replace the contents of a file, whole or not at all; a ``str`` is written as UTF-8. Durable on return."""
         with self.transaction() as transaction, transaction.open(name, "wb") as file:
             file.write(data.encode() if isinstance(data, str) else data)
 
@@ -201,7 +205,7 @@ class Transaction:
     def add(self, file: IO[Any]) -> None:
         """Add a file that is open: its uncommitted changes, past and future, belong to the transaction.
 
-        It stays open when the transaction ends.
+        It stays open when the transaction ends. Raises ``Error`` of kind "in-transaction" if it is in another one.
         """
         raw = raw_of(file)
         file.flush()
@@ -210,27 +214,30 @@ class Transaction:
         self._added.append((file, raw))
 
     def rename(self, old: Path, new: Path) -> None:
-        """Rename a file; a file with the new name is replaced."""
+        """Rename a file; a file with the new name is replaced. Raises ``NotFound``."""
         self._txn.rename(decoded(old), decoded(new))
 
     def unlink(self, name: Path) -> None:
-        """Remove a file."""
+        """Remove a file. Raises ``NotFound``."""
         self._txn.unlink(decoded(name))
 
     def mkdir(self, name: Path, permissions: int = 0o777) -> None:
-        """Make a directory, with these permissions less the umask."""
+        """Make a directory, with these permissions less the umask. Raises ``Exists``."""
         self._txn.mkdir(decoded(name), permissions)
 
     def rmdir(self, name: Path) -> None:
-        """Remove an empty directory."""
+        """Remove an empty directory. Raises ``NotFound``, and ``Error`` with ``errno.ENOTEMPTY``."""
         self._txn.rmdir(decoded(name))
 
     def chmod(self, name: Path, permissions: int) -> None:
-        """Set the permissions of a file or directory."""
+        """Set the permissions of a file or directory. Raises ``NotFound``."""
         self._txn.chmod(decoded(name), permissions)
 
     def commit(self) -> None:
-        """Commit: after a crash at any point, all of it is there, or nothing. The transaction has ended then."""
+        """Commit: after a crash at any point, all of it is there, or nothing. The transaction has ended then.
+
+        Raises ``Error``, whose ``outcome`` tells what became of the commit.
+        """
         self._flush()
         try:
             self._txn.commit()
@@ -330,7 +337,8 @@ def open(
 
     ``with`` commits when the block ends well, and rolls back on an exception. ``close()`` with uncommitted changes
     raises ``Uncommitted`` after closing, unless ``commit_on_close``. In mode "r", it shows the last commit, also while
-    another process has the file open, and creates nothing. ``options`` are those of :class:`Store`.
+    another process has the file open, and creates nothing. ``options`` are those of :class:`Store`, as are the errors;
+    besides, ``NotFound``, ``Exists`` and ``Denied`` as for ``open``, and ``Invalid`` for a directory.
     """
     letters, text = check_mode(mode)
     check_args(text, buffering, encoding, errors, newline)
@@ -364,7 +372,7 @@ def write(path: Path, data: str | ReadableBuffer) -> None:
     """Replace the contents of a file, whole or not at all; a ``str`` is written as UTF-8.
 
     Owner, mode, ACL and extended attributes are kept. It is durable on return: file and directory are flushed. A file
-    that belongs to a store is replaced by a commit of that store.
+    that belongs to a store is replaced by a commit of that store; raises ``Busy`` if that store is open.
     """
     _untorn.put(decoded(path), data.encode() if isinstance(data, str) else data)
 
@@ -373,7 +381,7 @@ class replace:
     """Replace a file by everything that is written in a ``with`` block; nothing changes on an exception.
 
     The block gets an ordinary file, without a name, in the same directory. ``mode`` is "w", "wb", "w+" or "w+b". Large
-    contents are written twice.
+    contents are written twice. The end raises what :func:`write` raises.
     """
 
     def __init__(
@@ -410,7 +418,10 @@ class replace:
 
 
 def sync(*things: object) -> None:
-    """Commit files, memmaps and at most one table of one store as one commit: all of them, or none."""
+    """Commit files, memmaps and at most one table of one store as one commit: all of them, or none.
+
+    Raises ``Invalid`` if they are of several stores, and ``Error``, whose ``outcome`` tells what became of the commit.
+    """
     files, table = _handles(things)
     if table is not None:
         table._table.sync(files)
@@ -420,7 +431,7 @@ def sync(*things: object) -> None:
 
 
 def sync_async(*things: object) -> Ticket:
-    """Start such a commit; the ticket tells when it is durable. Tables take no part."""
+    """Start a commit of files and memmaps of one store, as :func:`sync` does; the ticket tells when it is durable."""
     files, table = _handles(things)
     if table is not None:
         raise TypeError("sync_async() takes files and memmaps; commit a table by its commit_async()")

@@ -1,5 +1,6 @@
 import os
 import sys
+from asyncio import Future
 from collections.abc import AsyncIterator, Generator, Iterator
 from types import TracebackType
 from typing import Any, Literal, Self, final
@@ -100,6 +101,7 @@ class Ticket:
         """Wait until the commit is durable, at most ``timeout`` seconds. Raises the commit's error, or ``TimeoutError``."""
     @property
     def _watch(self) -> Watch: ...
+    def _settle(self, future: Future[None]) -> bool: ...
     def __await__(self) -> Generator[Any, None, None]: ...
 
 @final

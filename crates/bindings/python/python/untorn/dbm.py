@@ -48,7 +48,7 @@ class Table(MutableMapping[bytes, bytes]):
 
     ``commit()`` (or ``sync()``) makes changes durable. A ``with`` block commits at its end, rolls back on an exception,
     and closes. ``close()`` with uncommitted changes raises ``Uncommitted`` after closing, unless ``commit_on_close``.
-    Threads may share a table: each call is whole.
+    Threads may share a table: each call is whole. With flag "r", changes raise ``Invalid``.
     """
 
     def __init__(self, table: _untorn.Table, name: str, writable: bool, commit_on_close: bool) -> None:
@@ -137,7 +137,10 @@ class Table(MutableMapping[bytes, bytes]):
         self._table.clear()
 
     def commit(self) -> None:
-        """Commit all changes: durable on return, all or nothing."""
+        """Commit all changes: durable on return, all or nothing.
+
+        Raises ``Error``, whose ``outcome`` tells what became of the commit.
+        """
         self._table.commit()
 
     def commit_async(self) -> Ticket:
@@ -154,7 +157,10 @@ class Table(MutableMapping[bytes, bytes]):
         self._table.rollback()
 
     def transaction(self) -> _Block:
-        """A ``with`` block that commits at its end, rolls back on an exception, and leaves the table open."""
+        """A ``with`` block that commits at its end, rolls back on an exception, and leaves the table open.
+
+        Its beginning raises ``Invalid`` if there are uncommitted changes.
+        """
         return _Block(self)
 
     @property
@@ -233,7 +239,7 @@ def open(file: Path, flag: Flag = "r", mode: int = 0o666, *, commit_on_close: bo
     """Open a table; flags as in ``dbm.open``: "r" and "w" for an existing one, "c" creates, "n" begins empty.
 
     The table is the heap ``file``, with a store beside it. One process opens it at a time, also with flag "r".
-    ``options`` are those of :class:`untorn.Store`.
+    ``options`` and errors are those of :class:`untorn.Store`; an ordinary file raises ``Error`` of kind "foreign".
     """
     if flag not in ("r", "w", "c", "n"):
         raise ValueError(f"flag is 'r', 'w', 'c' or 'n', not {flag!r}")

@@ -31,11 +31,17 @@ class Shelf(_shelve.Shelf[Any]):
         super().__init__(table, protocol, writeback)
 
     def transaction(self) -> _Block:
-        """A ``with`` block that commits at its end, rolls back on an exception, and leaves the shelf open."""
+        """A ``with`` block that commits at its end, rolls back on an exception, and leaves the shelf open.
+
+        Its beginning raises ``Invalid`` if there are uncommitted changes.
+        """
         return _Block(self)
 
     def commit(self) -> None:
-        """Commit all changes: durable on return, all or nothing."""
+        """Commit all changes: durable on return, all or nothing.
+
+        Raises ``Error``, whose ``outcome`` tells what became of the commit.
+        """
         self.sync()
 
     def rollback(self) -> None:
@@ -129,7 +135,10 @@ def open(
     commit_on_close: bool = False,
     **options: Any,
 ) -> Shelf:
-    """Open a shelf, as ``shelve.open`` does. With ``store``, ``filename`` is a name in that store."""
+    """Open a shelf, as ``shelve.open`` does. With ``store``, ``filename`` is a name in that store.
+
+    ``options`` and errors are those of :func:`untorn.dbm.open`.
+    """
     if store is not None:
         table = store.dbm(filename, flag, commit_on_close=commit_on_close)
     else:

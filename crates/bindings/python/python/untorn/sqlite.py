@@ -30,7 +30,8 @@ def load(extension: Path | None = None) -> None:
     """Load the extension, once in a process.
 
     It is ``extension``, or the environment variable UNTORN_SQLITE, or ``libuntorn_sqlite.so`` below ``sys.prefix`` or
-    ``/usr/local`` or ``/usr``, in ``lib/untorn``.
+    ``/usr/local`` or ``/usr``, in ``lib/untorn``. Raises ``NotFound``, or ``Error`` of kind "unsupported" if SQLite cannot
+    load it.
     """
     global _loaded
     with _lock:
@@ -46,7 +47,8 @@ def connect(
 
     ``store`` is the directory of the store to which the database belongs; databases of one store that a transaction
     changes together (``ATTACH``) are one commit. Without it, the database has a store of its own beside it, or belongs
-    to that of its directory. The other arguments are those of ``sqlite3.connect``.
+    to that of its directory. ``timeout`` is in seconds; the other arguments are those of ``sqlite3.connect``. Raises what
+    :func:`load` raises, and ``sqlite3.Error``.
     """
     load(extension)
     if kwargs.pop("uri", True) is not True:
@@ -54,7 +56,7 @@ def connect(
     uri = f"file:{quote(decoded(database))}?vfs=untorn"
     if store is not None:
         uri += f"&store={quote(decoded(store))}"
-    connection: sqlite3.Connection = sqlite3.connect(uri, timeout, uri=True, **kwargs)
+    connection: sqlite3.Connection = sqlite3.connect(uri, timeout=timeout, uri=True, **kwargs)
     return connection
 
 

@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use std::ffi::OsString;
 use std::time::Duration;
-use untorn::reader::{Change, Follow, Followed, What};
+use untorn::reader::{Change, ChangeKind, Follow, Followed};
 
 /// Commits of a store, each once, in order.
 #[pyclass(frozen, name = "Follow", module = "untorn")]
@@ -127,16 +127,16 @@ impl PyChange {
     /// "written", "zeroed", "resized", "created", "renamed", "removed", "mode", "mkdir" or "rmdir".
     #[getter]
     fn kind(&self) -> &'static str {
-        match &self.change.what {
-            What::Written(_) => "written",
-            What::Zeroed(_) => "zeroed",
-            What::Resized(_) => "resized",
-            What::Created => "created",
-            What::Renamed(_) => "renamed",
-            What::Removed => "removed",
-            What::Mode(_) => "mode",
-            What::DirectoryMade => "mkdir",
-            What::DirectoryRemoved => "rmdir",
+        match &self.change.kind {
+            ChangeKind::Written(_) => "written",
+            ChangeKind::Zeroed(_) => "zeroed",
+            ChangeKind::Resized(_) => "resized",
+            ChangeKind::Created(_) => "created",
+            ChangeKind::Renamed(_) => "renamed",
+            ChangeKind::Removed => "removed",
+            ChangeKind::Mode(_) => "mode",
+            ChangeKind::DirectoryMade(_) => "mkdir",
+            ChangeKind::DirectoryRemoved => "rmdir",
             _ => "unknown",
         }
     }
@@ -144,8 +144,8 @@ impl PyChange {
     /// Start and end, in bytes, of a range that was written or zeroed.
     #[getter]
     fn range(&self) -> Option<(u64, u64)> {
-        match &self.change.what {
-            What::Written(range) | What::Zeroed(range) => Some((range.start, range.end)),
+        match &self.change.kind {
+            ChangeKind::Written(range) | ChangeKind::Zeroed(range) => Some((range.start, range.end)),
             _ => None,
         }
     }
@@ -153,19 +153,19 @@ impl PyChange {
     /// The new length in bytes of a file that was resized.
     #[getter]
     fn size(&self) -> Option<u64> {
-        if let What::Resized(size) = self.change.what { Some(size) } else { None }
+        if let ChangeKind::Resized(size) = self.change.kind { Some(size) } else { None }
     }
 
     /// The new name of a file that was renamed.
     #[getter]
     fn to(&self) -> Option<OsString> {
-        if let What::Renamed(to) = &self.change.what { Some(to.clone().into()) } else { None }
+        if let ChangeKind::Renamed(to) = &self.change.kind { Some(to.clone().into()) } else { None }
     }
 
     /// The new permission bits.
     #[getter]
     fn mode(&self) -> Option<u32> {
-        if let What::Mode(mode) = self.change.what { Some(mode) } else { None }
+        if let ChangeKind::Mode(mode) = self.change.kind { Some(mode) } else { None }
     }
 
     /// The bytes of the range, as this commit wrote them; `b""` for other changes.

@@ -5,9 +5,8 @@ use crate::boundary::buffers::Buffer;
 use crate::boundary::descriptors::{descriptor_of, duplicate};
 use crate::boundary::errors::Raises;
 use crate::boundary::slot::Slot;
-use crate::boundary::waits::{Deadline, SLICE, repeat};
+use crate::boundary::waits::{Deadline, repeat};
 use pyo3::prelude::*;
-use std::time::Duration;
 use untorn::{GATE_BYTES_DEFAULT, Gate, Output};
 
 /// Holds back output until the commits that it depends on are durable.
@@ -20,6 +19,15 @@ pub(crate) struct PyGate {
 #[pyclass(frozen, name = "Output", module = "untorn")]
 pub(crate) struct PyOutput {
     output: Slot<Output>,
+}
+
+/// The result of a step of a wait; `None` if the wait goes on.
+fn done(step: untorn::Result<bool>) -> Option<untorn::Result<()>> {
+    match step {
+        Ok(false) => None,
+        Ok(true) => Some(Ok(())),
+        Err(e) => Some(Err(e)),
+    }
 }
 
 #[pymethods]
@@ -46,16 +54,9 @@ impl PyGate {
 
     /// Waits until everything that was written has been sent. Raises the error of a commit that failed.
     fn drain(&self, py: Python<'_>) -> PyResult<()> {
-        let mut pause = Duration::from_micros(50);
-        // The gate's own wait cannot be ended by Ctrl-C, and the other side of an output may not read.
-        let empty = |slice: Duration| {
-            std::thread::sleep(pause.min(slice));
-            pause = (pause * 2).min(SLICE / 10);
-            let held = self.gate.call(|gate| Ok(gate.held_bytes()));
-            if matches!(held, Ok(held) if held > 0) { None } else { Some(()) }
-        };
-        repeat(py, Deadline::after(None), empty)?;
-        self.gate.with(py, Gate::drain)
+        // The other side of an output may not read: Ctrl-C ends the wait.
+        let drain = |slice| done(self.gate.call(|gate| gate.drain_within(slice)));
+        repeat(py, Deadline::after(None), drain)?.unwrap_or(Ok(())).raises(py)
     }
 
     /// Ends the gate; discards bytes that are still held.
@@ -87,12 +88,15 @@ impl PyGate {
 
 #[pymethods]
 impl PyOutput {
-    /// Hands over bytes that leave when the ticket's commit is durable; without a ticket, after everything before.
+    /// Hands over bytes that leave when the ticket's commit is durable; without a ticket, after everything before. Waits
+    /// while the output is full; Ctrl-C ends the wait, and then none of the bytes were taken.
     #[pyo3(signature = (data, *, after = None))]
     fn write(&self, py: Python<'_>, data: &Bound<'_, PyAny>, after: Option<&Bound<'_, PyTicket>>) -> PyResult<()> {
         let buffer = Buffer::readable(data)?;
         let (bytes, ticket) = (buffer.bytes(), after.map(|after| &after.get().ticket));
-        self.output.with(py, |output| output.write(bytes, ticket))
+        // As above; an interrupted write has handed over nothing.
+        let write = |slice| done(self.output.call(|output| output.write_within(bytes, ticket, slice)));
+        repeat(py, Deadline::after(None), write)?.unwrap_or(Ok(())).raises(py)
     }
 
     /// Ends the output. Its descriptor closes when everything was sent.

@@ -5,6 +5,7 @@ use crate::boundary::waits::{Alarm, Deadline, repeat};
 use pyo3::exceptions::PyTimeoutError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
+use pyo3::types::PyTuple;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::pin::pin;
@@ -93,9 +94,30 @@ impl PyTicket {
         Ok(watch.clone_ref(py))
     }
 
+    /// Gives the commit's result to a future; false while there is none.
+    fn _settle(&self, py: Python<'_>, future: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let Some(result) = py.detach(|| self.ticket.poll()) else { return Ok(false) };
+        // A task that was cancelled does not wait any more.
+        if !future.call_method0("done")?.is_truthy()? {
+            match result.raises(py) {
+                Ok(()) => future.call_method1("set_result", (py.None(),))?,
+                Err(e) => future.call_method1("set_exception", (e,))?,
+            };
+        }
+        Ok(true)
+    }
+
     fn __await__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
-        let py = slf.py();
-        py.import("untorn._events")?.getattr("wait")?.call1((slf,))
+        static RUNNING_LOOP: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+        let (py, this) = (slf.py(), slf.get());
+        if let Some(result) = py.detach(|| this.ticket.poll()) {
+            result.raises(py)?;
+            // Nothing to wait for, and `None` as the result.
+            return PyTuple::empty(py).call_method0("__iter__");
+        }
+        let running_loop = RUNNING_LOOP.import(py, "asyncio", "get_running_loop")?.call0()?;
+        let future = this._watch(py)?.call_method1(py, "add", (running_loop, slf))?;
+        future.bind(py).call_method0("__await__")
     }
 
     fn __repr__(&self, py: Python<'_>) -> String {

@@ -196,7 +196,7 @@ impl FinalState {
         self.dirs.retain(|path, _| dirs.iter().any(|dir| dir.starts_with(path)));
     }
 
-    /// Directories whose entries change.
+    /// Directories whose entries change, removed ones too: they stay if the disk refuses their removal.
     pub fn touched_dirs(&self) -> BTreeSet<PathBuf> {
         let mut dirs = BTreeSet::new();
         let parent = |path: &Path| path.parent().unwrap_or(Path::new("")).to_owned();
@@ -205,14 +205,7 @@ impl FinalState {
                 dirs.extend(file.names.iter().map(|name| parent(name)));
             }
         }
-        for (path, dir) in &self.dirs {
-            dirs.insert(parent(path));
-            if dir.exists {
-                dirs.insert(path.clone());
-            }
-        }
-        // A removed directory needs no flush of its own.
-        dirs.retain(|dir| self.dirs.get(dir).is_none_or(|d| d.exists));
+        dirs.extend(self.dirs.keys().flat_map(|path| [parent(path), path.clone()]));
         dirs
     }
 

@@ -68,7 +68,11 @@ impl Spill {
 
     /// Opens a spill file that a record refers to. The file stays until the journal says that no record does.
     pub fn open(storage: &Arc<dyn Storage>, journal: &Path, id: u64) -> Result<Arc<Spill>> {
-        let path = journal.join(spill_name(id));
+        Spill::open_at(storage, journal.join(spill_name(id)), id)
+    }
+
+    /// Opens a spill file under any name.
+    pub(crate) fn open_at(storage: &Arc<dyn Storage>, path: PathBuf, id: u64) -> Result<Arc<Spill>> {
         let file = storage.open(&path, Open::READ).context("open", &path)?;
         let len = file.meta().context("stat", &path)?.size;
         let spill = Spill::new(id, file, len, (storage.clone(), path));

@@ -9,7 +9,7 @@ use crate::error::{Context, Error, Result, is_loop};
 use crate::format::{Attribute, AttributeFound, VERSION};
 use crate::invariant;
 use crate::sync_point;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -35,18 +35,32 @@ pub(crate) fn occupied(path: &Path, e: &std::io::Error) -> Error {
     Error::Conflict { path: path.to_owned(), detail }
 }
 
-/// Makes changed names in a directory durable. If the directory is gone, or a file replaced it, the nearest existing
-/// directory above it is flushed: this flushes the removal, and with it all earlier removals from the directory. If a
-/// directory cannot be opened for that, its whole file system is flushed.
-pub fn sync_names(storage: &dyn Storage, dir: &Path, point: SyncPoint) -> Result<()> {
+/// Makes changed names in directories durable. If a directory is gone, or a file replaced it, the nearest existing
+/// directory above it is flushed, unless it was: this flushes the removal, and with it all earlier removals from the
+/// directory. If a directory cannot be opened for that, its whole file system is flushed.
+pub fn sync_names(
+    storage: &dyn Storage,
+    dirs: impl IntoIterator<Item = impl AsRef<Path>>,
+    point: SyncPoint,
+) -> Result<()> {
+    let mut flushed = HashSet::new();
+    dirs.into_iter().try_for_each(|dir| sync_nearest(storage, dir.as_ref(), point, &mut flushed))
+}
+
+fn sync_nearest(storage: &dyn Storage, dir: &Path, point: SyncPoint, flushed: &mut HashSet<PathBuf>) -> Result<()> {
     for dir in dir.ancestors() {
-        return match storage.sync_dir(dir, point) {
+        if flushed.contains(dir) {
+            return Ok(());
+        }
+        match storage.sync_dir(dir, point) {
             Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => continue,
             Err(e) if may_pass(&e) || matches!(e.kind(), ErrorKind::PermissionDenied | ErrorKind::CrossesDevices) => {
-                storage.sync_file_system(point).context("flush", dir)
+                storage.sync_file_system(point).context("flush", dir)?;
             }
-            done => done.context("flush", dir),
-        };
+            done => done.context("flush", dir)?,
+        }
+        flushed.insert(dir.to_owned());
+        return Ok(());
     }
     Ok(())
 }
@@ -305,10 +319,7 @@ impl DataFiles<'_> {
     /// Flushes the directories above a file's new directory: a power cut must not keep the move and lose the new
     /// directory.
     pub(crate) fn sync_parents(&self, to: &Path) -> Result<()> {
-        for dir in to.ancestors().skip(2) {
-            sync_names(self.storage, dir, sync_point::MOVE_PARENTS)?;
-        }
-        Ok(())
+        sync_names(self.storage, to.ancestors().skip(2), sync_point::MOVE_PARENTS)
     }
 }
 

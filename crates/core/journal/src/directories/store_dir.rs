@@ -11,6 +11,9 @@
 //!     readers             the page: the owner's published numbers, and the locks of readers
 //!     undo/               data that the owner keeps for readers of older commits: index.N, old.A.C, names/N
 //!     quarantine.N/       a quarantined journal: some of its files could not be redone
+//!     epochs              the epochs of the store and where each begins, once it had a slot
+//!     slots/              a directory for each slot
+//!     kept/               second names of files of the journal that slots need
 //! ```
 
 use crate::directories::quarantine::{NAME_SPARE, PendingFiles};
@@ -41,7 +44,20 @@ pub struct StoreDir {
 
 /// Whether a name in a store directory is Untorn's. `parked` is of version 1 of the readers' page.
 pub fn is_own_name(name: &OsStr) -> bool {
-    let names = ["owner", "lock", "journal", "journal.new", "journal.spare", "readers", "undo", "parked"];
+    let names = [
+        "owner",
+        "lock",
+        "journal",
+        "journal.new",
+        "journal.spare",
+        "readers",
+        "undo",
+        "parked",
+        "epochs",
+        "epochs.new",
+        "slots",
+        "kept",
+    ];
     names.iter().any(|own| name == *own) || name.as_encoded_bytes().starts_with(QUARANTINE.as_bytes())
 }
 
@@ -93,6 +109,26 @@ impl StoreDir {
         self.dir.join("journal.spare")
     }
 
+    /// The list of epochs.
+    pub fn epochs(&self) -> PathBuf {
+        self.dir.join("epochs")
+    }
+
+    /// An unfinished list of epochs.
+    pub fn epochs_new(&self) -> PathBuf {
+        self.dir.join("epochs.new")
+    }
+
+    /// Directory of the slots.
+    pub fn slots(&self) -> PathBuf {
+        self.dir.join("slots")
+    }
+
+    /// Directory of the log that slots need.
+    pub fn kept(&self) -> PathBuf {
+        self.dir.join("kept")
+    }
+
     /// The directory of the quarantined journal of an epoch.
     pub fn quarantined_journal(&self, epoch: u64) -> PathBuf {
         self.dir.join(format!("{QUARANTINE}{epoch:016x}"))
@@ -106,93 +142,6 @@ impl StoreDir {
         found.sort_unstable();
         Ok(found)
     }
-
-    /// Checks that the directory can be trusted: a real directory of the effective user or root, to which others have
-    /// at most read access. Returns its permission bits, or `None` if it does not exist.
-    pub fn check_trust(&self, storage: &dyn Storage) -> Result<Option<u32>> {
-        let meta = match storage.stat(&self.dir) {
-            Ok(meta) => meta,
-            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
-            Err(e) => return Err(Error::io("stat", &self.dir, e)),
-        };
-        let untrusted = |detail: String| Err(Error::Untrusted { path: self.dir.clone(), detail });
-        let user = storage.effective_user();
-        if meta.kind != Kind::Directory {
-            return untrusted("it is not a directory; somebody put something else in its place. Remove it".into());
-        }
-        if meta.uid != user && meta.uid != 0 {
-            return untrusted(format!(
-                "it belongs to user {}, and this process runs as user {user}; run as user {}, or remove it if it is not wanted",
-                meta.uid, meta.uid
-            ));
-        }
-        if !may_be_mode(meta.mode) {
-            return untrusted(format!(
-                "its mode {:04o} gives other users more than read access; if you know why, `chmod 700` it and open the \
-                 store again, or set who may read it with `untorn readers`",
-                meta.mode
-            ));
-        }
-        Ok(Some(meta.mode))
-    }
-
-    /// Checks that this user may read the store without writing: its owner and root may, and users with permission from
-    /// the owner. The store must belong to the owner of the data, so that nobody can plant a store in another user's
-    /// directory.
-    pub fn check_may_read(&self, storage: &dyn Storage) -> Result<()> {
-        let e = match self.check_trust(storage) {
-            Ok(Some(_)) => return Ok(()),
-            Ok(None) => return Err(Error::io("find a store at", &self.dir, ErrorKind::NotFound.into())),
-            Err(e @ Error::Untrusted { .. }) => e,
-            Err(e) => return Err(e),
-        };
-        let meta = storage.stat(&self.dir).context("stat", &self.dir)?;
-        if meta.kind != Kind::Directory || !may_be_mode(meta.mode) {
-            return Err(e);
-        }
-        let user = storage.effective_user();
-        let data = self.standalone.as_deref().unwrap_or(Path::new(""));
-        let is_of_data = || storage.stat(data).is_ok_and(|data| data.uid == meta.uid);
-        match (user == 0 || meta.mode & 0o055 != 0) && is_of_data() {
-            true => Ok(()),
-            false if user != 0 && meta.mode & 0o055 == 0 => Err(Error::Untrusted {
-                path: self.dir.clone(),
-                detail: format!(
-                    "it belongs to user {}, who lets nobody else read it, and this process runs as user {user}; \
-                     `untorn readers` lets others in",
-                    meta.uid
-                ),
-            }),
-            false => Err(e),
-        }
-    }
-
-    /// Checks that this user owns the data; nobody else may make a store for it.
-    fn check_may_create(&self, storage: &dyn Storage) -> Result<()> {
-        let user = storage.effective_user();
-        let (data, owner) = match &self.standalone {
-            Some(file) => match storage.stat(file) {
-                Ok(meta) => (file.clone(), meta.uid),
-                Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
-                Err(e) => return Err(Error::io("stat", file, e)),
-            },
-            None => (PathBuf::from("."), storage.stat(Path::new("")).context("stat", ".")?.uid),
-        };
-        if owner != user {
-            return Err(Error::Untrusted {
-                path: data,
-                detail: format!(
-                    "it belongs to user {owner}, and this process runs as user {user}; only the owner makes a store (run as user {owner}, with `setpriv` or `sudo -u`)"
-                ),
-            });
-        }
-        Ok(())
-    }
-}
-
-/// Whether a store directory may have these permission bits: others have no access, or read access.
-fn may_be_mode(mode: u32) -> bool {
-    [0, 0o050, 0o055].contains(&(mode & 0o077))
 }
 
 /// Contents of the lock file while the store is closed. Any other contents say that the owner was killed.
@@ -382,6 +331,8 @@ pub struct NewJournal {
     pub generation: u64,
     /// The epochs that were not closed.
     pub unclosed: Vec<u64>,
+    /// The epoch of the last commit of the previous journal, or 0.
+    pub epoch: u64,
     /// The secret key of its records' checksums.
     pub key: Key,
     /// Bytes of the first segment.
@@ -473,7 +424,7 @@ fn fill_journal(storage: &dyn Storage, store_dir: &StoreDir, from: &NewJournal) 
         start_crc: crc64(&[0; BLOCK_BYTES]),
         start_blocks: (segment_bytes / BLOCK_BYTES as u64) as u32,
         boot: None,
-        epoch: 0,
+        epoch: from.epoch,
         lengths: vec![(segment_bytes / BLOCK_BYTES as u64) as u32],
         unclosed: from.unclosed.clone(),
         marks_left: !from.closed && from.read_whole,
@@ -506,7 +457,7 @@ pub fn segment_name(index: u32) -> String {
     format!("segment.{index}")
 }
 
-/// The name of the index of a segment, for readers.
+/// The name of the index of a segment.
 pub fn log_index_name(index: u32) -> String {
     format!("index.{index}")
 }

@@ -25,7 +25,7 @@ impl Journal {
         debug_assert!(self.bodies.is_empty(), "{} spilled bodies of other records", self.bodies.len());
         self.buf.clear();
         self.entries.clear();
-        let mut sealed = 0;
+        let (is_indexed, mut sealed) = (self.is_indexed(), 0);
         for record in records {
             let at = self.buf.len().next_multiple_of(RECORD_ALIGN_BYTES);
             let needed = self.room_for(record);
@@ -38,9 +38,9 @@ impl Journal {
             let mut by_reference = record.body_bytes() + RECORD_HEAD_BYTES as u64 > self.options.segment_bytes_max();
             let index = self.entries.begin();
             if !by_reference {
-                match self.undo {
-                    Some(_) => record.encode(&mut IndexedSink { buf: &mut self.buf, start: self.position, index })?,
-                    None => record.encode(&mut self.buf)?,
+                match is_indexed {
+                    true => record.encode(&mut IndexedSink { buf: &mut self.buf, start: self.position, index })?,
+                    false => record.encode(&mut self.buf)?,
                 }
                 by_reference = self.looks_like_records(at) && holds(invariant::BODIES_UNLIKE_RECORDS);
             }

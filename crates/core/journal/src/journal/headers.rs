@@ -14,6 +14,9 @@ use untorn_os::{SyncPoint, holds, write_all_at};
 impl HeaderWrite {
     /// Writes the slot that the last header does not use, and flushes it if the header has a sync point.
     pub fn write(&self) -> Result<()> {
+        if let Some((storage, kept)) = &self.names {
+            storage.sync_dir(kept, sync_point::KEPT_NAMES).context("flush", kept)?;
+        }
         write_all_at(&*self.file, &self.header.encode(), Header::slot_of(self.header.generation))
             .context("write", &self.path)?;
         match self.sync {
@@ -101,7 +104,9 @@ impl Journal {
     /// Readers cannot be told of the data that is kept for them.
     pub fn begin_truncate(&mut self, target: CheckpointTarget) -> Result<HeaderWrite> {
         self.keep_header()?;
+        self.keep_for_slots(target.checkpoint_lsn)?;
         self.doom_segments();
+        self.doom_kept(target.checkpoint_lsn);
         Ok(self.header_write(self.truncated_header(target), sync_point::HEADER))
     }
 
@@ -143,6 +148,9 @@ impl Journal {
         header.epoch = self.epoch;
         header.clean = false;
         header.by_attribute = false;
+        if self.doomed.contains(&header.start_segment) {
+            (header.start_segment, header.start_crc, header.start_blocks) = (self.segments[self.current].index, 0, 0);
+        }
         header
     }
 
@@ -171,7 +179,8 @@ impl Journal {
         if over_durable && holds(invariant::DURABLE_HEADER) {
             header.generation += 1;
         }
-        HeaderWrite { header, file: self.header_file.clone(), path: self.dir.join("header"), sync }
+        let names = self.slots.unflushed().filter(|_| self.options.durable).map(|kept| (self.storage.clone(), kept));
+        HeaderWrite { header, file: self.header_file.clone(), path: self.dir.join("header"), sync, names }
     }
 
     /// Finishes a truncation that [`Journal::begin_truncate`] began: the header is durable, and the segments and spill
@@ -195,6 +204,9 @@ impl Journal {
             after.open_lsn
         );
         let checkpoint_before = before.checkpoint_lsn;
+        if written.names.is_some() {
+            self.slots.note_flushed();
+        }
         let is_durable = written.sync.is_some();
         if is_durable {
             self.durable_generation = written.header.generation;
@@ -265,7 +277,7 @@ impl Journal {
         let is_empty = self.header.listed.is_empty() && self.header.open_lsn == self.header.checkpoint_lsn + 1;
         if is_empty && self.options.durable && self.header.boot.is_none() && self.storage.keeps_order() {
             let mut noted = self.header_write_with(self.next_header(), None);
-            noted.header.by_attribute = true;
+            (noted.header.by_attribute, noted.names) = (true, None);
             let slots = read_slots(&*noted.file, &noted.path)?;
             if noted.is_told_by_attribute(&slots) {
                 self.header_uncertain = true;
@@ -323,12 +335,14 @@ impl Journal {
     /// Writes the header of an empty journal whose store stays open. If the data files were not flushed, the header
     /// still names the boot.
     pub fn write_emptied_header(&mut self, flushed: bool) -> Result<()> {
+        self.keep_all_for_slots()?;
         let header = Header { clean: false, ..self.clean_header() };
         self.write_empty(header, flushed)
     }
 
     /// Writes the header of a closed store.
     pub fn write_clean_header(&mut self) -> Result<()> {
+        self.keep_all_for_slots()?;
         self.write_empty(self.clean_header(), true)
     }
 
@@ -358,6 +372,11 @@ impl Journal {
     /// written data before [`Journal::write_clean_header`].
     pub fn write_closed_header(&mut self) -> Result<bool> {
         self.keep_header()?;
+        self.keep_all_for_slots()?;
+        if !self.doomed.is_empty() || self.slots.unflushed().is_some() {
+            // An attribute cannot say that segments are gone, and is set before anything is flushed.
+            return Ok(false);
+        }
         let header = Header { boot: None, ..self.clean_header() };
         let copy = self.header_write_with(header, None);
         let slots = read_slots(&*copy.file, &copy.path)?;

@@ -1,21 +1,7 @@
-//! Entries of the index of the log, which are not written yet, and the state of each segment's index.
+//! Entries of the index of the log, which are not written yet.
 
 use crate::format::{Key, RECORD_HEAD_BYTES};
 use crate::scanning::log_index::ENTRY_HEAD_BYTES;
-use std::sync::Arc;
-use untorn_os::File;
-
-/// The index of one segment.
-#[derive(Default)]
-pub(super) enum SegmentIndex {
-    /// No record was written to the segment since it is in use.
-    #[default]
-    New,
-    /// It has every record so far.
-    Whole { file: Arc<dyn File>, bytes: u64 },
-    /// It has a gap, and is useless until the segment is used again.
-    Broken,
-}
 
 /// Entries of the records in the buffer, which are not written yet.
 #[derive(Default)]

@@ -3,8 +3,9 @@
 //! Kept segments do not count as part of the journal, which gets other segments in their place. The segments that are
 //! too many when the readers have ended are removed after the header that no longer lists them.
 
+use super::Journal;
+use super::segment::Segment;
 use super::spill_files::{KeptSpill, LiveSpill};
-use super::{Journal, Segment};
 use crate::commits::spill::{Spill, spill_id};
 use crate::directories::store_dir::{log_index_name, segment_name};
 use crate::error::Result;
@@ -14,13 +15,6 @@ use crate::undo::keep::Undo;
 use crate::undo::page::Cell;
 use std::ops::Range;
 use untorn_os::holds;
-
-impl Segment {
-    /// Whether commits may overwrite it, with the log truncated behind this checkpoint.
-    pub(super) fn is_free(&self, checkpoint_lsn: u64) -> bool {
-        self.last_lsn <= checkpoint_lsn && self.kept.is_none()
-    }
-}
 
 impl Journal {
     /// Keeps the segments that an earlier owner of this boot gave up, if somebody holds a commit or follows the log:
@@ -71,7 +65,7 @@ impl Journal {
             held.as_ref().map_or(true, |held: &Holds| undo.needs_log(commits, last, held))
         };
         for segment in self.segments.iter_mut().filter(|segment| given_up.contains(&segment.last_lsn)) {
-            let commits = segment.first_lsn..durable + 1;
+            let commits = segment.readers_commits(durable);
             segment.kept = is_needed(&commits, segment.last_lsn).then_some(commits);
         }
         for LiveSpill { spill, first_lsn, last_lsn } in spills {
@@ -89,7 +83,7 @@ impl Journal {
     /// Whether a segment of an empty log is kept, or will be kept when the truncation is finished.
     pub(super) fn is_needed_by_readers(&self, at: usize) -> bool {
         let (segment, Some(undo)) = (&self.segments[at], &self.undo) else { return false };
-        let commits = segment.first_lsn..undo.page().told(Cell::Durable) + 1;
+        let commits = segment.readers_commits(undo.page().told(Cell::Durable));
         let held = undo.page().holds();
         segment.kept.is_some() || held.map_or(true, |held| undo.needs_log(&commits, segment.last_lsn, &held))
     }
@@ -190,12 +184,14 @@ impl Journal {
         for index in std::mem::take(&mut self.doomed) {
             debug_assert_ne!(index, self.header.start_segment, "the segment that the header names is removed");
             let Some(at) = self.segments.iter().position(|segment| segment.index == index) else { continue };
-            let is_free = self.segments[at].is_free(self.header.checkpoint_lsn) && at != self.current;
+            let is_free = self.segments[at].is_done(self.header.checkpoint_lsn) && at != self.current;
             // One that cannot be removed is listed again by the next header.
             if is_free && self.storage.unlink(&self.dir.join(segment_name(index))).is_ok() {
                 let _ = self.storage.unlink(&self.dir.join(log_index_name(index)));
                 self.segments.remove(at);
                 self.current -= usize::from(at < self.current);
+                // It may have had a durable mark.
+                self.unflushed.retain(|other| *other != at);
                 self.unflushed.iter_mut().for_each(|other| *other -= usize::from(at < *other));
             }
         }

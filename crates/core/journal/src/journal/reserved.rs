@@ -1,6 +1,7 @@
 //! Records that restate unapplied commits, and the space in the segments that is reserved for them.
 
-use super::{Committed, Journal, Segment};
+use super::segment::Segment;
+use super::{Committed, Journal};
 use crate::commits::record::Record;
 use crate::error::{Error, Result};
 use crate::format::BLOCK_BYTES;

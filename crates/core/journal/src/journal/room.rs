@@ -90,6 +90,9 @@ impl Journal {
         if self.failed.is_some() {
             return Ok(false);
         }
+        if self.lose_slots()? {
+            return Ok(true);
+        }
         self.doom_all_free();
         if self.doomed.is_empty() {
             return Ok(false);
@@ -103,6 +106,13 @@ impl Journal {
         let before = self.segments.len();
         self.finish_truncate(write);
         Ok(self.segments.len() < before)
+    }
+
+    /// Frees the log that is kept for slots, because the data files have no room for a commit of this many bytes. Returns
+    /// whether they have then.
+    pub fn lose_slots_for(&mut self, bytes: u64) -> Result<bool> {
+        // Segments that were kept are a part of the journal again.
+        Ok(self.lose_slots()? && (self.has_room_for(bytes) || self.give_back()? && self.has_room_for(bytes)))
     }
 
     /// Chooses all free segments but the current one, that with which the next epoch begins, and the smallest other one:

@@ -1,7 +1,8 @@
 //! Segments of the journal: the choice of the next one for commits, and the creation of new ones.
 
-use super::index_entries::SegmentIndex;
-use super::{Journal, Segment};
+use super::Journal;
+use super::segment::Segment;
+use super::segment_index::SegmentIndex;
 use crate::directories::store_dir::{create_segment, segment_name};
 use crate::error::{Context, Error, Result};
 use crate::format::{BLOCK_BYTES, crc64, encode_length};
@@ -65,8 +66,8 @@ impl Journal {
         let Some(size) = self.size_that_fits(size, bytes) else { return Ok(false) };
         match self.add_segment(size) {
             Ok(at) => Ok(self.begin_if_room(at, bytes)),
-            // Readers get the space that commits leave.
-            Err(Error::NoSpace { .. }) if self.take_kept_log()? => self.switch_segment(bytes),
+            // Readers and slots get the space that commits leave.
+            Err(Error::NoSpace { .. }) if self.take_kept_log()? || self.lose_slots()? => self.switch_segment(bytes),
             // If a checkpoint can free a segment, the caller runs one; otherwise it gets this error.
             Err(Error::NoSpace { .. }) if self.pending_bytes() > 0 => Ok(false),
             Err(e) => Err(e),
@@ -76,7 +77,9 @@ impl Journal {
     /// Goes on at the beginning of a segment.
     pub(super) fn begin_segment(&mut self, at: usize) {
         (self.current, self.position) = (at, 0);
-        (self.segments[at].log_index, self.segments[at].first_lsn) = (SegmentIndex::New, 0);
+        let segment = &mut self.segments[at];
+        segment.log_index.begin();
+        (segment.first_lsn, segment.former) = (0, false);
         self.limit = u64::MAX;
     }
 
@@ -86,8 +89,8 @@ impl Journal {
     pub(super) fn cut_segments(&mut self) -> Option<Arc<dyn File>> {
         let mut last = None;
         for at in 0..self.segments.len() {
-            // Bytes that readers need stay; the next owner finds a longer segment, as after a crash.
-            if self.segments[at].appended == 0 || self.is_needed_by_readers(at) {
+            // Bytes that readers or slots need stay; the next owner finds a longer segment, as after a crash.
+            if self.segments[at].appended == 0 || self.segments[at].linked || self.is_needed_by_readers(at) {
                 continue;
             }
             let segment = &mut self.segments[at];
@@ -103,7 +106,7 @@ impl Journal {
 
     pub(super) fn add_segment(&mut self, bytes: u64) -> Result<usize> {
         debug_assert!(bytes > 0 && bytes.is_multiple_of(BLOCK_BYTES as u64), "a segment of {bytes} bytes");
-        let index = self.segments.iter().map(|s| s.index + 1).max().unwrap_or(0);
+        let index = (0..).find(|index| self.segments.iter().all(|s| s.index != *index)).expect("a free index");
         let durable = self.options.durable;
         let create = || create_segment(&*self.storage, &self.dir, index, bytes, durable, sync_point::SEGMENT_CONTENTS);
         let file = match create() {
@@ -120,24 +123,36 @@ impl Journal {
             let _ = self.storage.unlink(&self.dir.join(segment_name(index)));
             return Err(Error::io("flush", &self.dir, e));
         }
-        let first_block_crc = Some(crc64(&[0; BLOCK_BYTES]));
         // The attribute follows the flush of the length itself, and is flushed with the first commit, so that no crash
         // leaves a segment that claims a length it never had. If there is no room for it, the next header has the
         // length.
         let length_due = file.set_attribute(&encode_length(index, bytes)).is_ok();
-        self.segments.push(Segment {
-            index,
-            bytes,
-            appended: 0,
-            file,
-            first_lsn: 0,
-            last_lsn: 0,
-            kept: None,
-            first_block_crc,
-            log_index: SegmentIndex::New,
-            length_due,
-            durable_bytes: bytes,
-        });
-        Ok(self.segments.len() - 1)
+        let at = self.segments.partition_point(|s| s.index < index);
+        let first_block_crc = Some(crc64(&[0; BLOCK_BYTES]));
+        let mut segment = Segment { first_block_crc, length_due, ..Segment::new(index, bytes, file) };
+        if durable && bytes > self.options.index_bytes_least {
+            // An index that could not be removed with its segment.
+            segment.log_index = SegmentIndex::found(&*self.storage, &self.dir, index, self.header.key, true);
+        }
+        self.segments.insert(at, segment);
+        if at <= self.current && self.segments.len() > 1 {
+            self.current += 1;
+        }
+        self.unflushed.iter_mut().for_each(|other| *other += usize::from(at <= *other));
+        Ok(at)
+    }
+
+    /// Adds a segment to a journal of which none is free. On a full disk, slots lose their log for it.
+    pub(super) fn add_first_segment(&mut self) -> Result<usize> {
+        match self.add_segment(self.options.segment_bytes_first) {
+            Err(Error::NoSpace { .. }) if self.lose_slots()? => {
+                let is_free = |s: &Segment| s.bytes > 0 && s.is_free(self.header.checkpoint_lsn);
+                match self.segments.iter().position(is_free) {
+                    Some(at) => Ok(at),
+                    None => self.add_segment(self.options.segment_bytes_first),
+                }
+            }
+            added => added,
+        }
     }
 }

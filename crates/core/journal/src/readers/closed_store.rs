@@ -3,10 +3,10 @@
 use crate::directories::quarantine::PendingFiles;
 use crate::directories::store_dir::{StoreDir, is_owned_by_somebody, read_pid};
 use crate::error::{Context, Error, Result};
-use crate::format::Header;
+use crate::format::{Header, ListedEpoch};
 use crate::readers::refusal;
-use crate::scanning::scan::{AcceptedRecord, Keep, Scan, flush_header, given_up_after, read_header, read_slots, scan};
-use crate::scanning::segment_reader::ReadMode;
+use crate::scanning::scan::{AcceptedRecord, Scan, flush_header, given_up_after, read_header, read_slots, scan};
+use crate::scanning::segment_reader::{Keep, ReadMode};
 use crate::sync_point;
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -119,6 +119,8 @@ pub(crate) struct ClosedLog {
     pub accepted: Vec<AcceptedRecord>,
     pub is_missing_some: bool,
     pub header: Option<Header>,
+    /// The epochs of its records.
+    pub epochs: Vec<ListedEpoch>,
     pub quarantined: BTreeMap<u64, String>,
 }
 
@@ -151,6 +153,7 @@ impl ClosedLog {
             accepted,
             is_missing_some,
             header: Some(scanned.header.clone()),
+            epochs: std::mem::take(&mut scanned.epochs),
             quarantined,
         })
     }

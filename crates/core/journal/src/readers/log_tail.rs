@@ -23,6 +23,8 @@ const READ_BYTES: usize = 16 << 10;
 pub struct LogTail {
     end: LogEnd,
     segment: Arc<dyn File>,
+    /// Blocks of the segment that were read last, and their offset: they may have the next records, too.
+    known: (u64, AlignedBuf),
 }
 
 impl LogTail {
@@ -30,7 +32,7 @@ impl LogTail {
     pub fn behind(scan: &Scan, lsn: u64, storage: &dyn Storage, journal: &Path) -> Option<LogTail> {
         let end = LogEnd::behind(scan, lsn)?;
         let segment = storage.open(&journal.join(segment_name(end.segment)), Open::READ.direct()).ok()?;
-        Some(LogTail { end, segment })
+        Some(LogTail { end, segment, known: (0, AlignedBuf::zeroed(0)) })
     }
 
     /// Reads the commits up to this LSN, which is durable. Bytes in spill files are not checked against their checksums
@@ -42,7 +44,8 @@ impl LogTail {
         while self.end.lsn < lsn {
             let (head, body) = self.next(&**storage, journal)?;
             if head.kind == RecordKind::Commit {
-                accepted.push(AcceptedRecord { lsn: head.lsn, record: decode_body(&head, body, &mut spills).ok()? });
+                let record = decode_body(&head, body, &mut spills).ok()?;
+                accepted.push(AcceptedRecord { lsn: head.lsn, epoch: head.epoch, record });
             }
         }
         Some(accepted)
@@ -52,10 +55,19 @@ impl LogTail {
     fn next(&mut self, storage: &dyn Storage, journal: &Path) -> Option<(RecordHead, Bytes)> {
         let behind = self.end.at.next_multiple_of(RECORD_ALIGN_BYTES as u64);
         let on_block = self.end.at.next_multiple_of(BLOCK_BYTES as u64);
+        let (from, blocks) = &self.known;
+        let known = [behind, on_block]
+            .into_iter()
+            .find_map(|at| self.record_in(blocks.get(at.checked_sub(*from)? as usize..)?, at));
+        if let Some((head, crc, body)) = known {
+            self.end.pass(&head, crc, self.end.segment);
+            return Some((head, body));
+        }
         let from = behind - behind % BLOCK_BYTES as u64;
         let blocks = read(&*self.segment, from, READ_BYTES)?;
         let found = [behind, on_block].into_iter().find_map(|at| self.record_at(&*self.segment, &blocks, from, at));
         if let Some((head, crc, body)) = found {
+            self.known = (from, blocks);
             self.end.pass(&head, crc, self.end.segment);
             return Some((head, body));
         }
@@ -65,7 +77,7 @@ impl LogTail {
             let Ok(segment) = storage.open(&journal.join(segment_name(index)), Open::READ.direct()) else { continue };
             let Some(blocks) = read(&*segment, 0, READ_BYTES) else { continue };
             if let Some((head, crc, body)) = self.record_at(&*segment, &blocks, 0, 0) {
-                self.segment = segment;
+                (self.segment, self.known) = (segment, (0, blocks));
                 self.end.pass(&head, crc, index);
                 return Some((head, body));
             }
@@ -89,7 +101,7 @@ impl LogTail {
         self.record_in(found, at)
     }
 
-    /// The record that begins these bytes, which lie at offset `at` of a segment, if it is the next one.
+    /// The record that begins these bytes, which lie at offset `at` of a segment, if it is the next one, and whole.
     fn record_in(&self, found: &[u8], at: u64) -> Option<(RecordHead, u64, Bytes)> {
         let (head, crc) = RecordHead::decode_at(found, at, self.end.key)?;
         self.end

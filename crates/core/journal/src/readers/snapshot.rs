@@ -4,19 +4,22 @@
 //! header's checkpoint and the commit. Data that may be overwritten is read first, the index of kept data afterwards.
 //! Nothing is read twice, and nobody waits.
 
+mod copying;
+
 use crate::commits::final_state::{DirState, FileState};
 use crate::commits::overlay::{Overlay, read_through};
 use crate::commits::record::check_path;
-use crate::data_files::apply::apply_overlay;
 use crate::data_files::locate::{DataFiles, Location, check_attribute};
 use crate::directories::store_dir::{STORE_DIR, StoreDir};
 use crate::error::{Context, Error, Result};
-use crate::format::{Attribute, AttributeFound};
+use crate::format::{Attribute, AttributeFound, ListedEpoch, StoreId};
 use crate::invariant;
+use crate::readers::epochs::known_epochs;
 use crate::readers::known_log::{Known, KnownLog};
 use crate::readers::refusal;
 use crate::readers::watch::{Taken, Wanted, Watch};
 use crate::scanning::scan::read_header;
+use crate::slots::epochs::Epochs;
 use crate::undo::index::{Inode, NAMES_DIR, UndoIndex, Was, link_name};
 use crate::undo::kept_links::KeptLinks;
 use parking_lot::{Mutex, MutexGuard};
@@ -25,14 +28,11 @@ use std::ffi::OsString;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
-use untorn_os::{AlignedBuf, BLOCK_BYTES, Errno, File, Kind, Open, Storage, holds, read_full_at, write_all_at};
+use untorn_os::{Errno, File, Kind, Open, Storage, holds, read_full_at};
 
 /// Searches for a file that is under none of its names. It may move from the name that is looked at last to the one
 /// that was looked at first, because the names of a commit reach the disk after it is durable.
 const SEARCHES_MAX: usize = 3;
-
-/// Bytes that are copied at once.
-const COPY_BYTES: usize = 1 << 20;
 
 /// A file or directory of a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +51,8 @@ pub struct Snapshot {
     store_dir: StoreDir,
     watch: Watch,
     lsn: u64,
+    /// The epochs in the log of a store that nobody has opened since the boot.
+    epochs: Vec<ListedEpoch>,
     /// The index of the data that the owner has kept, as far as it was read.
     index: Mutex<UndoIndex>,
     /// The log, once it was looked at.
@@ -89,17 +91,24 @@ impl Snapshot {
         at_least: u64,
     ) -> Result<Arc<Snapshot>> {
         let wanted = Wanted::Snapshot { at_least };
-        let Taken { watch, lsn, log, .. } = Watch::take(storage, store_dir, &known.page, wanted)?;
+        let Taken { watch, lsn, mut log, .. } = Watch::take(storage, store_dir, &known.page, wanted)?;
+        let epochs = log.as_mut().map(|log| std::mem::take(&mut log.epochs)).unwrap_or_default();
         let log = log.map(|log| KnownLog::of_closed(log).map(Arc::new)).transpose()?;
         Ok(Arc::new(Snapshot {
             storage: storage.clone(),
             store_dir: store_dir.clone(),
             watch,
             lsn,
+            epochs,
             index: Mutex::new(UndoIndex::new(lsn)),
             log: Mutex::new(log),
             known: known.clone(),
         }))
+    }
+
+    /// The identity of the store, and its epochs as far as they are known.
+    pub fn epochs(&self) -> Result<(StoreId, Epochs)> {
+        known_epochs(&*self.storage, &self.store_dir, &self.epochs)
     }
 
     /// The commit that the snapshot shows.
@@ -452,56 +461,6 @@ impl SnapshotFile {
             Some(Was::File { mode, .. }) => mode,
             _ => mode,
         })
-    }
-
-    /// Copies the contents to an empty file: blocks are shared where the file system supports that, and ranges that
-    /// read as zeros stay holes. Returns the length. `progress` gets the bytes done.
-    ///
-    /// # Errors
-    /// [`Error::SnapshotExpired`]: the other file may hold anything, as after any error.
-    pub fn copy_to(&self, to: &dyn File, progress: &mut dyn FnMut(u64)) -> Result<u64> {
-        let size = self.len_now()?;
-        to.set_len(size).context("make a copy of", &self.path)?;
-        let mut piece = AlignedBuf::zeroed_up_to(COPY_BYTES.min(size as usize).max(1));
-        if let Some((data, inode)) = &self.data {
-            let there = data.meta().context("look at", &self.path)?.size.min(size);
-            let block = BLOCK_BYTES as u64;
-            let whole = there - there % block;
-            let cloned = if whole > 0 && to.clone_range(&**data, 0, 0, whole).is_ok() { whole } else { 0 };
-            let mut from = cloned;
-            while let Some(range) = data.next_contents(from, there).context("look at", &self.path)? {
-                from = range.start;
-                while from < range.end {
-                    let n = piece.len().min((range.end - from) as usize);
-                    let n = read_full_at(&**data, &mut piece[..n], from).context("read", &self.path)?;
-                    if n == 0 {
-                        break;
-                    }
-                    if piece[..n].iter().any(|byte| *byte != 0) {
-                        write_all_at(to, &piece[..n], from).context("write a copy of", &self.path)?;
-                    }
-                    from += n as u64;
-                    progress(from);
-                }
-                from = range.end;
-            }
-            // Some of the copied bytes may be newer than the commit: its own bytes, which were kept, replace them.
-            let kept = self.snapshot.index()?.kept_in(*inode, &(0..size));
-            for mut range in kept {
-                while range.start < range.end {
-                    let n = piece.len().min((range.end - range.start) as usize);
-                    self.undo(*inode, &mut piece[..n], range.start)?;
-                    write_all_at(to, &piece[..n], range.start).context("write a copy of", &self.path)?;
-                    range.start += n as u64;
-                }
-            }
-        }
-        let applied = apply_overlay(to, self.overlay(), &self.path, Some(BLOCK_BYTES as u64));
-        self.snapshot.check()?;
-        applied?;
-        to.set_len(size).context("make a copy of", &self.path)?;
-        progress(size);
-        Ok(size)
     }
 
     /// The data file, for metadata: times, owner, other attributes. `None` if it does not exist yet.

@@ -7,8 +7,9 @@ use crate::directories::quarantine::PendingFiles;
 use crate::error::{Context, Error, Result};
 use crate::format::{Attribute, Header, StoreId};
 use crate::recovery::salvage::{SALVAGED, write_contents};
-use crate::scanning::scan::{Keep, scan};
-use crate::scanning::segment_reader::ReadMode;
+use crate::scanning::scan::scan;
+use crate::scanning::segment_reader::{Keep, ReadMode};
+use crate::slots::slot_log::remove_list;
 use crate::sync_point;
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
@@ -47,6 +48,8 @@ impl Opening<'_> {
         }
         // A power cut that brought back an attribute would make its file unusable, so the removals are flushed.
         self.storage().sync_file_system(sync_point::RECOVER_DATA).context("flush", &self.store_dir.dir)?;
+        // Salvaged files are not those of the commits that are lost.
+        remove_list(self.storage(), self.store_dir)?;
         self.archive(&dir, epoch, why, &kept)?;
         self.finish_creation()
     }

@@ -9,6 +9,7 @@ use crate::invariant;
 use crate::journal::Journal;
 use crate::scanning::scan::Scan;
 use crate::scanning::segment_reader::ScannedSegment;
+use crate::slots::slot_log::SlotLog;
 use crate::sync_point;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -78,6 +79,7 @@ impl Opening<'_> {
         if let Some(undo) = &self.undo {
             undo.keep_header(&scanned.header)?;
         }
+        self.keep_recovered(&dir, &scanned)?;
         let (checkpoint_lsn, open_lsn) = (scanned.last_lsn, scanned.last_lsn + 1);
         let mut header =
             Header { checkpoint_lsn, open_lsn, link: scanned.last_crc, listed: Vec::new(), ..scanned.header };
@@ -99,9 +101,28 @@ impl Opening<'_> {
         Ok(journal)
     }
 
-    fn new_journal(&self, dir: &Path, header: Header, segments: Vec<ScannedSegment>) -> Result<Journal> {
+    pub(super) fn new_journal(&mut self, dir: &Path, header: Header, segments: Vec<ScannedSegment>) -> Result<Journal> {
         let (storage, undo) = (self.storage.clone(), self.undo.clone());
-        Journal::new(storage, dir.to_owned(), self.options.journal, header, segments, undo)
+        let slots = self.slots.take().expect("the slots were looked at when the log was read");
+        Journal::new(storage, dir.to_owned(), self.options.journal, header, segments, undo, slots)
+    }
+
+    /// Keeps the recovered commits that slots need, before their records are truncated from the log.
+    fn keep_recovered(&mut self, dir: &Path, scanned: &Scan) -> Result<()> {
+        let slots = self.slots.as_mut().expect("the slots were looked at when the log was read");
+        let Some(after) = slots.needed_behind(scanned.last_lsn)? else { return Ok(()) };
+        if after >= scanned.last_lsn || !holds(invariant::KEPT_AT_RECOVERY) {
+            return Ok(());
+        }
+        let kept = keep_scanned(slots, dir, scanned, after);
+        match kept {
+            Ok(()) => slots.hold_caps(scanned.last_lsn),
+            Err(e) => {
+                tracing::warn!(error = %e, "log that slots need cannot be kept");
+                slots.lose(scanned.last_lsn)?;
+            }
+        }
+        Ok(())
     }
 
     /// A random link, which the first record of an epoch repeats and no earlier record does. A record that was dropped
@@ -136,4 +157,15 @@ impl Opening<'_> {
             }
         }
     }
+}
+
+/// Keeps the segments and spill files with accepted records behind this commit.
+fn keep_scanned(slots: &mut SlotLog, dir: &Path, scanned: &Scan, after: u64) -> std::io::Result<()> {
+    for segment in scanned.segments.iter().filter(|segment| segment.last_lsn > after) {
+        slots.keep_segment(&dir.join(segment_name(segment.index)), segment.first_lsn)?;
+    }
+    for (spill, last_lsn) in scanned.live_spills.iter().filter(|(_, last_lsn)| *last_lsn > after) {
+        slots.keep_spill(dir, spill.id, *last_lsn)?;
+    }
+    Ok(())
 }

@@ -110,9 +110,8 @@ impl Opening<'_> {
         if flush && !one_by_one {
             self.storage().sync_file_system(sync_point::CHECKPOINT_MANY).context("flush", &self.store_dir.dir)?;
         } else if flush {
-            for touched in state.touched_dirs().into_iter().chain(from_temporary.then(|| dir.to_owned())) {
-                sync_names(self.storage(), &touched, sync_point::CHECKPOINT_NAMES)?;
-            }
+            let dirs = state.touched_dirs().into_iter().chain(from_temporary.then(|| dir.to_owned()));
+            sync_names(self.storage(), dirs, sync_point::CHECKPOINT_NAMES)?;
         }
         let mut dirs_left = BTreeMap::new();
         for file in state.files.values() {

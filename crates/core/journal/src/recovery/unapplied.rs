@@ -74,6 +74,12 @@ pub fn leave_unapplied(
         metas.len(),
         "files with names that are not opened"
     );
+    debug_assert!(
+        state.files.values().flat_map(|file| file.overlay.ranges()).all(|(_, source)| {
+            source.log_place().is_none_or(|(segment, _)| segment.last_lsn() > scan.header.checkpoint_lsn)
+        }),
+        "contents in a segment whose last record is not known: no portion could leave them"
+    );
     let named = state.files.into_values().filter(|file| file.name.is_some());
     for (mut state, (meta, writable)) in named.zip(metas) {
         state.overlay = state.overlay.trimmed();

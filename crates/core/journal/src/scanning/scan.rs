@@ -12,12 +12,12 @@ use crate::commits::spill::Spill;
 use crate::directories::quarantine::{NAME_NEW, NAME_SPARE};
 use crate::error::{Context, Error, Result};
 use crate::format::unreadable::{contents_of, first_unknown, is_unreadable, stops};
-use crate::format::{BLOCK_BYTES, Header, ListedEpoch, RECORD_HEAD_BYTES, RecordHead, RecordKind};
+use crate::format::{Header, ListedEpoch, RECORD_HEAD_BYTES, RecordHead, RecordKind};
 use crate::invariant;
 use crate::scanning::log_index;
 use crate::scanning::segment_reader::{
-    ReadMode, ReadRecords, ScannedSegment, SegmentReader, ValidRecord, each_record, open_segments,
-    start_block_is_unchanged,
+    FoundRecords, Keep, ReadMode, ReadRecords, ScannedSegment, SegmentReader, ValidRecord, cut_short, each_record,
+    open_segments, start_block_is_unchanged,
 };
 use bytes::Bytes;
 pub use header_file::{flush_header, note_lost_flush, read_header};
@@ -27,26 +27,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use untorn_os::{Storage, holds};
 
-/// Amount of scanned data that stays in memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Keep {
-    /// Everything.
-    Contents,
-    /// Everything except contents of more than `in_memory_max` bytes, which stay in the log. Everything, if the disk
-    /// returns errors.
-    Places {
-        /// Contents of at most this length stay in memory.
-        in_memory_max: u64,
-        /// Bytes that are read at once, in whole blocks.
-        window_bytes: usize,
-    },
-}
-
 /// An accepted commit.
 #[derive(Clone, Debug)]
 pub struct AcceptedRecord {
     /// Its LSN.
     pub lsn: u64,
+    /// The epoch in which it was written.
+    pub epoch: u64,
     /// Its files and operations.
     pub record: Record,
 }
@@ -207,21 +194,39 @@ fn scan_to(
     let Header { key, checkpoint_lsn: after, .. } = scan.header;
     let reader = SegmentReader { storage: &**storage, journal, mode, key, after, progress };
     reader.flush(&scan.segments)?;
-    let in_parts = match keep {
-        Keep::Contents => None,
-        Keep::Places { in_memory_max, window_bytes } => {
-            reader.read_in_parts(&mut scan.segments, window_bytes, in_memory_max, &mut spills)?
+    if let Keep::Places { in_memory_max, window_bytes, index_bytes_least } = keep {
+        // Records of class `process` were not durable when a later one called them so.
+        let may_be_indexed =
+            scan.header.boot.is_none() && mode == ReadMode::PastCache && header_unreadable.is_none() && !read_all;
+        let least = if may_be_indexed { index_bytes_least } else { u64::MAX };
+        let (header, segments) = (&scan.header, &mut scan.segments);
+        let ((valid, commits), unread) =
+            log_index::read_bounded(&**storage, journal, segments, least, header, &mut spills);
+        if let Some(mut found) = reader.read_in_parts(segments, &unread, window_bytes, in_memory_max, &mut spills)? {
+            found.0.extend(valid);
+            found.1.extend(commits);
+            return finish(journal, header_unreadable, end, found, &mut spills, scan);
         }
-    };
-    (scan.valid, scan.found) = match in_parts {
-        Some(found) => found,
-        None => (reader.read_all(&mut scan.segments)?, ReadRecords::new()),
-    };
+    }
+    let valid = reader.read_all(&mut scan.segments)?;
+    finish(journal, header_unreadable, end, (valid, ReadRecords::new()), &mut spills, scan)
+}
+
+/// Accepts records, now that these were found.
+fn finish(
+    journal: &Path,
+    header_unreadable: Option<Error>,
+    end: Option<u64>,
+    (valid, found): FoundRecords,
+    spills: &mut SpillCache,
+    mut scan: Scan,
+) -> Result<Scan> {
+    (scan.valid, scan.found) = (valid, found);
     let start = scan.segments.iter().find(|s| s.index == scan.header.start_segment);
     scan.start_changed =
         start.is_none_or(|s| s.first_block_crc != scan.header.start_crc || s.bytes != scan.header.start_bytes());
     scan.valid.sort_by_key(|v| v.head.lsn);
-    accept(journal, end, &mut spills, &mut scan)?;
+    accept(journal, end, spills, &mut scan)?;
     // A closed journal needs none of the bytes that it lost, and a quarantined one none behind its end.
     let is_closed = scan.header.is_closed() && !scan.start_changed && scan.valid.is_empty();
     let is_whole = is_closed || end.is_some_and(|end| scan.last_lsn >= end);
@@ -265,26 +270,6 @@ fn begin(storage: &dyn Storage, journal: &Path, header: Header, mode: ReadMode) 
     Ok(scan)
 }
 
-/// The error of the first segment that is missing, or shorter than it was. The lost records may have been the last of
-/// the log, and nothing else would reveal the loss.
-fn cut_short(header: &Header, segments: &[ScannedSegment], journal: &Path) -> Option<Error> {
-    if !holds(invariant::SEGMENTS_KEEP_LENGTH) {
-        return None;
-    }
-    let known = header.lengths.iter().zip(0..).map(|(blocks, index)| (index, u64::from(*blocks) * BLOCK_BYTES as u64));
-    let said = segments.iter().map(|segment| (segment.index, segment.said_bytes));
-    known.chain(said).find_map(|(index, bytes)| {
-        let segment = segments.iter().find(|segment| segment.index == index);
-        let detail = match segment {
-            _ if bytes == 0 => return None,
-            Some(segment) if segment.bytes >= bytes => return None,
-            Some(segment) => format!("it has {} bytes, and had {bytes}: commits at its end are lost", segment.bytes),
-            None => format!("it is missing, and had {bytes} bytes: commits in it are lost"),
-        };
-        Some(Error::corrupt(journal.join(crate::directories::store_dir::segment_name(index)), detail))
-    })
-}
-
 /// The commits behind this LSN that were truncated from the log, if all of them are still there: records remain in
 /// their segment until it is reused. Returns `None` if one is missing.
 pub fn given_up_after(
@@ -314,7 +299,7 @@ pub fn given_up_after(
     let commits = run.iter().rev().filter(|v| v.head.kind == RecordKind::Commit);
     let decoded = |v: &ValidRecord| {
         let record = decode(v, &scan.segments[v.segment], &mut spills, None).ok()?;
-        Some(AcceptedRecord { lsn: v.head.lsn, record })
+        Some(AcceptedRecord { lsn: v.head.lsn, epoch: v.head.epoch, record })
     };
     commits.map(decoded).collect()
 }
@@ -470,7 +455,7 @@ fn accept_record(journal: &Path, v: ValidRecord, spills: &mut SpillCache, scan: 
             _ => Error::corrupt(&path, format!("commit {lsn}: {e}")),
         };
         let (record, used) = decoded.map_err(wrong)?;
-        scan.accepted.push(AcceptedRecord { lsn, record });
+        scan.accepted.push(AcceptedRecord { lsn, epoch: head.epoch, record });
         for spill in used {
             match scan.live_spills.iter_mut().find(|(known, _)| known.id == spill.id) {
                 Some((_, last_lsn)) => *last_lsn = lsn,
@@ -482,7 +467,8 @@ fn accept_record(journal: &Path, v: ValidRecord, spills: &mut SpillCache, scan: 
         Some(last) if last.epoch == head.epoch => (last.last_lsn, last.last_crc) = (lsn, crc),
         _ => scan.epochs.push(ListedEpoch { epoch: head.epoch, first_lsn: lsn, last_lsn: lsn, last_crc: crc }),
     }
-    scan.segments[segment].last_lsn = scan.segments[segment].last_lsn.max(lsn);
+    let segment = &mut scan.segments[segment];
+    (segment.first_lsn, segment.last_lsn) = (if segment.first_lsn == 0 { lsn } else { segment.first_lsn }, lsn);
     (scan.last_lsn, scan.last_crc) = (lsn, crc);
     scan.accepted_heads.push(v);
     Ok(())

@@ -49,6 +49,23 @@ impl ReadMode {
     }
 }
 
+/// Amount of scanned data that stays in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keep {
+    /// Everything.
+    Contents,
+    /// Everything except contents of more than `in_memory_max` bytes, which stay in the log. Everything, if the disk
+    /// returns errors.
+    Places {
+        /// Contents of at most this length stay in memory.
+        in_memory_max: u64,
+        /// Bytes that are read at once, in whole blocks.
+        window_bytes: usize,
+        /// Segments of more than this many bytes are read as far as their indexes do not tell of them.
+        index_bytes_least: u64,
+    },
+}
+
 /// A valid record.
 #[derive(Clone, Copy, Debug)]
 pub struct ValidRecord {
@@ -74,6 +91,8 @@ pub struct ScannedSegment {
     pub first_block_crc: u64,
     /// The open file.
     pub file: Arc<dyn File>,
+    /// LSN of the first accepted record in it; 0: there is none.
+    pub first_lsn: u64,
     /// LSN of the last accepted record in it; 0: there is none.
     pub last_lsn: u64,
     /// The bytes that were read; empty if nothing stayed in memory.
@@ -89,6 +108,9 @@ pub(crate) type ReadRecord = Result<(Record, Vec<Arc<Spill>>)>;
 
 /// Commits by segment and position.
 pub(crate) type ReadRecords = HashMap<(usize, u64), ReadRecord>;
+
+/// Valid records, and the commits among them.
+pub(crate) type FoundRecords = (Vec<ValidRecord>, ReadRecords);
 
 /// Opens the segments among these names, in order.
 pub(crate) fn open_segments<'a>(
@@ -126,6 +148,7 @@ pub(crate) fn open_segments<'a>(
             said_bytes,
             first_block_crc: 0,
             file,
+            first_lsn: 0,
             last_lsn: 0,
             contents: Bytes::new(),
             unreadable: Vec::new(),
@@ -134,6 +157,26 @@ pub(crate) fn open_segments<'a>(
     }
     segments.sort_unstable_by_key(|s| s.index);
     Ok(segments)
+}
+
+/// The error of the first segment that is missing, or shorter than it was. The lost records may have been the last of
+/// the log, and nothing else would reveal the loss.
+pub(crate) fn cut_short(header: &Header, segments: &[ScannedSegment], journal: &Path) -> Option<Error> {
+    if !holds(invariant::SEGMENTS_KEEP_LENGTH) {
+        return None;
+    }
+    let known = header.lengths.iter().zip(0..).map(|(blocks, index)| (index, u64::from(*blocks) * BLOCK_BYTES as u64));
+    let said = segments.iter().map(|segment| (segment.index, segment.said_bytes));
+    known.chain(said).find_map(|(index, bytes)| {
+        let segment = segments.iter().find(|segment| segment.index == index);
+        let detail = match segment {
+            _ if bytes == 0 => return None,
+            Some(segment) if segment.bytes >= bytes => return None,
+            Some(segment) => format!("it has {} bytes, and had {bytes}: commits at its end are lost", segment.bytes),
+            None => format!("it is missing, and had {bytes} bytes: commits in it are lost"),
+        };
+        Some(Error::corrupt(journal.join(segment_name(index)), detail))
+    })
 }
 
 fn read_blocks(file: &dyn File, mode: ReadMode, buf: &mut [u8], at: u64) -> std::io::Result<()> {
@@ -168,6 +211,14 @@ pub(crate) fn start_block_is_unchanged(
     Ok(segment.first_block_crc == header.start_crc)
 }
 
+/// The ranges of a segment that must be read, in whole blocks.
+pub(crate) type Unread = [Range<u64>; 2];
+
+/// All of a segment.
+pub(crate) fn whole_segment(segment: &ScannedSegment) -> Unread {
+    [0..segment.bytes, segment.bytes..segment.bytes]
+}
+
 /// Reads segments and finds records in them.
 pub(crate) struct SegmentReader<'a> {
     pub storage: &'a dyn Storage,
@@ -193,6 +244,8 @@ impl SegmentReader<'_> {
 
     /// Reads all segments into memory, and searches each for records while the next one is read.
     pub(crate) fn read_all(&self, segments: &mut [ScannedSegment]) -> Result<Vec<ValidRecord>> {
+        // Nothing is read from the log later.
+        segments.iter_mut().for_each(|segment| segment.log = None);
         let all = segments.iter().map(|s| s.bytes).sum();
         let (mut valid, mut done) = (Vec::new(), 0);
         for next in 0..=segments.len() {
@@ -236,21 +289,28 @@ impl SegmentReader<'_> {
         each_record_around(&read.contents, &read.unreadable, self.key, found);
     }
 
-    /// Reads all segments in parts of this many bytes, into memory that is reused, and decodes records as they are
-    /// found, while the next part is read. Returns `None` if the disk returned an error for a part.
+    /// Reads these ranges of the segments in parts of this many bytes, into memory that is reused, and decodes records as
+    /// they are found, while the next part is read. Records do not cross the ends of ranges.
+    /// Returns `None` if the disk returned an error for a part.
     pub(crate) fn read_in_parts(
         &self,
         segments: &mut [ScannedSegment],
+        unread: &[Unread],
         window_bytes: usize,
         in_memory_max: u64,
         spills: &mut SpillCache,
-    ) -> Result<Option<(Vec<ValidRecord>, ReadRecords)>> {
-        let all: u64 = segments.iter().map(|s| s.bytes).sum();
-        let most = segments.iter().map(|s| s.bytes).max().unwrap_or(0).min((WINDOWS * window_bytes) as u64);
+    ) -> Result<Option<FoundRecords>> {
+        let lengths = || unread.iter().flatten().map(|range| range.end - range.start);
+        let all: u64 = lengths().sum();
+        let most = lengths().max().unwrap_or(0).min((WINDOWS * window_bytes) as u64);
         let mut window = Window::new(most as usize).context("find memory to read", self.journal)?;
         let (mut valid, mut records, mut done) = (Vec::new(), ReadRecords::new(), 0);
-        for (at, segment) in segments.iter_mut().enumerate() {
-            let log = LogSegment::open(self.storage, &self.journal.join(segment_name(segment.index)))?;
+        for (at, (segment, ranges)) in segments.iter_mut().zip(unread).enumerate() {
+            let log = match segment.log.take() {
+                // Contents that the index tells of are read through the same one.
+                Some(log) => log,
+                None => LogSegment::open(self.storage, &self.journal.join(segment_name(segment.index)))?,
+            };
             let mut found = |head: RecordHead, crc, body: &[u8]| {
                 if head.lsn <= self.after {
                     return;
@@ -262,28 +322,38 @@ impl SegmentReader<'_> {
                     records.insert((at, head.position), self.decode(&head, body, place, spills));
                 }
             };
-            window.begin();
-            while window.end() < segment.bytes {
-                let len = (segment.bytes - window.end()).min(window_bytes as u64) as usize;
-                window.make_room(len).context("find memory to read", self.journal)?;
-                let (end, mut read) = (window.end(), Ok(()));
-                let (known, next, look) = window.split(len);
-                let (file, mode) = (&*segment.file, self.mode);
-                let mut look = || look.each_record(known, segment.bytes, self.key, &mut found);
-                self.alongside(segment.bytes, &mut || read = read_blocks(file, mode, next, end), &mut look);
-                match read {
+            if ranges[0].start > 0 {
+                let mut block = AlignedBuf::zeroed(BLOCK_BYTES);
+                match read_blocks(&*segment.file, self.mode, &mut block, 0) {
                     Err(e) if is_media_error(&e) => return Ok(None),
                     read => read.context("read", self.journal)?,
                 }
-                if end == 0 {
-                    segment.first_block_crc = crc64(&next[..BLOCK_BYTES]);
-                }
-                window.filled += len;
-                done += len as u64;
-                (self.progress)(done, all);
+                segment.first_block_crc = crc64(&block);
             }
-            let (known, _, look) = window.split(0);
-            look.each_record(known, segment.bytes, self.key, &mut found);
+            for range in ranges {
+                window.begin(range.start);
+                while window.end() < range.end {
+                    let len = (range.end - window.end()).min(window_bytes as u64) as usize;
+                    window.make_room(len).context("find memory to read", self.journal)?;
+                    let (end, mut read) = (window.end(), Ok(()));
+                    let (known, next, look) = window.split(len);
+                    let (file, mode) = (&*segment.file, self.mode);
+                    let mut look = || look.each_record(known, range.end, self.key, &mut found);
+                    self.alongside(range.end, &mut || read = read_blocks(file, mode, next, end), &mut look);
+                    match read {
+                        Err(e) if is_media_error(&e) => return Ok(None),
+                        read => read.context("read", self.journal)?,
+                    }
+                    if end == 0 {
+                        segment.first_block_crc = crc64(&next[..BLOCK_BYTES]);
+                    }
+                    window.filled += len;
+                    done += len as u64;
+                    (self.progress)(done, all);
+                }
+                let (known, _, look) = window.split(0);
+                look.each_record(known, range.end, self.key, &mut found);
+            }
             segment.log = Some(log);
         }
         debug_assert_eq!(done, all, "bytes of the segments were not read");
@@ -341,9 +411,9 @@ impl Window {
         Ok(Window { memory: PageMemory::new(len)?, filled: 0, look: Look { start: 0, at: 0 } })
     }
 
-    /// Starts with another segment.
-    fn begin(&mut self) {
-        (self.filled, self.look) = (0, Look { start: 0, at: 0 });
+    /// Starts with another range, from this offset of its segment on.
+    fn begin(&mut self, start: u64) {
+        (self.filled, self.look) = (0, Look { start, at: start });
     }
 
     /// Offset in the segment of the end of the part.
@@ -494,7 +564,8 @@ mod tests {
             let valid = reader.read_all(&mut whole).unwrap();
             let spills = &mut SpillCache::none();
             let window = BLOCK_BYTES * rng.usize(1..8);
-            let (in_parts, found) = reader.read_in_parts(&mut parts, window, 64, spills).unwrap().unwrap();
+            let all: Vec<Unread> = parts.iter().map(whole_segment).collect();
+            let (in_parts, found) = reader.read_in_parts(&mut parts, &all, window, 64, spills).unwrap().unwrap();
             let heads =
                 |valid: &[ValidRecord]| valid.iter().map(|v| (v.segment, v.head.position, v.crc)).collect::<Vec<_>>();
             assert_eq!(heads(&in_parts), heads(&valid), "seed {seed}, parts of {window} bytes");

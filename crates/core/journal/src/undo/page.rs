@@ -13,7 +13,7 @@
 use crate::directories::spare::open_or_create;
 use crate::directories::store_dir::StoreDir;
 use crate::error::{Context, Error, Result};
-use crate::format::{BLOCK_BYTES, StoreId, crc64, u32_at, u64_at};
+use crate::format::{BLOCK_BYTES, StoreId, crc64, place_of, u32_at, u64_at};
 use crate::invariant;
 use crate::undo::holds::{HOLDS_END, Holds, oldest_follower};
 use parking_lot::Mutex;
@@ -26,7 +26,7 @@ use untorn_os::{File, Listener, Open, Pauses, Storage, View, holds, read_full_at
 /// First bytes of the page.
 pub const PAGE_MAGIC: &[u8; 8] = b"UNTORN-R";
 /// Version of the page. A reader refuses a newer one.
-pub const PAGE_VERSION: u32 = 2;
+pub const PAGE_VERSION: u32 = 3;
 /// Bytes of the head, its checksum included.
 pub const PAGE_HEAD_BYTES: usize = 96;
 /// Offset of the chain in the head.
@@ -63,7 +63,7 @@ pub struct PageHead {
     pub store: StoreId,
     /// The boot in which the chain was begun.
     pub boot: [u8; 16],
-    /// Device and inode of the page itself, because a copy has others.
+    /// Device of the page itself, and its inode number mixed with its time of birth, because a copy has others.
     pub place: (u64, u64),
     /// A random number that names the chain; 0 if the chain has ended.
     pub chain: u64,
@@ -193,7 +193,7 @@ impl OwnersPage {
         let mut chain = [0; 8];
         storage.random(&mut chain).context("draw a number for", &path)?;
         let chain = u64::from_le_bytes(chain).max(1);
-        let head = PageHead { pid: std::process::id(), store, boot, place: (meta.device, meta.inode), chain };
+        let head = PageHead { pid: std::process::id(), store, boot, place: place_of(&*file, &meta), chain };
         let numbers = [lsn, lsn, Published { generation: 1, bytes: 0 }.number(), 0];
         let mut behind = vec![0; BLOCK_BYTES - PAGE_HEAD_BYTES];
         for (cell, number) in [Cell::Durable, Cell::Named, Cell::Kept, Cell::GivenUp].into_iter().zip(numbers) {
@@ -376,7 +376,7 @@ fn chain_of(storage: &dyn Storage, file: &dyn File, path: &Path) -> Result<Optio
     if version > PAGE_VERSION {
         return Err(Error::NewerVersion { path: path.to_owned(), found: version, supported: PAGE_VERSION });
     }
-    let is_here = head.place == (meta.device, meta.inode) && storage.boot_id().is_ok_and(|boot| boot == head.boot);
+    let is_here = head.place == place_of(file, &meta) && storage.boot_id().is_ok_and(|boot| boot == head.boot);
     let is_chain = version == PAGE_VERSION && head.chain != 0;
     Ok((is_chain && (is_here || !holds(invariant::OTHER_BOOT_VOID))).then_some(head))
 }

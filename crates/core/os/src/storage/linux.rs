@@ -7,7 +7,7 @@ use crate::storage::linux_file::{LinuxFile, Totals, file_size_limit, meta_of};
 use crate::storage::metadata_order::keeps_order;
 use crate::storage::{Access, Counters, File, Meta, Open, Space, Storage, shown_by};
 use crate::sync_point::SyncPoint;
-use crate::threads::both_at_once::both_at_once;
+use crate::threads::in_threads::{both_at_once, in_threads};
 use rustix::fs::{self, AtFlags, Mode, OFlags, RenameFlags, ResolveFlags};
 use rustix::io::Errno;
 use std::ffi::{OsStr, OsString};
@@ -413,6 +413,10 @@ impl Storage for Linux {
 
     fn at_once(&self, other: &mut (dyn FnMut() + Send), own: &mut dyn FnMut()) {
         both_at_once(other, own);
+    }
+
+    fn in_threads(&self, most: usize, work: &(dyn Fn() + Sync)) {
+        in_threads(most, work);
     }
 
     fn counters(&self) -> Counters {

@@ -172,6 +172,13 @@ impl LinuxFile {
 }
 
 impl File for LinuxFile {
+    fn born_ns(&self) -> u64 {
+        let found = self.fd.own().and_then(|fd| Ok(fs::statx(fd, "", AtFlags::EMPTY_PATH, fs::StatxFlags::BTIME)?));
+        let known = found.ok().filter(|st| st.stx_mask & fs::StatxFlags::BTIME.bits() != 0);
+        known.map_or(0, |st| {
+            (st.stx_btime.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(st.stx_btime.tv_nsec.into())
+        })
+    }
     fn give_name(&self, name: &OsStr) -> io::Result<()> {
         let mut place = self.directory.lock();
         let (fd, directory) = (self.fd.own()?, place.as_ref().ok_or(Errno::INVAL)?.own()?);

@@ -1,5 +1,6 @@
 //! Inspects a store by its path, without changing a byte and without owning it.
 
+use crate::admin::slots::{SlotInfo, look_at_slots};
 use crate::engine::lifecycle::left_marks::LeftMark;
 use crate::engine::lifecycle::status::Quarantined;
 use crate::engine::options::FailureClass;
@@ -18,8 +19,9 @@ use untorn_journal::directories::store_dir::{
 };
 use untorn_journal::format::{Header, RecordKind, VERSION, hex};
 use untorn_journal::recovery::boot_id;
-use untorn_journal::scanning::scan::{Keep, Scan, read_header, scan};
-use untorn_journal::scanning::segment_reader::{ReadMode, ValidRecord};
+use untorn_journal::scanning::scan::{Scan, read_header, scan};
+use untorn_journal::scanning::segment_reader::{Keep, ReadMode, ValidRecord};
+use untorn_journal::slots::epochs::Epochs;
 use untorn_journal::undo::kept_links::KeptLinks;
 use untorn_journal::undo::page::held_commits;
 use untorn_journal::{Context, Error, Result};
@@ -77,6 +79,10 @@ pub struct Inspection {
     /// Commits that readers hold: the owner keeps the old data that they need, up to its limit
     /// ([`crate::StoreOptions::readers_space`]).
     pub held: Vec<u64>,
+    /// Slots: consumers for which the store keeps its log.
+    pub slots: Vec<SlotInfo>,
+    /// Bytes of the log behind the checkpoint that are kept for slots.
+    pub kept_log_bytes: u64,
     /// Damage and broken invariants; empty if the store is sound.
     pub problems: Vec<String>,
 }
@@ -254,11 +260,16 @@ fn look(
         left_marks: Vec::new(),
         live_memory: Vec::new(),
         held: held_commits(&**storage, store_dir),
+        slots: Vec::new(),
+        kept_log_bytes: 0,
         problems: scanned.iter().flat_map(|scanned| &scanned.corrupt).map(Error::to_string).collect(),
     };
     let mut pending = Pending::default();
     if let Some(scanned) = &scanned {
         note_records(scanned, seen);
+        if let Err(e) = note_slots(&**storage, store_dir, scanned, &mut found) {
+            found.problems.push(e.to_string());
+        }
         pending = inspect_files(storage, scanned, &journal, None, &mut found);
     }
     for quarantined in &quarantined {
@@ -274,6 +285,14 @@ fn look(
     }
     found.clean &= found.quarantined_journals == 0 && found.problems.is_empty();
     Ok((found, pending))
+}
+
+fn note_slots(storage: &dyn Storage, store_dir: &StoreDir, scanned: &Scan, found: &mut Inspection) -> Result<()> {
+    let (header, last_lsn) = (&scanned.header, scanned.last_lsn);
+    let mut epochs = Epochs::read(storage, store_dir, &header.store)?.unwrap_or_default();
+    epochs.add_journal(header, &scanned.epochs);
+    (found.slots, found.kept_log_bytes) = look_at_slots(storage, store_dir, &epochs, header.checkpoint_lsn, last_lsn)?;
+    Ok(())
 }
 
 fn note_header(header: Option<&Header>, seen: &mut DefaultHasher) {

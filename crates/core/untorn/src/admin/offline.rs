@@ -27,6 +27,7 @@ use untorn_journal::data_files::locate::Location;
 use untorn_journal::directories::store_dir::StoreDir;
 use untorn_journal::format::{Attribute, AttributeFound, hex};
 use untorn_journal::scanning::scan::read_header;
+use untorn_journal::slots::slot_dir::SlotDir;
 use untorn_journal::undo::index::NAMES_DIR;
 use untorn_journal::{Context, Error, Result};
 use untorn_os::{Access, File, Kind, Linux, Meta, Open, Storage, memory_limit, shown_by};
@@ -34,6 +35,7 @@ use untorn_os::{Access, File, Kind, Linux, Meta, Open, Storage, memory_limit, sh
 pub use crate::admin::adopt::{Adoption, adopt};
 pub use crate::admin::inspection::{Inspection, PendingFile, RecordInfo, inspect};
 pub use crate::admin::leave::{FileMark, file_mark, is_plain};
+pub use crate::admin::slots::{SlotInfo, check_kept_log};
 pub use crate::engine::lifecycle::left_marks::LeftMark;
 pub use crate::heap::handle::last_cut::{Candidate, Rescued};
 pub use crate::reader::lost::{LostFile, accept_lost, lost_files};
@@ -263,6 +265,10 @@ pub fn set_readers(path: &Path, who: Readers) -> Result<()> {
     }
     for name in storage.list(&store_dir.dir).context("list", &store_dir.dir)? {
         let entry = store_dir.dir.join(name);
+        // Slots are of consumers that act for the store's user.
+        if entry == store_dir.slots() {
+            continue;
+        }
         let meta = storage.stat(&entry).context("look at", &entry)?;
         match meta.kind {
             // Owners exclude each other by this file, and any user that could read it could lock them out.
@@ -325,6 +331,8 @@ pub struct Report {
     /// is harmless.
     #[serde(serialize_with = "crate::engine::paths::path_text::paths")]
     pub kept: Vec<PathBuf>,
+    /// The slots that [`eject`] has dropped with the store.
+    pub dropped_slots: Vec<String>,
 }
 
 /// Recovers a store and closes it: data files are then plain and complete.
@@ -345,7 +353,8 @@ pub fn recover(path: &Path, options: &RecoverOptions, progress: &dyn Fn(u64, u64
         recovered.notes.extend(again.0.notes);
     }
     let lost_files = lost_files(path).unwrap_or_default();
-    Ok(Report { recovered, quarantined, lost_files, left_marks, kept: Vec::new() })
+    let (kept, dropped_slots) = (Vec::new(), Vec::new());
+    Ok(Report { recovered, quarantined, lost_files, left_marks, kept, dropped_slots })
 }
 
 /// The working memory of live heaps of all users, as far as this user can see it.
@@ -369,6 +378,7 @@ pub fn remove_lost_live_memory(memory: &Path) -> Result<Option<Rescued>> {
 /// commits that could not be applied.
 pub fn eject(path: &Path, progress: &dyn Fn(u64, u64)) -> Result<Report> {
     let (storage, store_dir) = locate(path)?;
+    let slots = SlotDir::all(&*storage, &store_dir)?.into_iter().map(|slot| slot.name).collect();
     if let Some(lost) = lost_files(path)?.first() {
         let detail = format!("it waits for commits in the journal of store {}", lost.store_id);
         return Err(Error::NeedsJournal { path: lost.path.clone(), detail });
@@ -426,6 +436,7 @@ pub fn eject(path: &Path, progress: &dyn Fn(u64, u64)) -> Result<Report> {
         lost_files: Vec::new(),
         left_marks: Vec::new(),
         kept: kept.into_iter().map(|one| one.path).collect(),
+        dropped_slots: slots,
     })
 }
 

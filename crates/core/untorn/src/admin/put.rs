@@ -26,6 +26,7 @@ use std::io::{ErrorKind, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use untorn_journal::format::{Attribute, AttributeFound, crc64};
 use untorn_os::above_standard;
 
@@ -34,7 +35,7 @@ const STORE_NAME: &str = ".untorn";
 /// The failed action if the name is in place, but not durable.
 const NAME_NOT_FLUSHED: &str = "flush the directory (the new contents are in place, but a power cut may take them back: put \
                                 them again) of";
-const BUFFER_BYTES: usize = 256 << 10;
+const BUFFER_BYTES: usize = 64 << 10;
 
 /// Replaces the contents of a file; see `offline::put`, which has dealt with the store of a removed file.
 pub(crate) fn put(path: &Path, from: &mut dyn Read) -> Result<u64> {
@@ -44,10 +45,15 @@ pub(crate) fn put(path: &Path, from: &mut dyn Read) -> Result<u64> {
             Managed::No => {
                 target.check_replaceable()?;
                 let aside = Aside::create(&target)?;
-                // The wait may have been long, and the previous replacement may have replaced the file.
+                if target.is_current()? {
+                    return target.replace(aside, from);
+                }
+                // The wait was long, and the previous replacement has replaced the file.
                 let now = Target::find(path)?;
                 let same = now.path == target.path && now.old.is_some() == target.old.is_some();
+                drop(target);
                 if same && matches!(now.managed()?, Managed::No) {
+                    now.check_replaceable()?;
                     return now.replace(aside, from);
                 }
             }
@@ -183,13 +189,13 @@ enum Managed {
 struct Target {
     path: PathBuf,
     name: OsString,
-    dir: OwnedFd,
+    dir: Rc<OwnedFd>,
     old: Option<Old>,
 }
 
 struct Old {
     /// Keeps the inode, and so the number that identifies it.
-    _held: OwnedFd,
+    held: OwnedFd,
     stat: Stat,
     attributes: BTreeMap<Vec<u8>, Vec<u8>>,
     flags: IFlags,
@@ -214,7 +220,7 @@ impl Target {
             .map_err(|e| io("open the directory", parent, e))?;
         let old = Old::open(&dir, name, &path)?;
         let name = name.to_owned();
-        Ok(Target { path, name, dir, old })
+        Ok(Target { path, name, dir: Rc::new(dir), old })
     }
 
     /// Finds the store to which the file belongs: its own beside it, or one above it on the same mount.
@@ -297,8 +303,7 @@ impl Target {
     }
 
     /// The way for plain files: write a temporary file, flush, rename, flush the name.
-    fn replace(&self, mut aside: Aside, from: &mut dyn Read) -> Result<u64> {
-        self.check_replaceable()?;
+    fn replace(mut self, mut aside: Aside, from: &mut dyn Read) -> Result<u64> {
         if let Some(old) = &self.old {
             aside.take_owner(old)?;
             aside.try_attributes(old)?;
@@ -309,7 +314,9 @@ impl Target {
         }
         sync_contents(&aside.file).map_err(|e| io("flush the new contents of", &self.path, e))?;
         self.check_unchanged()?;
-        aside.take_name(self)?;
+        // Closed before the rename: a file that loses its name while it is open costs the file system a second step.
+        let is_there = self.old.take().is_some();
+        aside.take_name(&self, is_there)?;
         sync_name(&self.dir).map_err(|e| io(NAME_NOT_FLUSHED, &self.path, e))?;
         Ok(bytes)
     }
@@ -317,18 +324,20 @@ impl Target {
     /// Checks, as far as possible, that a new file may take the name, because a refusal must not come after gigabytes
     /// of input, or after a command has run.
     fn check_replaceable(&self) -> Result<()> {
-        if has(&self.dir, OsStr::new(""), StatxAttributes::IMMUTABLE | StatxAttributes::APPEND) {
+        let set = set_attributes(&self.dir, OsStr::new(""));
+        if set.intersects(StatxAttributes::IMMUTABLE | StatxAttributes::APPEND) {
             let detail = "its directory lets nobody, not even root, replace or remove a file (`chattr +i` or `+a`; `lsattr -d` \
                           shows it); `chattr -i -a` on the directory allows it. Nothing was changed";
             return Err(unsupported(&self.path, detail));
         }
         let Some(old) = &self.old else { return Ok(()) };
-        if has(&self.dir, &self.name, StatxAttributes::IMMUTABLE | StatxAttributes::APPEND) {
+        let set = set_attributes(&self.dir, &self.name);
+        if set.intersects(StatxAttributes::IMMUTABLE | StatxAttributes::APPEND) {
             let detail = "it may not be replaced (`chattr +i` or `+a`; `lsattr` shows it); `chattr -i -a` allows it. Nothing \
                           was changed";
             return Err(unsupported(&self.path, detail));
         }
-        if has(&self.dir, &self.name, StatxAttributes::MOUNT_ROOT) {
+        if set.contains(StatxAttributes::MOUNT_ROOT) {
             let detail = "another file is mounted on it, as is usual in containers: it can be written, but not \
                           replaced. Replace the mounted file itself. Nothing was changed";
             return Err(unsupported(&self.path, detail));
@@ -344,14 +353,23 @@ impl Target {
             .map_err(|e| io("write", &self.path, e))
     }
 
+    /// Whether the name leads to the same file still, in the same state.
+    fn is_current(&self) -> Result<bool> {
+        let changed = |s: &Stat| (s.st_ctime, s.st_ctime_nsec);
+        Ok(match (&self.old, named(&self.dir, &self.name, &self.path)?) {
+            (None, None) => true,
+            (Some(old), Some(now)) => is_same(&old.stat, &now) && changed(&old.stat) == changed(&now),
+            _ => false,
+        })
+    }
+
     /// Checks that the old file has not changed, because the new contents may have taken long to arrive.
     fn check_unchanged(&self) -> Result<()> {
-        let now = Old::open(&self.dir, &self.name, &self.path)?;
-        let same = match (&self.old, &now) {
+        let same = match (&self.old, named(&self.dir, &self.name, &self.path)?) {
             (None, None) => true,
-            (Some(a), Some(b)) => {
-                let id = |s: &Stat| (s.st_dev, s.st_ino, s.st_nlink, s.st_mode, s.st_uid, s.st_gid);
-                id(&a.stat) == id(&b.stat) && a.attributes == b.attributes && a.flags == b.flags
+            (Some(old), Some(now)) if is_same(&old.stat, &now) => {
+                let attributes = attributes(&old.held).map_err(|e| io("read the attributes of", &self.path, e))?;
+                attributes == old.attributes && file_attributes::flags(&old.held) == old.flags
             }
             _ => false,
         };
@@ -363,11 +381,25 @@ impl Target {
     }
 }
 
-/// Whether a name in a directory, or the directory itself, has one of these attributes; false if the kernel cannot
-/// tell.
-fn has(dir: &OwnedFd, name: &OsStr, any: StatxAttributes) -> bool {
+/// Attributes of a name in a directory, or of the directory itself; none if the kernel cannot tell.
+fn set_attributes(dir: &OwnedFd, name: &OsStr) -> StatxAttributes {
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::EMPTY_PATH;
-    fs::statx(dir, name, flags, StatxFlags::empty()).is_ok_and(|found| found.stx_attributes.intersects(any))
+    fs::statx(dir, name, flags, StatxFlags::empty()).map_or(StatxAttributes::empty(), |found| found.stx_attributes)
+}
+
+/// The object that has a name in a directory, if there is one.
+fn named(dir: &OwnedFd, name: &OsStr, path: &Path) -> Result<Option<Stat>> {
+    match fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(stat) => Ok(Some(stat)),
+        Err(Errno::NOENT) => Ok(None),
+        Err(e) => Err(io("look at", path, e)),
+    }
+}
+
+/// Whether both are one file, of the same owner and mode, with the same number of names.
+fn is_same(a: &Stat, b: &Stat) -> bool {
+    let id = |s: &Stat| (s.st_dev, s.st_ino, s.st_nlink, s.st_mode, s.st_uid, s.st_gid);
+    id(a) == id(b)
 }
 
 impl Old {
@@ -380,10 +412,9 @@ impl Old {
             _ => Err(Error::invalid(format!("{} is a device, pipe or socket, not a file", path.display()))),
         };
         // Checked before opening, because opening a device can already have effects.
-        match fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
-            Ok(st) => check(&st)?,
-            Err(Errno::NOENT) => return Ok(None),
-            Err(e) => return Err(io("look at", path, e)),
+        match named(dir, name, path)? {
+            Some(found) => check(&found)?,
+            None => return Ok(None),
         }
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let file = above_standard(|| fs::openat(dir, name, flags, Mode::empty())).map_err(|e| io("read", path, e))?;
@@ -391,14 +422,14 @@ impl Old {
         check(&stat)?;
         let attributes = attributes(&file).map_err(|e| io("read the attributes of", path, e))?;
         let flags = file_attributes::flags(&file);
-        Ok(Some(Old { _held: file, stat, attributes, flags }))
+        Ok(Some(Old { held: file, stat, attributes, flags }))
     }
 }
 
 /// The new file beside the old one, until it takes the name.
 struct Aside {
     path: PathBuf,
-    dir: OwnedFd,
+    dir: Rc<OwnedFd>,
     file: OwnedFd,
     name: Option<String>,
 }
@@ -409,17 +440,14 @@ impl Aside {
         // A replacement is private until it has the old file's permissions. A new file has its final ones from the
         // start, because only the kernel knows the directory's default ACL.
         let mode = Mode::from_raw_mode(if target.old.is_some() { 0o600 } else { 0o666 });
-        let made = |file, name| -> Result<Aside> {
-            let dir = target.dir.try_clone().map_err(|e| Error::io("open the directory of", &target.path, e))?;
-            Ok(Aside { path: target.path.clone(), dir, file, name: Some(name) })
-        };
+        let made = |file, name| Aside { path: target.path.clone(), dir: target.dir.clone(), file, name: Some(name) };
         // Each file has one temporary name, so that replacements of it wait for each other, and find the remnant of a
         // killed one.
         let name = format!(".untorn-put-{:016x}", crc64(target.name.as_bytes()));
         let mut owners = vec![rustix::process::geteuid().as_raw()];
         owners.extend(target.old.as_ref().map(|old| old.stat.st_uid));
         if let Some(file) = replacement_lock::create_locked(&target.dir, &name, mode, &owners).map_err(failed)? {
-            return made(file, name);
+            return Ok(made(file, name));
         }
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         loop {
@@ -428,7 +456,7 @@ impl Aside {
             debug_assert_eq!(n, random.len());
             let name = format!(".untorn-put-{:016x}", u64::from_ne_bytes(random));
             match above_standard(|| fs::openat(&target.dir, &name, flags, mode)) {
-                Ok(file) => return made(file, name),
+                Ok(file) => return Ok(made(file, name)),
                 Err(Errno::EXIST) => {}
                 Err(e) => return Err(failed(e)),
             }
@@ -467,8 +495,12 @@ impl Aside {
     }
 
     /// Takes over everything of the old file before there are contents, and then removes the permissions again. So
-    /// anything that cannot be kept is reported before the contents are read.
+    /// anything that cannot be kept is reported before the contents are read. The nine bits of permissions always can.
     fn try_attributes(&self, old: &Old) -> Result<()> {
+        let special = old.stat.st_mode & 0o7000;
+        if special == 0 && old.attributes.is_empty() && old.flags == file_attributes::flags(&self.file) {
+            return Ok(());
+        }
         self.take_attributes(old)?;
         fs::fchmod(&self.file, Mode::from_raw_mode(0o600))
             .map_err(|e| io("remove the permissions of the new", &self.path, e))
@@ -499,10 +531,10 @@ impl Aside {
     }
 
     /// Renames the file to its name, the only step that readers see.
-    fn take_name(&mut self, target: &Target) -> Result<()> {
-        let Target { dir, path, name: new, old, .. } = target;
+    fn take_name(&mut self, target: &Target, is_there: bool) -> Result<()> {
+        let Target { dir, path, name: new, .. } = target;
         let Some(name) = &self.name else { return Ok(()) };
-        let done = if old.is_some() {
+        let done = if is_there {
             fs::renameat(dir, name, dir, new)
         } else {
             match fs::renameat_with(dir, name, dir, new, RenameFlags::NOREPLACE) {

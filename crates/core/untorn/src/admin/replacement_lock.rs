@@ -42,8 +42,22 @@ pub(crate) fn create_locked(
     let look = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let make = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     for _ in 0..TRIES_MAX {
-        match above_standard(|| fs::openat(dir, name, look, Mode::empty())) {
-            Ok(found) => {
+        match above_standard(|| fs::openat(dir, name, make, mode)) {
+            Ok(file) => match lock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) if leads_to(dir, name, &file)? => return Ok(Some(file)),
+                // Another process took the file for a remnant before it was locked.
+                Ok(()) | Err(Errno::WOULDBLOCK) => {}
+                Err(_) => {
+                    let _ = fs::unlinkat(dir, name, AtFlags::empty());
+                    return Ok(None);
+                }
+            },
+            Err(Errno::EXIST) => {
+                let found = match above_standard(|| fs::openat(dir, name, look, Mode::empty())) {
+                    Ok(found) => found,
+                    Err(Errno::NOENT) => continue,
+                    Err(_) => return Ok(None),
+                };
                 let stat = fs::fstat(&found)?;
                 let file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
                 // A name that another user planted must not make anybody wait.
@@ -57,22 +71,7 @@ pub(crate) fn create_locked(
                     return Ok(None);
                 }
             }
-            Err(Errno::NOENT) => {
-                let file = match above_standard(|| fs::openat(dir, name, make, mode)) {
-                    Err(Errno::EXIST) => continue,
-                    file => file?,
-                };
-                match lock(&file, FlockOperation::NonBlockingLockExclusive) {
-                    Ok(()) if leads_to(dir, name, &file)? => return Ok(Some(file)),
-                    // Another process took the file for a remnant before it was locked.
-                    Ok(()) | Err(Errno::WOULDBLOCK) => {}
-                    Err(_) => {
-                        let _ = fs::unlinkat(dir, name, AtFlags::empty());
-                        return Ok(None);
-                    }
-                }
-            }
-            Err(_) => return Ok(None),
+            Err(e) => return Err(e),
         }
     }
     Ok(None)

@@ -14,6 +14,7 @@
 mod apply_file;
 mod one_file;
 pub(crate) mod restate;
+mod side_by_side;
 pub(crate) mod throttle;
 
 use crate::engine::files::file_state::{Life, SharedFile};
@@ -320,32 +321,21 @@ impl<'a> Checkpoint<'a> {
         }
         let (mut first_error, mut file_waits, mut waiting) = (None, None, BTreeMap::new());
         let mut removed = BTreeSet::new();
-        for part in &self.files {
-            let applied = self.apply_file(part, (!one_by_one && engine.is_durable()).then_some(failures), after);
-            let mut state = part.file.write();
+        let failures_before = (!one_by_one && engine.is_durable()).then_some(failures);
+        for (part, applied) in self.files.iter().zip(self.apply_files(failures_before, after, &reasons)) {
             match applied {
-                Ok(Applied::Done) => state.quarantine = None,
+                Ok(Applied::Done) => {}
                 // A later commit removed the file. The removal must be flushed before the log is truncated, because a
                 // file that a power cut brought back would lack these changes.
                 Ok(Applied::Gone) => {
-                    state.quarantine = None;
-                    self.dirs.extend(state.path().parent().map(Path::to_owned));
+                    self.dirs.extend(part.file.read().path().parent().map(Path::to_owned));
                     removed.insert(part.file.id);
                 }
                 Ok(Applied::Not(e)) => {
-                    // That the file does not exist is no useful reason; the reason why its creation could not be
-                    // applied is.
-                    let e = reasons.get(&part.file.id).cloned().unwrap_or(e);
-                    tracing::warn!(file = %state.path().display(), error = %e, "a committed change waits");
-                    state.quarantine = Some(e.clone());
                     waiting.insert(part.file.id, part.file.clone());
                     file_waits.get_or_insert(e);
                 }
-                Err(e) => {
-                    tracing::warn!(file = %state.path().display(), error = %e, "a committed change waits");
-                    state.quarantine = Some(e.clone());
-                    first_error.get_or_insert(e);
-                }
+                Err(e) => _ = first_error.get_or_insert(e),
             }
         }
         if engine.is_durable() && !one_by_one {
@@ -427,7 +417,7 @@ impl<'a> Checkpoint<'a> {
     }
 
     fn flush_dirs(&self) -> Result<()> {
-        self.dirs.iter().try_for_each(|dir| sync_names(&*self.engine.storage, dir, sync_point::CHECKPOINT_NAMES))
+        sync_names(&*self.engine.storage, &self.dirs, sync_point::CHECKPOINT_NAMES)
     }
 
     /// Truncates the log up to the LSN at which the checkpoint began.

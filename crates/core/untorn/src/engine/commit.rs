@@ -169,9 +169,17 @@ impl Engine {
             return Ok(());
         }
         let _ = self.checkpoint();
-        match has_room() {
+        match has_room() || self.journal.lock().journal.lose_slots_for(bytes)? {
             true => Ok(()),
             false => Err(Error::NoSpace { detail: format!("the disk has no room for a commit of {bytes} bytes") }),
+        }
+    }
+
+    /// Calls a second time if there was no room, and the log that is kept for slots has given some.
+    pub(crate) fn with_room_of_slots<T>(&self, mut call: impl FnMut() -> Result<T>) -> Result<T> {
+        match call() {
+            Err(Error::NoSpace { .. }) if self.journal.lock().journal.lose_slots()? => call(),
+            done => done,
         }
     }
 

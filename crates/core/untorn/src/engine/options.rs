@@ -4,6 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 use untorn_journal::journal::Options as JournalOptions;
+use untorn_journal::slots::slot_dir::check_slot_name;
+use untorn_journal::{Error, Result};
 use untorn_os::BLOCK_BYTES;
 
 /// Least size of a shared range of a spill file. For smaller ranges, sharing costs more than copying: changes of
@@ -20,6 +22,38 @@ pub enum FailureClass {
     /// Also kernel crashes and power cuts. One flush per commit.
     #[default]
     Power,
+    /// Also the loss of the machine. The commits of a store are of class `power` first, and of this one when the slot of
+    /// [`StoreOptions::remote`] has acknowledged them: [`crate::Ticket::wait_for`] and [`crate::Gate::output_when`] wait
+    /// for that.
+    Remote,
+}
+
+/// The action when a slot does not acknowledge a commit in time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnTimeout {
+    /// Everything that waits for the slot is held, for as long as it takes. The log and [`crate::Status`] tell that.
+    #[default]
+    Hold,
+    /// Commits that are durable on this machine count as remote until the slot has caught up. The loss of the machine
+    /// then loses them, although somebody was told of them. The log and [`crate::Status`] tell that.
+    Degrade,
+}
+
+/// How commits wait for the acknowledgements of a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Remote {
+    /// How long the slot may take. A commit's time begins when it is first waited for.
+    pub timeout: Duration,
+    /// The action after that.
+    pub on_timeout: OnTimeout,
+}
+
+impl Default for Remote {
+    /// Five seconds, and [`OnTimeout::Hold`].
+    fn default() -> Remote {
+        Remote { timeout: Duration::from_secs(5), on_timeout: OnTimeout::Hold }
+    }
 }
 
 /// Users that may read a store besides its owner ([`crate::Reader::open`]).
@@ -90,6 +124,9 @@ pub struct StoreOptions {
     pub(crate) background: bool,
     pub(crate) in_order: bool,
     pub(crate) progress: Option<Progress>,
+    pub(crate) remote: Option<(String, Remote)>,
+    /// The most threads of a checkpoint.
+    pub(crate) checkpoint_threads: usize,
 }
 
 impl fmt::Debug for StoreOptions {
@@ -116,6 +153,7 @@ impl Default for StoreOptions {
                 clone_bytes_least: CLONE_BYTES_LEAST,
                 in_memory_max: 64,
                 window_bytes: 4 << 20,
+                index_bytes_least: 4 << 20,
                 spare: true,
                 readers: true,
                 readers_space: None,
@@ -131,6 +169,8 @@ impl Default for StoreOptions {
             background: true,
             in_order: false,
             progress: None,
+            remote: None,
+            checkpoint_threads: usize::MAX,
         };
         options.journal_bytes(JOURNAL_BYTES_DEFAULT)
     }
@@ -145,8 +185,32 @@ impl StoreOptions {
     /// The failures that commits survive. Default: [`FailureClass::Power`].
     pub fn class(mut self, class: FailureClass) -> Self {
         self.class = class;
-        self.journal.durable = class == FailureClass::Power;
+        self.journal.durable = class != FailureClass::Process;
         self
+    }
+
+    /// The slot whose acknowledgements make commits remote ([`FailureClass::Remote`]). A commit is acknowledged when the
+    /// consumer of the slot has it in another place, and the store holds that very commit; an acknowledgement of another
+    /// store, or of a state before the store was put back to the past, does not count. Commits themselves never wait for
+    /// it. Default: none.
+    pub fn remote(mut self, slot: impl Into<String>, how: Remote) -> Self {
+        self.remote = Some((slot.into(), how));
+        self
+    }
+
+    /// Checks that the options agree.
+    pub(crate) fn check(&self) -> Result<()> {
+        match (self.class, &self.remote) {
+            (FailureClass::Remote, _) => Err(Error::invalid(
+                "commits of a store are of class `power` first: name a slot by `remote`, and wait for class `remote` where \
+                 that matters",
+            )),
+            (FailureClass::Process, Some((slot, _))) => Err(Error::invalid(format!(
+                "class `process` has no slot {slot}: only commits of class `power` can become remote"
+            ))),
+            (_, Some((slot, _))) => check_slot_name(slot),
+            _ => Ok(()),
+        }
     }
 
     /// Limit for the bytes of journal before commits wait for a checkpoint; in rare cases one segment more. Default 64
@@ -251,6 +315,13 @@ impl StoreOptions {
         self.journal.clone_bytes_least = BLOCK_BYTES as u64;
         self.journal.in_memory_max = 0;
         self.journal.window_bytes = BLOCK_BYTES;
+        self.journal.index_bytes_least = u64::MAX;
+        self
+    }
+
+    /// Recover by the index of each segment of more than this many bytes, in tests that set sizes.
+    pub(crate) fn index_bytes_least(mut self, bytes: u64) -> Self {
+        self.journal.index_bytes_least = bytes;
         self
     }
 

@@ -3,4 +3,5 @@
 pub(crate) mod completion;
 pub(crate) mod concurrency;
 pub(crate) mod notification;
+pub(crate) mod remote_slot;
 pub(crate) mod wakeup;

@@ -8,6 +8,8 @@ use std::sync::{Arc, OnceLock};
 use untorn_journal::commits::overlay::{NO_END, Source};
 use untorn_journal::commits::record::{Op, Record};
 use untorn_journal::commits::spill::verify;
+use untorn_journal::scanning::scan::AcceptedRecord;
+use untorn_journal::slots::epochs::Point;
 use untorn_journal::{Error, Result};
 
 /// An item of [`Follow`](crate::reader::Follow).
@@ -31,6 +33,8 @@ pub enum Followed {
 pub struct Commit {
     /// Its LSN. LSNs grow; some belong to no commit.
     pub lsn: u64,
+    /// The epoch in which it was made: one opening of the store.
+    pub epoch: u64,
     /// Its changes; those of one file are in order.
     pub changes: Vec<Change>,
 }
@@ -41,10 +45,12 @@ pub struct Commit {
 /// keeps open, and which takes disk space until the change is dropped.
 #[derive(Clone)]
 pub struct Change {
-    /// The name before this commit.
+    /// The name before this commit; of a new file, its first name.
     pub path: PathBuf,
+    /// Tells the files of this commit apart, whatever their names are in the course of it; 0 for a directory.
+    pub file: u64,
     /// The change itself.
-    pub what: What,
+    pub kind: ChangeKind,
     contents: Option<Arc<Contents>>,
 }
 
@@ -61,58 +67,69 @@ struct Contents {
 /// The kind of a change of a file or directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum What {
+pub enum ChangeKind {
     /// Bytes were written; [`Change::read_at`] reads them.
     Written(Range<u64>),
     /// Bytes became zeros.
     Zeroed(Range<u64>),
     /// The file has this length now.
     Resized(u64),
-    /// A new file.
-    Created,
+    /// A new file, with these permission bits.
+    Created(u32),
     /// The file has another name now.
     Renamed(PathBuf),
     /// The file is gone.
     Removed,
     /// Other permission bits.
     Mode(u32),
-    /// A new directory.
-    DirectoryMade,
+    /// A new directory, with these permission bits.
+    DirectoryMade(u32),
     /// The directory is gone.
     DirectoryRemoved,
 }
 
 impl Commit {
     /// Converts the record of a commit.
-    pub(crate) fn of(lsn: u64, record: &Record, store: &Arc<Path>) -> Commit {
-        Commit { lsn, changes: record.ops.iter().filter_map(|op| Change::of(op, record, store)).collect() }
+    pub(crate) fn of(accepted: &AcceptedRecord, store: &Arc<Path>) -> Commit {
+        let AcceptedRecord { lsn, epoch, record } = accepted;
+        let changes = record.ops.iter().filter_map(|op| Change::of(op, record, store)).collect();
+        Commit { lsn: *lsn, epoch: *epoch, changes }
+    }
+
+    /// Its name beyond this store.
+    pub fn point(&self) -> Point {
+        Point { epoch: self.epoch, lsn: self.lsn }
     }
 }
 
 impl Change {
     fn of(op: &Op, record: &Record, store: &Arc<Path>) -> Option<Change> {
-        let file = |index: &u32| record.files[*index as usize].path.clone();
-        let (path, what) = match op {
+        let of_file = |index: &u32| {
+            let file = &record.files[*index as usize];
+            (file.path.clone(), file.id)
+        };
+        let ((path, file), kind) = match op {
             Op::Write { file: index, range, source } => {
                 // The range of a truncation, including zeros before the cut, ends at the new length.
                 let end = if range.end == NO_END { size_of_file(record, *index)? } else { range.end };
                 let range = Some(range.start..end).filter(|range| !range.is_empty())?;
-                let what = if *source == Source::Zero { What::Zeroed } else { What::Written };
-                let (what, source) = (what(range.clone()), source.clone());
+                let kind = if *source == Source::Zero { ChangeKind::Zeroed } else { ChangeKind::Written };
+                let (kind, source) = (kind(range.clone()), source.clone());
                 let contents = Contents { range, source, checked: OnceLock::new(), store: store.clone() };
-                return Some(Change { path: file(index), what, contents: Some(Arc::new(contents)) });
+                let (path, file) = of_file(index);
+                return Some(Change { path, file, kind, contents: Some(Arc::new(contents)) });
             }
-            Op::Truncate { file: index, size } => (file(index), What::Resized(*size)),
-            Op::Create { file: index, .. } => (file(index), What::Created),
-            Op::Rename { file: index, to } => (file(index), What::Renamed(to.clone())),
-            Op::Unlink { file: index } => (file(index), What::Removed),
-            Op::Mode { file: index, mode } => (file(index), What::Mode(*mode)),
-            Op::Mkdir { path, .. } => (path.clone(), What::DirectoryMade),
-            Op::Rmdir { path } => (path.clone(), What::DirectoryRemoved),
-            Op::DirMode { path, mode } => (path.clone(), What::Mode(*mode)),
+            Op::Truncate { file, size } => (of_file(file), ChangeKind::Resized(*size)),
+            Op::Create { file, mode } => (of_file(file), ChangeKind::Created(*mode)),
+            Op::Rename { file, to } => (of_file(file), ChangeKind::Renamed(to.clone())),
+            Op::Unlink { file } => (of_file(file), ChangeKind::Removed),
+            Op::Mode { file, mode } => (of_file(file), ChangeKind::Mode(*mode)),
+            Op::Mkdir { path, mode } => ((path.clone(), 0), ChangeKind::DirectoryMade(*mode)),
+            Op::Rmdir { path } => ((path.clone(), 0), ChangeKind::DirectoryRemoved),
+            Op::DirMode { path, mode } => ((path.clone(), 0), ChangeKind::Mode(*mode)),
             Op::Restate => return None,
         };
-        Some(Change { path, what, contents: None })
+        Some(Change { path, file, kind, contents: None })
     }
 
     /// Reads bytes of the range that was written or zeroed, as this commit wrote them, regardless of later commits.
@@ -122,7 +139,7 @@ impl Change {
     /// ```
     /// # let dir = tempfile::tempdir().unwrap();
     /// # let path = dir.path();
-    /// # use untorn::{Reader, Store, reader::{Followed, What}};
+    /// # use untorn::{Reader, Store, reader::{Followed, ChangeKind}};
     /// # let store = Store::open_or_create(path)?;
     /// # let file = store.open_or_create_file("greetings")?;
     /// # file.commit()?;
@@ -131,7 +148,7 @@ impl Change {
     /// file.commit()?;
     /// if let Some(Followed::Commit(commit)) = follow.next().transpose()? {
     ///     for change in commit.changes {
-    ///         if let What::Written(range) = &change.what {
+    ///         if let ChangeKind::Written(range) = &change.kind {
     ///             let mut bytes = vec![0; (range.end - range.start) as usize];
     ///             change.read_at(&mut bytes, range.start)?;
     ///             assert_eq!(bytes, b"hello");
@@ -179,7 +196,7 @@ impl Contents {
 
 impl PartialEq for Change {
     fn eq(&self, other: &Change) -> bool {
-        (&self.path, &self.what) == (&other.path, &other.what)
+        (&self.path, &self.kind) == (&other.path, &other.kind)
     }
 }
 
@@ -187,7 +204,7 @@ impl Eq for Change {}
 
 impl fmt::Debug for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Change").field("path", &self.path).field("what", &self.what).finish_non_exhaustive()
+        f.debug_struct("Change").field("path", &self.path).field("kind", &self.kind).finish_non_exhaustive()
     }
 }
 

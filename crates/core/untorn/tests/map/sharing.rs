@@ -70,10 +70,11 @@ fn a_racing_store_is_reported_and_not_torn() {
         poke(&map, 0, b"x");
         map.msync().unwrap();
         let address = map.as_mut_ptr() as usize + PAGE + 77;
-        let stop = std::sync::atomic::AtomicBool::new(false);
+        let (started, stop) = (std::sync::Barrier::new(2), std::sync::atomic::AtomicBool::new(false));
         let reported = std::thread::scope(|scope| {
             scope.spawn(|| {
                 let mut n = 0u8;
+                started.wait();
                 while !stop.load(std::sync::atomic::Ordering::Relaxed) {
                     n = n.wrapping_add(1);
                     // SAFETY: inside the map, which outlives the thread.
@@ -81,7 +82,13 @@ fn a_racing_store_is_reported_and_not_torn() {
                     tell(&map, PAGE + 77, 1);
                 }
             });
-            let reported = (0..10_000).find_map(|_| map.msync().err());
+            started.wait();
+            // On a busy machine the other thread may not run for long.
+            let end = std::time::Instant::now() + std::time::Duration::from_secs(120);
+            let mut reported = None;
+            while reported.is_none() && std::time::Instant::now() < end {
+                reported = map.msync().err();
+            }
             stop.store(true, std::sync::atomic::Ordering::Relaxed);
             reported
         });

@@ -3,15 +3,21 @@
 
 mod epoch;
 mod heap;
+mod index;
+mod kept_log;
 mod live;
 mod name;
 mod opening;
 mod portion;
 mod reader;
+mod remote;
+mod slot;
 mod store;
 mod unreadable;
 
+pub use index::{begin_in_a_bounded_segment, crash_indexed};
 pub use portion::{PortionTotals, crash_in_portions};
+pub use slot::ship_and_crash;
 
 /// A scenario, and its name.
 pub type Scenario = (&'static str, fn() -> Result<(), String>);
@@ -35,6 +41,10 @@ pub const SCENARIOS: &[Scenario] = &[
     ("a_checkpoint_leaves_newer_contents", store::a_checkpoint_leaves_newer_contents),
     ("epochs_upon_epochs_are_kept", epoch::epochs_upon_epochs_are_kept),
     ("portions_survive_every_crash", portion::portions_survive_every_crash),
+    ("portions_of_an_indexed_log_survive_every_crash", portion::portions_of_an_indexed_log_survive_every_crash),
+    ("an_indexed_log_survives_every_crash", index::an_indexed_log_survives_every_crash),
+    ("an_index_hides_no_damage", index::an_index_hides_no_damage),
+    ("an_index_of_another_time_is_not_believed", index::an_index_of_another_time_is_not_believed),
     ("commits_wait_for_the_list_of_epochs", epoch::commits_wait_for_the_list_of_epochs),
     ("damage_in_the_journal_is_not_shown", epoch::damage_in_the_journal_is_not_shown),
     ("what_waits_outlives_its_segment", epoch::what_waits_outlives_its_segment),
@@ -45,9 +55,16 @@ pub const SCENARIOS: &[Scenario] = &[
     ("a_header_that_cannot_be_read_may_be_the_newest", unreadable::a_header_that_cannot_be_read_may_be_the_newest),
     ("contents_that_cannot_be_read_wait", unreadable::contents_that_cannot_be_read_wait),
     ("what_cannot_be_read_stays_until_it_is_given_up", unreadable::what_cannot_be_read_stays_until_it_is_given_up),
+    ("log_that_slots_need_survives", slot::log_that_slots_need_survives),
+    ("openings_without_commits_leave_no_epochs", kept_log::openings_without_commits_leave_no_epochs),
+    ("an_older_list_of_epochs_claims_no_commits", kept_log::an_older_list_of_epochs_claims_no_commits),
+    ("another_stores_acknowledgement_frees_no_log", kept_log::another_stores_acknowledgement_frees_no_log),
+    ("a_store_with_a_slot_opens_on_a_full_disk", kept_log::a_store_with_a_slot_opens_on_a_full_disk),
+    ("what_recovery_dropped_is_not_shipped", kept_log::what_recovery_dropped_is_not_shipped),
     ("readers_see_one_commit", reader::readers_see_one_commit),
     ("a_commit_whose_flush_fails_is_not_shown", reader::a_commit_whose_flush_fails_is_not_shown),
     ("a_closed_store_without_a_page_is_watched", reader::a_closed_store_without_a_page_is_watched),
+    ("another_epochs_acknowledgement_releases_nothing", remote::another_epochs_acknowledgement_releases_nothing),
     ("readers_see_what_waits", reader::readers_see_what_waits),
     ("kept_space_is_freed", reader::kept_space_is_freed),
     ("a_heap_is_made_whole_or_not_at_all", heap::a_heap_is_made_whole_or_not_at_all),

@@ -40,6 +40,8 @@ pub struct PortionTotals {
 #[derive(Clone)]
 struct Portions {
     rng: Rng,
+    /// Recovery uses the indexes of the log.
+    indexed: bool,
     /// The state after each commit. The disk's mark has the numbers of the first and the last that may be the newest.
     states: Vec<Files>,
 }
@@ -48,10 +50,11 @@ fn pack(first: usize, last: usize) -> u64 {
     (first as u64) << 32 | last as u64
 }
 
-fn open(disk: &SimDisk) -> Result<(Store, KillOnDrop), String> {
+fn open(disk: &SimDisk, indexed: bool) -> Result<(Store, KillOnDrop), String> {
     let life = KillOnDrop(disk.spawn());
     // Segments of 2, 4, 4 and 4 blocks; a commit takes one block, or its bytes go to a spill file.
     let options = StoreOptions::new().create(true).background(false).sizes(64 << 10, 8 << 10, 4 << 10);
+    let options = options.index_bytes_least(if indexed { 0 } else { u64::MAX });
     let store = options.open_on(life.0.clone(), StoreDir::of_directory(), PathBuf::new());
     Ok((store.map_err(|e| format!("the store cannot be opened: {e}"))?, life))
 }
@@ -59,14 +62,20 @@ fn open(disk: &SimDisk) -> Result<(Store, KillOnDrop), String> {
 /// Portions survive every crash between them.
 pub(crate) fn portions_survive_every_crash() -> Result<(), String> {
     let mut totals = PortionTotals::default();
-    PROFILES.into_iter().try_for_each(|profile| crash_in_portions(profile, 1, &mut totals))
+    PROFILES.into_iter().try_for_each(|profile| crash_in_portions(profile, 1, false, &mut totals))
+}
+
+/// So they do where recovery uses the indexes of the log.
+pub(crate) fn portions_of_an_indexed_log_survive_every_crash() -> Result<(), String> {
+    let mut totals = PortionTotals::default();
+    PROFILES.into_iter().try_for_each(|profile| crash_in_portions(profile, 1, true, &mut totals))
 }
 
 /// Crashes of a store on a disk of this kind, drawn from a seed.
-pub fn crash_in_portions(profile: Profile, seed: u64, totals: &mut PortionTotals) -> Result<(), String> {
+pub fn crash_in_portions(profile: Profile, seed: u64, indexed: bool, totals: &mut PortionTotals) -> Result<(), String> {
     let disk = SimDisk::new(Options { profile, seed, direct: seed.is_multiple_of(2), ..Options::default() });
-    let mut run = Portions { rng: Rng::with_seed(seed), states: Vec::new() };
-    let said = |what: String| format!("profile {profile:?}, seed {seed}: {what}");
+    let mut run = Portions { rng: Rng::with_seed(seed), indexed, states: Vec::new() };
+    let said = |what: String| format!("profile {profile:?}, seed {seed}, indexed: {indexed}: {what}");
     run.fill_journal(&disk).map_err(said)?;
     run.live(&disk, 0, totals).map_err(said)
 }
@@ -79,7 +88,7 @@ impl Portions {
         }
         disk.settle();
         self.states.push(plain_files(disk));
-        let (store, _life) = open(disk)?;
+        let (store, _life) = open(disk, self.indexed)?;
         self.write(disk, &store, "a", 0, 1500)?;
         self.write(disk, &store, "b", 100, 1500)?;
         // Behind the end, with a gap.
@@ -191,7 +200,7 @@ impl Portions {
     fn live(&mut self, disk: &SimDisk, crashes: usize, totals: &mut PortionTotals) -> Result<(), String> {
         disk.kill();
         disk.record();
-        let (store, life) = open(disk)?;
+        let (store, life) = open(disk, self.indexed)?;
         totals.openings += 1;
         let header = read_header(&*life.0, Path::new(".untorn/journal")).map_err(failed)?;
         let within = |listed: &ListedEpoch| (listed.first_lsn..listed.last_lsn).contains(&header.checkpoint_lsn);
@@ -279,7 +288,7 @@ impl Portions {
 
     /// The last owner closes the store: the files must be plain and complete.
     fn end(&mut self, disk: &SimDisk) -> Result<(), String> {
-        let (store, _life) = open(disk)?;
+        let (store, _life) = open(disk, self.indexed)?;
         self.find(disk, &store)?;
         store.close().map_err(failed)?;
         let found = plain_files(disk);

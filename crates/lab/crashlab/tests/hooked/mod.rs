@@ -12,15 +12,20 @@ use untorn_os::{Access, Counters, File, MapRequest, Mapping, Meta, Open, Space, 
 /// A callback that gets the name of the method.
 pub type Hook = Arc<dyn Fn(&str) + Send + Sync>;
 
+/// Calls a function in this number of threads.
+pub type InThreads = fn(usize, &(dyn Fn() + Sync));
+
 /// The storage of a process that is observed.
 pub struct Hooked {
-    below: Arc<dyn Storage>,
-    hook: Hook,
+    pub below: Arc<dyn Storage>,
+    pub hook: Hook,
+    pub in_threads: InThreads,
 }
 
 impl Hooked {
-    pub fn over(below: Arc<dyn Storage>, hook: Hook) -> Arc<Hooked> {
-        Arc::new(Hooked { below, hook })
+    /// With the caller's thread alone.
+    pub fn over(below: Arc<dyn Storage>, hook: Hook) -> Hooked {
+        Hooked { below, hook, in_threads: |_, work| work() }
     }
 }
 
@@ -49,6 +54,9 @@ impl Storage for Hooked {
         (self.hook)("create_unnamed");
         let below = self.below.create_unnamed(directory)?;
         Ok(Arc::new(HookedFile { below, hook: self.hook.clone() }))
+    }
+    fn in_threads(&self, most: usize, work: &(dyn Fn() + Sync)) {
+        (self.in_threads)(most, work);
     }
     pass! {
         fn stat(&self, path: &Path) -> Result<Meta>;
@@ -86,6 +94,7 @@ impl File for HookedFile {
 
     pass! {
         fn give_name(&self, name: &OsStr) -> Result<()>;
+        fn born_ns(&self) -> u64;
         fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize>;
         fn write_at(&self, buf: &[u8], offset: u64) -> Result<usize>;
         fn read_past_cache_at(&self, buf: &mut [u8], offset: u64) -> Result<usize>;

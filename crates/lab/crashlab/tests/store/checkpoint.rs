@@ -38,7 +38,7 @@ pub fn open_with_surprise(
             surprise(&store);
         }
     };
-    let storage = Hooked::over(disk.process(), Arc::new(hook));
+    let storage = Arc::new(Hooked::over(disk.process(), Arc::new(hook)));
     let store = options.open_on(storage, StoreDir::of_directory(), PathBuf::new()).expect("a healthy disk");
     let arm = {
         let store = store.clone();

@@ -22,5 +22,6 @@ mod quarantine;
 mod recovery;
 mod refused_commits;
 mod relocation;
+mod side_by_side;
 mod transactions;
 mod waiting;

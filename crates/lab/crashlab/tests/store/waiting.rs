@@ -639,7 +639,7 @@ fn a_directory_that_closes_while_a_commit_is_flushed() {
         }
     };
     let open = |hook| {
-        let storage = Hooked::over(Linux::open(dir.path()).unwrap(), hook);
+        let storage = Arc::new(Hooked::over(Linux::open(dir.path()).unwrap(), hook));
         small::options().open_on(storage, StoreDir::of_directory(), dir.path().to_owned()).unwrap()
     };
     let store = open(Arc::new(hook));

@@ -1,6 +1,7 @@
 //! The store behind a mount: opens it, or makes a new one.
 
 use crate::error_line::in_one_line;
+use crate::mounts::awaited_slot::AwaitedSlot;
 use crate::mounts::mount_point::{self, Mounted};
 use crate::mounts::store_files::{self, JOURNAL, OBJECTS};
 use crate::plain_trees::trial_below::SizeTrial;
@@ -23,12 +24,13 @@ const TELL_AFTER: Duration = Duration::from_secs(2);
 
 /// Opens the tree in a store, or makes a new one in a directory that is empty or missing, and says so.
 ///
-/// Without `limits`, those of the store's own file system apply.
+/// Without `limits`, those of the store's own file system apply. With `remote`, syncs wait for that slot.
 pub fn open(
     path: &Path,
     commit: CommitMode,
     kept: Option<Arc<dyn HandoverLog>>,
     limits: Option<Arc<dyn Limits>>,
+    remote: Option<&AwaitedSlot>,
 ) -> Result<Arc<dyn FileTree>> {
     let goes_on = kept.as_ref().is_some_and(|kept| kept.len().is_ok_and(|len| len > 0));
     ensure!(
@@ -41,7 +43,7 @@ pub fn open(
     }
     let limits = limits.unwrap_or_else(|| Arc::new(SizeTrial::of(path)));
     let options = TreeOptions { commit, kept, limits, ..TreeOptions::default() };
-    Ok(Arc::new(open_tree(path, options)?))
+    Ok(Arc::new(open_tree(path, options, remote)?))
 }
 
 /// A path that is missing or an empty directory: if the mount fails, no new store is left there.
@@ -104,12 +106,12 @@ pub fn open_to_export(path: &Path) -> Result<StoreTree> {
     if mounted(path).is_some() {
         bail!("{shown} is mounted; unmount it first (untorn umount), or copy from the mount (cp -a)");
     }
-    open_tree(path, TreeOptions::default())
+    open_tree(path, TreeOptions::default(), None)
 }
 
-fn open_tree(path: &Path, options: TreeOptions) -> Result<StoreTree> {
+fn open_tree(path: &Path, options: TreeOptions, remote: Option<&AwaitedSlot>) -> Result<StoreTree> {
     let shown = path.display();
-    let (opened, mounted) = open_when_closed(path);
+    let (opened, mounted) = open_when_closed(path, remote);
     let opened = opened.and_then(|store| {
         // From its first commit on, a tree has both files.
         match path.join(PACK).exists() && !path.join(TABLE).exists() {
@@ -131,10 +133,14 @@ fn open_tree(path: &Path, options: TreeOptions) -> Result<StoreTree> {
 ///
 /// `umount` and `fusermount3 -u` do not wait for the daemon, which then still closes the store; a daemon that is being
 /// killed still holds it. If the store is still mounted, the wait ends soon, and the mount is returned.
-fn open_when_closed(path: &Path) -> (untorn::Result<Store>, Option<Mounted>) {
+fn open_when_closed(path: &Path, remote: Option<&AwaitedSlot>) -> (untorn::Result<Store>, Option<Mounted>) {
     let (started, mut told) = (Instant::now(), false);
+    let options = match remote {
+        Some(slot) => StoreTree::store_options().remote(&*slot.name, slot.how),
+        None => StoreTree::store_options(),
+    };
     loop {
-        let opened = StoreTree::store_options().open(path);
+        let opened = options.open(path);
         let is_busy = matches!(opened, Err(untorn::Error::Busy { .. }));
         let elapsed = started.elapsed();
         // Checked late, because the check of a mount may take some seconds.

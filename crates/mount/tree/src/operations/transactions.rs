@@ -99,7 +99,7 @@ impl StoreTree {
             // If a transaction still exists, the commit was refused, or its end was not logged, or it chains: it is
             // committed, perhaps a second time.
             if happened(&core).is_some() && !txns.iter().any(|txn| core.txns.contains_key(txn)) {
-                return self.wait(core);
+                return self.wait_to_tell(core);
             }
             files(&core, txns)?
         };
@@ -113,7 +113,7 @@ impl StoreTree {
             return self.commit_round_with(txns, chains, cache);
         }
         Self::submit_transactions(&mut core, txns, chains, &[])?;
-        self.wait(core)
+        self.wait_to_tell(core)
     }
 
     /// Submits a commit of the transactions' files, and of others. If that fails, or with `chains`, the transactions

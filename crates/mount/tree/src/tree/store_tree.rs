@@ -18,7 +18,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
-use untorn::Store;
+use untorn::{FailureClass, Store};
 
 /// Age at which the timer commits changes that nobody has synced.
 const TIMER: Duration = Duration::from_secs(5);
@@ -124,6 +124,8 @@ pub struct StoreTree {
     pub(crate) restoring: Mutex<()>,
     pub(crate) mode: CommitMode,
     pub(crate) path: PathBuf,
+    /// Whether the store names a slot that syncs wait for.
+    is_remote: bool,
     below: Option<Arc<Below>>,
     pub(crate) limits: Arc<dyn Limits>,
     /// The store's directory, also if it is renamed.
@@ -141,7 +143,7 @@ impl StoreTree {
     /// # Errors
     /// Those of the store, and [`untorn::Error::Corrupt`] if its table is damaged.
     pub fn open(store: Store, options: TreeOptions) -> untorn::Result<StoreTree> {
-        let path = store.path();
+        let (path, is_remote) = (store.path(), store.status().remote.is_some());
         let core = Core::open_kept(store, options.clock, options.owner, options.small_max, options.kept)?;
         let any_poisoned = AtomicBool::new(core.inodes.values().any(crate::table::inode::Inode::is_poisoned));
         let (core, rounds, restoring) = (Mutex::new(Some(core)), Rounds::default(), Mutex::default());
@@ -155,7 +157,18 @@ impl StoreTree {
             ),
         };
         let limits = options.limits;
-        Ok(StoreTree { core, rounds, any_poisoned, restoring, mode: options.commit, path, below, limits, directory })
+        Ok(StoreTree {
+            core,
+            rounds,
+            any_poisoned,
+            restoring,
+            mode: options.commit,
+            path,
+            is_remote,
+            below,
+            limits,
+            directory,
+        })
     }
 
     /// The room on the file system below.
@@ -236,6 +249,18 @@ impl StoreTree {
 
     /// Waits for all commits so far. An error of one is an error of all that are acknowledged later.
     pub(crate) fn wait(&self, core: Held<'_>) -> Result<()> {
+        self.wait_for(core).map(drop)
+    }
+
+    /// Waits like [`wait`](Self::wait), before a program is told of the commits, also those of an earlier daemon: until
+    /// the slot that the store names, if any, has acknowledged them.
+    pub(crate) fn wait_to_tell(&self, core: Held<'_>) -> Result<()> {
+        let store = self.wait_for(core)?;
+        // The tree closes the store, which ends this.
+        if self.is_remote { store.wait_for(FailureClass::Remote).map_err(errno) } else { Ok(()) }
+    }
+
+    fn wait_for(&self, core: Held<'_>) -> Result<Store> {
         let tickets = core.pending.clone();
         drop(core);
         // A commit that fails, as on a full disk, also blocks those after it, until it can be written.
@@ -243,14 +268,15 @@ impl StoreTree {
         let mut core = self.core()?;
         core.failed |= done.as_ref().is_err_and(is_final);
         core.sweep();
-        done.map_err(errno).and(core.check())
+        done.map_err(errno).and(core.check())?;
+        Ok(core.store.clone())
     }
 
     /// Ends a change of names: `--commit=write` commits it before the reply.
     pub(crate) fn named<T>(&self, mut core: Held<'_>, answer: T) -> Result<T> {
         if self.mode == CommitMode::Write {
             core.commit_waited(&[])?;
-            self.wait(core)?;
+            self.wait_to_tell(core)?;
         }
         Ok(answer)
     }
@@ -280,7 +306,7 @@ impl StoreTree {
         let last = self.rounds.last.lock();
         self.submit_round(Some((txns, chains)), cache)?;
         drop(last);
-        self.wait(self.core()?)
+        self.wait_to_tell(self.core()?)
     }
 
     fn submit_round(&self, with: Option<(&[Transaction], bool)>, cache: &dyn KernelCache) -> Result<()> {
@@ -307,7 +333,8 @@ impl StoreTree {
         self.changing()?.check_free(inos)?;
         if self.mode == CommitMode::Store {
             Self::mark_synced(&mut *self.changing()?, inos)?;
-            return self.commit_round(cache);
+            self.commit_round(cache)?;
+            return self.wait_to_tell(self.core()?);
         }
         for ino in inos {
             self.write_back_and_restore(*ino, cache)?;
@@ -322,7 +349,7 @@ impl StoreTree {
         core.check_free(inos)?;
         Self::mark_synced(&mut core, inos)?;
         core.commit_waited(inos)?;
-        self.wait(core)
+        self.wait_to_tell(core)
     }
 
     pub(crate) fn mark_synced(core: &mut Core, inos: &[Ino]) -> Result<()> {
@@ -340,17 +367,20 @@ impl StoreTree {
 
     pub(crate) fn commit_names(&self, cache: &dyn KernelCache) -> Result<()> {
         if self.mode == CommitMode::Store {
-            return self.commit_round(cache);
+            self.commit_round(cache)?;
+            return self.wait_to_tell(self.core()?);
         }
         let mut core = self.changing()?;
         core.commit_waited(&[])?;
-        self.wait(core)
+        self.wait_to_tell(core)
     }
 
     /// Commits everything except files that a program syncs itself and has open for writing. Poisoned files are an
     /// error.
     pub(crate) fn commit_all(&self, cache: &dyn KernelCache) -> Result<()> {
-        self.commit_all_but_lost(cache)?.map_or(Ok(()), Err)
+        let lost = self.commit_all_but_lost(cache)?;
+        self.wait_to_tell(self.core()?)?;
+        lost.map_or(Ok(()), Err)
     }
 
     /// Commits like [`commit_all`](Self::commit_all); returns the reason why poisoned files are not committed.

@@ -8,6 +8,7 @@ pub struct Run {
     pub quick: bool,
     pub runs: Option<u16>,
     pub think_ms: Vec<u64>,
+    pub log_mib: Vec<u64>,
     pub without: Vec<String>,
     /// The directory for images.
     pub dir: PathBuf,

@@ -31,8 +31,8 @@ pub enum Job {
     Serve { port: u16, log: PathBuf, flush: bool },
     /// Runs a program at a terminal. It writes each key to `log`, if there is one.
     EchoKeys { log: Option<PathBuf> },
-    /// Serves a disk with flushes of a given duration.
-    SlowDisk { image: PathBuf, at: PathBuf, flush_us: u64 },
+    /// Serves a disk with given durations.
+    SlowDisk { image: PathBuf, at: PathBuf, times: DiskTimes },
     /// Reads pages of a file of a store that another process has open, until its input ends.
     ReadOn { store: PathBuf, file: String },
     /// Makes this many commits to a file of so many bytes, and then commits on, until its input ends.
@@ -51,8 +51,18 @@ pub enum Job {
     Preloaded(serde_json::Value),
     /// Repeats a transaction of SQLite.
     Sqlite(serde_json::Value),
+    /// Serves a directory as a bucket; creating an object takes so much longer.
+    ServeBucket { dir: PathBuf, put_us: u64 },
     /// Makes and changes many small files.
     Postmark { dir: PathBuf, files: u64, transactions: u64 },
+}
+
+/// The durations of a disk's operations.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct DiskTimes {
+    pub flush: Duration,
+    /// Zero: writes take no longer than those of the image.
+    pub write: Duration,
 }
 
 /// The parameters of a session of `untorn xsync`.

@@ -1,5 +1,6 @@
 //! The places of benchmarks: file systems that a benchmark makes in image files, or the current directory.
 
+use crate::measuring::child::DiskTimes;
 use crate::measuring::scratch::Scratch;
 use crate::measuring::slow_disk::SlowDisk;
 use crate::report::section::bytes_text;
@@ -149,17 +150,25 @@ impl Place {
         Place::open(fs.name(), Scratch::new_in(mount.path())?, Some(mount), &details)
     }
 
-    /// Prepares an ext4 file system on a disk with flushes of this duration.
+    /// Prepares an ext4 file system on a disk with flushes of this duration, and writes as fast as those of the image.
     pub fn on_slow_disk(dir: &Path, bytes: u64, flush: Duration) -> Result<Place> {
+        Place::on_disk(dir, bytes, DiskTimes { flush, write: Duration::ZERO })
+    }
+
+    /// Prepares an ext4 file system on a disk with these times.
+    pub fn on_disk(dir: &Path, bytes: u64, times: DiskTimes) -> Result<Place> {
         let images = Scratch::new_in(dir)?;
         let image = images.path().join("slow");
         rustix::fs::fallocate(&File::create(&image)?, rustix::fs::FallocateFlags::empty(), 0, bytes)?;
-        let disk = SlowDisk::start(&image, flush)?;
+        let disk = SlowDisk::start(&image, times)?;
         let device = attach(&disk.path())?;
         let mount = Scratch::new_in(&std::env::temp_dir())?;
         let fs = FileSystem::Ext4;
         make_and_mount(fs, &device, mount.path())?;
-        let details = format!("; a disk whose flushes take {} ms", flush.as_secs_f64() * 1e3);
+        let mut details = format!("; a disk whose flushes take {} ms", times.flush.as_secs_f64() * 1e3);
+        if !times.write.is_zero() {
+            details += &format!(", and whose writes take {} ms", times.write.as_secs_f64() * 1e3);
+        }
         let directory = Scratch::new_in(mount.path())?;
         let place = Place::open(fs.name(), directory, Some(mount), &details)?;
         Ok(Place { _disk: Some(disk), _images: Some(images), ..place })

@@ -110,11 +110,28 @@ pub fn fresh_page() -> [u8; BLOCK_BYTES] {
 
 /// Writes these pages of a file, each by its own call, then flushes the file.
 pub fn write_pages(path: &Path, pages: &[u64], page_bytes: u64) -> std::io::Result<()> {
+    write_without_flush(path, pages, page_bytes)?.sync_data()
+}
+
+fn write_without_flush(path: &Path, pages: &[u64], page_bytes: u64) -> std::io::Result<File> {
     let file = File::options().write(true).open(path)?;
     let mut page = vec![0; page_bytes as usize];
     fastrand::fill(&mut page);
     pages.iter().try_for_each(|number| file.write_all_at(&page, number * page_bytes))?;
-    file.sync_data()
+    Ok(file)
+}
+
+/// Writes these pages of each file, then flushes the file, or the whole file system for several files.
+pub fn write_pages_of<P: AsRef<Path>>(paths: &[P], pages: &[Vec<u64>], page_bytes: u64) -> std::io::Result<()> {
+    let mut last = None;
+    for (path, pages) in paths.iter().zip(pages) {
+        last = Some(write_without_flush(path.as_ref(), pages, page_bytes)?);
+    }
+    match last {
+        Some(file) if paths.len() == 1 => file.sync_data(),
+        Some(file) => Ok(rustix::fs::syncfs(file)?),
+        None => Ok(()),
+    }
 }
 
 #[cfg(test)]

@@ -1,14 +1,14 @@
-//! A disk with flushes of a given duration: an image behind FUSE, for file systems on a loop device.
+//! A disk with flushes and writes of given durations: an image behind FUSE, for file systems on a loop device.
 //!
-//! Writes are not slowed down, and go on while a flush waits.
+//! Writes go on while a flush waits; those that take a time, several at once.
 
-use crate::measuring::child::{JOB_VARIABLE, Job};
+use crate::measuring::child::{DiskTimes, JOB_VARIABLE, Job};
 use crate::measuring::scratch::Scratch;
 use anyhow::{Context, Result, bail};
 use fuser::{
-    Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, KernelConfig,
-    LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite, Request,
-    Session, WriteFlags,
+    Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
+    KernelConfig, LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen,
+    ReplyWrite, Request, Session, WriteFlags,
 };
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
@@ -34,11 +34,11 @@ pub struct SlowDisk {
 }
 
 impl SlowDisk {
-    /// Serves an image as a disk with flushes of this duration.
-    pub fn start(image: &Path, flush: Duration) -> Result<SlowDisk> {
+    /// Serves an image as a disk with these times.
+    pub fn start(image: &Path, times: DiskTimes) -> Result<SlowDisk> {
         let mount = Scratch::new_in(&std::env::temp_dir())?;
         let at = mount.path().to_owned();
-        let job = Job::SlowDisk { image: image.to_owned(), at, flush_us: flush.as_micros() as u64 };
+        let job = Job::SlowDisk { image: image.to_owned(), at, times };
         let mut command = Command::new(std::env::current_exe()?);
         command.env(JOB_VARIABLE, serde_json::to_string(&job)?).stdin(Stdio::null());
         let mut disk = SlowDisk { child: command.spawn()?, mount };
@@ -67,19 +67,19 @@ impl Drop for SlowDisk {
 }
 
 /// Serves the disk, in the child.
-pub fn serve(image: &Path, at: &Path, flush: Duration) -> Result<()> {
+pub fn serve(image: &Path, at: &Path, times: DiskTimes) -> Result<()> {
     let image = OpenOptions::new().read(true).write(true).open(image)?;
     let bytes = image.metadata()?.len();
     let mut config = Config::default();
     config.mount_options = vec![MountOption::FSName("untorn-bench".into())];
     config.n_threads = Some(THREADS);
-    Session::new(Server { image, bytes, flush }, at, &config).and_then(|session| session.run()).context("FUSE")
+    Session::new(Server { image, bytes, times }, at, &config).and_then(|session| session.run()).context("FUSE")
 }
 
 struct Server {
     image: File,
     bytes: u64,
-    flush: Duration,
+    times: DiskTimes,
 }
 
 impl Server {
@@ -114,6 +114,10 @@ impl Server {
 
 impl Filesystem for Server {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        if !self.times.write.is_zero() {
+            // Without this, the kernel waits for each write before it sends the next one.
+            let _ = config.add_capabilities(InitFlags::FUSE_ASYNC_DIO);
+        }
         config.set_max_write(1 << 20).map(|_| ()).map_err(|_| io::Error::other("max_write"))
     }
 
@@ -167,6 +171,9 @@ impl Filesystem for Server {
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
+        if !self.times.write.is_zero() {
+            std::thread::sleep(self.times.write);
+        }
         match self.image.write_all_at(data, offset) {
             Ok(()) => reply.written(data.len() as u32),
             Err(e) => reply.error(Errno::from(e)),
@@ -175,7 +182,7 @@ impl Filesystem for Server {
 
     /// Does not flush the image: only the duration matters.
     fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        std::thread::sleep(self.flush);
+        std::thread::sleep(self.times.flush);
         reply.ok();
     }
 }

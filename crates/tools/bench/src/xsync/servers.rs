@@ -7,7 +7,6 @@ use crate::measuring::child::Job;
 use crate::report::section::{Extras, Other, Row, Target, Waited};
 use crate::report::statistics::{Measured, Ratio};
 use anyhow::Result;
-use std::net::{Ipv4Addr, TcpListener};
 use std::path::Path;
 use std::process::{Child, Command};
 use std::time::Duration;
@@ -142,7 +141,7 @@ fn faster(rates: &[Vec<f64>; 3], who: usize) -> Ratio {
 
 /// Starts the server of a contender.
 fn start(who: usize, host: &Host, dir: &Path) -> Result<(Child, u16)> {
-    let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
+    let port = clients::free_port();
     let mut started = match who {
         1 => {
             let words = guest(&Job::Serve { port, log: dir.join("log"), flush: true })?;

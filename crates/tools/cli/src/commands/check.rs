@@ -19,6 +19,8 @@ use untorn_terminal::{Failure, Output};
 /// Exit code: 0 sound; 1 something is to be done: there are problems, or the owner did not close the store (it is
 /// sound then if recovery will bring back its last commit); 2 could not look.
 ///
+/// Reads the log that is kept for slots, too, and names slots that have lost a part of it; the store is sound then.
+///
 /// For a mount, or its store, also verifies that names, inodes, links and contents fit together, as of the last
 /// commit; programs on the mount continue. The program untorn-mount does this.
 ///
@@ -66,7 +68,8 @@ impl Check {
         if siblings::is_on_mount(&path) || siblings::holds_a_tree(&path) {
             return Err(siblings::Other::Check.execute());
         }
-        let found = status::look(&path)?;
+        let mut found = status::look(&path)?;
+        found.problems.extend(kept_log_problems(&path)?);
         let sound = status::is_sound(&found);
         let output = if self.json {
             let mut value = status::summary(&found)?;
@@ -161,6 +164,11 @@ fn live_text(found: &HeapReport, live: &[LiveMemoryFound]) -> String {
         }
     }
     text
+}
+
+/// Problems of the log that is kept for slots.
+fn kept_log_problems(path: &Path) -> Result<Vec<String>, Failure> {
+    offline::check_kept_log(path).map_err(|e| Failure::from(e).code(COULD_NOT_LOOK))
 }
 
 fn text(found: &Inspection, sound: bool) -> String {

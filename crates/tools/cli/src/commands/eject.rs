@@ -7,14 +7,14 @@ use crate::sqlite_files::Guard;
 use clap::{Args, ValueHint};
 use std::io::IsTerminal;
 use std::path::PathBuf;
-use untorn::offline::{self, RecoverOptions};
+use untorn::offline::{self, RecoverOptions, Report};
 use untorn_terminal::standard_streams::confirmed;
 use untorn_terminal::{Failure, Output};
 
 /// Leave plain files: recover, then remove everything of Untorn's.
 ///
 /// Data files keep their contents; the journal and Untorn's marks on the files are removed. Programs that open the
-/// files through Untorn make a new store. SQLite databases get rid of the markers of Untorn's extension, too.
+/// files through Untorn make a new store. Slots are dropped and named: their consumers need a whole copy then. SQLite databases get rid of the markers of Untorn's extension, too.
 ///
 /// The store of a mount, which must not be mounted, becomes a plain directory with the files that the mount showed,
 /// all or nothing. The program untorn-mount does this.
@@ -51,7 +51,9 @@ impl Eject {
             guard.any_marker().then(|| offline::recover(&self.path, &RecoverOptions::default(), &show)).transpose()?;
         let removed = first.as_ref().map_or(Ok(String::new()), |first| guard.remove_markers(first))?;
         let report = offline::eject(&self.path, &show)?;
-        let recovered = recover::text(first.as_ref().map_or(&report.recovered, |first| &first.recovered)) + &removed;
+        let recovered = recover::text(first.as_ref().map_or(&report.recovered, |first| &first.recovered))
+            + &removed
+            + &dropped_slots(&report);
         let path = self.path.display();
         if report.kept.is_empty() {
             return Ok(Output::text(format!("{recovered}{path}: nothing of Untorn's is left\n")));
@@ -68,4 +70,10 @@ impl Eject {
         confirmed(&format!("Make the files of {} plain and remove their journal?", self.path.display()))
             .map_err(Failure::new)
     }
+}
+
+/// Names the slots that went with the store.
+fn dropped_slots(report: &Report) -> String {
+    let dropped = |name: &String| format!("slot {name} is dropped: its consumer cannot go on where it was\n");
+    report.dropped_slots.iter().map(dropped).collect()
 }

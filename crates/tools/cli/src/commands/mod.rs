@@ -16,6 +16,7 @@ pub mod preload;
 pub mod put;
 pub mod recover;
 pub mod rescue_heaps;
+pub mod slots;
 pub mod sqlite;
 pub mod status;
 pub mod tail;

@@ -9,7 +9,7 @@ use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use untorn::Error;
-use untorn::offline::{self, Inspection};
+use untorn::offline::{self, Inspection, SlotInfo};
 use untorn_terminal::table::{bytes, count, pairs};
 use untorn_terminal::{Failure, Output};
 
@@ -158,6 +158,9 @@ pub fn text(found: &Inspection) -> String {
             format!("{} of old data for readers that have ended; the next opening removes it", bytes(kept)),
         ));
     }
+    if !found.slots.is_empty() || found.kept_log_bytes > 0 {
+        lines.push(("slots", slots(found)));
+    }
     if found.quarantined_journals > 0 {
         let waiting = count(found.quarantined.len() as u64, "file or directory", "files and directories");
         let journals = count(found.quarantined_journals, "journal", "journals");
@@ -171,6 +174,9 @@ pub fn text(found: &Inspection) -> String {
         let size = bytes(file.bytes);
         let outcome = if file.recoverable { &file.outcome } else { "a problem" };
         text += &format!("  pending  {}  {size}  {outcome}\n", file.path.display());
+    }
+    for loss in found.slots.iter().filter_map(SlotInfo::loss) {
+        text += &format!("  lost     {loss}\n");
     }
     for live in &found.live_memory {
         let (name, size, memory) = (live.path.display(), bytes(live.bytes), live.memory.display());
@@ -234,4 +240,15 @@ fn journal(found: &Inspection) -> String {
         return format!("{allocated}, no records{torn}");
     }
     format!("{allocated}, {records}, LSN {} to {}{torn}", found.first_lsn, found.last_lsn)
+}
+
+/// The slots of a store in one line.
+fn slots(found: &Inspection) -> String {
+    let one = |slot: &SlotInfo| match slot.behind {
+        Some(n) => format!("{} ({} behind)", slot.name, count(n, "commit", "commits")),
+        None => slot.name.clone(),
+    };
+    let names: Vec<String> = found.slots.iter().map(one).collect();
+    let names = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+    format!("{names}; {} of log kept behind the checkpoint", bytes(found.kept_log_bytes))
 }

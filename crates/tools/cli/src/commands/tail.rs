@@ -3,7 +3,7 @@
 use clap::{Args, ValueHint};
 use std::fmt::Write;
 use std::path::PathBuf;
-use untorn::reader::{Change, Commit, Followed, What};
+use untorn::reader::{Change, ChangeKind, Commit, Followed};
 use untorn::{Error, Reader};
 use untorn_terminal::{Failure, Output, shown, tell, write};
 
@@ -77,7 +77,7 @@ impl Tail {
             let _ = write!(line, "{{\"lsn\":{},\"changes\":[", commit.lsn);
         }
         for (n, change) in commit.changes.iter().enumerate() {
-            let is_bytes = self.bytes && matches!(change.what, What::Written(_));
+            let is_bytes = self.bytes && matches!(change.kind, ChangeKind::Written(_));
             let (before, end) = match (self.json, is_bytes) {
                 (false, false) => ("", "\n"),
                 (false, true) => (": ", "\n"),
@@ -89,7 +89,7 @@ impl Tail {
                 line += if n > 0 { "," } else { "" };
                 line += object.strip_suffix('}').unwrap_or(&object);
             } else {
-                let _ = write!(line, "#{}  {}  {}", commit.lsn, shown(&change.path), said(&change.what));
+                let _ = write!(line, "#{}  {}  {}", commit.lsn, shown(&change.path), said(&change.kind));
             }
             line += before;
             if is_bytes && !self.print_bytes(change, &mut line)? {
@@ -103,7 +103,7 @@ impl Tail {
 
     /// Prints the line so far and the bytes of a change, in pieces, so that a large commit does not fill the memory.
     fn print_bytes(&self, change: &Change, line: &mut String) -> Result<bool, Failure> {
-        let What::Written(range) = &change.what else { return Ok(true) };
+        let ChangeKind::Written(range) = &change.kind else { return Ok(true) };
         let (mut buf, mut at) = (vec![0; PIECE_BYTES], range.start);
         loop {
             let n = change.read_at(&mut buf, at)?;
@@ -135,34 +135,38 @@ impl Tail {
     }
 }
 
-fn said(what: &What) -> String {
-    match what {
-        What::Written(range) => format!("wrote {} bytes at {}", range.end - range.start, range.start),
-        What::Zeroed(range) => format!("zeroed {} bytes at {}", range.end - range.start, range.start),
-        What::Resized(size) => format!("has {size} bytes"),
-        What::Created => "created".into(),
-        What::Renamed(to) => format!("renamed to {}", shown(to)),
-        What::Removed => "removed".into(),
-        What::Mode(mode) => format!("mode {mode:04o}"),
-        What::DirectoryMade => "made, a directory".into(),
-        What::DirectoryRemoved => "removed, a directory".into(),
+fn said(kind: &ChangeKind) -> String {
+    match kind {
+        ChangeKind::Written(range) => format!("wrote {} bytes at {}", range.end - range.start, range.start),
+        ChangeKind::Zeroed(range) => format!("zeroed {} bytes at {}", range.end - range.start, range.start),
+        ChangeKind::Resized(size) => format!("has {size} bytes"),
+        ChangeKind::Created(_) => "created".into(),
+        ChangeKind::Renamed(to) => format!("renamed to {}", shown(to)),
+        ChangeKind::Removed => "removed".into(),
+        ChangeKind::Mode(mode) => format!("mode {mode:04o}"),
+        ChangeKind::DirectoryMade(_) => "made, a directory".into(),
+        ChangeKind::DirectoryRemoved => "removed, a directory".into(),
         _ => "changed".into(),
     }
 }
 
 fn json_of(change: &Change) -> serde_json::Value {
     use serde_json::json;
-    let mut value = match &change.what {
-        What::Written(range) => json!({ "what": "written", "offset": range.start, "bytes": range.end - range.start }),
-        What::Zeroed(range) => json!({ "what": "zeroed", "offset": range.start, "bytes": range.end - range.start }),
-        What::Resized(size) => json!({ "what": "resized", "bytes": size }),
-        What::Created => json!({ "what": "created" }),
-        What::Renamed(to) => json!({ "what": "renamed", "to": to.to_string_lossy() }),
-        What::Removed => json!({ "what": "removed" }),
-        What::Mode(mode) => json!({ "what": "mode", "mode": format!("{mode:04o}") }),
-        What::DirectoryMade => json!({ "what": "directory-made" }),
-        What::DirectoryRemoved => json!({ "what": "directory-removed" }),
-        _ => json!({ "what": "changed" }),
+    let mut value = match &change.kind {
+        ChangeKind::Written(range) => {
+            json!({ "kind": "written", "offset": range.start, "bytes": range.end - range.start })
+        }
+        ChangeKind::Zeroed(range) => {
+            json!({ "kind": "zeroed", "offset": range.start, "bytes": range.end - range.start })
+        }
+        ChangeKind::Resized(size) => json!({ "kind": "resized", "bytes": size }),
+        ChangeKind::Created(mode) => json!({ "kind": "created", "mode": format!("{mode:04o}") }),
+        ChangeKind::Renamed(to) => json!({ "kind": "renamed", "to": to.to_string_lossy() }),
+        ChangeKind::Removed => json!({ "kind": "removed" }),
+        ChangeKind::Mode(mode) => json!({ "kind": "mode", "mode": format!("{mode:04o}") }),
+        ChangeKind::DirectoryMade(mode) => json!({ "kind": "directory-made", "mode": format!("{mode:04o}") }),
+        ChangeKind::DirectoryRemoved => json!({ "kind": "directory-removed" }),
+        _ => json!({ "kind": "changed" }),
     };
     value["path"] = change.path.to_string_lossy().into();
     value

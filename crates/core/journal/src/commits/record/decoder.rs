@@ -74,22 +74,17 @@ pub struct SpillCache {
 impl SpillCache {
     /// Spill files in a journal's directory.
     pub fn new(storage: Arc<dyn Storage>, journal: PathBuf) -> SpillCache {
-        SpillCache {
-            open: Box::new(move |id| Spill::open(&storage, &journal, id)),
-            known: HashMap::new(),
-            used: Vec::new(),
-            verify: true,
-        }
+        SpillCache::with(move |id| Spill::open(&storage, &journal, id))
+    }
+
+    /// Spill files that this function opens.
+    pub(crate) fn with(open: impl Fn(u64) -> Result<Arc<Spill>> + 'static) -> SpillCache {
+        SpillCache { open: Box::new(open), known: HashMap::new(), used: Vec::new(), verify: true }
     }
 
     /// A cache without spill files, for tests and fuzzing of the decoder alone.
     pub fn none() -> SpillCache {
-        SpillCache {
-            open: Box::new(|_| Err(Error::invalid("there are no spills here"))),
-            known: HashMap::new(),
-            used: Vec::new(),
-            verify: true,
-        }
+        SpillCache::with(|_| Err(Error::invalid("there are no spills here")))
     }
 
     /// The spill file with this id.

@@ -84,6 +84,9 @@ impl Checkpoint<'_> {
                 _ => data.sync_all(sync_point::CHECKPOINT_DATA),
             };
             flushed.context("flush", &path)?;
+        } else if engine.is_durable() && engine.options.checkpoint_threads > 1 {
+            // The device begins while other files are being written.
+            data.begin_write_out(0, 0);
         }
         Ok(Applied::Done)
     }

@@ -82,6 +82,6 @@ impl Checkpoint<'_> {
             let is_due = state.names_changed && state.life == Life::Named && self.engine.is_durable();
             is_due.then(|| state.path().parent().unwrap_or(Path::new("")).to_owned())
         };
-        parent.map_or(Ok(()), |dir| sync_names(&*self.engine.storage, &dir, sync_point::CHECKPOINT_NAMES))
+        sync_names(&*self.engine.storage, parent, sync_point::CHECKPOINT_NAMES)
     }
 }

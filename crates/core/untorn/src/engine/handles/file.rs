@@ -113,19 +113,20 @@ impl File {
 
     /// Changes bytes, and extends the file if necessary. Nothing reaches the data file before a commit.
     pub fn write_all_at(&self, buf: &[u8], offset: u64) -> Result<()> {
-        self.changing()?.write_at(&**self.store, buf, Some(offset)).map(drop)
+        self.store.with_room_of_slots(|| self.changing()?.write_at(&**self.store, buf, Some(offset)).map(drop))
     }
 
     /// Changes only the bytes that differ from the present ones, in units of 64 bytes, so that a commit logs no more than
     /// these. For programs that write whole pages of which little has changed. Returns whether any byte differed.
     pub fn write_changed_at(&self, buf: &[u8], offset: u64) -> Result<bool> {
         self.check_write()?;
-        self.store.changeable(&self.shared)?.write_changed_at(&**self.store, buf, offset)
+        self.store
+            .with_room_of_slots(|| self.store.changeable(&self.shared)?.write_changed_at(&**self.store, buf, offset))
     }
 
     /// Writes at the end of the file; returns the offset of the bytes.
     pub fn append(&self, buf: &[u8]) -> Result<u64> {
-        self.changing()?.write_at(&**self.store, buf, None)
+        self.store.with_room_of_slots(|| self.changing()?.write_at(&**self.store, buf, None))
     }
 
     /// Sets the size, as an uncommitted change; new bytes are zero.

@@ -1,7 +1,8 @@
 //! The output gate: it holds back bytes for the outside until the commit that they report is durable.
 
 use crate::engine::commit::ticket::Ticket;
-use crate::engine::waiting::concurrency::{Condvar, Mutex, MutexGuard, thread};
+use crate::engine::options::FailureClass;
+use crate::engine::waiting::concurrency::{Condvar, Instant, Mutex, MutexGuard, thread};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{FileType, fstat};
 use rustix::io::Errno;
@@ -11,6 +12,8 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
+use std::task::{Wake, Waker};
+use std::time::Duration;
 use untorn_journal::format::sized_memory;
 use untorn_journal::{Error, Result};
 use untorn_os::Fd;
@@ -86,6 +89,9 @@ struct Shared {
 struct State {
     /// Bytes that wait for their commit, in the order of writing.
     held: VecDeque<Held>,
+    /// Bytes for outputs of class `remote` whose commit is durable here and not yet elsewhere; among them, without
+    /// bytes, commits that other outputs have told of.
+    held_remote: VecDeque<Held>,
     outputs: BTreeMap<u64, Queue>,
     next: u64,
     failed: Option<Error>,
@@ -99,6 +105,7 @@ struct Held {
 }
 
 struct Queue {
+    class: Option<FailureClass>,
     sink: Box<dyn Sink>,
     /// Durable bytes that the sink has not taken yet.
     ready: VecDeque<u8>,
@@ -139,16 +146,21 @@ impl Gate {
 
     /// Puts a descriptor behind the gate: a socket, a pipe, a terminal or a file. Nothing else may write to it.
     pub fn output(&self, descriptor: OwnedFd) -> Output {
-        let is_socket = fstat(&descriptor).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Socket);
-        self.output_to(Box::new(Descriptor { descriptor, is_socket }))
+        self.output_to(Descriptor::behind(descriptor), None)
+    }
+
+    /// Puts a descriptor behind the gate, like [`Gate::output`]: its bytes leave when their commits survive the failures
+    /// of this class ([`Ticket::wait_for`]). Outputs of other classes do not wait for it.
+    pub fn output_when(&self, descriptor: OwnedFd, class: FailureClass) -> Output {
+        self.output_to(Descriptor::behind(descriptor), Some(class))
     }
 
     /// Puts any sink behind the gate.
-    pub(crate) fn output_to(&self, sink: Box<dyn Sink>) -> Output {
+    pub(crate) fn output_to(&self, sink: Box<dyn Sink>, class: Option<FailureClass>) -> Output {
         let mut state = self.shared.state.lock();
         let number = state.next;
         state.next += 1;
-        let queue = Queue { sink, ready: VecDeque::new(), bytes: 0, dropped: false, failed: None };
+        let queue = Queue { class, sink, ready: VecDeque::new(), bytes: 0, dropped: false, failed: None };
         let before = state.outputs.insert(number, queue);
         debug_assert!(before.is_none(), "two outputs have the number {number}");
         Output { shared: self.shared.clone(), number }
@@ -167,16 +179,27 @@ impl Gate {
     /// Waits until everything that was written has been sent, even if the other side of an output does not read. Fails
     /// with the error of the commit that poisoned the gate.
     pub fn drain(&self) -> Result<()> {
+        self.drain_until(Limit::NEVER).map(drop)
+    }
+
+    /// Waits as [`Gate::drain`] does, for at most this long. Returns false if bytes are still held.
+    pub fn drain_within(&self, at_most: Duration) -> Result<bool> {
+        self.drain_until(Limit::after(at_most))
+    }
+
+    fn drain_until(&self, limit: Limit) -> Result<bool> {
         let mut state = self.shared.state.lock();
         loop {
             if let Some(e) = &state.failed {
                 return Err(e.clone());
             }
             if state.outputs.values().all(|queue| queue.bytes == 0) {
-                return Ok(());
+                return Ok(true);
             }
             self.shared.check_wake()?;
-            self.shared.wait_for_change(&mut state);
+            if !self.shared.wait_for_change(&mut state, &limit) {
+                return Ok(false);
+            }
         }
     }
 }
@@ -203,9 +226,20 @@ impl Drop for Gate {
 }
 
 impl Output {
-    /// Hands over bytes that may be sent when the ticket's commit is durable; without a ticket, when everything that
-    /// was written to the gate before may be sent. Waits while the output is full.
+    /// Hands over bytes that may be sent when the ticket's commit is durable, or, behind [`Gate::output_when`], survives
+    /// the failures of that class; without a ticket, when everything that was written to the gate before may be sent.
+    /// Waits while the output is full.
     pub fn write(&self, bytes: &[u8], ticket: Option<&Ticket>) -> Result<()> {
+        self.write_until(bytes, ticket, Limit::NEVER).map(drop)
+    }
+
+    /// Hands over bytes as [`Output::write`] does, but waits for at most this long. Returns false if the output is still
+    /// full; then none of the bytes were taken.
+    pub fn write_within(&self, bytes: &[u8], ticket: Option<&Ticket>, at_most: Duration) -> Result<bool> {
+        self.write_until(bytes, ticket, Limit::after(at_most))
+    }
+
+    fn write_until(&self, bytes: &[u8], ticket: Option<&Ticket>, limit: Limit) -> Result<bool> {
         let mut state = self.shared.state.lock();
         loop {
             if let Some(e) = state.failed.as_ref().or(state.outputs[&self.number].failed.as_ref()) {
@@ -218,10 +252,15 @@ impl Output {
             if held == 0 || held + bytes.len() <= self.shared.bytes_max {
                 break;
             }
-            self.shared.wait_for_change(&mut state);
+            if !self.shared.wait_for_change(&mut state, &limit) {
+                return Ok(false);
+            }
+        }
+        if let (Some(ticket), Some(class)) = (ticket, state.outputs[&self.number].class) {
+            ticket.check_class(class)?;
         }
         if bytes.is_empty() {
-            return Ok(());
+            return Ok(true);
         }
         if state.held.is_empty() {
             self.shared.check_wake()?;
@@ -239,7 +278,7 @@ impl Output {
         if first {
             self.shared.call_thread();
         }
-        Ok(())
+        Ok(true)
     }
 }
 
@@ -255,8 +294,30 @@ impl Drop for Output {
     }
 }
 
+/// The end of a wait: a time after its start, or never.
+struct Limit(Option<(Instant, Duration)>);
+
+impl Limit {
+    const NEVER: Limit = Limit(None);
+
+    fn after(at_most: Duration) -> Limit {
+        Limit(Some((Instant::now(), at_most)))
+    }
+
+    /// The time until the end, if there is one.
+    fn rest(&self) -> Option<Duration> {
+        self.0.as_ref().map(|(start, at_most)| at_most.saturating_sub(start.elapsed()))
+    }
+}
+
 fn closed() -> Error {
     Error::io("write to", "a gate that is closed", io::Error::from(io::ErrorKind::BrokenPipe))
+}
+
+impl Wake for Shared {
+    fn wake(self: Arc<Self>) {
+        self.call_thread();
+    }
 }
 
 impl Shared {
@@ -272,18 +333,33 @@ impl Shared {
         self.wake.own().map(drop).map_err(|e| Error::io("use", "the gate", e))
     }
 
-    /// Waits for a change; without a thread, the caller does the work.
-    fn wait_for_change(&self, state: &mut MutexGuard<'_, State>) {
-        if self.has_thread {
-            self.changed.wait(state);
-        } else {
-            self.release_locked(state);
+    /// Waits for a change; without a thread, the caller does the work. Returns false if the time is over.
+    fn wait_for_change(&self, state: &mut MutexGuard<'_, State>, limit: &Limit) -> bool {
+        match (self.has_thread, limit.rest()) {
+            (_, Some(Duration::ZERO)) => return false,
+            (true, None) => {
+                self.changed.wait(state);
+                return true;
+            }
+            (true, Some(rest)) => {
+                // If the time is over then, the caller looks once more, and the next call says so.
+                self.changed.wait_for(state, rest);
+                return true;
+            }
+            (false, _) => {}
         }
+        if state.held.is_empty()
+            && let Some(Some(ticket)) = state.held_remote.front().map(|held| &held.ticket)
+        {
+            let _ = ticket.wait_for(FailureClass::Remote);
+        }
+        self.release_locked(state);
+        true
     }
 
     /// Runs one turn: waits for the oldest commit or for slow sinks, and sends the bytes that may be sent. Returns
     /// false when the gate is closed.
-    fn release(&self, wait: bool) -> bool {
+    fn release(self: &Arc<Self>, wait: bool) -> bool {
         let mut state = self.state.lock();
         if state.stop {
             return false;
@@ -313,15 +389,21 @@ impl Shared {
             match held.ticket.as_ref().map_or(Some(Ok(())), Ticket::poll) {
                 None => break,
                 Some(Ok(())) => {
-                    let Held { output, bytes, .. } = state.held.pop_front().expect("there is one");
-                    if let Some(queue) = state.outputs.get_mut(&output).filter(|queue| queue.failed.is_none()) {
-                        queue.ready.extend(bytes);
-                    }
+                    let held = state.held.pop_front().expect("there is one");
+                    state.pass_on(held);
                 }
-                Some(Err(e)) => {
-                    state.discard();
-                    state.failed = Some(e);
+                Some(Err(e)) => state.fail(e),
+            }
+        }
+        let is_remote = |ticket: &Ticket| ticket.poll_for(FailureClass::Remote);
+        while let Some(held) = state.held_remote.front() {
+            match held.ticket.as_ref().map_or(Some(Ok(())), is_remote) {
+                None => break,
+                Some(Ok(())) => {
+                    let held = state.held_remote.pop_front().expect("there is one");
+                    state.make_ready(held);
                 }
+                Some(Err(e)) => state.fail(e),
             }
         }
         state.outputs.retain(|_, queue| {
@@ -332,8 +414,18 @@ impl Shared {
         self.changed.notify_all();
     }
 
+    /// Whether the oldest bytes that wait for a slot may be sent; if not, the thread is woken when they may.
+    fn is_remote(self: &Arc<Self>) -> bool {
+        let ticket = self.state.lock().held_remote.front().and_then(|held| held.ticket.clone());
+        let waker = Waker::from(self.clone());
+        ticket.is_some_and(|ticket| ticket.poll_or_wake(FailureClass::Remote, &waker).is_some())
+    }
+
     /// Waits until somebody writes, or until a sink can take more.
-    fn wait_for_work(&self) {
+    fn wait_for_work(self: &Arc<Self>) {
+        if self.is_remote() {
+            return;
+        }
         // Descriptors are duplicated, so that they stay open while the lock is released.
         let slow: Vec<OwnedFd> = {
             let state = self.state.lock();
@@ -355,8 +447,41 @@ impl State {
     /// Drops all bytes that wait for a commit.
     fn discard(&mut self) {
         self.held.clear();
+        self.held_remote.clear();
         self.outputs.values_mut().for_each(|queue| queue.bytes = queue.ready.len());
         self.assert_counted();
+    }
+
+    /// Poisons the gate.
+    fn fail(&mut self, e: Error) {
+        self.discard();
+        self.failed = Some(e);
+    }
+
+    /// Lets bytes out whose commit is durable here, or has them wait for the slot.
+    fn pass_on(&mut self, held: Held) {
+        if self.outputs.get(&held.output).is_some_and(|queue| queue.class == Some(FailureClass::Remote)) {
+            self.held_remote.push_back(held);
+            return;
+        }
+        // Others may depend on what this output tells.
+        let some_wait = self.outputs.values().any(|queue| queue.class == Some(FailureClass::Remote));
+        if let Some(ticket) = held.ticket.as_ref().filter(|ticket| some_wait && ticket.becomes_remote()) {
+            let mark = Held { ticket: Some(ticket.clone()), output: held.output, bytes: Vec::new() };
+            match self.held_remote.back_mut() {
+                Some(Held { ticket: Some(last), bytes, .. }) if bytes.is_empty() && ticket.covers(last) => {
+                    last.clone_from(ticket);
+                }
+                _ => self.held_remote.push_back(mark),
+            }
+        }
+        self.make_ready(held);
+    }
+
+    fn make_ready(&mut self, Held { output, bytes, .. }: Held) {
+        if let Some(queue) = self.outputs.get_mut(&output).filter(|queue| queue.failed.is_none()) {
+            queue.ready.extend(bytes);
+        }
     }
 
     /// Checks that outputs count the bytes that wait for a commit or for the sink.
@@ -365,7 +490,13 @@ impl State {
         debug_assert_eq!(
             self.outputs.values().map(|queue| queue.bytes).sum::<usize>(),
             self.outputs.values().map(|queue| queue.ready.len()).sum::<usize>()
-                + self.held.iter().filter(|held| works(&held.output)).map(|held| held.bytes.len()).sum::<usize>(),
+                + self
+                    .held
+                    .iter()
+                    .chain(&self.held_remote)
+                    .filter(|held| works(&held.output))
+                    .map(|held| held.bytes.len())
+                    .sum::<usize>(),
             "bytes of {} outputs",
             self.outputs.len()
         );
@@ -394,6 +525,13 @@ impl Queue {
 struct Descriptor {
     descriptor: OwnedFd,
     is_socket: bool,
+}
+
+impl Descriptor {
+    fn behind(descriptor: OwnedFd) -> Box<Descriptor> {
+        let is_socket = fstat(&descriptor).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Socket);
+        Box::new(Descriptor { descriptor, is_socket })
+    }
 }
 
 impl Sink for Descriptor {

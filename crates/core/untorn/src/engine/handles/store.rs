@@ -10,7 +10,7 @@ use crate::engine::handles::txn::Txn;
 use crate::engine::lifecycle::open_store::OpenStore;
 use crate::engine::lifecycle::open_stores;
 use crate::engine::lifecycle::status::Status;
-use crate::engine::options::{FileOptions, StoreOptions};
+use crate::engine::options::{FailureClass, FileOptions, StoreOptions};
 use crate::engine::paths::error_paths::check_outside;
 use crate::engine::waiting::completion::Completion;
 use crate::sync_point;
@@ -208,8 +208,21 @@ impl Store {
         self.open.wait_for_all()
     }
 
-    /// A descriptor (an `eventfd`) for event loops: it becomes readable whenever commits have results, once for each
-    /// group. Read its 8 bytes, then poll the tickets. The store owns it.
+    /// Waits until all commits so far, also those of earlier openings, survive the failures of this class
+    /// ([`Ticket::wait_for`]).
+    ///
+    /// # Errors
+    /// Those of [`Ticket::wait_for`], and of [`Store::wait`].
+    pub fn wait_for(&self, class: FailureClass) -> Result<()> {
+        self.wait()?;
+        let last = Arc::new(Completion::default());
+        last.note_lsn(self.open.journal.lock().journal.last_commit_lsn());
+        last.complete(Ok(()));
+        self.open.ticket(last).wait_for(class)
+    }
+
+    /// A descriptor (an `eventfd`) for event loops: it becomes readable whenever commits have results, also when a slot
+    /// acknowledges commits that were polled for class `remote`; once for each group. Read its 8 bytes, then poll the tickets. The store owns it.
     pub fn notification_fd(&self) -> Result<BorrowedFd<'_>> {
         self.open.life.check_usable()?;
         self.open.commits.notification.descriptor()
@@ -295,6 +308,7 @@ impl StoreOptions {
     /// [`Error::Foreign`], [`Error::Io`].
     pub fn open(&self, path: impl AsRef<Path>) -> Result<Store> {
         let path = path.as_ref();
+        self.check()?;
         if self.create {
             make_directory(path)?;
         }

@@ -13,15 +13,20 @@ use crate::engine::parts::opening::Opening;
 use crate::engine::paths::error_paths::error_in_store;
 use crate::engine::waiting::completion::Completion;
 use crate::engine::waiting::concurrency::{AtomicBool, Mutex, RwLock};
+use crate::engine::waiting::remote_slot::RemoteSlot;
 use crate::engine::{Engine, JournalState};
 use crate::sync_point;
 use std::ops::Deref;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use untorn_journal::directories::store_dir::{StoreDir, StoreLock};
 use untorn_journal::format::UNCLOSED_MAX;
+use untorn_journal::journal::Journal;
+use untorn_journal::readers::epochs::known_epochs;
 use untorn_journal::recovery::{OpenOptions, Opened, clear_pending, flush_one_by_one, open};
 use untorn_journal::scanning::scan::note_lost_flush;
+use untorn_journal::slots::epochs::{EpochStart, Epochs};
+use untorn_journal::slots::slot_dir::SlotDir;
 use untorn_journal::{Context, Result};
 use untorn_os::Storage;
 
@@ -52,6 +57,8 @@ impl OpenStore {
         options: &StoreOptions,
         progress: &dyn Fn(u64, u64),
     ) -> Result<Arc<OpenStore>> {
+        options.check()?;
+        let epochs = options.remote.is_some().then(|| known_epochs(&*storage, &store_dir, &[]).ok()).flatten();
         let how = OpenOptions {
             journal: options.journal,
             create: options.create,
@@ -76,6 +83,10 @@ impl OpenStore {
             tracing::warn!(store = %path.display(), note, "recovery");
         }
         let file_bytes_max = journal.file_bytes_max()?;
+        let commits = CommitQueue::new();
+        let epochs = epochs.map(|(_, epochs)| epochs);
+        let remote = remote_slot(&storage, (&store_dir, &path), options, (&journal, epochs), &commits)
+            .map_err(|e| error_in_store(e, &path))?;
         let engine = Arc::new(Engine {
             file_bytes_max,
             storage,
@@ -97,8 +108,9 @@ impl OpenStore {
             journal: Mutex::new(JournalState::new(journal)),
             renaming: RwLock::default(),
             files: Mutex::default(),
-            commits: CommitQueue::new(),
+            commits,
             flush: FileSystemFlush::default(),
+            remote,
         });
         engine.take_over(unapplied);
         if engine.opening.header.unclosed.len() == UNCLOSED_MAX {
@@ -118,6 +130,7 @@ impl OpenStore {
         self.drain();
         self.fail_stuck();
         self.commits.wakeup.stop();
+        self.end_remote();
         let done = {
             let _turn = self.checkpoints.lock.lock();
             let done = self.close_journal();
@@ -229,7 +242,35 @@ impl OpenStore {
     /// Marks the store as closed, because none of it is left on the disk.
     pub(crate) fn forget(&self) {
         drop(self.life.close());
+        self.end_remote();
     }
+
+    /// Ends the waiting for the slot: nobody writes commits any more.
+    fn end_remote(&self) {
+        if let Some(remote) = &self.remote {
+            remote.close();
+        }
+    }
+}
+
+/// The slot that the options name, with the epochs of the store. `found`: those before this opening.
+fn remote_slot(
+    storage: &Arc<dyn Storage>,
+    (store_dir, path): (&StoreDir, &Path),
+    options: &StoreOptions,
+    (journal, found): (&Journal, Option<Epochs>),
+    commits: &CommitQueue,
+) -> Result<Option<Arc<RemoteSlot>>> {
+    let Some((name, how)) = &options.remote else { return Ok(None) };
+    let slot = SlotDir::of(store_dir, name)?;
+    let listed = Epochs::read(&**storage, store_dir, &journal.store())?;
+    let mut epochs = listed.or(found).unwrap_or_default();
+    if !epochs.has(journal.epoch()) {
+        epochs.push(EpochStart { epoch: journal.epoch(), first_lsn: journal.last_lsn() + 1 });
+    }
+    let notification = commits.notification.clone();
+    let remote = RemoteSlot::new(storage.clone(), path, (slot, *how), epochs, options.background, notification);
+    Ok(Some(Arc::new(remote)))
 }
 
 impl Drop for OpenStore {

@@ -3,6 +3,7 @@
 use crate::engine::Engine;
 use crate::engine::files::file_state::FileState;
 use crate::engine::options::FailureClass;
+pub use crate::engine::waiting::remote_slot::RemoteStatus;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 pub use untorn_journal::recovery::Recovered;
@@ -58,6 +59,8 @@ pub struct Status {
     pub kept_bytes: u64,
     /// Files that are mapped.
     pub maps: Vec<MapStatus>,
+    /// The slot that makes commits remote ([`crate::StoreOptions::remote`]).
+    pub remote: Option<RemoteStatus>,
     /// The results of recovery when the store was opened.
     pub recovered: Recovered,
 }
@@ -132,6 +135,7 @@ impl Status {
             held: undo.and_then(|undo| undo.page().holds().ok()).map(|holds| holds.commits()).unwrap_or_default(),
             kept_bytes: undo.map_or(0, |undo| undo.bytes()),
             maps,
+            remote: engine.remote.as_ref().map(|remote| remote.status(journal.last_commit_lsn())),
             recovered: engine.opening.recovered.clone(),
         }
     }

@@ -14,7 +14,7 @@ pub(crate) struct CommitQueue {
     pub queue: Mutex<Queue>,
     pub changed: Condvar,
     /// Tells event loops of results.
-    pub notification: Notification,
+    pub notification: Arc<Notification>,
     /// Wakes the background thread.
     pub wakeup: Arc<Wakeup>,
     next_txn: AtomicU64,
@@ -30,7 +30,7 @@ impl CommitQueue {
         CommitQueue {
             queue: Mutex::default(),
             changed: Condvar::new(),
-            notification: Notification::default(),
+            notification: Arc::default(),
             wakeup: Arc::default(),
             next_txn: AtomicU64::new(1),
             waited: AtomicU64::new(0),

@@ -7,6 +7,7 @@ mod device;
 mod file_system;
 mod finding;
 mod promises;
+mod slots;
 mod sqlite;
 mod trial;
 mod trust;
@@ -91,7 +92,10 @@ fn examine(path: &Path) -> Result<Report, Failure> {
     if journal.symlink_metadata().is_ok() {
         findings.extend(trust::journal(&journal));
         match offline::inspect(path) {
-            Ok(found) => store = Some(super::status::summary(&found)?),
+            Ok(found) => {
+                findings.extend(slots::all(&found));
+                store = Some(super::status::summary(&found)?);
+            }
             Err(e) => findings.push(Finding::new("store", "cannot be read").rules_out(e.to_string())),
         }
     }

@@ -1,0 +1,4 @@
+//! Reading the bucket: the newest manifest, and the chain of log objects.
+
+pub mod objects;
+pub mod walk;
