@@ -177,6 +177,7 @@ fn opened(storage: &Arc<dyn Storage>) -> untorn_journal::Result<Opened> {
         journal_bytes: 64 << 10,
         segment_bytes_first: 8 << 10,
         inline_bytes_max: 4 << 10,
+        shared_bytes_least: u64::MAX,
         clone_bytes_least: 4 << 10,
         in_memory_max: 0,
         window_bytes: 4096,

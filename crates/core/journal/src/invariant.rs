@@ -73,6 +73,10 @@ untorn_os::invariants! {
     STICKY_ERROR,
     /// A large commit's spill file stays until the log is truncated behind the records that refer to it.
     SPILL_FILES_STAY,
+    /// A last commit whose spilled contents are torn ends the log, as one that is torn itself.
+    TORN_SPILL_ENDS,
+    /// Spilled contents are checked as they are on the disk, not in the page cache.
+    SPILLS_PAST_CACHE,
     /// The space of uncommitted changes in a spill file is reused only where no change refers to it.
     SPILLED_BYTES_STAY,
     /// An empty file without an attribute is found under each name that it had.

@@ -10,6 +10,7 @@
 mod appended;
 mod consistency;
 mod encoding;
+mod flushing;
 mod for_slots;
 mod headers;
 mod held_back;
@@ -38,7 +39,6 @@ use crate::journal::spill_files::{KeptSpill, LiveSpill};
 use crate::scanning::segment_reader::ScannedSegment;
 use crate::slots::epochs::EpochStart;
 use crate::slots::slot_log::SlotLog;
-use crate::sync_point;
 use crate::undo::keep::Undo;
 use crate::undo::page::Cell;
 use std::io;
@@ -59,6 +59,8 @@ pub struct Options {
     pub segment_bytes_first: u64,
     /// A commit with more bytes than this is spilled.
     pub inline_bytes_max: u64,
+    /// Where the file system shares blocks, a range of a commit with at least this many bytes is spilled.
+    pub shared_bytes_least: u64,
     /// Data files share blocks with spill files where at least this many bytes of consecutive whole blocks match.
     pub clone_bytes_least: u64,
     /// Ranges of records that are not applied stay in memory if they have at most this many bytes.
@@ -171,6 +173,8 @@ pub struct Journal {
     entries: NewEntries,
     /// Segments with records that are not flushed yet.
     unflushed: Vec<usize>,
+    /// Spill files that such records refer to, each with the end of the bytes that they refer to.
+    unflushed_spills: Vec<(Arc<Spill>, u64)>,
     /// A durable mark is due: the last record is a commit, and no later record states that it is durable.
     mark_due: bool,
     /// Bytes that commits leave free in the segments for a record that restates unapplied commits.
@@ -227,6 +231,7 @@ impl Journal {
             buf: AlignedBuf::default(),
             entries: NewEntries::default(),
             unflushed: Vec::new(),
+            unflushed_spills: Vec::new(),
             mark_due: false,
             reserved: 0,
             last_commit: open_lsn - 1,
@@ -346,6 +351,11 @@ impl Journal {
         self.spills.len()
     }
 
+    /// Bytes of spill files that a checkpoint would free.
+    pub fn pending_spill_bytes(&self) -> u64 {
+        self.spills.iter().map(|live| live.spill.len()).sum()
+    }
+
     /// Whether commits bypass the page cache.
     pub fn is_direct(&self) -> bool {
         self.segments[self.current].file.is_direct()
@@ -396,7 +406,7 @@ impl Journal {
         self.fail(Outcome::UnknownUntilReopened, io::Error::other(why));
     }
 
-    /// Commits records: flushes spill files, then encodes, writes and flushes the records. Commits all of them, or as
+    /// Commits records: names spill files, encodes and writes the records, and flushes both. Commits all records, or as
     /// many as fit.
     pub fn commit(&mut self, records: &[Record]) -> Result<Committed> {
         debug_assert!(!records.is_empty(), "a commit of no records behind {}", self.last_lsn());
@@ -407,37 +417,21 @@ impl Journal {
         if !self.note_open()? {
             return Ok(Committed::Full);
         }
-        self.flush_spills(records)?;
+        self.name_spills(records)?;
         let first_lsn = self.next_lsn;
-        let mut done = 0;
-        while done < records.len() {
-            match self.write_some(&records[done..]) {
-                Ok(0) => break,
-                Ok(n) => done += n,
-                Err(e) if done == 0 => return Err(e),
-                // The records written so far are committed; the next call returns this error again.
-                Err(_) if self.failed.is_none() => break,
-                // Recovery may find the records written so far.
-                Err(Error::SyncFailed { source, .. }) => {
-                    return Err(Error::SyncFailed { outcome: Outcome::UnknownUntilReopened, source });
-                }
-                Err(e) => return Err(e),
-            }
+        match self.write_and_flush(records)? {
+            0 => Ok(Committed::Full),
+            n => Ok(self.finish_commit(first_lsn, n)),
         }
-        if done == 0 {
-            return Ok(Committed::Full);
-        }
-        self.finish_commit(first_lsn, done)
     }
 
-    /// Flushes this many written records, and counts them as committed.
-    fn finish_commit(&mut self, first_lsn: u64, n: usize) -> Result<Committed> {
+    /// Counts this many flushed records as committed.
+    fn finish_commit(&mut self, first_lsn: u64, n: usize) -> Committed {
         debug_assert!(
             n > 0 && first_lsn + n as u64 == self.next_lsn,
             "{n} records from {first_lsn}, next {}",
             self.next_lsn
         );
-        self.flush(sync_point::COMMIT)?;
         self.mark_due = true;
         self.last_commit = self.last_lsn();
         self.counters.commits += n as u64;
@@ -445,7 +439,7 @@ impl Journal {
         let (commits, groups) = (self.counters.commits, self.counters.groups);
         debug_assert!(groups <= commits, "{commits} commits shared {groups} flushes");
         self.assert_consistent();
-        Ok(Committed::Records { first_lsn, n })
+        Committed::Records { first_lsn, n }
     }
 
     /// Writes as many records as fit into one segment, and returns their number; 0 if there is no room for the first.
@@ -542,31 +536,6 @@ impl Journal {
             self.unflushed.push(self.current);
         }
         self.assert_consistent();
-    }
-
-    /// Flushes a record: one flush, or two if the group, or a durable mark before it, began in another segment.
-    fn flush(&mut self, point: SyncPoint) -> Result<()> {
-        debug_assert!(!self.unflushed.is_empty(), "record {} was not written", self.next_lsn - 1);
-        if !holds(invariant::TOLD_WHEN_DURABLE) {
-            self.tell_durable(self.next_lsn - 1);
-        }
-        for at in std::mem::take(&mut self.unflushed) {
-            let segment = &mut self.segments[at];
-            let flushed = match std::mem::take(&mut segment.length_due) {
-                _ if !self.options.durable => Ok(()),
-                true => segment.file.sync_all(point),
-                false => segment.file.sync_data(point),
-            };
-            if let Err(e) = flushed {
-                return Err(self.fail(Outcome::UnknownUntilReopened, e));
-            }
-        }
-        // The flushed records are at the beginning of the start segment, or behind the attribute in the file system's
-        // log.
-        self.open_unflushed = false;
-        self.durable_lsn = self.next_lsn - 1;
-        self.tell_durable(self.durable_lsn);
-        Ok(())
     }
 
     /// Writes a durable mark if the last commit still lacks one: a record that states that everything before it was

@@ -19,7 +19,7 @@ untorn_os::sync_points! {
     SEGMENT_CONTENTS,
     /// A new journal segment's name.
     SEGMENT_NAME,
-    /// A spill file's contents, before the record that refers to it.
+    /// A spill file's contents, together with the record that refers to them.
     SPILL_CONTENTS,
     /// A spill file's name, before the record that refers to it.
     SPILL_NAME,
@@ -60,6 +60,8 @@ untorn_os::sync_points! {
     HEADER_BOOT,
     /// The journal as a killed owner left it in the page cache, before recovery reads it.
     RECOVER_JOURNAL,
+    /// A spill file as a killed owner left it in the page cache, before a record that refers to it is accepted.
+    RECOVER_SPILLS,
     /// The lengths of segments that a killed owner had cut behind the header of its close, before anything is appended to them.
     RECOVER_LENGTHS,
     /// The blocks of an empty journal that could not be read, written anew, before the first commit behind them.

@@ -48,6 +48,8 @@ pub trait OpenStoreOn: Sized {
     fn spare(self, on: bool) -> Self;
     /// Recovers by the index of each segment of more than this many bytes, although sizes are set.
     fn index_bytes_least(self, bytes: u64) -> Self;
+    /// Spills ranges of at least this many bytes where the file system shares blocks, although sizes are set.
+    fn shared_bytes_least(self, bytes: u64) -> Self;
     /// Sets the most threads of a checkpoint. One alone writes one file after the other.
     fn checkpoint_threads(self, most: usize) -> Self;
 }
@@ -67,6 +69,10 @@ impl OpenStoreOn for StoreOptions {
 
     fn spare(self, on: bool) -> Self {
         StoreOptions::spare(self, on)
+    }
+
+    fn shared_bytes_least(self, bytes: u64) -> Self {
+        StoreOptions::shared_bytes_least(self, bytes)
     }
 
     fn index_bytes_least(self, bytes: u64) -> Self {

@@ -22,6 +22,7 @@ use crate::engine::parts::commit_queue::CommitQueue;
 use crate::engine::parts::file_system_flush::FileSystemFlush;
 use crate::engine::parts::life::Life;
 use crate::engine::parts::opening::Opening;
+use crate::engine::parts::shared_spill::SharedSpill;
 use crate::engine::waiting::concurrency::{Mutex, RwLock, RwLockReadGuard};
 use crate::engine::waiting::remote_slot::RemoteSlot;
 use rustix::io::Errno;
@@ -64,6 +65,7 @@ pub(crate) struct Engine {
     pub files: Mutex<FileTable>,
     pub commits: CommitQueue,
     pub flush: FileSystemFlush,
+    pub shared_spill: SharedSpill,
     /// The slot whose acknowledgements make commits remote.
     pub remote: Option<Arc<RemoteSlot>>,
 }
@@ -119,6 +121,9 @@ impl JournalState {
 /// applied.
 const SPILL_FILES_MAX: usize = 64;
 
+/// Limit for the bytes of spill files, as a multiple of those of the journal. An opening reads them.
+const SPILLED_TIMES_MAX: u64 = 8;
+
 /// Limit for unused files, which take memory until a checkpoint forgets them.
 const IDLE_FILES_MAX: usize = 4096;
 
@@ -170,7 +175,11 @@ impl Engine {
     pub(crate) fn wants_checkpoint(&self, state: &JournalState) -> bool {
         let journal = &state.journal;
         let full = journal.pending_bytes() * 2 > self.options.journal.journal_bytes;
-        let many = || journal.pending_spills() >= SPILL_FILES_MAX || self.files.lock().idle() >= IDLE_FILES_MAX;
+        let spilled = || {
+            journal.pending_spills() >= SPILL_FILES_MAX
+                || journal.pending_spill_bytes() / SPILLED_TIMES_MAX > self.options.journal.journal_bytes
+        };
+        let many = || spilled() || self.files.lock().idle() >= IDLE_FILES_MAX;
         journal.failure().is_none() && (full || many())
     }
 }

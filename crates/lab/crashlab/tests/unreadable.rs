@@ -26,6 +26,7 @@ fn salvage(disk: &SimDisk) -> Result<(Recovered, Vec<Quarantined>), Error> {
         journal_bytes: 512 << 10,
         segment_bytes_first: 32 << 10,
         inline_bytes_max: 24 << 10,
+        shared_bytes_least: u64::MAX,
         clone_bytes_least: 1 << 20,
         in_memory_max: 64,
         window_bytes: 4096,

@@ -5,7 +5,7 @@
 //! behind the new end, so that a later extension reads zeros, and not bytes that the data file still holds.
 
 use crate::commits::log_reader::LogSegment;
-use crate::commits::spill::{Spill, SpillSpace};
+use crate::commits::spill::{Spill, SpillSpace, append_run};
 use crate::error::{Context, Error, Result};
 use crate::format::sized_memory;
 use crate::invariant;
@@ -327,7 +327,7 @@ impl Overlay {
                     }
                 } else {
                     let (at, crc) = space.put(&bytes, range.start)?;
-                    self.insert_spilled(space, range, at, crc);
+                    self.insert_spilled(space.spill(), range, at, crc);
                 }
             }
         }
@@ -342,6 +342,35 @@ impl Overlay {
         Ok(())
     }
 
+    /// Moves runs of adjacent bytes from memory to the end of a spill file, each of at least this many bytes. If that
+    /// fails, some have moved.
+    pub fn spill_runs(&mut self, spill: &Arc<Spill>, least_bytes: u64) -> Result<()> {
+        self.map();
+        let candidates: RangeSet<u64> = self.in_memory.iter().cloned().collect();
+        for within in candidates.iter().filter(|within| within.end - within.start >= least_bytes) {
+            let pieces = self.ranges.overlapping(within);
+            let pieces: Vec<_> =
+                pieces.filter_map(|(range, source)| Some((range.clone(), source.slice(range)?))).collect();
+            for run in pieces.chunk_by(|(one, _), (next, _)| one.end == next.start) {
+                let range = run[0].0.start..run[run.len() - 1].0.end;
+                let len = range.end - range.start;
+                if len >= least_bytes {
+                    let bytes: Vec<&[u8]> = run.iter().map(|(_, bytes)| &bytes[..]).collect();
+                    let (at, crc) = append_run(spill, &bytes, range.start)?;
+                    self.insert_spilled(spill, range, at, crc);
+                    self.memory_bytes -= len;
+                }
+            }
+        }
+        debug_assert!(
+            self.memory_bytes >= self.inline_bytes(),
+            "{} bytes were given, and {} are in memory",
+            self.memory_bytes,
+            self.inline_bytes()
+        );
+        Ok(())
+    }
+
     /// Writes many small ranges to the spill file with one write, because a write for each would take long.
     fn spill_together(&mut self, space: &mut SpillSpace, ranges: &mut Vec<(Range<u64>, Bytes)>) -> Result<()> {
         if ranges.is_empty() {
@@ -350,13 +379,13 @@ impl Overlay {
         let pieces: Vec<&[u8]> = ranges.iter().map(|(_, bytes)| &bytes[..]).collect();
         let places = space.put_together(&pieces)?;
         for ((range, _), (at, crc)) in ranges.drain(..).zip(places) {
-            self.insert_spilled(space, range, at, crc);
+            self.insert_spilled(space.spill(), range, at, crc);
         }
         Ok(())
     }
 
-    fn insert_spilled(&mut self, space: &SpillSpace, range: Range<u64>, at: u64, crc: u64) {
-        let (spill, origin, len) = (space.spill().clone(), range.start, range.end - range.start);
+    fn insert_spilled(&mut self, spill: &Arc<Spill>, range: Range<u64>, at: u64, crc: u64) {
+        let (spill, origin, len) = (spill.clone(), range.start, range.end - range.start);
         self.ranges.insert(range, Source::Spill { spill, at, origin, len, crc });
     }
 
@@ -763,7 +792,11 @@ mod tests {
                     // The checksum that is recorded for a whole range must be right, because a record does not
                     // recompute it.
                     if range.end - range.start == *len {
-                        assert_eq!(spill.crc(*at, *len).unwrap(), *crc, "seed {seed}, step {n}, {range:?} {origin}");
+                        assert_eq!(
+                            spill.crc(*at..*at + *len, false).unwrap(),
+                            *crc,
+                            "seed {seed}, step {n}, {range:?} {origin}"
+                        );
                     }
                 }
             }

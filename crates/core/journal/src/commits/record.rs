@@ -208,7 +208,7 @@ fn encode_op(op: &Op, out: &mut impl Sink) -> Result<()> {
                 Source::Spill { spill, at, origin, len: whole, crc } => {
                     let from = at + (range.start - origin);
                     let cut = range.end - range.start;
-                    let crc = if from == *at && cut == *whole { *crc } else { spill.crc(from, cut)? };
+                    let crc = if from == *at && cut == *whole { *crc } else { spill.crc(from..from + cut, false)? };
                     out.append(&spill.id.to_le_bytes());
                     out.append(&from.to_le_bytes());
                     out.append(&crc.to_le_bytes());

@@ -1,20 +1,25 @@
 //! Spill files: the bytes of large commits, written once, beside the journal.
 //!
-//! A spill file is durable, name included, before the record that refers to it is written. It is removed after the log
-//! was truncated behind that record, or when no commit refers to it, but never before the last change that refers to it
-//! is dropped: changes that one commit refused may be committed by another. Names are random and never reused.
+//! The name of a spill file is durable before a record that refers to it is written. Its contents are flushed together
+//! with the record, so recovery drops a last record whose contents are torn. The file is removed after the log was
+//! truncated behind the last such record, or when no commit refers to it, but never before the last change that refers
+//! to it is dropped: changes that one commit refused may be committed by another. Names are random and never reused.
 
 use crate::error::{Context, Error, Result};
 use crate::format::sized_memory;
 use crate::format::{Crc64, crc64};
+use crate::invariant;
 use crate::sync_point;
 use rangemap::RangeSet;
 use std::collections::BTreeSet;
 use std::fmt;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
-use untorn_os::{BLOCK_BYTES, File, Open, Storage, read_full_at, write_all_at};
+use untorn_os::{
+    AlignedBuf, BLOCK_BYTES, File, Open, Storage, holds, read_full_at, read_full_past_cache_at, write_all_at,
+};
 
 const PREFIX: &str = "spill.";
 
@@ -31,7 +36,11 @@ pub struct Spill {
     pub id: u64,
     file: Arc<dyn File>,
     len: AtomicU64,
+    /// End of the bytes that are written. Bytes are appended by one thread at a time.
+    written_len: AtomicU64,
     durable_len: AtomicU64,
+    /// The name is durable.
+    named: AtomicBool,
     /// Storage and path, for removing the file.
     location: (Arc<dyn Storage>, PathBuf),
     /// A record of the journal refers to it, or may do so.
@@ -63,7 +72,7 @@ impl Spill {
         let id = u64::from_le_bytes(id);
         let path = journal.join(spill_name(id));
         let file = storage.open(&path, Open::create(0o600).shown()).context("create", &path)?;
-        Ok(Arc::new(Spill::new(id, file, 0, (storage.clone(), path))))
+        Ok(Arc::new(Spill::new(id, file, None, (storage.clone(), path))))
     }
 
     /// Opens a spill file that a record refers to. The file stays until the journal says that no record does.
@@ -75,14 +84,16 @@ impl Spill {
     pub(crate) fn open_at(storage: &Arc<dyn Storage>, path: PathBuf, id: u64) -> Result<Arc<Spill>> {
         let file = storage.open(&path, Open::READ).context("open", &path)?;
         let len = file.meta().context("stat", &path)?.size;
-        let spill = Spill::new(id, file, len, (storage.clone(), path));
+        let spill = Spill::new(id, file, Some(len), (storage.clone(), path));
         spill.set_referenced();
         Ok(Arc::new(spill))
     }
 
-    fn new(id: u64, file: Arc<dyn File>, len: u64, location: (Arc<dyn Storage>, PathBuf)) -> Spill {
-        let (len, durable_len) = (AtomicU64::new(len), AtomicU64::new(len));
-        Spill { id, file, len, durable_len, location, referenced: AtomicBool::new(false) }
+    /// `found`: the length of a file that was there before.
+    fn new(id: u64, file: Arc<dyn File>, found: Option<u64>, location: (Arc<dyn Storage>, PathBuf)) -> Spill {
+        let [len, written_len, durable_len] = [(); 3].map(|()| AtomicU64::new(found.unwrap_or(0)));
+        let (named, referenced) = (AtomicBool::new(found.is_some()), AtomicBool::new(false));
+        Spill { id, file, len, written_len, durable_len, named, location, referenced }
     }
 
     /// Marks the file as one that a record may refer to, so that it outlives the last change that refers to it.
@@ -96,9 +107,27 @@ impl Spill {
         debug_assert!(was_referenced, "no record referred to {self:?}");
     }
 
-    /// Whether all contents are flushed.
-    pub(crate) fn is_durable(&self) -> bool {
-        self.durable_len.load(SeqCst) == self.len()
+    /// Whether the contents up to this end are flushed.
+    pub(crate) fn is_durable_to(&self, end: u64) -> bool {
+        self.durable_len.load(SeqCst) >= end
+    }
+
+    /// Whether the name is durable.
+    pub(crate) fn is_named(&self) -> bool {
+        self.named.load(SeqCst)
+    }
+
+    /// Notes that the journal's directory was flushed after the file had its name.
+    pub(crate) fn set_named(&self) {
+        self.named.store(true, SeqCst);
+    }
+
+    /// Whether data files can share blocks with this file, which is empty.
+    pub fn shares_blocks(&self) -> bool {
+        debug_assert!(self.is_empty(), "{self:?} has contents");
+        let block = BLOCK_BYTES as u64;
+        let shared = self.file.set_len(2 * block).and_then(|()| self.file.clone_range(&*self.file, 0, block, block));
+        shared.and_then(|()| self.file.set_len(0)).is_ok()
     }
 
     /// Length in bytes.
@@ -111,12 +140,17 @@ impl Spill {
         self.len() == 0
     }
 
-    /// Appends bytes and returns their offset. `origin` is their offset in a data file; with it, the bytes get the same
+    /// Appends bytes, by one thread at a time, and returns their offset. `origin` is their offset in a data file; with it, the bytes get the same
     /// offset within a block as in the data file, which can then share the blocks ([`File::clone_range`]).
     pub fn append(&self, bytes: &[u8], origin: Option<u64>) -> Result<u64> {
         let at = self.take_room(bytes.len() as u64, origin);
         write_all_at(&*self.file, bytes, at).context("write", self.path())?;
+        self.note_written(at + bytes.len() as u64);
         Ok(at)
+    }
+
+    fn note_written(&self, end: u64) {
+        self.written_len.fetch_max(end, SeqCst);
     }
 
     /// Reserves room for this many bytes and returns its offset.
@@ -142,41 +176,54 @@ impl Spill {
     /// Reads bytes back.
     pub fn read(&self, buf: &mut [u8], at: u64) -> Result<()> {
         let n = read_full_at(&*self.file, buf, at).context("read", self.path())?;
-        // These bytes go into data files, which nothing compares with a checksum.
-        self.file.check_own().context("read", self.path())?;
-        if n < buf.len() {
-            return Err(Error::corrupt(
-                self.path(),
-                format!("it ends at byte {}, before its record says", at + n as u64),
-            ));
-        }
-        Ok(())
+        self.check_read(at + n as u64, at + buf.len() as u64)
     }
 
-    /// The checksum of a range.
-    pub fn crc(&self, mut at: u64, mut len: u64) -> Result<u64> {
-        let mut sum = Crc64::new();
-        let mut buf = sized_memory::zeros(len.min(CHUNK_BYTES as u64), &self.path())?;
-        while len > 0 {
-            let n = buf.len().min(len as usize);
-            self.read(&mut buf[..n], at)?;
-            sum.add(&buf[..n]);
-            at += n as u64;
-            len -= n as u64;
+    /// The checksum of a range. With `past_cache`, of the bytes on the disk: after a failed flush, the page cache may
+    /// differ from them.
+    pub fn crc(&self, range: Range<u64>, past_cache: bool) -> Result<u64> {
+        let (mut sum, block) = (Crc64::new(), BLOCK_BYTES as u64);
+        let mut at = range.start - range.start % block;
+        let mut buf = AlignedBuf::default();
+        let most = (range.end - at).next_multiple_of(block).min(CHUNK_BYTES as u64) as usize;
+        buf.try_reserve(most).map_err(|_| sized_memory::none(most, &self.path()))?;
+        buf.resize(most);
+        while at < range.end {
+            let blocks = &mut buf[..most.min((range.end - at).next_multiple_of(block) as usize)];
+            let past_cache = past_cache && holds(invariant::SPILLS_PAST_CACHE);
+            let read = if past_cache { read_full_past_cache_at } else { read_full_at };
+            let end = at + read(&*self.file, blocks, at).context("read", self.path())? as u64;
+            let wanted = range.end.min(at + blocks.len() as u64);
+            self.check_read(end, wanted)?;
+            sum.add(&blocks[(range.start.max(at) - at) as usize..(wanted - at) as usize]);
+            at += blocks.len() as u64;
         }
         Ok(sum.sum())
     }
 
-    /// Makes the contents durable. Returns whether a flush was needed; if so, the journal's directory has to be
-    /// flushed, too.
-    pub fn sync(&self) -> std::io::Result<bool> {
-        let len = self.len();
-        if self.durable_len.load(SeqCst) == len {
-            return Ok(false);
+    /// Checks that a read to this end got bytes that may go into data files, which nothing compares with a checksum.
+    fn check_read(&self, end: u64, wanted: u64) -> Result<()> {
+        self.file.check_own().context("read", self.path())?;
+        match end < wanted {
+            true => Err(Error::corrupt(self.path(), format!("it ends at byte {end}, before its record says"))),
+            false => Ok(()),
         }
-        self.file.sync_data(sync_point::SPILL_CONTENTS)?;
-        self.durable_len.store(len, SeqCst);
-        Ok(true)
+    }
+
+    /// Makes the contents up to this end durable.
+    pub fn sync_to(&self, end: u64) -> std::io::Result<()> {
+        let written = self.written_len.load(SeqCst);
+        debug_assert!(end <= written, "{end} bytes of {self:?} are to be flushed, and {written} are written");
+        if !self.is_durable_to(end) {
+            self.file.sync_data(sync_point::SPILL_CONTENTS)?;
+            self.durable_len.fetch_max(written, SeqCst);
+        }
+        Ok(())
+    }
+
+    /// Flushes the contents as a killed owner left them.
+    pub(crate) fn flush_found(&self) -> std::io::Result<()> {
+        self.file.sync_data(sync_point::RECOVER_SPILLS)
     }
 
     /// Lets a range of a data file share blocks with this range of the spill file.
@@ -199,34 +246,41 @@ impl Drop for Spill {
     }
 }
 
-/// Checks a range of a spill file against its checksum.
-pub fn verify(spill: &Spill, at: u64, len: u64, crc: u64) -> Result<()> {
+/// Checks a range of a spill file against its checksum, as [`Spill::crc`] reads it.
+pub fn verify(spill: &Spill, at: u64, len: u64, crc: u64, past_cache: bool) -> Result<()> {
     if at.checked_add(len).is_none_or(|end| end > spill.len()) {
         return Err(Error::corrupt(spill_name(spill.id), "it is shorter than its record says"));
     }
-    if spill.crc(at, len)? != crc {
+    if spill.crc(at..at + len, past_cache)? != crc {
         return Err(Error::corrupt(spill_name(spill.id), format!("checksum of {len} bytes at {at} is wrong")));
     }
     Ok(())
 }
 
 /// Appends bytes like [`Spill::append`]; returns their offset and checksum.
-///
-/// While a chunk is copied and summed, the device writes the previous one, so that the flush has little left to do.
 pub fn append_summed(spill: &Spill, bytes: &[u8], origin: Option<u64>) -> Result<(u64, u64)> {
-    if bytes.len() <= CHUNK_BYTES {
-        return Ok((spill.append(bytes, origin)?, crc64(bytes)));
-    }
-    let start = spill.take_room(bytes.len() as u64, origin);
-    debug_assert!(start + bytes.len() as u64 <= spill.len(), "{} bytes at {start} of {}", bytes.len(), spill.len());
-    let mut sum = Crc64::new();
-    let mut at = start;
-    for chunk in bytes.chunks(CHUNK_BYTES) {
+    append_pieces(spill, &[bytes], origin)
+}
+
+/// Appends pieces that belong side by side, at offset `origin` of a data file; returns their offset and checksum.
+pub fn append_run(spill: &Spill, pieces: &[&[u8]], origin: u64) -> Result<(u64, u64)> {
+    append_pieces(spill, pieces, Some(origin))
+}
+
+/// While a chunk is copied and summed, the device writes the previous one, so that the flush has little left to do.
+fn append_pieces(spill: &Spill, pieces: &[&[u8]], origin: Option<u64>) -> Result<(u64, u64)> {
+    let start = spill.take_room(pieces.iter().map(|piece| piece.len() as u64).sum(), origin);
+    let (mut sum, mut at) = (Crc64::new(), start);
+    for chunk in pieces.iter().flat_map(|piece| piece.chunks(CHUNK_BYTES)) {
         write_all_at(&*spill.file, chunk, at).context("write", spill.path())?;
-        spill.file.begin_write_out(at, chunk.len() as u64);
+        if chunk.len() == CHUNK_BYTES {
+            spill.file.begin_write_out(at, chunk.len() as u64);
+        }
         sum.add(chunk);
         at += chunk.len() as u64;
     }
+    debug_assert!(at <= spill.len(), "bytes to {at} in {spill:?}, of {} bytes", spill.len());
+    spill.note_written(at);
     Ok((start, sum.sum()))
 }
 

@@ -37,7 +37,7 @@ impl Journal {
         {
             return Ok(None);
         }
-        self.flush_spills(records)?;
+        self.name_spills(records)?;
         let (first_lsn, previous_crc) = (self.next_lsn, self.previous_crc);
         let position = std::mem::replace(&mut self.position, from);
         let encoded = self.encode_group(records, needed);
@@ -54,7 +54,8 @@ impl Journal {
             self.bodies.clear();
             return appended.map(|_| None);
         }
-        let committed = self.finish_commit(first_lsn, records.len())?;
+        self.flush(sync_point::COMMIT)?;
+        let committed = self.finish_commit(first_lsn, records.len());
         debug_assert_eq!(self.position, position, "an appended group moved the position of the others");
         self.note_length();
         Ok(Some(committed))

@@ -104,8 +104,10 @@ impl Journal {
         let (_, crc) = append_summed(&spill, &body, None)?;
         self.counters.bytes_written += body.len() as u64;
         if self.options.durable {
-            let named = spill.sync().and_then(|_| self.storage.sync_dir(&self.dir, sync_point::SPILL_NAME));
+            let named =
+                spill.sync_to(spill.len()).and_then(|()| self.storage.sync_dir(&self.dir, sync_point::SPILL_NAME));
             named.map_err(|e| self.fail(Outcome::NotCommitted, e))?;
+            spill.set_named();
         }
         let mut reference = [0; 24];
         reference[..8].copy_from_slice(&spill.id.to_le_bytes());

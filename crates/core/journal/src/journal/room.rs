@@ -10,7 +10,7 @@ use crate::sync_point;
 impl Journal {
     /// Bytes that data files may need for the commits that wait for a checkpoint.
     fn waiting_bytes(&self) -> u64 {
-        self.pending_bytes() + self.spills.iter().map(|live| live.spill.len()).sum::<u64>()
+        self.pending_bytes() + self.pending_spill_bytes()
     }
 
     /// Bytes of new commits for which the data files have room, besides the commits that wait; without a limit if that is

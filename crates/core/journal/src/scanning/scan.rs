@@ -8,7 +8,7 @@
 mod header_file;
 
 use crate::commits::record::{Decoder, Record, SpillCache, UnreadableBody, body_by_reference};
-use crate::commits::spill::Spill;
+use crate::commits::spill::{Spill, spill_id};
 use crate::directories::quarantine::{NAME_NEW, NAME_SPARE};
 use crate::error::{Context, Error, Result};
 use crate::format::unreadable::{contents_of, first_unknown, is_unreadable, stops};
@@ -23,6 +23,7 @@ use bytes::Bytes;
 pub use header_file::{flush_header, note_lost_flush, read_header};
 pub(crate) use header_file::{read_readable_header, read_slots};
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use untorn_os::{Storage, holds};
@@ -191,6 +192,7 @@ fn scan_to(
         return Ok(scan);
     }
     let mut spills = SpillCache::new(storage.clone(), journal.to_owned());
+    spills.past_cache = mode.is_past_cache();
     let Header { key, checkpoint_lsn: after, .. } = scan.header;
     let reader = SegmentReader { storage: &**storage, journal, mode, key, after, progress };
     reader.flush(&scan.segments)?;
@@ -258,7 +260,7 @@ fn begin(storage: &dyn Storage, journal: &Path, header: Header, mode: ReadMode) 
     };
     let names = storage.list(journal).context("list", journal)?;
     for name in names.iter().map(|name| name.to_string_lossy()) {
-        if let Some(id) = crate::commits::spill::spill_id(&name) {
+        if let Some(id) = spill_id(&name) {
             scan.spills.push(id);
             scan.orphans.push(name.to_string());
         } else if [NAME_NEW, NAME_SPARE].contains(&&*name) {
@@ -428,9 +430,19 @@ fn accept_open(journal: &Path, by_lsn: ByLsn<'_>, spills: &mut SpillCache, scan:
         };
         let next = by_lsn.get(scan.last_lsn + 1).iter().find(follows).copied();
         let Some(v) = next else { return Ok(()) };
-        accept_record(journal, v, spills, scan)?;
+        match accept_record(journal, v, spills, scan) {
+            // The contents are flushed together with the record. That a later record calls this one durable is checked
+            // as for a torn record.
+            Err(Error::Corrupt { path, .. }) if is_spill(&path) && holds(invariant::TORN_SPILL_ENDS) => return Ok(()),
+            accepted => accepted?,
+        }
         epoch = Some(v.head.epoch);
     }
+}
+
+/// Whether this is the name of a spill file.
+fn is_spill(path: &Path) -> bool {
+    path.file_name().and_then(OsStr::to_str).and_then(spill_id).is_some()
 }
 
 /// Accepts the next record.
@@ -452,6 +464,9 @@ fn accept_record(journal: &Path, v: ValidRecord, spills: &mut SpillCache, scan: 
             _ if e.is_unreadable() || is_unreadable(&e) => stops(&path, &format!("the disk cannot read commit {lsn}")),
             // The error is not about the log: too many open files, or no memory.
             Error::Io { source, .. } if source.kind() != std::io::ErrorKind::NotFound => e,
+            Error::Corrupt { path: spill, .. } if is_spill(spill) => {
+                Error::corrupt(journal.join(spill), format!("commit {lsn}: {e}"))
+            }
             _ => Error::corrupt(&path, format!("commit {lsn}: {e}")),
         };
         let (record, used) = decoded.map_err(wrong)?;

@@ -44,7 +44,7 @@ pub enum ReadMode {
 }
 
 impl ReadMode {
-    fn is_past_cache(self) -> bool {
+    pub(crate) fn is_past_cache(self) -> bool {
         self != ReadMode::Cached
     }
 }

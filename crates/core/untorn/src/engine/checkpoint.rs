@@ -224,6 +224,7 @@ impl Engine {
             state.journal.header().checkpoint_lsn
         );
         let mut files = Vec::new();
+        self.shared_spill.end();
         state.portions.clear();
         debug_assert!(state.dirty.iter().all(|(id, file)| *id == file.id), "a file waits under another identity");
         for file in std::mem::take(&mut state.dirty).into_values() {

@@ -40,6 +40,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 use untorn_journal::commits::final_state::FinalState;
+use untorn_journal::commits::overlay::Overlay;
 use untorn_journal::commits::record::Record;
 use untorn_journal::journal::Committed;
 use untorn_journal::recovery::boot_id;
@@ -119,6 +120,12 @@ impl Engine {
             }
             inline += state.content.write_set.memory_bytes();
         }
+        if inline >= self.options.journal.shared_bytes_least && self.may_spill_to_share(inline) {
+            for state in states.iter_mut().filter(|state| self.clone_bytes_least(state).is_some()) {
+                self.spill_to_share(&mut state.content.write_set);
+            }
+            inline = states.iter().map(|state| state.content.write_set.memory_bytes()).sum();
+        }
         if inline > self.inline_bytes_max() {
             inline = states.iter().map(|state| state.content.write_set.inline_bytes()).sum();
         }
@@ -149,6 +156,21 @@ impl Engine {
         let is_txn = txn.is_some();
         queue.push(Request { files: changed, names, is_txn, completion: Promise(completion.clone()) });
         Ok(completion)
+    }
+
+    /// Whether large ranges of a commit of this many bytes may go to a spill file, and data files share its blocks. On a
+    /// disk that is almost full, they go to the journal, which has its space.
+    fn may_spill_to_share(&self, bytes: u64) -> bool {
+        let has_room = || {
+            let room = bytes.saturating_add(self.options.journal.journal_bytes);
+            self.storage.space().is_ok_and(|space| space.available_bytes >= room)
+        };
+        self.is_durable() && self.shared_spill.is_possible() && has_room()
+    }
+
+    fn spill_to_share(&self, changes: &mut Overlay) {
+        let least_bytes = self.options.journal.shared_bytes_least;
+        self.shared_spill.spill(changes, least_bytes, &|| self.create_spill());
     }
 
     /// Queues a commit that the background thread writes while the caller continues. If the queue is full, waits for

@@ -13,6 +13,9 @@ use untorn_os::BLOCK_BYTES;
 /// limit.
 const CLONE_BYTES_LEAST: u64 = 64 << 10;
 
+/// Default of [`StoreOptions::shared_bytes`].
+const SHARED_BYTES_DEFAULT: u64 = 512 << 10;
+
 /// The failures that a commit survives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -150,6 +153,7 @@ impl Default for StoreOptions {
                 journal_bytes: 0,
                 segment_bytes_first: 16 << 10,
                 inline_bytes_max: 0,
+                shared_bytes_least: SHARED_BYTES_DEFAULT,
                 clone_bytes_least: CLONE_BYTES_LEAST,
                 in_memory_max: 64,
                 window_bytes: 4 << 20,
@@ -220,6 +224,15 @@ impl StoreOptions {
         self.journal.journal_bytes = bytes;
         self.journal.inline_bytes_max = self.journal.segment_bytes_max() / 2;
         self.journal.clone_bytes_least = self.journal.inline_bytes_max.min(CLONE_BYTES_LEAST);
+        self
+    }
+
+    /// Least size, in bytes, of a range that a commit writes to a spill file, with which the data file will share blocks,
+    /// so that it is written once. It applies to class `power`, to file systems that share blocks (XFS, btrfs), and to
+    /// files that are not mapped. Larger commits than an eighth of [`StoreOptions::journal_bytes`] are written to spill
+    /// files in any case. Default 512 KiB, least 64 KiB.
+    pub fn shared_bytes(mut self, bytes: u64) -> Self {
+        self.journal.shared_bytes_least = bytes.max(CLONE_BYTES_LEAST);
         self
     }
 
@@ -312,10 +325,17 @@ impl StoreOptions {
         self.journal.journal_bytes = journal_bytes;
         self.journal.segment_bytes_first = segment_bytes_first;
         self.journal.inline_bytes_max = inline_bytes_max;
+        self.journal.shared_bytes_least = u64::MAX;
         self.journal.clone_bytes_least = BLOCK_BYTES as u64;
         self.journal.in_memory_max = 0;
         self.journal.window_bytes = BLOCK_BYTES;
         self.journal.index_bytes_least = u64::MAX;
+        self
+    }
+
+    /// Spill ranges of at least this many bytes where the file system shares blocks, in tests that set sizes.
+    pub(crate) fn shared_bytes_least(mut self, bytes: u64) -> Self {
+        self.journal.shared_bytes_least = bytes;
         self
     }
 

@@ -5,3 +5,4 @@ pub(crate) mod commit_queue;
 pub(crate) mod file_system_flush;
 pub(crate) mod life;
 pub(crate) mod opening;
+pub(crate) mod shared_spill;

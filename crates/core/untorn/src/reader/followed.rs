@@ -187,7 +187,7 @@ impl Contents {
             && self.checked.get().is_none()
         {
             // The follower has not read these bytes before.
-            verify(spill, *at, *len, *crc)?;
+            verify(spill, *at, *len, *crc, false)?;
             self.checked.get_or_init(|| ());
         }
         self.source.copy_to(buf, offset)

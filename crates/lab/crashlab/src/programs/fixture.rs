@@ -1,7 +1,7 @@
 //! The setup of a program: the initial disk, the options of the store, and the states that a crash may leave at some
 //! moment.
 
-use crate::programs::program::{Setup, Start};
+use crate::programs::program::{Journal, Setup, Start};
 use crate::programs::reference_model::{Files, Model as Reference, Node, numbers};
 use crate::simulation::Model;
 use crate::simulation::SimDisk;
@@ -51,6 +51,7 @@ pub(crate) fn store_options(setup: &Setup, class: FailureClass) -> StoreOptions 
         .create(true)
         .background(false)
         .sizes(journal_bytes, segment_bytes_first, inline_bytes_max)
+        .shared_bytes_least(if setup.journal == Journal::Growing { 4096 } else { u64::MAX })
         .class(class)
         .full_page(setup.model == Model::PageGarbage)
 }

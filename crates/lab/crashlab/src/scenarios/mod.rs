@@ -8,15 +8,18 @@ mod kept_log;
 mod live;
 mod name;
 mod opening;
+mod owners;
 mod portion;
 mod reader;
 mod remote;
+mod shared_spill;
 mod slot;
 mod store;
 mod unreadable;
 
 pub use index::{begin_in_a_bounded_segment, crash_indexed};
 pub use portion::{PortionTotals, crash_in_portions};
+pub use shared_spill::crash_shared;
 pub use slot::ship_and_crash;
 
 /// A scenario, and its name.
@@ -43,6 +46,9 @@ pub const SCENARIOS: &[Scenario] = &[
     ("portions_survive_every_crash", portion::portions_survive_every_crash),
     ("portions_of_an_indexed_log_survive_every_crash", portion::portions_of_an_indexed_log_survive_every_crash),
     ("an_indexed_log_survives_every_crash", index::an_indexed_log_survives_every_crash),
+    ("shared_ranges_survive_every_crash", shared_spill::shared_ranges_survive_every_crash),
+    ("a_failed_flush_of_shared_ranges_is_noticed", shared_spill::a_failed_flush_of_shared_ranges_is_noticed),
+    ("damage_in_shared_ranges_is_no_torn_end", shared_spill::damage_in_shared_ranges_is_no_torn_end),
     ("an_index_hides_no_damage", index::an_index_hides_no_damage),
     ("an_index_of_another_time_is_not_believed", index::an_index_of_another_time_is_not_believed),
     ("commits_wait_for_the_list_of_epochs", epoch::commits_wait_for_the_list_of_epochs),

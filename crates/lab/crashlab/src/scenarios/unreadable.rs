@@ -131,6 +131,7 @@ fn salvage(disk: &SimDisk) -> Result<(), Error> {
         journal_bytes: 64 << 10,
         segment_bytes_first: 16 << 10,
         inline_bytes_max: 32 << 10,
+        shared_bytes_least: u64::MAX,
         clone_bytes_least: 1 << 20,
         in_memory_max: 64,
         window_bytes: 4096,

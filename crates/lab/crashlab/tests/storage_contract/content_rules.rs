@@ -205,6 +205,13 @@ fn sharing_blocks_is_copying(fixture: &Fixture) {
     {
         refused(file.clone_range(&*from, from_offset, offset, len), if shares { &[EINVAL] } else { &[EOPNOTSUPP] });
     }
+    // Within a file, ranges must not overlap.
+    refused(file.clone_range(&*file, 0, BLOCK, 2 * BLOCK), if shares { &[EINVAL] } else { &[EOPNOTSUPP] });
+    if shares {
+        file.clone_range(&*file, 0, BLOCK, BLOCK).unwrap();
+        expected.copy_within(..BLOCK_BYTES, BLOCK_BYTES);
+        same(contents(&*file), expected.clone());
+    }
     let readable = fixture.open("f", Open::READ);
     refused(readable.clone_range(&*from, 0, 0, BLOCK), if shares { &[EBADF] } else { &[EBADF, EOPNOTSUPP] });
     // Neither file changes with the other one, and the contents outlive their source file.

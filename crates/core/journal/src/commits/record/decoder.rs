@@ -6,8 +6,8 @@ use super::{
 };
 use crate::commits::log_reader::{LogSegment, PIECE_BYTES_MAX};
 use crate::commits::overlay::{NO_END, Source};
-use crate::commits::spill::{Spill, verify};
-use crate::error::{Error, Result};
+use crate::commits::spill::{Spill, spill_name, verify};
+use crate::error::{Context, Error, Result};
 use crate::format::sized_memory;
 use crate::format::unreadable::{is_unreadable, touches};
 use crate::format::{crc64, u16_at, u32_at, u64_at};
@@ -69,6 +69,9 @@ pub struct SpillCache {
     used: Vec<Arc<Spill>>,
     /// Check the contents of spill files against their checksums while decoding.
     pub verify: bool,
+    /// Flush a spill file when it is opened, and check its contents as they are on the disk: a killed owner may have left
+    /// them in the page cache only.
+    pub past_cache: bool,
 }
 
 impl SpillCache {
@@ -79,7 +82,7 @@ impl SpillCache {
 
     /// Spill files that this function opens.
     pub(crate) fn with(open: impl Fn(u64) -> Result<Arc<Spill>> + 'static) -> SpillCache {
-        SpillCache { open: Box::new(open), known: HashMap::new(), used: Vec::new(), verify: true }
+        SpillCache { open: Box::new(open), known: HashMap::new(), used: Vec::new(), verify: true, past_cache: false }
     }
 
     /// A cache without spill files, for tests and fuzzing of the decoder alone.
@@ -91,7 +94,13 @@ impl SpillCache {
     pub fn get(&mut self, id: u64) -> Result<Arc<Spill>> {
         let spill = match self.known.get(&id) {
             Some(spill) => spill.clone(),
-            None => (self.open)(id)?,
+            None => {
+                let spill = (self.open)(id)?;
+                if self.past_cache {
+                    spill.flush_found().context("flush", spill_name(id))?;
+                }
+                spill
+            }
         };
         self.known.insert(id, spill.clone());
         if self.used.last().is_none_or(|last| last.id != id) {
@@ -254,7 +263,11 @@ impl<'a> Decoder<'a> {
                     _ => {
                         let (id, at, crc) = (self.u64()?, self.u64()?, self.u64()?);
                         let spill = self.spills.get(id)?;
-                        let verified = if self.spills.verify { verify(&spill, at, len, crc) } else { Ok(()) };
+                        let verified = if self.spills.verify {
+                            verify(&spill, at, len, crc, self.spills.past_cache)
+                        } else {
+                            Ok(())
+                        };
                         match (verified, &self.lost) {
                             (Err(e), Some(lost)) if is_unreadable(&e) => Source::Unreadable(lost.clone()),
                             (Err(e), _) => return Err(e),
@@ -341,7 +354,7 @@ pub fn body_by_reference(reference: &[u8], spills: &mut SpillCache) -> Result<By
     }
     let (id, len, crc) = (u64_at(reference, 0), u64_at(reference, 8), u64_at(reference, 16));
     let spill = spills.get(id)?;
-    verify(&spill, 0, len, crc)?;
+    verify(&spill, 0, len, crc, spills.past_cache)?;
     let mut body = sized_memory::zeros(len, &spill.path())?;
     spill.read(&mut body, 0)?;
     Ok(body.into())

@@ -10,6 +10,7 @@ use crate::engine::parts::commit_queue::CommitQueue;
 use crate::engine::parts::file_system_flush::FileSystemFlush;
 use crate::engine::parts::life::Life;
 use crate::engine::parts::opening::Opening;
+use crate::engine::parts::shared_spill::SharedSpill;
 use crate::engine::paths::error_paths::error_in_store;
 use crate::engine::waiting::completion::Completion;
 use crate::engine::waiting::concurrency::{AtomicBool, Mutex, RwLock};
@@ -110,6 +111,7 @@ impl OpenStore {
             files: Mutex::default(),
             commits,
             flush: FileSystemFlush::default(),
+            shared_spill: SharedSpill::default(),
             remote,
         });
         engine.take_over(unapplied);

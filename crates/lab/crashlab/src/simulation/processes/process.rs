@@ -344,6 +344,12 @@ impl Storage for SimProcess {
         self.wait(PAUSE);
     }
 
+    /// A record is flushed before the contents that it refers to: the worse order.
+    fn at_once(&self, other: &mut (dyn FnMut() + Send), own: &mut dyn FnMut()) {
+        own();
+        other();
+    }
+
     fn pause_for(&self, time: Duration) {
         self.wait(time);
     }

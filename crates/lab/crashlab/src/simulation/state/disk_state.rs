@@ -204,7 +204,8 @@ impl State {
     pub fn clone_range(&mut self, from: Slot, from_offset: u64, slot: Slot, offset: u64, len: u64) -> io::Result<()> {
         let source = self.inode(from)?;
         let inside = from_offset.checked_add(len).is_some_and(|end| end <= source.size());
-        if !(from_offset | offset | len).is_multiple_of(PAGE_BYTES as u64) || !inside || from == slot {
+        let overlaps = from == slot && from_offset.abs_diff(offset) < len;
+        if !(from_offset | offset | len).is_multiple_of(PAGE_BYTES as u64) || !inside || overlaps {
             return Err(errno(libc::EINVAL));
         }
         let mut bytes = vec![0; len as usize];
