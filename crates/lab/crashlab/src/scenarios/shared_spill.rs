@@ -3,7 +3,7 @@
 
 use super::opening::failed;
 use super::owners::{Run, new_disk, open, shown};
-use crate::simulation::{Cut, Failed, Fault, On, Profile, SimDisk, What};
+use crate::simulation::{Cut, Failed, Fault, On, Profile, What};
 use untorn::__private::{OpenStoreOn, StoreSteps, sync_point};
 use untorn::{Error, StoreOptions};
 use untorn_os::SyncPoint;
