@@ -6,6 +6,8 @@ use std::path::PathBuf;
 /// A run of the program, with the settings from its arguments.
 pub struct Run {
     pub quick: bool,
+    /// Mounts beside other FUSE file systems.
+    pub peers: bool,
     pub runs: Option<u16>,
     pub think_ms: Vec<u64>,
     pub log_mib: Vec<u64>,
