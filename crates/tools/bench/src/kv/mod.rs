@@ -136,7 +136,9 @@ fn notes(roster: &Roster) -> Vec<String> {
         "Floor: one pwrite of the bytes of keys and values, padded to 4 KiB, at the next place of a preallocated, \
          already written file, plus fdatasync. In memory: the same C++ program without durability."
             .to_owned(),
-        "Explicit: a hash table of 150 lines over a heap with the tracker explicit, which marks its changes."
+        "Explicit: a hash table of 150 lines over a heap with the tracker explicit, which marks its changes; B-tree: \
+         HeapBTreeMap, which does that itself. untorn-c++: the same program as without, compiled with hooks that mark all of \
+         its stores, over such a heap."
             .to_owned(),
         "LevelDB, RocksDB: sync=true. LMDB: default. SQLite: synchronous=FULL. Kyoto Cabinet: hard transactions, or \
          OAUTOSYNC. gdbm: gdbm_sync after each, durable but not atomic. redb: Durability::Immediate. fjall: \
