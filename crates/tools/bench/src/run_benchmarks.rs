@@ -17,9 +17,6 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use untorn_terminal::tell;
 
-/// The runs of kv and kv-large in `all`.
-const RUNS_OF_ALL: u16 = 3;
-
 /// Measure commits, side by side with the cost of plain system calls here
 ///
 /// As root, each benchmark runs on ext4, XFS and btrfs, in image files of 4 GiB that it makes and
@@ -159,12 +156,12 @@ impl Bench {
     }
 
     fn settings(&self, dir: PathBuf) -> Run {
-        let all = self.is_all() && !self.quick;
         Run {
             quick: self.quick,
+            all: self.is_all(),
             peers: self.peers || self.is_all(),
-            runs: self.runs.or(all.then_some(RUNS_OF_ALL)),
-            think_ms: if all && self.think_ms.is_empty() { vec![0] } else { self.think_ms.clone() },
+            runs: self.runs,
+            think_ms: self.think_ms.clone(),
             log_mib: self.log_mib.clone(),
             without: self.without.clone(),
             dir,
@@ -208,7 +205,7 @@ impl Bench {
             let (at, ended) = match &place {
                 Ok(place) => {
                     run.progress.benchmark(&format!("{} on {}", benchmark.name(), place.name), number, total);
-                    (place.name.clone(), self.measure(*benchmark, place, run, report)?)
+                    (place.name.clone(), self.measure(*benchmark, place, run, report))
                 }
                 Err((at, ended)) => ((*at).to_owned(), ended.clone()),
             };
@@ -235,7 +232,7 @@ impl Bench {
     }
 
     /// Runs a benchmark, and adds its sections to the report. After a failure the place is empty again.
-    fn measure(&self, benchmark: Benchmark, place: &Place, run: &Run, report: &mut Report) -> Result<Ended> {
+    fn measure(&self, benchmark: Benchmark, place: &Place, run: &Run, report: &mut Report) -> Ended {
         let measured = catch_unwind(AssertUnwindSafe(|| benchmark.sections(run, place)));
         match measured.unwrap_or_else(|_| Err(anyhow!("it panicked"))) {
             Ok(sections) => {
@@ -243,17 +240,19 @@ impl Bench {
                     run.progress.print(&section_text::render(&section));
                     report.sections.push(section);
                 }
-                Ok(Ended::Done)
+                Ended::Done
             }
             Err(e) => {
                 run.progress.print(&format!("\n{} on {} was not measured: {e:#}", benchmark.name(), place.name));
-                place.clear()?;
-                Ok(self.ended_by(&e))
+                if let Err(e) = place.clear() {
+                    run.progress.print(&format!("It has left something: {e:#}"));
+                }
+                self.ended_by(&e)
             }
         }
     }
 
-    /// What the machine does not have is a failure of a benchmark that the command line names.
+    /// Tells a failure from a lack of the machine, which excuses only a benchmark that the command line does not name.
     fn ended_by(&self, e: &anyhow::Error) -> Ended {
         let why = format!("{e:#}");
         if self.is_all() && e.is::<Unavailable>() { Ended::Skipped(why) } else { Ended::Failed(why) }

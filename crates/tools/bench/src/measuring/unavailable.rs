@@ -1,4 +1,4 @@
-//! What a benchmark needs and this machine does not have.
+//! Things that a benchmark needs and this machine does not have.
 
 use anyhow::Result;
 use std::fmt;

@@ -3,7 +3,6 @@
 use crate::measuring::bench_run::Run;
 use crate::measuring::fs::Place;
 use crate::measuring::harness::{COMMITS_MIN, ROUNDS_MIN};
-use crate::measuring::unavailable::{need, need_root};
 use crate::mounts::mounted::{Mounted, Operation, fill_directory, in_turns, make, overwrite, remove, rename, replace};
 use crate::mounts::mounted_programs::{MAILS, TRANSACTIONS};
 use crate::report::section::{Chart, Other, Row, Section, TimeUnit};
@@ -20,12 +19,14 @@ const PEERS: [&str; 3] = ["mergerfs", "bindfs", "fuse-overlayfs"];
 const OURS: &str = "Untorn";
 const NATIVELY: &str = "natively";
 
-/// The section of one place.
-pub fn run(run: &Run, place: &Place) -> Result<Section> {
-    need_root("mount --peers")?;
+/// The section of one place. None, with a message, if no peer is here.
+pub fn run(run: &Run, place: &Place) -> Result<Option<Section>> {
     let is_here = |name: &str| Command::new(name).arg("--version").output().is_ok();
     let (here, missing): (Vec<_>, Vec<_>) = PEERS.into_iter().partition(|name| is_here(name));
-    need(!here.is_empty(), format!("none of {} is here, packages of the same names", PEERS.join(", ")))?;
+    if here.is_empty() {
+        run.progress.print(&format!("No peer of mount is measured: install one of {}.", PEERS.join(", ")));
+        return Ok(None);
+    }
     let dir = place.directory("mount-peers")?;
     let native = dir.join("native");
     fs::create_dir(&native)?;
@@ -68,7 +69,7 @@ pub fn run(run: &Run, place: &Place) -> Result<Section> {
             .to_owned(),
     ];
     notes.extend(missing.iter().map(|name| format!("Left out: {name}; its package has the same name.")));
-    Ok(Section {
+    Ok(Some(Section {
         title: "mount: beside other file systems behind FUSE".to_owned(),
         chart: Chart::Bars,
         place: place.name.clone(),
@@ -77,7 +78,7 @@ pub fn run(run: &Run, place: &Place) -> Result<Section> {
         ratio_means: "median natively ÷ median on the mount: times faster",
         rows,
         notes,
-    })
+    }))
 }
 
 /// Mounts one of the peers over a new directory.

@@ -89,7 +89,7 @@ impl Cluster<'_> {
     /// A row with the time of a transaction with so many clients.
     pub fn row(&self, run: &Run, clients: usize, rounds: usize, cell: String) -> Result<Row> {
         run.progress.cell(format!("xsync: PostgreSQL, {clients} clients"));
-        let (rounds, seconds) = if run.quick { (1, 1) } else { (rounds, 5) };
+        let (rounds, seconds) = (run.rounds(rounds), if run.quick { 1 } else { 5 });
         let mut times: Vec<_> = self.ways.iter().map(|way| Measured::new(way.name)).collect();
         for _ in 0..rounds {
             for (way, measured) in self.ways.iter().zip(&mut times) {

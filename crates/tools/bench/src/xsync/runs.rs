@@ -62,7 +62,7 @@ pub fn row(run: &Run, cell: String, times: &[Measured], against: (usize, Target)
 /// Runs each contender once in turn, several times.
 pub fn in_turns(run: &Run, names: &[&str], mut once: impl FnMut(usize) -> Result<Duration>) -> Result<Vec<Measured>> {
     let mut times: Vec<_> = names.iter().map(|name| Measured::new(*name)).collect();
-    for _ in 0..if run.quick { 1 } else { 5 } {
+    for _ in 0..run.rounds(5) {
         for (who, measured) in times.iter_mut().enumerate() {
             measured.begin_round();
             measured.push(once(who)?);
