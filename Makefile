@@ -41,7 +41,7 @@ test-full: setup ## All of every long test, and other projects' programs and sui
 demo: ## Kill a program a few hundred times, with and without Untorn, and count torn states (needs Rust and cc only)
 	$(CARGO) run --release --locked --package untorn-demo --example demo
 
-bench: build ## Measure against the floor and the usual ways; prints tables
+bench: build ## Measure everything against the floor and the usual ways (root; at most 90 minutes); prints tables
 	$(TARGET)/release/untorn-bench all
 
 check: setup ## Formatting, lints, documentation, licences and advisories of dependencies

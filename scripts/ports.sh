@@ -1,21 +1,20 @@
 #!/bin/bash
 # Ports programs of others to Untorn and shows that they keep what they synchronized: fetches Debian's source
 # packages (the network is needed; nothing of the system's configuration changes), builds each as it is and
-# ported, runs its own tests ported, kills it at random moments, and measures. Prints tables; fails if a test
-# fails or a database was found torn.
+# ported, runs its own tests ported, kills it at random moments, and measures memcached. Prints tables; fails if a
+# test fails or a database was found torn. `untorn-bench preload` measures Kyoto Cabinet.
 #
 #   scripts/ports.sh [DIRECTORY]    works there; default: ports/ in cargo's target directory
 #
-# PORTS_KILLS (1000) kills each, if started by root also as an ordinary user, PORTS_SEED (1), PORTS_STEPS (1000)
-# operations measured, PORTS_TIMES (3) times; 0 kills,
-# 0 times: not at all. PORTS_ONLY ("gdbm qdbm tinycdb kyotocabinet memcached"): which. PORTS_PREFIX: an installed Untorn to
-# use, instead of building one. PORTS_KEYS ("20000 1000000"): keys of the measurements of memcached.
+# PORTS_KILLS (1000) kills each, if started by root also as an ordinary user, PORTS_SEED (1), PORTS_TIMES (3) measurements;
+# 0 kills, 0 times: not at all. PORTS_ONLY ("gdbm qdbm tinycdb kyotocabinet memcached"): which. PORTS_PREFIX: an installed
+# Untorn to use, instead of building one. PORTS_KEYS ("20000 1000000"): keys of the measurements of memcached.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source=$PWD
 target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
 work=$(realpath -m "${1:-$target/ports}")
-kills=${PORTS_KILLS:-1000} seed=${PORTS_SEED:-1} steps=${PORTS_STEPS:-1000} times=${PORTS_TIMES:-3}
+kills=${PORTS_KILLS:-1000} seed=${PORTS_SEED:-1} times=${PORTS_TIMES:-3}
 prefix=${PORTS_PREFIX:-$work/prefix}
 programs=${PORTS_ONLY:-kyotocabinet gdbm qdbm tinycdb memcached}
 # Which files the ported programs have managed: everything in the directory of the test.
@@ -312,32 +311,8 @@ kill_tests() {
     done
 }
 
-# seconds KIND PROGRAM OPTIONS: how long storing `steps` records takes.
-seconds() {
-    rm -rf "$work/files" && mkdir "$work/files"
-    # shellcheck disable=SC2086  # OPTIONS is a list of words.
-    timeout 600 "$work/kyotocabinet.$1/$2" order -set -rnd $3 "$work/files/db" "$steps" |
-        awk '/^setting records/ { on = 1 } on && /^time:/ { print $2; exit }'
-}
-
-# Each pair right after the other, as disks have moods; the median of the ratios counts.
-measure() {
-    local program a b n ratios
-    for program in kchashtest kctreetest; do
-        step "measuring $program, $steps operations, $times times"
-        ratios=()
-        for ((n = 0; n < times; n++)); do
-            a=$(seconds port $program -oas)
-            b=$(seconds plain $program "-oat -oas")
-            ratios+=("$(awk -v a="$a" -v b="$b" 'BEGIN { printf "%.2f %.3f %.3f", b / a, a, b }')")
-        done
-        rows+=("$(printf '%s\n' "${ratios[@]}" | sort -n | awk -v name=$program '
-            { line[NR] = $0 }
-            END { split(line[int((NR + 1) / 2)], f, " "); printf "%s|%s|%s|%s", name, f[2], f[3], f[1] }')")
-    done
-}
-
-# Pairs as above: memcached with a live heap beside the same without.
+# Memcached with a live heap beside the same without, each pair right after the other, as machines have moods; the median of
+# the ratios counts.
 measure_memcached() {
     local keys a b n ratios what
     for keys in ${PORTS_KEYS:-20000 1000000}; do
@@ -387,10 +362,6 @@ table "Their own tests, ported|result"
 if [ "$kills" != 0 ]; then
     kill_tests
     table "SIGKILL at random moments|result"
-fi
-if [ "$times" != 0 ] && [[ " $programs " == *" kyotocabinet "* ]]; then
-    measure
-    table "Seconds for $steps records, each durable|ported, without transactions|as it is, with transactions|times"
 fi
 if [ "$times" != 0 ] && [[ " $programs " == *" memcached "* ]]; then
     measure_memcached

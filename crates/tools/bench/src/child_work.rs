@@ -13,6 +13,8 @@ use crate::xsync;
 use anyhow::{Context, Result, bail};
 use fastrand::Rng;
 use rustix::process::Signal;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::time::{Duration, Instant};
 use untorn::{File, StoreOptions, offline};
 use untorn_terminal::say;
@@ -52,6 +54,10 @@ fn run(job: Job) -> Result<()> {
         Job::Follow { store } => return reader_costs::follow(&store),
         Job::BeTold => return reader_costs::be_told(),
         Job::ServeBucket { dir, put_us } => return slow_place::serve_bucket(dir, Duration::from_micros(put_us)),
+        Job::Server { program, arguments } => {
+            rustix::process::set_parent_process_death_signal(Some(Signal::TERM))?;
+            return Err(Command::new(program).args(arguments).env_remove(JOB_VARIABLE).exec().into());
+        }
         Job::Postmark { dir, files, transactions } => return xsync::postmark::run(&dir, files, transactions),
         Job::Update { path, bytes } => {
             let content = content(bytes);

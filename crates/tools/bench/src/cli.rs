@@ -1,6 +1,6 @@
 //! The command line: help, completions and manual pages all come from here.
 
-use crate::benchmarks::Bench;
+use crate::run_benchmarks::Bench;
 use clap::{CommandFactory, Parser, Subcommand};
 use untorn_demo::Demo;
 use untorn_terminal::pages::{Completions, Man};

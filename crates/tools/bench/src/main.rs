@@ -14,6 +14,7 @@ mod mounts;
 mod plot;
 mod preloaded;
 mod report;
+mod run_benchmarks;
 mod shipped;
 mod sqlite;
 mod stores;

@@ -8,3 +8,4 @@ pub(crate) mod memory_use;
 pub(crate) mod peers;
 pub(crate) mod scratch;
 pub(crate) mod slow_disk;
+pub(crate) mod unavailable;

@@ -1,4 +1,5 @@
 //! Benchmarks of mounts. Stands on `kv` and `xsync`.
 
+pub(crate) mod fuse_peers;
 pub(crate) mod mounted;
 pub(crate) mod mounted_programs;

@@ -2,6 +2,7 @@
 //!
 //! Stands on no other module here.
 
+pub(crate) mod outcome;
 pub(crate) mod section;
 pub(crate) mod section_text;
 pub(crate) mod statistics;

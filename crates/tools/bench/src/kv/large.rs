@@ -49,7 +49,12 @@ pub fn run(run: &Run, place: &Place) -> Result<Section> {
     let probe = place.directory("probe")?;
     let roster = Roster::here(&probe, work)?.without(&run.without)?;
     std::fs::remove_dir_all(probe)?;
-    let runs = run.runs.map_or(if run.quick { 2 } else { RUNS }, usize::from);
+    let runs = match run.runs {
+        Some(runs) => runs.into(),
+        None if run.quick => 2,
+        None if run.all => 1,
+        None => RUNS,
+    };
     let mut all: Vec<[Measured; 5]> =
         roster.entrants.iter().map(|entrant| std::array::from_fn(|_| Measured::new(entrant.name))).collect();
     for round in 0..runs {

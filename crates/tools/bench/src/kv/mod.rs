@@ -39,8 +39,8 @@ const VALUE_BYTES: usize = 1 << 10;
 /// The sleep before each operation in a run with think time.
 const THINK_MS: u64 = 10;
 const RUNS: usize = 7;
-/// A run with think time takes half a minute for each contender.
-const RUNS_THINKING: usize = 3;
+/// With think time, a run takes half a minute for each contender. Also in a run of everything.
+const RUNS_FEW: usize = 3;
 
 /// The passes of a run, each over all keys in a new random order.
 const PASSES: [&str; 3] = ["insert", "replace", "delete"];
@@ -58,7 +58,11 @@ pub fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
     let probe = place.directory("probe")?;
     let roster = Roster::here(&probe, work)?.without(&run.without)?;
     std::fs::remove_dir_all(probe)?;
-    let thinks = if run.think_ms.is_empty() { &[0, THINK_MS][..] } else { &run.think_ms[..] };
+    let thinks = match &run.think_ms[..] {
+        [] if run.all && !run.quick => &[0],
+        [] => &[0, THINK_MS][..],
+        chosen => chosen,
+    };
     thinks.iter().map(|ms| section(run, place, &roster, Duration::from_millis(*ms))).collect()
 }
 
@@ -83,8 +87,8 @@ fn section(run: &Run, place: &Place, roster: &Roster, think: Duration) -> Result
     let runs = match (run.runs, run.quick) {
         (Some(runs), _) => runs.into(),
         (None, true) => 2,
-        (None, false) if think.is_zero() => RUNS,
-        (None, false) => RUNS_THINKING,
+        (None, false) if think.is_zero() && !run.all => RUNS,
+        (None, false) => RUNS_FEW,
     };
     let load = load_text(think);
     let mut all: Vec<[Taken; 3]> =
@@ -136,7 +140,9 @@ fn notes(roster: &Roster) -> Vec<String> {
         "Floor: one pwrite of the bytes of keys and values, padded to 4 KiB, at the next place of a preallocated, \
          already written file, plus fdatasync. In memory: the same C++ program without durability."
             .to_owned(),
-        "Explicit: a hash table of 150 lines over a heap with the tracker explicit, which marks its changes."
+        "Explicit: a hash table of 150 lines over a heap with the tracker explicit, which marks its changes; B-tree: \
+         HeapBTreeMap, which does that itself. untorn-c++: the same program as without, compiled with hooks that mark all of \
+         its stores, over such a heap."
             .to_owned(),
         "LevelDB, RocksDB: sync=true. LMDB: default. SQLite: synchronous=FULL. Kyoto Cabinet: hard transactions, or \
          OAUTOSYNC. gdbm: gdbm_sync after each, durable but not atomic. redb: Durability::Immediate. fjall: \

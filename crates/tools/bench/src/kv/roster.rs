@@ -7,9 +7,9 @@ use super::kv_store::{Entry, Key, Scan, Store};
 use super::kyoto::{Durable, Kind, Kyoto, KyotoStore};
 use super::lmdb::{Lmdb, LmdbStore};
 use super::lsm::{Lsm, LsmStore};
-use super::rust_heap::HashbrownStore;
+use super::rust_heap::{HashbrownStore, TreeStore};
 use super::sqlite::{JournalMode, Sqlite, SqliteStore};
-use super::stl::{Container, Stl, StlStore};
+use super::stl::{Container, Stl, StlStore, Stores};
 use crate::measuring::peers::Floor;
 use anyhow::{Context, Result, ensure};
 use std::path::Path;
@@ -24,6 +24,9 @@ pub enum Role {
     /// Untorn's C++ program without durability.
     Ceiling,
 }
+
+/// The map of C++ whose stores the compiler reports.
+const HOOKED_MAP: &str = "std::map, untorn-c++";
 
 /// The hash table with explicit dirty ranges.
 pub const EXPLICIT: &str = "explicit hash table on Untorn (Rust)";
@@ -71,12 +74,17 @@ impl Roster {
     /// Finds the available entrants. `probe` is an empty directory on the file system of the work.
     pub fn here(probe: &Path, work: Work) -> Result<Roster> {
         let mut roster = Roster { entrants: Vec::new(), missing: Vec::new(), only: work.only };
-        let stl = roster.look("std::", Stl::get);
+        let stl = roster.look("std::", || Stl::get(Stores::ByTheTracker));
         if let Some(stl) = &stl {
             roster.container("std::map on Untorn", Role::Untorn, stl, Container::Map);
             roster.container("std::unordered_map on Untorn", Role::Untorn, stl, Container::UnorderedMap);
         }
+        if let Some(stl) = &roster.look(HOOKED_MAP, || Stl::get(Stores::ByHooks)) {
+            roster.container(HOOKED_MAP, Role::Untorn, stl, Container::Map);
+            roster.container("std::unordered_map, untorn-c++", Role::Untorn, stl, Container::UnorderedMap);
+        }
         roster.add("hashbrown on Untorn (Rust)", Role::Untorn, HashbrownStore::open);
+        roster.add("B-tree on Untorn, explicit (Rust)", Role::Untorn, TreeStore::open);
         let places = if work.bulk { 1 << 20 } else { 1 << 12 };
         roster.add(EXPLICIT, Role::Untorn, move |dir| ExplicitStore::open(dir, places));
         for (name, library) in [("LevelDB", Lsm::leveldb as fn() -> Result<Lsm>), ("RocksDB", Lsm::rocksdb)] {

@@ -73,10 +73,21 @@ protected:
     virtual void commit() = 0;
 };
 
+/* With hooks, which report all stores, the tracker is explicit. */
+#ifndef TRACKER
+#define TRACKER UNTORN_TRACKER_ANY
+#endif
+
+untorn::heap_options options() {
+    untorn::heap_options options;
+    options.tracker = TRACKER;
+    return options;
+}
+
 template <class Map> class durable : public store<Map> {
 public:
     explicit durable(const char *directory)
-        : store_(untorn::store::open_or_create(directory)), heap_(untorn::heap::open_or_create(store_, "heap")),
+        : store_(untorn::store::open_or_create(directory)), heap_(untorn::heap::open_or_create(store_, "heap", options())),
           all_(*heap_.root_or<Map>("all", heap_.allocator<typename Map::value_type>())) {}
     counters count() override {
         const untorn_status s = store_.status();

@@ -1,13 +1,15 @@
 //! The containers of C++ on Untorn's heap, in a C++ program.
 //!
 //! It is compiled when the benchmark runs, against the headers that the benchmark was built with and the `libuntorn.so`
-//! beside it.
+//! beside it: once as it is, and once with the hooks of `untorn-c++`, which report its stores, so that its heaps have the
+//! tracker `explicit`.
 
 use super::kv_store::{Entry, Key, Scan, Store};
 use super::library::{c_path, c_text, functions, load};
 use crate::measuring::harness::Activity;
 use crate::measuring::scratch::Scratch;
-use anyhow::{Context, Result, bail, ensure};
+use crate::measuring::unavailable::unavailable;
+use anyhow::{Context, Result, ensure};
 use libloading::Library;
 use std::cell::OnceCell;
 use std::ffi::{c_char, c_int};
@@ -15,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::rc::Rc;
 
-const SOURCES: [(&str, &str); 8] = [
+const SOURCES: [(&str, &str); 12] = [
     ("untorn.h", include_str!("../../../../../include/untorn.h")),
     ("untorn.hpp", include_str!("../../../../../include/untorn.hpp")),
     ("untorn_heap.hpp", include_str!("../../../../../include/untorn_heap.hpp")),
@@ -23,7 +25,11 @@ const SOURCES: [(&str, &str); 8] = [
     ("untorn_types.hpp", include_str!("../../../../../include/untorn_types.hpp")),
     ("untorn_section.hpp", include_str!("../../../../../include/untorn_section.hpp")),
     ("untorn_members.hpp", include_str!("../../../../../include/untorn_members.hpp")),
+    ("hooks.c", include_str!("../../../../bindings/c/live/hooks.c")),
+    ("libstdcxx.cpp", include_str!("../../../../bindings/c/live/libstdcxx.cpp")),
+    ("live_flags.sh", include_str!("../../../../bindings/c/package/live_flags.sh")),
     ("stl.cpp", include_str!("stl.cpp")),
+    ("build_stl.sh", include_str!("build_stl.sh")),
 ];
 
 /// `kv_store` of `stl.cpp`.
@@ -77,34 +83,43 @@ pub struct Stl {
     functions: Functions,
 }
 
+/// How the program's stores are found.
+#[derive(Clone, Copy, Debug)]
+pub enum Stores {
+    ByTheTracker,
+    ByHooks,
+}
+
 thread_local! {
-    static BUILT: OnceCell<Rc<Stl>> = const { OnceCell::new() };
+    static BUILT: [OnceCell<Rc<Stl>>; 2] = const { [const { OnceCell::new() }; 2] };
 }
 
 impl Stl {
     /// Compiles and loads the program, once.
-    pub fn get() -> Result<Rc<Stl>> {
-        BUILT.with(|built| match built.get() {
+    pub fn get(stores: Stores) -> Result<Rc<Stl>> {
+        BUILT.with(|built| match built[stores as usize].get() {
             Some(stl) => Ok(stl.clone()),
             None => {
-                let stl = Rc::new(Stl::build()?);
-                Ok(built.get_or_init(|| stl).clone())
+                let stl = Rc::new(Stl::build(stores)?);
+                Ok(built[stores as usize].get_or_init(|| stl).clone())
             }
         })
     }
 
-    fn build() -> Result<Stl> {
+    fn build(stores: Stores) -> Result<Stl> {
         let library = library_of_untorn()?;
         let scratch = Scratch::new_in(&std::env::temp_dir())?;
         for (name, text) in SOURCES {
             std::fs::write(scratch.path().join(name), text)?;
         }
-        let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
-        let mut command = Command::new(&compiler);
-        command.args(["-std=c++17", "-O2", "-shared", "-fPIC", "stl.cpp", "-o", "stl.so"]).arg(&library);
-        let output = command.current_dir(scratch.path()).output();
-        let output = output.with_context(|| format!("there is no C++ compiler ({compiler}; package g++)"))?;
-        ensure!(output.status.success(), "{compiler} failed:\n{}", String::from_utf8_lossy(&output.stderr));
+        let mut command = Command::new("sh");
+        command.arg("build_stl.sh").arg(&library).current_dir(scratch.path());
+        if let Stores::ByHooks = stores {
+            command.arg("hooks");
+        }
+        let output = command.output().context("sh")?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "there is no C++ compiler (package g++), or it failed:\n{said}");
         // Once loaded, the library is found by its name, wherever it is.
         load(&[library.to_str().context("a path that is no text")?], "libuntorn")?;
         // SAFETY: compiled from our own source just now.
@@ -125,10 +140,10 @@ pub fn library_of_untorn() -> Result<PathBuf> {
     let places = [beside.to_owned(), beside.join("../lib"), beside.join("..")];
     match places.iter().map(|place| place.join("libuntorn.so")).find(|path| path.exists()) {
         Some(found) => Ok(found.canonicalize()?),
-        None => bail!(
-            "there is no libuntorn.so beside {} (`cargo build --release --workspace` or `make install` make it)",
+        None => Err(unavailable(format!(
+            "there is no libuntorn.so beside {} (`make build` or `make install` make it)",
             program.display()
-        ),
+        ))),
     }
 }
 

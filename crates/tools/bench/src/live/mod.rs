@@ -9,6 +9,7 @@ use crate::measuring::bench_run::Run;
 use crate::measuring::fs::Place;
 use crate::measuring::harness::ROUNDS_MIN;
 use crate::measuring::scratch::Scratch;
+use crate::measuring::unavailable::need;
 use crate::report::section::{Chart, Row, Section, Target, TimeUnit, Waited};
 use crate::report::statistics::{Measured, Ratio};
 use crate::stores::commits::load_text;
@@ -61,6 +62,7 @@ const LOCK_FREE: [(&str, u64, u64, Option<f64>); 5] = [
 /// The `live` sections of one place.
 pub fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
     let library = library_of_untorn()?;
+    need(Command::new("cc").arg("--version").output().is_ok(), "there is no C compiler here")?;
     let scratch = Scratch::new_in(&std::env::temp_dir())?;
     for (name, text) in SOURCES {
         std::fs::write(scratch.path().join(name), text)?;
@@ -72,6 +74,7 @@ pub fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
     let built = Command::new("sh").arg("build_live.sh").arg(&library).current_dir(scratch.path()).output()?;
     ensure!(built.status.success(), "compiling failed:\n{}", String::from_utf8_lossy(&built.stderr));
     let compilers = String::from_utf8(built.stdout)?;
+    need(!compilers.is_empty(), "there is no g++ or clang++ here")?;
     let dir = place.directory("live")?;
     let mut sections = Vec::new();
     for compiler in compilers.lines() {
@@ -103,7 +106,8 @@ pub fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
                  thread; every measurement is a process of its own."
                     .to_owned(),
                 "Without protection: std::mutex, malloc, no hooks. Log and flush: clwb and sfence (clflush where there is no clwb) \
-                 after each record, which is what protection against power cuts would cost on persistent memory."
+                 after each record and again after the log's new end; protection against power cuts on persistent memory would \
+                 cost this, or half of it with records that show by themselves that they are whole, as in the paper."
                     .to_owned(),
                 "A section that allocates makes 16 blocks of 64 bytes and frees those of the section before. The lock-free list is \
                  the same program in ordinary memory and in a live heap, without hooks."

@@ -37,10 +37,9 @@ pub fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
         std::fs::create_dir(dir.join(name))?;
         fill(&dir.join(name).join("data"), MAPPING_BYTES)?;
     }
-    let journaling = if place.is_image() && place.file_system == "ext4" {
-        Some(Place::prepare(FileSystem::Ext4DataJournal, &run.dir, run.quick, &run.progress)?)
-    } else {
-        None
+    let journaling = match place.file_system.as_str() {
+        "ext4" => place.beside(FileSystem::Ext4DataJournal, run)?,
+        _ => None,
     };
     let mut peers = vec![(SMALL, place, plain_mapping(&dir.join("small"), MAPPING_BYTES, Folios::Small)?)];
     peers.push((LARGE, place, plain_mapping(&dir.join("large"), MAPPING_BYTES, Folios::Large)?));
@@ -128,7 +127,7 @@ impl Setting<'_> {
                      checkpoint in each commit."
                         .to_owned(),
                     "msync: MS_SYNC over an ordinary shared mapping, not atomic. 4 KiB folios: the file was written page \
-                     by page. Large folios: in one go. data=journal: on an ext4 of its own."
+                     by page. Large folios: in one go. data=journal: on an ext4 of its own, on a device of the same kind."
                         .to_owned(),
                     "The third table is of further cycles without company, each figure for one cycle. In all: with \
                      checkpoints and whatever was cached."

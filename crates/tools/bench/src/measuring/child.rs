@@ -53,6 +53,8 @@ pub enum Job {
     Sqlite(serde_json::Value),
     /// Serves a directory as a bucket; creating an object takes so much longer.
     ServeBucket { dir: PathBuf, put_us: u64 },
+    /// Becomes a server that is told to end when its parent has ended.
+    Server { program: PathBuf, arguments: Vec<PathBuf> },
     /// Makes and changes many small files.
     Postmark { dir: PathBuf, files: u64, transactions: u64 },
 }

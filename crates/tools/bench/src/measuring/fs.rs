@@ -1,5 +1,6 @@
 //! The places of benchmarks: file systems that a benchmark makes in image files, or the current directory.
 
+use crate::measuring::bench_run::Run;
 use crate::measuring::child::DiskTimes;
 use crate::measuring::scratch::Scratch;
 use crate::measuring::slow_disk::SlowDisk;
@@ -38,7 +39,7 @@ pub enum FileSystem {
 }
 
 impl FileSystem {
-    fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             FileSystem::Ext4 => "ext4",
             FileSystem::Xfs => "xfs",
@@ -95,6 +96,16 @@ pub fn enter_private_namespace() {
     }
 }
 
+/// How a place was made.
+#[derive(Clone, Copy)]
+enum Made {
+    /// It was there.
+    Found,
+    /// In an image; whether the image is sparse.
+    InAnImage(bool),
+    OnADisk(u64, DiskTimes),
+}
+
 /// A directory to measure in.
 pub struct Place {
     pub name: String,
@@ -103,6 +114,7 @@ pub struct Place {
     /// File system, mount options, device.
     pub details: String,
     root: PathBuf,
+    made: Made,
     device_stat: Option<PathBuf>,
     // The order of drops: the directory before the mount that it is in, the mount before the disk.
     _directory: Scratch,
@@ -121,22 +133,26 @@ impl Place {
         if quick {
             return vec![(FileSystem::Here, true)];
         }
-        if rustix::process::geteuid().is_root() {
+        if rustix::process::geteuid().is_root() && Path::new("/dev/loop-control").exists() {
             return [FileSystem::Ext4, FileSystem::Xfs, FileSystem::Btrfs].map(|fs| (fs, false)).to_vec();
         }
-        tell!("Not root: measuring where it stands, in {}. As root, ext4, XFS and btrfs are made.", dir.display());
+        tell!(
+            "No root or no loop devices: measuring where it stands, in {}, not on ext4, XFS and btrfs.",
+            dir.display()
+        );
         vec![(FileSystem::Here, true)]
     }
 
     /// Prepares a place.
     pub fn prepare(fs: FileSystem, dir: &Path, quick: bool, progress: &StatusLine) -> Result<Place> {
         if fs == FileSystem::Here {
-            return Place::open("here", Scratch::new_in(dir)?, None, "");
+            return Place::open("here", Scratch::new_in(dir)?, Made::Found, None, "");
         }
         progress.cell(format!("{}: making the file system", fs.name()));
         let images = Scratch::new_in(dir)?;
         let image = images.path().join(fs.name());
-        write_image(&image, quick).with_context(|| format!("cannot write the image {}", image.display()))?;
+        write_image(&image, IMAGE_BYTES, quick)
+            .with_context(|| format!("cannot write the image {}", image.display()))?;
         let device = attach(&image)?;
         let mount = Scratch::new_in(&std::env::temp_dir())?;
         make_and_mount(fs, &device, mount.path())?;
@@ -147,34 +163,60 @@ impl Place {
         let details = format!("; image of {}, {how}, loop device with {direct}", bytes_text(IMAGE_BYTES));
         let below = untorn_os::file_system_info(dir)?;
         let details = format!("{details}, on {} {}", below.kind, below.source);
-        Place::open(fs.name(), Scratch::new_in(mount.path())?, Some(mount), &details)
+        Place::open(fs.name(), Scratch::new_in(mount.path())?, Made::InAnImage(quick), Some(mount), &details)
     }
 
     /// Prepares an ext4 file system on a disk with flushes of this duration, and writes as fast as those of the image.
     pub fn on_slow_disk(dir: &Path, bytes: u64, flush: Duration) -> Result<Place> {
-        Place::on_disk(dir, bytes, DiskTimes { flush, write: Duration::ZERO })
+        Place::on_disk(FileSystem::Ext4, dir, bytes, DiskTimes { flush, write: Duration::ZERO })
     }
 
-    /// Prepares an ext4 file system on a disk with these times.
-    pub fn on_disk(dir: &Path, bytes: u64, times: DiskTimes) -> Result<Place> {
+    /// Prepares a file system on a disk with these times.
+    pub fn on_disk(fs: FileSystem, dir: &Path, bytes: u64, times: DiskTimes) -> Result<Place> {
         let images = Scratch::new_in(dir)?;
         let image = images.path().join("slow");
-        rustix::fs::fallocate(&File::create(&image)?, rustix::fs::FallocateFlags::empty(), 0, bytes)?;
+        fallocated(&image, bytes)?;
         let disk = SlowDisk::start(&image, times)?;
         let device = attach(&disk.path())?;
         let mount = Scratch::new_in(&std::env::temp_dir())?;
-        let fs = FileSystem::Ext4;
         make_and_mount(fs, &device, mount.path())?;
         let mut details = format!("; a disk whose flushes take {} ms", times.flush.as_secs_f64() * 1e3);
         if !times.write.is_zero() {
             details += &format!(", and whose writes take {} ms", times.write.as_secs_f64() * 1e3);
         }
         let directory = Scratch::new_in(mount.path())?;
-        let place = Place::open(fs.name(), directory, Some(mount), &details)?;
+        let place = Place::open(fs.name(), directory, Made::OnADisk(bytes, times), Some(mount), &details)?;
         Ok(Place { _disk: Some(disk), _images: Some(images), ..place })
     }
 
-    fn open(name: &str, directory: Scratch, mount: Option<Scratch>, more: &str) -> Result<Place> {
+    /// Another file system on a device of the same kind and speed. None if this place was found here.
+    pub fn beside(&self, fs: FileSystem, run: &Run) -> Result<Option<Place>> {
+        match self.made {
+            Made::Found => Ok(None),
+            Made::InAnImage(sparse) => Place::prepare(fs, &run.dir, sparse, &run.progress).map(Some),
+            Made::OnADisk(bytes, times) => Place::on_disk(fs, &run.dir, bytes, times).map(Some),
+        }
+    }
+
+    /// A loop device of a size on a device of the same kind and speed as the place's. None if this place was found here.
+    pub fn device_beside(&self, bytes: u64, run: &Run) -> Result<Option<Device>> {
+        let times = match self.made {
+            Made::Found => return Ok(None),
+            Made::InAnImage(_) => None,
+            Made::OnADisk(_, times) => Some(times),
+        };
+        let images = Scratch::new_in(&run.dir)?;
+        let image = images.path().join("device");
+        match self.made {
+            Made::InAnImage(sparse) => write_image(&image, bytes, sparse)?,
+            _ => fallocated(&image, bytes)?,
+        }
+        let disk = times.map(|times| SlowDisk::start(&image, times)).transpose()?;
+        let device = attach(&disk.as_ref().map_or(image, SlowDisk::path))?;
+        Ok(Some(Device { path: device.path.clone(), _device: device, _disk: disk, _images: images }))
+    }
+
+    fn open(name: &str, directory: Scratch, made: Made, mount: Option<Scratch>, more: &str) -> Result<Place> {
         let root = directory.path().to_owned();
         let info = untorn_os::file_system_info(&root)?;
         Ok(Place {
@@ -183,6 +225,7 @@ impl Place {
             device_stat: device_stat(&info),
             file_system: info.kind,
             root,
+            made,
             _directory: directory,
             _mount: mount,
             _disk: None,
@@ -203,9 +246,12 @@ impl Place {
         Ok(stat.f_bavail * stat.f_frsize)
     }
 
-    /// Whether the place was made for the benchmark, in an image file.
-    pub fn is_image(&self) -> bool {
-        self._mount.is_some()
+    /// Removes everything that a benchmark has left.
+    pub fn clear(&self) -> Result<()> {
+        for entry in fs::read_dir(&self.root)? {
+            fs::remove_dir_all(entry?.path())?;
+        }
+        Ok(())
     }
 
     /// The bytes written to the device so far, after a flush of everything cached.
@@ -224,6 +270,15 @@ impl Place {
     }
 }
 
+/// A block device. It is detached when this value is dropped.
+pub struct Device {
+    pub path: PathBuf,
+    // The order of drops: the loop device before what it is on.
+    _device: LoopDevice,
+    _disk: Option<SlowDisk>,
+    _images: Scratch,
+}
+
 /// The counters of the device of a file system. btrfs reports an anonymous device number, so the mount's source is
 /// tried first.
 fn device_stat(info: &untorn_os::FileSystemInfo) -> Option<PathBuf> {
@@ -234,20 +289,25 @@ fn device_stat(info: &untorn_os::FileSystemInfo) -> Option<PathBuf> {
     Some(PathBuf::from(format!("/sys/dev/block/{device}/stat"))).filter(|path| path.exists())
 }
 
+/// Makes a file of this size, whose blocks are allocated.
+fn fallocated(path: &Path, bytes: u64) -> Result<()> {
+    Ok(rustix::fs::fallocate(&File::create(path)?, rustix::fs::FallocateFlags::empty(), 0, bytes)?)
+}
+
 /// Fills the image with zeros, so that the file system below allocates nothing during the measurement.
-fn write_image(path: &Path, sparse: bool) -> Result<()> {
+fn write_image(path: &Path, bytes: u64, sparse: bool) -> Result<()> {
     let direct = OpenOptions::new().write(true).create_new(true).custom_flags(libc_o_direct()).open(path);
     let mut image = match direct {
         // A failed open may have created the file.
         Err(e) if e.kind() == ErrorKind::InvalidInput => File::create(path)?,
         opened => opened?,
     };
-    image.set_len(IMAGE_BYTES)?;
+    image.set_len(bytes)?;
     if sparse {
         return Ok(());
     }
     let zeros = AlignedBuf::zeroed(8 << 20);
-    for _ in 0..IMAGE_BYTES / zeros.len() as u64 {
+    for _ in 0..bytes / zeros.len() as u64 {
         image.write_all(&zeros)?;
     }
     Ok(image.sync_all()?)
@@ -278,8 +338,7 @@ fn make_and_mount(fs: FileSystem, device: &LoopDevice, on: &Path) -> Result<Stri
 /// Every call then waits for the disk. The file system is unmounted when the returned value is dropped.
 pub fn mounted_sync(dir: &Path, bytes: u64) -> Result<Scratch> {
     let image = dir.join("sync.img");
-    let file = File::create(&image)?;
-    rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes)?;
+    fallocated(&image, bytes)?;
     run(Command::new("mkfs.ext4").args(["-q", "-E", "nodiscard,lazy_itable_init=0,lazy_journal_init=0"]).arg(&image))?;
     let device = attach(&image)?;
     let mount = Scratch::new_in(&std::env::temp_dir())?;

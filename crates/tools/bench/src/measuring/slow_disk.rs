@@ -1,10 +1,12 @@
 //! A disk with flushes and writes of given durations: an image behind FUSE, for file systems on a loop device.
 //!
-//! Writes go on while a flush waits; those that take a time, several at once.
+//! Writes go on while a flush waits. If they take a time, each request takes it, wherever it writes, and several go on at
+//! once. A request has up to 1 MiB, so that pages in order cost less than pages at random places, as on real disks.
 
 use crate::measuring::child::{DiskTimes, JOB_VARIABLE, Job};
 use crate::measuring::scratch::Scratch;
-use anyhow::{Context, Result, bail};
+use crate::measuring::unavailable::{need_root, unavailable};
+use anyhow::{Context, Result};
 use fuser::{
     Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
     KernelConfig, LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen,
@@ -36,6 +38,7 @@ pub struct SlowDisk {
 impl SlowDisk {
     /// Serves an image as a disk with these times.
     pub fn start(image: &Path, times: DiskTimes) -> Result<SlowDisk> {
+        need_root("a disk with flushes of a given time")?;
         let mount = Scratch::new_in(&std::env::temp_dir())?;
         let at = mount.path().to_owned();
         let job = Job::SlowDisk { image: image.to_owned(), at, times };
@@ -45,7 +48,7 @@ impl SlowDisk {
         let start = Instant::now();
         while !disk.path().exists() {
             if disk.child.try_wait()?.is_some() || start.elapsed() > START_TIME_MAX {
-                bail!("a disk behind FUSE cannot be had: is there /dev/fuse?");
+                return Err(unavailable("a disk behind FUSE cannot be had: is there /dev/fuse?"));
             }
             std::thread::sleep(Duration::from_millis(5));
         }

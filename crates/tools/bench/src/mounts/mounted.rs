@@ -1,19 +1,20 @@
 //! Files on a mounted store, against the same system calls on the file system below.
 
 use crate::measuring::bench_run::Run;
+use crate::measuring::child::{Job, job_command};
 use crate::measuring::fs::Place;
 use crate::measuring::harness::{COMMITS_MIN, Contender, Plan, interleave};
 use crate::measuring::peers::{fill, replace_file};
+use crate::measuring::unavailable::{need_root, program_beside};
 use crate::report::section::{Chart, Row, Section, Target, TimeUnit, Waited};
-use crate::report::statistics::Ratio;
+use crate::report::statistics::{Measured, Ratio};
 use anyhow::{Context, Result, ensure};
 use memmap2::MmapMut;
-use std::cell::Cell;
 use std::fs::{File, OpenOptions};
 use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 const PAGE: usize = 4096;
@@ -29,34 +30,34 @@ const PROCESSES: usize = 4;
 /// The time limit for a daemon's answer.
 const START_MAX: Duration = Duration::from_secs(20);
 
-/// A mounted store.
+/// A mounted store, or another file system behind FUSE.
 pub struct Mounted {
     pub at: PathBuf,
     daemon: Child,
-}
-
-/// The path of `untorn-mount`, beside this program.
-fn program() -> Result<PathBuf> {
-    let path = std::env::current_exe()?.with_file_name("untorn-mount");
-    ensure!(path.exists(), "{} is missing: build it, too (cargo build --release -p untorn-mount)", path.display());
-    Ok(path)
 }
 
 impl Mounted {
     /// Mounts a new store in a directory.
     pub fn new(dir: &Path) -> Result<Mounted> {
         let [store, at] = ["store", "mnt"].map(|name| dir.join(name));
+        Mounted::by(program_beside("untorn-mount")?, vec!["--foreground".into(), store], at)
+    }
+
+    /// Waits until a program, which stays in the foreground, has mounted something at a new directory, its last argument.
+    pub fn by(program: PathBuf, mut arguments: Vec<PathBuf>, at: PathBuf) -> Result<Mounted> {
         std::fs::create_dir(&at)?;
         let below = rustix::fs::stat(&at)?.st_dev;
-        let mut command = Command::new(program()?);
-        command.arg("--foreground").arg(store).arg(&at).stdin(Stdio::null()).stderr(Stdio::null());
-        let mut mounted = Mounted { daemon: command.spawn().context("untorn-mount")?, at };
+        let shown = program.display().to_string();
+        arguments.push(at.clone());
+        let mut command = job_command(&Job::Server { program, arguments })?;
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut mounted = Mounted { daemon: command.spawn().with_context(|| shown.clone())?, at };
         let started = Instant::now();
         while rustix::fs::stat(&mounted.at)?.st_dev == below {
             let ended = mounted.daemon.try_wait()?;
             ensure!(
                 ended.is_none() && started.elapsed() < START_MAX,
-                "untorn-mount does not mount at {}",
+                "{shown} does not mount at {}",
                 mounted.at.display()
             );
             std::thread::sleep(Duration::from_millis(5));
@@ -77,18 +78,12 @@ impl Drop for Mounted {
 
 /// The `mount` section of one place.
 pub fn run(run: &Run, place: &Place) -> Result<Section> {
+    need_root("mount")?;
     let dir = place.directory("mount")?;
     let native = dir.join("native");
     std::fs::create_dir(&native)?;
     let mounted = Mounted::new(&dir)?;
-    for at in [&native, &mounted.at] {
-        fill(&at.join("file"), FILE_BYTES)?;
-        for n in 0..PROCESSES {
-            fill(&at.join(format!("own{n}")), SMALL_BYTES)?;
-        }
-        // From here on the contents are committed for every open file.
-        rustix::fs::syncfs(File::open(at)?)?;
-    }
+    [&native, &mounted.at].into_iter().try_for_each(|at| fill_directory(at))?;
     let is_ext4 = place.file_system == "ext4";
     let cells: [(&str, usize, Target, Operation); 15] = [
         ("overwrite 4 KiB, fsync", COMMITS_MIN, Target::AtLeast(0.9), &|at, _| overwrite(at, 1)),
@@ -97,20 +92,11 @@ pub fn run(run: &Run, place: &Place) -> Result<Section> {
         ("store to 1 page, msync", COMMITS_MIN, Target::AtLeast(3.0), &|at, _| stores(at, 1)),
         ("store to 16 pages, msync", COMMITS_MIN / 2, Target::AtLeast(12.0), &|at, _| stores(at, 16)),
         ("store to 1,024 pages, msync", COMMITS_MIN / 8, Target::AtLeast(4.5), &|at, _| stores(at, 1024)),
-        ("replace by rename, synced", COMMITS_MIN, Target::AtLeast(1.8), &|at, _| {
-            replace_file(at, "replaced", &[7; PAGE])?;
-            Ok(None)
-        }),
+        ("replace by rename, synced", COMMITS_MIN, Target::AtLeast(1.8), &|at, _| replace(at)),
         ("4 threads that fsync their own files", COMMITS_MIN / 2, Target::AtLeast(1.5), &|at, _| crowd(at)),
-        ("make 100 files", COMMITS_MIN / 4, Target::AtLeast(0.5), &|at, n| {
-            each(at, n, |path| File::create(path).map(drop))
-        }),
-        ("rename 100 files", COMMITS_MIN / 4, Target::AtLeast(0.25), &|at, n| {
-            each(at, n, |path| std::fs::rename(path, path.with_extension("new")))
-        }),
-        ("remove 100 files", COMMITS_MIN / 4, Target::AtLeast(0.33), &|at, n| {
-            each(at, n, |path| std::fs::remove_file(path.with_extension("new")))
-        }),
+        ("make 100 files", COMMITS_MIN / 4, Target::AtLeast(0.5), &make),
+        ("rename 100 files", COMMITS_MIN / 4, Target::AtLeast(0.25), &rename),
+        ("remove 100 files", COMMITS_MIN / 4, Target::AtLeast(0.33), &remove),
         (
             "1,024 cached writes of 4 KiB",
             COMMITS_MIN / 4,
@@ -128,19 +114,8 @@ pub fn run(run: &Run, place: &Place) -> Result<Section> {
     let mut rows = Vec::new();
     for (name, operations, target, operation) in cells {
         run.progress.cell(format!("{}: mount, {name}", place.name));
-        let plan = Plan::spread(if run.quick { 2 } else { operations }, 1, run.quick, Duration::ZERO);
-        let [of_mount, of_native] = [Cell::new(0), Cell::new(0)];
-        let timed = |at: &Path, number: &Cell<usize>| {
-            number.set(number.get() + 1);
-            let start = Instant::now();
-            Ok(operation(at, number.get())?.unwrap_or_else(|| start.elapsed()))
-        };
-        let mut contenders = [
-            Contender::new("on the mount", 1, || timed(&mounted.at, &of_mount)),
-            Contender::new("natively", 1, || timed(&native, &of_native)),
-        ];
-        let measured = interleave(&mut contenders, &plan, &run.progress, || true)?;
-        drop(contenders);
+        let at = [("on the mount", &*mounted.at), ("natively", &*native)];
+        let measured = in_turns(run, &at, operations, operation)?;
         let row = Row {
             cell: name.to_owned(),
             load: "saturated".to_owned(),
@@ -168,8 +143,28 @@ pub fn run(run: &Run, place: &Place) -> Result<Section> {
     })
 }
 
-/// An operation. It returns its own time if not all of its work counts.
-type Operation<'a> = &'a dyn Fn(&Path, usize) -> Result<Option<Duration>>;
+/// An operation in a directory, and its number there. It returns its own time if not all of its work counts.
+pub(super) type Operation<'a> = &'a dyn Fn(&Path, usize) -> Result<Option<Duration>>;
+
+/// Measures an operation in several directories in turns.
+pub(super) fn in_turns(
+    run: &Run,
+    at: &[(&str, &Path)],
+    operations: usize,
+    operation: Operation<'_>,
+) -> Result<Vec<Measured>> {
+    let plan = Plan::spread(if run.quick { 2 } else { operations }, 1, run.quick, Duration::ZERO);
+    let contender = |&(name, at): &(&str, &Path)| {
+        let (at, mut number) = (at.to_owned(), 0);
+        Contender::new(name, 1, move || {
+            number += 1;
+            let start = Instant::now();
+            Ok(operation(&at, number)?.unwrap_or_else(|| start.elapsed()))
+        })
+    };
+    let mut contenders: Vec<_> = at.iter().map(contender).collect();
+    interleave(&mut contenders, &plan, &run.progress, || true)
+}
 
 fn open(path: &Path) -> std::io::Result<File> {
     OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)
@@ -179,7 +174,15 @@ fn page_offset(bytes: u64) -> u64 {
     fastrand::u64(..bytes / PAGE as u64) * PAGE as u64
 }
 
-fn overwrite(at: &Path, pages: usize) -> Result<Option<Duration>> {
+/// Makes the files of the operations in a directory.
+pub(super) fn fill_directory(at: &Path) -> Result<()> {
+    fill(&at.join("file"), FILE_BYTES)?;
+    (0..PROCESSES).try_for_each(|n| fill(&at.join(format!("own{n}")), SMALL_BYTES))?;
+    // From here on the contents are committed for every open file.
+    Ok(rustix::fs::syncfs(File::open(at)?)?)
+}
+
+pub(super) fn overwrite(at: &Path, pages: usize) -> Result<Option<Duration>> {
     let (file, page) = (open(&at.join("file"))?, [fastrand::u8(..); PAGE]);
     (0..pages).try_for_each(|_| file.write_all_at(&page, page_offset(FILE_BYTES)))?;
     file.sync_all()?;
@@ -190,6 +193,11 @@ fn append(at: &Path) -> Result<Option<Duration>> {
     let file = open(&at.join("log"))?;
     file.write_all_at(&[7; PAGE], file.metadata()?.len())?;
     file.sync_all()?;
+    Ok(None)
+}
+
+pub(super) fn replace(at: &Path) -> Result<Option<Duration>> {
+    replace_file(at, "replaced", &[7; PAGE])?;
     Ok(None)
 }
 
@@ -217,6 +225,18 @@ fn crowd(at: &Path) -> Result<Option<Duration>> {
         let threads: Vec<_> = (0..PROCESSES).map(|n| scope.spawn(move || work(n))).collect();
         threads.into_iter().try_for_each(|thread| thread.join().expect("a thread panicked")).map(|()| None)
     })
+}
+
+pub(super) fn make(at: &Path, number: usize) -> Result<Option<Duration>> {
+    each(at, number, |path| File::create(path).map(drop))
+}
+
+pub(super) fn rename(at: &Path, number: usize) -> Result<Option<Duration>> {
+    each(at, number, |path| std::fs::rename(path, path.with_extension("new")))
+}
+
+pub(super) fn remove(at: &Path, number: usize) -> Result<Option<Duration>> {
+    each(at, number, |path| std::fs::remove_file(path.with_extension("new")))
 }
 
 /// Works on a hundred files in the directory of this number.

@@ -27,8 +27,8 @@ const VALUE_MAX: usize = 16 << 10;
 /// Updates of a database that are timed together. Each is a transaction of its own.
 const UPDATES: usize = 20;
 /// The files and transactions of PostMark.
-const MAILS: u64 = 500;
-const TRANSACTIONS: u64 = 2000;
+pub(super) const MAILS: u64 = 500;
+pub(super) const TRANSACTIONS: u64 = 2000;
 /// The limit for a call during the kill of a daemon.
 const STALL: Duration = Duration::from_millis(100);
 

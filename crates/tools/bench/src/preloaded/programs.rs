@@ -7,10 +7,11 @@ use crate::measuring::bench_run::Run;
 use crate::measuring::child::{Job, Running, job_command};
 use crate::measuring::fs::Place;
 use crate::measuring::harness::{Contender, Plan, ROUNDS_MIN, interleave, timed};
+use crate::measuring::unavailable::{need, program_beside};
 use crate::report::section::{Chart, Extras, Row, Section, Target, TimeUnit, Waited, bytes_text};
 use crate::report::statistics::{Measured, Ratio};
 use anyhow::{Context, Result, ensure};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -22,21 +23,16 @@ const START_NS: f64 = 10e6;
 /// The sections of one place.
 pub fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
     let dir = place.directory("preload")?;
+    let tried = preload(&dir)?.arg("true").output().context("untorn preload")?;
+    need(tried.status.success(), String::from_utf8_lossy(&tried.stderr).trim())?;
     let sections = vec![programs(run, place, &dir)?, costs(run, place, &dir)?];
     std::fs::remove_dir_all(&dir)?;
     Ok(sections)
 }
 
-/// The command `untorn` beside this program.
-fn untorn() -> Result<PathBuf> {
-    let path = std::env::current_exe()?.with_file_name("untorn");
-    ensure!(path.exists(), "{} is missing: `make build` builds it", path.display());
-    Ok(path)
-}
-
 /// `untorn preload` with patterns for all files of these programs.
 fn preload(dir: &Path) -> Result<Command> {
-    let mut command = Command::new(untorn()?);
+    let mut command = Command::new(program_beside("untorn")?);
     command.args(["preload", "--manage", "*.db", "--manage", "db", "--manage", "db.kct", "--manage", "log"]);
     command.arg("--store").arg(dir).arg("--");
     Ok(command)

@@ -1,5 +1,6 @@
 //! Results of benchmarks: sections of rows, from which the table, the JSON and the plot are made.
 
+use crate::report::outcome::Outcome;
 use crate::report::statistics::{Ratio, Summary};
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
@@ -11,6 +12,8 @@ pub struct Report {
     pub processors: usize,
     /// A smoke run: the numbers show that the benchmark works, not how fast Untorn is.
     pub quick: bool,
+    /// Every benchmark that was to run, and how it ended.
+    pub outcomes: Vec<Outcome>,
     pub sections: Vec<Section>,
 }
 

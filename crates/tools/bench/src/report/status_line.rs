@@ -1,14 +1,19 @@
 //! A line on the terminal that shows the current measurement.
 
+use crate::report::outcome::clock;
 use indicatif::{ProgressBar, ProgressStyle};
+use std::cell::RefCell;
 use std::io::IsTerminal;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use untorn_terminal::{say, tell};
 
 /// A progress line. If standard error is not a terminal, one plain line for each cell instead.
 pub struct StatusLine {
     bar: ProgressBar,
     plain: bool,
+    start: Instant,
+    /// The benchmark that is running, and its number.
+    benchmark: RefCell<String>,
 }
 
 impl StatusLine {
@@ -16,14 +21,27 @@ impl StatusLine {
         let bar = ProgressBar::new_spinner();
         bar.set_style(ProgressStyle::with_template("{spinner} [{elapsed}] {prefix} {msg}").expect("a valid template"));
         bar.enable_steady_tick(Duration::from_millis(250));
-        StatusLine { bar, plain: !std::io::stderr().is_terminal() }
+        StatusLine::of(bar, !std::io::stderr().is_terminal())
     }
 
     /// A line that is not shown, for tests.
     #[cfg(test)]
     pub fn hidden() -> StatusLine {
-        let bar = ProgressBar::with_draw_target(None, indicatif::ProgressDrawTarget::hidden());
-        StatusLine { bar, plain: false }
+        StatusLine::of(ProgressBar::with_draw_target(None, indicatif::ProgressDrawTarget::hidden()), false)
+    }
+
+    fn of(bar: ProgressBar, plain: bool) -> StatusLine {
+        StatusLine { bar, plain, start: Instant::now(), benchmark: RefCell::default() }
+    }
+
+    /// Shows the benchmark that starts now, the `number`th of all.
+    pub fn benchmark(&self, what: &str, number: usize, all: usize) {
+        if self.plain {
+            let elapsed = clock(self.start.elapsed().as_secs_f64());
+            tell!("{elapsed}, {number} of {all}, {} remain: {what}", all - number);
+        }
+        self.benchmark.replace(format!("{number} of {all}: "));
+        self.bar.set_prefix(format!("{number} of {all}: {what}"));
     }
 
     /// Shows the cell that starts now.
@@ -32,7 +50,7 @@ impl StatusLine {
         if self.plain {
             tell!("{what}");
         }
-        self.bar.set_prefix(what);
+        self.bar.set_prefix(format!("{}{what}", self.benchmark.borrow()));
         self.bar.set_message("");
     }
 

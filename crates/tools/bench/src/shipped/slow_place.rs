@@ -1,6 +1,7 @@
 //! A place for shipping whose answers take as long as those of an object store: a directory that is served as if by ssh.
 
 use crate::measuring::child::{JOB_VARIABLE, Job};
+use crate::measuring::unavailable::program_beside;
 use anyhow::{Context, Result, bail};
 use bytes::Bytes;
 use std::fs;
@@ -37,11 +38,7 @@ impl SlowPlace {
 
     /// A command of `untorn-ship` with this place.
     pub fn command(&self, name: &str, before: &[&Path]) -> Result<Command> {
-        let program = std::env::current_exe()?.with_file_name("untorn-ship");
-        if !program.exists() {
-            bail!("{} is missing: `make build` builds it", program.display());
-        }
-        let mut command = Command::new(program);
+        let mut command = Command::new(program_beside("untorn-ship")?);
         command.arg(name).args(before).arg(format!("ssh://bench{}", self.directory.display()));
         command.env("UNTORN_SSH", &self.ssh);
         Ok(command)

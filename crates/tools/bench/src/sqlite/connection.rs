@@ -1,6 +1,7 @@
 //! Connections of SQLite, with the extension or without it.
 
 use crate::kv::library::{c_text, functions, load};
+use crate::measuring::unavailable::unavailable;
 use anyhow::{Context, Result, bail, ensure};
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
@@ -72,7 +73,7 @@ fn extension() -> Result<PathBuf> {
     let dir = program.parent().unwrap_or(Path::new("/"));
     let places = [dir.join(NAME), dir.join("../lib/untorn").join(NAME)];
     let found = places.iter().find(|path| path.exists());
-    Ok(found.with_context(|| format!("{} is missing: `make build` builds it", places[0].display()))?.clone())
+    found.cloned().ok_or_else(|| unavailable(format!("{} is missing: `make build` builds it", places[0].display())))
 }
 
 /// An open database. Only one thread uses it at a time.

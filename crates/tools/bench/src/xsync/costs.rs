@@ -1,6 +1,7 @@
 //! The costs of a session: commits, keys at a terminal, start and end.
 
-use super::session::{Host, command, guest, wait};
+use super::runs;
+use super::session::{Host, Setting, command, guest, wait};
 use crate::measuring::bench_run::Run;
 use crate::measuring::child::Job;
 use crate::measuring::harness::timed;
@@ -20,14 +21,23 @@ pub const NOTES: &[&str] = &[
     "Keys with a change have a limit of the commit's median and 1 ms.",
 ];
 
-pub fn rows(run: &Run, host: &Host) -> Result<Vec<Row>> {
+pub fn rows(run: &Run, setting: &Setting) -> Result<Vec<Row>> {
+    let host = &setting.host;
     run.progress.cell("xsync: a session");
     let rounds = if run.quick { 1 } else { 5 };
-    let (clean, dirty) = commits(host, rounds, if run.quick { 20 } else { 200 })?;
+    let count = if run.quick { 20 } else { 200 };
+    let (clean, dirty) = commits("a session's volume", host, rounds, count)?;
     let commit_us = dirty.summary().median_us;
+    let on_device = setting.on_device.as_ref().map(|host| commits("a session on a block device", host, rounds, count));
+    let on_device = on_device.transpose()?.map(|(_, dirty)| dirty);
     let mut rows = vec![
         limited(run, "commit, nothing changed", &[&clean], Some(1.0)),
-        limited(run, "commit, 32 B appended", &[&dirty], None),
+        limited(
+            run,
+            "commit, 32 B appended",
+            &[Some(&dirty), on_device.as_ref()].into_iter().flatten().collect::<Vec<_>>(),
+            None,
+        ),
     ];
     for (cell, log, limit_us) in
         [("key, nothing changed", None, 300.0), ("key, one byte appended", Some("keys"), commit_us + 1000.0)]
@@ -37,7 +47,7 @@ pub fn rows(run: &Run, host: &Host) -> Result<Vec<Row>> {
         let outside = Job::EchoKeys { log: log.map(|_| PathBuf::from("/dev/null")) };
         let session = host.on_volume(true, None, guest(&inside)?);
         let ours = keys("in a session", rounds, count, || command(&session))?;
-        let peer = keys("without one, never flushed", rounds, count, || plain(&outside))?;
+        let peer = keys("without one, never flushed", rounds, count, || runs::outside(&outside))?;
         rows.push(limited(run, cell, &[&ours, &peer], Some(limit_us)));
     }
     let mut whole = Measured::new("in a session");
@@ -63,15 +73,8 @@ fn limited(run: &Run, cell: &str, contenders: &[&Measured], limit_us: Option<f64
     row.against_target(limit_us.map(|_| Target::AtMost(1.0)), Waited::Allowed, run.quick)
 }
 
-fn plain(job: &Job) -> Result<Command> {
-    let words = guest(job)?;
-    let mut command = Command::new(&words[0]);
-    command.args(&words[1..]);
-    Ok(command)
-}
-
 /// Commits of a session's volume: without changes, and after a small change.
-fn commits(host: &Host, rounds: usize, count: usize) -> Result<(Measured, Measured)> {
+fn commits(name: &str, host: &Host, rounds: usize, count: usize) -> Result<(Measured, Measured)> {
     let session = host.on_volume(true, None, guest(&Job::EchoKeys { log: None })?);
     let mut child = command(&session)?.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
     let mut ready = [0];
@@ -79,7 +82,7 @@ fn commits(host: &Host, rounds: usize, count: usize) -> Result<(Measured, Measur
     let volume = PathBuf::from(format!("/proc/{}/root/data", first_process(&child)?));
     let root = File::open(&volume).context("the session's volume")?;
     let mut log = OpenOptions::new().append(true).create(true).open(volume.join("log"))?;
-    let (mut clean, mut dirty) = (Measured::new("a session's volume"), Measured::new("a session's volume"));
+    let (mut clean, mut dirty) = (Measured::new(name), Measured::new(name));
     for _ in 0..rounds {
         clean.begin_round();
         dirty.begin_round();

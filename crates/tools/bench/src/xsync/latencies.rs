@@ -3,7 +3,7 @@
 use super::clients::{Load, MESSAGE_BYTES, WRITES};
 use super::postgres::Cluster;
 use super::runs::section;
-use super::session::Host;
+use super::session::Setting;
 use super::{programs, servers};
 use crate::measuring::bench_run::Run;
 use crate::measuring::fs::Place;
@@ -28,19 +28,18 @@ pub fn sections(run: &Run) -> Result<Vec<Section>> {
     let mut places = None;
     for &flush_us in flushes_us {
         let place = Place::on_slow_disk(&run.dir, 3 << 30, Duration::from_micros(flush_us))?;
-        let dir = place.directory("xsync")?;
-        let host = Host::new(&dir);
+        let setting = Setting::new(run, &place)?;
         let cell = || format!("{} ms", flush_us as f64 / 1e3);
-        let sqlite = programs::database(run, &host, &dir, if run.quick { 20 } else { COMMITS })?;
+        let sqlite = programs::database(run, &setting, if run.quick { 20 } else { COMMITS })?;
         rows[0].extend(sqlite.map(|row| Row { cell: cell(), ..row }));
-        if let Some(cluster) = Cluster::set_up(run, &host, &dir)? {
+        if let Some(cluster) = Cluster::set_up(run, &setting)? {
             rows[1].push(cluster.row(run, 1, 1, cell())?);
             rows[2].push(cluster.row(run, 16, 1, cell())?);
         }
         for (n, clients) in [(3, 1), (4, 50)] {
             run.progress.cell(format!("xsync: a server, {clients} clients, flushes of {}", cell()));
             let load = Load { clients, kind: WRITES, answer_bytes: MESSAGE_BYTES };
-            rows[n].push(servers::logged(run, &host, &dir, load, cell())?);
+            rows[n].push(servers::logged(run, &setting, load, cell())?);
         }
         places = Some(place);
     }

@@ -1,7 +1,7 @@
 //! PostMark in sessions: many small files.
 
-use super::runs::{NAMES, finished, in_turns, outside, row, syncfs};
-use super::session::{Host, command, guest};
+use super::runs::{NAMES, ON_DEVICE, ON_JOURNALING, finished, in_turns, outside, row, syncfs};
+use super::session::{Host, Setting, command, guest};
 use crate::measuring::bench_run::Run;
 use crate::measuring::child::{Job, SessionJob};
 use crate::measuring::fs::mounted_sync;
@@ -13,45 +13,63 @@ use std::path::Path;
 
 pub const NOTES: &[&str] = &[
     "As many transactions as files, of 500 to 9,800 bytes; in a session on its volume. The session's start and end count. \
-     Asynchronous: in the benchmark's own directory, with one syncfs in the end, or none. Mounted sync: an ext4 image \
-     beside it; with few files only, as it takes its time.",
+     Asynchronous: in the benchmark's own directory, with one syncfs in the end, or none; data=journal: on an ext4 of its \
+     own with data in its journal, as a session's volume has it. Mounted sync: an ext4 image beside it; with few files \
+     only, as it takes its time. On a block device: the volume is a loop device over an image beside that of the place.",
     "Everything that is dirty is written out before each run.",
 ];
 
 /// The files of the smallest run, which also has the synchronous mount as a peer.
 const FEW: u64 = 500;
 
-pub fn rows(run: &Run, host: &Host, dir: &Path) -> Result<Vec<Row>> {
+/// Where and how PostMark runs.
+enum Way<'a> {
+    Session(SessionJob),
+    Outside { dir: &'a Path, is_synced: bool },
+}
+
+pub fn rows(run: &Run, setting: &Setting) -> Result<Vec<Row>> {
     let counts: &[u64] = if run.quick { &[50] } else { &[FEW, 2000, 5000, 10_000, 20_000] };
-    let mail = dir.join("mail");
+    let mail = setting.dir.join("mail");
     fs::create_dir_all(&mail)?;
-    let slow = mounted_sync(dir, 512 << 20)?;
+    let slow = mounted_sync(&setting.dir, 512 << 20)?;
+    let slow_mail = slow.path().join("mail");
     let mut rows = Vec::new();
     for &files in counts {
         run.progress.cell(format!("xsync: PostMark, {files} files"));
         let job = |dir: &Path| Job::Postmark { dir: dir.to_owned(), files, transactions: files };
-        let session = host.on_volume(true, None, guest(&job("/data/mail".as_ref()))?);
-        let exact = SessionJob { exact: true, ..session.clone() };
-        let names =
-            [NAMES[0], NAMES[1], "asynchronous, nothing at the end", "in a session with --exact", "mounted sync"];
-        let names = if files <= FEW { &names[..] } else { &names[..4] };
-        let times = in_turns(run, names, |who| {
+        let inside = guest(&job("/data/mail".as_ref()))?;
+        let session = |host: &Host| host.on_volume(true, None, inside.clone());
+        let exact = SessionJob { exact: true, ..session(&setting.host) };
+        let mut ways = vec![
+            (NAMES[0], Way::Session(session(&setting.host))),
+            (NAMES[1], Way::Outside { dir: &mail, is_synced: true }),
+            ("asynchronous, nothing at the end", Way::Outside { dir: &mail, is_synced: false }),
+            ("in a session with --exact", Way::Session(exact)),
+        ];
+        if let Some(dir) = &setting.journaling {
+            ways.push((ON_JOURNALING, Way::Outside { dir, is_synced: true }));
+        }
+        if let Some(host) = &setting.on_device {
+            ways.push((ON_DEVICE, Way::Session(session(host))));
+        }
+        let mut others = vec![(2, Target::AtMost(1.10))];
+        if files <= FEW {
+            others.push((ways.len(), Target::AtLeast(50.0)));
+            ways.push(("mounted sync", Way::Outside { dir: &slow_mail, is_synced: false }));
+        }
+        let names: Vec<&str> = ways.iter().map(|(name, _)| *name).collect();
+        let times = in_turns(run, &names, |who| {
             // Syncs, so that no contender pays for the changes of another one.
             rustix::fs::sync();
-            match who {
-                0 => timed(|| finished(&mut command(&session)?)),
-                3 => timed(|| finished(&mut command(&exact)?)),
-                4 => timed(|| finished(&mut outside(&job(&slow.path().join("mail")))?)),
-                _ => timed(|| {
-                    finished(&mut outside(&job(&mail))?)?;
-                    if who == 1 { syncfs(&mail) } else { Ok(()) }
+            match &ways[who].1 {
+                Way::Session(session) => timed(|| finished(&mut command(session)?)),
+                Way::Outside { dir, is_synced } => timed(|| {
+                    finished(&mut outside(&job(dir))?)?;
+                    if *is_synced { syncfs(dir) } else { Ok(()) }
                 }),
             }
         })?;
-        let mut others = vec![(2, Target::AtMost(1.10))];
-        if files <= FEW {
-            others.push((4, Target::AtLeast(50.0)));
-        }
         rows.push(row(run, format!("{files} files"), &times, (1, Target::AtMost(1.03)), &others));
     }
     Ok(rows)

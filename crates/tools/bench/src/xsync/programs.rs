@@ -1,7 +1,7 @@
 //! Programs whose users wait for them: a database, a build.
 
-use super::runs::{NAMES, finished, in_turns, row, syncfs};
-use super::session::{Host, command, wait};
+use super::runs::{NAMES, ON_DEVICE, ON_JOURNALING, finished, in_turns, row, syncfs};
+use super::session::{Host, Setting, command, wait};
 use crate::measuring::bench_run::Run;
 use crate::measuring::harness::timed;
 use crate::report::section::{Row, Target};
@@ -15,16 +15,16 @@ use std::time::{Duration, Instant};
 
 pub const NOTES: &[&str] = &[
     "SQLite: single inserts in WAL mode; its shell, of the package sqlite3. Durable: synchronous=FULL; asynchronous: \
-     synchronous=OFF. In a session it flushes, and the session answers at once. Until the output: from the session's \
+     synchronous=OFF; data=journal and on a block device: as in PostMark. In a session it flushes, and the session answers at once. Until the output: from the session's \
      start to the line that the script prints last, which comes when all is durable.",
     "Build: by make -j2, of the source tree that UNTORN_XSYNC_SOURCE names (Lua 5.4 if `make xsync-programs` fetched it), \
      else of C files made up. In a session over the directory: its start, and applying the changes in the end, count; \
      without one, make and then syncfs.",
 ];
 
-pub fn rows(run: &Run, host: &Host, dir: &Path) -> Result<Vec<Row>> {
-    let mut rows = Vec::from_iter(database(run, host, dir, if run.quick { 20 } else { 10_000 })?);
-    rows.extend(build(run, host, dir)?);
+pub fn rows(run: &Run, setting: &Setting) -> Result<Vec<Row>> {
+    let mut rows = Vec::from_iter(database(run, setting, if run.quick { 20 } else { 10_000 })?);
+    rows.extend(build(run, setting)?);
     Ok(rows)
 }
 
@@ -34,8 +34,14 @@ fn is_here(program: &str) -> bool {
     command.status().is_ok_and(|status| status.success())
 }
 
+/// Where and how SQLite runs.
+enum Way<'a> {
+    Session(&'a Host),
+    Outside { dir: &'a PathBuf, synchronous: &'static str },
+}
+
 /// SQLite with `commits` commits.
-pub fn database(run: &Run, host: &Host, dir: &Path, commits: u64) -> Result<Option<Row>> {
+pub fn database(run: &Run, setting: &Setting, commits: u64) -> Result<Option<Row>> {
     if !is_here("sqlite3") {
         run.progress.print("SQLite is not measured: install the package sqlite3.");
         return Ok(None);
@@ -48,24 +54,36 @@ pub fn database(run: &Run, host: &Host, dir: &Path, commits: u64) -> Result<Opti
         (0..commits).for_each(|n| text += &format!("INSERT INTO t VALUES ({n}, 'some text of a row');\n"));
         text + "SELECT count(*) FROM t;\n"
     };
-    let names = [NAMES[0], "durable, without a session", "asynchronous", "in a session, until the output"];
+    let outside = |dir| Way::Outside { dir, synchronous: "OFF" };
+    let mut ways = vec![
+        (NAMES[0], Way::Session(&setting.host)),
+        ("durable, without a session", Way::Outside { dir: &setting.dir, synchronous: "FULL" }),
+        ("asynchronous", outside(&setting.dir)),
+    ];
+    ways.extend(setting.journaling.as_ref().map(|dir| (ON_JOURNALING, outside(dir))));
+    ways.extend(setting.on_device.as_ref().map(|host| (ON_DEVICE, Way::Session(host))));
+    let names: Vec<&str> = ways.iter().map(|(name, _)| *name).collect();
     let mut shown = Vec::new();
-    let mut times = in_turns(run, &names[..3], |who| {
+    let mut times = in_turns(run, &names, |who| {
+        let way = &ways[who].1;
+        let (dir, database, synchronous) = match way {
+            Way::Session(_) => (&setting.dir, None, "FULL"),
+            Way::Outside { dir, synchronous } => (*dir, Some(dir.join("database/t.db")), *synchronous),
+        };
         let work = dir.join("database");
         fs::create_dir_all(&work)?;
-        let database = if who == 0 { "/data/t.db".to_owned() } else { work.join("t.db").display().to_string() };
-        let synchronous = if who == 2 { "OFF" } else { "FULL" };
+        let database = database.map_or("/data/t.db".to_owned(), |path| path.display().to_string());
         let path = work.join("script");
         fs::write(&path, script(&database, synchronous))?;
-        if who == 0 {
+        if let Way::Session(host) = way {
             let clean = ["sh", "-c", "rm -f /data/t.db*"].map(str::to_owned).to_vec();
             finished(&mut command(&host.on_volume(true, None, clean))?)?;
         }
         rustix::fs::sync();
         let (start, mut until_shown) = (Instant::now(), Duration::ZERO);
-        let mut sqlite = match who {
-            0 => command(&host.on_volume(true, None, vec!["sqlite3".to_owned()]))?,
-            _ => Command::new("sqlite3"),
+        let mut sqlite = match way {
+            Way::Session(host) => command(&host.on_volume(true, None, vec!["sqlite3".to_owned()]))?,
+            Way::Outside { .. } => Command::new("sqlite3"),
         };
         let mut child = sqlite.stdin(File::open(&path)?).stdout(Stdio::piped()).spawn()?;
         for line in BufReader::new(child.stdout.take().expect("piped")).lines() {
@@ -82,7 +100,7 @@ pub fn database(run: &Run, host: &Host, dir: &Path, commits: u64) -> Result<Opti
         fs::remove_dir_all(&work)?;
         Ok(whole)
     })?;
-    let mut until_shown = Measured::new(names[3]);
+    let mut until_shown = Measured::new("in a session, until the output");
     for time in shown {
         until_shown.begin_round();
         until_shown.push(time);
@@ -92,7 +110,7 @@ pub fn database(run: &Run, host: &Host, dir: &Path, commits: u64) -> Result<Opti
     Ok(Some(row(run, format!("SQLite, {commits} commits"), &times, (1, Target::AtLeast(50.0)), &others)))
 }
 
-fn build(run: &Run, host: &Host, dir: &Path) -> Result<Option<Row>> {
+fn build(run: &Run, setting: &Setting) -> Result<Option<Row>> {
     if !is_here("make") || !is_here("cc") {
         run.progress.print("No build is measured: install make and a C compiler.");
         return Ok(None);
@@ -100,7 +118,9 @@ fn build(run: &Run, host: &Host, dir: &Path) -> Result<Option<Row>> {
     run.progress.cell("xsync: build");
     let source = std::env::var_os("UNTORN_XSYNC_SOURCE").map(PathBuf::from);
     let files = if run.quick { 2 } else { 60 };
-    let times = in_turns(run, &NAMES, |who| {
+    let names: Vec<&str> = NAMES.into_iter().chain(setting.journaling.is_some().then_some(ON_JOURNALING)).collect();
+    let times = in_turns(run, &names, |who| {
+        let dir = setting.journaling.as_ref().filter(|_| who == 2).unwrap_or(&setting.dir);
         let work = dir.join("source");
         match &source {
             Some(source) => copy_tree(source, &work)?,
@@ -109,7 +129,7 @@ fn build(run: &Run, host: &Host, dir: &Path) -> Result<Option<Row>> {
         rustix::fs::sync();
         let make = ["make", "-s", "-j2"];
         let time = if who == 0 {
-            let session = host.over_a_directory(make.map(str::to_owned).to_vec());
+            let session = setting.host.over_a_directory(make.map(str::to_owned).to_vec());
             timed(|| finished(command(&session)?.current_dir(&work)))
         } else {
             timed(|| {

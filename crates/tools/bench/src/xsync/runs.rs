@@ -17,6 +17,10 @@ pub const WHOLE_RUNS: &str = "whole runs";
 
 pub const NAMES: [&str; 2] = ["in a session", "asynchronous, syncfs at the end"];
 
+/// Contenders for which something is made beside the place.
+pub const ON_JOURNALING: &str = "asynchronous, data=journal";
+pub const ON_DEVICE: &str = "in a session on a block device";
+
 pub fn outside(job: &Job) -> Result<Command> {
     let words = guest(job)?;
     let mut command = Command::new(&words[0]);
@@ -32,14 +36,18 @@ pub fn syncfs(dir: &Path) -> Result<()> {
     Ok(rustix::fs::syncfs(File::open(dir)?)?)
 }
 
-/// A row of complete runs, with the times of a session first.
+/// A row of complete runs, with the times of a session first. Those beside the place have ratios without targets.
 pub fn row(run: &Run, cell: String, times: &[Measured], against: (usize, Target), others: &[(usize, Target)]) -> Row {
+    let named = |name: &str| times.iter().position(|one| one.name == name);
     let ratio = |who: usize, target: &Target| match target {
         Target::AtMost(_) => Ratio::cost(&times[0], &[&times[who]]),
         Target::AtLeast(_) => Ratio::speedup(&times[0], &[&times[who]]),
     };
-    let others =
-        others.iter().map(|(who, target)| Other::new(&times[*who].name, ratio(*who, target), Some(*target), run.quick));
+    let beside = |who: usize| Other::new(&times[who].name, Ratio::cost(&times[0], &[&times[who]]), None, run.quick);
+    let others = others
+        .iter()
+        .map(|(who, target)| Other::new(&times[*who].name, ratio(*who, target), Some(*target), run.quick))
+        .chain([ON_JOURNALING, ON_DEVICE].into_iter().filter_map(named).map(beside));
     let row = Row {
         cell,
         load: WHOLE_RUNS.to_owned(),
@@ -54,7 +62,7 @@ pub fn row(run: &Run, cell: String, times: &[Measured], against: (usize, Target)
 /// Runs each contender once in turn, several times.
 pub fn in_turns(run: &Run, names: &[&str], mut once: impl FnMut(usize) -> Result<Duration>) -> Result<Vec<Measured>> {
     let mut times: Vec<_> = names.iter().map(|name| Measured::new(*name)).collect();
-    for _ in 0..if run.quick { 1 } else { 5 } {
+    for _ in 0..run.rounds(5) {
         for (who, measured) in times.iter_mut().enumerate() {
             measured.begin_round();
             measured.push(once(who)?);

@@ -1,17 +1,21 @@
 //! Starts sessions in a process of their own.
 
+use crate::measuring::bench_run::Run;
 use crate::measuring::child::{JOB_VARIABLE, Job, SessionJob};
+use crate::measuring::fs::{Device, FileSystem, Place};
 use anyhow::{Context, Result, bail, ensure};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use untorn_xsync::commands::run_session::Wanted;
+
+const VOLUME_BYTES: u64 = 1 << 30;
 
 /// Runs the session of a job in this process, which must have one thread. Fails unless the program's exit code is 0.
 pub fn run(job: SessionJob) -> Result<()> {
     let SessionJob { gate, exact, volume, place, listen, program } = job;
     let listen: Vec<std::net::SocketAddr> =
         listen.into_iter().map(|port| (std::net::Ipv4Addr::LOCALHOST, port).into()).collect();
-    let bytes = 1 << 30;
+    let bytes = VOLUME_BYTES;
     let volume = volume.map(|path| (path, Some(bytes)));
     let program = program.into_iter().map(Into::into).collect();
     let code = Wanted { gate, exact, volume, place, bytes, listen, ..Wanted::new(program) }.run()?;
@@ -25,19 +29,18 @@ pub fn guest(job: &Job) -> Result<Vec<String>> {
     Ok(vec!["env".to_owned(), format!("{JOB_VARIABLE}={}", serde_json::to_string(job)?), program])
 }
 
-/// The directory of the sessions' volumes.
+/// The volumes of sessions.
 pub struct Host {
+    /// The directory of temporary volumes.
     dir: PathBuf,
+    /// A volume that is kept, so that it is made only once.
+    volume: PathBuf,
 }
 
 impl Host {
-    pub fn new(dir: &Path) -> Host {
-        Host { dir: dir.to_owned() }
-    }
-
-    /// A session on a volume that is kept, so that it is made only once.
+    /// A session on the volume that is kept.
     pub fn on_volume(&self, gate: bool, listen: Option<u16>, program: Vec<String>) -> SessionJob {
-        let volume = Some(self.dir.join("volume.img"));
+        let volume = Some(self.volume.clone());
         SessionJob { gate, exact: false, volume, place: self.dir.clone(), listen, program }
     }
 
@@ -45,6 +48,53 @@ impl Host {
     pub fn over_a_directory(&self, program: Vec<String>) -> SessionJob {
         SessionJob { gate: true, exact: false, volume: None, place: self.dir.clone(), listen: None, program }
     }
+}
+
+/// A place, and what is beside it for other sessions and peers.
+pub struct Setting {
+    pub dir: PathBuf,
+    /// Sessions whose volumes are files in the place.
+    pub host: Host,
+    /// Sessions whose volume is a block device, as in the paper on xsyncfs. None if the place was not made for the
+    /// benchmark.
+    pub on_device: Option<Host>,
+    /// A directory of an ext4 with data=journal, on a device of its own. None as above.
+    pub journaling: Option<PathBuf>,
+    _device: Option<Device>,
+    _journaling: Option<Place>,
+}
+
+impl Setting {
+    pub fn new(run: &Run, place: &Place) -> Result<Setting> {
+        let dir = place.directory("xsync")?;
+        let journaling = place.beside(FileSystem::Ext4DataJournal, run)?;
+        let device = place.device_beside(VOLUME_BYTES, run)?;
+        if let Some(device) = &device {
+            make_volume(&device.path)?;
+        }
+        let host = |volume: &Path| Host { dir: dir.clone(), volume: volume.to_owned() };
+        Ok(Setting {
+            host: host(&dir.join("volume.img")),
+            on_device: device.as_ref().map(|device| host(&device.path)),
+            journaling: journaling.as_ref().map(|place| place.directory("xsync")).transpose()?,
+            dir,
+            _device: device,
+            _journaling: journaling,
+        })
+    }
+}
+
+/// Makes a device a volume, as `untorn xsync --volume` makes a file one.
+fn make_volume(device: &Path) -> Result<()> {
+    let options = [
+        ["-L", "untorn-xsync"],
+        ["-O", "^fast_commit,^encrypt,^casefold,^verity"],
+        ["-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard"],
+        ["-J", "size=256"],
+    ];
+    let mut command = Command::new("mkfs.ext4");
+    command.args(["-q", "-F", "-m", "0"]).args(options.as_flattened()).arg(device);
+    wait(command.spawn().context("mkfs.ext4")?)
 }
 
 /// The command of a session. Its working directory is that of this program, so that a guest can see the program.
