@@ -26,7 +26,7 @@ mod storage;
 mod sync_point;
 mod threads;
 
-pub use descriptors::descriptor::{Fd, above_standard, is_closed_by_program, keep_from};
+pub use descriptors::descriptor::{Fd, above_standard, directory_above_standard, is_closed_by_program, keep_from};
 pub use descriptors::descriptor_identity::file_identity;
 pub use descriptors::file_handle::FileHandle;
 pub use descriptors::fork::{is_own_descriptor, process_generation};
