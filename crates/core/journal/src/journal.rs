@@ -243,10 +243,16 @@ impl Journal {
             options,
         };
         for s in segments {
-            // The failure class of this epoch, not that of the scan, decides how a segment is opened.
-            let path = journal.dir.join(segment_name(s.index));
-            let how = if options.durable { Open::WRITE.direct() } else { Open::WRITE };
-            let file = journal.storage.open(&path, how).context("open", &path)?;
+            // The failure class of this epoch, not that of the scan, decides how a segment is opened. In class `power`, the
+            // scan reads past the cache, and opens it for writing.
+            let file = match options.durable && s.file.is_direct() {
+                true => s.file,
+                false => {
+                    let path = journal.dir.join(segment_name(s.index));
+                    let how = if options.durable { Open::WRITE.direct() } else { Open::WRITE };
+                    journal.storage.open(&path, how).context("open", &path)?
+                }
+            };
             let last_lsn = value_if_holds(invariant::LISTED_SEGMENTS_STAY, s.last_lsn);
             let listed = journal.header.lengths.get(s.index as usize).map_or(0, |blocks| u64::from(*blocks));
             let log_index = match options.durable && s.bytes > options.index_bytes_least {
