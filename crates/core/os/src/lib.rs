@@ -54,7 +54,9 @@ pub use storage::file_system_id::file_system_id;
 pub use storage::file_system_info::{FileSystemInfo, file_system_info};
 pub use storage::linux::{Linux, umask};
 pub use storage::linux_file::attribute_of;
-pub use storage::read_write::{read_full_at, read_full_past_cache_at, write_all_at, write_more_at};
+pub use storage::read_write::{
+    read_full_at, read_full_past_cache_at, write_all_allowed_at, write_all_at, write_more_at,
+};
 pub use storage::share_out::Threads;
 pub use storage::{Access, Counters, File, Kind, Meta, Open, Space, Storage, shown_by};
 pub use sync_point::SyncPoint;
