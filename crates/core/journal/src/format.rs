@@ -3,13 +3,14 @@
 //! Writer, reader and checker share this module. `docs/FORMAT.md` describes the format, and a test compares its tables
 //! with the constants. All numbers are little-endian.
 
+mod checksum;
 mod header;
 mod index_head;
 pub mod sized_memory;
 pub(crate) mod unreadable;
 
 use crate::invariant;
-use crc_fast::{CrcAlgorithm, Digest};
+pub use checksum::{Crc64, crc64};
 pub use header::{
     CLOSED_BYTES, CLOSED_CRC_AT, CLOSED_MAGIC, EPOCH_BYTES, EPOCHS_AT, EPOCHS_MAX, HEADER_CRC_AT, HEADER_MAGIC,
     HEADER_SLOTS, Header, LENGTHS_AT, LENGTHS_MAX, ListedEpoch, UNCLOSED_AT, UNCLOSED_MAX,
@@ -71,37 +72,6 @@ pub fn decode_length(index: u32, value: Option<&[u8]>) -> u64 {
 pub const ATTRIBUTE_MAGIC: &[u8; 4] = b"UTAT";
 /// Length of the attribute.
 pub const ATTRIBUTE_BYTES: usize = 64;
-
-/// CRC-64/NVME of the bytes.
-pub fn crc64(bytes: &[u8]) -> u64 {
-    crc_fast::checksum(CrcAlgorithm::Crc64Nvme, bytes)
-}
-
-/// [`crc64`] of bytes that arrive piece by piece.
-pub struct Crc64(Digest);
-
-impl Crc64 {
-    /// The sum of no bytes.
-    pub fn new() -> Crc64 {
-        Crc64(Digest::new(CrcAlgorithm::Crc64Nvme))
-    }
-
-    /// Appends bytes to the sum.
-    pub fn add(&mut self, bytes: &[u8]) {
-        self.0.update(bytes);
-    }
-
-    /// The checksum of all bytes so far.
-    pub fn sum(&self) -> u64 {
-        self.0.finalize()
-    }
-}
-
-impl Default for Crc64 {
-    fn default() -> Crc64 {
-        Crc64::new()
-    }
-}
 
 /// The secret of a journal, with which the checksums of its records begin. It is random, and stored in the header only,
 /// which nobody can read without the owner's permission.

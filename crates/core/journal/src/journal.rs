@@ -44,9 +44,7 @@ use crate::undo::page::Cell;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use untorn_os::{
-    AlignedBuf, File, Open, Storage, SyncPoint, holds, is_closed_by_program, value_if_holds, write_all_at,
-};
+use untorn_os::{AlignedBuf, File, Open, Storage, SyncPoint, holds, is_closed_by_program, value_if_holds};
 
 /// Sizes and guarantees of a journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -248,10 +246,16 @@ impl Journal {
             options,
         };
         for s in segments {
-            // The failure class of this epoch, not that of the scan, decides how a segment is opened.
-            let path = journal.dir.join(segment_name(s.index));
-            let how = if options.durable { Open::WRITE.direct() } else { Open::WRITE };
-            let file = journal.storage.open(&path, how).context("open", &path)?;
+            // The failure class of this epoch, not that of the scan, decides how a segment is opened. In class `power`, the
+            // scan reads past the cache, and opens it for writing.
+            let file = match options.durable && s.file.is_direct() {
+                true => s.file,
+                false => {
+                    let path = journal.dir.join(segment_name(s.index));
+                    let how = if options.durable { Open::WRITE.direct() } else { Open::WRITE };
+                    journal.storage.open(&path, how).context("open", &path)?
+                }
+            };
             let last_lsn = value_if_holds(invariant::LISTED_SEGMENTS_STAY, s.last_lsn);
             let listed = journal.header.lengths.get(s.index as usize).map_or(0, |blocks| u64::from(*blocks));
             let log_index = match options.durable && s.bytes > options.index_bytes_least {
@@ -444,9 +448,9 @@ impl Journal {
 
     /// Writes as many records as fit into one segment, and returns their number; 0 if there is no room for the first.
     fn write_some(&mut self, records: &[Record]) -> Result<usize> {
-        let most = self.segment_bytes_here();
-        self.check_file_size_limit(self.room_for(&records[0]), most)?;
         loop {
+            let most = self.segment_bytes_here();
+            self.check_file_size_limit(self.room_for(&records[0]), most)?;
             let (next_lsn, previous_crc) = (self.next_lsn, self.previous_crc);
             let taken = self.position + self.reserved_here(self.current);
             match self.encode_group(records, self.limited_bytes(most).saturating_sub(taken)) {
@@ -506,8 +510,7 @@ impl Journal {
             segment.first_block_crc = Some(crc64(&self.buf[..BLOCK_BYTES]));
         }
         self.raise_bound(self.position + self.buf.len() as u64)?;
-        let segment = &self.segments[self.current];
-        let written = write_all_at(&*segment.file, &self.buf, self.position);
+        let written = self.write_buffer();
         self.position += self.buf.len() as u64;
         self.note_written();
         if written.is_ok() {

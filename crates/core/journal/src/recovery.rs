@@ -16,14 +16,16 @@ use crate::commits::spill::spill_id;
 use crate::data_files::locate::{Location, Locations, open_for_writing};
 use crate::directories::quarantine::{NAME_SPARE, PendingFiles};
 use crate::directories::store_dir::{
-    NewJournal, StoreDir, StoreLock, create_journal, lock_store, make_spare, remove_tree,
+    NewJournal, StoreDir, StoreLock, create_journal, is_quarantined, lock_store, make_spare, remove_tree,
 };
 use crate::error::{Context, Error, Result};
 use crate::format::{Attribute, AttributeFound, EPOCHS_MAX, Header, Key, ListedEpoch, StoreId};
 use crate::invariant;
 use crate::journal::{Journal, Options};
 use crate::recovery::unapplied::{Unapplied, leave_unapplied};
-use crate::scanning::scan::{Scan, flush_header, note_lost_flush, read_header, read_readable_header, scan};
+use crate::scanning::scan::{
+    Scan, flush_header, note_lost_flush, read_header, read_readable_header, scan, scan_behind,
+};
 use crate::scanning::segment_reader::{Keep, ReadMode};
 use crate::slots::slot_log::SlotLog;
 use crate::sync_point;
@@ -111,14 +113,18 @@ pub struct Opened {
 pub fn open(storage: &Arc<dyn Storage>, store_dir: &StoreDir, options: &OpenOptions<'_>) -> Result<Opened> {
     let store_lock =
         lock_store(&**storage, store_dir, options.create.then_some(options.journal.dir_mode), options.wait)?;
+    let names = storage.list(&store_dir.dir).context("list", &store_dir.dir)?;
+    let has_quarantined = names.iter().any(is_quarantined);
     if options.journal.readers {
-        let shown = options.journal.durable && store_dir.quarantined_journals(&**storage)?.is_empty();
+        let shown = options.journal.durable && !has_quarantined;
         if !shown {
             // Class `process` shows nothing to readers, and the commits of a quarantined journal are older than theirs.
             Undo::end(&**storage, store_dir)?;
         }
         // Where an older version kept files for readers: they have second names there.
-        remove_tree(&**storage, &store_dir.dir.join("parked"))?;
+        if names.iter().any(|name| name == "parked") {
+            remove_tree(&**storage, &store_dir.dir.join("parked"))?;
+        }
     }
     let mut opening = Opening {
         storage,
@@ -137,8 +143,9 @@ pub fn open(storage: &Arc<dyn Storage>, store_dir: &StoreDir, options: &OpenOpti
     if store_lock.unclean {
         opening.flush_after_kill().map_err(|e| opening.doubt(e))?;
     }
-    opening.finish_creation()?;
-    opening.recover_quarantined()?;
+    if opening.finish_creation()? || has_quarantined {
+        opening.recover_quarantined()?;
+    }
     let journal = match opening.recover_current() {
         Err(e) if opening.can_salvage(&e) => {
             opening.salvage_current(&e)?;
@@ -264,11 +271,11 @@ impl Opening<'_> {
         }
     }
 
-    /// Makes a journal if there is none, also after a crash that interrupted the making of one.
-    fn finish_creation(&self) -> Result<()> {
+    /// Makes a journal if there is none, also after a crash that interrupted the making of one. Returns whether it did.
+    fn finish_creation(&self) -> Result<bool> {
         let journal = self.store_dir.journal();
         if self.exists(&journal)? {
-            let Some(pending) = PendingFiles::read(self.storage(), &journal)? else { return Ok(()) };
+            let Some(pending) = PendingFiles::read(self.storage(), &journal)? else { return Ok(false) };
             // A crash came between writing the list and renaming the journal.
             if self.options.journal.readers {
                 Undo::end(self.storage(), self.store_dir)?;
@@ -317,7 +324,7 @@ impl Opening<'_> {
             self.storage().random(&mut salt).context("draw a salt for", &journal)?;
             new.link = u64::from_le_bytes(salt);
         }
-        create_journal(self.storage(), self.store_dir, &new)
+        create_journal(self.storage(), self.store_dir, &new).map(|()| true)
     }
 
     /// Notes in the store that unflushed data of class `process` may be lost, if this error means that.
@@ -361,7 +368,7 @@ impl Opening<'_> {
         let reads_all = self.options.redo || self.options.salvage;
         let index_bytes_least = if reads_all { u64::MAX } else { index_bytes_least };
         let keep = Keep::Places { in_memory_max, window_bytes, index_bytes_least };
-        let mut scanned = scan(self.storage, &dir, mode, keep, boot.is_some(), self.options.progress)?;
+        let mut scanned = scan_behind(self.storage, &dir, header, mode, keep, boot.is_some(), self.options.progress)?;
         if let Some(e) = scanned.corrupt.take() {
             return Err(e);
         }
@@ -487,7 +494,9 @@ impl Opening<'_> {
             // Salvaged files are not those of the commits that are lost.
             slots.end_history(*last_lsn)?;
         }
-        if let (false, Some(name)) = (self.options.journal.durable, slots.names()?.first()) {
+        if !self.options.journal.durable
+            && let Some(name) = slots.names()?.first()
+        {
             return Err(Error::Unsupported {
                 path: self.store_dir.dir.clone(),
                 detail: format!(

@@ -26,7 +26,7 @@ mod storage;
 mod sync_point;
 mod threads;
 
-pub use descriptors::descriptor::{Fd, above_standard, is_closed_by_program, keep_from};
+pub use descriptors::descriptor::{Fd, above_standard, directory_above_standard, is_closed_by_program, keep_from};
 pub use descriptors::descriptor_identity::file_identity;
 pub use descriptors::file_handle::FileHandle;
 pub use descriptors::fork::{is_own_descriptor, process_generation};
@@ -54,7 +54,9 @@ pub use storage::file_system_id::file_system_id;
 pub use storage::file_system_info::{FileSystemInfo, file_system_info};
 pub use storage::linux::{Linux, umask};
 pub use storage::linux_file::attribute_of;
-pub use storage::read_write::{read_full_at, read_full_past_cache_at, write_all_at, write_more_at};
+pub use storage::read_write::{
+    read_full_at, read_full_past_cache_at, write_all_allowed_at, write_all_at, write_more_at,
+};
 pub use storage::share_out::Threads;
 pub use storage::{Access, Counters, File, Kind, Meta, Open, Space, Storage, shown_by};
 pub use sync_point::SyncPoint;

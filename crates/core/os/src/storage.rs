@@ -238,6 +238,11 @@ pub trait File: Any + Send + Sync {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize>;
     /// `pwrite`: may write fewer bytes than asked. Alignment as for `read_at`.
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize>;
+    /// Writes like [`File::write_at`], right after [`Storage::file_size_limit`] allowed the end of the write, so that the
+    /// limit is not asked for again.
+    fn write_allowed_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
+        self.write_at(buf, offset)
+    }
     /// Fails if the program has closed the file's descriptor, whose number may now belong to another file
     /// ([`is_closed_by_program`](crate::is_closed_by_program)). Calls that change a file check this themselves, except
     /// `write_at`, because one check can serve many writes.

@@ -58,7 +58,12 @@ pub fn is_own_name(name: &OsStr) -> bool {
         "slots",
         "kept",
     ];
-    names.iter().any(|own| name == *own) || name.as_encoded_bytes().starts_with(QUARANTINE.as_bytes())
+    names.iter().any(|own| name == *own) || is_quarantined(name)
+}
+
+/// Whether a name in a store directory is that of a quarantined journal.
+pub(crate) fn is_quarantined(name: impl AsRef<OsStr>) -> bool {
+    name.as_ref().as_encoded_bytes().starts_with(QUARANTINE.as_bytes())
 }
 
 impl StoreDir {
@@ -137,8 +142,7 @@ impl StoreDir {
     /// The directories of all quarantined journals.
     pub fn quarantined_journals(&self, storage: &dyn Storage) -> Result<Vec<PathBuf>> {
         let names = storage.list(&self.dir).context("list", &self.dir)?;
-        let mut found: Vec<PathBuf> =
-            names.iter().filter(|n| n.to_string_lossy().starts_with(QUARANTINE)).map(|n| self.dir.join(n)).collect();
+        let mut found: Vec<PathBuf> = names.iter().filter(|n| is_quarantined(n)).map(|n| self.dir.join(n)).collect();
         found.sort_unstable();
         Ok(found)
     }
@@ -351,11 +355,14 @@ pub struct NewJournal {
 pub fn make_spare(storage: &dyn Storage, store_dir: &StoreDir, segment_bytes: u64, dir_mode: u32) -> io::Result<()> {
     let spare = store_dir.journal_spare();
     PendingFiles::set_apart(storage, &store_dir.journal())?;
-    match storage.mkdir(&spare, dir_mode) {
-        Err(e) if e.kind() != ErrorKind::AlreadyExists => return Err(e),
-        _ => {}
+    let header = || set_apart(storage, &spare.join("header"), BLOCK_BYTES as u64 * HEADER_SLOTS);
+    match header() {
+        Err(e) if e.kind() == ErrorKind::NotFound => {
+            storage.mkdir(&spare, dir_mode)?;
+            header()?;
+        }
+        done => done?,
     }
-    set_apart(storage, &spare.join("header"), BLOCK_BYTES as u64 * HEADER_SLOTS)?;
     set_apart(storage, &spare.join(segment_name(0)), segment_bytes)?;
     PendingFiles::set_apart(storage, &spare)
 }

@@ -17,7 +17,7 @@ use crate::scanning::log_index::ENTRIES_AT;
 use crate::sync_point;
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
-use untorn_os::{File, holds, write_all_at};
+use untorn_os::{File, Open, holds, write_all_at};
 
 /// Parts of a segment: the bound is raised by one at a time.
 const PARTS: u64 = 8;
@@ -54,7 +54,11 @@ impl Journal {
         if let Some(file) = &segment.log_index.file {
             return Ok(file.clone());
         }
-        let (file, _) = open_or_create(&*self.storage, &self.dir.join(log_index_name(segment.index)), false)?;
+        let path = self.dir.join(log_index_name(segment.index));
+        let file = match self.storage.open(&path, Open::WRITE) {
+            Err(e) if e.kind() == ErrorKind::NotFound => open_or_create(&*self.storage, &path, false)?.0,
+            there => there?,
+        };
         segment.log_index.file = Some(file.clone());
         Ok(file)
     }

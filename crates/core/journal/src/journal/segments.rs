@@ -9,7 +9,7 @@ use crate::format::{BLOCK_BYTES, crc64, encode_length};
 use crate::sync_point;
 use std::io;
 use std::sync::Arc;
-use untorn_os::File;
+use untorn_os::{File, write_all_allowed_at, write_all_at};
 
 impl Journal {
     /// Bytes of a segment that this process may write now. Its file-size limit may be lower than when the segment was
@@ -37,6 +37,16 @@ impl Journal {
             self.dir.display()
         );
         Err(Error::NoSpace { detail })
+    }
+
+    /// Writes the buffer to the current segment. Where nothing waits for the disk, [`Journal::segment_bytes_here`] has just
+    /// allowed its end.
+    pub(super) fn write_buffer(&self) -> io::Result<()> {
+        let file = &*self.segments[self.current].file;
+        match self.options.durable {
+            true => write_all_at(file, &self.buf, self.position),
+            false => write_all_allowed_at(file, &self.buf, self.position),
+        }
     }
 
     /// Switches to a free segment with this much room, and makes one if the journal may grow.

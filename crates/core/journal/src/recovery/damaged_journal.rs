@@ -51,7 +51,7 @@ impl Opening<'_> {
         // Salvaged files are not those of the commits that are lost.
         remove_list(self.storage(), self.store_dir)?;
         self.archive(&dir, epoch, why, &kept)?;
-        self.finish_creation()
+        self.finish_creation().map(drop)
     }
 
     /// Writes, beside the journal that is about to be archived, the contents that files which could not be redone would

@@ -133,6 +133,19 @@ pub fn scan(
     scan_to(storage, journal, header, mode, keep, read_all, None, progress)
 }
 
+/// Reads a journal like [`scan`], behind a header that was just read, and all of it readable.
+pub fn scan_behind(
+    storage: &Arc<dyn Storage>,
+    journal: &Path,
+    header: Header,
+    mode: ReadMode,
+    keep: Keep,
+    read_all: bool,
+    progress: &dyn Fn(u64, u64),
+) -> Result<Scan> {
+    scan_to(storage, journal, (header, None), mode, keep, read_all, None, progress)
+}
+
 /// Reads a journal as of this header, up to this commit at least, for a reader: through the page cache, beside the
 /// owner. With `indexed`, reads the index of the log if it has all commits, and not the log.
 pub fn scan_as_of(storage: &Arc<dyn Storage>, journal: &Path, header: Header, lsn: u64, indexed: bool) -> Result<Scan> {

@@ -60,15 +60,20 @@ impl Chunk {
     }
 
     fn next_or_new(&'static self) -> &'static Chunk {
-        self.next().unwrap_or_else(|| {
-            let fresh = Box::into_raw(Box::new(Chunk::new()));
-            match self.next.compare_exchange(ptr::null_mut(), fresh, SeqCst, SeqCst) {
-                Ok(_) => {}
-                // SAFETY: `fresh` was made above and nobody else has seen it.
-                Err(_) => drop(unsafe { Box::from_raw(fresh) }),
-            }
-            self.next().expect("just linked")
-        })
+        self.next().unwrap_or_else(|| self.add())
+    }
+
+    /// Kept out of its caller, which would get the stack for a chunk, and touch ten new pages of it.
+    #[cold]
+    #[inline(never)]
+    fn add(&'static self) -> &'static Chunk {
+        let fresh = Box::into_raw(Box::new(Chunk::new()));
+        match self.next.compare_exchange(ptr::null_mut(), fresh, SeqCst, SeqCst) {
+            Ok(_) => {}
+            // SAFETY: `fresh` was made above and nobody else has seen it.
+            Err(_) => drop(unsafe { Box::from_raw(fresh) }),
+        }
+        self.next().expect("just linked")
     }
 }
 

@@ -1,6 +1,6 @@
 //! A directory on Linux, behind the trait [`Storage`].
 
-use crate::descriptors::descriptor::{Fd, above_standard};
+use crate::descriptors::descriptor::{Fd, above_standard, directory_above_standard};
 use crate::descriptors::descriptor_identity::OVERLAYFS_MAGIC;
 use crate::storage::kernel::kernel_is;
 use crate::storage::linux_file::{LinuxFile, Totals, file_size_limit, meta_of};
@@ -36,7 +36,7 @@ impl Linux {
         let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         Ok(Arc::new(Linux {
-            root: Fd::open(|| fs::open(path, flags, Mode::empty()))?,
+            root: Fd::new(directory_above_standard(|| fs::open(path, flags, Mode::empty()))?)?,
             totals: Arc::default(),
             has_openat2: AtomicBool::new(true),
             keeps_order: OnceLock::new(),
@@ -56,7 +56,11 @@ impl Linux {
     /// Opens beneath the root, without following links or crossing mounts.
     fn open_beneath(&self, path: &Path, flags: OFlags, mode: Mode) -> io::Result<OwnedFd> {
         let root = self.root.own()?;
-        above_standard(|| self.open_below(root, path, flags, mode))
+        // `TMPFILE` contains the bits of `DIRECTORY`.
+        match flags.contains(OFlags::DIRECTORY) && !flags.contains(OFlags::TMPFILE) {
+            true => directory_above_standard(|| self.open_below(root, path, flags, mode)),
+            false => above_standard(|| self.open_below(root, path, flags, mode)),
+        }
     }
 
     fn open_below(&self, root: BorrowedFd<'_>, path: &Path, flags: OFlags, mode: Mode) -> io::Result<OwnedFd> {
@@ -202,7 +206,7 @@ impl Storage for Linux {
     fn list(&self, path: &Path) -> io::Result<Vec<OsString>> {
         let dir = self.open_beneath(path, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())?;
         let mut names = Vec::new();
-        for entry in fs::Dir::read_from(&dir)? {
+        for entry in fs::Dir::new(dir)? {
             let name = entry?.file_name().to_bytes().to_vec();
             if name != b"." && name != b".." {
                 names.push(OsString::from_vec(name));

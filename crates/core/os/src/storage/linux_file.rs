@@ -65,7 +65,9 @@ pub(super) struct LinuxFile {
     /// For a file without a name: the directory in which it will get one.
     directory: Mutex<Option<Fd>>,
     direct: bool,
-    holds_lock: AtomicBool,
+    /// Whether it took a lock of each kind: `flock`, and on ranges.
+    claimed: AtomicBool,
+    locked: AtomicBool,
     totals: Arc<Totals>,
 }
 
@@ -73,11 +75,16 @@ pub(super) struct LinuxFile {
 /// starts a program makes one between `vfork` and `exec`.
 impl Drop for LinuxFile {
     fn drop(&mut self) {
-        if self.holds_lock.load(Relaxed)
+        let (claimed, locked) = (*self.claimed.get_mut(), *self.locked.get_mut());
+        if (claimed || locked)
             && let Ok(fd) = self.fd.own()
         {
-            let _ = fs::flock(fd, FlockOperation::Unlock);
-            let _ = set_lock(fd, libc::F_UNLCK, libc::F_OFD_SETLK, 0..0);
+            if claimed {
+                let _ = fs::flock(fd, FlockOperation::Unlock);
+            }
+            if locked {
+                let _ = set_lock(fd, libc::F_UNLCK, libc::F_OFD_SETLK, 0..0);
+            }
         }
     }
 }
@@ -116,14 +123,15 @@ pub(super) fn file_size_limit() -> u64 {
 impl LinuxFile {
     /// `directory`: for a file without a name, the directory in which it will get one.
     pub(super) fn new(fd: Fd, directory: Option<Fd>, direct: bool, totals: Arc<Totals>) -> LinuxFile {
-        LinuxFile { fd, directory: Mutex::new(directory), direct, holds_lock: AtomicBool::new(false), totals }
+        let [claimed, locked] = [(); 2].map(|()| AtomicBool::new(false));
+        LinuxFile { fd, directory: Mutex::new(directory), direct, claimed, locked, totals }
     }
 
     /// Takes a lock. Returns false if a conflicting lock exists.
     fn take_lock(&self, kind: libc::c_int, command: libc::c_int, range: Range<u64>) -> io::Result<bool> {
         match set_lock(self.fd.own()?, kind, command, range) {
             Ok(_) => {
-                self.holds_lock.store(true, Relaxed);
+                self.locked.store(true, Relaxed);
                 Ok(true)
             }
             Err(e) if matches!(Errno::from_io_error(&e), Some(Errno::AGAIN | Errno::ACCESS)) => Ok(false),
@@ -215,7 +223,11 @@ impl File for LinuxFile {
         if most == 0 && !buf.is_empty() {
             return Err(Errno::FBIG.into());
         }
-        let n = rustix::io::pwrite(self.fd.get()?, &buf[..most], offset)?;
+        self.write_allowed_at(&buf[..most], offset)
+    }
+
+    fn write_allowed_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
+        let n = rustix::io::pwrite(self.fd.get()?, buf, offset)?;
         self.totals.writes.fetch_add(1, Relaxed);
         self.totals.bytes.fetch_add(n as u64, Relaxed);
         Ok(n)
@@ -353,7 +365,7 @@ impl File for LinuxFile {
             Err(Errno::WOULDBLOCK) => Ok(false),
             Err(e) => Err(e.into()),
             Ok(()) => {
-                self.holds_lock.store(true, Relaxed);
+                self.claimed.store(true, Relaxed);
                 Ok(true)
             }
         }

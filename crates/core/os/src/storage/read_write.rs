@@ -20,6 +20,18 @@ pub fn write_all_at(file: &dyn File, buf: &[u8], offset: u64) -> io::Result<()> 
     write_more_at(file, buf, offset)
 }
 
+/// Writes like [`write_all_at`], right after [`Storage::file_size_limit`](crate::Storage::file_size_limit) allowed the
+/// end of the write.
+pub fn write_all_allowed_at(file: &dyn File, buf: &[u8], offset: u64) -> io::Result<()> {
+    file.check_own()?;
+    match file.write_allowed_at(buf, offset) {
+        Ok(n) if n == buf.len() => Ok(()),
+        Ok(n) if !file.is_direct() => write_more_at(file, &buf[n..], offset + n as u64),
+        // Written again, from the beginning.
+        _ => write_more_at(file, buf, offset),
+    }
+}
+
 /// Writes like [`write_all_at`], if that check was made for the file shortly before.
 pub fn write_more_at(file: &dyn File, mut buf: &[u8], mut offset: u64) -> io::Result<()> {
     let mut left = TRIES;

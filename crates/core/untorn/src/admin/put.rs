@@ -28,7 +28,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use untorn_journal::format::{Attribute, AttributeFound, crc64};
-use untorn_os::above_standard;
+use untorn_os::{above_standard, directory_above_standard};
 
 /// Suffix of everything of ours in a directory.
 const STORE_NAME: &str = ".untorn";
@@ -216,7 +216,7 @@ impl Target {
             return Err(Error::invalid(format!("{} {detail}", path.display())));
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let dir = above_standard(|| fs::open(parent, flags, Mode::empty()))
+        let dir = directory_above_standard(|| fs::open(parent, flags, Mode::empty()))
             .map_err(|e| io("open the directory", parent, e))?;
         let old = Old::open(&dir, name, &path)?;
         let name = name.to_owned();

@@ -7,7 +7,7 @@ use rustix::fs::{self, AtFlags, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
-use untorn_os::above_standard;
+use untorn_os::{above_standard, directory_above_standard};
 
 /// More tries than other replacements of one file can require.
 const TRIES_MAX: usize = 10_000;
@@ -87,7 +87,7 @@ pub(crate) fn unlock(file: &OwnedFd) {
 pub(crate) fn lock_directory(path: &Path) -> Option<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     for _ in 0..TRIES_MAX {
-        let dir = above_standard(|| fs::open(path, flags, Mode::empty())).ok()?;
+        let dir = directory_above_standard(|| fs::open(path, flags, Mode::empty())).ok()?;
         lock(&dir, FlockOperation::LockExclusive).ok()?;
         let (held, named) = (fs::fstat(&dir).ok()?, fs::lstat(path).ok()?);
         if (held.st_dev, held.st_ino) == (named.st_dev, named.st_ino) {

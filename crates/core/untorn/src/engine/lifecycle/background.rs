@@ -21,6 +21,9 @@ const RETRY_MAX: Duration = Duration::from_secs(60);
 /// Starts the thread of a store.
 pub(crate) fn start(engine: &Arc<Engine>) -> Result<()> {
     let (weak, wakeup) = (Arc::downgrade(engine), engine.commits.wakeup.clone());
+    if engine.wants_checkpoint(&engine.journal.lock()) {
+        wakeup.wake();
+    }
     let start = || thread::Builder::new().name("untorn".into()).spawn(move || run(&weak, &wakeup));
     let thread = without_signals(start).map_err(|e| Error::io("start a thread for", &engine.path, e))?;
     engine.commits.wakeup.started(thread);
@@ -29,6 +32,10 @@ pub(crate) fn start(engine: &Arc<Engine>) -> Result<()> {
 
 fn run(engine: &Weak<Engine>, wakeup: &Wakeup) {
     let _own = own_thread();
+    // A short session is not held up by a thread that wants the same locks, or that its commit has to wake.
+    if !wakeup.wait(Some(IDLE)) {
+        return;
+    }
     // The thread keeps nothing of the store alive while it waits, so that the store can close.
     let mut retry = RETRY_MIN;
     while let Some(pause) = engine.upgrade().map(|engine| work(&engine, &mut retry)) {

@@ -21,6 +21,8 @@ pub(crate) struct Wakeup {
 struct State {
     stop: bool,
     wake: bool,
+    /// The thread works, and so has a part of the store.
+    works: bool,
 }
 
 impl Wakeup {
@@ -43,11 +45,17 @@ impl Wakeup {
         debug_assert!(before.is_none(), "a store has two threads");
     }
 
-    /// Ends the thread, and waits for that unless the thread itself calls.
+    /// Ends the thread, and waits for that if it works, unless the thread itself calls. A thread that waits has nothing
+    /// of the store, and ends by itself.
     pub(crate) fn stop(&self) {
-        self.state.lock().stop = true;
+        let works = {
+            let mut state = self.state.lock();
+            state.stop = true;
+            state.works
+        };
         self.changed.notify_one();
         if let Some(thread) = self.thread.lock().take()
+            && works
             && thread.thread().id() != thread::current().id()
         {
             let _ = thread.join();
@@ -67,6 +75,7 @@ impl Wakeup {
             self.asleep.store(false, SeqCst);
         }
         let mut state = self.state.lock();
+        state.works = false;
         while !state.stop && !state.wake {
             match most {
                 None => self.changed.wait(&mut state),
@@ -78,6 +87,45 @@ impl Wakeup {
             }
         }
         state.wake = false;
-        !state.stop
+        state.works = !state.stop;
+        state.works
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    /// Stops a thread while it waits, or while it works after a wake-up; returns whether it had ended then.
+    fn has_ended_when_stopped(works: bool) -> bool {
+        let wakeup = Arc::new(Wakeup::default());
+        let (ended, begun) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        let started = {
+            let (wakeup, ended, begun) = (wakeup.clone(), ended.clone(), begun.clone());
+            thread::Builder::new().spawn(move || {
+                while wakeup.wait(None) {
+                    begun.store(true, SeqCst);
+                    std::thread::sleep(Duration::from_millis(100));
+                }
+                std::thread::sleep(Duration::from_millis(100));
+                ended.store(true, SeqCst);
+            })
+        };
+        wakeup.started(started.unwrap());
+        if works {
+            wakeup.wake();
+            while !begun.load(SeqCst) {
+                std::thread::yield_now();
+            }
+        }
+        wakeup.stop();
+        ended.load(SeqCst)
+    }
+
+    #[test]
+    fn only_a_thread_that_works_is_waited_for() {
+        assert!(has_ended_when_stopped(true));
+        assert!(!has_ended_when_stopped(false));
     }
 }

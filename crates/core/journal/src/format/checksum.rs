@@ -1,0 +1,143 @@
+//! CRC-64/NVME.
+//!
+//! `crc_fast` asks the processor for its instructions before its first sum. In a virtual machine each answer comes from
+//! the host, and all of them take as long as a flush of a fast disk: too long for a process that commits once and ends.
+//! So the first sums of a process go by tables.
+
+use crc_fast::{CrcAlgorithm, Digest};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+/// The polynomial, its bits in reverse order.
+const POLYNOMIAL: u64 = 0x9a6c_9329_ac4b_c9b5;
+
+/// Bytes that still go by the tables. To sum so many takes about as long as to ask the processor.
+static BY_TABLES: AtomicUsize = AtomicUsize::new(if cfg!(target_arch = "x86_64") { 64 << 10 } else { 0 });
+
+/// Entry `[n][byte]`: the effect of a byte that `n` bytes follow.
+static TABLES: [[u64; 256]; 8] = tables();
+
+const fn tables() -> [[u64; 256]; 8] {
+    let mut tables = [[0; 256]; 8];
+    let mut byte = 0;
+    while byte < 256 {
+        let (mut state, mut bit) = (byte as u64, 0);
+        while bit < 8 {
+            state = if state & 1 == 1 { state >> 1 ^ POLYNOMIAL } else { state >> 1 };
+            bit += 1;
+        }
+        tables[0][byte] = state;
+        byte += 1;
+    }
+    let mut n = 1;
+    while n < 8 {
+        let mut byte = 0;
+        while byte < 256 {
+            let before = tables[n - 1][byte];
+            tables[n][byte] = before >> 8 ^ tables[0][before as usize & 0xff];
+            byte += 1;
+        }
+        n += 1;
+    }
+    tables
+}
+
+/// The state of the sum behind these bytes.
+fn by_tables(mut state: u64, bytes: &[u8]) -> u64 {
+    let (words, rest) = bytes.as_chunks::<8>();
+    for word in words {
+        let word = (state ^ u64::from_le_bytes(*word)).to_le_bytes();
+        state = word.iter().zip(TABLES.iter().rev()).fold(0, |sum, (byte, table)| sum ^ table[usize::from(*byte)]);
+    }
+    rest.iter().fold(state, |state, byte| state >> 8 ^ TABLES[0][usize::from(state as u8 ^ byte)])
+}
+
+/// Whether so many bytes go by the tables. Once some do not, the processor was asked, and none do.
+fn go_by_tables(by_tables: &AtomicUsize, bytes: usize) -> bool {
+    // Threads that count at the same time lose counts, which changes no sum.
+    let left = by_tables.load(Relaxed);
+    if left > 0 {
+        by_tables.store(left.saturating_sub(bytes), Relaxed);
+    }
+    bytes < left
+}
+
+/// CRC-64/NVME of the bytes.
+pub fn crc64(bytes: &[u8]) -> u64 {
+    match go_by_tables(&BY_TABLES, bytes.len()) {
+        true => !by_tables(!0, bytes),
+        false => crc_fast::checksum(CrcAlgorithm::Crc64Nvme, bytes),
+    }
+}
+
+/// [`crc64`] of bytes that arrive piece by piece.
+pub struct Crc64(Sum);
+
+enum Sum {
+    ByTables(u64),
+    Fast(Digest),
+}
+
+impl Crc64 {
+    /// The sum of no bytes.
+    pub fn new() -> Crc64 {
+        Crc64(Sum::ByTables(!0))
+    }
+
+    /// Appends bytes to the sum.
+    pub fn add(&mut self, bytes: &[u8]) {
+        match &mut self.0 {
+            Sum::ByTables(state) if go_by_tables(&BY_TABLES, bytes.len()) => *state = by_tables(*state, bytes),
+            Sum::ByTables(state) => {
+                let mut digest = Digest::new_with_init_state(CrcAlgorithm::Crc64Nvme, *state);
+                digest.update(bytes);
+                self.0 = Sum::Fast(digest);
+            }
+            Sum::Fast(digest) => digest.update(bytes),
+        }
+    }
+
+    /// The checksum of all bytes so far.
+    pub fn sum(&self) -> u64 {
+        match &self.0 {
+            Sum::ByTables(state) => !state,
+            Sum::Fast(digest) => digest.finalize(),
+        }
+    }
+}
+
+impl Default for Crc64 {
+    fn default() -> Crc64 {
+        Crc64::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_ways_give_the_same_sums() {
+        assert_eq!(!by_tables(!0, b"123456789"), 0xae8b_1486_0a79_9888);
+        let bytes: Vec<u8> = (0..1000u32).map(|n| (n * n >> 3) as u8).collect();
+        for end in 0..bytes.len() {
+            let bytes = &bytes[..end];
+            let fast = crc_fast::checksum(CrcAlgorithm::Crc64Nvme, bytes);
+            assert_eq!(!by_tables(!0, bytes), fast);
+            let (first, second) = bytes.split_at(end / 3);
+            let mut switched = Crc64(Sum::ByTables(by_tables(!0, first)));
+            BY_TABLES.store(0, Relaxed);
+            switched.add(second);
+            assert!(matches!(switched.0, Sum::Fast(_)));
+            assert_eq!((switched.sum(), crc64(bytes)), (fast, fast));
+        }
+    }
+
+    #[test]
+    fn many_bytes_end_the_sums_by_tables() {
+        let few = AtomicUsize::new(10);
+        assert!(go_by_tables(&few, 4) && go_by_tables(&few, 5));
+        assert!(!go_by_tables(&few, 1) && !go_by_tables(&few, 0));
+        let many = AtomicUsize::new(10);
+        assert!(!go_by_tables(&many, 1 << 20) && !go_by_tables(&many, 1));
+    }
+}
