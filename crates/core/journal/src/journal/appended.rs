@@ -52,6 +52,7 @@ impl Journal {
         if !matches!(appended, Ok(true)) {
             (self.next_lsn, self.previous_crc) = (first_lsn, previous_crc);
             self.bodies.clear();
+            self.unflushed_spills.clear();
             return appended.map(|_| None);
         }
         self.flush(sync_point::COMMIT)?;

@@ -24,8 +24,10 @@ impl Journal {
         }
         if unnamed {
             // Fail for every reason, lack of space included: success of a second flush would prove nothing.
-            let named = self.storage.sync_dir(&self.dir, sync_point::SPILL_NAME);
-            named.map_err(|e| self.fail(Outcome::NotCommitted, e))?;
+            if let Err(e) = self.storage.sync_dir(&self.dir, sync_point::SPILL_NAME) {
+                self.unflushed_spills.clear();
+                return Err(self.fail(Outcome::NotCommitted, e));
+            }
             self.unflushed_spills.iter().for_each(|(spill, _)| spill.set_named());
         }
         Ok(())
