@@ -77,6 +77,8 @@ untorn_os::invariants! {
     TORN_SPILL_ENDS,
     /// Spilled contents are checked as they are on the disk, not in the page cache.
     SPILLS_PAST_CACHE,
+    /// Spilled contents that were not checked when the store was opened are when they are used first.
+    SPILLS_CHECKED,
     /// The space of uncommitted changes in a spill file is reused only where no change refers to it.
     SPILLED_BYTES_STAY,
     /// An empty file without an attribute is found under each name that it had.

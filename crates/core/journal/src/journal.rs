@@ -67,8 +67,8 @@ pub struct Options {
     pub window_bytes: usize,
     /// Reserve space for quarantining the journal on a full disk.
     pub spare: bool,
-    /// Segments of at most this many bytes are read as a whole after a crash. The index of a larger one shows its durable
-    /// records, and bounds the rest.
+    /// Segments of at most this many bytes are read as a whole after a crash, and spill files that have so many together.
+    /// The index of a larger segment shows its durable records, and bounds the rest.
     pub index_bytes_least: u64,
     /// Keep a page for readers, in class `power`.
     pub readers: bool,

@@ -52,6 +52,7 @@ fn known_by_errors(invariant: Invariant) -> &'static [&'static str] {
 fn scenario(invariant: Invariant) -> Option<&'static str> {
     match invariant {
         invariant::TORN_SPILL_ENDS => Some("shared_ranges_survive_every_crash"),
+        invariant::SPILLS_CHECKED => Some("damage_in_shared_ranges_is_no_torn_end"),
         invariant::SPILLS_PAST_CACHE => Some("a_failed_flush_of_shared_ranges_is_noticed"),
         invariant::DURABLE_LSN => Some("damage_before_durable_commits_is_no_torn_end"),
         invariant::NEWEST_HEADER => Some("a_lost_header_is_missed"),

@@ -116,7 +116,10 @@ impl Source {
                 buf.fill(0);
                 Ok(())
             }
-            Source::Spill { spill, at, origin, .. } => spill.read(buf, at + (from - origin)),
+            Source::Spill { spill, at, origin, len, crc } => {
+                spill.check_used(*at, *len, *crc)?;
+                spill.read(buf, at + (from - origin))
+            }
             Source::Log { segment, at, origin, len, crc } => {
                 let piece = segment.read(*at, *len, *crc)?;
                 buf.copy_from_slice(&piece[(from - origin) as usize..][..buf.len()]);

@@ -7,7 +7,7 @@ use crate::commits::overlay::{NO_END, Overlay, Source};
 use crate::error::Result;
 use crate::format::sized_memory;
 pub(crate) use decoder::{BodyInLog, UnreadableBody};
-pub use decoder::{Decoder, SpillCache, body_by_reference};
+pub use decoder::{CheckSpills, Decoder, SpillCache, body_by_reference};
 pub use indexed::IndexedSink;
 use std::fmt;
 use std::ops::Range;
@@ -206,6 +206,7 @@ fn encode_op(op: &Op, out: &mut impl Sink) -> Result<()> {
                 }
                 Source::Zero | Source::Unreadable(_) => {}
                 Source::Spill { spill, at, origin, len: whole, crc } => {
+                    spill.check_used(*at, *whole, *crc)?;
                     let from = at + (range.start - origin);
                     let cut = range.end - range.start;
                     let crc = if from == *at && cut == *whole { *crc } else { spill.crc(from..from + cut, false)? };

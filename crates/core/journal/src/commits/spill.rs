@@ -7,9 +7,11 @@
 
 use crate::error::{Context, Error, Result};
 use crate::format::sized_memory;
+use crate::format::unreadable::is_unreadable;
 use crate::format::{Crc64, crc64};
 use crate::invariant;
 use crate::sync_point;
+use parking_lot::Mutex;
 use rangemap::RangeSet;
 use std::collections::BTreeSet;
 use std::fmt;
@@ -45,6 +47,8 @@ pub struct Spill {
     location: (Arc<dyn Storage>, PathBuf),
     /// A record of the journal refers to it, or may do so.
     referenced: AtomicBool,
+    /// Pieces that were checked, by offset and length; `None` if none needs to be.
+    checked: Mutex<Option<BTreeSet<(u64, u64)>>>,
 }
 
 impl fmt::Debug for Spill {
@@ -93,7 +97,7 @@ impl Spill {
     fn new(id: u64, file: Arc<dyn File>, found: Option<u64>, location: (Arc<dyn Storage>, PathBuf)) -> Spill {
         let [len, written_len, durable_len] = [(); 3].map(|()| AtomicU64::new(found.unwrap_or(0)));
         let (named, referenced) = (AtomicBool::new(found.is_some()), AtomicBool::new(false));
-        Spill { id, file, len, written_len, durable_len, named, location, referenced }
+        Spill { id, file, len, written_len, durable_len, named, location, referenced, checked: Mutex::default() }
     }
 
     /// Marks the file as one that a record may refer to, so that it outlives the last change that refers to it.
@@ -171,6 +175,37 @@ impl Spill {
         );
         self.durable_len.store(0, SeqCst);
         write_all_at(&*self.file, bytes, at).context("write", self.path())
+    }
+
+    /// Notes that pieces were not checked, so that each is when it is used first.
+    pub(crate) fn check_when_used(&self) {
+        self.checked.lock().get_or_insert_default();
+    }
+
+    /// Checks a piece that is used, unless it was checked before.
+    pub(crate) fn check_used(&self, at: u64, len: u64, crc: u64) -> Result<()> {
+        let is_due = |checked: &BTreeSet<(u64, u64)>| !checked.contains(&(at, len)) && holds(invariant::SPILLS_CHECKED);
+        if self.checked.lock().as_ref().is_some_and(is_due) {
+            verify(self, at, len, crc, false).map_err(|e| match is_unreadable(&e) {
+                true => Error::unreadable(self.path(), "the disk cannot read contents of a commit".into()),
+                false => e,
+            })?;
+            self.note_checked(at, len);
+        }
+        Ok(())
+    }
+
+    fn note_checked(&self, at: u64, len: u64) {
+        if let Some(checked) = self.checked.lock().as_mut() {
+            checked.insert((at, len));
+        }
+    }
+
+    /// Checks a piece of a record that may be torn.
+    pub(crate) fn check_now(&self, at: u64, len: u64, crc: u64, past_cache: bool) -> Result<()> {
+        verify(self, at, len, crc, past_cache)?;
+        self.note_checked(at, len);
+        Ok(())
     }
 
     /// Reads bytes back.

@@ -400,6 +400,9 @@ pub fn apply_overlay_in_steps(
                 if let Some((segment, end)) = source.log_place() {
                     segment.read_ahead(end);
                 }
+                if let Source::Spill { spill, at, len, crc, .. } = source {
+                    spill.check_used(*at, *len, *crc)?;
+                }
                 let range = range.start..end;
                 let cloned = clone_bytes_least.and_then(|least| clone_blocks(file, source, &range, least));
                 let cloned = cloned.unwrap_or(range.end..range.end);

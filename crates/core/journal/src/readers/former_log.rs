@@ -3,7 +3,7 @@
 //! A record is the one of its LSN if it belongs to the epoch that the list says: records that recovery dropped are of
 //! other epochs. Within an epoch, each repeats the checksum of its predecessor.
 
-use crate::commits::record::SpillCache;
+use crate::commits::record::{CheckSpills, SpillCache};
 use crate::commits::spill::{Spill, spill_name};
 use crate::directories::store_dir::StoreDir;
 use crate::error::{Context, Error, Result};
@@ -130,7 +130,7 @@ impl FormerLog {
         let segment = self.segment.as_ref().expect("a segment");
         let path = store_dir.kept().join(kept_log_name(segment.first_lsn));
         let mut spills = [kept_spills(storage, store_dir), SpillCache::new(storage.clone(), store_dir.journal())];
-        spills.iter_mut().for_each(|spills| spills.verify = false);
+        spills.iter_mut().for_each(|spills| spills.check = CheckSpills::Never);
         let (mut commits, mut bytes) = (Vec::new(), 0);
         while self.lsn < self.checkpoint_lsn && bytes < PART_BYTES {
             let Some((head, crc)) = segment.records.get(&(self.lsn + 1)) else { break };

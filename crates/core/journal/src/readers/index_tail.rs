@@ -1,7 +1,7 @@
 //! Goes on through the index of the log, behind a commit that was read before: the segments themselves are not read.
 
 use crate::commits::log_reader::LogSegment;
-use crate::commits::record::SpillCache;
+use crate::commits::record::{CheckSpills, SpillCache};
 use crate::directories::store_dir::segment_name;
 use crate::format::RecordKind;
 use crate::scanning::log_end::LogEnd;
@@ -28,6 +28,7 @@ impl IndexTail {
     /// Reads the commits up to this LSN, which is published. `None`: the indexes do not have all of them.
     pub fn read_to(&mut self, lsn: u64, storage: &Arc<dyn Storage>, journal: &Path) -> Option<Vec<AcceptedRecord>> {
         let mut spills = SpillCache::new(storage.clone(), journal.to_owned());
+        spills.check = CheckSpills::WhenUsed;
         let mut newer = Vec::new();
         if self.end.lsn < lsn {
             self.read_in(self.end.segment, lsn, &**storage, journal, &mut spills, &mut newer)?;

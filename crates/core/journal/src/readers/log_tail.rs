@@ -6,7 +6,7 @@
 //! The log is read past the page cache, as it is written: pages that a reader left in the cache would slow down each
 //! write of the owner.
 
-use crate::commits::record::SpillCache;
+use crate::commits::record::{CheckSpills, SpillCache};
 use crate::directories::store_dir::segment_name;
 use crate::format::{BLOCK_BYTES, RECORD_ALIGN_BYTES, RECORD_HEAD_BYTES, RecordHead, RecordKind};
 use crate::scanning::log_end::LogEnd;
@@ -39,7 +39,7 @@ impl LogTail {
     /// yet. Returns `None` if a commit is not at any place where it would follow.
     pub fn read_to(&mut self, lsn: u64, storage: &Arc<dyn Storage>, journal: &Path) -> Option<Vec<AcceptedRecord>> {
         let mut spills = SpillCache::new(storage.clone(), journal.to_owned());
-        spills.verify = false;
+        spills.check = CheckSpills::Never;
         let mut accepted = Vec::new();
         while self.end.lsn < lsn {
             let (head, body) = self.next(&**storage, journal)?;

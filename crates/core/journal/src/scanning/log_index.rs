@@ -6,7 +6,7 @@
 //! ```
 
 use crate::commits::log_reader::LogSegment;
-use crate::commits::record::{Decoder, Record, SpillCache, body_by_reference};
+use crate::commits::record::{CheckSpills, Decoder, Record, SpillCache, body_by_reference};
 use crate::directories::store_dir::{log_index_name, segment_name};
 use crate::error::Result;
 use crate::format::{
@@ -175,7 +175,7 @@ pub(crate) fn read(
     spills: &mut SpillCache,
 ) -> FoundRecords {
     let mut found = FoundRecords::default();
-    spills.verify = false;
+    spills.check = CheckSpills::Never;
     for (at, segment) in segments.iter().enumerate() {
         let Some(index) = read_index(storage, journal, segment.index, segment.bytes) else { continue };
         let Ok(log) = LogSegment::open(storage, &journal.join(segment_name(segment.index))) else { continue };
@@ -185,6 +185,6 @@ pub(crate) fn read(
             }
         });
     }
-    spills.verify = true;
+    spills.check = CheckSpills::Now;
     found
 }

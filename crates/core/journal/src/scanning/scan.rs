@@ -5,13 +5,14 @@
 //! the open epoch, up to the first gap. Whether that gap is the torn end of the journal or damage depends on the
 //! records beyond it.
 
+mod ends;
 mod header_file;
 
-use crate::commits::record::{Decoder, Record, SpillCache, UnreadableBody, body_by_reference};
-use crate::commits::spill::{Spill, spill_id};
+use crate::commits::record::{CheckSpills, Decoder, Record, SpillCache, UnreadableBody, body_by_reference};
+use crate::commits::spill::{Spill, spill_id, spill_name};
 use crate::directories::quarantine::{NAME_NEW, NAME_SPARE};
 use crate::error::{Context, Error, Result};
-use crate::format::unreadable::{contents_of, first_unknown, is_unreadable, stops};
+use crate::format::unreadable::{contents_of, is_unreadable, stops};
 use crate::format::{Header, ListedEpoch, RECORD_HEAD_BYTES, RecordHead, RecordKind};
 use crate::invariant;
 use crate::scanning::log_index;
@@ -20,6 +21,7 @@ use crate::scanning::segment_reader::{
     open_segments, start_block_is_unchanged,
 };
 use bytes::Bytes;
+use ends::{check_for_damage, check_unreadable, drop_what_may_be_torn, end_before_torn_spill};
 pub use header_file::{flush_header, note_lost_flush, read_header};
 pub(crate) use header_file::{read_readable_header, read_slots};
 use std::collections::HashMap;
@@ -210,6 +212,10 @@ fn scan_to(
     let reader = SegmentReader { storage: &**storage, journal, mode, key, after, progress };
     reader.flush(&scan.segments)?;
     if let Keep::Places { in_memory_max, window_bytes, index_bytes_least } = keep {
+        let spill_bytes = |id: &u64| storage.stat(&journal.join(spill_name(*id))).map_or(0, |meta| meta.size);
+        if scan.spills.iter().map(spill_bytes).sum::<u64>() > index_bytes_least {
+            spills.check = CheckSpills::WhenUsed;
+        }
         // Records of class `process` were not durable when a later one called them so.
         let may_be_indexed =
             scan.header.boot.is_none() && mode == ReadMode::PastCache && header_unreadable.is_none() && !read_all;
@@ -310,7 +316,7 @@ pub fn given_up_after(
         run.push(v);
     }
     let mut spills = SpillCache::new(storage.clone(), journal.to_owned());
-    spills.verify = false;
+    spills.check = CheckSpills::Never;
     let commits = run.iter().rev().filter(|v| v.head.kind == RecordKind::Commit);
     let decoded = |v: &ValidRecord| {
         let record = decode(v, &scan.segments[v.segment], &mut spills, None).ok()?;
@@ -338,7 +344,10 @@ fn accept(journal: &Path, end: Option<u64>, spills: &mut SpillCache, scan: &mut 
     let valid = std::mem::take(&mut scan.valid);
     debug_assert!(valid.is_sorted_by_key(|v| v.head.lsn), "{} records are not in order", valid.len());
     let accepted = accept_listed(journal, ByLsn(&valid), spills, scan)
-        .and_then(|()| accept_open(journal, ByLsn(&valid), spills, scan));
+        .and_then(|()| accept_open(journal, ByLsn(&valid), spills, scan))
+        .and_then(|()| {
+            if spills.check == CheckSpills::WhenUsed { end_before_torn_spill(scan, spills.past_cache) } else { Ok(()) }
+        });
     (scan.valid, scan.found) = (valid, ReadRecords::new());
     scan.assert_chained();
     if let Err(e) = &accepted
@@ -528,78 +537,6 @@ pub fn decode_body(head: &RecordHead, body: Bytes, spills: &mut SpillCache) -> R
 
 fn whole_body(head: &RecordHead, body: Bytes, spills: &mut SpillCache) -> Result<Bytes> {
     if head.body_by_reference { body_by_reference(&body, spills) } else { Ok(body) }
-}
-
-/// Drops the first commit that the disk cannot fully read and that may be torn, and all accepted records behind it.
-fn drop_what_may_be_torn(journal: &Path, end: Option<u64>, scan: &mut Scan) -> Result<()> {
-    let durable_before = scan.header.open_lsn.max(end.map_or(0, |end| end + 1));
-    // In class `process`, records were not durable when a later one called them so.
-    let heads = if scan.header.boot.is_none() { &scan.accepted_heads[..] } else { &[] };
-    let was_durable = |v: &ValidRecord| {
-        let says_so = |a: &ValidRecord| a.is_whole && a.head.epoch == v.head.epoch && a.head.durable_lsn >= v.head.lsn;
-        v.head.lsn < durable_before || heads.iter().any(says_so)
-    };
-    let Some(v) = scan.accepted_heads.iter().find(|v| !v.is_whole && !was_durable(v)).copied() else { return Ok(()) };
-    if !holds(invariant::UNREADABLE_DURABLE) {
-        return Ok(());
-    }
-    let lsn = v.head.lsn;
-    if holds(invariant::UNREADABLE_DROPPED) {
-        (scan.last_lsn, scan.last_crc) = (lsn - 1, v.head.previous_crc);
-        scan.accepted.retain(|accepted| accepted.lsn < lsn);
-        scan.accepted_heads.retain(|accepted| accepted.head.lsn < lsn);
-        scan.epochs.retain(|epoch| epoch.first_lsn < lsn);
-        if let Some(last) = scan.epochs.last_mut().filter(|last| last.last_lsn >= lsn) {
-            (last.last_lsn, last.last_crc) = (scan.last_lsn, scan.last_crc);
-        }
-        for (_, last_lsn) in &mut scan.live_spills {
-            *last_lsn = scan.last_lsn.min(*last_lsn);
-        }
-        for segment in &mut scan.segments {
-            segment.last_lsn = scan.last_lsn.min(segment.last_lsn);
-        }
-    }
-    let what = format!("the disk cannot read all of commit {lsn}, which may be torn");
-    Err(stops(&segment_path(journal, scan, &v), &what))
-}
-
-/// Refuses a log with an unreadable part that may hold a commit.
-fn check_unreadable(journal: &Path, end: Option<u64>, scan: &Scan) -> Result<()> {
-    if end.is_some_and(|end| scan.last_lsn >= end) {
-        return Ok(());
-    }
-    for (at, segment) in scan.segments.iter().enumerate() {
-        let here = scan.accepted_heads.iter().filter(|v| v.segment == at);
-        let known: Vec<_> = here.map(|v| v.head.position..v.head.position + v.head.len).collect();
-        if let (Some(block), true) = (first_unknown(&segment.unreadable, &known), holds(invariant::UNREADABLE_STOPS)) {
-            let path = journal.join(crate::directories::store_dir::segment_name(segment.index));
-            return Err(stops(&path, &format!("the disk cannot read the log at {block}, where a commit may be")));
-        }
-    }
-    Ok(())
-}
-
-/// Tells damage from a torn end: a missing record that a later one calls durable was damaged, and so was the header if
-/// a record is newer than it.
-fn check_for_damage(journal: &Path, scan: &mut Scan) {
-    let evidence = scan.valid.iter().find(|v| v.head.durable_lsn > scan.last_lsn);
-    if let (Some(v), true) = (evidence, holds(invariant::DURABLE_LSN)) {
-        let detail = format!(
-            "commit {} is missing or damaged, although commit {} in {} shows that it was durable",
-            scan.last_lsn + 1,
-            v.head.lsn,
-            segment_path(journal, scan, v).display()
-        );
-        scan.corrupt = Some(Error::corrupt(journal, detail));
-    } else if holds(invariant::NEWEST_HEADER)
-        && let Some(v) = scan.valid.iter().find(|v| v.head.generation > scan.header.generation)
-    {
-        let detail = format!(
-            "the newest header is lost: commit {} was written under header {}, and the newest valid one is {}",
-            v.head.lsn, v.head.generation, scan.header.generation
-        );
-        scan.corrupt = Some(Error::corrupt(journal.join("header"), detail));
-    }
 }
 
 fn segment_path(journal: &Path, scan: &Scan, v: &ValidRecord) -> PathBuf {

@@ -9,8 +9,10 @@ use untorn::__private::{OpenStoreOn, sync_point};
 use untorn::{Error, Store, StoreOptions};
 use untorn_journal::directories::store_dir::StoreDir;
 
-const NAMES: [&str; 3] = ["a", "b", "c"];
-const FILE_BYTES: usize = 12_000;
+/// The files.
+pub(super) const NAMES: [&str; 3] = ["a", "b", "c"];
+/// Bytes of each.
+pub(super) const FILE_BYTES: usize = 12_000;
 /// The number of owners that crash one after the other.
 const CRASHES: usize = 3;
 const COMMITS: usize = 10;

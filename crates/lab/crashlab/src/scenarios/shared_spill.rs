@@ -2,7 +2,7 @@
 //! and the contents are flushed at the same time, so either may reach the disk without the other.
 
 use super::opening::failed;
-use super::owners::{Run, new_disk, open, shown};
+use super::owners::{FILE_BYTES, NAMES, Run, new_disk, open, shown};
 use crate::simulation::{Cut, Failed, Fault, On, Profile, What};
 use untorn::__private::{OpenStoreOn, StoreSteps, sync_point};
 use untorn::{Error, StoreOptions};
@@ -16,6 +16,11 @@ fn options() -> StoreOptions {
     options.shared_bytes_least(1000)
 }
 
+/// Spilled contents of durable commits are checked when they are used first.
+fn unread() -> StoreOptions {
+    options().index_bytes_least(0)
+}
+
 /// Owners crash at every call, three in a row.
 pub(crate) fn shared_ranges_survive_every_crash() -> Result<(), String> {
     SHARING.into_iter().try_for_each(|profile| (0..SEEDS).try_for_each(|seed| crash_shared(profile, seed, None)))
@@ -25,7 +30,8 @@ pub(crate) fn shared_ranges_survive_every_crash() -> Result<(), String> {
 pub fn crash_shared(profile: Profile, seed: u64, skipped: Option<SyncPoint>) -> Result<(), String> {
     let disk = new_disk(profile, seed);
     skipped.into_iter().for_each(|point| disk.skip(point));
-    Run::new(seed, options()).live(&disk, 0).map_err(|what| format!("profile {profile:?}, seed {seed}: {what}"))
+    let options = if seed.is_multiple_of(2) { options() } else { unread() };
+    Run::new(seed, options).live(&disk, 0).map_err(|what| format!("profile {profile:?}, seed {seed}: {what}"))
 }
 
 /// A flush of the spill file fails, and the page cache shows contents that the disk does not have. The next owner shows
@@ -63,9 +69,13 @@ pub(crate) fn a_failed_flush_of_shared_ranges_is_noticed() -> Result<(), String>
 
 /// Damage in a range that a later record calls durable is no torn end.
 pub(crate) fn damage_in_shared_ranges_is_no_torn_end() -> Result<(), String> {
+    [options(), unread()].iter().try_for_each(damage_is_found)
+}
+
+fn damage_is_found(options: &StoreOptions) -> Result<(), String> {
     let disk = new_disk(Profile::Xfs, 1);
-    let mut run = Run::new(1, options());
-    let (store, life) = open(&options(), &disk).map_err(failed)?;
+    let mut run = Run::new(1, options.clone());
+    let (store, life) = open(options, &disk).map_err(failed)?;
     run.commit_bytes(&disk, &store, 5000).map_err(failed)?;
     for marked in [false, true] {
         if marked {
@@ -80,10 +90,19 @@ pub(crate) fn damage_in_shared_ranges_is_no_torn_end() -> Result<(), String> {
             }
         }
         damaged.settle();
-        match open(&options(), &damaged).and_then(|(store, _life)| shown(&store)) {
+        let checkpointed = damaged.fork();
+        match open(options, &damaged).and_then(|(store, _life)| shown(&store)) {
             Err(Error::Corrupt { .. }) if marked => {}
             Ok(state) if !marked && state == run.states[0] => {}
             shown => return Err(format!("durable {marked}: {:?}", shown.map(drop))),
+        }
+        // A checkpoint writes no damage to a data file.
+        if let Ok((store, _life)) = open(options, &checkpointed) {
+            let _ = store.checkpoint();
+        }
+        let untouched = |name: &&str| checkpointed.get(name).is_ok_and(|bytes| bytes == vec![1; FILE_BYTES]);
+        if !NAMES.iter().all(untouched) {
+            return Err(format!("durable {marked}: a checkpoint wrote damage"));
         }
     }
     drop((store, life));

@@ -67,11 +67,22 @@ pub struct SpillCache {
     known: HashMap<u64, Arc<Spill>>,
     /// Spill files that were requested since the last [`SpillCache::take_used`].
     used: Vec<Arc<Spill>>,
-    /// Check the contents of spill files against their checksums while decoding.
-    pub verify: bool,
+    /// When to check the contents of spill files against their checksums.
+    pub check: CheckSpills,
     /// Flush a spill file when it is opened, and check its contents as they are on the disk: a killed owner may have left
     /// them in the page cache only.
     pub past_cache: bool,
+}
+
+/// When contents of spill files are checked against their checksums.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CheckSpills {
+    /// While a record is decoded.
+    Now,
+    /// When a piece is used first.
+    WhenUsed,
+    /// Not at all: they were checked before, or their commit was published.
+    Never,
 }
 
 impl SpillCache {
@@ -82,7 +93,13 @@ impl SpillCache {
 
     /// Spill files that this function opens.
     pub(crate) fn with(open: impl Fn(u64) -> Result<Arc<Spill>> + 'static) -> SpillCache {
-        SpillCache { open: Box::new(open), known: HashMap::new(), used: Vec::new(), verify: true, past_cache: false }
+        SpillCache {
+            open: Box::new(open),
+            known: HashMap::new(),
+            used: Vec::new(),
+            check: CheckSpills::Now,
+            past_cache: false,
+        }
     }
 
     /// A cache without spill files, for tests and fuzzing of the decoder alone.
@@ -98,6 +115,9 @@ impl SpillCache {
                 let spill = (self.open)(id)?;
                 if self.past_cache {
                     spill.flush_found().context("flush", spill_name(id))?;
+                }
+                if self.check == CheckSpills::WhenUsed {
+                    spill.check_when_used();
                 }
                 spill
             }
@@ -263,10 +283,9 @@ impl<'a> Decoder<'a> {
                     _ => {
                         let (id, at, crc) = (self.u64()?, self.u64()?, self.u64()?);
                         let spill = self.spills.get(id)?;
-                        let verified = if self.spills.verify {
-                            verify(&spill, at, len, crc, self.spills.past_cache)
-                        } else {
-                            Ok(())
+                        let verified = match self.spills.check {
+                            CheckSpills::Now => verify(&spill, at, len, crc, self.spills.past_cache),
+                            CheckSpills::WhenUsed | CheckSpills::Never => Ok(()),
                         };
                         match (verified, &self.lost) {
                             (Err(e), Some(lost)) if is_unreadable(&e) => Source::Unreadable(lost.clone()),
