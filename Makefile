@@ -10,7 +10,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 PROGRAMS := $(addprefix $(TARGET)/release/,untorn untorn-crashtest untorn-xsync untorn-mount untorn-ship untorn-bench)
 FUZZ_SECONDS ?= 20
 
-.PHONY: help setup build test test-full demo bench check mutants install uninstall man fuzz crash-soak crash-totals deb deb-tests wheel ports sqlite-tests ship-tests xsync-programs mount-programs mount-kernels mount-xfstests clean
+.PHONY: help setup build test test-full demo bench check mutants install uninstall man fuzz crash-soak crash-totals deb deb-tests wheel ports sqlite-tests ship-tests xsync-programs mount-programs mount-kernels mount-xfstests site clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -30,6 +30,7 @@ test: setup ## Run every test; prints totals
 
 test-full: setup ## All of every long test, and other projects' programs and suites (root; needs the network; hours)
 	UNTORN_FULL=1 UNTORN_TEST_SECONDS_MAX=7200 scripts/test.sh
+	$(CARGO) publish --workspace --dry-run --locked --allow-dirty
 	scripts/wheel.sh
 	scripts/deb.sh
 	scripts/deb-tests.sh
@@ -100,6 +101,9 @@ mount-kernels: setup ## A mount on Debian's kernels 6.1 and 6.12, in an emulated
 
 mount-xfstests: ## xfstests on mounted stores, in all modes of commits (root; XFSTESTS=DIR, a built checkout)
 	@scripts/mount-xfstests.sh "$(XFSTESTS)"
+
+site: ## Build the documentation as a site in $(TARGET)/site, and check its links (mdbook; mandoc and pdoc if there)
+	@scripts/site.sh
 
 clean: ## Remove everything that was built
 	$(CARGO) clean

@@ -4,42 +4,48 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const DOCUMENTS: [&str; 27] = [
-    "README.md",
-    "CHANGELOG.md",
-    "CONTRIBUTING.md",
-    "SECURITY.md",
-    "docs/ARCHITECTURE.md",
-    "docs/COMMANDS.md",
-    "docs/CRASHTEST.md",
-    "docs/ERRORS.md",
-    "docs/FORMAT.md",
-    "docs/GLOSSARY.md",
-    "docs/GUARANTEES.md",
-    "docs/HEAP.md",
-    "docs/LIVE_HEAPS.md",
-    "docs/MAPPINGS.md",
-    "docs/MOUNT.md",
-    "docs/PERFORMANCE.md",
-    "docs/PORTING.md",
-    "docs/PYTHON.md",
-    "docs/README.md",
-    "docs/SHIP.md",
-    "docs/TESTING.md",
-    "docs/TUTORIAL_HEAP.md",
-    "docs/TUTORIAL_MMAP.md",
-    "docs/TUTORIAL_NUMPY.md",
-    "docs/XSYNC.md",
-    "docs/design/TRIED.md",
-    "examples/ports/README.md",
-];
-
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..")
 }
 
 fn text(path: &str) -> String {
     fs::read_to_string(root().join(path)).unwrap_or_else(|e| panic!("{path}: {e}"))
+}
+
+/// Every document of the project, by its path from the root.
+fn documents() -> Vec<String> {
+    fn collect(dir: &Path, found: &mut Vec<String>) {
+        for entry in fs::read_dir(root().join(dir)).expect("a directory").map(|e| e.expect("an entry")) {
+            let name = entry.file_name().into_string().expect("a name in UTF-8");
+            let path = dir.join(&name);
+            if entry.file_type().expect("a type").is_dir() {
+                if !name.starts_with('.') && name != "target" {
+                    collect(&path, found);
+                }
+            } else if name.ends_with(".md") {
+                found.push(path.to_str().expect("a path in UTF-8").to_owned());
+            }
+        }
+    }
+    let mut found = Vec::new();
+    collect(Path::new(""), &mut found);
+    assert!(found.len() > 30, "{found:?}");
+    found
+}
+
+/// The targets of links within a document: of its headings, as GitHub and mdBook name them, and of `<a id>`.
+fn anchors(document: &str) -> BTreeSet<String> {
+    let mut found: BTreeSet<String> = between(document, "<a id=\"", "\"").map(str::to_owned).collect();
+    let prose: String = document.split("```").step_by(2).collect();
+    for heading in prose
+        .lines()
+        .filter_map(|line| line.trim_start_matches('#').strip_prefix(' ').filter(|_| line.starts_with('#')))
+    {
+        let name = heading.trim().to_lowercase();
+        let kept = name.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
+        found.insert(kept.map(|c| if c == ' ' { '-' } else { c }).collect());
+    }
+    found
 }
 
 /// The texts between each opening and the next closing.
@@ -110,14 +116,22 @@ fn functions_that_are_named_exist() {
 
 #[test]
 fn files_that_are_named_exist() {
-    for document in DOCUMENTS {
-        let (contents, from) = (text(document), root().join(document));
+    for document in documents() {
+        let (contents, from) = (text(&document), root().join(&document));
         let dir = from.parent().expect("a directory");
         // Code blocks are left out, because lambdas in them look like links.
         let prose: String = contents.split("```").step_by(2).collect();
         for link in between(&prose, "](", ")").filter(|link| !link.starts_with("http")) {
-            let path = link.split('#').next().unwrap_or_default();
+            let (path, anchor) = link.split_once('#').unwrap_or((link, ""));
             assert!(dir.join(path).exists(), "{document} links to {link}");
+            if !anchor.is_empty() && (path.is_empty() || path.ends_with(".md")) {
+                let there = if path.is_empty() {
+                    contents.clone()
+                } else {
+                    fs::read_to_string(dir.join(path)).expect("a page")
+                };
+                assert!(anchors(&there).contains(anchor), "{document} links to {link}, which has no such heading");
+            }
         }
         let rooms = ["crates/", "docs/", "scripts/", "examples/", "include/", "fuzz/"];
         let named = code(&contents).1.into_iter().filter_map(|quoted| quoted.split_whitespace().next());

@@ -30,6 +30,12 @@ fn build(arguments: &[&str]) {
     assert!(cargo.status().expect("cargo").success(), "{cargo:?}");
 }
 
+/// The path of a program of another package. Builds the program.
+pub fn program(package: &str) -> PathBuf {
+    build(&["--package", package, "--bins"]);
+    profile_dir().join(package)
+}
+
 /// The path of an example program of the test's package. Builds the package's examples.
 pub fn example(package: &str, name: &str) -> PathBuf {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();

@@ -195,7 +195,7 @@ fn begins_a_tree(store: &Path) -> bool {
 }
 
 /// A program beside this one, or in PATH.
-fn find(name: &str) -> Option<PathBuf> {
+pub fn find(name: &str) -> Option<PathBuf> {
     let beside = std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.join(name)));
     beside.filter(|program| is_executable(program)).or_else(|| in_path(name.as_ref()))
 }

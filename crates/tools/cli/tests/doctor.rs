@@ -45,6 +45,42 @@ fn an_ordinary_directory_is_usable_and_left_as_it_was() {
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "the trial file is gone");
 }
 
+/// Each command that is told works, in the order of the list. (Those of cargo are examples, which have tests of their own.)
+#[test]
+fn the_commands_for_each_face_work() {
+    for package in ["untorn-mount", "untorn-ship"] {
+        untorn_testkit::program(package);
+    }
+    untorn_testkit::preload_library();
+    let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+    let place = dir.path().join("a place");
+    fs::create_dir(&place).unwrap();
+    let report = report(&place);
+    let faces = report["faces"].as_array().unwrap();
+    assert!(faces.len() > 10 && report["usable"] == true, "{report}");
+    let beside = Path::new(env!("CARGO_BIN_EXE_untorn")).parent().unwrap();
+    let path = format!("{}:{}", beside.display(), std::env::var("PATH").unwrap());
+    let here = place.join("untorn-try");
+    assert_eq!(report["try_directory"], format!("'{}'", here.display()));
+    fs::create_dir(&here).unwrap();
+    let mut tried = 0;
+    for face in faces.iter().filter(|face| face["why_not"] == Value::Null) {
+        let command = face["try_it"].as_str().unwrap();
+        if command.contains("cargo") || command.contains("plain") && !root() || command.contains("mount") && !root() {
+            continue;
+        }
+        let done = Command::new("sh").args(["-c", command]).current_dir(&here).env("PATH", &path).output().unwrap();
+        assert!(done.status.success(), "{command}: {}", String::from_utf8_lossy(&done.stderr));
+        tried += 1;
+    }
+    assert!(tried >= 5, "{report}");
+    for name in ["now", "store/a", "store/b", "copy.txt"] {
+        assert!(here.join(name).exists(), "{name}");
+    }
+    let text = run(&["doctor"], &place).ok();
+    assert!(text.contains("how to try each face") && text.contains("untorn put"), "{text}");
+}
+
 #[test]
 fn parts_of_a_mount_that_the_kernel_lacks_are_named() {
     let dir = tempfile::tempdir().unwrap();

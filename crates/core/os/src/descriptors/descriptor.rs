@@ -35,7 +35,7 @@ pub fn above_standard<E: From<Errno>>(open: impl FnOnce() -> Result<OwnedFd, E>)
 }
 
 /// Opens a directory like [`above_standard`]. While it has the number of a closed standard stream, another thread that
-/// prints or reads gets an error, as it would otherwise: a directory is its own [`StandIn`].
+/// prints or reads gets an error, as it would otherwise: a directory is its own `StandIn`.
 pub fn directory_above_standard<E: From<Errno>>(open: impl FnOnce() -> Result<OwnedFd, E>) -> Result<OwnedFd, E> {
     Ok(moved(open()?)?)
 }

@@ -4,6 +4,7 @@
 //! is the lowest verdict of all findings, and the findings that lower it are the reasons.
 
 mod device;
+mod faces;
 mod file_system;
 mod finding;
 mod promises;
@@ -20,7 +21,7 @@ use std::path::{Path, PathBuf};
 use untorn::offline;
 use untorn_terminal::{Failure, Output, time_limit};
 
-/// Say what is promised at a place, and why not more.
+/// Say what is promised at a place, why not more, and how to try each face of Untorn there.
 ///
 /// Examines the file system, its mount options, the disk's write cache, free space, rights and limits, and tries the
 /// operations that Untorn needs on a small file, which is removed at once. Exit code: 0 if a store can be used here,
@@ -99,5 +100,6 @@ fn examine(path: &Path) -> Result<Report, Failure> {
             Err(e) => findings.push(Finding::new("store", "cannot be read").rules_out(e.to_string())),
         }
     }
-    Ok(Report::new(path, info, findings, store))
+    let faces = faces::all(dir, &findings);
+    Ok(Report::new(path, info, findings, faces, store))
 }

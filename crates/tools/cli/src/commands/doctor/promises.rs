@@ -1,5 +1,6 @@
 //! Combines the findings into promises.
 
+use super::faces::{Face, Faces};
 use super::finding::{FAILURES, Failure, Finding, Verdict};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -16,6 +17,9 @@ pub struct Report {
     pub mount_point: String,
     pub promises: Vec<Promise>,
     pub findings: Vec<Finding>,
+    /// Ways to use Untorn here.
+    #[serde(flatten)]
+    pub faces: Faces,
     /// The store that exists here, in the format of `status --json`.
     pub store: Option<serde_json::Value>,
 }
@@ -64,7 +68,13 @@ impl Promise {
 }
 
 impl Report {
-    pub fn new(path: &Path, info: FileSystemInfo, findings: Vec<Finding>, store: Option<serde_json::Value>) -> Report {
+    pub fn new(
+        path: &Path,
+        info: FileSystemInfo,
+        findings: Vec<Finding>,
+        faces: Faces,
+        store: Option<serde_json::Value>,
+    ) -> Report {
         Report {
             path: path.to_owned(),
             usable: !findings.iter().any(|f| f.rules_out),
@@ -72,6 +82,7 @@ impl Report {
             mount_point: info.mount_point,
             promises: FAILURES.iter().map(|&f| Promise::of(f, &findings)).collect(),
             findings,
+            faces,
             store,
         }
     }
@@ -97,6 +108,10 @@ impl Report {
         text += "\nwhat was found\n";
         let facts: Vec<(&str, String)> = self.findings.iter().map(|f| (f.topic, self.fact(f))).collect();
         text += &pairs(&facts).lines().map(|line| format!("  {line}\n")).collect::<String>();
+        text += &format!("\nhow to try each face (after `mkdir {0} && cd {0}`)\n", self.faces.directory);
+        let face = |f: &Face| (f.name, f.why_not.as_ref().map_or(f.try_it.clone(), |why| format!("not here: {why}")));
+        let faces: Vec<(&str, String)> = self.faces.faces.iter().map(face).collect();
+        text += &pairs(&faces).lines().map(|line| format!("  {line}\n")).collect::<String>();
         text += match &self.store {
             Some(store) if store["clean"] == true => "\na store is here, and clean; `untorn status` shows it\n",
             Some(_) => "\na store is here, with committed changes in its journal; `untorn status` shows it\n",

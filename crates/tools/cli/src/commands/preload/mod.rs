@@ -188,7 +188,7 @@ impl Preload {
         let missing = |what: String| Failure::new(what).code(NOT_FOUND);
         let found = match &self.library {
             Some(named) => named.is_file().then(|| named.clone()),
-            None => places().into_iter().find(|place| place.is_file()),
+            None => installed(LIBRARY),
         };
         let Some(found) = found else {
             return Err(missing(match &self.library {
@@ -208,14 +208,12 @@ impl Preload {
     }
 }
 
-/// Where the library may be.
-fn places() -> Vec<PathBuf> {
-    let Some(dir) = env::current_exe().ok().and_then(|exe| exe.parent().map(Path::to_owned)) else {
-        return Vec::new();
-    };
+/// The place of one of Untorn's libraries that programs load: beside this program, or where it is installed.
+pub fn installed(library: &str) -> Option<PathBuf> {
+    let dir = env::current_exe().ok().and_then(|exe| exe.parent().map(Path::to_owned))?;
     let triple = format!("lib/{}-linux-gnu", env::consts::ARCH);
-    let installed = ["lib", "lib64", &triple].map(|lib| dir.join("..").join(lib).join("untorn").join(LIBRARY));
-    std::iter::once(dir.join(LIBRARY)).chain(installed).collect()
+    let installed = ["lib", "lib64", &triple].map(|lib| dir.join("..").join(lib).join("untorn").join(library));
+    std::iter::once(dir.join(library)).chain(installed).find(|place| place.is_file())
 }
 
 /// The libraries that are preloaded: ours last, as it calls none behind it, and once.
