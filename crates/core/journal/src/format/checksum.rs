@@ -4,51 +4,20 @@
 //! the host, and all of them take as long as a flush of a fast disk: too long for a process that commits once and ends.
 //! So the first sums of a process go by tables.
 
+use crc::{CRC_64_NVME, Crc, Table};
 use crc_fast::{CrcAlgorithm, Digest};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-
-/// The polynomial, its bits in reverse order.
-const POLYNOMIAL: u64 = 0x9a6c_9329_ac4b_c9b5;
 
 /// Bytes that still go by the tables. To sum so many takes about as long as to ask the processor.
 static BY_TABLES: AtomicUsize = AtomicUsize::new(if cfg!(target_arch = "x86_64") { 64 << 10 } else { 0 });
 
-/// Entry `[n][byte]`: the effect of a byte that `n` bytes follow.
-static TABLES: [[u64; 256]; 8] = tables();
-
-const fn tables() -> [[u64; 256]; 8] {
-    let mut tables = [[0; 256]; 8];
-    let mut byte = 0;
-    while byte < 256 {
-        let (mut state, mut bit) = (byte as u64, 0);
-        while bit < 8 {
-            state = if state & 1 == 1 { state >> 1 ^ POLYNOMIAL } else { state >> 1 };
-            bit += 1;
-        }
-        tables[0][byte] = state;
-        byte += 1;
-    }
-    let mut n = 1;
-    while n < 8 {
-        let mut byte = 0;
-        while byte < 256 {
-            let before = tables[n - 1][byte];
-            tables[n][byte] = before >> 8 ^ tables[0][before as usize & 0xff];
-            byte += 1;
-        }
-        n += 1;
-    }
-    tables
-}
+static TABLES: Crc<u64, Table<16>> = Crc::<u64, Table<16>>::new(&CRC_64_NVME);
 
 /// The state of the sum behind these bytes.
-fn by_tables(mut state: u64, bytes: &[u8]) -> u64 {
-    let (words, rest) = bytes.as_chunks::<8>();
-    for word in words {
-        let word = (state ^ u64::from_le_bytes(*word)).to_le_bytes();
-        state = word.iter().zip(TABLES.iter().rev()).fold(0, |sum, (byte, table)| sum ^ table[usize::from(*byte)]);
-    }
-    rest.iter().fold(state, |state, byte| state >> 8 ^ TABLES[0][usize::from(state as u8 ^ byte)])
+fn by_tables(state: u64, bytes: &[u8]) -> u64 {
+    let mut digest = TABLES.digest_with_initial(state.reverse_bits());
+    digest.update(bytes);
+    !digest.finalize()
 }
 
 /// Whether so many bytes go by the tables. Once some do not, the processor was asked, and none do.
@@ -74,7 +43,7 @@ pub struct Crc64(Sum);
 
 enum Sum {
     ByTables(u64),
-    Fast(Digest),
+    Fast(Box<Digest>),
 }
 
 impl Crc64 {
@@ -90,7 +59,7 @@ impl Crc64 {
             Sum::ByTables(state) => {
                 let mut digest = Digest::new_with_init_state(CrcAlgorithm::Crc64Nvme, *state);
                 digest.update(bytes);
-                self.0 = Sum::Fast(digest);
+                self.0 = Sum::Fast(Box::new(digest));
             }
             Sum::Fast(digest) => digest.update(bytes),
         }
@@ -118,7 +87,7 @@ mod tests {
     #[test]
     fn both_ways_give_the_same_sums() {
         assert_eq!(!by_tables(!0, b"123456789"), 0xae8b_1486_0a79_9888);
-        let bytes: Vec<u8> = (0..1000u32).map(|n| (n * n >> 3) as u8).collect();
+        let bytes: Vec<u8> = (0..1000u32).map(|n| ((n * n) >> 3) as u8).collect();
         for end in 0..bytes.len() {
             let bytes = &bytes[..end];
             let fast = crc_fast::checksum(CrcAlgorithm::Crc64Nvme, bytes);
