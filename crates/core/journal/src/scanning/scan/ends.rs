@@ -1,11 +1,12 @@
 //! The end of the accepted records: torn commits behind it, and damage that is no torn end.
 
-use super::{Scan, ValidRecord, segment_path};
+use super::scanned::{Scan, segment_path};
 use crate::commits::overlay::Source;
 use crate::commits::record::Op;
 use crate::error::{Error, Result};
 use crate::format::unreadable::{first_unknown, is_unreadable, stops};
 use crate::invariant;
+use crate::scanning::segment_reader::ValidRecord;
 use std::path::Path;
 use untorn_os::holds;
 
