@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const DOCUMENTS: [&str; 27] = [
+const DOCUMENTS: [&str; 28] = [
     "README.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
@@ -18,6 +18,7 @@ const DOCUMENTS: [&str; 27] = [
     "docs/GUARANTEES.md",
     "docs/HEAP.md",
     "docs/LIVE_HEAPS.md",
+    "docs/LOGS.md",
     "docs/MAPPINGS.md",
     "docs/MOUNT.md",
     "docs/PERFORMANCE.md",
