@@ -6,6 +6,7 @@ use std::ffi::OsString;
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
+use untorn_terminal::log::{self, LevelFilter, LogOptions};
 use untorn_terminal::pages::{Completions, Man};
 use untorn_terminal::user_namespace::is_root;
 use untorn_terminal::{Failure, Output};
@@ -32,6 +33,8 @@ const COULD_NOT: u8 = 125;
     disable_help_subcommand = true
 )]
 struct Cli {
+    #[command(flatten)]
+    log: LogOptions,
     #[command(flatten)]
     xsync: Option<Xsync>,
     #[command(subcommand)]
@@ -147,6 +150,7 @@ struct Xsync {
 /// Runs the command that this process was started with.
 pub fn run() -> Result<Output, Failure> {
     let cli = untorn_terminal::parse::<Cli>();
+    log::install(env!("CARGO_BIN_NAME"), &cli.log, LevelFilter::WARN);
     match (cli.command, cli.xsync) {
         (Some(Command::Completions(completions)), _) => completions.run(Cli::command()),
         (Some(Command::Man(man)), _) => man.run(Cli::command()),

@@ -145,7 +145,8 @@ fn closing_with_uncommitted_changes_is_told() {
         assert!(output.status.success(), "{how}: {}", output.status);
         (text(output.stdout), text(output.stderr))
     };
-    let said = "closed without a commit: uncommitted changes are discarded; store: .; file: file\n";
+    let said =
+        "closed without a commit: uncommitted changes are discarded; store: .; file: file [untorn.file.discarded]\n";
     for how in ["close", "store"] {
         assert_eq!(left(how, "", None), (String::new(), format!("untorn: {said}")), "{how}");
         assert_eq!(left(how, "callback", None), (format!("2 {said}"), String::new()), "{how}");

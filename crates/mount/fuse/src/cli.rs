@@ -9,10 +9,7 @@ use crate::mounts::awaited_slot::AwaitedSlot;
 use crate::mounts::committed_files;
 use crate::mounts::mount_options::allowed;
 use crate::mounts::mount_point::{self, Allowed};
-use crate::mounts::mounted_store;
-use crate::mounts::sync_paths;
-use crate::mounts::unmount;
-use crate::mounts::{mount_check, mount_status};
+use crate::mounts::{mount_check, mount_status, mounted_store, sync_paths, unmount};
 use crate::processes::passed_descriptors;
 use crate::processes::passed_signals::Signals;
 use crate::processes::supervised::{DEVICE, Supervised, WithEnds};
@@ -26,6 +23,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+use untorn_terminal::log::{self, LevelFilter, LogOptions};
 use untorn_terminal::pages::{Completions, Man};
 use untorn_terminal::{Failure, ListingForm, Output, tell};
 use untorn_tree::{CommitMode, FileTree, HandoverLog, Limits};
@@ -75,6 +73,8 @@ impl From<Commit> for CommitMode {
     disable_help_subcommand = true
 )]
 struct Cli {
+    #[command(flatten)]
+    log: LogOptions,
     #[command(flatten)]
     mount: Option<Mount>,
     #[command(subcommand)]
@@ -348,6 +348,7 @@ struct SessionOf {
 /// Runs the command that this process was started with.
 pub fn run(open: Open) -> Result<Output, Failure> {
     let cli = untorn_terminal::parse::<Cli>();
+    log::install("untorn-mount", &cli.log, LevelFilter::WARN);
     let done = match (cli.command, cli.mount) {
         (Some(Command::Completions(completions)), _) => return completions.run(Cli::command()),
         (Some(Command::Man(man)), _) => return man.run(Cli::command()),
@@ -492,6 +493,7 @@ impl Mount {
     /// Builds the command line with which this program starts itself again in another role.
     fn arguments(&self, role: &str, store: &Path, at: &Path) -> Vec<OsString> {
         let mut arguments: Vec<OsString> = vec!["--foreground".into(), role.into()];
+        arguments.extend(log::options());
         if self.announce && role != "--announce" {
             arguments.push("--announce".into());
         }
@@ -514,6 +516,9 @@ impl Mount {
         // The supervisor passes signals on to the daemon.
         Signals::that_end().block()?;
         let supervised = Arc::new(Supervised::begin()?);
+        if self.announce && supervised.kept_bytes(DEVICE).is_some() {
+            log::leave_terminal();
+        }
         let ends = supervised.ends()?;
         let served = (|| {
             let near = self.store.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("/"));

@@ -3,6 +3,7 @@
 pub(crate) mod start;
 pub(crate) mod supervisor;
 
+use crate::error_line::in_one_line;
 use crate::fuse::device::End;
 use crate::fuse::kernel_cache::{Early, MountCache};
 use crate::fuse::server::Server;
@@ -18,7 +19,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
-use untorn_terminal::{signals, tell};
+use untorn_terminal::signals;
 use untorn_tree::{CommitMode, Errno, FileTree};
 
 /// Default age at which the kernel is made to send the dirty pages of files that are open for writing.
@@ -201,7 +202,11 @@ impl Life<'_> {
             );
         }
         if let Err(e) = committed {
-            tell!("untorn-mount: {e:#}; unmounting tries it again");
+            tracing::warn!(
+                id = "untorn.mount.commit_failed",
+                error = %in_one_line(&e),
+                "not everything was committed before the end: unmounting tries it again"
+            );
         }
         // Another mount may have been stacked over this one; that one must not be unmounted.
         if mount_point::mounted_at(self.at)?.is_none_or(|mounted| mounted.id != self.id) {
@@ -209,10 +214,11 @@ impl Life<'_> {
         }
         if mount_point::unmount(self.at).is_err() {
             mount_point::detach(self.at)?;
-            tell!(
-                "untorn-mount: programs use files of {}: the mount is detached, and the daemon ends when the last \
-                 program has closed its files; a second signal ends the daemon at once",
-                self.at.display()
+            tracing::warn!(
+                id = "untorn.mount.detached",
+                mount = %self.at.display(),
+                "programs use files of the mount: the mount is detached, and the daemon ends when the last program has \
+                 closed its files; a second signal ends the daemon at once"
             );
         }
         Ok(())

@@ -105,6 +105,7 @@ impl StoreTree {
         if let Err(e) = staged {
             if is_late && !data.is_empty() {
                 tracing::warn!(
+                    id = "untorn.tree.write_failed",
                     ino,
                     offset,
                     errno = e.0,
@@ -154,6 +155,7 @@ impl StoreTree {
             core.inode(ino)?.size()
         };
         tracing::warn!(
+            id = "untorn.tree.rolled_back",
             ino,
             "rolled a file back to its last commit, because a write of it had failed and a program opens it again"
         );
@@ -187,7 +189,12 @@ impl StoreTree {
             }
             if let Err(e) = found {
                 inode.is_gone = e == Errno(libc::EIO);
-                tracing::warn!(ino, errno = e.0, "the kernel no longer has the data of a failed write");
+                tracing::warn!(
+                    id = "untorn.tree.kernel_lost_data",
+                    ino,
+                    errno = e.0,
+                    "the kernel no longer has the data of a failed write"
+                );
                 return Err(Errno(libc::EIO));
             }
             // A program may have written a part of the range meanwhile; its bytes are newer.

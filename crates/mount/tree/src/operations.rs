@@ -69,7 +69,7 @@ impl FileTree for StoreTree {
             core.reap(ino);
         }
         if let Err(e) = self.relieve(&mut core) {
-            tracing::warn!(errno = e.0, "removed files were not committed early");
+            tracing::warn!(id = "untorn.tree.removal_waits", errno = e.0, "removed files were not committed early");
         }
     }
 
@@ -354,7 +354,11 @@ impl FileTree for StoreTree {
         core.reap(ino);
         core.note_happened(ino);
         if commits && core.changed.contains(&ino) && core.commit(&[ino]).is_err() {
-            tracing::error!(ino, "the file was not committed when it was closed");
+            tracing::error!(
+                id = "untorn.tree.close_not_committed",
+                ino,
+                "the file was not committed when it was closed"
+            );
         }
         true
     }
@@ -446,7 +450,11 @@ impl FileTree for StoreTree {
 
     fn tick(&self, cache: &dyn KernelCache) {
         if let Err(e) = self.commit_due(cache) {
-            tracing::error!(errno = e.0, "the timer could not commit; reopen the store if this stays");
+            tracing::error!(
+                id = "untorn.tree.timer_failed",
+                errno = e.0,
+                "the timer could not commit; reopen the store if this stays"
+            );
         }
     }
 

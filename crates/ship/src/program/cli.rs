@@ -7,6 +7,7 @@ use crate::program::restore::Restore;
 use crate::program::serve::Serve;
 use crate::program::start::Ship;
 use clap::{CommandFactory, Parser, Subcommand};
+use untorn_terminal::log::{self, LevelFilter, LogOptions};
 use untorn_terminal::pages::{Completions, Man};
 use untorn_terminal::{Failure, Output};
 
@@ -18,6 +19,8 @@ use untorn_terminal::{Failure, Output};
 #[derive(Parser)]
 #[command(name = env!("CARGO_PKG_NAME"), version, propagate_version = true, max_term_width = 100)]
 struct Cli {
+    #[command(flatten)]
+    log: LogOptions,
     #[command(subcommand)]
     command: Command,
 }
@@ -38,7 +41,9 @@ enum Command {
 
 /// Runs the command that this process was started with.
 pub fn run() -> Result<Output, Failure> {
-    match untorn_terminal::parse::<Cli>().command {
+    let cli = untorn_terminal::parse::<Cli>();
+    log::install(env!("CARGO_PKG_NAME"), &cli.log, LevelFilter::WARN);
+    match cli.command {
         Command::Ship(c) => c.run(),
         Command::Restore(c) => c.run(),
         Command::Follow(c) => c.run(),

@@ -14,7 +14,7 @@ use serde_json::json;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use untorn_terminal::{Failure, Output, say, tell};
+use untorn_terminal::{Failure, Output, say};
 
 /// A promotion begins this close behind the newest commit.
 const LAG_OF_PROMOTION_NS: u64 = 5_000_000_000;
@@ -75,7 +75,11 @@ impl Follow {
                 Ok(Followed::Applied(state)) => self.tell(&state, "applied"),
                 Ok(Followed::Replaced(state)) => self.tell(&state, "replaced"),
                 Err(Error::Bucket(failed)) if failed.is_transient && !self.once => {
-                    tell!("untorn-ship: {failed}; it is tried again");
+                    tracing::warn!(
+                        id = "untorn.follow.retried",
+                        error = %failed,
+                        "the object store did not answer: it is asked again"
+                    );
                     wait(self.interval.max(Duration::from_secs(1)), &is_stopped);
                 }
                 // The bucket was pruned meanwhile: the next look finds the new floor.

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
-use untorn_terminal::{Failure, Output, say, tell};
+use untorn_terminal::{Failure, Output, say};
 
 /// Most bytes of commits in an object, and most objects in flight.
 const BODIES_BYTES_MAX: u64 = 64 << 20;
@@ -285,7 +285,7 @@ impl Pauses {
 
 fn failure(settings: &Settings, reason: &str) {
     settings.metrics.failed();
-    tell!("untorn-ship: {reason}; it is tried again");
+    tracing::warn!(id = "untorn.ship.retried", error = reason, "commits were not shipped: it is tried again");
 }
 
 fn event(settings: &Settings, what: &str, generation: u64, lsn: u64) {

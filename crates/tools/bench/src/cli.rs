@@ -3,6 +3,7 @@
 use crate::run_benchmarks::Bench;
 use clap::{CommandFactory, Parser, Subcommand};
 use untorn_demo::Demo;
+use untorn_terminal::log::{self, LevelFilter, LogOptions};
 use untorn_terminal::pages::{Completions, Man};
 use untorn_terminal::{Failure, Output};
 
@@ -16,6 +17,8 @@ use untorn_terminal::{Failure, Output};
     disable_help_subcommand = true
 )]
 struct Cli {
+    #[command(flatten)]
+    log: LogOptions,
     #[command(flatten)]
     bench: Option<Bench>,
     #[command(subcommand)]
@@ -32,6 +35,7 @@ enum Command {
 /// Runs the command that this process was started with.
 pub fn run() -> Result<Output, Failure> {
     let cli = untorn_terminal::parse::<Cli>();
+    log::install(env!("CARGO_BIN_NAME"), &cli.log, LevelFilter::WARN);
     match (cli.command, cli.bench) {
         (Some(Command::Demo(demo)), _) => demo.run(env!("CARGO_BIN_NAME")),
         (Some(Command::Completions(completions)), _) => completions.run(Cli::command()),

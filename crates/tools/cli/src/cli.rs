@@ -3,6 +3,7 @@
 use crate::commands;
 use crate::siblings::{Arguments, Other};
 use clap::{CommandFactory, Parser, Subcommand};
+use untorn_terminal::log::{self, LevelFilter, LogOptions};
 use untorn_terminal::pages::{Completions, Man};
 use untorn_terminal::{Failure, Output};
 
@@ -16,6 +17,8 @@ use untorn_terminal::{Failure, Output};
 #[derive(Parser)]
 #[command(name = env!("CARGO_BIN_NAME"), version, propagate_version = true, max_term_width = 100)]
 struct Cli {
+    #[command(flatten)]
+    log: LogOptions,
     #[command(subcommand)]
     command: Command,
 }
@@ -88,7 +91,10 @@ enum Command {
 
 /// Runs the command that this process was started with.
 pub fn run() -> Result<Output, Failure> {
-    match untorn_terminal::parse::<Cli>().command {
+    let cli = untorn_terminal::parse::<Cli>();
+    // A command prints all that it finds, as its result.
+    log::install(env!("CARGO_BIN_NAME"), &cli.log, LevelFilter::ERROR);
+    match cli.command {
         Command::Status(c) => c.run(),
         Command::Check(c) => c.run(),
         Command::Dump(c) => c.run(),

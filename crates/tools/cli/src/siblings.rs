@@ -10,7 +10,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use untorn_os::mount_calls;
-use untorn_terminal::{Failure, standard_streams, stays_within};
+use untorn_terminal::{Failure, log, standard_streams, stays_within};
 
 /// The first bytes of a tree's table; see `docs/MOUNT.md`.
 const TREE: &[u8; 11] = b"untorn tree";
@@ -110,8 +110,8 @@ impl Other {
 
     /// Replaces this process by the other program. Returns only if that fails.
     ///
-    /// The program gets all arguments after the subcommand unchanged; `clap` would remove a first `--`. No option can
-    /// stand before the subcommand.
+    /// The program gets all arguments after the subcommand unchanged; `clap` would remove a first `--`. Only options of
+    /// the log can stand before the subcommand; they come first.
     pub fn execute(self) -> Failure {
         let (name, first) = self.program();
         let Some(path) = find(name) else {
@@ -123,7 +123,10 @@ impl Other {
             .code(NOT_FOUND);
         };
         standard_streams::leave_closed();
-        let error = Command::new(&path).arg0(name).args(first).args(std::env::args_os().skip(2)).exec();
+        let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+        let (of_log, rest) = arguments.split_at(log::leading_options(&arguments));
+        let rest = rest.get(1..).unwrap_or_default();
+        let error = Command::new(&path).arg0(name).args(first).args(of_log).args(rest).exec();
         Failure::io("execute", &path, error).code(NOT_EXECUTABLE)
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::command::Crashtest;
 use clap::{CommandFactory, Parser, Subcommand};
+use untorn_terminal::log::{self, LevelFilter, LogOptions};
 use untorn_terminal::pages::{Completions, Man};
 use untorn_terminal::{Failure, Output};
 
@@ -15,6 +16,8 @@ use untorn_terminal::{Failure, Output};
     disable_help_subcommand = true
 )]
 struct Cli {
+    #[command(flatten)]
+    log: LogOptions,
     #[command(flatten)]
     crashtest: Option<Crashtest>,
     #[command(subcommand)]
@@ -30,6 +33,7 @@ enum Command {
 /// Runs the command that this process was started with.
 pub fn run() -> Result<Output, Failure> {
     let cli = untorn_terminal::parse::<Cli>();
+    log::install(env!("CARGO_BIN_NAME"), &cli.log, LevelFilter::WARN);
     match (cli.command, cli.crashtest) {
         (Some(Command::Completions(completions)), _) => completions.run(Cli::command()),
         (Some(Command::Man(man)), _) => man.run(Cli::command()),

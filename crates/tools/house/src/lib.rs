@@ -30,6 +30,7 @@
 
 pub mod arrows;
 pub mod attributes;
+pub mod events;
 pub mod folders;
 pub mod habits;
 pub mod imports;

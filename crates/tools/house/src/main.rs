@@ -1,9 +1,9 @@
-//! The program: `cargo run -p untorn-house -- graph [--calls] | check | published | api [--write]`.
+//! The program: `cargo run -p untorn-house -- graph [--calls] | check | published | api [--write] | logs --write`.
 
 use anyhow::{Result, bail};
 use std::fs;
 use std::path::{Path, PathBuf};
-use untorn_house::{arrows, folders, imports, listing, modules, violations};
+use untorn_house::{arrows, events, folders, imports, listing, modules, violations};
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -16,7 +16,8 @@ fn main() -> Result<()> {
         ["published"] => published(&workspace),
         ["api"] => api(&workspace, false),
         ["api", "--write"] => api(&workspace, true),
-        _ => bail!("usage: untorn-house graph [--calls] | check | published | api [--write]"),
+        ["logs", "--write"] => logs(&workspace),
+        _ => bail!("usage: untorn-house graph [--calls] | check | published | api [--write] | logs --write"),
     }
 }
 
@@ -81,5 +82,14 @@ fn api(workspace: &Path, write: bool) -> Result<()> {
         listing::differences(&before, &now).iter().for_each(|line| println!("{line}"));
         bail!("{} is not the API of this source; if that is meant: {}", listing::PLACE, listing::COMMAND);
     }
+    Ok(())
+}
+
+/// Writes the list of the log's events anew. What they mean is written by hand.
+fn logs(workspace: &Path) -> Result<()> {
+    let place = workspace.join(events::PLACE);
+    let listed = events::list(&fs::read_to_string(&place)?, &events::events(workspace)?)?;
+    fs::write(place, listed.text)?;
+    listed.untold.iter().for_each(|id| println!("to be written by hand: what {id} means, and what to do"));
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! Applies all rules to the workspace, for `untorn-house check`.
 
-use crate::{arrows, folders, habits, imports, modules, sizes};
+use crate::{arrows, events, folders, habits, imports, modules, sizes};
 use anyhow::Result;
 use std::fs;
 use std::path::Path;
@@ -15,6 +15,7 @@ pub fn all(workspace: &Path) -> Result<Vec<String>> {
         errors(workspace)?,
         printing(workspace)?,
         long_files(workspace)?,
+        events::violations(workspace)?,
     ]
     .concat())
 }

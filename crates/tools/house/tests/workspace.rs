@@ -1,7 +1,7 @@
 //! The workspace keeps the rules of the house.
 
 use std::path::{Path, PathBuf};
-use untorn_house::{arrows, imports, violations};
+use untorn_house::{arrows, events, imports, violations};
 
 fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..").canonicalize().expect("the workspace")
@@ -51,6 +51,13 @@ fn programs_print_where_nothing_panics() {
 #[test]
 fn source_files_are_short() {
     none(violations::long_files(&workspace()));
+}
+
+#[test]
+fn events_of_the_log_have_ids_and_are_listed() {
+    let found = events::events(&workspace()).expect("the sources can be read");
+    assert!(found.len() > 60, "only {} events found", found.len());
+    none(events::violations(&workspace()));
 }
 
 /// A checker that sees nothing finds nothing, so it must find the workspace's imports.

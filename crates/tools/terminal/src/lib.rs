@@ -2,13 +2,15 @@
 //!
 //! They are output, errors and exit codes ([`Output`], [`Failure`]), tables ([`mod@table`]), interruption
 //! ([`signals`]), standard streams ([`standard_streams`]), user namespaces ([`user_namespace`]), questions with a time
-//! limit ([`time_limit`]), relative paths ([`stays_within`]), and, with the feature `pages`, command lines, forms of listings,
-//! completion scripts and manual pages.
+//! limit ([`time_limit`]), relative paths ([`stays_within`]), and, with the feature `pages`, command lines, the log, forms
+//! of listings, completion scripts and manual pages.
 
 #[cfg(feature = "pages")]
 mod command_line;
 #[cfg(feature = "pages")]
 mod listing;
+#[cfg(feature = "pages")]
+pub mod log;
 mod name_text;
 mod output;
 #[cfg(feature = "pages")]

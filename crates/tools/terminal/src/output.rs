@@ -112,11 +112,17 @@ pub fn print(program: &str, result: Result<Output, Failure>) -> ExitCode {
     let said = |code: u8| {
         standard_streams::lost_output().map_or(Ok(code), |e| Err(unwritten("the result", e).code(code.max(1))))
     };
-    match result.and_then(printed).and_then(said) {
+    let done = result.and_then(printed).and_then(said);
+    let code = match done {
         Ok(code) => code.into(),
         Err(failure) => {
             crate::tell!("{program}: {}", failure.message);
+            #[cfg(feature = "pages")]
+            crate::log::failed(&failure.message);
             failure.code.into()
         }
-    }
+    };
+    #[cfg(feature = "pages")]
+    crate::log::finish();
+    code
 }

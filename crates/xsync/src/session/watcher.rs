@@ -26,6 +26,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread::{self, JoinHandle};
+use untorn_terminal::log;
 use untorn_terminal::user_namespace::is_root;
 
 /// The directory of the watchers' sockets.
@@ -116,7 +117,10 @@ fn of_its_own(mount: &OwnedFd) -> Result<(Control, Option<Pid>)> {
         0 => {
             let _ = setsid();
             close_all_but(&[theirs.as_fd().as_raw_fd()]);
-            let _ = serve(&theirs, device, 0);
+            log::leave_terminal();
+            if let Err(e) = serve(&theirs, device, 0) {
+                failed(0, &e);
+            }
             // SAFETY: ends the process at once; nothing of the supervisor's, which this is a copy of, is cleaned up.
             unsafe { libc::_exit(0) }
         }
@@ -169,12 +173,21 @@ pub fn watch(dir: &Path) -> Result<()> {
                 serve(&connection, device, user)
             };
             if let Err(e) = served {
-                tell(format_args!("a session of user {user}: {e:#}"));
+                failed(user, &e);
             }
             *sessions.lock().get_mut(&user).expect("counted") -= 1;
         });
     }
     Ok(())
+}
+
+fn failed(user: u32, e: &anyhow::Error) {
+    tracing::warn!(
+        id = "untorn.watcher.session_failed",
+        user,
+        error = %format_args!("{e:#}"),
+        "outside readers of a session no longer wait"
+    );
 }
 
 /// Serves one session until its supervisor and its processes have ended and its changes are durable.

@@ -225,20 +225,28 @@ fn send(level: c_int, line: String) {
     IN_CALLBACK.set(false);
 }
 
-/// An event as a line: the message, then its fields.
+/// An event as a line: the message, its fields, and its id, which docs/LOGS.md lists.
 #[derive(Default)]
 struct Text {
     message: String,
     fields: String,
+    id: String,
 }
 
 impl Text {
     fn line(&self) -> String {
-        format!("{}{}", self.message, self.fields)
+        format!("{}{}{}", self.message, self.fields, self.id)
     }
 }
 
 impl Visit for Text {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        match field.name() {
+            "id" => self.id = format!(" [{value}]"),
+            _ => self.record_debug(field, &value),
+        }
+    }
+
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         let done = match field.name() {
             "message" => write!(self.message, "{value:?}"),

@@ -26,7 +26,7 @@ impl Journal {
             match self.link_log(after, to) {
                 Ok(()) => self.slots.hold_caps(to),
                 Err(e) => {
-                    tracing::warn!(error = %e, "log that slots need cannot be kept");
+                    tracing::warn!(id = "untorn.slot.log_not_kept", error = %e, "log that slots need cannot be kept");
                     self.slots.lose(to)?;
                 }
             }

@@ -76,7 +76,7 @@ impl Journal {
             }
         }
         if let Err(e) = self.free_kept_log() {
-            tracing::warn!(error = %e, "a part of the log stays for readers");
+            tracing::warn!(id = "untorn.readers.log_stays", error = %e, "a part of the log stays for readers");
         }
     }
 

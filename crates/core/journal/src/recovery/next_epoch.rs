@@ -118,7 +118,7 @@ impl Opening<'_> {
         match kept {
             Ok(()) => slots.hold_caps(scanned.last_lsn),
             Err(e) => {
-                tracing::warn!(error = %e, "log that slots need cannot be kept");
+                tracing::warn!(id = "untorn.slot.log_not_kept", error = %e, "log that slots need cannot be kept");
                 slots.lose(scanned.last_lsn)?;
             }
         }

@@ -59,7 +59,7 @@ impl SlotLog {
         let list = match Epochs::read(&**storage, store_dir, &header.store) {
             // Slots find that their commits are of another history.
             Err(e @ Error::Corrupt { .. }) => {
-                tracing::warn!(error = %e, "the list of epochs begins anew");
+                tracing::warn!(id = "untorn.slot.epochs_anew", error = %e, "the list of epochs begins anew");
                 Some(Epochs::default())
             }
             done => done?,
@@ -117,7 +117,10 @@ impl SlotLog {
             written = write(self);
         }
         if matches!(written, Err(Error::NoSpace { .. })) {
-            tracing::warn!("no room for the list of epochs: slots do not know the commits of this store any more");
+            tracing::warn!(
+                id = "untorn.slot.epochs_full",
+                "no room for the list of epochs: slots do not know the commits of this store any more"
+            );
             self.lose(last_lsn)?;
             return remove_list(&*self.storage, &self.store_dir);
         }
@@ -138,7 +141,7 @@ impl SlotLog {
         let slots = match SlotDir::all(&*self.storage, &self.store_dir) {
             Ok(slots) => slots,
             Err(e) => {
-                tracing::warn!(error = %e, "the slots cannot be listed");
+                tracing::warn!(id = "untorn.slot.list_failed", error = %e, "the slots cannot be listed");
                 return Vec::new();
             }
         };
@@ -148,7 +151,10 @@ impl SlotLog {
                 Ok(Some(found)) => found,
                 Ok(None) => continue,
                 Err(e) => {
-                    tracing::warn!(slot = slot.name, error = %e, "a slot cannot be read");
+                    tracing::warn!(
+                        id = "untorn.slot.read_failed",
+                        slot = slot.name, error = %e, "a slot cannot be read"
+                    );
                     SlotFound { slot, cap: u64::MAX, acknowledged: None, lost: 0 }
                 }
             };
@@ -194,7 +200,10 @@ impl SlotLog {
     fn remove(&self, name: &str) -> bool {
         match self.storage.unlink(&self.store_dir.kept().join(name)) {
             Err(e) if e.kind() != ErrorKind::NotFound => {
-                tracing::warn!(name, error = %e, "a part of the kept log cannot be removed");
+                tracing::warn!(
+                    id = "untorn.slot.log_stays",
+                    name, error = %e, "a part of the kept log cannot be removed"
+                );
                 false
             }
             _ => true,
@@ -278,7 +287,12 @@ impl SlotLog {
 
     /// Notes in a slot that log to this LSN is gone. Without the note, its consumer finds the same, later.
     fn note_lost(&mut self, found: &SlotFound, lost: u64, why: &str) {
-        tracing::warn!(slot = found.slot.name, lost, "a slot lost a part of the log: {why}");
+        tracing::warn!(
+            id = "untorn.slot.lost_log",
+            slot = found.slot.name,
+            lost,
+            "a slot lost a part of the log: {why}"
+        );
         let path = found.slot.lost_file();
         let written = match self.storage.open(&path, Open::WRITE) {
             Err(e) if e.kind() == ErrorKind::NotFound => self.storage.open(&path, Open::create(0o600)),
@@ -286,7 +300,10 @@ impl SlotLog {
         };
         let written = written.and_then(|file| write_all_at(&*file, &encode_number(LOST_MAGIC, lost), 0));
         if let Err(e) = written {
-            tracing::warn!(slot = found.slot.name, error = %e, "the loss cannot be noted");
+            tracing::warn!(
+                id = "untorn.slot.loss_not_noted",
+                slot = found.slot.name, error = %e, "the loss cannot be noted"
+            );
         }
         let known = self.known.entry(found.slot.name.clone()).or_insert(0);
         *known = lost.max(*known);

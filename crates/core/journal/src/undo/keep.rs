@@ -157,7 +157,10 @@ impl Undo {
                 }
                 Err(e) => {
                     // Data that cannot be read cannot be kept.
-                    tracing::warn!(file = %path.display(), error = %e, "a snapshot of older contents ends");
+                    tracing::warn!(
+                        id = "untorn.snapshot.contents_ended",
+                        file = %path.display(), error = %e, "a snapshot of older contents ends"
+                    );
                     self.give_up_oldest(&mut kept, &held)?;
                     continue;
                 }
@@ -268,7 +271,10 @@ impl Undo {
             Ok(index) => index,
             Err(e) => {
                 if !is_no_space(&e) {
-                    tracing::warn!(file = %path.display(), error = %e, "a snapshot of an older commit ends");
+                    tracing::warn!(
+                        id = "untorn.snapshot.commit_ended",
+                        file = %path.display(), error = %e, "a snapshot of an older commit ends"
+                    );
                 }
                 self.give_up_oldest(kept, held)?;
                 return Ok(false);
@@ -368,7 +374,10 @@ impl Undo {
     /// Frees data, or leaves it for the next time: nothing else depends on it.
     fn try_free(&self, kept: &mut Kept) {
         if let Err(e) = self.free_in(kept) {
-            tracing::warn!(dir = %self.dir.display(), error = %e, "old data of readers that have ended stays");
+            tracing::warn!(
+                id = "untorn.readers.old_data_stays",
+                dir = %self.dir.display(), error = %e, "old data of readers that have ended stays"
+            );
         }
     }
 

@@ -155,7 +155,10 @@ impl Engine {
     fn apply_portion(&self) -> Result<bool> {
         let Some(portion) = self.begin_portion()? else { return Ok(false) };
         let Err(e) = portion.apply().and_then(Checkpoint::truncate_log) else { return Ok(true) };
-        tracing::warn!(error = %e, "what is in the journal is not applied in portions");
+        tracing::warn!(
+            id = "untorn.checkpoint.no_portions",
+            error = %e, "the journal is applied as a whole, not in portions"
+        );
         self.journal.lock().portions.clear();
         if e.is_failed_flush() { Err(e) } else { Ok(false) }
     }

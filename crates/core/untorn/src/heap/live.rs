@@ -211,6 +211,7 @@ pub(crate) fn find(file: &File, start: &[u8; START_BYTES]) -> Result<FoundLive> 
         Ok(Mended { recovery, header, bytes }) => {
             if recovery.incomplete + recovery.cascaded > 0 {
                 tracing::info!(
+                    id = "untorn.heap.undone",
                     memory = %path.display(),
                     incomplete = recovery.incomplete,
                     cascaded = recovery.cascaded,

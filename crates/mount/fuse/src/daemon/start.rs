@@ -51,7 +51,7 @@ pub fn leave_starter() -> Result<()> {
     std::env::set_current_dir("/").context("/")
 }
 
-/// Tells the starter that it need not wait any more. Nobody reads this daemon's messages from now on.
+/// Tells the starter that it need not wait any more. From now on the log goes to the journal or the system's log.
 pub fn ready() -> Result<()> {
     let null = OpenOptions::new().read(true).write(true).open("/dev/null").context("/dev/null")?;
     set_parent_process_death_signal(None).context("the end of the starter")?;
@@ -61,5 +61,6 @@ pub fn ready() -> Result<()> {
     rustix::stdio::dup2_stdin(&null)?;
     rustix::stdio::dup2_stdout(&null)?;
     rustix::stdio::dup2_stderr(&null)?;
+    untorn_terminal::log::leave_terminal();
     Ok(())
 }

@@ -149,6 +149,7 @@ pub fn supervise(arguments: &[std::ffi::OsString], ready: impl FnOnce() -> Resul
                  this"
             );
         }
+        tracing::warn!(id = "untorn.mount.daemon_replaced", "the daemon was killed: another one continues the mount");
     }
 }
 

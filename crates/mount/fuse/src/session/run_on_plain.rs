@@ -18,7 +18,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use untorn_terminal::table::count;
-use untorn_terminal::{Output, tell};
+use untorn_terminal::{Output, log, tell};
 
 /// The session could not begin, was killed, or could not commit everything; `timeout`, `chroot` and others use the same
 /// code.
@@ -65,7 +65,11 @@ pub fn run(on: &Path, commit: &str, command: &[OsString]) -> Result<u8> {
     // A pipe, not a file, because a full disk has no room for a file.
     let (hears, tells) = pipe_with(PipeFlags::CLOEXEC).context("a pipe")?;
     let mut serve = Command::new(&program);
-    serve.arg("session").arg(format!("--commit={commit}")).arg(format!("--parent={}", std::process::id()));
+    serve
+        .arg("session")
+        .args(log::options())
+        .arg(format!("--commit={commit}"))
+        .arg(format!("--parent={}", std::process::id()));
     serve.arg(format!("--blocked={}", before.0)).arg(format!("--tells={}", tells.as_raw_fd()));
     serve.arg("--").args([&session.store(), session.of(), &cwd]).args(command);
     rustix::io::fcntl_setfd(&tells, FdFlags::empty()).context("a pipe")?;

@@ -216,7 +216,7 @@ impl StoreTree {
         if keeps {
             self.dissolve_transaction(txn);
         } else if let Err(e) = self.abort_transaction(txn, false, cache) {
-            tracing::error!(errno = e.0, "a transaction could not be aborted");
+            tracing::error!(id = "untorn.tree.abort_failed", errno = e.0, "a transaction could not be aborted");
         }
     }
 }

@@ -195,8 +195,11 @@ impl Core {
     fn append(&mut self, more: &[u8]) {
         let Some(continuation) = &mut self.continuation else { return };
         if let Err(e) = continuation.append(more) {
-            tracing::error!(error = %e, "a process that takes over from this one will not know the uncommitted \
-                                         changes");
+            tracing::error!(
+                id = "untorn.tree.handover_failed",
+                error = %e,
+                "a process that takes over from this one will not know the uncommitted changes"
+            );
             continuation.kept.give_up();
             self.continuation = None;
         }
@@ -276,6 +279,7 @@ impl Core {
     pub fn begin_log(&mut self) {
         if let Err(e) = self.try_begin_log() {
             tracing::error!(
+                id = "untorn.tree.handover_failed",
                 errno = e.0,
                 "a process that takes over from this one will not know the uncommitted changes"
             );

@@ -99,7 +99,7 @@ pub(crate) fn errno(e: untorn::Error) -> Errno {
         E::NoMemory { .. } => libc::ENOMEM,
         _ => libc::EIO,
     };
-    tracing::warn!(error = %e, "the store refused");
+    tracing::warn!(id = "untorn.tree.store_refused", error = %e, "the store refused");
     Errno(number)
 }
 
@@ -458,7 +458,7 @@ impl Core {
         if let Some(object) = &inode.object
             && let Err(e) = object.rollback()
         {
-            tracing::error!(error = %e, ino, "the contents of a removed file stay");
+            tracing::error!(id = "untorn.tree.removed_stays", error = %e, ino, "the contents of a removed file stay");
         }
         self.changed.remove(&ino);
         if let Some(txn) = inode.txn.and_then(|txn| self.txns.get_mut(&txn)) {

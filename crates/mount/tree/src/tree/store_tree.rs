@@ -207,7 +207,12 @@ impl StoreTree {
         if core.inode_mut(ino).is_ok_and(|inode| std::mem::take(&mut inode.is_untold)) {
             return Ok(());
         }
-        tracing::warn!(ino, errno = e.0, "a write failed: the file cannot be committed until it is truncated to 0");
+        tracing::warn!(
+            id = "untorn.tree.write_poisoned",
+            ino,
+            errno = e.0,
+            "a write failed: the file cannot be committed until it is truncated to 0"
+        );
         self.any_poisoned.store(true, Ordering::Relaxed);
         core.poison(ino);
         Err(Errno(libc::EIO))
@@ -540,7 +545,12 @@ impl StoreTree {
         let is = |ino: &Ino| core.inodes.get(ino).is_some_and(crate::table::inode::Inode::is_poisoned);
         for ino in core.changed.iter().copied().filter(is).collect::<Vec<_>>() {
             if let Err(e) = core.roll_back(ino) {
-                tracing::error!(ino, errno = e.0, "the uncommitted changes of a file cannot be discarded");
+                tracing::error!(
+                    id = "untorn.tree.discard_failed",
+                    ino,
+                    errno = e.0,
+                    "the uncommitted changes of a file cannot be discarded"
+                );
             }
         }
     }

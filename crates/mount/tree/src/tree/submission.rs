@@ -101,7 +101,10 @@ impl Core {
     fn undo(&mut self) {
         let (table, pack) = (self.table.undo(), self.pack.undo());
         if let Some(e) = table.and(pack).err() {
-            tracing::error!(error = %e, "nothing is committed until the tree is opened again");
+            tracing::error!(
+                id = "untorn.tree.stopped",
+                error = %e, "nothing is committed until the tree is opened again"
+            );
             self.failed = true;
         }
         debug_assert!(
@@ -179,7 +182,10 @@ impl Core {
         done.map_err(|e| {
             if is_final(&e) {
                 self.failed = true;
-                tracing::error!(error = %e, "a commit of the tree failed: nothing is committed until it is opened again");
+                tracing::error!(
+                    id = "untorn.tree.commit_failed",
+                    error = %e, "a commit of the tree failed: nothing is committed until it is opened again"
+                );
             }
             errno(e)
         })

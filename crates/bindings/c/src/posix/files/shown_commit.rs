@@ -108,7 +108,12 @@ pub(crate) fn refresh(call: &str, fd: c_int) {
             shown.key = stat(fd).as_ref().map_or(shown.key, key_of);
             note(fd, shown, &managing);
         }
-        Err(failure) => tracing::debug!(path = %shown.path.display(), "no newer commit: {}", failure.message),
+        Err(failure) => tracing::debug!(
+            id = "untorn.posix.no_newer_commit",
+            path = %shown.path.display(),
+            error = failure.message,
+            "no newer commit is shown"
+        ),
     }
 }
 
@@ -189,7 +194,7 @@ fn show_commit(fd: c_int, path: &Path) -> Result<Option<Commit>> {
     let from = match snapshot.open(&name) {
         // Not a file of the store, although it lies in it.
         Err(e @ (Error::Invalid { .. } | Error::Unsupported { .. })) if !has_store(path) => {
-            tracing::debug!(error = %e, "opened as it is");
+            tracing::debug!(id = "untorn.posix.opened_as_is", error = %e, "opened as it is");
             return Ok(None);
         }
         opened => opened?,

@@ -40,7 +40,10 @@ impl Checkpoint<'_> {
             Ok(Applied::Not(e)) | Err(e) => Some(e.clone()),
         };
         if let Some(e) = &state.quarantine {
-            tracing::warn!(file = %state.path().display(), error = %e, "a committed change waits");
+            tracing::warn!(
+                id = "untorn.checkpoint.waits",
+                file = %state.path().display(), error = %e, "a committed change waits"
+            );
         }
         applied
     }

@@ -129,7 +129,10 @@ impl Engine {
         let left = data_files.apply_names(&names, &mut locations);
         debug_assert_eq!(locations.len(), names.files.len(), "files without a location");
         for dir in &left {
-            tracing::warn!(error = %dir.reason, given_up = dir.given_up, "a committed change of names waits");
+            tracing::warn!(
+                id = "untorn.checkpoint.names_wait",
+                error = %dir.reason, given_up = dir.given_up, "a committed change of names waits"
+            );
         }
         // Also for files that are in no table any more, because a committed unlink must not be lost.
         let of_files = locations.values().filter_map(|location| location.as_ref().err());

@@ -19,10 +19,16 @@ impl Engine {
     pub(crate) fn keep_names(&self, names: &FinalState, lsn: u64) {
         let Some(undo) = &self.undo else { return };
         let Err(e) = undo.keep_names(names, lsn) else { return };
-        tracing::error!(store = %self.path.display(), error = %e, "all snapshots end: old names cannot be kept");
+        tracing::error!(
+            id = "untorn.snapshot.all_ended",
+            store = %self.path.display(), error = %e, "all snapshots end: old names cannot be kept"
+        );
         // The commit is durable, so its names change all the same.
         if let Err(e) = self.end_readers() {
-            tracing::error!(store = %self.path.display(), error = %e, "readers were not told");
+            tracing::error!(
+                id = "untorn.readers.not_told",
+                store = %self.path.display(), error = %e, "readers were not told"
+            );
         }
     }
 
@@ -61,7 +67,10 @@ impl Engine {
             Ok(is_left || state.journal.kept_bytes() > 0)
         };
         freed().unwrap_or_else(|e: Error| {
-            tracing::warn!(store = %self.path.display(), error = %e, "data that was kept for readers stays");
+            tracing::warn!(
+                id = "untorn.readers.kept_data_stays",
+                store = %self.path.display(), error = %e, "data that was kept for readers stays"
+            );
             true
         })
     }

@@ -359,6 +359,7 @@ impl FileState {
         if self.life != Life::Gone && !self.content.write_set.is_empty() {
             tracing::warn!(
                 target: DISCARDED,
+                id = "untorn.file.discarded",
                 store = %store.display(),
                 file = %self.path().display(),
                 "closed without a commit: uncommitted changes are discarded"
@@ -519,7 +520,10 @@ impl FileState {
             None => Ok(()),
         });
         if let Err(e) = undone {
-            tracing::error!(file = %self.path().display(), error = %e, "memory keeps changes that were aborted");
+            tracing::error!(
+                id = "untorn.map.keeps_aborted",
+                file = %self.path().display(), error = %e, "memory keeps changes that were aborted"
+            );
         }
     }
 

@@ -302,7 +302,10 @@ impl Drop for File {
         if self.store.life.check_fork().is_ok()
             && let Err(e) = self.close_now()
         {
-            tracing::error!(file = %self.path().display(), error = %e, "closing failed");
+            tracing::error!(
+                id = "untorn.file.close_failed",
+                file = %self.path().display(), error = %e, "closing a file failed"
+            );
         }
     }
 }

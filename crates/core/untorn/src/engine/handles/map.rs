@@ -244,7 +244,10 @@ impl Map {
 
     /// Logs a failure that followed a commit.
     pub(crate) fn note(&self, e: &Error) {
-        tracing::warn!(file = %self.file.path().display(), error = %e, "after a commit");
+        tracing::warn!(
+            id = "untorn.map.after_commit",
+            file = %self.file.path().display(), error = %e, "a step after a commit of a mapping failed"
+        );
     }
 
     /// Whether so many pages were stored to that dropping some pays, and whether these are more than `dirty_max`.
@@ -425,7 +428,10 @@ impl Drop for Map {
         if self.file.store.life.check_fork().is_ok()
             && let Err(e) = self.unmap_now()
         {
-            tracing::error!(file = %self.file.path().display(), error = %e, "what was stored to a mapping waits");
+            tracing::error!(
+                id = "untorn.map.stores_wait",
+                file = %self.file.path().display(), error = %e, "stores to a mapping are neither committed nor discarded"
+            );
         }
     }
 }

@@ -223,7 +223,7 @@ impl Drop for Txn {
             self.release();
         }
         if let Err(e) = self.forget() {
-            tracing::error!(error = %e, "memory keeps changes that were aborted");
+            tracing::error!(id = "untorn.map.keeps_aborted", error = %e, "memory keeps changes that were aborted");
         }
         self.names.clear();
         self.changes = NameChanges::default();

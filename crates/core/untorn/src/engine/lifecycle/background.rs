@@ -52,7 +52,7 @@ fn checkpoint(engine: &Engine) -> bool {
             Ok(true) => write_waiting(engine),
             Ok(false) => return true,
             Err(e) => {
-                tracing::warn!(error = %e, "checkpoint failed");
+                tracing::warn!(id = "untorn.checkpoint.failed", error = %e, "a checkpoint in the background failed");
                 return false;
             }
         }
@@ -77,7 +77,7 @@ fn work(engine: &Engine, retry: &mut Duration) -> Option<Duration> {
     if !busy {
         let journal = &mut engine.journal.lock().journal;
         if let Err(e) = journal.write_durable_mark() {
-            tracing::warn!(error = %e, "mark failed");
+            tracing::warn!(id = "untorn.mark.failed", error = %e, "the durable mark could not be written");
             engine.life.note_failure(journal, &engine.path);
         }
     }

@@ -74,14 +74,20 @@ impl OpenStore {
         let Opened { journal, store_lock, recovered, quarantined, unapplied, has_spare } =
             open(&storage, &store_dir, &how).map_err(|e| error_in_store(e, &path))?;
         for q in &quarantined {
-            tracing::warn!(file = %q.path.display(), reason = %q.reason, "file quarantined");
+            tracing::warn!(
+                id = "untorn.recovery.quarantined",
+                file = %q.path.display(), reason = %q.reason, "file quarantined"
+            );
         }
         if recovered.commits > 0 {
             let (commits, files) = (recovered.commits, recovered.files);
-            tracing::info!(store = %path.display(), commits, files, "recovered a store that was not closed");
+            tracing::info!(
+                id = "untorn.recovery.done",
+                store = %path.display(), commits, files, "recovered a store that was not closed"
+            );
         }
         for note in &recovered.notes {
-            tracing::warn!(store = %path.display(), note, "recovery");
+            tracing::warn!(id = "untorn.recovery.note", store = %path.display(), note, "recovery has a note");
         }
         let file_bytes_max = journal.file_bytes_max()?;
         let commits = CommitQueue::new();
@@ -182,7 +188,12 @@ impl OpenStore {
         // The files durably hold everything, so no file needs the journal any more, even if it is moved.
         let left = self.clear_left_marks(!by_one_flush)?;
         for one in &left {
-            tracing::warn!(store = %self.path.display(), "{}", one.problem());
+            tracing::warn!(
+                id = "untorn.recovery.older_mark",
+                store = %self.path.display(),
+                problem = %one.problem(),
+                "a file keeps a mark of an earlier owner"
+            );
         }
         if !left.is_empty() && !self.journal.lock().journal.is_dirty() {
             // The journal stays as it was found.
@@ -208,7 +219,12 @@ impl OpenStore {
             };
             // The next owner knows the epoch, and clears the mark.
             let left = LeftMark { path: file.read().path().to_owned(), reason, seen: true };
-            tracing::warn!(store = %self.path.display(), "{}", left.problem());
+            tracing::warn!(
+                id = "untorn.store.mark_stays",
+                store = %self.path.display(),
+                problem = %left.problem(),
+                "a file keeps the mark of this store"
+            );
             self.journal.lock().journal.keep_epoch();
         }
         if by_one_flush {
@@ -282,7 +298,10 @@ impl Drop for OpenStore {
             return;
         }
         if let Err(e) = self.close() {
-            tracing::error!(store = %self.path.display(), error = %e, "closing failed");
+            tracing::error!(
+                id = "untorn.store.close_failed",
+                store = %self.path.display(), error = %e, "closing a store failed"
+            );
         }
     }
 }

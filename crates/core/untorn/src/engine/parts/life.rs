@@ -81,7 +81,10 @@ impl Life {
         let had_failed = self.failed.swap(failure.is_some(), SeqCst);
         debug_assert!(failure.is_some() || !had_failed, "a journal that failed works again");
         if !had_failed && let Some(e) = failure {
-            tracing::error!(store = %store.display(), error = %e, "no more commits until the store is reopened");
+            tracing::error!(
+                id = "untorn.store.stopped",
+                store = %store.display(), error = %e, "no more commits until the store is reopened"
+            );
         }
     }
 }

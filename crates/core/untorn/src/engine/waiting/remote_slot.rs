@@ -120,7 +120,10 @@ impl RemoteSlot {
         };
         if remote.is_missing() {
             let (store, slot) = (path.display(), &remote.slot.name);
-            tracing::warn!(%store, slot, "there is no such slot: commits are not remote until there is one");
+            tracing::warn!(
+                id = "untorn.remote.no_slot",
+                %store, slot, "there is no such slot: commits are not remote until there is one"
+            );
         }
         remote.look();
         remote
@@ -181,12 +184,23 @@ impl RemoteSlot {
         }
         let (store, slot, acknowledged) = (self.path.display(), &self.slot.name, lsn);
         match (late, self.options.on_timeout) {
-            (false, _) => tracing::info!(%store, slot, acknowledged, "the slot acknowledges commits in time again"),
+            (false, _) => tracing::info!(
+                id = "untorn.remote.in_time",
+                %store, slot, acknowledged, "the slot acknowledges commits in time again"
+            ),
             (true, OnTimeout::Hold) => {
-                tracing::warn!(%store, slot, acknowledged, ?timeout, "the slot does not acknowledge commits: all that waits for it is held");
+                tracing::warn!(
+                    id = "untorn.remote.held",
+                    %store, slot, acknowledged, ?timeout,
+                    "the slot does not acknowledge commits: all that waits for it is held"
+                );
             }
             (true, OnTimeout::Degrade) => {
-                tracing::error!(%store, slot, acknowledged, ?timeout, "the slot does not acknowledge commits: until it does, the loss of this machine loses commits that were waited for");
+                tracing::error!(
+                    id = "untorn.remote.degraded",
+                    %store, slot, acknowledged, ?timeout,
+                    "the slot does not acknowledge commits: until it does, the loss of this machine loses commits that were waited for"
+                );
             }
         }
     }

@@ -94,7 +94,10 @@ unsafe impl allocator_api2::alloc::Allocator for InHeap<'_> {
     fn allocate(&self, layout: Layout) -> std::result::Result<NonNull<[u8]>, allocator_api2::alloc::AllocError> {
         let block =
             WeakHeap::at(self.base as *const u8).and_then(|heap| heap.allocate_marked(layout)).map_err(|e| {
-                tracing::error!(error = %e, bytes = layout.size(), "no memory from the heap");
+                tracing::error!(
+                    id = "untorn.heap.no_memory",
+                    error = %e, bytes = layout.size(), "no memory from the heap"
+                );
                 allocator_api2::alloc::AllocError
             })?;
         Ok(NonNull::slice_from_raw_parts(block, layout.size()))
@@ -104,7 +107,7 @@ unsafe impl allocator_api2::alloc::Allocator for InHeap<'_> {
         // SAFETY: the caller's promise.
         let done = WeakHeap::at(self.base as *const u8).and_then(|heap| unsafe { heap.free(address) });
         if let Err(e) = done {
-            tracing::error!(error = %e, "a block of the heap could not be freed");
+            tracing::error!(id = "untorn.heap.not_freed", error = %e, "a block of the heap could not be freed");
         }
     }
 }

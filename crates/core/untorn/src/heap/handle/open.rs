@@ -445,7 +445,12 @@ impl HeapOptions {
             found => {
                 let start = match &found {
                     FoundLive::LastCut(why) => {
-                        tracing::warn!(file = %file.path().display(), why, "the heap is as of its last cut");
+                        tracing::warn!(
+                            id = "untorn.heap.last_cut",
+                            file = %file.path().display(),
+                            why,
+                            "the heap is as of its last cut"
+                        );
                         LiveStart::LastCut(why.clone())
                     }
                     _ => LiveStart::New,

@@ -137,6 +137,7 @@ impl ThreadSections {
         }
         if self.depth > 0 {
             tracing::error!(
+                id = "untorn.section.thread_ended",
                 "a thread ended within a section of a live heap: cuts commit the heap without the section's changes, \
                  commits that wait for sections are refused, and the section is undone when the process ends"
             );
@@ -302,6 +303,7 @@ impl ThreadSections {
             self.heap.head.begin_change();
             self.writer().end();
             tracing::warn!(
+                id = "untorn.section.log_full",
                 "a section has changed more than its log of {LOG_BYTES} bytes holds: until the section has ended, a kill takes \
                  the heap back to its last cut"
             );

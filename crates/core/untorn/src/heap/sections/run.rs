@@ -34,7 +34,10 @@ fn begin_outermost(heap: WeakHeap) -> Result<()> {
         return Err(Error::Closed);
     }
     let has_log = sections.find_log(!audit::is_on()).unwrap_or_else(|e| {
-        tracing::warn!(error = %e, "no room for the log of a section: a kill within it takes the heap back to its last cut");
+        tracing::warn!(
+            id = "untorn.section.no_log",
+            error = %e, "no room for the log of a section: a kill within it takes the heap back to its last cut"
+        );
         false
     });
     if !has_log {
@@ -203,7 +206,7 @@ fn free_all(heap: WeakHeap, place: Option<u8>, frees: &[(usize, usize)]) {
         let Some(block) = NonNull::new(with_exposed_provenance_mut(*address)) else { continue };
         // SAFETY: the code that freed the block promised that nobody uses it.
         if let Err(e) = unsafe { heap.free(block) } {
-            tracing::warn!(error = %e, "freeing what a section freed");
+            tracing::warn!(id = "untorn.section.free_failed", error = %e, "a block that a section freed stays allocated");
         }
     }
 }
@@ -243,7 +246,10 @@ pub(crate) unsafe fn abort(heap: WeakHeap) -> Result<()> {
         let Some(block) = NonNull::new(with_exposed_provenance_mut(address)) else { continue };
         // SAFETY: the caller's promise.
         if let Err(e) = unsafe { heap.free(block) } {
-            tracing::warn!(error = %e, "freeing what an aborted section had allocated");
+            tracing::warn!(
+                id = "untorn.section.aborted_stays",
+                error = %e, "a block of an aborted section stays allocated"
+            );
         }
     }
     Ok(())

@@ -130,7 +130,7 @@ impl Drop for Section<'_> {
             *section.own_lock() -= 1;
         }
         if let Err(e) = run::release(heap, self.lock.map(|lock| (lock, Mode::Exclusive))) {
-            tracing::warn!(error = %e, "ending a section");
+            tracing::warn!(id = "untorn.section.end_failed", error = %e, "the end of a section failed");
         }
     }
 }

@@ -136,6 +136,7 @@ pub(crate) fn sections_in<'t>(heap: &SectionHeap) -> Result<&'t mut ThreadSectio
     let Ok(found) = found else {
         // Callers that lock a pthread lock do not look at errors, so this is logged.
         tracing::warn!(
+            id = "untorn.section.thread_ends",
             "a thread that is ending cannot begin a section: its changes under a lock are not all-or-nothing"
         );
         return Err(Error::invalid("a thread that is ending can begin no section"));
