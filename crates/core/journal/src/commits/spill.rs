@@ -174,7 +174,10 @@ impl Spill {
             self.len()
         );
         self.durable_len.store(0, SeqCst);
-        write_all_at(&*self.file, bytes, at).context("write", self.path())
+        write_all_at(&*self.file, bytes, at).context("write", self.path())?;
+        // A write that failed may have left the gap, at the end of the file.
+        self.note_written(at + bytes.len() as u64);
+        Ok(())
     }
 
     /// Notes that pieces were not checked, so that each is when it is used first.

@@ -75,7 +75,8 @@ impl LogOptions {
 
 /// Whether a word is neither a level nor a module. Of other libraries, modules are named with a level.
 fn is_unknown(word: &str) -> bool {
-    !word.contains('=') && !word.starts_with("untorn") && word.parse::<LevelFilter>().is_err()
+    let is_level = || !word.is_empty() && word.parse::<LevelFilter>().is_ok();
+    !word.contains('=') && !word.starts_with("untorn") && !is_level()
 }
 
 /// A choice of events by their level and by the module that they come from.
