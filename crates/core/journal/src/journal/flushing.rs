@@ -24,8 +24,12 @@ impl Journal {
             written = self.write_all(records).map(|n| (n, self.flush_segments(sync_point::COMMIT)));
         };
         storage.at_once(&mut || spilled = flush_spills(&spills), &mut write);
-        let (n, flushed) = written?;
-        self.finish_flush(flushed.and(spilled)).map(|()| n)
+        match (written, spilled) {
+            (Ok((n, flushed)), spilled) => self.finish_flush(flushed.and(spilled)).map(|()| n),
+            // Without a record, too: success of a second flush would prove nothing.
+            (Err(_), Err(e)) if self.failed.is_none() => Err(self.fail(Outcome::NotCommitted, e)),
+            (Err(e), _) => Err(e),
+        }
     }
 
     /// Writes as many records as fit, and returns their number.

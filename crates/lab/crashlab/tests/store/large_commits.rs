@@ -4,7 +4,7 @@ use crate::fixture::{contents, roomy, small, survives};
 use std::path::Path;
 use untorn::__private::sync_point;
 use untorn::{Error, Outcome};
-use untorn_crashlab::{Cut, Fault, On, PROFILES, Profile, SimDisk, What};
+use untorn_crashlab::{Cut, Failed, Fault, On, PROFILES, Profile, SimDisk, What};
 
 fn spill_files(disk: &SimDisk) -> usize {
     let is_spill_file = |path: &Path| path.to_string_lossy().starts_with(".untorn/journal/spill.");
@@ -124,6 +124,30 @@ fn a_failed_flush_of_an_extent_is_not_believed_to_have_mended() {
         let after = disk.snapshot().power_cut(Cut::Nothing).disk;
         assert_eq!(contents(&small::open(&after).open_file("a").unwrap()), b"old");
     }
+}
+
+/// The flush of the contents fails while the record finds no segment. A flush that succeeds later proves nothing.
+#[test]
+fn a_failed_flush_of_an_extent_counts_although_its_record_was_not_written() {
+    let disk = small::disk();
+    let store = small::open(&disk);
+    let [file, other] = ["a", "b"].map(|name| store.open_or_create_file(name).unwrap());
+    file.write_at(b"old", 0).unwrap();
+    file.commit().unwrap();
+    let no_segment =
+        Fault { on: On::SyncPoint(sync_point::SEGMENT_NAME), after: 0, times: 100, what: What::Errno(libc::EIO) };
+    disk.fail(no_segment);
+    let fill = |n: u64| other.write_at(&[1], n).and_then(|_| other.commit());
+    assert!((0..100).any(|n| fill(n).is_err()), "the first segment is never full");
+    other.rollback().unwrap();
+    file.write_at(&[7; 20_000], 0).unwrap();
+    let on = On::SyncPoint(sync_point::SPILL_CONTENTS);
+    disk.fail(Fault { on, after: 0, times: 1, what: What::Writeback(Failed::Lost) });
+    assert!(file.commit().is_err());
+    disk.clear_faults();
+    not_committed(file.commit());
+    let after = disk.snapshot().power_cut(Cut::Nothing).disk;
+    assert_eq!(contents(&small::open(&after).open_file("a").unwrap()), b"old");
 }
 
 /// The numbers of successful and failed block sharings in the next checkpoint of the store.
