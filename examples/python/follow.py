@@ -1,4 +1,4 @@
-# Reader.follow: every commit of a store, once and in order, with what it changed.
+# Reader.follow: every commit of a store, once and in order, with its changes.
 import untorn
 
 with untorn.Store("notes") as store:

@@ -15,7 +15,7 @@ $untorn run --on data --commit=fsync -- sh -c '
     kill -KILL $$' || echo "the program was killed"
 head data/*
 
-# A session that is killed as a whole leaves the directory alone. What was committed is put back on request.
+# A session that is killed as a whole leaves the directory alone. `untorn recover` puts its commits back.
 $untorn run --on data -- sh -c 'echo three >data/second; sync data/second; touch ready; sleep 5' &
 until [ -e ready ]; do sleep 0.1; done
 kill -KILL $!

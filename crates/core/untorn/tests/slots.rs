@@ -180,7 +180,7 @@ fn the_log_is_kept_across_checkpoints_closes_and_openings() {
     }
     let kept = with.kept().len();
     assert!(kept > 4, "{:?}", with.kept());
-    // What is acknowledged goes with the next checkpoint.
+    // The next checkpoint removes the acknowledged log.
     let (point, n) = points[2];
     with.slot.acknowledge(&Acknowledged { point, ..Acknowledged::default() }).unwrap();
     let store = open_small(with.dir.path());

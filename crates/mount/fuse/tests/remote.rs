@@ -124,7 +124,7 @@ fn a_mount_that_degrades_goes_on() {
     mounted.place.done(&["umount", "mnt"]);
 }
 
-/// The new daemon waits for what the killed one had promised to wait for.
+/// The new daemon waits for the same slot as the killed one.
 #[test]
 fn a_sync_waits_on_after_a_kill_of_the_daemon() {
     if !kernel::repeats_requests() {

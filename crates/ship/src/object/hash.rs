@@ -55,7 +55,7 @@ pub struct Nonces {
 }
 
 impl Nonces {
-    /// Of random bits, which no other process may have, and which are nowhere kept.
+    /// Random numbers of a seed that no other process has, and that is nowhere kept.
     pub fn new(seed: [u8; 32]) -> Nonces {
         Nonces { seed, drawn: 0 }
     }

@@ -75,7 +75,7 @@ pub struct LogObject {
     pub hash_before: Hash,
     /// The hash of the last commit, or of an end's base.
     pub hash: Hash,
-    /// Of the attempt to write it.
+    /// The random number of the attempt to write it.
     pub nonce: Random,
     /// Owner id of the writer.
     pub owner: Random,

@@ -111,7 +111,7 @@ pub struct Manifest {
     pub store: StoreId,
     /// Its number; 0 is the one that every bucket begins with, and that is no object.
     pub number: u64,
-    /// Of the attempt to write it.
+    /// The random number of the attempt to write it.
     pub nonce: Random,
     /// The nonce of the manifest before.
     pub previous: Random,

@@ -35,7 +35,7 @@ pub struct PlainTarget {
 }
 
 impl PlainTarget {
-    /// Of an empty directory, which exists.
+    /// A target in an empty directory, which exists.
     ///
     /// # Errors
     /// It cannot be opened.

@@ -1,4 +1,4 @@
-//! The benchmarks by their names, and what a run of all of them has.
+//! The benchmarks by their names, and the part of each in a run of all.
 
 use crate::maps::{heap_large, msync, msync_large};
 use crate::measuring::bench_run::Run;

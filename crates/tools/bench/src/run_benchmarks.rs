@@ -183,7 +183,7 @@ impl Bench {
         };
         let stage = |(n, at): (usize, &Where)| {
             let is_wanted = |benchmark: Benchmark, planned: &[FileSystem]| match at {
-                // A place that nobody named: everything runs there, or what is planned for it.
+                // Nobody named the place: all benchmarks run there, or those that are planned for it.
                 Where::On(fs, false) if self.is_all() && *fs != FileSystem::Here => planned.contains(fs),
                 _ if benchmark.is_on_own_disks() && n > 0 => false,
                 _ => self.is_all() || self.benchmarks.contains(&benchmark),

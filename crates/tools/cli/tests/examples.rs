@@ -180,7 +180,7 @@ fn a_store_is_shipped_and_lost() {
     assert!(said.contains("restored: tuesday\n") && said.ends_with("as of commit 1: monday\n"), "{said}");
 }
 
-/// Every directory of examples says what is in it, and the programs that are to be read first are short.
+/// Every directory of examples has a README, and the programs that are to be read first are short.
 #[test]
 fn examples_have_a_page_and_are_short() {
     let examples = root().join("examples");

@@ -85,7 +85,7 @@ fn api(workspace: &Path, write: bool) -> Result<()> {
     Ok(())
 }
 
-/// Writes the list of the log's events anew. What they mean is written by hand.
+/// Writes the list of the log's events anew. Their meanings are written by hand.
 fn logs(workspace: &Path) -> Result<()> {
     let place = workspace.join(events::PLACE);
     let listed = events::list(&fs::read_to_string(&place)?, &events::events(workspace)?)?;

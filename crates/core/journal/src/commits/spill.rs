@@ -224,7 +224,7 @@ impl Spill {
         let mut at = range.start - range.start % block;
         let mut buf = AlignedBuf::default();
         let most = (range.end - at).next_multiple_of(block).min(CHUNK_BYTES as u64) as usize;
-        buf.try_reserve(most).map_err(|_| sized_memory::none(most, &self.path()))?;
+        buf.try_reserve(most).map_err(|_| sized_memory::none(most, self.path()))?;
         buf.resize(most);
         while at < range.end {
             let blocks = &mut buf[..most.min((range.end - at).next_multiple_of(block) as usize)];
@@ -269,8 +269,8 @@ impl Spill {
         file.clone_range(&*self.file, at, offset, len)
     }
 
-    pub(crate) fn path(&self) -> PathBuf {
-        PathBuf::from(spill_name(self.id))
+    pub(crate) fn path(&self) -> &Path {
+        &self.location.1
     }
 }
 
@@ -287,10 +287,10 @@ impl Drop for Spill {
 /// Checks a range of a spill file against its checksum, as [`Spill::crc`] reads it.
 pub fn verify(spill: &Spill, at: u64, len: u64, crc: u64, past_cache: bool) -> Result<()> {
     if at.checked_add(len).is_none_or(|end| end > spill.len()) {
-        return Err(Error::corrupt(spill_name(spill.id), "it is shorter than its record says"));
+        return Err(Error::corrupt(spill.path(), "it is shorter than its record says"));
     }
     if spill.crc(at..at + len, past_cache)? != crc {
-        return Err(Error::corrupt(spill_name(spill.id), format!("checksum of {len} bytes at {at} is wrong")));
+        return Err(Error::corrupt(spill.path(), format!("checksum of {len} bytes at {at} is wrong")));
     }
     Ok(())
 }

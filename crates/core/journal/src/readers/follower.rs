@@ -65,7 +65,7 @@ impl Follower {
     pub fn behind(storage: &Arc<dyn Storage>, store_dir: &StoreDir, known: &KnownPage, lsn: u64) -> Result<Follower> {
         store_dir.check_may_read(&**storage)?;
         for attempt in 1.. {
-            // The journal is looked at first: what it lacks then, was kept before.
+            // The journal comes first: a file that it lacks by then was kept before.
             let kept = FormerLog::behind(lsn, &**storage, store_dir);
             if let Ok(Some(mut log)) = kept
                 && let Some(part) = Follower::in_kept(&mut log, lsn, storage, store_dir)?

@@ -398,7 +398,7 @@ fn accept_record(journal: &Path, v: ValidRecord, spills: &mut SpillCache, scan: 
             // The error is not about the log: too many open files, or no memory.
             Error::Io { source, .. } if source.kind() != std::io::ErrorKind::NotFound => e,
             Error::Corrupt { path: spill, .. } if is_spill(spill) => {
-                Error::corrupt(journal.join(spill), format!("commit {lsn}: {e}"))
+                Error::corrupt(spill, format!("commit {lsn}: {e}"))
             }
             _ => Error::corrupt(&path, format!("commit {lsn}: {e}")),
         };

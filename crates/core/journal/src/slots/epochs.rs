@@ -193,7 +193,7 @@ impl Epochs {
         (b[16..32] == *store).then(|| Epochs::new(&entries)).transpose().map_err(|_| damaged())
     }
 
-    /// The list of this store, as it was written; `None` if there is none.
+    /// The list that the file of this store holds; `None` without a file.
     pub fn read(storage: &dyn Storage, store_dir: &StoreDir, store: &StoreId) -> Result<Option<Epochs>> {
         let path = store_dir.epochs();
         let file = match storage.open(&path, Open::READ) {

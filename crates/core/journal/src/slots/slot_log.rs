@@ -136,7 +136,8 @@ impl SlotLog {
         Ok(())
     }
 
-    /// The slots, each with the commit behind which it needs the log. A slot that cannot be read needs what it did before.
+    /// The slots, each with the commit behind which it needs the log. A slot that cannot be read needs the log from the
+    /// same commit as before.
     fn needed(&mut self) -> Vec<Needed> {
         let slots = match SlotDir::all(&*self.storage, &self.store_dir) {
             Ok(slots) => slots,

@@ -273,7 +273,7 @@ impl Place {
 /// A block device. It is detached when this value is dropped.
 pub struct Device {
     pub path: PathBuf,
-    // The order of drops: the loop device before what it is on.
+    // Fields are dropped in this order: the loop device before the image that it is on.
     _device: LoopDevice,
     _disk: Option<SlowDisk>,
     _images: Scratch,

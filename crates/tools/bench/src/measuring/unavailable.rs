@@ -21,7 +21,7 @@ pub fn unavailable(reason: impl Into<String>) -> anyhow::Error {
     Unavailable(reason.into()).into()
 }
 
-/// Fails with this reason unless what a benchmark needs is there.
+/// Fails with this reason unless a benchmark finds the programs and rights that it needs.
 pub fn need(is_there: bool, reason: impl Into<String>) -> Result<()> {
     if is_there { Ok(()) } else { Err(unavailable(reason)) }
 }

@@ -16,7 +16,7 @@ pub struct Outcome {
 #[serde(rename_all = "lowercase")]
 pub enum Ended {
     Done,
-    /// This machine does not have what it needs, for this reason.
+    /// The machine lacks something that it needs, which the reason names.
     Skipped(String),
     Failed(String),
 }

@@ -50,7 +50,7 @@ impl Host {
     }
 }
 
-/// A place, and what is beside it for other sessions and peers.
+/// A place, and the directories and devices beside it for other sessions and peers.
 pub struct Setting {
     pub dir: PathBuf,
     /// Sessions whose volumes are files in the place.

@@ -374,7 +374,7 @@ pub fn body_by_reference(reference: &[u8], spills: &mut SpillCache) -> Result<By
     let (id, len, crc) = (u64_at(reference, 0), u64_at(reference, 8), u64_at(reference, 16));
     let spill = spills.get(id)?;
     verify(&spill, 0, len, crc, spills.past_cache)?;
-    let mut body = sized_memory::zeros(len, &spill.path())?;
+    let mut body = sized_memory::zeros(len, spill.path())?;
     spill.read(&mut body, 0)?;
     Ok(body.into())
 }
