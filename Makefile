@@ -9,6 +9,11 @@ PREFIX ?= /usr/local
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 PROGRAMS := $(addprefix $(TARGET)/release/,untorn untorn-crashtest untorn-xsync untorn-mount untorn-ship untorn-bench)
 FUZZ_SECONDS ?= 20
+# Tests of ordinary users need a directory for temporary files in which they may write. In some containers only root may
+# write in /tmp.
+ifeq ($(shell id -u)$(shell find -L $${TMPDIR:-/tmp} -maxdepth 0 -perm -0003),0)
+export TMPDIR := /var/tmp
+endif
 
 .PHONY: help setup build test test-full demo bench check mutants install uninstall man fuzz crash-soak crash-totals deb deb-tests wheel ports sqlite-tests ship-tests xsync-programs mount-programs mount-kernels mount-xfstests site clean
 

@@ -308,7 +308,7 @@ impl<'d> Session<'d> {
         if let Some(before) = before {
             self.tell(&before)?;
         }
-        done.map_err(|e| format!("{change:?}: {e}"))?;
+        done.map_err(|e| format!("{change:?}: {REFUSED}: {e}"))?;
         self.model.apply(&change);
         if rng.u32(..8) == 0 { self.compare() } else { Ok(()) }
     }

@@ -53,7 +53,7 @@ static void several_as_one(void) {
     FAILS_WITH(untorn_fd_syncv(fds, 0), EINVAL);
     FAILS_WITH(untorn_fd_syncv(NULL, 1), EFAULT);
     /* A file of a store, and one that is not managed. */
-    char elsewhere[] = "/tmp/untorn-descriptors-XXXXXX";
+    char elsewhere[] = "/var/tmp/untorn-descriptors-XXXXXX";
     CHECK(mkdtemp(elsewhere) && chmod(elsewhere, 0755) == 0);
     char path[64];
     snprintf(path, sizeof path, "%s/x.db", elsewhere);

@@ -261,7 +261,7 @@ static void threads(void) {
 
 /* A file beside the mount has a store: its place in memory is not replaced. */
 static void beside_a_store(void) {
-    char dir[] = "/tmp/untorn-test-XXXXXX", path[64];
+    char dir[] = "/var/tmp/untorn-test-XXXXXX", path[64];
     CHECK(mkdtemp(dir));
     snprintf(path, sizeof path, "%s/store.db", dir);
     int stored = open_file(path, O_RDWR | O_CREAT), fd = open_file("fixed.db", O_RDWR | O_CREAT);
@@ -278,7 +278,7 @@ static void beside_a_store(void) {
 
 /* A file that comes with a store, in which a commit waits, goes on with that. */
 static void with_a_store(void) {
-    char dir[] = "/tmp/untorn-test-XXXXXX", path[64], command[256];
+    char dir[] = "/var/tmp/untorn-test-XXXXXX", path[64], command[256];
     CHECK(mkdtemp(dir));
     snprintf(path, sizeof path, "%s/brought", dir);
     pid_t child = fork();

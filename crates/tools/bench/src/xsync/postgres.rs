@@ -74,7 +74,7 @@ impl Cluster<'_> {
                 (cluster.start(way), cluster.stop(way), way.at.display(), cluster.bin.display());
             let script = format!(
                 "rm -rf {at}; mkdir {at}; chown postgres: {at}; {AS_POSTGRES} {bin}/initdb -D {at} >/dev/null; \
-                 {start}; {AS_POSTGRES} {bin}/pgbench -h /tmp -i -q -s 5 postgres 2>/dev/null; {stop}"
+                 {start}; {AS_POSTGRES} {bin}/pgbench -h /var/tmp -i -q -s 5 postgres 2>/dev/null; {stop}"
             );
             let output = cluster.shell(way, &script)?.output()?;
             ensure!(
@@ -95,7 +95,7 @@ impl Cluster<'_> {
             for (way, measured) in self.ways.iter().zip(&mut times) {
                 let (start, stop, bin) = (self.start(way), self.stop(way), self.bin.display());
                 let script = format!(
-                    "{start}; {AS_POSTGRES} {bin}/pgbench -h /tmp -n -c {clients} -j 2 -T {seconds} postgres; {stop}"
+                    "{start}; {AS_POSTGRES} {bin}/pgbench -h /var/tmp -n -c {clients} -j 2 -T {seconds} postgres; {stop}"
                 );
                 rustix::fs::sync();
                 let output = self.shell(way, &script)?.stderr(Stdio::null()).output()?;
@@ -118,7 +118,7 @@ impl Cluster<'_> {
 
     fn start(&self, way: &Way) -> String {
         let fsync = if way.fsync { "on" } else { "off" };
-        let options = format!("-k /tmp -c listen_addresses= -c max_wal_size=128MB -c fsync={fsync}");
+        let options = format!("-k /var/tmp -c listen_addresses= -c max_wal_size=128MB -c fsync={fsync}");
         let (bin, at) = (self.bin.display(), way.at.display());
         format!("{AS_POSTGRES} {bin}/pg_ctl -D {at} -w -s -l /dev/null -o '{options}' start")
     }
