@@ -7,7 +7,7 @@ CARGO ?= cargo
 PREFIX ?= /usr/local
 # Where cargo builds; the programs below are run from there.
 TARGET := $(or $(CARGO_TARGET_DIR),target)
-PROGRAMS := $(addprefix $(TARGET)/release/,untorn untorn-crashtest untorn-xsync untorn-mount untorn-ship untorn-bench)
+PROGRAMS := $(addprefix $(TARGET)/release/,untorn untorn-crashtest untorn-xsync untorn-mount untorn-ship untorn-top untorn-bench)
 FUZZ_SECONDS ?= 20
 # Tests of ordinary users need a directory for temporary files in which they may write. In some containers only root may
 # write in /tmp.
@@ -23,7 +23,7 @@ help: ## Show this list
 setup: ## Install the system packages that are missing (Debian and Ubuntu); does nothing when all are there
 	@scripts/setup.sh
 
-build: ## Build the libraries and the six programs, optimised
+build: ## Build the libraries and the seven programs, optimised
 	$(CARGO) build --release --workspace
 	scripts/assemble.sh $(TARGET)/release
 	ln -sf install/libuntorn-preload.so $(TARGET)/release/libuntorn-preload.so

@@ -1,8 +1,8 @@
 #!/bin/sh
 # Builds and installs Untorn: the C library (headers, libuntorn.so, libuntorn.a, the compilers untorn-cc and untorn-c++ with
-# their libuntorn-live.a and libuntorn-pthread.a, pkg-config files, CMake package, man pages of its functions) and the programs untorn, untorn-crashtest, untorn-xsync, untorn-mount,
-# untorn-ship and untorn-bench with their man pages and shell
-# completions. The program `untorn` needs neither of the others.
+# their libuntorn-live.a and libuntorn-pthread.a, pkg-config files, CMake package, man pages of its functions) and the
+# programs untorn, untorn-crashtest, untorn-xsync, untorn-mount, untorn-ship, untorn-top and untorn-bench with their man
+# pages and shell completions. The program `untorn` needs none of the others.
 #
 #   PREFIX=/usr/local DESTDIR= LIBDIR=lib INCLUDEDIR=include scripts/install.sh [--library-only] [--profile NAME]
 #
@@ -46,8 +46,8 @@ cd "$root"
 packages="-p untorn-capi"
 programs=
 if [ $library_only = no ]; then
-    packages="$packages -p untorn-cli -p untorn-crashtest -p untorn-xsync -p untorn-mount -p untorn-ship -p untorn-bench"
-    programs="untorn untorn-crashtest untorn-xsync untorn-mount untorn-ship untorn-bench"
+    packages="$packages -p untorn-cli -p untorn-crashtest -p untorn-xsync -p untorn-mount -p untorn-ship -p untorn-top -p untorn-bench"
+    programs="untorn untorn-crashtest untorn-xsync untorn-mount untorn-ship untorn-top untorn-bench"
 fi
 
 # shellcheck disable=SC2086  # $packages is a list of words.
@@ -161,7 +161,7 @@ for page in "$made/man3"/*.3; do
     put 644 "$page" "share/man/man3/$(basename "$page")"
 done
 
-# The pages of untorn-crashtest, untorn-xsync, untorn-mount, untorn-ship and untorn-bench replace the short ones that untorn has of them.
+# The pages of untorn-crashtest, untorn-xsync, untorn-mount, untorn-ship, untorn-top and untorn-bench replace the short ones that untorn has of them.
 for program in $programs; do
     put 755 "$out/$program" "bin/$program"
     mkdir "$work/man"

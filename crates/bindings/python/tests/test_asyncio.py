@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 
 import pytest
 
@@ -90,17 +91,18 @@ def test_loops_in_several_threads_share_a_store() -> None:
 async def test_follow() -> None:
     with untorn.Store("store") as store:
         store.write("a", b"one")
+        start = int(time.time()) - 1
         follow = untorn.Reader("store").follow()
 
-        async def two() -> list[int]:
-            return [commit.lsn async for commit, _ in azip(follow, 2)]
+        async def two() -> list[tuple[int, int]]:
+            return [(commit.lsn, commit.time) async for commit, _ in azip(follow, 2)]
 
         task = asyncio.create_task(two())
         await asyncio.sleep(0)
         store.write("a", b"two")
         store.write("a", b"three")
-        lsns = await task
-        assert len(lsns) == 2 and lsns[0] < lsns[1]
+        (first, made), (second, _) = await task
+        assert first < second and start <= made <= time.time()
 
 
 async def azip(follow, most):  # noqa: ANN001, ANN201

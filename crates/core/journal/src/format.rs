@@ -146,6 +146,21 @@ pub struct RecordHead {
     pub previous_crc: u64,
     /// Every record up to this one was flushed before this one was written.
     pub durable_lsn: u64,
+    /// When it was written, in seconds since 1970, by the owner's clock. `None`: not known.
+    pub time: Option<u64>,
+}
+
+/// The seconds from 1970 to the beginning of 2020, from which the times of records count.
+pub const TIME_ORIGIN: u64 = 1_577_836_800;
+
+/// The time of a record in the upper 31 bits of its flags; 0 if it is not known, or out of range.
+fn time_bits(time: Option<u64>) -> u32 {
+    let since = time.and_then(|time| u32::try_from(time.checked_sub(TIME_ORIGIN)?).ok());
+    since.filter(|since| *since < 1 << 31).unwrap_or(0) << 1
+}
+
+fn time_of(flags: u32) -> Option<u64> {
+    (flags >> 1 != 0).then(|| TIME_ORIGIN + u64::from(flags >> 1))
 }
 
 impl RecordHead {
@@ -167,7 +182,7 @@ impl RecordHead {
         set_bytes(record, 40, &self.position.to_le_bytes());
         set_bytes(record, 48, &self.previous_crc.to_le_bytes());
         set_bytes(record, 56, &self.durable_lsn.to_le_bytes());
-        set_bytes(record, 64, &u32::from(self.body_by_reference).to_le_bytes());
+        set_bytes(record, 64, &(u32::from(self.body_by_reference) | time_bits(self.time)).to_le_bytes());
         set_bytes(record, RECORD_HEAD_CRC_AT, &(key.crc64(&[&record[..RECORD_HEAD_CRC_AT]]) as u32).to_le_bytes());
         set_bytes(record, RECORD_CRC_AT, &[0; 8]);
         let crc = key.crc64(&[record]);
@@ -235,6 +250,7 @@ impl RecordHead {
             position,
             previous_crc: u64_at(b, 48),
             durable_lsn: u64_at(b, 56),
+            time: time_of(u32_at(b, 64)),
         };
         Some((head, u64_at(b, RECORD_CRC_AT)))
     }
@@ -330,6 +346,7 @@ mod tests {
             position: 4096,
             previous_crc: 7,
             durable_lsn: 2,
+            time: Some(TIME_ORIGIN + 1),
         };
         let mut segment = vec![0; 3 * BLOCK_BYTES];
         let end = 4096 + head.len as usize;

@@ -190,6 +190,8 @@ pub struct Journal {
     held_back: Option<HeldBack>,
     /// Bytes of the current segment for which the data files had room when it was begun.
     limit: u64,
+    /// Called when the records of a group are written, before their flush.
+    on_written: Option<Arc<dyn Fn() + Send + Sync>>,
 }
 
 impl Journal {
@@ -241,6 +243,7 @@ impl Journal {
             doomed: Vec::new(),
             held_back: None,
             limit: u64::MAX,
+            on_written: None,
             storage,
             dir,
             options,
@@ -304,6 +307,11 @@ impl Journal {
     /// The epoch, that is, this opening of the store.
     pub fn epoch(&self) -> u64 {
         self.epoch
+    }
+
+    /// Has this called when the records of a group are written, before their flush.
+    pub fn call_when_written(&mut self, call: Option<Arc<dyn Fn() + Send + Sync>>) {
+        self.on_written = call;
     }
 
     /// The newest durable header.

@@ -19,6 +19,7 @@ pub mod readers;
 pub mod recovery;
 pub mod scanning;
 pub mod slots;
+pub mod statistics;
 #[doc(hidden)]
 pub mod sync_point;
 pub mod undo;

@@ -14,6 +14,7 @@ use untorn_journal::format::*;
 use untorn_journal::slots::epochs::{EpochStart, Epochs, Point};
 use untorn_journal::slots::kept_files::{kept_log_name, kept_spill_name};
 use untorn_journal::slots::slot_dir::{Acknowledged, CAP_MAGIC, LOST_MAGIC, SlotDir, encode_number};
+use untorn_journal::statistics::figures::{FIGURES_BYTES, Figure, Figures, Stage};
 use untorn_journal::undo::index::{Entry, NAMES_DIR, Old, Was, index_name, link_name, old_bytes_name};
 use untorn_journal::undo::page::{Cell, PAGE_VERSION, PageHead, Published, encode_cell};
 use untorn_os::{AlignedBuf, Linux, Open, Storage, read_full_at};
@@ -307,6 +308,7 @@ fn record_head() {
         position: 8192,
         previous_crc: 5,
         durable_lsn: 6,
+        time: Some(TIME_ORIGIN + 1),
     };
     let mut written = vec![0xff; RECORD_HEAD_BYTES];
     let key = Key(0x0807_0605_0403_0201);
@@ -329,7 +331,7 @@ fn record_head() {
             ("position", &[0, 32, 0, 0, 0, 0, 0, 0]),
             ("previous_crc", &[5, 0, 0, 0, 0, 0, 0, 0]),
             ("durable_lsn", &[6, 0, 0, 0, 0, 0, 0, 0]),
-            ("flags", &[0; 4]),
+            ("flags", &[2, 0, 0, 0]),
             ("head_crc", &head_crc.to_le_bytes()),
             ("crc", &crc),
         ],
@@ -337,7 +339,17 @@ fn record_head() {
     head.kind = RecordKind::Commit;
     head.body_by_reference = true;
     head.seal(&mut written, key);
-    assert_eq!((&written[6..8], &written[64..68]), (&[1, 0][..], &[1, 0, 0, 0][..]));
+    assert_eq!((&written[6..8], &written[64..68]), (&[1, 0][..], &[3, 0, 0, 0][..]));
+    for (time, bits) in [
+        (None, 1),
+        (Some(TIME_ORIGIN - 1), 1),
+        (Some(TIME_ORIGIN + (1 << 31)), 1),
+        (Some(TIME_ORIGIN + (1 << 31) - 1), u32::MAX),
+    ] {
+        (head.time, head.body_by_reference) = (time, true);
+        head.seal(&mut written, key);
+        assert_eq!(written[64..68], u32::to_le_bytes(bits), "{time:?}");
+    }
 }
 
 /// A separate directory for one test, with a storage in it.
@@ -563,6 +575,54 @@ fn readers_page() {
         describes("page-cell", &encode_cell(cell, u64::from_le_bytes(number)), 0, &fields);
     }
     assert_eq!(Published { generation: 3, bytes: 5 }.number(), 3 * (1 << 40) + 5);
+}
+
+#[test]
+fn figures() {
+    let names = [
+        "publication",
+        "pid",
+        "epoch",
+        "open_ns",
+        "commits",
+        "groups",
+        "waited",
+        "checkpoints",
+        "syncs",
+        "bytes_written",
+        "journal_bytes_written",
+        "lsn",
+        "journal_bytes_max",
+        "journal_bytes_allocated",
+        "journal_bytes_pending",
+        "open_files",
+        "memory_bytes",
+        "quarantined",
+        "held",
+        "kept_bytes",
+        "failed",
+    ];
+    let mut figures = Figures::default();
+    Figure::ALL.into_iter().for_each(|figure| figures.set(figure, 100 + figure as u64));
+    let durations = [1, 1025, 1_000_000, 3 << 20, u64::MAX >> 1].map(std::time::Duration::from_nanos);
+    let mut stages = vec![0; 1736 * Stage::ALL.len()];
+    for (n, stage) in Stage::ALL.into_iter().enumerate() {
+        durations[..n % 5 + 1].iter().for_each(|took| figures.stage_mut(stage).note(*took));
+        let histogram = &mut stages[1736 * n..];
+        let sum: u64 = durations[..n % 5 + 1].iter().map(|took| took.as_nanos() as u64).sum();
+        histogram[..8].copy_from_slice(&sum.to_le_bytes());
+        // 1,000,000 is 2^19 (1 + 7.2/8), and 3 · 2^20 is 2^21 (1 + 4/8).
+        for bucket in [0, 0, 8 * (19 - 10) + 7, 8 * (21 - 10) + 4, 215].into_iter().take(n % 5 + 1) {
+            histogram[8 + 8 * bucket] += 1;
+        }
+    }
+    let written = figures.encode(9);
+    let numbers: Vec<[u8; 8]> = (100..).take(names.len()).map(u64::to_le_bytes).collect();
+    let (bytes, crc) = ((FIGURES_BYTES as u32).to_le_bytes(), crc64(&written[..written.len() - 8]).to_le_bytes());
+    let chain = 9u64.to_le_bytes();
+    let mut fields: Vec<(&str, &[u8])> = vec![("bytes", &bytes), ("chain", &chain), ("stages", &stages), ("crc", &crc)];
+    fields.extend(names.into_iter().zip(numbers.iter().map(|number| &number[..])));
+    describes("figures", &written, 0, &fields);
 }
 
 /// The part of an entry behind its head, which is checked here.

@@ -13,6 +13,9 @@
 //! skips the sync points one at a time and shows that each is needed. Crates declare their sync
 //! points with [`sync_points!`], and their invariants with [`invariants!`].
 
+#[cfg(not(target_pointer_width = "64"))]
+compile_error!("Untorn needs a 64-bit machine: mappings and heaps reserve more addresses than this one has");
+
 mod descriptors;
 mod invariant;
 mod live;

@@ -198,6 +198,8 @@ pub trait Storage: Send + Sync {
     fn effective_user(&self) -> u32;
     /// This boot of the kernel (`/proc/sys/kernel/random/boot_id`).
     fn boot_id(&self) -> io::Result<[u8; 16]>;
+    /// The time, in seconds since 1970; `None` if the clock is not set.
+    fn time(&self) -> Option<u64>;
     /// The largest offset up to which this process may write files now (`RLIMIT_FSIZE`), in bytes. Writes and growth
     /// beyond it give `EFBIG`, and never the signal `SIGXFSZ`.
     fn file_size_limit(&self) -> u64;

@@ -23,6 +23,7 @@ use crate::engine::parts::file_system_flush::FileSystemFlush;
 use crate::engine::parts::life::Life;
 use crate::engine::parts::opening::Opening;
 use crate::engine::parts::shared_spill::SharedSpill;
+use crate::engine::parts::statistics::Statistics;
 use crate::engine::waiting::concurrency::{Mutex, RwLock, RwLockReadGuard};
 use crate::engine::waiting::remote_slot::RemoteSlot;
 use rustix::io::Errno;
@@ -43,7 +44,7 @@ use untorn_os::{Storage, SyncPoint};
 ///
 /// Locks, in the order in which they may be taken: `life.closing`, `checkpoints.lock`, `journal`, `renaming`,
 /// `files`, a file's `writing` (without `files`), a file's state (of several files in the order of their ids),
-/// `commits.queue`, that of `remote`.
+/// `commits.queue`, that of `remote`, those of `statistics`.
 pub(crate) struct Engine {
     pub storage: Arc<dyn Storage>,
     pub store_dir: StoreDir,
@@ -66,6 +67,7 @@ pub(crate) struct Engine {
     pub commits: CommitQueue,
     pub flush: FileSystemFlush,
     pub shared_spill: SharedSpill,
+    pub statistics: Arc<Statistics>,
     /// The slot whose acknowledgements make commits remote.
     pub remote: Option<Arc<RemoteSlot>>,
 }

@@ -6,11 +6,13 @@ pub(crate) mod lost;
 pub(crate) mod points;
 pub(crate) mod read_map;
 pub(crate) mod slot;
+pub(crate) mod watch;
 
 use crate::engine::paths::error_paths::{check_outside, error_in_store};
 pub use crate::reader::followed::{Change, ChangeKind, Commit, Followed};
 use crate::reader::locate_store::locate;
 pub use crate::reader::slot::{Slot, SlotLock, SlotStatus};
+pub use crate::reader::watch::{Figures, Histogram, Stage, Watch};
 use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::io::ErrorKind;

@@ -29,6 +29,7 @@ fn forged(position: usize, len: usize, key: Key) -> Vec<u8> {
         position: position as u64,
         previous_crc: 0,
         durable_lsn: 1 << 40,
+        time: None,
     };
     let mut record = vec![0; len];
     head.seal(&mut record, key);

@@ -6,15 +6,11 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, SystemTime};
-use untorn_terminal::Failure;
-
-/// The longest request of a scraper.
-const REQUEST_BYTES_MAX: u64 = 16 << 10;
+use untorn_terminal::{Failure, served_figures};
 
 /// Figures of a process that ships or follows.
 pub struct Metrics {
@@ -97,33 +93,7 @@ impl Metrics {
     /// # Errors
     /// The address is taken, or not this machine's.
     pub fn serve(metrics: &Arc<Metrics>, address: SocketAddr) -> Result<(), Failure> {
-        let failed = |e: std::io::Error| Failure::new(format!("cannot serve figures at {address}: {e}"));
-        let listener = TcpListener::bind(address).map_err(failed)?;
         let metrics = metrics.clone();
-        let serve = move || {
-            for stream in listener.incoming().flatten() {
-                let _ = metrics.answer(stream);
-            }
-        };
-        std::thread::Builder::new().name("metrics".into()).spawn(serve).map(|_| ()).map_err(failed)
-    }
-
-    fn answer(&self, mut stream: TcpStream) -> std::io::Result<()> {
-        stream.set_read_timeout(Some(Duration::from_secs(5)))?;
-        stream.set_write_timeout(Some(Duration::from_secs(5)))?;
-        let lines = BufReader::new(stream.try_clone()?.take(REQUEST_BYTES_MAX)).lines();
-        for line in lines {
-            if line?.is_empty() {
-                break;
-            }
-        }
-        let text = self.text();
-        let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-        let head = format!(
-            "HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
-            text.len()
-        );
-        stream.write_all(head.as_bytes())?;
-        stream.write_all(text.as_bytes())
+        served_figures::serve(address, move || metrics.text()).map(drop)
     }
 }

@@ -36,6 +36,17 @@ pub fn now() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
 }
 
+/// Log has the times of commits to the second.
+const PRECISION_NS: u64 = 2_000_000_000;
+
+/// When a commit was made, in nanoseconds since 1970: of a new one the time now, which is more precise.
+fn time_of(commit: &untorn::reader::Commit) -> u64 {
+    let since_1970 =
+        |time: SystemTime| time.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
+    let (now, made) = (now(), commit.time.map(since_1970));
+    made.filter(|made| made + PRECISION_NS < now).unwrap_or(now)
+}
+
 fn failed(e: untorn::Error) -> Error {
     Error::store(e)
 }
@@ -146,7 +157,7 @@ impl LiveStore {
             let epoch = of
                 .map(|start| start.epoch)
                 .ok_or_else(|| Error::store(format!("the store does not know the epoch of its commit #{lsn}")))?;
-            commits.push(Commit { lsn, epoch, time: now(), body: body::empty() });
+            commits.push(Commit { lsn, epoch, time: 0, body: body::empty() });
         }
         Ok(())
     }
@@ -243,7 +254,7 @@ impl Source for LiveStore {
             bytes += length;
             self.fill(&mut commits, last + 1, commit.lsn - 1)?;
             let body = body::encode(&commit.changes)?;
-            commits.push(Commit { lsn: commit.lsn, epoch: commit.epoch, time: now(), body });
+            commits.push(Commit { lsn: commit.lsn, epoch: commit.epoch, time: time_of(&commit), body });
             last = commit.lsn;
         }
         self.behind = last;

@@ -36,6 +36,8 @@ enum Command {
     Put(commands::put::Put),
     Cat(commands::cat::Cat),
     Ls(commands::ls::Ls),
+    Log(commands::log::Log),
+    Diff(commands::diff::Diff),
     Tail(commands::tail::Tail),
     Cp(commands::cp::Cp),
     Readers(commands::audience::Readers),
@@ -79,6 +81,12 @@ enum Command {
     /// Follow a store's commits in an object store live (the program untorn-ship).
     #[command(disable_help_flag = true, disable_version_flag = true)]
     Follow(Arguments),
+    /// Show the work of stores right now (the program untorn-top).
+    #[command(disable_help_flag = true, disable_version_flag = true)]
+    Top(Arguments),
+    /// Give figures of stores to Prometheus (the program untorn-top).
+    #[command(disable_help_flag = true, disable_version_flag = true)]
+    Metrics(Arguments),
     /// Measure commits beside plain system calls (the program untorn-bench).
     #[command(disable_help_flag = true, disable_version_flag = true)]
     Bench(Arguments),
@@ -106,6 +114,8 @@ pub fn run() -> Result<Output, Failure> {
         Command::Put(c) => c.run(),
         Command::Cat(c) => c.run(),
         Command::Ls(c) => c.run(),
+        Command::Log(c) => c.run(),
+        Command::Diff(c) => c.run(),
         Command::Tail(c) => c.run(),
         Command::Cp(c) => c.run(),
         Command::Readers(c) => c.run(),
@@ -125,6 +135,8 @@ pub fn run() -> Result<Output, Failure> {
         Command::Ship(_) => Err(Other::Ship.execute()),
         Command::Restore(_) => Err(Other::Restore.execute()),
         Command::Follow(_) => Err(Other::Follow.execute()),
+        Command::Top(_) => Err(Other::Top.execute()),
+        Command::Metrics(_) => Err(Other::Metrics.execute()),
         Command::Bench(_) => Err(Other::Bench.execute()),
         Command::Demo(_) => Err(Other::Demo.execute()),
         Command::Completions(c) => c.run(Cli::command()),

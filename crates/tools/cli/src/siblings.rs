@@ -54,6 +54,10 @@ pub enum Other {
     Ship,
     Restore,
     Follow,
+    /// For the URL of a place of commits.
+    Log,
+    Top,
+    Metrics,
     Bench,
     Demo,
 }
@@ -78,6 +82,9 @@ impl Other {
             Other::Ship => "ship",
             Other::Restore => "restore",
             Other::Follow => "follow",
+            Other::Log => "log",
+            Other::Top => "top",
+            Other::Metrics => "metrics",
             Other::Bench => "bench",
             Other::Demo => "demo",
         }
@@ -103,6 +110,9 @@ impl Other {
             Other::Ship => ("untorn-ship", Some("ship")),
             Other::Restore => ("untorn-ship", Some("restore")),
             Other::Follow => ("untorn-ship", Some("follow")),
+            Other::Log => ("untorn-ship", Some("log")),
+            Other::Top => ("untorn-top", Some("top")),
+            Other::Metrics => ("untorn-top", Some("metrics")),
             Other::Bench => ("untorn-bench", None),
             Other::Demo => ("untorn-bench", Some("demo")),
         }

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 const COMMANDS: [&str; 9] =
     ["status", "check", "dump", "recover", "checkpoint", "eject", "doctor", "put", "completions"];
 /// Subcommands that are programs of their own.
-const OTHERS: [&str; 13] = [
+const OTHERS: [&str; 15] = [
     "crashtest",
     "xsync",
     "mount",
@@ -22,6 +22,8 @@ const OTHERS: [&str; 13] = [
     "ship",
     "restore",
     "follow",
+    "top",
+    "metrics",
     "bench",
     "demo",
 ];
@@ -124,6 +126,8 @@ fn other_programs_get_all_arguments_and_their_exit_code_is_passed_on() {
         ("ship", "untorn-ship", "ship "),
         ("restore", "untorn-ship", "restore "),
         ("follow", "untorn-ship", "follow "),
+        ("top", "untorn-top", "top "),
+        ("metrics", "untorn-top", "metrics "),
         ("bench", "untorn-bench", ""),
         ("demo", "untorn-bench", "demo "),
     ] {

@@ -20,6 +20,7 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
     ("untorn-crashtest", &["untorn-os", "untorn-journal", "untorn", "untorn-terminal", CRASHLAB]),
     ("untorn-tree", &["untorn-os", "untorn-journal", "untorn"]),
     ("untorn-xsync", &["untorn-os", "untorn-journal", "untorn", "untorn-terminal", CRASHLAB]),
+    ("untorn-top", &["untorn", "untorn-terminal"]),
     ("untorn-ship", &["untorn-os", "untorn-journal", "untorn", "untorn-terminal", CRASHLAB]),
     ("untorn-mount", &["untorn-os", "untorn-journal", "untorn", "untorn-terminal", "untorn-tree"]),
     (

@@ -16,6 +16,7 @@ pub const FLOORS: &[(&str, &[&str])] = &[
         "crates/core/journal/src",
         &[
             "format",
+            "statistics",
             "commits",
             "directories",
             "undo",

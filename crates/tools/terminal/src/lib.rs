@@ -2,7 +2,7 @@
 //!
 //! They are output, errors and exit codes ([`Output`], [`Failure`]), tables ([`mod@table`]), interruption
 //! ([`signals`]), standard streams ([`standard_streams`]), user namespaces ([`user_namespace`]), questions with a time
-//! limit ([`time_limit`]), relative paths ([`stays_within`]), and, with the feature `pages`, command lines, the log, forms
+//! limit ([`time_limit`]), figures for Prometheus ([`served_figures`]), relative paths ([`stays_within`]), and, with the feature `pages`, command lines, the log, forms
 //! of listings, completion scripts and manual pages.
 
 #[cfg(feature = "pages")]
@@ -16,6 +16,7 @@ mod output;
 #[cfg(feature = "pages")]
 pub mod pages;
 mod relative_path;
+pub mod served_figures;
 pub mod signals;
 pub mod standard_streams;
 pub mod table;

@@ -234,6 +234,9 @@ class Commit:
     @property
     def lsn(self) -> int: ...
     @property
+    def time(self) -> int | None:
+        """When it was made, in seconds since 1970, by the clock of its machine; ``None`` if its log is of an older version."""
+    @property
     def changes(self) -> list[Change]:
         """The changes; those of one file are in order."""
 

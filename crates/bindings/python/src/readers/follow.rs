@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use std::ffi::OsString;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 use untorn::reader::{Change, ChangeKind, Follow, Followed};
 
 /// Commits of a store, each once, in order.
@@ -21,6 +21,9 @@ pub(crate) struct PyCommit {
     /// Its place in the log.
     #[pyo3(get)]
     lsn: u64,
+    /// When it was made, in seconds since 1970; `None` if its log is of an older version.
+    #[pyo3(get)]
+    time: Option<u64>,
     changes: Vec<Py<PyChange>>,
 }
 
@@ -57,7 +60,9 @@ fn object(py: Python<'_>, followed: Followed) -> PyResult<Py<PyAny>> {
         Followed::Commit(commit) => {
             let changes = commit.changes.into_iter().map(|change| Py::new(py, PyChange { change }));
             let changes = changes.collect::<PyResult<_>>()?;
-            Ok(Py::new(py, PyCommit { lsn: commit.lsn, changes })?.into_any())
+            let since = commit.time.and_then(|time| time.duration_since(SystemTime::UNIX_EPOCH).ok());
+            let time = since.map(|since| since.as_secs());
+            Ok(Py::new(py, PyCommit { lsn: commit.lsn, time, changes })?.into_any())
         }
         Followed::Missed { first_lsn, last_lsn } => Ok(Py::new(py, PyMissed { first_lsn, last_lsn })?.into_any()),
         // The enum may grow.

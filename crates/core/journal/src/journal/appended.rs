@@ -55,6 +55,7 @@ impl Journal {
             self.unflushed_spills.clear();
             return appended.map(|_| None);
         }
+        self.on_written.iter().for_each(|call| call());
         self.flush(sync_point::COMMIT)?;
         let committed = self.finish_commit(first_lsn, records.len());
         debug_assert_eq!(self.position, position, "an appended group moved the position of the others");

@@ -90,6 +90,7 @@ impl Journal {
             position: self.position + at as u64,
             previous_crc: self.previous_crc,
             durable_lsn: self.durable_lsn,
+            time: self.storage.time(),
         };
         self.previous_crc = head.seal(&mut self.buf[at..], self.header.key);
         self.entries.end(&self.buf[at..], self.header.key);

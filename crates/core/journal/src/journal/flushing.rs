@@ -17,11 +17,15 @@ impl Journal {
         let spills = std::mem::take(&mut self.unflushed_spills);
         if spills.is_empty() {
             let n = self.write_all(records)?;
+            self.on_written.iter().for_each(|call| call());
             return if n > 0 { self.flush(sync_point::COMMIT).map(|()| n) } else { Ok(n) };
         }
         let (storage, mut spilled, mut written) = (self.storage.clone(), Ok(()), Ok((0, Ok(()))));
         let mut write = || {
-            written = self.write_all(records).map(|n| (n, self.flush_segments(sync_point::COMMIT)));
+            written = self.write_all(records).map(|n| {
+                self.on_written.iter().for_each(|call| call());
+                (n, self.flush_segments(sync_point::COMMIT))
+            });
         };
         storage.at_once(&mut || spilled = flush_spills(&spills), &mut write);
         match (written, spilled) {

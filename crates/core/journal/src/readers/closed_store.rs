@@ -102,7 +102,7 @@ fn lock_note(storage: &dyn Storage, store_dir: &StoreDir) -> Result<Option<LockN
 }
 
 /// Whether a process has the store open, and which.
-pub(crate) fn is_owned(storage: &dyn Storage, store_dir: &StoreDir) -> Result<(bool, Option<u32>)> {
+pub fn is_owned(storage: &dyn Storage, store_dir: &StoreDir) -> Result<(bool, Option<u32>)> {
     let path = store_dir.lock_file();
     match storage.open(&path, Open::READ) {
         Err(e) if e.kind() == ErrorKind::NotFound => Ok((false, None)),

@@ -141,7 +141,7 @@ impl FormerLog {
                 let from = head.position as usize;
                 let body = segment.contents.slice(from + RECORD_HEAD_BYTES..from + head.len as usize);
                 let record = decode(head, body, &mut spills, &path)?;
-                commits.push(AcceptedRecord { lsn: head.lsn, epoch: head.epoch, record });
+                commits.push(AcceptedRecord { lsn: head.lsn, epoch: head.epoch, time: head.time, record });
             }
             bytes += head.len;
             (self.lsn, self.before) = (head.lsn, Some((*crc, head.epoch)));

@@ -70,7 +70,7 @@ impl IndexTail {
             }
             done = log.clone().map_or_else(|| LogSegment::open(storage, &path), Ok).and_then(|opened| {
                 let record = decode(&head, body, &opened, spills)?;
-                newer.push(AcceptedRecord { lsn: head.lsn, epoch: head.epoch, record });
+                newer.push(AcceptedRecord { lsn: head.lsn, epoch: head.epoch, time: head.time, record });
                 log = Some(opened);
                 Ok(())
             });

@@ -45,7 +45,7 @@ impl LogTail {
             let (head, body) = self.next(&**storage, journal)?;
             if head.kind == RecordKind::Commit {
                 let record = decode_body(&head, body, &mut spills).ok()?;
-                accepted.push(AcceptedRecord { lsn: head.lsn, epoch: head.epoch, record });
+                accepted.push(AcceptedRecord { lsn: head.lsn, epoch: head.epoch, time: head.time, record });
             }
         }
         Some(accepted)

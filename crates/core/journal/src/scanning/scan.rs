@@ -231,7 +231,7 @@ pub fn given_up_after(
     let commits = run.iter().rev().filter(|v| v.head.kind == RecordKind::Commit);
     let decoded = |v: &ValidRecord| {
         let record = decode(v, &scan.segments[v.segment], &mut spills, None).ok()?;
-        Some(AcceptedRecord { lsn: v.head.lsn, epoch: v.head.epoch, record })
+        Some(AcceptedRecord { lsn: v.head.lsn, epoch: v.head.epoch, time: v.head.time, record })
     };
     commits.map(decoded).collect()
 }
@@ -403,7 +403,7 @@ fn accept_record(journal: &Path, v: ValidRecord, spills: &mut SpillCache, scan: 
             _ => Error::corrupt(&path, format!("commit {lsn}: {e}")),
         };
         let (record, used) = decoded.map_err(wrong)?;
-        scan.accepted.push(AcceptedRecord { lsn, epoch: head.epoch, record });
+        scan.accepted.push(AcceptedRecord { lsn, epoch: head.epoch, time: head.time, record });
         for spill in used {
             match scan.live_spills.iter_mut().find(|(known, _)| known.id == spill.id) {
                 Some((_, last_lsn)) => *last_lsn = lsn,

@@ -504,8 +504,18 @@ mod tests {
         let (kind, len) = (RecordKind::Commit, record.len() as u64);
         let (epoch, generation, previous_crc, durable_lsn) = (1, 1, 0, 0);
         let body_by_reference = false;
-        let head =
-            RecordHead { kind, body_by_reference, len, lsn, epoch, generation, position, previous_crc, durable_lsn };
+        let head = RecordHead {
+            kind,
+            body_by_reference,
+            len,
+            lsn,
+            epoch,
+            generation,
+            position,
+            previous_crc,
+            durable_lsn,
+            time: None,
+        };
         head.seal(&mut record, key);
         record
     }

@@ -13,6 +13,8 @@ use untorn_os::File;
 pub const HOLDS_END: u64 = 1 << 48;
 /// The byte of a follower that has every commit up to LSN 0. Followers of later commits lock later bytes.
 pub const FOLLOWED: u64 = 1 << 61;
+/// The byte of a program that watches the owner's figures. Readers of version 1 lock the byte before it.
+pub const WATCHED: u64 = (1 << 62) + 1;
 
 /// Ranges of locks that are listed one by one. More of them count as one range, so that more is kept than is needed.
 const LISTED_MAX: usize = 4096;

@@ -3,6 +3,7 @@
 //! ```text
 //! head     identity: store, boot, the file itself, the chain of kept data, the owner's process
 //! cells    four numbers: durable, named, kept, given_up
+//! figures  behind the page, while a program watches
 //! ```
 //!
 //! The numbers never decrease within a chain, also across owners of one boot. Readers see them through a mapping of the
@@ -15,7 +16,8 @@ use crate::directories::store_dir::StoreDir;
 use crate::error::{Context, Error, Result};
 use crate::format::{BLOCK_BYTES, StoreId, crc64, place_of, u32_at, u64_at};
 use crate::invariant;
-use crate::undo::holds::{HOLDS_END, Holds, oldest_follower};
+use crate::statistics::figures::{FIGURES_BYTES, Figures};
+use crate::undo::holds::{HOLDS_END, Holds, WATCHED, oldest_follower};
 use parking_lot::Mutex;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -40,6 +42,9 @@ const CELLS: usize = 4;
 
 /// Tries at reading a cell or head that is being written meanwhile.
 const TRIES: usize = 1000;
+
+/// Tries at reading figures that are being written meanwhile.
+const FIGURES_TRIES: usize = 3;
 
 /// A number of the page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,6 +154,7 @@ fn cell_at(cell: Cell) -> usize {
 pub struct OwnersPage {
     file: Arc<dyn File>,
     path: PathBuf,
+    chain: u64,
     numbers: Mutex<[u64; CELLS]>,
 }
 
@@ -180,7 +186,7 @@ impl OwnersPage {
         }
         // The number tells a person who owns the store. If it cannot be written, nothing depends on it.
         let _ = write_all_at(&*file, &PageHead { pid: std::process::id(), ..head }.encode(), 0);
-        Ok(Some(OwnersPage { file, path, numbers: Mutex::new(numbers) }))
+        Ok(Some(OwnersPage { file, path, chain: head.chain, numbers: Mutex::new(numbers) }))
     }
 
     /// Begins a chain in which everything up to this commit is durable and named. The page keeps its inode, so that
@@ -205,7 +211,7 @@ impl OwnersPage {
         // The head comes last: a reader that sees this chain also sees its numbers.
         write_all_at(&*file, &head.encode(), 0).context("write", &path)?;
         fence(SeqCst);
-        Ok(OwnersPage { file, path, numbers: Mutex::new(numbers) })
+        Ok(OwnersPage { file, path, chain, numbers: Mutex::new(numbers) })
     }
 
     /// Publishes a number, if it is higher than the published one.
@@ -246,6 +252,19 @@ impl OwnersPage {
     /// The LSN of the follower that has the fewest commits.
     pub fn oldest_follower(&self) -> Option<u64> {
         oldest_follower(&*self.file).ok().flatten()
+    }
+
+    /// Whether a program watches the figures of the owner.
+    pub fn is_watched(&self) -> bool {
+        matches!(self.file.held(WATCHED..WATCHED + 1), Ok(Some(_)))
+    }
+
+    /// Replaces the figures behind the page. Nothing depends on them.
+    ///
+    /// # Errors
+    /// The disk is full, for example.
+    pub fn publish(&self, figures: &Figures) -> Result<()> {
+        write_all_at(&*self.file, &figures.encode(self.chain), BLOCK_BYTES as u64).context("write", &self.path)
     }
 }
 
@@ -361,6 +380,26 @@ impl ReadersPage {
         };
         let meta = file.meta().context("look at", &self.path)?;
         Ok(((meta.device, meta.inode) == self.place).then_some(file))
+    }
+
+    /// Asks the owner for figures, as long as this page is open.
+    pub fn watch(&self) -> Result<()> {
+        self.file.hold(WATCHED..WATCHED + 1).map(drop).context("lock", &self.path)
+    }
+
+    /// The figures that the owner published last; `None` if it has published none.
+    pub fn figures(&self) -> Result<Option<Figures>> {
+        let chain = self.chain.load(SeqCst);
+        for _ in 0..FIGURES_TRIES {
+            let mut b = [0; FIGURES_BYTES];
+            if read_full_at(&*self.file, &mut b, BLOCK_BYTES as u64).context("read", &self.path)? < FIGURES_BYTES {
+                return Ok(None);
+            }
+            if let Some(figures) = Figures::decode(&b, chain) {
+                return Ok(Some(figures));
+            }
+        }
+        Ok(None)
     }
 
     /// Waits for numbers that the owner publishes from now on.

@@ -374,6 +374,11 @@ impl Storage for Linux {
         rustix::process::geteuid().as_raw()
     }
 
+    fn time(&self) -> Option<u64> {
+        let seconds = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse).tv_sec;
+        u64::try_from(seconds).ok().filter(|seconds| *seconds > 0)
+    }
+
     fn boot_id(&self) -> io::Result<[u8; 16]> {
         let mut text = [0; 64];
         let n = std::fs::File::open("/proc/sys/kernel/random/boot_id")?.read(&mut text)?;

@@ -104,6 +104,8 @@ pub struct RecordInfo {
     pub crc: String,
     /// LSN up to which every commit was durable when it was written.
     pub durable_lsn: u64,
+    /// When it was written, in seconds since 1970, by the clock of its machine.
+    pub time: Option<u64>,
     /// `commit` or `durable-mark`.
     pub kind: String,
     /// Files that it touches.
@@ -374,6 +376,7 @@ fn records(scanned: &Scan) -> Vec<RecordInfo> {
             bytes: v.head.len,
             crc: format!("{:016x}", v.crc),
             durable_lsn: v.head.durable_lsn,
+            time: v.head.time,
             kind: if v.head.kind == RecordKind::DurableMark { "durable-mark" } else { "commit" }.to_owned(),
             files: record.map(|r| r.files.iter().map(|f| f.path.clone()).collect()).unwrap_or_default(),
             operations: record.map(|r| r.ops.iter().map(ToString::to_string).collect()).unwrap_or_default(),

@@ -31,6 +31,7 @@ use untorn_journal::data_files::create::sync_names;
 use untorn_journal::directories::store_dir::make_spare;
 use untorn_journal::journal::CheckpointTarget;
 use untorn_journal::recovery::flush_one_by_one;
+use untorn_journal::statistics::figures::Stage;
 use untorn_journal::{Error, Result};
 use untorn_os::{File, holds};
 
@@ -154,7 +155,7 @@ impl Engine {
     /// is applied at once. The caller holds the checkpoint lock.
     fn apply_portion(&self) -> Result<bool> {
         let Some(portion) = self.begin_portion()? else { return Ok(false) };
-        let Err(e) = portion.apply().and_then(Checkpoint::truncate_log) else { return Ok(true) };
+        let Err(e) = self.finish_checkpoint(portion) else { return Ok(true) };
         tracing::warn!(
             id = "untorn.checkpoint.no_portions",
             error = %e, "the journal is applied as a whole, not in portions"
@@ -163,12 +164,19 @@ impl Engine {
         if e.is_failed_flush() { Err(e) } else { Ok(false) }
     }
 
+    fn finish_checkpoint(&self, checkpoint: Checkpoint<'_>) -> Result<()> {
+        let begun = self.statistics.begin();
+        checkpoint.apply().and_then(Checkpoint::truncate_log)?;
+        self.statistics.note(Stage::Checkpoint, begun.as_ref());
+        Ok(())
+    }
+
     /// Makes a checkpoint of everything committed so far. The caller holds the checkpoint lock.
     fn apply_rest(&self) -> Result<()> {
         // Merging first shortens the time that the beginning holds up commits.
         self.merge_layers();
         let done = self.with_room(|| match self.begin_checkpoint()? {
-            Some(checkpoint) => checkpoint.apply().and_then(Checkpoint::truncate_log),
+            Some(checkpoint) => self.finish_checkpoint(checkpoint),
             None => Ok(()),
         });
         // Also if a part of the checkpoint could not be applied.

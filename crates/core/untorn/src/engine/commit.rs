@@ -20,6 +20,7 @@ mod failed;
 mod first_attributes;
 mod kept_for_readers;
 pub(crate) mod names;
+mod spilled;
 pub(crate) mod stop_the_world;
 pub(crate) mod ticket;
 
@@ -40,10 +41,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 use untorn_journal::commits::final_state::FinalState;
-use untorn_journal::commits::overlay::Overlay;
 use untorn_journal::commits::record::Record;
 use untorn_journal::journal::Committed;
 use untorn_journal::recovery::boot_id;
+use untorn_journal::statistics::figures::Stage;
 use untorn_journal::{Error, Result};
 
 /// The longest wait for other threads to join a batch.
@@ -96,6 +97,7 @@ impl Engine {
         let (txn, names) = txn.map_or((None, Vec::new()), |txn| (Some(txn.id), txn.names));
         self.check_not_failed(files)?;
         self.check_room(files)?;
+        let begun = self.statistics.begin();
         // All files stay locked until the commit is queued, so that it captures one moment.
         let mut in_order: Vec<&Arc<SharedFile>> = files.iter().collect();
         in_order.sort_unstable_by_key(|file| file.id);
@@ -110,35 +112,15 @@ impl Engine {
         }
         states.iter_mut().try_for_each(|state| state.check_unmarked())?;
         self.capture(&mut states, &in_order, txn, threads)?;
-        let mut inline = 0;
-        for state in &mut states {
+        for state in &states {
             // A commit that could not be applied must not be acknowledged. The limit may have changed since the write.
             let content = &state.content;
             if !content.write_set.is_empty() && content.size() > self.file_bytes_max.min(self.storage.file_size_limit())
             {
                 self.check_end(content, content.write_set_end(), "commit")?;
             }
-            inline += state.content.write_set.memory_bytes();
         }
-        if inline >= self.options.journal.shared_bytes_least && self.may_spill_to_share(inline) {
-            for state in states.iter_mut().filter(|state| self.clone_bytes_least(state).is_some()) {
-                self.spill_to_share(&mut state.content.write_set);
-            }
-            inline = states.iter().map(|state| state.content.write_set.memory_bytes()).sum();
-        }
-        if inline > self.inline_bytes_max() {
-            inline = states.iter().map(|state| state.content.write_set.inline_bytes()).sum();
-        }
-        if inline > self.inline_bytes_max() {
-            // The record of a large commit refers to a spill file.
-            let mut shared = self.create_spill_space()?;
-            let mut with_bytes = states.iter_mut().filter(|state| state.content.write_set.inline_bytes() > 0);
-            with_bytes.try_for_each(|state| state.content.spill_write_set(&mut shared))?;
-            debug_assert!(
-                states.iter().all(|state| state.content.write_set.inline_bytes() == 0),
-                "a commit of {inline} bytes keeps some of them in memory"
-            );
-        }
+        self.spill_large(&mut states)?;
         let completion = Arc::new(Completion::default());
         let mut queue = self.commits.queue.lock();
         self.life.check_usable()?;
@@ -154,23 +136,8 @@ impl Engine {
             changed.push(file.clone());
         }
         let is_txn = txn.is_some();
-        queue.push(Request { files: changed, names, is_txn, completion: Promise(completion.clone()) });
+        queue.push(Request { files: changed, names, is_txn, begun, completion: Promise(completion.clone()) });
         Ok(completion)
-    }
-
-    /// Whether large ranges of a commit of this many bytes may go to a spill file, and data files share its blocks. On a
-    /// disk that is almost full, they go to the journal, which has its space.
-    fn may_spill_to_share(&self, bytes: u64) -> bool {
-        let has_room = || {
-            let room = bytes.saturating_add(self.options.journal.journal_bytes);
-            self.storage.space().is_ok_and(|space| space.available_bytes >= room)
-        };
-        self.is_durable() && self.shared_spill.is_possible() && has_room()
-    }
-
-    fn spill_to_share(&self, changes: &mut Overlay) {
-        let least_bytes = self.options.journal.shared_bytes_least;
-        self.shared_spill.spill(changes, least_bytes, &|| self.create_spill());
     }
 
     /// Queues a commit that the background thread writes while the caller continues. If the queue is full, waits for
@@ -338,6 +305,7 @@ impl Engine {
         let batch = std::mem::take(&mut queue.waiting);
         queue.waiters_max = queue.waiters;
         drop(queue);
+        batch.iter().for_each(|request| self.statistics.note(Stage::Queue, request.begun.as_ref()));
         let start = Instant::now();
         let (wants_checkpoint, stuck) = {
             let _lead = Lead(self);
@@ -433,6 +401,7 @@ impl Engine {
                     (singles_left, waited) = (usize::saturating_sub(singles_left, n), false);
                     batch.drain(..n).for_each(|request| {
                         self.settle_names(&request);
+                        self.statistics.note(Stage::Commit, request.begun.as_ref());
                         request.completion.complete(Ok(()));
                     });
                     continue;
@@ -457,7 +426,9 @@ impl Engine {
     /// Truncates the log beyond this LSN by a checkpoint.
     fn make_room(&self, checkpoint_lsn: u64) -> Result<()> {
         self.checkpoints.room_wanted.store(true, Relaxed);
+        let begun = self.statistics.begin();
         let done = self.checkpoint_beyond(checkpoint_lsn);
+        self.statistics.note(Stage::Room, begun.as_ref());
         self.checkpoints.room_wanted.store(false, Relaxed);
         if self.journal.lock().journal.header().checkpoint_lsn > checkpoint_lsn {
             // Unapplied changes may remain, but they were restated and take no room.
@@ -573,18 +544,25 @@ impl Engine {
         journal: &mut JournalState,
         in_reserved: bool,
     ) -> Result<Committed> {
+        let begun = self.statistics.begin();
         if !unflushed.is_empty()
             && self.storage.keeps_order()
             && let Some(committed) = journal.journal.commit_appended(records)?
         {
+            self.statistics.note_group(begun.as_ref());
             unflushed.iter().for_each(|marked| marked.file.write().attribute_due = false);
             return Ok(committed);
         }
         self.flush_attributes(unflushed)?;
-        match in_reserved {
-            true => journal.journal.commit_in_reserved(records),
-            false => journal.journal.commit(records),
+        let begun = self.statistics.begin();
+        let committed = match in_reserved {
+            true => journal.journal.commit_in_reserved(records)?,
+            false => journal.journal.commit(records)?,
+        };
+        if let Committed::Records { .. } = committed {
+            self.statistics.note_group(begun.as_ref());
         }
+        Ok(committed)
     }
 
     /// Notes that the commit has a result, so its names no longer change.

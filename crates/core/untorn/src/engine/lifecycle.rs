@@ -6,3 +6,4 @@ pub(crate) mod left_marks;
 pub(crate) mod open_store;
 pub(crate) mod open_stores;
 pub(crate) mod status;
+mod watchers;

@@ -6,3 +6,4 @@ pub(crate) mod file_system_flush;
 pub(crate) mod life;
 pub(crate) mod opening;
 pub(crate) mod shared_spill;
+pub(crate) mod statistics;

@@ -5,6 +5,7 @@ use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, SystemTime};
 use untorn_journal::commits::overlay::{NO_END, Source};
 use untorn_journal::commits::record::{Op, Record};
 use untorn_journal::commits::spill::verify;
@@ -35,6 +36,8 @@ pub struct Commit {
     pub lsn: u64,
     /// The epoch in which it was made: one opening of the store.
     pub epoch: u64,
+    /// When it was made, to the second, by the clock of its machine; `None` if its log is of an older version.
+    pub time: Option<SystemTime>,
     /// Its changes; those of one file are in order.
     pub changes: Vec<Change>,
 }
@@ -91,9 +94,10 @@ pub enum ChangeKind {
 impl Commit {
     /// Converts the record of a commit.
     pub(crate) fn of(accepted: &AcceptedRecord, store: &Arc<Path>) -> Commit {
-        let AcceptedRecord { lsn, epoch, record } = accepted;
+        let AcceptedRecord { lsn, epoch, time, record } = accepted;
+        let time = time.map(|seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds));
         let changes = record.ops.iter().filter_map(|op| Change::of(op, record, store)).collect();
-        Commit { lsn: *lsn, epoch: *epoch, changes }
+        Commit { lsn: *lsn, epoch: *epoch, time, changes }
     }
 
     /// Its name beyond this store.

@@ -7,7 +7,8 @@ use crate::programs::runner::{Mapped, Runner, Step, wrong};
 use std::path::{Path, PathBuf};
 use untorn::{Error, MapOptions, Store, TrackerKind};
 
-const PAGE_BYTES: u64 = 4096;
+/// A block of the file, around the end of which operations store.
+const BLOCK_BYTES: u64 = 4096;
 /// The address space of a mapped file: more than programs use.
 const ADDRESS_SPACE: u64 = 1 << 20;
 
@@ -32,9 +33,9 @@ impl Runner<'_> {
         match op {
             Op::Line => self.store(10, 5)?,
             Op::Lines => self.store(60, 100)?,
-            Op::Pages => self.store(PAGE_BYTES - 6, 20)?,
+            Op::Pages => self.store(BLOCK_BYTES - 6, 20)?,
             Op::End => self.store(size.saturating_sub(4), 12)?,
-            Op::Poke => return self.store(PAGE_BYTES - 100, 200),
+            Op::Poke => return self.store(BLOCK_BYTES - 100, 200),
             Op::Back => self.store_back()?,
             Op::Later => {
                 self.store(300, 70)?;
@@ -86,7 +87,7 @@ impl Runner<'_> {
             (false, false) => TrackerKind::PageMap,
         };
         let options = MapOptions::new().tracker(tracker).address_space(ADDRESS_SPACE);
-        if self.is_quiet() { options.quiet(true).dirty_max(PAGE_BYTES) } else { options }
+        if self.is_quiet() { options.quiet(true).dirty_max(self.setup.page_bytes()) } else { options }
     }
 
     fn is_quiet(&self) -> bool {
@@ -119,7 +120,7 @@ impl Runner<'_> {
 
     /// Stores as far as there are pages. Bytes behind the end of the file are lost.
     fn store(&mut self, offset: u64, len: u64) -> Step<()> {
-        let pages = (self.contents()?.len() as u64).next_multiple_of(PAGE_BYTES);
+        let pages = (self.contents()?.len() as u64).next_multiple_of(self.setup.page_bytes());
         self.serial += 1;
         let bytes =
             (0..len.min(pages.saturating_sub(offset)) as usize).map(|i| (self.serial * 16 + i * 7 % 239) as u8 | 1);
@@ -177,7 +178,7 @@ impl Runner<'_> {
         if let Err(e) = added {
             return self.refused("a transaction", &e);
         }
-        self.store(PAGE_BYTES - 30, 60)?;
+        self.store(BLOCK_BYTES - 30, 60)?;
         self.serial += 1;
         let bytes = [self.serial as u8 | 1; 40];
         if let Err(e) = self.handles[at].write_at(&bytes, 200) {
@@ -233,7 +234,7 @@ impl Runner<'_> {
         if found != *expected {
             return wrong(format!("memory: {}", difference(expected, &found)));
         }
-        let end = found.len().next_multiple_of(PAGE_BYTES as usize);
+        let end = found.len().next_multiple_of(self.setup.page_bytes() as usize);
         match self.disk.load(map.as_ptr().wrapping_add(end), &mut [0]) {
             Ok(()) => wrong("there is memory behind the last page of a mapped file"),
             Err(_) => Ok(()),

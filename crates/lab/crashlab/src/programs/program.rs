@@ -218,11 +218,29 @@ impl Setup {
         PROFILES.into_iter().enumerate().flat_map(of_profile)
     }
 
+    /// Bytes of a page of memory: those of x86-64 in four of six combinations, and larger ones of other machines.
+    pub fn page_bytes(&self) -> u64 {
+        match (self.journal, self.direct) {
+            (Journal::Roomy, true) => 16 << 10,
+            (Journal::Growing, false) => 64 << 10,
+            _ => 4096,
+        }
+    }
+
     /// The disk.
     pub fn disk(&self, skipped: u64) -> Options {
         let (profile, model, direct) = (self.profile, self.model, self.direct);
         // One dimension less: disks without direct writes cannot create files without a name, either.
-        Options { profile, model, direct, unnamed: direct, skipped, seed: 1, ..Options::default() }
+        Options {
+            profile,
+            model,
+            direct,
+            unnamed: direct,
+            skipped,
+            seed: 1,
+            page_bytes: self.page_bytes(),
+            ..Options::default()
+        }
     }
 }
 

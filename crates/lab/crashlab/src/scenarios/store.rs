@@ -164,6 +164,7 @@ pub(crate) fn contents_that_look_like_records_are_none() -> Result<(), String> {
             position: position as u64,
             previous_crc: 0,
             durable_lsn: 999_999,
+            time: None,
         };
         head.seal(&mut filling[at..at + RECORD_HEAD_BYTES], key);
         made += 1;

@@ -76,6 +76,7 @@ impl Storage for Hooked {
         fn open_files_max(&self) -> usize;
         fn effective_user(&self) -> u32;
         fn boot_id(&self) -> Result<[u8; 16]>;
+        fn time(&self) -> Option<u64>;
         fn file_size_limit(&self) -> u64;
         fn random(&self, bytes: &mut [u8]) -> Result<()>;
         fn pause(&self) -> ();

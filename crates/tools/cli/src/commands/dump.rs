@@ -2,10 +2,12 @@
 
 use super::heap::{self, Target};
 use super::status;
+use crate::commands::history::time_text;
 use crate::json;
 use crate::progress_bar::Progress;
 use clap::Args;
 use std::fmt::Write;
+use std::time::{Duration, SystemTime};
 use untorn::offline::{self, Inspection};
 use untorn_terminal::{Failure, Output};
 
@@ -51,7 +53,9 @@ fn text(found: &Inspection) -> String {
         writeln!(text, "{}  store {}  format {}", found.path.display(), found.store_id, found.format_version)?;
         for r in &found.records {
             write!(text, "#{} {}  epoch {}  {} @ {}", r.lsn, r.kind, r.epoch, r.segment, r.offset)?;
-            writeln!(text, "  {} bytes  crc {}  durable LSN {}", r.bytes, r.crc, r.durable_lsn)?;
+            let time = r.time.map(|seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds));
+            write!(text, "  {} bytes  crc {}  durable LSN {}", r.bytes, r.crc, r.durable_lsn)?;
+            writeln!(text, "  {}", time_text(time))?;
             for operation in &r.operations {
                 writeln!(text, "    {operation}")?;
             }

@@ -1,5 +1,6 @@
 //! `untorn tail`.
 
+use crate::commands::history::time_value;
 use clap::{Args, ValueHint};
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -74,7 +75,7 @@ impl Tail {
     fn print(&self, commit: &Commit) -> Result<bool, Failure> {
         let mut line = String::new();
         if self.json {
-            let _ = write!(line, "{{\"lsn\":{},\"changes\":[", commit.lsn);
+            let _ = write!(line, "{{\"lsn\":{},\"time\":{},\"changes\":[", commit.lsn, time_value(commit));
         }
         for (n, change) in commit.changes.iter().enumerate() {
             let is_bytes = self.bytes && matches!(change.kind, ChangeKind::Written(_));

@@ -16,6 +16,8 @@ pub struct AcceptedRecord {
     pub lsn: u64,
     /// The epoch in which it was written.
     pub epoch: u64,
+    /// When it was written, in seconds since 1970; `None`: not known.
+    pub time: Option<u64>,
     /// Its files and operations.
     pub record: Record,
 }

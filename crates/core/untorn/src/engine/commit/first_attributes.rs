@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use untorn_journal::format::{Attribute, VERSION};
 use untorn_journal::recovery::flush_one_by_one;
+use untorn_journal::statistics::figures::Stage;
 use untorn_journal::{Context, Error, Result};
 use untorn_os::File;
 
@@ -56,6 +57,7 @@ impl Engine {
     /// Flushes attributes that were all set before: on most file systems, the first flush makes the others durable,
     /// too.
     pub(super) fn flush_attributes(&self, files: Vec<Marked>) -> Result<()> {
+        let begun = if files.is_empty() { None } else { self.statistics.begin() };
         if files.iter().any(|marked| marked.data.is_none()) {
             self.sync_file_system(sync_point::ATTRIBUTE_MANY)?;
         }
@@ -65,6 +67,7 @@ impl Engine {
             }
             file.write().attribute_due = false;
         }
+        self.statistics.note(Stage::Attributes, begun.as_ref());
         Ok(())
     }
 }

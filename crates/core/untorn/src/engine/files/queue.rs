@@ -3,6 +3,7 @@
 use crate::engine::files::file_state::SharedFile;
 use crate::engine::files::name_op::NameOp;
 use crate::engine::waiting::completion::Promise;
+use crate::engine::waiting::concurrency::Instant;
 use std::collections::{HashMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -71,5 +72,7 @@ pub(crate) struct Request {
     pub names: Vec<NameOp>,
     /// Whether a transaction made it. A transaction that fails is aborted; other changes become uncommitted again.
     pub is_txn: bool,
+    /// When the call began, if a program watches.
+    pub begun: Option<Instant>,
     pub completion: Promise,
 }

@@ -1,7 +1,8 @@
 //! The store's background thread: asynchronous commits, checkpoints before the journal is full, durable marks after a
-//! while without commits.
+//! while without commits, figures for programs that watch.
 
 use crate::engine::Engine;
+use crate::engine::parts::statistics::PUBLISH_EVERY;
 use crate::engine::waiting::concurrency::thread;
 use crate::engine::waiting::wakeup::Wakeup;
 use std::sync::atomic::Ordering::Relaxed;
@@ -81,13 +82,14 @@ fn work(engine: &Engine, retry: &mut Duration) -> Option<Duration> {
             engine.life.note_failure(journal, &engine.path);
         }
     }
-    let kept = engine.free_kept();
+    let (kept, is_watched) = (engine.free_kept(), engine.tell_watchers());
     let pause = *retry;
     debug_assert!((RETRY_MIN..=RETRY_MAX).contains(&pause), "the next try comes in {pause:?}");
     *retry = if failed { (2 * pause).min(RETRY_MAX) } else { RETRY_MIN };
-    match (busy, failed) {
+    let pause = match (busy, failed) {
         (_, true) => Some(pause),
         (true, false) => Some(IDLE),
         (false, false) => kept.then_some(FREE_KEPT),
-    }
+    };
+    if is_watched { Some(pause.unwrap_or(PUBLISH_EVERY).min(PUBLISH_EVERY)) } else { pause }
 }

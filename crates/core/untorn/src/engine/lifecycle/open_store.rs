@@ -11,6 +11,7 @@ use crate::engine::parts::file_system_flush::FileSystemFlush;
 use crate::engine::parts::life::Life;
 use crate::engine::parts::opening::Opening;
 use crate::engine::parts::shared_spill::SharedSpill;
+use crate::engine::parts::statistics::Statistics;
 use crate::engine::paths::error_paths::error_in_store;
 use crate::engine::waiting::completion::Completion;
 use crate::engine::waiting::concurrency::{AtomicBool, Mutex, RwLock};
@@ -118,6 +119,7 @@ impl OpenStore {
             commits,
             flush: FileSystemFlush::default(),
             shared_spill: SharedSpill::default(),
+            statistics: Arc::new(Statistics::new()),
             remote,
         });
         engine.take_over(unapplied);

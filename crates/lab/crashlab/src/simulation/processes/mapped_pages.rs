@@ -37,6 +37,8 @@ pub(crate) struct Mapped {
     /// A unique number of the process.
     pub process: usize,
     pub addresses: Range<usize>,
+    /// Pages of the page cache in a page of memory. All of them are shown, stored to and dropped together.
+    pub per_page: u64,
     /// Accessible pages, by number.
     pub shown: RangeMap<u64, Shows>,
     pub stored: BTreeMap<u64, Stored>,
@@ -47,7 +49,7 @@ impl Mapped {
     /// Follows a truncation of the file.
     pub fn cut(&mut self, slot: Slot, to: u64) {
         if slot == self.slot {
-            let (shown, end) = (&self.shown, to.div_ceil(PAGE));
+            let (shown, end) = (&self.shown, to.div_ceil(PAGE).next_multiple_of(self.per_page));
             self.stored.retain(|page, _| *page < end || shown.get(page) == Some(&Shows::Zeros));
         }
     }
@@ -63,7 +65,7 @@ impl Mapped {
         }
         match self.shown.get(&page) {
             Some(Shows::Zeros) => Ok(None),
-            Some(Shows::File) if page * PAGE < inode.size() => Ok(inode.page(page as u32)),
+            Some(Shows::File) if self.whole(page).start * PAGE < inode.size() => Ok(inode.page(page as u32)),
             _ => Err(errno(libc::EFAULT)),
         }
     }
@@ -108,17 +110,36 @@ impl Mapped {
     /// A page of zeros counts as private as soon as it is accessed, as on Linux.
     pub fn look(&mut self, page: u64) {
         if self.shown.get(&page) == Some(&Shows::Zeros) {
-            self.stored.entry(page).or_insert_with(|| Stored { bytes: Page::zeroed(), changed: false });
+            for page in self.whole(page) {
+                self.stored.entry(page).or_insert_with(|| Stored { bytes: Page::zeroed(), changed: false });
+            }
         }
     }
 
-    fn store_page(&mut self, inode: &Inode, page: u64, within: usize, bytes: &[u8]) -> io::Result<()> {
-        let mut whole = Page::zeroed();
-        if let Some(old) = self.page(inode, page)? {
-            *Page::bytes_mut(&mut whole) = *old.bytes();
+    /// The page of memory that a page of the page cache is in.
+    fn whole(&self, page: u64) -> Range<u64> {
+        let first = page - page % self.per_page;
+        first..first + self.per_page
+    }
+
+    /// A copy of a page, which counts as stored to.
+    fn make_private(&mut self, inode: &Inode, page: u64) -> io::Result<()> {
+        if let Some(stored) = self.stored.get_mut(&page) {
+            stored.changed = true;
+            return Ok(());
         }
-        Page::bytes_mut(&mut whole)[within..within + bytes.len()].copy_from_slice(bytes);
-        self.stored.insert(page, Stored { bytes: whole, changed: true });
+        let mut bytes = Page::zeroed();
+        if let Some(old) = self.page(inode, page)? {
+            *Page::bytes_mut(&mut bytes) = *old.bytes();
+        }
+        self.stored.insert(page, Stored { bytes, changed: true });
+        Ok(())
+    }
+
+    fn store_page(&mut self, inode: &Inode, page: u64, within: usize, bytes: &[u8]) -> io::Result<()> {
+        self.whole(page).try_for_each(|page| self.make_private(inode, page))?;
+        let stored = self.stored.get_mut(&page).expect("made private just now");
+        Page::bytes_mut(&mut stored.bytes)[within..within + bytes.len()].copy_from_slice(bytes);
         Ok(())
     }
 }

@@ -23,6 +23,7 @@ pub(crate) struct SimMapping {
     path: Box<Path>,
     handle: u64,
     addresses: Range<usize>,
+    page_bytes: u64,
     tracker: TrackerKind,
 }
 
@@ -35,14 +36,16 @@ impl SimMapping {
         request: &MapRequest,
     ) -> io::Result<Box<dyn Mapping>> {
         let describe = || format!("{} map {request:?}", path.display());
-        let (handle, addresses) = shared.call(life, Call::Map, describe, |machine, _| {
-            let len = request.address_space.max(1).checked_next_multiple_of(PAGE);
+        let (handle, addresses, page_bytes) = shared.call(life, Call::Map, describe, |machine, _| {
+            let options = &machine.state.options;
+            let page_bytes = if options.memory { PAGE } else { options.page_bytes };
+            let len = request.address_space.max(1).checked_next_multiple_of(page_bytes);
             let len = len.and_then(|len| usize::try_from(len).ok()).ok_or_else(|| errno(libc::ENOMEM))?;
             let last = machine.maps.values().map(|other| other.addresses.end).max();
             let memory = if machine.state.options.memory { Some(Memory::reserve(request)?) } else { None };
             let anywhere = memory.as_ref().map_or(last.unwrap_or(0).max(FIRST_ADDRESS), Memory::address);
             let start = request.address.unwrap_or(anywhere);
-            if !start.is_multiple_of(PAGE_BYTES) {
+            if !start.is_multiple_of(page_bytes as usize) {
                 return Err(errno(libc::EINVAL));
             }
             let addresses = start..start.checked_add(len).ok_or_else(|| errno(libc::ENOMEM))?;
@@ -57,13 +60,14 @@ impl SimMapping {
             // An open file description of its own, which lives as long as the mapping.
             let handle = machine.opened(slot, life);
             let (shown, stored) = (RangeMap::new(), BTreeMap::new());
-            let mapped = Mapped { slot, process, addresses: addresses.clone(), shown, stored, memory };
+            let (space, per_page) = (addresses.clone(), page_bytes / PAGE);
+            let mapped = Mapped { slot, process, addresses: space, per_page, shown, stored, memory };
             machine.maps.insert(handle, mapped);
-            Ok((handle, addresses))
+            Ok((handle, addresses, page_bytes))
         })?;
         let tracker = request.tracker.unwrap_or(TrackerKind::Scan);
         let (shared, life) = (shared.clone(), life.clone());
-        Ok(Box::new(SimMapping { shared, life, path: path.into(), handle, addresses, tracker }))
+        Ok(Box::new(SimMapping { shared, life, path: path.into(), handle, addresses, page_bytes, tracker }))
     }
 
     fn call<T>(&self, what: &str, range: Range<u64>, act: impl FnOnce(&mut Mapped, &Inode) -> T) -> io::Result<T> {
@@ -80,7 +84,7 @@ impl SimMapping {
 
     /// Shows whole pages in another way, and drops the stores to them.
     fn place(&self, what: &str, range: Range<u64>, shows: Option<Shows>) -> io::Result<()> {
-        let pages = whole_pages(&range);
+        let pages = self.whole_pages(&range);
         self.call(what, range, |mapped, inode| {
             mapped.drop_stores(&pages);
             if let Some(memory) = &mut mapped.memory {
@@ -96,9 +100,11 @@ impl SimMapping {
     }
 }
 
-fn whole_pages(range: &Range<u64>) -> Range<u64> {
-    assert!((range.start | range.end).is_multiple_of(PAGE), "whole pages: {range:?}");
-    range.start / PAGE..range.end / PAGE
+impl SimMapping {
+    fn whole_pages(&self, range: &Range<u64>) -> Range<u64> {
+        assert!((range.start | range.end).is_multiple_of(self.page_bytes), "whole pages: {range:?}");
+        range.start / PAGE..range.end / PAGE
+    }
 }
 
 impl Mapping for SimMapping {
@@ -114,7 +120,7 @@ impl Mapping for SimMapping {
     }
 
     fn page_bytes(&self) -> u64 {
-        PAGE
+        self.page_bytes
     }
 
     fn tracker(&self) -> TrackerKind {
@@ -134,7 +140,7 @@ impl Mapping for SimMapping {
     }
 
     fn populate(&self, range: Range<u64>) -> io::Result<()> {
-        let pages = whole_pages(&range);
+        let pages = self.whole_pages(&range);
         self.call("populate", range, |mapped, inode| {
             pages.into_iter().try_for_each(|p| mapped.page(inode, p).map(drop))
         })?
@@ -146,7 +152,7 @@ impl Mapping for SimMapping {
             TrackerKind::PageMap => return self.private(within, into),
             TrackerKind::Explicit => return Ok(()),
         }
-        let pages = whole_pages(&within);
+        let pages = self.whole_pages(&within);
         self.call("changed", within, |mapped, _| {
             // The kernel refuses to scan pages that are not watched.
             if mapped.shown.gaps(&pages).next().is_some() && !pages.is_empty() {
@@ -161,7 +167,7 @@ impl Mapping for SimMapping {
     }
 
     fn private(&self, within: Range<u64>, into: &mut Vec<Range<u64>>) -> io::Result<()> {
-        let pages = whole_pages(&within);
+        let pages = self.whole_pages(&within);
         self.call("private", within, |mapped, _| {
             mapped.stored.range(pages).for_each(|(page, _)| append_page(into, *page))
         })

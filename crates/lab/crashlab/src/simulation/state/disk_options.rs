@@ -66,6 +66,8 @@ pub struct Options {
     pub permissions: bool,
     /// Whether mappings have real memory at their addresses.
     pub memory: bool,
+    /// Bytes of a page of simulated memory: a multiple of 4,096. Real memory has pages of its own.
+    pub page_bytes: u64,
     /// Nanoseconds that pass with every changing call; 0 is a clock that is too coarse to distinguish two calls.
     pub clock_step_ns: u64,
 }
@@ -88,6 +90,7 @@ impl Default for Options {
             refusal: None,
             permissions: false,
             memory: false,
+            page_bytes: 4096,
             clock_step_ns: 1_000_000,
         }
     }
