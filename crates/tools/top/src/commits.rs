@@ -1,9 +1,10 @@
 //! The last commits of a store, and the files that they changed, as far as a screen shows them.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 use untorn::Reader;
 use untorn::reader::{ChangeKind, Commit, Followed};
@@ -59,7 +60,7 @@ impl Following {
     pub fn start(path: &Path) -> Following {
         let following = Following { path: path.to_owned(), seen: Arc::default(), stop: Arc::default() };
         let (path, seen, stop) = (path.to_owned(), following.seen.clone(), following.stop.clone());
-        let end = |seen: &Mutex<Seen>, why| lock(seen).ended = Some(why);
+        let end = |seen: &Mutex<Seen>, why| seen.lock().ended = Some(why);
         let run = move || {
             if let Err(e) = follow(&path, &seen, &stop) {
                 end(&seen, e.to_string());
@@ -78,7 +79,7 @@ impl Following {
 
     /// The commits so far.
     pub fn seen(&self) -> MutexGuard<'_, Seen> {
-        lock(&self.seen)
+        self.seen.lock()
     }
 }
 
@@ -88,16 +89,12 @@ impl Drop for Following {
     }
 }
 
-fn lock(seen: &Mutex<Seen>) -> MutexGuard<'_, Seen> {
-    seen.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 fn follow(path: &Path, seen: &Mutex<Seen>, stop: &AtomicBool) -> untorn::Result<()> {
     let mut commits = Reader::open(path)?.follow()?;
     while !stop.load(Relaxed) {
         match commits.next_within(Duration::from_millis(100))? {
-            Some(Followed::Commit(commit)) => lock(seen).note(&commit),
-            Some(Followed::Missed { first_lsn, last_lsn }) => lock(seen).missed += last_lsn + 1 - first_lsn,
+            Some(Followed::Commit(commit)) => seen.lock().note(&commit),
+            Some(Followed::Missed { first_lsn, last_lsn }) => seen.lock().missed += last_lsn + 1 - first_lsn,
             _ => {}
         }
     }

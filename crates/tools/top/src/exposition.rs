@@ -2,12 +2,13 @@
 
 use crate::interval::STAGES;
 use crate::watched::{State, Watched};
+use parking_lot::Mutex;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet, text::encode};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use untorn::reader::{Figures, Histogram};
 
 /// The stores, as Prometheus sees them.
@@ -39,9 +40,9 @@ impl Exposition {
 
     /// The text of a new look.
     pub fn text(&self) -> String {
-        let mut stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stores = self.stores.lock();
         let looked = stores.iter_mut().map(|store| (store.path().display().to_string(), store.look())).collect();
-        *self.looked.lock().unwrap_or_else(PoisonError::into_inner) = looked;
+        *self.looked.lock() = looked;
         let mut text = String::new();
         // Writing into a text cannot fail.
         let _ = encode(&mut text, &self.registry);
@@ -77,7 +78,7 @@ const GAUGES: [Number; 10] = [
 
 impl Collector for OfLook {
     fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
-        let looked = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let looked = self.0.lock();
         let mut shown: Vec<(&str, &Figures)> = Vec::new();
         for (store, state) in &*looked {
             if let State::Shown(figures, _) = state {

@@ -232,22 +232,22 @@ fn the_screen_shows_stores_stages_commits_and_files_and_ends() {
     drop(command);
     let mut own = fs::File::from(own);
     let mut output = own.try_clone().unwrap();
-    let seen = Arc::new(std::sync::Mutex::new(String::new()));
+    let seen = Arc::new(parking_lot::Mutex::new(String::new()));
     let all = seen.clone();
     std::thread::spawn(move || {
         let mut buf = [0; 4096];
         while let Ok(n @ 1..) = output.read(&mut buf) {
-            all.lock().unwrap().push_str(&String::from_utf8_lossy(&buf[..n]));
+            all.lock().push_str(&String::from_utf8_lossy(&buf[..n]));
         }
     });
     let mut expect = |keys: &str, text: &str| {
         own.write_all(keys.as_bytes()).unwrap();
         let start = Instant::now();
-        while !seen.lock().unwrap().contains(text) {
-            assert!(start.elapsed() < LONG, "no {text:?} in {:?}", seen.lock().unwrap());
+        while !seen.lock().contains(text) {
+            assert!(start.elapsed() < LONG, "no {text:?} in {:?}", seen.lock());
             std::thread::sleep(Duration::from_millis(20));
         }
-        seen.lock().unwrap().clear();
+        seen.lock().clear();
     };
     expect("", "commits/s");
     // Words only: the terminal gets differences from the screen before. So each view is closed again.
