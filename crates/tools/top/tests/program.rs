@@ -109,6 +109,7 @@ fn json_has_the_figures_of_the_owner() {
     }
     let figures = &value["figures"];
     assert!(figures["commits"].as_u64().unwrap() > 0 && figures["failed"] == false, "{value}");
+    assert!(figures["open_seconds"].as_f64().unwrap() > 0.0, "{value}");
 }
 
 #[test]

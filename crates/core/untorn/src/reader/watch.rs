@@ -63,6 +63,7 @@ pub struct Figures {
     /// The owner's opening of the store.
     pub epoch: u64,
     /// The time from the opening to this publication.
+    #[serde(rename = "open_seconds", serialize_with = "in_seconds")]
     pub open_for: Duration,
     /// Commits.
     pub commits: u64,
@@ -100,6 +101,10 @@ pub struct Figures {
     pub failed: bool,
     #[serde(skip)]
     stages: figures::Figures,
+}
+
+fn in_seconds<S: serde::Serializer>(time: &Duration, to: S) -> std::result::Result<S::Ok, S::Error> {
+    to.serialize_f64(time.as_secs_f64())
 }
 
 impl Figures {
