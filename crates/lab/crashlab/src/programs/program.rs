@@ -221,8 +221,8 @@ impl Setup {
     /// Bytes of a page of memory: those of x86-64 in four of six combinations, and larger ones of other machines.
     pub fn page_bytes(&self) -> u64 {
         match (self.journal, self.direct) {
-            (Journal::Roomy, true) => 16 << 10,
-            (Journal::Growing, false) => 64 << 10,
+            (Journal::Roomy, false) => 16 << 10,
+            (Journal::Growing, true) => 64 << 10,
             _ => 4096,
         }
     }
