@@ -4,6 +4,7 @@ mod common;
 
 use common::child_process::{ChildProcess, path_text};
 use common::*;
+use rustix::process::Signal;
 use std::fs;
 use std::os::unix::fs::chown;
 use std::path::Path;
@@ -73,14 +74,11 @@ fn nothing_is_measured_while_nobody_watches() {
     assert!(page_bytes(dir.path()) > PAGE_BYTES);
     drop(watch);
     // The owner finds out, and then counts commits without measuring them.
-    let counts = || {
-        let watch = Watch::open(dir.path()).unwrap();
-        let figures = watch.figures().unwrap().expect("figures stay");
-        (figures.commits, figures.stage(Stage::Commit).count())
-    };
     let mut n = 0;
     eventually(LONG, "the owner stops measuring", || {
-        let (commits, measured) = counts();
+        let watch = Watch::open(dir.path()).unwrap();
+        let before = figures_of(&watch, &mut process, "figures before", |_| true);
+        drop(watch);
         // More than an interval without a watch.
         std::thread::sleep(Duration::from_millis(600));
         for _ in 0..100 {
@@ -88,8 +86,9 @@ fn nothing_is_measured_while_nobody_watches() {
             process.commit("a", &n.to_string());
         }
         let watch = Watch::open(dir.path()).unwrap();
-        let next = figures_of(&watch, &mut process, "figures after that", |figures| figures.commits > commits + 100);
-        next.commits - commits > next.stage(Stage::Commit).count() - measured
+        let after = figures_of(&watch, &mut process, "figures after", |figures| figures.commits > before.commits + 100);
+        let measured = |figures: &Figures| figures.stage(Stage::Commit).count();
+        after.commits - before.commits > measured(&after) - measured(&before)
     });
 }
 
@@ -170,6 +169,22 @@ fn a_full_disk_does_not_stop_commits_of_a_watched_store() {
     // Without room there are no figures; with room they come.
     fs::remove_file(&ballast).unwrap();
     figures_of(&watch, &mut process, "the owner publishes when there is room", |_| true);
+}
+
+#[test]
+fn old_figures_are_not_shown_and_a_cut_page_is_no_harm() {
+    let dir = directory();
+    let mut process = ChildProcess::start();
+    process.ok(&["open", path_text(dir.path())]);
+    process.ok(&["create", "a"]);
+    let watch = Watch::open(dir.path()).unwrap();
+    figures_of(&watch, &mut process, "the owner publishes", |_| true);
+    let late = Watch::open(dir.path()).unwrap();
+    process.signal(Signal::STOP);
+    assert_eq!(late.figures().unwrap(), None, "these are older than the watch");
+    eventually(LONG, "the figures of an owner that hangs grow old", || watch.figures().unwrap().is_none());
+    fs::OpenOptions::new().write(true).open(dir.path().join(".untorn/readers")).unwrap().set_len(0).unwrap();
+    assert_eq!(watch.figures().unwrap(), None);
 }
 
 #[test]

@@ -158,3 +158,56 @@ fn a_diff_of_commits_that_are_not_there_says_why() {
         assert!(run.code != Some(0) && run.err.contains(why), "{commits}: {}{}", run.out, run.err);
     }
 }
+
+#[test]
+fn files_that_take_over_a_name_are_told_apart() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = store(dir.path());
+    write(&store, "a", &[7; 1000], 0);
+    write(&store, "y", &[7; 10], 0);
+    let start = store.status().lsn;
+    let old = store.open_file("a").unwrap();
+    let mut txn = store.begin();
+    txn.add(&old).unwrap();
+    old.write_all_at(&[1; 2], 50).unwrap();
+    txn.rename("a", "q").unwrap();
+    txn.create("a", 0o600).unwrap().write_all_at(&[2; 100], 0).unwrap();
+    txn.commit().unwrap();
+    for (from, to) in [("y", "z"), ("z", "y")] {
+        let mut txn = store.begin();
+        txn.rename(from, to).unwrap();
+        txn.commit().unwrap();
+    }
+    assert_eq!(
+        ok_diff(dir.path(), &[&format!("{start}..")]),
+        "new      a  wrote 100 bytes: 0-100, has 100 bytes, mode 0600\n\
+         renamed  a to q  wrote 2 bytes: 50-52\n"
+    );
+    let last = store.status().lsn;
+    let mut txn = store.begin();
+    txn.unlink("a").unwrap();
+    txn.create("a", 0o644).unwrap().write_all_at(b"again", 0).unwrap();
+    txn.commit().unwrap();
+    assert_eq!(
+        ok_diff(dir.path(), &[&format!("{last}..")]),
+        "gone     a  (another one has its name)\n\
+         new      a  wrote 5 bytes: 0-5, has 5 bytes, mode 0644\n"
+    );
+}
+
+#[test]
+fn many_ranges_are_listed_soon() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = store(dir.path());
+    write(&store, "a", &[7; 320_000], 0);
+    let (file, start) = (store.open_file("a").unwrap(), store.status().lsn);
+    for n in 0..20_000 {
+        file.write_all_at(&[1; 8], n * 16).unwrap();
+    }
+    file.commit().unwrap();
+    let text = ok_diff(dir.path(), &[&format!("{start}..")]);
+    assert!(
+        text.starts_with("changed  a  wrote 160000 bytes: 0-8 16-24") && text.contains(" and 19992 more"),
+        "{text}"
+    );
+}

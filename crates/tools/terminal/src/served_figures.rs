@@ -1,14 +1,14 @@
 //! Figures that Prometheus fetches.
 
 use crate::Failure;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The type of the text.
 const KIND: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 /// The longest request.
-const REQUEST_BYTES_MAX: u64 = 16 << 10;
+const REQUEST_BYTES_MAX: usize = 16 << 10;
 /// The longest wait for a client.
 const CLIENT_WAIT: Duration = Duration::from_secs(5);
 
@@ -30,12 +30,17 @@ pub fn serve(address: SocketAddr, text: impl Fn() -> String + Send + 'static) ->
 }
 
 fn answer(mut stream: TcpStream, text: &impl Fn() -> String) -> std::io::Result<()> {
-    stream.set_read_timeout(Some(CLIENT_WAIT))?;
     stream.set_write_timeout(Some(CLIENT_WAIT))?;
-    let lines = BufReader::new(stream.try_clone()?.take(REQUEST_BYTES_MAX)).lines();
-    for line in lines {
-        if line?.is_empty() {
-            break;
+    // For the whole request: other clients wait.
+    let start = Instant::now();
+    let (mut request, mut buf) = (Vec::new(), [0; 4096]);
+    while !request.windows(4).any(|end| end == b"\r\n\r\n") && request.len() < REQUEST_BYTES_MAX {
+        let left = CLIENT_WAIT.saturating_sub(start.elapsed());
+        stream.set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
+        match stream.read(&mut buf)? {
+            _ if left.is_zero() => return Err(std::io::ErrorKind::TimedOut.into()),
+            0 => break,
+            n => request.extend_from_slice(&buf[..n]),
         }
     }
     let text = text();

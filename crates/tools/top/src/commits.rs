@@ -11,8 +11,10 @@ use untorn::reader::{ChangeKind, Commit, Followed};
 
 /// Commits that are kept to be shown.
 const COMMITS_MAX: usize = 200;
-/// Files that are counted; the ones with fewer commits are forgotten beyond.
+/// Files that are counted: the first ones since somebody looked.
 const FILES_MAX: usize = 1000;
+/// Names that are kept of a commit.
+const NAMES_MAX: usize = 20;
 
 /// A commit, as it is shown.
 pub struct Shown {
@@ -20,7 +22,7 @@ pub struct Shown {
     pub lsn: u64,
     /// When it was seen here.
     pub seen: SystemTime,
-    /// The files that it changed.
+    /// The files that it changed, or some of them.
     pub files: Vec<PathBuf>,
     /// The bytes that it wrote.
     pub bytes: u64,
@@ -112,15 +114,13 @@ impl Seen {
             *files.entry(change.path.clone()).or_default() += bytes;
         }
         for (path, bytes) in &files {
-            let file = self.files.entry(path.clone()).or_default();
-            (file.commits, file.bytes) = (file.commits + 1, file.bytes + bytes);
-        }
-        if self.files.len() > FILES_MAX {
-            let least = self.files.iter().min_by_key(|(_, file)| file.commits).map(|(path, _)| path.clone());
-            self.files.remove(&least.expect("there are many"));
+            if self.files.len() < FILES_MAX || self.files.contains_key(path) {
+                let file = self.files.entry(path.clone()).or_default();
+                (file.commits, file.bytes) = (file.commits + 1, file.bytes + bytes);
+            }
         }
         let bytes = files.values().sum();
-        let files = files.into_keys().collect();
+        let files = files.into_keys().take(NAMES_MAX).collect();
         self.commits.push_back(Shown { lsn: commit.lsn, seen: SystemTime::now(), files, bytes });
         if self.commits.len() > COMMITS_MAX {
             self.commits.pop_front();

@@ -10,6 +10,7 @@ use prometheus_client::registry::Registry;
 use std::fmt;
 use std::sync::Arc;
 use untorn::reader::{Figures, Histogram};
+use untorn_terminal::shown;
 
 /// The stores, as Prometheus sees them.
 pub struct Exposition {
@@ -41,7 +42,7 @@ impl Exposition {
     /// The text of a new look.
     pub fn text(&self) -> String {
         let mut stores = self.stores.lock();
-        let looked = stores.iter_mut().map(|store| (store.path().display().to_string(), store.look())).collect();
+        let looked = stores.iter_mut().map(|store| (shown(store.path()).to_string(), store.look())).collect();
         *self.looked.lock() = looked;
         let mut text = String::new();
         // Writing into a text cannot fail.
@@ -128,6 +129,6 @@ fn doublings(durations: &Histogram) -> Vec<(f64, u64)> {
         .chunks(8)
         .map(|steps| (steps.last().expect("eight steps").0, steps.iter().map(|(_, count)| count).sum()))
         .collect();
-    doublings.last_mut().expect("many doublings").0 = f64::MAX;
+    doublings.last_mut().expect("many doublings").0 = f64::INFINITY;
     doublings
 }

@@ -41,7 +41,7 @@ impl Interval {
 
 /// The share of the journal that a checkpoint would free, in percent.
 pub fn journal_percent(figures: &Figures) -> u64 {
-    figures.journal_bytes_pending * 100 / figures.journal_bytes_max.max(1)
+    figures.journal_bytes_pending.saturating_mul(100) / figures.journal_bytes_max.max(1)
 }
 
 /// All stages, with their names for people and programs.

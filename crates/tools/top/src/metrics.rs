@@ -4,6 +4,7 @@ use crate::exposition::Exposition;
 use crate::top::{FIRST_FIGURES, seconds};
 use crate::watched::Watched;
 use clap::{Args, ValueHint};
+use std::fs::File;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -45,19 +46,24 @@ impl Metrics {
             std::thread::sleep(FIRST_FIGURES);
             return Ok(Output::text(exposition.text()));
         };
+        replace(file, &exposition.text())?;
         loop {
-            replace(file, &exposition.text())?;
             std::thread::sleep(self.interval);
+            // The disk may have room again, or the directory its rights.
+            if let Err(e) = replace(file, &exposition.text()) {
+                tell!("{}; the next try is in {} s", e.message, self.interval.as_secs_f64());
+            }
         }
     }
 }
 
-/// Replaces a file as a whole. A crash may leave the old figures.
+/// Replaces a file as a whole.
 fn replace(file: &Path, text: &str) -> Result<(), Failure> {
     let failed = |e: std::io::Error| Failure::io("write", file, e);
-    let dir = file.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o644);
-    let mut new = tempfile::Builder::new().permissions(mode).tempfile_in(dir).map_err(failed)?;
-    new.write_all(text.as_bytes()).map_err(failed)?;
-    new.persist(file).map(drop).map_err(|e| failed(e.error))
+    let name = file.file_name().ok_or_else(|| failed(std::io::ErrorKind::InvalidInput.into()))?;
+    // Always the same name, so that a killed process leaves at most one.
+    let new = file.with_file_name(format!(".{}.new", name.to_string_lossy()));
+    let mut to = File::create(&new).map_err(failed)?;
+    to.write_all(text.as_bytes()).and_then(|()| to.sync_data()).map_err(failed)?;
+    std::fs::rename(&new, file).map_err(failed)
 }

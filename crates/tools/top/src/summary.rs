@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use std::path::Path;
 use std::time::Duration;
 use untorn::reader::{Figures, Histogram, Stage};
+use untorn_terminal::shown;
 use untorn_terminal::table::{bytes, table};
 
 /// The columns of a line for each store.
@@ -26,7 +27,7 @@ pub const COLUMNS: [&str; 12] = [
 
 /// The cells of a store's line. Without figures, only the first cells.
 pub fn cells(path: &Path, state: &State) -> Vec<String> {
-    let name = path.display().to_string();
+    let name = shown(path).to_string();
     match state {
         State::Shown(figures, interval) => {
             let mut cells = vec![name, figures.pid.to_string()];
@@ -106,7 +107,7 @@ pub fn text(stores: &[(&Path, State)]) -> String {
     let mut text = table(&COLUMNS, &rows);
     for (path, state) in stores {
         if let Some(why) = silence(state) {
-            text += &format!("{}: {why}\n", path.display());
+            text += &format!("{}: {why}\n", shown(path));
         }
     }
     text

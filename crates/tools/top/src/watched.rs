@@ -1,6 +1,8 @@
 //! A store that is watched, and its figures so far.
 
 use crate::interval::Interval;
+use std::collections::HashSet;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use untorn::reader::{Figures, Watch};
 use untorn_terminal::Failure;
@@ -32,7 +34,13 @@ impl Watched {
         let open = |path: &PathBuf| -> Result<Watched, Failure> {
             Ok(Watched { path: path.clone(), watch: Watch::open(path)?, last: None, interval: None })
         };
-        paths.iter().map(open).collect()
+        // A store that is named twice would have every figure twice.
+        let mut known = HashSet::new();
+        let is_new = |path: &&PathBuf| {
+            let place = std::fs::metadata(path).map(|meta| (meta.dev(), meta.ino()));
+            place.is_err() || known.insert(place.ok())
+        };
+        paths.iter().filter(is_new).map(open).collect()
     }
 
     /// The path with which the store was named.
@@ -68,7 +76,7 @@ pub fn silence(state: &State) -> Option<String> {
         State::Shown(..) => None,
         State::NoOwner => Some("no process has it open".into()),
         State::Silent(_) => Some(
-            "no figures: its owner has not committed since, works in class `process`, or has no background thread"
+            "no figures: its owner has not committed since, hangs, works in class `process`, or has no background thread"
                 .into(),
         ),
         State::Lost(why) => Some(why.clone()),

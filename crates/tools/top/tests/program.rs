@@ -185,6 +185,7 @@ fn prometheus_gets_figures_on_a_port() {
         .map(|line| line.rsplit(' ').next().unwrap().parse().unwrap())
         .collect();
     assert!(buckets.len() > 10 && buckets.is_sorted(), "{text}");
+    assert!(text.contains("le=\"+Inf\",") || text.contains("le=\"+Inf\"}"), "{text}");
     assert_eq!(buckets.last().copied(), metric(text, "untorn_stage_seconds_count", busy.path()));
 }
 

@@ -57,7 +57,7 @@ impl Histogram {
 
     /// How many durations were counted.
     pub fn count(&self) -> u64 {
-        self.counts.iter().sum()
+        self.counts.iter().fold(0, |sum, count| sum.saturating_add(*count))
     }
 
     /// The sum of all durations.
@@ -69,9 +69,9 @@ impl Histogram {
     /// was counted.
     pub fn quantile(&self, share: f64) -> Option<Duration> {
         let rank = ((self.count() as f64 * share).ceil() as u64).max(1);
-        let mut seen = 0;
+        let mut seen = 0u64;
         let bucket = self.counts.iter().position(|count| {
-            seen += count;
+            seen = seen.saturating_add(*count);
             seen >= rank
         });
         bucket.map(end_of)

@@ -26,10 +26,15 @@ pub struct Holds(Vec<Range<u64>>);
 impl Holds {
     /// Lists the locks on commits from this one on.
     pub fn list(page: &dyn File, from: u64) -> io::Result<Holds> {
+        Holds::list_some(page, from, LISTED_MAX)
+    }
+
+    /// Lists so many locks one by one; the rest counts as one range, or a few.
+    pub fn list_some(page: &dyn File, from: u64, most: usize) -> io::Result<Holds> {
         let (mut found, mut left) = (Vec::new(), Vec::new());
         left.push(from.min(HOLDS_END)..HOLDS_END);
         while let Some(range) = left.pop() {
-            if found.len() >= LISTED_MAX {
+            if found.len() >= most {
                 found.push(range);
                 continue;
             }

@@ -254,6 +254,12 @@ impl OwnersPage {
         oldest_follower(&*self.file).ok().flatten()
     }
 
+    /// How many commits readers hold; `most` of them are counted.
+    pub fn held(&self, most: usize) -> usize {
+        let holds = Holds::list_some(&*self.file, self.told(Cell::GivenUp), most);
+        holds.map_or(0, |holds| holds.commits().len().min(most))
+    }
+
     /// Whether a program watches the figures of the owner.
     pub fn is_watched(&self) -> bool {
         matches!(self.file.held(WATCHED..WATCHED + 1), Ok(Some(_)))
@@ -382,29 +388,51 @@ impl ReadersPage {
         Ok(((meta.device, meta.inode) == self.place).then_some(file))
     }
 
-    /// Asks the owner for figures, as long as this page is open.
-    pub fn watch(&self) -> Result<()> {
-        self.file.hold(WATCHED..WATCHED + 1).map(drop).context("lock", &self.path)
+    /// Waits for numbers that the owner publishes from now on.
+    pub fn listen(&self) -> Box<dyn Listener> {
+        self.file.listen().unwrap_or_else(|_| Box::new(Pauses))
+    }
+}
+
+/// The page, as a program sees it that watches the owner. Not mapped: the store's user may cut the file.
+pub struct WatchedPage {
+    file: Arc<dyn File>,
+    path: PathBuf,
+    place: (u64, u64),
+}
+
+impl WatchedPage {
+    /// Opens the page of any owner, and asks that and the next ones for figures until it is dropped. `None` if there is
+    /// no page.
+    pub fn open(storage: &dyn Storage, store_dir: &StoreDir) -> Result<Option<WatchedPage>> {
+        let path = store_dir.readers_page();
+        let file = match storage.open(&path, Open::READ) {
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
+            done => done.context("open", &path)?,
+        };
+        let meta = file.meta().context("look at", &path)?;
+        file.hold(WATCHED..WATCHED + 1).context("lock", &path)?;
+        Ok(Some(WatchedPage { file, path, place: (meta.device, meta.inode) }))
     }
 
-    /// The figures that the owner published last; `None` if it has published none.
-    pub fn figures(&self) -> Result<Option<Figures>> {
-        let chain = self.chain.load(SeqCst);
+    /// Whether this is still the page of the store.
+    pub fn is_current(&self, storage: &dyn Storage) -> bool {
+        storage.stat(&self.path).is_ok_and(|meta| (meta.device, meta.inode) == self.place)
+    }
+
+    /// The figures that an owner published last in this chain; `None` if there are none.
+    pub fn figures(&self, storage: &dyn Storage) -> Result<Option<Figures>> {
+        let Some(head) = chain_of(storage, &*self.file, &self.path)? else { return Ok(None) };
         for _ in 0..FIGURES_TRIES {
             let mut b = [0; FIGURES_BYTES];
             if read_full_at(&*self.file, &mut b, BLOCK_BYTES as u64).context("read", &self.path)? < FIGURES_BYTES {
                 return Ok(None);
             }
-            if let Some(figures) = Figures::decode(&b, chain) {
+            if let Some(figures) = Figures::decode(&b, head.chain) {
                 return Ok(Some(figures));
             }
         }
         Ok(None)
-    }
-
-    /// Waits for numbers that the owner publishes from now on.
-    pub fn listen(&self) -> Box<dyn Listener> {
-        self.file.listen().unwrap_or_else(|_| Box::new(Pauses))
     }
 }
 

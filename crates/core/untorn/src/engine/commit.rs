@@ -94,10 +94,10 @@ impl Engine {
         txn: Option<TxnPart>,
         threads: Threads<'_>,
     ) -> Result<Arc<Completion>> {
+        let begun = self.statistics.begin();
         let (txn, names) = txn.map_or((None, Vec::new()), |txn| (Some(txn.id), txn.names));
         self.check_not_failed(files)?;
         self.check_room(files)?;
-        let begun = self.statistics.begin();
         // All files stay locked until the commit is queued, so that it captures one moment.
         let mut in_order: Vec<&Arc<SharedFile>> = files.iter().collect();
         in_order.sort_unstable_by_key(|file| file.id);
@@ -178,6 +178,8 @@ impl Engine {
             return Ok(());
         }
         let Some(e) = self.journal.lock().journal.failure() else { return Ok(()) };
+        // Programs that watch are told.
+        self.commits.wakeup.note_commit();
         let is_unknown = |file: &Arc<SharedFile>| {
             let state = file.read();
             state.outcome_unknown && state.content.write_set.is_empty()

@@ -5,20 +5,20 @@ use crate::reader::locate_store::locate;
 use parking_lot::Mutex;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use untorn_journal::Result;
 use untorn_journal::directories::store_dir::StoreDir;
 use untorn_journal::readers::closed_store::is_owned;
 pub use untorn_journal::statistics::figures::Stage;
 use untorn_journal::statistics::figures::{self, Figure};
 pub use untorn_journal::statistics::histogram::Histogram;
-use untorn_journal::undo::page::{Chain, ReadersPage};
+use untorn_journal::undo::page::WatchedPage;
 use untorn_os::Linux;
 
 /// The work of a store's owner right now, seen from any process that may read the store.
 ///
-/// While a watch exists, the owner measures its commits and publishes the figures every quarter of a second; otherwise
-/// it measures nothing. It looks for watches when it commits, so an idle owner publishes nothing before its next commit.
+/// While a watch exists, the owner measures its commits and publishes figures about four times a second; otherwise it
+/// measures nothing. It looks for watches when it commits, so an idle owner publishes nothing before its next commit.
 /// An owner in class `process`, or without a background thread, publishes nothing.
 ///
 /// ```
@@ -47,9 +47,21 @@ pub struct Watch {
     store_dir: StoreDir,
     /// The path with which the store was named.
     path: PathBuf,
-    /// The page through which the owner was asked.
-    page: Mutex<Option<ReadersPage>>,
+    seen: Mutex<Seen>,
 }
+
+/// The page through which the owner is asked, and its figures so far.
+#[derive(Default)]
+struct Seen {
+    page: Option<WatchedPage>,
+    /// Epoch and number of the last publication that was seen, or 0 if there was none.
+    last: Option<(u64, u64)>,
+    /// When another one took its place.
+    changed: Option<Instant>,
+}
+
+/// A watched owner that lives publishes in less time.
+const OLD: Duration = Duration::from_secs(2);
 
 /// Figures of an open store. The counts are those since its owner opened it; the durations of the stages are those that
 /// were measured, while somebody watched.
@@ -89,7 +101,7 @@ pub struct Figures {
     pub journal_bytes_pending: u64,
     /// Files in the store's table.
     pub open_files: u64,
-    /// Memory, in bytes, of changes that are not yet in the data files.
+    /// Memory, in bytes, of files with commits that are not yet in the data files.
     pub memory_bytes: u64,
     /// Quarantined files and directories.
     pub quarantined: u64,
@@ -150,8 +162,8 @@ impl Watch {
     pub fn open(path: impl AsRef<Path>) -> Result<Watch> {
         let path = path.as_ref();
         let (storage, store_dir) = locate(path)?;
-        let watch = Watch { storage, store_dir, path: path.to_owned(), page: Mutex::default() };
-        watch.figures()?;
+        let watch = Watch { storage, store_dir, path: path.to_owned(), seen: Mutex::default() };
+        watch.published().map_err(|e| error_in_store(e, &watch.path))?;
         Ok(watch)
     }
 
@@ -161,24 +173,29 @@ impl Watch {
         Ok(is_owned.then(|| pid.unwrap_or(0)))
     }
 
-    /// The figures that the owner published last. `None` if no process has the store open, or it has published nothing
-    /// yet.
+    /// The figures that the owner published last. `None` if no process has the store open, the owner has published
+    /// nothing since this watch began, or nothing for two seconds.
     pub fn figures(&self) -> Result<Option<Figures>> {
-        let Some(owner) = self.owner()? else { return Ok(None) };
         let found = self.published().map_err(|e| error_in_store(e, &self.path))?.map(Figures::new);
+        let Some(owner) = self.owner()? else { return Ok(None) };
         Ok(found.filter(|figures| owner == 0 || figures.pid == owner))
     }
 
+    /// The last figures, if they are new.
     fn published(&self) -> Result<Option<figures::Figures>> {
-        let mut page = self.page.lock();
-        let is_current = match &*page {
-            Some(page) => page.chain(&*self.storage)? != Chain::Ended && page.opened_again(&*self.storage)?.is_some(),
-            None => false,
-        };
-        if !is_current {
-            *page = ReadersPage::open(&*self.storage, &self.store_dir)?;
-            page.as_ref().map_or(Ok(()), ReadersPage::watch)?;
+        let mut seen = self.seen.lock();
+        if !seen.page.as_ref().is_some_and(|page| page.is_current(&*self.storage)) {
+            seen.page = WatchedPage::open(&*self.storage, &self.store_dir)?;
         }
-        page.as_ref().map_or(Ok(None), ReadersPage::figures)
+        let found = seen.page.as_ref().map_or(Ok(None), |page| page.figures(&*self.storage))?;
+        let of = |found: &figures::Figures| (found.number(Figure::Epoch), found.number(Figure::Publication));
+        let now = Some(found.as_ref().map_or((0, 0), of));
+        if seen.last != now {
+            // Those that were there before this watch may be of any age.
+            seen.changed = seen.last.is_some().then(Instant::now);
+            seen.last = now;
+        }
+        let is_new = seen.changed.is_some_and(|changed| changed.elapsed() < OLD);
+        Ok(found.filter(|_| is_new))
     }
 }

@@ -2,11 +2,11 @@
 
 use crate::commands::history::History;
 use clap::{Args, ValueHint};
+use rangemap::RangeSet;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
-use std::ops::Range;
-use std::path::{Path, PathBuf};
-use untorn::reader::{ChangeKind, Commit, Followed};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use untorn::reader::{Change, ChangeKind, Commit, Followed};
 use untorn_terminal::{Failure, Output, shown};
 
 /// Show the net effect of the commits behind A, up to B: files and directories that are new, gone, renamed, or changed,
@@ -50,7 +50,7 @@ impl Diff {
                     return Err(Failure::new(format!(
                         "{}: commits #{first_lsn} to #{last_lsn} were applied: they are in the files, and no longer in \
                          the journal. Begin at #{last_lsn}; `untorn slots` keeps the log of later commits",
-                        history.path().display()
+                        shown(history.path())
                     )));
                 }
                 _ => {}
@@ -80,50 +80,33 @@ struct Changed {
     /// It was made meanwhile.
     new: bool,
     is_dir: bool,
-    ranges: Vec<Range<u64>>,
+    ranges: RangeSet<u64>,
     size: Option<u64>,
     mode: Option<u32>,
 }
 
 impl Changed {
-    /// Adds a range to those that were written. Ranges that touch become one.
-    fn write(&mut self, range: &Range<u64>) {
-        let mut all = range.clone();
-        self.ranges.retain(|other| {
-            let touches = other.start <= all.end && all.start <= other.end;
-            if touches {
-                all = all.start.min(other.start)..all.end.max(other.end);
-            }
-            !touches
-        });
-        self.ranges.push(all);
-        self.ranges.sort_unstable_by_key(|range| range.start);
-    }
-
     fn resize(&mut self, size: u64) {
         self.size = Some(size);
-        self.ranges.retain_mut(|range| {
-            range.end = range.end.min(size);
-            !range.is_empty()
-        });
+        self.ranges.remove(size..u64::MAX);
     }
 
     fn bytes(&self) -> u64 {
         self.ranges.iter().map(|range| range.end - range.start).sum()
     }
 
+    fn is_changed(&self) -> bool {
+        let has_content = !self.ranges.is_empty() || self.size.is_some() || self.mode.is_some();
+        self.new || self.before.is_some() || has_content
+    }
+
     /// The changes in words.
     fn said(&self) -> String {
         let mut parts = Vec::new();
-        if let [first, ..] = &self.ranges[..] {
-            let most = self.ranges.iter().map(|range| format!("{}-{}", range.start, range.end));
-            let ranges: Vec<String> = most.take(RANGES_MAX).collect();
-            let more = if self.ranges.len() > RANGES_MAX {
-                format!(" and {} more", self.ranges.len() - RANGES_MAX)
-            } else {
-                String::new()
-            };
-            debug_assert!(!first.is_empty());
+        if !self.ranges.is_empty() {
+            let (shown, all) = (self.ranges.iter().take(RANGES_MAX), self.ranges.iter().count());
+            let ranges: Vec<String> = shown.map(|range| format!("{}-{}", range.start, range.end)).collect();
+            let more = if all > RANGES_MAX { format!(" and {} more", all - RANGES_MAX) } else { String::new() };
             parts.push(format!("wrote {} bytes: {}{more}", self.bytes(), ranges.join(" ")));
         }
         parts.extend(self.size.map(|size| format!("has {size} bytes")));
@@ -135,42 +118,57 @@ impl Changed {
 /// Ranges of a file that are shown to people.
 const RANGES_MAX: usize = 8;
 
+/// A file or directory in the course of a commit.
+struct InCommit {
+    /// Its name before the commit, and now.
+    first: PathBuf,
+    name: PathBuf,
+    is_gone: bool,
+    changed: Changed,
+}
+
 impl Net {
+    /// Adds a commit. Its changes name each file as before the commit, so that two files may have one name: one that
+    /// goes, and a new one.
     fn add(&mut self, commit: &Commit) {
-        // All changes of a file in a commit have its name before the commit.
-        let mut names: BTreeMap<(u64, &Path), PathBuf> = BTreeMap::new();
+        let is_made = |kind: &ChangeKind| matches!(kind, ChangeKind::Created(_) | ChangeKind::DirectoryMade(_));
+        let key = |change: &Change| (change.file, if change.file == 0 { change.path.clone() } else { PathBuf::new() });
+        let made: BTreeSet<_> = commit.changes.iter().filter(|change| is_made(&change.kind)).map(key).collect();
+        let mut files: BTreeMap<(u64, PathBuf), InCommit> = BTreeMap::new();
         for change in &commit.changes {
-            let key = (change.file, change.path.as_path());
-            let name = names.entry(key).or_insert_with(|| change.path.clone()).clone();
+            let file = files.entry(key(change)).or_insert_with(|| {
+                let known = if made.contains(&key(change)) { None } else { self.changed.remove(&change.path) };
+                let (first, name) = (change.path.clone(), change.path.clone());
+                InCommit { first, name, is_gone: false, changed: known.unwrap_or_default() }
+            });
             match &change.kind {
-                ChangeKind::Removed | ChangeKind::DirectoryRemoved => self.remove(name),
-                ChangeKind::Renamed(to) => {
-                    self.rename(&name, to);
-                    names.insert(key, to.clone());
+                ChangeKind::Removed | ChangeKind::DirectoryRemoved => file.is_gone = true,
+                ChangeKind::Renamed(to) => file.name.clone_from(to),
+                kind => {
+                    // A directory may be made again under its name.
+                    file.is_gone &= !is_made(kind);
+                    file.changed.note(kind);
                 }
-                kind => self.changed.entry(name).or_default().note(kind),
             }
         }
-    }
-
-    fn remove(&mut self, name: PathBuf) {
-        match self.changed.remove(&name) {
-            Some(Changed { new: true, .. }) => {}
-            Some(Changed { before: Some(before), .. }) => self.gone.push(before),
-            _ => self.gone.push(name),
+        let (gone, left): (Vec<_>, Vec<_>) = files.into_values().partition(|file| file.is_gone);
+        gone.into_iter().for_each(|file| self.end(file.first, file.changed));
+        for InCommit { first, name, mut changed, .. } in left {
+            if let Some(replaced) = self.changed.remove(&name) {
+                self.end(name.clone(), replaced);
+            }
+            if !changed.new {
+                changed.before = Some(changed.before.unwrap_or(first)).filter(|before| *before != name);
+            }
+            self.changed.insert(name, changed);
         }
     }
 
-    fn rename(&mut self, name: &Path, to: &Path) {
-        let mut file = self.changed.remove(name).unwrap_or_default();
-        if self.changed.contains_key(to) {
-            self.remove(to.to_owned());
+    /// A file or directory is gone, which had this name before the commit.
+    fn end(&mut self, name: PathBuf, changed: Changed) {
+        if !changed.new {
+            self.gone.push(changed.before.unwrap_or(name));
         }
-        if !file.new {
-            let before = file.before.take().unwrap_or_else(|| name.to_owned());
-            file.before = Some(before).filter(|before| before != to);
-        }
-        self.changed.insert(to.to_owned(), file);
     }
 
     fn text(mut self) -> String {
@@ -181,7 +179,7 @@ impl Net {
             let replaced = if self.changed.contains_key(path) { "  (another one has its name)" } else { "" };
             text += &format!("gone     {}{replaced}\n", shown(path));
         }
-        for (path, file) in &self.changed {
+        for (path, file) in self.changed.iter().filter(|(_, file)| file.is_changed()) {
             let kind = match (file.new, &file.before) {
                 (true, _) => "new    ",
                 (false, Some(_)) => "renamed",
@@ -225,7 +223,7 @@ impl Net {
 impl Changed {
     fn note(&mut self, kind: &ChangeKind) {
         match kind {
-            ChangeKind::Written(range) | ChangeKind::Zeroed(range) => self.write(range),
+            ChangeKind::Written(range) | ChangeKind::Zeroed(range) => self.ranges.insert(range.clone()),
             ChangeKind::Resized(size) => self.resize(*size),
             ChangeKind::Mode(mode) => self.mode = Some(*mode),
             ChangeKind::Created(mode) => (self.new, self.mode) = (true, Some(*mode)),

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 use untorn::reader::{Commit, Follow, Followed};
 use untorn::{Error, Reader};
-use untorn_terminal::Failure;
+use untorn_terminal::{Failure, shown};
 
 /// The commits between two of a store.
 pub struct History {
@@ -20,7 +20,7 @@ impl History {
         let reader = Reader::open(path)?;
         let last = reader.snapshot()?.lsn();
         let missing = |lsn: u64| {
-            Failure::new(format!("{}: the store has no commit {lsn} yet; its last one is {last}", path.display()))
+            Failure::new(format!("{}: the store has no commit {lsn} yet; its last one is {last}", shown(path)))
         };
         let to = to.unwrap_or(last);
         if to > last {

@@ -15,7 +15,7 @@ use untorn_terminal::{Failure, Output, shown, write};
 /// ones are in the files only. Waits for nothing and changes nothing; the store may be open. `untorn tail` goes on with the next
 /// commits, and shows each change; `untorn diff` shows the net effect of several commits.
 ///
-/// For the URL of a place to which commits are shipped, lists the commits there (the program untorn-ship).
+/// For the URL of a place to which commits are shipped, lists the commits there, with the options of `untorn-ship log`.
 #[derive(Args)]
 pub struct Log {
     /// A store's directory, a file with its own store, or a URL.

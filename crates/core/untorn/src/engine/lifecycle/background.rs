@@ -3,7 +3,7 @@
 
 use crate::engine::Engine;
 use crate::engine::parts::statistics::PUBLISH_EVERY;
-use crate::engine::waiting::concurrency::thread;
+use crate::engine::waiting::concurrency::{Instant, thread};
 use crate::engine::waiting::wakeup::Wakeup;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
@@ -38,11 +38,33 @@ fn run(engine: &Weak<Engine>, wakeup: &Wakeup) {
         return;
     }
     // The thread keeps nothing of the store alive while it waits, so that the store can close.
-    let mut retry = RETRY_MIN;
+    let mut retry = Retry::default();
     while let Some(pause) = engine.upgrade().map(|engine| work(&engine, &mut retry)) {
         if !wakeup.wait(pause) {
             return;
         }
+    }
+}
+
+/// When a failed checkpoint is tried again.
+#[derive(Default)]
+struct Retry {
+    /// The last failure, and the pause after it.
+    failed: Option<(Instant, Duration)>,
+}
+
+impl Retry {
+    /// Whether the pause goes on. Programs that watch wake the thread more often.
+    fn waits(&self) -> bool {
+        self.failed.as_ref().is_some_and(|(at, pause)| at.elapsed() < *pause)
+    }
+
+    /// Notes a failure, and returns the pause after it.
+    fn note_failure(&mut self) -> Duration {
+        let pause = self.failed.take().map_or(RETRY_MIN, |(_, pause)| (2 * pause).min(RETRY_MAX));
+        debug_assert!((RETRY_MIN..=RETRY_MAX).contains(&pause), "the next try comes in {pause:?}");
+        self.failed = Some((Instant::now(), pause));
+        pause
     }
 }
 
@@ -67,13 +89,14 @@ fn write_waiting(engine: &Engine) {
 }
 
 /// Does all work that is due; returns the longest wait until the next call.
-fn work(engine: &Engine, retry: &mut Duration) -> Option<Duration> {
+fn work(engine: &Engine, retry: &mut Retry) -> Option<Duration> {
     write_waiting(engine);
     if engine.checkpoints.merge_wanted.swap(false, Relaxed) {
         engine.merge_layers();
     }
     let wants_checkpoint = engine.wants_checkpoint(&engine.journal.lock()) || engine.checkpoints.failed.load(Relaxed);
-    let failed = wants_checkpoint && !checkpoint(engine);
+    let waits = engine.statistics.is_watched() && retry.waits();
+    let failed = wants_checkpoint && !waits && !checkpoint(engine);
     let busy = engine.commits.wakeup.take_busy();
     if !busy {
         let journal = &mut engine.journal.lock().journal;
@@ -83,13 +106,13 @@ fn work(engine: &Engine, retry: &mut Duration) -> Option<Duration> {
         }
     }
     let (kept, is_watched) = (engine.free_kept(), engine.tell_watchers());
-    let pause = *retry;
-    debug_assert!((RETRY_MIN..=RETRY_MAX).contains(&pause), "the next try comes in {pause:?}");
-    *retry = if failed { (2 * pause).min(RETRY_MAX) } else { RETRY_MIN };
     let pause = match (busy, failed) {
-        (_, true) => Some(pause),
+        (_, true) => Some(retry.note_failure()),
         (true, false) => Some(IDLE),
         (false, false) => kept.then_some(FREE_KEPT),
     };
+    if !failed && !waits {
+        *retry = Retry::default();
+    }
     if is_watched { Some(pause.unwrap_or(PUBLISH_EVERY).min(PUBLISH_EVERY)) } else { pause }
 }
