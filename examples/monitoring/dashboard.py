@@ -34,7 +34,7 @@ PANELS = [
     ("Journal that a checkpoint would free", "percentunit", [("untorn_journal_pending_bytes / untorn_journal_limit_bytes", "{{store}}")]),
     ("Commits that waited for a checkpoint, per second", "reqps", [("rate(untorn_commits_waited_total[$__rate_interval])", "{{store}}")]),
     ("Bytes written per second", "Bps", [("rate(untorn_written_bytes_total[$__rate_interval])", "{{store}}"), ("rate(untorn_journal_written_bytes_total[$__rate_interval])", "{{store}} journal")]),
-    ("Memory of changes that are not in the data files", "bytes", [("untorn_memory_bytes", "{{store}}")]),
+    ("Memory of files with commits that are not applied yet", "bytes", [("untorn_memory_bytes", "{{store}}")]),
     ("Commits that readers hold, and bytes kept for them", "short", [("untorn_held_commits", "{{store}} held"), ("untorn_kept_bytes", "{{store}} bytes")]),
     ("Stores: open, failed, files in quarantine", "short", [("untorn_open", "{{store}} open"), ("untorn_failed", "{{store}} failed"), ("untorn_quarantined", "{{store}} quarantine")]),
 ]

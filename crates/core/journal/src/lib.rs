@@ -1,6 +1,6 @@
 //! Untorn's journal: format, commit, checkpoint, recovery, checker.
 //!
-//! The journal is Untorn's write-ahead log (WAL). It has no clock, no threads, no mappings and no `unsafe`: all of it
+//! The journal is Untorn's write-ahead log (WAL). It has no clock but that of its storage, no threads, no mappings and no `unsafe`: all of it
 //! runs on a simulated disk. Modules, from the bottom up: `format` and `record` (bytes), `spill` (bytes of large
 //! commits), `overlay` and `final_state` (the net effect of commits), `apply` (writing that effect to the data files),
 //! `store_dir` and `quarantine` (directories and the store lock), `segment_reader` and `scan` (reading), `prefetch`

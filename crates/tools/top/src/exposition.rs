@@ -70,7 +70,7 @@ const GAUGES: [Number; 10] = [
     ("untorn_journal_bytes", "Bytes of journal on the disk", |f| f.journal_bytes_allocated),
     ("untorn_journal_pending_bytes", "Bytes of journal that a checkpoint would free", |f| f.journal_bytes_pending),
     ("untorn_open_files", "Files in the store's table", |f| f.open_files),
-    ("untorn_memory_bytes", "Memory of changes that are not in the data files yet", |f| f.memory_bytes),
+    ("untorn_memory_bytes", "Memory of files with commits that are not applied yet", |f| f.memory_bytes),
     ("untorn_quarantined", "Files and directories to which commits could not be applied", |f| f.quarantined),
     ("untorn_held_commits", "Commits that readers hold", |f| f.held),
     ("untorn_kept_bytes", "Bytes that are kept for readers of older commits", |f| f.kept_bytes),

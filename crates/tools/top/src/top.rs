@@ -13,8 +13,8 @@ use untorn_terminal::{Failure, Output, write};
 ///
 /// Rates and times are those of the last interval: commits per second; commits per flush; times of a commit, from the
 /// call until it is durable, half and 99 of 100 of which are shorter; half of the flushes; commits that waited for a
-/// checkpoint. Then the share of the journal that a checkpoint would free, memory of changes that are not in the data
-/// files yet, commits that readers hold (and the space kept for them), and the last commit.
+/// checkpoint. Then the share of the journal that a checkpoint would free, memory of files with commits that are not
+/// in the data files yet, commits that readers hold (and the space kept for them), and the last commit.
 ///
 /// On a terminal the keys are: up and down choose a store, s its stages, c its commits, f its files, Escape goes back,
 /// q ends; the same key again closes the view. Commits and files are followed only while they are shown. Without a

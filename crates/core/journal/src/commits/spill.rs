@@ -432,3 +432,22 @@ impl SpillSpace {
         Ok(Some(at))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use untorn_os::Linux;
+
+    #[test]
+    fn a_gap_of_a_failed_write_counts_as_written_when_it_is_filled() {
+        let dir = tempfile::tempdir().unwrap();
+        let storage: Arc<dyn Storage> = Linux::open(dir.path()).unwrap();
+        let spill = Spill::create(&storage, Path::new("")).unwrap();
+        spill.append(b"first", None).unwrap();
+        // An append whose write fails has its room.
+        let at = spill.take_room(3, None);
+        spill.write_again(b"gap", at).unwrap();
+        spill.sync_to(at + 3).unwrap();
+        assert!(spill.is_durable_to(at + 3));
+    }
+}

@@ -52,7 +52,7 @@ pub enum Figure {
     JournalBytesPending,
     /// Files in the store's table.
     OpenFiles,
-    /// Bytes of memory of changes that are not in the data files yet.
+    /// Bytes of memory of files with commits that are not in the data files yet.
     MemoryBytes,
     /// Quarantined files and directories.
     Quarantined,

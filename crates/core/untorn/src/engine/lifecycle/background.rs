@@ -116,3 +116,17 @@ fn work(engine: &Engine, retry: &mut Retry) -> Option<Duration> {
     }
     if is_watched { Some(pause.unwrap_or(PUBLISH_EVERY).min(PUBLISH_EVERY)) } else { pause }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_checkpoint_is_tried_again_after_longer_and_longer_pauses() {
+        let mut retry = Retry::default();
+        assert!(!retry.waits());
+        let pauses: Vec<u64> = (0..8).map(|_| retry.note_failure().as_secs()).collect();
+        assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60]);
+        assert!(retry.waits());
+    }
+}

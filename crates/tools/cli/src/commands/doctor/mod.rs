@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use untorn::offline;
 use untorn_terminal::{Failure, Output, time_limit};
 
-/// Say what is promised at a place, why not more, and how to try each face of Untorn there.
+/// List the promises that Untorn keeps at a place, the reasons for missing ones, and a command to try each face there.
 ///
 /// Examines the file system, its mount options, the disk's write cache, free space, rights and limits, and tries the
 /// operations that Untorn needs on a small file, which is removed at once. Exit code: 0 if a store can be used here,
