@@ -14,7 +14,7 @@ pub(crate) mod table;
 pub(crate) mod waiting;
 
 use crate::engine::content::{Content, SpillSink};
-use crate::engine::files::file_state::{FileState, SharedFile};
+use crate::engine::files::file_state::SharedFile;
 use crate::engine::files::open_files::FileTable;
 use crate::engine::options::{FailureClass, StoreOptions};
 use crate::engine::parts::checkpoints::Checkpoints;
@@ -134,13 +134,10 @@ impl Engine {
         self.options.class != FailureClass::Process
     }
 
-    /// Size from which blocks of a file are shared with a spill file. `None` while memory shows the file: sharing makes
-    /// the kernel drop the pages, and the tracker could not tell the remaining marks from pages in swap. `None` also in
-    /// class `process`: the kernel writes out blocks before it shares them, whereas a copy reaches the disk at most
-    /// once.
-    pub(crate) fn clone_bytes_least(&self, file: &FileState) -> Option<u64> {
-        let may_clone = file.region.is_none() && self.is_durable();
-        may_clone.then_some(self.options.journal.clone_bytes_least)
+    /// Size from which blocks of a file are shared with a spill file. `None` in class `process`: the kernel writes out
+    /// blocks before it shares them, whereas a copy reaches the disk at most once.
+    pub(crate) fn clone_bytes_least(&self) -> Option<u64> {
+        self.is_durable().then_some(self.options.journal.clone_bytes_least)
     }
 
     pub(crate) fn new_file_id(&self) -> Result<u64> {

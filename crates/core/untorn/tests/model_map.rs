@@ -11,8 +11,11 @@ use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRu
 use std::path::Path;
 use untorn::__private::{Checkpoint, OpenStoreOn, StoreSteps};
 use untorn::{File, Map, MapOptions, Store, StoreOptions, TrackerKind};
+use untorn_testkit::Mount;
 
 const PROGRAMS: u32 = 300;
+/// Programs on each file system that shares blocks.
+const PROGRAMS_SHARING: u32 = 60;
 const STEPS_MAX: usize = 50;
 const FILE_BYTES_MAX: usize = 60_000;
 const PAGE: usize = 4096;
@@ -101,15 +104,14 @@ struct Setup {
     tracker: TrackerKind,
     quiet: bool,
     full_page: bool,
+    /// Whether commits write large ranges to a spill file whose blocks the file will share.
+    shares: bool,
 }
 
 fn setup() -> impl Strategy<Value = Setup> {
     let tracker = prop_oneof![Just(TrackerKind::Scan), Just(TrackerKind::PageMap), Just(TrackerKind::Explicit)];
-    (tracker, any::<bool>(), prop::bool::weighted(0.2)).prop_map(|(tracker, quiet, full_page)| Setup {
-        tracker,
-        quiet,
-        full_page,
-    })
+    let others = (any::<bool>(), prop::bool::weighted(0.2), any::<bool>());
+    (tracker, others).prop_map(|(tracker, (quiet, full_page, shares))| Setup { tracker, quiet, full_page, shares })
 }
 
 struct Fixture {
@@ -161,6 +163,7 @@ impl Fixture {
             .background(false)
             .full_page(self.setup.full_page)
             .sizes(64 << 10, 16 << 10, 8 << 10)
+            .shared_bytes_least(if self.setup.shares { PAGE as u64 } else { u64::MAX })
             .open(dir)
             .expect("open");
         self.file = Some(store.open_or_create_file("f").expect("file"));
@@ -315,8 +318,8 @@ impl Fixture {
     }
 }
 
-fn run(setup: Setup, start: usize, steps: &[Step]) -> Result<(), TestCaseError> {
-    let dir = directory();
+fn run(home: &Path, setup: Setup, start: usize, steps: &[Step]) -> Result<(), TestCaseError> {
+    let dir = tempfile::tempdir_in(home).expect("a directory");
     let first: Vec<u8> = (0..start).map(|i| (i / 100) as u8 | 1).collect();
     std::fs::write(dir.path().join("f"), &first).expect("write");
     let mut fixture = Fixture { setup, file: None, maps: Vec::new(), committed: first.clone(), working: first };
@@ -334,8 +337,22 @@ fn run(setup: Setup, start: usize, steps: &[Step]) -> Result<(), TestCaseError> 
 
 #[test]
 fn maps_files_and_transactions_agree_with_the_model() {
+    agree(directory().path(), PROGRAMS);
+}
+
+#[test]
+fn mappings_agree_with_the_model_where_their_files_share_blocks() {
+    let dir = directory();
+    for make in ["mkfs.xfs -q -m reflink=1", "mkfs.btrfs -q"] {
+        let Some(mount) = Mount::made(make, 512 << 20, "", &dir.path().join("mount")) else { return };
+        agree(mount.path(), PROGRAMS_SHARING);
+    }
+}
+
+/// Runs random programs in a directory.
+fn agree(home: &Path, programs: u32) {
     let seed = seed();
-    let scan_works = File::open_or_create(directory().path().join("probe"))
+    let scan_works = File::open_or_create(home.join("probe"))
         .and_then(|f| f.map_with(&MapOptions::new().tracker(TrackerKind::Scan)).map(drop))
         .is_ok();
     if !scan_works {
@@ -343,14 +360,14 @@ fn maps_files_and_transactions_agree_with_the_model() {
     }
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
-    let config = Config { cases: PROGRAMS, failure_persistence: None, max_shrink_iters: 4000, ..Config::default() };
+    let config = Config { cases: programs, failure_persistence: None, max_shrink_iters: 4000, ..Config::default() };
     let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &bytes));
     let programs = (setup(), 0..FILE_BYTES_MAX, prop::collection::vec(step(), 1..STEPS_MAX));
     let done = runner.run(&programs, |(mut setup, start, steps)| {
         if !scan_works && setup.tracker == TrackerKind::Scan {
             setup.tracker = TrackerKind::PageMap;
         }
-        run(setup, start, &steps)
+        run(home, setup, start, &steps)
     });
     if let Err(e) = done {
         panic!("seed {seed}: {e}");

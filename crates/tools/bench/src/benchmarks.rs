@@ -1,6 +1,6 @@
 //! The benchmarks by their names, and the part of each in a run of all.
 
-use crate::maps::{heap_large, msync, msync_large};
+use crate::maps::{heap_large, in_order, msync, msync_large};
 use crate::measuring::bench_run::Run;
 use crate::measuring::fs::FileSystem::{self, Btrfs, Ext4, Xfs};
 use crate::measuring::fs::Place;
@@ -20,7 +20,7 @@ pub enum Benchmark {
     Commit,
     /// Commits of up to 64 threads of one store; of eight with heaps of their own
     Threads,
-    /// Append and commit
+    /// Append and commit; store to a mapping in order and commit
     Append,
     /// Many files in one commit
     Syncv,
@@ -108,7 +108,7 @@ impl Benchmark {
         Ok(match self {
             Benchmark::Commit => commits::run(run, place)?,
             Benchmark::Threads => threads::run(run, place)?,
-            Benchmark::Append => vec![append::run(run, place)?],
+            Benchmark::Append => vec![append::run(run, place)?, in_order::run(run, place)?],
             Benchmark::Syncv => vec![syncv::run(run, place)?],
             Benchmark::Msync => msync::run(run, place)?,
             Benchmark::MsyncLarge => msync_large::run(run, place)?,

@@ -228,8 +228,8 @@ impl StoreOptions {
     }
 
     /// Least size, in bytes, of a range that a commit writes to a spill file, with which the data file will share blocks,
-    /// so that it is written once. It applies to class `power`, to file systems that share blocks (XFS, btrfs), and to
-    /// files that are not mapped. Larger commits than an eighth of [`StoreOptions::journal_bytes`] are written to spill
+    /// so that it is written once. It applies to class `power`, and to file systems that share blocks (XFS, btrfs). Larger
+    /// commits than an eighth of [`StoreOptions::journal_bytes`] are written to spill
     /// files in any case. Default 512 KiB, least 64 KiB.
     pub fn shared_bytes(mut self, bytes: u64) -> Self {
         self.journal.shared_bytes_least = bytes.max(CLONE_BYTES_LEAST);

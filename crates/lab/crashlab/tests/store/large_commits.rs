@@ -199,7 +199,7 @@ fn whole_blocks_of_a_large_commit_are_shared_and_the_rest_is_copied() {
 }
 
 #[test]
-fn blocks_that_memory_shows_are_copied() {
+fn blocks_that_memory_shows_are_shared_too() {
     let disk = SimDisk::new(untorn_crashlab::Options { profile: Profile::Xfs, memory: true, ..Default::default() });
     let store = roomy::open(&disk);
     let file = store.open_or_create_file("a").unwrap();
@@ -207,14 +207,22 @@ fn blocks_that_memory_shows_are_copied() {
     file.commit().unwrap();
     assert_eq!(shared_blocks(&disk, &store), (1, 0), "nothing is mapped");
     let map = file.map().unwrap();
-    file.write_at(&[2; 100_000], 0).unwrap();
-    file.commit().unwrap();
-    assert_eq!(shared_blocks(&disk, &store), (0, 0));
-    drop(map);
+    map.store(&[2; 90_000], 5_000).unwrap();
+    map.msync().unwrap();
+    assert_eq!(shared_blocks(&disk, &store), (1, 0), "stored to the mapping");
     file.write_at(&[3; 100_000], 0).unwrap();
     file.commit().unwrap();
-    assert_eq!(shared_blocks(&disk, &store), (1, 0), "nothing is mapped any more");
-    assert_eq!(disk.get("a").unwrap(), [3; 100_000]);
+    assert_eq!(shared_blocks(&disk, &store), (1, 0), "written to a mapped file");
+    let mut shown = [0; 100_000];
+    map.load(&mut shown, 0).unwrap();
+    assert!(shown == [3; 100_000], "memory shows the last commit");
+    map.store(&[4; 100], 50_000).unwrap();
+    map.msync().unwrap();
+    drop((map, file));
+    store.close().unwrap();
+    let mut bytes = vec![3; 100_000];
+    bytes[50_000..50_100].fill(4);
+    assert!(disk.get("a").unwrap() == bytes, "the file after the close");
 }
 
 #[test]

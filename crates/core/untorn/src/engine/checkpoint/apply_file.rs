@@ -47,7 +47,7 @@ impl Checkpoint<'_> {
         if again && engine.is_durable() {
             data.forget_cached().context("drop the cache of", &path)?;
         }
-        let least = engine.clone_bytes_least(&file.read());
+        let least = engine.clone_bytes_least();
         let mut throttle = Throttle::new(engine, &*data, &path);
         let applied = apply_overlay_in_steps(&*data, &to_write, &path, least, &mut |bytes| throttle.wrote(bytes));
         let restored = applied.is_ok().then(|| file.read().restore_mode(&*engine.storage, &*data));

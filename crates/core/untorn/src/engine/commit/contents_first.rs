@@ -93,8 +93,7 @@ impl ContentsFirst<'_> {
     fn write_to(&self, file: &Final, handle: &Arc<dyn File>, behind_attribute: bool) -> Result<()> {
         let engine = self.engine;
         let Some(shared) = self.files.get(&file.id) else {
-            let least = engine.is_durable().then_some(engine.options.journal.clone_bytes_least);
-            return apply_overlay(&**handle, &file.overlay, file.display_name(), least);
+            return apply_overlay(&**handle, &file.overlay, file.display_name(), engine.clone_bytes_least());
         };
         // A running checkpoint must not write older changes over these.
         let _writing = shared.writing.lock();
@@ -131,9 +130,8 @@ impl ContentsFirst<'_> {
         state.attribute_unsynced = false;
         let (through, failures) = (Arc::downgrade(&data), engine.flush.failures());
         state.written_first = Some(WrittenFirst { through: through.clone(), failures, is_all: false });
-        let least = engine.clone_bytes_least(&state);
-        let applied =
-            apply_overlay(&*data, &overlay, &path, least).and_then(|()| state.restore_mode(&*engine.storage, &*data));
+        let applied = apply_overlay(&*data, &overlay, &path, engine.clone_bytes_least())
+            .and_then(|()| state.restore_mode(&*engine.storage, &*data));
         // Even a write that failed half-way has changed the file, and the change is this process's own.
         let meta = data.meta();
         state.content.last_stat = meta.as_ref().ok().copied();

@@ -12,7 +12,7 @@ impl Engine {
     pub(super) fn spill_large<S: DerefMut<Target = FileState>>(&self, states: &mut [S]) -> Result<()> {
         let mut inline: u64 = states.iter().map(|state| state.content.write_set.memory_bytes()).sum();
         if inline >= self.options.journal.shared_bytes_least && self.may_spill_to_share(inline) {
-            for state in states.iter_mut().filter(|state| self.clone_bytes_least(state).is_some()) {
+            for state in states.iter_mut() {
                 let least_bytes = self.options.journal.shared_bytes_least;
                 self.shared_spill.spill(&mut state.content.write_set, least_bytes, &|| self.create_spill());
             }
