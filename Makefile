@@ -15,7 +15,7 @@ ifeq ($(shell id -u)$(shell find -L $${TMPDIR:-/tmp} -maxdepth 0 -perm -0003),0)
 export TMPDIR := /var/tmp
 endif
 
-.PHONY: help setup build test test-full demo bench check mutants install uninstall man fuzz crash-soak crash-totals deb deb-tests wheel ports sqlite-tests ship-tests xsync-programs mount-programs mount-kernels mount-xfstests site clean
+.PHONY: help setup build test test-full demo bench check mutants install uninstall man fuzz crash-soak crash-totals deb deb-tests wheel ports sqlite-tests ship-tests xsync-programs mount-programs mount-kernels mount-xfstests machine-cuts site clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -43,6 +43,7 @@ test-full: setup ## All of every long test, and other projects' programs and sui
 	scripts/sqlite-tests.sh
 	scripts/xsync-programs.sh
 	scripts/mount-programs.sh
+	scripts/machine-cuts.sh
 
 demo: ## Kill a program a few hundred times, with and without Untorn, and count torn states (needs Rust and cc only)
 	$(CARGO) run --release --locked --package untorn-demo --example demo
@@ -103,6 +104,9 @@ mount-programs: ## Programs on a mounted store: fsx, pjdfstest, fio, databases t
 
 mount-kernels: setup ## A mount on Debian's kernels 6.1 and 6.12, in an emulated machine (network; or KERNEL=vmlinuz MODULES=DIR)
 	@scripts/mount-kernels.sh
+
+machine-cuts: setup ## Kill whole machines, and make their kernels panic, while they update files (network; CUTS=200 PANICS=50)
+	@scripts/machine-cuts.sh
 
 mount-xfstests: ## xfstests on mounted stores, in all modes of commits (root; XFSTESTS=DIR, a built checkout)
 	@scripts/mount-xfstests.sh "$(XFSTESTS)"

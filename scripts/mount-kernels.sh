@@ -7,47 +7,13 @@ set -euo pipefail
 : "${KILLS:=3}" "${SEED:=1}" "${SECONDS_MAX:=1500}"
 cd "$(dirname "$0")/.."
 
-skip() {
-    echo "skipped: mount-kernels: $*"
-    exit 0
-}
-[ "$(uname -m)" = x86_64 ] || skip "the kernels are those of x86_64"
-for tool in qemu-system-x86_64:qemu-system-x86 busybox:busybox-static cpio:cpio mkfs.ext4:e2fsprogs sqlite3:sqlite3 xz:xz-utils; do
-    PATH=$PATH:/sbin:/usr/sbin command -v "${tool%%:*}" >/dev/null || skip "needs ${tool%%:*} (package ${tool##*:})"
-done
-[ -x /usr/bin/python3 ] || skip "needs Debian's python3"
-PATH=$PATH:/sbin:/usr/sbin
+name=mount-kernels
 target=$(realpath "${CARGO_TARGET_DIR:-target}")
 place=$target/mount-kernels
+. scripts/machine.sh
+need qemu-system-x86_64:qemu-system-x86 busybox:busybox-static cpio:cpio mkfs.ext4:e2fsprogs sqlite3:sqlite3 xz:xz-utils
+[ -x /usr/bin/python3 ] || skip "needs Debian's python3"
 mkdir -p "$place"
-
-# Fetches the kernel of a release of Debian to DIR.
-fetch() {
-    local suite=$1 dir=$2 apt package
-    [ -e "$dir/vmlinuz" ] && return
-    apt=$place/apt-$suite
-    mkdir -p "$apt"/{parts,lists/partial,cache/archives/partial} "$dir"
-    printf 'Types: deb\nURIs: http://deb.debian.org/debian\nSuites: %s\nComponents: main\nSigned-By: %s\n' "$suite" \
-        /usr/share/keyrings/debian-archive-keyring.gpg >"$apt/parts/debian.sources"
-    local options=(-qq -o "Dir::Etc::sourcelist=/dev/null" -o "Dir::Etc::sourceparts=$apt/parts" -o "Dir::State::lists=$apt/lists"
-        -o "Dir::Cache=$apt/cache" -o "Debug::NoLocking=1" -o "APT::Sandbox::User=$(id -un)")
-    apt-get "${options[@]}" update || return
-    package=$(apt-cache "${options[@]}" depends linux-image-cloud-amd64 | sed -n 's/.*Depends: //p' | head -n 1)
-    (cd "$apt" && apt-get "${options[@]}" download "$package" && dpkg-deb -x "$package"_*.deb "$dir") || return
-    cp "$dir"/boot/vmlinuz-* "$dir/vmlinuz"
-}
-
-# Copies programs to the machine's root, at their paths, with their libraries.
-add() {
-    local file
-    for file in "$@"; do
-        mkdir -p "$root/$(dirname "$file")"
-        cp -L "$file" "$root/$file"
-        { ldd "$file" 2>/dev/null | grep -o '/[^ ]*' || true; } | while read -r library; do
-            [ -e "$root/$library" ] || { mkdir -p "$root/$(dirname "$library")" && cp -L "$library" "$root/$library"; }
-        done
-    done
-}
 
 export CARGO_BUILD_RUSTC_WORKSPACE_WRAPPER=$PWD/scripts/rustc.sh
 [ -x "$target/tools/bin/fsx" ] || ${CARGO:-cargo} install --quiet --root "$target/tools" fsx || skip "fsx cannot be installed"
@@ -63,7 +29,7 @@ rm -rf "$root"
 mkdir -p "$root"/{bin,proc,sys,dev,tmp,etc,modules,tests}
 cp "$(command -v busybox)" "$root/bin/"
 python=$(readlink -f /usr/bin/python3)
-add "$mount" "$target/tools/bin/fsx" "$(command -v mkfs.ext4)" /usr/bin/sqlite3 /usr/bin/install /usr/bin/setpriv "$python" \
+add "$root" "$mount" "$target/tools/bin/fsx" "$(command -v mkfs.ext4)" /usr/bin/sqlite3 /usr/bin/install /usr/bin/setpriv "$python" \
     /usr/lib/"$(basename "$python")"/lib-dynload/*.so
 cp -a /usr/bin/python3 "$root/usr/bin/"
 (cd /usr/lib && tar -c --exclude=__pycache__ --exclude=test --exclude=config-* --exclude=lib2to3 "$(basename "$python")") |
@@ -118,7 +84,7 @@ boot() {
     done
     find "$root/modules" -name '*.xz' -exec xz -d {} \;
     find "$root/modules" -name '*.zst' -exec zstd -q -d --rm {} \;
-    (cd "$root" && find . | cpio -o -H newc --quiet | gzip -1) >"$image"
+    pack "$root" "$image"
     timeout "$SECONDS_MAX" qemu-system-x86_64 -accel tcg,thread=multi -smp 2 -cpu max -m 3072 -nographic -no-reboot -nic none \
         -kernel "$kernel" -initrd "$image" -append 'console=ttyS0 panic=-1 loglevel=4' </dev/null 2>&1 | tr -d '\r' >"$log" || true
     rm -f "$image"

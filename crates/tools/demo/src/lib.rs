@@ -5,6 +5,7 @@
 //! A program that embeds the demonstration calls [`run_if_child`] first, because the demonstration starts the running
 //! program again as the victim. It has [`Demo`] among its arguments.
 
+mod in_machine;
 mod mapped_files;
 mod medium;
 mod records;
@@ -12,6 +13,7 @@ mod texts;
 mod updater;
 mod workplace;
 
+pub use in_machine::update_until_the_end;
 pub use updater::run_if_child;
 
 use clap::{Args, ValueHint};
