@@ -5,7 +5,8 @@ program's own check look: nothing is damaged, and nothing that was acknowledged 
     mount-kills.py [--kills 10] [--seed 1] [--mount untorn-mount] [--on DIRECTORY] [PROGRAM…]
 
 The stores are made in DIRECTORY (a new one in /tmp). A daemon that does not end, a program that hangs, and a store that
-cannot be mounted are violations, too. Needs the packages python3-lmdb and python3-gdbm for the rows of these names.
+cannot be mounted are violations, too. Needs the packages python3-lmdb, python3-gdbm and mariadb-server for the rows
+of these names.
 """
 
 import argparse, os, random, shutil, signal, subprocess, sys, tempfile, time
@@ -20,6 +21,7 @@ ROWS = {
     "lmdb": (["lmdb_example.py"], "--commit=fsync", True),
     "kyoto-auto-sync": (["kyoto.py", "each"], "--commit=fsync", True),
     "gdbm": (["gdbm.py", "sync"], "--commit=fsync", True),
+    "mariadb-pages-once": (["mariadb.py", "once"], "--commit=fsync", True),
     "mapped": (["mapped.py"], "--commit=fsync", True),
     "git": (["git.sh"], "--commit=fsync", False),
     "sed-i-and-sync": (["sed.sh", "sync"], "--commit=fsync", True),

@@ -19,7 +19,8 @@ fi
 if [ "$mode" = close ]; then export UNTORN_ACKED=/dev/null; fi
 at=$(mktemp -d)
 trap 'untorn-mount umount "$at" >/dev/null || umount -l "$at"; rmdir "$at"' EXIT
-untorn-mount --commit="$mode" "$dir/store" "$at" 2>&1
+# Lines on standard output are acknowledgements.
+untorn-mount --commit="$mode" "$dir/store" "$at" >&2
 case $script in
 *.py) "${PYTHON:-/usr/bin/python3}" "$script" "$what" "$at" "$@" ;;
 *) "$script" "$what" "$at" "$@" ;;

@@ -4,7 +4,7 @@ use crate::maps::{heap_large, in_order, msync, msync_large};
 use crate::measuring::bench_run::Run;
 use crate::measuring::fs::FileSystem::{self, Btrfs, Ext4, Xfs};
 use crate::measuring::fs::Place;
-use crate::mounts::{fuse_peers, mounted, mounted_programs};
+use crate::mounts::{fuse_peers, mariadb, mounted, mounted_programs};
 use crate::preloaded::programs;
 use crate::report::section::Section;
 use crate::shipped::shipping;
@@ -128,6 +128,7 @@ impl Benchmark {
             Benchmark::FlushTimes => flush_times::run(run)?,
             Benchmark::Mount => {
                 let mut sections = vec![mounted::run(run, place)?, mounted_programs::run(run, place)?];
+                sections.extend(mariadb::run(run, place)?);
                 if run.peers {
                     sections.extend(fuse_peers::run(run, place)?);
                 }
