@@ -1,6 +1,7 @@
 //! The command line: help, completions and manual pages all come from here.
 
 use crate::command::Crashtest;
+use crate::disk::Disk;
 use clap::{CommandFactory, Parser, Subcommand};
 use untorn_terminal::log::{self, LevelFilter, LogOptions};
 use untorn_terminal::pages::{Completions, Man};
@@ -26,6 +27,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    Disk(Disk),
     Completions(Completions),
     Man(Man),
 }
@@ -35,6 +37,7 @@ pub fn run() -> Result<Output, Failure> {
     let cli = untorn_terminal::parse::<Cli>();
     log::install(env!("CARGO_BIN_NAME"), &cli.log, LevelFilter::WARN);
     match (cli.command, cli.crashtest) {
+        (Some(Command::Disk(disk)), _) => disk.run(),
         (Some(Command::Completions(completions)), _) => completions.run(Cli::command()),
         (Some(Command::Man(man)), _) => man.run(Cli::command()),
         (None, Some(crashtest)) => crashtest.run(),

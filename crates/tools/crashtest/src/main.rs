@@ -5,6 +5,7 @@
 
 mod cli;
 mod command;
+mod disk;
 mod job;
 mod results;
 mod tested_program;

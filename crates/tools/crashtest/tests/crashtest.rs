@@ -216,3 +216,19 @@ fn completions_and_manual_pages_are_made() {
     assert!(page.contains("UNTORN_ACKED"), "{page}");
     assert_eq!(run(&[]).code, Some(2), "a program and a check are needed");
 }
+
+/// A disk whose file system sends it no flush is as one that lies.
+#[test]
+fn a_disk_that_lies_is_found() {
+    let program = env!("CARGO_BIN_EXE_untorn-crashtest");
+    let check = format!("{program} disk check {{}} \"$(tail -n 1 \"$UNTORN_ACKED\" | grep . || echo 0)\"");
+    let Some(place) = Place::new() else { return };
+    let run = |fs: &str| {
+        let options = ["--fs", fs, "--seed", "3", "--states", "60", "--run-seconds", "2", "--check", &check, "--"];
+        place.crashtest(&[&options[..], &[program, "disk", "write", "{}"]].concat())
+    };
+    let lies = run("ext4-nobarrier");
+    assert_eq!(lies.code, Some(1), "{}{}", lies.out, lies.err);
+    assert!(lies.out.contains("the disk lied: of "), "{}{}", lies.out, lies.err);
+    run("ext4").ok();
+}
