@@ -15,7 +15,7 @@ use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::Interest;
 use tracing::{Event, Level, Metadata, Subscriber};
-use untorn::__private::relocate::DISCARDED;
+use untorn::__private::DISCARDED;
 
 /// A failure that stays, such as a journal that takes no more commits until the store is reopened.
 pub const UNTORN_LOG_ERROR: c_int = 1;
