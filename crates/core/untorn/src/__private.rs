@@ -18,6 +18,8 @@ pub use crate::heap::collections::storable::{RawPointer, is_pointer, is_storable
 pub use crate::heap::live::outlook::{LiveImage, live_outlook};
 #[cfg(feature = "heap")]
 pub use crate::heap::sections::section_hooks;
+#[cfg(feature = "readers")]
+pub use crate::reader::locate_store::is_store_there;
 pub use untorn_journal::directories::store_dir::is_own_name;
 
 use crate::FailureClass;
