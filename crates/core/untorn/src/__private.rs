@@ -161,6 +161,12 @@ pub fn submit_unwritten(txn: Txn) -> Result<Ticket> {
     txn.submit_unwritten()
 }
 
+/// Ends an open store that is about to be removed: nothing is written to it any more, and closing it does nothing. It
+/// stays locked until its last handle is dropped.
+pub fn abandon(store: &Store) {
+    store.open.forget();
+}
+
 /// Steps of a gate, one by one.
 pub trait GateSteps: Sized {
     /// A gate without a thread: all work happens in calls of [`GateSteps::release`], and in writes that find no room.
