@@ -15,10 +15,10 @@ ifeq ($(shell id -u)$(shell find -L $${TMPDIR:-/tmp} -maxdepth 0 -perm -0003),0)
 export TMPDIR := /var/tmp
 endif
 
-.PHONY: help setup build test test-full demo bench check mutants install uninstall man fuzz crash-soak crash-totals deb deb-tests wheel ports sqlite-tests ship-tests xsync-programs mount-programs mount-kernels mount-xfstests machine-cuts site clean
+.PHONY: help setup build test test-full demo bench check mutants install uninstall man fuzz crash-soak crash-totals deb deb-tests wheel ports sqlite-tests ship-tests xsync-programs mount-programs mount-kernels mount-xfstests machine-cuts small aarch64 site clean
 
 help: ## Show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 12
 
 setup: ## Install the system packages that are missing (Debian and Ubuntu); does nothing when all are there
 	@scripts/setup.sh
@@ -36,6 +36,8 @@ test: setup ## Run every test; prints totals
 test-full: setup ## All of every long test, and other projects' programs and suites (root; needs the network; hours)
 	UNTORN_FULL=1 UNTORN_TEST_SECONDS_MAX=7200 scripts/test.sh
 	$(CARGO) publish --workspace --dry-run --locked --allow-dirty
+	scripts/small.sh
+	scripts/aarch64.sh
 	scripts/wheel.sh
 	scripts/deb.sh
 	scripts/deb-tests.sh
@@ -110,6 +112,12 @@ machine-cuts: setup ## Kill whole machines, and make their kernels panic, while 
 
 mount-xfstests: ## xfstests on mounted stores, in all modes of commits (root; XFSTESTS=DIR, a built checkout)
 	@scripts/mount-xfstests.sh "$(XFSTESTS)"
+
+small: ## Sizes of a C program with the whole library and with the smallest build, which is tried (minutes)
+	@scripts/small.sh --whole
+
+aarch64: ## Build for aarch64, and run unit tests in an emulator (Debian; root; the network once)
+	@scripts/aarch64.sh
 
 site: ## Build the documentation as a site in $(TARGET)/site, and check its links (mdbook; mandoc and pdoc if there)
 	@scripts/site.sh

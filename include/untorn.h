@@ -827,7 +827,8 @@ const char *untorn_version(void);
 
 /**
  * Sends messages of the library, up to a level (UNTORN_LOG_ERROR to UNTORN_LOG_DEBUG), to `callback`. NULL ends this;
- * so does level 0. Returns 0, or -1 with EINVAL.
+ * so does level 0. Returns 0, or -1 with EINVAL. A message ends with the id of its event, such as
+ * [untorn.checkpoint.waits], which stays the same between versions: docs/LOGS.md lists all ids and what to do.
  *
  * The callback may be called in any thread, also in several at once, while locks of the library are held: it must not
  * call functions of this library, and must not longjmp. When this function returns, the callback that was set before

@@ -16,6 +16,8 @@ $cargo clippy --workspace --all-targets --profile test --locked -- -D warnings
 # The test programs that only a feature builds.
 $cargo clippy --workspace --profile test --locked --features untorn-crashlab/shuttle --test group_commit --test heap_schedules -- -D warnings
 $cargo clippy --workspace --profile test --locked --features untorn-crashlab/mutants,untorn-ship/mutants,untorn-xsync/mutants --test invariants -- -D warnings
+# The smallest build (docs/PLATFORMS.md); scripts/small.sh measures and tries it.
+$cargo clippy --package untorn --package untorn-capi --no-default-features --profile test --locked -- -D warnings
 step "documentation"
 RUSTDOCFLAGS="-D warnings" $cargo doc --workspace --no-deps --profile test --locked --quiet
 # Imports, names and wording are held to their rules by the tests of `crates/tools/house`.

@@ -120,6 +120,10 @@ printf '[Service]\nUser=ann\nReadWritePaths=/srv/bucket\n' >/etc/systemd/system/
 systemctl daemon-reload
 systemctl start untorn-ship@srv-ann-store
 ann './hello store'
+ann 'untorn top --once store > top.out && cat top.out'
+grep -q '^store: no process has it open' /srv/ann/top.out
+ann 'untorn metrics store > metrics.out'
+grep -q '^untorn_open{store="store"} 0' /srv/ann/metrics.out
 ann 'for n in $(seq 100); do untorn ship --status store | grep -q " 0 commits behind" && break; sleep 0.2; done'
 systemctl stop untorn-ship@srv-ann-store
 ann 'untorn restore file:///srv/bucket again && diff store/account-a again/account-a'

@@ -36,7 +36,7 @@ PANELS = [
     ("Bytes written per second", "Bps", [("rate(untorn_written_bytes_total[$__rate_interval])", "{{store}}"), ("rate(untorn_journal_written_bytes_total[$__rate_interval])", "{{store}} journal")]),
     ("Memory of files with commits that are not applied yet", "bytes", [("untorn_memory_bytes", "{{store}}")]),
     ("Commits that readers hold, and bytes kept for them", "short", [("untorn_held_commits", "{{store}} held"), ("untorn_kept_bytes", "{{store}} bytes")]),
-    ("Stores: open, failed, files in quarantine", "short", [("untorn_open", "{{store}} open"), ("untorn_failed", "{{store}} failed"), ("untorn_quarantined", "{{store}} quarantine")]),
+    ("Stores: open, watched, failed, files in quarantine", "short", [("untorn_open", "{{store}} open"), ("untorn_watched", "{{store}} watched"), ("untorn_failed", "{{store}} failed"), ("untorn_quarantined", "{{store}} quarantine")]),
 ]
 
 

@@ -20,10 +20,16 @@
 //! 8. [`log`](boundary::log)
 //! 9. [`error`](boundary::error)
 
+// The parts that are left out are the only users of some items below them.
+#![cfg_attr(not(feature = "posix"), allow(dead_code, unused_imports))]
+
 mod boundary;
+#[cfg(feature = "heap")]
 mod heaps;
 // Held over a fork. The child unlocks them, for which `parking_lot` has a table that another thread may have locked.
 #[allow(clippy::disallowed_types)]
+#[cfg(feature = "posix")]
 mod posix;
+#[cfg(feature = "readers")]
 mod readers;
 mod stores;

@@ -1,6 +1,7 @@
 //! Stores, files, maps, transactions and gates, for C. Stands on `boundary`.
 
 pub(crate) mod file;
+#[cfg(feature = "map")]
 pub(crate) mod map;
 pub(crate) mod on_mount;
 pub(crate) mod output_gate;

@@ -39,7 +39,7 @@ use crate::journal::spill_files::{KeptSpill, LiveSpill};
 use crate::scanning::segment_reader::ScannedSegment;
 use crate::slots::epochs::EpochStart;
 use crate::slots::slot_log::SlotLog;
-use crate::undo::keep::Undo;
+use crate::undo::keep::UndoHandle;
 use crate::undo::page::Cell;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -181,7 +181,7 @@ pub struct Journal {
     last_commit: u64,
     last_restated: u64,
     counters: JournalCounters,
-    undo: Option<Arc<Undo>>,
+    undo: Option<UndoHandle>,
     slots: SlotLog,
     /// Spill files of truncated records, which readers need.
     kept_spills: Vec<KeptSpill>,
@@ -202,7 +202,7 @@ impl Journal {
         options: Options,
         header: Header,
         segments: Vec<ScannedSegment>,
-        undo: Option<Arc<Undo>>,
+        undo: Option<UndoHandle>,
         slots: SlotLog,
     ) -> Result<Journal> {
         let path = dir.join("header");
@@ -374,7 +374,7 @@ impl Journal {
     }
 
     /// The data kept for readers of older commits; `None` if the store does not serve readers.
-    pub fn undo(&self) -> Option<&Arc<Undo>> {
+    pub fn undo(&self) -> Option<&UndoHandle> {
         self.undo.as_ref()
     }
 

@@ -29,7 +29,7 @@ use crate::scanning::scan::{
 use crate::scanning::segment_reader::{Keep, ReadMode};
 use crate::slots::slot_log::SlotLog;
 use crate::sync_point;
-use crate::undo::keep::Undo;
+use crate::undo::keep::{Undo, UndoHandle};
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -210,7 +210,7 @@ struct Opening<'a> {
     /// Permission bits of the store directory.
     dir_mode: u32,
     /// The data kept for readers of older commits, as soon as it is known where the log ends.
-    undo: Option<Arc<Undo>>,
+    undo: Option<UndoHandle>,
     /// The slots, as soon as it is known where the log ends, and until the journal has them.
     slots: Option<SlotLog>,
 }
@@ -473,8 +473,8 @@ impl Opening<'_> {
             return Ok(());
         }
         let space = readers_space(self.storage(), &self.options.journal);
-        match Undo::open(self.storage, self.store_dir, store, last_lsn, space) {
-            Ok(undo) => self.undo = Some(Arc::new(undo)),
+        match Undo::of_store(self.storage, self.store_dir, store, last_lsn, space) {
+            Ok(undo) => self.undo = undo,
             Err(e @ Error::NewerVersion { .. }) => return Err(e),
             Err(e) => {
                 // Nobody may rely on the page any more.

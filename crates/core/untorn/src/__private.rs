@@ -1,15 +1,25 @@
 //! For the other crates of this project: the C library, mounts, the derive macro, tests. **Not a part of the API**: it may
 //! change in any version.
 
+#[cfg(feature = "offline")]
 pub use crate::admin::inspection::{has_owner, is_store_plain};
+#[cfg(feature = "offline")]
 pub use crate::admin::unneeded::{remove_unneeded, remove_unneeded_on, unlink};
 pub use crate::engine::checkpoint::Checkpoint;
+pub use crate::engine::files::file_state::DISCARDED;
 pub use crate::engine::handles::output_gate::Sink;
+#[cfg(feature = "map")]
 pub use crate::engine::handles::relocate;
+#[cfg(feature = "heap")]
 pub use crate::heap::alloc::in_memory::fuzz_heap;
+#[cfg(feature = "heap")]
 pub use crate::heap::collections::storable::{RawPointer, is_pointer, is_storable};
+#[cfg(feature = "heap")]
 pub use crate::heap::live::outlook::{LiveImage, live_outlook};
+#[cfg(feature = "heap")]
 pub use crate::heap::sections::section_hooks;
+#[cfg(feature = "readers")]
+pub use crate::reader::locate_store::is_store_there;
 pub use untorn_journal::directories::store_dir::is_own_name;
 
 use crate::FailureClass;
@@ -19,6 +29,7 @@ use crate::engine::handles::output_gate::{Gate, Output};
 use crate::engine::handles::store::Store;
 use crate::engine::handles::txn::Txn;
 use crate::engine::options::{FileOptions, StoreOptions};
+#[cfg(feature = "readers")]
 use crate::reader::{Reader, Slot};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -90,11 +101,13 @@ pub fn open_file_on(options: &FileOptions, storage: Arc<dyn Storage>, name: &Pat
 }
 
 /// Opens a store for reading on any storage.
+#[cfg(feature = "readers")]
 pub fn open_reader_on(storage: Arc<dyn Storage>, store_dir: StoreDir, path: PathBuf) -> Result<Reader> {
     Reader::open_on(storage, store_dir, path)
 }
 
 /// Opens or makes a slot on any storage.
+#[cfg(feature = "readers")]
 pub fn open_slot_on(
     storage: Arc<dyn Storage>,
     store_dir: StoreDir,
@@ -146,6 +159,12 @@ impl StoreSteps for Store {
 /// Queues the commit of a transaction, like [`StoreSteps::submit_unwritten`].
 pub fn submit_unwritten(txn: Txn) -> Result<Ticket> {
     txn.submit_unwritten()
+}
+
+/// Ends an open store that is about to be removed: nothing is written to it any more, and closing it does nothing. It
+/// stays locked until its last handle is dropped.
+pub fn abandon(store: &Store) {
+    store.open.forget();
 }
 
 /// Steps of a gate, one by one.

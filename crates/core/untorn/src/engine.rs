@@ -36,7 +36,7 @@ use untorn_journal::commits::record::check_path;
 use untorn_journal::commits::spill::{Spill, SpillSpace};
 use untorn_journal::directories::store_dir::StoreDir;
 use untorn_journal::journal::Journal;
-use untorn_journal::undo::keep::Undo;
+use untorn_journal::undo::keep::UndoHandle;
 use untorn_journal::{Context, Error, Result};
 use untorn_os::{Storage, SyncPoint};
 
@@ -60,7 +60,7 @@ pub(crate) struct Engine {
     pub checkpoints: Checkpoints,
     pub journal: Mutex<JournalState>,
     /// The data kept for readers of older commits; `None` if the store does not serve readers.
-    pub undo: Option<Arc<Undo>>,
+    pub undo: Option<UndoHandle>,
     /// Held for writing while committed names and names on disk differ.
     pub renaming: RwLock<()>,
     pub files: Mutex<FileTable>,

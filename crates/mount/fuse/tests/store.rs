@@ -495,6 +495,8 @@ fn a_mount_that_fails_leaves_no_new_store() {
             let output = command.stdin(Stdio::null()).output().unwrap();
             let said = String::from_utf8_lossy(&output.stderr);
             assert!(!output.status.success() && said.contains("cannot mount at"), "{how:?}: {said}");
+            // The new store is announced, and nothing but the error follows.
+            assert_eq!(said.lines().count(), 2, "{how:?}: {said}");
             assert_eq!(place.store().exists(), has_directory, "{how:?}: {said}");
             if has_directory {
                 assert!(fs::read_dir(place.store()).unwrap().next().is_none(), "{how:?}: {said}");

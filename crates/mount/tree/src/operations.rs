@@ -498,6 +498,10 @@ impl FileTree for StoreTree {
         self.space_below()
     }
 
+    fn abandon(&self) {
+        self.abandon_store();
+    }
+
     fn close(&self, cache: &dyn KernelCache) -> Result<()> {
         self.close_store(cache)
     }

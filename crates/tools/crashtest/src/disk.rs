@@ -1,5 +1,5 @@
-//! Whether a disk keeps what it says is durable: numbered blocks are written and flushed until somebody pulls the plug, and
-//! looked at afterwards.
+//! Whether a disk keeps the bytes that it calls durable: numbered blocks are written and flushed until somebody pulls
+//! the plug, and looked at afterwards.
 
 use clap::{Args, Subcommand, ValueHint};
 use std::fs::{File, OpenOptions};
@@ -20,7 +20,7 @@ const SILENCE: Duration = Duration::from_secs(10);
 const LIES: u8 = 1;
 const COULD_NOT: u8 = 2;
 
-/// Test whether a disk keeps what it has acknowledged: pull the plug, and look.
+/// Test whether a disk keeps the blocks that it has acknowledged: pull the plug, and look.
 ///
 /// On another machine, `listen`. On the machine with the disk, `write`, in a directory on that disk, and after some minutes
 /// pull the plug, of the machine or of the disk. Then `check` with the number that `listen` has printed.

@@ -3,6 +3,7 @@
 use crate::metrics::Metrics;
 use crate::top::Top;
 use clap::{CommandFactory, Parser, Subcommand};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use untorn_terminal::log::{self, LevelFilter, LogOptions};
 use untorn_terminal::pages::{Completions, Man};
 use untorn_terminal::{Failure, Output};
@@ -32,12 +33,20 @@ enum Command {
 pub fn run() -> Result<Output, Failure> {
     let cli = untorn_terminal::parse::<Cli>();
     log::install(env!("CARGO_PKG_NAME"), &cli.log, LevelFilter::WARN);
+    raise_descriptors();
     match cli.command {
         Command::Top(c) => c.run(),
         Command::Metrics(c) => c.run(),
         Command::Completions(c) => c.run(Cli::command()),
         Command::Man(c) => c.run(Cli::command()),
     }
+}
+
+/// Raises the limit of open files, because each store needs several descriptors.
+fn raise_descriptors() {
+    let limit = getrlimit(Resource::Nofile);
+    // If this fails, the stores beyond the limit are shown with that error.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
 #[cfg(test)]

@@ -92,6 +92,12 @@ impl Collector for OfLook {
             let is_open = matches!(state, State::Shown(..) | State::Silent(_));
             metric.encode_family(&[("store", store.as_str())])?.encode_gauge(&u64::from(is_open))?;
         }
+        let help = "0 if the store is gone, or cannot be read by the process that gives these figures";
+        let mut metric = encoder.encode_descriptor("untorn_watched", help, None, MetricType::Gauge)?;
+        for (store, state) in &*looked {
+            let is_watched = !matches!(state, State::Lost(_));
+            metric.encode_family(&[("store", store.as_str())])?.encode_gauge(&u64::from(is_watched))?;
+        }
         for (name, help, of) in COUNTERS {
             let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
             for (store, figures) in &shown {

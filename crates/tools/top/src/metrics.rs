@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use untorn_terminal::{Failure, Output, served_figures, tell};
+use untorn_terminal::{Failure, Output, served_figures, shown, tell};
 
 /// Give figures of stores to Prometheus: on a port, in a file, or once on standard output.
 ///
@@ -34,7 +34,12 @@ pub struct Metrics {
 
 impl Metrics {
     pub fn run(self) -> Result<Output, Failure> {
-        let exposition = Arc::new(Exposition::new(Watched::all(&self.paths)?));
+        // A service may start before its stores are there.
+        let stays = self.listen.is_some() || self.file.is_some();
+        let stores = if stays { Watched::all(&self.paths) } else { Watched::some(&self.paths)? };
+        let absent = stores.iter().filter_map(|store| Some((store.path(), store.absence()?)));
+        absent.for_each(|(path, why)| tell!("{} is not watched yet: {why}", shown(path)));
+        let exposition = Arc::new(Exposition::new(stores));
         if let Some(address) = self.listen {
             let at = served_figures::serve(address, move || exposition.text())?;
             tell!("figures are at http://{at}/metrics");

@@ -49,7 +49,7 @@ pub fn seconds(text: &str) -> Result<Duration, String> {
 
 impl Top {
     pub fn run(self) -> Result<Output, Failure> {
-        let mut stores = Watched::all(&self.paths)?;
+        let mut stores = Watched::some(&self.paths)?;
         if !self.once && !self.json && std::io::stdout().is_terminal() && std::io::stdin().is_terminal() {
             screen::run(stores, self.interval)?;
             return Ok(Output::default());

@@ -138,6 +138,61 @@ fn what_is_no_store_is_refused() {
     }
 }
 
+/// Stores that cannot be watched are lines beside the others, and are taken up when they are there.
+#[test]
+fn a_store_may_come_into_being_and_go() {
+    let busy = Busy::new();
+    let parent = tempfile::tempdir_in("/var/tmp").unwrap();
+    let (late, no_store) = (parent.path().join("late"), parent.path().join("none"));
+    fs::create_dir(&no_store).unwrap();
+    let mut command = top();
+    command.args(["top", "--json", "-i", "0.25"]).args([&late, &no_store]).arg(busy.path());
+    let mut child = Killed(command.stdout(Stdio::piped()).spawn().unwrap());
+    let mut lines = BufReader::new(child.0.stdout.take().unwrap()).lines();
+    let mut wait_for = |store: &Path, is_it: &dyn Fn(&Value) -> bool| {
+        let start = Instant::now();
+        loop {
+            let value = serde_json::from_str::<Value>(&lines.next().expect("it goes on").unwrap()).unwrap();
+            if value["store"] == store.to_str().unwrap() && is_it(&value) {
+                break;
+            }
+            assert!(start.elapsed() < LONG, "{}: {value}", store.display());
+        }
+    };
+    let error = |value: &Value, text: &str| value["error"].as_str().is_some_and(|error| error.contains(text));
+    wait_for(&late, &|value| error(value, "No such file"));
+    wait_for(&no_store, &|value| error(value, "cannot find a store"));
+    wait_for(busy.path(), &|value| !value["interval"].is_null());
+    for _ in 0..2 {
+        let store = Store::open_or_create({
+            fs::create_dir(&late).unwrap();
+            &late
+        })
+        .unwrap();
+        wait_for(&late, &|value| value["owner"] == std::process::id());
+        store.close().unwrap();
+        wait_for(&late, &|value| value["owner"].is_null() && value.get("error").is_none());
+        fs::remove_dir_all(&late).unwrap();
+        wait_for(&late, &|value| error(value, "the store is gone"));
+    }
+}
+
+/// Each store needs several descriptors; the usual limit of a process can be raised by itself.
+#[test]
+fn more_stores_than_descriptors_are_shown() {
+    let parent = tempfile::tempdir_in("/var/tmp").unwrap();
+    let stores: Vec<_> = (0..40).map(|n| parent.path().join(n.to_string())).collect();
+    for store in &stores {
+        fs::create_dir(store).unwrap();
+        drop(Store::open_or_create(store).unwrap());
+    }
+    let program = env!("CARGO_BIN_EXE_untorn-top");
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -Sn 32; exec \"$@\"", "sh", program, "top", "--once", "-i", "0.25"]).args(&stores);
+    let said = ok(&mut command);
+    assert_eq!(said.matches("no process has it open").count(), stores.len(), "{said}");
+}
+
 /// The value of a metric of a store, if it is there.
 fn metric(text: &str, name: &str, store: &Path) -> Option<f64> {
     let label = format!("store=\"{}\"", store.display());
@@ -150,11 +205,15 @@ fn prometheus_gets_figures_on_a_port() {
     let busy = Busy::new();
     let closed = tempfile::tempdir_in("/var/tmp").unwrap();
     drop(Store::open_or_create(closed.path()).unwrap());
+    let none = closed.path().join("none");
     let mut command = top();
-    command.args(["metrics", "--listen", "127.0.0.1:0"]).args([busy.path(), closed.path()]);
+    command.args(["metrics", "--listen", "127.0.0.1:0"]).args([busy.path(), closed.path(), &none]);
     let mut child = Killed(command.stderr(Stdio::piped()).spawn().unwrap());
-    let mut line = String::new();
-    BufReader::new(child.0.stderr.take().unwrap()).read_line(&mut line).unwrap();
+    let mut said = BufReader::new(child.0.stderr.take().unwrap());
+    let (mut why, mut line) = (String::new(), String::new());
+    said.read_line(&mut why).unwrap();
+    assert!(why.contains("none is not watched yet: cannot look at"), "{why}");
+    said.read_line(&mut line).unwrap();
     let address = line.split("http://").nth(1).and_then(|rest| rest.split('/').next()).expect("an address").to_owned();
     let start = Instant::now();
     let text = loop {
@@ -175,6 +234,8 @@ fn prometheus_gets_figures_on_a_port() {
         (metric(text, "untorn_open", busy.path()), metric(text, "untorn_open", closed.path())),
         (Some(1.0), Some(0.0))
     );
+    let watched = [busy.path(), closed.path(), &none].map(|store| metric(text, "untorn_watched", store));
+    assert_eq!(watched, [Some(1.0), Some(1.0), Some(0.0)]);
     assert!(metric(text, "untorn_commits_total", busy.path()).unwrap() > 0.0, "{text}");
     assert_eq!(metric(text, "untorn_commits_total", closed.path()), None);
     // Buckets grow, and the last one has everything.

@@ -15,7 +15,7 @@ use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::Interest;
 use tracing::{Event, Level, Metadata, Subscriber};
-use untorn::__private::relocate::DISCARDED;
+use untorn::__private::DISCARDED;
 
 /// A failure that stays, such as a journal that takes no more commits until the store is reopened.
 pub const UNTORN_LOG_ERROR: c_int = 1;
@@ -85,7 +85,8 @@ pub(crate) fn told<T>(close: impl FnOnce() -> T) -> T {
 }
 
 /// Sends messages of the library, up to a level (UNTORN_LOG_ERROR to UNTORN_LOG_DEBUG), to `callback`. NULL ends this;
-/// so does level 0. Returns 0, or -1 with EINVAL.
+/// so does level 0. Returns 0, or -1 with EINVAL. A message ends with the id of its event, such as
+/// [untorn.checkpoint.waits], which stays the same between versions: docs/LOGS.md lists all ids and what to do.
 ///
 /// The callback may be called in any thread, also in several at once, while locks of the library are held: it must not
 /// call functions of this library, and must not longjmp. When this function returns, the callback that was set before

@@ -406,6 +406,7 @@ pub unsafe extern "C" fn untorn_identity(file: *const untorn_file, device: *mut 
 /// Tells whether an open file has every commit of its store, if it belongs to one, so that any program may read it.
 /// Returns 1; or 0: its store must be opened or recovered first; or -1 with an error, such as EBADF. Looks at one
 /// attribute of the file.
+#[cfg(feature = "offline")]
 #[unsafe(no_mangle)]
 pub extern "C" fn untorn_is_plain(fd: c_int) -> c_int {
     guard(-1, || {

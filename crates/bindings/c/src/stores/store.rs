@@ -179,6 +179,7 @@ pub extern "C" fn untorn_store_path(store: *const untorn_store) -> *mut c_char {
 ///
 /// # Safety
 /// `path` ends in NUL; `buf` points to `len` bytes.
+#[cfg(feature = "offline")]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn untorn_put(path: *const c_char, buf: *const c_void, len: usize) -> c_int {
     guard(-1, || {

@@ -2,12 +2,15 @@
 //!
 //! `crc_fast` asks the processor for its instructions before its first sum. In a virtual machine each answer comes from
 //! the host, and all of them take as long as a flush of a fast disk: too long for a process that commits once and ends.
-//! So the first sums of a process go by tables.
+//! So the first sums of a process go by tables; without the feature `fast-crc`, all do.
 
 use crc::{CRC_64_NVME, Crc, Table};
+#[cfg(feature = "fast-crc")]
 use crc_fast::{CrcAlgorithm, Digest};
+#[cfg(feature = "fast-crc")]
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
+#[cfg(feature = "fast-crc")]
 /// Bytes that still go by the tables. To sum so many takes about as long as to ask the processor.
 static BY_TABLES: AtomicUsize = AtomicUsize::new(if cfg!(target_arch = "x86_64") { 64 << 10 } else { 0 });
 
@@ -20,6 +23,7 @@ fn by_tables(state: u64, bytes: &[u8]) -> u64 {
     !digest.finalize()
 }
 
+#[cfg(feature = "fast-crc")]
 /// Whether so many bytes go by the tables. Once some do not, the processor was asked, and none do.
 fn go_by_tables(by_tables: &AtomicUsize, bytes: usize) -> bool {
     // Threads that count at the same time lose counts, which changes no sum.
@@ -32,10 +36,11 @@ fn go_by_tables(by_tables: &AtomicUsize, bytes: usize) -> bool {
 
 /// CRC-64/NVME of the bytes.
 pub fn crc64(bytes: &[u8]) -> u64 {
-    match go_by_tables(&BY_TABLES, bytes.len()) {
-        true => !by_tables(!0, bytes),
-        false => crc_fast::checksum(CrcAlgorithm::Crc64Nvme, bytes),
+    #[cfg(feature = "fast-crc")]
+    if !go_by_tables(&BY_TABLES, bytes.len()) {
+        return crc_fast::checksum(CrcAlgorithm::Crc64Nvme, bytes);
     }
+    !by_tables(!0, bytes)
 }
 
 /// [`crc64`] of bytes that arrive piece by piece.
@@ -43,6 +48,7 @@ pub struct Crc64(Sum);
 
 enum Sum {
     ByTables(u64),
+    #[cfg(feature = "fast-crc")]
     Fast(Box<Digest>),
 }
 
@@ -55,13 +61,15 @@ impl Crc64 {
     /// Appends bytes to the sum.
     pub fn add(&mut self, bytes: &[u8]) {
         match &mut self.0 {
-            Sum::ByTables(state) if go_by_tables(&BY_TABLES, bytes.len()) => *state = by_tables(*state, bytes),
-            Sum::ByTables(state) => {
+            #[cfg(feature = "fast-crc")]
+            Sum::ByTables(state) if !go_by_tables(&BY_TABLES, bytes.len()) => {
                 let mut digest = Digest::new_with_init_state(CrcAlgorithm::Crc64Nvme, *state);
                 digest.update(bytes);
                 self.0 = Sum::Fast(Box::new(digest));
             }
+            #[cfg(feature = "fast-crc")]
             Sum::Fast(digest) => digest.update(bytes),
+            Sum::ByTables(state) => *state = by_tables(*state, bytes),
         }
     }
 
@@ -69,6 +77,7 @@ impl Crc64 {
     pub fn sum(&self) -> u64 {
         match &self.0 {
             Sum::ByTables(state) => !state,
+            #[cfg(feature = "fast-crc")]
             Sum::Fast(digest) => digest.finalize(),
         }
     }
@@ -84,6 +93,15 @@ impl Default for Crc64 {
 mod tests {
     use super::*;
 
+    #[test]
+    fn the_sum_is_that_of_the_catalogue() {
+        assert_eq!(crc64(b"123456789"), 0xae8b_1486_0a79_9888);
+        let mut pieces = Crc64::new();
+        b"123456789".chunks(4).for_each(|piece| pieces.add(piece));
+        assert_eq!(pieces.sum(), 0xae8b_1486_0a79_9888);
+    }
+
+    #[cfg(feature = "fast-crc")]
     #[test]
     fn both_ways_give_the_same_sums() {
         assert_eq!(!by_tables(!0, b"123456789"), 0xae8b_1486_0a79_9888);
@@ -101,6 +119,7 @@ mod tests {
         }
     }
 
+    #[cfg(feature = "fast-crc")]
     #[test]
     fn many_bytes_end_the_sums_by_tables() {
         let few = AtomicUsize::new(10);

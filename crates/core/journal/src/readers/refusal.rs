@@ -6,8 +6,8 @@ use crate::error::Error;
 /// The owner has no page yet, or none at all.
 pub(crate) fn opening(store_dir: &StoreDir, pid: Option<u32>) -> Error {
     let detail = format!(
-        "{} is opening it: try again. If this stays, that program had no room on the disk for the file `readers`, or is \
-         of an older version; let it open the store again",
+        "{} is opening it: try again. If this stays, that program had no room on the disk for the file `readers`, is of \
+         an older version, or was built without readers; let it open the store again",
         if pid.is_some() { ", which" } else { " by a program that" }
     );
     Error::Busy { path: store_dir.dir.clone(), pid, detail }

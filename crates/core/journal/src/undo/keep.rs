@@ -47,7 +47,40 @@ pub struct Undo {
     pub(super) kept: Mutex<Kept>,
 }
 
+/// The part of an open store.
+#[cfg(feature = "readers")]
+pub type UndoHandle = Arc<Undo>;
+
+/// Without the feature `readers` no store has that part, and the compiler leaves out the code for it.
+#[cfg(not(feature = "readers"))]
+#[derive(Clone)]
+pub enum UndoHandle {}
+
+#[cfg(not(feature = "readers"))]
+impl std::ops::Deref for UndoHandle {
+    type Target = Undo;
+    fn deref(&self) -> &Undo {
+        match *self {}
+    }
+}
+
 impl Undo {
+    /// The part of a store that is being opened, as [`Undo::open`] has it. Without the feature `readers` everything that
+    /// readers hold ends, and there is none.
+    #[cfg_attr(not(feature = "readers"), allow(unused_variables))]
+    pub(crate) fn of_store(
+        storage: &Arc<dyn Storage>,
+        store_dir: &StoreDir,
+        store: StoreId,
+        last_lsn: u64,
+        space: u64,
+    ) -> Result<Option<UndoHandle>> {
+        #[cfg(feature = "readers")]
+        return Undo::open(storage, store_dir, store, last_lsn, space).map(|undo| Some(Arc::new(undo)));
+        #[cfg(not(feature = "readers"))]
+        return Undo::end(&**storage, store_dir).map(|()| None);
+    }
+
     /// Takes over the data that an earlier owner of this boot kept, or begins anew. The log ends with this commit;
     /// nothing has been changed since the earlier owner ended.
     pub fn open(

@@ -60,6 +60,9 @@ const STORED_MAX: u64 = 256 << 10;
 
 /// The one canonical mapping of a file.
 pub(crate) struct Region {
+    /// Without the feature `map` there is no region, and the compiler leaves out the code for them.
+    #[cfg(not(feature = "map"))]
+    none: std::convert::Infallible,
     mapping: Box<dyn Mapping>,
     /// Present as long as the store is open.
     data: Option<Arc<dyn File>>,
@@ -104,6 +107,7 @@ pub(crate) struct Region {
     reclaim_bytes: u64,
 }
 
+#[cfg(feature = "map")]
 impl Region {
     /// The region of a file that was just mapped.
     pub(crate) fn new(
@@ -172,7 +176,9 @@ impl Region {
         region.reclaim_bytes = region.reclaim_bytes_min();
         region
     }
+}
 
+impl Region {
     /// Drops the data file, because the store is closed and another program may own the file now.
     pub(crate) fn release(&mut self) {
         self.data = None;
@@ -563,5 +569,5 @@ impl Region {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "map"))]
 mod tests;

@@ -32,6 +32,16 @@ pub(crate) fn locate(path: &Path) -> Result<(Arc<Linux>, StoreDir)> {
     }
 }
 
+/// Whether there is a store at this path, without the search of `locate` for files whose store is lost.
+pub fn is_store_there(path: &Path) -> Result<bool> {
+    let there = place(path).and_then(|(storage, store_dir)| storage.stat(&store_dir.dir).context("look for", path));
+    match there {
+        Ok(_) => Ok(true),
+        Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => Ok(false),
+        Err(e) => Err(e),
+    }
+}
+
 fn no_store(path: &Path, e: std::io::Error) -> Error {
     Error::io("find a store (of a directory, or beside a standalone file) at", path, e)
 }

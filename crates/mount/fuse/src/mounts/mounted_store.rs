@@ -78,6 +78,9 @@ impl NewStore<'_> {
         if !is_empty || !self.path.exists() {
             return;
         }
+        if let Some(tree) = tree {
+            tree.abandon();
+        }
         let removed =
             if self.has_directory { store_files::remove_from(self.path) } else { store_files::remove(self.path) };
         if let Err(e) = removed {

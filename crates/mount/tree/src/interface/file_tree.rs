@@ -366,4 +366,6 @@ pub trait FileTree: Send + Sync {
     /// Commits as [`prepare_end`](FileTree::prepare_end) does, applies everything and closes the store. No call works
     /// after it.
     fn close(&self, cache: &dyn KernelCache) -> Result<()>;
+    /// Ends a tree whose store is about to be removed: nothing is written to the store any more, also not by its close.
+    fn abandon(&self) {}
 }

@@ -18,6 +18,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
+use untorn::__private::abandon;
 use untorn::{FailureClass, Store};
 
 /// Age at which the timer commits changes that nobody has synced.
@@ -563,6 +564,12 @@ impl StoreTree {
         // Closes its handles, and thereby discards uncommitted changes.
         drop(core);
         done.and(store.close().map_err(errno))
+    }
+
+    pub(crate) fn abandon_store(&self) {
+        if let Some(core) = &*self.core.lock() {
+            abandon(&core.store);
+        }
     }
 }
 

@@ -5,7 +5,6 @@
 //! addresses, and uncommitted changes. The caller changes the names in between.
 
 use crate::engine::content::changed_ranges;
-pub use crate::engine::files::file_state::DISCARDED;
 use crate::engine::handles::file::File;
 use crate::engine::handles::new_mapping::not_made_yet;
 use crate::sync_point;
