@@ -3,8 +3,8 @@
 use crate::measuring::bench_run::Run;
 use crate::measuring::fs::Place;
 use crate::measuring::harness::{Activity, COMMITS_MIN, Contender, Plan, THINK, interleave, timed};
-use crate::report::section::{Chart, Extras, Row, Section, Target, TimeUnit, Waited, bytes_text};
-use crate::report::statistics::Ratio;
+use crate::report::section::{Chart, Extras, Row, Section, Target, Unit, Waited, bytes_text};
+use crate::report::statistics::{Measured, Ratio};
 use crate::stores::commits::{commits_needed, journal_bytes, load_text};
 use anyhow::Result;
 use std::fs::File;
@@ -14,6 +14,9 @@ use std::time::{Duration, Instant};
 use untorn::{Store, StoreOptions};
 
 const SIZES: [usize; 7] = [4 << 10, 16 << 10, 64 << 10, 512 << 10, 4 << 20, 16 << 20, 64 << 20];
+
+pub const OURS: &str = "Untorn";
+pub const PEER: &str = "write + fsync";
 
 /// At this size the files start anew, so that the device does not fill up.
 const FILE_BYTES_MAX: u64 = 512 << 20;
@@ -32,7 +35,7 @@ pub fn run(run: &Run, place: &Place) -> Result<Section> {
         chart: Chart::Bars,
         place: place.name.clone(),
         place_details: place.details.clone(),
-        unit: TimeUnit::Microseconds,
+        unit: Unit::Microseconds,
         ratio_means: "median append and commit ÷ median write and fsync",
         rows,
         notes: vec![
@@ -66,27 +69,63 @@ fn cells(run: &Run, place: &Place, size: usize) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-fn cell(run: &Run, place: &Place, dir: &Path, size: usize, think: Duration) -> Result<Row> {
-    let journal_bytes = journal_bytes(run, size);
+/// Measures appends of this size, as the plan says.
+pub fn of_size(run: &Run, place: &Place, size: usize, batch: usize, plan: &Plan) -> Result<Vec<Measured>> {
+    let dir = place.directory("append")?;
+    let bytes = random_bytes(size);
+    let (mut ours, mut plain) = open(&dir, &bytes, journal_bytes(run, size))?;
+    let measured = race(&mut ours, &mut plain, batch, plan, run, |_| true)?;
+    drop((ours, plain));
+    std::fs::remove_dir_all(&dir)?;
+    Ok(measured)
+}
+
+fn random_bytes(size: usize) -> Vec<u8> {
+    let mut bytes = vec![0; size];
+    fastrand::fill(&mut bytes);
+    bytes
+}
+
+/// Opens both sides, each after a first append.
+fn open<'a>(dir: &Path, bytes: &'a [u8], journal_bytes: u64) -> Result<(Ours<'a>, Plain<'a>)> {
     let root = dir.join("store");
     std::fs::create_dir(&root)?;
     let store = StoreOptions::new().create(true).journal_bytes(journal_bytes).open(&root)?;
-    let mut bytes = vec![0; size];
-    fastrand::fill(&mut bytes);
-    let mut ours = Ours { file: store.open_or_create_file("data")?, store: store.clone(), bytes: &bytes };
-    let mut plain = Plain { file: File::create(dir.join("plain"))?, at: 0, bytes: &bytes };
+    let mut ours = Ours { file: store.open_or_create_file("data")?, store, bytes };
+    let mut plain = Plain { file: File::create(dir.join("plain"))?, at: 0, bytes };
     ours.append()?;
     plain.append()?;
+    Ok((ours, plain))
+}
 
+/// Appends in turns, until the plan is done and `enough` agrees.
+fn race(
+    ours: &mut Ours<'_>,
+    plain: &mut Plain<'_>,
+    batch: usize,
+    plan: &Plan,
+    run: &Run,
+    enough: impl Fn(&Store) -> bool,
+) -> Result<Vec<Measured>> {
+    let store = ours.store.clone();
+    let mut contenders =
+        [Contender::new(OURS, batch, || ours.append()), Contender::new(PEER, batch, || plain.append())];
+    interleave(&mut contenders, plan, &run.progress, || enough(&store))
+}
+
+fn cell(run: &Run, place: &Place, dir: &Path, size: usize, think: Duration) -> Result<Row> {
+    let journal_bytes = journal_bytes(run, size);
+    let bytes = random_bytes(size);
+    let (mut ours, mut plain) = open(dir, &bytes, journal_bytes)?;
+    let store = ours.store.clone();
     let commits = if run.quick && size > 1 << 20 { 4 } else { commits_needed(run, size) };
     let batch = if think.is_zero() { 10 } else { 1 };
     let before = store.status();
-    let mut contenders =
-        [Contender::new("Untorn", batch, || ours.append()), Contender::new("write + fsync", batch, || plain.append())];
     let plan = Plan::spread(commits, batch, run.quick, think);
-    let enough = || run.quick || Activity::between(&before, &store.status()).turned_over(journal_bytes, size as u64);
-    let measured = interleave(&mut contenders, &plan, &run.progress, enough)?;
-    drop(contenders);
+    let enough = |store: &Store| {
+        run.quick || Activity::between(&before, &store.status()).turned_over(journal_bytes, size as u64)
+    };
+    let measured = race(&mut ours, &mut plain, batch, &plan, run, enough)?;
     let mut extras = Extras::default();
     Activity::between(&before, &store.status()).describe(journal_bytes, &mut extras);
     if think.is_zero() || size > 512 << 10 {
