@@ -144,11 +144,13 @@ int main(int argc, char **arguments) {
             mutex *const lock = work[0] == 'i' ? &own : nullptr;
             long done = 0, found = 0;
             while (!go) std::this_thread::yield();
-            while (!stop && (work[0] == 'i' || work[0] == 'o')) {
-                allocate_some(blocks, lock);
-                done += blocks_of_a_section;
-            }
-            while (!stop) {
+            /* At least once: on a busy machine a thread may begin when the time is over. */
+            do {
+                if (work[0] == 'i' || work[0] == 'o') {
+                    allocate_some(blocks, lock);
+                    done += blocks_of_a_section;
+                    continue;
+                }
                 for (int n = 0; n < 64; n++, done++) {
                     random ^= random << 13, random ^= random >> 7, random ^= random << 17;
                     const long key = random % keys;
@@ -159,7 +161,7 @@ int main(int argc, char **arguments) {
                     default: remove_key(key), put(key);
                     }
                 }
-            }
+            } while (!stop);
             sum += done;
             seen += found;
         });
