@@ -200,6 +200,17 @@ fn one_benchmark_by_itself_and_completions_and_manual_pages() {
     }
 }
 
+/// The models of disks are no faster than they were told.
+fn disks_take_their_times(table1: &Value) {
+    let cells = table1["panels"][0]["cells"].as_array().unwrap();
+    for (cell, least_us) in cells.iter().zip([[8_470.0, 7_030.0], [4_200.0, 4_610.0], [80.0, 110.0]]) {
+        for (contender, least_us) in cell["contenders"].as_array().unwrap().iter().zip(least_us) {
+            let runs = contender["runs"].as_array().unwrap();
+            assert!(runs.iter().all(|run| run.as_f64().unwrap() >= least_us), "{cell}: {contender}");
+        }
+    }
+}
+
 #[test]
 fn figures_of_papers_are_measured_or_say_why_not() {
     library_dir();
@@ -238,11 +249,16 @@ fn figures_of_papers_are_measured_or_say_why_not() {
             assert!(runs.iter().all(|run| run.as_f64().is_some_and(|number| number > 0.0)), "{name}: {contender}");
         }
         for claim in figure["judged"].as_array().unwrap() {
-            assert!(claim["verdict"].is_null() && !claim["why_none"].is_null(), "a quick run has no verdicts: {claim}");
+            let why = claim["why_none"].as_str().expect("a quick run has no verdicts");
+            assert!(claim["verdict"].is_null(), "{claim}");
+            // Names that no workload has. Stores of other houses may be missing here.
+            assert!(!why.contains("there is no panel"), "{name}: {claim}");
+            assert!(name == "000-table2" || !why.contains("was not measured in"), "{name}: {claim}");
         }
     }
     if rustix::process::geteuid().is_root() {
         assert!(measured >= 3, "{table}");
+        disks_take_their_times(&report["figures"][0]);
     } else {
         assert!(table.contains("needs root"), "{table}");
     }

@@ -161,7 +161,7 @@ pub fn iterations(
     for threads in threads {
         let mut cell = ways.each_ref().map(|ways| ways.iter().map(|(name, _)| (*name, Vec::new())).collect::<Rates>());
         for round in 0..rounds {
-            run.progress.cell(format!("{}: live, {threads} threads, run {} of {rounds}", place.name, round + 1));
+            run.progress.cell(format!("{}: live, threads: {threads}, run {} of {rounds}", place.name, round + 1));
             for (ways, rates) in ways.iter().zip(&mut cell) {
                 for turn in 0..ways.len() {
                     let who = (turn + round) % ways.len();

@@ -143,7 +143,7 @@ fn judge_one(claim: &Claim, panels: &[Panel], unmeasured: Option<&str>, quick: b
 }
 
 fn find<'a>(panels: &'a [Panel], panel: &str, cell: &str) -> Result<&'a Cell, String> {
-    let panel = panels.iter().find(|one| one.name == panel).ok_or_else(|| format!("{panel} was not measured"))?;
+    let panel = panels.iter().find(|one| one.name == panel).ok_or_else(|| format!("there is no panel {panel}"))?;
     let found = panel.cells.iter().find(|one| one.name == cell);
     found.ok_or_else(|| format!("“{cell}” was not measured"))
 }

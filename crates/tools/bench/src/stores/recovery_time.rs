@@ -197,3 +197,28 @@ fn read_whole(path: &Path) -> Result<()> {
     while file.read(&mut buf)? > 0 {}
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_whole_recovery_is_the_sum_of_its_parts() {
+        let measured = |rounds_ns: &[u64]| Measured {
+            name: "part".to_owned(),
+            rounds_ns: rounds_ns.iter().map(|ns| vec![*ns]).collect(),
+        };
+        let recoveries = Recoveries {
+            first: measured(&[1, 2]),
+            reading: measured(&[9, 9]),
+            applied: measured(&[10, 30]),
+            peer: measured(&[9, 9]),
+            delays: Vec::new(),
+            throughputs: Vec::new(),
+            pending_bytes: 0,
+            commits: 0,
+        };
+        let whole = recoveries.whole("whole");
+        assert_eq!((whole.name.as_str(), whole.rounds_ns), ("whole", vec![vec![11], vec![32]]));
+    }
+}

@@ -61,7 +61,7 @@ struct Amount {
 /// Measures one commit over so many files, in so many runs, against replacing each of them.
 pub fn of_count(run: &Run, place: &Place, count: usize, rounds: usize) -> Result<Vec<Measured>> {
     let dir = place.directory("syncv")?;
-    let commits_per_round = if run.quick { 1 } else { (2000 / count).clamp(2, 20) };
+    let commits_per_round = if run.quick { 1 } else { (2000 / count).clamp(1, 20) };
     let measured = race(run, &dir, &Amount { count, commits_per_round, batches: 1, rounds }, false)?.0;
     std::fs::remove_dir_all(&dir)?;
     Ok(measured)
@@ -87,8 +87,9 @@ fn cell(run: &Run, dir: &Path, count: usize) -> Result<Row> {
     Ok(row.against_target((count >= 16).then_some(Target::AtLeast(10.0)), Waited::Allowed, run.quick))
 }
 
-/// Makes the files, and measures; until the journal has turned over often, if that is asked for.
-fn race(run: &Run, dir: &Path, amount: &Amount, turns_over: bool) -> Result<(Vec<Measured>, Extras)> {
+/// Makes the files, and measures; until the journal has turned over often, if that is asked for, and then also the first
+/// commit after an opening.
+fn race(run: &Run, dir: &Path, amount: &Amount, until_turned_over: bool) -> Result<(Vec<Measured>, Extras)> {
     let Amount { count, commits_per_round, batches, rounds } = *amount;
     let [root, plain] = ["store", "plain"].map(|name| dir.join(name));
     for place in [&root, &plain] {
@@ -101,13 +102,14 @@ fn race(run: &Run, dir: &Path, amount: &Amount, turns_over: bool) -> Result<(Vec
     // Three commits or more fit, with the record's overhead for each file.
     let journal_bytes = (4 * (count * (FILE_BYTES + 512)) as u64).clamp(4 << 20, 192 << 20);
     let options = StoreOptions::new().create(true).journal_bytes(journal_bytes);
-    let (store, mut files) = open(&options, &root, count)?;
+    let (mut store, mut files) = open(&options, &root, count)?;
     let mut extras = Extras::default();
     extras.add("first ever µs", write_all(&store, &files)?.as_secs_f64() * 1e6, 0);
-    close(store, files)?;
-    let store;
-    (store, files) = open(&options, &root, count)?;
-    extras.add("first after opening µs", write_all(&store, &files)?.as_secs_f64() * 1e6, 0);
+    if until_turned_over {
+        close(store, files)?;
+        (store, files) = open(&options, &root, count)?;
+        extras.add("first after opening µs", write_all(&store, &files)?.as_secs_f64() * 1e6, 0);
+    }
 
     let sample = count.min(SAMPLE);
     let before = store.status();
@@ -118,13 +120,13 @@ fn race(run: &Run, dir: &Path, amount: &Amount, turns_over: bool) -> Result<(Vec
             for n in 0..sample {
                 replace_file(&plain, &n.to_string(), &fresh_page())?;
             }
-            Ok(start.elapsed() * u32::try_from(count / sample).expect("few files"))
+            Ok(start.elapsed().mul_f64(count as f64 / sample as f64))
         }),
     ];
     let plan = Plan { rounds, batches, think: Duration::ZERO };
     let enough = || {
         run.quick
-            || !turns_over
+            || !until_turned_over
             || Activity::between(&before, &store.status()).turned_over(journal_bytes, (count * FILE_BYTES) as u64)
     };
     let measured = interleave(&mut contenders, &plan, &run.progress, enough)?;

@@ -189,7 +189,7 @@ pub fn threads(setting: &Setting<'_>) -> Result<Vec<Panel>> {
 
 /// Figure 8.
 pub fn sizes(setting: &Setting<'_>) -> Result<Vec<Panel>> {
-    let sizes = [(64, "64 B"), (1 << 10, "1 KiB"), (4 << 10, "4 KiB"), (16 << 10, "16 KiB")];
+    let sizes = [(64, "64 B"), (1 << 10, "1024 B"), (4 << 10, "4096 B"), (16 << 10, "16384 B")];
     let (cells, facts) = on_disk(setting, FLUSH_US, &SOME, |stage| {
         sizes.iter().map(|(bytes, name)| stage.latency(name, Some(*bytes), 0.0)).collect()
     })?;
