@@ -32,7 +32,11 @@ pub fn pages(setting: &Setting<'_>) -> Result<Vec<Panel>> {
         let name = format!("{pages} page{}", if pages == 1 { "" } else { "s" });
         cells.push(Cell { name, contenders: measured.iter().map(renamed).collect() });
     }
-    let settings = [[append::OURS, "append and commit, class power"], [PEER, "at the end of a plain file, not atomic"]];
+    let settings = [
+        [append::OURS, "append and commit, class power"],
+        [PEER, "at the end of a plain file, not atomic"],
+        [append::COPY, "atomic, by plain calls: a reflink of the file, write, fsync, rename, fsync of the directory"],
+    ];
     let note = "Think time 2 ms, and 4 ms for each MiB; the median of a run.";
     Ok(vec![panel("append", "latency of append and sync", &place, &settings, cells, note)])
 }
