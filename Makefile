@@ -15,7 +15,7 @@ ifeq ($(shell id -u)$(shell find -L $${TMPDIR:-/tmp} -maxdepth 0 -perm -0003),0)
 export TMPDIR := /var/tmp
 endif
 
-.PHONY: help setup build test test-full demo bench check mutants install uninstall man fuzz crash-soak crash-totals deb deb-tests wheel ports sqlite-tests ship-tests xsync-programs mount-programs mount-kernels mount-xfstests machine-cuts small aarch64 site clean
+.PHONY: help setup build test test-full demo bench papers check mutants install uninstall man fuzz crash-soak crash-totals deb deb-tests wheel ports sqlite-tests ship-tests xsync-programs mount-programs mount-kernels mount-xfstests machine-cuts small aarch64 site clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 12
@@ -52,6 +52,11 @@ demo: ## Kill a program a few hundred times, with and without Untorn, and count 
 
 bench: build ## Measure everything against the floor and the usual ways (root; at most 90 minutes); prints tables
 	$(TARGET)/release/untorn-bench all
+
+papers: build ## Measure the figures of the papers beside their numbers (root; hours); writes $(TARGET)/papers and docs/PAPERS.md
+	mkdir -p $(TARGET)/papers
+	$(TARGET)/release/untorn-bench paper --json $(TARGET)/papers/results.json --out $(TARGET)/papers
+	$(TARGET)/release/untorn-bench paper --page $(TARGET)/papers/results.json > docs/PAPERS.md
 
 check: setup ## Formatting, lints, documentation, licences and advisories of dependencies
 	@scripts/check.sh

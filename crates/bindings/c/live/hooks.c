@@ -74,6 +74,9 @@ __attribute__((constructor(101))) static void tell(void) {
 #ifndef FLUSH
 #define FLUSH(address)
 #endif
+#ifndef FLUSH_END
+#define FLUSH_END(address) FLUSH(address)
+#endif
 
 static inline __attribute__((always_inline)) void log_word(struct writer *w, uintptr_t at, size_t size) {
     uint64_t key = (uint64_t)at | (uint64_t)size << 48 | w->epoch;
@@ -110,7 +113,7 @@ static inline __attribute__((always_inline)) void log_word(struct writer *w, uin
      * matters. */
     barrier();
     __atomic_store_n(w->tail, used + RECORD, __ATOMIC_RELAXED);
-    FLUSH(w->tail);
+    FLUSH_END(w->tail);
     barrier();
 }
 

@@ -1,5 +1,6 @@
 //! The command line: help, completions and manual pages all come from here.
 
+use crate::paper::command::PaperFigures;
 use crate::run_benchmarks::Bench;
 use clap::{CommandFactory, Parser, Subcommand};
 use untorn_demo::Demo;
@@ -28,6 +29,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Demo(Demo),
+    Paper(PaperFigures),
     Completions(Completions),
     Man(Man),
 }
@@ -38,9 +40,10 @@ pub fn run() -> Result<Output, Failure> {
     log::install(env!("CARGO_BIN_NAME"), &cli.log, LevelFilter::WARN);
     match (cli.command, cli.bench) {
         (Some(Command::Demo(demo)), _) => demo.run(env!("CARGO_BIN_NAME")),
+        // The tables are printed as they are finished.
+        (Some(Command::Paper(paper)), _) => paper.run().map(|()| Output::default()).map_err(failure),
         (Some(Command::Completions(completions)), _) => completions.run(Cli::command()),
         (Some(Command::Man(man)), _) => man.run(Cli::command()),
-        // The tables are printed as they are finished.
         (None, Some(bench)) => bench.run().map(|()| Output::default()).map_err(failure),
         (None, None) => Err(Failure::new("nothing to measure; see --help").code(2)),
     }

@@ -11,6 +11,7 @@ mod live;
 mod maps;
 mod measuring;
 mod mounts;
+mod paper;
 mod plot;
 mod preloaded;
 mod report;

@@ -2,8 +2,10 @@
 
 pub(crate) mod bench_run;
 pub(crate) mod child;
+pub(crate) mod disk_model;
 pub(crate) mod fs;
 pub(crate) mod harness;
+pub(crate) mod library;
 pub(crate) mod memory_use;
 pub(crate) mod peers;
 pub(crate) mod scratch;

@@ -2,7 +2,7 @@
 
 use crate::benchmarks::{ALL, Benchmark};
 use crate::measuring::bench_run::Run;
-use crate::measuring::child::DiskTimes;
+use crate::measuring::disk_model::{Disk, DiskTimes};
 use crate::measuring::fs::{FileSystem, Place};
 use crate::measuring::unavailable::Unavailable;
 use crate::measuring::{fs, scratch};
@@ -41,6 +41,10 @@ pub struct Bench {
     /// on at a time
     #[arg(long, value_name = "MS", requires = "flush_ms", default_value = "0", value_parser = flush_ms)]
     write_ms: f64,
+
+    /// Instead: on ext4, on the models of these disks, separated by commas (root only)
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "DISK", conflicts_with_all = ["fs", "flush_ms"])]
+    disk: Vec<Disk>,
 
     /// Directory for the images, or for the measurements
     #[arg(long, value_name = "DIR", default_value = ".")]
@@ -117,8 +121,8 @@ impl Bench {
     pub fn run(&self) -> Result<()> {
         let dir = self.dir.canonicalize().with_context(|| format!("cannot use {}", self.dir.display()))?;
         ensure!(
-            self.flush_ms.is_empty() || rustix::process::geteuid().is_root(),
-            "--flush-ms makes and mounts a file system of its own, which only root may do; `--fs here` measures here"
+            (self.flush_ms.is_empty() && self.disk.is_empty()) || rustix::process::geteuid().is_root(),
+            "--flush-ms and --disk make and mount a file system of its own, which only root may do; `--fs here` measures here"
         );
         fs::enter_private_namespace();
         scratch::clean_up_on_signals()?;
@@ -171,14 +175,16 @@ impl Bench {
 
     /// The places in their order, each with its benchmarks.
     fn stages(&self) -> Vec<Stage> {
-        let places: Vec<Where> = if self.flush_ms.is_empty() {
+        let places: Vec<Where> = if !self.disk.is_empty() {
+            self.disk.iter().map(|disk| Where::SlowDisk(disk.times())).collect()
+        } else if self.flush_ms.is_empty() {
             let is_anywhere = !self.is_all() && self.benchmarks.iter().all(|benchmark| benchmark.is_on_own_disks());
             let wish = if is_anywhere { &[FileSystem::Here][..] } else { &self.fs };
             let chosen = Place::choose(wish, &self.dir, self.quick);
             chosen.into_iter().map(|(fs, is_required)| Where::On(fs, is_required)).collect()
         } else {
             let times = |ms: f64| Duration::from_secs_f64(ms / 1e3);
-            let disk = |ms: &f64| Where::SlowDisk(DiskTimes { flush: times(*ms), write: times(self.write_ms) });
+            let disk = |ms: &f64| Where::SlowDisk(DiskTimes::of(times(*ms), times(self.write_ms)));
             self.flush_ms.iter().map(disk).collect()
         };
         let stage = |(n, at): (usize, &Where)| {
@@ -221,7 +227,7 @@ impl Bench {
         let (name, made) = match at {
             Where::On(fs, _) => (fs.name(), Place::prepare(fs, &run.dir, self.quick, &run.progress)),
             Where::SlowDisk(times) => {
-                run.progress.cell(format!("making the disk with flushes of {} ms", times.flush.as_secs_f64() * 1e3));
+                run.progress.cell(format!("making {}", times.describe()));
                 (FileSystem::Ext4.name(), Place::on_disk(FileSystem::Ext4, &run.dir, fs::IMAGE_BYTES, times))
             }
         };

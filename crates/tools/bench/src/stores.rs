@@ -9,3 +9,4 @@ pub(crate) mod reader_costs;
 pub(crate) mod recovery_time;
 pub(crate) mod syncv;
 pub(crate) mod threads;
+pub(crate) mod two_files;

@@ -90,6 +90,7 @@ pub const FLOORS: &[(&str, &[&str])] = &[
             "sqlite",
             "xsync",
             "mounts",
+            "paper",
         ],
     ),
 ];

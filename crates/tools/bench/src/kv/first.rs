@@ -6,7 +6,7 @@ use super::{StoreDirectory, new_directory, notes};
 use crate::measuring::bench_run::Run;
 use crate::measuring::child::{Job, leave_full_journal};
 use crate::measuring::fs::{Place, drop_caches};
-use crate::report::section::{Chart, Other, Row, Section, Target, TimeUnit, Waited, bytes_text};
+use crate::report::section::{Chart, Other, Row, Section, Target, Unit, Waited, bytes_text};
 use crate::report::statistics::{Measured, Ratio};
 use anyhow::{Context, Result, ensure};
 use fastrand::Rng;
@@ -102,7 +102,7 @@ pub fn run(run: &Run, place: &Place) -> Result<Section> {
         title: format!("kv-open: the first lookup after opening {}", bytes_text(bytes)),
         place: place.name.clone(),
         place_details: place.details.clone(),
-        unit: TimeUnit::Milliseconds,
+        unit: Unit::Milliseconds,
         chart: Chart::Groups,
         ratio_means: "Untorn's first ÷ LMDB, and Untorn's others ÷ LMDB",
         rows: vec![row("clean close", &clean), row("crash", &crashed)],

@@ -4,7 +4,7 @@
 //! durable, but a crash in the middle of an operation may damage the file.
 
 use super::kv_store::{Entry, Key, Scan, Store, taste};
-use super::library::{c_path, c_text, functions, load};
+use crate::measuring::library::{c_path, c_text, functions, load};
 use anyhow::{Result, bail};
 use std::ffi::{c_char, c_int, c_void};
 use std::path::Path;

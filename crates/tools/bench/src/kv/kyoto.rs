@@ -1,7 +1,7 @@
 //! Kyoto Cabinet: file trees and file hashes, with synchronised transactions or with `OAUTOSYNC`.
 
 use super::kv_store::{Entry, Key, Scan, Store, taste};
-use super::library::{c_path, c_text, functions, load};
+use crate::measuring::library::{c_path, c_text, functions, load};
 use anyhow::{Result, bail};
 use std::ffi::{c_char, c_void};
 use std::path::Path;

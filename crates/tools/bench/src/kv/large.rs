@@ -5,7 +5,7 @@ use super::roster::{Entrant, Role, Roster, Work};
 use super::{new_directory, notes};
 use crate::measuring::bench_run::Run;
 use crate::measuring::fs::Place;
-use crate::report::section::{Chart, Other, Row, Section, Target, TimeUnit, Waited};
+use crate::report::section::{Chart, Other, Row, Section, Target, Unit, Waited};
 use crate::report::statistics::{Measured, Ratio};
 use anyhow::{Context, Result, ensure};
 use fastrand::Rng;
@@ -105,7 +105,7 @@ pub fn run(run: &Run, place: &Place) -> Result<Section> {
         title: format!("kv-large: {keys} keys"),
         place: place.name.clone(),
         place_details: place.details.clone(),
-        unit: TimeUnit::Microseconds,
+        unit: Unit::Microseconds,
         chart: Chart::Groups,
         ratio_means: "Untorn's first ÷ the fastest peer, and ÷ the faster floor",
         rows: rows.collect(),

@@ -1,7 +1,7 @@
 //! LMDB with its defaults: every transaction is flushed.
 
 use super::kv_store::{Entry, Key, Scan, Store, taste};
-use super::library::{c_path, c_text, functions, load};
+use crate::measuring::library::{c_path, c_text, functions, load};
 use anyhow::{Result, bail};
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::path::Path;

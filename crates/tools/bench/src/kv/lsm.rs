@@ -1,7 +1,7 @@
 //! LevelDB and RocksDB, with `sync = true`, else with their defaults. Their C interfaces differ only in the prefix.
 
 use super::kv_store::{Entry, Key, Scan, Store, taste};
-use super::library::{c_path, c_text, functions, load};
+use crate::measuring::library::{c_path, c_text, functions, load};
 use anyhow::{Result, bail};
 use std::ffi::{c_char, c_uchar, c_void};
 use std::path::Path;

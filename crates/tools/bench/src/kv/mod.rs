@@ -9,7 +9,7 @@ mod gdbm;
 pub mod kv_store;
 pub mod kyoto;
 pub mod large;
-pub(crate) mod library;
+
 mod lmdb;
 mod lsm;
 mod roster;
@@ -22,7 +22,7 @@ use crate::measuring::bench_run::Run;
 use crate::measuring::fs::Place;
 use crate::measuring::harness::Activity;
 use crate::measuring::memory_use::minor_faults;
-use crate::report::section::{Chart, Extras, Other, Row, Section, Target, TimeUnit, Waited};
+use crate::report::section::{Chart, Extras, Other, Row, Section, Target, Unit, Waited};
 use crate::report::statistics::{Measured, Ratio};
 use crate::stores::commits::load_text;
 use anyhow::{Context, Result};
@@ -42,21 +42,22 @@ const RUNS: usize = 7;
 /// With think time, a run takes half a minute for each contender. Also in a run of everything.
 const RUNS_FEW: usize = 3;
 
+const WORK: Work = Work {
+    put_bytes: KEY_BYTES + VALUE_BYTES,
+    floor_bytes: 16 << 20,
+    map_bytes: 1 << 30,
+    large_values: true,
+    bulk: false,
+    only: &[],
+};
+
 /// The passes of a run, each over all keys in a new random order.
 const PASSES: [&str; 3] = ["insert", "replace", "delete"];
 
 /// The `kv` sections of one place: one for each load.
 pub fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
-    let work = Work {
-        put_bytes: KEY_BYTES + VALUE_BYTES,
-        floor_bytes: 16 << 20,
-        map_bytes: 1 << 30,
-        large_values: true,
-        bulk: false,
-        only: &[],
-    };
     let probe = place.directory("probe")?;
-    let roster = Roster::here(&probe, work)?.without(&run.without)?;
+    let roster = Roster::here(&probe, WORK)?.without(&run.without)?;
     std::fs::remove_dir_all(probe)?;
     let thinks = match &run.think_ms[..] {
         [] if run.all && !run.quick => &[0],
@@ -82,14 +83,15 @@ impl Taken {
     }
 }
 
-fn section(run: &Run, place: &Place, roster: &Roster, think: Duration) -> Result<Section> {
-    let keys = if run.quick { 10 } else { KEYS };
-    let runs = match (run.runs, run.quick) {
-        (Some(runs), _) => runs.into(),
-        (None, true) => 2,
-        (None, false) if think.is_zero() && !run.all => RUNS,
-        (None, false) => RUNS_FEW,
-    };
+/// Runs all passes of each entrant so often, in turns.
+fn race(
+    run: &Run,
+    place: &Place,
+    roster: &Roster,
+    think: Duration,
+    keys: usize,
+    runs: usize,
+) -> Result<Vec<[Taken; 3]>> {
     let load = load_text(think);
     let mut all: Vec<[Taken; 3]> =
         roster.entrants.iter().map(|entrant| std::array::from_fn(|_| Taken::new(entrant.name))).collect();
@@ -103,6 +105,40 @@ fn section(run: &Run, place: &Place, roster: &Roster, think: Duration) -> Result
             run_once(entrant, dir.path(), keys, think, round as u64, &mut all[who]).with_context(|| entrant.name)?;
         }
     }
+    Ok(all)
+}
+
+/// A pass, and the mean times of each entrant in it, one for each run.
+pub type Pass = (&'static str, Vec<Measured>);
+
+/// The mean times of an operation in each run, by the names of the passes, for the entrants of `only` that are here; and
+/// the reasons why others are missing.
+pub fn means(
+    run: &Run,
+    place: &Place,
+    only: &'static [&'static str],
+    keys: usize,
+    runs: usize,
+) -> Result<(Vec<Pass>, Vec<String>)> {
+    let probe = place.directory("probe")?;
+    let roster = Roster::here(&probe, Work { only, ..WORK })?;
+    std::fs::remove_dir_all(probe)?;
+    let all = race(run, place, &roster, Duration::ZERO, keys, runs)?;
+    let of_pass =
+        |(pass, name): (usize, &&'static str)| (*name, all.iter().map(|taken| taken[pass].means.clone()).collect());
+    Ok((PASSES.iter().enumerate().map(of_pass).collect(), roster.missing))
+}
+
+fn section(run: &Run, place: &Place, roster: &Roster, think: Duration) -> Result<Section> {
+    let keys = if run.quick { 10 } else { KEYS };
+    let runs = match (run.runs, run.quick) {
+        (Some(runs), _) => runs.into(),
+        (None, true) => 2,
+        (None, false) if think.is_zero() && !run.all => RUNS,
+        (None, false) => RUNS_FEW,
+    };
+    let load = load_text(think);
+    let all = race(run, place, roster, think, keys, runs)?;
     let rows = PASSES.iter().enumerate().map(|(pass, name)| {
         let measured: Vec<(Role, &Taken)> =
             roster.entrants.iter().zip(&all).map(|(entrant, taken)| (entrant.role, &taken[pass])).collect();
@@ -126,7 +162,7 @@ fn section(run: &Run, place: &Place, roster: &Roster, think: Duration) -> Result
         title: format!("kv: {count} keys, {load}"),
         place: place.name.clone(),
         place_details: place.details.clone(),
-        unit: TimeUnit::Microseconds,
+        unit: Unit::Microseconds,
         chart: Chart::Groups,
         ratio_means: "Untorn's first ÷ the faster floor, and ÷ the fastest peer; the same of the table that tells",
         rows: rows.collect(),

@@ -8,7 +8,7 @@ use crate::measuring::child::{Job, Running};
 use crate::measuring::fs::Place;
 use crate::measuring::harness::{Activity, COMMITS_MIN, Contender, Plan, interleave, timed};
 use crate::measuring::peers::fill;
-use crate::report::section::{Chart, Extras, Row, Section, Target, TimeUnit, Waited, bytes_text};
+use crate::report::section::{Chart, Extras, Row, Section, Target, Unit, Waited, bytes_text};
 use crate::report::statistics::{Measured, Ratio};
 use crate::stores::commits::{Writer, journal_bytes};
 use anyhow::{Result, ensure};
@@ -79,7 +79,7 @@ impl Setting<'_> {
             chart: Chart::Bars,
             place: self.place.name.clone(),
             place_details: self.place.details.clone(),
-            unit: TimeUnit::Microseconds,
+            unit: Unit::Microseconds,
             ratio_means,
             rows,
             notes: [note].into_iter().chain(self.left_out.clone()).collect(),

@@ -1,7 +1,7 @@
 //! SQLite with `synchronous=FULL`, so that committed changes are durable in both journal modes.
 
 use super::kv_store::{Entry, Key, Scan, Store, taste};
-use super::library::{c_path, c_text, functions, load};
+use crate::measuring::library::{c_path, c_text, functions, load};
 use anyhow::{Result, bail};
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::path::Path;

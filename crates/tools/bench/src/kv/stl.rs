@@ -5,8 +5,8 @@
 //! tracker `explicit`.
 
 use super::kv_store::{Entry, Key, Scan, Store};
-use super::library::{c_path, c_text, functions, load};
 use crate::measuring::harness::Activity;
+use crate::measuring::library::{c_path, c_text, functions, load};
 use crate::measuring::scratch::Scratch;
 use crate::measuring::unavailable::unavailable;
 use anyhow::{Context, Result, ensure};

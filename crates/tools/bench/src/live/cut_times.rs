@@ -4,7 +4,7 @@ use crate::measuring::bench_run::Run;
 use crate::measuring::child::{Job, leave_full_journal};
 use crate::measuring::fs::Place;
 use crate::measuring::harness::ROUNDS_MIN;
-use crate::report::section::{Chart, Row, Section, Target, TimeUnit, Waited, bytes_text};
+use crate::report::section::{Chart, Row, Section, Target, Unit, Waited, bytes_text};
 use crate::report::statistics::{Measured, Ratio};
 use crate::stores::commits::load_text;
 use anyhow::{Context, Result, ensure};
@@ -156,7 +156,7 @@ pub fn run(run: &Run, place: &Place, dir: &Path) -> Result<Section> {
         title: "live: how long cuts stop threads, and opening after SIGKILL".to_owned(),
         place: place.name.clone(),
         place_details: place.details.clone(),
-        unit: TimeUnit::Microseconds,
+        unit: Unit::Microseconds,
         chart: Chart::Bars,
         ratio_means: "the time ÷ what it may be",
         rows,

@@ -3,7 +3,8 @@
  *
  *     live_list HEAP WORK KEYS THREADS MILLISECONDS     prints operations per second
  *
- * WORK: update (adds to the number of a random key), lookup, churn (removes a random key and puts it in again).
+ * WORK: update (adds to the number of a random key), lookup, churn (removes a random key and puts it in again), paper (sets a
+ * counter of the thread, adds to the number of a random key, sets another counter of the thread).
  */
 
 #include <atomic>
@@ -40,7 +41,8 @@ int main(int argc, char **arguments) {
     skip_list &list = *new (memory(sizeof(skip_list))) skip_list(memory);
     unsigned long random = 88172645463325252ul;
     const auto next = [](unsigned long &random) { random ^= random << 13, random ^= random >> 7, random ^= random << 17; };
-    for (long key = 1; key <= keys; key++) {
+    /* The last two for each thread are its counters. */
+    for (long key = 1; key <= keys + 2 * threads; key++) {
         next(random);
         list.put(skip_list::make(memory, key, 0, skip_list::height_of(random >> 8)));
     }
@@ -52,7 +54,8 @@ int main(int argc, char **arguments) {
             unsigned long random = 88172645463325252ul + thread * 7919;
             long done = 0, found = 0;
             while (!go) std::this_thread::yield();
-            while (!stop) {
+            /* At least once: on a busy machine a thread may begin when the time is over. */
+            do {
                 for (int n = 0; n < 64; n++, done++) {
                     next(random);
                     const long key = random % keys + 1;
@@ -60,6 +63,17 @@ int main(int argc, char **arguments) {
                     case 'u': {
                         skip_list::node *one = list.find(key);
                         if (one) one->number.fetch_add(1);
+                        break;
+                    }
+                    case 'p': {
+                        const auto set = [&](long counter) {
+                            skip_list::node *one = list.find(keys + 2 * thread + counter);
+                            if (one) one->number.store(done);
+                        };
+                        set(1);
+                        skip_list::node *one = list.find(key);
+                        if (one) one->number.fetch_add(1);
+                        set(2);
                         break;
                     }
                     case 'l': {
@@ -71,7 +85,7 @@ int main(int argc, char **arguments) {
                         if (list.remove(key)) list.put(skip_list::make(memory, key, 0, skip_list::height_of(random >> 8)));
                     }
                 }
-            }
+            } while (!stop);
             sum += done;
             seen += found;
         });

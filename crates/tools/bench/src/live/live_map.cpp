@@ -5,7 +5,8 @@
  *     live_map HEAP WORK KEYS THREADS MILLISECONDS [CUT_EVERY_MS]     prints operations per second
  *
  * WORK: update (of a random key), lookup, churn (removes a random key and puts it in again), inside and outside (of a section of
- * 16 such operations: allocates a block, stores to it, and frees the one before).
+ * 16 such operations: allocates a block, stores to it, and frees the one before), paper (sets a counter of the thread, adds to the
+ * number of a random key, sets another counter of the thread: three sections).
  */
 
 #include <atomic>
@@ -63,6 +64,17 @@ static void put(long key) {
     buckets[at] = made;
 }
 
+static void set(long key, long value) {
+    const std::size_t at = bucket_of(key);
+    const std::lock_guard<mutex> guard((*locks)[at / buckets_of_a_lock]);
+    for (entry *one = buckets[at]; one; one = one->next) {
+        if (one->key == key) {
+            one->value = value;
+            return;
+        }
+    }
+}
+
 static long get(long key) {
     const std::size_t at = bucket_of(key);
     const std::lock_guard<mutex> guard((*locks)[at / buckets_of_a_lock]);
@@ -116,7 +128,8 @@ int main(int argc, char **arguments) {
 #endif
     std::vector<mutex> all((bucket_count + buckets_of_a_lock - 1) / buckets_of_a_lock);
     locks = &all;
-    for (long key = 0; key < keys; key++) put(key);
+    /* The last two for each thread are its counters. */
+    for (long key = 0; key < keys + 2 * threads; key++) put(key);
 #ifndef PLAIN
     if (untorn_heap_commit(heap)) std::abort();
 #endif
@@ -131,21 +144,24 @@ int main(int argc, char **arguments) {
             mutex *const lock = work[0] == 'i' ? &own : nullptr;
             long done = 0, found = 0;
             while (!go) std::this_thread::yield();
-            while (!stop && (work[0] == 'i' || work[0] == 'o')) {
-                allocate_some(blocks, lock);
-                done += blocks_of_a_section;
-            }
-            while (!stop) {
+            /* At least once: on a busy machine a thread may begin when the time is over. */
+            do {
+                if (work[0] == 'i' || work[0] == 'o') {
+                    allocate_some(blocks, lock);
+                    done += blocks_of_a_section;
+                    continue;
+                }
                 for (int n = 0; n < 64; n++, done++) {
                     random ^= random << 13, random ^= random >> 7, random ^= random << 17;
                     const long key = random % keys;
                     switch (work[0]) {
                     case 'u': put(key); break;
                     case 'l': found += get(key); break;
+                    case 'p': set(keys + 2 * thread, done), put(key), set(keys + 2 * thread + 1, done); break;
                     default: remove_key(key), put(key);
                     }
                 }
-            }
+            } while (!stop);
             sum += done;
             seen += found;
         });

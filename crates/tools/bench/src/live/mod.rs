@@ -10,7 +10,7 @@ use crate::measuring::fs::Place;
 use crate::measuring::harness::ROUNDS_MIN;
 use crate::measuring::scratch::Scratch;
 use crate::measuring::unavailable::need;
-use crate::report::section::{Chart, Row, Section, Target, TimeUnit, Waited};
+use crate::report::section::{Chart, Row, Section, Target, Unit, Waited};
 use crate::report::statistics::{Measured, Ratio};
 use crate::stores::commits::load_text;
 use anyhow::{Context, Result, ensure};
@@ -61,23 +61,10 @@ const LOCK_FREE: [(&str, u64, u64, Option<f64>); 5] = [
 
 /// The `live` sections of one place.
 pub fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
-    let library = library_of_untorn()?;
-    need(Command::new("cc").arg("--version").output().is_ok(), "there is no C compiler here")?;
-    let scratch = Scratch::new_in(&std::env::temp_dir())?;
-    for (name, text) in SOURCES {
-        std::fs::write(scratch.path().join(name), text)?;
-    }
-    std::fs::write(scratch.path().join("build_live.sh"), include_str!("build_live.sh"))?;
-    // The name by which the programs load the library.
-    symlink(library.canonicalize()?, scratch.path().join("libuntorn.so.0"))?;
-    run.progress.cell(format!("{}: live, compiling", place.name));
-    let built = Command::new("sh").arg("build_live.sh").arg(&library).current_dir(scratch.path()).output()?;
-    ensure!(built.status.success(), "compiling failed:\n{}", String::from_utf8_lossy(&built.stderr));
-    let compilers = String::from_utf8(built.stdout)?;
-    need(!compilers.is_empty(), "there is no g++ or clang++ here")?;
+    let Built { scratch, compilers } = build(run, place)?;
     let dir = place.directory("live")?;
     let mut sections = Vec::new();
-    for compiler in compilers.lines() {
+    for compiler in &compilers {
         let mut rows = Vec::new();
         for (work, keys, threads, targets) in ROWS {
             let targets = targets.map(|targets| targets[usize::from(compiler.starts_with("clang"))]);
@@ -97,7 +84,7 @@ pub fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
             title: format!("live: a hash map in sections, and a lock-free list, {compiler}"),
             place: place.name.clone(),
             place_details: place.details.clone(),
-            unit: TimeUnit::Microseconds,
+            unit: Unit::Microseconds,
             chart: Chart::Bars,
             ratio_means: "operations per second ÷ those of the peer",
             rows,
@@ -118,6 +105,74 @@ pub fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
     sections.push(cut_times::run(run, place, &dir)?);
     std::fs::remove_dir_all(&dir)?;
     Ok(sections)
+}
+
+/// The directory of the programs, and the compilers that built them.
+struct Built {
+    scratch: Scratch,
+    compilers: Vec<String>,
+}
+
+/// Compiles the programs with each compiler that is here.
+fn build(run: &Run, place: &Place) -> Result<Built> {
+    let library = library_of_untorn()?;
+    need(Command::new("cc").arg("--version").output().is_ok(), "there is no C compiler here")?;
+    let scratch = Scratch::new_in(&std::env::temp_dir())?;
+    for (name, text) in SOURCES {
+        std::fs::write(scratch.path().join(name), text)?;
+    }
+    std::fs::write(scratch.path().join("build_live.sh"), include_str!("build_live.sh"))?;
+    // The name by which the programs load the library.
+    symlink(library.canonicalize()?, scratch.path().join("libuntorn.so.0"))?;
+    run.progress.cell(format!("{}: live, compiling", place.name));
+    let built = Command::new("sh").arg("build_live.sh").arg(&library).current_dir(scratch.path()).output()?;
+    ensure!(built.status.success(), "compiling failed:\n{}", String::from_utf8_lossy(&built.stderr));
+    let compilers = String::from_utf8(built.stdout)?;
+    need(!compilers.is_empty(), "there is no g++ or clang++ here")?;
+    Ok(Built { scratch, compilers: compilers.lines().map(str::to_owned).collect() })
+}
+
+/// The iterations of the paper in a second, in each round: the contenders' names, and for each its rates.
+pub type Rates = Vec<(&'static str, Vec<f64>)>;
+
+pub const NO_PROTECTION: &str = "no protection";
+pub const LOG: &str = "Untorn";
+pub const LOG_AND_FLUSH: &str = "log and one flush";
+
+/// Measures the paper's iteration for each number of threads, in the map and in the lock-free list, by the first compiler
+/// that is here.
+pub fn iterations(
+    run: &Run,
+    place: &Place,
+    keys: u64,
+    threads: &[u64],
+    rounds: usize,
+) -> Result<(String, Vec<[Rates; 2]>)> {
+    let Built { scratch, compilers } = build(run, place)?;
+    let compiler = &compilers[0];
+    let dir = place.directory("live")?;
+    let programs = Programs { run, dir: &dir, scratch: scratch.path(), compiler };
+    let has_flush = scratch.path().join(format!("once-{compiler}")).exists();
+    let mut ways = [vec![(LOG, "log"), (NO_PROTECTION, "plain")], vec![(LOG, "list"), (NO_PROTECTION, "plain-list")]];
+    if has_flush {
+        ways[0].push((LOG_AND_FLUSH, "once"));
+    }
+    let mut cells = Vec::new();
+    for threads in threads {
+        let mut cell = ways.each_ref().map(|ways| ways.iter().map(|(name, _)| (*name, Vec::new())).collect::<Rates>());
+        for round in 0..rounds {
+            run.progress.cell(format!("{}: live, threads: {threads}, run {} of {rounds}", place.name, round + 1));
+            for (ways, rates) in ways.iter().zip(&mut cell) {
+                for turn in 0..ways.len() {
+                    let who = (turn + round) % ways.len();
+                    rates[who].1.push(programs.rate(ways[who].1, ("paper", keys, *threads))?);
+                }
+            }
+        }
+        cells.push(cell);
+    }
+    std::fs::remove_dir_all(&dir)?;
+    Ok((compiler.clone(), cells))
 }
 
 /// The programs that one compiler built.

@@ -3,7 +3,7 @@
 use crate::measuring::bench_run::Run;
 use crate::measuring::fs::Place;
 use crate::measuring::harness::{Contender, Plan, ROUNDS_MIN, interleave, interleave_parts, timed};
-use crate::report::section::{Chart, Row, Section, Target, TimeUnit, Waited, bytes_text};
+use crate::report::section::{Chart, Row, Section, Target, Unit, Waited, bytes_text};
 use crate::report::statistics::{Measured, Ratio};
 use crate::stores::commits::load_text;
 use anyhow::Result;
@@ -48,7 +48,7 @@ pub fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
         title: title.to_owned(),
         place: place.name.clone(),
         place_details: place.details.clone(),
-        unit: TimeUnit::Microseconds,
+        unit: Unit::Microseconds,
         chart: Chart::Bars,
         ratio_means,
         rows,

@@ -4,7 +4,7 @@ use crate::measuring::bench_run::Run;
 use crate::measuring::fs::Place;
 use crate::measuring::harness::{COMMITS_MIN, Contender, Plan, interleave, timed};
 use crate::measuring::peers::fill;
-use crate::report::section::{Chart, Extras, Row, Section, Target, TimeUnit, Waited, bytes_text};
+use crate::report::section::{Chart, Extras, Row, Section, Target, Unit, Waited, bytes_text};
 use crate::report::statistics::Ratio;
 use crate::stores::commits::{journal_bytes, load_text};
 use anyhow::Result;
@@ -27,7 +27,7 @@ pub fn run(run: &Run, place: &Place) -> Result<Section> {
         chart: Chart::Bars,
         place: place.name.clone(),
         place_details: place.details.clone(),
-        unit: TimeUnit::Microseconds,
+        unit: Unit::Microseconds,
         ratio_means: "median stores and msync of Untorn ÷ median write and fsync",
         rows,
         notes: vec![

@@ -10,7 +10,7 @@ use crate::measuring::memory_use::{
     Folios, Layout, Managed, Memory, Stores, account, cycle, plain_mapping, tracked_by, warm_up,
 };
 use crate::measuring::peers::{Floor, fill};
-use crate::report::section::{Chart, Extras, Other, Row, Section, Target, TimeUnit, Waited, bytes_text};
+use crate::report::section::{Chart, Extras, Other, Row, Section, Target, Unit, Waited, bytes_text};
 use crate::report::statistics::{Measured, Ratio};
 use crate::stores::commits::load_text;
 use anyhow::Result;
@@ -23,15 +23,29 @@ const MAPPING_BYTES: u64 = 16 << 20;
 const SIZES: [usize; 3] = [64, 1 << 10, 4 << 10];
 const PAGES: [usize; 11] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024];
 
+pub const OURS: &str = "Untorn";
 const PAGEMAP: &str = "Untorn, pagemap";
 const EXPLICIT: &str = "Untorn, explicit";
-const EAGER: &str = "Untorn, eager";
-const SMALL: &str = "msync, 4 KiB folios";
+pub const EAGER: &str = "Untorn, eager";
+pub const SMALL: &str = "msync, 4 KiB folios";
 const LARGE: &str = "msync, large folios";
-const DATA_JOURNAL: &str = "msync, data=journal";
+pub const DATA_JOURNAL: &str = "msync, data=journal";
 
 /// The `msync` sections of one place: for each size and load, stores and commit, and the commit alone.
 pub fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
+    with_setting(run, place, |setting| {
+        let (sizes, pages) = if run.quick { (&SIZES[..1], &PAGES[..3]) } else { (&SIZES[..], &PAGES[..]) };
+        let mut sections = Vec::new();
+        for size in sizes {
+            sections.extend(setting.sections(*size, pages, Duration::ZERO)?);
+        }
+        sections.extend(setting.sections(SIZES[0], pages, THINK)?);
+        Ok(sections)
+    })
+}
+
+/// Makes the files and the mappings of the peers, lets `then` measure, and removes them.
+pub fn with_setting<T>(run: &Run, place: &Place, then: impl FnOnce(&mut Setting<'_>) -> Result<T>) -> Result<T> {
     let dir = place.directory("msync")?;
     for name in ["scan", "pagemap", "explicit", "eager"] {
         std::fs::create_dir(dir.join(name))?;
@@ -49,19 +63,14 @@ pub fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
     }
     peers.iter_mut().try_for_each(|(_, _, map)| warm_up(map))?;
     let mut setting = Setting { run, place, dir: &dir, peers };
-    let (sizes, pages) = if run.quick { (&SIZES[..1], &PAGES[..3]) } else { (&SIZES[..], &PAGES[..]) };
-    let mut sections = Vec::new();
-    for size in sizes {
-        sections.extend(setting.sections(*size, pages, Duration::ZERO)?);
-    }
-    sections.extend(setting.sections(SIZES[0], pages, THINK)?);
+    let measured = then(&mut setting)?;
     drop(setting);
     std::fs::remove_dir_all(&dir)?;
-    Ok(sections)
+    Ok(measured)
 }
 
 /// The setting of one place. The ordinary mappings live as long as the file system, because their page cache matters.
-struct Setting<'a> {
+pub struct Setting<'a> {
     run: &'a Run,
     place: &'a Place,
     dir: &'a Path,
@@ -104,7 +113,7 @@ impl Setting<'_> {
             title,
             place: self.place.name.clone(),
             place_details: self.place.details.clone(),
-            unit: TimeUnit::Microseconds,
+            unit: Unit::Microseconds,
             chart: Chart::Curves,
             ratio_means,
             rows,
@@ -149,56 +158,15 @@ impl Setting<'_> {
 
     fn cell(&mut self, count: usize, size: usize, think: Duration) -> Result<[Row; 2]> {
         let (run, place) = (self.run, self.place);
-        let stores = || Stores::new(Layout::dense(MAPPING_BYTES), count, size);
-        let changed_bytes = stores().changed_bytes();
-        let journal_bytes = journal_bytes(changed_bytes);
-        let open = |name: &str, tracker, eager| -> Result<Managed> {
-            let mut memory = Managed::open(&self.dir.join(name), journal_bytes, &tracked_by(tracker), eager)?;
-            warm_up(&mut memory)?;
-            Ok(memory)
-        };
-        let mut ours = Vec::new();
-        match open("scan", TrackerKind::Scan, false) {
-            Ok(memory) => {
-                ours.push(("Untorn", memory));
-                ours.push((EAGER, open("eager", TrackerKind::Scan, true)?));
-            }
-            // The kernel is older than Linux 6.7, or `userfaultfd` is forbidden.
-            Err(_) => ours.push((EAGER, open("eager", TrackerKind::PageMap, true)?)),
-        }
-        ours.insert(ours.len() - 1, (PAGEMAP, open("pagemap", TrackerKind::PageMap, false)?));
-        ours.insert(ours.len() - 1, (EXPLICIT, open("explicit", TrackerKind::Explicit, false)?));
-        let mut floors = [
-            (Floor::BUFFERED, Some(Floor::buffered(self.dir, changed_bytes, journal_bytes)?)),
-            (Floor::DIRECT, Floor::direct(self.dir, changed_bytes, journal_bytes)?),
-        ];
-
+        let mut ours = self.open_ours(count * size)?;
         let (operations, batch) = amount(count, think, run.quick);
-        let mut contenders: Vec<Contender<'_, 2>> = Vec::new();
-        for (name, memory) in &mut ours {
-            let mut stores = stores();
-            contenders.push(Contender::in_parts(*name, batch, move || cycle(memory, &mut stores)));
-        }
-        for (name, _, memory) in &mut self.peers {
-            let mut stores = stores();
-            // This peer is many times slower than the others, so fewer commits are enough.
-            let batch = if *name == LARGE && count > 1 { batch.div_ceil(5) } else { batch };
-            contenders.push(Contender::in_parts(*name, batch, move || cycle(memory, &mut stores)));
-        }
-        for (name, floor) in &mut floors {
-            if let Some(floor) = floor {
-                contenders.push(Contender::in_parts(*name, batch, || floor.write_all().map(|time| [time; 2])));
-            }
-        }
         let plan = Plan::spread(operations, batch, run.quick, think);
-        let measured = interleave_parts(&mut contenders, &plan, &run.progress, || true)?;
-        drop(contenders);
-
+        let measured = self.race(&mut ours, (count, size), batch, &plan, &[])?;
         let mut details = Vec::new();
         let mut waited = Extras::default();
         for (name, memory) in &mut ours {
             if think.is_zero() {
-                details.push(((*name).to_owned(), account(memory, &mut stores(), place, 6)?));
+                details.push(((*name).to_owned(), account(memory, &mut stores(count, size), place, 6)?));
             }
             let status = memory.status().expect("a store has one");
             if *name != EAGER {
@@ -214,7 +182,7 @@ impl Setting<'_> {
             }
         }
         for (name, place, memory) in self.peers.iter_mut().filter(|_| think.is_zero()) {
-            details.push(((*name).to_owned(), account(memory, &mut stores(), place, 6)?));
+            details.push(((*name).to_owned(), account(memory, &mut stores(count, size), place, 6)?));
         }
         for (_, memory) in ours {
             memory.close()?;
@@ -223,6 +191,82 @@ impl Setting<'_> {
         let names = (count, load_text(think));
         Ok([cycle_row(&names, &cycles, waited, details, run.quick), commit_row(&names, &commits, run.quick)])
     }
+
+    /// Measures the commits alone, of the contenders with these names, `batch` in a row.
+    pub fn commits(
+        &mut self,
+        (count, size): (usize, usize),
+        batch: usize,
+        plan: &Plan,
+        names: &[&str],
+    ) -> Result<Vec<Measured>> {
+        let mut ours = self.open_ours(count * size)?;
+        let measured = self.race(&mut ours, (count, size), batch, plan, names)?;
+        ours.into_iter().try_for_each(|(_, memory)| memory.close())?;
+        Ok(measured.into_iter().map(|[_, commit]| commit).collect())
+    }
+
+    /// Opens Untorn's maps for commits of so many bytes.
+    fn open_ours(&self, changed_bytes: usize) -> Result<Vec<(&'static str, Managed)>> {
+        let journal_bytes = journal_bytes(changed_bytes);
+        let open = |name: &str, tracker, eager| -> Result<Managed> {
+            let mut memory = Managed::open(&self.dir.join(name), journal_bytes, &tracked_by(tracker), eager)?;
+            warm_up(&mut memory)?;
+            Ok(memory)
+        };
+        let mut ours = Vec::new();
+        match open("scan", TrackerKind::Scan, false) {
+            Ok(memory) => {
+                ours.push((OURS, memory));
+                ours.push((EAGER, open("eager", TrackerKind::Scan, true)?));
+            }
+            // The kernel is older than Linux 6.7, or `userfaultfd` is forbidden.
+            Err(_) => ours.push((EAGER, open("eager", TrackerKind::PageMap, true)?)),
+        }
+        ours.insert(ours.len() - 1, (PAGEMAP, open("pagemap", TrackerKind::PageMap, false)?));
+        ours.insert(ours.len() - 1, (EXPLICIT, open("explicit", TrackerKind::Explicit, false)?));
+        Ok(ours)
+    }
+
+    /// Measures stores and commit, and the commit alone, of the contenders with these names; of all if there are none.
+    fn race(
+        &mut self,
+        ours: &mut [(&'static str, Managed)],
+        (count, size): (usize, usize),
+        batch: usize,
+        plan: &Plan,
+        names: &[&str],
+    ) -> Result<Vec<[Measured; 2]>> {
+        let changed_bytes = count * size;
+        let journal_bytes = journal_bytes(changed_bytes);
+        let is_wanted = |name: &str| names.is_empty() || names.contains(&name);
+        let mut floors = [
+            (Floor::BUFFERED, Some(Floor::buffered(self.dir, changed_bytes, journal_bytes)?)),
+            (Floor::DIRECT, Floor::direct(self.dir, changed_bytes, journal_bytes)?),
+        ];
+        let mut contenders: Vec<Contender<'_, 2>> = Vec::new();
+        for (name, memory) in ours.iter_mut().filter(|(name, _)| is_wanted(name)) {
+            let mut stores = stores(count, size);
+            contenders.push(Contender::in_parts(*name, batch, move || cycle(memory, &mut stores)));
+        }
+        for (name, _, memory) in self.peers.iter_mut().filter(|(name, ..)| is_wanted(name)) {
+            let mut stores = stores(count, size);
+            // This peer is many times slower than the others, so fewer commits are enough.
+            let batch = if *name == LARGE && count > 1 { batch.div_ceil(5) } else { batch };
+            contenders.push(Contender::in_parts(*name, batch, move || cycle(memory, &mut stores)));
+        }
+        for (name, floor) in floors.iter_mut().filter(|(name, _)| is_wanted(name)) {
+            if let Some(floor) = floor {
+                contenders.push(Contender::in_parts(*name, batch, || floor.write_all().map(|time| [time; 2])));
+            }
+        }
+        interleave_parts(&mut contenders, plan, &self.run.progress, || true)
+    }
+}
+
+/// Stores of `size` bytes in each of `count` pages.
+fn stores(count: usize, size: usize) -> Stores {
+    Stores::new(Layout::dense(MAPPING_BYTES), count, size)
 }
 
 fn named<'a>(measured: &[&'a Measured], name: &str) -> Option<&'a Measured> {

@@ -7,7 +7,7 @@ use crate::measuring::memory_use::{
     Folios, Layout, Managed, Memory, PAGE_BYTES, Stores, cycle, map_shared, minor_faults, processor_time,
 };
 use crate::measuring::peers::Floor;
-use crate::report::section::{Chart, Extras, Other, Row, Section, Target, TimeUnit, Waited, bytes_text};
+use crate::report::section::{Chart, Extras, Other, Row, Section, Target, Unit, Waited, bytes_text};
 use crate::report::statistics::{Measured, Ratio};
 use crate::stores::commits::load_text;
 use anyhow::{Context, Result};
@@ -46,7 +46,7 @@ pub fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
         title: title.to_owned(),
         place: place.name.clone(),
         place_details: place.details.clone(),
-        unit: TimeUnit::Microseconds,
+        unit: Unit::Microseconds,
         chart: Chart::Bars,
         ratio_means,
         rows,

@@ -1,5 +1,6 @@
 //! Work that needs a process of its own: this program is started again, with a job in its environment.
 
+use crate::measuring::disk_model::DiskTimes;
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use serde::{Deserialize, Serialize};
@@ -57,14 +58,6 @@ pub enum Job {
     Server { program: PathBuf, arguments: Vec<PathBuf> },
     /// Makes and changes many small files.
     Postmark { dir: PathBuf, files: u64, transactions: u64 },
-}
-
-/// The durations of a disk's operations.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub struct DiskTimes {
-    pub flush: Duration,
-    /// Zero: writes take no longer than those of the image.
-    pub write: Duration,
 }
 
 /// The parameters of a session of `untorn xsync`.

@@ -1,7 +1,7 @@
 //! The places of benchmarks: file systems that a benchmark makes in image files, or the current directory.
 
 use crate::measuring::bench_run::Run;
-use crate::measuring::child::DiskTimes;
+use crate::measuring::disk_model::DiskTimes;
 use crate::measuring::scratch::Scratch;
 use crate::measuring::slow_disk::SlowDisk;
 use crate::report::section::bytes_text;
@@ -168,7 +168,7 @@ impl Place {
 
     /// Prepares an ext4 file system on a disk with flushes of this duration, and writes as fast as those of the image.
     pub fn on_slow_disk(dir: &Path, bytes: u64, flush: Duration) -> Result<Place> {
-        Place::on_disk(FileSystem::Ext4, dir, bytes, DiskTimes { flush, write: Duration::ZERO })
+        Place::on_disk(FileSystem::Ext4, dir, bytes, DiskTimes::of(flush, Duration::ZERO))
     }
 
     /// Prepares a file system on a disk with these times.
@@ -180,10 +180,7 @@ impl Place {
         let device = attach(&disk.path())?;
         let mount = Scratch::new_in(&std::env::temp_dir())?;
         make_and_mount(fs, &device, mount.path())?;
-        let mut details = format!("; a disk whose flushes take {} ms", times.flush.as_secs_f64() * 1e3);
-        if !times.write.is_zero() {
-            details += &format!(", and whose writes take {} ms", times.write.as_secs_f64() * 1e3);
-        }
+        let details = format!("; {}", times.describe());
         let directory = Scratch::new_in(mount.path())?;
         let place = Place::open(fs.name(), directory, Made::OnADisk(bytes, times), Some(mount), &details)?;
         Ok(Place { _disk: Some(disk), _images: Some(images), ..place })
@@ -200,20 +197,16 @@ impl Place {
 
     /// A loop device of a size on a device of the same kind and speed as the place's. None if this place was found here.
     pub fn device_beside(&self, bytes: u64, run: &Run) -> Result<Option<Device>> {
-        let times = match self.made {
+        let sparse = match self.made {
             Made::Found => return Ok(None),
-            Made::InAnImage(_) => None,
-            Made::OnADisk(_, times) => Some(times),
+            Made::InAnImage(sparse) => sparse,
+            Made::OnADisk(_, times) => return Device::on_disk(&run.dir, bytes, times).map(Some),
         };
         let images = Scratch::new_in(&run.dir)?;
         let image = images.path().join("device");
-        match self.made {
-            Made::InAnImage(sparse) => write_image(&image, bytes, sparse)?,
-            _ => fallocated(&image, bytes)?,
-        }
-        let disk = times.map(|times| SlowDisk::start(&image, times)).transpose()?;
-        let device = attach(&disk.as_ref().map_or(image, SlowDisk::path))?;
-        Ok(Some(Device { path: device.path.clone(), _device: device, _disk: disk, _images: images }))
+        write_image(&image, bytes, sparse)?;
+        let device = attach(&image)?;
+        Ok(Some(Device { path: device.path.clone(), _device: device, _disk: None, _images: images }))
     }
 
     fn open(name: &str, directory: Scratch, made: Made, mount: Option<Scratch>, more: &str) -> Result<Place> {
@@ -277,6 +270,18 @@ pub struct Device {
     _device: LoopDevice,
     _disk: Option<SlowDisk>,
     _images: Scratch,
+}
+
+impl Device {
+    /// A loop device of a size on a disk with these times.
+    pub fn on_disk(dir: &Path, bytes: u64, times: DiskTimes) -> Result<Device> {
+        let images = Scratch::new_in(dir)?;
+        let image = images.path().join("device");
+        fallocated(&image, bytes)?;
+        let disk = SlowDisk::start(&image, times)?;
+        let device = attach(&disk.path())?;
+        Ok(Device { path: device.path.clone(), _device: device, _disk: Some(disk), _images: images })
+    }
 }
 
 /// The counters of the device of a file system. btrfs reports an anonymous device number, so the mount's source is

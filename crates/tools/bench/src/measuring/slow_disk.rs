@@ -1,9 +1,10 @@
 //! A disk with flushes and writes of given durations: an image behind FUSE, for file systems on a loop device.
 //!
-//! Writes go on while a flush waits. If they take a time, each request takes it, wherever it writes, and several go on at
-//! once. A request has up to 1 MiB, so that pages in order cost less than pages at random places, as on real disks.
+//! Writes go on while a flush waits, and several go on at once, unless the disk takes one request at a time. A request has
+//! up to 1 MiB, so that pages in order cost less than pages at random places, as on real disks.
 
-use crate::measuring::child::{DiskTimes, JOB_VARIABLE, Job};
+use crate::measuring::child::{JOB_VARIABLE, Job};
+use crate::measuring::disk_model::{DiskModel, DiskTimes};
 use crate::measuring::scratch::Scratch;
 use crate::measuring::unavailable::{need_root, unavailable};
 use anyhow::{Context, Result};
@@ -12,6 +13,7 @@ use fuser::{
     KernelConfig, LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen,
     ReplyWrite, Request, Session, WriteFlags,
 };
+use parking_lot::Mutex;
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -76,16 +78,29 @@ pub fn serve(image: &Path, at: &Path, times: DiskTimes) -> Result<()> {
     let mut config = Config::default();
     config.mount_options = vec![MountOption::FSName("untorn-bench".into())];
     config.n_threads = Some(THREADS);
-    Session::new(Server { image, bytes, times }, at, &config).and_then(|session| session.run()).context("FUSE")
+    let server = Server { image, bytes, times, model: Mutex::new(DiskModel::new(times)), start: Instant::now() };
+    Session::new(server, at, &config).and_then(|session| session.run()).context("FUSE")
 }
 
 struct Server {
     image: File,
     bytes: u64,
     times: DiskTimes,
+    model: Mutex<DiskModel>,
+    start: Instant,
 }
 
 impl Server {
+    /// Takes the time of a request: alone, if the disk takes one request at a time.
+    fn take_time(&self, of: impl FnOnce(&mut DiskModel, Duration) -> Duration) {
+        let mut model = self.model.lock();
+        let time = of(&mut model, self.start.elapsed());
+        let _alone = self.times.in_turn.then_some(model);
+        if !time.is_zero() {
+            std::thread::sleep(time);
+        }
+    }
+
     fn attributes(&self, node: u64) -> Option<FileAttr> {
         let (kind, perm, size) = match node {
             ROOT_NODE => (FileType::Directory, 0o700, 0),
@@ -117,7 +132,7 @@ impl Server {
 
 impl Filesystem for Server {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        if !self.times.write.is_zero() {
+        if self.times.has_writes() {
             // Without this, the kernel waits for each write before it sends the next one.
             let _ = config.add_capabilities(InitFlags::FUSE_ASYNC_DIO);
         }
@@ -174,8 +189,8 @@ impl Filesystem for Server {
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        if !self.times.write.is_zero() {
-            std::thread::sleep(self.times.write);
+        if self.times.has_writes() {
+            self.take_time(|disk, now| disk.write(now, offset, data.len() as u64));
         }
         match self.image.write_all_at(data, offset) {
             Ok(()) => reply.written(data.len() as u32),
@@ -185,7 +200,7 @@ impl Filesystem for Server {
 
     /// Does not flush the image: only the duration matters.
     fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        std::thread::sleep(self.times.flush);
+        self.take_time(|disk, now| disk.flush(now));
         reply.ok();
     }
 }

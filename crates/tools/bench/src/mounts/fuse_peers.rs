@@ -5,7 +5,7 @@ use crate::measuring::fs::Place;
 use crate::measuring::harness::{COMMITS_MIN, ROUNDS_MIN};
 use crate::mounts::mounted::{Mounted, Operation, fill_directory, in_turns, make, overwrite, remove, rename, replace};
 use crate::mounts::mounted_programs::{MAILS, TRANSACTIONS};
-use crate::report::section::{Chart, Other, Row, Section, TimeUnit};
+use crate::report::section::{Chart, Other, Row, Section, Unit};
 use crate::report::statistics::{Measured, Ratio};
 use crate::xsync::postmark;
 use anyhow::Result;
@@ -74,7 +74,7 @@ pub fn run(run: &Run, place: &Place) -> Result<Option<Section>> {
         chart: Chart::Bars,
         place: place.name.clone(),
         place_details: place.details.clone(),
-        unit: TimeUnit::Microseconds,
+        unit: Unit::Microseconds,
         ratio_means: "median natively ÷ median on the mount: times faster",
         rows,
         notes,

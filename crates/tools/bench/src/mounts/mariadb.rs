@@ -5,7 +5,7 @@ use crate::measuring::child::{Job, job_command};
 use crate::measuring::fs::Place;
 use crate::measuring::harness::{Contender, Plan, ROUNDS_MIN, interleave};
 use crate::mounts::mounted::Mounted;
-use crate::report::section::{Chart, Extras, Other, Row, Section, Target, TimeUnit, Waited};
+use crate::report::section::{Chart, Extras, Other, Row, Section, Target, Unit, Waited};
 use crate::report::statistics::{Measured, Ratio};
 use anyhow::{Context, Result, bail, ensure};
 use std::fs::{self, File};
@@ -80,7 +80,7 @@ pub fn run(run: &Run, place: &Place) -> Result<Option<Section>> {
         chart: Chart::Bars,
         place: place.name.clone(),
         place_details: place.details.clone(),
-        unit: TimeUnit::Milliseconds,
+        unit: Unit::Milliseconds,
         ratio_means: "median natively ÷ median on the mount: times faster",
         rows,
         notes: vec![

@@ -6,7 +6,7 @@ use crate::measuring::fs::Place;
 use crate::measuring::harness::{COMMITS_MIN, Contender, Plan, interleave};
 use crate::measuring::peers::{fill, replace_file};
 use crate::measuring::unavailable::{need_root, program_beside};
-use crate::report::section::{Chart, Row, Section, Target, TimeUnit, Waited};
+use crate::report::section::{Chart, Row, Section, Target, Unit, Waited};
 use crate::report::statistics::{Measured, Ratio};
 use anyhow::{Context, Result, ensure};
 use memmap2::MmapMut;
@@ -132,7 +132,7 @@ pub fn run(run: &Run, place: &Place) -> Result<Section> {
         chart: Chart::Bars,
         place: place.name.clone(),
         place_details: place.details.clone(),
-        unit: TimeUnit::Microseconds,
+        unit: Unit::Microseconds,
         ratio_means: "median natively ÷ median on the mount: times faster",
         rows,
         notes: vec![

@@ -9,7 +9,7 @@ use crate::measuring::bench_run::Run;
 use crate::measuring::fs::Place;
 use crate::measuring::harness::{COMMITS_MIN, Contender, Plan, ROUNDS_MIN, interleave};
 use crate::mounts::mounted::Mounted;
-use crate::report::section::{Chart, Row, Section, Target, TimeUnit, Waited};
+use crate::report::section::{Chart, Row, Section, Target, Unit, Waited};
 use crate::report::statistics::{Measured, Ratio};
 use crate::xsync::postmark;
 use anyhow::{Context, Result};
@@ -122,7 +122,7 @@ pub fn run(run: &Run, place: &Place) -> Result<Section> {
         chart: Chart::Bars,
         place: place.name.clone(),
         place_details: place.details.clone(),
-        unit: TimeUnit::Milliseconds,
+        unit: Unit::Milliseconds,
         ratio_means: "median natively ÷ median on the mount: times faster; of a killed daemon: stall ÷ 100 ms",
         rows,
         notes,

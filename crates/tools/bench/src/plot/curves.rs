@@ -31,6 +31,19 @@ pub fn draw(area: &Area, section: &Section) -> Drawn {
     let (right, _) = rest.split_horizontally(CHART_WIDTH_PX);
     chart(&left, section, &names, "mean", |c| c.mean_us)?;
     chart(&right, section, &names, "median", |c| c.median_us)?;
+    legend(area, &names)
+}
+
+/// Draws the section's medians alone, in a chart of twice the width.
+pub fn draw_medians(area: &Area, section: &Section) -> Drawn {
+    let names = names(section);
+    let (_, below) = area.split_vertically(HEAD_PX);
+    let (left, _) = below.split_horizontally(2 * CHART_WIDTH_PX);
+    chart(&left, section, &names, "median", |c| c.median_us)?;
+    legend(area, &names)
+}
+
+fn legend(area: &Area, names: &[&str]) -> Drawn {
     for (n, (name, colour)) in names.iter().zip(COLOURS.iter().cycle()).enumerate() {
         let y = HEAD_PX as i32 + 24 + 18 * n as i32;
         area.draw(&PathElement::new(vec![(LEGEND_LEFT_PX, y), (LEGEND_LEFT_PX + 18, y)], colour.stroke_width(3)))?;

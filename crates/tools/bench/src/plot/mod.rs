@@ -19,7 +19,7 @@ pub fn render(sections: &[Section]) -> Result<String> {
 fn draw(sections: &[Section], svg: &mut String) -> panel::Drawn {
     let heights = sections.iter().map(|section| match section.chart {
         Chart::Bars => dots::height_px(section),
-        Chart::Curves => curves::HEIGHT_PX,
+        Chart::Curves | Chart::Lines => curves::HEIGHT_PX,
         Chart::Groups => groups::height_px(section),
     });
     let heights: Vec<u32> = heights.collect();
@@ -33,6 +33,7 @@ fn draw(sections: &[Section], svg: &mut String) -> panel::Drawn {
         match section.chart {
             Chart::Bars => dots::draw(&area, section)?,
             Chart::Curves => curves::draw(&area, section)?,
+            Chart::Lines => curves::draw_medians(&area, section)?,
             Chart::Groups => groups::draw(&area, section)?,
         }
     }
@@ -72,6 +73,13 @@ mod tests {
         assert!(
             svg.contains("floor, buffered &lt;&amp;&gt;") && svg.contains("mean, µs") && svg.contains("median, µs")
         );
+    }
+
+    #[test]
+    fn lines_show_medians_alone() {
+        let svg = render(&[Section { chart: Chart::Lines, ..sample() }]).unwrap();
+        assert_eq!(centres(&svg).len(), 2);
+        assert!(svg.contains("median, µs") && !svg.contains("mean, µs"), "{svg}");
     }
 
     #[test]

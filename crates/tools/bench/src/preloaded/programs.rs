@@ -8,7 +8,7 @@ use crate::measuring::child::{Job, Running, job_command};
 use crate::measuring::fs::Place;
 use crate::measuring::harness::{Contender, Plan, ROUNDS_MIN, interleave, timed};
 use crate::measuring::unavailable::{need, program_beside};
-use crate::report::section::{Chart, Extras, Row, Section, Target, TimeUnit, Waited, bytes_text};
+use crate::report::section::{Chart, Extras, Row, Section, Target, Unit, Waited, bytes_text};
 use crate::report::statistics::{Measured, Ratio};
 use anyhow::{Context, Result, ensure};
 use std::path::Path;
@@ -129,7 +129,7 @@ fn programs(run: &Run, place: &Place, dir: &Path) -> Result<Section> {
         chart: Chart::Bars,
         place: place.name.clone(),
         place_details: place.details.clone(),
-        unit: TimeUnit::Milliseconds,
+        unit: Unit::Milliseconds,
         ratio_means: "median of the program without ÷ median under `untorn preload`: times faster",
         rows,
         notes,
@@ -230,7 +230,7 @@ fn costs(run: &Run, place: &Place, dir: &Path) -> Result<Section> {
         chart: Chart::Bars,
         place: place.name.clone(),
         place_details: place.details.clone(),
-        unit: TimeUnit::Microseconds,
+        unit: Unit::Microseconds,
         ratio_means: "additional time ÷ its limit: 30 ns for a call, 10 ms for a start",
         rows: vec![
             row("10,000 calls of lseek", &seeks, calls as f64, "30 ns", CALL_NS),

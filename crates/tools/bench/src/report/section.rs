@@ -27,7 +27,7 @@ pub struct Section {
     pub place_details: String,
     /// The unit of the printed times; JSON is always in microseconds.
     #[serde(skip)]
-    pub unit: TimeUnit,
+    pub unit: Unit,
     /// The kind of chart.
     #[serde(skip)]
     pub chart: Chart,
@@ -39,35 +39,44 @@ pub struct Section {
 }
 
 /// The kinds of charts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Chart {
     /// A line of dots and bars for each contender of each row.
     Bars,
     /// A curve for each contender over all rows, of means and of medians.
     Curves,
+    /// A curve for each contender over all rows, of medians alone.
+    Lines,
     /// A bar for each contender, in a group for each row; the table has a line for each contender.
     Groups,
 }
 
-/// The unit of a table's times.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TimeUnit {
+/// The unit of a table's figures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Unit {
     Microseconds,
     Milliseconds,
+    Bytes,
+    PerSecond,
 }
 
-impl TimeUnit {
+impl Unit {
     pub fn name(self) -> &'static str {
         match self {
-            TimeUnit::Microseconds => "µs",
-            TimeUnit::Milliseconds => "ms",
+            Unit::Microseconds => "µs",
+            Unit::Milliseconds => "ms",
+            Unit::Bytes => "B",
+            Unit::PerSecond => "1/s",
         }
     }
 
+    /// A time of so many microseconds in this unit. Figures that are no times stay as they are.
     pub fn scale_us(self, us: f64) -> f64 {
         match self {
-            TimeUnit::Microseconds => us,
-            TimeUnit::Milliseconds => us / 1e3,
+            Unit::Microseconds | Unit::Bytes | Unit::PerSecond => us,
+            Unit::Milliseconds => us / 1e3,
         }
     }
 }

@@ -160,7 +160,7 @@ fn extras(section: &Section) -> Option<Columns> {
 #[cfg(test)]
 pub mod tests {
     use super::*;
-    use crate::report::section::{Chart, Extras, Target, TimeUnit, Waited};
+    use crate::report::section::{Chart, Extras, Target, Unit, Waited};
     use crate::report::statistics::{Measured, Ratio};
     use std::time::Duration;
 
@@ -186,7 +186,7 @@ pub mod tests {
             chart: Chart::Bars,
             place: "xfs".to_owned(),
             place_details: "xfs (rw) on /dev/loop0".to_owned(),
-            unit: TimeUnit::Microseconds,
+            unit: Unit::Microseconds,
             ratio_means: "Untorn ÷ floor",
             rows: vec![row.against_target(Some(Target::AtMost(1.25)), Waited::Allowed, false)],
             notes: vec!["A note.".to_owned()],

@@ -37,6 +37,12 @@ impl Measured {
         Summary::of(&self.name, self.rounds_ns.concat())
     }
 
+    /// The mean of each round.
+    pub fn round_means_ns(&self) -> Vec<f64> {
+        let mean = |round: &Vec<u64>| round.iter().map(|&ns| ns as f64).sum::<f64>() / round.len().max(1) as f64;
+        self.rounds_ns.iter().map(mean).collect()
+    }
+
     /// The median of each round.
     pub fn round_medians_ns(&self) -> Vec<f64> {
         self.rounds_ns.iter().map(|round| quantile(&sorted(round.clone()), 0.5) as f64).collect()
@@ -56,6 +62,22 @@ pub struct Summary {
 }
 
 impl Summary {
+    /// The figures of some values, one of each run. They may be no times.
+    pub fn of_values(name: &str, values: &[f64]) -> Summary {
+        let mut sorted = values.to_vec();
+        sorted.sort_unstable_by(f64::total_cmp);
+        let at = |q| at_rank(&sorted, q).unwrap_or(0.0);
+        Summary {
+            name: name.to_owned(),
+            samples: values.len(),
+            mean_us: values.iter().sum::<f64>() / values.len().max(1) as f64,
+            p25_us: at(0.25),
+            median_us: at(0.5),
+            p75_us: at(0.75),
+            p999_us: at(0.999),
+        }
+    }
+
     fn of(name: &str, samples_ns: Vec<u64>) -> Summary {
         let samples_ns = sorted(samples_ns);
         let us = |q| quantile(&samples_ns, q) as f64 / 1e3;
@@ -80,12 +102,16 @@ fn sorted(mut samples_ns: Vec<u64>) -> Vec<u64> {
 /// The quantile by nearest rank, which is always one of the samples. With fewer than 1,000 samples the 99.9th
 /// percentile is the largest of them.
 fn quantile(sorted_ns: &[u64], q: f64) -> u64 {
-    let rank = (q * sorted_ns.len() as f64).ceil() as usize;
-    sorted_ns.get(rank.saturating_sub(1)).copied().unwrap_or(0)
+    at_rank(sorted_ns, q).unwrap_or(0)
+}
+
+fn at_rank<T: Copy>(sorted: &[T], q: f64) -> Option<T> {
+    let rank = (q * sorted.len() as f64).ceil() as usize;
+    sorted.get(rank.saturating_sub(1)).copied()
 }
 
 /// A ratio for each round. The published figure is the median of the rounds.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, serde::Deserialize)]
 pub struct Ratio {
     pub against: String,
     pub value: f64,
@@ -98,10 +124,7 @@ impl Ratio {
     /// The ratio from one figure for each round.
     pub fn of_rounds(against: &str, mut ratios: Vec<f64>) -> Ratio {
         ratios.sort_unstable_by(f64::total_cmp);
-        let at = |q: f64| {
-            let rank = (q * ratios.len() as f64).ceil() as usize;
-            ratios.get(rank.saturating_sub(1)).copied().unwrap_or(f64::NAN)
-        };
+        let at = |q: f64| at_rank(&ratios, q).unwrap_or(f64::NAN);
         Ratio { against: against.to_owned(), value: at(0.5), p25: at(0.25), p75: at(0.75), rounds: ratios.len() }
     }
 
@@ -146,6 +169,14 @@ mod tests {
         assert_eq!(s.mean_us, 220.0);
         let many: Vec<u64> = (1..=10_000).collect();
         assert_eq!(measured("b", &[&many]).summary().p999_us, 9990.0);
+    }
+
+    #[test]
+    fn values_that_are_no_times_are_summed_up_alike() {
+        let of_times = measured("a", &[&[40, 10], &[20, 30, 1000]]);
+        let of_values = Summary::of_values("a", &[40.0, 10.0, 20.0, 30.0, 1000.0]);
+        assert_eq!(format!("{of_values:?}"), format!("{:?}", of_times.summary()));
+        assert_eq!(of_times.round_means_ns(), [25_000.0, 350_000.0]);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use super::slow_place::SlowPlace;
 use crate::measuring::bench_run::Run;
 use crate::measuring::fs::Place;
 use crate::measuring::harness::{Contender, Plan, interleave, timed};
-use crate::report::section::{Chart, Extras, Row, Section, Target, TimeUnit, Waited};
+use crate::report::section::{Chart, Extras, Row, Section, Target, Unit, Waited};
 use crate::report::statistics::{Measured, Ratio};
 use anyhow::{Result, ensure};
 use std::path::Path;
@@ -24,14 +24,7 @@ pub fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
     Ok(sections)
 }
 
-fn section(
-    place: &Place,
-    title: &str,
-    unit: TimeUnit,
-    ratio_means: &'static str,
-    rows: Vec<Row>,
-    note: &str,
-) -> Section {
+fn section(place: &Place, title: &str, unit: Unit, ratio_means: &'static str, rows: Vec<Row>, note: &str) -> Section {
     Section {
         title: title.to_owned(),
         chart: Chart::Bars,
@@ -85,7 +78,7 @@ fn beside(run: &Run, place: &Place, dir: &Path) -> Result<Section> {
     };
     let row = row.against_target(Some(Target::AtMost(1.03)), Waited::Allowed, run.quick);
     let note = "The shipper is a process of its own; its objects take 30 ms.";
-    Ok(section(place, "ship: commits", TimeUnit::Milliseconds, "shipped ÷ without", vec![row], note))
+    Ok(section(place, "ship: commits", Unit::Milliseconds, "shipped ÷ without", vec![row], note))
 }
 
 /// Clients in a closed loop whose answers wait for the bucket.
@@ -136,7 +129,7 @@ fn gated(run: &Run, place: &Place, dir: &Path) -> Result<Section> {
     let means = "answers ÷ (clients ÷ time of an object); without delay: 3 ms ÷ time of an answer";
     let note =
         "Each client asks again when it has its answer, which waits until the bucket has the commit (class remote).";
-    Ok(section(place, "ship: answers that wait for the bucket", TimeUnit::Milliseconds, means, rows, note))
+    Ok(section(place, "ship: answers that wait for the bucket", Unit::Milliseconds, means, rows, note))
 }
 
 /// A restore of a gibibyte and a log.
@@ -192,5 +185,5 @@ fn restored(run: &Run, place: &Place, dir: &Path) -> Result<Section> {
     };
     let row = row.against_target(Some(Target::AtLeast(1.0)), Waited::Allowed, run.quick);
     let note = "From a directory of this machine, served as by ssh.";
-    Ok(section(place, "ship: restore", TimeUnit::Milliseconds, "20 s ÷ time of a restore", vec![row], note))
+    Ok(section(place, "ship: restore", Unit::Milliseconds, "20 s ÷ time of a restore", vec![row], note))
 }

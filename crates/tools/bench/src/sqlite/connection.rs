@@ -1,6 +1,6 @@
 //! Connections of SQLite, with the extension or without it.
 
-use crate::kv::library::{c_text, functions, load};
+use crate::measuring::library::{c_text, functions, load};
 use crate::measuring::unavailable::unavailable;
 use anyhow::{Context, Result, bail, ensure};
 use std::ffi::{CString, c_char, c_int, c_void};

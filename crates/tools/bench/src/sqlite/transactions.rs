@@ -5,7 +5,7 @@ use crate::measuring::bench_run::Run;
 use crate::measuring::child::{Job, Running};
 use crate::measuring::fs::Place;
 use crate::measuring::harness::{Contender, Plan, interleave};
-use crate::report::section::{Chart, Extras, Other, Row, Section, Target, TimeUnit, Waited};
+use crate::report::section::{Chart, Extras, Other, Row, Section, Target, Unit, Waited};
 use crate::report::statistics::{Measured, Ratio};
 use anyhow::{Context, Result};
 use std::cell::{Cell, RefCell};
@@ -102,7 +102,7 @@ pub fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
         chart: Chart::Bars,
         place: place.name.clone(),
         place_details: place.details.clone(),
-        unit: TimeUnit::Microseconds,
+        unit: Unit::Microseconds,
         ratio_means: "median of the peer ÷ median of the extension: times faster; for a target in µs, median ÷ target",
         rows,
         notes: vec![

@@ -5,10 +5,14 @@ use crate::measuring::bench_run::Run;
 use crate::measuring::fs::Place;
 use crate::measuring::harness::{Contender, Plan, ROUNDS_MIN, interleave, timed};
 use crate::measuring::peers::{Floor, fill, write_pages_of};
-use crate::report::section::{Chart, Extras, Other, Row, Section, Target, TimeUnit, Waited, bytes_text};
+use crate::report::section::{Chart, Extras, Other, Row, Section, Target, Unit, Waited, bytes_text};
 use crate::report::statistics::{Measured, Ratio};
 use crate::stores::commits::Writer;
+use crate::stores::two_files::managed::{Managed, Order};
+use crate::stores::two_files::protocol::{LOG_BYTES, SHAPE};
+use crate::stores::two_files::transactions::Transactions;
 use anyhow::Result;
+use fastrand::Rng;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -26,9 +30,6 @@ const ONE_BY_ONE: &str = "Untorn, one thread";
 const SYNCHRONOUS: &str = "Untorn, synchronous";
 const IN_ORDER: &str = "writes in order, one flush";
 
-/// The files of the papers' transactions, the size of each, and the most bytes that one changes in each of two files.
-const FILES: (usize, u64, usize) = (250, 1 << 20, 16 << 10);
-const SMALL_JOURNAL_BYTES: u64 = 4 << 20;
 const TRANSACTIONS: usize = 200;
 
 /// The bytes of a commit beside checkpoints, and the time of a round.
@@ -55,7 +56,7 @@ pub fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
     }
     let checkpoints = section(
         "a checkpoint of pages of files, class power",
-        TimeUnit::Milliseconds,
+        Unit::Milliseconds,
         "throughput ÷ throughput of the peer, or of one thread",
         rows,
         "Random pages of each file are committed, then the checkpoint is timed. One thread: one file after the other. The peer writes as many pages of such files, in order, \
@@ -65,7 +66,7 @@ pub fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
     let row = in_directory(place, "checkpoint-orders", |dir| of_orders(run, place, dir))?;
     let orders = section(
         "transactions over two files, by the order of checkpoints, class power",
-        TimeUnit::Microseconds,
+        Unit::Microseconds,
         "transactions a second ÷ those of the peer",
         vec![row],
         "Each transaction writes 0 to 16 KiB at a random place in each of 2 of 250 files of 1 MiB, and commits; the \
@@ -76,7 +77,7 @@ pub fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
     let row = in_directory(place, "checkpoint-beside", |dir| of_commits_beside(run, place, dir))?;
     let beside = section(
         "commits of 1 KiB beside checkpoints, class power",
-        TimeUnit::Microseconds,
+        Unit::Microseconds,
         "p99.9 ÷ (p99.9 of the floor + its median, one flush)",
         vec![row],
         "One thread commits to a file. Another one commits 16 pages of each of 16 other files, and makes a checkpoint, \
@@ -193,58 +194,21 @@ fn of_shape(run: &Run, dir: &Path, shape: (usize, u64, usize)) -> Result<Row> {
     Ok(row.against_target(Some(Target::AtLeast(0.9)), Waited::Allowed, run.quick))
 }
 
-/// The papers' transactions.
-struct Transactions {
-    store: Store,
-    files: Vec<File>,
-    bytes: Vec<u8>,
-    synchronous: bool,
-}
-
-impl Transactions {
-    fn open(dir: &Path, threads: usize, synchronous: bool) -> Result<Transactions> {
-        let (count, bytes, most) = FILES;
-        make_files(dir, count, bytes)?;
-        let options = StoreOptions::new().create(true).journal_bytes(SMALL_JOURNAL_BYTES).checkpoint_threads(threads);
-        let store = options.open(dir)?;
-        let files = (0..count).map(|n| store.open_file(n.to_string())).collect::<untorn::Result<Vec<_>>>()?;
-        let mut bytes = vec![0; most];
-        fastrand::fill(&mut bytes);
-        Ok(Transactions { store, files, bytes, synchronous })
-    }
-
-    fn commit(&mut self) -> Result<()> {
-        let one = fastrand::usize(..FILES.0);
-        let other = (one + fastrand::usize(1..FILES.0)) % FILES.0;
-        let chosen = [&self.files[one], &self.files[other]];
-        for file in chosen {
-            let len = fastrand::usize(..=FILES.2);
-            let at = fastrand::u64(..=FILES.1 - len as u64);
-            file.write_all_at(&self.bytes[..len], at)?;
-        }
-        self.store.syncv(&chosen)?;
-        if self.synchronous {
-            self.store.checkpoint()?;
-        }
-        Ok(())
-    }
-
-    /// The mean time of many.
-    fn commit_many(&mut self, count: usize) -> Result<Duration> {
-        Ok(timed(|| (0..count).try_for_each(|_| self.commit()))? / count as u32)
-    }
-}
-
 fn of_orders(run: &Run, place: &Place, dir: &Path) -> Result<Row> {
     run.progress.cell(format!("{}: checkpoints, transactions", place.name));
     let count = if run.quick { 5 } else { TRANSACTIONS };
-    let mut many = Transactions::open(&dir.join("many"), usize::MAX, false)?;
-    let mut one = Transactions::open(&dir.join("one"), 1, false)?;
-    let mut synchronous = Transactions::open(&dir.join("synchronous"), usize::MAX, true)?;
+    let transactions = Transactions::new(SHAPE, None);
+    let contender = |name, order| -> Result<Contender<'_>> {
+        let dir = dir.join(name);
+        std::fs::create_dir_all(&dir)?;
+        let store = Managed::open(&dir, SHAPE, LOG_BYTES, order)?;
+        let (transactions, mut random) = (&transactions, Rng::with_seed(1));
+        Ok(Contender::new(name, 1, move || transactions.many(&store, count, 0.0, &mut random)))
+    };
     let mut contenders = [
-        Contender::new(SIDE_BY_SIDE, 1, || many.commit_many(count)),
-        Contender::new(ONE_BY_ONE, 1, || one.commit_many(count)),
-        Contender::new(SYNCHRONOUS, 1, || synchronous.commit_many(count)),
+        contender(SIDE_BY_SIDE, Order::SideBySide)?,
+        contender(ONE_BY_ONE, Order::OneByOne)?,
+        contender(SYNCHRONOUS, Order::Synchronous)?,
     ];
     let plan = Plan { rounds: if run.quick { 2 } else { 2 * ROUNDS_MIN }, batches: 1, think: Duration::ZERO };
     let measured = interleave(&mut contenders, &plan, &run.progress, || true)?;

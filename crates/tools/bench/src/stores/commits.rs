@@ -6,7 +6,7 @@ use crate::measuring::bench_run::Run;
 use crate::measuring::fs::Place;
 use crate::measuring::harness::{Activity, COMMITS_MIN, Contender, Plan, THINK, TURNOVERS_MIN, interleave, timed};
 use crate::measuring::peers::{Floor, fill};
-use crate::report::section::{Chart, Extras, Row, Section, Target, TimeUnit, Waited, bytes_text};
+use crate::report::section::{Chart, Extras, Row, Section, Target, Unit, Waited, bytes_text};
 use crate::report::statistics::Ratio;
 use anyhow::Result;
 use fastrand::Rng;
@@ -139,7 +139,7 @@ impl Setting<'_> {
             chart: Chart::Bars,
             place: self.place.name.clone(),
             place_details: self.place.details.clone(),
-            unit: TimeUnit::Microseconds,
+            unit: Unit::Microseconds,
             ratio_means: "median commit ÷ median floor, against the faster of the two floors (*)",
             rows,
             notes: vec![
@@ -276,7 +276,7 @@ impl Setting<'_> {
             chart: Chart::Bars,
             place: self.place.name.clone(),
             place_details: self.place.details.clone(),
-            unit: TimeUnit::Microseconds,
+            unit: Unit::Microseconds,
             ratio_means: "median commit ÷ median pwrite",
             rows: vec![row.against_target(Some(Target::AtMost(6.0)), Waited::Allowed, self.run.quick)],
             notes: vec![format!(

@@ -7,7 +7,7 @@ use crate::measuring::memory_use::{
     Folios, Layout, Managed, Memory, Stores, cycle, plain_mapping, tracked_by, warm_up,
 };
 use crate::measuring::peers::{Floor, fill};
-use crate::report::section::{Chart, Extras, Other, Row, Section, Target, TimeUnit, Waited};
+use crate::report::section::{Chart, Extras, Other, Row, Section, Target, Unit, Waited};
 use crate::report::statistics::{Measured, Ratio};
 use crate::stores::commits::{Writer, load_text};
 use crate::stores::threads::crowd;
@@ -85,7 +85,7 @@ pub fn run(run: &Run) -> Result<Vec<Section>> {
             title: title.to_owned(),
             place: place.name.clone(),
             place_details: place.details.clone(),
-            unit: TimeUnit::Microseconds,
+            unit: Unit::Microseconds,
             chart,
             ratio_means,
             rows,

@@ -5,7 +5,7 @@ use crate::measuring::child::{Job, measure};
 use crate::measuring::fs::Place;
 use crate::measuring::harness::{COMMITS_MIN, Contender, Plan, interleave};
 use crate::measuring::peers::fill;
-use crate::report::section::{Chart, Extras, Row, Section, Target, TimeUnit, Waited};
+use crate::report::section::{Chart, Extras, Row, Section, Target, Unit, Waited};
 use crate::report::statistics::{Measured, Ratio, Summary};
 use anyhow::Result;
 use std::cell::{Cell, RefCell};
@@ -73,7 +73,7 @@ pub fn run(run: &Run, place: &Place) -> Result<Section> {
         chart: Chart::Bars,
         place: place.name.clone(),
         place_details: place.details.clone(),
-        unit: TimeUnit::Microseconds,
+        unit: Unit::Microseconds,
         ratio_means: "median of Untorn ÷ median of write, fsync, rename, fsync, both inside their process",
         rows: vec![row(0, names[0], Some(open_limit)), row(1, names[1], Some(1.1)), row(3, names[3], None)],
         notes: vec![

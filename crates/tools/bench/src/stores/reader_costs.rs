@@ -5,7 +5,7 @@ use crate::measuring::child::{Job, Running};
 use crate::measuring::fs::Place;
 use crate::measuring::harness::{Activity, COMMITS_MIN, Contender, Plan, THINK, interleave, timed};
 use crate::measuring::peers::fill;
-use crate::report::section::{Chart, Extras, Row, Section, Target, TimeUnit, Waited, bytes_text};
+use crate::report::section::{Chart, Extras, Row, Section, Target, Unit, Waited, bytes_text};
 use crate::report::statistics::{Measured, Ratio};
 use crate::stores::commits::{Writer, journal_bytes};
 use anyhow::{Context, Result, ensure};
@@ -60,7 +60,7 @@ impl Setting<'_> {
         self.run.progress.cell(format!("{}: readers, {what}", self.place.name));
     }
 
-    fn section(&self, title: &str, unit: TimeUnit, ratio_means: &'static str, rows: Vec<Row>, note: &str) -> Section {
+    fn section(&self, title: &str, unit: Unit, ratio_means: &'static str, rows: Vec<Row>, note: &str) -> Section {
         Section {
             title: title.to_owned(),
             chart: Chart::Bars,
@@ -145,7 +145,7 @@ impl Setting<'_> {
         };
         Ok(self.section(
             "readers: commits of the owner beside busy readers, class power",
-            TimeUnit::Microseconds,
+            Unit::Microseconds,
             "median beside readers ÷ median of the other",
             vec![row("readers or none", 1, extras), row("readers of a store or of a plain file", 2, Extras::default())],
             &format!(
@@ -198,7 +198,7 @@ impl Setting<'_> {
         store.close()?;
         Ok(self.section(
             "readers: reads of a snapshot",
-            TimeUnit::Microseconds,
+            Unit::Microseconds,
             "median of read_at ÷ median of pread",
             rows,
             &format!(
@@ -271,7 +271,7 @@ impl Setting<'_> {
         }
         Ok(self.section(
             "readers: from an acknowledged commit to another process",
-            TimeUnit::Microseconds,
+            Unit::Microseconds,
             "median of follow ÷ 100 µs",
             rows,
             "Another process follows the commits, or waits for a byte that the owner writes to a pipe after each. It may hear \
@@ -314,7 +314,7 @@ impl Setting<'_> {
         }
         Ok(self.section(
             "readers: opening a store to read it",
-            TimeUnit::Milliseconds,
+            Unit::Milliseconds,
             "median of opening ÷ 1 ms",
             rows,
             "The journal is empty. Of a closed store, opening also flushes the journal's files.",

@@ -8,7 +8,7 @@ use crate::measuring::child::{Job, leave_full_journal};
 use crate::measuring::fs::{Place, drop_caches};
 use crate::measuring::harness::{ROUNDS_MIN, timed};
 use crate::measuring::peers::{fill, write_pages};
-use crate::report::section::{Chart, Extras, Row, Section, Target, TimeUnit, Waited, bytes_text};
+use crate::report::section::{Chart, Extras, Row, Section, Target, Unit, Waited, bytes_text};
 use crate::report::statistics::{Measured, Ratio};
 use anyhow::{Result, bail};
 use std::io::Read;
@@ -30,7 +30,7 @@ pub fn run(run: &Run, place: &Place) -> Result<Section> {
         chart: Chart::Bars,
         place: place.name.clone(),
         place_details: place.details.clone(),
-        unit: TimeUnit::Milliseconds,
+        unit: Unit::Milliseconds,
         ratio_means: "first read: time ÷ time of reading; applied: throughput ÷ throughput of the peer",
         rows: rows.into_iter().flatten().collect(),
         notes: vec![
@@ -45,8 +45,32 @@ pub fn run(run: &Run, place: &Place) -> Result<Section> {
     })
 }
 
-/// The rows for a journal with this many bytes.
-fn of_size(run: &Run, place: &Place, wanted_bytes: u64) -> Result<Vec<Row>> {
+/// The times of recoveries from a journal of some size.
+pub struct Recoveries {
+    /// Opening and the first read.
+    pub first: Measured,
+    /// Reading the journal.
+    reading: Measured,
+    /// The checkpoint behind the first read.
+    applied: Measured,
+    peer: Measured,
+    delays: Vec<f64>,
+    throughputs: Vec<f64>,
+    pending_bytes: u64,
+    commits: u64,
+}
+
+impl Recoveries {
+    /// The time until everything is applied, in each round.
+    pub fn whole(&self, name: &str) -> Measured {
+        let sum = |(first, applied): (&Vec<u64>, &Vec<u64>)| first.iter().zip(applied).map(|(a, b)| a + b).collect();
+        let rounds_ns = self.first.rounds_ns.iter().zip(&self.applied.rounds_ns).map(sum).collect();
+        Measured { name: name.to_owned(), rounds_ns }
+    }
+}
+
+/// Recovers so often from a journal with this many bytes.
+pub fn measure(run: &Run, place: &Place, wanted_bytes: u64, rounds: usize) -> Result<Recoveries> {
     let dir = place.directory("recovery")?;
     let file_bytes = if run.quick { 64 << 20 } else { wanted_bytes.max(1 << 30) };
     let root = dir.join("store");
@@ -59,7 +83,6 @@ fn of_size(run: &Run, place: &Place, wanted_bytes: u64) -> Result<Vec<Row>> {
     // A checkpoint starts before the journal is full. With twice the size, the wanted part can fill up.
     let journal_bytes = 2 * wanted_bytes;
     let options = StoreOptions::new().create(true).journal_bytes(journal_bytes);
-    let rounds = if run.quick { 1 } else { ROUNDS_MIN };
     let [mut first, mut reading] = ["Untorn, open + first read", "read the journal"].map(Measured::new);
     let [mut ours, mut peer] = ["Untorn, checkpoint", "pwrites + fdatasync"].map(Measured::new);
     let (mut delays, mut throughputs) = (Vec::new(), Vec::new());
@@ -110,10 +133,18 @@ fn of_size(run: &Run, place: &Place, wanted_bytes: u64) -> Result<Vec<Row>> {
         throughputs.push(write_time.as_secs_f64() / time.as_secs_f64());
     }
     std::fs::remove_dir_all(&dir)?;
+    let (applied, commits) = (ours, recovered.commits);
+    Ok(Recoveries { first, reading, applied, peer, delays, throughputs, pending_bytes, commits })
+}
 
-    let payload_mib = (recovered.commits * PAGE) as f64 / f64::from(1 << 20);
+/// The rows for a journal with this many bytes.
+fn of_size(run: &Run, place: &Place, wanted_bytes: u64) -> Result<Vec<Row>> {
+    let rounds = if run.quick { 1 } else { ROUNDS_MIN };
+    let Recoveries { first, reading, applied: ours, peer, delays, throughputs, pending_bytes, commits } =
+        measure(run, place, wanted_bytes, rounds)?;
+    let payload_mib = (commits * PAGE) as f64 / f64::from(1 << 20);
     let mut extras = Extras::default();
-    extras.add("records", recovered.commits as f64, 0);
+    extras.add("records", commits as f64, 0);
     extras.add("payload MiB", payload_mib, 1);
     extras.add("journal pending MiB", pending_bytes as f64 / f64::from(1 << 20), 1);
     extras.add("recovery MiB/s", payload_mib / (ours.summary().median_us / 1e6), 0);
@@ -165,4 +196,29 @@ fn read_whole(path: &Path) -> Result<()> {
     let (mut file, mut buf) = (std::fs::File::open(path)?, vec![0; 1 << 20]);
     while file.read(&mut buf)? > 0 {}
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_whole_recovery_is_the_sum_of_its_parts() {
+        let measured = |rounds_ns: &[u64]| Measured {
+            name: "part".to_owned(),
+            rounds_ns: rounds_ns.iter().map(|ns| vec![*ns]).collect(),
+        };
+        let recoveries = Recoveries {
+            first: measured(&[1, 2]),
+            reading: measured(&[9, 9]),
+            applied: measured(&[10, 30]),
+            peer: measured(&[9, 9]),
+            delays: Vec::new(),
+            throughputs: Vec::new(),
+            pending_bytes: 0,
+            commits: 0,
+        };
+        let whole = recoveries.whole("whole");
+        assert_eq!((whole.name.as_str(), whole.rounds_ns), ("whole", vec![vec![11], vec![32]]));
+    }
 }

@@ -4,14 +4,16 @@ use crate::measuring::bench_run::Run;
 use crate::measuring::fs::Place;
 use crate::measuring::harness::{Activity, COMMITS_MIN, Contender, Plan, ROUNDS_MIN, interleave, timed};
 use crate::measuring::peers::{fresh_page, replace_file};
-use crate::report::section::{Chart, Extras, Row, Section, Target, TimeUnit, Waited};
-use crate::report::statistics::Ratio;
+use crate::report::section::{Chart, Extras, Row, Section, Target, Unit, Waited};
+use crate::report::statistics::{Measured, Ratio};
 use anyhow::Result;
 use std::path::Path;
 use std::time::{Duration, Instant};
 use untorn::{File, Store, StoreOptions};
 
 const COUNTS: [usize; 7] = [1, 4, 16, 64, 256, 1024, 10_000];
+pub const OURS: &str = "Untorn";
+pub const PEER: &str = "write, fsync, rename, fsync each";
 const FILE_BYTES: usize = 4096;
 
 /// If there are more files, the peer replaces only so many, and its time is scaled.
@@ -34,7 +36,7 @@ pub fn run(run: &Run, place: &Place) -> Result<Section> {
             chart: Chart::Bars,
         place: place.name.clone(),
         place_details: place.details.clone(),
-        unit: TimeUnit::Microseconds,
+        unit: Unit::Microseconds,
         ratio_means: "median of replacing each file ÷ median of writing all and syncv: times faster",
         rows,
         notes: vec![
@@ -48,49 +50,32 @@ pub fn run(run: &Run, place: &Place) -> Result<Section> {
     })
 }
 
-fn cell(run: &Run, dir: &Path, count: usize) -> Result<Row> {
-    let [root, plain] = ["store", "plain"].map(|name| dir.join(name));
-    for place in [&root, &plain] {
-        std::fs::create_dir(place)?;
-        for n in 0..count {
-            std::fs::write(place.join(n.to_string()), [0; FILE_BYTES])?;
-        }
-    }
-    rustix::fs::syncfs(std::fs::File::open(dir)?)?;
-    // Three commits or more fit, with the record's overhead for each file.
-    let journal_bytes = (4 * (count * (FILE_BYTES + 512)) as u64).clamp(4 << 20, 192 << 20);
-    let options = StoreOptions::new().create(true).journal_bytes(journal_bytes);
-    let (store, mut files) = open(&options, &root, count)?;
-    let mut extras = Extras::default();
-    extras.add("first ever µs", write_all(&store, &files)?.as_secs_f64() * 1e6, 0);
-    close(store, files)?;
-    let store;
-    (store, files) = open(&options, &root, count)?;
-    extras.add("first after opening µs", write_all(&store, &files)?.as_secs_f64() * 1e6, 0);
+/// The amount of work on some files.
+struct Amount {
+    count: usize,
+    commits_per_round: usize,
+    batches: usize,
+    rounds: usize,
+}
 
-    let rounds = if run.quick { 2 } else { ROUNDS_MIN };
+/// Measures one commit over so many files, in so many runs, against replacing each of them.
+pub fn of_count(run: &Run, place: &Place, count: usize, rounds: usize) -> Result<Vec<Measured>> {
+    let dir = place.directory("syncv")?;
+    let commits_per_round = if run.quick { 1 } else { (2000 / count).clamp(1, 20) };
+    let measured = race(run, &dir, &Amount { count, commits_per_round, batches: 1, rounds }, false)?.0;
+    std::fs::remove_dir_all(&dir)?;
+    Ok(measured)
+}
+
+fn cell(run: &Run, dir: &Path, count: usize) -> Result<Row> {
     let commits_per_round = if run.quick { 2 } else { COMMITS_MIN / ROUNDS_MIN };
-    let batches = (400 / count).clamp(1, commits_per_round);
-    let sample = count.min(SAMPLE);
-    let before = store.status();
-    let mut contenders = [
-        Contender::new("Untorn", commits_per_round.div_ceil(batches), || write_all(&store, &files)),
-        Contender::new("write, fsync, rename, fsync each", 1, || {
-            let start = Instant::now();
-            for n in 0..sample {
-                replace_file(&plain, &n.to_string(), &fresh_page())?;
-            }
-            Ok(start.elapsed() * u32::try_from(count / sample).expect("few files"))
-        }),
-    ];
-    let plan = Plan { rounds, batches, think: Duration::ZERO };
-    let enough = || {
-        run.quick || Activity::between(&before, &store.status()).turned_over(journal_bytes, (count * FILE_BYTES) as u64)
+    let amount = Amount {
+        count,
+        commits_per_round,
+        batches: (400 / count).clamp(1, commits_per_round),
+        rounds: if run.quick { 2 } else { ROUNDS_MIN },
     };
-    let measured = interleave(&mut contenders, &plan, &run.progress, enough)?;
-    drop(contenders);
-    Activity::between(&before, &store.status()).describe(journal_bytes, &mut extras);
-    close(store, files)?;
+    let (measured, extras) = race(run, dir, &amount, true)?;
     let row = Row {
         cell: count_text(count),
         load: "saturated".to_owned(),
@@ -102,7 +87,56 @@ fn cell(run: &Run, dir: &Path, count: usize) -> Result<Row> {
     Ok(row.against_target((count >= 16).then_some(Target::AtLeast(10.0)), Waited::Allowed, run.quick))
 }
 
-fn count_text(count: usize) -> String {
+/// Makes the files, and measures; until the journal has turned over often, if that is asked for, and then also the first
+/// commit after an opening.
+fn race(run: &Run, dir: &Path, amount: &Amount, until_turned_over: bool) -> Result<(Vec<Measured>, Extras)> {
+    let Amount { count, commits_per_round, batches, rounds } = *amount;
+    let [root, plain] = ["store", "plain"].map(|name| dir.join(name));
+    for place in [&root, &plain] {
+        std::fs::create_dir(place)?;
+        for n in 0..count {
+            std::fs::write(place.join(n.to_string()), [0; FILE_BYTES])?;
+        }
+    }
+    rustix::fs::syncfs(std::fs::File::open(dir)?)?;
+    // Three commits or more fit, with the record's overhead for each file.
+    let journal_bytes = (4 * (count * (FILE_BYTES + 512)) as u64).clamp(4 << 20, 192 << 20);
+    let options = StoreOptions::new().create(true).journal_bytes(journal_bytes);
+    let (mut store, mut files) = open(&options, &root, count)?;
+    let mut extras = Extras::default();
+    extras.add("first ever µs", write_all(&store, &files)?.as_secs_f64() * 1e6, 0);
+    if until_turned_over {
+        close(store, files)?;
+        (store, files) = open(&options, &root, count)?;
+        extras.add("first after opening µs", write_all(&store, &files)?.as_secs_f64() * 1e6, 0);
+    }
+
+    let sample = count.min(SAMPLE);
+    let before = store.status();
+    let mut contenders = [
+        Contender::new(OURS, commits_per_round.div_ceil(batches), || write_all(&store, &files)),
+        Contender::new(PEER, 1, || {
+            let start = Instant::now();
+            for n in 0..sample {
+                replace_file(&plain, &n.to_string(), &fresh_page())?;
+            }
+            Ok(start.elapsed().mul_f64(count as f64 / sample as f64))
+        }),
+    ];
+    let plan = Plan { rounds, batches, think: Duration::ZERO };
+    let enough = || {
+        run.quick
+            || !until_turned_over
+            || Activity::between(&before, &store.status()).turned_over(journal_bytes, (count * FILE_BYTES) as u64)
+    };
+    let measured = interleave(&mut contenders, &plan, &run.progress, enough)?;
+    drop(contenders);
+    Activity::between(&before, &store.status()).describe(journal_bytes, &mut extras);
+    close(store, files)?;
+    Ok((measured, extras))
+}
+
+pub fn count_text(count: usize) -> String {
     if count == 1 { "1 file".to_owned() } else { format!("{count} files") }
 }
 

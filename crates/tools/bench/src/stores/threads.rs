@@ -6,7 +6,7 @@ use crate::measuring::bench_run::Run;
 use crate::measuring::fs::Place;
 use crate::measuring::harness::{Activity, ROUNDS_MIN, timed};
 use crate::measuring::peers::{Floor, fill};
-use crate::report::section::{Chart, Extras, Row, Section, Target, TimeUnit, Waited, bytes_text};
+use crate::report::section::{Chart, Extras, Row, Section, Target, Unit, Waited, bytes_text};
 use crate::report::statistics::{Measured, Ratio};
 use crate::stores::commits::{Writer, commits_needed, journal_bytes};
 use anyhow::Result;
@@ -143,7 +143,7 @@ fn files(run: &Run, place: &Place, dir: &Path) -> Result<Section> {
         chart: Chart::Bars,
         place: place.name.clone(),
         place_details: place.details.clone(),
-        unit: TimeUnit::Microseconds,
+        unit: Unit::Microseconds,
         ratio_means: "1 thread: median commit ÷ median of the faster floor (*); more threads: commits per second ÷ those of 1 thread",
         rows,
         notes: vec![format!(
@@ -223,7 +223,7 @@ fn heaps(run: &Run, place: &Place, dir: &Path) -> Result<Section> {
         chart: Chart::Bars,
         place: place.name.clone(),
         place_details: place.details.clone(),
-        unit: TimeUnit::Microseconds,
+        unit: Unit::Microseconds,
         ratio_means: "commits per second ÷ those of 1 thread",
         rows: vec![row.against_target(Some(Target::AtLeast(4.0)), Waited::Allowed, run.quick)],
         notes: vec![format!(

@@ -4,7 +4,7 @@ use super::session::{guest, wait};
 use crate::measuring::bench_run::Run;
 use crate::measuring::child::Job;
 use crate::measuring::fs::Place;
-use crate::report::section::{Chart, Other, Row, Section, Target, TimeUnit, Waited};
+use crate::report::section::{Chart, Other, Row, Section, Target, Unit, Waited};
 use crate::report::statistics::{Measured, Ratio};
 use anyhow::Result;
 use std::fs::File;
@@ -79,7 +79,7 @@ pub fn section(place: &Place, title: &str, chart: Chart, rows: Vec<Row>, notes: 
         title: title.to_owned(),
         place: place.name.clone(),
         place_details: place.details.clone(),
-        unit: if whole_runs { TimeUnit::Milliseconds } else { TimeUnit::Microseconds },
+        unit: if whole_runs { Unit::Milliseconds } else { Unit::Microseconds },
         chart,
         ratio_means: "how many times as fast as the row says; for a limit, the share of it that is used",
         rows,

@@ -1,0 +1,35 @@
+//! The workloads of the papers' figures.
+
+mod appends;
+mod device_writes;
+mod key_values;
+mod msync_pages;
+mod recovery;
+mod sections;
+mod two_files;
+
+use crate::paper::measured::Panel;
+use crate::paper::setting::Setting;
+use anyhow::Result;
+
+type Workload = fn(&Setting<'_>) -> Result<Vec<Panel>>;
+
+pub const WORKLOADS: &[(&str, Workload)] = &[
+    ("device-writes", device_writes::measure),
+    ("msync-pages", msync_pages::measure),
+    ("kv", key_values::measure),
+    ("two-files", two_files::latency_and_bytes),
+    ("two-files-threads", two_files::threads),
+    ("two-files-sizes", two_files::sizes),
+    ("two-files-idle", two_files::idle),
+    ("two-files-medium", two_files::medium),
+    ("recovery-sizes", recovery::measure),
+    ("append-pages", appends::pages),
+    ("syncv-files", appends::files),
+    ("sections", sections::measure),
+];
+
+/// The workload of a name.
+pub fn find(name: &str) -> Option<Workload> {
+    WORKLOADS.iter().find(|(one, _)| *one == name).map(|(_, workload)| *workload)
+}
