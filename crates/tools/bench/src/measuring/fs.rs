@@ -338,16 +338,17 @@ fn make_and_mount(fs: FileSystem, device: &LoopDevice, on: &Path) -> Result<Stri
     run(Command::new("mount").args(fs.mount_words()).arg(&device.path).arg(on))
 }
 
-/// Makes an ext4 file system with a journal in an image in this directory, and mounts it with `sync`.
+/// Makes an ext4 file system with a journal in an image in this directory, and mounts it with these options,
+/// `sync` among them.
 ///
 /// Every call then waits for the disk. The file system is unmounted when the returned value is dropped.
-pub fn mounted_sync(dir: &Path, bytes: u64) -> Result<Scratch> {
-    let image = dir.join("sync.img");
+pub fn mounted_sync(dir: &Path, bytes: u64, options: &str) -> Result<Scratch> {
+    let image = dir.join(format!("{options}.img"));
     fallocated(&image, bytes)?;
     run(Command::new("mkfs.ext4").args(["-q", "-E", "nodiscard,lazy_itable_init=0,lazy_journal_init=0"]).arg(&image))?;
     let device = attach(&image)?;
     let mount = Scratch::new_in(&std::env::temp_dir())?;
-    run(Command::new("mount").args(["-t", "ext4", "-o", "sync"]).arg(&device.path).arg(mount.path()))?;
+    run(Command::new("mount").args(["-t", "ext4", "-o", options]).arg(&device.path).arg(mount.path()))?;
     Ok(mount)
 }
 

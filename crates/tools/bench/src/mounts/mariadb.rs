@@ -14,7 +14,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Transactions that are timed together, and rows of the table.
-const EVENTS: u32 = 500;
+pub const EVENTS: u32 = 500;
 const ROWS: u32 = 20_000;
 
 /// The limit for the start of a server.
@@ -22,8 +22,7 @@ const START_MAX: Duration = Duration::from_secs(60);
 
 /// The section of one place. `None`, with a message, if MariaDB or sysbench is missing.
 pub fn run(run: &Run, place: &Place) -> Result<Option<Section>> {
-    let is_here = |name: &str| Command::new(name).arg("--version").output().is_ok_and(|output| output.status.success());
-    if !["mariadbd", "mariadb", "sysbench"].into_iter().all(is_here) {
+    if !is_here() {
         run.progress.print("MariaDB is not measured: install the packages mariadb-server and sysbench.");
         return Ok(None);
     }
@@ -93,14 +92,21 @@ pub fn run(run: &Run, place: &Place) -> Result<Option<Section>> {
     }))
 }
 
+/// Whether server, client and sysbench are installed.
+pub fn is_here() -> bool {
+    let is_here = |name: &str| Command::new(name).arg("--version").output().is_ok_and(|output| output.status.success());
+    ["mariadbd", "mariadb", "sysbench"].into_iter().all(is_here)
+}
+
 /// A server with a table of sysbench.
-struct Server {
+pub struct Server {
     process: Child,
     socket: PathBuf,
 }
 
 impl Server {
-    fn start(data: &Path, twice: bool) -> Result<Server> {
+    /// Starts a server on a new directory. `twice`: InnoDB writes its pages twice.
+    pub fn start(data: &Path, twice: bool) -> Result<Server> {
         fs::create_dir(data)?;
         // A socket's path is short.
         let socket = tempfile::Builder::new().prefix("untorn-mariadb-").tempdir()?.path().with_extension("socket");
@@ -135,7 +141,7 @@ impl Server {
     }
 
     /// The time of `EVENTS` transactions, as sysbench gives it.
-    fn work(&self, work: &str, threads: u32) -> Result<Duration> {
+    pub fn work(&self, work: &str, threads: u32) -> Result<Duration> {
         let limits = ["--time=0".to_owned(), format!("--events={EVENTS}"), format!("--threads={threads}")];
         let text = self.sysbench(work, &[&limits[..], &["run".to_owned()]].concat())?;
         let line = text.lines().find_map(|line| line.trim().strip_prefix("total time:"));

@@ -25,7 +25,7 @@ use untorn_os::mount_calls;
 const KEYS: u64 = 1000;
 const VALUE_MAX: usize = 16 << 10;
 /// Updates of a database that are timed together. Each is a transaction of its own.
-const UPDATES: usize = 20;
+pub const UPDATES: usize = 20;
 /// The files and transactions of PostMark.
 pub(super) const MAILS: u64 = 500;
 pub(super) const TRANSACTIONS: u64 = 2000;
@@ -33,7 +33,7 @@ pub(super) const TRANSACTIONS: u64 = 2000;
 const STALL: Duration = Duration::from_millis(100);
 
 /// Work at a place. It returns its time.
-type Work = Box<dyn FnMut() -> Result<Duration>>;
+pub type Work = Box<dyn FnMut() -> Result<Duration>>;
 
 /// The `mount` section for programs at one place.
 pub fn run(run: &Run, place: &Place) -> Result<Section> {
@@ -136,7 +136,7 @@ fn timed(work: impl FnOnce() -> Result<()>) -> Result<Duration> {
 }
 
 /// Fills a database, and returns work that updates random rows.
-fn updates(mut store: impl Store + 'static) -> Result<Work> {
+pub fn updates(mut store: impl Store + 'static) -> Result<Work> {
     let value = vec![b'v'; VALUE_MAX];
     let mut random = fastrand::Rng::with_seed(7);
     for n in 0..KEYS {

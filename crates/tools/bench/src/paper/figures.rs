@@ -1,11 +1,13 @@
 //! The workloads of the papers' figures.
 
 mod appends;
+mod databases;
 mod device_writes;
 mod key_values;
 mod msync_pages;
 mod recovery;
 mod sections;
+mod session_programs;
 mod two_files;
 
 use crate::paper::measured::Panel;
@@ -23,10 +25,15 @@ pub const WORKLOADS: &[(&str, Workload)] = &[
     ("two-files-sizes", two_files::sizes),
     ("two-files-idle", two_files::idle),
     ("two-files-medium", two_files::medium),
+    ("databases", databases::measure),
     ("recovery-sizes", recovery::measure),
     ("append-pages", appends::pages),
     ("syncv-files", appends::files),
     ("sections", sections::measure),
+    ("session-postmark", session_programs::postmark),
+    ("session-build", session_programs::build),
+    ("session-database", session_programs::database),
+    ("session-server", session_programs::server),
 ];
 
 /// The workload of a name.

@@ -118,6 +118,7 @@ pub fn judge(figure: &Figure, panels: &[Panel], unmeasured: Option<&str>, quick:
 }
 
 fn judge_one(claim: &Claim, panels: &[Panel], unmeasured: Option<&str>, quick: bool) -> Judged {
+    let unmeasured = unmeasured.or(claim.unmeasured.as_deref());
     let (of, ours) = match (unmeasured, &claim.panel, &claim.cell, &claim.divide) {
         (None, Some(panel), Some(cell), Some(pair)) => {
             (format!("{} ÷ {}, {cell}", pair[0], pair[1]), find(panels, panel, cell).and_then(|cell| cell.ratio(pair)))

@@ -69,6 +69,8 @@ pub struct Claim {
     /// The dividend and the divisor.
     pub divide: Option<[String; 2]>,
     pub paper: f64,
+    /// Instead of a place: why our workload does not measure it.
+    pub unmeasured: Option<String>,
     /// The better direction. None for a ratio without better and worse, which gets no verdict.
     pub better: Option<Better>,
 }
@@ -117,7 +119,8 @@ fn parse(id: &str, text: &str) -> Result<Paper> {
         );
         for claim in &figure.claims {
             let has_place = claim.panel.is_some() && claim.cell.is_some() && claim.divide.is_some();
-            ensure!(has_place == figure.workload.is_some(), "{id} {name}: claims of a workload name their place in it");
+            let is_measured = figure.workload.is_some() && claim.unmeasured.is_none();
+            ensure!(has_place == is_measured, "{id} {name}: claims of a workload name their place in it");
             ensure!(
                 claim.panel.as_ref().is_none_or(|panel| figure.shows(panel)),
                 "{id} {name}: a claim is of a panel that it shows"

@@ -7,6 +7,7 @@ use crate::measuring::child::{Job, SessionJob};
 use crate::measuring::fs::mounted_sync;
 use crate::measuring::harness::timed;
 use crate::report::section::{Row, Target};
+use crate::report::statistics::Measured;
 use anyhow::Result;
 use std::fs;
 use std::path::Path;
@@ -22,6 +23,10 @@ pub const NOTES: &[&str] = &[
 /// The files of the smallest run, which also has the synchronous mount as a peer.
 const FEW: u64 = 500;
 
+/// The name and the size of the file system whose calls wait for the disk.
+pub const SYNC: &str = "mounted sync";
+pub const SYNC_BYTES: u64 = 512 << 20;
+
 /// Where and how PostMark runs.
 enum Way<'a> {
     Session(SessionJob),
@@ -30,47 +35,53 @@ enum Way<'a> {
 
 pub fn rows(run: &Run, setting: &Setting) -> Result<Vec<Row>> {
     let counts: &[u64] = if run.quick { &[50] } else { &[FEW, 2000, 5000, 10_000, 20_000] };
-    let mail = setting.dir.join("mail");
-    fs::create_dir_all(&mail)?;
-    let slow = mounted_sync(&setting.dir, 512 << 20)?;
-    let slow_mail = slow.path().join("mail");
+    let slow = mounted_sync(&setting.dir, SYNC_BYTES, "sync")?;
     let mut rows = Vec::new();
     for &files in counts {
         run.progress.cell(format!("xsync: PostMark, {files} files"));
-        let job = |dir: &Path| Job::Postmark { dir: dir.to_owned(), files, transactions: files };
-        let inside = guest(&job("/data/mail".as_ref()))?;
-        let session = |host: &Host| host.on_volume(true, None, inside.clone());
-        let exact = SessionJob { exact: true, ..session(&setting.host) };
-        let mut ways = vec![
-            (NAMES[0], Way::Session(session(&setting.host))),
-            (NAMES[1], Way::Outside { dir: &mail, is_synced: true }),
-            ("asynchronous, nothing at the end", Way::Outside { dir: &mail, is_synced: false }),
-            ("in a session with --exact", Way::Session(exact)),
-        ];
-        if let Some(dir) = &setting.journaling {
-            ways.push((ON_JOURNALING, Way::Outside { dir, is_synced: true }));
-        }
-        if let Some(host) = &setting.on_device {
-            ways.push((ON_DEVICE, Way::Session(session(host))));
-        }
+        let synchronous: Vec<(&str, &Path)> = if files <= FEW { vec![(SYNC, slow.path())] } else { Vec::new() };
+        let times = measure(setting, files, run.rounds(5), &synchronous)?;
         let mut others = vec![(2, Target::AtMost(1.10))];
-        if files <= FEW {
-            others.push((ways.len(), Target::AtLeast(50.0)));
-            ways.push(("mounted sync", Way::Outside { dir: &slow_mail, is_synced: false }));
-        }
-        let names: Vec<&str> = ways.iter().map(|(name, _)| *name).collect();
-        let times = in_turns(run, &names, |who| {
-            // Syncs, so that no contender pays for the changes of another one.
-            rustix::fs::sync();
-            match &ways[who].1 {
-                Way::Session(session) => timed(|| finished(&mut command(session)?)),
-                Way::Outside { dir, is_synced } => timed(|| {
-                    finished(&mut outside(&job(dir))?)?;
-                    if *is_synced { syncfs(dir) } else { Ok(()) }
-                }),
-            }
-        })?;
+        let last = times.len() - 1;
+        others.extend((files <= FEW).then_some((last, Target::AtLeast(50.0))));
         rows.push(row(run, format!("{files} files"), &times, (1, Target::AtMost(1.03)), &others));
     }
     Ok(rows)
+}
+
+/// The times of PostMark with as many transactions as files: in sessions, without, and in directories that are mounted
+/// so that each call waits for the disk.
+pub fn measure(setting: &Setting, files: u64, rounds: usize, synchronous: &[(&str, &Path)]) -> Result<Vec<Measured>> {
+    let mail = setting.dir.join("mail");
+    fs::create_dir_all(&mail)?;
+    let slow: Vec<_> = synchronous.iter().map(|(name, at)| (*name, at.join("mail"))).collect();
+    let job = |dir: &Path| Job::Postmark { dir: dir.to_owned(), files, transactions: files };
+    let inside = guest(&job("/data/mail".as_ref()))?;
+    let session = |host: &Host| host.on_volume(true, None, inside.clone());
+    let exact = SessionJob { exact: true, ..session(&setting.host) };
+    let mut ways = vec![
+        (NAMES[0], Way::Session(session(&setting.host))),
+        (NAMES[1], Way::Outside { dir: &mail, is_synced: true }),
+        ("asynchronous, nothing at the end", Way::Outside { dir: &mail, is_synced: false }),
+        ("in a session with --exact", Way::Session(exact)),
+    ];
+    if let Some(dir) = &setting.journaling {
+        ways.push((ON_JOURNALING, Way::Outside { dir, is_synced: true }));
+    }
+    if let Some(host) = &setting.on_device {
+        ways.push((ON_DEVICE, Way::Session(session(host))));
+    }
+    ways.extend(slow.iter().map(|(name, dir)| (*name, Way::Outside { dir, is_synced: false })));
+    let names: Vec<&str> = ways.iter().map(|(name, _)| *name).collect();
+    in_turns(rounds, &names, |who| {
+        // Syncs, so that no contender pays for the changes of another one.
+        rustix::fs::sync();
+        match &ways[who].1 {
+            Way::Session(session) => timed(|| finished(&mut command(session)?)),
+            Way::Outside { dir, is_synced } => timed(|| {
+                finished(&mut outside(&job(dir))?)?;
+                if *is_synced { syncfs(dir) } else { Ok(()) }
+            }),
+        }
+    })
 }

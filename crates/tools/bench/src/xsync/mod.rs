@@ -4,12 +4,12 @@ pub mod clients;
 mod costs;
 pub mod guest;
 mod latencies;
-mod mail;
-mod postgres;
+pub mod mail;
+pub mod postgres;
 pub mod postmark;
-mod programs;
-mod runs;
-mod servers;
+pub mod programs;
+pub mod runs;
+pub mod servers;
 pub mod session;
 
 use crate::measuring::bench_run::Run;

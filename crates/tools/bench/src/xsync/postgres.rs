@@ -18,6 +18,10 @@ pub const NOTES: &[&str] = &[
      second divided by the transactions in it, as pgbench gives them.",
 ];
 
+/// The contenders outside of sessions.
+pub const DURABLE: &str = "durable, without a session";
+pub const ASYNCHRONOUS: &str = "asynchronous";
+
 /// The directory of the newest PostgreSQL's programs, in Debian's layout.
 fn programs() -> Option<PathBuf> {
     let versions = fs::read_dir("/usr/lib/postgresql").ok()?.flatten().map(|version| version.path().join("bin"));
@@ -58,8 +62,8 @@ impl Cluster<'_> {
         let way = |name, in_a_session, at, fsync| Way { name, in_a_session, at, fsync };
         let mut ways = vec![
             way(NAMES[0], true, "/data/pg".into(), true),
-            way("durable, without a session", false, setting.dir.join("pg"), true),
-            way("asynchronous", false, setting.dir.join("pg-asynchronous"), false),
+            way(DURABLE, false, setting.dir.join("pg"), true),
+            way(ASYNCHRONOUS, false, setting.dir.join("pg-asynchronous"), false),
         ];
         ways.extend(setting.journaling.as_ref().map(|dir| way(ON_JOURNALING, false, dir.join("pg"), false)));
         // The server refuses to run as root, so its user must be able to enter these directories.
@@ -88,8 +92,20 @@ impl Cluster<'_> {
 
     /// A row with the time of a transaction with so many clients.
     pub fn row(&self, run: &Run, clients: usize, rounds: usize, cell: String) -> Result<Row> {
+        let times = self.measure(run, clients, run.rounds(rounds))?;
+        let target = match clients {
+            1 => 20.0,
+            _ => 8.0,
+        };
+        let asynchronous = [(2, Target::AtMost(1.25))];
+        let row = row(run, cell, &times, (1, Target::AtLeast(target)), &asynchronous);
+        Ok(Row { load: format!("{clients} clients"), ..row })
+    }
+
+    /// The times of a transaction with so many clients: in a session, durable without one, asynchronous.
+    pub fn measure(&self, run: &Run, clients: usize, rounds: usize) -> Result<Vec<Measured>> {
         run.progress.cell(format!("xsync: PostgreSQL, {clients} clients"));
-        let (rounds, seconds) = (run.rounds(rounds), if run.quick { 1 } else { 5 });
+        let seconds = if run.quick { 1 } else { 5 };
         let mut times: Vec<_> = self.ways.iter().map(|way| Measured::new(way.name)).collect();
         for _ in 0..rounds {
             for (way, measured) in self.ways.iter().zip(&mut times) {
@@ -107,13 +123,7 @@ impl Cluster<'_> {
                 measured.push(Duration::from_secs_f64(1.0 / rate));
             }
         }
-        let target = match clients {
-            1 => 20.0,
-            _ => 8.0,
-        };
-        let asynchronous = [(2, Target::AtMost(1.25))];
-        let row = row(run, cell, &times, (1, Target::AtLeast(target)), &asynchronous);
-        Ok(Row { load: format!("{clients} clients"), ..row })
+        Ok(times)
     }
 
     fn start(&self, way: &Way) -> String {

@@ -64,7 +64,7 @@ pub fn database(run: &Run, setting: &Setting, commits: u64) -> Result<Option<Row
     ways.extend(setting.on_device.as_ref().map(|host| (ON_DEVICE, Way::Session(host))));
     let names: Vec<&str> = ways.iter().map(|(name, _)| *name).collect();
     let mut shown = Vec::new();
-    let mut times = in_turns(run, &names, |who| {
+    let mut times = in_turns(run.rounds(5), &names, |who| {
         let way = &ways[who].1;
         let (dir, database, synchronous) = match way {
             Way::Session(_) => (&setting.dir, None, "FULL"),
@@ -111,6 +111,18 @@ pub fn database(run: &Run, setting: &Setting, commits: u64) -> Result<Option<Row
 }
 
 fn build(run: &Run, setting: &Setting) -> Result<Option<Row>> {
+    let built = measure_build(run, setting, run.rounds(5), &[])?;
+    Ok(built.map(|(cell, times)| row(run, cell, &times, (1, Target::AtMost(1.03)), &[])))
+}
+
+/// The times of a build, which is described: in a session over its directory, without one, and in other directories.
+/// `None`, with a message, if there is no compiler.
+pub fn measure_build(
+    run: &Run,
+    setting: &Setting,
+    rounds: usize,
+    others: &[(&str, &Path)],
+) -> Result<Option<(String, Vec<Measured>)>> {
     if !is_here("make") || !is_here("cc") {
         run.progress.print("No build is measured: install make and a C compiler.");
         return Ok(None);
@@ -118,9 +130,12 @@ fn build(run: &Run, setting: &Setting) -> Result<Option<Row>> {
     run.progress.cell("xsync: build");
     let source = std::env::var_os("UNTORN_XSYNC_SOURCE").map(PathBuf::from);
     let files = if run.quick { 2 } else { 60 };
-    let names: Vec<&str> = NAMES.into_iter().chain(setting.journaling.is_some().then_some(ON_JOURNALING)).collect();
-    let times = in_turns(run, &names, |who| {
-        let dir = setting.journaling.as_ref().filter(|_| who == 2).unwrap_or(&setting.dir);
+    let mut ways: Vec<(&str, &Path)> = NAMES.into_iter().map(|name| (name, &*setting.dir)).collect();
+    ways.extend(setting.journaling.as_ref().map(|dir| (ON_JOURNALING, &**dir)));
+    ways.extend(others);
+    let names: Vec<&str> = ways.iter().map(|(name, _)| *name).collect();
+    let times = in_turns(rounds, &names, |who| {
+        let dir = ways[who].1;
         let work = dir.join("source");
         match &source {
             Some(source) => copy_tree(source, &work)?,
@@ -145,7 +160,7 @@ fn build(run: &Run, setting: &Setting) -> Result<Option<Row>> {
         Some(source) => format!("build of {}", source.file_name().unwrap_or_default().display()),
         None => format!("build of {files} files"),
     };
-    Ok(Some(row(run, cell, &times, (1, Target::AtMost(1.03)), &[])))
+    Ok(Some((cell, times)))
 }
 
 fn copy_tree(from: &Path, to: &Path) -> Result<()> {

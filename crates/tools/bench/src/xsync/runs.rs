@@ -59,10 +59,14 @@ pub fn row(run: &Run, cell: String, times: &[Measured], against: (usize, Target)
     row.against_target(Some(against.1), Waited::Allowed, run.quick)
 }
 
-/// Runs each contender once in turn, several times.
-pub fn in_turns(run: &Run, names: &[&str], mut once: impl FnMut(usize) -> Result<Duration>) -> Result<Vec<Measured>> {
+/// Runs each contender once in turn, so many times.
+pub fn in_turns(
+    rounds: usize,
+    names: &[&str],
+    mut once: impl FnMut(usize) -> Result<Duration>,
+) -> Result<Vec<Measured>> {
     let mut times: Vec<_> = names.iter().map(|name| Measured::new(*name)).collect();
-    for _ in 0..run.rounds(5) {
+    for _ in 0..rounds {
         for (who, measured) in times.iter_mut().enumerate() {
             measured.begin_round();
             measured.push(once(who)?);

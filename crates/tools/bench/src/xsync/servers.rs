@@ -22,8 +22,8 @@ pub const NOTES: &[&str] = &[
 ];
 
 /// The first contenders, of which every row has ratios and rates.
-const NAMES: [&str; 3] = ["in a session", "durable, without a session", "in a session without gate"];
-const ASYNCHRONOUS: &str = "asynchronous, without a session";
+pub const NAMES: [&str; 3] = ["in a session", "durable, without a session", "in a session without gate"];
+pub const ASYNCHRONOUS: &str = "asynchronous, without a session";
 
 /// Where and how the server of a contender runs.
 enum Way<'a> {
@@ -51,7 +51,7 @@ pub fn over_clients(run: &Run, setting: &Setting) -> Result<Vec<Row>> {
     for &clients in counts {
         run.progress.cell(format!("xsync: a server, {clients} clients"));
         let load = Load { clients, kind: WRITES, answer_bytes: MESSAGE_BYTES };
-        let answers = answers(run, setting, load)?;
+        let answers = answers(run, setting, load, run.rounds(3))?;
         if clients == 1 {
             alone_us = answers.times[0].summary().median_us;
         }
@@ -85,7 +85,7 @@ pub fn over_sizes(run: &Run, setting: &Setting) -> Result<Vec<Row>> {
 
 /// A row with clients whose questions are logged, without a target.
 pub fn logged(run: &Run, setting: &Setting, load: Load, cell: String) -> Result<Row> {
-    let answers = answers(run, setting, load)?;
+    let answers = answers(run, setting, load, run.rounds(3))?;
     Ok(Row { cell, load: format!("{} clients", load.clients), ..answers.row(1, run.quick) })
 }
 
@@ -94,15 +94,15 @@ pub fn unchanged(run: &Run, setting: &Setting) -> Result<Vec<Row>> {
     let clients = if run.quick { 20 } else { 50 };
     run.progress.cell(format!("xsync: a server, {clients} clients, nothing changed"));
     let load = Load { clients, kind: READS, answer_bytes: MESSAGE_BYTES };
-    let row = answers(run, setting, load)?.row(2, run.quick);
+    let row = answers(run, setting, load, run.rounds(3))?.row(2, run.quick);
     let row = Row { cell: format!("{clients} clients"), load: "nothing changed".to_owned(), ..row };
     Ok(vec![row.against_target(Some(Target::AtLeast(0.9)), Waited::Allowed, run.quick)])
 }
 
 /// The times of answers of each contender, and its answers per second in each round.
-struct Answers {
-    times: Vec<Measured>,
-    rates: Vec<Vec<f64>>,
+pub struct Answers {
+    pub times: Vec<Measured>,
+    pub rates: Vec<Vec<f64>>,
 }
 
 impl Answers {
@@ -129,8 +129,9 @@ impl Answers {
     }
 }
 
-fn answers(run: &Run, setting: &Setting, load: Load) -> Result<Answers> {
-    let (rounds, time) = (run.rounds(3), if run.quick { 50 } else { 800 });
+/// Asks each contender's server in turn, so many times.
+pub fn answers(run: &Run, setting: &Setting, load: Load, rounds: usize) -> Result<Answers> {
+    let time = if run.quick { 50 } else { 800 };
     let ways = ways(setting);
     let mut times: Vec<_> = ways.iter().map(|(name, _)| Measured::new(*name)).collect();
     let mut rates = vec![Vec::new(); ways.len()];
