@@ -211,6 +211,7 @@ pub mod tests {
                 cell: Some(cell.to_owned()),
                 divide: Some(["Untorn", "peer"].map(str::to_owned)),
                 paper,
+                unmeasured: None,
                 better: Some(Better::Smaller),
             }],
         }
