@@ -25,6 +25,8 @@ run)
     ;;
 check)
     cd "$2/repository"
+    # A killed git leaves locks; one of them may have its store, where git looks for names of branches.
+    rm -rf .git/refs/heads/main.lock .git/refs/heads/main.lock.untorn
     git fsck --strict 2>&1
     found=$(git cat-file blob HEAD:f)
     [ -n "${3:-}" ] || exit 0

@@ -104,6 +104,25 @@ fn numbers(dir: &Path) -> Vec<u64> {
 }
 
 #[test]
+fn a_store_without_commits_is_taken_over() {
+    let tmp = tempfile::tempdir().expect("a directory");
+    let [first, next] = ["first", "next"].map(|name| tmp.path().join(name));
+    let bucket = url(&tmp.path().join("bucket"));
+    Store::open_or_create(&first).expect("a store").close().expect("closing");
+    run(&["ship", text(&first), &bucket, "--once"]);
+    run(&["follow", &bucket, text(&next), "--promote"]);
+    let store = Store::open_or_create(&next).expect("the store that took over");
+    let file = store.open_or_create_file("numbers").expect("a file");
+    file.append(b"one").and_then(|_| file.commit()).expect("a commit");
+    drop(file);
+    store.close().expect("closing");
+    run(&["ship", text(&next), &bucket, "--once"]);
+    let third = tmp.path().join("third");
+    run(&["restore", &bucket, text(&third)]);
+    assert_eq!(std::fs::read(third.join("numbers")).expect("a restored file"), b"one");
+}
+
+#[test]
 fn the_machine_that_takes_over_has_everything_that_a_client_was_told() {
     let mut random = fastrand::Rng::with_seed(seed());
     let tmp = tempfile::tempdir().expect("a directory");

@@ -14,7 +14,8 @@ use untorn_os::Storage;
 
 /// Makes the store of a directory, or of a standalone file, whose contents are those of the commit `last` of another
 /// machine's store. The new store has this identity and these epochs, of which `last` must be one, and goes on behind
-/// `last` in another epoch: so it holds that commit ([`crate::Reader::contains`]), and no later one of the other store.
+/// `last` in another epoch: so it holds that commit ([`crate::Reader::contains`]), and no later one of the other store. LSN 0
+/// is the empty store.
 ///
 /// The caller has flushed the files. Until this returns, there is no store.
 ///
@@ -34,8 +35,12 @@ pub(crate) fn begin_at_on(
     epochs: &[EpochStart],
     last: Point,
 ) -> Result<()> {
-    let list = Epochs::new(epochs)?;
-    if !list.contains(last) || list.entries().last().is_some_and(|entry| entry.first_lsn > last.lsn.saturating_add(1)) {
+    // Every store contains the empty one, LSN 0, which is of no epoch.
+    let is_empty = last.lsn == 0;
+    let list = Epochs::new(if is_empty { &[] } else { epochs })?;
+    if !is_empty && !list.contains(last)
+        || list.entries().last().is_some_and(|entry| entry.first_lsn > last.lsn.saturating_add(1))
+    {
         return Err(Error::invalid(format!("commit {last} is not one of these epochs")));
     }
     match storage.stat(&store_dir.journal()) {
