@@ -9,7 +9,7 @@ const HEAD: &str = "# The papers
 
 Five papers gave this project its ideas. For each, this page sets the numbers of its evaluation beside ours, and its features \
 beside ours. `untorn-bench paper --page RESULTS > docs/PAPERS.md` writes it from results of `untorn-bench paper --json`, and from \
-`crates/tools/bench/papers/*.toml`, which has the numbers and the features.
+`crates/tools/bench/papers`, which has the numbers and the features.
 
 A number is a ratio between two contenders on one device, in one run, in turns: no absolute times, as the machines differ. Ours is \
 the median of at least five runs (in brackets: quartiles). *Surpassed*: both quartiles are better than the paper's ratio; \
