@@ -10,11 +10,8 @@ set -euo pipefail
 : "${CUTS:=200}" "${PANICS:=50}" "${SEED:=$RANDOM}"
 cd "$(dirname "$0")/.."
 name=machine-cuts
-target=$(realpath "${CARGO_TARGET_DIR:-target}")
-place=$target/machine-cuts
 . scripts/machine.sh
 need qemu-system-x86_64:qemu-system-x86 busybox:busybox-static cpio:cpio mkfs.ext4:e2fsprogs mkfs.xfs:xfsprogs
-mkdir -p "$place"
 RANDOM=$SEED
 echo "machine-cuts: seed $SEED"
 trap 'kill -9 "${qemu:-}" 2>/dev/null || true' EXIT
@@ -87,7 +84,7 @@ run() {
     }
 }
 
-# Compares what the machine found with the acknowledgements of the one before.
+# Compares the files that the machine found with the acknowledgements of the machine before it.
 judge() {
     local type=$1 word keeper rest
     while read -r word keeper rest; do

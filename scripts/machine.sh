@@ -1,5 +1,10 @@
 # Emulated machines, for scripts that source this: kernels of Debian, and the contents of an initial file system. The caller
-# sets `name`, for messages, and `place`, a directory for downloads.
+# sets `name`, the script's, and is in the project's root. Afterwards `target` is cargo's directory, and `place` the one of
+# this script in it, for downloads.
+
+target=$(realpath "${CARGO_TARGET_DIR:-target}")
+place=$target/$name
+mkdir -p "$place"
 
 skip() {
     echo "skipped: $name: $*"

@@ -8,12 +8,9 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 name=mount-kernels
-target=$(realpath "${CARGO_TARGET_DIR:-target}")
-place=$target/mount-kernels
 . scripts/machine.sh
 need qemu-system-x86_64:qemu-system-x86 busybox:busybox-static cpio:cpio mkfs.ext4:e2fsprogs sqlite3:sqlite3 xz:xz-utils
 [ -x /usr/bin/python3 ] || skip "needs Debian's python3"
-mkdir -p "$place"
 
 export CARGO_BUILD_RUSTC_WORKSPACE_WRAPPER=$PWD/scripts/rustc.sh
 [ -x "$target/tools/bin/fsx" ] || ${CARGO:-cargo} install --quiet --root "$target/tools" fsx || skip "fsx cannot be installed"

@@ -1,4 +1,4 @@
-/* What a small program does with Untorn, for scripts/small.sh: commits two files as one, in the store DIR.
+/* A small program for scripts/small.sh: it commits two files as one, in the store DIR.
  *
  *     small DIR TEXT         writes TEXT to both, commits, closes
  *     small DIR TEXT crash   the same, and dies in place of the close: the next opening recovers

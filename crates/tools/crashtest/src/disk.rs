@@ -8,8 +8,8 @@ use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use untorn_terminal::standard_streams::output_was_closed;
-use untorn_terminal::{Failure, Output, say, tell};
+use untorn_terminal::standard_streams::write_output;
+use untorn_terminal::{Failure, Output, tell};
 
 /// The file in the directory, which is written again and again from its beginning.
 const NAME: &str = "untorn-disk-test";
@@ -107,12 +107,12 @@ fn write(dir: &Path, tell: Option<&str>) -> Result<Output, Failure> {
         let at = number % BLOCKS * BLOCK_BYTES as u64;
         file.write_all_at(&block(number), at).and_then(|()| file.sync_data()).map_err(failed)?;
         match &mut to {
-            None => {
-                say!("{number}");
-                if output_was_closed() {
-                    return Ok(Output::default());
-                }
-            }
+            None => match write_output(format!("{number}\n").as_bytes()) {
+                Ok(true) => {}
+                // Nobody reads the numbers any more.
+                Ok(false) => return Ok(Output::default()),
+                Err(e) => return Err(Failure::new(format!("cannot print the numbers: {e}")).code(COULD_NOT)),
+            },
             Some(stream) => {
                 let lost = |e| Failure::new(format!("`listen` is gone: {e}")).code(COULD_NOT);
                 stream.write_all(format!("{number}\n").as_bytes()).map_err(lost)?;
@@ -156,6 +156,15 @@ fn check(dir: &Path, last: u64) -> Result<Output, Failure> {
     };
     if last == 0 {
         return Ok(Output::text("no block was told\n"));
+    }
+    if bytes.len() as u64 != BLOCKS * BLOCK_BYTES as u64 {
+        let text = format!(
+            "{} has {} bytes in place of {}: it is not the file of `write`, or the disk lost even its size\n",
+            path.display(),
+            bytes.len(),
+            BLOCKS * BLOCK_BYTES as u64
+        );
+        return Ok(Output::text(text).code(LIES));
     }
     let found: Vec<Option<u64>> = bytes.chunks_exact(BLOCK_BYTES).map(number_of).collect();
     let newest = found.iter().flatten().max().copied().unwrap_or(0).max(last);

@@ -217,6 +217,23 @@ fn completions_and_manual_pages_are_made() {
     assert_eq!(run(&[]).code, Some(2), "a program and a check are needed");
 }
 
+#[test]
+fn a_writer_ends_with_the_reader_of_its_numbers() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_untorn-crashtest"));
+    let mut writer = command.args(["disk", "write"]).arg(dir.path()).stdout(Stdio::piped()).spawn().unwrap();
+    drop(writer.stdout.take());
+    assert!(writer.wait().unwrap().success());
+    let check = |last: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_untorn-crashtest"));
+        Run::from(command.args(["disk", "check"]).arg(dir.path()).arg(last).output().unwrap())
+    };
+    check("1").ok();
+    fs::write(dir.path().join("untorn-disk-test"), "a file of somebody else").unwrap();
+    let foreign = check("1");
+    assert!(foreign.code == Some(1) && foreign.out.contains("it is not the file of `write`"), "{}", foreign.out);
+}
+
 /// A disk whose file system sends it no flush is as one that lies.
 #[test]
 fn a_disk_that_lies_is_found() {

@@ -29,7 +29,7 @@ pub struct Watched {
     path: PathBuf,
     /// Present while the last look found the store open.
     watch: Option<Watch>,
-    /// Why there is no store at the path, if there is none.
+    /// The reason, if there is no store at the path.
     absence: String,
     last: Option<Figures>,
     interval: Option<Box<Interval>>,
@@ -75,7 +75,7 @@ impl Watched {
         &self.path
     }
 
-    /// Why there is no store to watch, if there was none at the last look.
+    /// The reason, if the last look found no store to watch.
     pub fn absence(&self) -> Option<&str> {
         self.watch.is_none().then_some(&self.absence)
     }

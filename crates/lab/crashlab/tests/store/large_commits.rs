@@ -209,6 +209,12 @@ fn blocks_that_memory_shows_are_shared_too() {
     let map = file.map().unwrap();
     map.store(&[2; 90_000], 5_000).unwrap();
     map.msync().unwrap();
+    let mut model = vec![1; 100_000];
+    model[5_000..95_000].fill(2);
+    for cut in disk.snapshot().cuts(8, 1) {
+        let cut = disk.snapshot().power_cut(cut).disk;
+        assert!(roomy::recovered(&cut).get("a").unwrap() == model, "a power cut after an acknowledged msync");
+    }
     assert_eq!(shared_blocks(&disk, &store), (1, 0), "stored to the mapping");
     file.write_at(&[3; 100_000], 0).unwrap();
     file.commit().unwrap();

@@ -108,7 +108,7 @@ pub struct Judged {
     pub paper: f64,
     pub ours: Option<Ratio>,
     pub verdict: Option<Verdict>,
-    /// Why there is no ratio of ours, or no verdict on it.
+    /// The reason, if our ratio or its verdict is missing.
     pub why_none: Option<String>,
 }
 

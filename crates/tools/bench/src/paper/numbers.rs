@@ -115,7 +115,7 @@ fn parse(id: &str, text: &str) -> Result<Paper> {
         let name = &figure.name;
         ensure!(
             figure.workload.is_some() != figure.unmeasured.is_some(),
-            "{id} {name}: a workload, or a reason why there is none"
+            "{id} {name}: needs either a workload or the reason for not measuring it"
         );
         for claim in &figure.claims {
             let has_place = claim.panel.is_some() && claim.cell.is_some() && claim.divide.is_some();

@@ -47,7 +47,7 @@ pub fn ours(judged: &Judged) -> String {
     ratio.map_or("–".to_owned(), |r| format!("{} ({}–{})", digits(r.value), digits(r.p25), digits(r.p75)))
 }
 
-/// The verdict, or why there is none.
+/// The verdict; without one, the reason.
 pub fn verdict(judged: &Judged) -> String {
     match (judged.verdict, &judged.why_none, &judged.ours) {
         (Some(verdict), _, _) => verdict.word().to_owned(),

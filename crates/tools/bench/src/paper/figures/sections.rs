@@ -37,7 +37,7 @@ pub fn measure(setting: &Setting<'_>) -> Result<Vec<Panel>> {
     let map = [
         [LOG, "a live heap, untorn::mutex, hooks of the compiler: an undo log"],
         [NO_PROTECTION, in_memory],
-        [LOG_AND_FLUSH, "the same log, and clwb (clflush where there is none) with sfence, once for each record"],
+        [LOG_AND_FLUSH, "the same log; each record is flushed by clwb (or clflush, on older processors) and sfence"],
     ];
     let list =
         [[LOG, "a lock-free skip list in a live heap, no log"], [NO_PROTECTION, "the same list in ordinary memory"]];
