@@ -54,6 +54,7 @@ bench: build ## Measure everything against the floor and the usual ways (root; a
 	$(TARGET)/release/untorn-bench all
 
 papers: build ## Measure the figures of the papers beside their numbers (root; hours); writes $(TARGET)/papers and docs/PAPERS.md
+	scripts/setup.sh papers
 	mkdir -p $(TARGET)/papers
 	$(TARGET)/release/untorn-bench paper --json $(TARGET)/papers/results.json --out $(TARGET)/papers
 	$(TARGET)/release/untorn-bench paper --page $(TARGET)/papers/results.json > docs/PAPERS.md

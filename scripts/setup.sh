@@ -4,6 +4,7 @@
 #
 #     setup.sh          for building and testing
 #     setup.sh bench    also the key-value stores and libpmemobj, which `untorn-bench` measures Untorn against
+#     setup.sh papers   these, and the programs of the papers' figures, whose servers are not started
 #     setup.sh ship     also the servers that `make ship-tests` ships to
 #     setup.sh programs also what `make xsync-programs` runs in sessions
 set -euo pipefail
@@ -75,7 +76,7 @@ newest=$(apt-cache --names-only search '^clang-[0-9]+$' 2>/dev/null | cut -d' ' 
 if [ -n "$newest" ] && [ "${newest#clang-}" != "$(clang -dumpversion | cut -d. -f1)" ]; then
     command -v "$newest" >/dev/null || install "$newest"
 fi
-if [ "${1:-}" = bench ]; then
+if [ "${1:-}" = bench ] || [ "${1:-}" = papers ]; then
     # RocksDB's package is named after its version.
     rocksdb=$(apt-cache --names-only search '^librocksdb[0-9.]+$' | cut -d' ' -f1 | sort -V | tail -1)
     stores=(liblmdb0 libsqlite3-0 libleveldb1d libgdbm6 libkyotocabinet16v5 libpmemobj1 ${rocksdb:+"$rocksdb"})
@@ -83,6 +84,13 @@ if [ "${1:-}" = bench ]; then
         dpkg-query --show --showformat='${Status}\n' "$package" 2>/dev/null | grep -q '^install ok installed' || echo "$package"
     done)
     [ ${#wanted[@]} = 0 ] || install "${wanted[@]}"
+fi
+if [ "${1:-}" = papers ]; then
+    packages=(postgresql mariadb-server sysbench apache2-bin wrk)
+    programs=(pgbench mariadbd sysbench apache2 wrk)
+    PATH=$PATH:$(printf '%s:' /usr/lib/postgresql/*/bin)
+    mapfile -t wanted < <(missing)
+    [ ${#wanted[@]} = 0 ] || RUNLEVEL=1 install "${wanted[@]}"
 fi
 if [ "${1:-}" = programs ]; then
     packages=(vim bsdutils postgresql postgresql-contrib rocksdb-tools)

@@ -17,14 +17,17 @@ unsigned generation;
 static struct store *stores;
 static struct database *databases;
 static _Thread_local char sentence[1024];
+static int exiting;
 
-/* Keeps the reason of a failure for `PRAGMA untorn_error`, and hands it to SQLite's log. */
+/* Keeps the reason of a failure for `PRAGMA untorn_error`, and hands it to SQLite's log, whose receiver may be gone when the
+ * process exits. */
 int sorry(int code, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(sentence, sizeof sentence, format, arguments);
     va_end(arguments);
-    sqlite3_log(code, "untorn: %s", sentence);
+    if (!exiting)
+        sqlite3_log(code, "untorn: %s", sentence);
     return code;
 }
 
@@ -374,6 +377,17 @@ int store_has_failed(struct store *store) {
     return store->failed;
 }
 
+/* The store's directory may have been removed, and made again, since the store was opened. The caller holds
+ * `store.opening`. */
+static int open_or_open_store_again(struct database *database) {
+    struct store *store = database->store;
+    int was_open = store->open && !store->found && !store->standalone, rc = database_open(database);
+    if (rc != SQLITE_CANTOPEN || !was_open || !close_for_others(store))
+        return rc;
+    store_close(store);
+    return database_open(database);
+}
+
 /* Opens the database for a lock, unless it is open. A failed store is closed and opened again: recovery decides which
  * commits there are. */
 int database_use(struct database *database) {
@@ -394,7 +408,7 @@ int database_use(struct database *database) {
             if (database->replaced)
                 replaced_close(database);
             if (!database->file)
-                rc = database_open(database);
+                rc = open_or_open_store_again(database);
             open_for_others(store);
             if (rc == SQLITE_OK && !use_at_once(database))
                 rc = SQLITE_BUSY;
@@ -422,6 +436,7 @@ int store_release(struct store *store) {
 
 /* The process exits. Transactions of other threads end without a commit. */
 static void at_exit(void) {
+    exiting = 1;
     for (struct store *store = stores; store; store = store->next)
         if (pthread_mutex_trylock(&store->opening) == 0) {
             pthread_mutex_lock(&registry);

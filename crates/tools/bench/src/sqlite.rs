@@ -1,5 +1,5 @@
 //! Benchmarks of the SQLite extension. Stands on `kv`.
 
-mod connection;
+pub(crate) mod connection;
 pub(crate) mod transactions;
 pub(crate) mod worker;

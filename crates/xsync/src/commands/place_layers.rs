@@ -77,7 +77,7 @@ pub fn run(wanted: &Wanted) -> Result<u8> {
         tell_text(&(view.explain() + &explain_net(wanted.net)));
     }
     let ground = Ground { root: &home.root, at: &home.path, disk: &place.disk };
-    let committer = Committer::on(ground, &scratch, wanted.gate)?;
+    let committer = Committer::on(ground, &scratch, wanted.commits)?;
     committer.commit()?;
     let words: Vec<_> = wanted.command.iter().map(|word| word.to_string_lossy()).collect();
     let report = Report {

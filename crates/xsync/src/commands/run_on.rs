@@ -47,7 +47,7 @@ pub fn run(wanted: &Wanted, dir: &Path) -> Result<u8> {
     if wanted.explain {
         tell_text(&(view.explain() + &explain_net(wanted.net)));
     }
-    let committer = Committer::on(on.ground(), &scratch, wanted.gate)?;
+    let committer = Committer::on(on.ground(), &scratch, wanted.commits)?;
     committer.commit()?;
     let watcher = holds(OUTSIDE_READERS_WAIT).then(|| Watcher::hold(on.dir(), &mount)).transpose()?;
     drop(mount);

@@ -17,7 +17,7 @@ use crate::report::session_report::Report;
 use crate::report::status_socket::StatusSocket;
 use crate::session::supervisor::{self, Ended, Job};
 use crate::view::exact;
-use crate::volumes::committer::{Committer, check_mount};
+use crate::volumes::committer::{Commits, Committer, check_mount};
 use crate::volumes::scarce_room;
 use crate::volumes::volume::{BYTES_DEFAULT, Image, Use, Volume};
 use crate::volumes::volume_name;
@@ -63,8 +63,8 @@ pub struct Wanted {
     pub summary: bool,
     /// The program and its arguments.
     pub command: Vec<OsString>,
-    /// Output waits for a commit. False in measurements alone.
-    pub gate: bool,
+    /// The moments of commits.
+    pub commits: Commits,
 }
 
 impl Wanted {
@@ -86,7 +86,7 @@ impl Wanted {
             explain: false,
             summary: false,
             command,
-            gate: true,
+            commits: Commits::default(),
         }
     }
 
@@ -114,7 +114,7 @@ impl Wanted {
         if self.explain {
             tell_text(&(view.explain() + &explain_net(self.net)));
         }
-        let committer = Committer::new(&volume, &scratch, self.gate)?;
+        let committer = Committer::new(&volume, &scratch, self.commits)?;
         committer.commit()?;
         let words: Vec<_> = self.command.iter().map(|word| word.to_string_lossy()).collect();
         let report = Report {

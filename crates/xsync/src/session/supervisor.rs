@@ -29,7 +29,7 @@ use std::ffi::OsString;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 use untorn_terminal::user_namespace::is_root;
@@ -38,6 +38,8 @@ use untorn_terminal::user_namespace::is_root;
 const PIPE_BYTES: usize = 1 << 20;
 /// The size of the first version of `struct clone_args`.
 const CLONE_ARGS_BYTES: usize = 64;
+/// The time between eager commits.
+const EAGER_PAUSE: Duration = Duration::from_micros(50);
 
 /// A session that is to be run.
 #[derive(Debug)]
@@ -132,6 +134,10 @@ pub fn run(job: Job, committer: Committer, mut status: StatusSocket) -> Result<(
         let commits = committer.upgrade().map_or(0, |committer| committer.commits());
         report.clone().counted(&counters, commits)
     });
+    if running.committer.is_eager() {
+        let committer = Arc::downgrade(&running.committer);
+        thread::spawn(move || commit_on(&committer));
+    }
     let ended = running.until_its_end(init, streams.input, streams.outputs);
     // The watcher ends after the last commit.
     drop(watcher);
@@ -194,6 +200,14 @@ fn raise_descriptors() {
     let limit = getrlimit(Resource::Nofile);
     // If this fails, clients may have to wait for each other.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+}
+
+/// Commits one after another until the session has ended.
+fn commit_on(committer: &Weak<Committer>) {
+    while committer.upgrade().is_some_and(|committer| committer.commit().is_ok()) {
+        // A commit when nothing changed takes no time.
+        thread::sleep(EAGER_PAUSE);
+    }
 }
 
 /// Takes the committer out of its `Arc`. Waits while another thread still uses it, for example for a report.

@@ -5,6 +5,7 @@ use crate::volumes::volume::Volume;
 use anyhow::{Context, Result, bail};
 use rustix::fs::{fsync, syncfs};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use serde::{Deserialize, Serialize};
 use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -33,7 +34,19 @@ pub struct Committer {
     commits: AtomicU64,
     /// The error of the first commit that failed.
     failed: OnceLock<String>,
-    gate: bool,
+    when: Commits,
+}
+
+/// The moments of commits. All but the default are for measurements alone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Commits {
+    /// Before output.
+    #[default]
+    BeforeOutput,
+    /// Also one after another, as long as something is changed.
+    Eager,
+    /// Never: output does not wait.
+    Never,
 }
 
 #[derive(Debug)]
@@ -58,25 +71,26 @@ pub struct Ground<'a> {
 
 impl Committer {
     /// A committer for a mounted volume. `scratch` is a directory for mount points.
-    pub fn new(volume: &Volume, scratch: &Path, gate: bool) -> Result<Committer> {
+    pub fn new(volume: &Volume, scratch: &Path, when: Commits) -> Result<Committer> {
         let disk = volume.disk().path().file_name().unwrap_or_default().to_string_lossy();
-        Committer::on(Ground { root: volume.root(), at: volume.at(), disk: &disk }, scratch, gate)
+        Committer::on(Ground { root: volume.root(), at: volume.at(), disk: &disk }, scratch, when)
     }
 
     /// A committer for a file system with data in its journal.
-    pub fn on(ground: Ground<'_>, scratch: &Path, gate: bool) -> Result<Committer> {
+    pub fn on(ground: Ground<'_>, scratch: &Path, when: Commits) -> Result<Committer> {
         let canary = if holds(WRITE_ERRORS_FOUND) { Some(Canary::new(ground.at, scratch)?) } else { None };
         let root = ground.root.try_clone()?;
         let way = if holds(COMMIT_OF_THE_JOURNAL) && journal_is_enough(ground)? { Way::Journal } else { Way::All };
         let (commits, failed) = (AtomicU64::new(0), OnceLock::new());
-        Ok(Committer { root, way, canary, commits, failed, gate: gate && holds(OUTPUT_WAITS) })
+        let when = if holds(OUTPUT_WAITS) { when } else { Commits::Never };
+        Ok(Committer { root, way, canary, commits, failed, when })
     }
 
     /// Makes everything durable that the session has written before the call.
     ///
     /// After an error, every later call fails, too, because it is not known which changes are durable.
     pub fn commit(&self) -> Result<()> {
-        if !self.gate {
+        if self.when == Commits::Never {
             return Ok(());
         }
         if let Some(why) = self.failed.get() {
@@ -88,6 +102,11 @@ impl Committer {
             let _ = self.failed.set(format!("{e:#}"));
         }
         done
+    }
+
+    /// Whether commits follow one another.
+    pub fn is_eager(&self) -> bool {
+        self.when == Commits::Eager
     }
 
     fn flush(&self) -> Result<()> {

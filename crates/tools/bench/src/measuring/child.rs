@@ -8,6 +8,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
+use untorn_xsync::volumes::committer::Commits;
 
 /// The variable with the job of a child process.
 pub const JOB_VARIABLE: &str = "UNTORN_BENCH_CHILD";
@@ -63,8 +64,8 @@ pub enum Job {
 /// The parameters of a session of `untorn xsync`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SessionJob {
-    /// Output waits for commits.
-    pub gate: bool,
+    /// The moments of commits.
+    pub commits: Commits,
     /// Flushes have exact results.
     pub exact: bool,
     /// A volume that is kept. None if the working directory is an overlay.

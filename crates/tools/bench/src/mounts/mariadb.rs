@@ -140,6 +140,15 @@ impl Server {
         Ok(server)
     }
 
+    /// Makes the table of YCSB. Returns the workload's name.
+    pub fn prepare_ycsb(&self) -> Result<String> {
+        let script = self.socket.with_extension("lua");
+        fs::write(&script, include_str!("ycsb_a.lua"))?;
+        let name = script.display().to_string();
+        self.sysbench(&name, &["prepare".to_owned()])?;
+        Ok(name)
+    }
+
     /// The time of `EVENTS` transactions, as sysbench gives it.
     pub fn work(&self, work: &str, threads: u32) -> Result<Duration> {
         let limits = ["--time=0".to_owned(), format!("--events={EVENTS}"), format!("--threads={threads}")];
@@ -166,7 +175,7 @@ impl Drop for Server {
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
         }
         let _ = self.process.wait();
-        for kind in ["socket", "log", "pid"] {
+        for kind in ["socket", "log", "pid", "lua"] {
             let _ = fs::remove_file(self.socket.with_extension(kind));
         }
     }

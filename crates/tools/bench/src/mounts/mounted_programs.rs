@@ -137,18 +137,18 @@ fn timed(work: impl FnOnce() -> Result<()>) -> Result<Duration> {
 
 /// Fills a database, and returns work that updates random rows.
 pub fn updates(mut store: impl Store + 'static) -> Result<Work> {
+    updates_by(move |n, value| store.put(&[Entry { key: &key(n), value }]))
+}
+
+/// Fills a database by a function that gives a key a value, durably, and returns work that updates random rows.
+pub fn updates_by(mut put: impl FnMut(u64, &[u8]) -> Result<()> + 'static) -> Result<Work> {
     let value = vec![b'v'; VALUE_MAX];
     let mut random = fastrand::Rng::with_seed(7);
     for n in 0..KEYS {
-        store.put(&[Entry { key: &key(n), value: &value[..random.usize(..VALUE_MAX)] }])?;
+        put(n, &value[..random.usize(..VALUE_MAX)])?;
     }
     Ok(Box::new(move || {
-        timed(|| {
-            (0..UPDATES).try_for_each(|_| {
-                let key = key(random.u64(..KEYS));
-                store.put(&[Entry { key: &key, value: &value[..random.usize(..VALUE_MAX)] }])
-            })
-        })
+        timed(|| (0..UPDATES).try_for_each(|_| put(random.u64(..KEYS), &value[..random.usize(..VALUE_MAX)])))
     }))
 }
 

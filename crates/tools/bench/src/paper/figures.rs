@@ -25,7 +25,8 @@ pub const WORKLOADS: &[(&str, Workload)] = &[
     ("two-files-sizes", two_files::sizes),
     ("two-files-idle", two_files::idle),
     ("two-files-medium", two_files::medium),
-    ("databases", databases::measure),
+    ("databases", databases::times),
+    ("database-bytes", databases::bytes),
     ("recovery-sizes", recovery::measure),
     ("append-pages", appends::pages),
     ("syncv-files", appends::files),
@@ -34,6 +35,8 @@ pub const WORKLOADS: &[(&str, Workload)] = &[
     ("session-build", session_programs::build),
     ("session-database", session_programs::database),
     ("session-server", session_programs::server),
+    ("session-web", session_programs::web),
+    ("session-eager", session_programs::eager),
 ];
 
 /// The workload of a name.

@@ -205,6 +205,7 @@ pub mod tests {
             unmeasured: None,
             panels: Vec::new(),
             differs: None,
+            behind: None,
             claims: vec![Claim {
                 says: "A commit takes less.".to_owned(),
                 panel: Some("latency".to_owned()),

@@ -46,6 +46,8 @@ pub struct Figure {
     pub panels: Vec<String>,
     /// Differences of our workload from the paper's.
     pub differs: Option<String>,
+    /// The reasons of verdicts that are behind.
+    pub behind: Option<String>,
     #[serde(default, rename = "claim")]
     pub claims: Vec<Claim>,
 }

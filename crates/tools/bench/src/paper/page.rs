@@ -3,6 +3,7 @@
 use crate::paper::measured::{Done, Results, judge};
 use crate::paper::numbers::{Figure, Paper};
 use crate::paper::table::{digits, ours, verdict};
+use crate::paper::verdict::Verdict;
 use std::fmt::Write;
 
 const HEAD: &str = "# The papers
@@ -15,6 +16,9 @@ A number is a ratio between two contenders on one device, in one run, in turns: 
 the median of at least five runs (in brackets: quartiles). *Surpassed*: both quartiles are better than the paper's ratio; \
 *reproduced*: they enclose it; *behind*: both are worse. The sentences restate the papers.
 ";
+
+/// Begins the reasons of verdicts that are behind.
+const BEHIND: &str = "Why behind:";
 
 /// The whole page. `pictures` is the folder of the drawings as the page sees it.
 pub fn render(papers: &[Paper], results: &[Results], pictures: Option<&str>) -> String {
@@ -63,7 +67,9 @@ fn of_figure(paper: &Paper, figure: &Figure, results: &[Results], pictures: Opti
     if !figure.claims.is_empty() {
         text += "\n| the paper | ratio | paper | ours | verdict |\n|---|---|---|---|---|\n";
     }
+    let mut is_behind = false;
     for judged in judge(figure, panels, unmeasured, quick) {
+        is_behind |= judged.verdict == Some(Verdict::Behind);
         let verdict = if unmeasured.is_some() { "not measured".to_owned() } else { verdict(&judged) };
         let _ = writeln!(
             text,
@@ -73,6 +79,9 @@ fn of_figure(paper: &Paper, figure: &Figure, results: &[Results], pictures: Opti
             digits(judged.paper),
             ours(&judged)
         );
+    }
+    if let (Some(why), true) = (&figure.behind, is_behind) {
+        let _ = write!(text, "\n{BEHIND} {why}\n");
     }
     if let (Some(pictures), false) = (pictures, panels.is_empty()) {
         let _ = write!(text, "\n![{}]({pictures}/{}-{}.svg)\n", figure.title, paper.id, figure.name);
@@ -115,6 +124,17 @@ mod tests {
                     figure.name
                 );
             }
+        }
+    }
+
+    #[test]
+    fn the_page_of_the_docs_says_why_we_are_behind() {
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../docs/PAPERS.md");
+        let page = std::fs::read_to_string(page).unwrap();
+        // Each figure begins with its name in bold.
+        for figure in page.split("\n**").skip(1) {
+            let is_said = !figure.contains("| behind |") || figure.contains(BEHIND);
+            assert!(is_said, "docs/PAPERS.md gives no reason: {}", figure.lines().next().unwrap_or_default());
         }
     }
 

@@ -45,7 +45,7 @@ pub fn rows(run: &Run, setting: &Setting) -> Result<Vec<Row>> {
         let count = if run.quick { 10 } else { 100 };
         let inside = Job::EchoKeys { log: log.map(|name| Path::new("/data").join(name)) };
         let outside = Job::EchoKeys { log: log.map(|_| PathBuf::from("/dev/null")) };
-        let session = host.on_volume(true, None, guest(&inside)?);
+        let session = host.on_volume(None, guest(&inside)?);
         let ours = keys("in a session", rounds, count, || command(&session))?;
         let peer = keys("without one, never flushed", rounds, count, || runs::outside(&outside))?;
         rows.push(limited(run, cell, &[&ours, &peer], Some(limit_us)));
@@ -54,7 +54,7 @@ pub fn rows(run: &Run, setting: &Setting) -> Result<Vec<Row>> {
     for _ in 0..rounds {
         whole.begin_round();
         for _ in 0..if run.quick { 1 } else { 10 } {
-            let session = host.on_volume(true, None, vec!["true".to_owned()]);
+            let session = host.on_volume(None, vec!["true".to_owned()]);
             whole.push(timed(|| wait(command(&session)?.spawn()?))?);
         }
     }
@@ -75,7 +75,7 @@ fn limited(run: &Run, cell: &str, contenders: &[&Measured], limit_us: Option<f64
 
 /// Commits of a session's volume: without changes, and after a small change.
 fn commits(name: &str, host: &Host, rounds: usize, count: usize) -> Result<(Measured, Measured)> {
-    let session = host.on_volume(true, None, guest(&Job::EchoKeys { log: None })?);
+    let session = host.on_volume(None, guest(&Job::EchoKeys { log: None })?);
     let mut child = command(&session)?.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
     let mut ready = [0];
     child.stdout.as_mut().expect("piped").read_exact(&mut ready)?;

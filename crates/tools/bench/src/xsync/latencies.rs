@@ -1,7 +1,7 @@
 //! The gain of sessions on disks with slower flushes.
 
 use super::clients::{Load, MESSAGE_BYTES, WRITES};
-use super::postgres::Cluster;
+use super::postgres::{Cluster, Transactions, usual};
 use super::runs::section;
 use super::session::Setting;
 use super::{programs, servers};
@@ -32,7 +32,7 @@ pub fn sections(run: &Run) -> Result<Vec<Section>> {
         let cell = || format!("{} ms", flush_us as f64 / 1e3);
         let sqlite = programs::database(run, &setting, if run.quick { 20 } else { COMMITS })?;
         rows[0].extend(sqlite.map(|row| Row { cell: cell(), ..row }));
-        if let Some(cluster) = Cluster::set_up(run, &setting)? {
+        if let Some(cluster) = Cluster::set_up(run, usual(&setting), Transactions::Simple)? {
             rows[1].push(cluster.row(run, 1, 1, cell())?);
             rows[2].push(cluster.row(run, 16, 1, cell())?);
         }

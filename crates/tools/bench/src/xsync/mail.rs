@@ -55,9 +55,8 @@ pub fn measure(setting: &Setting, files: u64, rounds: usize, synchronous: &[(&st
     let mail = setting.dir.join("mail");
     fs::create_dir_all(&mail)?;
     let slow: Vec<_> = synchronous.iter().map(|(name, at)| (*name, at.join("mail"))).collect();
-    let job = |dir: &Path| Job::Postmark { dir: dir.to_owned(), files, transactions: files };
-    let inside = guest(&job("/data/mail".as_ref()))?;
-    let session = |host: &Host| host.on_volume(true, None, inside.clone());
+    let inside = guest(&job("/data/mail".as_ref(), files))?;
+    let session = |host: &Host| host.on_volume(None, inside.clone());
     let exact = SessionJob { exact: true, ..session(&setting.host) };
     let mut ways = vec![
         (NAMES[0], Way::Session(session(&setting.host))),
@@ -72,6 +71,22 @@ pub fn measure(setting: &Setting, files: u64, rounds: usize, synchronous: &[(&st
         ways.push((ON_DEVICE, Way::Session(session(host))));
     }
     ways.extend(slow.iter().map(|(name, dir)| (*name, Way::Outside { dir, is_synced: false })));
+    in_turns_of(&ways, files, rounds)
+}
+
+/// The times of PostMark in sessions on the volume that is kept.
+pub fn in_sessions(files: u64, rounds: usize, hosts: &[(&str, &Host)]) -> Result<Vec<Measured>> {
+    let inside = guest(&job("/data/mail".as_ref(), files))?;
+    let ways: Vec<_> =
+        hosts.iter().map(|(name, host)| (*name, Way::Session(host.on_volume(None, inside.clone())))).collect();
+    in_turns_of(&ways, files, rounds)
+}
+
+fn job(dir: &Path, files: u64) -> Job {
+    Job::Postmark { dir: dir.to_owned(), files, transactions: files }
+}
+
+fn in_turns_of(ways: &[(&str, Way<'_>)], files: u64, rounds: usize) -> Result<Vec<Measured>> {
     let names: Vec<&str> = ways.iter().map(|(name, _)| *name).collect();
     in_turns(rounds, &names, |who| {
         // Syncs, so that no contender pays for the changes of another one.
@@ -79,7 +94,7 @@ pub fn measure(setting: &Setting, files: u64, rounds: usize, synchronous: &[(&st
         match &ways[who].1 {
             Way::Session(session) => timed(|| finished(&mut command(session)?)),
             Way::Outside { dir, is_synced } => timed(|| {
-                finished(&mut outside(&job(dir))?)?;
+                finished(&mut outside(&job(dir, files))?)?;
                 if *is_synced { syncfs(dir) } else { Ok(()) }
             }),
         }

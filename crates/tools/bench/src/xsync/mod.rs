@@ -11,6 +11,7 @@ pub mod programs;
 pub mod runs;
 pub mod servers;
 pub mod session;
+pub mod web;
 
 use crate::measuring::bench_run::Run;
 use crate::measuring::fs::Place;

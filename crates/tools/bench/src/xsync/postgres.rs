@@ -22,63 +22,107 @@ pub const NOTES: &[&str] = &[
 pub const DURABLE: &str = "durable, without a session";
 pub const ASYNCHRONOUS: &str = "asynchronous";
 
+/// The transactions of the clients.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Transactions {
+    /// pgbench's own.
+    Simple,
+    /// A small TPC-C: of 25 transactions 11 orders, 11 payments, 3 readers.
+    TpcC,
+}
+
+/// The files of TPC-C: the tables, and the transactions with their weights.
+const TABLES: &str = include_str!("tpcc/tables.sql");
+const TPC_C: [(&str, &str, u32); 3] = [
+    ("new_order", include_str!("tpcc/new_order.sql"), 11),
+    ("payment", include_str!("tpcc/payment.sql"), 11),
+    ("order_status", include_str!("tpcc/order_status.sql"), 3),
+];
+/// The directory of these files, where server and clients also have their socket. It is the session's own in a session.
+const TEMPORARY: &str = "/var/tmp";
+
 /// The directory of the newest PostgreSQL's programs, in Debian's layout.
 fn programs() -> Option<PathBuf> {
     let versions = fs::read_dir("/usr/lib/postgresql").ok()?.flatten().map(|version| version.path().join("bin"));
-    versions.filter(|bin| ["initdb", "pg_ctl", "pgbench"].iter().all(|program| bin.join(program).exists())).max()
+    versions.filter(|bin| ["initdb", "pg_ctl", "pgbench", "psql"].iter().all(|name| bin.join(name).exists())).max()
 }
 
 /// Rows over the number of clients.
 pub fn rows(run: &Run, setting: &Setting) -> Result<Vec<Row>> {
-    let Some(cluster) = Cluster::set_up(run, setting)? else { return Ok(Vec::new()) };
+    let Some(cluster) = Cluster::set_up(run, usual(setting), Transactions::Simple)? else { return Ok(Vec::new()) };
     let counts = if run.quick { vec![2] } else { vec![1, 4, 16] };
     let row = |clients| cluster.row(run, clients, 3, format!("{clients} clients"));
     counts.into_iter().map(row).collect()
 }
 
-/// A contender: where its server's files are, and whether the server flushes.
-struct Way {
-    name: &'static str,
-    in_a_session: bool,
-    at: PathBuf,
-    fsync: bool,
+/// A contender: the session of its server and clients, the server's files, and whether the server flushes.
+pub struct Way<'a> {
+    pub name: &'static str,
+    pub host: Option<&'a Host>,
+    pub at: PathBuf,
+    pub fsync: bool,
+}
+
+impl<'a> Way<'a> {
+    /// Server and clients in a session on the volume that is kept.
+    pub fn session(name: &'static str, host: &'a Host) -> Way<'a> {
+        Way { name, host: Some(host), at: "/data/pg".into(), fsync: true }
+    }
+
+    pub fn outside(name: &'static str, at: PathBuf, fsync: bool) -> Way<'a> {
+        Way { name, host: None, at, fsync }
+    }
+}
+
+/// The contenders: in a session, durable without one, asynchronous.
+pub fn usual(setting: &Setting) -> Vec<Way<'_>> {
+    let mut ways = vec![
+        Way::session(NAMES[0], &setting.host),
+        Way::outside(DURABLE, setting.dir.join("pg"), true),
+        Way::outside(ASYNCHRONOUS, setting.dir.join("pg-asynchronous"), false),
+    ];
+    ways.extend(setting.journaling.as_ref().map(|dir| Way::outside(ON_JOURNALING, dir.join("pg"), false)));
+    ways
 }
 
 /// Servers in a session's volume and outside.
 pub struct Cluster<'a> {
-    host: &'a Host,
     bin: PathBuf,
-    ways: Vec<Way>,
+    ways: Vec<Way<'a>>,
+    transactions: Transactions,
 }
 
 impl Cluster<'_> {
-    /// Sets up the servers. None, with a message, if there is no PostgreSQL.
-    pub fn set_up<'a>(run: &Run, setting: &'a Setting) -> Result<Option<Cluster<'a>>> {
+    /// Sets up the servers; of contenders with one directory, only the first's. None, with a message, if there is no
+    /// PostgreSQL.
+    pub fn set_up<'a>(run: &Run, ways: Vec<Way<'a>>, transactions: Transactions) -> Result<Option<Cluster<'a>>> {
         let Some(bin) = programs() else {
             run.progress.print("PostgreSQL is not measured: install the package postgresql.");
             return Ok(None);
         };
         run.progress.cell("xsync: PostgreSQL");
-        let way = |name, in_a_session, at, fsync| Way { name, in_a_session, at, fsync };
-        let mut ways = vec![
-            way(NAMES[0], true, "/data/pg".into(), true),
-            way(DURABLE, false, setting.dir.join("pg"), true),
-            way(ASYNCHRONOUS, false, setting.dir.join("pg-asynchronous"), false),
-        ];
-        ways.extend(setting.journaling.as_ref().map(|dir| way(ON_JOURNALING, false, dir.join("pg"), false)));
-        // The server refuses to run as root, so its user must be able to enter these directories.
-        for dir in [Some(&setting.dir), setting.journaling.as_ref()].into_iter().flatten() {
-            for above in dir.ancestors().take(2) {
-                fs::set_permissions(above, Permissions::from_mode(0o755))?;
+        let cluster = Cluster { bin, ways, transactions };
+        for (n, way) in cluster.ways.iter().enumerate() {
+            if way.host.is_none() {
+                // The server refuses to run as root, so its user must be able to enter these directories.
+                for above in way.at.ancestors().skip(1).take(2) {
+                    fs::set_permissions(above, Permissions::from_mode(0o755))?;
+                }
             }
-        }
-        let cluster = Cluster { host: &setting.host, bin, ways };
-        for way in &cluster.ways {
+            if cluster.ways[..n].iter().any(|before| before.at == way.at) {
+                continue;
+            }
             let (start, stop, at, bin) =
                 (cluster.start(way), cluster.stop(way), way.at.display(), cluster.bin.display());
+            let fill = match transactions {
+                Transactions::Simple => format!("{bin}/pgbench -h {TEMPORARY} -i -q -s 5 postgres 2>/dev/null"),
+                Transactions::TpcC => {
+                    format!("{bin}/psql -h {TEMPORARY} -q -v ON_ERROR_STOP=1 -d postgres <<'END'\n{TABLES}\nEND\n")
+                }
+            };
             let script = format!(
                 "rm -rf {at}; mkdir {at}; chown postgres: {at}; {AS_POSTGRES} {bin}/initdb -D {at} >/dev/null; \
-                 {start}; {AS_POSTGRES} {bin}/pgbench -h /var/tmp -i -q -s 5 postgres 2>/dev/null; {stop}"
+                 {start}; {AS_POSTGRES} {fill}\n{stop}"
             );
             let output = cluster.shell(way, &script)?.output()?;
             ensure!(
@@ -102,23 +146,35 @@ impl Cluster<'_> {
         Ok(Row { load: format!("{clients} clients"), ..row })
     }
 
-    /// The times of a transaction with so many clients: in a session, durable without one, asynchronous.
+    /// The times of a transaction with so many clients, of each contender.
     pub fn measure(&self, run: &Run, clients: usize, rounds: usize) -> Result<Vec<Measured>> {
         run.progress.cell(format!("xsync: PostgreSQL, {clients} clients"));
         let seconds = if run.quick { 1 } else { 5 };
+        let mut files = String::new();
+        let mut load = format!("-c {clients} -j 2 -T {seconds}");
+        if self.transactions == Transactions::TpcC {
+            for (name, text, weight) in TPC_C {
+                files += &format!("cat >{TEMPORARY}/untorn-{name}.sql <<'END'\n{text}END\n");
+                load += &format!(" -f {TEMPORARY}/untorn-{name}.sql@{weight}");
+            }
+            files += &format!("chmod 644 {TEMPORARY}/untorn-*.sql\n");
+        }
         let mut times: Vec<_> = self.ways.iter().map(|way| Measured::new(way.name)).collect();
         for _ in 0..rounds {
             for (way, measured) in self.ways.iter().zip(&mut times) {
                 let (start, stop, bin) = (self.start(way), self.stop(way), self.bin.display());
                 let script = format!(
-                    "{start}; {AS_POSTGRES} {bin}/pgbench -h /var/tmp -n -c {clients} -j 2 -T {seconds} postgres; {stop}"
+                    "{files}{start}; {AS_POSTGRES} {bin}/pgbench -h {TEMPORARY} -n {load} postgres; {stop}; \
+                     rm -f {TEMPORARY}/untorn-*.sql"
                 );
                 rustix::fs::sync();
-                let output = self.shell(way, &script)?.stderr(Stdio::null()).output()?;
+                let output = self.shell(way, &script)?.output()?;
                 let text = String::from_utf8_lossy(&output.stdout);
                 let rate =
                     text.lines().find_map(|line| line.strip_prefix("tps = ")?.split(' ').next()?.parse::<f64>().ok());
-                let rate = rate.with_context(|| format!("pgbench told no rate: {text}"))?;
+                let rate = rate.with_context(|| {
+                    format!("pgbench told no rate: {text}{}", String::from_utf8_lossy(&output.stderr))
+                })?;
                 measured.begin_round();
                 measured.push(Duration::from_secs_f64(1.0 / rate));
             }
@@ -126,26 +182,27 @@ impl Cluster<'_> {
         Ok(times)
     }
 
-    fn start(&self, way: &Way) -> String {
+    fn start(&self, way: &Way<'_>) -> String {
         let fsync = if way.fsync { "on" } else { "off" };
-        let options = format!("-k /var/tmp -c listen_addresses= -c max_wal_size=128MB -c fsync={fsync}");
+        let options = format!("-k {TEMPORARY} -c listen_addresses= -c max_wal_size=128MB -c fsync={fsync}");
         let (bin, at) = (self.bin.display(), way.at.display());
         format!("{AS_POSTGRES} {bin}/pg_ctl -D {at} -w -s -l /dev/null -o '{options}' start")
     }
 
-    fn stop(&self, way: &Way) -> String {
+    fn stop(&self, way: &Way<'_>) -> String {
         format!("{AS_POSTGRES} {}/pg_ctl -D {} -w -s -m fast stop", self.bin.display(), way.at.display())
     }
 
     /// A shell script, in a session or outside of one.
-    fn shell(&self, way: &Way, script: &str) -> Result<Command> {
+    fn shell(&self, way: &Way<'_>, script: &str) -> Result<Command> {
         let words = ["sh", "-e", "-c", &format!("cd /; {script}")].map(str::to_owned);
-        let mut shell = if way.in_a_session {
-            command(&self.host.on_volume(true, None, words.to_vec()))?
-        } else {
-            let mut shell = Command::new(&words[0]);
-            shell.args(&words[1..]);
-            shell
+        let mut shell = match way.host {
+            Some(host) => command(&host.on_volume(None, words.to_vec()))?,
+            None => {
+                let mut shell = Command::new(&words[0]);
+                shell.args(&words[1..]);
+                shell
+            }
         };
         shell.stdin(Stdio::null());
         Ok(shell)

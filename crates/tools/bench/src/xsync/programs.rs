@@ -4,11 +4,13 @@ use super::runs::{NAMES, ON_DEVICE, ON_JOURNALING, finished, in_turns, row, sync
 use super::session::{Host, Setting, command, wait};
 use crate::measuring::bench_run::Run;
 use crate::measuring::harness::timed;
+use crate::measuring::scratch::Scratch;
 use crate::report::section::{Row, Target};
 use crate::report::statistics::Measured;
 use anyhow::{Context, Result};
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -77,12 +79,12 @@ pub fn database(run: &Run, setting: &Setting, commits: u64) -> Result<Option<Row
         fs::write(&path, script(&database, synchronous))?;
         if let Way::Session(host) = way {
             let clean = ["sh", "-c", "rm -f /data/t.db*"].map(str::to_owned).to_vec();
-            finished(&mut command(&host.on_volume(true, None, clean))?)?;
+            finished(&mut command(&host.on_volume(None, clean))?)?;
         }
         rustix::fs::sync();
         let (start, mut until_shown) = (Instant::now(), Duration::ZERO);
         let mut sqlite = match way {
-            Way::Session(host) => command(&host.on_volume(true, None, vec!["sqlite3".to_owned()]))?,
+            Way::Session(host) => command(&host.on_volume(None, vec!["sqlite3".to_owned()]))?,
             Way::Outside { .. } => Command::new("sqlite3"),
         };
         let mut child = sqlite.stdin(File::open(&path)?).stdout(Stdio::piped()).spawn()?;
@@ -111,17 +113,47 @@ pub fn database(run: &Run, setting: &Setting, commits: u64) -> Result<Option<Row
 }
 
 fn build(run: &Run, setting: &Setting) -> Result<Option<Row>> {
-    let built = measure_build(run, setting, run.rounds(5), &[])?;
+    let built = measure_build(run, run.rounds(5), &Builder::usual(setting), Compiler::Compiles)?;
     Ok(built.map(|(cell, times)| row(run, cell, &times, (1, Target::AtMost(1.03)), &[])))
 }
 
-/// The times of a build, which is described: in a session over its directory, without one, and in other directories.
-/// `None`, with a message, if there is no compiler.
+/// A contender of a build: the sessions over its directory, or none, and the directory.
+pub struct Builder<'a> {
+    pub name: &'a str,
+    pub host: Option<&'a Host>,
+    pub dir: &'a Path,
+}
+
+impl<'a> Builder<'a> {
+    /// A build in a session over its directory, and builds without one.
+    pub fn usual(setting: &'a Setting) -> Vec<Builder<'a>> {
+        let mut all = vec![
+            Builder { name: NAMES[0], host: Some(&setting.host), dir: &setting.dir },
+            Builder { name: NAMES[1], host: None, dir: &setting.dir },
+        ];
+        let journaling = setting.journaling.as_deref();
+        all.extend(journaling.map(|dir| Builder { name: ON_JOURNALING, host: None, dir }));
+        all
+    }
+}
+
+/// The work of a build's compiler.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Compiler {
+    Compiles,
+    /// It copies its output of an earlier build: the build is little more than its reads and writes.
+    Copies,
+}
+
+/// The directory in a source tree with a compiler that copies, and its outputs.
+const OBJECTS: &str = "objects";
+
+/// The times of a build, which is described. `None`, with a message, if there is no compiler.
 pub fn measure_build(
     run: &Run,
-    setting: &Setting,
     rounds: usize,
-    others: &[(&str, &Path)],
+    builders: &[Builder<'_>],
+    compiler: Compiler,
 ) -> Result<Option<(String, Vec<Measured>)>> {
     if !is_here("make") || !is_here("cc") {
         run.progress.print("No build is measured: install make and a C compiler.");
@@ -130,27 +162,46 @@ pub fn measure_build(
     run.progress.cell("xsync: build");
     let source = std::env::var_os("UNTORN_XSYNC_SOURCE").map(PathBuf::from);
     let files = if run.quick { 2 } else { 60 };
-    let mut ways: Vec<(&str, &Path)> = NAMES.into_iter().map(|name| (name, &*setting.dir)).collect();
-    ways.extend(setting.journaling.as_ref().map(|dir| (ON_JOURNALING, &**dir)));
-    ways.extend(others);
-    let names: Vec<&str> = ways.iter().map(|(name, _)| *name).collect();
+    let names: Vec<&str> = builders.iter().map(|builder| builder.name).collect();
+    let prepare = |work: &Path| match &source {
+        Some(source) => copy_tree(source, work),
+        None => write_source(work, files),
+    };
+    let make = |work: &Path| {
+        let cc = match compiler {
+            Compiler::Compiles => "cc".to_owned(),
+            Compiler::Copies => work.join(OBJECTS).join("cc").display().to_string(),
+        };
+        vec!["make".to_owned(), "-s".to_owned(), "-j2".to_owned(), format!("CC={cc}")]
+    };
+    let outside = |work: &Path| {
+        let words = make(work);
+        finished(Command::new(&words[0]).args(&words[1..]).current_dir(work))
+    };
+    let earlier = Scratch::new_in(&std::env::temp_dir())?;
+    let earlier = earlier.path().join("source");
+    if compiler == Compiler::Copies {
+        prepare(&earlier)?;
+        write_copying_compiler(&earlier.join(OBJECTS))?;
+        outside(&earlier)?;
+    }
     let times = in_turns(rounds, &names, |who| {
-        let dir = ways[who].1;
+        let Builder { host, dir, .. } = builders[who];
         let work = dir.join("source");
-        match &source {
-            Some(source) => copy_tree(source, &work)?,
-            None => write_source(&work, files)?,
+        prepare(&work)?;
+        if compiler == Compiler::Copies {
+            copy_tree(&earlier.join(OBJECTS), &work.join(OBJECTS))?;
         }
         rustix::fs::sync();
-        let make = ["make", "-s", "-j2"];
-        let time = if who == 0 {
-            let session = setting.host.over_a_directory(make.map(str::to_owned).to_vec());
-            timed(|| finished(command(&session)?.current_dir(&work)))
-        } else {
-            timed(|| {
-                finished(Command::new(make[0]).args(&make[1..]).current_dir(&work))?;
+        let time = match host {
+            Some(host) => {
+                let session = host.over_a_directory(make(&work));
+                timed(|| finished(command(&session)?.current_dir(&work)))
+            }
+            None => timed(|| {
+                outside(&work)?;
                 syncfs(&work)
-            })
+            }),
         };
         anyhow::ensure!(source.is_some() || work.join("all").exists(), "the build has built nothing");
         fs::remove_dir_all(&work)?;
@@ -161,6 +212,18 @@ pub fn measure_build(
         None => format!("build of {files} files"),
     };
     Ok(Some((cell, times)))
+}
+
+/// Makes a compiler that compiles each file once, and later copies its output.
+fn write_copying_compiler(objects: &Path) -> Result<()> {
+    fs::create_dir(objects)?;
+    let path = objects.join("cc");
+    let script = "#!/bin/sh\nfor word; do [ \"$before\" = -o ] && out=$word; before=$word; done\n\
+                  kept=${0%/*}/${out##*/}.kept\n\
+                  if [ -n \"$out\" ] && [ -e \"$kept\" ]; then exec cp \"$kept\" \"$out\"; fi\n\
+                  cc \"$@\" || exit\n[ -z \"$out\" ] || cp \"$out\" \"$kept\"\n";
+    fs::write(&path, script)?;
+    Ok(fs::set_permissions(&path, Permissions::from_mode(0o755))?)
 }
 
 fn copy_tree(from: &Path, to: &Path) -> Result<()> {
@@ -187,6 +250,6 @@ fn write_source(dir: &Path, files: usize) -> Result<()> {
     let sum: String = (0..files).map(|n| format!(" + part{n}(\"text\")")).collect();
     let declared: String = (0..files).map(|n| format!("int part{n}(char *);\n")).collect();
     fs::write(dir.join("main.c"), format!("{declared}int main(void) {{ return (0{sum}) & 1; }}\n"))?;
-    let makefile = "CFLAGS := -O2\nOBJ := $(patsubst %.c,%.o,$(wildcard *.c))\nall: $(OBJ)\n\tcc -o $@ $^\n";
+    let makefile = "CFLAGS := -O2\nOBJ := $(patsubst %.c,%.o,$(wildcard *.c))\nall: $(OBJ)\n\t$(CC) -o $@ $^\n";
     fs::write(dir.join("Makefile"), makefile).context("the source tree")
 }

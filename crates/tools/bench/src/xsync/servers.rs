@@ -26,20 +26,21 @@ pub const NAMES: [&str; 3] = ["in a session", "durable, without a session", "in 
 pub const ASYNCHRONOUS: &str = "asynchronous, without a session";
 
 /// Where and how the server of a contender runs.
-enum Way<'a> {
-    Session { host: &'a Host, gate: bool },
+pub enum Way<'a> {
+    Session(&'a Host),
     Outside { dir: &'a Path, flush: bool },
 }
 
-fn ways(setting: &Setting) -> Vec<(&'static str, Way<'_>)> {
+/// The contenders.
+pub fn usual(setting: &Setting) -> Vec<(&'static str, Way<'_>)> {
     let mut ways = vec![
-        (NAMES[0], Way::Session { host: &setting.host, gate: true }),
+        (NAMES[0], Way::Session(&setting.host)),
         (NAMES[1], Way::Outside { dir: &setting.dir, flush: true }),
-        (NAMES[2], Way::Session { host: &setting.host, gate: false }),
+        (NAMES[2], Way::Session(&setting.ungated)),
         (ASYNCHRONOUS, Way::Outside { dir: &setting.dir, flush: false }),
     ];
     ways.extend(setting.journaling.as_ref().map(|dir| (ON_JOURNALING, Way::Outside { dir, flush: false })));
-    ways.extend(setting.on_device.as_ref().map(|host| (ON_DEVICE, Way::Session { host, gate: true })));
+    ways.extend(setting.on_device.as_ref().map(|host| (ON_DEVICE, Way::Session(host))));
     ways
 }
 
@@ -51,7 +52,7 @@ pub fn over_clients(run: &Run, setting: &Setting) -> Result<Vec<Row>> {
     for &clients in counts {
         run.progress.cell(format!("xsync: a server, {clients} clients"));
         let load = Load { clients, kind: WRITES, answer_bytes: MESSAGE_BYTES };
-        let answers = answers(run, setting, load, run.rounds(3))?;
+        let answers = answers(run, &usual(setting), load, run.rounds(3))?;
         if clients == 1 {
             alone_us = answers.times[0].summary().median_us;
         }
@@ -85,7 +86,7 @@ pub fn over_sizes(run: &Run, setting: &Setting) -> Result<Vec<Row>> {
 
 /// A row with clients whose questions are logged, without a target.
 pub fn logged(run: &Run, setting: &Setting, load: Load, cell: String) -> Result<Row> {
-    let answers = answers(run, setting, load, run.rounds(3))?;
+    let answers = answers(run, &usual(setting), load, run.rounds(3))?;
     Ok(Row { cell, load: format!("{} clients", load.clients), ..answers.row(1, run.quick) })
 }
 
@@ -94,7 +95,7 @@ pub fn unchanged(run: &Run, setting: &Setting) -> Result<Vec<Row>> {
     let clients = if run.quick { 20 } else { 50 };
     run.progress.cell(format!("xsync: a server, {clients} clients, nothing changed"));
     let load = Load { clients, kind: READS, answer_bytes: MESSAGE_BYTES };
-    let row = answers(run, setting, load, run.rounds(3))?.row(2, run.quick);
+    let row = answers(run, &usual(setting), load, run.rounds(3))?.row(2, run.quick);
     let row = Row { cell: format!("{clients} clients"), load: "nothing changed".to_owned(), ..row };
     Ok(vec![row.against_target(Some(Target::AtLeast(0.9)), Waited::Allowed, run.quick)])
 }
@@ -130,9 +131,8 @@ impl Answers {
 }
 
 /// Asks each contender's server in turn, so many times.
-pub fn answers(run: &Run, setting: &Setting, load: Load, rounds: usize) -> Result<Answers> {
+pub fn answers(run: &Run, ways: &[(&str, Way<'_>)], load: Load, rounds: usize) -> Result<Answers> {
     let time = if run.quick { 50 } else { 800 };
-    let ways = ways(setting);
     let mut times: Vec<_> = ways.iter().map(|(name, _)| Measured::new(*name)).collect();
     let mut rates = vec![Vec::new(); ways.len()];
     for _ in 0..rounds {
@@ -155,9 +155,9 @@ fn start(way: &Way<'_>) -> Result<(Child, u16)> {
     let port = clients::free_port();
     let mut started = match way {
         Way::Outside { dir, flush } => outside(&Job::Serve { port, log: dir.join("log"), flush: *flush })?,
-        Way::Session { host, gate } => {
+        Way::Session(host) => {
             let server = guest(&Job::Serve { port, log: "/data/log".into(), flush: false })?;
-            command(&host.on_volume(*gate, Some(port), server))?
+            command(&host.on_volume(Some(port), server))?
         }
     };
     Ok((started.spawn()?, port))

@@ -7,18 +7,19 @@ use anyhow::{Context, Result, bail, ensure};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use untorn_xsync::commands::run_session::Wanted;
+use untorn_xsync::volumes::committer::Commits;
 
 const VOLUME_BYTES: u64 = 1 << 30;
 
 /// Runs the session of a job in this process, which must have one thread. Fails unless the program's exit code is 0.
 pub fn run(job: SessionJob) -> Result<()> {
-    let SessionJob { gate, exact, volume, place, listen, program } = job;
+    let SessionJob { commits, exact, volume, place, listen, program } = job;
     let listen: Vec<std::net::SocketAddr> =
         listen.into_iter().map(|port| (std::net::Ipv4Addr::LOCALHOST, port).into()).collect();
     let bytes = VOLUME_BYTES;
     let volume = volume.map(|path| (path, Some(bytes)));
     let program = program.into_iter().map(Into::into).collect();
-    let code = Wanted { gate, exact, volume, place, bytes, listen, ..Wanted::new(program) }.run()?;
+    let code = Wanted { commits, exact, volume, place, bytes, listen, ..Wanted::new(program) }.run()?;
     ensure!(code == 0, "the session ended with code {code}");
     Ok(())
 }
@@ -35,18 +36,19 @@ pub struct Host {
     dir: PathBuf,
     /// A volume that is kept, so that it is made only once.
     volume: PathBuf,
+    commits: Commits,
 }
 
 impl Host {
     /// A session on the volume that is kept.
-    pub fn on_volume(&self, gate: bool, listen: Option<u16>, program: Vec<String>) -> SessionJob {
+    pub fn on_volume(&self, listen: Option<u16>, program: Vec<String>) -> SessionJob {
         let volume = Some(self.volume.clone());
-        SessionJob { gate, exact: false, volume, place: self.dir.clone(), listen, program }
+        SessionJob { commits: self.commits, exact: false, volume, place: self.dir.clone(), listen, program }
     }
 
     /// A session over its working directory.
     pub fn over_a_directory(&self, program: Vec<String>) -> SessionJob {
-        SessionJob { gate: true, exact: false, volume: None, place: self.dir.clone(), listen: None, program }
+        SessionJob { commits: self.commits, exact: false, volume: None, place: self.dir.clone(), listen: None, program }
     }
 }
 
@@ -55,6 +57,10 @@ pub struct Setting {
     pub dir: PathBuf,
     /// Sessions whose volumes are files in the place.
     pub host: Host,
+    /// Such sessions whose commits follow one another.
+    pub eager: Host,
+    /// Such sessions whose output does not wait.
+    pub ungated: Host,
     /// Sessions whose volume is a block device, as in the paper on xsyncfs. None if the place was not made for the
     /// benchmark.
     pub on_device: Option<Host>,
@@ -72,10 +78,13 @@ impl Setting {
         if let Some(device) = &device {
             make_volume(&device.path)?;
         }
-        let host = |volume: &Path| Host { dir: dir.clone(), volume: volume.to_owned() };
+        let host = |volume: &Path, commits| Host { dir: dir.clone(), volume: volume.to_owned(), commits };
+        let volume = dir.join("volume.img");
         Ok(Setting {
-            host: host(&dir.join("volume.img")),
-            on_device: device.as_ref().map(|device| host(&device.path)),
+            host: host(&volume, Commits::BeforeOutput),
+            eager: host(&volume, Commits::Eager),
+            ungated: host(&volume, Commits::Never),
+            on_device: device.as_ref().map(|device| host(&device.path, Commits::BeforeOutput)),
             journaling: journaling.as_ref().map(|place| place.directory("xsync")).transpose()?,
             dir,
             _device: device,

@@ -2,9 +2,10 @@
 
 use crate::driver::{Answer, Driver, extension, plain, program, static_program, uri};
 use std::fs::{self, File};
+use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use untorn_testkit::{extent, is_root, skipped};
 
 const BUSY: i32 = 5;
@@ -212,6 +213,47 @@ fn a_database_of_a_store_that_was_removed_can_be_made_again() {
         driver.sql("INSERT INTO t VALUES (1)");
     }
     driver.end();
+}
+
+/// The store's directory is removed and made again by this program, which keeps stores open.
+#[test]
+fn a_store_that_was_removed_can_be_made_again() {
+    let above = tempfile::tempdir().unwrap();
+    let dir = above.path().join("store");
+    let name = format!("a.db?store={}", dir.display());
+    let mut driver = Driver::start();
+    for n in 0..3 {
+        fs::create_dir(&dir).unwrap();
+        driver.open(0, &dir, &name);
+        assert_eq!(
+            driver.sql(&format!("CREATE TABLE t(a); INSERT INTO t VALUES ({n}); SELECT a FROM t")),
+            n.to_string()
+        );
+        driver.tell("close 0").ok();
+        if n < 2 {
+            fs::remove_dir_all(&dir).unwrap();
+        }
+    }
+    driver.end();
+    assert_eq!(rows(&dir), "2");
+}
+
+/// SQLite's shell has a log, and its parts are gone when the extension closes stores at the exit.
+#[test]
+fn nothing_is_logged_at_the_exit() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = dir.path().join("store");
+    fs::create_dir(&store).unwrap();
+    let script = format!(
+        ".load {}\n.open {}\nCREATE TABLE t(a);\n.shell rm -r {}\n",
+        extension(&[]).display(),
+        uri(&store, &format!("a.db?store={}", store.display())),
+        store.display()
+    );
+    let mut shell = Command::new("sqlite3").stdin(Stdio::piped()).spawn().unwrap();
+    shell.stdin.take().unwrap().write_all(script.as_bytes()).unwrap();
+    let status = shell.wait().unwrap();
+    assert!(status.success(), "{status}");
 }
 
 #[test]

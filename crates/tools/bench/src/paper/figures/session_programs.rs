@@ -1,27 +1,31 @@
-//! Figures 4 to 8 of paper 002: programs and servers in sessions.
+//! Figures 4 to 9 of paper 002: programs and servers in sessions.
 
 use crate::measuring::fs::{FileSystem, Place, mounted_sync};
 use crate::paper::measured::{Cell, Panel, Runs, Statistic};
 use crate::paper::setting::Setting;
 use crate::report::section::{Chart, Unit};
-use crate::report::statistics::Measured;
 use crate::xsync::clients::{Load, MESSAGE_BYTES, WRITES};
+use crate::xsync::postgres::{Cluster, Transactions, Way};
+use crate::xsync::programs::{Builder, Compiler};
 use crate::xsync::runs::{NAMES, ON_DEVICE, ON_JOURNALING};
+use crate::xsync::servers::Answers;
 use crate::xsync::session::Setting as Sessions;
-use crate::xsync::{mail, postgres, programs, servers};
+use crate::xsync::web::Requests;
+use crate::xsync::{mail, postgres, programs, servers, web};
 use anyhow::{Context, Result};
-use std::path::Path;
 
 /// Files and transactions of PostMark: fewer than the paper's 10,000, as the synchronous contenders take their time.
 const MAILS: u64 = 1000;
 const CLIENTS: [usize; 5] = [1, 2, 8, 20, 32];
 /// Connections of the paper's web server.
 const CONNECTIONS: usize = 50;
-const ANSWER_KIB: [usize; 4] = [1, 16, 64, 256];
+const DATABASE_BYTES: u64 = 1 << 30;
 
 const OURS: &str = "Untorn";
 const NO_BARRIERS: &str = "mounted sync, no barriers";
 const IN_MEMORY: &str = "in memory";
+const DURABLE_NO_BARRIERS: &str = "durable, no barriers";
+const EAGER: &str = "eager commits";
 
 /// Sessions on an ext4 in an image.
 fn sessions(setting: &Setting<'_>) -> Result<(Place, Sessions)> {
@@ -41,6 +45,8 @@ fn panel(place: &Place, name: &str, title: &str, unit: Unit, mut cells: Vec<Cell
         (mail::SYNC, "ext4, -o sync"),
         (NO_BARRIERS, "ext4, -o sync,barrier=0"),
         (IN_MEMORY, "tmpfs"),
+        (EAGER, "untorn xsync with a thread that commits all the time"),
+        (DURABLE_NO_BARRIERS, "fsync=on, ext4, -o barrier=0"),
         (postgres::DURABLE, "fsync=on, or fdatasync before each answer"),
         (postgres::ASYNCHRONOUS, "fsync=off"),
         (servers::NAMES[2], "answers leave at once"),
@@ -78,24 +84,40 @@ pub fn build(setting: &Setting<'_>) -> Result<Vec<Panel>> {
     let barriers = mounted_sync(&sessions.dir, mail::SYNC_BYTES, "sync")?;
     let none = mounted_sync(&sessions.dir, mail::SYNC_BYTES, "sync,barrier=0")?;
     let memory = tempfile::tempdir_in("/dev/shm").context("a directory in memory")?;
-    let others: [(&str, &Path); 3] =
-        [(IN_MEMORY, memory.path()), (mail::SYNC, barriers.path()), (NO_BARRIERS, none.path())];
-    let built = programs::measure_build(setting.run, &sessions, setting.runs, &others)?;
-    let (name, times) = built.context("there is no compiler")?;
-    let cell = Cell::of("build", &times, Statistic::Median);
-    Ok(vec![panel(&place, "build", &name, Unit::Milliseconds, vec![cell])])
+    let mut builders = Builder::usual(&sessions);
+    let others = [(IN_MEMORY, memory.path()), (mail::SYNC, barriers.path()), (NO_BARRIERS, none.path())];
+    builders.extend(others.map(|(name, dir)| Builder { name, host: None, dir }));
+    let works = [
+        ("build", "", Compiler::Compiles),
+        ("reads and writes", ", the compiler copies earlier outputs", Compiler::Copies),
+    ];
+    let panel = |(name, how, compiler)| {
+        let built = programs::measure_build(setting.run, setting.runs, &builders, compiler)?;
+        let (title, times) = built.context("there is no compiler")?;
+        let cell = Cell::of(name, &times, Statistic::Median);
+        Ok(panel(&place, name, &format!("{title}{how}"), Unit::Milliseconds, vec![cell]))
+    };
+    works.into_iter().map(panel).collect()
 }
 
 pub fn database(setting: &Setting<'_>) -> Result<Vec<Panel>> {
     let (place, sessions) = sessions(setting)?;
-    let cluster = postgres::Cluster::set_up(setting.run, &sessions)?.context("PostgreSQL is not installed")?;
+    let none = mounted_sync(&sessions.dir, DATABASE_BYTES, "barrier=0")?;
+    let mut ways = postgres::usual(&sessions);
+    ways.push(Way::outside(DURABLE_NO_BARRIERS, none.path().join("pg"), true));
     let clients = if setting.run.quick { &CLIENTS[1..2] } else { &CLIENTS[..] };
+    let cells = transactions(setting, ways, clients)?;
+    Ok(vec![panel(&place, "database", "time of a transaction of TPC-C", Unit::Milliseconds, cells)])
+}
+
+/// The times of TPC-C's transactions with these numbers of clients.
+fn transactions(setting: &Setting<'_>, ways: Vec<Way<'_>>, clients: &[usize]) -> Result<Vec<Cell>> {
+    let cluster = Cluster::set_up(setting.run, ways, Transactions::TpcC)?.context("PostgreSQL is not installed")?;
     let cell = |clients: &usize| {
-        let times: Vec<Measured> = cluster.measure(setting.run, *clients, setting.runs)?;
+        let times = cluster.measure(setting.run, *clients, setting.runs)?;
         Ok(Cell::of(format!("{clients} clients"), &times, Statistic::Median))
     };
-    let cells = clients.iter().map(cell).collect::<Result<_>>()?;
-    Ok(vec![panel(&place, "database", "time of a transaction of pgbench", Unit::Milliseconds, cells)])
+    clients.iter().map(cell).collect()
 }
 
 pub fn server(setting: &Setting<'_>) -> Result<Vec<Panel>> {
@@ -104,21 +126,75 @@ pub fn server(setting: &Setting<'_>) -> Result<Vec<Panel>> {
     let connections = if run.quick { 5 } else { CONNECTIONS };
     run.progress.cell(format!("{}: a server, {connections} connections", place.name));
     let load = Load { clients: connections, kind: WRITES, answer_bytes: MESSAGE_BYTES };
-    let many = servers::answers(run, &sessions, load, setting.runs)?;
-    let names = many.times.iter().map(|times| times.name.clone());
-    let contenders = names.zip(&many.rates).map(|(name, runs)| Runs { name, runs: runs.clone() }).collect();
-    let throughput = vec![Cell { name: "answers in a second".to_owned(), contenders }];
-    let sizes = if run.quick { &ANSWER_KIB[..1] } else { &ANSWER_KIB[..] };
-    let latency = |kib: &usize| {
-        run.progress.cell(format!("{}: answers of {kib} KiB", place.name));
-        let load = Load { clients: 1, kind: WRITES, answer_bytes: kib << 10 };
-        let one = servers::answers(run, &sessions, load, setting.runs)?;
-        Ok(Cell::of(format!("{kib} KiB"), &one.times, Statistic::Median))
+    let many = servers::answers(run, &servers::usual(&sessions), load, setting.runs)?;
+    let throughput = vec![Cell { name: "answers in a second".to_owned(), contenders: rates(&many) }];
+    let title = format!("a server that logs before each answer, {connections} connections");
+    Ok(vec![panel(&place, "logging-server", &title, Unit::PerSecond, throughput)])
+}
+
+fn rates(answers: &Answers) -> Vec<Runs> {
+    let names = answers.times.iter().map(|times| times.name.clone());
+    names.zip(&answers.rates).map(|(name, runs)| Runs { name, runs: runs.clone() }).collect()
+}
+
+/// Apache in a session, on file systems whose calls wait for the disk, and on one whose calls do not.
+pub fn web(setting: &Setting<'_>) -> Result<Vec<Panel>> {
+    let (place, sessions) = sessions(setting)?;
+    let run = setting.run;
+    let barriers = mounted_sync(&sessions.dir, mail::SYNC_BYTES, "sync")?;
+    let none = mounted_sync(&sessions.dir, mail::SYNC_BYTES, "sync,barrier=0")?;
+    let ways = [
+        (OURS, web::Way::Session(&sessions.host)),
+        (servers::ASYNCHRONOUS, web::Way::Outside(&sessions.dir)),
+        (mail::SYNC, web::Way::Outside(barriers.path())),
+        (NO_BARRIERS, web::Way::Outside(none.path())),
+    ];
+    ways.iter().try_for_each(|(_, way)| way.set_up())?;
+    let seconds = if run.quick { 1 } else { 3 };
+    let measure = |name: &str, class: Option<usize>, connections: usize| -> Result<Cell> {
+        run.progress.cell(format!("{}: Apache, {name}", place.name));
+        let mut contenders = ways.each_ref().map(|(name, _)| Runs { name: (*name).to_owned(), runs: Vec::new() });
+        for _ in 0..setting.runs {
+            for ((_, way), runs) in ways.iter().zip(&mut contenders) {
+                let rate = way.rate(Requests { connections, class, seconds })?;
+                runs.runs.push(if class.is_some() { 1e6 / rate } else { rate });
+            }
+        }
+        Ok(Cell { name: name.to_owned(), contenders: contenders.into() })
     };
-    let latency = sizes.iter().map(latency).collect::<Result<_>>()?;
-    let title = format!("a server that logs, {connections} connections");
+    let throughput = measure("answers in a second", None, CONNECTIONS)?;
+    let classes = if run.quick { 1 } else { web::CLASSES.len() };
+    let latency = |class: usize| measure(web::CLASSES[class].0, Some(class), 1);
+    let latency = (0..classes).map(latency).collect::<Result<_>>()?;
+    let title = format!("Apache with its access log, {CONNECTIONS} connections");
     Ok(vec![
-        panel(&place, "throughput", &title, Unit::PerSecond, throughput),
-        panel(&place, "latency", "time of an answer, one connection", Unit::Milliseconds, latency),
+        panel(&place, "throughput", &title, Unit::PerSecond, vec![throughput]),
+        panel(&place, "latency", "Apache, time of an answer, one connection", Unit::Milliseconds, latency),
+    ])
+}
+
+/// Sessions that commit before output only, against sessions that also commit one change after the other.
+pub fn eager(setting: &Setting<'_>) -> Result<Vec<Panel>> {
+    let (place, sessions) = sessions(setting)?;
+    let run = setting.run;
+    let hosts = [(OURS, &sessions.host), (EAGER, &sessions.eager)];
+    let mails = if run.quick { 50 } else { MAILS };
+    let times = mail::in_sessions(mails, setting.runs, &hosts)?;
+    let mut whole = vec![Cell::of("PostMark", &times, Statistic::Median)];
+    let builders = hosts.map(|(name, host)| Builder { name, host: Some(host), dir: &sessions.dir });
+    let built = programs::measure_build(run, setting.runs, &builders, Compiler::Compiles)?;
+    whole.extend(built.map(|(_, times)| Cell::of("build", &times, Statistic::Median)));
+    let ways = hosts.map(|(name, host)| Way::session(name, host));
+    let clients = if run.quick { &[2][..] } else { &[1, 20] };
+    let database = transactions(setting, ways.into(), clients)?;
+    let load = Load { clients: CONNECTIONS, kind: WRITES, answer_bytes: MESSAGE_BYTES };
+    let ways = hosts.map(|(name, host)| (name, servers::Way::Session(host)));
+    let answers = servers::answers(run, &ways, load, setting.runs)?;
+    let server = Cell { name: "answers in a second".to_owned(), contenders: rates(&answers) };
+    let title = format!("a server that logs before each answer, {CONNECTIONS} connections");
+    Ok(vec![
+        panel(&place, "programs", "whole runs of programs", Unit::Milliseconds, whole),
+        panel(&place, "transactions", "time of a transaction of TPC-C", Unit::Milliseconds, database),
+        panel(&place, "server", &title, Unit::PerSecond, vec![server]),
     ])
 }
