@@ -1,5 +1,5 @@
-# Compiles live_map.cpp, live_list.cpp and live_kernels.cpp: build_live.sh LIBUNTORN, in a directory with the sources. Prints the
-# compilers that are here.
+# Compiles live_map.cpp, live_list.cpp and live_kernels.cpp: build_live.sh LIBUNTORN COMPILERS, in a directory with the sources,
+# by as many compilers at most. Prints the compilers.
 set -eu
 . ./live_flags.sh
 . ./flushing_hooks.sh
@@ -9,8 +9,10 @@ cc -O2 -fPIC -fno-plt -I. -c hooks.c -o hooks.o
 if flushing_hooks hooks.c . hooks-flush.o; then
     flushing_hooks hooks.c . hooks-once.o '-DFLUSH_END(a)='
 fi
+made=0
 for compiler in g++ clang++; do
-    $compiler --version >/dev/null 2>&1 || continue
+    [ $made -lt "$2" ] && $compiler --version >/dev/null 2>&1 || continue
+    made=$((made + 1))
     case $compiler in clang*) flags=$LIVE_CLANG_FLAGS ;; *) flags=$LIVE_GCC_FLAGS ;; esac
     flags="$flags $LIVE_COMMON_FLAGS"
     build="$compiler -std=c++17 -O2 -I."

@@ -43,7 +43,7 @@ const LOCK_FREE: [(&str, u64, u64, Option<f64>); 5] = [
 
 /// The `live` sections of one place.
 pub fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
-    let Built { scratch, compilers } = build(run, place)?;
+    let Built { scratch, compilers } = build(run, place, u8::MAX)?;
     let dir = place.directory("live")?;
     let mut sections = Vec::new();
     for compiler in &compilers {

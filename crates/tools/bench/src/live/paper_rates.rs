@@ -53,7 +53,7 @@ fn in_turns(
 }
 
 fn with_programs<T>(run: &Run, place: &Place, then: impl FnOnce(&Programs<'_>) -> Result<T>) -> Result<T> {
-    let Built { scratch, compilers } = build(run, place)?;
+    let Built { scratch, compilers } = build(run, place, 1)?;
     let dir = place.directory("live")?;
     let measured = then(&Programs { run, dir: &dir, scratch: scratch.path(), compiler: &compilers[0] })?;
     std::fs::remove_dir_all(&dir)?;

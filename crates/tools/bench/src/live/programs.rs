@@ -37,8 +37,8 @@ pub(super) struct Built {
     pub(super) compilers: Vec<String>,
 }
 
-/// Compiles the programs with each compiler that is here.
-pub(super) fn build(run: &Run, place: &Place) -> Result<Built> {
+/// Compiles the programs with each compiler that is here, at most with `most`.
+pub(super) fn build(run: &Run, place: &Place, most: u8) -> Result<Built> {
     let library = library_of_untorn()?;
     need(Command::new("cc").arg("--version").output().is_ok(), "there is no C compiler here")?;
     let scratch = Scratch::new_in(&std::env::temp_dir())?;
@@ -48,7 +48,12 @@ pub(super) fn build(run: &Run, place: &Place) -> Result<Built> {
     // The name by which the programs load the library.
     symlink(library.canonicalize()?, scratch.path().join("libuntorn.so.0"))?;
     run.progress.cell(format!("{}: live, compiling", place.name));
-    let built = Command::new("sh").arg("build_live.sh").arg(&library).current_dir(scratch.path()).output()?;
+    let built = Command::new("sh")
+        .arg("build_live.sh")
+        .arg(&library)
+        .arg(most.to_string())
+        .current_dir(scratch.path())
+        .output()?;
     ensure!(built.status.success(), "compiling failed:\n{}", String::from_utf8_lossy(&built.stderr));
     let compilers = String::from_utf8(built.stdout)?;
     need(!compilers.is_empty(), "there is no g++ or clang++ here")?;
