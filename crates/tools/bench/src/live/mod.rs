@@ -14,7 +14,7 @@ use crate::report::statistics::{Measured, Ratio};
 use crate::stores::commits::load_text;
 use anyhow::Result;
 pub use cut_times::store_before_kill;
-pub use paper_rates::{Cells, LOG, LOG_AND_FLUSH, NO_PROTECTION, POOL, PORTS, iterations, kernels};
+pub use paper_rates::{Cells, LOG, LOG_AND_FLUSH, MEMCACHED, NO_PROTECTION, POOL, iterations, kernels};
 use programs::{Built, Programs, build};
 use std::time::Duration;
 

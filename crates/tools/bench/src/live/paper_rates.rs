@@ -6,7 +6,7 @@ use crate::measuring::bench_run::Run;
 use crate::measuring::fs::Place;
 use crate::measuring::scratch::Scratch;
 use anyhow::{Context, Result, ensure};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 pub const NO_PROTECTION: &str = "no protection";
@@ -84,13 +84,22 @@ const KERNELS: [(&str, &str, u64, u64); 3] =
     [("LU", "lu", 512, 64), ("radix sort", "radix", 1_000_000, 20_000), ("molecules", "water", 501, 51)];
 const THREADS: u64 = 2;
 
-/// The name of the directory in which `scripts/ports.sh` has built memcached.
-pub const PORTS: &str = "UNTORN_BENCH_PORTS";
-const MEMCACHED: &str = "memcached";
+/// The directory in which `make ports` has built memcached: the variable's, or the usual one beside this program's.
+const PORTS: &str = "UNTORN_BENCH_PORTS";
+pub const MEMCACHED: &str = "memcached";
 /// The cell of the means of all programs.
 pub const MEAN: &str = "geometric mean";
 
-/// Measures the kernels, and memcached if `UNTORN_BENCH_PORTS` names where it is built; the last cell is the mean.
+fn ports() -> Result<Option<PathBuf>> {
+    if let Some(dir) = std::env::var_os(PORTS) {
+        return Ok(Some(dir.into()));
+    }
+    let program = std::env::current_exe()?;
+    let usual = program.ancestors().nth(2).map(|target| target.join("ports"));
+    Ok(usual.filter(|dir| dir.join("memcached.port/kill").exists()))
+}
+
+/// Measures the kernels, and memcached if it was built; the last cell is the mean.
 pub fn kernels(run: &Run, place: &Place, rounds: usize) -> Result<Cells> {
     with_programs(run, place, |programs| {
         let ask = |(name, word, size, size_quick): &(&str, &'static str, u64, u64)| Asked {
@@ -100,9 +109,9 @@ pub fn kernels(run: &Run, place: &Place, rounds: usize) -> Result<Cells> {
         };
         let asked: Vec<Asked<'_>> = KERNELS.iter().map(ask).collect();
         let mut cells = in_turns(programs, place, &asked, rounds)?;
-        if let Some(ports) = std::env::var_os(PORTS) {
+        if let Some(ports) = ports()? {
             run.progress.cell(format!("{}: live, {MEMCACHED}", place.name));
-            cells.push((MEMCACHED.to_owned(), memcached(run, Path::new(&ports), rounds)?));
+            cells.push((MEMCACHED.to_owned(), memcached(run, &ports, rounds)?));
         }
         cells.push((MEAN.to_owned(), means(&cells)));
         Ok(Cells { compiler: programs.compiler.to_owned(), cells })

@@ -1,7 +1,7 @@
 //! Paper 004: Table 1, iterations of a map under locks and of a lock-free one by several threads; and programs with
 //! locks.
 
-use crate::live::{self, Cells, LOG, LOG_AND_FLUSH, NO_PROTECTION, POOL, PORTS};
+use crate::live::{self, Cells, LOG, LOG_AND_FLUSH, MEMCACHED, NO_PROTECTION, POOL};
 use crate::measuring::fs::{FileSystem, Place};
 use crate::paper::measured::{Cell, Panel, Runs};
 use crate::paper::setting::Setting;
@@ -95,9 +95,9 @@ pub fn programs(setting: &Setting<'_>) -> Result<Vec<Panel>> {
          pairs, added under the lock of a molecule (pairs a second). Each run checks its result."
             .to_owned(),
     ];
-    notes.push(match std::env::var_os(PORTS) {
-        Some(_) => "memcached: its sets of 100 bytes a second.".to_owned(),
-        None => format!("memcached is left out: {PORTS} does not name the directory of `make ports`."),
+    notes.push(match measured.cells.iter().any(|(name, _)| name == MEMCACHED) {
+        true => format!("{MEMCACHED}: its sets of 100 bytes a second, as `make ports` has built it."),
+        false => format!("{MEMCACHED} is left out: `make ports` has not built it here."),
     });
     Ok(vec![panel(&place, ["programs", "operations of programs with locks"], &settings, &measured, notes)])
 }
