@@ -26,6 +26,7 @@ failed=0
 rows=()
 
 . scripts/debian-source.sh
+. crates/tools/bench/src/live/flushing_hooks.sh
 
 # Each program as it is in *.plain and ported in *.port.
 build_kyotocabinet() {
@@ -102,22 +103,38 @@ build_tinycdb() {
     cd "$source"
 }
 
+# An installation whose hooks flush each record of the log once, to measure the cost of that.
+flush_the_log() {
+    local at=$work/flush
+    [ ! -e "$at/built" ] || return 0
+    rm -rf "$at" && cp -a "$prefix" "$at"
+    if ! flushing_hooks crates/bindings/c/live/hooks.c include "$at/hooks.o" '-DFLUSH_END(a)='; then
+        rm -rf "$at"
+        return 0
+    fi
+    ar r "$at/lib/libuntorn-live.a" "$at/hooks.o"
+    touch "$at/built"
+}
+
 # memcached is compiled with hooks, and needs libevent: Debian's, linked statically. Its page mover and its storage on disks
 # are not ported.
 build_memcached() {
     local kind options at=$work/libevent/usr compiler=()
+    flush_the_log
     if [ ! -d "$work/libevent" ]; then
         from_debian libevent-dev
         (cd "$work/apt/libevent-dev" && apt-get "${options[@]}" download libevent-dev) || fail "cannot fetch libevent-dev"
         dpkg-deb -x "$work/apt/libevent-dev"/*.deb "$work/libevent"
     fi
     options=(--disable-extstore --disable-docs --disable-coverage CFLAGS=-O2 CPPFLAGS="-I$at/include" LIBS=-lpthread)
-    for kind in plain port; do
+    for kind in plain port flush; do
+        [ $kind != flush ] || [ -e "$work/flush" ] || continue
         begin_build memcached $kind || continue
-        if [ $kind = port ]; then
-            patch -p1 -s <"$source/examples/ports/memcached.patch"
-            compiler=(CC="$prefix/bin/untorn-cc")
-        fi
+        case $kind in
+        port) compiler=(CC="$prefix/bin/untorn-cc") ;;
+        flush) compiler=(CC="$work/flush/bin/untorn-cc") ;;
+        esac
+        [ $kind = plain ] || patch -p1 -s <"$source/examples/ports/memcached.patch"
         # Nobody has to have autoconf.
         touch aclocal.m4 configure Makefile.in config.h.in
         kept "memcached.$kind" ./configure "${options[@]}" "${compiler[@]}" \
@@ -131,8 +148,9 @@ build_memcached() {
 # The programs that are killed.
 build_kills() {
     local kind at name
-    for kind in plain port; do
+    for kind in plain port flush; do
         for name in $programs; do
+            [ $kind != flush ] || [ -e "$work/$name.flush/built" ] || continue
             at=$work/$name.$kind
             case $name in
             kyotocabinet)
@@ -311,29 +329,34 @@ kill_tests() {
     done
 }
 
-# Memcached with a live heap beside the same without, each pair right after the other, as machines have moods; the median of
-# the ratios counts.
+# Memcached with a live heap, the same with flushes, and the same without a heap, each right after the other, as machines have
+# moods; the median of the ratios counts.
 measure_memcached() {
-    local keys a b n ratios what
+    local keys n all what kind
     for keys in ${PORTS_KEYS:-20000 1000000}; do
         step "measuring memcached, $keys keys, $times times"
-        ratios=()
+        all=()
         for ((n = 0; n < times; n++)); do
-            rm -rf "$work/files" && mkdir "$work/files"
-            a=$("$work/memcached.port/kill" load "$work/memcached.port/memcached" "$work/files/db" "$keys" 3)
-            b=$("$work/memcached.port/kill" load "$work/memcached.plain/memcached" - "$keys" 3)
-            ratios+=("$a $b")
+            local line=
+            for kind in port plain flush; do
+                [ -e "$work/memcached.$kind/kill" ] || continue
+                rm -rf "$work/files" && mkdir "$work/files"
+                local heap=$work/files/db
+                [ $kind != plain ] || heap=-
+                line+=" $("$work/memcached.$kind/kill" load "$work/memcached.$kind/memcached" $heap "$keys" 3)"
+            done
+            all+=("$line")
         done
         for what in sets gets start; do
-            rows+=("$(printf '%s\n' "${ratios[@]}" | awk -v what=$what '
-                what == "sets" { print $1 / $4, $1, $4 }
-                what == "gets" { print $2 / $5, $2, $5 }
+            rows+=("$(printf '%s\n' "${all[@]}" | awk -v what=$what '
+                what == "sets" { print $1 / $4, $1, $4, $7 }
+                what == "gets" { print $2 / $5, $2, $5, $8 }
                 what == "start" { print $3, $3 " ms", "" }' | sort -n | awk -v name="$keys keys, $what" '
                 { line[NR] = $0 }
                 END {
                     split(line[int((NR + 1) / 2)], f, " ")
                     if (f[3] == "ms") printf "%s|%s ms", name, f[2]
-                    else printf "%s|%d|%d|%.2f", name, f[2], f[3], f[1]
+                    else printf "%s|%d|%d|%.2f|%s|%s", name, f[2], f[3], f[1], f[4] ? f[4] : "-", f[4] ? sprintf("%.2f", f[4] / f[3]) : "-"
                 }')")
         done
     done
@@ -365,7 +388,7 @@ if [ "$kills" != 0 ]; then
 fi
 if [ "$times" != 0 ] && [[ " $programs " == *" memcached "* ]]; then
     measure_memcached
-    table "memcached, commands per second; start behind a kill|in a live heap|as it is|ratio"
+    table "memcached, commands per second; start behind a kill|in a live heap|as it is|ratio|records flushed|ratio"
 fi
 [ $failed = 0 ] || fail "something failed"
 step "all passed"

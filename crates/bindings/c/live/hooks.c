@@ -70,12 +70,27 @@ __attribute__((constructor(101))) static void tell(void) {
 
 #define barrier() __asm__ volatile("" ::: "memory")
 
-/* For measuring the cost of flushing each record; no other code needs this. */
-#ifndef FLUSH
-#define FLUSH(address)
-#endif
+/* For measuring the cost of flushing each record; no other code needs this. FLUSH writes back a cache line, FENCE waits. */
+#ifdef FLUSH
 #ifndef FLUSH_END
-#define FLUSH_END(address) FLUSH(address)
+#define FLUSH_END(address) FLUSH(address); FENCE
+#endif
+static void log_range(struct writer *w, const void *address, size_t size) {
+    size_t used = __atomic_load_n(w->tail, __ATOMIC_RELAXED), at = used < w->begun ? w->begun : used;
+    untorn_section_log(address, size);
+    used = __atomic_load_n(w->tail, __ATOMIC_RELAXED);
+    for (at &= ~(size_t)63; at < used; at += 64) FLUSH(w->records + at);
+    FENCE;
+    FLUSH_END(w->tail);
+}
+#else
+#define FLUSH(address)
+#define FLUSH_END(address)
+#define FENCE
+static inline __attribute__((always_inline)) void log_range(struct writer *w, const void *address, size_t size) {
+    (void)w;
+    untorn_section_log(address, size);
+}
 #endif
 
 static inline __attribute__((always_inline)) void log_word(struct writer *w, uintptr_t at, size_t size) {
@@ -89,7 +104,7 @@ static inline __attribute__((always_inline)) void log_word(struct writer *w, uin
     if (used < w->begun) used = w->begun;
     /* Keep room for the record that ends the section. */
     if (__builtin_expect(used + 2 * RECORD > w->room, 0)) {
-        untorn_section_log((const void *)at, size);
+        log_range(w, (const void *)at, size);
         return;
     }
     *known = key;
@@ -109,6 +124,7 @@ static inline __attribute__((always_inline)) void log_word(struct writer *w, uin
     record[0] = (uint64_t)at | KIND_STORE | (uint64_t)size << 52;
     record[1] = old;
     FLUSH(record);
+    FENCE;
     /* The record, the tail, and then the store: a killed process stops at an instruction, so only the compiler
      * matters. */
     barrier();
@@ -162,7 +178,7 @@ static void before(const void *address, size_t size) {
     if (__atomic_load_n(&marked.used, __ATOMIC_RELAXED) && size) tell_of(at, size);
     if (__builtin_expect(!w->bytes || at >= w->base + w->bytes || at + size <= w->base, 1)) return;
     if (size > 64 || at < w->base || at + size > w->base + w->bytes) {
-        untorn_section_log(address, size);
+        log_range(w, address, size);
         return;
     }
     for (; size >= 8; at += 8, size -= 8) log_word(w, at, 8);

@@ -6,63 +6,14 @@ mod common;
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::sync::OnceLock;
 use std::time::Duration;
 
+use common::hooked_programs::{compilers, program, version, wrapper};
 use common::killed_programs::{Moments, kill, kills};
-use common::{cc, crate_dir, have, is_here, link_with, output_of, profile, run, skipped, target_dir};
+use common::{cc, crate_dir, link_with, output_of, run, skipped};
 use untorn_testkit::{drawn_seed, slice};
-
-/// An installation, for all tests of this program.
-fn prefix() -> &'static Path {
-    static PREFIX: OnceLock<tempfile::TempDir> = OnceLock::new();
-    let dir = PREFIX.get_or_init(|| {
-        let dir = tempfile::tempdir().expect("a temporary directory");
-        let mut script = Command::new("sh");
-        script.arg(crate_dir().join("../../../scripts/install.sh")).args(["--library-only", "--profile", profile()]);
-        run(script.env("PREFIX", dir.path()).env("CARGO_TARGET_DIR", target_dir()));
-        dir
-    });
-    dir.path()
-}
-
-/// The installed compilers, C and C++: those of the distribution, and the newest one besides.
-fn compilers() -> &'static [(String, String)] {
-    static FOUND: OnceLock<Vec<(String, String)>> = OnceLock::new();
-    FOUND.get_or_init(|| {
-        let mut all = Vec::new();
-        for (c, cxx) in [("gcc", "g++"), ("clang", "clang++")] {
-            let usual = (have(c) && have(cxx)).then(|| (c.to_owned(), cxx.to_owned()));
-            let known = usual.as_ref().map(|(c, _)| version(c));
-            let mut others = (10..40).rev().map(|n| (format!("{c}-{n}"), format!("{cxx}-{n}")));
-            all.extend(usual);
-            let newest = others.find(|(c, cxx)| is_here(c) && is_here(cxx));
-            all.extend(newest.filter(|(c, _)| Some(version(c)) != known));
-        }
-        all
-    })
-}
-
-/// The first number of a compiler's version.
-fn version(compiler: &str) -> u32 {
-    let version = output_of(Command::new(compiler).arg("-dumpversion"));
-    version.trim().split('.').next().and_then(|major| major.parse().ok()).expect("a version")
-}
-
-fn wrapper(name: &str, compiler: &str) -> Command {
-    let mut command = Command::new(prefix().join("bin").join(name));
-    command.env(if name == "untorn-cc" { "UNTORN_CC" } else { "UNTORN_CXX" }, compiler);
-    command.args(["-Wall", "-Wextra", "-Werror"]);
-    command
-}
-
-fn program(binary: &Path) -> Command {
-    let mut command = Command::new(binary);
-    command.env("LD_LIBRARY_PATH", prefix().join("lib"));
-    command
-}
 
 fn source(name: &str) -> PathBuf {
     crate_dir().join("tests/live").join(name)

@@ -1,6 +1,7 @@
 //! Builds the libraries, and C programs against them.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+pub mod hooked_programs;
 pub mod killed_programs;
 
 pub use untorn_testkit::library_dir;

@@ -1,30 +1,37 @@
-# Compiles live_map.cpp and live_list.cpp: build_live.sh LIBUNTORN, in a directory with the sources. Prints the compilers that are here.
+# Compiles live_map.cpp, live_list.cpp and live_kernels.cpp: build_live.sh LIBUNTORN COMPILERS, in a directory with the sources,
+# by as many compilers at most. Prints the compilers.
 set -eu
 . ./live_flags.sh
+. ./flushing_hooks.sh
 link=
 for name in $LIVE_WRAPS; do link="$link -Wl,--wrap=$name"; done
 cc -O2 -fPIC -fno-plt -I. -c hooks.c -o hooks.o
-flush='-DFLUSH(a)=__asm__ volatile("clflush (%0); sfence"::"r"(a):"memory")'
-if grep -qw clwb /proc/cpuinfo; then flush='-DFLUSH(a)=__asm__ volatile("clwb (%0); sfence"::"r"(a):"memory")'; fi
-case $(uname -m) in x86_64)
-    cc -O2 -fPIC -fno-plt -I. "$flush" -c hooks.c -o hooks-flush.o
-    # As if records told by themselves that they are whole: the end of the log is not flushed.
-    cc -O2 -fPIC -fno-plt -I. "$flush" '-DFLUSH_END(a)=' -c hooks.c -o hooks-once.o
-    ;;
-esac
+if flushing_hooks hooks.c . hooks-flush.o; then
+    flushing_hooks hooks.c . hooks-once.o '-DFLUSH_END(a)='
+fi
+made=0
 for compiler in g++ clang++; do
-    $compiler --version >/dev/null 2>&1 || continue
+    [ $made -lt "$2" ] && $compiler --version >/dev/null 2>&1 || continue
+    made=$((made + 1))
     case $compiler in clang*) flags=$LIVE_CLANG_FLAGS ;; *) flags=$LIVE_GCC_FLAGS ;; esac
     flags="$flags $LIVE_COMMON_FLAGS"
-    $compiler -std=c++17 -O2 -I. -DPLAIN live_list.cpp -pthread -o "plain-list-$compiler"
+    build="$compiler -std=c++17 -O2 -I."
+    $build -DPLAIN live_list.cpp -pthread -o "plain-list-$compiler"
     # A lock-free program has no hooks.
-    $compiler -std=c++17 -O2 -I. live_list.cpp "$1" -pthread -o "list-$compiler"
-    $compiler -std=c++17 -O2 -I. $flags -c libstdcxx.cpp -o libstdcxx.o
-    $compiler -std=c++17 -O2 -I. -DPLAIN live_map.cpp -pthread -o "plain-$compiler"
-    $compiler -std=c++17 -O2 -I. $flags live_map.cpp hooks.o libstdcxx.o $link "$1" -pthread -o "log-$compiler"
-    if [ -e hooks-flush.o ]; then
-        $compiler -std=c++17 -O2 -I. $flags live_map.cpp hooks-flush.o libstdcxx.o $link "$1" -pthread -o "flush-$compiler"
-        $compiler -std=c++17 -O2 -I. $flags live_map.cpp hooks-once.o libstdcxx.o $link "$1" -pthread -o "once-$compiler"
-    fi
+    $build live_list.cpp "$1" -pthread -o "list-$compiler"
+    # libpmemobj is a peer where it is installed.
+    $build -DPOOL live_map.cpp -l:libpmemobj.so.1 -pthread -o "pool-$compiler" 2>/dev/null || true
+    $build $flags -c libstdcxx.cpp -o libstdcxx.o
+    for program in live_map live_kernels; do
+        of=
+        [ $program = live_map ] || of=kernels-
+        $build -DPLAIN $program.cpp -pthread -o "plain-$of$compiler"
+        $build $flags -c $program.cpp -o $program.o
+        for hooks in hooks hooks-flush hooks-once; do
+            [ -e $hooks.o ] || continue
+            case $hooks in hooks) name=log ;; *) name=${hooks#hooks-} ;; esac
+            $build $program.o $hooks.o libstdcxx.o $link "$1" -pthread -o "$name-$of$compiler"
+        done
+    done
     echo "$compiler"
 done

@@ -1,12 +1,13 @@
 /*
- * The hash map of Procrastination Beats Prevention (HPL-2014-70), with a lock for each 1,000 buckets. With -DPLAIN in ordinary
- * memory under std::mutex, else in a live heap under untorn::mutex.
+ * The hash map of Procrastination Beats Prevention (HPL-2014-70), with a lock for each 1,000 buckets. live_memory.hpp says in
+ * which memory, and under which locks.
  *
- *     live_map HEAP WORK KEYS THREADS MILLISECONDS [CUT_EVERY_MS]     prints operations per second
+ *     live_map HEAP WORK KEYS THREADS MILLISECONDS [CUT_EVERY_MS]     prints "ready", then operations per second
  *
  * WORK: update (of a random key), lookup, churn (removes a random key and puts it in again), inside and outside (of a section of
  * 16 such operations: allocates a block, stores to it, and frees the one before), paper (sets a counter of the thread, adds to the
- * number of a random key, sets another counter of the thread: three sections).
+ * number of a random key, sets another counter of the thread: three sections). After a kill, paper checks the map that is left
+ * (paper_iteration.hpp), completes it, and goes on with it.
  */
 
 #include <atomic>
@@ -18,21 +19,8 @@
 #include <thread>
 #include <vector>
 
-#ifdef PLAIN
-using mutex = std::mutex;
-static void *allocate(std::size_t bytes) { return std::malloc(bytes); }
-static void release(void *block) { std::free(block); }
-#else
-#include "untorn.hpp"
-using mutex = untorn::mutex;
-static untorn_heap *heap;
-static void *allocate(std::size_t bytes) {
-    void *block = untorn_heap_malloc(heap, bytes);
-    if (!block) std::abort();
-    return block;
-}
-static void release(void *block) { untorn_heap_free(heap, block); }
-#endif
+#include "live_memory.hpp"
+#include "paper_iteration.hpp"
 
 constexpr std::size_t buckets_of_a_lock = 1000;
 
@@ -52,7 +40,9 @@ static void put(long key) {
     const std::lock_guard<mutex> guard((*locks)[at / buckets_of_a_lock]);
     for (entry *one = buckets[at]; one; one = one->next) {
         if (one->key == key) {
+            log_old(&one->value, 2 * sizeof(long));
             one->value += key;
+            wait_a_little();
             one->count++;
             return;
         }
@@ -69,6 +59,7 @@ static void set(long key, long value) {
     const std::lock_guard<mutex> guard((*locks)[at / buckets_of_a_lock]);
     for (entry *one = buckets[at]; one; one = one->next) {
         if (one->key == key) {
+            log_old(&one->value, sizeof(long));
             one->value = value;
             return;
         }
@@ -111,28 +102,52 @@ static void allocate_some(void **blocks, mutex *lock) {
     if (lock) lock->unlock();
 }
 
+/* The map that a killed process has left: the counters of its threads, and the additions to its numbers. */
+static left_by_kill left(long keys, long threads) {
+    left_by_kill all(threads);
+    for (std::size_t at = 0; at < bucket_count; at++) {
+        for (const entry *one = buckets[at]; one; one = one->next) {
+            const long counter = one->key - keys;
+            if (counter >= 0) {
+                (counter % 2 ? all.threads[counter / 2].second : all.threads[counter / 2].first) = one->value;
+            } else if (one->value == one->key * one->count) {
+                all.added += one->count;
+            } else {
+                left_by_kill::violated(3, one->value, one->count);
+            }
+        }
+    }
+    return all;
+}
+
+/* Checks the map that a killed process has left, and completes the iterations of its threads. */
+static void go_on(long keys, long threads) {
+    const left_by_kill all = left(keys, threads);
+    all.check();
+    for (long more = all.firsts() - all.added; more > 0; more--) put(0);
+    for (long thread = 0; thread < threads; thread++) set(keys + 2 * thread + 1, all.threads[thread].first);
+}
+
 int main(int argc, char **arguments) {
     if (argc != 6 && argc != 7) return 2;
     const char *work = arguments[2];
     const long keys = std::atol(arguments[3]), threads = std::atol(arguments[4]), time = std::atol(arguments[5]);
     bucket_count = 2 * keys;
-#ifdef PLAIN
-    buckets = static_cast<entry **>(std::calloc(bucket_count, sizeof(entry *)));
-#else
-    untorn::heap_options how;
-    how.flags = UNTORN_HEAP_LIVE;
-    how.cut_every_ms = argc == 7 ? std::atoi(arguments[6]) : 0;
-    auto opened = untorn::heap::open_or_create(arguments[1], how);
-    heap = opened.handle();
-    buckets = static_cast<entry **>(untorn_heap_calloc(heap, bucket_count, sizeof(entry *)));
-#endif
+    open_memory(arguments[1], (bucket_count / 2 + 2 * threads) * sizeof(entry) + bucket_count * sizeof(entry *),
+                argc == 7 ? std::atoi(arguments[6]) : 0);
     std::vector<mutex> all((bucket_count + buckets_of_a_lock - 1) / buckets_of_a_lock);
     locks = &all;
-    /* The last two for each thread are its counters. */
-    for (long key = 0; key < keys + 2 * threads; key++) put(key);
-#ifndef PLAIN
-    if (untorn_heap_commit(heap)) std::abort();
-#endif
+    buckets = found<entry *>("buckets");
+    if (buckets) {
+        go_on(keys, threads);
+    } else {
+        buckets = static_cast<entry **>(allocate_zeroed(bucket_count * sizeof(entry *)));
+        /* The last two for each thread are its counters. */
+        for (long key = 0; key < keys + 2 * threads; key++) put(key);
+        keep("buckets", buckets);
+        if (!commit()) std::abort();
+    }
+    begin_logging();
     std::atomic<bool> go(false), stop(false);
     std::atomic<long> sum(0), seen(0);
     std::vector<std::thread> workers;
@@ -142,7 +157,8 @@ int main(int argc, char **arguments) {
             void *blocks[blocks_of_a_section] = {};
             mutex own;
             mutex *const lock = work[0] == 'i' ? &own : nullptr;
-            long done = 0, found = 0;
+            const long before = work[0] == 'p' ? get(keys + 2 * thread) : 0;
+            long done = before, found = 0;
             while (!go) std::this_thread::yield();
             /* At least once: on a busy machine a thread may begin when the time is over. */
             do {
@@ -157,15 +173,20 @@ int main(int argc, char **arguments) {
                     switch (work[0]) {
                     case 'u': put(key); break;
                     case 'l': found += get(key); break;
-                    case 'p': set(keys + 2 * thread, done), put(key), set(keys + 2 * thread + 1, done); break;
+                    case 'p':
+                        iterate_once(
+                            done + 1, key, [&](int which, long n) { set(keys + 2 * thread + which, n); }, put);
+                        break;
                     default: remove_key(key), put(key);
                     }
                 }
             } while (!stop);
-            sum += done;
+            sum += done - before;
             seen += found;
         });
     }
+    std::puts("ready");
+    std::fflush(stdout);
     const auto begun = std::chrono::steady_clock::now();
     go = true;
     std::this_thread::sleep_for(std::chrono::milliseconds(time));

@@ -3,38 +3,20 @@
 //! The peer of the log is the same C++ program without any protection.
 
 mod cut_times;
+mod paper_rates;
+mod programs;
 
-use crate::kv::library_of_untorn;
 use crate::measuring::bench_run::Run;
 use crate::measuring::fs::Place;
 use crate::measuring::harness::ROUNDS_MIN;
-use crate::measuring::scratch::Scratch;
-use crate::measuring::unavailable::need;
 use crate::report::section::{Chart, Row, Section, Target, Unit, Waited};
 use crate::report::statistics::{Measured, Ratio};
 use crate::stores::commits::load_text;
-use anyhow::{Context, Result, ensure};
+use anyhow::Result;
 pub use cut_times::store_before_kill;
-use std::os::unix::fs::symlink;
-use std::path::Path;
-use std::process::Command;
+pub use paper_rates::{Cells, LOG, LOG_AND_FLUSH, MEMCACHED, NO_PROTECTION, POOL, iterations, kernels};
+use programs::{Built, Programs, build};
 use std::time::Duration;
-
-const SOURCES: [(&str, &str); 13] = [
-    ("untorn.h", include_str!("../../../../../include/untorn.h")),
-    ("untorn.hpp", include_str!("../../../../../include/untorn.hpp")),
-    ("untorn_heap.hpp", include_str!("../../../../../include/untorn_heap.hpp")),
-    ("untorn_section.hpp", include_str!("../../../../../include/untorn_section.hpp")),
-    ("untorn_containers.hpp", include_str!("../../../../../include/untorn_containers.hpp")),
-    ("untorn_types.hpp", include_str!("../../../../../include/untorn_types.hpp")),
-    ("untorn_members.hpp", include_str!("../../../../../include/untorn_members.hpp")),
-    ("hooks.c", include_str!("../../../../bindings/c/live/hooks.c")),
-    ("libstdcxx.cpp", include_str!("../../../../bindings/c/live/libstdcxx.cpp")),
-    ("live_flags.sh", include_str!("../../../../bindings/c/package/live_flags.sh")),
-    ("live_map.cpp", include_str!("live_map.cpp")),
-    ("live_list.cpp", include_str!("live_list.cpp")),
-    ("skip_list.hpp", include_str!("../../../../../examples/heap/skip_list/skip_list.hpp")),
-];
 
 /// The rows: work, keys, threads, and the targets of the log alone as parts of the program without protection, with gcc
 /// and with clang.
@@ -61,7 +43,7 @@ const LOCK_FREE: [(&str, u64, u64, Option<f64>); 5] = [
 
 /// The `live` sections of one place.
 pub fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
-    let Built { scratch, compilers } = build(run, place)?;
+    let Built { scratch, compilers } = build(run, place, u8::MAX)?;
     let dir = place.directory("live")?;
     let mut sections = Vec::new();
     for compiler in &compilers {
@@ -107,105 +89,7 @@ pub fn run(run: &Run, place: &Place) -> Result<Vec<Section>> {
     Ok(sections)
 }
 
-/// The directory of the programs, and the compilers that built them.
-struct Built {
-    scratch: Scratch,
-    compilers: Vec<String>,
-}
-
-/// Compiles the programs with each compiler that is here.
-fn build(run: &Run, place: &Place) -> Result<Built> {
-    let library = library_of_untorn()?;
-    need(Command::new("cc").arg("--version").output().is_ok(), "there is no C compiler here")?;
-    let scratch = Scratch::new_in(&std::env::temp_dir())?;
-    for (name, text) in SOURCES {
-        std::fs::write(scratch.path().join(name), text)?;
-    }
-    std::fs::write(scratch.path().join("build_live.sh"), include_str!("build_live.sh"))?;
-    // The name by which the programs load the library.
-    symlink(library.canonicalize()?, scratch.path().join("libuntorn.so.0"))?;
-    run.progress.cell(format!("{}: live, compiling", place.name));
-    let built = Command::new("sh").arg("build_live.sh").arg(&library).current_dir(scratch.path()).output()?;
-    ensure!(built.status.success(), "compiling failed:\n{}", String::from_utf8_lossy(&built.stderr));
-    let compilers = String::from_utf8(built.stdout)?;
-    need(!compilers.is_empty(), "there is no g++ or clang++ here")?;
-    Ok(Built { scratch, compilers: compilers.lines().map(str::to_owned).collect() })
-}
-
-/// The iterations of the paper in a second, in each round: the contenders' names, and for each its rates.
-pub type Rates = Vec<(&'static str, Vec<f64>)>;
-
-pub const NO_PROTECTION: &str = "no protection";
-pub const LOG: &str = "Untorn";
-pub const LOG_AND_FLUSH: &str = "log and one flush";
-
-/// Measures the paper's iteration for each number of threads, in the map and in the lock-free list, by the first compiler
-/// that is here.
-pub fn iterations(
-    run: &Run,
-    place: &Place,
-    keys: u64,
-    threads: &[u64],
-    rounds: usize,
-) -> Result<(String, Vec<[Rates; 2]>)> {
-    let Built { scratch, compilers } = build(run, place)?;
-    let compiler = &compilers[0];
-    let dir = place.directory("live")?;
-    let programs = Programs { run, dir: &dir, scratch: scratch.path(), compiler };
-    let has_flush = scratch.path().join(format!("once-{compiler}")).exists();
-    let mut ways = [vec![(LOG, "log"), (NO_PROTECTION, "plain")], vec![(LOG, "list"), (NO_PROTECTION, "plain-list")]];
-    if has_flush {
-        ways[0].push((LOG_AND_FLUSH, "once"));
-    }
-    let mut cells = Vec::new();
-    for threads in threads {
-        let mut cell = ways.each_ref().map(|ways| ways.iter().map(|(name, _)| (*name, Vec::new())).collect::<Rates>());
-        for round in 0..rounds {
-            run.progress.cell(format!("{}: live, threads: {threads}, run {} of {rounds}", place.name, round + 1));
-            for (ways, rates) in ways.iter().zip(&mut cell) {
-                for turn in 0..ways.len() {
-                    let who = (turn + round) % ways.len();
-                    rates[who].1.push(programs.rate(ways[who].1, ("paper", keys, *threads))?);
-                }
-            }
-        }
-        cells.push(cell);
-    }
-    std::fs::remove_dir_all(&dir)?;
-    Ok((compiler.clone(), cells))
-}
-
-/// The programs that one compiler built.
-struct Programs<'a> {
-    run: &'a Run,
-    dir: &'a Path,
-    scratch: &'a Path,
-    compiler: &'a str,
-}
-
 impl Programs<'_> {
-    /// Runs a program, and returns its operations per second.
-    fn rate(&self, way: &str, work: (&str, u64, u64)) -> Result<f64> {
-        self.rate_with(way, work, &[])
-    }
-
-    fn rate_with(&self, way: &str, (work, keys, threads): (&str, u64, u64), more: &[&str]) -> Result<f64> {
-        let heap = self.dir.join("map");
-        let program = self.scratch.join(format!("{way}-{}", self.compiler));
-        let milliseconds = if self.run.quick { 20 } else { 400 };
-        let mut command = Command::new(program);
-        command.arg(&heap).arg(work).args([keys, threads, milliseconds].map(|number| number.to_string()));
-        command.args(more).env("LD_LIBRARY_PATH", self.scratch);
-        let output = command.output()?;
-        ensure!(output.status.success(), "{way}: {}", String::from_utf8_lossy(&output.stderr));
-        if !way.starts_with("plain") {
-            untorn::offline::eject(&heap, &|_, _| {})?;
-            std::fs::remove_file(&heap)?;
-        }
-        let text = String::from_utf8(output.stdout)?;
-        Ok(text.split_whitespace().next().context("no figure")?.parse()?)
-    }
-
     /// Compares the rates of one way and another, in turns.
     fn pair(
         &self,
@@ -289,8 +173,7 @@ impl Programs<'_> {
         self.run.progress.cell(title.to_owned());
         let (name, keys, threads) = work;
         let quick = self.run.quick;
-        let has_flush =
-            self.scratch.join(format!("flush-{}", self.compiler)).exists() && name == "update" && keys < 100_000;
+        let has_flush = self.has("flush") && name == "update" && keys < 100_000;
         let [mut log, mut plain, mut flush] = ["log", "no protection", "log and flush"].map(Measured::new);
         let (mut ratios, mut gains) = (Vec::new(), Vec::new());
         let rounds = if quick { 1 } else { ROUNDS_MIN };
