@@ -2,6 +2,7 @@
 
 use super::connection::{Connection, Sqlite, Statement};
 use crate::measuring::harness::timed;
+use crate::measuring::unavailable::unavailable;
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
@@ -49,6 +50,11 @@ pub struct Program {
     pub operations: usize,
     /// Nothing is written to databases but at the end: so the bytes of the journal and those of the databases are known apart.
     pub is_apart: bool,
+}
+
+/// Fails with a reason if SQLite or the extension is missing.
+pub fn need_extension() -> Result<()> {
+    Sqlite::load().map_err(|e| unavailable(format!("{e:#}")))?.extend()
 }
 
 /// Measures the operations for each byte of the input; prints the nanoseconds of one, and the bytes that all have written.

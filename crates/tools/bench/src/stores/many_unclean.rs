@@ -13,14 +13,13 @@ use std::process::Command;
 use std::time::Duration;
 use untorn::File;
 
-pub const ONE: &str = "one is opened";
-pub const UNTOUCHED: &str = "an untouched one is opened";
-pub const ALL: &str = "all are recovered";
+pub const ONE: &str = "Untorn";
+pub const UNTOUCHED: &str = "an untouched file";
+pub const ALL: &str = "all recovered";
 
 const PAGE: usize = 4096;
-const PAGES: u64 = 16;
 /// Commits of a file that its recovery finds.
-const COMMITS: u64 = 8;
+const COMMITS: u64 = 2;
 
 fn path(dir: &Path, file: usize) -> PathBuf {
     dir.join(format!("{file}.db"))
@@ -38,7 +37,7 @@ pub fn leave_unclean(dir: &Path, files: usize, round: u64) -> Result<u64> {
         let file = File::open_or_create(path(dir, number)).with_context(|| format!("file {number} of {files}"))?;
         for commit in 0..COMMITS {
             page[..8].copy_from_slice(&round.to_le_bytes());
-            file.write_all_at(&page, (commit % PAGES) * PAGE as u64)?;
+            file.write_all_at(&page, commit * PAGE as u64)?;
             file.commit()?;
         }
         std::mem::forget(file);

@@ -7,7 +7,7 @@ use crate::mounts::mounted::Mounted;
 use crate::paper::measured::{Cell, Panel, Statistic};
 use crate::paper::setting::Setting;
 use crate::report::section::{Chart, Unit};
-use crate::sqlite::worker::{Kept, Program, Work};
+use crate::sqlite::worker::{Kept, Program, Work, need_extension};
 use anyhow::{Context, Result};
 use std::path::Path;
 use std::time::Duration;
@@ -37,6 +37,7 @@ const WAYS: [(&str, Kept, &str); 4] = [
 
 pub fn measure(setting: &Setting<'_>) -> Result<Vec<Panel>> {
     let run = setting.run;
+    need_extension()?;
     let place = setting.image(FileSystem::Ext4)?;
     let dir = place.directory("attached")?;
     let mounted = Mounted::new(&dir)?;

@@ -5,7 +5,8 @@ use crate::kv::kyoto::{Kyoto, Mode};
 use crate::measuring::child::{Job, Running, job_command};
 use crate::measuring::disk_model::Disk;
 use crate::measuring::fs::{FileSystem, Place};
-use crate::measuring::unavailable::{program_beside, unavailable};
+use crate::measuring::scratch::Scratch;
+use crate::measuring::unavailable::{need, program_beside, unavailable};
 use crate::paper::measured::{Cell, Panel, Runs};
 use crate::paper::setting::Setting;
 use crate::report::section::{Chart, Unit};
@@ -72,6 +73,8 @@ const QUICK: Amount = Amount { filled: 10, alone: 1, each: 1 };
 
 pub fn measure(setting: &Setting<'_>) -> Result<Vec<Panel>> {
     Kyoto::load().map_err(|e| unavailable(format!("{e:#}")))?;
+    let tried = preload(tempfile::tempdir()?.path())?.arg("true").output().context("untorn preload")?;
+    need(tried.status.success(), String::from_utf8_lossy(&tried.stderr).trim())?;
     let disks = [
         (Disk::Ssd1, Amount { filled: 10_000, alone: 15, each: 10 }),
         (Disk::Ssd2, Amount { filled: 10_000, alone: 60, each: 150 }),
@@ -88,6 +91,12 @@ fn on_disk(setting: &Setting<'_>, disk: Disk, amount: Amount) -> Result<[Panel; 
     let run = setting.run;
     run.progress.cell(format!("{}: making the disk", disk.name()));
     let place = Place::on_disk(FileSystem::Ext4, &run.dir, PLACE_BYTES, disk.times())?;
+    // It is made elsewhere, as that would take its time here, and copied.
+    let scratch = Scratch::new_in(&run.dir)?;
+    let filled = scratch.path().join(DATABASE);
+    let fill = Some((amount.filled, VALUE_BYTES));
+    let filling = Program { database: filled.clone(), mode: Mode::Unsynchronized, one_at_a_time: false, fill };
+    Running::start(&Job::KeyValueServer(serde_json::to_value(filling)?))?.stop()?;
     let none = || WAYS.map(|way| Runs { name: way.name.to_owned(), runs: Vec::new() });
     let mut response_us = UPDATES.map(|_| none());
     let mut per_s = UPDATES.map(|_| none());
@@ -95,7 +104,7 @@ fn on_disk(setting: &Setting<'_>, disk: Disk, amount: Amount) -> Result<[Panel; 
         run.progress.cell(format!("{}: a server, run {} of {}", disk.name(), round + 1, setting.runs));
         for turn in 0..WAYS.len() {
             let who = (turn + round) % WAYS.len();
-            let numbers = once(&place, &WAYS[who], amount).context(WAYS[who].name)?;
+            let numbers = once(&place, &WAYS[who], &filled, amount).context(WAYS[who].name)?;
             for (update, [response, rate]) in numbers.into_iter().enumerate() {
                 response_us[update][who].runs.push(response);
                 per_s[update][who].runs.push(rate);
@@ -130,15 +139,16 @@ fn on_disk(setting: &Setting<'_>, disk: Disk, amount: Amount) -> Result<[Panel; 
 }
 
 /// The mean response time in microseconds and the updates in a second, for each kind of update, of a new server.
-fn once(place: &Place, way: &Way, amount: Amount) -> Result<[[f64; 2]; 3]> {
+fn once(place: &Place, way: &Way, filled: &Path, amount: Amount) -> Result<[[f64; 2]; 3]> {
     let dir = place.directory("server")?;
-    let of = |mode, fill| Program { database: dir.join(DATABASE), mode, one_at_a_time: way.is_preloaded, fill };
-    let filling = of(Mode::Unsynchronized, Some((amount.filled, VALUE_BYTES)));
-    Running::start(&Job::KeyValueServer(serde_json::to_value(filling)?))?.stop()?;
+    let database = dir.join(DATABASE);
+    std::fs::copy(filled, &database)?;
     rustix::fs::syncfs(std::fs::File::open(&dir)?)?;
-    let job = Job::KeyValueServer(serde_json::to_value(of(way.mode, None))?);
+    let program = Program { database, mode: way.mode, one_at_a_time: way.is_preloaded, fill: None };
+    let job = Job::KeyValueServer(serde_json::to_value(program)?);
     let mut server = if way.is_preloaded { preloaded(&dir, &job)? } else { Running::start(&job)? };
     let port = server.line()?.parse().context("bad output of the server")?;
+    ensure!(dir.join(".untorn").exists() == way.is_preloaded, "untorn preload does not manage the database");
     let mut numbers = [[0.0; 2]; 3];
     let mut client = Client::connect(port)?;
     for ((update, _), [response_us, _]) in UPDATES.into_iter().zip(&mut numbers) {
@@ -158,10 +168,16 @@ fn once(place: &Place, way: &Way, amount: Amount) -> Result<[[f64; 2]; 3]> {
 /// Starts the server under `untorn preload`.
 fn preloaded(dir: &Path, job: &Job) -> Result<Running> {
     let own = job_command(job)?;
-    let mut command = Command::new(program_beside("untorn")?);
-    command.args(["preload", "--manage", DATABASE, "--store"]).arg(dir).arg("--").arg(own.get_program());
-    command.envs(own.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let mut command = preload(dir)?;
+    command.arg(own.get_program()).envs(own.get_envs().filter_map(|(name, value)| Some((name, value?))));
     Running::start_command(command)
+}
+
+/// `untorn preload` for databases in a directory, which is their store.
+fn preload(dir: &Path) -> Result<Command> {
+    let mut command = Command::new(program_beside("untorn")?);
+    command.args(["preload", "--manage", DATABASE, "--store"]).arg(dir).arg("--");
+    Ok(command)
 }
 
 /// The mean response time.

@@ -19,8 +19,8 @@ pub fn measure(setting: &Setting<'_>) -> Result<Vec<Panel>> {
     };
     let cells = counts.iter().map(of_count).collect::<Result<_>>()?;
     let settings = [
-        [ONE, "an unclean one, with its recovery, and the first read"],
-        [UNTOUCHED, "one that was closed, and the first read"],
+        [ONE, "one unclean file is opened, with its recovery, and read"],
+        [UNTOUCHED, "one that was closed is opened and read"],
         [ALL, "`untorn find-unclean --recover` of the others"],
     ];
     Ok(vec![Panel {
@@ -33,7 +33,7 @@ pub fn measure(setting: &Setting<'_>) -> Result<Vec<Panel>> {
         settings: settings.map(|setting| setting.map(str::to_owned)).to_vec(),
         cells,
         notes: vec![
-            "Standalone files of 32 KiB, all open in one process with eight commits each when it is killed; caches are dropped \
+            "Standalone files of two pages, all open in one process with two commits each when it is killed; caches are dropped \
              before each measurement."
                 .to_owned(),
         ],
