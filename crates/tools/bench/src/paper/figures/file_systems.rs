@@ -68,9 +68,9 @@ fn on(setting: &Setting<'_>, fs: FileSystem) -> Result<Panel> {
     }
     drop(mounted);
     let mut notes = vec![format!(
-        "IOzone: passes over a file of {} MiB by fio (psync), cached, with an fsync at the end of those that write. PostMark: {} \
-         files, {} transactions, unbuffered; nothing is synced. MDTest: {} empty files, in one directory, or in 100 of a tree; \
-         a loop of this program.",
+        "IOzone: passes over a file of {} MiB by fio (psync), cached, with an fsync at the end of those that write. \
+         PostMark: {} files, {} transactions, unbuffered; nothing is synced. MDTest: {} empty files, in one directory, or \
+         in 100 of a tree; a loop of this program.",
         amount.file_bytes >> 20,
         amount.mails,
         amount.transactions,

@@ -33,8 +33,8 @@ pub fn measure(setting: &Setting<'_>) -> Result<Vec<Panel>> {
         settings: settings.map(|setting| setting.map(str::to_owned)).to_vec(),
         cells,
         notes: vec![
-            "Standalone files of two pages, all open in one process with two commits each when it is killed; caches are dropped \
-             before each measurement."
+            "Standalone files of two pages, all open in one process with two commits each when it is killed; caches are \
+             dropped before each measurement."
                 .to_owned(),
         ],
     }])
