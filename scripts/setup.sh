@@ -3,8 +3,8 @@
 # missing. Running it again does nothing.
 #
 #     setup.sh          for building and testing
-#     setup.sh bench    also the key-value stores and libpmemobj, which `untorn-bench` measures Untorn against
-#     setup.sh papers   these, and the programs of the papers' figures, whose servers are not started
+#     setup.sh bench    also the key-value stores, libpmemobj, fio and PostMark, which `untorn-bench` measures Untorn by
+#     setup.sh papers   these, and the servers of the papers' figures, which are not started
 #     setup.sh ship     also the servers that `make ship-tests` ships to
 #     setup.sh programs also what `make xsync-programs` runs in sessions
 set -euo pipefail
@@ -79,7 +79,7 @@ fi
 if [ "${1:-}" = bench ] || [ "${1:-}" = papers ]; then
     # RocksDB's package is named after its version.
     rocksdb=$(apt-cache --names-only search '^librocksdb[0-9.]+$' | cut -d' ' -f1 | sort -V | tail -1)
-    stores=(liblmdb0 libsqlite3-0 libleveldb1d libgdbm6 libkyotocabinet16v5 libpmemobj1 ${rocksdb:+"$rocksdb"})
+    stores=(liblmdb0 libsqlite3-0 libleveldb1d libgdbm6 libkyotocabinet16v5 libpmemobj1 fio postmark ${rocksdb:+"$rocksdb"})
     mapfile -t wanted < <(for package in "${stores[@]}"; do
         dpkg-query --show --showformat='${Status}\n' "$package" 2>/dev/null | grep -q '^install ok installed' || echo "$package"
     done)

@@ -8,7 +8,7 @@ use crate::measuring::slow_disk;
 use crate::preloaded;
 use crate::shipped::slow_place;
 use crate::sqlite;
-use crate::stores::reader_costs;
+use crate::stores::{many_unclean, reader_costs};
 use crate::xsync;
 use anyhow::{Context, Result, bail};
 use fastrand::Rng;
@@ -40,7 +40,11 @@ fn run(job: Job) -> Result<()> {
         Job::KvCrash { dir, name, bytes, from, commits } => {
             return say_and_die(kv::first::leave_unapplied(&dir, &name, bytes, from, commits)?);
         }
+        Job::LeaveUnclean { dir, files, round } => {
+            return say_and_die(many_unclean::leave_unclean(&dir, files, round)?);
+        }
         Job::StoreToLive { path, bytes } => return say_and_die(live::store_before_kill(&path, bytes)?),
+        Job::KeyValueServer(program) => return kv::http_server::run(&serde_json::from_value(program)?),
         Job::Preloaded(program) => return preloaded::worker::run(&serde_json::from_value(program)?),
         Job::Sqlite(program) => return sqlite::worker::run(&serde_json::from_value(program)?),
         Job::Session(session) => return xsync::session::run(session),

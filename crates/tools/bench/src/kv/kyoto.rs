@@ -2,7 +2,7 @@
 
 use super::kv_store::{Entry, Key, Scan, Store, taste};
 use crate::measuring::library::{c_path, c_text, functions, load};
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use std::ffi::{c_char, c_void};
 use std::path::Path;
 use std::rc::Rc;
@@ -16,6 +16,7 @@ functions!(Functions {
     fn dbclose(Any) -> i32;
     fn dbemsg(Any) -> *const c_char;
     fn dbset(Any, *const u8, usize, *const u8, usize) -> i32;
+    fn dbreplace(Any, *const u8, usize, *const u8, usize) -> i32;
     fn dbremove(Any, *const u8, usize) -> i32;
     fn dbget(Any, *const u8, usize, *mut usize) -> *mut u8;
     fn dbbegintran(Any, i32) -> i32;
@@ -27,8 +28,9 @@ functions!(Functions {
     fn free(*mut c_void);
 });
 
-/// `KCOWRITER | KCOCREATE`, and `KCOAUTOSYNC`.
+/// `KCOWRITER | KCOCREATE`, `KCOAUTOTRAN` and `KCOAUTOSYNC`.
 const WRITE: u32 = 2 | 4;
+const AUTO_TRANSACTION: u32 = 16;
 const AUTO_SYNC: u32 = 32;
 
 /// The kind of database, which the file's suffix selects.
@@ -52,6 +54,76 @@ pub struct Kyoto {
 impl Kyoto {
     pub fn load() -> Result<Kyoto> {
         Ok(Kyoto { f: Functions::of(load(&["libkyotocabinet.so.16"], "libkyotocabinet16v5")?, "kc")? })
+    }
+}
+
+/// How a server's database keeps updates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub enum Mode {
+    /// In the kernel's cache.
+    Unsynchronized,
+    /// Synchronised after each: `ktserver`'s `-oas`.
+    Synchronized,
+    /// Each in a synchronised transaction: `-oas` and `-oat`.
+    Transactions,
+}
+
+/// A file hash that threads share, as in a server.
+pub struct SharedKyoto {
+    kyoto: Kyoto,
+    db: Any,
+}
+
+// SAFETY: the library's databases may be used by several threads at a time.
+unsafe impl Send for SharedKyoto {}
+// SAFETY: the same.
+unsafe impl Sync for SharedKyoto {}
+
+impl SharedKyoto {
+    pub fn open(kyoto: Kyoto, path: &Path, mode: Mode) -> Result<SharedKyoto> {
+        let more = match mode {
+            Mode::Unsynchronized => 0,
+            Mode::Synchronized => AUTO_SYNC,
+            Mode::Transactions => AUTO_SYNC | AUTO_TRANSACTION,
+        };
+        let path = c_path(path)?;
+        // SAFETY: as the header has it; deleted once, also if opening fails.
+        let shared = unsafe { SharedKyoto { db: (kyoto.f.dbnew)(), kyoto } };
+        // SAFETY: a new database object and a string.
+        shared.check(unsafe { (shared.kyoto.f.dbopen)(shared.db, path.as_ptr(), WRITE | more) })?;
+        Ok(shared)
+    }
+
+    fn check(&self, done: i32) -> Result<()> {
+        // SAFETY: a constant string.
+        ensure!(done != 0, "{}", unsafe { c_text((self.kyoto.f.dbemsg)(self.db)) });
+        Ok(())
+    }
+
+    pub fn set(&self, key: &[u8], value: &[u8]) -> Result<()> {
+        // SAFETY: an open database, and bytes as long as we say.
+        self.check(unsafe { (self.kyoto.f.dbset)(self.db, key.as_ptr(), key.len(), value.as_ptr(), value.len()) })
+    }
+
+    /// Replaces the value of a key that is there.
+    pub fn replace(&self, key: &[u8], value: &[u8]) -> Result<()> {
+        // SAFETY: the same.
+        self.check(unsafe { (self.kyoto.f.dbreplace)(self.db, key.as_ptr(), key.len(), value.as_ptr(), value.len()) })
+    }
+
+    pub fn remove(&self, key: &[u8]) -> Result<()> {
+        // SAFETY: an open database and a whole key.
+        self.check(unsafe { (self.kyoto.f.dbremove)(self.db, key.as_ptr(), key.len()) })
+    }
+}
+
+impl Drop for SharedKyoto {
+    fn drop(&mut self) {
+        // SAFETY: ours; closing one that is not open does nothing.
+        unsafe {
+            (self.kyoto.f.dbclose)(self.db);
+            (self.kyoto.f.dbdel)(self.db);
+        }
     }
 }
 

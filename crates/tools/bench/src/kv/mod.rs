@@ -6,6 +6,7 @@ mod crates;
 mod explicit_table;
 pub mod first;
 mod gdbm;
+pub mod http_server;
 pub mod kv_store;
 pub mod kyoto;
 pub mod large;
@@ -112,18 +113,18 @@ fn race(
 pub type Pass = (&'static str, Vec<Measured>);
 
 /// The mean times of an operation in each run, by the names of the passes, for the entrants of `only` that are here; and
-/// the reasons why others are missing.
+/// the reasons why others are missing. The time to think before each operation does not count.
 pub fn means(
     run: &Run,
     place: &Place,
     only: &'static [&'static str],
-    keys: usize,
+    (keys, think): (usize, Duration),
     runs: usize,
 ) -> Result<(Vec<Pass>, Vec<String>)> {
     let probe = place.directory("probe")?;
     let roster = Roster::here(&probe, Work { only, ..WORK })?;
     std::fs::remove_dir_all(probe)?;
-    let all = race(run, place, &roster, Duration::ZERO, keys, runs)?;
+    let all = race(run, place, &roster, think, keys, runs)?;
     let of_pass =
         |(pass, name): (usize, &&'static str)| (*name, all.iter().map(|taken| taken[pass].means.clone()).collect());
     Ok((PASSES.iter().enumerate().map(of_pass).collect(), roster.missing))

@@ -19,6 +19,8 @@ pub enum Job {
     /// Commits distinct pages to `file` of the store `root` until `wanted_bytes` of journal are pending, or as many as
     /// possible, and is killed.
     FillJournal { root: PathBuf, file: String, journal_bytes: u64, wanted_bytes: u64 },
+    /// Commits to as many standalone files, keeps them open, and is killed.
+    LeaveUnclean { dir: PathBuf, files: usize, round: u64 },
     /// Opens a standalone file, changes all of it, commits, closes. Creates file and store if missing.
     Update { path: PathBuf, bytes: usize },
     /// Replaces the file with `untorn put`'s function.
@@ -49,6 +51,8 @@ pub enum Job {
     BeTold,
     /// Stores to a live heap with a block of `bytes`, and is killed.
     StoreToLive { path: PathBuf, bytes: usize },
+    /// Serves a database of Kyoto Cabinet until its input ends, or fills it.
+    KeyValueServer(serde_json::Value),
     /// Repeats an operation, under `untorn preload` or not.
     Preloaded(serde_json::Value),
     /// Repeats a transaction of SQLite.

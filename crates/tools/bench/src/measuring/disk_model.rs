@@ -67,6 +67,10 @@ pub enum Disk {
     Ssd2,
     /// A hard disk of paper 002 (2006), with a volatile cache of 2 MiB
     Wd2006,
+    /// A RAID like that of paper 003 (2015): a cache with a battery takes the writes; its times are assumed
+    Raid2015,
+    /// An SSD like that of paper 003 (2015)
+    Ssd2015,
     /// An SSD whose capacitors make flushes cheap
     SsdCap,
 }
@@ -90,6 +94,9 @@ impl Disk {
             Disk::Hdd2013 => through(8_470, 7_030, 100),
             Disk::Ssd1 => through(4_200, 4_610, 200),
             Disk::Ssd2 => through(80, 110, 400),
+            // A cache that survives a power cut is no volatile one: a write is done when it is in there.
+            Disk::Raid2015 => through(150, 150, 300),
+            Disk::Ssd2015 => through(300, 300, 250),
             Disk::Wd2006 => DiskTimes { cache_bytes: 2 << 20, ..through(8_000, 8_000, 50) },
             Disk::SsdCap => DiskTimes { flush: us(60), ..DiskTimes::default() },
         }

@@ -1,9 +1,13 @@
 //! The workloads of the papers' figures.
 
 mod appends;
+mod attached;
 mod databases;
 mod device_writes;
+mod file_systems;
+mod key_value_server;
 mod key_values;
+mod many_files;
 mod msync_pages;
 mod recovery;
 mod sections;
@@ -19,7 +23,9 @@ type Workload = fn(&Setting<'_>) -> Result<Vec<Panel>>;
 pub const WORKLOADS: &[(&str, Workload)] = &[
     ("device-writes", device_writes::measure),
     ("msync-pages", msync_pages::measure),
-    ("kv", key_values::measure),
+    ("kv", key_values::of_2013),
+    ("kv-2015", key_values::of_2015),
+    ("kv-server", key_value_server::measure),
     ("two-files", two_files::latency_and_bytes),
     ("two-files-threads", two_files::threads),
     ("two-files-sizes", two_files::sizes),
@@ -30,6 +36,9 @@ pub const WORKLOADS: &[(&str, Workload)] = &[
     ("recovery-sizes", recovery::measure),
     ("append-pages", appends::pages),
     ("syncv-files", appends::files),
+    ("file-systems", file_systems::measure),
+    ("attached", attached::measure),
+    ("unclean-files", many_files::measure),
     ("sections", sections::iterations),
     ("section-programs", sections::programs),
     ("session-postmark", session_programs::postmark),

@@ -2,11 +2,14 @@
 
 use super::connection::{Connection, Sqlite, Statement};
 use crate::measuring::harness::timed;
+use crate::measuring::unavailable::unavailable;
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
+use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use untorn::on_mount::Transaction;
 use untorn_terminal::say;
 
 /// The rows of a table, and their bytes.
@@ -19,6 +22,8 @@ pub enum Kept {
     Vfs,
     Wal,
     Delete,
+    /// On a mount, whose transaction has the files of all databases; SQLite has its journal in memory and flushes nothing.
+    InTransaction,
 }
 
 /// The work that the process repeats.
@@ -45,6 +50,11 @@ pub struct Program {
     pub operations: usize,
     /// Nothing is written to databases but at the end: so the bytes of the journal and those of the databases are known apart.
     pub is_apart: bool,
+}
+
+/// Fails with a reason if SQLite or the extension is missing.
+pub fn need_extension() -> Result<()> {
+    Sqlite::load().map_err(|e| unavailable(format!("{e:#}")))?.extend()
 }
 
 /// Measures the operations for each byte of the input; prints the nanoseconds of one, and the bytes that all have written.
@@ -94,16 +104,20 @@ impl Process<'_> {
         let dir: &Path = &self.program.dir;
         match self.program.kept {
             Kept::Vfs => format!("file:{0}/{n}.db?vfs=untorn&store={0}", dir.display()),
-            Kept::Wal | Kept::Delete => format!("file:{}/{n}.db", dir.display()),
+            Kept::Wal | Kept::Delete | Kept::InTransaction => format!("file:{}/{n}.db", dir.display()),
         }
     }
 
     fn settings(&self, schema: &str) -> String {
-        let mode = if self.program.kept == Kept::Wal { "WAL" } else { "DELETE" };
+        let mode = match self.program.kept {
+            Kept::Wal => "WAL",
+            Kept::InTransaction => "MEMORY",
+            Kept::Vfs | Kept::Delete => "DELETE",
+        };
         // With WAL, NORMAL is the level that waits for nothing and keeps the database in order.
         let level = match (self.program.work, self.program.kept) {
             (Work::Update { is_durable: false, .. }, Kept::Wal) => "NORMAL",
-            (Work::Update { is_durable: false, .. }, _) => "OFF",
+            (Work::Update { is_durable: false, .. }, _) | (_, Kept::InTransaction) => "OFF",
             _ => "FULL",
         };
         let mut settings = format!("PRAGMA {schema}.journal_mode={mode}; PRAGMA {schema}.synchronous={level};");
@@ -158,14 +172,30 @@ impl Process<'_> {
         }
         let schemas = (0..databases).map(|n| if n == 0 { "main".to_owned() } else { format!("db{n}") });
         let mut updates = schemas.map(|schema| Update::new(&connection, &schema, 7)).collect::<Result<Vec<_>>>()?;
-        repeated(move || match &mut updates[..] {
-            [only] => only.run(),
-            several => {
-                connection.execute("BEGIN")?;
-                several.iter_mut().try_for_each(Update::run)?;
-                connection.execute("COMMIT")
-            }
+        let mut transaction = match self.program.kept {
+            Kept::InTransaction => Some(self.transaction(databases)?),
+            Kept::Vfs | Kept::Wal | Kept::Delete => None,
+        };
+        repeated(move || {
+            match &mut updates[..] {
+                [only] => only.run(),
+                several => {
+                    connection.execute("BEGIN")?;
+                    several.iter_mut().try_for_each(Update::run)?;
+                    connection.execute("COMMIT")
+                }
+            }?;
+            transaction.as_mut().map_or(Ok(()), |(transaction, _)| Ok(transaction.commit_and_chain()?))
         })
+    }
+
+    /// A transaction of the mount over all databases. Their files stay open with it: closing one would end SQLite's locks.
+    fn transaction(&self, databases: usize) -> Result<(Transaction, Vec<File>)> {
+        let open = |n| File::options().read(true).write(true).open(self.program.dir.join(format!("{n}.db")));
+        let files = (0..databases).map(open).collect::<std::io::Result<Vec<_>>>()?;
+        let mut transaction = Transaction::begin_committed(&files[0])?;
+        files[1..].iter().try_for_each(|file| transaction.add(file))?;
+        Ok((transaction, files))
     }
 
     /// Each thread does its part of the operations. Threads of one database begin by taking the lock that they need: a
@@ -208,7 +238,7 @@ impl Process<'_> {
                 (0..files.count())
                     .try_for_each(|n| self.sqlite.open(&self.uri(n))?.execute("PRAGMA wal_checkpoint(TRUNCATE)"))
             }
-            Kept::Delete => Ok(()),
+            Kept::Delete | Kept::InTransaction => Ok(()),
         }
     }
 }
