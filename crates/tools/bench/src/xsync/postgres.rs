@@ -13,7 +13,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 pub const NOTES: &[&str] = &[
-    "pgbench's own transactions, scale 5, for 5 s; server and clients run in the session. Durable: the same outside of a \
+    "pgbench's own transactions, scale 5, for 4 s; server and clients run in the session. Durable: the same outside of a \
      session, in the benchmark's own directory; asynchronous: with fsync=off, there or on an ext4 of its own with data=journal. A time is that of one transaction: one \
      second divided by the transactions in it, as pgbench gives them.",
 ];
@@ -149,7 +149,7 @@ impl Cluster<'_> {
     /// The times of a transaction with so many clients, of each contender.
     pub fn measure(&self, run: &Run, clients: usize, rounds: usize) -> Result<Vec<Measured>> {
         run.progress.cell(format!("xsync: PostgreSQL, {clients} clients"));
-        let seconds = if run.quick { 1 } else { 5 };
+        let seconds = if run.quick { 1 } else { 4 };
         let mut files = String::new();
         let mut load = format!("-c {clients} -j 2 -T {seconds}");
         if self.transactions == Transactions::TpcC {

@@ -16,7 +16,7 @@ use anyhow::{Context, Result};
 
 /// Files and transactions of PostMark: fewer than the paper's 10,000, as the synchronous contenders take their time.
 const MAILS: u64 = 1000;
-const CLIENTS: [usize; 5] = [1, 2, 8, 20, 32];
+const CLIENTS: [usize; 3] = [1, 20, 32];
 /// Connections of the paper's web server.
 const CONNECTIONS: usize = 50;
 const DATABASE_BYTES: u64 = 1 << 30;
