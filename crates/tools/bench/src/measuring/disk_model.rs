@@ -97,7 +97,8 @@ impl Disk {
             // A cache that survives a power cut is no volatile one: a write is done when it is in there.
             Disk::Raid2015 => through(150, 150, 300),
             Disk::Ssd2015 => through(300, 300, 250),
-            Disk::Wd2006 => DiskTimes { cache_bytes: 2 << 20, ..through(8_000, 8_000, 50) },
+            // Writes that follow one another wait for no turn of the disk in its cache.
+            Disk::Wd2006 => DiskTimes { flush: us(8_000), cache_bytes: 2 << 20, ..through(200, 8_000, 50) },
             Disk::SsdCap => DiskTimes { flush: us(60), ..DiskTimes::default() },
         }
     }

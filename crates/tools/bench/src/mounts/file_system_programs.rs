@@ -28,31 +28,6 @@ pub fn has_fio() -> bool {
     Command::new("fio").arg("--version").output().is_ok_and(|output| output.status.success())
 }
 
-/// Whether PostMark is installed. It has no option that tells.
-pub fn has_postmark() -> bool {
-    let started = Command::new("postmark").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
-    started.is_ok_and(|mut child| child.wait().is_ok())
-}
-
-/// The time of PostMark with files of 500 to 9,800 bytes.
-pub fn postmark(at: &Path, files: u64, transactions: u64) -> Result<Duration> {
-    let commands = format!(
-        "set location {}\nset size 500 9800\nset number {files}\nset transactions {transactions}\nset seed 42\n\
-         set buffering false\nrun\nquit\n",
-        at.display()
-    );
-    timed(|| {
-        let mut child = Command::new("postmark").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
-        // Its input ends with this handle.
-        child.stdin.take().context("piped")?.write_all(commands.as_bytes())?;
-        let output = child.wait_with_output()?;
-        let text = String::from_utf8_lossy(&output.stdout);
-        // It goes on behind errors.
-        ensure!(output.status.success() && !text.contains("rror") && text.contains("Deleting files...Done"), "{text}");
-        Ok(())
-    })
-}
-
 /// The time of each pass over a file, with records of so many bytes and one fsync at the end of each pass that writes.
 pub fn passes(at: &Path, file_bytes: u64, record_bytes: u64) -> Result<[Duration; PASSES.len()]> {
     let path = at.join("iozone");
@@ -150,9 +125,6 @@ mod tests {
         if has_fio() {
             let times = passes(dir.path(), 64 << 10, 4096).unwrap();
             assert!(times.iter().all(|time| !time.is_zero()), "{times:?}");
-        }
-        if has_postmark() {
-            postmark(dir.path(), 10, 20).unwrap();
         }
     }
 }

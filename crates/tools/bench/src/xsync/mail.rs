@@ -1,6 +1,7 @@
 //! PostMark in sessions: many small files.
 
-use super::runs::{NAMES, ON_DEVICE, ON_JOURNALING, finished, in_turns, outside, row, syncfs};
+use super::postmark;
+use super::runs::{NAMES, ON_DEVICE, ON_JOURNALING, finished, in_turns, row, syncfs};
 use super::session::{Host, Setting, command, guest};
 use crate::measuring::bench_run::Run;
 use crate::measuring::child::{Job, SessionJob};
@@ -11,6 +12,7 @@ use crate::report::statistics::Measured;
 use anyhow::Result;
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 pub const NOTES: &[&str] = &[
     "As many transactions as files, of 500 to 9,800 bytes; in a session on its volume. The session's start and end count. \
@@ -40,7 +42,7 @@ pub fn rows(run: &Run, setting: &Setting) -> Result<Vec<Row>> {
     for &files in counts {
         run.progress.cell(format!("xsync: PostMark, {files} files"));
         let synchronous: Vec<(&str, &Path)> = if files <= FEW { vec![(SYNC, slow.path())] } else { Vec::new() };
-        let times = measure(setting, files, run.rounds(5), &synchronous)?;
+        let times = measure(setting, (Program::Own, files), run.rounds(5), &synchronous)?;
         let mut others = vec![(2, Target::AtMost(1.10))];
         let last = times.len() - 1;
         others.extend((files <= FEW).then_some((last, Target::AtLeast(50.0))));
@@ -51,11 +53,16 @@ pub fn rows(run: &Run, setting: &Setting) -> Result<Vec<Row>> {
 
 /// The times of PostMark with as many transactions as files: in sessions, without, and in directories that are mounted
 /// so that each call waits for the disk.
-pub fn measure(setting: &Setting, files: u64, rounds: usize, synchronous: &[(&str, &Path)]) -> Result<Vec<Measured>> {
+pub fn measure(
+    setting: &Setting,
+    (program, files): (Program, u64),
+    rounds: usize,
+    synchronous: &[(&str, &Path)],
+) -> Result<Vec<Measured>> {
     let mail = setting.dir.join("mail");
     fs::create_dir_all(&mail)?;
     let slow: Vec<_> = synchronous.iter().map(|(name, at)| (*name, at.join("mail"))).collect();
-    let inside = guest(&job("/data/mail".as_ref(), files))?;
+    let inside = program.words("/data/mail".as_ref(), files)?;
     let session = |host: &Host| host.on_volume(None, inside.clone());
     let exact = SessionJob { exact: true, ..session(&setting.host) };
     let mut ways = vec![
@@ -71,22 +78,37 @@ pub fn measure(setting: &Setting, files: u64, rounds: usize, synchronous: &[(&st
         ways.push((ON_DEVICE, Way::Session(session(host))));
     }
     ways.extend(slow.iter().map(|(name, dir)| (*name, Way::Outside { dir, is_synced: false })));
-    in_turns_of(&ways, files, rounds)
+    in_turns_of(&ways, (program, files), rounds)
 }
 
 /// The times of PostMark in sessions on the volume that is kept.
-pub fn in_sessions(files: u64, rounds: usize, hosts: &[(&str, &Host)]) -> Result<Vec<Measured>> {
-    let inside = guest(&job("/data/mail".as_ref(), files))?;
+pub fn in_sessions((program, files): (Program, u64), rounds: usize, hosts: &[(&str, &Host)]) -> Result<Vec<Measured>> {
+    let inside = program.words("/data/mail".as_ref(), files)?;
     let ways: Vec<_> =
         hosts.iter().map(|(name, host)| (*name, Way::Session(host.on_volume(None, inside.clone())))).collect();
-    in_turns_of(&ways, files, rounds)
+    in_turns_of(&ways, (program, files), rounds)
 }
 
-fn job(dir: &Path, files: u64) -> Job {
-    Job::Postmark { dir: dir.to_owned(), files, transactions: files }
+/// The program that makes, changes and removes the files.
+#[derive(Clone, Copy)]
+pub enum Program {
+    /// This project's.
+    Own,
+    /// PostMark 1.53 itself.
+    PostMark,
 }
 
-fn in_turns_of(ways: &[(&str, Way<'_>)], files: u64, rounds: usize) -> Result<Vec<Measured>> {
+impl Program {
+    /// The command with as many transactions as files in a directory.
+    fn words(self, dir: &Path, files: u64) -> Result<Vec<String>> {
+        match self {
+            Program::Own => guest(&Job::Postmark { dir: dir.to_owned(), files, transactions: files }),
+            Program::PostMark => Ok(["sh", "-c", &postmark::script(dir, files, files)].map(str::to_owned).into()),
+        }
+    }
+}
+
+fn in_turns_of(ways: &[(&str, Way<'_>)], (program, files): (Program, u64), rounds: usize) -> Result<Vec<Measured>> {
     let names: Vec<&str> = ways.iter().map(|(name, _)| *name).collect();
     in_turns(rounds, &names, |who| {
         // Syncs, so that no contender pays for the changes of another one.
@@ -94,7 +116,8 @@ fn in_turns_of(ways: &[(&str, Way<'_>)], files: u64, rounds: usize) -> Result<Ve
         match &ways[who].1 {
             Way::Session(session) => timed(|| finished(&mut command(session)?)),
             Way::Outside { dir, is_synced } => timed(|| {
-                finished(&mut outside(&job(dir, files))?)?;
+                let words = program.words(dir, files)?;
+                finished(Command::new(&words[0]).args(&words[1..]))?;
                 if *is_synced { syncfs(dir) } else { Ok(()) }
             }),
         }

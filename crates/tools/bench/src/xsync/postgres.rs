@@ -1,13 +1,12 @@
 //! PostgreSQL and its clients, in a session.
 
 use super::runs::{NAMES, ON_JOURNALING, row};
-use super::session::{Host, Setting, command};
+use super::session::{Host, Setting, command, let_others_enter};
 use crate::measuring::bench_run::Run;
 use crate::report::section::{Row, Target};
 use crate::report::statistics::Measured;
 use anyhow::{Context, Result, ensure};
-use std::fs::{self, Permissions};
-use std::os::unix::fs::PermissionsExt;
+use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -105,9 +104,7 @@ impl Cluster<'_> {
         for (n, way) in cluster.ways.iter().enumerate() {
             if way.host.is_none() {
                 // The server refuses to run as root, so its user must be able to enter these directories.
-                for above in way.at.ancestors().skip(1).take(2) {
-                    fs::set_permissions(above, Permissions::from_mode(0o755))?;
-                }
+                way.at.parent().map_or(Ok(()), let_others_enter)?;
             }
             if cluster.ways[..n].iter().any(|before| before.at == way.at) {
                 continue;
@@ -121,7 +118,7 @@ impl Cluster<'_> {
                 }
             };
             let script = format!(
-                "rm -rf {at}; mkdir {at}; chown postgres: {at}; {AS_POSTGRES} {bin}/initdb -D {at} >/dev/null; \
+                "rm -rf {at}; mkdir {at}; chown postgres: {at}; {AS_POSTGRES} {bin}/initdb -N -D {at} >/dev/null; \
                  {start}; {AS_POSTGRES} {fill}\n{stop}"
             );
             let output = cluster.shell(way, &script)?.output()?;

@@ -5,6 +5,7 @@ use fastrand::Rng;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 const BYTES_MIN: usize = 500;
 const BYTES_MAX: usize = 9_800;
@@ -55,6 +56,23 @@ pub fn run(dir: &Path, files: u64, transactions: u64) -> Result<()> {
     Ok(())
 }
 
+/// Whether PostMark itself is installed. It has no option that tells.
+pub fn is_installed() -> bool {
+    let started = Command::new("postmark").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+    started.is_ok_and(|mut child| child.wait().is_ok())
+}
+
+/// A shell's script that runs PostMark itself in a directory, which it makes, and fails unless it made all its changes.
+pub fn script(dir: &Path, files: u64, transactions: u64) -> String {
+    let dir = dir.display();
+    // It goes on behind errors, and prints them.
+    format!(
+        "mkdir -p {dir} && cd {dir} && printf 'set location {dir}\\nset size {BYTES_MIN} {BYTES_MAX}\\nset number {files}\\n\
+         set transactions {transactions}\\nset seed 42\\nset buffering false\\nrun\\nquit\\n' | postmark 2>&1 | \
+         awk '/rror/ {{ wrong = 1 }} /Deleting files...Done/ {{ done = 1 }} END {{ exit wrong || !done }}'"
+    )
+}
+
 #[cfg(test)]
 mod tests {
     #[test]
@@ -62,5 +80,20 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         super::run(dir.path(), 50, 200).unwrap();
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn errors_of_postmark_itself_are_noticed() {
+        if !super::is_installed() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let runs = |dir: &std::path::Path| {
+            let script = super::script(dir, 10, 20);
+            std::process::Command::new("sh").args(["-c", &script]).status().unwrap().success()
+        };
+        assert!(runs(dir.path()));
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+        assert!(!runs(std::path::Path::new("/proc/mail")));
     }
 }

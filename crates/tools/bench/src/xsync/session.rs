@@ -4,6 +4,8 @@ use crate::measuring::bench_run::Run;
 use crate::measuring::child::{JOB_VARIABLE, Job, SessionJob};
 use crate::measuring::fs::{Device, FileSystem, Place};
 use anyhow::{Context, Result, bail, ensure};
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use untorn_xsync::commands::run_session::Wanted;
@@ -113,6 +115,17 @@ pub fn command(job: &SessionJob) -> Result<Command> {
     command.env(JOB_VARIABLE, serde_json::to_string(&Job::Session(job.clone()))?);
     command.current_dir(program.parent().context("the directory of this program")?).stdin(Stdio::null());
     Ok(command)
+}
+
+/// Lets other users enter a directory and the one above it. Directories that they may enter stay as they are.
+pub fn let_others_enter(dir: &Path) -> Result<()> {
+    for dir in dir.ancestors().take(2) {
+        let permissions = fs::metadata(dir)?.permissions();
+        if permissions.mode() & 0o001 == 0 {
+            fs::set_permissions(dir, Permissions::from_mode(0o755))?;
+        }
+    }
+    Ok(())
 }
 
 /// Waits for the process to end, and fails unless it succeeded.

@@ -1,12 +1,11 @@
 //! Apache with its access log, in a session and outside, and its clients outside.
 
 use super::clients::{connect, free_port};
-use super::session::{Host, command};
+use super::session::{Host, command, let_others_enter};
 use crate::measuring::unavailable::need;
 use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
-use std::fs::{self, Permissions};
-use std::os::unix::fs::PermissionsExt;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use tempfile::NamedTempFile;
@@ -60,9 +59,7 @@ impl Way<'_> {
         need(both, "Apache or wrk is missing: install the packages apache2-bin and wrk")?;
         if let Way::Outside(dir) = self {
             // Apache serves as a user without rights, who must be able to enter these directories.
-            for above in dir.ancestors().take(2) {
-                fs::set_permissions(above, Permissions::from_mode(0o755))?;
-            }
+            let_others_enter(dir)?;
         }
         let at = self.at();
         let at = at.display();

@@ -1,16 +1,17 @@
 //! Benchmarks of file systems of paper 003: IOzone, PostMark and MDTest, on mounts and natively.
 
 use crate::measuring::fs::FileSystem;
-use crate::measuring::harness::{Contender, Plan, interleave_parts};
-use crate::mounts::file_system_programs::{
-    NO_FIO, NO_POSTMARK, PASSES, PHASES, Shape, has_fio, has_postmark, names, passes, postmark, settle,
-};
+use crate::measuring::harness::{Contender, Plan, interleave_parts, timed};
+use crate::mounts::file_system_programs::{NO_FIO, NO_POSTMARK, PASSES, PHASES, Shape, has_fio, names, passes, settle};
 use crate::mounts::mounted::Mounted;
 use crate::paper::measured::{Cell, Panel, Statistic};
 use crate::paper::setting::Setting;
 use crate::report::section::{Chart, Unit};
+use crate::xsync::postmark;
+use crate::xsync::runs::finished;
 use anyhow::Result;
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 const OURS: &str = "Untorn";
@@ -51,11 +52,12 @@ fn on(setting: &Setting<'_>, fs: FileSystem) -> Result<Panel> {
     } else {
         missing.push(NO_FIO.to_owned());
     }
-    if has_postmark() {
+    if postmark::is_installed() {
         run.progress.cell(format!("{}: PostMark", place.name));
         let mail = |at: &Path| {
             settle(at)?;
-            Ok([postmark(at, amount.mails, amount.transactions)?])
+            let script = postmark::script(at, amount.mails, amount.transactions);
+            Ok([timed(|| finished(Command::new("sh").args(["-c", &script])))?])
         };
         cells.extend(both.measure(["PostMark".to_owned()], mail)?);
     } else {
