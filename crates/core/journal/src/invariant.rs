@@ -69,6 +69,8 @@ untorn_os::invariants! {
     NEWEST_HEADER,
     /// A header never overwrites the newest durable one.
     DURABLE_HEADER,
+    /// A group of commits that was stored to memory is durable only behind a fence.
+    MEMORY_FENCE,
     /// After a failed write or flush of the journal, no commit succeeds.
     STICKY_ERROR,
     /// A large commit's spill file stays until the log is truncated behind the records that refer to it.

@@ -17,6 +17,7 @@ mod held_back;
 mod index_entries;
 mod indexing;
 mod kept_log;
+mod medium;
 mod reserved;
 mod room;
 mod segment;
@@ -39,6 +40,7 @@ use crate::journal::spill_files::{KeptSpill, LiveSpill};
 use crate::scanning::segment_reader::ScannedSegment;
 use crate::slots::epochs::EpochStart;
 use crate::slots::slot_log::SlotLog;
+use crate::sync_point;
 use crate::undo::keep::UndoHandle;
 use crate::undo::page::Cell;
 use std::io;
@@ -373,6 +375,11 @@ impl Journal {
         self.segments[self.current].file.is_direct()
     }
 
+    /// Whether commits are stored to byte-addressable memory, without calls. Known from the first one on.
+    pub fn is_in_memory(&self) -> bool {
+        self.segments[self.current].is_in_memory()
+    }
+
     /// The data kept for readers of older commits; `None` if the store does not serve readers.
     pub fn undo(&self) -> Option<&UndoHandle> {
         self.undo.as_ref()
@@ -457,7 +464,7 @@ impl Journal {
     /// Writes as many records as fit into one segment, and returns their number; 0 if there is no room for the first.
     fn write_some(&mut self, records: &[Record]) -> Result<usize> {
         loop {
-            let most = self.segment_bytes_here();
+            let most = self.most_bytes_here();
             self.check_file_size_limit(self.room_for(&records[0]), most)?;
             let (next_lsn, previous_crc) = (self.next_lsn, self.previous_crc);
             let taken = self.position + self.reserved_here(self.current);
@@ -474,6 +481,7 @@ impl Journal {
                     return Err(e);
                 }
             }
+            self.check_file_size_limit(self.room_for(&records[0]), self.segment_bytes_here())?;
             if !self.switch_segment(self.room_for(&records[0]))? {
                 return Ok(0);
             }
@@ -498,6 +506,7 @@ impl Journal {
     /// Writes the buffer at the current position and moves on to the next block.
     fn write_group(&mut self) -> Result<()> {
         self.flush_open_note()?;
+        let records_end = self.buf.len();
         self.buf.pad_to_block();
         let segment = &mut self.segments[self.current];
         // Appended records lie behind the position.
@@ -518,7 +527,7 @@ impl Journal {
             segment.first_block_crc = Some(crc64(&self.buf[..BLOCK_BYTES]));
         }
         self.raise_bound(self.position + self.buf.len() as u64)?;
-        let written = self.write_buffer();
+        let written = self.write_buffer(records_end);
         self.position += self.buf.len() as u64;
         self.note_written();
         if written.is_ok() {
@@ -568,6 +577,9 @@ impl Journal {
         self.entries.begin();
         self.seal_record(0, RecordKind::DurableMark, false);
         self.write_group()?;
+        // The next commit's flush may be another thread's, whose fence would not be for this one.
+        let fenced = self.segments[self.current].fence(sync_point::COMMIT);
+        fenced.map_err(|e| self.fail(Outcome::NotCommitted, e))?;
         self.mark_due = false;
         Ok(true)
     }

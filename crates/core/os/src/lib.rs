@@ -41,6 +41,8 @@ pub use invariant::{Invariant, holds, value_if_holds};
 pub use live::live_copy::LiveCopy;
 pub use live::live_memory::{FoundMemory, LIVE_OWN_BYTES, LiveMemory, live_memory_path, live_memory_top};
 pub use live::shared_mapping::LIVE_HEAD_BYTES;
+pub use mapping::line_mapping::Lines;
+pub use mapping::line_stores::LINE_BYTES;
 pub use mapping::read_mapping::ReadMapping;
 pub use mapping::shared_view::View;
 pub use mapping::still_copy::{Scratch, StillCopy};

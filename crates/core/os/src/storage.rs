@@ -14,6 +14,7 @@ pub(crate) mod share_out;
 pub(crate) mod write_out;
 
 use crate::descriptors::listener::Listener;
+use crate::mapping::line_mapping::Lines;
 use crate::mapping::read_mapping::ReadMapping;
 use crate::mapping::shared_view::View;
 use crate::mapping::{MapRequest, Mapping};
@@ -331,6 +332,12 @@ pub trait File: Any + Send + Sync {
     /// The first bytes of the file as they are now and as they will be: changes by any process show at once. The file
     /// must not become shorter while the view lives.
     fn view(&self, len: usize) -> io::Result<Box<dyn View>>;
+    /// The first bytes of the file, a multiple of [`LINE_BYTES`](crate::LINE_BYTES) that it has, for stores without
+    /// calls, if they are on byte-addressable memory. The file, open for writing, must not become shorter than that
+    /// while the lines live. Bytes that calls write to it become durable by its flush, as ever.
+    fn lines(&self, _len: u64) -> io::Result<Box<dyn Lines>> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
     /// Whether the process with this id, in this process's pid namespace, has the file open. `None` if this process may
     /// not know.
     fn is_open_in(&self, _pid: u32) -> Option<bool> {

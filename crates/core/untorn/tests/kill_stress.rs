@@ -11,9 +11,12 @@ use fastrand::Rng;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+use untorn::__private::OpenStoreOn;
 use untorn::{FailureClass, File, Store, StoreOptions, Ticket, Txn};
+use untorn_journal::directories::store_dir::StoreDir;
+use untorn_os::Linux;
 
 const TEST: &str = "commits_survive_sigkill_whole";
 const CHILD: &str = "UNTORN_TEST_STRESS";
@@ -125,7 +128,14 @@ fn last_commit(store: &Store) -> u64 {
 
 /// In the second process: commits as fast as possible, and prints each commit that is acknowledged.
 fn commit_until_killed(path: &Path, seed: u64) {
-    let store = options(seed).open(path).expect("open");
+    let store = match seed % 3 {
+        // Its journal is written as on byte-addressable memory, and read by the parent as on a disk.
+        1 => {
+            let storage = Linux::open_as_memory(path).expect("a directory");
+            options(seed).open_on(storage, StoreDir::of_directory(), PathBuf::new()).expect("open")
+        }
+        _ => options(seed).open(path).expect("open"),
+    };
     let mut n = last_commit(&store);
     let mut pending: Vec<(u64, Ticket)> = Vec::new();
     let mut open: BTreeMap<String, File> = BTreeMap::new();

@@ -66,7 +66,7 @@ fn every_program_survives_every_crash() {
         // One setup per program, in turn, unless there is time for all of them.
         let setups = |at: usize| match full {
             true => Setup::all(start, at).collect::<Vec<_>>(),
-            false => Setup::all(start, at / 8).skip(at % 8).take(1).collect(),
+            false => Setup::in_turn(start, at).collect(),
         };
         let three = enumeration.level(&two, &ops, &setups, &three_ops);
         tell(start, 3, &three);

@@ -19,6 +19,7 @@ fn known(invariant: Invariant) -> &'static [&'static str] {
             &["closed,posix,garbage,growing,buffered/0/one/", "closed,posix,garbage,growing,direct/0/one/"]
         }
         invariant::OPEN_NOTED | invariant::LEFT_MARKS_CLEARED => &["closed,ext4,sector,tight,direct/0/one/"],
+        invariant::MEMORY_FENCE => &["closed,ext4,sector,tight,memory/0/one/"],
         invariant::DURABLE_HEADER => &["closed,posix,sector,tight,buffered/0/other,one,retire,one,retire/"],
         invariant::SPILL_FILES_STAY => &["closed,posix,sector,roomy,direct/0/one,cut,large,retire,apply/"],
         invariant::STICKY_ERROR => &["closed,ext4,sector,tight,buffered/0/one,one/"],

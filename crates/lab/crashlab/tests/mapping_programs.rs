@@ -38,7 +38,7 @@ fn every_mapped_program_survives_every_crash() {
     let one_op = Effort { cuts_max: 8, second_max: 2, after_failed_sync_max: 2, failed_sync_ways: 1 };
     let more = Effort { cuts_max: 3, second_max: 1, after_failed_sync_max: 0, failed_sync_ways: 0 };
     let map = [vec![Op::Map], vec![Op::Told]];
-    let in_turn = |start, at: usize| Setup::all(start, at / 8).skip(at % 8).take(1).collect::<Vec<_>>();
+    let in_turn = |start, at: usize| Setup::in_turn(start, at).collect::<Vec<_>>();
     let mut pairs = Vec::new();
     for start in STARTS {
         let everywhere = |at| {

@@ -6,7 +6,7 @@ use crate::error::{Outcome, Result, is_no_space};
 use crate::format::{BLOCK_BYTES, RECORD_ALIGN_BYTES, encode_length};
 use crate::invariant;
 use crate::sync_point;
-use untorn_os::{holds, write_all_at};
+use untorn_os::holds;
 
 /// Limit for appended bytes, because space that was appended to a segment is not reused before the store is closed.
 const APPENDED_BYTES_MAX: u64 = 4 << 20;
@@ -79,7 +79,7 @@ impl Journal {
         self.buf.pad_to_block();
         let segment = &mut self.segments[self.current];
         debug_assert_eq!(from, segment.bytes + segment.appended, "a group behind the end of its segment");
-        match write_all_at(&*segment.file, &self.buf, from) {
+        match segment.append(&self.buf) {
             Ok(()) => {
                 segment.appended += self.buf.len() as u64;
                 debug_assert!(segment.appended <= APPENDED_BYTES_MAX, "{} bytes are appended", segment.appended);

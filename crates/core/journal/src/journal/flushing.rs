@@ -71,10 +71,9 @@ impl Journal {
         }
         for at in std::mem::take(&mut self.unflushed) {
             let segment = &mut self.segments[at];
-            match std::mem::take(&mut segment.length_due) {
-                _ if !self.options.durable => {}
-                true => segment.file.sync_all(point)?,
-                false => segment.file.sync_data(point)?,
+            match self.options.durable {
+                true => segment.flush(point)?,
+                false => segment.length_due = false,
             }
         }
         Ok(())

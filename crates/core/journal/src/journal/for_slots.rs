@@ -36,12 +36,12 @@ impl Journal {
 
     fn link_log(&mut self, after: u64, to: u64) -> std::io::Result<()> {
         let checkpoint_lsn = self.header.checkpoint_lsn;
-        for (at, segment) in self.segments.iter().enumerate() {
+        for (at, segment) in self.segments.iter_mut().enumerate() {
             let is_truncated = segment.last_lsn > checkpoint_lsn.max(after) && segment.first_lsn <= to;
             if is_truncated && segment.first_lsn > 0 {
                 if self.unflushed.contains(&at) {
                     // A durable mark that a power cut took would leave a gap.
-                    segment.file.sync_data(sync_point::KEPT_MARKS)?;
+                    segment.flush(sync_point::KEPT_MARKS)?;
                 }
                 self.slots.keep_segment(&self.dir.join(segment_name(segment.index)), segment.first_lsn)?;
             }

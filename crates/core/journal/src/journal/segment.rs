@@ -1,10 +1,12 @@
 //! A segment of an open journal.
 
+use super::medium::{Medium, stored_bytes};
 use super::segment_index::SegmentIndex;
 use crate::invariant;
+use std::io;
 use std::ops::Range;
 use std::sync::Arc;
-use untorn_os::{File, holds};
+use untorn_os::{File, SyncPoint, holds, write_all_at};
 
 /// A segment of an open journal.
 pub(super) struct Segment {
@@ -13,6 +15,9 @@ pub(super) struct Segment {
     /// Bytes that were appended to the segment in this epoch, in whole groups, behind `bytes`.
     pub(super) appended: u64,
     pub(super) file: Arc<dyn File>,
+    pub(super) medium: Medium,
+    /// Calls have written records to it since its last flush: a fence does not make them durable.
+    pub(super) called: bool,
     /// LSN of the first record in it since it was used last; 0 if that is not known.
     pub(super) first_lsn: u64,
     /// An earlier owner wrote to it: older records may precede the first one, and readers may need them.
@@ -47,6 +52,8 @@ impl Segment {
             bytes,
             appended: 0,
             file,
+            medium: Medium::Unknown,
+            called: false,
             first_lsn: 0,
             former: false,
             last_lsn: 0,
@@ -56,6 +63,47 @@ impl Segment {
             log_index: SegmentIndex::default(),
             length_due: false,
             durable_bytes: bytes,
+        }
+    }
+
+    /// Writes a group, padded to whole blocks, whose records end at `records_end`. It is not durable before a flush.
+    pub(super) fn write(&mut self, group: &[u8], records_end: usize, at: u64) -> io::Result<()> {
+        match self.medium.lines(&*self.file, self.bytes) {
+            Some(lines) => lines.store(&group[..stored_bytes(group.len(), records_end, at)], at),
+            None => {
+                self.called = true;
+                write_all_at(&*self.file, group, at)
+            }
+        }
+    }
+
+    /// Writes a group behind the segment's end, by a call on any medium: it makes the file longer.
+    pub(super) fn append(&mut self, group: &[u8]) -> io::Result<()> {
+        self.called = true;
+        write_all_at(&*self.file, group, self.bytes + self.appended)
+    }
+
+    /// Makes the written groups durable, and with them the length if it is due.
+    pub(super) fn flush(&mut self, point: SyncPoint) -> io::Result<()> {
+        self.fence(point)?;
+        match (self.length_due, self.called) {
+            (true, _) => self.file.sync_all(point)?,
+            (false, true) => self.file.sync_data(point)?,
+            (false, false) => {}
+        }
+        (self.length_due, self.called) = (false, false);
+        Ok(())
+    }
+
+    pub(super) fn is_in_memory(&self) -> bool {
+        matches!(self.medium, Medium::Memory(_))
+    }
+
+    /// Makes durable the groups that this thread has written, if the segment is in memory.
+    pub(super) fn fence(&self, point: SyncPoint) -> io::Result<()> {
+        match &self.medium {
+            Medium::Memory(lines) if holds(invariant::MEMORY_FENCE) => lines.fence(point),
+            _ => Ok(()),
         }
     }
 

@@ -9,7 +9,7 @@ use crate::format::{BLOCK_BYTES, crc64, encode_length};
 use crate::sync_point;
 use std::io;
 use std::sync::Arc;
-use untorn_os::{File, write_all_allowed_at, write_all_at};
+use untorn_os::{File, write_all_allowed_at};
 
 impl Journal {
     /// Bytes of a segment that this process may write now. Its file-size limit may be lower than when the segment was
@@ -22,6 +22,14 @@ impl Journal {
     pub(super) fn segment_bytes_here(&self) -> u64 {
         let limit = self.storage.file_size_limit();
         limit - limit % BLOCK_BYTES as u64
+    }
+
+    /// The largest current segment that this process may write to: there is no limit for stores to memory.
+    pub(super) fn most_bytes_here(&self) -> u64 {
+        match self.segments[self.current].is_in_memory() {
+            true => u64::MAX,
+            false => self.segment_bytes_here(),
+        }
     }
 
     /// Refuses a record that fits into no segment of `most` bytes, which is the most that this process may write
@@ -39,13 +47,13 @@ impl Journal {
         Err(Error::NoSpace { detail })
     }
 
-    /// Writes the buffer to the current segment. Where nothing waits for the disk, [`Journal::segment_bytes_here`] has just
+    /// Writes the buffer, whose records end at `records_end`, to the current segment. Where nothing waits for the disk, [`Journal::segment_bytes_here`] has just
     /// allowed its end.
-    pub(super) fn write_buffer(&self) -> io::Result<()> {
-        let file = &*self.segments[self.current].file;
+    pub(super) fn write_buffer(&mut self, records_end: usize) -> io::Result<()> {
+        let segment = &mut self.segments[self.current];
         match self.options.durable {
-            true => write_all_at(file, &self.buf, self.position),
-            false => write_all_allowed_at(file, &self.buf, self.position),
+            true => segment.write(&self.buf, records_end, self.position),
+            false => write_all_allowed_at(&*segment.file, &self.buf, self.position),
         }
     }
 

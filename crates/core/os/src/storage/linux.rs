@@ -28,11 +28,24 @@ pub struct Linux {
     totals: Arc<Totals>,
     has_openat2: AtomicBool,
     keeps_order: OnceLock<bool>,
+    /// Takes the file system for one on byte-addressable memory.
+    on_trial: bool,
 }
 
 impl Linux {
     /// Opens a directory as the root of a storage. The path itself may contain links.
     pub fn open(path: &Path) -> io::Result<Arc<Linux>> {
+        Linux::open_root(path, false)
+    }
+
+    /// Opens a directory like [`Linux::open`], and takes its file system for one on byte-addressable memory: commits
+    /// survive a killed process, and no power cut. For tests and measurements without such memory.
+    #[doc(hidden)]
+    pub fn open_as_memory(path: &Path) -> io::Result<Arc<Linux>> {
+        Linux::open_root(path, true)
+    }
+
+    fn open_root(path: &Path, on_trial: bool) -> io::Result<Arc<Linux>> {
         let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         Ok(Arc::new(Linux {
@@ -40,6 +53,7 @@ impl Linux {
             totals: Arc::default(),
             has_openat2: AtomicBool::new(true),
             keeps_order: OnceLock::new(),
+            on_trial,
         }))
     }
 
@@ -113,7 +127,9 @@ impl Linux {
     }
 
     fn file(&self, fd: OwnedFd, direct: bool, directory: Option<Fd>) -> io::Result<LinuxFile> {
-        Ok(LinuxFile::new(Fd::new(fd)?, directory, direct, self.totals.clone()))
+        let mut file = LinuxFile::new(Fd::new(fd)?, directory, direct, self.totals.clone());
+        file.on_trial = self.on_trial;
+        Ok(file)
     }
 
     /// The directory that holds a name, and the last component of the path.

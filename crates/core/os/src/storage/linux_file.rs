@@ -2,6 +2,7 @@
 
 use crate::descriptors::descriptor::{Fd, above_standard};
 use crate::descriptors::listener::{Inotify, Listener};
+use crate::mapping::line_mapping::{LineMapping, Lines};
 use crate::mapping::linux_map::LinuxMapping;
 use crate::mapping::read_mapping::ReadMapping;
 use crate::mapping::shared_view::{SharedView, View};
@@ -65,6 +66,8 @@ pub(super) struct LinuxFile {
     /// For a file without a name: the directory in which it will get one.
     directory: Mutex<Option<Fd>>,
     direct: bool,
+    /// Shows its lines as if it were on byte-addressable memory.
+    pub(super) on_trial: bool,
     /// Whether it took a lock of each kind: `flock`, and on ranges.
     claimed: AtomicBool,
     locked: AtomicBool,
@@ -124,7 +127,7 @@ impl LinuxFile {
     /// `directory`: for a file without a name, the directory in which it will get one.
     pub(super) fn new(fd: Fd, directory: Option<Fd>, direct: bool, totals: Arc<Totals>) -> LinuxFile {
         let [claimed, locked] = [(); 2].map(|()| AtomicBool::new(false));
-        LinuxFile { fd, directory: Mutex::new(directory), direct, claimed, locked, totals }
+        LinuxFile { fd, directory: Mutex::new(directory), direct, on_trial: false, claimed, locked, totals }
     }
 
     /// Takes a lock. Returns false if a conflicting lock exists.
@@ -409,6 +412,11 @@ impl File for LinuxFile {
 
     fn view(&self, len: usize) -> io::Result<Box<dyn View>> {
         Ok(Box::new(SharedView::of(self.fd.get()?, len)?))
+    }
+
+    fn lines(&self, len: u64) -> io::Result<Box<dyn Lines>> {
+        let fd = self.fd.own()?;
+        Ok(Box::new(if self.on_trial { LineMapping::for_trial(fd, len)? } else { LineMapping::of(fd, len)? }))
     }
 
     fn is_open_in(&self, pid: u32) -> Option<bool> {

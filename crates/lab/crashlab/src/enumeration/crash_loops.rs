@@ -65,6 +65,7 @@ pub fn crash_loop(seed: u64, skipped: u64, tell: &dyn Fn(String)) -> Result<Loop
         profile: PROFILES[rng.usize(..PROFILES.len())],
         model: if rng.bool() { Model::SectorAtomic } else { Model::PageGarbage },
         direct: rng.bool(),
+        lines: seed.is_multiple_of(4),
         seed,
         skipped,
         ..Options::default()

@@ -216,7 +216,7 @@ impl<'d> Session<'d> {
         if !quarantined.is_empty() {
             return Err(format!("{REFUSED}, files are quarantined: {quarantined:?}"));
         }
-        let tracker = match (place.told, setup.direct) {
+        let tracker = match (place.told, setup.is_direct()) {
             (true, _) => TrackerKind::Explicit,
             (false, true) => TrackerKind::Scan,
             (false, false) => TrackerKind::PageMap,
@@ -504,7 +504,7 @@ impl Programs {
 
 /// The setup of a seed; one program of four is in class `process`.
 pub(super) fn place_of(seed: u64) -> Place {
-    let all: Vec<_> = Setup::all(Start::Plain, (seed / 8) as usize).collect();
+    let all: Vec<_> = Setup::of_disks(Start::Plain, (seed / 8) as usize).collect();
     let class = if mix(seed).is_multiple_of(4) { FailureClass::Process } else { FailureClass::Power };
     Place { setup: all[seed as usize % all.len()], class, told: mix(!seed).is_multiple_of(3) }
 }

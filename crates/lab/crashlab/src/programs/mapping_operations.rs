@@ -81,7 +81,7 @@ impl Runner<'_> {
     /// The options of a map: both trackers that find stores, and both settings of `quiet`, in turn; or the tracker
     /// `told`.
     fn map_options(&self) -> MapOptions {
-        let tracker = match (self.told, self.setup.direct) {
+        let tracker = match (self.told, self.setup.is_direct()) {
             (true, _) => TrackerKind::Explicit,
             (false, true) => TrackerKind::Scan,
             (false, false) => TrackerKind::PageMap,

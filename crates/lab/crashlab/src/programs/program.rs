@@ -200,42 +200,80 @@ pub struct Setup {
     pub model: Model,
     /// Sizes of the journal.
     pub journal: Journal,
-    /// Whether the disk can write past the cache.
-    pub direct: bool,
+    /// The way in which the disk takes the journal.
+    pub medium: Medium,
+}
+
+/// The way in which a disk takes the journal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Medium {
+    /// By writes past the cache.
+    Direct,
+    /// By writes through the cache.
+    Buffered,
+    /// By stores: the disk is byte-addressable memory.
+    Memory,
 }
 
 impl Setup {
+    /// Every setup with a disk, and then every one with memory.
+    pub fn all(start: Start, turn: usize) -> impl Iterator<Item = Setup> {
+        Setup::of_disks(start, turn).chain(Setup::of_memory(start, turn))
+    }
+
+    /// One of [`Setup::all`]: each turn has another one.
+    pub fn in_turn(start: Start, turn: usize) -> impl Iterator<Item = Setup> {
+        let number = Setup::all(start, 0).count();
+        Setup::all(start, turn / number).skip(turn % number).take(1)
+    }
+
+    /// Memory with the file systems that give programs direct access to it, and with the promises of POSIX alone. Journal
+    /// sizes alternate with `turn`.
+    pub fn of_memory(start: Start, turn: usize) -> impl Iterator<Item = Setup> {
+        [Profile::Ext4, Profile::Xfs, Profile::AnyPosix].into_iter().zip(turn..).map(move |(profile, turn)| {
+            let journal = JOURNAL_NAMES[turn % JOURNAL_NAMES.len()].0;
+            Setup { start, profile, model: Model::SectorAtomic, journal, medium: Medium::Memory }
+        })
+    }
+
     /// Every profile with every disk model, for a start. Journal size and direct writes alternate with `turn`, so that
     /// six turns have every combination.
-    pub fn all(start: Start, turn: usize) -> impl Iterator<Item = Setup> {
+    pub fn of_disks(start: Start, turn: usize) -> impl Iterator<Item = Setup> {
         let of_profile = move |(i, profile): (usize, Profile)| {
             [Model::SectorAtomic, Model::PageGarbage].into_iter().enumerate().map(move |(j, model)| {
                 let turn = turn + i + 5 * j;
                 let journal = JOURNAL_NAMES[turn % JOURNAL_NAMES.len()].0;
-                Setup { start, profile, model, journal, direct: (turn / JOURNAL_NAMES.len()).is_multiple_of(2) }
+                let medium = [Medium::Direct, Medium::Buffered][turn / JOURNAL_NAMES.len() % 2];
+                Setup { start, profile, model, journal, medium }
             })
         };
         PROFILES.into_iter().enumerate().flat_map(of_profile)
     }
 
+    /// Whether files can be written past the cache.
+    pub fn is_direct(&self) -> bool {
+        self.medium != Medium::Buffered
+    }
+
     /// Bytes of a page of memory: those of x86-64 in four of six combinations, and larger ones of other machines.
     pub fn page_bytes(&self) -> u64 {
-        match (self.journal, self.direct) {
-            (Journal::Roomy, false) => 16 << 10,
-            (Journal::Growing, true) => 64 << 10,
+        match (self.journal, self.medium) {
+            (Journal::Roomy, Medium::Buffered) => 16 << 10,
+            (Journal::Growing, Medium::Direct) => 64 << 10,
             _ => 4096,
         }
     }
 
     /// The disk.
     pub fn disk(&self, skipped: u64) -> Options {
-        let (profile, model, direct) = (self.profile, self.model, self.direct);
+        let (profile, model, direct) = (self.profile, self.model, self.is_direct());
         // One dimension less: disks without direct writes cannot create files without a name, either.
         Options {
             profile,
             model,
             direct,
             unnamed: direct,
+            lines: self.medium == Medium::Memory,
             skipped,
             seed: 1,
             page_bytes: self.page_bytes(),
@@ -308,7 +346,8 @@ const PROFILE_NAMES: [(Profile, &str); 4] =
 const MODEL_NAMES: [(Model, &str); 2] = [(Model::SectorAtomic, "sector"), (Model::PageGarbage, "garbage")];
 const JOURNAL_NAMES: [(Journal, &str); 3] =
     [(Journal::Tight, "tight"), (Journal::Roomy, "roomy"), (Journal::Growing, "growing")];
-const DIRECT_NAMES: [(bool, &str); 2] = [(true, "direct"), (false, "buffered")];
+const MEDIUM_NAMES: [(Medium, &str); 3] =
+    [(Medium::Direct, "direct"), (Medium::Buffered, "buffered"), (Medium::Memory, "memory")];
 const FAILED_NAMES: [(Failed, &str); 3] = [(Failed::Lost, "lost"), (Failed::Half, "half"), (Failed::Landed, "landed")];
 
 impl fmt::Display for Trouble {
@@ -343,8 +382,8 @@ impl fmt::Display for Setup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let start = one_of(&START_NAMES, self.start);
         let (profile, model) = (one_of(&PROFILE_NAMES, self.profile), one_of(&MODEL_NAMES, self.model));
-        let (journal, direct) = (one_of(&JOURNAL_NAMES, self.journal), one_of(&DIRECT_NAMES, self.direct));
-        write!(f, "{start},{profile},{model},{journal},{direct}")
+        let (journal, medium) = (one_of(&JOURNAL_NAMES, self.journal), one_of(&MEDIUM_NAMES, self.medium));
+        write!(f, "{start},{profile},{model},{journal},{medium}")
     }
 }
 
@@ -352,7 +391,7 @@ impl FromStr for Setup {
     type Err = String;
     fn from_str(text: &str) -> Result<Setup, String> {
         let words: Vec<&str> = text.split(',').collect();
-        let [start, profile, model, journal, direct] = words[..] else {
+        let [start, profile, model, journal, medium] = words[..] else {
             return Err(format!("a setup has five words: {text}"));
         };
         Ok(Setup {
@@ -360,7 +399,7 @@ impl FromStr for Setup {
             profile: named(&PROFILE_NAMES, profile)?,
             model: named(&MODEL_NAMES, model)?,
             journal: named(&JOURNAL_NAMES, journal)?,
-            direct: named(&DIRECT_NAMES, direct)?,
+            medium: named(&MEDIUM_NAMES, medium)?,
         })
     }
 }

@@ -102,6 +102,7 @@ impl Plan {
             options: Options {
                 profile: PROFILES[rng.usize(..PROFILES.len())],
                 direct: rng.bool(),
+                lines: seed.is_multiple_of(4),
                 seed,
                 ..Options::default()
             },

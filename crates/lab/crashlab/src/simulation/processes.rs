@@ -5,4 +5,5 @@ pub(super) mod mapped_pages;
 pub(super) mod process;
 pub(super) mod real_memory;
 mod simulated_file;
+mod simulated_lines;
 pub(super) mod simulated_mapping;

@@ -9,3 +9,4 @@ pub(crate) mod inodes;
 pub(super) mod permissions;
 pub(super) mod power_cut;
 pub(super) mod refusal;
+pub(crate) mod stored_lines;

@@ -4,7 +4,7 @@ use crate::fixture::{Difference, Fixture, contents, holds, refused, rules, same}
 use libc::{EBADF, EFBIG, EINVAL, EISDIR, ENOSPC, EOPNOTSUPP};
 use std::path::Path;
 use untorn::__private::sync_point;
-use untorn_os::{AlignedBuf, BLOCK_BYTES, Open, read_full_at, read_full_past_cache_at, write_all_at};
+use untorn_os::{AlignedBuf, BLOCK_BYTES, LINE_BYTES, Open, read_full_at, read_full_past_cache_at, write_all_at};
 
 rules! {
     reading_ends_at_the_end,
@@ -23,6 +23,7 @@ rules! {
     reading_past_the_cache,
     forgetting_the_cache,
     a_full_disk,
+    stored_lines,
     counters,
 }
 
@@ -255,6 +256,32 @@ fn direct_files(fixture: &Fixture) {
             Err(e) => same((e.raw_os_error(), file.is_direct()), (Some(EINVAL), true)),
         }
     }
+}
+
+/// Lines are stored to as bytes are written, where files have them.
+fn stored_lines(fixture: &Fixture) {
+    let file = fixture.file("f", &[1; 2 * BLOCK_BYTES]);
+    let Ok(lines) = file.lines(BLOCK_BYTES as u64) else { return };
+    for len in [0, 100, 3 * BLOCK_BYTES as u64] {
+        refused(file.lines(len).map(drop), &[EINVAL]);
+    }
+    lines.store(&[2; 2 * LINE_BYTES], LINE_BYTES as u64).unwrap();
+    for (bytes, at) in [(LINE_BYTES, 8), (8, 0), (LINE_BYTES, BLOCK_BYTES as u64), (BLOCK_BYTES, 64)] {
+        refused(lines.store(&vec![3; bytes], at), &[EINVAL]);
+    }
+    lines.fence(sync_point::COMMIT).unwrap();
+    let expected = |from: usize, to: usize| (0..2 * BLOCK_BYTES).map(move |at| 1 + u8::from(from <= at && at < to));
+    same(contents(&*file), expected(LINE_BYTES, 3 * LINE_BYTES).collect());
+    let direct = fixture.open("f", Open::WRITE.direct());
+    let mut read = AlignedBuf::zeroed(2 * BLOCK_BYTES);
+    same(read_full_at(&*direct, &mut read, 0).unwrap(), 2 * BLOCK_BYTES);
+    same(read.to_vec(), contents(&*file));
+    drop((file, direct));
+    // The lines outlive the opening, and the name.
+    let other = fixture.open("f", Open::READ);
+    fixture.storage.unlink(Path::new("f")).unwrap();
+    lines.store(&[2; LINE_BYTES], 0).unwrap();
+    same(contents(&*other), expected(0, 3 * LINE_BYTES).collect());
 }
 
 fn direct_files_at_their_end(fixture: &Fixture) {

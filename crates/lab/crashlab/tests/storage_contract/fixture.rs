@@ -37,6 +37,8 @@ pub(crate) use rules;
 enum Kind {
     Simulated(Options),
     Linux(PathBuf),
+    /// Taken for byte-addressable memory.
+    LinuxAsMemory(PathBuf),
 }
 
 /// A kind of storage that must keep the contract.
@@ -56,14 +58,16 @@ pub struct Fixture {
 enum Root {
     Simulated(SimDisk),
     Linux(TempDir),
+    LinuxAsMemory(TempDir),
 }
 
 impl Backend {
     /// The simulated disk.
     pub fn simulated(options: Options) -> Backend {
-        let Options { profile, memory, direct, permissions, .. } = options;
-        let name =
-            format!("simulated disk, {profile:?}, direct: {direct}, memory: {memory}, permissions: {permissions}");
+        let Options { profile, memory, lines, direct, permissions, .. } = options;
+        let name = format!(
+            "simulated disk, {profile:?}, direct: {direct}, lines: {lines}, memory: {memory}, permissions: {permissions}"
+        );
         let differences = match profile {
             Profile::Ext4 => vec![Difference::FailedAllocationMayExtend],
             _ => Vec::new(),
@@ -78,13 +82,20 @@ impl Backend {
         Backend { name, kind: Kind::Linux(dir.to_owned()), differences }
     }
 
+    /// A directory of this machine, taken for one on byte-addressable memory.
+    pub fn linux_as_memory(name: String, dir: &Path) -> Backend {
+        Backend { kind: Kind::LinuxAsMemory(dir.to_owned()), ..Backend::linux(name, dir, &[]) }
+    }
+
     fn fixture(&self) -> Fixture {
+        let made = |dir: &Path| {
+            let dir = tempfile::Builder::new().prefix("untorn-contract-").tempdir_in(dir);
+            dir.expect("a writable directory")
+        };
         let root = match &self.kind {
             Kind::Simulated(options) => Root::Simulated(SimDisk::new(*options)),
-            Kind::Linux(dir) => {
-                let dir = tempfile::Builder::new().prefix("untorn-contract-").tempdir_in(dir);
-                Root::Linux(dir.expect("a writable directory"))
-            }
+            Kind::Linux(dir) => Root::Linux(made(dir)),
+            Kind::LinuxAsMemory(dir) => Root::LinuxAsMemory(made(dir)),
         };
         Fixture { storage: root.storage(), root, differences: self.differences.clone() }
     }
@@ -103,6 +114,7 @@ impl Root {
         match self {
             Root::Simulated(disk) => disk.process(),
             Root::Linux(dir) => Linux::open(dir.path()).expect("a directory"),
+            Root::LinuxAsMemory(dir) => Linux::open_as_memory(dir.path()).expect("a directory"),
         }
     }
 }
@@ -150,20 +162,24 @@ impl Fixture {
     pub fn symbolic_link(&self, path: &str) {
         match &self.root {
             Root::Simulated(disk) => disk.symlink(path).unwrap(),
-            Root::Linux(dir) => std::os::unix::fs::symlink("target", dir.path().join(path)).unwrap(),
+            Root::Linux(dir) | Root::LinuxAsMemory(dir) => {
+                std::os::unix::fs::symlink("target", dir.path().join(path)).unwrap()
+            }
         }
     }
 
     pub fn hard_link(&self, from: &str, to: &str) {
         match &self.root {
             Root::Simulated(disk) => disk.hard_link(from, to).unwrap(),
-            Root::Linux(dir) => std::fs::hard_link(dir.path().join(from), dir.path().join(to)).unwrap(),
+            Root::Linux(dir) | Root::LinuxAsMemory(dir) => {
+                std::fs::hard_link(dir.path().join(from), dir.path().join(to)).unwrap()
+            }
         }
     }
 
     /// Makes a named pipe. False: the simulated disk has none.
     pub fn pipe(&self, path: &str) -> bool {
-        let Root::Linux(dir) = &self.root else { return false };
+        let (Root::Linux(dir) | Root::LinuxAsMemory(dir)) = &self.root else { return false };
         let mode = rustix::fs::Mode::from_raw_mode(0o600);
         rustix::fs::mknodat(rustix::fs::CWD, dir.path().join(path), rustix::fs::FileType::Fifo, mode, 0).unwrap();
         true
@@ -201,7 +217,7 @@ impl Fixture {
     pub fn counts_permissions(&self) -> bool {
         let they_do = match &self.root {
             Root::Simulated(disk) => disk.options().permissions,
-            Root::Linux(_) => true,
+            Root::Linux(_) | Root::LinuxAsMemory(_) => true,
         };
         they_do && self.storage.effective_user() != 0
     }
@@ -243,7 +259,7 @@ impl Fixture {
 
     /// The directory, if this process may mount something on it: in a worker, which has its own mounts.
     fn mountable(&self) -> Option<&Path> {
-        let Root::Linux(dir) = &self.root else { return None };
+        let (Root::Linux(dir) | Root::LinuxAsMemory(dir)) = &self.root else { return None };
         std::env::var_os("UNTORN_CRASHLAB_WORKER").map(|_| dir.path())
     }
 
@@ -256,7 +272,7 @@ impl Fixture {
                 disk.set_capacity(None);
             }
             Root::Linux(_) if self.mountable().is_some() => act(self),
-            Root::Linux(_) => {}
+            Root::Linux(_) | Root::LinuxAsMemory(_) => {}
         }
     }
 }

@@ -65,17 +65,20 @@ fn all_hold(backends: &[Backend]) {
 fn the_simulated_disk_keeps_the_contract() {
     let profiles = PROFILES.map(|profile| Options { profile, ..Options::default() });
     let memory = Options { memory: true, ..Options::default() };
+    let lines = Options { lines: true, ..Options::default() };
     let buffered = Options { direct: false, ..Options::default() };
     let permissions = Options { permissions: true, ..Options::default() };
     let backends: Vec<Backend> =
-        profiles.into_iter().chain([memory, buffered, permissions]).map(Backend::simulated).collect();
+        profiles.into_iter().chain([memory, lines, buffered, permissions]).map(Backend::simulated).collect();
     all_hold(&backends);
 }
 
 #[test]
 fn the_temporary_directory_keeps_the_contract() {
     let dir = std::env::temp_dir();
-    all_hold(&[Backend::linux(format!("{} (user {})", dir.display(), rustix::process::geteuid().as_raw()), &dir, &[])]);
+    let name = format!("{} (user {})", dir.display(), rustix::process::geteuid().as_raw());
+    let as_memory = Backend::linux_as_memory(format!("{name} as memory"), &dir);
+    all_hold(&[Backend::linux(name, &dir, &[]), as_memory]);
 }
 
 #[test]

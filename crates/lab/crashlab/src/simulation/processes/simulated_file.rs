@@ -1,6 +1,7 @@
 //! An open file of a process on the simulated machine.
 
 use super::machine::{Life, Lock, Machine, Shared};
+use super::simulated_lines::SimLines;
 use super::simulated_mapping::SimMapping;
 use crate::simulation::state::disk_options::{Call, Profile, What};
 use crate::simulation::state::disk_state::{SIZE_MAX, State, errno};
@@ -13,7 +14,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use untorn_os::{BLOCK_BYTES, File, MapRequest, Mapping, Meta, SyncPoint, View};
+use untorn_os::{BLOCK_BYTES, File, Lines, MapRequest, Mapping, Meta, SyncPoint, View};
 
 /// A longer attribute is not Untorn's: its value is not read.
 const ATTRIBUTE_BYTES_READ_MAX: usize = 256;
@@ -370,6 +371,14 @@ impl File for SimFile {
         let handle = self.call(Call::Look, describe, |machine, _| Ok(machine.opened(self.slot, &self.life)))?;
         let (shared, life, path) = (self.shared.clone(), self.life.clone(), self.path.clone());
         Ok(Box::new(SimView { shared, life, path, slot: self.slot, handle, len }))
+    }
+
+    fn lines(&self, len: u64) -> io::Result<Box<dyn Lines>> {
+        // No call elsewhere, where nothing depends on it.
+        if !self.shared.machine().state.options.lines {
+            return Err(errno(libc::EOPNOTSUPP));
+        }
+        SimLines::open(&self.shared, &self.life, &self.path, self.slot, len)
     }
 
     fn is_direct(&self) -> bool {

@@ -64,6 +64,9 @@ pub struct Options {
     pub refusal: Option<Refusal>,
     /// Whether permission bits have an effect, as for an ordinary user's own files.
     pub permissions: bool,
+    /// Whether the disk is byte-addressable memory: programs store whole lines of files without calls, and a write
+    /// within a file is torn like a store.
+    pub lines: bool,
     /// Whether mappings have real memory at their addresses.
     pub memory: bool,
     /// Bytes of a page of simulated memory: a multiple of 4,096. Real memory has pages of its own.
@@ -89,6 +92,7 @@ impl Default for Options {
             seed: 0,
             refusal: None,
             permissions: false,
+            lines: false,
             memory: false,
             page_bytes: 4096,
             clock_step_ns: 1_000_000,

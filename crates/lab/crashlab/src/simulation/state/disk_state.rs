@@ -5,6 +5,7 @@ mod names;
 use super::disk_options::{Options, Profile};
 use super::effect::{Effect, Patch, sector_mask};
 use super::inodes::{Body, Image, Inode, PAGE_BYTES, Page, RESERVED, Slot, mix, read_pages};
+use super::stored_lines::Stored;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
@@ -196,8 +197,24 @@ impl State {
             inode.set_size(to);
         }
         grows |= self.diverged && self.durable.get(slot).is_some_and(|durable| to > durable.size());
-        self.push(Effect::Write { slot, patches, from, to, grows, direct });
+        match self.options.lines && !grows {
+            true => self.push(Effect::Store(Stored { slot, at: from, bytes: buf.into(), by: None })),
+            false => self.push(Effect::Write { slot, patches, from, to, grows, direct }),
+        }
         Ok(buf.len())
+    }
+
+    /// Stores lines of a file.
+    pub fn store(&mut self, slot: Slot, bytes: &[u8], at: u64) -> io::Result<()> {
+        let by = Some(std::thread::current().id());
+        for bad in self.unreadable.iter_mut().filter(|bad| bad.slot == slot) {
+            bad.is_written |= at <= bad.range.start && bad.range.end <= at + bytes.len() as u64;
+        }
+        let stored = Stored { slot, at, bytes: bytes.into(), by };
+        // Stores change the time of the file at the next flush, which nothing here relies on.
+        stored.land_whole(&mut self.live);
+        self.push(Effect::Store(stored));
+        Ok(())
     }
 
     /// After a crash, a shared range has a state that a write could have left, and never less.
@@ -301,9 +318,13 @@ impl State {
         let size = self.inode(slot)?.size();
         let mut device = self.durable.get(slot).unwrap_or(self.inode(slot)?).clone();
         for effect in self.pending.iter().filter(|e| e.slot() == slot) {
-            if let Effect::Write { patches, direct: true, .. } = &**effect {
-                let device = Arc::make_mut(&mut device);
-                patches.iter().for_each(|patch| patch.apply(device, patch.mask));
+            match &**effect {
+                Effect::Write { patches, direct: true, .. } => {
+                    let device = Arc::make_mut(&mut device);
+                    patches.iter().for_each(|patch| patch.apply(device, patch.mask));
+                }
+                Effect::Store(stored) => stored.apply(Arc::make_mut(&mut device), |_| true),
+                _ => {}
             }
         }
         if self.diverged {
@@ -321,6 +342,10 @@ impl State {
         for index in first..end {
             let waiting = self.pending.iter().any(|e| match &**e {
                 Effect::Write { slot: s, patches, .. } => *s == slot && patches.iter().any(|p| p.page == index),
+                Effect::Store(stored) => {
+                    let start = index as u64 * PAGE_BYTES as u64;
+                    stored.slot == slot && stored.at < start + PAGE_BYTES as u64 && start < stored.end()
+                }
                 Effect::Size { slot: s, .. } => *s == slot,
                 _ => false,
             });

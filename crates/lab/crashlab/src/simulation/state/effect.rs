@@ -2,6 +2,7 @@
 
 use super::disk_options::Profile;
 use super::inodes::{Image, Inode, Name, PAGE_BYTES, Page, SECTOR_BYTES, SECTORS_PER_PAGE, Slot};
+use super::stored_lines::Stored;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -20,6 +21,8 @@ pub(crate) struct Patch {
 pub(crate) enum Effect {
     /// Written contents; with `grows`, the file's new size is `to`.
     Write { slot: Slot, patches: Vec<Patch>, from: u64, to: u64, grows: bool, direct: bool },
+    /// Stored or written contents within a file on byte-addressable memory.
+    Store(Stored),
     /// The device has the file's contents so far in its cache: its next flush makes them durable, whatever the flush is
     /// for, and it is flushed before later entries of the log.
     WrittenOut { slot: Slot },
@@ -37,23 +40,6 @@ pub(crate) enum Effect {
     Mode { slot: Slot, mode: u32 },
 }
 
-/// The way in which one write lands on the disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Land {
-    /// No part of it.
-    Nothing,
-    /// All of it.
-    All,
-    /// The first half of its sectors.
-    First,
-    /// The second half of its sectors.
-    Last,
-    /// Some of its sectors.
-    Some,
-    /// Some of its sectors; others hold bytes that were never written there.
-    Garbage,
-}
-
 impl Effect {
     /// The inode that the effect changes or names.
     pub fn slot(&self) -> Slot {
@@ -66,16 +52,26 @@ impl Effect {
             | Effect::Rename { slot, .. }
             | Effect::Attribute { slot, .. }
             | Effect::Mode { slot, .. } => *slot,
+            Effect::Store(stored) => stored.slot,
         }
     }
 
     pub fn is_write(&self) -> bool {
-        matches!(self, Effect::Write { .. })
+        matches!(self, Effect::Write { .. } | Effect::Store(_))
+    }
+
+    /// The range of contents that the effect writes, and whether it makes the file longer.
+    pub fn contents(&self) -> Option<(Range<u64>, bool)> {
+        match self {
+            Effect::Write { from, to, grows, .. } => Some((*from..*to, *grows)),
+            Effect::Store(stored) => Some((stored.at..stored.end(), false)),
+            _ => None,
+        }
     }
 
     /// Whether the effect goes through the file system's log, in order, if there is one.
     pub fn is_logged(&self) -> bool {
-        !matches!(self, Effect::Write { .. } | Effect::WrittenOut { .. })
+        !self.is_write() && !matches!(self, Effect::WrittenOut { .. })
     }
 
     pub fn resizes(&self) -> bool {
@@ -138,6 +134,7 @@ impl Effect {
                     inode.set_size(size);
                 }
             }
+            Effect::Store(stored) => stored.land_whole(image),
             Effect::WrittenOut { .. } => {}
             _ if !metadata => {}
             Effect::Size { slot, to, reserve } => {
@@ -194,6 +191,10 @@ impl Effect {
                 let how = if *direct { "direct write" } else { "write" };
                 let grows = if *grows { ", growing" } else { "" };
                 format!("{how} to {} [{from}..{to}){grows}", file(*slot))
+            }
+            Effect::Store(stored) => {
+                let how = if stored.by.is_some() { "store" } else { "write" };
+                format!("{how} of lines to {} [{}..{})", file(stored.slot), stored.at, stored.end())
             }
             Effect::WrittenOut { slot } => format!("contents of {}, written out", file(*slot)),
             Effect::Size { slot, to: Some(to), .. } => format!("size of {} = {to}", file(*slot)),
@@ -261,7 +262,7 @@ pub(crate) fn chosen_by_file_sync(pending: &[Arc<Effect>], slot: Slot, all: bool
     // Contents and size always. Whether the file's log entries, and with an ordered log everything logged before them,
     // become durable depends on the file system.
     let mut chosen: Vec<bool> =
-        pending.iter().map(|e| e.slot() == slot && matches!(**e, Effect::Write { .. } | Effect::Size { .. })).collect();
+        pending.iter().map(|e| e.slot() == slot && (e.is_write() || matches!(**e, Effect::Size { .. }))).collect();
     let forces_log = |e: &Effect| match e {
         Effect::Write { grows, .. } => *grows,
         Effect::Size { .. } | Effect::Link { created: true, .. } => true,

@@ -4,7 +4,9 @@ use super::disk_options::{Failed, Profile};
 use super::disk_state::{State, Unreadable};
 use super::effect::{Effect, chosen_by_directory_sync, chosen_by_file_sync};
 use super::inodes::Slot;
+use std::ops::Range;
 use std::sync::Arc;
+use std::thread::ThreadId;
 
 impl State {
     /// Makes the chosen effects durable.
@@ -24,9 +26,12 @@ impl State {
         }
         self.pending = Arc::new(left);
         let waits = |bad: &Unreadable| {
-            let is_of_it =
-                |slot: Slot, from: u64, to: u64| slot == bad.slot && from < bad.range.end && bad.range.start < to;
-            self.pending.iter().any(|e| matches!(**e, Effect::Write { slot, from, to, .. } if is_of_it(slot, from, to)))
+            let is_of_it = |e: &Effect| {
+                let overlaps =
+                    |(range, _): (Range<u64>, bool)| range.start < bad.range.end && bad.range.start < range.end;
+                e.slot() == bad.slot && e.contents().is_some_and(overlaps)
+            };
+            self.pending.iter().any(|e| is_of_it(e))
         };
         let still = self.unreadable.iter().filter(|bad| !bad.is_written || waits(bad)).cloned().collect();
         self.unreadable = still;
@@ -42,19 +47,23 @@ impl State {
                 continue;
             }
             for (j, chosen) in chosen[..i].iter_mut().enumerate() {
-                let Effect::Write { slot: written, from, to, grows, .. } = *self.pending[j] else { continue };
-                if *chosen || written != slot {
+                let Some((Range { start: from, end: to }, grows)) = self.pending[j].contents() else { continue };
+                if *chosen || self.pending[j].slot() != slot {
                     continue;
                 }
                 if from < size && size < to {
                     *chosen = true;
                 } else if grows || from >= size {
                     let effect = Arc::make_mut(&mut Arc::make_mut(&mut self.pending)[j]);
-                    if let Effect::Write { patches, grows, .. } = effect {
-                        *grows = false;
-                        if from >= size {
-                            patches.clear();
+                    match effect {
+                        Effect::Write { patches, grows, .. } => {
+                            *grows = false;
+                            if from >= size {
+                                patches.clear();
+                            }
                         }
+                        Effect::Store(stored) => stored.bytes = Arc::new([]),
+                        _ => {}
                     }
                 }
             }
@@ -80,6 +89,24 @@ impl State {
         self.settle_time(slot);
     }
 
+    /// Makes durable what a thread has stored to the lines of a file, and what lies below it.
+    pub fn fence(&mut self, slot: Slot, thread: ThreadId) {
+        let is_own =
+            |e: &Effect| matches!(e, Effect::Store(stored) if stored.slot == slot && stored.by == Some(thread));
+        let mut fenced: Vec<Range<u64>> = Vec::new();
+        let is_fenced = |e: &Arc<Effect>| {
+            let Some((range, _)) = e.contents().filter(|_| e.slot() == slot) else { return false };
+            let lies_below = fenced.iter().any(|over| range.start < over.end && over.start < range.end);
+            let chosen = is_own(e) || lies_below;
+            fenced.extend(chosen.then_some(range));
+            chosen
+        };
+        // From the last one on: the later ones lie over the earlier ones.
+        let mut chosen: Vec<bool> = self.pending.iter().rev().map(is_fenced).collect();
+        chosen.reverse();
+        self.settle(chosen);
+    }
+
     /// Sends the contents of a file to the cache of the device. Without an ordered log, this has no effect.
     pub fn write_out(&mut self, slot: Slot) {
         if matches!(self.options.profile, Profile::Ext4 | Profile::Xfs) && self.waits(slot) {
@@ -95,9 +122,7 @@ impl State {
             let Effect::WrittenOut { slot: out } = **effect else { continue };
             let mut all = true;
             for (at, effect) in self.pending[..out_at].iter().enumerate() {
-                if let Effect::Write { slot, grows, .. } = **effect
-                    && slot == out
-                {
+                if let Some((_, grows)) = effect.contents().filter(|_| effect.slot() == out) {
                     // A later write of the file includes sectors of an earlier one, and replaces them.
                     chosen[at] |= all && (!grows || log_end.is_some_and(|end| out_at < end));
                     all &= chosen[at];
@@ -125,8 +150,9 @@ impl State {
     /// write may or may not survive, so it stays pending.
     pub fn fail_writeback(&mut self, slot: Option<Slot>, how: Failed) {
         let of_file = |e: &Effect| slot.is_none_or(|slot| e.slot() == slot);
-        let is_hit =
-            |e: &Effect| of_file(e) && matches!(*e, Effect::Write { direct, .. } if how == Failed::Landed || !direct);
+        let is_hit = |e: &Effect| {
+            of_file(e) && e.is_write() && (how == Failed::Landed || matches!(*e, Effect::Write { direct: false, .. }))
+        };
         let count = self.pending.iter().filter(|e| is_hit(e)).count();
         let landing = match how {
             Failed::Lost => 0,

@@ -2,8 +2,9 @@
 
 use super::disk_options::{Model, Profile};
 use super::disk_state::State;
-use super::effect::{Effect, Land, Patch, close_over};
+use super::effect::{Effect, Patch, close_over};
 use super::inodes::{Image, PAGE_BYTES, Page, RESERVED, ROOT, SECTOR_BYTES, SECTORS_PER_PAGE, Slot, mix};
+use super::stored_lines::Land;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
@@ -227,7 +228,7 @@ impl Snapshot {
             }
             for (i, effect) in pending.iter().enumerate() {
                 let i = i as u32;
-                if let Effect::Write { grows, .. } = **effect {
+                if let Some((_, grows)) = effect.contents() {
                     let lands = self.landings(effect, ordered);
                     if lands.len() > 1 {
                         units.push(Unit::Data(i, lands));
@@ -246,7 +247,11 @@ impl Snapshot {
 
     /// The possible ways in which a write can land, from nothing to all.
     fn landings(&self, effect: &Effect, ordered: bool) -> Vec<Land> {
-        let Effect::Write { slot, ref patches, grows, .. } = *effect else { return Vec::new() };
+        let (slot, patches, grows) = match effect {
+            Effect::Write { slot, patches, grows, .. } => (*slot, patches, *grows),
+            Effect::Store(stored) => return stored.landings(),
+            _ => return Vec::new(),
+        };
         let sectors = effect.sectors();
         if sectors == 0 {
             return vec![Land::Nothing];
@@ -397,9 +402,7 @@ impl Snapshot {
         for out_at in 0..log_end {
             let Effect::WrittenOut { slot: out } = *pending[out_at] else { continue };
             for j in 0..out_at {
-                if let Effect::Write { slot, grows, .. } = *pending[j]
-                    && slot == out
-                {
+                if let Some((_, grows)) = pending[j].contents().filter(|_| pending[j].slot() == out) {
                     (lands[j], metadata[j]) = (Land::All, grows);
                 }
             }
@@ -411,20 +414,23 @@ impl Snapshot {
             }
             let durable_size = self.state.durable.get(slot).map_or(0, |inode| inode.size());
             for j in 0..i {
-                match *pending[j] {
-                    Effect::Write { slot: s, to, grows, .. } => {
-                        if s == slot && (grows || to > durable_size) {
+                match pending[j].contents() {
+                    Some((range, grows)) => {
+                        if pending[j].slot() == slot && (grows || range.end > durable_size) {
                             lands[j] = Land::All;
                             metadata[j] = grows;
                         }
                     }
-                    _ => metadata[j] = true,
+                    None => metadata[j] = true,
                 }
             }
         }
     }
 
     fn land(&self, image: &mut Image, effect: &Effect, land: Land, metadata: bool, seed: u64) {
+        if let Effect::Store(stored) = effect {
+            return stored.land(image, land, seed);
+        }
         let sectors = effect.sectors();
         let half = sectors / 2;
         let by_chance = |ordinal: u32| mix(seed ^ mix(ordinal as u64 / 32)) >> (ordinal % 32) & 1 == 1;

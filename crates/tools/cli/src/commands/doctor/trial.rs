@@ -156,6 +156,9 @@ fn try_all(dir: &Path) -> io::Result<Vec<Finding>> {
     block.resize(BLOCK_BYTES);
     untorn_os::write_all_at(&*file, &block, 0)?;
     file.sync_all(sync_point::ATTRIBUTE)?;
+    if file.lines(BLOCK_BYTES as u64).is_ok() {
+        findings.push(Finding::new("memory", "byte-addressable; commits need no calls"));
+    }
     let mut flushes_us = Vec::new();
     for _ in 0..FLUSHES {
         untorn_os::write_all_at(&*file, &block, 0)?;

@@ -1,0 +1,154 @@
+//! A journal on byte-addressable memory: the simulated memory can lose and tear lines as real memory can, and a store on
+//! it survives that. `untorn_crashlab::programs::program` has the setups.
+//!
+//! `UNTORN_MEMORY_SECONDS` sets the time of the enumeration.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use untorn::__private::sync_point;
+use untorn_crashlab::enumeration::enumerate::{Bounds, Effort, Enumeration, within};
+use untorn_crashlab::mutation::sync_point_index;
+use untorn_crashlab::programs::program::{Op, STARTS, Setup, alphabet};
+use untorn_crashlab::{Cut, Options, SimDisk};
+use untorn_os::{File, LINE_BYTES, Lines, Open, Storage, SyncPoint};
+use untorn_testkit::{drawn_seed, extent, variable};
+
+const STEP: SyncPoint = sync_point::COMMIT;
+const BEFORE: u8 = b'a';
+const AFTER: u8 = b'b';
+
+/// Memory with a durable file `f` of this many lines.
+fn memory(lines: usize) -> (SimDisk, Arc<dyn File>) {
+    let disk = SimDisk::new(Options { lines: true, ..Options::default() });
+    disk.put("f", &vec![BEFORE; lines * LINE_BYTES]).unwrap();
+    disk.settle();
+    let file = disk.process().open(Path::new("f"), Open::WRITE).unwrap();
+    (disk, file)
+}
+
+fn lines_of(file: &dyn File) -> Box<dyn Lines> {
+    file.lines(file.meta().unwrap().size).unwrap()
+}
+
+/// The contents of the file after each outcome of a power cut now.
+fn outcomes(disk: &SimDisk) -> BTreeSet<Vec<u8>> {
+    let snapshot = disk.snapshot();
+    let cuts = (0..4000).map(Cut::Seed).chain([Cut::Nothing, Cut::Everything]);
+    cuts.map(|cut| snapshot.power_cut(cut).disk.get("f").unwrap()).collect()
+}
+
+fn is_word_new(word: &[u8]) -> bool {
+    assert!(word.iter().all(|byte| *byte == word[0]), "a word is torn: {word:?}");
+    word[0] == AFTER
+}
+
+#[test]
+fn unfenced_lines_land_in_any_subset_and_are_torn_between_words() {
+    let (disk, file) = memory(3);
+    lines_of(&*file).store(&[AFTER; 3 * LINE_BYTES], 0).unwrap();
+    assert_eq!(disk.get("f").unwrap(), [AFTER; 3 * LINE_BYTES], "others see it at once");
+    let (mut of_lines, mut torn) = (BTreeSet::new(), 0);
+    for contents in outcomes(&disk) {
+        let words: Vec<bool> = contents.chunks(8).map(is_word_new).collect();
+        let lines: Vec<&[bool]> = words.chunks(LINE_BYTES / 8).collect();
+        let is_whole = |line: &&[bool]| line.iter().all(|new| *new == line[0]);
+        match lines.iter().all(is_whole) {
+            true => _ = of_lines.insert(lines.iter().map(|line| line[0]).collect::<Vec<_>>()),
+            false => torn += 1,
+        }
+        assert!(lines.iter().filter(|line| !is_whole(line)).count() <= 1, "{words:?}");
+    }
+    assert_eq!(of_lines.len(), 8, "every subset: {of_lines:?}");
+    assert!(torn > 100, "{torn} outcomes with a torn line");
+}
+
+#[test]
+fn a_fence_makes_the_lines_of_its_thread_durable() {
+    let (disk, file) = memory(2);
+    let lines = lines_of(&*file);
+    lines.store(&[AFTER; LINE_BYTES], 0).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            lines.store(&[AFTER; LINE_BYTES], LINE_BYTES as u64).unwrap();
+            lines.fence(STEP).unwrap();
+        });
+    });
+    let halves: BTreeSet<Vec<u8>> =
+        outcomes(&disk).iter().map(|contents| vec![contents[0], contents[LINE_BYTES]]).collect();
+    assert_eq!(halves, BTreeSet::from([vec![BEFORE, AFTER], vec![AFTER, AFTER]]));
+    lines.fence(STEP).unwrap();
+    assert_eq!(outcomes(&disk).len(), 1);
+}
+
+/// Memory has no sectors: a write within a file is torn like a store, and the file's flush ends that.
+#[test]
+fn a_write_is_torn_between_words_too() {
+    let (disk, file) = memory(64);
+    file.write_at(&[AFTER; 500], 100).unwrap();
+    let torn = |contents: &[u8]| {
+        let new = contents.iter().filter(|byte| **byte == AFTER).count();
+        new > 0 && new < 500
+    };
+    assert!(outcomes(&disk).iter().any(|contents| torn(contents)));
+    file.sync_data(STEP).unwrap();
+    assert_eq!(outcomes(&disk).len(), 1);
+}
+
+#[test]
+fn a_killed_process_leaves_its_stores() {
+    let (disk, _) = memory(1);
+    let process = disk.spawn();
+    let file = process.open(Path::new("f"), Open::WRITE).unwrap();
+    let lines = lines_of(&*file);
+    lines.store(&[AFTER; LINE_BYTES], 0).unwrap();
+    process.kill();
+    assert!(lines.store(&[BEFORE; LINE_BYTES], 0).is_err() && lines.fence(STEP).is_err());
+    assert_eq!(disk.get("f").unwrap(), [AFTER; LINE_BYTES]);
+    // The next process flushes the file, as recovery does.
+    disk.process().open(Path::new("f"), Open::WRITE).unwrap().sync_data(STEP).unwrap();
+    assert_eq!(outcomes(&disk), BTreeSet::from([vec![AFTER; LINE_BYTES]]));
+}
+
+fn on_memory(start: untorn_crashlab::programs::program::Start, turn: usize) -> Vec<Setup> {
+    Setup::of_memory(start, turn).collect()
+}
+
+/// Programs of up to two operations, on memory only: `enumerate` mixes it with the other disks.
+#[test]
+fn every_program_on_memory_survives_every_crash() {
+    let seconds = variable("UNTORN_MEMORY_SECONDS").unwrap_or(extent(15, 120));
+    let seed = drawn_seed();
+    let enumeration =
+        Enumeration::new(Bounds { seed, deadline: within(Duration::from_secs(seconds)), ..Bounds::default() });
+    let ops: Vec<Op> = alphabet().collect();
+    let effort = Effort { cuts_max: 16, second_max: 2, after_failed_sync_max: 2, failed_sync_ways: 1 };
+    for start in STARTS {
+        let setups = |at: usize| on_memory(start, at + seed as usize % 3);
+        let opened = enumeration.level(&[], &ops, &setups, &effort);
+        let one = enumeration.level(&opened, &ops, &setups, &effort);
+        enumeration.level(&one, &ops, &setups, &effort);
+    }
+    let totals = enumeration.totals();
+    println!(
+        "{} runs, {} crash states with something lost, {} distinct disk images, {} recoveries checked, {} failed syncs",
+        totals.programs, totals.states, totals.images, totals.checked, totals.failed_syncs
+    );
+    assert!(totals.checked > 1000, "{} recoveries", totals.checked);
+    let violations = enumeration.violations();
+    violations.iter().for_each(|violation| println!("VIOLATION {violation}\n"));
+    assert!(violations.is_empty(), "{} violations", violations.len());
+}
+
+/// The enumeration notices a commit without its fence, on each kind of memory.
+#[test]
+fn a_commit_without_its_fence_is_lost() {
+    let skipped = 1 << sync_point_index(STEP);
+    let effort = Effort { cuts_max: 24, second_max: 2, after_failed_sync_max: 0, failed_sync_ways: 1 };
+    for setup in STARTS.into_iter().flat_map(|start| (0..3).flat_map(move |turn| on_memory(start, turn))) {
+        let enumeration = Enumeration::new(Bounds { skipped, ..Bounds::default() });
+        enumeration.program(&setup, &[Op::One], &effort);
+        assert!(!enumeration.violations().is_empty(), "{setup}");
+    }
+}
