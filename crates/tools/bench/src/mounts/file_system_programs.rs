@@ -3,9 +3,9 @@
 use crate::measuring::harness::timed;
 use anyhow::{Context, Result, ensure};
 use std::fs::{self, File};
-use std::io::{ErrorKind, Write};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 /// Reasons of what is missing, for the notes.

@@ -19,7 +19,7 @@ use std::path::Path;
 
 /// Files and transactions of PostMark, as in the paper; and fewer, for the synchronous contenders, which take their time.
 const MAILS_ALL: u64 = 10_000;
-const MAILS: u64 = 200;
+const MAILS: u64 = 50;
 const CLIENTS: [usize; 3] = [1, 20, 32];
 /// Connections of the paper's web server.
 const CONNECTIONS: usize = 50;
