@@ -32,10 +32,7 @@ pub fn stop_flag(ends: &'static str) -> Result<Arc<AtomicBool>, Failure> {
 /// Signals cannot be watched.
 pub fn remove_at_end(left: PathBuf, told: &'static str) -> Result<(), Failure> {
     let handled = signals::on_interrupt("untorn-ship", told, move || {
-        signals::remove_meanwhile_by(|| {
-            remove(&left);
-            std::fs::symlink_metadata(&left).map_or(Ok(()), |_| Err(std::io::ErrorKind::ResourceBusy.into()))
-        });
+        signals::remove_meanwhile_by(&left, || remove(&left));
     });
     handled.map_err(unwatched)
 }

@@ -161,6 +161,10 @@ fn make_end(
             return Ok(None);
         }
         epochs = epochs_to(source.epochs(0)?, base);
+        // It may be put back at any time: the list is of the snapshot's store if that store has the snapshot's commit now.
+        if !source.contains(base)? {
+            return Ok(None);
+        }
         let place = OfEnd { number: 0, generation: tip.generation, lsn: tip.point.lsn + 1, nonce };
         let made = snapshot_of_end(objects, nonces, held, place, &epochs, options.now)?;
         let Some((number, hash)) = made else { return Ok(None) };

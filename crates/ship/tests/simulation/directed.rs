@@ -21,6 +21,7 @@ pub const ALL: &[Directed] = &[
     ("start_from_a_place_that_was_pruned", start_from_a_place_that_was_pruned),
     ("late_object_behind_a_pruned_end", late_object_behind_a_pruned_end),
     ("put_back_and_written_beyond_the_tip", put_back_and_written_beyond_the_tip),
+    ("put_back_beside_a_snapshot", put_back_beside_a_snapshot),
     ("late_end_of_a_killed_start", late_end_of_a_killed_start),
     ("replica_below_the_floor", replica_below_the_floor),
     ("promotion_against_a_commit", promotion_against_a_commit),
@@ -297,6 +298,22 @@ fn put_back_and_written_beyond_the_tip(it: &mut Script) {
     put_back(&mut it.0, backup, epoch);
     it.commit(0, 2);
     it.0.store(0).truncated = 3;
+    let again = it.spawn(Work::Ship(0, Mode::Automatic));
+    it.ship_all(again, 0);
+}
+
+/// The store is put back between a start's snapshot and its look at the epochs.
+fn put_back_beside_a_snapshot(it: &mut Script) {
+    let shipper = it.spawn(Work::Ship(0, Mode::Automatic));
+    it.ship_all(shipper, 0);
+    let backup = it.0.store(0).clone();
+    it.commit(0, 1);
+    it.0.store(0).truncated = 1;
+    it.until(shipper, |call| matches!(call, Call::Epochs(0, 0)));
+    let epoch = it.0.next_epoch();
+    put_back(&mut it.0, backup, epoch);
+    it.finish(shipper);
+    it.commit(0, 1);
     let again = it.spawn(Work::Ship(0, Mode::Automatic));
     it.ship_all(again, 0);
 }

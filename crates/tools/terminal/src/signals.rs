@@ -81,15 +81,40 @@ pub fn on_interrupt(
 ///
 /// The other thread's next step fails, because its directory is gone, and then the rest can be removed.
 pub fn remove_meanwhile(dir: &Path) {
-    remove_meanwhile_by(|| std::fs::remove_dir_all(dir));
+    remove_meanwhile_by(dir, || drop(std::fs::remove_dir_all(dir)));
 }
 
 /// Works like [`remove_meanwhile`], with another function that removes the directory.
-pub fn remove_meanwhile_by(remove: impl Fn() -> std::io::Result<()>) {
+pub fn remove_meanwhile_by(dir: &Path, remove: impl Fn()) {
     for _ in 0..100 {
-        match remove() {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => std::thread::sleep(Duration::from_millis(20)),
-            _ => return,
+        // The other thread may remove parts, too, so its errors say nothing about the directory.
+        remove();
+        if dir.symlink_metadata().is_err_and(|e| e.kind() == std::io::ErrorKind::NotFound) {
+            return;
         }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::remove_meanwhile_by;
+    use std::cell::Cell;
+
+    /// A part of the directory is removed by another thread first, which is an error of this one.
+    #[test]
+    fn a_part_that_is_gone_does_not_keep_the_directory() {
+        let above = tempfile::tempdir().unwrap();
+        let (dir, tried) = (above.path().join("dir"), Cell::new(0));
+        std::fs::create_dir(&dir).unwrap();
+        remove_meanwhile_by(&dir, || {
+            tried.set(tried.get() + 1);
+            match tried.get() {
+                1 => assert!(std::fs::remove_file(dir.join("part")).is_err()),
+                _ => std::fs::remove_dir_all(&dir).unwrap(),
+            }
+        });
+        assert!(!dir.exists());
+        assert_eq!(tried.get(), 2);
     }
 }

@@ -189,7 +189,7 @@ fn clean_up(state: &Mutex<State>) -> bool {
     match &*held {
         State::Nothing => {}
         State::Unfinished(path) => {
-            signals::remove_meanwhile_by(|| remove_all(path));
+            signals::remove_meanwhile_by(path, || drop(remove_all(path)));
         }
         State::Done => return false,
     }

@@ -55,6 +55,11 @@ pub fn decades(section: &Section, of: impl Fn(&Summary) -> [f64; 2]) -> std::ops
 
 /// A time on an axis, as short as it is exact.
 pub fn tick(time: &f64) -> String {
+    for (least, unit) in [(1e9, "G"), (1e6, "M")] {
+        if *time >= least {
+            return format!("{} {unit}", time / least);
+        }
+    }
     if *time >= 1.0 {
         return format!("{time:.0}");
     }
