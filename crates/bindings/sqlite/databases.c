@@ -17,7 +17,7 @@ unsigned generation;
 static struct store *stores;
 static struct database *databases;
 static _Thread_local char sentence[1024];
-static int exiting;
+static _Atomic int exiting;
 
 /* Keeps the reason of a failure for `PRAGMA untorn_error`, and hands it to SQLite's log, whose receiver may be gone when the
  * process exits. */

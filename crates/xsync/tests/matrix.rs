@@ -78,15 +78,9 @@ fn keeps(job: &str) -> bool {
 
 #[test]
 fn a_session_keeps_lines_like_durable_writes() {
-    let why = watch::missing(&[FileSystem::Ext4.mkfs()]).or_else(|| watch::probe(&again().expect("this program")));
-    if let Some(why) = why {
-        println!("skipped: {why}");
+    if !common::cuts_are_possible(&again().expect("this program")) {
         return;
     }
-    if common::Place::new().is_none() {
-        return;
-    }
-    example("probe");
     let mut wrong = Vec::new();
     let mut told = |name: String, expected: bool, job: &str| {
         let keeps = keeps(job);

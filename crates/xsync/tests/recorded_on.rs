@@ -45,13 +45,9 @@ fn part() {
 /// The number of violations that a worker finds. None, with a message, if the test cannot run here.
 fn violations(job: &str, states: u64) -> Option<usize> {
     let again = Again::test(&test_path!("part")).expect("this program");
-    let why = watch::missing(&[FileSystem::Ext4.mkfs()]).or_else(|| watch::probe(&again));
-    if let Some(why) = why {
-        println!("skipped: {why}");
+    if !common::cuts_are_possible(&again) {
         return None;
     }
-    common::Place::new()?;
-    example("probe");
     let seed = seed();
     let limits = Limits { whole: Duration::from_secs(150), silence: Duration::from_secs(60) };
     let mut found = 0;

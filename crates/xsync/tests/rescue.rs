@@ -3,7 +3,6 @@
 mod common;
 
 use anyhow::{Result, bail};
-use common::example;
 use std::fs::{self, File};
 use std::io::Read;
 use std::process::{Command, Stdio};
@@ -29,15 +28,9 @@ fn part() {
 #[test]
 fn files_of_a_failing_disk_are_saved_from_memory() {
     let again = Again::test(&test_path!("part")).expect("this program");
-    let why = watch::missing(&[FileSystem::Ext4.mkfs()]).or_else(|| watch::probe(&again));
-    if let Some(why) = why {
-        println!("skipped: {why}");
+    if !common::cuts_are_possible(&again) {
         return;
     }
-    if common::Place::new().is_none() {
-        return;
-    }
-    example("probe");
     for job in ["rescued", "not-rescued"] {
         let limits = Limits { whole: Duration::from_secs(60), silence: Duration::from_secs(60) };
         let mut said = Vec::new();

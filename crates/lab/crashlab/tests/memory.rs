@@ -4,14 +4,16 @@
 //! `UNTORN_MEMORY_SECONDS` sets the time of the enumeration.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use untorn::__private::sync_point;
+use untorn::__private::{OpenStoreOn, StoreSteps, sync_point};
+use untorn::StoreOptions;
 use untorn_crashlab::enumeration::enumerate::{Bounds, Effort, Enumeration, within};
 use untorn_crashlab::mutation::sync_point_index;
 use untorn_crashlab::programs::program::{Op, STARTS, Setup, alphabet};
 use untorn_crashlab::{Cut, Options, SimDisk};
+use untorn_journal::directories::store_dir::StoreDir;
 use untorn_os::{File, LINE_BYTES, Lines, Open, Storage, SyncPoint};
 use untorn_testkit::{drawn_seed, extent, variable};
 
@@ -109,6 +111,33 @@ fn a_killed_process_leaves_its_stores() {
     // The next process flushes the file, as recovery does.
     disk.process().open(Path::new("f"), Open::WRITE).unwrap().sync_data(STEP).unwrap();
     assert_eq!(outcomes(&disk), BTreeSet::from([vec![AFTER; LINE_BYTES]]));
+}
+
+/// A durable mark that another thread has stored is fenced by that thread: the next commit lies behind it in the log, and
+/// the fence of its own thread is for nobody else's lines.
+#[test]
+fn a_mark_of_another_thread_takes_no_commit_with_it() {
+    let disk = SimDisk::new(Options { lines: true, ..Options::default() });
+    let options = StoreOptions::new().create(true).background(false).sizes(1 << 20, 16 << 10, 32 << 10);
+    let open = |disk: &SimDisk| options.open_on(disk.process(), StoreDir::of_directory(), PathBuf::new()).unwrap();
+    let store = open(&disk);
+    let file = store.open_or_create_file("a").unwrap();
+    let commit = |text: &[u8]| {
+        file.write_at(text, 0).unwrap();
+        file.commit().unwrap();
+    };
+    commit(b"first");
+    commit(b"other");
+    std::thread::scope(|scope| scope.spawn(|| assert!(store.write_durable_mark().unwrap())).join().unwrap());
+    commit(b"third");
+    let snapshot = disk.snapshot();
+    for cut in (0..200).map(Cut::Seed).chain([Cut::Nothing]) {
+        let after = snapshot.power_cut(cut).disk;
+        let store = open(&after);
+        let mut found = [0; 5];
+        store.open_file("a").unwrap().read_at(&mut found, 0).unwrap();
+        assert_eq!(&found, b"third", "{cut}");
+    }
 }
 
 fn on_memory(start: untorn_crashlab::programs::program::Start, turn: usize) -> Vec<Setup> {

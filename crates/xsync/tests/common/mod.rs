@@ -13,6 +13,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
+use untorn_crashlab::device::{Again, FileSystem, watch};
 
 /// The result of a run.
 #[derive(Debug)]
@@ -51,6 +52,15 @@ pub fn example(name: &str) -> PathBuf {
 /// The command `untorn-xsync`.
 pub fn xsync() -> Command {
     Command::new(env!("CARGO_BIN_EXE_untorn-xsync"))
+}
+
+/// Whether power cuts below sessions can be tested here. Prints a message if not. Builds the example before workers need it.
+pub fn cuts_are_possible(again: &Again) -> bool {
+    let why = watch::missing(&[FileSystem::Ext4.mkfs()]).or_else(|| watch::probe(again));
+    if let Some(why) = &why {
+        println!("skipped: {why}");
+    }
+    why.is_none() && Place::new().is_some() && example("probe").exists()
 }
 
 impl Place {

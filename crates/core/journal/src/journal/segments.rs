@@ -47,8 +47,8 @@ impl Journal {
         Err(Error::NoSpace { detail })
     }
 
-    /// Writes the buffer, whose records end at `records_end`, to the current segment. Where nothing waits for the disk, [`Journal::segment_bytes_here`] has just
-    /// allowed its end.
+    /// Writes the buffer, whose records end at `records_end`, to the current segment. Where nothing waits for the disk,
+    /// [`Journal::segment_bytes_here`] has just allowed its end.
     pub(super) fn write_buffer(&mut self, records_end: usize) -> io::Result<()> {
         let segment = &mut self.segments[self.current];
         match self.options.durable {

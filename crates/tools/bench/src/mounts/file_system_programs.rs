@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// Reasons of what is missing, for the notes.
+/// Notes on programs that are not installed.
 pub const NO_FIO: &str = "IOzone's passes were left out: install the package fio.";
 pub const NO_POSTMARK: &str = "PostMark was left out: install the package postmark.";
 

@@ -1,14 +1,13 @@
 //! PostgreSQL and its clients, in a session.
 
 use super::runs::{NAMES, ON_JOURNALING, row};
-use super::session::{Host, Setting, command, let_others_enter};
+use super::session::{Host, Setting, let_others_enter, shell};
 use crate::measuring::bench_run::Run;
 use crate::report::section::{Row, Target};
 use crate::report::statistics::Measured;
 use anyhow::{Context, Result, ensure};
 use std::fs;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
 use std::time::Duration;
 
 pub const NOTES: &[&str] = &[
@@ -30,14 +29,14 @@ pub enum Transactions {
     TpcC,
 }
 
-/// The files of TPC-C: the tables, and the transactions with their weights.
+/// The files of TPC-C: the tables, and the transactions with their weights. These lie beside the server's directory.
 const TABLES: &str = include_str!("tpcc/tables.sql");
 const TPC_C: [(&str, &str, u32); 3] = [
     ("new_order", include_str!("tpcc/new_order.sql"), 11),
     ("payment", include_str!("tpcc/payment.sql"), 11),
     ("order_status", include_str!("tpcc/order_status.sql"), 3),
 ];
-/// The directory of these files, where server and clients also have their socket. It is the session's own in a session.
+/// The directory of the server's socket. It is the session's own in a session.
 const TEMPORARY: &str = "/var/tmp";
 
 /// The directory of the newest PostgreSQL's programs, in Debian's layout.
@@ -114,14 +113,20 @@ impl Cluster<'_> {
             let fill = match transactions {
                 Transactions::Simple => format!("{bin}/pgbench -h {TEMPORARY} -i -q -s 5 postgres 2>/dev/null"),
                 Transactions::TpcC => {
-                    format!("{bin}/psql -h {TEMPORARY} -q -v ON_ERROR_STOP=1 -d postgres <<'END'\n{TABLES}\nEND\n")
+                    let write = |(name, text, _): &(&str, &str, u32)| {
+                        format!("cat >{at}.{name} <<'END'\n{text}END\nchmod 644 {at}.{name}\n")
+                    };
+                    let files: String = TPC_C.iter().map(write).collect();
+                    format!(
+                        "{bin}/psql -h {TEMPORARY} -q -v ON_ERROR_STOP=1 -d postgres <<'END'\n{TABLES}\nEND\n{files}"
+                    )
                 }
             };
             let script = format!(
                 "rm -rf {at}; mkdir {at}; chown postgres: {at}; {AS_POSTGRES} {bin}/initdb -N -D {at} >/dev/null; \
                  {start}; {AS_POSTGRES} {fill}\n{stop}"
             );
-            let output = cluster.shell(way, &script)?.output()?;
+            let output = shell(way.host, None, &script)?.output()?;
             ensure!(
                 output.status.success(),
                 "PostgreSQL cannot be set up: {}",
@@ -147,25 +152,22 @@ impl Cluster<'_> {
     pub fn measure(&self, run: &Run, clients: usize, rounds: usize) -> Result<Vec<Measured>> {
         run.progress.cell(format!("xsync: PostgreSQL, {clients} clients"));
         let seconds = if run.quick { 1 } else { 4 };
-        let mut files = String::new();
-        let mut load = format!("-c {clients} -j 2 -T {seconds}");
-        if self.transactions == Transactions::TpcC {
-            for (name, text, weight) in TPC_C {
-                files += &format!("cat >{TEMPORARY}/untorn-{name}.sql <<'END'\n{text}END\n");
-                load += &format!(" -f {TEMPORARY}/untorn-{name}.sql@{weight}");
-            }
-            files += &format!("chmod 644 {TEMPORARY}/untorn-*.sql\n");
-        }
+        let load = format!("-c {clients} -j 2 -T {seconds}");
         let mut times: Vec<_> = self.ways.iter().map(|way| Measured::new(way.name)).collect();
         for _ in 0..rounds {
             for (way, measured) in self.ways.iter().zip(&mut times) {
                 let (start, stop, bin) = (self.start(way), self.stop(way), self.bin.display());
-                let script = format!(
-                    "{files}{start}; {AS_POSTGRES} {bin}/pgbench -h {TEMPORARY} -n {load} postgres; {stop}; \
-                     rm -f {TEMPORARY}/untorn-*.sql"
-                );
+                let files: String = match self.transactions {
+                    Transactions::Simple => String::new(),
+                    Transactions::TpcC => TPC_C
+                        .iter()
+                        .map(|(name, _, weight)| format!(" -f {}.{name}@{weight}", way.at.display()))
+                        .collect(),
+                };
+                let script =
+                    format!("{start}; {AS_POSTGRES} {bin}/pgbench -h {TEMPORARY} -n {load}{files} postgres; {stop}");
                 rustix::fs::sync();
-                let output = self.shell(way, &script)?.output()?;
+                let output = shell(way.host, None, &script)?.output()?;
                 let text = String::from_utf8_lossy(&output.stdout);
                 let rate =
                     text.lines().find_map(|line| line.strip_prefix("tps = ")?.split(' ').next()?.parse::<f64>().ok());
@@ -188,21 +190,6 @@ impl Cluster<'_> {
 
     fn stop(&self, way: &Way<'_>) -> String {
         format!("{AS_POSTGRES} {}/pg_ctl -D {} -w -s -m fast stop", self.bin.display(), way.at.display())
-    }
-
-    /// A shell script, in a session or outside of one.
-    fn shell(&self, way: &Way<'_>, script: &str) -> Result<Command> {
-        let words = ["sh", "-e", "-c", &format!("cd /; {script}")].map(str::to_owned);
-        let mut shell = match way.host {
-            Some(host) => command(&host.on_volume(None, words.to_vec()))?,
-            None => {
-                let mut shell = Command::new(&words[0]);
-                shell.args(&words[1..]);
-                shell
-            }
-        };
-        shell.stdin(Stdio::null());
-        Ok(shell)
     }
 }
 

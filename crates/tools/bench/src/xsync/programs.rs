@@ -178,8 +178,8 @@ pub fn measure_build(
         let words = make(work);
         finished(Command::new(&words[0]).args(&words[1..]).current_dir(work))
     };
-    let earlier = Scratch::new_in(&std::env::temp_dir())?;
-    let earlier = earlier.path().join("source");
+    let scratch = Scratch::new_in(&std::env::temp_dir())?;
+    let earlier = scratch.path().join("source");
     if compiler == Compiler::Copies {
         prepare(&earlier)?;
         write_copying_compiler(&earlier.join(OBJECTS))?;

@@ -117,6 +117,21 @@ pub fn command(job: &SessionJob) -> Result<Command> {
     Ok(command)
 }
 
+/// A shell's script, which ends at the first error: in a session that listens at a port, or outside of one.
+pub fn shell(host: Option<&Host>, listen: Option<u16>, script: &str) -> Result<Command> {
+    let words = ["sh", "-e", "-c", &format!("cd /; {script}")].map(str::to_owned);
+    let mut shell = match host {
+        Some(host) => command(&host.on_volume(listen, words.into()))?,
+        None => {
+            let mut shell = Command::new(&words[0]);
+            shell.args(&words[1..]);
+            shell
+        }
+    };
+    shell.stdin(Stdio::null());
+    Ok(shell)
+}
+
 /// Lets other users enter a directory and the one above it. Directories that they may enter stay as they are.
 pub fn let_others_enter(dir: &Path) -> Result<()> {
     for dir in dir.ancestors().take(2) {

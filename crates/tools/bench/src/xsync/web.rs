@@ -1,7 +1,7 @@
 //! Apache with its access log, in a session and outside, and its clients outside.
 
 use super::clients::{connect, free_port};
-use super::session::{Host, command, let_others_enter};
+use super::session::{Host, let_others_enter, shell};
 use crate::measuring::unavailable::need;
 use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
@@ -39,16 +39,10 @@ impl Way<'_> {
         }
     }
 
-    /// A shell script, in a session or outside.
-    fn shell(&self, script: String, listen: Option<u16>) -> Result<Command> {
-        let words = ["sh", "-e", "-c", &script].map(str::to_owned);
+    fn host(&self) -> Option<&Host> {
         match self {
-            Way::Session(host) => command(&host.on_volume(listen, words.to_vec())),
-            Way::Outside(_) => {
-                let mut shell = Command::new(&words[0]);
-                shell.args(&words[1..]);
-                Ok(shell)
-            }
+            Way::Session(host) => Some(host),
+            Way::Outside(_) => None,
         }
     }
 
@@ -66,14 +60,14 @@ impl Way<'_> {
         let files: String =
             (0..CLASSES.len()).map(|n| format!("head -c {} /dev/zero >{at}/class{n}\n", CLASSES[n].1)).collect();
         let script = format!(
-            "cd /; rm -rf {at}; mkdir {at}; chmod 755 {at}\n{files}cat >{at}/conf <<'END'\n\
+            "rm -rf {at}; mkdir {at}; chmod 755 {at}\n{files}cat >{at}/conf <<'END'\n\
              LoadModule mpm_event_module {MODULES}/mod_mpm_event.so\n\
              LoadModule authz_core_module {MODULES}/mod_authz_core.so\n\
              ServerName localhost\nServerRoot {at}\nDefaultRuntimeDir {at}\nPidFile {at}/pid\nUser www-data\nGroup www-data\n\
              StartServers 1\nServerLimit 1\nThreadsPerChild 64\nMaxRequestWorkers 64\nMinSpareThreads 1\nMaxSpareThreads 64\nMaxKeepAliveRequests 0\n\
              DocumentRoot {at}\nErrorLog {at}/errors\nLogFormat \"%h %t \\\"%r\\\" %>s %b\" lines\nCustomLog {at}/log lines\nEND\n"
         );
-        let output = self.shell(script, None)?.stdin(Stdio::null()).output()?;
+        let output = shell(self.host(), None, &script)?.output()?;
         ensure!(output.status.success(), "Apache's files: {}", String::from_utf8_lossy(&output.stderr));
         Ok(())
     }
@@ -83,9 +77,9 @@ impl Way<'_> {
         let port = free_port();
         let at = self.at();
         let at = at.display();
-        let script = format!("cd /; rm -f {at}/log; exec apache2 -f {at}/conf -C 'Listen {port}' -D FOREGROUND");
-        let mut shell = self.shell(script, Some(port))?;
-        let server = Server(shell.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?);
+        let script = format!("rm -f {at}/log; exec apache2 -f {at}/conf -C 'Listen {port}' -D FOREGROUND");
+        let mut shell = shell(self.host(), Some(port), &script)?;
+        let server = Server(shell.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?);
         drop(connect(port)?);
         let rate = ask(port, requests);
         drop(server);
