@@ -112,7 +112,7 @@ say_failed_programs() {
         grep -q '^test result: ok' "$part" && continue
         echo "==== $program"
         if grep -q '^failures:$' "$part"; then
-            sed -n '/^failures:$/,$p' "$part" | tail -n 150
+            sed -n '/^failures:$/,$p' "$part" | grep -A 12 "panicked at\|^failures:$" | cut -c 1-300 | tail -n 60
         else
             tail -n 30 "$part"
             echo "Its tests that had not ended:"
@@ -123,11 +123,6 @@ say_failed_programs() {
 }
 
 echo
-if [ "$status" != 0 ]; then
-    say_failed_programs
-    grep '^error' "$log" | sort -u | head -n 20
-    echo "FAILED: a test program failed, was ended or could not be built (cargo exited with $status; see above)"
-fi
 times=$(mktemp)
 awk -v seconds=$((SECONDS - started)) -v times="$times" '
     /^---- .* stdout ----$/ { test = $2 " " }
@@ -152,4 +147,10 @@ awk -v seconds=$((SECONDS - started)) -v times="$times" '
 echo "The ten slowest, in seconds:"
 sort -rn "$times" | sed -n '1,10s/^/  /p'
 rm -f "$times"
+if [ "$status" != 0 ]; then
+    # At the very end, and short, because a log that is cut loses its middle.
+    grep '^error\(:\|\[E[0-9]*\]\)' "$log" | grep -v 'E0277\|E0505' | sort -u | tail -n 10
+    say_failed_programs
+    echo "FAILED: a test program failed, was ended or could not be built (cargo exited with $status; see above)"
+fi
 exit "$status"

@@ -20,7 +20,7 @@ use untorn_testkit::seed;
 
 const PAGE: usize = 4096;
 /// Everything that must end ends within this time.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(100);
 
 struct Place {
     dir: TempDir,
@@ -75,6 +75,17 @@ impl Place {
 
     fn supervisor(&self) -> Option<Pid> {
         self.processes().into_iter().find_map(|(pid, serves)| (!serves).then_some(pid))
+    }
+
+    /// Where in the kernel each thread of the mount's processes waits, and of one more process.
+    fn where_all_wait(&self, other: Option<u32>) -> String {
+        let served = self.processes().into_iter().map(|(pid, _)| pid.as_raw_pid());
+        let tasks = served.chain(other.map(|pid| pid as i32)).flat_map(|pid| fs::read_dir(format!("/proc/{pid}/task")));
+        let stack = |task: PathBuf| {
+            let read = |name| fs::read_to_string(task.join(name)).unwrap_or_default();
+            format!("{} {} waits in: {}", task.display(), read("comm").trim(), read("stack").replace('\n', " "))
+        };
+        tasks.flatten().flatten().map(|task| stack(task.path())).collect::<Vec<_>>().join("\n")
     }
 
     /// The process that writes back for the daemon.
@@ -287,11 +298,12 @@ while True:
 "#;
 
 /// Kills a child, which must be able to end.
-fn end(mut child: Child, what: &str) {
+fn end(place: &Place, mut child: Child, what: &str) {
     child.kill().unwrap();
     let end = Instant::now() + PATIENCE;
     while child.try_wait().unwrap().is_none() {
-        assert!(Instant::now() < end, "{what}: a program cannot be ended");
+        let pid = child.id();
+        assert!(Instant::now() < end, "{what}: a program cannot be ended; {}", place.where_all_wait(Some(pid)));
         thread::sleep(Duration::from_millis(5));
     }
 }
@@ -325,14 +337,19 @@ fn whoever_is_killed_nothing_waits_for_ever() {
         killed.for_each(|pid| kill_process(pid, Signal::KILL).unwrap_or(()));
         let what = format!("round {round}, killed {which:03b} (helper, daemon, supervisor)");
         thread::sleep(Duration::from_millis(random.u64(1..80)));
-        programs.into_iter().for_each(|program| end(program, &what));
+        programs.into_iter().for_each(|program| end(&place, program, &what));
         let deadline = Instant::now() + PATIENCE;
-        while !Place::program().arg("umount").arg(place.path("mnt")).output().unwrap().status.success() {
-            assert!(Instant::now() < deadline, "{what}: it cannot be unmounted");
+        loop {
+            let unmounted = Place::program().arg("umount").arg(place.path("mnt")).output().unwrap();
+            if unmounted.status.success() {
+                break;
+            }
+            let said = String::from_utf8_lossy(&unmounted.stderr);
+            assert!(Instant::now() < deadline, "{what}: it cannot be unmounted: {said}; {}", place.where_all_wait(None));
             thread::sleep(Duration::from_millis(50));
         }
         while !place.processes().is_empty() {
-            assert!(Instant::now() < deadline, "{what}: a process does not end");
+            assert!(Instant::now() < deadline, "{what}: a process does not end; {}", place.where_all_wait(None));
             thread::sleep(Duration::from_millis(5));
         }
     }

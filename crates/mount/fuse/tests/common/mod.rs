@@ -80,7 +80,7 @@ pub fn again_as_on_an_older_kernel(version: &str) {
         return;
     }
     let mut again = std::process::Command::new("timeout");
-    again.args(["--kill-after=5", "120"]).arg(std::env::current_exe().unwrap());
+    again.args(["--kill-after=5", "400"]).arg(std::env::current_exe().unwrap());
     let done = again.env(kernel::AS_KERNEL, version).output().unwrap();
     let said = [done.stdout, done.stderr].concat();
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&said));
