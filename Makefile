@@ -53,11 +53,12 @@ demo: ## Kill a program a few hundred times, with and without Untorn, and count 
 bench: build ## Measure everything against the floor and the usual ways (root; at most 90 minutes); prints tables
 	$(TARGET)/release/untorn-bench all
 
-papers: build ## Measure the figures of the papers beside their numbers (root; hours); writes $(TARGET)/papers and docs/PAPERS.md
+papers: build ## Measure the figures of the papers beside their numbers (root; hours); writes docs/PAPERS.md and its pictures
 	scripts/setup.sh papers
 	mkdir -p $(TARGET)/papers
-	$(TARGET)/release/untorn-bench paper --json $(TARGET)/papers/results.json --out $(TARGET)/papers
-	$(TARGET)/release/untorn-bench paper --page $(TARGET)/papers/results.json > docs/PAPERS.md
+	$(TARGET)/release/untorn-bench paper --json $(TARGET)/papers/results.json
+	$(TARGET)/release/untorn-bench paper --page $(TARGET)/papers/results.json --out docs/pictures/papers \
+		--pictures pictures/papers > docs/PAPERS.md
 
 check: setup ## Formatting, lints, documentation, licences and advisories of dependencies
 	@scripts/check.sh

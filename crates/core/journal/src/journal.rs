@@ -34,6 +34,7 @@ use crate::format::{BLOCK_BYTES, Header, RECORD_HEAD_BYTES, RecordHead, RecordKi
 use crate::invariant;
 use crate::journal::held_back::HeldBack;
 use crate::journal::index_entries::NewEntries;
+use crate::journal::medium::Medium;
 use crate::journal::segment::{Segment, is_linked};
 use crate::journal::segment_index::SegmentIndex;
 use crate::journal::spill_files::{KeptSpill, LiveSpill};
@@ -67,6 +68,8 @@ pub struct Options {
     pub in_memory_max: u64,
     /// Bytes of a segment that are read at once, in whole blocks, when the journal is opened.
     pub window_bytes: usize,
+    /// Store groups to the segments without calls, where their file system gives byte-addressable memory.
+    pub memory: bool,
     /// Reserve space for quarantining the journal on a full disk.
     pub spare: bool,
     /// Segments of at most this many bytes are read as a whole after a crash, and spill files that have so many together.
@@ -280,6 +283,7 @@ impl Journal {
                 first_block_crc: (s.first_block_crc != 0).then_some(s.first_block_crc),
                 durable_bytes,
                 log_index,
+                medium: Medium::allowed(options.memory),
                 ..Segment::new(s.index, s.bytes, file)
             });
         }

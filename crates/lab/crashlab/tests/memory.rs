@@ -113,6 +113,28 @@ fn a_killed_process_leaves_its_stores() {
     assert_eq!(outcomes(&disk), BTreeSet::from([vec![AFTER; LINE_BYTES]]));
 }
 
+#[test]
+fn memory_is_used_where_it_is_unless_an_option_forbids_it() {
+    for (lines, allowed) in [(true, true), (true, false), (false, true)] {
+        let disk = SimDisk::new(Options { lines, ..Options::default() });
+        let options = StoreOptions::new().create(true).background(false).sizes(1 << 20, 16 << 10, 32 << 10);
+        let options = options.memory(allowed);
+        let store = options.open_on(disk.process(), StoreDir::of_directory(), PathBuf::new()).unwrap();
+        let file = store.open_or_create_file("a").unwrap();
+        let commit = |text: &[u8]| {
+            file.write_at(text, 0).unwrap();
+            file.commit().unwrap();
+        };
+        // It makes the segment, the second one is the first that may be stored.
+        commit(b"first");
+        commit(b"other");
+        let (status, syncs) = (store.status(), store.status().syncs);
+        commit(b"third");
+        assert_eq!(status.journal_in_memory, lines && allowed, "lines {lines}, allowed {allowed}");
+        assert_eq!(store.status().syncs - syncs, u64::from(!(lines && allowed)), "lines {lines}, allowed {allowed}");
+    }
+}
+
 /// A durable mark that another thread has stored is fenced by that thread: the next commit lies behind it in the log, and
 /// the fence of its own thread is for nobody else's lines.
 #[test]

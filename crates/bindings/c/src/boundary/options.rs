@@ -56,6 +56,10 @@ pub const UNTORN_READ_ONLY: u32 = 64;
 /// uncommitted again.
 pub const UNTORN_IN_ORDER: u32 = 128;
 
+/// Options flag: commits are written and flushed by calls also where the journal lies in byte-addressable memory.
+/// Without it, they are stored there without calls (docs/MEDIA.md).
+pub const UNTORN_NO_MEMORY_STORES: u32 = 256;
+
 /// untorn_options.readers_space: keep nothing for readers. A snapshot then lasts until the next checkpoint.
 pub const UNTORN_READERS_SPACE_NONE: u64 = u64::MAX;
 
@@ -65,7 +69,8 @@ const ALL_FLAGS: u32 = UNTORN_CREATE
     | UNTORN_ACCEPT_UNKNOWN
     | UNTORN_READERS_GROUP
     | UNTORN_READERS_ALL
-    | UNTORN_IN_ORDER;
+    | UNTORN_IN_ORDER
+    | UNTORN_NO_MEMORY_STORES;
 
 /// How to open a store. Zero is the default of every member but `size`. So both
 /// untorn_options_init(&options, sizeof options) and `untorn_options options = {.size = sizeof options};`
@@ -79,7 +84,7 @@ pub struct untorn_options {
     /// UNTORN_CLASS_POWER or UNTORN_CLASS_PROCESS.
     pub failure_class: u32,
     /// UNTORN_CREATE, UNTORN_WAIT, UNTORN_FULL_PAGE, UNTORN_ACCEPT_UNKNOWN, UNTORN_READERS_GROUP,
-    /// UNTORN_READERS_ALL, UNTORN_IN_ORDER, or'ed.
+    /// UNTORN_READERS_ALL, UNTORN_IN_ORDER, UNTORN_NO_MEMORY_STORES, or'ed.
     pub flags: u32,
     /// The journal's largest size, in bytes: at this size commits wait for a checkpoint. 0: the default,
     /// 64 MiB. The minimum is 64 KiB; smaller numbers mean 64 KiB.
@@ -181,7 +186,8 @@ fn convert(options: untorn_options) -> Result<StoreOptions> {
         .wait_for(Duration::from_millis(options.wait_ms))
         .full_page(flags & UNTORN_FULL_PAGE != 0)
         .accept_unknown(flags & UNTORN_ACCEPT_UNKNOWN != 0)
-        .in_order(flags & UNTORN_IN_ORDER != 0);
+        .in_order(flags & UNTORN_IN_ORDER != 0)
+        .memory(flags & UNTORN_NO_MEMORY_STORES == 0);
     match (flags & UNTORN_READERS_ALL != 0, flags & UNTORN_READERS_GROUP != 0) {
         (true, _) => result = result.readers(Readers::All),
         (false, true) => result = result.readers(Readers::Group),

@@ -85,9 +85,11 @@ pub struct untorn_status {
     pub remote_late: u64,
     /// 1 if commits count as remote without an acknowledgement: UNTORN_REMOTE_DEGRADE, and remote_late.
     pub remote_degraded: u64,
+    /// 1 if commits are stored to byte-addressable memory, without calls. Known from the first one on.
+    pub journal_in_memory: u64,
 }
 
-const _: () = assert!(size_of::<untorn_status>() == 8 + UNTORN_STORE_ID_BYTES + 4 * 4 + 28 * 8, "no padding");
+const _: () = assert!(size_of::<untorn_status>() == 8 + UNTORN_STORE_ID_BYTES + 4 * 4 + 29 * 8, "no padding");
 
 fn convert(status: &Status) -> untorn_status {
     let mut store_id = [0; UNTORN_STORE_ID_BYTES];
@@ -135,6 +137,7 @@ fn convert(status: &Status) -> untorn_status {
         remote_lsn: status.remote.as_ref().and_then(|remote| remote.acknowledged).map_or(0, |point| point.lsn),
         remote_late: status.remote.as_ref().is_some_and(|remote| remote.late).into(),
         remote_degraded: status.remote.as_ref().is_some_and(|remote| remote.degraded).into(),
+        journal_in_memory: status.journal_in_memory.into(),
     }
 }
 

@@ -14,6 +14,11 @@ pub(super) enum Medium {
 }
 
 impl Medium {
+    /// The medium of a segment that nobody has written to yet.
+    pub(super) fn allowed(memory: bool) -> Medium {
+        if memory { Medium::Unknown } else { Medium::Disk }
+    }
+
     /// The lines of a segment of this many bytes, if it is in memory.
     pub(super) fn lines(&mut self, file: &dyn File, bytes: u64) -> Option<&dyn Lines> {
         if matches!(self, Medium::Unknown) {

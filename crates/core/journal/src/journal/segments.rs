@@ -1,6 +1,7 @@
 //! Segments of the journal: the choice of the next one for commits, and the creation of new ones.
 
 use super::Journal;
+use super::medium::Medium;
 use super::segment::Segment;
 use super::segment_index::SegmentIndex;
 use crate::directories::store_dir::{create_segment, segment_name};
@@ -147,7 +148,8 @@ impl Journal {
         let length_due = file.set_attribute(&encode_length(index, bytes)).is_ok();
         let at = self.segments.partition_point(|s| s.index < index);
         let first_block_crc = Some(crc64(&[0; BLOCK_BYTES]));
-        let mut segment = Segment { first_block_crc, length_due, ..Segment::new(index, bytes, file) };
+        let medium = Medium::allowed(self.options.memory);
+        let mut segment = Segment { first_block_crc, length_due, medium, ..Segment::new(index, bytes, file) };
         if durable && bytes > self.options.index_bytes_least {
             // An index that could not be removed with its segment.
             segment.log_index = SegmentIndex::found(&*self.storage, &self.dir, index, self.header.key, true);

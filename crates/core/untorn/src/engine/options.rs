@@ -159,6 +159,7 @@ impl Default for StoreOptions {
                 window_bytes: 4 << 20,
                 index_bytes_least: 4 << 20,
                 spare: true,
+                memory: true,
                 readers: true,
                 readers_space: None,
                 dir_mode: 0o700,
@@ -268,6 +269,13 @@ impl StoreOptions {
     /// uncommitted again, and those of a failed transaction are dropped.
     pub fn in_order(mut self, on: bool) -> Self {
         self.in_order = on;
+        self
+    }
+
+    /// Store commits of class [`FailureClass::Power`] without calls, where the journal lies in byte-addressable memory
+    /// (`docs/MEDIA.md`). Off: they are written and flushed by calls, as on a disk. Default: on.
+    pub fn memory(mut self, on: bool) -> Self {
+        self.journal.memory = on;
         self
     }
 

@@ -136,6 +136,7 @@ fn salvage(disk: &SimDisk) -> Result<(), Error> {
         in_memory_max: 64,
         window_bytes: 4096,
         index_bytes_least: u64::MAX,
+        memory: true,
         spare: false,
         readers: false,
         readers_space: None,

@@ -16,7 +16,7 @@ use crate::report::status_line::StatusLine;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 use untorn_terminal::{say, tell};
 
@@ -50,13 +50,13 @@ pub struct PaperFigures {
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 
-    /// Also draw each figure as SVG, in this directory
+    /// Also draw each figure as SVG, in this directory; with --page, from the results
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 
     /// Measure nothing: print the page of all papers in Markdown, from these results as JSON; a later one replaces an earlier
     /// one
-    #[arg(long, value_name = "FILE", num_args = 0.., conflicts_with_all = ["list", "quick", "json", "out"])]
+    #[arg(long, value_name = "FILE", num_args = 0.., conflicts_with_all = ["list", "quick", "json"])]
     page: Option<Vec<PathBuf>>,
 
     /// With --page: the folder of the drawings, as the page sees it
@@ -98,6 +98,8 @@ impl PaperFigures {
                 serde_json::from_str(&text).with_context(|| format!("{} has no results of papers", path.display()))
             };
             let results = files.iter().map(read).collect::<Result<Vec<_>>>()?;
+            // A later result replaces the picture of an earlier one, too.
+            results.iter().flat_map(|results| &results.figures).try_for_each(|done| self.draw(done))?;
             say!("{}", page::render(&papers, &results, self.pictures.as_deref()).trim_end());
             return Ok(());
         }
@@ -175,21 +177,24 @@ impl PaperFigures {
 
     /// Writes the results so far, and the picture of the last figure.
     fn write(&self, results: &Results) -> Result<()> {
-        let write = |path: &PathBuf, text: String| {
-            std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
-        };
         if let Some(path) = &self.json {
             write(path, serde_json::to_string_pretty(results)? + "\n")?;
         }
-        let Some(last) = results.figures.last().filter(|done| !done.panels.is_empty()) else { return Ok(()) };
-        if let Some(out) = &self.out {
-            std::fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
-            let name = format!("{} {}", last.paper, last.figure);
-            let sections: Vec<Section> = last.panels.iter().map(|panel| panel.section(&name)).collect();
-            write(&out.join(format!("{}-{}.svg", last.paper, last.figure)), plot::render(&sections)?)?;
-        }
-        Ok(())
+        results.figures.last().map_or(Ok(()), |last| self.draw(last))
     }
+
+    /// Draws a figure that was measured.
+    fn draw(&self, done: &Done) -> Result<()> {
+        let Some(out) = self.out.as_ref().filter(|_| !done.panels.is_empty()) else { return Ok(()) };
+        std::fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
+        let name = format!("{} {}", done.paper, done.figure);
+        let sections: Vec<Section> = done.panels.iter().map(|panel| panel.section(&name)).collect();
+        write(&out.join(format!("{}-{}.svg", done.paper, done.figure)), plot::render(&sections)?)
+    }
+}
+
+fn write(path: &Path, text: String) -> Result<()> {
+    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// Measures a workload. An error has its reason, and whether it is a failure, not a lack of the machine.

@@ -9,8 +9,8 @@ use std::fmt::Write;
 const HEAD: &str = "# The papers
 
 Five papers gave this project its ideas. For each, this page sets the numbers of its evaluation beside ours, and its features \
-beside ours. `untorn-bench paper --page RESULTS > docs/PAPERS.md` writes it from results of `untorn-bench paper --json`, and from \
-`crates/tools/bench/papers`, which has the numbers and the features.
+beside ours. `make papers` measures all figures and writes this page: by `untorn-bench paper --json`, then `--page`. The numbers and \
+the features are in `crates/tools/bench/papers`.
 
 A number is a ratio between two contenders on one device, in one run, in turns: no absolute times, as the machines differ. Ours is \
 the median of at least five runs (in brackets: quartiles). *Surpassed*: both quartiles are better than the paper's ratio; \
@@ -23,16 +23,22 @@ const BEHIND: &str = "Why behind:";
 /// The whole page. `pictures` is the folder of the drawings as the page sees it.
 pub fn render(papers: &[Paper], results: &[Results], pictures: Option<&str>) -> String {
     let mut text = HEAD.to_owned();
+    // Each setting once, with its figures.
+    let mut settings: Vec<(String, Vec<String>)> = Vec::new();
     for results in results {
         let quick = if results.quick { "; a quick run, which has no verdicts" } else { "" };
         let Results { untorn_version, kernel, processors, .. } = results;
-        let figures: Vec<String> =
-            results.figures.iter().map(|done| format!("{} {}", done.paper, done.figure)).collect();
-        let _ = write!(
-            text,
-            "\nMeasured with Untorn {untorn_version}, Linux {kernel}, {processors} processors{quick}: {}.\n",
-            figures.join(", ")
-        );
+        let setting = format!("Untorn {untorn_version}, Linux {kernel}, {processors} processors{quick}");
+        let figures = results.figures.iter().map(|done| format!("{} {}", done.paper, done.figure));
+        match settings.iter_mut().find(|(known, _)| *known == setting) {
+            Some((_, all)) => all.extend(figures),
+            None => settings.push((setting, figures.collect())),
+        }
+    }
+    for (setting, mut figures) in settings {
+        figures.sort();
+        figures.dedup();
+        let _ = write!(text, "\nMeasured with {setting}: {}.\n", figures.join(", "));
     }
     for paper in papers {
         let authors = paper.authors.as_ref().map_or(String::new(), |authors| format!("{authors}. "));
@@ -68,17 +74,18 @@ fn of_figure(paper: &Paper, figure: &Figure, results: &[Results], pictures: Opti
         text += "\n| the paper | ratio | paper | ours | verdict |\n|---|---|---|---|---|\n";
     }
     let mut is_behind = false;
-    for judged in judge(figure, panels, unmeasured, quick) {
+    let mut rows = judge(figure, panels, unmeasured, quick);
+    // Each statement of the paper once, with all its ratios.
+    let statements: Vec<String> = rows.iter().map(|judged| judged.says.clone()).collect();
+    rows.sort_by_key(|judged| statements.iter().position(|says| *says == judged.says));
+    let mut said = "";
+    for judged in &rows {
         is_behind |= judged.verdict == Some(Verdict::Behind);
-        let verdict = if unmeasured.is_some() { "not measured".to_owned() } else { verdict(&judged) };
-        let _ = writeln!(
-            text,
-            "| {} | {} | {} | {} | {verdict} |",
-            judged.says,
-            judged.of,
-            digits(judged.paper),
-            ours(&judged)
-        );
+        let verdict = if unmeasured.is_some() { "not measured".to_owned() } else { verdict(judged) };
+        let says = if judged.says == said { "" } else { &judged.says };
+        let (paper, ours) = (digits(judged.paper), ours(judged));
+        let _ = writeln!(text, "| {says} | {} | {paper} | {ours} | {verdict} |", judged.of);
+        said = &judged.says;
     }
     if let (Some(why), true) = (&figure.behind, is_behind) {
         let _ = write!(text, "\n{BEHIND} {why}\n");
@@ -161,6 +168,7 @@ mod tests {
         let page = render(&[sample_paper()], &[results(1.0), results(2.0)], Some("pictures"));
         assert!(page.contains("| 0.700 | 1.00 (1.00–1.00) | behind |"), "{page}");
         assert!(page.contains("](pictures/000-fig1.svg)"), "{page}");
+        assert_eq!(page.matches("Measured with").count(), 1, "{page}");
         let page = render(&[sample_paper()], &[], None);
         assert!(
             page.contains("Not measured: no result has it yet.") && page.contains("| 0.700 | – | not measured |"),

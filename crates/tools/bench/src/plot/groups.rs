@@ -6,19 +6,36 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 const CHART_WIDTH_PX: u32 = 800;
-const CHART_HEIGHT_PX: u32 = 380;
+/// Without the texts below it.
+const CHART_HEIGHT_PX: u32 = 340;
 const LEGEND_LEFT_PX: i32 = CHART_WIDTH_PX as i32 + 12;
 const LEGEND_LINE_PX: u32 = 18;
-/// Room for the numbers of the bars and the names of the groups.
-const BELOW_PX: u32 = 40;
+/// Room for the numbers of the bars.
+const NUMBERS_PX: u32 = 18;
+/// Room for the names of the groups, if they lie beside each other.
+const NAMES_PX: u32 = 22;
+/// The average width of a letter, rounded up.
+const LETTER_PX: u32 = 7;
 const BAR: RGBColor = RGBColor(0x8f, 0xa3, 0xbf);
 /// The part of a group's width that stays free at each end, and the same for a bar.
 const GROUP_GAP: f64 = 0.05;
 const BAR_GAP: f64 = 0.1;
 
+/// Whether the names of the groups stand upright, because they are too long to lie beside each other; and the room for
+/// them.
+fn names_below(section: &Section) -> (bool, u32) {
+    let longest_px = section.rows.iter().map(|row| row.cell.chars().count() as u32 * LETTER_PX).max().unwrap_or(0);
+    let group_px = (CHART_WIDTH_PX - 88) / section.rows.len().max(1) as u32;
+    if longest_px > group_px { (true, longest_px + 4) } else { (false, NAMES_PX) }
+}
+
+fn chart_height_px(section: &Section) -> u32 {
+    CHART_HEIGHT_PX + NUMBERS_PX + names_below(section).1
+}
+
 /// The height of the whole panel.
 pub fn height_px(section: &Section) -> u32 {
-    HEAD_PX + CHART_HEIGHT_PX.max(LEGEND_LINE_PX * names(section).len() as u32) + 32
+    HEAD_PX + chart_height_px(section).max(LEGEND_LINE_PX * names(section).len() as u32) + 32
 }
 
 /// Draws the section. Bars are numbered as in the legend.
@@ -26,13 +43,14 @@ pub fn draw(area: &Area, section: &Section) -> Drawn {
     let names = names(section);
     let (_, below) = area.split_vertically(HEAD_PX);
     let (plot, _) = below.split_horizontally(CHART_WIDTH_PX);
-    let (plot, _) = plot.split_vertically(CHART_HEIGHT_PX);
+    let (plot, _) = plot.split_vertically(chart_height_px(section));
+    let (is_upright, names_px) = names_below(section);
     let times = decades(section, |c| [c.p25_us, c.p75_us]);
     let floor = times.start;
     let mut chart = ChartBuilder::on(&plot)
         .margin(12)
         .set_label_area_size(LabelAreaPosition::Left, 64)
-        .set_label_area_size(LabelAreaPosition::Bottom, BELOW_PX)
+        .set_label_area_size(LabelAreaPosition::Bottom, NUMBERS_PX + names_px)
         .build_cartesian_2d(0.0..section.rows.len().max(1) as f64, times.log_scale())?;
     chart
         .configure_mesh()
@@ -67,7 +85,14 @@ pub fn draw(area: &Area, section: &Section) -> Drawn {
             area.draw(&Text::new((number + 1).to_string(), (x - base_x, y - base_y + 10), small))?;
         }
         let (x, y) = chart.backend_coord(&(n as f64 + 0.5, floor));
-        text(area, (x - base_x, y - base_y + 28), HPos::Center, BLACK, &row.cell)?;
+        let place = (x - base_x, y - base_y + 10 + NUMBERS_PX as i32);
+        if is_upright {
+            let upright = style(TEXT_PX, &BLACK).transform(FontTransform::Rotate270);
+            let upright = upright.pos(Pos::new(HPos::Right, VPos::Center));
+            area.draw(&Text::new(row.cell.clone(), (place.0, place.1 - 8), upright))?;
+        } else {
+            text(area, place, HPos::Center, BLACK, &row.cell)?;
+        }
     }
     for (n, name) in names.iter().enumerate() {
         let colour = if is_ours(name) { OURS } else { BLACK };

@@ -34,7 +34,9 @@ pub fn style(size_px: u32, colour: &RGBColor) -> TextStyle<'static> {
 /// Draws the heading: the section's title, and the place.
 pub fn heading(area: &Area, section: &Section) -> Drawn {
     let title = style(15, &BLACK).pos(Pos::new(HPos::Left, VPos::Center));
-    area.draw(&Text::new(format!("{} on {}", section.title, section.place), (12, 18), title))?;
+    let on = format!(" on {}", section.place);
+    let of = section.title.strip_suffix(&on).unwrap_or(&section.title);
+    area.draw(&Text::new(format!("{of}{on}"), (12, 18), title))?;
     text(area, (12, 38), HPos::Left, PEER, &section.place_details)
 }
 

@@ -103,7 +103,9 @@ fn ask(port: u16, requests: Requests) -> Result<f64> {
     fs::write(script.path(), requests.script())?;
     let Requests { connections, seconds, .. } = requests;
     let mut wrk = Command::new("wrk");
-    wrk.args(["-t1", &format!("-c{connections}"), &format!("-d{seconds}s"), "-s"]).arg(script.path());
+    // A slow disk may hold an answer for seconds.
+    wrk.args(["-t1", "--timeout", "60s", &format!("-c{connections}"), &format!("-d{seconds}s"), "-s"])
+        .arg(script.path());
     let output = wrk.arg(format!("http://127.0.0.1:{port}/")).output().context("wrk")?;
     let text = String::from_utf8_lossy(&output.stdout);
     ensure!(!text.contains("Non-2xx") && !text.contains("Socket errors"), "Apache's answers are wrong: {text}");

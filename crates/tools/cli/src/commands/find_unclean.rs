@@ -113,7 +113,7 @@ impl FindUnclean {
         search.stores.sort_by(|a, b| a.path.cmp(&b.path));
         search.stores.dedup_by(|a, b| a.path == b.path);
         if self.recover {
-            search.stores.iter_mut().filter(|found| found.condition == Condition::Unclean).for_each(recover);
+            search.recover();
         }
         if let Some(file) = &self.metrics {
             write_metrics(file, &search).map_err(|e| Failure::io("write", file, e).code(COULD_NOT_LOOK))?;
@@ -204,12 +204,34 @@ impl Search {
     }
 
     fn tell(&mut self) {
-        if self.told.is_some_and(|told| told.elapsed() > TELL_AFTER) {
+        if self.is_due() {
             let (directories, stores) = (self.directories, self.stores.len() as u64);
             let directories = count(directories, "directory", "directories");
             tell!("looking: {directories}, {} so far", count(stores, "store", "stores"));
+        }
+    }
+
+    /// Recovers all unclean stores.
+    fn recover(&mut self) {
+        let mut stores = std::mem::take(&mut self.stores);
+        let unclean: Vec<_> = stores.iter_mut().filter(|found| found.condition == Condition::Unclean).collect();
+        let all = unclean.len();
+        for (n, found) in unclean.into_iter().enumerate() {
+            if self.is_due() {
+                tell!("recovering: {n} of {}", count(all as u64, "store", "stores"));
+            }
+            recover(found);
+        }
+        self.stores = stores;
+    }
+
+    /// Whether the progress is to be printed now.
+    fn is_due(&mut self) -> bool {
+        let is_due = self.told.is_some_and(|told| told.elapsed() > TELL_AFTER);
+        if is_due {
             self.told = Some(Instant::now());
         }
+        is_due
     }
 }
 

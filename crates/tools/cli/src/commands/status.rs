@@ -4,6 +4,7 @@ use crate::json;
 use crate::siblings;
 use crate::sqlite_files;
 use clap::{Args, ValueHint};
+use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags, statx};
 use serde_json::json;
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
@@ -121,17 +122,31 @@ pub fn summary(found: &Inspection) -> Result<serde_json::Value, Failure> {
 /// Bytes in the files that a store keeps for readers of older commits, without segments of the journal. A file that
 /// still has a name of its own takes no room.
 fn kept_bytes(path: &Path) -> u64 {
-    let store_dir = if path.is_dir() {
-        path.join(".untorn")
-    } else {
-        let mut beside = path.as_os_str().to_owned();
-        beside.push(".untorn");
-        beside.into()
-    };
+    let store_dir = store_dir(path);
     let dirs = [store_dir.join("undo"), store_dir.join("undo/names")];
     let files = dirs.into_iter().flat_map(std::fs::read_dir).flatten().flatten();
     let metas = files.filter_map(|entry| entry.path().symlink_metadata().ok());
     metas.filter(|meta| meta.is_file() && meta.nlink() == 1).map(|meta| meta.len()).sum()
+}
+
+/// The directory of Untorn's own files.
+fn store_dir(path: &Path) -> PathBuf {
+    if path.is_dir() {
+        return path.join(".untorn");
+    }
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(".untorn");
+    beside.into()
+}
+
+/// Whether the kernel gives programs the journal's memory itself (DAX). Commits can be stored there without calls.
+fn is_in_memory(path: &Path) -> bool {
+    let segments = std::fs::read_dir(store_dir(path).join("journal")).into_iter().flatten().flatten();
+    let is_dax = |segment: std::fs::DirEntry| {
+        let found = statx(CWD, segment.path(), AtFlags::SYMLINK_NOFOLLOW, StatxFlags::TYPE);
+        found.is_ok_and(|found| found.stx_attributes.contains(StatxAttributes::DAX))
+    };
+    segments.into_iter().any(is_dax)
 }
 
 /// A text for people about the condition of a store.
@@ -235,7 +250,8 @@ fn state(found: &Inspection) -> String {
 fn journal(found: &Inspection) -> String {
     let records = count(found.records.len() as u64, "record", "records");
     let torn = if found.torn_tail { ", and a torn one at the end, which never was a commit" } else { "" };
-    let allocated = bytes(found.journal_bytes_allocated);
+    let medium = if is_in_memory(&found.path) { " of memory (DAX)" } else { "" };
+    let allocated = format!("{}{medium}", bytes(found.journal_bytes_allocated));
     if found.records.is_empty() {
         return format!("{allocated}, no records{torn}");
     }

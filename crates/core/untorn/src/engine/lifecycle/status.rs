@@ -29,6 +29,8 @@ pub struct Status {
     pub journal_bytes_pending: u64,
     /// Whether the journal is written past the page cache.
     pub journal_direct: bool,
+    /// Whether commits are stored to byte-addressable memory, without calls. Known from the first one on.
+    pub journal_in_memory: bool,
     /// Commits since the store was opened.
     pub commits: u64,
     /// Groups of commits that shared a flush.
@@ -120,6 +122,7 @@ impl Status {
             journal_bytes_allocated: journal.allocated_bytes(),
             journal_bytes_pending: journal.pending_bytes(),
             journal_direct: journal.is_direct(),
+            journal_in_memory: journal.is_in_memory(),
             commits: counted.commits,
             commit_groups: counted.groups,
             commits_waited: engine.commits.waited.load(Relaxed),
